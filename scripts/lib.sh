@@ -1,0 +1,107 @@
+# shellcheck shell=bash
+# What the scripts beside this file share. Sourced, never run.
+
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+TARGET=$ROOT/target
+LOGS=$TARGET/logs
+PROVIDER_DIR=$TARGET/provider
+# The provider under test. Another name is for checking these scripts against a provider of libfabric itself.
+PROVIDER=${UDRV_TEST_PROVIDER:-udrv}
+
+# mpi4py's own tests are run with the mpi4py of the same release.
+# shellcheck disable=SC2034
+MPI4PY_VERSION=4.1.2
+
+# Everything stays on this machine.
+export FI_TCP_IFACE=${FI_TCP_IFACE:-lo}
+
+mkdir -p "$LOGS"
+
+say()  { printf '%s\n' "$*"; }
+note() { printf '%s\n' "$*" >&2; }
+die()  { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
+
+# The comment at the head of a script is its help.
+usage() {
+    awk 'NR == 1 { next } /^#/ { sub(/^# ?/, ""); print; next } { exit }' "$0"
+    exit "${1:-0}"
+}
+
+# deps SET...: see `scripts/deps -h`.
+deps() { "$ROOT/scripts/deps" "$@"; }
+
+# A job is marked by a variable in its environment, which everything it starts inherits: ranks of an MPI job make
+# sessions of their own, so neither a process group nor a session holds them all.
+
+# new_job: a fresh mark.
+new_job() { say "UDRV_JOB_$$_$RANDOM$RANDOM"; }
+
+# end_job MARK: end what is left of a job.
+end_job() {
+    local pids
+    [ -n "${1:-}" ] || return 0
+    for _ in 1 2 3; do
+        # grep's status speaks of processes that ended meanwhile too.
+        pids=$(grep -lzs "^$1=" /proc/[0-9]*/environ | cut -d/ -f3 || true)
+        [ -n "$pids" ] || return 0
+        # shellcheck disable=SC2086  # one word per process id is the point
+        kill -KILL $pids 2>/dev/null || true
+        sleep 0.1
+    done
+}
+
+BOUNDED_JOB=
+trap 'end_job "$BOUNDED_JOB"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# bounded SECONDS LOG COMMAND...
+# Run COMMAND in a session of its own with its output in LOG. Returns its status; 124 or 137 when it ran
+# past SECONDS. Whatever it started has ended when this returns.
+bounded() {
+    local seconds=$1 log=$2 status=0
+    shift 2
+    BOUNDED_JOB=$(new_job)
+    setsid env "$BOUNDED_JOB=1" timeout -k 5 "$seconds" "$@" >"$log" 2>&1 </dev/null &
+    { wait $! || status=$?; } 2>/dev/null
+    end_job "$BOUNDED_JOB"
+    BOUNDED_JOB=
+    return "$status"
+}
+
+ran_over() { [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; }
+
+# need_provider: the shared object is there (or another provider is under test).
+need_provider() {
+    [ "$PROVIDER" != udrv ] || [ -f "$PROVIDER_DIR/libudrv-fi.so" ] || "$ROOT/scripts/build"
+}
+
+# provider_path [FOLDER]: what FI_PROVIDER_PATH has to be for the provider under test; FOLDER holds the
+# providers that come with the libfabric in use, where those are separate files.
+provider_path() {
+    if [ "$PROVIDER" = udrv ]; then say "$PROVIDER_DIR"; else say "${1:-}"; fi
+}
+
+# libfabric_dir WHICH: the library folder of a libfabric: `debian`, `2.1`, or the prefix of another one.
+libfabric_dir() {
+    case $1 in
+        debian) dirname "$(PATH=$PATH:/sbin ldconfig -p | awk '/libfabric\.so\.1 / { print $NF; exit }')" ;;
+        2.1)    say "$TARGET/libfabric-2.1/lib" ;;
+        *)      if [ -e "$1/lib/libfabric.so.1" ]; then say "$1/lib"
+                elif [ -e "$1/libfabric.so.1" ]; then say "$1"
+                else die "no libfabric.so.1 in $1/lib"; fi ;;
+    esac
+}
+
+# libfabric_version LIBDIR: as MAJOR.MINOR.
+libfabric_version() {
+    LD_LIBRARY_PATH=$1 python3 -c '
+import ctypes
+v = ctypes.CDLL("libfabric.so.1").fi_version()
+print(f"{v >> 16}.{v & 0xffff}")'
+}
+
+# at_least A B: version A >= version B.
+at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n1)" = "$2" ]; }

@@ -1,0 +1,24 @@
+//! udrv: a libfabric provider.
+//!
+//! The house has four floors and arrows point downwards only (ARCHITECTURE.md):
+//! `ofi` (the fid objects) → `protocol` (what to send next) → `transport` (how bytes move) →
+//! `memory` and `sys`. The shared object exports one symbol, [`fi_prov_ini`].
+#![deny(unsafe_code)]
+
+mod config;
+mod memory;
+mod ofi;
+mod protocol;
+mod sys;
+mod telemetry;
+mod transport;
+
+use libfabric_sys::fi_provider;
+
+/// The entry point of a dynamically loaded provider (fi_provider.3). May be called again after the
+/// library was closed and opened: each call initialises everything afresh.
+#[allow(unsafe_code)] // the symbol that the core looks up
+#[unsafe(no_mangle)]
+pub extern "C" fn fi_prov_ini() -> *mut fi_provider {
+    std::panic::catch_unwind(ofi::provider::initialise).unwrap_or(std::ptr::null_mut())
+}

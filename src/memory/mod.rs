@@ -1,0 +1,5 @@
+//! The memory of the application: what it lent to an operation, and how bytes get in and out of it.
+
+pub(crate) mod region;
+
+pub(crate) use region::{MAX_SEGMENTS, OwnedBuffer, SegmentList};

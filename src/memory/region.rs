@@ -1,0 +1,246 @@
+//! Ranges of application memory that an operation borrows.
+//!
+//! # Safety
+//!
+//! An application that passes a buffer to `fi_send` or `fi_recv` promises that it stays valid until
+//! the operation completes. That promise enters here, once, through the unsafe constructors; the
+//! layers above then copy through safe functions, and forbid `unsafe` themselves.
+#![allow(unsafe_code)]
+
+use crate::sys::cma::Range;
+
+/// Most segments in one operation: `iov_limit` of the endpoint attributes.
+pub(crate) const MAX_SEGMENTS: usize = 4;
+
+/// A gather or scatter list of memory lent by the application, by value.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SegmentList {
+    segments: [Segment; MAX_SEGMENTS],
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Segment {
+    addr: usize,
+    len: usize,
+}
+
+impl SegmentList {
+    /// No memory at all.
+    pub(crate) const EMPTY: Self = Self { segments: [Segment { addr: 0, len: 0 }; 4], len: 0 };
+
+    /// One contiguous range.
+    ///
+    /// # Safety
+    /// The range stays valid for the copies that its operation makes (reads for a send, writes for a
+    /// receive) until that operation has completed, been cancelled or its endpoint closed.
+    pub(crate) unsafe fn contiguous(addr: *const u8, len: usize) -> Self {
+        let mut list = Self::EMPTY;
+        list.segments = [
+            Segment { addr: addr.expose_provenance(), len },
+            Segment::default(),
+            Segment::default(),
+            Segment::default(),
+        ];
+        list.len = len;
+        list
+    }
+
+    /// Several ranges, at most [`MAX_SEGMENTS`]; `None` if there are more or their sum overflows.
+    ///
+    /// # Safety
+    /// As for [`SegmentList::contiguous`], for each range.
+    pub(crate) unsafe fn gather(ranges: &[(*const u8, usize)]) -> Option<Self> {
+        if ranges.len() > MAX_SEGMENTS {
+            return None;
+        }
+        let mut list = Self::EMPTY;
+        for (to, (addr, len)) in list.segments.iter_mut().zip(ranges) {
+            *to = Segment { addr: addr.expose_provenance(), len: *len };
+            list.len = list.len.checked_add(*len)?;
+        }
+        Some(list)
+    }
+
+    /// Bytes in all segments together.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Address of the first segment, as completions report it.
+    pub(crate) fn first_addr(&self) -> u64 {
+        let [first, ..] = &self.segments;
+        first.addr as u64
+    }
+
+    /// The part from `offset` on, at most `len` bytes long.
+    pub(crate) fn slice(&self, offset: usize, len: usize) -> Self {
+        let mut list = Self::EMPTY;
+        let mut skip = offset;
+        let mut want = len;
+        let mut to = list.segments.iter_mut();
+        let mut total = 0;
+        for segment in &self.segments {
+            if want == 0 {
+                break;
+            }
+            if skip >= segment.len {
+                skip -= segment.len;
+                continue;
+            }
+            let take = (segment.len - skip).min(want);
+            if let Some(to) = to.next() {
+                *to = Segment { addr: segment.addr + skip, len: take };
+            }
+            skip = 0;
+            want -= take;
+            total += take;
+        }
+        list.len = total;
+        list
+    }
+
+    /// Copies from the list, starting `offset` bytes into it, to fill `to`; returns bytes copied.
+    #[inline]
+    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> usize {
+        let [first, ..] = &self.segments;
+        if offset == 0 && to.len() <= first.len {
+            let from = std::ptr::with_exposed_provenance::<u8>(first.addr);
+            // SAFETY: the application lent `first.len` readable bytes; `to` is our own memory.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+            return to.len();
+        }
+        let mut done = 0;
+        self.for_each(offset, to.len(), |addr, len| {
+            let from = std::ptr::with_exposed_provenance::<u8>(addr);
+            // SAFETY: as above; `done + len <= to.len()` because `for_each` was given that bound.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().add(done), len) };
+            done += len;
+        });
+        done
+    }
+
+    /// Copies `from` into the list, starting `offset` bytes into it; returns bytes copied, which is
+    /// less than `from.len()` when the list ends.
+    #[inline]
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> usize {
+        let [first, ..] = &self.segments;
+        if offset == 0 && from.len() <= first.len {
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(first.addr);
+            // SAFETY: the application lent `first.len` writable bytes.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+            return from.len();
+        }
+        let mut done = 0;
+        self.for_each(offset, from.len(), |addr, len| {
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
+            // SAFETY: as above; `done + len <= from.len()`.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().add(done), to, len) };
+            done += len;
+        });
+        done
+    }
+
+    /// Copies from this list into `to` (both memory of this process), for a message to oneself.
+    /// Ranges may overlap. Returns bytes copied.
+    pub(crate) fn copy_to(&self, offset: usize, to: &Self, to_offset: usize, len: usize) -> usize {
+        let mut done = 0;
+        self.for_each(offset, len, |from_addr, from_len| {
+            let mut inner = 0;
+            to.for_each(to_offset + done, from_len, |to_addr, n| {
+                let from = std::ptr::with_exposed_provenance::<u8>(from_addr + inner);
+                let dest = std::ptr::with_exposed_provenance_mut::<u8>(to_addr);
+                // SAFETY: both ranges were lent by the application; `copy` allows overlap.
+                unsafe { std::ptr::copy(from, dest, n) };
+                inner += n;
+            });
+            done += inner;
+        });
+        done
+    }
+
+    /// The ranges as numbers, for a peer or for cross-memory attach.
+    pub(crate) fn ranges(&self) -> ([Range; MAX_SEGMENTS], usize) {
+        let mut out = [Range::default(); MAX_SEGMENTS];
+        let mut n = 0;
+        for (to, from) in out.iter_mut().zip(self.segments.iter().filter(|s| s.len > 0)) {
+            *to = Range { addr: from.addr as u64, len: from.len as u64 };
+            n += 1;
+        }
+        (out, n)
+    }
+
+    fn for_each(&self, offset: usize, len: usize, mut f: impl FnMut(usize, usize)) {
+        let part = self.slice(offset, len);
+        for segment in part.segments.iter().filter(|s| s.len > 0) {
+            f(segment.addr, segment.len);
+        }
+    }
+}
+
+/// A copy of an application's bytes that an operation keeps for itself, because the application may
+/// reuse its own buffer at once (FI_INJECT).
+#[derive(Debug)]
+pub(crate) struct OwnedBuffer(Box<[u8]>);
+
+impl OwnedBuffer {
+    /// Copies all of `from`.
+    pub(crate) fn copy_of(from: &SegmentList) -> Self {
+        let mut bytes = vec![0; from.len()].into_boxed_slice();
+        from.copy_out(0, &mut bytes);
+        Self(bytes)
+    }
+
+    /// The buffer as a list; valid while `self` lives, which is as long as its operation pends.
+    pub(crate) fn segments(&self) -> SegmentList {
+        // SAFETY: the box neither moves nor changes while `self` lives, and an operation drops it
+        // only when nothing refers to it any more.
+        unsafe { SegmentList::contiguous(self.0.as_ptr(), self.0.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(parts: &mut [Vec<u8>]) -> SegmentList {
+        let ranges: Vec<_> =
+            parts.iter_mut().map(|p| (p.as_mut_ptr().cast_const(), p.len())).collect();
+        // SAFETY: the vectors outlive the list in each test.
+        unsafe { SegmentList::gather(&ranges).unwrap() }
+    }
+
+    #[test]
+    fn copies_across_segment_borders_at_any_offset() {
+        let mut parts = vec![vec![0; 3], vec![0; 1], vec![0; 4]];
+        let to = list(&mut parts);
+        assert_eq!(to.len(), 8);
+        assert_eq!(to.copy_in(0, &[1, 2, 3, 4, 5, 6, 7, 8, 9]), 8);
+        for offset in 0..8 {
+            for len in 0..=8 - offset {
+                let mut out = vec![0; len];
+                assert_eq!(to.copy_out(offset, &mut out), len);
+                let want: Vec<u8> = (1 + offset as u8..).take(len).collect();
+                assert_eq!(out, want);
+            }
+        }
+        assert_eq!(to.copy_in(6, &[70, 80, 90]), 2);
+        assert_eq!(parts, [vec![1, 2, 3], vec![4], vec![5, 6, 70, 80]]);
+    }
+
+    #[test]
+    fn copies_between_lists() {
+        let mut from = vec![vec![1, 2, 3, 4, 5], vec![6, 7]];
+        let mut to = vec![vec![0; 2], vec![0; 5]];
+        assert_eq!(list(&mut from).copy_to(1, &list(&mut to), 1, 100), 6);
+        assert_eq!(to, [vec![0, 2], vec![3, 4, 5, 6, 7]]);
+    }
+
+    #[test]
+    fn more_segments_than_allowed_are_refused() {
+        // SAFETY: nothing is copied.
+        assert!(unsafe { SegmentList::gather(&[(std::ptr::null(), 1); 5]) }.is_none());
+        // SAFETY: nothing is copied.
+        assert!(unsafe { SegmentList::gather(&[(std::ptr::null(), usize::MAX); 2]) }.is_none());
+    }
+}

@@ -1,0 +1,333 @@
+//! `struct fid_cntr`: event counters and waiting for them.
+
+use super::blocking::wait_until;
+use super::domain::{Condition, Domain};
+use super::guard::{code, entry};
+use super::lock::{Guard, Locked};
+use super::source::Source;
+use super::table::{SLACK, Slack, Table, stubs};
+use super::wait::{WaitKind, Waiter};
+use super::wait_set::{self, Member, WaitSet};
+use libfabric_sys::{
+    FI_CLASS_CNTR, FI_CNTR_EVENTS_COMP, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT,
+    FI_GETWAIT, FI_GETWAITOBJ, FI_WAIT_SET, fi_cntr_attr, fi_ops, fi_ops_cntr, fi_ops_cntr_2_7,
+    fid, fid_cntr,
+};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// The values, under the domain's lock.
+#[derive(Debug)]
+pub(crate) struct CntrState {
+    value: u64,
+    errors: u64,
+    pub(crate) source: Source,
+}
+
+impl CntrState {
+    /// An operation succeeded.
+    #[inline]
+    pub(crate) fn count(&mut self) {
+        self.value = self.value.wrapping_add(1);
+        self.source.notify();
+    }
+
+    /// An operation failed.
+    pub(crate) fn count_error(&mut self) {
+        self.errors = self.errors.wrapping_add(1);
+        self.source.notify();
+    }
+}
+
+/// What endpoints share of a counter.
+#[derive(Debug)]
+pub(crate) struct Counter {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) state: Locked<CntrState>,
+    wait_set: Option<Arc<WaitSet>>,
+}
+
+#[repr(C)]
+struct CntrFid {
+    fid: fid_cntr,
+    slack: Slack,
+    shared: Arc<Counter>,
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    control: Some(control),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+// SAFETY: fi_ops_cntr_2_7 has eight slots.
+const STUBS: fi_ops_cntr_2_7 = unsafe { stubs::<fi_ops_cntr_2_7, 8>() };
+
+static OPS: Table<fi_ops_cntr_2_7> = Table::new(fi_ops_cntr_2_7 {
+    base: fi_ops_cntr {
+        read: Some(read),
+        readerr: Some(readerr),
+        add: Some(add),
+        adderr: Some(adderr),
+        set: Some(set),
+        seterr: Some(seterr),
+        wait: Some(wait),
+        ..STUBS.base
+    },
+    ..STUBS
+});
+
+/// `fi_cntr_open`. Errors: EINVAL; ENOSYS for FI_WAIT_POLLFD; EMFILE, ENFILE, ENOMEM.
+///
+/// # Safety
+/// As libfabric calls `fi_cntr_open`.
+pub(crate) unsafe fn open(
+    domain: &Arc<Domain>,
+    attr: *mut fi_cntr_attr,
+    out: *mut *mut fid_cntr,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: the application's attributes, valid during the call.
+    let attr = unsafe { attr.as_ref() }.ok_or(FI_EINVAL)?;
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    if attr.events != FI_CNTR_EVENTS_COMP || attr.flags != 0 {
+        return Err(FI_EINVAL);
+    }
+    let kind = WaitKind::from_attr(attr.wait_obj)?;
+    let wait_set = if attr.wait_obj == FI_WAIT_SET {
+        // SAFETY: the application's wait set.
+        Some(unsafe { wait_set::shared(attr.wait_set) }.ok_or(FI_EINVAL)?.clone())
+    } else {
+        None
+    };
+    let waiter = kind.map(Waiter::new).transpose()?.map(Arc::new);
+    let shared = Arc::new(Counter {
+        domain: domain.clone(),
+        state: Locked::new(CntrState { value: 0, errors: 0, source: Source::new(waiter) }),
+        wait_set,
+    });
+    if kind == Some(WaitKind::MutexCond) {
+        let guard = domain.lock.lock();
+        // SAFETY: the guard is of this domain; one short step.
+        unsafe { domain.state(&guard) }
+            .conditions
+            .push(Condition::Counter(Arc::downgrade(&shared)));
+        drop(guard);
+        domain.require_thread()?;
+    }
+    if let Some(set) = &shared.wait_set {
+        set.add(Member::Counter(Arc::downgrade(&shared)), shared.wait_fd())?;
+    }
+    let cntr = Box::new(CntrFid {
+        fid: fid_cntr {
+            fid: fid { fclass: FI_CLASS_CNTR, context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr().cast(),
+        },
+        slack: SLACK,
+        shared,
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(cntr).cast() };
+    Ok(())
+}
+
+/// The shared part of a counter.
+///
+/// # Safety
+/// `cntr` came from [`open`] and is not closed.
+pub(crate) unsafe fn shared<'a>(cntr: *mut fid) -> &'a Arc<Counter> {
+    // SAFETY: the caller vouches.
+    unsafe { &(*cntr.cast::<CntrFid>()).shared }
+}
+
+impl Counter {
+    #[inline]
+    #[allow(clippy::mut_from_ref)] // see Locked::get
+    fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut CntrState {
+        // SAFETY: guards passed here are of this counter's domain, and each caller uses the result
+        // for one step that reaches no endpoint.
+        unsafe { self.state.get(guard) }
+    }
+
+    #[inline]
+    fn progress(&self, guard: &Guard<'_>) {
+        let count = self.state(guard).source.endpoints().len();
+        for i in 0..count {
+            let endpoint = self.state(guard).source.endpoints().get(i).copied();
+            if let Some(endpoint) = endpoint {
+                // SAFETY: an endpoint removes itself from the list before it goes away, under the
+                // lock that we hold.
+                unsafe { &*endpoint }.progress(guard);
+            }
+        }
+    }
+
+    /// The sum of both values after a turn of progress: changes when anything happened.
+    pub(crate) fn poll(&self, guard: &Guard<'_>) -> u64 {
+        self.progress(guard);
+        let state = self.state(guard);
+        state.value.wrapping_add(state.errors)
+    }
+
+    /// fi_trywait: true when the application may sleep on the descriptor.
+    pub(crate) fn try_wait(&self, guard: &Guard<'_>) -> bool {
+        let before = {
+            let state = self.state(guard);
+            state.value.wrapping_add(state.errors)
+        };
+        self.poll(guard) == before && self.state(guard).source.arm_fd(guard)
+    }
+
+    /// Ends what `try_wait` began.
+    pub(crate) fn end_wait(&self, guard: &Guard<'_>) {
+        self.state(guard).source.disarm_fd(guard);
+    }
+
+    pub(crate) fn wait_fd(&self) -> Option<i32> {
+        let guard = self.domain.lock.lock();
+        self.state(&guard).source.waiter.as_ref().map(|waiter| waiter.raw_fd())
+    }
+
+    fn update(&self, change: impl FnOnce(&mut CntrState)) {
+        let guard = self.domain.lock.lock();
+        let state = self.state(&guard);
+        change(state);
+        state.source.notify();
+        drop(guard);
+        if let Some(thread) = self.domain.thread() {
+            thread.kick();
+        }
+    }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(cntr)", || {
+        // SAFETY: a counter of ours, open until now.
+        unsafe {
+            let cntr = &(*fid.cast::<CntrFid>()).shared;
+            // The progress thread borrows it under the lock at times.
+            let guard = cntr.domain.lock.lock();
+            if Arc::strong_count(cntr) > 1 {
+                return -FI_EBUSY;
+            }
+            drop(guard);
+            if let Some(set) = &cntr.wait_set {
+                set.remove(cntr.wait_fd());
+            }
+            drop(Box::from_raw(fid.cast::<CntrFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(cntr)", || {
+        // SAFETY: a counter of ours; `arg` is as fi_cntr.3 says for each command.
+        unsafe {
+            let cntr = &(*fid.cast::<CntrFid>()).shared;
+            let guard = cntr.domain.lock.lock();
+            let Some(waiter) = cntr.state(&guard).source.waiter.clone() else { return -FI_ENOSYS };
+            match command {
+                FI_GETWAIT => code(waiter.get(arg)),
+                FI_GETWAITOBJ => code(waiter.get_object(arg)),
+                _ => -FI_ENOSYS,
+            }
+        }
+    })
+}
+
+/// # Safety
+/// `cntr` is a counter of ours.
+unsafe fn counter<'a>(cntr: *mut fid_cntr) -> &'a Counter {
+    // SAFETY: the caller vouches.
+    unsafe { &(*cntr.cast::<CntrFid>()).shared }
+}
+
+unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
+    entry("fi_cntr_read", || {
+        // SAFETY: a counter of ours.
+        let cntr = unsafe { counter(cntr) };
+        let guard = cntr.domain.lock.lock();
+        cntr.end_wait(&guard);
+        cntr.progress(&guard);
+        cntr.state(&guard).value
+    })
+}
+
+unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
+    entry("fi_cntr_readerr", || {
+        // SAFETY: a counter of ours.
+        let cntr = unsafe { counter(cntr) };
+        let guard = cntr.domain.lock.lock();
+        cntr.progress(&guard);
+        cntr.state(&guard).errors
+    })
+}
+
+unsafe extern "C" fn add(cntr: *mut fid_cntr, value: u64) -> c_int {
+    entry("fi_cntr_add", || {
+        // SAFETY: a counter of ours.
+        unsafe { counter(cntr) }.update(|s| s.value = s.value.wrapping_add(value));
+        0
+    })
+}
+
+unsafe extern "C" fn adderr(cntr: *mut fid_cntr, value: u64) -> c_int {
+    entry("fi_cntr_adderr", || {
+        // SAFETY: a counter of ours.
+        unsafe { counter(cntr) }.update(|s| s.errors = s.errors.wrapping_add(value));
+        0
+    })
+}
+
+unsafe extern "C" fn set(cntr: *mut fid_cntr, value: u64) -> c_int {
+    entry("fi_cntr_set", || {
+        // SAFETY: a counter of ours.
+        unsafe { counter(cntr) }.update(|s| s.value = value);
+        0
+    })
+}
+
+unsafe extern "C" fn seterr(cntr: *mut fid_cntr, value: u64) -> c_int {
+    entry("fi_cntr_seterr", || {
+        // SAFETY: a counter of ours.
+        unsafe { counter(cntr) }.update(|s| s.errors = value);
+        0
+    })
+}
+
+unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {
+    entry("fi_cntr_wait", || {
+        // SAFETY: a counter of ours.
+        let cntr = unsafe { counter(cntr) };
+        let errors_before = {
+            let guard = cntr.domain.lock.lock();
+            let state = cntr.state(&guard);
+            if state.source.waiter.is_none() {
+                return -FI_ENOSYS;
+            }
+            state.errors
+        };
+        let result = wait_until(
+            &cntr.domain,
+            &cntr.state,
+            |s| &mut s.source,
+            timeout,
+            |guard| {
+                cntr.progress(guard);
+                let state = cntr.state(guard);
+                if state.errors != errors_before {
+                    Some(-FI_EAVAIL)
+                } else if state.value >= threshold {
+                    Some(0)
+                } else {
+                    None
+                }
+            },
+        );
+        result.unwrap_or(-FI_ETIMEDOUT)
+    })
+}

@@ -1,0 +1,567 @@
+//! `struct fid_cq`: completion queues in every format, and blocking on them.
+
+use super::blocking::wait_until;
+use super::domain::{Condition, Domain};
+use super::guard::{code, entry};
+use super::lock::{Guard, Locked};
+use super::source::Source;
+use super::table::{SLACK, Slack, Table, stubs};
+use super::wait::{WaitKind, Waiter};
+use super::wait_set::{self, Member, WaitSet};
+use crate::protocol::Cause;
+use libfabric_sys::{
+    FI_ADDR_NOTAVAIL, FI_CLASS_CQ, FI_CQ_COND_NONE, FI_CQ_COND_THRESHOLD, FI_CQ_FORMAT_CONTEXT,
+    FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_TAGGED, FI_CQ_FORMAT_UNSPEC, FI_EAGAIN,
+    FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_GETWAIT, FI_GETWAITOBJ, FI_WAIT_SET, fi_addr_t,
+    fi_cq_attr, fi_cq_data_entry, fi_cq_entry, fi_cq_err_entry, fi_cq_err_entry_1_20,
+    fi_cq_msg_entry, fi_cq_tagged_entry, fi_ops, fi_ops_cq, fi_ops_cq_2_7, fi_version, fid, fid_cq,
+};
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+/// Entries of a queue whose size the application leaves to us.
+const DEFAULT_SIZE: usize = 4096;
+/// Largest queue that is allocated at once; larger ones grow when needed.
+const PREALLOCATE: usize = 64 * 1024;
+
+/// One completion, in the widest format.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) context: u64,
+    pub(crate) flags: u64,
+    pub(crate) len: usize,
+    pub(crate) buffer: u64,
+    pub(crate) data: u64,
+    pub(crate) tag: u64,
+    pub(crate) source: fi_addr_t,
+}
+
+/// One failed operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ErrorEntry {
+    pub(crate) entry: Entry,
+    pub(crate) error: i32,
+    pub(crate) cause: i32,
+    pub(crate) overflow: usize,
+    /// Completions that were written before it.
+    at: u64,
+}
+
+/// The queue, under the domain's lock.
+#[derive(Debug)]
+pub(crate) struct CqState {
+    entries: VecDeque<Entry>,
+    errors: VecDeque<ErrorEntry>,
+    /// Entries ever written and ever read.
+    written: u64,
+    read: u64,
+    size: usize,
+    pub(crate) source: Source,
+}
+
+impl CqState {
+    /// False when the application must read before more is started.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.entries.len() + self.errors.len() < self.size
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, entry: Entry) {
+        self.entries.push_back(entry);
+        self.written += 1;
+        self.source.notify();
+    }
+
+    pub(crate) fn push_error(&mut self, entry: Entry, error: i32, cause: i32, overflow: usize) {
+        let at = self.written;
+        self.errors.push_back(ErrorEntry { entry, error, cause, overflow, at });
+        self.source.notify();
+    }
+
+    /// Completions that come before the next error.
+    #[inline]
+    fn readable(&self) -> usize {
+        match self.errors.front() {
+            None => self.entries.len(),
+            Some(error) => (error.at - self.read) as usize,
+        }
+    }
+
+    #[inline]
+    fn has_events(&self) -> bool {
+        !self.entries.is_empty() || !self.errors.is_empty()
+    }
+}
+
+/// What endpoints share of a completion queue.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) state: Locked<CqState>,
+    format: u32,
+    waits: bool,
+    threshold: bool,
+    wait_set: Option<Arc<WaitSet>>,
+}
+
+#[repr(C)]
+struct CqFid {
+    fid: fid_cq,
+    slack: Slack,
+    shared: Arc<CompletionQueue>,
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    control: Some(control),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+// SAFETY: fi_ops_cq_2_7 has eight slots.
+const STUBS: fi_ops_cq_2_7 = unsafe { stubs::<fi_ops_cq_2_7, 8>() };
+
+static OPS: Table<fi_ops_cq_2_7> = Table::new(fi_ops_cq_2_7 {
+    base: fi_ops_cq {
+        read: Some(read),
+        readfrom: Some(readfrom),
+        readerr: Some(readerr),
+        sread: Some(sread),
+        sreadfrom: Some(sreadfrom),
+        signal: Some(signal),
+        strerror: Some(strerror),
+        ..STUBS.base
+    },
+    ..STUBS
+});
+
+/// `fi_cq_open`. Errors: EINVAL; ENOSYS for FI_WAIT_POLLFD; EMFILE, ENFILE, ENOMEM.
+///
+/// # Safety
+/// As libfabric calls `fi_cq_open`.
+pub(crate) unsafe fn open(
+    domain: &Arc<Domain>,
+    attr: *mut fi_cq_attr,
+    out: *mut *mut fid_cq,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: the application's attributes, valid during the call.
+    let attr = unsafe { attr.as_mut() }.ok_or(FI_EINVAL)?;
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    let format = match attr.format {
+        FI_CQ_FORMAT_UNSPEC => FI_CQ_FORMAT_CONTEXT,
+        format @ FI_CQ_FORMAT_CONTEXT..=FI_CQ_FORMAT_TAGGED => format,
+        _ => return Err(FI_EINVAL),
+    };
+    attr.format = format;
+    if !matches!(attr.wait_cond, FI_CQ_COND_NONE | FI_CQ_COND_THRESHOLD) {
+        return Err(FI_EINVAL);
+    }
+    let kind = WaitKind::from_attr(attr.wait_obj)?;
+    let wait_set = if attr.wait_obj == FI_WAIT_SET {
+        // SAFETY: the application's wait set.
+        Some(unsafe { wait_set::shared(attr.wait_set) }.ok_or(FI_EINVAL)?.clone())
+    } else {
+        None
+    };
+    let size = if attr.size == 0 { DEFAULT_SIZE } else { attr.size };
+    let waiter = kind.map(Waiter::new).transpose()?.map(Arc::new);
+    let shared = Arc::new(CompletionQueue {
+        domain: domain.clone(),
+        state: Locked::new(CqState {
+            entries: VecDeque::with_capacity(size.min(PREALLOCATE)),
+            errors: VecDeque::new(),
+            written: 0,
+            read: 0,
+            size,
+            source: Source::new(waiter),
+        }),
+        format,
+        waits: kind.is_some(),
+        threshold: attr.wait_cond == FI_CQ_COND_THRESHOLD,
+        wait_set,
+    });
+    if kind == Some(WaitKind::MutexCond) {
+        let guard = domain.lock.lock();
+        // SAFETY: the guard is of this domain; one short step.
+        unsafe { domain.state(&guard) }.conditions.push(Condition::Queue(Arc::downgrade(&shared)));
+        drop(guard);
+        domain.require_thread()?;
+    }
+    if let Some(set) = &shared.wait_set {
+        set.add(Member::Queue(Arc::downgrade(&shared)), shared.wait_fd())?;
+    }
+    let cq = Box::new(CqFid {
+        fid: fid_cq {
+            fid: fid { fclass: FI_CLASS_CQ, context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr().cast(),
+        },
+        slack: SLACK,
+        shared,
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(cq).cast() };
+    Ok(())
+}
+
+/// The shared part of a completion queue.
+///
+/// # Safety
+/// `cq` came from [`open`] and is not closed.
+pub(crate) unsafe fn shared<'a>(cq: *mut fid) -> &'a Arc<CompletionQueue> {
+    // SAFETY: the caller vouches.
+    unsafe { &(*cq.cast::<CqFid>()).shared }
+}
+
+impl CompletionQueue {
+    #[inline]
+    #[allow(clippy::mut_from_ref)] // see Locked::get
+    fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut CqState {
+        // SAFETY: guards passed here are of this queue's domain, and each caller uses the result for
+        // one step that reaches no endpoint.
+        unsafe { self.state.get(guard) }
+    }
+
+    /// Progresses the endpoints that report here.
+    #[inline]
+    fn progress(&self, guard: &Guard<'_>) {
+        let count = self.state(guard).source.endpoints().len();
+        for i in 0..count {
+            let endpoint = self.state(guard).source.endpoints().get(i).copied();
+            if let Some(endpoint) = endpoint {
+                // SAFETY: an endpoint removes itself from the list before it goes away, under the
+                // lock that we hold.
+                unsafe { &*endpoint }.progress(guard);
+            }
+        }
+    }
+
+    /// Whether there is something to read after a turn of progress.
+    pub(crate) fn poll(&self, guard: &Guard<'_>) -> bool {
+        if !self.state(guard).has_events() {
+            self.progress(guard);
+        }
+        self.state(guard).has_events()
+    }
+
+    /// fi_trywait: true when the application may sleep on the descriptor.
+    pub(crate) fn try_wait(&self, guard: &Guard<'_>) -> bool {
+        !self.poll(guard) && self.state(guard).source.arm_fd(guard)
+    }
+
+    /// Ends what `try_wait` began.
+    pub(crate) fn end_wait(&self, guard: &Guard<'_>) {
+        self.state(guard).source.disarm_fd(guard);
+    }
+
+    pub(crate) fn wait_fd(&self) -> Option<i32> {
+        let guard = self.domain.lock.lock();
+        self.state(&guard).source.waiter.as_ref().map(|waiter| waiter.raw_fd())
+    }
+
+    /// Reads up to `count` completions into `buffer`, and their sources if `sources` is not null.
+    ///
+    /// # Safety
+    /// `buffer` has room for `count` entries of the queue's format, `sources` for `count` addresses.
+    unsafe fn read(
+        &self,
+        guard: &Guard<'_>,
+        buffer: *mut c_void,
+        count: usize,
+        sources: *mut fi_addr_t,
+    ) -> isize {
+        let state = self.state(guard);
+        state.source.disarm_fd(guard);
+        if state.readable() == 0 && state.errors.is_empty() {
+            self.progress(guard);
+        }
+        let state = self.state(guard);
+        let n = state.readable().min(count);
+        if n == 0 {
+            return if state.errors.is_empty() || state.readable() > 0 {
+                -(FI_EAGAIN as isize)
+            } else {
+                -(FI_EAVAIL as isize)
+            };
+        }
+        for i in 0..n {
+            let Some(entry) = state.entries.pop_front() else { break };
+            // SAFETY: `i < count`; the caller vouches for both arrays.
+            unsafe {
+                write_entry(self.format, buffer, i, &entry);
+                if !sources.is_null() {
+                    *sources.add(i) = entry.source;
+                }
+            }
+        }
+        state.read += n as u64;
+        n as isize
+    }
+
+    /// # Safety
+    /// As [`CompletionQueue::read`]; `cond` is a count if the queue was opened for thresholds.
+    unsafe fn blocking_read(
+        &self,
+        buffer: *mut c_void,
+        count: usize,
+        sources: *mut fi_addr_t,
+        cond: *const c_void,
+        timeout_ms: i32,
+    ) -> isize {
+        if !self.waits {
+            return -(FI_ENOSYS as isize);
+        }
+        let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
+        let result = wait_until(
+            &self.domain,
+            &self.state,
+            |state| &mut state.source,
+            timeout_ms,
+            |guard| {
+                let state = self.state(guard);
+                if state.readable() < wanted && state.errors.is_empty() {
+                    self.progress(guard);
+                }
+                let state = self.state(guard);
+                if std::mem::take(&mut state.source.signaled) {
+                    return Some(-(FI_EAGAIN as isize));
+                }
+                if state.readable() < wanted && state.errors.is_empty() {
+                    return None;
+                }
+                // SAFETY: the caller vouches.
+                Some(unsafe { self.read(guard, buffer, count, sources) })
+            },
+        );
+        // SAFETY: the caller vouches. A timeout still delivers what there is below the threshold.
+        result.unwrap_or_else(|| unsafe {
+            self.read(&self.domain.lock.lock(), buffer, count, sources)
+        })
+    }
+}
+
+/// # Safety
+/// `buffer` has room for entry `i` of `format`.
+#[inline]
+unsafe fn write_entry(format: u32, buffer: *mut c_void, i: usize, e: &Entry) {
+    let op_context = std::ptr::with_exposed_provenance_mut(e.context as usize);
+    let buf = std::ptr::with_exposed_provenance_mut(e.buffer as usize);
+    let Entry { flags, len, data, tag, .. } = *e;
+    // SAFETY: the caller vouches; the pointer may be less aligned than the entry.
+    unsafe {
+        match format {
+            FI_CQ_FORMAT_CONTEXT => {
+                buffer.cast::<fi_cq_entry>().add(i).write_unaligned(fi_cq_entry { op_context });
+            }
+            FI_CQ_FORMAT_MSG => buffer
+                .cast::<fi_cq_msg_entry>()
+                .add(i)
+                .write_unaligned(fi_cq_msg_entry { op_context, flags, len }),
+            FI_CQ_FORMAT_DATA => buffer
+                .cast::<fi_cq_data_entry>()
+                .add(i)
+                .write_unaligned(fi_cq_data_entry { op_context, flags, len, buf, data }),
+            _ => buffer.cast::<fi_cq_tagged_entry>().add(i).write_unaligned(fi_cq_tagged_entry {
+                op_context,
+                flags,
+                len,
+                buf,
+                data,
+                tag,
+            }),
+        }
+    }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(cq)", || {
+        // SAFETY: a queue of ours, open until now.
+        unsafe {
+            let cq = &(*fid.cast::<CqFid>()).shared;
+            // The progress thread borrows it under the lock at times.
+            let guard = cq.domain.lock.lock();
+            if Arc::strong_count(cq) > 1 {
+                return -FI_EBUSY;
+            }
+            drop(guard);
+            if let Some(set) = &cq.wait_set {
+                set.remove(cq.wait_fd());
+            }
+            drop(Box::from_raw(fid.cast::<CqFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(cq)", || {
+        // SAFETY: a queue of ours; `arg` is as fi_cq.3 says for each command.
+        unsafe {
+            let cq = &(*fid.cast::<CqFid>()).shared;
+            let guard = cq.domain.lock.lock();
+            let Some(waiter) = cq.state(&guard).source.waiter.clone() else { return -FI_ENOSYS };
+            match command {
+                FI_GETWAIT => code(waiter.get(arg)),
+                FI_GETWAITOBJ => code(waiter.get_object(arg)),
+                _ => -FI_ENOSYS,
+            }
+        }
+    })
+}
+
+#[inline]
+unsafe fn read_common(
+    cq: *mut fid_cq,
+    buffer: *mut c_void,
+    count: usize,
+    sources: *mut fi_addr_t,
+) -> isize {
+    // SAFETY: a queue of ours and the application's arrays.
+    unsafe {
+        let cq = &(*cq.cast::<CqFid>()).shared;
+        let guard = cq.domain.lock.lock();
+        cq.read(&guard, buffer, count, sources)
+    }
+}
+
+unsafe extern "C" fn read(cq: *mut fid_cq, buffer: *mut c_void, count: usize) -> isize {
+    // SAFETY: as libfabric calls fi_cq_read.
+    entry("fi_cq_read", || unsafe { read_common(cq, buffer, count, std::ptr::null_mut()) })
+}
+
+unsafe extern "C" fn readfrom(
+    cq: *mut fid_cq,
+    buffer: *mut c_void,
+    count: usize,
+    sources: *mut fi_addr_t,
+) -> isize {
+    // SAFETY: as libfabric calls fi_cq_readfrom.
+    entry("fi_cq_readfrom", || unsafe { read_common(cq, buffer, count, sources) })
+}
+
+unsafe extern "C" fn sread(
+    cq: *mut fid_cq,
+    buffer: *mut c_void,
+    count: usize,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    entry("fi_cq_sread", || {
+        // SAFETY: as libfabric calls fi_cq_sread.
+        unsafe {
+            let cq = &(*cq.cast::<CqFid>()).shared;
+            cq.blocking_read(buffer, count, std::ptr::null_mut(), cond, timeout)
+        }
+    })
+}
+
+unsafe extern "C" fn sreadfrom(
+    cq: *mut fid_cq,
+    buffer: *mut c_void,
+    count: usize,
+    sources: *mut fi_addr_t,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    entry("fi_cq_sreadfrom", || {
+        // SAFETY: as libfabric calls fi_cq_sreadfrom.
+        unsafe {
+            let cq = &(*cq.cast::<CqFid>()).shared;
+            cq.blocking_read(buffer, count, sources, cond, timeout)
+        }
+    })
+}
+
+unsafe extern "C" fn readerr(cq: *mut fid_cq, buffer: *mut fi_cq_err_entry, _flags: u64) -> isize {
+    entry("fi_cq_readerr", || {
+        // SAFETY: a queue of ours and the application's entry.
+        unsafe {
+            let cq = &(*cq.cast::<CqFid>()).shared;
+            let Some(out) = buffer.as_mut() else { return -(FI_EINVAL as isize) };
+            let guard = cq.domain.lock.lock();
+            let state = cq.state(&guard);
+            // An error is due once the completions before it were read.
+            if state.readable() > 0 {
+                return -(FI_EAGAIN as isize);
+            }
+            let Some(error) = state.errors.pop_front() else { return -(FI_EAGAIN as isize) };
+            let api = cq.domain.fabric.api_version();
+            out.op_context = std::ptr::with_exposed_provenance_mut(error.entry.context as usize);
+            out.flags = error.entry.flags;
+            out.len = error.entry.len;
+            out.buf = std::ptr::with_exposed_provenance_mut(error.entry.buffer as usize);
+            out.data = error.entry.data;
+            out.tag = error.entry.tag;
+            out.olen = error.overflow;
+            out.err = error.error;
+            out.prov_errno = error.cause;
+            if api >= fi_version(1, 5) {
+                out.err_data_size = 0;
+            } else {
+                out.err_data = std::ptr::null_mut();
+            }
+            if api >= fi_version(1, 20) {
+                (*buffer.cast::<fi_cq_err_entry_1_20>()).src_addr = error.entry.source;
+            }
+            1
+        }
+    })
+}
+
+unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
+    entry("fi_cq_signal", || {
+        // SAFETY: a queue of ours.
+        let cq = unsafe { &(*cq.cast::<CqFid>()).shared };
+        let guard = cq.domain.lock.lock();
+        let source = &mut cq.state(&guard).source;
+        let Some(waiter) = source.waiter.clone() else { return -FI_ENOSYS };
+        source.signaled = true;
+        waiter.ring();
+        0
+    })
+}
+
+unsafe extern "C" fn strerror(
+    _cq: *mut fid_cq,
+    cause: c_int,
+    _err_data: *const c_void,
+    buffer: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    entry("fi_cq_strerror", || {
+        let text = cause_text(cause);
+        if buffer.is_null() || len == 0 {
+            return text.as_ptr();
+        }
+        let bytes = text.to_bytes();
+        let n = bytes.len().min(len - 1);
+        // SAFETY: the application's buffer has `len > n` bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buffer, n);
+            *buffer.add(n) = 0;
+        }
+        buffer.cast_const()
+    })
+}
+
+/// The sentence of a `prov_errno`, as a C string that is never freed.
+fn cause_text(cause: i32) -> &'static std::ffi::CStr {
+    static TEXTS: std::sync::OnceLock<Vec<(i32, std::ffi::CString)>> = std::sync::OnceLock::new();
+    let texts = TEXTS.get_or_init(|| {
+        (1..64)
+            .filter_map(Cause::from_number)
+            .filter_map(|c| Some((c as i32, std::ffi::CString::new(c.text()).ok()?)))
+            .collect()
+    });
+    texts
+        .iter()
+        .find(|(number, _)| *number == cause)
+        .map_or(c"no provider-specific error", |(_, text)| text.as_c_str())
+}
+
+/// Source of entries that have none.
+pub(crate) const NO_SOURCE: fi_addr_t = FI_ADDR_NOTAVAIL;

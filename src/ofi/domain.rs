@@ -1,0 +1,267 @@
+//! `struct fid_domain`: the parent of endpoints, queues, counters, address vectors and regions, and
+//! the owner of the lock that they share.
+
+use super::fabric::Fabric;
+use super::guard::{code, entry};
+use super::lock::{DomainLock, Guard, Locked};
+use super::progress::ProgressThread;
+use super::table::{SLACK, Slack, Table, stubs};
+use super::{av, cntr, cq, endpoint, eq, mr, poll_set};
+use crate::config::Config;
+use libfabric_sys::{
+    FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP, FI_PROGRESS_AUTO,
+    FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr, fi_cq_attr, fi_datatype,
+    fi_info, fi_op, fi_ops, fi_ops_domain, fi_ops_domain_2_7, fi_poll_attr, fid, fid_av, fid_cntr,
+    fid_cq, fid_domain, fid_ep, fid_poll,
+};
+use once_cell::sync::OnceCell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// What the children of a domain share.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) lock: DomainLock,
+    pub(crate) config: Config,
+    /// Address format of the info that the domain was opened with.
+    pub(crate) addr_format: u32,
+    pub(crate) state: Locked<DomainState>,
+    thread: OnceCell<ProgressThread>,
+}
+
+/// What changes while the domain is open.
+#[derive(Debug, Default)]
+pub(crate) struct DomainState {
+    /// Enabled endpoints; each removes itself before it goes away.
+    pub(crate) endpoints: Vec<*const endpoint::Endpoint>,
+    /// Queues and counters whose wait object is a condition: someone must signal it.
+    pub(crate) conditions: Vec<Condition>,
+    /// Keys in use.
+    pub(crate) keys: std::collections::HashSet<u64>,
+}
+
+/// A queue or counter with a condition.
+#[derive(Clone, Debug)]
+pub(crate) enum Condition {
+    Queue(std::sync::Weak<cq::CompletionQueue>),
+    Counter(std::sync::Weak<cntr::Counter>),
+}
+
+impl Domain {
+    /// Starts the thread that progresses without the application, if it does not run yet.
+    /// Errors: EAGAIN when the system has no more threads, EMFILE.
+    pub(crate) fn require_thread(self: &Arc<Self>) -> Result<(), i32> {
+        self.lock.need();
+        self.thread.get_or_try_init(|| ProgressThread::start(self)).map(|_| ())
+    }
+
+    /// The thread, if there is one.
+    pub(crate) fn thread(&self) -> Option<&ProgressThread> {
+        self.thread.get()
+    }
+
+    /// The domain's own state.
+    ///
+    /// # Safety
+    /// As [`Locked::get`].
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut DomainState {
+        // SAFETY: passed on.
+        unsafe { self.state.get(guard) }
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.stop();
+        }
+    }
+}
+
+#[repr(C)]
+struct DomainFid {
+    fid: fid_domain,
+    slack: Slack,
+    shared: Arc<Domain>,
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    bind: Some(bind),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+// SAFETY: fi_ops_domain_2_7 has twelve slots.
+const STUBS: fi_ops_domain_2_7 = unsafe { stubs::<fi_ops_domain_2_7, 12>() };
+
+static OPS: Table<fi_ops_domain_2_7> = Table::new(fi_ops_domain_2_7 {
+    base: fi_ops_domain {
+        av_open: Some(av_open),
+        cq_open: Some(cq_open),
+        endpoint: Some(open_endpoint),
+        endpoint2: Some(open_endpoint2),
+        cntr_open: Some(cntr_open),
+        poll_open: Some(poll_open),
+        query_atomic: Some(query_atomic),
+        ..STUBS.base
+    },
+    ..STUBS
+});
+
+/// `fi_domain`. Errors: EINVAL.
+///
+/// # Safety
+/// `info` and `out` are as libfabric passes them to `fi_domain`.
+pub(crate) unsafe fn open(
+    fabric: &Arc<Fabric>,
+    info: *mut fi_info,
+    out: *mut *mut fid_domain,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: an info of ours (or a copy), valid during the call.
+    let info = unsafe { info.as_ref() }.ok_or(FI_EINVAL)?;
+    // SAFETY: as above.
+    let attr = unsafe { info.domain_attr.as_ref() }.ok_or(FI_EINVAL)?;
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    let auto = attr.data_progress == FI_PROGRESS_AUTO || attr.control_progress == FI_PROGRESS_AUTO;
+    let shared = Arc::new(Domain {
+        fabric: fabric.clone(),
+        lock: DomainLock::new(attr.threading != FI_THREAD_DOMAIN || auto),
+        config: Config::from_environment(),
+        addr_format: info.addr_format,
+        state: Locked::new(DomainState::default()),
+        thread: OnceCell::new(),
+    });
+    if attr.data_progress == FI_PROGRESS_AUTO {
+        shared.require_thread()?;
+    }
+    let domain = Box::new(DomainFid {
+        fid: fid_domain {
+            fid: fid { fclass: FI_CLASS_DOMAIN, context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr().cast(),
+            mr: mr::OPS.as_mut_ptr(),
+        },
+        slack: SLACK,
+        shared,
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(domain).cast() };
+    Ok(())
+}
+
+/// The shared part of a domain.
+///
+/// # Safety
+/// `domain` came from [`open`] and is not closed.
+pub(crate) unsafe fn shared<'a>(domain: *mut fid_domain) -> &'a Arc<Domain> {
+    // SAFETY: the caller vouches.
+    unsafe { &(*domain.cast::<DomainFid>()).shared }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(domain)", || {
+        // SAFETY: a domain of ours, open until now.
+        unsafe {
+            if Arc::strong_count(&(*fid.cast::<DomainFid>()).shared) > 1 {
+                return -FI_EBUSY;
+            }
+            drop(Box::from_raw(fid.cast::<DomainFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    entry("fi_domain_bind", || {
+        // SAFETY: an object of the application.
+        let Some(other) = (unsafe { other.as_ref() }) else { return -FI_EINVAL };
+        if other.fclass != FI_CLASS_EQ {
+            return -FI_EINVAL;
+        }
+        if flags & FI_REG_MR != 0 {
+            return -FI_EOPNOTSUPP; // registrations complete at once here
+        }
+        // Address vectors report to the queue that is bound to them.
+        eq::accept_bind()
+    })
+}
+
+unsafe extern "C" fn av_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_av_attr,
+    out: *mut *mut fid_av,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_av_open.
+    entry("fi_av_open", || code(unsafe { av::open(shared(domain), attr, out, context) }))
+}
+
+unsafe extern "C" fn cq_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_cq_attr,
+    out: *mut *mut fid_cq,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_cq_open.
+    entry("fi_cq_open", || code(unsafe { cq::open(shared(domain), attr, out, context) }))
+}
+
+unsafe extern "C" fn cntr_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_cntr_attr,
+    out: *mut *mut fid_cntr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_cntr_open.
+    entry("fi_cntr_open", || code(unsafe { cntr::open(shared(domain), attr, out, context) }))
+}
+
+unsafe extern "C" fn poll_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_poll_attr,
+    out: *mut *mut fid_poll,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_poll_open.
+    entry("fi_poll_open", || code(unsafe { poll_set::open(shared(domain), attr, out) }))
+}
+
+unsafe extern "C" fn open_endpoint(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_endpoint.
+    entry("fi_endpoint", || code(unsafe { endpoint::open(shared(domain), info, out, context) }))
+}
+
+unsafe extern "C" fn open_endpoint2(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    entry("fi_endpoint2", || {
+        if flags != 0 {
+            return -FI_ENOSYS;
+        }
+        // SAFETY: as libfabric calls fi_endpoint2.
+        code(unsafe { endpoint::open(shared(domain), info, out, context) })
+    })
+}
+
+unsafe extern "C" fn query_atomic(
+    _domain: *mut fid_domain,
+    _datatype: fi_datatype,
+    _op: fi_op,
+    _attr: *mut fi_atomic_attr,
+    _flags: u64,
+) -> c_int {
+    -FI_EOPNOTSUPP
+}

@@ -1,0 +1,116 @@
+//! What the protocol reports, in libfabric's terms: queue entries, counters, sources.
+
+use super::{Bindings, QueueBinding};
+use crate::ofi::cntr::Counter;
+use crate::ofi::cq::{Entry, NO_SOURCE};
+use crate::ofi::lock::Guard;
+use crate::protocol::{Completion, Direction, Failure, Host, UNKNOWN_SOURCE};
+use crate::transport::Address;
+use libfabric_sys::{
+    FI_ADDR_NOTAVAIL, FI_MSG, FI_MULTI_RECV, FI_RECV, FI_REMOTE_CQ_DATA, FI_SEND, FI_TAGGED,
+};
+use std::sync::Arc;
+
+/// See the module. Holds the domain's lock through `guard`.
+pub(crate) struct EndpointHost<'a> {
+    bindings: &'a Bindings,
+    guard: &'a Guard<'a>,
+    report_source: bool,
+}
+
+impl<'a> EndpointHost<'a> {
+    #[inline]
+    pub(super) fn new(bindings: &'a Bindings, guard: &'a Guard<'_>, report_source: bool) -> Self {
+        Self { bindings, guard, report_source }
+    }
+
+    fn route(&self, direction: Direction) -> (Option<&QueueBinding>, Option<&Arc<Counter>>, u64) {
+        match direction {
+            Direction::Send => {
+                (self.bindings.transmit.as_ref(), self.bindings.send_counter.as_ref(), FI_SEND)
+            }
+            Direction::Receive => {
+                (self.bindings.receive.as_ref(), self.bindings.receive_counter.as_ref(), FI_RECV)
+            }
+        }
+    }
+
+    fn entry(&self, c: &Completion, direction_flag: u64) -> Entry {
+        let mut flags = direction_flag | if c.tagged { FI_TAGGED } else { FI_MSG };
+        if c.data.is_some() {
+            flags |= FI_REMOTE_CQ_DATA;
+        }
+        if c.buffer_released {
+            flags |= FI_MULTI_RECV;
+        }
+        Entry {
+            context: c.context,
+            flags,
+            len: c.len,
+            buffer: c.buffer,
+            data: c.data.unwrap_or(0),
+            tag: c.tag,
+            source: if self.report_source { c.source } else { NO_SOURCE },
+        }
+    }
+}
+
+const _: () = assert!(UNKNOWN_SOURCE == FI_ADDR_NOTAVAIL);
+
+impl Host for EndpointHost<'_> {
+    #[inline]
+    fn complete(&mut self, c: &Completion) {
+        let (queue, counter, flag) = self.route(c.direction);
+        if let (true, Some(binding)) = (c.report, queue) {
+            let entry = self.entry(c, flag);
+            // SAFETY: the guard is of the domain of queue and endpoint; one short step.
+            unsafe { binding.queue.state.get(self.guard) }.push(entry);
+        }
+        if let Some(counter) = counter {
+            // SAFETY: as above.
+            unsafe { counter.state.get(self.guard) }.count();
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, f: &Failure) {
+        let (queue, counter, flag) = self.route(f.completion.direction);
+        if let Some(binding) = queue {
+            let entry = self.entry(&f.completion, flag);
+            // SAFETY: the guard is of the domain of queue and endpoint; one short step.
+            unsafe { binding.queue.state.get(self.guard) }.push_error(
+                entry,
+                f.error,
+                f.cause as i32,
+                f.overflow,
+            );
+        }
+        if let Some(counter) = counter {
+            // SAFETY: as above.
+            unsafe { counter.state.get(self.guard) }.count_error();
+        }
+    }
+
+    fn source_of(&self, address: &Address) -> u64 {
+        // SAFETY: as above.
+        self.bindings
+            .av
+            .as_ref()
+            .map_or(UNKNOWN_SOURCE, |av| unsafe { av.state.get(self.guard) }.fi_addr(address))
+    }
+
+    #[inline]
+    fn book_epoch(&self) -> u64 {
+        // SAFETY: as above.
+        self.bindings.av.as_ref().map_or(0, |av| unsafe { av.state.get(self.guard) }.epoch())
+    }
+
+    #[inline]
+    fn has_room(&self) -> bool {
+        let roomy = |binding: &Option<QueueBinding>| {
+            // SAFETY: as above.
+            binding.as_ref().is_none_or(|b| unsafe { b.queue.state.get(self.guard) }.has_room())
+        };
+        roomy(&self.bindings.transmit) && roomy(&self.bindings.receive)
+    }
+}

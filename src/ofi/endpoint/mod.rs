@@ -1,0 +1,661 @@
+//! `struct fid_ep` of type FI_EP_RDM: opening, binding, enabling, closing.
+
+mod cm;
+mod host;
+mod msg;
+mod options;
+mod tagged;
+mod transfer;
+
+use super::av::{self, AddressVector};
+use super::cntr::{self, Counter};
+use super::cq::{self, CompletionQueue};
+use super::domain::Domain;
+use super::eq;
+use super::guard::{code, entry};
+use super::lock::{Guard, Locked};
+use super::table::{SLACK, Slack, Table, stubs};
+use crate::protocol::{Engine, Limits};
+use crate::sys::{clock::Deadline, process};
+use crate::telemetry::log;
+use crate::transport::Address;
+use crate::transport::address::LocalHost;
+use crate::transport::mux::Mux;
+use host::EndpointHost;
+use libfabric_sys::{
+    FI_ADDR_STR, FI_ALIAS, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
+    FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE,
+    FI_EP_RDM, FI_GETOPSFLAG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE,
+    FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SOCKADDR_IN6, FI_TRANSMIT, FI_WRITE,
+    fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid, fid_ep,
+};
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::Arc;
+
+/// Bytes moved for one long message by one turn of progress.
+const BULK_CHUNK: usize = 1 << 20;
+/// How long closing waits for messages that the application believes sent, milliseconds.
+const LINGER_MS: i32 = 1000;
+
+/// One direction's completion queue.
+#[derive(Debug)]
+pub(super) struct QueueBinding {
+    queue: Arc<CompletionQueue>,
+    /// FI_SELECTIVE_COMPLETION: only operations that ask get an entry.
+    selective: bool,
+}
+
+/// What an endpoint reports to; fixed once it is enabled.
+#[derive(Debug, Default)]
+pub(super) struct Bindings {
+    transmit: Option<QueueBinding>,
+    receive: Option<QueueBinding>,
+    send_counter: Option<Arc<Counter>>,
+    receive_counter: Option<Arc<Counter>>,
+    /// Counters for operations that this version does not offer: kept, never counted.
+    other_counters: Vec<Arc<Counter>>,
+    av: Option<Arc<AddressVector>>,
+    eq: Option<Arc<eq::EventQueue>>,
+}
+
+/// State under the domain's lock.
+#[derive(Debug)]
+pub(super) struct EndpointState {
+    /// Peer of each `fi_addr`, plus one; 0: not met yet.
+    routes: Vec<u32>,
+    /// Removals of the address vector that `routes` has seen.
+    removals: u64,
+    min_multi_recv: usize,
+    max_msg_size: usize,
+    bind: Option<Address>,
+    /// Waiters that sleep on us.
+    armed: u32,
+    /// The progress thread sleeps on us.
+    thread_armed: bool,
+    /// Polls by the application.
+    polls: u64,
+}
+
+/// The shared part of an endpoint and of its aliases.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(super) domain: Arc<Domain>,
+    addr_format: u32,
+    pub(super) bindings: Locked<Bindings>,
+    pub(super) engine: Locked<Option<Engine<Mux>>>,
+    pub(super) state: Locked<EndpointState>,
+    inject_size: usize,
+    /// FI_DIRECTED_RECV was asked for: `src_addr` of receives counts.
+    pub(super) directed: bool,
+    /// FI_SOURCE was asked for: completions tell the sender.
+    pub(super) source: bool,
+    owner: i32,
+}
+
+/// One handle of an endpoint.
+#[repr(C)]
+pub(super) struct EndpointFid {
+    fid: fid_ep,
+    slack: Slack,
+    pub(super) shared: Arc<Endpoint>,
+    /// Default flags of operations through this handle.
+    tx_flags: Cell<u64>,
+    rx_flags: Cell<u64>,
+    alias: bool,
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    bind: Some(bind),
+    control: Some(control),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+// SAFETY: fi_ops_ep_2_7 has eight slots.
+const STUBS: fi_ops_ep_2_7 = unsafe { stubs::<fi_ops_ep_2_7, 8>() };
+
+static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
+    base: fi_ops_ep {
+        cancel: Some(transfer::cancel),
+        getopt: Some(options::getopt),
+        setopt: Some(options::setopt),
+        rx_size_left: Some(options::rx_size_left),
+        tx_size_left: Some(options::tx_size_left),
+        ..STUBS.base
+    },
+    ..STUBS
+});
+
+/// Tables of operations that this version does not offer: each slot answers -FI_ENOSYS.
+static NO_RMA: Table<libfabric_sys::fi_ops_rma> =
+    // SAFETY: fi_ops_rma has nine slots.
+    Table::new(unsafe { stubs::<libfabric_sys::fi_ops_rma, 9>() });
+static NO_ATOMIC: Table<libfabric_sys::fi_ops_atomic> =
+    // SAFETY: fi_ops_atomic has thirteen slots.
+    Table::new(unsafe { stubs::<libfabric_sys::fi_ops_atomic, 13>() });
+static NO_COLLECTIVE: Table<libfabric_sys::fi_ops_collective> =
+    // SAFETY: fi_ops_collective has eleven slots.
+    Table::new(unsafe { stubs::<libfabric_sys::fi_ops_collective, 11>() });
+
+/// `fi_endpoint`. Errors: EINVAL, ENOSYS for types other than FI_EP_RDM.
+///
+/// # Safety
+/// As libfabric calls `fi_endpoint`.
+pub(crate) unsafe fn open(
+    domain: &Arc<Domain>,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: an info of ours (or a copy), valid during the call; its parts too.
+    let (info, ep_attr, tx, rx) = unsafe {
+        let info = info.as_ref().ok_or(FI_EINVAL)?;
+        (info, info.ep_attr.as_ref(), info.tx_attr.as_ref(), info.rx_attr.as_ref())
+    };
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    if ep_attr.is_none_or(|attr| attr.type_ != FI_EP_RDM) {
+        return Err(FI_ENOSYS);
+    }
+    let tx_flags = tx.map_or(0, |tx: &fi_tx_attr| tx.op_flags);
+    let rx_flags = rx.map_or(0, |rx: &fi_rx_attr| rx.op_flags);
+    // SAFETY: `src_addr` is as `src_addrlen` and `addr_format` say.
+    let bind = unsafe { source_address(info) };
+    let shared = Arc::new(Endpoint {
+        domain: domain.clone(),
+        addr_format: info.addr_format,
+        bindings: Locked::new(Bindings::default()),
+        engine: Locked::new(None),
+        state: Locked::new(EndpointState {
+            routes: Vec::new(),
+            removals: 0,
+            min_multi_recv: options::DEFAULT_MIN_MULTI_RECV,
+            max_msg_size: usize::MAX,
+            bind,
+            armed: 0,
+            thread_armed: false,
+            polls: 0,
+        }),
+        inject_size: super::info::INJECT_SIZE.min(tx.map_or(usize::MAX, |tx| {
+            if tx.inject_size == 0 { usize::MAX } else { tx.inject_size }
+        })),
+        directed: info.caps & libfabric_sys::FI_DIRECTED_RECV != 0,
+        source: info.caps & libfabric_sys::FI_SOURCE != 0,
+        owner: process::pid(),
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = handle(shared, tx_flags, rx_flags, context, false) };
+    Ok(())
+}
+
+fn handle(
+    shared: Arc<Endpoint>,
+    tx_flags: u64,
+    rx_flags: u64,
+    context: *mut c_void,
+    alias: bool,
+) -> *mut fid_ep {
+    Box::into_raw(Box::new(EndpointFid {
+        fid: fid_ep {
+            fid: fid { fclass: FI_CLASS_EP, context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr().cast(),
+            cm: cm::OPS.as_mut_ptr(),
+            msg: msg::OPS.as_mut_ptr(),
+            rma: NO_RMA.as_mut_ptr(),
+            tagged: tagged::OPS.as_mut_ptr(),
+            atomic: NO_ATOMIC.as_mut_ptr(),
+            collective: NO_COLLECTIVE.as_mut_ptr(),
+        },
+        slack: SLACK,
+        shared,
+        tx_flags: Cell::new(tx_flags),
+        rx_flags: Cell::new(rx_flags),
+        alias,
+    }))
+    .cast()
+}
+
+/// # Safety
+/// `info.src_addr` is null or has `src_addrlen` bytes in `addr_format`.
+unsafe fn source_address(info: &fi_info) -> Option<Address> {
+    if info.src_addr.is_null() {
+        return None;
+    }
+    // SAFETY: the caller vouches; a string ends with NUL.
+    unsafe {
+        if info.addr_format == FI_ADDR_STR {
+            return Address::from_text(CStr::from_ptr(info.src_addr.cast()).to_str().ok()?);
+        }
+        Address::from_bytes(std::slice::from_raw_parts(info.src_addr.cast(), info.src_addrlen))
+    }
+}
+
+/// The endpoint behind a handle.
+///
+/// # Safety
+/// `ep` came from [`open`] and is not closed.
+#[inline]
+pub(super) unsafe fn endpoint<'a>(ep: *mut fid_ep) -> &'a EndpointFid {
+    // SAFETY: the caller vouches.
+    unsafe { &*ep.cast::<EndpointFid>() }
+}
+
+impl Endpoint {
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(super) fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut EndpointState {
+        // SAFETY: guards passed here are of this endpoint's domain; each caller uses the result for
+        // one step that reaches nothing else.
+        unsafe { self.state.get(guard) }
+    }
+
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(super) fn bindings<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Bindings {
+        // SAFETY: as above; after enabling nobody changes the bindings.
+        unsafe { self.bindings.get(guard) }
+    }
+
+    /// The engine, once enabled. While it is borrowed only the host is called, which reaches
+    /// queues, counters and the address vector, never this cell.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(super) fn engine<'g>(&'g self, guard: &'g Guard<'_>) -> Option<&'g mut Engine<Mux>> {
+        // SAFETY: see above.
+        unsafe { self.engine.get(guard) }.as_mut()
+    }
+
+    #[inline]
+    pub(super) fn host<'g>(&'g self, guard: &'g Guard<'_>) -> EndpointHost<'g> {
+        EndpointHost::new(self.bindings(guard), guard, self.source)
+    }
+
+    /// A turn of progress on behalf of the application.
+    #[inline]
+    pub(crate) fn progress(&self, guard: &Guard<'_>) -> usize {
+        let state = self.state(guard);
+        state.polls = state.polls.wrapping_add(1);
+        if state.thread_armed {
+            self.take_from_thread(guard);
+        }
+        self.progress_quietly(guard)
+    }
+
+    /// A turn of progress on behalf of the progress thread.
+    #[inline]
+    pub(crate) fn progress_quietly(&self, guard: &Guard<'_>) -> usize {
+        let mut host = self.host(guard);
+        self.engine(guard).map_or(0, |engine| engine.progress(&mut host))
+    }
+
+    /// Polls by the application so far.
+    pub(crate) fn polls(&self, guard: &Guard<'_>) -> u64 {
+        self.state(guard).polls
+    }
+
+    /// A waiter is about to sleep: false if there is work.
+    pub(crate) fn arm(&self, guard: &Guard<'_>) -> bool {
+        if self.rearm(guard) {
+            self.state(guard).armed += 1;
+            return true;
+        }
+        false
+    }
+
+    /// As `arm`, for a waiter that is counted already.
+    pub(crate) fn rearm(&self, guard: &Guard<'_>) -> bool {
+        let Some(engine) = self.engine(guard) else { return true };
+        if engine.is_busy() || !engine.iface_mut().sleep() {
+            self.wake_if_unwatched(guard);
+            return false;
+        }
+        true
+    }
+
+    /// A waiter woke up.
+    pub(crate) fn disarm(&self, guard: &Guard<'_>) {
+        let state = self.state(guard);
+        state.armed = state.armed.saturating_sub(1);
+        self.wake_if_unwatched(guard);
+    }
+
+    fn wake_if_unwatched(&self, guard: &Guard<'_>) {
+        let state = self.state(guard);
+        if state.armed == 0 && !state.thread_armed {
+            if let Some(engine) = self.engine(guard) {
+                engine.iface_mut().awake();
+            }
+        }
+    }
+
+    /// The progress thread will sleep on us: false if there is work.
+    pub(crate) fn hand_to_thread(&self, guard: &Guard<'_>) -> bool {
+        let ready = self.rearm(guard);
+        self.state(guard).thread_armed = ready;
+        ready
+    }
+
+    /// The application polls again: doorbells would only cost.
+    #[cold]
+    fn take_from_thread(&self, guard: &Guard<'_>) {
+        self.state(guard).thread_armed = false;
+        self.wake_if_unwatched(guard);
+        if let Some(thread) = self.domain.thread() {
+            thread.kick();
+        }
+    }
+
+    /// `fi_enable`. Errors: ENOCQ, ENOAV, EOPBADSTATE when enabled already, EADDRINUSE,
+    /// EADDRNOTAVAIL, EMFILE, ENFILE, ENOMEM.
+    fn enable(&self) -> Result<(), i32> {
+        let guard = self.domain.lock.lock();
+        if self.engine(&guard).is_some() {
+            return Err(FI_EOPBADSTATE);
+        }
+        let bindings = self.bindings(&guard);
+        if bindings.av.is_none() {
+            return Err(FI_ENOAV);
+        }
+        if (bindings.transmit.is_none() && bindings.send_counter.is_none())
+            || (bindings.receive.is_none() && bindings.receive_counter.is_none())
+        {
+            return Err(FI_ENOCQ);
+        }
+        let config = &self.domain.config;
+        let bind = match self.state(&guard).bind {
+            Some(address) => address,
+            None => self.default_address()?,
+        };
+        let mux = Mux::open(bind, config.cma).map_err(|e| {
+            log::warn(format_args!("cannot open an endpoint at {bind}: {e}"));
+            if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
+        })?;
+        let wait_fd = mux.wait_fd();
+        let limits = Limits {
+            eager_max: config.eager_max,
+            tx_max: config.tx_max,
+            rx_max: config.rx_max,
+            unexpected_max: config.unexpected_max,
+            bulk_chunk: BULK_CHUNK,
+        };
+        let mut engine = Engine::new(mux, limits);
+        if bindings.waits(&guard) {
+            engine.iface_mut().enable_waiting();
+        }
+        // SAFETY: the guard is of this domain; the cell is reached by nobody else in this step.
+        unsafe { *self.engine.get(&guard) = Some(engine) };
+        bindings.attach(self, wait_fd, &guard)?;
+        // SAFETY: the guard is of this domain; one short step.
+        unsafe { self.domain.state(&guard) }.endpoints.push(self);
+        if let Some(thread) = self.domain.thread() {
+            thread.watch(wait_fd, 1);
+        }
+        Ok(())
+    }
+
+    fn default_address(&self) -> Result<Address, i32> {
+        let v6 = (self.addr_format == FI_SOCKADDR_IN6).then_some(true);
+        let interface = LocalHost::detect()
+            .preferred(self.domain.config.iface.as_deref(), v6)
+            .ok_or(libfabric_sys::FI_EADDRNOTAVAIL)?;
+        Ok(Address(std::net::SocketAddr::new(interface.ip, 0)))
+    }
+
+    /// Leaves all lists and lets the interface go. Messages that the application believes sent get
+    /// a bounded time to leave.
+    fn shut_down(&self) {
+        let deadline = Deadline::after_ms(LINGER_MS);
+        // A forked child has nothing to finish on behalf of its parent.
+        let mine = process::pid() == self.owner;
+        loop {
+            let guard = self.domain.lock.lock();
+            let unsent = self.engine(&guard).is_some_and(|engine| engine.has_unsent());
+            if !unsent || !mine || deadline.expired() {
+                self.leave(&guard);
+                return;
+            }
+            self.progress_quietly(&guard);
+            drop(guard);
+            process::yield_now();
+        }
+    }
+
+    fn leave(&self, guard: &Guard<'_>) {
+        let wait_fd = self.engine(guard).map(|engine| engine.iface().wait_fd());
+        self.bindings(guard).detach(self, wait_fd, guard);
+        if let (Some(thread), Some(fd)) = (self.domain.thread(), wait_fd) {
+            thread.unwatch(fd);
+        }
+        // SAFETY: the guard is of this domain; one short step.
+        let endpoints = unsafe { &mut self.domain.state(guard).endpoints };
+        let this: *const Self = self;
+        endpoints.retain(|endpoint| *endpoint != this);
+        if let Some(engine) = self.engine(guard) {
+            log::info(format_args!(
+                "endpoint {} closed: {:?}",
+                engine.iface().address(),
+                engine.counts()
+            ));
+        }
+        // SAFETY: the guard is of this domain; nobody reaches the engine any more.
+        unsafe { *self.engine.get(guard) = None };
+        *self.bindings(guard) = Bindings::default();
+    }
+}
+
+impl Bindings {
+    fn queues(&self) -> impl Iterator<Item = &Arc<CompletionQueue>> {
+        self.transmit.iter().chain(&self.receive).map(|binding| &binding.queue)
+    }
+
+    fn counters(&self) -> impl Iterator<Item = &Arc<Counter>> {
+        self.send_counter.iter().chain(&self.receive_counter).chain(&self.other_counters)
+    }
+
+    /// Whether anyone may sleep on the endpoint.
+    fn waits(&self, guard: &Guard<'_>) -> bool {
+        // SAFETY: the guard is of the domain of all these objects; one short step each.
+        unsafe {
+            self.queues().any(|cq| cq.state.get(guard).source.waiter.is_some())
+                || self.counters().any(|cntr| cntr.state.get(guard).source.waiter.is_some())
+        }
+    }
+
+    fn attach(&self, endpoint: &Endpoint, fd: i32, guard: &Guard<'_>) -> Result<(), i32> {
+        // SAFETY: as above.
+        unsafe {
+            for cq in self.queues() {
+                cq.state.get(guard).source.attach(endpoint, fd)?;
+            }
+            for cntr in self.counters() {
+                cntr.state.get(guard).source.attach(endpoint, fd)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn detach(&self, endpoint: &Endpoint, fd: Option<i32>, guard: &Guard<'_>) {
+        // SAFETY: as above.
+        unsafe {
+            for cq in self.queues() {
+                cq.state.get(guard).source.detach(endpoint, fd);
+            }
+            for cntr in self.counters() {
+                cntr.state.get(guard).source.detach(endpoint, fd);
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(ep)", || {
+        // SAFETY: a handle of ours, open until now.
+        unsafe {
+            let handle = &*fid.cast::<EndpointFid>();
+            if !handle.alias {
+                if Arc::strong_count(&handle.shared) > 1 {
+                    return -FI_EBUSY; // an alias is open
+                }
+                handle.shared.shut_down();
+            }
+            drop(Box::from_raw(fid.cast::<EndpointFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    entry("fi_ep_bind", || {
+        // SAFETY: a handle of ours and an object of the application.
+        unsafe {
+            let ep = &(*fid.cast::<EndpointFid>()).shared;
+            let Some(object) = other.as_ref() else { return -FI_EINVAL };
+            let guard = ep.domain.lock.lock();
+            if ep.engine(&guard).is_some() {
+                return -FI_EOPBADSTATE;
+            }
+            let bindings = ep.bindings(&guard);
+            match object.fclass {
+                FI_CLASS_CQ => code(bind_queue(ep, bindings, cq::shared(other), flags)),
+                FI_CLASS_CNTR => code(bind_counter(ep, bindings, cntr::shared(other), flags)),
+                FI_CLASS_AV => {
+                    let av = av::shared(other);
+                    if !Arc::ptr_eq(&av.domain, &ep.domain) || bindings.av.is_some() {
+                        return -FI_EINVAL;
+                    }
+                    bindings.av = Some(av.clone());
+                    0
+                }
+                FI_CLASS_EQ => {
+                    bindings.eq = Some(eq::shared(other).clone());
+                    0
+                }
+                _ => -FI_EINVAL,
+            }
+        }
+    })
+}
+
+fn bind_queue(
+    ep: &Endpoint,
+    bindings: &mut Bindings,
+    queue: &Arc<CompletionQueue>,
+    flags: u64,
+) -> Result<(), i32> {
+    let known = FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION;
+    if flags & !known != 0 || flags & (FI_TRANSMIT | FI_RECV) == 0 {
+        return Err(FI_EINVAL);
+    }
+    if !Arc::ptr_eq(&queue.domain, &ep.domain) {
+        return Err(FI_EINVAL);
+    }
+    let selective = flags & FI_SELECTIVE_COMPLETION != 0;
+    for (flag, slot) in [(FI_TRANSMIT, &mut bindings.transmit), (FI_RECV, &mut bindings.receive)] {
+        if flags & flag != 0 {
+            if slot.is_some() {
+                return Err(FI_EINVAL);
+            }
+            *slot = Some(QueueBinding { queue: queue.clone(), selective });
+        }
+    }
+    Ok(())
+}
+
+fn bind_counter(
+    ep: &Endpoint,
+    bindings: &mut Bindings,
+    counter: &Arc<Counter>,
+    flags: u64,
+) -> Result<(), i32> {
+    let remote = FI_REMOTE_READ | FI_REMOTE_WRITE;
+    let known = FI_SEND | FI_RECV | FI_READ | FI_WRITE | remote;
+    if flags & !known != 0 || flags == 0 || !Arc::ptr_eq(&counter.domain, &ep.domain) {
+        return Err(FI_EINVAL);
+    }
+    for (flag, slot) in
+        [(FI_SEND, &mut bindings.send_counter), (FI_RECV, &mut bindings.receive_counter)]
+    {
+        if flags & flag != 0 {
+            if slot.is_some() {
+                return Err(FI_EINVAL);
+            }
+            *slot = Some(counter.clone());
+        }
+    }
+    if flags & !(FI_SEND | FI_RECV) != 0 {
+        bindings.other_counters.push(counter.clone());
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(ep)", || {
+        // SAFETY: a handle of ours; `arg` is as fi_endpoint.3 says for each command.
+        unsafe {
+            let handle = &*fid.cast::<EndpointFid>();
+            match command {
+                FI_ENABLE => code(handle.shared.enable()),
+                FI_GETOPSFLAG => code(get_flags(handle, arg.cast())),
+                FI_SETOPSFLAG => code(set_flags(handle, arg.cast())),
+                FI_ALIAS => code(open_alias(handle, arg.cast())),
+                _ => -FI_ENOSYS,
+            }
+        }
+    })
+}
+
+/// # Safety
+/// `arg` is null or a `u64`.
+unsafe fn get_flags(handle: &EndpointFid, arg: *mut u64) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let flags = unsafe { arg.as_mut() }.ok_or(FI_EINVAL)?;
+    *flags = match (*flags & FI_TRANSMIT != 0, *flags & FI_RECV != 0) {
+        (true, false) => handle.tx_flags.get(),
+        (false, true) => handle.rx_flags.get(),
+        _ => return Err(FI_EINVAL),
+    };
+    Ok(())
+}
+
+/// # Safety
+/// `arg` is null or a `u64`.
+unsafe fn set_flags(handle: &EndpointFid, arg: *const u64) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let flags = *unsafe { arg.as_ref() }.ok_or(FI_EINVAL)?;
+    let value = flags & !(FI_TRANSMIT | FI_RECV);
+    match (flags & FI_TRANSMIT != 0, flags & FI_RECV != 0) {
+        (true, false) => handle.tx_flags.set(value),
+        (false, true) => handle.rx_flags.set(value),
+        _ => return Err(FI_EINVAL),
+    }
+    Ok(())
+}
+
+/// `fi_ep_alias`: another handle of the endpoint with default flags of its own.
+///
+/// # Safety
+/// `arg` is null or a `fi_alias` with valid `fid`.
+unsafe fn open_alias(handle: &EndpointFid, arg: *mut fi_alias) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let arg = arg.as_mut().ok_or(FI_EINVAL)?;
+        let flags = arg.flags & !(FI_TRANSMIT | FI_RECV);
+        let mut tx = handle.tx_flags.get();
+        let mut rx = handle.rx_flags.get();
+        match (arg.flags & FI_TRANSMIT != 0, arg.flags & FI_RECV != 0) {
+            (true, false) => tx = flags,
+            (false, true) => rx = flags,
+            (false, false) if flags == 0 => {}
+            _ => return Err(FI_EINVAL),
+        }
+        if arg.fid.is_null() {
+            return Err(FI_EINVAL);
+        }
+        let context = handle.fid.fid.context;
+        *arg.fid = self::handle(handle.shared.clone(), tx, rx, context, true).cast();
+    }
+    Ok(())
+}

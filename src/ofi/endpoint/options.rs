@@ -1,0 +1,128 @@
+//! `fi_getopt` and `fi_setopt` (fi_endpoint.3), and the sizes left.
+
+use super::endpoint;
+use crate::ofi::guard::{code, entry};
+use libfabric_sys::{
+    FI_EINVAL, FI_ENOPROTOOPT, FI_ETOOSMALL, FI_OPT_CUDA_API_PERMITTED, FI_OPT_ENDPOINT,
+    FI_OPT_INJECT_MSG_SIZE, FI_OPT_INJECT_TAGGED_SIZE, FI_OPT_MAX_MSG_SIZE, FI_OPT_MAX_TAGGED_SIZE,
+    FI_OPT_MIN_MULTI_RECV, FI_OPT_SHARED_MEMORY_PERMITTED, fid_ep, fid_t,
+};
+use std::ffi::{c_int, c_void};
+
+/// Free bytes below which a multi-receive buffer goes back, unless FI_OPT_MIN_MULTI_RECV says other.
+pub(super) const DEFAULT_MIN_MULTI_RECV: usize = 64;
+
+/// # Safety
+/// `value` has `*len` bytes.
+unsafe fn give<T: Copy>(value: *mut c_void, len: *mut usize, from: T) -> Result<(), i32> {
+    if value.is_null() || len.is_null() {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: the caller vouches; checked not to be null.
+    unsafe {
+        let room = std::mem::replace(&mut *len, size_of::<T>());
+        if room < size_of::<T>() {
+            return Err(FI_ETOOSMALL);
+        }
+        value.cast::<T>().write_unaligned(from);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `value` has `len` bytes.
+unsafe fn take_size(value: *const c_void, len: usize) -> Result<usize, i32> {
+    if value.is_null() || len != size_of::<usize>() {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: the caller vouches.
+    Ok(unsafe { value.cast::<usize>().read_unaligned() })
+}
+
+pub(super) unsafe extern "C" fn getopt(
+    fid: fid_t,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    entry("fi_getopt", || {
+        if level != FI_OPT_ENDPOINT {
+            return -FI_ENOPROTOOPT;
+        }
+        // SAFETY: a handle of ours; the application's buffer has `*len` bytes.
+        unsafe {
+            let ep = &endpoint(fid.cast::<fid_ep>()).shared;
+            let guard = ep.domain.lock.lock();
+            let state = ep.state(&guard);
+            code(match name {
+                FI_OPT_MIN_MULTI_RECV => give(value, len, state.min_multi_recv),
+                FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_TAGGED_SIZE => {
+                    give(value, len, state.max_msg_size)
+                }
+                FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE => {
+                    give(value, len, ep.inject_size)
+                }
+                FI_OPT_CUDA_API_PERMITTED => give(value, len, false),
+                FI_OPT_SHARED_MEMORY_PERMITTED => give(value, len, true),
+                _ => Err(FI_ENOPROTOOPT),
+            })
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn setopt(
+    fid: fid_t,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> c_int {
+    entry("fi_setopt", || {
+        if level != FI_OPT_ENDPOINT {
+            return -FI_ENOPROTOOPT;
+        }
+        // SAFETY: a handle of ours; the application's value has `len` bytes.
+        unsafe {
+            let ep = &endpoint(fid.cast::<fid_ep>()).shared;
+            let guard = ep.domain.lock.lock();
+            let state = ep.state(&guard);
+            code(match name {
+                FI_OPT_MIN_MULTI_RECV => {
+                    take_size(value, len).map(|size| state.min_multi_recv = size)
+                }
+                FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_TAGGED_SIZE => {
+                    take_size(value, len).map(|size| state.max_msg_size = size)
+                }
+                // Smaller limits than ours are kept anyway; larger ones we cannot promise.
+                FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE => take_size(value, len)
+                    .and_then(|size| if size <= ep.inject_size { Ok(()) } else { Err(FI_EINVAL) }),
+                // This version makes no CUDA calls: both answers hold.
+                FI_OPT_CUDA_API_PERMITTED if len == 1 => Ok(()),
+                // Shared memory is all this version has.
+                FI_OPT_SHARED_MEMORY_PERMITTED if len == 1 && !value.is_null() => {
+                    if *value.cast::<u8>() != 0 { Ok(()) } else { Err(FI_ENOPROTOOPT) }
+                }
+                _ => Err(FI_ENOPROTOOPT),
+            })
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn rx_size_left(ep: *mut fid_ep) -> isize {
+    entry("fi_rx_size_left", || {
+        // SAFETY: a handle of ours.
+        let ep = unsafe { &endpoint(ep).shared };
+        let guard = ep.domain.lock.lock();
+        ep.engine(&guard).map_or(0, |engine| engine.room_for_receives() as isize)
+    })
+}
+
+pub(super) unsafe extern "C" fn tx_size_left(ep: *mut fid_ep) -> isize {
+    entry("fi_tx_size_left", || {
+        // SAFETY: a handle of ours.
+        let ep = unsafe { &endpoint(ep).shared };
+        let guard = ep.domain.lock.lock();
+        ep.engine(&guard).map_or(0, |engine| engine.room_for_sends() as isize)
+    })
+}

@@ -1,0 +1,314 @@
+//! The data calls: arguments checked, flags translated, handed to the protocol.
+
+use super::{Endpoint, EndpointFid, endpoint};
+use crate::memory::SegmentList;
+use crate::ofi::av::NO_SUCH_ADDRESS;
+use crate::ofi::guard::entry;
+use crate::ofi::lock::Guard;
+use crate::protocol::{ANY_SOURCE, OpError, PeekAction, ReceiveOp, SendOp};
+use crate::transport::PeerId;
+use libfabric_sys::{
+    FI_ADDR_UNSPEC, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD, FI_EAGAIN,
+    FI_EINVAL, FI_EMSGSIZE, FI_ENOENT, FI_EOPBADSTATE, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE,
+    FI_MULTI_RECV, FI_PEEK, FI_REMOTE_CQ_DATA, fi_addr_t, fid_ep, fid_t,
+};
+use std::ffi::c_void;
+
+/// Which kind of message, and its tag.
+#[derive(Clone, Copy)]
+pub(super) struct Tagging {
+    pub(super) tagged: bool,
+    pub(super) tag: u64,
+    pub(super) ignore: u64,
+}
+
+impl Tagging {
+    /// A plain message: nothing to match.
+    pub(super) const PLAIN: Self = Self { tagged: false, tag: 0, ignore: u64::MAX };
+
+    #[inline]
+    pub(super) const fn tagged(tag: u64, ignore: u64) -> Self {
+        Self { tagged: true, tag, ignore }
+    }
+}
+
+/// Whose flags count for an operation.
+#[derive(Clone, Copy)]
+pub(super) enum Flags {
+    /// The endpoint's defaults (fi_send and the like).
+    Default,
+    /// Those of the call (fi_sendmsg and the like).
+    Call(u64),
+    /// fi_inject and the like: copied, and no entry.
+    Inject,
+}
+
+/// One contiguous buffer.
+///
+/// # Safety
+/// The application lends `len` bytes at `buf` until the operation completes.
+#[inline]
+pub(super) unsafe fn buffer(buf: *const c_void, len: usize) -> Result<SegmentList, i32> {
+    if buf.is_null() && len > 0 {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: the caller vouches.
+    Ok(unsafe { SegmentList::contiguous(buf.cast(), len) })
+}
+
+/// A vector of buffers. Errors: EINVAL for more than four.
+///
+/// # Safety
+/// `iov` has `count` elements; the application lends each until the operation completes.
+pub(super) unsafe fn vector(iov: *const libc::iovec, count: usize) -> Result<SegmentList, i32> {
+    if count > crate::memory::MAX_SEGMENTS || (iov.is_null() && count > 0) {
+        return Err(FI_EINVAL);
+    }
+    let mut parts = [(std::ptr::null(), 0); crate::memory::MAX_SEGMENTS];
+    for (i, part) in parts.iter_mut().enumerate().take(count) {
+        // SAFETY: the caller vouches for `count` elements.
+        let iov = unsafe { &*iov.add(i) };
+        if iov.iov_base.is_null() && iov.iov_len > 0 {
+            return Err(FI_EINVAL);
+        }
+        *part = (iov.iov_base.cast_const().cast(), iov.iov_len);
+    }
+    // SAFETY: the caller vouches for each.
+    unsafe { SegmentList::gather(parts.get(..count).unwrap_or(&[])) }.ok_or(FI_EINVAL)
+}
+
+#[inline]
+fn result(outcome: Result<(), i32>) -> isize {
+    match outcome {
+        Ok(()) => 0,
+        Err(error) => -(error as isize),
+    }
+}
+
+impl Endpoint {
+    /// The peer that `fi_addr` names, met now if it never was.
+    #[inline]
+    fn peer(&self, fi_addr: fi_addr_t, guard: &Guard<'_>) -> Result<PeerId, OpError> {
+        let invalid = OpError::Error(NO_SUCH_ADDRESS);
+        let av = self.bindings(guard).av.as_ref().ok_or(invalid)?;
+        // SAFETY: the guard is of the domain of vector and endpoint; one short step.
+        let removals = unsafe { av.state.get(guard) }.removals();
+        let state = self.state(guard);
+        if state.removals != removals {
+            state.removals = removals;
+            state.routes.clear();
+        }
+        let index = usize::try_from(fi_addr).map_err(|_| invalid)?;
+        match state.routes.get(index) {
+            Some(known) if *known > 0 => Ok(PeerId(*known - 1)),
+            _ => self.meet(fi_addr, index, guard),
+        }
+    }
+
+    #[cold]
+    fn meet(&self, fi_addr: fi_addr_t, index: usize, guard: &Guard<'_>) -> Result<PeerId, OpError> {
+        let invalid = OpError::Error(NO_SUCH_ADDRESS);
+        let av = self.bindings(guard).av.as_ref().ok_or(invalid)?;
+        // SAFETY: as above.
+        let address = unsafe { av.state.get(guard) }.address(fi_addr).ok_or(invalid)?;
+        let engine = self.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
+        let peer = engine.connect(&address)?;
+        let routes = &mut self.state(guard).routes;
+        if routes.len() <= index {
+            routes.resize(index + 1, 0);
+        }
+        if let Some(slot) = routes.get_mut(index) {
+            *slot = peer.0 + 1;
+        }
+        Ok(peer)
+    }
+}
+
+/// All forms of send.
+#[inline]
+pub(super) fn send(
+    handle: &EndpointFid,
+    payload: Result<SegmentList, i32>,
+    tagging: Tagging,
+    data: Option<u64>,
+    dest: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+) -> isize {
+    result(try_send(handle, payload, tagging, data, dest, context, flags))
+}
+
+#[inline]
+fn try_send(
+    handle: &EndpointFid,
+    payload: Result<SegmentList, i32>,
+    tagging: Tagging,
+    data: Option<u64>,
+    dest: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+) -> Result<(), i32> {
+    let ep = &*handle.shared;
+    let payload = payload?;
+    let guard = ep.domain.lock.lock();
+    let (op_flags, inject_call) = match flags {
+        Flags::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
+        Flags::Call(flags) => (flags, false),
+        Flags::Inject => (FI_INJECT, true),
+    };
+    let inject = op_flags & FI_INJECT != 0;
+    if inject && payload.len() > ep.inject_size {
+        return Err(FI_EMSGSIZE);
+    }
+    if payload.len() > ep.state(&guard).max_msg_size {
+        return Err(FI_EMSGSIZE);
+    }
+    let selective = ep.bindings(&guard).transmit.as_ref().is_some_and(|b| b.selective);
+    let report = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
+    let attempt = |guard: &Guard<'_>| {
+        let peer = ep.peer(dest, guard)?;
+        let op = SendOp {
+            peer,
+            payload,
+            tagged: tagging.tagged,
+            tag: tagging.tag,
+            data,
+            context: context.expose_provenance() as u64,
+            report,
+            inject,
+            delivery: op_flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) != 0 && !inject_call,
+            fence: op_flags & FI_FENCE != 0,
+        };
+        let mut host = ep.host(guard);
+        let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
+        engine.send(&op, &mut host)
+    };
+    match attempt(&guard) {
+        Ok(()) => Ok(()),
+        Err(OpError::Error(error)) => Err(error),
+        Err(OpError::Again) => {
+            // An application may only read its queue later: make room ourselves, once.
+            ep.progress(&guard);
+            match attempt(&guard) {
+                Ok(()) => Ok(()),
+                Err(OpError::Again) => Err(FI_EAGAIN),
+                Err(OpError::Error(error)) => Err(error),
+            }
+        }
+    }
+}
+
+/// All forms of receive.
+#[inline]
+pub(super) fn receive(
+    handle: &EndpointFid,
+    segments: Result<SegmentList, i32>,
+    tagging: Tagging,
+    source: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+) -> isize {
+    result(try_receive(handle, segments, tagging, source, context, flags))
+}
+
+#[inline]
+fn try_receive(
+    handle: &EndpointFid,
+    segments: Result<SegmentList, i32>,
+    tagging: Tagging,
+    source: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+) -> Result<(), i32> {
+    let ep = &*handle.shared;
+    let guard = ep.domain.lock.lock();
+    let op_flags = match flags {
+        Flags::Call(flags) => flags,
+        _ => handle.rx_flags.get() & !(FI_PEEK | FI_CLAIM | FI_DISCARD),
+    };
+    let selective = ep.bindings(&guard).receive.as_ref().is_some_and(|b| b.selective);
+    let multi = op_flags & FI_MULTI_RECV != 0;
+    if multi && tagging.tagged {
+        return Err(FI_EINVAL);
+    }
+    let op = ReceiveOp {
+        segments: segments?,
+        tagged: tagging.tagged,
+        tag: tagging.tag,
+        ignore: tagging.ignore,
+        source: ep.wanted_source(source, &guard)?,
+        context: context.expose_provenance() as u64,
+        report: !selective || op_flags & FI_COMPLETION != 0,
+        multi_min: multi.then(|| ep.state(&guard).min_multi_recv),
+    };
+    if matches!(flags, Flags::Call(_)) && op_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0 {
+        return special_receive(ep, &op, op_flags, &guard);
+    }
+    let mut host = ep.host(&guard);
+    let engine = ep.engine(&guard).ok_or(FI_EOPBADSTATE)?;
+    engine.receive(&op, &mut host).map_err(error_number)
+}
+
+fn error_number(error: OpError) -> i32 {
+    match error {
+        OpError::Again => FI_EAGAIN,
+        OpError::Error(error) => error,
+    }
+}
+
+impl Endpoint {
+    /// The source that a receive wants, as completions name it.
+    #[inline]
+    fn wanted_source(&self, source: fi_addr_t, guard: &Guard<'_>) -> Result<u64, i32> {
+        if source == FI_ADDR_UNSPEC || !self.directed {
+            return Ok(ANY_SOURCE);
+        }
+        let av = self.bindings(guard).av.as_ref().ok_or(FI_EINVAL)?;
+        // SAFETY: the guard is of the domain of vector and endpoint; one short step.
+        unsafe { av.state.get(guard) }.representative(source).ok_or(FI_EINVAL)
+    }
+}
+
+/// FI_PEEK, FI_CLAIM and FI_DISCARD (fi_tagged.3).
+#[cold]
+fn special_receive(
+    ep: &Endpoint,
+    op: &ReceiveOp,
+    flags: u64,
+    guard: &Guard<'_>,
+) -> Result<(), i32> {
+    let (peek, claim, discard) =
+        (flags & FI_PEEK != 0, flags & FI_CLAIM != 0, flags & FI_DISCARD != 0);
+    if op.multi_min.is_some() || (peek && claim && discard) || !(peek || claim) {
+        return Err(FI_EINVAL);
+    }
+    ep.progress(guard);
+    let mut host = ep.host(guard);
+    let engine = ep.engine(guard).ok_or(FI_EOPBADSTATE)?;
+    if peek {
+        let action = match (claim, discard) {
+            (true, _) => PeekAction::Claim,
+            (_, true) => PeekAction::Discard,
+            _ => PeekAction::Look,
+        };
+        engine.peek(op, action, &mut host);
+        return Ok(());
+    }
+    engine.receive_claimed(op, discard, &mut host).map_err(error_number)
+}
+
+/// `fi_cancel`. Errors: ENOENT when no posted receive has the context (any more).
+pub(super) unsafe extern "C" fn cancel(fid: fid_t, context: *mut c_void) -> isize {
+    entry("fi_cancel", || {
+        // SAFETY: a handle of ours; `fid` is its first member.
+        let ep = unsafe { &endpoint(fid.cast::<fid_ep>()).shared };
+        let guard = ep.domain.lock.lock();
+        let mut host = ep.host(&guard);
+        let Some(engine) = ep.engine(&guard) else { return -(FI_EOPBADSTATE as isize) };
+        if engine.cancel(context.expose_provenance() as u64, &mut host) {
+            0
+        } else {
+            -(FI_ENOENT as isize)
+        }
+    })
+}

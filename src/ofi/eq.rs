@@ -1,0 +1,369 @@
+//! `struct fid_eq`: event queues for control operations.
+
+use super::fabric::Fabric;
+use super::guard::{code, entry};
+use super::table::{SLACK, Slack, Table, stubs};
+use super::wait::{WaitKind, Waiter};
+use super::wait_set::{self, Member, WaitSet};
+use crate::sys::clock::Deadline;
+use crate::sys::process;
+use libfabric_sys::{
+    FI_AV_COMPLETE, FI_CLASS_EQ, FI_EAGAIN, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS,
+    FI_ETOOSMALL, FI_GETWAIT, FI_GETWAITOBJ, FI_PEEK, FI_WAIT_SET, FI_WRITE, fi_eq_attr,
+    fi_eq_entry, fi_eq_err_entry, fi_ops, fi_ops_eq, fi_version, fid, fid_eq,
+};
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Events that an application may leave unread before fi_eq_write says FI_EAGAIN.
+const MAX_EVENTS: usize = 65536;
+/// Longest single sleep of a blocking read, milliseconds.
+const SLICE_MS: i32 = 500;
+
+#[derive(Debug)]
+enum Event {
+    Data { event: u32, bytes: Box<[u8]> },
+    Error { fid: usize, context: usize, data: u64, error: i32 },
+}
+
+#[derive(Debug, Default)]
+struct EqState {
+    events: VecDeque<Event>,
+}
+
+/// What address vectors share of an event queue.
+#[derive(Debug)]
+pub(crate) struct EventQueue {
+    fabric: Arc<Fabric>,
+    state: Mutex<EqState>,
+    waiter: Option<Waiter>,
+    writable: bool,
+    wait_set: Option<Arc<WaitSet>>,
+}
+
+#[repr(C)]
+struct EqFid {
+    fid: fid_eq,
+    slack: Slack,
+    shared: Arc<EventQueue>,
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    control: Some(control),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+static OPS: Table<fi_ops_eq> = Table::new(fi_ops_eq {
+    read: Some(read),
+    readerr: Some(readerr),
+    write: Some(write),
+    sread: Some(sread),
+    strerror: Some(strerror),
+    // SAFETY: fi_ops_eq has five slots.
+    ..unsafe { stubs::<fi_ops_eq, 5>() }
+});
+
+/// `fi_eq_open`. Errors: EINVAL; ENOSYS for FI_WAIT_POLLFD; EMFILE, ENFILE, ENOMEM.
+///
+/// # Safety
+/// As libfabric calls `fi_eq_open`.
+pub(crate) unsafe fn open(
+    fabric: &Arc<Fabric>,
+    attr: *mut fi_eq_attr,
+    out: *mut *mut fid_eq,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: the application's attributes, valid during the call.
+    let attr = unsafe { attr.as_ref() }.ok_or(FI_EINVAL)?;
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    let kind = WaitKind::from_attr(attr.wait_obj)?;
+    let wait_set = if attr.wait_obj == FI_WAIT_SET {
+        // SAFETY: the application's wait set.
+        Some(unsafe { wait_set::shared(attr.wait_set) }.ok_or(FI_EINVAL)?.clone())
+    } else {
+        None
+    };
+    let shared = Arc::new(EventQueue {
+        fabric: fabric.clone(),
+        state: Mutex::new(EqState::default()),
+        waiter: kind.map(Waiter::new).transpose()?,
+        writable: attr.flags & FI_WRITE != 0,
+        wait_set,
+    });
+    if let Some(set) = &shared.wait_set {
+        set.add(Member::Events(Arc::downgrade(&shared)), shared.wait_fd())?;
+    }
+    let eq = Box::new(EqFid {
+        fid: fid_eq {
+            fid: fid { fclass: FI_CLASS_EQ, context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr(),
+        },
+        slack: SLACK,
+        shared,
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(eq).cast() };
+    Ok(())
+}
+
+/// The shared part of an event queue.
+///
+/// # Safety
+/// `eq` came from [`open`] and is not closed.
+pub(crate) unsafe fn shared<'a>(eq: *mut fid) -> &'a Arc<EventQueue> {
+    // SAFETY: the caller vouches.
+    unsafe { &(*eq.cast::<EqFid>()).shared }
+}
+
+/// Binding an event queue to an object that reports nothing to it is allowed.
+pub(crate) fn accept_bind() -> c_int {
+    0
+}
+
+fn bytes_of(entry: &fi_eq_entry) -> Box<[u8]> {
+    // SAFETY: fi_eq_entry is three plain words without padding.
+    unsafe {
+        std::slice::from_raw_parts((&raw const *entry).cast::<u8>(), size_of::<fi_eq_entry>())
+    }
+    .into()
+}
+
+impl EventQueue {
+    fn state(&self) -> MutexGuard<'_, EqState> {
+        match self.state.lock() {
+            Ok(state) => state,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    fn push(&self, event: Event) {
+        let mut state = self.state();
+        state.events.push_back(event);
+        if let Some(waiter) = &self.waiter {
+            waiter.ring();
+        }
+        drop(state);
+        if let Some(waiter) = &self.waiter {
+            waiter.broadcast();
+        }
+    }
+
+    /// `count` addresses of an asynchronous insertion are in.
+    pub(crate) fn push_av_complete(&self, fid: *mut fid, context: *mut c_void, count: u64) {
+        let entry = fi_eq_entry { fid, context, data: count };
+        self.push(Event::Data { event: FI_AV_COMPLETE, bytes: bytes_of(&entry) });
+    }
+
+    /// One address of an asynchronous insertion, number `data`, failed.
+    pub(crate) fn push_error(&self, fid: *mut fid, context: *mut c_void, data: u64, error: i32) {
+        self.push(Event::Error {
+            fid: fid.expose_provenance(),
+            context: context.expose_provenance(),
+            data,
+            error,
+        });
+    }
+
+    pub(crate) fn has_events(&self) -> bool {
+        !self.state().events.is_empty()
+    }
+
+    pub(crate) fn wait_fd(&self) -> Option<i32> {
+        self.waiter.as_ref().map(Waiter::raw_fd)
+    }
+
+    /// # Safety
+    /// `event` is valid; `buffer` has `len` bytes.
+    unsafe fn read(&self, event: *mut u32, buffer: *mut c_void, len: usize, flags: u64) -> isize {
+        let mut state = self.state();
+        let result = match state.events.front() {
+            None => -(FI_EAGAIN as isize),
+            Some(Event::Error { .. }) => return -(FI_EAVAIL as isize),
+            Some(Event::Data { bytes, .. }) if bytes.len() > len => {
+                return -(FI_ETOOSMALL as isize);
+            }
+            Some(Event::Data { event: number, bytes }) => {
+                // SAFETY: the caller vouches; there is room (checked above).
+                unsafe {
+                    if !event.is_null() {
+                        *event = *number;
+                    }
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), bytes.len());
+                }
+                bytes.len() as isize
+            }
+        };
+        if result >= 0 && flags & FI_PEEK == 0 {
+            state.events.pop_front();
+        }
+        self.silence_if_empty(&state);
+        result
+    }
+
+    fn silence_if_empty(&self, state: &EqState) {
+        if let (true, Some(waiter)) = (state.events.is_empty(), &self.waiter) {
+            waiter.silence();
+        }
+    }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(eq)", || {
+        // SAFETY: a queue of ours, open until now.
+        unsafe {
+            let eq = &(*fid.cast::<EqFid>()).shared;
+            if Arc::strong_count(eq) > 1 {
+                return -FI_EBUSY;
+            }
+            if let Some(set) = &eq.wait_set {
+                set.remove(eq.wait_fd());
+            }
+            drop(Box::from_raw(fid.cast::<EqFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(eq)", || {
+        // SAFETY: a queue of ours; `arg` is as fi_eq.3 says for each command.
+        unsafe {
+            let eq = &(*fid.cast::<EqFid>()).shared;
+            let Some(waiter) = &eq.waiter else { return -FI_ENOSYS };
+            match command {
+                FI_GETWAIT => code(waiter.get(arg)),
+                FI_GETWAITOBJ => code(waiter.get_object(arg)),
+                _ => -FI_ENOSYS,
+            }
+        }
+    })
+}
+
+unsafe extern "C" fn read(
+    eq: *mut fid_eq,
+    event: *mut u32,
+    buffer: *mut c_void,
+    len: usize,
+    flags: u64,
+) -> isize {
+    entry("fi_eq_read", || {
+        // SAFETY: as libfabric calls fi_eq_read.
+        unsafe { (*eq.cast::<EqFid>()).shared.read(event, buffer, len, flags) }
+    })
+}
+
+unsafe extern "C" fn sread(
+    eq: *mut fid_eq,
+    event: *mut u32,
+    buffer: *mut c_void,
+    len: usize,
+    timeout: c_int,
+    flags: u64,
+) -> isize {
+    entry("fi_eq_sread", || {
+        // SAFETY: a queue of ours.
+        let eq = unsafe { &(*eq.cast::<EqFid>()).shared };
+        let Some(waiter) = &eq.waiter else { return -(FI_ENOSYS as isize) };
+        let deadline = Deadline::after_ms(timeout);
+        loop {
+            // SAFETY: as libfabric calls fi_eq_sread.
+            let result = unsafe { eq.read(event, buffer, len, flags) };
+            if result != -(FI_EAGAIN as isize) || deadline.expired() {
+                return result;
+            }
+            if waiter.kind() == WaitKind::Yield {
+                process::yield_now();
+                continue;
+            }
+            let slice = match deadline.poll_ms() {
+                -1 => SLICE_MS,
+                ms => ms.min(SLICE_MS),
+            };
+            // A signal ends the sleep early; the loop looks again.
+            let _ = waiter.block(slice);
+        }
+    })
+}
+
+unsafe extern "C" fn readerr(eq: *mut fid_eq, buffer: *mut fi_eq_err_entry, flags: u64) -> isize {
+    entry("fi_eq_readerr", || {
+        // SAFETY: a queue of ours and the application's entry.
+        unsafe {
+            let eq = &(*eq.cast::<EqFid>()).shared;
+            let Some(out) = buffer.as_mut() else { return -(FI_EINVAL as isize) };
+            let mut state = eq.state();
+            let Some(Event::Error { fid, context, data, error }) = state.events.front() else {
+                return -(FI_EAGAIN as isize);
+            };
+            out.fid = std::ptr::with_exposed_provenance_mut(*fid);
+            out.context = std::ptr::with_exposed_provenance_mut(*context);
+            out.data = *data;
+            out.err = *error;
+            out.prov_errno = 0;
+            if eq.fabric.api_version() >= fi_version(1, 5) {
+                out.err_data_size = 0;
+            } else {
+                out.err_data = std::ptr::null_mut();
+            }
+            if flags & FI_PEEK == 0 {
+                state.events.pop_front();
+            }
+            eq.silence_if_empty(&state);
+            size_of::<fi_eq_err_entry>() as isize
+        }
+    })
+}
+
+unsafe extern "C" fn write(
+    eq: *mut fid_eq,
+    event: u32,
+    buffer: *const c_void,
+    len: usize,
+    _flags: u64,
+) -> isize {
+    entry("fi_eq_write", || {
+        // SAFETY: a queue of ours; `buffer` has `len` bytes.
+        unsafe {
+            let eq = &(*eq.cast::<EqFid>()).shared;
+            if !eq.writable || (buffer.is_null() && len > 0) {
+                return -(FI_EINVAL as isize);
+            }
+            if eq.state().events.len() >= MAX_EVENTS {
+                return -(FI_EAGAIN as isize);
+            }
+            let bytes = if len == 0 {
+                Box::default()
+            } else {
+                std::slice::from_raw_parts(buffer.cast::<u8>(), len).into()
+            };
+            eq.push(Event::Data { event, bytes });
+            len as isize
+        }
+    })
+}
+
+unsafe extern "C" fn strerror(
+    _eq: *mut fid_eq,
+    _prov_errno: c_int,
+    _err_data: *const c_void,
+    buffer: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    entry("fi_eq_strerror", || {
+        let text = c"no provider-specific error";
+        if !buffer.is_null() && len > 0 {
+            let n = text.to_bytes().len().min(len - 1);
+            // SAFETY: the application's buffer has `len > n` bytes.
+            unsafe {
+                std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, n);
+                *buffer.add(n) = 0;
+            }
+        }
+        text.as_ptr()
+    })
+}

@@ -1,0 +1,77 @@
+//! The one guard at every entry: a panic never crosses into C, where it would end the process.
+
+use crate::telemetry::log;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What an entry point returns: the negative error numbers of libfabric.
+pub(crate) trait EntryResult {
+    /// From a negative error number.
+    fn from_error(error: i32) -> Self;
+}
+
+impl EntryResult for i32 {
+    fn from_error(error: i32) -> Self {
+        error
+    }
+}
+
+impl EntryResult for isize {
+    fn from_error(error: i32) -> Self {
+        error as Self
+    }
+}
+
+impl EntryResult for u64 {
+    fn from_error(_: i32) -> Self {
+        0
+    }
+}
+
+impl<T> EntryResult for *const T {
+    fn from_error(_: i32) -> Self {
+        std::ptr::null()
+    }
+}
+
+impl EntryResult for () {
+    fn from_error(_: i32) -> Self {}
+}
+
+/// Runs an entry point; a panic becomes -FI_EOTHER and one line in the log.
+#[inline]
+pub(crate) fn entry<R: EntryResult>(name: &'static str, body: impl FnOnce() -> R) -> R {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(result) => result,
+        Err(payload) => {
+            let text = payload
+                .downcast_ref::<&str>()
+                .copied()
+                .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+                .unwrap_or("unknown panic");
+            log::warn(format_args!("{name}: internal error, please report: {text}"));
+            R::from_error(-libfabric_sys::FI_EOTHER)
+        }
+    }
+}
+
+/// The negative form in which libfabric returns a positive error number.
+pub(crate) fn code(result: Result<(), i32>) -> i32 {
+    match result {
+        Ok(()) => 0,
+        Err(error) => -error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_error() {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| ()));
+        let rc: i32 = entry("test", || panic!("boom"));
+        std::panic::set_hook(hook);
+        assert_eq!(rc, -libfabric_sys::FI_EOTHER);
+    }
+}

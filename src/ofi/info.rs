@@ -1,0 +1,179 @@
+//! `fi_getinfo`: what udrv offers, checked against what the application wants.
+//!
+//! The C arguments become one Rust value ([`hints`]), two safe files decide ([`attributes`] about
+//! everything but addresses, [`place`] about addresses), and one writes the answer in memory that
+//! libfabric frees ([`reply`]). What does not match is named in one line of the log with the wanted
+//! and the offered value.
+
+mod attributes;
+mod hints;
+mod names;
+mod place;
+mod reply;
+#[cfg(test)]
+mod tests;
+
+use crate::config::Config;
+use crate::telemetry::log;
+use attributes::Attributes;
+use hints::Hints;
+use libfabric_sys::{
+    FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EINVAL, FI_ENODATA, FI_ENOMEM,
+    FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV, FI_ORDER_SAS,
+    FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_RECV, FI_REMOTE_COMM, FI_SEND, FI_SOURCE, FI_TAGGED,
+    FI_TRANSMIT_COMPLETE, fi_info,
+};
+use place::Place;
+use std::ffi::{c_char, c_int};
+use std::fmt;
+
+/// Name of the one fabric.
+pub(crate) const FABRIC_NAME: &str = "udrv";
+/// `fi_ep_attr.protocol`: ours alone ("udrv" in ASCII below the bit of provider specific values).
+pub(crate) const PROTOCOL: u32 = FI_PROV_SPECIFIC | 0x7564_7276;
+/// `fi_ep_attr.protocol_version`.
+pub(crate) const PROTOCOL_VERSION: u32 = 1;
+
+/// Capabilities offered to an application that names none.
+pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | FI_LOCAL_COMM;
+/// Capabilities granted to those who ask, and not offered to others. Open MPI insists on
+/// FI_REMOTE_COMM.
+pub(crate) const CAPS_IF_ASKED: u64 = FI_REMOTE_COMM;
+/// Those of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
+pub(crate) const TX_CAPS: u64 = FI_MSG | FI_TAGGED | FI_SEND | FI_FENCE;
+/// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
+pub(crate) const RX_CAPS: u64 =
+    FI_MSG | FI_TAGGED | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE;
+/// Capabilities of a domain, of which fi_domain(3) knows only these.
+pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
+
+/// Default operation flags that a transmit context may have.
+pub(crate) const TX_OP_FLAGS: u64 =
+    FI_INJECT | FI_COMPLETION | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
+/// Default operation flags that a receive context may have.
+pub(crate) const RX_OP_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
+/// Message orders that are kept.
+pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS;
+
+/// Longest message of `fi_inject`, bytes.
+pub(crate) const INJECT_SIZE: usize = 4096;
+/// Elements of a scatter-gather list.
+pub(crate) const IOV_LIMIT: usize = 4;
+/// Elements of a remote scatter-gather list: there is no RMA.
+pub(crate) const RMA_IOV_LIMIT: usize = 0;
+/// Size of a transmit or receive context when none is asked for, operations.
+pub(crate) const CONTEXT_SIZE: usize = 1024;
+/// Bytes of remote CQ data.
+pub(crate) const CQ_DATA_SIZE: usize = 8;
+/// Bytes of a memory registration key.
+pub(crate) const MR_KEY_SIZE: usize = 8;
+/// Endpoints of a domain: each has one of the 65535 ports of the node.
+pub(crate) const EP_COUNT: usize = 65535;
+/// Objects of other kinds that a domain is comfortable with.
+pub(crate) const OBJECT_COUNT: usize = 65536;
+
+/// Why there is no match: the one line for the log, and what `fi_getinfo` returns.
+#[derive(Debug)]
+struct Refusal {
+    /// The attribute as C programmers spell it.
+    attribute: &'static str,
+    wanted: String,
+    offered: String,
+    /// Positive `FI_E*`.
+    error: i32,
+}
+
+impl Refusal {
+    /// No match: FI_ENODATA.
+    fn new(attribute: &'static str, wanted: impl fmt::Display, offered: impl fmt::Display) -> Self {
+        Self {
+            attribute,
+            wanted: wanted.to_string(),
+            offered: offered.to_string(),
+            error: FI_ENODATA,
+        }
+    }
+
+    /// A call that fi_getinfo(3) does not allow: FI_EINVAL.
+    fn invalid(
+        attribute: &'static str,
+        wanted: impl fmt::Display,
+        offered: impl fmt::Display,
+    ) -> Self {
+        Self { error: FI_EINVAL, ..Self::new(attribute, wanted, offered) }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: wanted {}, offered {}", self.attribute, self.wanted, self.offered)
+    }
+}
+
+/// Everything that one `fi_info` says.
+#[derive(Debug)]
+struct Offer {
+    attributes: Attributes,
+    place: Option<Place>,
+}
+
+/// The arguments of one call beside the hints.
+#[derive(Clone, Copy, Debug)]
+struct Request<'a> {
+    version: u32,
+    node: Option<&'a str>,
+    service: Option<&'a str>,
+    flags: u64,
+}
+
+/// `fi_getinfo` of the provider: one info or none.
+/// Returns 0, -FI_ENODATA (no match, the log says why), -FI_EINVAL, -FI_ENOMEM.
+///
+/// # Safety
+/// Arguments as fi_getinfo(3) has them; `hints` points to structures of API version `version`.
+pub(crate) unsafe fn getinfo(
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const fi_info,
+    out: *mut *mut fi_info,
+) -> c_int {
+    if out.is_null() {
+        return -FI_EINVAL;
+    }
+    // SAFETY: the caller's C strings and structures, valid during this call.
+    let (node, service, hints) =
+        unsafe { (hints::text(node), hints::text(service), Hints::read(version, hints)) };
+    let request = Request { version, node: node.as_deref(), service: service.as_deref(), flags };
+    let (rc, info) = match answer(&request, &hints, &Config::from_environment()) {
+        Ok(offer) => match reply::write(&offer, &hints) {
+            Some(info) => (0, info.as_ptr()),
+            None => (-FI_ENOMEM, std::ptr::null_mut()),
+        },
+        Err(refusal) => {
+            log::info(format_args!("fi_getinfo: no match: {refusal}"));
+            (-refusal.error, std::ptr::null_mut())
+        }
+    };
+    // SAFETY: checked not to be null; the caller wants the list there.
+    unsafe { *out = info };
+    rc
+}
+
+fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer, Refusal> {
+    if request.flags & FI_PROV_ATTR_ONLY != 0 {
+        // Asks what providers exist, usable or not: default values (fi_getinfo(3)).
+        let attributes = attributes::negotiate(request.version, &Hints::none(), config)?;
+        return Ok(Offer { attributes, place: None });
+    }
+    let attributes = attributes::negotiate(request.version, hints, config)?;
+    let place = place::find(request, hints, config)?;
+    place::probe(&place)?;
+    if attributes.caps & FI_REMOTE_COMM != 0 {
+        log::info(format_args!(
+            "FI_REMOTE_COMM is granted because it was asked for, but this version reaches peers of this node only"
+        ));
+    }
+    Ok(Offer { attributes, place: Some(place) })
+}

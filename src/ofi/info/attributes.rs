@@ -1,0 +1,320 @@
+//! Everything that an info says but addresses: which wishes are met, and with what.
+//!
+//! The rule of fi_getinfo(3): a wish that is not zero is met or the call fails. Where nothing else
+//! is said, what is returned is the most that is offered, so that asking for exactly what was
+//! returned succeeds and returns the same.
+
+use super::hints::Hints;
+use super::names;
+use super::{
+    CAPS, CAPS_IF_ASKED, CONTEXT_SIZE, CQ_DATA_SIZE, DOMAIN_CAPS, EP_COUNT, FABRIC_NAME,
+    INJECT_SIZE, IOV_LIMIT, MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL, PROTOCOL_VERSION,
+    RMA_IOV_LIMIT, RX_CAPS, RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
+};
+use crate::config::Config;
+use libfabric_sys::{
+    FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM, FI_MR_BASIC, FI_MR_SCALABLE,
+    FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_PROGRESS_CONTROL_UNIFIED, FI_PROGRESS_MANUAL,
+    FI_PROTO_UNSPEC, FI_RECV, FI_REMOTE_COMM, FI_RM_ENABLED, FI_SEND, FI_SHARED_CONTEXT,
+    FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_ENDPOINT, FI_THREAD_SAFE, fi_domain_attr,
+    fi_domain_attr_2_7, fi_ep_attr, fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr, fi_version,
+};
+use std::ptr::null_mut;
+
+/// The attributes of an info. Their pointers are null.
+#[derive(Debug)]
+pub(super) struct Attributes {
+    pub(super) caps: u64,
+    pub(super) tx: fi_tx_attr,
+    pub(super) rx: fi_rx_attr,
+    pub(super) ep: fi_ep_attr_2_7,
+    pub(super) domain: fi_domain_attr_2_7,
+}
+
+/// Meets all wishes or says which one cannot be met.
+pub(super) fn negotiate(
+    version: u32,
+    hints: &Hints,
+    config: &Config,
+) -> Result<Attributes, Refusal> {
+    // First, because libfabric's layering providers ask everybody for endpoints of other types.
+    let ep = endpoint(&hints.ep)?;
+    names_of_ours(hints)?;
+    let caps = capabilities(hints)?;
+    Ok(Attributes {
+        caps,
+        tx: transmit(caps, &hints.tx, config)?,
+        rx: receive(caps, &hints.rx, config)?,
+        ep,
+        domain: domain(version, caps, &hints.domain)?,
+    })
+}
+
+/// Fails unless `wanted` is at most `offered`.
+fn at_most(attribute: &'static str, wanted: usize, offered: usize) -> Result<(), Refusal> {
+    if wanted > offered { Err(Refusal::new(attribute, wanted, offered)) } else { Ok(()) }
+}
+
+/// Fails unless all bits of `wanted` are `offered`.
+fn subset(
+    attribute: &'static str,
+    wanted: u64,
+    offered: u64,
+    bits: names::Bits,
+) -> Result<(), Refusal> {
+    if wanted & !offered != 0 {
+        return Err(Refusal::new(attribute, bits.text(wanted), bits.text(offered)));
+    }
+    Ok(())
+}
+
+fn names_of_ours(hints: &Hints) -> Result<(), Refusal> {
+    match hints.fabric_name.as_deref() {
+        None | Some(FABRIC_NAME) => {}
+        Some(name) => return Err(Refusal::new("fabric_attr->name", name, FABRIC_NAME)),
+    }
+    match hints.prov_name.as_deref() {
+        // The core has decided already about lists ("udrv;ofi_x") and exclusions ("^tcp").
+        Some(name) if !name.contains([';', '^']) && !name.eq_ignore_ascii_case("udrv") => {
+            Err(Refusal::new("fabric_attr->prov_name", name, "udrv"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Primary capabilities come only when asked for, secondary ones also when they cost nothing
+/// (fi_getinfo(3), "Capabilities may be grouped"). FI_SOURCE costs a look-up per message.
+fn capabilities(hints: &Hints) -> Result<u64, Refusal> {
+    subset("caps", hints.caps, CAPS | CAPS_IF_ASKED, names::CAPS)?;
+    subset("domain_attr->caps", hints.domain.base.caps, DOMAIN_CAPS, names::CAPS)?;
+    let mut caps = if hints.caps == 0 { CAPS } else { with_directions(hints.caps) };
+    if caps & FI_MSG != 0 && caps & FI_RECV != 0 {
+        caps |= FI_MULTI_RECV;
+    }
+    if caps & FI_SEND != 0 {
+        caps |= FI_FENCE;
+    }
+    Ok(caps | FI_LOCAL_COMM | (hints.domain.base.caps & FI_REMOTE_COMM))
+}
+
+/// Messages without a direction go both ways.
+fn with_directions(caps: u64) -> u64 {
+    if caps & (FI_MSG | FI_TAGGED) != 0 && caps & (FI_SEND | FI_RECV) == 0 {
+        caps | FI_SEND | FI_RECV
+    } else {
+        caps
+    }
+}
+
+/// Capabilities of one direction: what its hints ask for, or what the endpoint has. `offered` are
+/// all of this direction, `direction` its own bit, `extra` what comes unasked with messages.
+fn context_caps(
+    attribute: &'static str,
+    wanted: u64,
+    endpoint: u64,
+    offered: u64,
+    direction: u64,
+    extra: u64,
+) -> Result<u64, Refusal> {
+    // Bits of the other direction are ignored, as everywhere: applications copy all they have.
+    let foreign = (TX_CAPS | RX_CAPS | DOMAIN_CAPS) & !offered;
+    let mut available = endpoint & offered;
+    subset(attribute, wanted & !foreign, available, names::CAPS)?;
+    if available & direction == 0 {
+        available &= !(FI_MSG | FI_TAGGED);
+    }
+    let mut caps = wanted & available;
+    if caps == 0 {
+        return Ok(available);
+    }
+    if caps & (FI_MSG | FI_TAGGED) != 0 {
+        caps |= available & (direction | extra);
+    }
+    Ok(caps)
+}
+
+fn transmit(caps: u64, hints: &fi_tx_attr, config: &Config) -> Result<fi_tx_attr, Refusal> {
+    let caps = context_caps("tx_attr->caps", hints.caps, caps, TX_CAPS, FI_SEND, FI_FENCE)?;
+    subset("tx_attr->op_flags", hints.op_flags, TX_OP_FLAGS, names::OP_FLAGS)?;
+    subset("tx_attr->msg_order", hints.msg_order, MSG_ORDER, names::ORDER)?;
+    subset("tx_attr->comp_order", hints.comp_order, 0, names::ORDER)?;
+    at_most("tx_attr->inject_size", hints.inject_size, INJECT_SIZE)?;
+    at_most("tx_attr->size", hints.size, config.tx_max)?;
+    at_most("tx_attr->iov_limit", hints.iov_limit, IOV_LIMIT)?;
+    at_most("tx_attr->rma_iov_limit", hints.rma_iov_limit, RMA_IOV_LIMIT)?;
+    Ok(fi_tx_attr {
+        caps,
+        mode: 0,
+        op_flags: hints.op_flags,
+        msg_order: MSG_ORDER,
+        comp_order: 0,
+        inject_size: INJECT_SIZE,
+        size: context_size(hints.size, config.tx_max),
+        iov_limit: IOV_LIMIT,
+        rma_iov_limit: RMA_IOV_LIMIT,
+        tclass: hints.tclass,
+    })
+}
+
+fn receive(caps: u64, hints: &fi_rx_attr, config: &Config) -> Result<fi_rx_attr, Refusal> {
+    let extra = if caps & FI_MSG != 0 { FI_MULTI_RECV } else { 0 };
+    let caps = context_caps("rx_attr->caps", hints.caps, caps, RX_CAPS, FI_RECV, extra)?;
+    subset("rx_attr->op_flags", hints.op_flags, RX_OP_FLAGS, names::OP_FLAGS)?;
+    subset("rx_attr->msg_order", hints.msg_order, MSG_ORDER, names::ORDER)?;
+    subset("rx_attr->comp_order", hints.comp_order, 0, names::ORDER)?;
+    at_most("rx_attr->size", hints.size, config.rx_max)?;
+    at_most("rx_attr->iov_limit", hints.iov_limit, IOV_LIMIT)?;
+    Ok(fi_rx_attr {
+        caps,
+        mode: 0,
+        op_flags: hints.op_flags,
+        msg_order: MSG_ORDER,
+        comp_order: 0,
+        // A hint of old, which "the provider may adjust or ignore".
+        total_buffered_recv: 0,
+        size: context_size(hints.size, config.rx_max),
+        iov_limit: IOV_LIMIT,
+    })
+}
+
+fn context_size(wanted: usize, most: usize) -> usize {
+    if wanted == 0 { CONTEXT_SIZE.min(most) } else { wanted }
+}
+
+fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
+    if hints.type_ != FI_EP_UNSPEC && hints.type_ != FI_EP_RDM {
+        return Err(Refusal::new("ep_attr->type", names::ep_type(hints.type_), "FI_EP_RDM"));
+    }
+    if hints.protocol != FI_PROTO_UNSPEC && hints.protocol != PROTOCOL {
+        return Err(Refusal::new(
+            "ep_attr->protocol",
+            format_args!("{:#x}", hints.protocol),
+            format_args!("{PROTOCOL:#x}"),
+        ));
+    }
+    at_most(
+        "ep_attr->protocol_version",
+        hints.protocol_version as usize,
+        PROTOCOL_VERSION as usize,
+    )?;
+    for (attribute, count) in
+        [("ep_attr->tx_ctx_cnt", hints.tx_ctx_cnt), ("ep_attr->rx_ctx_cnt", hints.rx_ctx_cnt)]
+    {
+        if count == FI_SHARED_CONTEXT {
+            return Err(Refusal::new(attribute, "FI_SHARED_CONTEXT", 1));
+        }
+        at_most(attribute, count, 1)?;
+    }
+    at_most("ep_attr->auth_key_size", hints.auth_key_size, 0)?;
+    Ok(fi_ep_attr_2_7 {
+        base: fi_ep_attr {
+            type_: FI_EP_RDM,
+            protocol: PROTOCOL,
+            protocol_version: PROTOCOL_VERSION,
+            max_msg_size: usize::MAX,
+            msg_prefix_size: 0,
+            max_order_raw_size: 0,
+            max_order_war_size: 0,
+            max_order_waw_size: 0,
+            // All bits are matched one by one, which serves every format of fields.
+            mem_tag_format: FI_TAG_GENERIC,
+            tx_ctx_cnt: 1,
+            rx_ctx_cnt: 1,
+            auth_key_size: 0,
+            auth_key: null_mut(),
+        },
+        xpu_ctx: null_mut(),
+    })
+}
+
+fn domain(
+    version: u32,
+    caps: u64,
+    hints: &fi_domain_attr_2_7,
+) -> Result<fi_domain_attr_2_7, Refusal> {
+    let wanted = &hints.base;
+    known("domain_attr->threading", wanted.threading, FI_THREAD_ENDPOINT)?;
+    known("domain_attr->control_progress", wanted.control_progress, FI_PROGRESS_CONTROL_UNIFIED)?;
+    known("domain_attr->data_progress", wanted.data_progress, FI_PROGRESS_CONTROL_UNIFIED)?;
+    known("domain_attr->resource_mgmt", wanted.resource_mgmt, FI_RM_ENABLED)?;
+    known("domain_attr->av_type", wanted.av_type, FI_AV_TABLE)?;
+    at_most("domain_attr->mr_key_size", wanted.mr_key_size, MR_KEY_SIZE)?;
+    at_most("domain_attr->cq_data_size", wanted.cq_data_size, CQ_DATA_SIZE)?;
+    at_most("domain_attr->cq_cnt", wanted.cq_cnt, OBJECT_COUNT)?;
+    at_most("domain_attr->ep_cnt", wanted.ep_cnt, EP_COUNT)?;
+    at_most("domain_attr->tx_ctx_cnt", wanted.tx_ctx_cnt, EP_COUNT)?;
+    at_most("domain_attr->rx_ctx_cnt", wanted.rx_ctx_cnt, EP_COUNT)?;
+    at_most("domain_attr->max_ep_tx_ctx", wanted.max_ep_tx_ctx, 1)?;
+    at_most("domain_attr->max_ep_rx_ctx", wanted.max_ep_rx_ctx, 1)?;
+    at_most("domain_attr->max_ep_stx_ctx", wanted.max_ep_stx_ctx, 0)?;
+    at_most("domain_attr->max_ep_srx_ctx", wanted.max_ep_srx_ctx, 0)?;
+    at_most("domain_attr->cntr_cnt", wanted.cntr_cnt, OBJECT_COUNT)?;
+    at_most("domain_attr->mr_iov_limit", wanted.mr_iov_limit, 1)?;
+    at_most("domain_attr->auth_key_size", wanted.auth_key_size, 0)?;
+    at_most("domain_attr->max_err_data", wanted.max_err_data, 0)?;
+    at_most("domain_attr->mr_cnt", wanted.mr_cnt, OBJECT_COUNT)?;
+    at_most("domain_attr->max_ep_auth_key", hints.max_ep_auth_key, 0)?;
+    at_most("domain_attr->max_group_id", hints.max_group_id as usize, 0)?;
+    let or = |wanted: u32, default: u32| if wanted == 0 { default } else { wanted };
+    Ok(fi_domain_attr_2_7 {
+        base: fi_domain_attr {
+            domain: null_mut(),
+            name: null_mut(),
+            threading: or(wanted.threading, FI_THREAD_SAFE),
+            control_progress: or(wanted.control_progress, FI_PROGRESS_MANUAL),
+            data_progress: or(wanted.data_progress, FI_PROGRESS_MANUAL),
+            resource_mgmt: or(wanted.resource_mgmt, FI_RM_ENABLED),
+            av_type: wanted.av_type,
+            mr_mode: mr_mode(version, wanted.mr_mode)?,
+            mr_key_size: MR_KEY_SIZE,
+            cq_data_size: CQ_DATA_SIZE,
+            cq_cnt: OBJECT_COUNT,
+            ep_cnt: EP_COUNT,
+            tx_ctx_cnt: EP_COUNT,
+            rx_ctx_cnt: EP_COUNT,
+            max_ep_tx_ctx: 1,
+            max_ep_rx_ctx: 1,
+            max_ep_stx_ctx: 0,
+            max_ep_srx_ctx: 0,
+            cntr_cnt: OBJECT_COUNT,
+            mr_iov_limit: 1,
+            caps: caps & DOMAIN_CAPS,
+            mode: 0,
+            auth_key: null_mut(),
+            auth_key_size: 0,
+            max_err_data: 0,
+            mr_cnt: OBJECT_COUNT,
+            tclass: wanted.tclass,
+        },
+        max_ep_auth_key: 0,
+        max_group_id: 0,
+        max_cntr_value: u64::MAX,
+        max_err_cntr_value: u64::MAX,
+        max_xpu_ctx_cnt: 0,
+    })
+}
+
+/// Fails for an enumerator above the last one that we know; all others are served.
+fn known(attribute: &'static str, wanted: u32, last: u32) -> Result<(), Refusal> {
+    if wanted > last {
+        return Err(Refusal::new(attribute, wanted, format_args!("0 to {last}")));
+    }
+    Ok(())
+}
+
+/// Registration asks nothing of the application, so every set of mode bits is met with none. The two
+/// values of before 1.5 stand alone and come back as they are (fi_domain(3), mr_mode); before 1.5 no
+/// other value exists, and 0 asks for either.
+fn mr_mode(version: u32, wanted: i32) -> Result<i32, Refusal> {
+    let old = version < fi_version(1, 5);
+    match wanted {
+        FI_MR_UNSPEC if old => Ok(FI_MR_SCALABLE),
+        FI_MR_BASIC | FI_MR_SCALABLE => Ok(wanted),
+        _ if old || wanted & (FI_MR_BASIC | FI_MR_SCALABLE) != 0 => Err(Refusal::new(
+            "domain_attr->mr_mode",
+            names::MR_MODE.text(u64::from(wanted as u32)),
+            "FI_MR_BASIC or FI_MR_SCALABLE, alone",
+        )),
+        _ => Ok(0),
+    }
+}

@@ -1,0 +1,324 @@
+//! Where an endpoint would live and whom it would reach: node, service and the addresses in the
+//! hints, as fi_getinfo(3) combines them.
+
+use super::hints::Hints;
+use super::{Refusal, Request};
+use crate::config::Config;
+use crate::sys::net::{self, Interface};
+use crate::sys::shared_memory::SharedMemory;
+use crate::sys::{Errno, unix};
+use crate::transport::address::{Address, LocalHost};
+use libfabric_sys::{
+    FI_ADDR_STR, FI_FORMAT_UNSPEC, FI_NUMERICHOST, FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6,
+    FI_SOCKADDR_IP, FI_SOURCE,
+};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The addresses of an info.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    /// FI_SOCKADDR_IN, FI_SOCKADDR_IN6 or FI_ADDR_STR.
+    pub(super) format: u32,
+    /// One of this host's addresses.
+    pub(super) source: Address,
+    pub(super) dest: Option<Address>,
+    /// Interface of `source`: the name of the domain.
+    pub(super) interface: String,
+}
+
+/// Finds the addresses that meet node, service and hints.
+pub(super) fn find(
+    request: &Request<'_>,
+    hints: &Hints,
+    config: &Config,
+) -> Result<Place, Refusal> {
+    let named = request.node.is_some() || request.service.is_some();
+    let is_source = request.flags & FI_SOURCE != 0;
+    if is_source && !named {
+        return Err(Refusal::invalid("flags", "FI_SOURCE", "FI_SOURCE with a node or a service"));
+    }
+    let format = Format::new(hints.addr_format)?;
+    let hinted_source =
+        if is_source { None } else { format.read("src_addr", hints.source.as_deref())? };
+    let hinted_dest =
+        if named && !is_source { None } else { format.read("dest_addr", hints.dest.as_deref())? };
+    // The family that everything else has to have.
+    let v6 = format.v6.or_else(|| hinted_source.or(hinted_dest).map(|a| a.is_ipv6()));
+    let finder = Finder { host: LocalHost::detect(), hints, config, v6 };
+
+    let (source, dest) = if is_source {
+        (Some(finder.local_name(request)?), hinted_dest)
+    } else if named {
+        (hinted_source, Some(finder.remote_name(request)?))
+    } else {
+        (hinted_source, hinted_dest)
+    };
+    let dest = match dest {
+        // "This host", where nothing more was said.
+        Some(dest) if dest.ip().is_unspecified() => Some(finder.here(dest)?.0),
+        dest => dest,
+    };
+    let (source, interface) = match (source, dest) {
+        (Some(source), _) => finder.own(source)?,
+        (None, Some(dest)) => finder.towards(dest)?,
+        (None, None) => finder.preferred(v6, 0)?,
+    };
+    if let Some(dest) = dest.filter(|dest| dest.is_ipv6() != source.is_ipv6()) {
+        return Err(Refusal::new("dest_addr", dest, format_args!("addresses like {source}")));
+    }
+    let by_family = if source.is_ipv6() { FI_SOCKADDR_IN6 } else { FI_SOCKADDR_IN };
+    Ok(Place {
+        format: if format.is_text { FI_ADDR_STR } else { by_family },
+        source: Address(source),
+        dest: dest.map(Address),
+        interface,
+    })
+}
+
+/// Opens once, and closes, what an endpoint at this place needs, because an info is a promise.
+pub(super) fn probe(place: &Place) -> Result<(), Refusal> {
+    let failed = |what: &'static str| {
+        move |errno: Errno| Refusal::new("src_addr", what, format_args!("no endpoint: {errno}"))
+    };
+    let any_port = with_port(place.source.0, 0);
+    let (_socket, port) = net::reserve_port(&any_port).map_err(failed("a UDP port"))?;
+    // The port is ours for the moment, which makes the name unique.
+    unix::listen(&format!("udrv-probe-{port}-{}", std::process::id()))
+        .map_err(failed("a unix socket"))?;
+    SharedMemory::create(4096).map_err(failed("shared memory"))?;
+    Ok(())
+}
+
+/// What `addr_format` of the hints asks for.
+#[derive(Clone, Copy, Debug)]
+struct Format {
+    is_text: bool,
+    /// IPv6, IPv4, or either.
+    v6: Option<bool>,
+}
+
+impl Format {
+    fn new(addr_format: u32) -> Result<Self, Refusal> {
+        let (is_text, v6) = match addr_format {
+            FI_FORMAT_UNSPEC | FI_SOCKADDR | FI_SOCKADDR_IP => (false, None),
+            FI_SOCKADDR_IN => (false, Some(false)),
+            FI_SOCKADDR_IN6 => (false, Some(true)),
+            FI_ADDR_STR => (true, None),
+            other => {
+                return Err(Refusal::new(
+                    "addr_format",
+                    other,
+                    "FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_ADDR_STR",
+                ));
+            }
+        };
+        Ok(Self { is_text, v6 })
+    }
+
+    /// An address of the hints.
+    fn read(
+        self,
+        attribute: &'static str,
+        bytes: Option<&[u8]>,
+    ) -> Result<Option<SocketAddr>, Refusal> {
+        let Some(bytes) = bytes else { return Ok(None) };
+        let address = if self.is_text {
+            let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+            std::str::from_utf8(text).ok().and_then(Address::from_text)
+        } else {
+            Address::from_bytes(bytes)
+        };
+        let refuse =
+            |offered: &'static str| Refusal::new(attribute, format_args!("{bytes:02x?}"), offered);
+        match (address, self.v6) {
+            (None, _) if self.is_text => Err(refuse("fi_sockaddr_in://ADDRESS:PORT")),
+            (None, _) => Err(refuse("a sockaddr_in or sockaddr_in6")),
+            (Some(address), Some(v6)) if address.0.is_ipv6() != v6 => {
+                Err(refuse(if v6 { "an IPv6 address" } else { "an IPv4 address" }))
+            }
+            (Some(address), _) => Ok(Some(address.0)),
+        }
+    }
+}
+
+struct Finder<'a> {
+    host: LocalHost,
+    hints: &'a Hints,
+    config: &'a Config,
+    v6: Option<bool>,
+}
+
+impl Finder<'_> {
+    /// The interface that the application (by domain name) or else the user insists on.
+    fn pinned(&self) -> Option<&str> {
+        self.hints.domain_name.as_deref().or(self.config.iface.as_deref())
+    }
+
+    /// The best of this host's addresses, and its interface.
+    fn preferred(&self, v6: Option<bool>, port: u16) -> Result<(SocketAddr, String), Refusal> {
+        let attribute = match (&self.hints.domain_name, &self.config.iface) {
+            (Some(_), _) => "domain_attr->name",
+            (None, Some(_)) => "FI_UDRV_IFACE",
+            (None, None) => "src_addr",
+        };
+        let family = match v6 {
+            Some(true) => " with an IPv6 address",
+            Some(false) => " with an IPv4 address",
+            None => "",
+        };
+        let interface = self.host.preferred(self.pinned(), v6).ok_or_else(|| {
+            Refusal::new(
+                attribute,
+                format_args!("{}{family}", self.pinned().unwrap_or("an interface")),
+                self.interfaces(),
+            )
+        })?;
+        Ok((address_on(&interface, port), interface.name))
+    }
+
+    /// The wildcard address made definite, port kept.
+    fn here(&self, wildcard: SocketAddr) -> Result<(SocketAddr, String), Refusal> {
+        self.preferred(Some(self.v6.unwrap_or_else(|| wildcard.is_ipv6())), wildcard.port())
+    }
+
+    /// An explicit source address with its interface: must be this host's.
+    fn own(&self, source: SocketAddr) -> Result<(SocketAddr, String), Refusal> {
+        if source.ip().is_unspecified() {
+            return self.here(source);
+        }
+        if !self.host.owns(source.ip()) {
+            return Err(Refusal::new("src_addr", source.ip(), self.interfaces()));
+        }
+        let Some(interface) = self.host.interface_of(source.ip()) else {
+            // Loopback exists even where no interface shows it.
+            return self.on("lo", source);
+        };
+        self.on(&interface.name, with_scope(source, interface))
+    }
+
+    fn on(&self, interface: &str, source: SocketAddr) -> Result<(SocketAddr, String), Refusal> {
+        match self.hints.domain_name.as_deref() {
+            Some(name) if name != interface => Err(Refusal::new(
+                "domain_attr->name",
+                name,
+                format_args!("{interface}, which has {}", source.ip()),
+            )),
+            _ => Ok((source, interface.to_owned())),
+        }
+    }
+
+    /// A source address that reaches `dest`: for this host's own addresses the same one, else the
+    /// one that the kernel would route from.
+    fn towards(&self, dest: SocketAddr) -> Result<(SocketAddr, String), Refusal> {
+        let v6 = Some(dest.is_ipv6());
+        if self.pinned().is_some() {
+            return self.preferred(v6, 0);
+        }
+        if self.host.owns(dest.ip()) {
+            return self.own(with_port(dest, 0));
+        }
+        match routed_from(dest).filter(|ip| self.host.owns(*ip)) {
+            Some(ip) => self.own(SocketAddr::new(ip, 0)),
+            None => self.preferred(v6, 0),
+        }
+    }
+
+    /// Node and service under FI_SOURCE.
+    fn local_name(&self, request: &Request<'_>) -> Result<SocketAddr, Refusal> {
+        let found = self.resolve(request)?;
+        found
+            .iter()
+            .find(|address| self.host.owns(address.ip()))
+            .or_else(|| found.first())
+            .copied()
+            .ok_or_else(|| self.unknown(request))
+    }
+
+    /// Node and service of a peer.
+    fn remote_name(&self, request: &Request<'_>) -> Result<SocketAddr, Refusal> {
+        self.resolve(request)?.first().copied().ok_or_else(|| self.unknown(request))
+    }
+
+    /// All addresses of node and service in the wanted family, IPv4 first.
+    fn resolve(&self, request: &Request<'_>) -> Result<Vec<SocketAddr>, Refusal> {
+        if let Some(text) = request.node.filter(|node| node.contains("://")) {
+            if let Some(service) = request.service {
+                return Err(Refusal::invalid(
+                    "service",
+                    service,
+                    "none beside an FI_ADDR_STR node",
+                ));
+            }
+            let address = Address::from_text(text).ok_or_else(|| self.unknown(request))?;
+            return Ok(self.family(vec![address.0]));
+        }
+        let numeric = request.flags & FI_NUMERICHOST != 0;
+        let service = request.service.unwrap_or("");
+        let no_service = || Refusal::new("service", service, "a port or a known service");
+        if service.parse::<u16>().is_err() && service.parse::<u64>().is_ok() {
+            return Err(no_service()); // getaddrinfo(3) would take it modulo 65536
+        }
+        let mut found = net::resolve(request.node, request.service, numeric).map_err(|errno| {
+            if errno == Errno(libc::EINVAL) { no_service() } else { self.unknown(request) }
+        })?;
+        if request.node.is_none() && self.v6 == Some(true) {
+            for address in &mut found {
+                address.set_ip(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+            }
+        }
+        Ok(self.family(found))
+    }
+
+    fn family(&self, mut found: Vec<SocketAddr>) -> Vec<SocketAddr> {
+        found.retain(|address| self.v6.is_none_or(|v6| address.is_ipv6() == v6));
+        found.sort_by_key(SocketAddr::is_ipv6);
+        found
+    }
+
+    fn unknown(&self, request: &Request<'_>) -> Refusal {
+        let offered = match self.v6 {
+            Some(true) => "names and numbers with an IPv6 address",
+            Some(false) => "names and numbers with an IPv4 address",
+            None => "names and numbers with an IP address",
+        };
+        Refusal::new("node", request.node.unwrap_or(""), offered)
+    }
+
+    /// This host's addresses, for the log.
+    fn interfaces(&self) -> String {
+        let list: Vec<String> =
+            net::interfaces().iter().map(|i| format!("{} {}", i.name, i.ip)).collect();
+        list.join(", ")
+    }
+}
+
+fn address_on(interface: &Interface, port: u16) -> SocketAddr {
+    with_scope(SocketAddr::new(interface.ip, port), interface)
+}
+
+/// A link-local address means nothing without its interface.
+fn with_scope(mut address: SocketAddr, interface: &Interface) -> SocketAddr {
+    if let SocketAddr::V6(v6) = &mut address {
+        if v6.scope_id() == 0 {
+            v6.set_scope_id(interface.scope);
+        }
+    }
+    address
+}
+
+fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
+    address.set_port(port);
+    address
+}
+
+/// The address that the kernel would send from. Connecting a UDP socket sends nothing.
+fn routed_from(dest: SocketAddr) -> Option<IpAddr> {
+    let any = match dest {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let (socket, _) = net::reserve_port(&SocketAddr::new(any, 0)).ok()?;
+    // Port 0 cannot be connected to; which one it is does not change the route.
+    socket.connect(with_port(dest, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}

@@ -1,0 +1,122 @@
+//! The C structures of the answer. libfabric frees them with free(3), member by member
+//! (`fi_freeinfo`), so they come from calloc(3) and nothing of Rust's allocator is in them.
+
+use super::hints::Hints;
+use super::place::Place;
+use super::{FABRIC_NAME, Offer};
+use crate::sys::net::socket_addr_to_bytes;
+use crate::transport::address::Address;
+use libfabric_sys::{FI_ADDR_STR, FI_SOCKADDR_IN, fi_fabric_attr, fi_info};
+use std::ffi::{c_char, c_void};
+use std::ptr::{NonNull, null_mut};
+
+/// Zeroed bytes behind every structure, so that an application built on a later libfabric finds
+/// zeroes where its structure is longer than ours.
+const SLACK: usize = 64;
+/// Name of the domain when only the provider was asked for (FI_PROV_ATTR_ONLY).
+const NO_INTERFACE: &str = "none";
+
+/// The info, or `None` when there is no memory.
+pub(super) fn write(offer: &Offer, hints: &Hints) -> Option<NonNull<fi_info>> {
+    let mut parts = Parts::default();
+    let info = parts.write(offer, hints);
+    if info.is_some() {
+        // Everything belongs to the info now.
+        parts.owned.clear();
+    }
+    info
+}
+
+/// Pieces that are freed unless the whole succeeds.
+#[derive(Default)]
+struct Parts {
+    owned: Vec<NonNull<c_void>>,
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        for part in &self.owned {
+            // SAFETY: from calloc, and nobody else has it.
+            unsafe { libc::free(part.as_ptr()) };
+        }
+    }
+}
+
+impl Parts {
+    fn write(&mut self, offer: &Offer, hints: &Hints) -> Option<NonNull<fi_info>> {
+        let attributes = &offer.attributes;
+        let place = offer.place.as_ref();
+        let mut domain = attributes.domain;
+        domain.base.name = self.text(place.map_or(NO_INTERFACE, |p| &p.interface))?;
+        let fabric = fi_fabric_attr {
+            fabric: null_mut(),
+            name: self.text(FABRIC_NAME)?,
+            // The core fills in the rest.
+            prov_name: null_mut(),
+            prov_version: 0,
+            api_version: 0,
+        };
+        let (src_addr, src_addrlen) = self.address(place, place.map(|p| p.source))?;
+        let (dest_addr, dest_addrlen) = self.address(place, place.and_then(|p| p.dest))?;
+        let info = fi_info {
+            next: null_mut(),
+            caps: attributes.caps,
+            mode: 0,
+            addr_format: place.map_or(FI_SOCKADDR_IN, |p| p.format),
+            src_addrlen,
+            dest_addrlen,
+            src_addr,
+            dest_addr,
+            handle: hints.handle,
+            tx_attr: self.structure(attributes.tx)?,
+            rx_attr: self.structure(attributes.rx)?,
+            ep_attr: self.structure(attributes.ep)?.cast(),
+            domain_attr: self.structure(domain)?.cast(),
+            fabric_attr: self.structure(fabric)?,
+            nic: null_mut(),
+        };
+        NonNull::new(self.structure(info)?)
+    }
+
+    fn zeroed(&mut self, len: usize) -> Option<NonNull<c_void>> {
+        // SAFETY: any size is allowed; null is checked.
+        let part = NonNull::new(unsafe { libc::calloc(1, len) })?;
+        self.owned.push(part);
+        Some(part)
+    }
+
+    fn structure<T: Copy>(&mut self, value: T) -> Option<*mut T> {
+        let at = self.zeroed(size_of::<T>() + SLACK)?.cast::<T>().as_ptr();
+        // SAFETY: new memory that is large enough and aligned for every type.
+        unsafe { at.write(value) };
+        Some(at)
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> Option<NonNull<c_void>> {
+        let at = self.zeroed(bytes.len())?;
+        // SAFETY: new memory of that length.
+        unsafe { at.as_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Some(at)
+    }
+
+    fn text(&mut self, text: &str) -> Option<*mut c_char> {
+        let bytes: Vec<u8> = text.bytes().chain([0]).collect();
+        Some(self.bytes(&bytes)?.as_ptr().cast())
+    }
+
+    /// An address in the format of the info, or a null pointer for none.
+    fn address(
+        &mut self,
+        place: Option<&Place>,
+        address: Option<Address>,
+    ) -> Option<(*mut c_void, usize)> {
+        let (Some(place), Some(address)) = (place, address) else { return Some((null_mut(), 0)) };
+        let bytes: Vec<u8> = if place.format == FI_ADDR_STR {
+            address.to_string().bytes().chain([0]).collect()
+        } else {
+            let (bytes, len) = socket_addr_to_bytes(&address.0);
+            bytes.into_iter().take(len).collect()
+        };
+        Some((self.bytes(&bytes)?.as_ptr(), bytes.len()))
+    }
+}

@@ -1,0 +1,373 @@
+//! `getinfo` as C calls it; what is refused and where addresses come from is in the submodules.
+
+mod places;
+mod refusals;
+
+use super::hints::Hints;
+use super::*;
+use libfabric_sys::*;
+use proptest::prelude::*;
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::{null, null_mut};
+
+/// API version of the calls that do not care.
+const NEW: u32 = fi_version(2, 1);
+
+fn request(flags: u64) -> Request<'static> {
+    Request { version: NEW, node: None, service: None, flags }
+}
+
+/// Hints in C's memory layout, from one Rust value.
+struct CHints {
+    hints: Hints,
+    mode: u64,
+}
+
+impl CHints {
+    fn new(hints: Hints) -> Self {
+        Self { hints, mode: 0 }
+    }
+
+    fn ask(&self, version: u32) -> Result<Info, c_int> {
+        let mut hints = self.hints.clone();
+        let c = |text: &Option<String>| text.as_ref().map(|t| CString::new(t.as_str()).unwrap());
+        let names = [c(&hints.domain_name), c(&hints.fabric_name), c(&hints.prov_name)];
+        let pointer = |i: usize| names[i].as_ref().map_or(null_mut(), |n| n.as_ptr().cast_mut());
+        let bytes = |b: &mut Option<Vec<u8>>| {
+            b.as_mut().map_or((null_mut(), 0), |b| (b.as_mut_ptr().cast(), b.len()))
+        };
+        let (src_addr, src_addrlen) = bytes(&mut hints.source);
+        let (dest_addr, dest_addrlen) = bytes(&mut hints.dest);
+        hints.domain.base.name = pointer(0);
+        let mut fabric = fi_fabric_attr {
+            fabric: null_mut(),
+            name: pointer(1),
+            prov_name: pointer(2),
+            prov_version: 0,
+            api_version: 0,
+        };
+        let info = fi_info {
+            next: null_mut(),
+            caps: hints.caps,
+            mode: self.mode,
+            addr_format: hints.addr_format,
+            src_addrlen,
+            dest_addrlen,
+            src_addr,
+            dest_addr,
+            handle: hints.handle,
+            tx_attr: &mut hints.tx,
+            rx_attr: &mut hints.rx,
+            ep_attr: &mut hints.ep,
+            domain_attr: (&raw mut hints.domain).cast(),
+            fabric_attr: &mut fabric,
+            nic: null_mut(),
+        };
+        ask(version, None, None, 0, &info)
+    }
+}
+
+fn ask(
+    version: u32,
+    node: Option<&CStr>,
+    service: Option<&CStr>,
+    flags: u64,
+    hints: *const fi_info,
+) -> Result<Info, c_int> {
+    let mut out = std::ptr::dangling_mut();
+    let text = |t: Option<&CStr>| t.map_or(null(), CStr::as_ptr);
+    // SAFETY: live C strings and structures.
+    let rc = unsafe { getinfo(version, text(node), text(service), flags, hints, &mut out) };
+    if rc == 0 {
+        Ok(Info(out))
+    } else {
+        assert!(out.is_null());
+        Err(rc)
+    }
+}
+
+/// What `fi_getinfo` returned; dropped as `fi_freeinfo` of libfabric 1.17 and 2.1 does it.
+struct Info(*mut fi_info);
+
+impl Drop for Info {
+    fn drop(&mut self) {
+        // SAFETY: each part is from malloc, and nobody else's.
+        unsafe {
+            let info = &*self.0;
+            assert!(info.next.is_null() && info.nic.is_null());
+            let free = |at: *mut c_void| libc::free(at);
+            free(info.src_addr);
+            free(info.dest_addr);
+            free(info.tx_attr.cast());
+            free(info.rx_attr.cast());
+            free((*info.ep_attr).auth_key.cast());
+            free(info.ep_attr.cast());
+            free((*info.domain_attr).auth_key.cast());
+            free((*info.domain_attr).name.cast());
+            free(info.domain_attr.cast());
+            free((*info.fabric_attr).name.cast());
+            free((*info.fabric_attr).prov_name.cast());
+            free(info.fabric_attr.cast());
+            free(self.0.cast());
+        }
+    }
+}
+
+impl Info {
+    /// Read back as a caller of the newest API would give it as hints.
+    fn as_hints(&self) -> Hints {
+        // SAFETY: a live info.
+        unsafe { Hints::read(fi_version(2, 7), self.0) }
+    }
+
+    /// All of it as text, for comparisons, without the addresses of the C strings.
+    fn text(&self) -> String {
+        let mut hints = self.as_hints();
+        hints.domain.base.name = null_mut();
+        // SAFETY: a live info, with our own allocation size.
+        let (mode, domain) =
+            unsafe { ((*self.0).mode, *(*self.0).domain_attr.cast::<fi_domain_attr_2_7>()) };
+        hints.domain.max_cntr_value = domain.max_cntr_value;
+        hints.domain.max_err_cntr_value = domain.max_err_cntr_value;
+        hints.domain.max_xpu_ctx_cnt = domain.max_xpu_ctx_cnt;
+        format!("{mode} {hints:?}")
+    }
+}
+
+#[test]
+fn without_hints_everything_is_complete() {
+    let info = ask(NEW, None, None, 0, null()).unwrap().as_hints();
+    assert_eq!(info.caps, CAPS);
+    assert_eq!(info.tx.caps, TX_CAPS);
+    assert_eq!(info.rx.caps, RX_CAPS);
+    assert_eq!(info.ep.type_, FI_EP_RDM);
+    assert_eq!(info.ep.max_msg_size, usize::MAX);
+    assert_eq!(info.ep.mem_tag_format.leading_zeros(), 0);
+    assert_eq!(info.domain.base.threading, FI_THREAD_SAFE);
+    assert_eq!(info.domain.base.mr_mode, 0);
+    assert_eq!(info.fabric_name.as_deref(), Some("udrv"));
+    assert_eq!(info.prov_name, None);
+    assert!(info.domain_name.is_some_and(|name| !name.is_empty()));
+    assert!(info.source.is_some());
+    assert!(info.dest.is_none());
+}
+
+#[test]
+fn hints_that_are_all_zero_are_no_hints() {
+    let none = ask(NEW, None, None, 0, null()).unwrap().text();
+    assert_eq!(CHints::new(Hints::none()).ask(NEW).unwrap().text(), none);
+}
+
+#[test]
+fn attribute_structures_may_be_missing() {
+    let mut hints: fi_info =
+        // SAFETY: integers and pointers.
+        unsafe { std::mem::zeroed() };
+    hints.caps = FI_TAGGED;
+    let info = ask(NEW, None, None, 0, &hints).unwrap().as_hints();
+    assert_eq!(info.caps, FI_TAGGED | FI_SEND | FI_RECV | FI_FENCE | FI_LOCAL_COMM);
+}
+
+#[test]
+fn providers_may_be_listed_without_opening_anything() {
+    let mut hints = Hints::none();
+    hints.caps = FI_RMA;
+    let offer = answer(&request(FI_PROV_ATTR_ONLY), &hints, &Config::default()).unwrap();
+    assert!(offer.place.is_none());
+    let info = ask(NEW, None, None, FI_PROV_ATTR_ONLY | 1 << 63, null()).unwrap().as_hints();
+    assert!(info.source.is_none());
+    assert!(info.domain_name.is_some());
+}
+
+#[test]
+fn unknown_flags_are_ignored_and_null_results_refused() {
+    assert!(ask(NEW, None, None, 1 << 59 | 1 << 60, null()).is_ok());
+    // SAFETY: null pointers are what is tested.
+    let rc = unsafe { getinfo(NEW, null(), null(), 0, null(), null_mut()) };
+    assert_eq!(rc, -FI_EINVAL);
+    assert_eq!(ask(NEW, None, None, FI_SOURCE, null()).err(), Some(-FI_EINVAL));
+}
+
+#[test]
+fn capabilities_follow_what_is_asked() {
+    let both = FI_SEND | FI_RECV;
+    let cases = [
+        (FI_MSG, FI_MSG | both | FI_MULTI_RECV | FI_FENCE | FI_LOCAL_COMM),
+        (FI_MSG | FI_SEND, FI_MSG | FI_SEND | FI_FENCE | FI_LOCAL_COMM),
+        (FI_MSG | FI_RECV, FI_MSG | FI_RECV | FI_MULTI_RECV | FI_LOCAL_COMM),
+        (
+            FI_TAGGED | FI_SOURCE | FI_REMOTE_COMM,
+            FI_TAGGED | both | FI_SOURCE | FI_FENCE | FI_LOCAL_COMM | FI_REMOTE_COMM,
+        ),
+        (FI_DIRECTED_RECV, FI_DIRECTED_RECV | FI_LOCAL_COMM),
+        (CAPS, CAPS),
+        (CAPS | CAPS_IF_ASKED, CAPS | CAPS_IF_ASKED),
+    ];
+    for (wanted, granted) in cases {
+        let mut hints = Hints::none();
+        hints.caps = wanted;
+        let info = CHints::new(hints).ask(NEW).unwrap().as_hints();
+        assert_eq!(names::CAPS.text(info.caps), names::CAPS.text(granted));
+        assert_eq!(info.domain.base.caps, granted & DOMAIN_CAPS);
+        assert_eq!((info.tx.caps | info.rx.caps) & !info.caps, 0);
+        let receives = info.caps & FI_RECV != 0;
+        assert_eq!(info.rx.caps & (FI_MSG | FI_TAGGED) != 0, receives);
+    }
+}
+
+#[test]
+fn caps_of_one_context_may_be_fewer() {
+    let mut hints = Hints::none();
+    hints.caps = FI_MSG | FI_TAGGED;
+    // As applications copy it: all capabilities, those of the other direction included.
+    hints.tx.caps = FI_TAGGED | FI_SEND | FI_RECV | FI_MULTI_RECV | FI_LOCAL_COMM;
+    hints.rx.caps = FI_MSG | FI_SEND;
+    let info = CHints::new(hints).ask(NEW).unwrap().as_hints();
+    assert_eq!(info.tx.caps, FI_TAGGED | FI_SEND | FI_FENCE);
+    assert_eq!(info.rx.caps, FI_MSG | FI_RECV | FI_MULTI_RECV);
+}
+
+#[test]
+fn registration_modes_of_before_1_5_come_back() {
+    let mr_mode = |version, wanted| {
+        let mut hints = Hints::none();
+        hints.domain.base.mr_mode = wanted;
+        CHints::new(hints).ask(version).map(|info| info.as_hints().domain.base.mr_mode)
+    };
+    let (old, new) = (fi_version(1, 4), fi_version(1, 5));
+    assert_eq!(mr_mode(old, FI_MR_UNSPEC), Ok(FI_MR_SCALABLE));
+    assert_eq!(mr_mode(new, FI_MR_UNSPEC), Ok(0));
+    for version in [old, new] {
+        assert_eq!(mr_mode(version, FI_MR_BASIC), Ok(FI_MR_BASIC));
+        assert_eq!(mr_mode(version, FI_MR_SCALABLE), Ok(FI_MR_SCALABLE));
+        assert_eq!(mr_mode(version, FI_MR_BASIC | FI_MR_LOCAL), Err(-FI_ENODATA));
+    }
+    assert_eq!(mr_mode(old, FI_MR_LOCAL), Err(-FI_ENODATA));
+    assert_eq!(mr_mode(new, FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_HMEM), Ok(0));
+}
+
+#[test]
+fn members_younger_than_the_caller_are_not_read() {
+    let mut hints = Hints::none();
+    hints.domain.max_ep_auth_key = 1;
+    hints.domain.max_group_id = 1;
+    hints.domain.max_cntr_value = 1;
+    let hints = CHints::new(hints);
+    assert!(hints.ask(fi_version(1, 19)).is_ok());
+    assert_eq!(hints.ask(fi_version(1, 20)).err(), Some(-FI_ENODATA));
+    let mut keyed = Hints::none();
+    keyed.ep.auth_key_size = 8;
+    let keyed = CHints::new(keyed);
+    assert!(keyed.ask(fi_version(1, 4)).is_ok());
+    assert_eq!(keyed.ask(fi_version(1, 5)).err(), Some(-FI_ENODATA));
+}
+
+#[test]
+fn what_the_application_chooses_comes_back() {
+    let mut hints = Hints::none();
+    hints.tx.op_flags = TX_OP_FLAGS;
+    hints.rx.op_flags = RX_OP_FLAGS;
+    hints.tx.size = 1 << 20;
+    hints.rx.size = 1;
+    hints.tx.tclass = FI_TC_LOW_LATENCY;
+    hints.domain.base.threading = FI_THREAD_DOMAIN;
+    hints.domain.base.control_progress = FI_PROGRESS_AUTO;
+    hints.domain.base.data_progress = FI_PROGRESS_CONTROL_UNIFIED;
+    hints.domain.base.resource_mgmt = FI_RM_DISABLED;
+    hints.domain.base.av_type = FI_AV_MAP;
+    let handle = 1;
+    hints.handle = (&raw const handle).cast_mut().cast();
+    let wanted = hints.clone();
+    let got = CHints::new(hints).ask(NEW).unwrap().as_hints();
+    assert_eq!(got.tx.op_flags, wanted.tx.op_flags);
+    assert_eq!(got.rx.op_flags, wanted.rx.op_flags);
+    assert_eq!((got.tx.size, got.rx.size), (1 << 20, 1));
+    assert_eq!(got.tx.tclass, FI_TC_LOW_LATENCY);
+    assert_eq!(got.domain.base.threading, FI_THREAD_DOMAIN);
+    assert_eq!(got.domain.base.control_progress, FI_PROGRESS_AUTO);
+    assert_eq!(got.domain.base.data_progress, FI_PROGRESS_CONTROL_UNIFIED);
+    assert_eq!(got.domain.base.resource_mgmt, FI_RM_DISABLED);
+    assert_eq!(got.domain.base.av_type, FI_AV_MAP);
+    assert_eq!(got.handle, wanted.handle);
+}
+
+/// Any subset of `bits`, often all or none.
+fn some_of(bits: u64) -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), Just(bits), any::<u64>().prop_map(move |random| random & bits)]
+}
+
+fn any_hints() -> impl Strategy<Value = (Hints, u32, u64)> {
+    let caps = (
+        some_of(CAPS | CAPS_IF_ASKED),
+        some_of(TX_CAPS | RX_CAPS | DOMAIN_CAPS),
+        some_of(TX_CAPS | RX_CAPS | DOMAIN_CAPS),
+        some_of(DOMAIN_CAPS),
+    );
+    let contexts = (some_of(TX_OP_FLAGS), some_of(RX_OP_FLAGS), some_of(MSG_ORDER), 0..2048usize);
+    let domain = (0..=5u32, 0..=3u32, 0..=3u32, 0..=2u32, 0..=2u32, 0..4096i32);
+    let counts = (0..=1usize, 0..=4usize, 0..=8usize, 0..=4096usize);
+    let addresses = (
+        prop::sample::select(vec![0, FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IP, FI_ADDR_STR]),
+        any::<bool>(),
+    );
+    let version = prop::sample::select(vec![
+        fi_version(1, 0),
+        fi_version(1, 5),
+        fi_version(1, 17),
+        fi_version(1, 20),
+        NEW,
+        fi_version(2, 7),
+    ]);
+    (caps, contexts, domain, counts, addresses, version, any::<u64>()).prop_map(
+        |(caps, contexts, domain, counts, (format, with_dest), version, mode)| {
+            let mut hints = Hints::none();
+            (hints.caps, hints.tx.caps, hints.rx.caps, hints.domain.base.caps) = caps;
+            (hints.tx.op_flags, hints.rx.op_flags, hints.tx.msg_order, hints.tx.size) = contexts;
+            let d = &mut hints.domain.base;
+            (d.threading, d.control_progress, d.data_progress, _, _, d.mr_mode) = domain;
+            (d.resource_mgmt, d.av_type) = (domain.3, domain.4);
+            (hints.ep.tx_ctx_cnt, hints.tx.iov_limit, _, hints.tx.inject_size) = counts;
+            (hints.rx.iov_limit, hints.domain.base.cq_data_size) = (counts.1, counts.2);
+            hints.addr_format = format;
+            if with_dest {
+                hints.dest = Some(if format == FI_ADDR_STR {
+                    b"fi_sockaddr_in://127.0.0.1:9\0".to_vec()
+                } else {
+                    let address = "127.0.0.1:9".parse().unwrap();
+                    let (bytes, len) = crate::sys::net::socket_addr_to_bytes(&address);
+                    bytes[..len].to_vec()
+                });
+            }
+            (hints, version, mode)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// fi_getinfo(3): "asking for exactly what you returned must succeed", and changes nothing.
+    #[test]
+    fn asking_for_what_was_returned_returns_it((hints, version, mode) in any_hints()) {
+        let wanted = hints.clone();
+        let first = match (CHints { hints, mode }).ask(version) {
+            Ok(first) => first,
+            Err(rc) => {
+                prop_assert_eq!(rc, -FI_ENODATA);
+                return Ok(());
+            }
+        };
+        let second = ask(version, None, None, 0, first.0);
+        prop_assert!(second.is_ok(), "{}", first.text());
+        prop_assert_eq!(second.unwrap().text(), first.text());
+        // Nothing that was asked for got lost.
+        let got = first.as_hints();
+        prop_assert_eq!(wanted.caps & !got.caps, 0);
+        prop_assert_eq!(wanted.domain.base.caps & !got.domain.base.caps, 0);
+        prop_assert_eq!(wanted.tx.msg_order & !got.tx.msg_order, 0);
+        prop_assert!(got.tx.inject_size >= wanted.tx.inject_size);
+        prop_assert!(got.tx.iov_limit >= wanted.tx.iov_limit);
+        prop_assert!(got.tx.size >= wanted.tx.size);
+        prop_assert!(got.domain.base.cq_data_size >= wanted.domain.base.cq_data_size);
+    }
+}

@@ -1,0 +1,173 @@
+//! The thread behind FI_PROGRESS_AUTO and FI_WAIT_MUTEX_COND: progresses a domain's endpoints while
+//! the application does something else, and signals conditions.
+//!
+//! While the application polls, the thread only looks every few milliseconds whether it still does.
+//! Once it stops, the thread takes over: it sleeps until a doorbell rings.
+
+use super::cq::CompletionQueue;
+use super::domain::{Condition, Domain};
+use super::endpoint::Endpoint;
+use crate::sys::event::{Doorbell, Epoll};
+use crate::telemetry::log;
+use libfabric_sys::FI_EAGAIN;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// How long the application must not have polled before the thread takes over, milliseconds.
+const WATCH_MS: i32 = 2;
+/// Longest sleep, milliseconds.
+const SLEEP_MS: i32 = 500;
+
+#[derive(Debug)]
+struct Shared {
+    stop: AtomicBool,
+    epoll: Epoll,
+    bell: Doorbell,
+}
+
+/// The thread of one domain.
+#[derive(Debug)]
+pub(crate) struct ProgressThread {
+    shared: Arc<Shared>,
+    handle: Mutex<Option<JoinHandle<()>>>,
+    owner: i32,
+}
+
+impl ProgressThread {
+    /// Errors: EAGAIN when the system has no more threads, EMFILE, ENFILE, ENOMEM.
+    pub(crate) fn start(domain: &Arc<Domain>) -> Result<Self, i32> {
+        let epoll = Epoll::new().map_err(|e| e.0)?;
+        let bell = Doorbell::new().map_err(|e| e.0)?;
+        epoll.add(bell.fd(), 0).map_err(|e| e.0)?;
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), epoll, bell });
+        let mine = shared.clone();
+        let domain = DomainPtr(Arc::as_ptr(domain));
+        let handle = std::thread::Builder::new()
+            .name("udrv-progress".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                block_signals();
+                run(&mine, &domain);
+            })
+            .map_err(|e| e.raw_os_error().unwrap_or(FI_EAGAIN))?;
+        log::info(format_args!("progress thread started"));
+        let owner = crate::sys::process::pid();
+        Ok(Self { shared, handle: Mutex::new(Some(handle)), owner })
+    }
+
+    /// Makes the thread look now.
+    pub(crate) fn kick(&self) {
+        self.shared.bell.ring();
+    }
+
+    /// An endpoint's descriptor wakes the thread.
+    pub(crate) fn watch(&self, fd: i32, token: u64) {
+        // SAFETY: the endpoint's descriptor is open during the call.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        if let Err(e) = self.shared.epoll.add(fd, token) {
+            log::warn(format_args!("progress thread cannot watch an endpoint: {e}"));
+        }
+        self.kick();
+    }
+
+    pub(crate) fn unwatch(&self, fd: i32) {
+        // SAFETY: the endpoint's descriptor is open during the call.
+        self.shared.epoll.remove(unsafe { BorrowedFd::borrow_raw(fd) });
+    }
+
+    /// Ends the thread and waits for it.
+    pub(crate) fn stop(self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.kick();
+        let handle = self.handle.lock().ok().and_then(|mut slot| slot.take());
+        // A forked child has no such thread to wait for; nor can the thread wait for itself.
+        let mine = self.owner == crate::sys::process::pid();
+        if let Some(handle) = handle.filter(|_| mine) {
+            if handle.thread().id() != std::thread::current().id() {
+                let _ = handle.join();
+            }
+        }
+    }
+}
+
+/// Signals of the application are for its own threads.
+fn block_signals() {
+    // SAFETY: fills a local set and changes this thread's mask only.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
+/// The domain that owns the thread: it joins the thread before it goes away, and an owning pointer
+/// here would make closing it look busy.
+struct DomainPtr(*const Domain);
+
+// SAFETY: a domain may be used from any thread under its lock.
+unsafe impl Send for DomainPtr {}
+
+fn run(shared: &Shared, domain: &DomainPtr) {
+    let mut seen = 0u64;
+    let mut tokens = [0u64; 8];
+    while !shared.stop.load(Ordering::Acquire) {
+        // SAFETY: see DomainPtr.
+        let timeout = turn(unsafe { &*domain.0 }, &mut seen);
+        let result = shared.epoll.wait(&mut tokens, timeout);
+        if result.is_ok_and(|n| n > 0) {
+            shared.bell.silence();
+        }
+    }
+}
+
+/// One turn; returns how long to sleep.
+fn turn(domain: &Domain, seen: &mut u64) -> i32 {
+    let guard = domain.lock.lock();
+    // SAFETY: the guard is of this domain; the copies end the borrow.
+    let (endpoints, conditions) = unsafe {
+        let state = domain.state(&guard);
+        state.conditions.retain(|c| match c {
+            Condition::Queue(cq) => cq.strong_count() > 0,
+            Condition::Counter(cntr) => cntr.strong_count() > 0,
+        });
+        (state.endpoints.clone(), state.conditions.clone())
+    };
+    // SAFETY: endpoints leave the domain's list under the lock before they go away.
+    let each = || endpoints.iter().map(|endpoint: &*const Endpoint| unsafe { &**endpoint });
+    let polls: u64 = each().map(|endpoint| endpoint.polls(&guard)).sum();
+    let application_polls = polls != *seen;
+    *seen = polls;
+    let mut timeout = WATCH_MS;
+    if !application_polls {
+        let moved: usize = each().map(|endpoint| endpoint.progress_quietly(&guard)).sum();
+        let asleep = moved == 0 && each().all(|endpoint| endpoint.hand_to_thread(&guard));
+        timeout = if asleep { SLEEP_MS } else { 0 };
+    }
+    // Conditions are signalled without the lock: the application may hold the mutex.
+    let waiters: Vec<_> = conditions
+        .iter()
+        .filter_map(|condition| match condition {
+            Condition::Queue(cq) => take_queue_cond(cq.upgrade()?, &guard),
+            Condition::Counter(cntr) => {
+                let cntr = cntr.upgrade()?;
+                // SAFETY: the guard is of the counter's domain; one short step.
+                unsafe { cntr.state.get(&guard) }.source.take_cond()
+            }
+        })
+        .collect();
+    drop(guard);
+    for waiter in waiters {
+        waiter.broadcast();
+    }
+    timeout
+}
+
+fn take_queue_cond(
+    cq: Arc<CompletionQueue>,
+    guard: &super::lock::Guard<'_>,
+) -> Option<Arc<super::wait::Waiter>> {
+    // SAFETY: the guard is of the queue's domain; one short step.
+    unsafe { cq.state.get(guard) }.source.take_cond()
+}

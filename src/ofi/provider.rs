@@ -1,0 +1,70 @@
+//! `struct fi_provider`: what the core gets when it loads us.
+
+use super::guard::{code, entry};
+use super::{core, fabric, info};
+use crate::config::VARIABLES;
+use libfabric_sys::{fi_context, fi_fabric_attr, fi_info, fi_provider, fi_version, fid_fabric};
+use std::cell::UnsafeCell;
+use std::ffi::{c_char, c_int, c_void};
+
+/// Writable: the core keeps its own notes in `context`.
+#[repr(transparent)]
+struct ProviderTable(UnsafeCell<fi_provider>);
+
+// SAFETY: written by `initialise` while the core loads us, and by the core under its own lock.
+unsafe impl Sync for ProviderTable {}
+
+static PROVIDER: ProviderTable = ProviderTable(UnsafeCell::new(fi_provider {
+    version: 0,
+    fi_version: 0,
+    context: fi_context { internal: [std::ptr::null_mut(); 4] },
+    name: c"udrv".as_ptr(),
+    getinfo: Some(getinfo),
+    fabric: Some(open_fabric),
+    cleanup: Some(cleanup),
+}));
+
+/// Our own version, as the core orders providers of one name: 100 * major + minor, in its encoding.
+const VERSION: u32 = fi_version(0, 1);
+
+/// Sets everything up, also when the library stayed mapped since an earlier load.
+pub(crate) fn initialise() -> *mut fi_provider {
+    let provider = PROVIDER.0.get();
+    core::attach(provider);
+    // SAFETY: the core calls `fi_prov_ini` from one thread at a time, and nobody else has the table
+    // between loads.
+    unsafe {
+        (*provider).version = VERSION;
+        (*provider).fi_version = core::version();
+        (*provider).context = fi_context { internal: [std::ptr::null_mut(); 4] };
+    }
+    for variable in VARIABLES {
+        core::define_parameter(variable.name, variable.help);
+    }
+    provider
+}
+
+unsafe extern "C" fn getinfo(
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const fi_info,
+    out: *mut *mut fi_info,
+) -> c_int {
+    // SAFETY: as the core calls getinfo.
+    entry("fi_getinfo", || unsafe { info::getinfo(version, node, service, flags, hints, out) })
+}
+
+unsafe extern "C" fn open_fabric(
+    attr: *mut fi_fabric_attr,
+    out: *mut *mut fid_fabric,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as the core calls fabric.
+    entry("fi_fabric", || code(unsafe { fabric::open(attr, out, context) }))
+}
+
+unsafe extern "C" fn cleanup() {
+    entry("cleanup", core::detach);
+}

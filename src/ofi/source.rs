@@ -1,0 +1,160 @@
+//! What completion queues and counters have in common: endpoints that feed them, and someone who
+//! waits for them. All of it belongs to the holder of the domain's lock.
+
+use super::endpoint::Endpoint;
+use super::lock::Guard;
+use super::wait::{WaitKind, Waiter};
+use std::sync::Arc;
+
+/// The endpoints of a queue or counter, and its wait object.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// Endpoints bound to it. Each removes itself before it goes away.
+    endpoints: Vec<*const Endpoint>,
+    /// `None`: FI_WAIT_NONE.
+    pub(crate) waiter: Option<Arc<Waiter>>,
+    /// Blocking calls that sleep now.
+    sleepers: u32,
+    /// The application sleeps on the descriptor (after fi_trywait).
+    fd_armed: bool,
+    /// `fi_cq_signal` was called.
+    pub(crate) signaled: bool,
+    /// The condition is to be signalled once the lock is free.
+    cond_pending: bool,
+}
+
+impl Source {
+    pub(crate) fn new(waiter: Option<Arc<Waiter>>) -> Self {
+        Self {
+            endpoints: Vec::new(),
+            waiter,
+            sleepers: 0,
+            fd_armed: false,
+            signaled: false,
+            cond_pending: false,
+        }
+    }
+
+    /// The endpoints, for progress.
+    #[inline]
+    pub(crate) fn endpoints(&self) -> &[*const Endpoint] {
+        &self.endpoints
+    }
+
+    /// An endpoint was enabled: it feeds this source and wakes its waiter.
+    pub(crate) fn attach(&mut self, endpoint: &Endpoint, wait_fd: i32) -> Result<(), i32> {
+        let this: *const Endpoint = endpoint;
+        if self.endpoints.contains(&this) {
+            return Ok(());
+        }
+        if let Some(waiter) = &self.waiter {
+            waiter.watch(wait_fd, this.addr() as u64)?;
+        }
+        self.endpoints.push(this);
+        Ok(())
+    }
+
+    /// The inverse of `attach`.
+    pub(crate) fn detach(&mut self, endpoint: &Endpoint, wait_fd: Option<i32>) {
+        let this: *const Endpoint = endpoint;
+        if let (Some(waiter), Some(fd)) = (&self.waiter, wait_fd) {
+            waiter.unwatch(fd);
+        }
+        self.endpoints.retain(|e| *e != this);
+    }
+
+    /// True while someone has to be woken by the next event.
+    fn is_armed(&self) -> bool {
+        self.fd_armed || self.sleepers > 0
+    }
+
+    /// There is a new event: wakes whoever waits.
+    #[inline]
+    pub(crate) fn notify(&mut self) {
+        if self.is_armed() {
+            if let Some(waiter) = &self.waiter {
+                waiter.ring();
+            }
+        }
+        if let Some(waiter) = &self.waiter {
+            if waiter.kind() == WaitKind::MutexCond {
+                self.cond_pending = true;
+            }
+        }
+    }
+
+    /// The waiter whose condition is to be signalled, once.
+    pub(crate) fn take_cond(&mut self) -> Option<Arc<Waiter>> {
+        if !std::mem::take(&mut self.cond_pending) {
+            return None;
+        }
+        self.waiter.clone()
+    }
+
+    /// Prepares to sleep: false if an endpoint has work.
+    fn arm(&mut self, guard: &Guard<'_>) -> bool {
+        let first = !self.is_armed();
+        if first {
+            if let Some(waiter) = &self.waiter {
+                waiter.silence();
+            }
+            for (i, endpoint) in self.endpoints.iter().enumerate() {
+                // SAFETY: an endpoint removes itself from here before it goes away.
+                if !unsafe { &**endpoint }.arm(guard) {
+                    for armed in self.endpoints.iter().take(i) {
+                        // SAFETY: as above.
+                        unsafe { &**armed }.disarm(guard);
+                    }
+                    return false;
+                }
+            }
+            return true;
+        }
+        // SAFETY: as above.
+        self.endpoints.iter().all(|endpoint| unsafe { &**endpoint }.rearm(guard))
+    }
+
+    fn disarm(&mut self, guard: &Guard<'_>) {
+        if self.is_armed() {
+            return;
+        }
+        for endpoint in &self.endpoints {
+            // SAFETY: an endpoint removes itself from here before it goes away.
+            unsafe { &**endpoint }.disarm(guard);
+        }
+        if let Some(waiter) = &self.waiter {
+            waiter.silence();
+        }
+    }
+
+    /// A blocking call is about to sleep.
+    pub(crate) fn begin_sleep(&mut self, guard: &Guard<'_>) -> bool {
+        let ready = self.arm(guard);
+        if ready {
+            self.sleepers += 1;
+        }
+        ready
+    }
+
+    /// It woke up.
+    pub(crate) fn end_sleep(&mut self, guard: &Guard<'_>) {
+        self.sleepers = self.sleepers.saturating_sub(1);
+        self.disarm(guard);
+    }
+
+    /// The application is about to sleep on the descriptor.
+    pub(crate) fn arm_fd(&mut self, guard: &Guard<'_>) -> bool {
+        let ready = self.arm(guard);
+        self.fd_armed |= ready;
+        ready
+    }
+
+    /// The application reads again.
+    #[inline]
+    pub(crate) fn disarm_fd(&mut self, guard: &Guard<'_>) {
+        if self.fd_armed {
+            self.fd_armed = false;
+            self.disarm(guard);
+        }
+    }
+}

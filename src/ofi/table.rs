@@ -1,0 +1,78 @@
+//! Tables of function pointers that answer -FI_ENOSYS wherever we have nothing better, also in the
+//! slots that a later libfabric may append.
+
+use libfabric_sys::FI_ENOSYS;
+
+type Stub = unsafe extern "C" fn() -> isize;
+
+/// Slots behind each table for operations that a newer core calls without looking at `size`.
+const SPARE: usize = 16;
+
+/// An operations table with its spare slots. Tables are read-only for everyone.
+#[repr(C)]
+pub(crate) struct Table<T> {
+    ops: T,
+    spare: [Stub; SPARE],
+}
+
+/// Every C caller passes arguments that this ignores; all return types are integers of at most
+/// pointer size.
+unsafe extern "C" fn not_supported() -> isize {
+    -(FI_ENOSYS as isize)
+}
+
+#[repr(C)]
+struct Raw<const N: usize> {
+    size: usize,
+    slots: [Stub; N],
+}
+
+/// A table of `N` slots after its `size`, all of them stubs.
+///
+/// # Safety
+/// `T` is a libfabric operations table: a `size_t` followed by exactly `N` nullable function
+/// pointers.
+pub(crate) const unsafe fn stubs<T: Copy, const N: usize>() -> T {
+    assert!(size_of::<T>() == size_of::<Raw<N>>());
+    union Cast<T: Copy, const N: usize> {
+        raw: std::mem::ManuallyDrop<Raw<N>>,
+        table: T,
+    }
+    let raw = Raw { size: size_of::<T>(), slots: [not_supported as Stub; N] };
+    // SAFETY: sizes are equal, and a non-null function pointer is a valid nullable one.
+    unsafe { Cast { raw: std::mem::ManuallyDrop::new(raw) }.table }
+}
+
+impl<T> Table<T> {
+    pub(crate) const fn new(ops: T) -> Self {
+        Self { ops, spare: [not_supported as Stub; SPARE] }
+    }
+
+    /// As the `fid` structures want it; nobody writes through it.
+    pub(crate) const fn as_mut_ptr(&'static self) -> *mut T {
+        (&raw const self.ops).cast_mut()
+    }
+}
+
+/// Zeroed room behind each structure that we hand out, for members that a newer core may expect.
+pub(crate) type Slack = [u64; 8];
+
+/// See [`Slack`].
+pub(crate) const SLACK: Slack = [0; 8];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libfabric_sys::fi_ops_cntr_2_7;
+
+    #[test]
+    fn every_slot_answers() {
+        // SAFETY: fi_ops_cntr_2_7 has eight slots.
+        static TABLE: Table<fi_ops_cntr_2_7> = Table::new(unsafe { stubs::<_, 8>() });
+        assert_eq!(TABLE.ops.base.size, size_of::<fi_ops_cntr_2_7>());
+        let add = TABLE.ops.base.add.unwrap();
+        // SAFETY: the stub looks at no argument.
+        assert_eq!(unsafe { add(std::ptr::null_mut(), 1) }, -FI_ENOSYS);
+        assert!(TABLE.ops.export_xpu.is_some());
+    }
+}

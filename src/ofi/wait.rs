@@ -1,0 +1,176 @@
+//! Waiting for an object: what `FI_WAIT_*` asks for, built of one epoll set and one doorbell.
+
+use crate::sys::Errno;
+use crate::sys::event::{Doorbell, Epoll, wait_readable};
+use libfabric_sys::{
+    FI_EINVAL, FI_ENOSYS, FI_WAIT_FD, FI_WAIT_MUTEX_COND, FI_WAIT_NONE, FI_WAIT_POLLFD,
+    FI_WAIT_SET, FI_WAIT_UNSPEC, FI_WAIT_YIELD, fi_mutex_cond, fi_wait_obj,
+};
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+/// What an application may wait on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WaitKind {
+    /// A descriptor, or a blocking call.
+    Fd,
+    /// A pthread mutex and condition.
+    MutexCond,
+    /// A blocking call that only yields the processor.
+    Yield,
+}
+
+impl WaitKind {
+    /// From an attribute; `None` for FI_WAIT_NONE. Errors: ENOSYS for FI_WAIT_POLLFD, EINVAL.
+    pub(crate) fn from_attr(object: fi_wait_obj) -> Result<Option<Self>, i32> {
+        match object {
+            FI_WAIT_NONE => Ok(None),
+            FI_WAIT_UNSPEC | FI_WAIT_FD | FI_WAIT_SET => Ok(Some(Self::Fd)),
+            FI_WAIT_MUTEX_COND => Ok(Some(Self::MutexCond)),
+            FI_WAIT_YIELD => Ok(Some(Self::Yield)),
+            FI_WAIT_POLLFD => Err(FI_ENOSYS),
+            _ => Err(FI_EINVAL),
+        }
+    }
+
+    fn to_attr(self) -> fi_wait_obj {
+        match self {
+            Self::Fd => FI_WAIT_FD,
+            Self::MutexCond => FI_WAIT_MUTEX_COND,
+            Self::Yield => FI_WAIT_YIELD,
+        }
+    }
+}
+
+/// A mutex and condition whose addresses the application gets.
+struct MutexCond {
+    mutex: UnsafeCell<libc::pthread_mutex_t>,
+    cond: UnsafeCell<libc::pthread_cond_t>,
+}
+
+/// The waiting part of a completion queue, counter or event queue.
+pub(crate) struct Waiter {
+    kind: WaitKind,
+    epoll: Epoll,
+    bell: Doorbell,
+    mutex_cond: Option<Box<MutexCond>>,
+}
+
+// SAFETY: the mutex and condition are made for use by several threads; the rest is descriptors.
+unsafe impl Send for Waiter {}
+// SAFETY: as above.
+unsafe impl Sync for Waiter {}
+
+impl std::fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiter").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// Token of the waiter's own doorbell; endpoints use their address.
+const TOKEN_BELL: u64 = 0;
+
+impl Waiter {
+    /// Errors: EMFILE, ENFILE, ENOMEM.
+    pub(crate) fn new(kind: WaitKind) -> Result<Self, i32> {
+        let epoll = Epoll::new().map_err(|e| e.0)?;
+        let bell = Doorbell::new().map_err(|e| e.0)?;
+        epoll.add(bell.fd(), TOKEN_BELL).map_err(|e| e.0)?;
+        let mutex_cond = (kind == WaitKind::MutexCond).then(|| {
+            Box::new(MutexCond {
+                mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+                cond: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
+            })
+        });
+        Ok(Self { kind, epoll, bell, mutex_cond })
+    }
+
+    pub(crate) fn kind(&self) -> WaitKind {
+        self.kind
+    }
+
+    /// Makes the descriptor readable until [`Waiter::silence`].
+    pub(crate) fn ring(&self) {
+        self.bell.ring();
+    }
+
+    pub(crate) fn silence(&self) {
+        self.bell.silence();
+    }
+
+    /// Wakes those who wait on the condition. Never called with the domain's lock held: the
+    /// application may hold the mutex while it calls us.
+    pub(crate) fn broadcast(&self) {
+        let Some(pair) = &self.mutex_cond else { return };
+        // SAFETY: both were statically initialised and live as long as `self`.
+        unsafe {
+            libc::pthread_mutex_lock(pair.mutex.get());
+            libc::pthread_cond_broadcast(pair.cond.get());
+            libc::pthread_mutex_unlock(pair.mutex.get());
+        }
+    }
+
+    /// Wakes up when `fd` does.
+    pub(crate) fn watch(&self, fd: RawFd, token: u64) -> Result<(), i32> {
+        // SAFETY: the caller's descriptor is open during the call.
+        self.epoll.add(unsafe { BorrowedFd::borrow_raw(fd) }, token).map_err(|e| e.0)
+    }
+
+    /// The inverse of `watch`.
+    pub(crate) fn unwatch(&self, fd: RawFd) {
+        // SAFETY: the caller's descriptor is open during the call.
+        self.epoll.remove(unsafe { BorrowedFd::borrow_raw(fd) });
+    }
+
+    /// Blocks until something rings, at most `timeout_ms`.
+    pub(crate) fn block(&self, timeout_ms: i32) -> Result<bool, Errno> {
+        wait_readable(self.epoll.fd(), timeout_ms)
+    }
+
+    /// The descriptor that an application polls.
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.epoll.fd().as_raw_fd()
+    }
+
+    /// `fi_control(FI_GETWAIT)`: writes the descriptor or the pair. Errors: ENOSYS, EINVAL.
+    ///
+    /// # Safety
+    /// `arg` points to room for what the wait object's kind delivers (fi_cq.3).
+    pub(crate) unsafe fn get(&self, arg: *mut c_void) -> Result<(), i32> {
+        if arg.is_null() {
+            return Err(FI_EINVAL);
+        }
+        match (self.kind, &self.mutex_cond) {
+            (WaitKind::Fd, _) => {
+                // SAFETY: an int, says the caller.
+                unsafe { *arg.cast::<c_int>() = self.raw_fd() };
+                Ok(())
+            }
+            (WaitKind::MutexCond, Some(pair)) => {
+                // SAFETY: a fi_mutex_cond, says the caller.
+                unsafe {
+                    *arg.cast::<fi_mutex_cond>() = fi_mutex_cond {
+                        mutex: pair.mutex.get().cast(),
+                        cond: pair.cond.get().cast(),
+                    };
+                }
+                Ok(())
+            }
+            _ => Err(FI_ENOSYS),
+        }
+    }
+
+    /// `fi_control(FI_GETWAITOBJ)`.
+    ///
+    /// # Safety
+    /// `arg` points to an `enum fi_wait_obj`.
+    pub(crate) unsafe fn get_object(&self, arg: *mut c_void) -> Result<(), i32> {
+        if arg.is_null() {
+            return Err(FI_EINVAL);
+        }
+        // SAFETY: the caller vouches.
+        unsafe { *arg.cast::<fi_wait_obj>() = self.kind.to_attr() };
+        Ok(())
+    }
+}

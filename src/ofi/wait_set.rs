@@ -1,0 +1,232 @@
+//! `struct fid_wait`: several queues and counters waited for together.
+
+use super::cntr::Counter;
+use super::cq::CompletionQueue;
+use super::eq::EventQueue;
+use super::fabric::Fabric;
+use super::guard::{code, entry};
+use super::table::{SLACK, Slack, Table, stubs};
+use super::wait::{WaitKind, Waiter};
+use crate::sys::clock::Deadline;
+use libfabric_sys::{
+    FI_CLASS_WAIT, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT, FI_GETWAIT, FI_GETWAITOBJ,
+    FI_WAIT_FD, FI_WAIT_UNSPEC, fi_ops, fi_ops_wait, fi_wait_attr, fid, fid_wait,
+};
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// Longest single sleep, milliseconds.
+const SLICE_MS: i32 = 500;
+
+/// One object of a set.
+#[derive(Clone, Debug)]
+pub(crate) enum Member {
+    Queue(Weak<CompletionQueue>),
+    Counter(Weak<Counter>),
+    Events(Weak<EventQueue>),
+}
+
+impl Member {
+    /// Prepares the member for sleep; false if it has something to report.
+    fn try_wait(&self) -> bool {
+        match self {
+            Self::Queue(cq) => cq.upgrade().is_none_or(|cq| cq.try_wait(&cq.domain.lock.lock())),
+            Self::Counter(c) => c.upgrade().is_none_or(|c| c.try_wait(&c.domain.lock.lock())),
+            Self::Events(eq) => eq.upgrade().is_none_or(|eq| !eq.has_events()),
+        }
+    }
+
+    fn end_wait(&self) {
+        match self {
+            Self::Queue(cq) => {
+                if let Some(cq) = cq.upgrade() {
+                    cq.end_wait(&cq.domain.lock.lock());
+                }
+            }
+            Self::Counter(c) => {
+                if let Some(c) = c.upgrade() {
+                    c.end_wait(&c.domain.lock.lock());
+                }
+            }
+            Self::Events(_) => {}
+        }
+    }
+}
+
+/// What members share of their set.
+#[derive(Debug)]
+pub(crate) struct WaitSet {
+    _fabric: Arc<Fabric>,
+    waiter: Waiter,
+    members: Mutex<Vec<(i32, Member)>>,
+}
+
+impl WaitSet {
+    fn members(&self) -> MutexGuard<'_, Vec<(i32, Member)>> {
+        match self.members.lock() {
+            Ok(members) => members,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// A new member; its descriptor wakes the set. Errors: EINVAL, ENOMEM.
+    pub(crate) fn add(&self, member: Member, fd: Option<i32>) -> Result<(), i32> {
+        let fd = fd.ok_or(FI_EINVAL)?;
+        self.waiter.watch(fd, 1)?;
+        self.members().push((fd, member));
+        Ok(())
+    }
+
+    /// A member is being closed.
+    pub(crate) fn remove(&self, fd: Option<i32>) {
+        if let Some(fd) = fd {
+            self.waiter.unwatch(fd);
+            self.members().retain(|(member_fd, _)| *member_fd != fd);
+        }
+    }
+
+    /// fi_trywait on the set: true when the application may sleep on its descriptor.
+    pub(crate) fn try_wait(&self) -> bool {
+        let members = self.members();
+        let mut armed = 0;
+        for (_, member) in members.iter() {
+            if !member.try_wait() {
+                break;
+            }
+            armed += 1;
+        }
+        if armed == members.len() {
+            return true;
+        }
+        for (_, member) in members.iter().take(armed) {
+            member.end_wait();
+        }
+        false
+    }
+}
+
+#[repr(C)]
+struct WaitFid {
+    fid: fid_wait,
+    slack: Slack,
+    shared: Arc<WaitSet>,
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    control: Some(control),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+static OPS: Table<fi_ops_wait> = Table::new(fi_ops_wait {
+    wait: Some(wait),
+    // SAFETY: fi_ops_wait has one slot.
+    ..unsafe { stubs::<fi_ops_wait, 1>() }
+});
+
+/// `fi_wait_open`. Errors: EINVAL; ENOSYS for wait objects other than UNSPEC and FD; EMFILE.
+///
+/// # Safety
+/// As libfabric calls `fi_wait_open`.
+pub(crate) unsafe fn open(
+    fabric: &Arc<Fabric>,
+    attr: *mut fi_wait_attr,
+    out: *mut *mut fid_wait,
+) -> Result<(), i32> {
+    // SAFETY: the application's attributes, valid during the call.
+    let attr = unsafe { attr.as_ref() }.ok_or(FI_EINVAL)?;
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    if !matches!(attr.wait_obj, FI_WAIT_UNSPEC | FI_WAIT_FD) {
+        return Err(FI_ENOSYS);
+    }
+    let set = Box::new(WaitFid {
+        fid: fid_wait {
+            fid: fid {
+                fclass: FI_CLASS_WAIT,
+                context: std::ptr::null_mut(),
+                ops: FID_OPS.as_mut_ptr(),
+            },
+            ops: OPS.as_mut_ptr(),
+        },
+        slack: SLACK,
+        shared: Arc::new(WaitSet {
+            _fabric: fabric.clone(),
+            waiter: Waiter::new(WaitKind::Fd)?,
+            members: Mutex::new(Vec::new()),
+        }),
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(set).cast() };
+    Ok(())
+}
+
+/// The shared part of a wait set; `None` for null.
+///
+/// # Safety
+/// `set` is null or came from [`open`] and is not closed.
+pub(crate) unsafe fn shared<'a>(set: *mut fid_wait) -> Option<&'a Arc<WaitSet>> {
+    // SAFETY: the caller vouches.
+    unsafe { set.cast::<WaitFid>().as_ref() }.map(|set| &set.shared)
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(wait)", || {
+        // SAFETY: a set of ours, open until now.
+        unsafe {
+            if Arc::strong_count(&(*fid.cast::<WaitFid>()).shared) > 1 {
+                return -FI_EBUSY;
+            }
+            drop(Box::from_raw(fid.cast::<WaitFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(wait)", || {
+        // SAFETY: a set of ours; `arg` is as fi_poll.3 says for each command.
+        unsafe {
+            let set = &(*fid.cast::<WaitFid>()).shared;
+            match command {
+                FI_GETWAIT => code(set.waiter.get(arg)),
+                FI_GETWAITOBJ => code(set.waiter.get_object(arg)),
+                _ => -FI_ENOSYS,
+            }
+        }
+    })
+}
+
+unsafe extern "C" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {
+    entry("fi_wait", || {
+        // SAFETY: a set of ours.
+        let Some(set) = (unsafe { shared(set) }) else { return -FI_EINVAL };
+        let deadline = Deadline::after_ms(timeout);
+        loop {
+            if !set.try_wait() {
+                return 0;
+            }
+            let slice = match deadline.poll_ms() {
+                -1 => SLICE_MS,
+                ms => ms.min(SLICE_MS),
+            };
+            // A signal ends the sleep early; the loop looks again.
+            let _ = set.waiter.block(slice);
+            for (_, member) in set.members().iter() {
+                member.end_wait();
+            }
+            if deadline.expired() {
+                return if set.try_wait() {
+                    for (_, member) in set.members().iter() {
+                        member.end_wait();
+                    }
+                    -FI_ETIMEDOUT
+                } else {
+                    0
+                };
+            }
+        }
+    })
+}

@@ -1,0 +1,89 @@
+//! When a peer goes away: everything that pends on it ends, with an error.
+
+use super::engine::Core;
+use super::index_list::Key;
+use super::receive::{Active, Body, Outcome};
+use super::send::TxState;
+use super::{Cause, Host};
+use crate::transport::{Departure, PeerId};
+
+impl Core {
+    pub(super) fn on_departure(
+        &mut self,
+        peer: PeerId,
+        departure: Departure,
+        host: &mut impl Host,
+    ) {
+        let (error, cause) = match departure {
+            Departure::Closed => (libc::ECONNRESET, Cause::PeerClosed),
+            Departure::Failed(errno) if errno.0 == libc::EHOSTDOWN => {
+                (libc::EHOSTUNREACH, Cause::PeerDied)
+            }
+            Departure::Failed(errno) => (errno.0, Cause::LinkBroke),
+        };
+        self.outbox.retain(|(to, _)| *to != peer);
+        self.fail_sends(peer, error, cause, host);
+        self.fail_rendezvous_receives(peer, error, cause, host);
+        self.lose_unexpected(peer, error);
+        if departure != Departure::Closed {
+            let source = self.source(peer, host);
+            if source != super::UNKNOWN_SOURCE {
+                self.fail_directed(source, error, cause, host);
+            }
+        }
+    }
+
+    fn fail_sends(&mut self, peer: PeerId, error: i32, cause: Cause, host: &mut impl Host) {
+        let keys: Vec<Key> = self.tx.keys_where(|request| request.peer == peer);
+        for key in keys {
+            self.streams.retain(|k| *k != key);
+            self.deferred.retain(|k| *k != key);
+            let deferred = self
+                .tx
+                .get(key)
+                .is_some_and(|request| matches!(request.state, TxState::Deferred { .. }));
+            if let Some(state) = self.peer(peer) {
+                let count = if deferred { &mut state.deferred } else { &mut state.outstanding };
+                *count = count.saturating_sub(1);
+            }
+            self.finish_send(key, Some((error, cause)), host);
+        }
+    }
+
+    fn fail_rendezvous_receives(
+        &mut self,
+        peer: PeerId,
+        error: i32,
+        cause: Cause,
+        host: &mut impl Host,
+    ) {
+        for key in self.active.keys_where(|active| active.peer == peer) {
+            self.pulls.retain(|k| *k != key);
+            let Some(active) = self.active.remove(key) else { continue };
+            let Active { envelope, target, received, .. } = active;
+            let outcome = Outcome::failed(received, error, cause);
+            self.finish_receive(peer, &envelope, &target, outcome, host);
+        }
+    }
+
+    /// Messages that were announced but never sent fail the receive that asks for them.
+    fn lose_unexpected(&mut self, peer: PeerId, error: i32) {
+        for tagged in [true, false] {
+            let list = self.unexpected.of(tagged);
+            let announced =
+                list.keys_where(|m| m.peer == peer && matches!(m.body, Body::Rts { .. }));
+            for key in announced {
+                if let Some(message) = list.get_mut(key) {
+                    if let Body::Rts { len, .. } = message.body {
+                        message.body = Body::Lost { len, error };
+                    }
+                }
+            }
+        }
+        for message in self.claimed.values_mut().filter(|m| m.peer == peer) {
+            if let Body::Rts { len, .. } = message.body {
+                message.body = Body::Lost { len, error };
+            }
+        }
+    }
+}

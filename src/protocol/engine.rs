@@ -1,0 +1,307 @@
+//! The endpoint's state and its turn of work.
+
+use super::index_list::{IndexList, Key};
+use super::packet::Packet;
+use super::receive::{Active, MultiBuffer, Posted, Unexpected};
+use super::send::TxRequest;
+use super::{Host, UNKNOWN_SOURCE};
+use crate::transport::{Address, Departure, Handler, Iface, PeerId};
+use std::collections::{HashMap, VecDeque};
+
+/// Bounds and thresholds of one endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Longest message sent eagerly, bytes; longer ones go by rendezvous.
+    pub(crate) eager_max: usize,
+    /// Sends that may pend (rendezvous, delivery-complete, fenced) before FI_EAGAIN.
+    pub(crate) tx_max: usize,
+    /// Receives that may be posted before FI_EAGAIN.
+    pub(crate) rx_max: usize,
+    /// Payload bytes of unexpected messages held before peers are asked to hold theirs.
+    pub(crate) unexpected_max: usize,
+    /// Bytes of one message moved by one turn of work.
+    pub(crate) bulk_chunk: usize,
+}
+
+/// What has happened so far; plain counts since the endpoint was enabled.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) eager_sent: u64,
+    pub(crate) rendezvous_sent: u64,
+    pub(crate) unexpected: u64,
+    pub(crate) pulled_bytes: u64,
+    pub(crate) pushed_bytes: u64,
+    pub(crate) fragment_bytes: u64,
+    pub(crate) dropped: u64,
+}
+
+/// What the engine knows of a peer.
+#[derive(Debug)]
+pub(super) struct PeerState {
+    address: Option<Address>,
+    source: u64,
+    /// Epoch of the address book at which `source` was looked up.
+    epoch: u64,
+    /// Pending sends that have left this endpoint.
+    pub(super) outstanding: u32,
+    /// Pending sends that wait for earlier ones.
+    pub(super) deferred: u32,
+}
+
+/// The two matching spaces: plain messages and tagged messages.
+#[derive(Debug)]
+pub(super) struct Spaces<T> {
+    plain: IndexList<T>,
+    tagged: IndexList<T>,
+}
+
+impl<T> Spaces<T> {
+    fn new() -> Self {
+        Self { plain: IndexList::default(), tagged: IndexList::default() }
+    }
+
+    #[inline]
+    pub(super) fn of(&mut self, tagged: bool) -> &mut IndexList<T> {
+        if tagged { &mut self.tagged } else { &mut self.plain }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.plain.len() + self.tagged.len()
+    }
+}
+
+/// Everything but the interface, so that messages can be handled while the interface delivers.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) limits: Limits,
+    pub(super) peers: Vec<PeerState>,
+    pub(super) tx: IndexList<TxRequest>,
+    /// Sends behind a fence, in order.
+    pub(super) deferred: VecDeque<Key>,
+    /// Sends that a CTS has released.
+    pub(super) streams: VecDeque<Key>,
+    pub(super) posted: Spaces<Posted>,
+    pub(super) unexpected: Spaces<Unexpected>,
+    pub(super) unexpected_bytes: usize,
+    pub(super) claimed: HashMap<u64, Unexpected>,
+    pub(super) buffers: IndexList<MultiBuffer>,
+    pub(super) active: IndexList<Active>,
+    /// Rendezvous receives that are ours to move.
+    pub(super) pulls: VecDeque<Key>,
+    /// Answers to peers; one per pending request at most.
+    pub(super) outbox: VecDeque<(PeerId, Packet)>,
+    pub(super) counts: Counts,
+    pressure: bool,
+}
+
+impl Core {
+    /// The record of `peer`, made if it is new.
+    pub(super) fn peer(&mut self, peer: PeerId) -> Option<&mut PeerState> {
+        while self.peers.len() <= peer.index() {
+            self.peers.push(PeerState {
+                address: None,
+                source: UNKNOWN_SOURCE,
+                epoch: u64::MAX,
+                outstanding: 0,
+                deferred: 0,
+            });
+        }
+        self.peers.get_mut(peer.index())
+    }
+
+    /// The address book's number of `peer`.
+    #[inline]
+    pub(super) fn source(&mut self, peer: PeerId, host: &impl Host) -> u64 {
+        lookup_source(&mut self.peers, peer, host)
+    }
+}
+
+#[inline]
+pub(super) fn lookup_source(peers: &mut [PeerState], peer: PeerId, host: &impl Host) -> u64 {
+    let Some(state) = peers.get_mut(peer.index()) else { return UNKNOWN_SOURCE };
+    let epoch = host.book_epoch();
+    if state.epoch != epoch {
+        state.epoch = epoch;
+        state.source = state.address.map_or(UNKNOWN_SOURCE, |a| host.source_of(&a));
+    }
+    state.source
+}
+
+/// One endpoint's protocol over one interface.
+#[derive(Debug)]
+pub(crate) struct Engine<I> {
+    pub(super) iface: I,
+    pub(super) core: Core,
+}
+
+/// Handles what the interface delivers.
+struct Delivery<'a, H> {
+    core: &'a mut Core,
+    host: &'a mut H,
+}
+
+impl<H: Host> Handler for Delivery<'_, H> {
+    fn on_peer(&mut self, peer: PeerId, address: &Address) {
+        self.core.meet(peer, address);
+    }
+
+    #[inline]
+    fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
+        match Packet::decode(header) {
+            Some(Packet::Eager { envelope, ack }) => {
+                self.core.on_eager(peer, &envelope, ack, payload, self.host);
+            }
+            Some(Packet::Rts { envelope, tx, len, ranges }) => {
+                self.core.on_rts(peer, &envelope, tx, len, ranges, self.host);
+            }
+            Some(Packet::Cts { tx, rx, len, ranges }) => {
+                self.core.on_cts(peer, tx, rx, len, ranges);
+            }
+            Some(Packet::Fragment { rx, offset }) => {
+                self.core.on_fragment(peer, rx, offset, payload, self.host);
+            }
+            Some(Packet::PutDone { rx }) => self.core.on_put_done(peer, rx, self.host),
+            Some(Packet::Fin { tx, status }) => self.core.on_fin(peer, tx, status, self.host),
+            None => self.core.counts.dropped += 1,
+        }
+    }
+
+    fn on_departure(&mut self, peer: PeerId, departure: Departure) {
+        self.core.on_departure(peer, departure, self.host);
+    }
+}
+
+impl Core {
+    fn meet(&mut self, peer: PeerId, address: &Address) {
+        if let Some(state) = self.peer(peer) {
+            state.address = Some(*address);
+            state.epoch = u64::MAX;
+        }
+    }
+}
+
+impl<I: Iface> Engine<I> {
+    pub(crate) fn new(iface: I, limits: Limits) -> Self {
+        Self {
+            iface,
+            core: Core {
+                limits,
+                peers: Vec::new(),
+                tx: IndexList::default(),
+                deferred: VecDeque::new(),
+                streams: VecDeque::new(),
+                posted: Spaces::new(),
+                unexpected: Spaces::new(),
+                unexpected_bytes: 0,
+                claimed: HashMap::new(),
+                buffers: IndexList::default(),
+                active: IndexList::default(),
+                pulls: VecDeque::new(),
+                outbox: VecDeque::new(),
+                counts: Counts::default(),
+                pressure: false,
+            },
+        }
+    }
+
+    /// The interface, for waiting.
+    pub(crate) fn iface_mut(&mut self) -> &mut I {
+        &mut self.iface
+    }
+
+    /// The interface.
+    pub(crate) fn iface(&self) -> &I {
+        &self.iface
+    }
+
+    /// What has happened so far.
+    pub(crate) fn counts(&self) -> Counts {
+        self.core.counts
+    }
+
+    /// The peer at `address`, contacted if this is the first time.
+    pub(crate) fn connect(&mut self, address: &Address) -> Result<PeerId, super::OpError> {
+        let peer = self.iface.connect(address).map_err(super::send::op_error)?;
+        if let Some(known) = self.iface.address_of(peer) {
+            self.core.meet(peer, &known);
+        }
+        Ok(peer)
+    }
+
+    /// A turn of work: takes what has arrived, moves what can move. Returns how much happened.
+    #[inline]
+    pub(crate) fn progress(&mut self, host: &mut impl Host) -> usize {
+        let mut n = 0;
+        if host.has_room() {
+            n += self.iface.poll(&mut Delivery { core: &mut self.core, host });
+        }
+        if self.core.has_work() {
+            n += self.advance(host);
+        }
+        n
+    }
+
+    /// Messages the application believes sent, or answers a peer waits for, are still here.
+    pub(crate) fn has_unsent(&self) -> bool {
+        !self.core.outbox.is_empty() || self.core.tx.iter().any(|(_, tx)| tx.is_owned())
+    }
+
+    #[cold]
+    fn advance(&mut self, host: &mut impl Host) -> usize {
+        let mut n = self.advance_pulls(host);
+        n += self.advance_streams(host);
+        n += self.flush_outbox(host);
+        n += self.advance_deferred(host);
+        self.update_pressure();
+        n
+    }
+
+    fn update_pressure(&mut self) {
+        let core = &mut self.core;
+        let on = if core.pressure {
+            core.unexpected_bytes > core.limits.unexpected_max / 2
+        } else {
+            core.unexpected_bytes > core.limits.unexpected_max
+        };
+        if on != core.pressure {
+            core.pressure = on;
+            self.iface.set_pressure(on);
+        }
+    }
+}
+
+impl Core {
+    #[inline]
+    fn has_work(&self) -> bool {
+        !self.outbox.is_empty()
+            || !self.pulls.is_empty()
+            || !self.streams.is_empty()
+            || !self.deferred.is_empty()
+            || self.pressure
+            || self.unexpected_bytes > self.limits.unexpected_max
+    }
+
+    /// Whether a turn of work without a new message could do something.
+    pub(super) fn must_not_sleep(&self) -> bool {
+        !self.outbox.is_empty() || !self.pulls.is_empty() || !self.streams.is_empty()
+    }
+}
+
+impl<I: Iface> Engine<I> {
+    /// True when this endpoint must be polled although nothing arrives.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.core.must_not_sleep()
+    }
+}
+
+impl<I> Engine<I> {
+    /// Sends that may still pend.
+    pub(crate) fn room_for_sends(&self) -> usize {
+        self.core.limits.tx_max.saturating_sub(self.core.tx.len())
+    }
+
+    /// Receives that may still be posted.
+    pub(crate) fn room_for_receives(&self) -> usize {
+        self.core.limits.rx_max.saturating_sub(self.core.posted.len())
+    }
+}

@@ -1,0 +1,225 @@
+//! An ordered list in a slab: order of posting, removal anywhere in constant time, and keys that
+//! tell a reused place from the entry it once held.
+
+/// Names an entry: place and generation. Fits into 64 bits on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Key {
+    index: u32,
+    generation: u32,
+}
+
+impl Key {
+    /// As a number for packets.
+    pub(crate) fn to_wire(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// From a packet; only a lookup tells whether it names anything.
+    pub(crate) fn from_wire(wire: u64) -> Self {
+        Self { index: wire as u32, generation: (wire >> 32) as u32 }
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug)]
+struct Node<T> {
+    generation: u32,
+    next: u32,
+    prev: u32,
+    value: Option<T>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct IndexList<T> {
+    nodes: Vec<Node<T>>,
+    head: u32,
+    tail: u32,
+    free: u32,
+    len: usize,
+}
+
+impl<T> Default for IndexList<T> {
+    fn default() -> Self {
+        Self { nodes: Vec::new(), head: NONE, tail: NONE, free: NONE, len: 0 }
+    }
+}
+
+impl<T> IndexList<T> {
+    /// Entries now.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds at the end. Allocates only when there have never been so many entries before.
+    #[inline]
+    pub(crate) fn push_back(&mut self, value: T) -> Key {
+        let index = if self.free == NONE {
+            self.nodes.push(Node { generation: 0, next: NONE, prev: NONE, value: None });
+            (self.nodes.len() - 1) as u32
+        } else {
+            self.free
+        };
+        let tail = self.tail;
+        let mut generation = 0;
+        let mut next_free = NONE;
+        if let Some(node) = self.nodes.get_mut(index as usize) {
+            next_free = node.next;
+            generation = node.generation;
+            node.next = NONE;
+            node.prev = tail;
+            node.value = Some(value);
+        }
+        if index == self.free {
+            self.free = next_free;
+        }
+        match self.nodes.get_mut(tail as usize) {
+            Some(last) => last.next = index,
+            None => self.head = index,
+        }
+        self.tail = index;
+        self.len += 1;
+        Key { index, generation }
+    }
+
+    fn node(&self, key: Key) -> Option<&Node<T>> {
+        self.nodes.get(key.index as usize).filter(|n| n.generation == key.generation)
+    }
+
+    /// The entry of `key`, unless it is gone.
+    #[inline]
+    pub(crate) fn get(&self, key: Key) -> Option<&T> {
+        self.node(key)?.value.as_ref()
+    }
+
+    /// The entry of `key`, unless it is gone.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        let node = self.nodes.get_mut(key.index as usize)?;
+        if node.generation == key.generation { node.value.as_mut() } else { None }
+    }
+
+    /// Takes the entry of `key` out.
+    #[inline]
+    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+        let free = self.free;
+        let node = self.nodes.get_mut(key.index as usize)?;
+        if node.generation != key.generation {
+            return None;
+        }
+        let value = node.value.take()?;
+        node.generation = node.generation.wrapping_add(1);
+        let (next, prev) = (node.next, node.prev);
+        node.next = free;
+        self.free = key.index;
+        self.len -= 1;
+        match self.nodes.get_mut(prev as usize) {
+            Some(before) => before.next = next,
+            None => self.head = next,
+        }
+        match self.nodes.get_mut(next as usize) {
+            Some(after) => after.prev = prev,
+            None => self.tail = prev,
+        }
+        Some(value)
+    }
+
+    /// All entries in order.
+    pub(crate) fn iter(&self) -> Iter<'_, T> {
+        Iter { list: self, at: self.head }
+    }
+
+    /// The keys of the entries that `wanted` accepts, in order.
+    pub(crate) fn keys_where(&self, wanted: impl Fn(&T) -> bool) -> Vec<Key> {
+        self.iter().filter(|(_, value)| wanted(value)).map(|(key, _)| key).collect()
+    }
+}
+
+/// Iterates in order.
+pub(crate) struct Iter<'a, T> {
+    list: &'a IndexList<T>,
+    at: u32,
+}
+
+impl<'a, T> Iterator for Iter<'a, T> {
+    type Item = (Key, &'a T);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let node = self.list.nodes.get(self.at as usize)?;
+        let key = Key { index: self.at, generation: node.generation };
+        self.at = node.next;
+        node.value.as_ref().map(|value| (key, value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Push(u16),
+        Remove(usize),
+        RemoveStale(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            3 => any::<u16>().prop_map(Op::Push),
+            2 => any::<usize>().prop_map(Op::Remove),
+            1 => any::<usize>().prop_map(Op::RemoveStale),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_vector(ops in prop::collection::vec(op(), 0..200)) {
+            let mut list = IndexList::default();
+            let mut oracle: Vec<(Key, u16)> = Vec::new();
+            let mut stale: Vec<Key> = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Push(v) => {
+                        let key = list.push_back(v);
+                        oracle.push((key, v));
+                    }
+                    Op::Remove(i) if !oracle.is_empty() => {
+                        let (key, v) = oracle.remove(i % oracle.len());
+                        prop_assert_eq!(list.get(key), Some(&v));
+                        prop_assert_eq!(list.remove(key), Some(v));
+                        stale.push(key);
+                    }
+                    Op::RemoveStale(i) if !stale.is_empty() => {
+                        let key = stale[i % stale.len()];
+                        prop_assert_eq!(list.remove(key), None);
+                        prop_assert_eq!(list.get(key), None);
+                        prop_assert_eq!(list.get_mut(key), None);
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(list.len(), oracle.len());
+                let all: Vec<_> = list.iter().map(|(k, v)| (k, *v)).collect();
+                prop_assert_eq!(&all, &oracle);
+            }
+        }
+    }
+
+    #[test]
+    fn keys_survive_the_wire() {
+        let mut list = IndexList::default();
+        let a = list.push_back(1);
+        list.remove(a);
+        let b = list.push_back(2);
+        assert_ne!(a, b);
+        assert_eq!(Key::from_wire(b.to_wire()), b);
+        assert_eq!(list.get(Key::from_wire(u64::MAX)), None);
+    }
+}

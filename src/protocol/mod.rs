@@ -1,0 +1,153 @@
+//! What to send next: matching, eager and rendezvous messages, completion levels, back-pressure.
+//!
+//! State machines over transport capabilities. No system call, no clock, no raw pointer, and no
+//! `fi_*` type: the endpoint above translates, the [`Iface`](crate::transport::Iface) below moves
+//! bytes. PROTOCOL.md §3 numbers what is said on the wire.
+#![forbid(unsafe_code)]
+
+mod departure;
+mod engine;
+mod index_list;
+mod packet;
+mod receive;
+mod rendezvous;
+mod send;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use engine::{Engine, Limits};
+pub(crate) use receive::{PeekAction, ReceiveOp};
+pub(crate) use send::SendOp;
+
+use crate::transport::Address;
+
+/// A source that matches every peer.
+pub(crate) const ANY_SOURCE: u64 = u64::MAX;
+
+/// A sender that the address book does not know.
+pub(crate) const UNKNOWN_SOURCE: u64 = u64::MAX;
+
+/// Which operation a completion belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    /// A send.
+    Send,
+    /// A receive.
+    Receive,
+}
+
+/// One finished operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Completion {
+    /// Send or receive.
+    pub(crate) direction: Direction,
+    /// Tagged or plain message.
+    pub(crate) tagged: bool,
+    /// The application's context.
+    pub(crate) context: u64,
+    /// False for operations that asked for no completion entry (counters still count).
+    pub(crate) report: bool,
+    /// Bytes received; 0 for sends.
+    pub(crate) len: usize,
+    /// Where the bytes are, for receives into a multi-receive buffer.
+    pub(crate) buffer: u64,
+    /// Remote completion data.
+    pub(crate) data: Option<u64>,
+    /// The message's tag.
+    pub(crate) tag: u64,
+    /// Who sent it, in the address book's numbers; [`UNKNOWN_SOURCE`] if not in it.
+    pub(crate) source: u64,
+    /// A multi-receive buffer goes back to the application with this completion.
+    pub(crate) buffer_released: bool,
+}
+
+/// One operation that ended in an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Failure {
+    /// The operation, with what is known of it.
+    pub(crate) completion: Completion,
+    /// A positive error number that libfabric knows (equal to errno below 256).
+    pub(crate) error: i32,
+    /// Bytes that did not fit (truncation).
+    pub(crate) overflow: usize,
+    /// What happened, for `fi_cq_strerror`.
+    pub(crate) cause: Cause,
+}
+
+/// What happened to a failed operation: the provider's own error numbers (`prov_errno`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub(crate) enum Cause {
+    Truncated = 1,
+    Cancelled = 2,
+    NoMessage = 3,
+    PeerDied = 4,
+    PeerClosed = 5,
+    LinkBroke = 6,
+    PeerUnreachable = 7,
+    SenderLost = 8,
+    SenderUnreadable = 9,
+    ReceiverRefused = 10,
+}
+
+impl Cause {
+    const ALL: [Self; 10] = [
+        Self::Truncated,
+        Self::Cancelled,
+        Self::NoMessage,
+        Self::PeerDied,
+        Self::PeerClosed,
+        Self::LinkBroke,
+        Self::PeerUnreachable,
+        Self::SenderLost,
+        Self::SenderUnreadable,
+        Self::ReceiverRefused,
+    ];
+
+    /// The cause with this number.
+    pub(crate) fn from_number(number: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|cause| *cause as i32 == number)
+    }
+
+    /// One sentence.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Truncated => "the message is longer than the receive buffer",
+            Self::Cancelled => "the operation was cancelled",
+            Self::NoMessage => "no matching message has arrived",
+            Self::PeerDied => "the peer's process ended",
+            Self::PeerClosed => "the peer closed its endpoint",
+            Self::LinkBroke => "the connection to the peer broke",
+            Self::PeerUnreachable => "the peer cannot be reached",
+            Self::SenderLost => "the sender went away before the message was complete",
+            Self::SenderUnreadable => "the sender's buffer cannot be read",
+            Self::ReceiverRefused => "the receiver could not take the message",
+        }
+    }
+}
+
+/// Why an operation was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OpError {
+    /// No room now: read completions, then try again.
+    Again,
+    /// Never: a positive error number.
+    Error(i32),
+}
+
+/// What the protocol needs from the endpoint above it.
+pub(crate) trait Host {
+    /// An operation finished.
+    fn complete(&mut self, completion: &Completion);
+    /// An operation failed.
+    fn fail(&mut self, failure: &Failure);
+    /// The address book's number for `address`, or [`UNKNOWN_SOURCE`].
+    fn source_of(&self, address: &Address) -> u64;
+    /// Changes whenever `source_of` may answer differently.
+    fn book_epoch(&self) -> u64;
+    /// False while the completion queues are full: nothing new is started then.
+    fn has_room(&self) -> bool;
+}
+
+/// Errors of libfabric's own range (`fi_errno.h`), beyond errno.
+pub(crate) const FI_ETRUNC: i32 = 265;

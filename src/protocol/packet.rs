@@ -1,0 +1,320 @@
+//! Active-message headers, PROTOCOL.md §3. All integers are little-endian.
+
+use crate::memory::MAX_SEGMENTS;
+use crate::sys::cma::Range;
+use crate::transport::MAX_HEADER;
+use std::fmt;
+
+const EAGER: u8 = 1;
+const RTS: u8 = 2;
+const CTS: u8 = 3;
+const FRAGMENT: u8 = 4;
+const PUT_DONE: u8 = 5;
+const FIN: u8 = 6;
+
+const TAGGED: u8 = 1;
+const DATA: u8 = 2;
+const ACK: u8 = 4;
+
+/// Ranges of a buffer, for the peer to read from or write to.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Ranges {
+    list: [Range; MAX_SEGMENTS],
+    len: usize,
+}
+
+impl Ranges {
+    pub(crate) fn new((list, len): ([Range; MAX_SEGMENTS], usize)) -> Self {
+        Self { list, len: len.min(MAX_SEGMENTS) }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[Range] {
+        self.list.get(..self.len).unwrap_or(&[])
+    }
+}
+
+impl fmt::Debug for Ranges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.as_slice()).finish()
+    }
+}
+
+/// What identifies a message to its receiver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Envelope {
+    /// A tagged message, and its tag (0 otherwise).
+    pub(crate) tagged: bool,
+    pub(crate) tag: u64,
+    /// Remote completion data.
+    pub(crate) data: Option<u64>,
+}
+
+/// One header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Packet {
+    /// A whole message; `ack` asks for a FIN once it is in the application's buffer.
+    Eager { envelope: Envelope, ack: Option<u64> },
+    /// A message of `len` bytes that waits at its sender, in `ranges`.
+    Rts { envelope: Envelope, tx: u64, len: u64, ranges: Ranges },
+    /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`.
+    Cts { tx: u64, rx: u64, len: u64, ranges: Ranges },
+    /// Payload of a rendezvous message, to be placed at `offset`.
+    Fragment { rx: u64, offset: u64 },
+    /// The sender has written everything into the receiver's ranges.
+    PutDone { rx: u64 },
+    /// The receiver has finished with message `tx`: 0, or an error number.
+    Fin { tx: u64, status: u32 },
+}
+
+/// A header in its wire form.
+pub(crate) struct Encoded {
+    bytes: [u8; MAX_HEADER],
+    len: usize,
+}
+
+impl Encoded {
+    #[inline]
+    fn new(kind: u8, flags: u8, count: u8, word: u32) -> Self {
+        let mut encoded = Self { bytes: [0; MAX_HEADER], len: 0 };
+        encoded.put([kind, flags, count, 0]);
+        encoded.put(word.to_le_bytes());
+        encoded
+    }
+
+    #[inline]
+    fn put<const N: usize>(&mut self, from: [u8; N]) {
+        if let Some(to) = self.bytes.get_mut(self.len..self.len + N) {
+            to.copy_from_slice(&from);
+            self.len += N;
+        }
+    }
+
+    #[inline]
+    fn put_u64(&mut self, value: u64) {
+        self.put(value.to_le_bytes());
+    }
+
+    fn put_envelope(&mut self, envelope: &Envelope) {
+        if envelope.tagged {
+            self.put_u64(envelope.tag);
+        }
+        if let Some(data) = envelope.data {
+            self.put_u64(data);
+        }
+    }
+
+    fn put_ranges(&mut self, ranges: &Ranges) {
+        for range in ranges.as_slice() {
+            self.put_u64(range.addr);
+            self.put_u64(range.len);
+        }
+    }
+
+    /// The wire form.
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    #[inline]
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    #[inline]
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    #[inline]
+    fn envelope(&mut self, flags: u8) -> Option<Envelope> {
+        let tagged = flags & TAGGED != 0;
+        let tag = if tagged { self.u64()? } else { 0 };
+        let data = if flags & DATA != 0 { Some(self.u64()?) } else { None };
+        Some(Envelope { tagged, tag, data })
+    }
+
+    fn ranges(&mut self, count: u8) -> Option<Ranges> {
+        let mut ranges = Ranges::default();
+        if usize::from(count) > MAX_SEGMENTS {
+            return None;
+        }
+        for slot in ranges.list.iter_mut().take(usize::from(count)) {
+            *slot = Range { addr: self.u64()?, len: self.u64()? };
+        }
+        ranges.len = usize::from(count);
+        Some(ranges)
+    }
+}
+
+fn envelope_flags(envelope: &Envelope) -> u8 {
+    (if envelope.tagged { TAGGED } else { 0 }) | (if envelope.data.is_some() { DATA } else { 0 })
+}
+
+impl Packet {
+    /// To the wire.
+    #[inline]
+    pub(crate) fn encode(&self) -> Encoded {
+        match self {
+            Self::Eager { envelope, ack } => {
+                let flags = envelope_flags(envelope) | if ack.is_some() { ACK } else { 0 };
+                let mut e = Encoded::new(EAGER, flags, 0, 0);
+                e.put_envelope(envelope);
+                if let Some(ack) = ack {
+                    e.put_u64(*ack);
+                }
+                e
+            }
+            Self::Rts { envelope, tx, len, ranges } => {
+                let mut e = Encoded::new(RTS, envelope_flags(envelope), ranges.len as u8, 0);
+                e.put_envelope(envelope);
+                e.put_u64(*tx);
+                e.put_u64(*len);
+                e.put_ranges(ranges);
+                e
+            }
+            Self::Cts { tx, rx, len, ranges } => {
+                let mut e = Encoded::new(CTS, 0, ranges.len as u8, 0);
+                e.put_u64(*tx);
+                e.put_u64(*rx);
+                e.put_u64(*len);
+                e.put_ranges(ranges);
+                e
+            }
+            Self::Fragment { rx, offset } => {
+                let mut e = Encoded::new(FRAGMENT, 0, 0, 0);
+                e.put_u64(*rx);
+                e.put_u64(*offset);
+                e
+            }
+            Self::PutDone { rx } => {
+                let mut e = Encoded::new(PUT_DONE, 0, 0, 0);
+                e.put_u64(*rx);
+                e
+            }
+            Self::Fin { tx, status } => {
+                let mut e = Encoded::new(FIN, 0, 0, *status);
+                e.put_u64(*tx);
+                e
+            }
+        }
+    }
+
+    /// From the wire; `None` for bytes that no udrv of this version sends.
+    #[inline]
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut r = Reader(bytes);
+        let [kind, flags, count, _] = r.take::<4>()?;
+        let word = u32::from_le_bytes(r.take::<4>()?);
+        Some(match kind {
+            EAGER => {
+                let envelope = r.envelope(flags)?;
+                let ack = if flags & ACK != 0 { Some(r.u64()?) } else { None };
+                Self::Eager { envelope, ack }
+            }
+            RTS => Self::Rts {
+                envelope: r.envelope(flags)?,
+                tx: r.u64()?,
+                len: r.u64()?,
+                ranges: r.ranges(count)?,
+            },
+            CTS => {
+                Self::Cts { tx: r.u64()?, rx: r.u64()?, len: r.u64()?, ranges: r.ranges(count)? }
+            }
+            FRAGMENT => Self::Fragment { rx: r.u64()?, offset: r.u64()? },
+            PUT_DONE => Self::PutDone { rx: r.u64()? },
+            FIN => Self::Fin { tx: r.u64()?, status: word },
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Packet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Eager { envelope, ack } => {
+                write!(f, "EAGER {envelope}{}", if ack.is_some() { " ack" } else { "" })
+            }
+            Self::Rts { envelope, tx, len, ranges } => {
+                write!(f, "RTS {envelope} tx {tx:#x} len {len} in {} ranges", ranges.len)
+            }
+            Self::Cts { tx, rx, len, ranges } => {
+                write!(f, "CTS tx {tx:#x} rx {rx:#x} len {len} into {} ranges", ranges.len)
+            }
+            Self::Fragment { rx, offset } => write!(f, "FRAGMENT rx {rx:#x} at {offset}"),
+            Self::PutDone { rx } => write!(f, "PUT_DONE rx {rx:#x}"),
+            Self::Fin { tx, status } => write!(f, "FIN tx {tx:#x} status {status}"),
+        }
+    }
+}
+
+impl fmt::Display for Envelope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.tagged {
+            true => write!(f, "tag {:#x}", self.tag)?,
+            false => write!(f, "msg")?,
+        }
+        self.data.map_or(Ok(()), |data| write!(f, " data {data:#x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn envelope() -> impl Strategy<Value = Envelope> {
+        (any::<bool>(), any::<u64>(), any::<Option<u64>>()).prop_map(|(tagged, tag, data)| {
+            Envelope { tagged, tag: if tagged { tag } else { 0 }, data }
+        })
+    }
+
+    fn ranges() -> impl Strategy<Value = Ranges> {
+        prop::collection::vec(any::<(u64, u64)>(), 0..=MAX_SEGMENTS).prop_map(|list| {
+            let mut ranges = Ranges::default();
+            for (to, (addr, len)) in ranges.list.iter_mut().zip(&list) {
+                *to = Range { addr: *addr, len: *len };
+            }
+            ranges.len = list.len();
+            ranges
+        })
+    }
+
+    fn packet() -> impl Strategy<Value = Packet> {
+        prop_oneof![
+            (envelope(), any::<Option<u64>>())
+                .prop_map(|(envelope, ack)| Packet::Eager { envelope, ack }),
+            (envelope(), any::<u64>(), any::<u64>(), ranges())
+                .prop_map(|(envelope, tx, len, ranges)| Packet::Rts { envelope, tx, len, ranges }),
+            (any::<u64>(), any::<u64>(), any::<u64>(), ranges())
+                .prop_map(|(tx, rx, len, ranges)| Packet::Cts { tx, rx, len, ranges }),
+            (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Fragment { rx, offset }),
+            any::<u64>().prop_map(|rx| Packet::PutDone { rx }),
+            (any::<u64>(), any::<u32>()).prop_map(|(tx, status)| Packet::Fin { tx, status }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn packets_survive_the_wire(packet in packet()) {
+            let wire = packet.encode();
+            prop_assert!(wire.as_slice().len() <= MAX_HEADER);
+            prop_assert_eq!(Packet::decode(wire.as_slice()), Some(packet));
+            prop_assert!(!packet.to_string().is_empty());
+            for cut in 0..wire.as_slice().len() {
+                prop_assert_ne!(Packet::decode(&wire.as_slice()[..cut]), Some(packet));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_harmless(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+            let _ = Packet::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Moving the bytes of long messages: the receiver pulls where it can, else clears the sender to
+//! push or to stream fragments.
+
+use super::engine::{Core, Engine};
+use super::index_list::Key;
+use super::packet::{Packet, Ranges};
+use super::receive::{Active, Outcome};
+use super::send::TxState;
+use super::{Cause, Host};
+use crate::sys::Errno;
+use crate::sys::cma::Range;
+use crate::transport::{Iface, PeerId, SendError, slice_ranges};
+
+/// Fragments of one message sent in one turn of work.
+const FRAGMENT_BATCH: usize = 32;
+
+/// Outcome of one step of a transfer.
+enum Step {
+    /// More to do later.
+    Again,
+    /// Moved something; more to do.
+    Moved,
+    /// Nothing left to do here.
+    Done,
+}
+
+/// Whether an attach that failed this way may still work by another way.
+fn is_refusal(errno: Errno) -> bool {
+    matches!(errno.0, libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EOPNOTSUPP)
+}
+
+impl<I: Iface> Engine<I> {
+    /// Works on the rendezvous receives that are ours to move.
+    pub(super) fn advance_pulls(&mut self, host: &mut impl Host) -> usize {
+        let mut n = 0;
+        for _ in 0..self.core.pulls.len() {
+            let Some(key) = self.core.pulls.pop_front() else { break };
+            match self.pull(key, host) {
+                Step::Again => self.core.pulls.push_back(key),
+                Step::Moved => {
+                    n += 1;
+                    self.core.pulls.push_back(key);
+                }
+                Step::Done => n += 1,
+            }
+        }
+        n
+    }
+
+    fn pull(&mut self, key: Key, host: &mut impl Host) -> Step {
+        let Some(active) = self.core.active.get(key) else { return Step::Done };
+        if active.received == active.want {
+            self.core.finish_active(key, host);
+            return Step::Done;
+        }
+        let peer = active.peer;
+        if !self.iface.caps(peer).get || active.ranges.as_slice().is_empty() {
+            self.core.clear_to_send(key);
+            return Step::Done;
+        }
+        let chunk = (active.want - active.received).min(self.core.limits.bulk_chunk);
+        let local = active.target.segments.slice(active.received, chunk);
+        let mut remote = [Range::default(); crate::memory::MAX_SEGMENTS];
+        let count = slice_ranges(
+            active.ranges.as_slice(),
+            active.received as u64,
+            chunk as u64,
+            &mut remote,
+        );
+        match self.iface.get(peer, &local, remote.get(..count).unwrap_or(&[])) {
+            Ok(moved) => {
+                self.core.counts.pulled_bytes += moved as u64;
+                let Some(active) = self.core.active.get_mut(key) else { return Step::Done };
+                active.received = (active.received + moved).min(active.want);
+                if active.received < active.want {
+                    return Step::Moved;
+                }
+                self.core.finish_active(key, host);
+                Step::Done
+            }
+            Err(SendError::Again) => Step::Again,
+            Err(SendError::Unreachable(errno)) if is_refusal(errno) => {
+                self.core.clear_to_send(key);
+                Step::Done
+            }
+            Err(SendError::Unreachable(errno)) => {
+                self.core.fail_active(key, errno.0, Cause::SenderUnreadable, host);
+                Step::Done
+            }
+        }
+    }
+
+    /// Works on the sends that a CTS has released.
+    pub(super) fn advance_streams(&mut self, host: &mut impl Host) -> usize {
+        let mut n = 0;
+        for _ in 0..self.core.streams.len() {
+            let Some(key) = self.core.streams.pop_front() else { break };
+            let step = match self.core.tx.get(key).map(|tx| &tx.state) {
+                Some(TxState::Pushing { .. }) => self.push(key),
+                Some(TxState::Streaming { .. }) => self.stream(key, host),
+                _ => Step::Done,
+            };
+            match step {
+                Step::Again => self.core.streams.push_back(key),
+                Step::Moved => {
+                    n += 1;
+                    self.core.streams.push_back(key);
+                }
+                Step::Done => n += 1,
+            }
+        }
+        n
+    }
+
+    /// Writes a chunk into the receiver's buffer.
+    fn push(&mut self, key: Key) -> Step {
+        let chunk_max = self.core.limits.bulk_chunk;
+        let Some(request) = self.core.tx.get_mut(key) else { return Step::Done };
+        let peer = request.peer;
+        let TxState::Pushing { rx, offset, end, ranges } = &mut request.state else {
+            return Step::Done;
+        };
+        let (rx, end) = (*rx, *end);
+        let chunk = (end - *offset).min(chunk_max);
+        let mut remote = [Range::default(); crate::memory::MAX_SEGMENTS];
+        let count = slice_ranges(ranges.as_slice(), *offset as u64, chunk as u64, &mut remote);
+        let local = request.payload.segments().slice(*offset, chunk);
+        let put = if self.iface.caps(peer).put {
+            self.iface.put(peer, &local, remote.get(..count).unwrap_or(&[]))
+        } else {
+            Err(SendError::Unreachable(Errno(libc::EPERM)))
+        };
+        match put {
+            Ok(moved) => {
+                self.core.counts.pushed_bytes += moved as u64;
+                *offset = (*offset + moved).min(end);
+                if *offset < end {
+                    return Step::Moved;
+                }
+                request.state = TxState::AwaitingAnswer;
+                self.core.outbox.push_back((peer, Packet::PutDone { rx }));
+                Step::Done
+            }
+            Err(SendError::Again) => Step::Again,
+            Err(SendError::Unreachable(_)) => {
+                // The receiver counts what arrives in fragments: begin again from the start.
+                request.state = TxState::Streaming { rx, offset: 0, end };
+                Step::Moved
+            }
+        }
+    }
+
+    /// Sends fragments while there is room.
+    fn stream(&mut self, key: Key, host: &mut impl Host) -> Step {
+        for _ in 0..FRAGMENT_BATCH {
+            let Some(request) = self.core.tx.get_mut(key) else { return Step::Done };
+            let peer = request.peer;
+            let TxState::Streaming { rx, offset, end } = &mut request.state else {
+                return Step::Done;
+            };
+            let at = *offset;
+            let len = (*end - at).min(self.iface.caps(peer).bcopy_max);
+            let packet = Packet::Fragment { rx: *rx, offset: at as u64 };
+            let segments = request.payload.segments();
+            let sent = self.iface.am_bcopy(peer, packet.encode().as_slice(), len, |to| {
+                segments.copy_out(at, to);
+            });
+            match sent {
+                Ok(()) => {
+                    *offset = at + len;
+                    self.core.counts.fragment_bytes += len as u64;
+                    if *offset == *end {
+                        request.state = TxState::AwaitingAnswer;
+                        return Step::Done;
+                    }
+                }
+                Err(SendError::Again) => return Step::Again,
+                Err(SendError::Unreachable(errno)) => {
+                    self.core.count_outstanding(peer, -1);
+                    let error = Some((errno.0, Cause::PeerUnreachable));
+                    self.core.finish_send(key, error, host);
+                    return Step::Done;
+                }
+            }
+        }
+        Step::Moved
+    }
+
+    /// Sends answers while there is room.
+    pub(super) fn flush_outbox(&mut self, host: &mut impl Host) -> usize {
+        let mut n = 0;
+        for _ in 0..self.core.outbox.len() {
+            let Some((peer, packet)) = self.core.outbox.pop_front() else { break };
+            match self.iface.am_short(peer, packet.encode().as_slice(), 0, |_| ()) {
+                Ok(()) => n += 1,
+                Err(SendError::Again) => self.core.outbox.push_back((peer, packet)),
+                Err(SendError::Unreachable(errno)) => {
+                    n += 1;
+                    self.core.answer_failed(packet, errno, host);
+                }
+            }
+        }
+        n
+    }
+}
+
+impl Core {
+    fn clear_to_send(&mut self, key: Key) {
+        let Some(active) = self.active.get_mut(key) else { return };
+        active.cleared = true;
+        active.received = 0;
+        let packet = Packet::Cts {
+            tx: active.tx,
+            rx: key.to_wire(),
+            len: active.want as u64,
+            ranges: Ranges::new(active.target.segments.ranges()),
+        };
+        self.outbox.push_back((active.peer, packet));
+    }
+
+    fn finish_active(&mut self, key: Key, host: &mut impl Host) {
+        let Some(active) = self.active.remove(key) else { return };
+        self.outbox.push_back((active.peer, Packet::Fin { tx: active.tx, status: 0 }));
+        let overflow = (active.len as usize).saturating_sub(active.want);
+        let Active { peer, envelope, target, received, .. } = active;
+        let outcome = Outcome { len: received, overflow, error: None };
+        self.finish_receive(peer, &envelope, &target, outcome, host);
+    }
+
+    /// Ends a rendezvous receive in an error and tells the sender.
+    pub(super) fn fail_active(&mut self, key: Key, error: i32, cause: Cause, host: &mut impl Host) {
+        let Some(active) = self.active.remove(key) else { return };
+        let status = error.unsigned_abs();
+        self.outbox.push_back((active.peer, Packet::Fin { tx: active.tx, status }));
+        let Active { peer, envelope, target, received, .. } = active;
+        let outcome = Outcome::failed(received, error, cause);
+        self.finish_receive(peer, &envelope, &target, outcome, host);
+    }
+
+    fn answer_failed(&mut self, packet: Packet, errno: Errno, host: &mut impl Host) {
+        match packet {
+            Packet::Cts { rx, .. } => {
+                let key = Key::from_wire(rx);
+                if let Some(active) = self.active.remove(key) {
+                    let Active { peer, envelope, target, received, .. } = active;
+                    let outcome = Outcome::failed(received, errno.0, Cause::PeerUnreachable);
+                    self.finish_receive(peer, &envelope, &target, outcome, host);
+                }
+            }
+            // Whoever waited for this answer is gone.
+            _ => self.counts.dropped += 1,
+        }
+    }
+
+    pub(super) fn on_cts(&mut self, peer: PeerId, tx: u64, rx: u64, len: u64, ranges: Ranges) {
+        let key = Key::from_wire(tx);
+        let request = self.tx.get_mut(key).filter(|request| {
+            request.peer == peer && matches!(request.state, TxState::AwaitingAnswer)
+        });
+        let Some(request) = request else {
+            self.counts.dropped += 1;
+            return;
+        };
+        let end = request.payload.segments().len().min(len as usize);
+        request.state = if ranges.as_slice().is_empty() {
+            TxState::Streaming { rx, offset: 0, end }
+        } else {
+            TxState::Pushing { rx, offset: 0, end, ranges }
+        };
+        self.streams.push_back(key);
+    }
+
+    pub(super) fn on_fragment(
+        &mut self,
+        peer: PeerId,
+        rx: u64,
+        offset: u64,
+        payload: &[u8],
+        host: &mut impl Host,
+    ) {
+        let key = Key::from_wire(rx);
+        let active = self.active.get_mut(key).filter(|active| {
+            active.peer == peer
+                && active.cleared
+                && active.received as u64 == offset
+                && active.received + payload.len() <= active.want
+        });
+        let Some(active) = active else {
+            self.counts.dropped += 1;
+            return;
+        };
+        active.received += active.target.segments.copy_in(active.received, payload);
+        if active.received == active.want {
+            self.finish_active(key, host);
+        }
+    }
+
+    pub(super) fn on_put_done(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
+        let key = Key::from_wire(rx);
+        let active = self.active.get_mut(key).filter(|a| a.peer == peer && a.cleared);
+        let Some(active) = active else {
+            self.counts.dropped += 1;
+            return;
+        };
+        active.received = active.want;
+        self.finish_active(key, host);
+    }
+}

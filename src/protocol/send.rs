@@ -1,0 +1,350 @@
+//! Sending: eager when short, by rendezvous when long, in order, and never queued in secret.
+
+use super::engine::{Core, Engine};
+use super::index_list::Key;
+use super::packet::{Envelope, Packet, Ranges};
+use super::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
+use crate::memory::{OwnedBuffer, SegmentList};
+use crate::transport::{Iface, MAX_HEADER, PeerId, SendError};
+
+/// A send as the endpoint asks for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendOp {
+    /// To whom.
+    pub(crate) peer: PeerId,
+    /// What.
+    pub(crate) payload: SegmentList,
+    /// A tagged message, and its tag (0 otherwise).
+    pub(crate) tagged: bool,
+    pub(crate) tag: u64,
+    /// Remote completion data.
+    pub(crate) data: Option<u64>,
+    /// The application's context.
+    pub(crate) context: u64,
+    /// Whether a completion entry is wanted.
+    pub(crate) report: bool,
+    /// The buffer is the application's again when the call returns.
+    pub(crate) inject: bool,
+    /// Complete only when the message is in the receiver's buffer.
+    pub(crate) delivery: bool,
+    /// Start only when all earlier sends to this peer have completed.
+    pub(crate) fence: bool,
+}
+
+/// The bytes of a pending send.
+#[derive(Debug)]
+pub(super) enum Payload {
+    /// In the application's buffer.
+    Lent(SegmentList),
+    /// In our copy of it.
+    Owned(OwnedBuffer),
+}
+
+impl Payload {
+    pub(super) fn segments(&self) -> SegmentList {
+        match self {
+            Self::Lent(list) => *list,
+            Self::Owned(buffer) => buffer.segments(),
+        }
+    }
+}
+
+/// Where a pending send stands.
+#[derive(Debug)]
+pub(super) enum TxState {
+    /// Behind a fence; nothing was sent.
+    Deferred { fence: bool, delivery: bool },
+    /// The receiver has to answer.
+    AwaitingAnswer,
+    /// Released by a CTS: fragments from `offset` to `end`.
+    Streaming { rx: u64, offset: usize, end: usize },
+    /// Released by a CTS: written into the receiver's ranges from `offset` to `end`.
+    Pushing { rx: u64, offset: usize, end: usize, ranges: Ranges },
+}
+
+/// A send that is not complete when its call returns.
+#[derive(Debug)]
+pub(super) struct TxRequest {
+    pub(super) peer: PeerId,
+    pub(super) envelope: Envelope,
+    pub(super) payload: Payload,
+    pub(super) context: u64,
+    pub(super) report: bool,
+    /// The completion was given already (inject).
+    pub(super) completed: bool,
+    pub(super) state: TxState,
+}
+
+impl TxRequest {
+    pub(super) fn completion(&self) -> Completion {
+        sent(self.envelope, self.context, self.report)
+    }
+
+    pub(super) fn is_owned(&self) -> bool {
+        matches!(self.payload, Payload::Owned(_))
+    }
+}
+
+fn sent(envelope: Envelope, context: u64, report: bool) -> Completion {
+    Completion {
+        direction: Direction::Send,
+        tagged: envelope.tagged,
+        context,
+        report,
+        len: 0,
+        buffer: 0,
+        data: None,
+        tag: envelope.tag,
+        source: UNKNOWN_SOURCE,
+        buffer_released: false,
+    }
+}
+
+pub(super) fn op_error(error: SendError) -> OpError {
+    match error {
+        SendError::Again => OpError::Again,
+        SendError::Unreachable(errno) => OpError::Error(errno.0),
+    }
+}
+
+impl<I: Iface> Engine<I> {
+    /// Starts a send. `Again`: no room in the ring, in the completion queue or for another pending
+    /// send. Completed sends are reported before this returns.
+    #[inline]
+    pub(crate) fn send(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
+        if !host.has_room() {
+            return Err(OpError::Again);
+        }
+        if let Some(peer) = self.core.peer(op.peer) {
+            if peer.deferred > 0 || (op.fence && peer.outstanding > 0) {
+                return self.defer(op, host);
+            }
+        }
+        let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: op.data };
+        let len = op.payload.len();
+        if len > self.core.limits.eager_max || self.iface.under_pressure(op.peer) {
+            return self.start_rendezvous(op, envelope, host);
+        }
+        if op.delivery {
+            return self.send_acknowledged(op, envelope);
+        }
+        send_eager(&mut self.iface, op.peer, &Packet::Eager { envelope, ack: None }, &op.payload)
+            .map_err(op_error)?;
+        self.core.counts.eager_sent += 1;
+        host.complete(&sent(envelope, op.context, op.report));
+        Ok(())
+    }
+
+    fn new_request(&mut self, op: &SendOp, envelope: Envelope, state: TxState) -> Option<Key> {
+        if self.core.tx.len() >= self.core.limits.tx_max {
+            return None;
+        }
+        let payload = if op.inject {
+            Payload::Owned(OwnedBuffer::copy_of(&op.payload))
+        } else {
+            Payload::Lent(op.payload)
+        };
+        Some(self.core.tx.push_back(TxRequest {
+            peer: op.peer,
+            envelope,
+            payload,
+            context: op.context,
+            report: op.report,
+            completed: false,
+            state,
+        }))
+    }
+
+    /// An injected send is complete as soon as its bytes are copied, unless it asked for delivery.
+    fn complete_injected(&mut self, key: Key, op: &SendOp, host: &mut impl Host) {
+        if !op.inject || op.delivery {
+            return;
+        }
+        if let Some(request) = self.core.tx.get_mut(key) {
+            request.completed = true;
+            host.complete(&request.completion());
+        }
+    }
+
+    fn defer(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
+        let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: op.data };
+        let state = TxState::Deferred { fence: op.fence, delivery: op.delivery };
+        let key = self.new_request(op, envelope, state).ok_or(OpError::Again)?;
+        self.core.deferred.push_back(key);
+        if let Some(peer) = self.core.peer(op.peer) {
+            peer.deferred += 1;
+        }
+        self.complete_injected(key, op, host);
+        Ok(())
+    }
+
+    fn send_acknowledged(&mut self, op: &SendOp, envelope: Envelope) -> Result<(), OpError> {
+        let plain = SendOp { inject: false, ..*op };
+        let key =
+            self.new_request(&plain, envelope, TxState::AwaitingAnswer).ok_or(OpError::Again)?;
+        if let Some(request) = self.core.tx.get_mut(key) {
+            // The bytes leave now; nothing of the application's buffer is needed afterwards.
+            request.payload = Payload::Lent(SegmentList::EMPTY);
+        }
+        let packet = Packet::Eager { envelope, ack: Some(key.to_wire()) };
+        if let Err(e) = send_eager(&mut self.iface, op.peer, &packet, &op.payload) {
+            self.core.tx.remove(key);
+            return Err(op_error(e));
+        }
+        self.core.counts.eager_sent += 1;
+        self.core.count_outstanding(op.peer, 1);
+        Ok(())
+    }
+
+    fn start_rendezvous(
+        &mut self,
+        op: &SendOp,
+        envelope: Envelope,
+        host: &mut impl Host,
+    ) -> Result<(), OpError> {
+        let key = self.new_request(op, envelope, TxState::AwaitingAnswer).ok_or(OpError::Again)?;
+        if let Err(e) = self.send_rts(key) {
+            self.core.tx.remove(key);
+            return Err(op_error(e));
+        }
+        self.core.count_outstanding(op.peer, 1);
+        self.complete_injected(key, op, host);
+        Ok(())
+    }
+
+    fn send_rts(&mut self, key: Key) -> Result<(), SendError> {
+        let Some(request) = self.core.tx.get(key) else { return Ok(()) };
+        let segments = request.payload.segments();
+        let packet = Packet::Rts {
+            envelope: request.envelope,
+            tx: key.to_wire(),
+            len: segments.len() as u64,
+            ranges: Ranges::new(segments.ranges()),
+        };
+        self.iface.am_short(request.peer, packet.encode().as_slice(), 0, |_| ())?;
+        self.core.counts.rendezvous_sent += 1;
+        Ok(())
+    }
+
+    /// Starts sends whose fence has opened, in order for each peer.
+    pub(super) fn advance_deferred(&mut self, host: &mut impl Host) -> usize {
+        let mut n = 0;
+        let mut blocked: Vec<PeerId> = Vec::new();
+        for _ in 0..self.core.deferred.len() {
+            let Some(key) = self.core.deferred.pop_front() else { break };
+            let Some(request) = self.core.tx.get(key) else { continue };
+            let peer = request.peer;
+            let TxState::Deferred { fence, delivery } = request.state else { continue };
+            let closed = blocked.contains(&peer)
+                || (fence && self.core.peer(peer).is_some_and(|p| p.outstanding > 0));
+            if closed || self.start_deferred(key, delivery, host) == Err(SendError::Again) {
+                blocked.push(peer);
+                self.core.deferred.push_back(key);
+                continue;
+            }
+            if let Some(state) = self.core.peer(peer) {
+                state.deferred = state.deferred.saturating_sub(1);
+            }
+            n += 1;
+        }
+        n
+    }
+
+    fn start_deferred(
+        &mut self,
+        key: Key,
+        delivery: bool,
+        host: &mut impl Host,
+    ) -> Result<(), SendError> {
+        let Some(request) = self.core.tx.get(key) else { return Ok(()) };
+        let (peer, envelope) = (request.peer, request.envelope);
+        let segments = request.payload.segments();
+        let eager =
+            segments.len() <= self.core.limits.eager_max && !self.iface.under_pressure(peer);
+        let ack = delivery.then_some(key.to_wire());
+        let sent = if eager {
+            send_eager(&mut self.iface, peer, &Packet::Eager { envelope, ack }, &segments)
+        } else {
+            self.send_rts(key)
+        };
+        match sent {
+            Ok(()) if eager && !delivery => self.core.finish_send(key, None, host),
+            Ok(()) => {
+                if let Some(request) = self.core.tx.get_mut(key) {
+                    request.state = TxState::AwaitingAnswer;
+                }
+                self.core.count_outstanding(peer, 1);
+            }
+            Err(SendError::Again) => return Err(SendError::Again),
+            Err(SendError::Unreachable(errno)) => {
+                self.core.finish_send(key, Some((errno.0, Cause::PeerUnreachable)), host);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One eager message, short if it fits beside its header.
+#[inline]
+fn send_eager<I: Iface>(
+    iface: &mut I,
+    peer: PeerId,
+    packet: &Packet,
+    payload: &SegmentList,
+) -> Result<(), SendError> {
+    let header = packet.encode();
+    let header = header.as_slice();
+    debug_assert!(header.len() <= MAX_HEADER);
+    let len = payload.len();
+    let pack = |to: &mut [u8]| {
+        payload.copy_out(0, to);
+    };
+    if header.len() + len <= iface.caps(peer).short_max {
+        iface.am_short(peer, header, len, pack)
+    } else {
+        iface.am_bcopy(peer, header, len, pack)
+    }
+}
+
+impl Core {
+    pub(super) fn count_outstanding(&mut self, peer: PeerId, by: i32) {
+        if let Some(state) = self.peer(peer) {
+            state.outstanding = state.outstanding.saturating_add_signed(by);
+        }
+    }
+
+    /// Ends a pending send: `error` is a number and a sentence, or `None` for success. The caller
+    /// keeps the per-peer counts.
+    pub(super) fn finish_send(
+        &mut self,
+        key: Key,
+        error: Option<(i32, Cause)>,
+        host: &mut impl Host,
+    ) {
+        let Some(request) = self.tx.remove(key) else { return };
+        if request.completed {
+            return;
+        }
+        let completion = request.completion();
+        match error {
+            None => host.complete(&completion),
+            Some((error, cause)) => host.fail(&Failure { completion, error, overflow: 0, cause }),
+        }
+    }
+
+    /// The receiver is done with one of our messages.
+    pub(super) fn on_fin(&mut self, peer: PeerId, tx: u64, status: u32, host: &mut impl Host) {
+        let key = Key::from_wire(tx);
+        let valid = self.tx.get(key).is_some_and(|request| {
+            request.peer == peer && !matches!(request.state, TxState::Deferred { .. })
+        });
+        if !valid {
+            self.counts.dropped += 1;
+            return;
+        }
+        self.count_outstanding(peer, -1);
+        self.streams.retain(|k| *k != key);
+        let error = (status != 0).then_some((status as i32, Cause::ReceiverRefused));
+        self.finish_send(key, error, host);
+    }
+}

@@ -1,0 +1,119 @@
+//! Doorbells (eventfd) and waiting for many of them (epoll, poll).
+
+use super::errno::{Errno, Result, check};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// An eventfd used as a doorbell: any number of rings is one wake-up.
+#[derive(Debug)]
+pub(crate) struct Doorbell(OwnedFd);
+
+impl Doorbell {
+    /// A new silent doorbell. Errors: EMFILE, ENFILE, ENOMEM.
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: eventfd returns a new descriptor or -1.
+        let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
+        // SAFETY: `fd` is new and owned by nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Takes over a doorbell that a peer passed to us.
+    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Wakes whoever waits for it. A full counter is a doorbell that rings already.
+    pub(crate) fn ring(&self) {
+        let one: u64 = 1;
+        // SAFETY: writes eight bytes of a live local to an owned descriptor.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Silences it; returns whether it rang.
+    pub(crate) fn silence(&self) -> bool {
+        let mut value: u64 = 0;
+        // SAFETY: reads eight bytes into a live local from an owned descriptor.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut value).cast(), 8) == 8 }
+    }
+
+    /// The descriptor to wait on or to pass to a peer.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.0.as_fd()
+    }
+}
+
+/// A set of descriptors waited for together; itself a descriptor that can be waited on.
+#[derive(Debug)]
+pub(crate) struct Epoll(OwnedFd);
+
+impl Epoll {
+    /// An empty set. Errors: EMFILE, ENFILE, ENOMEM.
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: epoll_create1 returns a new descriptor or -1.
+        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: `fd` is new and owned by nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Adds `fd` (level-triggered, readable or hung up) under `token`.
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: u64) -> Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        // SAFETY: both descriptors live; `event` is valid for the call.
+        check(unsafe {
+            libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event)
+        })?;
+        Ok(())
+    }
+
+    /// Removes `fd`; a descriptor that is not in the set is not an error.
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
+        // SAFETY: both descriptors live; DEL ignores the event argument.
+        unsafe {
+            libc::epoll_ctl(
+                self.0.as_raw_fd(),
+                libc::EPOLL_CTL_DEL,
+                fd.as_raw_fd(),
+                std::ptr::null_mut(),
+            )
+        };
+    }
+
+    /// Fills `tokens` with those that are ready within `timeout_ms` (-1: for ever); returns how many.
+    /// A signal ends the wait early with EINTR.
+    pub(crate) fn wait(&self, tokens: &mut [u64], timeout_ms: i32) -> Result<usize> {
+        const BATCH: usize = 32;
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+        let want = tokens.len().clamp(1, BATCH) as i32;
+        // SAFETY: `events` has room for `want` entries.
+        let n = check(unsafe {
+            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), want, timeout_ms)
+        })? as usize;
+        for (token, event) in tokens.iter_mut().zip(events.iter().take(n)) {
+            *token = event.u64;
+        }
+        Ok(n.min(tokens.len()))
+    }
+
+    /// The descriptor that becomes readable when a member is ready.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.0.as_fd()
+    }
+
+    /// Its number, as libfabric hands it to an application.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Waits until `fd` is readable: true, or false after `timeout_ms` (-1: for ever). A signal ends
+/// the wait with EINTR.
+pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> Result<bool> {
+    let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    let n = check(unsafe { libc::poll(&mut entry, 1, timeout_ms) })?;
+    if entry.revents & libc::POLLNVAL != 0 {
+        return Err(Errno(libc::EBADF));
+    }
+    Ok(n > 0)
+}

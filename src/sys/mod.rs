@@ -1,0 +1,20 @@
+//! Thin, typed wrappers over the system calls that udrv uses, and nothing above them.
+//!
+//! # Safety
+//!
+//! This is one of the few rooms of the house where `unsafe` is allowed. Each wrapper turns one
+//! system call into a function that cannot be misused from safe code: descriptors are owned,
+//! lengths come from slices, and results are `Result<_, Errno>`.
+#![allow(unsafe_code)]
+
+pub(crate) mod clock;
+pub(crate) mod cma;
+pub(crate) mod dl;
+pub(crate) mod errno;
+pub(crate) mod event;
+pub(crate) mod net;
+pub(crate) mod process;
+pub(crate) mod shared_memory;
+pub(crate) mod unix;
+
+pub(crate) use errno::Errno;

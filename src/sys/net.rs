@@ -1,0 +1,223 @@
+//! Interface addresses, name resolution and port numbers.
+
+use super::errno::{Errno, Result};
+use std::ffi::{CStr, CString};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+
+/// One address of one interface that is up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Interface {
+    /// Such as `eth0`.
+    pub(crate) name: String,
+    /// The address, without port.
+    pub(crate) ip: IpAddr,
+    /// IPv6 scope (interface index) of a link-local address, else 0.
+    pub(crate) scope: u32,
+    /// True for the loopback interface.
+    pub(crate) loopback: bool,
+}
+
+/// All addresses of all interfaces that are up, in the kernel's order.
+pub(crate) fn interfaces() -> Vec<Interface> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: fills `list` with a heap list that is freed below.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut next = list;
+    // SAFETY: the list is valid until freeifaddrs; its strings and addresses are as getifaddrs(3)
+    // says.
+    unsafe {
+        while let Some(entry) = next.as_ref() {
+            next = entry.ifa_next;
+            let up = entry.ifa_flags & (libc::IFF_UP as u32) != 0;
+            if entry.ifa_addr.is_null() || entry.ifa_name.is_null() || !up {
+                continue;
+            }
+            let len = match i32::from((*entry.ifa_addr).sa_family) {
+                libc::AF_INET => size_of::<libc::sockaddr_in>(),
+                libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+                _ => continue,
+            };
+            let bytes = std::slice::from_raw_parts(entry.ifa_addr.cast::<u8>(), len);
+            let Some(address) = socket_addr_from_bytes(bytes) else { continue };
+            found.push(Interface {
+                name: CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned(),
+                ip: address.ip(),
+                scope: if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 },
+                loopback: entry.ifa_flags & (libc::IFF_LOOPBACK as u32) != 0,
+            });
+        }
+        libc::freeifaddrs(list);
+    }
+    found
+}
+
+/// Reads a `sockaddr_in` or `sockaddr_in6`; `None` for any other family or too few bytes.
+pub(crate) fn socket_addr_from_bytes(bytes: &[u8]) -> Option<SocketAddr> {
+    let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
+    let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
+    match i32::from(family) {
+        libc::AF_INET if bytes.len() >= size_of::<libc::sockaddr_in>() => {
+            let ip: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
+            Some(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::from(ip), port)))
+        }
+        libc::AF_INET6 if bytes.len() >= size_of::<libc::sockaddr_in6>() => {
+            let flow = u32::from_be_bytes(bytes.get(4..8)?.try_into().ok()?);
+            let ip: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
+            let scope = u32::from_ne_bytes(bytes.get(24..28)?.try_into().ok()?);
+            Some(SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(ip), port, flow, scope)))
+        }
+        _ => None,
+    }
+}
+
+/// The bytes of a `sockaddr_in` (16) or `sockaddr_in6` (28), and how many there are.
+pub(crate) fn socket_addr_to_bytes(address: &SocketAddr) -> ([u8; 28], usize) {
+    let mut bytes = [0u8; 28];
+    let mut put = |at: usize, from: &[u8]| {
+        for (to, b) in bytes.iter_mut().skip(at).zip(from) {
+            *to = *b;
+        }
+    };
+    put(2, &address.port().to_be_bytes());
+    match address {
+        SocketAddr::V4(v4) => {
+            put(0, &(libc::AF_INET as u16).to_ne_bytes());
+            put(4, &v4.ip().octets());
+            (bytes, size_of::<libc::sockaddr_in>())
+        }
+        SocketAddr::V6(v6) => {
+            put(0, &(libc::AF_INET6 as u16).to_ne_bytes());
+            put(4, &v6.flowinfo().to_be_bytes());
+            put(8, &v6.ip().octets());
+            put(24, &v6.scope_id().to_ne_bytes());
+            (bytes, size_of::<libc::sockaddr_in6>())
+        }
+    }
+}
+
+/// Resolves a node (name or numeric address) and a service (name or number), either of which may
+/// be missing. `numeric` forbids looking names up. Errors: EINVAL for a service nobody knows,
+/// ENOENT for a node that has no address (fi_getinfo(3) says -FI_ENODATA then).
+pub(crate) fn resolve(
+    node: Option<&str>,
+    service: Option<&str>,
+    numeric: bool,
+) -> Result<Vec<SocketAddr>> {
+    let port = match service {
+        None | Some("") => 0,
+        Some(text) => match text.parse::<u16>() {
+            Ok(port) => port,
+            Err(_) => service_port(text).ok_or(Errno(libc::EINVAL))?,
+        },
+    };
+    let Some(node) = node else {
+        return Ok(vec![SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))]);
+    };
+    if let Ok(ip) = node.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    if numeric {
+        return Err(Errno(libc::ENOENT));
+    }
+    let found = lookup(node, port);
+    if found.is_empty() { Err(Errno(libc::ENOENT)) } else { Ok(found) }
+}
+
+fn service_port(name: &str) -> Option<u16> {
+    let name = CString::new(name).ok()?;
+    let mut list = std::ptr::null_mut();
+    // SAFETY: C strings; the result list is read while valid and freed.
+    unsafe {
+        if libc::getaddrinfo(std::ptr::null(), name.as_ptr(), std::ptr::null(), &mut list) != 0 {
+            return None;
+        }
+        let port = first_addresses(list).first().map(SocketAddr::port);
+        libc::freeaddrinfo(list);
+        port
+    }
+}
+
+fn lookup(node: &str, port: u16) -> Vec<SocketAddr> {
+    let Ok(name) = CString::new(node) else { return Vec::new() };
+    let mut list = std::ptr::null_mut();
+    // SAFETY: all zeroes is a valid `addrinfo`.
+    let mut hints: libc::addrinfo = unsafe { std::mem::zeroed() };
+    hints.ai_socktype = libc::SOCK_DGRAM;
+    // SAFETY: C strings; the result list is read while valid and freed.
+    unsafe {
+        if libc::getaddrinfo(name.as_ptr(), std::ptr::null(), &hints, &mut list) != 0 {
+            return Vec::new();
+        }
+        let mut found = first_addresses(list);
+        libc::freeaddrinfo(list);
+        for address in &mut found {
+            address.set_port(port);
+        }
+        found
+    }
+}
+
+/// # Safety
+/// `list` is a valid result of getaddrinfo.
+unsafe fn first_addresses(mut list: *mut libc::addrinfo) -> Vec<SocketAddr> {
+    let mut found = Vec::new();
+    // SAFETY: the caller vouches for the list.
+    unsafe {
+        while let Some(entry) = list.as_ref() {
+            list = entry.ai_next;
+            if entry.ai_addr.is_null() {
+                continue;
+            }
+            let bytes =
+                std::slice::from_raw_parts(entry.ai_addr.cast::<u8>(), entry.ai_addrlen as usize);
+            if let Some(address) = socket_addr_from_bytes(bytes) {
+                if !found.contains(&address) {
+                    found.push(address);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Reserves a UDP port: the given one, or any free one when it is 0. The port stays ours while the
+/// socket lives. Errors: EADDRINUSE, EADDRNOTAVAIL, EACCES.
+pub(crate) fn reserve_port(address: &SocketAddr) -> Result<(UdpSocket, u16)> {
+    let socket = UdpSocket::bind(address)?;
+    let port = socket.local_addr()?.port();
+    Ok((socket, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_addresses_survive_their_bytes() {
+        for text in ["127.0.0.1:9228", "[::1]:7471", "[fe80::1%3]:1"] {
+            let address: SocketAddr = text.parse().unwrap();
+            let (bytes, len) = socket_addr_to_bytes(&address);
+            assert_eq!(socket_addr_from_bytes(&bytes[..len]), Some(address));
+            assert_eq!(socket_addr_from_bytes(&bytes[..len - 1]), None);
+        }
+        assert_eq!(socket_addr_from_bytes(&[]), None);
+        assert_eq!(socket_addr_from_bytes(&[9; 28]), None);
+    }
+
+    #[test]
+    fn resolves_what_needs_no_server() {
+        let list = resolve(Some("127.0.0.1"), Some("9228"), true).unwrap();
+        assert_eq!(list, ["127.0.0.1:9228".parse().unwrap()]);
+        assert_eq!(resolve(Some("no.such.host"), None, true).unwrap_err(), Errno(libc::ENOENT));
+        assert_eq!(resolve(None, Some("bogus-service"), true).unwrap_err(), Errno(libc::EINVAL));
+        assert!(!resolve(Some("localhost"), None, false).unwrap().is_empty());
+    }
+
+    #[test]
+    fn loopback_is_there() {
+        assert!(interfaces().iter().any(|i| i.loopback));
+    }
+}

@@ -1,0 +1,136 @@
+//! Anonymous shared memory that a peer cannot shrink under us.
+
+use super::errno::{Errno, Result, check};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// A mapping of a sealed memfd, unmapped on drop. It has no name in any file system, so nothing is
+/// left behind when its last process dies.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory; who may touch which byte when is decided by its users.
+unsafe impl Send for SharedMemory {}
+
+impl SharedMemory {
+    /// Creates `len` zeroed bytes, reserved at once so that touching them later cannot fail.
+    /// Returns the mapping and the descriptor to pass on. Errors: ENOMEM, ENOSPC, EMFILE, ENFILE.
+    pub(crate) fn create(len: usize) -> Result<(Self, OwnedFd)> {
+        // SAFETY: a C string literal; returns a new descriptor or -1.
+        let fd = check(unsafe {
+            libc::memfd_create(c"udrv".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        })?;
+        // SAFETY: `fd` is new and owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let size = libc::off_t::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
+        // SAFETY: an owned descriptor.
+        let rc = unsafe { libc::posix_fallocate(fd.as_raw_fd(), 0, size) };
+        if rc != 0 {
+            return Err(Errno(rc));
+        }
+        // SAFETY: an owned descriptor.
+        check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) })?;
+        Ok((Self::map(fd.as_fd_ref(), len)?, fd))
+    }
+
+    /// Maps what a peer passed to us, after checking that it is a memfd of at least `len` bytes that
+    /// can no longer shrink (a shorter file would end us with SIGBUS). Errors: EINVAL, ENOMEM.
+    pub(crate) fn attach(fd: &OwnedFd, len: usize) -> Result<Self> {
+        // SAFETY: an owned descriptor.
+        let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
+        if seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        // SAFETY: zeroed is a valid `stat` to be overwritten.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: an owned descriptor and a live local.
+        check(unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) })?;
+        if usize::try_from(stat.st_size).unwrap_or(0) < len {
+            return Err(Errno(libc::EINVAL));
+        }
+        Self::map(fd.as_fd_ref(), len)
+    }
+
+    fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
+        // SAFETY: a new shared mapping at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        NonNull::new(base.cast()).map(|base| Self { base, len }).ok_or(Errno(libc::ENOMEM))
+    }
+
+    /// First byte; page-aligned.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Bytes mapped.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `map` mapped; nothing refers to it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// `OwnedFd::as_fd` without importing the trait at each use.
+trait AsFdRef {
+    fn as_fd_ref(&self) -> BorrowedFd<'_>;
+}
+
+impl AsFdRef for OwnedFd {
+    fn as_fd_ref(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attached_memory_is_the_same_memory() {
+        let (a, fd) = SharedMemory::create(8192).unwrap();
+        let b = SharedMemory::attach(&fd, 8192).unwrap();
+        // SAFETY: both mappings are 8192 bytes long.
+        unsafe {
+            a.base().as_ptr().add(5000).write(7);
+            assert_eq!(b.base().as_ptr().add(5000).read(), 7);
+        }
+    }
+
+    #[test]
+    fn a_shorter_file_is_refused() {
+        let (_a, fd) = SharedMemory::create(4096).unwrap();
+        assert_eq!(SharedMemory::attach(&fd, 8192).unwrap_err(), Errno(libc::EINVAL));
+    }
+
+    #[test]
+    fn an_unsealed_file_is_refused() {
+        // SAFETY: a C string literal; the result is checked.
+        let fd = check(unsafe { libc::memfd_create(c"x".as_ptr(), libc::MFD_CLOEXEC) }).unwrap();
+        // SAFETY: `fd` is new.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        assert!(SharedMemory::attach(&fd, 0).is_err());
+    }
+}

@@ -1,0 +1,226 @@
+//! Unix sockets in the abstract name space: proof of the same kernel and user, and the way to pass
+//! descriptors. They need no file and disappear with their process.
+
+use super::errno::{Errno, Result, check, check_len};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Most descriptors passed in one message.
+pub(crate) const MAX_FDS: usize = 4;
+
+/// Who is at the other end of a socket, told by the kernel (`SO_PEERCRED`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Credentials {
+    /// Process id in *our* pid name space; 0 if it is not visible there.
+    pub(crate) pid: i32,
+    /// User id.
+    pub(crate) uid: u32,
+}
+
+fn abstract_address(name: &str) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: all zeroes is a valid sockaddr_un.
+    let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // The first byte stays 0: the abstract name space.
+    let room = addr.sun_path.iter_mut().skip(1);
+    if name.len() > room.len() {
+        return Err(Errno(libc::ENAMETOOLONG));
+    }
+    for (to, from) in room.zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    Ok((addr, len as libc::socklen_t))
+}
+
+fn seqpacket() -> Result<OwnedFd> {
+    // SAFETY: returns a new descriptor or -1.
+    let fd = check(unsafe {
+        libc::socket(
+            libc::AF_UNIX,
+            libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            0,
+        )
+    })?;
+    // SAFETY: `fd` is new and owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Listens under an abstract name. Errors: EADDRINUSE when somebody has the name already.
+pub(crate) fn listen(name: &str) -> Result<OwnedFd> {
+    let fd = seqpacket()?;
+    let (addr, len) = abstract_address(name)?;
+    // SAFETY: `addr` is a valid sockaddr_un of `len` bytes.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
+    // SAFETY: an owned, bound socket. The kernel caps the backlog at net.core.somaxconn.
+    check(unsafe { libc::listen(fd.as_raw_fd(), 4096) })?;
+    Ok(fd)
+}
+
+/// Connects without waiting. Errors: ECONNREFUSED when nobody listens, EAGAIN when the backlog is
+/// full.
+pub(crate) fn connect(name: &str) -> Result<OwnedFd> {
+    let fd = seqpacket()?;
+    let (addr, len) = abstract_address(name)?;
+    // SAFETY: `addr` is a valid sockaddr_un of `len` bytes.
+    check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
+    Ok(fd)
+}
+
+/// The next waiting connection, or `None`. Errors: EMFILE and the like.
+pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+    // SAFETY: a live listening socket; no address is asked for.
+    let rc = check(unsafe {
+        libc::accept4(
+            listener.as_raw_fd(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+        )
+    });
+    match rc {
+        // SAFETY: `fd` is new and owned by nobody else.
+        Ok(fd) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+        Err(e) if e.is_would_block() || e.0 == libc::EINTR || e.0 == libc::ECONNABORTED => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Who is at the other end.
+pub(crate) fn credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
+    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `cred` has `len` bytes.
+    check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &mut len,
+        )
+    })?;
+    Ok(Credentials { pid: cred.pid, uid: cred.uid })
+}
+
+/// Room for MAX_FDS descriptors in a control message, aligned as `cmsghdr` needs it.
+#[repr(C, align(8))]
+struct ControlBuffer([u8; 64]);
+
+/// Sends one message with descriptors; never raises SIGPIPE. Errors: EPIPE, EAGAIN.
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    if fds.len() > MAX_FDS {
+        return Err(Errno(libc::EINVAL));
+    }
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = ControlBuffer([0; 64]);
+    // SAFETY: all zeroes is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    if !fds.is_empty() {
+        let data_len = size_of_val(fds) / size_of::<BorrowedFd<'_>>() * size_of::<libc::c_int>();
+        msg.msg_control = control.0.as_mut_ptr().cast();
+        // SAFETY: CMSG_SPACE only computes.
+        msg.msg_controllen = unsafe { libc::CMSG_SPACE(data_len as u32) } as usize;
+        // SAFETY: the control buffer has room for one header and MAX_FDS descriptors
+        // (CMSG_SPACE(16) = 32 <= 64 bytes), so CMSG_FIRSTHDR is not null.
+        unsafe {
+            let header = libc::CMSG_FIRSTHDR(&msg);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(data_len as u32) as usize;
+            let mut to = libc::CMSG_DATA(header).cast::<libc::c_int>();
+            for fd in fds {
+                to.write_unaligned(fd.as_raw_fd());
+                to = to.add(1);
+            }
+        }
+    }
+    // SAFETY: `msg` refers to live locals only.
+    let n = check_len(unsafe {
+        libc::sendmsg(socket.as_raw_fd(), &msg, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    })?;
+    if n == bytes.len() { Ok(()) } else { Err(Errno(libc::EMSGSIZE)) }
+}
+
+/// What `receive` found.
+pub(crate) enum Received {
+    /// Nothing yet.
+    Nothing,
+    /// The other end is closed.
+    Closed,
+    /// A message: its length and its descriptors, in order.
+    Message(usize, Vec<OwnedFd>),
+}
+
+/// Receives one message into `bytes`, with its descriptors. A message longer than `bytes` is cut.
+pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Received {
+    let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut control = ControlBuffer([0; 64]);
+    // SAFETY: all zeroes is a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.0.as_mut_ptr().cast();
+    msg.msg_controllen = control.0.len();
+    // SAFETY: `msg` refers to live locals only.
+    let rc = check_len(unsafe {
+        libc::recvmsg(socket.as_raw_fd(), &mut msg, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
+    });
+    let n = match rc {
+        Ok(n) => n,
+        Err(e) if e.is_would_block() || e.0 == libc::EINTR => return Received::Nothing,
+        Err(_) => return Received::Closed,
+    };
+    let mut fds = Vec::new();
+    // SAFETY: the kernel filled `msg` and the control buffer; the CMSG macros stay inside it. Each
+    // descriptor found is new and owned by nobody else.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&msg);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let len = (*header).cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let from = libc::CMSG_DATA(header).cast::<libc::c_int>();
+                for i in 0..len / size_of::<libc::c_int>() {
+                    fds.push(OwnedFd::from_raw_fd(from.add(i).read_unaligned()));
+                }
+            }
+            header = libc::CMSG_NXTHDR(&msg, header);
+        }
+    }
+    if n == 0 && fds.is_empty() { Received::Closed } else { Received::Message(n, fds) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::Doorbell;
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_doorbell_travels() {
+        let name = format!("udrv-test-{}-doorbell", super::super::process::pid());
+        let listener = listen(&name).unwrap();
+        assert_eq!(listen(&name).unwrap_err(), Errno(libc::EADDRINUSE));
+        let client = connect(&name).unwrap();
+        let bell = Doorbell::new().unwrap();
+        send(client.as_fd(), b"hello", &[bell.fd()]).unwrap();
+        let server = accept(listener.as_fd()).unwrap().unwrap();
+        assert_eq!(credentials(server.as_fd()).unwrap().pid, super::super::process::pid());
+        let mut bytes = [0; 16];
+        let Received::Message(5, fds) = receive(server.as_fd(), &mut bytes) else {
+            panic!("no message")
+        };
+        let theirs = Doorbell::from_fd(fds.into_iter().next().unwrap());
+        assert!(!bell.silence());
+        theirs.ring();
+        assert!(bell.silence());
+        drop(client);
+        assert!(matches!(receive(server.as_fd(), &mut bytes), Received::Closed));
+    }
+
+    #[test]
+    fn nobody_listens() {
+        assert_eq!(connect("udrv-test-nobody").unwrap_err(), Errno(libc::ECONNREFUSED));
+    }
+}

@@ -1,0 +1,3 @@
+//! What udrv tells about itself.
+
+pub(crate) mod log;

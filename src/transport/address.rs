@@ -1,0 +1,180 @@
+//! The address of an endpoint: an IP address and a port, as the network transports need it and as
+//! users write it. Inside a node only the port counts, because a port is unique on a node.
+
+use crate::sys::net::{self, Interface};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+
+/// Bytes of an address inside our own packets.
+pub(crate) const WIRE_LEN: usize = 24;
+
+/// An endpoint's address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Address(pub(crate) SocketAddr);
+
+impl Address {
+    /// From a `sockaddr_in` or `sockaddr_in6`.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        net::socket_addr_from_bytes(bytes).map(Self)
+    }
+
+    /// From the string form: `fi_sockaddr_in://1.2.3.4:5`, `fi_sockaddr_in6://[::1]:5`, or the part
+    /// after `://` alone. FI_ADDR_STR of fi_getinfo(3).
+    pub(crate) fn from_text(text: &str) -> Option<Self> {
+        let rest = match text.split_once("://") {
+            Some(("fi_sockaddr_in" | "fi_sockaddr_in6" | "fi_sockaddr" | "fi_udrv", rest)) => rest,
+            Some(_) => return None,
+            None => text,
+        };
+        rest.parse().ok().map(Self)
+    }
+
+    /// As packed into our packets: family, port, scope, IP.
+    pub(crate) fn to_wire(self) -> [u8; WIRE_LEN] {
+        let (family, ip, scope) = match self.0 {
+            SocketAddr::V4(v4) => (4u16, v4.ip().to_ipv6_mapped().octets(), 0),
+            SocketAddr::V6(v6) => (6u16, v6.ip().octets(), v6.scope_id()),
+        };
+        let mut bytes = [0; WIRE_LEN];
+        let parts = family
+            .to_le_bytes()
+            .into_iter()
+            .chain(self.0.port().to_le_bytes())
+            .chain(scope.to_le_bytes())
+            .chain(ip);
+        for (to, from) in bytes.iter_mut().zip(parts) {
+            *to = from;
+        }
+        bytes
+    }
+
+    /// The inverse of [`Address::to_wire`]; `None` for bytes that no endpoint sends.
+    pub(crate) fn from_wire(bytes: &[u8]) -> Option<Self> {
+        let family = u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?);
+        let port = u16::from_le_bytes(bytes.get(2..4)?.try_into().ok()?);
+        let scope = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?);
+        let ip: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
+        let ip = std::net::Ipv6Addr::from(ip);
+        match family {
+            4 => Some(Self(SocketAddr::new(IpAddr::V4(ip.to_ipv4_mapped()?), port))),
+            6 => Some(Self(SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)))),
+            _ => None,
+        }
+    }
+
+    /// The port.
+    pub(crate) fn port(&self) -> u16 {
+        self.0.port()
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            SocketAddr::V4(v4) => write!(f, "fi_sockaddr_in://{v4}"),
+            SocketAddr::V6(v6) => write!(f, "fi_sockaddr_in6://{v6}"),
+        }
+    }
+}
+
+/// The addresses of this host, to tell a peer of the same node by its address.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LocalHost {
+    interfaces: Vec<Interface>,
+}
+
+/// An address with all names of this host folded into one, so that a peer reached as 127.0.0.1 is
+/// the same peer when reached as any other address of the host.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum CanonicalAddress {
+    /// On this host, by port.
+    Local(u16),
+    /// Elsewhere.
+    Remote(Address),
+}
+
+impl LocalHost {
+    /// Reads the interfaces of this host.
+    pub(crate) fn detect() -> Self {
+        Self { interfaces: net::interfaces() }
+    }
+
+    /// True if `ip` is this host's, the wildcard and the whole loopback network included.
+    pub(crate) fn owns(&self, ip: IpAddr) -> bool {
+        ip.is_loopback() || ip.is_unspecified() || self.interfaces.iter().any(|i| i.ip == ip)
+    }
+
+    /// See [`CanonicalAddress`].
+    pub(crate) fn canonical(&self, address: &Address) -> CanonicalAddress {
+        if self.owns(address.0.ip()) {
+            CanonicalAddress::Local(address.port())
+        } else {
+            CanonicalAddress::Remote(*address)
+        }
+    }
+
+    /// The address to offer when the application names none: of the first interface that is not
+    /// loopback (IPv4 before IPv6, global before link-local), else loopback. `wanted` restricts it
+    /// to interfaces of that name or that address (FI_UDRV_IFACE).
+    pub(crate) fn preferred(&self, wanted: Option<&str>, v6: Option<bool>) -> Option<Interface> {
+        let rank = |i: &Interface| match i.ip {
+            IpAddr::V4(ip) => (i.loopback, ip.is_link_local(), false),
+            IpAddr::V6(_) => (i.loopback, i.scope != 0, true),
+        };
+        let found = self
+            .interfaces
+            .iter()
+            .filter(|i| wanted.is_none_or(|w| i.name == w || i.ip.to_string() == w))
+            .filter(|i| v6.is_none_or(|v6| i.ip.is_ipv6() == v6))
+            .min_by_key(|i| rank(i))
+            .cloned();
+        if found.is_none() && wanted.is_none() && v6 != Some(true) {
+            return Some(Interface {
+                name: "lo".to_owned(),
+                ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
+                scope: 0,
+                loopback: true,
+            });
+        }
+        found
+    }
+
+    /// The interface that has `ip`.
+    pub(crate) fn interface_of(&self, ip: IpAddr) -> Option<&Interface> {
+        self.interfaces
+            .iter()
+            .find(|i| i.ip == ip)
+            .or_else(|| self.interfaces.iter().find(|i| ip.is_loopback() && i.loopback))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_wire_forms_are_inverse() {
+        for text in ["fi_sockaddr_in://10.0.0.1:7471", "fi_sockaddr_in6://[fe80::1%3]:9"] {
+            let address = Address::from_text(text).unwrap();
+            assert_eq!(address.to_string(), text);
+            assert_eq!(Address::from_wire(&address.to_wire()), Some(address));
+        }
+        assert_eq!(Address::from_text("127.0.0.1:1"), Address::from_text("fi_udrv://127.0.0.1:1"));
+        assert_eq!(Address::from_text("fi_shm://x"), None);
+        assert_eq!(Address::from_text("nonsense"), None);
+        assert_eq!(Address::from_wire(&[9; 24]), None);
+        assert_eq!(Address::from_wire(&[4; 3]), None);
+    }
+
+    #[test]
+    fn names_of_this_host_are_one() {
+        let host = LocalHost::detect();
+        let a = Address::from_text("127.0.0.1:5").unwrap();
+        let b = Address::from_text("127.0.0.2:5").unwrap();
+        let c = Address::from_text("[::1]:5").unwrap();
+        assert_eq!(host.canonical(&a), host.canonical(&b));
+        assert_eq!(host.canonical(&a), host.canonical(&c));
+        let remote = Address::from_text("203.0.113.77:5").unwrap();
+        assert_eq!(host.canonical(&remote), CanonicalAddress::Remote(remote));
+    }
+}

@@ -1,0 +1,163 @@
+//! How bytes move. Each device is one folder; all are seen through [`Iface`].
+//!
+//! After UCT: a transport offers *short* (header and payload in one slot), *bcopy* (payload packed
+//! into the transport's own memory by a callback) and *zcopy* (one-sided `get` and `put` between
+//! application buffers), says what it can in [`Caps`], and the protocol layer chooses. Active
+//! messages are reliable and ordered per peer; what a transport cannot take now it refuses with
+//! [`SendError::Again`] and queues nothing in secret.
+
+pub(crate) mod address;
+pub(crate) mod loopback;
+pub(crate) mod mux;
+pub(crate) mod peers;
+pub(crate) mod shm;
+
+use crate::memory::SegmentList;
+use crate::sys::Errno;
+use crate::sys::cma::Range;
+pub(crate) use address::Address;
+
+/// A peer endpoint, numbered at first contact by the interface that talks to it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub(crate) struct PeerId(pub(crate) u32);
+
+impl PeerId {
+    /// As an index into tables by peer.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Longest active-message header, bytes. Every transport takes headers up to this length.
+pub(crate) const MAX_HEADER: usize = 104;
+
+/// What a transport can do towards one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caps {
+    /// Most bytes of header plus payload in one short message.
+    pub(crate) short_max: usize,
+    /// Most payload bytes in one bcopy message.
+    pub(crate) bcopy_max: usize,
+    /// One-sided reads from the peer's application buffers work.
+    pub(crate) get: bool,
+    /// One-sided writes into the peer's application buffers work.
+    pub(crate) put: bool,
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SendError {
+    /// No room now; progress, then try again.
+    Again,
+    /// The peer cannot be reached: the system's reason.
+    Unreachable(Errno),
+}
+
+/// How a peer went away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Departure {
+    /// It closed its endpoint; everything it had sent was delivered.
+    Closed,
+    /// It died, or broke the protocol.
+    Failed(Errno),
+}
+
+/// What `Iface::poll` reports to.
+pub(crate) trait Handler {
+    /// A peer made contact; its address, before anything it sent.
+    fn on_peer(&mut self, peer: PeerId, address: &Address);
+    /// An active message. The slices are valid during the call only.
+    fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
+    /// A peer is gone; everything it sent before was reported before.
+    fn on_departure(&mut self, peer: PeerId, departure: Departure);
+}
+
+/// A device as the protocol layer sees it.
+pub(crate) trait Iface {
+    /// The peer at `address`, contacted now if this is the first time.
+    fn connect(&mut self, address: &Address) -> Result<PeerId, SendError>;
+
+    /// Whose number `peer` is.
+    fn address_of(&self, peer: PeerId) -> Option<Address>;
+
+    /// What works towards `peer` at this moment; `get` and `put` may become true later.
+    fn caps(&self, peer: PeerId) -> Caps;
+
+    /// Sends `header` and `len` payload bytes in one slot; `header.len() + len <= short_max`.
+    fn am_short(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+    ) -> Result<(), SendError>;
+
+    /// Sends `header` and `len` payload bytes through the transport's buffers; `len <= bcopy_max`.
+    fn am_bcopy(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+    ) -> Result<(), SendError>;
+
+    /// Reads from the peer's `remote` ranges into `local`; returns bytes moved (> 0).
+    fn get(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError>;
+
+    /// Writes `local` into the peer's `remote` ranges; returns bytes moved (> 0).
+    fn put(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError>;
+
+    /// True when the peer asks for small descriptions instead of payload it must buffer.
+    fn under_pressure(&self, peer: PeerId) -> bool;
+
+    /// Asks every peer to send (or no longer to send) descriptions instead of payload.
+    fn set_pressure(&mut self, on: bool);
+
+    /// Delivers what has arrived, a bounded number of messages; returns how many events.
+    fn poll(&mut self, handler: &mut impl Handler) -> usize;
+}
+
+/// Skips `offset` bytes of `ranges` and keeps `len`: the part of a peer's buffer to move next.
+pub(crate) fn slice_ranges(ranges: &[Range], offset: u64, len: u64, out: &mut [Range]) -> usize {
+    let (mut skip, mut want, mut n) = (offset, len, 0);
+    for range in ranges {
+        if want == 0 {
+            break;
+        }
+        if skip >= range.len {
+            skip -= range.len;
+            continue;
+        }
+        let take = (range.len - skip).min(want);
+        let Some(slot) = out.get_mut(n) else { break };
+        *slot = Range { addr: range.addr.wrapping_add(skip), len: take };
+        n += 1;
+        want -= take;
+        skip = 0;
+    }
+    n
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_of_ranges() {
+        let ranges = [Range { addr: 100, len: 10 }, Range { addr: 500, len: 5 }];
+        let mut out = [Range::default(); 4];
+        assert_eq!(slice_ranges(&ranges, 8, 4, &mut out), 2);
+        assert_eq!(out[..2], [Range { addr: 108, len: 2 }, Range { addr: 500, len: 2 }]);
+        assert_eq!(slice_ranges(&ranges, 15, 4, &mut out), 0);
+    }
+}

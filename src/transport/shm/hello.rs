@@ -1,0 +1,236 @@
+//! The handshake of a shared-memory link, PROTOCOL.md §2: a hello with the sender's segment, answered
+//! by a welcome with the receiver's doorbell, or by a reject with a reason.
+
+use super::layout::Geometry;
+use crate::transport::address::{self, Address};
+
+/// Version of the segment layout and of the packets inside it.
+pub(super) const VERSION: u16 = 1;
+/// First bytes of every handshake message.
+const MAGIC: [u8; 4] = *b"UDRV";
+const KIND_HELLO: u16 = 1;
+const KIND_REJECT: u16 = 2;
+const KIND_WELCOME: u16 = 3;
+/// Bytes of every handshake message; zero-padded.
+pub(super) const LEN: usize = 96;
+
+/// The first message of a link, from the side that will send over it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Hello {
+    /// Layout version the sender speaks.
+    pub(super) version: u16,
+    /// The sender's own endpoint address, where answers go.
+    pub(super) source: Address,
+    /// Identifies this life of the sender's endpoint.
+    pub(super) nonce: u64,
+    /// Sizes of the segment that travels beside this message.
+    pub(super) geometry: Geometry,
+    /// Address, in the sender's memory, of two words for probing cross-memory attach. The first
+    /// holds `nonce`; the second may be overwritten with it.
+    pub(super) probe_addr: u64,
+}
+
+/// Why a link was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum RejectReason {
+    /// Versions differ; the one we speak is in `detail`.
+    Version,
+    /// Another user.
+    User,
+    /// A handshake message that makes no sense.
+    Malformed,
+    /// The receiver lacks memory or descriptors; `detail` is its errno.
+    Resources,
+}
+
+/// The answer to a hello that is not accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Reject {
+    pub(super) reason: RejectReason,
+    pub(super) detail: u32,
+}
+
+/// The answer to a hello that is accepted; the receiver's doorbell travels beside it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Welcome {
+    /// Identifies this life of the receiver's endpoint.
+    pub(super) nonce: u64,
+}
+
+struct Writer {
+    bytes: [u8; LEN],
+    at: usize,
+}
+
+impl Writer {
+    fn new(kind: u16) -> Self {
+        let mut writer = Self { bytes: [0; LEN], at: 0 };
+        writer.put(&MAGIC).put(&kind.to_le_bytes());
+        writer
+    }
+
+    fn put(&mut self, from: &[u8]) -> &mut Self {
+        for (to, b) in self.bytes.iter_mut().skip(self.at).zip(from) {
+            *to = *b;
+        }
+        self.at += from.len();
+        self
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+}
+
+impl Hello {
+    pub(super) fn encode(&self) -> [u8; LEN] {
+        let mut w = Writer::new(KIND_HELLO);
+        w.put(&self.version.to_le_bytes())
+            .put(&self.nonce.to_le_bytes())
+            .put(&self.probe_addr.to_le_bytes())
+            .put(&self.geometry.slots.to_le_bytes())
+            .put(&self.geometry.bulk.to_le_bytes())
+            .put(&self.source.to_wire());
+        w.bytes
+    }
+
+    /// The version alone is read from any hello, so that a newer one is refused by name.
+    pub(super) fn version(bytes: &[u8]) -> Option<u16> {
+        let mut r = Reader(bytes);
+        (r.take::<4>()? == MAGIC && r.u16()? == KIND_HELLO).then(|| r.u16())?
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let version = Self::version(bytes)?;
+        let mut r = Reader(bytes.get(8..)?);
+        let nonce = r.u64()?;
+        let probe_addr = r.u64()?;
+        let geometry = Geometry { slots: r.u32()?, bulk: r.u32()? };
+        let source = Address::from_wire(&r.take::<{ address::WIRE_LEN }>()?)?;
+        (geometry.is_sane() && source.port() != 0).then_some(Self {
+            version,
+            source,
+            nonce,
+            geometry,
+            probe_addr,
+        })
+    }
+}
+
+impl Welcome {
+    pub(super) fn encode(self) -> [u8; LEN] {
+        let mut w = Writer::new(KIND_WELCOME);
+        w.put(&VERSION.to_le_bytes()).put(&self.nonce.to_le_bytes());
+        w.bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut r = Reader(bytes);
+        if r.take::<4>()? != MAGIC || r.u16()? != KIND_WELCOME {
+            return None;
+        }
+        let _version = r.u16()?;
+        Some(Self { nonce: r.u64()? })
+    }
+}
+
+impl Reject {
+    pub(super) fn encode(self) -> [u8; LEN] {
+        let code: u16 = match self.reason {
+            RejectReason::Version => 1,
+            RejectReason::User => 2,
+            RejectReason::Malformed => 3,
+            RejectReason::Resources => 4,
+        };
+        let mut w = Writer::new(KIND_REJECT);
+        w.put(&code.to_le_bytes()).put(&self.detail.to_le_bytes());
+        w.bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut r = Reader(bytes);
+        if r.take::<4>()? != MAGIC || r.u16()? != KIND_REJECT {
+            return None;
+        }
+        let reason = match r.u16()? {
+            1 => RejectReason::Version,
+            2 => RejectReason::User,
+            4 => RejectReason::Resources,
+            _ => RejectReason::Malformed,
+        };
+        Some(Self { reason, detail: r.u32()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::GENEROUS;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hello() -> Hello {
+        Hello {
+            version: VERSION,
+            source: Address::from_text("10.1.2.3:4567").unwrap(),
+            nonce: 0x1122_3344_5566_7788,
+            geometry: GENEROUS,
+            probe_addr: 0x7fff_0000_1000,
+        }
+    }
+
+    #[test]
+    fn messages_survive_their_bytes() {
+        assert_eq!(Hello::decode(&hello().encode()), Some(hello()));
+        for reason in [
+            RejectReason::Version,
+            RejectReason::User,
+            RejectReason::Malformed,
+            RejectReason::Resources,
+        ] {
+            let reject = Reject { reason, detail: 7 };
+            assert_eq!(Reject::decode(&reject.encode()), Some(reject));
+            assert_eq!(Hello::decode(&reject.encode()), None);
+        }
+        assert_eq!(Reject::decode(&hello().encode()), None);
+        let welcome = Welcome { nonce: 9 };
+        assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
+        assert_eq!(Welcome::decode(&hello().encode()), None);
+    }
+
+    #[test]
+    fn insane_sizes_are_refused() {
+        let mut bad = hello();
+        bad.geometry.slots = 3;
+        assert_eq!(Hello::decode(&bad.encode()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_harmless(bytes in prop::collection::vec(any::<u8>(), 0..128)) {
+            let _ = Hello::decode(&bytes);
+            let _ = Reject::decode(&bytes);
+            let _ = Welcome::decode(&bytes);
+            let mut prefixed = b"UDRV\x01\x00\x01\x00".to_vec();
+            prefixed.extend(bytes);
+            let _ = Hello::decode(&prefixed);
+        }
+    }
+}

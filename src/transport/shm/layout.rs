@@ -1,0 +1,76 @@
+//! Layout of the shared segment: one per direction and pair of endpoints, made by the sender.
+//!
+//! ```text
+//! 0      CONSUMED   u32: slots the receiver has finished with     (receiver writes)
+//! 128    FLAGS      u32: what the receiver wants                  (receiver sets, sender clears SLEEPING)
+//! 256    CLOSING    u32: 1 when the sender has closed in order    (sender writes)
+//! 4096   slots      `slots` x 128 bytes
+//!        bulk       `bulk` bytes, used as a ring by payloads that do not fit in a slot
+//! ```
+//!
+//! A slot is published by its sequence word, which sits in the same cache line as the header and the
+//! first payload bytes: one line handed over per small message. Slots are consumed in order, so bulk
+//! space is freed in order too.
+
+/// Offset of the receiver's progress counter.
+pub(super) const CONSUMED: usize = 0;
+/// Offset of the receiver's flags.
+pub(super) const FLAGS: usize = 128;
+/// Offset of the sender's closing mark.
+pub(super) const CLOSING: usize = 256;
+/// Offset of the first slot.
+pub(super) const SLOTS: usize = 4096;
+/// Bytes of one slot: two cache lines, fetched together by the adjacent-line prefetcher.
+pub(super) const SLOT: usize = 128;
+/// Bytes of the slot's own header: sequence, payload length, bulk offset, header length, kind.
+pub(super) const SLOT_HEADER: usize = 16;
+/// Bytes of a slot that carry the active-message header and an inline payload.
+pub(super) const SLOT_ROOM: usize = SLOT - SLOT_HEADER;
+
+/// The receiver may sleep at times: publish, then fence, then look at SLEEPING.
+pub(super) const FLAG_WAITS: u32 = 1;
+/// The receiver sleeps: clear this flag and ring its doorbell.
+pub(super) const FLAG_SLEEPING: u32 = 2;
+/// The receiver is short of memory for unexpected payload.
+pub(super) const FLAG_PRESSURE: u32 = 4;
+/// The receiver has closed in order.
+pub(super) const FLAG_CLOSED: u32 = 8;
+
+/// Sizes of one segment, chosen by its sender.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Geometry {
+    /// Number of slots; a power of two.
+    pub(super) slots: u32,
+    /// Bytes of bulk space; a power of two, at least twice the largest payload.
+    pub(super) bulk: u32,
+}
+
+/// For a process with few active peers.
+pub(super) const GENEROUS: Geometry = Geometry { slots: 256, bulk: 256 * 1024 };
+/// For a process with many, so that a node of 256 ranks stays within some tens of MiB a process.
+pub(super) const FRUGAL: Geometry = Geometry { slots: 64, bulk: 32 * 1024 };
+
+impl Geometry {
+    /// Bytes of the whole segment.
+    pub(super) fn len(self) -> usize {
+        SLOTS + self.slots as usize * SLOT + self.bulk as usize
+    }
+
+    /// Offset of the bulk space.
+    pub(super) fn bulk_at(self) -> usize {
+        SLOTS + self.slots as usize * SLOT
+    }
+
+    /// Largest payload of one message, bytes.
+    pub(super) fn payload_max(self) -> usize {
+        (self.bulk / 2) as usize
+    }
+
+    /// Whether a sender may announce this: bounds that keep all arithmetic in range.
+    pub(super) fn is_sane(self) -> bool {
+        self.slots.is_power_of_two()
+            && (2..=1 << 16).contains(&self.slots)
+            && self.bulk.is_power_of_two()
+            && (4096..=1 << 28).contains(&self.bulk)
+    }
+}

@@ -1,0 +1,487 @@
+//! The two ends of a segment: [`Producer`] and [`Consumer`], one of each per segment.
+//!
+//! # Safety
+//!
+//! Both ends address the segment through its base pointer. Offsets are computed from a checked
+//! [`Geometry`], so they stay inside the mapping. A slot and its bulk bytes belong to the producer
+//! until it stores the slot's sequence word (release) and to the consumer from the matching load
+//! (acquire) until it stores the progress counter (release). The peer is a process of the same user
+//! (proven by the kernel); lengths it writes are still checked before use, each read once.
+#![allow(unsafe_code)]
+
+use super::layout::{
+    CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry,
+    SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
+};
+use crate::sys::shared_memory::SharedMemory;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+const INLINE: u8 = 0;
+const BULK: u8 = 1;
+
+fn word(memory: &SharedMemory, offset: usize) -> &AtomicU32 {
+    debug_assert!(offset + 4 <= memory.len() && offset % 4 == 0);
+    // SAFETY: inside the mapping and aligned; the word is only ever accessed atomically.
+    unsafe { AtomicU32::from_ptr(memory.base().as_ptr().add(offset).cast()) }
+}
+
+/// No room in the ring now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Full;
+
+/// What the consumer asked for, seen after publishing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wake {
+    /// It is polling.
+    NotNeeded,
+    /// It sleeps: ring its doorbell.
+    Needed,
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub(super) struct Producer {
+    memory: SharedMemory,
+    geometry: Geometry,
+    /// Slots published so far.
+    tail: u32,
+    /// Last value of the progress counter that we read.
+    consumed: u32,
+    /// Bulk bytes allocated so far (free-running).
+    bulk_tail: u32,
+    /// Bulk bytes known to be free again (free-running).
+    bulk_head: u32,
+    /// `bulk_tail` after each slot, to know what a consumed slot frees.
+    bulk_after: Box<[u32]>,
+}
+
+impl Producer {
+    /// The end of a new, zeroed segment.
+    pub(super) fn new(memory: SharedMemory, geometry: Geometry) -> Self {
+        debug_assert!(memory.len() >= geometry.len());
+        let bulk_after = vec![0; geometry.slots as usize].into_boxed_slice();
+        Self { memory, geometry, tail: 0, consumed: 0, bulk_tail: 0, bulk_head: 0, bulk_after }
+    }
+
+    pub(super) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The consumer is short of memory for payload.
+    pub(super) fn under_pressure(&self) -> bool {
+        word(&self.memory, FLAGS).load(Ordering::Relaxed) & FLAG_PRESSURE != 0
+    }
+
+    fn refresh(&mut self) {
+        self.consumed = word(&self.memory, CONSUMED).load(Ordering::Acquire);
+        if self.consumed != 0 {
+            let last = self.consumed.wrapping_sub(1) & (self.geometry.slots - 1);
+            if let Some(after) = self.bulk_after.get(last as usize) {
+                self.bulk_head = *after;
+            }
+        }
+    }
+
+    fn has_slot(&self) -> bool {
+        // A counter beyond `tail` is a broken peer: never room.
+        let used = self.tail.wrapping_sub(self.consumed);
+        used < self.geometry.slots
+    }
+
+    /// Contiguous bulk space for `len` bytes: (offset, value of `bulk_tail` after it).
+    fn find_bulk(&self, len: u32) -> Option<(u32, u32)> {
+        let mask = self.geometry.bulk - 1;
+        let len = (len + 63) & !63;
+        let mut start = self.bulk_tail;
+        if (start & mask) + len > self.geometry.bulk {
+            start = start.wrapping_add(mask).wrapping_add(1) & !mask; // skip the rest of this lap
+        }
+        let end = start.wrapping_add(len);
+        (end.wrapping_sub(self.bulk_head) <= self.geometry.bulk).then_some((start & mask, end))
+    }
+
+    /// Writes and publishes one message whose payload fits beside its header.
+    #[inline]
+    pub(super) fn push_short(
+        &mut self,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+    ) -> Result<Wake, Full> {
+        debug_assert!(header.len() + len <= SLOT_ROOM);
+        if header.len() + len > SLOT_ROOM {
+            return Err(Full);
+        }
+        if !self.has_slot() {
+            self.refresh();
+            if !self.has_slot() {
+                return Err(Full);
+            }
+        }
+        let slot = self.slot();
+        // SAFETY: the slot is ours until published; header and payload fit in it (checked above).
+        unsafe {
+            let room = slot.add(SLOT_HEADER);
+            std::ptr::copy_nonoverlapping(header.as_ptr(), room, header.len());
+            pack(std::slice::from_raw_parts_mut(room.add(header.len()), len));
+        }
+        Ok(self.publish(slot, header.len(), len, 0, INLINE))
+    }
+
+    /// Writes and publishes one message whose payload goes through the bulk space.
+    #[inline]
+    pub(super) fn push_bulk(
+        &mut self,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+    ) -> Result<Wake, Full> {
+        if header.len() > SLOT_ROOM || len > self.geometry.payload_max() {
+            debug_assert!(false, "message too large for its ring");
+            return Err(Full);
+        }
+        let mut place = self.find_bulk(len as u32);
+        if !self.has_slot() || place.is_none() {
+            self.refresh();
+            place = self.find_bulk(len as u32);
+            if !self.has_slot() {
+                return Err(Full);
+            }
+        }
+        let (offset, end) = place.ok_or(Full)?;
+        let slot = self.slot();
+        // SAFETY: the slot and the bulk range found are ours until published; both lie inside the
+        // segment by its geometry.
+        unsafe {
+            let bulk = self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset as usize);
+            pack(std::slice::from_raw_parts_mut(bulk, len));
+            std::ptr::copy_nonoverlapping(header.as_ptr(), slot.add(SLOT_HEADER), header.len());
+        }
+        self.bulk_tail = end;
+        Ok(self.publish(slot, header.len(), len, offset, BULK))
+    }
+
+    fn slot(&self) -> *mut u8 {
+        let index = (self.tail & (self.geometry.slots - 1)) as usize;
+        // SAFETY: `index < slots`, so the slot lies inside the segment.
+        unsafe { self.memory.base().as_ptr().add(SLOTS + index * SLOT) }
+    }
+
+    fn publish(&mut self, slot: *mut u8, header: usize, len: usize, offset: u32, kind: u8) -> Wake {
+        if let Some(after) =
+            self.bulk_after.get_mut((self.tail & (self.geometry.slots - 1)) as usize)
+        {
+            *after = self.bulk_tail;
+        }
+        self.tail = self.tail.wrapping_add(1);
+        // SAFETY: the slot is ours until the last store, is 128-byte aligned, and the sequence word
+        // is accessed atomically by both ends.
+        unsafe {
+            slot.add(4).cast::<u32>().write(len as u32);
+            slot.add(8).cast::<u32>().write(offset);
+            slot.add(12).write(header as u8);
+            slot.add(13).write(kind);
+            AtomicU32::from_ptr(slot.cast()).store(self.tail, Ordering::Release);
+        }
+        let flags = word(&self.memory, FLAGS);
+        if flags.load(Ordering::Relaxed) & FLAG_WAITS == 0 {
+            return Wake::NotNeeded;
+        }
+        // Pairs with the fence in `Consumer::sleep`: either we see SLEEPING or it sees the slot.
+        fence(Ordering::SeqCst);
+        if flags.load(Ordering::Relaxed) & FLAG_SLEEPING == 0 {
+            return Wake::NotNeeded;
+        }
+        let before = flags.fetch_and(!FLAG_SLEEPING, Ordering::AcqRel);
+        if before & FLAG_SLEEPING != 0 { Wake::Needed } else { Wake::NotNeeded }
+    }
+
+    /// Tells the consumer that nothing follows and that this is no accident.
+    pub(super) fn close(&self) {
+        word(&self.memory, CLOSING).store(1, Ordering::Release);
+    }
+
+    /// The consumer closed in order.
+    pub(super) fn consumer_closed(&self) -> bool {
+        word(&self.memory, FLAGS).load(Ordering::Acquire) & FLAG_CLOSED != 0
+    }
+}
+
+/// What the consumer found.
+pub(super) enum Popped {
+    /// Nothing new.
+    Empty,
+    /// One message was delivered.
+    Message,
+    /// The peer wrote lengths that cannot be.
+    Malformed,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub(super) struct Consumer {
+    memory: SharedMemory,
+    geometry: Geometry,
+    /// Slots consumed so far.
+    head: u32,
+    /// Value of the progress counter that the producer can see.
+    published: u32,
+}
+
+impl Consumer {
+    pub(super) fn new(memory: SharedMemory, geometry: Geometry) -> Self {
+        debug_assert!(memory.len() >= geometry.len());
+        Self { memory, geometry, head: 0, published: 0 }
+    }
+
+    fn slot(&self) -> *mut u8 {
+        let index = (self.head & (self.geometry.slots - 1)) as usize;
+        // SAFETY: `index < slots`, so the slot lies inside the segment.
+        unsafe { self.memory.base().as_ptr().add(SLOTS + index * SLOT) }
+    }
+
+    /// True when a message waits.
+    #[inline]
+    pub(super) fn has_message(&self) -> bool {
+        // SAFETY: the sequence word of a slot inside the segment, accessed atomically by both ends.
+        let sequence = unsafe { AtomicU32::from_ptr(self.slot().cast()) };
+        sequence.load(Ordering::Acquire) == self.head.wrapping_add(1)
+    }
+
+    /// Delivers the next message, if any, to `deliver(header, payload)`.
+    #[inline]
+    pub(super) fn pop(&mut self, deliver: impl FnOnce(&[u8], &[u8])) -> Popped {
+        if !self.has_message() {
+            if self.published != self.head {
+                self.publish();
+            }
+            return Popped::Empty;
+        }
+        let slot = self.slot();
+        // SAFETY: the acquire load above made the producer's writes visible; each field is read
+        // once and checked before it is used as a bound.
+        let (len, offset, header_len, kind) = unsafe {
+            (
+                slot.add(4).cast::<u32>().read_volatile() as usize,
+                slot.add(8).cast::<u32>().read_volatile() as usize,
+                slot.add(12).read_volatile() as usize,
+                slot.add(13).read_volatile(),
+            )
+        };
+        let inline = kind == INLINE;
+        let fits = if inline {
+            header_len + len <= SLOT_ROOM
+        } else {
+            header_len <= SLOT_ROOM && offset + len <= self.geometry.bulk as usize
+        };
+        if !fits {
+            return Popped::Malformed;
+        }
+        // SAFETY: both ranges lie inside the segment (checked) and the producer does not touch them
+        // until the progress counter passes this slot.
+        let (header, payload) = unsafe {
+            let room = slot.add(SLOT_HEADER);
+            let payload = if inline {
+                room.add(header_len)
+            } else {
+                self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset)
+            };
+            (std::slice::from_raw_parts(room, header_len), std::slice::from_raw_parts(payload, len))
+        };
+        deliver(header, payload);
+        self.head = self.head.wrapping_add(1);
+        let behind = self.head.wrapping_sub(self.published);
+        if !inline || behind >= self.geometry.slots / 4 {
+            self.publish();
+        }
+        Popped::Message
+    }
+
+    fn publish(&mut self) {
+        self.published = self.head;
+        word(&self.memory, CONSUMED).store(self.head, Ordering::Release);
+    }
+
+    /// Says that this end will sleep at times, so that the producer looks.
+    pub(super) fn set_waits(&self) {
+        word(&self.memory, FLAGS).fetch_or(FLAG_WAITS, Ordering::AcqRel);
+    }
+
+    /// Announces sleep; false (and no sleep) if a message is there already.
+    pub(super) fn sleep(&self) -> bool {
+        let flags = word(&self.memory, FLAGS);
+        flags.fetch_or(FLAG_WAITS | FLAG_SLEEPING, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        !self.has_message()
+    }
+
+    /// Takes the announcement back.
+    pub(super) fn awake(&self) {
+        let flags = word(&self.memory, FLAGS);
+        if flags.load(Ordering::Relaxed) & FLAG_SLEEPING != 0 {
+            flags.fetch_and(!FLAG_SLEEPING, Ordering::AcqRel);
+        }
+    }
+
+    /// Asks the producer for descriptions instead of payload, or no longer.
+    pub(super) fn set_pressure(&self, on: bool) {
+        let flags = word(&self.memory, FLAGS);
+        if on {
+            flags.fetch_or(FLAG_PRESSURE, Ordering::AcqRel);
+        } else {
+            flags.fetch_and(!FLAG_PRESSURE, Ordering::AcqRel);
+        }
+    }
+
+    /// Tells the producer that nobody reads any more and that this is no accident.
+    pub(super) fn close(&self) {
+        word(&self.memory, FLAGS).fetch_or(FLAG_CLOSED, Ordering::AcqRel);
+    }
+
+    /// The producer closed in order.
+    pub(super) fn producer_closed(&self) -> bool {
+        word(&self.memory, CLOSING).load(Ordering::Acquire) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    fn pair(geometry: Geometry) -> (Producer, Consumer) {
+        let (memory, fd) = SharedMemory::create(geometry.len()).unwrap();
+        let other = SharedMemory::attach(&fd, geometry.len()).unwrap();
+        (Producer::new(memory, geometry), Consumer::new(other, geometry))
+    }
+
+    fn fill(seed: u8) -> impl FnOnce(&mut [u8]) {
+        move |to| to.iter_mut().enumerate().for_each(|(i, b)| *b = seed.wrapping_add(i as u8))
+    }
+
+    proptest! {
+        /// Random pushes and pops agree with a queue, at every lap and fill level.
+        #[test]
+        fn ring_is_a_queue(
+            ops in prop::collection::vec((any::<bool>(), 0usize..5000, 0usize..=104), 1..400)
+        ) {
+            let geometry = Geometry { slots: 8, bulk: 16 * 1024 };
+            let (mut tx, mut rx) = pair(geometry);
+            let mut oracle: VecDeque<(Vec<u8>, Vec<u8>)> = VecDeque::new();
+            for (i, (push, len, header_len)) in ops.into_iter().enumerate() {
+                if push {
+                    let header = vec![i as u8; header_len];
+                    let short = header_len + len <= SLOT_ROOM;
+                    let done = if short {
+                        tx.push_short(&header, len, fill(i as u8))
+                    } else {
+                        tx.push_bulk(&header, len, fill(i as u8))
+                    };
+                    if done.is_ok() {
+                        let mut payload = vec![0; len];
+                        fill(i as u8)(&mut payload);
+                        oracle.push_back((header, payload));
+                    } else {
+                        prop_assert!(!oracle.is_empty(), "an empty ring has room");
+                    }
+                } else {
+                    let mut got = None;
+                    let popped = rx.pop(|h, p| got = Some((h.to_vec(), p.to_vec())));
+                    prop_assert!(!matches!(popped, Popped::Malformed));
+                    prop_assert_eq!(got, oracle.pop_front());
+                }
+            }
+            while let Some(want) = oracle.pop_front() {
+                let mut got = None;
+                rx.pop(|h, p| got = Some((h.to_vec(), p.to_vec())));
+                prop_assert_eq!(got, Some(want));
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_ring_says_so_and_recovers() {
+        let (mut tx, mut rx) = pair(Geometry { slots: 4, bulk: 4096 });
+        for _ in 0..4 {
+            assert_eq!(tx.push_short(b"h", 1, fill(1)), Ok(Wake::NotNeeded));
+        }
+        assert_eq!(tx.push_short(b"h", 1, fill(1)), Err(Full));
+        assert!(matches!(rx.pop(|_, _| ()), Popped::Message));
+        assert_eq!(tx.push_short(b"h", 1, fill(1)), Ok(Wake::NotNeeded));
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_once() {
+        let (mut tx, rx) = pair(Geometry { slots: 4, bulk: 4096 });
+        assert!(rx.sleep());
+        assert_eq!(tx.push_short(b"h", 0, fill(1)), Ok(Wake::Needed));
+        assert_eq!(tx.push_short(b"h", 0, fill(1)), Ok(Wake::NotNeeded));
+        assert!(!rx.sleep());
+    }
+
+    #[test]
+    fn lengths_that_cannot_be_are_malformed() {
+        let (mut tx, mut rx) = pair(Geometry { slots: 4, bulk: 4096 });
+        tx.push_short(b"h", 1, fill(1)).unwrap();
+        // SAFETY: inside the segment; plays the part of a broken peer.
+        unsafe { tx.memory.base().as_ptr().add(SLOTS + 4).cast::<u32>().write(100_000) };
+        assert!(matches!(rx.pop(|_, _| panic!("delivered")), Popped::Malformed));
+    }
+
+    #[test]
+    fn pressure_and_closing_are_seen_by_the_other_end() {
+        let (tx, rx) = pair(Geometry { slots: 4, bulk: 4096 });
+        assert!(!tx.under_pressure());
+        rx.set_pressure(true);
+        assert!(tx.under_pressure());
+        rx.set_pressure(false);
+        assert!(!tx.under_pressure());
+        assert!(!rx.producer_closed());
+        tx.close();
+        assert!(rx.producer_closed());
+        assert!(!tx.consumer_closed());
+        rx.close();
+        assert!(tx.consumer_closed());
+    }
+
+    #[test]
+    fn two_threads_hand_over_every_message() {
+        const N: u32 = 100_000;
+        let (mut tx, mut rx) = pair(Geometry { slots: 16, bulk: 8192 });
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                for i in 0..N {
+                    let len = (i % 300) as usize;
+                    loop {
+                        let header = i.to_le_bytes();
+                        let done = if len <= 100 {
+                            tx.push_short(&header, len, fill(i as u8))
+                        } else {
+                            tx.push_bulk(&header, len, fill(i as u8))
+                        };
+                        if done.is_ok() {
+                            break;
+                        }
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            let mut next = 0u32;
+            while next < N {
+                let popped = rx.pop(|header, payload| {
+                    assert_eq!(header, next.to_le_bytes());
+                    assert_eq!(payload.len(), (next % 300) as usize);
+                    let mut want = vec![0; payload.len()];
+                    fill(next as u8)(&mut want);
+                    assert_eq!(payload, want);
+                });
+                match popped {
+                    Popped::Message => next += 1,
+                    Popped::Empty => std::thread::yield_now(),
+                    Popped::Malformed => panic!("malformed"),
+                }
+            }
+        });
+    }
+}
