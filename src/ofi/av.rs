@@ -23,8 +23,12 @@ use std::sync::Arc;
 pub(crate) struct AvState {
     host: LocalHost,
     entries: Vec<Option<Address>>,
-    /// First index of each address.
+    /// Indices that removals freed, used again first, so that vectors of churning peers stay small.
+    free: Vec<u32>,
+    /// One index of each address.
     by_address: HashMap<CanonicalAddress, u32>,
+    /// Entries whose address has another index already.
+    duplicates: usize,
     /// Changes with every insertion and removal.
     epoch: u64,
     /// Changes with every removal.
@@ -33,10 +37,8 @@ pub(crate) struct AvState {
 
 impl AvState {
     fn insert(&mut self, address: Address) -> fi_addr_t {
-        // A place that a removal freed is used again, so that vectors of churning peers stay small.
-        let free = (self.removals > 0).then(|| self.entries.iter().position(Option::is_none));
-        let index = match free.flatten() {
-            Some(index) => index,
+        let index = match self.free.pop() {
+            Some(index) => index as usize,
             None => {
                 self.entries.push(None);
                 self.entries.len() - 1
@@ -46,7 +48,8 @@ impl AvState {
             *slot = Some(address);
         }
         let canonical = self.host.canonical(&address);
-        self.by_address.entry(canonical).or_insert(index as u32);
+        let first = *self.by_address.entry(canonical).or_insert(index as u32);
+        self.duplicates += usize::from(first as usize != index);
         self.epoch += 1;
         index as fi_addr_t
     }
@@ -56,13 +59,19 @@ impl AvState {
         let slot = self.entries.get_mut(index).ok_or(FI_EINVAL)?;
         let address = slot.take().ok_or(FI_EINVAL)?;
         let canonical = self.host.canonical(&address);
-        if self.by_address.get(&canonical) == Some(&(index as u32)) {
+        self.free.push(index as u32);
+        if self.by_address.get(&canonical) != Some(&(index as u32)) {
+            self.duplicates -= 1;
+        } else if self.duplicates == 0 {
+            self.by_address.remove(&canonical);
+        } else {
             self.by_address.remove(&canonical);
             let other = self.entries.iter().position(|entry| {
                 entry.is_some_and(|entry| self.host.canonical(&entry) == canonical)
             });
             if let Some(other) = other {
                 self.by_address.insert(canonical, other as u32);
+                self.duplicates -= 1;
             }
         }
         self.epoch += 1;
@@ -176,7 +185,9 @@ pub(crate) unsafe fn open(
             state: Locked::new(AvState {
                 host: LocalHost::detect(),
                 entries: Vec::with_capacity(attr.count.min(1 << 20)),
+                free: Vec::new(),
                 by_address: HashMap::new(),
+                duplicates: 0,
                 epoch: 1,
                 removals: 0,
             }),
@@ -577,7 +588,9 @@ mod tests {
         AvState {
             host: LocalHost::detect(),
             entries: Vec::new(),
+            free: Vec::new(),
             by_address: HashMap::new(),
+            duplicates: 0,
             epoch: 1,
             removals: 0,
         }
@@ -607,6 +620,7 @@ mod tests {
         assert_eq!(av.representative(1), Some(0));
         av.remove(0).unwrap();
         assert_eq!(av.fi_addr(&a), 1);
+        assert_eq!(av.duplicates, 0);
         av.remove(1).unwrap();
         assert_eq!(av.fi_addr(&a), FI_ADDR_NOTAVAIL);
     }

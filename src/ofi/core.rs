@@ -53,7 +53,11 @@ fn api() -> Option<CoreApi> {
 
 /// Looks the core up and sends the log there.
 pub(crate) fn attach(provider: *const fi_provider) {
-    let library = Library::loaded(c"libfabric.so.1").unwrap_or_else(Library::process);
+    // A library under another name, or linked into the application, is found by what calls us.
+    let library = Library::caller()
+        .filter(|library| library.symbol(c"fi_log_enabled").is_some())
+        .or_else(|| Library::loaded(c"libfabric.so.1"))
+        .unwrap_or_else(Library::process);
     // SAFETY: each symbol has had the given type since libfabric 1.0 (fi_log, fi_log_enabled,
     // fi_param_define, fi_version: fi_prov.h, fi_log.h, fabric.h).
     let api = unsafe {
@@ -87,15 +91,13 @@ unsafe fn cast<F: Copy>(symbol: NonNull<c_void>) -> F {
     unsafe { std::mem::transmute_copy(&symbol) }
 }
 
-/// API version of the loaded core, or of our headers when there is none.
+/// API version of the loaded core, so that it never finds us too old for a request; the newest whose
+/// structures we know when there is no core to ask.
 pub(crate) fn version() -> u32 {
     match api().and_then(|api| api.version) {
         // SAFETY: fi_version takes nothing and always succeeds.
         Some(version) => unsafe { version() },
-        None => libfabric_sys::fi_version(
-            libfabric_sys::FI_MAJOR_VERSION,
-            libfabric_sys::FI_MINOR_VERSION,
-        ),
+        None => libfabric_sys::fi_version(2, 7),
     }
 }
 

@@ -276,7 +276,8 @@ impl CompletionQueue {
     ) -> isize {
         let state = self.state(guard);
         state.source.disarm_fd(guard);
-        if state.readable() == 0 && state.errors.is_empty() {
+        // A read of nothing is how applications ask for progress alone.
+        if (state.readable() == 0 && state.errors.is_empty()) || count == 0 {
             self.progress(guard);
         }
         let state = self.state(guard);

@@ -283,7 +283,10 @@ impl Core {
 
     /// Whether a turn of work without a new message could do something.
     pub(super) fn must_not_sleep(&self) -> bool {
-        !self.outbox.is_empty() || !self.pulls.is_empty() || !self.streams.is_empty()
+        !self.outbox.is_empty()
+            || !self.pulls.is_empty()
+            || !self.streams.is_empty()
+            || !self.deferred.is_empty()
     }
 }
 

@@ -110,6 +110,10 @@ pub(crate) fn resolve(
         None | Some("") => 0,
         Some(text) => match text.parse::<u16>() {
             Ok(port) => port,
+            // The resolver would take a number that is too large modulo 65536.
+            Err(_) if text.bytes().all(|b| b.is_ascii_digit()) => {
+                return Err(Errno(libc::EINVAL));
+            }
             Err(_) => service_port(text).ok_or(Errno(libc::EINVAL))?,
         },
     };
@@ -213,6 +217,7 @@ mod tests {
         assert_eq!(list, ["127.0.0.1:9228".parse().unwrap()]);
         assert_eq!(resolve(Some("no.such.host"), None, true).unwrap_err(), Errno(libc::ENOENT));
         assert_eq!(resolve(None, Some("bogus-service"), true).unwrap_err(), Errno(libc::EINVAL));
+        assert_eq!(resolve(None, Some("65536"), true).unwrap_err(), Errno(libc::EINVAL));
         assert!(!resolve(Some("localhost"), None, false).unwrap().is_empty());
     }
 
