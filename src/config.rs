@@ -91,13 +91,22 @@ impl Default for Config {
 }
 
 impl Config {
-    /// From the environment of this process. A value that makes no sense is named in the log and
-    /// the default stays.
+    /// From the environment of this process. Where a value makes no sense the default stays.
     pub(crate) fn from_environment() -> Self {
-        Self::from_lookup(|name| std::env::var(format!("FI_UDRV_{name}")).ok())
+        Self::from_lookup(environment, |_, _, _| ())
     }
 
-    fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
+    /// Names the values that make no sense in the log; called once, when udrv is loaded.
+    pub(crate) fn check_environment() {
+        Self::from_lookup(environment, |name, text, wanted| {
+            log::warn(format_args!("FI_UDRV_{name}={text} ignored: it must be {wanted}"));
+        });
+    }
+
+    fn from_lookup(
+        lookup: impl Fn(&str) -> Option<String>,
+        complain: impl Fn(&str, &str, &str),
+    ) -> Self {
         let mut config = Self::default();
         let number = |name: &str, max: u64, min: u64, to: &mut usize| {
             let Some(text) = lookup(name) else { return };
@@ -127,44 +136,48 @@ impl Config {
     }
 }
 
-fn complain(name: &str, text: &str, wanted: &str) {
-    log::warn(format_args!("FI_UDRV_{name}={text} ignored: it must be {wanted}"));
+fn environment(name: &str) -> Option<String> {
+    std::env::var(format!("FI_UDRV_{name}")).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn with(pairs: &[(&str, &str)]) -> Config {
-        Config::from_lookup(|name| {
-            pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
-        })
+    fn with(pairs: &[(&str, &str)]) -> (Config, usize) {
+        let complaints = std::cell::Cell::new(0);
+        let config = Config::from_lookup(
+            |name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()),
+            |_, _, _| complaints.set(complaints.get() + 1),
+        );
+        (config, complaints.get())
     }
 
     #[test]
     fn defaults_stand_when_nothing_is_set() {
-        assert_eq!(with(&[]), Config::default());
+        assert_eq!(with(&[]), (Config::default(), 0));
     }
 
     #[test]
     fn values_are_taken() {
-        let config =
+        let (config, complaints) =
             with(&[("EAGER_MAX", "100"), ("CMA", "Off"), ("IFACE", "lo"), ("SPIN_US", "0")]);
         assert_eq!(config.eager_max, 100);
         assert_eq!(config.cma, CmaPolicy::Off);
         assert_eq!(config.iface.as_deref(), Some("lo"));
         assert_eq!(config.spin_us, 0);
+        assert_eq!(complaints, 0);
     }
 
     #[test]
     fn nonsense_changes_nothing() {
-        let config = with(&[
+        let nonsense = with(&[
             ("EAGER_MAX", "-1"),
             ("TX_MAX", "0"),
             ("RX_MAX", "many"),
             ("CMA", "maybe"),
             ("UNEXPECTED_MAX", "99999999999999999999"),
         ]);
-        assert_eq!(config, Config::default());
+        assert_eq!(nonsense, (Config::default(), 5));
     }
 }

@@ -17,6 +17,7 @@ mod cq;
 mod domain;
 mod endpoint;
 mod eq;
+mod ext;
 mod fabric;
 mod guard;
 mod info;

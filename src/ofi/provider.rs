@@ -2,7 +2,7 @@
 
 use super::guard::{code, entry};
 use super::{core, fabric, info};
-use crate::config::VARIABLES;
+use crate::config::{Config, VARIABLES};
 use libfabric_sys::{fi_context, fi_fabric_attr, fi_info, fi_provider, fi_version, fid_fabric};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -41,6 +41,7 @@ pub(crate) fn initialise() -> *mut fi_provider {
     for variable in VARIABLES {
         core::define_parameter(variable.name, variable.help);
     }
+    Config::check_environment();
     provider
 }
 

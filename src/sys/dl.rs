@@ -80,8 +80,7 @@ const STOP: c_int = 5; // _URC_END_OF_STACK
 
 unsafe extern "C" fn visit_frame(context: *mut UnwindContext, search: *mut c_void) -> c_int {
     // SAFETY: the unwinder passes its context and our argument.
-    let (ip, search) =
-        unsafe { (_Unwind_GetIP(context), &mut *search.cast::<Search>()) };
+    let (ip, search) = unsafe { (_Unwind_GetIP(context), &mut *search.cast::<Search>()) };
     let ip = std::ptr::without_provenance::<c_void>(ip);
     if base_of(ip) == search.own_base {
         return CONTINUE;

@@ -109,6 +109,7 @@ static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     bind: Some(bind),
     control: Some(control),
+    ops_open: Some(super::ext::ops_open),
     // SAFETY: fi_ops has six slots.
     ..unsafe { stubs::<fi_ops, 6>() }
 });

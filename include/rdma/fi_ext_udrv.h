@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * What the udrv provider offers beyond libfabric's own interface: fi_udrv(7).
+ * Made from src/ofi/ext.rs by scripts/header.
+ */
+
+#ifndef FI_EXT_UDRV_H
+#define FI_EXT_UDRV_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_endpoint.h>
+
+// Name of the operations of `struct fi_ops_udrv` for `fi_open_ops`.
+#define FI_UDRV_OPS "udrv_ops"
+
+// `fi_ep_attr.protocol` of udrv's endpoints, 0xf5647276.
+#define FI_PROTO_UDRV 4117000822
+
+// What happened to a failed operation: `prov_errno` of its `struct fi_cq_err_entry`.
+// `fi_cq_strerror` gives the sentence.
+enum fi_udrv_cause {
+    // The message is longer than the receive buffer: FI_ETRUNC.
+    FI_UDRV_CAUSE_TRUNCATED = 1,
+    // The operation was cancelled: FI_ECANCELED.
+    FI_UDRV_CAUSE_CANCELLED = 2,
+    // No matching message has arrived (FI_PEEK): FI_ENOMSG.
+    FI_UDRV_CAUSE_NO_MESSAGE = 3,
+    // The peer's process ended: FI_EHOSTUNREACH.
+    FI_UDRV_CAUSE_PEER_DIED = 4,
+    // The peer closed its endpoint: FI_ECONNRESET.
+    FI_UDRV_CAUSE_PEER_CLOSED = 5,
+    // The connection to the peer broke.
+    FI_UDRV_CAUSE_LINK_BROKE = 6,
+    // The peer cannot be reached.
+    FI_UDRV_CAUSE_PEER_UNREACHABLE = 7,
+    // The sender went away before the message was complete.
+    FI_UDRV_CAUSE_SENDER_LOST = 8,
+    // The sender's buffer cannot be read.
+    FI_UDRV_CAUSE_SENDER_UNREADABLE = 9,
+    // The receiver could not take the message.
+    FI_UDRV_CAUSE_RECEIVER_REFUSED = 10,
+};
+
+// What an endpoint has done since it was enabled.
+struct fi_udrv_counts {
+    // Messages sent eagerly.
+    uint64_t eager_sent;
+    // Messages sent by rendezvous.
+    uint64_t rendezvous_sent;
+    // Messages that arrived before their receive was posted.
+    uint64_t unexpected;
+    // Bytes that this endpoint, as a receiver, read from its peers' buffers.
+    uint64_t pulled_bytes;
+    // Bytes that this endpoint, as a sender, wrote into its peers' buffers.
+    uint64_t pushed_bytes;
+    // Bytes of rendezvous messages that this endpoint sent as fragments.
+    uint64_t fragment_bytes;
+    // Packets that nothing could be done with.
+    uint64_t dropped;
+};
+
+// Operations on an endpoint, through
+// `fi_open_ops(&ep->fid, FI_UDRV_OPS, 0, (void **)&ops, NULL)`. Later versions append members: look
+// at `size` before calling one that this version does not have.
+struct fi_ops_udrv {
+    // Bytes of this structure.
+    size_t size;
+    // Writes the counts of `ep` to `counts`, which has `size` bytes. A shorter structure gets the
+    // members that fit, the rest of a longer one is zeroed. Returns 0, -FI_EINVAL for null pointers
+    // or -FI_EOPBADSTATE before `fi_enable`.
+    int (*counts)(struct fid_ep *ep, struct fi_udrv_counts *counts, size_t size);
+};
+
+#endif  /* FI_EXT_UDRV_H */
