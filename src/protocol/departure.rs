@@ -2,7 +2,7 @@
 
 use super::engine::Core;
 use super::index_list::Key;
-use super::receive::{Active, Body, Outcome};
+use super::receive::{Active, Body, Outcome, Unexpected};
 use super::send::TxState;
 use super::{Cause, Host};
 use crate::transport::{Departure, PeerId};
@@ -70,20 +70,26 @@ impl Core {
     fn lose_unexpected(&mut self, peer: PeerId, error: i32) {
         for tagged in [true, false] {
             let list = self.unexpected.of(tagged);
-            let announced =
-                list.keys_where(|m| m.peer == peer && matches!(m.body, Body::Rts { .. }));
-            for key in announced {
+            for key in list.keys_where(|m| m.peer == peer) {
                 if let Some(message) = list.get_mut(key) {
-                    if let Body::Rts { len, .. } = message.body {
-                        message.body = Body::Lost { len, error };
-                    }
+                    message.lose_sender(error);
                 }
             }
         }
         for message in self.claimed.values_mut().filter(|m| m.peer == peer) {
-            if let Body::Rts { len, .. } = message.body {
-                message.body = Body::Lost { len, error };
-            }
+            message.lose_sender(error);
+        }
+    }
+}
+
+impl Unexpected {
+    fn lose_sender(&mut self, error: i32) {
+        match &mut self.body {
+            Body::Rts { len, .. } => self.body = Body::Lost { len: *len, error },
+            // Nobody waits for the answer. The sender's next life at the same address would take it
+            // for the answer to one of its own messages.
+            Body::Eager { ack, .. } => *ack = None,
+            Body::Lost { .. } => {}
         }
     }
 }

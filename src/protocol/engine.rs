@@ -78,6 +78,8 @@ pub(super) struct Core {
     pub(super) tx: IndexList<TxRequest>,
     /// Sends behind a fence, in order.
     pub(super) deferred: VecDeque<Key>,
+    /// One of them could start if its ring had room: nobody tells us when it has.
+    pub(super) deferred_starved: bool,
     /// Sends that a CTS has released.
     pub(super) streams: VecDeque<Key>,
     pub(super) posted: Spaces<Posted>,
@@ -189,6 +191,7 @@ impl<I: Iface> Engine<I> {
                 peers: Vec::new(),
                 tx: IndexList::default(),
                 deferred: VecDeque::new(),
+                deferred_starved: false,
                 streams: VecDeque::new(),
                 posted: Spaces::new(),
                 unexpected: Spaces::new(),
@@ -286,7 +289,7 @@ impl Core {
         !self.outbox.is_empty()
             || !self.pulls.is_empty()
             || !self.streams.is_empty()
-            || !self.deferred.is_empty()
+            || self.deferred_starved
     }
 }
 

@@ -230,14 +230,19 @@ impl<I: Iface> Engine<I> {
     pub(super) fn advance_deferred(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         let mut blocked: Vec<PeerId> = Vec::new();
+        self.core.deferred_starved = false;
         for _ in 0..self.core.deferred.len() {
             let Some(key) = self.core.deferred.pop_front() else { break };
             let Some(request) = self.core.tx.get(key) else { continue };
             let peer = request.peer;
             let TxState::Deferred { fence, delivery } = request.state else { continue };
-            let closed = blocked.contains(&peer)
+            let mut waits = blocked.contains(&peer)
                 || (fence && self.core.peer(peer).is_some_and(|p| p.outstanding > 0));
-            if closed || self.start_deferred(key, delivery, host) == Err(SendError::Again) {
+            if !waits && self.start_deferred(key, delivery, host) == Err(SendError::Again) {
+                self.core.deferred_starved = true;
+                waits = true;
+            }
+            if waits {
                 blocked.push(peer);
                 self.core.deferred.push_back(key);
                 continue;

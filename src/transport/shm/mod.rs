@@ -444,8 +444,11 @@ impl Shm {
             _ => resources(e),
         })?;
         let answer = Welcome { nonce: self.nonce };
-        unix::send(socket.as_fd(), &answer.encode(), &[self.doorbell.fd()]).map_err(resources)?;
-        Ok((hello, memory, credentials))
+        match unix::send(socket.as_fd(), &answer.encode(), &[self.doorbell.fd()]) {
+            // A sender that is gone already left its messages in the segment.
+            Ok(()) | Err(Errno(libc::EPIPE)) => Ok((hello, memory, credentials)),
+            Err(e) => Err(resources(e)),
+        }
     }
 
     fn install(
