@@ -81,10 +81,8 @@ impl SegmentList {
         let mut to = list.segments.iter_mut();
         let mut total = 0;
         for segment in &self.segments {
-            if want == 0 {
-                break;
-            }
-            if skip >= segment.len {
+            // An empty part has an address too: completions report it.
+            if skip > segment.len || (skip == segment.len && want > 0) {
                 skip -= segment.len;
                 continue;
             }
@@ -95,6 +93,9 @@ impl SegmentList {
             skip = 0;
             want -= take;
             total += take;
+            if want == 0 {
+                break;
+            }
         }
         list.len = total;
         list
@@ -226,6 +227,15 @@ mod tests {
         }
         assert_eq!(to.copy_in(6, &[70, 80, 90]), 2);
         assert_eq!(parts, [vec![1, 2, 3], vec![4], vec![5, 6, 70, 80]]);
+    }
+
+    #[test]
+    fn an_empty_part_keeps_its_address() {
+        let mut parts = vec![vec![0; 8]];
+        let whole = list(&mut parts);
+        assert_eq!(whole.slice(3, 0).first_addr(), whole.first_addr() + 3);
+        assert_eq!(whole.slice(8, 0).first_addr(), whole.first_addr() + 8);
+        assert_eq!(whole.slice(3, 0).len(), 0);
     }
 
     #[test]

@@ -289,7 +289,7 @@ impl Core {
         !self.outbox.is_empty()
             || !self.pulls.is_empty()
             || !self.streams.is_empty()
-            || self.deferred_starved
+            || (self.deferred_starved && !self.deferred.is_empty())
     }
 }
 

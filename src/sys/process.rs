@@ -1,5 +1,7 @@
 //! Facts about processes.
 
+use super::errno::Errno;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// This process's id (a system call: not for the data path).
@@ -14,13 +16,38 @@ pub(crate) fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// False only when no process of that id exists any more. A zombie still counts as alive.
-pub(crate) fn exists(pid: i32) -> bool {
+/// False once the process has ended, reaped or not. True when that cannot be told.
+pub(crate) fn is_running(pid: i32) -> bool {
     if pid <= 0 {
         return true;
     }
     // SAFETY: signal 0 only checks.
-    unsafe { libc::kill(pid, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
+    if unsafe { libc::kill(pid, 0) } != 0 {
+        return Errno::last().0 != libc::ESRCH;
+    }
+    // A zombie answers signal 0: its state follows the name, which ends with the last ')'.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    !matches!(state, Some('Z' | 'X'))
+}
+
+/// A descriptor that becomes readable when the process ends. `None` where the kernel has none to give,
+/// and when descriptors are getting scarce: the application needs some too.
+pub(crate) fn watch(pid: i32) -> Option<OwnedFd> {
+    if pid <= 0 {
+        return None;
+    }
+    // SAFETY: pidfd_open takes two integers and returns a new descriptor (close-on-exec) or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: `fd` is new and owned by nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live local.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    ((fd.as_raw_fd() as u64) < limit.rlim_cur / 2).then_some(fd)
 }
 
 /// Gives up the processor once.
@@ -56,4 +83,26 @@ pub(crate) fn allow_attach_by_same_user() {
     const PR_SET_PTRACER: libc::c_int = 0x59616d61;
     // SAFETY: PR_SET_PTRACER takes one integer; an error changes nothing.
     unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::event::wait_readable;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_zombie_is_not_running() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(is_running(pid));
+        let watch = watch(pid).unwrap();
+        assert_eq!(wait_readable(watch.as_fd(), 0), Ok(false));
+        child.kill().unwrap();
+        assert_eq!(wait_readable(watch.as_fd(), 5000), Ok(true));
+        assert!(!is_running(pid), "ended, not reaped");
+        child.wait().unwrap();
+        assert!(!is_running(pid), "reaped");
+        assert!(is_running(0), "unknown");
+    }
 }

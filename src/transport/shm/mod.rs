@@ -41,6 +41,7 @@ const TOKEN_LISTENER: u64 = 1;
 const TOKEN_GREETING: u64 = 1 << 32;
 const TOKEN_OUTBOUND: u64 = 2 << 32;
 const TOKEN_INBOUND: u64 = 3 << 32;
+const TOKEN_PROCESS: u64 = 4 << 32;
 
 /// The abstract socket name of the endpoint that has `port` on this node.
 fn socket_name(port: u16) -> String {
@@ -56,6 +57,15 @@ struct Outbound {
     doorbell: Option<Doorbell>,
 }
 
+/// Tells when a peer's process ends although a child it forked keeps its sockets open.
+#[derive(Debug)]
+struct Watch {
+    peer: PeerId,
+    pid: i32,
+    /// Without it the process is looked at now and then.
+    fd: Option<OwnedFd>,
+}
+
 #[derive(Debug)]
 struct Inbound {
     peer: PeerId,
@@ -65,6 +75,14 @@ struct Inbound {
     nonce: u64,
     can_get: bool,
     can_put: bool,
+}
+
+impl Inbound {
+    /// Whether this link is of another life than the one of process `listener`.
+    fn has_ended(&self, listener: i32) -> bool {
+        self.pid != listener
+            || matches!(unix::receive(self.socket.as_fd(), &mut [0]), unix::Received::Closed)
+    }
 }
 
 /// The shared-memory interface of one endpoint.
@@ -83,8 +101,12 @@ pub(crate) struct Shm {
     inbound: Vec<Inbound>,
     /// Accepted sockets whose hello has not arrived yet.
     greetings: Vec<Option<OwnedFd>>,
+    /// One per peer that has links.
+    watches: Vec<Watch>,
     /// Peers that broke the protocol while being polled.
     broken: Vec<PeerId>,
+    /// Peers whose incoming link was found to be of an earlier life.
+    stale: Vec<PeerId>,
     idle_polls: u32,
     busy_polls: u32,
     liveness_at: u64,
@@ -119,7 +141,9 @@ impl Shm {
             outbound_count: 0,
             inbound: Vec::new(),
             greetings: Vec::new(),
+            watches: Vec::new(),
             broken: Vec::new(),
+            stale: Vec::new(),
             idle_polls: 0,
             busy_polls: 0,
             liveness_at: 0,
@@ -169,6 +193,12 @@ impl Shm {
             ));
             return Err(Errno(libc::EPERM));
         }
+        if self.inbound_of(peer).is_some_and(|link| link.has_ended(credentials.pid)) {
+            // Another life than the one that listens now: it has to be seen off first.
+            self.stale.push(peer);
+            self.idle_polls = IDLE_POLLS;
+            return Err(Errno(libc::EAGAIN));
+        }
         let geometry = if self.outbound_count < GENEROUS_LINKS { GENEROUS } else { FRUGAL };
         let (memory, fd) = SharedMemory::create(geometry.len())?;
         let hello = Hello {
@@ -193,7 +223,18 @@ impl Shm {
             *slot = Some(Box::new(link));
             self.outbound_count += 1;
         }
+        self.watch(peer, credentials.pid);
         Ok(())
+    }
+
+    /// Watches the process of `peer`, unless it is watched already.
+    fn watch(&mut self, peer: PeerId, pid: i32) {
+        if self.watches.iter().any(|watch| watch.peer == peer) {
+            return;
+        }
+        let token = TOKEN_PROCESS | u64::from(peer.0);
+        let fd = process::watch(pid).filter(|fd| self.epoll.add(fd.as_fd(), token).is_ok());
+        self.watches.push(Watch { peer, pid, fd });
     }
 
     pub(crate) fn caps(&self, peer: PeerId) -> Caps {
@@ -314,6 +355,10 @@ impl Shm {
             self.depart(peer, Some(Errno(libc::EPROTO)), handler);
             n += 1;
         }
+        for peer in std::mem::take(&mut self.stale) {
+            self.depart(peer, None, handler);
+            n += 1;
+        }
         let mut tokens = [0; 32];
         let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
         for token in tokens.into_iter().take(ready) {
@@ -322,6 +367,10 @@ impl Shm {
                 TOKEN_GREETING => n += self.greet(id as usize, peers, handler),
                 TOKEN_OUTBOUND => n += self.on_outbound_ready(PeerId(id), peers, handler),
                 TOKEN_INBOUND => n += self.on_inbound_ready(PeerId(id), handler),
+                TOKEN_PROCESS => {
+                    self.depart(PeerId(id), None, handler);
+                    n += 1;
+                }
                 _ if token == TOKEN_LISTENER => n += self.accept(peers, handler),
                 _ => {
                     if !self.sleeping {
@@ -338,18 +387,13 @@ impl Shm {
         n
     }
 
-    /// Notices a peer that is gone although a child it forked still holds its sockets open.
+    /// Notices processes that have ended and that no descriptor watches.
     fn check_liveness(&mut self, handler: &mut impl Handler) -> usize {
-        let outbound = self
-            .outbound
+        let dead: Vec<PeerId> = self
+            .watches
             .iter()
-            .enumerate()
-            .filter_map(|(i, link)| link.as_ref().map(|link| (PeerId(i as u32), link.pid)));
-        let inbound = self.inbound.iter().map(|link| (link.peer, link.pid));
-        let dead: Vec<PeerId> = outbound
-            .chain(inbound)
-            .filter(|(_, pid)| !process::exists(*pid))
-            .map(|(peer, _)| peer)
+            .filter(|watch| watch.fd.is_none() && !process::is_running(watch.pid))
+            .map(|watch| watch.peer)
             .collect();
         for peer in &dead {
             self.depart(*peer, None, handler);
@@ -461,8 +505,17 @@ impl Shm {
         handler: &mut impl Handler,
     ) {
         let peer = peers.intern(&hello.source);
-        // An endpoint has one link to us: an older one belongs to a life that has ended.
-        if self.inbound_of(peer).is_some() {
+        // An endpoint has one link to us, and ours to it is to the same life. An older link belongs to
+        // a life that has ended; so does the new one if its process is gone and another one listens.
+        let other_life = self.out(peer).is_some_and(|link| link.pid != pid);
+        if other_life && !process::is_running(pid) {
+            log::info(format_args!(
+                "dropped what pid {pid} sent before {} restarted",
+                hello.source
+            ));
+            return;
+        }
+        if other_life || self.inbound_of(peer).is_some() {
             self.depart(peer, None, handler);
         }
         let (can_get, can_put) = self.probe_attach(pid, &hello);
@@ -492,6 +545,7 @@ impl Shm {
             can_get,
             can_put,
         });
+        self.watch(peer, pid);
     }
 
     /// Tries a real cross-memory read and write on the words that the peer offers. Its process id
@@ -573,6 +627,11 @@ impl Shm {
             self.epoll.remove(link.socket.as_fd());
             closed_in_order |= link.producer.consumer_closed();
             known = true;
+        }
+        if let Some(at) = self.watches.iter().position(|watch| watch.peer == peer) {
+            if let Some(fd) = self.watches.swap_remove(at).fd {
+                self.epoll.remove(fd.as_fd());
+            }
         }
         if known {
             let departure = match error {

@@ -1,0 +1,343 @@
+//! Endpoints of a test: an engine, what it reported, and the memory it may use.
+
+use super::sim::{Entry, Log, Net, SharedNet, SimIface, Slot, Weather, What, address};
+use crate::memory::SegmentList;
+use crate::protocol::packet::Packet;
+use crate::protocol::{
+    ANY_SOURCE, Completion, Direction, Engine, Failure, Host, Limits, OpError, PeekAction,
+    ReceiveOp, SendOp, UNKNOWN_SOURCE,
+};
+use crate::sys::cma::Range;
+use crate::transport::loopback::Loopback;
+use crate::transport::{Address, PeerId};
+use std::collections::HashMap;
+
+/// The address book's number of the endpoint at `slot`.
+pub(super) fn source(slot: Slot) -> u64 {
+    100 + slot as u64
+}
+
+/// `bytes` as a gather list, cut at `cuts`, which ascend. The caller keeps `bytes` where it is.
+pub(super) fn lend(bytes: &mut [u8], cuts: &[usize]) -> SegmentList {
+    let base = bytes.as_mut_ptr().expose_provenance();
+    let starts = std::iter::once(0).chain(cuts.iter().copied());
+    let ends = cuts.iter().copied().chain(std::iter::once(bytes.len()));
+    let ranges: Vec<Range> = starts
+        .zip(ends)
+        .map(|(from, to)| Range { addr: (base + from) as u64, len: (to - from) as u64 })
+        .collect();
+    Loopback::list(&ranges).unwrap()
+}
+
+/// What an endpoint is, to its engine.
+#[derive(Debug)]
+pub(super) struct TestHost {
+    slot: Slot,
+    log: Log,
+    pub(super) room: bool,
+    book: HashMap<Address, u64>,
+    epoch: u64,
+}
+
+impl TestHost {
+    pub(super) fn new(slot: Slot, log: Log) -> Self {
+        Self { slot, log, room: true, book: HashMap::new(), epoch: 0 }
+    }
+
+    /// Enters `slot` into the address book.
+    pub(super) fn learn(&mut self, slot: Slot) {
+        self.epoch += 1;
+        self.book.insert(address(slot), source(slot));
+    }
+
+    pub(super) fn source_of_slot(&self, slot: Slot) -> u64 {
+        self.source_of(&address(slot))
+    }
+
+    fn note(&self, what: What) {
+        self.log.borrow_mut().push(Entry { at: self.slot, what });
+    }
+}
+
+impl Host for TestHost {
+    fn complete(&mut self, completion: &Completion) {
+        self.note(What::Completed(*completion));
+    }
+
+    fn fail(&mut self, failure: &Failure) {
+        self.note(What::Failed(*failure));
+    }
+
+    fn source_of(&self, address: &Address) -> u64 {
+        self.book.get(address).copied().unwrap_or(UNKNOWN_SOURCE)
+    }
+
+    fn book_epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn has_room(&self) -> bool {
+        self.room
+    }
+}
+
+/// An endpoint.
+pub(super) struct Node {
+    pub(super) engine: Engine<SimIface>,
+    pub(super) host: TestHost,
+}
+
+impl Node {
+    pub(super) fn new(net: &SharedNet, log: &Log, slot: Slot, limits: Limits) -> Self {
+        let engine = Engine::new(Net::start(net, slot), limits);
+        Self { engine, host: TestHost::new(slot, log.clone()) }
+    }
+
+    pub(super) fn progress(&mut self) -> usize {
+        self.engine.progress(&mut self.host)
+    }
+
+    /// Nothing pends inside, and nothing was forgotten there.
+    #[track_caller]
+    pub(super) fn assert_empty(&self) {
+        let core = &self.engine.core;
+        assert!(core.tx.is_empty(), "sends: {:?}", core.tx);
+        assert!(core.active.is_empty(), "rendezvous receives: {:?}", core.active);
+        assert!(core.buffers.is_empty(), "multi-receive buffers: {:?}", core.buffers);
+        assert!(core.outbox.is_empty(), "answers: {:?}", core.outbox);
+        assert!(core.streams.is_empty() && core.pulls.is_empty() && core.deferred.is_empty());
+        assert!(core.claimed.is_empty(), "claimed: {:?}", core.claimed);
+        assert_eq!((core.unexpected.len(), core.unexpected_bytes), (0, 0));
+        assert_eq!(core.posted.len(), 0);
+        for peer in &core.peers {
+            assert_eq!((peer.outstanding, peer.deferred), (0, 0));
+        }
+        assert!(!self.engine.is_busy() && !self.engine.has_unsent());
+    }
+}
+
+pub(super) const LIMITS: Limits =
+    Limits { eager_max: 256, tx_max: 8, rx_max: 8, unexpected_max: 1 << 20, bulk_chunk: 4096 };
+
+/// Endpoints that know each other, for directed tests.
+pub(super) struct World {
+    pub(super) net: SharedNet,
+    log: Log,
+    limits: Limits,
+    nodes: Vec<Option<Node>>,
+}
+
+/// An operation's buffer; must live until the operation has ended.
+pub(super) struct Memory(pub(super) Vec<u8>);
+
+impl Memory {
+    /// `len` bytes of a pattern that differs by `seed`.
+    pub(super) fn pattern(seed: usize, len: usize) -> Self {
+        Self(super::rng::payload(seed, len).to_vec())
+    }
+
+    pub(super) fn zeroed(len: usize) -> Self {
+        Self(vec![0; len])
+    }
+
+    pub(super) fn list(&mut self) -> SegmentList {
+        lend(&mut self.0, &[])
+    }
+}
+
+/// A plain send of `memory`, to be refined.
+pub(super) fn send_op(peer: PeerId, memory: &mut Memory, context: u64) -> SendOp {
+    SendOp {
+        peer,
+        payload: memory.list(),
+        tagged: false,
+        tag: 0,
+        data: None,
+        context,
+        report: true,
+        inject: false,
+        delivery: false,
+        fence: false,
+    }
+}
+
+/// A plain receive from anybody, to be refined.
+pub(super) fn receive_op(memory: &mut Memory, context: u64) -> ReceiveOp {
+    ReceiveOp {
+        segments: memory.list(),
+        tagged: false,
+        tag: 0,
+        ignore: u64::MAX,
+        source: ANY_SOURCE,
+        context,
+        report: true,
+        multi_min: None,
+    }
+}
+
+/// What an endpoint reported of one operation.
+pub(super) type Report = Result<Completion, Failure>;
+
+impl World {
+    pub(super) fn new(slots: usize, weather: Weather, limits: Limits) -> Self {
+        let (net, log) = Net::new(1, slots, weather);
+        let mut world = Self { net, log, limits, nodes: Vec::new() };
+        for slot in 0..slots {
+            world.nodes.push(None);
+            world.start(slot);
+        }
+        world
+    }
+
+    pub(super) fn pair() -> Self {
+        Self::new(2, Weather::fair(), LIMITS)
+    }
+
+    /// A new endpoint at `slot`, which knows everybody.
+    pub(super) fn start(&mut self, slot: Slot) {
+        let mut node = Node::new(&self.net, &self.log, slot, self.limits);
+        for peer in 0..8 {
+            node.host.learn(peer);
+        }
+        self.nodes[slot] = Some(node);
+    }
+
+    pub(super) fn leave(&mut self, slot: Slot, departure: crate::transport::Departure) {
+        self.nodes[slot] = None;
+        self.net.borrow_mut().leave(slot, departure);
+    }
+
+    pub(super) fn node(&mut self, slot: Slot) -> &mut Node {
+        self.nodes[slot].as_mut().unwrap()
+    }
+
+    pub(super) fn peer(&mut self, at: Slot, to: Slot) -> PeerId {
+        self.node(at).engine.connect(&address(to)).unwrap()
+    }
+
+    pub(super) fn send(&mut self, at: Slot, op: &SendOp) -> Result<(), OpError> {
+        let node = self.node(at);
+        node.engine.send(op, &mut node.host)
+    }
+
+    pub(super) fn receive(&mut self, at: Slot, op: &ReceiveOp) -> Result<(), OpError> {
+        let node = self.node(at);
+        node.engine.receive(op, &mut node.host)
+    }
+
+    pub(super) fn peek(&mut self, at: Slot, op: &ReceiveOp, action: PeekAction) {
+        let node = self.node(at);
+        node.engine.peek(op, action, &mut node.host);
+    }
+
+    pub(super) fn cancel(&mut self, at: Slot, context: u64) -> bool {
+        let node = self.node(at);
+        node.engine.cancel(context, &mut node.host)
+    }
+
+    pub(super) fn claimed(&mut self, at: Slot, op: &ReceiveOp, discard: bool) {
+        let node = self.node(at);
+        node.engine.receive_claimed(op, discard, &mut node.host).unwrap();
+    }
+
+    pub(super) fn progress(&mut self, at: Slot) {
+        self.node(at).progress();
+    }
+
+    /// Everybody works until nothing moves.
+    pub(super) fn settle(&mut self) {
+        let mut quiet = 0;
+        for _ in 0..10_000 {
+            let moved: usize = self.nodes.iter_mut().flatten().map(Node::progress).sum();
+            let core = |node: &Node| {
+                !node.engine.core.outbox.is_empty()
+                    || !node.engine.core.pulls.is_empty()
+                    || !node.engine.core.streams.is_empty()
+            };
+            let busy = self.nodes.iter().flatten().any(core);
+            quiet = if moved == 0 && !busy { quiet + 1 } else { 0 };
+            if quiet == 3 {
+                return;
+            }
+        }
+        panic!("the endpoints never rest");
+    }
+
+    /// What `at` reported of the operations in `direction` since the last call, in order.
+    pub(super) fn reports(&mut self, at: Slot, direction: Direction) -> Vec<Report> {
+        let mut taken = Vec::new();
+        self.log.borrow_mut().retain(|entry| {
+            let report = match entry.what {
+                What::Completed(completion) => Ok(completion),
+                What::Failed(failure) => Err(failure),
+                _ => return true,
+            };
+            let found = report.map_or_else(|f| f.completion.direction, |c| c.direction);
+            let wanted = entry.at == at && found == direction;
+            if wanted {
+                taken.push(report);
+            }
+            !wanted
+        });
+        taken
+    }
+
+    pub(super) fn sends(&mut self, at: Slot) -> Vec<Report> {
+        self.reports(at, Direction::Send)
+    }
+
+    pub(super) fn receives(&mut self, at: Slot) -> Vec<Report> {
+        self.reports(at, Direction::Receive)
+    }
+
+    /// The one receive that `at` completed.
+    #[track_caller]
+    pub(super) fn received(&mut self, at: Slot) -> Completion {
+        match self.receives(at)[..] {
+            [Ok(completion)] => completion,
+            ref other => panic!("{other:?}"),
+        }
+    }
+
+    /// The one receive that failed at `at`.
+    #[track_caller]
+    pub(super) fn receive_failed(&mut self, at: Slot) -> Failure {
+        match self.receives(at)[..] {
+            [Err(failure)] => failure,
+            ref other => panic!("{other:?}"),
+        }
+    }
+
+    /// The one send that failed at `at`.
+    #[track_caller]
+    pub(super) fn send_failed(&mut self, at: Slot) -> Failure {
+        match self.sends(at)[..] {
+            [Err(failure)] => failure,
+            ref other => panic!("{other:?}"),
+        }
+    }
+
+    /// Nobody has anything left to do or to say.
+    #[track_caller]
+    pub(super) fn assert_empty(&mut self) {
+        for node in self.nodes.iter().flatten() {
+            node.assert_empty();
+        }
+        let log = self.log.borrow();
+        let said = |e: &&Entry| matches!(e.what, What::Completed(_) | What::Failed(_));
+        let reports: Vec<_> = log.iter().filter(said).collect();
+        assert!(reports.is_empty(), "{reports:?}");
+    }
+
+    pub(super) fn on_wire(&self, from: Slot, to: Slot) -> Vec<Packet> {
+        self.net.borrow().on_wire(from, to)
+    }
+
+    pub(super) fn forge(&self, from: Slot, to: Slot, packet: &Packet, payload: &[u8]) {
+        self.net.borrow_mut().forge(from, to, packet.encode().as_slice(), payload);
+    }
+
+    pub(super) fn dropped(&mut self, at: Slot) -> u64 {
+        self.node(at).engine.counts().dropped
+    }
+}

@@ -1,0 +1,244 @@
+//! Packets that no udrv sends, or not then: they are counted, and change nothing.
+
+use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
+use super::rng::Rng;
+use super::sim::{Reach, Weather};
+use crate::protocol::index_list::Key;
+use crate::protocol::packet::{Envelope, Packet, Ranges};
+use crate::protocol::{Cause, SendOp};
+
+const PLAIN: Envelope = Envelope { tagged: false, tag: 0, data: None };
+
+fn three(get: Reach, put: Reach) -> World {
+    let weather = Weather { get: vec![get], put: vec![put], lies: true, ..Weather::fair() };
+    let mut world = World::new(3, weather, LIMITS);
+    world.peer(2, 0);
+    world.peer(2, 1);
+    world.settle();
+    world
+}
+
+/// Forges `packets` from `from` to `to`, all of which must be dropped.
+#[track_caller]
+fn assert_dropped(world: &mut World, from: usize, to: usize, packets: &[Packet]) {
+    let before = world.dropped(to);
+    for packet in packets {
+        world.forge(from, to, packet, &[1, 2, 3]);
+    }
+    world.settle();
+    assert_eq!(world.dropped(to) - before, packets.len() as u64);
+    assert!(world.sends(to).is_empty() && world.receives(to).is_empty());
+}
+
+#[test]
+fn malformed_headers_are_counted() {
+    let mut world = three(Reach::On, Reach::On);
+    let good = Packet::Rts { envelope: PLAIN, tx: 1, len: 2, ranges: Ranges::default() };
+    let good = good.encode();
+    let mut headers: Vec<Vec<u8>> = vec![vec![], vec![0; 8], vec![99; 40]];
+    headers.extend((0..good.as_slice().len()).map(|n| good.as_slice()[..n].to_vec()));
+    let mut ranges = good.as_slice().to_vec();
+    ranges[2] = 5;
+    headers.push(ranges);
+    for header in &headers {
+        world.net.borrow_mut().forge(2, 1, header, &[7; 9]);
+    }
+    world.settle();
+    assert_eq!(world.dropped(1), headers.len() as u64);
+    world.assert_empty();
+}
+
+#[test]
+fn stray_packets_change_nothing() {
+    let mut world = three(Reach::On, Reach::On);
+    for id in [0, 1, 1 << 32, u64::MAX] {
+        let ranges = Ranges::default();
+        assert_dropped(
+            &mut world,
+            2,
+            1,
+            &[
+                Packet::Fin { tx: id, status: 0 },
+                Packet::Fin { tx: id, status: 5 },
+                Packet::Cts { tx: id, rx: 0, len: 9, ranges },
+                Packet::Fragment { rx: id, offset: 0 },
+                Packet::PutDone { rx: id },
+            ],
+        );
+    }
+    world.assert_empty();
+}
+
+#[test]
+fn only_the_receiver_can_answer_a_send() {
+    let mut world = three(Reach::Off, Reach::Off);
+    let peer = world.peer(0, 1);
+    let (mut from, mut behind) = (Memory::pattern(0, 5000), Memory::pattern(1, 10));
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.send(0, &SendOp { fence: true, ..send_op(peer, &mut behind, 2) }).unwrap();
+    let keys: Vec<Key> = world.node(0).engine.core.tx.keys_where(|_| true);
+    let [tx, deferred] = [keys[0].to_wire(), keys[1].to_wire()];
+    let ranges = Ranges::default();
+    assert_dropped(
+        &mut world,
+        2,
+        0,
+        &[Packet::Fin { tx, status: 0 }, Packet::Cts { tx, rx: 0, len: 5000, ranges }],
+    );
+    // The receiver itself cannot answer what was not sent, nor under another life's number.
+    let older = tx | 1 << 32;
+    assert_dropped(
+        &mut world,
+        1,
+        0,
+        &[
+            Packet::Fin { tx: deferred, status: 0 },
+            Packet::Cts { tx: deferred, rx: 0, len: 10, ranges },
+            Packet::Fin { tx: older, status: 0 },
+            Packet::Cts { tx: older, rx: 0, len: 5000, ranges },
+        ],
+    );
+    let mut to = Memory::zeroed(5000);
+    world.receive(1, &receive_op(&mut to, 3)).unwrap();
+    world.settle();
+    assert_eq!(world.received(1).len, 5000);
+    assert!(to.0 == from.0);
+    world.receive(1, &receive_op(&mut to, 3)).unwrap();
+    world.received(1);
+    assert_eq!(world.sends(0).len(), 2);
+    world.assert_empty();
+}
+
+#[test]
+fn only_the_sender_can_fill_a_receive_and_only_in_order() {
+    let mut world = three(Reach::Off, Reach::Off);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, 5000), Memory::zeroed(5000));
+    world.receive(1, &receive_op(&mut to, 3)).unwrap();
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.progress(1);
+    let rx = world.node(1).engine.core.active.keys_where(|_| true)[0].to_wire();
+    let before = world.dropped(1);
+    for packet in [Packet::Fragment { rx, offset: 0 }, Packet::PutDone { rx }] {
+        world.forge(2, 1, &packet, &[9; 10]);
+    }
+    for (offset, len) in [(1, 10), (4999, 10), (u64::MAX, 10), (0, 5001)] {
+        world.forge(0, 1, &Packet::Fragment { rx, offset }, &vec![9; len]);
+    }
+    world.settle();
+    assert_eq!(world.dropped(1) - before, 6);
+    assert_eq!(world.received(1).len, 5000);
+    assert!(to.0 == from.0);
+    assert_eq!(world.sends(0).len(), 1);
+    world.assert_empty();
+}
+
+#[test]
+fn nobody_fills_a_receive_that_pulls() {
+    let mut world = three(Reach::Shy, Reach::On);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, 50_000), Memory::zeroed(50_000));
+    world.receive(1, &receive_op(&mut to, 3)).unwrap();
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    while world.node(1).engine.core.active.is_empty() {
+        world.progress(1);
+    }
+    let active = &world.node(1).engine.core.active;
+    let (key, at) =
+        active.iter().map(|(key, active)| (key, active.received as u64)).next().unwrap();
+    let rx = key.to_wire();
+    world.forge(0, 1, &Packet::PutDone { rx }, &[]);
+    world.forge(0, 1, &Packet::Fragment { rx, offset: at }, &[9; 10]);
+    world.settle();
+    assert_eq!(world.dropped(1), 2);
+    assert_eq!(world.received(1).len, 50_000);
+    assert!(to.0 == from.0);
+    assert_eq!(world.sends(0).len(), 1);
+    world.assert_empty();
+}
+
+#[test]
+fn a_description_of_memory_that_is_not_there_fails_the_receive() {
+    for (count, len) in [(0, 5000), (1, 5000), (1, u64::MAX)] {
+        let mut world = three(Reach::On, Reach::On);
+        let (mut some, mut to) = (Memory::pattern(0, 100), Memory::zeroed(5000));
+        let ranges = some.list().ranges();
+        let ranges = Ranges::new((ranges.0, count));
+        world.receive(1, &receive_op(&mut to, 3)).unwrap();
+        world.forge(2, 1, &Packet::Rts { envelope: PLAIN, tx: 77, len, ranges }, &[]);
+        world.settle();
+        if count == 0 {
+            // Without ranges it is cleared to send, and never does.
+            assert_eq!(world.node(1).engine.core.active.len(), 1);
+            world.leave(2, crate::transport::Departure::Closed);
+            world.settle();
+            assert_eq!(world.receive_failed(1).cause, Cause::PeerClosed);
+        } else {
+            let f = world.receive_failed(1);
+            assert_eq!((f.error, f.cause), (libc::EFAULT, Cause::SenderUnreadable));
+            assert_eq!(f.completion.len, 100);
+        }
+        world.assert_empty();
+    }
+}
+
+#[test]
+fn a_second_answer_to_one_send_does_no_harm() {
+    let mut world = three(Reach::Off, Reach::Off);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, 100_000), Memory::zeroed(100_000));
+    world.receive(1, &receive_op(&mut to, 3)).unwrap();
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.progress(1);
+    let answer = world.on_wire(1, 0);
+    let [cts @ Packet::Cts { tx, .. }] = answer[..] else { panic!("{answer:?}") };
+    world.forge(1, 0, &cts, &[]);
+    world.settle();
+    assert_eq!(world.dropped(0), 1);
+    world.received(1);
+    assert!(to.0 == from.0);
+    assert_eq!(world.sends(0).len(), 1);
+    world.forge(1, 0, &Packet::Fin { tx, status: 0 }, &[]);
+    world.settle();
+    assert_eq!(world.dropped(0), 2);
+    world.assert_empty();
+}
+
+#[test]
+fn random_packets_never_stop_the_engine() {
+    for seed in 0..200 {
+        let mut rng = Rng::new(seed);
+        let mut world = three(Reach::Off, Reach::Off);
+        let peer = world.peer(0, 2);
+        let mut from = Memory::pattern(0, 5000);
+        let mut to: Vec<_> = (0..8).map(|_| Memory::zeroed(300)).collect();
+        for memory in &mut to {
+            world.receive(0, &receive_op(memory, 1)).unwrap();
+        }
+        world.send(0, &send_op(peer, &mut from, 9)).unwrap();
+        for _ in 0..40 {
+            let (a, b) = (rng.next() % 4, rng.pick(&[0, 1, 100, 300, u64::MAX]));
+            let ranges = Ranges::default();
+            let packet = match rng.below(6) {
+                0 => Packet::Eager { envelope: PLAIN, ack: Some(a) },
+                1 => Packet::Rts { envelope: PLAIN, tx: a, len: b, ranges },
+                2 => Packet::Cts { tx: a, rx: b, len: b, ranges },
+                3 => Packet::Fragment { rx: a, offset: b },
+                4 => Packet::PutDone { rx: a },
+                _ => Packet::Fin { tx: a, status: b as u32 },
+            };
+            let len = rng.below(400);
+            world.forge(2, 0, &packet, &vec![0; len]);
+            for at in [0, 2] {
+                world.progress(at);
+            }
+        }
+        world.leave(2, crate::transport::Departure::Closed);
+        world.settle();
+        let reports = world.sends(0);
+        assert_eq!(reports.len(), 1, "{reports:?}");
+        world.receives(0);
+        let core = &world.node(0).engine.core;
+        assert!(core.tx.is_empty() && core.active.is_empty() && core.outbox.is_empty());
+    }
+}

@@ -1,0 +1,17 @@
+//! The protocol without a device: engines over a simulated network, deterministic from one seed.
+//!
+//! [`property`] drives random operations against an oracle of the matching rules; the other files
+//! hold one directed test per behaviour.
+
+mod departures;
+mod eager;
+mod fixture;
+mod hostile;
+mod limits;
+mod matching;
+mod multi_receive;
+mod oracle;
+mod property;
+mod rendezvous;
+mod rng;
+mod sim;

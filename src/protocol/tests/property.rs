@@ -1,0 +1,533 @@
+//! Random operations of several endpoints in random weather, against the oracle.
+//!
+//! `UDRV_TEST_CASES=n` runs more cases; `UDRV_TEST_SEED=s` begins at another seed (with
+//! `UDRV_TEST_CASES=1`: repeats one case); `UDRV_TEST_TRACE=1` prints what is done.
+
+use super::fixture::{Node, lend};
+use super::oracle::{HARD_ERROR, Message, Oracle, Posting, Sending, Side};
+use super::rng::{LEN_MAX, Rng};
+use super::sim::{Expected, Log, Net, Reach, SharedNet, Slot, Weather, address};
+use crate::protocol::packet::Envelope;
+use crate::protocol::{ANY_SOURCE, Limits, OpError, PeekAction, ReceiveOp, SendOp};
+use crate::sys::Errno;
+use crate::transport::Departure;
+
+const CASES: u64 = 4000;
+
+/// What happens in a case: each case has another mixture.
+#[derive(Clone, Copy, Debug)]
+struct Habits {
+    departures: bool,
+    tagged: u64,
+    directed: u64,
+    long: u64,
+    inject: u64,
+    delivery: u64,
+    fence: u64,
+    multi: u64,
+    peeks: u64,
+    cancels: u64,
+    full_queues: bool,
+    strangers: bool,
+}
+
+impl Habits {
+    fn draw(rng: &mut Rng) -> Self {
+        let mut often = |from: &[u64]| rng.pick(from);
+        Self {
+            tagged: often(&[0, 50, 100]),
+            directed: often(&[0, 30, 80]),
+            long: often(&[0, 10, 40]),
+            inject: often(&[0, 20, 50]),
+            delivery: often(&[0, 20, 60]),
+            fence: often(&[0, 0, 20]),
+            multi: often(&[0, 10, 40]),
+            peeks: often(&[0, 5, 20]),
+            cancels: often(&[0, 3, 10]),
+            departures: rng.percent(40),
+            full_queues: rng.percent(30),
+            strangers: rng.percent(30),
+        }
+    }
+}
+
+fn weather(rng: &mut Rng) -> Weather {
+    let refusal = Reach::Fails { after: 2, errno: libc::EPERM };
+    let hard = Reach::Fails { after: 1, errno: HARD_ERROR };
+    let all = [Reach::Off, Reach::Later, Reach::On, Reach::Short, Reach::Shy, refusal, hard];
+    let one = rng.pick(&all);
+    let put = all[..6].to_vec();
+    Weather {
+        queue_len: rng.pick(&[1, 2, 8, 64]),
+        short_max: rng.pick(&[104, 128, 200]),
+        bcopy_max: rng.pick(&[500, 2000, 9000]),
+        again_percent: rng.pick(&[0, 0, 5, 30]),
+        batch: rng.pick(&[1, 4, 32]),
+        lies: false,
+        get: rng.pick(&[&all[..1], &all[2..3], &[one], &all]).to_vec(),
+        put: rng.pick(&[&all[..1], &all[2..3], &put]).to_vec(),
+    }
+}
+
+fn limits(rng: &mut Rng, weather: &Weather) -> Limits {
+    Limits {
+        eager_max: rng.pick(&[0, 64, weather.bcopy_max / 2, weather.bcopy_max]),
+        tx_max: rng.pick(&[1, 3, 16]),
+        rx_max: rng.pick(&[1, 4, 32]),
+        unexpected_max: rng.pick(&[0, 1000, 1 << 20]),
+        bulk_chunk: rng.pick(&[3000, 20_000, 1 << 20]),
+    }
+}
+
+struct Run {
+    net: SharedNet,
+    log: Log,
+    nodes: Vec<Option<Node>>,
+    limits: Limits,
+    oracle: Oracle,
+    rng: Rng,
+    habits: Habits,
+    next_context: u64,
+    trace: bool,
+}
+
+macro_rules! trace {
+    ($run:expr, $($arg:tt)*) => {
+        if $run.trace {
+            eprintln!($($arg)*);
+        }
+    };
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let habits = Habits::draw(&mut rng);
+        let weather = weather(&mut rng);
+        let limits = limits(&mut rng, &weather);
+        let slots = 2 + rng.below(3);
+        let trace = std::env::var_os("UDRV_TEST_TRACE").is_some();
+        if trace {
+            eprintln!("seed {seed}: {slots} endpoints, {habits:?}, {weather:?}, {limits:?}");
+        }
+        let (net, log) = Net::new(rng.next(), slots, weather);
+        let mut run = Self {
+            net,
+            log,
+            nodes: (0..slots).map(|_| None).collect(),
+            limits,
+            oracle: Oracle::default(),
+            rng,
+            habits,
+            next_context: 1,
+            trace,
+        };
+        run.oracle.sides.resize_with(slots, Side::default);
+        for slot in 0..slots {
+            run.start(slot);
+        }
+        run
+    }
+
+    fn start(&mut self, slot: Slot) {
+        trace!(self, "{slot} starts");
+        let mut node = Node::new(&self.net, &self.log, slot, self.limits);
+        let side = &mut self.oracle.sides[slot];
+        side.eager_max = self.limits.eager_max;
+        for peer in 0..self.nodes.len() {
+            if !self.habits.strangers || self.rng.percent(60) {
+                node.host.learn(peer);
+                side.known.insert(peer);
+            }
+        }
+        self.nodes[slot] = Some(node);
+    }
+
+    fn leave(&mut self, slot: Slot, departure: Departure) {
+        trace!(self, "{slot} leaves: {departure:?}");
+        self.nodes[slot] = None;
+        self.net.borrow_mut().leave(slot, departure);
+        self.oracle.forget(slot);
+    }
+
+    fn node(&mut self, slot: Slot) -> &mut Node {
+        self.nodes[slot].as_mut().unwrap()
+    }
+
+    /// The call on `at` has returned: checks what it reported and what is left inside.
+    fn end_call(&mut self, at: Slot) {
+        let entries = std::mem::take(&mut *self.log.borrow_mut());
+        for entry in entries {
+            trace!(self, "    {entry:?}");
+            self.oracle.apply(&entry, &self.net.borrow());
+        }
+        self.oracle.end_call(at);
+        let Self { nodes, oracle, .. } = self;
+        let core = &nodes[at].as_ref().unwrap().engine.core;
+        let side = &oracle.sides[at];
+        assert_eq!(core.posted.len(), side.posted_len());
+        assert_eq!(core.unexpected.len() + core.claimed.len(), side.waiting_len());
+        assert_eq!(core.unexpected_bytes, side.unexpected_bytes(&oracle.messages));
+        assert!(core.tx.len() <= core.limits.tx_max && core.posted.len() <= core.limits.rx_max);
+    }
+
+    fn progress(&mut self, at: Slot) -> usize {
+        trace!(self, "{at} progresses");
+        let moved = self.node(at).progress();
+        self.end_call(at);
+        let bytes = self.node(at).engine.core.unexpected_bytes;
+        let pressed = self.net.borrow().is_pressed(at);
+        assert!(pressed || bytes <= self.limits.unexpected_max, "no pressure at {bytes}");
+        assert!(!pressed || bytes > self.limits.unexpected_max / 2, "pressure at {bytes}");
+        moved
+    }
+
+    fn message_len(&mut self) -> usize {
+        let Limits { eager_max, bulk_chunk, .. } = self.limits;
+        let Weather { short_max, bcopy_max, .. } = self.net.borrow().weather;
+        if self.rng.percent(self.habits.long) {
+            return match self.rng.below(8) {
+                0 => self.rng.below(LEN_MAX),
+                1 => (bulk_chunk + self.rng.below(3)).saturating_sub(1).min(LEN_MAX),
+                _ => self.rng.below(20_000),
+            };
+        }
+        match self.rng.below(6) {
+            0 => 0,
+            1 => (eager_max + self.rng.below(3)).saturating_sub(1),
+            2 => short_max - self.rng.below(40),
+            3 => bcopy_max + self.rng.below(2),
+            4 => self.rng.below(3000),
+            _ => self.rng.below(64),
+        }
+    }
+
+    /// Where to cut a buffer into segments.
+    fn cuts(&mut self, len: usize) -> Vec<usize> {
+        if self.rng.percent(70) {
+            return Vec::new();
+        }
+        let mut cuts: Vec<_> = (0..self.rng.below(4)).map(|_| self.rng.below(len + 1)).collect();
+        cuts.sort_unstable();
+        cuts
+    }
+
+    fn tag(&mut self) -> u64 {
+        self.rng.pick(&[0, 1, 2, 3, 1 << 63, (1 << 63) | 1])
+    }
+
+    fn send(&mut self, at: Slot) {
+        let to = self.rng.below(self.nodes.len());
+        let Ok(peer) = self.node(at).engine.connect(&address(to)) else {
+            let net = self.net.borrow();
+            assert!(net.said_again || !net.is_alive(to));
+            return;
+        };
+        let tagged = self.rng.percent(self.habits.tagged);
+        let tag = if tagged { self.tag() } else { 0 };
+        let data = self.rng.percent(30).then(|| self.rng.next());
+        let envelope = Envelope { tagged, tag, data };
+        let (len, from) = (self.message_len(), self.rng.below(LEN_MAX));
+        let context = self.oracle.next_send();
+        let mut message = Message::new(at, to, envelope, from, len);
+        message.report = self.rng.percent(80);
+        message.inject = self.rng.percent(self.habits.inject);
+        message.delivery = self.rng.percent(self.habits.delivery);
+        message.fence = self.rng.percent(self.habits.fence);
+        let cuts = self.cuts(len);
+        let payload = lend(&mut message.memory.0, &cuts);
+        let Message { report, inject, delivery, fence, .. } = message;
+        let op =
+            SendOp { peer, payload, tagged, tag, data, context, report, inject, delivery, fence };
+        let index = self.oracle.messages.len();
+        trace!(self, "{at} sends message {index} to {to}: {len} B {op:?}");
+        self.oracle.messages.push(message);
+        let waiting = {
+            let mut net = self.net.borrow_mut();
+            let waiting = net.unsent(at, to);
+            net.expect(at, to, Expected { message: index, envelope, at: from, len });
+            net.said_again = false;
+            waiting
+        };
+        let room = self.node(at).host.room;
+        let pending = self.node(at).engine.core.tx.len();
+        let node = self.nodes[at].as_mut().unwrap();
+        let result = node.engine.send(&op, &mut node.host);
+        trace!(self, "  {result:?}");
+        let message = &mut self.oracle.messages[index];
+        if result.is_ok() {
+            message.sending = Sending::Pending;
+            if inject {
+                message.memory.0.fill(0);
+            }
+        } else {
+            message.sending = Sending::Void;
+            self.net.borrow_mut().forget(at, to, index);
+        }
+        match result {
+            Ok(()) => {
+                let unsent = self.net.borrow().unsent(at, to);
+                assert!(fence || waiting > 0 || unsent == 0, "held back for no reason");
+            }
+            Err(OpError::Again) => {
+                let full = pending >= self.limits.tx_max;
+                assert!(!room || full || self.net.borrow().said_again, "refused for no reason");
+            }
+            Err(OpError::Error(e)) => assert!([libc::EPIPE, libc::ECONNREFUSED].contains(&e)),
+        }
+        self.end_call(at);
+        let done = self.oracle.messages[index].sending != Sending::Pending;
+        assert!(done || !inject || delivery, "an injected send pends");
+    }
+
+    fn posting(&mut self, at: Slot, peek: bool) -> Posting {
+        let tagged = self.rng.percent(self.habits.tagged);
+        let mut ignore = if tagged { self.rng.pick(&[0, 0, 1, 3, u64::MAX]) } else { u64::MAX };
+        if self.rng.percent(30) {
+            ignore = u64::MAX;
+        }
+        let tag = if tagged { self.tag() } else { 0 };
+        let peer = self.rng.below(self.nodes.len());
+        let known = self.node(at).host.source_of_slot(peer);
+        let source = if self.rng.percent(self.habits.directed) { known } else { ANY_SOURCE };
+        let multi = !peek && self.rng.percent(self.habits.multi);
+        let multi_min = multi.then(|| self.rng.pick(&[1, 64, 1000]));
+        let report = self.rng.percent(80);
+        self.next_context += 1;
+        Posting { context: self.next_context, tagged, tag, ignore, source, report, multi_min }
+    }
+
+    /// The operation for `posting`, with a new buffer of `len` bytes.
+    fn operation(&mut self, at: Slot, posting: &Posting, len: usize) -> ReceiveOp {
+        let cuts = if posting.multi_min.is_some() { Vec::new() } else { self.cuts(len) };
+        let memory = self.oracle.sides[at].lend(posting.context, len);
+        let Posting { context, tagged, tag, ignore, source, report, multi_min } = *posting;
+        let segments = lend(memory, &cuts);
+        ReceiveOp { segments, tagged, tag, ignore, source, context, report, multi_min }
+    }
+
+    fn receive(&mut self, at: Slot) {
+        let posting = self.posting(at, false);
+        let len = match posting.multi_min {
+            Some(_) => 1 + self.message_len() * 3,
+            None if self.rng.percent(20) => self.message_len(),
+            None => 30_000 + self.message_len(),
+        };
+        self.post(at, &posting, len);
+    }
+
+    fn post(&mut self, at: Slot, posting: &Posting, len: usize) {
+        let op = self.operation(at, posting, len);
+        trace!(self, "{at} receives {len} B {posting:?}");
+        let full = self.oracle.sides[at].posted_len() >= self.limits.rx_max;
+        let node = self.nodes[at].as_mut().unwrap();
+        let result = node.engine.receive(&op, &mut node.host);
+        assert_eq!(result, if full { Err(OpError::Again) } else { Ok(()) });
+        let Oracle { sides, messages, .. } = &mut self.oracle;
+        if full {
+            sides[at].unlend(posting.context);
+        } else {
+            sides[at].receive(messages, posting);
+        }
+        self.end_call(at);
+    }
+
+    fn peek(&mut self, at: Slot) {
+        let posting = self.posting(at, true);
+        let op = self.operation(at, &posting, 0);
+        let action = self.rng.pick(&[PeekAction::Look, PeekAction::Claim, PeekAction::Discard]);
+        trace!(self, "{at} peeks {action:?} {posting:?}");
+        let node = self.nodes[at].as_mut().unwrap();
+        node.engine.peek(&op, action, &mut node.host);
+        let Oracle { sides, messages, .. } = &mut self.oracle;
+        sides[at].unlend(posting.context);
+        sides[at].peek(messages, &posting, action);
+        self.end_call(at);
+    }
+
+    fn receive_claimed(&mut self, at: Slot) {
+        let claimed = self.oracle.sides[at].claimed();
+        if claimed.is_empty() {
+            return;
+        }
+        let posting = self.rng.pick(&claimed);
+        let discard = self.rng.percent(30);
+        let len = if discard { 0 } else { self.rng.pick(&[10, 40_000, LEN_MAX]) };
+        let op = self.operation(at, &posting, len);
+        trace!(self, "{at} takes the claimed message of {posting:?}, discard {discard}");
+        let node = self.nodes[at].as_mut().unwrap();
+        node.engine.receive_claimed(&op, discard, &mut node.host).unwrap();
+        let Oracle { sides, messages, .. } = &mut self.oracle;
+        if discard {
+            sides[at].unlend(posting.context);
+        }
+        sides[at].receive_claimed(messages, &posting, discard);
+        self.end_call(at);
+    }
+
+    fn cancel(&mut self, at: Slot, context: u64) {
+        trace!(self, "{at} cancels {context}");
+        let node = self.nodes[at].as_mut().unwrap();
+        let found = node.engine.cancel(context, &mut node.host);
+        assert_eq!(found, self.oracle.sides[at].cancel(context));
+        self.end_call(at);
+    }
+
+    fn trouble(&mut self) {
+        let slot = self.rng.below(self.nodes.len());
+        let other = self.rng.below(self.nodes.len());
+        let died = Departure::Failed(Errno(libc::EHOSTDOWN));
+        let broke = Departure::Failed(Errno(libc::EPROTO));
+        if self.nodes[slot].is_none() {
+            self.start(slot);
+        } else if self.rng.percent(40) {
+            trace!(self, "the link of {slot} and {other} breaks");
+            let how = self.rng.pick(&[Departure::Closed, broke]);
+            self.net.borrow_mut().break_link(slot, other, how);
+        } else {
+            let how = self.rng.pick(&[Departure::Closed, died, broke]);
+            self.leave(slot, how);
+            if self.rng.percent(50) {
+                self.start(slot);
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        if self.habits.departures && self.rng.percent(3) {
+            self.trouble();
+        }
+        let at = self.rng.below(self.nodes.len());
+        if self.nodes[at].is_none() {
+            return;
+        }
+        if self.habits.full_queues && self.rng.percent(10) {
+            let room = self.rng.percent(50);
+            self.node(at).host.room = room;
+        }
+        if self.habits.strangers && self.rng.percent(2) {
+            let peer = self.rng.below(self.nodes.len());
+            self.node(at).host.learn(peer);
+            self.oracle.sides[at].known.insert(peer);
+        }
+        if self.rng.percent(self.habits.cancels) {
+            let context = 1 + self.rng.below(self.next_context as usize) as u64;
+            let posted = self.oracle.sides[at].posted();
+            let random = posted.is_empty() || self.rng.percent(30);
+            let context = if random { context } else { self.rng.pick(&posted) };
+            self.cancel(at, context);
+        }
+        if self.rng.percent(self.habits.peeks) {
+            self.peek(at);
+            if self.rng.percent(70) {
+                self.receive_claimed(at);
+            }
+        }
+        match self.rng.below(10) {
+            0..=3 => drop(self.progress(at)),
+            4..=6 => self.send(at),
+            _ => self.receive(at),
+        }
+    }
+
+    /// Everybody works until nothing can move.
+    fn settle(&mut self) {
+        self.net.borrow_mut().weather.again_percent = 0;
+        let mut quiet = 0;
+        for _ in 0..200_000 {
+            let mut moved = 0;
+            for at in 0..self.nodes.len() {
+                if let Some(node) = &mut self.nodes[at] {
+                    node.host.room = true;
+                    moved += self.progress(at);
+                }
+            }
+            let busy = self.nodes.iter().flatten().any(|node| {
+                let core = &node.engine.core;
+                !(core.outbox.is_empty() && core.pulls.is_empty() && core.streams.is_empty())
+            });
+            let calm = moved == 0 && !busy && self.net.borrow().is_idle();
+            quiet = if calm { quiet + 1 } else { 0 };
+            if quiet == 3 {
+                self.oracle.check_at_rest();
+                return;
+            }
+        }
+        panic!("the endpoints never rest");
+    }
+
+    /// Takes everything that waits, until nothing does.
+    fn finish(&mut self) {
+        self.settle();
+        for _ in 0..1000 {
+            let mut waiting = 0;
+            for at in 0..self.nodes.len() {
+                if self.nodes[at].is_none() {
+                    continue;
+                }
+                for context in self.oracle.sides[at].posted() {
+                    self.cancel(at, context);
+                }
+                waiting += self.oracle.sides[at].waiting_len();
+                self.receive_claimed(at);
+                for tagged in [true, false] {
+                    for _ in 0..self.oracle.sides[at].unexpected()[usize::from(tagged)] {
+                        let posting = self.posting(at, true);
+                        let all =
+                            Posting { tagged, ignore: u64::MAX, source: ANY_SOURCE, ..posting };
+                        let len = self.rng.pick(&[0, 5000, LEN_MAX]);
+                        self.post(at, &all, len);
+                    }
+                }
+            }
+            self.settle();
+            if waiting == 0 {
+                return self.check_empty();
+            }
+        }
+        panic!("messages without end");
+    }
+
+    fn check_empty(&self) {
+        for (at, node) in self.nodes.iter().enumerate() {
+            let Some(node) = node else { continue };
+            self.oracle.check_spent(at);
+            node.assert_empty();
+            let dropped = node.engine.counts().dropped;
+            assert!(dropped == 0 || self.habits.departures, "{dropped} packets dropped");
+        }
+    }
+}
+
+/// Names the seed of a case that fails.
+struct Guard(u64);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("repeat with UDRV_TEST_CASES=1 UDRV_TEST_SEED={}", self.0);
+        }
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn random_operations_agree_with_the_oracle() {
+    let first = number("UDRV_TEST_SEED").unwrap_or(0);
+    let cases = number("UDRV_TEST_CASES").unwrap_or(CASES);
+    let (mut messages, mut reports) = (0, 0);
+    for seed in first..first + cases {
+        let _guard = Guard(seed);
+        let mut run = Run::new(seed);
+        for _ in 0..20 + run.rng.below(200) {
+            run.step();
+        }
+        run.finish();
+        messages += run.oracle.messages.len();
+        reports += run.oracle.reports;
+    }
+    eprintln!("{cases} cases, {messages} sends, {reports} reports");
+}

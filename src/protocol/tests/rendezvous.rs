@@ -1,0 +1,188 @@
+//! Long messages: who moves the bytes, and what happens when a way turns out closed.
+
+use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op, source};
+use super::oracle::HARD_ERROR;
+use super::sim::{Reach, Weather};
+use crate::protocol::packet::Packet;
+use crate::protocol::{Cause, FI_ETRUNC, Limits, PeekAction, ReceiveOp, SendOp};
+
+const LEN: usize = 20_000;
+
+fn world(get: Reach, put: Reach) -> World {
+    World::new(2, Weather { get: vec![get], put: vec![put], ..Weather::fair() }, LIMITS)
+}
+
+/// A message of [`LEN`] bytes meets a receive of `room` bytes; returns who moved how many:
+/// (pulled, pushed, in fragments).
+fn exchange(mut world: World, room: usize, early: bool) -> (u64, u64, u64) {
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(room));
+    let receive = ReceiveOp { segments: lend(&mut to.0, &[room / 3]), ..receive_op(&mut to, 2) };
+    if early {
+        world.receive(1, &receive).unwrap();
+    }
+    let payload = lend(&mut from.0, &[1, 1, LEN / 2]);
+    let op = SendOp { payload, data: Some(4), ..send_op(peer, &mut from, 1) };
+    world.send(0, &op).unwrap();
+    world.settle();
+    if !early {
+        assert!(world.sends(0).is_empty());
+        world.receive(1, &receive).unwrap();
+        world.settle();
+    }
+    let moved = room.min(LEN);
+    let completion = if room < LEN {
+        let f = world.receive_failed(1);
+        assert_eq!((f.error, f.cause), (FI_ETRUNC, Cause::Truncated));
+        assert_eq!(f.overflow, LEN - room);
+        f.completion
+    } else {
+        world.received(1)
+    };
+    assert_eq!((completion.len, completion.data), (moved, Some(4)));
+    assert_eq!((completion.context, completion.source), (2, source(0)));
+    assert!(to.0[..moved] == from.0[..moved]);
+    assert!(matches!(world.sends(0)[..], [Ok(c)] if c.context == 1));
+    world.assert_empty();
+    assert_eq!(world.dropped(0) + world.dropped(1), 0);
+    let (sender, receiver) = (world.node(0).engine.counts(), world.node(1).engine.counts());
+    assert_eq!((sender.rendezvous_sent, sender.eager_sent), (1, 0));
+    (receiver.pulled_bytes, sender.pushed_bytes, sender.fragment_bytes)
+}
+
+#[test]
+fn the_receiver_pulls_where_it_can() {
+    for early in [true, false] {
+        for get in [Reach::On, Reach::Short, Reach::Shy] {
+            let moved = exchange(world(get, Reach::On), LEN + 7, early);
+            assert_eq!(moved, (LEN as u64, 0, 0));
+        }
+    }
+}
+
+#[test]
+fn the_sender_pushes_where_the_receiver_cannot_pull() {
+    for early in [true, false] {
+        for put in [Reach::On, Reach::Short, Reach::Shy] {
+            let moved = exchange(world(Reach::Off, put), LEN, early);
+            assert_eq!(moved, (0, LEN as u64, 0));
+        }
+    }
+}
+
+#[test]
+fn fragments_go_where_nobody_can_reach() {
+    for early in [true, false] {
+        let moved = exchange(world(Reach::Off, Reach::Off), LEN, early);
+        assert_eq!(moved, (0, 0, LEN as u64));
+    }
+}
+
+#[test]
+fn fragments_pass_a_narrow_link() {
+    let weather = Weather {
+        queue_len: 1,
+        batch: 1,
+        again_percent: 30,
+        get: vec![Reach::Off],
+        put: vec![Reach::Off],
+        ..Weather::fair()
+    };
+    let mut world = World::new(2, weather, LIMITS);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    let op = send_op(peer, &mut from, 1);
+    while world.send(0, &op).is_err() {
+        world.progress(1);
+    }
+    world.receive(1, &receive_op(&mut to, 2)).unwrap();
+    world.settle();
+    assert!(matches!(world.sends(0)[..], [Ok(_)]));
+    world.received(1);
+    assert!(to.0 == from.0);
+    world.assert_empty();
+}
+
+#[test]
+fn truncation_moves_only_what_fits() {
+    for room in [0, 1, 5000, LEN - 1] {
+        for early in [true, false] {
+            let n = room as u64;
+            assert_eq!(exchange(world(Reach::On, Reach::On), room, early), (n, 0, 0));
+            assert_eq!(exchange(world(Reach::Off, Reach::On), room, early), (0, n, 0));
+            assert_eq!(exchange(world(Reach::Off, Reach::Off), room, early), (0, 0, n));
+        }
+    }
+}
+
+#[test]
+fn a_refusal_midway_falls_back_to_the_next_way() {
+    for errno in [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EOPNOTSUPP] {
+        let refuses = Reach::Fails { after: 2, errno };
+        let (_, pushed, _) = exchange(world(refuses, Reach::On), LEN, true);
+        assert_eq!(pushed, LEN as u64);
+        let (_, pushed, fragments) = exchange(world(refuses, refuses), LEN, true);
+        assert!(pushed < LEN as u64);
+        assert_eq!(fragments, LEN as u64);
+    }
+}
+
+#[test]
+fn a_sender_that_cannot_be_read_fails_both_sides() {
+    let mut world = world(Reach::Fails { after: 1, errno: HARD_ERROR }, Reach::On);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    world.receive(1, &receive_op(&mut to, 2)).unwrap();
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.settle();
+    let f = world.receive_failed(1);
+    assert_eq!((f.error, f.cause), (HARD_ERROR, Cause::SenderUnreadable));
+    let f = world.send_failed(0);
+    assert_eq!((f.error, f.cause), (HARD_ERROR, Cause::ReceiverRefused));
+    world.assert_empty();
+}
+
+#[test]
+fn an_injected_long_message_is_kept_until_it_is_taken() {
+    // Too long for eager here, as under pressure.
+    let limits = Limits { eager_max: 16, ..LIMITS };
+    let mut world = World::new(2, Weather::fair(), limits);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, 100), Memory::zeroed(100));
+    world.send(0, &SendOp { inject: true, ..send_op(peer, &mut from, 1) }).unwrap();
+    assert!(matches!(world.sends(0)[..], [Ok(_)]));
+    from.0.fill(0);
+    world.settle();
+    assert!(world.node(0).engine.has_unsent());
+    world.receive(1, &receive_op(&mut to, 2)).unwrap();
+    world.settle();
+    world.received(1);
+    assert_eq!(to.0, super::rng::payload(0, 100));
+    assert!(!world.node(0).engine.has_unsent());
+    world.assert_empty();
+}
+
+#[test]
+fn the_threshold_is_exact() {
+    let mut world = World::pair();
+    let peer = world.peer(0, 1);
+    let (mut at, mut above) =
+        (Memory::pattern(0, LIMITS.eager_max), Memory::pattern(0, LIMITS.eager_max + 1));
+    world.send(0, &send_op(peer, &mut at, 1)).unwrap();
+    world.send(0, &send_op(peer, &mut above, 2)).unwrap();
+    assert!(matches!(world.on_wire(0, 1)[..], [Packet::Eager { .. }, Packet::Rts { .. }]));
+}
+
+#[test]
+fn a_discarded_description_completes_its_send() {
+    let mut world = World::pair();
+    let peer = world.peer(0, 1);
+    let (mut from, mut none) = (Memory::pattern(0, LEN), Memory::zeroed(0));
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.settle();
+    world.peek(1, &receive_op(&mut none, 2), PeekAction::Discard);
+    assert_eq!(world.received(1).len, LEN);
+    world.settle();
+    assert!(matches!(world.sends(0)[..], [Ok(_)]));
+    world.assert_empty();
+}

@@ -1,0 +1,614 @@
+//! A simulated network: bounded queues between the endpoints of one process, all its weather drawn
+//! from one seed.
+//!
+//! A *slot* is an address that one endpoint after another may live at. A *link* joins two of them
+//! and ends once; what was sent over it before is delivered before its end is reported.
+
+use super::rng::{Rng, payload};
+use crate::memory::SegmentList;
+use crate::protocol::packet::{Envelope, Packet};
+use crate::protocol::{Completion, Failure};
+use crate::sys::Errno;
+use crate::sys::cma::Range;
+use crate::transport::loopback::Loopback;
+use crate::transport::{Address, Caps, Departure, Handler, Iface, MAX_HEADER, PeerId, SendError};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+
+pub(super) type Slot = usize;
+
+pub(super) fn address(slot: Slot) -> Address {
+    Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 1 + slot as u16)))
+}
+
+/// How one-sided access works on one side of a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reach {
+    Off,
+    /// Not yet.
+    Later,
+    On,
+    /// Moves less than asked.
+    Short,
+    /// Is often busy.
+    Shy,
+    /// Moves less than asked `after` times, then fails.
+    Fails {
+        after: u32,
+        errno: i32,
+    },
+}
+
+/// What does not change during a run.
+#[derive(Clone, Debug)]
+pub(super) struct Weather {
+    /// Messages in flight in one direction of a link.
+    pub(super) queue_len: usize,
+    pub(super) short_max: usize,
+    pub(super) bcopy_max: usize,
+    /// How often a message is refused for no reason, percent.
+    pub(super) again_percent: u64,
+    /// Most messages delivered by one poll.
+    pub(super) batch: usize,
+    /// Peers may describe memory that is not there.
+    pub(super) lies: bool,
+    /// Drawn from for each side of each new link.
+    pub(super) get: Vec<Reach>,
+    pub(super) put: Vec<Reach>,
+}
+
+impl Weather {
+    /// Nothing out of the ordinary.
+    pub(super) fn fair() -> Self {
+        Self {
+            queue_len: 64,
+            short_max: 128,
+            bcopy_max: 1024,
+            again_percent: 0,
+            batch: 64,
+            lies: false,
+            get: vec![Reach::On],
+            put: vec![Reach::On],
+        }
+    }
+}
+
+/// Everything that happens, in order.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    /// A message of [`Net::expect`] left, at length or (rendezvous) by description.
+    Sent {
+        message: usize,
+        link: usize,
+        rendezvous: bool,
+        pressed: bool,
+    },
+    /// It cannot leave, for ever.
+    Refused {
+        message: usize,
+        errno: i32,
+    },
+    Arrived {
+        message: usize,
+        rendezvous: bool,
+    },
+    Departed {
+        peer: Slot,
+        departure: Departure,
+    },
+    Completed(Completion),
+    Failed(Failure),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) at: Slot,
+    pub(super) what: What,
+}
+
+pub(super) type Log = Rc<RefCell<Vec<Entry>>>;
+
+/// The next message that must leave for a peer.
+#[derive(Debug)]
+pub(super) struct Expected {
+    pub(super) message: usize,
+    pub(super) envelope: Envelope,
+    /// See [`payload`].
+    pub(super) at: usize,
+    pub(super) len: usize,
+}
+
+#[derive(Debug)]
+enum Item {
+    Hello,
+    Message { header: Vec<u8>, payload: Vec<u8>, message: Option<usize> },
+    Departed(Departure),
+}
+
+#[derive(Debug)]
+struct Link {
+    ends: [Slot; 2],
+    broken: bool,
+    /// `queues[i]` is what `ends[i]` will read; a link to oneself uses only the second.
+    queues: [VecDeque<Item>; 2],
+    get: [Reach; 2],
+    put: [Reach; 2],
+}
+
+impl Link {
+    /// Index of the queue that `slot` reads, and of what it can reach.
+    fn reads(&self, slot: Slot) -> usize {
+        usize::from(self.ends[1] == slot)
+    }
+
+    fn writes(&self, slot: Slot) -> usize {
+        usize::from(self.ends[0] == slot)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    alive: bool,
+    pressure: bool,
+    /// By peer, oldest first; all but the last have ended.
+    links: BTreeMap<Slot, VecDeque<usize>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Net {
+    pub(super) weather: Weather,
+    rng: Rng,
+    places: Vec<Place>,
+    links: Vec<Link>,
+    log: Log,
+    expected: HashMap<(Slot, Slot), VecDeque<Expected>>,
+    /// Some message was refused for now.
+    pub(super) said_again: bool,
+}
+
+pub(super) type SharedNet = Rc<RefCell<Net>>;
+
+impl Net {
+    pub(super) fn new(seed: u64, slots: usize, weather: Weather) -> (SharedNet, Log) {
+        let log = Log::default();
+        let net = Self {
+            weather,
+            rng: Rng::new(seed),
+            places: (0..slots).map(|_| Place::default()).collect(),
+            links: Vec::new(),
+            log: Rc::clone(&log),
+            expected: HashMap::new(),
+            said_again: false,
+        };
+        (Rc::new(RefCell::new(net)), log)
+    }
+
+    fn note(&self, at: Slot, what: What) {
+        self.log.borrow_mut().push(Entry { at, what });
+    }
+
+    /// `message` is the last one that is to leave `from` for `to`.
+    pub(super) fn expect(&mut self, from: Slot, to: Slot, expected: Expected) {
+        self.expected.entry((from, to)).or_default().push_back(expected);
+    }
+
+    /// Messages from `from` that did not leave for `to` yet.
+    pub(super) fn unsent(&self, from: Slot, to: Slot) -> usize {
+        self.expected.get(&(from, to)).map_or(0, VecDeque::len)
+    }
+
+    /// `message` will not leave: its call failed.
+    pub(super) fn forget(&mut self, from: Slot, to: Slot, message: usize) {
+        if let Some(list) = self.expected.get_mut(&(from, to)) {
+            list.retain(|e| e.message != message);
+        }
+    }
+
+    pub(super) fn start(net: &SharedNet, slot: Slot) -> SimIface {
+        let mut inner = net.borrow_mut();
+        assert!(!inner.places[slot].alive);
+        inner.places[slot] = Place { alive: true, ..Place::default() };
+        SimIface { net: Rc::clone(net), me: slot, peers: Vec::new() }
+    }
+
+    pub(super) fn is_alive(&self, slot: Slot) -> bool {
+        self.places[slot].alive
+    }
+
+    pub(super) fn is_pressed(&self, slot: Slot) -> bool {
+        self.places[slot].pressure
+    }
+
+    pub(super) fn is_broken(&self, link: usize) -> bool {
+        self.links[link].broken
+    }
+
+    /// The endpoint at `slot` goes away.
+    pub(super) fn leave(&mut self, slot: Slot, departure: Departure) {
+        let place = std::mem::take(&mut self.places[slot]);
+        for (peer, links) in place.links {
+            for link in links {
+                if !self.links[link].broken && peer != slot {
+                    self.end(link, peer, departure);
+                }
+            }
+        }
+        self.expected.retain(|(from, _), _| *from != slot);
+    }
+
+    /// The link between two endpoints that live on breaks.
+    pub(super) fn break_link(&mut self, a: Slot, b: Slot, departure: Departure) {
+        let Some(link) = self.current(a, b).filter(|_| a != b) else { return };
+        if !self.links[link].broken {
+            self.end(link, a, departure);
+            self.end(link, b, departure);
+        }
+    }
+
+    /// `link` ends, as `reader` will learn.
+    fn end(&mut self, link: usize, reader: Slot, departure: Departure) {
+        let Self { links, rng, .. } = self;
+        let link = &mut links[link];
+        link.broken = true;
+        let queue = link.reads(reader);
+        let queue = &mut link.queues[queue];
+        // The greeting is part of making the link: it is never lost.
+        if departure != Departure::Closed {
+            let keep = (1 + rng.below(queue.len() + 1)).max(queue.len() / 2);
+            queue.truncate(keep);
+        }
+        queue.push_back(Item::Departed(departure));
+    }
+
+    fn current(&self, me: Slot, peer: Slot) -> Option<usize> {
+        self.places[me].links.get(&peer).and_then(VecDeque::front).copied()
+    }
+
+    fn ensure(&mut self, me: Slot, peer: Slot) -> Result<usize, SendError> {
+        if let Some(link) = self.current(me, peer) {
+            return Ok(link);
+        }
+        if !self.places[peer].alive {
+            return Err(SendError::Unreachable(Errno(libc::ECONNREFUSED)));
+        }
+        let id = self.links.len();
+        let Self { rng, weather, .. } = self;
+        let mut draw = |from: &[Reach]| [rng.pick(from), rng.pick(from)];
+        let mut link = Link {
+            ends: [me, peer],
+            broken: false,
+            queues: Default::default(),
+            get: draw(&weather.get),
+            put: draw(&weather.put),
+        };
+        self.places[me].links.entry(peer).or_default().push_back(id);
+        if me != peer {
+            link.queues[1].push_back(Item::Hello);
+            self.places[peer].links.entry(me).or_default().push_back(id);
+        }
+        self.links.push(link);
+        Ok(id)
+    }
+
+    fn again(&mut self) -> SendError {
+        self.said_again = true;
+        SendError::Again
+    }
+
+    fn admit(&mut self, me: Slot, peer: Slot) -> Result<usize, SendError> {
+        let id = self.ensure(me, peer)?;
+        let link = &self.links[id];
+        if link.broken {
+            // Until its end is reported, a broken link takes messages or refuses them.
+            let vanishes = self.rng.percent(50);
+            return if vanishes { Ok(id) } else { Err(SendError::Unreachable(Errno(libc::EPIPE))) };
+        }
+        let full = link.queues[link.writes(me)].len() >= self.weather.queue_len;
+        if full || self.rng.percent(self.weather.again_percent) {
+            return Err(self.again());
+        }
+        Ok(id)
+    }
+
+    fn transmit(
+        &mut self,
+        me: Slot,
+        peer: Slot,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+    ) -> Result<(), SendError> {
+        assert!(header.len() <= MAX_HEADER);
+        let Some(packet) = Packet::decode(header) else { panic!("{me} sends {header:?}") };
+        let admitted = self.admit(me, peer);
+        let mut bytes = vec![0; len];
+        if admitted.is_ok() {
+            pack(&mut bytes);
+        }
+        let message = match admitted {
+            Err(SendError::Again) => None,
+            _ => self.take_expected(me, peer, &packet, admitted.is_ok().then_some(&bytes)),
+        };
+        match (admitted, message) {
+            (Ok(link), Some(message)) => {
+                let rendezvous = matches!(packet, Packet::Rts { .. });
+                let pressed = self.places[peer].pressure && !self.links[link].broken;
+                self.note(me, What::Sent { message, link, rendezvous, pressed });
+            }
+            (Err(SendError::Unreachable(errno)), Some(message)) => {
+                self.note(me, What::Refused { message, errno: errno.0 });
+            }
+            _ => {}
+        }
+        let link = &mut self.links[admitted?];
+        if !link.broken {
+            let queue = link.writes(me);
+            let item = Item::Message { header: header.to_vec(), payload: bytes, message };
+            link.queues[queue].push_back(item);
+        }
+        Ok(())
+    }
+
+    /// Checks that messages leave in the order of their sends, unchanged.
+    fn take_expected(
+        &mut self,
+        me: Slot,
+        peer: Slot,
+        packet: &Packet,
+        bytes: Option<&Vec<u8>>,
+    ) -> Option<usize> {
+        let (sent, len) = match packet {
+            Packet::Eager { envelope, .. } => (envelope, bytes.map(Vec::len)),
+            Packet::Rts { envelope, len, .. } => (envelope, Some(*len as usize)),
+            _ => return None,
+        };
+        let expected = self.expected.get_mut(&(me, peer))?.pop_front();
+        let expected = expected.unwrap_or_else(|| panic!("{me} sends {packet} unasked to {peer}"));
+        let Expected { message, envelope, at, .. } = expected;
+        assert_eq!(*sent, envelope, "message {message} is out of order or changed");
+        assert!(len.is_none_or(|len| len == expected.len), "message {message}: length");
+        if let (Packet::Eager { .. }, Some(bytes)) = (packet, bytes) {
+            assert!(bytes == payload(at, expected.len), "message {message}: bytes");
+        }
+        Some(message)
+    }
+
+    /// The packets on their way to `to` from `from`.
+    pub(super) fn on_wire(&self, from: Slot, to: Slot) -> Vec<Packet> {
+        let Some(link) = self.current(to, from).map(|link| &self.links[link]) else {
+            return Vec::new();
+        };
+        link.queues[link.reads(to)]
+            .iter()
+            .filter_map(|item| match item {
+                Item::Message { header, .. } => Packet::decode(header),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Puts raw bytes on the link between two endpoints that have one.
+    pub(super) fn forge(&mut self, from: Slot, to: Slot, header: &[u8], payload: &[u8]) {
+        let link = self.current(to, from).map(|link| &mut self.links[link]).unwrap();
+        let queue = link.reads(to);
+        link.queues[queue].push_back(Item::Message {
+            header: header.to_vec(),
+            payload: payload.to_vec(),
+            message: None,
+        });
+    }
+
+    /// True when nothing is on its way to an endpoint that lives.
+    pub(super) fn is_idle(&self) -> bool {
+        self.places.iter().enumerate().all(|(slot, place)| {
+            place.links.values().flatten().all(|link| {
+                let link = &self.links[*link];
+                link.queues[link.reads(slot)].is_empty()
+            })
+        })
+    }
+
+    fn next_item(&mut self, me: Slot) -> Option<(Slot, Item)> {
+        let Self { places, links, rng, .. } = self;
+        let ready: Vec<(Slot, usize)> = places[me]
+            .links
+            .iter()
+            .filter_map(|(peer, list)| Some((*peer, *list.front()?)))
+            .filter(|(_, link)| !links[*link].queues[links[*link].reads(me)].is_empty())
+            .collect();
+        if ready.is_empty() {
+            return None;
+        }
+        let (peer, link) = rng.pick(&ready);
+        let link = &mut links[link];
+        let side = link.reads(me);
+        if rng.percent(10) {
+            for reach in [&mut link.get[side], &mut link.put[side]] {
+                if *reach == Reach::Later {
+                    *reach = Reach::On;
+                }
+            }
+        }
+        let item = link.queues[side].pop_front()?;
+        if let Item::Departed(departure) = item {
+            if let Some(list) = places[me].links.get_mut(&peer) {
+                list.pop_front();
+            }
+            self.expected.remove(&(me, peer));
+            self.note(me, What::Departed { peer, departure });
+        }
+        Some((peer, item))
+    }
+
+    /// What a one-sided access of `len` bytes by `me` may move.
+    fn reach(&mut self, me: Slot, peer: Slot, get: bool, len: usize) -> Result<usize, SendError> {
+        assert!(len > 0, "a one-sided access moves something");
+        let Some(link) = self.current(me, peer).filter(|link| !self.links[*link].broken) else {
+            return Err(SendError::Unreachable(Errno(libc::ESRCH)));
+        };
+        let side = self.links[link].reads(me);
+        let link = &mut self.links[link];
+        let reach = if get { &mut link.get[side] } else { &mut link.put[side] };
+        let part = 1 + self.rng.below(len);
+        match reach {
+            Reach::Off | Reach::Later => panic!("access although it does not work"),
+            Reach::On => Ok(len),
+            Reach::Short => Ok(part),
+            Reach::Shy if self.rng.percent(50) => Err(SendError::Again),
+            Reach::Shy => Ok(len),
+            Reach::Fails { after: 0, errno } => Err(SendError::Unreachable(Errno(*errno))),
+            Reach::Fails { after, .. } => {
+                *after -= 1;
+                Ok(part)
+            }
+        }
+    }
+}
+
+/// One endpoint's end of the network.
+#[derive(Debug)]
+pub(super) struct SimIface {
+    net: SharedNet,
+    me: Slot,
+    peers: Vec<Slot>,
+}
+
+impl SimIface {
+    fn intern(&mut self, slot: Slot) -> PeerId {
+        let at = self.peers.iter().position(|s| *s == slot).unwrap_or_else(|| {
+            self.peers.push(slot);
+            self.peers.len() - 1
+        });
+        PeerId(at as u32)
+    }
+
+    fn slot(&self, peer: PeerId) -> Slot {
+        self.peers[peer.index()]
+    }
+
+    /// The system finds out that a peer has no memory where it says.
+    fn check_described(&self, remote: usize, local: usize) -> Result<(), SendError> {
+        let lies = self.net.borrow().weather.lies;
+        assert!(lies || remote == local, "access of {remote} B for {local} B");
+        if remote == 0 { Err(SendError::Unreachable(Errno(libc::EFAULT))) } else { Ok(()) }
+    }
+
+    fn caps_now(&self, peer: PeerId) -> Caps {
+        let net = self.net.borrow();
+        let Weather { short_max, bcopy_max, .. } = net.weather;
+        let works = |reach: Reach| !matches!(reach, Reach::Off | Reach::Later);
+        let (get, put) = net.current(self.me, self.slot(peer)).map_or((false, false), |link| {
+            let link = &net.links[link];
+            let side = link.reads(self.me);
+            (works(link.get[side]), works(link.put[side]))
+        });
+        Caps { short_max, bcopy_max, get, put }
+    }
+}
+
+impl Iface for SimIface {
+    fn connect(&mut self, address: &Address) -> Result<PeerId, SendError> {
+        let slot = usize::from(address.port()) - 1;
+        let peer = self.intern(slot);
+        let mut net = self.net.borrow_mut();
+        let doubt = net.weather.again_percent / 4;
+        if net.rng.percent(doubt) {
+            return Err(net.again());
+        }
+        net.ensure(self.me, slot).map(|_| peer)
+    }
+
+    fn address_of(&self, peer: PeerId) -> Option<Address> {
+        self.peers.get(peer.index()).map(|slot| address(*slot))
+    }
+
+    fn caps(&self, peer: PeerId) -> Caps {
+        self.caps_now(peer)
+    }
+
+    fn am_short(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+    ) -> Result<(), SendError> {
+        let mut net = self.net.borrow_mut();
+        assert!(header.len() + len <= net.weather.short_max, "too long for a short message");
+        net.transmit(self.me, self.peers[peer.index()], header, len, pack)
+    }
+
+    fn am_bcopy(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+    ) -> Result<(), SendError> {
+        let mut net = self.net.borrow_mut();
+        assert!(len <= net.weather.bcopy_max, "too long for a bcopy message");
+        net.transmit(self.me, self.peers[peer.index()], header, len, pack)
+    }
+
+    fn get(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        let may = self.net.borrow_mut().reach(self.me, self.slot(peer), true, local.len())?;
+        let from = Loopback::list(remote).unwrap();
+        self.check_described(from.len(), local.len())?;
+        Ok(Loopback::copy(&from, &local.slice(0, may)))
+    }
+
+    fn put(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        let may = self.net.borrow_mut().reach(self.me, self.slot(peer), false, local.len())?;
+        let to = Loopback::list(remote).unwrap();
+        self.check_described(to.len(), local.len())?;
+        Ok(Loopback::copy(&local.slice(0, may), &to))
+    }
+
+    fn under_pressure(&self, peer: PeerId) -> bool {
+        let net = self.net.borrow();
+        let peer = self.slot(peer);
+        net.current(self.me, peer).is_some_and(|l| !net.links[l].broken) && net.is_pressed(peer)
+    }
+
+    fn set_pressure(&mut self, on: bool) {
+        self.net.borrow_mut().places[self.me].pressure = on;
+    }
+
+    fn poll(&mut self, handler: &mut impl Handler) -> usize {
+        let batch = {
+            let mut net = self.net.borrow_mut();
+            let batch = net.weather.batch;
+            1 + net.rng.below(batch)
+        };
+        for n in 0..batch {
+            let next = self.net.borrow_mut().next_item(self.me);
+            let Some((slot, item)) = next else { return n };
+            let peer = self.intern(slot);
+            match item {
+                Item::Hello => handler.on_peer(peer, &address(slot)),
+                Item::Departed(departure) => handler.on_departure(peer, departure),
+                Item::Message { header, payload, message } => {
+                    if let Some(message) = message {
+                        let rendezvous =
+                            matches!(Packet::decode(&header), Some(Packet::Rts { .. }));
+                        self.net.borrow().note(self.me, What::Arrived { message, rendezvous });
+                    }
+                    handler.on_message(peer, &header, &payload);
+                }
+            }
+        }
+        batch
+    }
+}
