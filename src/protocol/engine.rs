@@ -92,6 +92,8 @@ pub(super) struct Core {
     pub(super) pulls: VecDeque<Key>,
     /// Answers to peers; one per pending request at most.
     pub(super) outbox: VecDeque<(PeerId, Packet)>,
+    /// Peers that died and have not been heard of since, and the error of what waits for them.
+    pub(super) dead: Vec<(PeerId, i32)>,
     pub(super) counts: Counts,
     pressure: bool,
 }
@@ -145,6 +147,7 @@ struct Delivery<'a, H> {
 impl<H: Host> Handler for Delivery<'_, H> {
     fn on_peer(&mut self, peer: PeerId, address: &Address) {
         self.core.meet(peer, address);
+        self.core.is_alive(peer);
     }
 
     #[inline]
@@ -174,6 +177,14 @@ impl<H: Host> Handler for Delivery<'_, H> {
 }
 
 impl Core {
+    /// The peer, or its next life, is there.
+    #[inline]
+    pub(super) fn is_alive(&mut self, peer: PeerId) {
+        if !self.dead.is_empty() {
+            self.dead.retain(|(dead, _)| *dead != peer);
+        }
+    }
+
     fn meet(&mut self, peer: PeerId, address: &Address) {
         if let Some(state) = self.peer(peer) {
             state.address = Some(*address);
@@ -201,6 +212,7 @@ impl<I: Iface> Engine<I> {
                 active: IndexList::default(),
                 pulls: VecDeque::new(),
                 outbox: VecDeque::new(),
+                dead: Vec::new(),
                 counts: Counts::default(),
                 pressure: false,
             },

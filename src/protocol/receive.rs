@@ -209,7 +209,7 @@ impl Core {
         }
         if op.multi_min.is_none() {
             if self.unexpected.of(op.tagged).is_empty() {
-                self.post(op, op.target());
+                self.post_or_fail(op, host);
                 return Ok(());
             }
             return match self.find_unexpected(op, host) {
@@ -220,13 +220,35 @@ impl Core {
                     Ok(())
                 }
                 None => {
-                    self.post(op, op.target());
+                    self.post_or_fail(op, host);
                     Ok(())
                 }
             };
         }
         self.post_multi(op, host);
         Ok(())
+    }
+
+    /// The error of a receive that only a dead peer could serve.
+    fn hopeless(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<i32> {
+        let Self { dead, peers, .. } = self;
+        dead.iter()
+            .find(|(peer, _)| lookup_source(peers, *peer, host) == op.source)
+            .map(|(_, error)| *error)
+    }
+
+    /// Posts a receive that no message here matches, or fails it if none can come.
+    #[inline]
+    fn post_or_fail(&mut self, op: &ReceiveOp, host: &mut impl Host) {
+        if !self.dead.is_empty() && op.source != ANY_SOURCE {
+            if let Some(error) = self.hopeless(op, host) {
+                let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: None };
+                let completion = received(&envelope, &op.target(), op.source, 0);
+                host.fail(&Failure { completion, error, overflow: 0, cause: Cause::PeerDied });
+                return;
+            }
+        }
+        self.post(op, op.target());
     }
 
     #[inline]

@@ -144,6 +144,8 @@ pub(super) struct Side {
     posted: [Vec<Posting>; 2],
     unexpected: [Vec<Waiting>; 2],
     claimed: BTreeMap<u64, (Posting, Waiting)>,
+    /// Peers that died and have not been heard of since.
+    dead: Vec<(Slot, i32)>,
     buffers: HashMap<u64, Buffer>,
     expects: Vec<Expect>,
     memory: HashMap<u64, Vec<u8>>,
@@ -278,7 +280,15 @@ impl Side {
                 return;
             }
         }
-        self.posted[space].push(*posting);
+        let dead = self.dead.iter().find(|(slot, _)| {
+            posting.source != ANY_SOURCE && self.source_of(*slot) == posting.source
+        });
+        match dead {
+            Some((_, error)) if posting.multi_min.is_none() => {
+                self.expect_failure(*posting, *error, Cause::PeerDied);
+            }
+            _ => self.posted[space].push(*posting),
+        }
     }
 
     pub(super) fn peek(&mut self, messages: &mut [Message], posting: &Posting, action: PeekAction) {
@@ -368,6 +378,10 @@ impl Side {
             }
         }
         let source = self.source_of(peer);
+        if died {
+            self.dead.retain(|(dead, _)| *dead != peer);
+            self.dead.push((peer, error));
+        }
         if died && source != UNKNOWN_SOURCE {
             for space in [1, 0] {
                 let (failed, kept) =
@@ -549,6 +563,7 @@ impl Oracle {
                 self.messages[message].stage = Stage::Arrived;
                 self.sides[at].arrive(&self.messages, message);
             }
+            What::Met { peer } => self.sides[at].dead.retain(|(dead, _)| *dead != peer),
             What::Departed { peer, departure } => self.departed(at, peer, departure),
             What::Completed(c) => self.reported(at, &c, None, net),
             What::Failed(f) => self.reported(at, &f.completion, Some(&f), net),
@@ -567,6 +582,7 @@ impl Oracle {
             });
             assert!(open.is_none(), "message {index} passed its fence: {open:?}");
         }
+        self.sides[message.from].dead.retain(|(dead, _)| *dead != message.to);
         message.stage = Stage::Sent;
         message.rendezvous = rendezvous;
         message.link = link;

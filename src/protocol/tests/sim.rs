@@ -94,6 +94,10 @@ pub(super) enum What {
         message: usize,
         rendezvous: bool,
     },
+    /// The peer made contact.
+    Met {
+        peer: Slot,
+    },
     Departed {
         peer: Slot,
         departure: Departure,
@@ -597,7 +601,10 @@ impl Iface for SimIface {
             let Some((slot, item)) = next else { return n };
             let peer = self.intern(slot);
             match item {
-                Item::Hello => handler.on_peer(peer, &address(slot)),
+                Item::Hello => {
+                    self.net.borrow().note(self.me, What::Met { peer: slot });
+                    handler.on_peer(peer, &address(slot));
+                }
                 Item::Departed(departure) => handler.on_departure(peer, departure),
                 Item::Message { header, payload, message } => {
                     if let Some(message) = message {

@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/* The objects: address vectors, event queues, aliases, many of everything in one process, threading, closing. */
+#include "all_forms.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool exchanges(struct side *me, struct fid_ep *ep, fi_addr_t peer, size_t len)
+{
+	struct fi_context contexts[2];
+	char *out = need(len), *in = need(len);
+	bool good;
+
+	fill(out, len, (uint32_t)me->rank);
+	POST(me, fi_trecv(ep, in, len, NULL, FI_ADDR_UNSPEC, 77, 0, &contexts[0]));
+	POST(me, fi_tsend(ep, out, len, NULL, peer, 77, &contexts[1]));
+	completion(me->tx);
+	SAME(completion(me->rx).len, len);
+	good = holds(in, len, 1 - (uint32_t)me->rank, 0);
+	free(out);
+	free(in);
+	return good;
+}
+
+static struct sockaddr_in loopback(int port)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
+
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	return address;
+}
+
+/* Inserted in every way, looked up, shown, removed, inserted again. */
+static void vector(struct side *me, enum fi_av_type type)
+{
+	struct sockaddr_in many[4] = { loopback(1001), loopback(1002), loopback(1003), loopback(1004) }, found;
+	fi_addr_t addresses[6];
+	char text[128], name[NAME_MAX_LEN];
+	size_t len;
+	int errors[2];
+
+	side_begin(me, &(struct setup){ .av_type = type, .addr_format = FI_SOCKADDR_IN });
+	SAME(fi_av_insert(me->av, many, 4, addresses, 0, NULL), 4);
+	for (int i = 0; i < 4; i++) {
+		len = sizeof(found);
+		OK(fi_av_lookup(me->av, addresses[i], &found, &len));
+		SAME(len, sizeof(found));
+		SAME(found.sin_port, many[i].sin_port);
+		SAME(found.sin_addr.s_addr, many[i].sin_addr.s_addr);
+		if (type == FI_AV_TABLE)
+			SAME(addresses[i], i + 1); /* the peer was first */
+	}
+	/* A buffer that is too short gets what fits, and the length says what it takes. */
+	len = 4;
+	memset(&found, 0x66, sizeof(found));
+	fi_av_lookup(me->av, addresses[0], &found, &len);
+	SAME(len, sizeof(found));
+	SAME(found.sin_addr.s_addr, 0x66666666);
+	len = sizeof(text);
+	CHECK(fi_av_straddr(me->av, &many[0], text, &len) == text);
+	CHECK(strstr(text, "127.0.0.1"));
+	CHECK(strstr(text, "1001"));
+	SAME(fi_av_insertsvc(me->av, "127.0.0.1", "1005", &addresses[4], 0, NULL), 1);
+	len = sizeof(found);
+	OK(fi_av_lookup(me->av, addresses[4], &found, &len));
+	SAME(ntohs(found.sin_port), 1005);
+	SAME(fi_av_insertsym(me->av, "127.0.0.1", 2, "2000", 3, addresses, 0, NULL), 6);
+	len = sizeof(found);
+	OK(fi_av_lookup(me->av, addresses[5], &found, &len));
+	SAME(ntohs(found.sin_port), 2002);
+	SAME(ntohl(found.sin_addr.s_addr), INADDR_LOOPBACK + 1);
+	OK(fi_av_remove(me->av, addresses, 6, 0));
+	len = sizeof(found);
+	CHECK(fi_av_lookup(me->av, addresses[0], &found, &len) < 0);
+	/* Not an address. */
+	many[1].sin_family = AF_UNIX;
+	SAME(fi_av_insert(me->av, many, 2, addresses, FI_SYNC_ERR, errors), 1);
+	SAME(errors[0], 0);
+	CHECK(errors[1] > 0);
+	SAME(addresses[1], FI_ADDR_NOTAVAIL);
+	/* The peer goes and comes back. */
+	CHECK(exchanges(me, me->ep, me->peer, 1000));
+	barrier(me);
+	OK(fi_av_remove(me->av, &me->peer, 1, 0));
+	CHECK(fi_inject(me->ep, "x", 1, me->peer) < 0);
+	name_of(me->ep, name);
+	tell(me, name, sizeof(name));
+	hear(me, name, sizeof(name));
+	me->peer = insert(me, name);
+	CHECK(exchanges(me, me->ep, me->peer, 50000));
+	side_end(me);
+}
+
+static void table(struct side *me)
+{
+	vector(me, FI_AV_TABLE);
+}
+
+static void map(struct side *me)
+{
+	vector(me, FI_AV_MAP);
+}
+
+/* Insertions are reported to an event queue. */
+static void vector_events(struct side *me)
+{
+	struct fi_av_attr attr = { .type = FI_AV_TABLE, .flags = FI_EVENT };
+	struct fi_eq_attr queue = { .wait_obj = FI_WAIT_UNSPEC };
+	struct sockaddr_in many[2] = { loopback(1001), loopback(1002) };
+	struct fi_eq_err_entry error = { 0 };
+	struct fi_eq_entry entry;
+	fi_addr_t addresses[2];
+	struct fid_av *av;
+	struct fid_eq *eq;
+	uint32_t event;
+
+	side_begin(me, &(struct setup){ .addr_format = FI_SOCKADDR_IN });
+	OK(fi_eq_open(me->fabric, &queue, &eq, NULL));
+	OK(fi_av_open(me->domain, &attr, &av, NULL));
+	OK(fi_av_bind(av, &eq->fid, 0));
+	SAME(fi_av_insert(av, many, 2, addresses, 0, &attr), 0);
+	SAME(fi_eq_sread(eq, &event, &entry, sizeof(entry), PATIENCE_S * 1000, 0), sizeof(entry));
+	SAME(event, FI_AV_COMPLETE);
+	CHECK(entry.fid == &av->fid);
+	CHECK(entry.context == &attr);
+	SAME(entry.data, 2);
+	many[0].sin_family = AF_UNIX;
+	SAME(fi_av_insert(av, many, 2, addresses, 0, &attr), 0);
+	SAME(fi_eq_read(eq, &event, &entry, sizeof(entry), 0), -FI_EAVAIL);
+	CHECK(fi_eq_readerr(eq, &error, 0) > 0);
+	CHECK(error.fid == &av->fid);
+	SAME(error.data, 0);
+	CHECK(error.err > 0);
+	SAME(fi_eq_read(eq, &event, &entry, sizeof(entry), 0), sizeof(entry));
+	SAME(entry.data, 1);
+	SAME(fi_close(&eq->fid), -FI_EBUSY);
+	OK(fi_close(&av->fid));
+	OK(fi_close(&eq->fid));
+	side_end(me);
+}
+
+static void event_queue(struct side *me)
+{
+	static const enum fi_wait_obj objects[] = { FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_FD };
+	char data[32];
+	uint32_t event;
+
+	side_begin(me, &(struct setup){ 0 });
+	for (size_t i = 0; i < sizeof(objects) / sizeof(*objects); i++) {
+		struct fi_eq_attr attr = { .wait_obj = objects[i], .flags = FI_WRITE };
+		struct pollfd at = { .events = POLLIN };
+		struct fid_eq *eq;
+		struct fid *fid;
+
+		OK(fi_eq_open(me->fabric, &attr, &eq, NULL));
+		fid = &eq->fid;
+		SAME(fi_eq_read(eq, &event, data, sizeof(data), 0), -FI_EAGAIN);
+		if (objects[i] != FI_WAIT_NONE) {
+			double begun = now();
+
+			SAME(fi_eq_sread(eq, &event, data, sizeof(data), 100, 0), -FI_EAGAIN);
+			CHECK(now() - begun > 0.09);
+		}
+		if (objects[i] == FI_WAIT_FD) {
+			OK(fi_control(&eq->fid, FI_GETWAIT, &at.fd));
+			OK(fi_trywait(me->fabric, &fid, 1));
+			SAME(poll(&at, 1, 20), 0);
+		}
+		for (int n = 0; n < 3; n++)
+			SAME(fi_eq_write(eq, 100 + (uint32_t)n, "event data", (size_t)n + 1, 0), n + 1);
+		if (objects[i] == FI_WAIT_FD) {
+			SAME(fi_trywait(me->fabric, &fid, 1), -FI_EAGAIN);
+			SAME(poll(&at, 1, 0), 1);
+		}
+		SAME(fi_eq_read(eq, &event, data, sizeof(data), FI_PEEK), 1);
+		SAME(fi_eq_read(eq, &event, data, sizeof(data), 0), 1);
+		SAME(event, 100);
+		SAME(fi_eq_read(eq, &event, data, 1, 0), -FI_ETOOSMALL);
+		SAME(fi_eq_read(eq, &event, data, sizeof(data), 0), 2);
+		CHECK(!memcmp(data, "ev", 2));
+		if (objects[i] != FI_WAIT_NONE)
+			SAME(fi_eq_sread(eq, &event, data, sizeof(data), -1, 0), 3);
+		else
+			SAME(fi_eq_read(eq, &event, data, sizeof(data), 0), 3);
+		SAME(event, 102);
+		OK(fi_close(&eq->fid));
+	}
+	side_end(me);
+}
+
+/* An alias is the endpoint with flags of its own. */
+static void aliases(struct side *me)
+{
+	struct fi_context context;
+	struct fid_ep *alias;
+	uint64_t flags;
+	char buffer[16];
+
+	side_begin(me, &(struct setup){ 0 });
+	OK(fi_ep_alias(me->ep, &alias, FI_TRANSMIT | FI_DELIVERY_COMPLETE));
+	flags = FI_TRANSMIT;
+	OK(fi_control(&alias->fid, FI_GETOPSFLAG, &flags));
+	SAME(flags & FI_DELIVERY_COMPLETE, FI_DELIVERY_COMPLETE);
+	flags = FI_TRANSMIT;
+	OK(fi_control(&me->ep->fid, FI_GETOPSFLAG, &flags));
+	SAME(flags & FI_DELIVERY_COMPLETE, 0);
+	if (me->rank == 0) {
+		POST(me, fi_send(me->ep, "plain", 5, NULL, me->peer, &context));
+		completion(me->tx);
+		POST(me, fi_send(alias, "alias", 5, NULL, me->peer, &context));
+		nothing_in(me->tx, 50);
+		barrier(me);
+		completion(me->tx);
+		flags = FI_TRANSMIT;
+		OK(fi_control(&alias->fid, FI_SETOPSFLAG, &flags));
+		POST(me, fi_send(alias, "again", 5, NULL, me->peer, &context));
+		completion(me->tx);
+	} else {
+		barrier(me);
+		for (int i = 0; i < 3; i++) {
+			POST(me, fi_recv(alias, buffer, 16, NULL, FI_ADDR_UNSPEC, &context));
+			SAME(completion(me->rx).len, 5);
+		}
+	}
+	SAME(fi_close(&me->ep->fid), -FI_EBUSY);
+	OK(fi_close(&alias->fid));
+	side_end(me);
+}
+
+/* Addresses as text. */
+static void strings(struct side *me)
+{
+	char name[NAME_MAX_LEN], text[NAME_MAX_LEN];
+	size_t len = sizeof(text);
+
+	side_begin(me, &(struct setup){ .addr_format = FI_ADDR_STR });
+	SAME(me->info->addr_format, FI_ADDR_STR);
+	len = name_of(me->ep, name);
+	SAME(len, strlen(name) + 1);
+	CHECK(strstr(name, "://"));
+	len = sizeof(text);
+	OK(fi_av_lookup(me->av, me->peer, text, &len));
+	SAME(len, strlen(text) + 1);
+	CHECK(strcmp(text, name));
+	CHECK(exchanges(me, me->ep, me->peer, 1000));
+	len = 3;
+	SAME(fi_getname(&me->ep->fid, text, &len), -FI_ETOOSMALL);
+	SAME(len, strlen(name) + 1);
+	side_end(me);
+}
+
+static void format_6(struct side *me)
+{
+	char name[NAME_MAX_LEN];
+	struct setup setup = { .addr_format = FI_SOCKADDR_IN6 };
+
+	side_begin(me, &setup);
+	SAME(name_of(me->ep, name), sizeof(struct sockaddr_in6));
+	CHECK(exchanges(me, me->ep, me->peer, 50000));
+	side_end(me);
+}
+
+/* Two fabrics with two domains with three endpoints: everyone sends to everyone of the other side. */
+static void many(struct side *me)
+{
+	enum { DOMAINS = 4, EACH = 3, ALL = DOMAINS * EACH };
+	struct side sides[DOMAINS];
+	struct fid_ep *eps[DOMAINS][EACH];
+	char names[ALL][NAME_MAX_LEN], theirs[ALL][NAME_MAX_LEN];
+	char in[DOMAINS][EACH][ALL];
+	struct fi_context context;
+	int left;
+
+	for (int d = 0; d < DOMAINS; d++) {
+		sides[d] = (struct side){ .rank = me->rank, .link = me->link };
+		if (d % 2 == 0) {
+			side_open(&sides[d], &(struct setup){ 0 });
+		} else {
+			struct fi_av_attr av = { .type = FI_AV_TABLE };
+			struct fi_cq_attr cq = { .format = FI_CQ_FORMAT_TAGGED };
+
+			sides[d].info = choose(&sides[d].setup);
+			sides[d].fabric = sides[d - 1].fabric;
+			OK(fi_domain(sides[d].fabric, sides[d].info, &sides[d].domain, NULL));
+			OK(fi_av_open(sides[d].domain, &av, &sides[d].av, NULL));
+			OK(fi_cq_open(sides[d].domain, &cq, &sides[d].tx, NULL));
+			OK(fi_cq_open(sides[d].domain, &cq, &sides[d].rx, NULL));
+			sides[d].ep = another_endpoint(&sides[d]);
+		}
+		for (int e = 0; e < EACH; e++) {
+			eps[d][e] = e ? another_endpoint(&sides[d]) : sides[d].ep;
+			name_of(eps[d][e], names[d * EACH + e]);
+			for (int i = 0; i < ALL; i++)
+				OK(fi_recv(eps[d][e], &in[d][e][i], 1, NULL, FI_ADDR_UNSPEC, &context));
+		}
+	}
+	tell(me, names, sizeof(names));
+	hear(me, theirs, sizeof(theirs));
+	for (int d = 0; d < DOMAINS; d++) {
+		for (int to = 0; to < ALL; to++) {
+			fi_addr_t peer = insert(&sides[d], theirs[to]);
+
+			for (int e = 0; e < EACH; e++) {
+				char byte = (char)(d * EACH + e);
+
+				POST(&sides[d], fi_inject(eps[d][e], &byte, 1, peer));
+			}
+		}
+	}
+	left = DOMAINS * EACH * ALL;
+	for (double end = now() + PATIENCE_S; left > 0;) {
+		CHECK(now() < end);
+		for (int d = 0; d < DOMAINS; d++) {
+			struct fi_cq_tagged_entry entry;
+
+			left -= fi_cq_read(sides[d].rx, &entry, 1) == 1;
+		}
+	}
+	for (int d = 0; d < DOMAINS; d++) {
+		for (int e = 0; e < EACH; e++) {
+			int sum = 0;
+
+			for (int i = 0; i < ALL; i++)
+				sum += in[d][e][i];
+			SAME(sum, ALL * (ALL - 1) / 2);
+		}
+	}
+	for (int other = 0; other < 2; other++) {
+		tell(me, "x", 1);
+		hear(me, in, 1);
+	}
+	SAME(fi_close(&sides[0].fabric->fid), -FI_EBUSY);
+	SAME(fi_close(&sides[0].domain->fid), -FI_EBUSY);
+	for (int d = DOMAINS - 1; d >= 0; d--) {
+		for (int e = 1; e < EACH; e++)
+			OK(fi_close(&eps[d][e]->fid));
+		if (d % 2 == 0) {
+			side_close(&sides[d]);
+			continue;
+		}
+		struct fid *fids[] = { &sides[d].ep->fid, &sides[d].tx->fid, &sides[d].rx->fid, &sides[d].av->fid,
+				       &sides[d].domain->fid };
+		for (int i = 0; i < 5; i++)
+			OK(fi_close(fids[i]));
+		fi_freeinfo(sides[d].info);
+	}
+}
+
+static void threading(struct side *me)
+{
+	static const enum fi_threading levels[] = { FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_DOMAIN,
+						    FI_THREAD_COMPLETION, FI_THREAD_ENDPOINT };
+
+	for (size_t i = 0; i < sizeof(levels) / sizeof(*levels); i++) {
+		side_begin(me, &(struct setup){ .threading = levels[i] });
+		SAME(me->info->domain_attr->threading, levels[i]);
+		CHECK(exchanges(me, me->ep, me->peer, 100));
+		CHECK(exchanges(me, me->ep, me->peer, 100000));
+		side_end(me);
+	}
+}
+
+/* A sender that is done closes and goes. Its messages stay, also for a receiver that had not met it yet. */
+static void early_leaver(struct side *me)
+{
+	enum { COUNT = 100, LEN = 500 };
+	struct fi_context context;
+	char name[NAME_MAX_LEN], *buffer = need(LEN);
+
+	for (int met = 0; met < 2; met++) {
+		side_begin(me, &(struct setup){ 0 });
+		if (met)
+			CHECK(exchanges(me, me->ep, me->peer, 10));
+		barrier(me);
+		if (me->rank == 0) {
+			for (int i = 0; i < COUNT; i++) {
+				fill(buffer, LEN, (uint32_t)i);
+				POST(me, fi_send(me->ep, buffer, LEN, NULL, me->peer, &context));
+				completion(me->tx);
+			}
+			side_close(me);
+			tell(me, "x", 1);
+			hear(me, name, 1);
+		} else {
+			hear(me, name, 1);
+			for (int i = 0; i < COUNT; i++) {
+				POST(me, fi_recv(me->ep, buffer, LEN, NULL, FI_ADDR_UNSPEC, &context));
+				completion(me->rx);
+				CHECK(holds(buffer, LEN, (uint32_t)i, 0));
+			}
+			tell(me, "x", 1);
+			side_close(me);
+		}
+	}
+	free(buffer);
+}
+
+/* Closing with operations that pend: the other side's end in errors, not in silence. */
+static void closing(struct side *me)
+{
+	struct fi_context contexts[3];
+	char *buffer = need(50000), byte;
+
+	side_begin(me, &(struct setup){ 0 });
+	SAME(fi_close(&me->tx->fid), -FI_EBUSY);
+	SAME(fi_close(&me->av->fid), -FI_EBUSY);
+	SAME(fi_close(&me->domain->fid), -FI_EBUSY);
+	SAME(fi_close(&me->fabric->fid), -FI_EBUSY);
+	CHECK(exchanges(me, me->ep, me->peer, 10));
+	if (me->rank == 0) {
+		POST(me, fi_tsend(me->ep, buffer, 50000, NULL, me->peer, 9, &contexts[0]));
+		struct iovec part = { buffer, 10 };
+		struct fi_msg_tagged msg = { .msg_iov = &part, .iov_count = 1, .addr = me->peer, .tag = 9,
+					     .context = &contexts[1] };
+		POST(me, fi_tsendmsg(me->ep, &msg, FI_DELIVERY_COMPLETE | FI_COMPLETION));
+		barrier(me);
+		for (int i = 0; i < 2; i++) {
+			struct fi_cq_err_entry error = failure(me->tx);
+
+			CHECK(error.op_context == &contexts[0] || error.op_context == &contexts[1]);
+			CHECK(error.err > 0);
+		}
+		double end = now() + PATIENCE_S;
+		ssize_t rc;
+
+		while ((rc = fi_inject(me->ep, "x", 1, me->peer)) == 0 || rc == -FI_EAGAIN)
+			CHECK(now() < end);
+		SAME(rc, -FI_ECONNREFUSED);
+		side_close(me);
+		tell(me, "x", 1);
+	} else {
+		POST(me, fi_trecv(me->ep, buffer, 10, NULL, me->peer, 1, 0, &contexts[2]));
+		barrier(me);
+		side_close(me);
+		hear(me, &byte, 1);
+	}
+	free(buffer);
+}
+
+/* A port of one's own choice belongs to one endpoint at a time. */
+static void service(struct side *me)
+{
+	char name[NAME_MAX_LEN], port[16];
+	struct fid_ep *second;
+
+	if (me->rank == 0) {
+		side_open(me, &(struct setup){ .addr_format = FI_SOCKADDR_IN });
+		name_of(me->ep, name);
+		snprintf(port, sizeof(port), "%d", ntohs(((struct sockaddr_in *)(void *)name)->sin_port));
+		side_close(me);
+		side_open(me, &(struct setup){ .addr_format = FI_SOCKADDR_IN, .service = port });
+		char again[NAME_MAX_LEN];
+		name_of(me->ep, again);
+		SAME(((struct sockaddr_in *)(void *)again)->sin_port, ((struct sockaddr_in *)(void *)name)->sin_port);
+		OK(fi_endpoint(me->domain, me->info, &second, NULL));
+		OK(fi_ep_bind(second, &me->av->fid, 0));
+		OK(fi_ep_bind(second, &me->tx->fid, FI_TRANSMIT | FI_RECV));
+		SAME(fi_enable(second), -FI_EADDRINUSE);
+		OK(fi_close(&second->fid));
+	} else {
+		side_open(me, &(struct setup){ .addr_format = FI_SOCKADDR_IN });
+	}
+	meet(me);
+	CHECK(exchanges(me, me->ep, me->peer, 100));
+	side_end(me);
+}
+
+const struct group object_groups[] = {
+	{ "av-table", table },
+	{ "av-map", map },
+	{ "av-events", vector_events },
+	{ "event-queue", event_queue },
+	{ "aliases", aliases },
+	{ "address-strings", strings },
+	{ "ipv6-format", format_6 },
+	{ "many-objects", many },
+	{ "threading-levels", threading },
+	{ "early-leaver", early_leaver },
+	{ "closing", closing },
+	{ "service", service },
+	{ NULL, NULL },
+};

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/* Every way to wait: blocking reads, descriptors, conditions, signals, poll sets, wait sets, automatic progress. */
+#include "all_forms.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define LARGE (3 << 20)
+/* A wake-up that is lost shows as a turn that takes until somebody looks on his own account; those look every half
+ * second. Nothing that is asked for here takes that long, valgrind aside. */
+#define PROMPT_S (slow ? 5.0 : 0.4)
+
+typedef struct fi_cq_tagged_entry (*waiter)(struct side *me, struct fid_cq *cq);
+
+/* A blocking read. */
+static struct fi_cq_tagged_entry by_sread(struct side *me, struct fid_cq *cq)
+{
+	struct fi_cq_tagged_entry entry = { 0 };
+
+	(void)me;
+	SAME(fi_cq_sread(cq, &entry, 1, NULL, PATIENCE_S * 1000), 1);
+	return entry;
+}
+
+/* fi_trywait and poll, for as long as it takes. */
+static struct fi_cq_tagged_entry by_descriptor(struct side *me, struct fid_cq *cq)
+{
+	struct fi_cq_tagged_entry entry = { 0 };
+	struct fid *fids[1] = { &cq->fid };
+	struct pollfd at = { .events = POLLIN };
+
+	OK(fi_control(&cq->fid, FI_GETWAIT, &at.fd));
+	for (;;) {
+		ssize_t n = fi_cq_read(cq, &entry, 1);
+
+		if (n != -FI_EAGAIN) {
+			SAME(n, 1);
+			return entry;
+		}
+		int rc = fi_trywait(me->fabric, fids, 1);
+		if (rc == -FI_EAGAIN)
+			continue;
+		OK(rc);
+		if (poll(&at, 1, PATIENCE_S * 1000) != 1)
+			FAIL("the descriptor is silent for %d s", PATIENCE_S);
+	}
+}
+
+/* The mutex and the condition of the queue. */
+static struct fi_cq_tagged_entry by_condition(struct side *me, struct fid_cq *cq)
+{
+	struct fi_cq_tagged_entry entry = { 0 };
+	struct fid *fids[1] = { &cq->fid };
+	struct fi_mutex_cond pair;
+
+	OK(fi_control(&cq->fid, FI_GETWAIT, &pair));
+	for (;;) {
+		struct timespec until;
+		ssize_t n;
+		int rc;
+
+		pthread_mutex_lock(pair.mutex);
+		n = fi_cq_read(cq, &entry, 1);
+		if (n != -FI_EAGAIN) {
+			pthread_mutex_unlock(pair.mutex);
+			SAME(n, 1);
+			return entry;
+		}
+		rc = fi_trywait(me->fabric, fids, 1);
+		CHECK(rc == 0 || rc == -FI_EAGAIN);
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_sec += PATIENCE_S;
+		if (rc == 0 && pthread_cond_timedwait(pair.cond, pair.mutex, &until))
+			FAIL("the condition is silent for %d s", PATIENCE_S);
+		pthread_mutex_unlock(pair.mutex);
+	}
+}
+
+/* To and fro, at every size, with pauses that let the other side fall asleep. */
+static void ping_pong(struct side *me, waiter wait, int rounds)
+{
+	static const size_t sizes[] = { 1, 200, 16384, 50000, LARGE };
+	struct fi_context contexts[2];
+	char *buffer = need(LARGE);
+	double slowest = 0;
+
+	for (int round = 0; round < rounds; round++) {
+		size_t len = sizes[round % 50 == 7 ? 4 : round % 4];
+		double begun = now();
+
+		for (int turn = 0; turn < 2; turn++) {
+			bool pause = round % 20 == 3;
+
+			if (turn == me->rank) {
+				if (pause)
+					sleep_ms(5);
+				fill(buffer, len, (uint32_t)round);
+				POST(me, fi_send(me->ep, buffer, len, NULL, me->peer, &contexts[0]));
+				CHECK(wait(me, me->tx).op_context == &contexts[0]);
+			} else {
+				memset(buffer, 0, len);
+				POST(me, fi_recv(me->ep, buffer, len, NULL, FI_ADDR_UNSPEC, &contexts[1]));
+				SAME(wait(me, me->rx).len, len);
+				CHECK(holds(buffer, len, (uint32_t)round, 0));
+			}
+		}
+		if (now() - begun > slowest)
+			slowest = now() - begun;
+	}
+	if (slowest > PROMPT_S)
+		FAIL("a round took %.3f s: a wake-up was lost", slowest);
+	free(buffer);
+}
+
+static void through(struct side *me, enum fi_wait_obj object, waiter wait)
+{
+	side_begin(me, &(struct setup){ .wait_obj = object });
+	ping_pong(me, wait, slow ? 60 : 400);
+	side_end(me);
+}
+
+static void sread_unspec(struct side *me)
+{
+	through(me, FI_WAIT_UNSPEC, by_sread);
+}
+
+static void sread_fd(struct side *me)
+{
+	through(me, FI_WAIT_FD, by_sread);
+}
+
+static void sread_condition(struct side *me)
+{
+	through(me, FI_WAIT_MUTEX_COND, by_sread);
+}
+
+static void sread_yield(struct side *me)
+{
+	through(me, FI_WAIT_YIELD, by_sread);
+}
+
+static void descriptor(struct side *me)
+{
+	through(me, FI_WAIT_FD, by_descriptor);
+}
+
+static void condition(struct side *me)
+{
+	through(me, FI_WAIT_MUTEX_COND, by_condition);
+}
+
+static void *signal_soon(void *cq)
+{
+	sleep_ms(100);
+	OK(fi_cq_signal(cq));
+	return NULL;
+}
+
+/* Time runs out, a threshold is reached, another thread signals. */
+static void sread_ends(struct side *me)
+{
+	struct fi_cq_tagged_entry entries[4];
+	struct fi_context context;
+	char buffer[4][8];
+	pthread_t thread;
+	double begun;
+
+	side_begin(me, &(struct setup){ .wait_obj = FI_WAIT_NONE });
+	CHECK(fi_cq_sread(me->rx, entries, 1, NULL, 10) < 0);
+	side_end(me);
+	for (enum fi_wait_obj object = FI_WAIT_UNSPEC; object <= FI_WAIT_MUTEX_COND; object++) {
+		if (object == FI_WAIT_SET)
+			continue;
+		side_begin(me, &(struct setup){ .wait_obj = object, .wait_cond = FI_CQ_COND_THRESHOLD });
+		begun = now();
+		SAME(fi_cq_sread(me->rx, entries, 1, (void *)1, 0), -FI_EAGAIN);
+		CHECK(now() - begun < PROMPT_S);
+		begun = now();
+		SAME(fi_cq_sread(me->rx, entries, 1, (void *)1, 150), -FI_EAGAIN);
+		CHECK(now() - begun > 0.14);
+		CHECK(now() - begun < 0.15 + PROMPT_S);
+		/* A signal. */
+		OK(pthread_create(&thread, NULL, signal_soon, me->rx));
+		begun = now();
+		SAME(fi_cq_sread(me->rx, entries, 1, (void *)1, PATIENCE_S * 1000), -FI_EAGAIN);
+		CHECK(now() - begun < 0.1 + PROMPT_S);
+		OK(pthread_join(thread, NULL));
+		begun = now();
+		SAME(fi_cq_sread(me->rx, entries, 1, (void *)1, 100), -FI_EAGAIN);
+		CHECK(now() - begun > 0.09);
+		/* A signal while nobody waits ends the next wait. */
+		OK(fi_cq_signal(me->rx));
+		begun = now();
+		SAME(fi_cq_sread(me->rx, entries, 1, (void *)1, PATIENCE_S * 1000), -FI_EAGAIN);
+		CHECK(now() - begun < PROMPT_S);
+		barrier(me);
+		/* Three, one after the other. */
+		if (me->rank == 0) {
+			for (int i = 0; i < 3; i++) {
+				sleep_ms(30);
+				POST(me, fi_inject(me->ep, "three", 5, me->peer));
+			}
+		} else {
+			for (int i = 0; i < 3; i++)
+				POST(me, fi_recv(me->ep, buffer[i], 8, NULL, FI_ADDR_UNSPEC, &context));
+			SAME(fi_cq_sread(me->rx, entries, 4, (void *)3, PATIENCE_S * 1000), 3);
+		}
+		/* An error ends it too. */
+		barrier(me);
+		if (me->rank == 0) {
+			POST(me, fi_inject(me->ep, "cut", 3, me->peer));
+		} else {
+			POST(me, fi_recv(me->ep, buffer[0], 1, NULL, FI_ADDR_UNSPEC, &context));
+			SAME(fi_cq_sread(me->rx, entries, 1, (void *)1, PATIENCE_S * 1000), -FI_EAVAIL);
+			SAME(failure(me->rx).err, FI_ETRUNC);
+		}
+		side_end(me);
+	}
+}
+
+/* What waits behind a fence for room in the other side's ring moves on although the application sleeps. */
+static void fence_asleep(struct side *me)
+{
+	enum { BEHIND = 2000 };
+	struct fi_context *contexts = need((BEHIND + 2) * sizeof(*contexts));
+	char *buffer = need(50000), small[8];
+
+	side_begin(me, &(struct setup){ .caps = FI_TAGGED | FI_FENCE, .wait_obj = FI_WAIT_FD, .cq_size = 2 * BEHIND });
+	if (me->rank == 0) {
+		struct iovec part = { small, sizeof(small) };
+		struct fi_msg_tagged msg = { .msg_iov = &part, .iov_count = 1, .addr = me->peer, .tag = 1,
+					     .context = &contexts[1] };
+
+		POST(me, fi_tsend(me->ep, buffer, 50000, NULL, me->peer, 1, &contexts[0]));
+		POST(me, fi_tsendmsg(me->ep, &msg, FI_FENCE | FI_COMPLETION));
+		for (int i = 0; i < BEHIND; i++)
+			POST(me, fi_tsend(me->ep, &contexts[i], 8, NULL, me->peer, 1, &contexts[2 + i]));
+		for (int i = 0; i < BEHIND + 2; i++)
+			by_descriptor(me, me->tx);
+	} else {
+		double begun = now();
+
+		for (int i = 0; i < BEHIND + 2; i++) {
+			POST(me, fi_trecv(me->ep, buffer, 50000, NULL, FI_ADDR_UNSPEC, 1, 0, &contexts[0]));
+			completion(me->rx);
+			if (i == 1)
+				sleep_ms(50); /* lets the ring fill */
+		}
+		CHECK(now() - begun < 0.1 + PROMPT_S);
+	}
+	side_end(me);
+	free(contexts);
+	free(buffer);
+}
+
+static void poll_set(struct side *me)
+{
+	struct fi_poll_attr attr = { 0 };
+	struct fi_context context;
+	struct fid_poll *set;
+	void *ready[4];
+	char buffer[8];
+
+	side_begin(me, &(struct setup){ .counters = true });
+	OK(fi_poll_open(me->domain, &attr, &set));
+	OK(fi_poll_add(set, &me->rx->fid, 0));
+	SAME(fi_poll(set, ready, 4), 0);
+	POST(me, fi_recv(me->ep, buffer, 8, NULL, FI_ADDR_UNSPEC, &context));
+	POST(me, fi_inject(me->ep, "poll", 4, me->peer));
+	for (double end = now() + PATIENCE_S; fi_poll(set, ready, 4) == 0;)
+		CHECK(now() < end);
+	CHECK(ready[0] == me);
+	SAME(fi_poll(set, ready, 4), 1);
+	completion(me->rx);
+	SAME(fi_poll(set, ready, 4), 0);
+	OK(fi_poll_del(set, &me->rx->fid, 0));
+	OK(fi_poll_add(set, &me->received->fid, 0));
+	SAME(fi_poll(set, ready, 4), 1);
+	OK(fi_poll_del(set, &me->received->fid, 0));
+	OK(fi_close(&set->fid));
+	side_end(me);
+}
+
+/* A queue of completions, a counter and a queue of events in one set. */
+static void wait_set(struct side *me)
+{
+	struct fi_wait_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
+	struct fi_av_attr av = { .type = FI_AV_TABLE };
+	struct fi_context context;
+	struct fid_wait *set;
+	struct fid_eq *eq;
+	char buffer[8], name[NAME_MAX_LEN];
+	double begun;
+
+	me->setup = (struct setup){ 0 };
+	me->info = choose(&me->setup);
+	OK(fi_fabric(me->info->fabric_attr, &me->fabric, NULL));
+	OK(fi_domain(me->fabric, me->info, &me->domain, NULL));
+	OK(fi_av_open(me->domain, &av, &me->av, NULL));
+	OK(fi_wait_open(me->fabric, &attr, &set));
+	struct fi_cq_attr cq = { .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_SET, .wait_set = set };
+	struct fi_cntr_attr cntr = { .wait_obj = FI_WAIT_SET, .wait_set = set };
+	struct fi_eq_attr events = { .wait_obj = FI_WAIT_SET, .wait_set = set, .flags = FI_WRITE };
+	OK(fi_cq_open(me->domain, &cq, &me->tx, NULL));
+	OK(fi_cq_open(me->domain, &cq, &me->rx, NULL));
+	OK(fi_cntr_open(me->domain, &cntr, &me->sent, NULL));
+	OK(fi_cntr_open(me->domain, &cntr, &me->received, NULL));
+	OK(fi_eq_open(me->fabric, &events, &eq, NULL));
+	me->ep = another_endpoint(me);
+	name_of(me->ep, name);
+	tell(me, name, sizeof(name));
+	hear(me, name, sizeof(name));
+	me->peer = insert(me, name);
+
+	begun = now();
+	SAME(fi_wait(set, 100), -FI_ETIMEDOUT);
+	CHECK(now() - begun > 0.09);
+	barrier(me);
+	POST(me, fi_recv(me->ep, buffer, 8, NULL, FI_ADDR_UNSPEC, &context));
+	if (me->rank == 0)
+		sleep_ms(100);
+	POST(me, fi_inject(me->ep, "wait", 4, me->peer));
+	begun = now();
+	while (fi_cq_read(me->rx, &(struct fi_cq_tagged_entry){ 0 }, 1) != 1) {
+		SAME(fi_wait(set, PATIENCE_S * 1000), 0);
+		CHECK(now() - begun < PATIENCE_S);
+	}
+	CHECK(now() - begun < 0.1 + PROMPT_S);
+	begun = now();
+	SAME(fi_wait(set, 100), -FI_ETIMEDOUT);
+	SAME(fi_eq_write(eq, 99, "event", 5, 0), 5);
+	SAME(fi_wait(set, PATIENCE_S * 1000), 0);
+	CHECK(now() - begun < 0.1 + PROMPT_S);
+
+	barrier(me);
+	OK(fi_close(&eq->fid));
+	struct fid *members[] = { &me->ep->fid, &me->tx->fid, &me->rx->fid, &me->sent->fid, &me->received->fid };
+	for (int i = 0; i < 5; i++)
+		OK(fi_close(members[i]));
+	me->ep = NULL;
+	me->tx = me->rx = NULL;
+	me->sent = me->received = NULL;
+	OK(fi_close(&set->fid));
+	side_close(me);
+}
+
+/* Neither side's application polls for a second; the other side's message gets through all the same. */
+static void automatic(struct side *me)
+{
+	struct fi_context context;
+	char *buffer = need(LARGE);
+	struct fi_cq_tagged_entry entry;
+	double begun;
+
+	side_begin(me, &(struct setup){ .progress = FI_PROGRESS_AUTO });
+	for (int computing = 0; computing < 2; computing++) {
+		for (int sender = 0; sender < 2; sender++) {
+			bool sends = me->rank == sender, computes = me->rank == computing;
+
+			if (sends)
+				fill(buffer, LARGE, 31);
+			else
+				memset(buffer, 0, LARGE);
+			barrier(me);
+			begun = now();
+			if (sends)
+				POST(me, fi_tsend(me->ep, buffer, LARGE, NULL, me->peer, 1, &context));
+			else
+				POST(me, fi_trecv(me->ep, buffer, LARGE, NULL, FI_ADDR_UNSPEC, 1, 0, &context));
+			if (computes)
+				sleep_ms(1000);
+			completion(sends ? me->tx : me->rx);
+			if (!computes && now() - begun > 0.9)
+				FAIL("took %.3f s: it waited for the other application", now() - begun);
+			if (!sends)
+				CHECK(holds(buffer, LARGE, 31, 0));
+		}
+	}
+	/* Both compute: it is complete when they look. */
+	barrier(me);
+	if (me->rank == 0)
+		POST(me, fi_tsend(me->ep, buffer, LARGE, NULL, me->peer, 1, &context));
+	else
+		POST(me, fi_trecv(me->ep, buffer, LARGE, NULL, FI_ADDR_UNSPEC, 1, 0, &context));
+	sleep_ms(1000);
+	SAME(fi_cq_read(me->rank == 0 ? me->tx : me->rx, &entry, 1), 1);
+	/* With blocking calls beside the thread that progresses. */
+	side_end(me);
+	side_begin(me, &(struct setup){ .progress = FI_PROGRESS_AUTO, .wait_obj = FI_WAIT_FD });
+	ping_pong(me, by_sread, slow ? 40 : 200);
+	ping_pong(me, by_descriptor, slow ? 40 : 200);
+	side_end(me);
+	free(buffer);
+}
+
+const struct group waiting_groups[] = {
+	{ "sread-unspec", sread_unspec },
+	{ "sread-fd", sread_fd },
+	{ "sread-condition", sread_condition },
+	{ "sread-yield", sread_yield },
+	{ "descriptor", descriptor },
+	{ "condition", condition },
+	{ "sread-ends", sread_ends },
+	{ "fence-asleep", fence_asleep },
+	{ "poll-set", poll_set },
+	{ "wait-set", wait_set },
+	{ "automatic-progress", automatic },
+	{ NULL, NULL },
+};

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/*
+ * A worker of a torture: exchanges messages of random length with every other one, in both directions, checks each
+ * byte, and watches what becomes of the operations that pend on a worker that was killed. All its receives name
+ * their sender, so that every one of them has to fail with it.
+ */
+#include "torture.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LONGEST 300000
+/* Operations of each direction and kind that pend on each peer. */
+#define WINDOW 2
+
+struct peer;
+
+struct operation {
+	struct fi_context context;
+	struct peer *peer;
+	char *buffer;
+	bool receives, tagged, pends;
+	/* Turn of the main loop in which it was posted. */
+	uint64_t turn;
+};
+
+struct peer {
+	fi_addr_t address;
+	int number;
+	/* We know its address. An operation to it failed. That was told to the parent. */
+	bool known, failed, settled;
+	/* A link to it was made. Then fi_send was refused, in this turn. */
+	bool met;
+	uint64_t refused;
+	/* It was there before, as another process; what that one left behind comes first. */
+	bool reborn;
+	pid_t pid;
+	/* Of plain and of tagged messages. */
+	uint64_t heard[2];
+	uint64_t failures;
+	/* The first error. */
+	char why[NAME_MAX_LEN];
+	struct operation operations[4 * WINDOW];
+};
+
+static struct side self;
+static struct peer peers[MOST_WORKERS];
+static const struct round *plan;
+static uint64_t random_state, messages, turn;
+static bool stopping, stopped;
+static int own_number;
+
+static void report(const struct note *note)
+{
+	if (send(self.link, note, sizeof(*note), MSG_NOSIGNAL) != sizeof(*note))
+		_exit(3); /* the parent is gone */
+}
+
+/* Nothing of ours has a name in a file system. */
+static void check_files(void)
+{
+	char line[512];
+	FILE *maps = fopen("/proc/self/maps", "r");
+
+	while (maps && fgets(line, sizeof(line), maps))
+		if (strstr(line, " /dev/shm/") || strstr(line, " /tmp/udrv") || strstr(line, " /var/tmp/"))
+			FAIL("mapped: %s", line);
+	if (maps)
+		fclose(maps);
+}
+
+static void lose(struct peer *peer, const char *what, int error, const char *cause)
+{
+	if (!peer->failed)
+		snprintf(peer->why, sizeof(peer->why), "%s: %s%s%s", what, fi_strerror(error), *cause ? ": " : "", cause);
+	peer->failed = true;
+}
+
+static int pending(const struct peer *peer, bool sends_only)
+{
+	int count = 0;
+
+	for (int i = 0; i < 4 * WINDOW; i++)
+		count += peer->operations[i].pends && !(sends_only && peer->operations[i].receives);
+	return count;
+}
+
+static void take_success(const struct fi_cq_tagged_entry *entry)
+{
+	struct operation *operation = entry->op_context;
+	struct peer *peer = operation->peer;
+
+	CHECK(operation->pends);
+	operation->pends = false;
+	peer->met = true;
+	if (!operation->receives)
+		return;
+	/* The sender's pid and the seed travel as the tag, or as data. */
+	uint64_t mark = operation->tagged ? entry->tag : entry->data;
+	if (!holds(operation->buffer, entry->len, (uint32_t)mark, 0))
+		FAIL("a message of %zu bytes is not what was sent", entry->len);
+	messages++;
+	if ((pid_t)(mark >> 32) != peer->pid) {
+		CHECK(peer->reborn && !peer->heard[operation->tagged]);
+		return;
+	}
+	if (peer->heard[operation->tagged]++ == 0)
+		report(&(struct note){ .kind = HEARD, .peer = peer->number });
+}
+
+static void take_failure(struct fid_cq *cq)
+{
+	struct fi_cq_err_entry error = { 0 };
+	struct operation *operation;
+
+	SAME(fi_cq_readerr(cq, &error, 0), 1);
+	operation = error.op_context;
+	CHECK(operation->pends);
+	operation->pends = false;
+	if (error.err == FI_ETRUNC || error.err == FI_ENOMSG)
+		FAIL("error %d (%s)", error.err, fi_strerror(error.err));
+	if (operation->receives && operation->peer->reborn && !operation->peer->heard[operation->tagged])
+		return; /* a message that the earlier life announced and never sent */
+	operation->peer->failures++;
+	lose(operation->peer, operation->receives ? "receive" : "send", error.err,
+	     fi_cq_strerror(cq, error.prov_errno, error.err_data, NULL, 0));
+}
+
+/* Reads all there is. True if there was anything. */
+static bool drain(struct fid_cq *cq)
+{
+	bool any = false;
+
+	for (;;) {
+		struct fi_cq_tagged_entry entries[16];
+		ssize_t n = fi_cq_read(cq, entries, 16);
+
+		if (n == -FI_EAGAIN)
+			return any;
+		any = true;
+		if (n == -FI_EAVAIL) {
+			take_failure(cq);
+			continue;
+		}
+		CHECK(n > 0);
+		for (ssize_t i = 0; i < n; i++)
+			take_success(&entries[i]);
+	}
+}
+
+static bool post_receive(struct operation *operation)
+{
+	fi_addr_t from = operation->peer->address;
+	ssize_t rc;
+
+	if (operation->tagged)
+		rc = fi_trecv(self.ep, operation->buffer, LONGEST, NULL, from, 0, UINT64_MAX, operation);
+	else
+		rc = fi_recv(self.ep, operation->buffer, LONGEST, NULL, from, operation);
+	if (rc == -FI_EAGAIN)
+		return false;
+	OK(rc);
+	operation->pends = true;
+	operation->turn = turn;
+	return true;
+}
+
+/* True if it was taken or refused for good. */
+static bool post_send(struct operation *operation)
+{
+	struct peer *peer = operation->peer;
+	uint64_t kind = next_random(&random_state) % 10;
+	uint64_t mark = (uint64_t)getpid() << 32 | (next_random(&random_state) & 0xFFFFFFFF);
+	size_t len = next_random(&random_state) % (kind < 5 ? 100 : kind < 8 ? 16384 : LONGEST);
+	ssize_t rc;
+
+	fill(operation->buffer, len, (uint32_t)mark);
+	operation->pends = true;
+	if (operation->tagged)
+		rc = fi_tsend(self.ep, operation->buffer, len, NULL, peer->address, mark, operation);
+	else
+		rc = fi_senddata(self.ep, operation->buffer, len, NULL, mark, peer->address, operation);
+	if (rc)
+		operation->pends = false;
+	else
+		peer->met = true;
+	if (rc && rc != -FI_EAGAIN) {
+		peer->refused = turn;
+		lose(peer, "fi_send", (int)-rc, "");
+	}
+	return rc != -FI_EAGAIN;
+}
+
+/* False if something has to be tried again soon. */
+static bool post(struct peer *peer, bool receives)
+{
+	bool good = true;
+
+	for (int i = 0; i < 4 * WINDOW && good && peer->known && !peer->failed; i++) {
+		struct operation *operation = &peer->operations[i];
+
+		if (operation->receives != receives || operation->pends || (!receives && stopping))
+			continue;
+		good = receives ? post_receive(operation) : post_send(operation);
+	}
+	return good;
+}
+
+static void settle(struct peer *peer)
+{
+	if (!peer->failed || peer->settled)
+		return;
+	/*
+	 * Receives fail with the end of a link. Those posted when there was none (to a peer that never was there, or
+	 * whose end went unseen because nothing pended) are taken back when a send tells.
+	 */
+	for (int i = 0; i < 4 * WINDOW; i++) {
+		struct operation *operation = &peer->operations[i];
+
+		if (operation->pends && (!peer->met || operation->turn == peer->refused))
+			fi_cancel(&self.ep->fid, operation);
+	}
+	if (pending(peer, false))
+		return;
+	struct note note = { .kind = SETTLED, .peer = peer->number, .time = now(), .count = peer->failures };
+	memcpy(note.name, peer->why, sizeof(note.name));
+	peer->settled = true;
+	report(&note);
+}
+
+static void meet_peer(const struct note *note)
+{
+	struct peer *peer = &peers[note->peer];
+
+	if (peer->known)
+		OK(fi_av_remove(self.av, &peer->address, 1, 0));
+	peer->reborn = peer->known;
+	peer->known = true;
+	peer->pid = note->pid;
+	peer->failed = peer->settled = peer->met = false;
+	peer->refused = 0;
+	peer->failures = peer->heard[0] = peer->heard[1] = 0;
+	peer->address = insert(&self, note->name);
+}
+
+static void leave(void)
+{
+	report(&(struct note){ .kind = CLOSING, .count = messages });
+	check_files();
+	side_close(&self);
+	for (int p = 0; p < MOST_WORKERS; p++)
+		for (int i = 0; i < 4 * WINDOW; i++)
+			free(peers[p].operations[i].buffer);
+	exit(0);
+}
+
+/* Holds all our descriptors and sleeps. */
+static void leave_heir(void)
+{
+	pid_t heir = fork();
+
+	CHECK(heir >= 0);
+	if (heir) {
+		report(&(struct note){ .kind = HEIR, .pid = heir });
+		return;
+	}
+	alarm(60);
+	for (;;)
+		pause();
+}
+
+static void listen_to_parent(void)
+{
+	struct note note;
+	ssize_t n = recv(self.link, &note, sizeof(note), MSG_DONTWAIT);
+
+	if (n == 0)
+		_exit(3);
+	if (n != sizeof(note))
+		return;
+	if (note.kind == PEER)
+		meet_peer(&note);
+	else if (note.kind == HEIR)
+		leave_heir();
+	else if (note.kind == STOP)
+		stopping = true;
+	else if (note.kind == CLOSE)
+		leave();
+}
+
+static void tell_stopped(void)
+{
+	int pend = 0;
+
+	for (int p = 0; p < plan->workers; p++)
+		pend += pending(&peers[p], true);
+	if (!stopping || stopped || pend)
+		return;
+	stopped = true;
+	report(&(struct note){ .kind = STOPPED });
+}
+
+/* Sleeps until the queue or the parent has something, in this round's manner. */
+static void pause_until_event(bool try_again_soon)
+{
+	struct fi_cq_tagged_entry none;
+	struct fid *fid = &self.tx->fid;
+	struct pollfd at[2] = { { .fd = self.link, .events = POLLIN }, { .events = POLLIN } };
+
+	if (plan->manner == SLEEPING) {
+		/* No room for an entry: it stays in the queue. */
+		fi_cq_sread(self.tx, &none, 0, NULL, try_again_soon ? 1 : 20);
+	} else if (plan->manner == ON_DESCRIPTOR) {
+		OK(fi_control(fid, FI_GETWAIT, &at[1].fd));
+		if (fi_trywait(self.fabric, &fid, 1) == 0)
+			poll(at, 2, try_again_soon ? 1 : PATIENCE_S * 1000);
+	}
+}
+
+static void begin(void)
+{
+	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV, .addr_format = FI_SOCKADDR_IN,
+			       .one_queue = true };
+	struct note ready = { .kind = READY };
+	char service[16];
+
+	if (plan->cma[own_number])
+		setenv("FI_UDRV_CMA", plan->cma[own_number], 1);
+	if (plan->manner != POLLING)
+		setup.wait_obj = FI_WAIT_FD;
+	snprintf(service, sizeof(service), "%d", plan->port[own_number]);
+	if (plan->port[own_number])
+		setup.service = service;
+	side_open(&self, &setup);
+	for (int p = 0; p < MOST_WORKERS; p++) {
+		peers[p].number = p;
+		for (int i = 0; i < 4 * WINDOW; i++)
+			peers[p].operations[i] = (struct operation){
+				.peer = &peers[p], .buffer = need(LONGEST), .receives = i & 1, .tagged = i & 2,
+			};
+	}
+	name_of(self.ep, ready.name);
+	ready.port = ntohs(((struct sockaddr_in *)(void *)ready.name)->sin_port);
+	report(&ready);
+}
+
+void work(const struct round *round, int me, int link)
+{
+	plan = round;
+	own_number = me;
+	random_state = (uint64_t)getpid() * 1000003;
+	self.link = link;
+	alarm(60);
+	begin();
+	for (;;) {
+		bool any, soon = false;
+
+		listen_to_parent();
+		turn++;
+		any = drain(self.tx);
+		/* After an empty read no error is unseen; receives make no progress, sends may. */
+		for (int p = 0; p < round->workers; p++)
+			post(&peers[p], true);
+		for (int p = 0; p < round->workers; p++)
+			soon |= !post(&peers[p], false);
+		for (int p = 0; p < round->workers; p++)
+			settle(&peers[p]);
+		tell_stopped();
+		if (!any)
+			pause_until_event(soon);
+	}
+}
