@@ -31,7 +31,7 @@ impl Core {
                 self.fail_directed(source, error, cause, host);
             }
             self.is_alive(peer);
-            self.dead.push((peer, error));
+            self.dead.push((peer, error, cause));
         }
     }
 

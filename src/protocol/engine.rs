@@ -4,7 +4,7 @@ use super::index_list::{IndexList, Key};
 use super::packet::Packet;
 use super::receive::{Active, MultiBuffer, Posted, Unexpected};
 use super::send::TxRequest;
-use super::{Host, UNKNOWN_SOURCE};
+use super::{Cause, Host, UNKNOWN_SOURCE};
 use crate::transport::{Address, Departure, Handler, Iface, PeerId};
 use std::collections::{HashMap, VecDeque};
 
@@ -92,8 +92,8 @@ pub(super) struct Core {
     pub(super) pulls: VecDeque<Key>,
     /// Answers to peers; one per pending request at most.
     pub(super) outbox: VecDeque<(PeerId, Packet)>,
-    /// Peers that died and have not been heard of since, and the error of what waits for them.
-    pub(super) dead: Vec<(PeerId, i32)>,
+    /// Peers that died and have not been heard of since, and how operations on them end.
+    pub(super) dead: Vec<(PeerId, i32, Cause)>,
     pub(super) counts: Counts,
     pressure: bool,
 }
@@ -181,7 +181,7 @@ impl Core {
     #[inline]
     pub(super) fn is_alive(&mut self, peer: PeerId) {
         if !self.dead.is_empty() {
-            self.dead.retain(|(dead, _)| *dead != peer);
+            self.dead.retain(|(dead, ..)| *dead != peer);
         }
     }
 

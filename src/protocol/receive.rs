@@ -166,8 +166,18 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Looks for a message that matches `op`; reports it, or fails with ENOMSG.
-    pub(crate) fn peek(&mut self, op: &ReceiveOp, action: PeekAction, host: &mut impl Host) {
+    /// Errors: EINVAL for a claim whose context has a message set aside already.
+    pub(crate) fn peek(
+        &mut self,
+        op: &ReceiveOp,
+        action: PeekAction,
+        host: &mut impl Host,
+    ) -> Result<(), OpError> {
+        if action == PeekAction::Claim && self.core.claimed.contains_key(&op.context) {
+            return Err(OpError::Error(libc::EINVAL));
+        }
         self.core.peek(op, action, host);
+        Ok(())
     }
 
     /// Receives (or discards) the message that an earlier peek set aside for `op.context`.
@@ -209,7 +219,7 @@ impl Core {
         }
         if op.multi_min.is_none() {
             if self.unexpected.of(op.tagged).is_empty() {
-                self.post_or_fail(op, host);
+                self.post_or_fail(op, op.target(), host);
                 return Ok(());
             }
             return match self.find_unexpected(op, host) {
@@ -220,7 +230,7 @@ impl Core {
                     Ok(())
                 }
                 None => {
-                    self.post_or_fail(op, host);
+                    self.post_or_fail(op, op.target(), host);
                     Ok(())
                 }
             };
@@ -229,26 +239,26 @@ impl Core {
         Ok(())
     }
 
-    /// The error of a receive that only a dead peer could serve.
-    fn hopeless(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<i32> {
+    /// How a receive ends that only a dead peer could serve.
+    fn hopeless(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<(i32, Cause)> {
         let Self { dead, peers, .. } = self;
         dead.iter()
-            .find(|(peer, _)| lookup_source(peers, *peer, host) == op.source)
-            .map(|(_, error)| *error)
+            .find(|(peer, ..)| lookup_source(peers, *peer, host) == op.source)
+            .map(|(_, error, cause)| (*error, *cause))
     }
 
     /// Posts a receive that no message here matches, or fails it if none can come.
     #[inline]
-    fn post_or_fail(&mut self, op: &ReceiveOp, host: &mut impl Host) {
+    fn post_or_fail(&mut self, op: &ReceiveOp, target: Target, host: &mut impl Host) {
         if !self.dead.is_empty() && op.source != ANY_SOURCE {
-            if let Some(error) = self.hopeless(op, host) {
+            if let Some((error, cause)) = self.hopeless(op, host) {
                 let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: None };
-                let completion = received(&envelope, &op.target(), op.source, 0);
-                host.fail(&Failure { completion, error, overflow: 0, cause: Cause::PeerDied });
+                let posted = Posted { source: op.source, tag: op.tag, ignore: op.ignore, target };
+                self.fail_posted(&posted, &envelope, error, cause, host);
                 return;
             }
         }
-        self.post(op, op.target());
+        self.post(op, target);
     }
 
     #[inline]
@@ -275,7 +285,7 @@ impl Core {
                 return;
             }
         }
-        self.post(op, target);
+        self.post_or_fail(op, target, host);
     }
 
     /// The part of a multi-receive buffer that the next message gets; other targets as they are.
@@ -582,19 +592,32 @@ impl Core {
             for key in self.posted.of(tagged).keys_where(|p| p.source == source) {
                 let Some(posted) = self.posted.of(tagged).remove(key) else { continue };
                 let envelope = Envelope { tagged, tag: posted.tag, data: None };
-                let mut completion = received(&envelope, &posted.target, source, 0);
-                if let Some(multi) = posted.target.multi {
-                    if let Some(buffer) = self.buffers.get_mut(multi) {
-                        buffer.retired = true;
-                        if buffer.in_flight > 0 {
-                            continue; // released with its last message
-                        }
-                    }
-                    self.buffers.remove(multi);
-                    completion.buffer_released = true;
-                }
-                host.fail(&Failure { completion, error, overflow: 0, cause });
+                self.fail_posted(&posted, &envelope, error, cause, host);
             }
         }
+    }
+
+    /// Fails a receive that is in no list; a buffer with messages on their way goes back with the
+    /// last of them.
+    fn fail_posted(
+        &mut self,
+        posted: &Posted,
+        envelope: &Envelope,
+        error: i32,
+        cause: Cause,
+        host: &mut impl Host,
+    ) {
+        let mut completion = received(envelope, &posted.target, posted.source, 0);
+        if let Some(multi) = posted.target.multi {
+            if let Some(buffer) = self.buffers.get_mut(multi) {
+                buffer.retired = true;
+                if buffer.in_flight > 0 {
+                    return;
+                }
+            }
+            self.buffers.remove(multi);
+            completion.buffer_released = true;
+        }
+        host.fail(&Failure { completion, error, overflow: 0, cause });
     }
 }

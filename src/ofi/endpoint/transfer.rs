@@ -291,8 +291,7 @@ fn special_receive(
             (_, true) => PeekAction::Discard,
             _ => PeekAction::Look,
         };
-        engine.peek(op, action, &mut host);
-        return Ok(());
+        return engine.peek(op, action, &mut host).map_err(error_number);
     }
     engine.receive_claimed(op, discard, &mut host).map_err(error_number)
 }

@@ -145,7 +145,7 @@ pub(super) struct Side {
     unexpected: [Vec<Waiting>; 2],
     claimed: BTreeMap<u64, (Posting, Waiting)>,
     /// Peers that died and have not been heard of since.
-    dead: Vec<(Slot, i32)>,
+    dead: Vec<(Slot, i32, Cause)>,
     buffers: HashMap<u64, Buffer>,
     expects: Vec<Expect>,
     memory: HashMap<u64, Vec<u8>>,
@@ -280,14 +280,23 @@ impl Side {
                 return;
             }
         }
-        let dead = self.dead.iter().find(|(slot, _)| {
+        let dead = self.dead.iter().copied().find(|(slot, ..)| {
             posting.source != ANY_SOURCE && self.source_of(*slot) == posting.source
         });
         match dead {
-            Some((_, error)) if posting.multi_min.is_none() => {
-                self.expect_failure(*posting, *error, Cause::PeerDied);
+            // A buffer that has messages on their way goes back with the last of them.
+            Some(_)
+                if self.expects.iter().any(|e| e.posting.context == posting.context && !e.now) =>
+            {
+                if let Some(buffer) = self.buffers.get_mut(&posting.context) {
+                    buffer.retired = true;
+                }
             }
-            _ => self.posted[space].push(*posting),
+            Some((_, error, cause)) => {
+                self.buffers.remove(&posting.context);
+                self.expect_failure(*posting, error, cause);
+            }
+            None => self.posted[space].push(*posting),
         }
     }
 
@@ -379,8 +388,8 @@ impl Side {
         }
         let source = self.source_of(peer);
         if died {
-            self.dead.retain(|(dead, _)| *dead != peer);
-            self.dead.push((peer, error));
+            self.dead.retain(|(dead, ..)| *dead != peer);
+            self.dead.push((peer, error, cause));
         }
         if died && source != UNKNOWN_SOURCE {
             for space in [1, 0] {
@@ -563,7 +572,7 @@ impl Oracle {
                 self.messages[message].stage = Stage::Arrived;
                 self.sides[at].arrive(&self.messages, message);
             }
-            What::Met { peer } => self.sides[at].dead.retain(|(dead, _)| *dead != peer),
+            What::Met { peer } => self.sides[at].dead.retain(|(dead, ..)| *dead != peer),
             What::Departed { peer, departure } => self.departed(at, peer, departure),
             What::Completed(c) => self.reported(at, &c, None, net),
             What::Failed(f) => self.reported(at, &f.completion, Some(&f), net),
@@ -582,7 +591,7 @@ impl Oracle {
             });
             assert!(open.is_none(), "message {index} passed its fence: {open:?}");
         }
-        self.sides[message.from].dead.retain(|(dead, _)| *dead != message.to);
+        self.sides[message.from].dead.retain(|(dead, ..)| *dead != message.to);
         message.stage = Stage::Sent;
         message.rendezvous = rendezvous;
         message.link = link;
