@@ -227,7 +227,7 @@ impl World {
 
     pub(super) fn peek(&mut self, at: Slot, op: &ReceiveOp, action: PeekAction) {
         let node = self.node(at);
-        node.engine.peek(op, action, &mut node.host);
+        node.engine.peek(op, action, &mut node.host).unwrap();
     }
 
     pub(super) fn cancel(&mut self, at: Slot, context: u64) -> bool {

@@ -338,7 +338,7 @@ impl Run {
         let action = self.rng.pick(&[PeekAction::Look, PeekAction::Claim, PeekAction::Discard]);
         trace!(self, "{at} peeks {action:?} {posting:?}");
         let node = self.nodes[at].as_mut().unwrap();
-        node.engine.peek(&op, action, &mut node.host);
+        node.engine.peek(&op, action, &mut node.host).unwrap();
         let Oracle { sides, messages, .. } = &mut self.oracle;
         sides[at].unlend(posting.context);
         sides[at].peek(messages, &posting, action);
