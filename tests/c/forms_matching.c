@@ -15,7 +15,7 @@ static void fill_buffer(struct side *me, size_t len, size_t capacity, size_t lea
 {
 	size_t count = (capacity - least) / len + 1, used = 0;
 	struct fi_context context;
-	char *buffer = need(capacity), *message = need(len);
+	char *buffer = need(capacity);
 
 	if (me->rank == 1) {
 		struct iovec part = { buffer, capacity };
@@ -58,7 +58,6 @@ static void fill_buffer(struct side *me, size_t len, size_t capacity, size_t lea
 	}
 	barrier(me);
 	free(buffer);
-	free(message);
 }
 
 static void multi_receive(struct side *me)

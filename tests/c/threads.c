@@ -40,7 +40,7 @@ struct worker {
 	int number;
 	pthread_t thread;
 	struct operation sends[WINDOW], receives[WINDOW];
-	uint64_t sent, received;
+	uint64_t received;
 };
 
 /* The length of the i-th message of a thread: mostly short, some of them long. */
@@ -123,7 +123,7 @@ static void post_send(struct worker *worker, uint64_t i)
 				 operation));
 }
 
-/* The last message says so by its length: both sides stop at the same one, which the side of rank 0 chooses. */
+/* Rounds of one window each; after a round both sides vote whether there is another one. */
 static void *work(void *argument)
 {
 	struct worker *worker = argument;
@@ -134,7 +134,6 @@ static void *work(void *argument)
 
 	for (uint64_t i = 0; i < WINDOW; i++)
 		post_receive(worker, i);
-	/* Rounds of one window; after each the other side is asked whether it goes on. */
 	while (!last) {
 		for (uint64_t i = 0; i < WINDOW; i++)
 			post_send(worker, rounds * WINDOW + i);
@@ -149,7 +148,7 @@ static void *work(void *argument)
 		for (uint64_t i = 0; i < WINDOW; i++)
 			wait_for(worker, &worker->sends[i]);
 		rounds++;
-		/* One more message each way: does it go on? */
+		/* The votes. */
 		struct operation *in = &worker->receives[0], *out = &worker->sends[0];
 		char *vote = out->buffer;
 
@@ -165,7 +164,7 @@ static void *work(void *argument)
 		for (uint64_t i = 0; !last && i < WINDOW; i++)
 			post_receive(worker, i);
 	}
-	worker->sent = worker->received = rounds * WINDOW;
+	worker->received = rounds * WINDOW;
 	return NULL;
 }
 

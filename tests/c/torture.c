@@ -39,8 +39,8 @@ struct worker {
 struct scene {
 	const char *name;
 	int workers, victims;
-	/* Moment of the kill after the workers know each other, milliseconds. */
-	int earliest_ms, latest_ms;
+	/* The kill comes at most so long after the workers know each other, milliseconds. */
+	int latest_ms;
 	/* Stopped for so long before the kill, milliseconds. */
 	int stopped_ms;
 	bool heir, zombie, restart;
@@ -280,8 +280,7 @@ static void begin(void)
 /* The first workers are the victims. */
 static void kill_victims(void)
 {
-	double at = now() + (scene->earliest_ms + next_random(&random_state) % 1000 * 1e-3 *
-			     (scene->latest_ms - scene->earliest_ms)) * 1e-3;
+	double at = now() + next_random(&random_state) % 1000 * 1e-3 * scene->latest_ms * 1e-3;
 
 	while (now() < at && !trouble[0])
 		hear_workers(1);
@@ -350,42 +349,61 @@ static bool socket_left(int port)
 	return found;
 }
 
+/* A worker that was told to close exits by itself, and well. */
+static void await_exit(struct worker *worker, int number)
+{
+	double end = now() + 3;
+	int status;
+	pid_t gone;
+
+	while ((gone = waitpid(worker->pid, &status, WNOHANG)) == 0 && now() < end)
+		sleep_ms(2);
+	if (gone != worker->pid) {
+		TROUBLE("worker %d does not exit", number);
+		return;
+	}
+	worker->pid = 0;
+	if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+		TROUBLE("worker %d ended with status %#x", number, (unsigned int)status);
+}
+
+static void check_socket(int port)
+{
+	double end = now() + 1;
+
+	while (socket_left(port)) {
+		if (now() > end) {
+			TROUBLE("the socket name @udrv/%d is left", port);
+			return;
+		}
+		sleep_ms(10);
+	}
+}
+
 /* Ends what is left, and says whether there was something that should not be. */
 static void clean_up(void)
 {
-	double end = now() + 3;
 	int status;
 
 	for (int i = 0; i < plan.workers; i++) {
 		struct worker *worker = &workers[i];
 
-		if (worker->pid > 0 && !worker->dead) {
-			/* A worker that closes exits by itself. */
-			while (worker->closing && waitpid(worker->pid, &status, WNOHANG) == 0 && now() < end)
-				sleep_ms(2);
-			if (worker->closing && kill(worker->pid, 0) == 0)
-				TROUBLE("worker %d does not exit", i);
-			else if (worker->closing && !(WIFEXITED(status) && WEXITSTATUS(status) == 0))
-				TROUBLE("worker %d ended with status %#x", i, (unsigned int)status);
+		if (worker->closing)
+			await_exit(worker, i);
+		if (worker->pid > 0)
 			kill(worker->pid, SIGKILL);
-		}
 		reap(worker);
 		if (worker->heir > 0) {
 			kill(worker->heir, SIGKILL);
 			waitpid(worker->heir, &status, 0); /* it is ours now: see main() */
 		}
 		close(worker->link);
-		for (end = now() + 1; worker->port && socket_left(worker->port) && now() < end;)
-			sleep_ms(10);
-		if (worker->port && socket_left(worker->port))
-			TROUBLE("the socket name @udrv/%d is left", worker->port);
+		if (worker->port)
+			check_socket(worker->port);
+		*worker = (struct worker){ 0 };
 	}
-	while (waitpid(-1, &status, WNOHANG) > 0)
-		;
 	if (waitpid(-1, &status, WNOHANG) != -1 || errno != ECHILD)
 		TROUBLE("a process is left");
-	for (int i = 0; i < MOST_WORKERS; i++)
-		workers[i] = (struct worker){ 0 };
 }
 
 static void play(struct scene *which)

@@ -26,8 +26,6 @@ struct operation {
 	struct peer *peer;
 	char *buffer;
 	bool receives, tagged, pends;
-	/* Turn of the main loop in which it was posted. */
-	uint64_t turn;
 };
 
 struct peer {
@@ -35,9 +33,8 @@ struct peer {
 	int number;
 	/* We know its address. An operation to it failed. That was told to the parent. */
 	bool known, failed, settled;
-	/* A link to it was made. Then fi_send was refused, in this turn. */
+	/* A link to it was made. */
 	bool met;
-	uint64_t refused;
 	/* It was there before, as another process; what that one left behind comes first. */
 	bool reborn;
 	pid_t pid;
@@ -52,7 +49,7 @@ struct peer {
 static struct side self;
 static struct peer peers[MOST_WORKERS];
 static const struct round *plan;
-static uint64_t random_state, messages, turn;
+static uint64_t random_state, messages;
 static bool stopping, stopped;
 static int own_number;
 
@@ -167,7 +164,6 @@ static bool post_receive(struct operation *operation)
 		return false;
 	OK(rc);
 	operation->pends = true;
-	operation->turn = turn;
 	return true;
 }
 
@@ -190,10 +186,8 @@ static bool post_send(struct operation *operation)
 		operation->pends = false;
 	else
 		peer->met = true;
-	if (rc && rc != -FI_EAGAIN) {
-		peer->refused = turn;
+	if (rc && rc != -FI_EAGAIN)
 		lose(peer, "fi_send", (int)-rc, "");
-	}
 	return rc != -FI_EAGAIN;
 }
 
@@ -216,16 +210,10 @@ static void settle(struct peer *peer)
 {
 	if (!peer->failed || peer->settled)
 		return;
-	/*
-	 * Receives fail with the end of a link. Those posted when there was none (to a peer that never was there, or
-	 * whose end went unseen because nothing pended) are taken back when a send tells.
-	 */
-	for (int i = 0; i < 4 * WINDOW; i++) {
-		struct operation *operation = &peer->operations[i];
-
-		if (operation->pends && (!peer->met || operation->turn == peer->refused))
-			fi_cancel(&self.ep->fid, operation);
-	}
+	/* Receives fail with the end of a link; where there never was one, they are taken back. */
+	for (int i = 0; i < 4 * WINDOW && !peer->met; i++)
+		if (peer->operations[i].pends)
+			fi_cancel(&self.ep->fid, &peer->operations[i]);
 	if (pending(peer, false))
 		return;
 	struct note note = { .kind = SETTLED, .peer = peer->number, .time = now(), .count = peer->failures };
@@ -244,7 +232,6 @@ static void meet_peer(const struct note *note)
 	peer->known = true;
 	peer->pid = note->pid;
 	peer->failed = peer->settled = peer->met = false;
-	peer->refused = 0;
 	peer->failures = peer->heard[0] = peer->heard[1] = 0;
 	peer->address = insert(&self, note->name);
 }
@@ -362,9 +349,7 @@ void work(const struct round *round, int me, int link)
 		bool any, soon = false;
 
 		listen_to_parent();
-		turn++;
 		any = drain(self.tx);
-		/* After an empty read no error is unseen; receives make no progress, sends may. */
 		for (int p = 0; p < round->workers; p++)
 			post(&peers[p], true);
 		for (int p = 0; p < round->workers; p++)
