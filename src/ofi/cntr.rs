@@ -10,8 +10,7 @@ use super::wait::{WaitKind, Waiter};
 use super::wait_set::{self, Member, WaitSet};
 use libfabric_sys::{
     FI_CLASS_CNTR, FI_CNTR_EVENTS_COMP, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT,
-    FI_GETWAIT, FI_GETWAITOBJ, FI_WAIT_SET, fi_cntr_attr, fi_ops, fi_ops_cntr, fi_ops_cntr_2_7,
-    fid, fid_cntr,
+    FI_GETWAIT, FI_GETWAITOBJ, fi_cntr_attr, fi_ops, fi_ops_cntr, fi_ops_cntr_2_7, fid, fid_cntr,
 };
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -97,12 +96,8 @@ pub(crate) unsafe fn open(
         return Err(FI_EINVAL);
     }
     let kind = WaitKind::from_attr(attr.wait_obj)?;
-    let wait_set = if attr.wait_obj == FI_WAIT_SET {
-        // SAFETY: the application's wait set.
-        Some(unsafe { wait_set::shared(attr.wait_set) }.ok_or(FI_EINVAL)?.clone())
-    } else {
-        None
-    };
+    // SAFETY: the application's wait set.
+    let wait_set = unsafe { wait_set::from_attr(attr.wait_obj, attr.wait_set) }?;
     let waiter = kind.map(Waiter::new).transpose()?.map(Arc::new);
     let shared = Arc::new(Counter {
         domain: domain.clone(),
@@ -154,15 +149,7 @@ impl Counter {
 
     #[inline]
     fn progress(&self, guard: &Guard<'_>) {
-        let count = self.state(guard).source.endpoints().len();
-        for i in 0..count {
-            let endpoint = self.state(guard).source.endpoints().get(i).copied();
-            if let Some(endpoint) = endpoint {
-                // SAFETY: an endpoint removes itself from the list before it goes away, under the
-                // lock that we hold.
-                unsafe { &*endpoint }.progress(guard);
-            }
-        }
+        Source::progress(&self.state, |state| &mut state.source, guard);
     }
 
     /// The sum of both values after a turn of progress: changes when anything happened.

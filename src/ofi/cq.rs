@@ -12,9 +12,9 @@ use crate::protocol::Cause;
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_CLASS_CQ, FI_CQ_COND_NONE, FI_CQ_COND_THRESHOLD, FI_CQ_FORMAT_CONTEXT,
     FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_TAGGED, FI_CQ_FORMAT_UNSPEC, FI_EAGAIN,
-    FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_GETWAIT, FI_GETWAITOBJ, FI_WAIT_SET, fi_addr_t,
-    fi_cq_attr, fi_cq_data_entry, fi_cq_entry, fi_cq_err_entry, fi_cq_err_entry_1_20,
-    fi_cq_msg_entry, fi_cq_tagged_entry, fi_ops, fi_ops_cq, fi_ops_cq_2_7, fi_version, fid, fid_cq,
+    FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_GETWAIT, FI_GETWAITOBJ, fi_addr_t, fi_cq_attr,
+    fi_cq_data_entry, fi_cq_entry, fi_cq_err_entry, fi_cq_err_entry_1_20, fi_cq_msg_entry,
+    fi_cq_tagged_entry, fi_ops, fi_ops_cq, fi_ops_cq_2_7, fi_version, fid, fid_cq,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -162,12 +162,8 @@ pub(crate) unsafe fn open(
         return Err(FI_EINVAL);
     }
     let kind = WaitKind::from_attr(attr.wait_obj)?;
-    let wait_set = if attr.wait_obj == FI_WAIT_SET {
-        // SAFETY: the application's wait set.
-        Some(unsafe { wait_set::shared(attr.wait_set) }.ok_or(FI_EINVAL)?.clone())
-    } else {
-        None
-    };
+    // SAFETY: the application's wait set.
+    let wait_set = unsafe { wait_set::from_attr(attr.wait_obj, attr.wait_set) }?;
     let size = if attr.size == 0 { DEFAULT_SIZE } else { attr.size };
     let waiter = kind.map(Waiter::new).transpose()?.map(Arc::new);
     let shared = Arc::new(CompletionQueue {
@@ -229,15 +225,7 @@ impl CompletionQueue {
     /// Progresses the endpoints that report here.
     #[inline]
     fn progress(&self, guard: &Guard<'_>) {
-        let count = self.state(guard).source.endpoints().len();
-        for i in 0..count {
-            let endpoint = self.state(guard).source.endpoints().get(i).copied();
-            if let Some(endpoint) = endpoint {
-                // SAFETY: an endpoint removes itself from the list before it goes away, under the
-                // lock that we hold.
-                unsafe { &*endpoint }.progress(guard);
-            }
-        }
+        Source::progress(&self.state, |state| &mut state.source, guard);
     }
 
     /// Whether there is something to read after a turn of progress.

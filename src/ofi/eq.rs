@@ -9,8 +9,8 @@ use crate::sys::clock::Deadline;
 use crate::sys::process;
 use libfabric_sys::{
     FI_AV_COMPLETE, FI_CLASS_EQ, FI_EAGAIN, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS,
-    FI_ETOOSMALL, FI_GETWAIT, FI_GETWAITOBJ, FI_PEEK, FI_WAIT_SET, FI_WRITE, fi_eq_attr,
-    fi_eq_entry, fi_eq_err_entry, fi_ops, fi_ops_eq, fi_version, fid, fid_eq,
+    FI_ETOOSMALL, FI_GETWAIT, FI_GETWAITOBJ, FI_PEEK, FI_WRITE, fi_eq_attr, fi_eq_entry,
+    fi_eq_err_entry, fi_ops, fi_ops_eq, fi_version, fid, fid_eq,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -82,12 +82,8 @@ pub(crate) unsafe fn open(
         return Err(FI_EINVAL);
     }
     let kind = WaitKind::from_attr(attr.wait_obj)?;
-    let wait_set = if attr.wait_obj == FI_WAIT_SET {
-        // SAFETY: the application's wait set.
-        Some(unsafe { wait_set::shared(attr.wait_set) }.ok_or(FI_EINVAL)?.clone())
-    } else {
-        None
-    };
+    // SAFETY: the application's wait set.
+    let wait_set = unsafe { wait_set::from_attr(attr.wait_obj, attr.wait_set) }?;
     let shared = Arc::new(EventQueue {
         fabric: fabric.clone(),
         state: Mutex::new(EqState::default()),

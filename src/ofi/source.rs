@@ -2,7 +2,7 @@
 //! waits for them. All of it belongs to the holder of the domain's lock.
 
 use super::endpoint::Endpoint;
-use super::lock::Guard;
+use super::lock::{Guard, Locked};
 use super::wait::{WaitKind, Waiter};
 use std::sync::Arc;
 
@@ -35,10 +35,25 @@ impl Source {
         }
     }
 
-    /// The endpoints, for progress.
+    /// Progresses the endpoints of the source that `pick` finds in `state`. The state is borrowed
+    /// anew at each step, because progress writes to it.
     #[inline]
-    pub(crate) fn endpoints(&self) -> &[*const Endpoint] {
-        &self.endpoints
+    pub(crate) fn progress<T>(
+        state: &Locked<T>,
+        pick: impl Fn(&mut T) -> &mut Self,
+        guard: &Guard<'_>,
+    ) {
+        // SAFETY: the guard is of the domain of the state; the borrow ends with the statement.
+        let count = pick(unsafe { state.get(guard) }).endpoints.len();
+        for i in 0..count {
+            // SAFETY: as above.
+            let endpoint = pick(unsafe { state.get(guard) }).endpoints.get(i).copied();
+            if let Some(endpoint) = endpoint {
+                // SAFETY: an endpoint removes itself from the list, under the lock that we hold,
+                // before it goes away.
+                unsafe { &*endpoint }.progress(guard);
+            }
+        }
     }
 
     /// An endpoint was enabled: it feeds this source and wakes its waiter.

@@ -10,7 +10,8 @@ use super::wait::{WaitKind, Waiter};
 use crate::sys::clock::Deadline;
 use libfabric_sys::{
     FI_CLASS_WAIT, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT, FI_GETWAIT, FI_GETWAITOBJ,
-    FI_WAIT_FD, FI_WAIT_UNSPEC, fi_ops, fi_ops_wait, fi_wait_attr, fid, fid_wait,
+    FI_WAIT_FD, FI_WAIT_SET, FI_WAIT_UNSPEC, fi_ops, fi_ops_wait, fi_wait_attr, fi_wait_obj, fid,
+    fid_wait,
 };
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -170,6 +171,21 @@ pub(crate) unsafe fn open(
 pub(crate) unsafe fn shared<'a>(set: *mut fid_wait) -> Option<&'a Arc<WaitSet>> {
     // SAFETY: the caller vouches.
     unsafe { set.cast::<WaitFid>().as_ref() }.map(|set| &set.shared)
+}
+
+/// The set that an object with this wait object joins. Errors: EINVAL for FI_WAIT_SET without one.
+///
+/// # Safety
+/// `set` is null or an open wait set if `object` is FI_WAIT_SET; else it is not looked at.
+pub(crate) unsafe fn from_attr(
+    object: fi_wait_obj,
+    set: *mut fid_wait,
+) -> Result<Option<Arc<WaitSet>>, i32> {
+    if object != FI_WAIT_SET {
+        return Ok(None);
+    }
+    // SAFETY: the caller vouches.
+    unsafe { shared(set) }.cloned().map(Some).ok_or(FI_EINVAL)
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
