@@ -9,10 +9,10 @@ use super::table::{SLACK, Slack, Table, stubs};
 use super::{av, cntr, cq, endpoint, eq, mr, poll_set};
 use crate::config::Config;
 use libfabric_sys::{
-    FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP, FI_PROGRESS_AUTO,
-    FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr, fi_cq_attr, fi_datatype,
-    fi_info, fi_op, fi_ops, fi_ops_domain, fi_ops_domain_2_7, fi_poll_attr, fid, fid_av, fid_cntr,
-    fid_cq, fid_domain, fid_ep, fid_poll,
+    FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP, FI_MR_BASIC,
+    FI_MR_PROV_KEY, FI_PROGRESS_AUTO, FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr,
+    fi_cntr_attr, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
+    fi_ops_domain_2_7, fi_poll_attr, fid, fid_av, fid_cntr, fid_cq, fid_domain, fid_ep, fid_poll,
 };
 use once_cell::sync::OnceCell;
 use std::ffi::{c_int, c_void};
@@ -26,6 +26,8 @@ pub(crate) struct Domain {
     pub(crate) config: Config,
     /// Address format of the info that the domain was opened with.
     pub(crate) addr_format: u32,
+    /// Keys of regions are ours to choose (FI_MR_BASIC, FI_MR_PROV_KEY).
+    pub(crate) chooses_keys: bool,
     pub(crate) state: Locked<DomainState>,
     thread: OnceCell<ProgressThread>,
 }
@@ -37,6 +39,8 @@ pub(crate) struct DomainState {
     pub(crate) endpoints: Vec<*const endpoint::Endpoint>,
     /// Queues and counters whose wait object is a condition: someone must signal it.
     pub(crate) conditions: Vec<Condition>,
+    /// Next key that we choose.
+    pub(crate) next_key: u64,
     /// Keys in use.
     pub(crate) keys: std::collections::HashSet<u64>,
 }
@@ -134,6 +138,7 @@ pub(crate) unsafe fn open(
         lock: DomainLock::new(attr.threading != FI_THREAD_DOMAIN || auto),
         config: Config::from_environment(),
         addr_format: info.addr_format,
+        chooses_keys: attr.mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY) != 0,
         state: Locked::new(DomainState::default()),
         thread: OnceCell::new(),
     });

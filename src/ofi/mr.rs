@@ -52,15 +52,21 @@ unsafe fn register(
     let guard = domain.lock.lock();
     // SAFETY: the guard is of this domain; one short step.
     let state = unsafe { domain.state(&guard) };
-    if !state.keys.insert(requested_key) {
-        return Err(FI_ENOKEY);
+    let key = if domain.chooses_keys {
+        state.next_key += 1;
+        state.next_key
+    } else {
+        requested_key
+    };
+    if !state.keys.insert(key) {
+        return Err(FI_ENOKEY); // the application's key is in use (fi_mr.3)
     }
     drop(guard);
     let mut mr = Box::new(MrFid {
         fid: fid_mr {
             fid: libfabric_sys::fid { fclass: FI_CLASS_MR, context, ops: FID_OPS.as_mut_ptr() },
             mem_desc: std::ptr::null_mut(),
-            key: requested_key,
+            key,
         },
         slack: SLACK,
         domain: domain.clone(),
