@@ -62,14 +62,15 @@ impl AvState {
         self.free.push(index as u32);
         if self.by_address.get(&canonical) != Some(&(index as u32)) {
             self.duplicates -= 1;
-        } else if self.duplicates == 0 {
-            self.by_address.remove(&canonical);
         } else {
             self.by_address.remove(&canonical);
-            let other = self.entries.iter().position(|entry| {
-                entry.is_some_and(|entry| self.host.canonical(&entry) == canonical)
+            // Only duplicates make it worth looking for another index of the address.
+            let other = (self.duplicates > 0).then(|| {
+                self.entries.iter().position(|entry| {
+                    entry.is_some_and(|entry| self.host.canonical(&entry) == canonical)
+                })
             });
-            if let Some(other) = other {
+            if let Some(other) = other.flatten() {
                 self.by_address.insert(canonical, other as u32);
                 self.duplicates -= 1;
             }

@@ -30,7 +30,7 @@ impl Core {
             if source != super::UNKNOWN_SOURCE {
                 self.fail_directed(source, error, cause, host);
             }
-            self.is_alive(peer);
+            self.mark_alive(peer);
             self.dead.push((peer, error, cause));
         }
     }

@@ -147,7 +147,7 @@ struct Delivery<'a, H> {
 impl<H: Host> Handler for Delivery<'_, H> {
     fn on_peer(&mut self, peer: PeerId, address: &Address) {
         self.core.meet(peer, address);
-        self.core.is_alive(peer);
+        self.core.mark_alive(peer);
     }
 
     #[inline]
@@ -179,7 +179,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
 impl Core {
     /// The peer, or its next life, is there.
     #[inline]
-    pub(super) fn is_alive(&mut self, peer: PeerId) {
+    pub(super) fn mark_alive(&mut self, peer: PeerId) {
         if !self.dead.is_empty() {
             self.dead.retain(|(dead, ..)| *dead != peer);
         }

@@ -130,7 +130,7 @@ impl<I: Iface> Engine<I> {
         }
         send_eager(&mut self.iface, op.peer, &Packet::Eager { envelope, ack: None }, &op.payload)
             .map_err(op_error)?;
-        self.core.is_alive(op.peer);
+        self.core.mark_alive(op.peer);
         self.core.counts.eager_sent += 1;
         host.complete(&sent(envelope, op.context, op.report));
         Ok(())
@@ -192,7 +192,7 @@ impl<I: Iface> Engine<I> {
             self.core.tx.remove(key);
             return Err(op_error(e));
         }
-        self.core.is_alive(op.peer);
+        self.core.mark_alive(op.peer);
         self.core.counts.eager_sent += 1;
         self.core.count_outstanding(op.peer, 1);
         Ok(())
@@ -209,7 +209,7 @@ impl<I: Iface> Engine<I> {
             self.core.tx.remove(key);
             return Err(op_error(e));
         }
-        self.core.is_alive(op.peer);
+        self.core.mark_alive(op.peer);
         self.core.count_outstanding(op.peer, 1);
         self.complete_injected(key, op, host);
         Ok(())
@@ -276,7 +276,7 @@ impl<I: Iface> Engine<I> {
             self.send_rts(key)
         };
         if sent.is_ok() {
-            self.core.is_alive(peer);
+            self.core.mark_alive(peer);
         }
         match sent {
             Ok(()) if eager && !delivery => self.core.finish_send(key, None, host),
