@@ -2,6 +2,7 @@
 //! `man/fi_udrv.7` (a test compares them).
 
 use crate::telemetry::log;
+use std::fmt;
 
 /// Which ways of cross-memory attach are used (FI_UDRV_CMA).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +56,41 @@ pub(crate) const VARIABLES: &[Variable] = &[
         name: "SPIN_US",
         help: "How long a blocking call polls before it sleeps, microseconds, 0 to 1000000 (default: 20)",
     },
+    Variable {
+        name: "JOB_KEY",
+        help: "Secret that all processes of a job share, text of 8 to 256 bytes; packets of processes with another one are dropped (default: made of what the launcher says, else none)",
+    },
+    Variable {
+        name: "SHM",
+        help: "Shared memory to peers of the same node: 1, or 0 to reach them over the network too (default: 1)",
+    },
+    Variable {
+        name: "NET",
+        help: "Network to peers of other nodes: 1, or 0 to stay in the node (default: 1)",
+    },
+    Variable {
+        name: "MTU",
+        help: "Longest datagram with its IP header, bytes, 576 to 65535 (default: the MTU of the interface)",
+    },
+    Variable {
+        name: "PEER_TIMEOUT",
+        help: "How long a peer on another node may be silent while something is owed before it counts as dead, seconds, 1 to 86400 (default: 120)",
+    },
+    Variable {
+        name: "NET_BUFFER",
+        help: "Packets that an endpoint keeps until its peers have acknowledged them, bytes, 1048576 to 17179869184 (default: 67108864)",
+    },
 ];
+
+/// A value that no log may show.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Secret(pub(crate) String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
 
 /// Values of all variables.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,6 +109,18 @@ pub(crate) struct Config {
     pub(crate) rx_max: usize,
     /// FI_UDRV_SPIN_US, microseconds
     pub(crate) spin_us: u64,
+    /// FI_UDRV_JOB_KEY, as it was given
+    pub(crate) job_key: Option<Secret>,
+    /// FI_UDRV_SHM
+    pub(crate) shm: bool,
+    /// FI_UDRV_NET
+    pub(crate) net: bool,
+    /// FI_UDRV_MTU, bytes with the IP header; `None`: the interface's
+    pub(crate) mtu: Option<usize>,
+    /// FI_UDRV_PEER_TIMEOUT, seconds
+    pub(crate) peer_timeout_s: u64,
+    /// FI_UDRV_NET_BUFFER, bytes
+    pub(crate) net_buffer: usize,
 }
 
 impl Default for Config {
@@ -86,6 +133,12 @@ impl Default for Config {
             tx_max: 1 << 20,
             rx_max: 1 << 20,
             spin_us: 20,
+            job_key: None,
+            shm: true,
+            net: true,
+            mtu: None,
+            peer_timeout_s: 120,
+            net_buffer: 64 << 20,
         }
     }
 }
@@ -108,21 +161,38 @@ impl Config {
         complain: impl Fn(&str, &str, &str),
     ) -> Self {
         let mut config = Self::default();
-        let number = |name: &str, max: u64, min: u64, to: &mut usize| {
-            let Some(text) = lookup(name) else { return };
+        let number = |name: &str, min: u64, max: u64| {
+            let text = lookup(name)?;
             match text.trim().parse::<u64>() {
-                Ok(value) if (min..=max).contains(&value) => *to = value as usize,
-                _ => complain(name, &text, &format!("a number from {min} to {max}")),
+                Ok(value) if (min..=max).contains(&value) => Some(value),
+                _ => {
+                    complain(name, &text, &format!("a number from {min} to {max}"));
+                    None
+                }
             }
         };
-        number("EAGER_MAX", 16 * 1024, 0, &mut config.eager_max);
-        number("UNEXPECTED_MAX", 1 << 62, 0, &mut config.unexpected_max);
-        number("TX_MAX", 1 << 24, 1, &mut config.tx_max);
-        number("RX_MAX", 1 << 24, 1, &mut config.rx_max);
-        let mut spin = config.spin_us as usize;
-        number("SPIN_US", 1_000_000, 0, &mut spin);
-        config.spin_us = spin as u64;
+        let size = |name: &str, min: u64, max: u64, to: &mut usize| {
+            *to = number(name, min, max).map_or(*to, |value| value as usize);
+        };
+        let switch = |name: &str, to: &mut bool| match lookup(name).as_deref().map(str::trim) {
+            Some("0") => *to = false,
+            Some("1") => *to = true,
+            Some(text) => complain(name, text, "0 or 1"),
+            None => (),
+        };
+        size("EAGER_MAX", 0, 16 * 1024, &mut config.eager_max);
+        size("UNEXPECTED_MAX", 0, 1 << 62, &mut config.unexpected_max);
+        size("TX_MAX", 1, 1 << 24, &mut config.tx_max);
+        size("RX_MAX", 1, 1 << 24, &mut config.rx_max);
+        size("NET_BUFFER", 1 << 20, 16 << 30, &mut config.net_buffer);
+        config.spin_us = number("SPIN_US", 0, 1_000_000).unwrap_or(config.spin_us);
+        config.mtu = number("MTU", 576, 65535).map(|bytes| bytes as usize);
+        config.peer_timeout_s = number("PEER_TIMEOUT", 1, 86400).unwrap_or(config.peer_timeout_s);
+        switch("SHM", &mut config.shm);
+        switch("NET", &mut config.net);
         config.iface = lookup("IFACE").filter(|text| !text.is_empty());
+        // Judged where it is used, which refuses a bad one; ignoring it would open the job.
+        config.job_key = lookup("JOB_KEY").map(Secret);
         if let Some(text) = lookup("CMA") {
             match text.trim().to_ascii_lowercase().as_str() {
                 "auto" => config.cma = CmaPolicy::Auto,
@@ -137,7 +207,8 @@ impl Config {
 }
 
 fn environment(name: &str) -> Option<String> {
-    std::env::var(format!("FI_UDRV_{name}")).ok()
+    // What is not UTF-8 must not pass for absent: it would leave a job without its key.
+    std::env::var_os(format!("FI_UDRV_{name}")).map(|text| text.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
@@ -162,11 +233,23 @@ mod tests {
     fn values_are_taken() {
         let (config, complaints) =
             with(&[("EAGER_MAX", "100"), ("CMA", "Off"), ("IFACE", "lo"), ("SPIN_US", "0")]);
+        let (network, more) = with(&[
+            ("JOB_KEY", "between us"),
+            ("SHM", "0"),
+            ("NET", " 0 "),
+            ("MTU", "9000"),
+            ("PEER_TIMEOUT", "5"),
+            ("NET_BUFFER", "1048576"),
+        ]);
         assert_eq!(config.eager_max, 100);
         assert_eq!(config.cma, CmaPolicy::Off);
         assert_eq!(config.iface.as_deref(), Some("lo"));
         assert_eq!(config.spin_us, 0);
-        assert_eq!(complaints, 0);
+        assert_eq!(network.job_key, Some(Secret("between us".to_owned())));
+        assert!(!format!("{network:?}").contains("between us"));
+        assert_eq!((network.shm, network.net, network.mtu), (false, false, Some(9000)));
+        assert_eq!((network.peer_timeout_s, network.net_buffer), (5, 1 << 20));
+        assert_eq!((complaints, more), (0, 0));
     }
 
     #[test]
@@ -177,7 +260,11 @@ mod tests {
             ("RX_MAX", "many"),
             ("CMA", "maybe"),
             ("UNEXPECTED_MAX", "99999999999999999999"),
+            ("SHM", "perhaps"),
+            ("MTU", "575"),
+            ("PEER_TIMEOUT", "0"),
+            ("NET_BUFFER", "64M"),
         ]);
-        assert_eq!(nonsense, (Config::default(), 5));
+        assert_eq!(nonsense, (Config::default(), 9));
     }
 }

@@ -41,6 +41,8 @@ enum fi_udrv_cause {
     FI_UDRV_CAUSE_SENDER_UNREADABLE = 9,
     // The receiver could not take the message.
     FI_UDRV_CAUSE_RECEIVER_REFUSED = 10,
+    // The peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds: FI_ETIMEDOUT.
+    FI_UDRV_CAUSE_PEER_SILENT = 11,
 };
 
 // What an endpoint has done since it was enabled.
@@ -59,6 +61,8 @@ struct fi_udrv_counts {
     uint64_t fragment_bytes;
     // Packets that nothing could be done with.
     uint64_t dropped;
+    // Packets with bytes of long messages that came unasked, and had no place left.
+    uint64_t surplus;
 };
 
 // Operations on an endpoint, through

@@ -8,11 +8,15 @@ use super::progress::ProgressThread;
 use super::table::{SLACK, Slack, Table, stubs};
 use super::{av, cntr, cq, endpoint, eq, mr, poll_set};
 use crate::config::Config;
+use crate::telemetry::log;
+use crate::transport::net::job_key;
+use crate::transport::net::reliable::tag::JobKey;
 use libfabric_sys::{
     FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP, FI_MR_BASIC,
     FI_MR_PROV_KEY, FI_PROGRESS_AUTO, FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr,
     fi_cntr_attr, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
-    fi_ops_domain_2_7, fi_poll_attr, fid, fid_av, fid_cntr, fid_cq, fid_domain, fid_ep, fid_poll,
+    fi_ops_domain_2_7, fi_poll_attr, fi_version, fid, fid_av, fid_cntr, fid_cq, fid_domain, fid_ep,
+    fid_poll,
 };
 use once_cell::sync::OnceCell;
 use std::ffi::{c_int, c_void};
@@ -24,6 +28,8 @@ pub(crate) struct Domain {
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) lock: DomainLock,
     pub(crate) config: Config,
+    /// Of endpoints that bring none of their own.
+    pub(crate) job_key: JobKey,
     /// Address format of the info that the domain was opened with.
     pub(crate) addr_format: u32,
     /// Keys of regions are ours to choose (FI_MR_BASIC, FI_MR_PROV_KEY).
@@ -115,7 +121,7 @@ static OPS: Table<fi_ops_domain_2_7> = Table::new(fi_ops_domain_2_7 {
     ..STUBS
 });
 
-/// `fi_domain`. Errors: EINVAL.
+/// `fi_domain`. Errors: EINVAL, also for a job key that is none; EAGAIN, EMFILE (a thread).
 ///
 /// # Safety
 /// `info` and `out` are as libfabric passes them to `fi_domain`.
@@ -132,11 +138,16 @@ pub(crate) unsafe fn open(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
+    let config = Config::from_environment();
+    // SAFETY: as above; the application says how long its key is.
+    let given = unsafe { auth_key(fabric, attr.auth_key, attr.auth_key_size) }?;
+    let job_key = given.map_or_else(|| default_job_key(&config), Ok)?;
     let auto = attr.data_progress == FI_PROGRESS_AUTO || attr.control_progress == FI_PROGRESS_AUTO;
     let shared = Arc::new(Domain {
         fabric: fabric.clone(),
         lock: DomainLock::new(attr.threading != FI_THREAD_DOMAIN || auto),
-        config: Config::from_environment(),
+        config,
+        job_key,
         addr_format: info.addr_format,
         chooses_keys: attr.mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY) != 0,
         state: Locked::new(DomainState::default()),
@@ -157,6 +168,40 @@ pub(crate) unsafe fn open(
     // SAFETY: checked not to be null.
     unsafe { *out = Box::into_raw(domain).cast() };
     Ok(())
+}
+
+/// The job key that an application gives with a domain or an endpoint, if it gives one. Members of
+/// this name are ignored before API version 1.5 (fi_domain(3), fi_endpoint(3)).
+/// Errors: EINVAL for a key that `fi_getinfo` would not have offered.
+///
+/// # Safety
+/// `at` is null or points to `len` bytes.
+pub(super) unsafe fn auth_key(
+    fabric: &Fabric,
+    at: *const u8,
+    len: usize,
+) -> Result<Option<JobKey>, i32> {
+    if len == 0 || fabric.api_version() < fi_version(1, 5) {
+        return Ok(None);
+    }
+    if at.is_null() || len > job_key::SECRET_MAX {
+        log::warn(format_args!(
+            "auth_key refused: {len} bytes, offered 1 to {}",
+            job_key::SECRET_MAX
+        ));
+        return Err(FI_EINVAL);
+    }
+    log::info(format_args!("{}", job_key::Source::AuthKey));
+    // SAFETY: checked; the caller vouches for the rest.
+    Ok(Some(job_key::of_auth_key(unsafe { std::slice::from_raw_parts(at, len) })))
+}
+
+/// The job key where the application gives none; the log says what it was made of.
+/// Errors: EINVAL for a FI_UDRV_JOB_KEY that is none.
+fn default_job_key(config: &Config) -> Result<JobKey, i32> {
+    let (key, source) = job_key::of_environment(config).map_err(|_| FI_EINVAL)?;
+    log::info(format_args!("{source}"));
+    Ok(key)
 }
 
 /// The shared part of a domain.

@@ -44,6 +44,8 @@ pub enum fi_udrv_cause {
     SenderUnreadable = 9,
     /// The receiver could not take the message.
     ReceiverRefused = 10,
+    /// The peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds: FI_ETIMEDOUT.
+    PeerSilent = 11,
 }
 
 /// What an endpoint has done since it was enabled.
@@ -64,6 +66,8 @@ pub struct fi_udrv_counts {
     pub fragment_bytes: u64,
     /// Packets that nothing could be done with.
     pub dropped: u64,
+    /// Packets with bytes of long messages that came unasked, and had no place left.
+    pub surplus: u64,
 }
 
 /// Operations on an endpoint, through
@@ -141,6 +145,7 @@ unsafe fn counts_of(ep: *mut fid_ep) -> Result<fi_udrv_counts, i32> {
         pushed_bytes: counts.pushed_bytes,
         fragment_bytes: counts.fragment_bytes,
         dropped: counts.dropped,
+        surplus: counts.surplus,
     })
 }
 
@@ -171,6 +176,7 @@ mod tests {
             (c::SenderLost, Cause::SenderLost),
             (c::SenderUnreadable, Cause::SenderUnreadable),
             (c::ReceiverRefused, Cause::ReceiverRefused),
+            (c::PeerSilent, Cause::PeerSilent),
         ];
         for (ours, theirs) in pairs {
             assert_eq!(ours as i32, theirs as i32, "{ours:?}");

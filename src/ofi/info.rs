@@ -1,20 +1,23 @@
 //! `fi_getinfo`: what udrv offers, checked against what the application wants.
 //!
 //! The C arguments become one Rust value ([`hints`]), two safe files decide ([`attributes`] about
-//! everything but addresses, [`place`] about addresses), and one writes the answer in memory that
-//! libfabric frees ([`reply`]). What does not match is named in one line of the log with the wanted
+//! everything but addresses, [`place`] about addresses), and two write the answer in memory that
+//! libfabric frees ([`reply`], and [`nic`] for the device). What does not match is named in one line of the log with the wanted
 //! and the offered value.
 
 mod attributes;
 mod hints;
 mod names;
+mod nic;
 mod place;
 mod reply;
 #[cfg(test)]
 mod tests;
 
 use crate::config::Config;
+use crate::sys::net::Nic;
 use crate::telemetry::log;
+use crate::transport::net::job_key;
 use attributes::Attributes;
 use hints::Hints;
 use libfabric_sys::{
@@ -34,11 +37,9 @@ pub(crate) const PROTOCOL: u32 = FI_PROV_SPECIFIC | 0x7564_7276;
 /// `fi_ep_attr.protocol_version`.
 pub(crate) const PROTOCOL_VERSION: u32 = 1;
 
-/// Capabilities offered to an application that names none.
-pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | FI_LOCAL_COMM;
-/// Capabilities granted to those who ask, and not offered to others. Open MPI insists on
-/// FI_REMOTE_COMM.
-pub(crate) const CAPS_IF_ASKED: u64 = FI_REMOTE_COMM;
+/// All capabilities, which an application gets that names none. Without a network (FI_UDRV_NET=0)
+/// FI_REMOTE_COMM is granted to those who ask, and not offered to others: Open MPI insists on it.
+pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | DOMAIN_CAPS;
 /// Those of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
 pub(crate) const TX_CAPS: u64 = FI_MSG | FI_TAGGED | FI_SEND | FI_FENCE;
 /// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
@@ -115,6 +116,8 @@ impl fmt::Display for Refusal {
 struct Offer {
     attributes: Attributes,
     place: Option<Place>,
+    /// The device of `place`.
+    nic: Option<Nic>,
 }
 
 /// The arguments of one call beside the hints.
@@ -165,15 +168,19 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
     if request.flags & FI_PROV_ATTR_ONLY != 0 {
         // Asks what providers exist, usable or not: default values (fi_getinfo(3)).
         let attributes = attributes::negotiate(request.version, &Hints::none(), config)?;
-        return Ok(Offer { attributes, place: None });
+        return Ok(Offer { attributes, place: None, nic: None });
     }
     let attributes = attributes::negotiate(request.version, hints, config)?;
+    job_key::of_environment(config)
+        .map_err(|bad| Refusal::new("FI_UDRV_JOB_KEY", bad, job_key::WANTED))?;
     let place = place::find(request, hints, config)?;
     place::probe(&place)?;
-    if attributes.caps & FI_REMOTE_COMM != 0 {
+    place.explain();
+    if attributes.caps & FI_REMOTE_COMM != 0 && !config.net {
         log::info(format_args!(
-            "FI_REMOTE_COMM is granted because it was asked for, but this version reaches peers of this node only"
+            "FI_REMOTE_COMM is granted because it was asked for, but only peers of this node are reached: FI_UDRV_NET=0"
         ));
     }
-    Ok(Offer { attributes, place: Some(place) })
+    let nic = nic::behind(&place.interface);
+    Ok(Offer { attributes, place: Some(place), nic })
 }

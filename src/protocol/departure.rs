@@ -19,12 +19,17 @@ impl Core {
             Departure::Failed(errno) if errno.0 == libc::EHOSTDOWN => {
                 (libc::EHOSTUNREACH, Cause::PeerDied)
             }
+            Departure::Failed(errno) if errno.0 == libc::ETIMEDOUT => (errno.0, Cause::PeerSilent),
+            Departure::Failed(errno) if errno.0 == libc::ECONNREFUSED => {
+                (errno.0, Cause::PeerUnreachable)
+            }
             Departure::Failed(errno) => (errno.0, Cause::LinkBroke),
         };
         self.outbox.retain(|(to, _)| *to != peer);
         self.fail_sends(peer, error, cause, host);
         self.fail_rendezvous_receives(peer, error, cause, host);
         self.lose_unexpected(peer, error);
+        self.pushed.forget(peer);
         if departure != Departure::Closed {
             let source = self.source(peer, host);
             if source != super::UNKNOWN_SOURCE {
@@ -74,24 +79,30 @@ impl Core {
             let list = self.unexpected.of(tagged);
             for key in list.keys_where(|m| m.peer == peer) {
                 if let Some(message) = list.get_mut(key) {
-                    message.lose_sender(error);
+                    self.unexpected_bytes -= message.lose_sender(error);
                 }
             }
         }
         for message in self.claimed.values_mut().filter(|m| m.peer == peer) {
-            message.lose_sender(error);
+            self.unexpected_bytes -= message.lose_sender(error);
         }
     }
 }
 
 impl Unexpected {
-    fn lose_sender(&mut self, error: i32) {
+    /// Returns how many bytes need not be kept any more.
+    fn lose_sender(&mut self, error: i32) -> usize {
         match &mut self.body {
-            Body::Rts { len, .. } => self.body = Body::Lost { len: *len, error },
+            Body::Rts { rts, bytes } => {
+                let dropped = bytes.len();
+                self.body = Body::Lost { len: rts.len, error };
+                return dropped;
+            }
             // Nobody waits for the answer. The sender's next life at the same address would take it
             // for the answer to one of its own messages.
             Body::Eager { ack, .. } => *ack = None,
             Body::Lost { .. } => {}
         }
+        0
     }
 }

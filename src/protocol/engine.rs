@@ -2,6 +2,7 @@
 
 use super::index_list::{IndexList, Key};
 use super::packet::Packet;
+use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, MultiBuffer, Posted, Unexpected};
 use super::send::TxRequest;
 use super::{Cause, Host, UNKNOWN_SOURCE};
@@ -33,6 +34,8 @@ pub(crate) struct Counts {
     pub(crate) pushed_bytes: u64,
     pub(crate) fragment_bytes: u64,
     pub(crate) dropped: u64,
+    /// Pushed packets that the receive had no room for, or whose message was discarded.
+    pub(crate) surplus: u64,
 }
 
 /// What the engine knows of a peer.
@@ -68,6 +71,11 @@ impl<T> Spaces<T> {
     pub(super) fn len(&self) -> usize {
         self.plain.len() + self.tagged.len()
     }
+
+    /// The oldest of each: for questions that are not worth looking at all.
+    fn first_few(&self) -> impl Iterator<Item = &T> {
+        self.plain.iter().take(64).chain(self.tagged.iter().take(64)).map(|(_, item)| item)
+    }
 }
 
 /// Everything but the interface, so that messages can be handled while the interface delivers.
@@ -88,6 +96,8 @@ pub(super) struct Core {
     pub(super) claimed: HashMap<u64, Unexpected>,
     pub(super) buffers: IndexList<MultiBuffer>,
     pub(super) active: IndexList<Active>,
+    /// Messages of which bytes still come unasked.
+    pub(super) pushed: PushedMessages,
     /// Rendezvous receives that are ours to move.
     pub(super) pulls: VecDeque<Key>,
     /// Answers to peers; one per pending request at most.
@@ -95,7 +105,7 @@ pub(super) struct Core {
     /// Peers that died and have not been heard of since, and how operations on them end.
     pub(super) dead: Vec<(PeerId, i32, Cause)>,
     pub(super) counts: Counts,
-    pressure: bool,
+    pub(super) pressure: bool,
 }
 
 impl Core {
@@ -156,8 +166,12 @@ impl<H: Host> Handler for Delivery<'_, H> {
             Some(Packet::Eager { envelope, ack }) => {
                 self.core.on_eager(peer, &envelope, ack, payload, self.host);
             }
-            Some(Packet::Rts { envelope, tx, len, ranges }) => {
-                self.core.on_rts(peer, &envelope, tx, len, ranges, self.host);
+            Some(Packet::Rts { envelope, tx, len, pushed, ranges }) => {
+                let rts = Announcement { tx, len, pushed: pushed.min(len), ranges };
+                self.core.on_rts(peer, &envelope, rts, payload, self.host);
+            }
+            Some(Packet::Pushed { tx, offset }) => {
+                self.core.on_pushed(peer, tx, offset, payload, self.host);
             }
             Some(Packet::Cts { tx, rx, len, ranges }) => {
                 self.core.on_cts(peer, tx, rx, len, ranges);
@@ -173,6 +187,10 @@ impl<H: Host> Handler for Delivery<'_, H> {
 
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {
         self.core.on_departure(peer, departure, self.host);
+    }
+
+    fn is_owed(&self, peer: PeerId) -> bool {
+        self.core.is_owed(peer)
     }
 }
 
@@ -210,6 +228,7 @@ impl<I: Iface> Engine<I> {
                 claimed: HashMap::new(),
                 buffers: IndexList::default(),
                 active: IndexList::default(),
+                pushed: PushedMessages::default(),
                 pulls: VecDeque::new(),
                 outbox: VecDeque::new(),
                 dead: Vec::new(),
@@ -281,6 +300,9 @@ impl<I: Iface> Engine<I> {
         if on != core.pressure {
             core.pressure = on;
             self.iface.set_pressure(on);
+            if on {
+                self.core.ask_for_pushed();
+            }
         }
     }
 }
@@ -296,19 +318,27 @@ impl Core {
             || self.unexpected_bytes > self.limits.unexpected_max
     }
 
-    /// Whether a turn of work without a new message could do something.
-    pub(super) fn must_not_sleep(&self) -> bool {
-        !self.outbox.is_empty()
-            || !self.pulls.is_empty()
-            || !self.streams.is_empty()
-            || (self.deferred_starved && !self.deferred.is_empty())
+    /// Whether an operation waits for `peer`.
+    fn is_owed(&self, peer: PeerId) -> bool {
+        let Some(state) = self.peers.get(peer.index()) else { return false };
+        let from_it = |posted: &Posted| posted.source == state.source;
+        state.outstanding > 0
+            || state.deferred > 0
+            || self.active.iter().any(|(_, active)| active.peer == peer)
+            || state.source != UNKNOWN_SOURCE && self.posted.first_few().any(from_it)
     }
 }
 
 impl<I: Iface> Engine<I> {
     /// True when this endpoint must be polled although nothing arrives.
     pub(crate) fn is_busy(&self) -> bool {
-        self.core.must_not_sleep()
+        let core = &self.core;
+        let silent = |peer: PeerId| !self.iface.caps(peer).announces_room;
+        let receiver = |key: &Key| core.tx.get(*key).map(|tx| tx.peer);
+        !core.pulls.is_empty()
+            || core.outbox.iter().any(|(peer, _)| silent(*peer))
+            || core.streams.iter().filter_map(receiver).any(silent)
+            || core.deferred_starved && core.deferred.iter().filter_map(receiver).any(silent)
     }
 }
 

@@ -9,6 +9,7 @@ mod departure;
 mod engine;
 mod index_list;
 mod packet;
+mod pushed;
 mod receive;
 mod rendezvous;
 mod send;
@@ -88,10 +89,11 @@ pub(crate) enum Cause {
     SenderLost = 8,
     SenderUnreadable = 9,
     ReceiverRefused = 10,
+    PeerSilent = 11,
 }
 
 impl Cause {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Truncated,
         Self::Cancelled,
         Self::NoMessage,
@@ -102,6 +104,7 @@ impl Cause {
         Self::SenderLost,
         Self::SenderUnreadable,
         Self::ReceiverRefused,
+        Self::PeerSilent,
     ];
 
     /// The cause with this number.
@@ -122,6 +125,7 @@ impl Cause {
             Self::SenderLost => "the sender went away before the message was complete",
             Self::SenderUnreadable => "the sender's buffer cannot be read",
             Self::ReceiverRefused => "the receiver could not take the message",
+            Self::PeerSilent => "the peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds",
         }
     }
 }

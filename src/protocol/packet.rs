@@ -11,10 +11,12 @@ const CTS: u8 = 3;
 const FRAGMENT: u8 = 4;
 const PUT_DONE: u8 = 5;
 const FIN: u8 = 6;
+const PUSHED: u8 = 7;
 
 const TAGGED: u8 = 1;
 const DATA: u8 = 2;
 const ACK: u8 = 4;
+const PUSHES: u8 = 8;
 
 /// Ranges of a buffer, for the peer to read from or write to.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -24,6 +26,9 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
+    /// None: the peer cannot reach the buffer, or need not.
+    pub(crate) const NONE: Self = Self { list: [Range { addr: 0, len: 0 }; MAX_SEGMENTS], len: 0 };
+
     pub(crate) fn new((list, len): ([Range; MAX_SEGMENTS], usize)) -> Self {
         Self { list, len: len.min(MAX_SEGMENTS) }
     }
@@ -55,11 +60,14 @@ pub(crate) enum Packet {
     /// A whole message; `ack` asks for a FIN once it is in the application's buffer.
     Eager { envelope: Envelope, ack: Option<u64> },
     /// A message of `len` bytes that waits at its sender, in `ranges`.
-    Rts { envelope: Envelope, tx: u64, len: u64, ranges: Ranges },
+    /// The first `pushed` bytes follow unasked: some with this packet, more in [`Packet::Pushed`].
+    Rts { envelope: Envelope, tx: u64, len: u64, pushed: u64, ranges: Ranges },
     /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`.
     Cts { tx: u64, rx: u64, len: u64, ranges: Ranges },
     /// Payload of a rendezvous message, to be placed at `offset`.
     Fragment { rx: u64, offset: u64 },
+    /// Payload of message `tx` that nobody had to ask for, to be placed at `offset`.
+    Pushed { tx: u64, offset: u64 },
     /// The sender has written everything into the receiver's ranges.
     PutDone { rx: u64 },
     /// The receiver has finished with message `tx`: 0, or an error number.
@@ -171,11 +179,15 @@ impl Packet {
                 }
                 e
             }
-            Self::Rts { envelope, tx, len, ranges } => {
-                let mut e = Encoded::new(RTS, envelope_flags(envelope), ranges.len as u8, 0);
+            Self::Rts { envelope, tx, len, pushed, ranges } => {
+                let flags = envelope_flags(envelope) | if *pushed > 0 { PUSHES } else { 0 };
+                let mut e = Encoded::new(RTS, flags, ranges.len as u8, 0);
                 e.put_envelope(envelope);
                 e.put_u64(*tx);
                 e.put_u64(*len);
+                if *pushed > 0 {
+                    e.put_u64(*pushed);
+                }
                 e.put_ranges(ranges);
                 e
             }
@@ -190,6 +202,12 @@ impl Packet {
             Self::Fragment { rx, offset } => {
                 let mut e = Encoded::new(FRAGMENT, 0, 0, 0);
                 e.put_u64(*rx);
+                e.put_u64(*offset);
+                e
+            }
+            Self::Pushed { tx, offset } => {
+                let mut e = Encoded::new(PUSHED, 0, 0, 0);
+                e.put_u64(*tx);
                 e.put_u64(*offset);
                 e
             }
@@ -218,16 +236,20 @@ impl Packet {
                 let ack = if flags & ACK != 0 { Some(r.u64()?) } else { None };
                 Self::Eager { envelope, ack }
             }
+            // What is pushed needs no place to be fetched from, and a header has no room for both.
+            RTS if flags & PUSHES != 0 && count > 0 => return None,
             RTS => Self::Rts {
                 envelope: r.envelope(flags)?,
                 tx: r.u64()?,
                 len: r.u64()?,
+                pushed: if flags & PUSHES != 0 { r.u64()? } else { 0 },
                 ranges: r.ranges(count)?,
             },
             CTS => {
                 Self::Cts { tx: r.u64()?, rx: r.u64()?, len: r.u64()?, ranges: r.ranges(count)? }
             }
             FRAGMENT => Self::Fragment { rx: r.u64()?, offset: r.u64()? },
+            PUSHED => Self::Pushed { tx: r.u64()?, offset: r.u64()? },
             PUT_DONE => Self::PutDone { rx: r.u64()? },
             FIN => Self::Fin { tx: r.u64()?, status: word },
             _ => return None,
@@ -241,13 +263,15 @@ impl fmt::Display for Packet {
             Self::Eager { envelope, ack } => {
                 write!(f, "EAGER {envelope}{}", if ack.is_some() { " ack" } else { "" })
             }
-            Self::Rts { envelope, tx, len, ranges } => {
-                write!(f, "RTS {envelope} tx {tx:#x} len {len} in {} ranges", ranges.len)
+            Self::Rts { envelope, tx, len, pushed, ranges } => {
+                write!(f, "RTS {envelope} tx {tx:#x} len {len} in {} ranges", ranges.len)?;
+                if *pushed > 0 { write!(f, ", {pushed} pushed") } else { Ok(()) }
             }
             Self::Cts { tx, rx, len, ranges } => {
                 write!(f, "CTS tx {tx:#x} rx {rx:#x} len {len} into {} ranges", ranges.len)
             }
             Self::Fragment { rx, offset } => write!(f, "FRAGMENT rx {rx:#x} at {offset}"),
+            Self::Pushed { tx, offset } => write!(f, "PUSHED tx {tx:#x} at {offset}"),
             Self::PutDone { rx } => write!(f, "PUT_DONE rx {rx:#x}"),
             Self::Fin { tx, status } => write!(f, "FIN tx {tx:#x} status {status}"),
         }
@@ -290,8 +314,13 @@ mod tests {
         prop_oneof![
             (envelope(), any::<Option<u64>>())
                 .prop_map(|(envelope, ack)| Packet::Eager { envelope, ack }),
-            (envelope(), any::<u64>(), any::<u64>(), ranges())
-                .prop_map(|(envelope, tx, len, ranges)| Packet::Rts { envelope, tx, len, ranges }),
+            (envelope(), any::<u64>(), any::<u64>(), any::<u64>(), ranges()).prop_map(
+                |(envelope, tx, len, pushed, ranges)| {
+                    let pushed = if ranges.len > 0 { 0 } else { pushed };
+                    Packet::Rts { envelope, tx, len, pushed, ranges }
+                }
+            ),
+            (any::<u64>(), any::<u64>()).prop_map(|(tx, offset)| Packet::Pushed { tx, offset }),
             (any::<u64>(), any::<u64>(), any::<u64>(), ranges())
                 .prop_map(|(tx, rx, len, ranges)| Packet::Cts { tx, rx, len, ranges }),
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Fragment { rx, offset }),

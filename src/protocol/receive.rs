@@ -3,6 +3,7 @@
 use super::engine::{Core, Engine, lookup_source};
 use super::index_list::Key;
 use super::packet::{Envelope, Packet, Ranges};
+use super::pushed::{Announcement, Place};
 use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError};
 use crate::memory::SegmentList;
 use crate::transport::{Iface, PeerId};
@@ -87,9 +88,9 @@ pub(super) enum Body {
         ack: Option<u64>,
     },
     Rts {
-        tx: u64,
-        len: u64,
-        ranges: Ranges,
+        rts: Announcement,
+        /// The first bytes, if the sender pushes.
+        bytes: Vec<u8>,
     },
     /// The sender went away before the bytes came.
     Lost {
@@ -102,7 +103,8 @@ impl Unexpected {
     fn len(&self) -> usize {
         match &self.body {
             Body::Eager { bytes, .. } => bytes.len(),
-            Body::Rts { len, .. } | Body::Lost { len, .. } => *len as usize,
+            Body::Rts { rts, .. } => rts.len as usize,
+            Body::Lost { len, .. } => *len as usize,
         }
     }
 }
@@ -139,8 +141,10 @@ pub(super) struct Active {
     pub(super) received: usize,
     /// The sender's buffer.
     pub(super) ranges: Ranges,
-    /// A CTS was sent: the sender moves the bytes.
+    /// The sender moves the bytes: a CTS was sent, or it pushes.
     pub(super) cleared: bool,
+    /// A CTS was sent for a message that is pushed.
+    pub(super) asked: bool,
 }
 
 fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Completion {
@@ -389,34 +393,42 @@ impl Core {
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        tx: u64,
-        len: u64,
-        ranges: Ranges,
+        rts: Announcement,
+        payload: &[u8],
         host: &mut impl Host,
     ) {
-        match self.take_match(peer, envelope, len as usize, host) {
-            Some(target) => self.activate(peer, *envelope, tx, len, ranges, target),
+        let bytes = payload.get(..payload.len().min(rts.pushed as usize)).unwrap_or(&[]);
+        match self.take_match(peer, envelope, rts.len as usize, host) {
+            Some(target) => {
+                self.activate(peer, *envelope, rts, target, bytes, host);
+            }
             None => {
                 self.counts.unexpected += 1;
-                self.unexpected.of(envelope.tagged).push_back(Unexpected {
-                    peer,
-                    envelope: *envelope,
-                    body: Body::Rts { tx, len, ranges },
-                });
+                self.unexpected_bytes += bytes.len();
+                let body = Body::Rts { rts, bytes: bytes.to_vec() };
+                let unexpected = Unexpected { peer, envelope: *envelope, body };
+                let key = self.unexpected.of(envelope.tagged).push_back(unexpected);
+                if (bytes.len() as u64) < rts.pushed {
+                    self.pushed.insert(peer, rts.tx, Place::Unexpected(envelope.tagged, key));
+                }
             }
         }
     }
 
+    /// A receive was found for an announced message, whose first `bytes` may be here.
     fn activate(
         &mut self,
         peer: PeerId,
         envelope: Envelope,
-        tx: u64,
-        len: u64,
-        ranges: Ranges,
+        rts: Announcement,
         target: Target,
+        bytes: &[u8],
+        host: &mut impl Host,
     ) {
+        let Announcement { tx, len, pushed, ranges } = rts;
         let want = target.segments.len().min(len as usize);
+        let received =
+            target.segments.copy_in(0, bytes.get(..bytes.len().min(want)).unwrap_or(&[]));
         let key = self.active.push_back(Active {
             peer,
             envelope,
@@ -424,11 +436,23 @@ impl Core {
             tx,
             len,
             want,
-            received: 0,
+            received,
             ranges,
-            cleared: false,
+            cleared: pushed > 0,
+            asked: false,
         });
-        self.pulls.push_back(key);
+        if pushed == 0 {
+            self.pulls.push_back(key);
+        } else if received == want {
+            self.finish_active(key, host);
+        } else {
+            if (bytes.len() as u64) < pushed {
+                self.pushed.insert(peer, tx, Place::Active(key));
+            }
+            if want as u64 > pushed || self.pressure {
+                self.ask_for_rest(key);
+            }
+        }
     }
 
     fn serve(&mut self, message: Unexpected, target: Target, host: &mut impl Host) {
@@ -443,8 +467,16 @@ impl Core {
                 self.unexpected_bytes -= bytes.len();
                 self.place(peer, &envelope, ack, &bytes, &target, host);
             }
-            Body::Rts { tx, len, ranges } => {
-                self.activate(peer, envelope, tx, len, ranges, target);
+            Body::Rts { rts, bytes } => {
+                self.unexpected_bytes -= bytes.len();
+                self.pushed.remove(peer, rts.tx);
+                self.activate(peer, envelope, rts, target, &bytes, host);
+                // The sender may be waiting for us to have memory again.
+                if (bytes.len() as u64) < rts.pushed {
+                    if let Some(Place::Active(key)) = self.pushed.find(peer, rts.tx) {
+                        self.ask_for_rest(key);
+                    }
+                }
             }
             Body::Lost { error, .. } => {
                 let outcome = Outcome::failed(0, error, Cause::SenderLost);
@@ -530,6 +562,9 @@ impl Core {
         }
         if action == PeekAction::Claim {
             if let Some(message) = self.unexpected.of(op.tagged).remove(key) {
+                if let Body::Rts { rts, .. } = &message.body {
+                    self.pushed.moved(message.peer, rts.tx, Place::Claimed(op.context));
+                }
                 self.claimed.insert(op.context, message);
             }
         }
@@ -544,8 +579,10 @@ impl Core {
                     self.outbox.push_back((message.peer, Packet::Fin { tx, status: 0 }));
                 }
             }
-            Body::Rts { tx, .. } => {
-                self.outbox.push_back((message.peer, Packet::Fin { tx, status: 0 }));
+            Body::Rts { rts, bytes } => {
+                self.unexpected_bytes -= bytes.len();
+                self.pushed.remove(message.peer, rts.tx);
+                self.outbox.push_back((message.peer, Packet::Fin { tx: rts.tx, status: 0 }));
             }
             Body::Lost { .. } => {}
         }

@@ -12,7 +12,9 @@ use crate::sys::cma::Range;
 use crate::transport::{Iface, PeerId, SendError, slice_ranges};
 
 /// Fragments of one message sent in one turn of work.
-const FRAGMENT_BATCH: usize = 32;
+const FRAGMENT_BATCH: usize = 64;
+/// Fragments after which the first ones leave, so that both sides work at the same time.
+const FLUSH_AFTER: usize = 16;
 
 /// Outcome of one step of a transfer.
 enum Step {
@@ -54,8 +56,9 @@ impl<I: Iface> Engine<I> {
             return Step::Done;
         }
         let peer = active.peer;
-        if !self.iface.caps(peer).get || active.ranges.as_slice().is_empty() {
-            self.core.clear_to_send(key);
+        let caps = self.iface.caps(peer);
+        if !caps.get || active.ranges.as_slice().is_empty() {
+            self.core.clear_to_send(key, caps.one_sided);
             return Step::Done;
         }
         let chunk = (active.want - active.received).min(self.core.limits.bulk_chunk);
@@ -80,7 +83,7 @@ impl<I: Iface> Engine<I> {
             }
             Err(SendError::Again) => Step::Again,
             Err(SendError::Unreachable(errno)) if is_refusal(errno) => {
-                self.core.clear_to_send(key);
+                self.core.clear_to_send(key, caps.one_sided);
                 Step::Done
             }
             Err(SendError::Unreachable(errno)) => {
@@ -97,7 +100,9 @@ impl<I: Iface> Engine<I> {
             let Some(key) = self.core.streams.pop_front() else { break };
             let step = match self.core.tx.get(key).map(|tx| &tx.state) {
                 Some(TxState::Pushing { .. }) => self.push(key),
-                Some(TxState::Streaming { .. }) => self.stream(key, host),
+                Some(TxState::Streaming { .. } | TxState::Announced { .. }) => {
+                    self.stream(key, host)
+                }
                 _ => Step::Done,
             };
             match step {
@@ -152,24 +157,46 @@ impl<I: Iface> Engine<I> {
 
     /// Sends fragments while there is room.
     fn stream(&mut self, key: Key, host: &mut impl Host) -> Step {
-        for _ in 0..FRAGMENT_BATCH {
+        for i in 0..FRAGMENT_BATCH {
+            if i == FLUSH_AFTER {
+                self.iface.flush();
+            }
             let Some(request) = self.core.tx.get_mut(key) else { return Step::Done };
             let peer = request.peer;
-            let TxState::Streaming { rx, offset, end } = &mut request.state else {
-                return Step::Done;
+            let pushed = request.pushed;
+            let (packet, offset, end) = match &mut request.state {
+                TxState::Streaming { rx, offset, end } => {
+                    (Packet::Fragment { rx: *rx, offset: *offset as u64 }, offset, *end)
+                }
+                TxState::Announced { offset, asked } if *offset == pushed => {
+                    request.state = match *asked {
+                        Some((rx, end)) if end > pushed => {
+                            TxState::Streaming { rx, offset: pushed, end }
+                        }
+                        _ => TxState::AwaitingAnswer,
+                    };
+                    continue;
+                }
+                // The receiver has no memory for what it did not ask for.
+                TxState::Announced { asked: None, .. } if self.iface.under_pressure(peer) => {
+                    return Step::Again;
+                }
+                TxState::Announced { offset, .. } => {
+                    (Packet::Pushed { tx: key.to_wire(), offset: *offset as u64 }, offset, pushed)
+                }
+                _ => return Step::Done,
             };
             let at = *offset;
-            let len = (*end - at).min(self.iface.caps(peer).bcopy_max);
-            let packet = Packet::Fragment { rx: *rx, offset: at as u64 };
+            let len = (end - at).min(self.iface.caps(peer).fragment_max);
             let segments = request.payload.segments();
-            let sent = self.iface.am_bcopy(peer, packet.encode().as_slice(), len, |to| {
-                segments.copy_out(at, to);
+            let sent = self.iface.am_fragment(peer, packet.encode().as_slice(), len, |from, to| {
+                segments.copy_out(at + from, to);
             });
             match sent {
                 Ok(()) => {
                     *offset = at + len;
                     self.core.counts.fragment_bytes += len as u64;
-                    if *offset == *end {
+                    if at + len == end && matches!(request.state, TxState::Streaming { .. }) {
                         request.state = TxState::AwaitingAnswer;
                         return Step::Done;
                     }
@@ -186,14 +213,30 @@ impl<I: Iface> Engine<I> {
         Step::Moved
     }
 
-    /// Sends answers while there is room.
+    /// Sends the first bytes of a message that was just announced.
+    pub(super) fn begin_push(&mut self, key: Key, host: &mut impl Host) {
+        if !matches!(self.stream(key, host), Step::Done) {
+            self.core.streams.push_back(key);
+        }
+        self.iface.flush();
+    }
+
+    /// Sends answers while there is room, those to one peer in their order.
     pub(super) fn flush_outbox(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
+        let mut full: Vec<PeerId> = Vec::new();
         for _ in 0..self.core.outbox.len() {
             let Some((peer, packet)) = self.core.outbox.pop_front() else { break };
-            match self.iface.am_short(peer, packet.encode().as_slice(), 0, |_| ()) {
+            if full.contains(&peer) {
+                self.core.outbox.push_back((peer, packet));
+                continue;
+            }
+            match self.iface.am_short(peer, packet.encode().as_slice(), 0, |_, _| ()) {
                 Ok(()) => n += 1,
-                Err(SendError::Again) => self.core.outbox.push_back((peer, packet)),
+                Err(SendError::Again) => {
+                    full.push(peer);
+                    self.core.outbox.push_back((peer, packet));
+                }
                 Err(SendError::Unreachable(errno)) => {
                     n += 1;
                     self.core.answer_failed(packet, errno, host);
@@ -205,7 +248,8 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
-    fn clear_to_send(&mut self, key: Key) {
+    /// Asks the sender for the bytes. `one_sided`: it may be able to write them to where they go.
+    fn clear_to_send(&mut self, key: Key, one_sided: bool) {
         let Some(active) = self.active.get_mut(key) else { return };
         active.cleared = true;
         active.received = 0;
@@ -213,13 +257,18 @@ impl Core {
             tx: active.tx,
             rx: key.to_wire(),
             len: active.want as u64,
-            ranges: Ranges::new(active.target.segments.ranges()),
+            ranges: if one_sided {
+                Ranges::new(active.target.segments.ranges())
+            } else {
+                Ranges::NONE
+            },
         };
         self.outbox.push_back((active.peer, packet));
     }
 
-    fn finish_active(&mut self, key: Key, host: &mut impl Host) {
+    pub(super) fn finish_active(&mut self, key: Key, host: &mut impl Host) {
         let Some(active) = self.active.remove(key) else { return };
+        self.pushed.remove(active.peer, active.tx);
         self.outbox.push_back((active.peer, Packet::Fin { tx: active.tx, status: 0 }));
         let overflow = (active.len as usize).saturating_sub(active.want);
         let Active { peer, envelope, target, received, .. } = active;
@@ -230,6 +279,7 @@ impl Core {
     /// Ends a rendezvous receive in an error and tells the sender.
     pub(super) fn fail_active(&mut self, key: Key, error: i32, cause: Cause, host: &mut impl Host) {
         let Some(active) = self.active.remove(key) else { return };
+        self.pushed.remove(active.peer, active.tx);
         let status = error.unsigned_abs();
         self.outbox.push_back((active.peer, Packet::Fin { tx: active.tx, status }));
         let Active { peer, envelope, target, received, .. } = active;
@@ -242,6 +292,7 @@ impl Core {
             Packet::Cts { rx, .. } => {
                 let key = Key::from_wire(rx);
                 if let Some(active) = self.active.remove(key) {
+                    self.pushed.remove(active.peer, active.tx);
                     let Active { peer, envelope, target, received, .. } = active;
                     let outcome = Outcome::failed(received, errno.0, Cause::PeerUnreachable);
                     self.finish_receive(peer, &envelope, &target, outcome, host);
@@ -255,13 +306,28 @@ impl Core {
     pub(super) fn on_cts(&mut self, peer: PeerId, tx: u64, rx: u64, len: u64, ranges: Ranges) {
         let key = Key::from_wire(tx);
         let request = self.tx.get_mut(key).filter(|request| {
-            request.peer == peer && matches!(request.state, TxState::AwaitingAnswer)
+            request.peer == peer
+                && matches!(
+                    request.state,
+                    TxState::AwaitingAnswer | TxState::Announced { asked: None, .. }
+                )
         });
         let Some(request) = request else {
             self.counts.dropped += 1;
             return;
         };
         let end = request.payload.segments().len().min(len as usize);
+        if let TxState::Announced { asked, .. } = &mut request.state {
+            *asked = Some((rx, end));
+            return; // among the streams already
+        }
+        if request.pushed > 0 {
+            if end > request.pushed {
+                request.state = TxState::Streaming { rx, offset: request.pushed, end };
+                self.streams.push_back(key);
+            }
+            return;
+        }
         request.state = if ranges.as_slice().is_empty() {
             TxState::Streaming { rx, offset: 0, end }
         } else {

@@ -56,6 +56,9 @@ pub(super) enum TxState {
     Deferred { fence: bool, delivery: bool },
     /// The receiver has to answer.
     AwaitingAnswer,
+    /// Announced, and pushed without being asked from `offset` to the end of what is pushed. `asked`:
+    /// the receiver's number and how much it wants, once it has asked for the rest.
+    Announced { offset: usize, asked: Option<(u64, usize)> },
     /// Released by a CTS: fragments from `offset` to `end`.
     Streaming { rx: u64, offset: usize, end: usize },
     /// Released by a CTS: written into the receiver's ranges from `offset` to `end`.
@@ -72,6 +75,8 @@ pub(super) struct TxRequest {
     pub(super) report: bool,
     /// The completion was given already (inject).
     pub(super) completed: bool,
+    /// Bytes that the announcement said would follow unasked.
+    pub(super) pushed: usize,
     pub(super) state: TxState,
 }
 
@@ -152,6 +157,7 @@ impl<I: Iface> Engine<I> {
             context: op.context,
             report: op.report,
             completed: false,
+            pushed: 0,
             state,
         }))
     }
@@ -212,19 +218,51 @@ impl<I: Iface> Engine<I> {
         self.core.mark_alive(op.peer);
         self.core.count_outstanding(op.peer, 1);
         self.complete_injected(key, op, host);
+        if self.core.tx.get(key).is_some_and(|request| request.pushed > 0) {
+            self.begin_push(key, host);
+        }
         Ok(())
     }
 
+    /// Announces a message, and begins to push it where that is worth it.
     fn send_rts(&mut self, key: Key) -> Result<(), SendError> {
-        let Some(request) = self.core.tx.get(key) else { return Ok(()) };
+        let Some(request) = self.core.tx.get_mut(key) else { return Ok(()) };
         let segments = request.payload.segments();
+        let peer = request.peer;
+        let caps = self.iface.caps(peer);
+        if caps.push_max > 0 && !self.iface.under_pressure(peer) {
+            let pushed = segments.len().min(caps.push_max);
+            let packet = Packet::Rts {
+                envelope: request.envelope,
+                tx: key.to_wire(),
+                len: segments.len() as u64,
+                pushed: pushed as u64,
+                ranges: Ranges::NONE,
+            };
+            let header = packet.encode();
+            let header = header.as_slice();
+            let len = pushed.min(caps.short_max.saturating_sub(header.len()));
+            let pack = |at: usize, to: &mut [u8]| {
+                segments.copy_out(at, to);
+            };
+            self.iface.am_fragment(peer, header, len, pack)?;
+            request.pushed = pushed;
+            request.state = TxState::Announced { offset: len, asked: None };
+            self.core.counts.rendezvous_sent += 1;
+            return Ok(());
+        }
         let packet = Packet::Rts {
             envelope: request.envelope,
             tx: key.to_wire(),
             len: segments.len() as u64,
-            ranges: Ranges::new(segments.ranges()),
+            pushed: 0,
+            ranges: if self.iface.caps(request.peer).one_sided {
+                Ranges::new(segments.ranges())
+            } else {
+                Ranges::NONE
+            },
         };
-        self.iface.am_short(request.peer, packet.encode().as_slice(), 0, |_| ())?;
+        self.iface.am_short(request.peer, packet.encode().as_slice(), 0, |_, _| ())?;
         self.core.counts.rendezvous_sent += 1;
         Ok(())
     }
@@ -281,10 +319,12 @@ impl<I: Iface> Engine<I> {
         match sent {
             Ok(()) if eager && !delivery => self.core.finish_send(key, None, host),
             Ok(()) => {
-                if let Some(request) = self.core.tx.get_mut(key) {
-                    request.state = TxState::AwaitingAnswer;
-                }
                 self.core.count_outstanding(peer, 1);
+                match self.core.tx.get_mut(key) {
+                    Some(request) if request.pushed > 0 => self.core.streams.push_back(key),
+                    Some(request) => request.state = TxState::AwaitingAnswer,
+                    None => {}
+                }
             }
             Err(SendError::Again) => return Err(SendError::Again),
             Err(SendError::Unreachable(errno)) => {
@@ -307,8 +347,8 @@ fn send_eager<I: Iface>(
     let header = header.as_slice();
     debug_assert!(header.len() <= MAX_HEADER);
     let len = payload.len();
-    let pack = |to: &mut [u8]| {
-        payload.copy_out(0, to);
+    let pack = |at: usize, to: &mut [u8]| {
+        payload.copy_out(at, to);
     };
     if header.len() + len <= iface.caps(peer).short_max {
         iface.am_short(peer, header, len, pack)

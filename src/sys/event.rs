@@ -1,4 +1,4 @@
-//! Doorbells (eventfd) and waiting for many of them (epoll, poll).
+//! Doorbells (eventfd), alarms (timerfd), and waiting for many of them (epoll, poll).
 
 use super::errno::{Errno, Result, check};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -36,6 +36,55 @@ impl Doorbell {
     }
 
     /// The descriptor to wait on or to pass to a peer.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.0.as_fd()
+    }
+}
+
+/// A timerfd: a descriptor that becomes readable at a time.
+#[derive(Debug)]
+pub(crate) struct Timer(OwnedFd);
+
+impl Timer {
+    /// A timer that is not armed. Errors: EMFILE, ENFILE, ENOMEM.
+    pub(crate) fn new() -> Result<Self> {
+        let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
+        // SAFETY: timerfd_create returns a new descriptor or -1.
+        let fd = check(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })?;
+        // SAFETY: `fd` is new and owned by nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Makes it readable at `at_ns` of the clock that `clock::now_ns` reads, and not before,
+    /// whatever it was armed for. A time in the past is now.
+    pub(crate) fn arm(&self, at_ns: u64) {
+        self.set(at_ns.max(1)); // timerfd_settime(2): 0 disarms
+    }
+
+    /// It becomes readable no more, and is not readable now.
+    pub(crate) fn disarm(&self) {
+        self.set(0);
+    }
+
+    fn set(&self, at_ns: u64) {
+        const SECOND_NS: u64 = 1_000_000_000;
+        // SAFETY: all zeroes is a valid itimerspec: no repetition.
+        let mut time: libc::itimerspec = unsafe { std::mem::zeroed() };
+        time.it_value.tv_sec = (at_ns / SECOND_NS) as _;
+        time.it_value.tv_nsec = (at_ns % SECOND_NS) as _;
+        // SAFETY: a valid time and no room for the old one. It cannot fail: the time is normal.
+        unsafe {
+            libc::timerfd_settime(
+                self.0.as_raw_fd(),
+                libc::TFD_TIMER_ABSTIME,
+                &time,
+                std::ptr::null_mut(),
+            )
+        };
+    }
+
+    /// The descriptor to wait on.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         use std::os::fd::AsFd;
         self.0.as_fd()
@@ -106,6 +155,30 @@ impl Epoll {
     }
 }
 
+/// Waits until one of `fds` is readable or has an error, or a time is over. A signal ends the wait
+/// with EINTR.
+pub(crate) fn wait_any<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
+    timeout_ms: i32,
+) -> Result<[bool; N]> {
+    let mut entries =
+        fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    // SAFETY: `N` valid entries.
+    check(unsafe { libc::poll(entries.as_mut_ptr(), N as libc::nfds_t, timeout_ms) })?;
+    Ok(entries.map(|entry| entry.revents != 0))
+}
+
+/// Keeps signals from the calling thread: those of the application are for its own threads.
+/// A thread that it starts inherits this.
+pub(crate) fn block_signals() {
+    // SAFETY: fills a local set and changes this thread's mask only.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
 /// Waits until `fd` is readable: true, or false after `timeout_ms` (-1: for ever). A signal ends
 /// the wait with EINTR.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> Result<bool> {
@@ -116,4 +189,39 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> Result<bool>
         return Err(Errno(libc::EBADF));
     }
     Ok(n > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::clock::now_ns;
+
+    #[test]
+    fn a_timer_is_readable_at_its_time() {
+        let timer = Timer::new().unwrap();
+        assert_eq!(wait_readable(timer.fd(), 0), Ok(false));
+        let at = now_ns() + 20_000_000;
+        timer.arm(at);
+        assert_eq!(wait_readable(timer.fd(), 0), Ok(false));
+        assert_eq!(wait_readable(timer.fd(), 5000), Ok(true));
+        assert!(now_ns() >= at);
+        timer.arm(now_ns() + 3_600_000_000_000);
+        assert_eq!(wait_readable(timer.fd(), 0), Ok(false), "another time");
+        for past in [0, 1, at] {
+            timer.arm(past);
+            assert_eq!(wait_readable(timer.fd(), 5000), Ok(true));
+        }
+        timer.disarm();
+        assert_eq!(wait_readable(timer.fd(), 0), Ok(false));
+        timer.arm(u64::MAX);
+        assert_eq!(wait_readable(timer.fd(), 0), Ok(false));
+    }
+
+    #[test]
+    fn the_one_that_is_ready_is_told() {
+        let (quiet, loud) = (Doorbell::new().unwrap(), Doorbell::new().unwrap());
+        assert_eq!(wait_any([quiet.fd(), loud.fd()], 0), Ok([false, false]));
+        loud.ring();
+        assert_eq!(wait_any([quiet.fd(), loud.fd()], -1), Ok([false, true]));
+    }
 }

@@ -15,6 +15,8 @@ pub(crate) mod event;
 pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod shared_memory;
+pub(crate) mod simd;
+pub(crate) mod udp;
 pub(crate) mod unix;
 
 pub(crate) use errno::Errno;

@@ -1,5 +1,9 @@
 //! Interface addresses, name resolution and port numbers.
 
+mod nic;
+
+pub(crate) use nic::Nic;
+
 use super::errno::{Errno, Result};
 use std::ffi::{CStr, CString};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -15,7 +19,12 @@ pub(crate) struct Interface {
     pub(crate) scope: u32,
     /// True for the loopback interface.
     pub(crate) loopback: bool,
+    /// Longest IP packet that it carries, bytes; where that cannot be told, what every Ethernet does.
+    pub(crate) mtu: u32,
 }
+
+/// The MTU of an interface that does not tell.
+const MTU_UNKNOWN: u32 = 1500;
 
 /// All addresses of all interfaces that are up, in the kernel's order.
 pub(crate) fn interfaces() -> Vec<Interface> {
@@ -25,6 +34,7 @@ pub(crate) fn interfaces() -> Vec<Interface> {
         return Vec::new();
     }
     let mut found = Vec::new();
+    let queries = nic::Queries::new();
     let mut next = list;
     // SAFETY: the list is valid until freeifaddrs; its strings and addresses are as getifaddrs(3)
     // says.
@@ -42,8 +52,10 @@ pub(crate) fn interfaces() -> Vec<Interface> {
             };
             let bytes = std::slice::from_raw_parts(entry.ifa_addr.cast::<u8>(), len);
             let Some(address) = socket_addr_from_bytes(bytes) else { continue };
+            let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
             found.push(Interface {
-                name: CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned(),
+                mtu: queries.as_ref().and_then(|q| q.mtu(&name)).unwrap_or(MTU_UNKNOWN),
+                name,
                 ip: address.ip(),
                 scope: if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 },
                 loopback: entry.ifa_flags & (libc::IFF_LOOPBACK as u32) != 0,
@@ -223,6 +235,8 @@ mod tests {
 
     #[test]
     fn loopback_is_there() {
-        assert!(interfaces().iter().any(|i| i.loopback));
+        let loopback = interfaces().into_iter().find(|i| i.loopback).unwrap();
+        let mtu = std::fs::read_to_string(format!("/sys/class/net/{}/mtu", loopback.name));
+        assert!(mtu.is_ok_and(|mtu| mtu.trim() == loopback.mtu.to_string()));
     }
 }

@@ -45,12 +45,19 @@ fn seqpacket() -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Listens under an abstract name. Errors: EADDRINUSE when somebody has the name already.
-pub(crate) fn listen(name: &str) -> Result<OwnedFd> {
+/// Takes an abstract name without listening: others find it taken, and nobody there. Errors:
+/// EADDRINUSE when somebody has the name already.
+pub(crate) fn reserve(name: &str) -> Result<OwnedFd> {
     let fd = seqpacket()?;
     let (addr, len) = abstract_address(name)?;
     // SAFETY: `addr` is a valid sockaddr_un of `len` bytes.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
+    Ok(fd)
+}
+
+/// Listens under an abstract name. Errors: EADDRINUSE when somebody has the name already.
+pub(crate) fn listen(name: &str) -> Result<OwnedFd> {
+    let fd = reserve(name)?;
     // SAFETY: an owned, bound socket. The kernel caps the backlog at net.core.somaxconn.
     check(unsafe { libc::listen(fd.as_raw_fd(), 4096) })?;
     Ok(fd)

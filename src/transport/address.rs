@@ -134,6 +134,7 @@ impl LocalHost {
                 ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
                 scope: 0,
                 loopback: true,
+                mtu: 65_536,
             });
         }
         found

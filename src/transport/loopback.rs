@@ -35,14 +35,22 @@ pub(crate) struct Loopback {
 }
 
 impl Loopback {
-    pub(crate) const CAPS: Caps =
-        Caps { short_max: MAX_HEADER + 64, bcopy_max: BCOPY_MAX, get: true, put: true };
+    pub(crate) const CAPS: Caps = Caps {
+        short_max: MAX_HEADER + 64,
+        bcopy_max: BCOPY_MAX,
+        fragment_max: BCOPY_MAX,
+        push_max: 0,
+        get: true,
+        put: true,
+        one_sided: true,
+        announces_room: false,
+    };
 
     pub(crate) fn send(
         &mut self,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        mut pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         if self.queue.len() >= QUEUE_LEN {
             return Err(SendError::Again);
@@ -56,7 +64,7 @@ impl Loopback {
             *to = *from;
         }
         message.payload.resize(len, 0);
-        pack(&mut message.payload);
+        pack(0, &mut message.payload);
         self.queue.push_back(message);
         Ok(())
     }

@@ -7,8 +7,11 @@
 //! [`SendError::Again`] and queues nothing in secret.
 
 pub(crate) mod address;
+pub(crate) mod address_index;
 pub(crate) mod loopback;
 pub(crate) mod mux;
+pub(crate) mod net;
+pub(crate) mod packed_address;
 pub(crate) mod peers;
 pub(crate) mod shm;
 
@@ -38,10 +41,18 @@ pub(crate) struct Caps {
     pub(crate) short_max: usize,
     /// Most payload bytes in one bcopy message.
     pub(crate) bcopy_max: usize,
+    /// Most payload bytes in one of many messages that carry a long one.
+    pub(crate) fragment_max: usize,
+    /// Bytes of a long message that are worth sending before the receiver has asked for them.
+    pub(crate) push_max: usize,
     /// One-sided reads from the peer's application buffers work.
     pub(crate) get: bool,
     /// One-sided writes into the peer's application buffers work.
     pub(crate) put: bool,
+    /// `get` or `put` work or may yet: it is worth saying where buffers are.
+    pub(crate) one_sided: bool,
+    /// After `SendError::Again` something arrives, and wakes a sleeper, when there is room again.
+    pub(crate) announces_room: bool,
 }
 
 /// Why a message was not taken.
@@ -70,6 +81,8 @@ pub(crate) trait Handler {
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
     /// A peer is gone; everything it sent before was reported before.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
+    /// Whether an operation waits for `peer`: its silence is worth looking into then.
+    fn is_owed(&self, peer: PeerId) -> bool;
 }
 
 /// A device as the protocol layer sees it.
@@ -84,12 +97,13 @@ pub(crate) trait Iface {
     fn caps(&self, peer: PeerId) -> Caps;
 
     /// Sends `header` and `len` payload bytes in one slot; `header.len() + len <= short_max`.
+    /// `pack` copies payload from the offset that it is given, once or piece by piece.
     fn am_short(
         &mut self,
         peer: PeerId,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError>;
 
     /// Sends `header` and `len` payload bytes through the transport's buffers; `len <= bcopy_max`.
@@ -98,8 +112,23 @@ pub(crate) trait Iface {
         peer: PeerId,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError>;
+
+    /// Sends one of many messages that carry a long one; `len <= fragment_max`. It may wait for
+    /// `flush` or the next poll, to leave together with others.
+    fn am_fragment(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), SendError> {
+        self.am_bcopy(peer, header, len, pack)
+    }
+
+    /// Nothing more will join the fragments that wait.
+    fn flush(&mut self) {}
 
     /// Reads from the peer's `remote` ranges into `local`; returns bytes moved (> 0).
     fn get(

@@ -3,6 +3,8 @@
 
 use super::address::LocalHost;
 use super::loopback::Loopback;
+use super::net::udp::UdpLink;
+use super::net::{Net, NetSettings};
 use super::peers::PeerTable;
 use super::shm::Shm;
 use super::{Address, Caps, Handler, Iface, PeerId, SendError};
@@ -23,6 +25,26 @@ enum Route {
     None,
     Loopback,
     Shm,
+    Net,
+}
+
+/// What an endpoint's transports are made with.
+#[derive(Debug)]
+pub(crate) struct MuxSettings {
+    pub(crate) cma: CmaPolicy,
+    /// FI_UDRV_SHM: peers of this node are reached through shared memory.
+    pub(crate) shm: bool,
+    /// FI_UDRV_MTU, bytes.
+    pub(crate) mtu: Option<usize>,
+    /// `None`: FI_UDRV_NET=0, the node only.
+    pub(crate) net: Option<NetSettings>,
+}
+
+/// Who holds our port for as long as the endpoint lives.
+#[derive(Debug)]
+enum Port {
+    Idle(#[allow(dead_code)] UdpSocket),
+    Linked(Box<Net>),
 }
 
 /// All transports of one endpoint.
@@ -34,21 +56,45 @@ pub(crate) struct Mux {
     my_id: PeerId,
     loopback: Loopback,
     shm: Shm,
-    /// Holds our port for as long as the endpoint lives.
-    _port: UdpSocket,
+    /// Peers of this node are reached through shared memory.
+    prefers_shm: bool,
+    port: Port,
 }
 
 impl Mux {
     /// Opens all transports under `bind`; port 0 takes a free one. Errors: EADDRINUSE,
     /// EADDRNOTAVAIL, EMFILE, ENFILE, ENOMEM.
-    pub(crate) fn open(bind: Address, cma: CmaPolicy) -> Result<Self, Errno> {
+    pub(crate) fn open(bind: Address, settings: MuxSettings) -> Result<Self, Errno> {
+        let host = LocalHost::detect();
         let mut last = Errno(libc::EADDRINUSE);
         for _ in 0..PORT_TRIES {
-            let (socket, port) = net::reserve_port(&bind.0)?;
+            let (port, number) = match settings.net {
+                Some(_) => {
+                    let link = UdpLink::open(&bind.0, settings.mtu)?;
+                    let number = link.port();
+                    (Err(link), number)
+                }
+                None => {
+                    let (socket, number) = net::reserve_port(&bind.0)?;
+                    (Ok(socket), number)
+                }
+            };
             let mut me = bind;
-            me.0.set_port(port);
-            match Shm::open(me, cma) {
-                Ok(shm) => return Ok(Self::assemble(me, shm, socket)),
+            me.0.set_port(number);
+            let me = named(me, &host);
+            match Shm::open(me, settings.cma, settings.shm) {
+                Ok(shm) => {
+                    let prefers_shm = settings.shm;
+                    let port = match (port, settings.net) {
+                        (Err(link), Some(net)) => {
+                            let peers = PeerTable::new(host.clone());
+                            Port::Linked(Box::new(Net::open(me, link, peers, net)?))
+                        }
+                        (Ok(socket), _) => Port::Idle(socket),
+                        (Err(_), None) => return Err(Errno(libc::EINVAL)),
+                    };
+                    return Self::assemble(me, host, shm, port, prefers_shm);
+                }
                 Err(e) if e.0 == libc::EADDRINUSE && bind.port() == 0 => last = e,
                 Err(e) => return Err(e),
             }
@@ -56,21 +102,28 @@ impl Mux {
         Err(last)
     }
 
-    fn assemble(me: Address, shm: Shm, port: UdpSocket) -> Self {
-        let host = LocalHost::detect();
-        let me = named(me, &host);
+    fn assemble(
+        me: Address,
+        host: LocalHost,
+        shm: Shm,
+        port: Port,
+        prefers_shm: bool,
+    ) -> Result<Self, Errno> {
         let mut peers = PeerTable::new(host);
-        let my_id = peers.intern(&me);
-        log::info(format_args!("endpoint {me} opened: loopback and shared memory"));
-        Self {
-            peers,
-            routes: vec![Route::Loopback],
-            me,
-            my_id,
-            loopback: Loopback::default(),
-            shm,
-            _port: port,
+        let my_id = peers.intern(&me).ok_or(Errno(libc::ENOMEM))?;
+        if let Port::Linked(net) = &port {
+            net.watch(shm.epoll(), super::shm::TOKEN_ELSEWHERE)?;
         }
+        let names = match (prefers_shm, &port) {
+            (true, Port::Linked(_)) => "loopback, shared memory, UDP",
+            (true, Port::Idle(_)) => "loopback, shared memory",
+            (false, Port::Linked(_)) => "loopback, UDP",
+            (false, Port::Idle(_)) => "loopback",
+        };
+        log::info(format_args!("endpoint {me} opened: {names}"));
+        let routes = vec![Route::Loopback];
+        let loopback = Loopback::default();
+        Ok(Self { peers, routes, me, my_id, loopback, shm, prefers_shm, port })
     }
 
     /// The endpoint's address.
@@ -78,56 +131,84 @@ impl Mux {
         self.me
     }
 
+    fn net(&self) -> Option<&Net> {
+        if let Port::Linked(net) = &self.port { Some(net) } else { None }
+    }
+
+    fn net_mut(&mut self) -> Option<&mut Net> {
+        if let Port::Linked(net) = &mut self.port { Some(net) } else { None }
+    }
+
+    /// Packets that other hosts have not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> usize {
+        self.net().map_or(0, Net::unacknowledged)
+    }
+
     fn route(&self, peer: PeerId) -> Route {
         self.routes.get(peer.index()).copied().unwrap_or(Route::None)
     }
 
-    fn set_route(&mut self, peer: PeerId, route: Route) {
-        if self.routes.len() <= peer.index() {
-            self.routes.resize(peer.index() + 1, Route::None);
-        }
-        if let Some(slot) = self.routes.get_mut(peer.index()) {
-            *slot = route;
+    /// The link to `peer`, made if this is the first message or the last link has ended.
+    #[inline]
+    fn ensure(&mut self, peer: PeerId) -> Result<Route, SendError> {
+        match self.route(peer) {
+            Route::Shm if !self.shm.is_connected(peer) => self.make_link(peer),
+            Route::Net if !self.net().is_some_and(|net| net.is_connected(peer)) => {
+                self.make_link(peer)
+            }
+            Route::None => self.make_link(peer),
+            route => Ok(route),
         }
     }
 
-    /// The link to `peer`, made if this is the first message or the last link has ended.
-    fn ensure(&mut self, peer: PeerId) -> Result<Route, SendError> {
-        match self.route(peer) {
-            Route::Shm if !self.shm.is_connected(peer) => {}
-            Route::None => {}
-            route => return Ok(route),
-        }
-        let address =
-            self.peers.address(peer).ok_or(SendError::Unreachable(Errno(libc::EADDRNOTAVAIL)))?;
-        if !self.peers.host().owns(address.0.ip()) {
-            log::warn(format_args!(
-                "{address} is not an address of this node, and this version of udrv has no network transport"
-            ));
-            return Err(SendError::Unreachable(Errno(libc::EHOSTUNREACH)));
-        }
-        if let Err(e) = self.shm.connect(peer, &address) {
-            if let SendError::Unreachable(errno) = e {
+    #[cold]
+    fn make_link(&mut self, peer: PeerId) -> Result<Route, SendError> {
+        let unknown = SendError::Unreachable(Errno(libc::EADDRNOTAVAIL));
+        let address = self.peers.address(peer).ok_or(unknown)?;
+        let made = self.choose_link(peer, &address);
+        match made {
+            Ok(route) => set_route(&mut self.routes, peer, route),
+            Err(SendError::Unreachable(errno)) => {
                 log::warn(format_args!("cannot reach {address}: {errno}"));
             }
-            return Err(e);
+            Err(SendError::Again) => {}
         }
-        self.set_route(peer, Route::Shm);
-        Ok(Route::Shm)
+        made
+    }
+
+    fn choose_link(&mut self, peer: PeerId, address: &Address) -> Result<Route, SendError> {
+        let here = self.peers.host().owns(address.0.ip());
+        if here && self.prefers_shm && !Shm::is_aloof(address) {
+            self.shm.connect(peer, address)?;
+            return Ok(Route::Shm);
+        }
+        if here && !Shm::is_there(address) {
+            return Err(SendError::Unreachable(Errno(libc::ECONNREFUSED)));
+        }
+        let Some(net) = self.net_mut() else {
+            log::warn(format_args!("{address} is not on this node, and FI_UDRV_NET=0"));
+            return Err(SendError::Unreachable(Errno(libc::EHOSTUNREACH)));
+        };
+        net.connect(peer, address)?;
+        Ok(Route::Net)
     }
 
     #[inline]
     fn send(
         &mut self,
         peer: PeerId,
-        short: bool,
+        kind: Slot,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         match self.ensure(peer)? {
             Route::Loopback => self.loopback.send(header, len, pack),
-            Route::Shm | Route::None => self.shm.send(peer, short, header, len, pack),
+            Route::Net => match &mut self.port {
+                Port::Linked(net) => net.send(peer, header, len, pack, kind == Slot::Fragment),
+                Port::Idle(_) => Err(SendError::Unreachable(Errno(libc::EHOSTUNREACH))),
+            },
+            Route::Shm | Route::None => self.shm.send(peer, kind == Slot::Short, header, len, pack),
         }
     }
 
@@ -138,17 +219,44 @@ impl Mux {
 
     /// Prepares for sleep on [`Mux::wait_fd`]; `false` means there is work already.
     pub(crate) fn sleep(&mut self) -> bool {
-        self.loopback.is_idle() && self.shm.sleep()
+        if !self.loopback.is_idle() || !self.shm.sleep() {
+            return false;
+        }
+        if self.net_mut().is_none_or(Net::sleep) {
+            return true;
+        }
+        self.shm.awake();
+        false
     }
 
     /// Ends the state that `sleep` began.
     pub(crate) fn awake(&mut self) {
         self.shm.awake();
+        if let Some(net) = self.net_mut() {
+            net.awake();
+        }
     }
 
     /// Becomes readable when a message arrives while asleep, and when a link changes.
     pub(crate) fn wait_fd(&self) -> RawFd {
         self.shm.epoll().raw()
+    }
+}
+
+/// How a message is carried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slot {
+    Short,
+    Bulk,
+    Fragment,
+}
+
+fn set_route(routes: &mut Vec<Route>, peer: PeerId, route: Route) {
+    if routes.len() <= peer.index() {
+        routes.resize(peer.index() + 1, Route::None);
+    }
+    if let Some(slot) = routes.get_mut(peer.index()) {
+        *slot = route;
     }
 }
 
@@ -165,7 +273,7 @@ fn named(address: Address, host: &LocalHost) -> Address {
 
 impl Iface for Mux {
     fn connect(&mut self, address: &Address) -> Result<PeerId, SendError> {
-        let peer = self.peers.intern(address);
+        let peer = self.peers.intern(address).ok_or(SendError::Again)?;
         self.ensure(peer)?;
         Ok(peer)
     }
@@ -176,9 +284,10 @@ impl Iface for Mux {
 
     #[inline]
     fn caps(&self, peer: PeerId) -> Caps {
-        match self.route(peer) {
-            Route::Loopback => Loopback::CAPS,
-            Route::Shm | Route::None => self.shm.caps(peer),
+        match (self.route(peer), &self.port) {
+            (Route::Loopback, _) => Loopback::CAPS,
+            (Route::Net, Port::Linked(net)) => net.caps(peer),
+            _ => self.shm.caps(peer),
         }
     }
 
@@ -188,9 +297,9 @@ impl Iface for Mux {
         peer: PeerId,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
-        self.send(peer, true, header, len, pack)
+        self.send(peer, Slot::Short, header, len, pack)
     }
 
     #[inline]
@@ -199,9 +308,25 @@ impl Iface for Mux {
         peer: PeerId,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
-        self.send(peer, false, header, len, pack)
+        self.send(peer, Slot::Bulk, header, len, pack)
+    }
+
+    fn am_fragment(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), SendError> {
+        self.send(peer, Slot::Fragment, header, len, pack)
+    }
+
+    fn flush(&mut self) {
+        if let Some(net) = self.net_mut() {
+            net.flush();
+        }
     }
 
     fn get(
@@ -216,6 +341,7 @@ impl Iface for Mux {
                 let from = from.ok_or(SendError::Unreachable(Errno(libc::EINVAL)))?;
                 Ok(Loopback::copy(&from, local))
             }
+            Route::Net => Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP))),
             Route::Shm | Route::None => self.shm.get(peer, local, remote),
         }
     }
@@ -232,6 +358,7 @@ impl Iface for Mux {
                 let to = to.ok_or(SendError::Unreachable(Errno(libc::EINVAL)))?;
                 Ok(Loopback::copy(local, &to))
             }
+            Route::Net => Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP))),
             Route::Shm | Route::None => self.shm.put(peer, local, remote),
         }
     }
@@ -241,6 +368,7 @@ impl Iface for Mux {
         match self.route(peer) {
             Route::Shm => self.shm.under_pressure(peer),
             Route::Loopback => self.loopback.pressure,
+            Route::Net => self.net().is_some_and(|net| net.under_pressure(peer)),
             Route::None => false,
         }
     }
@@ -248,11 +376,21 @@ impl Iface for Mux {
     fn set_pressure(&mut self, on: bool) {
         self.loopback.pressure = on;
         self.shm.set_pressure(on);
+        if let Some(net) = self.net_mut() {
+            net.set_pressure(on);
+        }
     }
 
     #[inline]
     fn poll(&mut self, handler: &mut impl Handler) -> usize {
-        let n = self.loopback.poll(self.my_id, handler);
-        n + self.shm.poll(&mut self.peers, handler)
+        let mut n = self.loopback.poll(self.my_id, handler);
+        n += self.shm.poll(&mut self.peers, handler);
+        if let Port::Linked(net) = &mut self.port {
+            let routes = &mut self.routes;
+            n += net.poll(&mut self.peers, handler, &mut |peer| {
+                set_route(routes, peer, Route::Net);
+            });
+        }
+        n
     }
 }

@@ -10,7 +10,7 @@ mod transfer;
 use super::av::{self, AddressVector};
 use super::cntr::{self, Counter};
 use super::cq::{self, CompletionQueue};
-use super::domain::Domain;
+use super::domain::{Domain, auth_key};
 use super::eq;
 use super::guard::{code, entry};
 use super::lock::{Guard, Locked};
@@ -20,7 +20,9 @@ use crate::sys::{clock::Deadline, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
-use crate::transport::mux::Mux;
+use crate::transport::mux::{Mux, MuxSettings};
+use crate::transport::net::NetSettings;
+use crate::transport::net::reliable::tag::JobKey;
 use host::EndpointHost;
 use libfabric_sys::{
     FI_ADDR_STR, FI_ALIAS, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
@@ -86,6 +88,8 @@ pub(crate) struct Endpoint {
     pub(super) engine: Locked<Option<Engine<Mux>>>,
     pub(super) state: Locked<EndpointState>,
     inject_size: usize,
+    /// Whom it talks to over a network.
+    job_key: JobKey,
     /// FI_DIRECTED_RECV was asked for: `src_addr` of receives counts.
     pub(super) directed: bool,
     /// FI_SOURCE was asked for: completions tell the sender.
@@ -165,6 +169,10 @@ pub(crate) unsafe fn open(
     let rx_flags = rx.map_or(0, |rx: &fi_rx_attr| rx.op_flags);
     // SAFETY: `src_addr` is as `src_addrlen` and `addr_format` say.
     let bind = unsafe { source_address(info) };
+    // SAFETY: as `source_address`: the application says how long its key is.
+    let given = unsafe {
+        ep_attr.map_or(Ok(None), |attr| auth_key(&domain.fabric, attr.auth_key, attr.auth_key_size))
+    }?;
     let shared = Arc::new(Endpoint {
         domain: domain.clone(),
         addr_format: info.addr_format,
@@ -183,6 +191,7 @@ pub(crate) unsafe fn open(
         inject_size: super::info::INJECT_SIZE.min(tx.map_or(usize::MAX, |tx| {
             if tx.inject_size == 0 { usize::MAX } else { tx.inject_size }
         })),
+        job_key: given.unwrap_or(domain.job_key),
         directed: info.caps & libfabric_sys::FI_DIRECTED_RECV != 0,
         source: info.caps & libfabric_sys::FI_SOURCE != 0,
         owner: process::pid(),
@@ -370,7 +379,17 @@ impl Endpoint {
             Some(address) => address,
             None => self.default_address()?,
         };
-        let mux = Mux::open(bind, config.cma).map_err(|e| {
+        let settings = MuxSettings {
+            cma: config.cma,
+            shm: config.shm,
+            mtu: config.mtu,
+            net: config.net.then_some(NetSettings {
+                key: self.job_key,
+                peer_timeout_s: config.peer_timeout_s,
+                buffer_bytes: config.net_buffer,
+            }),
+        };
+        let mux = Mux::open(bind, settings).map_err(|e| {
             log::warn(format_args!("cannot open an endpoint at {bind}: {e}"));
             if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
         })?;
@@ -413,7 +432,9 @@ impl Endpoint {
         let mine = process::pid() == self.owner;
         loop {
             let guard = self.domain.lock.lock();
-            let unsent = self.engine(&guard).is_some_and(|engine| engine.has_unsent());
+            let unsent = self
+                .engine(&guard)
+                .is_some_and(|engine| engine.has_unsent() || engine.iface().unacknowledged() > 0);
             if !unsent || !mine || deadline.expired() {
                 self.leave(&guard);
                 return;

@@ -7,11 +7,12 @@
 use super::hints::Hints;
 use super::names;
 use super::{
-    CAPS, CAPS_IF_ASKED, CONTEXT_SIZE, CQ_DATA_SIZE, DOMAIN_CAPS, EP_COUNT, FABRIC_NAME,
-    INJECT_SIZE, IOV_LIMIT, MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL, PROTOCOL_VERSION,
-    RMA_IOV_LIMIT, RX_CAPS, RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
+    CAPS, CONTEXT_SIZE, CQ_DATA_SIZE, DOMAIN_CAPS, EP_COUNT, FABRIC_NAME, INJECT_SIZE, IOV_LIMIT,
+    MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL, PROTOCOL_VERSION, RMA_IOV_LIMIT, RX_CAPS,
+    RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
 };
 use crate::config::Config;
+use crate::transport::net::job_key::SECRET_MAX;
 use libfabric_sys::{
     FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM, FI_MR_BASIC, FI_MR_SCALABLE,
     FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_PROGRESS_CONTROL_UNIFIED, FI_PROGRESS_MANUAL,
@@ -29,6 +30,9 @@ pub(super) struct Attributes {
     pub(super) rx: fi_rx_attr,
     pub(super) ep: fi_ep_attr_2_7,
     pub(super) domain: fi_domain_attr_2_7,
+    /// `auth_key` of `ep` and of `domain`; no bytes: none.
+    pub(super) ep_auth_key: Vec<u8>,
+    pub(super) domain_auth_key: Vec<u8>,
 }
 
 /// Meets all wishes or says which one cannot be met.
@@ -40,13 +44,23 @@ pub(super) fn negotiate(
     // First, because libfabric's layering providers ask everybody for endpoints of other types.
     let ep = endpoint(&hints.ep)?;
     names_of_ours(hints)?;
-    let caps = capabilities(hints)?;
+    let caps = capabilities(hints, config)?;
     Ok(Attributes {
         caps,
         tx: transmit(caps, &hints.tx, config)?,
         rx: receive(caps, &hints.rx, config)?,
         ep,
         domain: domain(version, caps, &hints.domain)?,
+        ep_auth_key: auth_key(
+            "ep_attr->auth_key",
+            hints.ep.auth_key_size,
+            hints.ep_auth_key.as_deref(),
+        )?,
+        domain_auth_key: auth_key(
+            "domain_attr->auth_key",
+            hints.domain.base.auth_key_size,
+            hints.domain_auth_key.as_deref(),
+        )?,
     })
 }
 
@@ -84,17 +98,19 @@ fn names_of_ours(hints: &Hints) -> Result<(), Refusal> {
 
 /// Primary capabilities come only when asked for, secondary ones also when they cost nothing
 /// (fi_getinfo(3), "Capabilities may be grouped"). FI_SOURCE costs a look-up per message.
-fn capabilities(hints: &Hints) -> Result<u64, Refusal> {
-    subset("caps", hints.caps, CAPS | CAPS_IF_ASKED, names::CAPS)?;
+fn capabilities(hints: &Hints, config: &Config) -> Result<u64, Refusal> {
+    subset("caps", hints.caps, CAPS, names::CAPS)?;
     subset("domain_attr->caps", hints.domain.base.caps, DOMAIN_CAPS, names::CAPS)?;
-    let mut caps = if hints.caps == 0 { CAPS } else { with_directions(hints.caps) };
+    let all = CAPS & !FI_REMOTE_COMM;
+    let mut caps = if hints.caps == 0 { all } else { with_directions(hints.caps) };
     if caps & FI_MSG != 0 && caps & FI_RECV != 0 {
         caps |= FI_MULTI_RECV;
     }
     if caps & FI_SEND != 0 {
         caps |= FI_FENCE;
     }
-    Ok(caps | FI_LOCAL_COMM | (hints.domain.base.caps & FI_REMOTE_COMM))
+    let reach = if config.net { FI_REMOTE_COMM } else { hints.domain.base.caps & FI_REMOTE_COMM };
+    Ok(caps | FI_LOCAL_COMM | reach)
 }
 
 /// Messages without a direction go both ways.
@@ -205,7 +221,7 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
         }
         at_most(attribute, count, 1)?;
     }
-    at_most("ep_attr->auth_key_size", hints.auth_key_size, 0)?;
+    at_most("ep_attr->auth_key_size", hints.auth_key_size, SECRET_MAX)?;
     Ok(fi_ep_attr_2_7 {
         base: fi_ep_attr {
             type_: FI_EP_RDM,
@@ -220,7 +236,7 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
             mem_tag_format: FI_TAG_GENERIC,
             tx_ctx_cnt: 1,
             rx_ctx_cnt: 1,
-            auth_key_size: 0,
+            auth_key_size: hints.auth_key_size,
             auth_key: null_mut(),
         },
         xpu_ctx: null_mut(),
@@ -250,7 +266,7 @@ fn domain(
     at_most("domain_attr->max_ep_srx_ctx", wanted.max_ep_srx_ctx, 0)?;
     at_most("domain_attr->cntr_cnt", wanted.cntr_cnt, OBJECT_COUNT)?;
     at_most("domain_attr->mr_iov_limit", wanted.mr_iov_limit, 1)?;
-    at_most("domain_attr->auth_key_size", wanted.auth_key_size, 0)?;
+    at_most("domain_attr->auth_key_size", wanted.auth_key_size, SECRET_MAX)?;
     at_most("domain_attr->max_err_data", wanted.max_err_data, 0)?;
     at_most("domain_attr->mr_cnt", wanted.mr_cnt, OBJECT_COUNT)?;
     at_most("domain_attr->max_ep_auth_key", hints.max_ep_auth_key, 0)?;
@@ -281,7 +297,7 @@ fn domain(
             caps: caps & DOMAIN_CAPS,
             mode: 0,
             auth_key: null_mut(),
-            auth_key_size: 0,
+            auth_key_size: wanted.auth_key_size,
             max_err_data: 0,
             mr_cnt: OBJECT_COUNT,
             tclass: wanted.tclass,
@@ -292,6 +308,19 @@ fn domain(
         max_err_cntr_value: u64::MAX,
         max_xpu_ctx_cnt: 0,
     })
+}
+
+/// The key to offer, which is the one that was wanted: no bytes, or `size` of them.
+fn auth_key(
+    attribute: &'static str,
+    size: usize,
+    wanted: Option<&[u8]>,
+) -> Result<Vec<u8>, Refusal> {
+    match wanted {
+        Some(key) => Ok(key.to_vec()),
+        None if size == 0 => Ok(Vec::new()),
+        None => Err(Refusal::new(attribute, "a null pointer", "a pointer to auth_key_size bytes")),
+    }
 }
 
 /// Fails for an enumerator above the last one that we know; all others are served.

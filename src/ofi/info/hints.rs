@@ -1,6 +1,7 @@
 //! The hints of `fi_getinfo` as one Rust value. An attribute structure that the application left
 //! out reads as all zeroes, which fi_getinfo(3) defines as "no wish" for every member.
 
+use crate::transport::net::job_key::SECRET_MAX;
 use libfabric_sys::{
     fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr, fi_info, fi_rx_attr, fi_tx_attr, fi_version,
     fid_t,
@@ -18,6 +19,10 @@ pub(super) struct Hints {
     pub(super) tx: fi_tx_attr,
     pub(super) rx: fi_rx_attr,
     pub(super) ep: fi_ep_attr,
+    /// The bytes of `ep.auth_key`, `None` for a null pointer or a size that nobody offers.
+    pub(super) ep_auth_key: Option<Vec<u8>>,
+    /// The bytes of `domain.base.auth_key`, likewise.
+    pub(super) domain_auth_key: Option<Vec<u8>>,
     /// Members younger than the caller's API version are zero.
     pub(super) domain: fi_domain_attr_2_7,
     pub(super) domain_name: Option<String>,
@@ -41,6 +46,8 @@ impl Hints {
             tx,
             rx,
             ep,
+            ep_auth_key: None,
+            domain_auth_key: None,
             domain,
             domain_name: None,
             fabric_name: None,
@@ -86,6 +93,13 @@ impl Hints {
             hints.ep.auth_key_size = 0;
             hints.domain.base.auth_key_size = 0;
         }
+        let (ep, domain) = (&mut hints.ep, &mut hints.domain.base);
+        // SAFETY: fi_endpoint(3), fi_domain(3): so many bytes are there.
+        unsafe {
+            hints.ep_auth_key = auth_key(ep.auth_key, ep.auth_key_size);
+            hints.domain_auth_key = auth_key(domain.auth_key, domain.auth_key_size);
+        }
+        (ep.auth_key, domain.auth_key) = (std::ptr::null_mut(), std::ptr::null_mut());
         hints
     }
 }
@@ -119,6 +133,18 @@ pub(super) unsafe fn text(text: *const c_char) -> Option<String> {
     }
     // SAFETY: the caller vouches.
     Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+/// A size that is not offered is not a number of bytes either: FI_AV_AUTH_KEY.
+///
+/// # Safety
+/// `at` is null or points to `len` bytes if `len` is at most [`SECRET_MAX`].
+unsafe fn auth_key(at: *const u8, len: usize) -> Option<Vec<u8>> {
+    if len == 0 || len > SECRET_MAX {
+        return None;
+    }
+    // SAFETY: the caller vouches.
+    unsafe { bytes(at.cast(), len) }
 }
 
 /// # Safety

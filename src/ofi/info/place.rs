@@ -7,12 +7,14 @@ use crate::config::Config;
 use crate::sys::net::{self, Interface};
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, unix};
+use crate::telemetry::log;
 use crate::transport::address::{Address, LocalHost};
 use libfabric_sys::{
     FI_ADDR_STR, FI_FORMAT_UNSPEC, FI_NUMERICHOST, FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6,
     FI_SOCKADDR_IP, FI_SOURCE,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 
 /// The addresses of an info.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,7 +26,35 @@ pub(super) struct Place {
     pub(super) dest: Option<Address>,
     /// Interface of `source`: the name of the domain.
     pub(super) interface: String,
+    /// Why this one.
+    pub(super) reason: &'static str,
 }
+
+impl Place {
+    /// One line about the interface for the log, unless the last one said the same: an application
+    /// and libfabric's layering providers ask many times.
+    pub(super) fn explain(&self) {
+        static LAST: Mutex<String> = Mutex::new(String::new());
+        let (interface, ip) = (&self.interface, self.source.0.ip());
+        let others = net::interfaces().into_iter().filter(|i| i.ip != ip);
+        let others: Vec<String> = others.map(|i| format!("{} {}", i.name, i.ip)).collect();
+        let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
+        let reason = self.reason;
+        let hint = if reason == BY_USER { "" } else { "; FI_UDRV_IFACE chooses another" };
+        let line = format!("interface {interface} ({ip}) chosen: {reason}; others: {others}{hint}");
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if *last != line {
+            log::info(format_args!("{line}"));
+            *last = line;
+        }
+    }
+}
+
+/// Where an endpoint would live: address, interface, and why there.
+type Choice = (SocketAddr, String, &'static str);
+
+const BY_USER: &str = "FI_UDRV_IFACE names it";
+const BY_ADDRESS: &str = "it has the address that was asked for";
 
 /// Finds the addresses that meet node, service and hints.
 pub(super) fn find(
@@ -58,7 +88,7 @@ pub(super) fn find(
         Some(dest) if dest.ip().is_unspecified() => Some(finder.here(dest)?.0),
         dest => dest,
     };
-    let (source, interface) = match (source, dest) {
+    let (source, interface, reason) = match (source, dest) {
         (Some(source), _) => finder.own(source)?,
         (None, Some(dest)) => finder.towards(dest)?,
         (None, None) => finder.preferred(v6, 0)?,
@@ -72,6 +102,7 @@ pub(super) fn find(
         source: Address(source),
         dest: dest.map(Address),
         interface,
+        reason,
     })
 }
 
@@ -155,7 +186,7 @@ impl Finder<'_> {
     }
 
     /// The best of this host's addresses, and its interface.
-    fn preferred(&self, v6: Option<bool>, port: u16) -> Result<(SocketAddr, String), Refusal> {
+    fn preferred(&self, v6: Option<bool>, port: u16) -> Result<Choice, Refusal> {
         let attribute = match (&self.hints.domain_name, &self.config.iface) {
             (Some(_), _) => "domain_attr->name",
             (None, Some(_)) => "FI_UDRV_IFACE",
@@ -173,16 +204,22 @@ impl Finder<'_> {
                 self.interfaces(),
             )
         })?;
-        Ok((address_on(&interface, port), interface.name))
+        let reason = match (&self.hints.domain_name, &self.config.iface) {
+            (Some(_), _) => "the application names it",
+            (None, Some(_)) => BY_USER,
+            (None, None) if interface.loopback => "no other is up",
+            (None, None) => "the first that is up and not loopback",
+        };
+        Ok((address_on(&interface, port), interface.name, reason))
     }
 
     /// The wildcard address made definite, port kept.
-    fn here(&self, wildcard: SocketAddr) -> Result<(SocketAddr, String), Refusal> {
+    fn here(&self, wildcard: SocketAddr) -> Result<Choice, Refusal> {
         self.preferred(Some(self.v6.unwrap_or_else(|| wildcard.is_ipv6())), wildcard.port())
     }
 
     /// An explicit source address with its interface: must be this host's.
-    fn own(&self, source: SocketAddr) -> Result<(SocketAddr, String), Refusal> {
+    fn own(&self, source: SocketAddr) -> Result<Choice, Refusal> {
         if source.ip().is_unspecified() {
             return self.here(source);
         }
@@ -196,20 +233,20 @@ impl Finder<'_> {
         self.on(&interface.name, with_scope(source, interface))
     }
 
-    fn on(&self, interface: &str, source: SocketAddr) -> Result<(SocketAddr, String), Refusal> {
+    fn on(&self, interface: &str, source: SocketAddr) -> Result<Choice, Refusal> {
         match self.hints.domain_name.as_deref() {
             Some(name) if name != interface => Err(Refusal::new(
                 "domain_attr->name",
                 name,
                 format_args!("{interface}, which has {}", source.ip()),
             )),
-            _ => Ok((source, interface.to_owned())),
+            _ => Ok((source, interface.to_owned(), BY_ADDRESS)),
         }
     }
 
     /// A source address that reaches `dest`: for this host's own addresses the same one, else the
     /// one that the kernel would route from.
-    fn towards(&self, dest: SocketAddr) -> Result<(SocketAddr, String), Refusal> {
+    fn towards(&self, dest: SocketAddr) -> Result<Choice, Refusal> {
         let v6 = Some(dest.is_ipv6());
         if self.pinned().is_some() {
             return self.preferred(v6, 0);
@@ -218,7 +255,10 @@ impl Finder<'_> {
             return self.own(with_port(dest, 0));
         }
         match routed_from(dest).filter(|ip| self.host.owns(*ip)) {
-            Some(ip) => self.own(SocketAddr::new(ip, 0)),
+            Some(ip) => {
+                let (source, interface, _) = self.own(SocketAddr::new(ip, 0))?;
+                Ok((source, interface, "it leads to the destination"))
+            }
             None => self.preferred(v6, 0),
         }
     }

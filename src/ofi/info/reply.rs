@@ -3,7 +3,7 @@
 
 use super::hints::Hints;
 use super::place::Place;
-use super::{FABRIC_NAME, Offer};
+use super::{FABRIC_NAME, Offer, nic};
 use crate::sys::net::socket_addr_to_bytes;
 use crate::transport::address::Address;
 use libfabric_sys::{FI_ADDR_STR, FI_SOCKADDR_IN, fi_fabric_attr, fi_info};
@@ -19,17 +19,14 @@ const NO_INTERFACE: &str = "none";
 /// The info, or `None` when there is no memory.
 pub(super) fn write(offer: &Offer, hints: &Hints) -> Option<NonNull<fi_info>> {
     let mut parts = Parts::default();
-    let info = parts.write(offer, hints);
-    if info.is_some() {
-        // Everything belongs to the info now.
-        parts.owned.clear();
-    }
-    info
+    let info = parts.write(offer, hints)?;
+    parts.give();
+    Some(info)
 }
 
 /// Pieces that are freed unless the whole succeeds.
 #[derive(Default)]
-struct Parts {
+pub(super) struct Parts {
     owned: Vec<NonNull<c_void>>,
 }
 
@@ -43,10 +40,17 @@ impl Drop for Parts {
 }
 
 impl Parts {
+    /// Everything belongs to the whole from now on.
+    pub(super) fn give(&mut self) {
+        self.owned.clear();
+    }
+
     fn write(&mut self, offer: &Offer, hints: &Hints) -> Option<NonNull<fi_info>> {
         let attributes = &offer.attributes;
         let place = offer.place.as_ref();
-        let mut domain = attributes.domain;
+        let (mut ep, mut domain) = (attributes.ep, attributes.domain);
+        ep.base.auth_key = self.auth_key(&attributes.ep_auth_key)?;
+        domain.base.auth_key = self.auth_key(&attributes.domain_auth_key)?;
         domain.base.name = self.text(place.map_or(NO_INTERFACE, |p| &p.interface))?;
         let fabric = fi_fabric_attr {
             fabric: null_mut(),
@@ -57,6 +61,10 @@ impl Parts {
             api_version: 0,
         };
         let (src_addr, src_addrlen) = self.address(place, place.map(|p| p.source))?;
+        let nic = match &offer.nic {
+            Some(nic) => nic::write(self, nic)?,
+            None => null_mut(),
+        };
         let (dest_addr, dest_addrlen) = self.address(place, place.and_then(|p| p.dest))?;
         let info = fi_info {
             next: null_mut(),
@@ -70,10 +78,10 @@ impl Parts {
             handle: hints.handle,
             tx_attr: self.structure(attributes.tx)?,
             rx_attr: self.structure(attributes.rx)?,
-            ep_attr: self.structure(attributes.ep)?.cast(),
+            ep_attr: self.structure(ep)?.cast(),
             domain_attr: self.structure(domain)?.cast(),
             fabric_attr: self.structure(fabric)?,
-            nic: null_mut(),
+            nic,
         };
         NonNull::new(self.structure(info)?)
     }
@@ -85,7 +93,7 @@ impl Parts {
         Some(part)
     }
 
-    fn structure<T: Copy>(&mut self, value: T) -> Option<*mut T> {
+    pub(super) fn structure<T: Copy>(&mut self, value: T) -> Option<*mut T> {
         let at = self.zeroed(size_of::<T>() + SLACK)?.cast::<T>().as_ptr();
         // SAFETY: new memory that is large enough and aligned for every type.
         unsafe { at.write(value) };
@@ -99,9 +107,17 @@ impl Parts {
         Some(at)
     }
 
-    fn text(&mut self, text: &str) -> Option<*mut c_char> {
+    pub(super) fn text(&mut self, text: &str) -> Option<*mut c_char> {
         let bytes: Vec<u8> = text.bytes().chain([0]).collect();
         Some(self.bytes(&bytes)?.as_ptr().cast())
+    }
+
+    /// A copy of the key, or a null pointer for none.
+    fn auth_key(&mut self, key: &[u8]) -> Option<*mut u8> {
+        if key.is_empty() {
+            return Some(null_mut());
+        }
+        Some(self.bytes(key)?.as_ptr().cast())
     }
 
     /// An address in the format of the info, or a null pointer for none.

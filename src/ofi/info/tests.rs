@@ -1,5 +1,6 @@
 //! `getinfo` as C calls it; what is refused and where addresses come from is in the submodules.
 
+mod devices;
 mod places;
 mod refusals;
 
@@ -39,6 +40,10 @@ impl CHints {
         let (src_addr, src_addrlen) = bytes(&mut hints.source);
         let (dest_addr, dest_addrlen) = bytes(&mut hints.dest);
         hints.domain.base.name = pointer(0);
+        let (mut ep_key, mut domain_key) =
+            (hints.ep_auth_key.clone(), hints.domain_auth_key.clone());
+        hints.ep.auth_key = ep_key.as_mut().map_or(null_mut(), |key| key.as_mut_ptr());
+        hints.domain.base.auth_key = domain_key.as_mut().map_or(null_mut(), |key| key.as_mut_ptr());
         let mut fabric = fi_fabric_attr {
             fabric: null_mut(),
             name: pointer(1),
@@ -94,7 +99,11 @@ impl Drop for Info {
         // SAFETY: each part is from malloc, and nobody else's.
         unsafe {
             let info = &*self.0;
-            assert!(info.next.is_null() && info.nic.is_null());
+            assert!(info.next.is_null());
+            if let Some(nic) = info.nic.as_ref() {
+                let close = (*nic.fid.ops).close.unwrap();
+                assert_eq!(close(info.nic.cast()), 0);
+            }
             let free = |at: *mut c_void| libc::free(at);
             free(info.src_addr);
             free(info.dest_addr);
@@ -165,7 +174,25 @@ fn attribute_structures_may_be_missing() {
         unsafe { std::mem::zeroed() };
     hints.caps = FI_TAGGED;
     let info = ask(NEW, None, None, 0, &hints).unwrap().as_hints();
-    assert_eq!(info.caps, FI_TAGGED | FI_SEND | FI_RECV | FI_FENCE | FI_LOCAL_COMM);
+    assert_eq!(info.caps, FI_TAGGED | FI_SEND | FI_RECV | FI_FENCE | DOMAIN_CAPS);
+}
+
+#[test]
+fn authorization_keys_come_back_as_they_were_given() {
+    let mut hints = Hints::none();
+    hints.ep_auth_key = Some((0..=255).collect());
+    hints.ep.auth_key_size = 256;
+    hints.domain_auth_key = Some(vec![0]);
+    hints.domain.base.auth_key_size = 1;
+    let hints = CHints::new(hints);
+    for version in [fi_version(1, 5), NEW] {
+        let answer = hints.ask(version).unwrap().as_hints();
+        assert_eq!(answer.ep_auth_key, hints.hints.ep_auth_key);
+        assert_eq!(answer.domain_auth_key, hints.hints.domain_auth_key);
+        assert_eq!((answer.ep.auth_key_size, answer.domain.base.auth_key_size), (256, 1));
+    }
+    let before = hints.ask(fi_version(1, 4)).unwrap().as_hints();
+    assert_eq!((before.ep_auth_key, before.domain_auth_key), (None, None));
 }
 
 #[test]
@@ -192,16 +219,12 @@ fn unknown_flags_are_ignored_and_null_results_refused() {
 fn capabilities_follow_what_is_asked() {
     let both = FI_SEND | FI_RECV;
     let cases = [
-        (FI_MSG, FI_MSG | both | FI_MULTI_RECV | FI_FENCE | FI_LOCAL_COMM),
-        (FI_MSG | FI_SEND, FI_MSG | FI_SEND | FI_FENCE | FI_LOCAL_COMM),
-        (FI_MSG | FI_RECV, FI_MSG | FI_RECV | FI_MULTI_RECV | FI_LOCAL_COMM),
-        (
-            FI_TAGGED | FI_SOURCE | FI_REMOTE_COMM,
-            FI_TAGGED | both | FI_SOURCE | FI_FENCE | FI_LOCAL_COMM | FI_REMOTE_COMM,
-        ),
-        (FI_DIRECTED_RECV, FI_DIRECTED_RECV | FI_LOCAL_COMM),
+        (FI_MSG, FI_MSG | both | FI_MULTI_RECV | FI_FENCE | DOMAIN_CAPS),
+        (FI_MSG | FI_SEND, FI_MSG | FI_SEND | FI_FENCE | DOMAIN_CAPS),
+        (FI_MSG | FI_RECV, FI_MSG | FI_RECV | FI_MULTI_RECV | DOMAIN_CAPS),
+        (FI_TAGGED | FI_SOURCE, FI_TAGGED | both | FI_SOURCE | FI_FENCE | DOMAIN_CAPS),
+        (FI_DIRECTED_RECV, FI_DIRECTED_RECV | DOMAIN_CAPS),
         (CAPS, CAPS),
-        (CAPS | CAPS_IF_ASKED, CAPS | CAPS_IF_ASKED),
     ];
     for (wanted, granted) in cases {
         let mut hints = Hints::none();
@@ -213,6 +236,23 @@ fn capabilities_follow_what_is_asked() {
         let receives = info.caps & FI_RECV != 0;
         assert_eq!(info.rx.caps & (FI_MSG | FI_TAGGED) != 0, receives);
     }
+}
+
+#[test]
+fn without_a_network_remote_peers_are_promised_to_those_who_insist() {
+    let config = Config { net: false, ..Config::default() };
+    let granted = |caps, domain_caps| {
+        let mut hints = Hints::none();
+        (hints.caps, hints.domain.base.caps) = (caps, domain_caps);
+        let offer = answer(&request(0), &hints, &config).unwrap();
+        let attributes = offer.attributes;
+        assert_eq!(attributes.domain.base.caps, attributes.caps & DOMAIN_CAPS);
+        attributes.caps & DOMAIN_CAPS
+    };
+    assert_eq!(granted(0, 0), FI_LOCAL_COMM);
+    assert_eq!(granted(FI_MSG, 0), FI_LOCAL_COMM);
+    assert_eq!(granted(FI_MSG | FI_REMOTE_COMM, 0), DOMAIN_CAPS);
+    assert_eq!(granted(FI_MSG, FI_REMOTE_COMM), DOMAIN_CAPS);
 }
 
 #[test]
@@ -298,7 +338,7 @@ fn some_of(bits: u64) -> impl Strategy<Value = u64> {
 
 fn any_hints() -> impl Strategy<Value = (Hints, u32, u64)> {
     let caps = (
-        some_of(CAPS | CAPS_IF_ASKED),
+        some_of(CAPS),
         some_of(TX_CAPS | RX_CAPS | DOMAIN_CAPS),
         some_of(TX_CAPS | RX_CAPS | DOMAIN_CAPS),
         some_of(DOMAIN_CAPS),

@@ -8,6 +8,7 @@ use super::oracle::{HARD_ERROR, Message, Oracle, Posting, Sending, Side};
 use super::rng::{LEN_MAX, Rng};
 use super::sim::{Expected, Log, Net, Reach, SharedNet, Slot, Weather, address};
 use crate::protocol::packet::Envelope;
+use crate::protocol::send::TxState;
 use crate::protocol::{ANY_SOURCE, Limits, OpError, PeekAction, ReceiveOp, SendOp};
 use crate::sys::Errno;
 use crate::transport::Departure;
@@ -57,6 +58,15 @@ fn weather(rng: &mut Rng) -> Weather {
     let all = [Reach::Off, Reach::Later, Reach::On, Reach::Short, Reach::Shy, refusal, hard];
     let one = rng.pick(&all);
     let put = all[..6].to_vec();
+    let push_max = rng.pick(&[0, 0, 600, 5000, 1 << 20]);
+    // What pushes is a network.
+    let (get, put) = match push_max {
+        0 => (
+            rng.pick(&[&all[..1], &all[2..3], &[one], &all]).to_vec(),
+            rng.pick(&[&all[..1], &all[2..3], &put]).to_vec(),
+        ),
+        _ => (vec![Reach::Off], vec![Reach::Off]),
+    };
     Weather {
         queue_len: rng.pick(&[1, 2, 8, 64]),
         short_max: rng.pick(&[104, 128, 200]),
@@ -64,8 +74,9 @@ fn weather(rng: &mut Rng) -> Weather {
         again_percent: rng.pick(&[0, 0, 5, 30]),
         batch: rng.pick(&[1, 4, 32]),
         lies: false,
-        get: rng.pick(&[&all[..1], &all[2..3], &[one], &all]).to_vec(),
-        put: rng.pick(&[&all[..1], &all[2..3], &put]).to_vec(),
+        push_max,
+        get,
+        put,
     }
 }
 
@@ -163,11 +174,12 @@ impl Run {
         }
         self.oracle.end_call(at);
         let Self { nodes, oracle, .. } = self;
-        let core = &nodes[at].as_ref().unwrap().engine.core;
+        let core = &mut nodes[at].as_mut().unwrap().engine.core;
         let side = &oracle.sides[at];
         assert_eq!(core.posted.len(), side.posted_len());
         assert_eq!(core.unexpected.len() + core.claimed.len(), side.waiting_len());
-        assert_eq!(core.unexpected_bytes, side.unexpected_bytes(&oracle.messages));
+        let eager = core.unexpected_bytes - core.pushed_bytes();
+        assert_eq!(eager, side.unexpected_bytes(&oracle.messages));
         assert!(core.tx.len() <= core.limits.tx_max && core.posted.len() <= core.limits.rx_max);
     }
 
@@ -443,8 +455,15 @@ impl Run {
                 }
             }
             let busy = self.nodes.iter().flatten().any(|node| {
+                // What is pushed may have to wait for memory of the receiver.
                 let core = &node.engine.core;
-                !(core.outbox.is_empty() && core.pulls.is_empty() && core.streams.is_empty())
+                let waits = |key| match core.tx.get(key).map(|tx| &tx.state) {
+                    Some(TxState::Announced { asked, .. }) => asked.is_none(),
+                    _ => false,
+                };
+                !(core.outbox.is_empty()
+                    && core.pulls.is_empty()
+                    && core.streams.iter().all(|key| waits(*key)))
             });
             let calm = moved == 0 && !busy && self.net.borrow().is_idle();
             quiet = if calm { quiet + 1 } else { 0 };

@@ -48,6 +48,8 @@ pub(super) struct Weather {
     pub(super) queue_len: usize,
     pub(super) short_max: usize,
     pub(super) bcopy_max: usize,
+    /// Bytes of a long message that are sent unasked.
+    pub(super) push_max: usize,
     /// How often a message is refused for no reason, percent.
     pub(super) again_percent: u64,
     /// Most messages delivered by one poll.
@@ -66,6 +68,7 @@ impl Weather {
             queue_len: 64,
             short_max: 128,
             bcopy_max: 1024,
+            push_max: 0,
             again_percent: 0,
             batch: 64,
             lies: false,
@@ -322,14 +325,14 @@ impl Net {
         peer: Slot,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        mut pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         assert!(header.len() <= MAX_HEADER);
         let Some(packet) = Packet::decode(header) else { panic!("{me} sends {header:?}") };
         let admitted = self.admit(me, peer);
         let mut bytes = vec![0; len];
         if admitted.is_ok() {
-            pack(&mut bytes);
+            pack(0, &mut bytes);
         }
         let message = match admitted {
             Err(SendError::Again) => None,
@@ -508,7 +511,14 @@ impl SimIface {
             let side = link.reads(self.me);
             (works(link.get[side]), works(link.put[side]))
         });
-        Caps { short_max, bcopy_max, get, put }
+        let one_sided = net.current(self.me, self.slot(peer)).is_none_or(|link| {
+            let link = &net.links[link];
+            link.get.iter().chain(&link.put).any(|reach| !matches!(reach, Reach::Off))
+        });
+        let fragment_max = bcopy_max;
+        let push_max = net.weather.push_max;
+        let announces_room = false;
+        Caps { short_max, bcopy_max, fragment_max, push_max, get, put, one_sided, announces_room }
     }
 }
 
@@ -537,7 +547,7 @@ impl Iface for SimIface {
         peer: PeerId,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         let mut net = self.net.borrow_mut();
         assert!(header.len() + len <= net.weather.short_max, "too long for a short message");
@@ -549,7 +559,7 @@ impl Iface for SimIface {
         peer: PeerId,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         let mut net = self.net.borrow_mut();
         assert!(len <= net.weather.bcopy_max, "too long for a bcopy message");

@@ -182,7 +182,7 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) {
-        let peer = peers.intern(&hello.source);
+        let Some(peer) = peers.intern(&hello.source) else { return };
         // An endpoint has one link to us, and ours to it is to the same life. An older link belongs to
         // a life that has ended; so does the new one if its process is gone and another one listens.
         let other_life = self.out(peer).is_some_and(|link| link.pid != pid);

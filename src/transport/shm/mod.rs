@@ -45,10 +45,17 @@ const TOKEN_GREETING: u64 = 1 << 32;
 const TOKEN_OUTBOUND: u64 = 2 << 32;
 const TOKEN_INBOUND: u64 = 3 << 32;
 const TOKEN_PROCESS: u64 = 4 << 32;
+/// Descriptors of other transports in our epoll set: they only wake.
+pub(crate) const TOKEN_ELSEWHERE: u64 = 5 << 32;
 
 /// The abstract socket name of the endpoint that has `port` on this node.
 fn socket_name(port: u16) -> String {
     format!("udrv/{port}")
+}
+
+/// The same for one that wants to be reached over the network (FI_UDRV_SHM=0).
+fn aloof_name(port: u16) -> String {
+    format!("udrv-net/{port}")
 }
 
 #[derive(Debug)]
@@ -94,6 +101,8 @@ pub(crate) struct Shm {
     me: Address,
     nonce: u64,
     listener: OwnedFd,
+    /// Keeps our port's name from others while we do not listen under it.
+    _name: Option<OwnedFd>,
     doorbell: Doorbell,
     epoll: Epoll,
     /// [0] holds `nonce` for peers to read, [1] is theirs to write: probes of cross-memory attach.
@@ -120,10 +129,17 @@ pub(crate) struct Shm {
 }
 
 impl Shm {
-    /// Opens the interface under the port of `me`. Errors: EADDRINUSE when another endpoint of this
-    /// node has the port; EMFILE, ENFILE, ENOMEM.
-    pub(crate) fn open(me: Address, cma: CmaPolicy) -> Result<Self, Errno> {
-        let listener = unix::listen(&socket_name(me.port()))?;
+    /// Opens the interface under the port of `me`. Unless it is `open` it takes no links; its name
+    /// says so. Errors: EADDRINUSE when another endpoint of this node has the port; EMFILE, ENFILE,
+    /// ENOMEM.
+    pub(crate) fn open(me: Address, cma: CmaPolicy, open: bool) -> Result<Self, Errno> {
+        let name = socket_name(me.port());
+        let (listener, reserved) = if open {
+            (unix::listen(&name)?, None)
+        } else {
+            let reserved = unix::reserve(&name)?;
+            (unix::listen(&aloof_name(me.port()))?, Some(reserved))
+        };
         let doorbell = Doorbell::new()?;
         let epoll = Epoll::new()?;
         epoll.add(doorbell.fd(), TOKEN_DOORBELL)?;
@@ -136,6 +152,7 @@ impl Shm {
             me,
             nonce,
             listener,
+            _name: reserved,
             doorbell,
             epoll,
             probe: Box::new([AtomicU64::new(nonce), AtomicU64::new(0)]),
@@ -170,6 +187,17 @@ impl Shm {
         self.inbound.iter().find(|link| link.peer == peer)
     }
 
+    /// The endpoint at `address`, of this node, wants to be reached over the network.
+    pub(crate) fn is_aloof(address: &Address) -> bool {
+        unix::connect(&aloof_name(address.port())).is_ok()
+    }
+
+    /// There is an endpoint at `address`, of this node.
+    pub(crate) fn is_there(address: &Address) -> bool {
+        let refused = |name: String| unix::connect(&name).is_err_and(|e| e.0 == libc::ECONNREFUSED);
+        !refused(socket_name(address.port())) || !refused(aloof_name(address.port()))
+    }
+
     /// True once messages can be sent to `peer`.
     pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
         self.out(peer).is_some()
@@ -179,7 +207,16 @@ impl Shm {
         let geometry = self.out(peer).map_or(FRUGAL, |link| link.producer.geometry());
         let (get, put) =
             self.inbound_of(peer).map_or((false, false), |link| (link.can_get, link.can_put));
-        Caps { short_max: SLOT_ROOM, bcopy_max: geometry.payload_max(), get, put }
+        Caps {
+            short_max: SLOT_ROOM,
+            bcopy_max: geometry.payload_max(),
+            fragment_max: geometry.payload_max(),
+            push_max: 0,
+            get,
+            put,
+            one_sided: true,
+            announces_room: false,
+        }
     }
 
     pub(crate) fn under_pressure(&self, peer: PeerId) -> bool {
@@ -202,16 +239,16 @@ impl Shm {
         short: bool,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        mut pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
         let Some(link) = link else {
             return Err(SendError::Unreachable(Errno(libc::ENOTCONN)));
         };
         let pushed = if short {
-            link.producer.push_short(header, len, pack)
+            link.producer.push_short(header, len, |to| pack(0, to))
         } else {
-            link.producer.push_bulk(header, len, pack)
+            link.producer.push_bulk(header, len, |to| pack(0, to))
         };
         match pushed {
             Ok(Wake::NotNeeded) => Ok(()),
@@ -309,6 +346,7 @@ impl Shm {
                     self.depart(PeerId(id), None, handler);
                     n += 1;
                 }
+                TOKEN_ELSEWHERE => {}
                 _ if token == TOKEN_LISTENER => n += self.accept(peers, handler),
                 _ => {
                     if !self.sleeping {

@@ -42,6 +42,9 @@ fn without_any_names_the_preferred_interface_is_offered() {
     let place = plain(None, None, 0).unwrap();
     assert_eq!(place.source.0, preferred());
     assert_eq!(place.dest, None);
+    let loopback = place.source.0.ip().is_loopback();
+    let why = if loopback { "no other is up" } else { "the first that is up and not loopback" };
+    assert_eq!(place.reason, why);
     place::probe(&place).unwrap();
 }
 
@@ -168,6 +171,7 @@ fn the_user_chooses_the_interface_where_the_application_does_not() {
     for iface in ["lo", "127.0.0.1"] {
         let place = place(None, None, 0, &none, &choose(iface)).unwrap();
         assert_eq!(place.source.0, socket("127.0.0.1:0"));
+        assert_eq!(place.reason, "FI_UDRV_IFACE names it");
     }
     let refusal = place(None, None, 0, &none, &choose("nosuch0")).unwrap_err();
     assert!(refusal.starts_with("FI_UDRV_IFACE: wanted nosuch0, offered "));
@@ -210,6 +214,7 @@ fn a_place_that_cannot_be_opened_is_not_offered() {
         source: Address(socket("203.0.113.77:5")),
         dest: None,
         interface: "nosuch0".to_owned(),
+        reason: "",
     };
     let refusal = place::probe(&place).unwrap_err().to_string();
     assert!(refusal.starts_with("src_addr: wanted a UDP port, offered no endpoint: "), "{refusal}");

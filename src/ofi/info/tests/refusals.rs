@@ -72,7 +72,11 @@ const CASES: &[Case] = &[
         |h| h.ep.rx_ctx_cnt = FI_SHARED_CONTEXT,
         "ep_attr->rx_ctx_cnt: wanted FI_SHARED_CONTEXT, offered 1",
     ),
-    (|h| h.ep.auth_key_size = 16, "ep_attr->auth_key_size: wanted 16, offered 0"),
+    (|h| h.ep.auth_key_size = 257, "ep_attr->auth_key_size: wanted 257, offered 256"),
+    (
+        |h| h.ep.auth_key_size = 16,
+        "ep_attr->auth_key: wanted a null pointer, offered a pointer to auth_key_size bytes",
+    ),
     (|h| h.domain.base.threading = 6, "domain_attr->threading: wanted 6, offered 0 to 5"),
     (
         |h| h.domain.base.control_progress = 4,
@@ -99,7 +103,11 @@ const CASES: &[Case] = &[
     (|h| h.domain.base.mr_iov_limit = 2, "domain_attr->mr_iov_limit: wanted 2, offered 1"),
     (
         |h| h.domain.base.auth_key_size = FI_AV_AUTH_KEY,
-        "domain_attr->auth_key_size: wanted 18446744073709551615, offered 0",
+        "domain_attr->auth_key_size: wanted 18446744073709551615, offered 256",
+    ),
+    (
+        |h| h.domain.base.auth_key_size = 1,
+        "domain_attr->auth_key: wanted a null pointer, offered a pointer to auth_key_size bytes",
     ),
     (|h| h.domain.base.max_err_data = 1, "domain_attr->max_err_data: wanted 1, offered 0"),
     (|h| h.domain.base.mr_cnt = 65537, "domain_attr->mr_cnt: wanted 65537, offered 65536"),
@@ -150,6 +158,15 @@ fn the_core_decides_about_lists_of_providers() {
         hints.prov_name = Some(name.to_owned());
         assert!(answer(&request(0), &hints, &Config::default()).is_ok(), "{name}");
     }
+}
+
+#[test]
+fn a_bad_job_key_of_the_environment_is_refused_without_printing_it() {
+    let config =
+        Config { job_key: Some(crate::config::Secret("secret!".to_owned())), ..Config::default() };
+    let refusal = answer(&request(0), &Hints::none(), &config).unwrap_err();
+    let line = "FI_UDRV_JOB_KEY: wanted 7 bytes, offered text of 8 to 256 bytes";
+    assert_eq!(refusal.to_string(), line);
 }
 
 #[test]

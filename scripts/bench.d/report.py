@@ -1,0 +1,114 @@
+"""report.py BENCH VALUES RESULT LIBFABRIC COMMIT PROVIDER...
+
+Tables of medians from the lines of VALUES (section, metric, key, provider, value; separated by tabs) on standard
+output and in RESULT.md, and every value in RESULT.json. The first provider is ours.
+"""
+
+import collections
+import json
+import os
+import statistics
+import sys
+
+# Metric: what it is, its unit, and which of two values is the better one.
+METRICS = {
+    "fi_rdm_tagged_pingpong": ("fi_rdm_tagged_pingpong, µs one way", "us", min),
+    "fi_rdm_tagged_bw": ("fi_rdm_tagged_bw, MB/s", "MB/s", max),
+    "first": ("first message to a new peer and its answer, from fi_av_insert on, µs", "us", min),
+    "later": ("a later message and its answer, µs", "us", min),
+    "bytes": ("bytes an entry", "bytes", min),
+    "insert": ("insert, ns", "ns", min),
+    "insert_64": ("insert 64 at a time, ns", "ns", min),
+    "lookup": ("look-up, ns", "ns", min),
+    "message": ("message to oneself, ns", "ns", min),
+    "message_alone": ("the same in an empty vector, ns", "ns", min),
+    "remove": ("remove, ns", "ns", min),
+}
+KEYS = {"loss": "loss"}
+
+bench, values, result, libfabric, commit, *providers = sys.argv[1:]
+ours, peers = providers[0], providers[1:]
+runs = collections.defaultdict(list)
+for line in open(values, encoding="utf-8"):
+    section, metric, key, provider, value = line.rstrip("\n").split("\t")
+    runs[section, metric, int(key) if key.isdigit() else key, provider].append(float(value))
+
+
+def medians(section, metric, key):
+    found = {p: runs.get((section, metric, key, p)) for p in providers}
+    return {p: statistics.median(v) for p, v in found.items() if v}
+
+
+def keys(section, *metrics):
+    # Numbers in their order, words in that of the runs.
+    found = list(dict.fromkeys(k for s, m, k, _ in runs if s == section and m in metrics))
+    return sorted(found) if all(isinstance(k, int) for k in found) else found
+
+
+def row(*cells):
+    return f"| {' | '.join(cells)} |"
+
+
+def by_provider(section, metric):
+    """A column for each provider, and how ours compares."""
+    title, _, best = METRICS[metric]
+    yield f"{section + ': ' if section else ''}{title} (median; a ratio {'below' if best is min else 'above'} 1 is ours ahead)"
+    yield ""
+    label = KEYS.get(bench, "bytes") if bench != "scale" else ""
+    yield row(label, *providers, f"{ours} / best peer")
+    yield f"|{'---|' * (len(providers) + 2)}"
+    for key in keys(section, metric):
+        found = medians(section, metric, key)
+        rivals = [found[p] for p in peers if p in found]
+        ratio = f"{found[ours] / best(rivals):.2f}" if rivals and ours in found else "–"
+        yield row(str(key), *(f"{found[p]:.2f}" if p in found else "–" for p in providers), ratio)
+    yield ""
+
+
+def by_metric(section, metrics):
+    """A column for each metric, of ours alone."""
+    yield f"{section} (medians)"
+    yield ""
+    yield row("entries", *(METRICS[m][0] for m in metrics))
+    yield f"|{'---|' * (len(metrics) + 1)}"
+    for key in keys(section, *metrics):
+        found = [medians(section, m, key).get(ours) for m in metrics]
+        yield row(str(key), *("–" if v is None else f"{v:.1f}" for v in found))
+    yield ""
+
+
+def tables():
+    for section in dict.fromkeys(s for s, *_ in runs):
+        metrics = [m for m in METRICS if any(s == section and n == m for s, n, *_ in runs)]
+        if section.startswith("address vectors"):
+            yield from by_metric(section, metrics)
+        else:
+            for metric in metrics:
+                yield from by_provider(section, metric)
+
+
+def kernel(name):
+    try:
+        return open(f"/proc/sys/{name}").read().strip()
+    except OSError:
+        return "?"
+
+
+model = next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "")
+where = {
+    "commit": commit, "libfabric": libfabric, "cpu": model, "cores": os.cpu_count(), "kernel": os.uname().release,
+    "tcp": kernel("net/ipv4/tcp_congestion_control"),
+}
+text = "\n".join(tables())
+print(f"\n{text}", end="")
+with open(f"{result}.md", "w", encoding="utf-8") as file:
+    file.write(f"{bench}: {', '.join(f'{k} {v}' for k, v in where.items())}\n\n{text}")
+with open(f"{result}.json", "w", encoding="utf-8") as file:
+    json.dump({
+        "bench": bench, **where,
+        "runs": [
+            {"section": s, "program": m, "bytes" if isinstance(k, int) and bench != "scale" else "key": k, "provider": p,
+             "unit": METRICS[m][1], "values": v}
+            for (s, m, k, p), v in runs.items()
+        ],
+    }, file, indent=1)

@@ -1,0 +1,227 @@
+//! `struct fid_av`: the address vector. An `fi_addr_t` is an index, for FI_AV_MAP too.
+
+mod format;
+mod insert;
+mod state;
+
+use super::domain::Domain;
+use super::eq::EventQueue;
+use super::guard::entry;
+use super::lock::Locked;
+use super::table::{SLACK, Slack, Table, stubs};
+use crate::transport::Address;
+use crate::transport::address::LocalHost;
+use format::read_address;
+pub(crate) use format::write_address;
+use libfabric_sys::{
+    FI_ADDR_STR, FI_AV_MAP, FI_AV_TABLE, FI_AV_UNSPEC, FI_CLASS_AV, FI_CLASS_EQ, FI_EBUSY,
+    FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL, FI_EVENT, fi_addr_t, fi_av_attr, fi_ops, fi_ops_av,
+    fi_ops_av_2_7, fid, fid_av,
+};
+use state::AvState;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+
+/// What endpoints share of an address vector.
+#[derive(Debug)]
+pub(crate) struct AddressVector {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) state: Locked<AvState>,
+}
+
+#[repr(C)]
+struct AvFid {
+    fid: fid_av,
+    slack: Slack,
+    shared: Arc<AddressVector>,
+    /// FI_EVENT: insertions are reported there.
+    asynchronous: bool,
+    eq: Option<Arc<EventQueue>>,
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    bind: Some(bind),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+// SAFETY: fi_ops_av_2_7 has eleven slots.
+const STUBS: fi_ops_av_2_7 = unsafe { stubs::<fi_ops_av_2_7, 11>() };
+
+static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
+    base: fi_ops_av {
+        insert: Some(insert::insert),
+        insertsvc: Some(insert::insert_service),
+        insertsym: Some(insert::insert_symmetric),
+        remove: Some(remove),
+        lookup: Some(lookup),
+        straddr: Some(straddr),
+        ..STUBS.base
+    },
+    ..STUBS
+});
+
+/// `fi_av_open`. Errors: EINVAL; ENOSYS for a named (shared) vector.
+///
+/// # Safety
+/// As libfabric calls `fi_av_open`.
+pub(crate) unsafe fn open(
+    domain: &Arc<Domain>,
+    attr: *mut fi_av_attr,
+    out: *mut *mut fid_av,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: the application's attributes, valid during the call.
+    let attr = unsafe { attr.as_mut() }.ok_or(FI_EINVAL)?;
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    if !attr.name.is_null() {
+        return Err(FI_ENOSYS);
+    }
+    match attr.type_ {
+        FI_AV_UNSPEC => attr.type_ = FI_AV_TABLE,
+        FI_AV_MAP | FI_AV_TABLE => {}
+        _ => return Err(FI_EINVAL),
+    }
+    if attr.rx_ctx_bits > 0 {
+        return Err(FI_EINVAL); // no named receive contexts
+    }
+    let av = Box::new(AvFid {
+        fid: fid_av {
+            fid: fid { fclass: FI_CLASS_AV, context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr().cast(),
+        },
+        slack: SLACK,
+        shared: Arc::new(AddressVector {
+            domain: domain.clone(),
+            state: Locked::new(AvState::new(LocalHost::detect(), attr.count)),
+        }),
+        asynchronous: attr.flags & FI_EVENT != 0,
+        eq: None,
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(av).cast() };
+    Ok(())
+}
+
+/// The shared part of an address vector.
+///
+/// # Safety
+/// `av` came from [`open`] and is not closed.
+pub(crate) unsafe fn shared<'a>(av: *mut fid) -> &'a Arc<AddressVector> {
+    // SAFETY: the caller vouches.
+    unsafe { &(*av.cast::<AvFid>()).shared }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(av)", || {
+        // SAFETY: an address vector of ours, open until now.
+        unsafe {
+            if Arc::strong_count(&(*fid.cast::<AvFid>()).shared) > 1 {
+                return -FI_EBUSY;
+            }
+            drop(Box::from_raw(fid.cast::<AvFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {
+    entry("fi_av_bind", || {
+        // SAFETY: objects of the application.
+        unsafe {
+            let Some(object) = other.as_ref() else { return -FI_EINVAL };
+            if object.fclass != FI_CLASS_EQ {
+                return -FI_EINVAL;
+            }
+            (*fid.cast::<AvFid>()).eq = Some(super::eq::shared(other).clone());
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn remove(
+    av: *mut fid_av,
+    fi_addr: *mut fi_addr_t,
+    count: usize,
+    _flags: u64,
+) -> c_int {
+    entry("fi_av_remove", || {
+        // SAFETY: a vector of ours; `fi_addr` has `count` elements.
+        unsafe {
+            let av = &*av.cast::<AvFid>();
+            if fi_addr.is_null() && count > 0 {
+                return -FI_EINVAL;
+            }
+            let guard = av.shared.domain.lock.lock();
+            for i in 0..count {
+                if let Err(error) = av.shared.state.get(&guard).remove(*fi_addr.add(i)) {
+                    return -error;
+                }
+            }
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn lookup(
+    av: *mut fid_av,
+    fi_addr: fi_addr_t,
+    addr: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    entry("fi_av_lookup", || {
+        // SAFETY: a vector of ours.
+        let av = unsafe { &*av.cast::<AvFid>() };
+        let guard = av.shared.domain.lock.lock();
+        // SAFETY: the guard is of the domain of this vector.
+        let found = unsafe { av.shared.state.get(&guard) }.address(fi_addr);
+        let Some(address) = found else { return -FI_EINVAL };
+        let format = av.shared.domain.addr_format;
+        // fi_av_lookup cuts silently and tells the size (fi_av.3).
+        // SAFETY: the application's buffer and length.
+        match unsafe { write_address(format, &address, addr, len) } {
+            Ok(()) | Err(FI_ETOOSMALL) => 0,
+            Err(error) => -error,
+        }
+    })
+}
+
+unsafe extern "C" fn straddr(
+    av: *mut fid_av,
+    addr: *const c_void,
+    buffer: *mut c_char,
+    len: *mut usize,
+) -> *const c_char {
+    entry("fi_av_straddr", || {
+        // SAFETY: a vector of ours; `addr` is one address in its format; `buffer` has `*len` bytes.
+        unsafe {
+            let av = &*av.cast::<AvFid>();
+            if addr.is_null() || len.is_null() {
+                return std::ptr::null();
+            }
+            let format = av.shared.domain.addr_format;
+            let address = if format == FI_ADDR_STR {
+                CStr::from_ptr(addr.cast()).to_str().ok().and_then(Address::from_text)
+            } else {
+                read_address(format, addr.cast())
+            };
+            let Some(address) = address else { return std::ptr::null() };
+            let text = format!("{address}\0");
+            let room = *len;
+            *len = text.len();
+            if buffer.is_null() || room == 0 {
+                return std::ptr::null();
+            }
+            let n = text.len().min(room);
+            std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, n);
+            *buffer.add(n - 1) = 0;
+            buffer.cast_const()
+        }
+    })
+}
+
+/// Error of an operation whose vector has no such address.
+pub(crate) const NO_SUCH_ADDRESS: i32 = FI_EINVAL;

@@ -1,0 +1,336 @@
+//! The entries of an address vector, and the way back from an address to its entry.
+
+#![forbid(unsafe_code)]
+
+use crate::transport::Address;
+use crate::transport::address::LocalHost;
+use crate::transport::address_index::AddressIndex;
+use crate::transport::packed_address::PackedAddress;
+use libfabric_sys::{FI_ADDR_NOTAVAIL, FI_EINVAL, FI_ENOMEM, fi_addr_t};
+
+/// The addresses, under the domain's lock. An entry costs 24 bytes here and 5 to 11 in the index.
+#[derive(Debug)]
+pub(crate) struct AvState {
+    host: LocalHost,
+    entries: Vec<Entry>,
+    /// The first vacant entry, to be used again before the vector grows: one of churning peers stays
+    /// small.
+    vacant: Option<u32>,
+    /// One entry of each address.
+    index: AddressIndex,
+    /// Entries whose address has another entry in the index.
+    duplicates: usize,
+    epoch: u64,
+    removals: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    Address(PackedAddress),
+    /// With the next vacant one.
+    Vacant(Option<u32>),
+}
+
+const _: () = assert!(size_of::<Entry>() == 24);
+
+impl Entry {
+    fn address(&self) -> Option<&PackedAddress> {
+        match self {
+            Self::Address(address) => Some(address),
+            Self::Vacant(_) => None,
+        }
+    }
+}
+
+fn address_of(entries: &[Entry], entry: u32) -> Option<&PackedAddress> {
+    entries.get(entry as usize)?.address()
+}
+
+fn hash_of(entries: &[Entry], entry: u32) -> u64 {
+    address_of(entries, entry).map_or(0, PackedAddress::hash)
+}
+
+impl AvState {
+    /// For about `count` addresses.
+    pub(super) fn new(host: LocalHost, count: usize) -> Self {
+        let mut state = Self {
+            host,
+            entries: Vec::new(),
+            vacant: None,
+            index: AddressIndex::default(),
+            duplicates: 0,
+            epoch: 1,
+            removals: 0,
+        };
+        // Memory that nobody has touched yet costs nothing; a number that makes no sense, neither.
+        let _ = state.entries.try_reserve_exact(count.min(1 << 20));
+        state
+    }
+
+    /// Says that `count` addresses follow, so that the vector grows once.
+    pub(super) fn expect(&mut self, count: usize) {
+        let entries = self.entries.len().saturating_add(count);
+        if entries > self.entries.capacity() {
+            // Never by less than an eighth, so that growing does not add up. Not to be had is no
+            // error yet: addresses may be vacant or invalid.
+            let more = count.max(self.entries.len() / 8).max(64);
+            let _ = self.entries.try_reserve_exact(more);
+        }
+        if count > 1 {
+            let entries_now = &self.entries;
+            self.index.reserve(entries, |entry| hash_of(entries_now, entry));
+        }
+    }
+
+    /// Adds an address; one that is here already gets another entry. Errors: ENOMEM.
+    pub(super) fn insert(&mut self, address: &Address) -> Result<fi_addr_t, i32> {
+        let address = PackedAddress::new(&self.host, address);
+        let entry = match self.vacant {
+            Some(entry) => entry,
+            None => self.grow()?,
+        };
+        let Some(slot) = self.entries.get_mut(entry as usize) else { return Err(FI_ENOMEM) };
+        if let Entry::Vacant(next) = *slot {
+            self.vacant = next;
+        }
+        *slot = Entry::Address(address);
+        let hash = address.hash();
+        if self.find(hash, &address).is_some() {
+            self.duplicates += 1;
+        } else {
+            self.index.insert(hash, entry);
+        }
+        self.epoch += 1;
+        Ok(fi_addr_t::from(entry))
+    }
+
+    /// One more entry, vacant and not on the list of those.
+    fn grow(&mut self) -> Result<u32, i32> {
+        self.expect(1);
+        let entry = self.entries.len();
+        let entries = &self.entries;
+        let room = entries.capacity() > entry
+            && self.index.reserve(entry + 1, |entry| hash_of(entries, entry));
+        if !room {
+            return Err(FI_ENOMEM);
+        }
+        self.entries.push(Entry::Vacant(None));
+        Ok(entry as u32)
+    }
+
+    /// Errors: EINVAL for what is no entry.
+    pub(super) fn remove(&mut self, fi_addr: fi_addr_t) -> Result<(), i32> {
+        let entry = u32::try_from(fi_addr).map_err(|_| FI_EINVAL)?;
+        let address = *address_of(&self.entries, entry).ok_or(FI_EINVAL)?;
+        let hash = address.hash();
+        if self.find(hash, &address) == Some(entry) {
+            // Only duplicates make it worth looking for another entry of the address.
+            let other = (self.duplicates > 0).then(|| self.other_entry(entry, &address)).flatten();
+            let entries = &self.entries;
+            match other {
+                Some(other) => {
+                    self.index.replace(hash, entry, other);
+                    self.duplicates -= 1;
+                }
+                None => self.index.remove(hash, entry, |entry| hash_of(entries, entry)),
+            }
+        } else {
+            self.duplicates -= 1;
+        }
+        if let Some(slot) = self.entries.get_mut(entry as usize) {
+            *slot = Entry::Vacant(self.vacant);
+            self.vacant = Some(entry);
+        }
+        self.epoch += 1;
+        self.removals += 1;
+        Ok(())
+    }
+
+    fn other_entry(&self, entry: u32, address: &PackedAddress) -> Option<u32> {
+        (0..)
+            .zip(&self.entries)
+            .find(|(n, other)| *n != entry && other.address() == Some(address))
+            .map(|(n, _)| n)
+    }
+
+    fn find(&self, hash: u64, address: &PackedAddress) -> Option<u32> {
+        self.index.find(hash, |entry| address_of(&self.entries, entry) == Some(address))
+    }
+
+    /// The address of `fi_addr`.
+    #[inline]
+    pub(crate) fn address(&self, fi_addr: fi_addr_t) -> Option<Address> {
+        Some(address_of(&self.entries, u32::try_from(fi_addr).ok()?)?.address())
+    }
+
+    /// The first `fi_addr` of an address, or FI_ADDR_NOTAVAIL.
+    pub(crate) fn fi_addr(&self, address: &Address) -> fi_addr_t {
+        let address = PackedAddress::new(&self.host, address);
+        self.find(address.hash(), &address).map_or(FI_ADDR_NOTAVAIL, fi_addr_t::from)
+    }
+
+    /// The `fi_addr` that stands for the same peer in completions and in matching.
+    pub(crate) fn representative(&self, fi_addr: fi_addr_t) -> Option<fi_addr_t> {
+        let address = address_of(&self.entries, u32::try_from(fi_addr).ok()?)?;
+        self.find(address.hash(), address).map(fi_addr_t::from)
+    }
+
+    /// Changes with every insertion and removal.
+    #[inline]
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Changes with every removal.
+    #[inline]
+    pub(crate) fn removals(&self) -> u64 {
+        self.removals
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::address::CanonicalAddress;
+    use proptest::prelude::*;
+
+    fn state() -> AvState {
+        AvState::new(LocalHost::detect(), 0)
+    }
+
+    fn address(text: &str) -> Address {
+        Address::from_text(text).unwrap()
+    }
+
+    #[test]
+    fn indices_count_up_and_are_used_again() {
+        let mut av = state();
+        assert_eq!(av.insert(&address("127.0.0.1:1")), Ok(0));
+        assert_eq!(av.insert(&address("127.0.0.1:2")), Ok(1));
+        assert_eq!(av.remove(0), Ok(()));
+        assert_eq!(av.remove(0), Err(FI_EINVAL));
+        assert_eq!(av.remove(77), Err(FI_EINVAL));
+        assert_eq!(av.remove(u64::MAX), Err(FI_EINVAL));
+        assert_eq!(av.insert(&address("127.0.0.1:3")), Ok(0));
+        assert_eq!(av.address(0), Some(address("127.0.0.1:3")));
+        assert_eq!(av.address(1 << 32), None);
+    }
+
+    #[test]
+    fn an_address_inserted_twice_has_one_representative() {
+        let mut av = state();
+        let a = address("127.0.0.1:1");
+        assert_eq!((av.insert(&a), av.insert(&a)), (Ok(0), Ok(1)));
+        assert_eq!(av.representative(1), Some(0));
+        av.remove(0).unwrap();
+        assert_eq!(av.fi_addr(&a), 1);
+        assert_eq!(av.duplicates, 0);
+        av.remove(1).unwrap();
+        assert_eq!(av.fi_addr(&a), FI_ADDR_NOTAVAIL);
+    }
+
+    #[test]
+    fn an_expectation_that_is_not_met_harms_nobody() {
+        let mut av = AvState::new(LocalHost::detect(), usize::MAX);
+        av.expect(usize::MAX);
+        assert_eq!(av.insert(&address("10.0.0.1:1")), Ok(0));
+    }
+
+    /// The same, in the plainest way there is.
+    #[derive(Default)]
+    struct Oracle {
+        entries: Vec<Option<Address>>,
+        free: Vec<usize>,
+        /// The representative of each address.
+        first: Vec<(CanonicalAddress, usize)>,
+    }
+
+    impl Oracle {
+        fn insert(&mut self, host: &LocalHost, address: Address) -> usize {
+            let entry = self.free.pop().unwrap_or(self.entries.len());
+            self.entries.resize(self.entries.len().max(entry + 1), None);
+            self.entries[entry] = Some(address);
+            if self.find(host, &address).is_none() {
+                self.first.push((host.canonical(&address), entry));
+            }
+            entry
+        }
+
+        fn find(&self, host: &LocalHost, address: &Address) -> Option<usize> {
+            self.first.iter().find(|(a, _)| *a == host.canonical(address)).map(|(_, entry)| *entry)
+        }
+
+        fn remove(&mut self, host: &LocalHost, entry: usize) -> bool {
+            let Some(address) = self.entries.get_mut(entry).and_then(Option::take) else {
+                return false;
+            };
+            self.free.push(entry);
+            if self.find(host, &address) == Some(entry) {
+                let canonical = host.canonical(&address);
+                self.first.retain(|(a, _)| *a != canonical);
+                let same = |a: &Option<Address>| a.is_some_and(|a| host.canonical(&a) == canonical);
+                if let Some(other) = self.entries.iter().position(same) {
+                    self.first.push((canonical, other));
+                }
+            }
+            true
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Operation {
+        Insert(usize),
+        Remove(usize),
+    }
+
+    /// Few enough that duplicates and churn are the rule.
+    fn candidate(n: usize) -> Address {
+        match n % 4 {
+            0 => address(&format!("127.0.0.{}:{}", n % 3 + 1, n % 7 + 1)),
+            1 => address(&format!("[::1]:{}", n % 7 + 1)),
+            2 => address(&format!("203.0.113.{}:5", n % 11)),
+            _ => address(&format!("[2001:db8::{}]:5", n % 11)),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn state_is_the_oracle(
+            operations in proptest::collection::vec(
+                prop_oneof![
+                    3 => (0usize..100).prop_map(Operation::Insert),
+                    2 => (0usize..40).prop_map(Operation::Remove),
+                ],
+                0..120,
+            ),
+        ) {
+            let host = LocalHost::detect();
+            let (mut av, mut oracle) = (state(), Oracle::default());
+            for operation in operations {
+                match operation {
+                    Operation::Insert(n) => {
+                        let expected = oracle.insert(&host, candidate(n)) as fi_addr_t;
+                        prop_assert_eq!(av.insert(&candidate(n)), Ok(expected));
+                    }
+                    Operation::Remove(entry) => {
+                        let removed = av.remove(entry as fi_addr_t).is_ok();
+                        prop_assert_eq!(removed, oracle.remove(&host, entry));
+                    }
+                }
+                for (entry, expected) in oracle.entries.iter().enumerate() {
+                    let representative = expected.and_then(|a| oracle.find(&host, &a));
+                    prop_assert_eq!(av.address(entry as fi_addr_t), *expected);
+                    prop_assert_eq!(
+                        av.representative(entry as fi_addr_t),
+                        representative.map(|entry| entry as fi_addr_t)
+                    );
+                }
+            }
+            for n in 0..100 {
+                let expected = oracle.find(&host, &candidate(n));
+                let expected = expected.map_or(FI_ADDR_NOTAVAIL, |entry| entry as fi_addr_t);
+                prop_assert_eq!(av.fi_addr(&candidate(n)), expected);
+            }
+        }
+    }
+}

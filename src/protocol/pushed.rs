@@ -1,0 +1,175 @@
+//! Long messages that begin to arrive before anybody asked for them (PROTOCOL.md §4.11).
+
+use super::Host;
+use super::engine::Core;
+use super::index_list::Key;
+use super::packet::{Packet, Ranges};
+use super::receive::Body;
+use crate::transport::PeerId;
+use std::collections::HashMap;
+
+/// What an RTS says of its message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Announcement {
+    /// The sender's number of it.
+    pub(super) tx: u64,
+    /// Its length, bytes.
+    pub(super) len: u64,
+    /// How many of them come unasked.
+    pub(super) pushed: u64,
+    /// Where it is in the sender's memory.
+    pub(super) ranges: Ranges,
+}
+
+/// Where the bytes of a pushed message belong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// Into the buffer of its receive.
+    Active(Key),
+    /// To a message without a receive, tagged or plain.
+    Unexpected(bool, Key),
+    /// To one that was set aside for a receive with this context.
+    Claimed(u64),
+}
+
+/// Messages of which bytes still come, by peer and number.
+#[derive(Debug, Default)]
+pub(super) struct PushedMessages {
+    places: HashMap<(PeerId, u64), Place>,
+    /// The last one that bytes came for: mostly the next ones are for it too.
+    last: Option<((PeerId, u64), Place)>,
+}
+
+impl PushedMessages {
+    pub(super) fn insert(&mut self, peer: PeerId, tx: u64, place: Place) {
+        self.places.insert((peer, tx), place);
+        self.last = Some(((peer, tx), place));
+    }
+
+    pub(super) fn remove(&mut self, peer: PeerId, tx: u64) {
+        if !self.places.is_empty() {
+            self.places.remove(&(peer, tx));
+            self.last = None;
+        }
+    }
+
+    /// The message has another place now, if bytes still come for it.
+    pub(super) fn moved(&mut self, peer: PeerId, tx: u64, place: Place) {
+        if let Some(old) = self.places.get_mut(&(peer, tx)) {
+            *old = place;
+            self.last = None;
+        }
+    }
+
+    pub(super) fn find(&mut self, peer: PeerId, tx: u64) -> Option<Place> {
+        if let Some((_, place)) = self.last.filter(|(key, _)| *key == (peer, tx)) {
+            return Some(place);
+        }
+        let place = *self.places.get(&(peer, tx))?;
+        self.last = Some(((peer, tx), place));
+        Some(place)
+    }
+
+    /// A peer is gone.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        self.places.retain(|(from, _), _| *from != peer);
+        self.last = None;
+    }
+}
+
+impl Core {
+    pub(super) fn on_pushed(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        offset: u64,
+        payload: &[u8],
+        host: &mut impl Host,
+    ) {
+        let taken = match self.pushed.find(peer, tx) {
+            Some(Place::Active(key)) => return self.place_pushed(key, offset, payload, host),
+            Some(Place::Unexpected(tagged, key)) => {
+                let message = self.unexpected.of(tagged).get_mut(key);
+                message.and_then(|message| message.body.append(offset, payload))
+            }
+            Some(Place::Claimed(context)) => {
+                let message = self.claimed.get_mut(&context);
+                message.and_then(|message| message.body.append(offset, payload))
+            }
+            None => {
+                self.counts.surplus += 1;
+                return;
+            }
+        };
+        let Some(complete) = taken else {
+            self.counts.dropped += 1;
+            return;
+        };
+        self.unexpected_bytes += payload.len();
+        if complete {
+            self.pushed.remove(peer, tx);
+        }
+    }
+
+    /// Bytes for a message that has its receive.
+    fn place_pushed(&mut self, key: Key, offset: u64, payload: &[u8], host: &mut impl Host) {
+        let active = self.active.get_mut(key).filter(|active| active.received as u64 == offset);
+        let Some(active) = active else {
+            self.counts.dropped += 1;
+            return;
+        };
+        let fits = payload.get(..payload.len().min(active.want - active.received)).unwrap_or(&[]);
+        active.received += active.target.segments.copy_in(active.received, fits);
+        if active.received == active.want {
+            self.finish_active(key, host);
+        }
+    }
+
+    /// Asks the sender of a pushed message for what it does not push, or has stopped to push.
+    pub(super) fn ask_for_rest(&mut self, key: Key) {
+        let Some(active) = self.active.get_mut(key).filter(|active| !active.asked) else { return };
+        active.asked = true;
+        let len = active.want as u64;
+        let packet = Packet::Cts { tx: active.tx, rx: key.to_wire(), len, ranges: Ranges::NONE };
+        self.outbox.push_back((active.peer, packet));
+    }
+
+    /// From now on senders stop to push what they were not asked for.
+    pub(super) fn ask_for_pushed(&mut self) {
+        for key in self.active.keys_where(|active| active.cleared && !active.asked) {
+            let pushes = self.active.get(key).map(|active| (active.peer, active.tx));
+            if let Some((peer, tx)) = pushes {
+                if self.pushed.find(peer, tx) == Some(Place::Active(key)) {
+                    self.ask_for_rest(key);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Core {
+    /// Bytes of pushed messages without a receive.
+    pub(super) fn pushed_bytes(&mut self) -> usize {
+        let held = |body: &Body| if let Body::Rts { bytes, .. } = body { bytes.len() } else { 0 };
+        let claimed: usize = self.claimed.values().map(|m| held(&m.body)).sum();
+        let lists = [true, false].map(|tagged| {
+            self.unexpected.of(tagged).iter().map(|(_, m)| held(&m.body)).sum::<usize>()
+        });
+        claimed + lists.into_iter().sum::<usize>()
+    }
+}
+
+impl Body {
+    /// More of a message without a receive. `None` if it is not the next piece; else whether it is
+    /// the last one that comes unasked.
+    fn append(&mut self, offset: u64, payload: &[u8]) -> Option<bool> {
+        let Self::Rts { rts, bytes } = self else { return None };
+        let end = offset.checked_add(payload.len() as u64)?;
+        if bytes.len() as u64 != offset || end > rts.pushed {
+            return None;
+        }
+        bytes.extend_from_slice(payload);
+        Some(end == rts.pushed)
+    }
+}

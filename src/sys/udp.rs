@@ -1,0 +1,206 @@
+//! A UDP socket that moves many datagrams in one system call: several messages (sendmmsg(2),
+//! recvmmsg(2)), and several datagrams in one message where the kernel cuts and joins them
+//! (UDP_SEGMENT since 4.18, UDP_GRO since 5.0; udp(7)).
+
+mod control;
+mod errors;
+mod receive;
+mod send;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use errors::PortError;
+pub(crate) use send::Destination;
+
+use super::errno::{Errno, Result, check};
+use super::net::socket_addr_to_bytes;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Socket buffers to ask for, bytes. The kernel doubles it and counts its own structures in it: room
+/// for some 7000 datagrams of 1472 bytes.
+const BUFFER_WANTED: libc::c_int = 8 << 20;
+/// The ECN bits of the IP header (RFC 3168): this sender understands marks.
+const ECT_0: libc::c_int = 2;
+/// sendmsg(2) lacks names for these on some targets.
+const SO_RXQ_OVFL: libc::c_int = 40;
+
+/// A non-blocking UDP socket bound to one address.
+#[derive(Debug)]
+pub(crate) struct UdpPort {
+    socket: UdpSocket,
+    /// The kernel cuts a message into datagrams.
+    gso: bool,
+    /// The kernel may join datagrams into one message.
+    gro: bool,
+    /// Every datagram leaves with ECT(0), and marks of what arrives are seen.
+    ecn: bool,
+    /// The error queue may hold something.
+    errors_pending: bool,
+    receiver: receive::Receiver,
+}
+
+/// What the socket threw away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Losses {
+    /// Datagrams that were longer than any of ours, or whose parts could not be told.
+    pub(crate) truncated: u64,
+    /// Datagrams that found the receive buffer full, as far as the kernel has told.
+    pub(crate) overflowed: u64,
+}
+
+impl UdpPort {
+    /// A socket bound to `address`; port 0 takes any free one. An IPv6 socket carries IPv6 only.
+    /// Errors: EADDRINUSE, EADDRNOTAVAIL, EACCES, EAFNOSUPPORT, EMFILE, ENFILE, ENOMEM.
+    pub(crate) fn bind(address: &SocketAddr) -> Result<Self> {
+        let v6 = address.is_ipv6();
+        let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+        let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: socket takes three integers and returns a new descriptor or -1.
+        let fd = check(unsafe { libc::socket(family, kind, 0) })?;
+        // SAFETY: `fd` is new and owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        if v6 {
+            set(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+        }
+        let (bytes, len) = socket_addr_to_bytes(address);
+        // SAFETY: `bytes` holds a socket address of `len` bytes.
+        check(unsafe {
+            libc::bind(fd.as_raw_fd(), bytes.as_ptr().cast(), len as libc::socklen_t)
+        })?;
+        let (gso, gro, ecn) = Self::prepare(fd.as_fd(), v6);
+        Ok(Self {
+            socket: UdpSocket::from(fd),
+            gso,
+            gro,
+            ecn,
+            errors_pending: false,
+            receiver: receive::Receiver::default(),
+        })
+    }
+
+    /// Sets what helps; a kernel without one of these works too. Returns what of GSO, GRO and ECN
+    /// there is.
+    fn prepare(fd: BorrowedFd<'_>, v6: bool) -> (bool, bool, bool) {
+        for (plain, forced) in
+            [(libc::SO_RCVBUF, libc::SO_RCVBUFFORCE), (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE)]
+        {
+            // Forcing goes beyond net.core.rmem_max and needs CAP_NET_ADMIN.
+            if set(fd, libc::SOL_SOCKET, forced, BUFFER_WANTED).is_err() {
+                let _ = set(fd, libc::SOL_SOCKET, plain, BUFFER_WANTED);
+            }
+        }
+        let _ = set(fd, libc::SOL_SOCKET, SO_RXQ_OVFL, 1);
+        // PROBE: datagrams are never cut, and no ICMP message, which anybody can forge, makes the
+        // kernel refuse a length (ip(7)).
+        let ecn = if v6 {
+            let level = libc::IPPROTO_IPV6;
+            let _ = set(fd, level, libc::IPV6_RECVERR, 1);
+            let _ = set(fd, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE);
+            let _ = set(fd, level, libc::IPV6_DONTFRAG, 1);
+            set(fd, level, libc::IPV6_RECVTCLASS, 1)
+                .and_then(|()| set(fd, level, libc::IPV6_TCLASS, ECT_0))
+        } else {
+            let level = libc::IPPROTO_IP;
+            let _ = set(fd, level, libc::IP_RECVERR, 1);
+            let _ = set(fd, level, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE);
+            set(fd, level, libc::IP_RECVTOS, 1).and_then(|()| set(fd, level, libc::IP_TOS, ECT_0))
+        };
+        let gso = option(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+        let gro = set(fd, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+        (gso, gro, ecn.is_ok())
+    }
+
+    /// Where it is bound, with the port that it got.
+    pub(crate) fn local_addr(&self) -> Result<SocketAddr> {
+        Ok(self.socket.local_addr()?)
+    }
+
+    /// The descriptor to wait on. It is readable with datagrams, and has an error pending
+    /// (EPOLLERR) while the error queue holds something.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The receive buffer, bytes as the kernel counts them: a datagram takes its length and some
+    /// 800 bytes more, at least.
+    pub(crate) fn receive_buffer(&self) -> usize {
+        let len = option(self.fd(), libc::SOL_SOCKET, libc::SO_RCVBUF);
+        len.ok().and_then(|len| usize::try_from(len).ok()).unwrap_or(0)
+    }
+
+    /// Whether the kernel cuts messages into datagrams. Ends for good when a device cannot.
+    pub(crate) fn gso(&self) -> bool {
+        self.gso
+    }
+
+    /// Whether the kernel joins datagrams.
+    pub(crate) fn gro(&self) -> bool {
+        self.gro
+    }
+
+    /// Whether ECN is in use.
+    pub(crate) fn ecn(&self) -> bool {
+        self.ecn
+    }
+
+    /// See [`Losses`].
+    pub(crate) fn losses(&self) -> Losses {
+        self.receiver.losses
+    }
+
+    /// True when [`UdpPort::drain_errors`] may have something to say.
+    pub(crate) fn errors_pending(&self) -> bool {
+        self.errors_pending
+    }
+
+    /// From now on datagrams that are too long for their path are cut (ip(7), ipv6(7)): with IPv4 by
+    /// routers too, with IPv6 by this host alone, as far as a router has told it what the path
+    /// carries. Errors: none on a kernel that has these options.
+    pub(crate) fn allow_fragments(&self) -> Result<()> {
+        let fd = self.fd();
+        if self.socket.local_addr()?.is_ipv4() {
+            return set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT);
+        }
+        let level = libc::IPPROTO_IPV6;
+        set(fd, level, libc::IPV6_DONTFRAG, 0)?;
+        set(fd, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DONT)
+    }
+
+    #[cfg(test)]
+    fn without_gso(mut self) -> Self {
+        self.gso = false;
+        self
+    }
+}
+
+/// Sets an option that is an int.
+fn set(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> Result<()> {
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: reads `len` bytes of a live local.
+    check(unsafe {
+        libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len)
+    })?;
+    Ok(())
+}
+
+/// Reads an option that is an int.
+fn option(fd: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: fills at most `len` bytes of a live local.
+    check(unsafe {
+        libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &mut len)
+    })?;
+    Ok(value)
+}
+
+/// True for an error that only says "no room now".
+fn is_no_room(errno: Errno) -> bool {
+    errno.is_would_block() || errno.0 == libc::ENOBUFS
+}

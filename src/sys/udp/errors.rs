@@ -1,0 +1,104 @@
+//! The error queue: what routers and peers say about datagrams that were sent (IP_RECVERR, ip(7)).
+
+use super::UdpPort;
+use super::control::{self, Control};
+use crate::sys::errno::{Errno, check_len};
+use crate::sys::net::socket_addr_from_bytes;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+
+/// Messages taken from the queue in one go.
+const MESSAGES: usize = 32;
+
+/// Why a datagram did not arrive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PortError {
+    /// Where it was to go.
+    pub(crate) to: SocketAddr,
+    /// ECONNREFUSED: nobody listens there. EHOSTUNREACH, ENETUNREACH, EACCES and others: a router
+    /// or the last hop says so. EMSGSIZE: it was longer than the path takes.
+    pub(crate) errno: Errno,
+    /// True when this host found out by itself, false for an ICMP message.
+    pub(crate) local: bool,
+    /// With EMSGSIZE, what the path takes: bytes with the IP header, 0 if not known.
+    pub(crate) mtu: u32,
+}
+
+impl UdpPort {
+    /// Takes a bounded number of messages from the error queue. Returns how many there were.
+    pub(crate) fn drain_errors(&mut self, mut each: impl FnMut(PortError)) -> usize {
+        self.errors_pending = false;
+        for taken in 0..MESSAGES {
+            match self.next_error() {
+                Next::Empty => return taken,
+                Next::Unknown => {}
+                Next::Error(error) => each(error),
+            }
+        }
+        self.errors_pending = true;
+        MESSAGES
+    }
+
+    fn next_error(&self) -> Next {
+        let mut name = [0u8; 28];
+        let mut control = Control::new();
+        // SAFETY: all zeroes is a valid msghdr. It has no room for the bytes of the datagram, which
+        // are not wanted.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_name = name.as_mut_ptr().cast();
+        header.msg_namelen = size_of_val(&name) as libc::socklen_t;
+        header.msg_control = control.as_mut_ptr();
+        header.msg_controllen = Control::room() as _;
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: `header` points to live rooms of the lengths that it says.
+        if check_len(unsafe { libc::recvmsg(fd, &mut header, libc::MSG_ERRQUEUE) }).is_err() {
+            return Next::Empty;
+        }
+        let mut found = None;
+        // SAFETY: the kernel has filled `header` just now.
+        unsafe {
+            control::each(&header, |level, kind, data| match (level, kind) {
+                (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => {
+                    found = Extended::read(data)
+                }
+                _ => {}
+            });
+        }
+        let to = name.get(..header.msg_namelen as usize).and_then(socket_addr_from_bytes);
+        match (to, found) {
+            (Some(to), Some(e)) => {
+                let local = e.origin == libc::SO_EE_ORIGIN_LOCAL;
+                let mtu = if e.errno == libc::EMSGSIZE as u32 { e.info } else { 0 };
+                Next::Error(PortError { to, errno: Errno(e.errno as i32), local, mtu })
+            }
+            _ => Next::Unknown,
+        }
+    }
+}
+
+enum Next {
+    Empty,
+    /// A message that cannot be understood.
+    Unknown,
+    Error(PortError),
+}
+
+/// What is of use in a sock_extended_err.
+struct Extended {
+    errno: u32,
+    origin: u8,
+    info: u32,
+}
+
+impl Extended {
+    /// `None` for another origin than this host and ICMP.
+    fn read(data: &[u8]) -> Option<Self> {
+        let word = |at: usize| data.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+        let origin = *data.get(std::mem::offset_of!(libc::sock_extended_err, ee_origin))?;
+        let known = [libc::SO_EE_ORIGIN_LOCAL, libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6];
+        known.contains(&origin).then_some(())?;
+        let errno = word(std::mem::offset_of!(libc::sock_extended_err, ee_errno))?;
+        let info = word(std::mem::offset_of!(libc::sock_extended_err, ee_info))?;
+        Some(Self { errno, origin, info })
+    }
+}

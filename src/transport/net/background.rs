@@ -1,0 +1,192 @@
+//! The thread that keeps an endpoint's connections while the application is elsewhere: it
+//! acknowledges, sends again, answers handshakes and signs of life, and keeps what arrives.
+//!
+//! While the application polls, the thread only looks now and then whether it still does. Once it
+//! stops, the thread takes over and sleeps until something arrives or is due.
+
+use super::core::Core;
+use crate::sys::event::{Doorbell, Timer, block_signals, wait_any};
+use crate::sys::{Errno, clock, process};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+
+/// The application is elsewhere when it has not polled for so long, nanoseconds.
+const ABSENT_NS: u64 = 10_000_000;
+/// Between two looks at an application that polls: while there is traffic, and at most.
+const LOOK_NS: u64 = 10_000_000;
+const LOOK_MAX_NS: u64 = 1_000_000_000;
+/// Stack of the thread, bytes.
+const STACK: usize = 256 * 1024;
+
+/// What the application's threads and the background thread share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    core: Mutex<Core>,
+    /// Until when the application counts as present, nanoseconds.
+    present_until: AtomicU64,
+    /// There was traffic since the thread has last looked.
+    traffic: AtomicBool,
+    /// The thread sleeps longer than `LOOK_NS`.
+    dozes: AtomicBool,
+    /// The application sleeps on descriptors: the timer wakes it.
+    armed: AtomicBool,
+    timer: Timer,
+    bell: Doorbell,
+    stop: AtomicBool,
+    owner: i32,
+}
+
+impl Shared {
+    pub(super) fn new(core: Core) -> Result<Self, Errno> {
+        Ok(Self {
+            core: Mutex::new(core),
+            present_until: AtomicU64::new(0),
+            traffic: AtomicBool::new(false),
+            dozes: AtomicBool::new(false),
+            armed: AtomicBool::new(false),
+            timer: Timer::new()?,
+            bell: Doorbell::new()?,
+            stop: AtomicBool::new(false),
+            owner: process::pid(),
+        })
+    }
+
+    /// The core, for a moment. `None` in a forked child whose parent's thread held it.
+    #[inline]
+    pub(super) fn core(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if self.owner == process::pid() => {
+                Some(self.core.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The application polls at `now`.
+    #[inline]
+    pub(super) fn present(&self, now: u64) {
+        self.present_until.store(now + ABSENT_NS, Ordering::Relaxed);
+    }
+
+    /// Something was sent or has arrived.
+    #[inline]
+    pub(super) fn note_traffic(&self) {
+        if !self.traffic.load(Ordering::Relaxed) {
+            self.traffic.store(true, Ordering::Relaxed);
+        }
+        if self.dozes.load(Ordering::Relaxed) {
+            self.dozes.store(false, Ordering::Relaxed);
+            self.bell.ring();
+        }
+    }
+
+    /// Wakes whoever sleeps on the endpoint's descriptors.
+    pub(super) fn timer(&self) -> &Timer {
+        &self.timer
+    }
+
+    /// The application is about to sleep on its descriptors, until `wake_at` if nothing arrives.
+    pub(super) fn arm(&self, wake_at: Option<u64>) {
+        self.armed.store(true, Ordering::Relaxed);
+        match wake_at {
+            Some(at) => self.timer.arm(at),
+            None => self.timer.disarm(),
+        }
+        // It looks after its connections itself, as long as its longest sleep takes.
+        self.present_until.store(clock::now_ns() + LOOK_MAX_NS, Ordering::Relaxed);
+    }
+
+    /// It is awake.
+    pub(super) fn disarm(&self) {
+        self.armed.store(false, Ordering::Relaxed);
+        self.timer.disarm();
+    }
+
+    fn run(&self, link: &OwnedFd) {
+        let mut look = LOOK_NS;
+        while !self.stop.load(Ordering::Acquire) {
+            let now = clock::now_ns();
+            let present_until = self.present_until.load(Ordering::Relaxed);
+            if now < present_until {
+                let traffic = self.traffic.swap(false, Ordering::Relaxed);
+                look = if traffic { LOOK_NS } else { (look * 2).min(LOOK_MAX_NS) };
+                self.dozes.store(look > LOOK_NS, Ordering::Relaxed);
+                self.wait(None, Some(now + look.max(present_until - now)));
+                continue;
+            }
+            let Ok(mut core) = self.core.try_lock() else {
+                self.wait(None, Some(now + LOOK_NS)); // the application is there
+                continue;
+            };
+            core.turn_in_background(now);
+            if core.has_events() && self.armed.load(Ordering::Relaxed) {
+                self.timer.arm(1); // long ago: now
+            }
+            let next = core.machine.next_timeout();
+            drop(core);
+            self.wait(Some(link), next);
+        }
+    }
+
+    /// Sleeps until `link` is readable, the bell rings, or `until` has come.
+    fn wait(&self, link: Option<&OwnedFd>, until: Option<u64>) {
+        let ms = match until {
+            None => -1,
+            Some(at) => {
+                let left = at.saturating_sub(clock::now_ns());
+                i32::try_from(left.div_ceil(1_000_000)).unwrap_or(i32::MAX)
+            }
+        };
+        let bell = self.bell.fd();
+        // A signal or a lack of memory ends the sleep early: the loop looks again.
+        let _ = match link {
+            Some(link) => wait_any([bell, link.as_fd()], ms).map(|ready| ready[0]),
+            None => wait_any([bell], ms).map(|ready| ready[0]),
+        }
+        .map(|rang| rang && self.bell.silence());
+    }
+}
+
+/// The background thread of one endpoint.
+#[derive(Debug)]
+pub(super) struct Background {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Errors: EAGAIN when the system has no more threads, EMFILE, ENFILE.
+    pub(super) fn start(shared: &Arc<Shared>) -> Result<Self, Errno> {
+        let link = match shared.core() {
+            Some(core) => core.link.fd().try_clone_to_owned()?,
+            None => return Err(Errno(libc::EAGAIN)),
+        };
+        let mine = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("udrv-net".to_owned())
+            .stack_size(STACK)
+            .spawn(move || {
+                block_signals();
+                mine.run(&link);
+            })?;
+        Ok(Self { shared: shared.clone(), thread: Some(thread) })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        // In a forked child there is no such thread, and its doorbell is the parent's.
+        if self.shared.owner != process::pid() {
+            std::mem::forget(thread);
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.bell.ring();
+        let _ = thread.join();
+    }
+}

@@ -1,0 +1,174 @@
+//! The part of the network transport that the application's threads and the background thread
+//! share: the machine, its link, and what arrived while nobody was there to take it.
+
+use super::link::{Link, LinkSink};
+use super::reliable::packet::{Header, Kind};
+use super::reliable::{Reliable, Sink};
+use super::udp::UdpLink;
+use crate::sys::Errno;
+use crate::transport::peers::PeerTable;
+use crate::transport::{Address, Departure, MAX_HEADER, PeerId};
+use std::collections::VecDeque;
+
+/// Bytes of messages that wait for the application; beyond, packets with data are dropped, and
+/// their senders keep them.
+const INBOX_MAX: usize = 16 << 20;
+/// What an event costs beside its payload, bytes.
+const EVENT_COST: usize = 256;
+
+/// What happened while the application was elsewhere. Peers have the machine's numbers.
+#[derive(Debug)]
+pub(super) enum Event {
+    Connected(PeerId, Address),
+    Message { peer: PeerId, header: [u8; MAX_HEADER], header_len: u8, payload: Box<[u8]> },
+    Departure(PeerId, Departure),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) machine: Reliable,
+    pub(super) link: UdpLink,
+    /// The machine's numbers of peers: it meets some before the application does.
+    pub(super) peers: PeerTable,
+    inbox: VecDeque<Event>,
+    inbox_bytes: usize,
+    /// Turns that the background thread has made.
+    pub(super) background_turns: u64,
+}
+
+/// Keeps what arrives for later.
+struct Keep<'a> {
+    peers: &'a mut PeerTable,
+    inbox: &'a mut VecDeque<Event>,
+    bytes: &'a mut usize,
+}
+
+impl Sink for Keep<'_> {
+    fn peer_of(&mut self, address: &Address) -> Option<PeerId> {
+        self.peers.intern(address)
+    }
+
+    fn find(&self, address: &Address) -> Option<PeerId> {
+        self.peers.find(address)
+    }
+
+    fn on_connected(&mut self, peer: PeerId, address: &Address) {
+        self.inbox.push_back(Event::Connected(peer, *address));
+    }
+
+    fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
+        let mut copy = [0; MAX_HEADER];
+        for (to, from) in copy.iter_mut().zip(header) {
+            *to = *from;
+        }
+        *self.bytes += payload.len() + EVENT_COST;
+        self.inbox.push_back(Event::Message {
+            peer,
+            header: copy,
+            header_len: header.len().min(MAX_HEADER) as u8,
+            payload: payload.into(),
+        });
+    }
+
+    fn on_departure(&mut self, peer: PeerId, departure: Departure) {
+        self.inbox.push_back(Event::Departure(peer, departure));
+    }
+
+    /// Whoever waits for a peer asks for its health when it polls again.
+    fn is_owed(&self, _: PeerId) -> bool {
+        false
+    }
+}
+
+/// Takes what the link brings to the machine.
+struct Inwards<'a, S> {
+    machine: &'a mut Reliable,
+    now: u64,
+    sink: S,
+    /// Packets with data have no place.
+    full: bool,
+}
+
+impl<S: Sink> LinkSink for Inwards<'_, S> {
+    #[inline]
+    fn on_datagram(&mut self, from: &Address, bytes: &[u8], congested: bool) {
+        // Acknowledgements need no room, and without them all that we have sent would be sent again.
+        if self.full && Header::decode(bytes).is_some_and(|(header, _)| header.kind == Kind::Data) {
+            return;
+        }
+        self.machine.on_datagram(self.now, from, bytes, congested, &mut self.sink);
+    }
+
+    fn on_refused(&mut self, to: &Address, errno: Errno) {
+        // A network that is down for a while is no reason to give a peer up; that nobody listens is.
+        if errno.0 == libc::ECONNREFUSED {
+            self.machine.on_refused(self.now, to, &mut self.sink);
+        }
+    }
+
+    fn on_too_long(&mut self, to: &Address, carried: usize) {
+        self.machine.on_too_long(to, carried, &self.sink);
+    }
+}
+
+impl Core {
+    pub(super) fn new(machine: Reliable, link: UdpLink, peers: PeerTable) -> Self {
+        let inbox = VecDeque::new();
+        Self { machine, link, peers, inbox, inbox_bytes: 0, background_turns: 0 }
+    }
+
+    /// What arrived while the application was elsewhere, oldest first.
+    #[inline]
+    pub(super) fn take_event(&mut self) -> Option<Event> {
+        let event = self.inbox.pop_front()?;
+        if let Event::Message { payload, .. } = &event {
+            self.inbox_bytes = self.inbox_bytes.saturating_sub(payload.len() + EVENT_COST);
+        }
+        Some(event)
+    }
+
+    pub(super) fn has_events(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    /// Receives, does what is due, and sends what may leave. `sink` makes what the machine reports
+    /// to of the table of peers. Returns how much arrived.
+    #[inline]
+    pub(super) fn turn<'a, S: Sink>(
+        &'a mut self,
+        now: u64,
+        sink: impl FnOnce(&'a mut PeerTable) -> S,
+    ) -> usize {
+        let Self { machine, link, peers, .. } = self;
+        turn(machine, link, now, sink(peers), false)
+    }
+
+    /// The same on behalf of an application that is elsewhere: what arrives is kept.
+    pub(super) fn turn_in_background(&mut self, now: u64) -> usize {
+        let Self { machine, link, peers, inbox, inbox_bytes, .. } = self;
+        self.background_turns += 1;
+        let full = *inbox_bytes >= INBOX_MAX;
+        turn(machine, link, now, Keep { peers, inbox, bytes: inbox_bytes }, full)
+    }
+}
+
+#[inline]
+fn turn(
+    machine: &mut Reliable,
+    link: &mut UdpLink,
+    now: u64,
+    sink: impl Sink,
+    full: bool,
+) -> usize {
+    let mut inwards = Inwards { machine, now, sink, full };
+    let n = link.receive(&mut inwards);
+    let Inwards { machine, mut sink, .. } = inwards;
+    if machine.next_timeout().is_some_and(|at| at <= now) {
+        machine.on_timeout(now, &mut sink);
+    }
+    if machine.has_ready() {
+        machine.poll_transmit(now, link);
+    }
+    n
+}

@@ -1,0 +1,39 @@
+//! What carries datagrams: a UDP socket now, a UD queue pair next. Nothing is promised of them but
+//! that they arrive whole or not at all.
+
+use crate::sys::Errno;
+use crate::transport::Address;
+use std::io::IoSlice;
+
+/// Unreliable, unordered datagrams of one endpoint.
+pub(crate) trait Link {
+    /// Longest datagram payload, bytes, that the interface carries unfragmented.
+    fn datagram_max(&self) -> usize;
+
+    /// Sends `packets` to one peer; all but the last have the same length, none is empty, the last
+    /// is not longer. Returns how many were taken, in order; fewer: no room now. A packet that is
+    /// refused for any other reason counts as taken: it is lost.
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize;
+
+    /// The path to `to` drops datagrams of more than `carried` bytes without a word: those that were
+    /// made longer shall leave in parts.
+    fn allow_fragments(&mut self, to: &Address, carried: usize) {
+        let _ = (to, carried); // a link without paths has no such
+    }
+
+    /// Takes what has arrived, a bounded number of datagrams. Returns how many events there were.
+    fn receive(&mut self, sink: &mut impl LinkSink) -> usize;
+}
+
+/// What `Link::receive` reports to.
+pub(crate) trait LinkSink {
+    /// A datagram from `from`. `congested`: a router marked it (ECN CE, RFC 3168).
+    fn on_datagram(&mut self, from: &Address, bytes: &[u8], congested: bool);
+
+    /// Nobody listens at `to`, or the network says that it cannot be reached (ICMP): the system's
+    /// reason.
+    fn on_refused(&mut self, to: &Address, errno: Errno);
+
+    /// The path to `to` carries datagrams of at most `carried` bytes.
+    fn on_too_long(&mut self, to: &Address, carried: usize);
+}

@@ -1,0 +1,383 @@
+//! Peers on other hosts: the reliable machine over a link that carries datagrams.
+
+mod background;
+mod core;
+pub(crate) mod job_key;
+pub(crate) mod link;
+pub(crate) mod reliable;
+pub(crate) mod udp;
+
+use self::background::{Background, Shared};
+use self::core::{Core, Event};
+use super::peers::PeerTable;
+use super::{Address, Caps, Departure, Handler, MAX_HEADER, PeerId, SendError};
+use crate::sys::event::Epoll;
+use crate::sys::{Errno, clock, process};
+use crate::telemetry::log;
+use link::Link;
+use reliable::tag::JobKey;
+use reliable::{Reliable, Settings, Sink};
+use std::sync::Arc;
+use udp::UdpLink;
+
+/// Longest payload of one message that is sent in several packets at once, bytes.
+const BCOPY_MAX: usize = reliable::MESSAGE_MAX;
+/// Bytes of a long message that do not wait for an answer of the receiver: about what is under way
+/// until it comes.
+const PUSH_MAX: usize = 256 * 1024;
+/// Bytes of the header of a fragment (PROTOCOL.md §3).
+const FRAGMENT_HEADER: usize = 24;
+/// Polls without traffic after which the socket is looked at only now and then.
+const COOLING: u32 = 4096;
+/// One poll of so many looks at the socket then.
+const COOL_POLLS: u32 = 64;
+/// Messages handed out by one poll of those that arrived before.
+const BATCH: usize = 256;
+/// Bytes that a packet of the largest size occupies in the socket's buffer beside its own: the
+/// kernel counts its structures too.
+const PACKET_COST: usize = 1024;
+
+/// What the network transport of an endpoint is made with.
+#[derive(Debug)]
+pub(crate) struct NetSettings {
+    pub(crate) key: JobKey,
+    /// FI_UDRV_PEER_TIMEOUT, seconds.
+    pub(crate) peer_timeout_s: u64,
+    /// FI_UDRV_NET_BUFFER, bytes.
+    pub(crate) buffer_bytes: usize,
+}
+
+/// Which of the machine's peers is which of the endpoint's.
+#[derive(Debug, Default)]
+struct Numbers {
+    /// By the endpoint's number: the machine's, plus one.
+    inner: Vec<u32>,
+    /// By the machine's number: the endpoint's, plus one.
+    outer: Vec<u32>,
+}
+
+impl Numbers {
+    fn join(&mut self, outer: PeerId, inner: PeerId) {
+        for (list, from, to) in [(&mut self.inner, outer, inner), (&mut self.outer, inner, outer)] {
+            if list.len() <= from.index() {
+                list.resize(from.index() + 1, 0);
+            }
+            if let Some(slot) = list.get_mut(from.index()) {
+                *slot = to.0 + 1;
+            }
+        }
+    }
+
+    #[inline]
+    fn inner(&self, peer: PeerId) -> Option<PeerId> {
+        self.inner.get(peer.index())?.checked_sub(1).map(PeerId)
+    }
+
+    #[inline]
+    fn outer(&self, peer: PeerId) -> Option<PeerId> {
+        self.outer.get(peer.index())?.checked_sub(1).map(PeerId)
+    }
+}
+
+/// The network transport of one endpoint.
+#[derive(Debug)]
+pub(crate) struct Net {
+    shared: Arc<Shared>,
+    background: Option<Background>,
+    numbers: Numbers,
+    me: Address,
+    armed: bool,
+    /// Polls left that look at the socket each time.
+    hot: u32,
+    polls: u32,
+    owner: i32,
+}
+
+/// The endpoint as the machine sees it.
+struct Upwards<'a, H, F> {
+    /// The machine's peers.
+    inner: &'a mut PeerTable,
+    /// The endpoint's.
+    outer: &'a mut PeerTable,
+    numbers: &'a mut Numbers,
+    handler: &'a mut H,
+    connected: &'a mut F,
+}
+
+impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
+    fn peer_of(&mut self, address: &Address) -> Option<PeerId> {
+        self.inner.intern(address)
+    }
+
+    fn find(&self, address: &Address) -> Option<PeerId> {
+        self.inner.find(address)
+    }
+
+    fn on_connected(&mut self, inner: PeerId, address: &Address) {
+        let Some(peer) = self.outer.intern(address) else { return };
+        self.numbers.join(peer, inner);
+        (self.connected)(peer);
+        self.handler.on_peer(peer, address);
+    }
+
+    #[inline]
+    fn on_message(&mut self, inner: PeerId, header: &[u8], payload: &[u8]) {
+        if let Some(peer) = self.numbers.outer(inner) {
+            self.handler.on_message(peer, header, payload);
+        }
+    }
+
+    fn on_departure(&mut self, inner: PeerId, departure: Departure) {
+        let Some(peer) = self.numbers.outer(inner) else { return };
+        if let (Departure::Failed(errno), Some(address)) = (departure, self.outer.address(peer)) {
+            log::warn(format_args!("{address} is gone: {errno}"));
+        }
+        self.handler.on_departure(peer, departure);
+    }
+
+    fn is_owed(&self, inner: PeerId) -> bool {
+        self.numbers.outer(inner).is_some_and(|peer| self.handler.is_owed(peer))
+    }
+}
+
+/// The parent's thread held what a forked child wants.
+const ORPHANED: SendError = SendError::Unreachable(Errno(libc::EOWNERDEAD));
+
+impl Net {
+    /// The transport of the endpoint `me` over `link`; `peers` knows this host and nobody yet.
+    /// Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread).
+    pub(crate) fn open(
+        me: Address,
+        link: UdpLink,
+        peers: PeerTable,
+        settings: NetSettings,
+    ) -> Result<Self, Errno> {
+        let mut seed = [0; 16];
+        let (low, high) = seed.split_at_mut(8);
+        low.copy_from_slice(&process::random_u64().to_le_bytes());
+        high.copy_from_slice(&process::random_u64().to_le_bytes());
+        let datagram_max = link.datagram_max();
+        let window = link.receive_buffer() / (datagram_max + PACKET_COST);
+        let machine = Reliable::new(
+            Settings {
+                life: process::random_u64() | 1,
+                address: me,
+                key: settings.key,
+                datagram_max,
+                peer_timeout_ns: settings.peer_timeout_s.saturating_mul(1_000_000_000),
+                buffer_bytes: settings.buffer_bytes,
+                receive_window: u32::try_from(window).unwrap_or(u32::MAX),
+                first_psn: 0,
+                seed,
+            },
+            clock::now_ns(),
+        );
+        let shared = Arc::new(Shared::new(Core::new(machine, link, peers))?);
+        shared.present(clock::now_ns());
+        let background = Some(Background::start(&shared)?);
+        let numbers = Numbers::default();
+        let owner = process::pid();
+        Ok(Self { shared, background, numbers, me, armed: false, hot: 0, polls: 0, owner })
+    }
+
+    /// Adds the descriptors that tell of work to `epoll`.
+    pub(crate) fn watch(&self, epoll: &Epoll, token: u64) -> Result<(), Errno> {
+        let core = self.shared.core().ok_or(Errno(libc::EOWNERDEAD))?;
+        epoll.add(core.link.fd(), token)?;
+        epoll.add(self.shared.timer().fd(), token)
+    }
+
+    /// Starts a connection to `peer`, unless there is one.
+    pub(crate) fn connect(&mut self, peer: PeerId, address: &Address) -> Result<(), SendError> {
+        let mut core = self.shared.core().ok_or(ORPHANED)?;
+        let inner = core.peers.intern(address).ok_or(SendError::Again)?;
+        self.numbers.join(peer, inner);
+        core.machine.connect(inner, address, clock::now_ns())
+    }
+
+    /// A connection exists or is being made.
+    #[inline]
+    pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
+        let Some(inner) = self.numbers.inner(peer) else { return false };
+        self.shared.core().is_some_and(|core| core.machine.is_connected(inner))
+    }
+
+    pub(crate) fn caps(&self, peer: PeerId) -> Caps {
+        let inner = self.numbers.inner(peer);
+        let room = |header: usize| match (inner, self.shared.core()) {
+            (Some(inner), Some(core)) => core.machine.packet_room(inner, header),
+            _ => 0,
+        };
+        let short_max = room(0);
+        Caps {
+            short_max,
+            bcopy_max: BCOPY_MAX,
+            fragment_max: short_max.saturating_sub(FRAGMENT_HEADER),
+            push_max: PUSH_MAX,
+            get: false,
+            put: false,
+            one_sided: false,
+            announces_room: true,
+        }
+    }
+
+    pub(crate) fn under_pressure(&self, peer: PeerId) -> bool {
+        let Some(inner) = self.numbers.inner(peer) else { return false };
+        self.shared.core().is_some_and(|core| core.machine.under_pressure(inner))
+    }
+
+    pub(crate) fn set_pressure(&mut self, on: bool) {
+        if let Some(mut core) = self.shared.core() {
+            core.machine.set_pressure(on);
+        }
+    }
+
+    /// Packets that are not acknowledged yet.
+    pub(crate) fn unacknowledged(&self) -> usize {
+        self.shared.core().map_or(0, |core| core.machine.unacknowledged())
+    }
+
+    /// Takes a message; `later`: it may leave with the next poll.
+    #[inline]
+    pub(crate) fn send(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnMut(usize, &mut [u8]),
+        later: bool,
+    ) -> Result<(), SendError> {
+        debug_assert!(header.len() <= MAX_HEADER);
+        let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
+        let inner = self.numbers.inner(peer).ok_or(unknown)?;
+        let mut core = self.shared.core().ok_or(ORPHANED)?;
+        let now = clock::now_ns();
+        core.machine.send(inner, header, len, pack, now)?;
+        self.hot = COOLING;
+        self.shared.note_traffic();
+        if !later {
+            let Core { machine, link, .. } = &mut *core;
+            machine.poll_transmit(now, link);
+        }
+        Ok(())
+    }
+
+    /// Sends what waits and may leave.
+    pub(crate) fn flush(&mut self) {
+        let Some(mut core) = self.shared.core() else { return };
+        if core.machine.has_ready() {
+            let Core { machine, link, .. } = &mut *core;
+            machine.poll_transmit(clock::now_ns(), link);
+        }
+    }
+
+    /// Delivers what has arrived and sends what may leave. `connected` hears of peers that were not
+    /// known here.
+    #[inline]
+    pub(crate) fn poll(
+        &mut self,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+        connected: &mut impl FnMut(PeerId),
+    ) -> usize {
+        if self.hot == 0 {
+            self.polls = self.polls.wrapping_add(1);
+            if self.polls % COOL_POLLS != 0 {
+                return 0;
+            }
+        } else {
+            self.hot -= 1;
+        }
+        self.turn(peers, handler, connected)
+    }
+
+    fn turn(
+        &mut self,
+        outer: &mut PeerTable,
+        handler: &mut impl Handler,
+        connected: &mut impl FnMut(PeerId),
+    ) -> usize {
+        let now = clock::now_ns();
+        self.shared.present(now);
+        let Some(mut core) = self.shared.core() else { return 0 };
+        let numbers = &mut self.numbers;
+        let mut n = 0;
+        // What is new comes after what is here already.
+        while core.has_events() {
+            if n >= BATCH {
+                return n;
+            }
+            let Some(event) = core.take_event() else { break };
+            let inner = &mut core.peers;
+            let mut sink = Upwards { inner, outer, numbers, handler, connected };
+            match event {
+                Event::Connected(peer, address) => sink.on_connected(peer, &address),
+                Event::Message { peer, header, header_len, payload } => {
+                    let header = header.get(..usize::from(header_len)).unwrap_or(&[]);
+                    sink.on_message(peer, header, &payload);
+                }
+                Event::Departure(peer, departure) => sink.on_departure(peer, departure),
+            }
+            n += 1;
+        }
+        n += core.turn(now, |inner| Upwards { inner, outer, numbers, handler, connected });
+        if n > 0 {
+            self.hot = COOLING;
+            self.shared.note_traffic();
+        }
+        n
+    }
+
+    /// Prepares for sleep: what is due to leave leaves, and the timer is set for what comes next.
+    /// False: there is work.
+    pub(crate) fn sleep(&mut self) -> bool {
+        let Some(mut core) = self.shared.core() else { return true };
+        if core.has_events() {
+            self.polls = COOL_POLLS - 1;
+            return false;
+        }
+        let now = clock::now_ns();
+        if core.machine.has_ready() {
+            let Core { machine, link, .. } = &mut *core;
+            machine.poll_transmit(now, link);
+        }
+        self.shared.arm(core.machine.next_timeout().map(|at| at.max(now + 1)));
+        self.armed = true;
+        true
+    }
+
+    /// Ends the state that `sleep` began.
+    pub(crate) fn awake(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.shared.disarm();
+            self.polls = COOL_POLLS - 1;
+        }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        // Ends the thread, or forgets it in a forked child, which must not speak for its parent.
+        self.background = None;
+        if process::pid() != self.owner {
+            return;
+        }
+        let Some(mut core) = self.shared.core() else { return };
+        let Core { machine, link, background_turns, .. } = &mut *core;
+        machine.close(clock::now_ns(), link);
+        let counts = machine.counts();
+        if counts.connected > 0 || counts.forged > 0 {
+            log::info(format_args!(
+                "{} on the network: {} connections now, {counts:?}; {:?}, {} dropped on arrival; {background_turns} turns in the background",
+                self.me,
+                machine.connections(),
+                link.counts(),
+                link.dropped(),
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+//! How much may be under way to one peer, and how long to wait for its answer.
+//!
+//! The window grows by a packet a round trip, after a slow start, and shrinks once a round by the
+//! fraction that was lost in it: packets that are lost by chance cost little, and where too many
+//! are sent the fraction lost is the fraction too many. Where round trips have become long the
+//! loss is a full queue, and half of the window goes (RFC 5681). Congestion marks count as DCTCP
+//! has them (RFC 8257).
+
+/// Smallest window, packets.
+pub(super) const WINDOW_MIN: f32 = 2.0;
+/// Window of a new connection, packets.
+const WINDOW_START: f32 = 16.0;
+/// Largest window, packets: what a selective acknowledgement covers.
+pub(super) const WINDOW_MAX: f32 = 1024.0;
+/// Bounds of the retransmission timeout, nanoseconds.
+pub(super) const TIMEOUT_MIN_NS: u64 = 1_000_000;
+pub(super) const TIMEOUT_MAX_NS: u64 = 1_000_000_000;
+/// What is waited for a peer whose core is busy, beyond what the network takes, nanoseconds.
+const CROWDED_NS: u64 = 8_000_000;
+/// The timeout before the first round trip was measured.
+const TIMEOUT_START_NS: u64 = 20_000_000;
+/// How long the shortest round trip counts, nanoseconds.
+const SHORTEST_AGE_NS: u64 = 10_000_000_000;
+/// Smallest cut of a round with loss.
+const CUT_MIN: f32 = 0.02;
+/// Round trips above twice the shortest and this much, nanoseconds, come from a full queue.
+const QUEUE_NS: u64 = 50_000;
+
+/// What is known of the path to one peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Congestion {
+    window: f32,
+    slow_start: bool,
+    /// Smoothed round trip and its variation (RFC 6298), nanoseconds; 0: none measured.
+    rtt_ns: u32,
+    variation_ns: u32,
+    shortest_ns: u32,
+    shortest_at: u64,
+    /// The round ends when this transmission is acknowledged.
+    round_end: u64,
+    acked: u32,
+    lost: u32,
+    marked: u32,
+    /// Fraction of marked packets, smoothed.
+    marks: f32,
+}
+
+impl Congestion {
+    pub(super) fn new() -> Self {
+        Self {
+            window: WINDOW_START,
+            slow_start: true,
+            rtt_ns: 0,
+            variation_ns: 0,
+            shortest_ns: u32::MAX,
+            shortest_at: 0,
+            round_end: 0,
+            acked: 0,
+            lost: 0,
+            marked: 0,
+            marks: 0.0,
+        }
+    }
+
+    /// Packets that may be under way.
+    #[inline]
+    pub(super) fn window(&self) -> u32 {
+        self.window as u32
+    }
+
+    /// How long an answer may take before something has to be sent again, nanoseconds.
+    #[inline]
+    pub(super) fn timeout_ns(&self) -> u64 {
+        if self.rtt_ns == 0 {
+            return TIMEOUT_START_NS;
+        }
+        let wait = u64::from(self.rtt_ns) + 4 * u64::from(self.variation_ns);
+        // Round trips that are long beside the shortest are time slices of a crowded node. Who asks
+        // too early loses a packet, who waits for every one of them loses the time.
+        let most = 4 * u64::from(self.shortest_ns) + CROWDED_NS;
+        wait.min(most).clamp(TIMEOUT_MIN_NS, TIMEOUT_MAX_NS)
+    }
+
+    pub(super) fn on_round_trip(&mut self, sample_ns: u64, now: u64) {
+        let sample = u32::try_from(sample_ns.max(1)).unwrap_or(u32::MAX);
+        if sample <= self.shortest_ns || now.saturating_sub(self.shortest_at) > SHORTEST_AGE_NS {
+            self.shortest_ns = sample;
+            self.shortest_at = now;
+        }
+        if self.rtt_ns == 0 {
+            self.rtt_ns = sample;
+            self.variation_ns = sample / 2;
+            return;
+        }
+        if sample < self.rtt_ns / 2 {
+            // The peer was busy before. Who waits too long after a loss loses more than who asks
+            // too early, which costs a packet.
+            self.rtt_ns -= (self.rtt_ns - sample) / 2;
+            self.variation_ns /= 2;
+            return;
+        }
+        let off = self.rtt_ns.abs_diff(sample);
+        self.variation_ns = self.variation_ns - self.variation_ns / 4 + off / 4;
+        self.rtt_ns = self.rtt_ns - self.rtt_ns / 8 + sample / 8;
+    }
+
+    fn queues(&self) -> bool {
+        u64::from(self.rtt_ns) > 2 * u64::from(self.shortest_ns) + QUEUE_NS
+    }
+
+    /// `packets` have arrived, `marked` of them with a mark; `full`: the window was in use.
+    #[inline]
+    pub(super) fn on_acknowledged(&mut self, packets: u32, marked: u32, full: bool) {
+        self.acked = self.acked.saturating_add(packets);
+        self.marked = self.marked.saturating_add(marked);
+        if !full {
+            return;
+        }
+        let grow = if self.slow_start { packets as f32 } else { packets as f32 / self.window };
+        self.window = (self.window + grow).min(WINDOW_MAX);
+    }
+
+    /// A packet was lost.
+    pub(super) fn on_lost(&mut self) {
+        self.lost = self.lost.saturating_add(1);
+        self.slow_start = false;
+    }
+
+    /// Packets that counted as lost have arrived.
+    pub(super) fn on_late(&mut self, packets: u32) {
+        self.lost = self.lost.saturating_sub(packets);
+    }
+
+    /// The highest transmission that has arrived, and the next one to be made.
+    #[inline]
+    pub(super) fn on_echo(&mut self, echo: u64, next: u64) {
+        if echo < self.round_end {
+            return;
+        }
+        self.round_end = next;
+        let all = (self.acked + self.lost).max(1) as f32;
+        if self.lost > 0 {
+            let fraction = self.lost as f32 / all;
+            let cut = if self.queues() { fraction.max(0.5) } else { fraction };
+            self.window *= 1.0 - cut.clamp(CUT_MIN, 0.5);
+        } else if self.queues() {
+            self.slow_start = false;
+        }
+        self.marks += (self.marked as f32 / all - self.marks) / 16.0;
+        if self.marked > 0 {
+            self.slow_start = false;
+            self.window *= 1.0 - self.marks.clamp(0.0, 1.0) / 2.0;
+        }
+        self.window = self.window.max(WINDOW_MIN);
+        (self.acked, self.lost, self.marked) = (0, 0, 0);
+    }
+
+    /// Nothing was heard for several timeouts.
+    pub(super) fn on_silence(&mut self) {
+        self.window = WINDOW_MIN;
+        self.slow_start = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rounds(c: &mut Congestion, n: u32, lost: u32, sample_ns: u64) {
+        for i in 0..n {
+            let w = c.window();
+            c.on_round_trip(sample_ns, u64::from(i));
+            for _ in 0..lost.min(w) {
+                c.on_lost();
+            }
+            c.on_acknowledged(w - lost.min(w), 0, true);
+            let end = c.round_end;
+            c.on_echo(end, end + u64::from(w));
+        }
+    }
+
+    #[test]
+    fn the_window_opens_and_stays_within_its_bounds() {
+        let mut c = Congestion::new();
+        rounds(&mut c, 20, 0, 20_000);
+        assert_eq!(c.window(), 1024);
+        rounds(&mut c, 100, 1000, 20_000);
+        assert!(c.window() >= 2 && c.window() < 10, "{}", c.window());
+    }
+
+    #[test]
+    fn chance_losses_cost_little_and_queues_much() {
+        let mut c = Congestion::new();
+        rounds(&mut c, 20, 0, 20_000);
+        rounds(&mut c, 1, 1, 20_000);
+        assert!(c.window() > 990, "{}", c.window());
+        rounds(&mut c, 30, 0, 500_000);
+        rounds(&mut c, 1, 1, 500_000);
+        assert!(c.window() < 520, "{}", c.window());
+    }
+
+    #[test]
+    fn the_timeout_follows_the_round_trip() {
+        let mut c = Congestion::new();
+        assert_eq!(c.timeout_ns(), TIMEOUT_START_NS);
+        for i in 0..100 {
+            c.on_round_trip(5_000_000, i);
+        }
+        assert!((5_000_000..6_000_000).contains(&c.timeout_ns()), "{}", c.timeout_ns());
+        for i in 0..100 {
+            c.on_round_trip(10_000, i);
+        }
+        assert_eq!(c.timeout_ns(), TIMEOUT_MIN_NS);
+    }
+}

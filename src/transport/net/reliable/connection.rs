@@ -1,0 +1,358 @@
+//! One peer's connection: its state, and what its deadlines mean.
+
+use super::congestion::Congestion;
+use super::packet::{Hello, HelloKind, VERSION, VERSION_MIN};
+use super::path::Path;
+use super::receiving::{Assembly, Early};
+use super::sending::Outgoing;
+use super::tag::SessionKey;
+use super::timers::NEVER;
+use super::{DATAGRAM_START, End, Shared, Sink};
+use crate::sys::Errno;
+use crate::transport::{Address, Departure, PeerId};
+use std::collections::VecDeque;
+
+/// How long a handshake waits for its answer at first, nanoseconds; twice as long each time.
+const GREETING_NS: u64 = 20_000_000;
+/// The longest time between two attempts, nanoseconds.
+const RETRY_MAX_NS: u64 = 1_000_000_000;
+/// Between two looks at a silent peer that owes us something, and at any other, nanoseconds.
+const OWED_LOOK_NS: u64 = 500_000_000;
+const IDLE_LOOK_NS: u64 = 5_000_000_000;
+/// Between two looks at a side that has not proven yet that it is there, nanoseconds.
+const HALF_OPEN_LOOK_NS: u64 = 2_000_000_000;
+
+/// How far a connection has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// We asked for it.
+    Greeting,
+    /// The other side asked; it has not proven yet that it is there now.
+    HalfOpen,
+    /// Both sides have proven that they are there.
+    Established,
+}
+
+/// Handshake packets to send.
+pub(super) const INIT: u8 = 1;
+pub(super) const ACCEPT: u8 = 2;
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) peer: PeerId,
+    pub(super) address: Address,
+    pub(super) phase: Phase,
+    /// Our number of it, and the other side's.
+    pub(super) id: u32,
+    pub(super) remote_id: u32,
+    pub(super) nonce: u64,
+    pub(super) peer_nonce: u64,
+    pub(super) peer_life: u64,
+    pub(super) key: Option<SessionKey>,
+    /// Which of the two sides we are, for the tags.
+    pub(super) direction: u8,
+    /// Largest datagram that both sides take, and the path, as far as is known.
+    pub(super) datagram_max: u16,
+    pub(super) path: Path,
+    /// A connection that the same peer asked for while this one exists, and the reverse.
+    pub(super) challenger: Option<u32>,
+    pub(super) incumbent: Option<u32>,
+    /// The layer above has asked for it, or was told of it: it has to learn of its end.
+    pub(super) known: bool,
+    /// Handshake packets to send.
+    pub(super) hello: u8,
+
+    // Sending (sending.rs).
+    /// Packets from `base` on.
+    pub(super) window: VecDeque<Outgoing>,
+    pub(super) base: u64,
+    /// The first packet that was never sent.
+    pub(super) unsent: u64,
+    pub(super) in_flight: u32,
+    /// Number of the next transmission.
+    pub(super) transmission: u64,
+    /// Transmissions and their packets, oldest first, until a later one has arrived.
+    pub(super) transmissions: VecDeque<(u64, u64)>,
+    /// Packets to send again.
+    pub(super) lost: VecDeque<u64>,
+    /// The highest transmission that has arrived there, plus one.
+    pub(super) echoed: u64,
+    /// Packets from here on may not be sent yet.
+    pub(super) credit_end: u64,
+    pub(super) congestion: Congestion,
+    /// How many later transmissions arrive before one counts as lost.
+    pub(super) reordering: u64,
+    /// Packets that have arrived since one was last given up too early.
+    pub(super) in_order: u32,
+    pub(super) marks_seen: u32,
+    /// Timeouts in a row.
+    pub(super) attempts: u8,
+    /// Packets that may leave although the window is full.
+    pub(super) extra: u8,
+    pub(super) peer_pressure: bool,
+
+    // Receiving (receiving.rs).
+    pub(super) expected: u64,
+    /// The highest transmission that has arrived here plus one, and when.
+    pub(super) arrived: u64,
+    pub(super) arrived_at: u64,
+    pub(super) early: Option<Box<Early>>,
+    pub(super) assembly: Option<Box<Assembly>>,
+    /// Packets since the last acknowledgement.
+    pub(super) unacked: u16,
+    pub(super) ack_now: bool,
+    pub(super) marks: u32,
+    /// The epoch in which it last sent (`Shared::count_sender`).
+    pub(super) epoch: u64,
+
+    // Time.
+    pub(super) ack_at: u64,
+    pub(super) retry_at: u64,
+    look_at: u64,
+    /// In patience, not in time.
+    heard_at: u64,
+    owed_since: u64,
+    pub(super) refusals: u8,
+    pub(super) refused_at: u64,
+    /// The entry in the timers.
+    pub(super) timer_at: u64,
+    /// It waits for its turn to send.
+    pub(super) queued: bool,
+}
+
+impl Connection {
+    pub(super) fn new(
+        shared: &Shared,
+        peer: PeerId,
+        address: Address,
+        nonce: u64,
+        phase: Phase,
+        now: u64,
+    ) -> Self {
+        let first = u64::from(shared.settings.first_psn);
+        Self {
+            peer,
+            address,
+            phase,
+            id: 0,
+            remote_id: 0,
+            nonce,
+            peer_nonce: 0,
+            peer_life: 0,
+            key: None,
+            direction: 0,
+            datagram_max: shared.settings.datagram_max.min(DATAGRAM_START) as u16,
+            path: Path::default(),
+            challenger: None,
+            incumbent: None,
+            known: phase == Phase::Greeting,
+            hello: 0,
+            window: VecDeque::new(),
+            base: first,
+            unsent: first,
+            in_flight: 0,
+            transmission: first + 1,
+            transmissions: VecDeque::new(),
+            lost: VecDeque::new(),
+            echoed: first + 1,
+            credit_end: first,
+            congestion: Congestion::new(),
+            reordering: super::sending::REORDERING_MIN,
+            in_order: 0,
+            marks_seen: 0,
+            attempts: 0,
+            extra: 0,
+            peer_pressure: false,
+            expected: first,
+            arrived: first + 1,
+            arrived_at: 0,
+            early: None,
+            assembly: None,
+            unacked: 0,
+            ack_now: false,
+            marks: 0,
+            epoch: 0,
+            ack_at: NEVER,
+            retry_at: NEVER,
+            look_at: now + if phase == Phase::HalfOpen { HALF_OPEN_LOOK_NS } else { OWED_LOOK_NS },
+            heard_at: shared.patience,
+            owed_since: shared.patience,
+            refusals: 0,
+            refused_at: 0,
+            timer_at: NEVER,
+            queued: false,
+        }
+    }
+
+    /// Asks for the connection.
+    pub(super) fn greet(&mut self) {
+        self.hello |= INIT;
+    }
+
+    /// Largest datagram to this peer, bytes.
+    pub(super) fn datagram_room(&self) -> usize {
+        usize::from(self.datagram_max)
+    }
+
+    /// The other side, as it has introduced itself.
+    pub(super) fn adopt(&mut self, shared: &Shared, hello: &Hello) {
+        self.remote_id = hello.connection;
+        self.peer_nonce = hello.nonce;
+        self.peer_life = hello.life;
+        let ours = shared.settings.datagram_max;
+        self.datagram_max = ours.min(usize::from(hello.datagram_max).max(DATAGRAM_START)) as u16;
+        self.credit_end = self.base + u64::from(hello.credit.max(1));
+        let mine = (shared.settings.life, self.nonce);
+        let theirs = (hello.life, hello.nonce);
+        self.direction = u8::from(mine > theirs);
+        self.key = Some(shared.settings.key.session(mine, theirs));
+    }
+
+    /// Whether `hello` is of the life and the connection that we know.
+    pub(super) fn is_with(&self, hello: &Hello) -> bool {
+        self.peer_life == hello.life && self.peer_nonce == hello.nonce
+    }
+
+    /// A handshake packet from us.
+    pub(super) fn hello(&self, shared: &Shared, kind: HelloKind) -> Hello {
+        let settings = &shared.settings;
+        Hello {
+            kind,
+            version: VERSION,
+            version_min: VERSION_MIN,
+            datagram_max: settings.datagram_max.min(usize::from(u16::MAX)) as u16,
+            features: 0,
+            connection: self.id,
+            credit: shared.credit(),
+            life: settings.life,
+            nonce: self.nonce,
+            echo: self.peer_nonce,
+            address: settings.address,
+            dest: self.remote_id,
+            dest_port: self.address.port(),
+            tag: 0,
+        }
+    }
+
+    /// A sign of life.
+    #[inline]
+    pub(super) fn heard(&mut self, shared: &Shared) {
+        self.heard_at = shared.patience;
+        self.refusals = 0;
+    }
+
+    /// Something is owed from now on.
+    #[inline]
+    pub(super) fn owe(&mut self, shared: &Shared, now: u64) {
+        self.owed_since = shared.patience;
+        self.look_at = self.look_at.min(now + OWED_LOOK_NS);
+    }
+
+    /// When it has to be looked at.
+    #[inline]
+    pub(super) fn deadline(&self) -> u64 {
+        self.ack_at.min(self.retry_at).min(self.look_at)
+    }
+
+    /// A deadline has come.
+    pub(super) fn on_deadline(
+        &mut self,
+        shared: &mut Shared,
+        now: u64,
+        sink: &impl Sink,
+    ) -> Option<End> {
+        if self.ack_at <= now {
+            self.ack_at = NEVER;
+            self.ack_now = true;
+        }
+        if self.retry_at <= now {
+            self.retry(shared, now);
+        }
+        if self.look_at <= now {
+            return self.look(shared, now, sink);
+        }
+        None
+    }
+
+    fn retry(&mut self, shared: &mut Shared, now: u64) {
+        self.attempts = self.attempts.saturating_add(1);
+        shared.counts.timeouts += 1;
+        match self.phase {
+            Phase::Greeting => self.hello |= INIT,
+            Phase::HalfOpen => self.hello |= INIT | ACCEPT,
+            Phase::Established => {
+                self.send_again();
+                self.ask_path();
+            }
+        }
+        self.retry_at = now + self.patience_ns(shared);
+    }
+
+    /// How long to wait for an answer now.
+    pub(super) fn patience_ns(&self, shared: &mut Shared) -> u64 {
+        let doubled = |ns: u64| (ns << self.attempts.min(10)).min(RETRY_MAX_NS);
+        match self.phase {
+            Phase::Established => doubled(self.congestion.timeout_ns()),
+            _ => {
+                let wait = doubled(GREETING_NS);
+                shared.jittered(wait)
+            }
+        }
+    }
+
+    /// Is the other side still there?
+    fn look(&mut self, shared: &mut Shared, now: u64, sink: &impl Sink) -> Option<End> {
+        let waiting = !self.window.is_empty() || self.phase == Phase::Greeting;
+        if self.phase == Phase::HalfOpen && !waiting {
+            // Its process may be stopped before it reads our answer, and believe afterwards that we
+            // know of it.
+            let silent = shared.patience - self.heard_at.min(shared.patience);
+            if silent >= shared.settings.peer_timeout_ns {
+                return Some(End::Silent);
+            }
+            self.look_at = now + HALF_OPEN_LOOK_NS;
+            return None;
+        }
+        if !waiting && !sink.is_owed(self.peer) {
+            self.owed_since = NEVER;
+            self.look_at = now + IDLE_LOOK_NS;
+            self.trim();
+            return None;
+        }
+        if self.owed_since == NEVER {
+            self.owed_since = shared.patience;
+        }
+        let timeout = shared.settings.peer_timeout_ns;
+        let silent = shared.patience - self.heard_at.max(self.owed_since).min(shared.patience);
+        if silent >= timeout {
+            return Some(End::Departed(Departure::Failed(Errno(libc::ETIMEDOUT))));
+        }
+        let every = OWED_LOOK_NS.min(timeout / 8).max(1_000_000);
+        if silent >= every {
+            self.hello |= INIT;
+        }
+        self.look_at = now + every;
+        None
+    }
+
+    /// Gives back memory that a busier time has left behind.
+    fn trim(&mut self) {
+        self.window.shrink_to_fit();
+        self.transmissions.retain(|(_, psn)| *psn >= self.base);
+        self.transmissions.shrink_to_fit();
+        self.lost.clear();
+        self.lost.shrink_to_fit();
+    }
+
+    /// Gives all buffers back.
+    pub(super) fn release(mut self, shared: &mut Shared) {
+        shared.unacknowledged -= self.window.len();
+        for packet in self.window.drain(..) {
+            shared.buffers.give(packet.bytes);
+        }
+        if let Some(early) = self.early.take() {
+            early.release(shared);
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! How connections come to be, are tested, and give way to the next life of a peer.
+//!
+//! Who sends a handshake packet has the job key, because the tag says so; but it may be an old
+//! packet that someone has sent again. Therefore nothing that exists is given up for an INIT: the
+//! other side has to answer to a nonce of ours first.
+
+use super::connection::{ACCEPT, Connection, INIT, Phase};
+use super::packet::{
+    HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_VERSION, VERSION, VERSION_MIN,
+};
+use super::tag::same;
+use super::timers::NEVER;
+use super::{End, HALF_OPEN_MAX, REPLIES_MAX, Reliable, Sink};
+use crate::sys::Errno;
+use crate::telemetry::log;
+use crate::transport::{Address, Departure, PeerId};
+
+impl Reliable {
+    pub(super) fn on_hello(
+        &mut self,
+        now: u64,
+        from: &Address,
+        hello: &Hello,
+        bytes: &[u8],
+        sink: &mut impl Sink,
+    ) {
+        let shared = &mut self.shared;
+        let signed = bytes.get(..HELLO_TAG_AT).unwrap_or(&[]);
+        if !same(shared.settings.key.tag(signed), hello.tag) {
+            shared.counts.forged += 1;
+            if shared.counts.forged.is_power_of_two() {
+                log::warn(format_args!(
+                    "a handshake from {from} was dropped: it is of another job, or damaged ({} so far; FI_UDRV_JOB_KEY in fi_udrv(7))",
+                    shared.counts.forged
+                ));
+            }
+            return;
+        }
+        let own = hello.life == shared.settings.life;
+        if own || hello.dest_port != shared.settings.address.port() || hello.life & 1 == 0 {
+            shared.counts.stray += 1;
+            return;
+        }
+        if hello.version < VERSION_MIN || hello.version_min > VERSION {
+            self.refuse_version(hello);
+            return;
+        }
+        match hello.kind {
+            HelloKind::Init => self.on_init(now, hello, sink),
+            HelloKind::Accept => self.on_accept(now, hello, sink),
+            HelloKind::Refuse => self.on_refuse(hello, sink),
+        }
+    }
+
+    /// The connection that `hello` answers to. The answer has to come from whom we asked: somebody
+    /// may have sent our question elsewhere.
+    fn addressee(&mut self, hello: &Hello, sink: &impl Sink) -> Option<u32> {
+        let place = hello.dest & ((1 << super::PLACE_BITS) - 1);
+        let from = sink.find(&hello.address)?;
+        let c = self.at(place)?;
+        (c.id == hello.dest && c.nonce == hello.echo && c.peer == from).then_some(place)
+    }
+
+    fn on_init(&mut self, now: u64, hello: &Hello, sink: &mut impl Sink) {
+        let Some(peer) = sink.peer_of(&hello.address) else {
+            self.shared.counts.no_room += 1;
+            return;
+        };
+        let Some(main) = self.place_of(peer) else {
+            self.half_open(now, peer, hello, None);
+            return;
+        };
+        let place = match self.at(main) {
+            Some(c) if c.phase == Phase::Established && !c.is_with(hello) => {
+                // Another life, or another connection, of the same address: it has to prove that it
+                // is not an old packet.
+                let challenger = c.challenger;
+                let known = challenger.and_then(|place| self.at(place));
+                match (challenger, known.is_some_and(|c| c.is_with(hello))) {
+                    (Some(place), true) => place,
+                    (old, _) => {
+                        if let Some(old) = old {
+                            self.remove(old, End::Silent, sink);
+                        }
+                        self.half_open(now, peer, hello, Some(main));
+                        return;
+                    }
+                }
+            }
+            Some(_) => main,
+            None => return,
+        };
+        let slot = self.slots.get_mut(place as usize);
+        let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
+        if c.phase == Phase::Established {
+            c.heard(&self.shared);
+        } else {
+            // We asked at the same time, or it asks again.
+            self.half_open += usize::from(c.phase == Phase::Greeting);
+            c.phase = Phase::HalfOpen;
+            c.adopt(&self.shared, hello);
+        }
+        c.hello |= ACCEPT;
+        self.settle(place);
+    }
+
+    /// Somebody asks for a connection that we do not have.
+    fn half_open(&mut self, now: u64, peer: PeerId, hello: &Hello, incumbent: Option<u32>) {
+        if self.half_open >= HALF_OPEN_MAX {
+            self.shared.counts.no_room += 1;
+            return;
+        }
+        let nonce = self.shared.random();
+        let address = hello.address;
+        let mut c = Connection::new(&self.shared, peer, address, nonce, Phase::HalfOpen, now);
+        c.adopt(&self.shared, hello);
+        c.hello = ACCEPT;
+        c.incumbent = incumbent;
+        let Some(place) = self.insert(c, incumbent.is_none()) else { return };
+        self.half_open += 1;
+        if let Some(incumbent) = incumbent.and_then(|place| self.at(place)) {
+            incumbent.challenger = Some(place);
+        }
+        self.settle(place);
+    }
+
+    fn on_accept(&mut self, now: u64, hello: &Hello, sink: &mut impl Sink) {
+        let Some(place) = self.addressee(hello, sink) else {
+            self.shared.counts.stray += 1;
+            return;
+        };
+        let slot = self.slots.get_mut(place as usize);
+        let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
+        if c.phase == Phase::Established {
+            if c.is_with(hello) {
+                c.heard(&self.shared);
+                c.ack_now = true;
+                if c.attempts > 0 {
+                    // It is there: what waits for an answer need not wait longer.
+                    c.on_path_answer();
+                    c.attempts = 0;
+                    c.retry_at = now;
+                }
+                self.settle(place);
+                return;
+            }
+            // It answers our nonce, and knows nothing of the connection.
+            let end = End::Departed(Departure::Failed(Errno(gone(c.peer_life == hello.life))));
+            self.remove(place, end, sink);
+            return;
+        }
+        if !c.is_with(hello) {
+            c.adopt(&self.shared, hello);
+        }
+        self.establish(place, now, sink);
+        if let Some(c) = self.at(place) {
+            c.ack_now = true; // the proof that the other side waits for
+        }
+        self.settle(place);
+    }
+
+    fn on_refuse(&mut self, hello: &Hello, sink: &mut impl Sink) {
+        let Some(place) = self.addressee(hello, sink) else {
+            self.shared.counts.stray += 1;
+            return;
+        };
+        if self.at(place).is_some_and(|c| c.phase == Phase::Established) {
+            return;
+        }
+        log::warn(format_args!(
+            "{} refuses: it speaks versions {} to {} of udrv's network protocol, this is version {VERSION}",
+            hello.address, hello.version_min, hello.version
+        ));
+        let errno = Errno(libc::EPROTONOSUPPORT);
+        self.remove(place, End::Departed(Departure::Failed(errno)), sink);
+    }
+
+    fn refuse_version(&mut self, hello: &Hello) {
+        self.shared.counts.versions += 1;
+        if self.shared.counts.versions.is_power_of_two() {
+            log::warn(format_args!(
+                "{} speaks versions {} to {} of udrv's network protocol, this is version {VERSION}",
+                hello.address, hello.version_min, hello.version
+            ));
+        }
+        if hello.kind != HelloKind::Init || self.replies.len() >= REPLIES_MAX {
+            return;
+        }
+        let settings = &self.shared.settings;
+        let answer = Hello {
+            kind: HelloKind::Refuse,
+            version: VERSION,
+            version_min: VERSION_MIN,
+            datagram_max: 0,
+            features: REFUSED_VERSION,
+            connection: 0,
+            credit: 0,
+            life: settings.life,
+            nonce: 0,
+            echo: hello.nonce,
+            address: settings.address,
+            dest: hello.connection,
+            dest_port: hello.address.port(),
+            tag: 0,
+        };
+        let mut bytes: [u8; HELLO_LEN] = answer.encode();
+        let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
+        tag.copy_from_slice(&settings.key.tag(body).to_le_bytes());
+        self.replies.push_back((hello.address, bytes));
+    }
+
+    /// The other side of `place` has proven that it is there.
+    pub(super) fn establish(&mut self, place: u32, now: u64, sink: &mut impl Sink) {
+        let Some(c) = self.at(place) else { return };
+        let was_half_open = c.phase == Phase::HalfOpen;
+        let incumbent = c.incumbent.take();
+        c.phase = Phase::Established;
+        c.hello &= !INIT;
+        c.attempts = 0;
+        c.retry_at = NEVER;
+        let (peer, address, life) = (c.peer, c.address, c.peer_life);
+        self.half_open -= usize::from(was_half_open);
+        self.shared.counts.connected += 1;
+        if let Some(old) = incumbent {
+            let same_life = match self.at(old) {
+                Some(c) => {
+                    c.challenger = None;
+                    c.peer_life == life
+                }
+                None => true,
+            };
+            let end = End::Departed(Departure::Failed(Errno(gone(same_life))));
+            self.remove(old, end, sink);
+            self.set_main(peer, place);
+        }
+        let slot = self.slots.get_mut(place as usize);
+        if let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) {
+            c.heard(&self.shared);
+            c.owe(&self.shared, now);
+        }
+        sink.on_connected(peer, &address);
+    }
+}
+
+/// What became of a connection that the other side knows nothing of.
+fn gone(same_life: bool) -> i32 {
+    if same_life { libc::ECONNRESET } else { libc::EHOSTDOWN }
+}

@@ -1,0 +1,580 @@
+//! Reliable, ordered messages over datagrams: one machine per endpoint, without socket and clock.
+//!
+//! Time is an argument. What arrives goes into [`Reliable::on_datagram`], what is to leave comes
+//! out of [`Reliable::poll_transmit`], and [`Reliable::next_timeout`] says when
+//! [`Reliable::on_timeout`] wants to be called. The wire format and the rules are PROTOCOL.md §7.
+//!
+//! The work per packet does not depend on the number of peers, and an idle peer costs nothing but
+//! its memory and a look every few seconds.
+#![forbid(unsafe_code)]
+
+mod buffers;
+mod congestion;
+mod connection;
+mod handshake;
+pub(crate) mod packet;
+mod path;
+mod receiving;
+mod sending;
+#[cfg(test)]
+mod sim;
+pub(crate) mod tag;
+mod timers;
+
+use super::link::Link;
+use crate::sys::Errno;
+use crate::telemetry::log;
+use crate::transport::{Address, Departure, PeerId, SendError};
+use buffers::Buffers;
+use connection::{Connection, Phase};
+use packet::{HEADER_LEN, HELLO_LEN, Header, Hello, MAGIC};
+use std::collections::VecDeque;
+use tag::{BlockHash, JobKey};
+use timers::{NEVER, Timers};
+
+/// Longest payload of a message, bytes.
+pub(crate) const MESSAGE_MAX: usize = 64 * 1024;
+/// Datagrams that any network carries, bytes: used until the other side has said what it takes.
+const DATAGRAM_START: usize = 1200;
+/// Turns of this much at most count as time in which a peer was silent, nanoseconds: while nobody
+/// polled we could not hear it.
+const TURN_MAX_NS: u64 = 1_000_000_000;
+/// A refused packet, and this many more for this long, nanoseconds: nobody is there.
+const REFUSALS: u8 = 3;
+const REFUSED_NS: u64 = 200_000_000;
+/// Span in which peers that send count as sending at once, as a power of two of nanoseconds.
+const EPOCH_SHIFT: u32 = 23;
+/// Bits of a connection's number that are its place; the others are its generation.
+const PLACE_BITS: u32 = 20;
+/// Connections whose other side has not proven yet that it is there.
+const HALF_OPEN_MAX: usize = 4096;
+/// Answers to strangers that wait to be sent.
+const REPLIES_MAX: usize = 64;
+
+/// What an endpoint is, and its limits.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// Random and odd: this life of the endpoint.
+    pub(crate) life: u64,
+    /// The endpoint's address.
+    pub(crate) address: Address,
+    pub(crate) key: JobKey,
+    /// Largest datagram that our link carries, bytes.
+    pub(crate) datagram_max: usize,
+    /// A peer that is silent for so long while something is owed is dead, nanoseconds.
+    pub(crate) peer_timeout_ns: u64,
+    /// Most bytes of packets kept, to be sent again or until those before them arrive.
+    pub(crate) buffer_bytes: usize,
+    /// Packets that all peers together may have under way to us.
+    pub(crate) receive_window: u32,
+    /// First packet sequence number of a connection.
+    pub(crate) first_psn: u32,
+    /// Seed of nonces and jitter.
+    pub(crate) seed: [u8; 16],
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) data_sent: u64,
+    pub(crate) retransmitted: u64,
+    pub(crate) acks_sent: u64,
+    pub(crate) hellos_sent: u64,
+    pub(crate) data_received: u64,
+    pub(crate) duplicates: u64,
+    /// Packets that came before those in front of them, and were kept.
+    pub(crate) early: u64,
+    /// Packets in order or early that there was no memory or no room for.
+    pub(crate) no_room: u64,
+    pub(crate) timeouts: u64,
+    /// Packets whose tag is wrong: of another job, forged, damaged, or of an earlier connection.
+    pub(crate) forged: u64,
+    /// Packets for a connection that does not exist.
+    pub(crate) stray: u64,
+    /// Packets that are no packets.
+    pub(crate) malformed: u64,
+    /// Handshakes of a version that is not understood here.
+    pub(crate) versions: u64,
+    pub(crate) connected: u64,
+    pub(crate) departed: u64,
+}
+
+/// The layer above.
+pub(crate) trait Sink {
+    /// Numbers the peer at `address`; `None`: there is no room for another one.
+    fn peer_of(&mut self, address: &Address) -> Option<PeerId>;
+    /// Its number, if it has one.
+    fn find(&self, address: &Address) -> Option<PeerId>;
+    /// A peer has proven that it is there; before its first message.
+    fn on_connected(&mut self, peer: PeerId, address: &Address);
+    /// A message. The slices are valid during the call only.
+    fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
+    /// A peer is gone; what arrived in order was reported before.
+    fn on_departure(&mut self, peer: PeerId, departure: Departure);
+    /// Whether the layer above waits for something from `peer`.
+    fn is_owed(&self, peer: PeerId) -> bool;
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    hash: BlockHash,
+    buffers: Buffers,
+    counts: Counts,
+    /// Drawn so far.
+    draws: u64,
+    pressure: bool,
+    /// Packets that are not acknowledged.
+    unacknowledged: usize,
+    /// Time that counts as silence of a peer.
+    patience: u64,
+    /// Peers that sent data in this epoch, and in the one before.
+    epoch: u64,
+    senders: u32,
+    senders_before: u32,
+}
+
+impl Shared {
+    /// A random number.
+    fn random(&mut self) -> u64 {
+        self.draws += 1;
+        JobKey::from_bytes(self.settings.seed).tag(&self.draws.to_le_bytes())
+    }
+
+    /// `ns`, and up to a quarter more.
+    fn jittered(&mut self, ns: u64) -> u64 {
+        ns + self.random() % (ns / 4 + 1)
+    }
+
+    /// Packets that one peer may have under way to us: a fair share.
+    #[inline]
+    fn credit(&self) -> u16 {
+        let senders = self.senders.max(self.senders_before).max(1);
+        (self.settings.receive_window / senders).clamp(4, congestion::WINDOW_MAX as u32) as u16
+    }
+
+    /// A connection delivers data: counts it once an epoch.
+    #[inline]
+    fn count_sender(&mut self, now: u64, seen: &mut u64) {
+        let epoch = now >> EPOCH_SHIFT;
+        if epoch != self.epoch {
+            self.senders_before = if epoch == self.epoch + 1 { self.senders } else { 0 };
+            self.senders = 0;
+            self.epoch = epoch;
+        }
+        if *seen != epoch {
+            *seen = epoch;
+            self.senders += 1;
+        }
+    }
+}
+
+/// A place for a connection.
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    connection: Option<Box<Connection>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Reliable {
+    shared: Shared,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Place of each peer's connection, plus one.
+    by_peer: Vec<u32>,
+    timers: Timers,
+    /// Places of connections that have something to send, in turn.
+    ready: VecDeque<u32>,
+    /// Answers to peers without a connection.
+    replies: VecDeque<(Address, [u8; HELLO_LEN])>,
+    half_open: usize,
+    last_turn: u64,
+    /// The link took less than it was offered.
+    blocked: bool,
+}
+
+/// Why a connection ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    /// With this report.
+    Departed(Departure),
+    /// Nobody knew of it.
+    Silent,
+}
+
+impl Reliable {
+    pub(crate) fn new(settings: Settings, now: u64) -> Self {
+        let hash = BlockHash::new(&settings.key);
+        let buffers = Buffers::new(settings.datagram_max, settings.buffer_bytes);
+        Self {
+            shared: Shared {
+                settings,
+                hash,
+                buffers,
+                counts: Counts::default(),
+                draws: 0,
+                pressure: false,
+                unacknowledged: 0,
+                patience: 0,
+                epoch: 0,
+                senders: 0,
+                senders_before: 0,
+            },
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_peer: Vec::new(),
+            timers: Timers::default(),
+            ready: VecDeque::new(),
+            replies: VecDeque::new(),
+            half_open: 0,
+            last_turn: now,
+            blocked: false,
+        }
+    }
+
+    /// What has happened so far.
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.shared.counts
+    }
+
+    /// Bytes of packets kept.
+    #[cfg(test)]
+    pub(crate) fn memory(&self) -> usize {
+        self.shared.buffers.used()
+    }
+
+    /// Packets that are not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> usize {
+        self.shared.unacknowledged
+    }
+
+    /// Connections that exist or are being made.
+    pub(crate) fn connections(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn place_of(&self, peer: PeerId) -> Option<u32> {
+        self.by_peer.get(peer.index())?.checked_sub(1)
+    }
+
+    fn at(&mut self, place: u32) -> Option<&mut Connection> {
+        self.slots.get_mut(place as usize)?.connection.as_deref_mut()
+    }
+
+    fn of(&self, peer: PeerId) -> Option<&Connection> {
+        self.slots.get(self.place_of(peer)? as usize)?.connection.as_deref()
+    }
+
+    /// A connection to `peer` exists or is being made.
+    pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
+        self.place_of(peer).is_some()
+    }
+
+    /// `peer` is short of memory for payload.
+    pub(crate) fn under_pressure(&self, peer: PeerId) -> bool {
+        self.of(peer).is_some_and(|c| c.peer_pressure)
+    }
+
+    /// Payload bytes of a message that fills one packet to `peer`, beside `header` bytes.
+    pub(crate) fn packet_room(&self, peer: PeerId, header: usize) -> usize {
+        let room = self.of(peer).map_or(DATAGRAM_START, Connection::datagram_room);
+        room.saturating_sub(HEADER_LEN + packet::FRAME_LEN + header)
+    }
+
+    /// Tells peers that send whether they should describe long messages rather than send them.
+    pub(crate) fn set_pressure(&mut self, on: bool) {
+        self.shared.pressure = on;
+    }
+
+    /// When `on_timeout` wants to be called, nanoseconds. May be earlier than necessary.
+    pub(crate) fn next_timeout(&self) -> Option<u64> {
+        let timer = self.timers.next();
+        if self.blocked || !self.ready.is_empty() {
+            let soon = self.last_turn + 200_000;
+            return Some(timer.map_or(soon, |at| at.min(soon)));
+        }
+        timer
+    }
+
+    /// True when `poll_transmit` has something to do.
+    #[inline]
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty() || !self.replies.is_empty()
+    }
+
+    /// A line for the first, the second, the fourth … packet of a kind that was dropped.
+    #[cold]
+    fn tell(&self, count: u64, what: &str, from: &Address, bytes: &[u8]) {
+        if count.is_power_of_two() {
+            let packet = packet::Dump(bytes);
+            log::info(format_args!("dropped, {what}, from {from}: {packet} ({count} so far)"));
+        }
+    }
+
+    fn turn(&mut self, now: u64) {
+        let passed = now.saturating_sub(self.last_turn);
+        self.shared.patience += passed.min(TURN_MAX_NS);
+        self.last_turn = self.last_turn.max(now);
+    }
+
+    /// Enters a new connection under `peer`, and perhaps as the one that `peer` is reached by.
+    fn insert(&mut self, connection: Connection, main: bool) -> Option<u32> {
+        let place = match self.free.pop() {
+            Some(place) => place,
+            None if self.slots.len() < 1 << PLACE_BITS => {
+                self.slots.push(Slot::default());
+                self.slots.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let slot = self.slots.get_mut(place as usize)?;
+        slot.generation = slot.generation.wrapping_add(1);
+        let peer = connection.peer;
+        let mut connection = Box::new(connection);
+        connection.id = place | slot.generation << PLACE_BITS;
+        slot.connection = Some(connection);
+        if main {
+            self.set_main(peer, place);
+        }
+        Some(place)
+    }
+
+    fn set_main(&mut self, peer: PeerId, place: u32) {
+        if self.by_peer.len() <= peer.index() {
+            self.by_peer.resize(peer.index() + 1, 0);
+        }
+        if let Some(entry) = self.by_peer.get_mut(peer.index()) {
+            *entry = place + 1;
+        }
+    }
+
+    /// Puts a connection where its deadline and its wish to send belong.
+    fn settle(&mut self, place: u32) {
+        let Some(slot) = self.slots.get_mut(place as usize) else { return };
+        let Some(c) = slot.connection.as_deref_mut() else { return };
+        self.timers.set(place, c.deadline(), &mut c.timer_at);
+        if !c.queued && c.wants_to_send() {
+            c.queued = true;
+            self.ready.push_back(place);
+        }
+    }
+
+    /// Starts a connection to the peer at `address`, unless there is one.
+    pub(crate) fn connect(
+        &mut self,
+        peer: PeerId,
+        address: &Address,
+        now: u64,
+    ) -> Result<(), SendError> {
+        if let Some(c) = self.place_of(peer).and_then(|place| self.at(place)) {
+            c.known = true;
+            return Ok(());
+        }
+        let nonce = self.shared.random();
+        let connection = Connection::new(&self.shared, peer, *address, nonce, Phase::Greeting, now);
+        let place = self.insert(connection, true).ok_or(SendError::Again)?;
+        if let Some(c) = self.at(place) {
+            c.greet();
+        }
+        self.settle(place);
+        Ok(())
+    }
+
+    /// Takes a message: `header`, and `len` bytes of payload that `pack` copies piece by piece from
+    /// the given offset. `Again` when there is no room. It leaves with `poll_transmit`.
+    pub(crate) fn send(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnMut(usize, &mut [u8]),
+        now: u64,
+    ) -> Result<(), SendError> {
+        let unconnected = SendError::Unreachable(Errno(libc::ENOTCONN));
+        let place = self.place_of(peer).ok_or(unconnected)?;
+        let c = self.slots.get_mut(place as usize).and_then(|s| s.connection.as_deref_mut());
+        c.ok_or(unconnected)?.push(&mut self.shared, header, len, pack, now)?;
+        self.settle(place);
+        Ok(())
+    }
+
+    /// Takes a datagram that came from `from`; `congested`: with a congestion mark.
+    pub(crate) fn on_datagram(
+        &mut self,
+        now: u64,
+        from: &Address,
+        bytes: &[u8],
+        congested: bool,
+        sink: &mut impl Sink,
+    ) {
+        self.turn(now);
+        if bytes.get(..4) == Some(&MAGIC) {
+            match Hello::decode(bytes) {
+                Some(hello) => self.on_hello(now, from, &hello, bytes, sink),
+                None => self.shared.counts.malformed += 1,
+            }
+            return;
+        }
+        let Some((header, body)) = Header::decode(bytes) else {
+            self.shared.counts.malformed += 1;
+            self.tell(self.shared.counts.malformed, "malformed", from, bytes);
+            return;
+        };
+        let place = header.dest & ((1 << PLACE_BITS) - 1);
+        let slot = self.slots.get_mut(place as usize);
+        let c = slot.and_then(|s| s.connection.as_deref_mut()).filter(|c| c.id == header.dest);
+        let Some(c) = c else {
+            self.shared.counts.stray += 1;
+            return;
+        };
+        if !c.is_genuine(&self.shared, &header, bytes) {
+            self.shared.counts.forged += 1;
+            self.tell(self.shared.counts.forged, "not of this connection", from, bytes);
+            return;
+        }
+        if c.phase != Phase::Established {
+            self.establish(place, now, sink);
+        }
+        let slot = self.slots.get_mut(place as usize);
+        let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
+        c.heard(&self.shared);
+        let end = c.on_packet(&mut self.shared, &header, body, congested, now, sink);
+        match end {
+            Some(end) => self.remove(place, end, sink),
+            None => self.settle(place),
+        }
+    }
+
+    /// The system says that nobody listens at `to`.
+    pub(crate) fn on_refused(&mut self, now: u64, to: &Address, sink: &mut impl Sink) {
+        let Some(place) = sink.find(to).and_then(|peer| self.place_of(peer)) else { return };
+        let Some(c) = self.at(place) else { return };
+        if c.refusals == 0 {
+            c.refused_at = now;
+        }
+        c.refusals = c.refusals.saturating_add(1);
+        if c.refusals >= REFUSALS && now.saturating_sub(c.refused_at) >= REFUSED_NS {
+            let errno =
+                if c.phase == Phase::Established { libc::EHOSTDOWN } else { libc::ECONNREFUSED };
+            self.remove(place, End::Departed(Departure::Failed(Errno(errno))), sink);
+        }
+    }
+
+    /// The path to `to` carries datagrams of at most `carried` bytes. Anybody may have made up the
+    /// message that says so, so it is believed down to what every network carries.
+    pub(crate) fn on_too_long(&mut self, to: &Address, carried: usize, sink: &impl Sink) {
+        let place = sink.find(to).and_then(|peer| self.place_of(peer));
+        if let Some(c) = place.and_then(|place| self.at(place)) {
+            c.carry_at_most(carried);
+        }
+    }
+
+    /// Does what time asks for.
+    pub(crate) fn on_timeout(&mut self, now: u64, sink: &mut impl Sink) {
+        self.turn(now);
+        while let Some((at, place)) = self.timers.pop(now) {
+            let slot = self.slots.get_mut(place as usize);
+            let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { continue };
+            if c.timer_at != at {
+                continue; // of an earlier connection here, or overtaken
+            }
+            c.timer_at = NEVER;
+            let end = c.on_deadline(&mut self.shared, now, sink);
+            match end {
+                Some(end) => self.remove(place, end, sink),
+                None => self.settle(place),
+            }
+        }
+    }
+
+    /// Sends what may be sent now, a bounded amount for each peer in turn. Returns how many
+    /// packets left.
+    pub(crate) fn poll_transmit(&mut self, now: u64, link: &mut impl Link) -> usize {
+        self.turn(now);
+        self.blocked = false;
+        let mut n = 0;
+        while let Some((to, bytes)) = self.replies.pop_front() {
+            if link.send(&to, &[std::io::IoSlice::new(&bytes)]) == 0 {
+                self.replies.push_front((to, bytes));
+                self.blocked = true;
+                return n;
+            }
+            n += 1;
+        }
+        for _ in 0..self.ready.len() {
+            let Some(place) = self.ready.pop_front() else { break };
+            let slot = self.slots.get_mut(place as usize);
+            let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { continue };
+            c.queued = false;
+            let before = n;
+            self.blocked = !c.transmit(&mut self.shared, now, link, &mut n);
+            self.timers.set(place, c.deadline(), &mut c.timer_at);
+            if c.wants_to_send() {
+                c.queued = true;
+                if self.blocked && n == before {
+                    self.ready.push_front(place);
+                } else {
+                    self.ready.push_back(place);
+                }
+            }
+            if self.blocked {
+                break;
+            }
+        }
+        n
+    }
+
+    /// Ends a connection.
+    fn remove(&mut self, place: u32, end: End, sink: &mut impl Sink) {
+        let Some(slot) = self.slots.get_mut(place as usize) else { return };
+        let Some(c) = slot.connection.take() else { return };
+        self.free.push(place);
+        self.half_open -= usize::from(c.phase == Phase::HalfOpen);
+        let (peer, challenger, incumbent) = (c.peer, c.challenger, c.incumbent);
+        let known = c.known || c.phase == Phase::Established;
+        c.release(&mut self.shared);
+        if let Some(incumbent) = incumbent.and_then(|place| self.at(place)) {
+            incumbent.challenger = None;
+        }
+        if self.place_of(peer) == Some(place) {
+            if let Some(entry) = self.by_peer.get_mut(peer.index()) {
+                *entry = 0;
+            }
+        }
+        if let Some(challenger) = challenger {
+            self.remove(challenger, End::Silent, sink);
+        }
+        if let (End::Departed(departure), true) = (end, known) {
+            self.shared.counts.departed += 1;
+            sink.on_departure(peer, departure);
+        }
+    }
+
+    /// Says goodbye to all peers.
+    pub(crate) fn close(&mut self, now: u64, link: &mut impl Link) {
+        self.turn(now);
+        for slot in &mut self.slots {
+            if let Some(c) = slot.connection.as_deref_mut() {
+                c.send_close(&mut self.shared, now, link);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Reliable {
+    /// The packets that are under way, for a measurement.
+    fn each_in_flight(&mut self, mut each: impl FnMut(&[u8])) {
+        for c in self.slots.iter_mut().filter_map(|slot| slot.connection.as_deref_mut()) {
+            for packet in c.window.iter().filter(|p| p.state == sending::State::InFlight) {
+                each(&packet.bytes);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

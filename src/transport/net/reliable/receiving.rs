@@ -1,0 +1,302 @@
+//! The receiving half of a connection: order, duplicates, acknowledgements, and messages made of
+//! several packets.
+
+use super::congestion::WINDOW_MAX;
+use super::connection::Connection;
+use super::packet::{ACK_REQUEST, Frame, Header, Kind, SACK_WORDS};
+use super::sending::widen;
+use super::{End, MESSAGE_MAX, Shared, Sink};
+use crate::sys::Errno;
+use crate::transport::{Departure, MAX_HEADER};
+use std::collections::VecDeque;
+
+/// Packets that are acknowledged together.
+const ACK_EVERY: u16 = 16;
+/// How long an acknowledgement waits for something to travel with, nanoseconds.
+const ACK_DELAY_NS: u64 = 200_000;
+
+/// Packets that came before those in front of them.
+#[derive(Debug, Default)]
+pub(super) struct Early {
+    /// From the one after the expected packet on.
+    packets: VecDeque<Option<Vec<u8>>>,
+    held: usize,
+    /// A bit for each packet of `packets`.
+    sack: [u64; SACK_WORDS],
+}
+
+impl Early {
+    /// Writes the words of selective acknowledgement to `to`, as many as matter; returns how many.
+    pub(super) fn write_sack(&self, to: &mut [u8]) -> usize {
+        let mut count = 0;
+        for (i, (word, to)) in self.sack.iter().zip(to.chunks_exact_mut(8)).enumerate() {
+            to.copy_from_slice(&word.to_le_bytes());
+            if *word != 0 {
+                count = i + 1;
+            }
+        }
+        count
+    }
+
+    /// Keeps the packet that comes `at` after the first missing one. False: it was there.
+    fn keep(&mut self, at: usize, packet: Vec<u8>) -> Result<(), Vec<u8>> {
+        if self.packets.len() <= at {
+            self.packets.resize_with(at + 1, || None);
+        }
+        match self.packets.get_mut(at) {
+            Some(slot @ None) => *slot = Some(packet),
+            _ => return Err(packet),
+        }
+        if let Some(word) = self.sack.get_mut(at / 64) {
+            *word |= 1 << (at % 64);
+        }
+        self.held += 1;
+        Ok(())
+    }
+
+    fn has(&self, at: usize) -> bool {
+        self.packets.get(at).is_some_and(Option::is_some)
+    }
+
+    /// The expected packet has arrived: gives out the next one if it is here.
+    fn advance(&mut self) -> Option<Vec<u8>> {
+        let mut carry = 0;
+        for word in self.sack.iter_mut().rev() {
+            let low = *word & 1;
+            *word = *word >> 1 | carry << 63;
+            carry = low;
+        }
+        let next = self.packets.pop_front().flatten();
+        self.held -= usize::from(next.is_some());
+        next
+    }
+
+    pub(super) fn release(self, shared: &mut Shared) {
+        for packet in self.packets.into_iter().flatten() {
+            shared.buffers.give(packet);
+        }
+    }
+}
+
+/// A message of which the beginning has arrived.
+#[derive(Debug)]
+pub(super) struct Assembly {
+    header: [u8; MAX_HEADER],
+    header_len: usize,
+    payload: Vec<u8>,
+    total: usize,
+}
+
+/// The frames make no sense.
+struct Malformed;
+
+impl Connection {
+    /// Whether the tag of a packet shows that the other side made it, for this connection.
+    #[inline]
+    pub(super) fn is_genuine(&self, shared: &Shared, header: &Header, bytes: &[u8]) -> bool {
+        let Some(key) = &self.key else { return false };
+        let Some((head, body)) = bytes.split_at_checked(super::HEADER_LEN) else { return false };
+        let signed = head.get(..super::packet::TAG_AT).unwrap_or(&[]);
+        let tag = key.tag(&shared.hash, 1 - self.direction, signed, body);
+        super::tag::same(tag, header.tag)
+    }
+
+    /// Takes a genuine packet; `Some`: the connection ends.
+    pub(super) fn on_packet(
+        &mut self,
+        shared: &mut Shared,
+        header: &Header,
+        body: &[u8],
+        congested: bool,
+        now: u64,
+        sink: &mut impl Sink,
+    ) -> Option<End> {
+        let (words, frames) = body.split_at_checked(usize::from(header.sack_words) * 8)?;
+        if !self.on_acknowledgement(shared, header, words, now) {
+            shared.counts.malformed += 1;
+            return Some(broken());
+        }
+        match header.kind {
+            Kind::Ack => None,
+            Kind::Close => {
+                let end = widen(header.psn, self.expected);
+                let departure = if end > self.expected {
+                    Departure::Failed(Errno(libc::ECONNRESET))
+                } else {
+                    Departure::Closed
+                };
+                Some(End::Departed(departure))
+            }
+            Kind::Data => self.on_data(shared, header, frames, congested, now, sink),
+        }
+    }
+
+    fn on_data(
+        &mut self,
+        shared: &mut Shared,
+        header: &Header,
+        frames: &[u8],
+        congested: bool,
+        now: u64,
+        sink: &mut impl Sink,
+    ) -> Option<End> {
+        shared.counts.data_received += 1;
+        shared.count_sender(now, &mut self.epoch);
+        let transmission = widen(header.transmission, self.arrived);
+        if transmission >= self.arrived {
+            self.arrived = transmission + 1;
+            self.arrived_at = now;
+        }
+        self.marks = self.marks.wrapping_add(u32::from(congested));
+        self.unacked = self.unacked.saturating_add(1);
+        let psn = widen(header.psn, self.expected);
+        if psn == self.expected {
+            if self.take_in_order(shared, frames, sink).is_err() {
+                shared.counts.malformed += 1;
+                return Some(broken());
+            }
+        } else if psn < self.expected {
+            shared.counts.duplicates += 1;
+            self.ack_now = true;
+        } else {
+            self.keep_early(shared, (psn - self.expected - 1) as usize, frames);
+            self.ack_now = true;
+        }
+        if self.early.is_some() || self.unacked >= ACK_EVERY || header.flags & ACK_REQUEST != 0 {
+            self.ack_now = true;
+        } else {
+            self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);
+        }
+        None
+    }
+
+    fn take_in_order(
+        &mut self,
+        shared: &mut Shared,
+        frames: &[u8],
+        sink: &mut impl Sink,
+    ) -> Result<(), Malformed> {
+        self.deliver(frames, sink)?;
+        self.expected += 1;
+        while let Some(next) = self.early.as_mut().and_then(|early| early.advance()) {
+            let result = self.deliver(&next, sink);
+            shared.buffers.give(next);
+            result?;
+            self.expected += 1;
+        }
+        if self.early.as_ref().is_some_and(|early| early.held == 0) {
+            self.early = None;
+        }
+        Ok(())
+    }
+
+    fn keep_early(&mut self, shared: &mut Shared, at: usize, frames: &[u8]) {
+        if at + 1 >= WINDOW_MAX as usize {
+            shared.counts.no_room += 1;
+            return;
+        }
+        if self.early.as_ref().is_some_and(|early| early.has(at)) {
+            shared.counts.duplicates += 1;
+            return;
+        }
+        // What waits here may not take the memory that sending needs.
+        let spare = shared.buffers.has_room(shared.settings.buffer_bytes / 4);
+        let Some(mut packet) = spare.then(|| shared.buffers.take(frames.len())).flatten() else {
+            shared.counts.no_room += 1;
+            return;
+        };
+        packet.clear();
+        packet.extend_from_slice(frames);
+        let early = self.early.get_or_insert_default();
+        match early.keep(at, packet) {
+            Ok(()) => shared.counts.early += 1,
+            Err(packet) => shared.buffers.give(packet),
+        }
+    }
+
+    fn deliver(&mut self, mut frames: &[u8], sink: &mut impl Sink) -> Result<(), Malformed> {
+        while !frames.is_empty() {
+            let (frame, rest) = Frame::decode(frames).ok_or(Malformed)?;
+            frames = rest;
+            match frame {
+                Frame::Whole { header, payload } => {
+                    if self.assembly.is_some() {
+                        return Err(Malformed);
+                    }
+                    sink.on_message(self.peer, header, payload);
+                }
+                Frame::First { total, header, payload } => {
+                    self.begin(total, header, payload)?;
+                }
+                Frame::More { payload } => self.assemble(payload)?,
+                Frame::Last { payload } => {
+                    self.assemble(payload)?;
+                    let assembly = self.assembly.take().ok_or(Malformed)?;
+                    if assembly.payload.len() != assembly.total {
+                        return Err(Malformed);
+                    }
+                    let header = assembly.header.get(..assembly.header_len).unwrap_or(&[]);
+                    sink.on_message(self.peer, header, &assembly.payload);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, total: usize, header: &[u8], payload: &[u8]) -> Result<(), Malformed> {
+        if self.assembly.is_some() || total > MESSAGE_MAX || payload.len() > total {
+            return Err(Malformed);
+        }
+        let mut assembly = Box::new(Assembly {
+            header: [0; MAX_HEADER],
+            header_len: header.len(),
+            payload: Vec::with_capacity(total),
+            total,
+        });
+        assembly.header.get_mut(..header.len()).ok_or(Malformed)?.copy_from_slice(header);
+        assembly.payload.extend_from_slice(payload);
+        self.assembly = Some(assembly);
+        Ok(())
+    }
+
+    fn assemble(&mut self, payload: &[u8]) -> Result<(), Malformed> {
+        let assembly = self.assembly.as_mut().ok_or(Malformed)?;
+        if assembly.payload.len() + payload.len() > assembly.total {
+            return Err(Malformed);
+        }
+        assembly.payload.extend_from_slice(payload);
+        Ok(())
+    }
+}
+
+fn broken() -> End {
+    End::Departed(Departure::Failed(Errno(libc::EPROTO)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn early_packets_wait_for_their_turn() {
+        let mut early = Early::default();
+        let mut words = [0; SACK_WORDS * 8];
+        for at in [0, 1, 3, 70] {
+            assert!(early.keep(at, vec![at as u8]).is_ok());
+            assert!(early.keep(at, vec![]).is_err());
+        }
+        assert_eq!(early.write_sack(&mut words), 2);
+        assert_eq!(words[..9], [0b1011, 0, 0, 0, 0, 0, 0, 0, 1 << 6]);
+        assert_eq!(early.advance(), Some(vec![0]));
+        assert_eq!(early.advance(), Some(vec![1]));
+        assert_eq!(early.advance(), None);
+        assert_eq!(early.write_sack(&mut words), 2);
+        assert_eq!(words[..9], [1, 0, 0, 0, 0, 0, 0, 0, 1 << 3]);
+        assert_eq!(early.advance(), Some(vec![3]));
+        for _ in 0..66 {
+            assert_eq!(early.advance(), None);
+        }
+        assert_eq!(early.advance(), Some(vec![70]));
+        assert_eq!((early.held, early.write_sack(&mut words)), (0, 0));
+    }
+}

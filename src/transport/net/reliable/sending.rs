@@ -1,0 +1,647 @@
+//! The sending half of a connection: packets wait here until the other side has them.
+
+use super::congestion::WINDOW_MAX;
+use super::connection::{ACCEPT, Connection, INIT, Phase};
+use super::packet::{
+    self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN,
+    HELLO_TAG_AT, Header, HelloKind, Kind, PRESSURE, TAG_AT,
+};
+use super::timers::NEVER;
+use super::{MESSAGE_MAX, Shared};
+use crate::sys::Errno;
+use crate::transport::SendError;
+use crate::transport::net::link::Link;
+use std::io::IoSlice;
+
+/// Later transmissions that arrive before one counts as lost, at first and at most.
+pub(super) const REORDERING_MIN: u64 = 3;
+const REORDERING_MAX: u64 = 128;
+/// Packets without such an event after which half as many are enough again.
+const IN_ORDER: u32 = 8192;
+/// Packets of one peer that leave in one turn.
+const BURST: usize = 64;
+/// Bytes that may wait for their first transmission, and packets if those are small.
+const BACKLOG_BYTES: usize = 128 * 1024;
+const BACKLOG_PACKETS: usize = 32;
+/// Timeouts in a row after which all that is under way counts as lost, and after which we ask
+/// whether the connection still exists. A peer that shares its core with others is silent for some
+/// of them without having lost anything.
+const SILENCE: u8 = 7;
+const SUSPICION: u8 = 5;
+
+/// Where a packet stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    Unsent,
+    InFlight,
+    /// The other side has it, and not all before it.
+    Arrived,
+    Lost,
+}
+
+/// A packet, until all up to it have arrived.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// Room for the header, then frames.
+    pub(super) bytes: Vec<u8>,
+    pub(super) transmission: u64,
+    pub(super) sent_at: u64,
+    pub(super) state: State,
+    /// It counts as lost because nothing was heard, not because later ones have arrived.
+    overdue: bool,
+}
+
+impl Outgoing {
+    /// It counted as lost because later ones had arrived, and arrives now all the same: it was
+    /// overtaken. What was sent again was so in vain if none of the transmissions up to `echo`,
+    /// which alone can have arrived, is the last one.
+    fn was_late(&self, echo: Option<u64>) -> bool {
+        let again = echo.is_some_and(|echo| self.transmission > echo);
+        let counted = self.state == State::Lost || self.state == State::InFlight && again;
+        counted && !self.overdue
+    }
+}
+
+/// The 64-bit number nearest to `near` whose low half is `low`.
+#[inline]
+pub(super) fn widen(low: u32, near: u64) -> u64 {
+    // Below 0 there is none: it is the one above then.
+    let off = i64::from(low.wrapping_sub(near as u32) as i32);
+    near.checked_add_signed(off).unwrap_or_else(|| u64::from(low))
+}
+
+impl Connection {
+    /// See [`super::Reliable::send`].
+    pub(super) fn push(
+        &mut self,
+        shared: &mut Shared,
+        header: &[u8],
+        len: usize,
+        mut pack: impl FnMut(usize, &mut [u8]),
+        now: u64,
+    ) -> Result<(), SendError> {
+        let room = self.datagram_room().saturating_sub(HEADER_LEN);
+        let whole = FRAME_LEN + header.len() + len;
+        let packets = if whole <= room {
+            1
+        } else {
+            let first = room.saturating_sub(FIRST_FRAME_LEN + header.len());
+            1 + (len - first.min(len)).div_ceil(room - FRAME_LEN)
+        };
+        if len > MESSAGE_MAX || header.len() > usize::from(u8::MAX) {
+            return Err(SendError::Unreachable(Errno(libc::EMSGSIZE)));
+        }
+        let waiting = self.window.len() - (self.unsent - self.base) as usize;
+        let backlog = (BACKLOG_BYTES / room.max(1)).max(BACKLOG_PACKETS);
+        let full = waiting > 0 && waiting + packets > backlog
+            || self.window.len() + packets > WINDOW_MAX as usize
+            || packets > 1 && !shared.buffers.has_room_for(packets, self.datagram_room());
+        if full {
+            return Err(SendError::Again);
+        }
+        self.known = true;
+        if self.window.is_empty() {
+            self.owe(shared, now);
+            if self.phase == Phase::HalfOpen && self.retry_at == NEVER {
+                self.retry_at = now + self.patience_ns(shared);
+            }
+        }
+        if packets == 1 {
+            let bytes = shared.buffers.take(HEADER_LEN + whole).ok_or(SendError::Again)?;
+            self.append(shared, bytes, whole, |to| {
+                let at = packet::put_frame(to, 0, header, len, 0);
+                if let Some(to) = to.get_mut(at..) {
+                    pack(0, to);
+                }
+            });
+            return Ok(());
+        }
+        let mut offset = 0;
+        for i in 0..packets {
+            let (kind, front) = match i {
+                0 => (1, FIRST_FRAME_LEN + header.len()),
+                _ if i + 1 == packets => (3, FRAME_LEN),
+                _ => (2, FRAME_LEN),
+            };
+            let piece = (room - front).min(len - offset);
+            // has_room() was asked above, for all of them.
+            let bytes = shared.buffers.take(HEADER_LEN + front + piece).unwrap_or_default();
+            self.append(shared, bytes, front + piece, |to| {
+                let header = if i == 0 { header } else { &[] };
+                let at = packet::put_frame(to, kind, header, piece, len);
+                if let Some(to) = to.get_mut(at..) {
+                    pack(offset, to);
+                }
+            });
+            offset += piece;
+        }
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        shared: &mut Shared,
+        mut bytes: Vec<u8>,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        // Buffers keep their old bytes; only what grows beyond them is zeroed.
+        bytes.resize(HEADER_LEN + len, 0);
+        if let Some(frames) = bytes.get_mut(HEADER_LEN..) {
+            fill(frames);
+        }
+        let state = State::Unsent;
+        self.window.push_back(Outgoing {
+            bytes,
+            transmission: 0,
+            sent_at: 0,
+            state,
+            overdue: false,
+        });
+        shared.unacknowledged += 1;
+    }
+
+    fn packet(&mut self, psn: u64) -> Option<&mut Outgoing> {
+        self.window.get_mut(usize::try_from(psn.checked_sub(self.base)?).ok()?)
+    }
+
+    fn next_psn(&self) -> u64 {
+        self.base + self.window.len() as u64
+    }
+
+    /// Whether a data packet may leave now.
+    #[inline]
+    fn may_send_data(&self) -> bool {
+        if self.phase != Phase::Established {
+            return false;
+        }
+        if self.extra > 0 && !self.lost.is_empty() {
+            return true;
+        }
+        self.in_flight < self.congestion.window()
+            && (!self.lost.is_empty()
+                || (self.unsent < self.next_psn() && self.unsent < self.credit_end))
+    }
+
+    /// Whether `transmit` has something to do.
+    #[inline]
+    pub(super) fn wants_to_send(&self) -> bool {
+        self.hello != 0
+            || (self.ack_now && self.phase == Phase::Established)
+            || self.may_send_data()
+    }
+
+    /// Sends what may leave, a bounded amount, and counts the packets in `n`. False: the link took
+    /// no more.
+    pub(super) fn transmit(
+        &mut self,
+        shared: &mut Shared,
+        now: u64,
+        link: &mut impl Link,
+        n: &mut usize,
+    ) -> bool {
+        if self.path.take_cut() {
+            link.allow_fragments(&self.address, self.datagram_room());
+        }
+        if !self.send_hellos(shared, now, link, n) {
+            return false;
+        }
+        if self.phase != Phase::Established {
+            return true;
+        }
+        // What came early is told first: packets with data cannot tell it.
+        if self.ack_now && self.early.is_some() {
+            if !self.send_control(shared, Kind::Ack, now, link) {
+                return false;
+            }
+            *n += 1;
+        }
+        let mut budget = BURST;
+        while budget > 0 && self.may_send_data() {
+            let mut batch = [0u64; BURST];
+            let fresh_from = self.unsent;
+            let count = self.choose(&mut batch, budget);
+            let batch = batch.get(..count).unwrap_or(&[]);
+            if batch.is_empty() {
+                break;
+            }
+            let taken = self.send_batch(shared, now, link, batch, fresh_from);
+            *n += taken;
+            if taken < batch.len() {
+                return false;
+            }
+            budget -= count;
+        }
+        if self.ack_now {
+            if !self.send_control(shared, Kind::Ack, now, link) {
+                return false;
+            }
+            *n += 1;
+        }
+        true
+    }
+
+    fn send_hellos(
+        &mut self,
+        shared: &mut Shared,
+        now: u64,
+        link: &mut impl Link,
+        n: &mut usize,
+    ) -> bool {
+        for (bit, kind) in [(ACCEPT, HelloKind::Accept), (INIT, HelloKind::Init)] {
+            if self.hello & bit == 0 {
+                continue;
+            }
+            let mut bytes = self.hello(shared, kind).encode();
+            let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
+            tag.copy_from_slice(&shared.settings.key.tag(body).to_le_bytes());
+            let padded = self.padded(kind, &bytes);
+            let packet = padded.as_deref().unwrap_or(&bytes);
+            if link.send(&self.address, &[IoSlice::new(packet)]) == 0 {
+                return false;
+            }
+            shared.counts.hellos_sent += 1;
+            *n += 1;
+            self.hello &= !bit;
+            if self.phase == Phase::Greeting && self.retry_at == NEVER {
+                self.retry_at = now + self.patience_ns(shared);
+            }
+        }
+        true
+    }
+
+    /// The next packets to send, all but the last of one length: lost ones first. They are marked
+    /// as sent already.
+    fn choose(&mut self, batch: &mut [u64], budget: usize) -> usize {
+        let mut count = 0;
+        let mut len = None;
+        while count < budget {
+            if !self.may_send_data() {
+                break;
+            }
+            let again = self.lost.front().copied();
+            let psn = again.unwrap_or(self.unsent);
+            let state = self.packet(psn).map(|p| (p.state, p.bytes.len()));
+            let fit = match state {
+                Some((State::Lost, bytes)) if again.is_some() => Some(bytes),
+                Some((State::Unsent, bytes)) if again.is_none() => Some(bytes),
+                _ => None, // has arrived since
+            };
+            let Some(bytes) = fit else {
+                self.lost.pop_front();
+                if again.is_none() {
+                    break;
+                }
+                continue;
+            };
+            if len.is_some_and(|len| bytes > len) {
+                break;
+            }
+            if again.is_some() {
+                self.lost.pop_front();
+                self.extra = self.extra.saturating_sub(1);
+            } else {
+                self.unsent += 1;
+            }
+            self.in_flight += 1;
+            if let Some(slot) = batch.get_mut(count) {
+                *slot = psn;
+            }
+            if let Some(packet) = self.packet(psn) {
+                packet.state = State::InFlight;
+            }
+            count += 1;
+            if len.is_some_and(|len| bytes < len) {
+                break;
+            }
+            len = Some(bytes);
+        }
+        count
+    }
+
+    /// Sends the packets of `batch`, of which those from `fresh_from` on were never sent before;
+    /// what the link does not take is as it was before.
+    fn send_batch(
+        &mut self,
+        shared: &mut Shared,
+        now: u64,
+        link: &mut impl Link,
+        batch: &[u64],
+        fresh_from: u64,
+    ) -> usize {
+        let Some(key) = self.key else { return 0 };
+        let mut header = self.header(shared, Kind::Data, now);
+        let starved = !self.may_send_data() && self.unsent < self.next_psn();
+        let direction = self.direction;
+        let first = self.transmission;
+        for (i, psn) in batch.iter().enumerate() {
+            let transmission = first + i as u64;
+            header.psn = *psn as u32;
+            header.transmission = transmission as u32;
+            if i + 1 == batch.len() && (starved || self.attempts > 0) {
+                header.flags |= ACK_REQUEST;
+            }
+            let Some(packet) = self.packet(*psn) else { continue };
+            packet.transmission = transmission;
+            packet.sent_at = now;
+            let Some((head, frames)) = packet.bytes.split_at_mut_checked(HEADER_LEN) else {
+                continue;
+            };
+            head.copy_from_slice(&header.encode());
+            if let Some((signed, tag)) = head.split_at_mut_checked(TAG_AT) {
+                let value = key.tag(&shared.hash, direction, signed, frames);
+                tag.copy_from_slice(&value.to_le_bytes());
+            }
+            self.transmissions.push_back((transmission, *psn));
+        }
+        self.transmission += batch.len() as u64;
+        let mut slices = [IoSlice::new(&[]); BURST];
+        for (slot, psn) in slices.iter_mut().zip(batch) {
+            let at = psn.checked_sub(self.base).and_then(|at| usize::try_from(at).ok());
+            if let Some(packet) = at.and_then(|at| self.window.get(at)) {
+                *slot = IoSlice::new(&packet.bytes);
+            }
+        }
+        let offered = slices.get(..batch.len()).unwrap_or(&[]);
+        let taken = link.send(&self.address, offered).min(batch.len());
+        // The others were no transmissions: in the gap they would count as arrived later.
+        self.transmission = first + taken as u64;
+        shared.counts.data_sent += taken as u64;
+        let again = batch.iter().take(taken).filter(|psn| **psn < fresh_from).count();
+        shared.counts.retransmitted += again as u64;
+        for psn in batch.iter().skip(taken).rev() {
+            self.take_back(*psn, *psn >= fresh_from);
+        }
+        if taken > 0 {
+            self.acknowledged_now();
+            if self.retry_at == NEVER {
+                self.retry_at = now + self.patience_ns(shared);
+            }
+        }
+        taken
+    }
+
+    /// A packet that the link did not take.
+    fn take_back(&mut self, psn: u64, fresh: bool) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.transmissions.pop_back();
+        if let Some(packet) = self.packet(psn) {
+            packet.state = if fresh { State::Unsent } else { State::Lost };
+            packet.transmission = if fresh { 0 } else { packet.transmission };
+        }
+        if fresh {
+            self.unsent = psn;
+        } else {
+            self.lost.push_front(psn);
+        }
+    }
+
+    /// What every packet says about the other direction.
+    fn header(&self, shared: &Shared, kind: Kind, now: u64) -> Header {
+        let mut flags = if shared.pressure { PRESSURE } else { 0 };
+        // What came early is told by acknowledgements only: an echo without it would say that it
+        // is lost.
+        if self.arrived_at != 0 && (kind != Kind::Data || self.early.is_none()) {
+            flags |= HAS_ECHO;
+        }
+        let delay = now.saturating_sub(self.arrived_at) / DELAY_UNIT_NS;
+        Header {
+            kind,
+            flags,
+            sack_words: 0,
+            dest: self.remote_id,
+            psn: self.unsent as u32,
+            transmission: 0,
+            ack: self.expected as u32,
+            echo: self.arrived.wrapping_sub(1) as u32,
+            ack_delay: u16::try_from(delay).unwrap_or(u16::MAX),
+            credit: shared.credit(),
+            marks: self.marks,
+            tag: 0,
+        }
+    }
+
+    /// What arrived has been acknowledged by what was just sent.
+    fn acknowledged_now(&mut self) {
+        self.unacked = 0;
+        self.ack_at = NEVER;
+        // Data packets have no room for the list of what came early.
+        self.ack_now = self.ack_now && self.early.is_some();
+    }
+
+    /// Sends a packet without data.
+    fn send_control(
+        &mut self,
+        shared: &mut Shared,
+        kind: Kind,
+        now: u64,
+        link: &mut impl Link,
+    ) -> bool {
+        let Some(key) = self.key else { return true };
+        let mut header = self.header(shared, kind, now);
+        if kind == Kind::Close {
+            header.psn = self.next_psn() as u32;
+        }
+        let mut bytes = [0; HEADER_LEN + packet::SACK_WORDS * 8];
+        let (head, words) = bytes.split_at_mut(HEADER_LEN);
+        let count = self.early.as_ref().map_or(0, |early| early.write_sack(words));
+        header.sack_words = count as u8;
+        let words = words.get(..count * 8).unwrap_or(&[]);
+        head.copy_from_slice(&header.encode());
+        if let Some((signed, tag)) = head.split_at_mut_checked(TAG_AT) {
+            let value = key.tag(&shared.hash, self.direction, signed, words);
+            tag.copy_from_slice(&value.to_le_bytes());
+        }
+        let packet = bytes.get(..HEADER_LEN + count * 8).unwrap_or(&[]);
+        if link.send(&self.address, &[IoSlice::new(packet)]) == 0 {
+            return false;
+        }
+        shared.counts.acks_sent += 1;
+        self.unacked = 0;
+        self.ack_at = NEVER;
+        self.ack_now = false;
+        true
+    }
+
+    /// Says goodbye.
+    pub(super) fn send_close(&mut self, shared: &mut Shared, now: u64, link: &mut impl Link) {
+        if self.phase == Phase::Established {
+            self.send_control(shared, Kind::Close, now, link);
+        }
+    }
+
+    /// Nothing was heard in time: sends the first packet again; after several times, all of them,
+    /// little by little.
+    pub(super) fn send_again(&mut self) {
+        if self.attempts >= SUSPICION {
+            self.hello |= INIT;
+        }
+        if self.attempts == SILENCE {
+            self.congestion.on_silence();
+            self.lost.clear();
+            for (i, packet) in self.window.iter_mut().enumerate() {
+                if matches!(packet.state, State::InFlight | State::Lost) {
+                    packet.state = State::Lost;
+                    packet.overdue = true;
+                    self.lost.push_back(self.base + i as u64);
+                }
+            }
+            self.in_flight = 0;
+        } else if let Some(first) = self.window.front_mut() {
+            if first.state == State::InFlight {
+                first.state = State::Lost;
+                first.overdue = true;
+                self.in_flight = self.in_flight.saturating_sub(1);
+                self.lost.push_front(self.base);
+            }
+        }
+        self.extra = u8::from(!self.lost.is_empty());
+        if self.window.is_empty() {
+            self.attempts = 0;
+        }
+    }
+
+    /// Reads what a packet says about what we have sent. `words`: the selective acknowledgement.
+    /// False: it names packets that were never sent.
+    pub(super) fn on_acknowledgement(
+        &mut self,
+        shared: &mut Shared,
+        header: &Header,
+        words: &[u8],
+        now: u64,
+    ) -> bool {
+        let ack = widen(header.ack, self.base);
+        if ack < self.base {
+            return true; // overtaken by a later one
+        }
+        if ack > self.unsent {
+            return false;
+        }
+        let full = self.in_flight + 1 >= self.congestion.window();
+        let echo = (header.flags & HAS_ECHO != 0).then(|| widen(header.echo, self.echoed));
+        let echo = echo.filter(|echo| *echo < self.transmission);
+        let mut arrived = 0;
+        let mut late = 0;
+        let mut sample = None;
+        while self.base < ack {
+            let Some(packet) = self.window.pop_front() else { break };
+            self.base += 1;
+            shared.unacknowledged -= 1;
+            if packet.state != State::Arrived {
+                arrived += 1;
+                late += u32::from(packet.was_late(echo));
+                self.in_flight -= u32::from(packet.state == State::InFlight);
+            }
+            if Some(packet.transmission) == echo && packet.state == State::InFlight {
+                sample = Some(packet.sent_at);
+            }
+            shared.buffers.give(packet.bytes);
+        }
+        arrived += self.on_selective(shared, words, echo, &mut sample, &mut late);
+        if late > 0 {
+            self.reordering = (self.reordering * 2).min(REORDERING_MAX);
+            self.in_order = 0;
+            self.congestion.on_late(late);
+        }
+        self.credit_end = self.credit_end.max(ack).min(ack + WINDOW_MAX as u64);
+        if echo.is_none_or(|echo| echo + 1 >= self.echoed) {
+            self.credit_end = ack + u64::from(header.credit.max(1));
+            self.peer_pressure = header.flags & PRESSURE != 0;
+        }
+        // A delay that has no room in its field is none to calculate with.
+        if let Some(sent_at) = sample.filter(|_| header.ack_delay != u16::MAX) {
+            let delay = u64::from(header.ack_delay) * DELAY_UNIT_NS;
+            self.congestion.on_round_trip(now.saturating_sub(sent_at).saturating_sub(delay), now);
+        }
+        let marked = header.marks.wrapping_sub(self.marks_seen);
+        let marked = if marked <= u32::from(u16::MAX) { marked } else { 0 };
+        self.marks_seen = self.marks_seen.wrapping_add(marked);
+        if arrived > 0 {
+            self.in_order += arrived;
+            if self.in_order >= IN_ORDER {
+                self.in_order = 0;
+                self.reordering = (self.reordering / 2).max(REORDERING_MIN);
+            }
+            self.attempts = 0;
+            self.extra = 0;
+            self.congestion.on_acknowledged(arrived, marked, full);
+        }
+        if let Some(echo) = echo {
+            self.echoed = self.echoed.max(echo + 1);
+            self.find_lost();
+            self.congestion.on_echo(echo, self.transmission);
+        }
+        if arrived > 0 || self.in_flight == 0 {
+            let waits = self.in_flight > 0 || !self.lost.is_empty();
+            self.retry_at = if waits { now + self.patience_ns(shared) } else { NEVER };
+        }
+        true
+    }
+
+    /// Marks what came early. Returns how many packets are new.
+    fn on_selective(
+        &mut self,
+        shared: &mut Shared,
+        words: &[u8],
+        echo: Option<u64>,
+        sample: &mut Option<u64>,
+        late: &mut u32,
+    ) -> u32 {
+        let mut new = 0;
+        for (w, word) in words.chunks_exact(8).enumerate() {
+            let mut bits = word.try_into().map_or(0, u64::from_le_bytes);
+            while bits != 0 {
+                let at = 1 + w * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let Some(packet) = self.window.get_mut(at) else { break };
+                *late += u32::from(packet.was_late(echo));
+                match packet.state {
+                    State::InFlight => {
+                        self.in_flight -= 1;
+                        if Some(packet.transmission) == echo {
+                            *sample = Some(packet.sent_at);
+                        }
+                    }
+                    State::Lost => {}
+                    State::Unsent | State::Arrived => continue,
+                }
+                packet.state = State::Arrived;
+                shared.buffers.give(std::mem::take(&mut packet.bytes));
+                new += 1;
+            }
+        }
+        new
+    }
+
+    /// What was sent well before something that has arrived, and has not arrived, is lost.
+    fn find_lost(&mut self) {
+        while let Some((transmission, psn)) = self.transmissions.front().copied() {
+            if transmission + self.reordering >= self.echoed {
+                break;
+            }
+            self.transmissions.pop_front();
+            let Some(packet) = self.packet(psn) else { continue };
+            if packet.state == State::InFlight && packet.transmission == transmission {
+                packet.state = State::Lost;
+                packet.overdue = false;
+                self.in_flight -= 1;
+                self.lost.push_back(psn);
+                self.congestion.on_lost();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::widen;
+
+    #[test]
+    fn numbers_are_widened_to_the_nearest() {
+        assert_eq!(widen(5, 3), 5);
+        assert_eq!(widen(1, 0xffff_ffff), 0x1_0000_0001);
+        assert_eq!(widen(0xffff_fff0, 0x1_0000_0003), 0xffff_fff0);
+        assert_eq!(widen(7, 0x5_0000_0007), 0x5_0000_0007);
+        assert_eq!(widen(u32::MAX, 3), u64::from(u32::MAX));
+    }
+}

@@ -1,0 +1,214 @@
+//! Authentication of datagrams: who is not of the job cannot make, change or repeat one.
+//!
+//! A tag is SipHash-2-4 under a key that only the job has. SipHash moves 2 GB/s, too few for
+//! payload: all but the shortest is first condensed by a faster hash ([`BlockHash`]) that is as
+//! strong as long as nobody sees its results, which SipHash hides.
+//!
+//! Measured on one core of a 2026 Xeon, SSE2 only, header of 40 bytes: 29 ns without payload, 41 ns
+//! with 64 bytes, 135 ns with 1472, 640 ns with 8972; 14 GB/s for long ones.
+
+#![forbid(unsafe_code)]
+
+mod block_hash;
+mod siphash;
+
+pub(crate) use block_hash::BlockHash;
+use siphash::SipHash;
+use std::fmt;
+
+/// 128 bits that all processes of a job share and nobody else has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct JobKey([u8; 16]);
+
+/// What a job key is used for; the first word that goes into the function, so that no value made
+/// for one purpose serves another.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Handshake = 1,
+    Session = 2,
+    BlockHash = 3,
+}
+
+/// The key under which job keys themselves are made: known to everybody.
+const PUBLIC: [u8; 16] = *b"udrv job key 1  ";
+
+impl JobKey {
+    /// A key of these bits.
+    pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The key that `secret` makes, of any length. `kind` keeps apart what was said in different
+    /// places.
+    ///
+    /// SipHash is no hash function in the sense that nobody could find two secrets with one key.
+    /// That harms nobody: who may choose the secret has the key anyway. What counts, that the key
+    /// tells of no secret but the right one, its 128 bits do, and they do not leave the process.
+    pub(crate) fn from_secret(kind: u64, secret: &[u8]) -> Self {
+        let mut state = SipHash::new_128(&PUBLIC);
+        state.word(kind);
+        state.word(secret.len() as u64);
+        Self(state.finish_128_with(secret))
+    }
+
+    /// Tag of a handshake packet.
+    pub(crate) fn tag(&self, bytes: &[u8]) -> u64 {
+        let mut state = SipHash::new(&self.0);
+        state.word(Purpose::Handshake as u64);
+        state.finish_with(bytes)
+    }
+
+    /// The key of one connection, the same on both sides. Each side is named by the nonce of its
+    /// endpoint's life and its nonce of this connection.
+    pub(crate) fn session(&self, mine: (u64, u64), theirs: (u64, u64)) -> SessionKey {
+        let (first, second) = if mine <= theirs { (mine, theirs) } else { (theirs, mine) };
+        let words = [Purpose::Session as u64, first.0, first.1, second.0, second.1];
+        SessionKey(self.derive(words))
+    }
+
+    fn derive(&self, words: impl IntoIterator<Item = u64>) -> [u8; 16] {
+        let mut state = SipHash::new_128(&self.0);
+        for word in words {
+            state.word(word);
+        }
+        state.finish_128_with(&[])
+    }
+}
+
+impl fmt::Debug for JobKey {
+    /// Without the bits: a log must not give them away.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JobKey")
+    }
+}
+
+/// The key of one connection: [`JobKey::session`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SessionKey([u8; 16]);
+
+/// Payload up to this many bytes goes through SipHash itself, which is faster for it.
+const DIRECT_MAX: usize = 32;
+
+impl SessionKey {
+    /// Tag of a packet: over its header and its payload, their lengths, and `direction`, the way it
+    /// goes: 0 from the side whose (life, connection nonce) is smaller, else 1, so that a packet sent
+    /// back to its sender fails. `blocks` is of the same job key.
+    pub(crate) fn tag(
+        &self,
+        blocks: &BlockHash,
+        direction: u8,
+        header: &[u8],
+        payload: &[u8],
+    ) -> u64 {
+        let mut state = SipHash::new(&self.0);
+        // Headers are shorter than 16 MiB, payloads than 4 GiB.
+        let lengths = (header.len() as u64) << 8 | (payload.len() as u64) << 32;
+        state.word(u64::from(direction) | lengths);
+        state.padded(header);
+        if payload.len() <= DIRECT_MAX {
+            state.padded(payload);
+        } else {
+            blocks.digest(payload, |word| state.word(word));
+        }
+        state.finish_with(&[])
+    }
+}
+
+impl fmt::Debug for SessionKey {
+    /// Without the bits.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionKey")
+    }
+}
+
+/// True if two tags are equal. Takes the same time whether they differ early or late, as a
+/// comparison of one word does.
+pub(crate) fn same(a: u64, b: u64) -> bool {
+    std::hint::black_box(a ^ b) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KEY: JobKey = JobKey([0x42; 16]);
+    const CLIENT: (u64, u64) = (7, 1);
+    const SERVER: (u64, u64) = (5, 9);
+
+    /// A session's tag on packets of one connection from its client.
+    fn tag(header: &[u8], payload: &[u8]) -> u64 {
+        KEY.session(CLIENT, SERVER).tag(&BlockHash::new(&KEY), 1, header, payload)
+    }
+
+    #[test]
+    fn both_sides_have_the_same_key_and_directions_differ() {
+        assert_eq!(KEY.session(CLIENT, SERVER), KEY.session(SERVER, CLIENT));
+        let (key, blocks) = (KEY.session(CLIENT, SERVER), BlockHash::new(&KEY));
+        assert_ne!(key.tag(&blocks, 0, b"header", b""), key.tag(&blocks, 1, b"header", b""));
+    }
+
+    #[test]
+    fn every_nonce_and_the_job_key_matter() {
+        let key = KEY.session(CLIENT, SERVER);
+        assert_ne!(key, KEY.session((CLIENT.0 + 1, CLIENT.1), SERVER));
+        assert_ne!(key, KEY.session((CLIENT.0, CLIENT.1 + 1), SERVER));
+        assert_ne!(key, KEY.session(CLIENT, (SERVER.0 + 1, SERVER.1)));
+        assert_ne!(key, KEY.session(CLIENT, (SERVER.0, SERVER.1 + 1)));
+        let other = JobKey([0x43; 16]);
+        assert_ne!(key, other.session(CLIENT, SERVER));
+        assert_ne!(KEY.tag(b"hello"), other.tag(b"hello"));
+        let payload = [1; 100];
+        let (mine, strange) = (BlockHash::new(&KEY), BlockHash::new(&other));
+        assert_ne!(key.tag(&mine, 0, b"", &payload), key.tag(&strange, 0, b"", &payload));
+    }
+
+    #[test]
+    fn moved_bytes_are_changed_bytes() {
+        // Blocks and lanes in another order, bytes moved from header to payload, zeros at the end.
+        let mut payload: Vec<u8> = (0..4096u32).map(|i| (i / 4 + i / 1024) as u8).collect();
+        let before = tag(b"12345678", &payload);
+        payload.rotate_left(1024);
+        assert_ne!(tag(b"12345678", &payload), before);
+        payload.rotate_left(8);
+        assert_ne!(tag(b"12345678", &payload), before);
+        assert_ne!(tag(b"12345678abcdefgh", b""), tag(b"12345678", b"abcdefgh"));
+        let (short, long) = (vec![0; 1500], vec![0; 1501]);
+        assert_ne!(tag(b"", &short), tag(b"", &long));
+    }
+
+    #[test]
+    fn a_key_prints_nothing_of_itself() {
+        assert_eq!(format!("{KEY:?} {:?}", KEY.session(CLIENT, SERVER)), "JobKey SessionKey");
+    }
+
+    proptest! {
+        #[test]
+        fn any_flipped_bit_changes_the_tag(
+            header in proptest::collection::vec(any::<u8>(), 1..80),
+            payload in proptest::collection::vec(any::<u8>(), 1..2600),
+            at in any::<proptest::sample::Index>(),
+            bit in 0u8..8,
+        ) {
+            let before = tag(&header, &payload);
+            let (mut h, mut p) = (header.clone(), payload.clone());
+            h[at.index(header.len())] ^= 1 << bit;
+            p[at.index(payload.len())] ^= 1 << bit;
+            prop_assert_ne!(tag(&h, &payload), before);
+            prop_assert_ne!(tag(&header, &p), before);
+            prop_assert_ne!(tag(&header, &payload[..at.index(payload.len())]), before);
+        }
+
+        #[test]
+        fn any_flipped_bit_of_a_handshake_changes_its_tag(
+            bytes in proptest::collection::vec(any::<u8>(), 1..120),
+            at in any::<proptest::sample::Index>(),
+            bit in 0u8..8,
+        ) {
+            let mut other = bytes.clone();
+            other[at.index(bytes.len())] ^= 1 << bit;
+            prop_assert_ne!(KEY.tag(&other), KEY.tag(&bytes));
+            prop_assert_ne!(KEY.tag(&bytes[..at.index(bytes.len())]), KEY.tag(&bytes));
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Two endpoints on a bench, step by step. Everything at random is in `sim`.
+
+use super::packet::Dump;
+use super::*;
+use std::io::IoSlice;
+
+const MS: u64 = 1_000_000;
+
+/// What an endpoint has sent.
+#[derive(Default)]
+struct Wire(Vec<Vec<u8>>);
+
+impl Link for Wire {
+    fn datagram_max(&self) -> usize {
+        1472
+    }
+
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
+        self.0.extend(packets.iter().map(|p| p.to_vec()));
+        packets.len()
+    }
+
+    fn receive(&mut self, _: &mut impl crate::transport::net::link::LinkSink) -> usize {
+        0
+    }
+}
+
+/// What an endpoint has heard.
+#[derive(Default)]
+struct Heard {
+    events: Vec<String>,
+    messages: Vec<(Vec<u8>, Vec<u8>)>,
+    owed: bool,
+}
+
+impl Sink for Heard {
+    fn peer_of(&mut self, _: &Address) -> Option<PeerId> {
+        Some(PeerId(0))
+    }
+    fn find(&self, _: &Address) -> Option<PeerId> {
+        Some(PeerId(0))
+    }
+    fn on_connected(&mut self, _: PeerId, _: &Address) {
+        self.events.push("connected".to_owned());
+    }
+    fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
+        self.messages.push((header.to_vec(), payload.to_vec()));
+    }
+    fn on_departure(&mut self, _: PeerId, departure: Departure) {
+        self.events.push(format!("{departure:?}"));
+    }
+    fn is_owed(&self, _: PeerId) -> bool {
+        self.owed
+    }
+}
+
+struct End2 {
+    machine: Reliable,
+    wire: Wire,
+    heard: Heard,
+    address: Address,
+}
+
+fn settings(port: u16, key: u8, life: u64) -> Settings {
+    Settings {
+        life,
+        address: Address::from_text(&format!("10.0.0.1:{port}")).unwrap(),
+        key: JobKey::from_bytes([key; 16]),
+        datagram_max: 1472,
+        peer_timeout_ns: 10_000 * MS,
+        buffer_bytes: 1 << 20,
+        receive_window: 64,
+        first_psn: u32::MAX - 5,
+        seed: [life as u8; 16],
+    }
+}
+
+fn end(port: u16, key: u8, life: u64) -> End2 {
+    let settings = settings(port, key, life);
+    let address = settings.address;
+    End2 {
+        machine: Reliable::new(settings, 1),
+        wire: Wire::default(),
+        heard: Heard::default(),
+        address,
+    }
+}
+
+/// Two ends and a clock.
+struct Bench {
+    a: End2,
+    b: End2,
+    now: u64,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self { a: end(1, 7, 101), b: end(2, 7, 103), now: MS }
+    }
+
+    /// Delivers what was sent and `keep` lets through, one way and then the other.
+    fn exchange(&mut self, keep: impl Fn(&[u8]) -> bool) {
+        self.now += 10_000;
+        for (from, to) in [(&mut self.a, &mut self.b)] {
+            from.machine.poll_transmit(self.now, &mut from.wire);
+            for packet in from.wire.0.drain(..).filter(|p| keep(p)) {
+                to.machine.on_datagram(self.now, &from.address, &packet, false, &mut to.heard);
+            }
+            to.machine.poll_transmit(self.now, &mut to.wire);
+            for packet in to.wire.0.drain(..).filter(|p| keep(p)) {
+                from.machine.on_datagram(self.now, &to.address, &packet, false, &mut from.heard);
+            }
+        }
+    }
+
+    fn wait(&mut self, ns: u64) {
+        self.now += ns;
+        for end in [&mut self.a, &mut self.b] {
+            end.machine.on_timeout(self.now, &mut end.heard);
+        }
+    }
+
+    fn send(&mut self, text: &[u8], len: usize) -> Result<(), SendError> {
+        let (to, now) = (self.b.address, self.now);
+        self.a.machine.connect(PeerId(0), &to, now)?;
+        let pack = |at: usize, out: &mut [u8]| {
+            for (i, byte) in out.iter_mut().enumerate() {
+                *byte = (at + i) as u8;
+            }
+        };
+        self.a.machine.send(PeerId(0), text, len, pack, now)
+    }
+}
+
+fn payload(len: usize) -> Vec<u8> {
+    (0..len).map(|i| i as u8).collect()
+}
+
+#[test]
+fn messages_arrive_after_a_handshake() {
+    let mut bench = Bench::new();
+    for len in [0, 1, 1000, 5000, MESSAGE_MAX] {
+        bench.send(b"head", len).unwrap();
+        for _ in 0..20 {
+            bench.exchange(|_| true);
+        }
+        assert_eq!(bench.b.heard.messages.pop(), Some((b"head".to_vec(), payload(len))));
+        bench.wait(MS / 2);
+        bench.exchange(|_| true);
+        bench.exchange(|_| true);
+        assert_eq!(bench.a.machine.unacknowledged(), 0, "{len}");
+        assert_eq!(bench.a.machine.memory() + bench.b.machine.memory(), 0);
+    }
+    assert_eq!(bench.a.heard.events, ["connected"]);
+    assert_eq!(bench.b.heard.events, ["connected"]);
+    assert_eq!(bench.a.machine.counts().retransmitted, 0);
+}
+
+#[test]
+fn what_is_lost_is_sent_again() {
+    let mut bench = Bench::new();
+    bench.send(b"0", 0).unwrap();
+    for i in 0..2000 {
+        let drop = std::cell::Cell::new(i);
+        bench.exchange(|_| {
+            drop.set(drop.get() + 1);
+            drop.get() % 3 != 0
+        });
+        if i % 4 == 0 {
+            let _ = bench.send(b"x", i * 7);
+        }
+        bench.wait(MS);
+    }
+    for _ in 0..200 {
+        bench.wait(MS);
+        bench.exchange(|_| true);
+    }
+    assert_eq!(bench.a.machine.unacknowledged(), 0);
+    assert!(bench.b.heard.messages.len() > 100);
+    assert!(bench.b.heard.messages.iter().all(|(_, p)| *p == payload(p.len())));
+    assert_eq!(bench.b.heard.events, ["connected"]);
+}
+
+#[test]
+fn strangers_are_not_heard() {
+    let mut bench = Bench::new();
+    bench.a = end(1, 8, 101);
+    bench.send(b"x", 10).unwrap();
+    for _ in 0..20 {
+        bench.exchange(|_| true);
+        bench.wait(50 * MS);
+    }
+    assert!(bench.b.heard.events.is_empty() && bench.b.heard.messages.is_empty());
+    assert!(bench.b.machine.counts().forged > 3);
+    assert_eq!(bench.b.machine.connections(), 0);
+}
+
+#[test]
+fn a_silent_peer_is_dead_in_time() {
+    let mut bench = Bench::new();
+    bench.send(b"x", 10).unwrap();
+    bench.exchange(|_| true);
+    bench.exchange(|_| true);
+    assert_eq!(bench.a.heard.events, ["connected"]);
+    bench.send(b"y", 10).unwrap();
+    let began = bench.now;
+    while bench.a.heard.events.len() < 2 && bench.now < began + 20_000 * MS {
+        bench.exchange(|_| false);
+        bench.wait(100 * MS);
+    }
+    let silent = (bench.now - began) / MS;
+    assert!((9_000..12_000).contains(&silent), "{silent} ms");
+    assert_eq!(bench.a.heard.events[1], "Failed(Errno(110))");
+    assert_eq!((bench.a.machine.memory(), bench.a.machine.connections()), (0, 0));
+    // It asked now and then, and sent no storm.
+    assert!(bench.a.machine.counts().retransmitted < 30);
+}
+
+#[test]
+fn the_next_life_is_a_new_peer() {
+    let mut bench = Bench::new();
+    bench.send(b"x", 10).unwrap();
+    bench.exchange(|_| true);
+    bench.exchange(|_| true);
+    // b comes back, and a notices by its own sending.
+    bench.b = end(2, 7, 105);
+    bench.send(b"y", 10).unwrap();
+    for _ in 0..100 {
+        bench.exchange(|_| true);
+        bench.wait(20 * MS);
+    }
+    assert_eq!(bench.a.heard.events, ["connected", "Failed(Errno(112))"]);
+    assert!(bench.b.heard.messages.is_empty());
+    // a comes back, and b notices when it is asked for a connection.
+    bench.send(b"z", 10).unwrap();
+    for _ in 0..3 {
+        bench.exchange(|_| true);
+    }
+    assert_eq!(bench.b.heard.messages.len(), 1);
+    bench.a = end(1, 7, 107);
+    bench.send(b"again", 0).unwrap();
+    for _ in 0..3 {
+        bench.exchange(|_| true);
+    }
+    assert_eq!(bench.b.heard.events, ["connected", "Failed(Errno(112))", "connected"]);
+    assert_eq!(bench.b.heard.messages[1].0, b"again");
+}
+
+#[test]
+fn an_old_handshake_harms_nobody() {
+    let mut bench = Bench::new();
+    bench.send(b"x", 10).unwrap();
+    bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+    let init = bench.a.wire.0[0].clone();
+    bench.exchange(|_| true);
+    bench.a = end(1, 7, 107);
+    bench.send(b"y", 10).unwrap();
+    for _ in 0..4 {
+        bench.exchange(|_| true);
+    }
+    let events = bench.b.heard.events.len();
+    let from = bench.a.address;
+    for _ in 0..100 {
+        bench.b.machine.on_datagram(bench.now, &from, &init, false, &mut bench.b.heard);
+        bench.wait(200 * MS);
+        bench.exchange(|_| true);
+    }
+    bench.send(b"still there", 10).unwrap();
+    for _ in 0..4 {
+        bench.exchange(|_| true);
+        bench.wait(20 * MS);
+    }
+    assert_eq!(bench.b.heard.events.len(), events);
+    assert_eq!(bench.b.heard.messages.last().unwrap().0, b"still there");
+    assert_eq!(bench.b.machine.connections(), 2 - 1);
+}
+
+#[test]
+fn goodbye_is_heard() {
+    let mut bench = Bench::new();
+    bench.send(b"x", 10).unwrap();
+    bench.exchange(|_| true);
+    bench.exchange(|_| true);
+    bench.a.machine.close(bench.now, &mut bench.a.wire);
+    assert!(Dump(bench.a.wire.0.last().unwrap()).to_string().starts_with("Close"));
+    bench.exchange(|_| true);
+    assert_eq!(bench.b.heard.events, ["connected", "Closed"]);
+}
+
+#[test]
+fn nobody_there_is_noticed_by_refusals() {
+    let mut bench = Bench::new();
+    bench.send(b"x", 10).unwrap();
+    let to = bench.b.address;
+    for _ in 0..10 {
+        bench.a.machine.on_refused(bench.now, &to, &mut bench.a.heard);
+        bench.now += 50 * MS;
+    }
+    assert_eq!(bench.a.heard.events, ["Failed(Errno(111))"]);
+}
+
+/// What the machine costs by itself: `cargo test --release costs -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn costs() {
+    for len in [8, 1400, 8900] {
+        let mut bench = Bench::new();
+        for (end, port, life) in [(&mut bench.a, 1, 101), (&mut bench.b, 2, 103)] {
+            let mut settings = settings(port, 7, life);
+            settings.datagram_max = 8972;
+            settings.receive_window = 1024;
+            end.machine = Reliable::new(settings, 1);
+        }
+        bench.send(b"0", 0).unwrap();
+        bench.exchange(|_| true);
+        bench.exchange(|_| true);
+        let data = vec![7u8; len];
+        let (mut pushed, mut push, mut transmit, mut receive, mut acks) = (0u32, 0, 0, 0, 0);
+        let time = crate::sys::clock::now_ns;
+        let mut packets: Vec<Vec<u8>> = Vec::new();
+        for _ in 0..3000 {
+            bench.now += 10_000;
+            let now = bench.now;
+            let t0 = time();
+            for _ in 0..64 {
+                let pack = |at: usize, to: &mut [u8]| to.copy_from_slice(&data[at..at + to.len()]);
+                if bench.a.machine.send(PeerId(0), &[1; 24], len, pack, now).is_err() {
+                    break;
+                }
+                pushed += 1;
+            }
+            let t1 = time();
+            let mut null = Null(0);
+            bench.a.machine.poll_transmit(now, &mut null);
+            let t2 = time();
+            // The same packets again, for their bytes.
+            packets.clear();
+            bench.a.machine.each_in_flight(|p| packets.push(p.to_vec()));
+            bench.b.heard.messages.clear();
+            let from = bench.a.address;
+            let t3 = time();
+            for packet in &packets {
+                bench.b.machine.on_datagram(now, &from, packet, false, &mut Deaf);
+            }
+            let t4 = time();
+            bench.b.machine.poll_transmit(now, &mut bench.b.wire);
+            let from = bench.b.address;
+            let t5 = time();
+            for packet in bench.b.wire.0.drain(..) {
+                bench.a.machine.on_datagram(now, &from, &packet, false, &mut Deaf);
+            }
+            let t6 = time();
+            push += t1 - t0;
+            transmit += t2 - t1;
+            receive += t4 - t3;
+            acks += t6 - t5;
+        }
+        let each = |ns: u64| ns / u64::from(pushed);
+        println!(
+            "{len} bytes, {pushed} packets: push {} ns, transmit {} ns, receive {} ns, acknowledge {} ns",
+            each(push),
+            each(transmit),
+            each(receive),
+            each(acks)
+        );
+    }
+}
+
+struct Null(usize);
+
+impl Link for Null {
+    fn datagram_max(&self) -> usize {
+        1472
+    }
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
+        self.0 += packets.len();
+        packets.len()
+    }
+    fn receive(&mut self, _: &mut impl crate::transport::net::link::LinkSink) -> usize {
+        0
+    }
+}
+
+struct Deaf;
+
+impl Sink for Deaf {
+    fn peer_of(&mut self, _: &Address) -> Option<PeerId> {
+        Some(PeerId(0))
+    }
+    fn find(&self, _: &Address) -> Option<PeerId> {
+        Some(PeerId(0))
+    }
+    fn on_connected(&mut self, _: PeerId, _: &Address) {}
+    fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
+        std::hint::black_box((header, payload));
+    }
+    fn on_departure(&mut self, _: PeerId, _: Departure) {}
+    fn is_owed(&self, _: PeerId) -> bool {
+        false
+    }
+}

@@ -1,0 +1,233 @@
+//! Endpoints on this host, over the loopback interface: what happens while an application computes
+//! and polls nothing.
+
+use super::*;
+use crate::transport::address::LocalHost;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// One endpoint, and what it has heard.
+struct End {
+    net: Net,
+    peers: PeerTable,
+    got: Got,
+}
+
+#[derive(Default)]
+struct Got {
+    peers: usize,
+    /// First header byte and payload length of each message.
+    messages: Vec<(u8, usize)>,
+    departures: Vec<Departure>,
+}
+
+impl Handler for Got {
+    fn on_peer(&mut self, _: PeerId, _: &Address) {
+        self.peers += 1;
+    }
+    fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
+        self.messages.push((header[0], payload.len()));
+    }
+    fn on_departure(&mut self, _: PeerId, departure: Departure) {
+        self.departures.push(departure);
+    }
+    fn is_owed(&self, _: PeerId) -> bool {
+        false
+    }
+}
+
+impl End {
+    /// Neither knows the host: the other one is as far away as any.
+    fn open() -> Self {
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let link = UdpLink::open(&any, None).unwrap();
+        let me = Address(SocketAddr::new(any.ip(), link.port()));
+        let settings = NetSettings {
+            key: JobKey::from_bytes([7; 16]),
+            peer_timeout_s: 120,
+            buffer_bytes: 64 << 20,
+        };
+        let peers = PeerTable::new(LocalHost::default());
+        let net = Net::open(me, link, PeerTable::new(LocalHost::default()), settings).unwrap();
+        Self { net, peers, got: Got::default() }
+    }
+
+    fn meet(&mut self, other: &Self) -> PeerId {
+        let peer = self.peers.intern(&other.net.me).unwrap();
+        self.net.connect(peer, &other.net.me).unwrap();
+        peer
+    }
+
+    fn poll(&mut self) {
+        self.net.turn(&mut self.peers, &mut self.got, &mut |_| ());
+    }
+
+    fn send(&mut self, peer: PeerId, mark: u8, len: usize) -> bool {
+        match self.net.send(peer, &[mark], len, |_, to| to.fill(mark), false) {
+            Ok(()) => true,
+            Err(SendError::Again) => false,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    fn counts(&self) -> reliable::Counts {
+        *self.net.shared.core().unwrap().machine.counts()
+    }
+
+    fn background_turns(&self) -> u64 {
+        self.net.shared.core().unwrap().background_turns
+    }
+}
+
+/// Calls `step` until it says that it is done; false after `seconds`.
+fn within(seconds: u64, mut step: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        if step() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn an_application_that_never_polls_is_met() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let to_b = a.meet(&b);
+    assert!(a.send(to_b, 1, 100));
+    // Acknowledged, therefore alive and provably of this job.
+    assert!(within(2, || {
+        a.poll();
+        a.net.unacknowledged() == 0
+    }));
+    assert_eq!((a.got.peers, b.got.peers, b.got.messages.len()), (1, 0, 0));
+    b.poll();
+    assert_eq!((b.got.peers, b.got.messages.as_slice()), (1, [(1, 100)].as_slice()));
+    drop(a);
+    assert!(within(2, || {
+        b.poll();
+        b.got.departures == [Departure::Closed]
+    }));
+}
+
+#[test]
+fn a_message_leaves_although_its_sender_polls_no_more() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let to_b = a.meet(&b);
+    assert!(a.send(to_b, 9, 5000));
+    assert!(within(2, || {
+        b.poll();
+        b.got.messages == [(9, 5000)]
+    }));
+}
+
+#[test]
+fn what_waited_is_delivered_once_and_in_order() {
+    const LEN: usize = 60_000;
+    /// More than an endpoint keeps for its application.
+    const COUNT: usize = (24 << 20) / LEN;
+    let (mut a, mut b) = (End::open(), End::open());
+    let to_b = a.meet(&b);
+    let mut sent = 0;
+    // Until the other side has taken what it takes.
+    let mut since = Instant::now();
+    within(20, || {
+        while sent < COUNT && a.send(to_b, sent as u8, LEN) {
+            sent += 1;
+            since = Instant::now();
+        }
+        a.poll();
+        since.elapsed() > Duration::from_secs(1)
+    });
+    let kept = b.net.shared.core().unwrap().has_events();
+    assert!(kept && sent * LEN > 8 << 20, "{sent} messages were taken");
+    assert!(sent < COUNT || a.net.unacknowledged() > 0, "there is a bound");
+    assert_eq!((a.got.departures.len(), b.got.messages.len()), (0, 0));
+    assert!(within(20, || {
+        while sent < COUNT && a.send(to_b, sent as u8, LEN) {
+            sent += 1;
+        }
+        a.poll();
+        b.poll();
+        b.got.messages.len() == COUNT
+    }));
+    assert!(b.got.messages.iter().enumerate().all(|(i, m)| *m == (i as u8, LEN)));
+    assert_eq!((a.got.departures.len(), b.got.departures.len()), (0, 0));
+}
+
+#[test]
+fn an_endpoint_that_holds_enough_still_hears_acknowledgements() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let (to_b, to_a) = (a.meet(&b), b.meet(&a));
+    // `b` holds all it may, and goes away for good.
+    let mut since = Instant::now();
+    within(20, || {
+        if a.send(to_b, 1, 60_000) {
+            since = Instant::now();
+        }
+        a.poll();
+        since.elapsed() > Duration::from_millis(500)
+    });
+    assert!(b.send(to_a, 2, 10));
+    let before = b.counts().retransmitted;
+    assert!(within(5, || {
+        a.poll();
+        b.net.unacknowledged() == 0
+    }));
+    assert_eq!(a.got.messages, [(2, 10)]);
+    assert!(b.counts().retransmitted - before < 20);
+}
+
+#[test]
+fn silence_wakes_nobody() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let idle = End::open();
+    let to_b = a.meet(&b);
+    assert!(a.send(to_b, 1, 100));
+    assert!(within(2, || {
+        a.poll();
+        b.poll();
+        a.net.unacknowledged() == 0 && b.got.messages.len() == 1
+    }));
+    // Once the threads have taken over and said what was left to say.
+    std::thread::sleep(Duration::from_millis(1500));
+    let turns = || [&a, &b, &idle].map(End::background_turns);
+    let before = turns();
+    std::thread::sleep(Duration::from_secs(2));
+    let after = turns();
+    // A connection is looked at every 5 s.
+    assert!(after[0] - before[0] <= 2 && after[1] - before[1] <= 2, "{before:?} {after:?}");
+    assert_eq!(after[2], before[2]);
+    assert!(after[2] <= 2, "{after:?}");
+}
+
+/// `cargo test --release --lib net::tests::costs -- --ignored --nocapture`
+#[test]
+#[ignore = "a measurement"]
+fn costs() {
+    const COUNT: usize = 200;
+    let status = |what: &str| {
+        let text = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = text.lines().find(|line| line.starts_with(what)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
+    };
+    let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = (fds(), status("Threads:"), status("VmRSS:"));
+    let start = Instant::now();
+    let ends: Vec<End> = (0..COUNT).map(|_| End::open()).collect();
+    let opening = start.elapsed();
+    std::thread::sleep(Duration::from_millis(200));
+    let after = (fds(), status("Threads:"), status("VmRSS:"));
+    let start = Instant::now();
+    drop(ends);
+    let per = |all: usize| all as f64 / COUNT as f64;
+    println!(
+        "one endpoint: {:?} to open, {:?} to close, {} descriptors, {} threads, {:.1} KiB resident",
+        opening / COUNT as u32,
+        start.elapsed() / COUNT as u32,
+        per(after.0 - before.0),
+        per(after.1 - before.1),
+        per(after.2.saturating_sub(before.2))
+    );
+}

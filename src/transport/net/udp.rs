@@ -1,0 +1,372 @@
+//! Datagrams over UDP, on any network that carries IP.
+
+use super::link::{Link, LinkSink};
+use crate::sys::Errno;
+use crate::sys::net::{self, Interface};
+use crate::sys::udp::{Destination, PortError, UdpPort};
+use crate::telemetry::log;
+use crate::transport::Address;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+/// Headers of IP and UDP before a datagram, bytes.
+const HEADERS_V4: usize = 20 + 8;
+const HEADERS_V6: usize = 40 + 8;
+/// Longest datagram, bytes: less than IP carries, so that all sums of lengths fit 16 bits.
+const DATAGRAM_MAX: usize = 65_000;
+/// What every IPv4 host must take, bytes (RFC 791); nothing is told to use less.
+const MTU_MIN: usize = 576;
+
+/// What a link has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct LinkCounts {
+    /// Datagrams that the kernel took.
+    pub(crate) sent: u64,
+    /// Datagrams that arrived.
+    pub(crate) received: u64,
+    /// Of them, how many a router had marked.
+    pub(crate) marked: u64,
+    /// Datagrams that the kernel did not want to send, and lost therefore.
+    pub(crate) refused: u64,
+    /// ICMP messages and the like about datagrams that were sent.
+    pub(crate) errors: u64,
+}
+
+/// The UDP socket of one endpoint.
+#[derive(Debug)]
+pub(crate) struct UdpLink {
+    port: UdpPort,
+    number: u16,
+    datagram_max: usize,
+    /// Where the last datagrams went: mostly the next go there too.
+    last: (Address, Destination),
+    counts: LinkCounts,
+    /// A refusal is worth one line.
+    told: bool,
+    /// Datagrams may be cut on their way: some path carries only `whole_max` bytes.
+    fragments: bool,
+    /// The longest datagram that no path is known to cut, bytes.
+    whole_max: usize,
+    /// What the interface was found to carry in a datagram to somebody, to be reported.
+    narrowed: Option<(Address, usize)>,
+}
+
+impl UdpLink {
+    /// A socket bound to `address`; port 0 takes a free one. `mtu_limit` (FI_UDRV_MTU, bytes with
+    /// the IP header) lowers what the interface carries. Errors: EADDRINUSE, EADDRNOTAVAIL, EACCES,
+    /// EMFILE, ENFILE, ENOMEM.
+    pub(crate) fn open(address: &SocketAddr, mtu_limit: Option<usize>) -> Result<Self, Errno> {
+        let mtu = carried(address, &net::interfaces());
+        let port = UdpPort::bind(address)?;
+        let bound = port.local_addr()?;
+        let datagram_max = datagram_max(address, mtu, mtu_limit);
+        let on = |what: bool| if what { "on" } else { "off" };
+        log::info(format_args!(
+            "UDP at {bound}: datagrams of {datagram_max} bytes (interface's MTU {mtu}), receive buffer {} bytes, GSO {}, GRO {}, ECN {}",
+            port.receive_buffer(),
+            on(port.gso()),
+            on(port.gro()),
+            on(port.ecn()),
+        ));
+        Ok(Self {
+            port,
+            number: bound.port(),
+            datagram_max,
+            last: (Address(bound), Destination::new(&bound)),
+            counts: LinkCounts::default(),
+            told: false,
+            fragments: false,
+            whole_max: usize::MAX,
+            narrowed: None,
+        })
+    }
+
+    /// The port that it got.
+    pub(crate) fn port(&self) -> u16 {
+        self.number
+    }
+
+    /// The receive buffer, bytes as the kernel counts them, with its own structures.
+    pub(crate) fn receive_buffer(&self) -> usize {
+        self.port.receive_buffer()
+    }
+
+    /// The descriptor that is readable, or has an error, when `receive` has something to report.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.port.fd()
+    }
+
+    /// What it has done so far.
+    pub(crate) fn counts(&self) -> LinkCounts {
+        self.counts
+    }
+
+    /// Datagrams that arrived and were thrown away: the receive buffer was full, or they were not
+    /// whole.
+    pub(crate) fn dropped(&self) -> u64 {
+        let losses = self.port.losses();
+        losses.overflowed.wrapping_add(losses.truncated)
+    }
+
+    fn refuse(&mut self, to: &Address, errno: Errno) {
+        self.counts.refused += 1;
+        if !self.told {
+            self.told = true;
+            log::warn(format_args!("the system does not send to {to}: {errno}"));
+        }
+    }
+
+    /// Reports what the network says about datagrams that were sent.
+    fn drain_errors(&mut self, sink: &mut impl LinkSink) -> usize {
+        let mut narrow = None;
+        let n = self.port.drain_errors(|PortError { to, errno, local, mtu }| {
+            if errno.0 == libc::EMSGSIZE && !local {
+                // Not a word about the peer. The datagram is lost, and so will be all as long.
+                let carried = (mtu as usize).saturating_sub(headers(&to));
+                sink.on_too_long(&Address(to), carried);
+                narrow = Some((to, carried));
+            } else if !local {
+                sink.on_refused(&Address(to), errno);
+            }
+        });
+        if let Some((to, carried)) = narrow {
+            self.cut(&to, carried, true);
+        }
+        self.counts.errors += n as u64;
+        n
+    }
+
+    /// Lets datagrams to `to` of more than `carried` bytes leave in parts, because those that wait
+    /// to be sent again cannot be made shorter. `told`: the kernel knows what the path carries;
+    /// without that it cuts nothing for IPv6, where routers cut nothing either.
+    fn cut(&mut self, to: &SocketAddr, carried: usize, told: bool) {
+        self.whole_max = self.whole_max.min(carried.max(MTU_MIN - headers(to)));
+        if self.fragments {
+            return;
+        }
+        self.fragments = true;
+        let mtu = self.whole_max + headers(to);
+        let done = self.port.allow_fragments().is_ok() && (told || to.is_ipv4());
+        let what = if done { "fragmented" } else { "lost" };
+        log::warn(format_args!(
+            "the path to {to} carries {mtu} bytes: longer datagrams are {what}; FI_UDRV_MTU={mtu} avoids that"
+        ));
+    }
+}
+
+impl Link for UdpLink {
+    fn datagram_max(&self) -> usize {
+        self.datagram_max
+    }
+
+    #[inline]
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
+        if self.last.0 != *to {
+            self.last = (*to, Destination::new(&to.0));
+        }
+        let mut rest = packets;
+        while !rest.is_empty() {
+            // The kernel does not cut a message into datagrams that it has to cut once more, and would
+            // be taken for one that cannot cut at all.
+            let whole = rest.first().is_none_or(|packet| packet.len() <= self.whole_max);
+            let batch = if whole { rest } else { rest.get(..1).unwrap_or(rest) };
+            let taken = match self.port.send_batch(&self.last.1, batch) {
+                Ok(0) => break,
+                Ok(n) => {
+                    self.counts.sent += n as u64;
+                    n
+                }
+                Err(Errno(libc::EMSGSIZE)) if !self.fragments => {
+                    // The interface carries less than it did. The error queue says so too, but not
+                    // to whom the datagram was to go.
+                    let local = self.port.local_addr().unwrap_or(to.0);
+                    let carried = datagram_max(&local, carried(&local, &net::interfaces()), None);
+                    self.cut(&to.0, carried, true);
+                    self.narrowed = Some((*to, carried));
+                    continue;
+                }
+                Err(errno) => {
+                    self.refuse(to, errno);
+                    1
+                }
+            };
+            rest = rest.get(taken..).unwrap_or_default();
+        }
+        packets.len() - rest.len()
+    }
+
+    fn allow_fragments(&mut self, to: &Address, carried: usize) {
+        self.cut(&to.0, carried, false);
+    }
+
+    #[inline]
+    fn receive(&mut self, sink: &mut impl LinkSink) -> usize {
+        let (mut received, mut marked) = (0, 0);
+        let mut events = self.port.receive_batch(|from, bytes, congested| {
+            received += 1;
+            marked += u64::from(congested);
+            sink.on_datagram(&Address(from), bytes, congested);
+        });
+        self.counts.received += received;
+        self.counts.marked += marked;
+        if self.port.errors_pending() {
+            events += self.drain_errors(sink);
+        }
+        if let Some((to, carried)) = self.narrowed.take() {
+            sink.on_too_long(&to, carried);
+        }
+        events
+    }
+}
+
+/// The MTU towards all peers that a socket bound to `address` may have, bytes: that of the
+/// interface with this address, and for the wildcard the least of all that lead out of the host.
+fn carried(address: &SocketAddr, interfaces: &[Interface]) -> u32 {
+    let ip = address.ip();
+    let family = || interfaces.iter().filter(|i| i.ip.is_ipv6() == ip.is_ipv6());
+    let loopback = || family().filter(|i| i.loopback).map(|i| i.mtu).min();
+    let outward = || family().filter(|i| !i.loopback).map(|i| i.mtu).min();
+    let found = if ip.is_unspecified() {
+        outward().or_else(loopback)
+    } else {
+        let own = family().find(|i| i.ip == ip).map(|i| i.mtu);
+        // 127.0.0.2 is the loopback interface's too, though it has no entry.
+        own.or_else(|| loopback().filter(|_| ip.is_loopback()))
+    };
+    found.unwrap_or(MTU_MIN as u32)
+}
+
+/// Bytes of the headers before a datagram.
+fn headers(address: &SocketAddr) -> usize {
+    if address.is_ipv6() { HEADERS_V6 } else { HEADERS_V4 }
+}
+
+/// Longest datagram, bytes, where the longest IP packet is `mtu`.
+fn datagram_max(address: &SocketAddr, mtu: u32, limit: Option<usize>) -> usize {
+    let limit = limit.map_or(usize::MAX, |limit| limit.max(MTU_MIN));
+    (mtu as usize).min(limit).saturating_sub(headers(address)).min(DATAGRAM_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::event::wait_readable;
+    use std::net::IpAddr;
+
+    #[derive(Default)]
+    struct Seen {
+        datagrams: Vec<(Address, Vec<u8>, bool)>,
+        refused: Vec<(Address, Errno)>,
+        too_long: Vec<(Address, usize)>,
+    }
+
+    impl LinkSink for Seen {
+        fn on_datagram(&mut self, from: &Address, bytes: &[u8], congested: bool) {
+            self.datagrams.push((*from, bytes.to_vec(), congested));
+        }
+        fn on_refused(&mut self, to: &Address, errno: Errno) {
+            self.refused.push((*to, errno));
+        }
+        fn on_too_long(&mut self, to: &Address, carried: usize) {
+            self.too_long.push((*to, carried));
+        }
+    }
+
+    fn link(text: &str) -> Option<(UdpLink, Address)> {
+        let address: SocketAddr = text.parse().unwrap();
+        let link = UdpLink::open(&address, None).ok()?;
+        let at = Address(SocketAddr::new(address.ip(), link.port()));
+        Some((link, at))
+    }
+
+    #[test]
+    fn datagrams_come_from_the_address_of_their_sender() {
+        for text in ["127.0.0.1:0", "[::1]:0"] {
+            let (Some((mut a, at_a)), Some((mut b, at_b))) = (link(text), link(text)) else {
+                continue;
+            };
+            let (mut c, at_c) = link(text).unwrap();
+            let (long, short) = (vec![1; 900], vec![2; 3]);
+            let packets = [IoSlice::new(&long), IoSlice::new(&long), IoSlice::new(&short)];
+            for _ in 0..3 {
+                assert_eq!(a.send(&at_b, &packets), 3);
+                assert_eq!(a.send(&at_c, &packets[2..]), 1);
+                assert_eq!(a.send(&at_c, &[]), 0);
+            }
+            for (link, want) in [(&mut b, 9), (&mut c, 3)] {
+                let mut seen = Seen::default();
+                while seen.datagrams.len() < want && wait_readable(link.fd(), 500) == Ok(true) {
+                    assert!(link.receive(&mut seen) > 0);
+                }
+                assert_eq!(seen.datagrams.len(), want);
+                assert!(seen.datagrams.iter().all(|(from, _, marked)| *from == at_a && !marked));
+                assert_eq!(seen.datagrams.last().unwrap().1, short);
+                assert_eq!((link.counts().received, link.dropped()), (want as u64, 0));
+            }
+            assert_eq!((a.counts().sent, a.counts().refused), (12, 0));
+        }
+    }
+
+    #[test]
+    fn a_port_without_listener_is_reported() {
+        for text in ["127.0.0.1:0", "[::1]:0"] {
+            let (Some((mut a, _)), Some((gone, at))) = (link(text), link(text)) else { continue };
+            drop(gone);
+            let mut seen = Seen::default();
+            for n in 1..=3 {
+                assert_eq!(a.send(&at, &[IoSlice::new(b"hello")]), 1);
+                assert_eq!(wait_readable(a.fd(), 500), Ok(true), "the error wakes a sleeper");
+                assert!(a.receive(&mut seen) > 0);
+                assert_eq!(seen.refused.len(), n);
+                assert_eq!(wait_readable(a.fd(), 0), Ok(false), "and lets it sleep again");
+            }
+            assert!(seen.refused.iter().all(|e| *e == (at, Errno(libc::ECONNREFUSED))));
+        }
+    }
+
+    #[test]
+    fn what_the_system_refuses_is_lost_and_the_rest_goes_on() {
+        let (mut a, at) = link("127.0.0.1:0").unwrap();
+        let long = vec![0; 65_530];
+        let packets = [IoSlice::new(&long), IoSlice::new(&long), IoSlice::new(b"short")];
+        assert_eq!(a.send(&at, &packets), 3);
+        assert_eq!((a.counts().sent, a.counts().refused), (1, 2));
+        let mut seen = Seen::default();
+        assert_eq!(wait_readable(a.fd(), 500), Ok(true));
+        a.receive(&mut seen);
+        a.receive(&mut seen);
+        assert_eq!(seen.datagrams.len(), 1);
+        assert_eq!(seen.refused, [], "nobody is gone");
+        assert_eq!(seen.too_long, [(at, DATAGRAM_MAX)], "what the interface carries");
+    }
+
+    #[test]
+    fn datagrams_fit_the_interface() {
+        let entry = |ip: &str, mtu: u32, loopback: bool| Interface {
+            name: "any".to_owned(),
+            ip: ip.parse::<IpAddr>().unwrap(),
+            scope: 0,
+            loopback,
+            mtu,
+        };
+        let host = [
+            entry("127.0.0.1", 65_536, true),
+            entry("10.0.0.1", 9000, false),
+            entry("10.1.0.1", 1500, false),
+            entry("fd00::1", 1280, false),
+        ];
+        let longest = |text: &str, limit| {
+            let address: SocketAddr = text.parse().unwrap();
+            datagram_max(&address, carried(&address, &host), limit)
+        };
+        assert_eq!(longest("127.0.0.2:0", None), 65_000);
+        assert_eq!(longest("10.0.0.1:0", None), 8972);
+        assert_eq!(longest("10.0.0.1:0", Some(1500)), 1472);
+        assert_eq!(longest("10.1.0.1:0", Some(9000)), 1472);
+        assert_eq!(longest("0.0.0.0:0", None), 1472);
+        assert_eq!(longest("[fd00::1]:0", None), 1232);
+        assert_eq!(longest("10.1.0.1:0", Some(1)), 548);
+        assert_eq!(longest("192.0.2.7:0", None), 548, "gone meanwhile");
+    }
+}
