@@ -80,6 +80,10 @@ pub(crate) const VARIABLES: &[Variable] = &[
         name: "NET_BUFFER",
         help: "Packets that an endpoint keeps until its peers have acknowledged them, bytes, 1048576 to 17179869184 (default: 67108864)",
     },
+    Variable {
+        name: "STREAMS",
+        help: "TCP connections that an endpoint makes at most for long messages to peers of other nodes, 0 to 65536; 0: it takes none either (default: 256)",
+    },
 ];
 
 /// A value that no log may show.
@@ -121,6 +125,8 @@ pub(crate) struct Config {
     pub(crate) peer_timeout_s: u64,
     /// FI_UDRV_NET_BUFFER, bytes
     pub(crate) net_buffer: usize,
+    /// FI_UDRV_STREAMS
+    pub(crate) streams: usize,
 }
 
 impl Default for Config {
@@ -139,6 +145,7 @@ impl Default for Config {
             mtu: None,
             peer_timeout_s: 120,
             net_buffer: 64 << 20,
+            streams: 256,
         }
     }
 }
@@ -185,6 +192,7 @@ impl Config {
         size("TX_MAX", 1, 1 << 24, &mut config.tx_max);
         size("RX_MAX", 1, 1 << 24, &mut config.rx_max);
         size("NET_BUFFER", 1 << 20, 16 << 30, &mut config.net_buffer);
+        size("STREAMS", 0, 65536, &mut config.streams);
         config.spin_us = number("SPIN_US", 0, 1_000_000).unwrap_or(config.spin_us);
         config.mtu = number("MTU", 576, 65535).map(|bytes| bytes as usize);
         config.peer_timeout_s = number("PEER_TIMEOUT", 1, 86400).unwrap_or(config.peer_timeout_s);

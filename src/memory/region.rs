@@ -8,6 +8,8 @@
 #![allow(unsafe_code)]
 
 use crate::sys::cma::Range;
+use crate::sys::{Errno, tcp};
+use std::os::fd::BorrowedFd;
 
 /// Most segments in one operation: `iov_limit` of the endpoint attributes.
 pub(crate) const MAX_SEGMENTS: usize = 4;
@@ -158,6 +160,24 @@ impl SegmentList {
             done += inner;
         });
         done
+    }
+
+    /// Sends `head` and then all of the list on a connection; returns bytes taken: [`tcp::send`].
+    pub(crate) fn send_behind(&self, fd: BorrowedFd<'_>, head: &[u8]) -> Result<usize, Errno> {
+        let (ranges, n) = self.ranges();
+        // SAFETY: the application lent these bytes, and does not change them meanwhile.
+        unsafe { tcp::send(fd, head, ranges.get(..n).unwrap_or(&[])) }
+    }
+
+    /// Fills the list and then `tail` from a connection: [`tcp::receive`].
+    pub(crate) fn fill_from(
+        &self,
+        fd: BorrowedFd<'_>,
+        tail: &mut [u8],
+    ) -> Result<tcp::Received, Errno> {
+        let (ranges, n) = self.ranges();
+        // SAFETY: the application lent these bytes, and does not use them meanwhile.
+        unsafe { tcp::receive(fd, ranges.get(..n).unwrap_or(&[]), tail) }
     }
 
     /// The ranges as numbers, for a peer or for cross-memory attach.

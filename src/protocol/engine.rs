@@ -6,7 +6,8 @@ use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, MultiBuffer, Posted, Unexpected};
 use super::send::TxRequest;
 use super::{Cause, Host, UNKNOWN_SOURCE};
-use crate::transport::{Address, Departure, Handler, Iface, PeerId};
+use crate::memory::SegmentList;
+use crate::transport::{Address, Departure, Handler, Iface, PeerId, StreamEnd};
 use std::collections::{HashMap, VecDeque};
 
 /// Bounds and thresholds of one endpoint.
@@ -33,6 +34,9 @@ pub(crate) struct Counts {
     pub(crate) pulled_bytes: u64,
     pub(crate) pushed_bytes: u64,
     pub(crate) fragment_bytes: u64,
+    pub(crate) stream_bytes: u64,
+    /// Messages whose stream broke, and that went on as fragments.
+    pub(crate) resumed: u64,
     pub(crate) dropped: u64,
     /// Pushed packets that the receive had no room for, or whose message was discarded.
     pub(crate) surplus: u64,
@@ -106,6 +110,8 @@ pub(super) struct Core {
     pub(super) dead: Vec<(PeerId, i32, Cause)>,
     pub(super) counts: Counts,
     pub(super) pressure: bool,
+    /// Bytes were announced that may come by stream.
+    pub(super) attentive: bool,
 }
 
 impl Core {
@@ -167,7 +173,8 @@ impl<H: Host> Handler for Delivery<'_, H> {
                 self.core.on_eager(peer, &envelope, ack, payload, self.host);
             }
             Some(Packet::Rts { envelope, tx, len, pushed, ranges }) => {
-                let rts = Announcement { tx, len, pushed: pushed.min(len), ranges };
+                let pushed = pushed.min(len);
+                let rts = Announcement { tx, len, pushed, broken: false, ranges };
                 self.core.on_rts(peer, &envelope, rts, payload, self.host);
             }
             Some(Packet::Pushed { tx, offset }) => {
@@ -176,12 +183,33 @@ impl<H: Host> Handler for Delivery<'_, H> {
             Some(Packet::Cts { tx, rx, len, ranges }) => {
                 self.core.on_cts(peer, tx, rx, len, ranges);
             }
+            Some(Packet::Resume { tx, rx, from, len }) => {
+                self.core.on_resume(peer, tx, rx, from, len);
+            }
             Some(Packet::Fragment { rx, offset }) => {
                 self.core.on_fragment(peer, rx, offset, payload, self.host);
             }
             Some(Packet::PutDone { rx }) => self.core.on_put_done(peer, rx, self.host),
             Some(Packet::Fin { tx, status }) => self.core.on_fin(peer, tx, status, self.host),
             None => self.core.counts.dropped += 1,
+        }
+    }
+
+    fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
+        let (key, offset) = self.core.by_stream(peer, header)?;
+        self.core.place_streamed(peer, key, offset, len)
+    }
+
+    fn on_placed(&mut self, peer: PeerId, header: &[u8], len: usize) {
+        if let Some((key, _)) = self.core.by_stream(peer, header) {
+            self.core.on_streamed(key, len, self.host);
+        }
+    }
+
+    fn on_stream_lost(&mut self, peer: PeerId, end: StreamEnd) {
+        match end {
+            StreamEnd::Outgoing => self.core.park_streamed(peer),
+            StreamEnd::Incoming => self.core.resume_streamed(peer),
         }
     }
 
@@ -234,6 +262,7 @@ impl<I: Iface> Engine<I> {
                 dead: Vec::new(),
                 counts: Counts::default(),
                 pressure: false,
+                attentive: false,
             },
         }
     }
@@ -268,6 +297,10 @@ impl<I: Iface> Engine<I> {
         let mut n = 0;
         if host.has_room() {
             n += self.iface.poll(&mut Delivery { core: &mut self.core, host });
+        }
+        if self.core.attentive {
+            self.core.attentive = false;
+            self.iface.attend();
         }
         if self.core.has_work() {
             n += self.advance(host);

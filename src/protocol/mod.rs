@@ -13,6 +13,7 @@ mod pushed;
 mod receive;
 mod rendezvous;
 mod send;
+mod streamed;
 #[cfg(test)]
 mod tests;
 

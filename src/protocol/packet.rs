@@ -12,6 +12,7 @@ const FRAGMENT: u8 = 4;
 const PUT_DONE: u8 = 5;
 const FIN: u8 = 6;
 const PUSHED: u8 = 7;
+const RESUME: u8 = 8;
 
 const TAGGED: u8 = 1;
 const DATA: u8 = 2;
@@ -64,6 +65,9 @@ pub(crate) enum Packet {
     Rts { envelope: Envelope, tx: u64, len: u64, pushed: u64, ranges: Ranges },
     /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`.
     Cts { tx: u64, rx: u64, len: u64, ranges: Ranges },
+    /// The stream that carried message `tx` broke: the receiver has the first `from` bytes and wants
+    /// those up to `len` as fragments.
+    Resume { tx: u64, rx: u64, from: u64, len: u64 },
     /// Payload of a rendezvous message, to be placed at `offset`.
     Fragment { rx: u64, offset: u64 },
     /// Payload of message `tx` that nobody had to ask for, to be placed at `offset`.
@@ -199,6 +203,14 @@ impl Packet {
                 e.put_ranges(ranges);
                 e
             }
+            Self::Resume { tx, rx, from, len } => {
+                let mut e = Encoded::new(RESUME, 0, 0, 0);
+                e.put_u64(*tx);
+                e.put_u64(*rx);
+                e.put_u64(*from);
+                e.put_u64(*len);
+                e
+            }
             Self::Fragment { rx, offset } => {
                 let mut e = Encoded::new(FRAGMENT, 0, 0, 0);
                 e.put_u64(*rx);
@@ -248,6 +260,7 @@ impl Packet {
             CTS => {
                 Self::Cts { tx: r.u64()?, rx: r.u64()?, len: r.u64()?, ranges: r.ranges(count)? }
             }
+            RESUME => Self::Resume { tx: r.u64()?, rx: r.u64()?, from: r.u64()?, len: r.u64()? },
             FRAGMENT => Self::Fragment { rx: r.u64()?, offset: r.u64()? },
             PUSHED => Self::Pushed { tx: r.u64()?, offset: r.u64()? },
             PUT_DONE => Self::PutDone { rx: r.u64()? },
@@ -269,6 +282,9 @@ impl fmt::Display for Packet {
             }
             Self::Cts { tx, rx, len, ranges } => {
                 write!(f, "CTS tx {tx:#x} rx {rx:#x} len {len} into {} ranges", ranges.len)
+            }
+            Self::Resume { tx, rx, from, len } => {
+                write!(f, "RESUME tx {tx:#x} rx {rx:#x} from {from} to {len}")
             }
             Self::Fragment { rx, offset } => write!(f, "FRAGMENT rx {rx:#x} at {offset}"),
             Self::Pushed { tx, offset } => write!(f, "PUSHED tx {tx:#x} at {offset}"),
@@ -323,6 +339,8 @@ mod tests {
             (any::<u64>(), any::<u64>()).prop_map(|(tx, offset)| Packet::Pushed { tx, offset }),
             (any::<u64>(), any::<u64>(), any::<u64>(), ranges())
                 .prop_map(|(tx, rx, len, ranges)| Packet::Cts { tx, rx, len, ranges }),
+            any::<(u64, u64, u64, u64)>()
+                .prop_map(|(tx, rx, from, len)| Packet::Resume { tx, rx, from, len }),
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Fragment { rx, offset }),
             any::<u64>().prop_map(|rx| Packet::PutDone { rx }),
             (any::<u64>(), any::<u32>()).prop_map(|(tx, status)| Packet::Fin { tx, status }),

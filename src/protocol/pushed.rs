@@ -17,6 +17,8 @@ pub(super) struct Announcement {
     pub(super) len: u64,
     /// How many of them come unasked.
     pub(super) pushed: u64,
+    /// The stream that was to bring them broke: the rest has to be asked for as fragments.
+    pub(super) broken: bool,
     /// Where it is in the sender's memory.
     pub(super) ranges: Ranges,
 }
@@ -132,6 +134,7 @@ impl Core {
         let len = active.want as u64;
         let packet = Packet::Cts { tx: active.tx, rx: key.to_wire(), len, ranges: Ranges::NONE };
         self.outbox.push_back((active.peer, packet));
+        self.attentive = true;
     }
 
     /// From now on senders stop to push what they were not asked for.

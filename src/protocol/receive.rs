@@ -145,6 +145,8 @@ pub(super) struct Active {
     pub(super) cleared: bool,
     /// A CTS was sent for a message that is pushed.
     pub(super) asked: bool,
+    /// Its stream broke, and the rest comes as fragments.
+    pub(super) resumed: bool,
 }
 
 fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Completion {
@@ -425,7 +427,7 @@ impl Core {
         bytes: &[u8],
         host: &mut impl Host,
     ) {
-        let Announcement { tx, len, pushed, ranges } = rts;
+        let Announcement { tx, len, pushed, broken, ranges } = rts;
         let want = target.segments.len().min(len as usize);
         let received =
             target.segments.copy_in(0, bytes.get(..bytes.len().min(want)).unwrap_or(&[]));
@@ -438,16 +440,20 @@ impl Core {
             want,
             received,
             ranges,
-            cleared: pushed > 0,
+            cleared: pushed > 0 || broken,
             asked: false,
+            resumed: false,
         });
-        if pushed == 0 {
+        if broken && received < want {
+            self.resume(key);
+        } else if pushed == 0 && !broken {
             self.pulls.push_back(key);
         } else if received == want {
             self.finish_active(key, host);
         } else {
             if (bytes.len() as u64) < pushed {
                 self.pushed.insert(peer, tx, Place::Active(key));
+                self.attentive = true;
             }
             if want as u64 > pushed || self.pressure {
                 self.ask_for_rest(key);

@@ -5,14 +5,16 @@ use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::packet::{Packet, Ranges};
 use super::receive::{Active, Outcome};
-use super::send::TxState;
+use super::send::{Carrier, STREAM_MIN, TxState};
 use super::{Cause, Host};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Iface, PeerId, SendError, slice_ranges};
+use crate::transport::{Iface, PeerId, STREAM_MAX, SendError, slice_ranges};
 
 /// Fragments of one message sent in one turn of work.
 const FRAGMENT_BATCH: usize = 64;
+/// The same for what goes by stream.
+const STREAM_BATCH: usize = 4;
 /// Fragments after which the first ones leave, so that both sides work at the same time.
 const FLUSH_AFTER: usize = 16;
 
@@ -187,8 +189,31 @@ impl<I: Iface> Engine<I> {
                 _ => return Step::Done,
             };
             let at = *offset;
-            let len = (end - at).min(self.iface.caps(peer).fragment_max);
+            if request.carrier == Carrier::Undecided {
+                let streams = end - at >= STREAM_MIN && self.iface.has_stream(peer);
+                request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
+            }
+            let streams = request.carrier == Carrier::Stream;
+            if streams && i >= STREAM_BATCH {
+                break;
+            }
+            let most = if streams { STREAM_MAX } else { self.iface.caps(peer).fragment_max };
+            let len = (end - at).min(most);
             let segments = request.payload.segments();
+            if streams {
+                let header = packet.encode();
+                let part = segments.slice(at, len);
+                if self.iface.am_stream(peer, header.as_slice(), &part).is_err() {
+                    return Step::Again; // if it is gone, we hear of that
+                }
+                *offset = at + len;
+                self.core.counts.stream_bytes += len as u64;
+                if at + len == end && matches!(request.state, TxState::Streaming { .. }) {
+                    request.state = TxState::AwaitingAnswer;
+                    return Step::Done;
+                }
+                continue;
+            }
             let sent = self.iface.am_fragment(peer, packet.encode().as_slice(), len, |from, to| {
                 segments.copy_out(at + from, to);
             });
@@ -215,6 +240,9 @@ impl<I: Iface> Engine<I> {
 
     /// Sends the first bytes of a message that was just announced.
     pub(super) fn begin_push(&mut self, key: Key, host: &mut impl Host) {
+        if self.core.tx.get(key).is_some_and(|request| request.carrier == Carrier::Stream) {
+            self.iface.flush(); // the announcement
+        }
         if !matches!(self.stream(key, host), Step::Done) {
             self.core.streams.push_back(key);
         }
@@ -253,6 +281,7 @@ impl Core {
         let Some(active) = self.active.get_mut(key) else { return };
         active.cleared = true;
         active.received = 0;
+        self.attentive = true;
         let packet = Packet::Cts {
             tx: active.tx,
             rx: key.to_wire(),
@@ -345,10 +374,15 @@ impl Core {
         host: &mut impl Host,
     ) {
         let key = Key::from_wire(rx);
+        let received = self.active.get(key).map_or(0, |active| active.received as u64);
+        // What was sent before a message was resumed may come once more.
+        let known = usize::try_from(received.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let payload = payload.get(known..).unwrap_or(&[]);
         let active = self.active.get_mut(key).filter(|active| {
             active.peer == peer
                 && active.cleared
-                && active.received as u64 == offset
+                && offset <= received
+                && (known == 0 || active.resumed)
                 && active.received + payload.len() <= active.want
         });
         let Some(active) = active else {

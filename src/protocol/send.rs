@@ -7,6 +7,9 @@ use super::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::transport::{Iface, MAX_HEADER, PeerId, SendError};
 
+/// Shortest message that goes by stream, bytes.
+pub(super) const STREAM_MIN: usize = 32 * 1024;
+
 /// A send as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendOp {
@@ -49,6 +52,15 @@ impl Payload {
     }
 }
 
+/// How the bytes of a long message leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Carrier {
+    /// It shows when the first ones do.
+    Undecided,
+    Fragments,
+    Stream,
+}
+
 /// Where a pending send stands.
 #[derive(Debug)]
 pub(super) enum TxState {
@@ -77,6 +89,7 @@ pub(super) struct TxRequest {
     pub(super) completed: bool,
     /// Bytes that the announcement said would follow unasked.
     pub(super) pushed: usize,
+    pub(super) carrier: Carrier,
     pub(super) state: TxState,
 }
 
@@ -158,6 +171,7 @@ impl<I: Iface> Engine<I> {
             report: op.report,
             completed: false,
             pushed: 0,
+            carrier: Carrier::Undecided,
             state,
         }))
     }
@@ -229,6 +243,8 @@ impl<I: Iface> Engine<I> {
         let Some(request) = self.core.tx.get_mut(key) else { return Ok(()) };
         let segments = request.payload.segments();
         let peer = request.peer;
+        let streams = segments.len() >= STREAM_MIN && self.iface.has_stream(peer);
+        request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
         let caps = self.iface.caps(peer);
         if caps.push_max > 0 && !self.iface.under_pressure(peer) {
             let pushed = segments.len().min(caps.push_max);
@@ -241,7 +257,9 @@ impl<I: Iface> Engine<I> {
             };
             let header = packet.encode();
             let header = header.as_slice();
-            let len = pushed.min(caps.short_max.saturating_sub(header.len()));
+            // What comes by stream is not worth a packet of its own.
+            let room = if streams { 0 } else { caps.short_max.saturating_sub(header.len()) };
+            let len = pushed.min(room);
             let pack = |at: usize, to: &mut [u8]| {
                 segments.copy_out(at, to);
             };
@@ -251,6 +269,7 @@ impl<I: Iface> Engine<I> {
             self.core.counts.rendezvous_sent += 1;
             return Ok(());
         }
+        request.carrier = Carrier::Undecided;
         let packet = Packet::Rts {
             envelope: request.envelope,
             tx: key.to_wire(),

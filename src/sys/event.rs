@@ -114,6 +114,17 @@ impl Epoll {
         Ok(())
     }
 
+    /// Whether the member `fd` counts as ready when it is writable too.
+    pub(crate) fn watch_writable(&self, fd: BorrowedFd<'_>, token: u64, on: bool) -> Result<()> {
+        let events = if on { libc::EPOLLIN | libc::EPOLLOUT } else { libc::EPOLLIN };
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
+        // SAFETY: both descriptors live; `event` is valid for the call.
+        check(unsafe {
+            libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_MOD, fd.as_raw_fd(), &mut event)
+        })?;
+        Ok(())
+    }
+
     /// Removes `fd`; a descriptor that is not in the set is not an error.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
         // SAFETY: both descriptors live; DEL ignores the event argument.

@@ -16,6 +16,7 @@ pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod shared_memory;
 pub(crate) mod simd;
+pub(crate) mod tcp;
 pub(crate) mod udp;
 pub(crate) mod unix;
 

@@ -34,6 +34,9 @@ impl PeerId {
 /// Longest active-message header, bytes. Every transport takes headers up to this length.
 pub(crate) const MAX_HEADER: usize = 104;
 
+/// Longest payload of one message by stream, bytes.
+pub(crate) const STREAM_MAX: usize = net::stream::PAYLOAD_MAX;
+
 /// What a transport can do towards one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
@@ -73,12 +76,36 @@ pub(crate) enum Departure {
     Failed(Errno),
 }
 
+/// An end of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StreamEnd {
+    /// The one that sends.
+    Outgoing,
+    /// The one that receives.
+    Incoming,
+}
+
 /// What `Iface::poll` reports to.
 pub(crate) trait Handler {
     /// A peer made contact; its address, before anything it sent.
     fn on_peer(&mut self, peer: PeerId, address: &Address);
     /// An active message. The slices are valid during the call only.
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
+    /// Where in application memory the `len` bytes of payload belong that come by stream behind this
+    /// header. `None`: they come with `on_message`. A list that is shorter takes the first of them.
+    /// It stays valid until `on_placed` or `on_stream_lost`, or until the peer has departed.
+    fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
+        let _ = (peer, header, len);
+        None
+    }
+    /// The payload is where `place` wanted it.
+    fn on_placed(&mut self, peer: PeerId, header: &[u8], len: usize) {
+        let _ = (peer, header, len);
+    }
+    /// A stream from or to `peer` broke: what was sent on it has arrived in part, if at all.
+    fn on_stream_lost(&mut self, peer: PeerId, end: StreamEnd) {
+        let _ = (peer, end);
+    }
     /// A peer is gone; everything it sent before was reported before.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
     /// Whether an operation waits for `peer`: its silence is worth looking into then.
@@ -126,6 +153,28 @@ pub(crate) trait Iface {
     ) -> Result<(), SendError> {
         self.am_bcopy(peer, header, len, pack)
     }
+
+    /// Whether `am_stream` to `peer` works now. If it may work later, that begins.
+    fn has_stream(&mut self, peer: PeerId) -> bool {
+        let _ = peer;
+        false
+    }
+
+    /// Sends `header`, of at most 32 bytes, and at most [`STREAM_MAX`] bytes of `payload` straight
+    /// from application memory. It comes after the messages sent before, and may come after those
+    /// sent later. Taken is not arrived: `Handler::on_stream_lost`.
+    fn am_stream(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        payload: &SegmentList,
+    ) -> Result<(), SendError> {
+        let _ = (peer, header, payload);
+        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
+    }
+
+    /// Something is to come by stream soon.
+    fn attend(&mut self) {}
 
     /// Nothing more will join the fragments that wait.
     fn flush(&mut self) {}

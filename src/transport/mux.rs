@@ -323,6 +323,30 @@ impl Iface for Mux {
         self.send(peer, Slot::Fragment, header, len, pack)
     }
 
+    fn has_stream(&mut self, peer: PeerId) -> bool {
+        if self.route(peer) != Route::Net {
+            return false;
+        }
+        let Some(address) = self.peers.address(peer) else { return false };
+        self.net_mut().is_some_and(|net| net.has_stream(peer, &address))
+    }
+
+    fn am_stream(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        payload: &SegmentList,
+    ) -> Result<(), SendError> {
+        let none = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
+        self.net_mut().ok_or(none)?.send_by_stream(peer, header, payload)
+    }
+
+    fn attend(&mut self) {
+        if let Some(net) = self.net_mut() {
+            net.attend();
+        }
+    }
+
     fn flush(&mut self) {
         if let Some(net) = self.net_mut() {
             net.flush();

@@ -387,6 +387,7 @@ impl Endpoint {
                 key: self.job_key,
                 peer_timeout_s: config.peer_timeout_s,
                 buffer_bytes: config.net_buffer,
+                streams: config.streams,
             }),
         };
         let mux = Mux::open(bind, settings).map_err(|e| {

@@ -5,12 +5,14 @@ mod core;
 pub(crate) mod job_key;
 pub(crate) mod link;
 pub(crate) mod reliable;
+pub(crate) mod stream;
 pub(crate) mod udp;
 
 use self::background::{Background, Shared};
 use self::core::{Core, Event};
 use super::peers::PeerTable;
-use super::{Address, Caps, Departure, Handler, MAX_HEADER, PeerId, SendError};
+use super::{Address, Caps, Departure, Handler, MAX_HEADER, PeerId, SendError, StreamEnd};
+use crate::memory::SegmentList;
 use crate::sys::event::Epoll;
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
@@ -18,8 +20,11 @@ use link::Link;
 use reliable::tag::JobKey;
 use reliable::{Reliable, Settings, Sink};
 use std::sync::Arc;
+use stream::{StreamSink, Streams};
 use udp::UdpLink;
 
+/// First byte of the message that tells a peer which of our streams to it broke; PROTOCOL.md §7.12.
+const STREAM_BROKEN: u8 = 0xf1;
 /// Longest payload of one message that is sent in several packets at once, bytes.
 const BCOPY_MAX: usize = reliable::MESSAGE_MAX;
 /// Bytes of a long message that do not wait for an answer of the receiver: about what is under way
@@ -45,6 +50,8 @@ pub(crate) struct NetSettings {
     pub(crate) peer_timeout_s: u64,
     /// FI_UDRV_NET_BUFFER, bytes.
     pub(crate) buffer_bytes: usize,
+    /// FI_UDRV_STREAMS.
+    pub(crate) streams: usize,
 }
 
 /// Which of the machine's peers is which of the endpoint's.
@@ -85,6 +92,8 @@ pub(crate) struct Net {
     shared: Arc<Shared>,
     background: Option<Background>,
     numbers: Numbers,
+    /// `None`: FI_UDRV_STREAMS=0.
+    streams: Option<Streams>,
     me: Address,
     armed: bool,
     /// Polls left that look at the socket each time.
@@ -100,6 +109,7 @@ struct Upwards<'a, H, F> {
     /// The endpoint's.
     outer: &'a mut PeerTable,
     numbers: &'a mut Numbers,
+    streams: &'a mut Option<Streams>,
     handler: &'a mut H,
     connected: &'a mut F,
 }
@@ -122,12 +132,18 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
 
     #[inline]
     fn on_message(&mut self, inner: PeerId, header: &[u8], payload: &[u8]) {
+        if header.first() == Some(&STREAM_BROKEN) {
+            return self.on_broken(inner, header);
+        }
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_message(peer, header, payload);
         }
     }
 
     fn on_departure(&mut self, inner: PeerId, departure: Departure) {
+        if let Some(streams) = self.streams {
+            streams.forget(inner);
+        }
         let Some(peer) = self.numbers.outer(inner) else { return };
         if let (Departure::Failed(errno), Some(address)) = (departure, self.outer.address(peer)) {
             log::warn(format_args!("{address} is gone: {errno}"));
@@ -137,6 +153,47 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
 
     fn is_owed(&self, inner: PeerId) -> bool {
         self.numbers.outer(inner).is_some_and(|peer| self.handler.is_owed(peer))
+    }
+}
+
+impl<H: Handler, F: FnMut(PeerId)> Upwards<'_, H, F> {
+    /// The peer says that its streams up to a number broke.
+    #[cold]
+    fn on_broken(&mut self, inner: PeerId, header: &[u8]) {
+        let number = header.get(4..8).and_then(|bytes| bytes.try_into().ok());
+        let (Some(number), Some(streams)) = (number, self.streams.as_mut()) else { return };
+        let mut above = Above { numbers: self.numbers, handler: self.handler };
+        streams.on_broken(inner, u32::from_le_bytes(number), &mut above);
+    }
+}
+
+/// The endpoint as streams see it.
+struct Above<'a, H> {
+    numbers: &'a Numbers,
+    handler: &'a mut H,
+}
+
+impl<H: Handler> StreamSink for Above<'_, H> {
+    fn place(&mut self, inner: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
+        self.handler.place(self.numbers.outer(inner)?, header, len)
+    }
+
+    fn on_placed(&mut self, inner: PeerId, header: &[u8], len: usize) {
+        if let Some(peer) = self.numbers.outer(inner) {
+            self.handler.on_placed(peer, header, len);
+        }
+    }
+
+    fn on_message(&mut self, inner: PeerId, header: &[u8], payload: &[u8]) {
+        if let Some(peer) = self.numbers.outer(inner) {
+            self.handler.on_message(peer, header, payload);
+        }
+    }
+
+    fn on_lost(&mut self, inner: PeerId, end: StreamEnd) {
+        if let Some(peer) = self.numbers.outer(inner) {
+            self.handler.on_stream_lost(peer, end);
+        }
     }
 }
 
@@ -157,6 +214,11 @@ impl Net {
         low.copy_from_slice(&process::random_u64().to_le_bytes());
         high.copy_from_slice(&process::random_u64().to_le_bytes());
         let datagram_max = link.datagram_max();
+        let streams = match settings.streams {
+            0 => None,
+            limit => Some(Streams::open(link.local_addr().unwrap_or(me.0), limit)?),
+        };
+        let listens = streams.as_ref().is_some_and(Streams::listens);
         let window = link.receive_buffer() / (datagram_max + PACKET_COST);
         let machine = Reliable::new(
             Settings {
@@ -167,6 +229,7 @@ impl Net {
                 peer_timeout_ns: settings.peer_timeout_s.saturating_mul(1_000_000_000),
                 buffer_bytes: settings.buffer_bytes,
                 receive_window: u32::try_from(window).unwrap_or(u32::MAX),
+                features: if listens { reliable::packet::STREAMS } else { 0 },
                 first_psn: 0,
                 seed,
             },
@@ -177,13 +240,16 @@ impl Net {
         let background = Some(Background::start(&shared)?);
         let numbers = Numbers::default();
         let owner = process::pid();
-        Ok(Self { shared, background, numbers, me, armed: false, hot: 0, polls: 0, owner })
+        Ok(Self { shared, background, numbers, streams, me, armed: false, hot: 0, polls: 0, owner })
     }
 
     /// Adds the descriptors that tell of work to `epoll`.
     pub(crate) fn watch(&self, epoll: &Epoll, token: u64) -> Result<(), Errno> {
         let core = self.shared.core().ok_or(Errno(libc::EOWNERDEAD))?;
         epoll.add(core.link.fd(), token)?;
+        if let Some(streams) = &self.streams {
+            epoll.add(streams.fd(), token)?;
+        }
         epoll.add(self.shared.timer().fd(), token)
     }
 
@@ -262,6 +328,36 @@ impl Net {
         Ok(())
     }
 
+    /// See [`super::Iface::has_stream`].
+    pub(crate) fn has_stream(&mut self, peer: PeerId, address: &Address) -> bool {
+        let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
+            return false;
+        };
+        let Some(core) = self.shared.core() else { return false };
+        streams.is_ready(&core.machine, inner, address, clock::now_ns())
+    }
+
+    /// See [`super::Iface::am_stream`].
+    pub(crate) fn send_by_stream(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        payload: &SegmentList,
+    ) -> Result<(), SendError> {
+        let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
+            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
+        };
+        let core = self.shared.core().ok_or(ORPHANED)?;
+        streams.send(&core.machine, inner, header, payload, clock::now_ns())
+    }
+
+    /// See [`super::Iface::attend`].
+    pub(crate) fn attend(&mut self) {
+        if let Some(streams) = &mut self.streams {
+            streams.attend();
+        }
+    }
+
     /// Sends what waits and may leave.
     pub(crate) fn flush(&mut self) {
         let Some(mut core) = self.shared.core() else { return };
@@ -309,7 +405,8 @@ impl Net {
             }
             let Some(event) = core.take_event() else { break };
             let inner = &mut core.peers;
-            let mut sink = Upwards { inner, outer, numbers, handler, connected };
+            let streams = &mut self.streams;
+            let mut sink = Upwards { inner, outer, numbers, streams, handler, connected };
             match event {
                 Event::Connected(peer, address) => sink.on_connected(peer, &address),
                 Event::Message { peer, header, header_len, payload } => {
@@ -320,7 +417,11 @@ impl Net {
             }
             n += 1;
         }
-        n += core.turn(now, |inner| Upwards { inner, outer, numbers, handler, connected });
+        let streams = &mut self.streams;
+        n += core.turn(now, |inner| Upwards { inner, outer, numbers, streams, handler, connected });
+        if let Some(streams) = &mut self.streams {
+            n += streams_turn(streams, &mut core.machine, now, &mut Above { numbers, handler });
+        }
         if n > 0 {
             self.hot = COOLING;
             self.shared.note_traffic();
@@ -332,7 +433,8 @@ impl Net {
     /// False: there is work.
     pub(crate) fn sleep(&mut self) -> bool {
         let Some(mut core) = self.shared.core() else { return true };
-        if core.has_events() {
+        let told = self.streams.as_ref().is_none_or(|streams| !streams.has_broken());
+        if core.has_events() || !told {
             self.polls = COOL_POLLS - 1;
             return false;
         }
@@ -352,8 +454,36 @@ impl Net {
             self.armed = false;
             self.shared.disarm();
             self.polls = COOL_POLLS - 1;
+            if let Some(streams) = &mut self.streams {
+                streams.wake();
+            }
         }
     }
+}
+
+/// What streams have to do in a turn, once all messages are with the endpoint.
+#[inline]
+fn streams_turn(
+    streams: &mut Streams,
+    machine: &mut Reliable,
+    now: u64,
+    above: &mut impl StreamSink,
+) -> usize {
+    let mut n = streams.poll(now, machine, above);
+    for _ in 0..BATCH {
+        let Some((peer, number)) = streams.take_broken() else { break };
+        above.on_lost(peer, StreamEnd::Outgoing);
+        n += 1;
+        let mut header = [STREAM_BROKEN, 0, 0, 0, 0, 0, 0, 0];
+        if let Some(to) = header.get_mut(4..) {
+            to.copy_from_slice(&number.to_le_bytes());
+        }
+        if machine.send(peer, &header, 0, |_, _| (), now) == Err(SendError::Again) {
+            streams.put_back((peer, number));
+            break;
+        }
+    }
+    n
 }
 
 impl Drop for Net {
@@ -369,11 +499,12 @@ impl Drop for Net {
         let counts = machine.counts();
         if counts.connected > 0 || counts.forged > 0 {
             log::info(format_args!(
-                "{} on the network: {} connections now, {counts:?}; {:?}, {} dropped on arrival; {background_turns} turns in the background",
+                "{} on the network: {} connections now, {counts:?}; {:?}, {} dropped on arrival; {:?}; {background_turns} turns in the background",
                 self.me,
                 machine.connections(),
                 link.counts(),
                 link.dropped(),
+                self.streams.as_ref().map(Streams::counts).unwrap_or_default(),
             ));
         }
     }

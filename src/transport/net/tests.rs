@@ -46,6 +46,7 @@ impl End {
             key: JobKey::from_bytes([7; 16]),
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
+            streams: 4,
         };
         let peers = PeerTable::new(LocalHost::default());
         let net = Net::open(me, link, PeerTable::new(LocalHost::default()), settings).unwrap();

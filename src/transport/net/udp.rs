@@ -87,6 +87,11 @@ impl UdpLink {
         self.number
     }
 
+    /// Where it is bound.
+    pub(crate) fn local_addr(&self) -> Result<SocketAddr, Errno> {
+        self.port.local_addr()
+    }
+
     /// The receive buffer, bytes as the kernel counts them, with its own structures.
     pub(crate) fn receive_buffer(&self) -> usize {
         self.port.receive_buffer()

@@ -1,7 +1,7 @@
 //! One peer's connection: its state, and what its deadlines mean.
 
 use super::congestion::Congestion;
-use super::packet::{Hello, HelloKind, VERSION, VERSION_MIN};
+use super::packet::{Hello, HelloKind, STREAMS, VERSION, VERSION_MIN};
 use super::path::Path;
 use super::receiving::{Assembly, Early};
 use super::sending::Outgoing;
@@ -62,6 +62,12 @@ pub(super) struct Connection {
     pub(super) known: bool,
     /// Handshake packets to send.
     pub(super) hello: u8,
+
+    /// The other side takes streams.
+    pub(super) streams: bool,
+    /// Messages taken from the layer above, and given to it.
+    pub(super) sent: u64,
+    pub(super) delivered: u64,
 
     // Sending (sending.rs).
     /// Packets from `base` on.
@@ -148,6 +154,9 @@ impl Connection {
             incumbent: None,
             known: phase == Phase::Greeting,
             hello: 0,
+            streams: false,
+            sent: 0,
+            delivered: 0,
             window: VecDeque::new(),
             base: first,
             unsent: first,
@@ -200,6 +209,7 @@ impl Connection {
         self.remote_id = hello.connection;
         self.peer_nonce = hello.nonce;
         self.peer_life = hello.life;
+        self.streams = hello.features & STREAMS != 0;
         let ours = shared.settings.datagram_max;
         self.datagram_max = ours.min(usize::from(hello.datagram_max).max(DATAGRAM_START)) as u16;
         self.credit_end = self.base + u64::from(hello.credit.max(1));
@@ -222,7 +232,7 @@ impl Connection {
             version: VERSION,
             version_min: VERSION_MIN,
             datagram_max: settings.datagram_max.min(usize::from(u16::MAX)) as u16,
-            features: 0,
+            features: settings.features,
             connection: self.id,
             credit: shared.credit(),
             life: settings.life,

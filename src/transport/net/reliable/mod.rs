@@ -65,6 +65,8 @@ pub(crate) struct Settings {
     pub(crate) peer_timeout_ns: u64,
     /// Most bytes of packets kept, to be sent again or until those before them arrive.
     pub(crate) buffer_bytes: usize,
+    /// What we offer in handshakes: [`packet::STREAMS`].
+    pub(crate) features: u32,
     /// Packets that all peers together may have under way to us.
     pub(crate) receive_window: u32,
     /// First packet sequence number of a connection.
@@ -282,6 +284,42 @@ impl Reliable {
     pub(crate) fn packet_room(&self, peer: PeerId, header: usize) -> usize {
         let room = self.of(peer).map_or(DATAGRAM_START, Connection::datagram_room);
         room.saturating_sub(HEADER_LEN + packet::FRAME_LEN + header)
+    }
+
+    /// The connection with our number `id`, once both sides have proven that they are there.
+    fn by_id(&self, id: u32) -> Option<&Connection> {
+        let slot = self.slots.get((id & ((1 << PLACE_BITS) - 1)) as usize)?;
+        slot.connection.as_deref().filter(|c| c.id == id && c.phase == Phase::Established)
+    }
+
+    /// Our and the other side's number of the connection to `peer`, if it takes streams.
+    pub(crate) fn takes_streams(&self, peer: PeerId) -> Option<(u32, u32)> {
+        let c = self.of(peer).filter(|c| c.streams && c.phase == Phase::Established)?;
+        Some((c.id, c.remote_id))
+    }
+
+    /// Whom our connection number `id` is the one to.
+    pub(crate) fn owner_of(&self, id: u32) -> Option<PeerId> {
+        let peer = self.by_id(id)?.peer;
+        self.of(peer).is_some_and(|c| c.id == id).then_some(peer)
+    }
+
+    /// Messages that were taken from, and given to, the layer above on connection `id`.
+    pub(crate) fn sent(&self, id: u32) -> Option<u64> {
+        Some(self.by_id(id)?.sent)
+    }
+
+    pub(crate) fn delivered(&self, id: u32) -> Option<u64> {
+        Some(self.by_id(id)?.delivered)
+    }
+
+    /// The tag of `bytes` that we, or the other side, send beside the datagrams of connection `id`.
+    /// They are never as long as what is signed of a datagram.
+    pub(crate) fn sign(&self, id: u32, ours: bool, bytes: &[u8]) -> Option<u64> {
+        debug_assert_ne!(bytes.len(), packet::TAG_AT);
+        let c = self.by_id(id)?;
+        let direction = if ours { c.direction } else { 1 - c.direction };
+        Some(c.key.as_ref()?.tag(&self.shared.hash, direction, bytes, &[]))
     }
 
     /// Tells peers that send whether they should describe long messages rather than send them.

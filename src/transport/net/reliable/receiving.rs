@@ -223,6 +223,7 @@ impl Connection {
                     if self.assembly.is_some() {
                         return Err(Malformed);
                     }
+                    self.delivered += 1;
                     sink.on_message(self.peer, header, payload);
                 }
                 Frame::First { total, header, payload } => {
@@ -236,6 +237,7 @@ impl Connection {
                         return Err(Malformed);
                     }
                     let header = assembly.header.get(..assembly.header_len).unwrap_or(&[]);
+                    self.delivered += 1;
                     sink.on_message(self.peer, header, &assembly.payload);
                 }
             }

@@ -108,6 +108,7 @@ impl Connection {
         }
         if packets == 1 {
             let bytes = shared.buffers.take(HEADER_LEN + whole).ok_or(SendError::Again)?;
+            self.sent += 1;
             self.append(shared, bytes, whole, |to| {
                 let at = packet::put_frame(to, 0, header, len, 0);
                 if let Some(to) = to.get_mut(at..) {
@@ -116,6 +117,7 @@ impl Connection {
             });
             return Ok(());
         }
+        self.sent += 1;
         let mut offset = 0;
         for i in 0..packets {
             let (kind, front) = match i {

@@ -70,6 +70,7 @@ fn settings(port: u16, key: u8, life: u64) -> Settings {
         peer_timeout_ns: 10_000 * MS,
         buffer_bytes: 1 << 20,
         receive_window: 64,
+        features: 0,
         first_psn: u32::MAX - 5,
         seed: [life as u8; 16],
     }

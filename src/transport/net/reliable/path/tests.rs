@@ -75,6 +75,7 @@ fn side(port: u16) -> Side {
         peer_timeout_ns: 100_000 * MS,
         buffer_bytes: 1 << 20,
         receive_window: 64,
+        features: 0,
         first_psn: 0,
         seed: [port as u8; 16],
     };

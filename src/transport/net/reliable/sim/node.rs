@@ -82,6 +82,7 @@ impl Node {
             peer_timeout_ns: habits.peer_timeout_ns,
             buffer_bytes: habits.buffer_bytes,
             receive_window: habits.receive_window,
+            features: 0,
             first_psn: habits.first_psn,
             seed: seed.to_le_bytes(),
         };

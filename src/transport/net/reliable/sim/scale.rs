@@ -147,6 +147,7 @@ fn machine(slot: Slot, now: u64) -> Reliable {
         peer_timeout_ns: 120_000 * MS,
         buffer_bytes: 64 << 20,
         receive_window: 512,
+        features: 0,
         first_psn: 1,
         seed: u128::from(slot).to_le_bytes(),
     };

@@ -1,0 +1,142 @@
+//! Long messages whose bytes come by stream (PROTOCOL.md §4.11): placed without a copy, and asked
+//! for again as fragments when the stream breaks.
+
+use super::Host;
+use super::engine::Core;
+use super::index_list::Key;
+use super::packet::Packet;
+use super::pushed::Place;
+use super::receive::Body;
+use super::send::{Carrier, TxState};
+use crate::memory::SegmentList;
+use crate::transport::PeerId;
+
+impl Core {
+    /// The receive that the payload behind `header` is for, and its place in the message, if there
+    /// is one.
+    pub(super) fn by_stream(&mut self, peer: PeerId, header: &[u8]) -> Option<(Key, u64)> {
+        match Packet::decode(header)? {
+            Packet::Pushed { tx, offset } => match self.pushed.find(peer, tx)? {
+                Place::Active(key) => Some((key, offset)),
+                _ => None,
+            },
+            Packet::Fragment { rx, offset } => Some((Key::from_wire(rx), offset)),
+            _ => None,
+        }
+    }
+
+    /// Where the next `len` bytes of a message belong; `None` if they are not the next ones.
+    pub(super) fn place_streamed(
+        &mut self,
+        peer: PeerId,
+        key: Key,
+        offset: u64,
+        len: usize,
+    ) -> Option<SegmentList> {
+        let active = self.active.get(key).filter(|active| {
+            active.peer == peer
+                && active.cleared
+                && !active.resumed
+                && active.received as u64 == offset
+        })?;
+        let room = len.min(active.want - active.received);
+        Some(active.target.segments.slice(active.received, room))
+    }
+
+    /// They are there.
+    pub(super) fn on_streamed(&mut self, key: Key, len: usize, host: &mut impl Host) {
+        let Some(active) = self.active.get_mut(key) else { return };
+        active.received += len.min(active.want - active.received);
+        if active.received == active.want {
+            self.finish_active(key, host);
+        }
+    }
+
+    /// Our stream to `peer` broke: what it carried waits until the receiver says where to go on.
+    pub(super) fn park_streamed(&mut self, peer: PeerId) {
+        let Self { tx, streams, .. } = self;
+        streams.retain(|key| {
+            let Some(request) = tx.get_mut(*key) else { return false };
+            if request.peer != peer || request.carrier != Carrier::Stream {
+                return true;
+            }
+            request.carrier = Carrier::Fragments;
+            request.state = TxState::AwaitingAnswer;
+            false
+        });
+    }
+
+    /// The stream from `peer` broke: what it has not brought is asked for, or will be when its
+    /// receive is found.
+    pub(super) fn resume_streamed(&mut self, peer: PeerId) {
+        for key in self.active.keys_where(|active| active.peer == peer && active.cleared) {
+            self.resume(key);
+        }
+        let claimed = self.claimed.values_mut();
+        for message in claimed.filter(|message| message.peer == peer) {
+            message.body.end_push();
+        }
+        for tagged in [true, false] {
+            let list = self.unexpected.of(tagged);
+            for key in list.keys_where(|message| message.peer == peer) {
+                if let Some(message) = list.get_mut(key) {
+                    message.body.end_push();
+                }
+            }
+        }
+        self.pushed.forget(peer);
+    }
+
+    /// Asks for the rest of a message as fragments.
+    pub(super) fn resume(&mut self, key: Key) {
+        let Some(active) = self.active.get_mut(key).filter(|active| !active.resumed) else {
+            return;
+        };
+        active.resumed = true;
+        active.asked = true;
+        let packet = Packet::Resume {
+            tx: active.tx,
+            rx: key.to_wire(),
+            from: active.received as u64,
+            len: active.want as u64,
+        };
+        self.counts.resumed += 1;
+        self.outbox.push_back((active.peer, packet));
+    }
+
+    /// The receiver says where to go on.
+    pub(super) fn on_resume(&mut self, peer: PeerId, tx: u64, rx: u64, from: u64, len: u64) {
+        let key = Key::from_wire(tx);
+        let request = self.tx.get_mut(key).filter(|request| {
+            use TxState::{Announced, AwaitingAnswer, Streaming};
+            let moves = matches!(request.state, AwaitingAnswer | Announced { .. } | Streaming { .. });
+            request.peer == peer && moves
+        });
+        let Some(request) = request else {
+            self.counts.dropped += 1;
+            return;
+        };
+        let end = request.payload.segments().len().min(len as usize);
+        let offset = end.min(from as usize);
+        request.carrier = Carrier::Fragments;
+        self.streams.retain(|k| *k != key);
+        if offset == end {
+            request.state = TxState::AwaitingAnswer;
+            return;
+        }
+        request.state = TxState::Streaming { rx, offset, end };
+        self.streams.push_back(key);
+    }
+}
+
+impl Body {
+    /// Nothing more comes of a message without being asked for.
+    fn end_push(&mut self) {
+        if let Self::Rts { rts, bytes } = self {
+            if (bytes.len() as u64) < rts.pushed {
+                rts.pushed = bytes.len() as u64;
+                rts.broken = true;
+            }
+        }
+    }
+}

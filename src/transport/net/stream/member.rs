@@ -1,0 +1,59 @@
+//! A descriptor that is watched for as long as it is open.
+
+use crate::sys::Errno;
+use crate::sys::event::Epoll;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Leaves its set when it is dropped: closing alone does not do that while a forked child has the
+/// descriptor too.
+#[derive(Debug)]
+pub(super) struct Member {
+    fd: OwnedFd,
+    set: Arc<Epoll>,
+    token: u64,
+    /// It is in the set; also for writing.
+    present: bool,
+    writable: bool,
+}
+
+impl Member {
+    /// Watches `fd`. Errors: ENOMEM, ENOSPC.
+    pub(super) fn new(fd: OwnedFd, set: &Arc<Epoll>, token: u64) -> Result<Self, Errno> {
+        set.add(fd.as_fd(), token)?;
+        Ok(Self { fd, set: set.clone(), token, present: true, writable: false })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The set calls it `token` from now on.
+    pub(super) fn rename(&mut self, token: u64) {
+        self.token = token;
+        let _ = self.set.watch_writable(self.fd.as_fd(), token, self.writable);
+    }
+
+    /// The set tells when it is writable, too, or no longer.
+    pub(super) fn watch_writable(&mut self, on: bool) {
+        if self.writable != on && self.set.watch_writable(self.fd.as_fd(), self.token, on).is_ok() {
+            self.writable = on;
+        }
+    }
+
+    /// The set tells of it, or not for now.
+    pub(super) fn watch(&mut self, on: bool) {
+        if on && !self.present {
+            self.present = self.set.add(self.fd.as_fd(), self.token).is_ok();
+        } else if !on && self.present {
+            self.set.remove(self.fd.as_fd());
+            self.present = false;
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.watch(false);
+    }
+}

@@ -1,0 +1,467 @@
+//! TCP connections beside the datagrams, for the bytes of long messages: the system cuts, checks
+//! and places them with the help of every network card, straight between the applications'
+//! buffers. One to a peer at most, made when the first long message goes there, and few in all.
+//!
+//! A stream carries frames: a message header, and a payload that the receiver reads to where it
+//! belongs. A frame comes after the messages that left as datagrams before it. Streams are a
+//! convenience: where there is none, or it breaks, all goes as datagrams, and what a stream had
+//! not delivered is asked for again (PROTOCOL.md §4.11). They go one way: who has long messages
+//! makes one.
+
+#![forbid(unsafe_code)]
+
+mod incoming;
+mod member;
+mod outgoing;
+mod strangers;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use super::reliable::Reliable;
+use crate::memory::SegmentList;
+use crate::sys::event::Epoll;
+use crate::sys::{Errno, tcp};
+use crate::telemetry::log;
+use crate::transport::{Address, PeerId, SendError, StreamEnd};
+use incoming::{Incoming, Turn};
+use member::Member;
+use outgoing::Outgoing;
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use strangers::Strangers;
+use wire::Greeting;
+pub(crate) use wire::PAYLOAD_MAX;
+
+/// How long an end waits for the other one's system to take what it has sent, milliseconds:
+/// datagrams take over then.
+const PATIENCE_MS: u32 = 5000;
+/// A stream that was not used for so long may give way to another one, nanoseconds.
+const IDLE_NS: u64 = 100_000_000;
+/// How long to do without after a failure, nanoseconds; twice as long each time, up to 64 times.
+const RETRY_NS: u64 = 1_000_000_000;
+/// Polls without a frame after which streams are looked at only now and then, and how often then,
+/// nanoseconds.
+const HOT: u32 = 2048;
+const LOOK_NS: u64 = 50_000;
+/// One of so many polls asks which streams have something; the others try the last one.
+const ASK_EVERY: u32 = 8;
+
+/// Which member of the set a token names.
+const LISTENER: u64 = 0;
+const OUTGOING: u64 = 1 << 32;
+const INCOMING: u64 = 2 << 32;
+const STRANGER: u64 = 3 << 32;
+
+/// The layer above; peers have the machine's numbers.
+pub(super) trait StreamSink {
+    /// Where the payload that follows belongs; see [`crate::transport::Handler::place`].
+    fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList>;
+    /// It is there.
+    fn on_placed(&mut self, peer: PeerId, header: &[u8], len: usize);
+    /// A frame whose payload had no place.
+    fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
+    /// A stream broke.
+    fn on_lost(&mut self, peer: PeerId, end: StreamEnd);
+}
+
+/// Streams that could not be made.
+#[derive(Clone, Copy, Debug, Default)]
+struct Failures {
+    count: u32,
+    until: u64,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct StreamCounts {
+    pub(crate) made: u64,
+    pub(crate) taken: u64,
+    pub(crate) refused: u64,
+    pub(crate) broken: u64,
+    pub(crate) frames_sent: u64,
+    pub(crate) frames_received: u64,
+}
+
+/// The streams of one endpoint.
+#[derive(Debug)]
+pub(super) struct Streams {
+    listener: Option<Member>,
+    epoll: Arc<Epoll>,
+    me: SocketAddr,
+    /// Most outgoing streams.
+    limit: usize,
+    outgoing: HashMap<PeerId, Outgoing>,
+    incoming: Vec<Option<Incoming>>,
+    strangers: Strangers,
+    number: u32,
+    /// The last stream that was taken from each peer, of which connection.
+    seen: HashMap<PeerId, (u32, u32)>,
+    failures: HashMap<PeerId, Failures>,
+    /// Outgoing streams that broke, of which the other side has to be told.
+    broken: VecDeque<(PeerId, u32)>,
+    /// The stream that was last read from.
+    latest: usize,
+    hot: u32,
+    looked_at: u64,
+    counts: StreamCounts,
+}
+
+impl Streams {
+    /// At most `limit` outgoing streams of the endpoint whose datagrams come to `bound`. Errors:
+    /// EMFILE, ENFILE, ENOMEM.
+    pub(super) fn open(bound: SocketAddr, limit: usize) -> Result<Self, Errno> {
+        let epoll = Arc::new(Epoll::new()?);
+        // Peers find it at the port that they know. If somebody has it, they send datagrams.
+        let listener = tcp::listen(&bound).and_then(|fd| Member::new(fd, &epoll, LISTENER));
+        if let Err(errno) = &listener {
+            log::info(format_args!("no streams come to {bound}: {errno}"));
+        }
+        let listener = listener.ok();
+        Ok(Self {
+            listener,
+            epoll,
+            me: bound,
+            limit,
+            outgoing: HashMap::new(),
+            incoming: Vec::new(),
+            strangers: Strangers::default(),
+            number: 0,
+            seen: HashMap::new(),
+            failures: HashMap::new(),
+            broken: VecDeque::new(),
+            latest: 0,
+            hot: 0,
+            looked_at: 0,
+            counts: StreamCounts::default(),
+        })
+    }
+
+    /// Whether peers may make streams to us.
+    pub(super) fn listens(&self) -> bool {
+        self.listener.is_some()
+    }
+
+    /// Becomes readable when `poll` has something to do.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.fd()
+    }
+
+    /// What has happened so far.
+    pub(super) fn counts(&self) -> StreamCounts {
+        self.counts
+    }
+
+    /// Something is expected: `poll` looks each time for a while.
+    pub(super) fn attend(&mut self) {
+        if self.incoming.iter().any(Option::is_some) {
+            self.hot = HOT;
+        } else {
+            self.looked_at = 0;
+        }
+    }
+
+    /// Whether `send` to `peer` works now. If it may work later, that begins.
+    pub(super) fn is_ready(
+        &mut self,
+        machine: &Reliable,
+        peer: PeerId,
+        address: &Address,
+        now: u64,
+    ) -> bool {
+        let Some(stream) = self.outgoing.get_mut(&peer) else {
+            self.connect(machine, peer, address, now);
+            return false;
+        };
+        if machine.owner_of(stream.id) != Some(peer) {
+            self.outgoing.remove(&peer); // of a connection that has ended
+            return false;
+        }
+        if stream.greeted {
+            return true;
+        }
+        match stream.flush() {
+            Ok(ready) => {
+                if ready {
+                    self.counts.made += 1;
+                    self.failures.remove(&peer);
+                }
+                ready
+            }
+            Err(errno) => {
+                self.outgoing.remove(&peer);
+                self.fail(peer, address, errno, now);
+                false
+            }
+        }
+    }
+
+    #[cold]
+    fn connect(&mut self, machine: &Reliable, peer: PeerId, address: &Address, now: u64) {
+        let Some((id, remote_id)) = machine.takes_streams(peer) else { return };
+        let waits = self.failures.get(&peer).is_some_and(|failures| now < failures.until);
+        if waits || self.outgoing.len() >= self.limit && !self.make_room(now) {
+            return;
+        }
+        let number = self.number.wrapping_add(1);
+        let mut greeting = Greeting { dest: remote_id, number, tag: 0 };
+        let signed = greeting.encode();
+        let signed = signed.get(..wire::GREETING_TAG_AT).unwrap_or(&[]);
+        let Some(tag) = machine.sign(id, true, signed) else { return };
+        greeting.tag = tag;
+        let made = tcp::connect(&self.me, &address.0, PATIENCE_MS)
+            .and_then(|fd| Member::new(fd, &self.epoll, OUTGOING | u64::from(peer.0)));
+        match made {
+            Ok(member) => {
+                self.number = number;
+                self.outgoing.insert(peer, Outgoing::new(member, id, &greeting, now));
+            }
+            Err(errno) => self.fail(peer, address, errno, now),
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, peer: PeerId, address: &Address, errno: Errno, now: u64) {
+        let failures = self.failures.entry(peer).or_default();
+        failures.until = now + (RETRY_NS << failures.count.min(6));
+        failures.count += 1;
+        if failures.count == 1 {
+            log::info(format_args!("no stream to {address}: {errno}; datagrams instead"));
+        }
+    }
+
+    /// Closes the stream that was not used for longest, if nothing of it is on its way.
+    fn make_room(&mut self, now: u64) -> bool {
+        let idle = self.outgoing.iter().filter(|(_, s)| s.used_at + IDLE_NS < now && s.is_idle());
+        let oldest = idle.min_by_key(|(_, stream)| stream.used_at).map(|(peer, _)| *peer);
+        oldest.is_some_and(|peer| self.outgoing.remove(&peer).is_some())
+    }
+
+    /// Sends a frame; `message` has at most 32 bytes, `payload` at most [`PAYLOAD_MAX`]. `Again`:
+    /// no room now, or the stream is gone, which the next poll reports.
+    pub(super) fn send(
+        &mut self,
+        machine: &Reliable,
+        peer: PeerId,
+        message: &[u8],
+        payload: &SegmentList,
+        now: u64,
+    ) -> Result<(), SendError> {
+        let Some(stream) = self.outgoing.get_mut(&peer) else {
+            // Closed to make room, or broken: whoever still wants it has to be told.
+            if !self.broken.iter().any(|(p, _)| *p == peer) {
+                self.broken.push_back((peer, self.number));
+            }
+            return Err(SendError::Again);
+        };
+        match stream.send(machine, message, payload, now) {
+            Ok(true) => {
+                self.counts.frames_sent += 1;
+                Ok(())
+            }
+            Ok(false) => {
+                stream.member.watch_writable(true);
+                Err(SendError::Again)
+            }
+            Err(errno) => {
+                self.lose(peer, errno);
+                Err(SendError::Again)
+            }
+        }
+    }
+
+    /// An outgoing stream broke.
+    #[cold]
+    fn lose(&mut self, peer: PeerId, errno: Errno) {
+        let Some(stream) = self.outgoing.remove(&peer) else { return };
+        self.counts.broken += 1;
+        if self.counts.broken.is_power_of_two() {
+            log::info(format_args!(
+                "a stream broke: {errno}; datagrams take over ({} so far)",
+                self.counts.broken
+            ));
+        }
+        self.broken.push_back((peer, stream.number));
+    }
+
+    /// An outgoing stream that broke: the other side has to be told its number.
+    pub(super) fn take_broken(&mut self) -> Option<(PeerId, u32)> {
+        self.broken.pop_front()
+    }
+
+    /// The other side could not be told yet.
+    pub(super) fn put_back(&mut self, broken: (PeerId, u32)) {
+        self.broken.push_front(broken);
+    }
+
+    pub(super) fn has_broken(&self) -> bool {
+        !self.broken.is_empty()
+    }
+
+    /// The sender of streams to us up to `number` says that they broke.
+    pub(super) fn on_broken(&mut self, peer: PeerId, number: u32, sink: &mut impl StreamSink) {
+        for slot in &mut self.incoming {
+            if slot.as_ref().is_some_and(|s| s.peer == peer && s.number <= number) {
+                *slot = None;
+            }
+        }
+        sink.on_lost(peer, StreamEnd::Incoming);
+    }
+
+    /// The connection to `peer` has ended, and its streams with it.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        self.outgoing.remove(&peer);
+        self.seen.remove(&peer);
+        self.failures.remove(&peer);
+        self.broken.retain(|(p, _)| *p != peer);
+        for slot in &mut self.incoming {
+            if slot.as_ref().is_some_and(|s| s.peer == peer) {
+                *slot = None;
+            }
+        }
+    }
+
+    /// The next `poll` looks.
+    pub(super) fn wake(&mut self) {
+        self.looked_at = 0;
+    }
+
+    /// Takes what has arrived, in order with the messages that the machine has delivered, which
+    /// must be all with the layer above. Returns how many frames.
+    #[inline]
+    pub(super) fn poll(
+        &mut self,
+        now: u64,
+        machine: &Reliable,
+        sink: &mut impl StreamSink,
+    ) -> usize {
+        let due = now.saturating_sub(self.looked_at) >= LOOK_NS;
+        if self.hot == 0 && !due {
+            return 0;
+        }
+        let mut n = 0;
+        if self.hot > 0 {
+            self.hot -= 1;
+            n += self.read(self.latest, machine, sink);
+            if n == 0 && self.hot % ASK_EVERY == 0 {
+                n += self.look(now, machine, sink);
+            }
+        } else {
+            n += self.look(now, machine, sink);
+        }
+        if n > 0 {
+            self.hot = HOT;
+            self.counts.frames_received += n as u64;
+        }
+        n
+    }
+
+    fn look(&mut self, now: u64, machine: &Reliable, sink: &mut impl StreamSink) -> usize {
+        self.looked_at = now;
+        let mut tokens = [0; 16];
+        let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
+        let mut n = 0;
+        for token in tokens.iter().take(ready) {
+            let index = *token & u64::from(u32::MAX);
+            match token - index {
+                LISTENER => self.strangers.accept(self.listener.as_ref(), &self.epoll, now),
+                OUTGOING => self.on_outgoing(PeerId(index as u32), now),
+                INCOMING => n += self.read(index as usize, machine, sink),
+                _ => self.meet(index as u32, machine),
+            }
+        }
+        self.strangers.expire(now);
+        for slot in 0..self.incoming.len() {
+            if self.incoming.get(slot).is_some_and(|s| s.as_ref().is_some_and(|s| s.waits)) {
+                n += self.read(slot, machine, sink);
+            }
+        }
+        n
+    }
+
+    /// There is room, or the other side has closed.
+    fn on_outgoing(&mut self, peer: PeerId, now: u64) {
+        let Some(stream) = self.outgoing.get_mut(&peer) else { return };
+        // It never sends anything: what can be read is its end.
+        let mut nothing = [0; 1];
+        let end = SegmentList::EMPTY.fill_from(stream.member.fd(), &mut nothing);
+        let flushed = match end {
+            Ok(tcp::Received::Nothing) => stream.flush(),
+            Ok(_) => Err(Errno(libc::EPIPE)),
+            Err(errno) => Err(errno),
+        };
+        match flushed {
+            Ok(true) => stream.member.watch_writable(false),
+            Ok(false) => {}
+            Err(errno) if !stream.greeted => {
+                self.outgoing.remove(&peer);
+                let failures = self.failures.entry(peer).or_default();
+                failures.until = now + (RETRY_NS << failures.count.min(6));
+                failures.count += 1;
+                log::info(format_args!("no stream to a peer: {errno}; datagrams instead"));
+            }
+            Err(errno) => self.lose(peer, errno),
+        }
+    }
+
+    fn read(&mut self, slot: usize, machine: &Reliable, sink: &mut impl StreamSink) -> usize {
+        let Some(place) = self.incoming.get_mut(slot) else { return 0 };
+        let Some(stream) = place else { return 0 };
+        let (turn, peer) = (stream.read(machine, sink), stream.peer);
+        // What may not be read yet shall not keep anybody awake.
+        stream.member.watch(!stream.waits);
+        match turn {
+            Turn::Goes(n) => {
+                if n > 0 {
+                    self.latest = slot;
+                }
+                n
+            }
+            Turn::Closed => {
+                *place = None;
+                0
+            }
+            Turn::Lost(errno) => {
+                *place = None;
+                self.counts.broken += 1;
+                log::info(format_args!("a stream to us broke: {errno}; datagrams take over"));
+                sink.on_lost(peer, StreamEnd::Incoming);
+                1
+            }
+        }
+    }
+
+    /// Somebody who has connected says who it is.
+    fn meet(&mut self, number: u32, machine: &Reliable) {
+        let Some((mut member, greeting)) = self.strangers.greet(number) else { return };
+        let signed = greeting.encode();
+        let signed = signed.get(..wire::GREETING_TAG_AT).unwrap_or(&[]);
+        let tag = machine.sign(greeting.dest, false, signed);
+        let genuine = tag.is_some_and(|tag| super::reliable::tag::same(tag, greeting.tag));
+        let Some(peer) = machine.owner_of(greeting.dest).filter(|_| genuine) else {
+            self.counts.refused += 1;
+            return;
+        };
+        let (connection, number) = (greeting.dest, greeting.number);
+        // An old greeting that somebody has sent again is none.
+        if self.seen.get(&peer).is_some_and(|(id, last)| *id == connection && *last >= number) {
+            self.counts.refused += 1;
+            return;
+        }
+        let free = self.incoming.iter().position(Option::is_none);
+        let slot = free.unwrap_or(self.incoming.len());
+        member.rename(INCOMING | slot as u64);
+        if free.is_none() {
+            self.incoming.push(None);
+        }
+        if let Some(place) = self.incoming.get_mut(slot) {
+            *place = Some(Incoming::new(member, peer, connection, number));
+            self.seen.insert(peer, (connection, number));
+            self.counts.taken += 1;
+            self.latest = slot;
+            self.hot = HOT;
+        }
+    }
+}

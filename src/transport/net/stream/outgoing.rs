@@ -1,0 +1,102 @@
+//! The writing end of a stream.
+
+use super::member::Member;
+use super::wire::{Greeting, HEADER_TAG_AT, Header};
+use crate::memory::SegmentList;
+use crate::sys::Errno;
+use crate::sys::tcp;
+use crate::transport::net::reliable::Reliable;
+
+/// A stream to a peer.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) member: Member,
+    /// Our number of the connection that it belongs to.
+    pub(super) id: u32,
+    pub(super) number: u32,
+    /// When it was last written to, nanoseconds.
+    pub(super) used_at: u64,
+    /// The greeting has left: frames may.
+    pub(super) greeted: bool,
+    sequence: u64,
+    /// What the system did not take of the last frame, and how much of it it has taken since.
+    rest: Vec<u8>,
+    at: usize,
+}
+
+impl Outgoing {
+    pub(super) fn new(member: Member, id: u32, greeting: &Greeting, now: u64) -> Self {
+        Self {
+            member,
+            id,
+            number: greeting.number,
+            used_at: now,
+            greeted: false,
+            sequence: 0,
+            rest: greeting.encode().to_vec(),
+            at: 0,
+        }
+    }
+
+    /// Whether the system has taken all that was to leave.
+    pub(super) fn flush(&mut self) -> Result<bool, Errno> {
+        if self.at < self.rest.len() {
+            let rest = self.rest.get(self.at..).unwrap_or(&[]);
+            self.at += SegmentList::EMPTY.send_behind(self.member.fd(), rest)?;
+        }
+        if self.at < self.rest.len() {
+            return Ok(false);
+        }
+        self.rest.clear();
+        self.at = 0;
+        self.greeted = true;
+        Ok(true)
+    }
+
+    /// Writes a frame; false: there is no room now, and nothing was taken.
+    pub(super) fn send(
+        &mut self,
+        machine: &Reliable,
+        message: &[u8],
+        payload: &SegmentList,
+        now: u64,
+    ) -> Result<bool, Errno> {
+        if !self.flush()? {
+            return Ok(false);
+        }
+        let gone = Errno(libc::ECONNRESET);
+        let after = machine.sent(self.id).ok_or(gone)?;
+        let header = Header::new(message, payload.len(), after, self.sequence);
+        let mut header = header.ok_or(Errno(libc::EMSGSIZE))?;
+        let signed = header.encode();
+        let signed = signed.get(..HEADER_TAG_AT).unwrap_or(&[]);
+        header.tag = machine.sign(self.id, true, signed).ok_or(gone)?;
+        let head = header.encode();
+        let taken = payload.send_behind(self.member.fd(), &head)?;
+        if taken == 0 {
+            return Ok(false);
+        }
+        self.sequence += 1;
+        self.used_at = now;
+        if taken < head.len() + payload.len() {
+            self.keep(&head, payload, taken);
+            self.member.watch_writable(true); // the rest leaves once there is room
+        }
+        Ok(true)
+    }
+
+    /// The caller may do with its memory what it likes afterwards: what is left of the frame is
+    /// copied.
+    fn keep(&mut self, head: &[u8], payload: &SegmentList, taken: usize) {
+        self.rest.extend_from_slice(head.get(taken..).unwrap_or(&[]));
+        let from = taken.saturating_sub(head.len());
+        let start = self.rest.len();
+        self.rest.resize(start + payload.len() - from, 0);
+        payload.copy_out(from, self.rest.get_mut(start..).unwrap_or_default());
+    }
+
+    /// Nothing of it is on its way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.greeted && self.rest.is_empty() && tcp::unacknowledged(self.member.fd()) == 0
+    }
+}
