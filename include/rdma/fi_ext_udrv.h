@@ -63,6 +63,10 @@ struct fi_udrv_counts {
     uint64_t dropped;
     // Packets with bytes of long messages that came unasked, and had no place left.
     uint64_t surplus;
+    // Bytes of rendezvous messages that this endpoint sent by stream.
+    uint64_t stream_bytes;
+    // Messages whose stream broke while this endpoint received them, and that went on as fragments.
+    uint64_t resumed;
 };
 
 // Operations on an endpoint, through

@@ -221,6 +221,13 @@ impl OwnedBuffer {
 }
 
 #[cfg(test)]
+impl From<Vec<u8>> for OwnedBuffer {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

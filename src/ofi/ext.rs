@@ -68,6 +68,10 @@ pub struct fi_udrv_counts {
     pub dropped: u64,
     /// Packets with bytes of long messages that came unasked, and had no place left.
     pub surplus: u64,
+    /// Bytes of rendezvous messages that this endpoint sent by stream.
+    pub stream_bytes: u64,
+    /// Messages whose stream broke while this endpoint received them, and that went on as fragments.
+    pub resumed: u64,
 }
 
 /// Operations on an endpoint, through
@@ -146,6 +150,8 @@ unsafe fn counts_of(ep: *mut fid_ep) -> Result<fi_udrv_counts, i32> {
         fragment_bytes: counts.fragment_bytes,
         dropped: counts.dropped,
         surplus: counts.surplus,
+        stream_bytes: counts.stream_bytes,
+        resumed: counts.resumed,
     })
 }
 

@@ -339,8 +339,12 @@ mod tests {
             (any::<u64>(), any::<u64>()).prop_map(|(tx, offset)| Packet::Pushed { tx, offset }),
             (any::<u64>(), any::<u64>(), any::<u64>(), ranges())
                 .prop_map(|(tx, rx, len, ranges)| Packet::Cts { tx, rx, len, ranges }),
-            any::<(u64, u64, u64, u64)>()
-                .prop_map(|(tx, rx, from, len)| Packet::Resume { tx, rx, from, len }),
+            any::<(u64, u64, u64, u64)>().prop_map(|(tx, rx, from, len)| Packet::Resume {
+                tx,
+                rx,
+                from,
+                len
+            }),
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Fragment { rx, offset }),
             any::<u64>().prop_map(|rx| Packet::PutDone { rx }),
             (any::<u64>(), any::<u32>()).prop_map(|(tx, status)| Packet::Fin { tx, status }),

@@ -1,4 +1,4 @@
-//! Long messages that begin to arrive before anybody asked for them (PROTOCOL.md §4.11).
+//! Long messages that begin to arrive before anybody asked for them (PROTOCOL.md §4.10).
 
 use super::Host;
 use super::engine::Core;
@@ -115,7 +115,10 @@ impl Core {
 
     /// Bytes for a message that has its receive.
     fn place_pushed(&mut self, key: Key, offset: u64, payload: &[u8], host: &mut impl Host) {
-        let active = self.active.get_mut(key).filter(|active| active.received as u64 == offset);
+        let active = self
+            .active
+            .get_mut(key)
+            .filter(|active| !active.placing && active.received as u64 == offset);
         let Some(active) = active else {
             self.counts.dropped += 1;
             return;

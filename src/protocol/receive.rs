@@ -147,6 +147,9 @@ pub(super) struct Active {
     pub(super) asked: bool,
     /// Its stream broke, and the rest comes as fragments.
     pub(super) resumed: bool,
+    /// Its next bytes are being written to its buffer by a stream: nobody else may, and it may not
+    /// end.
+    pub(super) placing: bool,
 }
 
 fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Completion {
@@ -443,6 +446,7 @@ impl Core {
             cleared: pushed > 0 || broken,
             asked: false,
             resumed: false,
+            placing: false,
         });
         if broken && received < want {
             self.resume(key);

@@ -5,11 +5,11 @@ use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::packet::{Packet, Ranges};
 use super::receive::{Active, Outcome};
-use super::send::{Carrier, STREAM_MIN, TxState};
+use super::send::{Carrier, TxState, streams};
 use super::{Cause, Host};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Iface, PeerId, STREAM_MAX, SendError, slice_ranges};
+use crate::transport::{Iface, PeerId, SendError, slice_ranges};
 
 /// Fragments of one message sent in one turn of work.
 const FRAGMENT_BATCH: usize = 64;
@@ -189,22 +189,23 @@ impl<I: Iface> Engine<I> {
                 _ => return Step::Done,
             };
             let at = *offset;
+            let caps = self.iface.caps(peer);
             if request.carrier == Carrier::Undecided {
-                let streams = end - at >= STREAM_MIN && self.iface.has_stream(peer);
+                let streams = streams(&mut self.iface, &caps, peer, end - at);
                 request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
             }
             let streams = request.carrier == Carrier::Stream;
             if streams && i >= STREAM_BATCH {
                 break;
             }
-            let most = if streams { STREAM_MAX } else { self.iface.caps(peer).fragment_max };
-            let len = (end - at).min(most);
+            let len = (end - at).min(if streams { caps.stream_max } else { caps.fragment_max });
             let segments = request.payload.segments();
             if streams {
                 let header = packet.encode();
                 let part = segments.slice(at, len);
                 if self.iface.am_stream(peer, header.as_slice(), &part).is_err() {
-                    return Step::Again; // if it is gone, we hear of that
+                    // If it is gone, we hear of that.
+                    return if i > 0 { Step::Moved } else { Step::Again };
                 }
                 *offset = at + len;
                 self.core.counts.stream_bytes += len as u64;
@@ -381,6 +382,7 @@ impl Core {
         let active = self.active.get_mut(key).filter(|active| {
             active.peer == peer
                 && active.cleared
+                && !active.placing
                 && offset <= received
                 && (known == 0 || active.resumed)
                 && active.received + payload.len() <= active.want
@@ -397,7 +399,7 @@ impl Core {
 
     pub(super) fn on_put_done(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
         let key = Key::from_wire(rx);
-        let active = self.active.get_mut(key).filter(|a| a.peer == peer && a.cleared);
+        let active = self.active.get_mut(key).filter(|a| a.peer == peer && a.cleared && !a.placing);
         let Some(active) = active else {
             self.counts.dropped += 1;
             return;

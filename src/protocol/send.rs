@@ -5,10 +5,7 @@ use super::index_list::Key;
 use super::packet::{Envelope, Packet, Ranges};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
 use crate::memory::{OwnedBuffer, SegmentList};
-use crate::transport::{Iface, MAX_HEADER, PeerId, SendError};
-
-/// Shortest message that goes by stream, bytes.
-pub(super) const STREAM_MIN: usize = 32 * 1024;
+use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError};
 
 /// A send as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
@@ -243,9 +240,9 @@ impl<I: Iface> Engine<I> {
         let Some(request) = self.core.tx.get_mut(key) else { return Ok(()) };
         let segments = request.payload.segments();
         let peer = request.peer;
-        let streams = segments.len() >= STREAM_MIN && self.iface.has_stream(peer);
-        request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
         let caps = self.iface.caps(peer);
+        let streams = streams(&mut self.iface, &caps, peer, segments.len());
+        request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
         if caps.push_max > 0 && !self.iface.under_pressure(peer) {
             let pushed = segments.len().min(caps.push_max);
             let packet = Packet::Rts {
@@ -275,11 +272,7 @@ impl<I: Iface> Engine<I> {
             tx: key.to_wire(),
             len: segments.len() as u64,
             pushed: 0,
-            ranges: if self.iface.caps(request.peer).one_sided {
-                Ranges::new(segments.ranges())
-            } else {
-                Ranges::NONE
-            },
+            ranges: if caps.one_sided { Ranges::new(segments.ranges()) } else { Ranges::NONE },
         };
         self.iface.am_short(request.peer, packet.encode().as_slice(), 0, |_, _| ())?;
         self.core.counts.rendezvous_sent += 1;
@@ -352,6 +345,11 @@ impl<I: Iface> Engine<I> {
         }
         Ok(())
     }
+}
+
+/// Whether `len` bytes to `peer` go by stream.
+pub(super) fn streams<I: Iface>(iface: &mut I, caps: &Caps, peer: PeerId, len: usize) -> bool {
+    caps.stream_max > 0 && len >= caps.stream_min && iface.has_stream(peer)
 }
 
 /// One eager message, short if it fits beside its header.

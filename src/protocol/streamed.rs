@@ -33,12 +33,14 @@ impl Core {
         offset: u64,
         len: usize,
     ) -> Option<SegmentList> {
-        let active = self.active.get(key).filter(|active| {
+        let active = self.active.get_mut(key).filter(|active| {
             active.peer == peer
                 && active.cleared
                 && !active.resumed
+                && !active.placing
                 && active.received as u64 == offset
         })?;
+        active.placing = true;
         let room = len.min(active.want - active.received);
         Some(active.target.segments.slice(active.received, room))
     }
@@ -46,6 +48,7 @@ impl Core {
     /// They are there.
     pub(super) fn on_streamed(&mut self, key: Key, len: usize, host: &mut impl Host) {
         let Some(active) = self.active.get_mut(key) else { return };
+        active.placing = false;
         active.received += len.min(active.want - active.received);
         if active.received == active.want {
             self.finish_active(key, host);
@@ -93,6 +96,7 @@ impl Core {
             return;
         };
         active.resumed = true;
+        active.placing = false;
         active.asked = true;
         let packet = Packet::Resume {
             tx: active.tx,
@@ -109,7 +113,8 @@ impl Core {
         let key = Key::from_wire(tx);
         let request = self.tx.get_mut(key).filter(|request| {
             use TxState::{Announced, AwaitingAnswer, Streaming};
-            let moves = matches!(request.state, AwaitingAnswer | Announced { .. } | Streaming { .. });
+            let moves =
+                matches!(request.state, AwaitingAnswer | Announced { .. } | Streaming { .. });
             request.peer == peer && moves
         });
         let Some(request) = request else {

@@ -18,12 +18,7 @@ fn socket(address: &SocketAddr) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn set(
-    fd: &OwnedFd,
-    level: libc::c_int,
-    name: libc::c_int,
-    value: libc::c_int,
-) -> Result<()> {
+fn set(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> Result<()> {
     let len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: reads `len` bytes of a live local.
     check(unsafe {
@@ -69,9 +64,8 @@ pub(crate) fn accept(
     let mut len = name.len() as libc::socklen_t;
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: `name` has room for `len` bytes.
-    let fd = unsafe {
-        libc::accept4(listener.as_raw_fd(), name.as_mut_ptr().cast(), &mut len, flags)
-    };
+    let fd =
+        unsafe { libc::accept4(listener.as_raw_fd(), name.as_mut_ptr().cast(), &mut len, flags) };
     match check(fd) {
         Ok(fd) => {
             // SAFETY: `fd` is new and owned by nobody else.
@@ -100,9 +94,8 @@ pub(crate) fn connect(from: &SocketAddr, to: &SocketAddr, patience_ms: u32) -> R
     }
     let (bytes, len) = socket_addr_to_bytes(to);
     // SAFETY: `bytes` holds a socket address of `len` bytes.
-    let rc = unsafe {
-        libc::connect(fd.as_raw_fd(), bytes.as_ptr().cast(), len as libc::socklen_t)
-    };
+    let rc =
+        unsafe { libc::connect(fd.as_raw_fd(), bytes.as_ptr().cast(), len as libc::socklen_t) };
     match check(rc) {
         Ok(_) | Err(Errno(libc::EINPROGRESS | libc::EINTR)) => Ok(fd),
         Err(e) => Err(e),

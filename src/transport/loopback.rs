@@ -40,6 +40,8 @@ impl Loopback {
         bcopy_max: BCOPY_MAX,
         fragment_max: BCOPY_MAX,
         push_max: 0,
+        stream_max: 0,
+        stream_min: 0,
         get: true,
         put: true,
         one_sided: true,

@@ -34,9 +34,6 @@ impl PeerId {
 /// Longest active-message header, bytes. Every transport takes headers up to this length.
 pub(crate) const MAX_HEADER: usize = 104;
 
-/// Longest payload of one message by stream, bytes.
-pub(crate) const STREAM_MAX: usize = net::stream::PAYLOAD_MAX;
-
 /// What a transport can do towards one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
@@ -48,6 +45,10 @@ pub(crate) struct Caps {
     pub(crate) fragment_max: usize,
     /// Bytes of a long message that are worth sending before the receiver has asked for them.
     pub(crate) push_max: usize,
+    /// Most payload bytes of one message by stream; 0: there are no streams.
+    pub(crate) stream_max: usize,
+    /// Shortest long message that is worth a stream, bytes.
+    pub(crate) stream_min: usize,
     /// One-sided reads from the peer's application buffers work.
     pub(crate) get: bool,
     /// One-sided writes into the peer's application buffers work.
@@ -160,8 +161,8 @@ pub(crate) trait Iface {
         false
     }
 
-    /// Sends `header`, of at most 32 bytes, and at most [`STREAM_MAX`] bytes of `payload` straight
-    /// from application memory. It comes after the messages sent before, and may come after those
+    /// Sends `header`, of at most 32 bytes, and at most `stream_max` bytes of `payload` straight
+    /// from application memory, which is the caller's again afterwards. It comes after the messages sent before, and may come after those
     /// sent later. Taken is not arrived: `Handler::on_stream_lost`.
     fn am_stream(
         &mut self,

@@ -15,3 +15,4 @@ mod property;
 mod rendezvous;
 mod rng;
 mod sim;
+mod sim_stream;

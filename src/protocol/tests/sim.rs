@@ -5,13 +5,16 @@
 //! and ends once; what was sent over it before is delivered before its end is reported.
 
 use super::rng::{Rng, payload};
+use super::sim_stream::{Flow, Step, Way};
 use crate::memory::SegmentList;
 use crate::protocol::packet::{Envelope, Packet};
 use crate::protocol::{Completion, Failure};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
-use crate::transport::{Address, Caps, Departure, Handler, Iface, MAX_HEADER, PeerId, SendError};
+use crate::transport::{
+    Address, Caps, Departure, Handler, Iface, MAX_HEADER, PeerId, SendError, StreamEnd,
+};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -50,6 +53,9 @@ pub(super) struct Weather {
     pub(super) bcopy_max: usize,
     /// Bytes of a long message that are sent unasked.
     pub(super) push_max: usize,
+    /// Most bytes of a message by stream; 0: there are none. How often one breaks, in 1000.
+    pub(super) stream_max: usize,
+    pub(super) stream_breaks: u64,
     /// How often a message is refused for no reason, percent.
     pub(super) again_percent: u64,
     /// Most messages delivered by one poll.
@@ -69,6 +75,8 @@ impl Weather {
             short_max: 128,
             bcopy_max: 1024,
             push_max: 0,
+            stream_max: 0,
+            stream_breaks: 0,
             again_percent: 0,
             batch: 64,
             lies: false,
@@ -130,7 +138,13 @@ pub(super) struct Expected {
 #[derive(Debug)]
 enum Item {
     Hello,
-    Message { header: Vec<u8>, payload: Vec<u8>, message: Option<usize> },
+    Message {
+        header: Vec<u8>,
+        payload: Vec<u8>,
+        message: Option<usize>,
+    },
+    /// The sender's streams up to this number broke.
+    StreamBroken(u32),
     Departed(Departure),
 }
 
@@ -140,6 +154,8 @@ struct Link {
     broken: bool,
     /// `queues[i]` is what `ends[i]` will read; a link to oneself uses only the second.
     queues: [VecDeque<Item>; 2],
+    /// As the queues.
+    flows: [Flow; 2],
     get: [Reach; 2],
     put: [Reach; 2],
 }
@@ -259,8 +275,9 @@ impl Net {
         let Self { links, rng, .. } = self;
         let link = &mut links[link];
         link.broken = true;
-        let queue = link.reads(reader);
-        let queue = &mut link.queues[queue];
+        let side = link.reads(reader);
+        link.flows[side] = Flow::default();
+        let queue = &mut link.queues[side];
         // The greeting is part of making the link: it is never lost.
         if departure != Departure::Closed {
             let keep = (1 + rng.below(queue.len() + 1)).max(queue.len() / 2);
@@ -287,6 +304,7 @@ impl Net {
             ends: [me, peer],
             broken: false,
             queues: Default::default(),
+            flows: Default::default(),
             get: draw(&weather.get),
             put: draw(&weather.put),
         };
@@ -354,6 +372,7 @@ impl Net {
             let queue = link.writes(me);
             let item = Item::Message { header: header.to_vec(), payload: bytes, message };
             link.queues[queue].push_back(item);
+            link.flows[queue].sent += 1;
         }
         Ok(())
     }
@@ -412,7 +431,8 @@ impl Net {
         self.places.iter().enumerate().all(|(slot, place)| {
             place.links.values().flatten().all(|link| {
                 let link = &self.links[*link];
-                link.queues[link.reads(slot)].is_empty()
+                let side = link.reads(slot);
+                link.queues[side].is_empty() && link.flows[side].is_idle()
             })
         })
     }
@@ -439,6 +459,9 @@ impl Net {
             }
         }
         let item = link.queues[side].pop_front()?;
+        if let Item::Message { .. } | Item::StreamBroken(_) = item {
+            link.flows[side].delivered += 1;
+        }
         if let Item::Departed(departure) = item {
             if let Some(list) = places[me].links.get_mut(&peer) {
                 list.pop_front();
@@ -447,6 +470,38 @@ impl Net {
             self.note(me, What::Departed { peer, departure });
         }
         Some((peer, item))
+    }
+
+    /// The stream from `me` to `peer`, if their link stands.
+    fn flow(&mut self, me: Slot, peer: Slot) -> Option<&mut Flow> {
+        let link = self.current(me, peer).filter(|link| me != peer && !self.links[*link].broken)?;
+        let link = &mut self.links[link];
+        let side = link.writes(me);
+        Some(&mut link.flows[side])
+    }
+
+    /// What streams do at `me` now: one step of one of them.
+    fn stream_step(&mut self, me: Slot) -> Option<(Slot, Step)> {
+        let breaks = self.weather.stream_breaks;
+        let peers: Vec<Slot> = self.places[me].links.keys().copied().collect();
+        for peer in peers.into_iter().filter(|peer| *peer != me) {
+            let mut rng = self.rng.clone();
+            if let Some(number) = self.flow(me, peer).and_then(Flow::take_broken) {
+                let link = self.current(me, peer)?;
+                let side = self.links[link].writes(me);
+                self.links[link].queues[side].push_back(Item::StreamBroken(number));
+                self.links[link].flows[side].sent += 1;
+                return Some((peer, Step::Lost(StreamEnd::Outgoing)));
+            }
+            let Some(link) = self.current(me, peer) else { continue };
+            let side = self.links[link].reads(me);
+            let step = self.links[link].flows[side].step(&mut rng, breaks);
+            self.rng = rng;
+            if let Some(step) = step {
+                return Some((peer, step));
+            }
+        }
+        None
     }
 
     /// What a one-sided access of `len` bytes by `me` may move.
@@ -518,7 +573,53 @@ impl SimIface {
         let fragment_max = bcopy_max;
         let push_max = net.weather.push_max;
         let announces_room = false;
-        Caps { short_max, bcopy_max, fragment_max, push_max, get, put, one_sided, announces_room }
+        let stream_max = net.weather.stream_max;
+        Caps {
+            short_max,
+            bcopy_max,
+            fragment_max,
+            push_max,
+            stream_max,
+            stream_min: 300,
+            get,
+            put,
+            one_sided,
+            announces_room,
+        }
+    }
+}
+
+impl SimIface {
+    /// A few steps of the streams to and from here; returns how many.
+    fn run_streams(&mut self, handler: &mut impl Handler) -> usize {
+        for n in 0..4 {
+            let step = self.net.borrow_mut().stream_step(self.me);
+            let Some((slot, step)) = step else { return n };
+            let peer = self.intern(slot);
+            let flow = |way: &mut dyn FnMut(&mut Way)| {
+                let mut net = self.net.borrow_mut();
+                if let Some(link) = net.current(self.me, slot) {
+                    let side = net.links[link].reads(self.me);
+                    way(&mut net.links[link].flows[side].way);
+                }
+            };
+            match step {
+                Step::Lost(end) => handler.on_stream_lost(peer, end),
+                Step::Begin(header, len) => {
+                    let target = handler.place(peer, &header, len);
+                    flow(&mut |way| way.target = Some(target));
+                }
+                Step::Placed(header, bytes, target) => match target {
+                    Some(target) => {
+                        let kept = &bytes[..bytes.len().min(target.len())];
+                        assert_eq!(target.copy_in(0, kept), kept.len());
+                        handler.on_placed(peer, &header, bytes.len());
+                    }
+                    None => handler.on_message(peer, &header, &bytes),
+                },
+            }
+        }
+        4
     }
 }
 
@@ -590,6 +691,34 @@ impl Iface for SimIface {
         Ok(Loopback::copy(&local.slice(0, may), &to))
     }
 
+    fn has_stream(&mut self, peer: PeerId) -> bool {
+        let mut net = self.net.borrow_mut();
+        let later = net.rng.percent(20);
+        let flow = net.flow(self.me, self.peers[peer.index()]);
+        !later && flow.is_some_and(Flow::open)
+    }
+
+    fn am_stream(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        payload: &SegmentList,
+    ) -> Result<(), SendError> {
+        let mut net = self.net.borrow_mut();
+        assert!(payload.len() <= net.weather.stream_max, "too long for a stream");
+        let full = net.weather.queue_len;
+        let again = net.weather.again_percent;
+        if net.rng.percent(again) {
+            return Err(net.again());
+        }
+        let mut bytes = vec![0; payload.len()];
+        payload.copy_out(0, &mut bytes);
+        let taken = net
+            .flow(self.me, self.peers[peer.index()])
+            .is_none_or(|flow| flow.send(header, bytes, full));
+        if taken { Ok(()) } else { Err(net.again()) }
+    }
+
     fn under_pressure(&self, peer: PeerId) -> bool {
         let net = self.net.borrow();
         let peer = self.slot(peer);
@@ -606,14 +735,24 @@ impl Iface for SimIface {
             let batch = net.weather.batch;
             1 + net.rng.below(batch)
         };
+        let steps = self.run_streams(handler);
         for n in 0..batch {
             let next = self.net.borrow_mut().next_item(self.me);
-            let Some((slot, item)) = next else { return n };
+            let Some((slot, item)) = next else { return n + steps };
             let peer = self.intern(slot);
             match item {
                 Item::Hello => {
                     self.net.borrow().note(self.me, What::Met { peer: slot });
                     handler.on_peer(peer, &address(slot));
+                }
+                Item::StreamBroken(number) => {
+                    let mut net = self.net.borrow_mut();
+                    if let Some(link) = net.current(self.me, slot) {
+                        let side = net.links[link].reads(self.me);
+                        net.links[link].flows[side].drop_until(number);
+                    }
+                    drop(net);
+                    handler.on_stream_lost(peer, StreamEnd::Incoming);
                 }
                 Item::Departed(departure) => handler.on_departure(peer, departure),
                 Item::Message { header, payload, message } => {
@@ -626,6 +765,6 @@ impl Iface for SimIface {
                 }
             }
         }
-        batch
+        batch + steps
     }
 }

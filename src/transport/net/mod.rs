@@ -30,6 +30,9 @@ const BCOPY_MAX: usize = reliable::MESSAGE_MAX;
 /// Bytes of a long message that do not wait for an answer of the receiver: about what is under way
 /// until it comes.
 const PUSH_MAX: usize = 256 * 1024;
+/// Shortest message that goes by stream, bytes: below, the calls for a stream cost more than the
+/// packets.
+const STREAM_MIN: usize = 32 * 1024;
 /// Bytes of the header of a fragment (PROTOCOL.md §3).
 const FRAGMENT_HEADER: usize = 24;
 /// Polls without traffic after which the socket is looked at only now and then.
@@ -280,6 +283,8 @@ impl Net {
             bcopy_max: BCOPY_MAX,
             fragment_max: short_max.saturating_sub(FRAGMENT_HEADER),
             push_max: PUSH_MAX,
+            stream_max: if self.streams.is_some() { stream::PAYLOAD_MAX } else { 0 },
+            stream_min: STREAM_MIN,
             get: false,
             put: false,
             one_sided: false,

@@ -212,6 +212,8 @@ impl Shm {
             bcopy_max: geometry.payload_max(),
             fragment_max: geometry.payload_max(),
             push_max: 0,
+            stream_max: 0,
+            stream_min: 0,
             get,
             put,
             one_sided: true,

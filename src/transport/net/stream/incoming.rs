@@ -67,6 +67,11 @@ impl Incoming {
         }
     }
 
+    /// A frame of it was, or is being, delivered.
+    pub(super) fn has_begun(&self) -> bool {
+        self.sequence > 0
+    }
+
     /// Takes what has arrived, a bounded amount.
     pub(super) fn read(&mut self, machine: &Reliable, sink: &mut impl StreamSink) -> Turn {
         let mut frames = 0;

@@ -302,11 +302,8 @@ impl Streams {
 
     /// The sender of streams to us up to `number` says that they broke.
     pub(super) fn on_broken(&mut self, peer: PeerId, number: u32, sink: &mut impl StreamSink) {
-        for slot in &mut self.incoming {
-            if slot.as_ref().is_some_and(|s| s.peer == peer && s.number <= number) {
-                *slot = None;
-            }
-        }
+        // A later one has not begun: its frames come after this message.
+        self.drop_incoming(peer, |stream| stream.number <= number || stream.has_begun());
         sink.on_lost(peer, StreamEnd::Incoming);
     }
 
@@ -316,8 +313,12 @@ impl Streams {
         self.seen.remove(&peer);
         self.failures.remove(&peer);
         self.broken.retain(|(p, _)| *p != peer);
+        self.drop_incoming(peer, |_| true);
+    }
+
+    fn drop_incoming(&mut self, peer: PeerId, which: impl Fn(&Incoming) -> bool) {
         for slot in &mut self.incoming {
-            if slot.as_ref().is_some_and(|s| s.peer == peer) {
+            if slot.as_ref().is_some_and(|stream| stream.peer == peer && which(stream)) {
                 *slot = None;
             }
         }
@@ -424,7 +425,9 @@ impl Streams {
                 0
             }
             Turn::Lost(errno) => {
-                *place = None;
+                // What its messages wait for may come in another way from now on: no stream may
+                // write to their buffers.
+                self.drop_incoming(peer, |_| true);
                 self.counts.broken += 1;
                 log::info(format_args!("a stream to us broke: {errno}; datagrams take over"));
                 sink.on_lost(peer, StreamEnd::Incoming);

@@ -1,0 +1,353 @@
+//! Streams between endpoints on this host, over the loopback interface.
+
+use super::super::reliable::tag::JobKey;
+use super::super::udp::UdpLink;
+use super::super::{Net, NetSettings};
+use super::wire::{GREETING_TAG_AT, Greeting, HEADER_TAG_AT, Header};
+use super::*;
+use crate::memory::OwnedBuffer;
+use crate::transport::address::LocalHost;
+use crate::transport::peers::PeerTable;
+use crate::transport::{Departure, Handler};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+#[derive(Debug, PartialEq, Eq)]
+enum Event {
+    /// First byte of the header, and the payload.
+    Message(u8, Vec<u8>),
+    /// First byte of the header, length of the payload, and what is in its place.
+    Placed(u8, usize, Vec<u8>),
+    Lost(StreamEnd),
+}
+use Event::{Lost, Message, Placed};
+
+#[derive(Default)]
+struct Got {
+    /// Payload by stream has a place of this many bytes.
+    room: Option<usize>,
+    place: Option<OwnedBuffer>,
+    events: Vec<Event>,
+}
+
+impl Handler for Got {
+    fn on_peer(&mut self, _: PeerId, _: &Address) {}
+    fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
+        self.events.push(Message(header[0], payload.to_vec()));
+    }
+    fn place(&mut self, _: PeerId, _: &[u8], len: usize) -> Option<SegmentList> {
+        let zeros = vec![0; self.room?.min(len)];
+        Some(self.place.insert(OwnedBuffer::from(zeros)).segments())
+    }
+    fn on_placed(&mut self, _: PeerId, header: &[u8], len: usize) {
+        let buffer = self.place.take().unwrap();
+        let place = buffer.segments();
+        let mut bytes = vec![0; place.len()];
+        place.copy_out(0, &mut bytes);
+        drop(buffer);
+        self.events.push(Placed(header[0], len, bytes));
+    }
+    fn on_stream_lost(&mut self, _: PeerId, end: StreamEnd) {
+        self.events.push(Lost(end));
+    }
+    fn on_departure(&mut self, _: PeerId, _: Departure) {}
+    fn is_owed(&self, _: PeerId) -> bool {
+        false
+    }
+}
+
+struct End {
+    net: Net,
+    peers: PeerTable,
+    got: Got,
+}
+
+impl End {
+    fn open(streams: usize) -> Self {
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let link = UdpLink::open(&any, None).unwrap();
+        let me = Address(SocketAddr::new(any.ip(), link.port()));
+        let settings = NetSettings {
+            key: JobKey::from_bytes([7; 16]),
+            peer_timeout_s: 120,
+            buffer_bytes: 64 << 20,
+            streams,
+        };
+        let table = || PeerTable::new(LocalHost::default());
+        let net = Net::open(me, link, table(), settings).unwrap();
+        Self { net, peers: table(), got: Got::default() }
+    }
+
+    fn poll(&mut self) {
+        self.net.turn(&mut self.peers, &mut self.got, &mut |_| ());
+    }
+
+    fn meet(&mut self, other: &mut Self) -> PeerId {
+        let peer = self.peers.intern(&other.net.me).unwrap();
+        self.net.connect(peer, &other.net.me).unwrap();
+        assert!(within(5, || {
+            self.poll();
+            other.poll();
+            let theirs = other.peers.find(&self.net.me);
+            self.inner(|machine, _| machine.takes_streams(PeerId(1)).is_some())
+                || theirs.is_some() && self.net.is_connected(peer)
+        }));
+        self.say(peer, 0);
+        assert!(within(5, || {
+            self.poll();
+            other.poll();
+            !other.got.events.is_empty()
+        }));
+        other.got.events.clear();
+        peer
+    }
+
+    /// A message as a datagram.
+    fn say(&mut self, peer: PeerId, mark: u8) {
+        self.net.send(peer, &[mark], 0, |_, _| (), false).unwrap();
+    }
+
+    /// Until there is a stream to `other`, or not.
+    fn has_stream(&mut self, peer: PeerId, other: &mut Self, seconds: u64) -> bool {
+        let address = other.net.me;
+        within(seconds, || {
+            self.poll();
+            other.poll();
+            self.net.has_stream(peer, &address)
+        })
+    }
+
+    fn frame(&mut self, peer: PeerId, mark: u8, bytes: &[u8]) -> bool {
+        let payload = OwnedBuffer::from(bytes.to_vec());
+        match self.net.send_by_stream(peer, &[mark, 1, 2], &payload.segments()) {
+            Ok(()) => true,
+            Err(SendError::Again) => false,
+            Err(e) => panic!("{e:?}"),
+        }
+    }
+
+    fn streams(&mut self) -> &mut Streams {
+        self.net.streams.as_mut().unwrap()
+    }
+
+    fn inner<T>(&mut self, ask: impl FnOnce(&Reliable, &mut Streams) -> T) -> T {
+        let core = self.net.shared.core().unwrap();
+        ask(&core.machine, self.net.streams.as_mut().unwrap())
+    }
+
+    /// Polls until `count` events have come.
+    fn hears(&mut self, count: usize) -> Vec<Event> {
+        let _ = within(5, || {
+            self.poll();
+            self.got.events.len() >= count
+        });
+        std::mem::take(&mut self.got.events)
+    }
+}
+
+fn within(seconds: u64, mut step: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        if step() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i % 251) as u8).collect()
+}
+
+/// Two endpoints with a stream from the first to the second.
+fn pair() -> (End, End, PeerId) {
+    let (mut a, mut b) = (End::open(4), End::open(4));
+    let to_b = a.meet(&mut b);
+    assert!(a.has_stream(to_b, &mut b, 5));
+    (a, b, to_b)
+}
+
+#[test]
+fn payload_goes_to_its_place_in_order_with_messages() {
+    let (mut a, mut b, to_b) = pair();
+    b.got.room = Some(usize::MAX);
+    for len in [1, 64, 65, 1500, 70_000, PAYLOAD_MAX] {
+        a.say(to_b, 7);
+        assert!(a.frame(to_b, 8, &pattern(len)));
+        assert_eq!(b.hears(2), [Message(7, vec![]), Placed(8, len, pattern(len))]);
+    }
+    // Several at once, with a place and without, and one with too little.
+    for room in [Some(usize::MAX), None, Some(1000), Some(0)] {
+        b.got.room = room;
+        a.say(to_b, 1);
+        for mark in 2..6 {
+            assert!(a.frame(to_b, mark, &pattern(3000)));
+        }
+        let heard = b.hears(5);
+        assert_eq!(heard[0], Message(1, vec![]));
+        for (mark, event) in (2..).zip(&heard[1..]) {
+            match room {
+                None => assert_eq!(*event, Message(mark, pattern(3000))),
+                Some(room) => {
+                    assert_eq!(*event, Placed(mark, 3000, pattern(3000.min(room))));
+                }
+            }
+        }
+    }
+    let (a, b) = (a.streams().counts(), b.streams().counts());
+    assert_eq!((a.made, b.taken, a.frames_sent, b.frames_received), (1, 1, 22, 22));
+}
+
+#[test]
+fn a_frame_waits_for_the_messages_before_it() {
+    let (mut a, mut b, to_b) = pair();
+    b.got.room = Some(usize::MAX);
+    // The message does not leave yet; the frame does.
+    a.net.send(to_b, &[1], 0, |_, _| (), true).unwrap();
+    assert!(a.frame(to_b, 2, &pattern(500)));
+    std::thread::sleep(Duration::from_millis(5)); // less than until the thread takes over
+    for _ in 0..100 {
+        b.poll();
+    }
+    assert_eq!(b.got.events, []);
+    a.poll();
+    assert_eq!(b.hears(2), [Message(1, vec![]), Placed(2, 500, pattern(500))]);
+}
+
+#[test]
+fn what_the_system_does_not_take_at_once_leaves_later() {
+    let (mut a, mut b, to_b) = pair();
+    let mut taken = 0;
+    while a.frame(to_b, taken, &pattern(PAYLOAD_MAX)) {
+        taken += 1;
+        assert!(taken < 200, "there is a bound");
+    }
+    assert!(taken > 0);
+    let mut heard = 0;
+    assert!(within(10, || {
+        a.poll();
+        b.poll();
+        for event in std::mem::take(&mut b.got.events) {
+            assert_eq!(event, Message(heard, pattern(PAYLOAD_MAX)));
+            heard += 1;
+        }
+        heard == taken
+    }));
+}
+
+#[test]
+fn both_ends_hear_of_a_loss() {
+    let (mut a, mut b, to_b) = pair();
+    while a.frame(to_b, 1, &pattern(PAYLOAD_MAX)) {}
+    // In the middle of a frame.
+    a.streams().outgoing.clear();
+    assert!(within(10, || {
+        b.poll();
+        b.got.events.last() == Some(&Lost(StreamEnd::Incoming))
+    }));
+    b.got.events.clear();
+    assert!(!a.frame(to_b, 2, &pattern(10)));
+    assert_eq!(a.hears(1), [Lost(StreamEnd::Outgoing)]);
+    assert_eq!(b.hears(1), [Lost(StreamEnd::Incoming)]);
+    // And there is another one.
+    assert!(a.has_stream(to_b, &mut b, 5));
+    assert!(a.frame(to_b, 3, &pattern(10)));
+    assert_eq!(b.hears(1), [Message(3, pattern(10))]);
+}
+
+#[test]
+fn the_reader_gives_up_and_the_writer_hears_of_it() {
+    let (mut a, mut b, to_b) = pair();
+    assert!(a.frame(to_b, 1, &pattern(10)));
+    assert_eq!(b.hears(1).len(), 1);
+    b.streams().incoming.clear();
+    assert_eq!(a.hears(1), [Lost(StreamEnd::Outgoing)]);
+    assert_eq!(b.hears(1), [Lost(StreamEnd::Incoming)], "it is told all the same");
+}
+
+#[test]
+fn strangers_forgers_and_repeaters_are_refused() {
+    let (mut a, mut b, to_b) = pair();
+    let at = b.net.me.0;
+    let greet = |end: &mut End, number: u32, wrong: u64| {
+        end.inner(|machine, _| {
+            let (id, dest) = machine.takes_streams(PeerId(0)).unwrap();
+            let mut greeting = Greeting { dest, number, tag: 0 };
+            let signed = greeting.encode();
+            let tag = machine.sign(id, true, &signed[..GREETING_TAG_AT]).unwrap();
+            greeting.tag = tag ^ wrong;
+            greeting.encode().to_vec()
+        })
+    };
+    let (repeated, forged, fresh) = (greet(&mut a, 1, 0), greet(&mut a, 9, 1), greet(&mut a, 9, 0));
+    let silent = TcpStream::connect(at).unwrap();
+    for greeting in [b"GET / HTTP/1.1\r\n\r\n......".to_vec(), repeated, forged] {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(&greeting).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        assert!(within(5, || {
+            b.poll();
+            let closed = stream.read(&mut [0]);
+            let waits = closed.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock);
+            !waits && b.streams().incoming.len() == 1
+        }));
+    }
+    assert_eq!((b.streams().counts().refused, b.streams().counts().taken), (2, 1));
+    // The genuine one has not suffered.
+    assert!(a.frame(to_b, 1, &pattern(99)));
+    assert_eq!(b.hears(1), [Message(1, pattern(99))]);
+    // A genuine greeting, and then a frame that is not: the tag, the order, nonsense.
+    for (n, nonsense) in [0u8, 1, 2].into_iter().enumerate() {
+        let mut stream = TcpStream::connect(at).unwrap();
+        let greeting = if n == 0 { fresh.clone() } else { greet(&mut a, 10 + n as u32, 0) };
+        stream.write_all(&greeting).unwrap();
+        let header = a.inner(|machine, _| {
+            let (id, _) = machine.takes_streams(PeerId(0)).unwrap();
+            let mut header = Header::new(&[1], 10, 0, u64::from(nonsense == 1)).unwrap();
+            let signed = header.encode();
+            header.tag = machine.sign(id, true, &signed[..HEADER_TAG_AT]).unwrap();
+            header.tag ^= u64::from(nonsense == 0);
+            header.encode()
+        });
+        let bytes = if nonsense == 2 { [0xff; 64] } else { header };
+        stream.write_all(&bytes).unwrap();
+        stream.write_all(&pattern(10)).unwrap();
+        assert_eq!(b.hears(1), [Lost(StreamEnd::Incoming)]);
+    }
+    drop(silent);
+}
+
+#[test]
+fn an_old_stream_gives_way_to_a_new_one() {
+    let (mut a, mut b, mut c) = (End::open(1), End::open(1), End::open(1));
+    let (to_b, to_c) = (a.meet(&mut b), a.meet(&mut c));
+    assert!(a.has_stream(to_b, &mut b, 5));
+    assert!(!a.has_stream(to_c, &mut c, 0), "it was used just now");
+    std::thread::sleep(Duration::from_millis(150));
+    assert!(a.has_stream(to_c, &mut c, 5));
+    assert_eq!(a.streams().outgoing.len(), 1);
+    // Who wanted to go on with the old one hears that it is gone.
+    assert!(!a.frame(to_b, 1, &pattern(10)));
+    assert_eq!(a.hears(1), [Lost(StreamEnd::Outgoing)]);
+    assert!(a.frame(to_c, 1, &pattern(10)));
+    assert_eq!(c.hears(1), [Message(1, pattern(10))]);
+}
+
+#[test]
+fn without_streams_there_are_none() {
+    let (mut a, mut b) = (End::open(0), End::open(4));
+    let to_b = a.peers.intern(&b.net.me).unwrap();
+    a.net.connect(to_b, &b.net.me).unwrap();
+    let _ = within(1, || {
+        a.poll();
+        b.poll();
+        b.peers.find(&a.net.me).is_some()
+    });
+    a.say(to_b, 1);
+    assert_eq!(b.hears(1), [Message(1, vec![])]);
+    let to_a = b.peers.find(&a.net.me).unwrap();
+    assert!(!a.has_stream(to_b, &mut b, 0));
+    assert!(!b.has_stream(to_a, &mut a, 1));
+}
