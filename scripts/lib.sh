@@ -29,8 +29,8 @@ usage() {
     exit "${1:-0}"
 }
 
-# deps SET...: see `scripts/deps -h`.
-deps() { "$ROOT/scripts/deps" "$@"; }
+# deps SET...: see `scripts/deps -h`. A guest of scripts/lab rdma has what this machine has, and nobody to ask for more.
+deps() { [ -n "${UDRV_LAB_GUEST:-}" ] || "$ROOT/scripts/deps" "$@"; }
 
 # A job is marked by a variable in its environment, which everything it starts inherits: ranks of an MPI job make
 # sessions of their own, so neither a process group nor a session holds them all.
