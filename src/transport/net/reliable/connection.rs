@@ -33,9 +33,10 @@ pub(super) enum Phase {
     Established,
 }
 
-/// Handshake packets to send.
+/// Handshake packets to send; PROBE is an INIT as long as `path` asks for.
 pub(super) const INIT: u8 = 1;
 pub(super) const ACCEPT: u8 = 2;
+pub(super) const PROBE: u8 = 4;
 
 /// A connection.
 #[derive(Debug)]
@@ -62,6 +63,8 @@ pub(super) struct Connection {
     pub(super) known: bool,
     /// Handshake packets to send.
     pub(super) hello: u8,
+    /// Length of the longest INIT that the next ACCEPT answers, bytes.
+    pub(super) answers: u16,
 
     // Sending (sending.rs).
     /// Packets from `base` on.
@@ -148,6 +151,7 @@ impl Connection {
             incumbent: None,
             known: phase == Phase::Greeting,
             hello: 0,
+            answers: 0,
             window: VecDeque::new(),
             base: first,
             unsent: first,
@@ -190,6 +194,12 @@ impl Connection {
         self.hello |= INIT;
     }
 
+    /// Agrees to an INIT of `len` bytes.
+    pub(super) fn accept(&mut self, len: usize) {
+        self.hello |= ACCEPT;
+        self.answers = self.answers.max(u16::try_from(len).unwrap_or(u16::MAX));
+    }
+
     /// Largest datagram to this peer, bytes.
     pub(super) fn datagram_room(&self) -> usize {
         usize::from(self.datagram_max)
@@ -201,7 +211,7 @@ impl Connection {
         self.peer_nonce = hello.nonce;
         self.peer_life = hello.life;
         let ours = shared.settings.datagram_max;
-        self.datagram_max = ours.min(usize::from(hello.datagram_max).max(DATAGRAM_START)) as u16;
+        self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_START)) as u16);
         self.credit_end = self.base + u64::from(hello.credit.max(1));
         let mine = (shared.settings.life, self.nonce);
         let theirs = (hello.life, hello.nonce);
@@ -217,6 +227,7 @@ impl Connection {
     /// A handshake packet from us.
     pub(super) fn hello(&self, shared: &Shared, kind: HelloKind) -> Hello {
         let settings = &shared.settings;
+        let answered = if kind == HelloKind::Accept { self.answers } else { 0 };
         Hello {
             kind,
             version: VERSION,
@@ -224,6 +235,7 @@ impl Connection {
             datagram_max: settings.datagram_max.min(usize::from(u16::MAX)) as u16,
             features: 0,
             connection: self.id,
+            answered,
             credit: shared.credit(),
             life: settings.life,
             nonce: self.nonce,
@@ -252,7 +264,7 @@ impl Connection {
     /// When it has to be looked at.
     #[inline]
     pub(super) fn deadline(&self) -> u64 {
-        self.ack_at.min(self.retry_at).min(self.look_at)
+        self.ack_at.min(self.retry_at).min(self.look_at).min(self.path.due())
     }
 
     /// A deadline has come.
@@ -268,6 +280,9 @@ impl Connection {
         }
         if self.retry_at <= now {
             self.retry(shared, now);
+        }
+        if self.path.due() <= now {
+            self.probe_again(now);
         }
         if self.look_at <= now {
             return self.look(shared, now, sink);

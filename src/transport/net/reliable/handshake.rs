@@ -4,7 +4,7 @@
 //! packet that someone has sent again. Therefore nothing that exists is given up for an INIT: the
 //! other side has to answer to a nonce of ours first.
 
-use super::connection::{ACCEPT, Connection, INIT, Phase};
+use super::connection::{Connection, INIT, PROBE, Phase};
 use super::packet::{
     HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_VERSION, VERSION, VERSION_MIN,
 };
@@ -46,7 +46,7 @@ impl Reliable {
             return;
         }
         match hello.kind {
-            HelloKind::Init => self.on_init(now, hello, sink),
+            HelloKind::Init => self.on_init(now, hello, bytes.len(), sink),
             HelloKind::Accept => self.on_accept(now, hello, sink),
             HelloKind::Refuse => self.on_refuse(hello, sink),
         }
@@ -61,13 +61,14 @@ impl Reliable {
         (c.id == hello.dest && c.nonce == hello.echo && c.peer == from).then_some(place)
     }
 
-    fn on_init(&mut self, now: u64, hello: &Hello, sink: &mut impl Sink) {
+    /// `len`: of the whole datagram.
+    fn on_init(&mut self, now: u64, hello: &Hello, len: usize, sink: &mut impl Sink) {
         let Some(peer) = sink.peer_of(&hello.address) else {
             self.shared.counts.no_room += 1;
             return;
         };
         let Some(main) = self.place_of(peer) else {
-            self.half_open(now, peer, hello, None);
+            self.half_open(now, peer, hello, len, None);
             return;
         };
         let place = match self.at(main) {
@@ -82,7 +83,7 @@ impl Reliable {
                         if let Some(old) = old {
                             self.remove(old, End::Silent, sink);
                         }
-                        self.half_open(now, peer, hello, Some(main));
+                        self.half_open(now, peer, hello, len, Some(main));
                         return;
                     }
                 }
@@ -100,12 +101,19 @@ impl Reliable {
             c.phase = Phase::HalfOpen;
             c.adopt(&self.shared, hello);
         }
-        c.hello |= ACCEPT;
+        c.accept(len);
         self.settle(place);
     }
 
     /// Somebody asks for a connection that we do not have.
-    fn half_open(&mut self, now: u64, peer: PeerId, hello: &Hello, incumbent: Option<u32>) {
+    fn half_open(
+        &mut self,
+        now: u64,
+        peer: PeerId,
+        hello: &Hello,
+        len: usize,
+        incumbent: Option<u32>,
+    ) {
         if self.half_open >= HALF_OPEN_MAX {
             self.shared.counts.no_room += 1;
             return;
@@ -114,7 +122,7 @@ impl Reliable {
         let address = hello.address;
         let mut c = Connection::new(&self.shared, peer, address, nonce, Phase::HalfOpen, now);
         c.adopt(&self.shared, hello);
-        c.hello = ACCEPT;
+        c.accept(len);
         c.incumbent = incumbent;
         let Some(place) = self.insert(c, incumbent.is_none()) else { return };
         self.half_open += 1;
@@ -134,10 +142,11 @@ impl Reliable {
         if c.phase == Phase::Established {
             if c.is_with(hello) {
                 c.heard(&self.shared);
-                c.ack_now = true;
+                // One that asked for something else than the path may wait for the proof.
+                c.ack_now |= !c.on_probe_answer(hello.answered, now);
                 if c.attempts > 0 {
                     // It is there: what waits for an answer need not wait longer.
-                    c.on_path_answer();
+                    c.on_path_answer(hello.answered);
                     c.attempts = 0;
                     c.retry_at = now;
                 }
@@ -194,6 +203,7 @@ impl Reliable {
             datagram_max: 0,
             features: REFUSED_VERSION,
             connection: 0,
+            answered: 0,
             credit: 0,
             life: settings.life,
             nonce: 0,
@@ -215,9 +225,10 @@ impl Reliable {
         let was_half_open = c.phase == Phase::HalfOpen;
         let incumbent = c.incumbent.take();
         c.phase = Phase::Established;
-        c.hello &= !INIT;
+        c.hello &= !(INIT | PROBE);
         c.attempts = 0;
         c.retry_at = NEVER;
+        c.on_established(now);
         let (peer, address, life) = (c.peer, c.address, c.peer_life);
         self.half_open -= usize::from(was_half_open);
         self.shared.counts.connected += 1;

@@ -34,7 +34,7 @@ use timers::{NEVER, Timers};
 
 /// Longest payload of a message, bytes.
 pub(crate) const MESSAGE_MAX: usize = 64 * 1024;
-/// Datagrams that any network carries, bytes: used until the other side has said what it takes.
+/// Datagrams that any network carries, bytes: used until more has been found to pass (path.rs).
 const DATAGRAM_START: usize = 1200;
 /// Turns of this much at most count as time in which a peer was silent, nanoseconds: while nobody
 /// polled we could not hear it.
@@ -464,12 +464,13 @@ impl Reliable {
     }
 
     /// The path to `to` carries datagrams of at most `carried` bytes. Anybody may have made up the
-    /// message that says so, so it is believed down to what every network carries.
-    pub(crate) fn on_too_long(&mut self, to: &Address, carried: usize, sink: &impl Sink) {
-        let place = sink.find(to).and_then(|peer| self.place_of(peer));
-        if let Some(c) = place.and_then(|place| self.at(place)) {
-            c.carry_at_most(carried);
-        }
+    /// message that says so, so it is believed down to what every network carries. Returns true if
+    /// packets are longer that have to be sent.
+    pub(crate) fn on_too_long(&mut self, to: &Address, carried: usize, sink: &impl Sink) -> bool {
+        let Some(place) = sink.find(to).and_then(|peer| self.place_of(peer)) else { return false };
+        let long = self.at(place).is_some_and(|c| c.carry_at_most(carried));
+        self.settle(place);
+        long
     }
 
     /// Does what time asks for.

@@ -248,7 +248,7 @@ impl Network {
         let at = from as usize * self.slots + to as usize;
         let path = path_at(&self.weather, &self.paths, at);
         let (duplicate, damage) = (path.duplicate, path.damage);
-        if bytes.len() > path.carries && !self.in_parts[from as usize] {
+        if bytes.len() > path.carries && (path.uncut || !self.in_parts[from as usize]) {
             self.fates.too_long += 1;
             return true;
         }
