@@ -7,7 +7,7 @@ use super::receiving::{Assembly, Early};
 use super::sending::Outgoing;
 use super::tag::SessionKey;
 use super::timers::NEVER;
-use super::{DATAGRAM_START, End, Shared, Sink};
+use super::{DATAGRAM_START, End, HALF_OPEN_MAX, Shared, Sink};
 use crate::sys::Errno;
 use crate::transport::{Address, Departure, PeerId};
 use std::collections::VecDeque;
@@ -61,6 +61,8 @@ pub(super) struct Connection {
     pub(super) incumbent: Option<u32>,
     /// The layer above has asked for it, or was told of it: it has to learn of its end.
     pub(super) known: bool,
+    /// The other side has answered our INIT, and nothing is known to have reached it since.
+    pub(super) unheard: bool,
     /// Handshake packets to send.
     pub(super) hello: u8,
     /// Length of the longest INIT that the next ACCEPT answers, bytes.
@@ -150,6 +152,7 @@ impl Connection {
             challenger: None,
             incumbent: None,
             known: phase == Phase::Greeting,
+            unheard: false,
             hello: 0,
             answers: 0,
             window: VecDeque::new(),
@@ -207,6 +210,10 @@ impl Connection {
 
     /// The other side, as it has introduced itself.
     pub(super) fn adopt(&mut self, shared: &Shared, hello: &Hello) {
+        if !self.is_with(hello) && self.window.is_empty() {
+            // It has as long as those before to answer. Nobody here waits for it.
+            self.heard(shared);
+        }
         self.remote_id = hello.connection;
         self.peer_nonce = hello.nonce;
         self.peer_life = hello.life;
@@ -297,6 +304,12 @@ impl Connection {
             Phase::Greeting => self.hello |= INIT,
             Phase::HalfOpen => self.hello |= INIT | ACCEPT,
             Phase::Established => {
+                let first = u64::from(shared.settings.first_psn);
+                if std::mem::take(&mut self.unheard) && self.base == first {
+                    // Somebody may have sent an old INIT to it since it answered ours: this one
+                    // says that ours is the new one.
+                    self.hello |= INIT;
+                }
                 self.send_again();
                 self.ask_path();
             }
@@ -323,7 +336,7 @@ impl Connection {
             // Its process may be stopped before it reads our answer, and believe afterwards that we
             // know of it.
             let silent = shared.patience - self.heard_at.min(shared.patience);
-            if silent >= shared.settings.peer_timeout_ns {
+            if silent >= shared.settings.peer_timeout_ns || shared.half_open >= HALF_OPEN_MAX {
                 return Some(End::Silent);
             }
             self.look_at = now + HALF_OPEN_LOOK_NS;

@@ -4,11 +4,11 @@
 //! packet that someone has sent again. Therefore nothing that exists is given up for an INIT: the
 //! other side has to answer to a nonce of ours first.
 
-use super::connection::{Connection, INIT, PROBE, Phase};
+use super::connection::{ACCEPT, Connection, INIT, PROBE, Phase};
 use super::packet::{
     HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_VERSION, VERSION, VERSION_MIN,
 };
-use super::tag::same;
+use super::tag::{JobKey, same};
 use super::timers::NEVER;
 use super::{End, HALF_OPEN_MAX, REPLIES_MAX, Reliable, Sink};
 use crate::sys::Errno;
@@ -75,14 +75,9 @@ impl Reliable {
             Some(c) if c.phase == Phase::Established && !c.is_with(hello) => {
                 // Another life, or another connection, of the same address: it has to prove that it
                 // is not an old packet.
-                let challenger = c.challenger;
-                let known = challenger.and_then(|place| self.at(place));
-                match (challenger, known.is_some_and(|c| c.is_with(hello))) {
-                    (Some(place), true) => place,
-                    (old, _) => {
-                        if let Some(old) = old {
-                            self.remove(old, End::Silent, sink);
-                        }
+                match c.challenger {
+                    Some(place) => place,
+                    None => {
                         self.half_open(now, peer, hello, len, Some(main));
                         return;
                     }
@@ -95,13 +90,24 @@ impl Reliable {
         let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
         if c.phase == Phase::Established {
             c.heard(&self.shared);
+        } else if hello.echo != 0 && (hello.echo, hello.dest) == (c.nonce, c.id) {
+            // It has got our answer, and knows a nonce that no old packet can know.
+            c.adopt(&self.shared, hello);
+            self.establish(place, now, sink);
         } else {
-            // We asked at the same time, or it asks again.
-            self.half_open += usize::from(c.phase == Phase::Greeting);
+            // We asked at the same time, or it asks again, or somebody sends an old packet.
+            self.shared.half_open += usize::from(c.phase == Phase::Greeting);
             c.phase = Phase::HalfOpen;
+            if c.hello & ACCEPT != 0 && !c.is_with(hello) {
+                let answer = c.hello(&self.shared, HelloKind::Accept);
+                self.replies.push_back((c.address, answer.signed(&self.shared.settings.key)));
+                self.replies.truncate(REPLIES_MAX);
+            }
             c.adopt(&self.shared, hello);
         }
-        c.accept(len);
+        if let Some(c) = self.at(place) {
+            c.accept(len);
+        }
         self.settle(place);
     }
 
@@ -114,7 +120,7 @@ impl Reliable {
         len: usize,
         incumbent: Option<u32>,
     ) {
-        if self.half_open >= HALF_OPEN_MAX {
+        if self.shared.half_open >= HALF_OPEN_MAX {
             self.shared.counts.no_room += 1;
             return;
         }
@@ -125,7 +131,7 @@ impl Reliable {
         c.accept(len);
         c.incumbent = incumbent;
         let Some(place) = self.insert(c, incumbent.is_none()) else { return };
-        self.half_open += 1;
+        self.shared.half_open += 1;
         if let Some(incumbent) = incumbent.and_then(|place| self.at(place)) {
             incumbent.challenger = Some(place);
         }
@@ -164,6 +170,7 @@ impl Reliable {
         self.establish(place, now, sink);
         if let Some(c) = self.at(place) {
             c.ack_now = true; // the proof that the other side waits for
+            c.unheard = true;
         }
         self.settle(place);
     }
@@ -213,10 +220,7 @@ impl Reliable {
             dest_port: hello.address.port(),
             tag: 0,
         };
-        let mut bytes: [u8; HELLO_LEN] = answer.encode();
-        let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
-        tag.copy_from_slice(&settings.key.tag(body).to_le_bytes());
-        self.replies.push_back((hello.address, bytes));
+        self.replies.push_back((hello.address, answer.signed(&settings.key)));
     }
 
     /// The other side of `place` has proven that it is there.
@@ -230,7 +234,7 @@ impl Reliable {
         c.retry_at = NEVER;
         c.on_established(now);
         let (peer, address, life) = (c.peer, c.address, c.peer_life);
-        self.half_open -= usize::from(was_half_open);
+        self.shared.half_open -= usize::from(was_half_open);
         self.shared.counts.connected += 1;
         if let Some(old) = incumbent {
             let same_life = match self.at(old) {
@@ -250,6 +254,16 @@ impl Reliable {
             c.owe(&self.shared, now);
         }
         sink.on_connected(peer, &address);
+    }
+}
+
+impl Hello {
+    /// The bytes, with their tag.
+    pub(super) fn signed(&self, key: &JobKey) -> [u8; HELLO_LEN] {
+        let mut bytes = self.encode();
+        let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
+        tag.copy_from_slice(&key.tag(body).to_le_bytes());
+        bytes
     }
 }
 

@@ -127,6 +127,8 @@ struct Shared {
     pressure: bool,
     /// Packets that are not acknowledged.
     unacknowledged: usize,
+    /// Connections whose other side has not proven yet that it is there.
+    half_open: usize,
     /// Time that counts as silence of a peer.
     patience: u64,
     /// Peers that sent data in this epoch, and in the one before.
@@ -190,7 +192,6 @@ pub(crate) struct Reliable {
     ready: VecDeque<u32>,
     /// Answers to peers without a connection.
     replies: VecDeque<(Address, [u8; HELLO_LEN])>,
-    half_open: usize,
     last_turn: u64,
     /// The link took less than it was offered.
     blocked: bool,
@@ -218,6 +219,7 @@ impl Reliable {
                 draws: 0,
                 pressure: false,
                 unacknowledged: 0,
+                half_open: 0,
                 patience: 0,
                 epoch: 0,
                 senders: 0,
@@ -229,7 +231,6 @@ impl Reliable {
             timers: Timers::default(),
             ready: VecDeque::new(),
             replies: VecDeque::new(),
-            half_open: 0,
             last_turn: now,
             blocked: false,
         }
@@ -533,7 +534,7 @@ impl Reliable {
         let Some(slot) = self.slots.get_mut(place as usize) else { return };
         let Some(c) = slot.connection.take() else { return };
         self.free.push(place);
-        self.half_open -= usize::from(c.phase == Phase::HalfOpen);
+        self.shared.half_open -= usize::from(c.phase == Phase::HalfOpen);
         let (peer, challenger, incumbent) = (c.peer, c.challenger, c.incumbent);
         let known = c.known || c.phase == Phase::Established;
         c.release(&mut self.shared);
@@ -546,7 +547,10 @@ impl Reliable {
             }
         }
         if let Some(challenger) = challenger {
-            self.remove(challenger, End::Silent, sink);
+            if let Some(c) = self.at(challenger) {
+                c.incumbent = None;
+            }
+            self.set_main(peer, challenger);
         }
         if let (End::Departed(departure), true) = (end, known) {
             self.shared.counts.departed += 1;

@@ -3,8 +3,8 @@
 use super::congestion::WINDOW_MAX;
 use super::connection::{ACCEPT, Connection, INIT, PROBE, Phase};
 use super::packet::{
-    self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN,
-    HELLO_TAG_AT, Header, HelloKind, Kind, PRESSURE, TAG_AT,
+    self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN, Header,
+    HelloKind, Kind, PRESSURE, TAG_AT,
 };
 use super::timers::NEVER;
 use super::{MESSAGE_MAX, Shared};
@@ -256,9 +256,7 @@ impl Connection {
                 continue;
             }
             let kind = if bit == ACCEPT { HelloKind::Accept } else { HelloKind::Init };
-            let mut bytes = self.hello(shared, kind).encode();
-            let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
-            tag.copy_from_slice(&shared.settings.key.tag(body).to_le_bytes());
+            let bytes = self.hello(shared, kind).signed(&shared.settings.key);
             let padded = self.padded(bit, &bytes);
             let packet = padded.as_deref().unwrap_or(&bytes);
             if link.send(&self.address, &[IoSlice::new(packet)]) == 0 {

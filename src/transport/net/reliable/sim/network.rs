@@ -283,6 +283,11 @@ impl Network {
         self.clock.at(self.clock.now, Event::Arrive(id));
     }
 
+    /// The datagrams that were captured, and to whom they went.
+    pub(super) fn heard(&self) -> impl Iterator<Item = (Slot, &[u8])> {
+        self.captured.iter().map(|(_, to, bytes)| (*to, bytes.as_slice()))
+    }
+
     /// One of the datagrams that were captured, and to whom it went.
     pub(super) fn captured(&mut self) -> Option<(Slot, Vec<u8>)> {
         if self.captured.is_empty() {
