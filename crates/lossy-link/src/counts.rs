@@ -15,6 +15,8 @@ pub(crate) struct Counts {
     pub(crate) reordered: u64,
     pub(crate) corrupted: u64,
     pub(crate) forged: u64,
+    /// Lost because they are longer than the path carries (`black-hole`).
+    pub(crate) swallowed: u64,
     /// Lost because the link is cut.
     pub(crate) cut: u64,
     /// Lost because the queue of a port was full (`rate`).
@@ -32,6 +34,7 @@ impl fmt::Display for Counts {
             (self.reordered, "reordered"),
             (self.corrupted, "corrupted"),
             (self.forged, "forged"),
+            (self.swallowed, "swallowed"),
             (self.cut, "cut"),
             (self.overflowed, "overflowed"),
             (self.refused, "refused"),

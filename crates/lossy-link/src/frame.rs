@@ -48,6 +48,11 @@ fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
+/// Length of the IP packet that carries a UDP datagram in this frame, bytes.
+pub(crate) fn udp_packet_len(frame: &[u8]) -> Option<usize> {
+    udp(frame).map(|_| frame.len() - ETHERNET)
+}
+
 /// Where the UDP header of an unfragmented IPv4 or IPv6 packet begins, and its payload's length.
 fn udp(frame: &[u8]) -> Option<(usize, usize)> {
     let header = match be16(frame, 12)? {

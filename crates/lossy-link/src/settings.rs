@@ -18,6 +18,8 @@ pub(crate) struct Settings {
     pub(crate) corrupt: f64,
     /// The same with a checksum that fits: seen by nobody but the application.
     pub(crate) forge: f64,
+    /// Longest IP packet with a UDP datagram that passes, bytes; 0 for no limit.
+    pub(crate) black_hole: usize,
     /// From a port to every other, nanoseconds.
     pub(crate) delay_ns: u64,
     /// Nanoseconds that a byte takes on the link of a port, each way; 0 for no limit.
@@ -37,6 +39,7 @@ impl Default for Settings {
             reorder_frames: 3,
             corrupt: 0.0,
             forge: 0.0,
+            black_hole: 0,
             delay_ns: 0,
             byte_ns: 0.0,
             // What a switch of the kind has for a port, about.
@@ -87,6 +90,7 @@ impl Settings {
             "forge" => new.forge = probability(first()?)?,
             "burst" => (new.burst, new.burst_frames) = with_count(self.burst_frames)?,
             "reorder" => (new.reorder, new.reorder_frames) = with_count(self.reorder_frames)?,
+            "black-hole" => new.black_hole = number(first()?)? as usize,
             "delay" => new.delay_ns = (number(first()?)? * 1e3) as u64,
             "rate" => {
                 let mbit = number(first()?)?;
@@ -183,6 +187,7 @@ mod tests {
         assert_eq!((set("burst 0.1 20").burst, set("burst 0.1 20").burst_frames), (0.1, 20));
         assert_eq!(set("burst 0.1:20"), set("burst 0.1 20"));
         assert_eq!(set("reorder 0.1").reorder_frames, 3);
+        assert_eq!(set("black-hole 1300").black_hole, 1300);
         assert_eq!(set("delay 50").delay_ns, 50_000);
         assert_eq!(set("rate 1000").byte_ns, 8.0);
         assert_eq!(set("rate 0").byte_ns, 0.0);

@@ -131,6 +131,11 @@ impl Switch {
             self.counts.cut += 1;
             return;
         }
+        let most = self.settings.black_hole;
+        if most > 0 && frame::udp_packet_len(bytes).is_some_and(|len| len > most) {
+            self.counts.swallowed += 1;
+            return;
+        }
         let Some(gate) = self.gates.get_mut(direction) else { return };
         let mut passed = Downlink {
             now_ns,
@@ -305,6 +310,18 @@ mod tests {
         seen.offer(&mut switch, 2, 1, 0, 6);
         assert_eq!(seen.0, [(1, 1, 3), (2, 2, 4), (2, 0, 6)]);
         assert_eq!(switch.counts().cut, 3);
+    }
+
+    #[test]
+    fn a_black_hole_swallows_what_is_long() {
+        let mut switch = taught(Settings { black_hole: 1028, ..Settings::default() });
+        let mut seen = Seen::default();
+        // An IPv4 packet of 1028 bytes.
+        seen.offer(&mut switch, 0, 1, 2, 7);
+        switch.settings.black_hole = 1027;
+        seen.offer(&mut switch, 0, 1, 2, 8);
+        assert_eq!(seen.0, [(0, 2, 7)]);
+        assert_eq!(switch.counts().swallowed, 1);
     }
 
     #[test]

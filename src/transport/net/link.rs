@@ -34,6 +34,7 @@ pub(crate) trait LinkSink {
     /// reason.
     fn on_refused(&mut self, to: &Address, errno: Errno);
 
-    /// The path to `to` carries datagrams of at most `carried` bytes.
-    fn on_too_long(&mut self, to: &Address, carried: usize);
+    /// The path to `to` carries datagrams of at most `carried` bytes. True: longer ones have to be
+    /// sent all the same.
+    fn on_too_long(&mut self, to: &Address, carried: usize) -> bool;
 }

@@ -129,8 +129,9 @@ impl UdpLink {
             if errno.0 == libc::EMSGSIZE && !local {
                 // Not a word about the peer. The datagram is lost, and so will be all as long.
                 let carried = (mtu as usize).saturating_sub(headers(&to));
-                sink.on_too_long(&Address(to), carried);
-                narrow = Some((to, carried));
+                if sink.on_too_long(&Address(to), carried) {
+                    narrow = Some((to, carried));
+                }
             } else if !local {
                 sink.on_refused(&Address(to), errno);
             }
@@ -273,8 +274,9 @@ mod tests {
         fn on_refused(&mut self, to: &Address, errno: Errno) {
             self.refused.push((*to, errno));
         }
-        fn on_too_long(&mut self, to: &Address, carried: usize) {
+        fn on_too_long(&mut self, to: &Address, carried: usize) -> bool {
             self.too_long.push((*to, carried));
+            true
         }
     }
 

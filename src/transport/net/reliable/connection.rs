@@ -7,7 +7,7 @@ use super::receiving::{Assembly, Early};
 use super::sending::Outgoing;
 use super::tag::SessionKey;
 use super::timers::NEVER;
-use super::{DATAGRAM_START, End, Shared, Sink};
+use super::{DATAGRAM_START, End, HALF_OPEN_MAX, Shared, Sink};
 use crate::sys::Errno;
 use crate::transport::{Address, Departure, PeerId};
 use std::collections::VecDeque;
@@ -33,9 +33,10 @@ pub(super) enum Phase {
     Established,
 }
 
-/// Handshake packets to send.
+/// Handshake packets to send; PROBE is an INIT as long as `path` asks for.
 pub(super) const INIT: u8 = 1;
 pub(super) const ACCEPT: u8 = 2;
+pub(super) const PROBE: u8 = 4;
 
 /// A connection.
 #[derive(Debug)]
@@ -60,8 +61,12 @@ pub(super) struct Connection {
     pub(super) incumbent: Option<u32>,
     /// The layer above has asked for it, or was told of it: it has to learn of its end.
     pub(super) known: bool,
+    /// The other side has answered our INIT, and nothing is known to have reached it since.
+    pub(super) unheard: bool,
     /// Handshake packets to send.
     pub(super) hello: u8,
+    /// Length of the longest INIT that the next ACCEPT answers, bytes.
+    pub(super) answers: u16,
 
     /// The other side takes streams.
     pub(super) streams: bool,
@@ -153,10 +158,12 @@ impl Connection {
             challenger: None,
             incumbent: None,
             known: phase == Phase::Greeting,
+            unheard: false,
             hello: 0,
             streams: false,
             sent: 0,
             delivered: 0,
+            answers: 0,
             window: VecDeque::new(),
             base: first,
             unsent: first,
@@ -199,6 +206,12 @@ impl Connection {
         self.hello |= INIT;
     }
 
+    /// Agrees to an INIT of `len` bytes.
+    pub(super) fn accept(&mut self, len: usize) {
+        self.hello |= ACCEPT;
+        self.answers = self.answers.max(u16::try_from(len).unwrap_or(u16::MAX));
+    }
+
     /// Largest datagram to this peer, bytes.
     pub(super) fn datagram_room(&self) -> usize {
         usize::from(self.datagram_max)
@@ -206,12 +219,16 @@ impl Connection {
 
     /// The other side, as it has introduced itself.
     pub(super) fn adopt(&mut self, shared: &Shared, hello: &Hello) {
+        if !self.is_with(hello) && self.window.is_empty() {
+            // It has as long as those before to answer. Nobody here waits for it.
+            self.heard(shared);
+        }
         self.remote_id = hello.connection;
         self.peer_nonce = hello.nonce;
         self.peer_life = hello.life;
         self.streams = hello.features & STREAMS != 0;
         let ours = shared.settings.datagram_max;
-        self.datagram_max = ours.min(usize::from(hello.datagram_max).max(DATAGRAM_START)) as u16;
+        self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_START)) as u16);
         self.credit_end = self.base + u64::from(hello.credit.max(1));
         let mine = (shared.settings.life, self.nonce);
         let theirs = (hello.life, hello.nonce);
@@ -227,6 +244,7 @@ impl Connection {
     /// A handshake packet from us.
     pub(super) fn hello(&self, shared: &Shared, kind: HelloKind) -> Hello {
         let settings = &shared.settings;
+        let answered = if kind == HelloKind::Accept { self.answers } else { 0 };
         Hello {
             kind,
             version: VERSION,
@@ -234,6 +252,7 @@ impl Connection {
             datagram_max: settings.datagram_max.min(usize::from(u16::MAX)) as u16,
             features: settings.features,
             connection: self.id,
+            answered,
             credit: shared.credit(),
             life: settings.life,
             nonce: self.nonce,
@@ -262,7 +281,7 @@ impl Connection {
     /// When it has to be looked at.
     #[inline]
     pub(super) fn deadline(&self) -> u64 {
-        self.ack_at.min(self.retry_at).min(self.look_at)
+        self.ack_at.min(self.retry_at).min(self.look_at).min(self.path.due())
     }
 
     /// A deadline has come.
@@ -279,6 +298,9 @@ impl Connection {
         if self.retry_at <= now {
             self.retry(shared, now);
         }
+        if self.path.due() <= now {
+            self.probe_again(now);
+        }
         if self.look_at <= now {
             return self.look(shared, now, sink);
         }
@@ -292,6 +314,12 @@ impl Connection {
             Phase::Greeting => self.hello |= INIT,
             Phase::HalfOpen => self.hello |= INIT | ACCEPT,
             Phase::Established => {
+                let first = u64::from(shared.settings.first_psn);
+                if std::mem::take(&mut self.unheard) && self.base == first {
+                    // Somebody may have sent an old INIT to it since it answered ours: this one
+                    // says that ours is the new one.
+                    self.hello |= INIT;
+                }
                 self.send_again();
                 self.ask_path();
             }
@@ -318,7 +346,7 @@ impl Connection {
             // Its process may be stopped before it reads our answer, and believe afterwards that we
             // know of it.
             let silent = shared.patience - self.heard_at.min(shared.patience);
-            if silent >= shared.settings.peer_timeout_ns {
+            if silent >= shared.settings.peer_timeout_ns || shared.half_open >= HALF_OPEN_MAX {
                 return Some(End::Silent);
             }
             self.look_at = now + HALF_OPEN_LOOK_NS;

@@ -4,11 +4,11 @@
 //! packet that someone has sent again. Therefore nothing that exists is given up for an INIT: the
 //! other side has to answer to a nonce of ours first.
 
-use super::connection::{ACCEPT, Connection, INIT, Phase};
+use super::connection::{ACCEPT, Connection, INIT, PROBE, Phase};
 use super::packet::{
     HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_VERSION, VERSION, VERSION_MIN,
 };
-use super::tag::same;
+use super::tag::{JobKey, same};
 use super::timers::NEVER;
 use super::{End, HALF_OPEN_MAX, REPLIES_MAX, Reliable, Sink};
 use crate::sys::Errno;
@@ -46,7 +46,7 @@ impl Reliable {
             return;
         }
         match hello.kind {
-            HelloKind::Init => self.on_init(now, hello, sink),
+            HelloKind::Init => self.on_init(now, hello, bytes.len(), sink),
             HelloKind::Accept => self.on_accept(now, hello, sink),
             HelloKind::Refuse => self.on_refuse(hello, sink),
         }
@@ -61,28 +61,24 @@ impl Reliable {
         (c.id == hello.dest && c.nonce == hello.echo && c.peer == from).then_some(place)
     }
 
-    fn on_init(&mut self, now: u64, hello: &Hello, sink: &mut impl Sink) {
+    /// `len`: of the whole datagram.
+    fn on_init(&mut self, now: u64, hello: &Hello, len: usize, sink: &mut impl Sink) {
         let Some(peer) = sink.peer_of(&hello.address) else {
             self.shared.counts.no_room += 1;
             return;
         };
         let Some(main) = self.place_of(peer) else {
-            self.half_open(now, peer, hello, None);
+            self.half_open(now, peer, hello, len, None);
             return;
         };
         let place = match self.at(main) {
             Some(c) if c.phase == Phase::Established && !c.is_with(hello) => {
                 // Another life, or another connection, of the same address: it has to prove that it
                 // is not an old packet.
-                let challenger = c.challenger;
-                let known = challenger.and_then(|place| self.at(place));
-                match (challenger, known.is_some_and(|c| c.is_with(hello))) {
-                    (Some(place), true) => place,
-                    (old, _) => {
-                        if let Some(old) = old {
-                            self.remove(old, End::Silent, sink);
-                        }
-                        self.half_open(now, peer, hello, Some(main));
+                match c.challenger {
+                    Some(place) => place,
+                    None => {
+                        self.half_open(now, peer, hello, len, Some(main));
                         return;
                     }
                 }
@@ -94,19 +90,37 @@ impl Reliable {
         let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
         if c.phase == Phase::Established {
             c.heard(&self.shared);
+        } else if hello.echo != 0 && (hello.echo, hello.dest) == (c.nonce, c.id) {
+            // It has got our answer, and knows a nonce that no old packet can know.
+            c.adopt(&self.shared, hello);
+            self.establish(place, now, sink);
         } else {
-            // We asked at the same time, or it asks again.
-            self.half_open += usize::from(c.phase == Phase::Greeting);
+            // We asked at the same time, or it asks again, or somebody sends an old packet.
+            self.shared.half_open += usize::from(c.phase == Phase::Greeting);
             c.phase = Phase::HalfOpen;
+            if c.hello & ACCEPT != 0 && !c.is_with(hello) {
+                let answer = c.hello(&self.shared, HelloKind::Accept);
+                self.replies.push_back((c.address, answer.signed(&self.shared.settings.key)));
+                self.replies.truncate(REPLIES_MAX);
+            }
             c.adopt(&self.shared, hello);
         }
-        c.hello |= ACCEPT;
+        if let Some(c) = self.at(place) {
+            c.accept(len);
+        }
         self.settle(place);
     }
 
     /// Somebody asks for a connection that we do not have.
-    fn half_open(&mut self, now: u64, peer: PeerId, hello: &Hello, incumbent: Option<u32>) {
-        if self.half_open >= HALF_OPEN_MAX {
+    fn half_open(
+        &mut self,
+        now: u64,
+        peer: PeerId,
+        hello: &Hello,
+        len: usize,
+        incumbent: Option<u32>,
+    ) {
+        if self.shared.half_open >= HALF_OPEN_MAX {
             self.shared.counts.no_room += 1;
             return;
         }
@@ -114,10 +128,10 @@ impl Reliable {
         let address = hello.address;
         let mut c = Connection::new(&self.shared, peer, address, nonce, Phase::HalfOpen, now);
         c.adopt(&self.shared, hello);
-        c.hello = ACCEPT;
+        c.accept(len);
         c.incumbent = incumbent;
         let Some(place) = self.insert(c, incumbent.is_none()) else { return };
-        self.half_open += 1;
+        self.shared.half_open += 1;
         if let Some(incumbent) = incumbent.and_then(|place| self.at(place)) {
             incumbent.challenger = Some(place);
         }
@@ -134,10 +148,11 @@ impl Reliable {
         if c.phase == Phase::Established {
             if c.is_with(hello) {
                 c.heard(&self.shared);
-                c.ack_now = true;
+                // One that asked for something else than the path may wait for the proof.
+                c.ack_now |= !c.on_probe_answer(hello.answered, now);
                 if c.attempts > 0 {
                     // It is there: what waits for an answer need not wait longer.
-                    c.on_path_answer();
+                    c.on_path_answer(hello.answered);
                     c.attempts = 0;
                     c.retry_at = now;
                 }
@@ -155,6 +170,7 @@ impl Reliable {
         self.establish(place, now, sink);
         if let Some(c) = self.at(place) {
             c.ack_now = true; // the proof that the other side waits for
+            c.unheard = true;
         }
         self.settle(place);
     }
@@ -194,6 +210,7 @@ impl Reliable {
             datagram_max: 0,
             features: REFUSED_VERSION,
             connection: 0,
+            answered: 0,
             credit: 0,
             life: settings.life,
             nonce: 0,
@@ -203,10 +220,7 @@ impl Reliable {
             dest_port: hello.address.port(),
             tag: 0,
         };
-        let mut bytes: [u8; HELLO_LEN] = answer.encode();
-        let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
-        tag.copy_from_slice(&settings.key.tag(body).to_le_bytes());
-        self.replies.push_back((hello.address, bytes));
+        self.replies.push_back((hello.address, answer.signed(&settings.key)));
     }
 
     /// The other side of `place` has proven that it is there.
@@ -215,11 +229,12 @@ impl Reliable {
         let was_half_open = c.phase == Phase::HalfOpen;
         let incumbent = c.incumbent.take();
         c.phase = Phase::Established;
-        c.hello &= !INIT;
+        c.hello &= !(INIT | PROBE);
         c.attempts = 0;
         c.retry_at = NEVER;
+        c.on_established(now);
         let (peer, address, life) = (c.peer, c.address, c.peer_life);
-        self.half_open -= usize::from(was_half_open);
+        self.shared.half_open -= usize::from(was_half_open);
         self.shared.counts.connected += 1;
         if let Some(old) = incumbent {
             let same_life = match self.at(old) {
@@ -239,6 +254,16 @@ impl Reliable {
             c.owe(&self.shared, now);
         }
         sink.on_connected(peer, &address);
+    }
+}
+
+impl Hello {
+    /// The bytes, with their tag.
+    pub(super) fn signed(&self, key: &JobKey) -> [u8; HELLO_LEN] {
+        let mut bytes = self.encode();
+        let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
+        tag.copy_from_slice(&key.tag(body).to_le_bytes());
+        bytes
     }
 }
 

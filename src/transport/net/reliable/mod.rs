@@ -34,7 +34,7 @@ use timers::{NEVER, Timers};
 
 /// Longest payload of a message, bytes.
 pub(crate) const MESSAGE_MAX: usize = 64 * 1024;
-/// Datagrams that any network carries, bytes: used until the other side has said what it takes.
+/// Datagrams that any network carries, bytes: used until more has been found to pass (path.rs).
 const DATAGRAM_START: usize = 1200;
 /// Turns of this much at most count as time in which a peer was silent, nanoseconds: while nobody
 /// polled we could not hear it.
@@ -129,6 +129,8 @@ struct Shared {
     pressure: bool,
     /// Packets that are not acknowledged.
     unacknowledged: usize,
+    /// Connections whose other side has not proven yet that it is there.
+    half_open: usize,
     /// Time that counts as silence of a peer.
     patience: u64,
     /// Peers that sent data in this epoch, and in the one before.
@@ -192,7 +194,6 @@ pub(crate) struct Reliable {
     ready: VecDeque<u32>,
     /// Answers to peers without a connection.
     replies: VecDeque<(Address, [u8; HELLO_LEN])>,
-    half_open: usize,
     last_turn: u64,
     /// The link took less than it was offered.
     blocked: bool,
@@ -220,6 +221,7 @@ impl Reliable {
                 draws: 0,
                 pressure: false,
                 unacknowledged: 0,
+                half_open: 0,
                 patience: 0,
                 epoch: 0,
                 senders: 0,
@@ -231,7 +233,6 @@ impl Reliable {
             timers: Timers::default(),
             ready: VecDeque::new(),
             replies: VecDeque::new(),
-            half_open: 0,
             last_turn: now,
             blocked: false,
         }
@@ -502,12 +503,13 @@ impl Reliable {
     }
 
     /// The path to `to` carries datagrams of at most `carried` bytes. Anybody may have made up the
-    /// message that says so, so it is believed down to what every network carries.
-    pub(crate) fn on_too_long(&mut self, to: &Address, carried: usize, sink: &impl Sink) {
-        let place = sink.find(to).and_then(|peer| self.place_of(peer));
-        if let Some(c) = place.and_then(|place| self.at(place)) {
-            c.carry_at_most(carried);
-        }
+    /// message that says so, so it is believed down to what every network carries. Returns true if
+    /// packets are longer that have to be sent.
+    pub(crate) fn on_too_long(&mut self, to: &Address, carried: usize, sink: &impl Sink) -> bool {
+        let Some(place) = sink.find(to).and_then(|peer| self.place_of(peer)) else { return false };
+        let long = self.at(place).is_some_and(|c| c.carry_at_most(carried));
+        self.settle(place);
+        long
     }
 
     /// Does what time asks for.
@@ -570,7 +572,7 @@ impl Reliable {
         let Some(slot) = self.slots.get_mut(place as usize) else { return };
         let Some(c) = slot.connection.take() else { return };
         self.free.push(place);
-        self.half_open -= usize::from(c.phase == Phase::HalfOpen);
+        self.shared.half_open -= usize::from(c.phase == Phase::HalfOpen);
         let (peer, challenger, incumbent) = (c.peer, c.challenger, c.incumbent);
         let known = c.known || c.phase == Phase::Established;
         c.release(&mut self.shared);
@@ -583,7 +585,10 @@ impl Reliable {
             }
         }
         if let Some(challenger) = challenger {
-            self.remove(challenger, End::Silent, sink);
+            if let Some(c) = self.at(challenger) {
+                c.incumbent = None;
+            }
+            self.set_main(peer, challenger);
         }
         if let (End::Departed(departure), true) = (end, known) {
             self.shared.counts.departed += 1;

@@ -86,6 +86,8 @@ pub(crate) struct Hello {
     pub(crate) features: u32,
     /// Its sender's number of the connection.
     pub(crate) connection: u32,
+    /// In an ACCEPT the length of the longest INIT that it answers, bytes.
+    pub(crate) answered: u16,
     /// Packets that may be sent before the first acknowledgement.
     pub(crate) credit: u16,
     /// Random, odd, one for each life of an endpoint.
@@ -213,6 +215,7 @@ impl Hello {
             datagram_max: u16_at(bytes, 10)?,
             features: u32_at(bytes, 12)?,
             connection: u32_at(bytes, 16)?,
+            answered: u16_at(bytes, 20)?,
             credit: u16_at(bytes, 22)?,
             life: u64_at(bytes, 24)?,
             nonce: u64_at(bytes, 32)?,
@@ -239,6 +242,7 @@ impl Hello {
         put(&mut b, 10, &self.datagram_max.to_le_bytes());
         put(&mut b, 12, &self.features.to_le_bytes());
         put(&mut b, 16, &self.connection.to_le_bytes());
+        put(&mut b, 20, &self.answered.to_le_bytes());
         put(&mut b, 22, &self.credit.to_le_bytes());
         put(&mut b, 24, &self.life.to_le_bytes());
         put(&mut b, 32, &self.nonce.to_le_bytes());
@@ -393,6 +397,7 @@ mod tests {
             datagram_max: 1472,
             features: 0,
             connection: 3,
+            answered: 4,
             credit: 5,
             life: 6,
             nonce: 7,

@@ -1,10 +1,10 @@
 //! The sending half of a connection: packets wait here until the other side has them.
 
 use super::congestion::WINDOW_MAX;
-use super::connection::{ACCEPT, Connection, INIT, Phase};
+use super::connection::{ACCEPT, Connection, INIT, PROBE, Phase};
 use super::packet::{
-    self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN,
-    HELLO_TAG_AT, Header, HelloKind, Kind, PRESSURE, TAG_AT,
+    self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN, Header,
+    HelloKind, Kind, PRESSURE, TAG_AT,
 };
 use super::timers::NEVER;
 use super::{MESSAGE_MAX, Shared};
@@ -100,6 +100,9 @@ impl Connection {
             return Err(SendError::Again);
         }
         self.known = true;
+        if whole >= room {
+            self.want_long(now);
+        }
         if self.window.is_empty() {
             self.owe(shared, now);
             if self.phase == Phase::HalfOpen && self.retry_at == NEVER {
@@ -250,14 +253,13 @@ impl Connection {
         link: &mut impl Link,
         n: &mut usize,
     ) -> bool {
-        for (bit, kind) in [(ACCEPT, HelloKind::Accept), (INIT, HelloKind::Init)] {
+        for bit in [ACCEPT, INIT, PROBE] {
             if self.hello & bit == 0 {
                 continue;
             }
-            let mut bytes = self.hello(shared, kind).encode();
-            let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
-            tag.copy_from_slice(&shared.settings.key.tag(body).to_le_bytes());
-            let padded = self.padded(kind, &bytes);
+            let kind = if bit == ACCEPT { HelloKind::Accept } else { HelloKind::Init };
+            let bytes = self.hello(shared, kind).signed(&shared.settings.key);
+            let padded = self.padded(bit, &bytes);
             let packet = padded.as_deref().unwrap_or(&bytes);
             if link.send(&self.address, &[IoSlice::new(packet)]) == 0 {
                 return false;
@@ -265,6 +267,9 @@ impl Connection {
             shared.counts.hellos_sent += 1;
             *n += 1;
             self.hello &= !bit;
+            if bit == ACCEPT {
+                self.answers = 0;
+            }
             if self.phase == Phase::Greeting && self.retry_at == NEVER {
                 self.retry_at = now + self.patience_ns(shared);
             }

@@ -3,6 +3,7 @@
 use super::super::packet::{HELLO_LEN, MAGIC};
 use super::super::tag::JobKey;
 use super::super::{DATAGRAM_START, Reliable, Settings, Sink};
+use super::{COMMON, PROBES, RAISE_NS};
 use crate::transport::net::link::{Link, LinkSink};
 use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
@@ -91,15 +92,28 @@ struct Bench {
     a: Side,
     b: Side,
     now: u64,
+    /// Long handshake packets that `a` has sent.
+    probes: Vec<usize>,
 }
 
 impl Bench {
     /// Two sides that know each other and have exchanged a short message.
     fn connected() -> Self {
-        let mut bench = Self { a: side(1), b: side(2), now: MS };
+        let mut bench = Self { a: side(1), b: side(2), now: MS, probes: Vec::new() };
         bench.send(10);
         bench.run(100, |_| true);
         assert_eq!((bench.b.got.0.len(), bench.a.machine.unacknowledged()), (1, 0));
+        assert_eq!((bench.packet_max(), bench.probes.len()), (DATAGRAM_START, 0));
+        bench
+    }
+
+    /// The same, and the path has been found to carry all that they send.
+    fn acquainted() -> Self {
+        let mut bench = Self::connected();
+        bench.send(PAYLOAD);
+        bench.run(100, |_| true);
+        assert_eq!((bench.packet_max(), bench.probes.as_slice()), (LONG, [LONG].as_slice()));
+        bench.b.got.0.clear();
         bench
     }
 
@@ -117,7 +131,10 @@ impl Bench {
                 end.machine.on_timeout(self.now, &mut end.got);
                 end.machine.poll_transmit(self.now, &mut end.wire);
             }
-            for packet in self.a.wire.sent.drain(..).filter(|packet| keep(packet)) {
+            let sent: Vec<Vec<u8>> = self.a.wire.sent.drain(..).collect();
+            let probes = sent.iter().filter(|p| is_hello(p) && p.len() > HELLO_LEN);
+            self.probes.extend(probes.map(Vec::len));
+            for packet in sent.into_iter().filter(|packet| keep(packet)) {
                 let from = self.a.address;
                 self.b.machine.on_datagram(self.now, &from, &packet, false, &mut self.b.got);
             }
@@ -134,8 +151,73 @@ impl Bench {
 }
 
 #[test]
-fn a_path_that_drops_what_is_long_is_found() {
+fn a_path_that_carries_all_is_found_in_a_round_trip() {
     let mut bench = Bench::connected();
+    bench.send(5 * PAYLOAD);
+    bench.run(3, |_| true);
+    assert_eq!((bench.packet_max(), bench.probes.as_slice()), (LONG, [LONG].as_slice()));
+    // The other direction is another path.
+    assert_eq!(bench.b.machine.of(PeerId(0)).unwrap().datagram_room(), DATAGRAM_START);
+}
+
+#[test]
+fn a_path_that_never_carries_what_is_long_delays_nothing() {
+    for narrow in [DATAGRAM_START, usize::from(COMMON)] {
+        let mut bench = Bench::connected();
+        bench.send(5 * PAYLOAD);
+        bench.run(10, |packet| packet.len() <= narrow);
+        assert_eq!(bench.b.got.0, [10, 5 * PAYLOAD]);
+        bench.run(1000, |packet| packet.len() <= narrow);
+        assert_eq!(bench.packet_max(), narrow);
+        assert_eq!(bench.a.wire.cut, []);
+        assert!(bench.a.machine.counts().retransmitted <= 1, "but for steps of a millisecond");
+        let asked = bench.probes.len();
+        let common = if narrow == DATAGRAM_START { usize::from(PROBES) } else { 1 };
+        assert_eq!(asked, usize::from(PROBES) + common);
+        // It is seldom asked again, and only if somebody wants it.
+        bench.run(RAISE_NS / MS, |packet| packet.len() <= narrow);
+        assert_eq!(bench.probes.len(), asked);
+        bench.send(5 * PAYLOAD);
+        bench.run(10, |_| true);
+        assert_eq!((bench.packet_max(), bench.probes.len()), (LONG, asked + 1));
+    }
+}
+
+#[test]
+fn a_probe_that_is_lost_is_sent_again() {
+    let mut bench = Bench::connected();
+    bench.send(PAYLOAD);
+    bench.run(15, |packet| packet.len() <= DATAGRAM_START);
+    bench.run(15, |_| true);
+    assert_eq!((bench.packet_max(), bench.probes.len()), (LONG, 2));
+}
+
+#[test]
+fn a_silent_peer_is_no_narrow_path() {
+    let mut bench = Bench::connected();
+    bench.send(PAYLOAD);
+    bench.run(20_000, |_| false);
+    assert_eq!(bench.probes.len(), 1);
+    bench.run(1000, |_| true);
+    bench.send(PAYLOAD);
+    bench.run(1000, |_| true);
+    assert_eq!((bench.packet_max(), bench.b.got.0.len()), (LONG, 3));
+}
+
+#[test]
+fn a_router_that_tells_spares_the_search() {
+    let mut bench = Bench::connected();
+    bench.send(PAYLOAD);
+    bench.run(3, |packet| packet.len() <= 1400);
+    let b = bench.b.address;
+    assert!(!bench.a.machine.on_too_long(&b, 1400, &bench.a.got), "no packet is that long");
+    bench.run(3, |packet| packet.len() <= 1400);
+    assert_eq!((bench.packet_max(), bench.probes.as_slice()), (1400, [LONG, 1400].as_slice()));
+}
+
+#[test]
+fn a_path_that_drops_what_is_long_is_found() {
+    let mut bench = Bench::acquainted();
     bench.send(PAYLOAD);
     bench.run(3000, |packet| packet.len() <= DATAGRAM_START);
     assert_eq!(bench.a.wire.cut, [DATAGRAM_START]);
@@ -143,27 +225,27 @@ fn a_path_that_drops_what_is_long_is_found() {
     // What is new passes, once what was made before does so in parts.
     bench.send(PAYLOAD);
     bench.run(1000, |_| true);
-    assert_eq!(bench.b.got.0, [10, PAYLOAD, PAYLOAD]);
+    assert_eq!(bench.b.got.0, [PAYLOAD, PAYLOAD]);
     bench.send(5 * PAYLOAD);
     bench.run(1000, |packet| packet.len() <= DATAGRAM_START);
-    assert_eq!(bench.b.got.0.len(), 4);
+    assert_eq!(bench.b.got.0.len(), 3);
     assert_eq!(bench.a.wire.cut.len(), 1, "told once");
 }
 
 #[test]
 fn a_peer_without_memory_is_no_narrow_path() {
-    let mut bench = Bench::connected();
+    let mut bench = Bench::acquainted();
     bench.send(PAYLOAD);
     bench.run(10_000, is_hello);
     assert_eq!(bench.a.wire.cut, []);
     assert_eq!(bench.packet_max(), LONG);
     bench.run(2000, |_| true);
-    assert_eq!(bench.b.got.0, [10, PAYLOAD]);
+    assert_eq!(bench.b.got.0, [PAYLOAD]);
 }
 
 #[test]
 fn a_network_that_is_down_is_no_narrow_path() {
-    let mut bench = Bench::connected();
+    let mut bench = Bench::acquainted();
     bench.send(PAYLOAD);
     for _ in 0..5 {
         bench.run(4000, |_| false);
@@ -172,12 +254,12 @@ fn a_network_that_is_down_is_no_narrow_path() {
     }
     assert_eq!(bench.a.wire.cut, []);
     bench.run(2000, |_| true);
-    assert_eq!(bench.b.got.0, [10, PAYLOAD]);
+    assert_eq!(bench.b.got.0, [PAYLOAD]);
 }
 
 #[test]
 fn short_packets_that_are_lost_say_nothing() {
-    let mut bench = Bench::connected();
+    let mut bench = Bench::acquainted();
     bench.send(100);
     bench.run(10_000, |packet| is_hello(packet) && packet.len() == HELLO_LEN);
     assert_eq!((bench.a.wire.cut.len(), bench.packet_max()), (0, LONG));
@@ -185,10 +267,17 @@ fn short_packets_that_are_lost_say_nothing() {
 
 #[test]
 fn what_a_router_says_is_believed_within_bounds() {
-    let mut bench = Bench::connected();
+    let mut bench = Bench::acquainted();
     let b = bench.b.address;
-    for (carried, max) in [(9000, LONG), (1372, 1372), (1400, 1372), (100, 1200), (0, 1200)] {
-        bench.a.machine.on_too_long(&b, carried, &bench.a.got);
+    bench.send(PAYLOAD);
+    for (carried, max, long) in [
+        (9000, LONG, false),
+        (1372, 1372, false),
+        (1400, 1372, false),
+        (100, 1200, true),
+        (0, 1200, true),
+    ] {
+        assert_eq!(bench.a.machine.on_too_long(&b, carried, &bench.a.got), long);
         assert_eq!(bench.packet_max(), max);
     }
 }

@@ -46,6 +46,7 @@ fn greeting(rng: &mut Rng, from: Slot, to: Slot, nodes: &[Option<Box<Node>>]) ->
         datagram_max: rng.next() as u16,
         features: 1,
         connection: rng.below(8) as u32,
+        answered: rng.next() as u16,
         credit: rng.next() as u16,
         life: if rng.percent(50) { life(from) } else { rng.next() | 1 },
         nonce: rng.next(),

@@ -106,6 +106,7 @@ fn hello(rng: &mut Rng, near: Option<&Connection>, slots: Slot) -> Hello {
         datagram_max: rng.pick(&[0, 1, 39, 40, 41, 1199, 1472, 9000, u16::MAX]),
         features: rng.next() as u32,
         connection: near.map_or(0, |c| number_near(rng, c.remote_id)),
+        answered: rng.pick(&[0, 88, 1200, 1472, u16::MAX]),
         credit: rng.pick(&[0, 1, 512, u16::MAX]),
         life: known(rng, near.map(|c| c.peer_life)),
         nonce: known(rng, near.map(|c| c.peer_nonce)),

@@ -15,6 +15,7 @@ mod network;
 mod node;
 mod oracle;
 mod outcome;
+mod replay;
 mod rng;
 mod scale;
 mod scenario;

@@ -4,6 +4,7 @@ use super::app::{Flow, Report};
 use super::network::Slot;
 use super::node::Habits;
 use super::oracle::Sizes;
+use super::outcome::Outcome;
 use super::rng::Chance;
 use super::scenario::plain;
 use super::weather::{Cut, Weather};
@@ -136,16 +137,33 @@ fn pressure_is_told_to_who_sends() {
     }
 }
 
-#[test]
-fn a_path_that_swallows_long_datagrams_delays() {
+/// Sends 100 messages over a path that swallows what is longer than `carries`.
+fn narrow(carries: usize, datagram_max: usize) -> Outcome {
     let mut weather = Weather::fair();
-    weather.path.carries = 1300;
+    weather.path.carries = carries;
+    weather.path.uncut = true;
     let mut world = World::new(9, 2, weather);
-    world.start(0, plain(), vec![Flow::new(1, Sizes::Exactly(8192), 100)]);
-    world.start(1, plain(), Vec::new());
+    let habits = Habits { datagram_max, ..plain() };
+    let flow = |to| vec![Flow::new(to, Sizes::Exactly(8192), 100).bursts(1, 10 * MS)];
+    world.start(0, habits.clone(), flow(1));
+    world.start(1, habits, flow(0));
     let outcome = world.run();
-    assert_eq!(outcome.messages, 100);
-    assert!(outcome.delivered_at < 3000 * MS, "{} ms", outcome.delivered_at / MS);
+    assert_eq!((outcome.messages, outcome.departures), (200, 0));
+    outcome
+}
+
+#[test]
+fn a_path_that_swallows_long_datagrams_delays_nothing() {
+    let wide = narrow(usize::MAX, 1472);
+    assert_eq!(wide.fates.too_long, 0);
+    for (carries, datagram_max, longer) in
+        [(1200, 1472, 16), (1300, 1472, 16), (1300, 8972, 16), (1472, 8972, 8)]
+    {
+        let outcome = narrow(carries, datagram_max);
+        assert_eq!((outcome.fates.too_long, outcome.counts.retransmitted), (longer, 0));
+        let later = outcome.delivered_at.saturating_sub(wide.delivered_at);
+        assert!(later < MS / 10, "{later} ns later with {carries} of {datagram_max} bytes");
+    }
 }
 
 #[test]

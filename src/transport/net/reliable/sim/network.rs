@@ -248,7 +248,7 @@ impl Network {
         let at = from as usize * self.slots + to as usize;
         let path = path_at(&self.weather, &self.paths, at);
         let (duplicate, damage) = (path.duplicate, path.damage);
-        if bytes.len() > path.carries && !self.in_parts[from as usize] {
+        if bytes.len() > path.carries && (path.uncut || !self.in_parts[from as usize]) {
             self.fates.too_long += 1;
             return true;
         }
@@ -281,6 +281,11 @@ impl Network {
         }
         let id = self.store(from, to, bytes);
         self.clock.at(self.clock.now, Event::Arrive(id));
+    }
+
+    /// The datagrams that were captured, and to whom they went.
+    pub(super) fn heard(&self) -> impl Iterator<Item = (Slot, &[u8])> {
+        self.captured.iter().map(|(_, to, bytes)| (*to, bytes.as_slice()))
     }
 
     /// One of the datagrams that were captured, and to whom it went.

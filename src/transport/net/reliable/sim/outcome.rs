@@ -82,9 +82,7 @@ impl Outcome {
         assert!(self.again() < AGAIN, "{:.2} sent again for each lost: {self:?}", self.again());
         assert!(self.hellos() < HELLOS, "{:.2} handshakes: {self:?}", self.hellos());
         assert!(self.acks() < ACKS, "{:.2} acknowledgements: {self:?}", self.acks());
-        // To find out that a path swallows what is long takes several timeouts.
-        let most = if self.fates.too_long > 0 { 2 * STALL_NS } else { STALL_NS };
-        assert!(self.fragile || self.longest_stall < most, "a long wait: {self:?}");
+        assert!(self.fragile || self.longest_stall < STALL_NS, "a long wait: {self:?}");
     }
 }
 

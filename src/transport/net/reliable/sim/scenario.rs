@@ -145,6 +145,7 @@ fn path(rng: &mut Rng, fair: Path) -> Path {
     }
     if rng.percent(8) {
         path.carries = rng.pick(&[1200, 1300, 1471, 2000, 5000]);
+        path.uncut = rng.percent(50);
     }
     path
 }
@@ -245,6 +246,8 @@ fn trouble(rng: &mut Rng, world: &mut World, cast: &Cast, slots: Slot, span: u64
     }
     if rng.percent(40) {
         world.network.capture = true;
+        // Who carries long handshakes around a narrow path by hand makes it seem wide.
+        world.network.weather.each_path(|path| path.uncut = false);
         let count = 1 + rng.below(8) as u32;
         let every_ns = 20 * US + rng.below(MS);
         let at = rng.below(span);

@@ -28,6 +28,8 @@ pub(super) struct Path {
     pub(super) damage: Chance,
     /// Longer datagrams vanish, unless they leave in parts; bytes.
     pub(super) carries: usize,
+    /// They vanish in any case, as with IPv6.
+    pub(super) uncut: bool,
 }
 
 /// What holds everywhere.
@@ -50,6 +52,11 @@ pub(super) struct Weather {
 }
 
 impl Weather {
+    pub(super) fn each_path(&mut self, each: impl FnMut(&mut Path)) {
+        let others = self.others.iter_mut().map(|(_, _, path)| path);
+        others.chain([&mut self.path]).for_each(each);
+    }
+
     /// 10 Gbit/s, a round trip of 40 µs, nothing lost.
     pub(super) fn fair() -> Self {
         Self {
@@ -63,6 +70,7 @@ impl Weather {
                 reorder_ns: 0,
                 damage: Chance::NEVER,
                 carries: usize::MAX,
+                uncut: false,
             },
             others: Vec::new(),
             byte_ps: 800,

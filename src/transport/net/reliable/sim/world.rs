@@ -10,7 +10,6 @@ use super::oracle::{Oracle, UNDER_WAY_NS};
 use super::outcome::Outcome;
 use super::rng::Rng;
 use super::weather::{Cut, Weather};
-use crate::sys::Errno;
 use crate::transport::Departure;
 
 /// Between two looks at everything, nanoseconds.
@@ -314,11 +313,8 @@ impl World {
         let paused = self.pauses.iter().filter(|p| (p.slot == of || p.slot == by) && p.stopped);
         let paused = paused.map(|p| p.end.min(at).saturating_sub(p.start.max(since)));
         let long = apart + paused.sum::<u64>() > self.timeout_ns / 2;
-        // Handshakes sent again by an outsider can push out a genuine one that is not complete.
-        let reset = departure == Departure::Failed(Errno(libc::ECONNRESET));
-        let attacked = reset && self.network.fates.forged > 0;
         let hostile = [Some(by), Some(of)].contains(&self.oracle.hostile);
-        ended || stranger || hostile || gave_up || self.fragile || long || attacked
+        ended || stranger || hostile || gave_up || self.fragile || long
     }
 
     /// True when everything is settled.
