@@ -6,6 +6,7 @@ pub(crate) mod job_key;
 pub(crate) mod link;
 pub(crate) mod reliable;
 pub(crate) mod udp;
+pub(crate) mod verbs;
 
 use self::background::{Background, Shared};
 use self::core::{Core, Event};
@@ -19,6 +20,7 @@ use reliable::tag::JobKey;
 use reliable::{Reliable, Settings, Sink};
 use std::sync::Arc;
 use udp::UdpLink;
+use verbs::{HybridLink, RdmaSettings};
 
 /// Longest payload of one message that is sent in several packets at once, bytes.
 const BCOPY_MAX: usize = reliable::MESSAGE_MAX;
@@ -45,6 +47,8 @@ pub(crate) struct NetSettings {
     pub(crate) peer_timeout_s: u64,
     /// FI_UDRV_NET_BUFFER, bytes.
     pub(crate) buffer_bytes: usize,
+    /// Devices beside the socket.
+    pub(crate) rdma: RdmaSettings,
 }
 
 /// Which of the machine's peers is which of the endpoint's.
@@ -144,8 +148,9 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
 const ORPHANED: SendError = SendError::Unreachable(Errno(libc::EOWNERDEAD));
 
 impl Net {
-    /// The transport of the endpoint `me` over `link`; `peers` knows this host and nobody yet.
-    /// Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread).
+    /// The transport of the endpoint `me` over `link`, and over a device where there is one; `peers`
+    /// knows this host and nobody yet. Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread), ENODEV
+    /// (no device, and one has to be).
     pub(crate) fn open(
         me: Address,
         link: UdpLink,
@@ -156,8 +161,10 @@ impl Net {
         let (low, high) = seed.split_at_mut(8);
         low.copy_from_slice(&process::random_u64().to_le_bytes());
         high.copy_from_slice(&process::random_u64().to_le_bytes());
+        let rdma = verbs::open(&settings.rdma, &me, &settings.key)?;
+        let link = HybridLink::new(link, rdma);
         let datagram_max = link.datagram_max();
-        let window = link.receive_buffer() / (datagram_max + PACKET_COST);
+        let window = link.receive_window(datagram_max + PACKET_COST);
         let machine = Reliable::new(
             Settings {
                 life: process::random_u64() | 1,
@@ -183,7 +190,9 @@ impl Net {
     /// Adds the descriptors that tell of work to `epoll`.
     pub(crate) fn watch(&self, epoll: &Epoll, token: u64) -> Result<(), Errno> {
         let core = self.shared.core().ok_or(Errno(libc::EOWNERDEAD))?;
-        epoll.add(core.link.fd(), token)?;
+        for fd in core.link.fds() {
+            epoll.add(fd, token)?;
+        }
         epoll.add(self.shared.timer().fd(), token)
     }
 
@@ -341,6 +350,10 @@ impl Net {
             let Core { machine, link, .. } = &mut *core;
             machine.poll_transmit(now, link);
         }
+        if !core.link.sleep() {
+            self.polls = COOL_POLLS - 1;
+            return false;
+        }
         self.shared.arm(core.machine.next_timeout().map(|at| at.max(now + 1)));
         self.armed = true;
         true
@@ -352,6 +365,21 @@ impl Net {
             self.armed = false;
             self.shared.disarm();
             self.polls = COOL_POLLS - 1;
+        }
+    }
+}
+
+#[cfg(test)]
+impl Net {
+    /// What its device has done so far.
+    fn rdma_counts(&self) -> Option<verbs::RdmaCounts> {
+        self.shared.core()?.link.rdma_counts()
+    }
+
+    /// Ends its device without a word to anybody.
+    fn drop_device(&mut self) {
+        if let Some(mut core) = self.shared.core() {
+            core.link.drop_device();
         }
     }
 }
@@ -375,6 +403,9 @@ impl Drop for Net {
                 link.counts(),
                 link.dropped(),
             ));
+            if let Some(rdma) = link.rdma_counts() {
+                log::info(format_args!("{} through the device: {rdma:?}", self.me));
+            }
         }
     }
 }
