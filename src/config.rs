@@ -17,6 +17,47 @@ pub(crate) enum CmaPolicy {
     WriteOnly,
 }
 
+/// Whether RDMA devices are used (FI_UDRV_RDMA).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RdmaPolicy {
+    /// Where one works.
+    Auto,
+    Off,
+    /// Without one there is no endpoint.
+    Require,
+}
+
+/// A name of FI_UDRV_NIC: a device, and perhaps one port of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct NicName {
+    pub(crate) device: String,
+    pub(crate) port: Option<u8>,
+}
+
+impl NicName {
+    /// The names of a list such as `mlx5_0,mlx5_2:1`; `None` if it is none.
+    pub(crate) fn list(text: &str) -> Option<Vec<Self>> {
+        text.split(',').map(|name| Self::one(name.trim())).collect()
+    }
+
+    fn one(text: &str) -> Option<Self> {
+        let (device, port) = match text.split_once(':') {
+            Some((device, port)) => (device, Some(port.parse().ok().filter(|port| *port > 0)?)),
+            None => (text, None),
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        let good = !device.is_empty() && device.chars().all(plain);
+        good.then(|| Self { device: device.to_owned(), port })
+    }
+}
+
+impl fmt::Display for NicName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.device)?;
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
 /// One variable.
 #[derive(Debug)]
 pub(crate) struct Variable {
@@ -77,6 +118,14 @@ pub(crate) const VARIABLES: &[Variable] = &[
         help: "How long a peer on another node may be silent while something is owed before it counts as dead, seconds, 1 to 86400 (default: 120)",
     },
     Variable {
+        name: "RDMA",
+        help: "InfiniBand and RoCE devices for peers of other nodes: auto (where one works), off, or require (without one there is no endpoint) (default: auto)",
+    },
+    Variable {
+        name: "NIC",
+        help: "RDMA devices that may be used, names with or without a port, such as mlx5_0,mlx5_2:1; the nearest of them is (default: any, first the one that has the endpoint's address)",
+    },
+    Variable {
         name: "NET_BUFFER",
         help: "Packets that an endpoint keeps until its peers have acknowledged them, bytes, 1048576 to 17179869184 (default: 67108864)",
     },
@@ -127,6 +176,10 @@ pub(crate) struct Config {
     pub(crate) net_buffer: usize,
     /// FI_UDRV_STREAMS
     pub(crate) streams: usize,
+    /// FI_UDRV_RDMA
+    pub(crate) rdma: RdmaPolicy,
+    /// FI_UDRV_NIC; empty: any
+    pub(crate) nics: Vec<NicName>,
 }
 
 impl Default for Config {
@@ -146,6 +199,8 @@ impl Default for Config {
             peer_timeout_s: 120,
             net_buffer: 64 << 20,
             streams: 256,
+            rdma: RdmaPolicy::Auto,
+            nics: Vec::new(),
         }
     }
 }
@@ -201,6 +256,20 @@ impl Config {
         config.iface = lookup("IFACE").filter(|text| !text.is_empty());
         // Judged where it is used, which refuses a bad one; ignoring it would open the job.
         config.job_key = lookup("JOB_KEY").map(Secret);
+        if let Some(text) = lookup("RDMA") {
+            match text.trim().to_ascii_lowercase().as_str() {
+                "auto" | "1" => config.rdma = RdmaPolicy::Auto,
+                "off" | "0" => config.rdma = RdmaPolicy::Off,
+                "require" => config.rdma = RdmaPolicy::Require,
+                _ => complain("RDMA", &text, "auto, off or require"),
+            }
+        }
+        if let Some(text) = lookup("NIC").filter(|text| !text.trim().is_empty()) {
+            match NicName::list(&text) {
+                Some(nics) => config.nics = nics,
+                None => complain("NIC", &text, "a list of devices such as mlx5_0,mlx5_2:1"),
+            }
+        }
         if let Some(text) = lookup("CMA") {
             match text.trim().to_ascii_lowercase().as_str() {
                 "auto" => config.cma = CmaPolicy::Auto,
@@ -248,6 +317,8 @@ mod tests {
             ("MTU", "9000"),
             ("PEER_TIMEOUT", "5"),
             ("NET_BUFFER", "1048576"),
+            ("RDMA", "Require"),
+            ("NIC", "mlx5_0, rxe0:2"),
         ]);
         assert_eq!(config.eager_max, 100);
         assert_eq!(config.cma, CmaPolicy::Off);
@@ -257,6 +328,9 @@ mod tests {
         assert!(!format!("{network:?}").contains("between us"));
         assert_eq!((network.shm, network.net, network.mtu), (false, false, Some(9000)));
         assert_eq!((network.peer_timeout_s, network.net_buffer), (5, 1 << 20));
+        assert_eq!(network.rdma, RdmaPolicy::Require);
+        let nics: Vec<String> = network.nics.iter().map(ToString::to_string).collect();
+        assert_eq!(nics, ["mlx5_0", "rxe0:2"]);
         assert_eq!((complaints, more), (0, 0));
     }
 
@@ -272,7 +346,21 @@ mod tests {
             ("MTU", "575"),
             ("PEER_TIMEOUT", "0"),
             ("NET_BUFFER", "64M"),
+            ("RDMA", "yes"),
+            ("NIC", "a:0"),
         ]);
-        assert_eq!(nonsense, (Config::default(), 9));
+        assert_eq!(nonsense, (Config::default(), 11));
+    }
+
+    #[test]
+    fn names_of_nics() {
+        let one = |text: &str| NicName::list(text).map(|list| list.len());
+        assert_eq!(
+            (one("mlx5_0"), one("mlx5_0:1, rxe0"), one("a,b:2,c")),
+            (Some(1), Some(2), Some(3))
+        );
+        for bad in ["", ",", "a:", "a:x", "a:0", "a:300", "../x", "a b"] {
+            assert_eq!(one(bad), None, "{bad}");
+        }
     }
 }

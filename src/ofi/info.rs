@@ -17,7 +17,8 @@ mod tests;
 use crate::config::Config;
 use crate::sys::net::Nic;
 use crate::telemetry::log;
-use crate::transport::net::job_key;
+use crate::transport::net::verbs::RdmaSettings;
+use crate::transport::net::{job_key, verbs};
 use attributes::Attributes;
 use hints::Hints;
 use libfabric_sys::{
@@ -181,6 +182,15 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
             "FI_REMOTE_COMM is granted because it was asked for, but only peers of this node are reached: FI_UDRV_NET=0"
         ));
     }
-    let nic = nic::behind(&place.interface);
+    let rdma = if config.net { rdma_device(&place, config)? } else { None };
+    let nic = rdma.or_else(|| nic::behind(&place.interface));
     Ok(Offer { attributes, place: Some(place), nic })
+}
+
+/// The RDMA device that an endpoint at `place` would use beside its interface.
+fn rdma_device(place: &Place, config: &Config) -> Result<Option<Nic>, Refusal> {
+    let settings = RdmaSettings { policy: config.rdma, nics: config.nics.clone() };
+    verbs::offer(&settings, place.source.0.ip()).map_err(|_| {
+        Refusal::new("FI_UDRV_RDMA", "require", "no RDMA device that works for this address")
+    })
 }

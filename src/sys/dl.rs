@@ -17,6 +17,15 @@ impl Library {
         (!handle.is_null()).then_some(Self { handle, counted: true })
     }
 
+    /// The library, loaded now unless it is already, as the loader finds it. It stays loaded. Its
+    /// constructors run.
+    pub(crate) fn open(name: &CStr) -> Option<Self> {
+        let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
+        // SAFETY: `name` is a C string of a system library.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
+        (!handle.is_null()).then_some(Self { handle, counted: false })
+    }
+
     /// The library whose code called into ours: where several copies of one library are loaded, the
     /// only way to tell which of them is talking to us.
     pub(crate) fn caller() -> Option<Self> {
@@ -44,6 +53,13 @@ impl Library {
     pub(crate) fn symbol(&self, symbol: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle came from dlopen or is RTLD_DEFAULT; `symbol` is a C string.
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
+    }
+
+    /// The same for one version of a symbol, where a library has several.
+    pub(crate) fn versioned(&self, symbol: &CStr, version: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: as `symbol`.
+        let found = unsafe { libc::dlvsym(self.handle, symbol.as_ptr(), version.as_ptr()) };
+        NonNull::new(found)
     }
 }
 

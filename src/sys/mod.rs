@@ -17,7 +17,9 @@ pub(crate) mod process;
 pub(crate) mod shared_memory;
 pub(crate) mod simd;
 pub(crate) mod tcp;
+pub(crate) mod topology;
 pub(crate) mod udp;
 pub(crate) mod unix;
+pub(crate) mod verbs;
 
 pub(crate) use errno::Errno;

@@ -2,7 +2,7 @@
 
 mod nic;
 
-pub(crate) use nic::Nic;
+pub(crate) use nic::{Nic, PciAddress, RdmaFacts};
 
 use super::errno::{Errno, Result};
 use std::ffi::{CStr, CString};

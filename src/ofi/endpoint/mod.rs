@@ -23,6 +23,7 @@ use crate::transport::address::LocalHost;
 use crate::transport::mux::{Mux, MuxSettings};
 use crate::transport::net::NetSettings;
 use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::net::verbs::RdmaSettings;
 use host::EndpointHost;
 use libfabric_sys::{
     FI_ADDR_STR, FI_ALIAS, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
@@ -388,6 +389,7 @@ impl Endpoint {
                 peer_timeout_s: config.peer_timeout_s,
                 buffer_bytes: config.net_buffer,
                 streams: config.streams,
+                rdma: RdmaSettings { policy: config.rdma, nics: config.nics.clone() },
             }),
         };
         let mux = Mux::open(bind, settings).map_err(|e| {

@@ -7,11 +7,11 @@
 use super::reply::Parts;
 use crate::ofi::guard::entry;
 use crate::ofi::table::{Table, stubs};
-use crate::sys::net::Nic;
+use crate::sys::net::{Nic, PciAddress, RdmaFacts};
 use libfabric_sys::{
-    FI_BUS_UNKNOWN, FI_CLASS_NIC, FI_DUP, FI_EINVAL, FI_ENOMEM, FI_ENOSYS, FI_LINK_DOWN,
-    FI_LINK_UNKNOWN, FI_LINK_UP, fi_bus_attr, fi_bus_attr__bindgen_ty_1, fi_device_attr,
-    fi_link_attr, fi_ops, fi_pci_attr, fid, fid_nic,
+    FI_BUS_PCI, FI_BUS_UNKNOWN, FI_CLASS_NIC, FI_DUP, FI_EINVAL, FI_ENOMEM, FI_ENOSYS,
+    FI_LINK_DOWN, FI_LINK_UNKNOWN, FI_LINK_UP, fi_bus_attr, fi_bus_attr__bindgen_ty_1,
+    fi_device_attr, fi_link_attr, fi_ops, fi_pci_attr, fid, fid_nic,
 };
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt::Write;
@@ -39,20 +39,36 @@ pub(super) fn write(parts: &mut Parts, nic: &Nic) -> Option<*mut fid_nic> {
     let device = fi_device_attr {
         name: parts.text(&nic.name)?,
         device_id: optional(parts, nic.device_id.as_deref())?,
-        device_version: null_mut(),
+        device_version: optional(parts, nic.rdma.as_ref().map(version).as_deref())?,
         vendor_id: optional(parts, nic.vendor_id.as_deref())?,
         driver: optional(parts, nic.driver.as_deref())?,
         firmware: optional(parts, nic.firmware.as_deref())?,
     };
-    // Never FI_BUS_PCI, though the place is known: MPICH up to 5.0 ends the process in MPI_Init when
-    // its hwloc does not know that place, as where that was built without PCI (mpir_hwtopo.c,
-    // "io_device"). It would serve to choose among several infos, and there is only this one.
-    let nowhere = fi_pci_attr { domain_id: 0, bus_id: 0, device_id: 0, function_id: 0 };
-    let bus =
-        fi_bus_attr { bus_type: FI_BUS_UNKNOWN, attr: fi_bus_attr__bindgen_ty_1 { pci: nowhere } };
+    // Of an interface never FI_BUS_PCI, though the place is known: MPICH up to 5.0 ends the process in
+    // MPI_Init when its hwloc does not know that place, as where that was built without PCI
+    // (mpir_hwtopo.c, "io_device"). It would serve to choose among several infos, and there is only
+    // this one. An RDMA device tells it, as those of other providers do.
+    let place = nic.pci.filter(|_| nic.rdma.is_some());
+    let pci = place.map_or(
+        fi_pci_attr { domain_id: 0, bus_id: 0, device_id: 0, function_id: 0 },
+        |PciAddress { domain, bus, device, function }| fi_pci_attr {
+            domain_id: domain,
+            bus_id: bus,
+            device_id: device,
+            function_id: function,
+        },
+    );
+    let bus = fi_bus_attr {
+        bus_type: if place.is_some() { FI_BUS_PCI } else { FI_BUS_UNKNOWN },
+        attr: fi_bus_attr__bindgen_ty_1 { pci },
+    };
     let mac = nic.mac.map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
+    let rdma = nic.rdma.as_ref();
+    let address = rdma.map(|rdma| rdma.address.as_str()).or(mac.as_deref());
+    let ethernet = mac.as_ref().map(|_| "Ethernet");
+    let network = rdma.map(|rdma| rdma.network).or(ethernet);
     let link = fi_link_attr {
-        address: optional(parts, mac.as_deref())?,
+        address: optional(parts, address)?,
         mtu: nic.mtu.unwrap_or(0) as usize,
         speed: usize::try_from(nic.speed_bps.unwrap_or(0)).unwrap_or(usize::MAX),
         state: match nic.running {
@@ -60,7 +76,7 @@ pub(super) fn write(parts: &mut Parts, nic: &Nic) -> Option<*mut fid_nic> {
             Some(false) => FI_LINK_DOWN,
             None => FI_LINK_UNKNOWN,
         },
-        network_type: optional(parts, mac.as_ref().map(|_| "Ethernet"))?,
+        network_type: optional(parts, network)?,
     };
     let nic = fid_nic {
         fid: fid { fclass: FI_CLASS_NIC, context: null_mut(), ops: OPS.as_mut_ptr() },
@@ -70,6 +86,10 @@ pub(super) fn write(parts: &mut Parts, nic: &Nic) -> Option<*mut fid_nic> {
         prov_attr: null_mut(),
     };
     parts.structure(nic)
+}
+
+fn version(rdma: &RdmaFacts) -> String {
+    format!("{:#x}", rdma.version)
 }
 
 /// A copy of the text, or a null pointer for none; `None` when there is no memory.
@@ -218,8 +238,20 @@ unsafe fn describe(nic: &fid_nic) -> String {
             let _ = writeln!(out, "            {name}: {}", text(value));
         }
     }
-    if !nic.bus_attr.is_null() {
-        out.push_str("        fi_bus_attr:\n            bus_type: FI_BUS_UNKNOWN\n");
+    // SAFETY: the caller vouches.
+    if let Some(bus) = unsafe { nic.bus_attr.as_ref() } {
+        // SAFETY: plain numbers, of the only kind of bus that has any.
+        let fi_pci_attr { domain_id, bus_id, device_id, function_id } = unsafe { bus.attr.pci };
+        out.push_str("        fi_bus_attr:\n            bus_type: ");
+        match bus.bus_type {
+            FI_BUS_PCI => {
+                let _ = writeln!(
+                    out,
+                    "FI_BUS_PCI\n            fi_pci_attr:\n                domain_id: {domain_id}\n                bus_id: {bus_id}\n                device_id: {device_id}\n                function_id: {function_id}"
+                );
+            }
+            _ => out.push_str("FI_BUS_UNKNOWN\n"),
+        }
     }
     // SAFETY: the caller vouches.
     if let Some(link) = unsafe { nic.link_attr.as_ref() } {

@@ -26,6 +26,19 @@ pub(crate) struct Nic {
     pub(crate) speed_bps: Option<u64>,
     /// True when it is up and has a carrier.
     pub(crate) running: Option<bool>,
+    /// Of an RDMA device, whose name is its own and not an interface's.
+    pub(crate) rdma: Option<RdmaFacts>,
+}
+
+/// What an RDMA device tells beside.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RdmaFacts {
+    /// Of the hardware.
+    pub(crate) version: u32,
+    /// The port's GID, as text.
+    pub(crate) address: String,
+    /// `InfiniBand` or `Ethernet`.
+    pub(crate) network: &'static str,
 }
 
 /// Where a device is on the PCI bus.
@@ -39,7 +52,7 @@ pub(crate) struct PciAddress {
 
 impl PciAddress {
     /// From `0000:3b:00.1`.
-    fn from_text(text: &str) -> Option<Self> {
+    pub(crate) fn from_text(text: &str) -> Option<Self> {
         let mut parts = text.split([':', '.']);
         let mut part = |digits: usize| {
             let part = parts.next().filter(|part| part.len() == digits)?;
@@ -82,6 +95,7 @@ impl Nic {
             mtu: queries.as_ref().and_then(|q| q.mtu(name)),
             speed_bps: queries.as_ref().and_then(|q| q.speed_bps(name)),
             running: queries.as_ref().and_then(|q| q.running(name)),
+            rdma: None,
         }
     }
 }

@@ -106,7 +106,7 @@ impl Shared {
         self.timer.disarm();
     }
 
-    fn run(&self, link: &OwnedFd) {
+    fn run(&self, links: &[OwnedFd]) {
         let mut look = LOOK_NS;
         while !self.stop.load(Ordering::Acquire) {
             let now = clock::now_ns();
@@ -115,11 +115,11 @@ impl Shared {
                 let traffic = self.traffic.swap(false, Ordering::Relaxed);
                 look = if traffic { LOOK_NS } else { (look * 2).min(LOOK_MAX_NS) };
                 self.dozes.store(look > LOOK_NS, Ordering::Relaxed);
-                self.wait(None, Some(now + look.max(present_until - now)));
+                self.wait(&[], Some(now + look.max(present_until - now)));
                 continue;
             }
             let Ok(mut core) = self.core.try_lock() else {
-                self.wait(None, Some(now + LOOK_NS)); // the application is there
+                self.wait(&[], Some(now + LOOK_NS)); // the application is there
                 continue;
             };
             core.turn_in_background(now);
@@ -127,13 +127,16 @@ impl Shared {
                 self.timer.arm(1); // long ago: now
             }
             let next = core.machine.next_timeout();
+            let quiet = core.link.sleep();
             drop(core);
-            self.wait(Some(link), next);
+            if quiet {
+                self.wait(links, next);
+            }
         }
     }
 
-    /// Sleeps until `link` is readable, the bell rings, or `until` has come.
-    fn wait(&self, link: Option<&OwnedFd>, until: Option<u64>) {
+    /// Sleeps until one of `links`, at most two, is readable, the bell rings, or `until` has come.
+    fn wait(&self, links: &[OwnedFd], until: Option<u64>) {
         let ms = match until {
             None => -1,
             Some(at) => {
@@ -143,9 +146,12 @@ impl Shared {
         };
         let bell = self.bell.fd();
         // A signal or a lack of memory ends the sleep early: the loop looks again.
-        let _ = match link {
-            Some(link) => wait_any([bell, link.as_fd()], ms).map(|ready| ready[0]),
-            None => wait_any([bell], ms).map(|ready| ready[0]),
+        let _ = match links {
+            [] => wait_any([bell], ms).map(|ready| ready[0]),
+            [socket] => wait_any([bell, socket.as_fd()], ms).map(|ready| ready[0]),
+            [socket, device, ..] => {
+                wait_any([bell, socket.as_fd(), device.as_fd()], ms).map(|ready| ready[0])
+            }
         }
         .map(|rang| rang && self.bell.silence());
     }
@@ -161,8 +167,8 @@ pub(super) struct Background {
 impl Background {
     /// Errors: EAGAIN when the system has no more threads, EMFILE, ENFILE.
     pub(super) fn start(shared: &Arc<Shared>) -> Result<Self, Errno> {
-        let link = match shared.core() {
-            Some(core) => core.link.fd().try_clone_to_owned()?,
+        let links = match shared.core() {
+            Some(core) => core.link.watched()?,
             None => return Err(Errno(libc::EAGAIN)),
         };
         let mine = shared.clone();
@@ -171,7 +177,7 @@ impl Background {
             .stack_size(STACK)
             .spawn(move || {
                 block_signals();
-                mine.run(&link);
+                mine.run(&links);
             })?;
         Ok(Self { shared: shared.clone(), thread: Some(thread) })
     }

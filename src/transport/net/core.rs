@@ -4,7 +4,7 @@
 use super::link::{Link, LinkSink};
 use super::reliable::packet::{Header, Kind};
 use super::reliable::{Reliable, Sink};
-use super::udp::UdpLink;
+use super::verbs::HybridLink;
 use crate::sys::Errno;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Address, Departure, MAX_HEADER, PeerId};
@@ -28,7 +28,7 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) machine: Reliable,
-    pub(super) link: UdpLink,
+    pub(super) link: HybridLink,
     /// The machine's numbers of peers: it meets some before the application does.
     pub(super) peers: PeerTable,
     inbox: VecDeque<Event>,
@@ -113,7 +113,7 @@ impl<S: Sink> LinkSink for Inwards<'_, S> {
 }
 
 impl Core {
-    pub(super) fn new(machine: Reliable, link: UdpLink, peers: PeerTable) -> Self {
+    pub(super) fn new(machine: Reliable, link: HybridLink, peers: PeerTable) -> Self {
         let inbox = VecDeque::new();
         Self { machine, link, peers, inbox, inbox_bytes: 0, background_turns: 0 }
     }
@@ -156,7 +156,7 @@ impl Core {
 #[inline]
 fn turn(
     machine: &mut Reliable,
-    link: &mut UdpLink,
+    link: &mut HybridLink,
     now: u64,
     sink: impl Sink,
     full: bool,

@@ -7,6 +7,7 @@ pub(crate) mod link;
 pub(crate) mod reliable;
 pub(crate) mod stream;
 pub(crate) mod udp;
+pub(crate) mod verbs;
 
 use self::background::{Background, Shared};
 use self::core::{Core, Event};
@@ -22,6 +23,7 @@ use reliable::{Reliable, Settings, Sink};
 use std::sync::Arc;
 use stream::{StreamSink, Streams};
 use udp::UdpLink;
+use verbs::{HybridLink, RdmaSettings};
 
 /// First byte of the message that tells a peer which of our streams to it broke; PROTOCOL.md §7.12.
 const STREAM_BROKEN: u8 = 0xf1;
@@ -55,6 +57,8 @@ pub(crate) struct NetSettings {
     pub(crate) buffer_bytes: usize,
     /// FI_UDRV_STREAMS.
     pub(crate) streams: usize,
+    /// Devices beside the socket.
+    pub(crate) rdma: RdmaSettings,
 }
 
 /// Which of the machine's peers is which of the endpoint's.
@@ -135,8 +139,8 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
 
     #[inline]
     fn on_message(&mut self, inner: PeerId, header: &[u8], payload: &[u8]) {
-        if header.first() == Some(&STREAM_BROKEN) {
-            return self.on_broken(inner, header);
+        if let [STREAM_BROKEN, 0, 0, 0, number @ ..] = header {
+            return self.on_broken(inner, number);
         }
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_message(peer, header, payload);
@@ -162,9 +166,10 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
 impl<H: Handler, F: FnMut(PeerId)> Upwards<'_, H, F> {
     /// The peer says that its streams up to a number broke.
     #[cold]
-    fn on_broken(&mut self, inner: PeerId, header: &[u8]) {
-        let number = header.get(4..8).and_then(|bytes| bytes.try_into().ok());
-        let (Some(number), Some(streams)) = (number, self.streams.as_mut()) else { return };
+    fn on_broken(&mut self, inner: PeerId, number: &[u8]) {
+        let (Ok(number), Some(streams)) = (number.try_into(), self.streams.as_mut()) else {
+            return;
+        };
         let mut above = Above { numbers: self.numbers, handler: self.handler };
         streams.on_broken(inner, u32::from_le_bytes(number), &mut above);
     }
@@ -204,8 +209,9 @@ impl<H: Handler> StreamSink for Above<'_, H> {
 const ORPHANED: SendError = SendError::Unreachable(Errno(libc::EOWNERDEAD));
 
 impl Net {
-    /// The transport of the endpoint `me` over `link`; `peers` knows this host and nobody yet.
-    /// Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread).
+    /// The transport of the endpoint `me` over `link`, and over a device where there is one; `peers`
+    /// knows this host and nobody yet. Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread), ENODEV
+    /// (no device, and one has to be).
     pub(crate) fn open(
         me: Address,
         link: UdpLink,
@@ -216,13 +222,15 @@ impl Net {
         let (low, high) = seed.split_at_mut(8);
         low.copy_from_slice(&process::random_u64().to_le_bytes());
         high.copy_from_slice(&process::random_u64().to_le_bytes());
+        let rdma = verbs::open(&settings.rdma, &me, &settings.key)?;
+        let link = HybridLink::new(link, rdma);
         let datagram_max = link.datagram_max();
         let streams = match settings.streams {
             0 => None,
             limit => Some(Streams::open(link.local_addr().unwrap_or(me.0), limit)?),
         };
         let listens = streams.as_ref().is_some_and(Streams::listens);
-        let window = link.receive_buffer() / (datagram_max + PACKET_COST);
+        let window = link.receive_window(datagram_max + PACKET_COST);
         let machine = Reliable::new(
             Settings {
                 life: process::random_u64() | 1,
@@ -249,7 +257,9 @@ impl Net {
     /// Adds the descriptors that tell of work to `epoll`.
     pub(crate) fn watch(&self, epoll: &Epoll, token: u64) -> Result<(), Errno> {
         let core = self.shared.core().ok_or(Errno(libc::EOWNERDEAD))?;
-        epoll.add(core.link.fd(), token)?;
+        for fd in core.link.fds() {
+            epoll.add(fd, token)?;
+        }
         if let Some(streams) = &self.streams {
             epoll.add(streams.fd(), token)?;
         }
@@ -338,7 +348,11 @@ impl Net {
         let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
             return false;
         };
-        let Some(core) = self.shared.core() else { return false };
+        let Some(mut core) = self.shared.core() else { return false };
+        // A device places bytes better than the kernel's TCP.
+        if core.link.goes_direct(address) {
+            return false;
+        }
         streams.is_ready(&core.machine, inner, address, clock::now_ns())
     }
 
@@ -448,6 +462,10 @@ impl Net {
             let Core { machine, link, .. } = &mut *core;
             machine.poll_transmit(now, link);
         }
+        if !core.link.sleep() {
+            self.polls = COOL_POLLS - 1;
+            return false;
+        }
         self.shared.arm(core.machine.next_timeout().map(|at| at.max(now + 1)));
         self.armed = true;
         true
@@ -491,6 +509,21 @@ fn streams_turn(
     n
 }
 
+#[cfg(test)]
+impl Net {
+    /// What its device has done so far.
+    fn rdma_counts(&self) -> Option<verbs::RdmaCounts> {
+        self.shared.core()?.link.rdma_counts()
+    }
+
+    /// Ends its device without a word to anybody.
+    fn drop_device(&mut self) {
+        if let Some(mut core) = self.shared.core() {
+            core.link.drop_device();
+        }
+    }
+}
+
 impl Drop for Net {
     fn drop(&mut self) {
         // Ends the thread, or forgets it in a forked child, which must not speak for its parent.
@@ -511,6 +544,9 @@ impl Drop for Net {
                 link.dropped(),
                 self.streams.as_ref().map(Streams::counts).unwrap_or_default(),
             ));
+            if let Some(rdma) = link.rdma_counts() {
+                log::info(format_args!("{} through the device: {rdma:?}", self.me));
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 //! and polls nothing.
 
 use super::*;
+use crate::config::RdmaPolicy;
 use crate::transport::address::LocalHost;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -47,6 +48,7 @@ impl End {
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
             streams: 4,
+            rdma: RdmaSettings { policy: RdmaPolicy::Off, nics: Vec::new() },
         };
         let peers = PeerTable::new(LocalHost::default());
         let net = Net::open(me, link, PeerTable::new(LocalHost::default()), settings).unwrap();

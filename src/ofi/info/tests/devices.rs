@@ -3,7 +3,7 @@
 use super::super::nic::{behind, write};
 use super::super::reply::Parts;
 use super::*;
-use crate::sys::net::{Nic, interfaces};
+use crate::sys::net::{Nic, PciAddress, RdmaFacts, interfaces};
 
 fn nic() -> Nic {
     Nic {
@@ -17,6 +17,31 @@ fn nic() -> Nic {
         mtu: Some(9000),
         speed_bps: Some(25_000_000_000),
         running: Some(true),
+        rdma: None,
+    }
+}
+
+#[test]
+fn an_rdma_device_tells_where_it_is() {
+    let pci = Some(PciAddress { domain: 0, bus: 0x3b, device: 2, function: 1 });
+    let address = "::ffff:10.0.0.1".to_owned();
+    let rdma = Some(RdmaFacts { version: 16, address, network: "InfiniBand" });
+    let nic = written(&Nic { name: "mlx5_0".to_owned(), pci, mac: None, rdma, ..nic() });
+    let copy = duplicate(nic);
+    for nic in [nic, copy] {
+        let text = printed(nic, "", 4096);
+        for line in [
+            "name: mlx5_0",
+            "device_version: 0x10",
+            "bus_type: FI_BUS_PCI",
+            "bus_id: 59",
+            "function_id: 1",
+            "address: ::ffff:10.0.0.1",
+            "network_type: InfiniBand",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        close(nic);
     }
 }
 

@@ -1,0 +1,191 @@
+//! Completion queues, and the channel that tells of their entries.
+
+use super::device::{Context, set_nonblocking};
+use super::owned::{Owned, check};
+use crate::sys::errno::{Errno, Result};
+use rdma_core_sys::{
+    IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_SRC_QP, IBV_WC_GRH, IBV_WC_SUCCESS, ibv_comp_channel,
+    ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_create_cq_ex, ibv_end_poll, ibv_poll_cq,
+    ibv_poll_cq_attr, ibv_req_notify_cq, ibv_start_poll, ibv_wc, ibv_wc_read_byte_len,
+    ibv_wc_read_src_qp, ibv_wc_read_wc_flags,
+};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Entries that one call takes at most.
+pub(super) const BATCH: usize = 32;
+
+/// What became of a work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Completion {
+    /// Of the work request.
+    pub(super) id: u64,
+    /// An `ibv_wc_status`; 0 is success, and otherwise the rest means nothing.
+    pub(super) status: u32,
+    /// Bytes received.
+    pub(super) len: u32,
+    /// Number of the sender's queue pair.
+    pub(super) source: u32,
+    /// A global routing header is in front of what was received.
+    pub(super) routed: bool,
+}
+
+/// A descriptor that becomes readable when an armed queue gets an entry.
+#[derive(Debug)]
+pub(super) struct Channel {
+    raw: Owned<ibv_comp_channel>,
+    context: Arc<Context>,
+}
+
+impl Channel {
+    /// Errors: EMFILE, ENOMEM.
+    pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        let verbs = context.verbs;
+        // SAFETY: a live context; the channel is ended after its queue, which holds it.
+        let raw = unsafe {
+            Owned::new((verbs.create_comp_channel)(context.as_ptr()), verbs.destroy_comp_channel)
+        }?;
+        let channel = Self { raw, context: context.clone() };
+        // SAFETY: a live channel; the member does not change.
+        set_nonblocking(unsafe { (*channel.raw.as_ptr()).fd })?;
+        Ok(Arc::new(channel))
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor lives as long as the channel.
+        unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).fd) }
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct Cq {
+    raw: Owned<ibv_cq>,
+    /// It has operations of its own (ibv_create_cq_ex(3)).
+    extended: bool,
+    channel: Option<Arc<Channel>>,
+    _context: Arc<Context>,
+}
+
+impl Cq {
+    /// A queue for `entries`; `channel` tells of them when it is armed. `newer`: with operations of
+    /// its own if the driver has them. Errors: EINVAL, ENOMEM, the driver's.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        entries: u32,
+        channel: Option<&Arc<Channel>>,
+        newer: bool,
+    ) -> Result<Self> {
+        let (verbs, raw_context) = (context.verbs, context.as_ptr());
+        let events = channel.map_or(std::ptr::null_mut(), |channel| channel.raw.as_ptr());
+        // SAFETY: all zeroes is a valid ibv_cq_init_attr_ex.
+        let mut attr: ibv_cq_init_attr_ex = unsafe { std::mem::zeroed() };
+        attr.cqe = entries;
+        attr.channel = events;
+        attr.wc_flags = u64::from(IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_SRC_QP);
+        // SAFETY: a live context and channel. An ibv_cq_ex begins as an ibv_cq and is ended as one.
+        let made = unsafe {
+            let raw = if newer { ibv_create_cq_ex(raw_context, &mut attr) } else { None };
+            raw.and_then(|raw| Owned::new(raw.cast::<ibv_cq>(), verbs.destroy_cq).ok())
+        };
+        let (raw, extended) = match made {
+            Some(raw) => (raw, true),
+            None => {
+                let entries = entries as i32;
+                // SAFETY: as above.
+                let raw = unsafe {
+                    let none = std::ptr::null_mut();
+                    let raw = (verbs.create_cq)(raw_context, entries, none, events, 0);
+                    Owned::new(raw, verbs.destroy_cq)
+                }?;
+                (raw, false)
+            }
+        };
+        Ok(Self { raw, extended, channel: channel.cloned(), _context: context.clone() })
+    }
+
+    #[inline]
+    pub(super) fn as_ptr(&self) -> *mut ibv_cq {
+        self.raw.as_ptr()
+    }
+
+    /// It is polled through operations of its own.
+    pub(super) fn is_extended(&self) -> bool {
+        self.extended
+    }
+
+    /// Takes completions, at most as many as there is room for. Errors: the driver's; the queue is
+    /// of no use any more.
+    #[inline]
+    pub(super) fn poll(&mut self, room: &mut [Completion; BATCH]) -> Result<usize> {
+        if self.extended { self.poll_extended(room) } else { self.poll_plain(room) }
+    }
+
+    /// One entry between start and end: what `ibv_next_poll` leaves behind when there is no other is
+    /// not the same with all drivers. The man page wants `ibv_end_poll` after it, rxe's of rdma-core
+    /// 44 has done that by itself, and would throw the next entry away.
+    fn poll_extended(&mut self, room: &mut [Completion; BATCH]) -> Result<usize> {
+        let cq: *mut ibv_cq_ex = self.raw.as_ptr().cast();
+        for (n, completion) in room.iter_mut().enumerate() {
+            let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
+            // SAFETY: a live extended queue, polled by nobody else (`&mut self`); values are read
+            // between start and end, and beyond id and status only where that is success.
+            unsafe {
+                match ibv_start_poll(cq, &mut attr) {
+                    0 => (),
+                    libc::ENOENT => return Ok(n),
+                    rc => return Err(Errno(rc.abs())),
+                }
+                let (id, status) = ((*cq).wr_id, (*cq).status);
+                *completion = Completion { id, status, ..Completion::default() };
+                if status == IBV_WC_SUCCESS {
+                    completion.len = ibv_wc_read_byte_len(cq);
+                    completion.source = ibv_wc_read_src_qp(cq);
+                    completion.routed = ibv_wc_read_wc_flags(cq) & IBV_WC_GRH != 0;
+                }
+                ibv_end_poll(cq);
+            }
+        }
+        Ok(BATCH)
+    }
+
+    fn poll_plain(&mut self, room: &mut [Completion; BATCH]) -> Result<usize> {
+        // SAFETY: all zeroes is a valid ibv_wc.
+        let mut entries: [ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
+        // SAFETY: a live queue and room for so many entries.
+        let n = unsafe { ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, entries.as_mut_ptr()) };
+        let n = usize::try_from(n).map_err(|_| Errno(libc::EIO))?;
+        for (completion, entry) in room.iter_mut().zip(entries.iter().take(n)) {
+            *completion = Completion {
+                id: entry.wr_id,
+                status: entry.status,
+                len: entry.byte_len,
+                source: entry.src_qp,
+                routed: entry.wc_flags & IBV_WC_GRH != 0,
+            };
+        }
+        Ok(n)
+    }
+
+    /// The next entry makes the channel readable, once. Who then finds the queue empty may sleep.
+    /// Errors: the driver's.
+    pub(super) fn arm(&mut self) -> Result<()> {
+        // SAFETY: a live queue.
+        check(unsafe { ibv_req_notify_cq(self.raw.as_ptr(), 0) })
+    }
+
+    /// Makes the channel unreadable. An event keeps the queue from being ended until it is
+    /// acknowledged.
+    pub(super) fn silence(&mut self) {
+        let Some(channel) = &self.channel else { return };
+        let verbs = channel.context.verbs;
+        let mut cq = std::ptr::null_mut();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a live channel that does not block, and whose only queue is this one.
+        unsafe {
+            while (verbs.get_cq_event)(channel.raw.as_ptr(), &mut cq, &mut context) == 0 {
+                (verbs.ack_cq_events)(self.raw.as_ptr(), 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Devices, and what they tell of themselves.
+
+use super::library::{CLASS, Verbs, verbs};
+use super::owned::{Owned, check};
+use crate::sys::errno::{Errno, Result};
+use crate::sys::net::PciAddress;
+use rdma_core_sys::{
+    IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_context, ibv_device, ibv_device_attr, ibv_pd,
+};
+use std::ffi::CStr;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The devices of this host.
+pub(crate) struct DeviceList {
+    verbs: &'static Verbs,
+    list: *mut *mut ibv_device,
+    len: usize,
+}
+
+/// One of them; its context may outlive the list.
+#[derive(Clone, Copy)]
+pub(crate) struct Device<'a> {
+    list: &'a DeviceList,
+    raw: *mut ibv_device,
+}
+
+/// A device that is open.
+pub(super) struct Context {
+    raw: Owned<ibv_context>,
+    pub(super) verbs: &'static Verbs,
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub(super) struct Pd {
+    raw: Owned<ibv_pd>,
+    pub(super) context: Arc<Context>,
+}
+
+/// What a device tells of itself.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DeviceFacts {
+    pub(crate) firmware: Option<String>,
+    /// PCI identifiers, as sysfs writes them: `0x15b3`.
+    pub(crate) vendor_id: Option<String>,
+    pub(crate) device_id: Option<String>,
+    pub(crate) version: u32,
+    pub(crate) ports: u8,
+    /// Most work requests of a queue, and entries of a completion queue.
+    pub(crate) max_requests: u32,
+    pub(crate) max_completions: u32,
+    /// From sysfs; a device without hardware, such as rdma_rxe's, is nowhere.
+    pub(crate) pci: Option<PciAddress>,
+    pub(crate) numa_node: Option<u32>,
+    pub(crate) driver: Option<String>,
+}
+
+impl DeviceList {
+    /// Errors: ENOSYS without libibverbs or without support in the kernel, ENOMEM, EPERM.
+    pub(crate) fn new() -> Result<Self> {
+        let verbs = verbs()?;
+        let mut len = 0;
+        // SAFETY: fills a live local.
+        let list = unsafe { (verbs.get_device_list)(&mut len) };
+        if list.is_null() {
+            return Err(Errno::last());
+        }
+        Ok(Self { verbs, list, len: usize::try_from(len).unwrap_or(0) })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Device<'_>> {
+        // SAFETY: the library says that the list has so many entries.
+        (0..self.len).map(|i| Device { list: self, raw: unsafe { *self.list.add(i) } })
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: the list is the library's and nobody uses it any more; open devices stay valid.
+        unsafe { (self.verbs.free_device_list)(self.list) };
+    }
+}
+
+impl Device<'_> {
+    /// Such as `mlx5_0`.
+    pub(crate) fn name(&self) -> String {
+        // SAFETY: a device of a live list; the name is a C string.
+        unsafe { CStr::from_ptr((&raw const (*self.raw).name).cast()) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// True for InfiniBand and RoCE adapters. Others have no UD queue pairs as InfiniBand defines
+    /// them (iWARP), or ones of their own kind (EFA).
+    pub(crate) fn is_adapter(&self) -> bool {
+        // SAFETY: a device of a live list.
+        unsafe {
+            (*self.raw).node_type == IBV_NODE_CA && (*self.raw).transport_type == IBV_TRANSPORT_IB
+        }
+    }
+
+    /// Opens it. Errors: EACCES, EPERM, EMFILE, ENODEV, ENOMEM …
+    pub(crate) fn open(&self) -> Result<OpenDevice> {
+        let verbs = self.list.verbs;
+        // SAFETY: a device of a live list; the context is ended after all that was made of it,
+        // because they hold it.
+        let raw = unsafe { Owned::new((verbs.open_device)(self.raw), verbs.close_device) }?;
+        Ok(OpenDevice { name: self.name(), context: Arc::new(Context { raw, verbs }) })
+    }
+}
+
+/// A device that is open, by name.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenDevice {
+    pub(super) name: String,
+    pub(super) context: Arc<Context>,
+}
+
+impl OpenDevice {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it tells of itself. Errors: the driver's.
+    pub(crate) fn facts(&self) -> Result<DeviceFacts> {
+        // SAFETY: all zeroes is a valid ibv_device_attr; the call fills it.
+        let attr = unsafe {
+            let mut attr: ibv_device_attr = std::mem::zeroed();
+            check((self.context.verbs.query_device)(self.context.as_ptr(), &mut attr))?;
+            attr
+        };
+        // SAFETY: fw_ver is a C string.
+        let firmware = unsafe { CStr::from_ptr(attr.fw_ver.as_ptr()) }.to_string_lossy();
+        let number = |id: u32| (id != 0).then(|| format!("0x{id:04x}"));
+        let place = PathBuf::from(format!("{CLASS}/{}/device", self.name));
+        let file = |what: &str| std::fs::read_to_string(place.join(what)).ok();
+        let device = std::fs::canonicalize(&place).ok();
+        let last = |path: PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());
+        Ok(DeviceFacts {
+            firmware: Some(firmware.into_owned()).filter(|text| !text.trim().is_empty()),
+            vendor_id: number(attr.vendor_id),
+            device_id: number(attr.vendor_part_id),
+            version: attr.hw_ver,
+            ports: attr.phys_port_cnt,
+            max_requests: u32::try_from(attr.max_qp_wr).unwrap_or(0),
+            max_completions: u32::try_from(attr.max_cqe).unwrap_or(0),
+            pci: device.and_then(last).and_then(|name| PciAddress::from_text(&name)),
+            // -1 where the system has no such thing.
+            numa_node: file("numa_node").and_then(|text| text.trim().parse().ok()),
+            driver: std::fs::canonicalize(place.join("driver")).ok().and_then(last),
+        })
+    }
+}
+
+impl Context {
+    #[inline]
+    pub(super) fn as_ptr(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.raw.fmt(f)
+    }
+}
+
+impl Pd {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        let verbs = context.verbs;
+        // SAFETY: a live context; the domain is ended after all that was made of it, because they
+        // hold it.
+        let raw = unsafe { Owned::new((verbs.alloc_pd)(context.as_ptr()), verbs.dealloc_pd) }?;
+        Ok(Arc::new(Self { raw, context: context.clone() }))
+    }
+
+    #[inline]
+    pub(super) fn as_ptr(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+/// Makes `fd` return at once where it would wait.
+pub(super) fn set_nonblocking(fd: RawFd) -> Result<()> {
+    // SAFETY: flags of a descriptor that the caller has open.
+    unsafe {
+        let flags = crate::sys::errno::check(libc::fcntl(fd, libc::F_GETFL))?;
+        crate::sys::errno::check(libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK))?;
+    }
+    Ok(())
+}

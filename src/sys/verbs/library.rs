@@ -1,0 +1,104 @@
+//! libibverbs itself: found when a device is there, never linked.
+
+use crate::sys::dl::Library;
+use crate::sys::errno::{Errno, Result};
+use crate::telemetry::log;
+use once_cell::sync::OnceCell;
+use rdma_core_sys::{
+    _compat_ibv_port_attr, ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
+    ibv_device_attr, ibv_gid_entry, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex,
+    ibv_qp_init_attr,
+};
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ptr::NonNull;
+
+/// Where the kernel lists RDMA devices.
+pub(super) const CLASS: &str = "/sys/class/infiniband";
+
+/// True if this host shows any RDMA device. Without one libibverbs is not even looked for.
+pub(crate) fn present() -> bool {
+    std::fs::read_dir(CLASS).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+/// Declares the table of functions, each with the version that it is asked for: most have an older
+/// one too, for programs of before 2008.
+macro_rules! table {
+    ($($name:ident = $symbol:literal $version:literal ($($arg:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions of libibverbs that are called here.
+        pub(super) struct Verbs {
+            $(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
+        }
+
+        impl Verbs {
+            /// Error: the function that it lacks.
+            fn load(library: &Library) -> std::result::Result<Self, &'static CStr> {
+                Ok(Self {
+                    $($name: {
+                        let found = library.versioned($symbol, $version).ok_or($symbol)?;
+                        // SAFETY: infiniband/verbs.h declares the function of this name and version
+                        // so, and the library stays loaded.
+                        unsafe {
+                            std::mem::transmute::<
+                                NonNull<c_void>,
+                                unsafe extern "C" fn($($arg),*) $(-> $result)?,
+                            >(found)
+                        }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+table! {
+    get_device_list = c"ibv_get_device_list" c"IBVERBS_1.1" (*mut c_int) -> *mut *mut ibv_device;
+    free_device_list = c"ibv_free_device_list" c"IBVERBS_1.1" (*mut *mut ibv_device);
+    open_device = c"ibv_open_device" c"IBVERBS_1.1" (*mut ibv_device) -> *mut ibv_context;
+    close_device = c"ibv_close_device" c"IBVERBS_1.1" (*mut ibv_context) -> c_int;
+    query_device = c"ibv_query_device" c"IBVERBS_1.1"
+        (*mut ibv_context, *mut ibv_device_attr) -> c_int;
+    query_port = c"ibv_query_port" c"IBVERBS_1.1"
+        (*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
+    // rdma-core 33 and later.
+    query_gids = c"_ibv_query_gid_table" c"IBVERBS_1.11"
+        (*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
+    alloc_pd = c"ibv_alloc_pd" c"IBVERBS_1.1" (*mut ibv_context) -> *mut ibv_pd;
+    dealloc_pd = c"ibv_dealloc_pd" c"IBVERBS_1.1" (*mut ibv_pd) -> c_int;
+    reg_mr = c"ibv_reg_mr" c"IBVERBS_1.1" (*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+    dereg_mr = c"ibv_dereg_mr" c"IBVERBS_1.1" (*mut ibv_mr) -> c_int;
+    create_comp_channel = c"ibv_create_comp_channel" c"IBVERBS_1.0"
+        (*mut ibv_context) -> *mut ibv_comp_channel;
+    destroy_comp_channel = c"ibv_destroy_comp_channel" c"IBVERBS_1.0"
+        (*mut ibv_comp_channel) -> c_int;
+    create_cq = c"ibv_create_cq" c"IBVERBS_1.1"
+        (*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
+    destroy_cq = c"ibv_destroy_cq" c"IBVERBS_1.1" (*mut ibv_cq) -> c_int;
+    get_cq_event = c"ibv_get_cq_event" c"IBVERBS_1.1"
+        (*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+    ack_cq_events = c"ibv_ack_cq_events" c"IBVERBS_1.1" (*mut ibv_cq, c_uint);
+    create_qp = c"ibv_create_qp" c"IBVERBS_1.1" (*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    modify_qp = c"ibv_modify_qp" c"IBVERBS_1.1" (*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+    destroy_qp = c"ibv_destroy_qp" c"IBVERBS_1.1" (*mut ibv_qp) -> c_int;
+    qp_to_qp_ex = c"ibv_qp_to_qp_ex" c"IBVERBS_1.6" (*mut ibv_qp) -> *mut ibv_qp_ex;
+    create_ah = c"ibv_create_ah" c"IBVERBS_1.1" (*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
+    destroy_ah = c"ibv_destroy_ah" c"IBVERBS_1.1" (*mut ibv_ah) -> c_int;
+}
+
+/// The library, loaded at the first call. Errors: ENOSYS when there is none, or too old a one.
+pub(super) fn verbs() -> Result<&'static Verbs> {
+    // What was found stays: the library is never unloaded.
+    static VERBS: OnceCell<Verbs> = OnceCell::new();
+    VERBS.get_or_try_init(|| {
+        let Some(library) = Library::open(c"libibverbs.so.1") else {
+            log::info(format_args!("libibverbs.so.1 cannot be loaded: RDMA devices are not used"));
+            return Err(Errno(libc::ENOSYS));
+        };
+        Verbs::load(&library).map_err(|lacks| {
+            log::warn(format_args!(
+                "libibverbs.so.1 has no {}: it is older than rdma-core 33, and RDMA devices are not used",
+                lacks.to_string_lossy()
+            ));
+            Errno(libc::ENOSYS)
+        })
+    })
+}

@@ -1,0 +1,117 @@
+//! Memory that a device reads and writes.
+
+use super::device::Pd;
+use super::owned::Owned;
+use crate::sys::errno::{Errno, Result};
+use crate::sys::process;
+use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_mr};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Slots of one size, registered with a device, and nobody else's. What a slot holds belongs to the
+/// device from the moment it is posted until it is complete.
+#[derive(Debug)]
+pub(super) struct Slots {
+    mr: Owned<ibv_mr>,
+    memory: Mapping,
+    slot: usize,
+    _pd: Arc<Pd>,
+}
+
+impl Slots {
+    /// `count` slots of `len` bytes. Errors: ENOMEM, also where the process may lock no more memory
+    /// (RLIMIT_MEMLOCK); the driver's.
+    pub(super) fn new(pd: &Arc<Pd>, count: usize, len: usize) -> Result<Self> {
+        // Each on cache lines of its own.
+        let slot = len.next_multiple_of(64);
+        let memory = Mapping::new(count * slot)?;
+        let verbs = pd.context.verbs;
+        let access = IBV_ACCESS_LOCAL_WRITE as i32;
+        let base = memory.base.as_ptr().cast();
+        // SAFETY: a live domain and mapping; the region is ended before both, by the order of the
+        // members.
+        let mr = unsafe {
+            Owned::new((verbs.reg_mr)(pd.as_ptr(), base, memory.len, access), verbs.dereg_mr)
+        }?;
+        Ok(Self { mr, memory, slot, _pd: pd.clone() })
+    }
+
+    /// The key by which the device knows the memory.
+    #[inline]
+    pub(super) fn lkey(&self) -> u32 {
+        // SAFETY: a live region; the member does not change.
+        unsafe { (*self.mr.as_ptr()).lkey }
+    }
+
+    /// Where slot `index` begins.
+    #[inline]
+    pub(super) fn address(&self, index: usize) -> Option<NonNull<u8>> {
+        let at = index.checked_mul(self.slot)?;
+        // SAFETY: a whole slot follows within the mapping.
+        (at + self.slot <= self.memory.len).then(|| unsafe { self.memory.base.add(at) })
+    }
+
+    /// The first `len` bytes of a slot that is not posted.
+    #[inline]
+    pub(super) fn bytes(&self, index: usize, len: usize) -> Option<&[u8]> {
+        let at = self.address(index).filter(|_| len <= self.slot)?;
+        // SAFETY: within the slot; the device does not write: the caller has its completion.
+        Some(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) })
+    }
+
+    /// Fills the beginning of a slot that is not posted.
+    #[inline]
+    pub(super) fn fill(&mut self, index: usize, from: &[u8]) -> Option<NonNull<u8>> {
+        let at = self.address(index).filter(|_| from.len() <= self.slot)?;
+        // SAFETY: within the slot, which is nobody's now; `from` is other memory.
+        unsafe { at.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        Some(at)
+    }
+}
+
+/// Anonymous memory that forked children do not get.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    home: i32,
+}
+
+// SAFETY: plain memory; its owner decides who touches it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(len: usize) -> Result<Self> {
+        let len = len.next_multiple_of(4096);
+        // SAFETY: a new private mapping at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        // SAFETY: the mapping just made. A kernel that refuses has made it all the same.
+        unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
+        let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
+        Ok(Self { base, len, home: process::pid() })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // In a forked child something else may be there.
+        if process::pid() == self.home {
+            // SAFETY: our mapping, which nobody uses any more.
+            unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! RDMA devices: libibverbs, opened at run time where there is a device, and its objects as owners
+//! that cannot be misused from safe code.
+//!
+//! **Fork.** A forked child has the descriptors of its parent's devices, and would end the parent's
+//! queue pairs with them. So every object remembers its process, and does nothing in another one.
+//!
+//! `ibv_fork_init` is never called: it changes the whole process, which is not ours. What it is for
+//! are kernels before 5.12, where a page that a device writes into could become the child's page
+//! after a fork and the parent's buffer a copy that the device does not know. Our own rings are kept
+//! from children by MADV_DONTFORK, on any kernel. The application's memory is never registered here,
+//! and a driver's own queues are on such a kernel the application's affair as with every provider.
+
+mod cq;
+mod device;
+mod library;
+mod memory;
+mod owned;
+mod port;
+mod qp;
+mod ud;
+
+pub(crate) use device::{DeviceList, OpenDevice};
+pub(crate) use library::present;
+pub(crate) use port::{Gid, GidKind, LinkLayer, Port};
+pub(crate) use qp::{Ah, AhSettings};
+pub(crate) use ud::{Arrival, IpVersion, UdCounts, UdPort, UdSettings};
+
+#[cfg(test)]
+mod tests;

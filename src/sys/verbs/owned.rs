@@ -1,0 +1,61 @@
+//! One object of libibverbs, and what ends it.
+
+use crate::sys::errno::{Errno, Result};
+use crate::sys::process;
+use std::ffi::c_int;
+use std::fmt;
+use std::ptr::NonNull;
+
+/// An object that ends with its owner, in the process that made it.
+pub(super) struct Owned<T> {
+    raw: NonNull<T>,
+    destroy: unsafe extern "C" fn(*mut T) -> c_int,
+    home: i32,
+}
+
+// SAFETY: libibverbs lets any thread use an object. What two threads must not do at once takes
+// `&mut` of its owner here.
+unsafe impl<T> Send for Owned<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Owned<T> {}
+
+impl<T> Owned<T> {
+    /// Takes over what a call returned; null is that call's errno.
+    ///
+    /// # Safety
+    /// `raw` is null or a new object that `destroy` ends, that nobody else does, and that may be
+    /// ended whenever the owner is dropped.
+    pub(super) unsafe fn new(
+        raw: *mut T,
+        destroy: unsafe extern "C" fn(*mut T) -> c_int,
+    ) -> Result<Self> {
+        let raw = NonNull::new(raw).ok_or_else(Errno::last)?;
+        Ok(Self { raw, destroy, home: process::pid() })
+    }
+
+    #[inline]
+    pub(super) fn as_ptr(&self) -> *mut T {
+        self.raw.as_ptr()
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        if process::pid() == self.home {
+            // SAFETY: as `new` has it. What refuses to end is left to the process's end.
+            unsafe { (self.destroy)(self.raw.as_ptr()) };
+        }
+    }
+}
+
+impl<T> fmt::Debug for Owned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:p}", self.raw)
+    }
+}
+
+/// The convention of calls that return 0 or an error number.
+#[inline]
+pub(super) fn check(rc: c_int) -> Result<()> {
+    if rc == 0 { Ok(()) } else { Err(Errno(rc.abs())) }
+}

@@ -1,0 +1,155 @@
+//! Ports of a device, and the addresses (GIDs) that they have.
+
+use super::device::OpenDevice;
+use super::owned::check;
+use crate::sys::errno::{Errno, Result};
+use rdma_core_sys::{
+    _compat_ibv_port_attr, IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2,
+    IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_gid_entry, ibv_port_attr,
+    ibv_query_port_extended,
+};
+
+/// Most GIDs of a device, all ports together: the kernel counts the bytes of the answer in 16 bits.
+const GIDS_MAX: usize = 2000;
+
+/// What a port is connected to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LinkLayer {
+    InfiniBand,
+    Ethernet,
+}
+
+/// The state of a port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Port {
+    pub(crate) number: u8,
+    pub(crate) link: LinkLayer,
+    /// It is up, and configured by the subnet manager where it needs one.
+    pub(crate) active: bool,
+    /// Longest payload of a datagram, bytes.
+    pub(crate) mtu: usize,
+    /// Bits a second; 0: unknown.
+    pub(crate) speed_bps: u64,
+    /// InfiniBand only.
+    pub(crate) lid: u16,
+    pub(crate) service_level: u8,
+}
+
+/// How packets with a GID are carried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum GidKind {
+    InfiniBand,
+    /// Ethernet frames: not routable.
+    RoceV1,
+    /// UDP over IP.
+    RoceV2,
+}
+
+/// An entry of a port's table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Gid {
+    pub(crate) index: u8,
+    pub(crate) raw: [u8; 16],
+    pub(crate) kind: GidKind,
+}
+
+impl OpenDevice {
+    /// Port `number`, from 1 on. Errors: EINVAL, the driver's.
+    pub(crate) fn port(&self, number: u8) -> Result<Port> {
+        // SAFETY: all zeroes is a valid ibv_port_attr.
+        let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+        let (context, verbs) = (self.context.as_ptr(), self.context.verbs);
+        // SAFETY: a live context; both calls fill the structure or its first members, which are
+        // those of the older one.
+        let rc = unsafe {
+            match ibv_query_port_extended(context, number, &mut attr) {
+                libc::EOPNOTSUPP => {
+                    let attr: *mut _compat_ibv_port_attr = (&raw mut attr).cast();
+                    (verbs.query_port)(context, number, attr)
+                }
+                rc => rc,
+            }
+        };
+        check(rc)?;
+        let ethernet = u32::from(attr.link_layer) == IBV_LINK_LAYER_ETHERNET;
+        Ok(Port {
+            number,
+            link: if ethernet { LinkLayer::Ethernet } else { LinkLayer::InfiniBand },
+            active: attr.state == IBV_PORT_ACTIVE,
+            mtu: mtu(attr.active_mtu),
+            speed_bps: speed_bps(attr.active_speed, attr.active_width),
+            lid: attr.lid,
+            service_level: attr.sm_sl,
+        })
+    }
+
+    /// All GIDs of port `number` that are set. Errors: the driver's.
+    pub(crate) fn gids(&self, number: u8) -> Result<Vec<Gid>> {
+        // SAFETY: all zeroes is a valid ibv_gid_entry.
+        let mut entries: Vec<ibv_gid_entry> = vec![unsafe { std::mem::zeroed() }; GIDS_MAX];
+        let size = size_of::<ibv_gid_entry>();
+        let query = self.context.verbs.query_gids;
+        // SAFETY: a live context; the call fills at most so many entries of this size.
+        let n = unsafe { query(self.context.as_ptr(), entries.as_mut_ptr(), GIDS_MAX, 0, size) };
+        let n = usize::try_from(n).map_err(|_| Errno(i32::try_from(-n).unwrap_or(libc::EIO)))?;
+        let of_port = |entry: &&ibv_gid_entry| entry.port_num == u32::from(number);
+        Ok(entries.iter().take(n).filter(of_port).filter_map(gid).collect())
+    }
+}
+
+/// `None` for kinds that are not known here, and where an address handle has no room for the index.
+fn gid(entry: &ibv_gid_entry) -> Option<Gid> {
+    let kind = match entry.gid_type {
+        IBV_GID_TYPE_IB => GidKind::InfiniBand,
+        IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+        IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+        _ => return None,
+    };
+    // SAFETY: both members of the union are plain bytes.
+    Some(Gid { index: u8::try_from(entry.gid_index).ok()?, raw: unsafe { entry.gid.raw }, kind })
+}
+
+/// Bytes of an `ibv_mtu`.
+fn mtu(code: u32) -> usize {
+    if (1..=5).contains(&code) { 128 << code } else { 0 }
+}
+
+/// Bits a second of a link, from its codes (InfiniBand 1.7, PortInfo).
+fn speed_bps(speed: u8, width: u8) -> u64 {
+    const MBPS: [(u8, u64); 9] = [
+        (1, 2_500),
+        (2, 5_000),
+        (4, 10_000),
+        (8, 10_000),
+        (16, 14_000),
+        (32, 25_000),
+        (64, 50_000),
+        (128, 100_000),
+        (0, 0),
+    ];
+    let lane = MBPS.iter().find(|(code, _)| *code == speed).map_or(0, |(_, mbps)| *mbps);
+    let lanes = match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
+    };
+    lane * lanes * 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_the_specification() {
+        assert_eq!([1, 2, 3, 4, 5].map(mtu), [256, 512, 1024, 2048, 4096]);
+        assert_eq!((mtu(0), mtu(6)), (0, 0));
+        assert_eq!(speed_bps(32, 2), 100_000_000_000);
+        assert_eq!(speed_bps(128, 2), 400_000_000_000);
+        assert_eq!(speed_bps(1, 1), 2_500_000_000);
+        assert_eq!((speed_bps(3, 2), speed_bps(32, 0)), (0, 0));
+    }
+}

@@ -1,0 +1,374 @@
+//! A UD queue pair with its rings: datagrams go out from slots of one, and come in in slots of the
+//! other. Safe, because nobody but this file knows which slot is whose.
+
+use super::cq::{self, Channel, Completion, Cq};
+use super::device::{OpenDevice, Pd};
+use super::memory::Slots;
+use super::qp::{self, Ah, AhSettings, SendRequest, UdQp};
+use crate::sys::errno::{Errno, Result};
+use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes in front of every datagram that arrives: room for a global routing header, whether there
+/// is one or not.
+const GRH: usize = 40;
+/// One send of so many reports its completion; it stands for those before it.
+const SIGNAL_EVERY: u64 = 32;
+/// Slots that are given back to the device together.
+const REPOST: usize = 16;
+/// Smallest rings that are of use.
+const RING_MIN: u32 = 64;
+
+/// Of the packets that RoCE makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum IpVersion {
+    V4,
+    V6,
+}
+
+/// How a queue pair is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct UdSettings {
+    pub(crate) port: u8,
+    /// What RoCE packets are made of; `None`: InfiniBand.
+    pub(crate) ip: Option<IpVersion>,
+    /// Longest datagram, bytes.
+    pub(crate) mtu: usize,
+    /// The high bit is not set: such keys are for the system (InfiniBand 1.7, 10.2.5).
+    pub(crate) qkey: u32,
+    /// Slots to send from and to receive in. It may get fewer, but no fewer than 64.
+    pub(crate) send_slots: u32,
+    pub(crate) receive_slots: u32,
+    /// Through the newer operations (`ibv_wr_*`, `ibv_start_poll`) where the driver has them.
+    pub(crate) newer: bool,
+}
+
+/// What it has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct UdCounts {
+    pub(crate) sent: u64,
+    /// Of them, within their requests.
+    pub(crate) inline: u64,
+    /// Calls that posted them.
+    pub(crate) posts: u64,
+    pub(crate) received: u64,
+    /// Of them, marked by a router.
+    pub(crate) marked: u64,
+    /// Completions of sends: one stands for many.
+    pub(crate) send_completions: u64,
+}
+
+/// A datagram that has arrived.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival<'a> {
+    /// Number of the sender's queue pair.
+    pub(crate) source: u32,
+    pub(crate) bytes: &'a [u8],
+    /// A router marked it (ECN CE).
+    pub(crate) congested: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct UdPort {
+    // Ended in this order.
+    qp: UdQp,
+    send_queue: Cq,
+    receive_queue: Cq,
+    channel: Arc<Channel>,
+    outgoing: Slots,
+    incoming: Slots,
+    pd: Arc<Pd>,
+
+    settings: UdSettings,
+    /// Sends posted, and complete, since the beginning; their difference is under way.
+    posted: u64,
+    complete: u64,
+    /// Slots to be given back to the device.
+    returned: Vec<u32>,
+    /// Room for completions of receives, and how many of them `sleep` has found.
+    arrivals: [Completion; cq::BATCH],
+    early: usize,
+    armed: bool,
+    /// Why it is of no use any more.
+    broken: Option<Errno>,
+    counts: UdCounts,
+}
+
+impl UdPort {
+    /// Opens it on `device`, ready to send and to receive. Errors: ENOMEM, also where the process
+    /// may lock too little memory (RLIMIT_MEMLOCK); EINVAL where the device has no UD; the driver's.
+    pub(crate) fn open(device: &OpenDevice, settings: UdSettings) -> Result<Self> {
+        let facts = device.facts()?;
+        let most = facts.max_requests.min(facts.max_completions / 2).max(1);
+        let mut wanted = settings;
+        wanted.send_slots = settings.send_slots.min(most);
+        wanted.receive_slots = settings.receive_slots.min(most);
+        loop {
+            match Self::with_slots(device, wanted) {
+                Err(Errno(libc::ENOMEM)) if wanted.receive_slots / 2 >= RING_MIN => {
+                    wanted.receive_slots /= 2;
+                    wanted.send_slots = (wanted.send_slots / 2).max(RING_MIN).min(most);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn with_slots(device: &OpenDevice, settings: UdSettings) -> Result<Self> {
+        let UdSettings { port, mtu, qkey, send_slots, receive_slots, newer, .. } = settings;
+        let context = &device.context;
+        let pd = Pd::new(context)?;
+        let channel = Channel::new(context)?;
+        let outgoing = Slots::new(&pd, send_slots as usize, mtu)?;
+        let incoming = Slots::new(&pd, receive_slots as usize, GRH + mtu)?;
+        let send_queue = Cq::new(context, send_slots, None, newer)?;
+        let receive_queue = Cq::new(context, receive_slots, Some(&channel), newer)?;
+        let depths = (send_slots, receive_slots);
+        let qp = UdQp::new(&pd, (&send_queue, &receive_queue), depths, port, qkey, newer)?;
+        let mut port = Self {
+            qp,
+            send_queue,
+            receive_queue,
+            channel,
+            outgoing,
+            incoming,
+            pd,
+            settings,
+            posted: 0,
+            complete: 0,
+            returned: (0..receive_slots).collect(),
+            arrivals: [Completion::default(); cq::BATCH],
+            early: 0,
+            armed: false,
+            broken: None,
+            counts: UdCounts::default(),
+        };
+        port.repost()?;
+        Ok(port)
+    }
+
+    /// Number of the queue pair.
+    pub(crate) fn number(&self) -> u32 {
+        self.qp.number()
+    }
+
+    /// How it came out.
+    pub(crate) fn settings(&self) -> &UdSettings {
+        &self.settings
+    }
+
+    /// Bytes that a send carries within its request.
+    pub(crate) fn inline_max(&self) -> usize {
+        self.qp.inline_max
+    }
+
+    /// Whether sends, and completions, go through the newer operations.
+    pub(crate) fn is_extended(&self) -> (bool, bool) {
+        (self.qp.is_extended(), self.receive_queue.is_extended())
+    }
+
+    pub(crate) fn counts(&self) -> UdCounts {
+        self.counts
+    }
+
+    /// Why it carries nothing any more.
+    pub(crate) fn broken(&self) -> Option<Errno> {
+        self.broken
+    }
+
+    /// The descriptor that becomes readable when a datagram arrives after `sleep`.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.channel.fd()
+    }
+
+    /// A handle of an address. May take a system call, and on some networks time. Errors: those of
+    /// an address that leads nowhere.
+    pub(crate) fn address(&self, to: &AhSettings) -> Result<Ah> {
+        Ah::new(&self.pd, to)
+    }
+
+    /// Sends `packets` to queue pair `qpn` at `ah`. Returns how many were taken, in order; fewer: no
+    /// room now. `ah` is not dropped before this port, or before as many more sends as there are
+    /// slots: those still under way would be lost. Errors: it is broken.
+    #[inline]
+    pub(crate) fn send(&mut self, ah: &Ah, qpn: u32, packets: &[IoSlice<'_>]) -> Result<usize> {
+        let room =
+            |port: &Self| u64::from(port.settings.send_slots) - (port.posted - port.complete);
+        if room(self) < packets.len().max(SIGNAL_EVERY as usize) as u64 {
+            self.reap()?;
+        }
+        if let Some(errno) = self.broken {
+            return Err(errno);
+        }
+        let count = packets.len().min(room(self) as usize).min(qp::BATCH);
+        if count == 0 {
+            return Ok(0);
+        }
+        let Self { qp, outgoing, posted, settings, .. } = self;
+        let (lkey, inline_max) = (outgoing.lkey(), qp.inline_max);
+        let (mut id, mut inlined) = (*posted, 0);
+        let requests = packets.iter().take(count).map_while(|packet| {
+            let inline = packet.len() <= inline_max;
+            let from = if inline {
+                NonNull::from(&**packet).cast()
+            } else {
+                outgoing.fill((id % u64::from(settings.send_slots)) as usize, packet)?
+            };
+            inlined += u64::from(inline);
+            let signaled = (id + 1) % SIGNAL_EVERY == 0;
+            let request = SendRequest { id, from, len: packet.len() as u32, inline, signaled };
+            id += 1;
+            Some(request)
+        });
+        // SAFETY: inline packets are borrowed during the call; others lie in slots that are free:
+        // fewer than all are under way, and they are used in turn. A handle that is dropped early
+        // loses datagrams, which are allowed to be lost: the driver has copied what it needs of it.
+        let taken = match unsafe { qp.send(ah, qpn, settings.qkey, lkey, requests) } {
+            Ok(taken) => taken,
+            Err(Errno(libc::ENOMEM)) => 0, // its queue is full, whatever we have counted
+            Err(errno) => return Err(self.break_down(errno)),
+        };
+        self.posted += taken as u64;
+        self.counts.posts += u64::from(taken > 0);
+        self.counts.sent += taken as u64;
+        self.counts.inline += inlined;
+        Ok(taken)
+    }
+
+    /// Takes completions of sends.
+    fn reap(&mut self) -> Result<()> {
+        let mut room = [Completion::default(); cq::BATCH];
+        loop {
+            let n = self.send_queue.poll(&mut room).map_err(|errno| self.break_down(errno))?;
+            for completion in room.iter().take(n) {
+                self.counts.send_completions += 1;
+                self.complete = self.complete.max(completion.id + 1);
+                if completion.status != 0 {
+                    self.break_down(Errno(libc::EIO));
+                }
+            }
+            if n < cq::BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    fn break_down(&mut self, errno: Errno) -> Errno {
+        *self.broken.get_or_insert(errno)
+    }
+
+    /// Takes what has arrived, a bounded number of datagrams, and gives their slots back. Returns
+    /// how many there were. Errors: it is broken.
+    #[inline]
+    pub(crate) fn receive(&mut self, mut each: impl FnMut(Arrival<'_>)) -> Result<usize> {
+        if self.armed {
+            self.armed = false;
+            self.receive_queue.silence();
+        }
+        let mut n = std::mem::take(&mut self.early);
+        if n == 0 {
+            n = match self.receive_queue.poll(&mut self.arrivals) {
+                Ok(n) => n,
+                Err(errno) => return Err(self.break_down(errno)),
+            };
+        }
+        for i in 0..n {
+            let Some(completion) = self.arrivals.get(i).copied() else { break };
+            if completion.status != 0 {
+                self.break_down(Errno(libc::EIO));
+                continue;
+            }
+            let slot = completion.id as u32;
+            if let Some((grh, bytes)) = self
+                .incoming
+                .bytes(slot as usize, completion.len as usize)
+                .and_then(|slot| slot.split_at_checked(GRH))
+            {
+                let congested = completion.routed && is_marked(self.settings.ip, grh);
+                self.counts.received += 1;
+                self.counts.marked += u64::from(congested);
+                each(Arrival { source: completion.source, bytes, congested });
+            }
+            self.returned.push(slot);
+            if self.returned.len() >= REPOST {
+                self.repost()?;
+            }
+        }
+        match self.broken {
+            Some(errno) => Err(errno),
+            None => Ok(n),
+        }
+    }
+
+    /// Gives slots back to the device.
+    fn repost(&mut self) -> Result<()> {
+        let len = (GRH + self.settings.mtu) as u32;
+        let lkey = self.incoming.lkey();
+        while !self.returned.is_empty() {
+            let from = self.returned.len().saturating_sub(cq::BATCH);
+            let (qp, incoming) = (&mut self.qp, &self.incoming);
+            let slots = self
+                .returned
+                .drain(from..)
+                .filter_map(|slot| Some((u64::from(slot), incoming.address(slot as usize)?)));
+            // SAFETY: the slots are complete, and their bytes borrowed by nobody.
+            if let Err(errno) = unsafe { qp.receive(lkey, len, slots) } {
+                return Err(self.break_down(errno));
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares for sleep on the descriptor. False: something has arrived.
+    pub(crate) fn sleep(&mut self) -> bool {
+        if self.early > 0 {
+            return false;
+        }
+        if self.broken.is_some() {
+            return true;
+        }
+        self.armed = true;
+        if let Err(errno) = self.receive_queue.arm() {
+            self.break_down(errno);
+            return true;
+        }
+        // What arrived before it was armed tells nobody.
+        self.early = self.receive_queue.poll(&mut self.arrivals).unwrap_or(0);
+        self.early == 0
+    }
+}
+
+/// Whether a router marked the packet whose routing header is `grh` (RFC 3168: both bits).
+fn is_marked(ip: Option<IpVersion>, grh: &[u8]) -> bool {
+    let class = match ip {
+        // The IP header is in the last 20 bytes.
+        Some(IpVersion::V4) => grh.get(21).copied(),
+        Some(IpVersion::V6) => grh.get(1).map(|byte| byte >> 4),
+        None => None,
+    };
+    class.is_some_and(|class| class & 3 == 3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_read_where_they_are() {
+        let mut grh = [0; GRH];
+        grh[0] = 0x60;
+        grh[20] = 0x45;
+        for (v4, v6, want) in [(2, 0x20, false), (3, 0x20, true), (2, 0x30, true), (1, 0x10, false)]
+        {
+            (grh[21], grh[1]) = (v4, v6);
+            let marked =
+                is_marked(Some(IpVersion::V4), &grh) || is_marked(Some(IpVersion::V6), &grh);
+            assert_eq!(marked, want);
+            assert!(!is_marked(None, &grh));
+        }
+        assert!(!is_marked(Some(IpVersion::V4), &[]));
+    }
+}

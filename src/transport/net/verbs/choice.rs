@@ -1,0 +1,288 @@
+//! Which port of which device an endpoint uses, and with which of its addresses: decided from what
+//! the devices tell, so that it can be tested without any.
+
+use crate::config::NicName;
+use crate::sys::verbs::{Gid, GidKind, LinkLayer, Port};
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Smallest longest datagram of a port that is used, bytes.
+const MTU_MIN: usize = 1024;
+
+/// A port that might be used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Candidate {
+    pub(super) device: String,
+    pub(super) port: Port,
+    pub(super) gids: Vec<Gid>,
+    /// From the processor that asks, 10 is near; `None`: unknown.
+    pub(super) distance: Option<u32>,
+}
+
+/// One that is used, if it works.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Choice {
+    pub(super) device: String,
+    pub(super) port: Port,
+    pub(super) gid: Gid,
+    /// Why this one.
+    pub(super) reason: String,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, port, gid, .. } = self;
+        write!(f, "{device}:{}", port.number)?;
+        match port.link {
+            LinkLayer::InfiniBand => write!(f, ", InfiniBand, LID {:#x}", port.lid),
+            LinkLayer::Ethernet => {
+                write!(f, ", RoCE v2, GID {} {}", gid.index, Ipv6Addr::from(gid.raw))
+            }
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish<'a> {
+    /// FI_UDRV_NIC; empty: any.
+    pub(super) nics: &'a [NicName],
+    /// The endpoint's address.
+    pub(super) ip: IpAddr,
+    /// Where several ports are as good, endpoints with other numbers take others.
+    pub(super) spread: u16,
+}
+
+/// The ports that fit, best first, and why the others do not.
+pub(super) fn choose(candidates: &[Candidate], wish: &Wish<'_>) -> (Vec<Choice>, Vec<String>) {
+    let mut fit = Vec::new();
+    let mut refused = Vec::new();
+    for candidate in candidates {
+        let named = wish.nics.iter().any(|nic| names(nic, candidate));
+        match judge(candidate, wish, named) {
+            Ok((rank, choice)) => {
+                // Whoever names several means them alike: the nearest one then.
+                let near = candidate.distance.unwrap_or(u32::MAX);
+                let key = if named { (0, near, rank) } else { (rank, near, 0) };
+                fit.push((key, choice));
+            }
+            Err(why) => {
+                let Candidate { device, port, .. } = candidate;
+                refused.push(format!("{device}:{} {why}", port.number));
+            }
+        }
+    }
+    fit.sort_by_key(|(key, _)| *key);
+    // The best ones in turn.
+    if let Some(best) = fit.first().map(|(key, _)| *key) {
+        let equal = fit.iter().take_while(|(key, _)| *key == best).count();
+        if let Some(equal) = fit.get_mut(..equal) {
+            equal.rotate_left(usize::from(wish.spread) % equal.len());
+        }
+    }
+    let absent = wish.nics.iter().filter(|nic| !candidates.iter().any(|c| names(nic, c)));
+    refused.extend(absent.map(|nic| format!("{nic} does not exist")));
+    (fit.into_iter().map(|(_, choice)| choice).collect(), refused)
+}
+
+fn names(nic: &NicName, candidate: &Candidate) -> bool {
+    nic.device == candidate.device && nic.port.is_none_or(|port| port == candidate.port.number)
+}
+
+/// How good a port is (0 is best), and how it would be used; or why it cannot be.
+fn judge(
+    candidate: &Candidate,
+    wish: &Wish<'_>,
+    named: bool,
+) -> Result<(u32, Choice), &'static str> {
+    let Candidate { device, port, gids, distance } = candidate;
+    if !named && !wish.nics.is_empty() {
+        return Err("is not in FI_UDRV_NIC");
+    }
+    if !named && wish.ip.is_loopback() {
+        return Err("is not needed on the loopback interface");
+    }
+    if !port.active {
+        return Err("is not active");
+    }
+    if port.mtu < MTU_MIN {
+        return Err("carries less than 1024 bytes");
+    }
+    let (rank, gid, what) = match port.link {
+        LinkLayer::InfiniBand => {
+            let gid = gids.iter().find(|gid| gid.kind == GidKind::InfiniBand);
+            if port.lid == 0 {
+                return Err("has no LID");
+            }
+            (1, *gid.ok_or("has no GID")?, "InfiniBand")
+        }
+        LinkLayer::Ethernet => {
+            let (same, gid) = roce_gid(gids, wish.ip)?;
+            let what = if same { "it has the endpoint's address" } else { "it is routable" };
+            (if same { 0 } else { 2 }, gid, what)
+        }
+    };
+    let by = if named { "FI_UDRV_NIC names it, " } else { "" };
+    let near = distance.map(|distance| format!(", NUMA distance {distance}"));
+    let reason = format!("{by}{what}{}", near.unwrap_or_default());
+    Ok((rank, Choice { device: device.clone(), port: *port, gid, reason }))
+}
+
+/// The address of a RoCE port to use, and whether it is the endpoint's. A link-local one leads
+/// nowhere as a rule: address handles cannot be made, or reach nobody behind a router.
+fn roce_gid(gids: &[Gid], ip: IpAddr) -> Result<(bool, Gid), &'static str> {
+    let own = match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    let v2 = || gids.iter().filter(|gid| gid.kind == GidKind::RoceV2);
+    if let Some(gid) = v2().find(|gid| Ipv6Addr::from(gid.raw) == own) {
+        return Ok((true, *gid));
+    }
+    let routable = |gid: &&Gid| {
+        let ip = Ipv6Addr::from(gid.raw);
+        let v4_local = ip.to_ipv4_mapped().is_some_and(|v4| v4.is_link_local() || v4.is_loopback());
+        !ip.is_unicast_link_local() && !ip.is_multicast() && !ip.is_loopback() && !v4_local
+    };
+    // IPv4 first, unless the endpoint's address is not.
+    let family = |gid: &&Gid| Ipv6Addr::from(gid.raw).to_ipv4_mapped().is_some() != ip.is_ipv4();
+    let found = v2().filter(routable).min_by_key(family);
+    match found {
+        Some(gid) => Ok((false, *gid)),
+        None if v2().next().is_some() => Err("has link-local addresses only"),
+        None => Err("has no RoCE v2 address"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(number: u8, link: LinkLayer) -> Port {
+        Port {
+            number,
+            link,
+            active: true,
+            mtu: 4096,
+            speed_bps: 100_000_000_000,
+            lid: if link == LinkLayer::InfiniBand { 5 } else { 0 },
+            service_level: 0,
+        }
+    }
+
+    fn gid(index: u8, ip: &str, kind: GidKind) -> Gid {
+        let raw = match ip.parse().unwrap() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        Gid { index, raw, kind }
+    }
+
+    fn roce(device: &str, ip: &str, distance: Option<u32>) -> Candidate {
+        let gids = vec![
+            gid(0, "fe80::1", GidKind::RoceV1),
+            gid(1, "fe80::1", GidKind::RoceV2),
+            gid(2, ip, GidKind::RoceV1),
+            gid(3, ip, GidKind::RoceV2),
+        ];
+        let port = port(1, LinkLayer::Ethernet);
+        Candidate { device: device.to_owned(), port, gids, distance }
+    }
+
+    fn infiniband(device: &str, distance: Option<u32>) -> Candidate {
+        let gids = vec![gid(0, "fe80::2:3", GidKind::InfiniBand)];
+        let port = port(1, LinkLayer::InfiniBand);
+        Candidate { device: device.to_owned(), port, gids, distance }
+    }
+
+    fn order(candidates: &[Candidate], nics: &str, ip: &str, spread: u16) -> Vec<String> {
+        let nics = if nics.is_empty() { Vec::new() } else { NicName::list(nics).unwrap() };
+        let wish = Wish { nics: &nics, ip: ip.parse().unwrap(), spread };
+        choose(candidates, &wish).0.into_iter().map(|choice| choice.device).collect()
+    }
+
+    #[test]
+    fn the_port_with_the_endpoints_address_comes_first() {
+        let all = [
+            roce("far", "10.1.0.1", Some(10)),
+            infiniband("ib", Some(20)),
+            roce("own", "10.0.0.1", Some(30)),
+        ];
+        assert_eq!(order(&all, "", "10.0.0.1", 0), ["own", "ib", "far"]);
+        assert_eq!(order(&all, "", "10.9.0.1", 0), ["ib", "far", "own"]);
+        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: 0 };
+        let best = choose(&all, &wish).0.remove(0);
+        assert_eq!(best.gid.index, 3, "the routable RoCE v2 one");
+        assert_eq!(best.reason, "it has the endpoint's address, NUMA distance 30");
+        assert_eq!(best.to_string(), "own:1, RoCE v2, GID 3 ::ffff:10.0.0.1");
+    }
+
+    #[test]
+    fn the_nearest_of_equals_and_the_equally_near_in_turn() {
+        let all = [
+            infiniband("a", Some(20)),
+            infiniband("b", Some(10)),
+            infiniband("c", None),
+            infiniband("d", Some(10)),
+        ];
+        assert_eq!(order(&all, "", "10.0.0.1", 0), ["b", "d", "a", "c"]);
+        assert_eq!(order(&all, "", "10.0.0.1", 1), ["d", "b", "a", "c"]);
+        assert_eq!(order(&all, "", "10.0.0.1", 2), ["b", "d", "a", "c"]);
+    }
+
+    #[test]
+    fn named_devices_alone_are_taken_the_nearest_first() {
+        let mut all =
+            [roce("a", "10.0.0.1", Some(20)), infiniband("b", Some(10)), infiniband("c", None)];
+        assert_eq!(order(&all, "a,b", "10.0.0.1", 0), ["b", "a"]);
+        assert_eq!(order(&all, "a", "127.0.0.1", 0), ["a"], "on the loopback interface too");
+        assert_eq!(order(&all, "", "127.0.0.1", 0), [""; 0]);
+        assert_eq!(order(&all, "a:2", "10.0.0.1", 0), [""; 0]);
+        all[0].port.number = 2;
+        assert_eq!(order(&all, "a:2", "10.0.0.1", 0), ["a"]);
+        let nics = NicName::list("a:1,b").unwrap();
+        let wish = Wish { nics: &nics, ip: "10.0.0.1".parse().unwrap(), spread: 0 };
+        let refused = choose(&all, &wish).1;
+        assert_eq!(
+            refused,
+            ["a:2 is not in FI_UDRV_NIC", "c:1 is not in FI_UDRV_NIC", "a:1 does not exist"]
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let mut all = vec![infiniband("ok", None); 5];
+        all[1].port.active = false;
+        all[2].port.mtu = 512;
+        all[3].port.lid = 0;
+        all[4].gids.clear();
+        let mut local = roce("local", "10.0.0.1", None);
+        local.gids.truncate(2);
+        let mut old = roce("old", "10.0.0.1", None);
+        old.gids.retain(|gid| gid.kind == GidKind::RoceV1);
+        all.extend([local, old]);
+        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: 0 };
+        let (fit, refused) = choose(&all, &wish);
+        assert_eq!(fit.len(), 1);
+        assert_eq!(
+            refused,
+            [
+                "ok:1 is not active",
+                "ok:1 carries less than 1024 bytes",
+                "ok:1 has no LID",
+                "ok:1 has no GID",
+                "local:1 has link-local addresses only",
+                "old:1 has no RoCE v2 address"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_family_of_the_endpoint_comes_first() {
+        let mut both = roce("both", "10.7.0.1", None);
+        both.gids.push(gid(4, "fd00::7", GidKind::RoceV2));
+        for (ip, index) in [("10.0.0.1", 3), ("fd00::1", 4), ("fd00::7", 4), ("10.7.0.1", 3)] {
+            assert_eq!(roce_gid(&both.gids, ip.parse().unwrap()).unwrap().1.index, index, "{ip}");
+        }
+    }
+}

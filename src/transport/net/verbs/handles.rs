@@ -1,0 +1,108 @@
+//! Address handles: one for each port that is sent to, however many peers are behind it, and a
+//! bounded number. Making one takes a system call, so they are kept until there are too many.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// Names a handle; it may be gone when it is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct HandleId {
+    at: u32,
+    generation: u32,
+}
+
+#[derive(Debug)]
+struct Slot<K, V> {
+    key: K,
+    generation: u32,
+    used: u64,
+    value: V,
+}
+
+/// The last used values by key, at most a certain number.
+#[derive(Debug)]
+pub(super) struct Handles<K, V> {
+    slots: Vec<Slot<K, V>>,
+    by_key: HashMap<K, u32>,
+    limit: usize,
+    clock: u64,
+}
+
+impl<K: Copy + Eq + Hash, V> Handles<K, V> {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { slots: Vec::new(), by_key: HashMap::new(), limit: limit.max(1), clock: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The value of `id`, unless others have taken its place.
+    #[inline]
+    pub(super) fn get(&mut self, id: HandleId) -> Option<&V> {
+        self.clock += 1;
+        let slot = self.slots.get_mut(id.at as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        slot.used = self.clock;
+        Some(&slot.value)
+    }
+
+    /// The id of `key`, made if it is not there; then the one that was used least recently may go.
+    pub(super) fn find<E>(
+        &mut self,
+        key: K,
+        make: impl FnOnce() -> Result<V, E>,
+    ) -> Result<HandleId, E> {
+        if let Some(at) = self.by_key.get(&key) {
+            let generation = self.slots.get(*at as usize).map_or(0, |slot| slot.generation);
+            return Ok(HandleId { at: *at, generation });
+        }
+        let value = make()?;
+        self.clock += 1;
+        let used = self.clock;
+        let at = if self.slots.len() < self.limit {
+            self.slots.push(Slot { key, generation: 0, used, value });
+            self.slots.len() - 1
+        } else {
+            let oldest = self.slots.iter().enumerate().min_by_key(|(_, slot)| slot.used);
+            let at = oldest.map_or(0, |(at, _)| at);
+            if let Some(slot) = self.slots.get_mut(at) {
+                self.by_key.remove(&slot.key);
+                let generation = slot.generation.wrapping_add(1);
+                *slot = Slot { key, generation, used, value };
+            }
+            at
+        };
+        self.by_key.insert(key, at as u32);
+        let generation = self.slots.get(at).map_or(0, |slot| slot.generation);
+        Ok(HandleId { at: at as u32, generation })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(handles: &mut Handles<u32, String>, key: u32) -> HandleId {
+        handles.find(key, || Ok::<_, ()>(key.to_string())).unwrap()
+    }
+
+    #[test]
+    fn the_least_used_one_gives_way() {
+        let mut handles = Handles::new(2);
+        let (one, two) = (find(&mut handles, 1), find(&mut handles, 2));
+        assert_eq!(find(&mut handles, 1), one);
+        assert_eq!(handles.get(one).unwrap(), "1");
+        let three = find(&mut handles, 3);
+        assert_eq!(handles.get(two), None, "it has gone");
+        assert_eq!(handles.get(one).unwrap(), "1");
+        assert_eq!(handles.len(), 2);
+        let again = find(&mut handles, 2);
+        assert_eq!(handles.get(three), None);
+        assert_eq!(handles.get(again).unwrap(), "2");
+        assert_eq!(handles.find(9, || Err::<String, _>("refused")), Err("refused"));
+        assert_eq!(handles.len(), 2);
+    }
+}

@@ -1,0 +1,289 @@
+//! How endpoints tell each other where their queue pairs are, and try the way (PROTOCOL.md §7.13).
+//! Decoding takes any bytes; what it returns is proven to be of the same job.
+
+use crate::transport::Address;
+use crate::transport::address::WIRE_LEN;
+use crate::transport::net::reliable::packet::{HELLO_LEN, Hello, HelloKind, MAGIC};
+use crate::transport::net::reliable::tag::{JobKey, same};
+
+/// Bytes of a [`Place`].
+const PLACE_LEN: usize = 32;
+/// Bytes behind a handshake packet that carries a place: the place and a tag.
+const TRAILER_LEN: usize = PLACE_LEN + 8;
+/// Bytes of a handshake packet with one.
+pub(super) const INTRODUCED_LEN: usize = HELLO_LEN + TRAILER_LEN;
+/// First bytes of a place.
+const PLACE_MAGIC: [u8; 4] = *b"RDMA";
+/// Where the parts of a call stand.
+const NONCE_AT: usize = 8;
+const ADDRESS_AT: usize = 16;
+const PLACE_AT: usize = ADDRESS_AT + WIRE_LEN;
+const TAG_AT: usize = PLACE_AT + PLACE_LEN;
+/// Bytes of a [`Call`].
+const CALL_LEN: usize = TAG_AT + 8;
+/// The version of this section.
+const VERSION: u8 = 1;
+
+/// The network that a queue pair is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Network {
+    InfiniBand,
+    /// RoCE v2.
+    Roce,
+}
+
+/// Where an endpoint's queue pair is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    pub(super) network: Network,
+    /// Longest datagram that it takes, bytes.
+    pub(super) mtu: u16,
+    /// Its number.
+    pub(super) number: u32,
+    /// Address of its port: on InfiniBand within the subnet, and everywhere.
+    pub(super) lid: u16,
+    pub(super) gid: [u8; 16],
+}
+
+impl Place {
+    fn encode(&self) -> [u8; PLACE_LEN] {
+        let network = match self.network {
+            Network::InfiniBand => 1,
+            Network::Roce => 2,
+        };
+        let mut bytes = [0; PLACE_LEN];
+        put(&mut bytes, 0, &PLACE_MAGIC);
+        put(&mut bytes, 4, &[VERSION, network]);
+        put(&mut bytes, 6, &self.mtu.to_le_bytes());
+        put(&mut bytes, 8, &self.number.to_le_bytes());
+        put(&mut bytes, 12, &self.lid.to_le_bytes());
+        put(&mut bytes, 16, &self.gid);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.get(..4)? != PLACE_MAGIC || *bytes.get(4)? != VERSION {
+            return None;
+        }
+        let network = match *bytes.get(5)? {
+            1 => Network::InfiniBand,
+            2 => Network::Roce,
+            _ => return None,
+        };
+        Some(Self {
+            network,
+            mtu: u16::from_le_bytes(bytes.get(6..8)?.try_into().ok()?),
+            number: u32::from_le_bytes(bytes.get(8..12)?.try_into().ok()?) & 0x00ff_ffff,
+            lid: u16::from_le_bytes(bytes.get(12..14)?.try_into().ok()?),
+            gid: bytes.get(16..32)?.try_into().ok()?,
+        })
+    }
+}
+
+/// What of a handshake packet matters here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Greeting {
+    /// It carries data, or is none of those below.
+    None,
+    /// INIT: its sender looks for a peer, or begins to doubt that it is there.
+    Init,
+    /// ACCEPT.
+    Accept,
+}
+
+/// What `bytes`, a packet without trailer, are.
+#[inline]
+pub(super) fn greeting(bytes: &[u8]) -> Greeting {
+    if bytes.get(..4) != Some(&MAGIC) {
+        return Greeting::None;
+    }
+    match Hello::decode(bytes).map(|hello| hello.kind) {
+        Some(HelloKind::Init) => Greeting::Init,
+        Some(HelloKind::Accept) => Greeting::Accept,
+        Some(HelloKind::Refuse) | None => Greeting::None,
+    }
+}
+
+/// The handshake packet with the place behind it; `None` if there is no room for it, because it is
+/// long for a reason of its own.
+pub(super) fn with_trailer(
+    key: &JobKey,
+    hello: &[u8],
+    place: &Place,
+) -> Option<[u8; INTRODUCED_LEN]> {
+    let hello: &[u8; HELLO_LEN] = hello.try_into().ok()?;
+    let mut bytes = [0; INTRODUCED_LEN];
+    put(&mut bytes, 0, hello);
+    put(&mut bytes, HELLO_LEN, &place.encode());
+    sign(key, &mut bytes, HELLO_LEN + PLACE_LEN);
+    Some(bytes)
+}
+
+/// Who sent the handshake packet `bytes`, and where its queue pair is.
+#[inline]
+pub(super) fn read_trailer(key: &JobKey, bytes: &[u8]) -> Option<(Address, Place)> {
+    if bytes.get(..4)? != MAGIC {
+        return None;
+    }
+    let place = Place::decode(bytes.get(HELLO_LEN..)?)?;
+    if !is_signed(key, bytes, HELLO_LEN + PLACE_LEN) {
+        return None;
+    }
+    Some((Hello::decode(bytes)?.address, place))
+}
+
+/// A packet that tries a way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Call {
+    /// It answers one; else it asks.
+    pub(super) answer: bool,
+    /// The one who asks draws it, the answer repeats it.
+    pub(super) nonce: u64,
+    /// Of its sender.
+    pub(super) address: Address,
+    pub(super) place: Place,
+}
+
+impl Call {
+    pub(super) fn encode(&self, key: &JobKey) -> [u8; CALL_LEN] {
+        let mut bytes = [0; CALL_LEN];
+        put(&mut bytes, 0, &MAGIC);
+        put(&mut bytes, 4, &[if self.answer { 33 } else { 32 }]);
+        put(&mut bytes, NONCE_AT, &self.nonce.to_le_bytes());
+        put(&mut bytes, ADDRESS_AT, &self.address.to_wire());
+        put(&mut bytes, PLACE_AT, &self.place.encode());
+        sign(key, &mut bytes, TAG_AT);
+        bytes
+    }
+
+    pub(super) fn decode(key: &JobKey, bytes: &[u8]) -> Option<Self> {
+        if bytes.get(..4)? != MAGIC || !is_signed(key, bytes, TAG_AT) {
+            return None;
+        }
+        Some(Self {
+            answer: match *bytes.get(4)? {
+                32 => false,
+                33 => true,
+                _ => return None,
+            },
+            nonce: u64::from_le_bytes(bytes.get(NONCE_AT..ADDRESS_AT)?.try_into().ok()?),
+            address: Address::from_wire(bytes.get(ADDRESS_AT..PLACE_AT)?)?,
+            place: Place::decode(bytes.get(PLACE_AT..TAG_AT)?)?,
+        })
+    }
+}
+
+/// Copies `from` to `at`; the arrays here are long enough.
+fn put(bytes: &mut [u8], at: usize, from: &[u8]) {
+    if let Some(to) = bytes.get_mut(at..at + from.len()) {
+        to.copy_from_slice(from);
+    }
+}
+
+/// Writes the tag over the first `at` bytes behind them. No handshake packet has a tag over as many:
+/// one cannot pass for the other.
+fn sign(key: &JobKey, bytes: &mut [u8], at: usize) {
+    let tag = key.tag(bytes.get(..at).unwrap_or(&[]));
+    put(bytes, at, &tag.to_le_bytes());
+}
+
+fn is_signed(key: &JobKey, bytes: &[u8], at: usize) -> bool {
+    let tag = bytes.get(at..at + 8).and_then(|tag| tag.try_into().ok()).map(u64::from_le_bytes);
+    let Some((signed, tag)) = bytes.get(..at).zip(tag) else { return false };
+    same(key.tag(signed), tag)
+}
+
+/// The Q_Key of a job: the device drops what comes with another one.
+pub(super) fn qkey(key: &JobKey) -> u32 {
+    // The high bit marks keys that only the system may use.
+    (key.tag(b"udrv Q_Key") as u32 & 0x7fff_ffff).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KEY: JobKey = JobKey::from_bytes([3; 16]);
+    const OTHER: JobKey = JobKey::from_bytes([4; 16]);
+
+    fn place() -> Place {
+        Place { network: Network::Roce, mtu: 4096, number: 0x12_3456, lid: 9, gid: [7; 16] }
+    }
+
+    fn hello() -> [u8; HELLO_LEN] {
+        Hello {
+            kind: HelloKind::Init,
+            version: 1,
+            version_min: 1,
+            datagram_max: 1472,
+            features: 0,
+            connection: 3,
+            answered: 0,
+            credit: 5,
+            life: 6,
+            nonce: 7,
+            echo: 8,
+            address: Address::from_text("10.0.0.1:7471").unwrap(),
+            dest: 9,
+            dest_port: 10,
+            tag: 11,
+        }
+        .encode()
+    }
+
+    #[test]
+    fn a_trailer_is_read_by_its_job_only() {
+        let bytes = with_trailer(&KEY, &hello(), &place()).unwrap();
+        let address = Address::from_text("10.0.0.1:7471").unwrap();
+        assert_eq!(read_trailer(&KEY, &bytes), Some((address, place())));
+        assert_eq!(read_trailer(&OTHER, &bytes), None);
+        assert_eq!(Hello::decode(&bytes), Hello::decode(&hello()), "others read it as it was");
+        assert_eq!(read_trailer(&KEY, &hello()), None);
+        assert_eq!(with_trailer(&KEY, &[0; 1200], &place()), None);
+        assert_eq!((greeting(&hello()), greeting(&[1; 60])), (Greeting::Init, Greeting::None));
+    }
+
+    #[test]
+    fn a_call_is_read_by_its_job_only() {
+        for answer in [false, true] {
+            let address = Address::from_text("[fe80::1%3]:9").unwrap();
+            let call = Call { answer, nonce: 77, address, place: place() };
+            let bytes = call.encode(&KEY);
+            assert_eq!(Call::decode(&KEY, &bytes), Some(call));
+            assert_eq!(Call::decode(&OTHER, &bytes), None);
+            assert_eq!(read_trailer(&KEY, &bytes), None);
+            assert!(Hello::decode(&bytes).is_none(), "and is no handshake packet");
+        }
+    }
+
+    #[test]
+    fn the_queue_keys_of_jobs_differ() {
+        assert_ne!(qkey(&KEY), qkey(&OTHER));
+        assert_eq!((qkey(&KEY) >> 31, qkey(&OTHER) >> 31), (0, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn a_flipped_bit_is_noticed(at in 0usize..CALL_LEN, bit in 0u8..8, nonce in any::<u64>()) {
+            let address = Address::from_text("10.0.0.1:7471").unwrap();
+            let mut call = Call { answer: false, nonce, address, place: place() }.encode(&KEY);
+            call[at] ^= 1 << bit;
+            prop_assert_eq!(Call::decode(&KEY, &call), None);
+        }
+
+        #[test]
+        fn any_bytes_are_harmless(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut bytes = bytes;
+            for magic in [false, true] {
+                if magic && bytes.len() > 4 {
+                    bytes[..4].copy_from_slice(&MAGIC);
+                }
+                prop_assert_eq!(Call::decode(&KEY, &bytes), None);
+                prop_assert_eq!(read_trailer(&KEY, &bytes), None);
+                greeting(&bytes);
+                Place::decode(&bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The UD queue pair of one endpoint, and the handles of those that it sends to.
+
+use super::handles::{HandleId, Handles};
+use super::introduction::{Network, Place};
+use crate::sys::Errno;
+use crate::sys::verbs::{Ah, AhSettings, Arrival, UdCounts, UdPort};
+use crate::telemetry::log;
+use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
+
+/// Address handles that an endpoint has at most: one for each port that it sends to.
+const HANDLES_MAX: usize = 4096;
+
+/// What a handle is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct HandleKey {
+    lid: u16,
+    gid: [u8; 16],
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct UdLink {
+    // The queue pair ends first.
+    port: UdPort,
+    handles: Handles<HandleKey, Ah>,
+    place: Place,
+    gid_index: u8,
+    service_level: u8,
+}
+
+impl UdLink {
+    pub(super) fn new(port: UdPort, place: Place, gid_index: u8, service_level: u8) -> Self {
+        Self { port, handles: Handles::new(HANDLES_MAX), place, gid_index, service_level }
+    }
+
+    /// Where it is.
+    pub(super) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Longest datagram, bytes.
+    pub(super) fn datagram_max(&self) -> usize {
+        usize::from(self.place.mtu)
+    }
+
+    /// Datagrams that there is room for until the next `receive`.
+    pub(super) fn receive_slots(&self) -> usize {
+        self.port.settings().receive_slots as usize
+    }
+
+    pub(super) fn counts(&self) -> UdCounts {
+        self.port.counts()
+    }
+
+    /// Handles that exist.
+    pub(super) fn handles(&self) -> usize {
+        self.handles.len()
+    }
+
+    /// Why it carries nothing any more.
+    pub(super) fn broken(&self) -> Option<Errno> {
+        self.port.broken()
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.port.fd()
+    }
+
+    /// Whether `there` can be reached from here at all: the same kind of network, and on InfiniBand
+    /// the same subnet, because nobody here knows the routers between subnets.
+    pub(super) fn reaches(&self, there: &Place) -> bool {
+        let here = &self.place;
+        let same_subnet = here.gid.get(..8) == there.gid.get(..8);
+        here.network == there.network && (here.network == Network::Roce || same_subnet)
+    }
+
+    /// The handle of the port that `there` is on. Errors: those of an address that leads nowhere.
+    pub(super) fn handle(&mut self, there: &Place) -> Result<HandleId, Errno> {
+        if !self.reaches(there) {
+            return Err(Errno(libc::EHOSTUNREACH));
+        }
+        let (port, index) = (&self.port, self.gid_index);
+        let routed = there.network == Network::Roce;
+        let settings = AhSettings {
+            port: port.settings().port,
+            gid: routed.then_some((there.gid, index)),
+            lid: there.lid,
+            service_level: self.service_level,
+        };
+        let key = HandleKey { lid: there.lid, gid: there.gid };
+        self.handles.find(key, || port.address(&settings))
+    }
+
+    /// Sends `packets` to `there`; `handle` is filled if it is not of use. Returns how many were
+    /// taken. Errors: `there` cannot be reached, or the queue pair is broken.
+    #[inline]
+    pub(super) fn send(
+        &mut self,
+        there: &Place,
+        handle: &mut Option<HandleId>,
+        packets: &[IoSlice<'_>],
+    ) -> Result<usize, Errno> {
+        let known = handle.filter(|id| self.handles.get(*id).is_some());
+        let id = match known {
+            Some(id) => id,
+            None => *handle.insert(self.handle(there)?),
+        };
+        let ah = self.handles.get(id).ok_or(Errno(libc::EHOSTUNREACH))?;
+        self.port.send(ah, there.number, packets)
+    }
+
+    /// Takes what has arrived. Returns how much; when it is broken nothing arrives.
+    #[inline]
+    pub(super) fn receive(&mut self, each: impl FnMut(Arrival<'_>)) -> usize {
+        let was_broken = self.port.broken().is_some();
+        match self.port.receive(each) {
+            Ok(n) => n,
+            Err(errno) if !was_broken => {
+                log::warn(format_args!("the RDMA device fails ({errno}): data goes over UDP"));
+                0
+            }
+            Err(_) => 0,
+        }
+    }
+
+    /// Prepares for sleep on the descriptor. False: something has arrived.
+    pub(super) fn sleep(&mut self) -> bool {
+        self.port.sleep()
+    }
+}

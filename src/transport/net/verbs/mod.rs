@@ -1,0 +1,254 @@
+//! InfiniBand and RoCE: datagrams through a UD queue pair, for peers that it reaches.
+//!
+//! The socket stays. It is the address that everybody knows, and carries handshakes; behind them both
+//! sides say where their queue pairs are, and try the way. What cannot go through the device goes
+//! through the socket as before.
+
+mod choice;
+mod handles;
+mod hybrid;
+mod introduction;
+mod link;
+mod ways;
+
+#[cfg(test)]
+pub(crate) use hybrid::RdmaCounts;
+pub(crate) use hybrid::{HybridLink, Rdma};
+
+use crate::config::{NicName, RdmaPolicy};
+use crate::sys::net::{Nic, RdmaFacts};
+use crate::sys::topology::numa_distance;
+use crate::sys::verbs::{
+    AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, OpenDevice, UdPort, UdSettings, present,
+};
+use crate::sys::{Errno, clock, process};
+use crate::telemetry::log;
+use crate::transport::Address;
+use crate::transport::net::reliable::tag::JobKey;
+use choice::{Candidate, Choice, Wish, choose};
+use introduction::{Network, Place, qkey};
+use link::UdLink;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Mutex, PoisonError};
+
+/// Slots that an endpoint sends from and receives in.
+const SEND_SLOTS: u32 = 256;
+const RECEIVE_SLOTS: u32 = 1024;
+/// The same for a queue pair that is only tried.
+const TRIED_SLOTS: u32 = 64;
+/// How long what was offered counts as still there, nanoseconds.
+const OFFER_NS: u64 = 5_000_000_000;
+
+/// Whether and which devices are used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RdmaSettings {
+    pub(crate) policy: RdmaPolicy,
+    /// FI_UDRV_NIC; empty: any.
+    pub(crate) nics: Vec<NicName>,
+}
+
+/// Opens the device of the endpoint `me`. `None`: none is wanted, or none works and none has to.
+/// Errors: ENODEV, where one has to.
+pub(crate) fn open(
+    settings: &RdmaSettings,
+    me: &Address,
+    key: &JobKey,
+) -> Result<Option<Rdma>, Errno> {
+    let found = first_that_works(settings, me, qkey(key), (SEND_SLOTS, RECEIVE_SLOTS))?;
+    let Some(Found { choice, port, .. }) = found else { return Ok(None) };
+    let place = place_of(&choice, &port);
+    let (sends, completions) = port.is_extended();
+    let call = |newer, new, old| if newer { new } else { old };
+    log::info(format_args!(
+        "RDMA through {choice}: {}; queue pair {:#x}, datagrams of {} bytes ({} inline), {} slots to receive; {}, {}",
+        choice.reason,
+        port.number(),
+        place.mtu,
+        port.inline_max(),
+        port.settings().receive_slots,
+        call(sends, "ibv_wr_start", "ibv_post_send"),
+        call(completions, "ibv_start_poll", "ibv_poll_cq"),
+    ));
+    let link = UdLink::new(port, place, choice.gid.index, choice.port.service_level);
+    Ok(Some(Rdma::new(link, *key, *me)))
+}
+
+/// The device that an endpoint at `ip` would have, opened and tried, for `fi_nic`. Errors: ENODEV,
+/// where there has to be one.
+pub(crate) fn offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
+    /// What was found last, when, by which process, and for whom: an application and libfabric's
+    /// layering providers ask many times, and opening a device takes time.
+    type Last = (u64, i32, RdmaSettings, IpAddr, Option<Nic>);
+    static LAST: Mutex<Option<Last>> = Mutex::new(None);
+    let (now, pid) = (clock::now_ns(), process::pid());
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((at, by, for_settings, for_ip, nic)) = &*last {
+        if now - at < OFFER_NS && *by == pid && for_settings == settings && *for_ip == ip {
+            return Ok(nic.clone());
+        }
+    }
+    let nic = find_offer(settings, ip)?;
+    *last = Some((now, pid, settings.clone(), ip, nic.clone()));
+    Ok(nic)
+}
+
+fn find_offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
+    let me = Address(std::net::SocketAddr::new(ip, 0));
+    let found = first_that_works(settings, &me, 1, (TRIED_SLOTS, TRIED_SLOTS))?;
+    let Some(Found { choice, device, .. }) = found else { return Ok(None) };
+    let facts = device.facts()?;
+    let infiniband = choice.port.link == LinkLayer::InfiniBand;
+    Ok(Some(Nic {
+        name: device.name().to_owned(),
+        driver: facts.driver,
+        firmware: facts.firmware,
+        pci: facts.pci,
+        vendor_id: facts.vendor_id,
+        device_id: facts.device_id,
+        mac: None,
+        mtu: u32::try_from(choice.port.mtu).ok(),
+        speed_bps: Some(choice.port.speed_bps).filter(|speed| *speed > 0),
+        running: Some(choice.port.active),
+        rdma: Some(RdmaFacts {
+            version: facts.version,
+            address: Ipv6Addr::from(choice.gid.raw).to_string(),
+            network: if infiniband { "InfiniBand" } else { "Ethernet" },
+        }),
+    }))
+}
+
+/// A device that works.
+struct Found {
+    choice: Choice,
+    device: OpenDevice,
+    port: UdPort,
+}
+
+fn first_that_works(
+    settings: &RdmaSettings,
+    me: &Address,
+    qkey: u32,
+    slots: (u32, u32),
+) -> Result<Option<Found>, Errno> {
+    if settings.policy == RdmaPolicy::Off {
+        return Ok(None);
+    }
+    let (found, refused) =
+        if present() { search(settings, me, qkey, slots) } else { (None, vec![]) };
+    if found.is_some() {
+        return Ok(found);
+    }
+    let what = if refused.is_empty() { "no RDMA device".to_owned() } else { refused.join("; ") };
+    if settings.policy == RdmaPolicy::Require {
+        log::warn(format_args!("FI_UDRV_RDMA=require cannot be met at {me}: {what}"));
+        return Err(Errno(libc::ENODEV));
+    }
+    if !refused.is_empty() {
+        log::info(format_args!("no RDMA at {me}: {what}"));
+    }
+    Ok(None)
+}
+
+fn search(
+    settings: &RdmaSettings,
+    me: &Address,
+    qkey: u32,
+    slots: (u32, u32),
+) -> (Option<Found>, Vec<String>) {
+    let (devices, mut refused) = candidates();
+    let list: Vec<Candidate> = devices.iter().map(|(_, candidate)| candidate.clone()).collect();
+    let wish = Wish { nics: &settings.nics, ip: me.0.ip(), spread: me.port() };
+    let (choices, unfit) = choose(&list, &wish);
+    refused.extend(unfit);
+    for choice in choices {
+        let device = devices.iter().find(|(device, _)| device.name() == choice.device);
+        let Some((device, _)) = device else { continue };
+        match open_at(device, &choice, qkey, slots) {
+            Ok(port) => {
+                return (Some(Found { choice, device: device.clone(), port }), refused);
+            }
+            Err(errno) => refused.push(format!("{choice} does not work: {errno}")),
+        }
+    }
+    (None, refused)
+}
+
+/// All ports of all devices, opened, and why others are not among them.
+fn candidates() -> (Vec<(OpenDevice, Candidate)>, Vec<String>) {
+    let (mut all, mut refused) = (Vec::new(), Vec::new());
+    let list = match DeviceList::new() {
+        Ok(list) => list,
+        Err(errno) => return (all, vec![format!("RDMA devices cannot be listed: {errno}")]),
+    };
+    for device in list.iter() {
+        let name = device.name();
+        if !device.is_adapter() {
+            refused.push(format!("{name} is neither InfiniBand nor RoCE"));
+            continue;
+        }
+        let opened = device.open().and_then(|device| Ok((device.facts()?, device)));
+        let (facts, device) = match opened {
+            Ok(opened) => opened,
+            Err(errno) => {
+                refused.push(format!("{name} cannot be opened: {errno}"));
+                continue;
+            }
+        };
+        for number in 1..=facts.ports {
+            let asked = device.port(number).and_then(|port| Ok((port, device.gids(number)?)));
+            match asked {
+                Ok((port, gids)) => {
+                    let distance = facts.numa_node.and_then(numa_distance);
+                    let candidate = Candidate { device: name.clone(), port, gids, distance };
+                    all.push((device.clone(), candidate));
+                }
+                Err(errno) => refused.push(format!("{name}:{number} does not answer: {errno}")),
+            }
+        }
+    }
+    (all, refused)
+}
+
+/// Opens a queue pair there, and makes a handle of its own address, as one of a peer's will be.
+fn open_at(
+    device: &OpenDevice,
+    choice: &Choice,
+    qkey: u32,
+    (send_slots, receive_slots): (u32, u32),
+) -> Result<UdPort, Errno> {
+    let gid = choice.gid;
+    let roce = gid.kind == GidKind::RoceV2;
+    let v4 = Ipv6Addr::from(gid.raw).to_ipv4_mapped().is_some();
+    let port = UdPort::open(
+        device,
+        UdSettings {
+            port: choice.port.number,
+            ip: roce.then_some(if v4 { IpVersion::V4 } else { IpVersion::V6 }),
+            mtu: choice.port.mtu,
+            qkey,
+            send_slots,
+            receive_slots,
+            newer: true,
+        },
+    )?;
+    port.address(&AhSettings {
+        port: choice.port.number,
+        gid: roce.then_some((gid.raw, gid.index)),
+        lid: choice.port.lid,
+        service_level: choice.port.service_level,
+    })?;
+    Ok(port)
+}
+
+fn place_of(choice: &Choice, port: &UdPort) -> Place {
+    let network = match choice.port.link {
+        LinkLayer::InfiniBand => Network::InfiniBand,
+        LinkLayer::Ethernet => Network::Roce,
+    };
+    let mtu = u16::try_from(choice.port.mtu).unwrap_or(u16::MAX);
+    let (number, lid, gid) = (port.number(), choice.port.lid, choice.gid.raw);
+    Place { network, mtu, number, lid, gid }
+}
+
+#[cfg(test)]
+mod tests;

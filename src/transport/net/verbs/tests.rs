@@ -1,0 +1,229 @@
+//! Endpoints on one device. Without a device there is nothing to do, unless UDRV_TEST_RDMA=1 says
+//! that there has to be one; UDRV_TEST_RDMA_IP names an address of its interface.
+
+use super::*;
+use crate::sys::net::interfaces;
+use crate::transport::address::LocalHost;
+use crate::transport::net::udp::UdpLink;
+use crate::transport::net::{Net, NetSettings};
+use crate::transport::peers::PeerTable;
+use crate::transport::{Departure, Handler, PeerId, SendError};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+#[derive(Default)]
+struct Got {
+    messages: Vec<Vec<u8>>,
+    departures: Vec<Departure>,
+}
+
+impl Handler for Got {
+    fn on_peer(&mut self, _: PeerId, _: &Address) {}
+    fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
+        self.messages.push([header, payload].concat());
+    }
+    fn on_departure(&mut self, _: PeerId, departure: Departure) {
+        self.departures.push(departure);
+    }
+    fn is_owed(&self, _: PeerId) -> bool {
+        false
+    }
+}
+
+struct End {
+    net: Net,
+    me: Address,
+    peers: PeerTable,
+    got: Got,
+}
+
+fn settings(policy: RdmaPolicy) -> RdmaSettings {
+    RdmaSettings { policy, nics: Vec::new() }
+}
+
+/// An address that a device has.
+fn address() -> Option<IpAddr> {
+    let ips = interfaces().into_iter().filter(|i| !i.loopback).map(|i| i.ip);
+    let found =
+        ips.into_iter().find(|ip| matches!(offer(&settings(RdmaPolicy::Auto), *ip), Ok(Some(_))));
+    let wanted = std::env::var_os("UDRV_TEST_RDMA").is_some();
+    assert!(found.is_some() || !wanted, "no RDMA device works");
+    found
+}
+
+impl End {
+    fn open(ip: IpAddr, policy: RdmaPolicy) -> Self {
+        let link = UdpLink::open(&SocketAddr::new(ip, 0), None).unwrap();
+        let me = Address(SocketAddr::new(ip, link.port()));
+        let settings = NetSettings {
+            key: JobKey::from_bytes([7; 16]),
+            peer_timeout_s: 20,
+            buffer_bytes: 64 << 20,
+            streams: 0,
+            rdma: settings(policy),
+        };
+        let peers = || PeerTable::new(LocalHost::default());
+        let net = Net::open(me, link, peers(), settings).unwrap();
+        Self { net, me, peers: peers(), got: Got::default() }
+    }
+
+    fn meet(&mut self, other: &Self) -> PeerId {
+        let peer = self.peers.intern(&other.me).unwrap();
+        self.net.connect(peer, &other.me).unwrap();
+        peer
+    }
+
+    fn poll(&mut self) {
+        self.net.poll(&mut self.peers, &mut self.got, &mut |_| ());
+    }
+
+    fn send(&mut self, peer: PeerId, mark: u8, len: usize) -> bool {
+        match self.net.send(
+            peer,
+            &[mark],
+            len,
+            |at, to| {
+                for (i, byte) in to.iter_mut().enumerate() {
+                    *byte = ((at + i) % 251) as u8;
+                }
+            },
+            false,
+        ) {
+            Ok(()) => true,
+            Err(SendError::Again) => false,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    fn rdma(&self) -> hybrid::RdmaCounts {
+        self.net.rdma_counts().unwrap_or_default()
+    }
+}
+
+fn within(seconds: u64, mut step: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        if step() {
+            return true;
+        }
+    }
+    false
+}
+
+fn is_intact(message: &[u8], mark: u8, len: usize) -> bool {
+    message.len() == len + 1
+        && message[0] == mark
+        && message[1..].iter().enumerate().all(|(i, byte)| *byte == (i % 251) as u8)
+}
+
+#[test]
+fn messages_go_through_the_device_once_it_is_proven() {
+    const COUNT: usize = 200;
+    let Some(ip) = address() else { return };
+    let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
+    let to_b = a.meet(&b);
+    let sizes = [0, 1, 100, 220, 1000, 4000, 5000, 60_000];
+    let mut sent = 0;
+    assert!(within(60, || {
+        while sent < COUNT && a.send(to_b, sent as u8, sizes[sent % sizes.len()]) {
+            sent += 1;
+        }
+        a.poll();
+        b.poll();
+        b.got.messages.len() == COUNT && a.net.unacknowledged() == 0
+    }));
+    for (i, message) in b.got.messages.iter().enumerate() {
+        assert!(is_intact(message, i as u8, sizes[i % sizes.len()]), "message {i}");
+    }
+    let (from, to) = (a.rdma(), b.rdma());
+    assert!(from.proven == 1 && to.proven == 1, "{from:?} {to:?}");
+    // All but what was made before the way was proven.
+    assert!(from.datagrams.sent as usize > COUNT, "{from:?}");
+    assert!(to.datagrams.received as usize > COUNT, "{to:?}");
+    assert!(from.datagrams.inline > 0 && from.datagrams.posts < from.datagrams.sent, "{from:?}");
+    assert_eq!((from.handles, to.handles), (1, 1));
+}
+
+#[test]
+fn a_peer_without_a_device_is_reached_over_udp() {
+    let Some(ip) = address() else { return };
+    let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Off));
+    let (to_b, to_a) = (a.meet(&b), b.meet(&a));
+    for i in 0..20 {
+        assert!(within(10, || a.send(to_b, i, 3000)) && within(10, || b.send(to_a, i, 3000)));
+        assert!(within(20, || {
+            a.poll();
+            b.poll();
+            let n = usize::from(i) + 1;
+            a.got.messages.len() == n && b.got.messages.len() == n
+        }));
+    }
+    assert_eq!((a.rdma().datagrams.sent, a.rdma().proven), (0, 0));
+}
+
+#[test]
+fn a_way_that_ends_is_left_for_udp() {
+    let Some(ip) = address() else { return };
+    let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
+    let to_b = a.meet(&b);
+    let exchange = |a: &mut End, b: &mut End, mark: u8| {
+        let before = b.got.messages.len();
+        within(20, || a.send(to_b, mark, 2000))
+            && within(20, || {
+                a.poll();
+                b.poll();
+                b.got.messages.len() > before && a.net.unacknowledged() == 0
+            })
+    };
+    assert!(exchange(&mut a, &mut b, 1));
+    assert!(within(10, || exchange(&mut a, &mut b, 2) && a.rdma().datagrams.sent > 0));
+    // As if a firewall had come between the devices.
+    b.net.drop_device();
+    let sent = a.rdma().datagrams.sent;
+    for mark in 3..10 {
+        assert!(exchange(&mut a, &mut b, mark), "{:?}", a.rdma());
+    }
+    assert!(a.rdma().doubted >= 1, "{:?}", a.rdma());
+    assert!(a.rdma().datagrams.sent > sent, "it was tried first");
+    assert_eq!((a.got.departures.len(), b.got.departures.len()), (0, 0));
+}
+
+#[test]
+fn a_sleeper_is_woken_by_the_device() {
+    use crate::sys::event::{Epoll, wait_readable};
+    let Some(ip) = address() else { return };
+    let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
+    let to_b = a.meet(&b);
+    let epoll = Epoll::new().unwrap();
+    b.net.watch(&epoll, 1).unwrap();
+    for mark in 0..20 {
+        assert!(a.send(to_b, mark, 100));
+        let n = usize::from(mark) + 1;
+        assert!(within(10, || {
+            a.poll();
+            if b.net.sleep() {
+                let _ = wait_readable(epoll.fd(), 1000);
+                b.net.awake();
+            }
+            b.poll();
+            b.got.messages.len() == n
+        }));
+        assert!(within(10, || {
+            a.poll();
+            b.poll();
+            a.net.unacknowledged() == 0
+        }));
+    }
+    assert!(b.rdma().datagrams.received > 5, "{:?}", b.rdma());
+}
+
+#[test]
+fn what_is_not_there_is_not_offered() {
+    let loopback = "127.0.0.1".parse().unwrap();
+    assert_eq!(offer(&settings(RdmaPolicy::Off), loopback), Ok(None));
+    assert_eq!(offer(&settings(RdmaPolicy::Auto), loopback), Ok(None));
+    assert_eq!(offer(&settings(RdmaPolicy::Require), loopback), Err(Errno(libc::ENODEV)));
+    let nics = NicName::list("no_such_0").unwrap();
+    let named = RdmaSettings { policy: RdmaPolicy::Require, nics };
+    assert_eq!(offer(&named, loopback), Err(Errno(libc::ENODEV)));
+}

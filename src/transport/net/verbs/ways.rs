@@ -1,0 +1,310 @@
+//! Which peers are reached through the device: what is decided, without device and clock.
+//!
+//! A way is used once a call over it was answered over it. Where the machine begins to doubt that a
+//! peer is there (it sends INIT), its way is doubted too: data goes over UDP until a call is answered
+//! again. So a way that fails, at whatever end, costs what a few lost packets cost.
+
+use super::introduction::Place;
+use crate::transport::Address;
+use std::collections::HashMap;
+
+/// Packets over UDP after which a peer whose way is not proven is called again, at most.
+const CALL_EVERY: u32 = 1024;
+
+/// What is known of the way to a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// It was never answered.
+    Asked,
+    Proven,
+    /// It was, once.
+    Doubted,
+}
+
+/// A call to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Ask {
+    pub(super) to: Place,
+    pub(super) nonce: u64,
+}
+
+/// The way to a peer.
+#[derive(Debug)]
+struct Way<H> {
+    place: Place,
+    /// How the device knows the place, once it does.
+    handle: Option<H>,
+    nonce: u64,
+    state: State,
+    /// The peer has said since that it lives elsewhere: not proven yet, it may be an old packet.
+    next: Option<Ask>,
+    /// Packets that went over UDP since it was called first.
+    detours: u32,
+}
+
+/// A way that may be used.
+#[derive(Debug)]
+pub(super) struct Open<'a, H> {
+    pub(super) place: &'a Place,
+    pub(super) handle: &'a mut Option<H>,
+}
+
+/// The ways to all peers.
+#[derive(Debug)]
+pub(super) struct Ways<H> {
+    list: Vec<Way<H>>,
+    by_address: HashMap<Address, usize>,
+    /// The last one that was looked for: mostly the next one too.
+    last: (Option<Address>, usize),
+    /// Address by number of the queue pair, for the log: two hosts may have the same number.
+    by_number: HashMap<u32, Address>,
+    /// Calls to be sent.
+    asks: Vec<Ask>,
+    /// Ways that were proven, and that were doubted afterwards, all told.
+    pub(super) proven: u64,
+    pub(super) doubted: u64,
+}
+
+impl<H> Default for Ways<H> {
+    fn default() -> Self {
+        Self {
+            list: Vec::new(),
+            by_address: HashMap::new(),
+            last: (None, 0),
+            by_number: HashMap::new(),
+            asks: Vec::new(),
+            proven: 0,
+            doubted: 0,
+        }
+    }
+}
+
+impl<H> Ways<H> {
+    #[inline]
+    fn find(&mut self, address: &Address) -> Option<&mut Way<H>> {
+        if self.last.0.as_ref() != Some(address) {
+            let at = *self.by_address.get(address)?;
+            self.last = (Some(*address), at);
+        }
+        self.list.get_mut(self.last.1)
+    }
+
+    /// The way to `address` if it may be used.
+    #[inline]
+    pub(super) fn open(&mut self, address: &Address) -> Option<Open<'_, H>> {
+        let way = self.find(address)?;
+        let usable = way.state == State::Proven && way.next.is_none();
+        usable.then_some(Open { place: &way.place, handle: &mut way.handle })
+    }
+
+    /// The peer at `address` says that its queue pair is at `place`. `nonce` is random.
+    pub(super) fn learn(&mut self, address: &Address, place: Place, nonce: u64) {
+        let ask = Ask { to: place, nonce };
+        let Some(way) = self.find(address) else {
+            self.by_address.insert(*address, self.list.len());
+            self.by_number.insert(place.number, *address);
+            self.asks.push(ask);
+            self.list.push(Way {
+                place,
+                handle: None,
+                nonce,
+                state: State::Asked,
+                next: None,
+                detours: 0,
+            });
+            return;
+        };
+        let known = Ask { to: way.place, nonce: way.nonce };
+        let asks = match (way.state, way.place == place) {
+            (State::Proven, true) if way.next.is_none() => return,
+            (_, true) => [Some(known), None],
+            (State::Asked, false) => {
+                (way.place, way.nonce, way.handle) = (place, nonce, None);
+                [Some(ask), None]
+            }
+            // Whichever answers is right.
+            (State::Proven | State::Doubted, false) => {
+                let next = way.next.filter(|next| next.to == place).unwrap_or(ask);
+                way.next = Some(next);
+                [Some(known), Some(next)]
+            }
+        };
+        self.asks.extend(asks.into_iter().flatten());
+    }
+
+    /// A call was answered from `address`, whose queue pair is at `place`. Returns whether that
+    /// opens a way that was closed.
+    pub(super) fn answered(&mut self, address: &Address, place: &Place, nonce: u64) -> bool {
+        let Some(way) = self.find(address) else { return false };
+        if way.next == Some(Ask { to: *place, nonce }) {
+            (way.place, way.nonce, way.handle) = (*place, nonce, None);
+        } else if way.place != *place || way.nonce != nonce {
+            return false;
+        }
+        let opened = way.state != State::Proven || way.next.is_some();
+        way.next = None;
+        way.state = State::Proven;
+        self.proven += u64::from(opened);
+        self.by_number.insert(place.number, *address);
+        opened
+    }
+
+    /// Is somebody there at all? `nonce` is random. Returns whether that closes the way.
+    pub(super) fn doubt(&mut self, address: &Address, nonce: u64) -> bool {
+        let Some(way) = self.find(address) else { return false };
+        let was_open = way.state == State::Proven;
+        if was_open {
+            (way.state, way.nonce, way.detours) = (State::Doubted, nonce, 0);
+        }
+        let ask = Ask { to: way.place, nonce: way.nonce };
+        self.asks.push(ask);
+        self.doubted += u64::from(was_open);
+        was_open
+    }
+
+    /// The device does not send to `address`: `nonce` is random.
+    pub(super) fn close(&mut self, address: &Address, nonce: u64) {
+        if let Some(way) = self.find(address) {
+            way.handle = None;
+        }
+        self.doubt(address, nonce);
+        // Not at once: it would be refused again.
+        self.asks.pop();
+    }
+
+    /// A packet to `address` goes over UDP: now and then the way is tried again.
+    #[inline]
+    pub(super) fn detour(&mut self, address: &Address) {
+        let Some(way) = self.find(address) else { return };
+        way.detours = way.detours.saturating_add(1);
+        if way.detours.is_power_of_two() || way.detours % CALL_EVERY == 0 {
+            let ask = Ask { to: way.place, nonce: way.nonce };
+            let next = way.next;
+            self.asks.push(ask);
+            self.asks.extend(next);
+        }
+    }
+
+    /// A call to be sent.
+    #[inline]
+    pub(super) fn next_ask(&mut self) -> Option<Ask> {
+        self.asks.pop()
+    }
+
+    /// Who has the queue pair of this number: for the log only.
+    pub(super) fn by_number(&self, number: u32) -> Option<&Address> {
+        self.by_number.get(&number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::introduction::Network;
+    use super::*;
+
+    fn place(number: u32) -> Place {
+        Place { network: Network::Roce, mtu: 1024, number, lid: 0, gid: [1; 16] }
+    }
+
+    fn address(port: u16) -> Address {
+        Address::from_text(&format!("10.0.0.1:{port}")).unwrap()
+    }
+
+    fn asks(ways: &mut Ways<()>) -> Vec<(u32, u64)> {
+        let mut all: Vec<_> =
+            std::iter::from_fn(|| ways.next_ask()).map(|ask| (ask.to.number, ask.nonce)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn a_way_is_used_once_it_has_answered() {
+        let (mut ways, a) = (Ways::<()>::default(), address(1));
+        assert!(ways.open(&a).is_none());
+        ways.detour(&a);
+        assert_eq!(asks(&mut ways), [], "nothing is known");
+        ways.learn(&a, place(5), 77);
+        assert_eq!(asks(&mut ways), [(5, 77)]);
+        assert!(ways.open(&a).is_none());
+        assert!(!ways.answered(&a, &place(5), 78), "to another call");
+        assert!(!ways.answered(&a, &place(6), 77), "of another place");
+        assert!(!ways.answered(&address(2), &place(5), 77), "of another peer");
+        assert!(ways.answered(&a, &place(5), 77));
+        assert_eq!(ways.open(&a).unwrap().place, &place(5));
+        assert!(!ways.answered(&a, &place(5), 77), "once");
+        ways.learn(&a, place(5), 99);
+        assert_eq!(asks(&mut ways), [], "known");
+        assert_eq!((ways.proven, ways.by_number(5)), (1, Some(&a)));
+    }
+
+    #[test]
+    fn a_lost_call_is_made_again_less_and_less_often() {
+        let (mut ways, a) = (Ways::<()>::default(), address(1));
+        ways.learn(&a, place(5), 77);
+        asks(&mut ways);
+        let mut calls = Vec::new();
+        for n in 1..=5000 {
+            ways.detour(&a);
+            if !asks(&mut ways).is_empty() {
+                calls.push(n);
+            }
+        }
+        assert_eq!(calls, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]);
+    }
+
+    #[test]
+    fn doubt_closes_a_way_until_it_answers() {
+        let (mut ways, a) = (Ways::<()>::default(), address(1));
+        ways.learn(&a, place(5), 1);
+        ways.answered(&a, &place(5), 1);
+        asks(&mut ways);
+        assert!(ways.doubt(&a, 2));
+        assert!(!ways.doubt(&a, 3), "doubted already");
+        assert_eq!(asks(&mut ways), [(5, 2), (5, 2)]);
+        assert!(ways.open(&a).is_none());
+        assert!(!ways.answered(&a, &place(5), 1), "an answer of before");
+        assert!(ways.answered(&a, &place(5), 2));
+        assert!(ways.open(&a).is_some());
+        assert_eq!((ways.proven, ways.doubted), (2, 1));
+    }
+
+    #[test]
+    fn a_peer_that_moves_is_followed_and_an_old_packet_is_not() {
+        for moves in [true, false] {
+            let (mut ways, a) = (Ways::<()>::default(), address(1));
+            ways.learn(&a, place(5), 1);
+            ways.answered(&a, &place(5), 1);
+            asks(&mut ways);
+            ways.learn(&a, place(6), 2);
+            assert_eq!(asks(&mut ways), [(5, 1), (6, 2)]);
+            assert!(ways.open(&a).is_none(), "over UDP until it is clear");
+            ways.learn(&a, place(6), 3);
+            assert_eq!(asks(&mut ways), [(5, 1), (6, 2)], "the same question");
+            let (right, nonce) = if moves { (6, 2) } else { (5, 1) };
+            assert!(ways.answered(&a, &place(right), nonce));
+            assert_eq!(ways.open(&a).unwrap().place, &place(right));
+        }
+    }
+
+    #[test]
+    fn a_place_that_was_never_proven_is_simply_replaced() {
+        let (mut ways, a) = (Ways::<()>::default(), address(1));
+        ways.learn(&a, place(5), 1);
+        ways.learn(&a, place(6), 2);
+        assert!(!ways.answered(&a, &place(5), 1));
+        assert!(ways.answered(&a, &place(6), 2));
+    }
+
+    #[test]
+    fn what_the_device_refuses_is_not_asked_at_once() {
+        let (mut ways, a) = (Ways::<()>::default(), address(1));
+        ways.learn(&a, place(5), 1);
+        ways.answered(&a, &place(5), 1);
+        asks(&mut ways);
+        ways.close(&a, 2);
+        assert_eq!(asks(&mut ways), []);
+        assert!(ways.open(&a).is_none());
+        ways.detour(&a);
+        assert_eq!(asks(&mut ways), [(5, 2)]);
+    }
+}
