@@ -61,6 +61,7 @@ pub(super) struct Node {
     pub(super) turns: u64,
     pub(super) memory_peak: usize,
     pub(super) socket_peak: u64,
+    pub(super) port_peak: u64,
 }
 
 impl Node {
@@ -107,6 +108,7 @@ impl Node {
             turns: 0,
             memory_peak: 0,
             socket_peak: 0,
+            port_peak: 0,
         }
     }
 
@@ -131,6 +133,7 @@ impl Node {
         }
         let marks = self.port_bytes > weather.mark_bytes;
         self.port_bytes += len;
+        self.port_peak = self.port_peak.max(self.port_bytes);
         self.port_busy_ps = self.port_busy_ps.max(now * 1000) + len * weather.byte_ps;
         let passes = self.port_busy_ps / 1000;
         if marks {

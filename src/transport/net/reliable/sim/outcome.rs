@@ -29,6 +29,7 @@ pub(super) struct Outcome {
     pub(super) longest_stall: u64,
     pub(super) memory_peak: usize,
     pub(super) socket_peak: u64,
+    pub(super) port_peak: u64,
     pub(super) turns: u64,
     pub(super) lives: u64,
     pub(super) slots: u64,
@@ -44,6 +45,7 @@ impl Outcome {
         self.turns += node.turns;
         self.memory_peak = self.memory_peak.max(node.memory_peak);
         self.socket_peak = self.socket_peak.max(node.socket_peak);
+        self.port_peak = self.port_peak.max(node.port_peak);
     }
 
     /// Packets that were sent again for each that was lost, overtaken, not taken in for want of

@@ -1,5 +1,6 @@
 //! Many peers: that they meet without a storm, what one costs in memory, and that those who are
-//! idle cost no time. `UDRV_TEST_NODES=10000` takes so many.
+//! idle cost no time. `UDRV_TEST_NODES=10000` takes so many, `UDRV_TEST_PEERS=100` so many peers of
+//! each where they are drawn.
 
 use super::super::{Reliable, Settings, Sink};
 use super::app::Flow;
@@ -18,8 +19,10 @@ use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
 use std::time::Instant;
 
-/// Nodes of `cargo test`.
+/// Nodes of `cargo test`, peers that each of them draws, and nodes where all meet all.
 const NODES: u64 = 200;
+const PEERS: u64 = 8;
+const ALL: u64 = 60;
 const MS: u64 = 1_000_000;
 /// What an idle peer may cost, bytes.
 const PEER_BYTES: usize = 1024;
@@ -35,8 +38,7 @@ fn weather() -> Weather {
 
 /// Runs a world in which everybody begins within a millisecond. Slot 0 takes in a million packets a
 /// second, the others as many as come.
-fn meet(to: impl Fn(&mut Rng, Slot) -> Vec<Slot>, messages: u32) -> Outcome {
-    let nodes = nodes();
+fn meet(nodes: Slot, to: impl Fn(&mut Rng, Slot) -> Vec<Slot>, messages: u32) -> Outcome {
     let mut rng = Rng::new(5);
     let mut world = World::new(6, nodes as usize, weather());
     let habits = Habits { turn_ns: 5_000, peer_timeout_ns: 120_000 * MS, ..plain() };
@@ -54,35 +56,50 @@ fn meet(to: impl Fn(&mut Rng, Slot) -> Vec<Slot>, messages: u32) -> Outcome {
 fn report(what: &str, outcome: &Outcome, connections: u64) {
     let Outcome { fates, counts, .. } = outcome;
     eprintln!(
-        "{what}, {} nodes, {connections} connections: {:.2} handshake packets for each, all there after {:.1} ms, {} packets, {} sent again, {} dropped, longest socket queue {} KiB",
-        nodes(),
+        "{what}, {} nodes, {connections} connections: {:.2} handshake packets for each, all there after {:.1} ms, {} packets, {} sent again, {} dropped, longest queues: {} KiB in a socket, {} KiB at a switch's port; {} MiB in this process",
+        outcome.slots,
         counts.hellos_sent as f64 / connections as f64,
         outcome.delivered_at as f64 / 1e6,
         fates.sent,
         counts.retransmitted,
         fates.port_full + fates.socket_full,
-        outcome.socket_peak >> 10
+        outcome.socket_peak >> 10,
+        outcome.port_peak >> 10,
+        resident() >> 20
     );
 }
 
 #[test]
 fn everybody_meets_some_at_once() {
-    let nodes = u64::from(nodes());
-    let outcome = meet(|rng, me| (0..8).map(|_| other(rng, me, nodes)).collect(), 3);
+    let nodes = nodes();
+    let peers = number("UDRV_TEST_PEERS").unwrap_or(PEERS);
+    let draw = |rng: &mut Rng, me| (0..peers).map(|_| other(rng, me, nodes.into())).collect();
+    let outcome = meet(nodes, draw, 3);
     let connections = outcome.counts.connected / 2;
-    report("eight random peers each", &outcome, connections);
+    report(&format!("{peers} random peers each"), &outcome, connections);
     assert!(outcome.counts.hellos_sent <= 3 * connections, "{outcome:?}");
     assert!(outcome.delivered_at < 100 * MS, "{outcome:?}");
 }
 
 #[test]
 fn everybody_meets_one_at_once() {
-    let outcome = meet(|_, me| if me == 0 { Vec::new() } else { vec![0] }, 3);
+    let outcome = meet(nodes(), |_, me| if me == 0 { Vec::new() } else { vec![0] }, 3);
     let connections = u64::from(nodes()) - 1;
     report("all to one", &outcome, connections);
     assert_eq!(outcome.messages, 3 * connections);
     assert!(outcome.counts.hellos_sent <= 8 * connections, "{outcome:?}");
     assert!(outcome.delivered_at < 2000 * MS, "{outcome:?}");
+}
+
+#[test]
+fn everybody_meets_everybody_at_once() {
+    let nodes = number("UDRV_TEST_NODES").unwrap_or(ALL) as Slot;
+    let outcome = meet(nodes, |_, me| (0..nodes).filter(|to| *to != me).collect(), 1);
+    let connections = u64::from(nodes) * u64::from(nodes - 1) / 2;
+    report("all to all", &outcome, connections);
+    assert_eq!(outcome.messages, 2 * connections);
+    assert_eq!(outcome.counts.connected, 2 * connections, "one for each pair");
+    assert!(outcome.counts.hellos_sent <= 8 * connections, "{outcome:?}");
 }
 
 /// Somebody else than `me`, as likely as the others.
