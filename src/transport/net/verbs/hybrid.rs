@@ -6,7 +6,7 @@ use super::introduction::{
     Call, Greeting, INTRODUCED_LEN, Place, greeting, read_trailer, with_trailer,
 };
 use super::link::UdLink;
-use super::ways::Ways;
+use super::ways::{Opened, Ways};
 use crate::sys::verbs::UdCounts;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
@@ -22,6 +22,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// First byte of a packet that ends a connection (PROTOCOL.md §7.3). It goes over UDP: nobody would
 /// wait until a queue pair that is about to end has sent it.
 const CLOSE: u8 = 3;
+
+/// Looks at the device after which the socket, if it had nothing for so many, is looked at only once
+/// in a while: a look at the socket is a system call, one at the device is none.
+const SOCKET_COOLING: u32 = 1024;
+const SOCKET_LOOKS: u32 = 16;
 
 /// What the device's part has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -50,6 +55,9 @@ pub(crate) struct Rdma {
     called: Vec<Call>,
     calls: u64,
     answers: u64,
+    /// Looks left that include the socket each time, and those made since.
+    socket_hot: u32,
+    looks: u32,
 }
 
 /// See the module.
@@ -95,7 +103,10 @@ impl HybridLink {
     /// Prepares for sleep on the descriptors. False: something has arrived.
     #[inline]
     pub(crate) fn sleep(&mut self) -> bool {
-        self.rdma.as_mut().is_none_or(|rdma| rdma.link.sleep())
+        let Some(rdma) = &mut self.rdma else { return true };
+        // Whoever is woken looks at both.
+        rdma.socket_hot = rdma.socket_hot.max(1);
+        rdma.link.sleep()
     }
 
     /// What the socket has done so far.
@@ -160,8 +171,16 @@ impl Link for HybridLink {
     #[inline]
     fn receive(&mut self, sink: &mut impl LinkSink) -> usize {
         let Some(rdma) = &mut self.rdma else { return self.udp.receive(sink) };
-        let n = self.udp.receive(&mut Introduced { rdma, sink });
-        n + rdma.receive(sink)
+        let mut n = rdma.receive(sink);
+        if rdma.looks_at_socket() {
+            let arrived = self.udp.receive(&mut Introduced { rdma, sink });
+            if arrived > 0 {
+                rdma.socket_hot = SOCKET_COOLING;
+            }
+            n += arrived;
+            rdma.call();
+        }
+        n
     }
 }
 
@@ -201,15 +220,32 @@ impl Rdma {
             called: Vec::new(),
             calls: 0,
             answers: 0,
+            socket_hot: SOCKET_COOLING,
+            looks: 0,
         }
+    }
+
+    /// True if the socket is to be looked at now.
+    #[inline]
+    fn looks_at_socket(&mut self) -> bool {
+        if self.socket_hot > 0 {
+            self.socket_hot -= 1;
+            return true;
+        }
+        self.looks = self.looks.wrapping_add(1);
+        self.looks % SOCKET_LOOKS == 0 || self.link.broken().is_some()
     }
 
     /// The handshake packet `hello` to `to` with our place behind it, if there is room for that.
     #[cold]
     fn introduce(&mut self, to: &Address, hello: &[u8]) -> Option<[u8; INTRODUCED_LEN]> {
         let greeting = greeting(hello);
-        if greeting == Greeting::Init && self.ways.doubt(to, process::random_u64()) {
-            log::info(format_args!("{to} is silent: data goes over UDP until its device answers"));
+        let doubted = greeting == Greeting::Init && self.ways.doubt(to, process::random_u64());
+        if doubted && self.ways.doubted.is_power_of_two() {
+            log::info(format_args!(
+                "{to} is silent: data goes over UDP until its device answers ({} such so far)",
+                self.ways.doubted
+            ));
         }
         self.call();
         if greeting == Greeting::None || self.link.broken().is_some() {
@@ -273,8 +309,9 @@ impl Rdma {
                 continue;
             }
             if call.answer {
-                if self.ways.answered(&call.address, &call.place, call.nonce) {
-                    self.source.0 = u32::MAX;
+                let opened = self.ways.answered(&call.address, &call.place, call.nonce);
+                self.source.0 = u32::MAX;
+                if opened == Some(Opened::First) {
                     log::info(format_args!(
                         "{} is reached through the device, queue pair {:#x}",
                         call.address, call.place.number

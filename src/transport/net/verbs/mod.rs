@@ -83,7 +83,11 @@ pub(crate) fn offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, 
     let (now, pid) = (clock::now_ns(), process::pid());
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((at, by, for_settings, for_ip, nic)) = &*last {
-        if now - at < OFFER_NS && *by == pid && for_settings == settings && *for_ip == ip {
+        if now.saturating_sub(*at) < OFFER_NS
+            && *by == pid
+            && for_settings == settings
+            && *for_ip == ip
+        {
             return Ok(nic.clone());
         }
     }

@@ -49,6 +49,15 @@ pub(super) struct Open<'a, H> {
     pub(super) handle: &'a mut Option<H>,
 }
 
+/// What an answer opens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Opened {
+    /// A way that was never used.
+    First,
+    /// One that was doubted.
+    Again,
+}
+
 /// The ways to all peers.
 #[derive(Debug)]
 pub(super) struct Ways<H> {
@@ -132,21 +141,31 @@ impl<H> Ways<H> {
         self.asks.extend(asks.into_iter().flatten());
     }
 
-    /// A call was answered from `address`, whose queue pair is at `place`. Returns whether that
-    /// opens a way that was closed.
-    pub(super) fn answered(&mut self, address: &Address, place: &Place, nonce: u64) -> bool {
-        let Some(way) = self.find(address) else { return false };
-        if way.next == Some(Ask { to: *place, nonce }) {
+    /// A call was answered from `address`, whose queue pair is at `place`. Returns what that opens.
+    pub(super) fn answered(
+        &mut self,
+        address: &Address,
+        place: &Place,
+        nonce: u64,
+    ) -> Option<Opened> {
+        let way = self.find(address)?;
+        let moved = way.next == Some(Ask { to: *place, nonce });
+        if moved {
             (way.place, way.nonce, way.handle) = (*place, nonce, None);
         } else if way.place != *place || way.nonce != nonce {
-            return false;
+            return None;
         }
-        let opened = way.state != State::Proven || way.next.is_some();
+        let opened = match way.state {
+            State::Asked => Opened::First,
+            _ if moved => Opened::First,
+            State::Proven if way.next.is_none() => return None,
+            State::Proven | State::Doubted => Opened::Again,
+        };
         way.next = None;
         way.state = State::Proven;
-        self.proven += u64::from(opened);
+        self.proven += 1;
         self.by_number.insert(place.number, *address);
-        opened
+        Some(opened)
     }
 
     /// Is somebody there at all? `nonce` is random. Returns whether that closes the way.
@@ -226,12 +245,12 @@ mod tests {
         ways.learn(&a, place(5), 77);
         assert_eq!(asks(&mut ways), [(5, 77)]);
         assert!(ways.open(&a).is_none());
-        assert!(!ways.answered(&a, &place(5), 78), "to another call");
-        assert!(!ways.answered(&a, &place(6), 77), "of another place");
-        assert!(!ways.answered(&address(2), &place(5), 77), "of another peer");
-        assert!(ways.answered(&a, &place(5), 77));
+        assert_eq!(ways.answered(&a, &place(5), 78), None, "to another call");
+        assert_eq!(ways.answered(&a, &place(6), 77), None, "of another place");
+        assert_eq!(ways.answered(&address(2), &place(5), 77), None, "of another peer");
+        assert_eq!(ways.answered(&a, &place(5), 77), Some(Opened::First));
         assert_eq!(ways.open(&a).unwrap().place, &place(5));
-        assert!(!ways.answered(&a, &place(5), 77), "once");
+        assert_eq!(ways.answered(&a, &place(5), 77), None, "once");
         ways.learn(&a, place(5), 99);
         assert_eq!(asks(&mut ways), [], "known");
         assert_eq!((ways.proven, ways.by_number(5)), (1, Some(&a)));
@@ -262,8 +281,8 @@ mod tests {
         assert!(!ways.doubt(&a, 3), "doubted already");
         assert_eq!(asks(&mut ways), [(5, 2), (5, 2)]);
         assert!(ways.open(&a).is_none());
-        assert!(!ways.answered(&a, &place(5), 1), "an answer of before");
-        assert!(ways.answered(&a, &place(5), 2));
+        assert_eq!(ways.answered(&a, &place(5), 1), None, "an answer of before");
+        assert_eq!(ways.answered(&a, &place(5), 2), Some(Opened::Again));
         assert!(ways.open(&a).is_some());
         assert_eq!((ways.proven, ways.doubted), (2, 1));
     }
@@ -281,7 +300,8 @@ mod tests {
             ways.learn(&a, place(6), 3);
             assert_eq!(asks(&mut ways), [(5, 1), (6, 2)], "the same question");
             let (right, nonce) = if moves { (6, 2) } else { (5, 1) };
-            assert!(ways.answered(&a, &place(right), nonce));
+            let opened = if moves { Opened::First } else { Opened::Again };
+            assert_eq!(ways.answered(&a, &place(right), nonce), Some(opened));
             assert_eq!(ways.open(&a).unwrap().place, &place(right));
         }
     }
@@ -291,8 +311,8 @@ mod tests {
         let (mut ways, a) = (Ways::<()>::default(), address(1));
         ways.learn(&a, place(5), 1);
         ways.learn(&a, place(6), 2);
-        assert!(!ways.answered(&a, &place(5), 1));
-        assert!(ways.answered(&a, &place(6), 2));
+        assert_eq!(ways.answered(&a, &place(5), 1), None);
+        assert_eq!(ways.answered(&a, &place(6), 2), Some(Opened::First));
     }
 
     #[test]
