@@ -12,11 +12,13 @@ pub(crate) mod cma;
 pub(crate) mod dl;
 pub(crate) mod errno;
 pub(crate) mod event;
+pub(crate) mod mappings;
 pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod shared_memory;
 pub(crate) mod simd;
 pub(crate) mod udp;
 pub(crate) mod unix;
+pub(crate) mod userfaultfd;
 
 pub(crate) use errno::Errno;
