@@ -231,3 +231,29 @@ fn new_descriptor() -> Result<OwnedFd> {
     // SAFETY: `fd` is new and owned by nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_proves_itself_again_and_again() {
+        if new_descriptor().is_err() {
+            return eprintln!("skipped: no userfaultfd");
+        }
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..50).for_each(|_| drop(Userfaultfd::open().unwrap())));
+            }
+        });
+    }
+
+    #[test]
+    fn what_is_no_memory_is_refused() {
+        let Ok(watcher) = Userfaultfd::open() else { return eprintln!("skipped: no userfaultfd") };
+        assert_eq!(watcher.register(0, 4096), Err(Errno(libc::EINVAL)));
+        assert_eq!(watcher.register(4096, 4096), Err(Errno(libc::EINVAL)));
+        assert_eq!(watcher.read(&mut [Event::Other(0)]), Err(Errno(libc::EAGAIN)));
+        assert!(!watcher.is_changing());
+    }
+}

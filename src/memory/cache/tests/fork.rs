@@ -13,6 +13,8 @@ pub(super) fn in_child(work: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child runs `work` alone and ends without anything of the parent's.
     match unsafe { libc::fork() } {
         0 => {
+            // SAFETY: a number. Whatever hangs here ends, and does not outlive the test for long.
+            unsafe { libc::alarm(20) };
             let status = i32::from(!work());
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(status) }
