@@ -164,16 +164,6 @@ impl<H> Index<H> {
         cursor.clone_pointer()
     }
 
-    /// What to register for a request: more than it asks for where that takes the place of an entry
-    /// which covers it and allows less.
-    pub(super) fn plan(&self, want: Span, access: Access) -> (Span, Access) {
-        let entry = self.listed.upper_bound(Bound::Included(&want.start)).get();
-        match entry.filter(|e| e.span.covers(want) && !e.access.contains(access)) {
-            Some(entry) => (entry.span, entry.access.union(access)),
-            None => (want, access),
-        }
-    }
-
     /// Begins a registration: changes to its addresses are noted from now on. False, and nothing is
     /// begun, if it could not be kept at `now_ns`.
     pub(super) fn announce(&mut self, pending: &Arc<Pending>, now_ns: u64) -> bool {
@@ -205,14 +195,18 @@ impl<H> Index<H> {
         !pending.void.load(Relaxed)
     }
 
-    /// Lists a leased entry, so that requests find it; takes out those within it, and old ones for
-    /// room. False, and it is not listed, if one within which it lies is there, or there is no room.
+    /// Lists a leased entry, so that requests find it; takes out those within it, one around it that
+    /// allows less, and old ones for room. False, and it is not listed, if one within which it lies is there, or there is no room.
     pub(super) fn insert(&mut self, entry: &Arc<Entry<H>>) -> bool {
         let span = entry.span;
-        let before = self.listed.upper_bound(Bound::Included(&span.start)).get();
-        let equal = |b: &Entry<H>| b.access.contains(entry.access);
-        if before.is_some_and(|b| b.span.covers(span) && (b.span != span || equal(b))) {
-            return false;
+        while let Some(around) = self.reaching_furthest(span.start).filter(|e| e.span.covers(span))
+        {
+            if around.access.contains(entry.access) {
+                return false;
+            }
+            let start = around.span.start;
+            self.invalidations += 1;
+            self.unlist(start, false);
         }
         while let Some(start) = self.first_within(span) {
             self.invalidations += 1;
@@ -336,6 +330,11 @@ impl<H> Index<H> {
         if entry.leases.load(Relaxed) == 0 {
             self.dead.push_back(entry);
         } // else its leases hold it: nothing is freed here
+    }
+
+    /// Of the entries that begin at or before an address, the one that reaches furthest.
+    fn reaching_furthest(&self, address: usize) -> Option<&Entry<H>> {
+        self.listed.upper_bound(Bound::Included(&address)).get()
     }
 
     fn first_within(&self, span: Span) -> Option<usize> {

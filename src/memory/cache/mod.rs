@@ -218,9 +218,8 @@ impl<R: Registrar> Cache<R> {
     }
 
     /// A new registration, to be kept if it can be.
-    fn miss(&self, monitor: &Monitor, want: Span, access: Access) -> Result<Lease<R>, Refusal> {
+    fn miss(&self, monitor: &Monitor, span: Span, access: Access) -> Result<Lease<R>, Refusal> {
         let shared = &*self.shared;
-        let (span, access) = lock(&shared.index).plan(want, access);
         let pending = Pending::new(span);
         let now = clock::now_ns();
         let watched = monitor.watch(span, || lock(&shared.index).announce(&pending, now));
@@ -231,14 +230,13 @@ impl<R: Registrar> Cache<R> {
                 Ok(_) => (),
                 Err(error) => self.tell_of(error),
             }
-            return self.once(want, access);
+            return self.once(span, access);
         }
         // From here on, a change to the range is noted in `pending`.
         let made = self.register(span, access);
-        let entry = made.as_ref().ok().cloned();
         let mut index = lock(&shared.index);
         let unchanged = index.conclude(&pending);
-        let listed = unchanged && entry.as_ref().is_some_and(|entry| index.insert(entry));
+        let listed = unchanged && made.as_ref().is_ok_and(|entry| index.insert(entry));
         let work = listed && index.has_dead();
         drop(index);
         if !listed {
@@ -247,15 +245,9 @@ impl<R: Registrar> Cache<R> {
         if work {
             self.shared.bury(); // what had to go for this one: pinned memory keeps to its limit
         }
-        match made {
-            Ok(entry) => {
-                count(if listed { &shared.counters.misses } else { &shared.counters.uncached });
-                Ok(self.lease(entry))
-            }
-            Err(Refusal::NoRoom) => Err(Refusal::NoRoom),
-            Err(refusal) if span == want => Err(refusal),
-            Err(_) => self.once(want, access), // the wider range of `plan` cannot be had
-        }
+        let entry = made?;
+        count(if listed { &shared.counters.misses } else { &shared.counters.uncached });
+        Ok(self.lease(entry))
     }
 
     /// A registration for this request alone.

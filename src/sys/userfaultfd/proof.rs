@@ -10,7 +10,7 @@ use super::{Event, Userfaultfd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
-const LIMIT_NS: u64 = 2_000_000_000;
+const LIMIT_NS: u64 = 5_000_000_000;
 const STACK: usize = 64 * 1024;
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -116,11 +116,7 @@ impl Run {
             return self.leases.push(hit);
         }
         assert!(hit.is_none(), "found {:?} for {want:?}", hit.map(|hit| hit.span));
-        let wanted = expected.map_or((want, access), |n| {
-            (self.oracle.listed[n].span, self.oracle.listed[n].access.union(access))
-        });
-        let (span, access) = self.index.plan(want, access);
-        assert_eq!((span, access), wanted);
+        let span = want;
         let pending = Pending::new(span);
         let fits = self.oracle.limits.count > 0 && span.len() <= self.oracle.limits.bytes;
         let now = self.now;
@@ -147,10 +143,11 @@ impl Run {
 
     fn insert(&mut self, span: Span, access: Access) -> bool {
         let oracle = &mut self.oracle;
-        let around =
-            |k: &Known| k.span.covers(span) && (k.span != span || k.access.contains(access));
-        if oracle.listed.iter().any(around) {
-            return false;
+        while let Some(around) = oracle.find(span) {
+            if oracle.listed[around].access.contains(access) {
+                return false;
+            }
+            oracle.listed.swap_remove(around);
         }
         oracle.listed.retain(|known| !span.covers(known.span));
         if !oracle.room(span.len()) {
