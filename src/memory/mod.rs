@@ -1,5 +1,6 @@
 //! The memory of the application: what it lent to an operation, and how bytes get in and out of it.
 
+pub(crate) mod cache;
 pub(crate) mod region;
 
 pub(crate) use region::{MAX_SEGMENTS, OwnedBuffer, SegmentList};

@@ -12,6 +12,7 @@ pub(crate) mod cma;
 pub(crate) mod dl;
 pub(crate) mod errno;
 pub(crate) mod event;
+pub(crate) mod mappings;
 pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod shared_memory;
@@ -20,6 +21,7 @@ pub(crate) mod tcp;
 pub(crate) mod topology;
 pub(crate) mod udp;
 pub(crate) mod unix;
+pub(crate) mod userfaultfd;
 pub(crate) mod verbs;
 
 pub(crate) use errno::Errno;

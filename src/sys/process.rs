@@ -2,12 +2,61 @@
 
 use super::errno::Errno;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// This process's id (a system call: not for the data path).
 pub(crate) fn pid() -> i32 {
     // SAFETY: always succeeds.
     unsafe { libc::getpid() }
+}
+
+/// Bytes of a page.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: always succeeds for this name.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+/// Tells a process from the children that it forks, at the cost of reading a word.
+#[derive(Debug)]
+pub(crate) struct ForkMark(NonNull<AtomicI32>);
+
+// SAFETY: one word that is only read.
+unsafe impl Send for ForkMark {}
+// SAFETY: one word that is only read.
+unsafe impl Sync for ForkMark {}
+
+impl ForkMark {
+    /// Errors: ENOMEM, EINVAL (Linux before 4.14).
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let (len, rw) = (page_size(), libc::PROT_READ | libc::PROT_WRITE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new private mapping at an address of the kernel's choice.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), len, rw, flags, -1, 0) };
+        let word = match NonNull::new(page.cast::<AtomicI32>()) {
+            Some(word) if page != libc::MAP_FAILED => word,
+            _ => return Err(Errno::last()),
+        };
+        let mark = Self(word);
+        // SAFETY: the page that was just mapped; a child will find it zeroed.
+        super::errno::check(unsafe { libc::madvise(page, len, libc::MADV_WIPEONFORK) })?;
+        // SAFETY: the page is mapped as long as `mark` lives.
+        unsafe { word.as_ref() }.store(1, Ordering::Relaxed);
+        Ok(mark)
+    }
+
+    /// True in a child that was forked (by whatever call) after the mark was made.
+    pub(crate) fn is_child(&self) -> bool {
+        // SAFETY: the page is mapped as long as `self` lives.
+        unsafe { self.0.as_ref() }.load(Ordering::Relaxed) == 0
+    }
+}
+
+impl Drop for ForkMark {
+    fn drop(&mut self) {
+        // SAFETY: exactly the page that `new` mapped; nothing refers to it any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), page_size()) };
+    }
 }
 
 /// The effective user id.

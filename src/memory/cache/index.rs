@@ -1,0 +1,379 @@
+//! Which registrations there are: by address, by age, and within limits. Pure bookkeeping, without
+//! system calls; and, because the monitor's thread waits for its lock, **nothing here allocates or
+//! frees** (`monitor.rs` says why). Entries come and go as `Arc`s that others make and drop.
+//!
+//! Listed entries may overlap, but none is within another. So their ends are in the same order as
+//! their starts: of all that begin at or before an address, the last one reaches furthest, and
+//! one look at a tree of starts finds a registration that covers a request, if there is one. An
+//! application that slides a window over an array registers each window once; merging them instead
+//! would register the beginning of the array again with every step.
+
+use super::monitor::Change;
+use super::span::Span;
+use super::statistics::Account;
+use super::{Access, Limits};
+use intrusive_collections::{
+    Bound, KeyAdapter, LinkedList, LinkedListAtomicLink, RBTree, RBTreeAtomicLink,
+    intrusive_adapter,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// How long nothing is kept for addresses whose pages somebody began to discard. The kernel does it
+/// after it has told, when the thread gets a processor again; a stall of a second is far beyond what
+/// a machine in use shows.
+pub(super) const QUARANTINE_NS: u64 = 1_000_000_000;
+const QUARANTINED: usize = 128;
+
+/// A registration. What changes in it changes under the lock of its index.
+pub(super) struct Entry<H> {
+    /// The device's.
+    pub(super) handle: H,
+    _account: Account, // after the handle: counts when that is gone
+    pub(super) span: Span,
+    pub(super) access: Access,
+    /// Transfers that use it.
+    leases: AtomicU32,
+    /// Whether requests can find it.
+    listed: AtomicBool,
+    /// Whether it was ever to be found, and so is for the worker to deregister.
+    kept: AtomicBool,
+    /// Whether none of its addresses maps any more what they did: nothing is left to be watched.
+    gone: AtomicBool,
+    /// When it was last used, in uses of the index.
+    used: AtomicU64,
+    /// Its key in `by_age`, brought up to date when it comes to be the oldest.
+    queued: AtomicU64,
+    by_address: RBTreeAtomicLink,
+    by_age: RBTreeAtomicLink,
+    by_death: LinkedListAtomicLink,
+}
+
+impl<H> Entry<H> {
+    /// A registration that one transfer uses.
+    pub(super) fn leased(handle: H, account: Account, span: Span, access: Access) -> Arc<Self> {
+        Arc::new(Self {
+            handle,
+            _account: account,
+            span,
+            access,
+            leases: AtomicU32::new(1),
+            listed: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            used: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
+            by_address: RBTreeAtomicLink::new(),
+            by_age: RBTreeAtomicLink::new(),
+            by_death: LinkedListAtomicLink::new(),
+        })
+    }
+
+    /// What need not be watched for it any longer. Not what is gone: somebody else may watch by now
+    /// what is mapped there, and kernels before 6.14 would end that too.
+    pub(super) fn unwatch(&self) -> Option<Span> {
+        (!self.gone.load(Relaxed)).then_some(self.span)
+    }
+}
+
+/// A registration that is being made.
+pub(super) struct Pending {
+    span: Span,
+    /// Set when its addresses change meanwhile.
+    void: AtomicBool,
+    link: LinkedListAtomicLink,
+}
+
+impl Pending {
+    pub(super) fn new(span: Span) -> Arc<Self> {
+        Arc::new(Self { span, void: AtomicBool::new(false), link: LinkedListAtomicLink::new() })
+    }
+}
+
+intrusive_adapter!(ByAddress<H> = Arc<Entry<H>>: Entry<H> { by_address => RBTreeAtomicLink });
+intrusive_adapter!(ByAge<H> = Arc<Entry<H>>: Entry<H> { by_age => RBTreeAtomicLink });
+intrusive_adapter!(ByDeath<H> = Arc<Entry<H>>: Entry<H> { by_death => LinkedListAtomicLink });
+intrusive_adapter!(Announced = Arc<Pending>: Pending { link => LinkedListAtomicLink });
+
+impl<'a, H> KeyAdapter<'a> for ByAddress<H> {
+    type Key = usize;
+    fn get_key(&self, entry: &'a Entry<H>) -> usize {
+        entry.span.start
+    }
+}
+
+impl<'a, H> KeyAdapter<'a> for ByAge<H> {
+    type Key = u64;
+    fn get_key(&self, entry: &'a Entry<H>) -> u64 {
+        entry.queued.load(Relaxed)
+    }
+}
+
+/// What becomes of an entry that is given back.
+pub(super) enum Released<H> {
+    /// Others hold it.
+    Held,
+    /// It waits for the worker.
+    Dead,
+    /// The caller drops it, outside of the lock: it was never to be found.
+    Yours(Arc<Entry<H>>),
+}
+
+/// The registrations of one cache.
+pub(super) struct Index<H> {
+    listed: RBTree<ByAddress<H>>,
+    ages: RBTree<ByAge<H>>,
+    dead: LinkedList<ByDeath<H>>,
+    announced: LinkedList<Announced>,
+    /// Until when nothing is kept for which addresses.
+    quarantine: [Option<(Span, u64)>; QUARANTINED],
+    limits: Limits,
+    count: usize,
+    bytes: usize,
+    clock: u64,
+    /// Entries that a change or a wider entry took out.
+    pub(super) invalidations: u64,
+    /// Entries that were taken out for room.
+    pub(super) evictions: u64,
+}
+
+impl<H> Index<H> {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            listed: RBTree::new(ByAddress::new()),
+            ages: RBTree::new(ByAge::new()),
+            dead: LinkedList::new(ByDeath::new()),
+            announced: LinkedList::new(Announced::new()),
+            quarantine: [None; QUARANTINED],
+            limits,
+            count: 0,
+            bytes: 0,
+            clock: 0,
+            invalidations: 0,
+            evictions: 0,
+        }
+    }
+
+    /// A registration of all of `want` that allows `access`, with one more lease.
+    pub(super) fn hit(&mut self, want: Span, access: Access) -> Option<Arc<Entry<H>>> {
+        let cursor = self.listed.upper_bound(Bound::Included(&want.start));
+        let entry = cursor.get().filter(|e| e.span.covers(want) && e.access.contains(access))?;
+        self.clock += 1;
+        entry.used.store(self.clock, Relaxed);
+        entry.leases.fetch_add(1, Relaxed);
+        cursor.clone_pointer()
+    }
+
+    /// Begins a registration: changes to its addresses are noted from now on. False, and nothing is
+    /// begun, if it could not be kept at `now_ns`.
+    pub(super) fn announce(&mut self, pending: &Arc<Pending>, now_ns: u64) -> bool {
+        let span = pending.span;
+        if self.limits.count == 0 || span.len() > self.limits.bytes {
+            return false;
+        }
+        for slot in &mut self.quarantine {
+            match *slot {
+                Some((_, until)) if until <= now_ns => *slot = None,
+                Some((closed, _)) if closed.overlaps(span) => return false,
+                _ => (),
+            }
+        }
+        self.announced.push_back(pending.clone());
+        true
+    }
+
+    /// Ends a registration that was begun. True if its addresses have stayed what they were.
+    pub(super) fn conclude(&mut self, pending: &Arc<Pending>) -> bool {
+        let mut cursor = self.announced.front_mut();
+        while let Some(other) = cursor.get() {
+            if std::ptr::eq(other, &raw const **pending) {
+                cursor.remove();
+                break;
+            }
+            cursor.move_next();
+        }
+        !pending.void.load(Relaxed)
+    }
+
+    /// Lists a leased entry, so that requests find it; takes out those within it, one around it that
+    /// allows less, and old ones for room. False, and it is not listed, if one within which it lies is there, or there is no room.
+    pub(super) fn insert(&mut self, entry: &Arc<Entry<H>>) -> bool {
+        let span = entry.span;
+        while let Some(around) = self.reaching_furthest(span.start).filter(|e| e.span.covers(span))
+        {
+            if around.access.contains(entry.access) {
+                return false;
+            }
+            let start = around.span.start;
+            self.invalidations += 1;
+            self.unlist(start, false);
+        }
+        while let Some(start) = self.first_within(span) {
+            self.invalidations += 1;
+            self.unlist(start, false);
+        }
+        if !self.make_room(span.len()) {
+            return false;
+        }
+        self.clock += 1;
+        entry.used.store(self.clock, Relaxed);
+        entry.queued.store(self.clock, Relaxed);
+        entry.listed.store(true, Relaxed);
+        entry.kept.store(true, Relaxed);
+        self.count += 1;
+        self.bytes += span.len();
+        self.ages.insert(entry.clone());
+        self.listed.insert(entry.clone());
+        true
+    }
+
+    /// Takes out what was not used for longest and is not in use, until one more entry of `len` bytes
+    /// is within the limits. False if that cannot be.
+    pub(super) fn make_room(&mut self, len: usize) -> bool {
+        while self.count >= self.limits.count || self.bytes.saturating_add(len) > self.limits.bytes
+        {
+            if self.evict().is_none() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes out the entry that was not used for longest, of those that are not in use; its bytes.
+    pub(super) fn evict(&mut self) -> Option<usize> {
+        // Each entry comes up at most twice: to be dated anew, and then.
+        for _ in 0..=self.count.saturating_mul(2) {
+            let mut cursor = self.ages.front_mut();
+            let oldest = cursor.get()?;
+            let idle = oldest.leases.load(Relaxed) == 0;
+            let used = if idle { oldest.used.load(Relaxed) } else { self.clock + 1 };
+            if used <= oldest.queued.load(Relaxed) {
+                let (start, len) = (oldest.span.start, oldest.span.len());
+                self.evictions += 1;
+                self.unlist(start, false);
+                return Some(len);
+            }
+            let entry = cursor.remove()?;
+            entry.queued.store(used, Relaxed);
+            self.clock = self.clock.max(used);
+            self.ages.insert(entry);
+        }
+        None
+    }
+
+    /// Takes a lease back.
+    pub(super) fn release(&mut self, entry: Arc<Entry<H>>) -> Released<H> {
+        if entry.leases.fetch_sub(1, Relaxed) > 1 {
+            return Released::Held; // another lease holds it too: nothing is freed here
+        }
+        self.clock += 1;
+        entry.used.store(self.clock, Relaxed);
+        if entry.listed.load(Relaxed) {
+            return Released::Held;
+        }
+        if !entry.kept.load(Relaxed) {
+            return Released::Yours(entry);
+        }
+        self.dead.push_back(entry);
+        Released::Dead
+    }
+
+    /// Takes out all that overlap `span`. True if some wait for the worker now.
+    pub(super) fn change(&mut self, span: Span, change: Change, now_ns: u64) -> bool {
+        let mut cursor = self.announced.front_mut();
+        while let Some(pending) = cursor.get() {
+            if pending.span.overlaps(span) {
+                pending.void.store(true, Relaxed);
+            }
+            cursor.move_next();
+        }
+        while let Some(last) = self.last_overlapping(span) {
+            self.invalidations += 1;
+            self.unlist(last.start, change == Change::Gone && span.covers(last));
+        }
+        if change == Change::Discarded {
+            self.close_to(span, now_ns);
+        }
+        self.has_dead()
+    }
+
+    /// Takes out all. What is leased dies with its last lease.
+    pub(super) fn clear(&mut self) {
+        while let Some(start) = self.listed.front().get().map(|entry| entry.span.start) {
+            self.unlist(start, false);
+        }
+    }
+
+    /// Whether any wait to be deregistered.
+    pub(super) fn has_dead(&self) -> bool {
+        !self.dead.is_empty()
+    }
+
+    /// One that waits to be deregistered.
+    pub(super) fn next_dead(&mut self) -> Option<Arc<Entry<H>>> {
+        self.dead.pop_front()
+    }
+
+    /// See [`super::monitor::Subscriber::needs`].
+    pub(super) fn needs(&self, span: Span) -> bool {
+        self.last_overlapping(span).is_some()
+            || self.announced.iter().any(|pending| pending.span.overlaps(span))
+    }
+
+    fn unlist(&mut self, start: usize, gone: bool) {
+        let Some(entry) = self.listed.find_mut(&start).remove() else { return };
+        self.ages.find_mut(&entry.queued.load(Relaxed)).remove(); // `entry` still holds it
+        entry.listed.store(false, Relaxed);
+        entry.gone.store(gone, Relaxed);
+        self.count -= 1;
+        self.bytes -= entry.span.len();
+        if entry.leases.load(Relaxed) == 0 {
+            self.dead.push_back(entry);
+        } // else its leases hold it: nothing is freed here
+    }
+
+    /// Of the entries that begin at or before an address, the one that reaches furthest.
+    fn reaching_furthest(&self, address: usize) -> Option<&Entry<H>> {
+        self.listed.upper_bound(Bound::Included(&address)).get()
+    }
+
+    fn first_within(&self, span: Span) -> Option<usize> {
+        let first = self.listed.lower_bound(Bound::Included(&span.start)).get()?;
+        span.covers(first.span).then_some(first.span.start)
+    }
+
+    /// Ends are in the order of starts, so if the last to begin before `span` ends does not overlap,
+    /// none does.
+    fn last_overlapping(&self, span: Span) -> Option<Span> {
+        let last = self.listed.upper_bound(Bound::Excluded(&span.end)).get()?;
+        last.span.overlaps(span).then_some(last.span)
+    }
+
+    fn close_to(&mut self, span: Span, now_ns: u64) {
+        let until = now_ns.saturating_add(QUARANTINE_NS);
+        let free = |slot: &Option<(Span, u64)>| {
+            slot.is_none_or(|(closed, old)| old <= now_ns || span.covers(closed))
+        };
+        if let Some(slot) = self.quarantine.iter_mut().find(|slot| free(slot)) {
+            *slot = Some((span, until));
+            return;
+        }
+        // Without a free place the nearest grows: nothing is kept for too much rather than too little.
+        let growth = |slot: &&mut Option<(Span, u64)>| {
+            slot.map_or(0, |(closed, _)| closed.hull(span).len() - closed.len())
+        };
+        if let Some(slot) = self.quarantine.iter_mut().min_by_key(growth) {
+            *slot = Some((slot.map_or(span, |(closed, _)| closed.hull(span)), until));
+        }
+    }
+
+    /// Listed entries and their bytes.
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.count, self.bytes)
+    }
+
+    #[cfg(test)]
+    pub(super) fn spans(&self) -> Vec<(Span, Access)> {
+        self.listed.iter().map(|entry| (entry.span, entry.access)).collect()
+    }
+}

@@ -1,0 +1,379 @@
+//! The registration cache: memory of the application that a device may use, kept registered after a
+//! transfer because the next one often comes from the same buffer.
+//!
+//! The worst that can happen is a registration of pages that are no longer at their addresses:
+//! the device would send what the application had there before. What is done against it:
+//!
+//! | danger | answer | test |
+//! |---|---|---|
+//! | addresses are unmapped, or moved, while registered | userfaultfd events take the entry out | `kinds` |
+//! | unmapped and mapped anew, and the event is not yet read | the kernel is asked before each hit whether anybody is on the way ([`monitor`]) | `a_change_that_is_not_yet_read_hides_all` |
+//! | the event is read but not yet applied | a flag, set before the read, which the hit waits for | `a_change_that_is_read_but_not_applied_is_waited_for` |
+//! | unmapped during the registration | the range is watched before the device sees it; a change since then is noted in what was announced, and the registration serves this request alone | `a_change_during_registration_keeps_it_from_the_list` |
+//! | pages are discarded after the event | nothing is kept there for a second | `what_is_being_discarded_is_not_kept` |
+//! | a range is no longer watched although another entry needs it | announcing with watching, and searching with unwatching, exclude each other | `what_others_need_stays_watched` |
+//! | changes that nobody is told of: files that shrink or get holes, shared memory | only private anonymous memory is kept, looked up while it is watched | `kinds` |
+//! | fork: the child's pages are not the parent's | a child gets nothing ([`ForkMark`]), the parent's pages stay (Linux 5.12) | `a_child_gets_nothing`, `torture` |
+//! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only takes out; a worker deregisters; nothing is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |
+//!
+//! One hole stays, because the kernel tells nobody and it can be neither seen nor foreseen:
+//! `shmat(SHM_REMAP)` over private memory. And huge pages of hugetlbfs are not kept.
+//!
+//! Without userfaultfd (a sandbox, an old kernel) every request gets a registration of its own, which
+//! ends with its lease: correct, and slower. Nothing here waits for anybody for long, and what
+//! cannot be had is a [`Refusal`], upon which the caller sends fragments.
+// The verbs transport will be its user; until then only tests are.
+#![cfg_attr(not(test), expect(dead_code, reason = "no device registers memory yet"))]
+
+mod index;
+pub(crate) mod monitor;
+mod span;
+mod statistics;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+pub(crate) use monitor::Monitor;
+pub(crate) use span::Span;
+pub(crate) use statistics::Statistics;
+
+use crate::sys::process::{ForkMark, page_size};
+use crate::sys::{Errno, clock};
+use crate::telemetry::log;
+use index::{Entry, Index, Pending, Released};
+use monitor::{Change, Subscriber, Watched, lock};
+use statistics::{Account, Counters, count};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use worker::Worker;
+
+/// How often a registration is tried again after the device had no room for it.
+const ATTEMPTS: usize = 4;
+
+/// What a device may do with memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Access(u8);
+
+impl Access {
+    /// Read it, for this process: a send.
+    pub(crate) const READ: Self = Self(0);
+    /// Write it, for this process: a receive.
+    pub(crate) const WRITE: Self = Self(1);
+    /// Write it for a peer.
+    pub(crate) const REMOTE_WRITE: Self = Self(2);
+
+    /// Whether all of `other` is allowed.
+    pub(crate) fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both.
+    pub(crate) fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// What registers memory with a device: a protection domain.
+pub(crate) trait Registrar: Send + Sync + 'static {
+    /// A registration; given back to the device on drop.
+    type Handle: Send + Sync + 'static;
+
+    /// Registers whole pages. Called without any lock. Errors: ENOMEM, EAGAIN (no room: the cache lets go
+    /// of what is not in use, and tries again), others (it cannot be).
+    fn register(&self, addr: usize, len: usize, access: Access) -> Result<Self::Handle, Errno>;
+}
+
+/// How much is kept. Zero of either keeps nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Limits {
+    /// Registrations.
+    pub(crate) count: usize,
+    /// Their bytes.
+    pub(crate) bytes: usize,
+}
+
+/// Why there is no registration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refusal {
+    /// No bytes, or addresses that do not exist.
+    Nowhere,
+    /// This is a forked child of the process that made the cache.
+    Forked,
+    /// The device, or the limit on locked memory, has no room, although nothing idle is left.
+    NoRoom,
+    /// The device cannot use this memory.
+    Device(Errno),
+}
+
+struct Shared<R: Registrar> {
+    registrar: R,
+    monitor: Option<Arc<Monitor>>,
+    mark: ForkMark,
+    page: usize,
+    /// What a registration allows beside what is asked for, where that is possible.
+    generous: Access,
+    index: Mutex<Index<R::Handle>>,
+    /// Rings when the index has dead entries, or the worker is to end.
+    work: Condvar,
+    counters: Arc<Counters>,
+    /// Set when the cache is gone and leases remain: nobody else deregisters then.
+    closed: AtomicBool,
+    told: AtomicBool,
+}
+
+/// The registrations of one protection domain.
+pub(crate) struct Cache<R: Registrar> {
+    shared: Arc<Shared<R>>,
+    /// What the monitor knows of it, and the thread that deregisters; `None` without a monitor.
+    watched: Option<(Arc<dyn Subscriber>, Worker)>,
+}
+
+/// A registration in use by a transfer.
+pub(crate) struct Lease<R: Registrar> {
+    shared: Arc<Shared<R>>,
+    entry: Arc<Entry<R::Handle>>,
+}
+
+impl<R: Registrar> Cache<R> {
+    /// A cache that keeps up to `limits`, or nothing without a monitor. Where memory allows it,
+    /// registrations are made for `generous` access too, so that one serves sends and receives.
+    /// Errors: ENOMEM.
+    pub(crate) fn new(
+        registrar: R,
+        monitor: Option<Arc<Monitor>>,
+        limits: Limits,
+        generous: Access,
+    ) -> Result<Self, Errno> {
+        let monitor = monitor.filter(|_| limits.count > 0 && limits.bytes > 0);
+        let mut shared = Arc::new(Shared {
+            registrar,
+            monitor,
+            mark: ForkMark::new()?,
+            page: page_size(),
+            generous,
+            index: Mutex::new(Index::new(limits)),
+            work: Condvar::new(),
+            counters: Arc::default(),
+            closed: AtomicBool::new(false),
+            told: AtomicBool::new(false),
+        });
+        let mut watched = None;
+        if let Some(monitor) = shared.monitor.clone() {
+            let subscriber: Arc<dyn Subscriber> = shared.clone();
+            if monitor.subscribe(subscriber.clone()) {
+                watched = Worker::start(&shared).ok().map(|worker| (subscriber.clone(), worker));
+            }
+            if watched.is_none() {
+                monitor.unsubscribe(&subscriber);
+            }
+        }
+        if watched.is_none() {
+            if let Some(shared) = Arc::get_mut(&mut shared) {
+                shared.monitor = None;
+            }
+        }
+        Ok(Self { shared, watched })
+    }
+
+    /// A registration of `len` bytes at `addr` that allows `access`: one that is there, or a new one.
+    /// A hit costs a system call (a quarter of a microsecond) and a look at a tree.
+    pub(crate) fn get(&self, addr: usize, len: usize, access: Access) -> Result<Lease<R>, Refusal> {
+        if self.shared.mark.is_child() {
+            return Err(Refusal::Forked);
+        }
+        let want = Span::pages(addr, len, self.shared.page).ok_or(Refusal::Nowhere)?;
+        let result = match &self.shared.monitor {
+            None => self.once(want, access),
+            Some(monitor) => {
+                // First this question, then the look: `monitor.rs` says why.
+                let settled = monitor.is_settled();
+                match settled.then(|| lock(&self.shared.index).hit(want, access)).flatten() {
+                    Some(entry) => {
+                        count(&self.shared.counters.hits);
+                        return Ok(self.lease(entry));
+                    }
+                    None => {
+                        if !settled {
+                            count(&self.shared.counters.unsettled);
+                        }
+                        self.miss(monitor, want, access)
+                    }
+                }
+            }
+        };
+        result.inspect_err(|_| count(&self.shared.counters.refused))
+    }
+
+    /// What it did so far.
+    pub(crate) fn statistics(&self) -> Statistics {
+        let index = lock(&self.shared.index);
+        let (entries, entry_bytes) = index.size();
+        Statistics {
+            invalidations: index.invalidations,
+            evictions: index.evictions,
+            entries: entries as u64,
+            entry_bytes: entry_bytes as u64,
+            ..self.shared.counters.snapshot()
+        }
+    }
+
+    /// A new registration, to be kept if it can be.
+    fn miss(&self, monitor: &Monitor, span: Span, access: Access) -> Result<Lease<R>, Refusal> {
+        let shared = &*self.shared;
+        let pending = Pending::new(span);
+        let now = clock::now_ns();
+        let watched = monitor.watch(span, || lock(&shared.index).announce(&pending, now));
+        if watched != Ok(Watched::Yes) {
+            lock(&shared.index).conclude(&pending);
+            match watched {
+                Ok(Watched::InVain) => monitor.unwatch(span),
+                Ok(_) => (),
+                Err(error) => self.tell_of(error),
+            }
+            return self.once(span, access);
+        }
+        // From here on, a change to the range is noted in `pending`.
+        let made = self.register(span, access);
+        let mut index = lock(&shared.index);
+        let unchanged = index.conclude(&pending);
+        let listed = unchanged && made.as_ref().is_ok_and(|entry| index.insert(entry));
+        let work = listed && index.has_dead();
+        drop(index);
+        if !listed {
+            monitor.unwatch(span);
+        }
+        if work {
+            self.shared.bury(); // what had to go for this one: pinned memory keeps to its limit
+        }
+        let entry = made?;
+        count(if listed { &shared.counters.misses } else { &shared.counters.uncached });
+        Ok(self.lease(entry))
+    }
+
+    /// A registration for this request alone.
+    fn once(&self, want: Span, access: Access) -> Result<Lease<R>, Refusal> {
+        let entry = self.register(want, access)?;
+        count(&self.shared.counters.uncached);
+        Ok(self.lease(entry))
+    }
+
+    /// A new registration. When there is no room, what is not in use goes first.
+    fn register(&self, span: Span, access: Access) -> Result<Arc<Entry<R::Handle>>, Refusal> {
+        let shared = &*self.shared;
+        let mut allowed = access.union(shared.generous);
+        let mut attempts = 0;
+        loop {
+            match shared.registrar.register(span.start, span.len(), allowed) {
+                Ok(handle) => {
+                    let account = Account::open(&shared.counters, span.len());
+                    return Ok(Entry::leased(handle, account, span, allowed));
+                }
+                Err(Errno(libc::ENOMEM | libc::EAGAIN)) => {
+                    attempts += 1;
+                    if attempts == ATTEMPTS || !shared.let_go(span.len()) {
+                        return Err(Refusal::NoRoom);
+                    }
+                }
+                Err(_) if allowed != access => allowed = access, // memory that is only to be read
+                Err(error) => return Err(Refusal::Device(error)),
+            }
+        }
+    }
+
+    /// Says once that some memory cannot be watched: somebody else does (EBUSY), it is a file (EINVAL),
+    /// or the process has no more mappings to give (ENOMEM). It is no failure of the request.
+    fn tell_of(&self, error: Errno) {
+        if !self.shared.told.swap(true, Ordering::Relaxed) {
+            log::info(format_args!(
+                "some registrations are not cached: their memory cannot be watched: {error}"
+            ));
+        }
+    }
+
+    fn lease(&self, entry: Arc<Entry<R::Handle>>) -> Lease<R> {
+        Lease { shared: self.shared.clone(), entry }
+    }
+}
+
+impl<R: Registrar> Shared<R> {
+    /// Takes out at least `bytes` of what is not in use, and deregisters it. False if nothing was.
+    fn let_go(&self, bytes: usize) -> bool {
+        let mut gone = 0;
+        while gone < bytes {
+            let Some(more) = lock(&self.index).evict() else { break };
+            gone += more;
+        }
+        self.bury() || gone > 0
+    }
+
+    /// Deregisters all that is dead; the caller holds no lock. True if there was any.
+    fn bury(&self) -> bool {
+        let mut any = false;
+        loop {
+            let dead = lock(&self.index).next_dead();
+            let Some(entry) = dead else { return any };
+            let unwatch = entry.unwatch();
+            drop(entry);
+            if let (Some(monitor), Some(span)) = (&self.monitor, unwatch) {
+                monitor.unwatch(span);
+            }
+            any = true;
+        }
+    }
+}
+
+impl<R: Registrar> Subscriber for Shared<R> {
+    fn on_change(&self, span: Span, change: Change) {
+        if lock(&self.index).change(span, change, clock::now_ns()) {
+            self.work.notify_one();
+        }
+    }
+
+    fn needs(&self, span: Span) -> bool {
+        lock(&self.index).needs(span)
+    }
+}
+
+impl<R: Registrar> Lease<R> {
+    /// The device's registration.
+    pub(crate) fn handle(&self) -> &R::Handle {
+        &self.entry.handle
+    }
+}
+
+impl<R: Registrar> Drop for Lease<R> {
+    fn drop(&mut self) {
+        if self.shared.mark.is_child() {
+            std::mem::forget(self.entry.clone()); // it is the parent's to deregister
+            return;
+        }
+        let released = lock(&self.shared.index).release(self.entry.clone());
+        match released {
+            Released::Held => (),
+            Released::Dead if self.shared.closed.load(Ordering::Acquire) => {
+                self.shared.bury();
+            }
+            Released::Dead => self.shared.work.notify_one(),
+            Released::Yours(entry) => drop(entry), // deregisters, with the one in `self`
+        }
+    }
+}
+
+impl<R: Registrar> Drop for Cache<R> {
+    fn drop(&mut self) {
+        if self.shared.mark.is_child() {
+            std::mem::forget((self.watched.take(), self.shared.clone())); // the parent's
+            return;
+        }
+        let Some((subscriber, worker)) = self.watched.take() else { return };
+        self.shared.closed.store(true, Ordering::Release);
+        lock(&self.shared.index).clear();
+        self.shared.bury();
+        if let Some(monitor) = &self.shared.monitor {
+            monitor.unsubscribe(&subscriber);
+        }
+        drop(subscriber);
+        worker.stop(&self.shared);
+        self.shared.bury();
+    }
+}

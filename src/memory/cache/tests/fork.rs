@@ -1,0 +1,124 @@
+//! Children: those of the process that has the cache.
+
+use super::device::{Copying, Device};
+use super::memory::{fill, map, map_over, unmap};
+use super::{PAGE, cache_of, monitor};
+use crate::memory::cache::{Access, Monitor, Refusal};
+use crate::sys::mappings::Mappings;
+
+const LEN: usize = 4 * PAGE;
+
+/// Runs `work` in a forked child, which does nothing that a fork among threads forbids; its result.
+pub(super) fn in_child(work: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs `work` alone and ends without anything of the parent's.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: a number. Whatever hangs here ends, and does not outlive the test for long.
+            unsafe { libc::alarm(20) };
+            let status = i32::from(!work());
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(status) }
+        }
+        child => {
+            assert!(child > 0);
+            let mut status = 0;
+            // SAFETY: our own child, and a live local.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            status == 0
+        }
+    }
+}
+
+#[test]
+fn a_child_gets_nothing() {
+    let Some(monitor) = monitor() else { return };
+    let device = Copying::new();
+    let cache = cache_of(device.clone(), Some(monitor));
+    let addr = map(LEN);
+    fill(addr, LEN, 1);
+    let lease = cache.get(addr, LEN, Access::READ).unwrap();
+    let mut cache = Some(cache);
+    let mut lease = Some(lease);
+    let right = in_child(|| {
+        let refused = cache.as_ref().and_then(|c| c.get(addr, LEN, Access::READ).err());
+        let before = device.registered_bytes();
+        // What a child inherits it may drop; it deregisters nothing, and waits for nobody.
+        lease.take();
+        cache.take();
+        // Its memory is its own, and nobody has to read of what it does with it.
+        map_over(addr, LEN);
+        unmap(addr, LEN);
+        refused == Some(Refusal::Forked) && before == LEN && device.registered_bytes() == LEN
+    });
+    assert!(right);
+    let cache = cache.unwrap();
+    assert_eq!(device.word(lease.take().unwrap().handle(), addr), 1);
+    drop(cache.get(addr, LEN, Access::READ).unwrap());
+    assert_eq!(cache.statistics().hits, 1, "the parent's is as it was");
+}
+
+/// A child that lives on holds copies of the parent's descriptors. When the parent's cache goes, and
+/// with it whoever reads events, the parent must still be able to unmap.
+#[test]
+fn a_child_does_not_keep_its_parent_from_unmapping() {
+    if monitor().is_none() {
+        return;
+    }
+    super::process::alone(
+        "memory::cache::tests::fork::a_child_does_not_keep_its_parent_from_unmapping",
+        &[],
+        || {
+            let monitor = Monitor::for_test(Mappings::open().unwrap()).unwrap();
+            let cache = cache_of(Copying::new(), Some(monitor));
+            let addr = map(LEN);
+            fill(addr, LEN, 1);
+            let lease = cache.get(addr, LEN, Access::READ).unwrap();
+            let moved = super::memory::remap(addr, LEN, 64 * LEN, 0).unwrap(); // and still watched
+            // SAFETY: the child only sleeps.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                loop {
+                    // SAFETY: no arguments.
+                    unsafe { libc::pause() };
+                }
+            }
+            drop(lease);
+            drop(cache);
+            unmap(moved, 64 * LEN);
+            // SAFETY: our own child.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            }
+        },
+    );
+}
+
+#[test]
+fn a_child_may_have_a_cache_of_its_own() {
+    if monitor().is_none() {
+        return;
+    }
+    super::process::alone(
+        "memory::cache::tests::fork::a_child_may_have_a_cache_of_its_own",
+        &[],
+        || {
+            let parents = cache_of(Copying::new(), monitor());
+            let addr = map(LEN);
+            fill(addr, LEN, 1);
+            drop(parents.get(addr, LEN, Access::READ).unwrap());
+            // Only this test's thread and those of the cache run here, which hold no allocator lock.
+            assert!(in_child(|| {
+                let device = Copying::new();
+                let cache = cache_of(device.clone(), monitor());
+                drop(cache.get(addr, LEN, Access::READ).unwrap());
+                let kept = cache.statistics().entries == 1;
+                map_over(addr, LEN);
+                fill(addr, LEN, 2);
+                let lease = cache.get(addr, LEN, Access::READ).unwrap();
+                kept && device.word(lease.handle(), addr) == 2
+            }));
+            assert_eq!(parents.statistics().entries, 1);
+        },
+    );
+}

@@ -1,0 +1,296 @@
+//! Each kind of memory, and each way to change it: what the device has is what the application sees.
+
+use super::device::{Copying, Device};
+use super::memory::{ANON, advise, file, fill, map, map_as, map_over, protect, remap, unmap, word};
+use super::uring::Ring;
+use super::{PAGE, cache_of, monitor};
+use crate::memory::cache::{Access, Cache, Monitor};
+use crate::sys::mappings::Mappings;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LEN: usize = 16 * PAGE;
+
+struct Bench<R: Device> {
+    device: R,
+    cache: Cache<R>,
+    monitor: Arc<Monitor>,
+}
+
+/// With a device that pins, so that it sees what the application writes later.
+fn pinning() -> Option<Bench<Ring>> {
+    let Some(device) = Ring::new() else {
+        eprintln!("skipped: no io_uring");
+        return None;
+    };
+    Some(Bench::new(device, monitor()?))
+}
+
+/// With a device that takes any memory.
+fn copying() -> Option<Bench<Copying>> {
+    Some(Bench::new(Copying::new(), monitor()?))
+}
+
+impl<R: Device + Clone> Bench<R> {
+    fn new(device: R, monitor: Arc<Monitor>) -> Self {
+        Self { device: device.clone(), cache: cache_of(device, Some(monitor.clone())), monitor }
+    }
+
+    /// Sends the range and compares both ends of each page.
+    fn check(&self, addr: usize, len: usize) {
+        let lease = self.cache.get(addr, len, Access::READ).unwrap();
+        for page in (addr..addr + len).step_by(PAGE) {
+            for at in [page, page + PAGE - 8] {
+                let (there, here) = (self.device.word(lease.handle(), at), word(at));
+                assert_eq!(there, here, "the device has other bytes at {at:#x}");
+            }
+        }
+    }
+
+    /// Sends it twice; says whether the second found what the first had registered.
+    fn is_kept(&self, addr: usize, len: usize) -> bool {
+        self.check(addr, len);
+        let before = self.cache.statistics().hits;
+        self.check(addr, len);
+        self.cache.statistics().hits > before
+    }
+
+    /// Sends it until it is kept: another test may have discarded something at these addresses.
+    fn keep(&self, addr: usize, len: usize) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !self.is_kept(addr, len) {
+            assert!(Instant::now() < end, "never kept");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Checks that a range is kept, changes it, and checks again.
+    fn after(&self, addr: usize, len: usize, change: impl FnOnce()) {
+        fill(addr, len, 1);
+        self.keep(addr, len);
+        let before = self.cache.statistics();
+        change();
+        assert!(self.monitor.is_settled());
+        let after = self.cache.statistics();
+        assert!(after.invalidations > before.invalidations, "nobody told of the change");
+        assert!(after.entries < before.entries);
+    }
+}
+
+#[test]
+fn unmapped() {
+    let Some(bench) = pinning() else { return };
+    let addr = map(LEN);
+    bench.after(addr, LEN, || map_over(addr, LEN));
+    fill(addr, LEN, 2);
+    bench.check(addr, LEN);
+    for (at, len) in [(addr, PAGE), (addr + 5 * PAGE, 2 * PAGE), (addr + LEN - PAGE, PAGE)] {
+        bench.after(addr, LEN, || unmap(at, len));
+        map_over(addr, LEN);
+    }
+    bench.after(addr, LEN, || unmap(addr, LEN));
+    assert!(bench.cache.get(addr, LEN, Access::READ).is_err());
+}
+
+#[test]
+fn moved() {
+    let Some(bench) = pinning() else { return };
+    let addr = map(LEN);
+    let mut new = 0;
+    bench.after(addr, LEN, || new = remap(addr, LEN, 64 * LEN, 0).unwrap());
+    if new == addr {
+        return eprintln!("grew in place");
+    }
+    map_over(addr, LEN);
+    fill(addr, LEN, 2);
+    bench.check(addr, LEN);
+    bench.check(new, LEN);
+    bench.after(addr, LEN, || {
+        assert!(remap(addr, LEN, LEN / 2, 0).is_some_and(|same| same == addr));
+    });
+    bench.check(addr, LEN / 2);
+    const DONTUNMAP: i32 = 4; // MREMAP_DONTUNMAP, since Linux 5.7
+    bench.after(new, LEN, || assert!(remap(new, LEN, LEN, DONTUNMAP).is_some()));
+    fill(new, LEN, 3);
+    bench.check(new, LEN);
+    let target = map(LEN);
+    bench.after(target, LEN, || {
+        let fixed = libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE;
+        let from = std::ptr::with_exposed_provenance_mut::<libc::c_void>(new);
+        let to = std::ptr::with_exposed_provenance_mut::<libc::c_void>(target);
+        // SAFETY: two mappings of this test.
+        assert_eq!(unsafe { libc::mremap(from, LEN, LEN, fixed, to) }, to);
+    });
+    bench.check(target, LEN);
+}
+
+#[test]
+fn discarded() {
+    let Some(bench) = pinning() else { return };
+    for advice in [libc::MADV_DONTNEED, libc::MADV_FREE] {
+        let addr = map(LEN);
+        bench.after(addr, LEN, || assert!(advise(addr + PAGE, PAGE, advice)));
+        fill(addr, LEN, 2);
+        bench.check(addr, LEN);
+        assert!(!bench.is_kept(addr, LEN), "not in its first second");
+        bench.keep(addr + 2 * PAGE, PAGE); // what was not discarded
+    }
+}
+
+#[test]
+fn huge_pages() {
+    let Some(bench) = pinning() else { return };
+    const HUGE: usize = 2 << 20;
+    let base = map(3 * HUGE);
+    let addr = base.next_multiple_of(HUGE);
+    advise(addr, 2 * HUGE, libc::MADV_HUGEPAGE);
+    bench.after(addr, 2 * HUGE, || assert!(advise(addr + PAGE, PAGE, libc::MADV_DONTNEED)));
+    bench.check(addr, 2 * HUGE);
+    bench.after(addr + HUGE, HUGE, || map_over(addr + HUGE, PAGE));
+    bench.check(addr, 2 * HUGE);
+    unmap(base, 3 * HUGE);
+    match map_as(0, HUGE, ANON | libc::MAP_HUGETLB, -1) {
+        Some(addr) => {
+            fill(addr, HUGE, 1);
+            assert!(!bench.is_kept(addr, HUGE), "hugetlbfs is a file");
+            unmap(addr, HUGE);
+        }
+        None => eprintln!("skipped: this machine has no hugetlb pages"),
+    }
+}
+
+#[test]
+fn the_break() {
+    super::process::alone("memory::cache::tests::kinds::the_break", &[], || {
+        let Some(bench) = pinning() else { return };
+        let grow = |by: isize| {
+            // SAFETY: this process is ours; malloc copes with a break that others move.
+            unsafe { libc::sbrk(by) }.expose_provenance()
+        };
+        let addr = grow(2 * LEN as isize).next_multiple_of(PAGE);
+        bench.after(addr, LEN, || {
+            grow(-(2 * LEN as isize));
+        });
+        grow(2 * LEN as isize);
+        fill(addr, LEN, 2);
+        bench.check(addr, LEN);
+    });
+}
+
+#[test]
+fn stacks_of_threads_that_end() {
+    let Some(bench) = pinning() else { return };
+    let mut seen = std::collections::HashMap::new();
+    for stamp in 1..=20u64 {
+        let bench = &bench;
+        let addr = std::thread::scope(|scope| {
+            let work = move || {
+                let mut buffer = [0u8; 5 * PAGE];
+                let addr = buffer.as_mut_ptr().expose_provenance().next_multiple_of(PAGE);
+                fill(addr, 4 * PAGE, stamp);
+                bench.check(addr, 4 * PAGE);
+                std::hint::black_box(&mut buffer);
+                addr
+            };
+            let thread = std::thread::Builder::new().stack_size(256 << 10);
+            thread.spawn_scoped(scope, work).unwrap().join().unwrap()
+        });
+        *seen.entry(addr).or_insert(0) += 1;
+    }
+    assert!(seen.values().any(|times| *times > 1), "no stack was used again: {seen:?}");
+}
+
+/// Whatever files do, nobody tells: nothing of them is kept.
+#[test]
+fn files_and_shared_memory() {
+    let Some(bench) = copying() else { return };
+    let memfd = file(LEN);
+    let on_disk = std::fs::File::options().read(true).open(std::env::current_exe().unwrap());
+    let disk = on_disk.unwrap();
+    let shared = libc::MAP_SHARED;
+    let anonymous = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    for (what, flags, fd) in [
+        ("memfd", shared, memfd.as_raw_fd()),
+        ("private memfd", libc::MAP_PRIVATE, memfd.as_raw_fd()),
+        ("shared anonymous", anonymous, -1),
+        ("private file", libc::MAP_PRIVATE, disk.as_raw_fd()),
+    ] {
+        let addr = map_as(0, LEN, flags, fd).unwrap();
+        fill(addr, LEN, 1);
+        assert!(!bench.is_kept(addr, LEN), "{what}");
+        if fd == memfd.as_raw_fd() {
+            memfd.set_len(0).unwrap();
+            memfd.set_len(LEN as u64).unwrap();
+            fill(addr, LEN, 2);
+            bench.check(addr, LEN);
+        }
+        // Anonymous memory beside it, in one request.
+        let both = map(2 * LEN);
+        map_as(both + LEN, LEN, flags | libc::MAP_FIXED, fd).unwrap();
+        assert!(!bench.is_kept(both + LEN - PAGE, 2 * PAGE), "{what}, in part");
+        bench.keep(both, LEN);
+        unmap(both, 2 * LEN);
+        unmap(addr, LEN);
+    }
+    assert_eq!(bench.cache.statistics().entries, 0);
+    // SAFETY: a new segment, attached wherever the kernel likes, gone with its last user.
+    let (id, segment) = unsafe {
+        let id = libc::shmget(libc::IPC_PRIVATE, LEN, 0o600 | libc::IPC_CREAT);
+        let segment = libc::shmat(id, std::ptr::null(), 0);
+        libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut());
+        (id, segment)
+    };
+    if id < 0 {
+        return eprintln!("skipped: no System V memory here");
+    }
+    fill(segment.expose_provenance(), LEN, 1);
+    assert!(!bench.is_kept(segment.expose_provenance(), LEN), "System V");
+    // SAFETY: attached above.
+    unsafe { libc::shmdt(segment) };
+}
+
+#[test]
+fn files_are_known_by_the_text_of_an_older_kernel_too() {
+    let Some(shared) = monitor() else { return };
+    drop(shared);
+    let mappings = Mappings::open().unwrap().by_text();
+    let monitor = Monitor::for_test(mappings).unwrap();
+    let bench = Bench::new(Copying::new(), monitor);
+    let (memfd, addr) = (file(LEN), map(2 * LEN));
+    fill(addr, LEN, 1);
+    bench.keep(addr, LEN);
+    map_as(addr + LEN, LEN, libc::MAP_PRIVATE | libc::MAP_FIXED, memfd.as_raw_fd()).unwrap();
+    assert!(!bench.is_kept(addr + LEN - PAGE, 2 * PAGE));
+}
+
+#[test]
+fn memory_that_may_only_be_read() {
+    let Some(monitor) = monitor() else { return };
+    let device = Copying::with(usize::MAX, true, None);
+    let cache = cache_of(device.clone(), Some(monitor));
+    let addr = map(LEN);
+    fill(addr, LEN, 1);
+    protect(addr, LEN, libc::PROT_READ);
+    let lease = cache.get(addr, LEN, Access::READ).unwrap();
+    assert!(!lease.handle().access.contains(Access::WRITE));
+    assert_eq!(device.word(lease.handle(), addr), 1);
+    assert!(cache.get(addr, LEN, Access::WRITE).is_err());
+    assert!(cache.get(addr, LEN, Access::READ).is_ok());
+    assert_eq!((cache.statistics().hits, cache.statistics().refused), (1, 1));
+}
+
+#[test]
+fn what_somebody_else_watches_is_not_kept() {
+    let Some(bench) = copying() else { return };
+    let other = Monitor::for_test(Mappings::open().unwrap()).unwrap();
+    let addr = map(LEN);
+    fill(addr, LEN, 1);
+    let others = cache_of(Copying::new(), Some(other));
+    drop(others.get(addr, LEN, Access::READ).unwrap());
+    assert_eq!(others.statistics().entries, 1);
+    assert!(!bench.is_kept(addr, LEN));
+    assert_eq!(bench.cache.statistics().uncached, 2);
+    drop(others);
+    bench.keep(addr, LEN);
+}

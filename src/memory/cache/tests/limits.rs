@@ -1,0 +1,126 @@
+//! How much is kept, and what happens when there is no room.
+
+use super::device::Copying;
+use super::memory::{fill, map};
+use super::process::{Without, alone};
+use super::uring::Ring;
+use super::{PAGE, cache_of, monitor};
+use crate::memory::cache::{Access, Cache, Limits, Refusal};
+
+#[test]
+fn the_oldest_goes_first() {
+    let Some(monitor) = monitor() else { return };
+    let device = Copying::new();
+    let limits = Limits { count: 3, bytes: 8 * PAGE };
+    let cache = Cache::new(device.clone(), Some(monitor), limits, Access::WRITE).unwrap();
+    let addr = map(64 * PAGE);
+    let get = |page: usize, pages: usize| {
+        cache.get(addr + page * PAGE, pages * PAGE, Access::READ).unwrap()
+    };
+    for page in [0, 10, 20] {
+        drop(get(page, 1));
+    }
+    drop(get(0, 1)); // 10 is the oldest now
+    drop(get(30, 1));
+    let before = cache.statistics();
+    assert_eq!((before.entries, before.evictions), (3, 1));
+    drop(get(0, 1));
+    drop(get(20, 1));
+    assert_eq!(cache.statistics().hits, before.hits + 2);
+    drop(get(10, 1));
+    assert_eq!(cache.statistics().hits, before.hits + 2, "it was 10 that went");
+    // Bytes: seven pages leave room for one.
+    drop(get(40, 7));
+    let after = cache.statistics();
+    assert_eq!((after.entries, after.entry_bytes), (2, 8 * PAGE as u64));
+    assert_eq!(device.registered_bytes(), 8 * PAGE, "what went is deregistered");
+    // What is in use does not go: others are for themselves then.
+    let leases = [get(40, 7), get(10, 1)];
+    let alone = get(50, 1);
+    assert_eq!((cache.statistics().entries, cache.statistics().uncached), (2, 1));
+    drop(alone);
+    assert_eq!(device.registered_bytes(), 8 * PAGE);
+    drop(leases);
+    // And what is larger than all is not kept at all.
+    drop(get(0, 9));
+    assert_eq!((cache.statistics().entries, cache.statistics().uncached), (2, 2));
+}
+
+#[test]
+fn a_full_device_gets_room_or_the_request_is_refused() {
+    let Some(monitor) = monitor() else { return };
+    let device = Copying::with(8 * PAGE, false, None);
+    let cache = cache_of(device.clone(), Some(monitor));
+    let addr = map(64 * PAGE);
+    let get = |page: usize, pages: usize| cache.get(addr + page * PAGE, pages * PAGE, Access::READ);
+    for page in 0..32 {
+        drop(get(2 * page, 2).unwrap());
+    }
+    assert_eq!(cache.statistics().evictions, 28, "only as many as had to");
+    let held: Vec<_> = (0..4).map(|n| get(2 * n, 2).unwrap()).collect();
+    assert_eq!(get(20, 1).err(), Some(Refusal::NoRoom), "all is in use");
+    assert_eq!(cache.statistics().refused, 1);
+    drop(held);
+    assert!(get(20, 8).is_ok());
+    device.set_room(0);
+    assert_eq!(get(40, 1).err(), Some(Refusal::NoRoom));
+    assert_eq!((cache.statistics().entries, device.registered_bytes()), (0, 0));
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let cache = cache_of(Copying::new(), monitor());
+    assert_eq!(cache.get(4096, 0, Access::READ).err(), Some(Refusal::Nowhere));
+    assert_eq!(cache.get(usize::MAX - 1, 10, Access::READ).err(), Some(Refusal::Nowhere));
+    assert!(matches!(cache.get(4096, 10, Access::READ), Err(Refusal::Device(_))));
+    let statistics = cache.statistics();
+    assert_eq!((statistics.entries, statistics.pinned), (0, 0));
+}
+
+#[test]
+fn without_a_monitor_nothing_is_kept() {
+    let device = Copying::new();
+    let none = Cache::new(device.clone(), monitor(), Limits { count: 0, bytes: 1 }, Access::WRITE);
+    for cache in [cache_of(device.clone(), None), none.unwrap()] {
+        let addr = map(4 * PAGE);
+        fill(addr, 4 * PAGE, 1);
+        let before = device.registrations();
+        let leases: Vec<_> =
+            (0..3).map(|_| cache.get(addr, 4 * PAGE, Access::READ).unwrap()).collect();
+        assert_eq!(device.registrations() - before, 3);
+        drop(leases);
+        assert_eq!(device.registered_bytes(), 0);
+        assert_eq!((cache.statistics().uncached, cache.statistics().entries), (3, 0));
+    }
+}
+
+/// RLIMIT_MEMLOCK itself, which counts what io_uring pins for a process without privileges.
+#[test]
+fn the_limit_on_locked_memory() {
+    const ROOM: usize = 64;
+    alone(
+        "memory::cache::tests::limits::the_limit_on_locked_memory",
+        &[Without::Root, Without::LockedMemory((ROOM * PAGE) as u64)],
+        || {
+            let Some(monitor) = monitor() else { return };
+            let Some(ring) = Ring::new() else { return eprintln!("skipped: no io_uring") };
+            let cache = cache_of(ring, Some(monitor));
+            let addr = map(16 * ROOM * PAGE);
+            fill(addr, 16 * ROOM * PAGE, 1);
+            let get = |page: usize, pages: usize| {
+                cache.get(addr + page * PAGE, pages * PAGE, Access::READ)
+            };
+            for round in 0..100 {
+                drop(get((round * 8) % (15 * ROOM), 8).unwrap());
+            }
+            let statistics = cache.statistics();
+            assert!(statistics.evictions > 50, "{statistics:?}");
+            assert!(statistics.pinned_peak <= (ROOM * PAGE) as u64, "{statistics:?}");
+            let held: Vec<_> = (0..100).map_while(|n| get(8 * n, 8).ok()).collect();
+            assert!((1..=ROOM / 8).contains(&held.len()), "{}", held.len());
+            assert_eq!(get(0, ROOM + 1).err(), Some(Refusal::NoRoom));
+            drop(held);
+            assert!(get(0, 8).is_ok());
+        },
+    );
+}

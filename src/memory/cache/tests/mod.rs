@@ -1,0 +1,39 @@
+//! The cache against the kernel of this machine, on devices of our own.
+#![allow(unsafe_code)] // memory is mapped, unmapped and moved here
+
+mod device;
+mod figures;
+mod fork;
+mod kinds;
+mod limits;
+mod memory;
+mod model;
+mod process;
+mod races;
+mod torture;
+mod uring;
+
+use super::{Access, Cache, Limits, Monitor, Registrar};
+use std::sync::Arc;
+
+pub(super) const PAGE: usize = 4096;
+pub(super) const PLENTY: Limits = Limits { count: 1 << 20, bytes: 1 << 40 };
+
+/// The monitor of this process, or the reason to skip a test. A test that runs as root on a kernel
+/// with userfaultfd is never skipped: UDRV_TEST_NO_MONITOR is for those who know that there is none.
+pub(super) fn monitor() -> Option<Arc<Monitor>> {
+    let monitor = Monitor::shared();
+    if monitor.is_none() {
+        assert!(
+            std::env::var_os("UDRV_TEST_NO_MONITOR").is_some()
+                || !std::path::Path::new("/proc/sys/vm/unprivileged_userfaultfd").exists(),
+            "this kernel has userfaultfd, and the monitor does not start"
+        );
+        eprintln!("skipped: no userfaultfd");
+    }
+    monitor
+}
+
+pub(super) fn cache_of<R: Registrar>(registrar: R, monitor: Option<Arc<Monitor>>) -> Cache<R> {
+    Cache::new(registrar, monitor, PLENTY, Access::WRITE).unwrap()
+}

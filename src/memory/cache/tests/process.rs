@@ -1,0 +1,108 @@
+//! Tests that need a process of their own: this program again, with one test.
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const ALONE: &str = "UDRV_TEST_ALONE";
+
+/// What the process may not do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Without {
+    /// Be root: it is nobody.
+    Root,
+    /// Call userfaultfd, or have its device: a filter as containers use it.
+    Userfaultfd,
+    /// Lock more than this many bytes.
+    LockedMemory(u64),
+}
+
+/// Runs `work` in a process in which no other test runs, as the test that is called `name`.
+pub(super) fn alone(name: &str, without: &[Without], work: impl FnOnce()) {
+    if std::env::var_os(ALONE).is_some() {
+        return work();
+    }
+    if !without.is_empty() && crate::sys::process::effective_uid() != 0 {
+        return eprintln!("skipped: takes root to become another user");
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(ALONE, "1");
+    if without.contains(&Without::Userfaultfd) {
+        command.env("UDRV_TEST_NO_MONITOR", "1");
+    }
+    let wishes = without.to_vec();
+    let apply = move || {
+        for wish in &wishes {
+            match wish {
+                Without::Root => become_nobody()?,
+                Without::Userfaultfd => forbid_userfaultfd()?,
+                Without::LockedMemory(bytes) => limit_locked_memory(*bytes)?,
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: what runs in the child are system calls on live locals.
+    unsafe { command.pre_exec(apply) };
+    let mut child = match command.stdin(Stdio::null()).spawn() {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return eprintln!("skipped: others may not run this program");
+        }
+        child => child.unwrap(),
+    };
+    let end = Instant::now() + Duration::from_secs(60 + super::torture::seconds());
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > end {
+            let stacks = std::fs::read_to_string(format!("/proc/{}/wchan", child.id()));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{name} hangs in {stacks:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!(status.success(), "{name}: {status} (signal {:?})", status.signal());
+}
+
+fn checked(rc: i32) -> std::io::Result<()> {
+    if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+fn become_nobody() -> std::io::Result<()> {
+    // SAFETY: integers, and an empty list.
+    unsafe {
+        checked(libc::setgroups(0, std::ptr::null()))?;
+        checked(libc::setgid(65534))?;
+        checked(libc::setuid(65534))
+    }
+}
+
+fn limit_locked_memory(bytes: u64) -> std::io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: a live local.
+    checked(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) })
+}
+
+/// A filter that answers EPERM to userfaultfd(2), as container runtimes do.
+fn forbid_userfaultfd() -> std::io::Result<()> {
+    let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // the number of the call
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_userfaultfd as u32, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    // SAFETY: integers, and a program that lives until the call returns.
+    unsafe {
+        checked(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
+        checked(libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const filter,
+            0,
+            0,
+        ))
+    }
+}

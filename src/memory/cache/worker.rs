@@ -1,0 +1,57 @@
+//! The thread that deregisters. Invalid registrations are handed to it by the monitor, which must not
+//! do that itself, and by transfers, which should not be held up.
+
+use super::{Registrar, Shared};
+use crate::memory::cache::monitor::lock;
+use crate::sys::Errno;
+use crate::sys::event::block_signals;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+
+const STACK: usize = 256 * 1024;
+
+pub(super) struct Worker {
+    stopping: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Worker {
+    /// Errors: EAGAIN when the system has no more threads.
+    pub(super) fn start<R: Registrar>(shared: &Arc<Shared<R>>) -> Result<Self, Errno> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (shared, stop) = (shared.clone(), stopping.clone());
+        let thread = std::thread::Builder::new()
+            .name("udrv-deregister".to_owned())
+            .stack_size(STACK)
+            .spawn(move || {
+                block_signals();
+                run(&shared, &stop);
+            })?;
+        Ok(Self { stopping, thread })
+    }
+
+    /// Ends it; what is dead then is left to the caller.
+    pub(super) fn stop<R: Registrar>(self, shared: &Shared<R>) {
+        {
+            let _held = lock(&shared.index); // or it could miss the bell
+            self.stopping.store(true, Ordering::Release);
+        }
+        shared.work.notify_all();
+        let _ = self.thread.join();
+    }
+}
+
+fn run<R: Registrar>(shared: &Shared<R>, stop: &AtomicBool) {
+    loop {
+        let mut index = lock(&shared.index);
+        while !index.has_dead() && !stop.load(Ordering::Acquire) {
+            index = shared.work.wait(index).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(index);
+        if stop.load(Ordering::Acquire) {
+            return;
+        }
+        shared.bury();
+    }
+}

@@ -1,0 +1,161 @@
+//! Tries on pages of its own what a cache relies on, because a kernel or a sandbox may differ: that
+//! each change is told, to the page, that [`Userfaultfd::is_changing`] is true before, and that it stays
+//! true while another change is on the way (before Linux 5.15 the first to end would hide the others).
+
+use super::super::clock::now_ns;
+use super::super::errno::{Errno, Result};
+use super::super::event::{block_signals, wait_readable};
+use super::super::process::page_size;
+use super::{Event, Userfaultfd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+
+const LIMIT_NS: u64 = 5_000_000_000;
+const STACK: usize = 64 * 1024;
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+const NO: Errno = Errno(libc::ENOTSUP);
+
+/// Hands `watcher` back if it works. Errors: those of registering; ENOTSUP if it reports something
+/// else than what happens; EAGAIN, ENOMEM without a thread or memory. Takes about 300 µs.
+pub(super) fn prove(watcher: Userfaultfd) -> Result<Userfaultfd> {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        match tells_each(&watcher, scope, &done).and_then(|()| counts_all(&watcher, scope)) {
+            Ok(()) => Ok(watcher),
+            Err(error) => {
+                drop(watcher); // before the scope waits for its threads: they may wait for a reader
+                Err(error)
+            }
+        }
+    })
+}
+
+/// One thread discards, moves and unmaps a page.
+fn tells_each<'scope>(
+    watcher: &Userfaultfd,
+    scope: &'scope Scope<'scope, '_>,
+    done: &'scope AtomicBool,
+) -> Result<()> {
+    let page = page_size();
+    let base = map(5 * page)?;
+    let (from, to) = (base + page, base + 3 * page);
+    watcher.register(from, from + page)?;
+    let thread = spawn(scope, move || {
+        // SAFETY: pages of the mapping above. Once moved, `from` is no longer ours.
+        unsafe {
+            libc::madvise(at(from), page, libc::MADV_DONTNEED);
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            libc::mremap(at(from), page, page, flags, at(to));
+            libc::munmap(at(to), page);
+        }
+        done.store(true, Ordering::Release);
+    })?;
+    let mut wanted = [
+        (Event::Discarded { start: from, end: from + page }, false),
+        (Event::Moved { from, to, len: page }, false),
+        (Event::Unmapped { start: to, end: to + page }, false),
+    ];
+    let end = now_ns() + LIMIT_NS;
+    loop {
+        let ended = done.load(Ordering::Acquire);
+        let readable = matches!(wait_readable(watcher.fd(), if ended { 0 } else { 10 }), Ok(true));
+        if now_ns() > end {
+            return Err(NO);
+        }
+        if readable {
+            let changing = watcher.is_changing();
+            let mut event = [Event::Other(0)];
+            let read = watcher.read(&mut event) == Ok(1);
+            for (wanted, seen) in &mut wanted {
+                *seen |= read && changing && event == [*wanted];
+            }
+        } else if ended {
+            break;
+        }
+    }
+    let _ = thread.join();
+    for n in [0, 2, 4] {
+        unmap(base + n * page, page);
+    }
+    if wanted.iter().all(|(_, seen)| *seen) && !watcher.is_changing() { Ok(()) } else { Err(NO) }
+}
+
+/// Two threads map over a page each, and the event of one is read.
+fn counts_all<'scope>(watcher: &Userfaultfd, scope: &'scope Scope<'scope, '_>) -> Result<()> {
+    let page = page_size();
+    let base = map(3 * page)?;
+    let end = now_ns() + LIMIT_NS;
+    let mut threads = Vec::new();
+    for address in [base, base + 2 * page] {
+        word(address).store(1, Ordering::Relaxed);
+        watcher.register(address, address + page)?;
+        let thread = spawn(scope, move || {
+            // SAFETY: a page of the mapping above, which stays mapped.
+            unsafe {
+                libc::mmap(at(address), page, READ_WRITE, ANONYMOUS | libc::MAP_FIXED, -1, 0)
+            };
+        })?;
+        threads.push((address, thread));
+    }
+    // Once the new pages are there, both are on the way.
+    while threads.iter().any(|(address, _)| word(*address).load(Ordering::Relaxed) != 0) {
+        if now_ns() > end {
+            return Err(NO);
+        }
+        super::super::process::yield_now();
+    }
+    while !threads.is_empty() {
+        let _ = wait_readable(watcher.fd(), 10);
+        let mut event = [Event::Other(0)];
+        if watcher.is_changing() && watcher.read(&mut event) == Ok(1) {
+            let [event] = event;
+            let told = |address| event == Event::Unmapped { start: address, end: address + page };
+            let place = threads.iter().position(|(address, _)| told(*address)).ok_or(NO)?;
+            let _ = threads.swap_remove(place).1.join();
+            if watcher.is_changing() == threads.is_empty() {
+                return Err(NO);
+            }
+        } else if now_ns() > end {
+            return Err(NO);
+        }
+    }
+    unmap(base, 3 * page);
+    Ok(())
+}
+
+fn at(address: usize) -> *mut libc::c_void {
+    std::ptr::with_exposed_provenance_mut(address)
+}
+
+/// The first word of a page of [`counts_all`], which is mapped as long as anybody asks.
+fn word<'a>(address: usize) -> &'a AtomicU32 {
+    // SAFETY: aligned, mapped, and only reached through atomics.
+    unsafe { &*at(address).cast() }
+}
+
+/// Pages that nobody else knows. They stay when the proof fails, for a thread may still be at them.
+fn map(len: usize) -> Result<usize> {
+    // SAFETY: a new private mapping at an address of the kernel's choice.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, READ_WRITE, ANONYMOUS, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(Errno::last());
+    }
+    Ok(base.expose_provenance())
+}
+
+fn unmap(address: usize, len: usize) {
+    // SAFETY: only called with pages of `map` that are still there, and no longer used.
+    unsafe { libc::munmap(at(address), len) };
+}
+
+fn spawn<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, ()>> {
+    let quietly = || {
+        block_signals();
+        work();
+    };
+    Ok(Builder::new().stack_size(STACK).spawn_scoped(scope, quietly)?)
+}
