@@ -40,6 +40,11 @@ pub(crate) use wire::PAYLOAD_MAX;
 const PATIENCE_MS: u32 = 5000;
 /// A stream that was not used for so long may give way to another one, nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
+/// A stream that has lived so long was none of those that always fail, nanoseconds.
+const LONG_NS: u64 = 10_000_000_000;
+/// Streams that are taken for each that may be made: more peers than we have long messages for may
+/// have some for us.
+const INCOMING: usize = 4;
 /// How long to do without after a failure, nanoseconds; twice as long each time, up to 64 times.
 const RETRY_NS: u64 = 1_000_000_000;
 /// Polls without a frame after which streams are looked at only now and then, and how often then,
@@ -51,8 +56,8 @@ const ASK_EVERY: u32 = 8;
 
 /// Which member of the set a token names.
 const LISTENER: u64 = 0;
-const OUTGOING: u64 = 1 << 32;
-const INCOMING: u64 = 2 << 32;
+const TO_PEER: u64 = 1 << 32;
+const FROM_PEER: u64 = 2 << 32;
 const STRANGER: u64 = 3 << 32;
 
 /// The layer above; peers have the machine's numbers.
@@ -106,6 +111,8 @@ pub(super) struct Streams {
     latest: usize,
     hot: u32,
     looked_at: u64,
+    /// Nobody is accepted before: there was no descriptor left, nanoseconds.
+    deaf_until: u64,
     counts: StreamCounts,
 }
 
@@ -135,6 +142,7 @@ impl Streams {
             latest: 0,
             hot: 0,
             looked_at: 0,
+            deaf_until: 0,
             counts: StreamCounts::default(),
         })
     }
@@ -184,10 +192,7 @@ impl Streams {
         }
         match stream.flush() {
             Ok(ready) => {
-                if ready {
-                    self.counts.made += 1;
-                    self.failures.remove(&peer);
-                }
+                self.counts.made += u64::from(ready);
                 ready
             }
             Err(errno) => {
@@ -212,11 +217,11 @@ impl Streams {
         let Some(tag) = machine.sign(id, true, signed) else { return };
         greeting.tag = tag;
         let made = tcp::connect(&self.me, &address.0, PATIENCE_MS)
-            .and_then(|fd| Member::new(fd, &self.epoll, OUTGOING | u64::from(peer.0)));
+            .and_then(|fd| Member::new(fd, &self.epoll, TO_PEER | u64::from(peer.0)));
         match made {
             Ok(member) => {
                 self.number = number;
-                self.outgoing.insert(peer, Outgoing::new(member, id, &greeting, now));
+                self.outgoing.insert(peer, Outgoing::new(member, address.0, id, &greeting, now));
             }
             Err(errno) => self.fail(peer, address, errno, now),
         }
@@ -224,12 +229,17 @@ impl Streams {
 
     #[cold]
     fn fail(&mut self, peer: PeerId, address: &Address, errno: Errno, now: u64) {
+        if self.count_failure(peer, now) == 1 {
+            log::info(format_args!("no stream to {address}: {errno}; datagrams instead"));
+        }
+    }
+
+    /// Streams to `peer` do not work now; returns how often in a row.
+    fn count_failure(&mut self, peer: PeerId, now: u64) -> u32 {
         let failures = self.failures.entry(peer).or_default();
         failures.until = now + (RETRY_NS << failures.count.min(6));
         failures.count += 1;
-        if failures.count == 1 {
-            log::info(format_args!("no stream to {address}: {errno}; datagrams instead"));
-        }
+        failures.count
     }
 
     /// Closes the stream that was not used for longest, if nothing of it is on its way.
@@ -266,7 +276,7 @@ impl Streams {
                 Err(SendError::Again)
             }
             Err(errno) => {
-                self.lose(peer, errno);
+                self.lose(peer, errno, now);
                 Err(SendError::Again)
             }
         }
@@ -274,8 +284,12 @@ impl Streams {
 
     /// An outgoing stream broke.
     #[cold]
-    fn lose(&mut self, peer: PeerId, errno: Errno) {
+    fn lose(&mut self, peer: PeerId, errno: Errno, now: u64) {
         let Some(stream) = self.outgoing.remove(&peer) else { return };
+        if stream.made_at + LONG_NS < now {
+            self.failures.remove(&peer);
+        }
+        self.count_failure(peer, now);
         self.counts.broken += 1;
         if self.counts.broken.is_power_of_two() {
             log::info(format_args!(
@@ -367,19 +381,33 @@ impl Streams {
         for token in tokens.iter().take(ready) {
             let index = *token & u64::from(u32::MAX);
             match token - index {
-                LISTENER => self.strangers.accept(self.listener.as_ref(), &self.epoll, now),
-                OUTGOING => self.on_outgoing(PeerId(index as u32), now),
-                INCOMING => n += self.read(index as usize, machine, sink),
+                LISTENER => self.accept(now),
+                TO_PEER => self.on_outgoing(PeerId(index as u32), now),
+                FROM_PEER => n += self.read(index as usize, machine, sink),
                 _ => self.meet(index as u32, machine),
             }
         }
         self.strangers.expire(now);
+        if self.deaf_until != 0 && now >= self.deaf_until {
+            self.deaf_until = 0;
+            self.accept(now);
+        }
         for slot in 0..self.incoming.len() {
             if self.incoming.get(slot).is_some_and(|s| s.as_ref().is_some_and(|s| s.waits)) {
                 n += self.read(slot, machine, sink);
             }
         }
         n
+    }
+
+    /// Takes those that have connected. Where there is no descriptor left they wait, and wake nobody.
+    fn accept(&mut self, now: u64) {
+        let Some(listener) = &mut self.listener else { return };
+        let deaf = self.strangers.accept(listener, &self.epoll, now).is_err();
+        listener.watch(!deaf);
+        if deaf {
+            self.deaf_until = now + RETRY_NS;
+        }
     }
 
     /// There is room, or the other side has closed.
@@ -397,13 +425,11 @@ impl Streams {
             Ok(true) => stream.member.watch_writable(false),
             Ok(false) => {}
             Err(errno) if !stream.greeted => {
+                let to = Address(stream.to);
                 self.outgoing.remove(&peer);
-                let failures = self.failures.entry(peer).or_default();
-                failures.until = now + (RETRY_NS << failures.count.min(6));
-                failures.count += 1;
-                log::info(format_args!("no stream to a peer: {errno}; datagrams instead"));
+                self.fail(peer, &to, errno, now);
             }
-            Err(errno) => self.lose(peer, errno),
+            Err(errno) => self.lose(peer, errno, now),
         }
     }
 
@@ -454,8 +480,12 @@ impl Streams {
             return;
         }
         let free = self.incoming.iter().position(Option::is_none);
+        if free.is_none() && self.incoming.len() >= self.limit * INCOMING {
+            self.counts.refused += 1;
+            return;
+        }
         let slot = free.unwrap_or(self.incoming.len());
-        member.rename(INCOMING | slot as u64);
+        member.rename(FROM_PEER | slot as u64);
         if free.is_none() {
             self.incoming.push(None);
         }

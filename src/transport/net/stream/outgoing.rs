@@ -6,6 +6,7 @@ use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::tcp;
 use crate::transport::net::reliable::Reliable;
+use std::net::SocketAddr;
 
 /// A stream to a peer.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub(super) struct Outgoing {
     /// Our number of the connection that it belongs to.
     pub(super) id: u32,
     pub(super) number: u32,
+    pub(super) to: SocketAddr,
+    pub(super) made_at: u64,
     /// When it was last written to, nanoseconds.
     pub(super) used_at: u64,
     /// The greeting has left: frames may.
@@ -25,11 +28,19 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new(member: Member, id: u32, greeting: &Greeting, now: u64) -> Self {
+    pub(super) fn new(
+        member: Member,
+        to: SocketAddr,
+        id: u32,
+        greeting: &Greeting,
+        now: u64,
+    ) -> Self {
         Self {
             member,
             id,
             number: greeting.number,
+            to,
+            made_at: now,
             used_at: now,
             greeted: false,
             sequence: 0,

@@ -4,6 +4,7 @@ use super::member::Member;
 use super::wire::{GREETING_LEN, Greeting};
 use super::{PATIENCE_MS, STRANGER};
 use crate::memory::SegmentList;
+use crate::sys::Errno;
 use crate::sys::event::Epoll;
 use crate::sys::tcp::{self, Received};
 use crate::telemetry::log;
@@ -35,19 +36,23 @@ pub(super) struct Strangers {
 }
 
 impl Strangers {
-    /// Takes those that have connected.
-    pub(super) fn accept(&mut self, listener: Option<&Member>, epoll: &Arc<Epoll>, now: u64) {
-        let Some(listener) = listener else { return };
+    /// Takes those that have connected, some of them. Errors: EMFILE, ENFILE, ENOMEM: they wait.
+    pub(super) fn accept(
+        &mut self,
+        listener: &Member,
+        epoll: &Arc<Epoll>,
+        now: u64,
+    ) -> Result<(), Errno> {
         for _ in 0..ACCEPTS {
             let fd = match tcp::accept(listener.fd(), PATIENCE_MS) {
                 Ok(Some((fd, _))) => fd,
-                Ok(None) => return,
+                Ok(None) => return Ok(()),
                 Err(errno) => {
                     if !self.told {
                         self.told = true;
                         log::warn(format_args!("cannot take a stream: {errno}"));
                     }
-                    return;
+                    return Err(errno);
                 }
             };
             if self.list.len() >= STRANGERS_MAX {
@@ -60,6 +65,7 @@ impl Strangers {
                 self.list.push(Stranger { member, number, since: now, bytes, filled });
             }
         }
+        Ok(())
     }
 
     /// Reads what number `number` says of itself; one that says nonsense is dropped. Gives it out
