@@ -83,7 +83,7 @@ impl Place {
 /// What of a handshake packet matters here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Greeting {
-    /// It carries data, or is none of those below.
+    /// None of those below.
     None,
     /// INIT: its sender looks for a peer, or begins to doubt that it is there.
     Init,
@@ -91,10 +91,11 @@ pub(super) enum Greeting {
     Accept,
 }
 
-/// What `bytes`, a packet without trailer, are.
+/// What `bytes`, a packet without trailer, are. A longer INIT doubts nobody: it asks what the path of
+/// UDP carries.
 #[inline]
 pub(super) fn greeting(bytes: &[u8]) -> Greeting {
-    if bytes.get(..4) != Some(&MAGIC) {
+    if bytes.get(..4) != Some(&MAGIC) || bytes.len() != HELLO_LEN {
         return Greeting::None;
     }
     match Hello::decode(bytes).map(|hello| hello.kind) {
@@ -242,6 +243,8 @@ mod tests {
         assert_eq!(read_trailer(&KEY, &hello()), None);
         assert_eq!(with_trailer(&KEY, &[0; 1200], &place()), None);
         assert_eq!((greeting(&hello()), greeting(&[1; 60])), (Greeting::Init, Greeting::None));
+        let probe = [&hello()[..], &[0; 1400]].concat();
+        assert_eq!(greeting(&probe), Greeting::None, "of the path");
     }
 
     #[test]

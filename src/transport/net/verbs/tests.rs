@@ -136,7 +136,8 @@ fn messages_go_through_the_device_once_it_is_proven() {
         assert!(is_intact(message, i as u8, sizes[i % sizes.len()]), "message {i}");
     }
     let (from, to) = (a.rdma(), b.rdma());
-    assert!(from.proven == 1 && to.proven == 1, "{from:?} {to:?}");
+    // More than once where a slow machine has made one of them doubt the other.
+    assert!(from.proven >= 1 && to.proven >= 1, "{from:?} {to:?}");
     // All but what was made before the way was proven.
     assert!(from.datagrams.sent as usize > COUNT, "{from:?}");
     assert!(to.datagrams.received as usize > COUNT, "{to:?}");
