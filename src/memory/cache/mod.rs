@@ -19,6 +19,10 @@
 //! One hole stays, because the kernel tells nobody and it can be neither seen nor foreseen:
 //! `shmat(SHM_REMAP)` over private memory. And huge pages of hugetlbfs are not kept.
 //!
+//! What it costs the application: who unmaps, moves or discards memory in a watched mapping waits for the
+//! monitor (some 10 µs); khugepaged leaves such mappings alone; another user of userfaultfd gets EBUSY
+//! for them; and where a part of a watched mapping was mapped over, mremap(2) of the whole is EFAULT.
+//!
 //! Without userfaultfd (a sandbox, an old kernel) every request gets a registration of its own, which
 //! ends with its lease: correct, and slower. Nothing here waits for anybody for long, and what
 //! cannot be had is a [`Refusal`], upon which the caller sends fragments.

@@ -3,7 +3,7 @@
 use super::device::{Copying, Device};
 use super::memory::{ANON, advise, file, fill, map, map_as, map_over, protect, remap, unmap, word};
 use super::uring::Ring;
-use super::{PAGE, cache_of, monitor};
+use super::{PAGE, cache_of, monitor, own_monitor};
 use crate::memory::cache::{Access, Cache, Monitor};
 use crate::sys::mappings::Mappings;
 use std::os::fd::AsRawFd;
@@ -24,12 +24,12 @@ fn pinning() -> Option<Bench<Ring>> {
         eprintln!("skipped: no io_uring");
         return None;
     };
-    Some(Bench::new(device, monitor()?))
+    Some(Bench::new(device, own_monitor()?))
 }
 
 /// With a device that takes any memory.
 fn copying() -> Option<Bench<Copying>> {
-    Some(Bench::new(Copying::new(), monitor()?))
+    Some(Bench::new(Copying::new(), own_monitor()?))
 }
 
 impl<R: Device + Clone> Bench<R> {
@@ -233,6 +233,7 @@ fn files_and_shared_memory() {
         unmap(both, 2 * LEN);
         unmap(addr, LEN);
     }
+    assert!(bench.monitor.is_settled());
     assert_eq!(bench.cache.statistics().entries, 0);
     // SAFETY: a new segment, attached wherever the kernel likes, gone with its last user.
     let (id, segment) = unsafe {
@@ -266,7 +267,7 @@ fn files_are_known_by_the_text_of_an_older_kernel_too() {
 
 #[test]
 fn memory_that_may_only_be_read() {
-    let Some(monitor) = monitor() else { return };
+    let Some(monitor) = own_monitor() else { return };
     let device = Copying::with(usize::MAX, true, None);
     let cache = cache_of(device.clone(), Some(monitor));
     let addr = map(LEN);

@@ -4,12 +4,12 @@ use super::device::Copying;
 use super::memory::{fill, map};
 use super::process::{Without, alone};
 use super::uring::Ring;
-use super::{PAGE, cache_of, monitor};
-use crate::memory::cache::{Access, Cache, Limits, Refusal};
+use super::{PAGE, cache_of, monitor, own_monitor};
+use crate::memory::cache::{Access, Cache, Limits, Refusal, Registrar};
 
 #[test]
 fn the_oldest_goes_first() {
-    let Some(monitor) = monitor() else { return };
+    let Some(monitor) = own_monitor() else { return };
     let device = Copying::new();
     let limits = Limits { count: 3, bytes: 8 * PAGE };
     let cache = Cache::new(device.clone(), Some(monitor), limits, Access::WRITE).unwrap();
@@ -48,7 +48,7 @@ fn the_oldest_goes_first() {
 
 #[test]
 fn a_full_device_gets_room_or_the_request_is_refused() {
-    let Some(monitor) = monitor() else { return };
+    let Some(monitor) = own_monitor() else { return };
     let device = Copying::with(8 * PAGE, false, None);
     let cache = cache_of(device.clone(), Some(monitor));
     let addr = map(64 * PAGE);
@@ -94,6 +94,11 @@ fn without_a_monitor_nothing_is_kept() {
     }
 }
 
+/// Whether what is deregistered can be registered again at once. That of Linux 6.1 takes its time.
+fn gives_back(ring: &Ring, addr: usize, len: usize) -> bool {
+    (0..8).all(|_| ring.register(addr, len, Access::READ).is_ok())
+}
+
 /// RLIMIT_MEMLOCK itself, which counts what io_uring pins for a process without privileges.
 #[test]
 fn the_limit_on_locked_memory() {
@@ -104,9 +109,12 @@ fn the_limit_on_locked_memory() {
         || {
             let Some(monitor) = monitor() else { return };
             let Some(ring) = Ring::new() else { return eprintln!("skipped: no io_uring") };
-            let cache = cache_of(ring, Some(monitor));
             let addr = map(16 * ROOM * PAGE);
             fill(addr, 16 * ROOM * PAGE, 1);
+            if !gives_back(&ring, addr, ROOM * PAGE / 2) {
+                return eprintln!("skipped: io_uring of this kernel does not give back at once");
+            }
+            let cache = cache_of(ring, Some(monitor));
             let get = |page: usize, pages: usize| {
                 cache.get(addr + page * PAGE, pages * PAGE, Access::READ)
             };

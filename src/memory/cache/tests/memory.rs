@@ -13,8 +13,12 @@ pub(super) fn map_as(addr: usize, len: usize, flags: i32, fd: i32) -> Option<usi
     (got != libc::MAP_FAILED).then(|| got.expose_provenance())
 }
 
+/// A mapping of its own: pages on both sides keep it from becoming one with another test's.
 pub(super) fn map(len: usize) -> usize {
-    map_as(0, len, ANON, -1).expect("memory")
+    let addr = map_as(0, len + 2 * PAGE, ANON, -1).expect("memory");
+    protect(addr, PAGE, libc::PROT_NONE);
+    protect(addr + PAGE + len, PAGE, libc::PROT_NONE);
+    addr + PAGE
 }
 
 /// New pages at an address of ours, in place of what is there.

@@ -34,6 +34,12 @@ pub(super) fn monitor() -> Option<Arc<Monitor>> {
     monitor
 }
 
+/// One that no other test shares: what others do with their memory unsettles nobody here.
+pub(super) fn own_monitor() -> Option<Arc<Monitor>> {
+    monitor()?;
+    Monitor::for_test(crate::sys::mappings::Mappings::open().unwrap())
+}
+
 pub(super) fn cache_of<R: Registrar>(registrar: R, monitor: Option<Arc<Monitor>>) -> Cache<R> {
     Cache::new(registrar, monitor, PLENTY, Access::WRITE).unwrap()
 }

@@ -2,7 +2,7 @@
 
 use super::device::{Copying, Device};
 use super::memory::{advise, fill, map, map_over, word};
-use super::{PAGE, PLENTY, cache_of, monitor};
+use super::{PAGE, PLENTY, cache_of, own_monitor};
 use crate::memory::cache::monitor::{Change, Subscriber};
 use crate::memory::cache::{Access, Cache, Monitor, Span};
 use crate::sys::mappings::Mappings;
@@ -22,8 +22,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// A cache with a monitor of its own, and memory that is registered and filled with 1.
 fn set_up() -> Option<(Arc<Monitor>, Copying, Cache<Copying>, usize)> {
-    monitor()?;
-    let monitor = Monitor::for_test(Mappings::open().unwrap()).unwrap();
+    let monitor = own_monitor()?;
     let device = Copying::new();
     let cache = cache_of(device.clone(), Some(monitor.clone()));
     let addr = map(LEN);
@@ -92,10 +91,7 @@ impl Subscriber for Gate {
 
 #[test]
 fn a_change_that_is_read_but_not_applied_is_waited_for() {
-    if monitor().is_none() {
-        return;
-    }
-    let monitor = Monitor::for_test(Mappings::open().unwrap()).unwrap();
+    let Some(monitor) = own_monitor() else { return };
     let ((reached, at_gate), (open, go_on)) = (mpsc::channel(), mpsc::channel());
     let gate = Gate { armed: AtomicBool::new(false), reached, go_on: Mutex::new(go_on) };
     let gate = Arc::new(gate);
@@ -124,7 +120,7 @@ fn a_change_that_is_read_but_not_applied_is_waited_for() {
 
 #[test]
 fn a_change_during_registration_keeps_it_from_the_list() {
-    let Some(monitor) = monitor() else { return };
+    let Some(monitor) = own_monitor() else { return };
     let victim = Arc::new(AtomicUsize::new(0));
     let during = victim.clone();
     let device = Copying::with(
@@ -214,7 +210,7 @@ fn what_others_need_stays_watched() {
 
 #[test]
 fn two_that_register_the_same_range_share_it_in_the_end() {
-    let Some(monitor) = monitor() else { return };
+    let Some(monitor) = own_monitor() else { return };
     let meeting = std::sync::Barrier::new(4);
     let device = Copying::new();
     let cache = cache_of(device.clone(), Some(monitor));
