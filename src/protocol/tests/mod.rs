@@ -3,6 +3,7 @@
 //! [`property`] drives random operations against an oracle of the matching rules; the other files
 //! hold one directed test per behaviour.
 
+mod active_peers;
 mod departures;
 mod eager;
 mod fixture;

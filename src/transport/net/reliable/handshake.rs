@@ -75,6 +75,12 @@ impl Reliable {
             Some(c) if c.phase == Phase::Established && !c.is_with(hello) => {
                 // Another life, or another connection, of the same address: it has to prove that it
                 // is not an old packet.
+                if c.nonce == hello.echo {
+                    // Two lives have answered one question of ours: which of them is there?
+                    c.hello |= INIT;
+                    self.settle(main);
+                    return;
+                }
                 match c.challenger {
                     Some(place) => place,
                     None => {

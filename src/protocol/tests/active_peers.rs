@@ -1,0 +1,281 @@
+//! What an endpoint costs for each peer that it has talked to, in all its layers: the engine, the
+//! transports, the machine of the network, and a real UDP socket. `UDRV_TEST_NODES` is the number of
+//! peers.
+
+use super::fixture::{LIMITS, Memory, TestHost, receive_op, send_op};
+use super::sim::Log;
+use crate::config::CmaPolicy;
+use crate::protocol::packet::{Envelope, Packet};
+use crate::protocol::{Engine, Limits};
+use crate::sys::clock;
+use crate::transport::mux::{Mux, MuxSettings};
+use crate::transport::net::NetSettings;
+use crate::transport::net::link::{Link, LinkSink};
+use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::net::reliable::{Reliable, Settings, Sink};
+use crate::transport::{Address, Departure, PeerId};
+use std::io::IoSlice;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+/// Peers of `cargo test`, and those that are met before anything is measured.
+const PEERS: usize = 2000;
+const BEFORE: usize = 500;
+/// What each may cost when it is idle again, bytes.
+const PEER_BYTES: usize = 1024;
+/// Messages each way, the last of which needs several packets.
+const MESSAGES: usize = 10;
+const LONG: usize = 20_000;
+/// After that an idle connection has given back what it does not need.
+const REST: Duration = Duration::from_millis(1500);
+const KEY: [u8; 16] = [5; 16];
+
+/// An endpoint, with everything below its libfabric objects.
+struct Hub {
+    engine: Engine<Mux>,
+    host: TestHost,
+    log: Log,
+    memory: Memory,
+    address: Address,
+}
+
+/// One peer, which vanishes without a word when it has talked.
+struct Peer {
+    machine: Reliable,
+    wire: Wire,
+    got: Got,
+    address: Address,
+}
+
+struct Wire {
+    socket: UdpSocket,
+    hub: SocketAddr,
+}
+
+#[derive(Default)]
+struct Got {
+    messages: usize,
+    /// Bytes that are missing of a long message, and its name.
+    rest: usize,
+    announced: u64,
+    finished: Option<u64>,
+}
+
+impl Link for Wire {
+    fn datagram_max(&self) -> usize {
+        1472
+    }
+
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
+        for packet in packets {
+            self.socket.send_to(packet, self.hub).unwrap();
+        }
+        packets.len()
+    }
+
+    fn receive(&mut self, _: &mut impl LinkSink) -> usize {
+        0
+    }
+}
+
+impl Sink for Got {
+    fn peer_of(&mut self, _: &Address) -> Option<PeerId> {
+        Some(PeerId(0))
+    }
+
+    fn find(&self, _: &Address) -> Option<PeerId> {
+        Some(PeerId(0))
+    }
+
+    fn on_connected(&mut self, _: PeerId, _: &Address) {}
+
+    fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
+        match Packet::decode(header) {
+            Some(Packet::Eager { .. }) => self.messages += 1,
+            Some(Packet::Rts { tx, len, .. }) => {
+                (self.rest, self.announced) = (len as usize - payload.len(), tx);
+            }
+            Some(Packet::Pushed { .. }) => {
+                self.rest -= payload.len();
+                if self.rest == 0 {
+                    self.finished = Some(self.announced);
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn on_departure(&mut self, _: PeerId, departure: Departure) {
+        panic!("{departure:?}");
+    }
+
+    fn is_owed(&self, _: PeerId) -> bool {
+        false
+    }
+}
+
+impl Hub {
+    fn open() -> Self {
+        let net = NetSettings {
+            key: JobKey::from_bytes(KEY),
+            peer_timeout_s: 120,
+            buffer_bytes: 64 << 20,
+        };
+        let bind = Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let settings = MuxSettings { cma: CmaPolicy::Off, shm: false, mtu: None, net: Some(net) };
+        let mux = Mux::open(bind, settings).unwrap();
+        let address = mux.address();
+        let limits = Limits { eager_max: 4096, tx_max: 64, rx_max: 64, ..LIMITS };
+        let (engine, log) = (Engine::new(mux, limits), Log::default());
+        let host = TestHost::new(0, log.clone());
+        Self { engine, host, log, memory: Memory::zeroed(LONG), address }
+    }
+
+    /// Talks with a peer at `socket`: some messages each way, all of them received and acknowledged.
+    fn meet(&mut self, socket: UdpSocket) {
+        let mut peer = Peer::new(socket, self.address);
+        for context in 0..MESSAGES {
+            let receive = receive_op(&mut self.memory, context as u64);
+            self.engine.receive(&receive, &mut self.host).unwrap();
+            peer.send(if context + 1 < MESSAGES { 100 * context } else { 4000 });
+        }
+        self.until(&mut peer, |hub, _| hub.log.borrow().len() == MESSAGES);
+        let to = self.engine.connect(&peer.address).unwrap();
+        for context in 0..MESSAGES {
+            let mut send = send_op(to, &mut self.memory, context as u64);
+            if context + 1 < MESSAGES {
+                send.payload = super::fixture::lend(&mut self.memory.0[..300], &[]);
+            }
+            self.engine.send(&send, &mut self.host).unwrap();
+        }
+        self.until(&mut peer, |hub, peer| {
+            let idle = peer.machine.unacknowledged() == 0
+                && hub.engine.iface().unacknowledged() == 0
+                && !hub.engine.is_busy();
+            idle && hub.log.borrow().len() == 2 * MESSAGES
+        });
+        assert_eq!(peer.got.messages, MESSAGES - 1);
+        self.log.borrow_mut().clear();
+    }
+
+    fn until(&mut self, peer: &mut Peer, done: impl Fn(&Self, &Peer) -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !done(self, peer) {
+            assert!(Instant::now() < end, "it takes too long: {:?}", self.log.borrow());
+            self.engine.progress(&mut self.host);
+            peer.turn();
+        }
+    }
+
+    fn rest(&mut self) {
+        let end = Instant::now() + REST;
+        while Instant::now() < end {
+            self.engine.progress(&mut self.host);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Nanoseconds that a turn takes in which nothing happens: the best of some.
+    fn turn_ns(&mut self) -> f64 {
+        let turns = 10_000;
+        let mut time = || {
+            let began = Instant::now();
+            (0..turns).for_each(|_| assert_eq!(self.engine.progress(&mut self.host), 0));
+            began.elapsed().as_nanos() as f64 / f64::from(turns)
+        };
+        (0..9).map(|_| time()).fold(f64::MAX, f64::min)
+    }
+}
+
+impl Peer {
+    fn new(socket: UdpSocket, hub: Address) -> Self {
+        let address = Address(socket.local_addr().unwrap());
+        let port = address.port();
+        let settings = Settings {
+            life: u64::from(port) * 2 + 1,
+            address,
+            key: JobKey::from_bytes(KEY),
+            datagram_max: 1472,
+            peer_timeout_ns: 20_000_000_000,
+            buffer_bytes: 1 << 20,
+            receive_window: 64,
+            first_psn: 0,
+            seed: u128::from(port).to_le_bytes(),
+        };
+        let now = clock::now_ns();
+        let mut machine = Reliable::new(settings, now);
+        machine.connect(PeerId(0), &hub, now).unwrap();
+        Self { machine, wire: Wire { socket, hub: hub.0 }, got: Got::default(), address }
+    }
+
+    fn send(&mut self, len: usize) {
+        let envelope = Envelope { tagged: false, tag: 0, data: None };
+        let header = Packet::Eager { envelope, ack: None }.encode();
+        let now = clock::now_ns();
+        self.machine.send(PeerId(0), header.as_slice(), len, |_, to| to.fill(3), now).unwrap();
+    }
+
+    fn turn(&mut self) {
+        let now = clock::now_ns();
+        let mut bytes = [0; 2048];
+        let hub = Address(self.wire.hub);
+        while let Ok((len, _)) = self.wire.socket.recv_from(&mut bytes) {
+            self.machine.on_datagram(now, &hub, &bytes[..len], false, &mut self.got);
+        }
+        self.machine.on_timeout(now, &mut self.got);
+        if let Some(tx) = self.got.finished.take() {
+            let header = Packet::Fin { tx, status: 0 }.encode();
+            self.machine.send(PeerId(0), header.as_slice(), 0, |_, _| (), now).unwrap();
+        }
+        self.machine.poll_transmit(now, &mut self.wire);
+    }
+}
+
+/// One for each port that is free, below those that the system gives out.
+fn sockets() -> impl Iterator<Item = UdpSocket> {
+    let free = (2000..32_768).filter_map(|port| UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok());
+    free.inspect(|socket| socket.set_nonblocking(true).unwrap())
+}
+
+/// Bytes of memory that this process occupies.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages = text.split(' ').nth(1).unwrap();
+    pages.parse::<usize>().unwrap() * 4096
+}
+
+/// Alone in its process: see below.
+#[test]
+#[ignore = "run by a_peer_that_was_active_is_small"]
+fn a_peer_that_was_active_is_small_alone() {
+    let wanted = std::env::var("UDRV_TEST_NODES").ok().and_then(|n| n.parse().ok());
+    let peers = wanted.unwrap_or(PEERS);
+    let mut hub = Hub::open();
+    let mut sockets = sockets();
+    sockets.by_ref().take(BEFORE).for_each(|socket| hub.meet(socket));
+    hub.rest();
+    let (before, few) = (resident(), hub.turn_ns());
+    let met = sockets.take(peers).map(|socket| hub.meet(socket)).count();
+    hub.rest();
+    let each = resident().saturating_sub(before) / met;
+    let many = hub.turn_ns();
+    eprintln!(
+        "{each} bytes for each of {met} peers that were active; a turn takes {many:.0} ns, and took {few:.0} ns with {BEFORE} peers"
+    );
+    assert!(each <= PEER_BYTES, "{each} bytes for each peer");
+}
+
+/// Memory of the process is measured, so nothing else may run in it.
+#[test]
+fn a_peer_that_was_active_is_small() {
+    let name = concat!(module_path!(), "::a_peer_that_was_active_is_small_alone");
+    let name = name.split_once("::").unwrap().1;
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && told.contains("1 passed"), "{told}{text}");
+    eprint!("{text}");
+}
