@@ -4,7 +4,7 @@
 
 use super::fixture::{LIMITS, Memory, TestHost, receive_op, send_op};
 use super::sim::Log;
-use crate::config::CmaPolicy;
+use crate::config::{CmaPolicy, RdmaPolicy};
 use crate::protocol::packet::{Envelope, Packet};
 use crate::protocol::{Engine, Limits};
 use crate::sys::clock;
@@ -13,6 +13,7 @@ use crate::transport::net::NetSettings;
 use crate::transport::net::link::{Link, LinkSink};
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::reliable::{Reliable, Settings, Sink};
+use crate::transport::net::verbs::RdmaSettings;
 use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -120,6 +121,8 @@ impl Hub {
             key: JobKey::from_bytes(KEY),
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
+            streams: 256,
+            rdma: RdmaSettings { policy: RdmaPolicy::Off, nics: Vec::new() },
         };
         let bind = Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let settings = MuxSettings { cma: CmaPolicy::Off, shm: false, mtu: None, net: Some(net) };
@@ -199,6 +202,7 @@ impl Peer {
             peer_timeout_ns: 20_000_000_000,
             buffer_bytes: 1 << 20,
             receive_window: 64,
+            features: 0,
             first_psn: 0,
             seed: u128::from(port).to_le_bytes(),
         };
