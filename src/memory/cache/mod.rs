@@ -20,7 +20,7 @@
 //! `shmat(SHM_REMAP)` over private memory. And huge pages of hugetlbfs are not kept.
 //!
 //! What it costs the application: who unmaps, moves or discards memory in a watched mapping waits for the
-//! monitor (some 10 µs); khugepaged leaves such mappings alone; another user of userfaultfd gets EBUSY
+//! monitor (6 µs on the project machine); khugepaged leaves such mappings alone; another user of userfaultfd gets EBUSY
 //! for them; and where a part of a watched mapping was mapped over, mremap(2) of the whole is EFAULT.
 //!
 //! Without userfaultfd (a sandbox, an old kernel) every request gets a registration of its own, which

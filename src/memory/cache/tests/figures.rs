@@ -2,7 +2,7 @@
 //! `cargo test --release --lib cache::tests::figures -- --ignored --nocapture`
 
 use super::device::{Copying, Device};
-use super::memory::{fill, map};
+use super::memory::{advise, fill, map};
 use super::uring::Ring;
 use super::{PAGE, PLENTY, monitor};
 use crate::memory::cache::{Access, Cache, Registrar};
@@ -40,6 +40,23 @@ fn what_a_hit_costs() {
         assert_eq!(statistics.registrations as usize, entries);
         eprintln!("{entries} entries: {cost} ns for a hit and its return");
     }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn what_watching_costs_who_discards() {
+    let Some(monitor) = monitor() else { return };
+    let addr = map(PAGE);
+    let discard = |_| assert!(advise(addr, PAGE, libc::MADV_DONTNEED));
+    let unwatched = least(2000, discard);
+    let cache = Cache::new(Nothing, Some(monitor), PLENTY, Access::WRITE).unwrap();
+    // One mapping with another page, whose entry keeps it watched.
+    let addr = map(2 * PAGE);
+    drop(cache.get(addr + PAGE, PAGE, Access::READ).unwrap());
+    assert_eq!(cache.statistics().entries, 1);
+    let watched = least(200, |_| assert!(advise(addr, PAGE, libc::MADV_DONTNEED)));
+    assert_eq!(cache.statistics().entries, 1);
+    eprintln!("madvise of a page: {unwatched} ns, watched {watched} ns");
 }
 
 /// Registers nothing, at no cost.
