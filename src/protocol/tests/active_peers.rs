@@ -20,8 +20,8 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// Peers of `cargo test`, and those that are met before anything is measured.
-const PEERS: usize = 2000;
-const BEFORE: usize = 500;
+const PEERS: usize = 8000;
+const BEFORE: usize = 2000;
 /// What each may cost when it is idle again, bytes.
 const PEER_BYTES: usize = 1024;
 /// Messages each way, the last of which needs several packets.
