@@ -3,8 +3,9 @@
 use super::cma::{MAX_RANGES, Range};
 use super::errno::{Errno, Result, check, check_len};
 use super::net::{socket_addr_from_bytes, socket_addr_to_bytes};
+use super::udp::set;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Connections that wait to be accepted.
 const BACKLOG: libc::c_int = 256;
@@ -18,15 +19,6 @@ fn socket(address: &SocketAddr) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn set(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> Result<()> {
-    let len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: reads `len` bytes of a live local.
-    check(unsafe {
-        libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len)
-    })?;
-    Ok(())
-}
-
 fn bind(fd: &OwnedFd, address: &SocketAddr) -> Result<()> {
     let (bytes, len) = socket_addr_to_bytes(address);
     // SAFETY: `bytes` holds a socket address of `len` bytes.
@@ -38,16 +30,16 @@ fn bind(fd: &OwnedFd, address: &SocketAddr) -> Result<()> {
 /// gives up after `patience_ms`.
 fn prepare(fd: &OwnedFd, patience_ms: u32) {
     // A kernel without one of them carries the same bytes.
-    let _ = set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
-    let _ = set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, patience_ms as libc::c_int);
+    let _ = set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    let _ = set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, patience_ms as libc::c_int);
 }
 
 /// A socket that listens at `address`. Errors: EADDRINUSE, EACCES, EMFILE, ENFILE, ENOMEM.
 pub(crate) fn listen(address: &SocketAddr) -> Result<OwnedFd> {
     let fd = socket(address)?;
-    set(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     if address.is_ipv6() {
-        set(&fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+        set(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
     }
     bind(&fd, address)?;
     // SAFETY: an owned descriptor.
@@ -87,7 +79,7 @@ pub(crate) fn connect(from: &SocketAddr, to: &SocketAddr, patience_ms: u32) -> R
     let fd = socket(to)?;
     prepare(&fd, patience_ms);
     if !from.ip().is_unspecified() {
-        let _ = set(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
+        let _ = set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
         let mut from = *from;
         from.set_port(0);
         bind(&fd, &from)?;
@@ -188,7 +180,6 @@ pub(crate) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
 mod tests {
     use super::*;
     use crate::sys::event::wait_readable;
-    use std::os::fd::AsFd;
 
     fn range(bytes: &[u8]) -> Range {
         Range { addr: bytes.as_ptr().expose_provenance() as u64, len: bytes.len() as u64 }

@@ -174,8 +174,8 @@ impl UdpPort {
     }
 }
 
-/// Sets an option that is an int.
-fn set(
+/// Sets an option of a socket that is an int.
+pub(super) fn set(
     fd: BorrowedFd<'_>,
     level: libc::c_int,
     name: libc::c_int,

@@ -107,6 +107,8 @@ pub(super) struct Streams {
     failures: HashMap<PeerId, Failures>,
     /// Outgoing streams that broke, of which the other side has to be told.
     broken: VecDeque<(PeerId, u32)>,
+    /// Some of the incoming ones wait for messages.
+    waits: bool,
     /// The stream that was last read from.
     latest: usize,
     hot: u32,
@@ -139,6 +141,7 @@ impl Streams {
             seen: HashMap::new(),
             failures: HashMap::new(),
             broken: VecDeque::new(),
+            waits: false,
             latest: 0,
             hot: 0,
             looked_at: 0,
@@ -212,9 +215,7 @@ impl Streams {
         }
         let number = self.number.wrapping_add(1);
         let mut greeting = Greeting { dest: remote_id, number, tag: 0 };
-        let signed = greeting.encode();
-        let signed = signed.get(..wire::GREETING_TAG_AT).unwrap_or(&[]);
-        let Some(tag) = machine.sign(id, true, signed) else { return };
+        let Some(tag) = machine.sign(id, true, &greeting.signed()) else { return };
         greeting.tag = tag;
         let made = tcp::connect(&self.me, &address.0, PATIENCE_MS)
             .and_then(|fd| Member::new(fd, &self.epoll, TO_PEER | u64::from(peer.0)));
@@ -392,7 +393,9 @@ impl Streams {
             self.deaf_until = 0;
             self.accept(now);
         }
-        for slot in 0..self.incoming.len() {
+        // The set tells nothing of those that wait. Each that still does says so again.
+        let waiting = if std::mem::take(&mut self.waits) { self.incoming.len() } else { 0 };
+        for slot in 0..waiting {
             if self.incoming.get(slot).is_some_and(|s| s.as_ref().is_some_and(|s| s.waits)) {
                 n += self.read(slot, machine, sink);
             }
@@ -439,6 +442,7 @@ impl Streams {
         let (turn, peer) = (stream.read(machine, sink), stream.peer);
         // What may not be read yet shall not keep anybody awake.
         stream.member.watch(!stream.waits);
+        self.waits |= stream.waits;
         match turn {
             Turn::Goes(n) => {
                 if n > 0 {
@@ -465,9 +469,7 @@ impl Streams {
     /// Somebody who has connected says who it is.
     fn meet(&mut self, number: u32, machine: &Reliable) {
         let Some((mut member, greeting)) = self.strangers.greet(number) else { return };
-        let signed = greeting.encode();
-        let signed = signed.get(..wire::GREETING_TAG_AT).unwrap_or(&[]);
-        let tag = machine.sign(greeting.dest, false, signed);
+        let tag = machine.sign(greeting.dest, false, &greeting.signed());
         let genuine = tag.is_some_and(|tag| super::reliable::tag::same(tag, greeting.tag));
         let Some(peer) = machine.owner_of(greeting.dest).filter(|_| genuine) else {
             self.counts.refused += 1;

@@ -72,6 +72,11 @@ impl Greeting {
         ])
     }
 
+    /// What its tag is of.
+    pub(super) fn signed(&self) -> [u8; GREETING_TAG_AT] {
+        fill(&[&self.encode()])
+    }
+
     /// `None` for what no udrv of this version sends.
     pub(super) fn decode(bytes: &[u8; GREETING_LEN]) -> Option<Self> {
         let known = bytes.starts_with(&MAGIC) && bytes.get(4..6)? == VERSION.to_le_bytes();
