@@ -42,6 +42,8 @@ impl Loopback {
         push_max: 0,
         stream_max: 0,
         stream_min: 0,
+        window_max: 0,
+        window_min: 0,
         get: true,
         put: true,
         one_sided: true,

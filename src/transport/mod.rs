@@ -49,6 +49,10 @@ pub(crate) struct Caps {
     pub(crate) stream_max: usize,
     /// Shortest long message that is worth a stream, bytes.
     pub(crate) stream_min: usize,
+    /// Most bytes of one window; 0: there are no windows ([`Iface::windows`]).
+    pub(crate) window_max: usize,
+    /// Shortest long message that is worth windows, bytes.
+    pub(crate) window_min: usize,
     /// One-sided reads from the peer's application buffers work.
     pub(crate) get: bool,
     /// One-sided writes into the peer's application buffers work.
@@ -75,6 +79,29 @@ pub(crate) enum Departure {
     Closed,
     /// It died, or broke the protocol.
     Failed(Errno),
+}
+
+/// Whether windows to a peer work: parts of a receiver's buffer that its peer writes into.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Windows {
+    /// No; or not soon enough to wait for.
+    No,
+    /// They are being made ready. It takes milliseconds, and if it takes longer the answer becomes `No`.
+    Later,
+    /// Now, in both directions.
+    Ready,
+}
+
+/// What a peer has to know of a window that it is lent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Ticket {
+    /// The connection that it was lent by: with that one it ends.
+    pub(crate) connection: u32,
+    /// Comes back with the bytes: which window it is.
+    pub(crate) slot: u32,
+    /// Where it is in the receiver's memory, as the device knows it.
+    pub(crate) addr: u64,
+    pub(crate) key: u32,
 }
 
 /// An end of a stream.
@@ -106,6 +133,15 @@ pub(crate) trait Handler {
     /// A stream from or to `peer` broke: what was sent on it has arrived in part, if at all.
     fn on_stream_lost(&mut self, peer: PeerId, end: StreamEnd) {
         let _ = (peer, end);
+    }
+    /// The peer has written all of the window that was lent with `token`, which is ours again.
+    fn on_filled(&mut self, peer: PeerId, token: u64) {
+        let _ = (peer, token);
+    }
+    /// Windows between `peer` and us are void: those that it was lent are ours again, and nobody
+    /// writes them any more; what it has lent to us it will offer anew, or ask for in another way.
+    fn on_windows_lost(&mut self, peer: PeerId) {
+        let _ = peer;
     }
     /// A peer is gone; everything it sent before was reported before.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
@@ -171,6 +207,40 @@ pub(crate) trait Iface {
         payload: &SegmentList,
     ) -> Result<(), SendError> {
         let _ = (peer, header, payload);
+        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
+    }
+
+    /// Whether `lend` and `write` to `peer` work. If they may later, that begins.
+    fn windows(&mut self, peer: PeerId) -> Windows {
+        let _ = peer;
+        Windows::No
+    }
+
+    /// Lends `part`, one contiguous piece of 1 to `window_max` bytes, to `peer` until
+    /// `Handler::on_filled` (with `token`), `Handler::on_windows_lost` or `take_back`; a peer that
+    /// departs has no windows any more when that is reported. `Again`: as many as may be are lent.
+    /// `Unreachable`: not this memory, or no windows at all (any more).
+    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
+        let _ = (peer, part, token);
+        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
+    }
+
+    /// A window ends that the peer has promised not to write.
+    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        let _ = (peer, ticket);
+    }
+
+    /// Fills the peer's window with `payload`, straight from application memory, which may be read
+    /// until the operation it belongs to has ended. Taken is not written: the receiver hears of
+    /// that, or of `on_windows_lost`; a ticket of a connection that has ended is taken and means
+    /// nothing. `Unreachable`: not this memory; the window stays lent.
+    fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        ticket: &Ticket,
+    ) -> Result<(), SendError> {
+        let _ = (peer, payload, ticket);
         Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
     }
 

@@ -581,6 +581,8 @@ impl SimIface {
             push_max,
             stream_max,
             stream_min: 300,
+            window_max: 0,
+            window_min: 0,
             get,
             put,
             one_sided,

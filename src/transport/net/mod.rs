@@ -295,6 +295,8 @@ impl Net {
             push_max: PUSH_MAX,
             stream_max: if self.streams.is_some() { stream::PAYLOAD_MAX } else { 0 },
             stream_min: STREAM_MIN,
+            window_max: 0,
+            window_min: 0,
             get: false,
             put: false,
             one_sided: false,

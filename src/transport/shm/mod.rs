@@ -214,6 +214,8 @@ impl Shm {
             push_max: 0,
             stream_max: 0,
             stream_min: 0,
+            window_max: 0,
+            window_min: 0,
             get,
             put,
             one_sided: true,
