@@ -59,6 +59,18 @@ impl Drop for ForkMark {
     }
 }
 
+/// Whether the kernel is of this version or a later one.
+pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    version_of(&release).is_some_and(|version| version >= (major, minor))
+}
+
+/// The first two numbers of a release such as `6.1.0-18-amd64`.
+fn version_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 /// The effective user id.
 pub(crate) fn effective_uid() -> u32 {
     // SAFETY: always succeeds.
@@ -139,6 +151,14 @@ mod tests {
     use super::*;
     use crate::sys::event::wait_readable;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn kernels_have_an_order() {
+        assert!(kernel_is_at_least(3, 10) && !kernel_is_at_least(1000, 0));
+        assert_eq!(version_of("6.1.0-18-amd64"), Some((6, 1)));
+        assert_eq!(version_of("5.12-rc1"), Some((5, 12)));
+        assert_eq!((version_of(""), version_of("six.one"), version_of("6")), (None, None, None));
+    }
 
     #[test]
     fn a_zombie_is_not_running() {
