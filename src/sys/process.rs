@@ -17,6 +17,30 @@ pub(crate) fn page_size() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
+/// Bytes of memory, and processors, that the machine has.
+pub(crate) fn machine() -> (usize, usize) {
+    // SAFETY: these names need nothing; -1 where the system does not know.
+    let (pages, processors) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_NPROCESSORS_ONLN)) };
+    let bytes = usize::try_from(pages).unwrap_or(0).saturating_mul(page_size());
+    (bytes, usize::try_from(processors).unwrap_or(1).max(1))
+}
+
+/// Bytes that this process may lock or have pinned by devices; `None`: any number.
+pub(crate) fn locked_memory_limit() -> Option<usize> {
+    const CAP_IPC_LOCK: u32 = 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    if effective.is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1) {
+        return None;
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live local.
+    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    (limit.rlim_cur != libc::RLIM_INFINITY).then(|| usize::try_from(limit.rlim_cur).unwrap_or(0))
+}
+
 /// Tells a process from the children that it forks, at the cost of reading a word.
 #[derive(Debug)]
 pub(crate) struct ForkMark(NonNull<AtomicI32>);

@@ -9,13 +9,15 @@ mod handles;
 mod hybrid;
 mod introduction;
 mod link;
+#[cfg_attr(not(test), allow(dead_code))] // nothing is lent to peers yet
+mod registrar;
 mod ways;
 
 #[cfg(test)]
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
 
-use crate::config::{NicName, RdmaPolicy};
+use crate::config::{CacheSettings, Config, NicName, RdmaPolicy};
 use crate::sys::net::{Nic, RdmaFacts};
 use crate::sys::topology::numa_distance;
 use crate::sys::verbs::{
@@ -45,6 +47,20 @@ pub(crate) struct RdmaSettings {
     pub(crate) policy: RdmaPolicy,
     /// FI_UDRV_NIC; empty: any.
     pub(crate) nics: Vec<NicName>,
+    /// Connections for long messages, at most.
+    pub(crate) rc_connections: usize,
+    pub(crate) cache: CacheSettings,
+}
+
+impl RdmaSettings {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self {
+            policy: config.rdma,
+            nics: config.nics.clone(),
+            rc_connections: config.rc_connections,
+            cache: config.cache,
+        }
+    }
 }
 
 /// Opens the device of the endpoint `me`. `None`: none is wanted, or none works and none has to.

@@ -38,7 +38,7 @@ struct End {
 }
 
 fn settings(policy: RdmaPolicy) -> RdmaSettings {
-    RdmaSettings { policy, nics: Vec::new() }
+    RdmaSettings { policy, ..RdmaSettings::of(&Config::default()) }
 }
 
 /// An address that a device has.
@@ -225,6 +225,6 @@ fn what_is_not_there_is_not_offered() {
     assert_eq!(offer(&settings(RdmaPolicy::Auto), loopback), Ok(None));
     assert_eq!(offer(&settings(RdmaPolicy::Require), loopback), Err(Errno(libc::ENODEV)));
     let nics = NicName::list("no_such_0").unwrap();
-    let named = RdmaSettings { policy: RdmaPolicy::Require, nics };
+    let named = RdmaSettings { nics, ..settings(RdmaPolicy::Require) };
     assert_eq!(offer(&named, loopback), Err(Errno(libc::ENODEV)));
 }
