@@ -15,6 +15,7 @@
 //! | changes that nobody is told of: files that shrink or get holes, shared memory | only private anonymous memory is kept, looked up while it is watched | `kinds` |
 //! | fork: the child's pages are not the parent's | a child gets nothing ([`ForkMark`]), the parent's pages stay (Linux 5.12) | `a_child_gets_nothing`, `torture` |
 //! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only takes out; a worker deregisters; nothing is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |
+//! | the monitor's stack lies beside a buffer, and is watched when its thread ends | who waits for the thread has given up the userfaultfd before | `a_monitor_ends_even_if_its_own_stack_is_watched` |
 //!
 //! One hole stays, because the kernel tells nobody and it can be neither seen nor foreseen:
 //! `shmat(SHM_REMAP)` over private memory. And huge pages of hugetlbfs are not kept.

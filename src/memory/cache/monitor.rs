@@ -92,8 +92,20 @@ struct Inner {
 
 /// The monitor of this process.
 pub(crate) struct Monitor {
+    // They go in this order.
     inner: Arc<Inner>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Ending>,
+}
+
+/// Waits for the end of the thread, once nobody else has the userfaultfd. A thread discards its stack in
+/// the end, and where a buffer of the application lies beside it, both are one mapping that may
+/// be watched: then this waits for somebody to read of it, or for the end of the userfaultfd.
+struct Ending(Option<JoinHandle<()>>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.0.take().map(JoinHandle::join);
+    }
 }
 
 static SHARED: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
@@ -154,7 +166,7 @@ impl Monitor {
                 mine.run();
             })
             .map_err(|e| ("thread", e.into()))?;
-        Ok(Self { inner, thread: Some(thread) })
+        Ok(Self { inner, thread: Some(Ending(Some(thread))) })
     }
 
     /// One of its own for a test, with what is mapped read in the way given.
@@ -331,15 +343,13 @@ impl Inner {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
         // In a forked child there is no such thread, and its doorbell is the parent's.
         if self.inner.mark.is_child() {
-            std::mem::forget(thread);
+            std::mem::forget(self.thread.take());
             return;
         }
         self.inner.stopping.store(true, Ordering::Release);
         self.inner.stop.ring();
-        let _ = thread.join();
     }
 }
 

@@ -55,14 +55,24 @@ pub(super) fn alone(name: &str, without: &[Without], work: impl FnOnce()) {
             break status;
         }
         if Instant::now() > end {
-            let stacks = std::fs::read_to_string(format!("/proc/{}/wchan", child.id()));
+            let threads = threads_of(child.id());
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("{name} hangs in {stacks:?}");
+            panic!("{name} hangs:\n{threads}");
         }
         std::thread::sleep(Duration::from_millis(10));
     };
     assert!(status.success(), "{name}: {status} (signal {:?})", status.signal());
+}
+
+/// Where each thread of a process waits in the kernel, as far as that may be seen.
+fn threads_of(pid: u32) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let one = |task: std::path::PathBuf| {
+        let read = |what| std::fs::read_to_string(task.join(what)).unwrap_or_default();
+        format!("{} {}: {}{}", read("comm").trim(), read("wchan"), read("syscall"), read("stack"))
+    };
+    tasks.map(|task| one(task.path())).collect::<Vec<_>>().join("\n")
 }
 
 fn checked(rc: i32) -> std::io::Result<()> {

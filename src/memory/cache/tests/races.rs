@@ -2,8 +2,9 @@
 
 use super::device::{Copying, Device};
 use super::memory::{advise, fill, map, map_over, word};
+use super::process::alone;
 use super::{PAGE, PLENTY, cache_of, own_monitor};
-use crate::memory::cache::monitor::{Change, Subscriber};
+use crate::memory::cache::monitor::{Change, Subscriber, Watched};
 use crate::memory::cache::{Access, Cache, Monitor, Span};
 use crate::sys::mappings::Mappings;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -250,4 +251,32 @@ fn a_lease_outlives_its_memory_and_its_cache() {
     drop(monitor);
     drop(last);
     assert_eq!(device.registered_bytes(), 0);
+}
+
+/// The stack of the monitor's thread, and a buffer of the application beside it, are one mapping for the
+/// kernel. When the thread ends, the C library discards its stack, and nobody is left to read of it.
+#[test]
+fn a_monitor_ends_even_if_its_own_stack_is_watched() {
+    alone(
+        "memory::cache::tests::races::a_monitor_ends_even_if_its_own_stack_is_watched",
+        &[],
+        || {
+            let Some(monitor) = own_monitor() else { return };
+            until("it sleeps on its stack", || stack_of("udrv-monitor").is_some());
+            let stack = stack_of("udrv-monitor").unwrap();
+            let page = Span::pages(stack, 1, PAGE).unwrap();
+            assert_eq!(monitor.watch(page, || true), Ok(Watched::Yes));
+            drop(monitor);
+        },
+    );
+}
+
+/// Where the stack of the thread of this name is, while it waits in the kernel.
+fn stack_of(name: &str) -> Option<usize> {
+    std::fs::read_dir("/proc/self/task").unwrap().flatten().find_map(|task| {
+        let read = |what| std::fs::read_to_string(task.path().join(what)).unwrap_or_default();
+        // The number of the call and six arguments, then the stack pointer.
+        let pointer = read("syscall").split_whitespace().nth(7)?.strip_prefix("0x")?.to_owned();
+        (read("comm").trim() == name).then(|| usize::from_str_radix(&pointer, 16).ok())?
+    })
 }
