@@ -73,7 +73,7 @@ impl Access {
     }
 
     /// Both.
-    pub(crate) fn union(self, other: Self) -> Self {
+    pub(crate) const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }

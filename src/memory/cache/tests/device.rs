@@ -93,6 +93,14 @@ pub(super) trait Device: Registrar {
 
     /// Whether it sees what the application writes after the registration.
     const LIVE: bool;
+
+    /// It writes a word into memory that was registered for that: a receive.
+    fn receive(&self, handle: &Self::Handle, addr: usize, value: u64);
+
+    /// Whether it finds all that the application sees there, if it can move so much.
+    fn shows(&self, _: &Self::Handle, _: usize, _: usize) -> bool {
+        true
+    }
 }
 
 impl Device for Copying {
@@ -102,4 +110,8 @@ impl Device for Copying {
     }
 
     const LIVE: bool = false;
+
+    fn receive(&self, _: &Copy, _: usize, _: u64) {
+        unreachable!("what it writes, nobody would see");
+    }
 }

@@ -75,6 +75,11 @@ pub(super) fn word(addr: usize) -> u64 {
     unsafe { at::<u64>(addr).read_volatile() }
 }
 
+pub(super) fn set_word(addr: usize, value: u64) {
+    // SAFETY: a test's own mapping.
+    unsafe { at::<u64>(addr).write_volatile(value) };
+}
+
 /// A memfd of `len` bytes.
 pub(super) fn file(len: usize) -> std::fs::File {
     use std::os::fd::FromRawFd;

@@ -10,6 +10,7 @@ mod memory;
 mod model;
 mod process;
 mod races;
+mod rdma;
 mod torture;
 mod uring;
 

@@ -92,13 +92,6 @@ impl Ring {
             file: super::memory::file(4096),
         })))
     }
-
-    /// The device writes a word: a receive.
-    pub(super) fn receive(&self, buffer: &Buffer, addr: usize, value: u64) {
-        let _held = self.0.state.lock().unwrap();
-        self.0.file.write_all_at(&value.to_ne_bytes(), 0).unwrap();
-        self.0.transfer(READ_FIXED, buffer, addr);
-    }
 }
 
 fn register(fd: &OwnedFd, code: u32, what: *const u8, n: u32) -> Result<(), Errno> {
@@ -190,6 +183,12 @@ impl Device for Ring {
     }
 
     const LIVE: bool = true;
+
+    fn receive(&self, buffer: &Buffer, addr: usize, value: u64) {
+        let _held = self.0.state.lock().unwrap();
+        self.0.file.write_all_at(&value.to_ne_bytes(), 0).unwrap();
+        self.0.transfer(READ_FIXED, buffer, addr);
+    }
 }
 
 #[test]
