@@ -12,6 +12,7 @@
 
 mod cq;
 mod device;
+mod events;
 mod library;
 mod memory;
 mod owned;
@@ -20,6 +21,7 @@ mod qp;
 mod ud;
 
 pub(crate) use device::{DeviceList, OpenDevice};
+pub(crate) use events::{About, DeviceEvent};
 pub(crate) use library::present;
 pub(crate) use port::{Gid, GidKind, LinkLayer, Port};
 pub(crate) use qp::{Ah, AhSettings};

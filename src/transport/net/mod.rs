@@ -468,7 +468,7 @@ impl Net {
             self.polls = COOL_POLLS - 1;
             return false;
         }
-        self.shared.arm(core.machine.next_timeout().map(|at| at.max(now + 1)));
+        self.shared.arm(core.next_timeout().map(|at| at.max(now + 1)));
         self.armed = true;
         true
     }
@@ -516,6 +516,13 @@ impl Net {
     /// What its device has done so far.
     fn rdma_counts(&self) -> Option<verbs::RdmaCounts> {
         self.shared.core()?.link.rdma_counts()
+    }
+
+    /// Breaks its queue pair.
+    fn break_queue_pair(&mut self) {
+        if let Some(mut core) = self.shared.core() {
+            core.link.break_queue_pair();
+        }
     }
 
     /// Ends its device without a word to anybody.

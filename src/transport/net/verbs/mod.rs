@@ -9,6 +9,8 @@ mod handles;
 mod hybrid;
 mod introduction;
 mod link;
+mod recovery;
+mod upkeep;
 mod ways;
 
 #[cfg(test)]
@@ -55,7 +57,26 @@ pub(crate) fn open(
     key: &JobKey,
 ) -> Result<Option<Rdma>, Errno> {
     let found = first_that_works(settings, me, qkey(key), (SEND_SLOTS, RECEIVE_SLOTS))?;
-    let Some(Found { choice, port, .. }) = found else { return Ok(None) };
+    let Some(found) = found else { return Ok(None) };
+    Ok(Some(Rdma::new(make(found), settings.clone(), *key, *me)?))
+}
+
+/// The same again for an endpoint whose queue pair broke. Error: why not.
+fn reopen(settings: &RdmaSettings, me: &Address, key: &JobKey) -> Result<Made, String> {
+    let slots = (SEND_SLOTS, RECEIVE_SLOTS);
+    let (found, refused) =
+        if present() { search(settings, me, qkey(key), slots) } else { (None, vec![]) };
+    found.map(make).ok_or_else(|| reasons(&refused))
+}
+
+/// A queue pair, and the device that it is on.
+struct Made {
+    link: UdLink,
+    device: OpenDevice,
+}
+
+fn make(found: Found) -> Made {
+    let Found { choice, device, port } = found;
     let place = place_of(&choice, &port);
     let (sends, completions) = port.is_extended();
     let call = |newer, new, old| if newer { new } else { old };
@@ -70,7 +91,11 @@ pub(crate) fn open(
         call(completions, "ibv_start_poll", "ibv_poll_cq"),
     ));
     let link = UdLink::new(port, place, choice.gid.index, choice.port.service_level);
-    Ok(Some(Rdma::new(link, *key, *me)))
+    Made { link, device }
+}
+
+fn reasons(refused: &[String]) -> String {
+    if refused.is_empty() { "no RDMA device".to_owned() } else { refused.join("; ") }
 }
 
 /// The device that an endpoint at `ip` would have, opened and tried, for `fi_nic`. Errors: ENODEV,
@@ -142,7 +167,7 @@ fn first_that_works(
     if found.is_some() {
         return Ok(found);
     }
-    let what = if refused.is_empty() { "no RDMA device".to_owned() } else { refused.join("; ") };
+    let what = reasons(&refused);
     if settings.policy == RdmaPolicy::Require {
         log::warn(format_args!("FI_UDRV_RDMA=require cannot be met at {me}: {what}"));
         return Err(Errno(libc::ENODEV));
