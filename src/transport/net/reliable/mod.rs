@@ -401,7 +401,7 @@ impl Reliable {
             self.by_peer.resize(peer.index() + 1, 0);
         }
         if let Some(entry) = self.by_peer.get_mut(peer.index()) {
-            *entry = place + 1 | *entry & MET;
+            *entry = (place + 1) | (*entry & MET);
         }
     }
 

@@ -8,6 +8,7 @@ use super::introduction::{
 };
 use super::link::UdLink;
 use super::recovery::Recovery;
+use super::spread::Spread;
 use super::ways::{Opened, Ways};
 use super::{Made, RdmaSettings};
 use crate::sys::event::Epoll;
@@ -68,6 +69,7 @@ pub(crate) struct Rdma {
     /// Why it could not be made anew, as the log has it.
     pub(super) why: String,
     pub(super) settings: RdmaSettings,
+    pub(super) spread: Spread,
     pub(super) ways: Ways<HandleId>,
     pub(super) key: JobKey,
     pub(super) me: Address,
@@ -264,6 +266,7 @@ impl Rdma {
     pub(super) fn new(
         made: Made,
         settings: RdmaSettings,
+        spread: Spread,
         key: JobKey,
         me: Address,
     ) -> Result<Self, Errno> {
@@ -278,6 +281,7 @@ impl Rdma {
             untold: None,
             why: String::new(),
             settings,
+            spread,
             ways: Ways::default(),
             key,
             me,

@@ -10,6 +10,7 @@ mod hybrid;
 mod introduction;
 mod link;
 mod recovery;
+mod spread;
 mod upkeep;
 mod ways;
 
@@ -30,6 +31,7 @@ use crate::transport::net::reliable::tag::JobKey;
 use choice::{Candidate, Choice, Wish, choose};
 use introduction::{Network, Place, qkey};
 use link::UdLink;
+use spread::Spread;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, PoisonError};
 
@@ -56,16 +58,23 @@ pub(crate) fn open(
     me: &Address,
     key: &JobKey,
 ) -> Result<Option<Rdma>, Errno> {
-    let found = first_that_works(settings, me, qkey(key), (SEND_SLOTS, RECEIVE_SLOTS))?;
+    let spread = Spread::new(me.port(), true);
+    let slots = (SEND_SLOTS, RECEIVE_SLOTS);
+    let found = first_that_works(settings, me, spread, qkey(key), slots)?;
     let Some(found) = found else { return Ok(None) };
-    Ok(Some(Rdma::new(make(found), settings.clone(), *key, *me)?))
+    Ok(Some(Rdma::new(make(found), settings.clone(), spread, *key, *me)?))
 }
 
 /// The same again for an endpoint whose queue pair broke. Error: why not.
-fn reopen(settings: &RdmaSettings, me: &Address, key: &JobKey) -> Result<Made, String> {
+fn reopen(
+    settings: &RdmaSettings,
+    me: &Address,
+    spread: Spread,
+    key: &JobKey,
+) -> Result<Made, String> {
     let slots = (SEND_SLOTS, RECEIVE_SLOTS);
     let (found, refused) =
-        if present() { search(settings, me, qkey(key), slots) } else { (None, vec![]) };
+        if present() { search(settings, me, spread, qkey(key), slots) } else { (None, vec![]) };
     found.map(make).ok_or_else(|| reasons(&refused))
 }
 
@@ -123,7 +132,8 @@ pub(crate) fn offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, 
 
 fn find_offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
     let me = Address(std::net::SocketAddr::new(ip, 0));
-    let found = first_that_works(settings, &me, 1, (TRIED_SLOTS, TRIED_SLOTS))?;
+    let spread = Spread::new(0, false);
+    let found = first_that_works(settings, &me, spread, 1, (TRIED_SLOTS, TRIED_SLOTS))?;
     let Some(Found { choice, device, .. }) = found else { return Ok(None) };
     let facts = device.facts()?;
     let infiniband = choice.port.link == LinkLayer::InfiniBand;
@@ -156,6 +166,7 @@ struct Found {
 fn first_that_works(
     settings: &RdmaSettings,
     me: &Address,
+    spread: Spread,
     qkey: u32,
     slots: (u32, u32),
 ) -> Result<Option<Found>, Errno> {
@@ -163,7 +174,7 @@ fn first_that_works(
         return Ok(None);
     }
     let (found, refused) =
-        if present() { search(settings, me, qkey, slots) } else { (None, vec![]) };
+        if present() { search(settings, me, spread, qkey, slots) } else { (None, vec![]) };
     if found.is_some() {
         return Ok(found);
     }
@@ -181,12 +192,13 @@ fn first_that_works(
 fn search(
     settings: &RdmaSettings,
     me: &Address,
+    spread: Spread,
     qkey: u32,
     slots: (u32, u32),
 ) -> (Option<Found>, Vec<String>) {
     let (devices, mut refused) = candidates();
     let list: Vec<Candidate> = devices.iter().map(|(_, candidate)| candidate.clone()).collect();
-    let wish = Wish { nics: &settings.nics, ip: me.0.ip(), spread: me.port() };
+    let wish = Wish { nics: &settings.nics, ip: me.0.ip(), spread };
     let (choices, unfit) = choose(&list, &wish);
     refused.extend(unfit);
     for choice in choices {

@@ -105,7 +105,7 @@ impl Rdma {
     }
 
     fn remake(&mut self, now: u64) {
-        match reopen(&self.settings, &self.me, &self.key) {
+        match reopen(&self.settings, &self.me, self.spread, &self.key) {
             Ok(made) => {
                 self.adopt(made);
                 self.recovery.made(now);
