@@ -20,6 +20,12 @@ pub(crate) fn present() -> bool {
     std::fs::read_dir(CLASS).is_ok_and(|mut entries| entries.next().is_some())
 }
 
+/// True if one of them is called `name`.
+pub(crate) fn shows(name: &str) -> bool {
+    let plain = !name.is_empty() && !name.starts_with('.') && !name.contains('/');
+    plain && std::path::Path::new(CLASS).join(name).exists()
+}
+
 /// Declares the table of functions, each with the version that it is asked for: most have an older
 /// one too, for programs of before 2008.
 macro_rules! table {

@@ -22,7 +22,7 @@ mod ud;
 
 pub(crate) use device::{DeviceList, OpenDevice};
 pub(crate) use events::{About, DeviceEvent};
-pub(crate) use library::present;
+pub(crate) use library::{present, shows};
 pub(crate) use port::{Gid, GidKind, LinkLayer, Port};
 pub(crate) use qp::{Ah, AhSettings};
 pub(crate) use ud::{Arrival, IpVersion, UdCounts, UdPort, UdSettings};

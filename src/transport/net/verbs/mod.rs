@@ -9,6 +9,7 @@ mod handles;
 mod hybrid;
 mod introduction;
 mod link;
+mod named;
 mod recovery;
 mod spread;
 mod upkeep;
@@ -17,6 +18,7 @@ mod ways;
 #[cfg(test)]
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
+pub(crate) use named::{NamedDevice, device_named, insisting};
 
 use crate::config::{NicName, RdmaPolicy};
 use crate::sys::net::{Nic, RdmaFacts};
