@@ -25,6 +25,8 @@ pub(super) struct Glazing {
     /// How often memory is refused, percent.
     pub(super) lend_refusals: u64,
     pub(super) write_refusals: u64,
+    /// How often a write has to wait, percent.
+    pub(super) waits: u64,
 }
 
 impl Glazing {
@@ -39,6 +41,7 @@ impl Glazing {
             ends: 0,
             lend_refusals: 0,
             write_refusals: 0,
+            waits: 0,
         }
     }
 }
@@ -175,6 +178,9 @@ impl Panes {
         glazing: &Glazing,
         rng: &mut Rng,
     ) -> Result<(), SendError> {
+        if rng.percent(glazing.waits) {
+            return Err(SendError::Again);
+        }
         if rng.percent(glazing.write_refusals) {
             return Err(SendError::Unreachable(Errno(libc::EFAULT)));
         }
@@ -229,7 +235,7 @@ impl Panes {
         // No device does that, and nobody relies on it.
         let both_written =
             end.events.iter().take(2).filter(|e| matches!(e, Event::Written { .. })).count() == 2;
-        if both_written && glazing.breaks > 0 && rng.percent(5) {
+        if both_written && glazing.breaks > 0 && rng.percent(20) {
             end.events.swap(0, 1);
         }
         match end.events.pop_front()? {
