@@ -75,6 +75,8 @@ struct End {
     /// The connection that it believes in.
     known: u32,
     held: Vec<Held>,
+    /// The last of them that was written.
+    written: u32,
     /// What it will hear of.
     events: VecDeque<Event>,
 }
@@ -195,6 +197,8 @@ impl Panes {
         let held = end.held.iter().find(|held| held.slot == ticket.slot);
         let held = held.unwrap_or_else(|| panic!("a write into {ticket:?}, which is not lent"));
         assert_eq!((held.part.len(), !held.slot), (payload.len(), ticket.key));
+        assert!(end.written < ticket.slot, "{ticket:?} is written after {}", end.written);
+        end.written = ticket.slot;
         let mut bytes = vec![0; payload.len()];
         payload.copy_out(0, &mut bytes);
         end.events.push_back(Event::Written { slot: ticket.slot, bytes });
