@@ -24,7 +24,7 @@ const LOSSES_MAX: u8 = 3;
 pub(super) struct Lent {
     pub(super) peer: PeerId,
     pub(super) message: Key,
-    offset: usize,
+    pub(super) offset: usize,
     len: usize,
     ticket: Ticket,
     /// It was written, and bytes before it are missing.

@@ -203,12 +203,11 @@ fn a_sender_that_has_declined_says_so_again_of_what_is_lent_before() {
             })
             .collect::<Vec<_>>()
     };
-    // What waits is declined with what fails.
-    let (a, b) = (window(tx, 9, 1400, 700), window(tx, 9, 2100, 700));
-    assert_eq!(declines(&mut world, &[a, b]), [1400]);
-    assert_eq!(declines(&mut world, &[window(tx, 9, 2800, 700)]), []);
-    let (a, b) = (window(tx, 9, 700, 700), window(tx, 9, 0, 700));
-    assert_eq!(declines(&mut world, &[a, b, a]), [0]);
+    // What waits is declined with what fails: of an earlier connection, and lent anew.
+    let [first, second, third, fourth] = [0, 1, 2, 3].map(|n| window(tx, 9, n * 700, 700));
+    assert_eq!(declines(&mut world, &[fourth, third]), [1400]);
+    assert_eq!(declines(&mut world, &[fourth]), []);
+    assert_eq!(declines(&mut world, &[second, first, second]), [0]);
     assert_eq!(world.node(0).engine.counts().declined, 1);
     world.leave(1, Departure::Closed);
     world.settle();

@@ -92,10 +92,11 @@ fn glazing(rng: &mut Rng, push_max: usize) -> Glazing {
         count: rng.pick(&[1, 3, 64]),
         begin: rng.pick(&[&[Ready][..], &[Later], &[No, Later, Ready, Ready]]).to_vec(),
         changes: rng.pick(&[5, 50]),
-        breaks: rng.pick(&[0, 0, 5, 50]),
+        breaks: rng.pick(&[0, 0, 5, 50, 200]),
         ends: rng.pick(&[0, 30]),
         lend_refusals: rng.pick(&[0, 0, 5, 50]),
         write_refusals: rng.pick(&[0, 0, 3, 30]),
+        waits: rng.pick(&[0, 0, 60, 90]),
     }
 }
 
@@ -197,11 +198,12 @@ impl Run {
         let core = &mut nodes[at].as_mut().unwrap().engine.core;
         let net = self.net.borrow();
         let held = |token| net.held(at).any(|held| held.token == token);
+        // What is lent is not there yet, and nobody else was asked for it.
         let out = || core.lent.iter().filter(|(_, lent)| !lent.filled);
         assert_eq!(out().count(), net.held(at).count(), "windows of {at}");
         for (token, lent) in out() {
             let active = core.active.get(lent.message);
-            let right = active.is_some_and(|active| !active.cleared);
+            let right = active.is_some_and(|a| !a.cleared && a.received <= lent.offset);
             assert!(held(token.to_wire()) && right, "{lent:?} of {active:?}");
         }
         let side = &oracle.sides[at];

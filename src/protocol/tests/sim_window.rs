@@ -25,6 +25,8 @@ pub(super) struct Glazing {
     /// How often memory is refused, percent.
     pub(super) lend_refusals: u64,
     pub(super) write_refusals: u64,
+    /// How often a write has to wait, percent.
+    pub(super) waits: u64,
 }
 
 impl Glazing {
@@ -39,6 +41,7 @@ impl Glazing {
             ends: 0,
             lend_refusals: 0,
             write_refusals: 0,
+            waits: 0,
         }
     }
 }
@@ -72,6 +75,8 @@ struct End {
     /// The connection that it believes in.
     known: u32,
     held: Vec<Held>,
+    /// The last of them that was written.
+    written: u32,
     /// What it will hear of.
     events: VecDeque<Event>,
 }
@@ -175,6 +180,9 @@ impl Panes {
         glazing: &Glazing,
         rng: &mut Rng,
     ) -> Result<(), SendError> {
+        if rng.percent(glazing.waits) {
+            return Err(SendError::Again);
+        }
         if rng.percent(glazing.write_refusals) {
             return Err(SendError::Unreachable(Errno(libc::EFAULT)));
         }
@@ -189,6 +197,8 @@ impl Panes {
         let held = end.held.iter().find(|held| held.slot == ticket.slot);
         let held = held.unwrap_or_else(|| panic!("a write into {ticket:?}, which is not lent"));
         assert_eq!((held.part.len(), !held.slot), (payload.len(), ticket.key));
+        assert!(end.written < ticket.slot, "{ticket:?} is written after {}", end.written);
+        end.written = ticket.slot;
         let mut bytes = vec![0; payload.len()];
         payload.copy_out(0, &mut bytes);
         end.events.push_back(Event::Written { slot: ticket.slot, bytes });
@@ -229,7 +239,7 @@ impl Panes {
         // No device does that, and nobody relies on it.
         let both_written =
             end.events.iter().take(2).filter(|e| matches!(e, Event::Written { .. })).count() == 2;
-        if both_written && glazing.breaks > 0 && rng.percent(5) {
+        if both_written && glazing.breaks > 0 && rng.percent(20) {
             end.events.swap(0, 1);
         }
         match end.events.pop_front()? {
