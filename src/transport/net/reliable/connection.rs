@@ -7,7 +7,7 @@ use super::receiving::{Assembly, Early};
 use super::sending::Outgoing;
 use super::tag::SessionKey;
 use super::timers::NEVER;
-use super::{DATAGRAM_START, End, HALF_OPEN_MAX, Shared, Sink};
+use super::{DATAGRAM_LEAST, DATAGRAM_START, End, HALF_OPEN_MAX, Shared, Sink};
 use crate::sys::Errno;
 use crate::transport::{Address, Departure, PeerId};
 use std::collections::VecDeque;
@@ -232,7 +232,7 @@ impl Connection {
         self.streams = hello.features & STREAMS != 0;
         self.windows = hello.features & WINDOWS != 0;
         let ours = shared.settings.datagram_max;
-        self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_START)) as u16);
+        self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_LEAST)) as u16);
         self.credit_end = self.base + u64::from(hello.credit.max(1));
         let mine = (shared.settings.life, self.nonce);
         let theirs = (hello.life, hello.nonce);

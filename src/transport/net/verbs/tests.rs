@@ -68,7 +68,11 @@ impl End {
     }
 
     fn open_with(ip: IpAddr, rdma: RdmaSettings) -> Self {
-        let link = UdpLink::open(&SocketAddr::new(ip, 0), None).unwrap();
+        Self::open_mtu(ip, rdma, None)
+    }
+
+    fn open_mtu(ip: IpAddr, rdma: RdmaSettings, mtu: Option<usize>) -> Self {
+        let link = UdpLink::open(&SocketAddr::new(ip, 0), mtu).unwrap();
         let me = Address(SocketAddr::new(ip, link.port()));
         let settings = NetSettings {
             key: JobKey::from_bytes([7; 16]),
@@ -234,6 +238,40 @@ fn a_sleeper_is_woken_by_the_device() {
 }
 
 mod failures;
+
+/// `cargo test --release --lib verbs::tests::costs_of_datagrams -- --ignored --nocapture`: what long
+/// messages cost where UDP carries less than the device, and all packets have what UDP carries.
+#[test]
+#[ignore = "a measurement"]
+fn costs_of_datagrams() {
+    let Some(ip) = address() else { return };
+    for round in 0..5 {
+        for mtu in [1500, 9000] {
+            let open = || End::open_mtu(ip, settings(RdmaPolicy::Require), Some(mtu));
+            let (mut a, mut b) = (open(), open());
+            let to_b = a.meet(&b);
+            let mut transfer = |len: usize, count: usize| {
+                let (mut sent, before) = (0, b.got.messages.len());
+                let start = Instant::now();
+                assert!(within(60, || {
+                    if sent < count && a.send(to_b, 1, len) {
+                        sent += 1;
+                    }
+                    a.poll();
+                    b.poll();
+                    b.got.messages.len() - before == count
+                }));
+                (len * count) as f64 / start.elapsed().as_secs_f64() / 1e6
+            };
+            transfer(60_000, 50);
+            let (short, long) = (transfer(16_384, 600), transfer(65_000, 150));
+            let packets = a.rdma().datagrams.sent;
+            println!(
+                "{round}: MTU {mtu}: 16 KiB {short:.1} MB/s, 64 KiB {long:.1} MB/s, {packets} packets"
+            );
+        }
+    }
+}
 
 #[test]
 fn what_is_not_there_is_not_offered() {
