@@ -20,7 +20,7 @@ use crate::memory::SegmentList;
 use crate::sys::event::Epoll;
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
-use bulk::{BULK_CONTROL, Bulk, BulkSink};
+use bulk::{BULK_CONTROL, Bulk, BulkSink, CONTROL_LEN};
 use link::Link;
 use reliable::tag::JobKey;
 use reliable::{Reliable, Settings, Sink};
@@ -152,7 +152,7 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
         if let [STREAM_BROKEN, 0, 0, 0, number @ ..] = header {
             return self.on_broken(inner, number);
         }
-        if header.first() == Some(&BULK_CONTROL) {
+        if header.len() == CONTROL_LEN && header.first() == Some(&BULK_CONTROL) {
             return self.on_control(inner, header);
         }
         if let Some(peer) = self.numbers.outer(inner) {
