@@ -43,6 +43,12 @@ enum fi_udrv_cause {
     FI_UDRV_CAUSE_RECEIVER_REFUSED = 10,
     // The peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds: FI_ETIMEDOUT.
     FI_UDRV_CAUSE_PEER_SILENT = 11,
+    // The target of a one-sided operation has no region with this key: FI_EKEYREJECTED.
+    FI_UDRV_CAUSE_KEY_REJECTED = 12,
+    // The target's region does not reach so far, or does not allow this: FI_EACCES.
+    FI_UDRV_CAUSE_ACCESS_DENIED = 13,
+    // The target could not reach the initiator's buffer.
+    FI_UDRV_CAUSE_TARGET_FAILED = 14,
 };
 
 // What an endpoint has done since it was enabled.

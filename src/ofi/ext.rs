@@ -46,6 +46,12 @@ pub enum fi_udrv_cause {
     ReceiverRefused = 10,
     /// The peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds: FI_ETIMEDOUT.
     PeerSilent = 11,
+    /// The target of a one-sided operation has no region with this key: FI_EKEYREJECTED.
+    KeyRejected = 12,
+    /// The target's region does not reach so far, or does not allow this: FI_EACCES.
+    AccessDenied = 13,
+    /// The target could not reach the initiator's buffer.
+    TargetFailed = 14,
 }
 
 /// What an endpoint has done since it was enabled.
@@ -193,6 +199,9 @@ mod tests {
             (c::SenderUnreadable, Cause::SenderUnreadable),
             (c::ReceiverRefused, Cause::ReceiverRefused),
             (c::PeerSilent, Cause::PeerSilent),
+            (c::KeyRejected, Cause::KeyRejected),
+            (c::AccessDenied, Cause::AccessDenied),
+            (c::TargetFailed, Cause::TargetFailed),
         ];
         for (ours, theirs) in pairs {
             assert_eq!(ours as i32, theirs as i32, "{ours:?}");

@@ -23,9 +23,11 @@ use attributes::Attributes;
 use hints::Hints;
 use libfabric_sys::{
     FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EINVAL, FI_ENODATA, FI_ENOMEM,
-    FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV, FI_ORDER_SAS,
-    FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_RECV, FI_REMOTE_COMM, FI_SEND, FI_SOURCE, FI_TAGGED,
-    FI_TRANSMIT_COMPLETE, fi_info,
+    FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV, FI_ORDER_RAR,
+    FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW, FI_ORDER_RMA_WAW, FI_ORDER_SAS, FI_ORDER_WAW,
+    FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ,
+    FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE,
+    FI_WRITE, fi_info,
 };
 use place::Place;
 use std::ffi::{c_char, c_int};
@@ -42,10 +44,19 @@ pub(crate) const PROTOCOL_VERSION: u32 = 1;
 /// FI_REMOTE_COMM is granted to those who ask, and not offered to others: Open MPI insists on it.
 pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | DOMAIN_CAPS;
 /// Those of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
-pub(crate) const TX_CAPS: u64 = FI_MSG | FI_TAGGED | FI_SEND | FI_FENCE;
+pub(crate) const TX_CAPS: u64 =
+    FI_MSG | FI_TAGGED | FI_RMA | FI_SEND | FI_READ | FI_WRITE | FI_FENCE;
 /// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
-pub(crate) const RX_CAPS: u64 =
-    FI_MSG | FI_TAGGED | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE;
+pub(crate) const RX_CAPS: u64 = FI_MSG
+    | FI_TAGGED
+    | FI_RMA
+    | FI_RECV
+    | FI_REMOTE_READ
+    | FI_REMOTE_WRITE
+    | FI_MULTI_RECV
+    | FI_DIRECTED_RECV
+    | FI_SOURCE
+    | FI_RMA_EVENT;
 /// Capabilities of a domain, of which fi_domain(3) knows only these.
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
 
@@ -54,15 +65,24 @@ pub(crate) const TX_OP_FLAGS: u64 =
     FI_INJECT | FI_COMPLETION | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
 /// Default operation flags that a receive context may have.
 pub(crate) const RX_OP_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
-/// Message orders that are kept.
-pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS;
+/// Message orders that are kept: messages among themselves, and of one-sided operations all but
+/// writes after reads.
+pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS
+    | FI_ORDER_RAR
+    | FI_ORDER_RAW
+    | FI_ORDER_WAW
+    | FI_ORDER_RMA_RAR
+    | FI_ORDER_RMA_RAW
+    | FI_ORDER_RMA_WAW;
 
 /// Longest message of `fi_inject`, bytes.
 pub(crate) const INJECT_SIZE: usize = 4096;
 /// Elements of a scatter-gather list.
 pub(crate) const IOV_LIMIT: usize = 4;
-/// Elements of a remote scatter-gather list: there is no RMA.
-pub(crate) const RMA_IOV_LIMIT: usize = 0;
+/// Elements of a remote scatter-gather list.
+pub(crate) const RMA_IOV_LIMIT: usize = crate::protocol::MAX_RANGES;
+/// Parts of a memory region.
+pub(crate) const MR_IOV_LIMIT: usize = crate::memory::MAX_SEGMENTS;
 /// Size of a transmit or receive context when none is asked for, operations.
 pub(crate) const CONTEXT_SIZE: usize = 1024;
 /// Bytes of remote CQ data.

@@ -28,6 +28,7 @@ impl Core {
         self.outbox.retain(|(to, _)| *to != peer);
         self.fail_sends(peer, error, cause, host);
         self.fail_rendezvous_receives(peer, error, cause, host);
+        self.end_rma(peer, error, cause, host);
         self.lose_unexpected(peer, error);
         self.pushed.forget(peer);
         if departure != Departure::Closed {

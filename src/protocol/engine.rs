@@ -4,6 +4,7 @@ use super::index_list::{IndexList, Key};
 use super::packet::Packet;
 use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, MultiBuffer, Posted, Unexpected};
+use super::rma::{Rma, RmaPacket};
 use super::send::TxRequest;
 use super::windows::{Due, Lent};
 use super::{Cause, Host, UNKNOWN_SOURCE};
@@ -119,6 +120,8 @@ pub(super) struct Core {
     pub(super) outbox: VecDeque<(PeerId, Packet)>,
     /// Peers that died and have not been heard of since, and how operations on them end.
     pub(super) dead: Vec<(PeerId, i32, Cause)>,
+    /// One-sided operations.
+    pub(super) rma: Rma,
     pub(super) counts: Counts,
     pub(super) pressure: bool,
     /// Bytes were announced that may come by stream.
@@ -206,6 +209,9 @@ impl<H: Host> Handler for Delivery<'_, H> {
                 self.core.on_window(peer, tx, rx, offset, len, ticket);
             }
             Some(Packet::Decline { rx, offset }) => self.core.on_decline(peer, rx, offset),
+            None if RmaPacket::is_one(header) => {
+                self.core.on_rma(peer, header, payload, self.host);
+            }
             None => self.core.counts.dropped += 1,
         }
     }
@@ -285,6 +291,7 @@ impl<I: Iface> Engine<I> {
                 due: VecDeque::new(),
                 outbox: VecDeque::new(),
                 dead: Vec::new(),
+                rma: Rma::default(),
                 counts: Counts::default(),
                 pressure: false,
                 attentive: false,
@@ -335,7 +342,9 @@ impl<I: Iface> Engine<I> {
 
     /// Messages the application believes sent, or answers a peer waits for, are still here.
     pub(crate) fn has_unsent(&self) -> bool {
-        !self.core.outbox.is_empty() || self.core.tx.iter().any(|(_, tx)| tx.is_owned())
+        !self.core.outbox.is_empty()
+            || self.core.tx.iter().any(|(_, tx)| tx.is_owned())
+            || self.core.rma.has_unsent()
     }
 
     #[cold]
@@ -345,6 +354,9 @@ impl<I: Iface> Engine<I> {
         n += self.advance_writes();
         n += self.flush_outbox(host);
         n += self.advance_deferred(host);
+        if self.core.rma.has_work() {
+            n += self.advance_rma(host);
+        }
         self.update_pressure();
         n
     }
@@ -374,6 +386,7 @@ impl Core {
             || !self.streams.is_empty()
             || !self.due.is_empty()
             || !self.deferred.is_empty()
+            || self.rma.has_work()
             || self.pressure
             || self.unexpected_bytes > self.limits.unexpected_max
     }
@@ -385,6 +398,7 @@ impl Core {
         state.outstanding > 0
             || state.deferred > 0
             || self.active.iter().any(|(_, active)| active.peer == peer)
+            || self.rma.awaits(peer)
             || state.source != UNKNOWN_SOURCE && self.posted.first_few().any(from_it)
     }
 }
@@ -400,13 +414,15 @@ impl<I: Iface> Engine<I> {
             || core.streams.iter().filter_map(receiver).any(silent)
             || core.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
             || core.deferred_starved && core.deferred.iter().filter_map(receiver).any(silent)
+            || core.rma.is_busy(silent)
     }
 }
 
 impl<I> Engine<I> {
     /// Sends that may still pend.
     pub(crate) fn room_for_sends(&self) -> usize {
-        self.core.limits.tx_max.saturating_sub(self.core.tx.len())
+        let pending = self.core.tx.len() + self.core.rma.pending();
+        self.core.limits.tx_max.saturating_sub(pending)
     }
 
     /// Receives that may still be posted.

@@ -29,7 +29,7 @@ pub(super) enum Step {
 }
 
 /// Whether an attach that failed this way may still work by another way.
-fn is_refusal(errno: Errno) -> bool {
+pub(super) fn is_refusal(errno: Errno) -> bool {
     matches!(errno.0, libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EOPNOTSUPP)
 }
 

@@ -15,6 +15,8 @@ mod multi_receive;
 mod oracle;
 mod property;
 mod rendezvous;
+mod rma;
+mod rma_property;
 mod rng;
 mod sim;
 mod sim_stream;

@@ -8,7 +8,9 @@ use super::rng::{Rng, payload};
 use super::sim_stream::{Flow, Step, Way};
 use super::sim_window::{self, Glazing, Held, Panes};
 use crate::memory::SegmentList;
+use crate::memory::keys::Right;
 use crate::protocol::packet::{Envelope, Packet};
+use crate::protocol::rma::RmaPacket;
 use crate::protocol::{Completion, Failure};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
@@ -119,6 +121,13 @@ pub(super) enum What {
     },
     Completed(Completion),
     Failed(Failure),
+    /// A peer has reached memory of ours.
+    Accessed {
+        right: Right,
+        len: usize,
+        data: Option<u64>,
+        source: u64,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -359,7 +368,8 @@ impl Net {
         mut pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         assert!(header.len() <= MAX_HEADER);
-        let Some(packet) = Packet::decode(header) else { panic!("{me} sends {header:?}") };
+        let packet = Packet::decode(header);
+        assert!(packet.is_some() || RmaPacket::decode(header).is_some(), "{me} sends {header:?}");
         let admitted = self.admit(me, peer);
         let mut bytes = vec![0; len];
         if admitted.is_ok() {
@@ -367,11 +377,12 @@ impl Net {
         }
         let message = match admitted {
             Err(SendError::Again) => None,
-            _ => self.take_expected(me, peer, &packet, admitted.is_ok().then_some(&bytes)),
+            _ => packet
+                .and_then(|p| self.take_expected(me, peer, &p, admitted.is_ok().then_some(&bytes))),
         };
         match (admitted, message) {
             (Ok(link), Some(message)) => {
-                let rendezvous = matches!(packet, Packet::Rts { .. });
+                let rendezvous = matches!(packet, Some(Packet::Rts { .. }));
                 let pressed = self.places[peer].pressure && !self.links[link].broken;
                 self.note(me, What::Sent { message, link, rendezvous, pressed });
             }
