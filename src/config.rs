@@ -27,6 +27,25 @@ pub(crate) enum RdmaPolicy {
     Require,
 }
 
+/// How registrations of the application's memory are kept (FI_UDRV_CACHE).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CachePolicy {
+    /// Until the kernel tells that their addresses map something else.
+    Userfaultfd,
+    /// Not at all: each transfer registers for itself.
+    Off,
+}
+
+/// FI_UDRV_CACHE and what belongs to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CacheSettings {
+    pub(crate) policy: CachePolicy,
+    /// FI_UDRV_CACHE_BYTES or FI_MR_CACHE_MAX_SIZE; `None`: what the machine allows.
+    pub(crate) bytes: Option<usize>,
+    /// FI_UDRV_CACHE_COUNT or FI_MR_CACHE_MAX_COUNT.
+    pub(crate) count: usize,
+}
+
 /// A name of FI_UDRV_NIC: a device, and perhaps one port of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct NicName {
@@ -133,6 +152,22 @@ pub(crate) const VARIABLES: &[Variable] = &[
         name: "STREAMS",
         help: "TCP connections that an endpoint makes at most for long messages to peers of other nodes, 0 to 65536; 0: it takes none either (default: 256)",
     },
+    Variable {
+        name: "RC_CONNECTIONS",
+        help: "Connected RDMA queue pairs that an endpoint has at most, for long messages, 0 to 65536; 0: they go as datagrams (default: 128)",
+    },
+    Variable {
+        name: "CACHE",
+        help: "How registrations of memory with RDMA devices are kept: userfaultfd (until their addresses change), or off (each transfer registers for itself) (default: userfaultfd, or what FI_MR_CACHE_MONITOR says)",
+    },
+    Variable {
+        name: "CACHE_BYTES",
+        help: "Memory that an endpoint keeps registered at most, bytes, 0 to 2^62 (default: FI_MR_CACHE_MAX_SIZE if set, else what the machine allows)",
+    },
+    Variable {
+        name: "CACHE_COUNT",
+        help: "Registrations that an endpoint keeps at most, 0 to 16777216 (default: FI_MR_CACHE_MAX_COUNT if set, else 1024)",
+    },
 ];
 
 /// A value that no log may show.
@@ -180,6 +215,10 @@ pub(crate) struct Config {
     pub(crate) rdma: RdmaPolicy,
     /// FI_UDRV_NIC; empty: any
     pub(crate) nics: Vec<NicName>,
+    /// FI_UDRV_RC_CONNECTIONS
+    pub(crate) rc_connections: usize,
+    /// FI_UDRV_CACHE, FI_UDRV_CACHE_BYTES, FI_UDRV_CACHE_COUNT
+    pub(crate) cache: CacheSettings,
 }
 
 impl Default for Config {
@@ -201,6 +240,8 @@ impl Default for Config {
             streams: 256,
             rdma: RdmaPolicy::Auto,
             nics: Vec::new(),
+            rc_connections: 128,
+            cache: CacheSettings { policy: CachePolicy::Userfaultfd, bytes: None, count: 1024 },
         }
     }
 }
@@ -208,18 +249,19 @@ impl Default for Config {
 impl Config {
     /// From the environment of this process. Where a value makes no sense the default stays.
     pub(crate) fn from_environment() -> Self {
-        Self::from_lookup(environment, |_, _, _| ())
+        Self::from_lookup(environment, of_libfabric, |_, _, _| ())
     }
 
     /// Names the values that make no sense in the log; called once, when udrv is loaded.
     pub(crate) fn check_environment() {
-        Self::from_lookup(environment, |name, text, wanted| {
+        Self::from_lookup(environment, of_libfabric, |name, text, wanted| {
             log::warn(format_args!("FI_UDRV_{name}={text} ignored: it must be {wanted}"));
         });
     }
 
     fn from_lookup(
         lookup: impl Fn(&str) -> Option<String>,
+        of_libfabric: impl Fn(&str) -> Option<String>,
         complain: impl Fn(&str, &str, &str),
     ) -> Self {
         let mut config = Self::default();
@@ -248,6 +290,26 @@ impl Config {
         size("RX_MAX", 1, 1 << 24, &mut config.rx_max);
         size("NET_BUFFER", 1 << 20, 16 << 30, &mut config.net_buffer);
         size("STREAMS", 0, 65536, &mut config.streams);
+        size("RC_CONNECTIONS", 0, 65536, &mut config.rc_connections);
+        let cache = &mut config.cache;
+        // Those of libfabric's own cache (fi_mr(3)) say what ours does not: who sets them means any.
+        // Where they make no sense libfabric complains.
+        let count = |name: &str| of_libfabric(name)?.trim().parse::<usize>().ok();
+        cache.bytes = count("MR_CACHE_MAX_SIZE");
+        cache.count = count("MR_CACHE_MAX_COUNT").unwrap_or(cache.count);
+        if of_libfabric("MR_CACHE_MONITOR").is_some_and(|text| text.trim() == "disabled") {
+            cache.policy = CachePolicy::Off;
+        }
+        let bytes = number("CACHE_BYTES", 0, 1 << 62).map(|bytes| bytes as usize);
+        cache.bytes = bytes.or(cache.bytes);
+        size("CACHE_COUNT", 0, 1 << 24, &mut cache.count);
+        if let Some(text) = lookup("CACHE") {
+            match text.trim().to_ascii_lowercase().as_str() {
+                "userfaultfd" | "1" => cache.policy = CachePolicy::Userfaultfd,
+                "off" | "0" => cache.policy = CachePolicy::Off,
+                _ => complain("CACHE", &text, "userfaultfd or off"),
+            }
+        }
         config.spin_us = number("SPIN_US", 0, 1_000_000).unwrap_or(config.spin_us);
         config.mtu = number("MTU", 576, 65535).map(|bytes| bytes as usize);
         config.peer_timeout_s = number("PEER_TIMEOUT", 1, 86400).unwrap_or(config.peer_timeout_s);
@@ -288,14 +350,22 @@ fn environment(name: &str) -> Option<String> {
     std::env::var_os(format!("FI_UDRV_{name}")).map(|text| text.to_string_lossy().into_owned())
 }
 
+/// A variable of libfabric's own.
+fn of_libfabric(name: &str) -> Option<String> {
+    std::env::var(format!("FI_{name}")).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn with(pairs: &[(&str, &str)]) -> (Config, usize) {
         let complaints = std::cell::Cell::new(0);
+        let find =
+            |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
         let config = Config::from_lookup(
-            |name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()),
+            find,
+            |name| find(&format!("FI_{name}")),
             |_, _, _| complaints.set(complaints.get() + 1),
         );
         (config, complaints.get())
@@ -319,6 +389,7 @@ mod tests {
             ("NET_BUFFER", "1048576"),
             ("RDMA", "Require"),
             ("NIC", "mlx5_0, rxe0:2"),
+            ("RC_CONNECTIONS", "0"),
         ]);
         assert_eq!(config.eager_max, 100);
         assert_eq!(config.cma, CmaPolicy::Off);
@@ -328,10 +399,31 @@ mod tests {
         assert!(!format!("{network:?}").contains("between us"));
         assert_eq!((network.shm, network.net, network.mtu), (false, false, Some(9000)));
         assert_eq!((network.peer_timeout_s, network.net_buffer), (5, 1 << 20));
-        assert_eq!(network.rdma, RdmaPolicy::Require);
+        assert_eq!((network.rdma, network.rc_connections), (RdmaPolicy::Require, 0));
         let nics: Vec<String> = network.nics.iter().map(ToString::to_string).collect();
         assert_eq!(nics, ["mlx5_0", "rxe0:2"]);
         assert_eq!((complaints, more), (0, 0));
+    }
+
+    #[test]
+    fn our_cache_heeds_what_is_said_of_libfabrics() {
+        let cache = |pairs: &[(&str, &str)]| {
+            let (config, complaints) = with(pairs);
+            assert_eq!(complaints, 0);
+            (config.cache.policy, config.cache.bytes, config.cache.count)
+        };
+        let theirs = [
+            ("FI_MR_CACHE_MONITOR", "disabled"),
+            ("FI_MR_CACHE_MAX_SIZE", "1000000"),
+            ("FI_MR_CACHE_MAX_COUNT", "0"),
+        ];
+        assert_eq!(cache(&theirs), (CachePolicy::Off, Some(1_000_000), 0));
+        let ours = [("CACHE", "Userfaultfd"), ("CACHE_BYTES", "0"), ("CACHE_COUNT", "7")];
+        assert_eq!(cache(&ours), (CachePolicy::Userfaultfd, Some(0), 7));
+        assert_eq!(cache(&[&theirs[..], &ours[..]].concat()), cache(&ours));
+        let vague = [("FI_MR_CACHE_MONITOR", "memhooks"), ("FI_MR_CACHE_MAX_SIZE", "-1")];
+        assert_eq!(cache(&vague), cache(&[]));
+        assert_eq!(cache(&[("CACHE", "off")]).0, CachePolicy::Off);
     }
 
     #[test]
@@ -348,8 +440,11 @@ mod tests {
             ("NET_BUFFER", "64M"),
             ("RDMA", "yes"),
             ("NIC", "a:0"),
+            ("CACHE", "memhooks"),
+            ("CACHE_COUNT", "99999999"),
+            ("RC_CONNECTIONS", "65537"),
         ]);
-        assert_eq!(nonsense, (Config::default(), 11));
+        assert_eq!(nonsense, (Config::default(), 14));
     }
 
     #[test]

@@ -65,8 +65,15 @@ struct fi_udrv_counts {
     uint64_t surplus;
     // Bytes of rendezvous messages that this endpoint sent by stream.
     uint64_t stream_bytes;
-    // Messages whose stream broke while this endpoint received them, and that went on as fragments.
+    // Messages whose stream or windows failed while this endpoint received them, and that went on as
+    // fragments.
     uint64_t resumed;
+    // Bytes of rendezvous messages that this endpoint wrote into windows of its peers (RDMA).
+    uint64_t window_bytes;
+    // Windows that this endpoint had lent to peers when their connection ended.
+    uint64_t windows_lost;
+    // Messages that this endpoint could not write into the windows it was lent.
+    uint64_t declined;
 };
 
 // Operations on an endpoint, through

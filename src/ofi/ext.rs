@@ -70,8 +70,15 @@ pub struct fi_udrv_counts {
     pub surplus: u64,
     /// Bytes of rendezvous messages that this endpoint sent by stream.
     pub stream_bytes: u64,
-    /// Messages whose stream broke while this endpoint received them, and that went on as fragments.
+    /// Messages whose stream or windows failed while this endpoint received them, and that went on as
+    /// fragments.
     pub resumed: u64,
+    /// Bytes of rendezvous messages that this endpoint wrote into windows of its peers (RDMA).
+    pub window_bytes: u64,
+    /// Windows that this endpoint had lent to peers when their connection ended.
+    pub windows_lost: u64,
+    /// Messages that this endpoint could not write into the windows it was lent.
+    pub declined: u64,
 }
 
 /// Operations on an endpoint, through
@@ -152,6 +159,9 @@ unsafe fn counts_of(ep: *mut fid_ep) -> Result<fi_udrv_counts, i32> {
         surplus: counts.surplus,
         stream_bytes: counts.stream_bytes,
         resumed: counts.resumed,
+        window_bytes: counts.window_bytes,
+        windows_lost: counts.windows_lost,
+        declined: counts.declined,
     })
 }
 

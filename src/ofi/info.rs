@@ -189,7 +189,7 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
 
 /// The RDMA device that an endpoint at `place` would use beside its interface.
 fn rdma_device(place: &Place, config: &Config) -> Result<Option<Nic>, Refusal> {
-    let settings = RdmaSettings { policy: config.rdma, nics: config.nics.clone() };
+    let settings = RdmaSettings::of(config);
     verbs::offer(&settings, place.source.0.ip()).map_err(|_| {
         Refusal::new("FI_UDRV_RDMA", "require", "no RDMA device that works for this address")
     })

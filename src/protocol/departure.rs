@@ -41,6 +41,8 @@ impl Core {
     }
 
     fn fail_sends(&mut self, peer: PeerId, error: i32, cause: Cause, host: &mut impl Host) {
+        let Self { tx, due, .. } = self;
+        due.retain(|due| tx.get(due.tx).is_some_and(|request| request.peer != peer));
         let keys: Vec<Key> = self.tx.keys_where(|request| request.peer == peer);
         for key in keys {
             self.streams.retain(|k| *k != key);
@@ -64,6 +66,9 @@ impl Core {
         cause: Cause,
         host: &mut impl Host,
     ) {
+        for key in self.lent.keys_where(|lent| lent.peer == peer) {
+            self.lent.remove(key);
+        }
         for key in self.active.keys_where(|active| active.peer == peer) {
             self.pulls.retain(|k| *k != key);
             let Some(active) = self.active.remove(key) else { continue };

@@ -5,6 +5,7 @@ use super::packet::Packet;
 use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, MultiBuffer, Posted, Unexpected};
 use super::send::TxRequest;
+use super::windows::{Due, Lent};
 use super::{Cause, Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
 use crate::transport::{Address, Departure, Handler, Iface, PeerId, StreamEnd};
@@ -35,8 +36,14 @@ pub(crate) struct Counts {
     pub(crate) pushed_bytes: u64,
     pub(crate) fragment_bytes: u64,
     pub(crate) stream_bytes: u64,
-    /// Messages whose stream broke, and that went on as fragments.
+    /// Messages whose stream or windows failed, and that went on as fragments.
     pub(crate) resumed: u64,
+    /// Bytes that this endpoint wrote into windows of its peers.
+    pub(crate) window_bytes: u64,
+    /// Windows that this endpoint had lent when their connection ended.
+    pub(crate) windows_lost: u64,
+    /// Messages that this endpoint could not write into the windows it was lent.
+    pub(crate) declined: u64,
     pub(crate) dropped: u64,
     /// Pushed packets that the receive had no room for, or whose message was discarded.
     pub(crate) surplus: u64,
@@ -104,7 +111,11 @@ pub(super) struct Core {
     pub(super) pushed: PushedMessages,
     /// Rendezvous receives that are ours to move.
     pub(super) pulls: VecDeque<Key>,
-    /// Answers to peers; one per pending request at most.
+    /// Parts of receives that their senders may write. The key of each is its token.
+    pub(super) lent: IndexList<Lent>,
+    /// Windows of peers that our bytes are to be written into, in order.
+    pub(super) due: VecDeque<Due>,
+    /// Answers to peers; one per pending request at most, and one for each window that is lent.
     pub(super) outbox: VecDeque<(PeerId, Packet)>,
     /// Peers that died and have not been heard of since, and how operations on them end.
     pub(super) dead: Vec<(PeerId, i32, Cause)>,
@@ -191,6 +202,10 @@ impl<H: Host> Handler for Delivery<'_, H> {
             }
             Some(Packet::PutDone { rx }) => self.core.on_put_done(peer, rx, self.host),
             Some(Packet::Fin { tx, status }) => self.core.on_fin(peer, tx, status, self.host),
+            Some(Packet::Window { tx, rx, offset, len, ticket }) => {
+                self.core.on_window(peer, tx, rx, offset, len, ticket);
+            }
+            Some(Packet::Decline { rx, offset }) => self.core.on_decline(peer, rx, offset),
             None => self.core.counts.dropped += 1,
         }
     }
@@ -211,6 +226,14 @@ impl<H: Host> Handler for Delivery<'_, H> {
             StreamEnd::Outgoing => self.core.park_streamed(peer),
             StreamEnd::Incoming => self.core.resume_streamed(peer),
         }
+    }
+
+    fn on_filled(&mut self, peer: PeerId, token: u64) {
+        self.core.on_filled(peer, token, self.host);
+    }
+
+    fn on_windows_lost(&mut self, peer: PeerId) {
+        self.core.lose_windows(peer);
     }
 
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {
@@ -258,6 +281,8 @@ impl<I: Iface> Engine<I> {
                 active: IndexList::default(),
                 pushed: PushedMessages::default(),
                 pulls: VecDeque::new(),
+                lent: IndexList::default(),
+                due: VecDeque::new(),
                 outbox: VecDeque::new(),
                 dead: Vec::new(),
                 counts: Counts::default(),
@@ -317,6 +342,7 @@ impl<I: Iface> Engine<I> {
     fn advance(&mut self, host: &mut impl Host) -> usize {
         let mut n = self.advance_pulls(host);
         n += self.advance_streams(host);
+        n += self.advance_writes();
         n += self.flush_outbox(host);
         n += self.advance_deferred(host);
         self.update_pressure();
@@ -346,6 +372,7 @@ impl Core {
         !self.outbox.is_empty()
             || !self.pulls.is_empty()
             || !self.streams.is_empty()
+            || !self.due.is_empty()
             || !self.deferred.is_empty()
             || self.pressure
             || self.unexpected_bytes > self.limits.unexpected_max
@@ -371,6 +398,7 @@ impl<I: Iface> Engine<I> {
         !core.pulls.is_empty()
             || core.outbox.iter().any(|(peer, _)| silent(*peer))
             || core.streams.iter().filter_map(receiver).any(silent)
+            || core.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
             || core.deferred_starved && core.deferred.iter().filter_map(receiver).any(silent)
     }
 }

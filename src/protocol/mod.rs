@@ -16,6 +16,7 @@ mod send;
 mod streamed;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 pub(crate) use engine::{Engine, Limits};
 pub(crate) use receive::{PeekAction, ReceiveOp};

@@ -5,7 +5,7 @@ use super::index_list::Key;
 use super::packet::{Envelope, Packet, Ranges};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
 use crate::memory::{OwnedBuffer, SegmentList};
-use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError};
+use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
 
 /// A send as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +72,10 @@ pub(super) enum TxState {
     Streaming { rx: u64, offset: usize, end: usize },
     /// Released by a CTS: written into the receiver's ranges from `offset` to `end`.
     Pushing { rx: u64, offset: usize, end: usize, ranges: Ranges },
+    /// The receiver lends windows, `queued` of which wait for their bytes.
+    Writing { rx: u64, queued: u8 },
+    /// Nothing is written into windows from `from` on; the receiver has to ask for it otherwise.
+    Declined { rx: u64, from: usize },
 }
 
 /// A send that is not complete when its call returns.
@@ -241,9 +245,13 @@ impl<I: Iface> Engine<I> {
         let segments = request.payload.segments();
         let peer = request.peer;
         let caps = self.iface.caps(peer);
-        let streams = streams(&mut self.iface, &caps, peer, segments.len());
+        // What the receiver lends windows for does not leave before.
+        let windows = caps.window_max > 0
+            && segments.len() >= caps.window_min
+            && self.iface.windows(peer) != Windows::No;
+        let streams = !windows && streams(&mut self.iface, &caps, peer, segments.len());
         request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
-        if caps.push_max > 0 && !self.iface.under_pressure(peer) {
+        if caps.push_max > 0 && !windows && !self.iface.under_pressure(peer) {
             let pushed = segments.len().min(caps.push_max);
             let packet = Packet::Rts {
                 envelope: request.envelope,
@@ -272,7 +280,11 @@ impl<I: Iface> Engine<I> {
             tx: key.to_wire(),
             len: segments.len() as u64,
             pushed: 0,
-            ranges: if caps.one_sided { Ranges::new(segments.ranges()) } else { Ranges::NONE },
+            ranges: if caps.one_sided && !windows {
+                Ranges::new(segments.ranges())
+            } else {
+                Ranges::NONE
+            },
         };
         self.iface.am_short(request.peer, packet.encode().as_slice(), 0, |_, _| ())?;
         self.core.counts.rendezvous_sent += 1;

@@ -17,6 +17,30 @@ pub(crate) fn page_size() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
+/// Bytes of memory, and processors, that the machine has.
+pub(crate) fn machine() -> (usize, usize) {
+    // SAFETY: these names need nothing; -1 where the system does not know.
+    let (pages, processors) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_NPROCESSORS_ONLN)) };
+    let bytes = usize::try_from(pages).unwrap_or(0).saturating_mul(page_size());
+    (bytes, usize::try_from(processors).unwrap_or(1).max(1))
+}
+
+/// Bytes that this process may lock or have pinned by devices; `None`: any number.
+pub(crate) fn locked_memory_limit() -> Option<usize> {
+    const CAP_IPC_LOCK: u32 = 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    if effective.is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1) {
+        return None;
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live local.
+    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    (limit.rlim_cur != libc::RLIM_INFINITY).then(|| usize::try_from(limit.rlim_cur).unwrap_or(0))
+}
+
 /// Tells a process from the children that it forks, at the cost of reading a word.
 #[derive(Debug)]
 pub(crate) struct ForkMark(NonNull<AtomicI32>);
@@ -57,6 +81,18 @@ impl Drop for ForkMark {
         // SAFETY: exactly the page that `new` mapped; nothing refers to it any more.
         unsafe { libc::munmap(self.0.as_ptr().cast(), page_size()) };
     }
+}
+
+/// Whether the kernel is of this version or a later one.
+pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    version_of(&release).is_some_and(|version| version >= (major, minor))
+}
+
+/// The first two numbers of a release such as `6.1.0-18-amd64`.
+fn version_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 /// The effective user id.
@@ -139,6 +175,14 @@ mod tests {
     use super::*;
     use crate::sys::event::wait_readable;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn kernels_have_an_order() {
+        assert!(kernel_is_at_least(3, 10) && !kernel_is_at_least(1000, 0));
+        assert_eq!(version_of("6.1.0-18-amd64"), Some((6, 1)));
+        assert_eq!(version_of("5.12-rc1"), Some((5, 12)));
+        assert_eq!((version_of(""), version_of("six.one"), version_of("6")), (None, None, None));
+    }
 
     #[test]
     fn a_zombie_is_not_running() {

@@ -12,7 +12,8 @@
 
 use crate::{
     ibv_ah, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_port_attr,
-    ibv_qp, ibv_qp_ex, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_wc, verbs_context,
+    ibv_qp, ibv_qp_ex, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc,
+    verbs_context,
 };
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::offset_of;
@@ -137,6 +138,20 @@ pub unsafe fn ibv_post_recv(
 ) -> c_int {
     // SAFETY: the caller vouches.
     unsafe { (*(*qp).context).ops.post_recv.map_or(EOPNOTSUPP, |post| post(qp, wr, bad)) }
+}
+
+/// 0 or an error number; then `bad` is the first request that was not taken.
+///
+/// # Safety
+/// See the module.
+#[inline]
+pub unsafe fn ibv_post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller vouches.
+    unsafe { (*(*srq).context).ops.post_srq_recv.map_or(EOPNOTSUPP, |post| post(srq, wr, bad)) }
 }
 
 /// Defines calls that go through a table of a queue pair or a completion queue. A driver fills all

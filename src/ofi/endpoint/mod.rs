@@ -389,7 +389,7 @@ impl Endpoint {
                 peer_timeout_s: config.peer_timeout_s,
                 buffer_bytes: config.net_buffer,
                 streams: config.streams,
-                rdma: RdmaSettings { policy: config.rdma, nics: config.nics.clone() },
+                rdma: RdmaSettings::of(config),
             }),
         };
         let mux = Mux::open(bind, settings).map_err(|e| {

@@ -4,7 +4,7 @@
 
 use super::fixture::{LIMITS, Memory, TestHost, receive_op, send_op};
 use super::sim::Log;
-use crate::config::{CmaPolicy, RdmaPolicy};
+use crate::config::{CmaPolicy, Config, RdmaPolicy};
 use crate::protocol::packet::{Envelope, Packet};
 use crate::protocol::{Engine, Limits};
 use crate::sys::clock;
@@ -122,7 +122,7 @@ impl Hub {
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
             streams: 256,
-            rdma: RdmaSettings { policy: RdmaPolicy::Off, nics: Vec::new() },
+            rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
         };
         let bind = Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let settings = MuxSettings { cma: CmaPolicy::Off, shm: false, mtu: None, net: Some(net) };

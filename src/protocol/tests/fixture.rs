@@ -106,6 +106,7 @@ impl Node {
         assert!(core.buffers.is_empty(), "multi-receive buffers: {:?}", core.buffers);
         assert!(core.outbox.is_empty(), "answers: {:?}", core.outbox);
         assert!(core.streams.is_empty() && core.pulls.is_empty() && core.deferred.is_empty());
+        assert!(core.lent.is_empty() && core.due.is_empty(), "{:?} {:?}", core.lent, core.due);
         assert!(core.claimed.is_empty(), "claimed: {:?}", core.claimed);
         assert_eq!((core.unexpected.len(), core.unexpected_bytes), (0, 0));
         assert_eq!(core.posted.len(), 0);
@@ -253,6 +254,7 @@ impl World {
                 !node.engine.core.outbox.is_empty()
                     || !node.engine.core.pulls.is_empty()
                     || !node.engine.core.streams.is_empty()
+                    || !node.engine.core.due.is_empty()
             };
             let busy = self.nodes.iter().flatten().any(core);
             quiet = if moved == 0 && !busy { quiet + 1 } else { 0 };

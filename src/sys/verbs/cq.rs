@@ -60,11 +60,23 @@ impl Channel {
 /// A completion queue.
 #[derive(Debug)]
 pub(super) struct Cq {
-    raw: Owned<ibv_cq>,
+    object: Arc<CqObject>,
     /// It has operations of its own (ibv_create_cq_ex(3)).
     extended: bool,
+}
+
+/// It lives as long as anybody holds this.
+#[derive(Debug)]
+pub(super) struct CqObject {
+    raw: Owned<ibv_cq>,
     channel: Option<Arc<Channel>>,
     _context: Arc<Context>,
+}
+
+impl CqObject {
+    pub(super) fn as_ptr(&self) -> *mut ibv_cq {
+        self.raw.as_ptr()
+    }
 }
 
 impl Cq {
@@ -101,12 +113,21 @@ impl Cq {
                 (raw, false)
             }
         };
-        Ok(Self { raw, extended, channel: channel.cloned(), _context: context.clone() })
+        let channel = channel.cloned();
+        Ok(Self {
+            object: Arc::new(CqObject { raw, channel, _context: context.clone() }),
+            extended,
+        })
     }
 
     #[inline]
     pub(super) fn as_ptr(&self) -> *mut ibv_cq {
-        self.raw.as_ptr()
+        self.object.raw.as_ptr()
+    }
+
+    /// Keeps it from being ended.
+    pub(super) fn object(&self) -> Arc<CqObject> {
+        self.object.clone()
     }
 
     /// It is polled through operations of its own.
@@ -125,7 +146,7 @@ impl Cq {
     /// not the same with all drivers. The man page wants `ibv_end_poll` after it, rxe's of rdma-core
     /// 44 has done that by itself, and would throw the next entry away.
     fn poll_extended(&mut self, room: &mut [Completion; BATCH]) -> Result<usize> {
-        let cq: *mut ibv_cq_ex = self.raw.as_ptr().cast();
+        let cq: *mut ibv_cq_ex = self.as_ptr().cast();
         for (n, completion) in room.iter_mut().enumerate() {
             let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
             // SAFETY: a live extended queue, polled by nobody else (`&mut self`); values are read
@@ -152,9 +173,7 @@ impl Cq {
     fn poll_plain(&mut self, room: &mut [Completion; BATCH]) -> Result<usize> {
         // SAFETY: all zeroes is a valid ibv_wc.
         let mut entries: [ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
-        // SAFETY: a live queue and room for so many entries.
-        let n = unsafe { ibv_poll_cq(self.raw.as_ptr(), BATCH as i32, entries.as_mut_ptr()) };
-        let n = usize::try_from(n).map_err(|_| Errno(libc::EIO))?;
+        let n = self.poll_entries(&mut entries)?;
         for (completion, entry) in room.iter_mut().zip(entries.iter().take(n)) {
             *completion = Completion {
                 id: entry.wr_id,
@@ -167,24 +186,33 @@ impl Cq {
         Ok(n)
     }
 
+    /// Entries as they are, of a queue without operations of its own.
+    #[inline]
+    pub(super) fn poll_entries(&mut self, entries: &mut [ibv_wc; BATCH]) -> Result<usize> {
+        debug_assert!(!self.extended);
+        // SAFETY: a live queue, polled by nobody else (`&mut self`), and room for so many entries.
+        let n = unsafe { ibv_poll_cq(self.as_ptr(), BATCH as i32, entries.as_mut_ptr()) };
+        usize::try_from(n).map_err(|_| Errno(libc::EIO))
+    }
+
     /// The next entry makes the channel readable, once. Who then finds the queue empty may sleep.
     /// Errors: the driver's.
     pub(super) fn arm(&mut self) -> Result<()> {
         // SAFETY: a live queue.
-        check(unsafe { ibv_req_notify_cq(self.raw.as_ptr(), 0) })
+        check(unsafe { ibv_req_notify_cq(self.as_ptr(), 0) })
     }
 
     /// Makes the channel unreadable. An event keeps the queue from being ended until it is
     /// acknowledged.
     pub(super) fn silence(&mut self) {
-        let Some(channel) = &self.channel else { return };
+        let Some(channel) = &self.object.channel else { return };
         let verbs = channel.context.verbs;
         let mut cq = std::ptr::null_mut();
         let mut context = std::ptr::null_mut();
         // SAFETY: a live channel that does not block, and whose only queue is this one.
         unsafe {
             while (verbs.get_cq_event)(channel.raw.as_ptr(), &mut cq, &mut context) == 0 {
-                (verbs.ack_cq_events)(self.raw.as_ptr(), 1);
+                (verbs.ack_cq_events)(self.as_ptr(), 1);
             }
         }
     }

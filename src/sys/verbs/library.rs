@@ -6,8 +6,8 @@ use crate::telemetry::log;
 use once_cell::sync::OnceCell;
 use rdma_core_sys::{
     _compat_ibv_port_attr, ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
-    ibv_device_attr, ibv_gid_entry, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex,
-    ibv_qp_init_attr,
+    ibv_device_attr, ibv_fork_status, ibv_gid_entry, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_ex, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
 };
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -23,10 +23,15 @@ pub(crate) fn present() -> bool {
 /// Declares the table of functions, each with the version that it is asked for: most have an older
 /// one too, for programs of before 2008.
 macro_rules! table {
-    ($($name:ident = $symbol:literal $version:literal ($($arg:ty),*) $(-> $result:ty)?;)*) => {
+    (
+        $($name:ident = $symbol:literal $version:literal ($($arg:ty),*) $(-> $result:ty)?;)*
+        ;
+        $($may:ident = $its:literal $since:literal ($($of:ty),*) $(-> $gives:ty)?;)*
+    ) => {
         /// The functions of libibverbs that are called here.
         pub(super) struct Verbs {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
+            $(pub(super) $may: Option<unsafe extern "C" fn($($of),*) $(-> $gives)?>,)*
         }
 
         impl Verbs {
@@ -44,6 +49,13 @@ macro_rules! table {
                             >(found)
                         }
                     },)*
+                    // SAFETY: as above.
+                    $($may: library.versioned($its, $since).map(|found| unsafe {
+                        std::mem::transmute::<
+                            NonNull<c_void>,
+                            unsafe extern "C" fn($($of),*) $(-> $gives)?,
+                        >(found)
+                    }),)*
                 })
             }
         }
@@ -82,6 +94,13 @@ table! {
     qp_to_qp_ex = c"ibv_qp_to_qp_ex" c"IBVERBS_1.6" (*mut ibv_qp) -> *mut ibv_qp_ex;
     create_ah = c"ibv_create_ah" c"IBVERBS_1.1" (*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
     destroy_ah = c"ibv_destroy_ah" c"IBVERBS_1.1" (*mut ibv_ah) -> c_int;
+
+    ; // What follows may be missing.
+    create_srq = c"ibv_create_srq" c"IBVERBS_1.1"
+        (*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    destroy_srq = c"ibv_destroy_srq" c"IBVERBS_1.1" (*mut ibv_srq) -> c_int;
+    // rdma-core 35 and later.
+    is_fork_initialized = c"ibv_is_fork_initialized" c"IBVERBS_1.13" () -> ibv_fork_status;
 }
 
 /// The library, loaded at the first call. Errors: ENOSYS when there is none, or too old a one.

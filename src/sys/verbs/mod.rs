@@ -7,22 +7,37 @@
 //! `ibv_fork_init` is never called: it changes the whole process, which is not ours. What it is for
 //! are kernels before 5.12, where a page that a device writes into could become the child's page
 //! after a fork and the parent's buffer a copy that the device does not know. Our own rings are kept
-//! from children by MADV_DONTFORK, on any kernel. The application's memory is never registered here,
-//! and a driver's own queues are on such a kernel the application's affair as with every provider.
+//! from children by MADV_DONTFORK, on any kernel. The application's memory is to be registered on
+//! later kernels only ([`fork_hazard`]), and a driver's own queues are on an earlier one the
+//! application's affair as with every provider.
 
 mod cq;
 mod device;
 mod library;
 mod memory;
+#[cfg_attr(not(test), allow(dead_code))] // connections are not made yet
+mod mr;
 mod owned;
 mod port;
 mod qp;
+#[cfg_attr(not(test), allow(dead_code))] // connections are not made yet
+mod rc;
+#[cfg_attr(not(test), allow(dead_code))] // connections are not made yet
+mod rc_qp;
+#[cfg_attr(not(test), allow(dead_code))] // connections are not made yet
+mod srq;
 mod ud;
 
 pub(crate) use device::{DeviceList, OpenDevice};
 pub(crate) use library::present;
+#[allow(unused_imports)] // as above
+pub(crate) use mr::{Permission, Registrar, Registration, fork_hazard};
 pub(crate) use port::{Gid, GidKind, LinkLayer, Port};
 pub(crate) use qp::{Ah, AhSettings};
+#[allow(unused_imports)] // as above
+pub(crate) use rc::{RcEvent, RcPort, RcSettings};
+#[allow(unused_imports)] // as above
+pub(crate) use rc_qp::{RcAddress, RcQp};
 pub(crate) use ud::{Arrival, IpVersion, UdCounts, UdPort, UdSettings};
 
 #[cfg(test)]

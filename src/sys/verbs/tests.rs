@@ -1,6 +1,8 @@
 //! With a device these tests meet it; without one they have nothing to do, unless UDRV_TEST_RDMA=1
 //! says that there has to be one.
 
+mod rc;
+
 use super::*;
 use crate::sys::Errno;
 use crate::sys::event::wait_readable;

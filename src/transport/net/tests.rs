@@ -2,7 +2,7 @@
 //! and polls nothing.
 
 use super::*;
-use crate::config::RdmaPolicy;
+use crate::config::{Config, RdmaPolicy};
 use crate::transport::address::LocalHost;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ impl End {
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
             streams: 4,
-            rdma: RdmaSettings { policy: RdmaPolicy::Off, nics: Vec::new() },
+            rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
         };
         let peers = PeerTable::new(LocalHost::default());
         let net = Net::open(me, link, PeerTable::new(LocalHost::default()), settings).unwrap();

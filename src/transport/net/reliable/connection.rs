@@ -1,7 +1,7 @@
 //! One peer's connection: its state, and what its deadlines mean.
 
 use super::congestion::Congestion;
-use super::packet::{Hello, HelloKind, STREAMS, VERSION, VERSION_MIN};
+use super::packet::{Hello, HelloKind, STREAMS, VERSION, VERSION_MIN, WINDOWS};
 use super::path::Path;
 use super::receiving::{Assembly, Early};
 use super::sending::Outgoing;
@@ -70,6 +70,8 @@ pub(super) struct Connection {
 
     /// The other side takes streams.
     pub(super) streams: bool,
+    /// It has a bulk path.
+    pub(super) windows: bool,
     /// Messages taken from the layer above, and given to it.
     pub(super) sent: u64,
     pub(super) delivered: u64,
@@ -161,6 +163,7 @@ impl Connection {
             unheard: false,
             hello: 0,
             streams: false,
+            windows: false,
             sent: 0,
             delivered: 0,
             answers: 0,
@@ -227,6 +230,7 @@ impl Connection {
         self.peer_nonce = hello.nonce;
         self.peer_life = hello.life;
         self.streams = hello.features & STREAMS != 0;
+        self.windows = hello.features & WINDOWS != 0;
         let ours = shared.settings.datagram_max;
         self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_START)) as u16);
         self.credit_end = self.base + u64::from(hello.credit.max(1));

@@ -17,7 +17,7 @@ mod path;
 mod receiving;
 mod sending;
 #[cfg(test)]
-mod sim;
+pub(super) mod sim;
 pub(crate) mod tag;
 mod timers;
 
@@ -65,7 +65,7 @@ pub(crate) struct Settings {
     pub(crate) peer_timeout_ns: u64,
     /// Most bytes of packets kept, to be sent again or until those before them arrive.
     pub(crate) buffer_bytes: usize,
-    /// What we offer in handshakes: [`packet::STREAMS`].
+    /// What we offer in handshakes: [`packet::STREAMS`], [`packet::WINDOWS`].
     pub(crate) features: u32,
     /// Packets that all peers together may have under way to us.
     pub(crate) receive_window: u32,
@@ -297,6 +297,11 @@ impl Reliable {
     pub(crate) fn takes_streams(&self, peer: PeerId) -> Option<(u32, u32)> {
         let c = self.of(peer).filter(|c| c.streams && c.phase == Phase::Established)?;
         Some((c.id, c.remote_id))
+    }
+
+    /// Whether `peer` is there and may lend windows, and be lent some.
+    pub(crate) fn takes_windows(&self, peer: PeerId) -> bool {
+        self.of(peer).is_some_and(|c| c.windows && c.phase == Phase::Established)
     }
 
     /// Whom our connection number `id` is the one to.

@@ -6,7 +6,7 @@ use super::super::verbs::RdmaSettings;
 use super::super::{Net, NetSettings};
 use super::wire::{GREETING_TAG_AT, Greeting, HEADER_TAG_AT, Header};
 use super::*;
-use crate::config::RdmaPolicy;
+use crate::config::{Config, RdmaPolicy};
 use crate::memory::OwnedBuffer;
 use crate::transport::address::LocalHost;
 use crate::transport::peers::PeerTable;
@@ -75,7 +75,7 @@ impl End {
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
             streams,
-            rdma: RdmaSettings { policy: RdmaPolicy::Off, nics: Vec::new() },
+            rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
         };
         let table = || PeerTable::new(LocalHost::default());
         let net = Net::open(me, link, table(), settings).unwrap();

@@ -26,10 +26,27 @@ const VERSION: u8 = 1;
 
 /// The network that a queue pair is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Network {
+pub(crate) enum Network {
     InfiniBand,
     /// RoCE v2.
     Roce,
+}
+
+impl Network {
+    pub(super) fn to_wire(self) -> u8 {
+        match self {
+            Self::InfiniBand => 1,
+            Self::Roce => 2,
+        }
+    }
+
+    pub(super) fn from_wire(byte: u8) -> Option<Self> {
+        match byte {
+            1 => Some(Self::InfiniBand),
+            2 => Some(Self::Roce),
+            _ => None,
+        }
+    }
 }
 
 /// Where an endpoint's queue pair is.
@@ -47,13 +64,9 @@ pub(super) struct Place {
 
 impl Place {
     fn encode(&self) -> [u8; PLACE_LEN] {
-        let network = match self.network {
-            Network::InfiniBand => 1,
-            Network::Roce => 2,
-        };
         let mut bytes = [0; PLACE_LEN];
         put(&mut bytes, 0, &PLACE_MAGIC);
-        put(&mut bytes, 4, &[VERSION, network]);
+        put(&mut bytes, 4, &[VERSION, self.network.to_wire()]);
         put(&mut bytes, 6, &self.mtu.to_le_bytes());
         put(&mut bytes, 8, &self.number.to_le_bytes());
         put(&mut bytes, 12, &self.lid.to_le_bytes());
@@ -65,13 +78,8 @@ impl Place {
         if bytes.get(..4)? != PLACE_MAGIC || *bytes.get(4)? != VERSION {
             return None;
         }
-        let network = match *bytes.get(5)? {
-            1 => Network::InfiniBand,
-            2 => Network::Roce,
-            _ => return None,
-        };
         Some(Self {
-            network,
+            network: Network::from_wire(*bytes.get(5)?)?,
             mtu: u16::from_le_bytes(bytes.get(6..8)?.try_into().ok()?),
             number: u32::from_le_bytes(bytes.get(8..12)?.try_into().ok()?) & 0x00ff_ffff,
             lid: u16::from_le_bytes(bytes.get(12..14)?.try_into().ok()?),

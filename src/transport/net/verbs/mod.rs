@@ -9,13 +9,15 @@ mod handles;
 mod hybrid;
 mod introduction;
 mod link;
+mod rc;
+mod registrar;
 mod ways;
 
 #[cfg(test)]
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
 
-use crate::config::{NicName, RdmaPolicy};
+use crate::config::{CacheSettings, Config, NicName, RdmaPolicy};
 use crate::sys::net::{Nic, RdmaFacts};
 use crate::sys::topology::numa_distance;
 use crate::sys::verbs::{
@@ -24,6 +26,7 @@ use crate::sys::verbs::{
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
+use crate::transport::net::bulk::Bulk;
 use crate::transport::net::reliable::tag::JobKey;
 use choice::{Candidate, Choice, Wish, choose};
 use introduction::{Network, Place, qkey};
@@ -45,17 +48,34 @@ pub(crate) struct RdmaSettings {
     pub(crate) policy: RdmaPolicy,
     /// FI_UDRV_NIC; empty: any.
     pub(crate) nics: Vec<NicName>,
+    /// Connections for long messages, at most.
+    pub(crate) rc_connections: usize,
+    pub(crate) cache: CacheSettings,
 }
 
+impl RdmaSettings {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self {
+            policy: config.rdma,
+            nics: config.nics.clone(),
+            rc_connections: config.rc_connections,
+            cache: config.cache,
+        }
+    }
+}
+
+/// What an endpoint has of a device: its datagrams, and what long messages go by.
+pub(crate) type Parts = (Rdma, Option<Box<dyn Bulk>>);
+
 /// Opens the device of the endpoint `me`. `None`: none is wanted, or none works and none has to.
-/// Errors: ENODEV, where one has to.
+/// Errors: ENODEV, where one has to; EMFILE, ENFILE.
 pub(crate) fn open(
     settings: &RdmaSettings,
     me: &Address,
     key: &JobKey,
-) -> Result<Option<Rdma>, Errno> {
+) -> Result<Option<Parts>, Errno> {
     let found = first_that_works(settings, me, qkey(key), (SEND_SLOTS, RECEIVE_SLOTS))?;
-    let Some(Found { choice, port, .. }) = found else { return Ok(None) };
+    let Some(Found { choice, device, port }) = found else { return Ok(None) };
     let place = place_of(&choice, &port);
     let (sends, completions) = port.is_extended();
     let call = |newer, new, old| if newer { new } else { old };
@@ -69,8 +89,9 @@ pub(crate) fn open(
         call(sends, "ibv_wr_start", "ibv_post_send"),
         call(completions, "ibv_start_poll", "ibv_poll_cq"),
     ));
+    let bulk = rc::open(device, &choice, place, settings)?;
     let link = UdLink::new(port, place, choice.gid.index, choice.port.service_level);
-    Ok(Some(Rdma::new(link, *key, *me)))
+    Ok(Some((Rdma::new(link, *key, *me), bulk)))
 }
 
 /// The device that an endpoint at `ip` would have, opened and tried, for `fi_nic`. Errors: ENODEV,

@@ -1,6 +1,8 @@
 //! Endpoints on one device. Without a device there is nothing to do, unless UDRV_TEST_RDMA=1 says
 //! that there has to be one; UDRV_TEST_RDMA_IP names an address of its interface.
 
+mod windows;
+
 use super::*;
 use crate::sys::net::interfaces;
 use crate::transport::address::LocalHost;
@@ -15,12 +17,21 @@ use std::time::{Duration, Instant};
 struct Got {
     messages: Vec<Vec<u8>>,
     departures: Vec<Departure>,
+    /// Tokens of windows that were filled, and how often windows were lost.
+    filled: Vec<u64>,
+    lost: usize,
 }
 
 impl Handler for Got {
     fn on_peer(&mut self, _: PeerId, _: &Address) {}
     fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
         self.messages.push([header, payload].concat());
+    }
+    fn on_filled(&mut self, _: PeerId, token: u64) {
+        self.filled.push(token);
+    }
+    fn on_windows_lost(&mut self, _: PeerId) {
+        self.lost += 1;
     }
     fn on_departure(&mut self, _: PeerId, departure: Departure) {
         self.departures.push(departure);
@@ -38,7 +49,7 @@ struct End {
 }
 
 fn settings(policy: RdmaPolicy) -> RdmaSettings {
-    RdmaSettings { policy, nics: Vec::new() }
+    RdmaSettings { policy, ..RdmaSettings::of(&Config::default()) }
 }
 
 /// An address that a device has.
@@ -225,6 +236,6 @@ fn what_is_not_there_is_not_offered() {
     assert_eq!(offer(&settings(RdmaPolicy::Auto), loopback), Ok(None));
     assert_eq!(offer(&settings(RdmaPolicy::Require), loopback), Err(Errno(libc::ENODEV)));
     let nics = NicName::list("no_such_0").unwrap();
-    let named = RdmaSettings { policy: RdmaPolicy::Require, nics };
+    let named = RdmaSettings { nics, ..settings(RdmaPolicy::Require) };
     assert_eq!(offer(&named, loopback), Err(Errno(libc::ENODEV)));
 }

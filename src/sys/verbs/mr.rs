@@ -1,0 +1,90 @@
+//! Memory of the application that a device may use.
+
+use super::device::Pd;
+use super::library::verbs;
+use super::owned::Owned;
+use crate::sys::errno::{Errno, Result};
+use crate::sys::process;
+use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_FORK_UNNEEDED, ibv_mr};
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::Arc;
+
+/// What the device may do with memory; each includes those before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Permission {
+    Read,
+    Write,
+    /// Write it for whoever knows the remote key.
+    RemoteWrite,
+}
+
+/// Registers memory with a protection domain.
+#[derive(Clone, Debug)]
+pub(crate) struct Registrar {
+    pub(super) pd: Arc<Pd>,
+}
+
+/// A registration; ends with it, in the process that made it.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    mr: Owned<ibv_mr>,
+    _pd: Arc<Pd>,
+}
+
+impl Registrar {
+    /// Registers `len` bytes at `addr`: the pages stay where they are for the device. Registering
+    /// alone moves no byte; who hands the remote key out answers for what comes. Errors: ENOMEM,
+    /// also where the process may lock no more memory (RLIMIT_MEMLOCK); EFAULT where there is no
+    /// memory, or none of this permission; the driver's.
+    pub(crate) fn register(
+        &self,
+        addr: usize,
+        len: usize,
+        permission: Permission,
+    ) -> Result<Registration> {
+        let access = match permission {
+            Permission::Read => 0,
+            Permission::Write => IBV_ACCESS_LOCAL_WRITE,
+            Permission::RemoteWrite => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+        };
+        if addr.checked_add(len).is_none() {
+            return Err(Errno(libc::EFAULT));
+        }
+        let (verbs, at) = (self.pd.context.verbs, with_exposed_provenance_mut(addr));
+        // SAFETY: a live domain, which the registration holds. The kernel checks the addresses.
+        let mr = unsafe {
+            let raw = (verbs.reg_mr)(self.pd.as_ptr(), at, len, access as i32);
+            Owned::new(raw, verbs.dereg_mr)
+        }?;
+        Ok(Registration { mr, _pd: self.pd.clone() })
+    }
+}
+
+/// Why registering the application's memory would be a danger to it, if it forks; `None`: it is none.
+/// Where the kernel does not copy pinned pages for a child at the fork (before Linux 5.12), the parent
+/// gets the copy at its next write, and the device goes on with the page that the child has.
+pub(crate) fn fork_hazard() -> Option<&'static str> {
+    if !process::kernel_is_at_least(5, 12) {
+        return Some("the kernel is older than 5.12");
+    }
+    let status = verbs().ok()?.is_fork_initialized?;
+    // SAFETY: the call asks for nothing; it may ask the kernel.
+    (unsafe { status() } != IBV_FORK_UNNEEDED)
+        .then_some("libibverbs finds that the kernel does not copy pinned pages at a fork")
+}
+
+impl Registration {
+    /// The key by which our own queue pairs name the memory.
+    #[inline]
+    pub(crate) fn lkey(&self) -> u32 {
+        // SAFETY: a live region; the member does not change.
+        unsafe { (*self.mr.as_ptr()).lkey }
+    }
+
+    /// The key by which those of others do.
+    #[inline]
+    pub(crate) fn rkey(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.mr.as_ptr()).rkey }
+    }
+}

@@ -1,0 +1,338 @@
+//! What the connected queue pairs (RC) of an endpoint share: a completion queue with its channel, and
+//! the receives that writes with immediate take.
+
+use super::cq::{self, Channel, Cq, CqObject};
+use super::device::{OpenDevice, Pd};
+use super::mr::Registrar;
+use super::owned::check;
+use super::rc_qp::{RcQp, Slot};
+use super::srq::Srq;
+use crate::sys::errno::{Errno, Result};
+use rdma_core_sys::{
+    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_device_attr, ibv_wc,
+};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Receives that are given back to the device together.
+const REPOST: u32 = 16;
+/// Segments that one write may be gathered from, if the device can: as many as an operation has.
+const SEGMENTS: u32 = 4;
+/// The `wr_id` of sends; that of receives is 0.
+pub(super) const WRITE: u64 = 1;
+
+/// How a port and its queue pairs are to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RcSettings {
+    pub(crate) port: u8,
+    /// The index of the port's GID that packets come from; `None`: InfiniBand.
+    pub(crate) gid: Option<u8>,
+    /// Longest packet of the port, bytes.
+    pub(crate) mtu: usize,
+    pub(crate) service_level: u8,
+    /// Most connections at a time. It may get fewer.
+    pub(crate) connections: usize,
+    /// Receives that wait for writes of peers: of all, or of each queue pair if not `shared`. It may
+    /// get fewer, or a few more.
+    pub(crate) receives: u32,
+    /// Writes under way at most, of each queue pair. It may get fewer.
+    pub(crate) sends: u32,
+    /// Receives are shared where the device can.
+    pub(crate) shared: bool,
+}
+
+/// What has happened to a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RcEvent {
+    /// A write of the peer has arrived, all of it.
+    Filled { qp: u32, immediate: u32, len: u32 },
+    /// The oldest write of ours has arrived: [`RcQp::on_written`] is to be called.
+    Written { qp: u32 },
+    /// A request has failed (`ibv_wc_status`): the connection is of no use any more, and nothing else
+    /// is reported of it. The far end of a write that fails may hear nothing: with shared receives
+    /// it has no request that could.
+    Failed { qp: u32, status: u32 },
+}
+
+impl RcEvent {
+    /// The number of the queue pair that it is of.
+    pub(crate) fn qp(&self) -> u32 {
+        match *self {
+            Self::Filled { qp, .. } | Self::Written { qp } | Self::Failed { qp, .. } => qp,
+        }
+    }
+}
+
+/// What queue pairs keep alive.
+#[derive(Debug)]
+pub(super) struct Queues {
+    // Ended in this order.
+    pub(super) srq: Option<Srq>,
+    pub(super) cq: Arc<CqObject>,
+    pub(super) pd: Arc<Pd>,
+    /// A queue pair has ended, and the driver may have dropped receives with it.
+    pub(super) ended: AtomicBool,
+}
+
+/// A connection, as the port knows it.
+struct Known {
+    slot: Arc<Slot>,
+    /// Receives taken since the last were posted, if they are its own.
+    taken: u32,
+    failed: bool,
+}
+
+/// See the module. It reports nothing of a queue pair that was dropped, nor of another one that had
+/// its number before.
+pub(crate) struct RcPort {
+    queues: Arc<Queues>,
+    cq: Cq,
+    channel: Arc<Channel>,
+    settings: RcSettings,
+    segments: u32,
+    /// By number; those that have ended stay until there is no room.
+    known: HashMap<u32, Known>,
+    /// Shared receives taken since the last were posted.
+    taken: u32,
+    /// Room for entries, and what was found in them and not yet reported.
+    entries: Box<[ibv_wc; cq::BATCH]>,
+    found: VecDeque<RcEvent>,
+    armed: bool,
+    /// Why it is of no use any more.
+    broken: Option<Errno>,
+}
+
+// SAFETY: entries hold plain numbers; the rest may be moved by itself.
+unsafe impl Send for RcPort {}
+
+impl std::fmt::Debug for RcPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RcPort {:?}, {} connections", self.settings, self.known.len())
+    }
+}
+
+impl RcPort {
+    /// Opens it on `device`. Errors: ENOMEM; EINVAL where the device has no room for one connection;
+    /// the driver's.
+    pub(crate) fn open(device: &OpenDevice, settings: RcSettings) -> Result<Self> {
+        let context = &device.context;
+        // SAFETY: all zeroes is a valid ibv_device_attr; the call fills it.
+        let attr = unsafe {
+            let mut attr: ibv_device_attr = std::mem::zeroed();
+            check((context.verbs.query_device)(context.as_ptr(), &mut attr))?;
+            attr
+        };
+        let number = |n: i32| u32::try_from(n).unwrap_or(0);
+        let pd = Pd::new(context)?;
+        let shared = settings.shared && attr.max_srq > 0 && attr.max_srq_wr > 0;
+        let depth = settings.receives.min(number(attr.max_srq_wr)).max(1);
+        let srq = shared.then(|| Srq::new(&pd, depth).ok()).flatten();
+        let mut settings = settings;
+        settings.shared = srq.is_some();
+        settings.receives = match &srq {
+            Some(srq) => srq.depth,
+            None => settings.receives.min(number(attr.max_qp_wr)).max(1),
+        };
+        settings.sends = settings.sends.min(number(attr.max_qp_wr)).max(1);
+
+        // The completion queue never runs over. Shared receives: drivers round their number up, and
+        // after a connection has ended as many may be posted again as are complete (`refill`).
+        let (fixed, each) = match settings.shared {
+            true => (settings.receives.saturating_add(1).next_power_of_two() * 2, settings.sends),
+            false => (0, settings.sends + settings.receives),
+        };
+        let room = number(attr.max_cqe).saturating_sub(fixed) / each.max(1);
+        settings.connections = settings.connections.min(room as usize);
+        if settings.connections == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let channel = Channel::new(context)?;
+        let entries = fixed + each * settings.connections as u32;
+        let cq = Cq::new(context, entries, Some(&channel), false)?;
+        let queues = Queues { srq, cq: cq.object(), pd, ended: AtomicBool::new(false) };
+        if let Some(srq) = &queues.srq {
+            srq.post(settings.receives as usize)?;
+        }
+        Ok(Self {
+            queues: Arc::new(queues),
+            cq,
+            channel,
+            settings,
+            segments: SEGMENTS.min(number(attr.max_sge)).max(1),
+            known: HashMap::new(),
+            taken: 0,
+            // SAFETY: all zeroes is a valid ibv_wc.
+            entries: Box::new(unsafe { std::mem::zeroed() }),
+            found: VecDeque::with_capacity(cq::BATCH),
+            armed: false,
+            broken: None,
+        })
+    }
+
+    /// How it came out.
+    pub(crate) fn settings(&self) -> &RcSettings {
+        &self.settings
+    }
+
+    /// Registers memory for the connections of this port.
+    pub(crate) fn registrar(&self) -> Registrar {
+        Registrar { pd: self.queues.pd.clone() }
+    }
+
+    /// The descriptor that becomes readable when something happens after `sleep`.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.channel.fd()
+    }
+
+    /// A queue pair that is not yet connected. Errors: EAGAIN when there are as many as may be;
+    /// ENOMEM; the driver's.
+    pub(crate) fn connection<L>(&mut self) -> Result<RcQp<L>> {
+        if let Some(errno) = self.broken {
+            return Err(errno);
+        }
+        if self.known.len() >= self.settings.connections {
+            self.known.retain(|_, known| !known.slot.is_ended());
+            if self.known.len() >= self.settings.connections {
+                return Err(Errno(libc::EAGAIN));
+            }
+        }
+        let qp = RcQp::new(&self.queues, &self.settings, self.segments)?;
+        let number = qp.number();
+        // Whoever had this number before has ended: all that its driver may have left behind is in the
+        // queue now, and not one entry of the new one.
+        self.known.remove(&number);
+        self.found.retain(|event| event.qp() != number);
+        self.drain()?;
+        if !self.settings.shared {
+            qp.slot().post_receives(self.settings.receives as usize)?;
+        }
+        self.known.insert(number, Known { slot: qp.slot().clone(), taken: 0, failed: false });
+        Ok(qp)
+    }
+
+    /// Takes all entries that are there now.
+    fn drain(&mut self) -> Result<()> {
+        let each = self.settings.sends + self.settings.receives;
+        let most = each as usize * (self.settings.connections + 2);
+        for _ in 0..most.div_ceil(cq::BATCH) {
+            if self.fetch()? < cq::BATCH {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports what has happened, a bounded number of events, in order. Returns how many there were.
+    /// Errors: it is broken.
+    #[inline]
+    pub(crate) fn poll(&mut self, mut each: impl FnMut(RcEvent)) -> Result<usize> {
+        if self.armed {
+            self.armed = false;
+            self.cq.silence();
+        }
+        if self.found.is_empty() {
+            self.fetch()?;
+        }
+        let n = self.found.len().min(cq::BATCH);
+        for event in self.found.drain(..n) {
+            let of = self.known.get(&event.qp());
+            if of.is_some_and(|known| !known.slot.is_ended()) {
+                each(event);
+            }
+        }
+        Ok(n)
+    }
+
+    /// Takes one batch of entries, and gives receives back. Returns how many there were.
+    #[inline]
+    fn fetch(&mut self) -> Result<usize> {
+        if let Some(errno) = self.broken {
+            return Err(errno);
+        }
+        let n = match self.cq.poll_entries(&mut self.entries) {
+            Ok(n) => n,
+            Err(errno) => return Err(self.break_down(errno)),
+        };
+        for entry in self.entries.iter().take(n) {
+            let received = u32::from(entry.wr_id != WRITE);
+            self.taken += received;
+            let Some(known) = self.known.get_mut(&entry.qp_num).filter(|known| !known.failed)
+            else {
+                continue;
+            };
+            known.taken += received;
+            known.failed = entry.status != IBV_WC_SUCCESS;
+            self.found.extend(event(entry));
+        }
+        match self.give_back(n) {
+            Ok(()) => Ok(n),
+            Err(errno) => Err(self.break_down(errno)),
+        }
+    }
+
+    /// Posts receives again after `n` entries.
+    #[inline]
+    fn give_back(&mut self, n: usize) -> Result<()> {
+        let threshold = REPOST.min(self.settings.receives.div_ceil(2));
+        if let Some(srq) = &self.queues.srq {
+            // A connection that ends may take receives along: drivers drop its completions, and
+            // nobody hears of them. The queue is filled up then. Only when nothing is
+            // complete, or there would be too many completions in the end.
+            if n < cq::BATCH && self.queues.ended.swap(false, Ordering::AcqRel) {
+                self.taken = 0;
+                srq.post(self.settings.receives as usize)?;
+            } else if self.taken >= threshold {
+                srq.post(std::mem::take(&mut self.taken) as usize)?;
+            }
+            return Ok(());
+        }
+        for entry in self.entries.iter().take(n) {
+            let Some(known) = self.known.get_mut(&entry.qp_num) else { continue };
+            if known.taken >= threshold && !known.failed {
+                known.slot.post_receives(std::mem::take(&mut known.taken) as usize)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn break_down(&mut self, errno: Errno) -> Errno {
+        *self.broken.get_or_insert(errno)
+    }
+
+    /// Prepares for sleep on the descriptor. False: something has happened.
+    pub(crate) fn sleep(&mut self) -> bool {
+        if !self.found.is_empty() {
+            return false;
+        }
+        if self.broken.is_some() {
+            return true;
+        }
+        self.armed = true;
+        if let Err(errno) = self.cq.arm() {
+            self.break_down(errno);
+            return true;
+        }
+        // What happened before it was armed tells nobody.
+        while self.found.is_empty() && self.fetch() == Ok(cq::BATCH) {}
+        self.found.is_empty()
+    }
+}
+
+/// What an entry means. `None`: a message that is no write, which no peer of ours sends.
+fn event(entry: &ibv_wc) -> Option<RcEvent> {
+    let qp = entry.qp_num;
+    if entry.status != IBV_WC_SUCCESS {
+        return Some(RcEvent::Failed { qp, status: entry.status });
+    }
+    if entry.wr_id == WRITE {
+        return Some(RcEvent::Written { qp });
+    }
+    let filled = entry.opcode == IBV_WC_RECV_RDMA_WITH_IMM && entry.wc_flags & IBV_WC_WITH_IMM != 0;
+    filled.then(|| {
+        // SAFETY: the flag says that this member is set.
+        let immediate = u32::from_be(unsafe { entry.__bindgen_anon_1.imm_data });
+        RcEvent::Filled { qp, immediate, len: entry.byte_len }
+    })
+}

@@ -1,0 +1,299 @@
+//! A connected queue pair (RC), which writes into memory of its one peer.
+
+use super::owned::{Owned, check};
+use super::rc::{Queues, RcSettings, WRITE};
+use super::srq;
+use crate::sys::errno::{Errno, Result};
+use crate::sys::process;
+use rdma_core_sys::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV,
+    IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
+    IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY,
+    IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_INIT, IBV_QPS_RTR,
+    IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_SIGNALED, IBV_WR_RDMA_WRITE_WITH_IMM, ibv_post_send, ibv_qp,
+    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_send_wr,
+    ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge,
+};
+use std::collections::VecDeque;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A packet that nobody acknowledges is sent again after 4.096 µs × 2^16 (268 ms), at least.
+const TIMEOUT: u8 = 16;
+/// So many times, all that the field has room for: a peer is given up after 2 s at the earliest.
+const RETRIES: u8 = 7;
+/// A peer without receives is asked again for ever (7): it posts them when it polls.
+const RNR_FOR_EVER: u8 = 7;
+/// How soon, as code: 0.64 ms (InfiniBand 1.7, table 46).
+const RNR_DELAY: u8 = 12;
+/// As with datagrams: ECT(0) and IP's usual number.
+const ECN_CAPABLE: u8 = 2;
+const HOPS: u8 = 64;
+const SEGMENTS_MAX: usize = 16;
+
+/// The far end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RcAddress {
+    pub(crate) number: u32,
+    /// Of its first packet; 24 bits.
+    pub(crate) psn: u32,
+    /// Longest packet of its port, bytes.
+    pub(crate) mtu: usize,
+    pub(crate) lid: u16,
+    pub(crate) gid: [u8; 16],
+}
+
+/// Where a queue pair is: the connection takes it out when it ends.
+#[derive(Debug)]
+pub(super) struct Slot(Mutex<Option<Owned<ibv_qp>>>);
+
+impl Slot {
+    fn lock(&self) -> MutexGuard<'_, Option<Owned<ibv_qp>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    /// Posts receives of its own. Errors: the driver's.
+    pub(super) fn post_receives(&self, count: usize) -> Result<()> {
+        match &*self.lock() {
+            // SAFETY: it lives while it is borrowed.
+            Some(qp) => unsafe { srq::post_to(qp.as_ptr(), count) }.map(|_| ()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// See the module. `L` is what a write needs until it is complete. Dropped, the queue pair ends first:
+/// then no device reads any more what its writes were to send.
+pub(crate) struct RcQp<L> {
+    raw: *mut ibv_qp,
+    slot: Arc<Slot>,
+    queues: Arc<Queues>,
+    /// Of writes under way, oldest first.
+    kept: VecDeque<L>,
+    settings: RcSettings,
+    segments_max: usize,
+    connected: bool,
+    home: i32,
+}
+
+// SAFETY: the pointer is of the object in `slot`, which any thread may use; what two must not do at
+// once takes `&mut`.
+unsafe impl<L: Send> Send for RcQp<L> {}
+// SAFETY: as above.
+unsafe impl<L: Sync> Sync for RcQp<L> {}
+
+impl<L> std::fmt::Debug for RcQp<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RcQp {:#x}, {} writes under way", self.number(), self.kept.len())
+    }
+}
+
+impl<L> RcQp<L> {
+    /// In state INIT, for writes of its peer. Errors: ENOMEM, the driver's.
+    pub(super) fn new(queues: &Arc<Queues>, settings: &RcSettings, segments: u32) -> Result<Self> {
+        let verbs = queues.pd.context.verbs;
+        // SAFETY: all zeroes is a valid ibv_qp_init_attr.
+        let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        attr.send_cq = queues.cq.as_ptr();
+        attr.recv_cq = queues.cq.as_ptr();
+        attr.srq = queues.srq.as_ref().map_or(null_mut(), |srq| srq.as_ptr());
+        attr.qp_type = IBV_QPT_RC;
+        attr.cap = ibv_qp_cap {
+            max_send_wr: settings.sends,
+            max_recv_wr: if queues.srq.is_some() { 0 } else { settings.receives },
+            max_send_sge: segments,
+            max_recv_sge: u32::from(queues.srq.is_none()),
+            max_inline_data: 0,
+        };
+        // SAFETY: live objects of one context, which are held until after the queue pair.
+        let qp = unsafe {
+            Owned::new((verbs.create_qp)(queues.pd.as_ptr(), &mut attr), verbs.destroy_qp)
+        }?;
+        let qp = Self {
+            raw: qp.as_ptr(),
+            slot: Arc::new(Slot(Mutex::new(Some(qp)))),
+            queues: queues.clone(),
+            kept: VecDeque::new(),
+            settings: *settings,
+            segments_max: (segments as usize).min(SEGMENTS_MAX),
+            connected: false,
+            home: process::pid(),
+        };
+        let mut attr = blank();
+        attr.port_num = settings.port;
+        attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+        qp.go(&mut attr, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)?;
+        Ok(qp)
+    }
+
+    pub(super) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: a live queue pair; the member does not change.
+        unsafe { (*self.raw).qp_num }
+    }
+
+    fn go(&self, attr: &mut ibv_qp_attr, state: u32, mask: ibv_qp_attr_mask) -> Result<()> {
+        attr.qp_state = state;
+        let modify = self.queues.pd.context.verbs.modify_qp;
+        // SAFETY: a live queue pair and a valid structure.
+        check(unsafe { modify(self.raw, attr, (IBV_QP_STATE | mask) as i32) })
+    }
+
+    /// Connects it to the queue pair `to`, which has heard, or will, that our first packet has number
+    /// `own_psn`. Errors: those of an address that leads nowhere; the driver's. It is of no use
+    /// then.
+    pub(crate) fn connect(&mut self, to: &RcAddress, own_psn: u32) -> Result<()> {
+        let mut attr = blank();
+        attr.path_mtu = mtu_code(to.mtu.min(self.settings.mtu)).ok_or(Errno(libc::EINVAL))?;
+        attr.dest_qp_num = to.number;
+        attr.rq_psn = to.psn & PSN_MASK;
+        attr.max_dest_rd_atomic = 0;
+        attr.min_rnr_timer = RNR_DELAY;
+        attr.ah_attr.port_num = self.settings.port;
+        attr.ah_attr.sl = self.settings.service_level;
+        match self.settings.gid {
+            Some(index) => {
+                attr.ah_attr.is_global = 1;
+                attr.ah_attr.grh.dgid.raw = to.gid;
+                attr.ah_attr.grh.sgid_index = index;
+                attr.ah_attr.grh.hop_limit = HOPS;
+                attr.ah_attr.grh.traffic_class = ECN_CAPABLE;
+            }
+            None => attr.ah_attr.dlid = to.lid,
+        }
+        let receive = IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        self.go(&mut attr, IBV_QPS_RTR, receive)?;
+        let mut attr = blank();
+        attr.timeout = TIMEOUT;
+        attr.retry_cnt = RETRIES;
+        attr.rnr_retry = RNR_FOR_EVER;
+        attr.sq_psn = own_psn & PSN_MASK;
+        attr.max_rd_atomic = 0;
+        let send = IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC;
+        self.go(&mut attr, IBV_QPS_RTS, send)?;
+        self.connected = true;
+        Ok(())
+    }
+
+    /// Writes that may be posted now.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        (self.settings.sends as usize).saturating_sub(self.kept.len())
+    }
+
+    /// Segments that one write may be gathered from.
+    pub(crate) fn segments_max(&self) -> usize {
+        self.segments_max
+    }
+
+    /// Writes `local` (address, length, local key), one after the other, to `remote_addr` of the peer,
+    /// under its `rkey`, and tells the peer with `immediate`. `keep` is dropped when the write is
+    /// complete. Errors: EAGAIN without room; EINVAL with too many segments; ENOTCONN; the driver's. Nothing is
+    /// posted then.
+    ///
+    /// # Safety
+    /// What `local` names may be read until the write is complete ([`super::RcEvent::Written`]), or
+    /// this is dropped.
+    pub(crate) unsafe fn write(
+        &mut self,
+        local: &[(u64, u32, u32)],
+        remote_addr: u64,
+        rkey: u32,
+        immediate: u32,
+        keep: L,
+    ) -> Result<()> {
+        if !self.connected {
+            return Err(Errno(libc::ENOTCONN));
+        }
+        if local.len() > self.segments_max {
+            return Err(Errno(libc::EINVAL));
+        }
+        if self.room() == 0 {
+            return Err(Errno(libc::EAGAIN));
+        }
+        let mut segments = [ibv_sge { addr: 0, length: 0, lkey: 0 }; SEGMENTS_MAX];
+        for (segment, &(addr, length, lkey)) in segments.iter_mut().zip(local) {
+            *segment = ibv_sge { addr, length, lkey };
+        }
+        // SAFETY: all zeroes is a valid ibv_send_wr.
+        let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = WRITE;
+        wr.sg_list = segments.as_mut_ptr();
+        wr.num_sge = local.len() as i32;
+        wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+        wr.send_flags = IBV_SEND_SIGNALED;
+        wr.__bindgen_anon_1 = ibv_send_wr__bindgen_ty_1 { imm_data: immediate.to_be() };
+        wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
+        let mut bad = null_mut();
+        // SAFETY: a live queue pair, to which nobody else posts sends (`&mut self`), and a valid
+        // request, of which the driver keeps nothing; the caller vouches for the memory.
+        match check(unsafe { ibv_post_send(self.raw, &mut wr, &mut bad) }) {
+            Ok(()) => {
+                self.kept.push_back(keep);
+                Ok(())
+            }
+            Err(Errno(libc::ENOMEM)) => Err(Errno(libc::EAGAIN)), // whatever we have counted
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The oldest write is complete: for each [`super::RcEvent::Written`] of this queue pair.
+    #[inline]
+    pub(crate) fn on_written(&mut self) {
+        self.kept.pop_front();
+    }
+}
+
+impl<L> Drop for RcQp<L> {
+    fn drop(&mut self) {
+        if process::pid() != self.home {
+            return; // the parent's; and somebody who is not here may have held the lock
+        }
+        let qp = self.slot.lock().take();
+        drop(qp);
+        self.queues.ended.store(true, Ordering::Release);
+        // What was kept goes after this.
+    }
+}
+
+/// Packet numbers have 24 bits.
+const PSN_MASK: u32 = 0x00ff_ffff;
+
+fn blank() -> ibv_qp_attr {
+    // SAFETY: all zeroes is a valid ibv_qp_attr.
+    unsafe { std::mem::zeroed() }
+}
+
+/// The `ibv_mtu` of the longest packet that is no longer than `bytes`.
+fn mtu_code(bytes: usize) -> Option<u32> {
+    (1..=5).rev().find(|code| 128 << code <= bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_packet_lengths() {
+        let all = [255, 256, 1023, 1024, 4095, 4096, 9000].map(mtu_code);
+        assert_eq!(all, [None, Some(1), Some(2), Some(3), Some(4), Some(5), Some(5)]);
+    }
+}

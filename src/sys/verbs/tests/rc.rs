@@ -1,0 +1,382 @@
+//! Connections between two ports of one device.
+#![allow(unsafe_code)] // writes
+
+use super::*;
+use rdma_core_sys::IBV_WC_REM_ACCESS_ERR;
+use std::time::{Duration, Instant};
+
+/// Something that a write keeps, and that tells when it goes.
+type Keep = std::sync::Arc<()>;
+
+struct End {
+    port: RcPort,
+    events: Vec<RcEvent>,
+    lid: u16,
+    gid: [u8; 16],
+}
+
+/// Both kinds of receives.
+const KINDS: [bool; 2] = [true, false];
+
+fn end(change: impl Fn(&mut RcSettings)) -> Option<End> {
+    let (device, port, gid) = device()?;
+    let mut settings = RcSettings {
+        port: 1,
+        gid: (port.link == LinkLayer::Ethernet).then_some(gid.index),
+        mtu: port.mtu,
+        service_level: port.service_level,
+        connections: 16,
+        receives: 64,
+        sends: 16,
+        shared: true,
+    };
+    change(&mut settings);
+    let rc = RcPort::open(&device, settings).unwrap();
+    assert_eq!(rc.settings().shared, settings.shared, "this device has both");
+    Some(End { port: rc, events: Vec::new(), lid: port.lid, gid: gid.raw })
+}
+
+fn ends(shared: bool) -> Option<(End, End)> {
+    let one = || end(|settings| settings.shared = shared);
+    Some((one()?, one()?))
+}
+
+impl End {
+    fn address(&self, qp: &RcQp<Keep>, psn: u32) -> RcAddress {
+        let mtu = self.port.settings().mtu;
+        RcAddress { number: qp.number(), psn, mtu, lid: self.lid, gid: self.gid }
+    }
+
+    fn poll(&mut self) -> usize {
+        let events = &mut self.events;
+        self.port.poll(|event| events.push(event)).unwrap()
+    }
+
+    /// Waits for `count` events, asleep in between.
+    fn events(&mut self, count: usize) -> Vec<RcEvent> {
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.events.len() < count && Instant::now() < end {
+            if self.poll() == 0 && self.port.sleep() {
+                let _ = wait_readable(self.port.fd(), 100);
+            }
+        }
+        std::mem::take(&mut self.events)
+    }
+
+    fn register(&self, memory: &[u8], permission: Permission) -> Registration {
+        self.port.registrar().register(memory.as_ptr().addr(), memory.len(), permission).unwrap()
+    }
+}
+
+fn connect(a: &mut End, b: &mut End) -> (RcQp<Keep>, RcQp<Keep>) {
+    let (mut from, mut to) = (a.port.connection().unwrap(), b.port.connection().unwrap());
+    let (here, there) = (a.address(&from, 0xff_fff0), b.address(&to, 77));
+    from.connect(&there, 0xff_fff0).unwrap();
+    to.connect(&here, 77).unwrap();
+    (from, to)
+}
+
+fn local(memory: &[u8], mr: &Registration) -> [(u64, u32, u32); 1] {
+    [(memory.as_ptr().expose_provenance() as u64, memory.len() as u32, mr.lkey())]
+}
+
+fn noise(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| ((i * 31) ^ (i >> 8) ^ seed) as u8).collect()
+}
+
+#[test]
+fn writes_of_all_sizes_arrive_whole_and_in_order() {
+    for shared in KINDS {
+        let Some((mut a, mut b)) = ends(shared) else { return };
+        let (mut from, to) = connect(&mut a, &mut b);
+        let target = vec![0u8; 1 << 20];
+        let remote = b.register(&target, Permission::RemoteWrite);
+        let at = target.as_ptr().expose_provenance() as u64;
+        for (i, len) in
+            [0, 1, 63, 64, 1024, 4095, 4096, 4097, 65_536, 100_001, 1 << 20].into_iter().enumerate()
+        {
+            let source = noise(len, i);
+            let immediate = 0x8000_0001 + i as u32;
+            let mr = (len > 0).then(|| a.register(&source, Permission::Read));
+            let segments = mr.iter().flat_map(|mr| local(&source, mr)).collect::<Vec<_>>();
+            let keep = Keep::default();
+            // SAFETY: `source` and `target` live until both have heard of it.
+            unsafe { from.write(&segments, at, remote.rkey(), immediate, keep.clone()) }.unwrap();
+            let filled = RcEvent::Filled { qp: to.number(), immediate, len: len as u32 };
+            assert_eq!(b.events(1), [filled]);
+            assert_eq!(a.events(1), [RcEvent::Written { qp: from.number() }]);
+            assert_eq!(Keep::strong_count(&keep), 2);
+            from.on_written();
+            assert_eq!(Keep::strong_count(&keep), 1);
+            // SAFETY: as above; nobody writes now.
+            let got = unsafe { std::slice::from_raw_parts(target.as_ptr(), len) };
+            assert!(got == source, "{len} bytes, shared {shared}");
+        }
+    }
+}
+
+#[test]
+fn segments_are_put_together() {
+    let Some((mut a, mut b)) = ends(true) else { return };
+    let (mut from, _to) = connect(&mut a, &mut b);
+    let (source, target) = (noise(30_000, 1), vec![0u8; 20_000]);
+    let (mr, remote) =
+        (a.register(&source, Permission::Read), b.register(&target, Permission::RemoteWrite));
+    let most = from.segments_max();
+    assert!(most >= 2);
+    let parts = |n: usize| -> Vec<&[u8]> { (0..n).map(|i| &source[i * 7000..][..3001]).collect() };
+    let list = |n| -> Vec<_> { parts(n).iter().flat_map(|part| local(part, &mr)).collect() };
+    let at = target.as_ptr().expose_provenance() as u64;
+    let too_many = vec![(at, 1, mr.lkey()); most + 1];
+    // SAFETY: `source` and `target` live until both have heard of it.
+    let refused = unsafe { from.write(&too_many, at, remote.rkey(), 1, Keep::default()) };
+    assert_eq!(refused, Err(Errno(libc::EINVAL)));
+    // SAFETY: as above.
+    unsafe { from.write(&list(most), at + 5, remote.rkey(), 2, Keep::default()) }.unwrap();
+    assert_eq!(b.events(1).len(), 1);
+    // SAFETY: as above; nobody writes now.
+    let got = unsafe { std::slice::from_raw_parts(target.as_ptr().add(5), most * 3001) };
+    assert!(got == parts(most).concat());
+    assert_eq!(a.events(1).len(), 1);
+}
+
+#[test]
+fn a_key_that_is_none_ends_the_connection_and_writes_nothing() {
+    for shared in KINDS {
+        let Some((mut a, mut b)) = ends(shared) else { return };
+        let (mut from, to) = connect(&mut a, &mut b);
+        let (source, target) = (noise(20_000, 1), vec![0u8; 20_000]);
+        let mr = a.register(&source, Permission::Read);
+        // Its key allows nothing to peers.
+        let remote = b.register(&target, Permission::Write);
+        let at = target.as_ptr().expose_provenance() as u64;
+        for immediate in 1..=3 {
+            let segments = local(&source, &mr);
+            // SAFETY: `source` and `target` live until the connection ends.
+            unsafe { from.write(&segments, at, remote.rkey(), immediate, Keep::default()) }
+                .unwrap();
+        }
+        let events = a.events(1);
+        let failed = RcEvent::Failed { qp: from.number(), status: IBV_WC_REM_ACCESS_ERR };
+        assert_eq!(events, [failed]);
+        std::thread::sleep(Duration::from_millis(20));
+        a.poll();
+        assert_eq!(a.events, [], "the other writes are not worth an event each");
+        // The far end hears of it from its own receives, if it has any.
+        b.poll();
+        let heard = std::mem::take(&mut b.events);
+        let failed =
+            |event: &RcEvent| matches!(event, RcEvent::Failed { qp, .. } if *qp == to.number());
+        assert!(heard.iter().all(failed) && heard.len() == usize::from(!shared), "{heard:?}");
+        assert!(target.iter().all(|byte| *byte == 0));
+
+        // The ports are as good as before.
+        drop((from, to));
+        let (mut from, _to) = connect(&mut a, &mut b);
+        let remote = b.register(&target, Permission::RemoteWrite);
+        // SAFETY: as above.
+        unsafe { from.write(&local(&source, &mr), at, remote.rkey(), 4, Keep::default()) }.unwrap();
+        assert!(matches!(b.events(1)[..], [RcEvent::Filled { immediate: 4, .. }]));
+        assert!(matches!(a.events(1)[..], [RcEvent::Written { .. }]));
+    }
+}
+
+#[test]
+fn without_receives_writes_wait() {
+    for shared in KINDS {
+        let few = |settings: &mut RcSettings| {
+            (settings.receives, settings.sends, settings.shared) = (4, 256, shared);
+        };
+        let (Some(mut a), Some(mut b)) = (end(few), end(few)) else { return };
+        let (mut from, to) = connect(&mut a, &mut b);
+        let (source, target) = (noise(300, 1), vec![0u8; 300]);
+        let mr = a.register(&source, Permission::Read);
+        let remote = b.register(&target, Permission::RemoteWrite);
+        let at = target.as_ptr().expose_provenance() as u64;
+        for immediate in 0..200 {
+            // SAFETY: `source` and `target` live until all have been heard of.
+            unsafe {
+                from.write(&local(&source, &mr), at, remote.rkey(), immediate, Keep::default())
+            }
+            .unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let early = a.poll();
+        assert!(early < 200, "it cannot have had receives for all");
+        let got = b.events(200);
+        let wanted =
+            (0..200).map(|immediate| RcEvent::Filled { qp: to.number(), immediate, len: 300 });
+        assert!(got.into_iter().eq(wanted));
+        let written = a.events(200);
+        assert_eq!(written, [RcEvent::Written { qp: from.number() }; 200]);
+    }
+}
+
+#[test]
+fn more_writes_than_there_is_room_for_are_refused() {
+    let Some((mut a, mut b)) = ends(true) else { return };
+    let (mut from, _to) = connect(&mut a, &mut b);
+    let (source, target) = (noise(5000, 1), vec![0u8; 5000]);
+    let mr = a.register(&source, Permission::Read);
+    let remote = b.register(&target, Permission::RemoteWrite);
+    let at = target.as_ptr().expose_provenance() as u64;
+    let sends = a.port.settings().sends as usize;
+    assert_eq!((from.room(), sends), (16, 16));
+    let mut posted = 0;
+    for round in 0..20 {
+        let keep = Keep::default();
+        loop {
+            let segments = local(&source, &mr);
+            // SAFETY: `source` and `target` live until all have been heard of.
+            match unsafe { from.write(&segments, at, remote.rkey(), 0, keep.clone()) } {
+                Ok(()) => posted += 1,
+                Err(errno) => {
+                    assert_eq!(errno, Errno(libc::EAGAIN), "round {round}");
+                    break;
+                }
+            }
+        }
+        assert_eq!((from.room(), Keep::strong_count(&keep)), (0, sends + 1));
+        for event in a.events(sends) {
+            assert_eq!(event, RcEvent::Written { qp: from.number() });
+            from.on_written();
+        }
+        assert_eq!((from.room(), Keep::strong_count(&keep)), (sends, 1));
+        assert_eq!(b.events(sends).len(), sends);
+    }
+    assert_eq!(posted, 320);
+}
+
+#[test]
+fn what_is_not_connected_writes_nothing() {
+    let Some((mut a, b)) = ends(true) else { return };
+    let mut qp: RcQp<Keep> = a.port.connection().unwrap();
+    // SAFETY: no memory is named.
+    let refused = unsafe { qp.write(&[], 0, 0, 0, Keep::default()) };
+    assert_eq!(refused, Err(Errno(libc::ENOTCONN)));
+    let to = RcAddress { mtu: 100, ..b.address(&qp, 1) };
+    assert_eq!(qp.connect(&to, 1), Err(Errno(libc::EINVAL)));
+}
+
+#[test]
+fn a_connection_that_ends_under_writes_lets_go_of_what_it_kept() {
+    for shared in KINDS {
+        let Some((mut a, mut b)) = ends(shared) else { return };
+        let (source, target) = (noise(60_000, 1), vec![0u8; 60_000]);
+        let mr = a.register(&source, Permission::Read);
+        let remote = b.register(&target, Permission::RemoteWrite);
+        let at = target.as_ptr().expose_provenance() as u64;
+        let write = |qp: &mut RcQp<Keep>, keep: &Keep| {
+            // SAFETY: `source` and `target` live until the connection ends.
+            unsafe { qp.write(&local(&source, &mr), at, remote.rkey(), 9, keep.clone()) }.unwrap();
+        };
+        let (mut bystander, _to) = connect(&mut a, &mut b);
+        for round in 0..30 {
+            let keep = Keep::default();
+            let (mut from, to) = connect(&mut a, &mut b);
+            for _ in 0..8 {
+                write(&mut from, &keep);
+            }
+            assert_eq!(Keep::strong_count(&keep), 9);
+            if round % 3 == 1 {
+                std::thread::sleep(Duration::from_millis(round));
+            }
+            if round % 2 == 0 {
+                drop((from, to));
+            } else {
+                drop((to, from));
+            }
+            assert_eq!(Keep::strong_count(&keep), 1);
+        }
+        // Nothing is heard of those that have ended, and all receives are there again.
+        a.poll();
+        b.poll();
+        assert_eq!((&a.events[..], &b.events[..]), (&[][..], &[][..]));
+        for _ in 0..8 {
+            let keep = Keep::default();
+            for _ in 0..16 {
+                write(&mut bystander, &keep);
+            }
+            assert_eq!(b.events(16).len(), 16);
+            for event in a.events(16) {
+                assert_eq!(event, RcEvent::Written { qp: bystander.number() });
+                bystander.on_written();
+            }
+        }
+    }
+}
+
+#[test]
+fn connections_come_and_go_by_the_thousand() {
+    for shared in KINDS {
+        let Some((mut a, mut b)) = ends(shared) else { return };
+        let target = [0u8; 64];
+        let source = [7u8; 64];
+        let mr = a.register(&source, Permission::Read);
+        let remote = b.register(&target, Permission::RemoteWrite);
+        let at = target.as_ptr().expose_provenance() as u64;
+        for i in 0..500 {
+            let (mut from, to) = connect(&mut a, &mut b);
+            let rkey = remote.rkey();
+            // SAFETY: both live until the connection ends.
+            unsafe { from.write(&local(&source, &mr), at, rkey, i, Keep::default()) }.unwrap();
+            if i % 10 == 0 {
+                let filled = RcEvent::Filled { qp: to.number(), immediate: i, len: 64 };
+                assert_eq!(b.events(1), [filled]);
+                assert_eq!(a.events(1), [RcEvent::Written { qp: from.number() }]);
+            }
+        }
+        assert!(a.events.is_empty() && b.events.is_empty());
+    }
+}
+
+#[test]
+fn there_are_no_more_connections_than_asked_for() {
+    let Some(mut a) = end(|settings| settings.connections = 3) else { return };
+    let mut all: Vec<RcQp<Keep>> = (0..3).map(|_| a.port.connection().unwrap()).collect();
+    let more = a.port.connection::<Keep>().map(|_| ());
+    assert_eq!(more, Err(Errno(libc::EAGAIN)));
+    all.pop();
+    let again = a.port.connection::<Keep>().unwrap();
+    assert!(all.iter().all(|qp| qp.number() != again.number()));
+}
+
+#[test]
+fn registrations_are_of_memory_that_exists() {
+    let Some(a) = end(|_| ()) else { return };
+    let registrar = a.port.registrar();
+    let fails = |addr, len| registrar.register(addr, len, Permission::Read).map(|_| ());
+    assert_eq!(fails(0x1000, 4096), Err(Errno(libc::EFAULT)));
+    assert_eq!(fails(usize::MAX - 4095, 8192), Err(Errno(libc::EFAULT)));
+    if crate::sys::process::kernel_is_at_least(5, 12) {
+        assert_eq!(fork_hazard(), None);
+    }
+    let text = "constant".as_ptr().addr() & !4095;
+    assert!(registrar.register(text, 4096, Permission::Read).is_ok());
+    assert!(registrar.register(text, 4096, Permission::Write).is_err());
+}
+
+#[test]
+fn a_forked_child_ends_no_connection() {
+    let Some((mut a, mut b)) = ends(true) else { return };
+    let (mut from, to) = connect(&mut a, &mut b);
+    let (source, target) = (noise(5000, 1), vec![0u8; 5000]);
+    let mr = a.register(&source, Permission::Read);
+    let remote = b.register(&target, Permission::RemoteWrite);
+    // SAFETY: the child drops what it has and leaves without returning.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop((from, to, mr, remote, a, b));
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: our child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    let at = target.as_ptr().expose_provenance() as u64;
+    // SAFETY: both live until it is heard of.
+    unsafe { from.write(&local(&source, &mr), at, remote.rkey(), 1, Keep::default()) }.unwrap();
+    assert_eq!(b.events(1), [RcEvent::Filled { qp: to.number(), immediate: 1, len: 5000 }]);
+    assert_eq!(a.events(1), [RcEvent::Written { qp: from.number() }]);
+}
