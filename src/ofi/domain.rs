@@ -9,8 +9,8 @@ use super::table::{SLACK, Slack, Table, stubs};
 use super::{av, cntr, cq, endpoint, eq, mr, poll_set};
 use crate::config::Config;
 use crate::telemetry::log;
-use crate::transport::net::job_key;
 use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::net::{job_key, verbs};
 use libfabric_sys::{
     FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP, FI_MR_BASIC,
     FI_MR_PROV_KEY, FI_PROGRESS_AUTO, FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr,
@@ -19,7 +19,7 @@ use libfabric_sys::{
     fid_poll,
 };
 use once_cell::sync::OnceCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
 
 /// What the children of a domain share.
@@ -138,7 +138,9 @@ pub(crate) unsafe fn open(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
-    let config = Config::from_environment();
+    // SAFETY: as above: null or a C string.
+    let name = unsafe { attr.name.as_ref().map(|name| CStr::from_ptr(name)) };
+    let config = config_of(name.and_then(|name| name.to_str().ok()))?;
     // SAFETY: as above; the application says how long its key is.
     let given = unsafe { auth_key(fabric, attr.auth_key, attr.auth_key_size) }?;
     let job_key = given.map_or_else(|| default_job_key(&config), Ok)?;
@@ -168,6 +170,17 @@ pub(crate) unsafe fn open(
     // SAFETY: checked not to be null.
     unsafe { *out = Box::into_raw(domain).cast() };
     Ok(())
+}
+
+/// The configuration of a domain called `name`. Errors: EINVAL for the name of a device that
+/// `fi_getinfo` would not have offered.
+fn config_of(name: Option<&str>) -> Result<Config, i32> {
+    let config = Config::from_environment();
+    let Some(nic) = name.and_then(verbs::device_named) else { return Ok(config) };
+    verbs::insisting(&config, &nic).map_err(|offered| {
+        log::warn(format_args!("domain_attr->name refused: {nic}, offered {offered}"));
+        FI_EINVAL
+    })
 }
 
 /// The job key that an application gives with a domain or an endpoint, if it gives one. Members of

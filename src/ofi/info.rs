@@ -14,10 +14,10 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-use crate::config::Config;
+use crate::config::{Config, NicName};
 use crate::sys::net::Nic;
 use crate::telemetry::log;
-use crate::transport::net::verbs::RdmaSettings;
+use crate::transport::net::verbs::{NamedDevice, RdmaSettings};
 use crate::transport::net::{job_key, verbs};
 use attributes::Attributes;
 use hints::Hints;
@@ -174,6 +174,13 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
     let attributes = attributes::negotiate(request.version, hints, config)?;
     job_key::of_environment(config)
         .map_err(|bad| Refusal::new("FI_UDRV_JOB_KEY", bad, job_key::WANTED))?;
+    // A domain that has the name of a device is on that device.
+    let device = hints.domain_name.as_deref().and_then(verbs::device_named);
+    let named = match device {
+        Some(nic) => Some((insist(config, &nic)?, on_device(hints, nic))),
+        None => None,
+    };
+    let (config, hints) = named.as_ref().map_or((config, hints), |(config, hints)| (config, hints));
     let place = place::find(request, hints, config)?;
     place::probe(&place)?;
     place.explain();
@@ -182,15 +189,27 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
             "FI_REMOTE_COMM is granted because it was asked for, but only peers of this node are reached: FI_UDRV_NET=0"
         ));
     }
-    let rdma = if config.net { rdma_device(&place, config)? } else { None };
+    let rdma = if config.net { rdma_device(&place, hints, config)? } else { None };
     let nic = rdma.or_else(|| nic::behind(&place.interface));
     Ok(Offer { attributes, place: Some(place), nic })
 }
 
+fn insist(config: &Config, nic: &NicName) -> Result<Config, Refusal> {
+    verbs::insisting(config, nic).map_err(|offered| Refusal::new("domain_attr->name", nic, offered))
+}
+
+fn on_device(hints: &Hints, nic: NicName) -> Hints {
+    Hints { device: Some(NamedDevice::new(nic)), ..hints.clone() }
+}
+
 /// The RDMA device that an endpoint at `place` would use beside its interface.
-fn rdma_device(place: &Place, config: &Config) -> Result<Option<Nic>, Refusal> {
+fn rdma_device(place: &Place, hints: &Hints, config: &Config) -> Result<Option<Nic>, Refusal> {
     let settings = RdmaSettings::of(config);
     verbs::offer(&settings, place.source.0.ip()).map_err(|_| {
-        Refusal::new("FI_UDRV_RDMA", "require", "no RDMA device that works for this address")
+        let none = "no RDMA device that works for this address";
+        match &hints.device {
+            Some(device) => Refusal::new("domain_attr->name", &device.nic, none),
+            None => Refusal::new("FI_UDRV_RDMA", "require", none),
+        }
     })
 }

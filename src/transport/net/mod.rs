@@ -107,6 +107,8 @@ pub(crate) struct Net {
     streams: Option<Streams>,
     /// `None`: no device, or none that may use the application's memory.
     bulk: Option<Box<dyn Bulk>>,
+    /// Moves of the device that the bulk path knows of.
+    moves: u64,
     me: Address,
     armed: bool,
     /// Polls left that look at the socket each time.
@@ -262,6 +264,7 @@ impl Net {
         let (rdma, bulk) = verbs::open(&settings.rdma, &me, &settings.key)?.unzip();
         let bulk = bulk.flatten();
         let link = HybridLink::new(link, rdma);
+        let moves = link.moves();
         let datagram_max = link.datagram_max();
         let streams = match settings.streams {
             0 => None,
@@ -296,6 +299,7 @@ impl Net {
             numbers,
             streams,
             bulk,
+            moves,
             me,
             armed: false,
             hot: 0,
@@ -553,6 +557,12 @@ impl Net {
         if let Some(streams) = &mut self.streams {
             n += streams_turn(streams, &mut core.machine, now, &mut Above { numbers, handler });
         }
+        if core.link.moves() != self.moves {
+            self.moves = core.link.moves();
+            if let Some(bulk) = &mut self.bulk {
+                bulk.renew(now, &mut Above { numbers, handler });
+            }
+        }
         if let Some(bulk) = self.bulk.as_mut().filter(|bulk| bulk.has_work()) {
             self.hot = COOLING;
             n += bulk.poll(now, &mut Above { numbers, handler });
@@ -586,7 +596,7 @@ impl Net {
             self.polls = COOL_POLLS - 1;
             return false;
         }
-        self.shared.arm(core.machine.next_timeout().map(|at| at.max(now + 1)));
+        self.shared.arm(core.next_timeout().map(|at| at.max(now + 1)));
         self.armed = true;
         true
     }
@@ -651,6 +661,13 @@ impl Net {
     /// What its bulk path has done so far.
     fn bulk_counts(&self) -> bulk::BulkCounts {
         self.bulk.as_ref().map(|bulk| bulk.counts()).unwrap_or_default()
+    }
+
+    /// Breaks its queue pair.
+    fn break_queue_pair(&mut self) {
+        if let Some(mut core) = self.shared.core() {
+            core.link.break_queue_pair();
+        }
     }
 
     /// Ends its device without a word to anybody.

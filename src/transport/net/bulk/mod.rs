@@ -96,6 +96,9 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// Takes what has happened, a bounded number of events. Returns how many.
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize;
 
+    /// The device that it uses has gone elsewhere, or away: all windows are lost, and it begins anew.
+    fn renew(&mut self, now: u64, sink: &mut dyn BulkSink);
+
     /// `peer` is gone: its windows end before this returns.
     fn forget(&mut self, peer: PeerId);
 

@@ -293,11 +293,30 @@ fn nobody_there_is_noticed_by_refusals() {
     let mut bench = Bench::new();
     bench.send(b"x", 10).unwrap();
     let to = bench.b.address;
-    for _ in 0..10 {
-        bench.a.machine.on_refused(bench.now, &to, &mut bench.a.heard);
-        bench.now += 50 * MS;
-    }
+    // How long it takes, ms.
+    let refuse = |bench: &mut Bench, ms: u64| {
+        let since = bench.now;
+        bench.a.heard.events.clear();
+        while bench.a.heard.events.is_empty() && bench.now < since + 20_000 * MS {
+            bench.a.machine.on_refused(bench.now, &to, &mut bench.a.heard);
+            bench.now += ms * MS;
+        }
+        (bench.now - since) / MS
+    };
+    // It may be started a little later.
+    let after = refuse(&mut bench, 50);
     assert_eq!(bench.a.heard.events, ["Failed(Errno(111))"]);
+    assert!((5000..5200).contains(&after), "after {after} ms");
+    // It was: when it is gone, that is so.
+    bench.send(b"x", 10).unwrap();
+    bench.exchange(|_| true);
+    let after = refuse(&mut bench, 50);
+    assert_eq!(bench.a.heard.events, ["Failed(Errno(112))"]);
+    assert!((200..300).contains(&after), "after {after} ms");
+    bench.send(b"x", 10).unwrap();
+    let after = refuse(&mut bench, 50);
+    assert_eq!(bench.a.heard.events, ["Failed(Errno(111))"]);
+    assert!((200..300).contains(&after), "still gone after {after} ms");
 }
 
 /// What the machine costs by itself: `cargo test --release costs -- --ignored --nocapture`.

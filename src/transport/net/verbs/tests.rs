@@ -64,6 +64,10 @@ fn address() -> Option<IpAddr> {
 
 impl End {
     fn open(ip: IpAddr, policy: RdmaPolicy) -> Self {
+        Self::open_with(ip, settings(policy))
+    }
+
+    fn open_with(ip: IpAddr, rdma: RdmaSettings) -> Self {
         let link = UdpLink::open(&SocketAddr::new(ip, 0), None).unwrap();
         let me = Address(SocketAddr::new(ip, link.port()));
         let settings = NetSettings {
@@ -71,7 +75,7 @@ impl End {
             peer_timeout_s: 20,
             buffer_bytes: 64 << 20,
             streams: 0,
-            rdma: settings(policy),
+            rdma,
         };
         let peers = || PeerTable::new(LocalHost::default());
         let net = Net::open(me, link, peers(), settings).unwrap();
@@ -228,6 +232,8 @@ fn a_sleeper_is_woken_by_the_device() {
     }
     assert!(b.rdma().datagrams.received > 5, "{:?}", b.rdma());
 }
+
+mod failures;
 
 #[test]
 fn what_is_not_there_is_not_offered() {

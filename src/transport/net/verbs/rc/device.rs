@@ -6,43 +6,52 @@ use super::{Device, Event, QueuePair, Rc, Region, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal};
 use crate::sys::Errno;
-use crate::sys::verbs::{OpenDevice, RcAddress, RcEvent, RcPort, RcQp, RcSettings, Registrar};
+use crate::sys::verbs::{RcAddress, RcEvent, RcPort, RcQp, RcSettings, Registrar};
+use crate::telemetry::log;
 use crate::transport::Ticket;
 use crate::transport::net::bulk::Bulk;
-use crate::transport::net::verbs::RdmaSettings;
-use crate::transport::net::verbs::choice::Choice;
 use crate::transport::net::verbs::introduction::{Network, Place};
 use crate::transport::net::verbs::registrar::{self, Memory};
+use crate::transport::net::verbs::{At, RdmaSettings, Spot};
 use std::os::fd::BorrowedFd;
+use std::sync::PoisonError;
 
 /// Writes under way on one connection at most.
 const WRITES: u32 = 32;
 
-/// The bulk path over `device`, whose port is `choice`; `None` if none is wanted, or if the device must
-/// not know the application's memory. Errors: EMFILE, ENFILE.
+/// The bulk path over the port that `spot` names; `None` if none is wanted, or if a device must not know the
+/// application's memory. Errors: EMFILE, ENFILE.
 pub(in crate::transport::net::verbs) fn open(
-    device: OpenDevice,
-    choice: &Choice,
-    place: Place,
+    spot: &Spot,
     settings: &RdmaSettings,
 ) -> Result<Option<Box<dyn Bulk>>, Errno> {
     let limit = settings.rc_connections;
     if limit == 0 || !registrar::is_safe() {
         return Ok(None);
     }
-    let port = RcSettings {
-        port: choice.port.number,
-        gid: (place.network == Network::Roce).then_some(choice.gid.index),
-        mtu: choice.port.mtu,
-        service_level: choice.port.service_level,
-        receives: WINDOWS as u32,
-        sends: WRITES,
-        connections: limit,
-        shared: true,
-    };
-    let cache = settings.cache;
+    let (spot, cache) = (spot.clone(), settings.cache);
     let opener = Box::new(move || {
-        let port = RcPort::open(&device, port)?;
+        let at = spot.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let At { device, port, gid, place } = at.ok_or(Errno(libc::ENODEV))?;
+        let port = RcPort::open(
+            &device,
+            RcSettings {
+                port: port.number,
+                gid,
+                mtu: port.mtu,
+                service_level: port.service_level,
+                receives: WINDOWS as u32,
+                sends: WRITES,
+                connections: limit,
+                shared: true,
+            },
+        )?;
+        let RcSettings { connections, receives, sends, shared, .. } = *port.settings();
+        log::info(format_args!(
+            "RC queue pairs on {}: {connections} connections at most, {sends} writes each, {receives} receives {}",
+            device.name(),
+            if shared { "for all" } else { "each" },
+        ));
         let memory = registrar::memory(&port, &cache)?;
         Ok(Port { port, memory, place })
     });

@@ -125,23 +125,9 @@ struct Connection<Q> {
     writes: u32,
 }
 
-/// How a device is opened.
-pub(super) type Opener<D> = Box<dyn FnOnce() -> Result<D, Errno> + Send>;
-
-/// A device that is opened when the first connection is wanted: most endpoints never send a long
-/// message.
-enum Lazy<D> {
-    Closed(Opener<D>),
-    Open(D),
-    /// It could not be opened, or has failed.
-    Useless,
-}
-
-impl<D> Lazy<D> {
-    fn get(&mut self) -> Option<&mut D> {
-        if let Self::Open(device) = self { Some(device) } else { None }
-    }
-}
+/// How a device is opened: when the first connection is wanted, because most endpoints never send a
+/// long message, and again after it failed.
+pub(super) type Opener<D> = Box<dyn FnMut() -> Result<D, Errno> + Send>;
 
 /// Attempts that came to nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -151,12 +137,24 @@ struct Failures {
     until: u64,
 }
 
+impl Failures {
+    /// One more: each pause is twice as long as the last.
+    fn again(&mut self, now: u64) {
+        let pause = (PAUSE_NS << self.count.min(10)).min(PAUSE_MAX_NS);
+        self.count += 1;
+        self.until = now.saturating_add(pause);
+    }
+}
+
 /// See the module. `D` is opened when the first connection is wanted.
 pub(super) struct Rc<D: Device> {
     // Queue pairs end before the windows that they write into are given up, and before the device.
     connections: HashMap<PeerId, Connection<D::Qp>>,
     lent: Lent<D::Region>,
-    device: Lazy<D>,
+    device: Option<D>,
+    opener: Opener<D>,
+    /// How often it could not be opened, or failed, and until when it is left alone.
+    trouble: Failures,
     /// Holds the device's descriptor once there is one.
     epoll: Epoll,
     /// Whose a queue pair is.
@@ -186,7 +184,9 @@ impl<D: Device> Rc<D> {
         Ok(Self {
             connections: HashMap::new(),
             lent: Lent::new(WINDOWS),
-            device: Lazy::Closed(opener),
+            device: None,
+            opener,
+            trouble: Failures::default(),
             epoll: Epoll::new()?,
             owners: HashMap::new(),
             limit,
@@ -200,32 +200,35 @@ impl<D: Device> Rc<D> {
         })
     }
 
-    /// The device, opened now if it is not yet. Errors: why there is none.
-    fn device(&mut self) -> Result<&mut D, Errno> {
-        if let Lazy::Closed(_) = self.device {
-            self.open()?;
+    /// The device, opened now if it is not. Errors: why there is none.
+    fn device(&mut self, now: u64) -> Result<&mut D, Errno> {
+        if self.device.is_none() {
+            self.open(now)?;
         }
-        self.device.get().ok_or(Errno(libc::ENODEV))
+        self.device.as_mut().ok_or(Errno(libc::ENODEV))
     }
 
     #[cold]
-    fn open(&mut self) -> Result<(), Errno> {
-        let Lazy::Closed(opener) = std::mem::replace(&mut self.device, Lazy::Useless) else {
-            return Ok(());
-        };
-        let opened = opener().and_then(|device| {
+    fn open(&mut self, now: u64) -> Result<(), Errno> {
+        if now < self.trouble.until {
+            return Err(Errno(libc::ENODEV));
+        }
+        let opened = (self.opener)().and_then(|device| {
             self.epoll.add(device.fd(), 0)?;
             Ok(device)
         });
         match opened {
             Ok(device) => {
-                self.device = Lazy::Open(device);
+                self.device = Some(device);
                 Ok(())
             }
             Err(errno) => {
-                log::warn(format_args!(
-                    "no RC queue pairs on the RDMA device ({errno}): long messages go as datagrams"
-                ));
+                if self.trouble.count == 0 {
+                    log::warn(format_args!(
+                        "no RC queue pairs on the RDMA device ({errno}): long messages go as datagrams"
+                    ));
+                }
+                self.trouble.again(now);
                 Err(errno)
             }
         }
@@ -237,10 +240,7 @@ impl<D: Device> Rc<D> {
 
     /// Nobody tries to reach `peer` for a while.
     fn note_failure(&mut self, peer: PeerId, now: u64) {
-        let failures = self.failures.entry(peer).or_default();
-        let pause = (PAUSE_NS << failures.count.min(10)).min(PAUSE_MAX_NS);
-        failures.count += 1;
-        failures.until = now.saturating_add(pause);
+        self.failures.entry(peer).or_default().again(now);
     }
 
     /// A place for one more connection, if need be that of one which nobody uses.
@@ -265,7 +265,7 @@ impl<D: Device> Rc<D> {
     /// A queue pair for a connection to `peer`.
     fn add(&mut self, peer: PeerId, id: u32, state: State, now: u64) -> Result<End, Errno> {
         let psn = process::random_u64() as u32 & 0x00ff_ffff;
-        let device = self.device()?;
+        let device = self.device(now)?;
         let qp = device.connection()?;
         let end = device.end(&qp, psn);
         self.owners.insert(qp.number(), peer);
@@ -287,7 +287,7 @@ impl<D: Device> Rc<D> {
     }
 
     fn ask(&mut self, peer: PeerId, now: u64) -> Windows {
-        if matches!(self.device, Lazy::Useless) || !self.has_place(now) {
+        if !self.has_place(now) {
             return Windows::No;
         }
         self.next_id = self.next_id.wrapping_add(1);
@@ -343,7 +343,7 @@ impl<D: Device> Rc<D> {
     }
 
     fn agree(&mut self, peer: PeerId, id: u32, end: &End, now: u64) -> Result<End, Errno> {
-        if !self.device()?.reaches(end) {
+        if !self.device(now)?.reaches(end) {
             return Err(Errno(libc::EHOSTUNREACH));
         }
         if !self.has_place(now) {
@@ -364,7 +364,7 @@ impl<D: Device> Rc<D> {
         if !self.connections.get(&peer).is_some_and(asked) {
             return; // given up since: the peer was told, or will be
         }
-        let reaches = self.device.get().is_some_and(|device| device.reaches(end));
+        let reaches = self.device.as_ref().is_some_and(|device| device.reaches(end));
         let connected =
             if reaches { self.connect(peer, end) } else { Err(Errno(libc::EHOSTUNREACH)) };
         if let Err(errno) = connected {
@@ -448,19 +448,25 @@ impl<D: Device> Rc<D> {
         }
     }
 
-    /// The device is of no use any more.
+    /// The device is of no use any more: another one, or the same again, may be.
     #[cold]
     fn give_up(&mut self, errno: Errno, now: u64, sink: &mut dyn BulkSink) {
-        if !matches!(self.device, Lazy::Useless) {
-            log::warn(format_args!(
-                "the RDMA device makes no RC connections any more ({errno}): long messages go as datagrams"
-            ));
-        }
+        log::warn(format_args!(
+            "RC queue pairs fail ({errno}): long messages go as datagrams until there are others"
+        ));
+        self.close(now, sink);
+        self.trouble.again(now);
+    }
+
+    /// Ends all connections, and closes the device after them.
+    fn close(&mut self, now: u64, sink: &mut dyn BulkSink) {
         let peers: Vec<PeerId> = self.connections.keys().copied().collect();
         for peer in peers {
             self.lose(peer, now, sink);
         }
-        self.device = Lazy::Useless; // after its queue pairs
+        if let Some(device) = self.device.take() {
+            self.epoll.remove(device.fd());
+        }
     }
 }
 
@@ -498,7 +504,7 @@ impl<D: Device> Bulk for Rc<D> {
         if connection.lent >= PEER_WINDOWS || self.lent.is_full() {
             return Err(SendError::Again);
         }
-        let device = self.device.get().ok_or(gone)?;
+        let device = self.device.as_ref().ok_or(gone)?;
         let lease = device.register(part, true).map_err(|_| {
             self.counts.unregistered += 1;
             UNREGISTERED
@@ -532,7 +538,7 @@ impl<D: Device> Bulk for Rc<D> {
             self.counts.stale += 1;
             return Ok(()); // the peer knows, or will be told, that it has ended
         };
-        let Some(device) = self.device.get().filter(|_| !self.doomed.contains(&peer)) else {
+        let Some(device) = self.device.as_ref().filter(|_| !self.doomed.contains(&peer)) else {
             return Ok(());
         };
         if connection.qp.room() == 0 {
@@ -630,7 +636,7 @@ impl<D: Device> Bulk for Rc<D> {
         let mut events = Vec::new();
         let mut n = 0;
         while n < BATCH {
-            let Some(device) = self.device.get() else { break };
+            let Some(device) = &mut self.device else { break };
             match device.poll(|event| events.push(event)) {
                 Ok(0) => break,
                 Ok(more) => n += more,
@@ -644,6 +650,12 @@ impl<D: Device> Bulk for Rc<D> {
             }
         }
         n
+    }
+
+    fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        self.close(now, sink);
+        self.failures.clear();
+        self.trouble = Failures::default();
     }
 
     fn forget(&mut self, peer: PeerId) {
@@ -661,7 +673,7 @@ impl<D: Device> Bulk for Rc<D> {
         if !self.controls.is_empty() || !self.doomed.is_empty() {
             return false;
         }
-        let Some(device) = self.device.get().filter(|_| self.writes > 0 || self.lent.len() > 0)
+        let Some(device) = self.device.as_mut().filter(|_| self.writes > 0 || self.lent.len() > 0)
         else {
             return true;
         };
@@ -674,6 +686,6 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn registrations(&self) -> Option<String> {
-        if let Lazy::Open(device) = &self.device { device.registrations() } else { None }
+        self.device.as_ref()?.registrations()
     }
 }

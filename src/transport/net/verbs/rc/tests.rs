@@ -28,6 +28,8 @@ struct Fabric {
     next: u32,
     /// Registrations fail.
     refuses: bool,
+    /// The devices of these nodes fail.
+    dead: Vec<usize>,
 }
 
 impl Fabric {
@@ -162,6 +164,9 @@ impl Device for FakeDevice {
     fn poll(&mut self, mut each: impl FnMut(Event)) -> Result<usize, Errno> {
         let mut n = 0;
         while n < 4 {
+            if self.fabric.lock().unwrap().dead.contains(&self.node) {
+                return Err(Errno(libc::EIO));
+            }
             let event = self.fabric.lock().unwrap().events[self.node].pop_front();
             let Some(event) = event else { break };
             each(event);
@@ -242,7 +247,12 @@ impl World {
         fabric.lock().unwrap().events = (0..count).map(|_| VecDeque::new()).collect();
         let node = |node| {
             let fabric = fabric.clone();
-            let open = move || Ok(FakeDevice { fabric, node, bell: Doorbell::new()? });
+            let open = move || {
+                if fabric.lock().unwrap().dead.contains(&node) {
+                    return Err(Errno(libc::ENODEV));
+                }
+                Ok(FakeDevice { fabric: fabric.clone(), node, bell: Doorbell::new()? })
+            };
             Node {
                 bulk: Rc::new(Box::new(open), limit).unwrap(),
                 lent: HashMap::new(),
@@ -474,6 +484,38 @@ fn a_wrong_immediate_or_length_ends_the_connection() {
         assert_eq!(world.nodes[0].bulk.counts().wrong, 1);
         assert_eq!((world.nodes[0].filled, world.nodes[0].lost, world.nodes[1].lost), (0, 1, 1));
         assert!(world.fabric.lock().unwrap().pairs.is_empty());
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_opened_again_when_it_works() {
+    for told in [false, true] {
+        let mut world = World::new(2, 4);
+        world.windows(0, 1);
+        world.settle();
+        world.lend(0, 1, 10).unwrap();
+        world.lend(1, 0, 10).unwrap();
+        world.fabric.lock().unwrap().dead.push(0);
+        world.settle();
+        assert!(world.fabric.lock().unwrap().pairs.is_empty());
+        assert!(world.nodes.iter().all(|node| node.lost == 1 && node.lent.is_empty()));
+        world.now += PAUSE_NS;
+        assert_eq!(world.windows(0, 1), Windows::No);
+        assert_eq!(world.windows(1, 0), Windows::Later, "it does not know");
+        world.settle();
+        assert_eq!(world.windows(1, 0), Windows::No, "it was refused");
+        world.fabric.lock().unwrap().dead.clear();
+        assert_eq!(world.windows(0, 1), Windows::No, "not at once");
+        if told {
+            world.with(0, |bulk, now, told| bulk.renew(now, told));
+        } else {
+            world.now += PAUSE_MAX_NS;
+        }
+        assert_eq!(world.windows(0, 1), Windows::Later);
+        world.settle();
+        world.lend(0, 1, 10).unwrap();
+        world.settle();
+        assert_eq!(world.nodes[0].filled, 1);
     }
 }
 
