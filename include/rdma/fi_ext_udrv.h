@@ -43,6 +43,12 @@ enum fi_udrv_cause {
     FI_UDRV_CAUSE_RECEIVER_REFUSED = 10,
     // The peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds: FI_ETIMEDOUT.
     FI_UDRV_CAUSE_PEER_SILENT = 11,
+    // The target of a one-sided operation has no region with this key: FI_EKEYREJECTED.
+    FI_UDRV_CAUSE_KEY_REJECTED = 12,
+    // The target's region does not reach so far, or does not allow this: FI_EACCES.
+    FI_UDRV_CAUSE_ACCESS_DENIED = 13,
+    // The target could not reach the initiator's buffer.
+    FI_UDRV_CAUSE_TARGET_FAILED = 14,
 };
 
 // What an endpoint has done since it was enabled.
@@ -65,8 +71,15 @@ struct fi_udrv_counts {
     uint64_t surplus;
     // Bytes of rendezvous messages that this endpoint sent by stream.
     uint64_t stream_bytes;
-    // Messages whose stream broke while this endpoint received them, and that went on as fragments.
+    // Messages whose stream or windows failed while this endpoint received them, and that went on as
+    // fragments.
     uint64_t resumed;
+    // Bytes of rendezvous messages that this endpoint wrote into windows of its peers (RDMA).
+    uint64_t window_bytes;
+    // Windows that this endpoint had lent to peers when their connection ended.
+    uint64_t windows_lost;
+    // Messages that this endpoint could not write into the windows it was lent.
+    uint64_t declined;
 };
 
 // Operations on an endpoint, through

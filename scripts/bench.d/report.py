@@ -1,7 +1,8 @@
 """report.py BENCH VALUES RESULT LIBFABRIC COMMIT PROVIDER...
 
 Tables of medians from the lines of VALUES (section, metric, key, provider, value; separated by tabs) on standard
-output and in RESULT.md, and every value in RESULT.json. The first provider is ours.
+output and in RESULT.md, and every value in RESULT.json. The first provider is ours. Those called ib_... are no providers
+but programs that use a device bare.
 """
 
 import collections
@@ -27,6 +28,8 @@ METRICS = {
 KEYS = {"loss": "loss"}
 
 bench, values, result, libfabric, commit, *providers = sys.argv[1:]
+bare = [p for p in providers if p.startswith("ib_")]
+providers = [p for p in providers if p not in bare]
 ours, peers = providers[0], providers[1:]
 runs = collections.defaultdict(list)
 for line in open(values, encoding="utf-8"):
@@ -35,7 +38,7 @@ for line in open(values, encoding="utf-8"):
 
 
 def medians(section, metric, key):
-    found = {p: runs.get((section, metric, key, p)) for p in providers}
+    found = {p: runs.get((section, metric, key, p)) for p in providers + bare}
     return {p: statistics.median(v) for p, v in found.items() if v}
 
 
@@ -55,13 +58,36 @@ def by_provider(section, metric):
     yield f"{section + ': ' if section else ''}{title} (median; a ratio {'below' if best is min else 'above'} 1 is ours ahead)"
     yield ""
     label = KEYS.get(bench, "bytes") if bench != "scale" else ""
-    yield row(label, *providers, f"{ours} / best peer")
-    yield f"|{'---|' * (len(providers) + 2)}"
+    device = [p for p in bare if any((s, m, q) == (section, metric, p) for s, m, _, q in runs)]
+    yield row(label, *providers, f"{ours} / best peer", *device, *([f"{ours} / device"] if device else []))
+    yield f"|{'---|' * (len(providers) + 2 + len(device) + bool(device))}"
     for key in keys(section, metric):
         found = medians(section, metric, key)
-        rivals = [found[p] for p in peers if p in found]
-        ratio = f"{found[ours] / best(rivals):.2f}" if rivals and ours in found else "–"
-        yield row(str(key), *(f"{found[p]:.2f}" if p in found else "–" for p in providers), ratio)
+
+        def values_of(names):
+            return [f"{found[p]:.2f}" if p in found else "–" for p in names]
+
+        def ratio(names):
+            others = [found[p] for p in names if p in found]
+            return f"{found[ours] / best(others):.2f}" if others and ours in found else "–"
+
+        yield row(str(key), *values_of(providers), ratio(peers), *values_of(device), *([ratio(device)] if device else []))
+    yield ""
+    yield from spread(section, metric)
+
+
+def spread(section, metric):
+    """How far the rounds lay apart, where there were several."""
+    names = [p for p in providers + bare if any((s, m, q) == (section, metric, p) for s, m, _, q in runs)]
+    if bench != "rdma" or max((len(v) for (s, m, *_), v in runs.items() if (s, m) == (section, metric)), default=0) < 2:
+        return
+    yield "the same, least to most of all rounds"
+    yield ""
+    yield row("bytes", *names)
+    yield f"|{'---|' * (len(names) + 1)}"
+    for key in keys(section, metric):
+        each = [runs.get((section, metric, key, p)) for p in names]
+        yield row(str(key), *(f"{min(v):.2f} … {max(v):.2f}" if v else "–" for v in each))
     yield ""
 
 

@@ -1,6 +1,7 @@
 //! The memory of the application: what it lent to an operation, and how bytes get in and out of it.
 
 pub(crate) mod cache;
+pub(crate) mod keys;
 pub(crate) mod region;
 
 pub(crate) use region::{MAX_SEGMENTS, OwnedBuffer, SegmentList};

@@ -8,19 +8,21 @@ use super::progress::ProgressThread;
 use super::table::{SLACK, Slack, Table, stubs};
 use super::{av, cntr, cq, endpoint, eq, mr, poll_set};
 use crate::config::Config;
+use crate::memory::keys::{RegionTable, Right};
 use crate::telemetry::log;
-use crate::transport::net::job_key;
 use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::net::{job_key, verbs};
 use libfabric_sys::{
     FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP, FI_MR_BASIC,
-    FI_MR_PROV_KEY, FI_PROGRESS_AUTO, FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr,
-    fi_cntr_attr, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
+    FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr,
+    fi_av_attr, fi_cntr_attr, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
     fi_ops_domain_2_7, fi_poll_attr, fi_version, fid, fid_av, fid_cntr, fid_cq, fid_domain, fid_ep,
     fid_poll,
 };
 use once_cell::sync::OnceCell;
-use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::{Arc, Weak};
 
 /// What the children of a domain share.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct Domain {
     pub(crate) addr_format: u32,
     /// Keys of regions are ours to choose (FI_MR_BASIC, FI_MR_PROV_KEY).
     pub(crate) chooses_keys: bool,
+    /// Peers name places in regions by address (FI_MR_BASIC, FI_MR_VIRT_ADDR); else by offset.
+    pub(crate) names_addresses: bool,
     pub(crate) state: Locked<DomainState>,
     thread: OnceCell<ProgressThread>,
 }
@@ -45,17 +49,42 @@ pub(crate) struct DomainState {
     pub(crate) endpoints: Vec<*const endpoint::Endpoint>,
     /// Queues and counters whose wait object is a condition: someone must signal it.
     pub(crate) conditions: Vec<Condition>,
-    /// Next key that we choose.
-    pub(crate) next_key: u64,
-    /// Keys in use.
-    pub(crate) keys: std::collections::HashSet<u64>,
+    /// Memory that peers may reach.
+    pub(crate) regions: RegionTable,
+    /// Counters of regions, by the region's id.
+    pub(crate) region_counters: HashMap<u64, RegionCounters>,
+    /// Counters that were ever bound to a region: every endpoint feeds them.
+    pub(crate) fed: Vec<Weak<cntr::Counter>>,
+}
+
+/// What is counted of a region.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RegionCounters {
+    pub(crate) read: Option<Arc<cntr::Counter>>,
+    pub(crate) write: Option<Arc<cntr::Counter>>,
+}
+
+impl RegionCounters {
+    pub(crate) fn of(&self, right: Right) -> &Option<Arc<cntr::Counter>> {
+        match right {
+            Right::Read => &self.read,
+            Right::Write => &self.write,
+        }
+    }
+}
+
+impl DomainState {
+    /// Those of `fed` that still are.
+    pub(crate) fn counters_of_regions(&self) -> Vec<Arc<cntr::Counter>> {
+        self.fed.iter().filter_map(Weak::upgrade).collect()
+    }
 }
 
 /// A queue or counter with a condition.
 #[derive(Clone, Debug)]
 pub(crate) enum Condition {
-    Queue(std::sync::Weak<cq::CompletionQueue>),
-    Counter(std::sync::Weak<cntr::Counter>),
+    Queue(Weak<cq::CompletionQueue>),
+    Counter(Weak<cntr::Counter>),
 }
 
 impl Domain {
@@ -100,6 +129,7 @@ struct DomainFid {
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     bind: Some(bind),
+    control: Some(mr::domain_control),
     // SAFETY: fi_ops has six slots.
     ..unsafe { stubs::<fi_ops, 6>() }
 });
@@ -138,7 +168,9 @@ pub(crate) unsafe fn open(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
-    let config = Config::from_environment();
+    // SAFETY: as above: null or a C string.
+    let name = unsafe { attr.name.as_ref().map(|name| CStr::from_ptr(name)) };
+    let config = config_of(name.and_then(|name| name.to_str().ok()))?;
     // SAFETY: as above; the application says how long its key is.
     let given = unsafe { auth_key(fabric, attr.auth_key, attr.auth_key_size) }?;
     let job_key = given.map_or_else(|| default_job_key(&config), Ok)?;
@@ -150,6 +182,7 @@ pub(crate) unsafe fn open(
         job_key,
         addr_format: info.addr_format,
         chooses_keys: attr.mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY) != 0,
+        names_addresses: attr.mr_mode & (FI_MR_BASIC | FI_MR_VIRT_ADDR) != 0,
         state: Locked::new(DomainState::default()),
         thread: OnceCell::new(),
     });
@@ -168,6 +201,17 @@ pub(crate) unsafe fn open(
     // SAFETY: checked not to be null.
     unsafe { *out = Box::into_raw(domain).cast() };
     Ok(())
+}
+
+/// The configuration of a domain called `name`. Errors: EINVAL for the name of a device that
+/// `fi_getinfo` would not have offered.
+fn config_of(name: Option<&str>) -> Result<Config, i32> {
+    let config = Config::from_environment();
+    let Some(nic) = name.and_then(verbs::device_named) else { return Ok(config) };
+    verbs::insisting(&config, &nic).map_err(|offered| {
+        log::warn(format_args!("domain_attr->name refused: {nic}, offered {offered}"));
+        FI_EINVAL
+    })
 }
 
 /// The job key that an application gives with a domain or an endpoint, if it gives one. Members of

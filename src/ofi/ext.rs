@@ -46,6 +46,12 @@ pub enum fi_udrv_cause {
     ReceiverRefused = 10,
     /// The peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds: FI_ETIMEDOUT.
     PeerSilent = 11,
+    /// The target of a one-sided operation has no region with this key: FI_EKEYREJECTED.
+    KeyRejected = 12,
+    /// The target's region does not reach so far, or does not allow this: FI_EACCES.
+    AccessDenied = 13,
+    /// The target could not reach the initiator's buffer.
+    TargetFailed = 14,
 }
 
 /// What an endpoint has done since it was enabled.
@@ -70,8 +76,15 @@ pub struct fi_udrv_counts {
     pub surplus: u64,
     /// Bytes of rendezvous messages that this endpoint sent by stream.
     pub stream_bytes: u64,
-    /// Messages whose stream broke while this endpoint received them, and that went on as fragments.
+    /// Messages whose stream or windows failed while this endpoint received them, and that went on as
+    /// fragments.
     pub resumed: u64,
+    /// Bytes of rendezvous messages that this endpoint wrote into windows of its peers (RDMA).
+    pub window_bytes: u64,
+    /// Windows that this endpoint had lent to peers when their connection ended.
+    pub windows_lost: u64,
+    /// Messages that this endpoint could not write into the windows it was lent.
+    pub declined: u64,
 }
 
 /// Operations on an endpoint, through
@@ -152,6 +165,9 @@ unsafe fn counts_of(ep: *mut fid_ep) -> Result<fi_udrv_counts, i32> {
         surplus: counts.surplus,
         stream_bytes: counts.stream_bytes,
         resumed: counts.resumed,
+        window_bytes: counts.window_bytes,
+        windows_lost: counts.windows_lost,
+        declined: counts.declined,
     })
 }
 
@@ -183,6 +199,9 @@ mod tests {
             (c::SenderUnreadable, Cause::SenderUnreadable),
             (c::ReceiverRefused, Cause::ReceiverRefused),
             (c::PeerSilent, Cause::PeerSilent),
+            (c::KeyRejected, Cause::KeyRejected),
+            (c::AccessDenied, Cause::AccessDenied),
+            (c::TargetFailed, Cause::TargetFailed),
         ];
         for (ours, theirs) in pairs {
             assert_eq!(ours as i32, theirs as i32, "{ours:?}");

@@ -14,18 +14,20 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-use crate::config::Config;
+use crate::config::{Config, NicName};
 use crate::sys::net::Nic;
 use crate::telemetry::log;
-use crate::transport::net::verbs::RdmaSettings;
+use crate::transport::net::verbs::{NamedDevice, RdmaSettings};
 use crate::transport::net::{job_key, verbs};
 use attributes::Attributes;
 use hints::Hints;
 use libfabric_sys::{
     FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EINVAL, FI_ENODATA, FI_ENOMEM,
-    FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV, FI_ORDER_SAS,
-    FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_RECV, FI_REMOTE_COMM, FI_SEND, FI_SOURCE, FI_TAGGED,
-    FI_TRANSMIT_COMPLETE, fi_info,
+    FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV, FI_ORDER_RAR,
+    FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW, FI_ORDER_RMA_WAW, FI_ORDER_SAS, FI_ORDER_WAW,
+    FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ,
+    FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE,
+    FI_WRITE, fi_info,
 };
 use place::Place;
 use std::ffi::{c_char, c_int};
@@ -42,10 +44,19 @@ pub(crate) const PROTOCOL_VERSION: u32 = 1;
 /// FI_REMOTE_COMM is granted to those who ask, and not offered to others: Open MPI insists on it.
 pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | DOMAIN_CAPS;
 /// Those of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
-pub(crate) const TX_CAPS: u64 = FI_MSG | FI_TAGGED | FI_SEND | FI_FENCE;
+pub(crate) const TX_CAPS: u64 =
+    FI_MSG | FI_TAGGED | FI_RMA | FI_SEND | FI_READ | FI_WRITE | FI_FENCE;
 /// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
-pub(crate) const RX_CAPS: u64 =
-    FI_MSG | FI_TAGGED | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE;
+pub(crate) const RX_CAPS: u64 = FI_MSG
+    | FI_TAGGED
+    | FI_RMA
+    | FI_RECV
+    | FI_REMOTE_READ
+    | FI_REMOTE_WRITE
+    | FI_MULTI_RECV
+    | FI_DIRECTED_RECV
+    | FI_SOURCE
+    | FI_RMA_EVENT;
 /// Capabilities of a domain, of which fi_domain(3) knows only these.
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
 
@@ -54,15 +65,24 @@ pub(crate) const TX_OP_FLAGS: u64 =
     FI_INJECT | FI_COMPLETION | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
 /// Default operation flags that a receive context may have.
 pub(crate) const RX_OP_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
-/// Message orders that are kept.
-pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS;
+/// Message orders that are kept: messages among themselves, and of one-sided operations all but
+/// writes after reads.
+pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS
+    | FI_ORDER_RAR
+    | FI_ORDER_RAW
+    | FI_ORDER_WAW
+    | FI_ORDER_RMA_RAR
+    | FI_ORDER_RMA_RAW
+    | FI_ORDER_RMA_WAW;
 
 /// Longest message of `fi_inject`, bytes.
 pub(crate) const INJECT_SIZE: usize = 4096;
 /// Elements of a scatter-gather list.
 pub(crate) const IOV_LIMIT: usize = 4;
-/// Elements of a remote scatter-gather list: there is no RMA.
-pub(crate) const RMA_IOV_LIMIT: usize = 0;
+/// Elements of a remote scatter-gather list.
+pub(crate) const RMA_IOV_LIMIT: usize = crate::protocol::MAX_RANGES;
+/// Parts of a memory region.
+pub(crate) const MR_IOV_LIMIT: usize = crate::memory::MAX_SEGMENTS;
 /// Size of a transmit or receive context when none is asked for, operations.
 pub(crate) const CONTEXT_SIZE: usize = 1024;
 /// Bytes of remote CQ data.
@@ -174,6 +194,13 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
     let attributes = attributes::negotiate(request.version, hints, config)?;
     job_key::of_environment(config)
         .map_err(|bad| Refusal::new("FI_UDRV_JOB_KEY", bad, job_key::WANTED))?;
+    // A domain that has the name of a device is on that device.
+    let device = hints.domain_name.as_deref().and_then(verbs::device_named);
+    let named = match device {
+        Some(nic) => Some((insist(config, &nic)?, on_device(hints, nic))),
+        None => None,
+    };
+    let (config, hints) = named.as_ref().map_or((config, hints), |(config, hints)| (config, hints));
     let place = place::find(request, hints, config)?;
     place::probe(&place)?;
     place.explain();
@@ -182,15 +209,27 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
             "FI_REMOTE_COMM is granted because it was asked for, but only peers of this node are reached: FI_UDRV_NET=0"
         ));
     }
-    let rdma = if config.net { rdma_device(&place, config)? } else { None };
+    let rdma = if config.net { rdma_device(&place, hints, config)? } else { None };
     let nic = rdma.or_else(|| nic::behind(&place.interface));
     Ok(Offer { attributes, place: Some(place), nic })
 }
 
+fn insist(config: &Config, nic: &NicName) -> Result<Config, Refusal> {
+    verbs::insisting(config, nic).map_err(|offered| Refusal::new("domain_attr->name", nic, offered))
+}
+
+fn on_device(hints: &Hints, nic: NicName) -> Hints {
+    Hints { device: Some(NamedDevice::new(nic)), ..hints.clone() }
+}
+
 /// The RDMA device that an endpoint at `place` would use beside its interface.
-fn rdma_device(place: &Place, config: &Config) -> Result<Option<Nic>, Refusal> {
+fn rdma_device(place: &Place, hints: &Hints, config: &Config) -> Result<Option<Nic>, Refusal> {
     let settings = RdmaSettings::of(config);
     verbs::offer(&settings, place.source.0.ip()).map_err(|_| {
-        Refusal::new("FI_UDRV_RDMA", "require", "no RDMA device that works for this address")
+        let none = "no RDMA device that works for this address";
+        match &hints.device {
+            Some(device) => Refusal::new("domain_attr->name", &device.nic, none),
+            None => Refusal::new("FI_UDRV_RDMA", "require", none),
+        }
     })
 }

@@ -1,12 +1,17 @@
-//! `struct fid_mr`: memory regions. Transports of this version need none for messages, so a region
-//! is its key and its bookkeeping.
+//! `struct fid_mr`: memory regions, which peers reach by one-sided operations. Memory of messages
+//! and of the initiator needs none.
 
+use super::cntr;
 use super::domain::{self, Domain};
 use super::guard::{code, entry};
 use super::table::{SLACK, Slack, Table, stubs};
+use crate::memory::keys::Region;
+use crate::memory::{MAX_SEGMENTS, SegmentList};
 use libfabric_sys::{
-    FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EINVAL, FI_ENOKEY, FI_HMEM_SYSTEM, fi_mr_attr,
-    fi_ops, fi_ops_mr, fi_version, fid, fid_domain, fid_mr,
+    FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EINVAL, FI_ENABLE, FI_ENOKEY, FI_ENOSYS,
+    FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_SYSTEM, FI_MAP_RAW_MR, FI_MR_DMABUF,
+    FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY, fi_mr_attr, fi_mr_map_raw,
+    fi_mr_raw_attr, fi_ops, fi_ops_mr, fi_version, fid, fid_domain, fid_mr,
 };
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,6 +21,10 @@ struct MrFid {
     fid: fid_mr,
     slack: Slack,
     domain: Arc<Domain>,
+    /// Of the region, in the domain's table.
+    id: u64,
+    /// What peers call the region's first byte.
+    base: u64,
 }
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
@@ -35,41 +44,71 @@ pub(crate) static OPS: Table<fi_ops_mr> = Table::new(fi_ops_mr {
     ..unsafe { stubs::<fi_ops_mr, 3>() }
 });
 
+/// What an application registers.
+struct Registration<'a> {
+    parts: &'a [libc::iovec],
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    context: *mut c_void,
+}
+
+/// Errors: EINVAL; ENOKEY when the application's key is in use; EOPNOTSUPP for FI_MR_DMABUF.
+///
 /// # Safety
-/// `fid` is the domain, `out` valid.
+/// `fid` is the domain, `out` null or valid; the parts stay valid until the region is closed.
 unsafe fn register(
     fid: *mut fid,
-    ranges: usize,
-    requested_key: u64,
-    context: *mut c_void,
+    wanted: &Registration<'_>,
     out: *mut *mut fid_mr,
 ) -> Result<(), i32> {
-    if out.is_null() || ranges == 0 {
+    if wanted.flags & FI_MR_DMABUF != 0 {
+        return Err(FI_EOPNOTSUPP);
+    }
+    // fi_mr.3: the offset "is reserved for future use and must be 0".
+    if out.is_null() || wanted.parts.is_empty() || wanted.offset != 0 {
         return Err(FI_EINVAL);
     }
+    let mut parts = [(std::ptr::null(), 0); MAX_SEGMENTS];
+    if wanted.parts.len() > parts.len() {
+        return Err(FI_EINVAL);
+    }
+    for (to, from) in parts.iter_mut().zip(wanted.parts) {
+        *to = (from.iov_base.cast_const().cast(), from.iov_len);
+    }
+    let parts = parts.get(..wanted.parts.len()).unwrap_or(&[]);
+    // SAFETY: the application lends the parts until fi_close.
+    let memory = unsafe { SegmentList::gather(parts) }.ok_or(FI_EINVAL)?;
     // SAFETY: the application's domain; `fid` is its first member.
     let domain = unsafe { domain::shared(fid.cast::<fid_domain>()) };
+    let base = if domain.names_addresses { memory.first_addr() } else { 0 };
+    let region = Region {
+        memory,
+        base,
+        remote_read: wanted.access & FI_REMOTE_READ != 0,
+        remote_write: wanted.access & FI_REMOTE_WRITE != 0,
+    };
     let guard = domain.lock.lock();
     // SAFETY: the guard is of this domain; one short step.
-    let state = unsafe { domain.state(&guard) };
-    let key = if domain.chooses_keys {
-        state.next_key += 1;
-        state.next_key
-    } else {
-        requested_key
-    };
-    if !state.keys.insert(key) {
-        return Err(FI_ENOKEY); // the application's key is in use (fi_mr.3)
-    }
+    let regions = &mut unsafe { domain.state(&guard) }.regions;
+    let key = if domain.chooses_keys { regions.new_key() } else { wanted.requested_key };
+    let id = regions.insert(key, region).ok_or(FI_ENOKEY)?;
     drop(guard);
     let mut mr = Box::new(MrFid {
         fid: fid_mr {
-            fid: libfabric_sys::fid { fclass: FI_CLASS_MR, context, ops: FID_OPS.as_mut_ptr() },
+            fid: libfabric_sys::fid {
+                fclass: FI_CLASS_MR,
+                context: wanted.context,
+                ops: FID_OPS.as_mut_ptr(),
+            },
             mem_desc: std::ptr::null_mut(),
             key,
         },
         slack: SLACK,
         domain: domain.clone(),
+        id,
+        base,
     });
     mr.fid.mem_desc = (&raw mut *mr).cast();
     // SAFETY: checked not to be null.
@@ -77,80 +116,202 @@ unsafe fn register(
     Ok(())
 }
 
+/// # Safety
+/// `list` is null or has `count` elements.
+unsafe fn parts<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::iovec] {
+    if list.is_null() || count > MAX_SEGMENTS {
+        return &[];
+    }
+    // SAFETY: the caller vouches.
+    unsafe { std::slice::from_raw_parts(list, count) }
+}
+
 unsafe extern "C" fn reg(
     fid: *mut fid,
-    _buf: *const c_void,
-    _len: usize,
-    _access: u64,
-    _offset: u64,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    offset: u64,
     requested_key: u64,
-    _flags: u64,
+    flags: u64,
     out: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as libfabric calls fi_mr_reg.
-    entry("fi_mr_reg", || code(unsafe { register(fid, 1, requested_key, context, out) }))
+    entry("fi_mr_reg", || {
+        let parts = &[libc::iovec { iov_base: buf.cast_mut(), iov_len: len }];
+        let wanted = Registration { parts, access, offset, requested_key, flags, context };
+        // SAFETY: as libfabric calls fi_mr_reg.
+        code(unsafe { register(fid, &wanted, out) })
+    })
 }
 
 unsafe extern "C" fn regv(
     fid: *mut fid,
-    _iov: *const libc::iovec,
+    iov: *const libc::iovec,
     count: usize,
-    _access: u64,
-    _offset: u64,
+    access: u64,
+    offset: u64,
     requested_key: u64,
-    _flags: u64,
+    flags: u64,
     out: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as libfabric calls fi_mr_regv.
-    entry("fi_mr_regv", || code(unsafe { register(fid, count, requested_key, context, out) }))
+    entry("fi_mr_regv", || {
+        // SAFETY: as libfabric calls fi_mr_regv.
+        unsafe {
+            let parts = parts(iov, count);
+            let wanted = Registration { parts, access, offset, requested_key, flags, context };
+            code(register(fid, &wanted, out))
+        }
+    })
 }
 
 unsafe extern "C" fn regattr(
     fid: *mut fid,
     attr: *const fi_mr_attr,
-    _flags: u64,
+    flags: u64,
     out: *mut *mut fid_mr,
 ) -> c_int {
     entry("fi_mr_regattr", || {
-        // SAFETY: as libfabric calls fi_mr_regattr; `iface` exists since API 1.9.
+        // SAFETY: as libfabric calls fi_mr_regattr; `iface` exists since API 1.9. Under FI_MR_DMABUF
+        // `mr_iov` points to something else.
         unsafe {
             let Some(a) = attr.as_ref() else { return -FI_EINVAL };
             let api = domain::shared(fid.cast::<fid_domain>()).fabric.api_version();
             if api >= fi_version(1, 9) && a.iface != FI_HMEM_SYSTEM {
                 return -FI_EINVAL;
             }
-            code(register(fid, a.iov_count, a.requested_key, a.context, out))
+            let dmabuf = flags & FI_MR_DMABUF != 0;
+            let wanted = Registration {
+                parts: if dmabuf { &[] } else { parts(a.mr_iov, a.iov_count) },
+                access: a.access,
+                offset: a.offset,
+                requested_key: a.requested_key,
+                flags,
+                context: a.context,
+            };
+            code(register(fid, &wanted, out))
         }
     })
 }
 
+/// After this nobody reaches the memory any more: operations under way look it up for every piece.
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(mr)", || {
         // SAFETY: a region of ours, open until now.
         let mr = unsafe { Box::from_raw(fid.cast::<MrFid>()) };
         let guard = mr.domain.lock.lock();
         // SAFETY: the guard is of the region's domain; one short step.
-        unsafe { mr.domain.state(&guard) }.keys.remove(&mr.fid.key);
+        let state = unsafe { mr.domain.state(&guard) };
+        state.regions.remove(mr.fid.key);
+        state.region_counters.remove(&mr.id);
         drop(guard);
         0
     })
 }
 
-unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {
+unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
     entry("fi_mr_bind", || {
-        // SAFETY: an object of the application.
-        match unsafe { other.as_ref() }.map(|other| other.fclass) {
-            Some(FI_CLASS_EP | FI_CLASS_CNTR) => 0,
-            _ => -FI_EINVAL,
+        // SAFETY: a region of ours and an object of the application.
+        unsafe {
+            let mr = &*fid.cast::<MrFid>();
+            match other.as_ref().map(|other| other.fclass) {
+                // Every endpoint of the domain reaches it anyway.
+                Some(FI_CLASS_EP) => 0,
+                Some(FI_CLASS_CNTR) => code(bind_counter(mr, cntr::shared(other), flags)),
+                _ => -FI_EINVAL,
+            }
         }
     })
 }
 
-unsafe extern "C" fn control(_fid: *mut fid, command: c_int, _arg: *mut c_void) -> c_int {
-    match command {
-        libfabric_sys::FI_ENABLE | libfabric_sys::FI_REFRESH => 0,
-        _ => -libfabric_sys::FI_ENOSYS,
+/// Errors: EINVAL for other flags than FI_REMOTE_READ and FI_REMOTE_WRITE, a counter of another
+/// domain, or a second one.
+fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<(), i32> {
+    let known = FI_REMOTE_READ | FI_REMOTE_WRITE;
+    if flags & !known != 0 || flags == 0 || !Arc::ptr_eq(&counter.domain, &mr.domain) {
+        return Err(FI_EINVAL);
     }
+    let guard = mr.domain.lock.lock();
+    // SAFETY: the guard is of the region's domain; one short step.
+    let state = unsafe { mr.domain.state(&guard) };
+    let counters = state.region_counters.entry(mr.id).or_default();
+    for (flag, slot) in
+        [(FI_REMOTE_READ, &mut counters.read), (FI_REMOTE_WRITE, &mut counters.write)]
+    {
+        if flags & flag != 0 {
+            if slot.is_some() {
+                return Err(FI_EINVAL);
+            }
+            *slot = Some(counter.clone());
+        }
+    }
+    state.fed.retain(|known| known.strong_count() > 0 && known.as_ptr() != Arc::as_ptr(counter));
+    state.fed.push(Arc::downgrade(counter));
+    for endpoint in state.endpoints.clone() {
+        // SAFETY: endpoints leave the domain's list under the lock before they go away.
+        unsafe { &*endpoint }.feed(counter, &guard)?;
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(mr)", || match command {
+        // Regions are enabled from the start, and nothing of them is kept elsewhere.
+        FI_ENABLE | FI_REFRESH => 0,
+        // SAFETY: a region of ours; `arg` is as fi_mr.3 says.
+        FI_GET_RAW_MR => code(unsafe { raw_attr(&*fid.cast::<MrFid>(), arg.cast()) }),
+        _ => -FI_ENOSYS,
+    })
+}
+
+/// # Safety
+/// `arg` is null or as `fi_mr_raw_attr` passes it.
+unsafe fn raw_attr(mr: &MrFid, arg: *const fi_mr_raw_attr) -> Result<(), i32> {
+    let key = mr.fid.key.to_ne_bytes();
+    // SAFETY: the caller vouches; checked not to be null.
+    unsafe {
+        let arg = arg.as_ref().ok_or(FI_EINVAL)?;
+        let room = arg.key_size.as_mut().ok_or(FI_EINVAL)?;
+        if std::mem::replace(room, key.len()) < key.len() {
+            return Err(FI_ETOOSMALL);
+        }
+        if arg.raw_key.is_null() {
+            return Err(FI_EINVAL);
+        }
+        arg.raw_key.copy_from_nonoverlapping(key.as_ptr(), key.len());
+        if let Some(base) = arg.base_addr.as_mut() {
+            *base = mr.base;
+        }
+    }
+    Ok(())
+}
+
+/// `fi_mr_map_raw` and `fi_mr_unmap_key`: our raw keys are keys.
+pub(crate) unsafe extern "C" fn domain_control(
+    _domain: *mut fid,
+    command: c_int,
+    arg: *mut c_void,
+) -> c_int {
+    entry("fi_control(domain)", || match command {
+        // SAFETY: `arg` is as fi_mr.3 says for this command.
+        FI_MAP_RAW_MR => code(unsafe { map_raw(arg.cast()) }),
+        FI_UNMAP_KEY => 0,
+        _ => -FI_ENOSYS,
+    })
+}
+
+/// # Safety
+/// `arg` is null or as `fi_mr_map_raw` passes it.
+unsafe fn map_raw(arg: *const fi_mr_map_raw) -> Result<(), i32> {
+    // SAFETY: the caller vouches; checked not to be null.
+    unsafe {
+        let arg = arg.as_ref().ok_or(FI_EINVAL)?;
+        let key = arg.key.as_mut().ok_or(FI_EINVAL)?;
+        if arg.raw_key.is_null() || arg.key_size != size_of::<u64>() {
+            return Err(FI_EINVAL);
+        }
+        *key = arg.raw_key.cast::<u64>().read_unaligned();
+    }
+    Ok(())
 }

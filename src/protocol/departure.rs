@@ -28,6 +28,7 @@ impl Core {
         self.outbox.retain(|(to, _)| *to != peer);
         self.fail_sends(peer, error, cause, host);
         self.fail_rendezvous_receives(peer, error, cause, host);
+        self.end_rma(peer, error, cause, host);
         self.lose_unexpected(peer, error);
         self.pushed.forget(peer);
         if departure != Departure::Closed {
@@ -41,6 +42,8 @@ impl Core {
     }
 
     fn fail_sends(&mut self, peer: PeerId, error: i32, cause: Cause, host: &mut impl Host) {
+        let Self { tx, due, .. } = self;
+        due.retain(|due| tx.get(due.tx).is_some_and(|request| request.peer != peer));
         let keys: Vec<Key> = self.tx.keys_where(|request| request.peer == peer);
         for key in keys {
             self.streams.retain(|k| *k != key);
@@ -64,6 +67,9 @@ impl Core {
         cause: Cause,
         host: &mut impl Host,
     ) {
+        for key in self.lent.keys_where(|lent| lent.peer == peer) {
+            self.lent.remove(key);
+        }
         for key in self.active.keys_where(|active| active.peer == peer) {
             self.pulls.retain(|k| *k != key);
             let Some(active) = self.active.remove(key) else { continue };

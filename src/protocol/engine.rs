@@ -4,7 +4,9 @@ use super::index_list::{IndexList, Key};
 use super::packet::Packet;
 use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, MultiBuffer, Posted, Unexpected};
+use super::rma::{Rma, RmaPacket};
 use super::send::TxRequest;
+use super::windows::{Due, Lent};
 use super::{Cause, Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
 use crate::transport::{Address, Departure, Handler, Iface, PeerId, StreamEnd};
@@ -35,8 +37,14 @@ pub(crate) struct Counts {
     pub(crate) pushed_bytes: u64,
     pub(crate) fragment_bytes: u64,
     pub(crate) stream_bytes: u64,
-    /// Messages whose stream broke, and that went on as fragments.
+    /// Messages whose stream or windows failed, and that went on as fragments.
     pub(crate) resumed: u64,
+    /// Bytes that this endpoint wrote into windows of its peers.
+    pub(crate) window_bytes: u64,
+    /// Windows that this endpoint had lent when their connection ended.
+    pub(crate) windows_lost: u64,
+    /// Messages that this endpoint could not write into the windows it was lent.
+    pub(crate) declined: u64,
     pub(crate) dropped: u64,
     /// Pushed packets that the receive had no room for, or whose message was discarded.
     pub(crate) surplus: u64,
@@ -104,10 +112,16 @@ pub(super) struct Core {
     pub(super) pushed: PushedMessages,
     /// Rendezvous receives that are ours to move.
     pub(super) pulls: VecDeque<Key>,
-    /// Answers to peers; one per pending request at most.
+    /// Parts of receives that their senders may write. The key of each is its token.
+    pub(super) lent: IndexList<Lent>,
+    /// Windows of peers that our bytes are to be written into, in order.
+    pub(super) due: VecDeque<Due>,
+    /// Answers to peers; one per pending request at most, and one for each window that is lent.
     pub(super) outbox: VecDeque<(PeerId, Packet)>,
     /// Peers that died and have not been heard of since, and how operations on them end.
     pub(super) dead: Vec<(PeerId, i32, Cause)>,
+    /// One-sided operations.
+    pub(super) rma: Rma,
     pub(super) counts: Counts,
     pub(super) pressure: bool,
     /// Bytes were announced that may come by stream.
@@ -191,6 +205,13 @@ impl<H: Host> Handler for Delivery<'_, H> {
             }
             Some(Packet::PutDone { rx }) => self.core.on_put_done(peer, rx, self.host),
             Some(Packet::Fin { tx, status }) => self.core.on_fin(peer, tx, status, self.host),
+            Some(Packet::Window { tx, rx, offset, len, ticket }) => {
+                self.core.on_window(peer, tx, rx, offset, len, ticket);
+            }
+            Some(Packet::Decline { rx, offset }) => self.core.on_decline(peer, rx, offset),
+            None if RmaPacket::is_one(header) => {
+                self.core.on_rma(peer, header, payload, self.host);
+            }
             None => self.core.counts.dropped += 1,
         }
     }
@@ -211,6 +232,14 @@ impl<H: Host> Handler for Delivery<'_, H> {
             StreamEnd::Outgoing => self.core.park_streamed(peer),
             StreamEnd::Incoming => self.core.resume_streamed(peer),
         }
+    }
+
+    fn on_filled(&mut self, peer: PeerId, token: u64) {
+        self.core.on_filled(peer, token, self.host);
+    }
+
+    fn on_windows_lost(&mut self, peer: PeerId) {
+        self.core.lose_windows(peer);
     }
 
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {
@@ -258,8 +287,11 @@ impl<I: Iface> Engine<I> {
                 active: IndexList::default(),
                 pushed: PushedMessages::default(),
                 pulls: VecDeque::new(),
+                lent: IndexList::default(),
+                due: VecDeque::new(),
                 outbox: VecDeque::new(),
                 dead: Vec::new(),
+                rma: Rma::default(),
                 counts: Counts::default(),
                 pressure: false,
                 attentive: false,
@@ -310,15 +342,21 @@ impl<I: Iface> Engine<I> {
 
     /// Messages the application believes sent, or answers a peer waits for, are still here.
     pub(crate) fn has_unsent(&self) -> bool {
-        !self.core.outbox.is_empty() || self.core.tx.iter().any(|(_, tx)| tx.is_owned())
+        !self.core.outbox.is_empty()
+            || self.core.tx.iter().any(|(_, tx)| tx.is_owned())
+            || self.core.rma.has_unsent()
     }
 
     #[cold]
     fn advance(&mut self, host: &mut impl Host) -> usize {
         let mut n = self.advance_pulls(host);
         n += self.advance_streams(host);
+        n += self.advance_writes();
         n += self.flush_outbox(host);
         n += self.advance_deferred(host);
+        if self.core.rma.has_work() {
+            n += self.advance_rma(host);
+        }
         self.update_pressure();
         n
     }
@@ -346,7 +384,9 @@ impl Core {
         !self.outbox.is_empty()
             || !self.pulls.is_empty()
             || !self.streams.is_empty()
+            || !self.due.is_empty()
             || !self.deferred.is_empty()
+            || self.rma.has_work()
             || self.pressure
             || self.unexpected_bytes > self.limits.unexpected_max
     }
@@ -358,6 +398,7 @@ impl Core {
         state.outstanding > 0
             || state.deferred > 0
             || self.active.iter().any(|(_, active)| active.peer == peer)
+            || self.rma.awaits(peer)
             || state.source != UNKNOWN_SOURCE && self.posted.first_few().any(from_it)
     }
 }
@@ -371,14 +412,17 @@ impl<I: Iface> Engine<I> {
         !core.pulls.is_empty()
             || core.outbox.iter().any(|(peer, _)| silent(*peer))
             || core.streams.iter().filter_map(receiver).any(silent)
+            || core.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
             || core.deferred_starved && core.deferred.iter().filter_map(receiver).any(silent)
+            || core.rma.is_busy(silent)
     }
 }
 
 impl<I> Engine<I> {
     /// Sends that may still pend.
     pub(crate) fn room_for_sends(&self) -> usize {
-        self.core.limits.tx_max.saturating_sub(self.core.tx.len())
+        let pending = self.core.tx.len() + self.core.rma.pending();
+        self.core.limits.tx_max.saturating_sub(pending)
     }
 
     /// Receives that may still be posted.

@@ -12,15 +12,19 @@ mod packet;
 mod pushed;
 mod receive;
 mod rendezvous;
+mod rma;
 mod send;
 mod streamed;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 pub(crate) use engine::{Engine, Limits};
 pub(crate) use receive::{PeekAction, ReceiveOp};
+pub(crate) use rma::{MAX_RANGES, RemoteAccess, RemoteRange, RemoteRanges, RmaOp};
 pub(crate) use send::SendOp;
 
+use crate::memory::keys::{Denied, Granted, Right};
 use crate::transport::Address;
 
 /// A source that matches every peer.
@@ -36,12 +40,16 @@ pub(crate) enum Direction {
     Send,
     /// A receive.
     Receive,
+    /// A one-sided read of a peer's memory.
+    Read,
+    /// A one-sided write to it.
+    Write,
 }
 
 /// One finished operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Completion {
-    /// Send or receive.
+    /// What it was.
     pub(crate) direction: Direction,
     /// Tagged or plain message.
     pub(crate) tagged: bool,
@@ -91,10 +99,13 @@ pub(crate) enum Cause {
     SenderUnreadable = 9,
     ReceiverRefused = 10,
     PeerSilent = 11,
+    KeyRejected = 12,
+    AccessDenied = 13,
+    TargetFailed = 14,
 }
 
 impl Cause {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 14] = [
         Self::Truncated,
         Self::Cancelled,
         Self::NoMessage,
@@ -106,6 +117,9 @@ impl Cause {
         Self::SenderUnreadable,
         Self::ReceiverRefused,
         Self::PeerSilent,
+        Self::KeyRejected,
+        Self::AccessDenied,
+        Self::TargetFailed,
     ];
 
     /// The cause with this number.
@@ -127,6 +141,11 @@ impl Cause {
             Self::SenderUnreadable => "the sender's buffer cannot be read",
             Self::ReceiverRefused => "the receiver could not take the message",
             Self::PeerSilent => "the peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds",
+            Self::KeyRejected => "the target has no memory region with this key",
+            Self::AccessDenied => {
+                "the target's memory region does not reach so far, or does not allow this"
+            }
+            Self::TargetFailed => "the target could not reach the initiator's buffer",
         }
     }
 }
@@ -152,6 +171,10 @@ pub(crate) trait Host {
     fn book_epoch(&self) -> u64;
     /// False while the completion queues are full: nothing new is started then.
     fn has_room(&self) -> bool;
+    /// Our memory behind `range`, if a peer has this right to it.
+    fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied>;
+    /// A peer has read or written our memory.
+    fn accessed(&mut self, access: &RemoteAccess<'_>);
 }
 
 /// Errors of libfabric's own range (`fi_errno.h`), beyond errno.

@@ -2,7 +2,7 @@
 
 use crate::memory::MAX_SEGMENTS;
 use crate::sys::cma::Range;
-use crate::transport::MAX_HEADER;
+use crate::transport::{MAX_HEADER, Ticket};
 use std::fmt;
 
 const EAGER: u8 = 1;
@@ -13,6 +13,8 @@ const PUT_DONE: u8 = 5;
 const FIN: u8 = 6;
 const PUSHED: u8 = 7;
 const RESUME: u8 = 8;
+const WINDOW: u8 = 9;
+const DECLINE: u8 = 10;
 
 const TAGGED: u8 = 1;
 const DATA: u8 = 2;
@@ -65,8 +67,8 @@ pub(crate) enum Packet {
     Rts { envelope: Envelope, tx: u64, len: u64, pushed: u64, ranges: Ranges },
     /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`.
     Cts { tx: u64, rx: u64, len: u64, ranges: Ranges },
-    /// The stream that carried message `tx` broke: the receiver has the first `from` bytes and wants
-    /// those up to `len` as fragments.
+    /// The stream that carried message `tx` broke, or its windows did not work: the receiver has the
+    /// first `from` bytes and wants those up to `len` as fragments.
     Resume { tx: u64, rx: u64, from: u64, len: u64 },
     /// Payload of a rendezvous message, to be placed at `offset`.
     Fragment { rx: u64, offset: u64 },
@@ -76,6 +78,10 @@ pub(crate) enum Packet {
     PutDone { rx: u64 },
     /// The receiver has finished with message `tx`: 0, or an error number.
     Fin { tx: u64, status: u32 },
+    /// The `len` bytes of message `tx` from `offset` on may be written to where `ticket` says.
+    Window { tx: u64, rx: u64, offset: u64, len: u64, ticket: Ticket },
+    /// The sender writes nothing into windows of this message from `offset` on.
+    Decline { rx: u64, offset: u64 },
 }
 
 /// A header in its wire form.
@@ -150,6 +156,15 @@ impl Reader<'_> {
         let tag = if tagged { self.u64()? } else { 0 };
         let data = if flags & DATA != 0 { Some(self.u64()?) } else { None };
         Some(Envelope { tagged, tag, data })
+    }
+
+    fn ticket(&mut self) -> Option<Ticket> {
+        Some(Ticket {
+            connection: self.take().map(u32::from_le_bytes)?,
+            slot: self.take().map(u32::from_le_bytes)?,
+            addr: self.u64()?,
+            key: self.u64()? as u32,
+        })
     }
 
     fn ranges(&mut self, count: u8) -> Option<Ranges> {
@@ -233,6 +248,23 @@ impl Packet {
                 e.put_u64(*tx);
                 e
             }
+            Self::Window { tx, rx, offset, len, ticket } => {
+                let mut e = Encoded::new(WINDOW, 0, 0, 0);
+                for field in [*tx, *rx, *offset, *len] {
+                    e.put_u64(field);
+                }
+                e.put(ticket.connection.to_le_bytes());
+                e.put(ticket.slot.to_le_bytes());
+                e.put_u64(ticket.addr);
+                e.put_u64(u64::from(ticket.key));
+                e
+            }
+            Self::Decline { rx, offset } => {
+                let mut e = Encoded::new(DECLINE, 0, 0, 0);
+                e.put_u64(*rx);
+                e.put_u64(*offset);
+                e
+            }
         }
     }
 
@@ -265,6 +297,14 @@ impl Packet {
             PUSHED => Self::Pushed { tx: r.u64()?, offset: r.u64()? },
             PUT_DONE => Self::PutDone { rx: r.u64()? },
             FIN => Self::Fin { tx: r.u64()?, status: word },
+            WINDOW => Self::Window {
+                tx: r.u64()?,
+                rx: r.u64()?,
+                offset: r.u64()?,
+                len: r.u64()?,
+                ticket: r.ticket()?,
+            },
+            DECLINE => Self::Decline { rx: r.u64()?, offset: r.u64()? },
             _ => return None,
         })
     }
@@ -290,6 +330,12 @@ impl fmt::Display for Packet {
             Self::Pushed { tx, offset } => write!(f, "PUSHED tx {tx:#x} at {offset}"),
             Self::PutDone { rx } => write!(f, "PUT_DONE rx {rx:#x}"),
             Self::Fin { tx, status } => write!(f, "FIN tx {tx:#x} status {status}"),
+            Self::Window { tx, rx, offset, len, ticket } => {
+                let Ticket { connection, slot, .. } = ticket;
+                write!(f, "WINDOW tx {tx:#x} rx {rx:#x} at {offset} len {len}")?;
+                write!(f, " slot {slot} of connection {connection}")
+            }
+            Self::Decline { rx, offset } => write!(f, "DECLINE rx {rx:#x} from {offset}"),
         }
     }
 }
@@ -348,6 +394,16 @@ mod tests {
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Fragment { rx, offset }),
             any::<u64>().prop_map(|rx| Packet::PutDone { rx }),
             (any::<u64>(), any::<u32>()).prop_map(|(tx, status)| Packet::Fin { tx, status }),
+            (any::<(u64, u64, u64, u64)>(), any::<(u32, u32, u64, u32)>()).prop_map(
+                |((tx, rx, offset, len), (connection, slot, addr, key))| Packet::Window {
+                    tx,
+                    rx,
+                    offset,
+                    len,
+                    ticket: Ticket { connection, slot, addr, key },
+                }
+            ),
+            (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Decline { rx, offset }),
         ]
     }
 

@@ -4,6 +4,7 @@ use super::engine::{Core, Engine, lookup_source};
 use super::index_list::Key;
 use super::packet::{Envelope, Packet, Ranges};
 use super::pushed::{Announcement, Place};
+use super::windows::Lending;
 use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError};
 use crate::memory::SegmentList;
 use crate::transport::{Iface, PeerId};
@@ -145,11 +146,13 @@ pub(super) struct Active {
     pub(super) cleared: bool,
     /// A CTS was sent for a message that is pushed.
     pub(super) asked: bool,
-    /// Its stream broke, and the rest comes as fragments.
+    /// Its stream broke or windows did not work, and the rest comes as fragments.
     pub(super) resumed: bool,
     /// Its next bytes are being written to its buffer by a stream: nobody else may, and it may not
     /// end.
     pub(super) placing: bool,
+    /// What of it is lent to the sender.
+    pub(super) lending: Lending,
 }
 
 fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Completion {
@@ -447,6 +450,7 @@ impl Core {
             asked: false,
             resumed: false,
             placing: false,
+            lending: Lending::default(),
         });
         if broken && received < want {
             self.resume(key);

@@ -1,5 +1,5 @@
-//! Moving the bytes of long messages: the receiver pulls where it can, else clears the sender to
-//! push or to stream fragments.
+//! Moving the bytes of long messages: the receiver pulls where it can, else lends windows or clears
+//! the sender to push or to stream fragments.
 
 use super::engine::{Core, Engine};
 use super::index_list::Key;
@@ -19,7 +19,7 @@ const STREAM_BATCH: usize = 4;
 const FLUSH_AFTER: usize = 16;
 
 /// Outcome of one step of a transfer.
-enum Step {
+pub(super) enum Step {
     /// More to do later.
     Again,
     /// Moved something; more to do.
@@ -29,7 +29,7 @@ enum Step {
 }
 
 /// Whether an attach that failed this way may still work by another way.
-fn is_refusal(errno: Errno) -> bool {
+pub(super) fn is_refusal(errno: Errno) -> bool {
     matches!(errno.0, libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EOPNOTSUPP)
 }
 
@@ -59,7 +59,10 @@ impl<I: Iface> Engine<I> {
         }
         let peer = active.peer;
         let caps = self.iface.caps(peer);
-        if !caps.get || active.ranges.as_slice().is_empty() {
+        if !caps.get || active.ranges.as_slice().is_empty() || active.lending.begun {
+            if let Some(step) = self.lend_windows(key, &caps) {
+                return step;
+            }
             self.core.clear_to_send(key, caps.one_sided);
             return Step::Done;
         }
@@ -268,11 +271,25 @@ impl<I: Iface> Engine<I> {
                 }
                 Err(SendError::Unreachable(errno)) => {
                     n += 1;
-                    self.core.answer_failed(packet, errno, host);
+                    self.answer_failed(peer, packet, errno, host);
                 }
             }
         }
         n
+    }
+
+    fn answer_failed(&mut self, peer: PeerId, packet: Packet, errno: Errno, host: &mut impl Host) {
+        match packet {
+            Packet::Cts { rx, .. } => self.core.fail_unanswered(Key::from_wire(rx), errno, host),
+            Packet::Window { rx, ticket, .. } => {
+                let key = Key::from_wire(rx);
+                if self.take_back_untold(peer, key, &ticket) {
+                    self.core.fail_unanswered(key, errno, host);
+                }
+            }
+            // Whoever waited for this answer is gone.
+            _ => self.core.counts.dropped += 1,
+        }
     }
 }
 
@@ -317,19 +334,13 @@ impl Core {
         self.finish_receive(peer, &envelope, &target, outcome, host);
     }
 
-    fn answer_failed(&mut self, packet: Packet, errno: Errno, host: &mut impl Host) {
-        match packet {
-            Packet::Cts { rx, .. } => {
-                let key = Key::from_wire(rx);
-                if let Some(active) = self.active.remove(key) {
-                    self.pushed.remove(active.peer, active.tx);
-                    let Active { peer, envelope, target, received, .. } = active;
-                    let outcome = Outcome::failed(received, errno.0, Cause::PeerUnreachable);
-                    self.finish_receive(peer, &envelope, &target, outcome, host);
-                }
-            }
-            // Whoever waited for this answer is gone.
-            _ => self.counts.dropped += 1,
+    /// Nobody can be asked for the bytes of a receive.
+    fn fail_unanswered(&mut self, key: Key, errno: Errno, host: &mut impl Host) {
+        if let Some(active) = self.active.remove(key) {
+            self.pushed.remove(active.peer, active.tx);
+            let Active { peer, envelope, target, received, .. } = active;
+            let outcome = Outcome::failed(received, errno.0, Cause::PeerUnreachable);
+            self.finish_receive(peer, &envelope, &target, outcome, host);
         }
     }
 

@@ -5,7 +5,7 @@ use super::index_list::Key;
 use super::packet::{Envelope, Packet, Ranges};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
 use crate::memory::{OwnedBuffer, SegmentList};
-use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError};
+use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
 
 /// A send as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +61,8 @@ pub(super) enum Carrier {
 /// Where a pending send stands.
 #[derive(Debug)]
 pub(super) enum TxState {
-    /// Behind a fence; nothing was sent.
-    Deferred { fence: bool, delivery: bool },
+    /// Behind a fence; nothing was sent. `access`: it stands for this one-sided operation.
+    Deferred { fence: bool, delivery: bool, access: Option<Key> },
     /// The receiver has to answer.
     AwaitingAnswer,
     /// Announced, and pushed without being asked from `offset` to the end of what is pushed. `asked`:
@@ -72,6 +72,10 @@ pub(super) enum TxState {
     Streaming { rx: u64, offset: usize, end: usize },
     /// Released by a CTS: written into the receiver's ranges from `offset` to `end`.
     Pushing { rx: u64, offset: usize, end: usize, ranges: Ranges },
+    /// The receiver lends windows, `queued` of which wait for their bytes.
+    Writing { rx: u64, queued: u8 },
+    /// Nothing is written into windows from `from` on; the receiver has to ask for it otherwise.
+    Declined { rx: u64, from: usize },
 }
 
 /// A send that is not complete when its call returns.
@@ -186,7 +190,7 @@ impl<I: Iface> Engine<I> {
 
     fn defer(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
         let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: op.data };
-        let state = TxState::Deferred { fence: op.fence, delivery: op.delivery };
+        let state = TxState::Deferred { fence: op.fence, delivery: op.delivery, access: None };
         let key = self.new_request(op, envelope, state).ok_or(OpError::Again)?;
         self.core.deferred.push_back(key);
         if let Some(peer) = self.core.peer(op.peer) {
@@ -241,9 +245,13 @@ impl<I: Iface> Engine<I> {
         let segments = request.payload.segments();
         let peer = request.peer;
         let caps = self.iface.caps(peer);
-        let streams = streams(&mut self.iface, &caps, peer, segments.len());
+        // What the receiver lends windows for does not leave before.
+        let windows = caps.window_max > 0
+            && segments.len() >= caps.window_min
+            && self.iface.windows(peer) != Windows::No;
+        let streams = !windows && streams(&mut self.iface, &caps, peer, segments.len());
         request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
-        if caps.push_max > 0 && !self.iface.under_pressure(peer) {
+        if caps.push_max > 0 && !windows && !self.iface.under_pressure(peer) {
             let pushed = segments.len().min(caps.push_max);
             let packet = Packet::Rts {
                 envelope: request.envelope,
@@ -272,7 +280,11 @@ impl<I: Iface> Engine<I> {
             tx: key.to_wire(),
             len: segments.len() as u64,
             pushed: 0,
-            ranges: if caps.one_sided { Ranges::new(segments.ranges()) } else { Ranges::NONE },
+            ranges: if caps.one_sided && !windows {
+                Ranges::new(segments.ranges())
+            } else {
+                Ranges::NONE
+            },
         };
         self.iface.am_short(request.peer, packet.encode().as_slice(), 0, |_, _| ())?;
         self.core.counts.rendezvous_sent += 1;
@@ -288,10 +300,13 @@ impl<I: Iface> Engine<I> {
             let Some(key) = self.core.deferred.pop_front() else { break };
             let Some(request) = self.core.tx.get(key) else { continue };
             let peer = request.peer;
-            let TxState::Deferred { fence, delivery } = request.state else { continue };
+            let TxState::Deferred { fence, delivery, access } = request.state else { continue };
             let mut waits = blocked.contains(&peer)
                 || (fence && self.core.peer(peer).is_some_and(|p| p.outstanding > 0));
-            if !waits && self.start_deferred(key, delivery, host) == Err(SendError::Again) {
+            if let Some(access) = access.filter(|_| !waits) {
+                self.core.tx.remove(key);
+                self.core.release_access(access);
+            } else if !waits && self.start_deferred(key, delivery, host) == Err(SendError::Again) {
                 self.core.deferred_starved = true;
                 waits = true;
             }
@@ -375,6 +390,30 @@ fn send_eager<I: Iface>(
 }
 
 impl Core {
+    /// Puts a one-sided operation in line with the sends behind a fence. False: there is no room.
+    pub(super) fn defer_behind(&mut self, peer: PeerId, fence: bool, access: Key) -> bool {
+        if self.tx.len() >= self.limits.tx_max {
+            return false;
+        }
+        let key = self.tx.push_back(TxRequest {
+            peer,
+            envelope: Envelope { tagged: false, tag: 0, data: None },
+            payload: Payload::Lent(SegmentList::EMPTY),
+            context: 0,
+            report: false,
+            // The operation reports for itself.
+            completed: true,
+            pushed: 0,
+            carrier: Carrier::Undecided,
+            state: TxState::Deferred { fence, delivery: false, access: Some(access) },
+        });
+        self.deferred.push_back(key);
+        if let Some(peer) = self.peer(peer) {
+            peer.deferred += 1;
+        }
+        true
+    }
+
     pub(super) fn count_outstanding(&mut self, peer: PeerId, by: i32) {
         if let Some(state) = self.peer(peer) {
             state.outstanding = state.outstanding.saturating_add_signed(by);

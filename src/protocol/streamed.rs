@@ -96,6 +96,7 @@ impl Core {
             return;
         };
         active.resumed = true;
+        active.cleared = true;
         active.placing = false;
         active.asked = true;
         let packet = Packet::Resume {
@@ -112,9 +113,15 @@ impl Core {
     pub(super) fn on_resume(&mut self, peer: PeerId, tx: u64, rx: u64, from: u64, len: u64) {
         let key = Key::from_wire(tx);
         let request = self.tx.get_mut(key).filter(|request| {
-            use TxState::{Announced, AwaitingAnswer, Streaming};
-            let moves =
-                matches!(request.state, AwaitingAnswer | Announced { .. } | Streaming { .. });
+            use TxState::{Announced, AwaitingAnswer, Declined, Streaming, Writing};
+            let moves = matches!(
+                request.state,
+                AwaitingAnswer
+                    | Announced { .. }
+                    | Streaming { .. }
+                    | Writing { .. }
+                    | Declined { .. }
+            );
             request.peer == peer && moves
         });
         let Some(request) = request else {
@@ -124,6 +131,13 @@ impl Core {
         let end = request.payload.segments().len().min(len as usize);
         let offset = end.min(from as usize);
         request.carrier = Carrier::Fragments;
+        if let TxState::Declined { rx, .. } = request.state {
+            // What it answers is past, and the fragments would overtake it.
+            self.outbox.retain(|(to, packet)| {
+                let declines = matches!(packet, Packet::Decline { rx: other, .. } if *other == rx);
+                *to != peer || !declines
+            });
+        }
         self.streams.retain(|k| *k != key);
         if offset == end {
             request.state = TxState::AwaitingAnswer;

@@ -7,7 +7,7 @@ use super::net::udp::UdpLink;
 use super::net::{Net, NetSettings};
 use super::peers::PeerTable;
 use super::shm::Shm;
-use super::{Address, Caps, Handler, Iface, PeerId, SendError};
+use super::{Address, Caps, Handler, Iface, PeerId, SendError, Ticket, Windows};
 use crate::config::CmaPolicy;
 use crate::memory::SegmentList;
 use crate::sys::cma::Range;
@@ -339,6 +339,35 @@ impl Iface for Mux {
     ) -> Result<(), SendError> {
         let none = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
         self.net_mut().ok_or(none)?.send_by_stream(peer, header, payload)
+    }
+
+    fn windows(&mut self, peer: PeerId) -> Windows {
+        if self.route(peer) != Route::Net {
+            return Windows::No;
+        }
+        let Some(address) = self.peers.address(peer) else { return Windows::No };
+        self.net_mut().map_or(Windows::No, |net| net.windows(peer, &address))
+    }
+
+    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
+        let none = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
+        self.net_mut().ok_or(none)?.lend(peer, part, token)
+    }
+
+    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        if let Some(net) = self.net_mut() {
+            net.take_back(peer, ticket);
+        }
+    }
+
+    fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        ticket: &Ticket,
+    ) -> Result<(), SendError> {
+        let none = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
+        self.net_mut().ok_or(none)?.write(peer, payload, ticket)
     }
 
     fn attend(&mut self) {

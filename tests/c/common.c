@@ -109,7 +109,8 @@ struct fi_info *choose(const struct setup *setup)
 	hints->domain_attr->data_progress = setup->progress;
 	hints->domain_attr->control_progress = setup->progress;
 	hints->domain_attr->av_type = setup->av_type;
-	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
+	hints->domain_attr->mr_mode = setup->mr_mode ? setup->mr_mode
+						     : FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
 	hints->mode = FI_CONTEXT;
 	hints->tx_attr->op_flags = setup->tx_op_flags;
 	hints->rx_attr->op_flags = setup->rx_op_flags;
@@ -142,6 +143,8 @@ static void open_counters(struct side *side)
 	OK(fi_cntr_open(side->domain, &attr, &side->received, side));
 }
 
+static const uint64_t what_counts[RMA_COUNTERS] = { FI_READ, FI_WRITE, FI_REMOTE_READ, FI_REMOTE_WRITE };
+
 struct fid_ep *another_endpoint(struct side *side)
 {
 	struct fid_ep *ep;
@@ -156,6 +159,9 @@ struct fid_ep *another_endpoint(struct side *side)
 		OK(fi_ep_bind(ep, &side->sent->fid, FI_SEND));
 		OK(fi_ep_bind(ep, &side->received->fid, FI_RECV));
 	}
+	for (int i = 0; i < RMA_COUNTERS; i++)
+		if (side->rma[i])
+			OK(fi_ep_bind(ep, &side->rma[i]->fid, what_counts[i]));
 	OK(fi_enable(ep));
 	return ep;
 }
@@ -173,6 +179,8 @@ void side_open(struct side *side, const struct setup *setup)
 		open_queues(side);
 	if (setup->counters || setup->only_counters)
 		open_counters(side);
+	for (int i = 0; i < RMA_COUNTERS && setup->rma_counters; i++)
+		OK(fi_cntr_open(side->domain, &(struct fi_cntr_attr){ 0 }, &side->rma[i], side));
 	side->ep = another_endpoint(side);
 }
 
@@ -189,6 +197,8 @@ void side_close(struct side *side)
 	close_one(side->tx ? &side->tx->fid : NULL);
 	close_one(side->sent ? &side->sent->fid : NULL);
 	close_one(side->received ? &side->received->fid : NULL);
+	for (int i = 0; i < RMA_COUNTERS; i++)
+		close_one(side->rma[i] ? &side->rma[i]->fid : NULL);
 	close_one(&side->av->fid);
 	close_one(&side->domain->fid);
 	close_one(&side->fabric->fid);

@@ -15,6 +15,7 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
 
 #include <stdbool.h>
@@ -99,9 +100,16 @@ struct setup {
 	uint64_t tx_op_flags, rx_op_flags;
 	/* With counters, whose wait object is `wait_obj` too; without queues if `only_counters`. */
 	bool counters, only_counters;
+	/* Counters of one-sided operations too. */
+	bool rma_counters;
+	/* Default: all modes that leave memory registration to the provider's liking. */
+	int mr_mode;
 	/* A port of its own choice. */
 	const char *service;
 };
+
+/* Counters of one-sided operations: ours, and those of peers. */
+enum { READS, WRITES, REMOTE_READS, REMOTE_WRITES, RMA_COUNTERS };
 
 struct side {
 	/* 0 or 1. */
@@ -114,7 +122,7 @@ struct side {
 	struct fid_domain *domain;
 	struct fid_av *av;
 	struct fid_cq *tx, *rx;
-	struct fid_cntr *sent, *received;
+	struct fid_cntr *sent, *received, *rma[RMA_COUNTERS];
 	struct fid_ep *ep;
 	/* The other side, after meet(). */
 	fi_addr_t peer;

@@ -27,8 +27,6 @@
 //! Without userfaultfd (a sandbox, an old kernel) every request gets a registration of its own, which
 //! ends with its lease: correct, and slower. Nothing here waits for anybody for long, and what
 //! cannot be had is a [`Refusal`], upon which the caller sends fragments.
-// The verbs transport will be its user; until then only tests are.
-#![cfg_attr(not(test), expect(dead_code, reason = "no device registers memory yet"))]
 
 mod index;
 pub(crate) mod monitor;

@@ -1,13 +1,17 @@
 //! What the protocol reports, in libfabric's terms: queue entries, counters, sources.
 
-use super::{Bindings, QueueBinding};
+use super::{Bindings, Endpoint, QueueBinding};
+use crate::memory::keys::{Denied, Granted, Right};
 use crate::ofi::cntr::Counter;
 use crate::ofi::cq::{Entry, NO_SOURCE};
 use crate::ofi::lock::Guard;
-use crate::protocol::{Completion, Direction, Failure, Host, UNKNOWN_SOURCE};
+use crate::protocol::{
+    Completion, Direction, Failure, Host, RemoteAccess, RemoteRange, UNKNOWN_SOURCE,
+};
 use crate::transport::Address;
 use libfabric_sys::{
-    FI_ADDR_NOTAVAIL, FI_MSG, FI_MULTI_RECV, FI_RECV, FI_REMOTE_CQ_DATA, FI_SEND, FI_TAGGED,
+    FI_ADDR_NOTAVAIL, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE,
+    FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
 };
 use std::sync::Arc;
 
@@ -15,13 +19,17 @@ use std::sync::Arc;
 pub(crate) struct EndpointHost<'a> {
     bindings: &'a Bindings,
     guard: &'a Guard<'a>,
-    report_source: bool,
+    endpoint: &'a Endpoint,
 }
 
 impl<'a> EndpointHost<'a> {
     #[inline]
-    pub(super) fn new(bindings: &'a Bindings, guard: &'a Guard<'_>, report_source: bool) -> Self {
-        Self { bindings, guard, report_source }
+    pub(super) fn new(
+        bindings: &'a Bindings,
+        guard: &'a Guard<'_>,
+        endpoint: &'a Endpoint,
+    ) -> Self {
+        Self { bindings, guard, endpoint }
     }
 
     fn route(&self, direction: Direction) -> (Option<&QueueBinding>, Option<&Arc<Counter>>, u64) {
@@ -32,11 +40,22 @@ impl<'a> EndpointHost<'a> {
             Direction::Receive => {
                 (self.bindings.receive.as_ref(), self.bindings.receive_counter.as_ref(), FI_RECV)
             }
+            Direction::Read => {
+                (self.bindings.transmit.as_ref(), self.bindings.read_counter.as_ref(), FI_READ)
+            }
+            Direction::Write => {
+                (self.bindings.transmit.as_ref(), self.bindings.write_counter.as_ref(), FI_WRITE)
+            }
         }
     }
 
     fn entry(&self, c: &Completion, direction_flag: u64) -> Entry {
-        let mut flags = direction_flag | if c.tagged { FI_TAGGED } else { FI_MSG };
+        let kind = match c.direction {
+            Direction::Read | Direction::Write => FI_RMA,
+            _ if c.tagged => FI_TAGGED,
+            _ => FI_MSG,
+        };
+        let mut flags = direction_flag | kind;
         if c.data.is_some() {
             flags |= FI_REMOTE_CQ_DATA;
         }
@@ -50,7 +69,7 @@ impl<'a> EndpointHost<'a> {
             buffer: c.buffer,
             data: c.data.unwrap_or(0),
             tag: c.tag,
-            source: if self.report_source { c.source } else { NO_SOURCE },
+            source: if self.endpoint.source { c.source } else { NO_SOURCE },
         }
     }
 }
@@ -112,5 +131,46 @@ impl Host for EndpointHost<'_> {
             binding.as_ref().is_none_or(|b| unsafe { b.queue.state.get(self.guard) }.has_room())
         };
         roomy(&self.bindings.transmit) && roomy(&self.bindings.receive)
+    }
+
+    fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied> {
+        if !self.endpoint.lets(right) {
+            return Err(Denied::Access);
+        }
+        // SAFETY: as above.
+        let state = unsafe { self.endpoint.domain.state(self.guard) };
+        state.regions.find(range.key, range.addr, range.len, right)
+    }
+
+    fn accessed(&mut self, access: &RemoteAccess<'_>) {
+        let count = |counter: &Option<Arc<Counter>>| {
+            if let Some(counter) = counter {
+                // SAFETY: as above.
+                unsafe { counter.state.get(self.guard) }.count();
+            }
+        };
+        match access.right {
+            Right::Read => count(&self.bindings.remote_read_counter),
+            Right::Write => count(&self.bindings.remote_write_counter),
+        }
+        for region in access.regions {
+            // SAFETY: as above; the copy ends the borrow.
+            let state = unsafe { self.endpoint.domain.state(self.guard) };
+            let counters = state.region_counters.get(region).cloned().unwrap_or_default();
+            count(counters.of(access.right));
+        }
+        if let (Some(data), Some(binding)) = (access.data, &self.bindings.receive) {
+            let entry = Entry {
+                context: 0,
+                flags: FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
+                len: access.len,
+                buffer: 0,
+                data,
+                tag: 0,
+                source: if self.endpoint.source { access.source } else { NO_SOURCE },
+            };
+            // SAFETY: as above.
+            unsafe { binding.queue.state.get(self.guard) }.push(entry);
+        }
     }
 }

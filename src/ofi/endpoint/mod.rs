@@ -4,6 +4,7 @@ mod cm;
 mod host;
 mod msg;
 mod options;
+mod rma;
 mod tagged;
 mod transfer;
 
@@ -15,6 +16,7 @@ use super::eq;
 use super::guard::{code, entry};
 use super::lock::{Guard, Locked};
 use super::table::{SLACK, Slack, Table, stubs};
+use crate::memory::keys::Right;
 use crate::protocol::{Engine, Limits};
 use crate::sys::{clock::Deadline, process};
 use crate::telemetry::log;
@@ -28,9 +30,10 @@ use host::EndpointHost;
 use libfabric_sys::{
     FI_ADDR_STR, FI_ALIAS, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
     FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE,
-    FI_EP_RDM, FI_GETOPSFLAG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE,
-    FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SOCKADDR_IN6, FI_TRANSMIT, FI_WRITE,
-    fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid, fid_ep,
+    FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA,
+    FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT,
+    FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid,
+    fid_ep,
 };
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -56,8 +59,10 @@ pub(super) struct Bindings {
     receive: Option<QueueBinding>,
     send_counter: Option<Arc<Counter>>,
     receive_counter: Option<Arc<Counter>>,
-    /// Counters for operations that this version does not offer: kept, never counted.
-    other_counters: Vec<Arc<Counter>>,
+    read_counter: Option<Arc<Counter>>,
+    write_counter: Option<Arc<Counter>>,
+    remote_read_counter: Option<Arc<Counter>>,
+    remote_write_counter: Option<Arc<Counter>>,
     av: Option<Arc<AddressVector>>,
     eq: Option<Arc<eq::EventQueue>>,
 }
@@ -71,6 +76,7 @@ pub(super) struct EndpointState {
     removals: u64,
     min_multi_recv: usize,
     max_msg_size: usize,
+    max_rma_size: usize,
     bind: Option<Address>,
     /// Waiters that sleep on us.
     armed: u32,
@@ -95,6 +101,7 @@ pub(crate) struct Endpoint {
     pub(super) directed: bool,
     /// FI_SOURCE was asked for: completions tell the sender.
     pub(super) source: bool,
+    caps: u64,
     owner: i32,
 }
 
@@ -135,9 +142,6 @@ static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
 });
 
 /// Tables of operations that this version does not offer: each slot answers -FI_ENOSYS.
-static NO_RMA: Table<libfabric_sys::fi_ops_rma> =
-    // SAFETY: fi_ops_rma has nine slots.
-    Table::new(unsafe { stubs::<libfabric_sys::fi_ops_rma, 9>() });
 static NO_ATOMIC: Table<libfabric_sys::fi_ops_atomic> =
     // SAFETY: fi_ops_atomic has thirteen slots.
     Table::new(unsafe { stubs::<libfabric_sys::fi_ops_atomic, 13>() });
@@ -184,6 +188,7 @@ pub(crate) unsafe fn open(
             removals: 0,
             min_multi_recv: options::DEFAULT_MIN_MULTI_RECV,
             max_msg_size: usize::MAX,
+            max_rma_size: usize::MAX,
             bind,
             armed: 0,
             thread_armed: false,
@@ -195,6 +200,7 @@ pub(crate) unsafe fn open(
         job_key: given.unwrap_or(domain.job_key),
         directed: info.caps & libfabric_sys::FI_DIRECTED_RECV != 0,
         source: info.caps & libfabric_sys::FI_SOURCE != 0,
+        caps: info.caps,
         owner: process::pid(),
     });
     // SAFETY: checked not to be null.
@@ -215,7 +221,7 @@ fn handle(
             ops: OPS.as_mut_ptr().cast(),
             cm: cm::OPS.as_mut_ptr(),
             msg: msg::OPS.as_mut_ptr(),
-            rma: NO_RMA.as_mut_ptr(),
+            rma: rma::OPS.as_mut_ptr(),
             tagged: tagged::OPS.as_mut_ptr(),
             atomic: NO_ATOMIC.as_mut_ptr(),
             collective: NO_COLLECTIVE.as_mut_ptr(),
@@ -279,9 +285,48 @@ impl Endpoint {
         unsafe { self.engine.get(guard) }.as_mut()
     }
 
+    /// Whether the endpoint may do this to others' memory: without a direction FI_RMA has all.
+    pub(super) fn may(&self, right: Right) -> bool {
+        self.has_rma(match right {
+            Right::Read => FI_READ,
+            Right::Write => FI_WRITE,
+        })
+    }
+
+    /// Whether others may do this to memory through the endpoint.
+    pub(super) fn lets(&self, right: Right) -> bool {
+        self.has_rma(match right {
+            Right::Read => FI_REMOTE_READ,
+            Right::Write => FI_REMOTE_WRITE,
+        })
+    }
+
+    fn has_rma(&self, direction: u64) -> bool {
+        let all = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+        self.caps & FI_RMA != 0 && (self.caps & direction != 0 || self.caps & all == 0)
+    }
+
+    /// Whether it can do something that completes, and whether messages can come to it.
+    fn directions(&self) -> (bool, bool) {
+        let messages = self.caps & (FI_MSG | FI_TAGGED) != 0;
+        let both = self.caps & (FI_SEND | FI_RECV) == 0;
+        let sends = messages && (both || self.caps & FI_SEND != 0);
+        let receives = messages && (both || self.caps & FI_RECV != 0);
+        (sends || self.may(Right::Read) || self.may(Right::Write), receives)
+    }
+
+    /// A counter of a region is fed by every endpoint of the domain.
+    pub(crate) fn feed(&self, counter: &Counter, guard: &Guard<'_>) -> Result<(), i32> {
+        let Some(fd) = self.engine(guard).map(|engine| engine.iface().wait_fd()) else {
+            return Ok(());
+        };
+        // SAFETY: the guard is of the domain of endpoint and counter; one short step.
+        unsafe { counter.state.get(guard) }.source.attach(self, fd)
+    }
+
     #[inline]
     pub(super) fn host<'g>(&'g self, guard: &'g Guard<'_>) -> EndpointHost<'g> {
-        EndpointHost::new(self.bindings(guard), guard, self.source)
+        EndpointHost::new(self.bindings(guard), guard, self)
     }
 
     /// A turn of progress on behalf of the application.
@@ -370,8 +415,9 @@ impl Endpoint {
         if bindings.av.is_none() {
             return Err(FI_ENOAV);
         }
-        if (bindings.transmit.is_none() && bindings.send_counter.is_none())
-            || (bindings.receive.is_none() && bindings.receive_counter.is_none())
+        let (initiates, receives) = self.directions();
+        if (initiates && !bindings.reports_initiated())
+            || (receives && bindings.receive.is_none() && bindings.receive_counter.is_none())
         {
             return Err(FI_ENOCQ);
         }
@@ -412,7 +458,11 @@ impl Endpoint {
         unsafe { *self.engine.get(&guard) = Some(engine) };
         bindings.attach(self, wait_fd, &guard)?;
         // SAFETY: the guard is of this domain; one short step.
-        unsafe { self.domain.state(&guard) }.endpoints.push(self);
+        let state = unsafe { self.domain.state(&guard) };
+        state.endpoints.push(self);
+        for counter in state.counters_of_regions() {
+            self.feed(&counter, &guard)?;
+        }
         if let Some(thread) = self.domain.thread() {
             thread.watch(wait_fd, 1);
         }
@@ -455,9 +505,13 @@ impl Endpoint {
             thread.unwatch(fd);
         }
         // SAFETY: the guard is of this domain; one short step.
-        let endpoints = unsafe { &mut self.domain.state(guard).endpoints };
+        let state = unsafe { self.domain.state(guard) };
         let this: *const Self = self;
-        endpoints.retain(|endpoint| *endpoint != this);
+        state.endpoints.retain(|endpoint| *endpoint != this);
+        for counter in state.counters_of_regions() {
+            // SAFETY: as above.
+            unsafe { counter.state.get(guard) }.source.detach(self, wait_fd);
+        }
         if let Some(engine) = self.engine(guard) {
             log::info(format_args!(
                 "endpoint {} closed: {:?}",
@@ -477,7 +531,17 @@ impl Bindings {
     }
 
     fn counters(&self) -> impl Iterator<Item = &Arc<Counter>> {
-        self.send_counter.iter().chain(&self.receive_counter).chain(&self.other_counters)
+        let remote = self.remote_read_counter.iter().chain(&self.remote_write_counter);
+        self.initiating_counters().chain(&self.receive_counter).chain(remote)
+    }
+
+    fn initiating_counters(&self) -> impl Iterator<Item = &Arc<Counter>> {
+        self.send_counter.iter().chain(&self.read_counter).chain(&self.write_counter)
+    }
+
+    /// Whether anyone learns of the end of what the application starts.
+    fn reports_initiated(&self) -> bool {
+        self.transmit.is_some() || self.initiating_counters().next().is_some()
     }
 
     /// Whether anyone may sleep on the endpoint.
@@ -600,18 +664,20 @@ fn bind_counter(
     if flags & !known != 0 || flags == 0 || !Arc::ptr_eq(&counter.domain, &ep.domain) {
         return Err(FI_EINVAL);
     }
-    for (flag, slot) in
-        [(FI_SEND, &mut bindings.send_counter), (FI_RECV, &mut bindings.receive_counter)]
-    {
+    for (flag, slot) in [
+        (FI_SEND, &mut bindings.send_counter),
+        (FI_RECV, &mut bindings.receive_counter),
+        (FI_READ, &mut bindings.read_counter),
+        (FI_WRITE, &mut bindings.write_counter),
+        (FI_REMOTE_READ, &mut bindings.remote_read_counter),
+        (FI_REMOTE_WRITE, &mut bindings.remote_write_counter),
+    ] {
         if flags & flag != 0 {
             if slot.is_some() {
                 return Err(FI_EINVAL);
             }
             *slot = Some(counter.clone());
         }
-    }
-    if flags & !(FI_SEND | FI_RECV) != 0 {
-        bindings.other_counters.push(counter.clone());
     }
     Ok(())
 }

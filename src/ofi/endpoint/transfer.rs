@@ -78,7 +78,7 @@ pub(super) unsafe fn vector(iov: *const libc::iovec, count: usize) -> Result<Seg
 }
 
 #[inline]
-fn result(outcome: Result<(), i32>) -> isize {
+pub(super) fn result(outcome: Result<(), i32>) -> isize {
     match outcome {
         Ok(()) => 0,
         Err(error) => -(error as isize),
@@ -88,7 +88,7 @@ fn result(outcome: Result<(), i32>) -> isize {
 impl Endpoint {
     /// The peer that `fi_addr` names, met now if it never was.
     #[inline]
-    fn peer(&self, fi_addr: fi_addr_t, guard: &Guard<'_>) -> Result<PeerId, OpError> {
+    pub(super) fn peer(&self, fi_addr: fi_addr_t, guard: &Guard<'_>) -> Result<PeerId, OpError> {
         let invalid = OpError::Error(NO_SUCH_ADDRESS);
         let av = self.bindings(guard).av.as_ref().ok_or(invalid)?;
         // SAFETY: the guard is of the domain of vector and endpoint; one short step.
@@ -183,17 +183,23 @@ fn try_send(
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         engine.send(&op, &mut host)
     };
-    match attempt(&guard) {
+    persist(ep, &guard, attempt)
+}
+
+/// Tries to start an operation, and once more after a turn of progress if there was no room.
+#[inline]
+pub(super) fn persist(
+    ep: &Endpoint,
+    guard: &Guard<'_>,
+    attempt: impl Fn(&Guard<'_>) -> Result<(), OpError>,
+) -> Result<(), i32> {
+    match attempt(guard) {
         Ok(()) => Ok(()),
         Err(OpError::Error(error)) => Err(error),
         Err(OpError::Again) => {
             // An application may only read its queue later: make room ourselves, once.
-            ep.progress(&guard);
-            match attempt(&guard) {
-                Ok(()) => Ok(()),
-                Err(OpError::Again) => Err(FI_EAGAIN),
-                Err(OpError::Error(error)) => Err(error),
-            }
+            ep.progress(guard);
+            attempt(guard).map_err(error_number)
         }
     }
 }

@@ -8,17 +8,18 @@ use super::hints::Hints;
 use super::names;
 use super::{
     CAPS, CONTEXT_SIZE, CQ_DATA_SIZE, DOMAIN_CAPS, EP_COUNT, FABRIC_NAME, INJECT_SIZE, IOV_LIMIT,
-    MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL, PROTOCOL_VERSION, RMA_IOV_LIMIT, RX_CAPS,
-    RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
+    MR_IOV_LIMIT, MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL, PROTOCOL_VERSION, RMA_IOV_LIMIT,
+    RX_CAPS, RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
 };
 use crate::config::Config;
 use crate::transport::net::job_key::SECRET_MAX;
 use libfabric_sys::{
     FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM, FI_MR_BASIC, FI_MR_SCALABLE,
     FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_PROGRESS_CONTROL_UNIFIED, FI_PROGRESS_MANUAL,
-    FI_PROTO_UNSPEC, FI_RECV, FI_REMOTE_COMM, FI_RM_ENABLED, FI_SEND, FI_SHARED_CONTEXT,
-    FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_ENDPOINT, FI_THREAD_SAFE, fi_domain_attr,
-    fi_domain_attr_2_7, fi_ep_attr, fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr, fi_version,
+    FI_PROTO_UNSPEC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE,
+    FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SHARED_CONTEXT, FI_TAG_GENERIC, FI_TAGGED,
+    FI_THREAD_ENDPOINT, FI_THREAD_SAFE, FI_WRITE, fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr,
+    fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr, fi_version,
 };
 use std::ptr::null_mut;
 
@@ -106,51 +107,74 @@ fn capabilities(hints: &Hints, config: &Config) -> Result<u64, Refusal> {
     if caps & FI_MSG != 0 && caps & FI_RECV != 0 {
         caps |= FI_MULTI_RECV;
     }
-    if caps & FI_SEND != 0 {
+    if caps & (FI_SEND | FI_READ | FI_WRITE) != 0 {
         caps |= FI_FENCE;
     }
     let reach = if config.net { FI_REMOTE_COMM } else { hints.domain.base.caps & FI_REMOTE_COMM };
     Ok(caps | FI_LOCAL_COMM | reach)
 }
 
-/// Messages without a direction go both ways.
+/// Directions of messages, and of one-sided operations.
+const MESSAGE_DIRECTIONS: u64 = FI_SEND | FI_RECV;
+const RMA_DIRECTIONS: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+
+/// What is named without a direction goes all ways.
 fn with_directions(caps: u64) -> u64 {
-    if caps & (FI_MSG | FI_TAGGED) != 0 && caps & (FI_SEND | FI_RECV) == 0 {
-        caps | FI_SEND | FI_RECV
-    } else {
-        caps
+    let mut all = caps;
+    if caps & (FI_MSG | FI_TAGGED) != 0 && caps & MESSAGE_DIRECTIONS == 0 {
+        all |= MESSAGE_DIRECTIONS;
     }
+    if caps & FI_RMA != 0 && caps & RMA_DIRECTIONS == 0 {
+        all |= RMA_DIRECTIONS;
+    }
+    all
 }
 
 /// Capabilities of one direction: what its hints ask for, or what the endpoint has. `offered` are
-/// all of this direction, `direction` its own bit, `extra` what comes unasked with messages.
+/// all of this direction, `messages` and `rma` its own bits, `extra` what comes unasked with
+/// messages.
 fn context_caps(
     attribute: &'static str,
     wanted: u64,
     endpoint: u64,
     offered: u64,
-    direction: u64,
+    messages: u64,
+    rma: u64,
     extra: u64,
 ) -> Result<u64, Refusal> {
     // Bits of the other direction are ignored, as everywhere: applications copy all they have.
     let foreign = (TX_CAPS | RX_CAPS | DOMAIN_CAPS) & !offered;
     let mut available = endpoint & offered;
     subset(attribute, wanted & !foreign, available, names::CAPS)?;
-    if available & direction == 0 {
+    if available & messages == 0 {
         available &= !(FI_MSG | FI_TAGGED);
+    }
+    if available & rma == 0 {
+        available &= !FI_RMA;
     }
     let mut caps = wanted & available;
     if caps == 0 {
         return Ok(available);
     }
     if caps & (FI_MSG | FI_TAGGED) != 0 {
-        caps |= available & (direction | extra);
+        caps |= available & (messages | extra);
+    }
+    if caps & FI_RMA != 0 && caps & rma == 0 {
+        caps |= available & rma;
     }
     Ok(caps)
 }
 
 fn transmit(caps: u64, hints: &fi_tx_attr, config: &Config) -> Result<fi_tx_attr, Refusal> {
-    let caps = context_caps("tx_attr->caps", hints.caps, caps, TX_CAPS, FI_SEND, FI_FENCE)?;
+    let caps = context_caps(
+        "tx_attr->caps",
+        hints.caps,
+        caps,
+        TX_CAPS,
+        FI_SEND,
+        FI_READ | FI_WRITE,
+        FI_FENCE,
+    )?;
     subset("tx_attr->op_flags", hints.op_flags, TX_OP_FLAGS, names::OP_FLAGS)?;
     subset("tx_attr->msg_order", hints.msg_order, MSG_ORDER, names::ORDER)?;
     subset("tx_attr->comp_order", hints.comp_order, 0, names::ORDER)?;
@@ -174,7 +198,15 @@ fn transmit(caps: u64, hints: &fi_tx_attr, config: &Config) -> Result<fi_tx_attr
 
 fn receive(caps: u64, hints: &fi_rx_attr, config: &Config) -> Result<fi_rx_attr, Refusal> {
     let extra = if caps & FI_MSG != 0 { FI_MULTI_RECV } else { 0 };
-    let caps = context_caps("rx_attr->caps", hints.caps, caps, RX_CAPS, FI_RECV, extra)?;
+    let caps = context_caps(
+        "rx_attr->caps",
+        hints.caps,
+        caps,
+        RX_CAPS,
+        FI_RECV,
+        FI_REMOTE_READ | FI_REMOTE_WRITE,
+        extra,
+    )?;
     subset("rx_attr->op_flags", hints.op_flags, RX_OP_FLAGS, names::OP_FLAGS)?;
     subset("rx_attr->msg_order", hints.msg_order, MSG_ORDER, names::ORDER)?;
     subset("rx_attr->comp_order", hints.comp_order, 0, names::ORDER)?;
@@ -229,9 +261,9 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
             protocol_version: PROTOCOL_VERSION,
             max_msg_size: usize::MAX,
             msg_prefix_size: 0,
-            max_order_raw_size: 0,
+            max_order_raw_size: usize::MAX,
             max_order_war_size: 0,
-            max_order_waw_size: 0,
+            max_order_waw_size: usize::MAX,
             // All bits are matched one by one, which serves every format of fields.
             mem_tag_format: FI_TAG_GENERIC,
             tx_ctx_cnt: 1,
@@ -265,7 +297,7 @@ fn domain(
     at_most("domain_attr->max_ep_stx_ctx", wanted.max_ep_stx_ctx, 0)?;
     at_most("domain_attr->max_ep_srx_ctx", wanted.max_ep_srx_ctx, 0)?;
     at_most("domain_attr->cntr_cnt", wanted.cntr_cnt, OBJECT_COUNT)?;
-    at_most("domain_attr->mr_iov_limit", wanted.mr_iov_limit, 1)?;
+    at_most("domain_attr->mr_iov_limit", wanted.mr_iov_limit, MR_IOV_LIMIT)?;
     at_most("domain_attr->auth_key_size", wanted.auth_key_size, SECRET_MAX)?;
     at_most("domain_attr->max_err_data", wanted.max_err_data, 0)?;
     at_most("domain_attr->mr_cnt", wanted.mr_cnt, OBJECT_COUNT)?;
@@ -293,7 +325,7 @@ fn domain(
             max_ep_stx_ctx: 0,
             max_ep_srx_ctx: 0,
             cntr_cnt: OBJECT_COUNT,
-            mr_iov_limit: 1,
+            mr_iov_limit: MR_IOV_LIMIT,
             caps: caps & DOMAIN_CAPS,
             mode: 0,
             auth_key: null_mut(),

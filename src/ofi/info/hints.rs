@@ -2,6 +2,7 @@
 //! out reads as all zeroes, which fi_getinfo(3) defines as "no wish" for every member.
 
 use crate::transport::net::job_key::SECRET_MAX;
+use crate::transport::net::verbs::NamedDevice;
 use libfabric_sys::{
     fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr, fi_info, fi_rx_attr, fi_tx_attr, fi_version,
     fid_t,
@@ -26,6 +27,8 @@ pub(super) struct Hints {
     /// Members younger than the caller's API version are zero.
     pub(super) domain: fi_domain_attr_2_7,
     pub(super) domain_name: Option<String>,
+    /// The RDMA device of that name.
+    pub(super) device: Option<NamedDevice>,
     pub(super) fabric_name: Option<String>,
     pub(super) prov_name: Option<String>,
 }
@@ -50,6 +53,7 @@ impl Hints {
             domain_auth_key: None,
             domain,
             domain_name: None,
+            device: None,
             fabric_name: None,
             prov_name: None,
         }

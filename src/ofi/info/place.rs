@@ -24,8 +24,10 @@ pub(super) struct Place {
     /// One of this host's addresses.
     pub(super) source: Address,
     pub(super) dest: Option<Address>,
-    /// Interface of `source`: the name of the domain.
+    /// Interface of `source`.
     pub(super) interface: String,
+    /// The name of the domain: that of the interface, or of the device that was asked for.
+    pub(super) domain: String,
     /// Why this one.
     pub(super) reason: &'static str,
 }
@@ -54,6 +56,7 @@ impl Place {
 type Choice = (SocketAddr, String, &'static str);
 
 const BY_USER: &str = "FI_UDRV_IFACE names it";
+const BY_DEVICE: &str = "the application names the device that has its address";
 const BY_ADDRESS: &str = "it has the address that was asked for";
 
 /// Finds the addresses that meet node, service and hints.
@@ -97,7 +100,9 @@ pub(super) fn find(
         return Err(Refusal::new("dest_addr", dest, format_args!("addresses like {source}")));
     }
     let by_family = if source.is_ipv6() { FI_SOCKADDR_IN6 } else { FI_SOCKADDR_IN };
+    let device = hints.device.as_ref().map(|device| device.nic.to_string());
     Ok(Place {
+        domain: device.unwrap_or_else(|| interface.clone()),
         format: if format.is_text { FI_ADDR_STR } else { by_family },
         source: Address(source),
         dest: dest.map(Address),
@@ -181,13 +186,28 @@ struct Finder<'a> {
 
 impl Finder<'_> {
     /// The interface that the application (by domain name) or else the user insists on.
-    fn pinned(&self) -> Option<&str> {
-        self.hints.domain_name.as_deref().or(self.config.iface.as_deref())
+    fn pinned(&self) -> Option<String> {
+        let by_user = self.config.iface.clone();
+        match &self.hints.device {
+            // The address of a port is that of the interface which is the same port.
+            Some(device) => by_user.or_else(|| {
+                let fits = |ip: &&IpAddr| self.v6.is_none_or(|v6| ip.is_ipv6() == v6);
+                let own = device.ips.iter().filter(fits).filter(|ip| self.host.owns(**ip));
+                own.min_by_key(|ip| ip.is_ipv6()).map(ToString::to_string)
+            }),
+            None => self.hints.domain_name.clone().or(by_user),
+        }
+    }
+
+    /// The interface that the application names.
+    fn named(&self) -> Option<&str> {
+        self.hints.domain_name.as_deref().filter(|_| self.hints.device.is_none())
     }
 
     /// The best of this host's addresses, and its interface.
     fn preferred(&self, v6: Option<bool>, port: u16) -> Result<Choice, Refusal> {
-        let attribute = match (&self.hints.domain_name, &self.config.iface) {
+        let pinned = self.pinned();
+        let attribute = match (self.named(), &self.config.iface) {
             (Some(_), _) => "domain_attr->name",
             (None, Some(_)) => "FI_UDRV_IFACE",
             (None, None) => "src_addr",
@@ -197,16 +217,17 @@ impl Finder<'_> {
             Some(false) => " with an IPv4 address",
             None => "",
         };
-        let interface = self.host.preferred(self.pinned(), v6).ok_or_else(|| {
+        let interface = self.host.preferred(pinned.as_deref(), v6).ok_or_else(|| {
             Refusal::new(
                 attribute,
-                format_args!("{}{family}", self.pinned().unwrap_or("an interface")),
+                format_args!("{}{family}", pinned.as_deref().unwrap_or("an interface")),
                 self.interfaces(),
             )
         })?;
-        let reason = match (&self.hints.domain_name, &self.config.iface) {
+        let reason = match (self.named(), &self.config.iface) {
             (Some(_), _) => "the application names it",
             (None, Some(_)) => BY_USER,
+            (None, None) if pinned.is_some() => BY_DEVICE,
             (None, None) if interface.loopback => "no other is up",
             (None, None) => "the first that is up and not loopback",
         };
@@ -234,7 +255,7 @@ impl Finder<'_> {
     }
 
     fn on(&self, interface: &str, source: SocketAddr) -> Result<Choice, Refusal> {
-        match self.hints.domain_name.as_deref() {
+        match self.named() {
             Some(name) if name != interface => Err(Refusal::new(
                 "domain_attr->name",
                 name,

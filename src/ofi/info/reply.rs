@@ -51,7 +51,7 @@ impl Parts {
         let (mut ep, mut domain) = (attributes.ep, attributes.domain);
         ep.base.auth_key = self.auth_key(&attributes.ep_auth_key)?;
         domain.base.auth_key = self.auth_key(&attributes.domain_auth_key)?;
-        domain.base.name = self.text(place.map_or(NO_INTERFACE, |p| &p.interface))?;
+        domain.base.name = self.text(place.map_or(NO_INTERFACE, |p| &p.domain))?;
         let fabric = fi_fabric_attr {
             fabric: null_mut(),
             name: self.text(FABRIC_NAME)?,

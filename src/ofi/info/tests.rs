@@ -198,7 +198,7 @@ fn authorization_keys_come_back_as_they_were_given() {
 #[test]
 fn providers_may_be_listed_without_opening_anything() {
     let mut hints = Hints::none();
-    hints.caps = FI_RMA;
+    hints.caps = FI_ATOMIC;
     let offer = answer(&request(FI_PROV_ATTR_ONLY), &hints, &Config::default()).unwrap();
     assert!(offer.place.is_none());
     let info = ask(NEW, None, None, FI_PROV_ATTR_ONLY | 1 << 63, null()).unwrap().as_hints();
@@ -218,12 +218,17 @@ fn unknown_flags_are_ignored_and_null_results_refused() {
 #[test]
 fn capabilities_follow_what_is_asked() {
     let both = FI_SEND | FI_RECV;
+    let one_sided = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
     let cases = [
         (FI_MSG, FI_MSG | both | FI_MULTI_RECV | FI_FENCE | DOMAIN_CAPS),
         (FI_MSG | FI_SEND, FI_MSG | FI_SEND | FI_FENCE | DOMAIN_CAPS),
         (FI_MSG | FI_RECV, FI_MSG | FI_RECV | FI_MULTI_RECV | DOMAIN_CAPS),
         (FI_TAGGED | FI_SOURCE, FI_TAGGED | both | FI_SOURCE | FI_FENCE | DOMAIN_CAPS),
         (FI_DIRECTED_RECV, FI_DIRECTED_RECV | DOMAIN_CAPS),
+        (FI_RMA, FI_RMA | one_sided | FI_FENCE | DOMAIN_CAPS),
+        (FI_RMA | FI_READ, FI_RMA | FI_READ | FI_FENCE | DOMAIN_CAPS),
+        (FI_RMA | FI_REMOTE_WRITE, FI_RMA | FI_REMOTE_WRITE | DOMAIN_CAPS),
+        (FI_RMA | FI_RMA_EVENT, FI_RMA | one_sided | FI_RMA_EVENT | FI_FENCE | DOMAIN_CAPS),
         (CAPS, CAPS),
     ];
     for (wanted, granted) in cases {
@@ -235,6 +240,9 @@ fn capabilities_follow_what_is_asked() {
         assert_eq!((info.tx.caps | info.rx.caps) & !info.caps, 0);
         let receives = info.caps & FI_RECV != 0;
         assert_eq!(info.rx.caps & (FI_MSG | FI_TAGGED) != 0, receives);
+        assert_eq!(info.tx.caps & FI_RMA != 0, info.caps & (FI_READ | FI_WRITE) != 0);
+        let is_target = info.caps & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0;
+        assert_eq!(info.rx.caps & FI_RMA != 0, is_target);
     }
 }
 

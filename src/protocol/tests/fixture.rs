@@ -2,10 +2,11 @@
 
 use super::sim::{Entry, Log, Net, SharedNet, SimIface, Slot, Weather, What, address};
 use crate::memory::SegmentList;
+use crate::memory::keys::{Denied, Granted, Region, RegionTable, Right};
 use crate::protocol::packet::Packet;
 use crate::protocol::{
     ANY_SOURCE, Completion, Direction, Engine, Failure, Host, Limits, OpError, PeekAction,
-    ReceiveOp, SendOp, UNKNOWN_SOURCE,
+    ReceiveOp, RemoteAccess, RemoteRange, RemoteRanges, RmaOp, SendOp, UNKNOWN_SOURCE,
 };
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
@@ -35,13 +36,21 @@ pub(super) struct TestHost {
     slot: Slot,
     log: Log,
     pub(super) room: bool,
+    pub(super) regions: RegionTable,
     book: HashMap<Address, u64>,
     epoch: u64,
 }
 
 impl TestHost {
     pub(super) fn new(slot: Slot, log: Log) -> Self {
-        Self { slot, log, room: true, book: HashMap::new(), epoch: 0 }
+        Self {
+            slot,
+            log,
+            room: true,
+            regions: RegionTable::default(),
+            book: HashMap::new(),
+            epoch: 0,
+        }
     }
 
     /// Enters `slot` into the address book.
@@ -79,6 +88,15 @@ impl Host for TestHost {
     fn has_room(&self) -> bool {
         self.room
     }
+
+    fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied> {
+        self.regions.find(range.key, range.addr, range.len, right)
+    }
+
+    fn accessed(&mut self, access: &RemoteAccess<'_>) {
+        let RemoteAccess { right, len, data, source, .. } = *access;
+        self.note(What::Accessed { right, len, data, source });
+    }
 }
 
 /// An endpoint.
@@ -106,9 +124,11 @@ impl Node {
         assert!(core.buffers.is_empty(), "multi-receive buffers: {:?}", core.buffers);
         assert!(core.outbox.is_empty(), "answers: {:?}", core.outbox);
         assert!(core.streams.is_empty() && core.pulls.is_empty() && core.deferred.is_empty());
+        assert!(core.lent.is_empty() && core.due.is_empty(), "{:?} {:?}", core.lent, core.due);
         assert!(core.claimed.is_empty(), "claimed: {:?}", core.claimed);
         assert_eq!((core.unexpected.len(), core.unexpected_bytes), (0, 0));
         assert_eq!(core.posted.len(), 0);
+        core.rma.assert_empty();
         for peer in &core.peers {
             assert_eq!((peer.outstanding, peer.deferred), (0, 0));
         }
@@ -175,6 +195,34 @@ pub(super) fn receive_op(memory: &mut Memory, context: u64) -> ReceiveOp {
     }
 }
 
+/// One range of a target's memory.
+pub(super) fn remote(key: u64, addr: u64, len: usize) -> RemoteRanges {
+    let mut ranges = RemoteRanges::NONE;
+    ranges.push(RemoteRange { key, addr, len: len as u64 }).unwrap();
+    ranges
+}
+
+/// A one-sided operation between `memory` and the start of region `key`, to be refined.
+pub(super) fn rma_op(
+    peer: PeerId,
+    right: Right,
+    memory: &mut Memory,
+    key: u64,
+    context: u64,
+) -> RmaOp {
+    RmaOp {
+        peer,
+        right,
+        local: memory.list(),
+        remote: remote(key, 0, memory.0.len()),
+        data: None,
+        context,
+        report: true,
+        inject: false,
+        fence: false,
+    }
+}
+
 /// What an endpoint reported of one operation.
 pub(super) type Report = Result<Completion, Failure>;
 
@@ -220,6 +268,35 @@ impl World {
         node.engine.send(op, &mut node.host)
     }
 
+    pub(super) fn access(&mut self, at: Slot, op: &RmaOp) -> Result<(), OpError> {
+        let node = self.node(at);
+        node.engine.access(op, &mut node.host)
+    }
+
+    /// Registers `memory` at `at` under `key`, with offsets from 0.
+    pub(super) fn register(&mut self, at: Slot, key: u64, memory: &mut Memory, rights: &[Right]) {
+        let region = Region {
+            memory: memory.list(),
+            base: 0,
+            remote_read: rights.contains(&Right::Read),
+            remote_write: rights.contains(&Right::Write),
+        };
+        self.node(at).host.regions.insert(key, region).unwrap();
+    }
+
+    /// What peers did to memory of `at` since the last call: what, how much, and the data.
+    pub(super) fn accesses(&mut self, at: Slot) -> Vec<(Right, usize, Option<u64>)> {
+        let mut taken = Vec::new();
+        self.log.borrow_mut().retain(|entry| match entry.what {
+            What::Accessed { right, len, data, .. } if entry.at == at => {
+                taken.push((right, len, data));
+                false
+            }
+            _ => true,
+        });
+        taken
+    }
+
     pub(super) fn receive(&mut self, at: Slot, op: &ReceiveOp) -> Result<(), OpError> {
         let node = self.node(at);
         node.engine.receive(op, &mut node.host)
@@ -253,6 +330,8 @@ impl World {
                 !node.engine.core.outbox.is_empty()
                     || !node.engine.core.pulls.is_empty()
                     || !node.engine.core.streams.is_empty()
+                    || !node.engine.core.due.is_empty()
+                    || node.engine.core.rma.has_work()
             };
             let busy = self.nodes.iter().flatten().any(core);
             quiet = if moved == 0 && !busy { quiet + 1 } else { 0 };
@@ -324,7 +403,9 @@ impl World {
             node.assert_empty();
         }
         let log = self.log.borrow();
-        let said = |e: &&Entry| matches!(e.what, What::Completed(_) | What::Failed(_));
+        let said = |e: &&Entry| {
+            matches!(e.what, What::Completed(_) | What::Failed(_) | What::Accessed { .. })
+        };
         let reports: Vec<_> = log.iter().filter(said).collect();
         assert!(reports.is_empty(), "{reports:?}");
     }

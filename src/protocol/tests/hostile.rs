@@ -6,6 +6,7 @@ use super::sim::{Reach, Weather};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::{Envelope, Packet, Ranges};
 use crate::protocol::{Cause, SendOp};
+use crate::transport::Ticket;
 
 const PLAIN: Envelope = Envelope { tagged: false, tag: 0, data: None };
 
@@ -63,6 +64,8 @@ fn stray_packets_change_nothing() {
                 Packet::Cts { tx: id, rx: 0, len: 9, ranges },
                 Packet::Fragment { rx: id, offset: 0 },
                 Packet::PutDone { rx: id },
+                Packet::Window { tx: id, rx: 0, offset: 0, len: 9, ticket: Ticket::default() },
+                Packet::Decline { rx: id, offset: 0 },
             ],
         );
     }
@@ -219,12 +222,15 @@ fn random_packets_never_stop_the_engine() {
         for _ in 0..40 {
             let (a, b) = (rng.next() % 4, rng.pick(&[0, 1, 100, 300, u64::MAX]));
             let ranges = Ranges::default();
-            let packet = match rng.below(6) {
+            let packet = match rng.below(9) {
                 0 => Packet::Eager { envelope: PLAIN, ack: Some(a) },
                 1 => Packet::Rts { envelope: PLAIN, tx: a, len: b, pushed: 0, ranges },
                 2 => Packet::Cts { tx: a, rx: b, len: b, ranges },
                 3 => Packet::Fragment { rx: a, offset: b },
                 4 => Packet::PutDone { rx: a },
+                5 => Packet::Resume { tx: a, rx: b, from: b, len: b },
+                6 => Packet::Window { tx: a, rx: b, offset: b, len: a, ticket: Ticket::default() },
+                7 => Packet::Decline { rx: a, offset: b },
                 _ => Packet::Fin { tx: a, status: b as u32 },
             };
             let len = rng.below(400);

@@ -557,6 +557,7 @@ impl Oracle {
     pub(super) fn apply(&mut self, entry: &Entry, net: &Net) {
         let at = entry.at;
         match entry.what {
+            What::Accessed { .. } => panic!("there are no one-sided operations here"),
             What::Sent { message, link, rendezvous, pressed } => {
                 self.sent(message, link, rendezvous, pressed);
             }

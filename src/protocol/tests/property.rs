@@ -6,12 +6,13 @@
 use super::fixture::{Node, lend};
 use super::oracle::{HARD_ERROR, Message, Oracle, Posting, Sending, Side};
 use super::rng::{LEN_MAX, Rng};
-use super::sim::{Expected, Log, Net, Reach, SharedNet, Slot, Weather, address};
+use super::sim::{Entry, Expected, Log, Net, Reach, SharedNet, Slot, Weather, What, address};
+use super::sim_window::Glazing;
 use crate::protocol::packet::Envelope;
 use crate::protocol::send::TxState;
-use crate::protocol::{ANY_SOURCE, Limits, OpError, PeekAction, ReceiveOp, SendOp};
+use crate::protocol::{ANY_SOURCE, Direction, Limits, OpError, PeekAction, ReceiveOp, SendOp};
 use crate::sys::Errno;
-use crate::transport::Departure;
+use crate::transport::{Departure, Windows};
 
 const CASES: u64 = 4000;
 
@@ -76,9 +77,26 @@ fn weather(rng: &mut Rng) -> Weather {
         lies: false,
         stream_max: if push_max == 0 { 0 } else { rng.pick(&[0, 500, 5000, 1 << 20]) },
         stream_breaks: rng.pick(&[0, 5, 100]),
+        windows: glazing(rng, push_max),
         push_max,
         get,
         put,
+    }
+}
+
+fn glazing(rng: &mut Rng, push_max: usize) -> Glazing {
+    use Windows::{Later, No, Ready};
+    Glazing {
+        max: if push_max == 0 { 0 } else { rng.pick(&[0, 700, 700, 5000, 1 << 20]) },
+        min: rng.pick(&[1, 300, 3000]),
+        count: rng.pick(&[1, 3, 64]),
+        begin: rng.pick(&[&[Ready][..], &[Later], &[No, Later, Ready, Ready]]).to_vec(),
+        changes: rng.pick(&[5, 50]),
+        breaks: rng.pick(&[0, 0, 5, 50, 200]),
+        ends: rng.pick(&[0, 30]),
+        lend_refusals: rng.pick(&[0, 0, 5, 50]),
+        write_refusals: rng.pick(&[0, 0, 3, 30]),
+        waits: rng.pick(&[0, 0, 60, 90]),
     }
 }
 
@@ -172,17 +190,44 @@ impl Run {
         let entries = std::mem::take(&mut *self.log.borrow_mut());
         for entry in entries {
             trace!(self, "    {entry:?}");
+            self.check_returned(&entry);
             self.oracle.apply(&entry, &self.net.borrow());
         }
         self.oracle.end_call(at);
         let Self { nodes, oracle, .. } = self;
         let core = &mut nodes[at].as_mut().unwrap().engine.core;
+        let net = self.net.borrow();
+        let held = |token| net.held(at).any(|held| held.token == token);
+        // What is lent is not there yet, and nobody else was asked for it.
+        let out = || core.lent.iter().filter(|(_, lent)| !lent.filled);
+        assert_eq!(out().count(), net.held(at).count(), "windows of {at}");
+        for (token, lent) in out() {
+            let active = core.active.get(lent.message);
+            let right = active.is_some_and(|a| !a.cleared && a.received <= lent.offset);
+            assert!(held(token.to_wire()) && right, "{lent:?} of {active:?}");
+        }
         let side = &oracle.sides[at];
         assert_eq!(core.posted.len(), side.posted_len());
         assert_eq!(core.unexpected.len() + core.claimed.len(), side.waiting_len());
         let eager = core.unexpected_bytes - core.pushed_bytes();
         assert_eq!(eager, side.unexpected_bytes(&oracle.messages));
         assert!(core.tx.len() <= core.limits.tx_max && core.posted.len() <= core.limits.rx_max);
+    }
+
+    /// Nothing of a receive that has ended is lent.
+    fn check_returned(&self, entry: &Entry) {
+        let c = match entry.what {
+            What::Completed(c) => c,
+            What::Failed(f) => f.completion,
+            _ => return,
+        };
+        let (from, to) = (c.buffer, c.buffer + c.len as u64);
+        if c.direction == Direction::Receive {
+            for held in self.net.borrow().held(entry.at) {
+                let at = held.part.first_addr();
+                assert!(at >= to || at + held.part.len() as u64 <= from, "{held:?} in {c:?}");
+            }
+        }
     }
 
     fn progress(&mut self, at: Slot) -> usize {
@@ -465,6 +510,7 @@ impl Run {
                 };
                 !(core.outbox.is_empty()
                     && core.pulls.is_empty()
+                    && core.due.is_empty()
                     && core.streams.iter().all(|key| waits(*key)))
             });
             let calm = moved == 0 && !busy && self.net.borrow().is_idle();
@@ -542,6 +588,7 @@ fn random_operations_agree_with_the_oracle() {
     let first = number("UDRV_TEST_SEED").unwrap_or(0);
     let cases = number("UDRV_TEST_CASES").unwrap_or(CASES);
     let (mut messages, mut reports) = (0, 0);
+    let mut windows = [0; 3];
     for seed in first..first + cases {
         let _guard = Guard(seed);
         let mut run = Run::new(seed);
@@ -551,6 +598,12 @@ fn random_operations_agree_with_the_oracle() {
         run.finish();
         messages += run.oracle.messages.len();
         reports += run.oracle.reports;
+        for counts in run.nodes.iter().flatten().map(|node| node.engine.counts()) {
+            let now = [counts.window_bytes, counts.windows_lost, counts.declined];
+            windows.iter_mut().zip(now).for_each(|(sum, n)| *sum += n);
+        }
     }
     eprintln!("{cases} cases, {messages} sends, {reports} reports");
+    eprintln!("windows: {windows:?} bytes, lost, declined");
+    assert!(cases < CASES || windows.iter().all(|n| *n > 0), "no windows: {windows:?}");
 }

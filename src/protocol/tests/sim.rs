@@ -6,14 +6,18 @@
 
 use super::rng::{Rng, payload};
 use super::sim_stream::{Flow, Step, Way};
+use super::sim_window::{self, Glazing, Held, Panes};
 use crate::memory::SegmentList;
+use crate::memory::keys::Right;
 use crate::protocol::packet::{Envelope, Packet};
+use crate::protocol::rma::RmaPacket;
 use crate::protocol::{Completion, Failure};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
-    Address, Caps, Departure, Handler, Iface, MAX_HEADER, PeerId, SendError, StreamEnd,
+    Address, Caps, Departure, Handler, Iface, MAX_HEADER, PeerId, SendError, StreamEnd, Ticket,
+    Windows,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -56,6 +60,7 @@ pub(super) struct Weather {
     /// Most bytes of a message by stream; 0: there are none. How often one breaks, in 1000.
     pub(super) stream_max: usize,
     pub(super) stream_breaks: u64,
+    pub(super) windows: Glazing,
     /// How often a message is refused for no reason, percent.
     pub(super) again_percent: u64,
     /// Most messages delivered by one poll.
@@ -77,6 +82,7 @@ impl Weather {
             push_max: 0,
             stream_max: 0,
             stream_breaks: 0,
+            windows: Glazing::none(),
             again_percent: 0,
             batch: 64,
             lies: false,
@@ -115,6 +121,13 @@ pub(super) enum What {
     },
     Completed(Completion),
     Failed(Failure),
+    /// A peer has reached memory of ours.
+    Accessed {
+        right: Right,
+        len: usize,
+        data: Option<u64>,
+        source: u64,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -156,6 +169,7 @@ struct Link {
     queues: [VecDeque<Item>; 2],
     /// As the queues.
     flows: [Flow; 2],
+    panes: Panes,
     get: [Reach; 2],
     put: [Reach; 2],
 }
@@ -244,6 +258,10 @@ impl Net {
         self.places[slot].pressure
     }
 
+    fn has_broken(&self, me: Slot, peer: Slot) -> bool {
+        self.current(me, peer).is_some_and(|link| self.links[link].broken)
+    }
+
     pub(super) fn is_broken(&self, link: usize) -> bool {
         self.links[link].broken
     }
@@ -253,6 +271,8 @@ impl Net {
         let place = std::mem::take(&mut self.places[slot]);
         for (peer, links) in place.links {
             for link in links {
+                let side = self.links[link].reads(slot);
+                self.links[link].panes.forget(side);
                 if !self.links[link].broken && peer != slot {
                     self.end(link, peer, departure);
                 }
@@ -275,6 +295,7 @@ impl Net {
         let Self { links, rng, .. } = self;
         let link = &mut links[link];
         link.broken = true;
+        link.panes.close();
         let side = link.reads(reader);
         link.flows[side] = Flow::default();
         let queue = &mut link.queues[side];
@@ -307,6 +328,7 @@ impl Net {
             flows: Default::default(),
             get: draw(&weather.get),
             put: draw(&weather.put),
+            panes: Panes::new(1000 * id as u32, &weather.windows, rng),
         };
         self.places[me].links.entry(peer).or_default().push_back(id);
         if me != peer {
@@ -346,7 +368,8 @@ impl Net {
         mut pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         assert!(header.len() <= MAX_HEADER);
-        let Some(packet) = Packet::decode(header) else { panic!("{me} sends {header:?}") };
+        let packet = Packet::decode(header);
+        assert!(packet.is_some() || RmaPacket::decode(header).is_some(), "{me} sends {header:?}");
         let admitted = self.admit(me, peer);
         let mut bytes = vec![0; len];
         if admitted.is_ok() {
@@ -354,11 +377,12 @@ impl Net {
         }
         let message = match admitted {
             Err(SendError::Again) => None,
-            _ => self.take_expected(me, peer, &packet, admitted.is_ok().then_some(&bytes)),
+            _ => packet
+                .and_then(|p| self.take_expected(me, peer, &p, admitted.is_ok().then_some(&bytes))),
         };
         match (admitted, message) {
             (Ok(link), Some(message)) => {
-                let rendezvous = matches!(packet, Packet::Rts { .. });
+                let rendezvous = matches!(packet, Some(Packet::Rts { .. }));
                 let pressed = self.places[peer].pressure && !self.links[link].broken;
                 self.note(me, What::Sent { message, link, rendezvous, pressed });
             }
@@ -432,7 +456,9 @@ impl Net {
             place.links.values().flatten().all(|link| {
                 let link = &self.links[*link];
                 let side = link.reads(slot);
-                link.queues[side].is_empty() && link.flows[side].is_idle()
+                link.queues[side].is_empty()
+                    && link.flows[side].is_idle()
+                    && link.panes.is_idle(side)
             })
         })
     }
@@ -463,6 +489,7 @@ impl Net {
             link.flows[side].delivered += 1;
         }
         if let Item::Departed(departure) = item {
+            link.panes.forget(side);
             if let Some(list) = places[me].links.get_mut(&peer) {
                 list.pop_front();
             }
@@ -502,6 +529,41 @@ impl Net {
             }
         }
         None
+    }
+
+    /// The windows between two endpoints that have a link, the end of them that `me` is, and what
+    /// they depend on.
+    fn panes(&mut self, me: Slot, peer: Slot) -> Option<(&mut Panes, usize, &Glazing, &mut Rng)> {
+        let link = self.current(me, peer).filter(|_| me != peer && self.weather.windows.max > 0)?;
+        let Self { links, weather, rng, .. } = self;
+        let link = &mut links[link];
+        let side = link.reads(me);
+        Some((&mut link.panes, side, &weather.windows, rng))
+    }
+
+    /// What is lent by `me`.
+    pub(super) fn held(&self, me: Slot) -> impl Iterator<Item = &Held> {
+        let links = self.places[me].links.values().flatten().map(|link| &self.links[*link]);
+        links.flat_map(move |link| link.panes.held(link.reads(me)))
+    }
+
+    /// The connection between `a` and `b` that windows are lent by ends.
+    pub(super) fn lose_windows(&mut self, a: Slot, b: Slot, state: Windows) {
+        let (panes, _, _, rng) = self.panes(a, b).unwrap();
+        panes.lose(state, rng);
+    }
+
+    pub(super) fn set_windows(&mut self, a: Slot, b: Slot, state: Windows) {
+        self.panes(a, b).unwrap().0.state = state;
+    }
+
+    /// Something that happens to the windows of `me`.
+    fn window_step(&mut self, me: Slot) -> Option<(Slot, sim_window::Step)> {
+        let peers: Vec<Slot> = self.places[me].links.keys().copied().collect();
+        peers.into_iter().find_map(|peer| {
+            let (panes, side, glazing, rng) = self.panes(me, peer)?;
+            Some((peer, panes.step(side, glazing, rng)?))
+        })
     }
 
     /// What a one-sided access of `len` bytes by `me` may move.
@@ -581,8 +643,8 @@ impl SimIface {
             push_max,
             stream_max,
             stream_min: 300,
-            window_max: 0,
-            window_min: 0,
+            window_max: net.weather.windows.max,
+            window_min: net.weather.windows.min,
             get,
             put,
             one_sided,
@@ -592,6 +654,31 @@ impl SimIface {
 }
 
 impl SimIface {
+    /// A few things that happen to windows; returns how many.
+    fn run_windows(&mut self, handler: &mut impl Handler) -> usize {
+        let steps = self.net.borrow_mut().rng.below(4);
+        for n in 0..steps {
+            let step = self.net.borrow_mut().window_step(self.me);
+            let Some((slot, step)) = step else { return n };
+            let peer = self.intern(slot);
+            match step {
+                sim_window::Step::Filled(token) => handler.on_filled(peer, token),
+                sim_window::Step::Lost => handler.on_windows_lost(peer),
+            }
+        }
+        steps
+    }
+
+    /// Nobody else writes what is lent.
+    fn check_lent<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
+        let bytes = |net: &Net| net.held(self.me).map(Held::bytes).collect::<Vec<_>>();
+        let before = bytes(&self.net.borrow());
+        let result = work(self);
+        let after = self.net.borrow().held(self.me).map(Held::bytes).collect::<Vec<_>>();
+        assert!(before == after, "memory is written that is lent");
+        result
+    }
+
     /// A few steps of the streams to and from here; returns how many.
     fn run_streams(&mut self, handler: &mut impl Handler) -> usize {
         for n in 0..4 {
@@ -721,6 +808,52 @@ impl Iface for SimIface {
         if taken { Ok(()) } else { Err(net.again()) }
     }
 
+    fn windows(&mut self, peer: PeerId) -> Windows {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        let hesitates = net.weather.again_percent;
+        let Some((panes, side, glazing, rng)) = net.panes(self.me, peer) else {
+            return Windows::No;
+        };
+        let now = panes.windows(side, glazing, rng);
+        if now == Windows::Ready && rng.percent(hesitates) { Windows::Later } else { now }
+    }
+
+    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        let (again, broken) = (net.weather.again_percent, net.has_broken(self.me, peer));
+        let Some((panes, side, glazing, rng)) = net.panes(self.me, peer).filter(|_| !broken) else {
+            return Err(SendError::Unreachable(Errno(libc::ENOTCONN)));
+        };
+        if rng.percent(again) {
+            return Err(SendError::Again);
+        }
+        panes.lend(side, part, token, glazing, rng)
+    }
+
+    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        let (panes, side, ..) = net.panes(self.me, peer).unwrap();
+        panes.take_back(side, ticket);
+    }
+
+    fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        ticket: &Ticket,
+    ) -> Result<(), SendError> {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        let Weather { again_percent, queue_len, .. } = net.weather;
+        let broken = net.has_broken(self.me, peer);
+        let Some((panes, side, glazing, rng)) = net.panes(self.me, peer).filter(|_| !broken) else {
+            return Ok(());
+        };
+        if rng.percent(again_percent) {
+            return Err(SendError::Again);
+        }
+        panes.write(side, payload, ticket, queue_len, glazing, rng)
+    }
+
     fn under_pressure(&self, peer: PeerId) -> bool {
         let net = self.net.borrow();
         let peer = self.slot(peer);
@@ -737,7 +870,8 @@ impl Iface for SimIface {
             let batch = net.weather.batch;
             1 + net.rng.below(batch)
         };
-        let steps = self.run_streams(handler);
+        let steps = self.run_windows(handler);
+        let steps = steps + self.check_lent(|iface| iface.run_streams(handler));
         for n in 0..batch {
             let next = self.net.borrow_mut().next_item(self.me);
             let Some((slot, item)) = next else { return n + steps };
@@ -763,7 +897,7 @@ impl Iface for SimIface {
                             matches!(Packet::decode(&header), Some(Packet::Rts { .. }));
                         self.net.borrow().note(self.me, What::Arrived { message, rendezvous });
                     }
-                    handler.on_message(peer, &header, &payload);
+                    self.check_lent(|_| handler.on_message(peer, &header, &payload));
                 }
             }
         }

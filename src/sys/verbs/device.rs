@@ -4,6 +4,7 @@ use super::library::{CLASS, Verbs, verbs};
 use super::owned::{Owned, check};
 use crate::sys::errno::{Errno, Result};
 use crate::sys::net::PciAddress;
+use crate::sys::process;
 use rdma_core_sys::{
     IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_context, ibv_device, ibv_device_attr, ibv_pd,
 };
@@ -30,6 +31,7 @@ pub(crate) struct Device<'a> {
 pub(super) struct Context {
     raw: Owned<ibv_context>,
     pub(super) verbs: &'static Verbs,
+    home: i32,
 }
 
 /// A protection domain.
@@ -92,6 +94,14 @@ impl Device<'_> {
             .into_owned()
     }
 
+    /// Such as `/sys/class/infiniband_verbs/uverbs0`.
+    fn node(&self) -> Option<PathBuf> {
+        // SAFETY: a device of a live list; the path is a C string.
+        let path = unsafe { CStr::from_ptr((&raw const (*self.raw).dev_path).cast()) };
+        let path = PathBuf::from(path.to_str().ok()?);
+        path.exists().then_some(path)
+    }
+
     /// True for InfiniBand and RoCE adapters. Others have no UD queue pairs as InfiniBand defines
     /// them (iWARP), or ones of their own kind (EFA).
     pub(crate) fn is_adapter(&self) -> bool {
@@ -107,7 +117,12 @@ impl Device<'_> {
         // SAFETY: a device of a live list; the context is ended after all that was made of it,
         // because they hold it.
         let raw = unsafe { Owned::new((verbs.open_device)(self.raw), verbs.close_device) }?;
-        Ok(OpenDevice { name: self.name(), context: Arc::new(Context { raw, verbs }) })
+        let home = process::pid();
+        let context = Context { raw, verbs, home };
+        // Nobody waits for events in a call.
+        // SAFETY: a live context; the member does not change.
+        set_nonblocking(unsafe { (*context.as_ptr()).async_fd })?;
+        Ok(OpenDevice { name: self.name(), node: self.node(), context: Arc::new(context) })
     }
 }
 
@@ -115,6 +130,8 @@ impl Device<'_> {
 #[derive(Clone, Debug)]
 pub(crate) struct OpenDevice {
     pub(super) name: String,
+    /// Where sysfs has it for as long as it may be used.
+    pub(super) node: Option<PathBuf>,
     pub(super) context: Arc<Context>,
 }
 
@@ -158,6 +175,11 @@ impl Context {
     #[inline]
     pub(super) fn as_ptr(&self) -> *mut ibv_context {
         self.raw.as_ptr()
+    }
+
+    /// This is the process that opened it.
+    pub(super) fn is_at_home(&self) -> bool {
+        process::pid() == self.home
     }
 }
 

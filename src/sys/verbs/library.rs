@@ -5,9 +5,9 @@ use crate::sys::errno::{Errno, Result};
 use crate::telemetry::log;
 use once_cell::sync::OnceCell;
 use rdma_core_sys::{
-    _compat_ibv_port_attr, ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
-    ibv_device_attr, ibv_fork_status, ibv_gid_entry, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_ex, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
+    _compat_ibv_port_attr, ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context,
+    ibv_cq, ibv_device, ibv_device_attr, ibv_fork_status, ibv_gid_entry, ibv_mr, ibv_pd, ibv_qp,
+    ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
 };
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -18,6 +18,12 @@ pub(super) const CLASS: &str = "/sys/class/infiniband";
 /// True if this host shows any RDMA device. Without one libibverbs is not even looked for.
 pub(crate) fn present() -> bool {
     std::fs::read_dir(CLASS).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+/// True if one of them is called `name`.
+pub(crate) fn shows(name: &str) -> bool {
+    let plain = !name.is_empty() && !name.starts_with('.') && !name.contains('/');
+    plain && std::path::Path::new(CLASS).join(name).exists()
 }
 
 /// Declares the table of functions, each with the version that it is asked for: most have an older
@@ -74,6 +80,9 @@ table! {
     // rdma-core 33 and later.
     query_gids = c"_ibv_query_gid_table" c"IBVERBS_1.11"
         (*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
+    get_async_event = c"ibv_get_async_event" c"IBVERBS_1.1"
+        (*mut ibv_context, *mut ibv_async_event) -> c_int;
+    ack_async_event = c"ibv_ack_async_event" c"IBVERBS_1.1" (*mut ibv_async_event);
     alloc_pd = c"ibv_alloc_pd" c"IBVERBS_1.1" (*mut ibv_context) -> *mut ibv_pd;
     dealloc_pd = c"ibv_dealloc_pd" c"IBVERBS_1.1" (*mut ibv_pd) -> c_int;
     reg_mr = c"ibv_reg_mr" c"IBVERBS_1.1" (*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;

@@ -13,30 +13,25 @@
 
 mod cq;
 mod device;
+mod events;
 mod library;
 mod memory;
-#[cfg_attr(not(test), allow(dead_code))] // connections are not made yet
 mod mr;
 mod owned;
 mod port;
 mod qp;
-#[cfg_attr(not(test), allow(dead_code))] // connections are not made yet
 mod rc;
-#[cfg_attr(not(test), allow(dead_code))] // connections are not made yet
 mod rc_qp;
-#[cfg_attr(not(test), allow(dead_code))] // connections are not made yet
 mod srq;
 mod ud;
 
 pub(crate) use device::{DeviceList, OpenDevice};
-pub(crate) use library::present;
-#[allow(unused_imports)] // as above
+pub(crate) use events::{About, DeviceEvent};
+pub(crate) use library::{present, shows};
 pub(crate) use mr::{Permission, Registrar, Registration, fork_hazard};
 pub(crate) use port::{Gid, GidKind, LinkLayer, Port};
 pub(crate) use qp::{Ah, AhSettings};
-#[allow(unused_imports)] // as above
 pub(crate) use rc::{RcEvent, RcPort, RcSettings};
-#[allow(unused_imports)] // as above
 pub(crate) use rc_qp::{RcAddress, RcQp};
 pub(crate) use ud::{Arrival, IpVersion, UdCounts, UdPort, UdSettings};
 

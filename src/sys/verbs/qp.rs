@@ -219,6 +219,16 @@ impl UdQp {
         step(IBV_QPS_RTS, IBV_QP_SQ_PSN)
     }
 
+    #[cfg(test)]
+    pub(super) fn to_error(&self) -> Result<()> {
+        // SAFETY: all zeroes is a valid ibv_qp_attr.
+        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.qp_state = rdma_core_sys::IBV_QPS_ERR;
+        let modify = self._pd.context.verbs.modify_qp;
+        // SAFETY: a live queue pair and a valid structure.
+        check(unsafe { modify(self.raw.as_ptr(), &mut attr, IBV_QP_STATE as i32) })
+    }
+
     /// Posts sends, at most [`BATCH`], to queue pair `qpn` behind `ah`. Returns how many there was room
     /// for. Errors: the driver's; none was posted.
     ///

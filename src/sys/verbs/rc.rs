@@ -181,11 +181,6 @@ impl RcPort {
         Registrar { pd: self.queues.pd.clone() }
     }
 
-    /// Why it carries nothing any more.
-    pub(crate) fn broken(&self) -> Option<Errno> {
-        self.broken
-    }
-
     /// The descriptor that becomes readable when something happens after `sleep`.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.channel.fd()

@@ -60,6 +60,20 @@ pub(crate) struct UdCounts {
     pub(crate) send_completions: u64,
 }
 
+impl UdCounts {
+    /// Those of both.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            sent: self.sent + other.sent,
+            inline: self.inline + other.inline,
+            posts: self.posts + other.posts,
+            received: self.received + other.received,
+            marked: self.marked + other.marked,
+            send_completions: self.send_completions + other.send_completions,
+        }
+    }
+}
+
 /// A datagram that has arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival<'a> {
@@ -254,6 +268,12 @@ impl UdPort {
                 return Ok(());
             }
         }
+    }
+
+    /// Puts the queue pair into the error state, as a device does that has found something wrong.
+    #[cfg(test)]
+    pub(crate) fn break_queue_pair(&mut self) {
+        self.qp.to_error().unwrap();
     }
 
     fn break_down(&mut self, errno: Errno) -> Errno {

@@ -126,7 +126,7 @@ impl Shared {
             if core.has_events() && self.armed.load(Ordering::Relaxed) {
                 self.timer.arm(1); // long ago: now
             }
-            let next = core.machine.next_timeout();
+            let next = core.next_timeout();
             let quiet = core.link.sleep();
             drop(core);
             if quiet {

@@ -128,6 +128,12 @@ impl Core {
         Some(event)
     }
 
+    /// When a turn has something to do though nothing arrives.
+    pub(super) fn next_timeout(&self) -> Option<u64> {
+        let (machine, link) = (self.machine.next_timeout(), self.link.next_timeout());
+        machine.into_iter().chain(link).min()
+    }
+
     pub(super) fn has_events(&self) -> bool {
         !self.inbox.is_empty()
     }
@@ -161,6 +167,7 @@ fn turn(
     sink: impl Sink,
     full: bool,
 ) -> usize {
+    link.tend(now);
     let mut inwards = Inwards { machine, now, sink, full };
     let n = link.receive(&mut inwards);
     let Inwards { machine, mut sink, .. } = inwards;

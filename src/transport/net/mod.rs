@@ -1,6 +1,7 @@
 //! Peers on other hosts: the reliable machine over a link that carries datagrams.
 
 mod background;
+pub(crate) mod bulk;
 mod core;
 pub(crate) mod job_key;
 pub(crate) mod link;
@@ -12,11 +13,14 @@ pub(crate) mod verbs;
 use self::background::{Background, Shared};
 use self::core::{Core, Event};
 use super::peers::PeerTable;
-use super::{Address, Caps, Departure, Handler, MAX_HEADER, PeerId, SendError, StreamEnd};
+use super::{
+    Address, Caps, Departure, Handler, MAX_HEADER, PeerId, SendError, StreamEnd, Ticket, Windows,
+};
 use crate::memory::SegmentList;
 use crate::sys::event::Epoll;
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
+use bulk::{BULK_CONTROL, Bulk, BulkSink, CONTROL_LEN};
 use link::Link;
 use reliable::tag::JobKey;
 use reliable::{Reliable, Settings, Sink};
@@ -101,6 +105,10 @@ pub(crate) struct Net {
     numbers: Numbers,
     /// `None`: FI_UDRV_STREAMS=0.
     streams: Option<Streams>,
+    /// `None`: no device, or none that may use the application's memory.
+    bulk: Option<Box<dyn Bulk>>,
+    /// Moves of the device that the bulk path knows of.
+    moves: u64,
     me: Address,
     armed: bool,
     /// Polls left that look at the socket each time.
@@ -117,6 +125,8 @@ struct Upwards<'a, H, F> {
     outer: &'a mut PeerTable,
     numbers: &'a mut Numbers,
     streams: &'a mut Option<Streams>,
+    bulk: &'a mut Option<Box<dyn Bulk>>,
+    now: u64,
     handler: &'a mut H,
     connected: &'a mut F,
 }
@@ -142,6 +152,9 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
         if let [STREAM_BROKEN, 0, 0, 0, number @ ..] = header {
             return self.on_broken(inner, number);
         }
+        if header.len() == CONTROL_LEN && header.first() == Some(&BULK_CONTROL) {
+            return self.on_control(inner, header);
+        }
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_message(peer, header, payload);
         }
@@ -150,6 +163,9 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
     fn on_departure(&mut self, inner: PeerId, departure: Departure) {
         if let Some(streams) = self.streams {
             streams.forget(inner);
+        }
+        if let Some(bulk) = self.bulk {
+            bulk.forget(inner);
         }
         let Some(peer) = self.numbers.outer(inner) else { return };
         if let (Departure::Failed(errno), Some(address)) = (departure, self.outer.address(peer)) {
@@ -173,9 +189,18 @@ impl<H: Handler, F: FnMut(PeerId)> Upwards<'_, H, F> {
         let mut above = Above { numbers: self.numbers, handler: self.handler };
         streams.on_broken(inner, u32::from_le_bytes(number), &mut above);
     }
+
+    /// The peer's bulk path has something to say to ours.
+    #[cold]
+    fn on_control(&mut self, inner: PeerId, message: &[u8]) {
+        if let Some(bulk) = self.bulk.as_mut() {
+            let mut above = Above { numbers: self.numbers, handler: self.handler };
+            bulk.on_control(inner, message, self.now, &mut above);
+        }
+    }
 }
 
-/// The endpoint as streams see it.
+/// The endpoint as streams and the bulk path see it.
 struct Above<'a, H> {
     numbers: &'a Numbers,
     handler: &'a mut H,
@@ -205,6 +230,20 @@ impl<H: Handler> StreamSink for Above<'_, H> {
     }
 }
 
+impl<H: Handler> BulkSink for Above<'_, H> {
+    fn on_filled(&mut self, inner: PeerId, token: u64) {
+        if let Some(peer) = self.numbers.outer(inner) {
+            self.handler.on_filled(peer, token);
+        }
+    }
+
+    fn on_lost(&mut self, inner: PeerId) {
+        if let Some(peer) = self.numbers.outer(inner) {
+            self.handler.on_windows_lost(peer);
+        }
+    }
+}
+
 /// The parent's thread held what a forked child wants.
 const ORPHANED: SendError = SendError::Unreachable(Errno(libc::EOWNERDEAD));
 
@@ -222,8 +261,10 @@ impl Net {
         let (low, high) = seed.split_at_mut(8);
         low.copy_from_slice(&process::random_u64().to_le_bytes());
         high.copy_from_slice(&process::random_u64().to_le_bytes());
-        let rdma = verbs::open(&settings.rdma, &me, &settings.key)?;
+        let (rdma, bulk) = verbs::open(&settings.rdma, &me, &settings.key)?.unzip();
+        let bulk = bulk.flatten();
         let link = HybridLink::new(link, rdma);
+        let moves = link.moves();
         let datagram_max = link.datagram_max();
         let streams = match settings.streams {
             0 => None,
@@ -240,7 +281,8 @@ impl Net {
                 peer_timeout_ns: settings.peer_timeout_s.saturating_mul(1_000_000_000),
                 buffer_bytes: settings.buffer_bytes,
                 receive_window: u32::try_from(window).unwrap_or(u32::MAX),
-                features: if listens { reliable::packet::STREAMS } else { 0 },
+                features: if listens { reliable::packet::STREAMS } else { 0 }
+                    | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 },
                 first_psn: 0,
                 seed,
             },
@@ -251,7 +293,19 @@ impl Net {
         let background = Some(Background::start(&shared)?);
         let numbers = Numbers::default();
         let owner = process::pid();
-        Ok(Self { shared, background, numbers, streams, me, armed: false, hot: 0, polls: 0, owner })
+        Ok(Self {
+            shared,
+            background,
+            numbers,
+            streams,
+            bulk,
+            moves,
+            me,
+            armed: false,
+            hot: 0,
+            polls: 0,
+            owner,
+        })
     }
 
     /// Adds the descriptors that tell of work to `epoll`.
@@ -262,6 +316,9 @@ impl Net {
         }
         if let Some(streams) = &self.streams {
             epoll.add(streams.fd(), token)?;
+        }
+        if let Some(bulk) = &self.bulk {
+            epoll.add(bulk.fd(), token)?;
         }
         epoll.add(self.shared.timer().fd(), token)
     }
@@ -288,6 +345,7 @@ impl Net {
             _ => 0,
         };
         let short_max = room(0);
+        let window = self.bulk.as_ref().map_or((0, 0), |bulk| bulk.sizes());
         Caps {
             short_max,
             bcopy_max: BCOPY_MAX,
@@ -295,8 +353,8 @@ impl Net {
             push_max: PUSH_MAX,
             stream_max: if self.streams.is_some() { stream::PAYLOAD_MAX } else { 0 },
             stream_min: STREAM_MIN,
-            window_max: 0,
-            window_min: 0,
+            window_max: window.0,
+            window_min: window.1,
             get: false,
             put: false,
             one_sided: false,
@@ -372,6 +430,52 @@ impl Net {
         streams.send(&core.machine, inner, header, payload, clock::now_ns())
     }
 
+    /// See [`super::Iface::windows`].
+    pub(crate) fn windows(&mut self, peer: PeerId, address: &Address) -> Windows {
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Windows::No;
+        };
+        let Some(mut core) = self.shared.core() else { return Windows::No };
+        if !core.machine.takes_windows(inner) || !core.link.goes_direct(address) {
+            return Windows::No;
+        }
+        self.hot = COOLING;
+        bulk.windows(inner, clock::now_ns())
+    }
+
+    /// See [`super::Iface::lend`].
+    pub(crate) fn lend(
+        &mut self,
+        peer: PeerId,
+        part: &SegmentList,
+        token: u64,
+    ) -> Result<Ticket, SendError> {
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
+        };
+        bulk.lend(inner, part, token, clock::now_ns())
+    }
+
+    /// See [`super::Iface::take_back`].
+    pub(crate) fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
+            bulk.take_back(inner, ticket);
+        }
+    }
+
+    /// See [`super::Iface::write`].
+    pub(crate) fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        ticket: &Ticket,
+    ) -> Result<(), SendError> {
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
+        };
+        bulk.write(inner, payload, ticket, clock::now_ns())
+    }
+
     /// See [`super::Iface::attend`].
     pub(crate) fn attend(&mut self) {
         if let Some(streams) = &mut self.streams {
@@ -426,8 +530,9 @@ impl Net {
             }
             let Some(event) = core.take_event() else { break };
             let inner = &mut core.peers;
-            let streams = &mut self.streams;
-            let mut sink = Upwards { inner, outer, numbers, streams, handler, connected };
+            let (streams, bulk) = (&mut self.streams, &mut self.bulk);
+            let mut sink =
+                Upwards { inner, outer, numbers, streams, bulk, now, handler, connected };
             match event {
                 Event::Connected(peer, address) => sink.on_connected(peer, &address),
                 Event::Message { peer, header, header_len, payload } => {
@@ -438,10 +543,33 @@ impl Net {
             }
             n += 1;
         }
-        let streams = &mut self.streams;
-        n += core.turn(now, |inner| Upwards { inner, outer, numbers, streams, handler, connected });
+        let (streams, bulk) = (&mut self.streams, &mut self.bulk);
+        n += core.turn(now, |inner| Upwards {
+            inner,
+            outer,
+            numbers,
+            streams,
+            bulk,
+            now,
+            handler,
+            connected,
+        });
         if let Some(streams) = &mut self.streams {
             n += streams_turn(streams, &mut core.machine, now, &mut Above { numbers, handler });
+        }
+        if core.link.moves() != self.moves {
+            self.moves = core.link.moves();
+            if let Some(bulk) = &mut self.bulk {
+                bulk.renew(now, &mut Above { numbers, handler });
+            }
+        }
+        if let Some(bulk) = self.bulk.as_mut().filter(|bulk| bulk.has_work()) {
+            self.hot = COOLING;
+            n += bulk.poll(now, &mut Above { numbers, handler });
+            let Core { machine, link, .. } = &mut *core;
+            if say(bulk.as_mut(), machine, now) > 0 {
+                machine.poll_transmit(now, link);
+            }
         }
         if n > 0 {
             self.hot = COOLING;
@@ -464,11 +592,11 @@ impl Net {
             let Core { machine, link, .. } = &mut *core;
             machine.poll_transmit(now, link);
         }
-        if !core.link.sleep() {
+        if !core.link.sleep() || !self.bulk.as_mut().is_none_or(|bulk| bulk.sleep()) {
             self.polls = COOL_POLLS - 1;
             return false;
         }
-        self.shared.arm(core.machine.next_timeout().map(|at| at.max(now + 1)));
+        self.shared.arm(core.next_timeout().map(|at| at.max(now + 1)));
         self.armed = true;
         true
     }
@@ -511,11 +639,35 @@ fn streams_turn(
     n
 }
 
+/// Sends what the bulk path has to say. Returns how much.
+fn say(bulk: &mut dyn Bulk, machine: &mut Reliable, now: u64) -> usize {
+    for n in 0..BATCH {
+        let Some((peer, message)) = bulk.next_control() else { return n };
+        if machine.send(peer, &message, 0, |_, _| (), now) == Err(SendError::Again) {
+            bulk.put_back((peer, message));
+            return n;
+        }
+    }
+    BATCH
+}
+
 #[cfg(test)]
 impl Net {
     /// What its device has done so far.
     fn rdma_counts(&self) -> Option<verbs::RdmaCounts> {
         self.shared.core()?.link.rdma_counts()
+    }
+
+    /// What its bulk path has done so far.
+    fn bulk_counts(&self) -> bulk::BulkCounts {
+        self.bulk.as_ref().map(|bulk| bulk.counts()).unwrap_or_default()
+    }
+
+    /// Breaks its queue pair.
+    fn break_queue_pair(&mut self) {
+        if let Some(mut core) = self.shared.core() {
+            core.link.break_queue_pair();
+        }
     }
 
     /// Ends its device without a word to anybody.
@@ -548,6 +700,12 @@ impl Drop for Net {
             ));
             if let Some(rdma) = link.rdma_counts() {
                 log::info(format_args!("{} through the device: {rdma:?}", self.me));
+            }
+            if let Some(bulk) = &self.bulk {
+                log::info(format_args!("{} by RDMA Write: {:?}", self.me, bulk.counts()));
+                if let Some(registrations) = bulk.registrations() {
+                    log::info(format_args!("{} registered memory: {registrations}", self.me));
+                }
             }
         }
     }

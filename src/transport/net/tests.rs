@@ -40,7 +40,11 @@ impl Handler for Got {
 impl End {
     /// Neither knows the host: the other one is as far away as any.
     fn open() -> Self {
-        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        Self::open_at(0)
+    }
+
+    fn open_at(port: u16) -> Self {
+        let any = SocketAddr::from(([127, 0, 0, 1], port));
         let link = UdpLink::open(&any, None).unwrap();
         let me = Address(SocketAddr::new(any.ip(), link.port()));
         let settings = NetSettings {
@@ -112,6 +116,29 @@ fn an_application_that_never_polls_is_met() {
         b.poll();
         b.got.departures == [Departure::Closed]
     }));
+}
+
+#[test]
+fn an_endpoint_that_is_started_later_is_met() {
+    let (mut a, gone) = (End::open(), End::open());
+    let to = gone.net.me;
+    drop(gone);
+    let peer = a.peers.intern(&to).unwrap();
+    a.net.connect(peer, &to).unwrap();
+    assert!(a.send(peer, 4, 100));
+    let since = Instant::now();
+    assert!(!within(1, || {
+        a.poll();
+        !a.got.departures.is_empty()
+    }));
+    let mut b = End::open_at(to.port());
+    assert!(within(4, || {
+        a.poll();
+        b.poll();
+        b.got.messages == [(4, 100)]
+    }));
+    println!("met {:?} after the first try", since.elapsed());
+    assert_eq!((a.got.departures.len(), b.got.departures.len()), (0, 0));
 }
 
 #[test]

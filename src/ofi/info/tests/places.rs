@@ -214,6 +214,7 @@ fn a_place_that_cannot_be_opened_is_not_offered() {
         source: Address(socket("203.0.113.77:5")),
         dest: None,
         interface: "nosuch0".to_owned(),
+        domain: "nosuch0".to_owned(),
         reason: "",
     };
     let refusal = place::probe(&place).unwrap_err().to_string();

@@ -7,11 +7,10 @@ type Case = (fn(&mut Hints), &'static str);
 
 const CASES: &[Case] = &[
     (
-        |h| h.caps = FI_MSG | FI_RMA,
-        "caps: wanted FI_MSG|FI_RMA, offered FI_MSG|FI_TAGGED|FI_RECV|FI_SEND|FI_MULTI_RECV|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_SOURCE|FI_DIRECTED_RECV",
+        |h| h.caps = FI_MSG | FI_ATOMIC,
+        "caps: wanted FI_MSG|FI_ATOMIC, offered FI_MSG|FI_RMA|FI_TAGGED|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_RMA_EVENT|FI_SOURCE|FI_DIRECTED_RECV",
     ),
     (|h| h.caps = FI_ATOMIC, "caps: wanted FI_ATOMIC, offered FI_MSG|"),
-    (|h| h.caps = FI_RMA_EVENT, "caps: wanted FI_RMA_EVENT, "),
     (|h| h.caps = FI_TRIGGER, "caps: wanted FI_TRIGGER, "),
     (|h| h.caps = FI_HMEM, "caps: wanted FI_HMEM, "),
     (|h| h.caps = FI_COLLECTIVE, "caps: wanted FI_COLLECTIVE, "),
@@ -24,7 +23,7 @@ const CASES: &[Case] = &[
         "domain_attr->caps: wanted FI_SHARED_AV, offered FI_LOCAL_COMM|FI_REMOTE_COMM",
     ),
     (
-        |h| h.tx.caps = FI_RMA,
+        |h| (h.caps, h.tx.caps) = (FI_MSG | FI_TAGGED, FI_RMA),
         "tx_attr->caps: wanted FI_RMA, offered FI_MSG|FI_TAGGED|FI_SEND|FI_FENCE",
     ),
     (
@@ -41,16 +40,16 @@ const CASES: &[Case] = &[
     ),
     (|h| h.tx.op_flags = FI_MULTI_RECV, "tx_attr->op_flags: wanted FI_MULTI_RECV, "),
     (
-        |h| h.tx.msg_order = FI_ORDER_SAS | FI_ORDER_RAW,
-        "tx_attr->msg_order: wanted FI_ORDER_RAW|FI_ORDER_SAS, offered FI_ORDER_SAS",
+        |h| h.tx.msg_order = FI_ORDER_SAS | FI_ORDER_WAR,
+        "tx_attr->msg_order: wanted FI_ORDER_WAR|FI_ORDER_SAS, offered FI_ORDER_RAR|FI_ORDER_RAW|FI_ORDER_WAW|FI_ORDER_SAS|FI_ORDER_RMA_RAR|FI_ORDER_RMA_RAW|FI_ORDER_RMA_WAW",
     ),
     (|h| h.tx.msg_order = FI_ORDER_ATOMIC_RAR, "tx_attr->msg_order: wanted FI_ORDER_ATOMIC_RAR, "),
     (|h| h.tx.comp_order = FI_ORDER_SAS, "tx_attr->comp_order: wanted FI_ORDER_SAS, offered 0"),
     (|h| h.tx.inject_size = 4097, "tx_attr->inject_size: wanted 4097, offered 4096"),
     (|h| h.tx.size = (1 << 20) + 1, "tx_attr->size: wanted 1048577, offered 1048576"),
     (|h| h.tx.iov_limit = 5, "tx_attr->iov_limit: wanted 5, offered 4"),
-    (|h| h.tx.rma_iov_limit = 1, "tx_attr->rma_iov_limit: wanted 1, offered 0"),
-    (|h| h.rx.caps = FI_REMOTE_READ, "rx_attr->caps: wanted FI_REMOTE_READ, "),
+    (|h| h.tx.rma_iov_limit = 5, "tx_attr->rma_iov_limit: wanted 5, offered 4"),
+    (|h| (h.caps, h.rx.caps) = (FI_MSG, FI_REMOTE_READ), "rx_attr->caps: wanted FI_REMOTE_READ, "),
     (
         |h| h.rx.op_flags = FI_INJECT,
         "rx_attr->op_flags: wanted FI_INJECT, offered FI_MULTI_RECV|FI_COMPLETION",
@@ -100,7 +99,7 @@ const CASES: &[Case] = &[
     (|h| h.domain.base.max_ep_stx_ctx = 1, "domain_attr->max_ep_stx_ctx: wanted 1, offered 0"),
     (|h| h.domain.base.max_ep_srx_ctx = 1, "domain_attr->max_ep_srx_ctx: wanted 1, offered 0"),
     (|h| h.domain.base.cntr_cnt = 65537, "domain_attr->cntr_cnt: wanted 65537, offered 65536"),
-    (|h| h.domain.base.mr_iov_limit = 2, "domain_attr->mr_iov_limit: wanted 2, offered 1"),
+    (|h| h.domain.base.mr_iov_limit = 5, "domain_attr->mr_iov_limit: wanted 5, offered 4"),
     (
         |h| h.domain.base.auth_key_size = FI_AV_AUTH_KEY,
         "domain_attr->auth_key_size: wanted 18446744073709551615, offered 256",

@@ -1,13 +1,13 @@
 //! One peer's connection: its state, and what its deadlines mean.
 
 use super::congestion::Congestion;
-use super::packet::{Hello, HelloKind, STREAMS, VERSION, VERSION_MIN};
+use super::packet::{Hello, HelloKind, STREAMS, VERSION, VERSION_MIN, WINDOWS};
 use super::path::Path;
 use super::receiving::{Assembly, Early};
 use super::sending::Outgoing;
 use super::tag::SessionKey;
 use super::timers::NEVER;
-use super::{DATAGRAM_START, End, HALF_OPEN_MAX, Shared, Sink};
+use super::{DATAGRAM_LEAST, DATAGRAM_START, End, HALF_OPEN_MAX, Shared, Sink};
 use crate::sys::Errno;
 use crate::transport::{Address, Departure, PeerId};
 use std::collections::VecDeque;
@@ -70,6 +70,8 @@ pub(super) struct Connection {
 
     /// The other side takes streams.
     pub(super) streams: bool,
+    /// It has a bulk path.
+    pub(super) windows: bool,
     /// Messages taken from the layer above, and given to it.
     pub(super) sent: u64,
     pub(super) delivered: u64,
@@ -161,6 +163,7 @@ impl Connection {
             unheard: false,
             hello: 0,
             streams: false,
+            windows: false,
             sent: 0,
             delivered: 0,
             answers: 0,
@@ -227,8 +230,9 @@ impl Connection {
         self.peer_nonce = hello.nonce;
         self.peer_life = hello.life;
         self.streams = hello.features & STREAMS != 0;
+        self.windows = hello.features & WINDOWS != 0;
         let ours = shared.settings.datagram_max;
-        self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_START)) as u16);
+        self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_LEAST)) as u16);
         self.credit_end = self.base + u64::from(hello.credit.max(1));
         let mine = (shared.settings.life, self.nonce);
         let theirs = (hello.life, hello.nonce);

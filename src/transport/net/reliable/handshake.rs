@@ -259,6 +259,7 @@ impl Reliable {
             c.heard(&self.shared);
             c.owe(&self.shared, now);
         }
+        self.note_met(peer);
         sink.on_connected(peer, &address);
     }
 }

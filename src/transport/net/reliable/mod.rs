@@ -17,7 +17,7 @@ mod path;
 mod receiving;
 mod sending;
 #[cfg(test)]
-mod sim;
+pub(super) mod sim;
 pub(crate) mod tag;
 mod timers;
 
@@ -36,12 +36,19 @@ use timers::{NEVER, Timers};
 pub(crate) const MESSAGE_MAX: usize = 64 * 1024;
 /// Datagrams that any network carries, bytes: used until more has been found to pass (path.rs).
 const DATAGRAM_START: usize = 1200;
+/// What everybody takes: IPv4's 576 (RFC 791) with room for its headers. Devices with datagrams of
+/// 1024 bytes take less than others begin with.
+const DATAGRAM_LEAST: usize = 512;
 /// Turns of this much at most count as time in which a peer was silent, nanoseconds: while nobody
 /// polled we could not hear it.
 const TURN_MAX_NS: u64 = 1_000_000_000;
-/// A refused packet, and this many more for this long, nanoseconds: nobody is there.
+/// A refused packet, and this many more for this long, nanoseconds: nobody is there any more.
 const REFUSALS: u8 = 3;
 const REFUSED_NS: u64 = 200_000_000;
+/// The same of a peer that was never there yet: one that is started a little later is met.
+const ABSENT_NS: u64 = 5_000_000_000;
+/// Mark of a peer that has been there, beside its place: places have fewer bits.
+const MET: u32 = 1 << 31;
 /// Span in which peers that send count as sending at once, as a power of two of nanoseconds.
 const EPOCH_SHIFT: u32 = 23;
 /// Bits of a connection's number that are its place; the others are its generation.
@@ -65,7 +72,7 @@ pub(crate) struct Settings {
     pub(crate) peer_timeout_ns: u64,
     /// Most bytes of packets kept, to be sent again or until those before them arrive.
     pub(crate) buffer_bytes: usize,
-    /// What we offer in handshakes: [`packet::STREAMS`].
+    /// What we offer in handshakes: [`packet::STREAMS`], [`packet::WINDOWS`].
     pub(crate) features: u32,
     /// Packets that all peers together may have under way to us.
     pub(crate) receive_window: u32,
@@ -187,7 +194,7 @@ pub(crate) struct Reliable {
     shared: Shared,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Place of each peer's connection, plus one.
+    /// Place of each peer's connection, plus one, and [`MET`].
     by_peer: Vec<u32>,
     timers: Timers,
     /// Places of connections that have something to send, in turn.
@@ -260,7 +267,18 @@ impl Reliable {
     }
 
     fn place_of(&self, peer: PeerId) -> Option<u32> {
-        self.by_peer.get(peer.index())?.checked_sub(1)
+        (self.by_peer.get(peer.index())? & !MET).checked_sub(1)
+    }
+
+    /// It was connected to, now or earlier.
+    fn was_met(&self, peer: PeerId) -> bool {
+        self.by_peer.get(peer.index()).is_some_and(|entry| entry & MET != 0)
+    }
+
+    fn note_met(&mut self, peer: PeerId) {
+        if let Some(entry) = self.by_peer.get_mut(peer.index()) {
+            *entry |= MET;
+        }
     }
 
     fn at(&mut self, place: u32) -> Option<&mut Connection> {
@@ -297,6 +315,11 @@ impl Reliable {
     pub(crate) fn takes_streams(&self, peer: PeerId) -> Option<(u32, u32)> {
         let c = self.of(peer).filter(|c| c.streams && c.phase == Phase::Established)?;
         Some((c.id, c.remote_id))
+    }
+
+    /// Whether `peer` is there and may lend windows, and be lent some.
+    pub(crate) fn takes_windows(&self, peer: PeerId) -> bool {
+        self.of(peer).is_some_and(|c| c.windows && c.phase == Phase::Established)
     }
 
     /// Whom our connection number `id` is the one to.
@@ -386,7 +409,7 @@ impl Reliable {
             self.by_peer.resize(peer.index() + 1, 0);
         }
         if let Some(entry) = self.by_peer.get_mut(peer.index()) {
-            *entry = place + 1;
+            *entry = (place + 1) | (*entry & MET);
         }
     }
 
@@ -489,15 +512,18 @@ impl Reliable {
 
     /// The system says that nobody listens at `to`.
     pub(crate) fn on_refused(&mut self, now: u64, to: &Address, sink: &mut impl Sink) {
-        let Some(place) = sink.find(to).and_then(|peer| self.place_of(peer)) else { return };
-        let Some(c) = self.at(place) else { return };
+        let Some(peer) = sink.find(to) else { return };
+        let absent_ns = ABSENT_NS.min(self.shared.settings.peer_timeout_ns);
+        let refused_ns = if self.was_met(peer) { REFUSED_NS } else { absent_ns };
+        let Some(c) = self.place_of(peer).and_then(|place| self.at(place)) else { return };
         if c.refusals == 0 {
             c.refused_at = now;
         }
         c.refusals = c.refusals.saturating_add(1);
-        if c.refusals >= REFUSALS && now.saturating_sub(c.refused_at) >= REFUSED_NS {
+        if c.refusals >= REFUSALS && now.saturating_sub(c.refused_at) >= refused_ns {
             let errno =
                 if c.phase == Phase::Established { libc::EHOSTDOWN } else { libc::ECONNREFUSED };
+            let Some(place) = self.place_of(peer) else { return };
             self.remove(place, End::Departed(Departure::Failed(Errno(errno))), sink);
         }
     }
@@ -581,7 +607,7 @@ impl Reliable {
         }
         if self.place_of(peer) == Some(place) {
             if let Some(entry) = self.by_peer.get_mut(peer.index()) {
-                *entry = 0;
+                *entry &= MET;
             }
         }
         if let Some(challenger) = challenger {

@@ -82,7 +82,7 @@ pub(crate) struct Hello {
     pub(crate) version_min: u16,
     /// Largest datagram that its sender takes, bytes.
     pub(crate) datagram_max: u16,
-    /// Features that its sender has ([`STREAMS`]); in a refusal the reason.
+    /// Features that its sender has ([`STREAMS`], [`WINDOWS`]); in a refusal the reason.
     pub(crate) features: u32,
     /// Its sender's number of the connection.
     pub(crate) connection: u32,
@@ -117,6 +117,8 @@ pub(crate) enum HelloKind {
 
 /// A feature: TCP connections for long messages are taken at the endpoint's port (PROTOCOL.md §7.12).
 pub(crate) const STREAMS: u32 = 1;
+/// Feature: it has a bulk path, and takes the messages that begin one (PROTOCOL.md §7.14).
+pub(crate) const WINDOWS: u32 = 2;
 
 /// Reasons of a refusal.
 pub(crate) const REFUSED_VERSION: u32 = 1;

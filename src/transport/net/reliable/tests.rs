@@ -293,11 +293,58 @@ fn nobody_there_is_noticed_by_refusals() {
     let mut bench = Bench::new();
     bench.send(b"x", 10).unwrap();
     let to = bench.b.address;
-    for _ in 0..10 {
-        bench.a.machine.on_refused(bench.now, &to, &mut bench.a.heard);
-        bench.now += 50 * MS;
-    }
+    // How long it takes, ms.
+    let refuse = |bench: &mut Bench, ms: u64| {
+        let since = bench.now;
+        bench.a.heard.events.clear();
+        while bench.a.heard.events.is_empty() && bench.now < since + 20_000 * MS {
+            bench.a.machine.on_refused(bench.now, &to, &mut bench.a.heard);
+            bench.now += ms * MS;
+        }
+        (bench.now - since) / MS
+    };
+    // It may be started a little later.
+    let after = refuse(&mut bench, 50);
     assert_eq!(bench.a.heard.events, ["Failed(Errno(111))"]);
+    assert!((5000..5200).contains(&after), "after {after} ms");
+    // It was: when it is gone, that is so.
+    bench.send(b"x", 10).unwrap();
+    bench.exchange(|_| true);
+    let after = refuse(&mut bench, 50);
+    assert_eq!(bench.a.heard.events, ["Failed(Errno(112))"]);
+    assert!((200..300).contains(&after), "after {after} ms");
+    bench.send(b"x", 10).unwrap();
+    let after = refuse(&mut bench, 50);
+    assert_eq!(bench.a.heard.events, ["Failed(Errno(111))"]);
+    assert!((200..300).contains(&after), "still gone after {after} ms");
+}
+
+#[test]
+fn packets_have_what_both_sides_take() {
+    // RoCE and InfiniBand of 4096 and 1024 bytes, either way round, and as little as IP allows.
+    for (ours, theirs) in [(4096, 1024), (1024, 4096), (4096, 548), (1472, 4096)] {
+        let mut bench = Bench::new();
+        for (end, port, max) in [(&mut bench.a, 1, ours), (&mut bench.b, 2, theirs)] {
+            let life = 101 + 2 * u64::from(port);
+            let settings = Settings { datagram_max: max, ..settings(port, 7, life) };
+            end.machine = Reliable::new(settings, 1);
+        }
+        bench.send(b"meet", 1).unwrap();
+        bench.exchange(|_| true);
+        let longest = std::cell::Cell::new(0);
+        for _ in 0..20 {
+            bench.send(b"x", 20_000).unwrap();
+            for _ in 0..10 {
+                bench.exchange(|packet| {
+                    let data = packet.first() == Some(&1);
+                    longest.set(longest.get().max(if data { packet.len() } else { 0 }));
+                    true
+                });
+            }
+        }
+        assert_eq!(bench.b.heard.messages.len(), 21);
+        assert_eq!(longest.get(), ours.min(theirs), "{ours} {theirs}");
+    }
 }
 
 /// What the machine costs by itself: `cargo test --release costs -- --ignored --nocapture`.

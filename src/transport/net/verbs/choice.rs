@@ -1,6 +1,7 @@
 //! Which port of which device an endpoint uses, and with which of its addresses: decided from what
 //! the devices tell, so that it can be tested without any.
 
+use super::spread::Spread;
 use crate::config::NicName;
 use crate::sys::verbs::{Gid, GidKind, LinkLayer, Port};
 use std::fmt;
@@ -49,8 +50,8 @@ pub(super) struct Wish<'a> {
     pub(super) nics: &'a [NicName],
     /// The endpoint's address.
     pub(super) ip: IpAddr,
-    /// Where several ports are as good, endpoints with other numbers take others.
-    pub(super) spread: u16,
+    /// Who asks, where several ports are as good.
+    pub(super) spread: Spread,
 }
 
 /// The ports that fit, best first, and why the others do not.
@@ -76,8 +77,12 @@ pub(super) fn choose(candidates: &[Candidate], wish: &Wish<'_>) -> (Vec<Choice>,
     // The best ones in turn.
     if let Some(best) = fit.first().map(|(key, _)| *key) {
         let equal = fit.iter().take_while(|(key, _)| *key == best).count();
-        if let Some(equal) = fit.get_mut(..equal) {
-            equal.rotate_left(usize::from(wish.spread) % equal.len());
+        if let Some(equal) = fit.get_mut(..equal).filter(|equal| equal.len() > 1) {
+            let (of, by) = (equal.len(), wish.spread.reason());
+            equal.rotate_left(wish.spread.turn(of));
+            if let Some((_, first)) = equal.first_mut() {
+                first.reason = format!("{}, the turn of {by} among {of} as good", first.reason);
+            }
         }
     }
     let absent = wish.nics.iter().filter(|nic| !candidates.iter().any(|c| names(nic, c)));
@@ -195,9 +200,13 @@ mod tests {
         Candidate { device: device.to_owned(), port, gids, distance }
     }
 
-    fn order(candidates: &[Candidate], nics: &str, ip: &str, spread: u16) -> Vec<String> {
+    fn spread(rank: u32) -> Spread {
+        Spread { local_rank: Some(rank), nth: 0, port: 1 }
+    }
+
+    fn order(candidates: &[Candidate], nics: &str, ip: &str, rank: u32) -> Vec<String> {
         let nics = if nics.is_empty() { Vec::new() } else { NicName::list(nics).unwrap() };
-        let wish = Wish { nics: &nics, ip: ip.parse().unwrap(), spread };
+        let wish = Wish { nics: &nics, ip: ip.parse().unwrap(), spread: spread(rank) };
         choose(candidates, &wish).0.into_iter().map(|choice| choice.device).collect()
     }
 
@@ -210,7 +219,7 @@ mod tests {
         ];
         assert_eq!(order(&all, "", "10.0.0.1", 0), ["own", "ib", "far"]);
         assert_eq!(order(&all, "", "10.9.0.1", 0), ["ib", "far", "own"]);
-        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: 0 };
+        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
         let best = choose(&all, &wish).0.remove(0);
         assert_eq!(best.gid.index, 3, "the routable RoCE v2 one");
         assert_eq!(best.reason, "it has the endpoint's address, NUMA distance 30");
@@ -227,7 +236,15 @@ mod tests {
         ];
         assert_eq!(order(&all, "", "10.0.0.1", 0), ["b", "d", "a", "c"]);
         assert_eq!(order(&all, "", "10.0.0.1", 1), ["d", "b", "a", "c"]);
-        assert_eq!(order(&all, "", "10.0.0.1", 2), ["b", "d", "a", "c"]);
+        assert_eq!(order(&all, "", "10.0.0.1", 3), ["b", "d", "a", "c"]);
+        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: spread(1) };
+        let reason = &choose(&all, &wish).0[0].reason;
+        assert_eq!(
+            reason,
+            "InfiniBand, NUMA distance 10, the turn of local rank 1 among 2 as good"
+        );
+        assert_eq!(order(&all, "a,c", "10.0.0.1", 1), ["a", "c"], "nearer than the other one");
+        assert_eq!(order(&all, "d,b,a", "10.0.0.1", 1), ["d", "b", "a"], "named ones too");
     }
 
     #[test]
@@ -241,7 +258,7 @@ mod tests {
         all[0].port.number = 2;
         assert_eq!(order(&all, "a:2", "10.0.0.1", 0), ["a"]);
         let nics = NicName::list("a:1,b").unwrap();
-        let wish = Wish { nics: &nics, ip: "10.0.0.1".parse().unwrap(), spread: 0 };
+        let wish = Wish { nics: &nics, ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
         let refused = choose(&all, &wish).1;
         assert_eq!(
             refused,
@@ -261,7 +278,7 @@ mod tests {
         let mut old = roce("old", "10.0.0.1", None);
         old.gids.retain(|gid| gid.kind == GidKind::RoceV1);
         all.extend([local, old]);
-        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: 0 };
+        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
         let (fit, refused) = choose(&all, &wish);
         assert_eq!(fit.len(), 1);
         assert_eq!(

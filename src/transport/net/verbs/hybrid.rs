@@ -3,12 +3,17 @@
 
 use super::handles::HandleId;
 use super::introduction::{
-    Call, Greeting, INTRODUCED_LEN, Place, greeting, read_trailer, with_trailer,
+    Call, CallKind, Greeting, INTRODUCED_LEN, Place, greeting, read_news, read_trailer,
+    with_trailer,
 };
 use super::link::UdLink;
+use super::recovery::Recovery;
+use super::spread::Spread;
 use super::ways::{Opened, Ways};
-use crate::sys::verbs::UdCounts;
-use crate::sys::{Errno, process};
+use super::{Made, RdmaSettings, Spot};
+use crate::sys::event::Epoll;
+use crate::sys::verbs::{OpenDevice, UdCounts};
+use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::net::link::{Link, LinkSink};
@@ -40,19 +45,45 @@ pub(crate) struct RdmaCounts {
     pub(crate) doubted: u64,
     /// Address handles that exist.
     pub(crate) handles: usize,
+    /// Queue pairs that were made after the first one broke, and peers that were told of that.
+    pub(crate) made: u64,
+    pub(crate) news: u64,
 }
 
 /// The device's part.
 #[derive(Debug)]
 pub(crate) struct Rdma {
-    link: UdLink,
-    ways: Ways<HandleId>,
-    key: JobKey,
-    me: Address,
+    /// `None`: it broke, and is not made anew yet.
+    pub(super) link: Option<UdLink>,
+    /// What it is on; kept without it too, because it says when a port is up again.
+    pub(super) device: Option<OpenDevice>,
+    /// The same for the bulk path, and how often it changed.
+    pub(super) spot: Spot,
+    pub(super) moves: u64,
+    /// Where the queue pair is, and where the last one was, with number 0.
+    pub(super) place: Place,
+    pub(super) recovery: Recovery,
+    /// Becomes readable when one of the device's descriptors does, whichever those are.
+    pub(super) watch: Epoll,
+    /// When `tend` has to be called, nanoseconds.
+    pub(super) tend_at: u64,
+    /// The next peer to be told of the place.
+    pub(super) untold: Option<usize>,
+    /// Why it could not be made anew, as the log has it.
+    pub(super) why: String,
+    pub(super) settings: RdmaSettings,
+    pub(super) spread: Spread,
+    pub(super) ways: Ways<HandleId>,
+    pub(super) key: JobKey,
+    pub(super) me: Address,
     /// The sender of the last datagram.
-    source: (u32, Address),
+    pub(super) source: (u32, Address),
     /// Calls that have arrived and are not answered yet.
-    called: Vec<Call>,
+    pub(super) called: Vec<Call>,
+    /// Counts of queue pairs that broke.
+    pub(super) earlier: UdCounts,
+    pub(super) made: u64,
+    pub(super) news: u64,
     calls: u64,
     answers: u64,
     /// Looks left that include the socket each time, and those made since.
@@ -76,12 +107,19 @@ impl HybridLink {
     /// socket's buffer.
     pub(crate) fn receive_window(&self, cost: usize) -> usize {
         let udp = self.udp.receive_buffer() / cost;
-        self.rdma.as_ref().map_or(udp, |rdma| udp.min(rdma.link.receive_slots()))
+        let device = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
+        device.map_or(udp, |link| udp.min(link.receive_slots()))
     }
 
     /// Where the socket is bound.
     pub(crate) fn local_addr(&self) -> Result<SocketAddr, Errno> {
         self.udp.local_addr()
+    }
+
+    /// How often the device's part went elsewhere: what is beside its queue pair has to follow.
+    #[inline]
+    pub(crate) fn moves(&self) -> u64 {
+        self.rdma.as_ref().map_or(0, |rdma| rdma.moves)
     }
 
     /// Packets to `to` go through the device now.
@@ -92,7 +130,7 @@ impl HybridLink {
     /// The descriptors that become readable when there is something to receive; that of a device
     /// only after `sleep`.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.udp.fd()).chain(self.rdma.iter().map(|rdma| rdma.link.fd()))
+        std::iter::once(self.udp.fd()).chain(self.rdma.iter().map(|rdma| rdma.watch.fd()))
     }
 
     /// Copies of them, for a thread that waits.
@@ -106,7 +144,21 @@ impl HybridLink {
         let Some(rdma) = &mut self.rdma else { return true };
         // Whoever is woken looks at both.
         rdma.socket_hot = rdma.socket_hot.max(1);
-        rdma.link.sleep()
+        rdma.tend_at = 0;
+        rdma.link.as_mut().is_none_or(UdLink::sleep)
+    }
+
+    /// Looks after the device, if it is time for that.
+    #[inline]
+    pub(crate) fn tend(&mut self, now: u64) {
+        if let Some(rdma) = self.rdma.as_mut().filter(|rdma| rdma.tend_at <= now) {
+            rdma.tend(now, &mut self.udp);
+        }
+    }
+
+    /// When `tend` has something to do though nothing arrives, nanoseconds.
+    pub(crate) fn next_timeout(&self) -> Option<u64> {
+        self.rdma.as_ref()?.wake_at(0)
     }
 
     /// What the socket has done so far.
@@ -118,12 +170,14 @@ impl HybridLink {
     pub(crate) fn rdma_counts(&self) -> Option<RdmaCounts> {
         let rdma = self.rdma.as_ref()?;
         Some(RdmaCounts {
-            datagrams: rdma.link.counts(),
+            datagrams: rdma.datagrams(),
             calls: rdma.calls,
             answers: rdma.answers,
             proven: rdma.ways.proven,
             doubted: rdma.ways.doubted,
-            handles: rdma.link.handles(),
+            handles: rdma.link.as_ref().map_or(0, UdLink::handles),
+            made: rdma.made,
+            news: rdma.news,
         })
     }
 
@@ -139,12 +193,18 @@ impl HybridLink {
     pub(crate) fn drop_device(&mut self) {
         self.rdma = None;
     }
+
+    /// Breaks the queue pair, as a device does.
+    pub(crate) fn break_queue_pair(&mut self) {
+        self.rdma.as_mut().unwrap().link.as_mut().unwrap().break_queue_pair();
+    }
 }
 
 impl Link for HybridLink {
     fn datagram_max(&self) -> usize {
         let udp = self.udp.datagram_max();
-        self.rdma.as_ref().map_or(udp, |rdma| udp.min(rdma.link.datagram_max()))
+        let device = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
+        device.map_or(udp, |link| udp.min(link.datagram_max()))
     }
 
     #[inline]
@@ -195,6 +255,8 @@ impl<S: LinkSink> LinkSink for Introduced<'_, S> {
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], congested: bool) {
         if let Some((address, place)) = read_trailer(&self.rdma.key, bytes) {
             self.rdma.ways.learn(&address, place, process::random_u64());
+        } else if let Some(news) = read_news(&self.rdma.key, bytes) {
+            return self.rdma.on_news(&news);
         }
         self.sink.on_datagram(from, bytes, congested);
     }
@@ -209,20 +271,49 @@ impl<S: LinkSink> LinkSink for Introduced<'_, S> {
 }
 
 impl Rdma {
-    pub(super) fn new(link: UdLink, key: JobKey, me: Address) -> Self {
+    /// Errors: EMFILE, ENFILE, ENOMEM.
+    pub(super) fn new(
+        made: Made,
+        spot: Spot,
+        settings: RdmaSettings,
+        spread: Spread,
+        key: JobKey,
+        me: Address,
+    ) -> Result<Self, Errno> {
         let nobody = Address(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
-        Self {
-            link,
+        let mut rdma = Self {
+            place: *made.link.place(),
+            link: Some(made.link),
+            device: Some(made.at.device.clone()),
+            spot,
+            moves: 0,
+            recovery: Recovery::new(clock::now_ns()),
+            watch: Epoll::new()?,
+            tend_at: 0,
+            untold: None,
+            why: String::new(),
+            settings,
+            spread,
             ways: Ways::default(),
             key,
             me,
+            earlier: UdCounts::default(),
+            made: 0,
+            news: 0,
             source: (u32::MAX, nobody),
             called: Vec::new(),
             calls: 0,
             answers: 0,
             socket_hot: SOCKET_COOLING,
             looks: 0,
-        }
+        };
+        rdma.watch_device();
+        rdma.settle(Some(made.at));
+        Ok(rdma)
+    }
+
+    fn datagrams(&self) -> UdCounts {
+        self.link.as_ref().map_or(self.earlier, |link| self.earlier.plus(link.counts()))
     }
 
     /// True if the socket is to be looked at now.
@@ -233,7 +324,7 @@ impl Rdma {
             return true;
         }
         self.looks = self.looks.wrapping_add(1);
-        self.looks % SOCKET_LOOKS == 0 || self.link.broken().is_some()
+        self.looks % SOCKET_LOOKS == 0 || self.link.is_none()
     }
 
     /// The handshake packet `hello` to `to` with our place behind it, if there is room for that.
@@ -248,17 +339,17 @@ impl Rdma {
             ));
         }
         self.call();
-        if greeting == Greeting::None || self.link.broken().is_some() {
+        if greeting == Greeting::None {
             return None;
         }
-        with_trailer(&self.key, hello, self.link.place())
+        with_trailer(&self.key, hello, self.link.as_ref()?.place())
     }
 
     /// Sends `packets` if the way is open and carries them; `None`: they have to go over UDP.
     #[inline]
     fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> Option<usize> {
         let first = packets.first()?;
-        if first.first() == Some(&CLOSE) {
+        if first.first() == Some(&CLOSE) || self.link.is_none() {
             return None;
         }
         let Some(way) = self.ways.open(to) else {
@@ -266,14 +357,16 @@ impl Rdma {
             self.call();
             return None;
         };
-        if first.len() > usize::from(way.place.mtu.min(self.link.place().mtu)) {
+        let link = self.link.as_mut()?;
+        if first.len() > usize::from(way.place.mtu.min(link.place().mtu)) {
             return None;
         }
-        match self.link.send(way.place, way.handle, packets) {
+        match link.send(way.place, way.handle, packets) {
             Ok(taken) => Some(taken),
             Err(errno) => {
                 log::info(format_args!("the device does not send to {to} ({errno}): UDP does"));
                 self.ways.close(to, process::random_u64());
+                self.tend_at = 0; // it may be broken
                 None
             }
         }
@@ -283,6 +376,7 @@ impl Rdma {
     #[inline]
     fn receive(&mut self, sink: &mut impl LinkSink) -> usize {
         let Self { link, ways, key, source, called, .. } = self;
+        let Some(link) = link else { return 0 };
         let n = link.receive(|arrival| {
             if arrival.bytes.get(..4) == Some(&MAGIC) {
                 called.extend(Call::decode(key, arrival.bytes));
@@ -295,6 +389,9 @@ impl Rdma {
             }
             sink.on_datagram(&source.1, arrival.bytes, arrival.congested);
         });
+        if link.broken().is_some() {
+            self.tend_at = 0;
+        }
         if !self.called.is_empty() {
             self.on_calls();
         }
@@ -305,10 +402,10 @@ impl Rdma {
     #[cold]
     fn on_calls(&mut self) {
         for call in std::mem::take(&mut self.called) {
-            if call.address == self.me {
+            if call.address == self.me || call.kind == CallKind::News {
                 continue;
             }
-            if call.answer {
+            if call.kind == CallKind::Pong {
                 let opened = self.ways.answered(&call.address, &call.place, call.nonce);
                 self.source.0 = u32::MAX;
                 if opened == Some(Opened::First) {
@@ -320,8 +417,8 @@ impl Rdma {
                 continue;
             }
             self.ways.learn(&call.address, call.place, process::random_u64());
-            let (address, place) = (self.me, *self.link.place());
-            let answer = Call { answer: true, nonce: call.nonce, address, place };
+            let (address, place) = (self.me, self.place);
+            let answer = Call { kind: CallKind::Pong, nonce: call.nonce, address, place };
             self.answers += 1;
             self.try_send(&call.place, &answer);
         }
@@ -331,8 +428,11 @@ impl Rdma {
     #[inline]
     fn call(&mut self) {
         while let Some(ask) = self.ways.next_ask() {
-            let (address, place) = (self.me, *self.link.place());
-            let call = Call { answer: false, nonce: ask.nonce, address, place };
+            if self.link.is_none() {
+                continue;
+            }
+            let (address, place) = (self.me, self.place);
+            let call = Call { kind: CallKind::Ping, nonce: ask.nonce, address, place };
             self.calls += 1;
             self.try_send(&ask.to, &call);
         }
@@ -341,7 +441,8 @@ impl Rdma {
     /// A call that is not sent is as good as lost.
     fn try_send(&mut self, to: &Place, call: &Call) {
         let bytes = call.encode(&self.key);
-        if let Err(errno) = self.link.send(to, &mut None, &[IoSlice::new(&bytes)]) {
+        let Some(link) = &mut self.link else { return };
+        if let Err(errno) = link.send(to, &mut None, &[IoSlice::new(&bytes)]) {
             if self.calls.is_power_of_two() {
                 log::info(format_args!("no way through the device to {to:?}: {errno}"));
             }

@@ -26,10 +26,27 @@ const VERSION: u8 = 1;
 
 /// The network that a queue pair is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Network {
+pub(crate) enum Network {
     InfiniBand,
     /// RoCE v2.
     Roce,
+}
+
+impl Network {
+    pub(super) fn to_wire(self) -> u8 {
+        match self {
+            Self::InfiniBand => 1,
+            Self::Roce => 2,
+        }
+    }
+
+    pub(super) fn from_wire(byte: u8) -> Option<Self> {
+        match byte {
+            1 => Some(Self::InfiniBand),
+            2 => Some(Self::Roce),
+            _ => None,
+        }
+    }
 }
 
 /// Where an endpoint's queue pair is.
@@ -38,7 +55,7 @@ pub(super) struct Place {
     pub(super) network: Network,
     /// Longest datagram that it takes, bytes.
     pub(super) mtu: u16,
-    /// Its number.
+    /// Its number; 0: there is none now.
     pub(super) number: u32,
     /// Address of its port: on InfiniBand within the subnet, and everywhere.
     pub(super) lid: u16,
@@ -47,13 +64,9 @@ pub(super) struct Place {
 
 impl Place {
     fn encode(&self) -> [u8; PLACE_LEN] {
-        let network = match self.network {
-            Network::InfiniBand => 1,
-            Network::Roce => 2,
-        };
         let mut bytes = [0; PLACE_LEN];
         put(&mut bytes, 0, &PLACE_MAGIC);
-        put(&mut bytes, 4, &[VERSION, network]);
+        put(&mut bytes, 4, &[VERSION, self.network.to_wire()]);
         put(&mut bytes, 6, &self.mtu.to_le_bytes());
         put(&mut bytes, 8, &self.number.to_le_bytes());
         put(&mut bytes, 12, &self.lid.to_le_bytes());
@@ -65,13 +78,8 @@ impl Place {
         if bytes.get(..4)? != PLACE_MAGIC || *bytes.get(4)? != VERSION {
             return None;
         }
-        let network = match *bytes.get(5)? {
-            1 => Network::InfiniBand,
-            2 => Network::Roce,
-            _ => return None,
-        };
         Some(Self {
-            network,
+            network: Network::from_wire(*bytes.get(5)?)?,
             mtu: u16::from_le_bytes(bytes.get(6..8)?.try_into().ok()?),
             number: u32::from_le_bytes(bytes.get(8..12)?.try_into().ok()?) & 0x00ff_ffff,
             lid: u16::from_le_bytes(bytes.get(12..14)?.try_into().ok()?),
@@ -133,11 +141,21 @@ pub(super) fn read_trailer(key: &JobKey, bytes: &[u8]) -> Option<(Address, Place
     Some((Hello::decode(bytes)?.address, place))
 }
 
-/// A packet that tries a way.
+/// What a [`Call`] is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum CallKind {
+    /// It tries a way, through the queue pairs.
+    Ping,
+    /// It answers one.
+    Pong,
+    /// It says over UDP that its sender's queue pair is another one, or gone.
+    News,
+}
+
+/// A packet that tries a way, or tells of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Call {
-    /// It answers one; else it asks.
-    pub(super) answer: bool,
+    pub(super) kind: CallKind,
     /// The one who asks draws it, the answer repeats it.
     pub(super) nonce: u64,
     /// Of its sender.
@@ -145,11 +163,25 @@ pub(super) struct Call {
     pub(super) place: Place,
 }
 
+/// News of a queue pair, if `bytes` from the socket are that.
+#[inline]
+pub(super) fn read_news(key: &JobKey, bytes: &[u8]) -> Option<Call> {
+    if bytes.len() != CALL_LEN {
+        return None;
+    }
+    Call::decode(key, bytes).filter(|call| call.kind == CallKind::News)
+}
+
 impl Call {
     pub(super) fn encode(&self, key: &JobKey) -> [u8; CALL_LEN] {
         let mut bytes = [0; CALL_LEN];
         put(&mut bytes, 0, &MAGIC);
-        put(&mut bytes, 4, &[if self.answer { 33 } else { 32 }]);
+        let kind = match self.kind {
+            CallKind::Ping => 32,
+            CallKind::Pong => 33,
+            CallKind::News => 34,
+        };
+        put(&mut bytes, 4, &[kind]);
         put(&mut bytes, NONCE_AT, &self.nonce.to_le_bytes());
         put(&mut bytes, ADDRESS_AT, &self.address.to_wire());
         put(&mut bytes, PLACE_AT, &self.place.encode());
@@ -162,9 +194,10 @@ impl Call {
             return None;
         }
         Some(Self {
-            answer: match *bytes.get(4)? {
-                32 => false,
-                33 => true,
+            kind: match *bytes.get(4)? {
+                32 => CallKind::Ping,
+                33 => CallKind::Pong,
+                34 => CallKind::News,
                 _ => return None,
             },
             nonce: u64::from_le_bytes(bytes.get(NONCE_AT..ADDRESS_AT)?.try_into().ok()?),
@@ -249,9 +282,9 @@ mod tests {
 
     #[test]
     fn a_call_is_read_by_its_job_only() {
-        for answer in [false, true] {
+        for kind in [CallKind::Ping, CallKind::Pong, CallKind::News] {
             let address = Address::from_text("[fe80::1%3]:9").unwrap();
-            let call = Call { answer, nonce: 77, address, place: place() };
+            let call = Call { kind, nonce: 77, address, place: place() };
             let bytes = call.encode(&KEY);
             assert_eq!(Call::decode(&KEY, &bytes), Some(call));
             assert_eq!(Call::decode(&OTHER, &bytes), None);
@@ -270,7 +303,8 @@ mod tests {
         #[test]
         fn a_flipped_bit_is_noticed(at in 0usize..CALL_LEN, bit in 0u8..8, nonce in any::<u64>()) {
             let address = Address::from_text("10.0.0.1:7471").unwrap();
-            let mut call = Call { answer: false, nonce, address, place: place() }.encode(&KEY);
+            let kind = CallKind::Ping;
+            let mut call = Call { kind, nonce, address, place: place() }.encode(&KEY);
             call[at] ^= 1 << bit;
             prop_assert_eq!(Call::decode(&KEY, &call), None);
         }

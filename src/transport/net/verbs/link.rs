@@ -2,14 +2,16 @@
 
 use super::handles::{HandleId, Handles};
 use super::introduction::{Network, Place};
-use crate::sys::Errno;
-use crate::sys::verbs::{Ah, AhSettings, Arrival, UdCounts, UdPort};
-use crate::telemetry::log;
+use crate::sys::verbs::{Ah, AhSettings, Arrival, Gid, OpenDevice, UdCounts, UdPort};
+use crate::sys::{Errno, clock};
+use std::collections::HashMap;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 
 /// Address handles that an endpoint has at most: one for each port that it sends to.
 const HANDLES_MAX: usize = 4096;
+/// How long a port counts as out of reach, nanoseconds.
+const UNREACHABLE_NS: u64 = 30_000_000_000;
 
 /// What a handle is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -24,6 +26,9 @@ pub(super) struct UdLink {
     // The queue pair ends first.
     port: UdPort,
     handles: Handles<HandleKey, Ah>,
+    /// Ports that no handle could be made for, and until when that is believed, nanoseconds: where
+    /// the network has to be asked, each attempt takes a second.
+    unreachable: HashMap<HandleKey, u64>,
     place: Place,
     gid_index: u8,
     service_level: u8,
@@ -31,7 +36,8 @@ pub(super) struct UdLink {
 
 impl UdLink {
     pub(super) fn new(port: UdPort, place: Place, gid_index: u8, service_level: u8) -> Self {
-        Self { port, handles: Handles::new(HANDLES_MAX), place, gid_index, service_level }
+        let handles = Handles::new(HANDLES_MAX);
+        Self { port, handles, unreachable: HashMap::new(), place, gid_index, service_level }
     }
 
     /// Where it is.
@@ -89,7 +95,19 @@ impl UdLink {
             service_level: self.service_level,
         };
         let key = HandleKey { lid: there.lid, gid: there.gid };
-        self.handles.find(key, || port.address(&settings))
+        let unreachable = &mut self.unreachable;
+        self.handles.find(key, || {
+            let now = clock::now_ns();
+            if unreachable.get(&key).is_some_and(|until| now < *until) {
+                return Err(Errno(libc::EHOSTUNREACH));
+            }
+            port.address(&settings).inspect_err(|_| {
+                if unreachable.len() >= HANDLES_MAX {
+                    unreachable.clear();
+                }
+                unreachable.insert(key, clock::now_ns() + UNREACHABLE_NS);
+            })
+        })
     }
 
     /// Sends `packets` to `there`; `handle` is filled if it is not of use. Returns how many were
@@ -113,15 +131,34 @@ impl UdLink {
     /// Takes what has arrived. Returns how much; when it is broken nothing arrives.
     #[inline]
     pub(super) fn receive(&mut self, each: impl FnMut(Arrival<'_>)) -> usize {
-        let was_broken = self.port.broken().is_some();
-        match self.port.receive(each) {
-            Ok(n) => n,
-            Err(errno) if !was_broken => {
-                log::warn(format_args!("the RDMA device fails ({errno}): data goes over UDP"));
-                0
-            }
-            Err(_) => 0,
+        self.port.receive(each).unwrap_or(0)
+    }
+
+    /// Whether `device`, which it is on, still has it where it says that it is. Error: what changed.
+    pub(super) fn fits(&self, device: &OpenDevice) -> Result<(), String> {
+        let number = self.port.settings().port;
+        let port = device.port(number).map_err(|errno| format!("its port: {errno}"))?;
+        if !port.active {
+            return Err("its port is down".to_owned());
         }
+        if port.mtu < self.datagram_max() {
+            return Err(format!("its port carries {} bytes only", port.mtu));
+        }
+        if self.place.network == Network::InfiniBand && port.lid != self.place.lid {
+            return Err(format!("its LID is {:#x} now", port.lid));
+        }
+        let gids = device.gids(number).map_err(|errno| format!("its GIDs: {errno}"))?;
+        let same = |gid: &Gid| gid.index == self.gid_index && gid.raw == self.place.gid;
+        if self.place.network == Network::Roce && !gids.iter().any(same) {
+            return Err(format!("GID {} is another one", self.gid_index));
+        }
+        Ok(())
+    }
+
+    /// Breaks the queue pair.
+    #[cfg(test)]
+    pub(super) fn break_queue_pair(&mut self) {
+        self.port.break_queue_pair();
     }
 
     /// Prepares for sleep on the descriptor. False: something has arrived.

@@ -9,29 +9,37 @@ mod handles;
 mod hybrid;
 mod introduction;
 mod link;
-#[cfg_attr(not(test), allow(dead_code))] // nothing is lent to peers yet
+mod named;
+mod rc;
+mod recovery;
 mod registrar;
+mod spread;
+mod upkeep;
 mod ways;
 
 #[cfg(test)]
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
+pub(crate) use named::{NamedDevice, device_named, insisting};
 
 use crate::config::{CacheSettings, Config, NicName, RdmaPolicy};
 use crate::sys::net::{Nic, RdmaFacts};
 use crate::sys::topology::numa_distance;
 use crate::sys::verbs::{
-    AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, OpenDevice, UdPort, UdSettings, present,
+    AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, OpenDevice, Port, UdPort, UdSettings,
+    present,
 };
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
+use crate::transport::net::bulk::Bulk;
 use crate::transport::net::reliable::tag::JobKey;
 use choice::{Candidate, Choice, Wish, choose};
 use introduction::{Network, Place, qkey};
 use link::UdLink;
+use spread::Spread;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Slots that an endpoint sends from and receives in.
 const SEND_SLOTS: u32 = 256;
@@ -63,15 +71,61 @@ impl RdmaSettings {
     }
 }
 
+/// What an endpoint has of a device: its datagrams, and what long messages go by.
+pub(crate) type Parts = (Rdma, Option<Box<dyn Bulk>>);
+
 /// Opens the device of the endpoint `me`. `None`: none is wanted, or none works and none has to.
-/// Errors: ENODEV, where one has to.
+/// Errors: ENODEV, where one has to; EMFILE, ENFILE.
 pub(crate) fn open(
     settings: &RdmaSettings,
     me: &Address,
     key: &JobKey,
-) -> Result<Option<Rdma>, Errno> {
-    let found = first_that_works(settings, me, qkey(key), (SEND_SLOTS, RECEIVE_SLOTS))?;
-    let Some(Found { choice, port, .. }) = found else { return Ok(None) };
+) -> Result<Option<Parts>, Errno> {
+    let spread = Spread::new(me.port(), true);
+    let slots = (SEND_SLOTS, RECEIVE_SLOTS);
+    let found = first_that_works(settings, me, spread, qkey(key), slots)?;
+    let Some(found) = found else { return Ok(None) };
+    let made = make(found);
+    let spot = Spot::default();
+    let bulk = rc::open(&spot, settings)?;
+    Ok(Some((Rdma::new(made, spot, settings.clone(), spread, *key, *me)?, bulk)))
+}
+
+/// The same again for an endpoint whose queue pair broke. Error: why not.
+fn reopen(
+    settings: &RdmaSettings,
+    me: &Address,
+    spread: Spread,
+    key: &JobKey,
+) -> Result<Made, String> {
+    let slots = (SEND_SLOTS, RECEIVE_SLOTS);
+    let (found, refused) =
+        if present() { search(settings, me, spread, qkey(key), slots) } else { (None, vec![]) };
+    found.map(make).ok_or_else(|| reasons(&refused))
+}
+
+/// A queue pair, and the port that it is on.
+struct Made {
+    link: UdLink,
+    at: At,
+}
+
+/// A port that is in use, for other queue pairs on it.
+#[derive(Clone, Debug)]
+struct At {
+    device: OpenDevice,
+    port: Port,
+    /// Index of the GID; `None`: InfiniBand.
+    gid: Option<u8>,
+    /// Where the UD queue pair is.
+    place: Place,
+}
+
+/// The port of an endpoint at this moment; `None`: its device is gone, or fails.
+type Spot = Arc<Mutex<Option<At>>>;
+
+fn make(found: Found) -> Made {
+    let Found { choice, device, port } = found;
     let place = place_of(&choice, &port);
     let (sends, completions) = port.is_extended();
     let call = |newer, new, old| if newer { new } else { old };
@@ -86,7 +140,12 @@ pub(crate) fn open(
         call(completions, "ibv_start_poll", "ibv_poll_cq"),
     ));
     let link = UdLink::new(port, place, choice.gid.index, choice.port.service_level);
-    Ok(Some(Rdma::new(link, *key, *me)))
+    let gid = (place.network == Network::Roce).then_some(choice.gid.index);
+    Made { link, at: At { device, port: choice.port, gid, place } }
+}
+
+fn reasons(refused: &[String]) -> String {
+    if refused.is_empty() { "no RDMA device".to_owned() } else { refused.join("; ") }
 }
 
 /// The device that an endpoint at `ip` would have, opened and tried, for `fi_nic`. Errors: ENODEV,
@@ -114,7 +173,8 @@ pub(crate) fn offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, 
 
 fn find_offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
     let me = Address(std::net::SocketAddr::new(ip, 0));
-    let found = first_that_works(settings, &me, 1, (TRIED_SLOTS, TRIED_SLOTS))?;
+    let spread = Spread::new(0, false);
+    let found = first_that_works(settings, &me, spread, 1, (TRIED_SLOTS, TRIED_SLOTS))?;
     let Some(Found { choice, device, .. }) = found else { return Ok(None) };
     let facts = device.facts()?;
     let infiniband = choice.port.link == LinkLayer::InfiniBand;
@@ -147,6 +207,7 @@ struct Found {
 fn first_that_works(
     settings: &RdmaSettings,
     me: &Address,
+    spread: Spread,
     qkey: u32,
     slots: (u32, u32),
 ) -> Result<Option<Found>, Errno> {
@@ -154,11 +215,11 @@ fn first_that_works(
         return Ok(None);
     }
     let (found, refused) =
-        if present() { search(settings, me, qkey, slots) } else { (None, vec![]) };
+        if present() { search(settings, me, spread, qkey, slots) } else { (None, vec![]) };
     if found.is_some() {
         return Ok(found);
     }
-    let what = if refused.is_empty() { "no RDMA device".to_owned() } else { refused.join("; ") };
+    let what = reasons(&refused);
     if settings.policy == RdmaPolicy::Require {
         log::warn(format_args!("FI_UDRV_RDMA=require cannot be met at {me}: {what}"));
         return Err(Errno(libc::ENODEV));
@@ -172,12 +233,13 @@ fn first_that_works(
 fn search(
     settings: &RdmaSettings,
     me: &Address,
+    spread: Spread,
     qkey: u32,
     slots: (u32, u32),
 ) -> (Option<Found>, Vec<String>) {
     let (devices, mut refused) = candidates();
     let list: Vec<Candidate> = devices.iter().map(|(_, candidate)| candidate.clone()).collect();
-    let wish = Wish { nics: &settings.nics, ip: me.0.ip(), spread: me.port() };
+    let wish = Wish { nics: &settings.nics, ip: me.0.ip(), spread };
     let (choices, unfit) = choose(&list, &wish);
     refused.extend(unfit);
     for choice in choices {

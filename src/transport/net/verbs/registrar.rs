@@ -28,15 +28,20 @@ impl cache::Registrar for Registrar {
     }
 }
 
-/// The registrations of `port`. `None` where they would be a danger to an application that forks, or
-/// there is no memory for them; the log has said so.
-pub(super) fn memory(port: &RcPort, settings: &CacheSettings) -> Option<Memory> {
-    if let Some(why) = fork_hazard() {
+/// Whether the application's memory may be registered. Where that would be a danger to an application
+/// that forks, the log says so.
+pub(super) fn is_safe() -> bool {
+    let hazard = fork_hazard();
+    if let Some(why) = &hazard {
         log::info(format_args!(
             "no RDMA for long messages: memory is not registered, because {why}"
         ));
-        return None;
     }
+    hazard.is_none()
+}
+
+/// The registrations of `port`. Errors: ENOMEM.
+pub(super) fn memory(port: &RcPort, settings: &CacheSettings) -> Result<Memory, Errno> {
     let monitor = match settings.policy {
         CachePolicy::Userfaultfd => Monitor::shared(),
         CachePolicy::Off => None,
@@ -45,8 +50,6 @@ pub(super) fn memory(port: &RcPort, settings: &CacheSettings) -> Option<Memory> 
     // One registration serves sends and receives from the same buffer.
     let generous = Access::WRITE.union(Access::REMOTE_WRITE);
     Cache::new(port.registrar(), monitor, limits, generous)
-        .inspect_err(|errno| log::warn(format_args!("no RDMA for long messages: {errno}")))
-        .ok()
 }
 
 /// How much is kept. A node is shared by as many processes as it has processors, and half of its

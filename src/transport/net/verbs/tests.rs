@@ -1,6 +1,8 @@
 //! Endpoints on one device. Without a device there is nothing to do, unless UDRV_TEST_RDMA=1 says
 //! that there has to be one; UDRV_TEST_RDMA_IP names an address of its interface.
 
+mod windows;
+
 use super::*;
 use crate::sys::net::interfaces;
 use crate::transport::address::LocalHost;
@@ -15,12 +17,21 @@ use std::time::{Duration, Instant};
 struct Got {
     messages: Vec<Vec<u8>>,
     departures: Vec<Departure>,
+    /// Tokens of windows that were filled, and how often windows were lost.
+    filled: Vec<u64>,
+    lost: usize,
 }
 
 impl Handler for Got {
     fn on_peer(&mut self, _: PeerId, _: &Address) {}
     fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
         self.messages.push([header, payload].concat());
+    }
+    fn on_filled(&mut self, _: PeerId, token: u64) {
+        self.filled.push(token);
+    }
+    fn on_windows_lost(&mut self, _: PeerId) {
+        self.lost += 1;
     }
     fn on_departure(&mut self, _: PeerId, departure: Departure) {
         self.departures.push(departure);
@@ -53,14 +64,22 @@ fn address() -> Option<IpAddr> {
 
 impl End {
     fn open(ip: IpAddr, policy: RdmaPolicy) -> Self {
-        let link = UdpLink::open(&SocketAddr::new(ip, 0), None).unwrap();
+        Self::open_with(ip, settings(policy))
+    }
+
+    fn open_with(ip: IpAddr, rdma: RdmaSettings) -> Self {
+        Self::open_mtu(ip, rdma, None)
+    }
+
+    fn open_mtu(ip: IpAddr, rdma: RdmaSettings, mtu: Option<usize>) -> Self {
+        let link = UdpLink::open(&SocketAddr::new(ip, 0), mtu).unwrap();
         let me = Address(SocketAddr::new(ip, link.port()));
         let settings = NetSettings {
             key: JobKey::from_bytes([7; 16]),
             peer_timeout_s: 20,
             buffer_bytes: 64 << 20,
             streams: 0,
-            rdma: settings(policy),
+            rdma,
         };
         let peers = || PeerTable::new(LocalHost::default());
         let net = Net::open(me, link, peers(), settings).unwrap();
@@ -216,6 +235,42 @@ fn a_sleeper_is_woken_by_the_device() {
         }));
     }
     assert!(b.rdma().datagrams.received > 5, "{:?}", b.rdma());
+}
+
+mod failures;
+
+/// `cargo test --release --lib verbs::tests::costs_of_datagrams -- --ignored --nocapture`: what long
+/// messages cost where UDP carries less than the device, and all packets have what UDP carries.
+#[test]
+#[ignore = "a measurement"]
+fn costs_of_datagrams() {
+    let Some(ip) = address() else { return };
+    for round in 0..5 {
+        for mtu in [1500, 9000] {
+            let open = || End::open_mtu(ip, settings(RdmaPolicy::Require), Some(mtu));
+            let (mut a, mut b) = (open(), open());
+            let to_b = a.meet(&b);
+            let mut transfer = |len: usize, count: usize| {
+                let (mut sent, before) = (0, b.got.messages.len());
+                let start = Instant::now();
+                assert!(within(60, || {
+                    if sent < count && a.send(to_b, 1, len) {
+                        sent += 1;
+                    }
+                    a.poll();
+                    b.poll();
+                    b.got.messages.len() - before == count
+                }));
+                (len * count) as f64 / start.elapsed().as_secs_f64() / 1e6
+            };
+            transfer(60_000, 50);
+            let (short, long) = (transfer(16_384, 600), transfer(65_000, 150));
+            let packets = a.rdma().datagrams.sent;
+            println!(
+                "{round}: MTU {mtu}: 16 KiB {short:.1} MB/s, 64 KiB {long:.1} MB/s, {packets} packets"
+            );
+        }
+    }
 }
 
 #[test]

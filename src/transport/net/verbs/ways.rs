@@ -31,6 +31,7 @@ pub(super) struct Ask {
 /// The way to a peer.
 #[derive(Debug)]
 struct Way<H> {
+    address: Address,
     place: Place,
     /// How the device knows the place, once it does.
     handle: Option<H>,
@@ -114,6 +115,7 @@ impl<H> Ways<H> {
             self.by_number.insert(place.number, *address);
             self.asks.push(ask);
             self.list.push(Way {
+                address: *address,
                 place,
                 handle: None,
                 nonce,
@@ -179,6 +181,23 @@ impl<H> Ways<H> {
         self.asks.push(ask);
         self.doubted += u64::from(was_open);
         was_open
+    }
+
+    /// Our own queue pair is another one: no way is proven any more, and no handle known. `nonce`
+    /// draws random numbers.
+    pub(super) fn reset(&mut self, mut nonce: impl FnMut() -> u64) {
+        self.asks.clear();
+        for way in &mut self.list {
+            way.handle = None;
+            if way.state == State::Proven {
+                (way.state, way.nonce, way.detours) = (State::Doubted, nonce(), 0);
+            }
+        }
+    }
+
+    /// The peer number `at`, if there are so many.
+    pub(super) fn peer(&self, at: usize) -> Option<&Address> {
+        self.list.get(at).map(|way| &way.address)
     }
 
     /// The device does not send to `address`: `nonce` is random.
@@ -313,6 +332,26 @@ mod tests {
         ways.learn(&a, place(6), 2);
         assert_eq!(ways.answered(&a, &place(5), 1), None);
         assert_eq!(ways.answered(&a, &place(6), 2), Some(Opened::First));
+    }
+
+    #[test]
+    fn a_new_queue_pair_of_ours_proves_all_ways_again() {
+        let (mut ways, a, b) = (Ways::<u8>::default(), address(1), address(2));
+        for (peer, number) in [(&a, 5), (&b, 6)] {
+            ways.learn(peer, place(number), 1);
+        }
+        ways.answered(&a, &place(5), 1);
+        *ways.open(&a).unwrap().handle = Some(77);
+        assert_eq!((ways.peer(0), ways.peer(1), ways.peer(2)), (Some(&a), Some(&b), None));
+        ways.reset(|| 9);
+        assert!(ways.next_ask().is_none() && ways.open(&a).is_none());
+        ways.detour(&a);
+        assert_eq!(ways.next_ask(), Some(Ask { to: place(5), nonce: 9 }), "when there is traffic");
+        assert_eq!(ways.answered(&a, &place(5), 1), None, "an answer to the old one");
+        assert_eq!(ways.answered(&a, &place(5), 9), Some(Opened::Again));
+        assert_eq!(*ways.open(&a).unwrap().handle, None, "of the old one");
+        ways.detour(&b);
+        assert_eq!(ways.next_ask(), Some(Ask { to: place(6), nonce: 1 }));
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod node;
 mod oracle;
 mod outcome;
 mod replay;
-mod rng;
+pub(in crate::transport::net) mod rng;
 mod scale;
 mod scenario;
 mod weather;

@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
-pub(super) struct Rng(u64);
+pub(in crate::transport::net) struct Rng(u64);
 
 impl Rng {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(in crate::transport::net) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -20,7 +20,7 @@ impl Rng {
 
     /// Below `n`, which is not 0.
     #[inline]
-    pub(super) fn below(&mut self, n: u64) -> u64 {
+    pub(in crate::transport::net) fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 

@@ -1,0 +1,183 @@
+//! Memory that peers may reach: regions by key, and what each lets them do.
+//!
+//! A region is looked up anew for every piece that is moved, under the lock that closing it takes
+//! too. So nobody reaches it once it is closed.
+
+use super::SegmentList;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+/// What a peer wants to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Right {
+    Read,
+    Write,
+}
+
+/// Why a peer may not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Denied {
+    /// No region has the key, or none any more.
+    Key,
+    /// The region does not reach so far, or does not grant this right.
+    Access,
+}
+
+/// One region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    /// Lent until the region is removed.
+    pub(crate) memory: SegmentList,
+    /// What peers call its first byte: 0, or its address.
+    pub(crate) base: u64,
+    pub(crate) remote_read: bool,
+    pub(crate) remote_write: bool,
+}
+
+/// A part of a region that a peer may reach.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted {
+    pub(crate) memory: SegmentList,
+    /// Of the region; never given twice.
+    pub(crate) id: u64,
+}
+
+/// All regions of a domain.
+#[derive(Debug, Default)]
+pub(crate) struct RegionTable {
+    regions: HashMap<u64, (u64, Region)>,
+    last_id: u64,
+    last_key: u64,
+}
+
+impl RegionTable {
+    /// A key that no region of this table has or ever had by our choice.
+    pub(crate) fn new_key(&mut self) -> u64 {
+        loop {
+            self.last_key += 1;
+            if !self.regions.contains_key(&self.last_key) {
+                return self.last_key;
+            }
+        }
+    }
+
+    /// Adds a region; its id, or `None` if the key is in use.
+    pub(crate) fn insert(&mut self, key: u64, region: Region) -> Option<u64> {
+        let Entry::Vacant(place) = self.regions.entry(key) else { return None };
+        self.last_id += 1;
+        place.insert((self.last_id, region));
+        Some(self.last_id)
+    }
+
+    /// From now on nobody reaches it.
+    pub(crate) fn remove(&mut self, key: u64) {
+        self.regions.remove(&key);
+    }
+
+    /// The memory behind `len` bytes at `addr` of the region `key`. Nothing at all is behind no
+    /// bytes: that needs no key.
+    pub(crate) fn find(
+        &self,
+        key: u64,
+        addr: u64,
+        len: u64,
+        right: Right,
+    ) -> Result<Granted, Denied> {
+        if len == 0 {
+            return Ok(Granted { memory: SegmentList::EMPTY, id: 0 });
+        }
+        let (id, region) = self.regions.get(&key).ok_or(Denied::Key)?;
+        let granted = match right {
+            Right::Read => region.remote_read,
+            Right::Write => region.remote_write,
+        };
+        let all = region.memory.len() as u64;
+        let offset = addr.checked_sub(region.base).filter(|offset| *offset <= all);
+        let offset =
+            offset.filter(|offset| granted && len <= all - *offset).ok_or(Denied::Access)?;
+        Ok(Granted { memory: region.memory.slice(offset as usize, len as usize), id: *id })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn region(
+        parts: &[(usize, usize)],
+        base: u64,
+        remote_read: bool,
+        remote_write: bool,
+    ) -> Region {
+        let parts: Vec<_> =
+            parts.iter().map(|(at, len)| (std::ptr::without_provenance(*at), *len)).collect();
+        #[allow(unsafe_code)]
+        // SAFETY: nothing is copied.
+        let memory = unsafe { SegmentList::gather(&parts).unwrap() };
+        Region { memory, base, remote_read, remote_write }
+    }
+
+    #[test]
+    fn a_key_has_one_region_and_a_region_one_id() {
+        let mut table = RegionTable::default();
+        let all = region(&[(4096, 10)], 0, true, true);
+        let first = table.insert(7, all).unwrap();
+        assert_eq!(table.insert(7, all), None);
+        assert_eq!(table.find(7, 0, 10, Right::Read).unwrap().id, first);
+        table.remove(7);
+        assert_eq!(table.find(7, 0, 10, Right::Read).unwrap_err(), Denied::Key);
+        assert_ne!(table.insert(7, all).unwrap(), first);
+        assert_eq!(table.find(8, 0, 1, Right::Read).unwrap_err(), Denied::Key);
+        assert!(table.find(8, 0, 0, Right::Read).is_ok(), "no bytes need no key");
+    }
+
+    #[test]
+    fn chosen_keys_avoid_those_in_use() {
+        let mut table = RegionTable::default();
+        table.insert(1, region(&[(4096, 1)], 0, true, true)).unwrap();
+        let key = table.new_key();
+        assert_eq!(key, 2);
+        table.insert(key, region(&[(4096, 1)], 0, true, true)).unwrap();
+        table.remove(key);
+        assert_eq!(table.new_key(), 3, "a stale key is not given again");
+    }
+
+    #[test]
+    fn rights_are_those_granted() {
+        for (read, write) in [(false, false), (true, false), (false, true), (true, true)] {
+            let mut table = RegionTable::default();
+            table.insert(1, region(&[(4096, 8)], 4096, read, write)).unwrap();
+            assert_eq!(table.find(1, 4096, 8, Right::Read).is_ok(), read);
+            assert_eq!(table.find(1, 4096, 8, Right::Write).is_ok(), write);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_granted_lies_within(
+            base in prop_oneof![Just(0), Just(4096), any::<u64>()],
+            addr in prop_oneof![0..64u64, any::<u64>()],
+            from_base in any::<bool>(),
+            len in prop_oneof![0..64u64, any::<u64>()],
+        ) {
+            let mut table = RegionTable::default();
+            table.insert(1, region(&[(4096, 10), (9000, 20)], base, true, true)).unwrap();
+            let addr = if from_base { base.wrapping_add(addr) } else { addr };
+            let offset = u128::from(addr) as i128 - u128::from(base) as i128;
+            let fits = offset >= 0 && offset + u128::from(len) as i128 <= 30;
+            match table.find(1, addr, len, Right::Write) {
+                Ok(granted) => {
+                    prop_assert!(fits || len == 0);
+                    prop_assert_eq!(granted.memory.len() as u64, len);
+                    let (ranges, n) = granted.memory.ranges();
+                    for range in &ranges[..n] {
+                        let end = range.addr + range.len;
+                        prop_assert!(range.addr >= 4096 && end <= 4106 || range.addr >= 9000 && end <= 9020);
+                    }
+                }
+                Err(denied) => prop_assert!(!fits && denied == Denied::Access),
+            }
+        }
+    }
+}

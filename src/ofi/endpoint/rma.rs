@@ -1,0 +1,298 @@
+//! `struct fi_ops_rma`.
+
+use super::transfer::{Flags, buffer, persist, result, vector};
+use super::{EndpointFid, endpoint};
+use crate::memory::SegmentList;
+use crate::memory::keys::Right;
+use crate::ofi::guard::entry;
+use crate::ofi::lock::Guard;
+use crate::ofi::table::{Table, stubs};
+use crate::protocol::{OpError, RemoteRange, RemoteRanges, RmaOp};
+use libc::iovec;
+use libfabric_sys::{
+    FI_COMPLETION, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE, FI_INJECT,
+    FI_REMOTE_CQ_DATA, fi_addr_t, fi_msg_rma, fi_ops_rma, fi_rma_iov, fid_ep,
+};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+pub(super) static OPS: Table<fi_ops_rma> = Table::new(fi_ops_rma {
+    read: Some(read),
+    readv: Some(readv),
+    readmsg: Some(readmsg),
+    write: Some(write),
+    writev: Some(writev),
+    writemsg: Some(writemsg),
+    inject: Some(inject),
+    writedata: Some(writedata),
+    injectdata: Some(injectdata),
+    // SAFETY: fi_ops_rma has nine slots.
+    ..unsafe { stubs::<fi_ops_rma, 9>() }
+});
+
+/// One operation in our terms.
+struct Access {
+    right: Right,
+    local: Result<SegmentList, i32>,
+    remote: Result<RemoteRanges, i32>,
+    data: Option<u64>,
+    peer: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+}
+
+/// The one range of a target that is as long as `local`.
+fn one(local: &Result<SegmentList, i32>, addr: u64, key: u64) -> Result<RemoteRanges, i32> {
+    let len = local.as_ref().map_or(0, SegmentList::len) as u64;
+    let mut ranges = RemoteRanges::NONE;
+    ranges.push(RemoteRange { key, addr, len }).ok_or(FI_EINVAL)?;
+    Ok(ranges)
+}
+
+/// Several ranges of a target. Errors: EINVAL for more than four.
+///
+/// # Safety
+/// `list` has `count` elements.
+unsafe fn several(list: *const fi_rma_iov, count: usize) -> Result<RemoteRanges, i32> {
+    let mut ranges = RemoteRanges::NONE;
+    if count > crate::protocol::MAX_RANGES || (list.is_null() && count > 0) {
+        return Err(FI_EINVAL);
+    }
+    for i in 0..count {
+        // SAFETY: the caller vouches for `count` elements.
+        let range = unsafe { &*list.add(i) };
+        ranges
+            .push(RemoteRange { key: range.key, addr: range.addr, len: range.len as u64 })
+            .ok_or(FI_EINVAL)?;
+    }
+    Ok(ranges)
+}
+
+/// All forms. Every completion level is met by the last of them: an operation is complete when the
+/// target has carried it out.
+#[inline]
+fn start(handle: &EndpointFid, access: Access) -> isize {
+    result(try_start(handle, access))
+}
+
+fn try_start(handle: &EndpointFid, access: Access) -> Result<(), i32> {
+    let ep = &*handle.shared;
+    let (local, remote) = (access.local?, access.remote?);
+    if local.len() as u64 != remote.total() {
+        return Err(FI_EINVAL);
+    }
+    if !ep.may(access.right) {
+        return Err(FI_EOPNOTSUPP);
+    }
+    let (op_flags, inject_call) = match access.flags {
+        Flags::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
+        Flags::Call(flags) => (flags, false),
+        Flags::Inject => (FI_INJECT, true),
+    };
+    let inject = access.right == Right::Write && op_flags & FI_INJECT != 0;
+    if inject && local.len() > ep.inject_size {
+        return Err(FI_EMSGSIZE);
+    }
+    let guard = ep.domain.lock.lock();
+    if local.len() > ep.state(&guard).max_rma_size {
+        return Err(FI_EMSGSIZE);
+    }
+    let selective = ep.bindings(&guard).transmit.as_ref().is_some_and(|b| b.selective);
+    let report = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
+    persist(ep, &guard, |guard: &Guard<'_>| {
+        let op = RmaOp {
+            peer: ep.peer(access.peer, guard)?,
+            right: access.right,
+            local,
+            remote,
+            data: access.data,
+            context: access.context.expose_provenance() as u64,
+            report,
+            inject,
+            fence: op_flags & FI_FENCE != 0,
+        };
+        let mut host = ep.host(guard);
+        let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
+        engine.access(&op, &mut host)
+    })
+}
+
+// SAFETY of all entries: `ep` is an open endpoint of ours; buffers and vectors are as fi_rma.3 says.
+
+unsafe extern "C" fn read(
+    ep: *mut fid_ep,
+    buf: *mut c_void,
+    len: usize,
+    _desc: *mut c_void,
+    src: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_read", || unsafe {
+        let local = buffer(buf, len);
+        let remote = one(&local, addr, key);
+        let (right, flags) = (Right::Read, Flags::Default);
+        start(endpoint(ep), Access { right, local, remote, data: None, peer: src, context, flags })
+    })
+}
+
+unsafe extern "C" fn readv(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    src: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_readv", || unsafe {
+        let local = vector(iov, count);
+        let remote = one(&local, addr, key);
+        let (right, flags) = (Right::Read, Flags::Default);
+        start(endpoint(ep), Access { right, local, remote, data: None, peer: src, context, flags })
+    })
+}
+
+unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
+    // SAFETY: see above.
+    entry("fi_readmsg", || unsafe {
+        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
+        let access = Access {
+            right: Right::Read,
+            local: vector(m.msg_iov, m.iov_count),
+            remote: several(m.rma_iov, m.rma_iov_count),
+            data: None,
+            peer: m.addr,
+            context: m.context,
+            flags: Flags::Call(flags),
+        };
+        start(endpoint(ep), access)
+    })
+}
+
+unsafe extern "C" fn write(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    _desc: *mut c_void,
+    dest: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_write", || unsafe {
+        put(ep, buf, len, None, dest, addr, key, context, Flags::Default)
+    })
+}
+
+unsafe extern "C" fn writev(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    dest: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_writev", || unsafe {
+        let local = vector(iov, count);
+        let remote = one(&local, addr, key);
+        let (right, flags) = (Right::Write, Flags::Default);
+        start(endpoint(ep), Access { right, local, remote, data: None, peer: dest, context, flags })
+    })
+}
+
+unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
+    // SAFETY: see above.
+    entry("fi_writemsg", || unsafe {
+        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
+        let access = Access {
+            right: Right::Write,
+            local: vector(m.msg_iov, m.iov_count),
+            remote: several(m.rma_iov, m.rma_iov_count),
+            data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data),
+            peer: m.addr,
+            context: m.context,
+            flags: Flags::Call(flags),
+        };
+        start(endpoint(ep), access)
+    })
+}
+
+unsafe extern "C" fn inject(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    dest: fi_addr_t,
+    addr: u64,
+    key: u64,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_inject_write", || unsafe {
+        put(ep, buf, len, None, dest, addr, key, null_mut(), Flags::Inject)
+    })
+}
+
+unsafe extern "C" fn writedata(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    _desc: *mut c_void,
+    data: u64,
+    dest: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_writedata", || unsafe {
+        put(ep, buf, len, Some(data), dest, addr, key, context, Flags::Default)
+    })
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    data: u64,
+    dest: fi_addr_t,
+    addr: u64,
+    key: u64,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_inject_writedata", || unsafe {
+        put(ep, buf, len, Some(data), dest, addr, key, null_mut(), Flags::Inject)
+    })
+}
+
+/// A write of one buffer to one place.
+///
+/// # Safety
+/// As the entries.
+#[allow(clippy::too_many_arguments)] // the application's, as they come
+unsafe fn put(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    data: Option<u64>,
+    peer: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+    flags: Flags,
+) -> isize {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let local = buffer(buf, len);
+        let remote = one(&local, addr, key);
+        let right = Right::Write;
+        start(endpoint(ep), Access { right, local, remote, data, peer, context, flags })
+    }
+}

@@ -1,0 +1,401 @@
+//! The side that reads and writes somebody else's memory.
+
+use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
+use super::{BATCH, FLUSH_AFTER, Op, QUEUE_MAX, RmaOp, State};
+use crate::memory::OwnedBuffer;
+use crate::memory::keys::Right;
+use crate::protocol::engine::{Core, Engine};
+use crate::protocol::index_list::Key;
+use crate::protocol::packet::Ranges;
+use crate::protocol::send::Payload;
+use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
+use crate::transport::{Iface, PeerId, SendError};
+
+impl Op {
+    fn new(op: &RmaOp) -> Self {
+        Self {
+            peer: op.peer,
+            right: op.right,
+            local: Payload::Lent(op.local),
+            remote: op.remote,
+            data: op.data,
+            context: op.context,
+            report: op.report,
+            reachable: false,
+            state: State::Queued,
+        }
+    }
+
+    fn completion(&self) -> Completion {
+        Completion {
+            direction: match self.right {
+                Right::Read => Direction::Read,
+                Right::Write => Direction::Write,
+            },
+            tagged: false,
+            context: self.context,
+            report: self.report,
+            len: 0,
+            buffer: 0,
+            data: None,
+            tag: 0,
+            source: UNKNOWN_SOURCE,
+            buffer_released: false,
+        }
+    }
+}
+
+/// How a request leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// In one packet, with the bytes of a write.
+    Whole,
+    /// The target moves the bytes, or says that it cannot.
+    Described,
+    /// Its bytes follow in packets.
+    Packets,
+}
+
+impl<I: Iface> Engine<I> {
+    /// Starts a one-sided operation. `Again`: no room in the ring, in the completion queue or for
+    /// another one.
+    #[inline]
+    pub(crate) fn access(&mut self, op: &RmaOp, host: &mut impl Host) -> Result<(), OpError> {
+        let core = &mut self.core;
+        if !host.has_room() || core.rma.pending() >= core.limits.tx_max {
+            return Err(OpError::Again);
+        }
+        if let Some(peer) = core.peer(op.peer) {
+            if peer.deferred > 0 || (op.fence && peer.outstanding > 0) {
+                return self.defer_access(op);
+            }
+        }
+        let way = self.way(op.peer, op.right, op.local.len(), op.remote.as_slice().len());
+        let channel = self.core.rma.channel(op.peer);
+        if !channel.queue.is_empty() || !channel.admits(op.right, way == Way::Described) {
+            if channel.queue.len() >= QUEUE_MAX {
+                return Err(OpError::Again);
+            }
+            let key = self.core.rma.ops.push_back(Op::new(op));
+            self.keep_injected(key, op);
+            self.core.enqueue_access(key);
+            return Ok(());
+        }
+        let key = self.core.rma.ops.push_back(Op::new(op));
+        if way != Way::Whole {
+            self.keep_injected(key, op);
+        }
+        if let Err(error) = self.send_request(key, way) {
+            self.core.rma.ops.remove(key);
+            return Err(super::refusal(error));
+        }
+        self.core.mark_alive(op.peer);
+        self.core.count_outstanding(op.peer, 1);
+        if way == Way::Packets {
+            self.core.rma.channel(op.peer).queue.push_front(key);
+            self.pump(op.peer, host);
+            if !self.core.rma.channel(op.peer).queue.is_empty() {
+                self.core.rma.pumping.push_back(op.peer);
+            }
+        }
+        Ok(())
+    }
+
+    /// The application's buffer is its own again, and the bytes have not left.
+    fn keep_injected(&mut self, key: Key, op: &RmaOp) {
+        if let Some(kept) = self.core.rma.ops.get_mut(key).filter(|_| op.inject) {
+            kept.local = Payload::Owned(OwnedBuffer::copy_of(&op.local));
+        }
+    }
+
+    fn defer_access(&mut self, op: &RmaOp) -> Result<(), OpError> {
+        let key = self.core.rma.ops.push_back(Op { state: State::Deferred, ..Op::new(op) });
+        if !self.core.defer_behind(op.peer, op.fence, key) {
+            self.core.rma.ops.remove(key);
+            return Err(OpError::Again);
+        }
+        self.keep_injected(key, op);
+        Ok(())
+    }
+
+    fn way(&self, peer: PeerId, right: Right, len: usize, ranges: usize) -> Way {
+        let caps = self.iface.caps(peer);
+        let whole = ranges * REMOTE_LEN + len;
+        let short = HEADER_MAX + whole <= caps.short_max;
+        if whole <= caps.bcopy_max && (len <= self.core.limits.eager_max || short) {
+            Way::Whole
+        } else if caps.one_sided {
+            Way::Described
+        } else if right == Right::Read {
+            Way::Whole
+        } else {
+            Way::Packets
+        }
+    }
+
+    /// Tells the target what is wanted. After `Ok` the operation is in its next state.
+    fn send_request(&mut self, key: Key, way: Way) -> Result<(), SendError> {
+        let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(()) };
+        let (peer, right, tx) = (op.peer, op.right, key.to_wire());
+        let segments = op.local.segments();
+        let local = match way {
+            Way::Described => Ranges::new(segments.ranges()),
+            _ => Ranges::NONE,
+        };
+        let prefix = Prefix::new(&op.remote, &local);
+        let ranges = op.remote.as_slice().len() as u8;
+        let locals = local.as_slice().len() as u8;
+        let caps = self.iface.caps(peer);
+        let (packet, len) = match right {
+            Right::Read => (RmaPacket::Read { tx, ranges, sinks: locals }, 0),
+            Right::Write => {
+                let more = (way != Way::Whole).then_some(segments.len() as u64);
+                let len = match way {
+                    Way::Whole => segments.len(),
+                    Way::Described => 0,
+                    Way::Packets => {
+                        // A header longer than that of other fragments has to fit too.
+                        let taken = prefix.len() + HEADER_MAX;
+                        segments.len().min(caps.fragment_max.saturating_sub(taken))
+                    }
+                };
+                (RmaPacket::Write { tx, data: op.data, more, ranges, sources: locals }, len)
+            }
+        };
+        let header = packet.encode();
+        let header = header.as_slice();
+        let pack = |at: usize, to: &mut [u8]| prefix.pack(&segments, at, to);
+        let whole = prefix.len() + len;
+        if header.len() + whole <= caps.short_max {
+            self.iface.am_short(peer, header, whole, pack)?;
+        } else if way == Way::Packets {
+            self.iface.am_fragment(peer, header, whole, pack)?;
+        } else {
+            self.iface.am_bcopy(peer, header, whole, pack)?;
+        }
+        op.reachable = way == Way::Described;
+        op.state = match (right, way) {
+            (Right::Write, Way::Described) => State::Pulled,
+            (Right::Write, Way::Packets) => State::Sending { offset: len },
+            _ => State::Sent { received: 0 },
+        };
+        self.core.rma.channel(peer).count(right, way == Way::Described && right == Right::Write, 1);
+        Ok(())
+    }
+
+    /// Sends what waits for `peer`, in order, as long as there is room.
+    pub(super) fn pump(&mut self, peer: PeerId, host: &mut impl Host) -> usize {
+        let mut n = 0;
+        while n < BATCH {
+            self.core.rma.channel(peer).starved = false;
+            let Some(key) = self.core.rma.channel(peer).queue.front().copied() else { break };
+            let sent = match self.core.rma.ops.get(key) {
+                Some(op) if op.state == State::Queued => {
+                    let (right, len) = (op.right, op.local.segments().len());
+                    let way = self.way(peer, right, len, op.remote.as_slice().len());
+                    if !self.core.rma.channel(peer).admits(right, way == Way::Described) {
+                        break;
+                    }
+                    self.send_request(key, way)
+                }
+                Some(op) => match op.state {
+                    State::Sending { offset } => self.send_more(key, offset),
+                    _ => Ok(()),
+                },
+                None => Ok(()),
+            };
+            match sent {
+                Ok(()) => n += 1,
+                Err(SendError::Again) => {
+                    self.core.rma.channel(peer).starved = true;
+                    break;
+                }
+                Err(SendError::Unreachable(errno)) => {
+                    n += 1;
+                    self.core.rma.channel(peer).queue.pop_front();
+                    self.core.end_access(key, Some((errno.0, Cause::PeerUnreachable)), host);
+                    continue;
+                }
+            }
+            let op = self.core.rma.ops.get(key);
+            if !op.is_some_and(|op| matches!(op.state, State::Sending { .. })) {
+                self.core.rma.channel(peer).queue.pop_front();
+            }
+            if n == FLUSH_AFTER {
+                self.iface.flush();
+            }
+        }
+        if n > 0 {
+            self.iface.flush();
+        }
+        n
+    }
+
+    /// One more packet of a write.
+    fn send_more(&mut self, key: Key, offset: usize) -> Result<(), SendError> {
+        let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(()) };
+        let segments = op.local.segments();
+        let rest = segments.len().saturating_sub(offset);
+        let len = rest.min(self.iface.caps(op.peer).fragment_max);
+        if len > 0 {
+            let packet = RmaPacket::WriteMore { tx: key.to_wire(), offset: offset as u64 };
+            self.iface.am_fragment(op.peer, packet.encode().as_slice(), len, |at, to| {
+                segments.copy_out(offset + at, to);
+            })?;
+            self.core.counts.fragment_bytes += len as u64;
+        }
+        op.state = if len == rest {
+            State::Sent { received: 0 }
+        } else {
+            State::Sending { offset: offset + len }
+        };
+        Ok(())
+    }
+}
+
+impl Core {
+    /// The fence before it has opened.
+    pub(in crate::protocol) fn release_access(&mut self, key: Key) {
+        let Some(op) = self.rma.ops.get_mut(key) else { return };
+        op.state = State::Queued;
+        self.enqueue_access(key);
+    }
+
+    fn enqueue_access(&mut self, key: Key) {
+        let Some(peer) = self.rma.ops.get(key).map(|op| op.peer) else { return };
+        let queue = &mut self.rma.channel(peer).queue;
+        let first = queue.is_empty();
+        queue.push_back(key);
+        if first {
+            self.rma.pumping.push_back(peer);
+        }
+        self.count_outstanding(peer, 1);
+    }
+
+    /// Ends an operation that is in no queue: `error` is a number and a sentence, or `None`.
+    fn end_access(&mut self, key: Key, error: Option<(i32, Cause)>, host: &mut impl Host) {
+        let Some(op) = self.rma.ops.remove(key) else { return };
+        if op.state != State::Deferred {
+            self.count_outstanding(op.peer, -1);
+        }
+        if !matches!(op.state, State::Deferred | State::Queued) {
+            let pulled = op.right == Right::Write && op.reachable;
+            self.rma.channel(op.peer).count(op.right, pulled, -1);
+        }
+        let completion = op.completion();
+        match error {
+            None => host.complete(&completion),
+            Some((error, cause)) => host.fail(&Failure { completion, error, overflow: 0, cause }),
+        }
+    }
+
+    /// Bytes of a read of ours. `None`: they are not the next ones of any.
+    pub(super) fn on_read_data(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        offset: u64,
+        payload: &[u8],
+        host: &mut impl Host,
+    ) -> Option<()> {
+        let key = Key::from_wire(tx);
+        let op = self.rma.ops.get_mut(key)?;
+        let len = op.local.segments().len();
+        let State::Sent { received } = &mut op.state else { return None };
+        let fits = payload.len() <= len - *received && *received as u64 == offset;
+        if op.peer != peer || op.right != Right::Read || !fits {
+            return None;
+        }
+        *received += op.local.segments().copy_in(*received, payload);
+        if *received == len {
+            self.end_access(key, None, host);
+        }
+        Some(())
+    }
+
+    /// The target has done what the payload names, or refuses to.
+    pub(super) fn on_done(
+        &mut self,
+        peer: PeerId,
+        status: u32,
+        payload: &[u8],
+        host: &mut impl Host,
+    ) -> Option<()> {
+        if payload.len() % size_of::<u64>() != 0 {
+            return None;
+        }
+        for name in payload.chunks_exact(size_of::<u64>()).filter_map(<[u8]>::first_chunk) {
+            let key = Key::from_wire(u64::from_le_bytes(*name));
+            // A read that went well without our buffer being reached has bytes missing.
+            let ended = self.rma.ops.get(key).is_some_and(|op| {
+                let complete = match op.right {
+                    Right::Write => true,
+                    Right::Read => op.reachable || op.local.segments().len() == 0,
+                };
+                op.peer == peer
+                    && matches!(op.state, State::Pulled | State::Sent { .. })
+                    && (status != 0 || complete)
+            });
+            if ended {
+                self.end_access(key, failure_of(status), host);
+            } else {
+                self.counts.dropped += 1;
+            }
+        }
+        Some(())
+    }
+
+    /// The target cannot fetch a write.
+    pub(super) fn on_push(&mut self, peer: PeerId, tx: u64) -> Option<()> {
+        let key = Key::from_wire(tx);
+        let op = self.rma.ops.get_mut(key)?;
+        if op.peer != peer || op.state != State::Pulled {
+            return None;
+        }
+        let front = self.rma.channel(peer).queue.front().copied();
+        let busy = front.and_then(|key| self.rma.ops.get(key));
+        if busy.is_some_and(|op| matches!(op.state, State::Sending { .. })) {
+            return None;
+        }
+        self.rma.ops.get_mut(key)?.state = State::Sending { offset: 0 };
+        let queue = &mut self.rma.channel(peer).queue;
+        let first = queue.is_empty();
+        queue.push_front(key);
+        if first {
+            self.rma.pumping.push_back(peer);
+        }
+        Some(())
+    }
+
+    /// The peer is gone: everything between it and us ends.
+    pub(in crate::protocol) fn end_rma(
+        &mut self,
+        peer: PeerId,
+        error: i32,
+        cause: Cause,
+        host: &mut impl Host,
+    ) {
+        let Self { rma, .. } = self;
+        rma.inbound.remove(&peer);
+        rma.serving.retain(|p| *p != peer);
+        rma.pumping.retain(|p| *p != peer);
+        rma.answers.retain(|(to, ..)| *to != peer);
+        if rma.channels.len() > peer.index() {
+            rma.channel(peer).queue = std::collections::VecDeque::new();
+        }
+        for key in rma.ops.keys_where(|op| op.peer == peer) {
+            self.end_access(key, Some((error, cause)), host);
+        }
+    }
+}
+
+/// What a target's answer means.
+fn failure_of(status: u32) -> Option<(i32, Cause)> {
+    let status = i32::try_from(status).unwrap_or(libc::EIO);
+    match status {
+        0 => None,
+        libc::EKEYREJECTED => Some((status, Cause::KeyRejected)),
+        libc::EACCES => Some((status, Cause::AccessDenied)),
+        _ => Some((status, Cause::TargetFailed)),
+    }
+}

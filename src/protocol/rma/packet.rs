@@ -1,0 +1,328 @@
+//! Headers of one-sided operations, and the ranges before their bytes: PROTOCOL.md §4.13. All
+//! integers are little-endian.
+
+use super::{MAX_RANGES, RemoteRange, RemoteRanges};
+use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::protocol::packet::Ranges;
+use crate::sys::cma::Range;
+use std::fmt;
+
+const WRITE: u8 = 16;
+const WRITE_MORE: u8 = 17;
+const READ: u8 = 18;
+const READ_DATA: u8 = 19;
+const DONE: u8 = 20;
+const PUSH: u8 = 21;
+
+const DATA: u8 = 2;
+const MORE: u8 = 16;
+
+/// Longest header, bytes.
+pub(super) const HEADER_MAX: usize = 32;
+/// A range of the target, bytes.
+pub(super) const REMOTE_LEN: usize = 24;
+const LOCAL_LEN: usize = 16;
+/// Longest description of both sides' memory, bytes.
+const PREFIX_MAX: usize = MAX_RANGES * REMOTE_LEN + MAX_SEGMENTS * LOCAL_LEN;
+
+/// One header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RmaPacket {
+    /// A write into `ranges` ranges, which the payload begins with. `more`: how long it is, because
+    /// the bytes do not all follow: they are in the `sources` ranges behind, or come in
+    /// [`RmaPacket::WriteMore`]. Without it all bytes follow.
+    Write { tx: u64, data: Option<u64>, more: Option<u64>, ranges: u8, sources: u8 },
+    /// More bytes of write `tx`, to be placed at `offset`.
+    WriteMore { tx: u64, offset: u64 },
+    /// A read from `ranges` ranges, which are the payload, into the `sinks` ranges behind them.
+    Read { tx: u64, ranges: u8, sinks: u8 },
+    /// Bytes of read `tx` from `offset` on.
+    ReadData { tx: u64, offset: u64 },
+    /// The operations that the payload names have ended: 0, or an error number.
+    Done { status: u32 },
+    /// The target cannot fetch the bytes of write `tx`: they are to be sent.
+    Push { tx: u64 },
+}
+
+/// A header in its wire form.
+pub(crate) struct Encoded {
+    bytes: [u8; HEADER_MAX],
+    len: usize,
+}
+
+impl Encoded {
+    #[inline]
+    fn new(kind: u8, flags: u8, ranges: u8, locals: u8, status: u32) -> Self {
+        let mut encoded = Self { bytes: [0; HEADER_MAX], len: 0 };
+        encoded.put([kind, flags, ranges, locals]);
+        encoded.put(status.to_le_bytes());
+        encoded
+    }
+
+    #[inline]
+    fn put<const N: usize>(&mut self, from: [u8; N]) {
+        if let Some(to) = self.bytes.get_mut(self.len..self.len + N) {
+            to.copy_from_slice(&from);
+            self.len += N;
+        }
+    }
+
+    #[inline]
+    fn with(mut self, value: u64) -> Self {
+        self.put(value.to_le_bytes());
+        self
+    }
+
+    /// The wire form.
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+}
+
+/// Reads 8-byte fields from the front.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    #[inline]
+    fn next(&mut self) -> Option<u64> {
+        let (head, rest) = self.0.split_first_chunk::<8>()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*head))
+    }
+}
+
+impl RmaPacket {
+    /// Whether a header is one of these.
+    #[inline]
+    pub(crate) fn is_one(header: &[u8]) -> bool {
+        header.first().is_some_and(|kind| (WRITE..=PUSH).contains(kind))
+    }
+
+    /// To the wire.
+    #[inline]
+    pub(crate) fn encode(&self) -> Encoded {
+        match *self {
+            Self::Write { tx, data, more, ranges, sources } => {
+                let flag = |set: bool, bit: u8| if set { bit } else { 0 };
+                let flags = flag(data.is_some(), DATA) | flag(more.is_some(), MORE);
+                let mut e = Encoded::new(WRITE, flags, ranges, sources, 0).with(tx);
+                for field in [data, more].into_iter().flatten() {
+                    e = e.with(field);
+                }
+                e
+            }
+            Self::WriteMore { tx, offset } => {
+                Encoded::new(WRITE_MORE, 0, 0, 0, 0).with(tx).with(offset)
+            }
+            Self::Read { tx, ranges, sinks } => Encoded::new(READ, 0, ranges, sinks, 0).with(tx),
+            Self::ReadData { tx, offset } => {
+                Encoded::new(READ_DATA, 0, 0, 0, 0).with(tx).with(offset)
+            }
+            Self::Done { status } => Encoded::new(DONE, 0, 0, 0, status),
+            Self::Push { tx } => Encoded::new(PUSH, 0, 0, 0, 0).with(tx),
+        }
+    }
+
+    /// From the wire; `None` for bytes that no udrv of this version sends.
+    #[inline]
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (head, rest) = bytes.split_first_chunk::<8>()?;
+        let [kind, flags, ranges, locals, a, b, c, d] = *head;
+        let mut fields = Fields(rest);
+        if usize::from(ranges) > MAX_RANGES || usize::from(locals) > MAX_SEGMENTS {
+            return None;
+        }
+        Some(match kind {
+            WRITE => Self::Write {
+                tx: fields.next()?,
+                data: if flags & DATA != 0 { Some(fields.next()?) } else { None },
+                more: if flags & MORE != 0 { Some(fields.next()?) } else { None },
+                ranges,
+                sources: locals,
+            },
+            WRITE_MORE => Self::WriteMore { tx: fields.next()?, offset: fields.next()? },
+            READ => Self::Read { tx: fields.next()?, ranges, sinks: locals },
+            READ_DATA => Self::ReadData { tx: fields.next()?, offset: fields.next()? },
+            DONE => Self::Done { status: u32::from_le_bytes([a, b, c, d]) },
+            PUSH => Self::Push { tx: fields.next()? },
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for RmaPacket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Write { tx, data, more, ranges, sources } => {
+                write!(f, "WRITE tx {tx:#x} into {ranges} ranges")?;
+                if let Some(data) = data {
+                    write!(f, ", data {data:#x}")?;
+                }
+                match more {
+                    Some(len) if *sources > 0 => write!(f, ", {len} bytes in {sources} ranges"),
+                    Some(len) => write!(f, ", {len} bytes"),
+                    None => Ok(()),
+                }
+            }
+            Self::WriteMore { tx, offset } => write!(f, "WRITE_MORE tx {tx:#x} at {offset}"),
+            Self::Read { tx, ranges, sinks } => {
+                write!(f, "READ tx {tx:#x} of {ranges} ranges into {sinks} ranges")
+            }
+            Self::ReadData { tx, offset } => write!(f, "READ_DATA tx {tx:#x} at {offset}"),
+            Self::Done { status } => write!(f, "DONE status {status}"),
+            Self::Push { tx } => write!(f, "PUSH tx {tx:#x}"),
+        }
+    }
+}
+
+/// The ranges before the bytes of a request.
+pub(super) struct Prefix {
+    bytes: [u8; PREFIX_MAX],
+    len: usize,
+}
+
+impl Prefix {
+    /// `local` only if the target may move the bytes itself.
+    pub(super) fn new(remote: &RemoteRanges, local: &Ranges) -> Self {
+        let mut prefix = Self { bytes: [0; PREFIX_MAX], len: 0 };
+        for range in remote.as_slice() {
+            prefix.put(range.key);
+            prefix.put(range.addr);
+            prefix.put(range.len);
+        }
+        for range in local.as_slice() {
+            prefix.put(range.addr);
+            prefix.put(range.len);
+        }
+        prefix
+    }
+
+    fn put(&mut self, value: u64) {
+        if let Some(to) = self.bytes.get_mut(self.len..self.len + 8) {
+            to.copy_from_slice(&value.to_le_bytes());
+            self.len += 8;
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Fills `to` from place `at` of the prefix with `segments` behind it.
+    pub(super) fn pack(&self, segments: &SegmentList, at: usize, to: &mut [u8]) {
+        let head = self.bytes.get(at.min(self.len)..self.len).unwrap_or(&[]);
+        let n = head.len().min(to.len());
+        let (front, back) = to.split_at_mut(n);
+        front.copy_from_slice(head.get(..n).unwrap_or(&[]));
+        if !back.is_empty() {
+            segments.copy_out((at + n).saturating_sub(self.len), back);
+        }
+    }
+
+    /// The ranges that a request names, and the bytes behind them; `None` if it is cut off, or if
+    /// the lengths of one side cannot be added.
+    pub(super) fn read(
+        payload: &[u8],
+        ranges: u8,
+        locals: u8,
+    ) -> Option<(RemoteRanges, Ranges, &[u8])> {
+        let mut fields = Fields(payload);
+        let mut remote = RemoteRanges::NONE;
+        for _ in 0..ranges {
+            let (key, addr) = (fields.next()?, fields.next()?);
+            remote.push(RemoteRange { key, addr, len: fields.next()? })?;
+        }
+        let mut list = [Range::default(); MAX_SEGMENTS];
+        for slot in list.iter_mut().take(usize::from(locals)) {
+            *slot = Range { addr: fields.next()?, len: fields.next()? };
+        }
+        list.iter().try_fold(0u64, |sum, range| sum.checked_add(range.len))?;
+        Some((remote, Ranges::new((list, usize::from(locals))), fields.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn packet() -> impl Strategy<Value = RmaPacket> {
+        let any_option = || proptest::option::of(any::<u64>());
+        prop_oneof![
+            (any::<u64>(), any_option(), any_option(), 0..=4u8, 0..=4u8).prop_map(
+                |(tx, data, more, ranges, sources)| {
+                    RmaPacket::Write { tx, data, more, ranges, sources }
+                }
+            ),
+            (any::<u64>(), any::<u64>())
+                .prop_map(|(tx, offset)| RmaPacket::WriteMore { tx, offset }),
+            (any::<u64>(), 0..=4u8, 0..=4u8).prop_map(|(tx, ranges, sinks)| RmaPacket::Read {
+                tx,
+                ranges,
+                sinks
+            }),
+            (any::<u64>(), any::<u64>())
+                .prop_map(|(tx, offset)| RmaPacket::ReadData { tx, offset }),
+            any::<u32>().prop_map(|status| RmaPacket::Done { status }),
+            any::<u64>().prop_map(|tx| RmaPacket::Push { tx }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sent_is_read(packet in packet()) {
+            let wire = packet.encode();
+            prop_assert!(RmaPacket::is_one(wire.as_slice()));
+            prop_assert_eq!(RmaPacket::decode(wire.as_slice()), Some(packet));
+            for n in 0..wire.as_slice().len() {
+                prop_assert_eq!(RmaPacket::decode(&wire.as_slice()[..n]), None);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_harmless(
+            bytes in proptest::collection::vec(any::<u8>(), 0..60),
+            ranges in 0..=4u8,
+            locals in 0..=4u8,
+        ) {
+            let _ = RmaPacket::decode(&bytes).map(|packet| packet.to_string());
+            if let Some((remote, _, rest)) = Prefix::read(&bytes, ranges, locals) {
+                prop_assert_eq!(remote.as_slice().len(), usize::from(ranges));
+                let prefix = usize::from(ranges) * REMOTE_LEN + usize::from(locals) * LOCAL_LEN;
+                prop_assert_eq!(rest.len(), bytes.len() - prefix);
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_that_cannot_be_added_are_refused() {
+        let mut payload = [0xff; 2 * LOCAL_LEN];
+        assert!(Prefix::read(&payload, 0, 2).is_none());
+        payload[8..16].fill(0);
+        assert!(Prefix::read(&payload, 0, 2).is_some());
+        assert!(Prefix::read(&[0xff; 2 * REMOTE_LEN], 2, 0).is_none());
+        assert!(Prefix::read(&payload, 0, 3).is_none(), "cut off");
+    }
+
+    #[test]
+    fn ranges_come_before_the_bytes_wherever_it_is_cut() {
+        let mut remote = RemoteRanges::NONE;
+        remote.push(RemoteRange { key: 1, addr: 2, len: 3 }).unwrap();
+        let bytes = crate::memory::OwnedBuffer::from(b"xyz".to_vec());
+        let segments = bytes.segments();
+        let prefix = Prefix::new(&remote, &Ranges::new(segments.ranges()));
+        let mut whole = vec![0; prefix.len() + 3];
+        prefix.pack(&segments, 0, &mut whole);
+        let (read, sources, rest) = Prefix::read(&whole, 1, 1).unwrap();
+        assert_eq!((read, rest), (remote, &b"xyz"[..]));
+        assert_eq!(sources, Ranges::new(segments.ranges()));
+        for cut in 0..=whole.len() {
+            let mut parts = vec![0; whole.len()];
+            let (a, b) = parts.split_at_mut(cut);
+            prefix.pack(&segments, 0, a);
+            prefix.pack(&segments, cut, b);
+            assert_eq!(parts, whole);
+        }
+    }
+}

@@ -1,0 +1,572 @@
+//! The side whose memory is read and written. Its engine moves the bytes, in pieces, and asks for
+//! each piece again whether the peer may reach it.
+
+use super::packet::RmaPacket;
+use super::{
+    Answer, BATCH, FLUSH_AFTER, MAX_RANGES, PULL_WINDOW, READ_WINDOW, RemoteAccess, RemoteRange,
+    RemoteRanges, status_of,
+};
+use crate::memory::MAX_SEGMENTS;
+use crate::memory::keys::{Denied, Granted, Right};
+use crate::protocol::Host;
+use crate::protocol::engine::{Core, Engine};
+use crate::protocol::packet::Ranges;
+use crate::protocol::rendezvous::is_refusal;
+use crate::sys::Errno;
+use crate::sys::cma::Range;
+use crate::transport::{Iface, PeerId, SendError, slice_ranges};
+use std::collections::VecDeque;
+
+/// Operations that one answer names at most.
+const NAMES_MAX: usize = 32;
+
+/// What an initiator asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) peer: PeerId,
+    pub(super) tx: u64,
+    pub(super) data: Option<u64>,
+    /// Of ours.
+    pub(super) ranges: RemoteRanges,
+    /// Of the initiator's; none if it cannot be reached.
+    pub(super) local: Ranges,
+}
+
+/// Our memory that a request is about: the regions as they were when it came.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    ranges: RemoteRanges,
+    regions: [u64; MAX_RANGES],
+    right: Right,
+}
+
+/// A write whose bytes do not all come with it.
+#[derive(Debug)]
+struct Write {
+    request: Request,
+    place: Place,
+    done: u64,
+    /// We fetch the bytes; else they come.
+    pulls: bool,
+    /// What is answered once the bytes are here that nobody wants any more.
+    refused: Option<u32>,
+}
+
+/// A read.
+#[derive(Debug)]
+struct Read {
+    request: Request,
+    place: Place,
+    done: u64,
+    /// We put the bytes into the initiator's buffer; else they are sent.
+    puts: bool,
+}
+
+/// What one peer has begun here.
+#[derive(Debug, Default)]
+pub(super) struct Inbound {
+    /// Only the first one is written; those behind it are all fetched.
+    writes: VecDeque<Write>,
+    reads: VecDeque<Read>,
+    /// Among those that are served.
+    served: bool,
+}
+
+impl Inbound {
+    fn is_empty(&self) -> bool {
+        self.writes.is_empty() && self.reads.is_empty()
+    }
+
+    /// There is something for us to move.
+    fn has_work(&self) -> bool {
+        !self.reads.is_empty() || self.writes.front().is_some_and(|write| write.pulls)
+    }
+}
+
+/// Outcome of one step.
+enum Step {
+    /// Not now.
+    Again,
+    /// Some bytes.
+    Moved,
+    /// The operation has ended, or goes on in another way.
+    Done,
+}
+
+impl Place {
+    /// Asks whether a peer may reach all of `ranges`.
+    fn find(ranges: &RemoteRanges, right: Right, host: &impl Host) -> Result<Self, Denied> {
+        let mut regions = [0; MAX_RANGES];
+        for (id, range) in regions.iter_mut().zip(ranges.as_slice()) {
+            *id = host.region(range, right)?.id;
+        }
+        Ok(Self { ranges: *ranges, regions, right })
+    }
+
+    /// The memory from `offset` on, of one range and at most `len` bytes.
+    fn piece(&self, offset: u64, len: usize, host: &impl Host) -> Result<Granted, Denied> {
+        let mut skip = offset;
+        for (range, id) in self.ranges.as_slice().iter().zip(self.regions) {
+            if skip >= range.len {
+                skip -= range.len;
+                continue;
+            }
+            let part = RemoteRange {
+                key: range.key,
+                addr: range.addr.wrapping_add(skip),
+                len: (range.len - skip).min(len as u64),
+            };
+            // Another region may have the key by now.
+            return host
+                .region(&part, self.right)
+                .and_then(|granted| if granted.id == id { Ok(granted) } else { Err(Denied::Key) });
+        }
+        Err(Denied::Access)
+    }
+
+    /// Copies `bytes` to where they belong from `offset` on.
+    fn fill(&self, offset: u64, bytes: &[u8], host: &impl Host) -> Result<(), Denied> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let at = offset + (bytes.len() - rest.len()) as u64;
+            let piece = self.piece(at, rest.len(), host)?;
+            let n = piece.memory.copy_in(0, rest);
+            rest = rest.get(n.max(1)..).unwrap_or(&[]);
+        }
+        Ok(())
+    }
+
+    /// The regions that are concerned, each once, and how many.
+    fn distinct(&self) -> ([u64; MAX_RANGES], usize) {
+        let (mut out, mut n) = ([0; MAX_RANGES], 0);
+        for (id, range) in self.regions.iter().zip(self.ranges.as_slice()) {
+            let known = out.get(..n).is_some_and(|seen| seen.contains(id));
+            if let (false, Some(slot)) = (known || range.len == 0, out.get_mut(n)) {
+                *slot = *id;
+                n += 1;
+            }
+        }
+        (out, n)
+    }
+}
+
+impl Core {
+    fn answer_with(&mut self, request: &Request, answer: Answer) {
+        self.rma.answers.push_back((request.peer, request.tx, answer));
+    }
+
+    /// A peer has done what it wanted.
+    fn accessed(&mut self, request: &Request, place: &Place, host: &mut impl Host) {
+        let (regions, n) = place.distinct();
+        let source = self.source(request.peer, host);
+        host.accessed(&RemoteAccess {
+            right: place.right,
+            regions: regions.get(..n).unwrap_or(&[]),
+            len: request.ranges.total() as usize,
+            data: request.data,
+            source,
+        });
+    }
+
+    fn serve_later(&mut self, peer: PeerId) {
+        let inbound = self.rma.inbound.entry(peer).or_default();
+        if inbound.has_work() && !inbound.served {
+            inbound.served = true;
+            self.rma.serving.push_back(peer);
+        }
+    }
+
+    /// A write: `more` says how long it is if its bytes do not all come with it. `None`: nobody
+    /// sends this.
+    pub(super) fn on_write(
+        &mut self,
+        request: &Request,
+        more: Option<u64>,
+        bytes: &[u8],
+        host: &mut impl Host,
+    ) -> Option<()> {
+        let total = request.ranges.total();
+        let sources = request.local.as_slice();
+        let pulls = more.is_some() && !sources.is_empty();
+        let described: u64 = sources.iter().map(|range| range.len).sum();
+        let good = match more {
+            None => sources.is_empty() && bytes.len() as u64 == total,
+            Some(len) if pulls => len == total && described == total && bytes.is_empty(),
+            Some(len) => len == total && bytes.len() as u64 <= total,
+        };
+        let waiting = self.rma.inbound.get(&request.peer).map_or(0, |i| i.writes.len());
+        // The initiator waits until a write is here before it sends what must not overtake it.
+        let in_turn = waiting == 0 || (pulls && waiting < PULL_WINDOW as usize);
+        if !good || !in_turn {
+            return None;
+        }
+        let found = Place::find(&request.ranges, Right::Write, host);
+        if more.is_none() {
+            let written = found.and_then(|place| {
+                place.fill(0, bytes, host)?;
+                Ok(place)
+            });
+            match written {
+                Ok(place) => {
+                    self.answer_with(request, Answer::Done(0));
+                    self.accessed(request, &place, host);
+                }
+                Err(denied) => self.answer_with(request, Answer::Done(status_of(denied))),
+            }
+            return Some(());
+        }
+        let (place, refused) = match found {
+            Ok(place) => (place, None),
+            Err(denied) if pulls => {
+                self.answer_with(request, Answer::Done(status_of(denied)));
+                return Some(());
+            }
+            // The bytes that come are nobody's.
+            Err(denied) => {
+                let nowhere =
+                    Place { ranges: request.ranges, regions: [0; MAX_RANGES], right: Right::Write };
+                (nowhere, Some(status_of(denied)))
+            }
+        };
+        let write = Write { request: *request, place, done: 0, pulls, refused };
+        self.rma.inbound.entry(request.peer).or_default().writes.push_back(write);
+        if pulls {
+            self.serve_later(request.peer);
+        } else {
+            self.take_bytes(request.peer, bytes, host);
+        }
+        Some(())
+    }
+
+    /// More bytes of the write that is under way.
+    pub(super) fn on_write_more(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        offset: u64,
+        bytes: &[u8],
+        host: &mut impl Host,
+    ) -> Option<()> {
+        let write = self.rma.inbound.get(&peer)?.writes.front()?;
+        let rest = write.request.ranges.total() - write.done;
+        let next = !write.pulls && write.request.tx == tx && write.done == offset;
+        if !next || bytes.is_empty() || bytes.len() as u64 > rest {
+            return None;
+        }
+        self.take_bytes(peer, bytes, host);
+        Some(())
+    }
+
+    fn take_bytes(&mut self, peer: PeerId, bytes: &[u8], host: &mut impl Host) {
+        let front = self.rma.inbound.get_mut(&peer).and_then(|i| i.writes.front_mut());
+        let Some(write) = front else { return };
+        if write.refused.is_none() {
+            write.refused = write.place.fill(write.done, bytes, host).err().map(status_of);
+        }
+        write.done += bytes.len() as u64;
+        if write.done >= write.request.ranges.total() {
+            let status = write.refused.unwrap_or(0);
+            self.end_write(peer, status, host);
+        }
+    }
+
+    /// The first write of a peer has ended.
+    fn end_write(&mut self, peer: PeerId, status: u32, host: &mut impl Host) {
+        let Some(inbound) = self.rma.inbound.get_mut(&peer) else { return };
+        let Some(Write { request, place, .. }) = inbound.writes.pop_front() else { return };
+        self.answer_with(&request, Answer::Done(status));
+        if status == 0 {
+            self.accessed(&request, &place, host);
+        }
+        self.tidy(peer);
+    }
+
+    fn end_read(&mut self, peer: PeerId, status: Option<u32>, host: &mut impl Host) {
+        let Some(inbound) = self.rma.inbound.get_mut(&peer) else { return };
+        let Some(Read { request, place, .. }) = inbound.reads.pop_front() else { return };
+        if let Some(status) = status {
+            self.answer_with(&request, Answer::Done(status));
+        }
+        if status.unwrap_or(0) == 0 {
+            self.accessed(&request, &place, host);
+        }
+        self.tidy(peer);
+    }
+
+    /// Forgets a peer that has nothing under way, or serves it if it has.
+    fn tidy(&mut self, peer: PeerId) {
+        match self.rma.inbound.get(&peer) {
+            Some(inbound) if inbound.is_empty() && !inbound.served => {
+                self.rma.inbound.remove(&peer);
+            }
+            Some(_) => self.serve_later(peer),
+            None => {}
+        }
+    }
+
+    pub(super) fn on_read(&mut self, request: &Request, host: &mut impl Host) -> Option<()> {
+        let sinks = request.local.as_slice();
+        let described: u64 = sinks.iter().map(|range| range.len).sum();
+        let total = request.ranges.total();
+        if !sinks.is_empty() && described != total {
+            return None;
+        }
+        let waiting = self.rma.inbound.get(&request.peer).map_or(0, |i| i.reads.len());
+        if waiting >= READ_WINDOW as usize {
+            return None;
+        }
+        match Place::find(&request.ranges, Right::Read, host) {
+            Ok(place) if total > 0 => {
+                let read = Read { request: *request, place, done: 0, puts: !sinks.is_empty() };
+                self.rma.inbound.entry(request.peer).or_default().reads.push_back(read);
+                self.serve_later(request.peer);
+            }
+            Ok(place) => {
+                self.answer_with(request, Answer::Done(0));
+                self.accessed(request, &place, host);
+            }
+            Err(denied) => self.answer_with(request, Answer::Done(status_of(denied))),
+        }
+        Some(())
+    }
+}
+
+impl<I: Iface> Engine<I> {
+    /// Moves bytes for peers, a bounded piece for each.
+    pub(super) fn serve(&mut self, host: &mut impl Host) -> usize {
+        let mut n = 0;
+        for _ in 0..self.core.rma.serving.len() {
+            let Some(peer) = self.core.rma.serving.pop_front() else { break };
+            if !matches!(self.fetch(peer, host), Step::Again) {
+                n += 1;
+            }
+            if !matches!(self.give(peer, host), Step::Again) {
+                n += 1;
+            }
+            if let Some(inbound) = self.core.rma.inbound.get_mut(&peer) {
+                inbound.served = false;
+                self.core.tidy(peer);
+            }
+        }
+        n
+    }
+
+    /// Fetches a piece of the first write of `peer`.
+    fn fetch(&mut self, peer: PeerId, host: &mut impl Host) -> Step {
+        let front = self.core.rma.inbound.get(&peer).and_then(|inbound| inbound.writes.front());
+        let Some(write) = front.filter(|write| write.pulls) else { return Step::Again };
+        let (done, place, sources) = (write.done, write.place, write.request.local);
+        let total = write.request.ranges.total();
+        if !self.iface.caps(peer).get {
+            self.ask_for_bytes(peer);
+            return Step::Done;
+        }
+        let piece = match place.piece(done, self.core.limits.bulk_chunk, host) {
+            Ok(piece) => piece.memory,
+            Err(denied) => {
+                self.core.end_write(peer, status_of(denied), host);
+                return Step::Done;
+            }
+        };
+        let mut remote = [Range::default(); MAX_SEGMENTS];
+        let count = slice_ranges(sources.as_slice(), done, piece.len() as u64, &mut remote);
+        match self.iface.get(peer, &piece, remote.get(..count).unwrap_or(&[])) {
+            Ok(moved) => {
+                self.core.counts.pulled_bytes += moved as u64;
+                let done = done.saturating_add(moved as u64);
+                let inbound = self.core.rma.inbound.get_mut(&peer);
+                if let Some(write) = inbound.and_then(|inbound| inbound.writes.front_mut()) {
+                    write.done = done;
+                }
+                if done < total {
+                    return Step::Moved;
+                }
+                self.core.end_write(peer, 0, host);
+                Step::Done
+            }
+            Err(SendError::Again) => Step::Again,
+            Err(SendError::Unreachable(errno)) if is_refusal(errno) => {
+                self.ask_for_bytes(peer);
+                Step::Done
+            }
+            Err(SendError::Unreachable(errno)) => {
+                self.core.end_write(peer, status_of_errno(errno), host);
+                Step::Done
+            }
+        }
+    }
+
+    /// The first write of `peer` cannot be fetched.
+    fn ask_for_bytes(&mut self, peer: PeerId) {
+        let inbound = self.core.rma.inbound.get_mut(&peer);
+        if let Some(write) = inbound.and_then(|inbound| inbound.writes.front_mut()) {
+            write.pulls = false;
+            write.done = 0;
+            let request = write.request;
+            self.core.answer_with(&request, Answer::Push);
+        }
+    }
+
+    /// Moves a part of the first read of `peer` to it.
+    fn give(&mut self, peer: PeerId, host: &mut impl Host) -> Step {
+        let front = self.core.rma.inbound.get(&peer).and_then(|inbound| inbound.reads.front());
+        let Some(read) = front else { return Step::Again };
+        if read.puts { self.put_read(peer, host) } else { self.send_read(peer, host) }
+    }
+
+    fn put_read(&mut self, peer: PeerId, host: &mut impl Host) -> Step {
+        let inbound = self.core.rma.inbound.get_mut(&peer);
+        let Some(read) = inbound.and_then(|i| i.reads.front_mut()) else { return Step::Again };
+        let piece = match read.place.piece(read.done, self.core.limits.bulk_chunk, host) {
+            Ok(piece) => piece.memory,
+            Err(denied) => {
+                self.core.end_read(peer, Some(status_of(denied)), host);
+                return Step::Done;
+            }
+        };
+        let mut remote = [Range::default(); MAX_SEGMENTS];
+        let sinks = read.request.local;
+        let count = slice_ranges(sinks.as_slice(), read.done, piece.len() as u64, &mut remote);
+        let put = if self.iface.caps(peer).put {
+            self.iface.put(peer, &piece, remote.get(..count).unwrap_or(&[]))
+        } else {
+            Err(SendError::Unreachable(Errno(libc::EPERM)))
+        };
+        match put {
+            Ok(moved) => {
+                read.done = read.done.saturating_add(moved as u64);
+                self.core.counts.pushed_bytes += moved as u64;
+                if read.done < read.request.ranges.total() {
+                    return Step::Moved;
+                }
+                self.core.end_read(peer, Some(0), host);
+                Step::Done
+            }
+            Err(SendError::Again) => Step::Again,
+            Err(SendError::Unreachable(errno)) if is_refusal(errno) => {
+                // The initiator counts what is sent: from the start.
+                read.puts = false;
+                read.done = 0;
+                Step::Moved
+            }
+            Err(SendError::Unreachable(errno)) => {
+                self.core.end_read(peer, Some(status_of_errno(errno)), host);
+                Step::Done
+            }
+        }
+    }
+
+    fn send_read(&mut self, peer: PeerId, host: &mut impl Host) -> Step {
+        let fragment_max = self.iface.caps(peer).fragment_max;
+        let mut outcome = Step::Again;
+        for i in 0..BATCH {
+            let inbound = self.core.rma.inbound.get_mut(&peer);
+            let Some(read) = inbound.and_then(|i| i.reads.front_mut()).filter(|read| !read.puts)
+            else {
+                break;
+            };
+            let piece = match read.place.piece(read.done, fragment_max, host) {
+                Ok(piece) => piece.memory,
+                Err(denied) => {
+                    self.core.end_read(peer, Some(status_of(denied)), host);
+                    outcome = Step::Done;
+                    continue;
+                }
+            };
+            let packet = RmaPacket::ReadData { tx: read.request.tx, offset: read.done };
+            let sent =
+                self.iface.am_fragment(peer, packet.encode().as_slice(), piece.len(), |at, to| {
+                    piece.copy_out(at, to);
+                });
+            match sent {
+                Ok(()) => {
+                    read.done += piece.len() as u64;
+                    self.core.counts.fragment_bytes += piece.len() as u64;
+                    outcome = Step::Moved;
+                    if read.done >= read.request.ranges.total() {
+                        self.core.end_read(peer, None, host);
+                    }
+                }
+                Err(SendError::Again) => break,
+                // Whoever waited for it is gone.
+                Err(SendError::Unreachable(_)) => {
+                    if let Some(inbound) = self.core.rma.inbound.get_mut(&peer) {
+                        inbound.reads.clear();
+                    }
+                    outcome = Step::Done;
+                    break;
+                }
+            }
+            if i == FLUSH_AFTER {
+                self.iface.flush();
+            }
+        }
+        if !matches!(outcome, Step::Again) {
+            self.iface.flush();
+        }
+        outcome
+    }
+
+    /// Sends answers while there is room: to one peer and with one status together.
+    pub(super) fn answer(&mut self) -> usize {
+        let mut n = 0;
+        let mut full: Vec<PeerId> = Vec::new();
+        let mut left = self.core.rma.answers.len();
+        while left > 0 {
+            let Some(first) = self.core.rma.answers.front().copied() else { break };
+            let peer = first.0;
+            if full.contains(&peer) {
+                self.core.rma.answers.rotate_left(1);
+                left -= 1;
+                continue;
+            }
+            let (sent, count) = self.say(first, left);
+            match sent {
+                Ok(()) => n += count,
+                Err(SendError::Again) => {
+                    full.push(peer);
+                    continue;
+                }
+                // Whoever waited for it is gone.
+                Err(SendError::Unreachable(_)) => self.core.counts.dropped += count as u64,
+            }
+            self.core.rma.answers.drain(..count);
+            left -= count;
+        }
+        n
+    }
+
+    /// Sends the first answer, and those of the `left` first ones that go with it. Returns how many.
+    fn say(
+        &mut self,
+        (peer, tx, answer): (PeerId, u64, Answer),
+        left: usize,
+    ) -> (Result<(), SendError>, usize) {
+        let Answer::Done(status) = answer else {
+            let header = RmaPacket::Push { tx }.encode();
+            return (self.iface.am_short(peer, header.as_slice(), 0, |_, _| ()), 1);
+        };
+        let header = RmaPacket::Done { status }.encode();
+        let header = header.as_slice();
+        let mut names = [[0; 8]; NAMES_MAX];
+        let room = self.iface.caps(peer).short_max.saturating_sub(header.len()) / size_of::<u64>();
+        let first = self.core.rma.answers.iter().take(left.min(room));
+        let same = first.take_while(|(to, _, other)| (*to, *other) == (peer, answer));
+        let mut count = 0;
+        for (slot, (_, tx, _)) in names.iter_mut().zip(same) {
+            *slot = tx.to_le_bytes();
+            count += 1;
+        }
+        let names = names.as_flattened();
+        let pack = |at: usize, to: &mut [u8]| {
+            if let Some(from) = names.get(at..at + to.len()) {
+                to.copy_from_slice(from);
+            }
+        };
+        (self.iface.am_short(peer, header, count * size_of::<u64>(), pack), count)
+    }
+}
+
+fn status_of_errno(errno: Errno) -> u32 {
+    u32::try_from(errno.0).unwrap_or(libc::EIO as u32)
+}

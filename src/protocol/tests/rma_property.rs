@@ -1,0 +1,514 @@
+//! Random one-sided operations of several endpoints in random weather, against a model of the memory.
+//!
+//! Each endpoint has a region for each of them. The model has every byte as it must be once all
+//! that was started is done, so that a write after a write and a read after a write are checked
+//! wherever they meet. `UDRV_TEST_CASES`, `UDRV_TEST_SEED`, `UDRV_TEST_TRACE`: as in [`property`].
+//!
+//! [`property`]: super::property
+
+use super::fixture::{Node, lend, source};
+use super::rng::{LEN_MAX, Rng, payload};
+use super::sim::{Log, Net, Reach, SharedNet, Slot, Weather, What, address};
+use crate::memory::keys::{Region, Right};
+use crate::protocol::{Cause, Direction, Limits, OpError, RemoteRange, RemoteRanges, RmaOp};
+use crate::sys::Errno;
+use crate::transport::Departure;
+
+const CASES: u64 = 1000;
+const REGION_LEN: usize = 30_000;
+
+/// Memory of `at` for operations of `from`.
+struct Zone {
+    at: Slot,
+    from: Slot,
+    key: u64,
+    base: u64,
+    memory: Box<[u8]>,
+    model: Vec<u8>,
+    /// What the memory holds is not known: something failed.
+    vague: bool,
+}
+
+struct Pending {
+    from: Slot,
+    to: Slot,
+    right: Right,
+    ranges: Vec<(usize, usize)>,
+    key: u64,
+    memory: Vec<u8>,
+    data: Option<u64>,
+    /// What a read must find.
+    expected: Option<Vec<u8>>,
+    /// How it must fail.
+    error: Option<i32>,
+    /// It may fail, because somebody left or closed a region.
+    may_fail: bool,
+    fence: bool,
+    accessed: bool,
+    done: bool,
+}
+
+struct Run {
+    net: SharedNet,
+    log: Log,
+    nodes: Vec<Option<Node>>,
+    limits: Limits,
+    rng: Rng,
+    zones: Vec<Zone>,
+    /// Closed regions, as they were when they were closed.
+    closed: Vec<(Box<[u8]>, Vec<u8>)>,
+    ops: Vec<Pending>,
+    next_key: u64,
+    troubles: bool,
+    /// Since the last rest a link has ended.
+    turmoil: bool,
+    fences: u64,
+    trace: bool,
+}
+
+fn weather(rng: &mut Rng) -> Weather {
+    let refusal = Reach::Fails { after: 2, errno: libc::EPERM };
+    let all = [Reach::Off, Reach::Later, Reach::On, Reach::Short, Reach::Shy, refusal];
+    let pick = |rng: &mut Rng| vec![rng.pick(&all)];
+    Weather {
+        queue_len: rng.pick(&[1, 2, 8, 64]),
+        short_max: rng.pick(&[104, 128, 200]),
+        bcopy_max: rng.pick(&[500, 2000, 9000]),
+        again_percent: rng.pick(&[0, 0, 5, 30]),
+        batch: rng.pick(&[1, 4, 32]),
+        get: pick(rng),
+        put: pick(rng),
+        ..Weather::fair()
+    }
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let weather = weather(&mut rng);
+        let limits = Limits {
+            eager_max: rng.pick(&[0, 64, weather.bcopy_max]),
+            tx_max: rng.pick(&[1, 4, 1000]),
+            rx_max: 8,
+            unexpected_max: 1 << 20,
+            bulk_chunk: rng.pick(&[3000, 1 << 20]),
+        };
+        let slots = 2 + rng.below(2);
+        let trace = std::env::var_os("UDRV_TEST_TRACE").is_some();
+        if trace {
+            eprintln!("seed {seed}: {slots} endpoints, {weather:?}, {limits:?}");
+        }
+        let (net, log) = Net::new(rng.next(), slots, weather);
+        let (troubles, fences) = (rng.percent(40), rng.pick(&[0, 0, 10]));
+        let mut run = Self {
+            net,
+            log,
+            nodes: (0..slots).map(|_| None).collect(),
+            limits,
+            rng,
+            zones: Vec::new(),
+            closed: Vec::new(),
+            ops: Vec::new(),
+            next_key: 1,
+            troubles,
+            turmoil: false,
+            fences,
+            trace,
+        };
+        for slot in 0..slots {
+            run.start(slot);
+        }
+        run
+    }
+
+    fn start(&mut self, slot: Slot) {
+        let mut node = Node::new(&self.net, &self.log, slot, self.limits);
+        for peer in 0..self.nodes.len() {
+            node.host.learn(peer);
+        }
+        self.nodes[slot] = Some(node);
+        for from in 0..self.nodes.len() {
+            self.open(slot, from);
+        }
+    }
+
+    /// A new region of `at` for `from`.
+    fn open(&mut self, at: Slot, from: Slot) {
+        let mut memory = vec![0; REGION_LEN].into_boxed_slice();
+        let mut cuts: Vec<_> = (0..self.rng.below(4)).map(|_| self.rng.below(REGION_LEN)).collect();
+        cuts.sort_unstable();
+        let key = self.next_key;
+        self.next_key += 1;
+        let base = self.rng.pick(&[0, 0x7f00_0000_0000]);
+        let region = Region {
+            memory: lend(&mut memory, &cuts),
+            base,
+            remote_read: true,
+            remote_write: true,
+        };
+        self.nodes[at].as_mut().unwrap().host.regions.insert(key, region).unwrap();
+        let model = vec![0; REGION_LEN];
+        let vague = self.turmoil;
+        self.zones.push(Zone { at, from, key, base, memory, model, vague });
+    }
+
+    /// Nobody touches the regions that `which` names any more.
+    fn close(&mut self, which: impl Fn(&Zone) -> bool) {
+        for i in (0..self.zones.len()).rev() {
+            if !which(&self.zones[i]) {
+                continue;
+            }
+            let Zone { at, key, memory, .. } = self.zones.swap_remove(i);
+            if let Some(node) = &mut self.nodes[at] {
+                node.host.regions.remove(key);
+            }
+            for op in self.ops.iter_mut().filter(|op| op.key == key) {
+                op.may_fail = true;
+            }
+            let copy = memory.to_vec();
+            self.closed.push((memory, copy));
+        }
+    }
+
+    /// Something happened between two endpoints that ends operations.
+    fn disturb(&mut self, a: Slot, b: Slot) {
+        self.turmoil = true;
+        let between = |from, to| (from, to) == (a, b) || (from, to) == (b, a);
+        for zone in self.zones.iter_mut().filter(|zone| between(zone.from, zone.at)) {
+            zone.vague = true;
+        }
+        for op in self.ops.iter_mut().filter(|op| between(op.from, op.to)) {
+            op.may_fail = true;
+        }
+    }
+
+    fn leave(&mut self, slot: Slot, how: Departure) {
+        if self.trace {
+            eprintln!("{slot} leaves: {how:?}");
+        }
+        self.nodes[slot] = None;
+        self.net.borrow_mut().leave(slot, how);
+        self.close(|zone| zone.at == slot);
+        for other in 0..self.nodes.len() {
+            self.disturb(slot, other);
+        }
+        for op in self.ops.iter_mut().filter(|op| op.from == slot) {
+            op.done = true;
+        }
+    }
+
+    fn overlaps_a_read(&self, from: Slot, to: Slot, ranges: &[(usize, usize)]) -> bool {
+        let meet = |a: &(usize, usize), b: &(usize, usize)| a.0 < b.0 + b.1 && b.0 < a.0 + a.1;
+        let reads = self.ops.iter().filter(|op| !op.done && op.right == Right::Read);
+        reads
+            .filter(|op| (op.from, op.to) == (from, to))
+            .any(|op| op.ranges.iter().any(|a| ranges.iter().any(|b| meet(a, b))))
+    }
+
+    fn access(&mut self, from: Slot) {
+        let to = self.rng.below(self.nodes.len());
+        let Ok(peer) = self.nodes[from].as_mut().unwrap().engine.connect(&address(to)) else {
+            return;
+        };
+        let Some(zone) = self.zones.iter().position(|z| (z.at, z.from) == (to, from)) else {
+            return;
+        };
+        let right = self.rng.pick(&[Right::Read, Right::Write]);
+        let count = if self.rng.percent(70) { 1 } else { self.rng.below(5) };
+        let longest = self.rng.pick(&[8, 64, 600, 3000, REGION_LEN / 4]);
+        let ranges: Vec<(usize, usize)> = (0..count)
+            .map(|_| {
+                let len = self.rng.below(longest + 1);
+                (self.rng.below(REGION_LEN - len + 1), len)
+            })
+            .collect();
+        // A read may see what is written after it.
+        if right == Right::Write && self.overlaps_a_read(from, to, &ranges) {
+            return;
+        }
+        let len: usize = ranges.iter().map(|(_, len)| len).sum();
+        let Zone { key, base, .. } = self.zones[zone];
+        let mut remote = RemoteRanges::NONE;
+        for (at, len) in &ranges {
+            let addr = base + *at as u64;
+            remote.push(RemoteRange { key, addr, len: *len as u64 }).unwrap();
+        }
+        let mut error = None;
+        if self.rng.percent(5) && len > 0 {
+            let bad = self.rng.pick(&[
+                (RemoteRange { key: u64::MAX, addr: 0, len: len as u64 }, libc::EKEYREJECTED),
+                (RemoteRange { key, addr: base + 30_001, len: len as u64 }, libc::EACCES),
+                (RemoteRange { key, addr: base.wrapping_sub(1), len: len as u64 }, libc::EACCES),
+            ]);
+            remote = RemoteRanges::NONE;
+            remote.push(bad.0).unwrap();
+            error = Some(bad.1);
+        }
+        let at = self.rng.below(LEN_MAX);
+        let mut memory = payload(at, len).to_vec();
+        let mut cuts: Vec<_> = (0..self.rng.below(4)).map(|_| self.rng.below(len + 1)).collect();
+        cuts.sort_unstable();
+        let inject = right == Right::Write && self.rng.percent(20);
+        let op = RmaOp {
+            peer,
+            right,
+            local: lend(&mut memory, &cuts),
+            remote,
+            data: (right == Right::Write && self.rng.percent(30)).then(|| self.rng.next()),
+            context: self.ops.len() as u64,
+            report: true,
+            inject,
+            fence: self.rng.percent(self.fences),
+        };
+        if self.trace {
+            eprintln!("{from} to {to}: {op:?} {ranges:?} error {error:?}");
+        }
+        self.net.borrow_mut().said_again = false;
+        let node = self.nodes[from].as_mut().unwrap();
+        let pending = node.engine.core.rma.pending().max(node.engine.core.tx.len());
+        // Reports of the call name the operation.
+        self.ops.push(Pending {
+            from,
+            to,
+            right,
+            key,
+            memory: Vec::new(),
+            data: op.data,
+            expected: None,
+            error,
+            may_fail: self.zones[zone].vague,
+            fence: op.fence,
+            accessed: false,
+            done: false,
+            ranges: if error.is_some() { Vec::new() } else { ranges.clone() },
+        });
+        let result = node.engine.access(&op, &mut node.host);
+        if self.trace {
+            eprintln!("  {result:?}");
+        }
+        if result.is_err() {
+            let pushed = self.ops.pop();
+            assert!(!pushed.unwrap().done);
+        }
+        match result {
+            Ok(()) => {
+                let pending = self.ops.last_mut().unwrap();
+                let zone = &mut self.zones[zone];
+                if right == Right::Write && error.is_none() {
+                    let mut rest = &memory[..];
+                    for (at, len) in &ranges {
+                        let (now, later) = rest.split_at(*len);
+                        zone.model[*at..at + len].copy_from_slice(now);
+                        rest = later;
+                    }
+                }
+                if right == Right::Read && error.is_none() && !zone.vague {
+                    let parts = ranges.iter().map(|(at, len)| &zone.model[*at..at + len]);
+                    pending.expected = Some(parts.collect::<Vec<_>>().concat());
+                }
+                if inject {
+                    memory.fill(0xee);
+                }
+                pending.memory = memory;
+            }
+            Err(OpError::Again) => {
+                let said = self.net.borrow().said_again;
+                assert!(said || pending >= self.limits.tx_max, "refused for no reason");
+            }
+            Err(OpError::Error(e)) => assert!([libc::EPIPE, libc::ECONNREFUSED].contains(&e)),
+        }
+        self.end_call();
+    }
+
+    fn progress(&mut self, at: Slot) -> usize {
+        let moved = self.nodes[at].as_mut().unwrap().progress();
+        self.end_call();
+        moved
+    }
+
+    fn end_call(&mut self) {
+        let entries = std::mem::take(&mut *self.log.borrow_mut());
+        for entry in entries {
+            if self.trace {
+                eprintln!("    {entry:?}");
+            }
+            match entry.what {
+                What::Completed(c) => self.ended(entry.at, c.direction, c.context, None),
+                What::Failed(f) => {
+                    let c = f.completion;
+                    self.ended(entry.at, c.direction, c.context, Some((f.error, f.cause)));
+                }
+                What::Accessed { right, len, data, source } => {
+                    self.accessed(entry.at, right, len, data, source);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn ended(&mut self, at: Slot, how: Direction, context: u64, error: Option<(i32, Cause)>) {
+        let (from, to) = (self.ops[context as usize].from, self.ops[context as usize].to);
+        // What the target saw of one that failed may have passed for another one like it.
+        let unsure = self.ops.iter().any(|op| op.may_fail && (op.from, op.to) == (from, to));
+        let op = &mut self.ops[context as usize];
+        assert!(op.from == at && !op.done, "operation {context} ends twice");
+        assert_eq!(how == Direction::Read, op.right == Right::Read);
+        op.done = true;
+        match (error, op.error) {
+            (None, None) => {
+                assert!(op.accessed || unsure, "operation {context}: the target did not see it");
+                if let Some(expected) = op.expected.as_ref().filter(|_| !op.may_fail) {
+                    assert!(op.memory == *expected, "operation {context} read something else");
+                }
+            }
+            (Some((found, _)), Some(wanted)) if found == wanted => {}
+            (Some((found, _)), _) => {
+                assert!(op.may_fail, "operation {context} fails with {found}");
+                let zones = self.zones.iter_mut();
+                zones.filter(|z| (z.at, z.from) == (to, from)).for_each(|zone| zone.vague = true);
+            }
+            (None, Some(_)) => panic!("operation {context} succeeds"),
+        }
+    }
+
+    fn accessed(&mut self, at: Slot, right: Right, len: usize, data: Option<u64>, by: u64) {
+        let ours = |op: &Pending| source(op.from) == by && op.to == at && op.error.is_none();
+        let waits = |op: &Pending| ours(op) && op.right == right && !op.accessed && !op.done;
+        let same = |op: &Pending| {
+            op.ranges.iter().map(|(_, len)| len).sum::<usize>() == len && op.data == data
+        };
+        // Writes in the order in which they were started.
+        let strict = |op: &Pending| right == Right::Write && !op.may_fail;
+        let Some(found) = self.ops.iter().position(|op| waits(op) && (same(op) || strict(op)))
+        else {
+            return assert!(self.ops.iter().any(|op| ours(op) && op.may_fail));
+        };
+        assert!(same(&self.ops[found]), "operation {found} is overtaken");
+        self.ops[found].accessed = true;
+        let Pending { fence, may_fail, .. } = self.ops[found];
+        if fence && !may_fail {
+            let before = self.ops[..found].iter().find(|op| ours(op) && !op.done && !op.may_fail);
+            assert!(before.is_none(), "operation {found} does not wait");
+        }
+    }
+
+    fn trouble(&mut self) {
+        let slot = self.rng.below(self.nodes.len());
+        let other = self.rng.below(self.nodes.len());
+        let how = self.rng.pick(&[
+            Departure::Closed,
+            Departure::Failed(Errno(libc::EHOSTDOWN)),
+            Departure::Failed(Errno(libc::EPROTO)),
+        ]);
+        match self.rng.below(4) {
+            _ if self.nodes[slot].is_none() => self.start(slot),
+            0 => {
+                self.leave(slot, how);
+                if self.rng.percent(50) {
+                    self.start(slot);
+                }
+            }
+            1 => {
+                self.net.borrow_mut().break_link(slot, other, how);
+                self.disturb(slot, other);
+            }
+            _ => {
+                if self.trace {
+                    eprintln!("{slot} closes its region for {other}");
+                }
+                self.close(|zone| (zone.at, zone.from) == (slot, other));
+                self.open(slot, other);
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        if self.troubles && self.rng.percent(2) {
+            self.trouble();
+        }
+        let at = self.rng.below(self.nodes.len());
+        if self.nodes[at].is_none() {
+            return;
+        }
+        if self.rng.percent(50) {
+            self.access(at);
+        } else {
+            self.progress(at);
+        }
+    }
+
+    /// Everybody works until nothing moves; then memory is as the model has it.
+    fn settle(&mut self) {
+        let weather = self.net.borrow().weather.again_percent;
+        self.net.borrow_mut().weather.again_percent = 0;
+        let mut quiet = 0;
+        for round in 0.. {
+            assert!(round < 200_000, "the endpoints never rest");
+            let mut moved = 0;
+            for at in 0..self.nodes.len() {
+                if self.nodes[at].is_some() {
+                    moved += self.progress(at);
+                }
+            }
+            let busy = self.nodes.iter().flatten().any(|node| node.engine.core.rma.has_work());
+            let calm = moved == 0 && !busy && self.net.borrow().is_idle();
+            quiet = if calm { quiet + 1 } else { 0 };
+            if quiet == 3 {
+                break;
+            }
+        }
+        self.net.borrow_mut().weather.again_percent = weather;
+        self.turmoil = false;
+        for (i, op) in self.ops.iter().enumerate() {
+            assert!(op.done, "operation {i} never ends");
+        }
+        for zone in &mut self.zones {
+            if zone.vague {
+                zone.model.copy_from_slice(&zone.memory);
+                zone.vague = false;
+            }
+            assert!(zone.model[..] == zone.memory[..], "{} for {}", zone.at, zone.from);
+        }
+        for (memory, copy) in &self.closed {
+            assert!(memory[..] == copy[..], "a closed region was written to");
+        }
+        for node in self.nodes.iter().flatten() {
+            node.assert_empty();
+            assert!(node.engine.counts().dropped == 0 || self.troubles);
+        }
+    }
+}
+
+/// Names the seed of a case that fails.
+struct Guard(u64);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("repeat with UDRV_TEST_CASES=1 UDRV_TEST_SEED={}", self.0);
+        }
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn random_accesses_agree_with_the_model() {
+    let first = number("UDRV_TEST_SEED").unwrap_or(0);
+    let cases = number("UDRV_TEST_CASES").unwrap_or(CASES);
+    let mut ops = 0;
+    for seed in first..first + cases {
+        let _guard = Guard(seed);
+        let mut run = Run::new(seed);
+        for _ in 0..1 + run.rng.below(3) {
+            for _ in 0..20 + run.rng.below(150) {
+                run.step();
+            }
+            run.settle();
+        }
+        ops += run.ops.len();
+    }
+    eprintln!("{cases} cases, {ops} operations");
+}

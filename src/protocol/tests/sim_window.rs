@@ -1,0 +1,267 @@
+//! Windows of the simulated network: written in their own time, beside all messages, and void when
+//! their connection ends, of which each side learns when it learns of it.
+
+use super::rng::Rng;
+use crate::memory::SegmentList;
+use crate::sys::Errno;
+use crate::transport::{SendError, Ticket, Windows};
+use std::collections::VecDeque;
+
+/// What does not change during a run.
+#[derive(Clone, Debug)]
+pub(super) struct Glazing {
+    /// Most bytes of a window; 0: there are none. Shortest message that is worth them.
+    pub(super) max: usize,
+    pub(super) min: usize,
+    /// Windows that one side lends to the other at a time.
+    pub(super) count: usize,
+    /// Drawn from for each new link.
+    pub(super) begin: Vec<Windows>,
+    /// How often `Later` becomes something else, percent.
+    pub(super) changes: u64,
+    /// How often a connection ends, in 1000; without another one after it, percent.
+    pub(super) breaks: u64,
+    pub(super) ends: u64,
+    /// How often memory is refused, percent.
+    pub(super) lend_refusals: u64,
+    pub(super) write_refusals: u64,
+    /// How often a write has to wait, percent.
+    pub(super) waits: u64,
+}
+
+impl Glazing {
+    pub(super) fn none() -> Self {
+        Self {
+            max: 0,
+            min: 0,
+            count: 64,
+            begin: vec![Windows::Ready],
+            changes: 0,
+            breaks: 0,
+            ends: 0,
+            lend_refusals: 0,
+            write_refusals: 0,
+            waits: 0,
+        }
+    }
+}
+
+/// A window that is lent.
+#[derive(Debug)]
+pub(super) struct Held {
+    slot: u32,
+    connection: u32,
+    pub(super) token: u64,
+    pub(super) part: SegmentList,
+}
+
+impl Held {
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.part.len()];
+        self.part.copy_out(0, &mut bytes);
+        bytes
+    }
+}
+
+#[derive(Debug)]
+enum Event {
+    Written { slot: u32, bytes: Vec<u8> },
+    Lost { now: u32 },
+}
+
+/// What one side of a link knows and lends.
+#[derive(Debug, Default)]
+struct End {
+    /// The connection that it believes in.
+    known: u32,
+    held: Vec<Held>,
+    /// The last of them that was written.
+    written: u32,
+    /// What it will hear of.
+    events: VecDeque<Event>,
+}
+
+/// The windows of a link.
+#[derive(Debug)]
+pub(super) struct Panes {
+    pub(super) state: Windows,
+    connection: u32,
+    slots: u32,
+    ends: [End; 2],
+}
+
+/// What one side hears.
+#[derive(Debug)]
+pub(super) enum Step {
+    Filled(u64),
+    Lost,
+}
+
+impl Panes {
+    pub(super) fn new(connection: u32, glazing: &Glazing, rng: &mut Rng) -> Self {
+        let mut panes = Self {
+            state: rng.pick(&glazing.begin),
+            connection,
+            slots: 0,
+            ends: Default::default(),
+        };
+        panes.ends[0].known = connection;
+        panes.ends[1].known = connection;
+        panes
+    }
+
+    pub(super) fn held(&self, side: usize) -> &[Held] {
+        &self.ends[side].held
+    }
+
+    pub(super) fn is_idle(&self, side: usize) -> bool {
+        self.ends[side].events.is_empty()
+    }
+
+    /// The link ends: nothing is written any more.
+    pub(super) fn close(&mut self) {
+        self.state = Windows::No;
+        self.ends.iter_mut().for_each(|end| end.events.clear());
+    }
+
+    /// `side` has learned of the end of the link.
+    pub(super) fn forget(&mut self, side: usize) {
+        self.ends[side] = End::default();
+    }
+
+    pub(super) fn windows(&mut self, side: usize, glazing: &Glazing, rng: &mut Rng) -> Windows {
+        let was = self.state;
+        if was == Windows::Later && rng.percent(glazing.changes) {
+            self.state = if rng.percent(25) { Windows::No } else { Windows::Ready };
+        }
+        if self.ends[side].known != self.connection {
+            return rng.pick(&[Windows::Ready, Windows::Later]); // it has not noticed
+        }
+        was
+    }
+
+    pub(super) fn lend(
+        &mut self,
+        side: usize,
+        part: &SegmentList,
+        token: u64,
+        glazing: &Glazing,
+        rng: &mut Rng,
+    ) -> Result<Ticket, SendError> {
+        assert!((1..=glazing.max).contains(&part.len()), "a window of {} B", part.len());
+        assert_eq!(part.ranges().1, 1, "a window of several pieces");
+        if rng.percent(glazing.lend_refusals) {
+            return Err(SendError::Unreachable(Errno(libc::ENOMEM)));
+        }
+        let end = &mut self.ends[side];
+        if end.held.len() >= glazing.count {
+            return Err(SendError::Again);
+        }
+        self.slots += 1;
+        let (slot, connection) = (self.slots, end.known);
+        end.held.push(Held { slot, connection, token, part: *part });
+        Ok(Ticket { connection, slot, addr: part.first_addr(), key: !slot })
+    }
+
+    pub(super) fn take_back(&mut self, side: usize, ticket: &Ticket) {
+        let held = &mut self.ends[side].held;
+        let at = held.iter().position(|held| held.slot == ticket.slot);
+        let at = at.unwrap_or_else(|| panic!("{ticket:?} is taken back and not lent"));
+        assert_eq!(held.remove(at).connection, ticket.connection);
+    }
+
+    /// `side` writes into a window of the other.
+    pub(super) fn write(
+        &mut self,
+        side: usize,
+        payload: &SegmentList,
+        ticket: &Ticket,
+        room: usize,
+        glazing: &Glazing,
+        rng: &mut Rng,
+    ) -> Result<(), SendError> {
+        if rng.percent(glazing.waits) {
+            return Err(SendError::Again);
+        }
+        if rng.percent(glazing.write_refusals) {
+            return Err(SendError::Unreachable(Errno(libc::EFAULT)));
+        }
+        if ticket.connection != self.connection {
+            return Ok(());
+        }
+        let unaware = self.ends[side].known != self.connection;
+        let end = &mut self.ends[1 - side];
+        if end.events.len() >= room || unaware && rng.percent(50) {
+            return Err(SendError::Again);
+        }
+        let held = end.held.iter().find(|held| held.slot == ticket.slot);
+        let held = held.unwrap_or_else(|| panic!("a write into {ticket:?}, which is not lent"));
+        assert_eq!((held.part.len(), !held.slot), (payload.len(), ticket.key));
+        assert!(end.written < ticket.slot, "{ticket:?} is written after {}", end.written);
+        end.written = ticket.slot;
+        let mut bytes = vec![0; payload.len()];
+        payload.copy_out(0, &mut bytes);
+        end.events.push_back(Event::Written { slot: ticket.slot, bytes });
+        Ok(())
+    }
+
+    /// The connection ends; `state` says what follows.
+    pub(super) fn lose(&mut self, state: Windows, rng: &mut Rng) {
+        self.state = state;
+        self.connection += 1;
+        for end in &mut self.ends {
+            // Of what was on its way some is reported, some is there and nobody hears of it.
+            let is_loss = |event: &Event| matches!(event, Event::Lost { .. });
+            let first = end.events.iter().rposition(is_loss).map_or(0, |at| at + 1);
+            let keep = first + rng.below(end.events.len() - first + 1);
+            for event in end.events.drain(keep..).collect::<Vec<_>>() {
+                if let Event::Written { slot, bytes } = event {
+                    if rng.percent(50) {
+                        end.land(slot, &bytes[..rng.below(bytes.len() + 1)]);
+                    }
+                }
+            }
+            end.events.push_back(Event::Lost { now: self.connection });
+        }
+    }
+
+    /// What `side` hears now.
+    pub(super) fn step(&mut self, side: usize, glazing: &Glazing, rng: &mut Rng) -> Option<Step> {
+        if self.state == Windows::Ready && rng.next() % 1000 < glazing.breaks {
+            let next = if rng.percent(glazing.ends) {
+                Windows::No
+            } else {
+                rng.pick(&[Windows::Later, Windows::Ready])
+            };
+            self.lose(next, rng);
+        }
+        let end = &mut self.ends[side];
+        // No device does that, and nobody relies on it.
+        let both_written =
+            end.events.iter().take(2).filter(|e| matches!(e, Event::Written { .. })).count() == 2;
+        if both_written && glazing.breaks > 0 && rng.percent(20) {
+            end.events.swap(0, 1);
+        }
+        match end.events.pop_front()? {
+            Event::Written { slot, bytes } => {
+                end.land(slot, &bytes);
+                let at = end.held.iter().position(|held| held.slot == slot)?;
+                Some(Step::Filled(end.held.remove(at).token))
+            }
+            Event::Lost { now } => {
+                end.known = now;
+                end.held.retain(|held| held.connection == now);
+                Some(Step::Lost)
+            }
+        }
+    }
+}
+
+impl End {
+    /// Bytes reach memory.
+    fn land(&self, slot: u32, bytes: &[u8]) {
+        let held = self.held.iter().find(|held| held.slot == slot);
+        let held = held.unwrap_or_else(|| panic!("memory is written that is not lent any more"));
+        held.part.copy_in(0, bytes);
+    }
+}

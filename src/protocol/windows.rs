@@ -1,0 +1,351 @@
+//! Long messages whose bytes the sender writes straight to where they belong (PROTOCOL.md §4.12).
+//! The receiver owns the pace: it lends its buffer piece by piece, and what cannot be lent or
+//! written comes as fragments.
+
+use super::Host;
+use super::engine::{Core, Engine};
+use super::index_list::Key;
+use super::packet::Packet;
+use super::rendezvous::Step;
+use super::send::{Carrier, TxState};
+use crate::memory::SegmentList;
+use crate::sys::Errno;
+use crate::transport::{Caps, Iface, PeerId, SendError, Ticket, Windows};
+
+/// Windows of one message that are lent at a time: one is written while others are on their way.
+const AHEAD: usize = 4;
+/// Windows of one message that may wait for their bytes. More than any receiver of ours lends.
+const QUEUE_MAX: u8 = 64;
+/// After its windows were lost so often a message goes on as fragments.
+const LOSSES_MAX: u8 = 3;
+
+/// A part of a receive that its sender may write.
+#[derive(Debug)]
+pub(super) struct Lent {
+    pub(super) peer: PeerId,
+    pub(super) message: Key,
+    pub(super) offset: usize,
+    len: usize,
+    ticket: Ticket,
+    /// It was written, and bytes before it are missing.
+    pub(super) filled: bool,
+}
+
+/// What of a receive is lent.
+#[derive(Debug, Default)]
+pub(super) struct Lending {
+    /// The sender was told of a window.
+    pub(super) begun: bool,
+    /// No further window is lent.
+    over: bool,
+    /// Windows that are lent, written ones before which bytes are missing included.
+    out: usize,
+    /// Where the next one begins.
+    next: usize,
+    /// How often they were lost.
+    losses: u8,
+    /// The sender writes nothing from here on, and those windows are to be taken back.
+    declined: Option<usize>,
+}
+
+/// A window of a peer that bytes of ours are to be written into.
+#[derive(Debug)]
+pub(super) struct Due {
+    pub(super) tx: Key,
+    offset: usize,
+    len: usize,
+    ticket: Ticket,
+}
+
+impl<I: Iface> Engine<I> {
+    /// Lends what may be lent of a receive. `None`: its bytes have to come in another way, and
+    /// nothing of them was lent.
+    pub(super) fn lend_windows(&mut self, key: Key, caps: &Caps) -> Option<Step> {
+        self.take_back_declined(key);
+        let Some(active) = self.core.active.get_mut(key) else { return Some(Step::Done) };
+        let (peer, lending) = (active.peer, &mut active.lending);
+        if caps.window_max == 0 || active.want < caps.window_min {
+            lending.over = true;
+        }
+        let mut again = false;
+        if !lending.over {
+            match self.iface.windows(peer) {
+                Windows::No => lending.over = true,
+                Windows::Later => again = true,
+                Windows::Ready => match self.lend_ahead(key, caps.window_max) {
+                    Ok(()) => {}
+                    Err(SendError::Again) => again = true,
+                    Err(SendError::Unreachable(_)) => {
+                        self.core.active.get_mut(key)?.lending.over = true;
+                    }
+                },
+            }
+        }
+        let lending = &self.core.active.get(key)?.lending;
+        if lending.out > 0 {
+            return Some(Step::Done); // until they are written
+        }
+        if lending.over && !lending.begun {
+            return None;
+        }
+        if lending.over {
+            self.core.resume(key);
+        }
+        Some(if again { Step::Again } else { Step::Done })
+    }
+
+    /// Lends windows of a receive until as many are out as shall be.
+    fn lend_ahead(&mut self, key: Key, window_max: usize) -> Result<(), SendError> {
+        let Self { iface, core } = self;
+        let Some(active) = core.active.get_mut(key) else { return Ok(()) };
+        let (peer, lending) = (active.peer, &mut active.lending);
+        while lending.out < AHEAD && lending.next < active.want {
+            let offset = lending.next;
+            let part = piece(&active.target.segments, offset, window_max.min(active.want - offset));
+            let len = part.len();
+            if len == 0 {
+                return Err(SendError::Unreachable(Errno(libc::EINVAL)));
+            }
+            let lent =
+                Lent { peer, message: key, offset, len, ticket: Ticket::default(), filled: false };
+            let token = core.lent.push_back(lent);
+            let ticket = match iface.lend(peer, &part, token.to_wire()) {
+                Ok(ticket) => ticket,
+                Err(error) => {
+                    core.lent.remove(token);
+                    return Err(error);
+                }
+            };
+            if let Some(lent) = core.lent.get_mut(token) {
+                lent.ticket = ticket;
+            }
+            lending.begun = true;
+            lending.out += 1;
+            lending.next += len;
+            let (offset, len) = (offset as u64, len as u64);
+            let window = Packet::Window { tx: active.tx, rx: key.to_wire(), offset, len, ticket };
+            core.outbox.push_back((peer, window));
+        }
+        Ok(())
+    }
+
+    /// Ends the windows that the sender of a message will not write.
+    fn take_back_declined(&mut self, key: Key) {
+        let Self { iface, core } = self;
+        let Some(active) = core.active.get_mut(key) else { return };
+        let Some(from) = active.lending.declined.take() else { return };
+        for token in core.lent.keys_where(|lent| lent.message == key && lent.offset >= from) {
+            let Some(lent) = core.lent.remove(token) else { continue };
+            active.lending.out -= 1;
+            if !lent.filled {
+                iface.take_back(lent.peer, &lent.ticket);
+            }
+        }
+    }
+
+    /// The sender cannot be told of a window. Returns whether nothing of the message is lent now.
+    pub(super) fn take_back_untold(&mut self, peer: PeerId, key: Key, ticket: &Ticket) -> bool {
+        let Self { iface, core } = self;
+        let Some(active) = core.active.get_mut(key) else { return false };
+        let is_it = |lent: &Lent| lent.message == key && lent.ticket == *ticket && !lent.filled;
+        for token in core.lent.keys_where(is_it) {
+            core.lent.remove(token);
+            iface.take_back(peer, ticket);
+            active.lending.out -= 1;
+            active.lending.over = true;
+        }
+        active.lending.over && active.lending.out == 0
+    }
+
+    /// Writes into the windows that peers have lent, in order.
+    pub(super) fn advance_writes(&mut self) -> usize {
+        let mut n = 0;
+        let mut full: Vec<PeerId> = Vec::new();
+        for _ in 0..self.core.due.len() {
+            let Some(due) = self.core.due.pop_front() else { break };
+            let Some(request) = self.core.tx.get_mut(due.tx) else { continue };
+            let peer = request.peer;
+            let TxState::Writing { queued, .. } = &mut request.state else { continue };
+            if full.contains(&peer) {
+                self.core.due.push_back(due);
+                continue;
+            }
+            let part = request.payload.segments().slice(due.offset, due.len);
+            match self.iface.write(peer, &part, &due.ticket) {
+                Ok(()) => {
+                    n += 1;
+                    *queued = queued.saturating_sub(1);
+                    self.core.counts.window_bytes += due.len as u64;
+                }
+                Err(SendError::Again) => {
+                    full.push(peer);
+                    self.core.due.push_back(due);
+                }
+                Err(SendError::Unreachable(_)) => {
+                    n += 1;
+                    self.core.decline(due.tx, due.offset);
+                }
+            }
+        }
+        n
+    }
+}
+
+/// The contiguous piece of at most `len` bytes at `offset`.
+fn piece(segments: &SegmentList, offset: usize, len: usize) -> SegmentList {
+    let (ranges, _) = segments.slice(offset, len).ranges();
+    let [first, ..] = ranges;
+    segments.slice(offset, first.len as usize)
+}
+
+impl Core {
+    /// The sender has written a window.
+    pub(super) fn on_filled(&mut self, peer: PeerId, token: u64, host: &mut impl Host) {
+        let token = Key::from_wire(token);
+        let lent = self.lent.get_mut(token).filter(|lent| lent.peer == peer && !lent.filled);
+        let Some(lent) = lent else {
+            self.counts.dropped += 1;
+            return;
+        };
+        lent.filled = true;
+        let key = lent.message;
+        let Some(active) = self.active.get_mut(key) else { return };
+        let mut next = Some(token);
+        while let Some(lent) = next.and_then(|token| self.lent.get(token)) {
+            if lent.offset != active.received {
+                break;
+            }
+            active.received += lent.len;
+            active.lending.out -= 1;
+            next.and_then(|token| self.lent.remove(token));
+            // Windows are written in the order they were lent in, so that others are rarely there.
+            next = match active.lending.out {
+                0 => None,
+                _ => {
+                    let at = active.received;
+                    let follows =
+                        |lent: &Lent| lent.message == key && lent.filled && lent.offset == at;
+                    self.lent.keys_where(follows).first().copied()
+                }
+            };
+        }
+        if active.received == active.want {
+            self.finish_active(key, host);
+        } else {
+            self.queue_pull(key);
+        }
+    }
+
+    /// The windows between `peer` and us are void. Those that we were lent stay queued: a write into
+    /// them means nothing, and a new one may be among them already.
+    pub(super) fn lose_windows(&mut self, peer: PeerId) {
+        for token in self.lent.keys_where(|lent| lent.peer == peer) {
+            self.lent.remove(token);
+            self.counts.windows_lost += 1;
+        }
+        let void = |(to, packet): &(PeerId, Packet)| {
+            *to == peer && matches!(packet, Packet::Window { .. })
+        };
+        self.outbox.retain(|answer| !void(answer));
+        for key in self.active.keys_where(|active| active.peer == peer && active.lending.out > 0) {
+            let Some(active) = self.active.get_mut(key) else { continue };
+            let lending = &mut active.lending;
+            lending.out = 0;
+            lending.next = active.received;
+            lending.losses += 1;
+            lending.over |= lending.losses >= LOSSES_MAX;
+            self.queue_pull(key);
+        }
+    }
+
+    /// The sender will write nothing of a message from `offset` on.
+    pub(super) fn on_decline(&mut self, peer: PeerId, rx: u64, offset: u64) {
+        let key = Key::from_wire(rx);
+        let active = self.active.get_mut(key);
+        let Some(active) = active.filter(|active| active.peer == peer && active.lending.begun)
+        else {
+            self.counts.dropped += 1;
+            return;
+        };
+        if active.cleared {
+            return; // asked for as fragments meanwhile
+        }
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let lending = &mut active.lending;
+        lending.over = true;
+        lending.declined = Some(lending.declined.map_or(offset, |before| before.min(offset)));
+        self.queue_pull(key);
+    }
+
+    fn queue_pull(&mut self, key: Key) {
+        if !self.pulls.contains(&key) {
+            self.pulls.push_back(key);
+        }
+    }
+
+    /// The receiver lends a window.
+    pub(super) fn on_window(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        rx: u64,
+        offset: u64,
+        len: u64,
+        ticket: Ticket,
+    ) {
+        let key = Key::from_wire(tx);
+        let Some(request) = self.tx.get_mut(key).filter(|request| request.peer == peer) else {
+            self.counts.dropped += 1;
+            return;
+        };
+        let total = request.payload.segments().len() as u64;
+        let inside = len > 0 && offset.checked_add(len).is_some_and(|end| end <= total);
+        let (offset, len) = (offset as usize, len as usize);
+        let queued = match &mut request.state {
+            _ if !inside => None,
+            TxState::AwaitingAnswer if request.carrier == Carrier::Undecided => Some(0),
+            TxState::Writing { rx: known, queued } if *known == rx => Some(*queued),
+            TxState::Declined { rx: known, from } if *known == rx => {
+                // Under way when we declined, or lent anew after those before were lost.
+                if offset < *from {
+                    *from = offset;
+                    self.say_declined(peer, rx, offset);
+                }
+                return;
+            }
+            _ => None,
+        };
+        let Some(queued) = queued.filter(|queued| *queued < QUEUE_MAX) else {
+            self.counts.dropped += 1;
+            return;
+        };
+        request.state = TxState::Writing { rx, queued: queued + 1 };
+        self.due.push_back(Due { tx: key, offset, len, ticket });
+    }
+
+    /// Nothing more of a message is written, from the window at `offset` on.
+    fn decline(&mut self, tx: Key, offset: usize) {
+        let same = self.due.iter().filter(|due| due.tx == tx);
+        let from = same.map(|due| due.offset).fold(offset, usize::min);
+        let Some(request) = self.tx.get_mut(tx) else { return };
+        let TxState::Writing { rx, .. } = request.state else { return };
+        request.state = TxState::Declined { rx, from };
+        let peer = request.peer;
+        self.counts.declined += 1;
+        self.say_declined(peer, rx, from);
+    }
+
+    /// One answer says it, however often it is said.
+    fn say_declined(&mut self, peer: PeerId, rx: u64, from: usize) {
+        let from = from as u64;
+        for (to, packet) in &mut self.outbox {
+            if let Packet::Decline { rx: other, offset } = packet {
+                if *to == peer && *other == rx {
+                    *offset = from.min(*offset);
+                    return;
+                }
+            }
+        }
+        self.outbox.push_back((peer, Packet::Decline { rx, offset: from }));
+    }
+}

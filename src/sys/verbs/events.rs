@@ -1,0 +1,149 @@
+//! What a device says unasked (ibv_get_async_event(3)): that a queue pair broke, a port went down, an
+//! address changed, or the device itself is gone.
+
+use super::device::OpenDevice;
+use crate::sys::errno::{Errno, Result};
+use rdma_core_sys::{
+    IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL,
+    IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR,
+    IBV_EVENT_PKEY_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR,
+    IBV_EVENT_QP_FATAL, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SM_CHANGE,
+    IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_EVENT_WQ_FATAL,
+    ibv_async_event, ibv_event_type,
+};
+use std::os::fd::BorrowedFd;
+
+/// What an event is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum About {
+    /// The queue pair of this number is of no use any more.
+    BrokenQueuePair(u32),
+    /// A completion queue or a shared receive queue is of no use any more.
+    BrokenQueue,
+    /// This port may have become active.
+    PortUp(u8),
+    /// This port's state or addresses are other ones.
+    Port(u8),
+    /// The device is of no use any more.
+    Device,
+    /// Something that changes nothing here.
+    Nothing,
+}
+
+/// An event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct DeviceEvent {
+    /// As infiniband/verbs.h has it, without its prefix.
+    pub(crate) name: &'static str,
+    pub(crate) about: About,
+}
+
+impl OpenDevice {
+    /// The descriptor that is readable when there is an event.
+    pub(crate) fn events(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor lives as long as the context; the member does not change.
+        unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
+    }
+
+    /// The next event. It takes a system call. Errors: the device is gone (EIO).
+    pub(crate) fn take_event(&self) -> Result<Option<DeviceEvent>> {
+        // A forked child would take its parent's.
+        if !self.context.is_at_home() {
+            return Ok(None);
+        }
+        let verbs = self.context.verbs;
+        // SAFETY: all zeroes is a valid ibv_async_event.
+        let mut raw: ibv_async_event = unsafe { std::mem::zeroed() };
+        // SAFETY: a live context, whose descriptor does not block, and room for one event.
+        if unsafe { (verbs.get_async_event)(self.context.as_ptr(), &mut raw) } != 0 {
+            return match Errno::last() {
+                Errno(libc::EAGAIN | libc::EINTR) => Ok(None),
+                errno => Err(errno),
+            };
+        }
+        let event = read(&raw);
+        // SAFETY: the event just taken. Unacknowledged ones would keep objects from being ended.
+        unsafe { (verbs.ack_async_event)(&mut raw) };
+        Ok(Some(event))
+    }
+
+    /// True while the system shows the device. One whose driver cannot take it from processes waits,
+    /// when it is removed, until they have let it go: all that shows is that its node goes away.
+    pub(crate) fn is_there(&self) -> bool {
+        self.node.as_ref().is_none_or(|node| node.exists())
+    }
+}
+
+fn read(event: &ibv_async_event) -> DeviceEvent {
+    let (name, about): (_, fn(&ibv_async_event) -> About) = kind(event.event_type);
+    DeviceEvent { name, about: about(event) }
+}
+
+/// The name of a kind of events, and how one is read.
+fn kind(kind: ibv_event_type) -> (&'static str, fn(&ibv_async_event) -> About) {
+    const NOTHING: fn(&ibv_async_event) -> About = |_| About::Nothing;
+    const QUEUE: fn(&ibv_async_event) -> About = |_| About::BrokenQueue;
+    match kind {
+        IBV_EVENT_QP_FATAL => ("QP_FATAL", broken_queue_pair),
+        IBV_EVENT_QP_REQ_ERR => ("QP_REQ_ERR", broken_queue_pair),
+        IBV_EVENT_QP_ACCESS_ERR => ("QP_ACCESS_ERR", broken_queue_pair),
+        IBV_EVENT_PATH_MIG_ERR => ("PATH_MIG_ERR", broken_queue_pair),
+        IBV_EVENT_CQ_ERR => ("CQ_ERR", QUEUE),
+        IBV_EVENT_SRQ_ERR => ("SRQ_ERR", QUEUE),
+        IBV_EVENT_DEVICE_FATAL => ("DEVICE_FATAL", |_| About::Device),
+        IBV_EVENT_PORT_ACTIVE => ("PORT_ACTIVE", |event| About::PortUp(port(event))),
+        IBV_EVENT_PORT_ERR => ("PORT_ERR", |event| About::Port(port(event))),
+        IBV_EVENT_LID_CHANGE => ("LID_CHANGE", |event| About::Port(port(event))),
+        IBV_EVENT_PKEY_CHANGE => ("PKEY_CHANGE", |event| About::Port(port(event))),
+        IBV_EVENT_GID_CHANGE => ("GID_CHANGE", |event| About::PortUp(port(event))),
+        IBV_EVENT_SM_CHANGE => ("SM_CHANGE", NOTHING),
+        IBV_EVENT_CLIENT_REREGISTER => ("CLIENT_REREGISTER", NOTHING),
+        IBV_EVENT_COMM_EST => ("COMM_EST", NOTHING),
+        IBV_EVENT_SQ_DRAINED => ("SQ_DRAINED", NOTHING),
+        IBV_EVENT_PATH_MIG => ("PATH_MIG", NOTHING),
+        IBV_EVENT_SRQ_LIMIT_REACHED => ("SRQ_LIMIT_REACHED", NOTHING),
+        IBV_EVENT_QP_LAST_WQE_REACHED => ("QP_LAST_WQE_REACHED", NOTHING),
+        IBV_EVENT_WQ_FATAL => ("WQ_FATAL", NOTHING),
+        _ => ("of a kind that is not known here", NOTHING),
+    }
+}
+
+fn broken_queue_pair(event: &ibv_async_event) -> About {
+    // SAFETY: events of this kind are about a queue pair, which cannot end before they are
+    // acknowledged.
+    let number = unsafe { event.element.qp.as_ref() }.map(|qp| qp.qp_num);
+    number.map_or(About::Nothing, About::BrokenQueuePair)
+}
+
+fn port(event: &ibv_async_event) -> u8 {
+    // SAFETY: events of this kind are about a port.
+    u8::try_from(unsafe { event.element.port_num }).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_named_and_of_something() {
+        // SAFETY: all zeroes is a valid ibv_async_event.
+        let mut raw: ibv_async_event = unsafe { std::mem::zeroed() };
+        raw.element.port_num = 2;
+        for (kind, name, about) in [
+            (IBV_EVENT_PORT_ERR, "PORT_ERR", About::Port(2)),
+            (IBV_EVENT_PORT_ACTIVE, "PORT_ACTIVE", About::PortUp(2)),
+            (IBV_EVENT_DEVICE_FATAL, "DEVICE_FATAL", About::Device),
+            (IBV_EVENT_SM_CHANGE, "SM_CHANGE", About::Nothing),
+        ] {
+            raw.event_type = kind;
+            assert_eq!(read(&raw), DeviceEvent { name, about });
+        }
+        // SAFETY: as above.
+        let mut qp: rdma_core_sys::ibv_qp = unsafe { std::mem::zeroed() };
+        qp.qp_num = 17;
+        (raw.event_type, raw.element.qp) = (IBV_EVENT_QP_FATAL, &mut qp);
+        assert_eq!(read(&raw).about, About::BrokenQueuePair(17));
+        let names: std::collections::HashSet<_> = (0..20).map(|number| kind(number).0).collect();
+        assert_eq!(names.len(), 20, "each has its own");
+    }
+}

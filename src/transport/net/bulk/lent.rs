@@ -1,0 +1,133 @@
+//! Windows that are lent: each has a slot, whose number and generation come back as the immediate of
+//! the write that fills it.
+
+use crate::transport::PeerId;
+
+/// Bits of an immediate that number the slot, and those above that tell its generation. The rest stays free: the
+/// kernel's rv module wants the upper 9 bits.
+const INDEX_BITS: u32 = 12;
+const GENERATION_BITS: u32 = 11;
+
+/// Windows that are lent at the same time at most.
+pub(crate) const SLOTS_MAX: usize = 1 << INDEX_BITS;
+
+/// A window that a peer may write.
+pub(crate) struct Window<L> {
+    pub(crate) peer: PeerId,
+    pub(crate) token: u64,
+    /// Bytes.
+    pub(crate) len: usize,
+    /// What keeps it registered.
+    pub(crate) _lease: L,
+}
+
+struct Slot<L> {
+    generation: u32,
+    window: Option<Window<L>>,
+}
+
+/// The windows that an endpoint has lent.
+pub(crate) struct Lent<L> {
+    slots: Vec<Slot<L>>,
+    free: Vec<u32>,
+    limit: usize,
+}
+
+impl<L> Lent<L> {
+    /// At most `limit` at the same time, and never more than [`SLOTS_MAX`].
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), limit: limit.min(SLOTS_MAX) }
+    }
+
+    /// Windows that are lent now.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.len() >= self.limit
+    }
+
+    /// Lends `window`. Returns its immediate; `None` when as many as may be are lent.
+    pub(crate) fn insert(&mut self, window: Window<L>) -> Option<u32> {
+        if self.is_full() {
+            return None;
+        }
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.slots.push(Slot { generation: 0, window: None });
+                u32::try_from(self.slots.len() - 1).ok()?
+            }
+        };
+        let slot = self.slots.get_mut(index as usize)?;
+        slot.window = Some(window);
+        Some(slot.generation << INDEX_BITS | index)
+    }
+
+    /// Takes the window of `peer` with this immediate out; `None`: it has none such (any more).
+    pub(crate) fn remove(&mut self, peer: PeerId, immediate: u32) -> Option<Window<L>> {
+        let index = immediate & ((1 << INDEX_BITS) - 1);
+        let slot = self.slots.get_mut(index as usize)?;
+        if slot.generation != immediate >> INDEX_BITS {
+            return None;
+        }
+        let window = slot.window.take_if(|window| window.peer == peer)?;
+        slot.generation = (slot.generation + 1) & ((1 << GENERATION_BITS) - 1);
+        self.free.push(index);
+        Some(window)
+    }
+
+    /// Takes all windows of `peer` out.
+    pub(crate) fn remove_all(&mut self, peer: PeerId) -> Vec<Window<L>> {
+        let of_peer = |(index, slot): (usize, &Slot<L>)| {
+            let window = slot.window.as_ref().filter(|window| window.peer == peer);
+            window.map(|_| slot.generation << INDEX_BITS | index as u32)
+        };
+        let theirs: Vec<u32> = self.slots.iter().enumerate().filter_map(of_peer).collect();
+        theirs.into_iter().filter_map(|immediate| self.remove(peer, immediate)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(peer: u32, token: u64) -> Window<()> {
+        Window { peer: PeerId(peer), token, len: 1, _lease: () }
+    }
+
+    #[test]
+    fn an_immediate_names_one_window_of_one_peer_once() {
+        let mut lent = Lent::new(2);
+        let first = lent.insert(window(1, 10)).unwrap();
+        let second = lent.insert(window(2, 20)).unwrap();
+        assert!(lent.is_full() && lent.insert(window(1, 11)).is_none());
+        assert!(lent.remove(PeerId(2), first).is_none(), "it is another one's");
+        assert_eq!(lent.remove(PeerId(1), first).unwrap().token, 10);
+        assert!(lent.remove(PeerId(1), first).is_none(), "only once");
+        let third = lent.insert(window(1, 12)).unwrap();
+        assert_ne!(first, third, "the slot is the same, the generation is not");
+        assert!(lent.remove(PeerId(1), first).is_none());
+        assert_eq!(lent.remove_all(PeerId(2)).len(), 1);
+        assert!(lent.remove(PeerId(2), second).is_none());
+        assert_eq!(lent.len(), 1);
+        for wrong in [u32::MAX, 1 << 31, 5] {
+            assert!(lent.remove(PeerId(1), wrong).is_none());
+        }
+    }
+
+    #[test]
+    fn immediates_leave_the_upper_bits_free() {
+        let mut lent = Lent::new(usize::MAX);
+        for n in 0..SLOTS_MAX {
+            assert!(lent.insert(window(0, n as u64)).unwrap() >> 23 == 0);
+        }
+        assert!(lent.insert(window(0, 0)).is_none());
+        for _ in 0..3 * (1 << GENERATION_BITS) {
+            lent.remove_all(PeerId(1));
+            let window = lent.remove_all(PeerId(0)).pop().unwrap();
+            assert!(lent.insert(window).unwrap() >> 23 == 0);
+        }
+    }
+}

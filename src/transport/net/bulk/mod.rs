@@ -1,0 +1,118 @@
+//! The bulk path: windows of application memory that a peer writes into, on connections that are
+//! made at first need. A way to do it is one implementation of [`Bulk`].
+//!
+//! What two sides of a way have to tell each other goes as messages of the machine, in order with all others:
+//! whoever lends a window says so after the connection that it is lent by was agreed on.
+
+pub(crate) mod lent;
+
+use crate::memory::SegmentList;
+use crate::sys::Errno;
+use crate::transport::{PeerId, SendError, Ticket, Windows};
+use std::fmt;
+use std::os::fd::BorrowedFd;
+
+/// First byte of a message from one bulk path to another; PROTOCOL.md §7.14.
+pub(crate) const BULK_CONTROL: u8 = 0xf2;
+/// Bytes of one.
+pub(crate) const CONTROL_LEN: usize = 44;
+
+/// A message from one bulk path to another.
+pub(crate) type Control = [u8; CONTROL_LEN];
+
+/// What a bulk path reports to. Peers have the machine's numbers.
+pub(crate) trait BulkSink {
+    /// See [`crate::transport::Handler::on_filled`].
+    fn on_filled(&mut self, peer: PeerId, token: u64);
+    /// See [`crate::transport::Handler::on_windows_lost`].
+    fn on_lost(&mut self, peer: PeerId);
+}
+
+/// What a bulk path has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct BulkCounts {
+    /// Connections that exist, and that were made.
+    pub(crate) connections: usize,
+    pub(crate) made: u64,
+    /// Connections that others had to give way to, that a side refused, and that broke.
+    pub(crate) evicted: u64,
+    pub(crate) refused: u64,
+    pub(crate) broken: u64,
+    /// Windows that were lent, and came back filled.
+    pub(crate) lent: u64,
+    pub(crate) filled: u64,
+    pub(crate) filled_bytes: u64,
+    /// Windows of others that we wrote.
+    pub(crate) written: u64,
+    pub(crate) written_bytes: u64,
+    /// Memory that could not be registered.
+    pub(crate) unregistered: u64,
+    /// Offers of connections that had ended, and immediates that named no window.
+    pub(crate) stale: u64,
+    pub(crate) wrong: u64,
+}
+
+/// A way to write into a peer's memory. One endpoint's, driven under its lock.
+pub(crate) trait Bulk: fmt::Debug + Send {
+    /// Bytes of a window at most, and of a message that is worth one at least.
+    fn sizes(&self) -> (usize, usize);
+
+    /// See [`crate::transport::Iface::windows`]. A peer that has no bulk path, or no way to, is not asked for.
+    fn windows(&mut self, peer: PeerId, now: u64) -> Windows;
+
+    /// See [`crate::transport::Iface::lend`].
+    fn lend(
+        &mut self,
+        peer: PeerId,
+        part: &SegmentList,
+        token: u64,
+        now: u64,
+    ) -> Result<Ticket, SendError>;
+
+    /// See [`crate::transport::Iface::take_back`].
+    fn take_back(&mut self, peer: PeerId, ticket: &Ticket);
+
+    /// See [`crate::transport::Iface::write`].
+    fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        ticket: &Ticket,
+        now: u64,
+    ) -> Result<(), SendError>;
+
+    /// The other side of `peer` says something.
+    fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink);
+
+    /// Something to be said to a peer, in this order.
+    fn next_control(&mut self) -> Option<(PeerId, Control)>;
+
+    /// It could not be said now.
+    fn put_back(&mut self, control: (PeerId, Control));
+
+    /// Something is to be said, or to be looked at.
+    fn has_work(&self) -> bool;
+
+    /// Takes what has happened, a bounded number of events. Returns how many.
+    fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize;
+
+    /// The device that it uses has gone elsewhere, or away: all windows are lost, and it begins anew.
+    fn renew(&mut self, now: u64, sink: &mut dyn BulkSink);
+
+    /// `peer` is gone: its windows end before this returns.
+    fn forget(&mut self, peer: PeerId);
+
+    /// The descriptor that becomes readable when something happens after `sleep`.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Prepares for sleep on the descriptor. False: there is work.
+    fn sleep(&mut self) -> bool;
+
+    fn counts(&self) -> BulkCounts;
+
+    /// What became of the registrations, as text for the log.
+    fn registrations(&self) -> Option<String>;
+}
+
+/// Memory of the application that cannot be registered.
+pub(crate) const UNREGISTERED: SendError = SendError::Unreachable(Errno(libc::EFAULT));

@@ -1,0 +1,111 @@
+//! A device that an application chooses by giving the domain its name, as providers of other kinds
+//! call their domains.
+
+use super::candidates;
+use crate::config::{Config, NicName, RdmaPolicy};
+use crate::sys::net::interfaces;
+use crate::sys::verbs::{GidKind, shows};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// A device of this host, or a port of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct NamedDevice {
+    pub(crate) nic: NicName,
+    /// The IP addresses of its ports, if it has any: RoCE's GIDs.
+    pub(crate) ips: Vec<IpAddr>,
+}
+
+/// The device that is called so, such as `mlx5_0`, or with its port `mlx5_0:1`. `None` if there is
+/// none, or an interface is called so too.
+pub(crate) fn device_named(name: &str) -> Option<NicName> {
+    let nic = match NicName::list(name)?.as_slice() {
+        [nic] => nic.clone(),
+        _ => return None,
+    };
+    let taken = || interfaces().iter().any(|interface| interface.name == name);
+    (shows(&nic.device) && !taken()).then_some(nic)
+}
+
+impl NamedDevice {
+    /// Opens the device called `nic` to ask for its addresses.
+    pub(crate) fn new(nic: NicName) -> Self {
+        let (devices, _) = candidates();
+        let ips = devices
+            .iter()
+            .filter(|(_, port)| {
+                port.device == nic.device
+                    && nic.port.is_none_or(|number| number == port.port.number)
+            })
+            .flat_map(|(_, port)| &port.gids)
+            .filter(|gid| gid.kind == GidKind::RoceV2)
+            .map(|gid| Ipv6Addr::from(gid.raw))
+            .filter(|ip| !ip.is_unicast_link_local())
+            .map(|ip| ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4))
+            .collect();
+        Self { nic, ips }
+    }
+}
+
+/// The configuration of a domain that is to use `nic` and no other. Error: the variable that the user
+/// has set otherwise.
+pub(crate) fn insisting(config: &Config, nic: &NicName) -> Result<Config, &'static str> {
+    if !config.net {
+        return Err("no network (FI_UDRV_NET=0)");
+    }
+    if config.rdma == RdmaPolicy::Off {
+        return Err("no RDMA (FI_UDRV_RDMA=off)");
+    }
+    let allows = |allowed: &NicName| {
+        allowed.device == nic.device && (allowed.port.is_none() || allowed.port == nic.port)
+    };
+    // One port of it is what the user allows, and the application does not say which.
+    let narrower = |allowed: &&NicName| allowed.device == nic.device && nic.port.is_none();
+    let nics = if config.nics.is_empty() || config.nics.iter().any(allows) {
+        vec![nic.clone()]
+    } else {
+        config.nics.iter().filter(narrower).cloned().collect()
+    };
+    if nics.is_empty() {
+        return Err("those of FI_UDRV_NIC");
+    }
+    Ok(Config { rdma: RdmaPolicy::Require, nics, ..config.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(nics: &str) -> Config {
+        let nics = if nics.is_empty() { Vec::new() } else { NicName::list(nics).unwrap() };
+        Config { nics, ..Config::default() }
+    }
+
+    #[test]
+    fn what_is_no_device_is_no_name_of_one() {
+        for name in ["lo", "no_such_0", "..", ".", "", "a,b", "no_such_0:1"] {
+            assert_eq!(device_named(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_user_has_the_last_word() {
+        let nic = |text: &str| NicName::list(text).unwrap().remove(0);
+        for (allowed, asked, want) in [
+            ("", "a", "a"),
+            ("", "a:1", "a:1"),
+            ("a,b", "a", "a"),
+            ("b,a:2", "a", "a:2"),
+            ("a", "a:2", "a:2"),
+            ("a:2", "a:2", "a:2"),
+        ] {
+            let config = insisting(&config(allowed), &nic(asked)).unwrap();
+            assert_eq!(config.nics, NicName::list(want).unwrap(), "{allowed} {asked}");
+            assert_eq!(config.rdma, RdmaPolicy::Require);
+        }
+        assert_eq!(insisting(&config("b"), &nic("a")), Err("those of FI_UDRV_NIC"));
+        assert_eq!(insisting(&config("a:1"), &nic("a:2")), Err("those of FI_UDRV_NIC"));
+        let off = Config { rdma: RdmaPolicy::Off, ..config("") };
+        assert!(insisting(&off, &nic("a")).is_err());
+        assert!(insisting(&Config { net: false, ..config("") }, &nic("a")).is_err());
+    }
+}

@@ -1,0 +1,691 @@
+//! The bulk path over RC queue pairs of the process: one to each peer that long messages go to or come
+//! from, made at first need, at most a certain number, the one that was used least recently giving
+//! way. All receive what announces a write (the immediate) from one shared queue.
+//!
+//! A connection is agreed on by three messages (PROTOCOL.md §7.14): ASK, READY, GO. Whoever sees it fail ends
+//! its queue pair, says so, and the other side ends its own; only then a window that was lent by it counts as
+//! ours again, so that nobody writes what has another owner.
+
+mod device;
+mod message;
+#[cfg(test)]
+mod tests;
+
+pub(super) use device::open;
+pub(crate) use message::End;
+
+use super::super::bulk::lent::{Lent, Window};
+use super::super::bulk::{Bulk, BulkCounts, BulkSink, Control, UNREGISTERED};
+use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::sys::event::Epoll;
+use crate::sys::{Errno, process};
+use crate::telemetry::log;
+use crate::transport::{PeerId, SendError, Ticket, Windows};
+use message::Message;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
+
+/// Bytes of a window at most: long enough that the messages around it do not matter, short enough that the
+/// first one is under way while the next ones are registered.
+const WINDOW_MAX: usize = 1 << 20;
+/// Shortest message that is worth a window, bytes.
+const WINDOW_MIN: usize = 32 * 1024;
+/// Windows that one peer is lent at the same time at most, and all peers together.
+const PEER_WINDOWS: u32 = 32;
+pub(super) const WINDOWS: usize = 1024;
+/// How long somebody who has a message to send waits for a connection, nanoseconds.
+const PATIENCE_NS: u64 = 1_000_000_000;
+/// A connection gives way to another one if it was not used for so long, nanoseconds.
+const IDLE_NS: u64 = 20_000_000;
+/// How long nobody tries to make a connection again after the first failure, and at most,
+/// nanoseconds.
+const PAUSE_NS: u64 = 100_000_000;
+const PAUSE_MAX_NS: u64 = 30_000_000_000;
+/// Answers that may wait to be sent.
+const CONTROLS_MAX: usize = 4096;
+/// Events of one `poll` at most, roughly.
+const BATCH: usize = 128;
+
+/// What happened on a queue pair, by its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Event {
+    /// The other side has written `len` bytes, with this immediate.
+    Filled { qp: u32, immediate: u32, len: u32 },
+    /// The oldest of our writes is complete.
+    Written { qp: u32 },
+    /// It has failed, with an `ibv_wc_status`.
+    Failed { qp: u32, status: u32 },
+}
+
+/// A piece of memory that a device may use.
+pub(super) trait Region: Send {
+    fn lkey(&self) -> u32;
+    fn rkey(&self) -> u32;
+}
+
+/// A queue pair. Ends when it is dropped: nothing is read or written through it any more.
+pub(super) trait QueuePair<R>: Send {
+    fn number(&self) -> u32;
+    /// Ready to write to `to`, and to be written by it. Errors: the driver's.
+    fn connect(&mut self, to: &End, own_psn: u32) -> Result<(), Errno>;
+    /// Writes that may still be posted.
+    fn room(&self) -> usize;
+    /// Writes `from`, which lies in the `regions`, to `addr` at the other side; the regions are kept
+    /// until that is complete. Errors: EAGAIN (no room), others (it is broken).
+    fn write(&mut self, from: &SegmentList, regions: Vec<R>, to: &Ticket) -> Result<(), Errno>;
+    /// The oldest write is complete.
+    fn on_written(&mut self);
+}
+
+/// A device, as much of it as is needed here.
+pub(super) trait Device: Send {
+    type Region: Region;
+    type Qp: QueuePair<Self::Region>;
+    /// A queue pair that is not connected. Errors: EAGAIN (as many as may be), ENOMEM, the driver's.
+    fn connection(&mut self) -> Result<Self::Qp, Errno>;
+    /// What a peer has to know of it to reach `qp`, whose first packet has the number `psn`.
+    fn end(&self, qp: &Self::Qp, psn: u32) -> End;
+    /// Whether `end` can be reached from here at all.
+    fn reaches(&self, end: &End) -> bool;
+    /// Registers the one piece that `part` is; `write`: for a peer to write it, else for us to read it.
+    /// Errors: it cannot be.
+    fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno>;
+    /// Takes a bounded number of events. Errors: it is of no use any more.
+    fn poll(&mut self, each: impl FnMut(Event)) -> Result<usize, Errno>;
+    fn fd(&self) -> BorrowedFd<'_>;
+    /// False: something has happened.
+    fn sleep(&mut self) -> bool;
+    /// What became of the registrations, for the log.
+    fn registrations(&self) -> Option<String>;
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// We have asked for it.
+    Asked,
+    /// We have agreed, and may be written to.
+    Agreed,
+    /// Both may write.
+    Ready,
+}
+
+struct Connection<Q> {
+    /// Its number: the one who asked has chosen it.
+    id: u32,
+    qp: Q,
+    /// Number of our first packet.
+    psn: u32,
+    state: State,
+    /// Since when it is in the making, and when it was used last, nanoseconds.
+    since: u64,
+    used: u64,
+    /// Windows that the peer is lent, and writes of ours that are under way.
+    lent: u32,
+    writes: u32,
+}
+
+/// How a device is opened: when the first connection is wanted, because most endpoints never send a
+/// long message, and again after it failed.
+pub(super) type Opener<D> = Box<dyn FnMut() -> Result<D, Errno> + Send>;
+
+/// Attempts that came to nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Failures {
+    count: u32,
+    /// Nobody tries before, nanoseconds.
+    until: u64,
+}
+
+impl Failures {
+    /// One more: each pause is twice as long as the last.
+    fn again(&mut self, now: u64) {
+        let pause = (PAUSE_NS << self.count.min(10)).min(PAUSE_MAX_NS);
+        self.count += 1;
+        self.until = now.saturating_add(pause);
+    }
+}
+
+/// See the module. `D` is opened when the first connection is wanted.
+pub(super) struct Rc<D: Device> {
+    // Queue pairs end before the windows that they write into are given up, and before the device.
+    connections: HashMap<PeerId, Connection<D::Qp>>,
+    lent: Lent<D::Region>,
+    device: Option<D>,
+    opener: Opener<D>,
+    /// How often it could not be opened, or failed, and until when it is left alone.
+    trouble: Failures,
+    /// Holds the device's descriptor once there is one.
+    epoll: Epoll,
+    /// Whose a queue pair is.
+    owners: HashMap<u32, PeerId>,
+    /// Connections at most: FI_UDRV_RC_CONNECTIONS.
+    limit: usize,
+    failures: HashMap<PeerId, Failures>,
+    controls: VecDeque<(PeerId, Control)>,
+    /// Connections that failed outside of `poll`: it reports them.
+    doomed: Vec<PeerId>,
+    /// Writes under way on all connections.
+    writes: u32,
+    next_id: u32,
+    armed: bool,
+    counts: BulkCounts,
+}
+
+impl<D: Device> std::fmt::Debug for Rc<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RC queue pairs: {:?}", self.counts())
+    }
+}
+
+impl<D: Device> Rc<D> {
+    /// At most `limit` connections, over the device that `opener` opens. Errors: EMFILE, ENFILE.
+    pub(super) fn new(opener: Opener<D>, limit: usize) -> Result<Self, Errno> {
+        Ok(Self {
+            connections: HashMap::new(),
+            lent: Lent::new(WINDOWS),
+            device: None,
+            opener,
+            trouble: Failures::default(),
+            epoll: Epoll::new()?,
+            owners: HashMap::new(),
+            limit,
+            failures: HashMap::new(),
+            controls: VecDeque::new(),
+            doomed: Vec::new(),
+            writes: 0,
+            next_id: process::random_u64() as u32,
+            armed: false,
+            counts: BulkCounts::default(),
+        })
+    }
+
+    /// The device, opened now if it is not. Errors: why there is none.
+    fn device(&mut self, now: u64) -> Result<&mut D, Errno> {
+        if self.device.is_none() {
+            self.open(now)?;
+        }
+        self.device.as_mut().ok_or(Errno(libc::ENODEV))
+    }
+
+    #[cold]
+    fn open(&mut self, now: u64) -> Result<(), Errno> {
+        if now < self.trouble.until {
+            return Err(Errno(libc::ENODEV));
+        }
+        let opened = (self.opener)().and_then(|device| {
+            self.epoll.add(device.fd(), 0)?;
+            Ok(device)
+        });
+        match opened {
+            Ok(device) => {
+                self.device = Some(device);
+                Ok(())
+            }
+            Err(errno) => {
+                if self.trouble.count == 0 {
+                    log::warn(format_args!(
+                        "no RC queue pairs on the RDMA device ({errno}): long messages go as datagrams"
+                    ));
+                }
+                self.trouble.again(now);
+                Err(errno)
+            }
+        }
+    }
+
+    fn say(&mut self, peer: PeerId, message: &Message) {
+        self.controls.push_back((peer, message.encode()));
+    }
+
+    /// Nobody tries to reach `peer` for a while.
+    fn note_failure(&mut self, peer: PeerId, now: u64) {
+        self.failures.entry(peer).or_default().again(now);
+    }
+
+    /// A place for one more connection, if need be that of one which nobody uses.
+    fn has_place(&mut self, now: u64) -> bool {
+        if self.connections.len() < self.limit {
+            return true;
+        }
+        let idle = |c: &Connection<D::Qp>| {
+            let stuck = c.state != State::Ready && now.saturating_sub(c.since) > PAUSE_MAX_NS;
+            let unused = c.state == State::Ready && now.saturating_sub(c.used) >= IDLE_NS;
+            c.lent == 0 && c.writes == 0 && (unused || stuck)
+        };
+        let oldest = self.connections.iter().filter(|(_, c)| idle(c)).min_by_key(|(_, c)| c.used);
+        let Some(peer) = oldest.map(|(peer, _)| *peer) else { return false };
+        if let Some(connection) = self.end(peer) {
+            self.say(peer, &Message::Over { connection, broken: false });
+            self.counts.evicted += 1;
+        }
+        true
+    }
+
+    /// A queue pair for a connection to `peer`.
+    fn add(&mut self, peer: PeerId, id: u32, state: State, now: u64) -> Result<End, Errno> {
+        let psn = process::random_u64() as u32 & 0x00ff_ffff;
+        let device = self.device(now)?;
+        let qp = device.connection()?;
+        let end = device.end(&qp, psn);
+        self.owners.insert(qp.number(), peer);
+        let connection =
+            Connection { id, qp, psn, state, since: now, used: now, lent: 0, writes: 0 };
+        self.connections.insert(peer, connection);
+        Ok(end)
+    }
+
+    /// Ends the connection to `peer` and with it its windows. Returns its number.
+    fn end(&mut self, peer: PeerId) -> Option<u32> {
+        let Connection { id, qp, writes, .. } = self.connections.remove(&peer)?;
+        self.owners.remove(&qp.number());
+        self.writes = self.writes.saturating_sub(writes);
+        drop(qp);
+        // Nobody writes into them any more.
+        drop(self.lent.remove_all(peer));
+        Some(id)
+    }
+
+    fn ask(&mut self, peer: PeerId, now: u64) -> Windows {
+        if !self.has_place(now) {
+            return Windows::No;
+        }
+        self.next_id = self.next_id.wrapping_add(1);
+        let id = self.next_id;
+        match self.add(peer, id, State::Asked, now) {
+            Ok(end) => {
+                self.say(peer, &Message::Ask(id, end));
+                Windows::Later
+            }
+            Err(errno) => {
+                self.tell_of(errno);
+                self.note_failure(peer, now);
+                Windows::No
+            }
+        }
+    }
+
+    #[cold]
+    fn tell_of(&mut self, errno: Errno) {
+        self.counts.refused += 1;
+        if self.counts.refused.is_power_of_two() {
+            log::info(format_args!(
+                "no RC queue pair ({errno}): long messages go as datagrams ({} such so far)",
+                self.counts.refused
+            ));
+        }
+    }
+
+    /// The peer wants a connection.
+    fn on_ask(&mut self, peer: PeerId, id: u32, end: &End, now: u64, sink: &mut dyn BulkSink) {
+        if let Some(known) = self.connections.get(&peer) {
+            // Both have asked: the smaller number counts, and both know which one that is.
+            if known.state == State::Asked && known.id < id {
+                return;
+            }
+            let asked = known.state == State::Asked;
+            self.end(peer);
+            if !asked {
+                sink.on_lost(peer); // the peer has forgotten what was
+            }
+        }
+        if self.controls.len() >= CONTROLS_MAX {
+            return; // who asks more often than we can answer waits in vain
+        }
+        match self.agree(peer, id, end, now) {
+            Ok(own) => self.say(peer, &Message::Ready(id, own)),
+            Err(errno) => {
+                self.end(peer);
+                self.tell_of(errno);
+                self.say(peer, &Message::Refuse(id));
+            }
+        }
+    }
+
+    fn agree(&mut self, peer: PeerId, id: u32, end: &End, now: u64) -> Result<End, Errno> {
+        if !self.device(now)?.reaches(end) {
+            return Err(Errno(libc::EHOSTUNREACH));
+        }
+        if !self.has_place(now) {
+            return Err(Errno(libc::ENOSPC));
+        }
+        let own = self.add(peer, id, State::Agreed, now)?;
+        self.connect(peer, end)?;
+        Ok(own)
+    }
+
+    fn connect(&mut self, peer: PeerId, to: &End) -> Result<(), Errno> {
+        let connection = self.connections.get_mut(&peer).ok_or(Errno(libc::ENOTCONN))?;
+        connection.qp.connect(to, connection.psn)
+    }
+
+    fn on_ready(&mut self, peer: PeerId, id: u32, end: &End, now: u64) {
+        let asked = |c: &Connection<D::Qp>| c.id == id && c.state == State::Asked;
+        if !self.connections.get(&peer).is_some_and(asked) {
+            return; // given up since: the peer was told, or will be
+        }
+        let reaches = self.device.as_ref().is_some_and(|device| device.reaches(end));
+        let connected =
+            if reaches { self.connect(peer, end) } else { Err(Errno(libc::EHOSTUNREACH)) };
+        if let Err(errno) = connected {
+            self.end(peer);
+            self.tell_of(errno);
+            self.note_failure(peer, now);
+            self.say(peer, &Message::Over { connection: id, broken: true });
+            return;
+        }
+        self.begin(peer, now);
+        self.say(peer, &Message::Go(id));
+    }
+
+    /// Both may write.
+    fn begin(&mut self, peer: PeerId, now: u64) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        connection.state = State::Ready;
+        connection.used = now;
+        self.counts.made += 1;
+        if self.counts.made == 1 {
+            log::info(format_args!(
+                "the first connection of RC queue pairs is made, number {:#x}: long messages go by RDMA Write",
+                connection.qp.number()
+            ));
+        }
+    }
+
+    /// A connection that was seen to fail.
+    fn lose(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
+        let Some(connection) = self.end(peer) else { return };
+        self.counts.broken += 1;
+        self.note_failure(peer, now);
+        self.say(peer, &Message::Over { connection, broken: true });
+        sink.on_lost(peer);
+    }
+
+    fn on_event(&mut self, event: Event, now: u64, sink: &mut dyn BulkSink) {
+        let (Event::Filled { qp, .. } | Event::Written { qp } | Event::Failed { qp, .. }) = event;
+        let Some(peer) = self.owners.get(&qp).copied() else { return };
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        match event {
+            Event::Written { .. } => {
+                connection.qp.on_written();
+                connection.writes = connection.writes.saturating_sub(1);
+                connection.used = now;
+                self.writes = self.writes.saturating_sub(1);
+                self.failures.remove(&peer);
+            }
+            Event::Filled { immediate, len, .. } => {
+                connection.used = now;
+                let Some(window) = self.lent.remove(peer, immediate) else {
+                    self.counts.wrong += 1;
+                    log::warn(format_args!(
+                        "a peer has written to a window that it was not lent: the connection ends"
+                    ));
+                    return self.lose(peer, now, sink);
+                };
+                connection.lent = connection.lent.saturating_sub(1);
+                if window.len != len as usize {
+                    self.counts.wrong += 1;
+                    log::warn(format_args!(
+                        "a peer has written {len} bytes to a window of {}: the connection ends",
+                        window.len
+                    ));
+                    return self.lose(peer, now, sink);
+                }
+                self.counts.filled += 1;
+                self.counts.filled_bytes += window.len as u64;
+                self.failures.remove(&peer);
+                sink.on_filled(peer, window.token);
+            }
+            Event::Failed { status, .. } => {
+                if (self.counts.broken + 1).is_power_of_two() {
+                    log::warn(format_args!(
+                        "a connection of RC queue pairs broke (work completion status {status}): its messages are sent again ({} such so far)",
+                        self.counts.broken + 1
+                    ));
+                }
+                self.lose(peer, now, sink);
+            }
+        }
+    }
+
+    /// The device is of no use any more: another one, or the same again, may be.
+    #[cold]
+    fn give_up(&mut self, errno: Errno, now: u64, sink: &mut dyn BulkSink) {
+        log::warn(format_args!(
+            "RC queue pairs fail ({errno}): long messages go as datagrams until there are others"
+        ));
+        self.close(now, sink);
+        self.trouble.again(now);
+    }
+
+    /// Ends all connections, and closes the device after them.
+    fn close(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        let peers: Vec<PeerId> = self.connections.keys().copied().collect();
+        for peer in peers {
+            self.lose(peer, now, sink);
+        }
+        if let Some(device) = self.device.take() {
+            self.epoll.remove(device.fd());
+        }
+    }
+}
+
+impl<D: Device> Bulk for Rc<D> {
+    fn sizes(&self) -> (usize, usize) {
+        (WINDOW_MAX, WINDOW_MIN)
+    }
+
+    fn windows(&mut self, peer: PeerId, now: u64) -> Windows {
+        match self.connections.get(&peer) {
+            Some(connection) => match connection.state {
+                State::Ready => Windows::Ready,
+                _ if now.saturating_sub(connection.since) < PATIENCE_NS => Windows::Later,
+                _ => Windows::No,
+            },
+            None if self.failures.get(&peer).is_some_and(|failures| now < failures.until) => {
+                Windows::No
+            }
+            None => self.ask(peer, now),
+        }
+    }
+
+    fn lend(
+        &mut self,
+        peer: PeerId,
+        part: &SegmentList,
+        token: u64,
+        now: u64,
+    ) -> Result<Ticket, SendError> {
+        let gone = SendError::Unreachable(Errno(libc::ENOTCONN));
+        let connection = self.connections.get_mut(&peer).ok_or(gone)?;
+        if connection.state != State::Ready {
+            return Err(gone);
+        }
+        if connection.lent >= PEER_WINDOWS || self.lent.is_full() {
+            return Err(SendError::Again);
+        }
+        let device = self.device.as_ref().ok_or(gone)?;
+        let lease = device.register(part, true).map_err(|_| {
+            self.counts.unregistered += 1;
+            UNREGISTERED
+        })?;
+        let key = lease.rkey();
+        let window = Window { peer, token, len: part.len(), _lease: lease };
+        let slot = self.lent.insert(window).ok_or(SendError::Again)?;
+        connection.lent += 1;
+        connection.used = now;
+        self.counts.lent += 1;
+        Ok(Ticket { connection: connection.id, slot, addr: part.first_addr(), key })
+    }
+
+    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        if connection.id == ticket.connection && self.lent.remove(peer, ticket.slot).is_some() {
+            connection.lent = connection.lent.saturating_sub(1);
+        }
+    }
+
+    fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        ticket: &Ticket,
+        now: u64,
+    ) -> Result<(), SendError> {
+        let current =
+            |c: &&mut Connection<D::Qp>| c.id == ticket.connection && c.state == State::Ready;
+        let Some(connection) = self.connections.get_mut(&peer).filter(current) else {
+            self.counts.stale += 1;
+            return Ok(()); // the peer knows, or will be told, that it has ended
+        };
+        let Some(device) = self.device.as_ref().filter(|_| !self.doomed.contains(&peer)) else {
+            return Ok(());
+        };
+        if connection.qp.room() == 0 {
+            return Err(SendError::Again);
+        }
+        let mut regions = Vec::with_capacity(1);
+        let (ranges, count) = payload.ranges();
+        let mut at = 0;
+        for range in ranges.iter().take(count.min(MAX_SEGMENTS)).filter(|range| range.len > 0) {
+            let piece = payload.slice(at, range.len as usize);
+            at += range.len as usize;
+            match device.register(&piece, false) {
+                Ok(region) => regions.push(region),
+                Err(_) => {
+                    self.counts.unregistered += 1;
+                    return Err(UNREGISTERED);
+                }
+            }
+        }
+        match connection.qp.write(payload, regions, ticket) {
+            Ok(()) => {
+                connection.writes += 1;
+                connection.used = now;
+                self.writes += 1;
+                self.counts.written += 1;
+                self.counts.written_bytes += payload.len() as u64;
+                Ok(())
+            }
+            Err(Errno(libc::EAGAIN)) if connection.writes > 0 => Err(SendError::Again),
+            Err(errno) => {
+                log::info(format_args!("a queue pair takes no writes ({errno}): it ends"));
+                self.doomed.push(peer);
+                Ok(())
+            }
+        }
+    }
+
+    fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
+        let Some(message) = Message::decode(message) else {
+            self.counts.wrong += 1;
+            return;
+        };
+        let is = |c: &Connection<D::Qp>, id: u32, state: State| c.id == id && c.state == state;
+        match message {
+            Message::Ask(id, end) => self.on_ask(peer, id, &end, now, sink),
+            Message::Ready(id, end) => self.on_ready(peer, id, &end, now),
+            Message::Go(id) => {
+                if self.connections.get(&peer).is_some_and(|c| is(c, id, State::Agreed)) {
+                    self.begin(peer, now);
+                }
+            }
+            Message::Refuse(id) => {
+                if self.connections.get(&peer).is_some_and(|c| is(c, id, State::Asked)) {
+                    self.counts.refused += 1;
+                    self.end(peer);
+                    self.note_failure(peer, now);
+                }
+            }
+            Message::Over { connection, broken } => {
+                if self.connections.get(&peer).is_none_or(|c| c.id != connection) {
+                    return;
+                }
+                self.end(peer);
+                if broken {
+                    self.counts.broken += 1;
+                    self.note_failure(peer, now);
+                }
+                sink.on_lost(peer);
+            }
+        }
+    }
+
+    fn next_control(&mut self) -> Option<(PeerId, Control)> {
+        self.controls.pop_front()
+    }
+
+    fn put_back(&mut self, control: (PeerId, Control)) {
+        self.controls.push_front(control);
+    }
+
+    #[inline]
+    fn has_work(&self) -> bool {
+        self.writes > 0
+            || self.lent.len() > 0
+            || !self.controls.is_empty()
+            || !self.doomed.is_empty()
+            || self.armed
+    }
+
+    fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
+        self.armed = false;
+        for peer in std::mem::take(&mut self.doomed) {
+            self.lose(peer, now, sink);
+        }
+        let mut events = Vec::new();
+        let mut n = 0;
+        while n < BATCH {
+            let Some(device) = &mut self.device else { break };
+            match device.poll(|event| events.push(event)) {
+                Ok(0) => break,
+                Ok(more) => n += more,
+                Err(errno) => {
+                    self.give_up(errno, now, sink);
+                    return n + 1;
+                }
+            }
+            for event in events.drain(..) {
+                self.on_event(event, now, sink);
+            }
+        }
+        n
+    }
+
+    fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        self.close(now, sink);
+        self.failures.clear();
+        self.trouble = Failures::default();
+    }
+
+    fn forget(&mut self, peer: PeerId) {
+        self.end(peer);
+        self.failures.remove(&peer);
+        self.controls.retain(|(to, _)| *to != peer);
+        self.doomed.retain(|doomed| *doomed != peer);
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.fd()
+    }
+
+    fn sleep(&mut self) -> bool {
+        if !self.controls.is_empty() || !self.doomed.is_empty() {
+            return false;
+        }
+        let Some(device) = self.device.as_mut().filter(|_| self.writes > 0 || self.lent.len() > 0)
+        else {
+            return true;
+        };
+        self.armed = true;
+        device.sleep()
+    }
+
+    fn counts(&self) -> BulkCounts {
+        BulkCounts { connections: self.connections.len(), ..self.counts }
+    }
+
+    fn registrations(&self) -> Option<String> {
+        self.device.as_ref()?.registrations()
+    }
+}

@@ -1,0 +1,611 @@
+//! The bulk path of several endpoints over a simulated network of queue pairs, from a seed: who may be
+//! connected to whom, what fails when, and in which order messages and events come, is drawn.
+
+use super::*;
+use crate::memory::OwnedBuffer;
+use crate::sys::event::Doorbell;
+use crate::transport::net::reliable::sim::rng::Rng;
+use crate::transport::net::verbs::introduction::Network;
+use std::sync::{Arc, Mutex};
+
+/// What the network knows of a queue pair.
+#[derive(Debug, Default)]
+struct Wire {
+    node: usize,
+    /// The other one, once connected.
+    to: Option<u32>,
+    /// Writes that are not done yet.
+    writes: VecDeque<(SegmentList, Ticket)>,
+    failed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Fabric {
+    pairs: HashMap<u32, Wire>,
+    /// By remote key: whose it is, and what is registered.
+    regions: HashMap<u32, (usize, SegmentList)>,
+    events: Vec<VecDeque<Event>>,
+    next: u32,
+    /// Registrations fail.
+    refuses: bool,
+    /// The devices of these nodes fail.
+    dead: Vec<usize>,
+}
+
+impl Fabric {
+    fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
+
+    /// The write that is the oldest on pair `number` arrives.
+    fn deliver(&mut self, number: u32) {
+        let Some(wire) = self.pairs.get_mut(&number) else { return };
+        let Some(to) = wire.to.filter(|_| !wire.failed) else { return };
+        let Some((from, ticket)) = wire.writes.pop_front() else { return };
+        let node = wire.node;
+        let alive = self.pairs.get(&to).filter(|far| far.to == Some(number) && !far.failed);
+        let Some(far) = alive.map(|far| far.node) else {
+            return self.fail(number, 12);
+        };
+        // The pair lives: so must the region, or memory would be written that has another owner.
+        let (owner, region) =
+            self.regions.get(&ticket.key).expect("a window that is not lent is written");
+        assert_eq!(*owner, far, "a key is of one protection domain");
+        let offset = (ticket.addr - region.first_addr()) as usize;
+        assert_eq!(from.copy_to(0, region, offset, from.len()), from.len());
+        let len = from.len() as u32;
+        self.events[far].push_back(Event::Filled { qp: to, immediate: ticket.slot, len });
+        self.events[node].push_back(Event::Written { qp: number });
+    }
+
+    fn fail(&mut self, number: u32, status: u32) {
+        let Some(wire) = self.pairs.get_mut(&number).filter(|wire| !wire.failed) else { return };
+        wire.failed = true;
+        self.events[wire.node].push_back(Event::Failed { qp: number, status });
+    }
+}
+
+type Shared = Arc<Mutex<Fabric>>;
+
+#[derive(Debug)]
+struct FakeRegion {
+    fabric: Shared,
+    key: u32,
+}
+
+impl Region for FakeRegion {
+    fn lkey(&self) -> u32 {
+        self.key
+    }
+    fn rkey(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for FakeRegion {
+    fn drop(&mut self) {
+        self.fabric.lock().unwrap().regions.remove(&self.key);
+    }
+}
+
+#[derive(Debug)]
+struct FakeQp {
+    fabric: Shared,
+    number: u32,
+    kept: VecDeque<Vec<FakeRegion>>,
+}
+
+impl QueuePair<FakeRegion> for FakeQp {
+    fn number(&self) -> u32 {
+        self.number
+    }
+    fn connect(&mut self, to: &End, _: u32) -> Result<(), Errno> {
+        self.fabric.lock().unwrap().pairs.get_mut(&self.number).unwrap().to = Some(to.number);
+        Ok(())
+    }
+    fn room(&self) -> usize {
+        3 - self.kept.len()
+    }
+    fn write(
+        &mut self,
+        from: &SegmentList,
+        regions: Vec<FakeRegion>,
+        to: &Ticket,
+    ) -> Result<(), Errno> {
+        assert!(self.room() > 0);
+        let mut fabric = self.fabric.lock().unwrap();
+        fabric.pairs.get_mut(&self.number).unwrap().writes.push_back((*from, *to));
+        self.kept.push_back(regions);
+        Ok(())
+    }
+    fn on_written(&mut self) {
+        self.kept.pop_front().unwrap();
+    }
+}
+
+impl Drop for FakeQp {
+    fn drop(&mut self) {
+        self.fabric.lock().unwrap().pairs.remove(&self.number);
+    }
+}
+
+#[derive(Debug)]
+struct FakeDevice {
+    fabric: Shared,
+    node: usize,
+    bell: Doorbell,
+}
+
+impl Device for FakeDevice {
+    type Region = FakeRegion;
+    type Qp = FakeQp;
+    fn connection(&mut self) -> Result<FakeQp, Errno> {
+        let mut fabric = self.fabric.lock().unwrap();
+        let number = fabric.number();
+        fabric.pairs.insert(number, Wire { node: self.node, ..Wire::default() });
+        Ok(FakeQp { fabric: self.fabric.clone(), number, kept: VecDeque::new() })
+    }
+    fn end(&self, qp: &FakeQp, psn: u32) -> End {
+        End { number: qp.number, psn, mtu: 4096, network: Network::Roce, lid: 0, gid: [0; 16] }
+    }
+    fn reaches(&self, end: &End) -> bool {
+        end.network == Network::Roce
+    }
+    fn register(&self, part: &SegmentList, _: bool) -> Result<FakeRegion, Errno> {
+        let mut fabric = self.fabric.lock().unwrap();
+        if fabric.refuses {
+            return Err(Errno(libc::ENOMEM));
+        }
+        let key = fabric.number();
+        fabric.regions.insert(key, (self.node, *part));
+        Ok(FakeRegion { fabric: self.fabric.clone(), key })
+    }
+    fn poll(&mut self, mut each: impl FnMut(Event)) -> Result<usize, Errno> {
+        let mut n = 0;
+        while n < 4 {
+            if self.fabric.lock().unwrap().dead.contains(&self.node) {
+                return Err(Errno(libc::EIO));
+            }
+            let event = self.fabric.lock().unwrap().events[self.node].pop_front();
+            let Some(event) = event else { break };
+            each(event);
+            n += 1;
+        }
+        Ok(n)
+    }
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.fd()
+    }
+    fn sleep(&mut self) -> bool {
+        self.fabric.lock().unwrap().events[self.node].is_empty()
+    }
+    fn registrations(&self) -> Option<String> {
+        None
+    }
+}
+
+/// What one endpoint says to another.
+#[derive(Debug)]
+enum Said {
+    Control(Control),
+    /// A window, and the byte that is to fill it.
+    Window(Ticket, usize, u8),
+}
+
+struct Node {
+    bulk: Rc<FakeDevice>,
+    /// Windows that are lent: by token, to whom, the memory, and what is to be there.
+    lent: HashMap<u64, (PeerId, OwnedBuffer, u8)>,
+    /// Memory that writes read from: nobody takes it back during a test.
+    sources: Vec<OwnedBuffer>,
+    /// Windows to be written, in order.
+    to_write: Vec<VecDeque<(Ticket, usize, u8)>>,
+    filled: u64,
+    lost: u64,
+}
+
+struct Told<'a> {
+    lent: &'a mut HashMap<u64, (PeerId, OwnedBuffer, u8)>,
+    filled: &'a mut u64,
+    lost: &'a mut u64,
+}
+
+fn bytes(buffer: &OwnedBuffer) -> Vec<u8> {
+    let list = buffer.segments();
+    let mut bytes = vec![0; list.len()];
+    list.copy_out(0, &mut bytes);
+    bytes
+}
+
+impl BulkSink for Told<'_> {
+    fn on_filled(&mut self, peer: PeerId, token: u64) {
+        let (to, buffer, byte) = self.lent.remove(&token).expect("a window is filled once");
+        assert_eq!(to, peer);
+        assert!(bytes(&buffer).iter().all(|b| *b == byte), "it holds what was sent");
+        *self.filled += 1;
+    }
+    fn on_lost(&mut self, peer: PeerId) {
+        // Its memory is given back: whoever writes it afterwards finds no region.
+        self.lent.retain(|_, (to, ..)| *to != peer);
+        *self.lost += 1;
+    }
+}
+
+struct World {
+    fabric: Shared,
+    nodes: Vec<Node>,
+    /// What is under way, in order, from one to another.
+    said: HashMap<(usize, usize), VecDeque<Said>>,
+    now: u64,
+    token: u64,
+}
+
+impl World {
+    fn new(count: usize, limit: usize) -> Self {
+        let fabric = Shared::default();
+        fabric.lock().unwrap().events = (0..count).map(|_| VecDeque::new()).collect();
+        let node = |node| {
+            let fabric = fabric.clone();
+            let open = move || {
+                if fabric.lock().unwrap().dead.contains(&node) {
+                    return Err(Errno(libc::ENODEV));
+                }
+                Ok(FakeDevice { fabric: fabric.clone(), node, bell: Doorbell::new()? })
+            };
+            Node {
+                bulk: Rc::new(Box::new(open), limit).unwrap(),
+                lent: HashMap::new(),
+                sources: Vec::new(),
+                to_write: (0..count).map(|_| VecDeque::new()).collect(),
+                filled: 0,
+                lost: 0,
+            }
+        };
+        let nodes = (0..count).map(node).collect();
+        Self { fabric: fabric.clone(), nodes, said: HashMap::new(), now: 1, token: 0 }
+    }
+
+    fn with<T>(
+        &mut self,
+        at: usize,
+        f: impl FnOnce(&mut Rc<FakeDevice>, u64, &mut Told<'_>) -> T,
+    ) -> T {
+        let Node { bulk, lent, filled, lost, .. } = &mut self.nodes[at];
+        f(bulk, self.now, &mut Told { lent, filled, lost })
+    }
+
+    fn poll(&mut self, at: usize) {
+        self.with(at, |bulk, now, told| bulk.poll(now, told));
+        while let Some((peer, control)) = self.nodes[at].bulk.next_control() {
+            let way = (at, peer.index());
+            self.said.entry(way).or_default().push_back(Said::Control(control));
+        }
+        for peer in 0..self.nodes.len() {
+            self.write(at, peer);
+        }
+    }
+
+    /// Writes what `peer` has lent to `at`.
+    fn write(&mut self, at: usize, peer: usize) {
+        let now = self.now;
+        let node = &mut self.nodes[at];
+        while let Some((ticket, len, byte)) = node.to_write[peer].front().copied() {
+            node.sources.push(OwnedBuffer::from(vec![byte; len]));
+            let from = node.sources.last().unwrap().segments();
+            match node.bulk.write(PeerId(peer as u32), &from, &ticket, now) {
+                Ok(()) => drop(node.to_write[peer].pop_front()),
+                Err(SendError::Again) => return,
+                Err(SendError::Unreachable(_)) => return, // tried again: memory may come back
+            }
+        }
+    }
+
+    fn lend(&mut self, at: usize, peer: usize, len: usize) -> Result<(), SendError> {
+        self.token += 1;
+        let (token, byte) = (self.token, self.token as u8);
+        let buffer = OwnedBuffer::from(vec![!byte; len]);
+        let to = PeerId(peer as u32);
+        let ticket = self.nodes[at].bulk.lend(to, &buffer.segments(), token, self.now)?;
+        self.nodes[at].lent.insert(token, (to, buffer, byte));
+        self.said.entry((at, peer)).or_default().push_back(Said::Window(ticket, len, byte));
+        Ok(())
+    }
+
+    /// One message from `from` to `to` arrives.
+    fn hear(&mut self, from: usize, to: usize) {
+        let said = self.said.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+        let peer = PeerId(from as u32);
+        match said {
+            Some(Said::Control(control)) => {
+                self.with(to, |bulk, now, told| bulk.on_control(peer, &control, now, told));
+            }
+            Some(Said::Window(ticket, len, byte)) => {
+                self.nodes[to].to_write[from].push_back((ticket, len, byte));
+            }
+            None => (),
+        }
+        self.poll(to);
+    }
+
+    /// Everything that is under way arrives.
+    fn settle(&mut self) {
+        for _ in 0..50 {
+            self.now += 1000;
+            let ways: Vec<_> = self.said.keys().copied().collect();
+            for (from, to) in ways {
+                for _ in 0..10 {
+                    self.hear(from, to);
+                }
+            }
+            let numbers: Vec<u32> = self.fabric.lock().unwrap().pairs.keys().copied().collect();
+            for number in numbers {
+                for _ in 0..4 {
+                    self.fabric.lock().unwrap().deliver(number);
+                }
+            }
+            (0..self.nodes.len()).for_each(|at| self.poll(at));
+        }
+    }
+
+    fn windows(&mut self, at: usize, peer: usize) -> Windows {
+        let now = self.now;
+        let answer = self.nodes[at].bulk.windows(PeerId(peer as u32), now);
+        self.poll(at);
+        answer
+    }
+}
+
+#[test]
+fn a_connection_is_made_at_first_need_and_serves_both_sides() {
+    let mut world = World::new(2, 4);
+    assert_eq!(world.windows(0, 1), Windows::Later);
+    assert_eq!(world.lend(0, 1, 100), Err(SendError::Unreachable(Errno(libc::ENOTCONN))));
+    world.settle();
+    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Ready, Windows::Ready));
+    for n in 0..10 {
+        world.lend(0, 1, 100 + n).unwrap();
+        world.lend(1, 0, 100 + n).unwrap();
+    }
+    world.settle();
+    let counts = world.nodes[0].bulk.counts();
+    assert_eq!((counts.made, counts.lent, counts.filled, counts.written), (1, 10, 10, 10));
+    assert_eq!((world.nodes[0].filled, world.nodes[1].filled), (10, 10));
+    assert!(!world.nodes[0].bulk.has_work());
+    assert!(world.fabric.lock().unwrap().regions.is_empty(), "nothing stays registered");
+}
+
+#[test]
+fn both_ask_at_once_and_one_connection_comes_of_it() {
+    let mut world = World::new(2, 4);
+    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Later, Windows::Later));
+    world.settle();
+    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Ready, Windows::Ready));
+    assert_eq!(world.fabric.lock().unwrap().pairs.len(), 2);
+    world.lend(1, 0, 5).unwrap();
+    world.settle();
+    assert_eq!(world.nodes[1].filled, 1);
+}
+
+#[test]
+fn the_budget_is_kept_and_the_idle_give_way() {
+    let mut world = World::new(6, 2);
+    for peer in 1..6 {
+        world.windows(0, peer);
+        world.settle();
+        world.now += IDLE_NS;
+    }
+    let counts = world.nodes[0].bulk.counts();
+    assert_eq!((counts.connections, counts.made, counts.evicted), (2, 5, 3));
+    assert_eq!((world.windows(0, 4), world.windows(0, 5)), (Windows::Ready, Windows::Ready));
+    assert_eq!(world.windows(1, 0), Windows::Later, "who gave way may ask again");
+    world.settle();
+    assert_eq!(world.windows(1, 0), Windows::Ready);
+    // Those in use stay.
+    let used: Vec<usize> = (1..6)
+        .filter(|peer| {
+            let known = world.nodes[0].bulk.connections.contains_key(&PeerId(*peer as u32));
+            known && world.lend(0, *peer, 10).is_ok()
+        })
+        .collect();
+    assert_eq!(used.len(), 2);
+    world.now += IDLE_NS;
+    let other = (1..6).find(|peer| !used.contains(peer)).unwrap();
+    assert_eq!(world.windows(0, other), Windows::No);
+}
+
+#[test]
+fn whoever_has_no_room_refuses_and_is_not_asked_again_at_once() {
+    let mut world = World::new(3, 1);
+    world.windows(0, 1);
+    world.settle();
+    world.lend(1, 0, 10).unwrap(); // in use from here on
+    assert_eq!(world.windows(2, 0), Windows::Later);
+    // The window is not written: its message is not heard.
+    for _ in 0..3 {
+        world.hear(2, 0);
+        world.hear(0, 2);
+    }
+    assert_eq!(world.windows(2, 0), Windows::No);
+    world.settle();
+    world.now += PAUSE_NS + IDLE_NS;
+    assert_eq!(world.windows(2, 0), Windows::Later);
+    world.settle();
+    assert_eq!(world.windows(2, 0), Windows::Ready);
+}
+
+#[test]
+fn a_departed_peer_has_no_windows_any_more() {
+    let mut world = World::new(2, 4);
+    world.windows(0, 1);
+    world.settle();
+    world.lend(0, 1, 10).unwrap();
+    world.hear(0, 1); // it has posted the write
+    world.nodes[0].bulk.forget(PeerId(1));
+    world.nodes[0].lent.clear();
+    world.settle();
+    assert_eq!(world.nodes[1].bulk.counts().broken, 1, "it sees the queue pair gone");
+    assert!(world.fabric.lock().unwrap().regions.is_empty());
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_refused() {
+    let mut world = World::new(2, 4);
+    world.windows(0, 1);
+    world.settle();
+    world.fabric.lock().unwrap().refuses = true;
+    assert_eq!(world.lend(0, 1, 10), Err(UNREGISTERED));
+    world.fabric.lock().unwrap().refuses = false;
+    world.lend(0, 1, 10).unwrap();
+    world.fabric.lock().unwrap().refuses = true;
+    world.settle();
+    assert_eq!((world.nodes[0].filled, world.nodes[1].to_write[0].len()), (0, 1));
+    let (ticket, ..) = world.nodes[1].to_write[0].pop_front().unwrap();
+    world.nodes[0].bulk.take_back(PeerId(1), &ticket);
+    world.nodes[0].lent.clear();
+    assert!(!world.nodes[0].bulk.has_work());
+}
+
+#[test]
+fn a_wrong_immediate_or_length_ends_the_connection() {
+    for wrong_length in [false, true] {
+        let mut world = World::new(2, 4);
+        world.windows(0, 1);
+        world.settle();
+        world.lend(0, 1, 10).unwrap();
+        let said = world.said.get_mut(&(0, 1)).unwrap();
+        let Some(Said::Window(ticket, len, _)) = said.back_mut() else { panic!() };
+        if wrong_length {
+            *len = 9
+        } else {
+            ticket.slot += 1
+        }
+        world.settle();
+        assert_eq!(world.nodes[0].bulk.counts().wrong, 1);
+        assert_eq!((world.nodes[0].filled, world.nodes[0].lost, world.nodes[1].lost), (0, 1, 1));
+        assert!(world.fabric.lock().unwrap().pairs.is_empty());
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_opened_again_when_it_works() {
+    for told in [false, true] {
+        let mut world = World::new(2, 4);
+        world.windows(0, 1);
+        world.settle();
+        world.lend(0, 1, 10).unwrap();
+        world.lend(1, 0, 10).unwrap();
+        world.fabric.lock().unwrap().dead.push(0);
+        world.settle();
+        assert!(world.fabric.lock().unwrap().pairs.is_empty());
+        assert!(world.nodes.iter().all(|node| node.lost == 1 && node.lent.is_empty()));
+        world.now += PAUSE_NS;
+        assert_eq!(world.windows(0, 1), Windows::No);
+        assert_eq!(world.windows(1, 0), Windows::Later, "it does not know");
+        world.settle();
+        assert_eq!(world.windows(1, 0), Windows::No, "it was refused");
+        world.fabric.lock().unwrap().dead.clear();
+        assert_eq!(world.windows(0, 1), Windows::No, "not at once");
+        if told {
+            world.with(0, |bulk, now, told| bulk.renew(now, told));
+        } else {
+            world.now += PAUSE_MAX_NS;
+        }
+        assert_eq!(world.windows(0, 1), Windows::Later);
+        world.settle();
+        world.lend(0, 1, 10).unwrap();
+        world.settle();
+        assert_eq!(world.nodes[0].filled, 1);
+    }
+}
+
+#[test]
+fn hostile_controls_change_nothing() {
+    let mut world = World::new(2, 4);
+    world.windows(0, 1);
+    world.settle();
+    let end = End { number: 1, psn: 2, mtu: 3, network: Network::InfiniBand, lid: 0, gid: [0; 16] };
+    for message in [
+        Message::Ready(77, end),
+        Message::Go(77),
+        Message::Refuse(77),
+        Message::Over { connection: 77, broken: true },
+    ] {
+        world.with(0, |bulk, now, told| {
+            bulk.on_control(PeerId(1), &message.encode(), now, told);
+            bulk.on_control(PeerId(9), &message.encode(), now, told);
+            bulk.on_control(PeerId(1), &message.encode()[..20], now, told);
+        });
+    }
+    assert_eq!(world.windows(0, 1), Windows::Ready);
+    // A stranger that cannot be reached is refused.
+    let ask = Message::Ask(5, end).encode();
+    world.with(0, |bulk, now, told| bulk.on_control(PeerId(9), &ask, now, told));
+    let refused = world.nodes[0].bulk.next_control().unwrap();
+    assert_eq!(refused, (PeerId(9), Message::Refuse(5).encode()));
+}
+
+/// What happens in a run from `seed`. Returns windows filled, and connections that broke.
+fn run(seed: u64) -> (u64, u64) {
+    let mut rng = Rng::new(seed);
+    let count = 2 + rng.below(3) as usize;
+    let mut world = World::new(count, 1 + rng.below(3) as usize);
+    for _ in 0..600 {
+        world.now += rng.below(2_000_000);
+        let at = rng.below(count as u64) as usize;
+        let peer = (at + 1 + rng.below(count as u64 - 1) as usize) % count;
+        match rng.below(12) {
+            0 | 1 if world.windows(at, peer) == Windows::Ready => {
+                let _ = world.lend(at, peer, 1 + rng.below(50) as usize);
+            }
+            2..=4 => world.hear(at, peer),
+            5..=7 => {
+                let pairs = world.fabric.lock().unwrap();
+                let mut numbers: Vec<u32> = pairs.pairs.keys().copied().collect();
+                drop(pairs);
+                numbers.sort_unstable();
+                if !numbers.is_empty() {
+                    let number = numbers[rng.below(numbers.len() as u64) as usize];
+                    let mut fabric = world.fabric.lock().unwrap();
+                    if rng.below(40) == 0 { fabric.fail(number, 5) } else { fabric.deliver(number) }
+                }
+            }
+            8..=10 => world.poll(at),
+            11 if rng.below(20) == 0 => {
+                let refuses = rng.below(2) == 0;
+                world.fabric.lock().unwrap().refuses = refuses;
+            }
+            _ => (),
+        }
+        for node in &world.nodes {
+            assert!(node.bulk.connections.len() <= node.bulk.limit);
+        }
+    }
+    world.fabric.lock().unwrap().refuses = false;
+    world.settle();
+    world.settle();
+    for (at, node) in world.nodes.iter().enumerate() {
+        assert!(
+            node.lent.is_empty(),
+            "seed {seed}: node {at} waits for {} windows",
+            node.lent.len()
+        );
+        assert_eq!(node.bulk.lent.len(), 0, "seed {seed}");
+        assert!(!node.bulk.has_work(), "seed {seed}");
+    }
+    assert!(world.fabric.lock().unwrap().regions.is_empty(), "seed {seed}");
+    let sum = |f: fn(&Node) -> u64| world.nodes.iter().map(f).sum();
+    (sum(|node| node.filled), sum(|node| node.bulk.counts.broken))
+}
+
+#[test]
+fn every_window_is_filled_or_lost_whatever_happens() {
+    let seeds = std::env::var("UDRV_TEST_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
+    let (mut filled, mut broken) = (0, 0);
+    for seed in 0..seeds {
+        let (f, b) = run(seed);
+        filled += f;
+        broken += b;
+    }
+    assert!(filled > seeds * 5 && broken > seeds / 4, "{filled} filled, {broken} broken");
+}

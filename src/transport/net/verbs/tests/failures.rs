@@ -1,0 +1,216 @@
+//! Devices that fail under traffic. Breaking a queue pair takes a device; what is done to ports and
+//! devices takes a guest of `scripts/lab rdma`, and that no other test runs beside it
+//! (`--test-threads=1`): its two devices are the ends of one cable. UDRV_TEST_LOG=1 shows the log.
+
+use super::*;
+use std::process::Command;
+use std::sync::MutexGuard;
+
+/// Two endpoints that have met, and the marks of the messages between them.
+struct Pair {
+    ends: [End; 2],
+    peers: [PeerId; 2],
+    mark: u8,
+}
+
+impl Pair {
+    fn open(ip: IpAddr, rdma: &RdmaSettings) -> Self {
+        if std::env::var_os("UDRV_TEST_LOG").is_some() {
+            let write = |_, line: &str| println!("{:.3} {line}", clock::now_ns() as f64 / 1e9);
+            log::attach(Some(log::Sink { enabled: |_| true, write }));
+        }
+        let mut ends = [(); 2].map(|()| End::open_with(ip, rdma.clone()));
+        let [a, b] = &mut ends;
+        let peers = [a.meet(b), b.meet(a)];
+        Self { ends, peers, mark: 0 }
+    }
+
+    /// A message each way; false if they have not arrived within 20 s.
+    fn exchange(&mut self) -> bool {
+        self.mark = self.mark.wrapping_add(1);
+        let Self { ends: [a, b], peers, mark } = self;
+        let before = [a.got.messages.len(), b.got.messages.len()];
+        let done = within(20, || a.send(peers[0], *mark, 3000))
+            && within(20, || b.send(peers[1], *mark, 3000))
+            && within(20, || {
+                a.poll();
+                b.poll();
+                a.got.messages.len() > before[0] && b.got.messages.len() > before[1]
+            });
+        if !done {
+            return false;
+        }
+        for (end, before) in [&*a, &*b].into_iter().zip(before) {
+            assert_eq!(end.got.messages.len(), before + 1, "no more than that");
+            assert!(end.got.messages.last().is_some_and(|last| is_intact(last, *mark, 3000)));
+            assert_eq!(end.got.departures.len(), 0);
+        }
+        done
+    }
+
+    /// Exchanges messages until `what` holds; false after `seconds`.
+    fn until(&mut self, seconds: u64, what: impl Fn(&Self) -> bool) -> bool {
+        within(seconds, || {
+            assert!(self.exchange(), "{:?}", self.rdma());
+            what(self)
+        })
+    }
+
+    fn rdma(&self) -> [hybrid::RdmaCounts; 2] {
+        self.ends.each_ref().map(End::rdma)
+    }
+
+    /// Datagrams that each end has sent over UDP.
+    fn over_udp(&self) -> [u64; 2] {
+        self.ends.each_ref().map(|end| end.net.shared.core().unwrap().link.counts().sent)
+    }
+
+    /// Both ends send everything through the device.
+    fn goes_direct(&mut self, seconds: u64) -> bool {
+        let end = Instant::now() + Duration::from_secs(seconds);
+        while Instant::now() < end {
+            let before = self.over_udp();
+            for _ in 0..4 {
+                assert!(self.exchange(), "{:?}", self.rdma());
+            }
+            if self.over_udp() == before {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+#[test]
+fn a_queue_pair_that_breaks_is_made_anew() {
+    let Some(ip) = address() else { return };
+    let mut pair = Pair::open(ip, &settings(RdmaPolicy::Require));
+    assert!(pair.goes_direct(20), "{:?}", pair.rdma());
+    for round in 1..=4 {
+        let broken = round % 2;
+        let made = pair.rdma()[broken].made;
+        let since = Instant::now();
+        pair.ends[broken].net.break_queue_pair();
+        assert!(pair.until(20, |pair| pair.rdma()[broken].made > made), "{:?}", pair.rdma());
+        let made_after = since.elapsed();
+        assert!(pair.goes_direct(20), "{:?}", pair.rdma());
+        println!("{round}: made anew after {made_after:?}, in use {:?}", since.elapsed());
+    }
+    let [a, b] = pair.rdma();
+    assert_eq!((a.made, b.made), (2, 2));
+    assert!(a.news >= 4 && b.news >= 4, "{a:?} {b:?}");
+}
+
+#[test]
+fn an_endpoint_that_is_not_polled_is_told_of_news() {
+    let Some(ip) = address() else { return };
+    let mut pair = Pair::open(ip, &settings(RdmaPolicy::Require));
+    assert!(pair.goes_direct(20), "{:?}", pair.rdma());
+    // Its background thread looks after it.
+    pair.ends[1].net.break_queue_pair();
+    assert!(within(20, || {
+        std::thread::sleep(Duration::from_millis(10));
+        pair.ends[1].rdma().made == 1
+    }));
+    assert!(pair.goes_direct(20), "{:?}", pair.rdma());
+}
+
+/// The second device of a guest: its name, and its interface.
+struct Second {
+    device: String,
+    interface: String,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Second {
+    fn new() -> Option<Self> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        std::env::var_os("UDRV_LAB_GUEST")?;
+        let devices = std::env::var("UDRV_LAB_DEVICES").ok()?;
+        let device = devices.split(' ').nth(1)?.to_owned();
+        let interface = device.replace("rxe", "eth");
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Self { device, interface, _alone: alone })
+    }
+
+    /// Endpoints on it, whose UDP goes elsewhere.
+    fn pair(&self) -> Pair {
+        let nics = NicName::list(&self.device).unwrap();
+        let rdma = RdmaSettings { nics, ..settings(RdmaPolicy::Require) };
+        let mut pair = Pair::open("10.78.0.1".parse().unwrap(), &rdma);
+        assert!(pair.goes_direct(20), "{:?}", pair.rdma());
+        pair
+    }
+
+    /// Runs a command; `%i` is the interface, `%d` the device.
+    fn run(&self, command: &str) {
+        let command = command.replace("%i", &self.interface).replace("%d", &self.device);
+        let mut words = command.split(' ');
+        let done = Command::new(words.next().unwrap()).args(words).status().unwrap();
+        assert!(done.success(), "{command}: {done}");
+    }
+}
+
+/// Data goes over UDP now.
+fn is_over_udp(pair: &mut Pair) -> bool {
+    let before = pair.rdma();
+    for _ in 0..4 {
+        assert!(pair.exchange(), "{:?}", pair.rdma());
+    }
+    let after = pair.rdma();
+    (0..2).all(|i| after[i].datagrams == before[i].datagrams)
+}
+
+#[test]
+fn a_port_that_goes_down_is_used_again_when_it_is_up() {
+    let Some(second) = Second::new() else { return };
+    let mut pair = second.pair();
+    for round in 1..=3 {
+        second.run("ip link set %i down");
+        let since = Instant::now();
+        assert!(within(20, || is_over_udp(&mut pair)), "{:?}", pair.rdma());
+        let left = since.elapsed();
+        std::thread::sleep(Duration::from_millis(500));
+        second.run("ip link set %i up");
+        let since = Instant::now();
+        assert!(pair.goes_direct(40), "{:?}", pair.rdma());
+        println!("{round}: left after {left:?}, in use {:?} after it was up", since.elapsed());
+    }
+    assert!(pair.rdma().iter().all(|rdma| rdma.made == 3), "{:?}", pair.rdma());
+}
+
+#[test]
+fn an_address_that_changes_is_chosen_anew() {
+    let Some(second) = Second::new() else { return };
+    let mut pair = second.pair();
+    second.run("ip addr add 10.79.0.9/24 dev %i");
+    second.run("ip addr del 10.78.0.2/24 dev %i");
+    assert!(pair.until(20, |pair| pair.rdma().iter().all(|rdma| rdma.made == 1)));
+    assert!(pair.goes_direct(40), "{:?}", pair.rdma());
+    second.run("ip addr add 10.78.0.2/24 dev %i");
+    second.run("ip addr del 10.79.0.9/24 dev %i");
+    assert!(pair.until(40, |pair| pair.rdma().iter().all(|rdma| rdma.made == 2)));
+    assert!(pair.goes_direct(40), "{:?}", pair.rdma());
+}
+
+#[test]
+fn a_device_that_is_removed_is_left_and_taken_again() {
+    let Some(second) = Second::new() else { return };
+    let mut pair = second.pair();
+    let command = second.device.clone();
+    let removal = std::thread::spawn(move || {
+        let since = Instant::now();
+        let done = Command::new("rdma").args(["link", "delete", &command]).status().unwrap();
+        assert!(done.success(), "{done}");
+        since.elapsed()
+    });
+    let since = Instant::now();
+    assert!(within(30, || is_over_udp(&mut pair)), "{:?}", pair.rdma());
+    println!("left after {:?}", since.elapsed());
+    assert!(pair.until(30, |_| removal.is_finished()));
+    println!("removed within {:?}", removal.join().unwrap());
+    second.run("rdma link add %d type rxe netdev %i");
+    let since = Instant::now();
+    assert!(pair.goes_direct(60), "{:?}", pair.rdma());
+    println!("in use {:?} after it was there again", since.elapsed());
+}

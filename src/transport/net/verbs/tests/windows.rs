@@ -1,0 +1,146 @@
+//! Windows between endpoints on one device.
+
+use super::*;
+use crate::memory::OwnedBuffer;
+use crate::transport::{Ticket, Windows};
+
+/// Two endpoints that may lend each other windows, and how they name each other.
+fn pair(ip: IpAddr) -> ((End, PeerId), (End, PeerId)) {
+    let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
+    let (to_b, to_a) = (a.meet(&b), b.meet(&a));
+    await_windows(&mut a, to_b, &mut b, to_a);
+    ((a, to_b), (b, to_a))
+}
+
+fn await_windows(a: &mut End, to_b: PeerId, b: &mut End, to_a: PeerId) {
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        let (there, here) = (b.me, a.me);
+        a.net.windows(to_b, &there) == Windows::Ready
+            && b.net.windows(to_a, &here) == Windows::Ready
+    }));
+}
+
+fn pattern(seed: usize, len: usize) -> OwnedBuffer {
+    OwnedBuffer::from((0..len).map(|i| ((i * 7 + seed) % 253) as u8).collect::<Vec<u8>>())
+}
+
+fn contents(buffer: &OwnedBuffer) -> Vec<u8> {
+    let mut bytes = vec![0; buffer.segments().len()];
+    buffer.segments().copy_out(0, &mut bytes);
+    bytes
+}
+
+/// `b` lends `a` a window for each of `buffers`.
+fn lend(b: &mut End, to_a: PeerId, buffers: &[OwnedBuffer]) -> Vec<Ticket> {
+    let lend = |(token, buffer): (usize, &OwnedBuffer)| {
+        b.net.lend(to_a, &buffer.segments(), token as u64).unwrap()
+    };
+    buffers.iter().enumerate().map(lend).collect()
+}
+
+#[test]
+fn windows_are_filled_by_the_device() {
+    let Some(ip) = address() else { return };
+    let ((mut a, to_b), (mut b, to_a)) = pair(ip);
+    let sizes = [1, 5, 4096, 32 * 1024, 100_001, 1 << 20];
+    let from: Vec<_> = sizes.iter().map(|len| pattern(*len, *len)).collect();
+    let to: Vec<_> = sizes.iter().map(|len| OwnedBuffer::from(vec![0; *len])).collect();
+    for round in 1..4 {
+        let tickets = lend(&mut b, to_a, &to);
+        for (buffer, ticket) in from.iter().zip(&tickets) {
+            a.net.write(to_b, &buffer.segments(), ticket).unwrap();
+        }
+        assert!(within(30, || {
+            a.poll();
+            b.poll();
+            b.got.filled.len() == round * sizes.len()
+        }));
+        for (from, to) in from.iter().zip(&to) {
+            assert!(contents(from) == contents(to));
+            to.segments().copy_in(0, &vec![0; to.segments().len()]);
+        }
+    }
+    let (wrote, took) = (a.net.bulk_counts(), b.net.bulk_counts());
+    assert_eq!((wrote.made, wrote.connections, took.connections), (1, 1, 1));
+    let bytes = 3 * sizes.iter().sum::<usize>() as u64;
+    assert_eq!((wrote.written_bytes, took.filled_bytes), (bytes, bytes));
+    assert_eq!((a.got.lost, b.got.lost), (0, 0));
+}
+
+#[test]
+fn a_connection_that_breaks_is_made_again() {
+    let Some(ip) = address() else { return };
+    let ((mut a, to_b), (mut b, to_a)) = pair(ip);
+    for round in 1..3 {
+        let buffers = [pattern(1, 10_000), pattern(2, 10_000)];
+        let tickets = lend(&mut b, to_a, &buffers);
+        // The device refuses this key, and breaks the queue pair.
+        let wrong = Ticket { key: tickets[0].key ^ 1, ..tickets[0] };
+        a.net.write(to_b, &pattern(3, 10_000).segments(), &wrong).unwrap();
+        assert!(within(30, || {
+            a.poll();
+            b.poll();
+            (a.got.lost, b.got.lost) == (round, round)
+        }));
+        assert_eq!(a.net.bulk_counts().connections + b.net.bulk_counts().connections, 0);
+        // An old ticket means nothing any more.
+        a.net.write(to_b, &pattern(4, 10_000).segments(), &tickets[1]).unwrap();
+        assert!(contents(&buffers[1]) == contents(&pattern(2, 10_000)));
+        await_windows(&mut a, to_b, &mut b, to_a);
+        let again = [OwnedBuffer::from(vec![0; 50_000])];
+        let tickets = lend(&mut b, to_a, &again);
+        let source = pattern(5, 50_000);
+        a.net.write(to_b, &source.segments(), &tickets[0]).unwrap();
+        assert!(within(30, || {
+            a.poll();
+            b.poll();
+            b.got.filled.len() == round
+        }));
+        assert!(contents(&again[0]) == contents(&source));
+    }
+    assert_eq!(b.got.departures.len(), 0);
+}
+
+#[test]
+fn a_sleeper_is_woken_when_a_window_is_filled() {
+    use crate::sys::event::{Epoll, wait_readable};
+    let Some(ip) = address() else { return };
+    let ((mut a, to_b), (mut b, to_a)) = pair(ip);
+    let epoll = Epoll::new().unwrap();
+    b.net.watch(&epoll, 1).unwrap();
+    let (source, target) = ([pattern(1, 40_000)], [OwnedBuffer::from(vec![0; 40_000])]);
+    for round in 1..10 {
+        let tickets = lend(&mut b, to_a, &target);
+        a.net.write(to_b, &source[0].segments(), &tickets[0]).unwrap();
+        let mut slept = 0;
+        assert!(within(20, || {
+            if b.net.sleep() {
+                slept += 1;
+                let _ = wait_readable(epoll.fd(), 5000);
+                b.net.awake();
+            }
+            b.poll();
+            a.poll();
+            b.got.filled.len() == round
+        }));
+        assert!(slept < 50, "it sleeps until something happens, and is woken then: {slept}");
+    }
+}
+
+#[test]
+fn a_peer_that_ends_takes_its_windows_along() {
+    let Some(ip) = address() else { return };
+    let ((mut a, to_b), (b, _)) = pair(ip);
+    let buffers = [pattern(1, 10_000), pattern(2, 10_000)];
+    lend(&mut a, to_b, &buffers);
+    assert_eq!(a.net.bulk_counts().connections, 1);
+    drop(b);
+    assert!(within(30, || {
+        a.poll();
+        a.got.departures.len() == 1
+    }));
+    assert_eq!(a.net.bulk_counts().connections, 0);
+    assert!(contents(&buffers[0]) == contents(&pattern(1, 10_000)));
+}

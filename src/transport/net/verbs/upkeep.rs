@@ -1,0 +1,191 @@
+//! What keeps the device's part going: what the device says is heard, a queue pair that broke is given
+//! up and made anew, and peers are told where it is (PROTOCOL.md §7.13). UDP carries meanwhile.
+
+use super::hybrid::Rdma;
+use super::introduction::{Call, CallKind};
+use super::link::UdLink;
+use super::{At, Made, reopen};
+use crate::sys::process;
+use crate::sys::verbs::{About, DeviceEvent};
+use crate::telemetry::log;
+use crate::transport::net::link::Link;
+use crate::transport::net::udp::UdpLink;
+use std::io::IoSlice;
+use std::sync::PoisonError;
+
+/// Between two looks at what the device says while somebody polls, nanoseconds: a system call each.
+/// Whoever sleeps is woken.
+const LOOK_NS: u64 = 100_000_000;
+/// Events taken by one look.
+const EVENTS: usize = 64;
+/// Peers that are told in one turn.
+const NEWS: usize = 32;
+
+impl Rdma {
+    /// Does what is due. `udp` carries news.
+    #[cold]
+    pub(super) fn tend(&mut self, now: u64, udp: &mut UdpLink) {
+        self.hear(now);
+        if let Some(errno) = self.link.as_ref().and_then(UdLink::broken) {
+            self.give_up(&format!("its queue pair broke: {errno}"), now);
+        }
+        if self.recovery.due_at().is_some_and(|at| at <= now) {
+            self.remake(now);
+        }
+        self.tell(udp);
+        self.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
+    }
+
+    /// When there is something to do though nothing arrives, nanoseconds.
+    pub(super) fn wake_at(&self, now: u64) -> Option<u64> {
+        if self.untold.is_some() { Some(now) } else { self.recovery.due_at() }
+    }
+
+    fn hear(&mut self, now: u64) {
+        for _ in 0..EVENTS {
+            let Some(device) = &self.device else { return };
+            match device.take_event() {
+                Ok(Some(event)) => self.on_event(event, now),
+                Ok(None) if device.is_there() => return,
+                Ok(None) => self.lose_device("it was removed", now),
+                Err(errno) => self.lose_device(&errno.to_string(), now),
+            }
+        }
+    }
+
+    fn on_event(&mut self, event: DeviceEvent, now: u64) {
+        let Some(device) = &self.device else { return };
+        let name = event.name;
+        log::info(format_args!("{} says {name} ({:?})", device.name(), event.about));
+        match event.about {
+            About::BrokenQueuePair(number) if number == self.place.number => {
+                self.give_up(name, now);
+            }
+            About::BrokenQueue => self.give_up(name, now),
+            About::Device => self.lose_device(name, now),
+            About::PortUp(_) | About::Port(_) => {
+                if matches!(event.about, About::PortUp(_)) {
+                    self.recovery.hint(now);
+                }
+                let changed = self.link.as_ref().and_then(|link| link.fits(device).err());
+                if let Some(what) = changed {
+                    self.give_up(&format!("{what} ({name})"), now);
+                }
+            }
+            About::BrokenQueuePair(_) | About::Nothing => {}
+        }
+    }
+
+    /// Nothing more is to be expected of the device.
+    fn lose_device(&mut self, why: &str, now: u64) {
+        self.give_up(why, now);
+        if let Some(device) = self.device.take() {
+            self.watch.remove(device.events());
+        }
+    }
+
+    /// Ends the queue pair: data goes over UDP.
+    fn give_up(&mut self, why: &str, now: u64) {
+        let Some(link) = self.link.take() else { return };
+        let name = self.device.as_ref().map_or("", |device| device.name());
+        log::warn(format_args!("{}: {name} is left ({why}): data goes over UDP", self.me));
+        self.watch.remove(link.fd());
+        self.earlier = self.earlier.plus(link.counts());
+        drop(link);
+        self.place.number = 0;
+        self.recovery.broke(now);
+        self.settle(None);
+        self.start_over();
+    }
+
+    /// Nothing that was proven with the last queue pair counts for the next one.
+    fn start_over(&mut self) {
+        self.ways.reset(process::random_u64);
+        self.called.clear();
+        self.source.0 = u32::MAX;
+        self.untold = Some(0);
+    }
+
+    fn remake(&mut self, now: u64) {
+        match reopen(&self.settings, &self.me, self.spread, &self.key) {
+            Ok(made) => {
+                self.adopt(made);
+                self.recovery.made(now);
+                self.made += 1;
+                self.why.clear();
+                self.start_over();
+            }
+            Err(why) => {
+                self.recovery.failed(now);
+                if why != self.why {
+                    log::info(format_args!("still no RDMA at {}: {why}", self.me));
+                    self.why = why;
+                }
+            }
+        }
+    }
+
+    /// Takes over what was made.
+    fn adopt(&mut self, made: Made) {
+        if let Some(old) = self.device.replace(made.at.device.clone()) {
+            self.watch.remove(old.events());
+        }
+        self.settle(Some(made.at));
+        self.place = *made.link.place();
+        self.link = Some(made.link);
+        self.watch_device();
+    }
+
+    /// From now on it is `at`, or nowhere.
+    pub(super) fn settle(&mut self, at: Option<At>) {
+        *self.spot.lock().unwrap_or_else(PoisonError::into_inner) = at;
+        self.moves += 1;
+    }
+
+    /// Lets the descriptors of the device wake sleepers.
+    pub(super) fn watch_device(&mut self) {
+        let link = self.link.as_ref().map(UdLink::fd);
+        let device = self.device.as_ref().map(|device| device.events());
+        for fd in [link, device].into_iter().flatten() {
+            if let Err(errno) = self.watch.add(fd, 0) {
+                log::warn(format_args!("{} is not woken by its device: {errno}", self.me));
+            }
+        }
+    }
+
+    /// Tells peers over UDP where the queue pair is now. Whoever does not hear of it notices that
+    /// nothing arrives.
+    fn tell(&mut self, udp: &mut UdpLink) {
+        for _ in 0..NEWS {
+            let Some(at) = self.untold else { return };
+            let Some(to) = self.ways.peer(at).copied() else {
+                self.untold = None;
+                return;
+            };
+            let (address, place) = (self.me, self.place);
+            let news = Call { kind: CallKind::News, nonce: process::random_u64(), address, place };
+            if udp.send(&to, &[IoSlice::new(&news.encode(&self.key))]) == 0 {
+                return;
+            }
+            self.news += 1;
+            self.untold = Some(at + 1);
+        }
+    }
+
+    /// A peer's queue pair is another one, or gone.
+    #[cold]
+    pub(super) fn on_news(&mut self, news: &Call) {
+        let Call { address, place, .. } = news;
+        if *address == self.me {
+            return;
+        }
+        let nonce = process::random_u64();
+        if place.number == 0 {
+            if self.ways.doubt(address, nonce) {
+                log::info(format_args!("{address} has no queue pair now: data goes over UDP"));
+            }
+        } else {
+            self.ways.learn(address, *place, nonce);
+        }
+    }
+}
