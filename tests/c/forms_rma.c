@@ -373,9 +373,10 @@ static void rma_counters(struct side *me)
 			POST(me, fi_inject_write(me->ep, memory, 5, me->peer, 0, KEY));
 			POST(me, fi_read(me->ep, memory, len, NULL, me->peer, 0, KEY, NULL));
 		}
-		for (double end = now() + PATIENCE_S; fi_cntr_read(me->rma[WRITES]) < 2 * COUNT ||
-						      fi_cntr_read(me->rma[READS]) < COUNT;)
-			CHECK(now() < end);
+		/* These have no wait object: waiting for them polls. */
+		OK(fi_cntr_wait(me->rma[WRITES], 2 * COUNT, PATIENCE_S * 1000));
+		OK(fi_cntr_wait(me->rma[READS], COUNT, PATIENCE_S * 1000));
+		SAME(fi_cntr_wait(me->rma[READS], COUNT + 1, 10), -FI_ETIMEDOUT);
 		POST(me, fi_read(me->ep, memory, 8, NULL, me->peer, 0, KEY + 1, NULL));
 		SAME(failure(me->tx).err, FI_EKEYREJECTED);
 		SAME(fi_cntr_readerr(me->rma[READS]), 1);
@@ -568,6 +569,24 @@ static void rma_to_oneself(struct side *me)
 	free(local);
 }
 
+/* An endpoint that takes no messages needs no queue for them. */
+static void rma_without_receives(struct side *me)
+{
+	struct setup setup = { .caps = CAPS };
+	struct fid_ep *ep;
+	char byte;
+
+	side_begin(me, &setup);
+	OK(fi_endpoint(me->domain, me->info, &ep, NULL));
+	OK(fi_ep_bind(ep, &me->av->fid, 0));
+	SAME(fi_enable(ep), -FI_ENOCQ);
+	OK(fi_ep_bind(ep, &me->tx->fid, FI_TRANSMIT));
+	OK(fi_enable(ep));
+	SAME(fi_recv(ep, &byte, 1, NULL, FI_ADDR_UNSPEC, NULL), -FI_ENOCQ);
+	OK(fi_close(&ep->fid));
+	side_end(me);
+}
+
 /* The target goes away in the middle. */
 static void rma_departure(struct side *me)
 {
@@ -623,6 +642,7 @@ const struct group rma_groups[] = {
 	{ "rma_order", rma_order },
 	{ "rma_auto", rma_auto },
 	{ "rma_to_oneself", rma_to_oneself },
+	{ "rma_without_receives", rma_without_receives },
 	{ "rma_departure", rma_departure },
 	{ NULL, NULL },
 };

@@ -417,7 +417,7 @@ impl Endpoint {
         }
         let (initiates, receives) = self.directions();
         if (initiates && !bindings.reports_initiated())
-            || (receives && bindings.receive.is_none() && bindings.receive_counter.is_none())
+            || (receives && self.caps & FI_RMA == 0 && !bindings.reports_received())
         {
             return Err(FI_ENOCQ);
         }
@@ -537,6 +537,12 @@ impl Bindings {
 
     fn initiating_counters(&self) -> impl Iterator<Item = &Arc<Counter>> {
         self.send_counter.iter().chain(&self.read_counter).chain(&self.write_counter)
+    }
+
+    /// Whether anyone learns of messages that come. An endpoint for one-sided operations does
+    /// without where no message does: receives are refused then.
+    pub(super) fn reports_received(&self) -> bool {
+        self.receive.is_some() || self.receive_counter.is_some()
     }
 
     /// Whether anyone learns of the end of what the application starts.

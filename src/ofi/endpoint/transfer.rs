@@ -9,8 +9,8 @@ use crate::protocol::{ANY_SOURCE, OpError, PeekAction, ReceiveOp, SendOp};
 use crate::transport::PeerId;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD, FI_EAGAIN,
-    FI_EINVAL, FI_EMSGSIZE, FI_ENOENT, FI_EOPBADSTATE, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE,
-    FI_MULTI_RECV, FI_PEEK, FI_REMOTE_CQ_DATA, fi_addr_t, fid_ep, fid_t,
+    FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_EOPBADSTATE, FI_FENCE, FI_INJECT,
+    FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK, FI_REMOTE_CQ_DATA, fi_addr_t, fid_ep, fid_t,
 };
 use std::ffi::c_void;
 
@@ -232,7 +232,11 @@ fn try_receive(
         Flags::Call(flags) => flags,
         _ => handle.rx_flags.get() & !(FI_PEEK | FI_CLAIM | FI_DISCARD),
     };
-    let selective = ep.bindings(&guard).receive.as_ref().is_some_and(|b| b.selective);
+    let bindings = ep.bindings(&guard);
+    let selective = bindings.receive.as_ref().is_some_and(|b| b.selective);
+    if !bindings.reports_received() {
+        return Err(if ep.engine(&guard).is_some() { FI_ENOCQ } else { FI_EOPBADSTATE });
+    }
     let multi = op_flags & FI_MULTI_RECV != 0;
     if multi && tagging.tagged {
         return Err(FI_EINVAL);
