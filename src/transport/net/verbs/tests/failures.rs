@@ -214,3 +214,26 @@ fn a_device_that_is_removed_is_left_and_taken_again() {
     assert!(pair.goes_direct(60), "{:?}", pair.rdma());
     println!("in use {:?} after it was there again", since.elapsed());
 }
+
+#[test]
+fn a_sleeper_hears_of_its_device() {
+    use crate::sys::event::{Epoll, wait_readable};
+    let Some(second) = Second::new() else { return };
+    let mut pair = second.pair();
+    let epoll = Epoll::new().unwrap();
+    pair.ends[1].net.watch(&epoll, 1).unwrap();
+    for (state, news, made) in [("down", 1, 0), ("up", 2, 1)] {
+        let end = &mut pair.ends[1];
+        second.run(&format!("ip link set %i {state}"));
+        // It polls only when it is woken.
+        assert!(within(30, || {
+            if end.net.sleep() {
+                let _ = wait_readable(epoll.fd(), 5000);
+                end.net.awake();
+            }
+            end.poll();
+            (end.rdma().news, end.rdma().made) == (news, made)
+        }));
+    }
+    assert!(pair.goes_direct(40), "{:?}", pair.rdma());
+}
