@@ -25,6 +25,7 @@
 #define MAX_EP_AUTH_KEY(domain_attr) (*(size_t *)((char *)(domain_attr) + 192))
 
 #define RDM_CAPS (FI_MSG | FI_TAGGED | FI_SEND | FI_RECV)
+#define RMA_BACK (FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
 #define MSG_BACK (RDM_CAPS | FI_MULTI_RECV | FI_FENCE | FI_LOCAL_COMM | FI_REMOTE_COMM)
 
 struct test {
