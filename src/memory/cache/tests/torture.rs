@@ -337,7 +337,7 @@ pub(super) fn torture<R: Device + Clone>(
         seconds(),
     );
     assert!(monitor.is_none_or(|monitor| monitor.is_settled()), "somebody is on the way for ever");
-    assert!(world.sends.load(SeqCst) > 10 * seconds()); // in an emulator
+    assert!(world.sends.load(SeqCst) > seconds()); // in an emulator whose machine has much to do
     let all = world.relayed.load(SeqCst) > 0 && world.forks.load(SeqCst) > 0;
     assert!(all || world.changes.load(SeqCst) < 1000, "one in a hundred changes is a fork");
     assert!(statistics.pinned_peak < 1 << 30, "{statistics:?}");
