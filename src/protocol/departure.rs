@@ -42,7 +42,8 @@ impl Core {
     }
 
     fn fail_sends(&mut self, peer: PeerId, error: i32, cause: Cause, host: &mut impl Host) {
-        let Self { tx, due, .. } = self;
+        let Self { tx, due, assists, .. } = self;
+        assists.retain(|assist| tx.get(assist.tx).is_some_and(|request| request.peer != peer));
         due.retain(|due| tx.get(due.tx).is_some_and(|request| request.peer != peer));
         let keys: Vec<Key> = self.tx.keys_where(|request| request.peer == peer);
         for key in keys {

@@ -1,5 +1,6 @@
 //! The endpoint's state and its turn of work.
 
+use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
 use super::packet::Packet;
 use super::pushed::{Announcement, PushedMessages};
@@ -35,6 +36,8 @@ pub(crate) struct Counts {
     pub(crate) unexpected: u64,
     pub(crate) pulled_bytes: u64,
     pub(crate) pushed_bytes: u64,
+    /// Bytes that this endpoint wrote of messages that it and their receiver copied together.
+    pub(crate) assisted_bytes: u64,
     pub(crate) fragment_bytes: u64,
     pub(crate) stream_bytes: u64,
     /// Messages whose stream or windows failed, and that went on as fragments.
@@ -116,6 +119,8 @@ pub(super) struct Core {
     pub(super) lent: IndexList<Lent>,
     /// Windows of peers that our bytes are to be written into, in order.
     pub(super) due: VecDeque<Due>,
+    /// Messages that their receivers share with us.
+    pub(super) assists: VecDeque<Assist>,
     /// Answers to peers; one per pending request at most, and one for each window that is lent.
     pub(super) outbox: VecDeque<(PeerId, Packet)>,
     /// Peers that died and have not been heard of since, and how operations on them end.
@@ -208,6 +213,9 @@ impl<H: Host> Handler for Delivery<'_, H> {
             Some(Packet::Window { tx, rx, offset, len, ticket }) => {
                 self.core.on_window(peer, tx, rx, offset, len, ticket);
             }
+            Some(Packet::Cooperate { tx, offset, share, ranges }) => {
+                self.core.on_cooperate(peer, tx, offset, share, ranges);
+            }
             Some(Packet::Decline { rx, offset }) => self.core.on_decline(peer, rx, offset),
             None if RmaPacket::is_one(header) => {
                 self.core.on_rma(peer, header, payload, self.host);
@@ -289,6 +297,7 @@ impl<I: Iface> Engine<I> {
                 pulls: VecDeque::new(),
                 lent: IndexList::default(),
                 due: VecDeque::new(),
+                assists: VecDeque::new(),
                 outbox: VecDeque::new(),
                 dead: Vec::new(),
                 rma: Rma::default(),
@@ -352,6 +361,10 @@ impl<I: Iface> Engine<I> {
         let mut n = self.advance_pulls(host);
         n += self.advance_streams(host);
         n += self.advance_writes();
+        // What we receive comes first: our peers help with that, too.
+        if n == 0 {
+            n += self.advance_assists();
+        }
         n += self.flush_outbox(host);
         n += self.advance_deferred(host);
         if self.core.rma.has_work() {
@@ -385,6 +398,7 @@ impl Core {
             || !self.pulls.is_empty()
             || !self.streams.is_empty()
             || !self.due.is_empty()
+            || !self.assists.is_empty()
             || !self.deferred.is_empty()
             || self.rma.has_work()
             || self.pressure
@@ -410,6 +424,7 @@ impl<I: Iface> Engine<I> {
         let silent = |peer: PeerId| !self.iface.caps(peer).announces_room;
         let receiver = |key: &Key| core.tx.get(*key).map(|tx| tx.peer);
         !core.pulls.is_empty()
+            || !core.assists.is_empty()
             || core.outbox.iter().any(|(peer, _)| silent(*peer))
             || core.streams.iter().filter_map(receiver).any(silent)
             || core.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)

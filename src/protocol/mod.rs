@@ -5,6 +5,7 @@
 //! bytes. PROTOCOL.md §3 numbers what is said on the wire.
 #![forbid(unsafe_code)]
 
+mod cooperate;
 mod departure;
 mod engine;
 mod index_list;

@@ -2,7 +2,7 @@
 
 use crate::memory::MAX_SEGMENTS;
 use crate::sys::cma::Range;
-use crate::transport::{MAX_HEADER, Ticket};
+use crate::transport::{MAX_HEADER, Share, Ticket};
 use std::fmt;
 
 const EAGER: u8 = 1;
@@ -15,6 +15,7 @@ const PUSHED: u8 = 7;
 const RESUME: u8 = 8;
 const WINDOW: u8 = 9;
 const DECLINE: u8 = 10;
+const COOPERATE: u8 = 11;
 
 const TAGGED: u8 = 1;
 const DATA: u8 = 2;
@@ -82,6 +83,8 @@ pub(crate) enum Packet {
     Window { tx: u64, rx: u64, offset: u64, len: u64, ticket: Ticket },
     /// The sender writes nothing into windows of this message from `offset` on.
     Decline { rx: u64, offset: u64 },
+    /// The bytes of message `tx` from `offset` on are shared, and go to `ranges`.
+    Cooperate { tx: u64, offset: u64, share: Share, ranges: Ranges },
 }
 
 /// A header in its wire form.
@@ -259,6 +262,16 @@ impl Packet {
                 e.put_u64(u64::from(ticket.key));
                 e
             }
+            Self::Cooperate { tx, offset, share, ranges } => {
+                let mut e = Encoded::new(COOPERATE, 0, ranges.len as u8, share.unit);
+                e.put_u64(*tx);
+                e.put_u64(*offset);
+                e.put_u64(share.len);
+                e.put(share.cell.to_le_bytes());
+                e.put(share.generation.to_le_bytes());
+                e.put_ranges(ranges);
+                e
+            }
             Self::Decline { rx, offset } => {
                 let mut e = Encoded::new(DECLINE, 0, 0, 0);
                 e.put_u64(*rx);
@@ -304,6 +317,13 @@ impl Packet {
                 len: r.u64()?,
                 ticket: r.ticket()?,
             },
+            COOPERATE => {
+                let (tx, offset, len) = (r.u64()?, r.u64()?, r.u64()?);
+                let [cell, generation] =
+                    [r.take().map(u32::from_le_bytes)?, r.take().map(u32::from_le_bytes)?];
+                let share = Share { cell, generation, unit: word, len };
+                Self::Cooperate { tx, offset, share, ranges: r.ranges(count)? }
+            }
             DECLINE => Self::Decline { rx: r.u64()?, offset: r.u64()? },
             _ => return None,
         })
@@ -334,6 +354,11 @@ impl fmt::Display for Packet {
                 let Ticket { connection, slot, .. } = ticket;
                 write!(f, "WINDOW tx {tx:#x} rx {rx:#x} at {offset} len {len}")?;
                 write!(f, " slot {slot} of connection {connection}")
+            }
+            Self::Cooperate { tx, offset, share, ranges } => {
+                let Share { cell, generation, unit, len } = share;
+                write!(f, "COOPERATE tx {tx:#x} at {offset} len {len} into {} ranges", ranges.len)?;
+                write!(f, " by {unit} with cell {cell}, use {generation}")
             }
             Self::Decline { rx, offset } => write!(f, "DECLINE rx {rx:#x} from {offset}"),
         }
@@ -404,6 +429,14 @@ mod tests {
                 }
             ),
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Decline { rx, offset }),
+            (any::<(u64, u64)>(), any::<(u32, u32, u32, u64)>(), ranges()).prop_map(
+                |((tx, offset), (cell, generation, unit, len), ranges)| Packet::Cooperate {
+                    tx,
+                    offset,
+                    share: Share { cell, generation, unit, len },
+                    ranges,
+                }
+            ),
         ]
     }
 

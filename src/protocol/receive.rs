@@ -1,5 +1,6 @@
 //! Receiving: matching in posting order, unexpected messages in arrival order.
 
+use super::cooperate::Sharing;
 use super::engine::{Core, Engine, lookup_source};
 use super::index_list::Key;
 use super::packet::{Envelope, Packet, Ranges};
@@ -153,6 +154,8 @@ pub(super) struct Active {
     pub(super) placing: bool,
     /// What of it is lent to the sender.
     pub(super) lending: Lending,
+    /// What of it both ends copy.
+    pub(super) sharing: Option<Sharing>,
 }
 
 fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Completion {
@@ -451,6 +454,7 @@ impl Core {
             resumed: false,
             placing: false,
             lending: Lending::default(),
+            sharing: None,
         });
         if broken && received < want {
             self.resume(key);

@@ -39,6 +39,11 @@ impl<I: Iface> Engine<I> {
         let mut n = 0;
         for _ in 0..self.core.pulls.len() {
             let Some(key) = self.core.pulls.pop_front() else { break };
+            // The next one too, so that its sender has something to do until its turn comes.
+            self.begin_sharing(key);
+            if let Some(next) = self.core.pulls.front() {
+                self.begin_sharing(*next);
+            }
             match self.pull(key, host) {
                 Step::Again => self.core.pulls.push_back(key),
                 Step::Moved => {
@@ -53,6 +58,9 @@ impl<I: Iface> Engine<I> {
 
     fn pull(&mut self, key: Key, host: &mut impl Host) -> Step {
         let Some(active) = self.core.active.get(key) else { return Step::Done };
+        if active.sharing.is_some() {
+            return self.pull_shared(key, host);
+        }
         if active.received == active.want {
             self.core.finish_active(key, host);
             return Step::Done;
@@ -87,15 +95,20 @@ impl<I: Iface> Engine<I> {
                 Step::Done
             }
             Err(SendError::Again) => Step::Again,
-            Err(SendError::Unreachable(errno)) if is_refusal(errno) => {
-                self.core.clear_to_send(key, caps.one_sided);
-                Step::Done
-            }
-            Err(SendError::Unreachable(errno)) => {
-                self.core.fail_active(key, errno.0, Cause::SenderUnreadable, host);
-                Step::Done
-            }
+            Err(SendError::Unreachable(errno)) => self.pull_failed(key, errno, host),
         }
+    }
+
+    /// The sender's memory cannot be read: asks it to send, if that may work.
+    pub(super) fn pull_failed(&mut self, key: Key, errno: Errno, host: &mut impl Host) -> Step {
+        let Some(active) = self.core.active.get(key) else { return Step::Done };
+        if is_refusal(errno) {
+            let one_sided = self.iface.caps(active.peer).one_sided;
+            self.core.clear_to_send(key, one_sided);
+        } else {
+            self.core.fail_active(key, errno.0, Cause::SenderUnreadable, host);
+        }
+        Step::Done
     }
 
     /// Works on the sends that a CTS has released.

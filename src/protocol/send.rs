@@ -451,6 +451,7 @@ impl Core {
         }
         self.count_outstanding(peer, -1);
         self.streams.retain(|k| *k != key);
+        self.assists.retain(|assist| assist.tx != key);
         let error = (status != 0).then_some((status as i32, Cause::ReceiverRefused));
         self.finish_send(key, error, host);
     }

@@ -3,6 +3,7 @@
 use super::errno::{Errno, Result, check};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
@@ -77,6 +78,16 @@ impl SharedMemory {
     /// First byte; page-aligned.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
+    }
+
+    /// The word at `offset`, which nobody may use but as an atomic one. `None`: there is none, or it is
+    /// not aligned.
+    pub(crate) fn atomic(&self, offset: usize) -> Option<&AtomicU64> {
+        if offset % 8 != 0 || offset.checked_add(8)? > self.len {
+            return None;
+        }
+        // SAFETY: inside the mapping and aligned, for as long as `self` lives.
+        Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) })
     }
 
     /// Bytes mapped.

@@ -13,12 +13,14 @@ pub(crate) mod mux;
 pub(crate) mod net;
 pub(crate) mod packed_address;
 pub(crate) mod peers;
+pub(crate) mod share;
 pub(crate) mod shm;
 
-use crate::memory::SegmentList;
+use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 pub(crate) use address::Address;
+pub(crate) use share::{Assisted, Share, Taken};
 
 /// A peer endpoint, numbered at first contact by the interface that talks to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -242,6 +244,37 @@ pub(crate) trait Iface {
     ) -> Result<(), SendError> {
         let _ = (peer, payload, ticket);
         Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
+    }
+
+    /// Begins to share the copying of `len` bytes with `peer`, who sends them and has to be told. `None`:
+    /// it is not worth it, does not work, or as much is shared as may be.
+    fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
+        let _ = (peer, len);
+        None
+    }
+
+    /// What of a share is to be copied here next. It goes on until it is over.
+    fn take(&mut self, peer: PeerId, share: &Share) -> Taken {
+        let _ = (peer, share);
+        Taken::Over
+    }
+
+    /// Nothing more of a share is to be copied by anybody; it is over when the peer has put down what
+    /// it has in hand.
+    fn stop_sharing(&mut self, peer: PeerId, share: &Share) {
+        let _ = (peer, share);
+    }
+
+    /// Takes a part of what `peer` shares and writes it: `part` says of an offset and a length where
+    /// the bytes are, and where they go in the peer's memory. Nothing is in hand when this returns.
+    fn assist(
+        &mut self,
+        peer: PeerId,
+        share: &Share,
+        part: impl Fn(usize, usize) -> (SegmentList, [Range; MAX_SEGMENTS], usize),
+    ) -> Assisted {
+        let _ = (peer, share, part);
+        Assisted::Over
     }
 
     /// Something is to come by stream soon.

@@ -7,9 +7,11 @@ use super::net::udp::UdpLink;
 use super::net::{Net, NetSettings};
 use super::peers::PeerTable;
 use super::shm::Shm;
-use super::{Address, Caps, Handler, Iface, PeerId, SendError, Ticket, Windows};
+use super::{
+    Address, Assisted, Caps, Handler, Iface, PeerId, SendError, Share, Taken, Ticket, Windows,
+};
 use crate::config::CmaPolicy;
-use crate::memory::SegmentList;
+use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::cma::Range;
 use crate::sys::{Errno, net};
 use crate::telemetry::log;
@@ -368,6 +370,27 @@ impl Iface for Mux {
     ) -> Result<(), SendError> {
         let none = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
         self.net_mut().ok_or(none)?.write(peer, payload, ticket)
+    }
+
+    fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
+        if self.route(peer) == Route::Shm { self.shm.share(peer, len) } else { None }
+    }
+
+    fn take(&mut self, peer: PeerId, share: &Share) -> Taken {
+        self.shm.take(peer, share)
+    }
+
+    fn stop_sharing(&mut self, peer: PeerId, share: &Share) {
+        self.shm.stop_sharing(peer, share);
+    }
+
+    fn assist(
+        &mut self,
+        peer: PeerId,
+        share: &Share,
+        part: impl Fn(usize, usize) -> (SegmentList, [Range; MAX_SEGMENTS], usize),
+    ) -> Assisted {
+        self.shm.assist(peer, share, part)
     }
 
     fn attend(&mut self) {

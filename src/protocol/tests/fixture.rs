@@ -125,6 +125,7 @@ impl Node {
         assert!(core.outbox.is_empty(), "answers: {:?}", core.outbox);
         assert!(core.streams.is_empty() && core.pulls.is_empty() && core.deferred.is_empty());
         assert!(core.lent.is_empty() && core.due.is_empty(), "{:?} {:?}", core.lent, core.due);
+        assert!(core.assists.is_empty(), "{:?}", core.assists);
         assert!(core.claimed.is_empty(), "claimed: {:?}", core.claimed);
         assert_eq!((core.unexpected.len(), core.unexpected_bytes), (0, 0));
         assert_eq!(core.posted.len(), 0);

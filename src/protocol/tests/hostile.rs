@@ -6,8 +6,9 @@ use super::sim::{Reach, Weather};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::{Envelope, Packet, Ranges};
 use crate::protocol::{Cause, SendOp};
-use crate::transport::Ticket;
+use crate::transport::{Share, Ticket};
 
+const SHARE: Share = Share { cell: 0, generation: 1, unit: 1, len: 9 };
 const PLAIN: Envelope = Envelope { tagged: false, tag: 0, data: None };
 
 fn three(get: Reach, put: Reach) -> World {
@@ -66,6 +67,7 @@ fn stray_packets_change_nothing() {
                 Packet::PutDone { rx: id },
                 Packet::Window { tx: id, rx: 0, offset: 0, len: 9, ticket: Ticket::default() },
                 Packet::Decline { rx: id, offset: 0 },
+                Packet::Cooperate { tx: id, offset: 0, share: SHARE, ranges },
             ],
         );
     }
@@ -222,7 +224,7 @@ fn random_packets_never_stop_the_engine() {
         for _ in 0..40 {
             let (a, b) = (rng.next() % 4, rng.pick(&[0, 1, 100, 300, u64::MAX]));
             let ranges = Ranges::default();
-            let packet = match rng.below(9) {
+            let packet = match rng.below(10) {
                 0 => Packet::Eager { envelope: PLAIN, ack: Some(a) },
                 1 => Packet::Rts { envelope: PLAIN, tx: a, len: b, pushed: 0, ranges },
                 2 => Packet::Cts { tx: a, rx: b, len: b, ranges },
@@ -231,6 +233,10 @@ fn random_packets_never_stop_the_engine() {
                 5 => Packet::Resume { tx: a, rx: b, from: b, len: b },
                 6 => Packet::Window { tx: a, rx: b, offset: b, len: a, ticket: Ticket::default() },
                 7 => Packet::Decline { rx: a, offset: b },
+                8 => {
+                    let share = Share { len: b, unit: a as u32, ..SHARE };
+                    Packet::Cooperate { tx: a, offset: b, share, ranges }
+                }
                 _ => Packet::Fin { tx: a, status: b as u32 },
             };
             let len = rng.below(400);

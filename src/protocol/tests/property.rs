@@ -7,6 +7,7 @@ use super::fixture::{Node, lend};
 use super::oracle::{HARD_ERROR, Message, Oracle, Posting, Sending, Side};
 use super::rng::{LEN_MAX, Rng};
 use super::sim::{Entry, Expected, Log, Net, Reach, SharedNet, Slot, Weather, What, address};
+use super::sim_share::Teamwork;
 use super::sim_window::Glazing;
 use crate::protocol::packet::Envelope;
 use crate::protocol::send::TxState;
@@ -78,9 +79,20 @@ fn weather(rng: &mut Rng) -> Weather {
         stream_max: if push_max == 0 { 0 } else { rng.pick(&[0, 500, 5000, 1 << 20]) },
         stream_breaks: rng.pick(&[0, 5, 100]),
         windows: glazing(rng, push_max),
+        teamwork: teamwork(rng),
         push_max,
         get,
         put,
+    }
+}
+
+fn teamwork(rng: &mut Rng) -> Teamwork {
+    Teamwork {
+        min: rng.pick(&[0, 200, 2000]),
+        unit: rng.pick(&[1, 90, 700]),
+        late: rng.pick(&[0, 30, 90]),
+        arrives: rng.pick(&[10, 60]),
+        failures: rng.pick(&[0, 3, 30]),
     }
 }
 
@@ -511,6 +523,7 @@ impl Run {
                 !(core.outbox.is_empty()
                     && core.pulls.is_empty()
                     && core.due.is_empty()
+                    && core.assists.is_empty()
                     && core.streams.iter().all(|key| waits(*key)))
             });
             let calm = moved == 0 && !busy && self.net.borrow().is_idle();
@@ -589,6 +602,7 @@ fn random_operations_agree_with_the_oracle() {
     let cases = number("UDRV_TEST_CASES").unwrap_or(CASES);
     let (mut messages, mut reports) = (0, 0);
     let mut windows = [0; 3];
+    let mut assisted = 0;
     for seed in first..first + cases {
         let _guard = Guard(seed);
         let mut run = Run::new(seed);
@@ -599,11 +613,14 @@ fn random_operations_agree_with_the_oracle() {
         messages += run.oracle.messages.len();
         reports += run.oracle.reports;
         for counts in run.nodes.iter().flatten().map(|node| node.engine.counts()) {
+            assisted += counts.assisted_bytes;
             let now = [counts.window_bytes, counts.windows_lost, counts.declined];
             windows.iter_mut().zip(now).for_each(|(sum, n)| *sum += n);
         }
     }
     eprintln!("{cases} cases, {messages} sends, {reports} reports");
+    eprintln!("{assisted} bytes written by senders of messages that were shared");
+    assert!(cases < CASES || assisted > 0, "nothing was shared");
     eprintln!("windows: {windows:?} bytes, lost, declined");
     assert!(cases < CASES || windows.iter().all(|n| *n > 0), "no windows: {windows:?}");
 }

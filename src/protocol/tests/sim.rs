@@ -5,10 +5,11 @@
 //! and ends once; what was sent over it before is delivered before its end is reported.
 
 use super::rng::{Rng, payload};
+use super::sim_share::{Shares, Teamwork};
 use super::sim_stream::{Flow, Step, Way};
 use super::sim_window::{self, Glazing, Held, Panes};
-use crate::memory::SegmentList;
 use crate::memory::keys::Right;
+use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::protocol::packet::{Envelope, Packet};
 use crate::protocol::rma::RmaPacket;
 use crate::protocol::{Completion, Failure};
@@ -16,8 +17,8 @@ use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
-    Address, Caps, Departure, Handler, Iface, MAX_HEADER, PeerId, SendError, StreamEnd, Ticket,
-    Windows,
+    Address, Assisted, Caps, Departure, Handler, Iface, MAX_HEADER, PeerId, SendError, Share,
+    StreamEnd, Taken, Ticket, Windows,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -61,6 +62,7 @@ pub(super) struct Weather {
     pub(super) stream_max: usize,
     pub(super) stream_breaks: u64,
     pub(super) windows: Glazing,
+    pub(super) teamwork: Teamwork,
     /// How often a message is refused for no reason, percent.
     pub(super) again_percent: u64,
     /// Most messages delivered by one poll.
@@ -83,6 +85,7 @@ impl Weather {
             stream_max: 0,
             stream_breaks: 0,
             windows: Glazing::none(),
+            teamwork: Teamwork::none(),
             again_percent: 0,
             batch: 64,
             lies: false,
@@ -170,6 +173,8 @@ struct Link {
     /// As the queues.
     flows: [Flow; 2],
     panes: Panes,
+    /// Of what the queues bring.
+    shares: [Shares; 2],
     get: [Reach; 2],
     put: [Reach; 2],
 }
@@ -273,6 +278,7 @@ impl Net {
             for link in links {
                 let side = self.links[link].reads(slot);
                 self.links[link].panes.forget(side);
+                self.links[link].shares[side].forget();
                 if !self.links[link].broken && peer != slot {
                     self.end(link, peer, departure);
                 }
@@ -298,6 +304,10 @@ impl Net {
         link.panes.close();
         let side = link.reads(reader);
         link.flows[side] = Flow::default();
+        if departure == Departure::Closed {
+            link.shares[side].land();
+        }
+        link.shares[side].die(rng);
         let queue = &mut link.queues[side];
         // The greeting is part of making the link: it is never lost.
         if departure != Departure::Closed {
@@ -328,6 +338,7 @@ impl Net {
             flows: Default::default(),
             get: draw(&weather.get),
             put: draw(&weather.put),
+            shares: Default::default(),
             panes: Panes::new(1000 * id as u32, &weather.windows, rng),
         };
         self.places[me].links.entry(peer).or_default().push_back(id);
@@ -459,6 +470,7 @@ impl Net {
                 link.queues[side].is_empty()
                     && link.flows[side].is_idle()
                     && link.panes.is_idle(side)
+                    && link.shares[side].is_idle()
             })
         })
     }
@@ -490,6 +502,7 @@ impl Net {
         }
         if let Item::Departed(departure) = item {
             link.panes.forget(side);
+            link.shares[side].forget();
             if let Some(list) = places[me].links.get_mut(&peer) {
                 list.pop_front();
             }
@@ -564,6 +577,15 @@ impl Net {
             let (panes, side, glazing, rng) = self.panes(me, peer)?;
             Some((peer, panes.step(side, glazing, rng)?))
         })
+    }
+
+    /// What `me` shares with `peer`, who sends it.
+    fn shares(&mut self, me: Slot, peer: Slot) -> Option<(&mut Shares, &Teamwork, &mut Rng)> {
+        let link = self.current(me, peer).filter(|_| me != peer)?;
+        let Self { links, weather, rng, .. } = self;
+        let link = &mut links[link];
+        let side = link.reads(me);
+        Some((&mut link.shares[side], &weather.teamwork, rng))
     }
 
     /// What a one-sided access of `len` bytes by `me` may move.
@@ -852,6 +874,62 @@ impl Iface for SimIface {
             return Err(SendError::Again);
         }
         panes.write(side, payload, ticket, queue_len, glazing, rng)
+    }
+
+    fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
+        let works = self.caps_now(peer).get;
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        let (again, broken) = (net.weather.again_percent, net.has_broken(self.me, peer));
+        let (shares, teamwork, rng) = net.shares(self.me, peer)?;
+        let wanted = works && !broken && teamwork.min > 0 && len >= teamwork.min;
+        if !wanted || rng.percent(again) {
+            return None;
+        }
+        shares.begin(len, teamwork.unit)
+    }
+
+    fn take(&mut self, peer: PeerId, share: &Share) -> Taken {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        let (shares, teamwork, rng) = net.shares(self.me, peer).unwrap();
+        if rng.percent(teamwork.arrives) {
+            shares.land();
+        }
+        shares.take(share)
+    }
+
+    fn stop_sharing(&mut self, peer: PeerId, share: &Share) {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        net.shares(self.me, peer).unwrap().0.stop(share);
+    }
+
+    fn assist(
+        &mut self,
+        peer: PeerId,
+        share: &Share,
+        part: impl Fn(usize, usize) -> (SegmentList, [Range; MAX_SEGMENTS], usize),
+    ) -> Assisted {
+        let (works, slot) = (self.caps_now(peer).put, self.slot(peer));
+        if !works || self.net.borrow().has_broken(self.me, slot) {
+            return Assisted::Over;
+        }
+        let mut net = self.net.borrow_mut();
+        let reach = net.reach(self.me, slot, false, 1500);
+        let lies = net.weather.lies;
+        let Some((shares, teamwork, rng)) = net.shares(slot, self.me) else {
+            return Assisted::Over;
+        };
+        shares.assist(share, teamwork, rng, |offset, len| {
+            let may = reach.ok()?.min(len);
+            let (local, remote, count) = part(offset, len);
+            let to = Loopback::list(&remote[..count]).unwrap();
+            assert!(lies || (local.len(), to.len()) == (len, len), "a part of another length");
+            if local.len() < may || to.len() < may {
+                return None;
+            }
+            let mut bytes = vec![0; may];
+            local.copy_out(0, &mut bytes);
+            Some((bytes, to.slice(0, may)))
+        })
     }
 
     fn under_pressure(&self, peer: PeerId) -> bool {

@@ -60,6 +60,7 @@ impl Shm {
             let mut link = self.inbound.swap_remove(at);
             self.epoll.remove(link.socket.as_fd());
             known = true;
+            link.end_sharing();
             closed_in_order = link.consumer.producer_closed();
             // Bounded by the ring: its producer is gone or is no longer listened to.
             while error.is_none() {

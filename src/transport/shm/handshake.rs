@@ -15,6 +15,7 @@ use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, process, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
+use crate::transport::share::CellTable;
 use crate::transport::{Address, Handler, PeerId, SendError};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -54,6 +55,10 @@ impl Shm {
             nonce: self.nonce,
             geometry,
             probe_addr: self.probe.as_ptr().expose_provenance() as u64,
+            features: match self.cma {
+                CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS,
+                CmaPolicy::Off | CmaPolicy::ReadOnly => 0,
+            },
         };
         unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()])?;
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
@@ -222,6 +227,8 @@ impl Shm {
             nonce: hello.nonce,
             can_get,
             can_put,
+            assists: hello.features & hello::ASSISTS != 0,
+            cells: CellTable::default(),
         });
         self.watch(peer, pid);
     }

@@ -28,7 +28,12 @@ pub(super) struct Hello {
     /// Address, in the sender's memory, of two words for probing cross-memory attach. The first
     /// holds `nonce`; the second may be overwritten with it.
     pub(super) probe_addr: u64,
+    /// What the sender can do beyond what this version asks for.
+    pub(super) features: u32,
 }
+
+/// The sender helps to copy its messages when it is asked to (PROTOCOL.md §4.13).
+pub(super) const ASSISTS: u32 = 1;
 
 /// Why a link was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,7 +113,8 @@ impl Hello {
             .put(&self.probe_addr.to_le_bytes())
             .put(&self.geometry.slots.to_le_bytes())
             .put(&self.geometry.bulk.to_le_bytes())
-            .put(&self.source.to_wire());
+            .put(&self.source.to_wire())
+            .put(&self.features.to_le_bytes());
         w.bytes
     }
 
@@ -125,12 +131,14 @@ impl Hello {
         let probe_addr = r.u64()?;
         let geometry = Geometry { slots: r.u32()?, bulk: r.u32()? };
         let source = Address::from_wire(&r.take::<{ address::WIRE_LEN }>()?)?;
+        let features = r.u32()?;
         (geometry.is_sane() && source.port() != 0).then_some(Self {
             version,
             source,
             nonce,
             geometry,
             probe_addr,
+            features,
         })
     }
 }
@@ -193,6 +201,7 @@ mod tests {
             nonce: 0x1122_3344_5566_7788,
             geometry: GENEROUS,
             probe_addr: 0x7fff_0000_1000,
+            features: ASSISTS,
         }
     }
 

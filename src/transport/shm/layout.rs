@@ -4,6 +4,7 @@
 //! 0      CONSUMED   u32: slots the receiver has finished with     (receiver writes)
 //! 128    FLAGS      u32: what the receiver wants                  (receiver sets, sender clears SLEEPING)
 //! 256    CLOSING    u32: 1 when the sender has closed in order    (sender writes)
+//! 512    CELLS      16 x 64 bytes: messages that both ends copy    (both write)
 //! 4096   slots      `slots` x 128 bytes
 //!        bulk       `bulk` bytes, used as a ring by payloads that do not fit in a slot
 //! ```
@@ -18,6 +19,10 @@ pub(super) const CONSUMED: usize = 0;
 pub(super) const FLAGS: usize = 128;
 /// Offset of the sender's closing mark.
 pub(super) const CLOSING: usize = 256;
+/// Offset of the first cell.
+pub(super) const CELLS: usize = 512;
+/// Bytes of a cell: one cache line.
+pub(super) const CELL: usize = 64;
 /// Offset of the first slot.
 pub(super) const SLOTS: usize = 4096;
 /// Bytes of one slot: two cache lines, fetched together by the adjacent-line prefetcher.

@@ -12,8 +12,10 @@ mod handshake;
 mod hello;
 mod layout;
 mod ring;
+mod sharing;
 
 use super::peers::PeerTable;
+use super::share::CellTable;
 use super::{Address, Caps, Handler, PeerId, SendError};
 use crate::config::CmaPolicy;
 use crate::memory::SegmentList;
@@ -85,6 +87,9 @@ struct Inbound {
     nonce: u64,
     can_get: bool,
     can_put: bool,
+    /// The sender helps to copy long messages.
+    assists: bool,
+    cells: CellTable,
 }
 
 impl Inbound {
@@ -410,8 +415,9 @@ impl Drop for Shm {
             for link in self.outbound.iter().flatten() {
                 link.producer.close();
             }
-            for link in &self.inbound {
+            for link in &mut self.inbound {
                 link.consumer.close();
+                link.end_sharing();
             }
         }
     }

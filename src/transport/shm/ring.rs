@@ -67,6 +67,10 @@ impl Producer {
         self.geometry
     }
 
+    pub(super) fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
     /// The consumer is short of memory for payload.
     pub(super) fn under_pressure(&self) -> bool {
         word(&self.memory, FLAGS).load(Ordering::Relaxed) & FLAG_PRESSURE != 0
@@ -232,6 +236,10 @@ impl Consumer {
     pub(super) fn new(memory: SharedMemory, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
         Self { memory, geometry, head: 0, published: 0 }
+    }
+
+    pub(super) fn memory(&self) -> &SharedMemory {
+        &self.memory
     }
 
     fn slot(&self) -> *mut u8 {

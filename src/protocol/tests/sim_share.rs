@@ -1,0 +1,125 @@
+//! Sharing in the simulated network: the cells are those of shared memory, but what a sender has taken
+//! arrives in its own time, in part, or never.
+
+use super::rng::Rng;
+use crate::memory::SegmentList;
+use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What does not change during a run.
+#[derive(Clone, Debug)]
+pub(super) struct Teamwork {
+    /// Shortest message that is shared; 0: none is. What its parts are counted in.
+    pub(super) min: usize,
+    pub(super) unit: u32,
+    /// How often a part does not arrive at once, and how often a late one does when it might, percent.
+    pub(super) late: u64,
+    pub(super) arrives: u64,
+    /// How often a part cannot be written, percent.
+    pub(super) failures: u64,
+}
+
+impl Teamwork {
+    pub(super) fn none() -> Self {
+        Self { min: 0, unit: 100, late: 0, arrives: 100, failures: 0 }
+    }
+}
+
+/// What a sender has in hand.
+#[derive(Debug)]
+struct Landing {
+    bytes: Vec<(Vec<u8>, SegmentList)>,
+    /// Where it says that it is done, and how.
+    cell: usize,
+    status: u64,
+}
+
+/// What one side of a link shares with its sender.
+#[derive(Debug, Default)]
+pub(super) struct Shares {
+    table: CellTable,
+    words: [[AtomicU64; 2]; CellTable::LEN],
+    /// What the sender believes that it has said: of which use of which cell.
+    said: (u32, u32, AtomicU64),
+    landing: Option<Landing>,
+}
+
+fn cell(words: &[[AtomicU64; 2]], at: usize) -> Option<Cell<'_>> {
+    let [left, status] = words.get(at)?;
+    Some(Cell { left, status })
+}
+
+impl Shares {
+    pub(super) fn is_idle(&self) -> bool {
+        self.landing.is_none()
+    }
+
+    pub(super) fn begin(&mut self, len: usize, unit: u32) -> Option<Share> {
+        let Self { table, words, .. } = self;
+        table.begin(len, unit, |at| cell(words, at))
+    }
+
+    pub(super) fn take(&mut self, share: &Share) -> Taken {
+        let Self { table, words, .. } = self;
+        table.take(share, cell(words, share.cell as usize).unwrap())
+    }
+
+    pub(super) fn stop(&mut self, share: &Share) {
+        let Self { table, words, .. } = self;
+        table.stop(share, cell(words, share.cell as usize).unwrap());
+    }
+
+    /// The sender takes a part; `copy` hands over what it writes.
+    pub(super) fn assist(
+        &mut self,
+        share: &Share,
+        teamwork: &Teamwork,
+        rng: &mut Rng,
+        mut copy: impl FnMut(usize, usize) -> Option<(Vec<u8>, SegmentList)>,
+    ) -> Assisted {
+        self.land();
+        let Some(real) = cell(&self.words, share.cell as usize) else { return Assisted::Over };
+        if (self.said.0, self.said.1) != (share.cell, share.generation) {
+            self.said = (share.cell, share.generation, AtomicU64::new(0));
+        }
+        let mut bytes = Vec::new();
+        let before = self.said.2.load(Ordering::Relaxed);
+        let told = Cell { left: real.left, status: &self.said.2 };
+        let assisted = told.assist(share, |offset, len| {
+            let written = copy(offset, len)?;
+            let len = written.0.len();
+            bytes.push(written);
+            (!rng.percent(teamwork.failures)).then_some(len)
+        });
+        let status = self.said.2.load(Ordering::Relaxed);
+        if status != before {
+            self.landing = Some(Landing { bytes, cell: share.cell as usize, status });
+            if !rng.percent(teamwork.late) {
+                self.land();
+            }
+        }
+        assisted
+    }
+
+    /// What the sender has in hand arrives, and it says so.
+    pub(super) fn land(&mut self) {
+        let Some(Landing { bytes, cell, status }) = self.landing.take() else { return };
+        for (bytes, to) in bytes {
+            assert_eq!(to.copy_in(0, &bytes), bytes.len());
+        }
+        self.words[cell][1].store(status, Ordering::Release);
+    }
+
+    /// The sender dies: what it has in hand arrives in part, and nobody is told.
+    pub(super) fn die(&mut self, rng: &mut Rng) {
+        let Some(Landing { bytes, .. }) = self.landing.take() else { return };
+        for (bytes, to) in bytes {
+            to.copy_in(0, &bytes[..rng.below(bytes.len() + 1)]);
+        }
+    }
+
+    /// The memory that it would arrive in is gone.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+}

@@ -1,0 +1,97 @@
+//! Messages that both processes copy: the receiver reads parts of them, the sender writes others.
+
+use super::layout::{CELL, CELLS};
+use super::{Inbound, Shm};
+use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::sys::cma::Range;
+use crate::sys::shared_memory::SharedMemory;
+use crate::sys::{clock, process};
+use crate::transport::PeerId;
+use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
+
+/// Shorter messages are copied by their receiver alone.
+const SHARE_MIN: usize = 128 * 1024;
+/// Bytes that parts are counted in.
+const UNIT: u32 = 16 * 1024;
+/// How long an endpoint that closes waits for a peer that has a part in hand.
+const LINGER_NS: u64 = 1_000_000_000;
+
+fn cell(memory: &SharedMemory, at: usize) -> Option<Cell<'_>> {
+    let offset = CELLS + at.checked_mul(CELL)?;
+    if at >= CellTable::LEN {
+        return None;
+    }
+    Some(Cell { left: memory.atomic(offset)?, status: memory.atomic(offset + 8)? })
+}
+
+impl Inbound {
+    /// No part of any message is taken any more, and none is in the sender's hand unless it was stopped.
+    pub(super) fn end_sharing(&mut self) {
+        let Self { cells, consumer, pid, .. } = self;
+        let memory = consumer.memory();
+        if !cells.stop_all(|at| cell(memory, at)) {
+            return;
+        }
+        let until = clock::now_ns().saturating_add(LINGER_NS);
+        while cells.stop_all(|at| cell(memory, at))
+            && process::is_running(*pid)
+            && clock::now_ns() < until
+        {
+            process::yield_now();
+        }
+    }
+}
+
+impl Shm {
+    fn inbound_of_mut(&mut self, peer: PeerId) -> Option<&mut Inbound> {
+        self.inbound.iter_mut().find(|link| link.peer == peer)
+    }
+
+    /// See [`crate::transport::Iface::share`].
+    pub(crate) fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
+        if len < SHARE_MIN {
+            return None;
+        }
+        let link = self.inbound_of_mut(peer).filter(|link| link.can_get && link.assists)?;
+        let memory = link.consumer.memory();
+        link.cells.begin(len, UNIT, |at| cell(memory, at))
+    }
+
+    /// See [`crate::transport::Iface::take`].
+    pub(crate) fn take(&mut self, peer: PeerId, share: &Share) -> Taken {
+        // Without a link the peer has departed, as we shall hear.
+        let Some(link) = self.inbound_of_mut(peer) else { return Taken::Wait };
+        match cell(link.consumer.memory(), share.cell as usize) {
+            Some(cell) => link.cells.take(share, cell),
+            None => Taken::Wait,
+        }
+    }
+
+    /// See [`crate::transport::Iface::stop_sharing`].
+    pub(crate) fn stop_sharing(&mut self, peer: PeerId, share: &Share) {
+        let Some(link) = self.inbound_of_mut(peer) else { return };
+        if let Some(cell) = cell(link.consumer.memory(), share.cell as usize) {
+            link.cells.stop(share, cell);
+        }
+    }
+
+    /// See [`crate::transport::Iface::assist`].
+    pub(crate) fn assist(
+        &self,
+        peer: PeerId,
+        share: &Share,
+        part: impl Fn(usize, usize) -> (SegmentList, [Range; MAX_SEGMENTS], usize),
+    ) -> Assisted {
+        if !self.inbound_of(peer).is_some_and(|link| link.can_put) {
+            return Assisted::Over;
+        }
+        let memory = self.out(peer).map(|link| link.producer.memory());
+        let Some(cell) = memory.and_then(|memory| cell(memory, share.cell as usize)) else {
+            return Assisted::Over;
+        };
+        cell.assist(share, |offset, len| {
+            let (local, remote, count) = part(offset, len);
+            self.put(peer, &local, remote.get(..count).unwrap_or(&[])).ok()
+        })
+    }
+}
