@@ -16,9 +16,11 @@ mod ways;
 #[cfg(test)]
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
+pub(crate) use introduction::Network;
 
-use crate::config::{CacheSettings, Config, NicName, RdmaPolicy};
+use crate::config::{CacheSettings, Config, NicName, RdmaPolicy, RvPolicy};
 use crate::sys::net::{Nic, RdmaFacts};
+use crate::sys::rv::Here;
 use crate::sys::topology::numa_distance;
 use crate::sys::verbs::{
     AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, OpenDevice, UdPort, UdSettings, present,
@@ -27,9 +29,11 @@ use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::net::bulk::Bulk;
+use crate::transport::net::bulk::ways::Ways;
 use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::net::rv;
 use choice::{Candidate, Choice, Wish, choose};
-use introduction::{Network, Place, qkey};
+use introduction::{Place, qkey};
 use link::UdLink;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, PoisonError};
@@ -48,7 +52,9 @@ pub(crate) struct RdmaSettings {
     pub(crate) policy: RdmaPolicy,
     /// FI_UDRV_NIC; empty: any.
     pub(crate) nics: Vec<NicName>,
-    /// Connections for long messages, at most.
+    /// The kernel's rv module, for long messages.
+    pub(crate) rv: RvPolicy,
+    /// Connections of our own for them, at most.
     pub(crate) rc_connections: usize,
     pub(crate) cache: CacheSettings,
 }
@@ -58,6 +64,7 @@ impl RdmaSettings {
         Self {
             policy: config.rdma,
             nics: config.nics.clone(),
+            rv: config.rv,
             rc_connections: config.rc_connections,
             cache: config.cache,
         }
@@ -75,7 +82,9 @@ pub(crate) fn open(
     key: &JobKey,
 ) -> Result<Option<Parts>, Errno> {
     let found = first_that_works(settings, me, qkey(key), (SEND_SLOTS, RECEIVE_SLOTS))?;
-    let Some(Found { choice, device, port }) = found else { return Ok(None) };
+    let Some(Found { choice, device, port }) = found else {
+        return without_device(settings).map(|()| None);
+    };
     let place = place_of(&choice, &port);
     let (sends, completions) = port.is_extended();
     let call = |newer, new, old| if newer { new } else { old };
@@ -89,7 +98,17 @@ pub(crate) fn open(
         call(sends, "ibv_wr_start", "ibv_post_send"),
         call(completions, "ibv_start_poll", "ibv_poll_cq"),
     ));
-    let bulk = rc::open(device, &choice, place, settings)?;
+    let here = Here {
+        device: choice.device.clone(),
+        port: choice.port.number,
+        gid_index: choice.gid.index,
+        gid: place.gid,
+        lid: if place.network == Network::Roce { 0 } else { place.lid },
+        service_level: choice.port.service_level,
+        job: key.for_rv(),
+    };
+    let rv = rv::open(settings.rv, &here, place.network, place.mtu)?;
+    let bulk = Ways::of(rv, rc::open(device, &choice, place, settings)?)?;
     let link = UdLink::new(port, place, choice.gid.index, choice.port.service_level);
     Ok(Some((Rdma::new(link, *key, *me), bulk)))
 }
@@ -120,7 +139,10 @@ pub(crate) fn offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, 
 fn find_offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
     let me = Address(std::net::SocketAddr::new(ip, 0));
     let found = first_that_works(settings, &me, 1, (TRIED_SLOTS, TRIED_SLOTS))?;
-    let Some(Found { choice, device, .. }) = found else { return Ok(None) };
+    let Some(Found { choice, device, .. }) = found else {
+        return without_device(settings).map(|()| None);
+    };
+    rv::check(settings.rv)?;
     let facts = device.facts()?;
     let infiniband = choice.port.link == LinkLayer::InfiniBand;
     Ok(Some(Nic {
@@ -140,6 +162,15 @@ fn find_offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno>
             network: if infiniband { "InfiniBand" } else { "Ethernet" },
         }),
     }))
+}
+
+/// Errors: ENODEV, where there has to be a module, which needs one.
+fn without_device(settings: &RdmaSettings) -> Result<(), Errno> {
+    if settings.rv == RvPolicy::Require {
+        log::warn(format_args!("FI_UDRV_RV=require cannot be met: no RDMA device is used"));
+        return Err(Errno(libc::ENODEV));
+    }
+    Ok(())
 }
 
 /// A device that works.

@@ -1,7 +1,6 @@
 //! RC queue pairs of a real device.
 #![allow(unsafe_code)]
 
-use super::message::End;
 use super::{Device, Event, QueuePair, Rc, Region, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal};
@@ -9,6 +8,7 @@ use crate::sys::Errno;
 use crate::sys::verbs::{OpenDevice, RcAddress, RcEvent, RcPort, RcQp, RcSettings, Registrar};
 use crate::transport::Ticket;
 use crate::transport::net::bulk::Bulk;
+use crate::transport::net::bulk::message::End;
 use crate::transport::net::verbs::RdmaSettings;
 use crate::transport::net::verbs::choice::Choice;
 use crate::transport::net::verbs::introduction::{Network, Place};
