@@ -27,6 +27,16 @@ pub(crate) enum RdmaPolicy {
     Require,
 }
 
+/// Whether the kernel's rv module carries long messages (FI_UDRV_RV).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RvPolicy {
+    /// Where it works.
+    Auto,
+    Off,
+    /// Without it there is no endpoint.
+    Require,
+}
+
 /// How registrations of the application's memory are kept (FI_UDRV_CACHE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CachePolicy {
@@ -153,6 +163,10 @@ pub(crate) const VARIABLES: &[Variable] = &[
         help: "TCP connections that an endpoint makes at most for long messages to peers of other nodes, 0 to 65536; 0: it takes none either (default: 256)",
     },
     Variable {
+        name: "RV",
+        help: "The kernel's rv module (/dev/rv) for long messages to peers that have it: auto (where it works), off, or require (without it there is no endpoint) (default: auto)",
+    },
+    Variable {
         name: "RC_CONNECTIONS",
         help: "Connected RDMA queue pairs that an endpoint has at most, for long messages, 0 to 65536; 0: they go as datagrams (default: 128)",
     },
@@ -215,6 +229,8 @@ pub(crate) struct Config {
     pub(crate) rdma: RdmaPolicy,
     /// FI_UDRV_NIC; empty: any
     pub(crate) nics: Vec<NicName>,
+    /// FI_UDRV_RV
+    pub(crate) rv: RvPolicy,
     /// FI_UDRV_RC_CONNECTIONS
     pub(crate) rc_connections: usize,
     /// FI_UDRV_CACHE, FI_UDRV_CACHE_BYTES, FI_UDRV_CACHE_COUNT
@@ -240,6 +256,7 @@ impl Default for Config {
             streams: 256,
             rdma: RdmaPolicy::Auto,
             nics: Vec::new(),
+            rv: RvPolicy::Auto,
             rc_connections: 128,
             cache: CacheSettings { policy: CachePolicy::Userfaultfd, bytes: None, count: 1024 },
         }
@@ -326,6 +343,14 @@ impl Config {
                 _ => complain("RDMA", &text, "auto, off or require"),
             }
         }
+        if let Some(text) = lookup("RV") {
+            match text.trim().to_ascii_lowercase().as_str() {
+                "auto" | "1" => config.rv = RvPolicy::Auto,
+                "off" | "0" => config.rv = RvPolicy::Off,
+                "require" => config.rv = RvPolicy::Require,
+                _ => complain("RV", &text, "auto, off or require"),
+            }
+        }
         if let Some(text) = lookup("NIC").filter(|text| !text.trim().is_empty()) {
             match NicName::list(&text) {
                 Some(nics) => config.nics = nics,
@@ -388,6 +413,7 @@ mod tests {
             ("PEER_TIMEOUT", "5"),
             ("NET_BUFFER", "1048576"),
             ("RDMA", "Require"),
+            ("RV", "REQUIRE"),
             ("NIC", "mlx5_0, rxe0:2"),
             ("RC_CONNECTIONS", "0"),
         ]);
@@ -400,6 +426,7 @@ mod tests {
         assert_eq!((network.shm, network.net, network.mtu), (false, false, Some(9000)));
         assert_eq!((network.peer_timeout_s, network.net_buffer), (5, 1 << 20));
         assert_eq!((network.rdma, network.rc_connections), (RdmaPolicy::Require, 0));
+        assert_eq!((network.rv, with(&[("RV", "0")]).0.rv), (RvPolicy::Require, RvPolicy::Off));
         let nics: Vec<String> = network.nics.iter().map(ToString::to_string).collect();
         assert_eq!(nics, ["mlx5_0", "rxe0:2"]);
         assert_eq!((complaints, more), (0, 0));
@@ -439,12 +466,13 @@ mod tests {
             ("PEER_TIMEOUT", "0"),
             ("NET_BUFFER", "64M"),
             ("RDMA", "yes"),
+            ("RV", "yes"),
             ("NIC", "a:0"),
             ("CACHE", "memhooks"),
             ("CACHE_COUNT", "99999999"),
             ("RC_CONNECTIONS", "65537"),
         ]);
-        assert_eq!(nonsense, (Config::default(), 14));
+        assert_eq!(nonsense, (Config::default(), 15));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One-sided operations by active messages (PROTOCOL.md §4.14): an *initiator* reads or writes
+//! One-sided operations by active messages (PROTOCOL.md §4.15): an *initiator* reads or writes
 //! memory of a *target*, whose engine moves the bytes.
 //!
 //! An initiator's operations to one target leave in their order. The target carries out each write

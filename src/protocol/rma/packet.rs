@@ -1,4 +1,4 @@
-//! Headers of one-sided operations, and the ranges before their bytes: PROTOCOL.md §4.14. All
+//! Headers of one-sided operations, and the ranges before their bytes: PROTOCOL.md §4.15. All
 //! integers are little-endian.
 
 use super::{MAX_RANGES, RemoteRange, RemoteRanges};

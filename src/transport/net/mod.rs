@@ -6,6 +6,7 @@ mod core;
 pub(crate) mod job_key;
 pub(crate) mod link;
 pub(crate) mod reliable;
+mod rv;
 pub(crate) mod stream;
 pub(crate) mod udp;
 pub(crate) mod verbs;

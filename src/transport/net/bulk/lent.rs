@@ -18,7 +18,7 @@ pub(crate) struct Window<L> {
     /// Bytes.
     pub(crate) len: usize,
     /// What keeps it registered.
-    pub(crate) _lease: L,
+    pub(crate) lease: L,
 }
 
 struct Slot<L> {
@@ -78,6 +78,18 @@ impl<L> Lent<L> {
         Some(window)
     }
 
+    /// The window with this immediate, whoever has it.
+    pub(crate) fn get(&self, immediate: u32) -> Option<&Window<L>> {
+        let index = immediate & ((1 << INDEX_BITS) - 1);
+        let slot = self.slots.get(index as usize)?;
+        slot.window.as_ref().filter(|_| slot.generation == immediate >> INDEX_BITS)
+    }
+
+    /// All that are lent.
+    pub(crate) fn windows(&self) -> impl Iterator<Item = &Window<L>> {
+        self.slots.iter().filter_map(|slot| slot.window.as_ref())
+    }
+
     /// Takes all windows of `peer` out.
     pub(crate) fn remove_all(&mut self, peer: PeerId) -> Vec<Window<L>> {
         let of_peer = |(index, slot): (usize, &Slot<L>)| {
@@ -94,7 +106,7 @@ mod tests {
     use super::*;
 
     fn window(peer: u32, token: u64) -> Window<()> {
-        Window { peer: PeerId(peer), token, len: 1, _lease: () }
+        Window { peer: PeerId(peer), token, len: 1, lease: () }
     }
 
     #[test]
@@ -104,6 +116,8 @@ mod tests {
         let second = lent.insert(window(2, 20)).unwrap();
         assert!(lent.is_full() && lent.insert(window(1, 11)).is_none());
         assert!(lent.remove(PeerId(2), first).is_none(), "it is another one's");
+        assert_eq!(lent.get(second).map(|window| window.peer), Some(PeerId(2)));
+        assert_eq!(lent.windows().map(|window| window.token).sum::<u64>(), 30);
         assert_eq!(lent.remove(PeerId(1), first).unwrap().token, 10);
         assert!(lent.remove(PeerId(1), first).is_none(), "only once");
         let third = lent.insert(window(1, 12)).unwrap();
@@ -113,7 +127,7 @@ mod tests {
         assert!(lent.remove(PeerId(2), second).is_none());
         assert_eq!(lent.len(), 1);
         for wrong in [u32::MAX, 1 << 31, 5] {
-            assert!(lent.remove(PeerId(1), wrong).is_none());
+            assert!(lent.remove(PeerId(1), wrong).is_none() && lent.get(wrong).is_none());
         }
     }
 

@@ -5,6 +5,8 @@
 //! whoever lends a window says so after the connection that it is lent by was agreed on.
 
 pub(crate) mod lent;
+pub(crate) mod message;
+pub(crate) mod ways;
 
 use crate::memory::SegmentList;
 use crate::sys::Errno;
@@ -52,6 +54,24 @@ pub(crate) struct BulkCounts {
     pub(crate) wrong: u64,
 }
 
+impl std::ops::AddAssign for BulkCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.connections += other.connections;
+        self.made += other.made;
+        self.evicted += other.evicted;
+        self.refused += other.refused;
+        self.broken += other.broken;
+        self.lent += other.lent;
+        self.filled += other.filled;
+        self.filled_bytes += other.filled_bytes;
+        self.written += other.written;
+        self.written_bytes += other.written_bytes;
+        self.unregistered += other.unregistered;
+        self.stale += other.stale;
+        self.wrong += other.wrong;
+    }
+}
+
 /// A way to write into a peer's memory. One endpoint's, driven under its lock.
 pub(crate) trait Bulk: fmt::Debug + Send {
     /// Bytes of a window at most, and of a message that is worth one at least.
@@ -83,6 +103,12 @@ pub(crate) trait Bulk: fmt::Debug + Send {
 
     /// The other side of `peer` says something.
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink);
+
+    /// `windows` would answer `Ready`. Nothing begins.
+    fn is_ready(&self, peer: PeerId) -> bool;
+
+    /// The connection to `peer` ends, with its windows, and the other side is told; nobody here is.
+    fn leave(&mut self, peer: PeerId);
 
     /// Something to be said to a peer, in this order.
     fn next_control(&mut self) -> Option<(PeerId, Control)>;

@@ -27,6 +27,7 @@ enum Purpose {
     Handshake = 1,
     Session = 2,
     BlockHash = 3,
+    RvModule = 4,
 }
 
 /// The key under which job keys themselves are made: known to everybody.
@@ -64,6 +65,12 @@ impl JobKey {
         let (first, second) = if mine <= theirs { (mine, theirs) } else { (theirs, mine) };
         let words = [Purpose::Session as u64, first.0, first.1, second.0, second.1];
         SessionKey(self.derive(words))
+    }
+
+    /// What names the job to the kernel's rv module, which shows it to other nodes' modules: it tells
+    /// nothing of the key.
+    pub(crate) fn for_rv(&self) -> [u8; 16] {
+        self.derive([Purpose::RvModule as u64])
     }
 
     fn derive(&self, words: impl IntoIterator<Item = u64>) -> [u8; 16] {

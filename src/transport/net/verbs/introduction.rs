@@ -33,14 +33,14 @@ pub(crate) enum Network {
 }
 
 impl Network {
-    pub(super) fn to_wire(self) -> u8 {
+    pub(crate) fn to_wire(self) -> u8 {
         match self {
             Self::InfiniBand => 1,
             Self::Roce => 2,
         }
     }
 
-    pub(super) fn from_wire(byte: u8) -> Option<Self> {
+    pub(crate) fn from_wire(byte: u8) -> Option<Self> {
         match byte {
             1 => Some(Self::InfiniBand),
             2 => Some(Self::Roce),

@@ -20,10 +20,12 @@ mod ways;
 #[cfg(test)]
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
+pub(crate) use introduction::Network;
 pub(crate) use named::{NamedDevice, device_named, insisting};
 
-use crate::config::{CacheSettings, Config, NicName, RdmaPolicy};
+use crate::config::{CacheSettings, Config, NicName, RdmaPolicy, RvPolicy};
 use crate::sys::net::{Nic, RdmaFacts};
+use crate::sys::rv::Here;
 use crate::sys::topology::numa_distance;
 use crate::sys::verbs::{
     AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, OpenDevice, Port, UdPort, UdSettings,
@@ -33,9 +35,11 @@ use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::net::bulk::Bulk;
+use crate::transport::net::bulk::ways::Ways;
 use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::net::rv;
 use choice::{Candidate, Choice, Wish, choose};
-use introduction::{Network, Place, qkey};
+use introduction::{Place, qkey};
 use link::UdLink;
 use spread::Spread;
 use std::net::{IpAddr, Ipv6Addr};
@@ -55,7 +59,9 @@ pub(crate) struct RdmaSettings {
     pub(crate) policy: RdmaPolicy,
     /// FI_UDRV_NIC; empty: any.
     pub(crate) nics: Vec<NicName>,
-    /// Connections for long messages, at most.
+    /// The kernel's rv module, for long messages.
+    pub(crate) rv: RvPolicy,
+    /// Connections of our own for them, at most.
     pub(crate) rc_connections: usize,
     pub(crate) cache: CacheSettings,
 }
@@ -65,6 +71,7 @@ impl RdmaSettings {
         Self {
             policy: config.rdma,
             nics: config.nics.clone(),
+            rv: config.rv,
             rc_connections: config.rc_connections,
             cache: config.cache,
         }
@@ -84,10 +91,13 @@ pub(crate) fn open(
     let spread = Spread::new(me.port(), true);
     let slots = (SEND_SLOTS, RECEIVE_SLOTS);
     let found = first_that_works(settings, me, spread, qkey(key), slots)?;
-    let Some(found) = found else { return Ok(None) };
+    let Some(found) = found else {
+        return without_device(settings).map(|()| None);
+    };
     let made = make(found);
     let spot = Spot::default();
-    let bulk = rc::open(&spot, settings)?;
+    let rv = rv::open(settings.rv, &made.at.here(key), made.at.place.network, made.at.place.mtu)?;
+    let bulk = Ways::of(rv, rc::open(&spot, settings)?)?;
     Ok(Some((Rdma::new(made, spot, settings.clone(), spread, *key, *me)?, bulk)))
 }
 
@@ -117,8 +127,24 @@ struct At {
     port: Port,
     /// Index of the GID; `None`: InfiniBand.
     gid: Option<u8>,
+    gid_index: u8,
     /// Where the UD queue pair is.
     place: Place,
+}
+
+impl At {
+    /// The same for the rv module.
+    fn here(&self, key: &JobKey) -> Here {
+        Here {
+            device: self.device.name().to_owned(),
+            port: self.port.number,
+            gid_index: self.gid_index,
+            gid: self.place.gid,
+            lid: if self.place.network == Network::Roce { 0 } else { self.place.lid },
+            service_level: self.port.service_level,
+            job: key.for_rv(),
+        }
+    }
 }
 
 /// The port of an endpoint at this moment; `None`: its device is gone, or fails.
@@ -141,7 +167,7 @@ fn make(found: Found) -> Made {
     ));
     let link = UdLink::new(port, place, choice.gid.index, choice.port.service_level);
     let gid = (place.network == Network::Roce).then_some(choice.gid.index);
-    Made { link, at: At { device, port: choice.port, gid, place } }
+    Made { link, at: At { device, port: choice.port, gid, gid_index: choice.gid.index, place } }
 }
 
 fn reasons(refused: &[String]) -> String {
@@ -175,7 +201,10 @@ fn find_offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno>
     let me = Address(std::net::SocketAddr::new(ip, 0));
     let spread = Spread::new(0, false);
     let found = first_that_works(settings, &me, spread, 1, (TRIED_SLOTS, TRIED_SLOTS))?;
-    let Some(Found { choice, device, .. }) = found else { return Ok(None) };
+    let Some(Found { choice, device, .. }) = found else {
+        return without_device(settings).map(|()| None);
+    };
+    rv::check(settings.rv)?;
     let facts = device.facts()?;
     let infiniband = choice.port.link == LinkLayer::InfiniBand;
     Ok(Some(Nic {
@@ -195,6 +224,15 @@ fn find_offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno>
             network: if infiniband { "InfiniBand" } else { "Ethernet" },
         }),
     }))
+}
+
+/// Errors: ENODEV, where there has to be a module, which needs one.
+fn without_device(settings: &RdmaSettings) -> Result<(), Errno> {
+    if settings.rv == RvPolicy::Require {
+        log::warn(format_args!("FI_UDRV_RV=require cannot be met: no RDMA device is used"));
+        return Err(Errno(libc::ENODEV));
+    }
+    Ok(())
 }
 
 /// A device that works.

@@ -1,7 +1,6 @@
 //! RC queue pairs of a real device.
 #![allow(unsafe_code)]
 
-use super::message::End;
 use super::{Device, Event, QueuePair, Rc, Region, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal};
@@ -10,6 +9,7 @@ use crate::sys::verbs::{RcAddress, RcEvent, RcPort, RcQp, RcSettings, Registrar}
 use crate::telemetry::log;
 use crate::transport::Ticket;
 use crate::transport::net::bulk::Bulk;
+use crate::transport::net::bulk::message::End;
 use crate::transport::net::verbs::introduction::{Network, Place};
 use crate::transport::net::verbs::registrar::{self, Memory};
 use crate::transport::net::verbs::{At, RdmaSettings, Spot};
@@ -32,7 +32,7 @@ pub(in crate::transport::net::verbs) fn open(
     let (spot, cache) = (spot.clone(), settings.cache);
     let opener = Box::new(move || {
         let at = spot.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let At { device, port, gid, place } = at.ok_or(Errno(libc::ENODEV))?;
+        let At { device, port, gid, place, .. } = at.ok_or(Errno(libc::ENODEV))?;
         let port = RcPort::open(
             &device,
             RcSettings {

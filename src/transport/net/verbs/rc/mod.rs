@@ -7,21 +7,19 @@
 //! ours again, so that nobody writes what has another owner.
 
 mod device;
-mod message;
 #[cfg(test)]
 mod tests;
 
 pub(super) use device::open;
-pub(crate) use message::End;
 
 use super::super::bulk::lent::{Lent, Window};
+use super::super::bulk::message::{End, Message, Way};
 use super::super::bulk::{Bulk, BulkCounts, BulkSink, Control, UNREGISTERED};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::event::Epoll;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::{PeerId, SendError, Ticket, Windows};
-use message::Message;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 
@@ -235,7 +233,7 @@ impl<D: Device> Rc<D> {
     }
 
     fn say(&mut self, peer: PeerId, message: &Message) {
-        self.controls.push_back((peer, message.encode()));
+        self.controls.push_back((peer, message.encode(Way::Rc)));
     }
 
     /// Nobody tries to reach `peer` for a while.
@@ -290,7 +288,7 @@ impl<D: Device> Rc<D> {
         if !self.has_place(now) {
             return Windows::No;
         }
-        self.next_id = self.next_id.wrapping_add(1);
+        self.next_id = Way::Rc.numbered(self.next_id.wrapping_add(1));
         let id = self.next_id;
         match self.add(peer, id, State::Asked, now) {
             Ok(end) => {
@@ -510,7 +508,7 @@ impl<D: Device> Bulk for Rc<D> {
             UNREGISTERED
         })?;
         let key = lease.rkey();
-        let window = Window { peer, token, len: part.len(), _lease: lease };
+        let window = Window { peer, token, len: part.len(), lease };
         let slot = self.lent.insert(window).ok_or(SendError::Again)?;
         connection.lent += 1;
         connection.used = now;
@@ -577,7 +575,7 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
-        let Some(message) = Message::decode(message) else {
+        let Some(message) = Message::decode(message, Way::Rc) else {
             self.counts.wrong += 1;
             return;
         };
@@ -608,6 +606,16 @@ impl<D: Device> Bulk for Rc<D> {
                 }
                 sink.on_lost(peer);
             }
+        }
+    }
+
+    fn is_ready(&self, peer: PeerId) -> bool {
+        self.connections.get(&peer).is_some_and(|c| c.state == State::Ready)
+    }
+
+    fn leave(&mut self, peer: PeerId) {
+        if let Some(connection) = self.end(peer) {
+            self.say(peer, &Message::Over { connection, broken: false });
         }
     }
 

@@ -532,17 +532,17 @@ fn hostile_controls_change_nothing() {
         Message::Over { connection: 77, broken: true },
     ] {
         world.with(0, |bulk, now, told| {
-            bulk.on_control(PeerId(1), &message.encode(), now, told);
-            bulk.on_control(PeerId(9), &message.encode(), now, told);
-            bulk.on_control(PeerId(1), &message.encode()[..20], now, told);
+            bulk.on_control(PeerId(1), &message.encode(Way::Rc), now, told);
+            bulk.on_control(PeerId(9), &message.encode(Way::Rc), now, told);
+            bulk.on_control(PeerId(1), &message.encode(Way::Rc)[..20], now, told);
         });
     }
     assert_eq!(world.windows(0, 1), Windows::Ready);
     // A stranger that cannot be reached is refused.
-    let ask = Message::Ask(5, end).encode();
+    let ask = Message::Ask(5, end).encode(Way::Rc);
     world.with(0, |bulk, now, told| bulk.on_control(PeerId(9), &ask, now, told));
     let refused = world.nodes[0].bulk.next_control().unwrap();
-    assert_eq!(refused, (PeerId(9), Message::Refuse(5).encode()));
+    assert_eq!(refused, (PeerId(9), Message::Refuse(5).encode(Way::Rc)));
 }
 
 /// What happens in a run from `seed`. Returns windows filled, and connections that broke.

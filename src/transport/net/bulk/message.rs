@@ -1,16 +1,39 @@
-//! What two endpoints say to each other to make a connection of RC queue pairs and to end it
-//! (PROTOCOL.md §7.14). Decoding takes any bytes; the machine below has proven whose they are.
+//! What two endpoints say to each other to make a connection for windows and to end it (PROTOCOL.md
+//! §7.14, §7.15). Decoding takes any bytes; the machine below has proven whose they are.
 
-use crate::transport::net::bulk::{BULK_CONTROL, CONTROL_LEN, Control};
-use crate::transport::net::verbs::introduction::Network;
+use super::{BULK_CONTROL, CONTROL_LEN, Control};
+use crate::transport::net::verbs::Network;
 
-/// The bulk path that speaks: RC queue pairs of the process.
-const WAY: u8 = 1;
+/// The bulk path that speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// RC queue pairs of the process.
+    Rc = 1,
+    /// Those of the kernel's rv module.
+    Rv = 2,
+}
+
+impl Way {
+    /// That of a message, by its byte; it may be of one that is not known here.
+    pub(crate) fn byte_of(bytes: &[u8]) -> Option<u8> {
+        bytes.get(2).copied().filter(|_| bytes.len() == CONTROL_LEN)
+    }
+
+    /// The way of the connection with this number.
+    pub(crate) fn of_connection(number: u32) -> Self {
+        if number >> 31 == 0 { Self::Rc } else { Self::Rv }
+    }
+
+    /// `number` as one of this way: its highest bit says which.
+    pub(crate) fn numbered(self, number: u32) -> u32 {
+        number << 1 >> 1 | u32::from(self == Self::Rv) << 31
+    }
+}
 
 /// One end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct End {
-    /// Number of the queue pair, and of its first packet.
+    /// Number of the queue pair, and of its first packet; or the module's number of the process, and 0.
     pub(crate) number: u32,
     pub(crate) psn: u32,
     /// Bytes of a packet that its port carries.
@@ -23,7 +46,7 @@ pub(crate) struct End {
 
 /// One message. Each names the connection that it is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Message {
+pub(crate) enum Message {
     /// Let us make a connection; this is my end.
     Ask(u32, End),
     /// Agreed; this is mine, and it takes what you write.
@@ -37,7 +60,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    pub(super) fn encode(&self) -> Control {
+    pub(crate) fn encode(&self, way: Way) -> Control {
         let (kind, connection, end) = match self {
             Self::Ask(connection, end) => (1, connection, Some(end)),
             Self::Ready(connection, end) => (2, connection, Some(end)),
@@ -54,7 +77,7 @@ impl Message {
             }
             at += part.len();
         };
-        put(&[BULK_CONTROL, kind, WAY, 0]);
+        put(&[BULK_CONTROL, kind, way as u8, 0]);
         put(&connection.to_le_bytes());
         if let Some(end) = end {
             put(&end.number.to_le_bytes());
@@ -67,11 +90,14 @@ impl Message {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8], way: Way) -> Option<Self> {
         let bytes: &Control = bytes.try_into().ok()?;
-        let [BULK_CONTROL, kind, WAY, 0, rest @ ..] = bytes else { return None };
+        let [BULK_CONTROL, kind, by, 0, rest @ ..] = bytes else { return None };
         let (connection, rest) = rest.split_first_chunk()?;
         let connection = u32::from_le_bytes(*connection);
+        if *by != way as u8 || Way::of_connection(connection) != way {
+            return None;
+        }
         Some(match kind {
             1 => Self::Ask(connection, End::decode(rest)?),
             2 => Self::Ready(connection, End::decode(rest)?),
@@ -81,6 +107,18 @@ impl Message {
             6 => Self::Over { connection, broken: true },
             _ => return None,
         })
+    }
+
+    /// The refusal of a way that is not known here, if `bytes` ask for it.
+    pub(crate) fn refuse_unknown(bytes: &[u8]) -> Option<Control> {
+        let bytes: &Control = bytes.try_into().ok()?;
+        let [BULK_CONTROL, 1, way, 0, number @ ..] = bytes else { return None };
+        let mut answer = [0; CONTROL_LEN];
+        let head = [BULK_CONTROL, 4, *way, 0];
+        for (to, from) in answer.iter_mut().zip(head.iter().chain(number.first_chunk::<4>()?)) {
+            *to = *from;
+        }
+        Some(answer)
     }
 }
 
@@ -114,30 +152,53 @@ mod tests {
                 End { number: 0x12_3456, psn: 0x65_4321, mtu: 4096, network, lid: 7, gid: [9; 16] };
             let all = [
                 Message::Ask(1, end),
-                Message::Ready(u32::MAX, end),
+                Message::Ready(u32::MAX >> 1, end),
                 Message::Go(3),
                 Message::Refuse(4),
                 Message::Over { connection: 5, broken: false },
                 Message::Over { connection: 5, broken: true },
             ];
             for message in all {
-                assert_eq!(Message::decode(&message.encode()), Some(message));
+                assert_eq!(Message::decode(&message.encode(Way::Rc), Way::Rc), Some(message));
+                assert_eq!(Message::decode(&message.encode(Way::Rc), Way::Rv), None);
+                let other = message.encode(Way::Rv);
+                assert_eq!(Message::decode(&other, Way::Rv), None, "a number of the other way");
             }
         }
+    }
+
+    #[test]
+    fn the_number_of_a_connection_tells_its_way() {
+        for way in [Way::Rc, Way::Rv] {
+            for number in [0, 1, u32::MAX, 1 << 31] {
+                let number = way.numbered(number);
+                assert_eq!(Way::of_connection(number), way);
+                let said = Message::Go(number).encode(way);
+                assert_eq!(Message::decode(&said, way), Some(Message::Go(number)));
+                assert_eq!(Way::byte_of(&said), Some(way as u8));
+                assert_eq!(Message::refuse_unknown(&said), None, "only who asks is refused");
+            }
+        }
+        let end = End { number: 1, psn: 0, mtu: 1, network: Network::Roce, lid: 0, gid: [0; 16] };
+        let ask = Message::Ask(Way::Rv.numbered(7), end).encode(Way::Rv);
+        let refusal = Message::refuse_unknown(&ask).unwrap();
+        assert_eq!(Message::decode(&refusal, Way::Rv), Some(Message::Refuse(Way::Rv.numbered(7))));
+        assert_eq!(Way::byte_of(&ask[..9]), None);
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_harmless(bytes in proptest::collection::vec(any::<u8>(), 0..60), kind in 0u8..9) {
             let mut bytes = bytes;
-            Message::decode(&bytes);
+            Message::decode(&bytes, Way::Rc);
+            Message::refuse_unknown(&bytes);
             bytes.resize(CONTROL_LEN, 1);
-            bytes[..4].copy_from_slice(&[BULK_CONTROL, kind, WAY, 0]);
-            if let Some(Message::Ask(_, end) | Message::Ready(_, end)) = Message::decode(&bytes) {
+            bytes[..4].copy_from_slice(&[BULK_CONTROL, kind, 1, 0]);
+            if let Some(Message::Ask(_, end) | Message::Ready(_, end)) = Message::decode(&bytes, Way::Rc) {
                 prop_assert!(end.number >> 24 == 0 && end.psn >> 24 == 0);
             }
             bytes.pop();
-            prop_assert_eq!(Message::decode(&bytes), None);
+            prop_assert_eq!(Message::decode(&bytes, Way::Rc), None);
         }
     }
 }

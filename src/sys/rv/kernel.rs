@@ -1,0 +1,64 @@
+//! The boundary to the module: two system calls on its descriptor. Tests put a double behind it.
+
+use super::abi::{PATH, argument_len};
+use super::mapping::Mapping;
+use crate::sys::errno::{Errno, Result, check};
+use std::fmt::Debug;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// A descriptor of the module.
+pub(super) trait Kernel: Debug + Send + Sync {
+    /// ioctl(2) with an argument of exactly the length that `request` says. Returns what the call does.
+    /// Errors: the module's.
+    fn ioctl(&self, request: u32, argument: &mut [u8]) -> Result<i32>;
+
+    /// mmap(2) of the event ring.
+    fn map(&self, len: usize, locked: bool) -> Result<Arc<Mapping>>;
+}
+
+/// The real one.
+#[derive(Debug)]
+pub(super) struct Device(OwnedFd);
+
+impl Device {
+    /// Errors: ENOENT, ENODEV, ENXIO (no module), EACCES, EPERM, EMFILE, ENFILE, ENOMEM.
+    pub(super) fn open() -> Result<Self> {
+        // SAFETY: a C string; returns a new descriptor or -1.
+        let fd = check(unsafe { libc::open(PATH.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })?;
+        // SAFETY: `fd` is new and owned by nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+}
+
+impl Kernel for Device {
+    fn ioctl(&self, request: u32, argument: &mut [u8]) -> Result<i32> {
+        if argument.len() != argument_len(request) {
+            return Err(Errno(libc::EINVAL));
+        }
+        // SAFETY: the module reads and writes as many bytes as the request says. What it does with
+        // addresses that are among them is for the caller to answer for.
+        check(unsafe {
+            libc::ioctl(self.0.as_raw_fd(), request as libc::Ioctl, argument.as_mut_ptr())
+        })
+    }
+
+    fn map(&self, len: usize, locked: bool) -> Result<Arc<Mapping>> {
+        Mapping::new(Some(self.0.as_fd()), len, locked).map(Arc::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_length_reaches_nobody() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let device = Device(null.into());
+        let request = super::super::abi::CONN_CONNECTED;
+        assert_eq!(device.ioctl(request, &mut [0; 7]), Err(Errno(libc::EINVAL)));
+        assert_eq!(device.ioctl(request, &mut [0; 8]), Err(Errno(libc::ENOTTY)), "it was asked");
+        assert!(device.map(4096, false).is_err());
+    }
+}

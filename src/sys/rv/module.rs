@@ -1,0 +1,366 @@
+//! What the module does, as calls with values.
+
+use super::abi::{self, *};
+use super::failure::{Failure, Refusal};
+use super::kernel::{Device, Kernel};
+use super::ring::{EVENTS, Ring, probe};
+use crate::sys::errno::Errno;
+use crate::sys::process;
+use std::sync::Arc;
+
+/// Bits of an immediate, from its top, that say which process of a node it is for.
+pub(crate) const INDEX_BITS: u32 = 9;
+/// How long the module tries to make a connection that broke again, seconds.
+pub(crate) const RECONNECT_S: u32 = 30;
+/// How often it makes sure that a silent connection stands, milliseconds.
+const HEARTBEAT_MS: u32 = 1000;
+/// Hops that packets may take.
+const HOPS: u8 = 64;
+/// 4.096 us * 2^16: how long a packet may live, as the kernel says of RoCE.
+const LIFE_TIME: u8 = 16;
+/// Selector of a path record: exactly this.
+const EXACTLY: u8 = 2;
+
+/// Where a process attaches, and as whom.
+#[derive(Clone, Debug)]
+pub(crate) struct Here {
+    pub(crate) device: String,
+    pub(crate) port: u8,
+    pub(crate) gid_index: u8,
+    pub(crate) gid: [u8; 16],
+    /// 0 with RoCE.
+    pub(crate) lid: u16,
+    pub(crate) service_level: u8,
+    /// Names the job to the module, and to the other side's.
+    pub(crate) job: [u8; JOB_KEY_LEN],
+}
+
+/// A port of another node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct There {
+    pub(crate) gid: [u8; 16],
+    /// 0 with RoCE.
+    pub(crate) lid: u16,
+    /// Packets on the way, bytes: what both ports carry.
+    pub(crate) mtu: u16,
+}
+
+/// The module, found and understood.
+#[derive(Debug)]
+pub(crate) struct Found {
+    kernel: Box<dyn Kernel>,
+    pub(crate) minor: u16,
+    capability: u64,
+}
+
+impl Found {
+    /// Opens the module. Errors: why it is of no use.
+    pub(crate) fn open() -> Result<Self, Refusal> {
+        match Device::open() {
+            Ok(device) => Self::over(Box::new(device)),
+            Err(Errno(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => Err(Refusal::Absent),
+            Err(errno) => Err(Refusal::Closed(errno)),
+        }
+    }
+
+    /// Asks what is behind `kernel` for what it can.
+    pub(super) fn over(kernel: Box<dyn Kernel>) -> Result<Self, Refusal> {
+        let own = Capability { major: MAJOR, minor: MINOR, ..Capability::default() };
+        let ask = |request: u32| {
+            let mut bytes = [0; size_of::<Capability>()];
+            bytes.copy_from_slice(to_bytes(&own));
+            let answer = kernel.ioctl(request, &mut bytes);
+            answer.map(|_| from_bytes::<Capability>(&bytes))
+        };
+        let theirs = match ask(CAPABILITY) {
+            Ok(theirs) => theirs,
+            Err(errno) => match ask(QUERY) {
+                Ok(Capability { major, minor, .. }) => {
+                    return Err(Refusal::TooOld { major, minor });
+                }
+                Err(_) => return Err(Failure::new(CAPABILITY, errno).into()),
+            },
+        };
+        let Capability { major, minor, capability, .. } = theirs;
+        if (major, minor) < (MAJOR, MINOR_MIN) {
+            return Err(Refusal::TooOld { major, minor });
+        }
+        if major > MAJOR {
+            return Err(Refusal::TooNew { major, minor });
+        }
+        if capability & CAN_EVICT == 0 {
+            return Err(Refusal::CannotEvict);
+        }
+        Ok(Self { kernel, minor, capability })
+    }
+
+    /// Attaches to a port. Errors: why not.
+    pub(crate) fn attach(self, here: &Here) -> Result<(Arc<Module>, Ring), Refusal> {
+        let mut question = Attach {
+            mode: MODE_KERNEL,
+            port: here.port,
+            local_addr: short(&here.gid, here.lid),
+            index_bits: INDEX_BITS as u8,
+            gid_index: u16::from(here.gid_index),
+            gid: here.gid,
+            job_key: here.job,
+            job_key_len: JOB_KEY_LEN as u8,
+            events: EVENTS,
+            reconnect_timeout_s: RECONNECT_S,
+            heartbeat_ms: HEARTBEAT_MS,
+            ..Attach::default() // the rest as the module's parameters say
+        };
+        let name = here.device.as_bytes();
+        match question.device.get_mut(..name.len()) {
+            Some(to) if name.len() < abi::NAME_LEN => to.copy_from_slice(name),
+            _ => return Err(Failure::new(ATTACH, Errno(libc::ENODEV)).into()),
+        }
+        let mut module = Module {
+            kernel: self.kernel,
+            minor: self.minor,
+            attached: Attached::default(),
+            here: here.clone(),
+            process: process::pid(),
+        };
+        module.attached = module.call(attach_of(self.minor), &question)?.0;
+        let locked = self.capability & CAN_GPU != 0;
+        let map = |len| module.kernel.map(len, locked);
+        let ring = probe(EVENTS, map)
+            .and_then(|(memory, layout)| Ring::new(memory, EVENTS, layout))
+            .map_err(Refusal::NoRing)?;
+        Ok((Arc::new(module), ring))
+    }
+}
+
+/// A connection to another node, for all processes of the job on both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Connection {
+    /// What requests name it by.
+    pub(crate) handle: u64,
+    /// What events name it by.
+    pub(crate) conn: u64,
+}
+
+/// The module, attached to a port. What it has of the process ends with it, in the process that
+/// attached.
+#[derive(Debug)]
+pub(crate) struct Module {
+    kernel: Box<dyn Kernel>,
+    minor: u16,
+    attached: Attached,
+    here: Here,
+    process: i32,
+}
+
+/// 32 bits that name a port to its neighbours: the LID, or the end of the GID, which for RoCE over
+/// IPv4 is the address.
+fn short(gid: &[u8; 16], lid: u16) -> u32 {
+    let [.., a, b, c, d] = *gid;
+    if lid != 0 { u32::from(lid) } else { u32::from_be_bytes([a, b, c, d]) }
+}
+
+impl Module {
+    fn call<Q: Plain, A: Plain>(&self, request: u32, question: &Q) -> Result<(A, i32), Failure> {
+        if process::pid() != self.process {
+            return Err(Failure::new(request, Errno(libc::EOWNERDEAD)));
+        }
+        let mut bytes = [0; ARGUMENT_MAX];
+        for (to, from) in bytes.iter_mut().zip(to_bytes(question)) {
+            *to = *from;
+        }
+        let Some(argument) = bytes.get_mut(..argument_len(request)) else {
+            return Err(Failure::new(request, Errno(libc::EINVAL)));
+        };
+        match self.kernel.ioctl(request, argument) {
+            Ok(rc) => Ok((from_bytes(argument), rc)),
+            Err(errno) => Err(Failure::new(request, errno)),
+        }
+    }
+
+    /// Which of the node's processes this is.
+    pub(crate) fn index(&self) -> u32 {
+        self.attached.index
+    }
+
+    pub(crate) fn here(&self) -> &Here {
+        &self.here
+    }
+
+    pub(crate) fn minor(&self) -> u16 {
+        self.minor
+    }
+
+    /// Longest registration, bytes; `None`: it does not say.
+    pub(crate) fn registration_max(&self) -> Option<usize> {
+        usize::try_from(self.attached.registration_max).ok().filter(|max| *max > 0)
+    }
+
+    /// Registers memory, or finds it registered; `remote`: for peers to write, else for us to read.
+    /// Registering alone moves no byte; who hands the key out answers for what comes.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        addr: u64,
+        len: u64,
+        remote: bool,
+    ) -> Result<Region, Failure> {
+        let rights = if remote { ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE } else { 0 };
+        let access = ACCESS_KERNEL | rights;
+        let question = RegMem { addr, len, access, ..RegMem::default() };
+        let (registered, _) = self.call(reg_mem_of(self.minor), &question)?;
+        Ok(Region { module: self.clone(), registered, addr, len, access })
+    }
+
+    /// Ends what is registered and not in use of these addresses, whole pages: when this returns, its
+    /// keys mean nothing. Returns bytes.
+    pub(crate) fn evict(&self, addr: u64, len: u64) -> Result<u64, Failure> {
+        let page = process::page_size() as u64;
+        let (start, end) = (addr / page * page, addr.saturating_add(len).div_ceil(page) * page);
+        let question = Evict {
+            kind: EVICT_RANGE,
+            addr_or_bytes: start,
+            len_or_count: end - start,
+            ..Evict::default()
+        };
+        self.call(EVICT, &question).map(|(Evicted { bytes, .. }, _)| bytes)
+    }
+
+    /// Ends so many bytes of registrations that were not used for long. Returns bytes.
+    pub(crate) fn evict_amount(&self, bytes: u64) -> Result<u64, Failure> {
+        let question =
+            Evict { kind: EVICT_AMOUNT, addr_or_bytes: bytes, len_or_count: 1, ..Evict::default() };
+        self.call(EVICT, &question).map(|(Evicted { bytes, .. }, _)| bytes)
+    }
+
+    /// What a connection to `there` needs here. Both nodes do this before either connects.
+    pub(crate) fn create(&self, there: &There) -> Result<Connection, Failure> {
+        let question = ConnCreate {
+            gid: there.gid,
+            own_gid_index: self.here.gid_index,
+            hop_limit: HOPS,
+            lid: there.lid,
+            service_level: self.here.service_level,
+            is_global: u8::from(there.lid == 0),
+            port: self.here.port,
+            remote_addr: short(&there.gid, there.lid),
+            ..ConnCreate::default()
+        };
+        let (ConnCreated { handle, conn }, _) = self.call(CONN_CREATE, &question)?;
+        Ok(Connection { handle, conn })
+    }
+
+    /// Starts to connect.
+    pub(crate) fn connect(&self, handle: u64, there: &There) -> Result<(), Failure> {
+        let question = ConnConnect {
+            handle,
+            remote_gid: there.gid,
+            own_gid: self.here.gid,
+            remote_lid: there.lid.to_be_bytes(),
+            own_lid: self.here.lid.to_be_bytes(),
+            reversible: 1,
+            mtu: (usize::from(there.mtu).max(256) / 256).ilog2() + 1, // enum ib_mtu
+            p_key: [0xff; 2],
+            hop_limit: HOPS,
+            paths: 1,
+            service_level: self.here.service_level,
+            mtu_selector: EXACTLY,
+            rate_selector: EXACTLY,
+            life_time_selector: EXACTLY,
+            life_time: LIFE_TIME,
+            ..ConnConnect::default()
+        };
+        self.call::<_, ConnConnected>(CONN_CONNECT, &question).map(|_| ())
+    }
+
+    /// Whether the connection stands. Errors: EIO, it was given up.
+    pub(crate) fn is_connected(&self, handle: u64) -> Result<bool, Failure> {
+        let question = ConnConnected { handle };
+        self.call::<_, ConnConnected>(CONN_CONNECTED, &question).map(|(_, rc)| rc > 0)
+    }
+
+    /// How often queue pair `index` of a connection was connected. Errors: EINVAL, there are not so many.
+    pub(crate) fn conn_count(&self, handle: u64, index: u8) -> Result<u32, Failure> {
+        let question = ConnCount { handle, index, ..ConnCount::default() };
+        let (ConnCount { handle: answer, .. }, _) = self.call(CONN_COUNT, &question)?;
+        Ok(answer as u32)
+    }
+
+    /// Writes the `len` bytes at `addr`, which lie in `region`, to `remote_addr`, and tells the process
+    /// there `immediate`. An event with `wr_id` says when that has ended. The region may end before.
+    ///
+    /// # Safety
+    /// The bytes may be read until then.
+    pub(crate) unsafe fn write(
+        &self,
+        handle: u64,
+        region: &Region,
+        (addr, len): (u64, u64),
+        (remote_addr, rkey): (u64, u32),
+        immediate: u32,
+        wr_id: u64,
+    ) -> Result<Posted, Failure> {
+        let question = PostWrite {
+            handle,
+            addr,
+            mr_handle: region.registered.handle,
+            mr_addr: region.addr,
+            mr_len: region.len,
+            mr_access: region.access,
+            rkey,
+            remote_addr,
+            len,
+            wr_id,
+            immediate,
+            pad: 0,
+        };
+        self.call(POST_WRITE, &question).map(|(posted, _)| posted)
+    }
+
+    pub(crate) fn cache_statistics(&self) -> Result<CacheStatistics, Failure> {
+        self.call(CACHE_STATS, &CacheStatistics::default()).map(|(answer, _)| answer)
+    }
+
+    pub(crate) fn event_statistics(&self) -> Result<EventStatistics, Failure> {
+        self.call(EVENT_STATS, &EventStatistics::default()).map(|(answer, _)| answer)
+    }
+
+    /// Of all queue pairs of a connection together.
+    pub(crate) fn statistics(&self, handle: u64) -> Result<ConnectionStatistics, Failure> {
+        let question = ConnCount { handle, index: ALL, ..ConnCount::default() };
+        self.call(CONN_STATS, &question).map(|(answer, _)| answer)
+    }
+}
+
+/// Memory that the module's queue pairs may use. Ends with it; the module keeps it until somebody
+/// evicts it, or its addresses change.
+#[derive(Debug)]
+pub(crate) struct Region {
+    module: Arc<Module>,
+    registered: Registered,
+    addr: u64,
+    len: u64,
+    access: u32,
+}
+
+impl Region {
+    pub(crate) fn rkey(&self) -> u32 {
+        self.registered.rkey
+    }
+
+    /// Where it is, to who has the key.
+    pub(crate) fn iova(&self) -> u64 {
+        self.registered.iova
+    }
+
+    pub(crate) fn range(&self) -> (u64, u64) {
+        (self.addr, self.len)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let Self { registered: Registered { handle, .. }, addr, len, access, .. } = *self;
+        let question = DeregMem { handle, addr, len, access, pad: 0 };
+        // It fails only where there is nothing to end any more.
+        let _ = self.module.call::<_, DeregMem>(DEREG_MEM, &question);
+    }
+}

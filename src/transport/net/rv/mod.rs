@@ -1,0 +1,828 @@
+//! The bulk path over the kernel's rv module: its connections belong to a pair of nodes, and all processes
+//! of the job there write through them. What two endpoints agree on by ASK, READY and GO (PROTOCOL.md
+//! §7.15) is therefore no queue pair but who is who: the immediate of a write says in its upper bits which
+//! process it is for, and below which window.
+//!
+//! The module keeps registrations, and their keys valid, after their end. So a window that nobody may
+//! write any more is evicted before anybody hears that it is lost. That ends whatever lies on the same
+//! pages; windows of other peers that share a registration with it are lost together with it.
+//!
+//! Nothing tells when an event comes: who sleeps is woken by a timer while something is due.
+
+mod node;
+mod open;
+#[cfg(test)]
+mod tests;
+
+pub(super) use open::{check, open};
+
+use super::bulk::lent::{Lent, Window};
+use super::bulk::message::{End, Message, Way};
+use super::bulk::{Bulk, BulkCounts, BulkSink, Control, UNREGISTERED};
+use super::verbs::Network;
+use crate::memory::{OwnedBuffer, SegmentList};
+use crate::sys::event::Timer;
+use crate::sys::rv::{
+    Event, Failure, INDEX_BITS, Module, RECONNECT_S, Region, Remedy, Ring, There,
+};
+use crate::sys::{Errno, clock, process};
+use crate::telemetry::log;
+use crate::transport::{PeerId, SendError, Ticket, Windows};
+use node::Nodes;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Bytes of a window at most, where the module registers as much at once, and of a message that is worth one.
+const WINDOW_MAX: usize = 1 << 20;
+const WINDOW_MIN: usize = 32 * 1024;
+/// Windows that one peer is lent at the same time at most, and all together; writes under way to one, and to
+/// all: fewer than the event ring has room for.
+const PEER_WINDOWS: u32 = 32;
+const WINDOWS: usize = 1024;
+const PEER_WRITES: u32 = 32;
+const WRITES: usize = 512;
+/// Bits of an immediate below the index of the process.
+const SLOT_BITS: u32 = 32 - INDEX_BITS;
+/// How long somebody who has a message to send waits for a connection, nanoseconds.
+const PATIENCE_NS: u64 = 1_000_000_000;
+/// How long a write may be refused for now, nanoseconds: the module itself gives up before.
+const REFUSED_NS: u64 = (RECONNECT_S as u64 + 10) * 1_000_000_000;
+/// How long nobody tries to make a connection again after the first failure, and at most, nanoseconds.
+const PAUSE_NS: u64 = 100_000_000;
+const PAUSE_MAX_NS: u64 = 30_000_000_000;
+/// How soon a sleeper looks first, and how late at most, nanoseconds.
+const NAP_NS: u64 = 100_000;
+const NAP_MAX_NS: u64 = 2_000_000;
+/// Answers that may wait to be sent.
+const CONTROLS_MAX: usize = 4096;
+/// Events of one `poll` at most.
+const BATCH: usize = 128;
+
+/// Where a connection stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// We have asked for it.
+    Asked,
+    /// We have agreed.
+    Agreed,
+    /// Both have; the module connects the nodes.
+    Connecting,
+    /// Windows may be lent.
+    Ready,
+}
+
+/// A connection to one endpoint.
+#[derive(Debug)]
+struct Peer {
+    id: u32,
+    state: State,
+    /// Its node, once it is known.
+    node: Option<There>,
+    since: u64,
+    /// Windows that it is lent, and writes of ours that are under way.
+    lent: u32,
+    writes: u32,
+    /// Since when writes are refused for now.
+    refused: Option<u64>,
+}
+
+/// A write that is under way.
+#[derive(Debug)]
+struct Write {
+    peer: PeerId,
+    id: u32,
+    /// Bytes that did not lie together.
+    _copy: Option<OwnedBuffer>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Failures {
+    count: u32,
+    /// Nobody tries before, nanoseconds.
+    until: u64,
+}
+
+/// The module, as long as it works.
+#[derive(Debug)]
+struct Attached {
+    module: Arc<Module>,
+    ring: Ring,
+}
+
+/// See the module.
+pub(super) struct Rv {
+    attached: Option<Attached>,
+    network: Network,
+    mtu: u16,
+    nodes: Nodes,
+    peers: HashMap<PeerId, Peer>,
+    lent: Lent<Region>,
+    writes: HashMap<u64, Write>,
+    failures: HashMap<PeerId, Failures>,
+    controls: VecDeque<(PeerId, Control)>,
+    /// Connections that failed outside of `poll`, which ends them; and those that have ended there already.
+    doomed: Vec<PeerId>,
+    ended: Vec<(PeerId, u32)>,
+    /// Why the module is of no use any more.
+    broken: Option<String>,
+    next_id: u32,
+    next_write: u64,
+    /// Something was refused for now.
+    blocked: bool,
+    timer: Timer,
+    nap_ns: u64,
+    armed: bool,
+    counts: BulkCounts,
+}
+
+impl std::fmt::Debug for Rv {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the rv module: {:?}", self.counts())
+    }
+}
+
+impl Rv {
+    /// Over `module`, whose port takes packets of `mtu` bytes. Errors: EMFILE, ENFILE, ENOMEM.
+    fn new(module: Arc<Module>, ring: Ring, network: Network, mtu: u16) -> Result<Self, Errno> {
+        Ok(Self {
+            attached: Some(Attached { module, ring }),
+            network,
+            mtu,
+            nodes: Nodes::default(),
+            peers: HashMap::new(),
+            lent: Lent::new(WINDOWS),
+            writes: HashMap::new(),
+            failures: HashMap::new(),
+            controls: VecDeque::new(),
+            doomed: Vec::new(),
+            ended: Vec::new(),
+            broken: None,
+            next_id: process::random_u64() as u32,
+            next_write: 0,
+            blocked: false,
+            timer: Timer::new()?,
+            nap_ns: NAP_NS,
+            armed: false,
+            counts: BulkCounts::default(),
+        })
+    }
+
+    fn say(&mut self, peer: PeerId, message: &Message) {
+        self.controls.push_back((peer, message.encode(Way::Rv)));
+    }
+
+    /// What a peer has to know of this end.
+    fn end_here(&self, module: &Module) -> End {
+        let here = module.here();
+        let (number, mtu, network) = (module.index(), self.mtu, self.network);
+        End { number, psn: 0, mtu, network, lid: here.lid, gid: here.gid }
+    }
+
+    /// The node that a peer says it is on. Errors: it cannot be reached from here.
+    fn node_of(&self, module: &Module, end: &End) -> Result<There, Errno> {
+        let here = module.here();
+        let same_subnet = here.gid.get(..8) == end.gid.get(..8);
+        let reachable = end.network == self.network
+            && (end.network == Network::Roce || same_subnet)
+            && end.gid != here.gid
+            && end.number >> INDEX_BITS == 0;
+        let lid = if end.network == Network::Roce { 0 } else { end.lid };
+        let there = There { gid: end.gid, lid, mtu: end.mtu.min(self.mtu) };
+        if reachable { Ok(there) } else { Err(Errno(libc::EHOSTUNREACH)) }
+    }
+
+    /// Nobody tries to reach `peer` for a while.
+    fn note_failure(&mut self, peer: PeerId, now: u64) {
+        let failures = self.failures.entry(peer).or_default();
+        let pause = (PAUSE_NS << failures.count.min(10)).min(PAUSE_MAX_NS);
+        failures.count += 1;
+        failures.until = now.saturating_add(pause);
+    }
+
+    fn add(&mut self, peer: PeerId, id: u32, state: State, node: Option<There>, now: u64) {
+        let new = Peer { id, state, node, since: now, lent: 0, writes: 0, refused: None };
+        self.peers.insert(peer, new);
+    }
+
+    /// Ends the connection to `peer` and with it its windows, which nobody can write when this returns. Others
+    /// that had to end too are put on `ended`. Returns its number.
+    fn end(&mut self, peer: PeerId) -> Option<u32> {
+        let id = self.peers.remove(&peer)?.id;
+        let mut gone = HashSet::from([peer]);
+        // Keys of registrations that windows of those who go lie in.
+        let mut keys = HashSet::new();
+        loop {
+            let of_gone = self.lent.windows().filter(|window| gone.contains(&window.peer));
+            keys.extend(of_gone.map(|window| window.lease.rkey()));
+            let shared = self.lent.windows().filter(|window| keys.contains(&window.lease.rkey()));
+            let more: Vec<PeerId> =
+                shared.map(|window| window.peer).filter(|peer| !gone.contains(peer)).collect();
+            if more.is_empty() {
+                break;
+            }
+            gone.extend(more);
+        }
+        let mut ranges = Vec::new();
+        for other in gone {
+            for window in self.lent.remove_all(other) {
+                ranges.push(window.lease.range());
+            }
+            if let Some(shared) = self.peers.remove(&other) {
+                self.ended.push((other, shared.id));
+            }
+        }
+        // All are deregistered by now, so that nothing holds their keys.
+        for (addr, len) in ranges {
+            let Some(Attached { module, .. }) = &self.attached else { break };
+            if let Err(failure) = module.evict(addr, len) {
+                // Its end takes all keys along.
+                self.attached = None;
+                self.broken = Some(failure.to_string());
+            }
+        }
+        Some(id)
+    }
+
+    /// A connection that was seen to fail.
+    fn lose(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
+        let Some(connection) = self.end(peer) else { return };
+        self.counts.broken += 1;
+        self.note_failure(peer, now);
+        self.say(peer, &Message::Over { connection, broken: true });
+        sink.on_lost(peer);
+    }
+
+    /// All connections to a node.
+    fn lose_node(&mut self, node: &There, lent_only: bool, now: u64, sink: &mut dyn BulkSink) {
+        let theirs = |(_, peer): &(&PeerId, &Peer)| {
+            peer.node.as_ref() == Some(node) && (!lent_only || peer.lent > 0)
+        };
+        let peers: Vec<PeerId> = self.peers.iter().filter(theirs).map(|(peer, _)| *peer).collect();
+        for peer in peers {
+            self.lose(peer, now, sink);
+        }
+    }
+
+    /// The module is of no use any more.
+    #[cold]
+    fn give_up(&mut self, why: &str, now: u64, sink: &mut dyn BulkSink) {
+        log::warn(format_args!(
+            "the rv module makes no connections any more ({why}): long messages go without it"
+        ));
+        self.log_statistics();
+        // Keys end with it where they could not be evicted.
+        self.attached = None;
+        let peers: Vec<PeerId> = self.peers.keys().copied().collect();
+        for peer in peers {
+            self.lose(peer, now, sink);
+        }
+        self.writes.clear();
+        self.nodes = Nodes::default();
+    }
+
+    fn ask(&mut self, peer: PeerId, now: u64) -> Windows {
+        let Some(Attached { module, .. }) = &self.attached else { return Windows::No };
+        let end = self.end_here(module);
+        self.next_id = Way::Rv.numbered(self.next_id.wrapping_add(1));
+        let id = self.next_id;
+        self.add(peer, id, State::Asked, None, now);
+        self.say(peer, &Message::Ask(id, end));
+        Windows::Later
+    }
+
+    #[cold]
+    fn tell_of(&mut self, why: &str) {
+        self.counts.refused += 1;
+        if self.counts.refused.is_power_of_two() {
+            log::info(format_args!(
+                "no connection through the rv module ({why}): long messages go without it ({} such so far)",
+                self.counts.refused
+            ));
+        }
+    }
+
+    /// The peer wants a connection.
+    fn on_ask(&mut self, peer: PeerId, id: u32, end: &End, now: u64, sink: &mut dyn BulkSink) {
+        if let Some(known) = self.peers.get(&peer) {
+            // Both have asked: the smaller number counts, and both know which one that is.
+            if known.state == State::Asked && known.id < id {
+                return;
+            }
+            let asked = known.state == State::Asked;
+            self.end(peer);
+            if !asked {
+                sink.on_lost(peer); // the peer has forgotten what was
+            }
+        }
+        if self.controls.len() >= CONTROLS_MAX {
+            return; // who asks more often than we can answer waits in vain
+        }
+        match self.prepare(end) {
+            Ok((node, own)) => {
+                self.add(peer, id, State::Agreed, Some(node), now);
+                self.say(peer, &Message::Ready(id, own));
+            }
+            Err(why) => {
+                self.tell_of(&why);
+                self.say(peer, &Message::Refuse(id));
+            }
+        }
+    }
+
+    /// Makes ready for the node of `end`. Errors: why not.
+    fn prepare(&mut self, end: &End) -> Result<(There, End), String> {
+        let attached = self.attached.as_ref().ok_or("it has gone")?;
+        let module = attached.module.clone();
+        let there = self.node_of(&module, end).map_err(|errno| errno.to_string())?;
+        let node = self.nodes.prepare(&module, &there).map_err(|why| self.judge(why))?;
+        Ok((node, self.end_here(&module)))
+    }
+
+    /// What failed, as text; if that was the module, its end is near.
+    fn judge(&mut self, failure: Failure) -> String {
+        if failure.remedy() == Remedy::Module {
+            self.broken = Some(failure.to_string());
+        }
+        failure.to_string()
+    }
+
+    /// Both sides are prepared: the nodes connect, if they are not.
+    fn connect(&mut self, peer: PeerId, node: There, now: u64) -> Result<(), String> {
+        let module = self.attached.as_ref().ok_or("it has gone")?.module.clone();
+        let up = self.nodes.connect(&module, &node, now).map_err(|failure| self.judge(failure))?;
+        if let Some(known) = self.peers.get_mut(&peer) {
+            known.node = Some(node);
+            known.state = State::Connecting;
+            known.since = now;
+        }
+        if up {
+            self.begin(peer, now);
+        }
+        Ok(())
+    }
+
+    fn on_ready(&mut self, peer: PeerId, id: u32, end: &End, now: u64) {
+        let asked = |known: &Peer| known.id == id && known.state == State::Asked;
+        if !self.peers.get(&peer).is_some_and(asked) {
+            return; // given up since: the peer was told, or will be
+        }
+        let connected = self.prepare(end).and_then(|(node, _)| self.connect(peer, node, now));
+        match connected {
+            Ok(()) => self.say(peer, &Message::Go(id)),
+            Err(why) => self.fail(peer, &why, now),
+        }
+    }
+
+    fn on_go(&mut self, peer: PeerId, id: u32, now: u64) {
+        let agreed = |known: &&Peer| known.id == id && known.state == State::Agreed;
+        let Some(node) = self.peers.get(&peer).filter(agreed).and_then(|known| known.node) else {
+            return;
+        };
+        if let Err(why) = self.connect(peer, node, now) {
+            self.fail(peer, &why, now);
+        }
+    }
+
+    /// A connection that comes to nothing: no window was lent by it.
+    fn fail(&mut self, peer: PeerId, why: &str, now: u64) {
+        let Some(connection) = self.end(peer) else { return };
+        self.tell_of(why);
+        self.note_failure(peer, now);
+        self.say(peer, &Message::Over { connection, broken: true });
+    }
+
+    fn begin(&mut self, peer: PeerId, now: u64) {
+        let Some(known) = self.peers.get_mut(&peer) else { return };
+        known.state = State::Ready;
+        known.since = now;
+        self.counts.made += 1;
+        if self.counts.made == 1 {
+            log::info(format_args!(
+                "the first connection through the rv module is made: long messages go by RDMA Write of the kernel"
+            ));
+        }
+    }
+
+    fn on_event(&mut self, event: Event, now: u64, sink: &mut dyn BulkSink) {
+        match event {
+            Event::Written { wr_id, status, .. } => {
+                let Some(Write { peer, id, .. }) = self.writes.remove(&wr_id) else { return };
+                let Some(known) = self.peers.get_mut(&peer).filter(|known| known.id == id) else {
+                    return; // of a connection that has ended
+                };
+                known.writes = known.writes.saturating_sub(1);
+                if status == 0 {
+                    self.failures.remove(&peer);
+                    return;
+                }
+                if (self.counts.broken + 1).is_power_of_two() {
+                    log::warn(format_args!(
+                        "a write through the rv module failed (work completion status {status}): its messages are sent again ({} such so far)",
+                        self.counts.broken + 1
+                    ));
+                }
+                self.lose(peer, now, sink);
+            }
+            Event::Filled { conn, immediate, len, status } => {
+                self.on_filled(conn, immediate, len, status, now, sink);
+            }
+            Event::Unknown(_) => self.counts.wrong += 1,
+        }
+    }
+
+    fn on_filled(
+        &mut self,
+        conn: u64,
+        immediate: u32,
+        len: u32,
+        status: u8,
+        now: u64,
+        sink: &mut dyn BulkSink,
+    ) {
+        let index = self.attached.as_ref().map(|attached| attached.module.index());
+        let slot = immediate & ((1 << SLOT_BITS) - 1);
+        let ours = index == Some(immediate >> SLOT_BITS) && status == 0;
+        let Some(Window { peer, token, len: wanted, .. }) = self.lent.get(slot).filter(|_| ours)
+        else {
+            self.counts.wrong += 1; // nobody can tell who that was
+            return;
+        };
+        let (peer, token, wanted) = (*peer, *token, *wanted);
+        let node = self.peers.get(&peer).and_then(|known| known.node);
+        if wanted != len as usize || !node.is_some_and(|node| self.nodes.is(&node, conn)) {
+            self.counts.wrong += 1;
+            log::warn(format_args!(
+                "{len} bytes were written to a window of {wanted}, or by another node: the connection ends"
+            ));
+            return self.lose(peer, now, sink);
+        }
+        drop(self.lent.remove(peer, slot));
+        if let Some(known) = self.peers.get_mut(&peer) {
+            known.lent = known.lent.saturating_sub(1);
+        }
+        self.counts.filled += 1;
+        self.counts.filled_bytes += u64::from(len);
+        self.failures.remove(&peer);
+        sink.on_filled(peer, token);
+    }
+
+    /// Looks after connections between nodes that are being made, or may have been lost and made again.
+    fn look_at_nodes(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        let Some(Attached { module, .. }) = &self.attached else { return };
+        let module = module.clone();
+        let nodes: HashSet<There> =
+            self.peers.values().filter(|peer| peer.lent > 0).filter_map(|peer| peer.node).collect();
+        for (node, news) in self.nodes.look(&module, &nodes, now) {
+            match news {
+                node::News::Up => {
+                    let waits = |(_, peer): &(&PeerId, &Peer)| {
+                        peer.node == Some(node) && peer.state == State::Connecting
+                    };
+                    let peers: Vec<PeerId> =
+                        self.peers.iter().filter(waits).map(|(peer, _)| *peer).collect();
+                    peers.into_iter().for_each(|peer| self.begin(peer, now));
+                }
+                // What was written before may have been told to nobody.
+                node::News::Again => {
+                    log::info(format_args!("the rv module has made a connection again"));
+                    self.lose_node(&node, true, now, sink);
+                }
+                node::News::Dead(failure) => {
+                    let why = self.judge(failure);
+                    self.tell_of(&why);
+                    self.lose_node(&node, false, now, sink);
+                }
+            }
+        }
+    }
+
+    /// Memory for a peer to write (`remote`), or for a write to read.
+    fn register(&mut self, addr: u64, len: u64, remote: bool) -> Option<Region> {
+        let module = self.attached.as_ref()?.module.clone();
+        let mut result = module.register(addr, len, remote);
+        if result.as_ref().is_err_and(|failure| failure.remedy() == Remedy::Evict)
+            && module.evict_amount(len).is_ok()
+        {
+            result = module.register(addr, len, remote);
+        }
+        result.map_err(|failure| self.judge(failure)).ok()
+    }
+
+    fn refuse(&mut self, peer: PeerId, now: u64) -> SendError {
+        self.blocked = true;
+        if let Some(known) = self.peers.get_mut(&peer) {
+            let since = *known.refused.get_or_insert(now);
+            if now.saturating_sub(since) > REFUSED_NS {
+                self.doomed.push(peer);
+            }
+        }
+        SendError::Again
+    }
+
+    fn log_statistics(&self) {
+        if let Some(text) = self.statistics() {
+            log::info(format_args!("the rv module: {text}"));
+        }
+    }
+
+    /// What the module says of itself.
+    fn statistics(&self) -> Option<String> {
+        let Attached { module, .. } = self.attached.as_ref()?;
+        let cache = module.cache_statistics().ok()?;
+        let events = module.event_statistics().ok()?;
+        let nodes = self.nodes.statistics(module);
+        Some(format!("{cache:?}; {events:?}; {nodes}"))
+    }
+}
+
+impl Bulk for Rv {
+    fn sizes(&self) -> (usize, usize) {
+        // Registrations are of whole pages.
+        let module = self.attached.as_ref().and_then(|a| a.module.registration_max());
+        let page = process::page_size();
+        let most = module.map_or(WINDOW_MAX, |max| max.saturating_sub(page).max(page));
+        (WINDOW_MAX.min(most), WINDOW_MIN)
+    }
+
+    fn windows(&mut self, peer: PeerId, now: u64) -> Windows {
+        match self.peers.get(&peer) {
+            Some(known) => match known.state {
+                State::Ready => Windows::Ready,
+                _ if now.saturating_sub(known.since) < PATIENCE_NS => Windows::Later,
+                _ => Windows::No,
+            },
+            None if self.failures.get(&peer).is_some_and(|failures| now < failures.until) => {
+                Windows::No
+            }
+            None => self.ask(peer, now),
+        }
+    }
+
+    fn is_ready(&self, peer: PeerId) -> bool {
+        self.peers.get(&peer).is_some_and(|known| known.state == State::Ready)
+    }
+
+    fn lend(
+        &mut self,
+        peer: PeerId,
+        part: &SegmentList,
+        token: u64,
+        _: u64,
+    ) -> Result<Ticket, SendError> {
+        let gone = SendError::Unreachable(Errno(libc::ENOTCONN));
+        let known = self.peers.get(&peer).filter(|known| known.state == State::Ready);
+        let known = known.ok_or(gone)?;
+        let (id, lent) = (known.id, known.lent);
+        if lent >= PEER_WINDOWS || self.lent.is_full() {
+            self.blocked = true;
+            return Err(SendError::Again);
+        }
+        let Some(lease) = self.register(part.first_addr(), part.len() as u64, true) else {
+            self.counts.unregistered += 1;
+            return Err(UNREGISTERED);
+        };
+        let index = self.attached.as_ref().ok_or(gone)?.module.index();
+        let (addr, key) = (lease.iova(), lease.rkey());
+        let window = Window { peer, token, len: part.len(), lease };
+        let slot = self.lent.insert(window).ok_or(SendError::Again)?;
+        if let Some(known) = self.peers.get_mut(&peer) {
+            known.lent += 1;
+        }
+        self.counts.lent += 1;
+        Ok(Ticket { connection: id, slot: index << SLOT_BITS | slot, addr, key })
+    }
+
+    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        let Some(known) = self.peers.get_mut(&peer) else { return };
+        let slot = ticket.slot & ((1 << SLOT_BITS) - 1);
+        if known.id == ticket.connection && self.lent.remove(peer, slot).is_some() {
+            known.lent = known.lent.saturating_sub(1);
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        ticket: &Ticket,
+        now: u64,
+    ) -> Result<(), SendError> {
+        let known = self.peers.get(&peer).filter(|known| known.id == ticket.connection);
+        let (node, full) = match known {
+            Some(Peer { state: State::Ready, node: Some(node), writes, .. }) => {
+                (*node, *writes >= PEER_WRITES || self.writes.len() >= WRITES)
+            }
+            // The other side is ahead of us.
+            Some(Peer { state: State::Connecting, .. }) => return Err(self.refuse(peer, now)),
+            _ => {
+                self.counts.stale += 1;
+                return Ok(());
+            }
+        };
+        let Some(handle) = self.nodes.handle(&node).filter(|_| !full) else {
+            return Err(self.refuse(peer, now));
+        };
+        let (ranges, parts) = payload.ranges();
+        let copy = (parts > 1).then(|| OwnedBuffer::copy_of(payload));
+        let [first, ..] = copy.as_ref().map_or(ranges, |copy| copy.segments().ranges().0);
+        let range = (first.addr, payload.len() as u64);
+        let Some(region) = self.register(range.0, range.1, false) else {
+            self.counts.unregistered += 1;
+            return Err(UNREGISTERED);
+        };
+        let Some(Attached { module, .. }) = &self.attached else { return Ok(()) };
+        let wr_id = self.next_write;
+        let to = (ticket.addr, ticket.key);
+        // SAFETY: the range is the application's, lent for the operation that this belongs to, or a copy that
+        // is kept until the event. The module pins its pages until then. A read of memory that the application
+        // has taken back meanwhile is of those pages, and its bytes nobody takes.
+        let posted = unsafe { module.write(handle, &region, range, to, ticket.slot, wr_id) };
+        let Err(failure) = posted else {
+            self.next_write += 1;
+            let id = ticket.connection;
+            self.writes.insert(wr_id, Write { peer, id, _copy: copy });
+            if let Some(known) = self.peers.get_mut(&peer) {
+                known.writes += 1;
+                known.refused = None;
+            }
+            self.counts.written += 1;
+            self.counts.written_bytes += range.1;
+            return Ok(());
+        };
+        match failure.remedy() {
+            Remedy::Later | Remedy::Evict => return Err(self.refuse(peer, now)),
+            Remedy::Connection => self.nodes.bury(&node, failure),
+            Remedy::Module => drop(self.judge(failure)),
+            Remedy::Mistake => self.doomed.push(peer),
+        }
+        self.tell_of(&failure.to_string());
+        self.blocked = true;
+        Ok(())
+    }
+
+    fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
+        let Some(message) = Message::decode(message, Way::Rv) else {
+            self.counts.wrong += 1;
+            return;
+        };
+        match message {
+            Message::Ask(id, end) => self.on_ask(peer, id, &end, now, sink),
+            Message::Ready(id, end) => self.on_ready(peer, id, &end, now),
+            Message::Go(id) => self.on_go(peer, id, now),
+            Message::Refuse(id) => {
+                let asked = |known: &Peer| known.id == id && known.state == State::Asked;
+                if self.peers.get(&peer).is_some_and(asked) {
+                    self.counts.refused += 1;
+                    self.end(peer);
+                    self.note_failure(peer, now);
+                }
+            }
+            Message::Over { connection, broken } => {
+                if self.peers.get(&peer).is_none_or(|known| known.id != connection) {
+                    return;
+                }
+                self.end(peer);
+                if broken {
+                    self.counts.broken += 1;
+                    self.note_failure(peer, now);
+                }
+                sink.on_lost(peer);
+            }
+        }
+    }
+
+    fn leave(&mut self, peer: PeerId) {
+        if let Some(connection) = self.end(peer) {
+            self.say(peer, &Message::Over { connection, broken: false });
+        }
+    }
+
+    fn next_control(&mut self) -> Option<(PeerId, Control)> {
+        self.controls.pop_front()
+    }
+
+    fn put_back(&mut self, control: (PeerId, Control)) {
+        self.controls.push_front(control);
+    }
+
+    #[inline]
+    fn has_work(&self) -> bool {
+        !self.writes.is_empty()
+            || self.lent.len() > 0
+            || self.armed
+            || self.blocked
+            || self.nodes.are_connecting()
+            || self.has_news()
+    }
+
+    fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
+        if std::mem::take(&mut self.armed) {
+            self.timer.disarm();
+        }
+        self.blocked = false;
+        for peer in std::mem::take(&mut self.doomed) {
+            self.lose(peer, now, sink);
+        }
+        let mut n = 0;
+        while let Some(Attached { ring, .. }) = self.attached.as_mut().filter(|_| n < BATCH) {
+            if ring.overflows() > 0 {
+                log::warn(format_args!(
+                    "events of the rv module were lost: all messages are sent again"
+                ));
+                let peers: Vec<PeerId> = self.peers.keys().copied().collect();
+                peers.into_iter().for_each(|peer| self.lose(peer, now, sink));
+                // Whose events were lost nobody knows; the others come and mean nothing.
+                self.writes.clear();
+                continue;
+            }
+            match ring.pop() {
+                Ok(Some(event)) => self.on_event(event, now, sink),
+                Ok(None) => break,
+                Err(errno) => {
+                    self.broken = Some(format!("its event ring makes no sense: {errno}"));
+                    break;
+                }
+            }
+            n += 1;
+        }
+        self.look_at_nodes(now, sink);
+        if let Some(why) = self.broken.take() {
+            self.give_up(&why, now, sink);
+        }
+        for (peer, connection) in std::mem::take(&mut self.ended) {
+            self.counts.broken += 1;
+            self.note_failure(peer, now);
+            self.say(peer, &Message::Over { connection, broken: true });
+            sink.on_lost(peer);
+            n += 1;
+        }
+        if n > 0 {
+            self.nap_ns = NAP_NS;
+        }
+        n
+    }
+
+    /// The module stays with the device that it was attached to: another one is for queue pairs of the
+    /// process.
+    fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        if self.attached.is_some() {
+            self.give_up("its device went elsewhere", now, sink);
+        }
+    }
+
+    fn forget(&mut self, peer: PeerId) {
+        self.end(peer);
+        self.failures.remove(&peer);
+        self.controls.retain(|(to, _)| *to != peer);
+        self.doomed.retain(|doomed| *doomed != peer);
+        self.ended.retain(|(ended, _)| *ended != peer);
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.timer.fd()
+    }
+
+    fn sleep(&mut self) -> bool {
+        let events = self.attached.as_ref().is_some_and(|attached| !attached.ring.is_empty());
+        if events || self.has_news() {
+            return false;
+        }
+        if self.has_work() {
+            self.timer.arm(clock::now_ns() + self.nap_ns);
+            self.nap_ns = (self.nap_ns * 2).min(NAP_MAX_NS);
+            self.armed = true;
+        }
+        true
+    }
+
+    fn counts(&self) -> BulkCounts {
+        BulkCounts { connections: self.peers.len(), ..self.counts }
+    }
+
+    fn registrations(&self) -> Option<String> {
+        self.statistics()
+    }
+}
+
+impl Rv {
+    /// Something to be said or ended.
+    fn has_news(&self) -> bool {
+        !self.controls.is_empty()
+            || !self.doomed.is_empty()
+            || !self.ended.is_empty()
+            || self.nodes.have_dead()
+            || self.broken.is_some()
+    }
+}
+
+impl Drop for Rv {
+    /// A forked child of ours may hold a copy of the descriptor: keys do not wait for its end.
+    fn drop(&mut self) {
+        let peers: Vec<PeerId> = self.peers.keys().copied().collect();
+        for peer in peers {
+            self.end(peer);
+        }
+    }
+}

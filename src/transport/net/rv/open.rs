@@ -1,0 +1,65 @@
+//! Whether the rv module is used (FI_UDRV_RV), and how an endpoint comes to it.
+
+use super::Rv;
+use crate::config::RvPolicy;
+use crate::sys::rv::{Found, Here};
+use crate::sys::{Errno, process};
+use crate::telemetry::log;
+use crate::transport::net::bulk::Bulk;
+use crate::transport::net::verbs::Network;
+
+/// The bulk path of an endpoint at `here`, whose port takes packets of `mtu` bytes; `None`: none is wanted, or
+/// none works and none has to. Errors: ENODEV, where one has to; EMFILE, ENFILE.
+pub(in crate::transport::net) fn open(
+    policy: RvPolicy,
+    here: &Here,
+    network: Network,
+    mtu: u16,
+) -> Result<Option<Box<dyn Bulk>>, Errno> {
+    if policy == RvPolicy::Off {
+        return Ok(None);
+    }
+    // Before, a fork could part the application's pages from those that are registered.
+    let forks = if process::kernel_is_at_least(5, 12) {
+        Ok(())
+    } else {
+        Err("the kernel is older than 5.12")
+    };
+    let attached = forks.map_err(str::to_owned).and_then(|()| {
+        let found = Found::open().map_err(|refusal| refusal.to_string())?;
+        found.attach(here).map_err(|refusal| refusal.to_string())
+    });
+    match attached {
+        Ok((module, ring)) => {
+            log::info(format_args!(
+                "the rv module, ABI 1.{}, serves {}:{}: this is process {} of the job there, its events lie as {:?}",
+                module.minor(),
+                here.device,
+                here.port,
+                module.index(),
+                ring.layout()
+            ));
+            let rv = Rv::new(module, ring, network, mtu)?;
+            Ok(Some(Box::new(rv)))
+        }
+        Err(why) => missing(policy, &why).map(|()| None),
+    }
+}
+
+/// Whether there is a module where there has to be one, for who does not attach yet. Errors: ENODEV.
+pub(in crate::transport::net) fn check(policy: RvPolicy) -> Result<(), Errno> {
+    if policy != RvPolicy::Require {
+        return Ok(());
+    }
+    Found::open().map(|_| ()).or_else(|refusal| missing(policy, &refusal.to_string()))
+}
+
+/// Errors: ENODEV, where it has to be there.
+fn missing(policy: RvPolicy, why: &str) -> Result<(), Errno> {
+    if policy == RvPolicy::Require {
+        log::warn(format_args!("FI_UDRV_RV=require cannot be met: {why}"));
+        return Err(Errno(libc::ENODEV));
+    }
+    log::info(format_args!("the rv module is not used: {why}"));
+    Ok(())
+}

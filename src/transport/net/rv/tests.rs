@@ -1,0 +1,588 @@
+//! Endpoints on nodes whose modules are doubles, from a seed: who asks whom, what arrives when, and what
+//! fails, is drawn.
+
+use super::*;
+use crate::sys::event::Doorbell;
+use crate::sys::rv::double::{Fabric, gid};
+use crate::transport::net::bulk::ways::Ways;
+use crate::transport::net::reliable::sim::rng::Rng;
+
+const POST: u8 = 0xfb;
+const REG: u8 = 0xf3;
+
+/// What one endpoint says to another.
+enum Said {
+    Control(Control),
+    /// A window, and the byte that is to fill it.
+    Window(Ticket, usize, u8),
+}
+
+struct Node {
+    bulk: Box<dyn Bulk>,
+    /// Windows that are lent: by token, to whom, the memory, and what is to be there.
+    lent: HashMap<u64, (PeerId, OwnedBuffer, u8)>,
+    /// Memory of windows that were lost, as it was then: nobody may write it any more.
+    retired: Vec<(OwnedBuffer, Vec<u8>)>,
+    /// Memory that writes read from.
+    sources: Vec<OwnedBuffer>,
+    to_write: Vec<VecDeque<(Ticket, usize, u8)>>,
+    filled: u64,
+    lost: u64,
+}
+
+struct Told<'a> {
+    lent: &'a mut HashMap<u64, (PeerId, OwnedBuffer, u8)>,
+    retired: &'a mut Vec<(OwnedBuffer, Vec<u8>)>,
+    filled: &'a mut u64,
+    lost: &'a mut u64,
+}
+
+fn bytes(buffer: &OwnedBuffer) -> Vec<u8> {
+    let list = buffer.segments();
+    let mut bytes = vec![0; list.len()];
+    list.copy_out(0, &mut bytes);
+    bytes
+}
+
+impl BulkSink for Told<'_> {
+    fn on_filled(&mut self, peer: PeerId, token: u64) {
+        let (to, buffer, byte) = self.lent.remove(&token).expect("a window is filled once");
+        assert_eq!(to, peer);
+        assert!(bytes(&buffer).iter().all(|b| *b == byte), "it holds what was sent");
+        *self.filled += 1;
+    }
+    fn on_lost(&mut self, peer: PeerId) {
+        let theirs: Vec<u64> =
+            self.lent.iter().filter(|(_, (to, ..))| *to == peer).map(|(token, _)| *token).collect();
+        for token in theirs {
+            let (_, buffer, _) = self.lent.remove(&token).unwrap();
+            let now = bytes(&buffer);
+            self.retired.push((buffer, now));
+        }
+        *self.lost += 1;
+    }
+}
+
+/// `per_node` endpoints on each of `nodes` nodes; endpoint `e` is on node `e % nodes`.
+struct World {
+    fabric: Fabric,
+    per: usize,
+    ends: Vec<Node>,
+    said: HashMap<(usize, usize), VecDeque<Said>>,
+    now: u64,
+    token: u64,
+}
+
+fn rv(fabric: &Fabric, node: usize) -> Rv {
+    let (module, ring) = fabric.attach(node);
+    Rv::new(module, ring, Network::Roce, 4096).unwrap()
+}
+
+impl World {
+    fn new(nodes: usize, per_node: usize) -> Self {
+        Self::with(nodes, per_node, |fabric, node| Box::new(rv(fabric, node)))
+    }
+
+    fn with(nodes: usize, per_node: usize, bulk: impl Fn(&Fabric, usize) -> Box<dyn Bulk>) -> Self {
+        let fabric = Fabric::new(nodes);
+        let count = nodes * per_node;
+        let end = |e| Node {
+            bulk: bulk(&fabric, e % nodes),
+            lent: HashMap::new(),
+            retired: Vec::new(),
+            sources: Vec::new(),
+            to_write: (0..count).map(|_| VecDeque::new()).collect(),
+            filled: 0,
+            lost: 0,
+        };
+        let ends = (0..count).map(end).collect();
+        Self { fabric: fabric.clone(), per: nodes, ends, said: HashMap::new(), now: 1, token: 0 }
+    }
+
+    fn on<T>(&mut self, at: usize, f: impl FnOnce(&mut dyn Bulk, u64, &mut Told<'_>) -> T) -> T {
+        let Node { bulk, lent, retired, filled, lost, .. } = &mut self.ends[at];
+        f(bulk.as_mut(), self.now, &mut Told { lent, retired, filled, lost })
+    }
+
+    fn poll(&mut self, at: usize) {
+        self.on(at, |bulk, now, told| bulk.poll(now, told));
+        while let Some((peer, control)) = self.ends[at].bulk.next_control() {
+            let way = (at, peer.index());
+            self.said.entry(way).or_default().push_back(Said::Control(control));
+        }
+        for peer in 0..self.ends.len() {
+            self.write(at, peer);
+        }
+    }
+
+    fn write(&mut self, at: usize, peer: usize) {
+        let now = self.now;
+        let end = &mut self.ends[at];
+        while let Some((ticket, len, byte)) = end.to_write[peer].front().copied() {
+            end.sources.push(OwnedBuffer::from(vec![byte; len]));
+            let from = end.sources.last().unwrap().segments();
+            match end.bulk.write(PeerId(peer as u32), &from, &ticket, now) {
+                Ok(()) => drop(end.to_write[peer].pop_front()),
+                Err(_) => {
+                    end.sources.pop();
+                    return; // tried again: queues empty, and memory may come back
+                }
+            }
+        }
+    }
+
+    fn lend(&mut self, at: usize, peer: usize, len: usize) -> Result<(), SendError> {
+        self.token += 1;
+        let (token, byte) = (self.token, self.token as u8);
+        let buffer = OwnedBuffer::from(vec![!byte; len]);
+        let to = PeerId(peer as u32);
+        let ticket = self.ends[at].bulk.lend(to, &buffer.segments(), token, self.now)?;
+        self.ends[at].lent.insert(token, (to, buffer, byte));
+        self.said.entry((at, peer)).or_default().push_back(Said::Window(ticket, len, byte));
+        Ok(())
+    }
+
+    /// One message from `from` to `to` arrives.
+    fn hear(&mut self, from: usize, to: usize) {
+        let said = self.said.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+        let peer = PeerId(from as u32);
+        match said {
+            Some(Said::Control(control)) => {
+                self.on(to, |bulk, now, told| bulk.on_control(peer, &control, now, told));
+            }
+            Some(Said::Window(ticket, len, byte)) => {
+                self.ends[to].to_write[from].push_back((ticket, len, byte));
+            }
+            None => (),
+        }
+        self.poll(to);
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..40 {
+            self.now += 10_000_000;
+            let ways: Vec<_> = self.said.keys().copied().collect();
+            for (from, to) in ways {
+                for _ in 0..10 {
+                    self.hear(from, to);
+                }
+            }
+            for (a, b) in self.fabric.links() {
+                while self.fabric.deliver(a, b, false) {}
+                self.fabric.heal(a, b);
+            }
+            (0..self.ends.len()).for_each(|at| self.poll(at));
+        }
+    }
+
+    fn windows(&mut self, at: usize, peer: usize) -> Windows {
+        let now = self.now;
+        let answer = self.ends[at].bulk.windows(PeerId(peer as u32), now);
+        self.poll(at);
+        answer
+    }
+
+    /// Both may lend.
+    fn join(&mut self, a: usize, b: usize) {
+        assert_eq!(self.windows(a, b), Windows::Later);
+        self.settle();
+        assert_eq!((self.windows(a, b), self.windows(b, a)), (Windows::Ready, Windows::Ready));
+    }
+
+    /// Nothing is owed, kept or registered, and nobody wrote what was not lent.
+    fn assert_clean(&self, what: &str) {
+        for (at, end) in self.ends.iter().enumerate() {
+            assert!(end.lent.is_empty(), "{what}: {at} waits for {} windows", end.lent.len());
+            assert!(!end.bulk.has_work(), "{what}: {at} has work");
+            for (buffer, before) in &end.retired {
+                assert!(bytes(buffer) == *before, "{what}: written after it was lost");
+            }
+        }
+        assert_eq!(self.fabric.state().in_use(), 0, "{what}");
+    }
+}
+
+#[test]
+fn processes_of_two_nodes_share_their_queue_pairs() {
+    let mut world = World::new(2, 4);
+    for a in [0, 2, 4, 6] {
+        for b in [1, 3, 5, 7] {
+            world.windows(a, b);
+        }
+    }
+    world.settle();
+    for round in 0..20 {
+        for a in [0, 2, 4, 6] {
+            for b in [1, 3, 5, 7] {
+                world.lend(a, b, 100 + round).unwrap();
+                world.lend(b, a, 5000 + round).unwrap();
+            }
+        }
+        world.settle();
+    }
+    for end in &world.ends {
+        let counts = end.bulk.counts();
+        assert_eq!((end.filled, counts.filled, counts.written, counts.broken), (80, 80, 80, 0));
+        assert_eq!((counts.connections, counts.made), (4, 4));
+    }
+    let state = world.fabric.state();
+    assert_eq!((state.queue_pairs(0) / 4, state.queue_pairs(1) / 4), (1, 1), "one connection");
+    drop(state);
+    world.assert_clean("shared");
+    let text = world.ends[0].bulk.registrations().unwrap();
+    assert!(text.contains("4 queue pairs to 1 nodes"), "{text}");
+}
+
+#[test]
+fn nobody_waits_in_a_call_for_a_connection() {
+    let mut world = World::new(2, 1);
+    world.fabric.state().slow = 6;
+    assert_eq!(world.windows(0, 1), Windows::Later);
+    for _ in 0..3 {
+        world.hear(0, 1);
+        world.hear(1, 0);
+    }
+    for _ in 0..3 {
+        world.poll(0);
+        world.poll(1);
+    }
+    assert_eq!(world.windows(0, 1), Windows::Later, "the module is not asked more often");
+    assert!(world.ends[0].bulk.has_work(), "it is looked after");
+    world.settle();
+    assert_eq!(world.windows(0, 1), Windows::Ready);
+}
+
+#[test]
+fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
+    let mut world = World::with(2, 1, |fabric, node| {
+        if node == 0 {
+            Ways::of(Some(Box::new(rv(fabric, 0))), None).unwrap().unwrap()
+        } else {
+            no_way()
+        }
+    });
+    assert_eq!(world.windows(0, 1), Windows::Later);
+    let Some(Said::Control(ask)) = world.said.get_mut(&(0, 1)).unwrap().pop_front() else {
+        panic!()
+    };
+    // As an endpoint with other ways answers.
+    let mut other = Ways::of(None, Some(no_way())).unwrap().unwrap();
+    let mut told =
+        Told { lent: &mut HashMap::new(), retired: &mut Vec::new(), filled: &mut 0, lost: &mut 0 };
+    other.on_control(PeerId(0), &ask, 1, &mut told);
+    let (_, refusal) = other.next_control().unwrap();
+    world.on(0, |bulk, now, told| bulk.on_control(PeerId(1), &refusal, now, told));
+    assert_eq!(world.windows(0, 1), Windows::No);
+    world.now += PAUSE_NS;
+    assert_eq!(world.windows(0, 1), Windows::Later, "it may have one later");
+}
+
+/// A way that never works.
+#[derive(Debug)]
+struct NoWay(Doorbell);
+
+fn no_way() -> Box<dyn Bulk> {
+    Box::new(NoWay(Doorbell::new().unwrap()))
+}
+
+impl Bulk for NoWay {
+    fn sizes(&self) -> (usize, usize) {
+        (1 << 20, 1)
+    }
+    fn windows(&mut self, _: PeerId, _: u64) -> Windows {
+        Windows::No
+    }
+    fn lend(&mut self, _: PeerId, _: &SegmentList, _: u64, _: u64) -> Result<Ticket, SendError> {
+        Err(SendError::Again)
+    }
+    fn take_back(&mut self, _: PeerId, _: &Ticket) {}
+    fn write(&mut self, _: PeerId, _: &SegmentList, _: &Ticket, _: u64) -> Result<(), SendError> {
+        Err(SendError::Again)
+    }
+    fn on_control(&mut self, _: PeerId, _: &[u8], _: u64, _: &mut dyn BulkSink) {}
+    fn is_ready(&self, _: PeerId) -> bool {
+        false
+    }
+    fn leave(&mut self, _: PeerId) {}
+    fn next_control(&mut self) -> Option<(PeerId, Control)> {
+        None
+    }
+    fn put_back(&mut self, _: (PeerId, Control)) {}
+    fn has_work(&self) -> bool {
+        false
+    }
+    fn poll(&mut self, _: u64, _: &mut dyn BulkSink) -> usize {
+        0
+    }
+    fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {}
+    fn forget(&mut self, _: PeerId) {}
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+    fn sleep(&mut self) -> bool {
+        true
+    }
+    fn counts(&self) -> BulkCounts {
+        BulkCounts::default()
+    }
+    fn registrations(&self) -> Option<String> {
+        None
+    }
+}
+
+#[test]
+fn a_storm_of_refusals_delays_and_loses_nothing() {
+    let mut world = World::new(2, 1);
+    world.join(0, 1);
+    for (errno, times) in [(libc::EAGAIN, 500), (libc::ENOMEM, 100), (libc::EINTR, 3)] {
+        world.fabric.fail(1, POST, errno, times);
+        for _ in 0..5 {
+            world.lend(0, 1, 3000).unwrap();
+        }
+        for _ in 0..30 {
+            world.settle();
+        }
+    }
+    assert_eq!((world.ends[0].filled, world.ends[0].lost, world.ends[1].lost), (15, 0, 0));
+    world.assert_clean("storm");
+}
+
+#[test]
+fn a_connection_that_is_made_again_voids_what_was_lent() {
+    let mut world = World::new(2, 2);
+    world.join(0, 1);
+    world.join(2, 3);
+    world.lend(0, 1, 4000).unwrap();
+    world.hear(0, 1); // it is posted
+    // The bytes are there, and the event that says so is lost with the queue pair.
+    assert!(world.fabric.deliver(0, 1, true));
+    world.fabric.heal(0, 1);
+    world.settle();
+    assert_eq!((world.ends[0].filled, world.ends[0].lost, world.ends[1].lost), (0, 1, 1));
+    assert_eq!((world.ends[2].lost, world.ends[3].lost), (0, 0), "they had lent nothing");
+    world.now += PAUSE_NS;
+    world.windows(0, 1);
+    world.settle();
+    world.lend(0, 1, 4000).unwrap();
+    world.settle();
+    assert_eq!(world.ends[0].filled, 1);
+    world.assert_clean("again");
+}
+
+#[test]
+fn a_connection_that_died_is_told_to_all_and_not_tried_at_once() {
+    let mut world = World::new(3, 1);
+    world.join(0, 1);
+    world.join(0, 2);
+    world.lend(0, 1, 4000).unwrap();
+    world.lend(1, 0, 4000).unwrap();
+    world.lend(0, 2, 4000).unwrap();
+    world.fabric.cut(0, 1, true);
+    world.settle();
+    assert_eq!((world.ends[0].lost, world.ends[1].lost, world.ends[2].lost), (1, 1, 0));
+    assert_eq!(world.ends[0].filled, 1, "the other node goes on");
+    assert_ne!(world.windows(0, 1), Windows::Ready);
+    assert_eq!(world.windows(0, 2), Windows::Ready);
+    world.now += PAUSE_MAX_NS;
+    world.windows(0, 1);
+    world.settle();
+    assert_ne!(world.windows(0, 1), Windows::Ready, "the module makes no other");
+    world.settle();
+    world.assert_clean("dead");
+}
+
+#[test]
+fn lost_events_and_a_lost_device_lose_no_window() {
+    for device in [false, true] {
+        let mut world = World::new(2, 1);
+        world.join(0, 1);
+        for _ in 0..4 {
+            world.lend(0, 1, 4000).unwrap();
+        }
+        world.hear(0, 1);
+        world.hear(0, 1);
+        if device {
+            world.fabric.remove(0)
+        } else {
+            world.fabric.overflow(0, 2)
+        }
+        world.settle();
+        assert_eq!((world.ends[0].lost, world.ends[1].lost), (1, 1), "{device}");
+        world.now += PAUSE_MAX_NS;
+        let again = world.windows(0, 1);
+        assert_eq!(again, if device { Windows::No } else { Windows::Later });
+        if !device {
+            world.settle();
+            world.lend(0, 1, 70).unwrap();
+            world.settle();
+        }
+        world.assert_clean("events");
+    }
+}
+
+#[test]
+fn registrations_give_way_and_are_refused_in_the_end() {
+    let mut world = World::new(2, 1);
+    world.join(0, 1);
+    world.fabric.set_registrations_max(0, 3);
+    for n in 0..20 {
+        world.lend(0, 1, 5000 + n).unwrap();
+        world.settle();
+    }
+    assert_eq!(world.ends[0].filled, 20);
+    world.fabric.fail(0, REG, libc::EFAULT, 1);
+    assert_eq!(world.lend(0, 1, 10), Err(UNREGISTERED));
+    world.fabric.set_registrations_max(0, 0);
+    assert_eq!(world.lend(0, 1, 1 << 16), Err(UNREGISTERED));
+    assert_eq!(world.ends[0].bulk.counts().unregistered, 2);
+    world.assert_clean("registrations");
+}
+
+#[test]
+fn windows_on_one_page_end_together() {
+    let mut world = World::new(3, 1);
+    world.join(0, 1);
+    world.join(0, 2);
+    // The second window lies on the pages of the first, so that the module registers both as one.
+    let memory = OwnedBuffer::from(vec![0; 40_000]);
+    let all = memory.segments();
+    let first = world.ends[0].bulk.lend(PeerId(1), &all, 7, 1).unwrap();
+    let second = world.ends[0].bulk.lend(PeerId(2), &all.slice(8192, 100), 8, 1).unwrap();
+    assert_eq!(first.key, second.key);
+    world.ends[0].bulk.forget(PeerId(1));
+    assert_eq!(world.fabric.state().in_use(), 0, "neither can be written");
+    world.settle();
+    assert_eq!((world.ends[0].lost, world.ends[2].lost), (1, 1), "and the other peer knows");
+}
+
+#[test]
+fn bytes_that_do_not_lie_together_are_copied() {
+    let mut world = World::new(2, 1);
+    world.join(0, 1);
+    let to = OwnedBuffer::from(vec![0u8; 30]);
+    let ticket = world.ends[0].bulk.lend(PeerId(1), &to.segments(), 1, 1).unwrap();
+    world.ends[0].lent.insert(1, (PeerId(1), to, 9));
+    let parts = [vec![9u8; 10], vec![9u8; 20]];
+    let ranges: Vec<_> = parts.iter().map(|part| (part.as_ptr(), part.len())).collect();
+    #[allow(unsafe_code)]
+    // SAFETY: the parts outlive the test's write.
+    let payload = unsafe { SegmentList::gather(&ranges) }.unwrap();
+    world.ends[1].bulk.write(PeerId(0), &payload, &ticket, 1).unwrap();
+    world.settle();
+    assert_eq!(world.ends[0].filled, 1);
+    world.assert_clean("copied");
+}
+
+#[test]
+fn hostile_controls_change_nothing() {
+    let mut world = World::new(2, 1);
+    world.join(0, 1);
+    let id = Way::Rv.numbered(77);
+    let end = End { number: 1 << 9, psn: 0, mtu: 0, network: Network::Roce, lid: 0, gid: gid(1) };
+    for message in [
+        Message::Ready(id, end),
+        Message::Go(id),
+        Message::Refuse(id),
+        Message::Over { connection: id, broken: true },
+    ] {
+        for peer in [1, 9] {
+            world.on(0, |bulk, now, told| {
+                bulk.on_control(PeerId(peer), &message.encode(Way::Rv), now, told);
+                bulk.on_control(PeerId(peer), &message.encode(Way::Rc), now, told);
+                bulk.on_control(PeerId(peer), &message.encode(Way::Rv)[..20], now, told);
+            });
+        }
+    }
+    assert_eq!(world.windows(0, 1), Windows::Ready);
+    // An index out of range, ourselves, and another network cannot be reached.
+    let wrong = [
+        end,
+        End { number: 0, gid: gid(0), ..end },
+        End { number: 0, network: Network::InfiniBand, ..end },
+    ];
+    for end in wrong {
+        let ask = Message::Ask(id, end).encode(Way::Rv);
+        world.on(0, |bulk, now, told| bulk.on_control(PeerId(9), &ask, now, told));
+        let refused = world.ends[0].bulk.next_control().unwrap();
+        assert_eq!(refused, (PeerId(9), Message::Refuse(id).encode(Way::Rv)));
+    }
+}
+
+#[test]
+fn who_sleeps_is_woken_by_the_clock_while_something_is_due() {
+    use crate::sys::event::wait_readable;
+    let mut world = World::new(2, 1);
+    assert!(world.ends[0].bulk.sleep());
+    assert_eq!(wait_readable(world.ends[0].bulk.fd(), 0), Ok(false), "nothing is due");
+    world.join(0, 1);
+    world.lend(0, 1, 100).unwrap();
+    for _ in 0..3 {
+        assert!(world.ends[0].bulk.sleep());
+        assert_eq!(wait_readable(world.ends[0].bulk.fd(), 5000), Ok(true));
+        world.poll(0);
+    }
+    world.hear(0, 1);
+    assert!(world.fabric.deliver(0, 1, false));
+    assert!(!world.ends[0].bulk.sleep(), "an event is there");
+    world.settle();
+    world.assert_clean("sleep");
+}
+
+/// What happens in a run from `seed`. Returns windows filled, and losses heard of.
+fn run(seed: u64) -> (u64, u64) {
+    let mut rng = Rng::new(seed);
+    let nodes = 2 + rng.below(2) as usize;
+    let mut world = World::new(nodes, 1 + rng.below(2) as usize);
+    let count = world.ends.len();
+    for _ in 0..500 {
+        world.now += rng.below(3_000_000);
+        let at = rng.below(count as u64) as usize;
+        let peer = (at + 1 + rng.below(count as u64 - 1) as usize) % count;
+        let links = world.fabric.links();
+        let link = (!links.is_empty()).then(|| links[rng.below(links.len() as u64) as usize]);
+        match (rng.below(16), link) {
+            (0..3, _) if world.windows(at, peer) == Windows::Ready => {
+                let _ = world.lend(at, peer, 1 + rng.below(9000) as usize);
+            }
+            (3..6, _) => world.hear(at, peer),
+            (6..9, Some((a, b))) => drop(world.fabric.deliver(a, b, rng.below(60) == 0)),
+            (9..12, _) => world.poll(at),
+            (12, Some((a, b))) if rng.below(8) == 0 => world.fabric.cut(a, b, rng.below(20) == 0),
+            (13, Some((a, b))) => world.fabric.heal(a, b),
+            (14, _) if rng.below(4) == 0 => {
+                let errnos = [
+                    libc::EAGAIN,
+                    libc::ENOMEM,
+                    libc::EINVAL,
+                    libc::EIO,
+                    libc::EFAULT,
+                    libc::EINTR,
+                ];
+                let errno = errnos[rng.below(6) as usize];
+                let request = if rng.below(2) == 0 { POST } else { REG };
+                world.fabric.fail(at % world.per, request, errno, 1 + rng.below(4) as usize);
+            }
+            (15, _) if rng.below(60) == 0 => world.fabric.overflow(at % world.per, 1),
+            (15, _) if rng.below(100) == 0 => world.fabric.remove(at % world.per),
+            _ => (),
+        }
+    }
+    world.settle();
+    world.now += PAUSE_MAX_NS;
+    world.settle();
+    world.assert_clean(&format!("seed {seed}"));
+    let sum = |f: fn(&Node) -> u64| world.ends.iter().map(f).sum();
+    (sum(|end| end.filled), sum(|end| end.lost))
+}
+
+#[test]
+fn every_window_is_filled_or_lost_whatever_happens() {
+    let seeds = std::env::var("UDRV_TEST_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
+    let (mut filled, mut lost) = (0, 0);
+    for seed in 0..seeds {
+        let (f, l) = run(seed);
+        filled += f;
+        lost += l;
+    }
+    assert!(filled > seeds * 3 && lost > seeds / 2, "{filled} filled, {lost} lost");
+}
