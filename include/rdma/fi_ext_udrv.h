@@ -80,6 +80,9 @@ struct fi_udrv_counts {
     uint64_t windows_lost;
     // Messages that this endpoint could not write into the windows it was lent.
     uint64_t declined;
+    // Bytes that this endpoint, as a sender, wrote of messages that it and their receiver copied
+    // together: the receiver does not count them.
+    uint64_t assisted_bytes;
 };
 
 // Operations on an endpoint, through

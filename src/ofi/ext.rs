@@ -85,6 +85,9 @@ pub struct fi_udrv_counts {
     pub windows_lost: u64,
     /// Messages that this endpoint could not write into the windows it was lent.
     pub declined: u64,
+    /// Bytes that this endpoint, as a sender, wrote of messages that it and their receiver copied
+    /// together: the receiver does not count them.
+    pub assisted_bytes: u64,
 }
 
 /// Operations on an endpoint, through
@@ -168,6 +171,7 @@ unsafe fn counts_of(ep: *mut fid_ep) -> Result<fi_udrv_counts, i32> {
         window_bytes: counts.window_bytes,
         windows_lost: counts.windows_lost,
         declined: counts.declined,
+        assisted_bytes: counts.assisted_bytes,
     })
 }
 
