@@ -36,9 +36,10 @@ use timers::{NEVER, Timers};
 pub(crate) const MESSAGE_MAX: usize = 64 * 1024;
 /// Datagrams that any network carries, bytes: used until more has been found to pass (path.rs).
 const DATAGRAM_START: usize = 1200;
-/// What everybody takes: IPv4's 576 (RFC 791) with room for its headers. Devices with datagrams of
-/// 1024 bytes take less than others begin with.
-const DATAGRAM_LEAST: usize = 512;
+/// What everybody takes, whatever it says, if need be as IP fragments: devices with datagrams of 1024
+/// bytes take less than others begin with. With much less the longest message would be more packets than
+/// there may be buffers for.
+const DATAGRAM_LEAST: usize = 1024;
 /// Turns of this much at most count as time in which a peer was silent, nanoseconds: while nobody
 /// polled we could not hear it.
 const TURN_MAX_NS: u64 = 1_000_000_000;
