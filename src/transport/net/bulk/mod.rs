@@ -6,6 +6,7 @@
 
 pub(crate) mod lent;
 pub(crate) mod message;
+pub(crate) mod pause;
 pub(crate) mod ways;
 
 use crate::memory::SegmentList;

@@ -18,6 +18,9 @@ pub(super) use open::{check, open};
 
 use super::bulk::lent::{Lent, Window};
 use super::bulk::message::{End, Message, Way};
+use super::bulk::pause::Failures;
+#[cfg(test)]
+use super::bulk::pause::{PAUSE_MAX_NS, PAUSE_NS};
 use super::bulk::{Bulk, BulkCounts, BulkSink, Control, UNREGISTERED};
 use super::verbs::Network;
 use crate::memory::{OwnedBuffer, SegmentList};
@@ -48,9 +51,6 @@ const SLOT_BITS: u32 = 32 - INDEX_BITS;
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// How long a write may be refused for now, nanoseconds: the module itself gives up before.
 const REFUSED_NS: u64 = (RECONNECT_S as u64 + 10) * 1_000_000_000;
-/// How long nobody tries to make a connection again after the first failure, and at most, nanoseconds.
-const PAUSE_NS: u64 = 100_000_000;
-const PAUSE_MAX_NS: u64 = 30_000_000_000;
 /// How soon a sleeper looks first, and how late at most, nanoseconds.
 const NAP_NS: u64 = 100_000;
 const NAP_MAX_NS: u64 = 2_000_000;
@@ -94,13 +94,6 @@ struct Write {
     id: u32,
     /// Bytes that did not lie together.
     _copy: Option<OwnedBuffer>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Failures {
-    count: u32,
-    /// Nobody tries before, nanoseconds.
-    until: u64,
 }
 
 /// The module, as long as it works.
@@ -182,9 +175,7 @@ impl Rv {
     /// The node that a peer says it is on. Errors: it cannot be reached from here.
     fn node_of(&self, module: &Module, end: &End) -> Result<There, Errno> {
         let here = module.here();
-        let same_subnet = here.gid.get(..8) == end.gid.get(..8);
-        let reachable = end.network == self.network
-            && (end.network == Network::Roce || same_subnet)
+        let reachable = self.network.reaches(&here.gid, end.network, &end.gid)
             && end.gid != here.gid
             && end.number >> INDEX_BITS == 0;
         let lid = if end.network == Network::Roce { 0 } else { end.lid };
@@ -194,10 +185,7 @@ impl Rv {
 
     /// Nobody tries to reach `peer` for a while.
     fn note_failure(&mut self, peer: PeerId, now: u64) {
-        let failures = self.failures.entry(peer).or_default();
-        let pause = (PAUSE_NS << failures.count.min(10)).min(PAUSE_MAX_NS);
-        failures.count += 1;
-        failures.until = now.saturating_add(pause);
+        self.failures.entry(peer).or_default().again(now);
     }
 
     fn add(&mut self, peer: PeerId, id: u32, state: State, node: Option<There>, now: u64) {

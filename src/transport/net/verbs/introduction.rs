@@ -40,6 +40,13 @@ impl Network {
         }
     }
 
+    /// Whether a port at `here` on this network can reach one at `there` on another at all: it has to
+    /// be the same kind, and on InfiniBand the same subnet, because nobody here knows the routers
+    /// between subnets.
+    pub(crate) fn reaches(self, here: &[u8; 16], other: Self, there: &[u8; 16]) -> bool {
+        self == other && (self == Self::Roce || here.get(..8) == there.get(..8))
+    }
+
     pub(crate) fn from_wire(byte: u8) -> Option<Self> {
         match byte {
             1 => Some(Self::InfiniBand),

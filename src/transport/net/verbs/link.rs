@@ -73,12 +73,10 @@ impl UdLink {
         self.port.fd()
     }
 
-    /// Whether `there` can be reached from here at all: the same kind of network, and on InfiniBand
-    /// the same subnet, because nobody here knows the routers between subnets.
+    /// Whether `there` can be reached from here at all.
     pub(super) fn reaches(&self, there: &Place) -> bool {
         let here = &self.place;
-        let same_subnet = here.gid.get(..8) == there.gid.get(..8);
-        here.network == there.network && (here.network == Network::Roce || same_subnet)
+        here.network.reaches(&here.gid, there.network, &there.gid)
     }
 
     /// The handle of the port that `there` is on. Errors: those of an address that leads nowhere.

@@ -10,7 +10,7 @@ use crate::telemetry::log;
 use crate::transport::Ticket;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::bulk::message::End;
-use crate::transport::net::verbs::introduction::{Network, Place};
+use crate::transport::net::verbs::introduction::Place;
 use crate::transport::net::verbs::registrar::{self, Memory};
 use crate::transport::net::verbs::{At, RdmaSettings, Spot};
 use std::os::fd::BorrowedFd;
@@ -134,8 +134,7 @@ impl Device for Port {
 
     fn reaches(&self, end: &End) -> bool {
         let Place { network, gid, .. } = &self.place;
-        let same_subnet = gid.get(..8) == end.gid.get(..8);
-        *network == end.network && (*network == Network::Roce || same_subnet)
+        network.reaches(gid, end.network, &end.gid)
     }
 
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno> {

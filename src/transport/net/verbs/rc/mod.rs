@@ -14,6 +14,9 @@ pub(super) use device::open;
 
 use super::super::bulk::lent::{Lent, Window};
 use super::super::bulk::message::{End, Message, Way};
+#[cfg(test)]
+use super::super::bulk::pause::PAUSE_NS;
+use super::super::bulk::pause::{Failures, PAUSE_MAX_NS};
 use super::super::bulk::{Bulk, BulkCounts, BulkSink, Control, UNREGISTERED};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::event::Epoll;
@@ -35,10 +38,6 @@ pub(super) const WINDOWS: usize = 1024;
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// A connection gives way to another one if it was not used for so long, nanoseconds.
 const IDLE_NS: u64 = 20_000_000;
-/// How long nobody tries to make a connection again after the first failure, and at most,
-/// nanoseconds.
-const PAUSE_NS: u64 = 100_000_000;
-const PAUSE_MAX_NS: u64 = 30_000_000_000;
 /// Answers that may wait to be sent.
 const CONTROLS_MAX: usize = 4096;
 /// Events of one `poll` at most, roughly.
@@ -126,23 +125,6 @@ struct Connection<Q> {
 /// How a device is opened: when the first connection is wanted, because most endpoints never send a
 /// long message, and again after it failed.
 pub(super) type Opener<D> = Box<dyn FnMut() -> Result<D, Errno> + Send>;
-
-/// Attempts that came to nothing.
-#[derive(Clone, Copy, Debug, Default)]
-struct Failures {
-    count: u32,
-    /// Nobody tries before, nanoseconds.
-    until: u64,
-}
-
-impl Failures {
-    /// One more: each pause is twice as long as the last.
-    fn again(&mut self, now: u64) {
-        let pause = (PAUSE_NS << self.count.min(10)).min(PAUSE_MAX_NS);
-        self.count += 1;
-        self.until = now.saturating_add(pause);
-    }
-}
 
 /// See the module. `D` is opened when the first connection is wanted.
 pub(super) struct Rc<D: Device> {
