@@ -15,6 +15,12 @@ pub(crate) trait Link {
     /// refused for any other reason counts as taken: it is lost.
     fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize;
 
+    /// `to` is silent though something is owed: where there are several ways to it, another one is
+    /// to be taken until that one is proven anew.
+    fn doubt(&mut self, to: &Address) {
+        let _ = to; // a link with one way has no other
+    }
+
     /// The path to `to` drops datagrams of more than `carried` bytes without a word: those that were
     /// made longer shall leave in parts.
     fn allow_fragments(&mut self, to: &Address, carried: usize) {

@@ -33,10 +33,12 @@ pub(super) enum Phase {
     Established,
 }
 
-/// Handshake packets to send; PROBE is an INIT as long as `path` asks for.
+/// Handshake packets to send; PROBE is an INIT as long as `path` asks for, DOUBT is none, but goes
+/// with an INIT to a peer that is silent.
 pub(super) const INIT: u8 = 1;
 pub(super) const ACCEPT: u8 = 2;
 pub(super) const PROBE: u8 = 4;
+pub(super) const DOUBT: u8 = 8;
 
 /// A connection.
 #[derive(Debug)]
@@ -372,7 +374,7 @@ impl Connection {
         }
         let every = OWED_LOOK_NS.min(timeout / 8).max(1_000_000);
         if silent >= every {
-            self.hello |= INIT;
+            self.hello |= INIT | DOUBT;
         }
         self.look_at = now + every;
         None

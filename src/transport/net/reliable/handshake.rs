@@ -4,7 +4,7 @@
 //! packet that someone has sent again. Therefore nothing that exists is given up for an INIT: the
 //! other side has to answer to a nonce of ours first.
 
-use super::connection::{ACCEPT, Connection, INIT, PROBE, Phase};
+use super::connection::{ACCEPT, Connection, DOUBT, INIT, PROBE, Phase};
 use super::packet::{
     HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_VERSION, VERSION, VERSION_MIN,
 };
@@ -235,7 +235,7 @@ impl Reliable {
         let was_half_open = c.phase == Phase::HalfOpen;
         let incumbent = c.incumbent.take();
         c.phase = Phase::Established;
-        c.hello &= !(INIT | PROBE);
+        c.hello &= !(INIT | PROBE | DOUBT);
         c.attempts = 0;
         c.retry_at = NEVER;
         c.on_established(now);

@@ -1,7 +1,7 @@
 //! The sending half of a connection: packets wait here until the other side has them.
 
 use super::congestion::WINDOW_MAX;
-use super::connection::{ACCEPT, Connection, INIT, PROBE, Phase};
+use super::connection::{ACCEPT, Connection, DOUBT, INIT, PROBE, Phase};
 use super::packet::{
     self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN, Header,
     HelloKind, Kind, PRESSURE, TAG_AT,
@@ -253,6 +253,10 @@ impl Connection {
         link: &mut impl Link,
         n: &mut usize,
     ) -> bool {
+        if self.hello & DOUBT != 0 {
+            self.hello &= !DOUBT;
+            link.doubt(&self.address);
+        }
         for bit in [ACCEPT, INIT, PROBE] {
             if self.hello & bit == 0 {
                 continue;
@@ -481,7 +485,7 @@ impl Connection {
     /// little by little.
     pub(super) fn send_again(&mut self) {
         if self.attempts >= SUSPICION {
-            self.hello |= INIT;
+            self.hello |= INIT | DOUBT;
         }
         if self.attempts == SILENCE {
             self.congestion.on_silence();

@@ -3,8 +3,7 @@
 
 use super::handles::HandleId;
 use super::introduction::{
-    Call, CallKind, Greeting, INTRODUCED_LEN, Place, greeting, read_news, read_trailer,
-    with_trailer,
+    Call, CallKind, INTRODUCED_LEN, Place, is_greeting, read_news, read_trailer, with_trailer,
 };
 use super::link::UdLink;
 use super::recovery::Recovery;
@@ -213,7 +212,7 @@ impl Link for HybridLink {
             return self.udp.send(to, packets);
         };
         if first.get(..4) == Some(&MAGIC) {
-            return match rdma.introduce(to, first) {
+            return match rdma.introduce(first) {
                 Some(introduced) => self.udp.send(to, &[IoSlice::new(&introduced)]),
                 None => self.udp.send(to, packets),
             };
@@ -221,6 +220,16 @@ impl Link for HybridLink {
         match rdma.send(to, packets) {
             Some(taken) => taken,
             None => self.udp.send(to, packets),
+        }
+    }
+
+    fn doubt(&mut self, to: &Address) {
+        let Some(rdma) = &mut self.rdma else { return };
+        if rdma.ways.doubt(to, process::random_u64()) && rdma.ways.doubted.is_power_of_two() {
+            log::info(format_args!(
+                "{to} is silent: data goes over UDP until its device answers ({} such so far)",
+                rdma.ways.doubted
+            ));
         }
     }
 
@@ -327,19 +336,11 @@ impl Rdma {
         self.looks % SOCKET_LOOKS == 0 || self.link.is_none()
     }
 
-    /// The handshake packet `hello` to `to` with our place behind it, if there is room for that.
+    /// The handshake packet `hello` with our place behind it, if there is room for that.
     #[cold]
-    fn introduce(&mut self, to: &Address, hello: &[u8]) -> Option<[u8; INTRODUCED_LEN]> {
-        let greeting = greeting(hello);
-        let doubted = greeting == Greeting::Init && self.ways.doubt(to, process::random_u64());
-        if doubted && self.ways.doubted.is_power_of_two() {
-            log::info(format_args!(
-                "{to} is silent: data goes over UDP until its device answers ({} such so far)",
-                self.ways.doubted
-            ));
-        }
+    fn introduce(&mut self, hello: &[u8]) -> Option<[u8; INTRODUCED_LEN]> {
         self.call();
-        if greeting == Greeting::None {
+        if !is_greeting(hello) {
             return None;
         }
         with_trailer(&self.key, hello, self.link.as_ref()?.place())

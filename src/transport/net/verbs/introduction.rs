@@ -95,29 +95,11 @@ impl Place {
     }
 }
 
-/// What of a handshake packet matters here.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Greeting {
-    /// None of those below.
-    None,
-    /// INIT: its sender looks for a peer, or begins to doubt that it is there.
-    Init,
-    /// ACCEPT.
-    Accept,
-}
-
-/// What `bytes`, a packet without trailer, are. A longer INIT doubts nobody: it asks what the path of
-/// UDP carries.
+/// `bytes` are a handshake packet that a place may stand behind.
 #[inline]
-pub(super) fn greeting(bytes: &[u8]) -> Greeting {
-    if bytes.get(..4) != Some(&MAGIC) || bytes.len() != HELLO_LEN {
-        return Greeting::None;
-    }
-    match Hello::decode(bytes).map(|hello| hello.kind) {
-        Some(HelloKind::Init) => Greeting::Init,
-        Some(HelloKind::Accept) => Greeting::Accept,
-        Some(HelloKind::Refuse) | None => Greeting::None,
-    }
+pub(super) fn is_greeting(bytes: &[u8]) -> bool {
+    let greets = |hello: Hello| matches!(hello.kind, HelloKind::Init | HelloKind::Accept);
+    bytes.len() == HELLO_LEN && Hello::decode(bytes).is_some_and(greets)
 }
 
 /// The handshake packet with the place behind it; `None` if there is no room for it, because it is
@@ -282,9 +264,8 @@ mod tests {
         assert_eq!(Hello::decode(&bytes), Hello::decode(&hello()), "others read it as it was");
         assert_eq!(read_trailer(&KEY, &hello()), None);
         assert_eq!(with_trailer(&KEY, &[0; 1200], &place()), None);
-        assert_eq!((greeting(&hello()), greeting(&[1; 60])), (Greeting::Init, Greeting::None));
-        let probe = [&hello()[..], &[0; 1400]].concat();
-        assert_eq!(greeting(&probe), Greeting::None, "of the path");
+        assert!(is_greeting(&hello()) && !is_greeting(&[1; HELLO_LEN]));
+        assert!(!is_greeting(&[&hello()[..], &[0; 1400]].concat()), "of the path");
     }
 
     #[test]
@@ -325,7 +306,7 @@ mod tests {
                 }
                 prop_assert_eq!(Call::decode(&KEY, &bytes), None);
                 prop_assert_eq!(read_trailer(&KEY, &bytes), None);
-                greeting(&bytes);
+                is_greeting(&bytes);
                 Place::decode(&bytes);
             }
         }
