@@ -265,7 +265,7 @@ impl CompletionQueue {
         let state = self.state(guard);
         state.source.disarm_fd(guard);
         // A read of nothing is how applications ask for progress alone.
-        if (state.readable() == 0 && state.errors.is_empty()) || count == 0 {
+        if !state.has_events() || count == 0 {
             self.progress(guard);
         }
         let state = self.state(guard);

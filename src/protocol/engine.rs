@@ -2,7 +2,7 @@
 
 use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
-use super::packet::Packet;
+use super::packet::{EagerHeader, Packet};
 use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, MultiBuffer, Posted, Unexpected};
 use super::rma::{Rma, RmaPacket};
@@ -187,43 +187,11 @@ impl<H: Host> Handler for Delivery<'_, H> {
 
     #[inline]
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
-        match Packet::decode(header) {
-            Some(Packet::Eager { envelope, ack }) => {
-                self.core.on_eager(peer, &envelope, ack, payload, self.host);
-            }
-            Some(Packet::Rts { envelope, tx, len, pushed, ranges }) => {
-                let pushed = pushed.min(len);
-                let rts = Announcement { tx, len, pushed, broken: false, ranges };
-                self.core.on_rts(peer, &envelope, rts, payload, self.host);
-            }
-            Some(Packet::Pushed { tx, offset }) => {
-                self.core.on_pushed(peer, tx, offset, payload, self.host);
-            }
-            Some(Packet::Cts { tx, rx, len, ranges }) => {
-                self.core.on_cts(peer, tx, rx, len, ranges);
-            }
-            Some(Packet::Resume { tx, rx, from, len }) => {
-                self.core.on_resume(peer, tx, rx, from, len);
-            }
-            Some(Packet::Fragment { rx, offset }) => {
-                self.core.on_fragment(peer, rx, offset, payload, self.host);
-            }
-            Some(Packet::PutDone { rx }) => self.core.on_put_done(peer, rx, self.host),
-            Some(Packet::Fin { tx, status }) => self.core.on_fin(peer, tx, status, self.host),
-            Some(Packet::Window { tx, rx, offset, len, ticket }) => {
-                self.core.on_window(peer, tx, rx, offset, len, ticket);
-            }
-            Some(Packet::Cooperate { tx, offset, share, ranges }) => {
-                self.core.on_cooperate(peer, tx, offset, share, ranges);
-            }
-            Some(Packet::Decline { rx, offset }) => self.core.on_decline(peer, rx, offset),
-            None if RmaPacket::is_one(header) => {
-                self.core.on_rma(peer, header, payload, self.host);
-            }
-            None => self.core.counts.dropped += 1,
+        match EagerHeader::decode(header) {
+            Some((envelope, ack)) => self.core.on_eager(peer, &envelope, ack, payload, self.host),
+            None => self.on_other(peer, header, payload),
         }
     }
-
     fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
         let (key, offset) = self.core.by_stream(peer, header)?;
         self.core.place_streamed(peer, key, offset, len)
@@ -256,6 +224,45 @@ impl<H: Host> Handler for Delivery<'_, H> {
 
     fn is_owed(&self, peer: PeerId) -> bool {
         self.core.is_owed(peer)
+    }
+}
+
+impl<H: Host> Delivery<'_, H> {
+    /// What is no eager message.
+    fn on_other(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
+        match Packet::decode(header) {
+            Some(Packet::Eager { .. }) => {} // was looked for before
+            Some(Packet::Rts { envelope, tx, len, pushed, ranges }) => {
+                let pushed = pushed.min(len);
+                let rts = Announcement { tx, len, pushed, broken: false, ranges };
+                self.core.on_rts(peer, &envelope, rts, payload, self.host);
+            }
+            Some(Packet::Pushed { tx, offset }) => {
+                self.core.on_pushed(peer, tx, offset, payload, self.host);
+            }
+            Some(Packet::Cts { tx, rx, len, ranges }) => {
+                self.core.on_cts(peer, tx, rx, len, ranges);
+            }
+            Some(Packet::Resume { tx, rx, from, len }) => {
+                self.core.on_resume(peer, tx, rx, from, len);
+            }
+            Some(Packet::Fragment { rx, offset }) => {
+                self.core.on_fragment(peer, rx, offset, payload, self.host);
+            }
+            Some(Packet::PutDone { rx }) => self.core.on_put_done(peer, rx, self.host),
+            Some(Packet::Fin { tx, status }) => self.core.on_fin(peer, tx, status, self.host),
+            Some(Packet::Window { tx, rx, offset, len, ticket }) => {
+                self.core.on_window(peer, tx, rx, offset, len, ticket);
+            }
+            Some(Packet::Cooperate { tx, offset, share, ranges }) => {
+                self.core.on_cooperate(peer, tx, offset, share, ranges);
+            }
+            Some(Packet::Decline { rx, offset }) => self.core.on_decline(peer, rx, offset),
+            None if RmaPacket::is_one(header) => {
+                self.core.on_rma(peer, header, payload, self.host);
+            }
+            None => self.core.counts.dropped += 1,
+        }
     }
 }
 

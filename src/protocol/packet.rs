@@ -138,6 +138,67 @@ impl Encoded {
     }
 }
 
+/// The header of [`Packet::Eager`] in its wire form: most messages have no other, so it is made and
+/// read on a road of its own.
+pub(crate) struct EagerHeader {
+    bytes: [u8; Self::MAX],
+    len: usize,
+}
+
+impl EagerHeader {
+    /// Kind and flags, tag, remote data, number.
+    const MAX: usize = 8 + 8 + 8 + 8;
+
+    /// The wire form.
+    #[inline]
+    pub(crate) fn new(envelope: &Envelope, ack: Option<u64>) -> Self {
+        let mut words = [0; Self::MAX / 8];
+        let flags = envelope_flags(envelope) | if ack.is_some() { ACK } else { 0 };
+        let mut n = 1;
+        let mut put = |word: u64| {
+            if let Some(slot) = words.get_mut(n) {
+                *slot = word;
+            }
+            n += 1;
+        };
+        if envelope.tagged {
+            put(envelope.tag);
+        }
+        if let Some(data) = envelope.data {
+            put(data);
+        }
+        if let Some(ack) = ack {
+            put(ack);
+        }
+        let len = n * 8;
+        let [first, ..] = &mut words;
+        *first = u64::from_le_bytes([EAGER, flags, 0, 0, 0, 0, 0, 0]);
+        let mut bytes = [0; Self::MAX];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        Self { bytes, len }
+    }
+
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+
+    /// Envelope and acknowledgement, if `bytes` are such a header.
+    #[inline]
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Envelope, Option<u64>)> {
+        let mut r = Reader(bytes);
+        let [kind, flags, ..] = r.take::<8>()?;
+        if kind != EAGER {
+            return None;
+        }
+        let envelope = r.envelope(flags)?;
+        let ack = if flags & ACK != 0 { Some(r.u64()?) } else { None };
+        Some((envelope, ack))
+    }
+}
+
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -193,11 +254,10 @@ impl Packet {
     pub(crate) fn encode(&self) -> Encoded {
         match self {
             Self::Eager { envelope, ack } => {
-                let flags = envelope_flags(envelope) | if ack.is_some() { ACK } else { 0 };
-                let mut e = Encoded::new(EAGER, flags, 0, 0);
-                e.put_envelope(envelope);
-                if let Some(ack) = ack {
-                    e.put_u64(*ack);
+                let EagerHeader { bytes, len } = EagerHeader::new(envelope, *ack);
+                let mut e = Encoded { bytes: [0; MAX_HEADER], len };
+                if let Some(to) = e.bytes.first_chunk_mut() {
+                    *to = bytes;
                 }
                 e
             }
@@ -289,8 +349,7 @@ impl Packet {
         let word = u32::from_le_bytes(r.take::<4>()?);
         Some(match kind {
             EAGER => {
-                let envelope = r.envelope(flags)?;
-                let ack = if flags & ACK != 0 { Some(r.u64()?) } else { None };
+                let (envelope, ack) = EagerHeader::decode(bytes)?;
                 Self::Eager { envelope, ack }
             }
             // What is pushed needs no place to be fetched from, and a header has no room for both.

@@ -339,17 +339,17 @@ impl Core {
     ) -> Option<Target> {
         let Self { posted, peers, .. } = self;
         let list = posted.of(envelope.tagged);
-        let (key, target) = list
+        let (key, multi) = list
             .iter()
             .find(|(_, p)| {
                 (p.tag ^ envelope.tag) & !p.ignore == 0
                     && (p.source == ANY_SOURCE || lookup_source(peers, peer, host) == p.source)
             })
-            .map(|(key, p)| (key, p.target))?;
-        let Some(multi) = target.multi else {
-            list.remove(key);
-            return Some(target);
+            .map(|(key, p)| (key, p.target.multi))?;
+        let Some(multi) = multi else {
+            return list.remove(key).map(|posted| posted.target);
         };
+        let target = list.get(key)?.target;
         let part = self.reserve(target, len);
         if self.buffers.get(multi).is_none_or(|buffer| buffer.retired) {
             self.posted.of(envelope.tagged).remove(key);

@@ -2,7 +2,7 @@
 
 use super::engine::{Core, Engine};
 use super::index_list::Key;
-use super::packet::{Envelope, Packet, Ranges};
+use super::packet::{EagerHeader, Envelope, Packet, Ranges};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
@@ -147,8 +147,7 @@ impl<I: Iface> Engine<I> {
         if op.delivery {
             return self.send_acknowledged(op, envelope);
         }
-        send_eager(&mut self.iface, op.peer, &Packet::Eager { envelope, ack: None }, &op.payload)
-            .map_err(op_error)?;
+        send_eager(&mut self.iface, op.peer, &envelope, None, &op.payload).map_err(op_error)?;
         self.core.mark_alive(op.peer);
         self.core.counts.eager_sent += 1;
         host.complete(&sent(envelope, op.context, op.report));
@@ -208,8 +207,8 @@ impl<I: Iface> Engine<I> {
             // The bytes leave now; nothing of the application's buffer is needed afterwards.
             request.payload = Payload::Lent(SegmentList::EMPTY);
         }
-        let packet = Packet::Eager { envelope, ack: Some(key.to_wire()) };
-        if let Err(e) = send_eager(&mut self.iface, op.peer, &packet, &op.payload) {
+        let ack = Some(key.to_wire());
+        if let Err(e) = send_eager(&mut self.iface, op.peer, &envelope, ack, &op.payload) {
             self.core.tx.remove(key);
             return Err(op_error(e));
         }
@@ -336,7 +335,7 @@ impl<I: Iface> Engine<I> {
             segments.len() <= self.core.limits.eager_max && !self.iface.under_pressure(peer);
         let ack = delivery.then_some(key.to_wire());
         let sent = if eager {
-            send_eager(&mut self.iface, peer, &Packet::Eager { envelope, ack }, &segments)
+            send_eager(&mut self.iface, peer, &envelope, ack, &segments)
         } else {
             self.send_rts(key)
         };
@@ -372,10 +371,11 @@ pub(super) fn streams<I: Iface>(iface: &mut I, caps: &Caps, peer: PeerId, len: u
 fn send_eager<I: Iface>(
     iface: &mut I,
     peer: PeerId,
-    packet: &Packet,
+    envelope: &Envelope,
+    ack: Option<u64>,
     payload: &SegmentList,
 ) -> Result<(), SendError> {
-    let header = packet.encode();
+    let header = EagerHeader::new(envelope, ack);
     let header = header.as_slice();
     debug_assert!(header.len() <= MAX_HEADER);
     let len = payload.len();

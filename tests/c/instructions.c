@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/*
+ * instructions BYTES ROUNDS
+ *
+ * Two processes in lockstep: one posts a receive, the other sends BYTES and reads its completion, then the first reads
+ * its own, ROUNDS times. Nobody looks before there is something to see, so that instructions can be counted:
+ * those of `measured` and below (callgrind --toggle-collect=measured, of both processes) are what ROUNDS messages take.
+ * As many before them do not count.
+ *
+ * The provider is UDRV_TEST_PROVIDER, default udrv.
+ */
+#include "common.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static size_t bytes;
+static int rounds;
+
+static void await(struct fid_cq *cq)
+{
+	struct fi_cq_tagged_entry entry;
+	double end = 0;
+	ssize_t n;
+
+	while ((n = fi_cq_read(cq, &entry, 1)) == -FI_EAGAIN) {
+		if (end == 0)
+			end = now() + PATIENCE_S;
+		if (now() > end)
+			FAIL("no completion for %d s", PATIENCE_S);
+	}
+	if (n != 1)
+		completion(cq);
+}
+
+enum step { POST_RECEIVE, SEND, RECEIVE };
+
+static void take_step(struct side *side, enum step step, uint8_t *buffer)
+{
+	switch (step) {
+	case POST_RECEIVE:
+		POST(side, fi_trecv(side->ep, buffer, bytes, NULL, side->peer, 1, 0, NULL));
+		break;
+	case SEND:
+		POST(side, fi_tsend(side->ep, buffer, bytes, NULL, side->peer, 1, NULL));
+		await(side->tx);
+		break;
+	case RECEIVE:
+		await(side->rx);
+		break;
+	}
+}
+
+/* What counts, and the same that does not. */
+__attribute__((noinline)) void measured(struct side *side, enum step step, uint8_t *buffer)
+{
+	take_step(side, step, buffer);
+	__asm__ volatile("");
+}
+
+__attribute__((noinline)) static void warm_up(struct side *side, enum step step, uint8_t *buffer)
+{
+	take_step(side, step, buffer);
+	__asm__ volatile("" ::: "memory");
+}
+
+static void lockstep(struct side *side)
+{
+	static const struct setup setup = { .caps = FI_TAGGED, .threading = FI_THREAD_DOMAIN };
+	uint8_t *buffer = need(bytes), go = 0;
+
+	side_begin(side, &setup);
+	for (int i = 0; i < 2 * rounds; i++) {
+		void (*take)(struct side *, enum step, uint8_t *) = i < rounds ? warm_up : measured;
+
+		if (side->rank == 0) {
+			hear(side, &go, 1);
+			take(side, SEND, buffer);
+			tell(side, &go, 1);
+		} else {
+			take(side, POST_RECEIVE, buffer);
+			tell(side, &go, 1);
+			/* The first ones may need both sides. */
+			if (i == 0)
+				await(side->rx);
+			hear(side, &go, 1);
+			if (i > 0)
+				take(side, RECEIVE, buffer);
+		}
+	}
+	free(buffer);
+	side_end(side);
+}
+
+int main(int argc, char **argv)
+{
+	bytes = argc == 3 ? strtoul(argv[1], NULL, 10) : 0;
+	rounds = argc == 3 ? atoi(argv[2]) : 0;
+	if (rounds < 1) {
+		fprintf(stderr, "usage: instructions BYTES ROUNDS\n");
+		return 2;
+	}
+	return run_story(lockstep, false, 600) ? 0 : 1;
+}
