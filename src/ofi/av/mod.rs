@@ -9,6 +9,7 @@ use super::eq::EventQueue;
 use super::guard::entry;
 use super::lock::Locked;
 use super::table::{SLACK, Slack, Table, stubs};
+use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
 use format::read_address;
@@ -18,7 +19,7 @@ use libfabric_sys::{
     FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL, FI_EVENT, fi_addr_t, fi_av_attr, fi_ops, fi_ops_av,
     fi_ops_av_2_7, fid, fid_av,
 };
-use state::AvState;
+use state::{AvState, RX_BITS_MAX};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -85,9 +86,14 @@ pub(crate) unsafe fn open(
         FI_AV_MAP | FI_AV_TABLE => {}
         _ => return Err(FI_EINVAL),
     }
-    if attr.rx_ctx_bits > 0 {
-        return Err(FI_EINVAL); // no named receive contexts
-    }
+    let rx_bits = u8::try_from(attr.rx_ctx_bits).ok().filter(|bits| *bits <= RX_BITS_MAX);
+    let Some(rx_bits) = rx_bits else {
+        log::warn(format_args!(
+            "fi_av_attr->rx_ctx_bits refused: {}, offered 0 to {RX_BITS_MAX}",
+            attr.rx_ctx_bits
+        ));
+        return Err(FI_EINVAL);
+    };
     let av = Box::new(AvFid {
         fid: fid_av {
             fid: fid { fclass: FI_CLASS_AV, context, ops: FID_OPS.as_mut_ptr() },
@@ -96,7 +102,7 @@ pub(crate) unsafe fn open(
         slack: SLACK,
         shared: Arc::new(AddressVector {
             domain: domain.clone(),
-            state: Locked::new(AvState::new(LocalHost::detect(), attr.count)),
+            state: Locked::new(AvState::new(LocalHost::detect(), attr.count).with_rx_bits(rx_bits)),
         }),
         asynchronous: attr.flags & FI_EVENT != 0,
         eq: None,

@@ -22,7 +22,12 @@ pub(crate) struct AvState {
     duplicates: usize,
     epoch: u64,
     removals: u64,
+    /// Highest bits of an `fi_addr` that name a receive context (fi_rx_addr).
+    rx_bits: u8,
 }
+
+/// Messages name a receive context in one byte.
+pub(super) const RX_BITS_MAX: u8 = 8;
 
 #[derive(Clone, Copy, Debug)]
 enum Entry {
@@ -61,10 +66,24 @@ impl AvState {
             duplicates: 0,
             epoch: 1,
             removals: 0,
+            rx_bits: 0,
         };
         // Memory that nobody has touched yet costs nothing; a number that makes no sense, neither.
         let _ = state.entries.try_reserve_exact(count.min(1 << 20));
         state
+    }
+
+    /// So many of the highest bits of an `fi_addr` name a receive context: at most [`RX_BITS_MAX`].
+    pub(super) fn with_rx_bits(self, rx_bits: u8) -> Self {
+        Self { rx_bits: rx_bits.min(RX_BITS_MAX), ..self }
+    }
+
+    /// The entry and the receive context that an `fi_addr` names.
+    pub(crate) fn split(&self, fi_addr: fi_addr_t) -> (fi_addr_t, u8) {
+        match self.rx_bits {
+            0 => (fi_addr, 0),
+            bits => (fi_addr << bits >> bits, (fi_addr >> (64 - bits)) as u8),
+        }
     }
 
     /// Says that `count` addresses follow, so that the vector grows once.
@@ -171,7 +190,8 @@ impl AvState {
 
     /// The `fi_addr` that stands for the same peer in completions and in matching.
     pub(crate) fn representative(&self, fi_addr: fi_addr_t) -> Option<fi_addr_t> {
-        let address = address_of(&self.entries, u32::try_from(fi_addr).ok()?)?;
+        let entry = u32::try_from(self.split(fi_addr).0).ok()?;
+        let address = address_of(&self.entries, entry)?;
         self.find(address.hash(), address).map(fi_addr_t::from)
     }
 
@@ -227,6 +247,18 @@ mod tests {
         assert_eq!(av.duplicates, 0);
         av.remove(1).unwrap();
         assert_eq!(av.fi_addr(&a), FI_ADDR_NOTAVAIL);
+    }
+
+    #[test]
+    fn an_address_may_name_a_receive_context() {
+        let mut av = AvState::new(LocalHost::detect(), 0).with_rx_bits(3);
+        let a = address("127.0.0.1:1");
+        assert_eq!(av.insert(&a), Ok(0));
+        assert_eq!(av.insert(&address("127.0.0.1:2")), Ok(1));
+        assert_eq!(av.split(1), (1, 0));
+        assert_eq!(av.split(7 << 61 | 1), (1, 7));
+        assert_eq!(av.representative(5 << 61), Some(0));
+        assert_eq!(state().split(u64::MAX), (u64::MAX, 0));
     }
 
     #[test]

@@ -15,7 +15,11 @@ pub(super) const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
 /// # Safety
 /// `value` has `*len` bytes.
-unsafe fn give<T: Copy>(value: *mut c_void, len: *mut usize, from: T) -> Result<(), i32> {
+pub(super) unsafe fn give<T: Copy>(
+    value: *mut c_void,
+    len: *mut usize,
+    from: T,
+) -> Result<(), i32> {
     if value.is_null() || len.is_null() {
         return Err(FI_EINVAL);
     }
@@ -32,7 +36,7 @@ unsafe fn give<T: Copy>(value: *mut c_void, len: *mut usize, from: T) -> Result<
 
 /// # Safety
 /// `value` has `len` bytes.
-unsafe fn take_size(value: *const c_void, len: usize) -> Result<usize, i32> {
+pub(super) unsafe fn take_size(value: *const c_void, len: usize) -> Result<usize, i32> {
     if value.is_null() || len != size_of::<usize>() {
         return Err(FI_EINVAL);
     }
@@ -118,9 +122,10 @@ pub(super) unsafe extern "C" fn setopt(
 pub(super) unsafe extern "C" fn rx_size_left(ep: *mut fid_ep) -> isize {
     entry("fi_rx_size_left", || {
         // SAFETY: a handle of ours.
-        let ep = unsafe { &endpoint(ep).shared };
+        let handle = unsafe { endpoint(ep) };
+        let ep = &handle.shared;
         let guard = ep.domain.lock.lock();
-        ep.engine(&guard).map_or(0, |engine| engine.room_for_receives() as isize)
+        ep.engine(&guard).map_or(0, |engine| engine.room_for_receives(handle.context) as isize)
     })
 }
 
