@@ -3,7 +3,8 @@
  * contexts
  *
  * Contexts beyond the one of each kind that every endpoint has: receive contexts that endpoints share, shared transmit
- * contexts, and scalable endpoints. Both sides live in one process. One line a group, then "N passed, N failed".
+ * contexts, and scalable endpoints; and the options of an endpoint. Both sides live in one process. One line a group,
+ * then "N passed, N failed".
  */
 #include "common.h"
 
@@ -594,6 +595,100 @@ static void one_sided_operations_have_contexts(void)
 	close_scalable(&b);
 }
 
+/* --- options of an endpoint (fi_endpoint.3) --- */
+
+/* Numbers that libfabric 1.17 has no names for. */
+enum {
+	SHARED_MEMORY_PERMITTED = 11,
+	MAX_MSG = 12,
+	MAX_TAGGED,
+	MAX_RMA,
+	INJECT_MSG = 16,
+	INJECT_TAGGED,
+	INJECT_RMA,
+};
+
+static size_t option(struct fid_ep *ep, int name)
+{
+	size_t value = 0, len = sizeof(value);
+
+	OK(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, name, &value, &len));
+	SAME(len, sizeof(value));
+	return value;
+}
+
+static int set(struct fid_ep *ep, int name, size_t value)
+{
+	return fi_setopt(&ep->fid, FI_OPT_ENDPOINT, name, &value, sizeof(value));
+}
+
+/* Each limit is its own. Without shared memory, messages within the node go over the network. */
+static void options_are_kept(void)
+{
+	struct domain d;
+	struct fid_ep *ep[2];
+	struct fid_cq *cq[2];
+	fi_addr_t to[2];
+	int others[] = { FI_OPT_CM_DATA_SIZE, FI_OPT_BUFFERED_MIN, FI_OPT_BUFFERED_LIMIT, FI_OPT_FI_HMEM_P2P, 9 };
+	size_t inject, len = sizeof(inject);
+	bool off = false, permitted = true;
+
+	open_domain(&d, FI_MSG | FI_TAGGED | FI_RMA, 0, 0);
+	for (int i = 0; i < 2; i++) {
+		cq[i] = open_queue(&d);
+		OK(fi_endpoint(d.domain, d.info, &ep[i], NULL));
+		OK(fi_ep_bind(ep[i], &d.av->fid, 0));
+		OK(fi_ep_bind(ep[i], &cq[i]->fid, FI_TRANSMIT | FI_RECV));
+	}
+	inject = d.info->tx_attr->inject_size;
+	for (int name = INJECT_MSG; name <= INJECT_RMA; name++) {
+		SAME(option(ep[0], name), inject);
+		SAME(set(ep[0], name, inject + 1), -FI_EINVAL);
+	}
+	for (int i = 0; i < 3; i++) {
+		OK(set(ep[0], INJECT_MSG + i, 10 * (i + 1)));
+		OK(set(ep[0], MAX_MSG + i, 100 * (i + 1)));
+		SAME(option(ep[0], INJECT_MSG + i), 10 * (i + 1));
+		SAME(option(ep[0], MAX_MSG + i), 100 * (i + 1));
+	}
+	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
+		SAME(fi_getopt(&ep[0]->fid, FI_OPT_ENDPOINT, others[i], &inject, &len), -FI_ENOPROTOOPT);
+		SAME(set(ep[0], others[i], 1), -FI_ENOPROTOOPT);
+	}
+	OK(fi_setopt(&ep[0]->fid, FI_OPT_ENDPOINT, SHARED_MEMORY_PERMITTED, &off, sizeof(off)));
+	len = sizeof(permitted);
+	OK(fi_getopt(&ep[0]->fid, FI_OPT_ENDPOINT, SHARED_MEMORY_PERMITTED, &permitted, &len));
+	CHECK(!permitted);
+	for (int i = 0; i < 2; i++) {
+		OK(fi_enable(ep[i]));
+		to[i] = learn(&d, &ep[i]->fid);
+	}
+	permitted = true;
+	SAME(fi_setopt(&ep[0]->fid, FI_OPT_ENDPOINT, SHARED_MEMORY_PERMITTED, &permitted, 1), -FI_EOPBADSTATE);
+	SAME(fi_send(ep[0], outgoing, 101, NULL, to[1], NULL), -FI_EMSGSIZE);
+	SAME(fi_tsend(ep[0], outgoing, 201, NULL, to[1], 1, NULL), -FI_EMSGSIZE);
+	SAME(fi_write(ep[0], outgoing, 301, NULL, to[1], 0, 1, NULL), -FI_EMSGSIZE);
+	SAME(fi_inject(ep[0], outgoing, 11, to[1]), -FI_EMSGSIZE);
+	SAME(fi_tinject(ep[0], outgoing, 21, to[1], 1), -FI_EMSGSIZE);
+	SAME(fi_inject_write(ep[0], outgoing, 31, to[1], 0, 1), -FI_EMSGSIZE);
+	OK(fi_inject(ep[0], outgoing, 10, to[1]));
+	OK(fi_tinject(ep[0], outgoing, 20, to[1], 1));
+	OK(fi_recv(ep[1], incoming, LONG, NULL, FI_ADDR_UNSPEC, NULL));
+	SAME(wait_for(cq[1], cq, 1, NULL).len, 10);
+	OK(fi_trecv(ep[1], incoming, LONG, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
+	SAME(wait_for(cq[1], cq, 1, NULL).len, 20);
+	OK(fi_trecv(ep[0], incoming, LONG, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
+	fill(outgoing, LONG, 8);
+	OK(fi_tsend(ep[1], outgoing, LONG, NULL, to[0], 1, NULL));
+	SAME(wait_for(cq[0], cq + 1, 1, NULL).len, LONG);
+	CHECK(holds(incoming, LONG, 8, 0));
+	for (int i = 0; i < 2; i++) {
+		OK(fi_close(&ep[i]->fid));
+		OK(fi_close(&cq[i]->fid));
+	}
+	close_domain(&d);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -607,6 +702,7 @@ static const struct {
 	{ "ordinary endpoints name contexts", ordinary_endpoints_name_contexts },
 	{ "contexts come and go", contexts_come_and_go },
 	{ "one-sided operations have contexts", one_sided_operations_have_contexts },
+	{ "options are kept", options_are_kept },
 };
 
 int main(void)

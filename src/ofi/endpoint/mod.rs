@@ -87,7 +87,13 @@ pub(super) struct EndpointState {
     removals: u64,
     min_multi_recv: usize,
     max_msg_size: usize,
+    max_tagged_size: usize,
     max_rma_size: usize,
+    inject_msg_size: usize,
+    inject_tagged_size: usize,
+    inject_rma_size: usize,
+    /// FI_OPT_SHARED_MEMORY_PERMITTED.
+    shm_permitted: bool,
     bind: Option<Address>,
     /// Waiters that sleep on us.
     armed: u32,
@@ -219,6 +225,10 @@ unsafe fn open_as(
     let given = unsafe {
         ep_attr.map_or(Ok(None), |attr| auth_key(&domain.fabric, attr.auth_key, attr.auth_key_size))
     }?;
+    let inject_size =
+        super::info::INJECT_SIZE.min(tx.map_or(usize::MAX, |tx| {
+            if tx.inject_size == 0 { usize::MAX } else { tx.inject_size }
+        }));
     let shared = Arc::new(Endpoint {
         domain: domain.clone(),
         addr_format: info.addr_format,
@@ -231,15 +241,18 @@ unsafe fn open_as(
             removals: 0,
             min_multi_recv: options::DEFAULT_MIN_MULTI_RECV,
             max_msg_size: usize::MAX,
+            max_tagged_size: usize::MAX,
             max_rma_size: usize::MAX,
+            inject_msg_size: inject_size,
+            inject_tagged_size: inject_size,
+            inject_rma_size: inject_size,
+            shm_permitted: true,
             bind,
             armed: 0,
             thread_armed: false,
             polls: 0,
         }),
-        inject_size: super::info::INJECT_SIZE.min(tx.map_or(usize::MAX, |tx| {
-            if tx.inject_size == 0 { usize::MAX } else { tx.inject_size }
-        })),
+        inject_size,
         job_key: given.unwrap_or(domain.job_key),
         directed: info.caps & libfabric_sys::FI_DIRECTED_RECV != 0,
         source: info.caps & libfabric_sys::FI_SOURCE != 0,
@@ -516,7 +529,7 @@ impl Endpoint {
         };
         let settings = MuxSettings {
             cma: config.cma,
-            shm: config.shm,
+            shm: config.shm && self.state(guard).shm_permitted,
             mtu: config.mtu,
             net: config.net.then_some(NetSettings {
                 key: self.job_key,

@@ -95,11 +95,9 @@ fn try_start(handle: &EndpointFid, access: Access) -> Result<(), i32> {
         Flags::Inject => (FI_INJECT, true),
     };
     let inject = access.right == Right::Write && op_flags & FI_INJECT != 0;
-    if inject && local.len() > ep.inject_size {
-        return Err(FI_EMSGSIZE);
-    }
     let guard = ep.domain.lock.lock();
-    if local.len() > ep.state(&guard).max_rma_size {
+    let state = ep.state(&guard);
+    if inject && local.len() > state.inject_rma_size || local.len() > state.max_rma_size {
         return Err(FI_EMSGSIZE);
     }
     let bindings = ep.bindings_of(handle.context, &guard);

@@ -185,10 +185,12 @@ fn try_send(
         Flags::Inject => (FI_INJECT, true),
     };
     let inject = op_flags & FI_INJECT != 0;
-    if inject && payload.len() > ep.inject_size {
-        return Err(FI_EMSGSIZE);
-    }
-    if payload.len() > ep.state(&guard).max_msg_size {
+    let state = ep.state(&guard);
+    let (max, inject_max) = match tagging.tagged {
+        true => (state.max_tagged_size, state.inject_tagged_size),
+        false => (state.max_msg_size, state.inject_msg_size),
+    };
+    if payload.len() > max || inject && payload.len() > inject_max {
         return Err(FI_EMSGSIZE);
     }
     let bindings = ep.bindings_of(handle.context, &guard);
