@@ -26,8 +26,8 @@ use libfabric_sys::{
     FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX,
     FI_ORDER_RAR, FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW, FI_ORDER_RMA_WAW, FI_ORDER_SAS,
     FI_ORDER_WAW, FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ, FI_RECV, FI_REMOTE_COMM,
-    FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SOURCE, FI_TAGGED,
-    FI_TRANSMIT_COMPLETE, FI_WRITE, fi_info,
+    FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SHARED_AV, FI_SOURCE,
+    FI_TAGGED, FI_TRANSMIT_COMPLETE, FI_WRITE, fi_info,
 };
 use place::Place;
 use std::ffi::{c_char, c_int};
@@ -58,7 +58,7 @@ pub(crate) const RX_CAPS: u64 = FI_MSG
     | FI_SOURCE
     | FI_RMA_EVENT;
 /// Capabilities of a domain, of which fi_domain(3) knows only these.
-pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
+pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SHARED_AV;
 
 /// Default operation flags that a transmit context may have.
 pub(crate) const TX_OP_FLAGS: u64 =

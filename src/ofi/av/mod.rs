@@ -2,6 +2,7 @@
 
 mod format;
 mod insert;
+mod named;
 mod state;
 
 use super::domain::Domain;
@@ -16,9 +17,10 @@ use format::read_address;
 pub(crate) use format::write_address;
 use libfabric_sys::{
     FI_ADDR_STR, FI_AV_MAP, FI_AV_TABLE, FI_AV_UNSPEC, FI_CLASS_AV, FI_CLASS_EQ, FI_EBUSY,
-    FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL, FI_EVENT, fi_addr_t, fi_av_attr, fi_ops, fi_ops_av,
+    FI_EINVAL, FI_ETOOSMALL, FI_EVENT, FI_READ, fi_addr_t, fi_av_attr, fi_ops, fi_ops_av,
     fi_ops_av_2_7, fid, fid_av,
 };
+use named::Board;
 use state::{AvState, RX_BITS_MAX};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -63,7 +65,8 @@ static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
     ..STUBS
 });
 
-/// `fi_av_open`. Errors: EINVAL; ENOSYS for a named (shared) vector.
+/// `fi_av_open`. Errors: EINVAL; for a vector with a name ENOENT (nobody keeps one, FI_READ), EADDRINUSE
+/// (somebody does), EACCES (another user), ENAMETOOLONG, ENOMEM.
 ///
 /// # Safety
 /// As libfabric calls `fi_av_open`.
@@ -78,9 +81,6 @@ pub(crate) unsafe fn open(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
-    if !attr.name.is_null() {
-        return Err(FI_ENOSYS);
-    }
     match attr.type_ {
         FI_AV_UNSPEC => attr.type_ = FI_AV_TABLE,
         FI_AV_MAP | FI_AV_TABLE => {}
@@ -94,16 +94,31 @@ pub(crate) unsafe fn open(
         ));
         return Err(FI_EINVAL);
     };
+    let mut state = AvState::new(LocalHost::detect(), attr.count).with_rx_bits(rx_bits);
+    if !attr.name.is_null() {
+        // SAFETY: the application's C string.
+        let name = unsafe { CStr::from_ptr(attr.name) }.to_string_lossy();
+        let reads = attr.flags & FI_READ != 0;
+        let board = if reads { Board::open(&name) } else { Board::create(&name, attr.count) };
+        let board = board.map_err(|e| {
+            let verb = if reads { "read" } else { "keep" };
+            log::info(format_args!("cannot {verb} the address vector called {name}: {e}"));
+            e.0
+        })?;
+        if attr.map_addr.is_null() {
+            attr.map_addr = board.map_addr().cast();
+        }
+        state = state.with_board(board, reads);
+    } else if attr.flags & FI_READ != 0 {
+        return Err(FI_EINVAL); // of whom?
+    }
     let av = Box::new(AvFid {
         fid: fid_av {
             fid: fid { fclass: FI_CLASS_AV, context, ops: FID_OPS.as_mut_ptr() },
             ops: OPS.as_mut_ptr().cast(),
         },
         slack: SLACK,
-        shared: Arc::new(AddressVector {
-            domain: domain.clone(),
-            state: Locked::new(AvState::new(LocalHost::detect(), attr.count).with_rx_bits(rx_bits)),
-        }),
+        shared: Arc::new(AddressVector { domain: domain.clone(), state: Locked::new(state) }),
         asynchronous: attr.flags & FI_EVENT != 0,
         eq: None,
     });

@@ -17,9 +17,9 @@ use libfabric_sys::{
     FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM, FI_MR_BASIC, FI_MR_SCALABLE,
     FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX, FI_PROGRESS_CONTROL_UNIFIED,
     FI_PROGRESS_MANUAL, FI_PROTO_UNSPEC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ,
-    FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SHARED_CONTEXT, FI_TAG_GENERIC, FI_TAGGED,
-    FI_THREAD_ENDPOINT, FI_THREAD_SAFE, FI_WRITE, fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr,
-    fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr, fi_version,
+    FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SHARED_AV, FI_SHARED_CONTEXT,
+    FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_ENDPOINT, FI_THREAD_SAFE, FI_WRITE, fi_domain_attr,
+    fi_domain_attr_2_7, fi_ep_attr, fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr, fi_version,
 };
 use std::ptr::null_mut;
 
@@ -111,7 +111,7 @@ fn capabilities(hints: &Hints, config: &Config) -> Result<u64, Refusal> {
         caps |= FI_FENCE;
     }
     let reach = if config.net { FI_REMOTE_COMM } else { hints.domain.base.caps & FI_REMOTE_COMM };
-    Ok(caps | FI_LOCAL_COMM | reach)
+    Ok(caps | FI_LOCAL_COMM | reach | hints.domain.base.caps & FI_SHARED_AV)
 }
 
 /// Directions of messages, and of one-sided operations.

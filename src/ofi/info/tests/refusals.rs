@@ -8,18 +8,17 @@ type Case = (fn(&mut Hints), &'static str);
 const CASES: &[Case] = &[
     (
         |h| h.caps = FI_MSG | FI_ATOMIC,
-        "caps: wanted FI_MSG|FI_ATOMIC, offered FI_MSG|FI_RMA|FI_TAGGED|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_RMA_EVENT|FI_SOURCE|FI_NAMED_RX_CTX|FI_DIRECTED_RECV",
+        "caps: wanted FI_MSG|FI_ATOMIC, offered FI_MSG|FI_RMA|FI_TAGGED|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_SHARED_AV|FI_RMA_EVENT|FI_SOURCE|FI_NAMED_RX_CTX|FI_DIRECTED_RECV",
     ),
     (|h| h.caps = FI_ATOMIC, "caps: wanted FI_ATOMIC, offered FI_MSG|"),
     (|h| h.caps = FI_TRIGGER, "caps: wanted FI_TRIGGER, "),
     (|h| h.caps = FI_HMEM, "caps: wanted FI_HMEM, "),
     (|h| h.caps = FI_COLLECTIVE, "caps: wanted FI_COLLECTIVE, "),
-    (|h| h.caps = FI_SHARED_AV, "caps: wanted FI_SHARED_AV, "),
     (|h| h.caps = FI_SOURCE_ERR, "caps: wanted FI_SOURCE_ERR, "),
     (|h| h.caps = 1 << 63, "caps: wanted 0x8000000000000000, "),
     (
-        |h| h.domain.base.caps = FI_SHARED_AV,
-        "domain_attr->caps: wanted FI_SHARED_AV, offered FI_LOCAL_COMM|FI_REMOTE_COMM",
+        |h| h.domain.base.caps = FI_SOURCE,
+        "domain_attr->caps: wanted FI_SOURCE, offered FI_LOCAL_COMM|FI_REMOTE_COMM|FI_SHARED_AV",
     ),
     (
         |h| (h.caps, h.tx.caps) = (FI_MSG | FI_TAGGED, FI_RMA),
