@@ -257,7 +257,9 @@ impl Endpoint {
     /// Whether objects of this class, and these flags, belong to this kind of handle.
     pub(super) fn may_bind(&self, handle: &EndpointFid, class: usize, flags: u64) -> bool {
         let transmit = FI_SEND | FI_READ | FI_WRITE | FI_TRANSMIT | FI_SELECTIVE_COMPLETION;
-        let receive = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_SELECTIVE_COMPLETION;
+        // What peers read and write is reported by receive context 0.
+        let remote = if handle.context == 0 { FI_REMOTE_READ | FI_REMOTE_WRITE } else { 0 };
+        let receive = FI_RECV | remote | FI_SELECTIVE_COMPLETION;
         let reports = matches!(class, FI_CLASS_CQ | FI_CLASS_CNTR);
         match handle.role {
             Role::Endpoint => true,
@@ -355,13 +357,20 @@ impl Endpoint {
         let half = self.bindings_of(handle.context, guard).take_half(handle.role);
         let fd = self.engine(guard).map(|engine| engine.iface().wait_fd());
         half.detach(self, fd, guard);
-        // What another context reports to too stays attached; attaching twice does nothing.
-        if let Some(fd) = fd {
-            for number in 0..self.contexts.transmit.max(self.contexts.receive) {
-                if let Err(error) = self.bindings_of(number, guard).attach(self, fd, guard) {
-                    log::warn(format_args!("cannot watch a queue any more: error {error}"));
-                }
-            }
+        let Some(fd) = fd else { return };
+        // What others report to too stays attached; attaching twice does nothing.
+        let mut attached = Ok(());
+        for number in 0..self.contexts.transmit.max(self.contexts.receive) {
+            let again = self.bindings_of(number, guard).attach(self, fd, guard);
+            attached = attached.and(again);
+        }
+        // SAFETY: as above.
+        for counter in unsafe { self.domain.state(guard) }.counters_of_regions() {
+            let again = self.feed(&counter, guard);
+            attached = attached.and(again);
+        }
+        if let Err(error) = attached {
+            log::warn(format_args!("cannot watch a queue or counter any more: error {error}"));
         }
     }
 }
