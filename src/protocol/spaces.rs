@@ -39,13 +39,21 @@ impl<T> Spaces<T> {
     /// A context that is not there has the spaces of context 0; nobody asks for one.
     #[inline]
     pub(super) fn of(&mut self, space: Space) -> &mut IndexList<T> {
-        let Self { plain, tagged, more } = self;
         if space.rx > 0 {
-            if let Some([plain, tagged]) = more.get_mut(usize::from(space.rx) - 1) {
-                return if space.tagged { tagged } else { plain };
-            }
+            return self.beyond(space);
         }
-        if space.tagged { tagged } else { plain }
+        if space.tagged { &mut self.tagged } else { &mut self.plain }
+    }
+
+    #[inline(never)]
+    fn beyond(&mut self, space: Space) -> &mut IndexList<T> {
+        let Self { plain, tagged, more } = self;
+        match more.get_mut(usize::from(space.rx).wrapping_sub(1)) {
+            Some([_, tagged]) if space.tagged => tagged,
+            Some([plain, _]) => plain,
+            None if space.tagged => tagged,
+            None => plain,
+        }
     }
 
     fn lists(&self) -> impl Iterator<Item = &IndexList<T>> {

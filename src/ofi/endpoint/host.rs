@@ -38,7 +38,7 @@ impl<'a> EndpointHost<'a> {
         if context == 0 {
             return self.bindings;
         }
-        self.endpoint.bindings_of(context, self.guard)
+        self.endpoint.bindings_beyond(context, self.guard)
     }
 
     fn route(&self, c: &Completion) -> (Option<&QueueBinding>, Option<&Arc<Counter>>, u64) {
@@ -133,7 +133,9 @@ impl Host for EndpointHost<'_> {
             binding.as_ref().is_none_or(|b| unsafe { b.queue.state.get(self.guard) }.has_room())
         };
         let all = |bindings: &Bindings| roomy(&bindings.transmit) && roomy(&bindings.receive);
-        all(self.bindings) && self.endpoint.more(self.guard).iter().all(all)
+        all(self.bindings)
+            && (!self.endpoint.contexts.are_several()
+                || self.endpoint.more(self.guard).iter().all(all))
     }
 
     fn shared_receives(&mut self) -> Option<&mut Receives> {

@@ -344,11 +344,18 @@ impl Endpoint {
     #[allow(clippy::mut_from_ref)]
     pub(super) fn bindings_of<'g>(&'g self, context: u8, guard: &'g Guard<'_>) -> &'g mut Bindings {
         if context > 0 {
-            if let Some(bindings) = self.more(guard).get_mut(usize::from(context) - 1) {
-                return bindings;
-            }
+            return self.bindings_beyond(context, guard);
         }
         self.bindings(guard)
+    }
+
+    #[inline(never)]
+    #[allow(clippy::mut_from_ref)]
+    fn bindings_beyond<'g>(&'g self, context: u8, guard: &'g Guard<'_>) -> &'g mut Bindings {
+        match self.more(guard).get_mut(usize::from(context).wrapping_sub(1)) {
+            Some(bindings) => bindings,
+            None => self.bindings(guard),
+        }
     }
 
     /// What the contexts from 1 on report to.

@@ -134,6 +134,12 @@ impl Contexts {
         ))
     }
 
+    /// Whether there are contexts beyond number 0.
+    #[inline]
+    pub(super) fn are_several(&self) -> bool {
+        self.transmit.max(self.receive) > 1
+    }
+
     pub(super) fn transmit(&self) -> u8 {
         self.transmit
     }
