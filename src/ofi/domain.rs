@@ -16,8 +16,8 @@ use libfabric_sys::{
     FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP, FI_MR_BASIC,
     FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr,
     fi_av_attr, fi_cntr_attr, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
-    fi_ops_domain_2_7, fi_poll_attr, fi_version, fid, fid_av, fid_cntr, fid_cq, fid_domain, fid_ep,
-    fid_poll,
+    fi_ops_domain_2_7, fi_poll_attr, fi_rx_attr, fi_tx_attr, fi_version, fid, fid_av, fid_cntr,
+    fid_cq, fid_domain, fid_ep, fid_poll, fid_stx,
 };
 use once_cell::sync::OnceCell;
 use std::collections::HashMap;
@@ -143,6 +143,9 @@ static OPS: Table<fi_ops_domain_2_7> = Table::new(fi_ops_domain_2_7 {
         cq_open: Some(cq_open),
         endpoint: Some(open_endpoint),
         endpoint2: Some(open_endpoint2),
+        scalable_ep: Some(open_scalable_endpoint),
+        stx_ctx: Some(open_shared_transmit),
+        srx_ctx: Some(open_shared_receive),
         cntr_open: Some(cntr_open),
         poll_open: Some(poll_open),
         query_atomic: Some(query_atomic),
@@ -347,6 +350,42 @@ unsafe extern "C" fn open_endpoint2(
         }
         // SAFETY: as libfabric calls fi_endpoint2.
         code(unsafe { endpoint::open(shared(domain), info, out, context) })
+    })
+}
+
+unsafe extern "C" fn open_scalable_endpoint(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    entry("fi_scalable_ep", || {
+        // SAFETY: as libfabric calls fi_scalable_ep.
+        code(unsafe { endpoint::open_scalable(shared(domain), info, out, context) })
+    })
+}
+
+unsafe extern "C" fn open_shared_transmit(
+    domain: *mut fid_domain,
+    attr: *mut fi_tx_attr,
+    out: *mut *mut fid_stx,
+    context: *mut c_void,
+) -> c_int {
+    entry("fi_stx_context", || {
+        // SAFETY: as libfabric calls fi_stx_context.
+        code(unsafe { endpoint::open_shared_transmit(shared(domain), attr, out, context) })
+    })
+}
+
+unsafe extern "C" fn open_shared_receive(
+    domain: *mut fid_domain,
+    attr: *mut fi_rx_attr,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    entry("fi_srx_context", || {
+        // SAFETY: as libfabric calls fi_srx_context.
+        code(unsafe { endpoint::open_shared_receive(shared(domain), attr, out, context) })
     })
 }
 

@@ -23,11 +23,11 @@ use attributes::Attributes;
 use hints::Hints;
 use libfabric_sys::{
     FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EINVAL, FI_ENODATA, FI_ENOMEM,
-    FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV, FI_ORDER_RAR,
-    FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW, FI_ORDER_RMA_WAW, FI_ORDER_SAS, FI_ORDER_WAW,
-    FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ,
-    FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE,
-    FI_WRITE, fi_info,
+    FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX,
+    FI_ORDER_RAR, FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW, FI_ORDER_RMA_WAW, FI_ORDER_SAS,
+    FI_ORDER_WAW, FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ, FI_RECV, FI_REMOTE_COMM,
+    FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SHARED_AV, FI_SOURCE,
+    FI_TAGGED, FI_TRANSMIT_COMPLETE, FI_WRITE, fi_info,
 };
 use place::Place;
 use std::ffi::{c_char, c_int};
@@ -45,7 +45,7 @@ pub(crate) const PROTOCOL_VERSION: u32 = 1;
 pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | DOMAIN_CAPS;
 /// Those of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
 pub(crate) const TX_CAPS: u64 =
-    FI_MSG | FI_TAGGED | FI_RMA | FI_SEND | FI_READ | FI_WRITE | FI_FENCE;
+    FI_MSG | FI_TAGGED | FI_RMA | FI_SEND | FI_READ | FI_WRITE | FI_FENCE | FI_NAMED_RX_CTX;
 /// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
 pub(crate) const RX_CAPS: u64 = FI_MSG
     | FI_TAGGED
@@ -58,7 +58,7 @@ pub(crate) const RX_CAPS: u64 = FI_MSG
     | FI_SOURCE
     | FI_RMA_EVENT;
 /// Capabilities of a domain, of which fi_domain(3) knows only these.
-pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
+pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SHARED_AV;
 
 /// Default operation flags that a transmit context may have.
 pub(crate) const TX_OP_FLAGS: u64 =
@@ -75,6 +75,8 @@ pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS
     | FI_ORDER_RMA_RAW
     | FI_ORDER_RMA_WAW;
 
+/// Transmit and receive contexts of an endpoint.
+pub(crate) const MAX_CONTEXTS: usize = super::endpoint::MAX_CONTEXTS;
 /// Longest message of `fi_inject`, bytes.
 pub(crate) const INJECT_SIZE: usize = 4096;
 /// Elements of a scatter-gather list.

@@ -82,8 +82,8 @@ impl Core {
 
     /// Messages that were announced but never sent fail the receive that asks for them.
     fn lose_unexpected(&mut self, peer: PeerId, error: i32) {
-        for tagged in [true, false] {
-            let list = self.unexpected.of(tagged);
+        for space in self.spaces() {
+            let list = self.unexpected.of(space);
             for key in list.keys_where(|m| m.peer == peer) {
                 if let Some(message) = list.get_mut(key) {
                     self.unexpected_bytes -= message.lose_sender(error);

@@ -4,9 +4,11 @@ use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
 use super::packet::{EagerHeader, Packet};
 use super::pushed::{Announcement, PushedMessages};
-use super::receive::{Active, MultiBuffer, Posted, Unexpected};
+use super::receive::{Active, Unexpected};
+use super::receives::{Posted, Receives};
 use super::rma::{Rma, RmaPacket};
 use super::send::TxRequest;
+use super::spaces::{Space, Spaces};
 use super::windows::{Due, Lent};
 use super::{Cause, Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
@@ -26,6 +28,10 @@ pub(crate) struct Limits {
     pub(crate) unexpected_max: usize,
     /// Bytes of one message moved by one turn of work.
     pub(crate) bulk_chunk: usize,
+    /// Receive contexts.
+    pub(crate) contexts: usize,
+    /// Receives are posted to a queue that the host has, for several endpoints.
+    pub(crate) shares_receives: bool,
 }
 
 /// What has happened so far; plain counts since the endpoint was enabled.
@@ -66,33 +72,6 @@ pub(super) struct PeerState {
     pub(super) deferred: u32,
 }
 
-/// The two matching spaces: plain messages and tagged messages.
-#[derive(Debug)]
-pub(super) struct Spaces<T> {
-    plain: IndexList<T>,
-    tagged: IndexList<T>,
-}
-
-impl<T> Spaces<T> {
-    fn new() -> Self {
-        Self { plain: IndexList::default(), tagged: IndexList::default() }
-    }
-
-    #[inline]
-    pub(super) fn of(&mut self, tagged: bool) -> &mut IndexList<T> {
-        if tagged { &mut self.tagged } else { &mut self.plain }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.plain.len() + self.tagged.len()
-    }
-
-    /// The oldest of each: for questions that are not worth looking at all.
-    fn first_few(&self) -> impl Iterator<Item = &T> {
-        self.plain.iter().take(64).chain(self.tagged.iter().take(64)).map(|(_, item)| item)
-    }
-}
-
 /// Everything but the interface, so that messages can be handled while the interface delivers.
 #[derive(Debug)]
 pub(super) struct Core {
@@ -105,11 +84,12 @@ pub(super) struct Core {
     pub(super) deferred_starved: bool,
     /// Sends that a CTS has released.
     pub(super) streams: VecDeque<Key>,
-    pub(super) posted: Spaces<Posted>,
     pub(super) unexpected: Spaces<Unexpected>,
     pub(super) unexpected_bytes: usize,
-    pub(super) claimed: HashMap<u64, Unexpected>,
-    pub(super) buffers: IndexList<MultiBuffer>,
+    /// Messages that were set aside, by receive context and the application's context.
+    pub(super) claimed: HashMap<(u8, u64), Unexpected>,
+    /// Our own, unless they are shared ([`Core::receives`]).
+    pub(super) own: Receives,
     pub(super) active: IndexList<Active>,
     /// Messages of which bytes still come unasked.
     pub(super) pushed: PushedMessages,
@@ -223,7 +203,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn is_owed(&self, peer: PeerId) -> bool {
-        self.core.is_owed(peer)
+        self.core.is_owed(peer, self.host)
     }
 }
 
@@ -267,6 +247,22 @@ impl<H: Host> Delivery<'_, H> {
 }
 
 impl Core {
+    /// The queue that receives are posted to.
+    #[inline]
+    pub(super) fn receives<'a, H: Host>(&'a mut self, host: &'a mut H) -> &'a mut Receives {
+        if self.limits.shares_receives {
+            if let Some(shared) = host.shared_receives() {
+                return shared;
+            }
+        }
+        &mut self.own
+    }
+
+    /// All matching spaces.
+    pub(super) fn spaces(&self) -> impl Iterator<Item = Space> + use<> {
+        Space::all(self.limits.contexts)
+    }
+
     /// The peer, or its next life, is there.
     #[inline]
     pub(super) fn mark_alive(&mut self, peer: PeerId) {
@@ -294,11 +290,10 @@ impl<I: Iface> Engine<I> {
                 deferred: VecDeque::new(),
                 deferred_starved: false,
                 streams: VecDeque::new(),
-                posted: Spaces::new(),
-                unexpected: Spaces::new(),
+                unexpected: Spaces::new(limits.contexts),
                 unexpected_bytes: 0,
                 claimed: HashMap::new(),
-                buffers: IndexList::default(),
+                own: Receives::new(limits.contexts),
                 active: IndexList::default(),
                 pushed: PushedMessages::default(),
                 pulls: VecDeque::new(),
@@ -413,14 +408,15 @@ impl Core {
     }
 
     /// Whether an operation waits for `peer`.
-    fn is_owed(&self, peer: PeerId) -> bool {
+    fn is_owed(&self, peer: PeerId, host: &impl Host) -> bool {
         let Some(state) = self.peers.get(peer.index()) else { return false };
+        let receives = host.see_shared_receives().unwrap_or(&self.own);
         let from_it = |posted: &Posted| posted.source == state.source;
         state.outstanding > 0
             || state.deferred > 0
             || self.active.iter().any(|(_, active)| active.peer == peer)
             || self.rma.awaits(peer)
-            || state.source != UNKNOWN_SOURCE && self.posted.first_few().any(from_it)
+            || state.source != UNKNOWN_SOURCE && receives.posted.first_few().any(from_it)
     }
 }
 
@@ -447,8 +443,15 @@ impl<I> Engine<I> {
         self.core.limits.tx_max.saturating_sub(pending)
     }
 
-    /// Receives that may still be posted.
-    pub(crate) fn room_for_receives(&self) -> usize {
-        self.core.limits.rx_max.saturating_sub(self.core.posted.len())
+    /// Operations of a transmit context that have still to be reported.
+    pub(crate) fn pending_of(&self, context: u8) -> usize {
+        let sends = self.core.tx.iter();
+        let sends = sends.filter(|(_, tx)| !tx.completed && tx.report.context == context);
+        sends.count() + self.core.rma.pending_of(context)
+    }
+
+    /// Receives that may still be posted to a receive context of our own.
+    pub(crate) fn room_for_receives(&self, context: u8) -> usize {
+        self.core.limits.rx_max.saturating_sub(self.core.own.posted.len_of(context))
     }
 }

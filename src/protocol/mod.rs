@@ -12,9 +12,11 @@ mod index_list;
 mod packet;
 mod pushed;
 mod receive;
+mod receives;
 mod rendezvous;
 mod rma;
 mod send;
+mod spaces;
 mod streamed;
 #[cfg(test)]
 mod tests;
@@ -22,6 +24,7 @@ mod windows;
 
 pub(crate) use engine::{Engine, Limits};
 pub(crate) use receive::{PeekAction, ReceiveOp};
+pub(crate) use receives::Receives;
 pub(crate) use rma::{MAX_RANGES, RemoteAccess, RemoteRange, RemoteRanges, RmaOp};
 pub(crate) use send::SendOp;
 
@@ -47,6 +50,22 @@ pub(crate) enum Direction {
     Write,
 }
 
+/// Where the end of an operation is reported.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Report {
+    /// A completion entry is wanted; counters count in any case.
+    pub(crate) entry: bool,
+    /// The transmit or receive context that it was started on; an ordinary endpoint has number 0 only.
+    pub(crate) context: u8,
+}
+
+impl Report {
+    #[inline]
+    pub(crate) fn new(entry: bool, context: u8) -> Self {
+        Self { entry, context }
+    }
+}
+
 /// One finished operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Completion {
@@ -56,8 +75,8 @@ pub(crate) struct Completion {
     pub(crate) tagged: bool,
     /// The application's context.
     pub(crate) context: u64,
-    /// False for operations that asked for no completion entry (counters still count).
-    pub(crate) report: bool,
+    /// Where it is reported, and whether by an entry.
+    pub(crate) report: Report,
     /// Bytes received; 0 for sends.
     pub(crate) len: usize,
     /// Where the bytes are, for receives into a multi-receive buffer.
@@ -174,6 +193,19 @@ pub(crate) trait Host {
     fn has_room(&self) -> bool;
     /// Our memory behind `range`, if a peer has this right to it.
     fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied>;
+    /// The queue of receives that this endpoint shares with others, if it does.
+    fn shared_receives(&mut self) -> Option<&mut Receives> {
+        None
+    }
+    /// The same, to look at.
+    fn see_shared_receives(&self) -> Option<&Receives> {
+        None
+    }
+    /// Whether a receive that asks for no entry gets none: for receives of a shared queue, which
+    /// belong to no endpoint until a message comes.
+    fn reports_all_receives(&self) -> bool {
+        true
+    }
     /// A peer has read or written our memory.
     fn accessed(&mut self, access: &RemoteAccess<'_>);
 }

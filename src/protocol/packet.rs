@@ -1,5 +1,6 @@
 //! Active-message headers, PROTOCOL.md §3. All integers are little-endian.
 
+use super::spaces::Space;
 use crate::memory::MAX_SEGMENTS;
 use crate::sys::cma::Range;
 use crate::transport::{MAX_HEADER, Share, Ticket};
@@ -56,6 +57,15 @@ pub(crate) struct Envelope {
     pub(crate) tag: u64,
     /// Remote completion data.
     pub(crate) data: Option<u64>,
+    /// The receive context that it is for.
+    pub(crate) rx: u8,
+}
+
+impl Envelope {
+    #[inline]
+    pub(super) fn space(&self) -> Space {
+        Space { rx: self.rx, tagged: self.tagged }
+    }
 }
 
 /// One header.
@@ -96,8 +106,13 @@ pub(crate) struct Encoded {
 impl Encoded {
     #[inline]
     fn new(kind: u8, flags: u8, count: u8, word: u32) -> Self {
+        Self::for_context(kind, flags, count, 0, word)
+    }
+
+    #[inline]
+    fn for_context(kind: u8, flags: u8, count: u8, rx: u8, word: u32) -> Self {
         let mut encoded = Self { bytes: [0; MAX_HEADER], len: 0 };
-        encoded.put([kind, flags, count, 0]);
+        encoded.put([kind, flags, count, rx]);
         encoded.put(word.to_le_bytes());
         encoded
     }
@@ -172,7 +187,7 @@ impl EagerHeader {
         }
         let len = n * 8;
         let [first, ..] = &mut words;
-        *first = u64::from_le_bytes([EAGER, flags, 0, 0, 0, 0, 0, 0]);
+        *first = u64::from_le_bytes([EAGER, flags, 0, envelope.rx, 0, 0, 0, 0]);
         let mut bytes = [0; Self::MAX];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
@@ -189,11 +204,11 @@ impl EagerHeader {
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Envelope, Option<u64>)> {
         let mut r = Reader(bytes);
-        let [kind, flags, ..] = r.take::<8>()?;
+        let [kind, flags, _, context, ..] = r.take::<8>()?;
         if kind != EAGER {
             return None;
         }
-        let envelope = r.envelope(flags)?;
+        let envelope = r.envelope(flags, context)?;
         let ack = if flags & ACK != 0 { Some(r.u64()?) } else { None };
         Some((envelope, ack))
     }
@@ -215,11 +230,11 @@ impl Reader<'_> {
     }
 
     #[inline]
-    fn envelope(&mut self, flags: u8) -> Option<Envelope> {
+    fn envelope(&mut self, flags: u8, rx: u8) -> Option<Envelope> {
         let tagged = flags & TAGGED != 0;
         let tag = if tagged { self.u64()? } else { 0 };
         let data = if flags & DATA != 0 { Some(self.u64()?) } else { None };
-        Some(Envelope { tagged, tag, data })
+        Some(Envelope { tagged, tag, data, rx })
     }
 
     fn ticket(&mut self) -> Option<Ticket> {
@@ -263,7 +278,7 @@ impl Packet {
             }
             Self::Rts { envelope, tx, len, pushed, ranges } => {
                 let flags = envelope_flags(envelope) | if *pushed > 0 { PUSHES } else { 0 };
-                let mut e = Encoded::new(RTS, flags, ranges.len as u8, 0);
+                let mut e = Encoded::for_context(RTS, flags, ranges.len as u8, envelope.rx, 0);
                 e.put_envelope(envelope);
                 e.put_u64(*tx);
                 e.put_u64(*len);
@@ -345,7 +360,7 @@ impl Packet {
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut r = Reader(bytes);
-        let [kind, flags, count, _] = r.take::<4>()?;
+        let [kind, flags, count, context] = r.take::<4>()?;
         let word = u32::from_le_bytes(r.take::<4>()?);
         Some(match kind {
             EAGER => {
@@ -355,7 +370,7 @@ impl Packet {
             // What is pushed needs no place to be fetched from, and a header has no room for both.
             RTS if flags & PUSHES != 0 && count > 0 => return None,
             RTS => Self::Rts {
-                envelope: r.envelope(flags)?,
+                envelope: r.envelope(flags, context)?,
                 tx: r.u64()?,
                 len: r.u64()?,
                 pushed: if flags & PUSHES != 0 { r.u64()? } else { 0 },
@@ -430,6 +445,9 @@ impl fmt::Display for Envelope {
             true => write!(f, "tag {:#x}", self.tag)?,
             false => write!(f, "msg")?,
         }
+        if self.rx > 0 {
+            write!(f, " for context {}", self.rx)?;
+        }
         self.data.map_or(Ok(()), |data| write!(f, " data {data:#x}"))
     }
 }
@@ -440,9 +458,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn envelope() -> impl Strategy<Value = Envelope> {
-        (any::<bool>(), any::<u64>(), any::<Option<u64>>()).prop_map(|(tagged, tag, data)| {
-            Envelope { tagged, tag: if tagged { tag } else { 0 }, data }
-        })
+        (any::<bool>(), any::<u64>(), any::<Option<u64>>(), any::<u8>()).prop_map(
+            |(tagged, tag, data, rx)| Envelope {
+                tagged,
+                tag: if tagged { tag } else { 0 },
+                data,
+                rx,
+            },
+        )
     }
 
     fn ranges() -> impl Strategy<Value = Ranges> {

@@ -5,6 +5,7 @@ use super::engine::Core;
 use super::index_list::Key;
 use super::packet::{Packet, Ranges};
 use super::receive::Body;
+use super::spaces::Space;
 use crate::transport::PeerId;
 use std::collections::HashMap;
 
@@ -28,10 +29,10 @@ pub(super) struct Announcement {
 pub(super) enum Place {
     /// Into the buffer of its receive.
     Active(Key),
-    /// To a message without a receive, tagged or plain.
-    Unexpected(bool, Key),
-    /// To one that was set aside for a receive with this context.
-    Claimed(u64),
+    /// To a message without a receive.
+    Unexpected(Space, Key),
+    /// To one that was set aside for a receive with this context, on this receive context.
+    Claimed((u8, u64)),
 }
 
 /// Messages of which bytes still come, by peer and number.
@@ -90,8 +91,8 @@ impl Core {
     ) {
         let taken = match self.pushed.find(peer, tx) {
             Some(Place::Active(key)) => return self.place_pushed(key, offset, payload, host),
-            Some(Place::Unexpected(tagged, key)) => {
-                let message = self.unexpected.of(tagged).get_mut(key);
+            Some(Place::Unexpected(space, key)) => {
+                let message = self.unexpected.of(space).get_mut(key);
                 message.and_then(|message| message.body.append(offset, payload))
             }
             Some(Place::Claimed(context)) => {
@@ -159,10 +160,10 @@ impl Core {
     pub(super) fn pushed_bytes(&mut self) -> usize {
         let held = |body: &Body| if let Body::Rts { bytes, .. } = body { bytes.len() } else { 0 };
         let claimed: usize = self.claimed.values().map(|m| held(&m.body)).sum();
-        let lists = [true, false].map(|tagged| {
-            self.unexpected.of(tagged).iter().map(|(_, m)| held(&m.body)).sum::<usize>()
+        let lists = self.spaces().map(|space| {
+            self.unexpected.of(space).iter().map(|(_, m)| held(&m.body)).sum::<usize>()
         });
-        claimed + lists.into_iter().sum::<usize>()
+        claimed + lists.sum::<usize>()
     }
 }
 

@@ -5,8 +5,10 @@ use super::engine::{Core, Engine, lookup_source};
 use super::index_list::Key;
 use super::packet::{Envelope, Packet, Ranges};
 use super::pushed::{Announcement, Place};
+use super::receives::{PartEnd, Posted, Receives, Target};
+use super::spaces::Space;
 use super::windows::Lending;
-use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError};
+use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report};
 use crate::memory::SegmentList;
 use crate::transport::{Iface, PeerId};
 
@@ -24,8 +26,8 @@ pub(crate) struct ReceiveOp {
     pub(crate) source: u64,
     /// The application's context.
     pub(crate) context: u64,
-    /// Whether a completion entry is wanted.
-    pub(crate) report: bool,
+    /// Where it is reported; the receive context that it is posted to.
+    pub(crate) report: Report,
     /// `Some(n)`: take messages until less than `n` bytes are free.
     pub(crate) multi_min: Option<usize>,
 }
@@ -41,45 +43,14 @@ pub(crate) enum PeekAction {
     Discard,
 }
 
-/// A posted receive.
-#[derive(Debug)]
-pub(super) struct Posted {
-    pub(super) source: u64,
-    tag: u64,
-    ignore: u64,
-    target: Target,
-}
-
-/// Where a matched message goes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
-    pub(super) segments: SegmentList,
-    pub(super) context: u64,
-    pub(super) report: bool,
-    /// Part of this multi-receive buffer.
-    pub(super) multi: Option<Key>,
-}
-
-/// A buffer that takes several messages.
-#[derive(Debug)]
-pub(super) struct MultiBuffer {
-    segments: SegmentList,
-    used: usize,
-    min_free: usize,
-    /// Messages being placed.
-    in_flight: usize,
-    /// No further message is matched.
-    retired: bool,
-    /// Cancelled while messages were being placed.
-    cancelled: bool,
-}
-
 /// A message that came before its receive.
 #[derive(Debug)]
 pub(super) struct Unexpected {
     pub(super) peer: PeerId,
     pub(super) envelope: Envelope,
     pub(super) body: Body,
+    /// When it came, among all messages for a shared queue.
+    arrival: u64,
 }
 
 /// Its bytes, or where they are.
@@ -188,7 +159,7 @@ impl<I: Iface> Engine<I> {
         action: PeekAction,
         host: &mut impl Host,
     ) -> Result<(), OpError> {
-        if action == PeekAction::Claim && self.core.claimed.contains_key(&op.context) {
+        if action == PeekAction::Claim && self.has_claimed(op) {
             return Err(OpError::Error(libc::EINVAL));
         }
         self.core.peek(op, action, host);
@@ -202,7 +173,7 @@ impl<I: Iface> Engine<I> {
         discard: bool,
         host: &mut impl Host,
     ) -> Result<(), OpError> {
-        let Some(message) = self.core.claimed.remove(&op.context) else {
+        let Some(message) = self.core.claimed.remove(&op.claim()) else {
             return Err(OpError::Error(libc::EINVAL));
         };
         if discard {
@@ -214,14 +185,92 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// Takes back the oldest posted receive with `context`. False: there is none.
-    pub(crate) fn cancel(&mut self, context: u64, host: &mut impl Host) -> bool {
-        self.core.cancel(context, host)
+    /// Whether an earlier peek has set a message aside for `op.context`.
+    pub(crate) fn has_claimed(&self, op: &ReceiveOp) -> bool {
+        self.core.claimed.contains_key(&op.claim())
+    }
+
+    /// Takes back the oldest receive with `context` that is posted to receive context `rx`. False:
+    /// there is none.
+    pub(crate) fn cancel(&mut self, rx: u8, context: u64, host: &mut impl Host) -> bool {
+        self.core.cancel(rx, context, host)
+    }
+
+    /// When the first message came that waits here and matches `op`, which is about a shared queue.
+    pub(crate) fn first_arrival(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<u64> {
+        let key = self.core.find_unexpected(op, host)?;
+        self.core.unexpected.of(op.space()).get(key).map(|message| message.arrival)
+    }
+
+    /// Hands the message that `first_arrival` found to the shared queue, which `op` was posted to.
+    /// False: the queue has no receive for it.
+    pub(crate) fn serve_first(&mut self, op: &ReceiveOp, host: &mut impl Host) -> bool {
+        let Some(key) = self.core.find_unexpected(op, host) else { return false };
+        let Some(message) = self.core.unexpected.of(op.space()).get(key) else { return false };
+        let (peer, envelope, len) = (message.peer, message.envelope, message.len());
+        let Some(target) = self.core.take_match(peer, &envelope, len, host) else { return false };
+        if let Some(message) = self.core.unexpected.of(op.space()).remove(key) {
+            self.core.serve_into(message, target, host);
+        }
+        true
+    }
+
+    /// Fails a receive for a shared queue that only a peer could serve that is dead, as seen from
+    /// here. False: it may be posted.
+    pub(crate) fn fail_hopeless(&mut self, op: &ReceiveOp, host: &mut impl Host) -> bool {
+        if op.source == ANY_SOURCE {
+            return false;
+        }
+        let Some((error, cause)) = self.core.hopeless(op, host) else { return false };
+        let mut completion = received(&op.envelope(), &op.target(), op.source, 0);
+        completion.buffer_released = op.multi_min.is_some();
+        host.fail(&Failure { completion, error, overflow: 0, cause });
+        true
+    }
+
+    /// The receives that messages are on their way to end, because the endpoint goes: their buffers
+    /// are of a shared queue that stays.
+    pub(crate) fn abandon_receives(&mut self, host: &mut impl Host) {
+        for key in self.core.active.keys_where(|_| true) {
+            let Some(active) = self.core.active.remove(key) else { continue };
+            let Active { peer, envelope, target, received, .. } = active;
+            let outcome = Outcome::failed(received, libc::ECANCELED, Cause::Cancelled);
+            self.core.finish_receive(peer, &envelope, &target, outcome, host);
+        }
+    }
+
+    /// A receive context goes: nothing is posted to it any more. False: messages are on their way to
+    /// its buffers.
+    pub(crate) fn close_receives(&mut self, rx: u8) -> bool {
+        for tagged in [true, false] {
+            let space = Space { rx, tagged };
+            for key in self.core.own.posted.of(space).keys_where(|_| true) {
+                if let Some(posted) = self.core.own.posted.of(space).remove(key) {
+                    self.core.own.withdraw(&posted.target, false);
+                }
+            }
+        }
+        self.core.active.iter().all(|(_, active)| active.envelope.rx != rx)
     }
 }
 
 impl ReceiveOp {
-    fn target(&self) -> Target {
+    #[inline]
+    pub(super) fn space(&self) -> Space {
+        Space { rx: self.report.context, tagged: self.tagged }
+    }
+
+    fn claim(&self) -> (u8, u64) {
+        (self.report.context, self.context)
+    }
+
+    fn envelope(&self) -> Envelope {
+        let rx = self.report.context;
+        Envelope { tagged: self.tagged, tag: self.tag, data: None, rx }
+    }
+
+    #[inline]
+    pub(super) fn target(&self) -> Target {
         Target { segments: self.segments, context: self.context, report: self.report, multi: None }
     }
 }
@@ -229,17 +278,18 @@ impl ReceiveOp {
 impl Core {
     #[inline]
     fn receive(&mut self, op: &ReceiveOp, host: &mut impl Host) -> Result<(), OpError> {
-        if self.posted.len() >= self.limits.rx_max {
+        let space = op.space();
+        if self.own.posted.len_of(space.rx) >= self.limits.rx_max {
             return Err(OpError::Again);
         }
         if op.multi_min.is_none() {
-            if self.unexpected.of(op.tagged).is_empty() {
+            if self.unexpected.of(space).is_empty() {
                 self.post_or_fail(op, op.target(), host);
                 return Ok(());
             }
             return match self.find_unexpected(op, host) {
                 Some(key) => {
-                    if let Some(message) = self.unexpected.of(op.tagged).remove(key) {
+                    if let Some(message) = self.unexpected.of(space).remove(key) {
                         self.serve(message, op.target(), host);
                     }
                     Ok(())
@@ -267,59 +317,30 @@ impl Core {
     fn post_or_fail(&mut self, op: &ReceiveOp, target: Target, host: &mut impl Host) {
         if !self.dead.is_empty() && op.source != ANY_SOURCE {
             if let Some((error, cause)) = self.hopeless(op, host) {
-                let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: None };
-                let posted = Posted { source: op.source, tag: op.tag, ignore: op.ignore, target };
-                self.fail_posted(&posted, &envelope, error, cause, host);
+                self.fail_posted(&Posted::new(op, target), &op.envelope(), error, cause, host);
                 return;
             }
         }
-        self.post(op, target);
-    }
-
-    #[inline]
-    fn post(&mut self, op: &ReceiveOp, target: Target) {
-        let posted = Posted { source: op.source, tag: op.tag, ignore: op.ignore, target };
-        self.posted.of(op.tagged).push_back(posted);
+        self.own.post_at(op, target);
     }
 
     fn post_multi(&mut self, op: &ReceiveOp, host: &mut impl Host) {
-        let multi = self.buffers.push_back(MultiBuffer {
-            segments: op.segments,
-            used: 0,
-            min_free: op.multi_min.unwrap_or(0).max(1),
-            in_flight: 0,
-            retired: false,
-            cancelled: false,
-        });
-        let target = Target { multi: Some(multi), ..op.target() };
+        let target = self.own.target(op);
         while let Some(key) = self.find_unexpected(op, host) {
-            let Some(message) = self.unexpected.of(op.tagged).remove(key) else { break };
-            let place = self.reserve(target, message.len());
+            let Some(message) = self.unexpected.of(op.space()).remove(key) else { break };
+            let place = self.own.reserve(target, message.len());
             self.serve_into(message, place, host);
-            if self.buffers.get(multi).is_none_or(|buffer| buffer.retired) {
+            if target.multi.is_none_or(|multi| self.own.is_retired(multi)) {
                 return;
             }
         }
         self.post_or_fail(op, target, host);
     }
 
-    /// The part of a multi-receive buffer that the next message gets; other targets as they are.
-    #[inline]
-    fn reserve(&mut self, target: Target, len: usize) -> Target {
-        let Some(buffer) = target.multi.and_then(|multi| self.buffers.get_mut(multi)) else {
-            return target;
-        };
-        let segments = buffer.segments.slice(buffer.used, len);
-        buffer.used += segments.len();
-        buffer.in_flight += 1;
-        buffer.retired = buffer.segments.len() - buffer.used < buffer.min_free;
-        Target { segments, ..target }
-    }
-
     fn find_unexpected(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<Key> {
         let Self { unexpected, peers, .. } = self;
         unexpected
-            .of(op.tagged)
+            .of(op.space())
             .iter()
             .find(|(_, m)| {
                 (m.envelope.tag ^ op.tag) & !op.ignore == 0
@@ -335,26 +356,57 @@ impl Core {
         peer: PeerId,
         envelope: &Envelope,
         len: usize,
-        host: &impl Host,
+        host: &mut impl Host,
     ) -> Option<Target> {
-        let Self { posted, peers, .. } = self;
-        let list = posted.of(envelope.tagged);
-        let (key, multi) = list
-            .iter()
-            .find(|(_, p)| {
-                (p.tag ^ envelope.tag) & !p.ignore == 0
-                    && (p.source == ANY_SOURCE || lookup_source(peers, peer, host) == p.source)
-            })
-            .map(|(key, p)| (key, p.target.multi))?;
-        let Some(multi) = multi else {
-            return list.remove(key).map(|posted| posted.target);
-        };
-        let target = list.get(key)?.target;
-        let part = self.reserve(target, len);
-        if self.buffers.get(multi).is_none_or(|buffer| buffer.retired) {
-            self.posted.of(envelope.tagged).remove(key);
+        if self.limits.shares_receives {
+            return self.take_shared(peer, envelope, len, host);
         }
-        Some(part)
+        let Self { own, peers, .. } = self;
+        own.take(envelope.space(), envelope.tag, len, |wanted| {
+            lookup_source(peers, peer, host) == wanted
+        })
+    }
+
+    fn take_shared(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        len: usize,
+        host: &mut impl Host,
+    ) -> Option<Target> {
+        let source = self.source(peer, host);
+        let receives = host.shared_receives()?;
+        let mut target =
+            receives.take(envelope.space(), envelope.tag, len, |wanted| wanted == source)?;
+        target.report.entry |= host.reports_all_receives();
+        Some(target)
+    }
+
+    /// Keeps a message that came before its receive.
+    fn keep(&mut self, peer: PeerId, envelope: &Envelope, body: Body, host: &mut impl Host) -> Key {
+        self.counts.unexpected += 1;
+        let arrival = match self.limits.shares_receives {
+            true => host.shared_receives().map_or(0, Receives::count_arrival),
+            false => 0,
+        };
+        let message = Unexpected { peer, envelope: *envelope, body, arrival };
+        self.unexpected.of(envelope.space()).push_back(message)
+    }
+
+    /// Whether a message is for a receive context that there is.
+    #[inline]
+    fn has_context(&self, envelope: &Envelope) -> bool {
+        usize::from(envelope.rx) < self.limits.contexts
+    }
+
+    /// A message is for a receive context that there is not.
+    #[cold]
+    fn refuse(&mut self, peer: PeerId, tx: Option<u64>) {
+        self.counts.dropped += 1;
+        if let Some(tx) = tx {
+            let status = libc::ECONNREFUSED as u32;
+            self.outbox.push_back((peer, Packet::Fin { tx, status }));
+        }
     }
 
     #[inline]
@@ -366,17 +418,14 @@ impl Core {
         payload: &[u8],
         host: &mut impl Host,
     ) {
+        if !self.has_context(envelope) {
+            return self.refuse(peer, ack);
+        }
         match self.take_match(peer, envelope, payload.len(), host) {
             Some(target) => self.place(peer, envelope, ack, payload, &target, host),
             None => {
-                self.counts.unexpected += 1;
                 self.unexpected_bytes += payload.len();
-                let body = Body::Eager { bytes: payload.into(), ack };
-                self.unexpected.of(envelope.tagged).push_back(Unexpected {
-                    peer,
-                    envelope: *envelope,
-                    body,
-                });
+                self.keep(peer, envelope, Body::Eager { bytes: payload.into(), ack }, host);
             }
         }
     }
@@ -408,19 +457,20 @@ impl Core {
         payload: &[u8],
         host: &mut impl Host,
     ) {
+        if !self.has_context(envelope) {
+            return self.refuse(peer, Some(rts.tx));
+        }
         let bytes = payload.get(..payload.len().min(rts.pushed as usize)).unwrap_or(&[]);
         match self.take_match(peer, envelope, rts.len as usize, host) {
             Some(target) => {
                 self.activate(peer, *envelope, rts, target, bytes, host);
             }
             None => {
-                self.counts.unexpected += 1;
                 self.unexpected_bytes += bytes.len();
                 let body = Body::Rts { rts, bytes: bytes.to_vec() };
-                let unexpected = Unexpected { peer, envelope: *envelope, body };
-                let key = self.unexpected.of(envelope.tagged).push_back(unexpected);
+                let key = self.keep(peer, envelope, body, host);
                 if (bytes.len() as u64) < rts.pushed {
-                    self.pushed.insert(peer, rts.tx, Place::Unexpected(envelope.tagged, key));
+                    self.pushed.insert(peer, rts.tx, Place::Unexpected(envelope.space(), key));
                 }
             }
         }
@@ -474,12 +524,12 @@ impl Core {
     }
 
     fn serve(&mut self, message: Unexpected, target: Target, host: &mut impl Host) {
-        let place = self.reserve(target, message.len());
+        let place = self.receives(host).reserve(target, message.len());
         self.serve_into(message, place, host);
     }
 
     fn serve_into(&mut self, message: Unexpected, target: Target, host: &mut impl Host) {
-        let Unexpected { peer, envelope, body } = message;
+        let Unexpected { peer, envelope, body, .. } = message;
         match body {
             Body::Eager { bytes, ack } => {
                 self.unexpected_bytes -= bytes.len();
@@ -518,14 +568,9 @@ impl Core {
         let mut completion = received(envelope, target, source, len);
         let mut cancelled = false;
         if let Some(multi) = target.multi {
-            if let Some(buffer) = self.buffers.get_mut(multi) {
-                buffer.in_flight = buffer.in_flight.saturating_sub(1);
-                if buffer.retired && buffer.in_flight == 0 {
-                    completion.buffer_released = !buffer.cancelled;
-                    cancelled = buffer.cancelled;
-                    self.buffers.remove(multi);
-                }
-            }
+            let end = self.receives(host).end_part(multi);
+            completion.buffer_released = end == PartEnd::Released;
+            cancelled = end == PartEnd::Cancelled;
         }
         match error {
             None if overflow == 0 => host.complete(&completion),
@@ -538,12 +583,12 @@ impl Core {
             Some((error, cause)) => host.fail(&Failure { completion, error, overflow, cause }),
         }
         if cancelled {
-            self.fail_cancelled(envelope.tagged, envelope.tag, target, host);
+            self.fail_cancelled(envelope, target, host);
         }
     }
 
-    fn fail_cancelled(&self, tagged: bool, tag: u64, target: &Target, host: &mut impl Host) {
-        let envelope = Envelope { tagged, tag, data: None };
+    fn fail_cancelled(&self, envelope: &Envelope, target: &Target, host: &mut impl Host) {
+        let envelope = Envelope { data: None, ..*envelope };
         let mut completion = received(&envelope, target, super::UNKNOWN_SOURCE, 0);
         completion.buffer_released = target.multi.is_some();
         host.fail(&Failure {
@@ -556,8 +601,7 @@ impl Core {
 
     fn peek(&mut self, op: &ReceiveOp, action: PeekAction, host: &mut impl Host) {
         let Some(key) = self.find_unexpected(op, host) else {
-            let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: None };
-            let completion = received(&envelope, &op.target(), super::UNKNOWN_SOURCE, 0);
+            let completion = received(&op.envelope(), &op.target(), super::UNKNOWN_SOURCE, 0);
             host.fail(&Failure {
                 completion,
                 error: libc::ENOMSG,
@@ -567,23 +611,23 @@ impl Core {
             return;
         };
         if action == PeekAction::Discard {
-            if let Some(message) = self.unexpected.of(op.tagged).remove(key) {
+            if let Some(message) = self.unexpected.of(op.space()).remove(key) {
                 self.discard(message, op, host);
             }
             return;
         }
         let Self { unexpected, peers, .. } = self;
-        if let Some(message) = unexpected.of(op.tagged).get(key) {
+        if let Some(message) = unexpected.of(op.space()).get(key) {
             let source = lookup_source(peers, message.peer, host);
             let target = Target { segments: SegmentList::EMPTY, ..op.target() };
             host.complete(&received(&message.envelope, &target, source, message.len()));
         }
         if action == PeekAction::Claim {
-            if let Some(message) = self.unexpected.of(op.tagged).remove(key) {
+            if let Some(message) = self.unexpected.of(op.space()).remove(key) {
                 if let Body::Rts { rts, .. } = &message.body {
-                    self.pushed.moved(message.peer, rts.tx, Place::Claimed(op.context));
+                    self.pushed.moved(message.peer, rts.tx, Place::Claimed(op.claim()));
                 }
-                self.claimed.insert(op.context, message);
+                self.claimed.insert(op.claim(), message);
             }
         }
     }
@@ -609,30 +653,20 @@ impl Core {
         host.complete(&received(&message.envelope, &target, source, len));
     }
 
-    fn cancel(&mut self, context: u64, host: &mut impl Host) -> bool {
+    fn cancel(&mut self, rx: u8, context: u64, host: &mut impl Host) -> bool {
         for tagged in [true, false] {
-            let found = self.posted.of(tagged).iter().find(|(_, p)| p.target.context == context);
+            let receives = self.receives(host);
+            let list = receives.posted.of(Space { rx, tagged });
+            let found = list.iter().find(|(_, p)| p.target.context == context);
             let Some(key) = found.map(|(key, _)| key) else { continue };
-            let Some(posted) = self.posted.of(tagged).remove(key) else { continue };
-            self.end_posted(tagged, &posted, host);
+            let Some(Posted { tag, target, .. }) = list.remove(key) else { continue };
+            if receives.withdraw(&target, true) {
+                let envelope = Envelope { tagged, tag, data: None, rx };
+                self.fail_cancelled(&envelope, &target, host);
+            }
             return true;
         }
         false
-    }
-
-    /// Ends a posted receive that was taken out of its list, as cancelled.
-    fn end_posted(&mut self, tagged: bool, posted: &Posted, host: &mut impl Host) {
-        if let Some(multi) = posted.target.multi {
-            if let Some(buffer) = self.buffers.get_mut(multi) {
-                if buffer.in_flight > 0 {
-                    buffer.retired = true;
-                    buffer.cancelled = true;
-                    return;
-                }
-            }
-            self.buffers.remove(multi);
-        }
-        self.fail_cancelled(tagged, posted.tag, &posted.target, host);
     }
 
     /// Fails the receives that only `source` could have served.
@@ -643,10 +677,12 @@ impl Core {
         cause: Cause,
         host: &mut impl Host,
     ) {
-        for tagged in [true, false] {
-            for key in self.posted.of(tagged).keys_where(|p| p.source == source) {
-                let Some(posted) = self.posted.of(tagged).remove(key) else { continue };
-                let envelope = Envelope { tagged, tag: posted.tag, data: None };
+        for Space { rx, tagged } in self.spaces() {
+            let list = self.receives(host).posted.of(Space { rx, tagged });
+            for key in list.keys_where(|p| p.source == source) {
+                let list = self.receives(host).posted.of(Space { rx, tagged });
+                let Some(posted) = list.remove(key) else { continue };
+                let envelope = Envelope { tagged, tag: posted.tag, data: None, rx };
                 self.fail_posted(&posted, &envelope, error, cause, host);
             }
         }
@@ -663,16 +699,10 @@ impl Core {
         host: &mut impl Host,
     ) {
         let mut completion = received(envelope, &posted.target, posted.source, 0);
-        if let Some(multi) = posted.target.multi {
-            if let Some(buffer) = self.buffers.get_mut(multi) {
-                buffer.retired = true;
-                if buffer.in_flight > 0 {
-                    return;
-                }
-            }
-            self.buffers.remove(multi);
-            completion.buffer_released = true;
+        if !self.receives(host).withdraw(&posted.target, false) {
+            return;
         }
+        completion.buffer_released = posted.target.multi.is_some();
         host.fail(&Failure { completion, error, overflow: 0, cause });
     }
 }

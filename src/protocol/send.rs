@@ -3,7 +3,7 @@
 use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::packet::{EagerHeader, Envelope, Packet, Ranges};
-use super::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
+use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
 
@@ -12,6 +12,8 @@ use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
 pub(crate) struct SendOp {
     /// To whom.
     pub(crate) peer: PeerId,
+    /// To which of its receive contexts.
+    pub(crate) rx: u8,
     /// What.
     pub(crate) payload: SegmentList,
     /// A tagged message, and its tag (0 otherwise).
@@ -21,14 +23,21 @@ pub(crate) struct SendOp {
     pub(crate) data: Option<u64>,
     /// The application's context.
     pub(crate) context: u64,
-    /// Whether a completion entry is wanted.
-    pub(crate) report: bool,
+    /// Where its end is reported.
+    pub(crate) report: Report,
     /// The buffer is the application's again when the call returns.
     pub(crate) inject: bool,
     /// Complete only when the message is in the receiver's buffer.
     pub(crate) delivery: bool,
     /// Start only when all earlier sends to this peer have completed.
     pub(crate) fence: bool,
+}
+
+impl SendOp {
+    #[inline]
+    fn envelope(&self) -> Envelope {
+        Envelope { tagged: self.tagged, tag: self.tag, data: self.data, rx: self.rx }
+    }
 }
 
 /// The bytes of a pending send.
@@ -85,7 +94,7 @@ pub(super) struct TxRequest {
     pub(super) envelope: Envelope,
     pub(super) payload: Payload,
     pub(super) context: u64,
-    pub(super) report: bool,
+    pub(super) report: Report,
     /// The completion was given already (inject).
     pub(super) completed: bool,
     /// Bytes that the announcement said would follow unasked.
@@ -104,7 +113,7 @@ impl TxRequest {
     }
 }
 
-fn sent(envelope: Envelope, context: u64, report: bool) -> Completion {
+fn sent(envelope: Envelope, context: u64, report: Report) -> Completion {
     Completion {
         direction: Direction::Send,
         tagged: envelope.tagged,
@@ -139,7 +148,7 @@ impl<I: Iface> Engine<I> {
                 return self.defer(op, host);
             }
         }
-        let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: op.data };
+        let envelope = op.envelope();
         let len = op.payload.len();
         if len > self.core.limits.eager_max || self.iface.under_pressure(op.peer) {
             return self.start_rendezvous(op, envelope, host);
@@ -188,7 +197,7 @@ impl<I: Iface> Engine<I> {
     }
 
     fn defer(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
-        let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: op.data };
+        let envelope = op.envelope();
         let state = TxState::Deferred { fence: op.fence, delivery: op.delivery, access: None };
         let key = self.new_request(op, envelope, state).ok_or(OpError::Again)?;
         self.core.deferred.push_back(key);
@@ -397,10 +406,10 @@ impl Core {
         }
         let key = self.tx.push_back(TxRequest {
             peer,
-            envelope: Envelope { tagged: false, tag: 0, data: None },
+            envelope: Envelope { tagged: false, tag: 0, data: None, rx: 0 },
             payload: Payload::Lent(SegmentList::EMPTY),
             context: 0,
-            report: false,
+            report: Report::default(),
             // The operation reports for itself.
             completed: true,
             pushed: 0,

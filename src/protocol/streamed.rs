@@ -79,8 +79,8 @@ impl Core {
         for message in claimed.filter(|message| message.peer == peer) {
             message.body.end_push();
         }
-        for tagged in [true, false] {
-            let list = self.unexpected.of(tagged);
+        for space in self.spaces() {
+            let list = self.unexpected.of(space);
             for key in list.keys_where(|message| message.peer == peer) {
                 if let Some(message) = list.get_mut(key) {
                     message.body.end_push();

@@ -1,6 +1,7 @@
 //! Anonymous shared memory that a peer cannot shrink under us.
 
 use super::errno::{Errno, Result, check};
+use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -22,9 +23,16 @@ impl SharedMemory {
     /// Creates `len` zeroed bytes, reserved at once so that touching them later cannot fail.
     /// Returns the mapping and the descriptor to pass on. Errors: ENOMEM, ENOSPC, EMFILE, ENFILE.
     pub(crate) fn create(len: usize) -> Result<(Self, OwnedFd)> {
-        // SAFETY: a C string literal; returns a new descriptor or -1.
+        Self::create_labelled("udrv", len)
+    }
+
+    /// The same under a label, by which [`find`] finds it. Errors: also EINVAL for a label of more
+    /// than 200 bytes or with a NUL.
+    pub(crate) fn create_labelled(label: &str, len: usize) -> Result<(Self, OwnedFd)> {
+        let label = CString::new(label).map_err(|_| Errno(libc::EINVAL))?;
+        // SAFETY: a C string; returns a new descriptor or -1.
         let fd = check(unsafe {
-            libc::memfd_create(c"udrv".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+            libc::memfd_create(label.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
         })?;
         // SAFETY: `fd` is new and owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -94,6 +102,22 @@ impl SharedMemory {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+}
+
+/// The memory with this label that a process of the same user has open. Errors: ENOENT, and those of
+/// looking into /proc.
+pub(crate) fn find(pid: i32, label: &str) -> Result<OwnedFd> {
+    let wanted = format!("/memfd:{label} (deleted)");
+    let errno = |e: std::io::Error| Errno(e.raw_os_error().unwrap_or(libc::EIO));
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(errno)? {
+        let path = entry.map_err(errno)?.path();
+        // What closes meanwhile is not what we look for.
+        if std::fs::read_link(&path).is_ok_and(|target| target.as_os_str() == wanted.as_str()) {
+            let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
+            return file.map(OwnedFd::from).map_err(errno);
+        }
+    }
+    Err(Errno(libc::ENOENT))
 }
 
 impl Drop for SharedMemory {

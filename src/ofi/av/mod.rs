@@ -2,6 +2,7 @@
 
 mod format;
 mod insert;
+mod named;
 mod state;
 
 use super::domain::Domain;
@@ -9,16 +10,18 @@ use super::eq::EventQueue;
 use super::guard::entry;
 use super::lock::Locked;
 use super::table::{SLACK, Slack, Table, stubs};
+use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
 use format::read_address;
 pub(crate) use format::write_address;
 use libfabric_sys::{
     FI_ADDR_STR, FI_AV_MAP, FI_AV_TABLE, FI_AV_UNSPEC, FI_CLASS_AV, FI_CLASS_EQ, FI_EBUSY,
-    FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL, FI_EVENT, fi_addr_t, fi_av_attr, fi_ops, fi_ops_av,
+    FI_EINVAL, FI_ETOOSMALL, FI_EVENT, FI_READ, fi_addr_t, fi_av_attr, fi_ops, fi_ops_av,
     fi_ops_av_2_7, fid, fid_av,
 };
-use state::AvState;
+use named::Board;
+use state::{AvState, RX_BITS_MAX};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -62,7 +65,8 @@ static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
     ..STUBS
 });
 
-/// `fi_av_open`. Errors: EINVAL; ENOSYS for a named (shared) vector.
+/// `fi_av_open`. Errors: EINVAL; for a vector with a name ENOENT (nobody keeps one, FI_READ), EADDRINUSE
+/// (somebody does), EACCES (another user), ENAMETOOLONG, ENOMEM.
 ///
 /// # Safety
 /// As libfabric calls `fi_av_open`.
@@ -77,16 +81,36 @@ pub(crate) unsafe fn open(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
-    if !attr.name.is_null() {
-        return Err(FI_ENOSYS);
-    }
     match attr.type_ {
         FI_AV_UNSPEC => attr.type_ = FI_AV_TABLE,
         FI_AV_MAP | FI_AV_TABLE => {}
         _ => return Err(FI_EINVAL),
     }
-    if attr.rx_ctx_bits > 0 {
-        return Err(FI_EINVAL); // no named receive contexts
+    let rx_bits = u8::try_from(attr.rx_ctx_bits).ok().filter(|bits| *bits <= RX_BITS_MAX);
+    let Some(rx_bits) = rx_bits else {
+        log::warn(format_args!(
+            "fi_av_attr->rx_ctx_bits refused: {}, offered 0 to {RX_BITS_MAX}",
+            attr.rx_ctx_bits
+        ));
+        return Err(FI_EINVAL);
+    };
+    let mut state = AvState::new(LocalHost::detect(), attr.count).with_rx_bits(rx_bits);
+    if !attr.name.is_null() {
+        // SAFETY: the application's C string.
+        let name = unsafe { CStr::from_ptr(attr.name) }.to_string_lossy();
+        let reads = attr.flags & FI_READ != 0;
+        let board = if reads { Board::open(&name) } else { Board::create(&name, attr.count) };
+        let board = board.map_err(|e| {
+            let verb = if reads { "read" } else { "keep" };
+            log::info(format_args!("cannot {verb} the address vector called {name}: {e}"));
+            e.0
+        })?;
+        if attr.map_addr.is_null() {
+            attr.map_addr = board.map_addr().cast();
+        }
+        state = state.with_board(board, reads);
+    } else if attr.flags & FI_READ != 0 {
+        return Err(FI_EINVAL); // of whom?
     }
     let av = Box::new(AvFid {
         fid: fid_av {
@@ -94,10 +118,7 @@ pub(crate) unsafe fn open(
             ops: OPS.as_mut_ptr().cast(),
         },
         slack: SLACK,
-        shared: Arc::new(AddressVector {
-            domain: domain.clone(),
-            state: Locked::new(AvState::new(LocalHost::detect(), attr.count)),
-        }),
+        shared: Arc::new(AddressVector { domain: domain.clone(), state: Locked::new(state) }),
         asynchronous: attr.flags & FI_EVENT != 0,
         eq: None,
     });

@@ -2,11 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+use super::named::{Board, Progress};
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
 use crate::transport::address_index::AddressIndex;
 use crate::transport::packed_address::PackedAddress;
-use libfabric_sys::{FI_ADDR_NOTAVAIL, FI_EINVAL, FI_ENOMEM, fi_addr_t};
+use libfabric_sys::{FI_ADDR_NOTAVAIL, FI_EACCES, FI_EINVAL, FI_ENOMEM, fi_addr_t};
 
 /// The addresses, under the domain's lock. An entry costs 24 bytes here and 5 to 11 in the index.
 #[derive(Debug)]
@@ -22,7 +23,22 @@ pub(crate) struct AvState {
     duplicates: usize,
     epoch: u64,
     removals: u64,
+    /// Highest bits of an `fi_addr` that name a receive context (fi_rx_addr).
+    rx_bits: u8,
+    /// A vector with a name.
+    named: Option<Box<Named>>,
 }
+
+/// What a vector with a name shares with other processes.
+#[derive(Debug)]
+struct Named {
+    board: Board,
+    /// `Some`: somebody else fills it, and so much of it is here.
+    read: Option<Progress>,
+}
+
+/// Messages name a receive context in one byte.
+pub(super) const RX_BITS_MAX: u8 = 8;
 
 #[derive(Clone, Copy, Debug)]
 enum Entry {
@@ -61,10 +77,25 @@ impl AvState {
             duplicates: 0,
             epoch: 1,
             removals: 0,
+            rx_bits: 0,
+            named: None,
         };
         // Memory that nobody has touched yet costs nothing; a number that makes no sense, neither.
         let _ = state.entries.try_reserve_exact(count.min(1 << 20));
         state
+    }
+
+    /// So many of the highest bits of an `fi_addr` name a receive context: at most [`RX_BITS_MAX`].
+    pub(super) fn with_rx_bits(self, rx_bits: u8) -> Self {
+        Self { rx_bits: rx_bits.min(RX_BITS_MAX), ..self }
+    }
+
+    /// The entry and the receive context that an `fi_addr` names.
+    pub(crate) fn split(&self, fi_addr: fi_addr_t) -> (fi_addr_t, u8) {
+        match self.rx_bits {
+            0 => (fi_addr, 0),
+            bits => (fi_addr << bits >> bits, (fi_addr >> (64 - bits)) as u8),
+        }
     }
 
     /// Says that `count` addresses follow, so that the vector grows once.
@@ -82,18 +113,76 @@ impl AvState {
         }
     }
 
-    /// Adds an address; one that is here already gets another entry. Errors: ENOMEM.
-    pub(super) fn insert(&mut self, address: &Address) -> Result<fi_addr_t, i32> {
-        let address = PackedAddress::new(&self.host, address);
+    /// The vector is that of `board`: we fill it, or, if `reads`, somebody else does.
+    pub(super) fn with_board(self, board: Board, reads: bool) -> Self {
+        let read = reads.then(Progress::default);
+        Self { named: Some(Box::new(Named { board, read })), ..self }
+    }
+
+    /// Takes over what the keeper of the vector has changed, if it is another process.
+    #[inline(never)]
+    fn follow(&mut self) {
+        let Some(mut named) = self.named.take() else { return };
+        let now = named.board.progress();
+        if let Some(read) = named.read.filter(|read| *read != now) {
+            for entry in read.first(now)..now.entries {
+                self.mirror(entry, named.board.read(entry));
+            }
+            named.read = Some(now);
+        }
+        self.named = Some(named);
+    }
+
+    /// An entry has this address at its keeper, or none.
+    fn mirror(&mut self, entry: usize, address: Option<Address>) {
+        let address = address.map(|address| PackedAddress::new(&self.host, &address));
+        while self.entries.len() <= entry {
+            if self.grow().is_err() {
+                return;
+            }
+        }
+        let Ok(entry) = u32::try_from(entry) else { return };
+        let old = address_of(&self.entries, entry).copied();
+        if old == address {
+            return;
+        }
+        if old.is_some() {
+            let _ = self.vacate(entry); // it is there
+        }
+        if let Some(address) = address {
+            self.occupy(entry, address);
+        }
+    }
+
+    /// Adds an address; one that is here already gets another entry. Errors: ENOMEM; EACCES in a
+    /// vector that was opened for reading.
+    pub(super) fn insert(&mut self, new: &Address) -> Result<fi_addr_t, i32> {
+        if self.named.as_ref().is_some_and(|named| named.read.is_some()) {
+            return Err(FI_EACCES);
+        }
+        let address = PackedAddress::new(&self.host, new);
         let entry = match self.vacant {
             Some(entry) => entry,
             None => self.grow()?,
         };
-        let Some(slot) = self.entries.get_mut(entry as usize) else { return Err(FI_ENOMEM) };
-        if let Entry::Vacant(next) = *slot {
-            self.vacant = next;
+        if self.named.as_ref().is_some_and(|named| !named.board.has(entry as usize)) {
+            return Err(FI_ENOMEM);
         }
-        *slot = Entry::Address(address);
+        if let Some(Entry::Vacant(next)) = self.entries.get(entry as usize) {
+            self.vacant = *next;
+        }
+        self.occupy(entry, address);
+        if let Some(named) = &self.named {
+            named.board.publish(entry as usize, Some(new));
+        }
+        Ok(fi_addr_t::from(entry))
+    }
+
+    /// A vacant entry gets an address.
+    fn occupy(&mut self, entry: u32, address: PackedAddress) {
+        if let Some(slot) = self.entries.get_mut(entry as usize) {
+            *slot = Entry::Address(address);
+        }
         let hash = address.hash();
         if self.find(hash, &address).is_some() {
             self.duplicates += 1;
@@ -101,7 +190,6 @@ impl AvState {
             self.index.insert(hash, entry);
         }
         self.epoch += 1;
-        Ok(fi_addr_t::from(entry))
     }
 
     /// One more entry, vacant and not on the list of those.
@@ -118,9 +206,20 @@ impl AvState {
         Ok(entry as u32)
     }
 
-    /// Errors: EINVAL for what is no entry.
+    /// Errors: EINVAL for what is no entry; EACCES in a vector that was opened for reading.
     pub(super) fn remove(&mut self, fi_addr: fi_addr_t) -> Result<(), i32> {
         let entry = u32::try_from(fi_addr).map_err(|_| FI_EINVAL)?;
+        if self.named.as_ref().is_some_and(|named| named.read.is_some()) {
+            return Err(FI_EACCES);
+        }
+        self.vacate(entry)?;
+        if let Some(named) = &self.named {
+            named.board.publish(entry as usize, None);
+        }
+        Ok(())
+    }
+
+    fn vacate(&mut self, entry: u32) -> Result<(), i32> {
         let address = *address_of(&self.entries, entry).ok_or(FI_EINVAL)?;
         let hash = address.hash();
         if self.find(hash, &address) == Some(entry) {
@@ -159,7 +258,10 @@ impl AvState {
 
     /// The address of `fi_addr`.
     #[inline]
-    pub(crate) fn address(&self, fi_addr: fi_addr_t) -> Option<Address> {
+    pub(crate) fn address(&mut self, fi_addr: fi_addr_t) -> Option<Address> {
+        if self.named.is_some() {
+            self.follow();
+        }
         Some(address_of(&self.entries, u32::try_from(fi_addr).ok()?)?.address())
     }
 
@@ -170,20 +272,30 @@ impl AvState {
     }
 
     /// The `fi_addr` that stands for the same peer in completions and in matching.
-    pub(crate) fn representative(&self, fi_addr: fi_addr_t) -> Option<fi_addr_t> {
-        let address = address_of(&self.entries, u32::try_from(fi_addr).ok()?)?;
+    pub(crate) fn representative(&mut self, fi_addr: fi_addr_t) -> Option<fi_addr_t> {
+        if self.named.is_some() {
+            self.follow();
+        }
+        let entry = u32::try_from(self.split(fi_addr).0).ok()?;
+        let address = address_of(&self.entries, entry)?;
         self.find(address.hash(), address).map(fi_addr_t::from)
     }
 
     /// Changes with every insertion and removal.
     #[inline]
-    pub(crate) fn epoch(&self) -> u64 {
+    pub(crate) fn epoch(&mut self) -> u64 {
+        if self.named.is_some() {
+            self.follow();
+        }
         self.epoch
     }
 
     /// Changes with every removal.
     #[inline]
-    pub(crate) fn removals(&self) -> u64 {
+    pub(crate) fn removals(&mut self) -> u64 {
+        if self.named.is_some() {
+            self.follow();
+        }
         self.removals
     }
 }
@@ -227,6 +339,42 @@ mod tests {
         assert_eq!(av.duplicates, 0);
         av.remove(1).unwrap();
         assert_eq!(av.fi_addr(&a), FI_ADDR_NOTAVAIL);
+    }
+
+    #[test]
+    fn an_address_may_name_a_receive_context() {
+        let mut av = AvState::new(LocalHost::detect(), 0).with_rx_bits(3);
+        let a = address("127.0.0.1:1");
+        assert_eq!(av.insert(&a), Ok(0));
+        assert_eq!(av.insert(&address("127.0.0.1:2")), Ok(1));
+        assert_eq!(av.split(1), (1, 0));
+        assert_eq!(av.split(7 << 61 | 1), (1, 7));
+        assert_eq!(av.representative(5 << 61), Some(0));
+        assert_eq!(state().split(u64::MAX), (u64::MAX, 0));
+    }
+
+    #[test]
+    fn a_reader_follows_the_keeper() {
+        let name = format!("follow-{}", crate::sys::process::random_u64());
+        let mut keeper = state().with_board(Board::create(&name, 0).unwrap(), false);
+        let mut reader = state().with_board(Board::open(&name).unwrap(), true);
+        let (a, b) = (address("127.0.0.1:1"), address("127.0.0.1:2"));
+        assert_eq!(reader.insert(&a), Err(FI_EACCES));
+        assert_eq!(
+            (keeper.insert(&a), keeper.insert(&b), keeper.insert(&a)),
+            (Ok(0), Ok(1), Ok(2))
+        );
+        assert_eq!((reader.address(0), reader.address(1)), (Some(a), Some(b)));
+        assert_eq!(reader.remove(0), Err(FI_EACCES));
+        let removals = reader.removals();
+        assert_eq!((reader.representative(2), reader.fi_addr(&b)), (Some(0), 1));
+        keeper.remove(0).unwrap();
+        assert_ne!(reader.removals(), removals);
+        assert_eq!((reader.address(0), reader.representative(2)), (None, Some(2)));
+        assert_eq!(keeper.insert(&b), Ok(0));
+        assert_eq!((reader.address(0), reader.representative(0)), (Some(b), Some(1)));
+        drop(keeper);
+        assert_eq!(reader.address(1), Some(b));
     }
 
     #[test]

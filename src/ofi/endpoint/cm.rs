@@ -15,6 +15,11 @@ pub(super) static OPS: Table<fi_ops_cm> = Table::new(fi_ops_cm {
     ..unsafe { stubs::<fi_ops_cm, 9>() }
 });
 
+/// Those of a shared receive context, which has no name.
+pub(super) static NO_OPS: Table<fi_ops_cm> =
+    // SAFETY: fi_ops_cm has nine slots.
+    Table::new(unsafe { stubs::<fi_ops_cm, 9>() });
+
 /// `fi_setname`: the address to open under, before fi_enable.
 unsafe extern "C" fn setname(fid: fid_t, addr: *mut c_void, len: usize) -> c_int {
     entry("fi_setname", || {

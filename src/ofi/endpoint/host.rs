@@ -6,7 +6,7 @@ use crate::ofi::cntr::Counter;
 use crate::ofi::cq::{Entry, NO_SOURCE};
 use crate::ofi::lock::Guard;
 use crate::protocol::{
-    Completion, Direction, Failure, Host, RemoteAccess, RemoteRange, UNKNOWN_SOURCE,
+    Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, UNKNOWN_SOURCE,
 };
 use crate::transport::Address;
 use libfabric_sys::{
@@ -32,20 +32,22 @@ impl<'a> EndpointHost<'a> {
         Self { bindings, guard, endpoint }
     }
 
-    fn route(&self, direction: Direction) -> (Option<&QueueBinding>, Option<&Arc<Counter>>, u64) {
-        match direction {
-            Direction::Send => {
-                (self.bindings.transmit.as_ref(), self.bindings.send_counter.as_ref(), FI_SEND)
-            }
-            Direction::Receive => {
-                (self.bindings.receive.as_ref(), self.bindings.receive_counter.as_ref(), FI_RECV)
-            }
-            Direction::Read => {
-                (self.bindings.transmit.as_ref(), self.bindings.read_counter.as_ref(), FI_READ)
-            }
-            Direction::Write => {
-                (self.bindings.transmit.as_ref(), self.bindings.write_counter.as_ref(), FI_WRITE)
-            }
+    /// What a transmit or receive context reports to.
+    #[inline]
+    fn of(&self, context: u8) -> &Bindings {
+        if context == 0 {
+            return self.bindings;
+        }
+        self.endpoint.bindings_beyond(context, self.guard)
+    }
+
+    fn route(&self, c: &Completion) -> (Option<&QueueBinding>, Option<&Arc<Counter>>, u64) {
+        let to = self.of(c.report.context);
+        match c.direction {
+            Direction::Send => (to.transmit.as_ref(), to.send_counter.as_ref(), FI_SEND),
+            Direction::Receive => (to.receive.as_ref(), to.receive_counter.as_ref(), FI_RECV),
+            Direction::Read => (to.transmit.as_ref(), to.read_counter.as_ref(), FI_READ),
+            Direction::Write => (to.transmit.as_ref(), to.write_counter.as_ref(), FI_WRITE),
         }
     }
 
@@ -79,8 +81,8 @@ const _: () = assert!(UNKNOWN_SOURCE == FI_ADDR_NOTAVAIL);
 impl Host for EndpointHost<'_> {
     #[inline]
     fn complete(&mut self, c: &Completion) {
-        let (queue, counter, flag) = self.route(c.direction);
-        if let (true, Some(binding)) = (c.report, queue) {
+        let (queue, counter, flag) = self.route(c);
+        if let (true, Some(binding)) = (c.report.entry, queue) {
             let entry = self.entry(c, flag);
             // SAFETY: the guard is of the domain of queue and endpoint; one short step.
             unsafe { binding.queue.state.get(self.guard) }.push(entry);
@@ -93,7 +95,7 @@ impl Host for EndpointHost<'_> {
 
     #[cold]
     fn fail(&mut self, f: &Failure) {
-        let (queue, counter, flag) = self.route(f.completion.direction);
+        let (queue, counter, flag) = self.route(&f.completion);
         if let Some(binding) = queue {
             let entry = self.entry(&f.completion, flag);
             // SAFETY: the guard is of the domain of queue and endpoint; one short step.
@@ -130,7 +132,26 @@ impl Host for EndpointHost<'_> {
             // SAFETY: as above.
             binding.as_ref().is_none_or(|b| unsafe { b.queue.state.get(self.guard) }.has_room())
         };
-        roomy(&self.bindings.transmit) && roomy(&self.bindings.receive)
+        let all = |bindings: &Bindings| roomy(&bindings.transmit) && roomy(&bindings.receive);
+        all(self.bindings)
+            && (!self.endpoint.contexts.are_several()
+                || self.endpoint.more(self.guard).iter().all(all))
+    }
+
+    fn shared_receives(&mut self) -> Option<&mut Receives> {
+        let shared = self.bindings.shared_receive.as_ref()?;
+        // SAFETY: as above; the engine uses the result for one step.
+        Some(unsafe { shared.state.get(self.guard) }.receives())
+    }
+
+    fn see_shared_receives(&self) -> Option<&Receives> {
+        let shared = self.bindings.shared_receive.as_ref()?;
+        // SAFETY: as above.
+        Some(unsafe { shared.state.get(self.guard) }.receives())
+    }
+
+    fn reports_all_receives(&self) -> bool {
+        self.bindings.receive.as_ref().is_some_and(|binding| !binding.selective)
     }
 
     fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied> {

@@ -5,6 +5,8 @@ mod host;
 mod msg;
 mod options;
 mod rma;
+mod scalable;
+mod shared;
 mod tagged;
 mod transfer;
 
@@ -28,15 +30,22 @@ use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::verbs::RdmaSettings;
 use host::EndpointHost;
 use libfabric_sys::{
-    FI_ADDR_STR, FI_ALIAS, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
-    FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE,
-    FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA,
-    FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT,
-    FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid,
-    fid_ep,
+    FI_ADDR_STR, FI_ALIAS, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_SRX_CTX,
+    FI_CLASS_STX_CTX, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS,
+    FI_EOPBADSTATE, FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ,
+    FI_REMOTE_WRITE, FI_RMA, FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SHARED_CONTEXT,
+    FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT, FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep,
+    fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid, fid_ep,
+};
+use scalable::{Contexts, Role};
+pub(super) use scalable::{MAX_CONTEXTS, open as open_scalable};
+use shared::{SharedReceive, SharedTransmit};
+pub(super) use shared::{
+    open_receive as open_shared_receive, open_transmit as open_shared_transmit,
 };
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// Bytes moved for one long message by one turn of progress.
@@ -63,6 +72,8 @@ pub(super) struct Bindings {
     write_counter: Option<Arc<Counter>>,
     remote_read_counter: Option<Arc<Counter>>,
     remote_write_counter: Option<Arc<Counter>>,
+    shared_transmit: Option<Arc<SharedTransmit>>,
+    shared_receive: Option<Arc<SharedReceive>>,
     av: Option<Arc<AddressVector>>,
     eq: Option<Arc<eq::EventQueue>>,
 }
@@ -76,7 +87,13 @@ pub(super) struct EndpointState {
     removals: u64,
     min_multi_recv: usize,
     max_msg_size: usize,
+    max_tagged_size: usize,
     max_rma_size: usize,
+    inject_msg_size: usize,
+    inject_tagged_size: usize,
+    inject_rma_size: usize,
+    /// FI_OPT_SHARED_MEMORY_PERMITTED.
+    shm_permitted: bool,
     bind: Option<Address>,
     /// Waiters that sleep on us.
     armed: u32,
@@ -91,7 +108,12 @@ pub(super) struct EndpointState {
 pub(crate) struct Endpoint {
     pub(super) domain: Arc<Domain>,
     addr_format: u32,
+    /// Of context 0, which is the only one of an ordinary endpoint.
     pub(super) bindings: Locked<Bindings>,
+    /// The contexts of a scalable endpoint.
+    contexts: Contexts,
+    /// FI_SHARED_CONTEXT was asked for, for transmit and for receive.
+    shares: (bool, bool),
     pub(super) engine: Locked<Option<Engine<Mux>>>,
     pub(super) state: Locked<EndpointState>,
     inject_size: usize,
@@ -114,6 +136,11 @@ pub(super) struct EndpointFid {
     /// Default flags of operations through this handle.
     tx_flags: Cell<u64>,
     rx_flags: Cell<u64>,
+    role: Role,
+    /// The context of the endpoint that operations through this handle belong to.
+    pub(super) context: u8,
+    /// Common to a handle and its aliases.
+    family: Arc<()>,
     alias: bool,
 }
 
@@ -136,6 +163,8 @@ static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
         setopt: Some(options::setopt),
         rx_size_left: Some(options::rx_size_left),
         tx_size_left: Some(options::tx_size_left),
+        tx_ctx: Some(scalable::open_transmit),
+        rx_ctx: Some(scalable::open_receive),
         ..STUBS.base
     },
     ..STUBS
@@ -159,6 +188,19 @@ pub(crate) unsafe fn open(
     out: *mut *mut fid_ep,
     context: *mut c_void,
 ) -> Result<(), i32> {
+    // SAFETY: passed on.
+    unsafe { open_as(Role::Endpoint, domain, info, out, context) }
+}
+
+/// # Safety
+/// As [`open`].
+unsafe fn open_as(
+    role: Role,
+    domain: &Arc<Domain>,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> Result<(), i32> {
     // SAFETY: an info of ours (or a copy), valid during the call; its parts too.
     let (info, ep_attr, tx, rx) = unsafe {
         let info = info.as_ref().ok_or(FI_EINVAL)?;
@@ -170,6 +212,11 @@ pub(crate) unsafe fn open(
     if ep_attr.is_none_or(|attr| attr.type_ != FI_EP_RDM) {
         return Err(FI_ENOSYS);
     }
+    let counts = ep_attr.map_or((0, 0), |attr| (attr.tx_ctx_cnt, attr.rx_ctx_cnt));
+    let contexts = match role {
+        Role::Scalable => Contexts::scalable(counts)?,
+        _ => Contexts::ordinary(counts)?,
+    };
     let tx_flags = tx.map_or(0, |tx: &fi_tx_attr| tx.op_flags);
     let rx_flags = rx.map_or(0, |rx: &fi_rx_attr| rx.op_flags);
     // SAFETY: `src_addr` is as `src_addrlen` and `addr_format` say.
@@ -178,58 +225,74 @@ pub(crate) unsafe fn open(
     let given = unsafe {
         ep_attr.map_or(Ok(None), |attr| auth_key(&domain.fabric, attr.auth_key, attr.auth_key_size))
     }?;
+    let inject_size =
+        super::info::INJECT_SIZE.min(tx.map_or(usize::MAX, |tx| {
+            if tx.inject_size == 0 { usize::MAX } else { tx.inject_size }
+        }));
     let shared = Arc::new(Endpoint {
         domain: domain.clone(),
         addr_format: info.addr_format,
         bindings: Locked::new(Bindings::default()),
+        contexts,
+        shares: (counts.0 == FI_SHARED_CONTEXT, counts.1 == FI_SHARED_CONTEXT),
         engine: Locked::new(None),
         state: Locked::new(EndpointState {
             routes: Vec::new(),
             removals: 0,
             min_multi_recv: options::DEFAULT_MIN_MULTI_RECV,
             max_msg_size: usize::MAX,
+            max_tagged_size: usize::MAX,
             max_rma_size: usize::MAX,
+            inject_msg_size: inject_size,
+            inject_tagged_size: inject_size,
+            inject_rma_size: inject_size,
+            shm_permitted: true,
             bind,
             armed: 0,
             thread_armed: false,
             polls: 0,
         }),
-        inject_size: super::info::INJECT_SIZE.min(tx.map_or(usize::MAX, |tx| {
-            if tx.inject_size == 0 { usize::MAX } else { tx.inject_size }
-        })),
+        inject_size,
         job_key: given.unwrap_or(domain.job_key),
         directed: info.caps & libfabric_sys::FI_DIRECTED_RECV != 0,
         source: info.caps & libfabric_sys::FI_SOURCE != 0,
         caps: info.caps,
         owner: process::pid(),
     });
+    let (flags, family) = ((tx_flags, rx_flags), Arc::new(()));
     // SAFETY: checked not to be null.
-    unsafe { *out = handle(shared, tx_flags, rx_flags, context, false) };
+    unsafe { *out = handle(shared, role, 0, flags, context, family, false) };
     Ok(())
 }
 
 fn handle(
     shared: Arc<Endpoint>,
-    tx_flags: u64,
-    rx_flags: u64,
+    role: Role,
+    number: u8,
+    flags: (u64, u64),
     context: *mut c_void,
+    family: Arc<()>,
     alias: bool,
 ) -> *mut fid_ep {
+    let tables = role.tables();
     Box::into_raw(Box::new(EndpointFid {
         fid: fid_ep {
-            fid: fid { fclass: FI_CLASS_EP, context, ops: FID_OPS.as_mut_ptr() },
+            fid: fid { fclass: role.class(), context, ops: FID_OPS.as_mut_ptr() },
             ops: OPS.as_mut_ptr().cast(),
             cm: cm::OPS.as_mut_ptr(),
-            msg: msg::OPS.as_mut_ptr(),
-            rma: rma::OPS.as_mut_ptr(),
-            tagged: tagged::OPS.as_mut_ptr(),
+            msg: tables.msg.as_mut_ptr(),
+            rma: tables.rma.as_mut_ptr(),
+            tagged: tables.tagged.as_mut_ptr(),
             atomic: NO_ATOMIC.as_mut_ptr(),
             collective: NO_COLLECTIVE.as_mut_ptr(),
         },
         slack: SLACK,
         shared,
-        tx_flags: Cell::new(tx_flags),
-        rx_flags: Cell::new(rx_flags),
+        tx_flags: Cell::new(flags.0),
+        rx_flags: Cell::new(flags.1),
+        role,
+        context: number,
+        family,
         alias,
     }))
     .cast()
@@ -274,6 +337,33 @@ impl Endpoint {
     pub(super) fn bindings<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Bindings {
         // SAFETY: as above; after enabling nobody changes the bindings.
         unsafe { self.bindings.get(guard) }
+    }
+
+    /// What a transmit or receive context reports to.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(super) fn bindings_of<'g>(&'g self, context: u8, guard: &'g Guard<'_>) -> &'g mut Bindings {
+        if context > 0 {
+            return self.bindings_beyond(context, guard);
+        }
+        self.bindings(guard)
+    }
+
+    #[inline(never)]
+    #[allow(clippy::mut_from_ref)]
+    fn bindings_beyond<'g>(&'g self, context: u8, guard: &'g Guard<'_>) -> &'g mut Bindings {
+        match self.more(guard).get_mut(usize::from(context).wrapping_sub(1)) {
+            Some(bindings) => bindings,
+            None => self.bindings(guard),
+        }
+    }
+
+    /// What the contexts from 1 on report to.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(super) fn more<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Vec<Bindings> {
+        // SAFETY: as `bindings`.
+        unsafe { self.contexts.more.get(guard) }
     }
 
     /// The engine, once enabled. While it is borrowed only the host is called, which reaches
@@ -404,8 +494,8 @@ impl Endpoint {
         }
     }
 
-    /// `fi_enable`. Errors: ENOCQ, ENOAV, EOPBADSTATE when enabled already, EADDRINUSE,
-    /// EADDRNOTAVAIL, EMFILE, ENFILE, ENOMEM.
+    /// `fi_enable`. Errors: ENOCQ, ENOAV, EOPBADSTATE when enabled already or without the shared
+    /// context that was asked for, EADDRINUSE, EADDRNOTAVAIL, EMFILE, ENFILE, ENOMEM.
     fn enable(&self) -> Result<(), i32> {
         let guard = self.domain.lock.lock();
         if self.engine(&guard).is_some() {
@@ -421,14 +511,32 @@ impl Endpoint {
         {
             return Err(FI_ENOCQ);
         }
+        self.check_shared(bindings, &guard)?;
+        let wait_fd = self.start(&guard)?;
+        if bindings.waits(&guard) {
+            self.enable_waiting(&guard);
+        }
+        self.join_shared(bindings, &guard);
+        bindings.attach(self, wait_fd, &guard)
+    }
+
+    /// Someone may sleep on what the endpoint reports to.
+    fn enable_waiting(&self, guard: &Guard<'_>) {
+        if let Some(engine) = self.engine(guard) {
+            engine.iface_mut().enable_waiting();
+        }
+    }
+
+    /// Opens the interface, under the lock. Returns the descriptor that wakes its waiters.
+    fn start(&self, guard: &Guard<'_>) -> Result<RawFd, i32> {
         let config = &self.domain.config;
-        let bind = match self.state(&guard).bind {
+        let bind = match self.state(guard).bind {
             Some(address) => address,
             None => self.default_address()?,
         };
         let settings = MuxSettings {
             cma: config.cma,
-            shm: config.shm,
+            shm: config.shm && self.state(guard).shm_permitted,
             mtu: config.mtu,
             net: config.net.then_some(NetSettings {
                 key: self.job_key,
@@ -445,28 +553,25 @@ impl Endpoint {
         let wait_fd = mux.wait_fd();
         let limits = Limits {
             eager_max: config.eager_max,
-            tx_max: config.tx_max,
+            tx_max: config.tx_max * usize::from(self.contexts.transmit()),
             rx_max: config.rx_max,
             unexpected_max: config.unexpected_max,
             bulk_chunk: BULK_CHUNK,
+            contexts: usize::from(self.contexts.receive()),
+            shares_receives: self.shares.1,
         };
-        let mut engine = Engine::new(mux, limits);
-        if bindings.waits(&guard) {
-            engine.iface_mut().enable_waiting();
-        }
         // SAFETY: the guard is of this domain; the cell is reached by nobody else in this step.
-        unsafe { *self.engine.get(&guard) = Some(engine) };
-        bindings.attach(self, wait_fd, &guard)?;
+        unsafe { *self.engine.get(guard) = Some(Engine::new(mux, limits)) };
         // SAFETY: the guard is of this domain; one short step.
-        let state = unsafe { self.domain.state(&guard) };
+        let state = unsafe { self.domain.state(guard) };
         state.endpoints.push(self);
         for counter in state.counters_of_regions() {
-            self.feed(&counter, &guard)?;
+            self.feed(&counter, guard)?;
         }
         if let Some(thread) = self.domain.thread() {
             thread.watch(wait_fd, 1);
         }
-        Ok(())
+        Ok(wait_fd)
     }
 
     fn default_address(&self) -> Result<Address, i32> {
@@ -500,7 +605,11 @@ impl Endpoint {
 
     fn leave(&self, guard: &Guard<'_>) {
         let wait_fd = self.engine(guard).map(|engine| engine.iface().wait_fd());
+        self.leave_shared(guard);
         self.bindings(guard).detach(self, wait_fd, guard);
+        for bindings in self.more(guard) {
+            bindings.detach(self, wait_fd, guard);
+        }
         if let (Some(thread), Some(fd)) = (self.domain.thread(), wait_fd) {
             thread.unwatch(fd);
         }
@@ -522,6 +631,7 @@ impl Endpoint {
         // SAFETY: the guard is of this domain; nobody reaches the engine any more.
         unsafe { *self.engine.get(guard) = None };
         *self.bindings(guard) = Bindings::default();
+        self.more(guard).clear();
     }
 }
 
@@ -591,10 +701,22 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         unsafe {
             let handle = &*fid.cast::<EndpointFid>();
             if !handle.alias {
-                if Arc::strong_count(&handle.shared) > 1 {
+                if Arc::strong_count(&handle.family) > 1 {
                     return -FI_EBUSY; // an alias is open
                 }
-                handle.shared.shut_down();
+                match handle.role {
+                    Role::Transmit | Role::Receive => {
+                        if let Err(error) = handle.shared.close_context(handle) {
+                            return -error;
+                        }
+                    }
+                    Role::Endpoint | Role::Scalable => {
+                        if Arc::strong_count(&handle.shared) > 1 {
+                            return -FI_EBUSY; // a context is open
+                        }
+                        handle.shared.shut_down();
+                    }
+                }
             }
             drop(Box::from_raw(fid.cast::<EndpointFid>()));
         }
@@ -606,16 +728,22 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
     entry("fi_ep_bind", || {
         // SAFETY: a handle of ours and an object of the application.
         unsafe {
-            let ep = &(*fid.cast::<EndpointFid>()).shared;
+            let handle = &*fid.cast::<EndpointFid>();
+            let ep = &handle.shared;
             let Some(object) = other.as_ref() else { return -FI_EINVAL };
             let guard = ep.domain.lock.lock();
-            if ep.engine(&guard).is_some() {
+            if !ep.may_bind(handle, object.fclass, flags) {
+                return -FI_EINVAL;
+            }
+            if ep.is_enabled(handle, &guard) {
                 return -FI_EOPBADSTATE;
             }
-            let bindings = ep.bindings(&guard);
+            let bindings = ep.bindings_of(handle.context, &guard);
             match object.fclass {
                 FI_CLASS_CQ => code(bind_queue(ep, bindings, cq::shared(other), flags)),
                 FI_CLASS_CNTR => code(bind_counter(ep, bindings, cntr::shared(other), flags)),
+                FI_CLASS_STX_CTX => code(ep.bind_shared_transmit(bindings, other)),
+                FI_CLASS_SRX_CTX => code(ep.bind_shared_receive(bindings, other)),
                 FI_CLASS_AV => {
                     let av = av::shared(other);
                     if !Arc::ptr_eq(&av.domain, &ep.domain) || bindings.av.is_some() {
@@ -694,7 +822,10 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
         unsafe {
             let handle = &*fid.cast::<EndpointFid>();
             match command {
-                FI_ENABLE => code(handle.shared.enable()),
+                FI_ENABLE => code(match handle.role {
+                    Role::Endpoint => handle.shared.enable(),
+                    _ => handle.shared.enable_part(handle),
+                }),
                 FI_GETOPSFLAG => code(get_flags(handle, arg.cast())),
                 FI_SETOPSFLAG => code(set_flags(handle, arg.cast())),
                 FI_ALIAS => code(open_alias(handle, arg.cast())),
@@ -752,7 +883,10 @@ unsafe fn open_alias(handle: &EndpointFid, arg: *mut fi_alias) -> Result<(), i32
             return Err(FI_EINVAL);
         }
         let context = handle.fid.fid.context;
-        *arg.fid = self::handle(handle.shared.clone(), tx, rx, context, true).cast();
+        let (shared, family) = (handle.shared.clone(), handle.family.clone());
+        let (role, number) = (handle.role, handle.context);
+        let alias = self::handle(shared, role, number, (tx, rx), context, family, true);
+        *arg.fid = alias.cast();
     }
     Ok(())
 }

@@ -9,6 +9,9 @@ use libfabric_sys::{FI_EINVAL, FI_REMOTE_CQ_DATA, fi_addr_t, fi_msg, fi_ops_msg,
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
+// SAFETY: fi_ops_msg has nine slots.
+const STUBS: fi_ops_msg = unsafe { stubs::<fi_ops_msg, 9>() };
+
 pub(super) static OPS: Table<fi_ops_msg> = Table::new(fi_ops_msg {
     recv: Some(recv),
     recvv: Some(recvv),
@@ -19,9 +22,30 @@ pub(super) static OPS: Table<fi_ops_msg> = Table::new(fi_ops_msg {
     inject: Some(inject),
     senddata: Some(senddata),
     injectdata: Some(injectdata),
-    // SAFETY: fi_ops_msg has nine slots.
-    ..unsafe { stubs::<fi_ops_msg, 9>() }
+    ..STUBS
 });
+
+/// Those of a transmit context.
+pub(super) static TRANSMIT_OPS: Table<fi_ops_msg> = Table::new(fi_ops_msg {
+    send: Some(send_one),
+    sendv: Some(sendv),
+    sendmsg: Some(sendmsg),
+    inject: Some(inject),
+    senddata: Some(senddata),
+    injectdata: Some(injectdata),
+    ..STUBS
+});
+
+/// Those of a receive context.
+pub(super) static RECEIVE_OPS: Table<fi_ops_msg> = Table::new(fi_ops_msg {
+    recv: Some(recv),
+    recvv: Some(recvv),
+    recvmsg: Some(recvmsg),
+    ..STUBS
+});
+
+/// Those of a scalable endpoint, whose contexts have them.
+pub(super) static NO_OPS: Table<fi_ops_msg> = Table::new(STUBS);
 
 // SAFETY of all entries: `ep` is an open endpoint of ours; buffers and vectors are as fi_msg.3 says.
 

@@ -1,11 +1,12 @@
 //! `fi_getopt` and `fi_setopt` (fi_endpoint.3), and the sizes left.
 
-use super::endpoint;
+use super::{Endpoint, EndpointState, endpoint};
 use crate::ofi::guard::{code, entry};
+use crate::ofi::lock::Guard;
 use libfabric_sys::{
-    FI_EINVAL, FI_ENOPROTOOPT, FI_ETOOSMALL, FI_OPT_CUDA_API_PERMITTED, FI_OPT_ENDPOINT,
-    FI_OPT_INJECT_MSG_SIZE, FI_OPT_INJECT_RMA_SIZE, FI_OPT_INJECT_TAGGED_SIZE, FI_OPT_MAX_MSG_SIZE,
-    FI_OPT_MAX_RMA_SIZE, FI_OPT_MAX_TAGGED_SIZE, FI_OPT_MIN_MULTI_RECV,
+    FI_EINVAL, FI_ENOPROTOOPT, FI_EOPBADSTATE, FI_ETOOSMALL, FI_OPT_CUDA_API_PERMITTED,
+    FI_OPT_ENDPOINT, FI_OPT_INJECT_MSG_SIZE, FI_OPT_INJECT_RMA_SIZE, FI_OPT_INJECT_TAGGED_SIZE,
+    FI_OPT_MAX_MSG_SIZE, FI_OPT_MAX_RMA_SIZE, FI_OPT_MAX_TAGGED_SIZE, FI_OPT_MIN_MULTI_RECV,
     FI_OPT_SHARED_MEMORY_PERMITTED, fid_ep, fid_t,
 };
 use std::ffi::{c_int, c_void};
@@ -15,7 +16,11 @@ pub(super) const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
 /// # Safety
 /// `value` has `*len` bytes.
-unsafe fn give<T: Copy>(value: *mut c_void, len: *mut usize, from: T) -> Result<(), i32> {
+pub(super) unsafe fn give<T: Copy>(
+    value: *mut c_void,
+    len: *mut usize,
+    from: T,
+) -> Result<(), i32> {
     if value.is_null() || len.is_null() {
         return Err(FI_EINVAL);
     }
@@ -32,12 +37,42 @@ unsafe fn give<T: Copy>(value: *mut c_void, len: *mut usize, from: T) -> Result<
 
 /// # Safety
 /// `value` has `len` bytes.
-unsafe fn take_size(value: *const c_void, len: usize) -> Result<usize, i32> {
+pub(super) unsafe fn take_size(value: *const c_void, len: usize) -> Result<usize, i32> {
     if value.is_null() || len != size_of::<usize>() {
         return Err(FI_EINVAL);
     }
     // SAFETY: the caller vouches.
     Ok(unsafe { value.cast::<usize>().read_unaligned() })
+}
+
+/// A limit for injected messages. Errors: EINVAL for more than the endpoint was opened with.
+///
+/// # Safety
+/// `value` has `len` bytes.
+unsafe fn take_inject(ep: &Endpoint, value: *const c_void, len: usize) -> Result<usize, i32> {
+    // SAFETY: passed on.
+    let size = unsafe { take_size(value, len) }?;
+    if size <= ep.inject_size { Ok(size) } else { Err(FI_EINVAL) }
+}
+
+/// Errors: EOPBADSTATE once enabled; ENOPROTOOPT if nothing else reaches peers of the node.
+fn permit_shm(
+    ep: &Endpoint,
+    state: &mut EndpointState,
+    permitted: bool,
+    guard: &Guard<'_>,
+) -> Result<(), i32> {
+    if permitted == state.shm_permitted {
+        return Ok(());
+    }
+    if ep.engine(guard).is_some() {
+        return Err(FI_EOPBADSTATE);
+    }
+    if !permitted && !ep.domain.config.net {
+        return Err(FI_ENOPROTOOPT);
+    }
+    state.shm_permitted = permitted;
+    Ok(())
 }
 
 pub(super) unsafe extern "C" fn getopt(
@@ -58,15 +93,14 @@ pub(super) unsafe extern "C" fn getopt(
             let state = ep.state(&guard);
             code(match name {
                 FI_OPT_MIN_MULTI_RECV => give(value, len, state.min_multi_recv),
-                FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_TAGGED_SIZE => {
-                    give(value, len, state.max_msg_size)
-                }
+                FI_OPT_MAX_MSG_SIZE => give(value, len, state.max_msg_size),
+                FI_OPT_MAX_TAGGED_SIZE => give(value, len, state.max_tagged_size),
                 FI_OPT_MAX_RMA_SIZE => give(value, len, state.max_rma_size),
-                FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE | FI_OPT_INJECT_RMA_SIZE => {
-                    give(value, len, ep.inject_size)
-                }
+                FI_OPT_INJECT_MSG_SIZE => give(value, len, state.inject_msg_size),
+                FI_OPT_INJECT_TAGGED_SIZE => give(value, len, state.inject_tagged_size),
+                FI_OPT_INJECT_RMA_SIZE => give(value, len, state.inject_rma_size),
                 FI_OPT_CUDA_API_PERMITTED => give(value, len, false),
-                FI_OPT_SHARED_MEMORY_PERMITTED => give(value, len, true),
+                FI_OPT_SHARED_MEMORY_PERMITTED => give(value, len, state.shm_permitted),
                 _ => Err(FI_ENOPROTOOPT),
             })
         }
@@ -93,21 +127,25 @@ pub(super) unsafe extern "C" fn setopt(
                 FI_OPT_MIN_MULTI_RECV => {
                     take_size(value, len).map(|size| state.min_multi_recv = size)
                 }
-                FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_TAGGED_SIZE => {
-                    take_size(value, len).map(|size| state.max_msg_size = size)
+                FI_OPT_MAX_MSG_SIZE => take_size(value, len).map(|size| state.max_msg_size = size),
+                FI_OPT_MAX_TAGGED_SIZE => {
+                    take_size(value, len).map(|size| state.max_tagged_size = size)
                 }
                 FI_OPT_MAX_RMA_SIZE => take_size(value, len).map(|size| state.max_rma_size = size),
-                // Smaller limits than ours are kept anyway; larger ones we cannot promise.
-                FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE | FI_OPT_INJECT_RMA_SIZE => {
-                    take_size(value, len).and_then(|size| {
-                        if size <= ep.inject_size { Ok(()) } else { Err(FI_EINVAL) }
-                    })
+                FI_OPT_INJECT_MSG_SIZE => {
+                    take_inject(ep, value, len).map(|size| state.inject_msg_size = size)
+                }
+                FI_OPT_INJECT_TAGGED_SIZE => {
+                    take_inject(ep, value, len).map(|size| state.inject_tagged_size = size)
+                }
+                FI_OPT_INJECT_RMA_SIZE => {
+                    take_inject(ep, value, len).map(|size| state.inject_rma_size = size)
                 }
                 // This version makes no CUDA calls: both answers hold.
                 FI_OPT_CUDA_API_PERMITTED if len == 1 => Ok(()),
-                // Shared memory is all this version has.
+                // Without it, peers of the node are reached through the network.
                 FI_OPT_SHARED_MEMORY_PERMITTED if len == 1 && !value.is_null() => {
-                    if *value.cast::<u8>() != 0 { Ok(()) } else { Err(FI_ENOPROTOOPT) }
+                    permit_shm(ep, state, *value.cast::<u8>() != 0, &guard)
                 }
                 _ => Err(FI_ENOPROTOOPT),
             })
@@ -118,9 +156,10 @@ pub(super) unsafe extern "C" fn setopt(
 pub(super) unsafe extern "C" fn rx_size_left(ep: *mut fid_ep) -> isize {
     entry("fi_rx_size_left", || {
         // SAFETY: a handle of ours.
-        let ep = unsafe { &endpoint(ep).shared };
+        let handle = unsafe { endpoint(ep) };
+        let ep = &handle.shared;
         let guard = ep.domain.lock.lock();
-        ep.engine(&guard).map_or(0, |engine| engine.room_for_receives() as isize)
+        ep.engine(&guard).map_or(0, |engine| engine.room_for_receives(handle.context) as isize)
     })
 }
 

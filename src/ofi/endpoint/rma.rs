@@ -7,7 +7,7 @@ use crate::memory::keys::Right;
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{Table, stubs};
-use crate::protocol::{OpError, RemoteRange, RemoteRanges, RmaOp};
+use crate::protocol::{OpError, RemoteRange, RemoteRanges, Report, RmaOp};
 use libc::iovec;
 use libfabric_sys::{
     FI_COMPLETION, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE, FI_INJECT,
@@ -29,6 +29,11 @@ pub(super) static OPS: Table<fi_ops_rma> = Table::new(fi_ops_rma {
     // SAFETY: fi_ops_rma has nine slots.
     ..unsafe { stubs::<fi_ops_rma, 9>() }
 });
+
+/// Those of a receive context or scalable endpoint.
+pub(super) static NO_OPS: Table<fi_ops_rma> =
+    // SAFETY: fi_ops_rma has nine slots.
+    Table::new(unsafe { stubs::<fi_ops_rma, 9>() });
 
 /// One operation in our terms.
 struct Access {
@@ -90,15 +95,15 @@ fn try_start(handle: &EndpointFid, access: Access) -> Result<(), i32> {
         Flags::Inject => (FI_INJECT, true),
     };
     let inject = access.right == Right::Write && op_flags & FI_INJECT != 0;
-    if inject && local.len() > ep.inject_size {
-        return Err(FI_EMSGSIZE);
-    }
     let guard = ep.domain.lock.lock();
-    if local.len() > ep.state(&guard).max_rma_size {
+    let state = ep.state(&guard);
+    if inject && local.len() > state.inject_rma_size || local.len() > state.max_rma_size {
         return Err(FI_EMSGSIZE);
     }
-    let selective = ep.bindings(&guard).transmit.as_ref().is_some_and(|b| b.selective);
-    let report = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
+    let bindings = ep.bindings_of(handle.context, &guard);
+    let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
+    let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
+    let report = Report::new(entry, handle.context);
     persist(ep, &guard, |guard: &Guard<'_>| {
         let op = RmaOp {
             peer: ep.peer(access.peer, guard)?,

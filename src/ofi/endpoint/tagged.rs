@@ -11,6 +11,9 @@ use libfabric_sys::{
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
+// SAFETY: fi_ops_tagged has nine slots.
+const STUBS: fi_ops_tagged = unsafe { stubs::<fi_ops_tagged, 9>() };
+
 pub(super) static OPS: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
     recv: Some(recv),
     recvv: Some(recvv),
@@ -21,9 +24,30 @@ pub(super) static OPS: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
     inject: Some(inject),
     senddata: Some(senddata),
     injectdata: Some(injectdata),
-    // SAFETY: fi_ops_tagged has nine slots.
-    ..unsafe { stubs::<fi_ops_tagged, 9>() }
+    ..STUBS
 });
+
+/// Those of a transmit context.
+pub(super) static TRANSMIT_OPS: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
+    send: Some(send_one),
+    sendv: Some(sendv),
+    sendmsg: Some(sendmsg),
+    inject: Some(inject),
+    senddata: Some(senddata),
+    injectdata: Some(injectdata),
+    ..STUBS
+});
+
+/// Those of a receive context.
+pub(super) static RECEIVE_OPS: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
+    recv: Some(recv),
+    recvv: Some(recvv),
+    recvmsg: Some(recvmsg),
+    ..STUBS
+});
+
+/// Those of a scalable endpoint, whose contexts have them.
+pub(super) static NO_OPS: Table<fi_ops_tagged> = Table::new(STUBS);
 
 // SAFETY of all entries: `ep` is an open endpoint of ours; buffers and vectors are as fi_tagged.3
 // says.

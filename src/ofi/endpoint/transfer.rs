@@ -5,12 +5,13 @@ use crate::memory::SegmentList;
 use crate::ofi::av::NO_SUCH_ADDRESS;
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
-use crate::protocol::{ANY_SOURCE, OpError, PeekAction, ReceiveOp, SendOp};
+use crate::protocol::{ANY_SOURCE, OpError, PeekAction, ReceiveOp, Report, SendOp};
 use crate::transport::PeerId;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD, FI_EAGAIN,
-    FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_EOPBADSTATE, FI_FENCE, FI_INJECT,
-    FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK, FI_REMOTE_CQ_DATA, fi_addr_t, fid_ep, fid_t,
+    FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE,
+    FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK, FI_REMOTE_CQ_DATA, fi_addr_t, fid_ep,
+    fid_t,
 };
 use std::ffi::c_void;
 
@@ -89,6 +90,16 @@ impl Endpoint {
     /// The peer that `fi_addr` names, met now if it never was.
     #[inline]
     pub(super) fn peer(&self, fi_addr: fi_addr_t, guard: &Guard<'_>) -> Result<PeerId, OpError> {
+        self.destination(fi_addr, guard).map(|(peer, _)| peer)
+    }
+
+    /// The same, and which of its receive contexts.
+    #[inline]
+    pub(super) fn destination(
+        &self,
+        fi_addr: fi_addr_t,
+        guard: &Guard<'_>,
+    ) -> Result<(PeerId, u8), OpError> {
         let invalid = OpError::Error(NO_SUCH_ADDRESS);
         let av = self.bindings(guard).av.as_ref().ok_or(invalid)?;
         // SAFETY: the guard is of the domain of vector and endpoint; one short step.
@@ -100,8 +111,25 @@ impl Endpoint {
         }
         let index = usize::try_from(fi_addr).map_err(|_| invalid)?;
         match state.routes.get(index) {
-            Some(known) if *known > 0 => Ok(PeerId(*known - 1)),
-            _ => self.meet(fi_addr, index, guard),
+            Some(known) if *known > 0 => Ok((PeerId(*known - 1), 0)),
+            _ => self.named_context(fi_addr, guard),
+        }
+    }
+
+    /// An address that names a receive context (fi_rx_addr), or one that was not used before.
+    fn named_context(
+        &self,
+        fi_addr: fi_addr_t,
+        guard: &Guard<'_>,
+    ) -> Result<(PeerId, u8), OpError> {
+        let invalid = OpError::Error(NO_SUCH_ADDRESS);
+        let av = self.bindings(guard).av.as_ref().ok_or(invalid)?;
+        // SAFETY: as above.
+        let (base, rx) = unsafe { av.state.get(guard) }.split(fi_addr);
+        let index = usize::try_from(base).map_err(|_| invalid)?;
+        match self.state(guard).routes.get(index) {
+            Some(known) if *known > 0 => Ok((PeerId(*known - 1), rx)),
+            _ => self.meet(base, index, guard).map(|peer| (peer, rx)),
         }
     }
 
@@ -157,24 +185,28 @@ fn try_send(
         Flags::Inject => (FI_INJECT, true),
     };
     let inject = op_flags & FI_INJECT != 0;
-    if inject && payload.len() > ep.inject_size {
+    let state = ep.state(&guard);
+    let (max, inject_max) = match tagging.tagged {
+        true => (state.max_tagged_size, state.inject_tagged_size),
+        false => (state.max_msg_size, state.inject_msg_size),
+    };
+    if payload.len() > max || inject && payload.len() > inject_max {
         return Err(FI_EMSGSIZE);
     }
-    if payload.len() > ep.state(&guard).max_msg_size {
-        return Err(FI_EMSGSIZE);
-    }
-    let selective = ep.bindings(&guard).transmit.as_ref().is_some_and(|b| b.selective);
-    let report = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
+    let bindings = ep.bindings_of(handle.context, &guard);
+    let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
+    let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
     let attempt = |guard: &Guard<'_>| {
-        let peer = ep.peer(dest, guard)?;
+        let (peer, rx) = ep.destination(dest, guard)?;
         let op = SendOp {
             peer,
+            rx,
             payload,
             tagged: tagging.tagged,
             tag: tagging.tag,
             data,
             context: context.expose_provenance() as u64,
-            report,
+            report: Report::new(entry, handle.context),
             inject,
             delivery: op_flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) != 0 && !inject_call,
             fence: op_flags & FI_FENCE != 0,
@@ -232,7 +264,10 @@ fn try_receive(
         Flags::Call(flags) => flags,
         _ => handle.rx_flags.get() & !(FI_PEEK | FI_CLAIM | FI_DISCARD),
     };
-    let bindings = ep.bindings(&guard);
+    let bindings = ep.bindings_of(handle.context, &guard);
+    if bindings.shared_receive.is_some() {
+        return Err(FI_EOPNOTSUPP); // they are posted to the shared context
+    }
     let selective = bindings.receive.as_ref().is_some_and(|b| b.selective);
     if !bindings.reports_received() {
         return Err(if ep.engine(&guard).is_some() { FI_ENOCQ } else { FI_EOPBADSTATE });
@@ -248,7 +283,7 @@ fn try_receive(
         ignore: tagging.ignore,
         source: ep.wanted_source(source, &guard)?,
         context: context.expose_provenance() as u64,
-        report: !selective || op_flags & FI_COMPLETION != 0,
+        report: Report::new(!selective || op_flags & FI_COMPLETION != 0, handle.context),
         multi_min: multi.then(|| ep.state(&guard).min_multi_recv),
     };
     if matches!(flags, Flags::Call(_)) && op_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0 {
@@ -259,7 +294,7 @@ fn try_receive(
     engine.receive(&op, &mut host).map_err(error_number)
 }
 
-fn error_number(error: OpError) -> i32 {
+pub(super) fn error_number(error: OpError) -> i32 {
     match error {
         OpError::Again => FI_EAGAIN,
         OpError::Error(error) => error,
@@ -269,7 +304,7 @@ fn error_number(error: OpError) -> i32 {
 impl Endpoint {
     /// The source that a receive wants, as completions name it.
     #[inline]
-    fn wanted_source(&self, source: fi_addr_t, guard: &Guard<'_>) -> Result<u64, i32> {
+    pub(super) fn wanted_source(&self, source: fi_addr_t, guard: &Guard<'_>) -> Result<u64, i32> {
         if source == FI_ADDR_UNSPEC || !self.directed {
             return Ok(ANY_SOURCE);
         }
@@ -310,11 +345,12 @@ fn special_receive(
 pub(super) unsafe extern "C" fn cancel(fid: fid_t, context: *mut c_void) -> isize {
     entry("fi_cancel", || {
         // SAFETY: a handle of ours; `fid` is its first member.
-        let ep = unsafe { &endpoint(fid.cast::<fid_ep>()).shared };
+        let handle = unsafe { endpoint(fid.cast::<fid_ep>()) };
+        let ep = &handle.shared;
         let guard = ep.domain.lock.lock();
         let mut host = ep.host(&guard);
         let Some(engine) = ep.engine(&guard) else { return -(FI_EOPBADSTATE as isize) };
-        if engine.cancel(context.expose_provenance() as u64, &mut host) {
+        if engine.cancel(handle.context, context.expose_provenance() as u64, &mut host) {
             0
         } else {
             -(FI_ENOENT as isize)

@@ -8,18 +8,18 @@ use super::hints::Hints;
 use super::names;
 use super::{
     CAPS, CONTEXT_SIZE, CQ_DATA_SIZE, DOMAIN_CAPS, EP_COUNT, FABRIC_NAME, INJECT_SIZE, IOV_LIMIT,
-    MR_IOV_LIMIT, MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL, PROTOCOL_VERSION, RMA_IOV_LIMIT,
-    RX_CAPS, RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
+    MAX_CONTEXTS, MR_IOV_LIMIT, MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL, PROTOCOL_VERSION,
+    RMA_IOV_LIMIT, RX_CAPS, RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
 };
 use crate::config::Config;
 use crate::transport::net::job_key::SECRET_MAX;
 use libfabric_sys::{
     FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM, FI_MR_BASIC, FI_MR_SCALABLE,
-    FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_PROGRESS_CONTROL_UNIFIED, FI_PROGRESS_MANUAL,
-    FI_PROTO_UNSPEC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE,
-    FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SHARED_CONTEXT, FI_TAG_GENERIC, FI_TAGGED,
-    FI_THREAD_ENDPOINT, FI_THREAD_SAFE, FI_WRITE, fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr,
-    fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr, fi_version,
+    FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX, FI_PROGRESS_CONTROL_UNIFIED,
+    FI_PROGRESS_MANUAL, FI_PROTO_UNSPEC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ,
+    FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SHARED_AV, FI_SHARED_CONTEXT,
+    FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_ENDPOINT, FI_THREAD_SAFE, FI_WRITE, fi_domain_attr,
+    fi_domain_attr_2_7, fi_ep_attr, fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr, fi_version,
 };
 use std::ptr::null_mut;
 
@@ -111,7 +111,7 @@ fn capabilities(hints: &Hints, config: &Config) -> Result<u64, Refusal> {
         caps |= FI_FENCE;
     }
     let reach = if config.net { FI_REMOTE_COMM } else { hints.domain.base.caps & FI_REMOTE_COMM };
-    Ok(caps | FI_LOCAL_COMM | reach)
+    Ok(caps | FI_LOCAL_COMM | reach | hints.domain.base.caps & FI_SHARED_AV)
 }
 
 /// Directions of messages, and of one-sided operations.
@@ -173,7 +173,7 @@ fn transmit(caps: u64, hints: &fi_tx_attr, config: &Config) -> Result<fi_tx_attr
         TX_CAPS,
         FI_SEND,
         FI_READ | FI_WRITE,
-        FI_FENCE,
+        FI_FENCE | FI_NAMED_RX_CTX,
     )?;
     subset("tx_attr->op_flags", hints.op_flags, TX_OP_FLAGS, names::OP_FLAGS)?;
     subset("tx_attr->msg_order", hints.msg_order, MSG_ORDER, names::ORDER)?;
@@ -245,14 +245,13 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
         hints.protocol_version as usize,
         PROTOCOL_VERSION as usize,
     )?;
-    for (attribute, count) in
-        [("ep_attr->tx_ctx_cnt", hints.tx_ctx_cnt), ("ep_attr->rx_ctx_cnt", hints.rx_ctx_cnt)]
-    {
-        if count == FI_SHARED_CONTEXT {
-            return Err(Refusal::new(attribute, "FI_SHARED_CONTEXT", 1));
-        }
-        at_most(attribute, count, 1)?;
-    }
+    let contexts = |attribute, count| match count {
+        0 => Ok(1),
+        FI_SHARED_CONTEXT => Ok(count),
+        _ => at_most(attribute, count, MAX_CONTEXTS).map(|()| count),
+    };
+    let tx_ctx_cnt = contexts("ep_attr->tx_ctx_cnt", hints.tx_ctx_cnt)?;
+    let rx_ctx_cnt = contexts("ep_attr->rx_ctx_cnt", hints.rx_ctx_cnt)?;
     at_most("ep_attr->auth_key_size", hints.auth_key_size, SECRET_MAX)?;
     Ok(fi_ep_attr_2_7 {
         base: fi_ep_attr {
@@ -266,8 +265,8 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
             max_order_waw_size: usize::MAX,
             // All bits are matched one by one, which serves every format of fields.
             mem_tag_format: FI_TAG_GENERIC,
-            tx_ctx_cnt: 1,
-            rx_ctx_cnt: 1,
+            tx_ctx_cnt,
+            rx_ctx_cnt,
             auth_key_size: hints.auth_key_size,
             auth_key: null_mut(),
         },
@@ -292,10 +291,10 @@ fn domain(
     at_most("domain_attr->ep_cnt", wanted.ep_cnt, EP_COUNT)?;
     at_most("domain_attr->tx_ctx_cnt", wanted.tx_ctx_cnt, EP_COUNT)?;
     at_most("domain_attr->rx_ctx_cnt", wanted.rx_ctx_cnt, EP_COUNT)?;
-    at_most("domain_attr->max_ep_tx_ctx", wanted.max_ep_tx_ctx, 1)?;
-    at_most("domain_attr->max_ep_rx_ctx", wanted.max_ep_rx_ctx, 1)?;
-    at_most("domain_attr->max_ep_stx_ctx", wanted.max_ep_stx_ctx, 0)?;
-    at_most("domain_attr->max_ep_srx_ctx", wanted.max_ep_srx_ctx, 0)?;
+    at_most("domain_attr->max_ep_tx_ctx", wanted.max_ep_tx_ctx, MAX_CONTEXTS)?;
+    at_most("domain_attr->max_ep_rx_ctx", wanted.max_ep_rx_ctx, MAX_CONTEXTS)?;
+    at_most("domain_attr->max_ep_stx_ctx", wanted.max_ep_stx_ctx, EP_COUNT)?;
+    at_most("domain_attr->max_ep_srx_ctx", wanted.max_ep_srx_ctx, EP_COUNT)?;
     at_most("domain_attr->cntr_cnt", wanted.cntr_cnt, OBJECT_COUNT)?;
     at_most("domain_attr->mr_iov_limit", wanted.mr_iov_limit, MR_IOV_LIMIT)?;
     at_most("domain_attr->auth_key_size", wanted.auth_key_size, SECRET_MAX)?;
@@ -320,10 +319,10 @@ fn domain(
             ep_cnt: EP_COUNT,
             tx_ctx_cnt: EP_COUNT,
             rx_ctx_cnt: EP_COUNT,
-            max_ep_tx_ctx: 1,
-            max_ep_rx_ctx: 1,
-            max_ep_stx_ctx: 0,
-            max_ep_srx_ctx: 0,
+            max_ep_tx_ctx: MAX_CONTEXTS,
+            max_ep_rx_ctx: MAX_CONTEXTS,
+            max_ep_stx_ctx: EP_COUNT,
+            max_ep_srx_ctx: EP_COUNT,
             cntr_cnt: OBJECT_COUNT,
             mr_iov_limit: MR_IOV_LIMIT,
             caps: caps & DOMAIN_CAPS,

@@ -167,6 +167,9 @@ fn hints_that_are_all_zero_are_no_hints() {
     assert_eq!(CHints::new(Hints::none()).ask(NEW).unwrap().text(), none);
 }
 
+/// Where peers may be.
+const REACH: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
+
 #[test]
 fn attribute_structures_may_be_missing() {
     let mut hints: fi_info =
@@ -174,7 +177,7 @@ fn attribute_structures_may_be_missing() {
         unsafe { std::mem::zeroed() };
     hints.caps = FI_TAGGED;
     let info = ask(NEW, None, None, 0, &hints).unwrap().as_hints();
-    assert_eq!(info.caps, FI_TAGGED | FI_SEND | FI_RECV | FI_FENCE | DOMAIN_CAPS);
+    assert_eq!(info.caps, FI_TAGGED | FI_SEND | FI_RECV | FI_FENCE | REACH);
 }
 
 #[test]
@@ -220,15 +223,16 @@ fn capabilities_follow_what_is_asked() {
     let both = FI_SEND | FI_RECV;
     let one_sided = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
     let cases = [
-        (FI_MSG, FI_MSG | both | FI_MULTI_RECV | FI_FENCE | DOMAIN_CAPS),
-        (FI_MSG | FI_SEND, FI_MSG | FI_SEND | FI_FENCE | DOMAIN_CAPS),
-        (FI_MSG | FI_RECV, FI_MSG | FI_RECV | FI_MULTI_RECV | DOMAIN_CAPS),
-        (FI_TAGGED | FI_SOURCE, FI_TAGGED | both | FI_SOURCE | FI_FENCE | DOMAIN_CAPS),
-        (FI_DIRECTED_RECV, FI_DIRECTED_RECV | DOMAIN_CAPS),
-        (FI_RMA, FI_RMA | one_sided | FI_FENCE | DOMAIN_CAPS),
-        (FI_RMA | FI_READ, FI_RMA | FI_READ | FI_FENCE | DOMAIN_CAPS),
-        (FI_RMA | FI_REMOTE_WRITE, FI_RMA | FI_REMOTE_WRITE | DOMAIN_CAPS),
-        (FI_RMA | FI_RMA_EVENT, FI_RMA | one_sided | FI_RMA_EVENT | FI_FENCE | DOMAIN_CAPS),
+        (FI_MSG, FI_MSG | both | FI_MULTI_RECV | FI_FENCE | REACH),
+        (FI_MSG | FI_SEND, FI_MSG | FI_SEND | FI_FENCE | REACH),
+        (FI_MSG | FI_RECV, FI_MSG | FI_RECV | FI_MULTI_RECV | REACH),
+        (FI_TAGGED | FI_SOURCE, FI_TAGGED | both | FI_SOURCE | FI_FENCE | REACH),
+        (FI_DIRECTED_RECV, FI_DIRECTED_RECV | REACH),
+        (FI_RMA, FI_RMA | one_sided | FI_FENCE | REACH),
+        (FI_RMA | FI_READ, FI_RMA | FI_READ | FI_FENCE | REACH),
+        (FI_RMA | FI_REMOTE_WRITE, FI_RMA | FI_REMOTE_WRITE | REACH),
+        (FI_RMA | FI_RMA_EVENT, FI_RMA | one_sided | FI_RMA_EVENT | FI_FENCE | REACH),
+        (FI_MSG | FI_SEND | FI_SHARED_AV, FI_MSG | FI_SEND | FI_FENCE | FI_SHARED_AV | REACH),
         (CAPS, CAPS),
     ];
     for (wanted, granted) in cases {
@@ -257,10 +261,11 @@ fn without_a_network_remote_peers_are_promised_to_those_who_insist() {
         assert_eq!(attributes.domain.base.caps, attributes.caps & DOMAIN_CAPS);
         attributes.caps & DOMAIN_CAPS
     };
-    assert_eq!(granted(0, 0), FI_LOCAL_COMM);
+    assert_eq!(granted(0, 0), FI_LOCAL_COMM | FI_SHARED_AV);
     assert_eq!(granted(FI_MSG, 0), FI_LOCAL_COMM);
-    assert_eq!(granted(FI_MSG | FI_REMOTE_COMM, 0), DOMAIN_CAPS);
-    assert_eq!(granted(FI_MSG, FI_REMOTE_COMM), DOMAIN_CAPS);
+    assert_eq!(granted(FI_MSG | FI_REMOTE_COMM, 0), REACH);
+    assert_eq!(granted(FI_MSG, FI_REMOTE_COMM), REACH);
+    assert_eq!(granted(FI_MSG, FI_SHARED_AV), FI_LOCAL_COMM | FI_SHARED_AV);
 }
 
 #[test]

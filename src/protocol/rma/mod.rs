@@ -8,10 +8,10 @@ mod initiator;
 mod packet;
 mod target;
 
-use super::OpError;
 use super::engine::{Core, Engine};
 use super::index_list::{IndexList, Key};
 use super::send::Payload;
+use super::{OpError, Report};
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
 use crate::transport::{Iface, PeerId};
@@ -85,8 +85,8 @@ pub(crate) struct RmaOp {
     pub(crate) data: Option<u64>,
     /// The application's context.
     pub(crate) context: u64,
-    /// Whether a completion entry is wanted.
-    pub(crate) report: bool,
+    /// Where its end is reported.
+    pub(crate) report: Report,
     /// The buffer is the application's again when the call returns (writes).
     pub(crate) inject: bool,
     /// Start only when all earlier operations to this peer have completed.
@@ -130,7 +130,7 @@ struct Op {
     remote: RemoteRanges,
     data: Option<u64>,
     context: u64,
-    report: bool,
+    report: Report,
     /// The target was told where a read's buffer is.
     reachable: bool,
     state: State,
@@ -215,6 +215,11 @@ impl Rma {
     /// Operations that have not completed.
     pub(super) fn pending(&self) -> usize {
         self.ops.len()
+    }
+
+    /// Those that were started on this transmit context.
+    pub(super) fn pending_of(&self, context: u8) -> usize {
+        self.ops.iter().filter(|(_, op)| op.report.context == context).count()
     }
 
     /// What the application believes written, or a peer waits for, has not left.

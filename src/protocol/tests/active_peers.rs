@@ -213,7 +213,7 @@ impl Peer {
     }
 
     fn send(&mut self, len: usize) {
-        let envelope = Envelope { tagged: false, tag: 0, data: None };
+        let envelope = Envelope { tagged: false, tag: 0, data: None, rx: 0 };
         let header = Packet::Eager { envelope, ack: None }.encode();
         let now = clock::now_ns();
         self.machine.send(PeerId(0), header.as_slice(), len, |_, to| to.fill(3), now).unwrap();

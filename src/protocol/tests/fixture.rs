@@ -121,14 +121,14 @@ impl Node {
         let core = &self.engine.core;
         assert!(core.tx.is_empty(), "sends: {:?}", core.tx);
         assert!(core.active.is_empty(), "rendezvous receives: {:?}", core.active);
-        assert!(core.buffers.is_empty(), "multi-receive buffers: {:?}", core.buffers);
+        assert!(!core.own.has_buffers(), "multi-receive buffers: {:?}", core.own);
         assert!(core.outbox.is_empty(), "answers: {:?}", core.outbox);
         assert!(core.streams.is_empty() && core.pulls.is_empty() && core.deferred.is_empty());
         assert!(core.lent.is_empty() && core.due.is_empty(), "{:?} {:?}", core.lent, core.due);
         assert!(core.assists.is_empty(), "{:?}", core.assists);
         assert!(core.claimed.is_empty(), "claimed: {:?}", core.claimed);
         assert_eq!((core.unexpected.len(), core.unexpected_bytes), (0, 0));
-        assert_eq!(core.posted.len(), 0);
+        assert_eq!(core.own.posted.len(), 0);
         core.rma.assert_empty();
         for peer in &core.peers {
             assert_eq!((peer.outstanding, peer.deferred), (0, 0));
@@ -137,8 +137,18 @@ impl Node {
     }
 }
 
-pub(super) const LIMITS: Limits =
-    Limits { eager_max: 256, tx_max: 8, rx_max: 8, unexpected_max: 1 << 20, bulk_chunk: 4096 };
+pub(super) const LIMITS: Limits = Limits {
+    eager_max: 256,
+    tx_max: 8,
+    rx_max: 8,
+    unexpected_max: 1 << 20,
+    bulk_chunk: 4096,
+    contexts: 1,
+    shares_receives: false,
+};
+
+/// Reported with an entry, on context 0.
+const ENTRY: crate::protocol::Report = crate::protocol::Report { entry: true, context: 0 };
 
 /// Endpoints that know each other, for directed tests.
 pub(super) struct World {
@@ -170,12 +180,13 @@ impl Memory {
 pub(super) fn send_op(peer: PeerId, memory: &mut Memory, context: u64) -> SendOp {
     SendOp {
         peer,
+        rx: 0,
         payload: memory.list(),
         tagged: false,
         tag: 0,
         data: None,
         context,
-        report: true,
+        report: ENTRY,
         inject: false,
         delivery: false,
         fence: false,
@@ -191,7 +202,7 @@ pub(super) fn receive_op(memory: &mut Memory, context: u64) -> ReceiveOp {
         ignore: u64::MAX,
         source: ANY_SOURCE,
         context,
-        report: true,
+        report: ENTRY,
         multi_min: None,
     }
 }
@@ -218,7 +229,7 @@ pub(super) fn rma_op(
         remote: remote(key, 0, memory.0.len()),
         data: None,
         context,
-        report: true,
+        report: ENTRY,
         inject: false,
         fence: false,
     }
@@ -310,7 +321,7 @@ impl World {
 
     pub(super) fn cancel(&mut self, at: Slot, context: u64) -> bool {
         let node = self.node(at);
-        node.engine.cancel(context, &mut node.host)
+        node.engine.cancel(0, context, &mut node.host)
     }
 
     pub(super) fn claimed(&mut self, at: Slot, op: &ReceiveOp, discard: bool) {

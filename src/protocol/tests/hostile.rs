@@ -9,7 +9,7 @@ use crate::protocol::{Cause, SendOp};
 use crate::transport::{Share, Ticket};
 
 const SHARE: Share = Share { cell: 0, generation: 1, unit: 1, len: 9 };
-const PLAIN: Envelope = Envelope { tagged: false, tag: 0, data: None };
+const PLAIN: Envelope = Envelope { tagged: false, tag: 0, data: None, rx: 0 };
 
 fn three(get: Reach, put: Reach) -> World {
     let weather = Weather { get: vec![get], put: vec![put], lies: true, ..Weather::fair() };

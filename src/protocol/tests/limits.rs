@@ -76,7 +76,7 @@ fn posted_receives_are_bounded() {
     let mut world = World::pair();
     let mut to = Memory::zeroed(10);
     for i in 0..LIMITS.rx_max {
-        assert_eq!(world.node(1).engine.room_for_receives(), LIMITS.rx_max - i);
+        assert_eq!(world.node(1).engine.room_for_receives(0), LIMITS.rx_max - i);
         let op = ReceiveOp { tagged: i % 2 == 0, ..receive_op(&mut to, i as u64) };
         world.receive(1, &op).unwrap();
     }

@@ -58,7 +58,7 @@ fn the_buffer_is_released_with_the_last_message_to_be_placed() {
     let peer = world.peer(0, 1);
     world.send(0, &send_op(peer, &mut long, 0)).unwrap();
     world.send(0, &send_op(peer, &mut short, 0)).unwrap();
-    while world.node(1).engine.core.posted.len() > 0 {
+    while world.node(1).engine.core.own.posted.len() > 0 {
         world.progress(1);
     }
     let c = world.received(1);

@@ -11,7 +11,9 @@ use super::sim_share::Teamwork;
 use super::sim_window::Glazing;
 use crate::protocol::packet::Envelope;
 use crate::protocol::send::TxState;
-use crate::protocol::{ANY_SOURCE, Direction, Limits, OpError, PeekAction, ReceiveOp, SendOp};
+use crate::protocol::{
+    ANY_SOURCE, Direction, Limits, OpError, PeekAction, ReceiveOp, Report, SendOp,
+};
 use crate::sys::Errno;
 use crate::transport::{Departure, Windows};
 
@@ -119,6 +121,8 @@ fn limits(rng: &mut Rng, weather: &Weather) -> Limits {
         rx_max: rng.pick(&[1, 4, 32]),
         unexpected_max: rng.pick(&[0, 1000, 1 << 20]),
         bulk_chunk: rng.pick(&[3000, 20_000, 1 << 20]),
+        contexts: 1,
+        shares_receives: false,
     }
 }
 
@@ -219,11 +223,11 @@ impl Run {
             assert!(held(token.to_wire()) && right, "{lent:?} of {active:?}");
         }
         let side = &oracle.sides[at];
-        assert_eq!(core.posted.len(), side.posted_len());
+        assert_eq!(core.own.posted.len(), side.posted_len());
         assert_eq!(core.unexpected.len() + core.claimed.len(), side.waiting_len());
         let eager = core.unexpected_bytes - core.pushed_bytes();
         assert_eq!(eager, side.unexpected_bytes(&oracle.messages));
-        assert!(core.tx.len() <= core.limits.tx_max && core.posted.len() <= core.limits.rx_max);
+        assert!(core.tx.len() <= core.limits.tx_max && core.own.posted.len() <= core.limits.rx_max);
     }
 
     /// Nothing of a receive that has ended is lent.
@@ -297,7 +301,7 @@ impl Run {
         let tagged = self.rng.percent(self.habits.tagged);
         let tag = if tagged { self.tag() } else { 0 };
         let data = self.rng.percent(30).then(|| self.rng.next());
-        let envelope = Envelope { tagged, tag, data };
+        let envelope = Envelope { tagged, tag, data, rx: 0 };
         let (len, from) = (self.message_len(), self.rng.below(LEN_MAX));
         let context = self.oracle.next_send();
         let mut message = Message::new(at, to, envelope, from, len);
@@ -308,8 +312,19 @@ impl Run {
         let cuts = self.cuts(len);
         let payload = lend(&mut message.memory.0, &cuts);
         let Message { report, inject, delivery, fence, .. } = message;
-        let op =
-            SendOp { peer, payload, tagged, tag, data, context, report, inject, delivery, fence };
+        let op = SendOp {
+            peer,
+            rx: 0,
+            payload,
+            tagged,
+            tag,
+            data,
+            context,
+            report: Report::new(report, 0),
+            inject,
+            delivery,
+            fence,
+        };
         let index = self.oracle.messages.len();
         trace!(self, "{at} sends message {index} to {to}: {len} B {op:?}");
         self.oracle.messages.push(message);
@@ -374,6 +389,7 @@ impl Run {
         let memory = self.oracle.sides[at].lend(posting.context, len);
         let Posting { context, tagged, tag, ignore, source, report, multi_min } = *posting;
         let segments = lend(memory, &cuts);
+        let report = Report::new(report, 0);
         ReceiveOp { segments, tagged, tag, ignore, source, context, report, multi_min }
     }
 
@@ -439,7 +455,7 @@ impl Run {
     fn cancel(&mut self, at: Slot, context: u64) {
         trace!(self, "{at} cancels {context}");
         let node = self.nodes[at].as_mut().unwrap();
-        let found = node.engine.cancel(context, &mut node.host);
+        let found = node.engine.cancel(0, context, &mut node.host);
         assert_eq!(found, self.oracle.sides[at].cancel(context));
         self.end_call(at);
     }

@@ -92,6 +92,8 @@ impl Run {
             rx_max: 8,
             unexpected_max: 1 << 20,
             bulk_chunk: rng.pick(&[3000, 1 << 20]),
+            contexts: 1,
+            shares_receives: false,
         };
         let slots = 2 + rng.below(2);
         let trace = std::env::var_os("UDRV_TEST_TRACE").is_some();
@@ -256,7 +258,7 @@ impl Run {
             remote,
             data: (right == Right::Write && self.rng.percent(30)).then(|| self.rng.next()),
             context: self.ops.len() as u64,
-            report: true,
+            report: crate::protocol::Report::new(true, 0),
             inject,
             fence: self.rng.percent(self.fences),
         };

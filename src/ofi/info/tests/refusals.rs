@@ -8,19 +8,17 @@ type Case = (fn(&mut Hints), &'static str);
 const CASES: &[Case] = &[
     (
         |h| h.caps = FI_MSG | FI_ATOMIC,
-        "caps: wanted FI_MSG|FI_ATOMIC, offered FI_MSG|FI_RMA|FI_TAGGED|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_RMA_EVENT|FI_SOURCE|FI_DIRECTED_RECV",
+        "caps: wanted FI_MSG|FI_ATOMIC, offered FI_MSG|FI_RMA|FI_TAGGED|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_SHARED_AV|FI_RMA_EVENT|FI_SOURCE|FI_NAMED_RX_CTX|FI_DIRECTED_RECV",
     ),
     (|h| h.caps = FI_ATOMIC, "caps: wanted FI_ATOMIC, offered FI_MSG|"),
     (|h| h.caps = FI_TRIGGER, "caps: wanted FI_TRIGGER, "),
     (|h| h.caps = FI_HMEM, "caps: wanted FI_HMEM, "),
     (|h| h.caps = FI_COLLECTIVE, "caps: wanted FI_COLLECTIVE, "),
-    (|h| h.caps = FI_NAMED_RX_CTX, "caps: wanted FI_NAMED_RX_CTX, "),
-    (|h| h.caps = FI_SHARED_AV, "caps: wanted FI_SHARED_AV, "),
     (|h| h.caps = FI_SOURCE_ERR, "caps: wanted FI_SOURCE_ERR, "),
     (|h| h.caps = 1 << 63, "caps: wanted 0x8000000000000000, "),
     (
-        |h| h.domain.base.caps = FI_SHARED_AV,
-        "domain_attr->caps: wanted FI_SHARED_AV, offered FI_LOCAL_COMM|FI_REMOTE_COMM",
+        |h| h.domain.base.caps = FI_SOURCE,
+        "domain_attr->caps: wanted FI_SOURCE, offered FI_LOCAL_COMM|FI_REMOTE_COMM|FI_SHARED_AV",
     ),
     (
         |h| (h.caps, h.tx.caps) = (FI_MSG | FI_TAGGED, FI_RMA),
@@ -62,15 +60,8 @@ const CASES: &[Case] = &[
     (|h| h.ep.type_ = FI_EP_DGRAM, "ep_attr->type: wanted FI_EP_DGRAM, offered FI_EP_RDM"),
     (|h| h.ep.protocol = FI_PROTO_SHM, "ep_attr->protocol: wanted 0x10, offered 0xf5647276"),
     (|h| h.ep.protocol_version = 2, "ep_attr->protocol_version: wanted 2, offered 1"),
-    (|h| h.ep.tx_ctx_cnt = 2, "ep_attr->tx_ctx_cnt: wanted 2, offered 1"),
-    (
-        |h| h.ep.tx_ctx_cnt = FI_SHARED_CONTEXT,
-        "ep_attr->tx_ctx_cnt: wanted FI_SHARED_CONTEXT, offered 1",
-    ),
-    (
-        |h| h.ep.rx_ctx_cnt = FI_SHARED_CONTEXT,
-        "ep_attr->rx_ctx_cnt: wanted FI_SHARED_CONTEXT, offered 1",
-    ),
+    (|h| h.ep.tx_ctx_cnt = 65, "ep_attr->tx_ctx_cnt: wanted 65, offered 64"),
+    (|h| h.ep.rx_ctx_cnt = 65, "ep_attr->rx_ctx_cnt: wanted 65, offered 64"),
     (|h| h.ep.auth_key_size = 257, "ep_attr->auth_key_size: wanted 257, offered 256"),
     (
         |h| h.ep.auth_key_size = 16,
@@ -94,10 +85,16 @@ const CASES: &[Case] = &[
     (|h| h.domain.base.ep_cnt = 65536, "domain_attr->ep_cnt: wanted 65536, offered 65535"),
     (|h| h.domain.base.tx_ctx_cnt = 65536, "domain_attr->tx_ctx_cnt: wanted 65536, offered 65535"),
     (|h| h.domain.base.rx_ctx_cnt = 65536, "domain_attr->rx_ctx_cnt: wanted 65536, offered 65535"),
-    (|h| h.domain.base.max_ep_tx_ctx = 2, "domain_attr->max_ep_tx_ctx: wanted 2, offered 1"),
-    (|h| h.domain.base.max_ep_rx_ctx = 2, "domain_attr->max_ep_rx_ctx: wanted 2, offered 1"),
-    (|h| h.domain.base.max_ep_stx_ctx = 1, "domain_attr->max_ep_stx_ctx: wanted 1, offered 0"),
-    (|h| h.domain.base.max_ep_srx_ctx = 1, "domain_attr->max_ep_srx_ctx: wanted 1, offered 0"),
+    (|h| h.domain.base.max_ep_tx_ctx = 65, "domain_attr->max_ep_tx_ctx: wanted 65, offered 64"),
+    (|h| h.domain.base.max_ep_rx_ctx = 65, "domain_attr->max_ep_rx_ctx: wanted 65, offered 64"),
+    (
+        |h| h.domain.base.max_ep_stx_ctx = 65536,
+        "domain_attr->max_ep_stx_ctx: wanted 65536, offered 65535",
+    ),
+    (
+        |h| h.domain.base.max_ep_srx_ctx = 65536,
+        "domain_attr->max_ep_srx_ctx: wanted 65536, offered 65535",
+    ),
     (|h| h.domain.base.cntr_cnt = 65537, "domain_attr->cntr_cnt: wanted 65537, offered 65536"),
     (|h| h.domain.base.mr_iov_limit = 5, "domain_attr->mr_iov_limit: wanted 5, offered 4"),
     (

@@ -1,0 +1,263 @@
+//! Address vectors with a name: one process fills the vector, others of the same user on the node read
+//! it (fi_av.3, name and FI_READ).
+//!
+//! The entries are in a memfd. Its keeper holds an abstract socket of the vector's name, which tells
+//! readers who it is, and they open the memfd through /proc: it has nothing to answer, and nothing is
+//! left behind when it dies. Readers that have it mapped keep what it had.
+//!
+//! All is in words of 64 bits. The first four say what it is, how many entries there are room for, how
+//! many there have been, and how often one was removed. From byte 4096 on each entry has four: 0 if it is
+//! vacant, else a number that changes with each use, and an address in the form of PROTOCOL.md §1. Behind
+//! them is the table that `map_addr` points to, the `fi_addr_t` of each entry.
+
+#![forbid(unsafe_code)]
+
+use crate::sys::shared_memory::{self, SharedMemory};
+use crate::sys::{Errno, process, unix};
+use crate::transport::Address;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// "UDRVAV" and the version of this layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"UDRVAV\x00\x01");
+const ENTRIES_AT: usize = 4096;
+const ENTRY_LEN: usize = 32;
+/// Longest name, bytes: with what comes before it has to fit into the address of a socket.
+const NAME_MAX: usize = 80;
+/// Entries of a vector whose size the application leaves to us, and the most that one may have.
+const CAPACITY: usize = 16 * 1024;
+const CAPACITY_MAX: usize = 1 << 24;
+
+/// The entries of a named vector, as its keeper and all readers have them mapped.
+#[derive(Debug)]
+pub(super) struct Board {
+    memory: SharedMemory,
+    capacity: usize,
+    /// What makes the name ours, if we keep the vector.
+    _keeper: Option<(OwnedFd, OwnedFd)>,
+}
+
+/// How far a reader has read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub(super) entries: usize,
+    removals: u64,
+}
+
+fn label(name: &str) -> Result<String, Errno> {
+    if name.is_empty() || name.len() > NAME_MAX || name.contains('\0') {
+        return Err(Errno(libc::ENAMETOOLONG));
+    }
+    Ok(format!("udrv-av/{}/{name}", process::effective_uid()))
+}
+
+impl Board {
+    /// A vector of our own with room for `count` entries. Errors: EADDRINUSE if there is one of that
+    /// name, ENAMETOOLONG, ENOMEM.
+    pub(super) fn create(name: &str, count: usize) -> Result<Self, Errno> {
+        let label = label(name)?;
+        let capacity = count.saturating_mul(2).clamp(CAPACITY, CAPACITY_MAX);
+        let len = ENTRIES_AT + capacity * (ENTRY_LEN + 8);
+        let (memory, fd) = SharedMemory::create_labelled(&label, len)?;
+        let mut board = Self { memory, capacity, _keeper: None };
+        for entry in 0..capacity {
+            board.store(board.map_at() + 8 * entry, entry as u64);
+        }
+        board.store(8, capacity as u64);
+        board.store(0, MAGIC);
+        // Who finds the socket finds the memory, complete.
+        board._keeper = Some((unix::listen(&label)?, fd));
+        Ok(board)
+    }
+
+    /// Somebody else's vector. Errors: ENOENT, EACCES for another user's, EPROTO for one of
+    /// another version.
+    pub(super) fn open(name: &str) -> Result<Self, Errno> {
+        let label = label(name)?;
+        let socket = unix::connect(&label).map_err(|e| match e.0 {
+            libc::ECONNREFUSED => Errno(libc::ENOENT),
+            _ => e,
+        })?;
+        let keeper = unix::credentials(socket.as_fd())?;
+        if keeper.uid != process::effective_uid() {
+            return Err(Errno(libc::EACCES));
+        }
+        let fd = shared_memory::find(keeper.pid, &label)?;
+        let head = SharedMemory::attach(&fd, ENTRIES_AT)?;
+        let word = |offset| head.atomic(offset).map_or(0, |word| word.load(Ordering::Acquire));
+        if word(0) != MAGIC {
+            return Err(Errno(libc::EPROTO));
+        }
+        let capacity = usize::try_from(word(8)).ok().filter(|n| *n <= CAPACITY_MAX);
+        let capacity = capacity.ok_or(Errno(libc::EPROTO))?;
+        let memory = SharedMemory::attach(&fd, ENTRIES_AT + capacity * (ENTRY_LEN + 8))?;
+        Ok(Self { memory, capacity, _keeper: None })
+    }
+
+    fn map_at(&self) -> usize {
+        ENTRIES_AT + self.capacity * ENTRY_LEN
+    }
+
+    /// Where the `fi_addr_t` of each entry are.
+    pub(super) fn map_addr(&self) -> *mut u8 {
+        self.memory.base().as_ptr().wrapping_add(self.map_at())
+    }
+
+    fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        self.memory.atomic(offset)
+    }
+
+    fn store(&self, offset: usize, value: u64) {
+        if let Some(word) = self.word(offset) {
+            word.store(value, Ordering::Release);
+        }
+    }
+
+    fn load(&self, offset: usize) -> u64 {
+        self.word(offset).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Whether there is room for an entry of this number.
+    pub(super) fn has(&self, entry: usize) -> bool {
+        entry < self.capacity
+    }
+
+    /// An address has got this number, or lost it. By the keeper only.
+    pub(super) fn publish(&self, entry: usize, address: Option<&Address>) {
+        if !self.has(entry) {
+            return;
+        }
+        let at = ENTRIES_AT + entry * ENTRY_LEN;
+        // Who reads meanwhile sees that it changes: the word of the entry, and then the counts.
+        self.store(at, 0);
+        match address {
+            Some(address) => {
+                let wire = address.to_wire();
+                for (i, bytes) in wire.chunks_exact(8).enumerate() {
+                    let bytes: [u8; 8] = bytes.try_into().unwrap_or_default();
+                    self.store(at + 8 * (i + 1), u64::from_le_bytes(bytes));
+                }
+                // Numbers of removals differ for each use of an entry.
+                self.store(at, self.load(24) << 1 | 1);
+                if entry as u64 >= self.load(16) {
+                    self.store(16, entry as u64 + 1);
+                } else {
+                    self.store(24, self.load(24) + 1);
+                }
+            }
+            None => self.store(24, self.load(24) + 1),
+        }
+    }
+
+    /// The address of an entry. `None`: vacant, or changing now, which shows in [`Board::progress`]
+    /// later.
+    pub(super) fn read(&self, entry: usize) -> Option<Address> {
+        if !self.has(entry) {
+            return None;
+        }
+        let at = ENTRIES_AT + entry * ENTRY_LEN;
+        let used = self.load(at);
+        let mut wire = [0; 24];
+        for (i, to) in wire.chunks_exact_mut(8).enumerate() {
+            to.copy_from_slice(&self.load(at + 8 * (i + 1)).to_le_bytes());
+        }
+        if used == 0 || self.load(at) != used {
+            return None;
+        }
+        Address::from_wire(&wire)
+    }
+
+    /// What there is to read.
+    #[inline]
+    pub(super) fn progress(&self) -> Progress {
+        let removals = self.load(24);
+        Progress { entries: usize::try_from(self.load(16)).unwrap_or(0), removals }
+    }
+}
+
+impl Progress {
+    /// The first entry that a reader who has come so far has to look at.
+    pub(super) fn first(self, now: Self) -> usize {
+        if self.removals == now.removals { self.entries } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(port: u16) -> Address {
+        Address::from_text(&format!("127.0.0.1:{port}")).unwrap()
+    }
+
+    fn name(what: &str) -> String {
+        format!("{what}-{}", process::random_u64())
+    }
+
+    #[test]
+    fn a_reader_sees_what_the_keeper_does() {
+        let name = name("board");
+        assert_eq!(Board::open(&name).unwrap_err().0, libc::ENOENT);
+        let keeper = Board::create(&name, 0).unwrap();
+        assert_eq!(Board::create(&name, 0).unwrap_err().0, libc::EADDRINUSE);
+        let reader = Board::open(&name).unwrap();
+        let begin = reader.progress();
+        keeper.publish(0, Some(&address(1)));
+        keeper.publish(1, Some(&address(2)));
+        assert_eq!((reader.read(0), reader.read(1)), (Some(address(1)), Some(address(2))));
+        assert_eq!(reader.read(2), None);
+        let now = reader.progress();
+        assert_eq!((now.entries, begin.first(now), now.first(now)), (2, 0, 2));
+        keeper.publish(0, None);
+        assert_eq!((reader.read(0), now.first(reader.progress())), (None, 0));
+        keeper.publish(0, Some(&address(3)));
+        assert_eq!(reader.read(0), Some(address(3)));
+        drop(keeper);
+        assert_eq!(Board::open(&name).unwrap_err().0, libc::ENOENT);
+        assert_eq!(reader.read(1), Some(address(2)));
+    }
+
+    #[test]
+    fn names_and_entries_are_bounded() {
+        assert_eq!(Board::create("", 0).unwrap_err().0, libc::ENAMETOOLONG);
+        assert_eq!(Board::open(&"x".repeat(NAME_MAX + 1)).unwrap_err().0, libc::ENAMETOOLONG);
+        let keeper = Board::create(&name("bounds"), 0).unwrap();
+        assert!(keeper.has(CAPACITY - 1) && !keeper.has(CAPACITY));
+        keeper.publish(CAPACITY, Some(&address(1)));
+        assert_eq!((keeper.read(CAPACITY), keeper.read(usize::MAX)), (None, None));
+        keeper.publish(CAPACITY - 1, Some(&address(1)));
+        assert_eq!(keeper.read(CAPACITY - 1), Some(address(1)));
+    }
+
+    /// An entry that changes all the time is never read as a mixture.
+    #[test]
+    fn an_entry_is_one_of_those_it_was() {
+        let name = name("race");
+        let keeper = Board::create(&name, 0).unwrap();
+        let reader = Board::open(&name).unwrap();
+        let a = Address::from_text("[2001:db8::aaaa]:43690").unwrap();
+        let b = Address::from_text("[fe80::bbbb%7]:48059").unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let until = &stop;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while !until.load(Ordering::Relaxed) {
+                    keeper.publish(0, Some(&a));
+                    keeper.publish(0, Some(&b));
+                    keeper.publish(0, None);
+                }
+            });
+            let mut seen = [0u32; 3];
+            for _ in 0..200_000 {
+                match reader.read(0) {
+                    None => seen[0] += 1,
+                    Some(x) if x == a => seen[1] += 1,
+                    Some(x) if x == b => seen[2] += 1,
+                    Some(other) => panic!("{other}"),
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(seen.iter().sum::<u32>() == 200_000);
+        });
+    }
+}

@@ -1,0 +1,640 @@
+//! Contexts that several endpoints share (fi_endpoint.3, SHARED CONTEXTS).
+//!
+//! A shared transmit context costs nothing here and saves nothing: endpoints have no transmit queue in
+//! a device that they could share. A shared receive context is one queue of posted receives: a message
+//! for any of its endpoints takes the first receive that matches. Messages without a receive stay with
+//! the endpoint that they came to, numbered by their arrival.
+
+use super::transfer::{Flags, Tagging, buffer, error_number, result, vector};
+use super::{Bindings, Endpoint, NO_ATOMIC, NO_COLLECTIVE, cm, options, rma};
+use crate::memory::SegmentList;
+use crate::ofi::domain::Domain;
+use crate::ofi::guard::{code, entry};
+use crate::ofi::lock::{Guard, Locked};
+use crate::ofi::table::{SLACK, Slack, Table, stubs};
+use crate::protocol::{ANY_SOURCE, PeekAction, ReceiveOp, Receives, Report};
+use crate::telemetry::log;
+use libc::iovec;
+use libfabric_sys::{
+    FI_ADDR_UNSPEC, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION, FI_DIRECTED_RECV,
+    FI_DISCARD, FI_EAGAIN, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOENT, FI_ENOPROTOOPT, FI_ENOSYS,
+    FI_EOPBADSTATE, FI_GETOPSFLAG, FI_MULTI_RECV, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, FI_PEEK,
+    FI_RECV, FI_SETOPSFLAG, FI_TRANSMIT, fi_addr_t, fi_msg, fi_msg_tagged, fi_ops, fi_ops_ep,
+    fi_ops_ep_2_7, fi_ops_msg, fi_ops_tagged, fi_rx_attr, fi_tx_attr, fid, fid_ep, fid_stx, fid_t,
+};
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// What endpoints hold of a shared transmit context.
+#[derive(Debug)]
+pub(super) struct SharedTransmit {
+    domain: Arc<Domain>,
+}
+
+#[repr(C)]
+struct TransmitFid {
+    fid: fid_stx,
+    slack: Slack,
+    shared: Arc<SharedTransmit>,
+}
+
+/// What endpoints hold of a shared receive context.
+#[derive(Debug)]
+pub(super) struct SharedReceive {
+    domain: Arc<Domain>,
+    pub(super) state: Locked<ReceiveState>,
+    /// FI_DIRECTED_RECV was asked for.
+    directed: bool,
+}
+
+/// State under the domain's lock.
+#[derive(Debug)]
+pub(super) struct ReceiveState {
+    receives: Receives,
+    /// Enabled endpoints; each removes itself before it goes away.
+    endpoints: Vec<*const Endpoint>,
+    min_multi_recv: usize,
+}
+
+impl ReceiveState {
+    pub(super) fn receives(&mut self) -> &mut Receives {
+        &mut self.receives
+    }
+}
+
+#[repr(C)]
+struct ReceiveFid {
+    fid: fid_ep,
+    slack: Slack,
+    shared: Arc<SharedReceive>,
+    flags: Cell<u64>,
+}
+
+static TRANSMIT_FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close_transmit),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+// SAFETY: fi_ops_ep_2_7 has eight slots.
+const STUBS: fi_ops_ep_2_7 = unsafe { stubs::<fi_ops_ep_2_7, 8>() };
+
+/// Of a shared transmit context, with which nothing can be done.
+static TRANSMIT_OPS: Table<fi_ops_ep_2_7> = Table::new(STUBS);
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    control: Some(control),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
+    base: fi_ops_ep {
+        cancel: Some(cancel),
+        getopt: Some(getopt),
+        setopt: Some(setopt),
+        rx_size_left: Some(size_left),
+        ..STUBS.base
+    },
+    ..STUBS
+});
+
+static MSG: Table<fi_ops_msg> = Table::new(fi_ops_msg {
+    recv: Some(recv),
+    recvv: Some(recvv),
+    recvmsg: Some(recvmsg),
+    // SAFETY: fi_ops_msg has nine slots.
+    ..unsafe { stubs::<fi_ops_msg, 9>() }
+});
+
+static TAGGED: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
+    recv: Some(trecv),
+    recvv: Some(trecvv),
+    recvmsg: Some(trecvmsg),
+    // SAFETY: fi_ops_tagged has nine slots.
+    ..unsafe { stubs::<fi_ops_tagged, 9>() }
+});
+
+/// `fi_stx_context`. Errors: EINVAL.
+///
+/// # Safety
+/// As libfabric calls `fi_stx_context`.
+pub(crate) unsafe fn open_transmit(
+    domain: &Arc<Domain>,
+    _attr: *mut fi_tx_attr,
+    out: *mut *mut fid_stx,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    let stx = Box::new(TransmitFid {
+        fid: fid_stx {
+            fid: fid { fclass: FI_CLASS_STX_CTX, context, ops: TRANSMIT_FID_OPS.as_mut_ptr() },
+            ops: TRANSMIT_OPS.as_mut_ptr().cast(),
+        },
+        slack: SLACK,
+        shared: Arc::new(SharedTransmit { domain: domain.clone() }),
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(stx).cast() };
+    Ok(())
+}
+
+/// `fi_srx_context`. Errors: EINVAL, also for a size that is not offered.
+///
+/// # Safety
+/// As libfabric calls `fi_srx_context`.
+pub(crate) unsafe fn open_receive(
+    domain: &Arc<Domain>,
+    attr: *mut fi_rx_attr,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: the application's attributes, if any.
+    let attr = unsafe { attr.as_ref() };
+    let (caps, flags, size) = attr.map_or((0, 0, 0), |attr| (attr.caps, attr.op_flags, attr.size));
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    if size > domain.config.rx_max {
+        let most = domain.config.rx_max;
+        log::warn(format_args!("fi_srx_context refused: size {size}, offered at most {most}"));
+        return Err(FI_EINVAL);
+    }
+    let shared = Arc::new(SharedReceive {
+        domain: domain.clone(),
+        state: Locked::new(ReceiveState {
+            receives: Receives::new(1),
+            endpoints: Vec::new(),
+            min_multi_recv: options::DEFAULT_MIN_MULTI_RECV,
+        }),
+        directed: caps & FI_DIRECTED_RECV != 0,
+    });
+    let srx = Box::new(ReceiveFid {
+        fid: fid_ep {
+            fid: fid { fclass: FI_CLASS_SRX_CTX, context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr().cast(),
+            cm: cm::NO_OPS.as_mut_ptr(),
+            msg: MSG.as_mut_ptr(),
+            rma: rma::NO_OPS.as_mut_ptr(),
+            tagged: TAGGED.as_mut_ptr(),
+            atomic: NO_ATOMIC.as_mut_ptr(),
+            collective: NO_COLLECTIVE.as_mut_ptr(),
+        },
+        slack: SLACK,
+        shared,
+        flags: Cell::new(flags),
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(srx).cast() };
+    Ok(())
+}
+
+/// # Safety
+/// `ep` came from [`open_receive`] and is not closed.
+unsafe fn context<'a>(ep: *mut fid_ep) -> &'a ReceiveFid {
+    // SAFETY: the caller vouches.
+    unsafe { &*ep.cast::<ReceiveFid>() }
+}
+
+impl Endpoint {
+    /// Errors: EINVAL if FI_SHARED_CONTEXT was not asked for, or for another domain's.
+    ///
+    /// # Safety
+    /// `other` is an open shared transmit context.
+    pub(super) unsafe fn bind_shared_transmit(
+        &self,
+        bindings: &mut Bindings,
+        other: *mut fid,
+    ) -> Result<(), i32> {
+        // SAFETY: the caller vouches.
+        let shared = unsafe { &(*other.cast::<TransmitFid>()).shared };
+        let fits = self.shares.0 && bindings.shared_transmit.is_none();
+        if !fits || !Arc::ptr_eq(&shared.domain, &self.domain) {
+            return Err(FI_EINVAL);
+        }
+        bindings.shared_transmit = Some(shared.clone());
+        Ok(())
+    }
+
+    /// Errors: as above.
+    ///
+    /// # Safety
+    /// `other` is an open shared receive context.
+    pub(super) unsafe fn bind_shared_receive(
+        &self,
+        bindings: &mut Bindings,
+        other: *mut fid,
+    ) -> Result<(), i32> {
+        // SAFETY: the caller vouches.
+        let shared = unsafe { &(*other.cast::<ReceiveFid>()).shared };
+        let fits = self.shares.1 && bindings.shared_receive.is_none();
+        if !fits || !Arc::ptr_eq(&shared.domain, &self.domain) {
+            return Err(FI_EINVAL);
+        }
+        bindings.shared_receive = Some(shared.clone());
+        Ok(())
+    }
+
+    /// Errors: EOPBADSTATE without a shared context that was asked for; EINVAL if the endpoints of
+    /// the shared receive context have another address vector.
+    pub(super) fn check_shared(&self, own: &Bindings, guard: &Guard<'_>) -> Result<(), i32> {
+        let missing = [
+            ("ep_attr->tx_ctx_cnt", self.shares.0 && own.shared_transmit.is_none()),
+            ("ep_attr->rx_ctx_cnt", self.shares.1 && own.shared_receive.is_none()),
+        ];
+        if let Some((attribute, _)) = missing.iter().find(|(_, missing)| *missing) {
+            log::warn(format_args!(
+                "fi_enable refused: {attribute} is FI_SHARED_CONTEXT, and none is bound"
+            ));
+            return Err(FI_EOPBADSTATE);
+        }
+        let Some(shared) = &own.shared_receive else { return Ok(()) };
+        // SAFETY: the guard is of the domain of both; one short step.
+        let first = unsafe { shared.state.get(guard) }.endpoints.first().copied();
+        // SAFETY: an endpoint removes itself from the list before it goes away.
+        let other = first.and_then(|first| unsafe { &*first }.bindings(guard).av.as_ref());
+        match (other, &own.av) {
+            (Some(other), Some(own)) if !Arc::ptr_eq(other, own) => {
+                log::warn(format_args!(
+                    "fi_enable refused: endpoints of a shared receive context have one address vector"
+                ));
+                Err(FI_EINVAL)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// From now on messages take receives of the shared context.
+    pub(super) fn join_shared(&self, own: &Bindings, guard: &Guard<'_>) {
+        if let Some(shared) = &own.shared_receive {
+            // SAFETY: the guard is of the domain of both; one short step.
+            unsafe { shared.state.get(guard) }.endpoints.push(self);
+        }
+    }
+
+    /// The endpoint goes. Receives that its messages had taken end with ECANCELED.
+    pub(super) fn leave_shared(&self, guard: &Guard<'_>) {
+        let Some(shared) = self.bindings(guard).shared_receive.clone() else { return };
+        if let Some(engine) = self.engine(guard) {
+            engine.abandon_receives(&mut self.host(guard));
+        }
+        let this: *const Self = self;
+        // SAFETY: the guard is of the domain of both; one short step.
+        unsafe { shared.state.get(guard) }.endpoints.retain(|endpoint| *endpoint != this);
+    }
+}
+
+impl SharedReceive {
+    #[allow(clippy::mut_from_ref)]
+    fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut ReceiveState {
+        // SAFETY: guards passed here are of this context's domain; each caller uses the result for
+        // one step that reaches nothing else.
+        unsafe { self.state.get(guard) }
+    }
+
+    fn endpoints<'g>(&self, guard: &'g Guard<'_>) -> impl Iterator<Item = &'g Endpoint> + use<'g> {
+        let endpoints = self.state(guard).endpoints.clone();
+        // SAFETY: an endpoint removes itself from the list, under the lock, before it goes away.
+        endpoints.into_iter().map(|endpoint| unsafe { &*endpoint })
+    }
+
+    /// The endpoint where the oldest message waits that matches.
+    fn oldest<'g>(&self, op: &ReceiveOp, guard: &'g Guard<'_>) -> Option<&'g Endpoint> {
+        self.endpoints(guard)
+            .filter_map(|endpoint| {
+                let arrival = endpoint.engine(guard)?.first_arrival(op, &endpoint.host(guard))?;
+                Some((arrival, endpoint))
+            })
+            .min_by_key(|(arrival, _)| *arrival)
+            .map(|(_, endpoint)| endpoint)
+    }
+
+    /// The source that a receive wants, as completions name it: all endpoints have one vector.
+    fn wanted_source(&self, source: fi_addr_t, guard: &Guard<'_>) -> Result<u64, i32> {
+        match self.endpoints(guard).next() {
+            Some(endpoint) => endpoint.wanted_source(source, guard),
+            None if source == FI_ADDR_UNSPEC || !self.directed => Ok(ANY_SOURCE),
+            None => Err(FI_EOPBADSTATE),
+        }
+    }
+}
+
+fn receive(
+    handle: &ReceiveFid,
+    segments: Result<SegmentList, i32>,
+    tagging: Tagging,
+    source: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+) -> isize {
+    result(try_receive(handle, segments, tagging, source, context, flags))
+}
+
+fn try_receive(
+    handle: &ReceiveFid,
+    segments: Result<SegmentList, i32>,
+    tagging: Tagging,
+    source: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+) -> Result<(), i32> {
+    let shared = &*handle.shared;
+    let guard = shared.domain.lock.lock();
+    let special = FI_PEEK | FI_CLAIM | FI_DISCARD;
+    let op_flags = match flags {
+        Flags::Call(flags) => flags,
+        _ => handle.flags.get() & !special,
+    };
+    let multi = op_flags & FI_MULTI_RECV != 0;
+    if multi && (tagging.tagged || op_flags & special != 0) {
+        return Err(FI_EINVAL);
+    }
+    let op = ReceiveOp {
+        segments: segments?,
+        tagged: tagging.tagged,
+        tag: tagging.tag,
+        ignore: tagging.ignore,
+        source: shared.wanted_source(source, &guard)?,
+        context: context.expose_provenance() as u64,
+        report: Report::new(op_flags & FI_COMPLETION != 0, 0),
+        multi_min: multi.then(|| shared.state(&guard).min_multi_recv),
+    };
+    if op_flags & special != 0 {
+        return special_receive(shared, op, op_flags, &guard);
+    }
+    if shared.state(&guard).receives.len() >= shared.domain.config.rx_max {
+        return Err(FI_EAGAIN);
+    }
+    for endpoint in shared.endpoints(&guard) {
+        let hopeless = |engine: &mut crate::protocol::Engine<_>| {
+            engine.fail_hopeless(&op, &mut endpoint.host(&guard))
+        };
+        if endpoint.engine(&guard).is_some_and(hopeless) {
+            return Ok(());
+        }
+    }
+    shared.state(&guard).receives.post(&op);
+    while let Some(endpoint) = shared.oldest(&op, &guard) {
+        let mut host = endpoint.host(&guard);
+        let served =
+            endpoint.engine(&guard).is_some_and(|engine| engine.serve_first(&op, &mut host));
+        if !served || !multi {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// FI_PEEK, FI_CLAIM and FI_DISCARD (fi_tagged.3). A message that is not there is reported by the
+/// first endpoint.
+fn special_receive(
+    shared: &SharedReceive,
+    op: ReceiveOp,
+    flags: u64,
+    guard: &Guard<'_>,
+) -> Result<(), i32> {
+    let (peek, claim, discard) =
+        (flags & FI_PEEK != 0, flags & FI_CLAIM != 0, flags & FI_DISCARD != 0);
+    if (peek && claim && discard) || !(peek || claim) {
+        return Err(FI_EINVAL);
+    }
+    for endpoint in shared.endpoints(guard) {
+        endpoint.progress(guard);
+    }
+    let claimed = shared
+        .endpoints(guard)
+        .find(|endpoint| endpoint.engine(guard).is_some_and(|engine| engine.has_claimed(&op)));
+    if peek && claim && claimed.is_some() {
+        return Err(FI_EINVAL);
+    }
+    let found = if peek { shared.oldest(&op, guard) } else { claimed };
+    let endpoint = found.or_else(|| shared.endpoints(guard).next()).ok_or(FI_EOPBADSTATE)?;
+    let mut host = endpoint.host(guard);
+    let engine = endpoint.engine(guard).ok_or(FI_EOPBADSTATE)?;
+    let entry = crate::protocol::Host::reports_all_receives(&host);
+    let op = ReceiveOp { report: Report::new(op.report.entry || entry, 0), ..op };
+    if !peek {
+        return engine.receive_claimed(&op, discard, &mut host).map_err(error_number);
+    }
+    let action = match (claim, discard) {
+        (true, _) => PeekAction::Claim,
+        (_, true) => PeekAction::Discard,
+        _ => PeekAction::Look,
+    };
+    engine.peek(&op, action, &mut host).map_err(error_number)
+}
+
+// SAFETY of all entries: the handle is an open context of ours; buffers and vectors are as fi_msg.3
+// and fi_tagged.3 say.
+
+unsafe extern "C" fn recv(
+    ep: *mut fid_ep,
+    buf: *mut c_void,
+    len: usize,
+    _desc: *mut c_void,
+    src: fi_addr_t,
+    op_context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_recv(srx)", || unsafe {
+        receive(context(ep), buffer(buf, len), Tagging::PLAIN, src, op_context, Flags::Default)
+    })
+}
+
+unsafe extern "C" fn recvv(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    src: fi_addr_t,
+    op_context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_recvv(srx)", || unsafe {
+        receive(context(ep), vector(iov, count), Tagging::PLAIN, src, op_context, Flags::Default)
+    })
+}
+
+unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
+    // SAFETY: see above.
+    entry("fi_recvmsg(srx)", || unsafe {
+        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
+        let to = vector(m.msg_iov, m.iov_count);
+        receive(context(ep), to, Tagging::PLAIN, m.addr, m.context, Flags::Call(flags))
+    })
+}
+
+unsafe extern "C" fn trecv(
+    ep: *mut fid_ep,
+    buf: *mut c_void,
+    len: usize,
+    _desc: *mut c_void,
+    src: fi_addr_t,
+    tag: u64,
+    ignore: u64,
+    op_context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_trecv(srx)", || unsafe {
+        let tagging = Tagging::tagged(tag, ignore);
+        receive(context(ep), buffer(buf, len), tagging, src, op_context, Flags::Default)
+    })
+}
+
+unsafe extern "C" fn trecvv(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    src: fi_addr_t,
+    tag: u64,
+    ignore: u64,
+    op_context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_trecvv(srx)", || unsafe {
+        let tagging = Tagging::tagged(tag, ignore);
+        receive(context(ep), vector(iov, count), tagging, src, op_context, Flags::Default)
+    })
+}
+
+unsafe extern "C" fn trecvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
+    // SAFETY: see above.
+    entry("fi_trecvmsg(srx)", || unsafe {
+        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
+        let to = vector(m.msg_iov, m.iov_count);
+        let tagging = Tagging::tagged(m.tag, m.ignore);
+        receive(context(ep), to, tagging, m.addr, m.context, Flags::Call(flags))
+    })
+}
+
+/// `fi_cancel`: reported by the first endpoint. Errors: ENOENT when no posted receive has the context
+/// (any more); EOPBADSTATE while no endpoint is bound.
+unsafe extern "C" fn cancel(fid: fid_t, op_context: *mut c_void) -> isize {
+    entry("fi_cancel(srx)", || {
+        // SAFETY: see above; `fid` is the first member.
+        let shared = unsafe { &context(fid.cast()).shared };
+        let guard = shared.domain.lock.lock();
+        let Some(endpoint) = shared.endpoints(&guard).next() else {
+            return -(FI_EOPBADSTATE as isize);
+        };
+        let mut host = endpoint.host(&guard);
+        let Some(engine) = endpoint.engine(&guard) else { return -(FI_EOPBADSTATE as isize) };
+        if engine.cancel(0, op_context.expose_provenance() as u64, &mut host) {
+            0
+        } else {
+            -(FI_ENOENT as isize)
+        }
+    })
+}
+
+unsafe extern "C" fn size_left(ep: *mut fid_ep) -> isize {
+    entry("fi_rx_size_left(srx)", || {
+        // SAFETY: see above.
+        let shared = unsafe { &context(ep).shared };
+        let guard = shared.domain.lock.lock();
+        let posted = shared.state(&guard).receives.len();
+        shared.domain.config.rx_max.saturating_sub(posted) as isize
+    })
+}
+
+unsafe extern "C" fn getopt(
+    fid: fid_t,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    entry("fi_getopt(srx)", || {
+        if (level, name) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
+            return -FI_ENOPROTOOPT;
+        }
+        // SAFETY: see above; the application's buffer has `*len` bytes.
+        unsafe {
+            let shared = &context(fid.cast()).shared;
+            let guard = shared.domain.lock.lock();
+            code(options::give(value, len, shared.state(&guard).min_multi_recv))
+        }
+    })
+}
+
+unsafe extern "C" fn setopt(
+    fid: fid_t,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> c_int {
+    entry("fi_setopt(srx)", || {
+        if (level, name) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
+            return -FI_ENOPROTOOPT;
+        }
+        // SAFETY: see above; the application's value has `len` bytes.
+        unsafe {
+            let shared = &context(fid.cast()).shared;
+            let guard = shared.domain.lock.lock();
+            code(
+                options::take_size(value, len)
+                    .map(|size| shared.state(&guard).min_multi_recv = size),
+            )
+        }
+    })
+}
+
+/// FI_ENABLE has nothing to do: receives may be posted from the start.
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(srx)", || {
+        // SAFETY: see above; `arg` is null or as fi_endpoint.3 says.
+        let (handle, flags) = unsafe { (context(fid.cast()), arg.cast::<u64>().as_mut()) };
+        match (command, flags) {
+            (FI_ENABLE, _) => 0,
+            (FI_GETOPSFLAG | FI_SETOPSFLAG, None) => -FI_EINVAL,
+            (FI_GETOPSFLAG | FI_SETOPSFLAG, Some(flags))
+                if *flags & (FI_RECV | FI_TRANSMIT) != FI_RECV =>
+            {
+                -FI_EINVAL
+            }
+            (FI_GETOPSFLAG, Some(flags)) => {
+                *flags = handle.flags.get();
+                0
+            }
+            (FI_SETOPSFLAG, Some(flags)) => {
+                handle.flags.set(*flags & !FI_RECV);
+                0
+            }
+            _ => -FI_ENOSYS,
+        }
+    })
+}
+
+/// Errors: EBUSY while an endpoint is bound.
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(srx)", || {
+        // SAFETY: a context of ours, open until now.
+        unsafe {
+            if Arc::strong_count(&(*fid.cast::<ReceiveFid>()).shared) > 1 {
+                return -FI_EBUSY;
+            }
+            drop(Box::from_raw(fid.cast::<ReceiveFid>()));
+        }
+        0
+    })
+}
+
+/// Errors: EBUSY while an endpoint is bound.
+unsafe extern "C" fn close_transmit(fid: *mut fid) -> c_int {
+    entry("fi_close(stx)", || {
+        // SAFETY: a context of ours, open until now.
+        unsafe {
+            if Arc::strong_count(&(*fid.cast::<TransmitFid>()).shared) > 1 {
+                return -FI_EBUSY;
+            }
+            drop(Box::from_raw(fid.cast::<TransmitFid>()));
+        }
+        0
+    })
+}

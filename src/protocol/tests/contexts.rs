@@ -1,0 +1,107 @@
+//! Receive contexts: matching spaces that a message names.
+
+use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
+use super::sim::Weather;
+use crate::protocol::{Cause, Limits, ReceiveOp, Report, SendOp};
+
+fn on(rx: u8, op: ReceiveOp) -> ReceiveOp {
+    ReceiveOp { report: Report::new(true, rx), ..op }
+}
+
+/// Whether peers can read each other, or messages are pushed.
+fn worlds() -> impl Iterator<Item = World> {
+    let limits = Limits { contexts: 3, ..LIMITS };
+    [0, 1000].into_iter().map(move |push_max| {
+        let weather = Weather { push_max, ..Weather::fair() };
+        World::new(2, weather, limits)
+    })
+}
+
+#[test]
+fn a_message_matches_in_the_context_that_it_names() {
+    for mut world in worlds() {
+        let peer = world.peer(0, 1);
+        for (len, early) in [(10, true), (10, false), (5000, true), (5000, false)] {
+            for tagged in [true, false] {
+                let mut from = Memory::pattern(len, len);
+                let mut to = [0, 1, 2].map(|_| Memory::zeroed(len));
+                let post = |world: &mut World, to: &mut [Memory]| {
+                    for (rx, memory) in to.iter_mut().enumerate() {
+                        let op = receive_op(memory, rx as u64);
+                        let op = ReceiveOp { tagged, ..on(rx as u8, op) };
+                        world.receive(1, &op).unwrap();
+                    }
+                };
+                if early {
+                    post(&mut world, &mut to);
+                }
+                let op = SendOp { rx: 1, tagged, tag: 7, ..send_op(peer, &mut from, 9) };
+                world.send(0, &op).unwrap();
+                world.settle();
+                if !early {
+                    post(&mut world, &mut to);
+                    world.settle();
+                }
+                let done = world.received(1);
+                assert_eq!((done.context, done.report.context, done.len), (1, 1, len));
+                assert_eq!(to[1].0, from.0);
+                assert_eq!(world.sends(0).len(), 1);
+                let node = world.node(1);
+                for rx in [0, 2] {
+                    assert!(!node.engine.cancel(1, u64::from(rx), &mut node.host));
+                    assert!(node.engine.cancel(rx, u64::from(rx), &mut node.host));
+                }
+                assert_eq!(world.receives(1).len(), 2);
+                world.assert_empty();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_context_that_is_not_there_is_refused() {
+    for mut world in worlds() {
+        let peer = world.peer(0, 1);
+        let mut to = Memory::zeroed(5000);
+        world.receive(1, &receive_op(&mut to, 1)).unwrap();
+        for rx in [3, 64, 255] {
+            for (len, delivery) in [(10, true), (5000, false)] {
+                let mut from = Memory::pattern(1, len);
+                let op = SendOp { rx, delivery, ..send_op(peer, &mut from, 9) };
+                world.send(0, &op).unwrap();
+                world.settle();
+                let [Err(failure)] = world.sends(0)[..] else { panic!("{rx} {len}") };
+                assert_eq!(
+                    (failure.error, failure.cause),
+                    (libc::ECONNREFUSED, Cause::ReceiverRefused)
+                );
+            }
+        }
+        assert!(world.receives(1).is_empty());
+        assert!(world.cancel(1, 1));
+        world.receive_failed(1);
+        world.assert_empty();
+    }
+}
+
+#[test]
+fn contexts_are_bounded_each_for_itself_and_close_alone() {
+    let mut world = World::new(2, Weather::fair(), Limits { contexts: 2, ..LIMITS });
+    let mut to = Memory::zeroed(10);
+    for rx in [0, 1] {
+        for i in 0..LIMITS.rx_max {
+            world.receive(1, &on(rx, receive_op(&mut to, i as u64))).unwrap();
+        }
+        assert!(world.receive(1, &on(rx, receive_op(&mut to, 0))).is_err());
+        assert_eq!(world.node(1).engine.room_for_receives(rx), 0);
+    }
+    assert!(world.node(1).engine.close_receives(1));
+    assert_eq!(world.node(1).engine.room_for_receives(1), LIMITS.rx_max);
+    assert_eq!(world.node(1).engine.room_for_receives(0), 0);
+    assert!(world.receives(1).is_empty());
+    for i in 0..LIMITS.rx_max {
+        assert!(world.cancel(1, i as u64));
+        world.receive_failed(1);
+    }
+    world.assert_empty();
+}

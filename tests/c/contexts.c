@@ -1,0 +1,720 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/*
+ * contexts
+ *
+ * Contexts beyond the one of each kind that every endpoint has: receive contexts that endpoints share, shared transmit
+ * contexts, and scalable endpoints; and the options of an endpoint. Both sides live in one process. One line a group,
+ * then "N passed, N failed".
+ */
+#include "common.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT 4
+#define LONG (1 << 20)
+/* Of addresses that name one of COUNT receive contexts. */
+#define BITS 2
+
+/* How long to poll until what was sent has arrived, or does not come, seconds. */
+#define ARRIVAL_S 0.03
+
+struct domain {
+	struct fi_info *info;
+	struct fid_fabric *fabric;
+	struct fid_domain *domain;
+	struct fid_av *av;
+};
+
+static const size_t lengths[] = { 0, 8, 3000, 20000, LONG };
+#define LENGTHS (sizeof(lengths) / sizeof(*lengths))
+
+static uint8_t outgoing[LONG], incoming[2 * LONG];
+
+static void open_domain(struct domain *d, uint64_t caps, size_t tx, size_t rx)
+{
+	struct fi_info *hints = fi_allocinfo();
+	struct fi_av_attr av_attr = { .type = FI_AV_TABLE, .rx_ctx_bits = BITS };
+
+	hints->caps = caps;
+	hints->ep_attr->type = FI_EP_RDM;
+	hints->ep_attr->tx_ctx_cnt = tx;
+	hints->ep_attr->rx_ctx_cnt = rx;
+	hints->fabric_attr->prov_name = strdup("udrv");
+	OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &d->info));
+	fi_freeinfo(hints);
+	SAME(d->info->ep_attr->tx_ctx_cnt, tx ? tx : 1);
+	SAME(d->info->ep_attr->rx_ctx_cnt, rx ? rx : 1);
+	OK(fi_fabric(d->info->fabric_attr, &d->fabric, NULL));
+	OK(fi_domain(d->fabric, d->info, &d->domain, NULL));
+	OK(fi_av_open(d->domain, &av_attr, &d->av, NULL));
+}
+
+static void close_domain(struct domain *d)
+{
+	OK(fi_close(&d->av->fid));
+	OK(fi_close(&d->domain->fid));
+	OK(fi_close(&d->fabric->fid));
+	fi_freeinfo(d->info);
+}
+
+static struct fid_cq *open_queue(struct domain *d)
+{
+	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_TAGGED };
+	struct fid_cq *cq;
+
+	OK(fi_cq_open(d->domain, &attr, &cq, NULL));
+	return cq;
+}
+
+static fi_addr_t learn(struct domain *d, struct fid *fid)
+{
+	uint8_t name[NAME_MAX_LEN];
+	size_t len = sizeof(name);
+	fi_addr_t address;
+
+	OK(fi_getname(fid, name, &len));
+	SAME(fi_av_insert(d->av, name, 1, &address, 0, NULL), 1);
+	return address;
+}
+
+/* Polls `others` too until `cq` has an entry. */
+static struct fi_cq_tagged_entry wait_for(struct fid_cq *cq, struct fid_cq **others, int count, fi_addr_t *source)
+{
+	struct fi_cq_tagged_entry entry;
+	fi_addr_t from = FI_ADDR_UNSPEC;
+	double end = now() + PATIENCE_S;
+
+	for (;;) {
+		ssize_t rc = fi_cq_readfrom(cq, &entry, 1, &from);
+
+		if (rc == 1)
+			break;
+		if (rc == -FI_EAVAIL) {
+			struct fi_cq_err_entry error = { 0 };
+
+			SAME(fi_cq_readerr(cq, &error, 0), 1);
+			FAIL("error %d (%s)", error.err, fi_strerror(error.err));
+		}
+		SAME(rc, -FI_EAGAIN);
+		for (int i = 0; i < count; i++) {
+			rc = others[i] == cq ? -FI_EAGAIN : fi_cq_read(others[i], NULL, 0);
+			CHECK(rc == -FI_EAGAIN || rc == 0 || rc == -FI_EAVAIL);
+		}
+		if (now() > end)
+			FAIL("nothing for %d s", PATIENCE_S);
+	}
+	if (source)
+		*source = from;
+	return entry;
+}
+
+static int error_of(struct fid_cq *cq, struct fid_cq *other, void *context)
+{
+	struct fi_cq_err_entry error = { 0 };
+	struct fi_cq_tagged_entry entry;
+	double end = now() + PATIENCE_S;
+
+	while (fi_cq_read(cq, &entry, 1) != -FI_EAVAIL) {
+		CHECK(now() < end);
+		fi_cq_read(other, NULL, 0);
+	}
+	SAME(fi_cq_readerr(cq, &error, 0), 1);
+	CHECK(error.op_context == context);
+	return error.err;
+}
+
+/* Of the receiving side polls `cq` alone. */
+static void poll_only(struct fid_cq *cq, struct fid_cq *sender)
+{
+	double end = now() + ARRIVAL_S;
+
+	while (now() < end) {
+		SAME(fi_cq_read(cq, NULL, 0), -FI_EAGAIN);
+		fi_cq_read(sender, NULL, 0);
+	}
+}
+
+static void empty(struct fid_cq **cqs, int count)
+{
+	struct fi_cq_tagged_entry entry;
+
+	for (int i = 0; i < count; i++)
+		SAME(fi_cq_read(cqs[i], &entry, 1), -FI_EAGAIN);
+}
+
+/* --- endpoints that share a receive context, and one that sends --- */
+
+struct shared {
+	struct domain here, there;
+	struct fid_ep *srx, *ep[COUNT], *sender;
+	struct fid_stx *stx;
+	struct fid_cq *cq[COUNT], *sent;
+	fi_addr_t to[COUNT];
+};
+
+static struct fi_context contexts[64];
+
+static void open_shared(struct shared *s)
+{
+	uint64_t caps = FI_MSG | FI_TAGGED | FI_SOURCE;
+
+	memset(s, 0, sizeof(*s));
+	open_domain(&s->here, caps, FI_SHARED_CONTEXT, FI_SHARED_CONTEXT);
+	open_domain(&s->there, caps, 0, 0);
+	OK(fi_srx_context(s->here.domain, s->here.info->rx_attr, &s->srx, NULL));
+	OK(fi_stx_context(s->here.domain, s->here.info->tx_attr, &s->stx, NULL));
+	s->sent = open_queue(&s->there);
+	OK(fi_endpoint(s->there.domain, s->there.info, &s->sender, NULL));
+	OK(fi_ep_bind(s->sender, &s->there.av->fid, 0));
+	OK(fi_ep_bind(s->sender, &s->sent->fid, FI_TRANSMIT | FI_RECV));
+	OK(fi_enable(s->sender));
+	for (int i = 0; i < COUNT; i++) {
+		s->cq[i] = open_queue(&s->here);
+		OK(fi_endpoint(s->here.domain, s->here.info, &s->ep[i], NULL));
+		OK(fi_ep_bind(s->ep[i], &s->here.av->fid, 0));
+		OK(fi_ep_bind(s->ep[i], &s->cq[i]->fid, FI_TRANSMIT | FI_RECV));
+		if (!i) /* without what was asked for it does not work */
+			SAME(fi_enable(s->ep[i]), -FI_EOPBADSTATE);
+		OK(fi_ep_bind(s->ep[i], &s->stx->fid, 0));
+		OK(fi_ep_bind(s->ep[i], &s->srx->fid, 0));
+		SAME(fi_ep_bind(s->ep[i], &s->srx->fid, 0), -FI_EINVAL);
+		OK(fi_enable(s->ep[i]));
+		s->to[i] = learn(&s->there, &s->ep[i]->fid);
+	}
+	learn(&s->here, &s->sender->fid);
+	OK(fi_enable(s->srx));
+}
+
+static void close_shared(struct shared *s)
+{
+	SAME(fi_close(&s->srx->fid), -FI_EBUSY);
+	SAME(fi_close(&s->stx->fid), -FI_EBUSY);
+	OK(fi_close(&s->sender->fid));
+	for (int i = 0; i < COUNT; i++) {
+		if (s->ep[i])
+			OK(fi_close(&s->ep[i]->fid));
+		OK(fi_close(&s->cq[i]->fid));
+	}
+	OK(fi_close(&s->srx->fid));
+	OK(fi_close(&s->stx->fid));
+	OK(fi_close(&s->sent->fid));
+	close_domain(&s->here);
+	close_domain(&s->there);
+}
+
+static void send_to(struct shared *s, int ep, size_t len, uint32_t seed)
+{
+	fill(outgoing, len, seed);
+	OK(fi_send(s->sender, outgoing, len, NULL, s->to[ep], NULL));
+}
+
+/* A message for any endpoint takes the first receive; its entry is in that endpoint's queue. */
+static void receives_are_shared(void)
+{
+	struct shared s;
+	fi_addr_t source;
+
+	open_shared(&s);
+	SAME(fi_recv(s.ep[0], incoming, 1, NULL, FI_ADDR_UNSPEC, NULL), -FI_EOPNOTSUPP);
+	for (size_t n = 0; n < LENGTHS; n++) {
+		int order[] = { 2, 0, 3, 1 };
+		size_t len = lengths[n];
+
+		for (int i = 0; i < COUNT; i++) {
+			memset(incoming, 0, len);
+			OK(fi_recv(s.srx, incoming, LONG, NULL, FI_ADDR_UNSPEC, &contexts[i]));
+			send_to(&s, order[i], len, i + 1);
+
+			struct fi_cq_tagged_entry entry = wait_for(s.cq[order[i]], &s.sent, 1, &source);
+
+			CHECK(entry.op_context == &contexts[i]);
+			SAME(entry.len, len);
+			SAME(source, 0);
+			CHECK(entry.flags & FI_RECV && entry.flags & FI_MSG);
+			CHECK(holds(incoming, len, i + 1, 0));
+			wait_for(s.sent, s.cq, COUNT, NULL);
+			empty(s.cq, COUNT);
+		}
+	}
+	close_shared(&s);
+}
+
+/* Messages that came before their receive are served in the order of their arrival, wherever they are. */
+static void the_oldest_message_comes_first(void)
+{
+	struct shared s;
+	int order[] = { 3, 1, 1, 0, 2 };
+
+	open_shared(&s);
+	for (int i = 0; i < 5; i++) {
+		send_to(&s, order[i], 8, i);
+		poll_only(s.cq[order[i]], s.sent);
+	}
+	for (int i = 0; i < 5; i++) {
+		OK(fi_recv(s.srx, incoming, 8, NULL, FI_ADDR_UNSPEC, &contexts[i]));
+		CHECK(wait_for(s.cq[order[i]], NULL, 0, NULL).op_context == &contexts[i]);
+		CHECK(holds(incoming, 8, i, 0));
+	}
+	for (int i = 0; i < 5; i++)
+		wait_for(s.sent, NULL, 0, NULL);
+	empty(s.cq, COUNT);
+	close_shared(&s);
+}
+
+/* A buffer for several messages is filled by several endpoints, and goes back once. */
+static void a_buffer_takes_messages_of_all(void)
+{
+	struct shared s;
+	size_t min = 900, at = 0;
+
+	open_shared(&s);
+	OK(fi_setopt(&s.srx->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &min, sizeof(min)));
+	/* The first three are here already. */
+	for (int i = 0; i < 3; i++) {
+		send_to(&s, i, 100 * (i + 1), i);
+		poll_only(s.cq[i], s.sent);
+	}
+	struct iovec iov = { incoming, 2000 };
+	struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = contexts };
+
+	OK(fi_recvmsg(s.srx, &msg, FI_MULTI_RECV));
+	for (int i = 0; i < 4; i++) {
+		size_t len = 100 * (i + 1);
+
+		if (i == 3)
+			send_to(&s, 3, len, i);
+		struct fi_cq_tagged_entry entry = wait_for(s.cq[i], &s.sent, 1, NULL);
+
+		CHECK(entry.op_context == contexts && entry.buf == incoming + at);
+		SAME(entry.len, len);
+		CHECK(holds(entry.buf, len, i, 0));
+		CHECK(!(entry.flags & FI_MULTI_RECV));
+		at += len;
+	}
+	send_to(&s, 0, 200, 9);
+	CHECK(wait_for(s.cq[0], &s.sent, 1, NULL).flags & FI_MULTI_RECV);
+	send_to(&s, 0, 200, 9);
+	poll_only(s.cq[0], s.sent);
+	close_shared(&s);
+}
+
+static void tags_peeks_and_cancels(void)
+{
+	struct shared s;
+	struct fi_msg_tagged msg = { .ignore = 0, .addr = FI_ADDR_UNSPEC };
+
+	open_shared(&s);
+	fill(outgoing, 16, 5);
+	OK(fi_tsend(s.sender, outgoing, 16, NULL, s.to[2], 7, NULL));
+	poll_only(s.cq[2], s.sent);
+	msg.tag = 8;
+	msg.context = &contexts[0];
+	OK(fi_trecvmsg(s.srx, &msg, FI_PEEK));
+	SAME(error_of(s.cq[0], s.sent, &contexts[0]), FI_ENOMSG);
+	msg.tag = 7;
+	OK(fi_trecvmsg(s.srx, &msg, FI_PEEK | FI_CLAIM));
+	SAME(wait_for(s.cq[2], NULL, 0, NULL).len, 16);
+	struct iovec iov = { incoming, 16 };
+
+	msg.msg_iov = &iov;
+	msg.iov_count = 1;
+	OK(fi_trecvmsg(s.srx, &msg, FI_CLAIM));
+	CHECK(wait_for(s.cq[2], NULL, 0, NULL).op_context == &contexts[0]);
+	CHECK(holds(incoming, 16, 5, 0));
+
+	OK(fi_trecv(s.srx, incoming, 16, NULL, FI_ADDR_UNSPEC, 1, 0, &contexts[1]));
+	OK(fi_trecv(s.srx, incoming, 16, NULL, FI_ADDR_UNSPEC, 2, 0, &contexts[2]));
+	OK(fi_cancel(&s.srx->fid, &contexts[1]));
+	SAME(fi_cancel(&s.srx->fid, &contexts[1]), -FI_ENOENT);
+	SAME(error_of(s.cq[0], s.sent, &contexts[1]), FI_ECANCELED);
+	OK(fi_tsend(s.sender, outgoing, 16, NULL, s.to[3], 2, NULL));
+	CHECK(wait_for(s.cq[3], &s.sent, 1, NULL).op_context == &contexts[2]);
+
+	/* An endpoint goes, and the others share on. */
+	OK(fi_trecv(s.srx, incoming, 16, NULL, FI_ADDR_UNSPEC, 3, 0, &contexts[3]));
+	OK(fi_close(&s.ep[0]->fid));
+	s.ep[0] = NULL;
+	OK(fi_tsend(s.sender, outgoing, 16, NULL, s.to[1], 3, NULL));
+	CHECK(wait_for(s.cq[1], &s.sent, 1, NULL).op_context == &contexts[3]);
+	close_shared(&s);
+}
+
+static void another_vector_is_refused(void)
+{
+	struct shared s;
+	struct fi_av_attr attr = { .type = FI_AV_TABLE };
+	struct fid_av *av;
+	struct fid_ep *ep;
+
+	open_shared(&s);
+	OK(fi_av_open(s.here.domain, &attr, &av, NULL));
+	OK(fi_endpoint(s.here.domain, s.here.info, &ep, NULL));
+	OK(fi_ep_bind(ep, &av->fid, 0));
+	OK(fi_ep_bind(ep, &s.cq[0]->fid, FI_TRANSMIT | FI_RECV));
+	OK(fi_ep_bind(ep, &s.stx->fid, 0));
+	OK(fi_ep_bind(ep, &s.srx->fid, 0));
+	SAME(fi_enable(ep), -FI_EINVAL);
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&av->fid));
+	/* Who has not asked for one gets none. */
+	OK(fi_endpoint(s.there.domain, s.there.info, &ep, NULL));
+	SAME(fi_ep_bind(ep, &s.srx->fid, 0), -FI_EINVAL);
+	SAME(fi_ep_bind(ep, &s.stx->fid, 0), -FI_EINVAL);
+	OK(fi_close(&ep->fid));
+	close_shared(&s);
+}
+
+/* --- scalable endpoints --- */
+
+struct scalable {
+	struct domain domain;
+	struct fid_ep *sep, *tx[COUNT], *rx[COUNT];
+	/* Of transmit contexts, then of receive contexts. */
+	struct fid_cq *cq[2 * COUNT];
+};
+
+static void open_transmit(struct scalable *s, int i)
+{
+	OK(fi_tx_context(s->sep, i, NULL, &s->tx[i], NULL));
+	SAME(s->tx[i]->fid.fclass, FI_CLASS_TX_CTX);
+	SAME(fi_ep_bind(s->tx[i], &s->cq[i]->fid, FI_TRANSMIT | FI_RECV), -FI_EINVAL);
+	OK(fi_ep_bind(s->tx[i], &s->cq[i]->fid, FI_TRANSMIT));
+	OK(fi_enable(s->tx[i]));
+	SAME(fi_enable(s->tx[i]), -FI_EOPBADSTATE);
+}
+
+static void open_receive(struct scalable *s, int i)
+{
+	OK(fi_rx_context(s->sep, i, NULL, &s->rx[i], NULL));
+	SAME(s->rx[i]->fid.fclass, FI_CLASS_RX_CTX);
+	OK(fi_ep_bind(s->rx[i], &s->cq[COUNT + i]->fid, FI_RECV));
+	OK(fi_enable(s->rx[i]));
+}
+
+static void open_scalable(struct scalable *s)
+{
+	struct fid_ep *none;
+
+	memset(s, 0, sizeof(*s));
+	open_domain(&s->domain, FI_MSG | FI_TAGGED | FI_RMA | FI_SOURCE | FI_NAMED_RX_CTX, COUNT, COUNT);
+	SAME(fi_endpoint(s->domain.domain, s->domain.info, &none, NULL), -FI_EINVAL);
+	OK(fi_scalable_ep(s->domain.domain, s->domain.info, &s->sep, NULL));
+	SAME(s->sep->fid.fclass, FI_CLASS_SEP);
+	OK(fi_scalable_ep_bind(s->sep, &s->domain.av->fid, 0));
+	SAME(fi_tx_context(s->sep, COUNT, NULL, &none, NULL), -FI_EINVAL);
+	SAME(fi_rx_context(s->sep, -1, NULL, &none, NULL), -FI_EINVAL);
+	for (int i = 0; i < 2 * COUNT; i++)
+		s->cq[i] = open_queue(&s->domain);
+	for (int i = 0; i < COUNT; i++) {
+		open_transmit(s, i);
+		open_receive(s, i);
+	}
+	SAME(fi_tx_context(s->sep, 1, NULL, &none, NULL), -FI_EBUSY);
+	OK(fi_enable(s->sep));
+	SAME(fi_enable(s->sep), -FI_EOPBADSTATE);
+	SAME(fi_send(s->sep, outgoing, 1, NULL, 0, NULL), -FI_ENOSYS);
+	SAME(fi_send(s->rx[0], outgoing, 1, NULL, 0, NULL), -FI_ENOSYS);
+	SAME(fi_recv(s->tx[0], incoming, 1, NULL, 0, NULL), -FI_ENOSYS);
+}
+
+static void close_scalable(struct scalable *s)
+{
+	SAME(fi_close(&s->sep->fid), -FI_EBUSY);
+	for (int i = 0; i < COUNT; i++) {
+		OK(fi_close(&s->tx[i]->fid));
+		OK(fi_close(&s->rx[i]->fid));
+	}
+	/* Nobody uses them any more. */
+	for (int i = 0; i < 2 * COUNT; i++)
+		OK(fi_close(&s->cq[i]->fid));
+	OK(fi_close(&s->sep->fid));
+	close_domain(&s->domain);
+}
+
+/* From each transmit to each receive context: entries are where they belong, and the source is the endpoint. */
+static void every_context_reaches_every_context(void)
+{
+	struct scalable a, b;
+
+	open_scalable(&a);
+	open_scalable(&b);
+	fi_addr_t to = learn(&a.domain, &b.sep->fid), from;
+
+	learn(&b.domain, &b.sep->fid);
+	fi_addr_t back = learn(&b.domain, &a.sep->fid);
+
+	for (size_t n = 0; n < LENGTHS; n++)
+		for (int i = 0; i < COUNT; i++)
+			for (int j = 0; j < COUNT; j++) {
+				size_t len = lengths[n];
+				uint32_t seed = 16 * n + 4 * i + j;
+				fi_addr_t dest = fi_rx_addr(to, j, BITS);
+				bool early = (i + j) % 2;
+				struct fid_cq *cq = b.cq[COUNT + j];
+
+				fill(outgoing, len, seed);
+				memset(incoming, 0, len);
+				/* The same receive in all contexts: only the one that is named takes the message. */
+				for (int k = 0; early && k < COUNT; k++)
+					OK(fi_trecv(b.rx[k], incoming, LONG, NULL, FI_ADDR_UNSPEC, 1, 0, &contexts[k]));
+				OK(fi_tsend(a.tx[i], outgoing, len, NULL, dest, 1, &contexts[8 + i]));
+				if (!early) {
+					poll_only(cq, a.cq[i]);
+					OK(fi_trecv(b.rx[j], incoming, LONG, NULL, FI_ADDR_UNSPEC, 1, 0, &contexts[j]));
+				}
+				struct fi_cq_tagged_entry entry = wait_for(cq, a.cq, COUNT, &from);
+
+				CHECK(entry.op_context == &contexts[j]);
+				SAME(entry.len, len);
+				SAME(from, back);
+				CHECK(holds(incoming, len, seed, 0));
+				CHECK(wait_for(a.cq[i], b.cq, 2 * COUNT, NULL).op_context == &contexts[8 + i]);
+				for (int k = 0; early && k < COUNT; k++) {
+					SAME(fi_cancel(&b.rx[k]->fid, &contexts[k]), k == j ? -FI_ENOENT : 0);
+					if (k != j)
+						SAME(error_of(b.cq[COUNT + k], a.cq[0], &contexts[k]), FI_ECANCELED);
+				}
+				empty(a.cq, 2 * COUNT);
+				empty(b.cq, 2 * COUNT);
+			}
+	close_scalable(&a);
+	close_scalable(&b);
+}
+
+/* An ordinary endpoint names a context of a scalable one; it has but one itself. */
+static void ordinary_endpoints_name_contexts(void)
+{
+	struct scalable a;
+	struct domain d;
+	struct fid_ep *ep;
+	struct fid_cq *cq;
+
+	open_scalable(&a);
+	open_domain(&d, FI_MSG | FI_TAGGED, 0, 0);
+	cq = open_queue(&d);
+	OK(fi_endpoint(d.domain, d.info, &ep, NULL));
+	OK(fi_ep_bind(ep, &d.av->fid, 0));
+	OK(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+	OK(fi_enable(ep));
+	fi_addr_t to = learn(&d, &a.sep->fid), back = learn(&a.domain, &ep->fid);
+
+	for (int i = 0; i < COUNT; i++) {
+		fill(outgoing, 8, i);
+		OK(fi_recv(a.rx[i], incoming, 8, NULL, fi_rx_addr(back, 0, BITS), &contexts[i]));
+		OK(fi_send(ep, outgoing, 8, NULL, fi_rx_addr(to, i, BITS), NULL));
+		CHECK(wait_for(a.cq[COUNT + i], &cq, 1, NULL).op_context == &contexts[i]);
+		wait_for(cq, a.cq, COUNT, NULL);
+
+		OK(fi_recv(ep, incoming, 8, NULL, FI_ADDR_UNSPEC, NULL));
+		OK(fi_send(a.tx[i], outgoing, 8, NULL, back, &contexts[i]));
+		wait_for(cq, a.cq, COUNT, NULL);
+		CHECK(wait_for(a.cq[i], &cq, 1, NULL).op_context == &contexts[i]);
+	}
+	/* A context that is not there takes nothing, and says so to who asks. */
+	for (size_t n = 1; n < LENGTHS; n++) {
+		struct iovec iov = { outgoing, lengths[n] };
+		struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .addr = fi_rx_addr(back, 3, BITS), .context = contexts };
+
+		OK(fi_sendmsg(a.tx[2], &msg, FI_DELIVERY_COMPLETE | FI_COMPLETION));
+		SAME(error_of(a.cq[2], cq, contexts), FI_ECONNREFUSED);
+	}
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&cq->fid));
+	close_domain(&d);
+	close_scalable(&a);
+}
+
+/* Contexts come and go while the others work. */
+static void contexts_come_and_go(void)
+{
+	struct scalable a, b;
+	struct fid_ep *alias;
+	uint64_t flags = FI_TRANSMIT;
+
+	open_scalable(&a);
+	open_scalable(&b);
+	fi_addr_t to = learn(&a.domain, &b.sep->fid);
+
+	learn(&b.domain, &a.sep->fid);
+	/* What was posted is dropped, and what comes meanwhile waits. */
+	OK(fi_recv(b.rx[1], incoming, 8, NULL, FI_ADDR_UNSPEC, &contexts[0]));
+	OK(fi_close(&b.rx[1]->fid));
+	fill(outgoing, LONG, 3);
+	OK(fi_send(a.tx[0], outgoing, 8, NULL, fi_rx_addr(to, 1, BITS), NULL));
+	OK(fi_send(a.tx[1], outgoing, LONG, NULL, fi_rx_addr(to, 1, BITS), NULL));
+	poll_only(b.cq[COUNT], a.cq[0]);
+	open_receive(&b, 1);
+	OK(fi_recv(b.rx[1], incoming, 8, NULL, FI_ADDR_UNSPEC, &contexts[1]));
+	CHECK(wait_for(b.cq[COUNT + 1], a.cq, COUNT, NULL).op_context == &contexts[1]);
+	/* A send that nobody takes keeps its context. */
+	SAME(fi_close(&a.tx[1]->fid), -FI_EBUSY);
+	OK(fi_recv(b.rx[1], incoming, LONG, NULL, FI_ADDR_UNSPEC, &contexts[2]));
+	SAME(wait_for(b.cq[COUNT + 1], a.cq, COUNT, NULL).len, LONG);
+	CHECK(holds(incoming, LONG, 3, 0));
+	wait_for(a.cq[1], b.cq, 2 * COUNT, NULL);
+	wait_for(a.cq[0], b.cq, 2 * COUNT, NULL);
+	OK(fi_close(&a.tx[1]->fid));
+	open_transmit(&a, 1);
+	/* An alias is of its context. */
+	OK(fi_ep_alias(a.tx[1], &alias, FI_TRANSMIT | FI_DELIVERY_COMPLETE));
+	OK(fi_control(&alias->fid, FI_GETOPSFLAG, &flags));
+	SAME(flags, FI_DELIVERY_COMPLETE);
+	SAME(fi_close(&a.tx[1]->fid), -FI_EBUSY);
+	OK(fi_recv(b.rx[2], incoming, 8, NULL, FI_ADDR_UNSPEC, &contexts[3]));
+	OK(fi_send(alias, outgoing, 8, NULL, fi_rx_addr(to, 2, BITS), &contexts[4]));
+	wait_for(b.cq[COUNT + 2], a.cq, COUNT, NULL);
+	CHECK(wait_for(a.cq[1], b.cq, 2 * COUNT, NULL).op_context == &contexts[4]);
+	OK(fi_close(&alias->fid));
+	close_scalable(&a);
+	close_scalable(&b);
+}
+
+/* One-sided operations are reported where they were started. */
+static void one_sided_operations_have_contexts(void)
+{
+	struct scalable a, b;
+	struct fid_mr *mr;
+
+	open_scalable(&a);
+	open_scalable(&b);
+	fi_addr_t to = learn(&a.domain, &b.sep->fid);
+
+	learn(&b.domain, &a.sep->fid);
+	OK(fi_mr_reg(b.domain.domain, incoming, LONG, FI_REMOTE_WRITE | FI_REMOTE_READ, 0, 77, 0, &mr, NULL));
+	for (size_t n = 1; n < LENGTHS; n++)
+		for (int i = 0; i < COUNT; i++) {
+			fill(outgoing, lengths[n], i);
+			OK(fi_write(a.tx[i], outgoing, lengths[n], NULL, fi_rx_addr(to, i, BITS), 0, 77, &contexts[i]));
+			CHECK(wait_for(a.cq[i], b.cq, 2 * COUNT, NULL).op_context == &contexts[i]);
+			CHECK(holds(incoming, lengths[n], i, 0));
+		}
+	OK(fi_close(&mr->fid));
+	close_scalable(&a);
+	close_scalable(&b);
+}
+
+/* --- options of an endpoint (fi_endpoint.3) --- */
+
+/* Numbers that libfabric 1.17 has no names for. */
+enum {
+	SHARED_MEMORY_PERMITTED = 11,
+	MAX_MSG = 12,
+	MAX_TAGGED,
+	MAX_RMA,
+	INJECT_MSG = 16,
+	INJECT_TAGGED,
+	INJECT_RMA,
+};
+
+static size_t option(struct fid_ep *ep, int name)
+{
+	size_t value = 0, len = sizeof(value);
+
+	OK(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, name, &value, &len));
+	SAME(len, sizeof(value));
+	return value;
+}
+
+static int set(struct fid_ep *ep, int name, size_t value)
+{
+	return fi_setopt(&ep->fid, FI_OPT_ENDPOINT, name, &value, sizeof(value));
+}
+
+/* Each limit is its own. Without shared memory, messages within the node go over the network. */
+static void options_are_kept(void)
+{
+	struct domain d;
+	struct fid_ep *ep[2];
+	struct fid_cq *cq[2];
+	fi_addr_t to[2];
+	int others[] = { FI_OPT_CM_DATA_SIZE, FI_OPT_BUFFERED_MIN, FI_OPT_BUFFERED_LIMIT, FI_OPT_FI_HMEM_P2P, 9 };
+	size_t inject, len = sizeof(inject);
+	bool off = false, permitted = true;
+
+	open_domain(&d, FI_MSG | FI_TAGGED | FI_RMA, 0, 0);
+	for (int i = 0; i < 2; i++) {
+		cq[i] = open_queue(&d);
+		OK(fi_endpoint(d.domain, d.info, &ep[i], NULL));
+		OK(fi_ep_bind(ep[i], &d.av->fid, 0));
+		OK(fi_ep_bind(ep[i], &cq[i]->fid, FI_TRANSMIT | FI_RECV));
+	}
+	inject = d.info->tx_attr->inject_size;
+	for (int name = INJECT_MSG; name <= INJECT_RMA; name++) {
+		SAME(option(ep[0], name), inject);
+		SAME(set(ep[0], name, inject + 1), -FI_EINVAL);
+	}
+	for (int i = 0; i < 3; i++) {
+		OK(set(ep[0], INJECT_MSG + i, 10 * (i + 1)));
+		OK(set(ep[0], MAX_MSG + i, 100 * (i + 1)));
+		SAME(option(ep[0], INJECT_MSG + i), 10 * (i + 1));
+		SAME(option(ep[0], MAX_MSG + i), 100 * (i + 1));
+	}
+	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
+		SAME(fi_getopt(&ep[0]->fid, FI_OPT_ENDPOINT, others[i], &inject, &len), -FI_ENOPROTOOPT);
+		SAME(set(ep[0], others[i], 1), -FI_ENOPROTOOPT);
+	}
+	OK(fi_setopt(&ep[0]->fid, FI_OPT_ENDPOINT, SHARED_MEMORY_PERMITTED, &off, sizeof(off)));
+	len = sizeof(permitted);
+	OK(fi_getopt(&ep[0]->fid, FI_OPT_ENDPOINT, SHARED_MEMORY_PERMITTED, &permitted, &len));
+	CHECK(!permitted);
+	for (int i = 0; i < 2; i++) {
+		OK(fi_enable(ep[i]));
+		to[i] = learn(&d, &ep[i]->fid);
+	}
+	permitted = true;
+	SAME(fi_setopt(&ep[0]->fid, FI_OPT_ENDPOINT, SHARED_MEMORY_PERMITTED, &permitted, 1), -FI_EOPBADSTATE);
+	SAME(fi_send(ep[0], outgoing, 101, NULL, to[1], NULL), -FI_EMSGSIZE);
+	SAME(fi_tsend(ep[0], outgoing, 201, NULL, to[1], 1, NULL), -FI_EMSGSIZE);
+	SAME(fi_write(ep[0], outgoing, 301, NULL, to[1], 0, 1, NULL), -FI_EMSGSIZE);
+	SAME(fi_inject(ep[0], outgoing, 11, to[1]), -FI_EMSGSIZE);
+	SAME(fi_tinject(ep[0], outgoing, 21, to[1], 1), -FI_EMSGSIZE);
+	SAME(fi_inject_write(ep[0], outgoing, 31, to[1], 0, 1), -FI_EMSGSIZE);
+	OK(fi_inject(ep[0], outgoing, 10, to[1]));
+	OK(fi_tinject(ep[0], outgoing, 20, to[1], 1));
+	OK(fi_recv(ep[1], incoming, LONG, NULL, FI_ADDR_UNSPEC, NULL));
+	SAME(wait_for(cq[1], cq, 1, NULL).len, 10);
+	OK(fi_trecv(ep[1], incoming, LONG, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
+	SAME(wait_for(cq[1], cq, 1, NULL).len, 20);
+	OK(fi_trecv(ep[0], incoming, LONG, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
+	fill(outgoing, LONG, 8);
+	OK(fi_tsend(ep[1], outgoing, LONG, NULL, to[0], 1, NULL));
+	SAME(wait_for(cq[0], cq + 1, 1, NULL).len, LONG);
+	CHECK(holds(incoming, LONG, 8, 0));
+	for (int i = 0; i < 2; i++) {
+		OK(fi_close(&ep[i]->fid));
+		OK(fi_close(&cq[i]->fid));
+	}
+	close_domain(&d);
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} groups[] = {
+	{ "receives are shared", receives_are_shared },
+	{ "the oldest message comes first", the_oldest_message_comes_first },
+	{ "a buffer takes messages of all", a_buffer_takes_messages_of_all },
+	{ "tags, peeks and cancels", tags_peeks_and_cancels },
+	{ "another vector is refused", another_vector_is_refused },
+	{ "every context reaches every context", every_context_reaches_every_context },
+	{ "ordinary endpoints name contexts", ordinary_endpoints_name_contexts },
+	{ "contexts come and go", contexts_come_and_go },
+	{ "one-sided operations have contexts", one_sided_operations_have_contexts },
+	{ "options are kept", options_are_kept },
+};
+
+int main(void)
+{
+	int passed = 0;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	for (size_t i = 0; i < sizeof(groups) / sizeof(*groups); i++) {
+		groups[i].run();
+		printf("ok %s\n", groups[i].name);
+		passed++;
+	}
+	printf("%d passed, 0 failed\n", passed);
+	return 0;
+}
