@@ -1,5 +1,6 @@
 //! `struct fid_ep` of type FI_EP_RDM: opening, binding, enabling, closing.
 
+pub(crate) mod atomic;
 mod cm;
 mod host;
 mod msg;
@@ -28,12 +29,12 @@ use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::verbs::RdmaSettings;
 use host::EndpointHost;
 use libfabric_sys::{
-    FI_ADDR_STR, FI_ALIAS, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
-    FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE,
-    FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA,
-    FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT,
-    FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid,
-    fid_ep,
+    FI_ADDR_STR, FI_ALIAS, FI_ATOMIC, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP,
+    FI_CLASS_EQ, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS,
+    FI_EOPBADSTATE, FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ,
+    FI_REMOTE_WRITE, FI_RMA, FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SOCKADDR_IN6,
+    FI_TAGGED, FI_TRANSMIT, FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7,
+    fi_rx_attr, fi_tx_attr, fid, fid_ep,
 };
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -77,6 +78,7 @@ pub(super) struct EndpointState {
     min_multi_recv: usize,
     max_msg_size: usize,
     max_rma_size: usize,
+    max_atomic_size: usize,
     bind: Option<Address>,
     /// Waiters that sleep on us.
     armed: u32,
@@ -141,10 +143,7 @@ static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
     ..STUBS
 });
 
-/// Tables of operations that this version does not offer: each slot answers -FI_ENOSYS.
-static NO_ATOMIC: Table<libfabric_sys::fi_ops_atomic> =
-    // SAFETY: fi_ops_atomic has thirteen slots.
-    Table::new(unsafe { stubs::<libfabric_sys::fi_ops_atomic, 13>() });
+/// Operations that this version does not offer: each slot answers -FI_ENOSYS.
 static NO_COLLECTIVE: Table<libfabric_sys::fi_ops_collective> =
     // SAFETY: fi_ops_collective has eleven slots.
     Table::new(unsafe { stubs::<libfabric_sys::fi_ops_collective, 11>() });
@@ -189,6 +188,7 @@ pub(crate) unsafe fn open(
             min_multi_recv: options::DEFAULT_MIN_MULTI_RECV,
             max_msg_size: usize::MAX,
             max_rma_size: usize::MAX,
+            max_atomic_size: crate::memory::atomic::MAX_BYTES,
             bind,
             armed: 0,
             thread_armed: false,
@@ -223,7 +223,7 @@ fn handle(
             msg: msg::OPS.as_mut_ptr(),
             rma: rma::OPS.as_mut_ptr(),
             tagged: tagged::OPS.as_mut_ptr(),
-            atomic: NO_ATOMIC.as_mut_ptr(),
+            atomic: atomic::OPS.as_mut_ptr(),
             collective: NO_COLLECTIVE.as_mut_ptr(),
         },
         slack: SLACK,
@@ -285,25 +285,22 @@ impl Endpoint {
         unsafe { self.engine.get(guard) }.as_mut()
     }
 
-    /// Whether the endpoint may do this to others' memory: without a direction FI_RMA has all.
+    /// Whether the endpoint may do this to others' memory: without a direction FI_RMA, and FI_ATOMIC,
+    /// has all.
     pub(super) fn may(&self, right: Right) -> bool {
-        self.has_rma(match right {
-            Right::Read => FI_READ,
-            Right::Write => FI_WRITE,
-        })
+        self.has_directions(right, FI_READ, FI_WRITE)
     }
 
     /// Whether others may do this to memory through the endpoint.
     pub(super) fn lets(&self, right: Right) -> bool {
-        self.has_rma(match right {
-            Right::Read => FI_REMOTE_READ,
-            Right::Write => FI_REMOTE_WRITE,
-        })
+        self.has_directions(right, FI_REMOTE_READ, FI_REMOTE_WRITE)
     }
 
-    fn has_rma(&self, direction: u64) -> bool {
+    fn has_directions(&self, right: Right, read: u64, write: u64) -> bool {
+        let primary = if right.is_atomic() { FI_ATOMIC } else { FI_RMA };
+        let wanted = if right.reads() { read } else { 0 } | if right.writes() { write } else { 0 };
         let all = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-        self.caps & FI_RMA != 0 && (self.caps & direction != 0 || self.caps & all == 0)
+        self.caps & primary != 0 && (self.caps & wanted == wanted || self.caps & all == 0)
     }
 
     /// Whether it can do something that completes, and whether messages can come to it.
@@ -312,7 +309,8 @@ impl Endpoint {
         let both = self.caps & (FI_SEND | FI_RECV) == 0;
         let sends = messages && (both || self.caps & FI_SEND != 0);
         let receives = messages && (both || self.caps & FI_RECV != 0);
-        (sends || self.may(Right::Read) || self.may(Right::Write), receives)
+        let all = [Right::Read, Right::Write, Right::Update, Right::Fetch];
+        (sends || all.into_iter().any(|right| self.may(right)), receives)
     }
 
     /// A counter of a region is fed by every endpoint of the domain.
@@ -417,7 +415,7 @@ impl Endpoint {
         }
         let (initiates, receives) = self.directions();
         if (initiates && !bindings.reports_initiated())
-            || (receives && self.caps & FI_RMA == 0 && !bindings.reports_received())
+            || (receives && self.caps & (FI_RMA | FI_ATOMIC) == 0 && !bindings.reports_received())
         {
             return Err(FI_ENOCQ);
         }

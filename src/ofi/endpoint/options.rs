@@ -1,12 +1,13 @@
 //! `fi_getopt` and `fi_setopt` (fi_endpoint.3), and the sizes left.
 
 use super::endpoint;
+use crate::memory::atomic::MAX_BYTES;
 use crate::ofi::guard::{code, entry};
 use libfabric_sys::{
     FI_EINVAL, FI_ENOPROTOOPT, FI_ETOOSMALL, FI_OPT_CUDA_API_PERMITTED, FI_OPT_ENDPOINT,
-    FI_OPT_INJECT_MSG_SIZE, FI_OPT_INJECT_RMA_SIZE, FI_OPT_INJECT_TAGGED_SIZE, FI_OPT_MAX_MSG_SIZE,
-    FI_OPT_MAX_RMA_SIZE, FI_OPT_MAX_TAGGED_SIZE, FI_OPT_MIN_MULTI_RECV,
-    FI_OPT_SHARED_MEMORY_PERMITTED, fid_ep, fid_t,
+    FI_OPT_INJECT_ATOMIC_SIZE, FI_OPT_INJECT_MSG_SIZE, FI_OPT_INJECT_RMA_SIZE,
+    FI_OPT_INJECT_TAGGED_SIZE, FI_OPT_MAX_ATOMIC_SIZE, FI_OPT_MAX_MSG_SIZE, FI_OPT_MAX_RMA_SIZE,
+    FI_OPT_MAX_TAGGED_SIZE, FI_OPT_MIN_MULTI_RECV, FI_OPT_SHARED_MEMORY_PERMITTED, fid_ep, fid_t,
 };
 use std::ffi::{c_int, c_void};
 
@@ -62,9 +63,11 @@ pub(super) unsafe extern "C" fn getopt(
                     give(value, len, state.max_msg_size)
                 }
                 FI_OPT_MAX_RMA_SIZE => give(value, len, state.max_rma_size),
-                FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE | FI_OPT_INJECT_RMA_SIZE => {
-                    give(value, len, ep.inject_size)
-                }
+                FI_OPT_MAX_ATOMIC_SIZE => give(value, len, state.max_atomic_size),
+                FI_OPT_INJECT_MSG_SIZE
+                | FI_OPT_INJECT_TAGGED_SIZE
+                | FI_OPT_INJECT_RMA_SIZE
+                | FI_OPT_INJECT_ATOMIC_SIZE => give(value, len, ep.inject_size),
                 FI_OPT_CUDA_API_PERMITTED => give(value, len, false),
                 FI_OPT_SHARED_MEMORY_PERMITTED => give(value, len, true),
                 _ => Err(FI_ENOPROTOOPT),
@@ -97,12 +100,19 @@ pub(super) unsafe extern "C" fn setopt(
                     take_size(value, len).map(|size| state.max_msg_size = size)
                 }
                 FI_OPT_MAX_RMA_SIZE => take_size(value, len).map(|size| state.max_rma_size = size),
+                FI_OPT_MAX_ATOMIC_SIZE => take_size(value, len).and_then(|size| {
+                    if size > MAX_BYTES {
+                        return Err(FI_EINVAL);
+                    }
+                    state.max_atomic_size = size;
+                    Ok(())
+                }),
                 // Smaller limits than ours are kept anyway; larger ones we cannot promise.
-                FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE | FI_OPT_INJECT_RMA_SIZE => {
-                    take_size(value, len).and_then(|size| {
-                        if size <= ep.inject_size { Ok(()) } else { Err(FI_EINVAL) }
-                    })
-                }
+                FI_OPT_INJECT_MSG_SIZE
+                | FI_OPT_INJECT_TAGGED_SIZE
+                | FI_OPT_INJECT_RMA_SIZE
+                | FI_OPT_INJECT_ATOMIC_SIZE => take_size(value, len)
+                    .and_then(|size| if size <= ep.inject_size { Ok(()) } else { Err(FI_EINVAL) }),
                 // This version makes no CUDA calls: both answers hold.
                 FI_OPT_CUDA_API_PERMITTED if len == 1 => Ok(()),
                 // Shared memory is all this version has.

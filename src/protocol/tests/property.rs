@@ -83,6 +83,7 @@ fn weather(rng: &mut Rng) -> Weather {
         push_max,
         get,
         put,
+        atomics: Some(true),
     }
 }
 
