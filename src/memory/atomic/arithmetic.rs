@@ -1,9 +1,6 @@
 //! What an operation makes of two values, as fi_atomic(3) says it in C. Integers wrap.
 
 use super::Op;
-#[cfg(target_arch = "x86_64")]
-use crate::sys::x87;
-use std::cmp::Ordering;
 
 /// A value in memory.
 pub(super) trait Element: Copy {
@@ -54,7 +51,7 @@ fn common<T: Number>(op: Op, old: T, new: T, compare: T) -> Option<T> {
     }
 }
 
-fn ordered<T: Number + PartialOrd>(op: Op, old: T, new: T, compare: T) -> Option<T> {
+pub(super) fn ordered<T: Number + PartialOrd>(op: Op, old: T, new: T, compare: T) -> Option<T> {
     match op {
         Op::Min => when(new < old, new),
         Op::Max => when(new > old, new),
@@ -202,70 +199,5 @@ impl<T: Number> Number for Complex<T> {
             re: part(self.re, other.re).difference(part(self.im, other.im)),
             im: part(self.re, other.im).sum(part(self.im, other.re)),
         }
-    }
-}
-
-/// The x87's double extended format, as C has it on x86-64: ten bytes, and six that mean nothing.
-#[derive(Clone, Copy)]
-pub(super) struct LongDouble([u8; 16]);
-
-/// Elsewhere nobody asks ([`super::Datatype::exists`]).
-#[cfg(not(target_arch = "x86_64"))]
-mod x87 {
-    pub(super) fn sum(a: [u8; 16], _: [u8; 16]) -> [u8; 16] {
-        a
-    }
-    pub(super) use {sum as difference, sum as product};
-    pub(super) fn compare(_: &[u8; 16], _: &[u8; 16]) -> Option<std::cmp::Ordering> {
-        None
-    }
-}
-
-impl Element for LongDouble {
-    const SIZE: usize = 16;
-    const ZERO: Self = Self([0; 16]);
-
-    #[inline]
-    fn read(bytes: &[u8]) -> Self {
-        bytes.first_chunk().map_or(Self::ZERO, |bytes| Self(*bytes))
-    }
-
-    #[inline]
-    fn write(self, to: &mut [u8]) {
-        if let Some(to) = to.first_chunk_mut() {
-            *to = self.0;
-        }
-    }
-
-    fn update(op: Op, old: Self, new: Self, compare: Self) -> Option<Self> {
-        ordered(op, old, new, compare)
-    }
-}
-
-impl Number for LongDouble {
-    const ONE: Self = Self([0, 0, 0, 0, 0, 0, 0, 0x80, 0xff, 0x3f, 0, 0, 0, 0, 0, 0]);
-
-    fn sum(self, other: Self) -> Self {
-        Self(x87::sum(self.0, other.0))
-    }
-
-    fn difference(self, other: Self) -> Self {
-        Self(x87::difference(self.0, other.0))
-    }
-
-    fn product(self, other: Self) -> Self {
-        Self(x87::product(self.0, other.0))
-    }
-}
-
-impl PartialEq for LongDouble {
-    fn eq(&self, other: &Self) -> bool {
-        self.partial_cmp(other) == Some(Ordering::Equal)
-    }
-}
-
-impl PartialOrd for LongDouble {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        x87::compare(&self.0, &other.0)
     }
 }

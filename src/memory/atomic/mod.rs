@@ -6,11 +6,15 @@
 
 mod arithmetic;
 mod cell;
+#[cfg(target_arch = "x86_64")]
+mod long_double;
 #[cfg(test)]
 mod tests;
 
 use super::SegmentList;
-use arithmetic::{Complex, Element, LongDouble};
+use arithmetic::{Complex, Element};
+#[cfg(target_arch = "x86_64")]
+use long_double::LongDouble;
 
 /// Most bytes of target memory in one operation. Its packet, with two operands of that size, goes
 /// into one message of every transport.
@@ -148,7 +152,7 @@ impl Datatype {
         }
     }
 
-    /// C compilers of other machines give a long double other formats and sizes.
+    /// Whether there is arithmetic for it.
     fn exists(self) -> bool {
         let long = matches!(self, Self::LongDouble | Self::LongDoubleComplex);
         !long || cfg!(target_arch = "x86_64")
@@ -229,10 +233,15 @@ impl Operation {
             Datatype::Double => each::<f64>(op, memory, operand, compare, old),
             Datatype::FloatComplex => each::<Complex<f32>>(op, memory, operand, compare, old),
             Datatype::DoubleComplex => each::<Complex<f64>>(op, memory, operand, compare, old),
+            #[cfg(target_arch = "x86_64")]
             Datatype::LongDouble => each::<LongDouble>(op, memory, operand, compare, old),
+            #[cfg(target_arch = "x86_64")]
             Datatype::LongDoubleComplex => {
                 each::<Complex<LongDouble>>(op, memory, operand, compare, old);
             }
+            // Not offered.
+            #[cfg(not(target_arch = "x86_64"))]
+            Datatype::LongDouble | Datatype::LongDoubleComplex => {}
             Datatype::Int128 => each::<i128>(op, memory, operand, compare, old),
             Datatype::Uint128 => each::<u128>(op, memory, operand, compare, old),
         }
