@@ -184,9 +184,9 @@ impl<I: Iface> Engine<I> {
         self.begin(&access, Some(&operands), host)
     }
 
-    /// Whether the operation at the front of the queue may leave: `None` if it is atomic and the
-    /// target has not said yet that it knows such operations.
-    pub(super) fn may_send_atomic(
+    /// Whether an operation may leave: `None` if it is atomic and the target has not said yet that it
+    /// knows such operations. It waits as behind a fence then, so that nothing overtakes it.
+    pub(in crate::protocol) fn may_send_atomic(
         &mut self,
         peer: PeerId,
         key: Key,

@@ -84,10 +84,12 @@ impl<I: Iface> Engine<I> {
                 return self.defer_access(op, operands);
             }
         }
+        if operands.is_some() && self.iface.caps(op.peer).atomics.is_none() {
+            return self.defer_access(op, operands);
+        }
         let way = self.way(op.peer, op.right, op.local.len(), op.remote.as_slice().len());
-        let known = operands.is_none() || self.iface.caps(op.peer).atomics.is_some();
         let channel = self.core.rma.channel(op.peer);
-        if !channel.queue.is_empty() || !channel.admits(op.right, way == Way::Described) || !known {
+        if !channel.queue.is_empty() || !channel.admits(op.right, way == Way::Described) {
             if channel.queue.len() >= QUEUE_MAX {
                 return Err(OpError::Again);
             }
@@ -209,7 +211,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Sends what waits for `peer`, in order, as long as there is room.
-    pub(super) fn pump(&mut self, peer: PeerId, host: &mut impl Host) -> usize {
+    pub(in crate::protocol) fn pump(&mut self, peer: PeerId, host: &mut impl Host) -> usize {
         let mut n = 0;
         while n < BATCH {
             self.core.rma.channel(peer).starved = false;

@@ -251,12 +251,16 @@ impl Rma {
         self.inbound.contains_key(&peer)
     }
 
+    /// Whether something waits for `peer` to say that it knows atomic operations.
+    pub(super) fn asks(&self, peer: PeerId) -> bool {
+        self.channels.get(peer.index()).is_some_and(|c| c.asks)
+    }
+
     /// Whether something could move although nothing arrives. `silent`: the peer does not say when
     /// it has room again.
     pub(super) fn is_busy(&self, silent: impl Fn(PeerId) -> bool) -> bool {
         let starved = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.starved);
-        let asks = |peer: &PeerId| self.channels.get(peer.index()).is_some_and(|c| c.asks);
-        self.pumping.iter().any(asks)
+        self.pumping.iter().any(|peer| self.asks(*peer))
             || self.serving.iter().any(|peer| silent(*peer))
             || self.answers.iter().any(|(peer, ..)| silent(*peer))
             || self.pumping.iter().any(|peer| starved(*peer) && silent(*peer))

@@ -2,7 +2,7 @@
 //!
 //! [`rma_property`]: super::rma_property
 
-use super::fixture::{LIMITS, Memory, Report, World, remote, rma_op};
+use super::fixture::{LIMITS, Memory, Report, World, receive_op, remote, rma_op, send_op};
 use super::sim::{Reach, Weather};
 use crate::memory::SegmentList;
 use crate::memory::atomic::{Datatype, Form, Op, Operation};
@@ -227,6 +227,36 @@ fn a_fetch_does_not_overtake_a_read() {
     }
     world.settle();
     assert_eq!(ended(&mut world, 0).len(), 1);
+    world.accesses(1);
+    world.assert_empty();
+}
+
+/// Whoever hears of a message that was sent after an operation sees what that has done.
+#[test]
+fn a_message_does_not_overtake_the_first_operation() {
+    let mut world = world(None);
+    world.net.borrow_mut().weather.batch = 1;
+    let (mut region, mut one, mut inbox) = (number(0), number(1), number(0));
+    world.register(1, KEY, &mut region, &BOTH);
+    let peer = world.peer(0, 1);
+    world.receive(1, &receive_op(&mut inbox, 1)).unwrap();
+    world.atomic(0, &base(peer, ADD, &mut one, 1)).unwrap();
+    world.send(0, &send_op(peer, &mut one, 2)).unwrap();
+    for _ in 0..5 {
+        world.progress(0);
+        world.progress(1);
+    }
+    assert!(world.receives(1).is_empty());
+    world.net.borrow_mut().weather.atomics = Some(true);
+    while world.receives(1).is_empty() {
+        assert_eq!(value(&inbox), 0);
+        world.progress(0);
+        world.progress(1);
+        assert!(value(&inbox) == 0 || value(&region) == 1);
+    }
+    world.settle();
+    assert_eq!((value(&region), value(&inbox)), (1, 1));
+    assert!(ended(&mut world, 0)[0].is_ok() && world.sends(0)[0].is_ok());
     world.accesses(1);
     world.assert_empty();
 }
