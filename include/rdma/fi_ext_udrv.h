@@ -49,6 +49,8 @@ enum fi_udrv_cause {
     FI_UDRV_CAUSE_ACCESS_DENIED = 13,
     // The target could not reach the initiator's buffer.
     FI_UDRV_CAUSE_TARGET_FAILED = 14,
+    // The target is of a version that does not know this atomic operation: FI_EOPNOTSUPP.
+    FI_UDRV_CAUSE_NO_ATOMICS = 15,
 };
 
 // What an endpoint has done since it was enabled.

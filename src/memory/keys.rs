@@ -12,6 +12,28 @@ use std::collections::hash_map::Entry;
 pub(crate) enum Right {
     Read,
     Write,
+    /// An atomic operation that changes the memory,
+    Update,
+    /// that changes it and tells what was there,
+    Exchange,
+    /// or only tells.
+    Fetch,
+}
+
+impl Right {
+    /// The region has to be open for reading.
+    pub(crate) fn reads(self) -> bool {
+        matches!(self, Self::Read | Self::Exchange | Self::Fetch)
+    }
+
+    /// The region has to be open for writing.
+    pub(crate) fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Update | Self::Exchange)
+    }
+
+    pub(crate) fn is_atomic(self) -> bool {
+        matches!(self, Self::Update | Self::Exchange | Self::Fetch)
+    }
 }
 
 /// Why a peer may not.
@@ -87,10 +109,8 @@ impl RegionTable {
             return Ok(Granted { memory: SegmentList::EMPTY, id: 0 });
         }
         let (id, region) = self.regions.get(&key).ok_or(Denied::Key)?;
-        let granted = match right {
-            Right::Read => region.remote_read,
-            Right::Write => region.remote_write,
-        };
+        let granted =
+            (region.remote_read || !right.reads()) && (region.remote_write || !right.writes());
         let all = region.memory.len() as u64;
         let offset = addr.checked_sub(region.base).filter(|offset| *offset <= all);
         let offset =
@@ -150,6 +170,9 @@ mod tests {
             table.insert(1, region(&[(4096, 8)], 4096, read, write)).unwrap();
             assert_eq!(table.find(1, 4096, 8, Right::Read).is_ok(), read);
             assert_eq!(table.find(1, 4096, 8, Right::Write).is_ok(), write);
+            assert_eq!(table.find(1, 4096, 8, Right::Fetch).is_ok(), read);
+            assert_eq!(table.find(1, 4096, 8, Right::Update).is_ok(), write);
+            assert_eq!(table.find(1, 4096, 8, Right::Exchange).is_ok(), read && write);
         }
     }
 

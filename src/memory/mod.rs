@@ -1,5 +1,6 @@
 //! The memory of the application: what it lent to an operation, and how bytes get in and out of it.
 
+pub(crate) mod atomic;
 pub(crate) mod cache;
 pub(crate) mod keys;
 pub(crate) mod region;

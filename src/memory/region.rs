@@ -75,6 +75,19 @@ impl SegmentList {
         first.addr as u64
     }
 
+    /// Address of the `len` bytes from `offset` on, if they are in one segment.
+    #[inline]
+    pub(super) fn address(&self, offset: usize, len: usize) -> Option<usize> {
+        let mut skip = offset;
+        for segment in &self.segments {
+            if skip < segment.len {
+                return (len <= segment.len - skip).then_some(segment.addr + skip);
+            }
+            skip -= segment.len;
+        }
+        None
+    }
+
     /// The part from `offset` on, at most `len` bytes long.
     pub(crate) fn slice(&self, offset: usize, len: usize) -> Self {
         let mut list = Self::EMPTY;

@@ -66,10 +66,7 @@ pub(crate) struct RegionCounters {
 
 impl RegionCounters {
     pub(crate) fn of(&self, right: Right) -> &Option<Arc<cntr::Counter>> {
-        match right {
-            Right::Read => &self.read,
-            Right::Write => &self.write,
-        }
+        if right.reads() { &self.read } else { &self.write }
     }
 }
 
@@ -391,10 +388,14 @@ unsafe extern "C" fn open_shared_receive(
 
 unsafe extern "C" fn query_atomic(
     _domain: *mut fid_domain,
-    _datatype: fi_datatype,
-    _op: fi_op,
-    _attr: *mut fi_atomic_attr,
-    _flags: u64,
+    datatype: fi_datatype,
+    op: fi_op,
+    attr: *mut fi_atomic_attr,
+    flags: u64,
 ) -> c_int {
-    -FI_EOPNOTSUPP
+    entry("fi_query_atomic", || {
+        // SAFETY: null or the application's structure.
+        let Some(attr) = (unsafe { attr.as_mut() }) else { return -FI_EINVAL };
+        code(endpoint::atomic::query(datatype, op, flags).map(|found| *attr = found))
+    })
 }

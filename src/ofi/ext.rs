@@ -52,6 +52,8 @@ pub enum fi_udrv_cause {
     AccessDenied = 13,
     /// The target could not reach the initiator's buffer.
     TargetFailed = 14,
+    /// The target is of a version that does not know this atomic operation: FI_EOPNOTSUPP.
+    NoAtomics = 15,
 }
 
 /// What an endpoint has done since it was enabled.
@@ -206,6 +208,7 @@ mod tests {
             (c::KeyRejected, Cause::KeyRejected),
             (c::AccessDenied, Cause::AccessDenied),
             (c::TargetFailed, Cause::TargetFailed),
+            (c::NoAtomics, Cause::NoAtomics),
         ];
         for (ours, theirs) in pairs {
             assert_eq!(ours as i32, theirs as i32, "{ours:?}");

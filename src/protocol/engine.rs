@@ -431,6 +431,7 @@ impl<I: Iface> Engine<I> {
             || core.outbox.iter().any(|(peer, _)| silent(*peer))
             || core.streams.iter().filter_map(receiver).any(silent)
             || core.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
+            || core.deferred.iter().filter_map(receiver).any(|peer| core.rma.asks(peer))
             || core.deferred_starved && core.deferred.iter().filter_map(receiver).any(silent)
             || core.rma.is_busy(silent)
     }

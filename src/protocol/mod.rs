@@ -25,7 +25,9 @@ mod windows;
 pub(crate) use engine::{Engine, Limits};
 pub(crate) use receive::{PeekAction, ReceiveOp};
 pub(crate) use receives::Receives;
-pub(crate) use rma::{MAX_RANGES, RemoteAccess, RemoteRange, RemoteRanges, RmaOp};
+pub(crate) use rma::{
+    AtomicOp, MAX_RANGES, RemoteAccess, RemoteRange, RemoteRanges, RmaOp, right_of,
+};
 pub(crate) use send::SendOp;
 
 use crate::memory::keys::{Denied, Granted, Right};
@@ -48,6 +50,10 @@ pub(crate) enum Direction {
     Read,
     /// A one-sided write to it.
     Write,
+    /// An atomic operation on it that gives nothing back.
+    Update,
+    /// One that gives back what was there.
+    Fetch,
 }
 
 /// Where the end of an operation is reported.
@@ -122,10 +128,11 @@ pub(crate) enum Cause {
     KeyRejected = 12,
     AccessDenied = 13,
     TargetFailed = 14,
+    NoAtomics = 15,
 }
 
 impl Cause {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Truncated,
         Self::Cancelled,
         Self::NoMessage,
@@ -140,6 +147,7 @@ impl Cause {
         Self::KeyRejected,
         Self::AccessDenied,
         Self::TargetFailed,
+        Self::NoAtomics,
     ];
 
     /// The cause with this number.
@@ -166,6 +174,7 @@ impl Cause {
                 "the target's memory region does not reach so far, or does not allow this"
             }
             Self::TargetFailed => "the target could not reach the initiator's buffer",
+            Self::NoAtomics => "the target's version of udrv does not know this atomic operation",
         }
     }
 }

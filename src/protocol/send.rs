@@ -310,10 +310,13 @@ impl<I: Iface> Engine<I> {
             let peer = request.peer;
             let TxState::Deferred { fence, delivery, access } = request.state else { continue };
             let mut waits = blocked.contains(&peer)
-                || (fence && self.core.peer(peer).is_some_and(|p| p.outstanding > 0));
+                || (fence && self.core.peer(peer).is_some_and(|p| p.outstanding > 0))
+                || access.is_some_and(|access| self.may_send_atomic(peer, access).is_none());
             if let Some(access) = access.filter(|_| !waits) {
                 self.core.tx.remove(key);
                 self.core.release_access(access);
+                // Before what was deferred behind it.
+                n += self.pump(peer, host);
             } else if !waits && self.start_deferred(key, delivery, host) == Err(SendError::Again) {
                 self.core.deferred_starved = true;
                 waits = true;

@@ -6,7 +6,7 @@
 //! packets.
 #![allow(unsafe_code)]
 
-use super::{Caps, Handler, MAX_HEADER, PeerId, SendError};
+use super::{BCOPY_LEAST, Caps, Handler, MAX_HEADER, PeerId, SendError};
 use crate::memory::SegmentList;
 use crate::sys::cma::Range;
 use std::collections::VecDeque;
@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 const QUEUE_LEN: usize = 256;
 /// Largest bcopy payload, bytes; larger messages are copied once, from buffer to buffer.
 const BCOPY_MAX: usize = 16 * 1024;
+const _: () = assert!(BCOPY_MAX >= BCOPY_LEAST);
 /// Messages delivered by one poll.
 const BATCH: usize = 16;
 
@@ -47,6 +48,7 @@ impl Loopback {
         get: true,
         put: true,
         one_sided: true,
+        atomics: Some(true),
         announces_room: false,
     };
 

@@ -36,6 +36,9 @@ impl PeerId {
 /// Longest active-message header, bytes. Every transport takes headers up to this length.
 pub(crate) const MAX_HEADER: usize = 104;
 
+/// Payload that every transport takes in one bcopy message to anybody, bytes.
+pub(crate) const BCOPY_LEAST: usize = 9000;
+
 /// What a transport can do towards one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
@@ -61,6 +64,8 @@ pub(crate) struct Caps {
     pub(crate) put: bool,
     /// `get` or `put` work or may yet: it is worth saying where buffers are.
     pub(crate) one_sided: bool,
+    /// The peer knows atomic operations; `None`: it has not said yet.
+    pub(crate) atomics: Option<bool>,
     /// After `SendError::Again` something arrives, and wakes a sleeper, when there is room again.
     pub(crate) announces_room: bool,
 }

@@ -10,8 +10,8 @@ use crate::protocol::{
 };
 use crate::transport::Address;
 use libfabric_sys::{
-    FI_ADDR_NOTAVAIL, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE,
-    FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
+    FI_ADDR_NOTAVAIL, FI_ATOMIC, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV, FI_REMOTE_CQ_DATA,
+    FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
 };
 use std::sync::Arc;
 
@@ -46,14 +46,19 @@ impl<'a> EndpointHost<'a> {
         match c.direction {
             Direction::Send => (to.transmit.as_ref(), to.send_counter.as_ref(), FI_SEND),
             Direction::Receive => (to.receive.as_ref(), to.receive_counter.as_ref(), FI_RECV),
-            Direction::Read => (to.transmit.as_ref(), to.read_counter.as_ref(), FI_READ),
-            Direction::Write => (to.transmit.as_ref(), to.write_counter.as_ref(), FI_WRITE),
+            Direction::Read | Direction::Fetch => {
+                (to.transmit.as_ref(), to.read_counter.as_ref(), FI_READ)
+            }
+            Direction::Write | Direction::Update => {
+                (to.transmit.as_ref(), to.write_counter.as_ref(), FI_WRITE)
+            }
         }
     }
 
     fn entry(&self, c: &Completion, direction_flag: u64) -> Entry {
         let kind = match c.direction {
             Direction::Read | Direction::Write => FI_RMA,
+            Direction::Update | Direction::Fetch => FI_ATOMIC,
             _ if c.tagged => FI_TAGGED,
             _ => FI_MSG,
         };
@@ -170,10 +175,12 @@ impl Host for EndpointHost<'_> {
                 unsafe { counter.state.get(self.guard) }.count();
             }
         };
-        match access.right {
-            Right::Read => count(&self.bindings.remote_read_counter),
-            Right::Write => count(&self.bindings.remote_write_counter),
-        }
+        let reads = access.right.reads();
+        count(if reads {
+            &self.bindings.remote_read_counter
+        } else {
+            &self.bindings.remote_write_counter
+        });
         for region in access.regions {
             // SAFETY: as above; the copy ends the borrow.
             let state = unsafe { self.endpoint.domain.state(self.guard) };
@@ -183,7 +190,9 @@ impl Host for EndpointHost<'_> {
         if let (Some(data), Some(binding)) = (access.data, &self.bindings.receive) {
             let entry = Entry {
                 context: 0,
-                flags: FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
+                flags: FI_REMOTE_CQ_DATA
+                    | if access.right.is_atomic() { FI_ATOMIC } else { FI_RMA }
+                    | if reads { FI_REMOTE_READ } else { FI_REMOTE_WRITE },
                 len: access.len,
                 buffer: 0,
                 data,

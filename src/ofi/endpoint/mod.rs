@@ -1,5 +1,6 @@
 //! `struct fid_ep` of type FI_EP_RDM: opening, binding, enabling, closing.
 
+pub(crate) mod atomic;
 mod cm;
 mod host;
 mod msg;
@@ -30,12 +31,12 @@ use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::verbs::RdmaSettings;
 use host::EndpointHost;
 use libfabric_sys::{
-    FI_ADDR_STR, FI_ALIAS, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_SRX_CTX,
-    FI_CLASS_STX_CTX, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS,
-    FI_EOPBADSTATE, FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ,
-    FI_REMOTE_WRITE, FI_RMA, FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SHARED_CONTEXT,
-    FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT, FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep,
-    fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid, fid_ep,
+    FI_ADDR_STR, FI_ALIAS, FI_ATOMIC, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ,
+    FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV,
+    FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE, FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV,
+    FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG,
+    FI_SHARED_CONTEXT, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT, FI_WRITE, fi_alias, fi_info,
+    fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid, fid_ep,
 };
 use scalable::{Contexts, Role};
 pub(super) use scalable::{MAX_CONTEXTS, open as open_scalable};
@@ -92,8 +93,10 @@ pub(super) struct EndpointState {
     inject_msg_size: usize,
     inject_tagged_size: usize,
     inject_rma_size: usize,
+    inject_atomic_size: usize,
     /// FI_OPT_SHARED_MEMORY_PERMITTED.
     shm_permitted: bool,
+    max_atomic_size: usize,
     bind: Option<Address>,
     /// Waiters that sleep on us.
     armed: u32,
@@ -170,7 +173,7 @@ static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
     ..STUBS
 });
 
-/// Tables of operations that this version does not offer: each slot answers -FI_ENOSYS.
+/// Tables of operations that an object does not offer: each slot answers -FI_ENOSYS.
 static NO_ATOMIC: Table<libfabric_sys::fi_ops_atomic> =
     // SAFETY: fi_ops_atomic has thirteen slots.
     Table::new(unsafe { stubs::<libfabric_sys::fi_ops_atomic, 13>() });
@@ -246,7 +249,9 @@ unsafe fn open_as(
             inject_msg_size: inject_size,
             inject_tagged_size: inject_size,
             inject_rma_size: inject_size,
+            inject_atomic_size: inject_size,
             shm_permitted: true,
+            max_atomic_size: crate::memory::atomic::MAX_BYTES,
             bind,
             armed: 0,
             thread_armed: false,
@@ -283,7 +288,7 @@ fn handle(
             msg: tables.msg.as_mut_ptr(),
             rma: tables.rma.as_mut_ptr(),
             tagged: tables.tagged.as_mut_ptr(),
-            atomic: NO_ATOMIC.as_mut_ptr(),
+            atomic: tables.atomic.as_mut_ptr(),
             collective: NO_COLLECTIVE.as_mut_ptr(),
         },
         slack: SLACK,
@@ -375,25 +380,22 @@ impl Endpoint {
         unsafe { self.engine.get(guard) }.as_mut()
     }
 
-    /// Whether the endpoint may do this to others' memory: without a direction FI_RMA has all.
+    /// Whether the endpoint may do this to others' memory: without a direction FI_RMA, and FI_ATOMIC,
+    /// has all.
     pub(super) fn may(&self, right: Right) -> bool {
-        self.has_rma(match right {
-            Right::Read => FI_READ,
-            Right::Write => FI_WRITE,
-        })
+        self.has_directions(right, FI_READ, FI_WRITE)
     }
 
     /// Whether others may do this to memory through the endpoint.
     pub(super) fn lets(&self, right: Right) -> bool {
-        self.has_rma(match right {
-            Right::Read => FI_REMOTE_READ,
-            Right::Write => FI_REMOTE_WRITE,
-        })
+        self.has_directions(right, FI_REMOTE_READ, FI_REMOTE_WRITE)
     }
 
-    fn has_rma(&self, direction: u64) -> bool {
+    fn has_directions(&self, right: Right, read: u64, write: u64) -> bool {
+        let primary = if right.is_atomic() { FI_ATOMIC } else { FI_RMA };
+        let wanted = if right.reads() { read } else { 0 } | if right.writes() { write } else { 0 };
         let all = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-        self.caps & FI_RMA != 0 && (self.caps & direction != 0 || self.caps & all == 0)
+        self.caps & primary != 0 && (self.caps & wanted == wanted || self.caps & all == 0)
     }
 
     /// Whether it can do something that completes, and whether messages can come to it.
@@ -402,7 +404,8 @@ impl Endpoint {
         let both = self.caps & (FI_SEND | FI_RECV) == 0;
         let sends = messages && (both || self.caps & FI_SEND != 0);
         let receives = messages && (both || self.caps & FI_RECV != 0);
-        (sends || self.may(Right::Read) || self.may(Right::Write), receives)
+        let all = [Right::Read, Right::Write, Right::Update, Right::Fetch];
+        (sends || all.into_iter().any(|right| self.may(right)), receives)
     }
 
     /// A counter of a region is fed by every endpoint of the domain.
@@ -507,7 +510,7 @@ impl Endpoint {
         }
         let (initiates, receives) = self.directions();
         if (initiates && !bindings.reports_initiated())
-            || (receives && self.caps & FI_RMA == 0 && !bindings.reports_received())
+            || (receives && self.caps & (FI_RMA | FI_ATOMIC) == 0 && !bindings.reports_received())
         {
             return Err(FI_ENOCQ);
         }

@@ -1,13 +1,14 @@
 //! `fi_getopt` and `fi_setopt` (fi_endpoint.3), and the sizes left.
 
 use super::{Endpoint, EndpointState, endpoint};
+use crate::memory::atomic::MAX_BYTES;
 use crate::ofi::guard::{code, entry};
 use crate::ofi::lock::Guard;
 use libfabric_sys::{
     FI_EINVAL, FI_ENOPROTOOPT, FI_EOPBADSTATE, FI_ETOOSMALL, FI_OPT_CUDA_API_PERMITTED,
-    FI_OPT_ENDPOINT, FI_OPT_INJECT_MSG_SIZE, FI_OPT_INJECT_RMA_SIZE, FI_OPT_INJECT_TAGGED_SIZE,
-    FI_OPT_MAX_MSG_SIZE, FI_OPT_MAX_RMA_SIZE, FI_OPT_MAX_TAGGED_SIZE, FI_OPT_MIN_MULTI_RECV,
-    FI_OPT_SHARED_MEMORY_PERMITTED, fid_ep, fid_t,
+    FI_OPT_ENDPOINT, FI_OPT_INJECT_ATOMIC_SIZE, FI_OPT_INJECT_MSG_SIZE, FI_OPT_INJECT_RMA_SIZE,
+    FI_OPT_INJECT_TAGGED_SIZE, FI_OPT_MAX_ATOMIC_SIZE, FI_OPT_MAX_MSG_SIZE, FI_OPT_MAX_RMA_SIZE,
+    FI_OPT_MAX_TAGGED_SIZE, FI_OPT_MIN_MULTI_RECV, FI_OPT_SHARED_MEMORY_PERMITTED, fid_ep, fid_t,
 };
 use std::ffi::{c_int, c_void};
 
@@ -99,6 +100,8 @@ pub(super) unsafe extern "C" fn getopt(
                 FI_OPT_INJECT_MSG_SIZE => give(value, len, state.inject_msg_size),
                 FI_OPT_INJECT_TAGGED_SIZE => give(value, len, state.inject_tagged_size),
                 FI_OPT_INJECT_RMA_SIZE => give(value, len, state.inject_rma_size),
+                FI_OPT_INJECT_ATOMIC_SIZE => give(value, len, state.inject_atomic_size),
+                FI_OPT_MAX_ATOMIC_SIZE => give(value, len, state.max_atomic_size),
                 FI_OPT_CUDA_API_PERMITTED => give(value, len, false),
                 FI_OPT_SHARED_MEMORY_PERMITTED => give(value, len, state.shm_permitted),
                 _ => Err(FI_ENOPROTOOPT),
@@ -140,6 +143,16 @@ pub(super) unsafe extern "C" fn setopt(
                 }
                 FI_OPT_INJECT_RMA_SIZE => {
                     take_inject(ep, value, len).map(|size| state.inject_rma_size = size)
+                }
+                FI_OPT_MAX_ATOMIC_SIZE => take_size(value, len).and_then(|size| {
+                    if size > MAX_BYTES {
+                        return Err(FI_EINVAL);
+                    }
+                    state.max_atomic_size = size;
+                    Ok(())
+                }),
+                FI_OPT_INJECT_ATOMIC_SIZE => {
+                    take_inject(ep, value, len).map(|size| state.inject_atomic_size = size)
                 }
                 // This version makes no CUDA calls: both answers hold.
                 FI_OPT_CUDA_API_PERMITTED if len == 1 => Ok(()),

@@ -1,7 +1,9 @@
 //! Scalable endpoints (fi_endpoint.3): one address with several transmit and receive contexts, each
 //! with queues and counters of its own. An ordinary endpoint is the case of one of each, both number 0.
 
-use super::{Bindings, Endpoint, EndpointFid, LINGER_MS, endpoint, handle, msg, rma, tagged};
+use super::{
+    Bindings, Endpoint, EndpointFid, LINGER_MS, atomic, endpoint, handle, msg, rma, tagged,
+};
 use crate::ofi::domain::Domain;
 use crate::ofi::guard::{code, entry};
 use crate::ofi::info::{
@@ -41,6 +43,7 @@ pub(super) struct Tables {
     pub(super) msg: &'static Table<fi_ops_msg>,
     pub(super) tagged: &'static Table<fi_ops_tagged>,
     pub(super) rma: &'static Table<fi_ops_rma>,
+    pub(super) atomic: &'static Table<libfabric_sys::fi_ops_atomic>,
 }
 
 impl Role {
@@ -54,13 +57,17 @@ impl Role {
     }
 
     pub(super) fn tables(self) -> Tables {
-        let (msg, tagged, rma) = match self {
-            Self::Endpoint => (&msg::OPS, &tagged::OPS, &rma::OPS),
-            Self::Scalable => (&msg::NO_OPS, &tagged::NO_OPS, &rma::NO_OPS),
-            Self::Transmit => (&msg::TRANSMIT_OPS, &tagged::TRANSMIT_OPS, &rma::OPS),
-            Self::Receive => (&msg::RECEIVE_OPS, &tagged::RECEIVE_OPS, &rma::NO_OPS),
+        let (msg, tagged) = match self {
+            Self::Endpoint => (&msg::OPS, &tagged::OPS),
+            Self::Scalable => (&msg::NO_OPS, &tagged::NO_OPS),
+            Self::Transmit => (&msg::TRANSMIT_OPS, &tagged::TRANSMIT_OPS),
+            Self::Receive => (&msg::RECEIVE_OPS, &tagged::RECEIVE_OPS),
         };
-        Tables { msg, tagged, rma }
+        let (rma, atomic) = match self {
+            Self::Endpoint | Self::Transmit => (&rma::OPS, &atomic::OPS),
+            Self::Scalable | Self::Receive => (&rma::NO_OPS, &super::NO_ATOMIC),
+        };
+        Tables { msg, tagged, rma, atomic }
     }
 }
 

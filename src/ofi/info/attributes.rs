@@ -12,14 +12,16 @@ use super::{
     RMA_IOV_LIMIT, RX_CAPS, RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
 };
 use crate::config::Config;
+use crate::memory::atomic::MAX_BYTES;
 use crate::transport::net::job_key::SECRET_MAX;
 use libfabric_sys::{
-    FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM, FI_MR_BASIC, FI_MR_SCALABLE,
-    FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX, FI_PROGRESS_CONTROL_UNIFIED,
-    FI_PROGRESS_MANUAL, FI_PROTO_UNSPEC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ,
-    FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SHARED_AV, FI_SHARED_CONTEXT,
-    FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_ENDPOINT, FI_THREAD_SAFE, FI_WRITE, fi_domain_attr,
-    fi_domain_attr_2_7, fi_ep_attr, fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr, fi_version,
+    FI_ATOMIC, FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM, FI_MR_BASIC,
+    FI_MR_SCALABLE, FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX,
+    FI_PROGRESS_CONTROL_UNIFIED, FI_PROGRESS_MANUAL, FI_PROTO_UNSPEC, FI_READ, FI_RECV,
+    FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SHARED_AV,
+    FI_SHARED_CONTEXT, FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_ENDPOINT, FI_THREAD_SAFE, FI_WRITE,
+    fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr, fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr,
+    fi_version,
 };
 use std::ptr::null_mut;
 
@@ -124,7 +126,7 @@ fn with_directions(caps: u64) -> u64 {
     if caps & (FI_MSG | FI_TAGGED) != 0 && caps & MESSAGE_DIRECTIONS == 0 {
         all |= MESSAGE_DIRECTIONS;
     }
-    if caps & FI_RMA != 0 && caps & RMA_DIRECTIONS == 0 {
+    if caps & (FI_RMA | FI_ATOMIC) != 0 && caps & RMA_DIRECTIONS == 0 {
         all |= RMA_DIRECTIONS;
     }
     all
@@ -150,7 +152,7 @@ fn context_caps(
         available &= !(FI_MSG | FI_TAGGED);
     }
     if available & rma == 0 {
-        available &= !FI_RMA;
+        available &= !(FI_RMA | FI_ATOMIC);
     }
     let mut caps = wanted & available;
     if caps == 0 {
@@ -159,7 +161,7 @@ fn context_caps(
     if caps & (FI_MSG | FI_TAGGED) != 0 {
         caps |= available & (messages | extra);
     }
-    if caps & FI_RMA != 0 && caps & rma == 0 {
+    if caps & (FI_RMA | FI_ATOMIC) != 0 && caps & rma == 0 {
         caps |= available & rma;
     }
     Ok(caps)
@@ -261,7 +263,8 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
             max_msg_size: usize::MAX,
             msg_prefix_size: 0,
             max_order_raw_size: usize::MAX,
-            max_order_war_size: 0,
+            // Of the orders that are offered, WAR is of atomic operations alone.
+            max_order_war_size: MAX_BYTES,
             max_order_waw_size: usize::MAX,
             // All bits are matched one by one, which serves every format of fields.
             mem_tag_format: FI_TAG_GENERIC,

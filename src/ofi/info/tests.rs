@@ -201,7 +201,7 @@ fn authorization_keys_come_back_as_they_were_given() {
 #[test]
 fn providers_may_be_listed_without_opening_anything() {
     let mut hints = Hints::none();
-    hints.caps = FI_ATOMIC;
+    hints.caps = FI_COLLECTIVE;
     let offer = answer(&request(FI_PROV_ATTR_ONLY), &hints, &Config::default()).unwrap();
     assert!(offer.place.is_none());
     let info = ask(NEW, None, None, FI_PROV_ATTR_ONLY | 1 << 63, null()).unwrap().as_hints();
@@ -233,6 +233,8 @@ fn capabilities_follow_what_is_asked() {
         (FI_RMA | FI_REMOTE_WRITE, FI_RMA | FI_REMOTE_WRITE | REACH),
         (FI_RMA | FI_RMA_EVENT, FI_RMA | one_sided | FI_RMA_EVENT | FI_FENCE | REACH),
         (FI_MSG | FI_SEND | FI_SHARED_AV, FI_MSG | FI_SEND | FI_FENCE | FI_SHARED_AV | REACH),
+        (FI_ATOMIC, FI_ATOMIC | one_sided | FI_FENCE | REACH),
+        (FI_ATOMIC | FI_REMOTE_READ, FI_ATOMIC | FI_REMOTE_READ | REACH),
         (CAPS, CAPS),
     ];
     for (wanted, granted) in cases {
@@ -244,9 +246,10 @@ fn capabilities_follow_what_is_asked() {
         assert_eq!((info.tx.caps | info.rx.caps) & !info.caps, 0);
         let receives = info.caps & FI_RECV != 0;
         assert_eq!(info.rx.caps & (FI_MSG | FI_TAGGED) != 0, receives);
-        assert_eq!(info.tx.caps & FI_RMA != 0, info.caps & (FI_READ | FI_WRITE) != 0);
+        let one_sided = FI_RMA | FI_ATOMIC;
+        assert_eq!(info.tx.caps & one_sided != 0, info.caps & (FI_READ | FI_WRITE) != 0);
         let is_target = info.caps & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0;
-        assert_eq!(info.rx.caps & FI_RMA != 0, is_target);
+        assert_eq!(info.rx.caps & one_sided != 0, is_target);
     }
 }
 

@@ -1,7 +1,8 @@
 //! The side that reads and writes somebody else's memory.
 
+use super::Answer;
 use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
-use super::{BATCH, FLUSH_AFTER, Op, QUEUE_MAX, RmaOp, State};
+use super::{BATCH, FLUSH_AFTER, Op, Operands, QUEUE_MAX, RmaOp, State};
 use crate::memory::OwnedBuffer;
 use crate::memory::keys::Right;
 use crate::protocol::engine::{Core, Engine};
@@ -23,6 +24,7 @@ impl Op {
             report: op.report,
             reachable: false,
             state: State::Queued,
+            operands: None,
         }
     }
 
@@ -31,6 +33,8 @@ impl Op {
             direction: match self.right {
                 Right::Read => Direction::Read,
                 Right::Write => Direction::Write,
+                Right::Update => Direction::Update,
+                Right::Exchange | Right::Fetch => Direction::Fetch,
             },
             tagged: false,
             context: self.context,
@@ -61,14 +65,27 @@ impl<I: Iface> Engine<I> {
     /// another one.
     #[inline]
     pub(crate) fn access(&mut self, op: &RmaOp, host: &mut impl Host) -> Result<(), OpError> {
+        self.begin(op, None, host)
+    }
+
+    /// The same, with what else an atomic operation has.
+    pub(super) fn begin(
+        &mut self,
+        op: &RmaOp,
+        operands: Option<&Operands>,
+        host: &mut impl Host,
+    ) -> Result<(), OpError> {
         let core = &mut self.core;
         if !host.has_room() || core.rma.pending() >= core.limits.tx_max {
             return Err(OpError::Again);
         }
         if let Some(peer) = core.peer(op.peer) {
             if peer.deferred > 0 || (op.fence && peer.outstanding > 0) {
-                return self.defer_access(op);
+                return self.defer_access(op, operands);
             }
+        }
+        if operands.is_some() && self.iface.caps(op.peer).atomics.is_none() {
+            return self.defer_access(op, operands);
         }
         let way = self.way(op.peer, op.right, op.local.len(), op.remote.as_slice().len());
         let channel = self.core.rma.channel(op.peer);
@@ -76,17 +93,17 @@ impl<I: Iface> Engine<I> {
             if channel.queue.len() >= QUEUE_MAX {
                 return Err(OpError::Again);
             }
-            let key = self.core.rma.ops.push_back(Op::new(op));
+            let key = self.core.rma.insert(Op::new(op), operands);
             self.keep_injected(key, op);
             self.core.enqueue_access(key);
             return Ok(());
         }
-        let key = self.core.rma.ops.push_back(Op::new(op));
+        let key = self.core.rma.insert(Op::new(op), operands);
         if way != Way::Whole {
             self.keep_injected(key, op);
         }
         if let Err(error) = self.send_request(key, way) {
-            self.core.rma.ops.remove(key);
+            self.core.rma.take(key);
             return Err(super::refusal(error));
         }
         self.core.mark_alive(op.peer);
@@ -103,15 +120,19 @@ impl<I: Iface> Engine<I> {
 
     /// The application's buffer is its own again, and the bytes have not left.
     fn keep_injected(&mut self, key: Key, op: &RmaOp) {
-        if let Some(kept) = self.core.rma.ops.get_mut(key).filter(|_| op.inject) {
+        let super::Rma { ops, operands, .. } = &mut self.core.rma;
+        if let Some(kept) = ops.get_mut(key).filter(|_| op.inject) {
             kept.local = Payload::Owned(OwnedBuffer::copy_of(&op.local));
+            if let Some(other) = kept.operands.and_then(|key| operands.get_mut(key)) {
+                other.keep();
+            }
         }
     }
 
-    fn defer_access(&mut self, op: &RmaOp) -> Result<(), OpError> {
-        let key = self.core.rma.ops.push_back(Op { state: State::Deferred, ..Op::new(op) });
+    fn defer_access(&mut self, op: &RmaOp, operands: Option<&Operands>) -> Result<(), OpError> {
+        let key = self.core.rma.insert(Op { state: State::Deferred, ..Op::new(op) }, operands);
         if !self.core.defer_behind(op.peer, op.fence, key) {
-            self.core.rma.ops.remove(key);
+            self.core.rma.take(key);
             return Err(OpError::Again);
         }
         self.keep_injected(key, op);
@@ -119,6 +140,9 @@ impl<I: Iface> Engine<I> {
     }
 
     fn way(&self, peer: PeerId, right: Right, len: usize, ranges: usize) -> Way {
+        if right.is_atomic() {
+            return Way::Whole;
+        }
         let caps = self.iface.caps(peer);
         let whole = ranges * REMOTE_LEN + len;
         let short = HEADER_MAX + whole <= caps.short_max;
@@ -136,6 +160,9 @@ impl<I: Iface> Engine<I> {
     /// Tells the target what is wanted. After `Ok` the operation is in its next state.
     fn send_request(&mut self, key: Key, way: Way) -> Result<(), SendError> {
         let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(()) };
+        if let Some(operands) = op.operands {
+            return self.send_atomic(key, operands);
+        }
         let (peer, right, tx) = (op.peer, op.right, key.to_wire());
         let segments = op.local.segments();
         let local = match way {
@@ -148,7 +175,7 @@ impl<I: Iface> Engine<I> {
         let caps = self.iface.caps(peer);
         let (packet, len) = match right {
             Right::Read => (RmaPacket::Read { tx, ranges, sinks: locals }, 0),
-            Right::Write => {
+            _ => {
                 let more = (way != Way::Whole).then_some(segments.len() as u64);
                 let len = match way {
                     Way::Whole => segments.len(),
@@ -184,11 +211,21 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Sends what waits for `peer`, in order, as long as there is room.
-    pub(super) fn pump(&mut self, peer: PeerId, host: &mut impl Host) -> usize {
+    pub(in crate::protocol) fn pump(&mut self, peer: PeerId, host: &mut impl Host) -> usize {
         let mut n = 0;
         while n < BATCH {
             self.core.rma.channel(peer).starved = false;
             let Some(key) = self.core.rma.channel(peer).queue.front().copied() else { break };
+            match self.may_send_atomic(peer, key) {
+                Some(Ok(())) => {}
+                Some(Err(failure)) => {
+                    n += 1;
+                    self.core.rma.channel(peer).queue.pop_front();
+                    self.core.end_access(key, Some(failure), host);
+                    continue;
+                }
+                None => break,
+            }
             let sent = match self.core.rma.ops.get(key) {
                 Some(op) if op.state == State::Queued => {
                     let (right, len) = (op.right, op.local.segments().len());
@@ -273,8 +310,13 @@ impl Core {
     }
 
     /// Ends an operation that is in no queue: `error` is a number and a sentence, or `None`.
-    fn end_access(&mut self, key: Key, error: Option<(i32, Cause)>, host: &mut impl Host) {
-        let Some(op) = self.rma.ops.remove(key) else { return };
+    pub(super) fn end_access(
+        &mut self,
+        key: Key,
+        error: Option<(i32, Cause)>,
+        host: &mut impl Host,
+    ) {
+        let Some(op) = self.rma.take(key) else { return };
         if op.state != State::Deferred {
             self.count_outstanding(op.peer, -1);
         }
@@ -329,7 +371,8 @@ impl Core {
             // A read that went well without our buffer being reached has bytes missing.
             let ended = self.rma.ops.get(key).is_some_and(|op| {
                 let complete = match op.right {
-                    Right::Write => true,
+                    Right::Write | Right::Update => true,
+                    Right::Exchange | Right::Fetch => false,
                     Right::Read => op.reachable || op.local.segments().len() == 0,
                 };
                 op.peer == peer
@@ -379,6 +422,11 @@ impl Core {
         rma.inbound.remove(&peer);
         rma.serving.retain(|p| *p != peer);
         rma.pumping.retain(|p| *p != peer);
+        for (to, _, answer) in &rma.answers {
+            if let (true, Answer::Result(key)) = (*to == peer, answer) {
+                rma.results.remove(*key);
+            }
+        }
         rma.answers.retain(|(to, ..)| *to != peer);
         if rma.channels.len() > peer.index() {
             rma.channel(peer).queue = std::collections::VecDeque::new();
@@ -396,6 +444,7 @@ fn failure_of(status: u32) -> Option<(i32, Cause)> {
         0 => None,
         libc::EKEYREJECTED => Some((status, Cause::KeyRejected)),
         libc::EACCES => Some((status, Cause::AccessDenied)),
+        libc::EOPNOTSUPP => Some((status, Cause::NoAtomics)),
         _ => Some((status, Cause::TargetFailed)),
     }
 }

@@ -2,8 +2,10 @@
 //! memory of a *target*, whose engine moves the bytes.
 //!
 //! An initiator's operations to one target leave in their order. The target carries out each write
-//! before it looks at what was sent later, so that writes and reads see earlier writes.
+//! before it looks at what was sent later, so that writes and reads see earlier writes. Atomic
+//! operations go the same way (§4.16), and are carried out when they come.
 
+mod atomic;
 mod initiator;
 mod packet;
 mod target;
@@ -15,6 +17,8 @@ use super::{OpError, Report};
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
 use crate::transport::{Iface, PeerId};
+pub(crate) use atomic::{AtomicOp, right_of};
+use atomic::{Operands, Results};
 pub(crate) use packet::RmaPacket;
 use std::collections::{HashMap, VecDeque};
 use target::Inbound;
@@ -28,6 +32,8 @@ const WRITE_WINDOW: u32 = 256;
 const PULL_WINDOW: u32 = 64;
 /// Reads from one target that may wait.
 const READ_WINDOW: u32 = 64;
+/// Atomic operations that give something back, likewise.
+const FETCH_WINDOW: u32 = 64;
 /// Operations to one target that may wait until others have left.
 const QUEUE_MAX: usize = 1024;
 /// Packets of one operation sent in one turn of work.
@@ -134,6 +140,8 @@ struct Op {
     /// The target was told where a read's buffer is.
     reachable: bool,
     state: State,
+    /// What else an atomic operation has.
+    operands: Option<Key>,
 }
 
 /// What we have under way to one target.
@@ -141,12 +149,16 @@ struct Op {
 struct Channel {
     /// Operations that have still to leave, in order.
     queue: VecDeque<Key>,
-    /// Those that have left and wait: writes, writes among them that the target fetches, and reads.
+    /// Those that have left and wait: writes and updates, writes among them that the target fetches,
+    /// reads, and atomic operations that give something back.
     writes: u32,
     pulls: u32,
     reads: u32,
+    fetches: u32,
     /// The first of the queue could leave if there were room.
     starved: bool,
+    /// The target has not said yet whether it knows atomic operations.
+    asks: bool,
 }
 
 impl Channel {
@@ -155,8 +167,12 @@ impl Channel {
     fn admits(&self, right: Right, pulled: bool) -> bool {
         match (right, pulled) {
             (Right::Write, true) => self.pulls < PULL_WINDOW,
-            (Right::Write, false) => self.pulls == 0 && self.writes < WRITE_WINDOW,
+            (Right::Write | Right::Update, _) => self.pulls == 0 && self.writes < WRITE_WINDOW,
             (Right::Read, _) => self.pulls == 0 && self.reads < READ_WINDOW,
+            // The target answers at once, and reads when it gets to it.
+            (Right::Exchange | Right::Fetch, _) => {
+                self.pulls == 0 && self.reads == 0 && self.fetches < FETCH_WINDOW
+            }
         }
     }
 
@@ -165,7 +181,8 @@ impl Channel {
         let add = |count: &mut u32| *count = count.saturating_add_signed(by);
         match right {
             Right::Read => add(&mut self.reads),
-            Right::Write => add(&mut self.writes),
+            Right::Write | Right::Update => add(&mut self.writes),
+            Right::Exchange | Right::Fetch => add(&mut self.fetches),
         }
         if pulled {
             add(&mut self.pulls);
@@ -180,12 +197,16 @@ enum Answer {
     Done(u32),
     /// Send the bytes.
     Push,
+    /// What was there before: of [`Results`].
+    Result(Key),
 }
 
 /// The one-sided operations of an endpoint, from both sides.
 #[derive(Debug, Default)]
 pub(super) struct Rma {
     ops: IndexList<Op>,
+    /// Of those that are atomic.
+    operands: IndexList<Operands>,
     /// By peer.
     channels: Vec<Channel>,
     /// Peers whose channel has a queue.
@@ -195,6 +216,7 @@ pub(super) struct Rma {
     serving: VecDeque<PeerId>,
     /// One per operation that a peer waits for.
     answers: VecDeque<(PeerId, u64, Answer)>,
+    results: Results,
 }
 
 impl Rma {
@@ -226,6 +248,7 @@ impl Rma {
     pub(super) fn has_unsent(&self) -> bool {
         !self.answers.is_empty()
             || self.ops.iter().any(|(_, op)| matches!(op.local, Payload::Owned(_)))
+            || self.operands.iter().any(|(_, other)| other.is_owned())
     }
 
     /// Whether `peer` has begun something that it has to go on with.
@@ -233,11 +256,17 @@ impl Rma {
         self.inbound.contains_key(&peer)
     }
 
+    /// Whether something waits for `peer` to say that it knows atomic operations.
+    pub(super) fn asks(&self, peer: PeerId) -> bool {
+        self.channels.get(peer.index()).is_some_and(|c| c.asks)
+    }
+
     /// Whether something could move although nothing arrives. `silent`: the peer does not say when
     /// it has room again.
     pub(super) fn is_busy(&self, silent: impl Fn(PeerId) -> bool) -> bool {
         let starved = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.starved);
-        self.serving.iter().any(|peer| silent(*peer))
+        self.pumping.iter().any(|peer| self.asks(*peer))
+            || self.serving.iter().any(|peer| silent(*peer))
             || self.answers.iter().any(|(peer, ..)| silent(*peer))
             || self.pumping.iter().any(|peer| starved(*peer) && silent(*peer))
     }
@@ -296,6 +325,16 @@ impl Core {
             }
             Some(RmaPacket::Done { status }) => self.on_done(peer, status, payload, host),
             Some(RmaPacket::Push { tx }) => self.on_push(peer, tx),
+            Some(RmaPacket::Atomic { tx, data, fetches, ranges, op, datatype }) => {
+                match packet::Prefix::read(payload, ranges, 0) {
+                    Some((to, local, bytes)) => {
+                        let request = target::Request { peer, tx, data, ranges: to, local };
+                        self.on_atomic(&request, fetches, (op, datatype), bytes, host)
+                    }
+                    None => None,
+                }
+            }
+            Some(RmaPacket::Result { tx }) => self.on_result(peer, tx, payload, host),
             None => None,
         };
         if taken.is_none() {
@@ -324,11 +363,13 @@ impl Rma {
     #[track_caller]
     pub(super) fn assert_empty(&self) {
         assert!(self.ops.is_empty(), "operations: {:?}", self.ops);
+        assert!(self.operands.is_empty(), "operands: {:?}", self.operands);
+        assert!(self.results.is_empty(), "results: {:?}", self.results);
         assert!(self.inbound.is_empty(), "under way for peers: {:?}", self.inbound);
         assert!(!self.has_work(), "{:?} {:?} {:?}", self.pumping, self.serving, self.answers);
         for channel in &self.channels {
-            let Channel { queue, writes, pulls, reads, .. } = channel;
-            assert_eq!((queue.len(), *writes, *pulls, *reads), (0, 0, 0, 0));
+            let Channel { queue, writes, pulls, reads, fetches, .. } = channel;
+            assert_eq!((queue.len(), *writes, *pulls, *reads, *fetches), (0, 0, 0, 0, 0));
         }
     }
 }

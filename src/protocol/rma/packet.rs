@@ -13,9 +13,12 @@ const READ: u8 = 18;
 const READ_DATA: u8 = 19;
 const DONE: u8 = 20;
 const PUSH: u8 = 21;
+const ATOMIC: u8 = 22;
+const RESULT: u8 = 23;
 
 const DATA: u8 = 2;
 const MORE: u8 = 16;
+const FETCH: u8 = 32;
 
 /// Longest header, bytes.
 pub(super) const HEADER_MAX: usize = 32;
@@ -42,6 +45,11 @@ pub(crate) enum RmaPacket {
     Done { status: u32 },
     /// The target cannot fetch the bytes of write `tx`: they are to be sent.
     Push { tx: u64 },
+    /// An atomic operation, by its numbers, on the elements in `ranges` ranges, which the payload
+    /// begins with; the operands follow. `fetches`: what was there before is wanted.
+    Atomic { tx: u64, data: Option<u64>, fetches: bool, ranges: u8, op: u8, datatype: u8 },
+    /// The payload is what was there before atomic operation `tx`.
+    Result { tx: u64 },
 }
 
 /// A header in its wire form.
@@ -96,7 +104,7 @@ impl RmaPacket {
     /// Whether a header is one of these.
     #[inline]
     pub(crate) fn is_one(header: &[u8]) -> bool {
-        header.first().is_some_and(|kind| (WRITE..=PUSH).contains(kind))
+        header.first().is_some_and(|kind| (WRITE..=RESULT).contains(kind))
     }
 
     /// To the wire.
@@ -121,6 +129,17 @@ impl RmaPacket {
             }
             Self::Done { status } => Encoded::new(DONE, 0, 0, 0, status),
             Self::Push { tx } => Encoded::new(PUSH, 0, 0, 0, 0).with(tx),
+            Self::Atomic { tx, data, fetches, ranges, op, datatype } => {
+                let flag = |set: bool, bit: u8| if set { bit } else { 0 };
+                let flags = flag(data.is_some(), DATA) | flag(fetches, FETCH);
+                let what = u32::from_le_bytes([op, datatype, 0, 0]);
+                let e = Encoded::new(ATOMIC, flags, ranges, 0, what).with(tx);
+                match data {
+                    Some(data) => e.with(data),
+                    None => e,
+                }
+            }
+            Self::Result { tx } => Encoded::new(RESULT, 0, 0, 0, 0).with(tx),
         }
     }
 
@@ -146,6 +165,15 @@ impl RmaPacket {
             READ_DATA => Self::ReadData { tx: fields.next()?, offset: fields.next()? },
             DONE => Self::Done { status: u32::from_le_bytes([a, b, c, d]) },
             PUSH => Self::Push { tx: fields.next()? },
+            ATOMIC => Self::Atomic {
+                tx: fields.next()?,
+                data: if flags & DATA != 0 { Some(fields.next()?) } else { None },
+                fetches: flags & FETCH != 0,
+                ranges,
+                op: a,
+                datatype: b,
+            },
+            RESULT => Self::Result { tx: fields.next()? },
             _ => return None,
         })
     }
@@ -172,6 +200,14 @@ impl fmt::Display for RmaPacket {
             Self::ReadData { tx, offset } => write!(f, "READ_DATA tx {tx:#x} at {offset}"),
             Self::Done { status } => write!(f, "DONE status {status}"),
             Self::Push { tx } => write!(f, "PUSH tx {tx:#x}"),
+            Self::Atomic { tx, data, fetches, ranges, op, datatype } => {
+                write!(f, "ATOMIC tx {tx:#x} op {op} type {datatype} on {ranges} ranges")?;
+                if let Some(data) = data {
+                    write!(f, ", data {data:#x}")?;
+                }
+                if *fetches { write!(f, ", fetches") } else { Ok(()) }
+            }
+            Self::Result { tx } => write!(f, "RESULT tx {tx:#x}"),
         }
     }
 }
@@ -266,6 +302,11 @@ mod tests {
                 .prop_map(|(tx, offset)| RmaPacket::ReadData { tx, offset }),
             any::<u32>().prop_map(|status| RmaPacket::Done { status }),
             any::<u64>().prop_map(|tx| RmaPacket::Push { tx }),
+            (any::<u64>(), any_option(), any::<bool>(), 0..=4u8, any::<u8>(), any::<u8>())
+                .prop_map(|(tx, data, fetches, ranges, op, datatype)| {
+                    RmaPacket::Atomic { tx, data, fetches, ranges, op, datatype }
+                }),
+            any::<u64>().prop_map(|tx| RmaPacket::Result { tx }),
         ]
     }
 

@@ -34,8 +34,8 @@ pub(super) struct Request {
 
 /// Our memory that a request is about: the regions as they were when it came.
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    ranges: RemoteRanges,
+pub(super) struct Place {
+    pub(super) ranges: RemoteRanges,
     regions: [u64; MAX_RANGES],
     right: Right,
 }
@@ -77,6 +77,11 @@ impl Inbound {
         self.writes.is_empty() && self.reads.is_empty()
     }
 
+    /// A write is not here as a whole.
+    pub(super) fn has_writes(&self) -> bool {
+        !self.writes.is_empty()
+    }
+
     /// There is something for us to move.
     fn has_work(&self) -> bool {
         !self.reads.is_empty() || self.writes.front().is_some_and(|write| write.pulls)
@@ -95,7 +100,11 @@ enum Step {
 
 impl Place {
     /// Asks whether a peer may reach all of `ranges`.
-    fn find(ranges: &RemoteRanges, right: Right, host: &impl Host) -> Result<Self, Denied> {
+    pub(super) fn find(
+        ranges: &RemoteRanges,
+        right: Right,
+        host: &impl Host,
+    ) -> Result<Self, Denied> {
         let mut regions = [0; MAX_RANGES];
         for (id, range) in regions.iter_mut().zip(ranges.as_slice()) {
             *id = host.region(range, right)?.id;
@@ -104,7 +113,12 @@ impl Place {
     }
 
     /// The memory from `offset` on, of one range and at most `len` bytes.
-    fn piece(&self, offset: u64, len: usize, host: &impl Host) -> Result<Granted, Denied> {
+    pub(super) fn piece(
+        &self,
+        offset: u64,
+        len: usize,
+        host: &impl Host,
+    ) -> Result<Granted, Denied> {
         let mut skip = offset;
         for (range, id) in self.ranges.as_slice().iter().zip(self.regions) {
             if skip >= range.len {
@@ -151,12 +165,12 @@ impl Place {
 }
 
 impl Core {
-    fn answer_with(&mut self, request: &Request, answer: Answer) {
+    pub(super) fn answer_with(&mut self, request: &Request, answer: Answer) {
         self.rma.answers.push_back((request.peer, request.tx, answer));
     }
 
     /// A peer has done what it wanted.
-    fn accessed(&mut self, request: &Request, place: &Place, host: &mut impl Host) {
+    pub(super) fn accessed(&mut self, request: &Request, place: &Place, host: &mut impl Host) {
         let (regions, n) = place.distinct();
         let source = self.source(request.peer, host);
         host.accessed(&RemoteAccess {
@@ -530,7 +544,11 @@ impl<I: Iface> Engine<I> {
                 // Whoever waited for it is gone.
                 Err(SendError::Unreachable(_)) => self.core.counts.dropped += count as u64,
             }
-            self.core.rma.answers.drain(..count);
+            for (_, _, answer) in self.core.rma.answers.drain(..count) {
+                if let Answer::Result(key) = answer {
+                    self.core.rma.results.remove(key);
+                }
+            }
             left -= count;
         }
         n
@@ -542,9 +560,13 @@ impl<I: Iface> Engine<I> {
         (peer, tx, answer): (PeerId, u64, Answer),
         left: usize,
     ) -> (Result<(), SendError>, usize) {
-        let Answer::Done(status) = answer else {
-            let header = RmaPacket::Push { tx }.encode();
-            return (self.iface.am_short(peer, header.as_slice(), 0, |_, _| ()), 1);
+        let status = match answer {
+            Answer::Done(status) => status,
+            Answer::Push => {
+                let header = RmaPacket::Push { tx }.encode();
+                return (self.iface.am_short(peer, header.as_slice(), 0, |_, _| ()), 1);
+            }
+            Answer::Result(key) => return (self.send_result(peer, tx, key), 1),
         };
         let header = RmaPacket::Done { status }.encode();
         let header = header.as_slice();

@@ -4,6 +4,7 @@
 //! hold one directed test per behaviour.
 
 mod active_peers;
+mod atomic;
 mod contexts;
 mod departures;
 mod eager;

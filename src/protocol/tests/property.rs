@@ -85,6 +85,7 @@ fn weather(rng: &mut Rng) -> Weather {
         push_max,
         get,
         put,
+        atomics: Some(true),
     }
 }
 

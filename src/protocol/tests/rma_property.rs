@@ -2,15 +2,20 @@
 //!
 //! Each endpoint has a region for each of them. The model has every byte as it must be once all
 //! that was started is done, so that a write after a write and a read after a write are checked
-//! wherever they meet. `UDRV_TEST_CASES`, `UDRV_TEST_SEED`, `UDRV_TEST_TRACE`: as in [`property`].
+//! wherever they meet. Atomic operations are among them; what they make of two values is tested
+//! elsewhere. `UDRV_TEST_CASES`, `UDRV_TEST_SEED`, `UDRV_TEST_TRACE`: as in [`property`].
 //!
 //! [`property`]: super::property
 
 use super::fixture::{Node, lend, source};
 use super::rng::{LEN_MAX, Rng, payload};
 use super::sim::{Log, Net, Reach, SharedNet, Slot, Weather, What, address};
+use crate::memory::SegmentList;
+use crate::memory::atomic::{Datatype, Form, MAX_BYTES, Op, Operation};
 use crate::memory::keys::{Region, Right};
-use crate::protocol::{Cause, Direction, Limits, OpError, RemoteRange, RemoteRanges, RmaOp};
+use crate::protocol::{
+    AtomicOp, Cause, Direction, Limits, OpError, RemoteRange, RemoteRanges, RmaOp, right_of,
+};
 use crate::sys::Errno;
 use crate::transport::Departure;
 
@@ -36,8 +41,10 @@ struct Pending {
     ranges: Vec<(usize, usize)>,
     key: u64,
     memory: Vec<u8>,
+    /// Operands of an atomic operation.
+    operands: [Vec<u8>; 2],
     data: Option<u64>,
-    /// What a read must find.
+    /// What a read, or an atomic operation, must find.
     expected: Option<Vec<u8>>,
     /// How it must fail.
     error: Option<i32>,
@@ -63,7 +70,20 @@ struct Run {
     /// Since the last rest a link has ended.
     turmoil: bool,
     fences: u64,
+    /// Peers take their time to say that they know atomic operations.
+    hesitant: bool,
     trace: bool,
+}
+
+/// An atomic operation that is offered, and its form.
+fn any_operation(rng: &mut Rng) -> (Operation, Form) {
+    loop {
+        let operation = Operation { op: rng.pick(&Op::ALL), datatype: rng.pick(&Datatype::ALL) };
+        let form = rng.pick(&[Form::Base, Form::Fetch, Form::Compare]);
+        if operation.is_offered(form) {
+            return (operation, form);
+        }
+    }
 }
 
 fn weather(rng: &mut Rng) -> Weather {
@@ -102,6 +122,7 @@ impl Run {
         }
         let (net, log) = Net::new(rng.next(), slots, weather);
         let (troubles, fences) = (rng.percent(40), rng.pick(&[0, 0, 10]));
+        let hesitant = rng.percent(20);
         let mut run = Self {
             net,
             log,
@@ -115,6 +136,7 @@ impl Run {
             troubles,
             turmoil: false,
             fences,
+            hesitant,
             trace,
         };
         for slot in 0..slots {
@@ -208,6 +230,10 @@ impl Run {
     }
 
     fn access(&mut self, from: Slot) {
+        if self.hesitant {
+            let said = self.rng.pick(&[None, None, Some(true)]);
+            self.net.borrow_mut().weather.atomics = said;
+        }
         let to = self.rng.below(self.nodes.len());
         let Ok(peer) = self.nodes[from].as_mut().unwrap().engine.connect(&address(to)) else {
             return;
@@ -215,17 +241,32 @@ impl Run {
         let Some(zone) = self.zones.iter().position(|z| (z.at, z.from) == (to, from)) else {
             return;
         };
-        let right = self.rng.pick(&[Right::Read, Right::Write]);
+        let atomic = self.rng.percent(40).then(|| any_operation(&mut self.rng));
+        let right = match atomic {
+            Some((operation, form)) => right_of(operation, form),
+            None => self.rng.pick(&[Right::Read, Right::Write]),
+        };
         let count = if self.rng.percent(70) { 1 } else { self.rng.below(5) };
-        let longest = self.rng.pick(&[8, 64, 600, 3000, REGION_LEN / 4]);
+        let bcopy_max = self.net.borrow().weather.bcopy_max;
+        // Two operands, and at most four ranges before them.
+        let most = MAX_BYTES.min((bcopy_max - 4 * 24) / 2) / 4;
+        let (longest, unit) = match atomic {
+            Some((operation, _)) => (self.rng.pick(&[40, most]), operation.datatype.size()),
+            None => (self.rng.pick(&[8, 64, 600, 3000, REGION_LEN / 4]), 1),
+        };
+        let aligned = self.rng.percent(70);
         let ranges: Vec<(usize, usize)> = (0..count)
             .map(|_| {
-                let len = self.rng.below(longest + 1);
-                (self.rng.below(REGION_LEN - len + 1), len)
+                let len = self.rng.below(longest + 1) / unit * unit;
+                let at = self.rng.below(REGION_LEN - len + 1);
+                (if aligned { at / unit * unit } else { at }, len)
             })
             .collect();
+        if atomic.is_some() && ranges.iter().all(|(_, len)| *len == 0) {
+            return;
+        }
         // A read may see what is written after it.
-        if right == Right::Write && self.overlaps_a_read(from, to, &ranges) {
+        if right.writes() && self.overlaps_a_read(from, to, &ranges) {
             return;
         }
         let len: usize = ranges.iter().map(|(_, len)| len).sum();
@@ -248,22 +289,23 @@ impl Run {
         }
         let at = self.rng.below(LEN_MAX);
         let mut memory = payload(at, len).to_vec();
+        let mut operands = [0, 1].map(|_| payload(self.rng.below(LEN_MAX), len).to_vec());
         let mut cuts: Vec<_> = (0..self.rng.below(4)).map(|_| self.rng.below(len + 1)).collect();
         cuts.sort_unstable();
-        let inject = right == Right::Write && self.rng.percent(20);
+        let inject = right != Right::Read && self.rng.percent(20);
         let op = RmaOp {
             peer,
             right,
             local: lend(&mut memory, &cuts),
             remote,
-            data: (right == Right::Write && self.rng.percent(30)).then(|| self.rng.next()),
+            data: (right != Right::Read && self.rng.percent(30)).then(|| self.rng.next()),
             context: self.ops.len() as u64,
             report: crate::protocol::Report::new(true, 0),
             inject,
             fence: self.rng.percent(self.fences),
         };
         if self.trace {
-            eprintln!("{from} to {to}: {op:?} {ranges:?} error {error:?}");
+            eprintln!("{from} to {to}: {atomic:?} {op:?} {ranges:?} error {error:?}");
         }
         self.net.borrow_mut().said_again = false;
         let node = self.nodes[from].as_mut().unwrap();
@@ -275,6 +317,7 @@ impl Run {
             right,
             key,
             memory: Vec::new(),
+            operands: [Vec::new(), Vec::new()],
             data: op.data,
             expected: None,
             error,
@@ -284,7 +327,29 @@ impl Run {
             done: false,
             ranges: if error.is_some() { Vec::new() } else { ranges.clone() },
         });
-        let result = node.engine.access(&op, &mut node.host);
+        let result = match atomic {
+            None => node.engine.access(&op, &mut node.host),
+            Some((operation, form)) => {
+                let used = |list: SegmentList, used| if used { list } else { SegmentList::EMPTY };
+                let RmaOp { peer, remote, data, context, report, inject, fence, .. } = op;
+                let [operand, compare] = &mut operands;
+                let op = AtomicOp {
+                    peer,
+                    operation,
+                    form,
+                    operand: used(lend(operand, &cuts), operation.operands() > 0),
+                    compare: used(lend(compare, &[]), form == Form::Compare),
+                    result: used(op.local, form != Form::Base),
+                    remote,
+                    data,
+                    context,
+                    report,
+                    inject,
+                    fence,
+                };
+                node.engine.atomic(&op, &mut node.host)
+            }
+        };
         if self.trace {
             eprintln!("  {result:?}");
         }
@@ -308,10 +373,29 @@ impl Run {
                     let parts = ranges.iter().map(|(at, len)| &zone.model[*at..at + len]);
                     pending.expected = Some(parts.collect::<Vec<_>>().concat());
                 }
-                if inject {
-                    memory.fill(0xee);
+                if let (Some((operation, form)), None) = (atomic, error) {
+                    let mut old = vec![0; len];
+                    let mut done = 0;
+                    for (at, len) in &ranges {
+                        operation.apply(
+                            &lend(&mut zone.model[*at..at + len], &[]),
+                            &operands[0][done..],
+                            &operands[1][done..],
+                            &mut old[done..done + len],
+                        );
+                        done += len;
+                    }
+                    if form != Form::Base && !zone.vague {
+                        pending.expected = Some(old);
+                    }
                 }
-                pending.memory = memory;
+                if inject {
+                    operands.iter_mut().for_each(|bytes| bytes.fill(0xee));
+                    if atomic.is_none() {
+                        memory.fill(0xee);
+                    }
+                }
+                (pending.memory, pending.operands) = (memory, operands);
             }
             Err(OpError::Again) => {
                 let said = self.net.borrow().said_again;
@@ -354,7 +438,13 @@ impl Run {
         let unsure = self.ops.iter().any(|op| op.may_fail && (op.from, op.to) == (from, to));
         let op = &mut self.ops[context as usize];
         assert!(op.from == at && !op.done, "operation {context} ends twice");
-        assert_eq!(how == Direction::Read, op.right == Right::Read);
+        let wanted = match op.right {
+            Right::Read => Direction::Read,
+            Right::Write => Direction::Write,
+            Right::Update => Direction::Update,
+            Right::Exchange | Right::Fetch => Direction::Fetch,
+        };
+        assert_eq!(how, wanted);
         op.done = true;
         match (error, op.error) {
             (None, None) => {
@@ -379,8 +469,8 @@ impl Run {
         let same = |op: &Pending| {
             op.ranges.iter().map(|(_, len)| len).sum::<usize>() == len && op.data == data
         };
-        // Writes in the order in which they were started.
-        let strict = |op: &Pending| right == Right::Write && !op.may_fail;
+        // All but reads in the order in which they were started.
+        let strict = |op: &Pending| right != Right::Read && !op.may_fail;
         let Some(found) = self.ops.iter().position(|op| waits(op) && (same(op) || strict(op)))
         else {
             return assert!(self.ops.iter().any(|op| ours(op) && op.may_fail));
@@ -443,6 +533,7 @@ impl Run {
     fn settle(&mut self) {
         let weather = self.net.borrow().weather.again_percent;
         self.net.borrow_mut().weather.again_percent = 0;
+        self.net.borrow_mut().weather.atomics = Some(true);
         let mut quiet = 0;
         for round in 0.. {
             assert!(round < 200_000, "the endpoints never rest");

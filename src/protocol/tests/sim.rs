@@ -72,6 +72,8 @@ pub(super) struct Weather {
     /// Drawn from for each side of each new link.
     pub(super) get: Vec<Reach>,
     pub(super) put: Vec<Reach>,
+    /// Whether peers know atomic operations, as they say.
+    pub(super) atomics: Option<bool>,
 }
 
 impl Weather {
@@ -91,6 +93,7 @@ impl Weather {
             lies: false,
             get: vec![Reach::On],
             put: vec![Reach::On],
+            atomics: Some(true),
         }
     }
 }
@@ -670,6 +673,7 @@ impl SimIface {
             get,
             put,
             one_sided,
+            atomics: net.weather.atomics,
             announces_room,
         }
     }

@@ -15,7 +15,8 @@ use self::background::{Background, Shared};
 use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
-    Address, Caps, Departure, Handler, MAX_HEADER, PeerId, SendError, StreamEnd, Ticket, Windows,
+    Address, BCOPY_LEAST, Caps, Departure, Handler, MAX_HEADER, PeerId, SendError, StreamEnd,
+    Ticket, Windows,
 };
 use crate::memory::SegmentList;
 use crate::sys::event::Epoll;
@@ -34,6 +35,7 @@ use verbs::{HybridLink, RdmaSettings};
 const STREAM_BROKEN: u8 = 0xf1;
 /// Longest payload of one message that is sent in several packets at once, bytes.
 const BCOPY_MAX: usize = reliable::MESSAGE_MAX;
+const _: () = assert!(BCOPY_MAX >= BCOPY_LEAST);
 /// Bytes of a long message that do not wait for an answer of the receiver: about what is under way
 /// until it comes.
 const PUSH_MAX: usize = 256 * 1024;
@@ -282,7 +284,8 @@ impl Net {
                 peer_timeout_ns: settings.peer_timeout_s.saturating_mul(1_000_000_000),
                 buffer_bytes: settings.buffer_bytes,
                 receive_window: u32::try_from(window).unwrap_or(u32::MAX),
-                features: if listens { reliable::packet::STREAMS } else { 0 }
+                features: reliable::packet::ATOMICS
+                    | if listens { reliable::packet::STREAMS } else { 0 }
                     | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 },
                 first_psn: 0,
                 seed,
@@ -341,11 +344,12 @@ impl Net {
 
     pub(crate) fn caps(&self, peer: PeerId) -> Caps {
         let inner = self.numbers.inner(peer);
-        let room = |header: usize| match (inner, self.shared.core()) {
-            (Some(inner), Some(core)) => core.machine.packet_room(inner, header),
-            _ => 0,
+        let (short_max, atomics) = match (inner, self.shared.core()) {
+            (Some(inner), Some(core)) => {
+                (core.machine.packet_room(inner, 0), core.machine.takes_atomics(inner))
+            }
+            _ => (0, None),
         };
-        let short_max = room(0);
         let window = self.bulk.as_ref().map_or((0, 0), |bulk| bulk.sizes());
         Caps {
             short_max,
@@ -359,6 +363,7 @@ impl Net {
             get: false,
             put: false,
             one_sided: false,
+            atomics,
             announces_room: true,
         }
     }

@@ -67,6 +67,7 @@ impl Shm {
             socket,
             pid: credentials.pid,
             doorbell: None,
+            atomics: None,
         };
         if self.outbound.len() <= peer.index() {
             self.outbound.resize_with(peer.index() + 1, || None);
@@ -170,7 +171,7 @@ impl Shm {
             libc::EINVAL => malformed,
             _ => resources(e),
         })?;
-        let answer = Welcome { nonce: self.nonce };
+        let answer = Welcome { nonce: self.nonce, features: hello::ATOMICS };
         match unix::send(socket.as_fd(), &answer.encode(), &[self.doorbell.fd()]) {
             // A sender that is gone already left its messages in the segment.
             Ok(()) | Err(Errno(libc::EPIPE)) => Ok((hello, memory, credentials)),
@@ -266,7 +267,8 @@ pub(super) fn read_answer(link: &mut Outbound) -> Answer {
             if let Some(reject) = Reject::decode(bytes) {
                 return Answer::Rejected(reject);
             }
-            if Welcome::decode(bytes).is_some() {
+            if let Some(welcome) = Welcome::decode(bytes) {
+                link.atomics = Some(welcome.features & hello::ATOMICS != 0);
                 link.doorbell = fds.into_iter().next().map(Doorbell::from_fd);
             }
             Answer::Welcome

@@ -35,6 +35,9 @@ pub(super) struct Hello {
 /// The sender helps to copy its messages when it is asked to (PROTOCOL.md §4.13).
 pub(super) const ASSISTS: u32 = 1;
 
+/// The receiver carries out atomic operations (PROTOCOL.md §4.16).
+pub(super) const ATOMICS: u32 = 2;
+
 /// Why a link was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RejectReason {
@@ -60,6 +63,8 @@ pub(super) struct Reject {
 pub(super) struct Welcome {
     /// Identifies this life of the receiver's endpoint.
     pub(super) nonce: u64,
+    /// What the receiver can do beyond what this version asks for.
+    pub(super) features: u32,
 }
 
 struct Writer {
@@ -146,7 +151,9 @@ impl Hello {
 impl Welcome {
     pub(super) fn encode(self) -> [u8; LEN] {
         let mut w = Writer::new(KIND_WELCOME);
-        w.put(&VERSION.to_le_bytes()).put(&self.nonce.to_le_bytes());
+        w.put(&VERSION.to_le_bytes())
+            .put(&self.nonce.to_le_bytes())
+            .put(&self.features.to_le_bytes());
         w.bytes
     }
 
@@ -156,7 +163,7 @@ impl Welcome {
             return None;
         }
         let _version = r.u16()?;
-        Some(Self { nonce: r.u64()? })
+        Some(Self { nonce: r.u64()?, features: r.u32()? })
     }
 }
 
@@ -219,7 +226,7 @@ mod tests {
             assert_eq!(Hello::decode(&reject.encode()), None);
         }
         assert_eq!(Reject::decode(&hello().encode()), None);
-        let welcome = Welcome { nonce: 9 };
+        let welcome = Welcome { nonce: 9, features: 2 };
         assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
         assert_eq!(Welcome::decode(&hello().encode()), None);
     }

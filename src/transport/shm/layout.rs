@@ -13,6 +13,8 @@
 //! first payload bytes: one line handed over per small message. Slots are consumed in order, so bulk
 //! space is freed in order too.
 
+use crate::transport::BCOPY_LEAST;
+
 /// Offset of the receiver's progress counter.
 pub(super) const CONSUMED: usize = 0;
 /// Offset of the receiver's flags.
@@ -55,6 +57,8 @@ pub(super) const GENEROUS: Geometry = Geometry { slots: 256, bulk: 256 * 1024 };
 /// For a process with many, so that a node of 256 ranks stays within some tens of MiB a process.
 pub(super) const FRUGAL: Geometry = Geometry { slots: 64, bulk: 32 * 1024 };
 
+const _: () = assert!(FRUGAL.payload_max() >= BCOPY_LEAST);
+
 impl Geometry {
     /// Bytes of the whole segment.
     pub(super) fn len(self) -> usize {
@@ -67,7 +71,7 @@ impl Geometry {
     }
 
     /// Largest payload of one message, bytes.
-    pub(super) fn payload_max(self) -> usize {
+    pub(super) const fn payload_max(self) -> usize {
         (self.bulk / 2) as usize
     }
 

@@ -67,6 +67,8 @@ struct Outbound {
     pid: i32,
     /// The receiver's doorbell, once its welcome was read.
     doorbell: Option<Doorbell>,
+    /// The receiver knows atomic operations, as its welcome says.
+    atomics: Option<bool>,
 }
 
 /// Tells when a peer's process ends although a child it forked keeps its sockets open.
@@ -224,6 +226,7 @@ impl Shm {
             get,
             put,
             one_sided: true,
+            atomics: self.out(peer).and_then(|link| link.atomics),
             announces_room: false,
         }
     }

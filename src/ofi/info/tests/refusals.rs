@@ -7,10 +7,9 @@ type Case = (fn(&mut Hints), &'static str);
 
 const CASES: &[Case] = &[
     (
-        |h| h.caps = FI_MSG | FI_ATOMIC,
-        "caps: wanted FI_MSG|FI_ATOMIC, offered FI_MSG|FI_RMA|FI_TAGGED|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_SHARED_AV|FI_RMA_EVENT|FI_SOURCE|FI_NAMED_RX_CTX|FI_DIRECTED_RECV",
+        |h| h.caps = FI_MSG | FI_COLLECTIVE,
+        "caps: wanted FI_MSG|FI_COLLECTIVE, offered FI_MSG|FI_RMA|FI_TAGGED|FI_ATOMIC|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_SHARED_AV|FI_RMA_EVENT|FI_SOURCE|FI_NAMED_RX_CTX|FI_DIRECTED_RECV",
     ),
-    (|h| h.caps = FI_ATOMIC, "caps: wanted FI_ATOMIC, offered FI_MSG|"),
     (|h| h.caps = FI_TRIGGER, "caps: wanted FI_TRIGGER, "),
     (|h| h.caps = FI_HMEM, "caps: wanted FI_HMEM, "),
     (|h| h.caps = FI_COLLECTIVE, "caps: wanted FI_COLLECTIVE, "),
@@ -23,6 +22,10 @@ const CASES: &[Case] = &[
     (
         |h| (h.caps, h.tx.caps) = (FI_MSG | FI_TAGGED, FI_RMA),
         "tx_attr->caps: wanted FI_RMA, offered FI_MSG|FI_TAGGED|FI_SEND|FI_FENCE",
+    ),
+    (
+        |h| (h.caps, h.tx.caps) = (FI_RMA | FI_READ, FI_ATOMIC),
+        "tx_attr->caps: wanted FI_ATOMIC, offered FI_RMA|FI_READ|FI_FENCE",
     ),
     (
         |h| (h.caps, h.tx.caps) = (FI_MSG, FI_TAGGED),
@@ -39,9 +42,9 @@ const CASES: &[Case] = &[
     (|h| h.tx.op_flags = FI_MULTI_RECV, "tx_attr->op_flags: wanted FI_MULTI_RECV, "),
     (
         |h| h.tx.msg_order = FI_ORDER_SAS | FI_ORDER_WAR,
-        "tx_attr->msg_order: wanted FI_ORDER_WAR|FI_ORDER_SAS, offered FI_ORDER_RAR|FI_ORDER_RAW|FI_ORDER_WAW|FI_ORDER_SAS|FI_ORDER_RMA_RAR|FI_ORDER_RMA_RAW|FI_ORDER_RMA_WAW",
+        "tx_attr->msg_order: wanted FI_ORDER_WAR|FI_ORDER_SAS, offered FI_ORDER_RAR|FI_ORDER_RAW|FI_ORDER_WAW|FI_ORDER_SAS|FI_ORDER_RMA_RAR|FI_ORDER_RMA_RAW|FI_ORDER_RMA_WAW|FI_ORDER_ATOMIC_RAR|FI_ORDER_ATOMIC_RAW|FI_ORDER_ATOMIC_WAR|FI_ORDER_ATOMIC_WAW",
     ),
-    (|h| h.tx.msg_order = FI_ORDER_ATOMIC_RAR, "tx_attr->msg_order: wanted FI_ORDER_ATOMIC_RAR, "),
+    (|h| h.tx.msg_order = FI_ORDER_RMA_WAR, "tx_attr->msg_order: wanted FI_ORDER_RMA_WAR, "),
     (|h| h.tx.comp_order = FI_ORDER_SAS, "tx_attr->comp_order: wanted FI_ORDER_SAS, offered 0"),
     (|h| h.tx.inject_size = 4097, "tx_attr->inject_size: wanted 4097, offered 4096"),
     (|h| h.tx.size = (1 << 20) + 1, "tx_attr->size: wanted 1048577, offered 1048576"),

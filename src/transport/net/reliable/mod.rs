@@ -73,7 +73,7 @@ pub(crate) struct Settings {
     pub(crate) peer_timeout_ns: u64,
     /// Most bytes of packets kept, to be sent again or until those before them arrive.
     pub(crate) buffer_bytes: usize,
-    /// What we offer in handshakes: [`packet::STREAMS`], [`packet::WINDOWS`].
+    /// What we offer in handshakes: [`packet::STREAMS`], [`packet::WINDOWS`], [`packet::ATOMICS`].
     pub(crate) features: u32,
     /// Packets that all peers together may have under way to us.
     pub(crate) receive_window: u32,
@@ -316,6 +316,11 @@ impl Reliable {
     pub(crate) fn takes_streams(&self, peer: PeerId) -> Option<(u32, u32)> {
         let c = self.of(peer).filter(|c| c.streams && c.phase == Phase::Established)?;
         Some((c.id, c.remote_id))
+    }
+
+    /// Whether `peer` knows atomic operations, if it has said so already.
+    pub(crate) fn takes_atomics(&self, peer: PeerId) -> Option<bool> {
+        self.of(peer)?.atomics
     }
 
     /// Whether `peer` is there and may lend windows, and be lent some.

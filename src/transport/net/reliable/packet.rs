@@ -82,7 +82,7 @@ pub(crate) struct Hello {
     pub(crate) version_min: u16,
     /// Largest datagram that its sender takes, bytes.
     pub(crate) datagram_max: u16,
-    /// Features that its sender has ([`STREAMS`], [`WINDOWS`]); in a refusal the reason.
+    /// Features that its sender has ([`STREAMS`], [`WINDOWS`], [`ATOMICS`]); in a refusal the reason.
     pub(crate) features: u32,
     /// Its sender's number of the connection.
     pub(crate) connection: u32,
@@ -119,6 +119,8 @@ pub(crate) enum HelloKind {
 pub(crate) const STREAMS: u32 = 1;
 /// Feature: it has a bulk path, and takes the messages that begin one (PROTOCOL.md §7.14).
 pub(crate) const WINDOWS: u32 = 2;
+/// A feature: atomic operations are carried out (§4.16).
+pub(crate) const ATOMICS: u32 = 4;
 
 /// Reasons of a refusal.
 pub(crate) const REFUSED_VERSION: u32 = 1;

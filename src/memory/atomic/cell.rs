@@ -1,0 +1,125 @@
+//! Changing one element, so that nobody sees or loses half of a change.
+//!
+//! Elements of 1 to 8 bytes are words for which the machine has instructions, if they are aligned.
+//! The others are changed under one of some locks, chosen by address, which all domains of the
+//! process share; where they can, they too are read and written as aligned words, so that an
+//! application that looks at them sees no half of a word.
+//!
+//! # Safety
+//!
+//! As in [`region`](crate::memory::region): the memory is lent by the application.
+#![allow(unsafe_code)]
+
+use super::arithmetic::Element;
+use crate::memory::SegmentList;
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Longest element, bytes.
+const LONGEST: usize = 32;
+const WORD: usize = size_of::<u64>();
+
+static LOCKS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+
+fn lock(addr: usize) -> Option<MutexGuard<'static, ()>> {
+    let lock = LOCKS.get(addr / 16 % LOCKS.len())?;
+    Some(lock.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Changes the element `at` bytes into `memory` to what `update` makes of it, or leaves it. Returns
+/// what it was. `update` may be called several times.
+#[inline]
+pub(super) fn change<T: Element>(
+    memory: &SegmentList,
+    at: usize,
+    update: impl Fn(T) -> Option<T>,
+) -> T {
+    match memory.address(at, T::SIZE) {
+        Some(addr) if T::SIZE <= WORD && addr % T::SIZE == 0 => word(addr, update),
+        Some(addr) if addr % WORD == 0 => {
+            let _held = lock(addr);
+            modify(update, |to| load(addr, to), |from| store(addr, from))
+        }
+        // It has parts here and there, or an odd address.
+        place => {
+            let _held = lock(place.or_else(|| memory.address(at, 1)).unwrap_or(0));
+            modify(
+                update,
+                |to| {
+                    memory.copy_out(at, to);
+                },
+                |from| {
+                    memory.copy_in(at, from);
+                },
+            )
+        }
+    }
+}
+
+fn modify<T: Element>(
+    update: impl Fn(T) -> Option<T>,
+    load: impl FnOnce(&mut [u8]),
+    store: impl FnOnce(&[u8]),
+) -> T {
+    let mut bytes = [0; LONGEST];
+    let Some(bytes) = bytes.get_mut(..T::SIZE) else { return T::ZERO };
+    load(bytes);
+    let old = T::read(bytes);
+    if let Some(new) = update(old) {
+        new.write(bytes);
+        store(bytes);
+    }
+    old
+}
+
+/// Reads aligned words.
+fn load(addr: usize, to: &mut [u8]) {
+    for (i, to) in to.chunks_exact_mut(WORD).enumerate() {
+        // SAFETY: within an element that the application lent, at a multiple of 8.
+        let word = unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(addr + i * WORD)) };
+        to.copy_from_slice(&word.load(Acquire).to_ne_bytes());
+    }
+}
+
+/// Writes aligned words.
+fn store(addr: usize, from: &[u8]) {
+    for (i, from) in from.chunks_exact(WORD).enumerate() {
+        // SAFETY: as above.
+        let word = unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(addr + i * WORD)) };
+        if let Some(from) = from.first_chunk() {
+            word.store(u64::from_ne_bytes(*from), Release);
+        }
+    }
+}
+
+macro_rules! exchange {
+    ($atomic:ty, $bits:ty, $addr:expr, $update:expr) => {{
+        // SAFETY: an element of this size that the application lent, at a multiple of its size.
+        let cell = unsafe { <$atomic>::from_ptr(with_exposed_provenance_mut($addr)) };
+        let mut bits = cell.load(Acquire);
+        loop {
+            let old = T::read(&bits.to_ne_bytes());
+            let Some(new) = $update(old) else { return old };
+            let mut bytes = [0; size_of::<$bits>()];
+            new.write(&mut bytes);
+            let new = <$bits>::from_ne_bytes(bytes);
+            match cell.compare_exchange_weak(bits, new, AcqRel, Relaxed) {
+                Ok(_) => return old,
+                Err(now) => bits = now,
+            }
+        }
+    }};
+}
+
+/// An aligned word.
+#[inline]
+fn word<T: Element>(addr: usize, update: impl Fn(T) -> Option<T>) -> T {
+    match T::SIZE {
+        1 => exchange!(AtomicU8, u8, addr, update),
+        2 => exchange!(AtomicU16, u16, addr, update),
+        4 => exchange!(AtomicU32, u32, addr, update),
+        _ => exchange!(AtomicU64, u64, addr, update),
+    }
+}

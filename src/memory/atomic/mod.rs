@@ -1,0 +1,263 @@
+//! Atomic operations on elements of application memory: what there is, and carrying it out.
+//!
+//! An element is changed as a whole, whoever changes it: another endpoint, another domain of this
+//! process, or, for elements of 1 to 8 bytes at addresses that are a multiple of their size, the
+//! application's own atomic instructions ([`cell`]). There is no lock for all of them.
+
+mod arithmetic;
+mod cell;
+#[cfg(target_arch = "x86_64")]
+mod long_double;
+#[cfg(test)]
+mod tests;
+
+use super::SegmentList;
+use arithmetic::{Complex, Element};
+#[cfg(target_arch = "x86_64")]
+use long_double::LongDouble;
+
+/// Most bytes of target memory in one operation. Its packet, with two operands of that size, goes
+/// into one message of every transport.
+pub(crate) const MAX_BYTES: usize = 4096;
+
+/// What is done to an element. The numbers are those of fi_atomic(3) and of PROTOCOL.md §4.16.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Op {
+    Min,
+    Max,
+    Sum,
+    Prod,
+    Lor,
+    Land,
+    Bor,
+    Band,
+    Lxor,
+    Bxor,
+    Read,
+    Write,
+    Cswap,
+    CswapNe,
+    CswapLe,
+    CswapLt,
+    CswapGe,
+    CswapGt,
+    Mswap,
+}
+
+impl Op {
+    pub(crate) const ALL: [Self; 19] = [
+        Self::Min,
+        Self::Max,
+        Self::Sum,
+        Self::Prod,
+        Self::Lor,
+        Self::Land,
+        Self::Bor,
+        Self::Band,
+        Self::Lxor,
+        Self::Bxor,
+        Self::Read,
+        Self::Write,
+        Self::Cswap,
+        Self::CswapNe,
+        Self::CswapLe,
+        Self::CswapLt,
+        Self::CswapGe,
+        Self::CswapGt,
+        Self::Mswap,
+    ];
+
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+
+    /// It compares, so it has two operands.
+    fn compares(self) -> bool {
+        self as u8 >= Self::Cswap as u8
+    }
+}
+
+/// The type of an element, numbered likewise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Datatype {
+    Int8,
+    Uint8,
+    Int16,
+    Uint16,
+    Int32,
+    Uint32,
+    Int64,
+    Uint64,
+    Float,
+    Double,
+    FloatComplex,
+    DoubleComplex,
+    LongDouble,
+    LongDoubleComplex,
+    Int128,
+    Uint128,
+}
+
+/// What of arithmetic a type has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Integer,
+    Real,
+    Complex,
+}
+
+impl Datatype {
+    pub(crate) const ALL: [Self; 16] = [
+        Self::Int8,
+        Self::Uint8,
+        Self::Int16,
+        Self::Uint16,
+        Self::Int32,
+        Self::Uint32,
+        Self::Int64,
+        Self::Uint64,
+        Self::Float,
+        Self::Double,
+        Self::FloatComplex,
+        Self::DoubleComplex,
+        Self::LongDouble,
+        Self::LongDoubleComplex,
+        Self::Int128,
+        Self::Uint128,
+    ];
+
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+
+    /// Bytes of one element.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Self::Int8 | Self::Uint8 => 1,
+            Self::Int16 | Self::Uint16 => 2,
+            Self::Int32 | Self::Uint32 | Self::Float => 4,
+            Self::Int64 | Self::Uint64 | Self::Double | Self::FloatComplex => 8,
+            Self::DoubleComplex | Self::LongDouble | Self::Int128 | Self::Uint128 => 16,
+            Self::LongDoubleComplex => 32,
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Self::Float | Self::Double | Self::LongDouble => Kind::Real,
+            Self::FloatComplex | Self::DoubleComplex | Self::LongDoubleComplex => Kind::Complex,
+            _ => Kind::Integer,
+        }
+    }
+
+    /// Whether there is arithmetic for it.
+    fn exists(self) -> bool {
+        let long = matches!(self, Self::LongDouble | Self::LongDoubleComplex);
+        !long || cfg!(target_arch = "x86_64")
+    }
+}
+
+/// The three sets of calls of fi_atomic(3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Form {
+    /// Changes the target.
+    Base,
+    /// Gives back what was there before.
+    Fetch,
+    /// The same, and compares first.
+    Compare,
+}
+
+/// An operation on elements of a type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Operation {
+    pub(crate) op: Op,
+    pub(crate) datatype: Datatype,
+}
+
+impl Operation {
+    /// From the numbers of libfabric and of the wire; `None` for those that nobody knows.
+    pub(crate) fn from_numbers(op: u32, datatype: u32) -> Option<Self> {
+        Some(Self { op: Op::from_number(op)?, datatype: Datatype::from_number(datatype)? })
+    }
+
+    /// Whether there is such an operation: with this answer [`Operation::apply`] agrees.
+    pub(crate) fn is_offered(self, form: Form) -> bool {
+        let called_so = match self.op {
+            Op::Read => form == Form::Fetch,
+            op if op.compares() => form == Form::Compare,
+            _ => form != Form::Compare,
+        };
+        let kind = self.datatype.kind();
+        let has_sense = match self.op {
+            Op::Bor | Op::Band | Op::Bxor | Op::Mswap => kind == Kind::Integer,
+            Op::Min | Op::Max => kind != Kind::Complex,
+            Op::CswapLe | Op::CswapLt | Op::CswapGe | Op::CswapGt => kind != Kind::Complex,
+            _ => true,
+        };
+        called_so && has_sense && self.datatype.exists()
+    }
+
+    /// Operands that come with each element.
+    pub(crate) fn operands(self) -> usize {
+        match self.op {
+            Op::Read => 0,
+            op if op.compares() => 2,
+            _ => 1,
+        }
+    }
+
+    /// Carries it out on each element of `memory`, which has a whole number of them, with as many
+    /// in `operand` and `compare` as it has operands. `old`, unless it is empty, gets what was there
+    /// before.
+    pub(crate) fn apply(
+        self,
+        memory: &SegmentList,
+        operand: &[u8],
+        compare: &[u8],
+        old: &mut [u8],
+    ) {
+        let op = self.op;
+        match self.datatype {
+            Datatype::Int8 => each::<i8>(op, memory, operand, compare, old),
+            Datatype::Uint8 => each::<u8>(op, memory, operand, compare, old),
+            Datatype::Int16 => each::<i16>(op, memory, operand, compare, old),
+            Datatype::Uint16 => each::<u16>(op, memory, operand, compare, old),
+            Datatype::Int32 => each::<i32>(op, memory, operand, compare, old),
+            Datatype::Uint32 => each::<u32>(op, memory, operand, compare, old),
+            Datatype::Int64 => each::<i64>(op, memory, operand, compare, old),
+            Datatype::Uint64 => each::<u64>(op, memory, operand, compare, old),
+            Datatype::Float => each::<f32>(op, memory, operand, compare, old),
+            Datatype::Double => each::<f64>(op, memory, operand, compare, old),
+            Datatype::FloatComplex => each::<Complex<f32>>(op, memory, operand, compare, old),
+            Datatype::DoubleComplex => each::<Complex<f64>>(op, memory, operand, compare, old),
+            #[cfg(target_arch = "x86_64")]
+            Datatype::LongDouble => each::<LongDouble>(op, memory, operand, compare, old),
+            #[cfg(target_arch = "x86_64")]
+            Datatype::LongDoubleComplex => {
+                each::<Complex<LongDouble>>(op, memory, operand, compare, old);
+            }
+            // Not offered.
+            #[cfg(not(target_arch = "x86_64"))]
+            Datatype::LongDouble | Datatype::LongDoubleComplex => {}
+            Datatype::Int128 => each::<i128>(op, memory, operand, compare, old),
+            Datatype::Uint128 => each::<u128>(op, memory, operand, compare, old),
+        }
+    }
+}
+
+fn each<T: Element>(op: Op, memory: &SegmentList, operand: &[u8], compare: &[u8], old: &mut [u8]) {
+    let mut operands = operand.chunks_exact(T::SIZE);
+    let mut compares = compare.chunks_exact(T::SIZE);
+    let mut olds = old.chunks_exact_mut(T::SIZE);
+    for at in (0..memory.len()).step_by(T::SIZE) {
+        let new = operands.next().map_or(T::ZERO, T::read);
+        let compare = compares.next().map_or(T::ZERO, T::read);
+        let before = cell::change(memory, at, |old: T| T::update(op, old, new, compare));
+        if let Some(to) = olds.next() {
+            before.write(to);
+        }
+    }
+}

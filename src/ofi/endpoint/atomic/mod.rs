@@ -1,0 +1,283 @@
+//! Atomic operations: their arguments checked, and `fi_query_atomic`. The calls are [`entries`].
+
+mod entries;
+
+pub(super) use entries::OPS;
+
+use super::transfer::{Flags, persist, result, vector};
+use super::{EndpointFid, endpoint};
+use crate::memory::atomic::{Form, MAX_BYTES, Operation};
+use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::ofi::lock::Guard;
+use crate::protocol::{AtomicOp, MAX_RANGES, OpError, RemoteRange, RemoteRanges, Report, right_of};
+use libc::iovec;
+use libfabric_sys::{
+    FI_COMPARE_ATOMIC, FI_COMPLETION, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP,
+    FI_FENCE, FI_FETCH_ATOMIC, FI_INJECT, FI_REMOTE_CQ_DATA, FI_TAGGED, fi_addr_t, fi_atomic_attr,
+    fi_datatype, fi_ioc, fi_msg_atomic, fi_op, fi_rma_ioc, fid_ep,
+};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+/// The operation with these numbers. Errors: EOPNOTSUPP if it is not offered in this form.
+fn offered(op: fi_op, datatype: fi_datatype, form: Form) -> Result<Operation, i32> {
+    let operation = Operation::from_numbers(op, datatype);
+    operation.filter(|operation| operation.is_offered(form)).ok_or(FI_EOPNOTSUPP)
+}
+
+/// `fi_query_atomic`. Errors: EINVAL, EOPNOTSUPP.
+pub(crate) fn query(datatype: fi_datatype, op: fi_op, flags: u64) -> Result<fi_atomic_attr, i32> {
+    let form = match flags & !FI_TAGGED {
+        0 => Form::Base,
+        FI_FETCH_ATOMIC => Form::Fetch,
+        FI_COMPARE_ATOMIC => Form::Compare,
+        _ => return Err(FI_EINVAL),
+    };
+    // Targets are regions, not receive buffers.
+    if flags & FI_TAGGED != 0 {
+        return Err(FI_EOPNOTSUPP);
+    }
+    let size = offered(op, datatype, form)?.datatype.size();
+    Ok(fi_atomic_attr { count: MAX_BYTES / size, size })
+}
+
+/// One buffer of so many elements, or several.
+#[derive(Clone, Copy)]
+struct Elements {
+    list: *const fi_ioc,
+    parts: usize,
+    one: *const c_void,
+    count: usize,
+}
+
+impl Elements {
+    const NONE: Self = Self::one(null_mut(), 0);
+
+    const fn one(buf: *const c_void, count: usize) -> Self {
+        Self { list: null_mut(), parts: 0, one: buf, count }
+    }
+
+    const fn several(list: *const fi_ioc, parts: usize) -> Self {
+        Self { list, parts, one: null_mut(), count: 0 }
+    }
+
+    /// The memory. Errors: EINVAL for more than four parts, or more bytes than there can be.
+    ///
+    /// # Safety
+    /// `list` has `parts` elements; the application lends each until the operation completes.
+    unsafe fn memory(self, size: usize) -> Result<SegmentList, i32> {
+        let mut parts = [iovec { iov_base: null_mut(), iov_len: 0 }; MAX_SEGMENTS];
+        if self.parts > MAX_SEGMENTS || (self.list.is_null() && self.parts > 0) {
+            return Err(FI_EINVAL);
+        }
+        let bytes = |count: usize| count.checked_mul(size).ok_or(FI_EINVAL);
+        if let Some(first) = parts.first_mut().filter(|_| self.parts == 0) {
+            *first = iovec { iov_base: self.one.cast_mut(), iov_len: bytes(self.count)? };
+        }
+        for (i, part) in parts.iter_mut().enumerate().take(self.parts) {
+            // SAFETY: the caller vouches for so many elements.
+            let from = unsafe { &*self.list.add(i) };
+            *part = iovec { iov_base: from.addr, iov_len: bytes(from.count)? };
+        }
+        // SAFETY: the caller vouches for each.
+        unsafe { vector(parts.as_ptr(), parts.len()) }
+    }
+}
+
+/// Elements of a target.
+#[derive(Clone, Copy)]
+enum Target {
+    One { addr: u64, key: u64 },
+    Several(*const fi_rma_ioc, usize),
+}
+
+impl Target {
+    /// The ranges; one range has `count` elements. Errors: EINVAL for more than four, or more bytes
+    /// than there can be.
+    ///
+    /// # Safety
+    /// A list has as many elements as it says.
+    unsafe fn ranges(self, count: usize, size: usize) -> Result<RemoteRanges, i32> {
+        let mut ranges = RemoteRanges::NONE;
+        let mut push = |addr, key, count: usize| {
+            let len = count.checked_mul(size).ok_or(FI_EINVAL)? as u64;
+            ranges.push(RemoteRange { key, addr, len }).ok_or(FI_EINVAL)
+        };
+        match self {
+            Self::One { addr, key } => push(addr, key, count)?,
+            Self::Several(list, parts) => {
+                if parts > MAX_RANGES || (list.is_null() && parts > 0) {
+                    return Err(FI_EINVAL);
+                }
+                for i in 0..parts {
+                    // SAFETY: the caller vouches for so many elements.
+                    let from = unsafe { &*list.add(i) };
+                    push(from.addr, from.key, from.count)?;
+                }
+            }
+        }
+        Ok(ranges)
+    }
+}
+
+/// One operation in the application's terms.
+struct Call {
+    form: Form,
+    op: fi_op,
+    datatype: fi_datatype,
+    operand: Elements,
+    compare: Elements,
+    result: Elements,
+    target: Target,
+    /// Elements of a target that is one range.
+    count: usize,
+    data: Option<u64>,
+    peer: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+}
+
+/// All forms. Every completion level is met by the last of them: an operation is complete when the
+/// target has carried it out.
+///
+/// # Safety
+/// Buffers and lists are as fi_atomic(3) says.
+#[inline]
+unsafe fn start(handle: &EndpointFid, call: Call) -> isize {
+    // SAFETY: the caller vouches.
+    result(unsafe { try_start(handle, call) })
+}
+
+/// # Safety
+/// As [`start`].
+unsafe fn try_start(handle: &EndpointFid, call: Call) -> Result<(), i32> {
+    let ep = &*handle.shared;
+    let operation = offered(call.op, call.datatype, call.form)?;
+    let right = right_of(operation, call.form);
+    let (op_flags, inject_call) = match call.flags {
+        Flags::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
+        Flags::Call(flags) => (flags, false),
+        Flags::Inject => (FI_INJECT, true),
+    };
+    if !ep.may(right) || op_flags & FI_TAGGED != 0 {
+        return Err(FI_EOPNOTSUPP);
+    }
+    let size = operation.datatype.size();
+    // SAFETY: the caller vouches; what an operation does not use may be anything.
+    let (operand, compare, result, remote) = unsafe {
+        let list = |used: bool, elements: Elements| {
+            if used { elements.memory(size) } else { Ok(SegmentList::EMPTY) }
+        };
+        (
+            list(operation.operands() > 0, call.operand)?,
+            list(call.form == Form::Compare, call.compare)?,
+            list(call.form != Form::Base, call.result)?,
+            call.target.ranges(call.count, size)?,
+        )
+    };
+    let total = usize::try_from(remote.total()).map_err(|_| FI_EMSGSIZE)?;
+    let fits = |used: bool, list: &SegmentList| !used || list.len() == total;
+    if total == 0
+        || !fits(operation.operands() > 0, &operand)
+        || !fits(call.form == Form::Compare, &compare)
+        || !fits(call.form != Form::Base, &result)
+    {
+        return Err(FI_EINVAL);
+    }
+    let inject = op_flags & FI_INJECT != 0;
+    let guard = ep.domain.lock.lock();
+    let state = ep.state(&guard);
+    if inject && total > state.inject_atomic_size || total > state.max_atomic_size {
+        return Err(FI_EMSGSIZE);
+    }
+    let bindings = ep.bindings_of(handle.context, &guard);
+    let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
+    let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
+    let report = Report::new(entry, handle.context);
+    persist(ep, &guard, |guard: &Guard<'_>| {
+        let op = AtomicOp {
+            peer: ep.peer(call.peer, guard)?,
+            operation,
+            form: call.form,
+            operand,
+            compare,
+            result,
+            remote,
+            data: call.data,
+            context: call.context.expose_provenance() as u64,
+            report,
+            inject,
+            fence: op_flags & FI_FENCE != 0,
+        };
+        let mut host = ep.host(guard);
+        let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
+        engine.atomic(&op, &mut host)
+    })
+}
+
+/// An operation described by a structure.
+///
+/// # Safety
+/// `msg` is null or as fi_atomic(3) says.
+unsafe fn message(
+    ep: *mut fid_ep,
+    form: Form,
+    msg: *const fi_msg_atomic,
+    compare: Elements,
+    result: Elements,
+    flags: u64,
+) -> isize {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
+        let call = Call {
+            form,
+            op: m.op,
+            datatype: m.datatype,
+            operand: Elements::several(m.msg_iov, m.iov_count),
+            compare,
+            result,
+            target: Target::Several(m.rma_iov, m.rma_iov_count),
+            count: 0,
+            data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data),
+            peer: m.addr,
+            context: m.context,
+            flags: Flags::Call(flags),
+        };
+        start(endpoint(ep), call)
+    }
+}
+
+/// Elements in a list of the application, however many parts it has.
+///
+/// # Safety
+/// `list` has `parts` elements.
+unsafe fn count_of(list: *const fi_ioc, parts: usize) -> usize {
+    if list.is_null() || parts > MAX_SEGMENTS {
+        return 0;
+    }
+    // SAFETY: the caller vouches.
+    (0..parts).fold(0usize, |sum, i| sum.saturating_add(unsafe { &*list.add(i) }.count))
+}
+
+/// How many elements an operation may have. Errors: EINVAL, EOPNOTSUPP.
+///
+/// # Safety
+/// `ep` is an endpoint of ours, `count` null or valid.
+unsafe fn valid(
+    ep: *mut fid_ep,
+    datatype: fi_datatype,
+    op: fi_op,
+    form: Form,
+    count: *mut usize,
+) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let (ep, count) = unsafe { (&endpoint(ep).shared, count.as_mut().ok_or(FI_EINVAL)?) };
+    let operation = offered(op, datatype, form)?;
+    if !ep.may(right_of(operation, form)) {
+        return Err(FI_EOPNOTSUPP);
+    }
+    let guard = ep.domain.lock.lock();
+    *count = ep.state(&guard).max_atomic_size / operation.datatype.size();
+    Ok(())
+}

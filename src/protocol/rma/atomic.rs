@@ -1,0 +1,360 @@
+//! Atomic operations (PROTOCOL.md §4.16), from both sides. Each is one packet, and the target carries
+//! it out when that comes.
+
+use super::packet::{Prefix, REMOTE_LEN, RmaPacket};
+use super::target::{Place, Request};
+use super::{Answer, FETCH_WINDOW, MAX_RANGES, Op, RemoteRanges, Rma, RmaOp, State, status_of};
+use crate::memory::atomic::{Form, MAX_BYTES, Operation};
+use crate::memory::keys::Right;
+use crate::memory::{OwnedBuffer, SegmentList};
+use crate::protocol::engine::{Core, Engine};
+use crate::protocol::index_list::{IndexList, Key};
+use crate::protocol::packet::Ranges;
+use crate::protocol::send::Payload;
+use crate::protocol::{Cause, Host, OpError, Report};
+use crate::transport::{BCOPY_LEAST, Iface, PeerId, SendError};
+
+// The largest one, with two operands and all ranges, has to fit.
+const _: () = assert!(2 * MAX_BYTES + MAX_RANGES * REMOTE_LEN <= BCOPY_LEAST);
+
+/// Results up to this length need no memory of their own, bytes: two of the longest real numbers.
+const FEW: usize = 32;
+/// Buffers of longer results that are kept for the next ones.
+const SPARE_MAX: usize = 16;
+
+/// An atomic operation as the endpoint asks for it: one that is offered in its form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AtomicOp {
+    pub(crate) peer: PeerId,
+    pub(crate) operation: Operation,
+    pub(crate) form: Form,
+    /// As long as `remote`, or empty if the operation has no operand.
+    pub(crate) operand: SegmentList,
+    /// As long as `remote` in the form that compares, else empty.
+    pub(crate) compare: SegmentList,
+    /// As long as `remote`, or empty in the form that gives nothing back.
+    pub(crate) result: SegmentList,
+    /// Whole elements each, at most [`MAX_BYTES`] and not nothing.
+    pub(crate) remote: RemoteRanges,
+    /// Remote completion data.
+    pub(crate) data: Option<u64>,
+    pub(crate) context: u64,
+    pub(crate) report: Report,
+    /// `operand` and `compare` are the application's again when the call returns.
+    pub(crate) inject: bool,
+    /// Start only when all earlier operations to this peer have completed.
+    pub(crate) fence: bool,
+}
+
+/// What the operation does to the target's memory.
+pub(crate) fn right_of(operation: Operation, form: Form) -> Right {
+    match form {
+        Form::Base => Right::Update,
+        Form::Fetch if operation.operands() == 0 => Right::Fetch,
+        Form::Fetch | Form::Compare => Right::Exchange,
+    }
+}
+
+/// What an operation that is not complete has beside that which all one-sided ones have.
+#[derive(Debug)]
+pub(super) struct Operands {
+    operation: Operation,
+    compare: Payload,
+    result: SegmentList,
+}
+
+impl Operands {
+    /// The application's buffer is its own again.
+    pub(super) fn keep(&mut self) {
+        self.compare = Payload::Owned(OwnedBuffer::copy_of(&self.compare.segments()));
+    }
+
+    pub(super) fn is_owned(&self) -> bool {
+        matches!(self.compare, Payload::Owned(_))
+    }
+}
+
+/// What was there before, on its way to whoever asked.
+#[derive(Debug)]
+enum Kept {
+    Few([u8; FEW], usize),
+    Many(Vec<u8>),
+}
+
+/// All of these.
+#[derive(Debug, Default)]
+pub(super) struct Results {
+    list: IndexList<(PeerId, Kept)>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Results {
+    /// One more result may wait for `peer`.
+    fn has_room(&self, peer: PeerId) -> bool {
+        let window = FETCH_WINDOW as usize;
+        self.list.len() < window
+            || self.list.iter().filter(|(_, (to, _))| *to == peer).count() < window
+    }
+
+    /// Zeros.
+    fn of_length(&mut self, len: usize) -> Kept {
+        if len <= FEW {
+            return Kept::Few([0; FEW], len);
+        }
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.resize(len, 0);
+        Kept::Many(buffer)
+    }
+
+    fn add(&mut self, peer: PeerId, kept: Kept) -> Key {
+        self.list.push_back((peer, kept))
+    }
+
+    pub(super) fn remove(&mut self, key: Key) {
+        if let Some((_, Kept::Many(mut buffer))) = self.list.remove(key) {
+            if self.spare.len() < SPARE_MAX {
+                buffer.clear();
+                self.spare.push(buffer);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+}
+
+impl Kept {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Few(bytes, len) => bytes.get(..*len).unwrap_or(&[]),
+            Self::Many(bytes) => bytes,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Few(bytes, len) => bytes.get_mut(..*len).unwrap_or(&mut []),
+            Self::Many(bytes) => bytes,
+        }
+    }
+}
+
+impl Rma {
+    /// Enters an operation.
+    #[inline]
+    pub(super) fn insert(&mut self, op: Op, operands: Option<&Operands>) -> Key {
+        let operands = operands.map(|other| {
+            let Operands { operation, result, .. } = *other;
+            let compare = Payload::Lent(other.compare.segments());
+            self.operands.push_back(Operands { operation, compare, result })
+        });
+        self.ops.push_back(Op { operands, ..op })
+    }
+
+    /// Takes one out.
+    #[inline]
+    pub(super) fn take(&mut self, key: Key) -> Option<Op> {
+        let op = self.ops.remove(key)?;
+        if let Some(key) = op.operands {
+            self.operands.remove(key);
+        }
+        Some(op)
+    }
+}
+
+impl<I: Iface> Engine<I> {
+    /// Starts an atomic operation. Errors: as [`Engine::access`], and EOPNOTSUPP if the peer is of a
+    /// version that has none.
+    #[inline]
+    pub(crate) fn atomic(&mut self, op: &AtomicOp, host: &mut impl Host) -> Result<(), OpError> {
+        if self.iface.caps(op.peer).atomics == Some(false) {
+            return Err(OpError::Error(libc::EOPNOTSUPP));
+        }
+        let AtomicOp { peer, remote, data, context, report, inject, fence, .. } = *op;
+        let right = right_of(op.operation, op.form);
+        let local = op.operand;
+        let access = RmaOp { peer, right, local, remote, data, context, report, inject, fence };
+        let operands = Operands {
+            operation: op.operation,
+            compare: Payload::Lent(op.compare),
+            result: op.result,
+        };
+        self.begin(&access, Some(&operands), host)
+    }
+
+    /// Whether an operation may leave: `None` if it is atomic and the target has not said yet that it
+    /// knows such operations. It waits as behind a fence then, so that nothing overtakes it.
+    pub(in crate::protocol) fn may_send_atomic(
+        &mut self,
+        peer: PeerId,
+        key: Key,
+    ) -> Option<Result<(), (i32, Cause)>> {
+        self.core.rma.channel(peer).asks = false;
+        if self.core.rma.ops.get(key).is_none_or(|op| op.operands.is_none()) {
+            return Some(Ok(()));
+        }
+        match self.iface.caps(peer).atomics {
+            Some(true) => Some(Ok(())),
+            Some(false) => Some(Err((libc::EOPNOTSUPP, Cause::NoAtomics))),
+            None => {
+                // It says so as soon as there is a link.
+                let address = self.iface.address_of(peer);
+                let linked = address.map(|address| self.iface.connect(&address));
+                if let Some(Err(SendError::Unreachable(errno))) = linked {
+                    return Some(Err((errno.0, Cause::PeerUnreachable)));
+                }
+                self.core.rma.channel(peer).asks = true;
+                None
+            }
+        }
+    }
+
+    /// Sends an atomic operation as a whole.
+    pub(super) fn send_atomic(&mut self, key: Key, operands: Key) -> Result<(), SendError> {
+        let rma = &mut self.core.rma;
+        let (Some(op), Some(other)) = (rma.ops.get_mut(key), rma.operands.get(operands)) else {
+            return Ok(());
+        };
+        let (operand, compare) = (op.local.segments(), other.compare.segments());
+        let prefix = Prefix::new(&op.remote, &Ranges::NONE);
+        let packet = RmaPacket::Atomic {
+            tx: key.to_wire(),
+            data: op.data,
+            fetches: op.right.reads(),
+            ranges: op.remote.as_slice().len() as u8,
+            op: other.operation.op as u8,
+            datatype: other.operation.datatype as u8,
+        };
+        let border = prefix.len() + operand.len();
+        let pack = |at: usize, to: &mut [u8]| {
+            let (front, back) = to.split_at_mut(border.saturating_sub(at).min(to.len()));
+            if !front.is_empty() {
+                prefix.pack(&operand, at, front);
+            }
+            if !back.is_empty() {
+                compare.copy_out((at + front.len()).saturating_sub(border), back);
+            }
+        };
+        let header = packet.encode();
+        let (header, len) = (header.as_slice(), border + compare.len());
+        let caps = self.iface.caps(op.peer);
+        if header.len() + len <= caps.short_max {
+            self.iface.am_short(op.peer, header, len, pack)?;
+        } else {
+            self.iface.am_bcopy(op.peer, header, len, pack)?;
+        }
+        op.state = State::Sent { received: 0 };
+        let (peer, right) = (op.peer, op.right);
+        self.core.rma.channel(peer).count(right, false, 1);
+        Ok(())
+    }
+
+    /// Sends a result.
+    pub(super) fn send_result(&mut self, peer: PeerId, tx: u64, key: Key) -> Result<(), SendError> {
+        let Some((_, kept)) = self.core.rma.results.list.get(key) else { return Ok(()) };
+        let bytes = kept.bytes();
+        let pack = |at: usize, to: &mut [u8]| {
+            if let Some(from) = bytes.get(at..at + to.len()) {
+                to.copy_from_slice(from);
+            }
+        };
+        let header = RmaPacket::Result { tx }.encode();
+        let header = header.as_slice();
+        if header.len() + bytes.len() <= self.iface.caps(peer).short_max {
+            self.iface.am_short(peer, header, bytes.len(), pack)
+        } else {
+            self.iface.am_bcopy(peer, header, bytes.len(), pack)
+        }
+    }
+}
+
+impl Core {
+    /// A peer's atomic operation. `None`: nobody sends this.
+    pub(super) fn on_atomic(
+        &mut self,
+        request: &Request,
+        fetches: bool,
+        (op, datatype): (u8, u8),
+        bytes: &[u8],
+        host: &mut impl Host,
+    ) -> Option<()> {
+        let total = usize::try_from(request.ranges.total()).ok()?;
+        let busy = self.rma.inbound.get(&request.peer).is_some_and(|i| i.has_writes());
+        // The initiator waits until a write is here before it sends what must not overtake it.
+        if busy || total == 0 || total > MAX_BYTES {
+            return None;
+        }
+        let known = Operation::from_numbers(op.into(), datatype.into());
+        let form = |operation: Operation| match (operation.operands(), fetches) {
+            (2, _) => Form::Compare,
+            (_, true) => Form::Fetch,
+            (_, false) => Form::Base,
+        };
+        let Some(operation) = known.filter(|operation| operation.is_offered(form(*operation)))
+        else {
+            self.answer_with(request, Answer::Done(libc::EOPNOTSUPP as u32));
+            return Some(());
+        };
+        let size = operation.datatype.size();
+        let whole = request.ranges.as_slice().iter().all(|range| range.len % size as u64 == 0);
+        if !whole || bytes.len() != total * operation.operands() {
+            return None;
+        }
+        if fetches && !self.rma.results.has_room(request.peer) {
+            return None;
+        }
+        let right = right_of(operation, form(operation));
+        let place = match Place::find(&request.ranges, right, host) {
+            Ok(place) => place,
+            Err(denied) => {
+                self.answer_with(request, Answer::Done(status_of(denied)));
+                return Some(());
+            }
+        };
+        let mut kept = self.rma.results.of_length(if fetches { total } else { 0 });
+        let (operand, compare) = match operation.operands() {
+            0 => (bytes, bytes),
+            _ => bytes.split_at_checked(total)?,
+        };
+        let mut done = 0;
+        while done < total {
+            // Nobody closed a region since it was found.
+            let memory = place.piece(done as u64, total - done, host).ok()?.memory;
+            let old = kept.bytes_mut().get_mut(done..).unwrap_or(&mut []);
+            let operand = operand.get(done..).unwrap_or(&[]);
+            let compare = compare.get(done..).unwrap_or(&[]);
+            operation.apply(&memory, operand, compare, old);
+            done += memory.len().max(1);
+        }
+        let answer = if fetches {
+            Answer::Result(self.rma.results.add(request.peer, kept))
+        } else {
+            Answer::Done(0)
+        };
+        self.answer_with(request, answer);
+        self.accessed(request, &place, host);
+        Some(())
+    }
+
+    /// What was there before an atomic operation of ours.
+    pub(super) fn on_result(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        payload: &[u8],
+        host: &mut impl Host,
+    ) -> Option<()> {
+        let key = Key::from_wire(tx);
+        let op = self.rma.ops.get(key)?;
+        let result = self.rma.operands.get(op.operands?)?.result;
+        let waits = op.peer == peer && op.right.reads() && matches!(op.state, State::Sent { .. });
+        if !waits || payload.len() != result.len() {
+            return None;
+        }
+        result.copy_in(0, payload);
+        self.end_access(key, None, host);
+        Some(())
+    }
+}
