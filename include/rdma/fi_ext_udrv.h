@@ -49,6 +49,8 @@ enum fi_udrv_cause {
     FI_UDRV_CAUSE_ACCESS_DENIED = 13,
     // The target could not reach the initiator's buffer.
     FI_UDRV_CAUSE_TARGET_FAILED = 14,
+    // A triggered operation or deferred work could not be started when its counter came so far.
+    FI_UDRV_CAUSE_NOT_STARTED = 20,
 };
 
 // What an endpoint has done since it was enabled.

@@ -52,6 +52,8 @@ pub enum fi_udrv_cause {
     AccessDenied = 13,
     /// The target could not reach the initiator's buffer.
     TargetFailed = 14,
+    /// A triggered operation or deferred work could not be started when its counter came so far.
+    NotStarted = 20,
 }
 
 /// What an endpoint has done since it was enabled.
@@ -206,6 +208,7 @@ mod tests {
             (c::KeyRejected, Cause::KeyRejected),
             (c::AccessDenied, Cause::AccessDenied),
             (c::TargetFailed, Cause::TargetFailed),
+            (c::NotStarted, Cause::NotStarted),
         ];
         for (ours, theirs) in pairs {
             assert_eq!(ours as i32, theirs as i32, "{ours:?}");

@@ -27,7 +27,7 @@ use libfabric_sys::{
     FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW, FI_ORDER_RMA_WAW, FI_ORDER_SAS, FI_ORDER_WAW,
     FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ,
     FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE,
-    FI_WRITE, fi_info,
+    FI_TRIGGER, FI_WRITE, fi_info,
 };
 use place::Place;
 use std::ffi::{c_char, c_int};
@@ -45,7 +45,7 @@ pub(crate) const PROTOCOL_VERSION: u32 = 1;
 pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | DOMAIN_CAPS;
 /// Those of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
 pub(crate) const TX_CAPS: u64 =
-    FI_MSG | FI_TAGGED | FI_RMA | FI_SEND | FI_READ | FI_WRITE | FI_FENCE;
+    FI_MSG | FI_TAGGED | FI_RMA | FI_SEND | FI_READ | FI_WRITE | FI_FENCE | FI_TRIGGER;
 /// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
 pub(crate) const RX_CAPS: u64 = FI_MSG
     | FI_TAGGED
@@ -56,15 +56,20 @@ pub(crate) const RX_CAPS: u64 = FI_MSG
     | FI_MULTI_RECV
     | FI_DIRECTED_RECV
     | FI_SOURCE
-    | FI_RMA_EVENT;
+    | FI_RMA_EVENT
+    | FI_TRIGGER;
 /// Capabilities of a domain, of which fi_domain(3) knows only these.
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
 
 /// Default operation flags that a transmit context may have.
-pub(crate) const TX_OP_FLAGS: u64 =
-    FI_INJECT | FI_COMPLETION | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
+pub(crate) const TX_OP_FLAGS: u64 = FI_INJECT
+    | FI_COMPLETION
+    | FI_INJECT_COMPLETE
+    | FI_TRANSMIT_COMPLETE
+    | FI_DELIVERY_COMPLETE
+    | FI_TRIGGER;
 /// Default operation flags that a receive context may have.
-pub(crate) const RX_OP_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
+pub(crate) const RX_OP_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION | FI_TRIGGER;
 /// Message orders that are kept: messages among themselves, and of one-sided operations all but
 /// writes after reads.
 pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS

@@ -103,10 +103,11 @@ pub(crate) enum Cause {
     KeyRejected = 12,
     AccessDenied = 13,
     TargetFailed = 14,
+    NotStarted = 20,
 }
 
 impl Cause {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Truncated,
         Self::Cancelled,
         Self::NoMessage,
@@ -121,6 +122,7 @@ impl Cause {
         Self::KeyRejected,
         Self::AccessDenied,
         Self::TargetFailed,
+        Self::NotStarted,
     ];
 
     /// The cause with this number.
@@ -147,6 +149,7 @@ impl Cause {
                 "the target's memory region does not reach so far, or does not allow this"
             }
             Self::TargetFailed => "the target could not reach the initiator's buffer",
+            Self::NotStarted => "the counter came so far, but the operation could not be started",
         }
     }
 }

@@ -17,6 +17,7 @@ extern const struct group completion_groups[];
 extern const struct group waiting_groups[];
 extern const struct group object_groups[];
 extern const struct group rma_groups[];
+extern const struct group trigger_groups[];
 
 /* Valgrind is at work: fewer rounds, more patience. */
 extern bool slow;

@@ -5,6 +5,7 @@ use crate::memory::keys::{Denied, Granted, Right};
 use crate::ofi::cntr::Counter;
 use crate::ofi::cq::{Entry, NO_SOURCE};
 use crate::ofi::lock::Guard;
+use crate::ofi::trigger;
 use crate::protocol::{
     Completion, Direction, Failure, Host, RemoteAccess, RemoteRange, UNKNOWN_SOURCE,
 };
@@ -49,6 +50,15 @@ impl<'a> EndpointHost<'a> {
         }
     }
 
+    /// The deferred operation that has ended, if this is one.
+    #[inline]
+    fn deferred(&self, c: &Completion) -> Option<trigger::Ended> {
+        if !self.endpoint.triggers {
+            return None;
+        }
+        trigger::ended(&self.endpoint.domain, c.context, self.guard)
+    }
+
     fn entry(&self, c: &Completion, direction_flag: u64) -> Entry {
         let kind = match c.direction {
             Direction::Read | Direction::Write => FI_RMA,
@@ -79,6 +89,15 @@ const _: () = assert!(UNKNOWN_SOURCE == FI_ADDR_NOTAVAIL);
 impl Host for EndpointHost<'_> {
     #[inline]
     fn complete(&mut self, c: &Completion) {
+        let own;
+        let c = match self.deferred(c) {
+            None => c,
+            Some(ended) if ended.succeed(self.guard) => {
+                own = Completion { context: ended.account.context, ..*c };
+                &own
+            }
+            Some(_) => return,
+        };
         let (queue, counter, flag) = self.route(c.direction);
         if let (true, Some(binding)) = (c.report, queue) {
             let entry = self.entry(c, flag);
@@ -86,13 +105,22 @@ impl Host for EndpointHost<'_> {
             unsafe { binding.queue.state.get(self.guard) }.push(entry);
         }
         if let Some(counter) = counter {
-            // SAFETY: as above.
-            unsafe { counter.state.get(self.guard) }.count();
+            counter.count(self.guard);
         }
     }
 
     #[cold]
     fn fail(&mut self, f: &Failure) {
+        let own;
+        let f = match self.deferred(&f.completion) {
+            None => f,
+            Some(ended) if ended.fail(self.guard) => {
+                let context = ended.account.context;
+                own = Failure { completion: Completion { context, ..f.completion }, ..*f };
+                &own
+            }
+            Some(_) => return,
+        };
         let (queue, counter, flag) = self.route(f.completion.direction);
         if let Some(binding) = queue {
             let entry = self.entry(&f.completion, flag);
@@ -105,8 +133,7 @@ impl Host for EndpointHost<'_> {
             );
         }
         if let Some(counter) = counter {
-            // SAFETY: as above.
-            unsafe { counter.state.get(self.guard) }.count_error();
+            counter.count_error(self.guard);
         }
     }
 
@@ -145,8 +172,7 @@ impl Host for EndpointHost<'_> {
     fn accessed(&mut self, access: &RemoteAccess<'_>) {
         let count = |counter: &Option<Arc<Counter>>| {
             if let Some(counter) = counter {
-                // SAFETY: as above.
-                unsafe { counter.state.get(self.guard) }.count();
+                counter.count(self.guard);
             }
         };
         match access.right {

@@ -1,6 +1,7 @@
 //! `struct fid_ep` of type FI_EP_RDM: opening, binding, enabling, closing.
 
 mod cm;
+pub(super) mod deferred;
 mod host;
 mod msg;
 mod options;
@@ -16,6 +17,7 @@ use super::eq;
 use super::guard::{code, entry};
 use super::lock::{Guard, Locked};
 use super::table::{SLACK, Slack, Table, stubs};
+use super::trigger;
 use crate::memory::keys::Right;
 use crate::protocol::{Engine, Limits};
 use crate::sys::{clock::Deadline, process};
@@ -32,8 +34,8 @@ use libfabric_sys::{
     FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE,
     FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA,
     FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT,
-    FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid,
-    fid_ep,
+    FI_TRIGGER, FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr,
+    fi_tx_attr, fid, fid_ep,
 };
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -101,6 +103,8 @@ pub(crate) struct Endpoint {
     pub(super) directed: bool,
     /// FI_SOURCE was asked for: completions tell the sender.
     pub(super) source: bool,
+    /// FI_TRIGGER was asked for: operations may wait for counters.
+    pub(super) triggers: bool,
     caps: u64,
     owner: i32,
 }
@@ -200,6 +204,7 @@ pub(crate) unsafe fn open(
         job_key: given.unwrap_or(domain.job_key),
         directed: info.caps & libfabric_sys::FI_DIRECTED_RECV != 0,
         source: info.caps & libfabric_sys::FI_SOURCE != 0,
+        triggers: info.caps & FI_TRIGGER != 0,
         caps: info.caps,
         owner: process::pid(),
     });
@@ -325,7 +330,7 @@ impl Endpoint {
     }
 
     #[inline]
-    pub(super) fn host<'g>(&'g self, guard: &'g Guard<'_>) -> EndpointHost<'g> {
+    pub(in crate::ofi) fn host<'g>(&'g self, guard: &'g Guard<'_>) -> EndpointHost<'g> {
         EndpointHost::new(self.bindings(guard), guard, self)
     }
 
@@ -344,7 +349,9 @@ impl Endpoint {
     #[inline]
     pub(crate) fn progress_quietly(&self, guard: &Guard<'_>) -> usize {
         let mut host = self.host(guard);
-        self.engine(guard).map_or(0, |engine| engine.progress(&mut host))
+        let moved = self.engine(guard).map_or(0, |engine| engine.progress(&mut host));
+        trigger::run_due(&self.domain, guard);
+        moved
     }
 
     /// Polls by the application so far.
@@ -364,7 +371,9 @@ impl Endpoint {
     /// As `arm`, for a waiter that is counted already.
     pub(crate) fn rearm(&self, guard: &Guard<'_>) -> bool {
         let Some(engine) = self.engine(guard) else { return true };
-        if engine.is_busy() || !engine.iface_mut().sleep() {
+        // SAFETY: the guard is of this domain; one short step.
+        let due = !unsafe { self.domain.state(guard) }.triggers.is_idle();
+        if due || engine.is_busy() || !engine.iface_mut().sleep() {
             self.wake_if_unwatched(guard);
             return false;
         }
@@ -508,6 +517,9 @@ impl Endpoint {
         let state = unsafe { self.domain.state(guard) };
         let this: *const Self = self;
         state.endpoints.retain(|endpoint| *endpoint != this);
+        trigger::forget(self, guard);
+        // SAFETY: as above.
+        let state = unsafe { self.domain.state(guard) };
         for counter in state.counters_of_regions() {
             // SAFETY: as above.
             unsafe { counter.state.get(guard) }.source.detach(self, wait_fd);

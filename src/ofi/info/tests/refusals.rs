@@ -8,10 +8,9 @@ type Case = (fn(&mut Hints), &'static str);
 const CASES: &[Case] = &[
     (
         |h| h.caps = FI_MSG | FI_ATOMIC,
-        "caps: wanted FI_MSG|FI_ATOMIC, offered FI_MSG|FI_RMA|FI_TAGGED|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_RMA_EVENT|FI_SOURCE|FI_DIRECTED_RECV",
+        "caps: wanted FI_MSG|FI_ATOMIC, offered FI_MSG|FI_RMA|FI_TAGGED|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_TRIGGER|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_RMA_EVENT|FI_SOURCE|FI_DIRECTED_RECV",
     ),
     (|h| h.caps = FI_ATOMIC, "caps: wanted FI_ATOMIC, offered FI_MSG|"),
-    (|h| h.caps = FI_TRIGGER, "caps: wanted FI_TRIGGER, "),
     (|h| h.caps = FI_HMEM, "caps: wanted FI_HMEM, "),
     (|h| h.caps = FI_COLLECTIVE, "caps: wanted FI_COLLECTIVE, "),
     (|h| h.caps = FI_NAMED_RX_CTX, "caps: wanted FI_NAMED_RX_CTX, "),
@@ -36,7 +35,7 @@ const CASES: &[Case] = &[
     ),
     (
         |h| h.tx.op_flags = FI_COMMIT_COMPLETE,
-        "tx_attr->op_flags: wanted FI_COMMIT_COMPLETE, offered FI_COMPLETION|FI_INJECT|FI_INJECT_COMPLETE|FI_TRANSMIT_COMPLETE|FI_DELIVERY_COMPLETE",
+        "tx_attr->op_flags: wanted FI_COMMIT_COMPLETE, offered FI_COMPLETION|FI_INJECT|FI_INJECT_COMPLETE|FI_TRANSMIT_COMPLETE|FI_DELIVERY_COMPLETE|FI_TRIGGER",
     ),
     (|h| h.tx.op_flags = FI_MULTI_RECV, "tx_attr->op_flags: wanted FI_MULTI_RECV, "),
     (
@@ -52,7 +51,7 @@ const CASES: &[Case] = &[
     (|h| (h.caps, h.rx.caps) = (FI_MSG, FI_REMOTE_READ), "rx_attr->caps: wanted FI_REMOTE_READ, "),
     (
         |h| h.rx.op_flags = FI_INJECT,
-        "rx_attr->op_flags: wanted FI_INJECT, offered FI_MULTI_RECV|FI_COMPLETION",
+        "rx_attr->op_flags: wanted FI_INJECT, offered FI_MULTI_RECV|FI_COMPLETION|FI_TRIGGER",
     ),
     (|h| h.rx.msg_order = FI_ORDER_RAS, "rx_attr->msg_order: wanted FI_ORDER_RAS, "),
     (|h| h.rx.comp_order = FI_ORDER_DATA, "rx_attr->comp_order: wanted FI_ORDER_DATA, offered 0"),
