@@ -16,9 +16,10 @@ use crate::transport::net::{job_key, verbs};
 use libfabric_sys::{
     FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP,
     FI_FLUSH_WORK, FI_MR_BASIC, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_QUEUE_WORK,
-    FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr, fi_cq_attr, fi_datatype,
-    fi_info, fi_op, fi_ops, fi_ops_domain, fi_ops_domain_2_7, fi_poll_attr, fi_version, fid,
-    fid_av, fid_cntr, fid_cq, fid_domain, fid_ep, fid_poll,
+    FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr, fi_collective_attr,
+    fi_collective_op, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
+    fi_ops_domain_2_7, fi_poll_attr, fi_version, fid, fid_av, fid_cntr, fid_cq, fid_domain, fid_ep,
+    fid_poll,
 };
 use once_cell::sync::OnceCell;
 use std::collections::HashMap;
@@ -168,6 +169,7 @@ static OPS: Table<fi_ops_domain_2_7> = Table::new(fi_ops_domain_2_7 {
         cntr_open: Some(cntr_open),
         poll_open: Some(poll_open),
         query_atomic: Some(query_atomic),
+        query_collective: Some(query_collective),
         ..STUBS.base
     },
     ..STUBS
@@ -395,4 +397,14 @@ unsafe extern "C" fn query_atomic(
     _flags: u64,
 ) -> c_int {
     -FI_EOPNOTSUPP
+}
+
+unsafe extern "C" fn query_collective(
+    _domain: *mut fid_domain,
+    coll: fi_collective_op,
+    attr: *mut fi_collective_attr,
+    _flags: u64,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_query_collective.
+    entry("fi_query_collective", || code(unsafe { endpoint::collective::query(coll, attr) }))
 }

@@ -22,12 +22,12 @@ use crate::transport::net::{job_key, verbs};
 use attributes::Attributes;
 use hints::Hints;
 use libfabric_sys::{
-    FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EINVAL, FI_ENODATA, FI_ENOMEM,
-    FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV, FI_ORDER_RAR,
-    FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW, FI_ORDER_RMA_WAW, FI_ORDER_SAS, FI_ORDER_WAW,
-    FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ,
-    FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE,
-    FI_TRIGGER, FI_WRITE, fi_info,
+    FI_COLLECTIVE, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EINVAL, FI_ENODATA,
+    FI_ENOMEM, FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV,
+    FI_ORDER_RAR, FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW, FI_ORDER_RMA_WAW, FI_ORDER_SAS,
+    FI_ORDER_WAW, FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ, FI_RECV, FI_REMOTE_COMM,
+    FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SOURCE, FI_TAGGED,
+    FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_WRITE, fi_info,
 };
 use place::Place;
 use std::ffi::{c_char, c_int};
@@ -44,12 +44,20 @@ pub(crate) const PROTOCOL_VERSION: u32 = 1;
 /// FI_REMOTE_COMM is granted to those who ask, and not offered to others: Open MPI insists on it.
 pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | DOMAIN_CAPS;
 /// Those of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
-pub(crate) const TX_CAPS: u64 =
-    FI_MSG | FI_TAGGED | FI_RMA | FI_SEND | FI_READ | FI_WRITE | FI_FENCE | FI_TRIGGER;
+pub(crate) const TX_CAPS: u64 = FI_MSG
+    | FI_TAGGED
+    | FI_RMA
+    | FI_COLLECTIVE
+    | FI_SEND
+    | FI_READ
+    | FI_WRITE
+    | FI_FENCE
+    | FI_TRIGGER;
 /// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
 pub(crate) const RX_CAPS: u64 = FI_MSG
     | FI_TAGGED
     | FI_RMA
+    | FI_COLLECTIVE
     | FI_RECV
     | FI_REMOTE_READ
     | FI_REMOTE_WRITE

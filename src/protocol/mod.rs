@@ -5,6 +5,7 @@
 //! bytes. PROTOCOL.md §3 numbers what is said on the wire.
 #![forbid(unsafe_code)]
 
+mod collective;
 mod cooperate;
 mod departure;
 mod engine;
@@ -20,6 +21,7 @@ mod streamed;
 mod tests;
 mod windows;
 
+pub(crate) use collective::{CollectiveOp, What as Collective};
 pub(crate) use engine::{Engine, Limits};
 pub(crate) use receive::{PeekAction, ReceiveOp};
 pub(crate) use rma::{MAX_RANGES, RemoteAccess, RemoteRange, RemoteRanges, RmaOp};
@@ -45,6 +47,8 @@ pub(crate) enum Direction {
     Read,
     /// A one-sided write to it.
     Write,
+    /// An operation of a group.
+    Collective,
 }
 
 /// One finished operation.
@@ -104,10 +108,12 @@ pub(crate) enum Cause {
     AccessDenied = 13,
     TargetFailed = 14,
     NotStarted = 20,
+    MemberGone = 21,
+    MembersDisagree = 22,
 }
 
 impl Cause {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 17] = [
         Self::Truncated,
         Self::Cancelled,
         Self::NoMessage,
@@ -123,6 +129,8 @@ impl Cause {
         Self::AccessDenied,
         Self::TargetFailed,
         Self::NotStarted,
+        Self::MemberGone,
+        Self::MembersDisagree,
     ];
 
     /// The cause with this number.
@@ -150,6 +158,8 @@ impl Cause {
             }
             Self::TargetFailed => "the target could not reach the initiator's buffer",
             Self::NotStarted => "the counter came so far, but the operation could not be started",
+            Self::MemberGone => "a member of the collective group went away or failed",
+            Self::MembersDisagree => "the members of the group do not mean the same operation",
         }
     }
 }
@@ -179,6 +189,8 @@ pub(crate) trait Host {
     fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied>;
     /// A peer has read or written our memory.
     fn accessed(&mut self, access: &RemoteAccess<'_>);
+    /// All members have joined a group, or it failed: a positive error number.
+    fn joined(&mut self, group: u64, outcome: Result<(), i32>);
 }
 
 /// Errors of libfabric's own range (`fi_errno.h`), beyond errno.

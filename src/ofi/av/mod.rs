@@ -2,6 +2,7 @@
 
 mod format;
 mod insert;
+pub(super) mod set;
 mod state;
 
 use super::domain::Domain;
@@ -57,6 +58,7 @@ static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
         remove: Some(remove),
         lookup: Some(lookup),
         straddr: Some(straddr),
+        av_set: Some(set::open),
         ..STUBS.base
     },
     ..STUBS

@@ -11,8 +11,8 @@ use crate::protocol::{
 };
 use crate::transport::Address;
 use libfabric_sys::{
-    FI_ADDR_NOTAVAIL, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE,
-    FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
+    FI_ADDR_NOTAVAIL, FI_COLLECTIVE, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV, FI_REMOTE_CQ_DATA,
+    FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
 };
 use std::sync::Arc;
 
@@ -47,6 +47,10 @@ impl<'a> EndpointHost<'a> {
             Direction::Write => {
                 (self.bindings.transmit.as_ref(), self.bindings.write_counter.as_ref(), FI_WRITE)
             }
+            // Collective operations are atomic ones (fi_collective.3), and those write.
+            Direction::Collective => {
+                (self.bindings.transmit.as_ref(), self.bindings.write_counter.as_ref(), 0)
+            }
         }
     }
 
@@ -62,6 +66,7 @@ impl<'a> EndpointHost<'a> {
     fn entry(&self, c: &Completion, direction_flag: u64) -> Entry {
         let kind = match c.direction {
             Direction::Read | Direction::Write => FI_RMA,
+            Direction::Collective => FI_COLLECTIVE,
             _ if c.tagged => FI_TAGGED,
             _ => FI_MSG,
         };
@@ -167,6 +172,10 @@ impl Host for EndpointHost<'_> {
         // SAFETY: as above.
         let state = unsafe { self.endpoint.domain.state(self.guard) };
         state.regions.find(range.key, range.addr, range.len, right)
+    }
+
+    fn joined(&mut self, group: u64, outcome: Result<(), i32>) {
+        super::collective::joined(self.endpoint, group, outcome, self.guard);
     }
 
     fn accessed(&mut self, access: &RemoteAccess<'_>) {

@@ -1,6 +1,7 @@
 //! `struct fid_ep` of type FI_EP_RDM: opening, binding, enabling, closing.
 
 mod cm;
+pub(super) mod collective;
 pub(super) mod deferred;
 mod host;
 mod msg;
@@ -31,11 +32,11 @@ use crate::transport::net::verbs::RdmaSettings;
 use host::EndpointHost;
 use libfabric_sys::{
     FI_ADDR_STR, FI_ALIAS, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
-    FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE,
-    FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA,
-    FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT,
-    FI_TRIGGER, FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr,
-    fi_tx_attr, fid, fid_ep,
+    FI_COLLECTIVE, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS,
+    FI_EOPBADSTATE, FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ,
+    FI_REMOTE_WRITE, FI_RMA, FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, FI_SOCKADDR_IN6,
+    FI_TAGGED, FI_TRANSMIT, FI_TRIGGER, FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep,
+    fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid, fid_ep,
 };
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -86,6 +87,8 @@ pub(super) struct EndpointState {
     thread_armed: bool,
     /// Polls by the application.
     polls: u64,
+    /// Collective groups.
+    groups: Vec<collective::Membership>,
 }
 
 /// The shared part of an endpoint and of its aliases.
@@ -149,9 +152,6 @@ static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
 static NO_ATOMIC: Table<libfabric_sys::fi_ops_atomic> =
     // SAFETY: fi_ops_atomic has thirteen slots.
     Table::new(unsafe { stubs::<libfabric_sys::fi_ops_atomic, 13>() });
-static NO_COLLECTIVE: Table<libfabric_sys::fi_ops_collective> =
-    // SAFETY: fi_ops_collective has eleven slots.
-    Table::new(unsafe { stubs::<libfabric_sys::fi_ops_collective, 11>() });
 
 /// `fi_endpoint`. Errors: EINVAL, ENOSYS for types other than FI_EP_RDM.
 ///
@@ -197,6 +197,7 @@ pub(crate) unsafe fn open(
             armed: 0,
             thread_armed: false,
             polls: 0,
+            groups: Vec::new(),
         }),
         inject_size: super::info::INJECT_SIZE.min(tx.map_or(usize::MAX, |tx| {
             if tx.inject_size == 0 { usize::MAX } else { tx.inject_size }
@@ -229,7 +230,7 @@ fn handle(
             rma: rma::OPS.as_mut_ptr(),
             tagged: tagged::OPS.as_mut_ptr(),
             atomic: NO_ATOMIC.as_mut_ptr(),
-            collective: NO_COLLECTIVE.as_mut_ptr(),
+            collective: collective::OPS.as_mut_ptr(),
         },
         slack: SLACK,
         shared,
@@ -317,7 +318,8 @@ impl Endpoint {
         let both = self.caps & (FI_SEND | FI_RECV) == 0;
         let sends = messages && (both || self.caps & FI_SEND != 0);
         let receives = messages && (both || self.caps & FI_RECV != 0);
-        (sends || self.may(Right::Read) || self.may(Right::Write), receives)
+        let collects = self.caps & FI_COLLECTIVE != 0;
+        (sends || collects || self.may(Right::Read) || self.may(Right::Write), receives)
     }
 
     /// A counter of a region is fed by every endpoint of the domain.

@@ -4,6 +4,7 @@
 //! hold one directed test per behaviour.
 
 mod active_peers;
+mod collectives;
 mod departures;
 mod eager;
 mod fixture;
