@@ -18,8 +18,9 @@ struct member {
 	int number;
 };
 
-static struct fid_eq *eq;
-static fi_addr_t addresses[MEMBERS];
+/* Of a side, which may be a thread. */
+static __thread struct fid_eq *eq;
+static __thread fi_addr_t addresses[MEMBERS];
 
 static struct fid_ep *endpoint_with_events(struct side *me)
 {
