@@ -51,6 +51,12 @@ enum fi_udrv_cause {
     FI_UDRV_CAUSE_TARGET_FAILED = 14,
     // The target is of a version that does not know this atomic operation: FI_EOPNOTSUPP.
     FI_UDRV_CAUSE_NO_ATOMICS = 15,
+    // A triggered operation or deferred work could not be started when its counter came so far.
+    FI_UDRV_CAUSE_NOT_STARTED = 20,
+    // A member of the collective group went away or failed.
+    FI_UDRV_CAUSE_MEMBER_GONE = 21,
+    // The members of the group do not mean the same operation.
+    FI_UDRV_CAUSE_MEMBERS_DISAGREE = 22,
 };
 
 // What an endpoint has done since it was enabled.

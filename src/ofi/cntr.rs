@@ -6,12 +6,14 @@ use super::guard::{code, entry};
 use super::lock::{Guard, Locked};
 use super::source::Source;
 use super::table::{SLACK, Slack, Table, stubs};
+use super::trigger::{Work, run_due};
 use super::wait::{WaitKind, Waiter};
 use super::wait_set::{self, Member, WaitSet};
 use libfabric_sys::{
     FI_CLASS_CNTR, FI_CNTR_EVENTS_COMP, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT,
     FI_GETWAIT, FI_GETWAITOBJ, fi_cntr_attr, fi_ops, fi_ops_cntr, fi_ops_cntr_2_7, fid, fid_cntr,
 };
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
@@ -21,20 +23,26 @@ pub(crate) struct CntrState {
     value: u64,
     errors: u64,
     pub(crate) source: Source,
+    /// Operations that wait for a value, by threshold, and in their order where it is the same.
+    waiting: VecDeque<Work>,
 }
 
 impl CntrState {
-    /// An operation succeeded.
+    /// Whether something that waits may be due.
     #[inline]
-    pub(crate) fn count(&mut self) {
-        self.value = self.value.wrapping_add(1);
-        self.source.notify();
+    fn reaches(&self) -> bool {
+        self.waiting
+            .front()
+            .is_some_and(|work| work.threshold <= self.value.saturating_add(self.errors))
     }
 
-    /// An operation failed.
-    pub(crate) fn count_error(&mut self) {
-        self.errors = self.errors.wrapping_add(1);
-        self.source.notify();
+    /// Takes out the next operation that is due.
+    fn pop_due(&mut self) -> Option<Work> {
+        let (value, errors) = (self.value, self.errors);
+        let most = value.saturating_add(errors);
+        let mut near = self.waiting.iter().take_while(|work| work.threshold <= most);
+        let at = near.position(|work| work.is_due(value, errors))?;
+        self.waiting.remove(at)
     }
 }
 
@@ -101,7 +109,12 @@ pub(crate) unsafe fn open(
     let waiter = kind.map(Waiter::new).transpose()?.map(Arc::new);
     let shared = Arc::new(Counter {
         domain: domain.clone(),
-        state: Locked::new(CntrState { value: 0, errors: 0, source: Source::new(waiter) }),
+        state: Locked::new(CntrState {
+            value: 0,
+            errors: 0,
+            source: Source::new(waiter),
+            waiting: VecDeque::new(),
+        }),
         wait_set,
     });
     if kind == Some(WaitKind::MutexCond) {
@@ -178,11 +191,78 @@ impl Counter {
         self.state(&guard).source.waiter.as_ref().map(|waiter| waiter.raw_fd())
     }
 
-    fn update(&self, change: impl FnOnce(&mut CntrState)) {
-        let guard = self.domain.lock.lock();
-        let state = self.state(&guard);
+    /// An operation succeeded.
+    #[inline]
+    pub(crate) fn count(&self, guard: &Guard<'_>) {
+        self.raise(1, guard);
+    }
+
+    /// An operation failed.
+    pub(crate) fn count_error(&self, guard: &Guard<'_>) {
+        self.change(guard, |state| state.errors = state.errors.wrapping_add(1));
+    }
+
+    /// Adds to the value.
+    #[inline]
+    pub(crate) fn raise(&self, by: u64, guard: &Guard<'_>) {
+        self.change(guard, |state| state.value = state.value.wrapping_add(by));
+    }
+
+    /// Sets the value.
+    pub(crate) fn assign(&self, to: u64, guard: &Guard<'_>) {
+        self.change(guard, |state| state.value = to);
+    }
+
+    /// Changes a value, wakes whoever waits for it, and hands on what waited for it.
+    #[inline]
+    fn change(&self, guard: &Guard<'_>, change: impl FnOnce(&mut CntrState)) {
+        let state = self.state(guard);
         change(state);
         state.source.notify();
+        if state.reaches() {
+            self.release(guard);
+        }
+    }
+
+    #[cold]
+    fn release(&self, guard: &Guard<'_>) {
+        while let Some(work) = self.state(guard).pop_due() {
+            // SAFETY: the guard is of this counter's domain; one short step.
+            unsafe { self.domain.state(guard) }.triggers.push_due(work);
+        }
+    }
+
+    /// Takes an operation that waits; what is due is in the domain's list when this returns.
+    pub(super) fn enqueue(&self, work: Work, guard: &Guard<'_>) {
+        let state = self.state(guard);
+        let at = state.waiting.partition_point(|other| other.threshold <= work.threshold);
+        state.waiting.insert(at, work);
+        self.release(guard);
+    }
+
+    /// How many operations wait.
+    pub(super) fn waiting(&self, guard: &Guard<'_>) -> usize {
+        self.state(guard).waiting.len()
+    }
+
+    /// Takes out those that `pick` picks.
+    pub(super) fn take_waiting(
+        &self,
+        guard: &Guard<'_>,
+        pick: &impl Fn(&Work) -> bool,
+    ) -> Vec<Work> {
+        let state = self.state(guard);
+        let mut taken = Vec::new();
+        for work in std::mem::take(&mut state.waiting) {
+            if pick(&work) { taken.push(work) } else { state.waiting.push_back(work) }
+        }
+        taken
+    }
+
+    fn update(&self, change: impl FnOnce(&mut CntrState)) {
+        let guard = self.domain.lock.lock();
+        self.change(&guard, change);
+        run_due(&self.domain, &guard);
         drop(guard);
         if let Some(thread) = self.domain.thread() {
             thread.kick();
@@ -197,9 +277,10 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
             let cntr = &(*fid.cast::<CntrFid>()).shared;
             // The progress thread borrows it under the lock at times.
             let guard = cntr.domain.lock.lock();
-            if Arc::strong_count(cntr) > 1 {
+            if Arc::strong_count(cntr) > 1 || cntr.waiting(&guard) > 0 {
                 return -FI_EBUSY;
             }
+            cntr.domain.state(&guard).triggers.forget_counter(cntr);
             drop(guard);
             if let Some(set) = &cntr.wait_set {
                 set.remove(cntr.wait_fd());

@@ -6,6 +6,7 @@ use super::guard::{code, entry};
 use super::lock::{DomainLock, Guard, Locked};
 use super::progress::ProgressThread;
 use super::table::{SLACK, Slack, Table, stubs};
+use super::trigger::Triggers;
 use super::{av, cntr, cq, endpoint, eq, mr, poll_set};
 use crate::config::Config;
 use crate::memory::keys::{RegionTable, Right};
@@ -13,9 +14,10 @@ use crate::telemetry::log;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::{job_key, verbs};
 use libfabric_sys::{
-    FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP, FI_MR_BASIC,
-    FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr,
-    fi_av_attr, fi_cntr_attr, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
+    FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP,
+    FI_FLUSH_WORK, FI_MR_BASIC, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_QUEUE_WORK,
+    FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr, fi_collective_attr,
+    fi_collective_op, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
     fi_ops_domain_2_7, fi_poll_attr, fi_rx_attr, fi_tx_attr, fi_version, fid, fid_av, fid_cntr,
     fid_cq, fid_domain, fid_ep, fid_poll, fid_stx,
 };
@@ -53,8 +55,10 @@ pub(crate) struct DomainState {
     pub(crate) regions: RegionTable,
     /// Counters of regions, by the region's id.
     pub(crate) region_counters: HashMap<u64, RegionCounters>,
-    /// Counters that were ever bound to a region: every endpoint feeds them.
+    /// Counters that were ever bound to a region, or raised by deferred work: every endpoint feeds them.
     pub(crate) fed: Vec<Weak<cntr::Counter>>,
+    /// What waits for counters.
+    pub(super) triggers: Triggers,
 }
 
 /// What is counted of a region.
@@ -67,6 +71,25 @@ pub(crate) struct RegionCounters {
 impl RegionCounters {
     pub(crate) fn of(&self, right: Right) -> &Option<Arc<cntr::Counter>> {
         if right.reads() { &self.read } else { &self.write }
+    }
+}
+
+impl Domain {
+    /// From now on every endpoint of the domain feeds `counter`, whoever progresses for it.
+    /// Errors: of the counter's wait object.
+    pub(super) fn feed(&self, counter: &Arc<cntr::Counter>, guard: &Guard<'_>) -> Result<(), i32> {
+        // SAFETY: the guard is of this domain; one short step.
+        let state = unsafe { self.state(guard) };
+        if state.fed.iter().any(|known| known.as_ptr() == Arc::as_ptr(counter)) {
+            return Ok(());
+        }
+        state.fed.retain(|known| known.strong_count() > 0);
+        state.fed.push(Arc::downgrade(counter));
+        for endpoint in state.endpoints.clone() {
+            // SAFETY: endpoints leave the domain's list under the lock before they go away.
+            unsafe { &*endpoint }.feed(counter, guard)?;
+        }
+        Ok(())
     }
 }
 
@@ -126,7 +149,7 @@ struct DomainFid {
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     bind: Some(bind),
-    control: Some(mr::domain_control),
+    control: Some(control),
     // SAFETY: fi_ops has six slots.
     ..unsafe { stubs::<fi_ops, 6>() }
 });
@@ -146,6 +169,7 @@ static OPS: Table<fi_ops_domain_2_7> = Table::new(fi_ops_domain_2_7 {
         cntr_open: Some(cntr_open),
         poll_open: Some(poll_open),
         query_atomic: Some(query_atomic),
+        query_collective: Some(query_collective),
         ..STUBS.base
     },
     ..STUBS
@@ -267,6 +291,21 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
             drop(Box::from_raw(fid.cast::<DomainFid>()));
         }
         0
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(domain)", || {
+        // SAFETY: a domain of ours; `arg` is as fi_trigger.3 and fi_mr.3 say for each command.
+        unsafe {
+            let domain = shared(fid.cast());
+            match command {
+                FI_QUEUE_WORK => code(endpoint::deferred::queue(domain, arg.cast())),
+                FI_CANCEL_WORK => code(endpoint::deferred::cancel(domain, arg.cast())),
+                FI_FLUSH_WORK => code(endpoint::deferred::flush(domain, arg.cast())),
+                _ => mr::domain_control(command, arg),
+            }
+        }
     })
 }
 
@@ -398,4 +437,14 @@ unsafe extern "C" fn query_atomic(
         let Some(attr) = (unsafe { attr.as_mut() }) else { return -FI_EINVAL };
         code(endpoint::atomic::query(datatype, op, flags).map(|found| *attr = found))
     })
+}
+
+unsafe extern "C" fn query_collective(
+    _domain: *mut fid_domain,
+    coll: fi_collective_op,
+    attr: *mut fi_collective_attr,
+    _flags: u64,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_query_collective.
+    entry("fi_query_collective", || code(unsafe { endpoint::collective::query(coll, attr) }))
 }

@@ -1,5 +1,6 @@
 //! `struct fid_eq`: event queues for control operations.
 
+use super::endpoint::Endpoint;
 use super::fabric::Fabric;
 use super::guard::{code, entry};
 use super::table::{SLACK, Slack, Table, stubs};
@@ -9,12 +10,12 @@ use crate::sys::clock::Deadline;
 use crate::sys::process;
 use libfabric_sys::{
     FI_AV_COMPLETE, FI_CLASS_EQ, FI_EAGAIN, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS,
-    FI_ETOOSMALL, FI_GETWAIT, FI_GETWAITOBJ, FI_PEEK, FI_WRITE, fi_eq_attr, fi_eq_entry,
-    fi_eq_err_entry, fi_ops, fi_ops_eq, fi_version, fid, fid_eq,
+    FI_ETOOSMALL, FI_GETWAIT, FI_GETWAITOBJ, FI_JOIN_COMPLETE, FI_PEEK, FI_WRITE, fi_eq_attr,
+    fi_eq_entry, fi_eq_err_entry, fi_ops, fi_ops_eq, fi_version, fid, fid_eq,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Events that an application may leave unread before fi_eq_write says FI_EAGAIN.
 const MAX_EVENTS: usize = 65536;
@@ -40,6 +41,8 @@ pub(crate) struct EventQueue {
     waiter: Option<Waiter>,
     writable: bool,
     wait_set: Option<Arc<WaitSet>>,
+    /// Endpoints that join groups: who reads events progresses them.
+    joining: Mutex<Vec<Weak<Endpoint>>>,
 }
 
 #[repr(C)]
@@ -90,6 +93,7 @@ pub(crate) unsafe fn open(
         waiter: kind.map(Waiter::new).transpose()?,
         writable: attr.flags & FI_WRITE != 0,
         wait_set,
+        joining: Mutex::new(Vec::new()),
     });
     if let Some(set) = &shared.wait_set {
         set.add(Member::Events(Arc::downgrade(&shared)), shared.wait_fd())?;
@@ -147,6 +151,40 @@ impl EventQueue {
         if let Some(waiter) = &self.waiter {
             waiter.broadcast();
         }
+    }
+
+    /// `endpoint` joins a group, and will report here.
+    pub(crate) fn progress_of(&self, endpoint: &Arc<Endpoint>) {
+        if let Ok(mut joining) = self.joining.lock() {
+            joining.retain(|known| known.as_ptr() != Arc::as_ptr(endpoint));
+            joining.push(Arc::downgrade(endpoint));
+        }
+    }
+
+    /// A turn of progress for who joins. True: somebody still does.
+    fn progress_joins(&self) -> bool {
+        let joining = match self.joining.lock() {
+            Ok(mut joining) if !joining.is_empty() => std::mem::take(&mut *joining),
+            _ => return false,
+        };
+        let mut pending = false;
+        for endpoint in joining.iter().filter_map(Weak::upgrade) {
+            let guard = endpoint.domain.lock.lock();
+            endpoint.progress(&guard);
+            let joins = endpoint.joins(&guard);
+            drop(guard);
+            if joins {
+                self.progress_of(&endpoint);
+                pending = true;
+            }
+        }
+        pending
+    }
+
+    /// All members of a group have joined it.
+    pub(crate) fn push_join_complete(&self, fid: *mut fid, context: *mut c_void) {
+        let entry = fi_eq_entry { fid, context, data: 0 };
+        self.push(Event::Data { event: FI_JOIN_COMPLETE, bytes: bytes_of(&entry) });
     }
 
     /// `count` addresses of an asynchronous insertion are in.
@@ -249,7 +287,11 @@ unsafe extern "C" fn read(
 ) -> isize {
     entry("fi_eq_read", || {
         // SAFETY: as libfabric calls fi_eq_read.
-        unsafe { (*eq.cast::<EqFid>()).shared.read(event, buffer, len, flags) }
+        unsafe {
+            let eq = &(*eq.cast::<EqFid>()).shared;
+            eq.progress_joins();
+            eq.read(event, buffer, len, flags)
+        }
     })
 }
 
@@ -267,6 +309,7 @@ unsafe extern "C" fn sread(
         let Some(waiter) = &eq.waiter else { return -(FI_ENOSYS as isize) };
         let deadline = Deadline::after_ms(timeout);
         loop {
+            let joins = eq.progress_joins();
             // SAFETY: as libfabric calls fi_eq_sread.
             let result = unsafe { eq.read(event, buffer, len, flags) };
             if result != -(FI_EAGAIN as isize) || deadline.expired() {
@@ -277,6 +320,8 @@ unsafe extern "C" fn sread(
                 continue;
             }
             let slice = match deadline.poll_ms() {
+                // Nothing wakes us when a member's message comes.
+                _ if joins => 1,
                 -1 => SLICE_MS,
                 ms => ms.min(SLICE_MS),
             };

@@ -54,6 +54,12 @@ pub enum fi_udrv_cause {
     TargetFailed = 14,
     /// The target is of a version that does not know this atomic operation: FI_EOPNOTSUPP.
     NoAtomics = 15,
+    /// A triggered operation or deferred work could not be started when its counter came so far.
+    NotStarted = 20,
+    /// A member of the collective group went away or failed.
+    MemberGone = 21,
+    /// The members of the group do not mean the same operation.
+    MembersDisagree = 22,
 }
 
 /// What an endpoint has done since it was enabled.
@@ -209,6 +215,9 @@ mod tests {
             (c::AccessDenied, Cause::AccessDenied),
             (c::TargetFailed, Cause::TargetFailed),
             (c::NoAtomics, Cause::NoAtomics),
+            (c::NotStarted, Cause::NotStarted),
+            (c::MemberGone, Cause::MemberGone),
+            (c::MembersDisagree, Cause::MembersDisagree),
         ];
         for (ours, theirs) in pairs {
             assert_eq!(ours as i32, theirs as i32, "{ours:?}");

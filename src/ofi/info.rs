@@ -22,13 +22,13 @@ use crate::transport::net::{job_key, verbs};
 use attributes::Attributes;
 use hints::Hints;
 use libfabric_sys::{
-    FI_ATOMIC, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EINVAL, FI_ENODATA,
-    FI_ENOMEM, FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG, FI_MULTI_RECV,
-    FI_NAMED_RX_CTX, FI_ORDER_ATOMIC_RAR, FI_ORDER_ATOMIC_RAW, FI_ORDER_ATOMIC_WAR,
+    FI_ATOMIC, FI_COLLECTIVE, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EINVAL,
+    FI_ENODATA, FI_ENOMEM, FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG,
+    FI_MULTI_RECV, FI_NAMED_RX_CTX, FI_ORDER_ATOMIC_RAR, FI_ORDER_ATOMIC_RAW, FI_ORDER_ATOMIC_WAR,
     FI_ORDER_ATOMIC_WAW, FI_ORDER_RAR, FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW,
     FI_ORDER_RMA_WAW, FI_ORDER_SAS, FI_ORDER_WAW, FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ,
     FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND,
-    FI_SHARED_AV, FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE, FI_WRITE, fi_info,
+    FI_SHARED_AV, FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_WRITE, fi_info,
 };
 use place::Place;
 use std::ffi::{c_char, c_int};
@@ -49,31 +49,39 @@ pub(crate) const TX_CAPS: u64 = FI_MSG
     | FI_TAGGED
     | FI_RMA
     | FI_ATOMIC
+    | FI_COLLECTIVE
     | FI_SEND
     | FI_READ
     | FI_WRITE
     | FI_FENCE
-    | FI_NAMED_RX_CTX;
+    | FI_NAMED_RX_CTX
+    | FI_TRIGGER;
 /// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
 pub(crate) const RX_CAPS: u64 = FI_MSG
     | FI_TAGGED
     | FI_RMA
     | FI_ATOMIC
+    | FI_COLLECTIVE
     | FI_RECV
     | FI_REMOTE_READ
     | FI_REMOTE_WRITE
     | FI_MULTI_RECV
     | FI_DIRECTED_RECV
     | FI_SOURCE
-    | FI_RMA_EVENT;
+    | FI_RMA_EVENT
+    | FI_TRIGGER;
 /// Capabilities of a domain, of which fi_domain(3) knows only these.
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SHARED_AV;
 
 /// Default operation flags that a transmit context may have.
-pub(crate) const TX_OP_FLAGS: u64 =
-    FI_INJECT | FI_COMPLETION | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
+pub(crate) const TX_OP_FLAGS: u64 = FI_INJECT
+    | FI_COMPLETION
+    | FI_INJECT_COMPLETE
+    | FI_TRANSMIT_COMPLETE
+    | FI_DELIVERY_COMPLETE
+    | FI_TRIGGER;
 /// Default operation flags that a receive context may have.
-pub(crate) const RX_OP_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
+pub(crate) const RX_OP_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION | FI_TRIGGER;
 /// Message orders that are kept: messages among themselves, and of one-sided operations all but
 /// writes after reads.
 pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS

@@ -28,6 +28,7 @@ mod progress;
 pub(crate) mod provider;
 mod source;
 mod table;
+mod trigger;
 mod wait;
 mod wait_set;
 

@@ -246,13 +246,7 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
             *slot = Some(counter.clone());
         }
     }
-    state.fed.retain(|known| known.strong_count() > 0 && known.as_ptr() != Arc::as_ptr(counter));
-    state.fed.push(Arc::downgrade(counter));
-    for endpoint in state.endpoints.clone() {
-        // SAFETY: endpoints leave the domain's list under the lock before they go away.
-        unsafe { &*endpoint }.feed(counter, &guard)?;
-    }
-    Ok(())
+    mr.domain.feed(counter, &guard)
 }
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
@@ -288,17 +282,16 @@ unsafe fn raw_attr(mr: &MrFid, arg: *const fi_mr_raw_attr) -> Result<(), i32> {
 }
 
 /// `fi_mr_map_raw` and `fi_mr_unmap_key`: our raw keys are keys.
-pub(crate) unsafe extern "C" fn domain_control(
-    _domain: *mut fid,
-    command: c_int,
-    arg: *mut c_void,
-) -> c_int {
-    entry("fi_control(domain)", || match command {
-        // SAFETY: `arg` is as fi_mr.3 says for this command.
+///
+/// # Safety
+/// `arg` is as fi_mr.3 says for the command.
+pub(super) unsafe fn domain_control(command: c_int, arg: *mut c_void) -> c_int {
+    match command {
+        // SAFETY: the caller vouches.
         FI_MAP_RAW_MR => code(unsafe { map_raw(arg.cast()) }),
         FI_UNMAP_KEY => 0,
         _ => -FI_ENOSYS,
-    })
+    }
 }
 
 /// # Safety

@@ -29,6 +29,7 @@ impl Core {
         self.fail_sends(peer, error, cause, host);
         self.fail_rendezvous_receives(peer, error, cause, host);
         self.end_rma(peer, error, cause, host);
+        self.end_collectives(peer, error, departure != Departure::Closed);
         self.lose_unexpected(peer, error);
         self.pushed.forget(peer);
         if departure != Departure::Closed {

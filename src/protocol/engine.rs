@@ -1,5 +1,6 @@
 //! The endpoint's state and its turn of work.
 
+use super::collective::{CollectivePacket, Collectives};
 use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
 use super::packet::{EagerHeader, Packet};
@@ -107,6 +108,8 @@ pub(super) struct Core {
     pub(super) dead: Vec<(PeerId, i32, Cause)>,
     /// One-sided operations.
     pub(super) rma: Rma,
+    /// Groups.
+    pub(super) collectives: Collectives,
     pub(super) counts: Counts,
     pub(super) pressure: bool,
     /// Bytes were announced that may come by stream.
@@ -241,6 +244,9 @@ impl<H: Host> Delivery<'_, H> {
             None if RmaPacket::is_one(header) => {
                 self.core.on_rma(peer, header, payload, self.host);
             }
+            None if CollectivePacket::is_one(header) => {
+                self.core.on_collective(peer, header, payload);
+            }
             None => self.core.counts.dropped += 1,
         }
     }
@@ -303,6 +309,7 @@ impl<I: Iface> Engine<I> {
                 outbox: VecDeque::new(),
                 dead: Vec::new(),
                 rma: Rma::default(),
+                collectives: Collectives::default(),
                 counts: Counts::default(),
                 pressure: false,
                 attentive: false,
@@ -356,6 +363,7 @@ impl<I: Iface> Engine<I> {
         !self.core.outbox.is_empty()
             || self.core.tx.iter().any(|(_, tx)| tx.is_owned())
             || self.core.rma.has_unsent()
+            || self.core.collectives.has_unsent()
     }
 
     #[cold]
@@ -371,6 +379,9 @@ impl<I: Iface> Engine<I> {
         n += self.advance_deferred(host);
         if self.core.rma.has_work() {
             n += self.advance_rma(host);
+        }
+        if self.core.collectives.has_work() {
+            n += self.advance_collectives(host);
         }
         self.update_pressure();
         n
@@ -403,6 +414,7 @@ impl Core {
             || !self.assists.is_empty()
             || !self.deferred.is_empty()
             || self.rma.has_work()
+            || self.collectives.has_work()
             || self.pressure
             || self.unexpected_bytes > self.limits.unexpected_max
     }
@@ -416,6 +428,7 @@ impl Core {
             || state.deferred > 0
             || self.active.iter().any(|(_, active)| active.peer == peer)
             || self.rma.awaits(peer)
+            || self.collectives.awaits(peer)
             || state.source != UNKNOWN_SOURCE && receives.posted.first_few().any(from_it)
     }
 }
@@ -434,6 +447,7 @@ impl<I: Iface> Engine<I> {
             || core.deferred.iter().filter_map(receiver).any(|peer| core.rma.asks(peer))
             || core.deferred_starved && core.deferred.iter().filter_map(receiver).any(silent)
             || core.rma.is_busy(silent)
+            || core.collectives.is_busy(silent)
     }
 }
 

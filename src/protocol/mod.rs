@@ -5,6 +5,7 @@
 //! bytes. PROTOCOL.md §3 numbers what is said on the wire.
 #![forbid(unsafe_code)]
 
+mod collective;
 mod cooperate;
 mod departure;
 mod engine;
@@ -22,6 +23,7 @@ mod streamed;
 mod tests;
 mod windows;
 
+pub(crate) use collective::{CollectiveOp, What as Collective};
 pub(crate) use engine::{Engine, Limits};
 pub(crate) use receive::{PeekAction, ReceiveOp};
 pub(crate) use receives::Receives;
@@ -54,6 +56,8 @@ pub(crate) enum Direction {
     Update,
     /// One that gives back what was there.
     Fetch,
+    /// An operation of a group.
+    Collective,
 }
 
 /// Where the end of an operation is reported.
@@ -129,10 +133,13 @@ pub(crate) enum Cause {
     AccessDenied = 13,
     TargetFailed = 14,
     NoAtomics = 15,
+    NotStarted = 20,
+    MemberGone = 21,
+    MembersDisagree = 22,
 }
 
 impl Cause {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 18] = [
         Self::Truncated,
         Self::Cancelled,
         Self::NoMessage,
@@ -148,6 +155,9 @@ impl Cause {
         Self::AccessDenied,
         Self::TargetFailed,
         Self::NoAtomics,
+        Self::NotStarted,
+        Self::MemberGone,
+        Self::MembersDisagree,
     ];
 
     /// The cause with this number.
@@ -175,6 +185,9 @@ impl Cause {
             }
             Self::TargetFailed => "the target could not reach the initiator's buffer",
             Self::NoAtomics => "the target's version of udrv does not know this atomic operation",
+            Self::NotStarted => "the counter came so far, but the operation could not be started",
+            Self::MemberGone => "a member of the collective group went away or failed",
+            Self::MembersDisagree => "the members of the group do not mean the same operation",
         }
     }
 }
@@ -217,6 +230,8 @@ pub(crate) trait Host {
     }
     /// A peer has read or written our memory.
     fn accessed(&mut self, access: &RemoteAccess<'_>);
+    /// All members have joined a group, or it failed: a positive error number.
+    fn joined(&mut self, group: u64, outcome: Result<(), i32>);
 }
 
 /// Errors of libfabric's own range (`fi_errno.h`), beyond errno.

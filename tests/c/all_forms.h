@@ -18,6 +18,8 @@ extern const struct group waiting_groups[];
 extern const struct group object_groups[];
 extern const struct group rma_groups[];
 extern const struct group atomic_groups[];
+extern const struct group trigger_groups[];
+extern const struct group collective_groups[];
 
 /* Valgrind is at work: fewer rounds, more patience. */
 extern bool slow;

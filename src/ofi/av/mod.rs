@@ -3,6 +3,7 @@
 mod format;
 mod insert;
 mod named;
+pub(super) mod set;
 mod state;
 
 use super::domain::Domain;
@@ -60,6 +61,7 @@ static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
         remove: Some(remove),
         lookup: Some(lookup),
         straddr: Some(straddr),
+        av_set: Some(set::open),
         ..STUBS.base
     },
     ..STUBS

@@ -256,6 +256,11 @@ impl AvState {
         self.index.find(hash, |entry| address_of(&self.entries, entry) == Some(address))
     }
 
+    /// One more than the last `fi_addr` there may be.
+    pub(crate) fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
     /// The address of `fi_addr`.
     #[inline]
     pub(crate) fn address(&mut self, fi_addr: fi_addr_t) -> Option<Address> {

@@ -1,6 +1,6 @@
 //! `struct fi_ops_cm`: an unconnected endpoint has a name, and no connections.
 
-use super::endpoint;
+use super::{collective, endpoint};
 use crate::ofi::av::write_address;
 use crate::ofi::guard::{code, entry};
 use crate::ofi::table::{Table, stubs};
@@ -11,6 +11,7 @@ use std::ffi::{CStr, c_int, c_void};
 pub(super) static OPS: Table<fi_ops_cm> = Table::new(fi_ops_cm {
     setname: Some(setname),
     getname: Some(getname),
+    join: Some(collective::join),
     // SAFETY: fi_ops_cm has nine slots.
     ..unsafe { stubs::<fi_ops_cm, 9>() }
 });

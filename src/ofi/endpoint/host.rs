@@ -5,13 +5,14 @@ use crate::memory::keys::{Denied, Granted, Right};
 use crate::ofi::cntr::Counter;
 use crate::ofi::cq::{Entry, NO_SOURCE};
 use crate::ofi::lock::Guard;
+use crate::ofi::trigger;
 use crate::protocol::{
     Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, UNKNOWN_SOURCE,
 };
 use crate::transport::Address;
 use libfabric_sys::{
-    FI_ADDR_NOTAVAIL, FI_ATOMIC, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV, FI_REMOTE_CQ_DATA,
-    FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
+    FI_ADDR_NOTAVAIL, FI_ATOMIC, FI_COLLECTIVE, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV,
+    FI_REMOTE_CQ_DATA, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
 };
 use std::sync::Arc;
 
@@ -52,13 +53,27 @@ impl<'a> EndpointHost<'a> {
             Direction::Write | Direction::Update => {
                 (to.transmit.as_ref(), to.write_counter.as_ref(), FI_WRITE)
             }
+            // Collective operations are atomic ones (fi_collective.3), and those write.
+            Direction::Collective => {
+                (self.bindings.transmit.as_ref(), self.bindings.write_counter.as_ref(), 0)
+            }
         }
+    }
+
+    /// The deferred operation that has ended, if this is one.
+    #[inline]
+    fn deferred(&self, c: &Completion) -> Option<trigger::Ended> {
+        if !self.endpoint.triggers {
+            return None;
+        }
+        trigger::ended(&self.endpoint.domain, c.context, self.guard)
     }
 
     fn entry(&self, c: &Completion, direction_flag: u64) -> Entry {
         let kind = match c.direction {
             Direction::Read | Direction::Write => FI_RMA,
             Direction::Update | Direction::Fetch => FI_ATOMIC,
+            Direction::Collective => FI_COLLECTIVE,
             _ if c.tagged => FI_TAGGED,
             _ => FI_MSG,
         };
@@ -86,6 +101,15 @@ const _: () = assert!(UNKNOWN_SOURCE == FI_ADDR_NOTAVAIL);
 impl Host for EndpointHost<'_> {
     #[inline]
     fn complete(&mut self, c: &Completion) {
+        let own;
+        let c = match self.deferred(c) {
+            None => c,
+            Some(ended) if ended.succeed(self.guard) => {
+                own = Completion { context: ended.account.context, ..*c };
+                &own
+            }
+            Some(_) => return,
+        };
         let (queue, counter, flag) = self.route(c);
         if let (true, Some(binding)) = (c.report.entry, queue) {
             let entry = self.entry(c, flag);
@@ -93,13 +117,22 @@ impl Host for EndpointHost<'_> {
             unsafe { binding.queue.state.get(self.guard) }.push(entry);
         }
         if let Some(counter) = counter {
-            // SAFETY: as above.
-            unsafe { counter.state.get(self.guard) }.count();
+            counter.count(self.guard);
         }
     }
 
     #[cold]
     fn fail(&mut self, f: &Failure) {
+        let own;
+        let f = match self.deferred(&f.completion) {
+            None => f,
+            Some(ended) if ended.fail(self.guard) => {
+                let context = ended.account.context;
+                own = Failure { completion: Completion { context, ..f.completion }, ..*f };
+                &own
+            }
+            Some(_) => return,
+        };
         let (queue, counter, flag) = self.route(&f.completion);
         if let Some(binding) = queue {
             let entry = self.entry(&f.completion, flag);
@@ -112,8 +145,7 @@ impl Host for EndpointHost<'_> {
             );
         }
         if let Some(counter) = counter {
-            // SAFETY: as above.
-            unsafe { counter.state.get(self.guard) }.count_error();
+            counter.count_error(self.guard);
         }
     }
 
@@ -168,11 +200,14 @@ impl Host for EndpointHost<'_> {
         state.regions.find(range.key, range.addr, range.len, right)
     }
 
+    fn joined(&mut self, group: u64, outcome: Result<(), i32>) {
+        super::collective::joined(self.endpoint, group, outcome, self.guard);
+    }
+
     fn accessed(&mut self, access: &RemoteAccess<'_>) {
         let count = |counter: &Option<Arc<Counter>>| {
             if let Some(counter) = counter {
-                // SAFETY: as above.
-                unsafe { counter.state.get(self.guard) }.count();
+                counter.count(self.guard);
             }
         };
         let reads = access.right.reads();

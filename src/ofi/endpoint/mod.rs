@@ -2,6 +2,8 @@
 
 pub(crate) mod atomic;
 mod cm;
+pub(super) mod collective;
+pub(super) mod deferred;
 mod host;
 mod msg;
 mod options;
@@ -19,6 +21,7 @@ use super::eq;
 use super::guard::{code, entry};
 use super::lock::{Guard, Locked};
 use super::table::{SLACK, Slack, Table, stubs};
+use super::trigger;
 use crate::memory::keys::Right;
 use crate::protocol::{Engine, Limits};
 use crate::sys::{clock::Deadline, process};
@@ -32,11 +35,12 @@ use crate::transport::net::verbs::RdmaSettings;
 use host::EndpointHost;
 use libfabric_sys::{
     FI_ADDR_STR, FI_ALIAS, FI_ATOMIC, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ,
-    FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOAV,
-    FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE, FI_EP_RDM, FI_GETOPSFLAG, FI_MSG, FI_READ, FI_RECV,
-    FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG,
-    FI_SHARED_CONTEXT, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT, FI_WRITE, fi_alias, fi_info,
-    fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid, fid_ep,
+    FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COLLECTIVE, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL,
+    FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE, FI_EP_RDM, FI_GETOPSFLAG, FI_MSG,
+    FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SELECTIVE_COMPLETION, FI_SEND,
+    FI_SETOPSFLAG, FI_SHARED_CONTEXT, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT, FI_TRIGGER,
+    FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid,
+    fid_ep,
 };
 use scalable::{Contexts, Role};
 pub(super) use scalable::{MAX_CONTEXTS, open as open_scalable};
@@ -104,6 +108,8 @@ pub(super) struct EndpointState {
     thread_armed: bool,
     /// Polls by the application.
     polls: u64,
+    /// Collective groups.
+    groups: Vec<collective::Membership>,
 }
 
 /// The shared part of an endpoint and of its aliases.
@@ -126,6 +132,8 @@ pub(crate) struct Endpoint {
     pub(super) directed: bool,
     /// FI_SOURCE was asked for: completions tell the sender.
     pub(super) source: bool,
+    /// FI_TRIGGER was asked for: operations may wait for counters.
+    pub(super) triggers: bool,
     caps: u64,
     owner: i32,
 }
@@ -256,11 +264,13 @@ unsafe fn open_as(
             armed: 0,
             thread_armed: false,
             polls: 0,
+            groups: Vec::new(),
         }),
         inject_size,
         job_key: given.unwrap_or(domain.job_key),
         directed: info.caps & libfabric_sys::FI_DIRECTED_RECV != 0,
         source: info.caps & libfabric_sys::FI_SOURCE != 0,
+        triggers: info.caps & FI_TRIGGER != 0,
         caps: info.caps,
         owner: process::pid(),
     });
@@ -289,7 +299,7 @@ fn handle(
             rma: tables.rma.as_mut_ptr(),
             tagged: tables.tagged.as_mut_ptr(),
             atomic: tables.atomic.as_mut_ptr(),
-            collective: NO_COLLECTIVE.as_mut_ptr(),
+            collective: tables.collective.as_mut_ptr(),
         },
         slack: SLACK,
         shared,
@@ -404,8 +414,9 @@ impl Endpoint {
         let both = self.caps & (FI_SEND | FI_RECV) == 0;
         let sends = messages && (both || self.caps & FI_SEND != 0);
         let receives = messages && (both || self.caps & FI_RECV != 0);
+        let collects = self.caps & FI_COLLECTIVE != 0;
         let all = [Right::Read, Right::Write, Right::Update, Right::Fetch];
-        (sends || all.into_iter().any(|right| self.may(right)), receives)
+        (sends || collects || all.into_iter().any(|right| self.may(right)), receives)
     }
 
     /// A counter of a region is fed by every endpoint of the domain.
@@ -418,7 +429,7 @@ impl Endpoint {
     }
 
     #[inline]
-    pub(super) fn host<'g>(&'g self, guard: &'g Guard<'_>) -> EndpointHost<'g> {
+    pub(in crate::ofi) fn host<'g>(&'g self, guard: &'g Guard<'_>) -> EndpointHost<'g> {
         EndpointHost::new(self.bindings(guard), guard, self)
     }
 
@@ -437,7 +448,9 @@ impl Endpoint {
     #[inline]
     pub(crate) fn progress_quietly(&self, guard: &Guard<'_>) -> usize {
         let mut host = self.host(guard);
-        self.engine(guard).map_or(0, |engine| engine.progress(&mut host))
+        let moved = self.engine(guard).map_or(0, |engine| engine.progress(&mut host));
+        trigger::run_due(&self.domain, guard);
+        moved
     }
 
     /// Polls by the application so far.
@@ -457,7 +470,9 @@ impl Endpoint {
     /// As `arm`, for a waiter that is counted already.
     pub(crate) fn rearm(&self, guard: &Guard<'_>) -> bool {
         let Some(engine) = self.engine(guard) else { return true };
-        if engine.is_busy() || !engine.iface_mut().sleep() {
+        // SAFETY: the guard is of this domain; one short step.
+        let due = !unsafe { self.domain.state(guard) }.triggers.is_idle();
+        if due || engine.is_busy() || !engine.iface_mut().sleep() {
             self.wake_if_unwatched(guard);
             return false;
         }
@@ -620,6 +635,9 @@ impl Endpoint {
         let state = unsafe { self.domain.state(guard) };
         let this: *const Self = self;
         state.endpoints.retain(|endpoint| *endpoint != this);
+        trigger::forget(self, guard);
+        // SAFETY: as above.
+        let state = unsafe { self.domain.state(guard) };
         for counter in state.counters_of_regions() {
             // SAFETY: as above.
             unsafe { counter.state.get(guard) }.source.detach(self, wait_fd);

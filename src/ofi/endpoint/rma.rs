@@ -1,17 +1,18 @@
 //! `struct fi_ops_rma`.
 
-use super::transfer::{Flags, buffer, persist, result, vector};
-use super::{EndpointFid, endpoint};
+use super::transfer::{Flags, buffer, persist, result, trigger, vector};
+use super::{Endpoint, EndpointFid, endpoint};
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{Table, stubs};
-use crate::protocol::{OpError, RemoteRange, RemoteRanges, Report, RmaOp};
+use crate::ofi::trigger::{Account, Kind, Start};
+use crate::protocol::{Direction, OpError, RemoteRange, RemoteRanges, Report, RmaOp};
 use libc::iovec;
 use libfabric_sys::{
     FI_COMPLETION, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE, FI_INJECT,
-    FI_REMOTE_CQ_DATA, fi_addr_t, fi_msg_rma, fi_ops_rma, fi_rma_iov, fid_ep,
+    FI_REMOTE_CQ_DATA, FI_TRIGGER, fi_addr_t, fi_msg_rma, fi_ops_rma, fi_rma_iov, fid_ep,
 };
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -82,44 +83,120 @@ fn start(handle: &EndpointFid, access: Access) -> isize {
 
 fn try_start(handle: &EndpointFid, access: Access) -> Result<(), i32> {
     let ep = &*handle.shared;
-    let (local, remote) = (access.local?, access.remote?);
-    if local.len() as u64 != remote.total() {
-        return Err(FI_EINVAL);
-    }
-    if !ep.may(access.right) {
-        return Err(FI_EOPNOTSUPP);
-    }
     let (op_flags, inject_call) = match access.flags {
         Flags::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
         Flags::Call(flags) => (flags, false),
         Flags::Inject => (FI_INJECT, true),
     };
-    let inject = access.right == Right::Write && op_flags & FI_INJECT != 0;
     let guard = ep.domain.lock.lock();
-    let state = ep.state(&guard);
-    if inject && local.len() > state.inject_rma_size || local.len() > state.max_rma_size {
-        return Err(FI_EMSGSIZE);
-    }
+    let context = access.context;
+    let accessing = Accessing::check(ep, access, op_flags, &guard)?;
     let bindings = ep.bindings_of(handle.context, &guard);
     let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
     let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
     let report = Report::new(entry, handle.context);
-    persist(ep, &guard, |guard: &Guard<'_>| {
+    if op_flags & FI_TRIGGER != 0 {
+        let (kind, start) = (accessing.kind(), accessing.starter());
+        // SAFETY: fi_trigger.3: the context says what to wait for.
+        return unsafe { trigger(ep, kind, context, report, start, &guard) };
+    }
+    let account = Account { context: context.expose_provenance() as u64, report };
+    persist(ep, &guard, |guard: &Guard<'_>| accessing.start(ep, guard, account))
+}
+
+/// An operation that was checked and can be started.
+#[derive(Clone, Copy)]
+pub(super) struct Accessing {
+    right: Right,
+    local: SegmentList,
+    remote: RemoteRanges,
+    data: Option<u64>,
+    peer: fi_addr_t,
+    inject: bool,
+    fence: bool,
+}
+
+impl Accessing {
+    /// Errors: EINVAL, EMSGSIZE; EOPNOTSUPP for an endpoint without this direction.
+    fn check(ep: &Endpoint, access: Access, op_flags: u64, guard: &Guard<'_>) -> Result<Self, i32> {
+        let Access { right, data, peer, .. } = access;
+        let (local, remote) = (access.local?, access.remote?);
+        if local.len() as u64 != remote.total() {
+            return Err(FI_EINVAL);
+        }
+        if !ep.may(right) {
+            return Err(FI_EOPNOTSUPP);
+        }
+        let inject = right == Right::Write && op_flags & FI_INJECT != 0;
+        let state = ep.state(guard);
+        if inject && local.len() > state.inject_rma_size || local.len() > state.max_rma_size {
+            return Err(FI_EMSGSIZE);
+        }
+        Ok(Self { right, local, remote, data, peer, inject, fence: op_flags & FI_FENCE != 0 })
+    }
+
+    /// The operation of a deferred request (fi_trigger.3).
+    ///
+    /// # Safety
+    /// `m` and what it points to are as for `fi_writemsg`.
+    pub(super) unsafe fn of_message(
+        ep: &Endpoint,
+        right: Right,
+        m: &fi_msg_rma,
+        flags: u64,
+        guard: &Guard<'_>,
+    ) -> Result<Self, i32> {
+        // SAFETY: the caller vouches.
+        let access = unsafe { message(right, m, flags) };
+        Self::check(ep, access, flags, guard)
+    }
+
+    fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
         let op = RmaOp {
-            peer: ep.peer(access.peer, guard)?,
-            right: access.right,
-            local,
-            remote,
-            data: access.data,
-            context: access.context.expose_provenance() as u64,
-            report,
-            inject,
-            fence: op_flags & FI_FENCE != 0,
+            peer: ep.peer(self.peer, guard)?,
+            right: self.right,
+            local: self.local,
+            remote: self.remote,
+            data: self.data,
+            context: account.context,
+            report: account.report,
+            inject: self.inject,
+            fence: self.fence,
         };
         let mut host = ep.host(guard);
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         engine.access(&op, &mut host)
-    })
+    }
+
+    pub(super) fn starter(self) -> Start {
+        Box::new(move |ep, guard, account| self.start(ep, guard, account))
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        let direction = match self.right {
+            Right::Read => Direction::Read,
+            _ => Direction::Write,
+        };
+        Kind { direction, tagged: false, tag: 0 }
+    }
+}
+
+/// # Safety
+/// `m` and what it points to are as for `fi_readmsg` and `fi_writemsg`.
+unsafe fn message(right: Right, m: &fi_msg_rma, flags: u64) -> Access {
+    let with_data = right == Right::Write && flags & FI_REMOTE_CQ_DATA != 0;
+    // SAFETY: the caller vouches.
+    unsafe {
+        Access {
+            right,
+            local: vector(m.msg_iov, m.iov_count),
+            remote: several(m.rma_iov, m.rma_iov_count),
+            data: with_data.then_some(m.data),
+            peer: m.addr,
+            context: m.context,
+            flags: Flags::Call(flags),
+        }
+    }
 }
 
 // SAFETY of all entries: `ep` is an open endpoint of ours; buffers and vectors are as fi_rma.3 says.
@@ -166,16 +243,7 @@ unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64
     // SAFETY: see above.
     entry("fi_readmsg", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
-        let access = Access {
-            right: Right::Read,
-            local: vector(m.msg_iov, m.iov_count),
-            remote: several(m.rma_iov, m.rma_iov_count),
-            data: None,
-            peer: m.addr,
-            context: m.context,
-            flags: Flags::Call(flags),
-        };
-        start(endpoint(ep), access)
+        start(endpoint(ep), message(Right::Read, m, flags))
     })
 }
 
@@ -218,16 +286,7 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
     // SAFETY: see above.
     entry("fi_writemsg", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
-        let access = Access {
-            right: Right::Write,
-            local: vector(m.msg_iov, m.iov_count),
-            remote: several(m.rma_iov, m.rma_iov_count),
-            data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data),
-            peer: m.addr,
-            context: m.context,
-            flags: Flags::Call(flags),
-        };
-        start(endpoint(ep), access)
+        start(endpoint(ep), message(Right::Write, m, flags))
     })
 }
 

@@ -2,7 +2,8 @@
 //! with queues and counters of its own. An ordinary endpoint is the case of one of each, both number 0.
 
 use super::{
-    Bindings, Endpoint, EndpointFid, LINGER_MS, atomic, endpoint, handle, msg, rma, tagged,
+    Bindings, Endpoint, EndpointFid, LINGER_MS, atomic, collective, endpoint, handle, msg, rma,
+    tagged,
 };
 use crate::ofi::domain::Domain;
 use crate::ofi::guard::{code, entry};
@@ -44,6 +45,7 @@ pub(super) struct Tables {
     pub(super) tagged: &'static Table<fi_ops_tagged>,
     pub(super) rma: &'static Table<fi_ops_rma>,
     pub(super) atomic: &'static Table<libfabric_sys::fi_ops_atomic>,
+    pub(super) collective: &'static Table<libfabric_sys::fi_ops_collective>,
 }
 
 impl Role {
@@ -67,7 +69,11 @@ impl Role {
             Self::Endpoint | Self::Transmit => (&rma::OPS, &atomic::OPS),
             Self::Scalable | Self::Receive => (&rma::NO_OPS, &super::NO_ATOMIC),
         };
-        Tables { msg, tagged, rma, atomic }
+        let collective = match self {
+            Self::Endpoint => &collective::OPS,
+            _ => &super::NO_COLLECTIVE,
+        };
+        Tables { msg, tagged, rma, atomic, collective }
     }
 }
 

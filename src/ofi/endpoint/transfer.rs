@@ -3,17 +3,20 @@
 use super::{Endpoint, EndpointFid, endpoint};
 use crate::memory::SegmentList;
 use crate::ofi::av::NO_SUCH_ADDRESS;
+use crate::ofi::cntr;
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
-use crate::protocol::{ANY_SOURCE, OpError, PeekAction, ReceiveOp, Report, SendOp};
+use crate::ofi::trigger::{Account, Action, Cancel, Kind, Owner, Start, Work, run_due};
+use crate::protocol::{ANY_SOURCE, Direction, OpError, PeekAction, ReceiveOp, Report, SendOp};
 use crate::transport::PeerId;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD, FI_EAGAIN,
-    FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE,
-    FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK, FI_REMOTE_CQ_DATA, fi_addr_t, fid_ep,
-    fid_t,
+    FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE, FI_EOPNOTSUPP,
+    FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK, FI_REMOTE_CQ_DATA, FI_TRIGGER,
+    FI_TRIGGER_THRESHOLD, fi_addr_t, fi_triggered_context, fid_ep, fid_t,
 };
 use std::ffi::c_void;
+use std::sync::Arc;
 
 /// Which kind of message, and its tag.
 #[derive(Clone, Copy)]
@@ -117,6 +120,7 @@ impl Endpoint {
     }
 
     /// An address that names a receive context (fi_rx_addr), or one that was not used before.
+    #[cold]
     fn named_context(
         &self,
         fi_addr: fi_addr_t,
@@ -177,45 +181,130 @@ fn try_send(
     flags: Flags,
 ) -> Result<(), i32> {
     let ep = &*handle.shared;
-    let payload = payload?;
     let guard = ep.domain.lock.lock();
     let (op_flags, inject_call) = match flags {
         Flags::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
         Flags::Call(flags) => (flags, false),
         Flags::Inject => (FI_INJECT, true),
     };
-    let inject = op_flags & FI_INJECT != 0;
-    let state = ep.state(&guard);
-    let (max, inject_max) = match tagging.tagged {
-        true => (state.max_tagged_size, state.inject_tagged_size),
-        false => (state.max_msg_size, state.inject_msg_size),
-    };
-    if payload.len() > max || inject && payload.len() > inject_max {
-        return Err(FI_EMSGSIZE);
-    }
+    let sending = Sending::check(ep, payload?, tagging, data, dest, op_flags, &guard)?;
+    let sending = Sending { delivery: sending.delivery && !inject_call, ..sending };
     let bindings = ep.bindings_of(handle.context, &guard);
     let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
     let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
-    let attempt = |guard: &Guard<'_>| {
-        let (peer, rx) = ep.destination(dest, guard)?;
+    let report = Report::new(entry, handle.context);
+    if op_flags & FI_TRIGGER != 0 {
+        // SAFETY: fi_trigger.3: the context says what to wait for.
+        return unsafe { trigger(ep, sending.kind(), context, report, sending.starter(), &guard) };
+    }
+    let account = Account { context: context.expose_provenance() as u64, report };
+    persist(ep, &guard, |guard: &Guard<'_>| sending.start(ep, guard, account))
+}
+
+/// A send that was checked and can be started.
+#[derive(Clone, Copy)]
+pub(super) struct Sending {
+    payload: SegmentList,
+    tagging: Tagging,
+    data: Option<u64>,
+    dest: fi_addr_t,
+    inject: bool,
+    delivery: bool,
+    fence: bool,
+}
+
+impl Sending {
+    /// Errors: EMSGSIZE.
+    #[inline]
+    pub(super) fn check(
+        ep: &Endpoint,
+        payload: SegmentList,
+        tagging: Tagging,
+        data: Option<u64>,
+        dest: fi_addr_t,
+        op_flags: u64,
+        guard: &Guard<'_>,
+    ) -> Result<Self, i32> {
+        let inject = op_flags & FI_INJECT != 0;
+        let state = ep.state(guard);
+        let (max, inject_max) = match tagging.tagged {
+            true => (state.max_tagged_size, state.inject_tagged_size),
+            false => (state.max_msg_size, state.inject_msg_size),
+        };
+        if payload.len() > max || inject && payload.len() > inject_max {
+            return Err(FI_EMSGSIZE);
+        }
+        let delivery = op_flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) != 0;
+        let fence = op_flags & FI_FENCE != 0;
+        Ok(Self { payload, tagging, data, dest, inject, delivery, fence })
+    }
+
+    #[inline]
+    fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
+        let (peer, rx) = ep.destination(self.dest, guard)?;
         let op = SendOp {
             peer,
             rx,
-            payload,
-            tagged: tagging.tagged,
-            tag: tagging.tag,
-            data,
-            context: context.expose_provenance() as u64,
-            report: Report::new(entry, handle.context),
-            inject,
-            delivery: op_flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) != 0 && !inject_call,
-            fence: op_flags & FI_FENCE != 0,
+            payload: self.payload,
+            tagged: self.tagging.tagged,
+            tag: self.tagging.tag,
+            data: self.data,
+            context: account.context,
+            report: account.report,
+            inject: self.inject,
+            delivery: self.delivery,
+            fence: self.fence,
         };
         let mut host = ep.host(guard);
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         engine.send(&op, &mut host)
+    }
+
+    pub(super) fn starter(self) -> Start {
+        Box::new(move |ep, guard, account| self.start(ep, guard, account))
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        Kind { direction: Direction::Send, tagged: self.tagging.tagged, tag: self.tagging.tag }
+    }
+}
+
+/// Has a checked operation wait for the counter that its context names (fi_trigger.3).
+/// Errors: EINVAL without FI_TRIGGER, or for no context or a counter of another domain; ENOSYS for
+/// other events than FI_TRIGGER_THRESHOLD; EAGAIN.
+///
+/// # Safety
+/// `context` is null or a `fi_triggered_context`, valid during the call.
+pub(super) unsafe fn trigger(
+    ep: &Endpoint,
+    kind: Kind,
+    context: *mut c_void,
+    report: Report,
+    start: Start,
+    guard: &Guard<'_>,
+) -> Result<(), i32> {
+    if !ep.triggers || ep.engine(guard).is_none() {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: the caller vouches; the counter is open (fi_trigger.3).
+    let (counter, threshold) = unsafe {
+        let wanted = context.cast::<fi_triggered_context>().as_ref().ok_or(FI_EINVAL)?;
+        if wanted.event_type != FI_TRIGGER_THRESHOLD {
+            return Err(FI_ENOSYS);
+        }
+        let wanted = wanted.trigger.threshold;
+        if wanted.cntr.is_null() {
+            return Err(FI_EINVAL);
+        }
+        (cntr::shared(wanted.cntr.cast()), wanted.threshold as u64)
     };
-    persist(ep, &guard, attempt)
+    if !Arc::ptr_eq(&counter.domain, &ep.domain) {
+        return Err(FI_EINVAL);
+    }
+    let account = Account { context: context.expose_provenance() as u64, report };
+    let action = Action::Transfer { endpoint: ep, kind, start };
+    let owner = Owner::Endpoint(account);
+    crate::ofi::trigger::queue(counter, Work { threshold, action, owner }, guard)
 }
 
 /// Tries to start an operation, and once more after a turn of progress if there was no room.
@@ -225,15 +314,18 @@ pub(super) fn persist(
     guard: &Guard<'_>,
     attempt: impl Fn(&Guard<'_>) -> Result<(), OpError>,
 ) -> Result<(), i32> {
-    match attempt(guard) {
+    let outcome = match attempt(guard) {
         Ok(()) => Ok(()),
-        Err(OpError::Error(error)) => Err(error),
+        Err(OpError::Error(error)) => return Err(error),
         Err(OpError::Again) => {
             // An application may only read its queue later: make room ourselves, once.
             ep.progress(guard);
             attempt(guard).map_err(error_number)
         }
-    }
+    };
+    // What is complete already may have raised a counter.
+    run_due(&ep.domain, guard);
+    outcome
 }
 
 /// All forms of receive.
@@ -272,26 +364,84 @@ fn try_receive(
     if !bindings.reports_received() {
         return Err(if ep.engine(&guard).is_some() { FI_ENOCQ } else { FI_EOPBADSTATE });
     }
-    let multi = op_flags & FI_MULTI_RECV != 0;
-    if multi && tagging.tagged {
-        return Err(FI_EINVAL);
+    let report = Report::new(!selective || op_flags & FI_COMPLETION != 0, handle.context);
+    let receiving = Receiving::check(ep, segments?, tagging, source, op_flags, &guard)?;
+    let special =
+        matches!(flags, Flags::Call(_)) && op_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0;
+    if op_flags & FI_TRIGGER != 0 {
+        if special {
+            return Err(FI_EOPNOTSUPP);
+        }
+        let kind = receiving.kind();
+        // SAFETY: fi_trigger.3: the context says what to wait for.
+        return unsafe { trigger(ep, kind, context, report, receiving.starter(), &guard) };
     }
-    let op = ReceiveOp {
-        segments: segments?,
-        tagged: tagging.tagged,
-        tag: tagging.tag,
-        ignore: tagging.ignore,
-        source: ep.wanted_source(source, &guard)?,
-        context: context.expose_provenance() as u64,
-        report: Report::new(!selective || op_flags & FI_COMPLETION != 0, handle.context),
-        multi_min: multi.then(|| ep.state(&guard).min_multi_recv),
-    };
-    if matches!(flags, Flags::Call(_)) && op_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0 {
-        return special_receive(ep, &op, op_flags, &guard);
+    let account = Account { context: context.expose_provenance() as u64, report };
+    if special {
+        return special_receive(ep, &receiving.op(account), op_flags, &guard);
     }
-    let mut host = ep.host(&guard);
-    let engine = ep.engine(&guard).ok_or(FI_EOPBADSTATE)?;
-    engine.receive(&op, &mut host).map_err(error_number)
+    let outcome = receiving.start(ep, &guard, account).map_err(error_number);
+    run_due(&ep.domain, &guard);
+    outcome
+}
+
+/// A receive that was checked and can be posted.
+#[derive(Clone, Copy)]
+pub(super) struct Receiving {
+    segments: SegmentList,
+    tagging: Tagging,
+    source: u64,
+    multi_min: Option<usize>,
+}
+
+impl Receiving {
+    /// Errors: EINVAL.
+    #[inline]
+    pub(super) fn check(
+        ep: &Endpoint,
+        segments: SegmentList,
+        tagging: Tagging,
+        source: fi_addr_t,
+        op_flags: u64,
+        guard: &Guard<'_>,
+    ) -> Result<Self, i32> {
+        let multi = op_flags & FI_MULTI_RECV != 0;
+        if multi && tagging.tagged {
+            return Err(FI_EINVAL);
+        }
+        let source = ep.wanted_source(source, guard)?;
+        let multi_min = multi.then(|| ep.state(guard).min_multi_recv);
+        Ok(Self { segments, tagging, source, multi_min })
+    }
+
+    #[inline]
+    fn op(&self, account: Account) -> ReceiveOp {
+        ReceiveOp {
+            segments: self.segments,
+            tagged: self.tagging.tagged,
+            tag: self.tagging.tag,
+            ignore: self.tagging.ignore,
+            source: self.source,
+            context: account.context,
+            report: account.report,
+            multi_min: self.multi_min,
+        }
+    }
+
+    #[inline]
+    fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
+        let mut host = ep.host(guard);
+        let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
+        engine.receive(&self.op(account), &mut host)
+    }
+
+    pub(super) fn starter(self) -> Start {
+        Box::new(move |ep, guard, account| self.start(ep, guard, account))
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        Kind { direction: Direction::Receive, tagged: self.tagging.tagged, tag: self.tagging.tag }
+    }
 }
 
 pub(super) fn error_number(error: OpError) -> i32 {
@@ -348,12 +498,22 @@ pub(super) unsafe extern "C" fn cancel(fid: fid_t, context: *mut c_void) -> isiz
         let handle = unsafe { endpoint(fid.cast::<fid_ep>()) };
         let ep = &handle.shared;
         let guard = ep.domain.lock.lock();
-        let mut host = ep.host(&guard);
-        let Some(engine) = ep.engine(&guard) else { return -(FI_EOPBADSTATE as isize) };
-        if engine.cancel(handle.context, context.expose_provenance() as u64, &mut host) {
-            0
-        } else {
-            -(FI_ENOENT as isize)
+        let context = context.expose_provenance() as u64;
+        let engine_cancels = |context: u64| {
+            let mut host = ep.host(&guard);
+            ep.engine(&guard).map(|engine| engine.cancel(handle.context, context, &mut host))
+        };
+        let Some(mut cancelled) = engine_cancels(context) else {
+            return -(FI_EOPBADSTATE as isize);
+        };
+        if !cancelled && ep.triggers {
+            cancelled = match crate::ofi::trigger::cancel(ep, context, &guard) {
+                Cancel::Unknown => false,
+                Cancel::Done => true,
+                Cancel::Started(key) => engine_cancels(key).unwrap_or(false),
+            };
         }
+        run_due(&ep.domain, &guard);
+        if cancelled { 0 } else { -(FI_ENOENT as isize) }
     })
 }

@@ -76,6 +76,7 @@ pub(super) const OP_FLAGS: Bits = bits![
     FI_MATCH_COMPLETE,
     FI_FENCE,
     FI_MORE,
+    FI_TRIGGER,
 ];
 
 /// Message and completion orders.

@@ -37,6 +37,8 @@ pub(super) struct TestHost {
     log: Log,
     pub(super) room: bool,
     pub(super) regions: RegionTable,
+    /// Groups that were joined, or failed.
+    pub(super) joined: Vec<(u64, Result<(), i32>)>,
     book: HashMap<Address, u64>,
     epoch: u64,
 }
@@ -48,6 +50,7 @@ impl TestHost {
             log,
             room: true,
             regions: RegionTable::default(),
+            joined: Vec::new(),
             book: HashMap::new(),
             epoch: 0,
         }
@@ -93,6 +96,10 @@ impl Host for TestHost {
         self.regions.find(range.key, range.addr, range.len, right)
     }
 
+    fn joined(&mut self, group: u64, outcome: Result<(), i32>) {
+        self.joined.push((group, outcome));
+    }
+
     fn accessed(&mut self, access: &RemoteAccess<'_>) {
         let RemoteAccess { right, len, data, source, .. } = *access;
         self.note(What::Accessed { right, len, data, source });
@@ -130,6 +137,7 @@ impl Node {
         assert_eq!((core.unexpected.len(), core.unexpected_bytes), (0, 0));
         assert_eq!(core.own.posted.len(), 0);
         core.rma.assert_empty();
+        core.collectives.assert_empty();
         for peer in &core.peers {
             assert_eq!((peer.outstanding, peer.deferred), (0, 0));
         }
@@ -256,7 +264,7 @@ impl World {
     /// A new endpoint at `slot`, which knows everybody.
     pub(super) fn start(&mut self, slot: Slot) {
         let mut node = Node::new(&self.net, &self.log, slot, self.limits);
-        for peer in 0..8 {
+        for peer in 0..16 {
             node.host.learn(peer);
         }
         self.nodes[slot] = Some(node);
@@ -344,6 +352,7 @@ impl World {
                     || !node.engine.core.streams.is_empty()
                     || !node.engine.core.due.is_empty()
                     || node.engine.core.rma.has_work()
+                    || node.engine.core.collectives.has_work()
             };
             let busy = self.nodes.iter().flatten().any(core);
             quiet = if moved == 0 && !busy { quiet + 1 } else { 0 };

@@ -5,6 +5,7 @@
 
 mod active_peers;
 mod atomic;
+mod collectives;
 mod contexts;
 mod departures;
 mod eager;

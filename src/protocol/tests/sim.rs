@@ -10,6 +10,7 @@ use super::sim_stream::{Flow, Step, Way};
 use super::sim_window::{self, Glazing, Held, Panes};
 use crate::memory::keys::Right;
 use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::protocol::collective::CollectivePacket;
 use crate::protocol::packet::{Envelope, Packet};
 use crate::protocol::rma::RmaPacket;
 use crate::protocol::{Completion, Failure};
@@ -383,7 +384,9 @@ impl Net {
     ) -> Result<(), SendError> {
         assert!(header.len() <= MAX_HEADER);
         let packet = Packet::decode(header);
-        assert!(packet.is_some() || RmaPacket::decode(header).is_some(), "{me} sends {header:?}");
+        let other =
+            RmaPacket::decode(header).is_some() || CollectivePacket::decode(header).is_some();
+        assert!(packet.is_some() || other, "{me} sends {header:?}");
         let admitted = self.admit(me, peer);
         let mut bytes = vec![0; len];
         if admitted.is_ok() {

@@ -1,0 +1,214 @@
+//! `struct fid_av_set`: an ordered part of an address vector (fi_av_set.3), of which a collective
+//! group can be made.
+
+use super::{AddressVector, shared};
+use crate::ofi::guard::{code, entry};
+use crate::ofi::lock::{Guard, Locked};
+use crate::ofi::table::{SLACK, Slack, Table, stubs};
+use libfabric_sys::{
+    FI_ADDR_NOTAVAIL, FI_CLASS_AV_SET, FI_EINVAL, FI_EOPNOTSUPP, FI_UNIVERSE, fi_addr_t,
+    fi_av_set_attr, fi_ops, fi_ops_av_set, fid, fid_av, fid_av_set,
+};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// What `fi_av_set_addr` says: whoever joins passes the set itself.
+pub(crate) const SET_ADDRESS: fi_addr_t = 1 << 61;
+
+#[repr(C)]
+pub(crate) struct AvSet {
+    fid: fid_av_set,
+    slack: Slack,
+    pub(crate) av: Arc<AddressVector>,
+    members: Locked<Vec<fi_addr_t>>,
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+static OPS: Table<fi_ops_av_set> = Table::new(fi_ops_av_set {
+    set_union: Some(union),
+    intersect: Some(intersect),
+    diff: Some(diff),
+    insert: Some(insert),
+    remove: Some(remove),
+    addr: Some(addr),
+    // SAFETY: fi_ops_av_set has six slots.
+    ..unsafe { stubs::<fi_ops_av_set, 6>() }
+});
+
+/// The set behind a handle.
+///
+/// # Safety
+/// `set` came from [`open`] and is not closed.
+pub(crate) unsafe fn av_set<'a>(set: *const fid_av_set) -> &'a AvSet {
+    // SAFETY: the caller vouches.
+    unsafe { &*set.cast::<AvSet>() }
+}
+
+impl AvSet {
+    /// The members, in their order.
+    #[allow(clippy::mut_from_ref)] // see Locked::get
+    pub(crate) fn members<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Vec<fi_addr_t> {
+        // SAFETY: guards passed here are of the vector's domain; each caller uses the result for one
+        // step that reaches no other set mutably.
+        unsafe { self.members.get(guard) }
+    }
+
+    fn knows(&self, address: fi_addr_t, guard: &Guard<'_>) -> bool {
+        // SAFETY: as above.
+        unsafe { self.av.state.get(guard) }.address(address).is_some()
+    }
+}
+
+/// `fi_av_set`. Errors: EINVAL; EOPNOTSUPP for a communication key.
+pub(super) unsafe extern "C" fn open(
+    av: *mut fid_av,
+    attr: *mut fi_av_set_attr,
+    out: *mut *mut fid_av_set,
+    context: *mut c_void,
+) -> c_int {
+    entry("fi_av_set", || {
+        // SAFETY: a vector of ours, and the application's attributes.
+        code(unsafe {
+            attr.as_ref().filter(|_| !out.is_null()).ok_or(FI_EINVAL).and_then(|attr| {
+                let set = make(shared(av.cast()), attr, context)?;
+                *out = Box::into_raw(set).cast();
+                Ok(())
+            })
+        })
+    })
+}
+
+fn make(
+    av: &Arc<AddressVector>,
+    attr: &fi_av_set_attr,
+    context: *mut c_void,
+) -> Result<Box<AvSet>, i32> {
+    if attr.comm_key_size > 0 {
+        return Err(FI_EOPNOTSUPP);
+    }
+    let set = Box::new(AvSet {
+        fid: fid_av_set {
+            fid: fid { fclass: FI_CLASS_AV_SET, context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr(),
+        },
+        slack: SLACK,
+        av: av.clone(),
+        members: Locked::new(Vec::new()),
+    });
+    let guard = av.domain.lock.lock();
+    // SAFETY: the guard is of the vector's domain; one short step.
+    let entries = unsafe { av.state.get(&guard) }.entries() as fi_addr_t;
+    let (start, end) = (attr.start_addr, attr.end_addr);
+    let (start, end, stride) = if attr.flags & FI_UNIVERSE != 0 {
+        (0, entries, 1)
+    } else if start == FI_ADDR_NOTAVAIL && end == FI_ADDR_NOTAVAIL {
+        (0, 0, 1)
+    } else if start > end || end >= entries {
+        return Err(FI_EINVAL);
+    } else {
+        (start, end + 1, attr.stride.max(1))
+    };
+    let step = usize::try_from(stride).map_err(|_| FI_EINVAL)?;
+    let members = (start..end).step_by(step).filter(|address| set.knows(*address, &guard));
+    let members: Vec<_> = members.collect();
+    *set.members(&guard) = members;
+    drop(guard);
+    Ok(set)
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(av_set)", || {
+        // SAFETY: a set of ours, open until now.
+        drop(unsafe { Box::from_raw(fid.cast::<AvSet>()) });
+        0
+    })
+}
+
+/// Changes `dst` by what is in `src`.
+///
+/// # Safety
+/// Both are null or open sets.
+unsafe fn combine(
+    dst: *mut fid_av_set,
+    src: *const fid_av_set,
+    change: impl FnOnce(&mut Vec<fi_addr_t>, &[fi_addr_t]),
+) -> c_int {
+    if dst.is_null() || src.is_null() {
+        return -FI_EINVAL;
+    }
+    // SAFETY: the caller vouches.
+    let (dst, src) = unsafe { (av_set(dst), av_set(src)) };
+    if !Arc::ptr_eq(&dst.av, &src.av) {
+        return -FI_EINVAL;
+    }
+    let guard = dst.av.domain.lock.lock();
+    let others = src.members(&guard).clone();
+    change(dst.members(&guard), &others);
+    0
+}
+
+unsafe extern "C" fn union(dst: *mut fid_av_set, src: *const fid_av_set) -> c_int {
+    // SAFETY: as libfabric calls fi_av_set_union.
+    entry("fi_av_set_union", || unsafe {
+        combine(dst, src, |members, others| {
+            for other in others {
+                if !members.contains(other) {
+                    members.push(*other);
+                }
+            }
+        })
+    })
+}
+
+unsafe extern "C" fn intersect(dst: *mut fid_av_set, src: *const fid_av_set) -> c_int {
+    // SAFETY: as libfabric calls fi_av_set_intersect.
+    entry("fi_av_set_intersect", || unsafe {
+        combine(dst, src, |members, others| members.retain(|member| others.contains(member)))
+    })
+}
+
+unsafe extern "C" fn diff(dst: *mut fid_av_set, src: *const fid_av_set) -> c_int {
+    // SAFETY: as libfabric calls fi_av_set_diff.
+    entry("fi_av_set_diff", || unsafe {
+        combine(dst, src, |members, others| members.retain(|member| !others.contains(member)))
+    })
+}
+
+unsafe extern "C" fn insert(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
+    entry("fi_av_set_insert", || {
+        // SAFETY: a set of ours.
+        let set = unsafe { av_set(set) };
+        let guard = set.av.domain.lock.lock();
+        if !set.knows(address, &guard) || set.members(&guard).contains(&address) {
+            return -FI_EINVAL;
+        }
+        set.members(&guard).push(address);
+        0
+    })
+}
+
+unsafe extern "C" fn remove(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
+    entry("fi_av_set_remove", || {
+        // SAFETY: a set of ours.
+        let set = unsafe { av_set(set) };
+        let guard = set.av.domain.lock.lock();
+        let members = set.members(&guard);
+        let before = members.len();
+        members.retain(|member| *member != address);
+        if members.len() < before { 0 } else { -FI_EINVAL }
+    })
+}
+
+unsafe extern "C" fn addr(_set: *mut fid_av_set, coll_addr: *mut fi_addr_t) -> c_int {
+    entry("fi_av_set_addr", || {
+        // SAFETY: the application's variable.
+        let Some(to) = (unsafe { coll_addr.as_mut() }) else { return -FI_EINVAL };
+        *to = SET_ADDRESS;
+        0
+    })
+}

@@ -1,0 +1,447 @@
+//! `struct fi_ops_collective` and groups (fi_collective.3).
+
+use super::transfer::{persist, result, trigger};
+use super::{Endpoint, EndpointFid, endpoint};
+use crate::memory::SegmentList;
+use crate::memory::reduction::{self, Reduction};
+use crate::ofi::av::set::{SET_ADDRESS, av_set};
+use crate::ofi::guard::{code, entry};
+use crate::ofi::lock::Guard;
+use crate::ofi::table::{SLACK, Slack, Table, stubs};
+use crate::ofi::trigger::{Account, Kind, run_due};
+use crate::protocol::Report;
+use crate::protocol::{Collective, CollectiveOp, Direction, OpError};
+use crate::transport::PeerId;
+use libfabric_sys::{
+    FI_ADDR_NOTAVAIL, FI_ALLGATHER, FI_ALLREDUCE, FI_ALLTOALL, FI_BARRIER, FI_BROADCAST,
+    FI_CLASS_MC, FI_COLLECTIVE, FI_COMPLETION, FI_EINVAL, FI_EMSGSIZE, FI_ENOEQ, FI_ENOSYS,
+    FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_GATHER, FI_NOOP, FI_REDUCE, FI_REDUCE_SCATTER, FI_SCATTER,
+    FI_TRIGGER, FI_VOID, fi_addr_t, fi_collective_addr, fi_collective_attr, fi_collective_op,
+    fi_datatype, fi_op, fi_ops, fi_ops_collective, fid, fid_ep, fid_mc,
+};
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Address of a group: this, and its number at the endpoint.
+const GROUP_ADDRESS: fi_addr_t = 1 << 62;
+/// One member's share in an operation, bytes.
+const BLOCK_MAX: usize = 1 << 24;
+/// Members of a group.
+const MEMBERS_MAX: usize = 4096;
+
+/// A group that an endpoint has joined, or joins.
+#[derive(Debug)]
+pub(super) struct Membership {
+    group: u64,
+    members: Vec<fi_addr_t>,
+    /// The handle and the context of the join, until that is over.
+    joining: Option<(usize, usize)>,
+}
+
+#[repr(C)]
+struct McFid {
+    fid: fid_mc,
+    slack: Slack,
+    endpoint: Arc<Endpoint>,
+    group: u64,
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+pub(super) static OPS: Table<fi_ops_collective> = Table::new(fi_ops_collective {
+    barrier: Some(barrier),
+    broadcast: Some(broadcast),
+    alltoall: Some(alltoall),
+    allreduce: Some(allreduce),
+    allgather: Some(allgather),
+    reduce_scatter: Some(reduce_scatter),
+    reduce: Some(reduce),
+    scatter: Some(scatter),
+    gather: Some(gather),
+    barrier2: Some(barrier2),
+    // SAFETY: fi_ops_collective has eleven slots.
+    ..unsafe { stubs::<fi_ops_collective, 11>() }
+});
+
+/// `fi_query_collective`. Errors: EINVAL; EOPNOTSUPP for a combination that is not supported.
+///
+/// # Safety
+/// `attr` is null or valid.
+pub(in crate::ofi) unsafe fn query(
+    coll: fi_collective_op,
+    attr: *mut fi_collective_attr,
+) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let attr = unsafe { attr.as_mut() }.ok_or(FI_EINVAL)?;
+    if attr.mode != 0 {
+        return Err(FI_EINVAL);
+    }
+    let size = match coll {
+        FI_BARRIER => None,
+        FI_BROADCAST | FI_ALLTOALL | FI_ALLGATHER | FI_SCATTER | FI_GATHER => {
+            Some(reduction::size_of(attr.datatype).ok_or(FI_EOPNOTSUPP)?)
+        }
+        FI_ALLREDUCE | FI_REDUCE_SCATTER | FI_REDUCE => {
+            Reduction::from_numbers(attr.op, attr.datatype).ok_or(FI_EOPNOTSUPP)?;
+            Some(reduction::size_of(attr.datatype).ok_or(FI_EOPNOTSUPP)?)
+        }
+        _ => return Err(FI_EOPNOTSUPP),
+    };
+    attr.datatype_attr.size = size.unwrap_or(0);
+    attr.datatype_attr.count = size.map_or(0, |size| BLOCK_MAX / size);
+    attr.max_members = MEMBERS_MAX;
+    Ok(())
+}
+
+/// `fi_join` of a collective group. Errors: EINVAL, also for an endpoint that is no member; ENOEQ,
+/// EOPBADSTATE; EOPNOTSUPP without FI_COLLECTIVE.
+pub(super) unsafe extern "C" fn join(
+    ep: *mut fid_ep,
+    address: *const c_void,
+    flags: u64,
+    out: *mut *mut fid_mc,
+    context: *mut c_void,
+) -> c_int {
+    entry("fi_join", || {
+        if flags & FI_COLLECTIVE == 0 {
+            return -FI_ENOSYS; // multicast
+        }
+        // SAFETY: as libfabric calls fi_join_collective.
+        code(unsafe { join_set(&endpoint(ep).shared, address.cast(), out, context) })
+    })
+}
+
+/// # Safety
+/// As for [`join`].
+unsafe fn join_set(
+    ep: &Arc<Endpoint>,
+    address: *const fi_collective_addr,
+    out: *mut *mut fid_mc,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let address = unsafe { address.as_ref() }.filter(|_| !out.is_null()).ok_or(FI_EINVAL)?;
+    if ep.caps & FI_COLLECTIVE == 0 {
+        return Err(FI_EOPNOTSUPP);
+    }
+    if address.set.is_null() {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: the caller vouches for an open set.
+    let set = unsafe { av_set(address.set) };
+    // Whoever reads the event queue progresses the join, in any thread.
+    ep.domain.lock.need();
+    let guard = ep.domain.lock.lock();
+    let bindings = ep.bindings(&guard);
+    let av = bindings.av.as_ref().filter(|av| Arc::ptr_eq(av, &set.av)).ok_or(FI_EINVAL)?;
+    let eq = bindings.eq.clone().ok_or(FI_ENOEQ)?;
+    let alone = address.coll_addr == FI_ADDR_NOTAVAIL;
+    let within = |known: &Membership| GROUP_ADDRESS | known.group == address.coll_addr;
+    if !alone && address.coll_addr != SET_ADDRESS && !ep.state(&guard).groups.iter().any(within) {
+        return Err(FI_EINVAL);
+    }
+    let members = set.members(&guard).clone();
+    if members.len() > MEMBERS_MAX {
+        return Err(FI_EINVAL);
+    }
+    let mut names = Vec::with_capacity(members.len());
+    let mut peers: Vec<PeerId> = Vec::with_capacity(members.len());
+    for member in &members {
+        // SAFETY: the guard is of the domain of vector and endpoint; one short step.
+        let name = unsafe { av.state.get(&guard) }.address(*member).ok_or(FI_EINVAL)?;
+        names.push(name.to_wire());
+        peers.push(ep.peer(*member, &guard).map_err(error_number)?);
+    }
+    let order = hash(&names);
+    names.sort_unstable();
+    let name = hash(&names);
+    let engine = ep.engine(&guard).ok_or(FI_EOPBADSTATE)?;
+    let own = engine.iface().address();
+    let own = engine.connect(&own).map_err(error_number)?;
+    let me = peers.iter().position(|peer| *peer == own).ok_or(FI_EINVAL)?;
+    let mut mc = Box::new(McFid {
+        fid: fid_mc {
+            fid: fid { fclass: FI_CLASS_MC, context, ops: FID_OPS.as_mut_ptr() },
+            fi_addr: FI_ADDR_NOTAVAIL,
+        },
+        slack: SLACK,
+        endpoint: ep.clone(),
+        group: 0,
+    });
+    let handle = (&raw const *mc).expose_provenance();
+    let joining = Some((handle, context.expose_provenance()));
+    let group = engine.name_of_next_group();
+    ep.state(&guard).groups.push(Membership { group, members, joining });
+    let mut host = ep.host(&guard);
+    let joined = engine.join(&peers, me, name, order, alone, &mut host);
+    if let Err(error) = joined {
+        ep.state(&guard).groups.retain(|known| known.group != group);
+        return Err(error_number(error));
+    }
+    mc.group = group;
+    mc.fid.fi_addr = GROUP_ADDRESS | group;
+    eq.progress_of(ep);
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(mc).cast() };
+    ep.progress(&guard);
+    Ok(())
+}
+
+/// FNV-1a, which every member computes alike.
+fn hash<T: AsRef<[u8]>>(names: &[T]) -> u64 {
+    let bytes = names.iter().flat_map(|name| name.as_ref());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// The end of a join, for the event queue.
+pub(super) fn joined(ep: &Endpoint, group: u64, outcome: Result<(), i32>, guard: &Guard<'_>) {
+    let eq = ep.bindings(guard).eq.clone();
+    let known = ep.state(guard).groups.iter_mut().find(|known| known.group == group);
+    let joining = known.and_then(|known| known.joining.take());
+    if let (Some(eq), Some((handle, context))) = (eq, joining) {
+        let handle = std::ptr::with_exposed_provenance_mut(handle);
+        let context = std::ptr::with_exposed_provenance_mut(context);
+        match outcome {
+            Ok(()) => eq.push_join_complete(handle, context),
+            Err(error) => eq.push_error(handle, context, 0, error),
+        }
+    }
+}
+
+impl Endpoint {
+    /// Whether a join is not over.
+    pub(in crate::ofi) fn joins(&self, guard: &Guard<'_>) -> bool {
+        self.state(guard).groups.iter().any(|known| known.joining.is_some())
+    }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(mc)", || {
+        // SAFETY: a group of ours, open until now.
+        let mc = unsafe { Box::from_raw(fid.cast::<McFid>()) };
+        let ep = &*mc.endpoint;
+        let guard = ep.domain.lock.lock();
+        ep.state(&guard).groups.retain(|known| known.group != mc.group);
+        let mut host = ep.host(&guard);
+        if let Some(engine) = ep.engine(&guard) {
+            engine.leave_group(mc.group, &mut host);
+        }
+        run_due(&ep.domain, &guard);
+        drop(guard);
+        0
+    })
+}
+
+fn error_number(error: OpError) -> i32 {
+    match error {
+        OpError::Again => libfabric_sys::FI_EAGAIN,
+        OpError::Error(error) => error,
+    }
+}
+
+/// An operation in the application's terms.
+struct Call {
+    coll: fi_collective_op,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    group: fi_addr_t,
+    root: fi_addr_t,
+    datatype: fi_datatype,
+    op: fi_op,
+    /// `None`: the endpoint's.
+    flags: Option<u64>,
+    context: *mut c_void,
+}
+
+/// # Safety
+/// Buffers are as fi_collective.3 says.
+unsafe fn start(handle: &EndpointFid, call: &Call) -> isize {
+    // SAFETY: the caller vouches.
+    result(unsafe { try_start(handle, call) })
+}
+
+/// # Safety
+/// As for [`start`].
+unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
+    let ep = &*handle.shared;
+    if ep.caps & FI_COLLECTIVE == 0 {
+        return Err(FI_EOPNOTSUPP);
+    }
+    let guard = ep.domain.lock.lock();
+    let groups = &ep.state(&guard).groups;
+    let known = groups.iter().find(|known| GROUP_ADDRESS | known.group == call.group);
+    let known = known.ok_or(FI_EINVAL)?;
+    let (group, root) = (known.group, known.members.iter().position(|m| *m == call.root));
+    let root = || root.ok_or(FI_EINVAL);
+    let what = match call.coll {
+        FI_BARRIER => Collective::Barrier,
+        FI_BROADCAST => Collective::Broadcast { root: root()? },
+        FI_ALLTOALL => Collective::AllToAll,
+        FI_ALLREDUCE => Collective::AllReduce,
+        FI_ALLGATHER => Collective::AllGather,
+        FI_REDUCE_SCATTER => Collective::ReduceScatter,
+        FI_REDUCE => Collective::Reduce { root: root()? },
+        FI_SCATTER => Collective::Scatter { root: root()? },
+        _ => Collective::Gather { root: root()? },
+    };
+    let reduces = matches!(
+        what,
+        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce { .. }
+    );
+    let reduction = if reduces { Reduction::from_numbers(call.op, call.datatype) } else { None };
+    if reduces && reduction.is_none() {
+        return Err(FI_EOPNOTSUPP);
+    }
+    let block = match what {
+        Collective::Barrier => 0,
+        _ => {
+            let size = reduction::size_of(call.datatype).ok_or(FI_EOPNOTSUPP)?;
+            let block = call.count.checked_mul(size).ok_or(FI_EMSGSIZE)?;
+            if block > BLOCK_MAX { Err(FI_EMSGSIZE) } else { Ok(block) }?
+        }
+    };
+    let engine = ep.engine(&guard).ok_or(FI_EOPBADSTATE)?;
+    let (takes, gives) = engine.collective_needs(group, what, block).ok_or(FI_EINVAL)?;
+    if (call.input.is_null() && takes > 0) || (call.output.is_null() && gives > 0) {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: the caller vouches for buffers of these lengths.
+    let (input, output) = unsafe {
+        (
+            SegmentList::contiguous(call.input.cast(), takes),
+            SegmentList::contiguous(call.output.cast::<u8>().cast_const(), gives),
+        )
+    };
+    let op_flags = call.flags.unwrap_or_else(|| handle.tx_flags.get());
+    let selective = ep.bindings(&guard).transmit.as_ref().is_some_and(|b| b.selective);
+    let report = Report::new(!selective || op_flags & FI_COMPLETION != 0, 0);
+    let begin = move |ep: &Endpoint, guard: &Guard<'_>, account: Account| {
+        let Account { context, report } = account;
+        let op = CollectiveOp { group, what, block, reduction, input, output, context, report };
+        let mut host = ep.host(guard);
+        let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
+        engine.collective(&op, &mut host)
+    };
+    if op_flags & FI_TRIGGER != 0 {
+        let kind = Kind { direction: Direction::Collective, tagged: false, tag: 0 };
+        // SAFETY: fi_trigger.3: the context says what to wait for.
+        return unsafe { trigger(ep, kind, call.context, report, Box::new(begin), &guard) };
+    }
+    let account = Account { context: call.context.expose_provenance() as u64, report };
+    persist(ep, &guard, |guard: &Guard<'_>| begin(ep, guard, account))?;
+    // The first messages leave now.
+    ep.progress(&guard);
+    Ok(())
+}
+
+// SAFETY of all entries: `ep` is an open endpoint of ours; buffers are as fi_collective.3 says.
+
+unsafe extern "C" fn barrier(ep: *mut fid_ep, group: fi_addr_t, context: *mut c_void) -> isize {
+    // SAFETY: see above.
+    entry("fi_barrier", || unsafe { enter(ep, group, None, context) })
+}
+
+unsafe extern "C" fn barrier2(
+    ep: *mut fid_ep,
+    group: fi_addr_t,
+    flags: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: see above.
+    entry("fi_barrier2", || unsafe { enter(ep, group, Some(flags), context) })
+}
+
+/// # Safety
+/// As the entries.
+unsafe fn enter(
+    ep: *mut fid_ep,
+    group: fi_addr_t,
+    flags: Option<u64>,
+    context: *mut c_void,
+) -> isize {
+    let call = Call {
+        coll: FI_BARRIER,
+        input: null_mut(),
+        output: null_mut(),
+        count: 0,
+        group,
+        root: FI_ADDR_NOTAVAIL,
+        datatype: FI_VOID,
+        op: FI_NOOP,
+        flags,
+        context,
+    };
+    // SAFETY: the caller vouches.
+    unsafe { start(endpoint(ep), &call) }
+}
+
+unsafe extern "C" fn broadcast(
+    ep: *mut fid_ep,
+    buffer: *mut c_void,
+    count: usize,
+    _desc: *mut c_void,
+    group: fi_addr_t,
+    root: fi_addr_t,
+    datatype: fi_datatype,
+    flags: u64,
+    context: *mut c_void,
+) -> isize {
+    let (input, output) = (buffer.cast_const(), buffer);
+    let (coll, op, flags) = (FI_BROADCAST, FI_NOOP, Some(flags));
+    let call = Call { coll, input, output, count, group, root, datatype, op, flags, context };
+    // SAFETY: see above.
+    entry("fi_broadcast", || unsafe { start(endpoint(ep), &call) })
+}
+
+/// Entries that have a result and neither root nor operation, or one of them, or both.
+macro_rules! entries {
+    ($($name:ident $coll:ident $text:literal ($($root:ident)?) ($($op:ident)?);)*) => {$(
+        unsafe extern "C" fn $name(
+            ep: *mut fid_ep,
+            input: *const c_void,
+            count: usize,
+            _desc: *mut c_void,
+            output: *mut c_void,
+            _result_desc: *mut c_void,
+            group: fi_addr_t,
+            $($root: fi_addr_t,)?
+            datatype: fi_datatype,
+            $($op: fi_op,)?
+            flags: u64,
+            context: *mut c_void,
+        ) -> isize {
+            let call = Call {
+                coll: $coll,
+                input,
+                output,
+                count,
+                group,
+                root: { let _root = FI_ADDR_NOTAVAIL; $(let _root = $root;)? _root },
+                datatype,
+                op: { let _op = FI_NOOP; $(let _op = $op;)? _op },
+                flags: Some(flags),
+                context,
+            };
+            // SAFETY: see above.
+            entry($text, || unsafe { start(endpoint(ep), &call) })
+        }
+    )*};
+}
+
+entries! {
+    alltoall FI_ALLTOALL "fi_alltoall" () ();
+    allreduce FI_ALLREDUCE "fi_allreduce" () (op);
+    allgather FI_ALLGATHER "fi_allgather" () ();
+    reduce_scatter FI_REDUCE_SCATTER "fi_reduce_scatter" () (op);
+    reduce FI_REDUCE "fi_reduce" (root) (op);
+    scatter FI_SCATTER "fi_scatter" (root) ();
+    gather FI_GATHER "fi_gather" (root) ();
+}

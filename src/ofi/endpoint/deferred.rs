@@ -1,0 +1,288 @@
+//! Deferred work (fi_trigger.3, "Deferred work queues"): what an application queues at a domain, as
+//! operations of its endpoints.
+//!
+//! Requests are copied when they are queued: their structures are not looked at again.
+
+use super::rma::Accessing;
+use super::transfer::{Receiving, Sending, Tagging, vector};
+use super::{Endpoint, endpoint};
+use crate::memory::keys::Right;
+use crate::ofi::cntr::{self, Counter};
+use crate::ofi::domain::Domain;
+use crate::ofi::lock::Guard;
+use crate::ofi::trigger::{self, Account, Action, Kind, Owner, Start, Work};
+use crate::protocol::Report;
+use libfabric_sys::{
+    FI_CLAIM, FI_COMPLETION, FI_DISCARD, FI_EINVAL, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPNOTSUPP,
+    FI_MULTI_RECV, FI_OP_CNTR_ADD, FI_OP_CNTR_SET, FI_OP_READ, FI_OP_RECV, FI_OP_SEND, FI_OP_TRECV,
+    FI_OP_TSEND, FI_OP_WRITE, FI_PEEK, FI_REMOTE_CQ_DATA, fi_deferred_work, fi_op_cntr, fi_op_msg,
+    fi_op_rma, fi_op_tagged, fid_cntr, fid_ep,
+};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// A transfer in our terms.
+struct Transfer<'a> {
+    endpoint: &'a Endpoint,
+    kind: Kind,
+    start: Start,
+    context: *mut c_void,
+    flags: u64,
+}
+
+/// FI_QUEUE_WORK. Errors: EINVAL, EMSGSIZE, EAGAIN; ENOSYS for what is not supported.
+///
+/// # Safety
+/// `request` is null or as fi_trigger.3 says.
+pub(in crate::ofi) unsafe fn queue(
+    domain: &Arc<Domain>,
+    request: *const fi_deferred_work,
+) -> Result<(), i32> {
+    // SAFETY: the caller vouches for the request and all that it points to.
+    unsafe {
+        let work = request.as_ref().ok_or(FI_EINVAL)?;
+        let waits_for = counter(domain, work.triggering_cntr)?.ok_or(FI_EINVAL)?;
+        let raises = counter(domain, work.completion_cntr)?;
+        let guard = domain.lock.lock();
+        let transfer = match work.op_type {
+            FI_OP_CNTR_ADD | FI_OP_CNTR_SET => {
+                return queue_count(domain, work, waits_for, raises, &guard);
+            }
+            FI_OP_SEND => send(domain, work.op.msg, &guard)?,
+            FI_OP_RECV => receive(domain, work.op.msg, &guard)?,
+            FI_OP_TSEND => send_tagged(domain, work.op.tagged, &guard)?,
+            FI_OP_TRECV => receive_tagged(domain, work.op.tagged, &guard)?,
+            FI_OP_READ => access(domain, Right::Read, work.op.rma, &guard)?,
+            FI_OP_WRITE => access(domain, Right::Write, work.op.rma, &guard)?,
+            // Atomic operations come here: each is a `Transfer`, with a `Start` as `Accessing` has.
+            _ => return Err(FI_ENOSYS),
+        };
+        if let Some(raises) = raises {
+            // Whoever waits for it has to progress what raises it.
+            domain.feed(raises, &guard)?;
+        }
+        let account = Account {
+            context: transfer.context.expose_provenance() as u64,
+            report: Report::new(transfer.flags & FI_COMPLETION != 0, 0),
+        };
+        let owner = Owner::Deferred { request: request.addr(), counter: raises.cloned(), account };
+        let Transfer { endpoint, kind, start, .. } = transfer;
+        let action = Action::Transfer { endpoint, kind, start };
+        let queued = Work { threshold: work.threshold, action, owner };
+        trigger::queue(waits_for, queued, &guard)
+    }
+}
+
+/// FI_CANCEL_WORK. Errors: ENOENT when nothing of this request waits (any more).
+///
+/// # Safety
+/// `request` is only compared.
+pub(in crate::ofi) unsafe fn cancel(
+    domain: &Domain,
+    request: *const fi_deferred_work,
+) -> Result<(), i32> {
+    if request.is_null() {
+        return Err(FI_EINVAL);
+    }
+    let guard = domain.lock.lock();
+    match trigger::cancel_request(domain, request.addr(), &guard) {
+        0 => Err(FI_ENOENT),
+        _ => Ok(()),
+    }
+}
+
+/// FI_FLUSH_WORK: all work of the domain, or what waits for the `triggering_cntr` of a request.
+///
+/// # Safety
+/// `request` is null or as fi_trigger.3 says.
+pub(in crate::ofi) unsafe fn flush(
+    domain: &Arc<Domain>,
+    request: *const fi_deferred_work,
+) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let of = unsafe {
+        request.as_ref().map_or(Ok(None), |request| counter(domain, request.triggering_cntr))
+    }?;
+    let guard = domain.lock.lock();
+    trigger::flush(domain, of.map(|counter| &**counter), &guard);
+    Ok(())
+}
+
+/// Errors: EINVAL for a counter of another domain.
+///
+/// # Safety
+/// `cntr` is null or an open counter of ours.
+unsafe fn counter<'a>(
+    domain: &Arc<Domain>,
+    cntr: *mut fid_cntr,
+) -> Result<Option<&'a Arc<Counter>>, i32> {
+    if cntr.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller vouches.
+    let counter = unsafe { cntr::shared(cntr.cast()) };
+    if Arc::ptr_eq(&counter.domain, domain) { Ok(Some(counter)) } else { Err(FI_EINVAL) }
+}
+
+/// Errors: EINVAL for an endpoint of another domain, one without FI_TRIGGER, one that is not enabled,
+/// or a further context of a scalable endpoint.
+///
+/// # Safety
+/// `ep` is null or an open endpoint of ours.
+unsafe fn triggerable<'a>(
+    domain: &Arc<Domain>,
+    ep: *mut fid_ep,
+    guard: &Guard<'_>,
+) -> Result<&'a Endpoint, i32> {
+    if ep.is_null() {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: the caller vouches.
+    let handle = unsafe { endpoint(ep) };
+    let ep = &*handle.shared;
+    let fits = Arc::ptr_eq(&ep.domain, domain)
+        && handle.context == 0
+        && ep.triggers
+        && ep.engine(guard).is_some();
+    if fits { Ok(ep) } else { Err(FI_EINVAL) }
+}
+
+/// # Safety
+/// As for [`queue`].
+unsafe fn queue_count(
+    domain: &Arc<Domain>,
+    work: &fi_deferred_work,
+    waits_for: &Arc<Counter>,
+    raises: Option<&Arc<Counter>>,
+    guard: &Guard<'_>,
+) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let op: &fi_op_cntr = unsafe { work.op.cntr.as_ref() }.ok_or(FI_EINVAL)?;
+    if raises.is_some() {
+        return Err(FI_EINVAL); // fi_trigger.3: "must be NULL for counter operations"
+    }
+    // SAFETY: as above.
+    let changed = unsafe { counter(domain, op.cntr) }?.ok_or(FI_EINVAL)?;
+    domain.feed(changed, guard)?;
+    let action = match work.op_type {
+        FI_OP_CNTR_ADD => Action::Add(changed.clone(), op.value),
+        _ => Action::Set(changed.clone(), op.value),
+    };
+    let account = Account { context: 0, report: Report::default() };
+    let request = std::ptr::from_ref(work).addr();
+    let owner = Owner::Deferred { request, counter: None, account };
+    trigger::queue(waits_for, Work { threshold: work.threshold, action, owner }, guard)
+}
+
+/// # Safety
+/// As for [`queue`].
+unsafe fn send<'a>(
+    domain: &Arc<Domain>,
+    op: *const fi_op_msg,
+    guard: &Guard<'_>,
+) -> Result<Transfer<'a>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let op = op.as_ref().ok_or(FI_EINVAL)?;
+        let (m, flags) = (&op.msg, op.flags);
+        let endpoint = triggerable(domain, op.ep, guard)?;
+        let payload = vector(m.msg_iov, m.iov_count)?;
+        let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
+        let sending =
+            Sending::check(endpoint, payload, Tagging::PLAIN, data, m.addr, flags, guard)?;
+        let (kind, start) = (sending.kind(), sending.starter());
+        Ok(Transfer { endpoint, kind, start, context: m.context, flags })
+    }
+}
+
+/// # Safety
+/// As for [`queue`].
+unsafe fn send_tagged<'a>(
+    domain: &Arc<Domain>,
+    op: *const fi_op_tagged,
+    guard: &Guard<'_>,
+) -> Result<Transfer<'a>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let op = op.as_ref().ok_or(FI_EINVAL)?;
+        let (m, flags) = (&op.msg, op.flags);
+        let endpoint = triggerable(domain, op.ep, guard)?;
+        let payload = vector(m.msg_iov, m.iov_count)?;
+        let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
+        let tagging = Tagging::tagged(m.tag, 0);
+        let sending = Sending::check(endpoint, payload, tagging, data, m.addr, flags, guard)?;
+        let (kind, start) = (sending.kind(), sending.starter());
+        Ok(Transfer { endpoint, kind, start, context: m.context, flags })
+    }
+}
+
+/// Receives that end more than once, or look before they receive, are for the application alone.
+fn receivable(endpoint: &Endpoint, flags: u64, guard: &Guard<'_>) -> Result<(), i32> {
+    if flags & (FI_MULTI_RECV | FI_PEEK | FI_CLAIM | FI_DISCARD) != 0 {
+        return Err(FI_ENOSYS);
+    }
+    let bindings = endpoint.bindings(guard);
+    if bindings.shared_receive.is_some() {
+        return Err(FI_EOPNOTSUPP); // they are posted to the shared context
+    }
+    if bindings.reports_received() { Ok(()) } else { Err(FI_ENOCQ) }
+}
+
+/// # Safety
+/// As for [`queue`].
+unsafe fn receive<'a>(
+    domain: &Arc<Domain>,
+    op: *const fi_op_msg,
+    guard: &Guard<'_>,
+) -> Result<Transfer<'a>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let op = op.as_ref().ok_or(FI_EINVAL)?;
+        let (m, flags) = (&op.msg, op.flags);
+        let endpoint = triggerable(domain, op.ep, guard)?;
+        receivable(endpoint, flags, guard)?;
+        let to = vector(m.msg_iov, m.iov_count)?;
+        let receiving = Receiving::check(endpoint, to, Tagging::PLAIN, m.addr, flags, guard)?;
+        let (kind, start) = (receiving.kind(), receiving.starter());
+        Ok(Transfer { endpoint, kind, start, context: m.context, flags })
+    }
+}
+
+/// # Safety
+/// As for [`queue`].
+unsafe fn receive_tagged<'a>(
+    domain: &Arc<Domain>,
+    op: *const fi_op_tagged,
+    guard: &Guard<'_>,
+) -> Result<Transfer<'a>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let op = op.as_ref().ok_or(FI_EINVAL)?;
+        let (m, flags) = (&op.msg, op.flags);
+        let endpoint = triggerable(domain, op.ep, guard)?;
+        receivable(endpoint, flags, guard)?;
+        let to = vector(m.msg_iov, m.iov_count)?;
+        let tagging = Tagging::tagged(m.tag, m.ignore);
+        let receiving = Receiving::check(endpoint, to, tagging, m.addr, flags, guard)?;
+        let (kind, start) = (receiving.kind(), receiving.starter());
+        Ok(Transfer { endpoint, kind, start, context: m.context, flags })
+    }
+}
+
+/// # Safety
+/// As for [`queue`].
+unsafe fn access<'a>(
+    domain: &Arc<Domain>,
+    right: Right,
+    op: *const fi_op_rma,
+    guard: &Guard<'_>,
+) -> Result<Transfer<'a>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let op = op.as_ref().ok_or(FI_EINVAL)?;
+        let endpoint = triggerable(domain, op.ep, guard)?;
+        let accessing = Accessing::of_message(endpoint, right, &op.msg, op.flags, guard)?;
+        let (kind, start) = (accessing.kind(), accessing.starter());
+        Ok(Transfer { endpoint, kind, start, context: op.msg.context, flags: op.flags })
+    }
+}

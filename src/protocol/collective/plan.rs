@@ -1,0 +1,252 @@
+//! What each member of a group does in a collective operation: whom it sends which part of its work
+//! buffer, and what it does with what it gets. Two members exchange their messages in the same order
+//! at both ends, so nothing else names them.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// The operations. Roots are members' numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    /// All members are there, and mean the same group.
+    Join,
+    Barrier,
+    Broadcast {
+        root: usize,
+    },
+    AllToAll,
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    Reduce {
+        root: usize,
+    },
+    Scatter {
+        root: usize,
+    },
+    Gather {
+        root: usize,
+    },
+}
+
+impl What {
+    /// On the wire.
+    pub(super) fn number(self) -> u8 {
+        match self {
+            Self::Join => 0,
+            Self::Barrier => 1,
+            Self::Broadcast { .. } => 2,
+            Self::AllToAll => 3,
+            Self::AllReduce => 4,
+            Self::AllGather => 5,
+            Self::ReduceScatter => 6,
+            Self::Reduce { .. } => 7,
+            Self::Scatter { .. } => 8,
+            Self::Gather { .. } => 9,
+        }
+    }
+}
+
+/// What is done with a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum How {
+    Store,
+    Combine,
+    /// It has to be what is there already.
+    Compare,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    Send {
+        to: usize,
+        part: Range<usize>,
+    },
+    Receive {
+        from: usize,
+        part: Range<usize>,
+        how: How,
+    },
+    /// Within the work buffer.
+    Copy {
+        from: Range<usize>,
+        to: usize,
+    },
+}
+
+/// One member's part.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Plan {
+    pub(super) steps: VecDeque<Step>,
+    /// Bytes of the work buffer.
+    pub(super) len: usize,
+    /// Where the application's input goes in it; empty: there is none.
+    pub(super) input: Range<usize>,
+    /// What of it the application gets in the end.
+    pub(super) output: Range<usize>,
+}
+
+/// What member `me` of `n` does. `block` is one member's share, bytes. `None`: it would be too long,
+/// or there is no such root.
+pub(super) fn plan(what: What, me: usize, n: usize, block: usize) -> Option<Plan> {
+    let all = block.checked_mul(n)?;
+    let mine = me.checked_mul(block)?..(me + 1).checked_mul(block)?;
+    let own = 0..block;
+    if let What::Broadcast { root }
+    | What::Reduce { root }
+    | What::Scatter { root }
+    | What::Gather { root } = what
+    {
+        if root >= n {
+            return None;
+        }
+    }
+    let mut b = Builder { me, n, steps: VecDeque::new() };
+    let (len, input, output) = match what {
+        What::Join => {
+            b.barrier(&own, How::Compare);
+            (block, own, 0..0)
+        }
+        What::Barrier => {
+            b.barrier(&(0..0), How::Store);
+            (0, 0..0, 0..0)
+        }
+        What::Broadcast { root } => {
+            b.broadcast(root, &own);
+            b.barrier(&(0..0), How::Store);
+            (block, if me == root { own.clone() } else { 0..0 }, own)
+        }
+        What::AllToAll => {
+            let len = all.checked_mul(2)?;
+            let to = |member: usize| member * block..(member + 1) * block;
+            let from = |member: usize| all + member * block..all + (member + 1) * block;
+            b.steps.push_back(Step::Copy { from: to(me), to: from(me).start });
+            for k in 1..n {
+                let (next, previous) = ((me + k) % n, (me + n - k) % n);
+                b.send(next, to(next));
+                b.receive(previous, from(previous), How::Store);
+            }
+            (len, 0..all, all..len)
+        }
+        What::AllReduce => {
+            b.reduce(0, &own);
+            b.broadcast(0, &own);
+            (block, own.clone(), own)
+        }
+        What::AllGather => {
+            let of = |member: usize| member * block..(member + 1) * block;
+            for k in 1..n {
+                // A ring: each passes on what it got last.
+                b.send((me + 1) % n, of((me + n + 1 - k) % n));
+                b.receive((me + n - 1) % n, of((me + n - k) % n), How::Store);
+            }
+            (all, mine, 0..all)
+        }
+        What::ReduceScatter => {
+            b.reduce(0, &(0..all));
+            b.scatter(0, block, &mine);
+            (all, 0..all, mine)
+        }
+        What::Reduce { root } => {
+            b.reduce(root, &own);
+            b.barrier(&(0..0), How::Store);
+            (block, own.clone(), if me == root { own } else { 0..0 })
+        }
+        What::Scatter { root } => {
+            b.scatter(root, block, &mine);
+            b.barrier(&(0..0), How::Store);
+            (all, if me == root { 0..all } else { 0..0 }, mine)
+        }
+        What::Gather { root } => {
+            for member in (0..n).filter(|member| *member != root) {
+                if me == root {
+                    b.receive(member, member * block..(member + 1) * block, How::Store);
+                } else if me == member {
+                    b.send(root, mine.clone());
+                }
+            }
+            b.barrier(&(0..0), How::Store);
+            (all, mine, if me == root { 0..all } else { 0..0 })
+        }
+    };
+    Some(Plan { steps: b.steps, len, input, output })
+}
+
+struct Builder {
+    me: usize,
+    n: usize,
+    steps: VecDeque<Step>,
+}
+
+impl Builder {
+    fn send(&mut self, to: usize, part: Range<usize>) {
+        self.steps.push_back(Step::Send { to, part });
+    }
+
+    fn receive(&mut self, from: usize, part: Range<usize>, how: How) {
+        self.steps.push_back(Step::Receive { from, part, how });
+    }
+
+    /// Dissemination: after round k each has heard, at least at second hand, of 2^k members.
+    fn barrier(&mut self, part: &Range<usize>, how: How) {
+        let mut distance = 1;
+        while distance < self.n {
+            self.send((self.me + distance) % self.n, part.clone());
+            self.receive((self.me + self.n - distance) % self.n, part.clone(), how);
+            distance *= 2;
+        }
+    }
+
+    /// A binomial tree from `root`.
+    fn broadcast(&mut self, root: usize, part: &Range<usize>) {
+        let rank = (self.me + self.n - root) % self.n;
+        let member = |rank: usize| (rank + root) % self.n;
+        let mut steps = Vec::new();
+        let mut mask = 1;
+        while mask < self.n && rank & mask == 0 {
+            mask *= 2;
+        }
+        if rank != 0 {
+            let (from, how) = (member(rank - mask), How::Store);
+            steps.push(Step::Receive { from, part: part.clone(), how });
+        }
+        while mask > 1 {
+            mask /= 2;
+            if rank + mask < self.n {
+                steps.push(Step::Send { to: member(rank + mask), part: part.clone() });
+            }
+        }
+        self.steps.extend(steps);
+    }
+
+    /// The same tree, towards `root`. The order of operands is fixed, so that every run has the
+    /// same result.
+    fn reduce(&mut self, root: usize, part: &Range<usize>) {
+        let rank = (self.me + self.n - root) % self.n;
+        let member = |rank: usize| (rank + root) % self.n;
+        let mut steps = Vec::new();
+        let mut mask = 1;
+        while mask < self.n {
+            if rank & mask != 0 {
+                steps.push(Step::Send { to: member(rank - mask), part: part.clone() });
+                break;
+            }
+            if rank + mask < self.n {
+                let (from, how) = (member(rank + mask), How::Combine);
+                steps.push(Step::Receive { from, part: part.clone(), how });
+            }
+            mask *= 2;
+        }
+        self.steps.extend(steps);
+    }
+
+    fn scatter(&mut self, root: usize, block: usize, mine: &Range<usize>) {
+        if self.me != root {
+            self.receive(root, mine.clone(), How::Store);
+            return;
+        }
+        for member in (0..self.n).filter(|member| *member != root) {
+            self.send(member, member * block..(member + 1) * block);
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Groups of 1 to 16 members, in any order, over a network that delays and refuses: every operation
+//! against its definition, and members that go away at any moment. A failure prints its seed.
+
+use super::fixture::{LIMITS, Memory, Report, World};
+use super::rng::Rng;
+use super::sim::Weather;
+use crate::memory::SegmentList;
+use crate::memory::reduction::Reduction;
+use crate::protocol::{Collective, CollectiveOp, Direction, Limits, OpError};
+use crate::sys::Errno;
+use crate::transport::{Departure, PeerId};
+
+const SUM_U32: (u32, u32) = (2, 5);
+const ELEMENT: usize = 4;
+
+/// A group in which member i is the endpoint at `slots[i]`, and what each of them calls it.
+struct Group {
+    slots: Vec<usize>,
+    ids: Vec<u64>,
+}
+
+fn shuffled(rng: &mut Rng, n: usize) -> Vec<usize> {
+    let mut slots: Vec<usize> = (0..n).collect();
+    for i in (1..n).rev() {
+        slots.swap(i, rng.below(i + 1));
+    }
+    slots
+}
+
+impl Group {
+    /// All join; nobody waits for them to be done. `orders`: what each takes for the common order.
+    fn join(world: &mut World, slots: Vec<usize>, orders: &dyn Fn(usize) -> u64) -> Self {
+        let ids = (0..slots.len())
+            .map(|me| {
+                let at = slots[me];
+                let peers: Vec<PeerId> = slots.iter().map(|to| world.peer(at, *to)).collect();
+                let node = world.node(at);
+                node.engine.join(&peers, me, 77, orders(me), false, &mut node.host).unwrap()
+            })
+            .collect();
+        Self { slots, ids }
+    }
+
+    fn start(
+        &self,
+        world: &mut World,
+        me: usize,
+        what: Collective,
+        block: usize,
+        (input, output): (SegmentList, SegmentList),
+    ) -> Result<(), OpError> {
+        let node = world.node(self.slots[me]);
+        let reduction = Reduction::from_numbers(SUM_U32.0, SUM_U32.1);
+        let (group, context) = (self.ids[me], me as u64);
+        let op = CollectiveOp {
+            group,
+            what,
+            block,
+            reduction,
+            input,
+            output,
+            context,
+            report: crate::protocol::Report::new(true, 0),
+        };
+        node.engine.collective(&op, &mut node.host)
+    }
+}
+
+fn random_operation(rng: &mut Rng, n: usize) -> Collective {
+    let root = rng.below(n);
+    rng.pick(&[
+        Collective::Barrier,
+        Collective::Broadcast { root },
+        Collective::AllToAll,
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Reduce { root },
+        Collective::Scatter { root },
+        Collective::Gather { root },
+    ])
+}
+
+fn sum(parts: &[&[u8]]) -> Vec<u8> {
+    let number = |part: &[u8], i: usize| {
+        u32::from_ne_bytes(part[i * ELEMENT..(i + 1) * ELEMENT].try_into().unwrap())
+    };
+    (0..parts[0].len() / ELEMENT)
+        .flat_map(|i| {
+            parts.iter().fold(0u32, |sum, p| sum.wrapping_add(number(p, i))).to_ne_bytes()
+        })
+        .collect()
+}
+
+/// What member `me` has to get, by the definition of the operation.
+fn wanted(what: Collective, me: usize, block: usize, inputs: &[Vec<u8>]) -> Vec<u8> {
+    let all: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+    let mine = me * block..(me + 1) * block;
+    match what {
+        Collective::Join | Collective::Barrier => Vec::new(),
+        Collective::Broadcast { root } => inputs[root].clone(),
+        Collective::AllToAll => all.iter().flat_map(|from| from[mine.clone()].to_vec()).collect(),
+        Collective::AllReduce => sum(&all),
+        Collective::AllGather => all.concat(),
+        Collective::ReduceScatter => sum(&all)[mine].to_vec(),
+        Collective::Reduce { root } if root == me => sum(&all),
+        Collective::Scatter { root } => inputs[root][mine].to_vec(),
+        Collective::Gather { root } if root == me => all.concat(),
+        Collective::Reduce { .. } | Collective::Gather { .. } => Vec::new(),
+    }
+}
+
+/// One operation of a group: what its members lent, and what came of it.
+struct Running {
+    what: Collective,
+    block: usize,
+    inputs: Vec<Vec<u8>>,
+    lent: Vec<(Memory, Memory)>,
+}
+
+impl Running {
+    fn begin(world: &mut World, group: &Group, rng: &mut Rng, what: Collective) -> Self {
+        let n = group.slots.len();
+        let block = ELEMENT * rng.pick(&[0, 1, 3, 64, 700]);
+        let mut running = Self { what, block, inputs: Vec::new(), lent: Vec::new() };
+        for me in 0..n {
+            let node = world.node(group.slots[me]);
+            let (needs, gives) = node.engine.collective_needs(group.ids[me], what, block).unwrap();
+            let input = Memory::pattern(rng.below(1000), needs);
+            running.inputs.push(input.0.clone());
+            running.lent.push((input, Memory::zeroed(gives)));
+        }
+        for me in 0..n {
+            // Members begin at any time.
+            for _ in 0..rng.below(3) {
+                world.progress(group.slots[rng.below(n)]);
+            }
+            let (input, output) = &mut running.lent[me];
+            let lists = (input.list(), output.list());
+            group.start(world, me, what, block, lists).unwrap();
+        }
+        running
+    }
+
+    fn check(&self, me: usize) {
+        let found = &self.lent[me].1.0;
+        assert!(
+            *found == wanted(self.what, me, self.block, &self.inputs),
+            "{:?} of {} members, {} bytes each: member {me} got something else",
+            self.what,
+            self.inputs.len(),
+            self.block
+        );
+    }
+}
+
+fn reports(world: &mut World, group: &Group, me: usize) -> Vec<Report> {
+    world.reports(group.slots[me], Direction::Collective)
+}
+
+fn world(n: usize) -> World {
+    let limits = Limits { bulk_chunk: 512, ..LIMITS };
+    World::new(n, Weather::fair(), limits)
+}
+
+fn joined(world: &mut World, group: &Group) {
+    world.settle();
+    for (at, id) in group.slots.iter().zip(&group.ids) {
+        assert_eq!(std::mem::take(&mut world.node(*at).host.joined), [(*id, Ok(()))]);
+    }
+}
+
+/// Runs `body` with each of many seeds, and says which one failed.
+fn with_seeds(body: impl Fn(&mut Rng) + std::panic::RefUnwindSafe) {
+    for seed in 1..=80u64 {
+        let run = std::panic::catch_unwind(|| body(&mut Rng::new(seed)));
+        if let Err(panic) = run {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn every_operation_does_what_it_is_defined_to() {
+    with_seeds(|rng| {
+        let n = 1 + rng.below(16);
+        let mut world = world(n);
+        let slots = shuffled(rng, n);
+        let group = Group::join(&mut world, slots, &|_| 5);
+        joined(&mut world, &group);
+        for _ in 0..4 {
+            let what = random_operation(rng, n);
+            let running = Running::begin(&mut world, &group, rng, what);
+            world.settle();
+            for me in 0..n {
+                let found = reports(&mut world, &group, me);
+                assert!(matches!(found[..], [Ok(c)] if c.context == me as u64), "{found:?}");
+                running.check(me);
+            }
+        }
+        world.assert_empty();
+    });
+}
+
+#[test]
+fn nobody_ends_before_all_have_begun() {
+    with_seeds(|rng| {
+        let n = 2 + rng.below(8);
+        let mut world = world(n);
+        let slots = shuffled(rng, n);
+        let group = Group::join(&mut world, slots, &|_| 5);
+        joined(&mut world, &group);
+        let what = random_operation(rng, n);
+        let late = rng.below(n);
+        let empty = (SegmentList::EMPTY, SegmentList::EMPTY);
+        for me in (0..n).filter(|me| *me != late) {
+            group.start(&mut world, me, what, 0, empty).unwrap();
+        }
+        world.settle();
+        for me in 0..n {
+            assert_eq!(reports(&mut world, &group, me), []);
+        }
+        group.start(&mut world, late, what, 0, empty).unwrap();
+        world.settle();
+        for me in 0..n {
+            assert_eq!(reports(&mut world, &group, me).len(), 1);
+        }
+        world.assert_empty();
+    });
+}
+
+#[test]
+fn operations_of_overlapping_groups_follow_their_own_order() {
+    with_seeds(|rng| {
+        let n = 2 + rng.below(6);
+        let mut world = world(n);
+        let groups = [
+            Group::join(&mut world, shuffled(rng, n), &|_| 5),
+            Group::join(&mut world, shuffled(rng, n), &|_| 5),
+        ];
+        world.settle();
+        let mut running = Vec::new();
+        for _ in 0..6 {
+            let group = &groups[rng.below(2)];
+            let what = random_operation(rng, n);
+            running.push((group, Running::begin(&mut world, group, rng, what)));
+        }
+        world.settle();
+        for at in 0..n {
+            assert_eq!(world.reports(at, Direction::Collective).len(), 6);
+        }
+        for (group, running) in running {
+            (0..group.slots.len()).for_each(|me| running.check(me));
+        }
+        world.assert_empty();
+    });
+}
+
+#[test]
+fn a_lost_member_ends_what_needs_it_at_all_others() {
+    with_seeds(|rng| {
+        let n = 2 + rng.below(15);
+        let mut world = world(n);
+        let slots = shuffled(rng, n);
+        let group = Group::join(&mut world, slots, &|_| 5);
+        // Some begin before they know that all have joined.
+        if rng.percent(80) {
+            joined(&mut world, &group);
+        }
+        let lost = rng.below(n);
+        let what = random_operation(rng, n);
+        let running = Running::begin(&mut world, &group, rng, what);
+        for _ in 0..rng.below(40) {
+            world.progress(group.slots[rng.below(n)]);
+        }
+        let departure = rng.pick(&[Departure::Closed, Departure::Failed(Errno(libc::EHOSTDOWN))]);
+        world.leave(group.slots[lost], departure);
+        world.settle();
+        for me in (0..n).filter(|me| *me != lost) {
+            match reports(&mut world, &group, me)[..] {
+                [Ok(_)] => running.check(me),
+                [Err(failure)] => assert!(
+                    [libc::ECONNRESET, libc::EHOSTUNREACH, libc::EPIPE].contains(&failure.error),
+                    "{failure:?}"
+                ),
+                ref other => panic!("{what:?}: {other:?}"),
+            }
+        }
+        // The next one cannot succeed, and ends too.
+        let mut refused = 0;
+        let empty = (SegmentList::EMPTY, SegmentList::EMPTY);
+        for me in (0..n).filter(|me| *me != lost) {
+            let next = group.start(&mut world, me, Collective::AllReduce, 0, empty);
+            refused += usize::from(next.is_err());
+        }
+        world.settle();
+        let mut failed = 0;
+        for me in (0..n).filter(|me| *me != lost) {
+            failed += reports(&mut world, &group, me).iter().filter(|r| r.is_err()).count();
+        }
+        assert_eq!(refused + failed, n - 1);
+    });
+}
+
+#[test]
+fn members_that_disagree_fail() {
+    let mut world = world(3);
+    let group = Group::join(&mut world, vec![0, 1, 2], &|me| if me == 2 { 6 } else { 5 });
+    world.settle();
+    for (at, id) in group.slots.iter().zip(&group.ids) {
+        let joined = std::mem::take(&mut world.node(*at).host.joined);
+        assert!(matches!(joined[..], [(known, Err(_))] if known == *id), "{joined:?}");
+    }
+    let group = Group::join(&mut world, vec![0, 1, 2], &|_| 5);
+    joined(&mut world, &group);
+    let empty = (SegmentList::EMPTY, SegmentList::EMPTY);
+    for (me, what) in
+        [Collective::Barrier, Collective::AllGather, Collective::Barrier].into_iter().enumerate()
+    {
+        group.start(&mut world, me, what, 0, empty).unwrap();
+    }
+    world.settle();
+    for me in 0..3 {
+        let found = reports(&mut world, &group, me);
+        assert!(matches!(found[..], [Err(f)] if f.error == libc::EINVAL), "{found:?}");
+    }
+    assert_eq!(
+        group.start(&mut world, 0, Collective::Barrier, 0, empty),
+        Err(OpError::Error(libc::EINVAL))
+    );
+}
+
+#[test]
+fn who_leaves_a_group_ends_what_runs_in_it() {
+    let mut world = world(2);
+    let group = Group::join(&mut world, vec![0, 1], &|_| 5);
+    joined(&mut world, &group);
+    let empty = (SegmentList::EMPTY, SegmentList::EMPTY);
+    group.start(&mut world, 0, Collective::Barrier, 0, empty).unwrap();
+    let node = world.node(0);
+    node.engine.leave_group(group.ids[0], &mut node.host);
+    let found = reports(&mut world, &group, 0);
+    assert!(matches!(found[..], [Err(f)] if f.error == libc::ECANCELED), "{found:?}");
+    group.start(&mut world, 1, Collective::Barrier, 0, empty).unwrap();
+    world.settle();
+    assert!(reports(&mut world, &group, 1)[0].is_err());
+    let node = world.node(1);
+    node.engine.leave_group(group.ids[1], &mut node.host);
+    // The same members meet again.
+    let group = Group::join(&mut world, vec![0, 1], &|_| 5);
+    joined(&mut world, &group);
+    world.assert_empty();
+}

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/* Operations that wait for counters: triggered ones, and deferred work. */
+#include "all_forms.h"
+
+#include <rdma/fi_trigger.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CAPS (FI_MSG | FI_TAGGED | FI_RMA | FI_RMA_EVENT | FI_TRIGGER)
+#define KEY 0x77u
+
+static struct fid_cntr *counter_of(struct side *me)
+{
+	struct fid_cntr *cntr;
+
+	OK(fi_cntr_open(me->domain, &(struct fi_cntr_attr){ 0 }, &cntr, NULL));
+	return cntr;
+}
+
+static struct fi_triggered_context2 at(struct fid_cntr *cntr, size_t threshold)
+{
+	struct fi_triggered_context2 context = { .event_type = FI_TRIGGER_THRESHOLD };
+
+	context.trigger.threshold.cntr = cntr;
+	context.trigger.threshold.threshold = threshold;
+	return context;
+}
+
+static ssize_t send_at(struct side *me, struct fi_triggered_context2 *context, const uint64_t *tag, uint64_t flags)
+{
+	struct iovec part = { (void *)tag, sizeof(*tag) };
+	struct fi_msg_tagged msg = {
+		.msg_iov = &part, .iov_count = 1, .addr = me->peer, .tag = *tag, .context = context,
+	};
+
+	return fi_tsendmsg(me->ep, &msg, flags);
+}
+
+/* Sends go in the order of their thresholds, and of their calls where those are the same. */
+static void trigger_order(struct side *me)
+{
+	static const size_t thresholds[] = { 7, 3, 5, 3, 12, 5, 0 };
+	static const uint64_t order[] = { 6, 1, 3, 2, 5, 0, 4 };
+	struct fi_triggered_context2 contexts[7];
+	uint64_t tags[7], got;
+	struct fid_cntr *cntr;
+
+	side_begin(me, &(struct setup){ .caps = CAPS });
+	if (me->rank == 0) {
+		cntr = counter_of(me);
+		for (int i = 0; i < 7; i++) {
+			tags[i] = (uint64_t)i;
+			contexts[i] = at(cntr, thresholds[i]);
+			OK(send_at(me, &contexts[i], &tags[i], FI_TRIGGER | FI_COMPLETION));
+		}
+		CHECK(completion(me->tx).op_context == &contexts[6]);
+		OK(fi_cntr_add(cntr, 2));
+		OK(fi_cntr_adderr(cntr, 9));
+		nothing_in(me->tx, 20);
+		OK(fi_cntr_add(cntr, 1));
+		CHECK(completion(me->tx).op_context == &contexts[1]);
+		CHECK(completion(me->tx).op_context == &contexts[3]);
+		nothing_in(me->tx, 20);
+		SAME(fi_close(&cntr->fid), -FI_EBUSY);
+		OK(fi_cntr_set(cntr, 100));
+		for (int i = 3; i < 7; i++)
+			CHECK(completion(me->tx).op_context == &contexts[order[i]]);
+		OK(fi_close(&cntr->fid));
+	} else {
+		for (int i = 0; i < 7; i++) {
+			POST(me, fi_trecv(me->ep, &got, sizeof(got), NULL, FI_ADDR_UNSPEC, 0, UINT64_MAX, NULL));
+			SAME(completion(me->rx).tag, order[i]);
+			SAME(got, order[i]);
+		}
+	}
+	side_end(me);
+}
+
+/* Everything that can be triggered; the next is triggered by what the one before counts. */
+static void trigger_chain(struct side *me)
+{
+	enum { LEN = 100000 };
+	char *memory = need(LEN), *local = need(LEN);
+	struct fi_triggered_context2 contexts[4];
+	struct fid_ep *alias;
+	struct fid_mr *mr = NULL;
+	struct setup setup = { .caps = CAPS, .counters = true, .rma_counters = true };
+
+	side_begin(me, &setup);
+	OK(fi_ep_alias(me->ep, &alias, FI_TRANSMIT | FI_TRIGGER));
+	if (me->rank == 0) {
+		barrier(me);
+		fill(local, LEN, 1);
+		memset(memory, 0, LEN);
+		/* An answer to the receive; then a write; then a read of what was written; then a message. */
+		contexts[0] = at(me->received, 1);
+		OK(fi_write(alias, local, LEN, NULL, me->peer, 0, KEY, &contexts[0]));
+		contexts[1] = at(me->rma[WRITES], 1);
+		OK(fi_read(alias, memory, LEN, NULL, me->peer, 0, KEY, &contexts[1]));
+		contexts[2] = at(me->rma[READS], 1);
+		OK(fi_send(alias, memory, LEN, NULL, me->peer, &contexts[2]));
+		nothing_in(me->tx, 20);
+		POST(me, fi_recv(me->ep, &(char){ 0 }, 1, NULL, FI_ADDR_UNSPEC, NULL));
+		barrier(me);
+		completion(me->rx);
+		for (int i = 0; i < 3; i++)
+			CHECK(completion(me->tx).op_context == &contexts[i]);
+		CHECK(holds(memory, LEN, 1, 0));
+		SAME(fi_cntr_read(me->sent), 1);
+	} else {
+		struct fi_triggered_context2 context = at(me->rma[REMOTE_READS], 1);
+		struct iovec part = { local, LEN };
+		struct fi_msg msg = {
+			.msg_iov = &part, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = &context,
+		};
+
+		OK(fi_mr_reg(me->domain, memory, LEN, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+		OK(fi_recvmsg(me->ep, &msg, FI_TRIGGER | FI_COMPLETION));
+		barrier(me);
+		barrier(me);
+		POST(me, fi_inject(me->ep, "b", 1, me->peer));
+		CHECK(completion(me->rx).op_context == &context);
+		CHECK(holds(local, LEN, 1, 0));
+		CHECK(holds(memory, LEN, 1, 0));
+	}
+	barrier(me);
+	OK(fi_close(&alias->fid));
+	if (mr)
+		OK(fi_close(&mr->fid));
+	side_end(me);
+	free(memory);
+	free(local);
+}
+
+/* What is refused, what is cancelled, and an endpoint that goes before its counter comes so far. */
+static void trigger_ends(struct side *me)
+{
+	struct fi_triggered_context2 first, second, wrong = { .event_type = FI_TRIGGER_XPU };
+	uint64_t one = 1, two = 2, got;
+	struct fid_cntr *cntr;
+	struct fid_ep *ep;
+
+	side_begin(me, &(struct setup){ .caps = CAPS });
+	if (me->rank == 0) {
+		cntr = counter_of(me);
+		SAME(send_at(me, NULL, &one, FI_TRIGGER), -FI_EINVAL);
+		SAME(send_at(me, &wrong, &one, FI_TRIGGER), -FI_ENOSYS);
+		first = second = at(cntr, 1);
+		OK(send_at(me, &first, &one, FI_TRIGGER | FI_COMPLETION));
+		OK(send_at(me, &second, &two, FI_TRIGGER | FI_COMPLETION));
+		OK(fi_cancel(&me->ep->fid, &first));
+		struct fi_cq_err_entry error = failure(me->tx);
+		CHECK(error.op_context == &first);
+		SAME(error.err, FI_ECANCELED);
+		SAME(error.tag, 1);
+		SAME(fi_cancel(&me->ep->fid, &first), -FI_ENOENT);
+
+		ep = another_endpoint(me);
+		struct fi_triggered_context2 third = at(cntr, 1);
+		OK(fi_tsendmsg(ep, &(struct fi_msg_tagged){ .addr = me->peer, .context = &third }, FI_TRIGGER));
+		OK(fi_close(&ep->fid));
+
+		/* Nobody has this address: it fails when it is due. */
+		struct fi_triggered_context2 lost = at(cntr, 2);
+		OK(fi_tsendmsg(me->ep, &(struct fi_msg_tagged){ .addr = 4711, .context = &lost }, FI_TRIGGER));
+		OK(fi_cntr_add(cntr, 1));
+		CHECK(completion(me->tx).op_context == &second);
+		nothing_in(me->tx, 20);
+		OK(fi_cntr_add(cntr, 1));
+		CHECK(failure(me->tx).op_context == &lost);
+		OK(fi_close(&cntr->fid));
+	} else {
+		POST(me, fi_trecv(me->ep, &got, sizeof(got), NULL, FI_ADDR_UNSPEC, 0, UINT64_MAX, NULL));
+		SAME(completion(me->rx).tag, 2);
+		nothing_in(me->rx, 20);
+	}
+	side_end(me);
+	/* Without the capability. */
+	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_TAGGED });
+	cntr = counter_of(me);
+	first = at(cntr, 0);
+	SAME(send_at(me, &first, &one, FI_TRIGGER), -FI_EINVAL);
+	OK(fi_close(&cntr->fid));
+	side_end(me);
+}
+
+/* A request, and all that it points to. */
+struct request {
+	struct fi_deferred_work work;
+	struct fi_op_tagged tagged;
+	struct fi_op_rma rma;
+	struct fi_op_cntr count;
+	struct iovec part;
+	struct fi_rma_iov remote;
+};
+
+static struct fi_deferred_work *tagged_at(struct side *me, struct request *r, enum fi_op_type type, struct fid_cntr *by,
+					  uint64_t threshold, struct fid_cntr *done, void *buffer, size_t len, uint64_t flags)
+{
+	*r = (struct request){
+		.work = { .threshold = threshold, .triggering_cntr = by, .completion_cntr = done, .op_type = type },
+		.part = { buffer, len },
+	};
+	r->tagged = (struct fi_op_tagged){
+		.ep = me->ep, .flags = flags,
+		.msg = { .msg_iov = &r->part, .iov_count = 1, .addr = me->peer, .tag = 5, .context = r },
+	};
+	r->work.op.tagged = &r->tagged;
+	return &r->work;
+}
+
+static struct fi_deferred_work *rma_at(struct side *me, struct request *r, enum fi_op_type type, struct fid_cntr *by,
+				       uint64_t threshold, struct fid_cntr *done, void *buffer, size_t len, uint64_t key)
+{
+	tagged_at(me, r, type, by, threshold, done, buffer, len, 0);
+	r->remote = (struct fi_rma_iov){ 0, len, key };
+	r->rma = (struct fi_op_rma){
+		.ep = me->ep,
+		.msg = { .msg_iov = &r->part, .iov_count = 1, .addr = me->peer, .rma_iov = &r->remote, .rma_iov_count = 1,
+			 .context = r },
+	};
+	r->work.op.rma = &r->rma;
+	return &r->work;
+}
+
+static struct fi_deferred_work *count_at(struct request *r, enum fi_op_type type, struct fid_cntr *by, uint64_t threshold,
+					 struct fid_cntr *which, uint64_t value)
+{
+	*r = (struct request){
+		.work = { .threshold = threshold, .triggering_cntr = by, .op_type = type },
+		.count = { which, value },
+	};
+	r->work.op.cntr = &r->count;
+	return &r->work;
+}
+
+static int queue_work(struct side *me, struct fi_deferred_work *work)
+{
+	return fi_control(&me->domain->fid, FI_QUEUE_WORK, work);
+}
+
+/* Rank 1 sends each message back once it is here, without having to look. */
+static void deferred_ring(struct side *me)
+{
+	enum { ROUNDS = 50, LEN = 20000 };
+	struct setup setup = { .caps = CAPS, .counters = true };
+	struct request *requests = need(3 * ROUNDS * sizeof(*requests));
+	char *buffer = need(LEN);
+
+	side_begin(me, &setup);
+	if (me->rank == 0) {
+		barrier(me);
+		for (int i = 0; i < ROUNDS; i++) {
+			char *back = need(LEN);
+
+			fill(buffer, LEN, (uint32_t)i);
+			POST(me, fi_trecv(me->ep, back, LEN, NULL, me->peer, 5, 0, NULL));
+			POST(me, fi_tsend(me->ep, buffer, LEN, NULL, me->peer, 5, NULL));
+			completion(me->tx);
+			completion(me->rx);
+			CHECK(holds(back, LEN, (uint32_t)i, 0));
+			free(back);
+		}
+	} else {
+		struct fid_cntr *start = counter_of(me), *came = counter_of(me), *went = counter_of(me), *all = counter_of(me);
+		struct request *r = requests;
+
+		for (uint64_t i = 0; i < ROUNDS; i++) {
+			/* Received when the one before has left; sent when it is here. */
+			OK(queue_work(me, tagged_at(me, r++, FI_OP_TRECV, went, i, came, buffer, LEN, 0)));
+			OK(queue_work(me, tagged_at(me, r++, FI_OP_TSEND, came, i + 1, went, buffer, LEN, 0)));
+			OK(queue_work(me, count_at(r++, FI_OP_CNTR_ADD, went, i + 1, all, 3)));
+		}
+		barrier(me);
+		OK(fi_cntr_wait(all, 3 * ROUNDS, PATIENCE_S * 1000));
+		SAME(fi_cntr_read(came), ROUNDS);
+		SAME(fi_cntr_read(went), ROUNDS);
+		/* The endpoint says nothing of it. */
+		SAME(fi_cntr_read(me->sent), 0);
+		SAME(fi_cntr_read(me->received), 0);
+		nothing_in(me->rx, 20);
+		nothing_in(me->tx, 20);
+		OK(fi_close(&start->fid));
+		OK(fi_close(&came->fid));
+		OK(fi_close(&went->fid));
+		OK(fi_close(&all->fid));
+	}
+	side_end(me);
+	free(requests);
+	free(buffer);
+}
+
+/* One-sided work, what it says to an endpoint that asks, and what fails. */
+static void deferred_rma(struct side *me)
+{
+	enum { LEN = 70000 };
+	char *memory = need(LEN), *local = need(LEN), *back = need(LEN);
+	struct setup setup = { .caps = CAPS, .counters = true, .rma_counters = true };
+	struct fid_mr *mr = NULL;
+	struct request a, b, c, d;
+
+	side_begin(me, &setup);
+	fill(local, LEN, 3);
+	if (me->rank == 1) {
+		OK(fi_mr_reg(me->domain, memory, LEN, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+		barrier(me);
+		barrier(me);
+		CHECK(holds(memory, LEN, 3, 0));
+	} else {
+		struct fid_cntr *by = counter_of(me), *done = counter_of(me);
+
+		barrier(me);
+		OK(queue_work(me, rma_at(me, &a, FI_OP_WRITE, by, 1, done, local, LEN, KEY)));
+		rma_at(me, &b, FI_OP_READ, done, 1, done, back, LEN, KEY);
+		b.rma.flags = FI_COMPLETION;
+		OK(queue_work(me, &b.work));
+		OK(fi_cntr_add(by, 1));
+		OK(fi_cntr_wait(done, 2, PATIENCE_S * 1000));
+		CHECK(holds(back, LEN, 3, 0));
+		CHECK(completion(me->tx).op_context == &b);
+		nothing_in(me->tx, 20);
+		SAME(fi_cntr_read(me->rma[WRITES]), 0);
+		SAME(fi_cntr_read(me->rma[READS]), 1);
+		/* Failures count towards thresholds: the third waits for the second, which has a wrong key. */
+		OK(queue_work(me, rma_at(me, &c, FI_OP_WRITE, by, 1, done, local, LEN, KEY + 1)));
+		OK(queue_work(me, count_at(&d, FI_OP_CNTR_SET, done, 3, by, 42)));
+		while (fi_cntr_read(by) != 42)
+			progress(me);
+		SAME(fi_cntr_readerr(done), 1);
+		SAME(fi_cntr_read(done), 2);
+		nothing_in(me->tx, 20);
+		OK(fi_close(&by->fid));
+		OK(fi_close(&done->fid));
+		barrier(me);
+	}
+	if (mr)
+		OK(fi_close(&mr->fid));
+	side_end(me);
+	free(memory);
+	free(local);
+	free(back);
+}
+
+/* Work that is cancelled, flushed, left behind or refused is never done. */
+static void deferred_ends(struct side *me)
+{
+	struct setup setup = { .caps = CAPS, .counters = true };
+	struct request r[6];
+	char byte = 0;
+
+	side_begin(me, &setup);
+	struct fid_cntr *by = counter_of(me), *other = counter_of(me), *done = counter_of(me), *sum = counter_of(me);
+	struct fid *domain = &me->domain->fid;
+
+	SAME(fi_control(domain, FI_CANCEL_WORK, &r[0]), -FI_ENOENT);
+	OK(queue_work(me, count_at(&r[0], FI_OP_CNTR_ADD, by, 1, sum, 1)));
+	OK(queue_work(me, count_at(&r[1], FI_OP_CNTR_ADD, by, 1, sum, 10)));
+	OK(queue_work(me, count_at(&r[2], FI_OP_CNTR_ADD, other, 1, sum, 100)));
+	OK(queue_work(me, tagged_at(me, &r[3], FI_OP_TSEND, by, 1, done, &byte, 1, 0)));
+	SAME(fi_close(&by->fid), -FI_EBUSY);
+	SAME(fi_close(&sum->fid), -FI_EBUSY);
+	SAME(fi_close(&done->fid), -FI_EBUSY);
+	OK(fi_control(domain, FI_CANCEL_WORK, &r[0]));
+	SAME(fi_control(domain, FI_CANCEL_WORK, &r[0]), -FI_ENOENT);
+	OK(fi_control(domain, FI_FLUSH_WORK, &r[2]));
+	OK(fi_cntr_add(other, 1));
+	SAME(fi_cntr_read(sum), 0);
+	OK(fi_cntr_add(by, 1));
+	OK(fi_cntr_wait(done, 1, PATIENCE_S * 1000));
+	SAME(fi_cntr_read(sum), 10);
+	SAME(fi_control(domain, FI_CANCEL_WORK, &r[1]), -FI_ENOENT);
+
+	/* A receive that has been posted ends by fi_cancel, and says so where its completion would be told. */
+	POST(me, fi_trecv(me->ep, &byte, 1, NULL, me->peer, 5, 0, NULL));
+	completion(me->rx);
+	OK(queue_work(me, tagged_at(me, &r[4], FI_OP_TRECV, by, 1, done, &byte, 1, 0)));
+	OK(fi_cancel(&me->ep->fid, &r[4]));
+	SAME(fi_cntr_readerr(done), 1);
+
+	/* An endpoint takes its work with it. */
+	struct fid_ep *ep = another_endpoint(me), *own = me->ep;
+	me->ep = ep;
+	OK(queue_work(me, tagged_at(me, &r[5], FI_OP_TRECV, by, 1, done, &byte, 1, 0)));
+	OK(queue_work(me, tagged_at(me, &r[5], FI_OP_TSEND, by, 9, done, &byte, 1, 0)));
+	me->ep = own;
+	OK(fi_close(&ep->fid));
+
+	OK(queue_work(me, count_at(&r[0], FI_OP_CNTR_SET, by, 50, sum, 1)));
+	OK(fi_control(domain, FI_FLUSH_WORK, NULL));
+	OK(fi_cntr_add(by, 100));
+	SAME(fi_cntr_read(sum), 10);
+
+	count_at(&r[0], FI_OP_CNTR_ADD, by, 1, sum, 1)->completion_cntr = done;
+	SAME(queue_work(me, &r[0].work), -FI_EINVAL);
+	SAME(queue_work(me, count_at(&r[0], FI_OP_CNTR_ADD, NULL, 1, sum, 1)), -FI_EINVAL);
+	tagged_at(me, &r[0], FI_OP_TRECV, by, 1, done, &byte, 1, FI_PEEK);
+	SAME(queue_work(me, &r[0].work), -FI_ENOSYS);
+	r[0].work.op_type = 1000;
+	SAME(queue_work(me, &r[0].work), -FI_ENOSYS);
+
+	OK(fi_close(&by->fid));
+	OK(fi_close(&other->fid));
+	OK(fi_close(&done->fid));
+	OK(fi_close(&sum->fid));
+	side_end(me);
+}
+
+/*
+ * FI_PROGRESS_AUTO: rank 1 computes and calls nothing, while rank 0 reads and writes its memory, gets an answer that
+ * its arrival triggers, and sends what its queue never asks for.
+ */
+static void progress_while_computing(struct side *me)
+{
+	enum { LEN = 1 << 20, OPERATIONS = 200 };
+	struct setup setup = {
+		.caps = CAPS, .progress = FI_PROGRESS_AUTO, .counters = true, .rma_counters = true, .wait_obj = FI_WAIT_UNSPEC,
+	};
+	char *memory = need(LEN), *local = need(LEN);
+	double seconds = slow ? 6 : 2;
+	struct fid_mr *mr = NULL;
+	struct request answer;
+	struct fid_cntr *done;
+
+	side_begin(me, &setup);
+	if (me->rank == 1) {
+		double end, work = 0;
+
+		done = counter_of(me);
+		fill(memory, LEN, 1);
+		OK(fi_mr_reg(me->domain, memory, LEN, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+		OK(queue_work(me, tagged_at(me, &answer, FI_OP_TSEND, me->rma[REMOTE_WRITES], OPERATIONS, done, local, 4, 0)));
+		barrier(me);
+		for (end = now() + seconds; now() < end;)
+			for (int i = 0; i < 100000; i++)
+				work += 1.0 / (1.0 + work);
+		CHECK(work > 0);
+		tell(me, "b", 1);
+		SAME(fi_cntr_read(done), 1);
+		SAME(fi_cntr_read(me->rma[REMOTE_READS]), OPERATIONS);
+		OK(fi_close(&done->fid));
+	} else {
+		double begun, took;
+
+		POST(me, fi_trecv(me->ep, local, 4, NULL, me->peer, 5, 0, NULL));
+		barrier(me);
+		begun = now();
+		for (int i = 0; i < OPERATIONS; i++) {
+			size_t len = i % 20 ? 64 : LEN;
+
+			POST(me, fi_read(me->ep, memory, len, NULL, me->peer, 0, KEY, NULL));
+			completion(me->tx);
+			CHECK(holds(memory, len, 1, 0));
+			POST(me, fi_write(me->ep, memory, len, NULL, me->peer, 0, KEY, NULL));
+			completion(me->tx);
+		}
+		completion(me->rx);
+		POST(me, fi_tinject(me->ep, "b", 1, me->peer, 6));
+		took = now() - begun;
+		if (took > seconds * 0.8)
+			FAIL("%d reads and writes, and an answer, took %.3f s: they waited for who computes", OPERATIONS, took);
+		hear(me, &(char){ 0 }, 1);
+	}
+	barrier(me);
+	if (mr)
+		OK(fi_close(&mr->fid));
+	side_end(me);
+	free(memory);
+	free(local);
+}
+
+const struct group trigger_groups[] = {
+	{ "trigger_order", trigger_order },
+	{ "trigger_chain", trigger_chain },
+	{ "trigger_ends", trigger_ends },
+	{ "deferred_ring", deferred_ring },
+	{ "deferred_rma", deferred_rma },
+	{ "deferred_ends", deferred_ends },
+	{ "progress_while_computing", progress_while_computing },
+	{ NULL, NULL },
+};
