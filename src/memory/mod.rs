@@ -3,7 +3,6 @@
 pub(crate) mod atomic;
 pub(crate) mod cache;
 pub(crate) mod keys;
-pub(crate) mod reduction;
 pub(crate) mod region;
 
 pub(crate) use region::{MAX_SEGMENTS, OwnedBuffer, SegmentList};

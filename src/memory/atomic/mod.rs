@@ -177,6 +177,27 @@ pub(crate) struct Operation {
     pub(crate) datatype: Datatype,
 }
 
+/// `$body` with `$type` as the type of `$datatype`; nothing for one that is not offered here.
+macro_rules! with_type {
+    ($datatype:expr, $type:ident => $body:expr) => {
+        with_type!($datatype, $type, $body,
+            Int8 i8, Uint8 u8, Int16 i16, Uint16 u16, Int32 i32, Uint32 u32, Int64 i64, Uint64 u64,
+            Float f32, Double f64, FloatComplex Complex<f32>, DoubleComplex Complex<f64>,
+            Int128 i128, Uint128 u128)
+    };
+    ($datatype:expr, $type:ident, $body:expr, $($name:ident $element:ty),*) => {
+        match $datatype {
+            $(Datatype::$name => { type $type = $element; $body })*
+            #[cfg(target_arch = "x86_64")]
+            Datatype::LongDouble => { type $type = LongDouble; $body }
+            #[cfg(target_arch = "x86_64")]
+            Datatype::LongDoubleComplex => { type $type = Complex<LongDouble>; $body }
+            #[cfg(not(target_arch = "x86_64"))]
+            Datatype::LongDouble | Datatype::LongDoubleComplex => {}
+        }
+    };
+}
+
 impl Operation {
     /// From the numbers of libfabric and of the wire; `None` for those that nobody knows.
     pub(crate) fn from_numbers(op: u32, datatype: u32) -> Option<Self> {
@@ -219,31 +240,27 @@ impl Operation {
         compare: &[u8],
         old: &mut [u8],
     ) {
-        let op = self.op;
-        match self.datatype {
-            Datatype::Int8 => each::<i8>(op, memory, operand, compare, old),
-            Datatype::Uint8 => each::<u8>(op, memory, operand, compare, old),
-            Datatype::Int16 => each::<i16>(op, memory, operand, compare, old),
-            Datatype::Uint16 => each::<u16>(op, memory, operand, compare, old),
-            Datatype::Int32 => each::<i32>(op, memory, operand, compare, old),
-            Datatype::Uint32 => each::<u32>(op, memory, operand, compare, old),
-            Datatype::Int64 => each::<i64>(op, memory, operand, compare, old),
-            Datatype::Uint64 => each::<u64>(op, memory, operand, compare, old),
-            Datatype::Float => each::<f32>(op, memory, operand, compare, old),
-            Datatype::Double => each::<f64>(op, memory, operand, compare, old),
-            Datatype::FloatComplex => each::<Complex<f32>>(op, memory, operand, compare, old),
-            Datatype::DoubleComplex => each::<Complex<f64>>(op, memory, operand, compare, old),
-            #[cfg(target_arch = "x86_64")]
-            Datatype::LongDouble => each::<LongDouble>(op, memory, operand, compare, old),
-            #[cfg(target_arch = "x86_64")]
-            Datatype::LongDoubleComplex => {
-                each::<Complex<LongDouble>>(op, memory, operand, compare, old);
-            }
-            // Not offered.
-            #[cfg(not(target_arch = "x86_64"))]
-            Datatype::LongDouble | Datatype::LongDoubleComplex => {}
-            Datatype::Int128 => each::<i128>(op, memory, operand, compare, old),
-            Datatype::Uint128 => each::<u128>(op, memory, operand, compare, old),
+        with_type!(self.datatype, T => each::<T>(self.op, memory, operand, compare, old));
+    }
+
+    /// One of those that a collective operation may reduce with (fi_collective(3)): the result of
+    /// two values is one of both.
+    pub(crate) fn of_reduction(op: u32, datatype: u32) -> Option<Self> {
+        Self::from_numbers(op, datatype)
+            .filter(|operation| operation.op as u8 <= Op::Bxor as u8)
+            .filter(|operation| operation.is_offered(Form::Base))
+    }
+
+    /// `to[i] = to[i] op from[i]`, for as many whole elements as both have.
+    pub(crate) fn combine(self, to: &mut [u8], from: &[u8]) {
+        with_type!(self.datatype, T => fold::<T>(self.op, to, from));
+    }
+}
+
+fn fold<T: Element>(op: Op, to: &mut [u8], from: &[u8]) {
+    for (to, from) in to.chunks_exact_mut(T::SIZE).zip(from.chunks_exact(T::SIZE)) {
+        if let Some(new) = T::update(op, T::read(to), T::read(from), T::ZERO) {
+            new.write(to);
         }
     }
 }

@@ -367,3 +367,26 @@ fn words_do_not_tear() {
         }
     });
 }
+
+#[test]
+fn buffers_are_combined() {
+    let combined = |op, datatype, mut to: Vec<u8>, from: &[u8]| {
+        Operation::of_reduction(op, datatype).unwrap().combine(&mut to, from);
+        to
+    };
+    let wanted: [i32; 10] = [-7, 5, -2, -35, 1, 1, -7 | 5, -7 & 5, 0, -7 ^ 5];
+    for (op, wanted) in wanted.into_iter().enumerate() {
+        let found = combined(op as u32, 4, (-7i32).to_ne_bytes().into(), &5i32.to_ne_bytes());
+        assert_eq!(found, wanted.to_ne_bytes(), "operation {op}");
+    }
+    assert_eq!(combined(2, 1, vec![250, 1, 9], &[10, 2]), [4, 3, 9], "what only one has stays");
+    let found = combined(3, 9, 1.5f64.to_ne_bytes().into(), &(-4.0f64).to_ne_bytes());
+    assert_eq!(found, (-6.0f64).to_ne_bytes());
+    // (1 + 2i)(3 - i) = 5 + 5i
+    let pair = |re: f32, im: f32| [re.to_ne_bytes(), im.to_ne_bytes()].concat();
+    assert_eq!(combined(3, 10, pair(1.0, 2.0), &pair(3.0, -1.0)), pair(5.0, 5.0));
+    // Bits of a float, the smaller complex number, a read, a comparison, half a float, no type.
+    for (op, datatype) in [(6, 8), (0, 10), (10, 4), (12, 4), (2, 16), (2, 256), (19, 4)] {
+        assert_eq!(Operation::of_reduction(op, datatype), None);
+    }
+}

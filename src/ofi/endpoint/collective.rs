@@ -3,7 +3,7 @@
 use super::transfer::{persist, result, trigger};
 use super::{Endpoint, EndpointFid, endpoint};
 use crate::memory::SegmentList;
-use crate::memory::reduction::{self, Reduction};
+use crate::memory::atomic::{Datatype, Operation};
 use crate::ofi::av::set::{SET_ADDRESS, av_set};
 use crate::ofi::guard::{code, entry};
 use crate::ofi::lock::Guard;
@@ -68,6 +68,16 @@ pub(super) static OPS: Table<fi_ops_collective> = Table::new(fi_ops_collective {
     ..unsafe { stubs::<fi_ops_collective, 11>() }
 });
 
+/// Bytes of an element, by libfabric's number of its type. Those of 16 bits and less that come after
+/// the types of atomic operations are moved, and not computed with.
+fn size_of(datatype: u32) -> Option<usize> {
+    match datatype {
+        16 | 17 => Some(2), // FI_FLOAT16, FI_BFLOAT16
+        18 | 19 => Some(1), // FI_FLOAT8_E4M3, FI_FLOAT8_E5M2
+        known => Datatype::from_number(known).map(Datatype::size),
+    }
+}
+
 /// `fi_query_collective`. Errors: EINVAL; EOPNOTSUPP for a combination that is not supported.
 ///
 /// # Safety
@@ -84,11 +94,11 @@ pub(in crate::ofi) unsafe fn query(
     let size = match coll {
         FI_BARRIER => None,
         FI_BROADCAST | FI_ALLTOALL | FI_ALLGATHER | FI_SCATTER | FI_GATHER => {
-            Some(reduction::size_of(attr.datatype).ok_or(FI_EOPNOTSUPP)?)
+            Some(size_of(attr.datatype).ok_or(FI_EOPNOTSUPP)?)
         }
         FI_ALLREDUCE | FI_REDUCE_SCATTER | FI_REDUCE => {
-            Reduction::from_numbers(attr.op, attr.datatype).ok_or(FI_EOPNOTSUPP)?;
-            Some(reduction::size_of(attr.datatype).ok_or(FI_EOPNOTSUPP)?)
+            Operation::of_reduction(attr.op, attr.datatype).ok_or(FI_EOPNOTSUPP)?;
+            Some(size_of(attr.datatype).ok_or(FI_EOPNOTSUPP)?)
         }
         _ => return Err(FI_EOPNOTSUPP),
     };
@@ -296,14 +306,14 @@ unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
         what,
         Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce { .. }
     );
-    let reduction = if reduces { Reduction::from_numbers(call.op, call.datatype) } else { None };
+    let reduction = if reduces { Operation::of_reduction(call.op, call.datatype) } else { None };
     if reduces && reduction.is_none() {
         return Err(FI_EOPNOTSUPP);
     }
     let block = match what {
         Collective::Barrier => 0,
         _ => {
-            let size = reduction::size_of(call.datatype).ok_or(FI_EOPNOTSUPP)?;
+            let size = size_of(call.datatype).ok_or(FI_EOPNOTSUPP)?;
             let block = call.count.checked_mul(size).ok_or(FI_EMSGSIZE)?;
             if block > BLOCK_MAX { Err(FI_EMSGSIZE) } else { Ok(block) }?
         }

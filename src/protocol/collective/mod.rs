@@ -13,7 +13,7 @@ mod plan;
 use super::engine::{Core, Engine};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
-use crate::memory::reduction::Reduction;
+use crate::memory::atomic::Operation;
 use crate::transport::{Iface, PeerId, SendError};
 pub(crate) use packet::CollectivePacket;
 pub(crate) use plan::What;
@@ -40,7 +40,7 @@ pub(crate) struct CollectiveOp {
     /// One member's share, bytes.
     pub(crate) block: usize,
     /// How operands are combined, where they are.
-    pub(crate) reduction: Option<Reduction>,
+    pub(crate) reduction: Option<Operation>,
     /// As long as [`Engine::collective_needs`] says.
     pub(crate) input: SegmentList,
     pub(crate) output: SegmentList,
@@ -57,7 +57,7 @@ struct Running {
     plan: Plan,
     work: Vec<u8>,
     output: SegmentList,
-    reduction: Option<Reduction>,
+    reduction: Option<Operation>,
     context: u64,
     report: Report,
 }
@@ -559,7 +559,7 @@ impl<I: Iface> Engine<I> {
         what: What,
         plan: Plan,
         work: Vec<u8>,
-        reduction: Option<Reduction>,
+        reduction: Option<Operation>,
         output: SegmentList,
         (context, report): (u64, Report),
     ) {

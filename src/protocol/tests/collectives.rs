@@ -5,7 +5,7 @@ use super::fixture::{LIMITS, Memory, Report, World};
 use super::rng::Rng;
 use super::sim::Weather;
 use crate::memory::SegmentList;
-use crate::memory::reduction::Reduction;
+use crate::memory::atomic::Operation;
 use crate::protocol::{Collective, CollectiveOp, Direction, Limits, OpError};
 use crate::sys::Errno;
 use crate::transport::{Departure, PeerId};
@@ -50,7 +50,7 @@ impl Group {
         (input, output): (SegmentList, SegmentList),
     ) -> Result<(), OpError> {
         let node = world.node(self.slots[me]);
-        let reduction = Reduction::from_numbers(SUM_U32.0, SUM_U32.1);
+        let reduction = Operation::of_reduction(SUM_U32.0, SUM_U32.1);
         let (group, context) = (self.ids[me], me as u64);
         let op = CollectiveOp {
             group,
