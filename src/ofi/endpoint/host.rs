@@ -69,6 +69,32 @@ impl<'a> EndpointHost<'a> {
         trigger::ended(&self.endpoint.domain, c.context, self.guard)
     }
 
+    /// The end of an operation that may have been deferred work.
+    #[inline(never)]
+    fn complete_deferred(&self, c: &Completion) {
+        match self.deferred(c) {
+            None => self.tell(c),
+            Some(ended) if ended.succeed(self.guard) => {
+                self.tell(&Completion { context: ended.account.context, ..*c });
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Queue and counter hear of it.
+    #[inline]
+    fn tell(&self, c: &Completion) {
+        let (queue, counter, flag) = self.route(c);
+        if let (true, Some(binding)) = (c.report.entry, queue) {
+            let entry = self.entry(c, flag);
+            // SAFETY: the guard is of the domain of queue and endpoint; one short step.
+            unsafe { binding.queue.state.get(self.guard) }.push(entry);
+        }
+        if let Some(counter) = counter {
+            counter.count(self.guard);
+        }
+    }
+
     fn entry(&self, c: &Completion, direction_flag: u64) -> Entry {
         let kind = match c.direction {
             Direction::Read | Direction::Write => FI_RMA,
@@ -101,23 +127,10 @@ const _: () = assert!(UNKNOWN_SOURCE == FI_ADDR_NOTAVAIL);
 impl Host for EndpointHost<'_> {
     #[inline]
     fn complete(&mut self, c: &Completion) {
-        let own;
-        let c = match self.deferred(c) {
-            None => c,
-            Some(ended) if ended.succeed(self.guard) => {
-                own = Completion { context: ended.account.context, ..*c };
-                &own
-            }
-            Some(_) => return,
-        };
-        let (queue, counter, flag) = self.route(c);
-        if let (true, Some(binding)) = (c.report.entry, queue) {
-            let entry = self.entry(c, flag);
-            // SAFETY: the guard is of the domain of queue and endpoint; one short step.
-            unsafe { binding.queue.state.get(self.guard) }.push(entry);
-        }
-        if let Some(counter) = counter {
-            counter.count(self.guard);
+        if self.endpoint.triggers {
+            self.complete_deferred(c);
+        } else {
+            self.tell(c);
         }
     }
 

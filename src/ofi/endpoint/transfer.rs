@@ -188,7 +188,6 @@ fn try_send(
         Flags::Inject => (FI_INJECT, true),
     };
     let sending = Sending::check(ep, payload?, tagging, data, dest, op_flags, &guard)?;
-    let sending = Sending { delivery: sending.delivery && !inject_call, ..sending };
     let bindings = ep.bindings_of(handle.context, &guard);
     let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
     let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
