@@ -9,8 +9,9 @@ use super::cntr::Counter;
 use super::domain::Domain;
 use super::endpoint::Endpoint;
 use super::lock::Guard;
-use crate::protocol::Report;
-use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
+use crate::protocol::{
+    Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE,
+};
 use libfabric_sys::{FI_EAGAIN, FI_ECANCELED};
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
@@ -239,14 +240,8 @@ fn start(work: Work, domain: &Domain, guard: &Guard<'_>) -> Option<Work> {
             let key = (&raw const *record).expose_provenance() as u64;
             // SAFETY: the guard is of this domain; one short step.
             unsafe { domain.state(guard) }.triggers.started.insert(key, record);
-            (
-                start(
-                    ep,
-                    guard,
-                    Account { context: key, report: Report::new(true, account.report.context) },
-                ),
-                Some(key),
-            )
+            let report = Report::new(true, account.report.context);
+            (start(ep, guard, Account { context: key, report }), Some(key))
         }
     };
     let Err(error) = outcome else { return None };

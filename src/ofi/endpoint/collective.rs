@@ -9,15 +9,14 @@ use crate::ofi::guard::{code, entry};
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::ofi::trigger::{Account, Kind, run_due};
-use crate::protocol::Report;
 use crate::protocol::{Collective, CollectiveOp, Direction, OpError};
 use crate::transport::PeerId;
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_ALLGATHER, FI_ALLREDUCE, FI_ALLTOALL, FI_BARRIER, FI_BROADCAST,
-    FI_CLASS_MC, FI_COLLECTIVE, FI_COMPLETION, FI_EINVAL, FI_EMSGSIZE, FI_ENOEQ, FI_ENOSYS,
-    FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_GATHER, FI_NOOP, FI_REDUCE, FI_REDUCE_SCATTER, FI_SCATTER,
-    FI_TRIGGER, FI_VOID, fi_addr_t, fi_collective_addr, fi_collective_attr, fi_collective_op,
-    fi_datatype, fi_op, fi_ops, fi_ops_collective, fid, fid_ep, fid_mc,
+    FI_CLASS_MC, FI_COLLECTIVE, FI_EINVAL, FI_EMSGSIZE, FI_ENOEQ, FI_ENOSYS, FI_EOPBADSTATE,
+    FI_EOPNOTSUPP, FI_GATHER, FI_NOOP, FI_REDUCE, FI_REDUCE_SCATTER, FI_SCATTER, FI_TRIGGER,
+    FI_VOID, fi_addr_t, fi_collective_addr, fi_collective_attr, fi_collective_op, fi_datatype,
+    fi_op, fi_ops, fi_ops_collective, fid, fid_ep, fid_mc,
 };
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -331,8 +330,7 @@ unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
         )
     };
     let op_flags = call.flags.unwrap_or_else(|| handle.tx_flags.get());
-    let selective = ep.bindings(&guard).transmit.as_ref().is_some_and(|b| b.selective);
-    let report = Report::new(!selective || op_flags & FI_COMPLETION != 0, 0);
+    let report = handle.report(op_flags, false, &guard);
     let begin = move |ep: &Endpoint, guard: &Guard<'_>, account: Account| {
         let Account { context, report } = account;
         let op = CollectiveOp { group, what, block, reduction, input, output, context, report };

@@ -6,6 +6,7 @@
 use super::rma::Accessing;
 use super::transfer::{Receiving, Sending, Tagging, vector};
 use super::{Endpoint, endpoint};
+use crate::memory::SegmentList;
 use crate::memory::keys::Right;
 use crate::ofi::cntr::{self, Counter};
 use crate::ofi::domain::Domain;
@@ -15,8 +16,8 @@ use crate::protocol::Report;
 use libfabric_sys::{
     FI_CLAIM, FI_COMPLETION, FI_DISCARD, FI_EINVAL, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPNOTSUPP,
     FI_MULTI_RECV, FI_OP_CNTR_ADD, FI_OP_CNTR_SET, FI_OP_READ, FI_OP_RECV, FI_OP_SEND, FI_OP_TRECV,
-    FI_OP_TSEND, FI_OP_WRITE, FI_PEEK, FI_REMOTE_CQ_DATA, fi_deferred_work, fi_op_cntr, fi_op_msg,
-    fi_op_rma, fi_op_tagged, fid_cntr, fid_ep,
+    FI_OP_TSEND, FI_OP_WRITE, FI_PEEK, FI_REMOTE_CQ_DATA, fi_addr_t, fi_deferred_work, fi_op_cntr,
+    fi_op_msg, fi_op_rma, fi_op_tagged, fid_cntr, fid_ep,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -48,10 +49,10 @@ pub(in crate::ofi) unsafe fn queue(
             FI_OP_CNTR_ADD | FI_OP_CNTR_SET => {
                 return queue_count(domain, work, waits_for, raises, &guard);
             }
-            FI_OP_SEND => send(domain, work.op.msg, &guard)?,
-            FI_OP_RECV => receive(domain, work.op.msg, &guard)?,
-            FI_OP_TSEND => send_tagged(domain, work.op.tagged, &guard)?,
-            FI_OP_TRECV => receive_tagged(domain, work.op.tagged, &guard)?,
+            FI_OP_SEND => send(domain, plain(work.op.msg)?, &guard)?,
+            FI_OP_RECV => receive(domain, plain(work.op.msg)?, &guard)?,
+            FI_OP_TSEND => send(domain, tagged(work.op.tagged)?, &guard)?,
+            FI_OP_TRECV => receive(domain, tagged(work.op.tagged)?, &guard)?,
             FI_OP_READ => access(domain, Right::Read, work.op.rma, &guard)?,
             FI_OP_WRITE => access(domain, Right::Write, work.op.rma, &guard)?,
             // Atomic operations come here: each is a `Transfer`, with a `Start` as `Accessing` has.
@@ -174,50 +175,70 @@ unsafe fn queue_count(
     trigger::queue(waits_for, Work { threshold: work.threshold, action, owner }, guard)
 }
 
-/// # Safety
-/// As for [`queue`].
-unsafe fn send<'a>(
-    domain: &Arc<Domain>,
-    op: *const fi_op_msg,
-    guard: &Guard<'_>,
-) -> Result<Transfer<'a>, i32> {
-    // SAFETY: the caller vouches.
-    unsafe {
-        let op = op.as_ref().ok_or(FI_EINVAL)?;
-        let (m, flags) = (&op.msg, op.flags);
-        let endpoint = triggerable(domain, op.ep, guard)?;
-        let payload = vector(m.msg_iov, m.iov_count)?;
-        let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
-        let sending =
-            Sending::check(endpoint, payload, Tagging::PLAIN, data, m.addr, flags, guard)?;
-        let (kind, start) = (sending.kind(), sending.starter());
-        Ok(Transfer { endpoint, kind, start, context: m.context, flags })
-    }
+/// What both kinds of messages have.
+struct Message {
+    ep: *mut fid_ep,
+    memory: SegmentList,
+    tagging: Tagging,
+    peer: fi_addr_t,
+    data: u64,
+    context: *mut c_void,
+    flags: u64,
 }
 
 /// # Safety
 /// As for [`queue`].
-unsafe fn send_tagged<'a>(
+unsafe fn plain(op: *const fi_op_msg) -> Result<Message, i32> {
+    // SAFETY: the caller vouches.
+    let (m, memory, ep, flags) = unsafe {
+        let op = op.as_ref().ok_or(FI_EINVAL)?;
+        (&op.msg, vector(op.msg.msg_iov, op.msg.iov_count)?, op.ep, op.flags)
+    };
+    let (tagging, peer, data, context) = (Tagging::PLAIN, m.addr, m.data, m.context);
+    Ok(Message { ep, memory, tagging, peer, data, context, flags })
+}
+
+/// # Safety
+/// As for [`queue`].
+unsafe fn tagged(op: *const fi_op_tagged) -> Result<Message, i32> {
+    // SAFETY: the caller vouches.
+    let (m, memory, ep, flags) = unsafe {
+        let op = op.as_ref().ok_or(FI_EINVAL)?;
+        (&op.msg, vector(op.msg.msg_iov, op.msg.iov_count)?, op.ep, op.flags)
+    };
+    let tagging = Tagging::tagged(m.tag, m.ignore);
+    let (peer, data, context) = (m.addr, m.data, m.context);
+    Ok(Message { ep, memory, tagging, peer, data, context, flags })
+}
+
+/// # Safety
+/// The message's endpoint is null or open.
+unsafe fn send<'a>(
     domain: &Arc<Domain>,
-    op: *const fi_op_tagged,
+    message: Message,
     guard: &Guard<'_>,
 ) -> Result<Transfer<'a>, i32> {
+    let Message { ep, memory, tagging, peer, data, context, flags } = message;
     // SAFETY: the caller vouches.
-    unsafe {
-        let op = op.as_ref().ok_or(FI_EINVAL)?;
-        let (m, flags) = (&op.msg, op.flags);
-        let endpoint = triggerable(domain, op.ep, guard)?;
-        let payload = vector(m.msg_iov, m.iov_count)?;
-        let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
-        let tagging = Tagging::tagged(m.tag, 0);
-        let sending = Sending::check(endpoint, payload, tagging, data, m.addr, flags, guard)?;
-        let (kind, start) = (sending.kind(), sending.starter());
-        Ok(Transfer { endpoint, kind, start, context: m.context, flags })
-    }
+    let endpoint = unsafe { triggerable(domain, ep, guard) }?;
+    let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(data);
+    let sending = Sending::check(endpoint, memory, tagging, data, peer, flags, guard)?;
+    let (kind, start) = (sending.kind(), sending.starter());
+    Ok(Transfer { endpoint, kind, start, context, flags })
 }
 
 /// Receives that end more than once, or look before they receive, are for the application alone.
-fn receivable(endpoint: &Endpoint, flags: u64, guard: &Guard<'_>) -> Result<(), i32> {
+///
+/// # Safety
+/// The message's endpoint is null or open.
+unsafe fn receive<'a>(
+    domain: &Arc<Domain>,
+    message: Message,
+    guard: &Guard<'_>,
+) -> Result<Transfer<'a>, i32> {
+    let Message { ep, memory, tagging, peer, context, flags, .. } = message;
+    // SAFETY: the caller vouches.
+    let endpoint = unsafe { triggerable(domain, ep, guard) }?;
     if flags & (FI_MULTI_RECV | FI_PEEK | FI_CLAIM | FI_DISCARD) != 0 {
         return Err(FI_ENOSYS);
     }
@@ -225,48 +246,12 @@ fn receivable(endpoint: &Endpoint, flags: u64, guard: &Guard<'_>) -> Result<(), 
     if bindings.shared_receive.is_some() {
         return Err(FI_EOPNOTSUPP); // they are posted to the shared context
     }
-    if bindings.reports_received() { Ok(()) } else { Err(FI_ENOCQ) }
-}
-
-/// # Safety
-/// As for [`queue`].
-unsafe fn receive<'a>(
-    domain: &Arc<Domain>,
-    op: *const fi_op_msg,
-    guard: &Guard<'_>,
-) -> Result<Transfer<'a>, i32> {
-    // SAFETY: the caller vouches.
-    unsafe {
-        let op = op.as_ref().ok_or(FI_EINVAL)?;
-        let (m, flags) = (&op.msg, op.flags);
-        let endpoint = triggerable(domain, op.ep, guard)?;
-        receivable(endpoint, flags, guard)?;
-        let to = vector(m.msg_iov, m.iov_count)?;
-        let receiving = Receiving::check(endpoint, to, Tagging::PLAIN, m.addr, flags, guard)?;
-        let (kind, start) = (receiving.kind(), receiving.starter());
-        Ok(Transfer { endpoint, kind, start, context: m.context, flags })
+    if !bindings.reports_received() {
+        return Err(FI_ENOCQ);
     }
-}
-
-/// # Safety
-/// As for [`queue`].
-unsafe fn receive_tagged<'a>(
-    domain: &Arc<Domain>,
-    op: *const fi_op_tagged,
-    guard: &Guard<'_>,
-) -> Result<Transfer<'a>, i32> {
-    // SAFETY: the caller vouches.
-    unsafe {
-        let op = op.as_ref().ok_or(FI_EINVAL)?;
-        let (m, flags) = (&op.msg, op.flags);
-        let endpoint = triggerable(domain, op.ep, guard)?;
-        receivable(endpoint, flags, guard)?;
-        let to = vector(m.msg_iov, m.iov_count)?;
-        let tagging = Tagging::tagged(m.tag, m.ignore);
-        let receiving = Receiving::check(endpoint, to, tagging, m.addr, flags, guard)?;
-        let (kind, start) = (receiving.kind(), receiving.starter());
-        Ok(Transfer { endpoint, kind, start, context: m.context, flags })
-    }
+    let receiving = Receiving::check(endpoint, memory, tagging, peer, flags, guard)?;
+    let (kind, start) = (receiving.kind(), receiving.starter());
+    Ok(Transfer { endpoint, kind, start, context, flags })
 }
 
 /// # Safety

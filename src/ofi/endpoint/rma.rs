@@ -8,11 +8,11 @@ use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{Table, stubs};
 use crate::ofi::trigger::{Account, Kind, Start};
-use crate::protocol::{Direction, OpError, RemoteRange, RemoteRanges, Report, RmaOp};
+use crate::protocol::{Direction, OpError, RemoteRange, RemoteRanges, RmaOp};
 use libc::iovec;
 use libfabric_sys::{
-    FI_COMPLETION, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE, FI_INJECT,
-    FI_REMOTE_CQ_DATA, FI_TRIGGER, fi_addr_t, fi_msg_rma, fi_ops_rma, fi_rma_iov, fid_ep,
+    FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_REMOTE_CQ_DATA,
+    FI_TRIGGER, fi_addr_t, fi_msg_rma, fi_ops_rma, fi_rma_iov, fid_ep,
 };
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -83,18 +83,11 @@ fn start(handle: &EndpointFid, access: Access) -> isize {
 
 fn try_start(handle: &EndpointFid, access: Access) -> Result<(), i32> {
     let ep = &*handle.shared;
-    let (op_flags, inject_call) = match access.flags {
-        Flags::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
-        Flags::Call(flags) => (flags, false),
-        Flags::Inject => (FI_INJECT, true),
-    };
+    let (op_flags, inject_call) = access.flags.of_transmit(handle);
     let guard = ep.domain.lock.lock();
     let context = access.context;
     let accessing = Accessing::check(ep, access, op_flags, &guard)?;
-    let bindings = ep.bindings_of(handle.context, &guard);
-    let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
-    let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
-    let report = Report::new(entry, handle.context);
+    let report = handle.report(op_flags, inject_call, &guard);
     if op_flags & FI_TRIGGER != 0 {
         let (kind, start) = (accessing.kind(), accessing.starter());
         // SAFETY: fi_trigger.3: the context says what to wait for.

@@ -5,7 +5,7 @@
 //! for any of its endpoints takes the first receive that matches. Messages without a receive stay with
 //! the endpoint that they came to, numbered by their arrival.
 
-use super::transfer::{Flags, Tagging, buffer, error_number, result, vector};
+use super::transfer::{Flags, Special, Tagging, buffer, result, vector};
 use super::{Bindings, Endpoint, NO_ATOMIC, NO_COLLECTIVE, cm, options, rma};
 use crate::memory::SegmentList;
 use crate::ofi::domain::Domain;
@@ -397,35 +397,22 @@ fn special_receive(
     flags: u64,
     guard: &Guard<'_>,
 ) -> Result<(), i32> {
-    let (peek, claim, discard) =
-        (flags & FI_PEEK != 0, flags & FI_CLAIM != 0, flags & FI_DISCARD != 0);
-    if (peek && claim && discard) || !(peek || claim) {
-        return Err(FI_EINVAL);
-    }
+    let special = Special::of(flags).ok_or(FI_EINVAL)?;
     for endpoint in shared.endpoints(guard) {
         endpoint.progress(guard);
     }
     let claimed = shared
         .endpoints(guard)
         .find(|endpoint| endpoint.engine(guard).is_some_and(|engine| engine.has_claimed(&op)));
-    if peek && claim && claimed.is_some() {
-        return Err(FI_EINVAL);
-    }
-    let found = if peek { shared.oldest(&op, guard) } else { claimed };
-    let endpoint = found.or_else(|| shared.endpoints(guard).next()).ok_or(FI_EOPBADSTATE)?;
-    let mut host = endpoint.host(guard);
-    let engine = endpoint.engine(guard).ok_or(FI_EOPBADSTATE)?;
-    let entry = crate::protocol::Host::reports_all_receives(&host);
-    let op = ReceiveOp { report: Report::new(op.report.entry || entry, 0), ..op };
-    if !peek {
-        return engine.receive_claimed(&op, discard, &mut host).map_err(error_number);
-    }
-    let action = match (claim, discard) {
-        (true, _) => PeekAction::Claim,
-        (_, true) => PeekAction::Discard,
-        _ => PeekAction::Look,
+    let found = match special {
+        Special::Peek(PeekAction::Claim) if claimed.is_some() => return Err(FI_EINVAL),
+        Special::Peek(_) => shared.oldest(&op, guard),
+        Special::Claimed { .. } => claimed,
     };
-    engine.peek(&op, action, &mut host).map_err(error_number)
+    let endpoint = found.or_else(|| shared.endpoints(guard).next()).ok_or(FI_EOPBADSTATE)?;
+    let entry = crate::protocol::Host::reports_all_receives(&endpoint.host(guard));
+    let op = ReceiveOp { report: Report::new(op.report.entry || entry, 0), ..op };
+    special.carry_out(endpoint, &op, guard)
 }
 
 // SAFETY of all entries: the handle is an open context of ours; buffers and vectors are as fi_msg.3

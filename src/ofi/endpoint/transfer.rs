@@ -81,6 +81,30 @@ pub(super) unsafe fn vector(iov: *const libc::iovec, count: usize) -> Result<Seg
     unsafe { SegmentList::gather(parts.get(..count).unwrap_or(&[])) }.ok_or(FI_EINVAL)
 }
 
+impl Flags {
+    /// Those that count for an operation that sends or accesses, and whether it is fi_inject or the
+    /// like.
+    #[inline]
+    pub(super) fn of_transmit(self, handle: &EndpointFid) -> (u64, bool) {
+        match self {
+            Self::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
+            Self::Call(flags) => (flags, false),
+            Self::Inject => (FI_INJECT, true),
+        }
+    }
+}
+
+impl EndpointFid {
+    /// Where the end of such an operation is reported.
+    #[inline]
+    pub(super) fn report(&self, op_flags: u64, inject_call: bool, guard: &Guard<'_>) -> Report {
+        let bindings = self.shared.bindings_of(self.context, guard);
+        let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
+        let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
+        Report::new(entry, self.context)
+    }
+}
+
 #[inline]
 pub(super) fn result(outcome: Result<(), i32>) -> isize {
     match outcome {
@@ -182,16 +206,9 @@ fn try_send(
 ) -> Result<(), i32> {
     let ep = &*handle.shared;
     let guard = ep.domain.lock.lock();
-    let (op_flags, inject_call) = match flags {
-        Flags::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
-        Flags::Call(flags) => (flags, false),
-        Flags::Inject => (FI_INJECT, true),
-    };
+    let (op_flags, inject_call) = flags.of_transmit(handle);
     let sending = Sending::check(ep, payload?, tagging, data, dest, op_flags, &guard)?;
-    let bindings = ep.bindings_of(handle.context, &guard);
-    let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
-    let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
-    let report = Report::new(entry, handle.context);
+    let report = handle.report(op_flags, inject_call, &guard);
     if op_flags & FI_TRIGGER != 0 {
         // SAFETY: fi_trigger.3: the context says what to wait for.
         return unsafe { trigger(ep, sending.kind(), context, report, sending.starter(), &guard) };
@@ -471,23 +488,47 @@ fn special_receive(
     flags: u64,
     guard: &Guard<'_>,
 ) -> Result<(), i32> {
-    let (peek, claim, discard) =
-        (flags & FI_PEEK != 0, flags & FI_CLAIM != 0, flags & FI_DISCARD != 0);
-    if op.multi_min.is_some() || (peek && claim && discard) || !(peek || claim) {
-        return Err(FI_EINVAL);
-    }
+    let special = Special::of(flags).filter(|_| op.multi_min.is_none()).ok_or(FI_EINVAL)?;
     ep.progress(guard);
-    let mut host = ep.host(guard);
-    let engine = ep.engine(guard).ok_or(FI_EOPBADSTATE)?;
-    if peek {
-        let action = match (claim, discard) {
-            (true, _) => PeekAction::Claim,
-            (_, true) => PeekAction::Discard,
-            _ => PeekAction::Look,
-        };
-        return engine.peek(op, action, &mut host).map_err(error_number);
+    special.carry_out(ep, op, guard)
+}
+
+/// What FI_PEEK, FI_CLAIM and FI_DISCARD together ask for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Special {
+    Peek(PeekAction),
+    /// The message that a peek has set aside, to be received or thrown away.
+    Claimed {
+        discard: bool,
+    },
+}
+
+impl Special {
+    /// `None`: they make no sense together.
+    pub(super) fn of(flags: u64) -> Option<Self> {
+        match (flags & FI_PEEK != 0, flags & FI_CLAIM != 0, flags & FI_DISCARD != 0) {
+            (true, true, true) | (false, false, _) => None,
+            (true, true, false) => Some(Self::Peek(PeekAction::Claim)),
+            (true, false, true) => Some(Self::Peek(PeekAction::Discard)),
+            (true, false, false) => Some(Self::Peek(PeekAction::Look)),
+            (false, true, discard) => Some(Self::Claimed { discard }),
+        }
     }
-    engine.receive_claimed(op, discard, &mut host).map_err(error_number)
+
+    pub(super) fn carry_out(
+        self,
+        ep: &Endpoint,
+        op: &ReceiveOp,
+        guard: &Guard<'_>,
+    ) -> Result<(), i32> {
+        let mut host = ep.host(guard);
+        let engine = ep.engine(guard).ok_or(FI_EOPBADSTATE)?;
+        match self {
+            Self::Peek(action) => engine.peek(op, action, &mut host),
+            Self::Claimed { discard } => engine.receive_claimed(op, discard, &mut host),
+        }
+        .map_err(error_number)
+    }
 }
 
 /// `fi_cancel`. Errors: ENOENT when no posted receive has the context (any more).

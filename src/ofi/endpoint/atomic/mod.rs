@@ -9,11 +9,11 @@ use super::{EndpointFid, endpoint};
 use crate::memory::atomic::{Form, MAX_BYTES, Operation};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::ofi::lock::Guard;
-use crate::protocol::{AtomicOp, MAX_RANGES, OpError, RemoteRange, RemoteRanges, Report, right_of};
+use crate::protocol::{AtomicOp, MAX_RANGES, OpError, RemoteRange, RemoteRanges, right_of};
 use libc::iovec;
 use libfabric_sys::{
-    FI_COMPARE_ATOMIC, FI_COMPLETION, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP,
-    FI_FENCE, FI_FETCH_ATOMIC, FI_INJECT, FI_REMOTE_CQ_DATA, FI_TAGGED, fi_addr_t, fi_atomic_attr,
+    FI_COMPARE_ATOMIC, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE,
+    FI_FETCH_ATOMIC, FI_INJECT, FI_REMOTE_CQ_DATA, FI_TAGGED, fi_addr_t, fi_atomic_attr,
     fi_datatype, fi_ioc, fi_msg_atomic, fi_op, fi_rma_ioc, fid_ep,
 };
 use std::ffi::c_void;
@@ -154,11 +154,7 @@ unsafe fn try_start(handle: &EndpointFid, call: Call) -> Result<(), i32> {
     let ep = &*handle.shared;
     let operation = offered(call.op, call.datatype, call.form)?;
     let right = right_of(operation, call.form);
-    let (op_flags, inject_call) = match call.flags {
-        Flags::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
-        Flags::Call(flags) => (flags, false),
-        Flags::Inject => (FI_INJECT, true),
-    };
+    let (op_flags, inject_call) = call.flags.of_transmit(handle);
     if !ep.may(right) || op_flags & FI_TAGGED != 0 {
         return Err(FI_EOPNOTSUPP);
     }
@@ -190,10 +186,7 @@ unsafe fn try_start(handle: &EndpointFid, call: Call) -> Result<(), i32> {
     if inject && total > state.inject_atomic_size || total > state.max_atomic_size {
         return Err(FI_EMSGSIZE);
     }
-    let bindings = ep.bindings_of(handle.context, &guard);
-    let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
-    let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
-    let report = Report::new(entry, handle.context);
+    let report = handle.report(op_flags, inject_call, &guard);
     persist(ep, &guard, |guard: &Guard<'_>| {
         let op = AtomicOp {
             peer: ep.peer(call.peer, guard)?,
