@@ -5,4 +5,4 @@ pub(crate) mod cache;
 pub(crate) mod keys;
 pub(crate) mod region;
 
-pub(crate) use region::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
+pub(crate) use region::{MAX_SEGMENTS, OwnedBuffer, Segment, SegmentList};

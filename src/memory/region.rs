@@ -21,10 +21,93 @@ pub(crate) struct SegmentList {
     len: usize,
 }
 
+/// One range of memory lent by the application.
 #[derive(Clone, Copy, Debug, Default)]
-struct Segment {
+pub(crate) struct Segment {
     addr: usize,
     len: usize,
+}
+
+/// Longest copy that is made without a call.
+const FEW: usize = 128;
+
+/// As [`std::ptr::copy_nonoverlapping`], without a call where there are few bytes: such a copy costs
+/// less than finding out how to make it.
+///
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`].
+#[inline(always)]
+unsafe fn copy_few(from: *const u8, to: *mut u8, len: usize) {
+    /// The first and the last bytes of a range that is at least as long as `T` and at most twice.
+    #[inline(always)]
+    unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, len: usize) {
+        let last = len - size_of::<T>();
+        // SAFETY: both lie inside the ranges.
+        unsafe {
+            let (a, b) =
+                (from.cast::<T>().read_unaligned(), from.add(last).cast::<T>().read_unaligned());
+            to.cast::<T>().write_unaligned(a);
+            to.add(last).cast::<T>().write_unaligned(b);
+        }
+    }
+    // SAFETY: the caller vouches for `len` bytes; each branch stays inside them.
+    unsafe {
+        match len {
+            0 => {}
+            1 => *to = *from,
+            2..4 => ends::<u16>(from, to, len),
+            4..8 => ends::<u32>(from, to, len),
+            8..16 => ends::<u64>(from, to, len),
+            16..=FEW => {
+                let mut at = 0;
+                while at + 16 < len {
+                    to.add(at)
+                        .cast::<u128>()
+                        .write_unaligned(from.add(at).cast::<u128>().read_unaligned());
+                    at += 16;
+                }
+                at = len - 16;
+                to.add(at)
+                    .cast::<u128>()
+                    .write_unaligned(from.add(at).cast::<u128>().read_unaligned());
+            }
+            _ => std::ptr::copy_nonoverlapping(from, to, len),
+        }
+    }
+}
+
+impl Segment {
+    /// One range.
+    ///
+    /// # Safety
+    /// As for [`SegmentList::contiguous`].
+    #[inline]
+    pub(crate) unsafe fn new(addr: *const u8, len: usize) -> Self {
+        Self { addr: addr.expose_provenance(), len }
+    }
+
+    /// Its length, bytes.
+    #[inline]
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+
+    /// Copies the segment to the beginning of `to`, which has room for it.
+    #[inline]
+    pub(crate) fn copy_out(self, to: &mut [u8]) {
+        let len = self.len.min(to.len());
+        let from = std::ptr::with_exposed_provenance::<u8>(self.addr);
+        // SAFETY: the application lent `self.len` readable bytes; `to` is our own memory.
+        unsafe { copy_few(from, to.as_mut_ptr(), len) };
+    }
+}
+
+impl From<Segment> for SegmentList {
+    #[inline]
+    fn from(segment: Segment) -> Self {
+        let none = Segment::default();
+        Self { segments: [segment, none, none, none], len: segment.len }
+    }
 }
 
 impl SegmentList {
@@ -37,15 +120,8 @@ impl SegmentList {
     /// The range stays valid for the copies that its operation makes (reads for a send, writes for a
     /// receive) until that operation has completed, been cancelled or its endpoint closed.
     pub(crate) unsafe fn contiguous(addr: *const u8, len: usize) -> Self {
-        let mut list = Self::EMPTY;
-        list.segments = [
-            Segment { addr: addr.expose_provenance(), len },
-            Segment::default(),
-            Segment::default(),
-            Segment::default(),
-        ];
-        list.len = len;
-        list
+        // SAFETY: the caller vouches.
+        unsafe { Segment::new(addr, len) }.into()
     }
 
     /// Several ranges, at most [`MAX_SEGMENTS`]; `None` if there are more or their sum overflows.
@@ -62,6 +138,13 @@ impl SegmentList {
             list.len = list.len.checked_add(*len)?;
         }
         Some(list)
+    }
+
+    /// The one segment that it is, if it is one.
+    #[cfg(test)]
+    pub(crate) fn one(&self) -> Option<Segment> {
+        let [first, ..] = self.segments;
+        (self.len > 0 && first.len == self.len).then_some(first)
     }
 
     /// Bytes in all segments together.
@@ -123,7 +206,7 @@ impl SegmentList {
         if offset == 0 && to.len() <= first.len {
             let from = std::ptr::with_exposed_provenance::<u8>(first.addr);
             // SAFETY: the application lent `first.len` readable bytes; `to` is our own memory.
-            unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+            unsafe { copy_few(from, to.as_mut_ptr(), to.len()) };
             return to.len();
         }
         let mut done = 0;
@@ -136,15 +219,25 @@ impl SegmentList {
         done
     }
 
+    /// Copies `from` to the beginning of the list. False: it is not in one piece there, and nothing
+    /// was done.
+    #[inline(always)]
+    pub(crate) fn copy_in_one(&self, from: &[u8]) -> bool {
+        let [first, ..] = &self.segments;
+        if from.len() > first.len {
+            return false;
+        }
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(first.addr);
+        // SAFETY: the application lent `first.len` writable bytes.
+        unsafe { copy_few(from.as_ptr(), to, from.len()) };
+        true
+    }
+
     /// Copies `from` into the list, starting `offset` bytes into it; returns bytes copied, which is
     /// less than `from.len()` when the list ends.
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> usize {
-        let [first, ..] = &self.segments;
-        if offset == 0 && from.len() <= first.len {
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(first.addr);
-            // SAFETY: the application lent `first.len` writable bytes.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        if offset == 0 && self.copy_in_one(from) {
             return from.len();
         }
         let mut done = 0;

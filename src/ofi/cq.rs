@@ -18,6 +18,7 @@ use libfabric_sys::{
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Entries of a queue whose size the application leaves to us.
@@ -57,7 +58,25 @@ pub(crate) struct CqState {
     written: u64,
     read: u64,
     size: usize,
+    format: u32,
+    /// Where a read of the empty queue wants what comes meanwhile.
+    reader: Reader,
     pub(crate) source: Source,
+}
+
+/// The application's arrays, during a read of an empty queue: what completes then is written straight
+/// there.
+#[derive(Debug)]
+struct Reader {
+    buffer: *mut c_void,
+    sources: *mut fi_addr_t,
+    count: usize,
+    /// Entries written.
+    n: usize,
+}
+
+impl Reader {
+    const NONE: Self = Self { buffer: null_mut(), sources: null_mut(), count: 0, n: 0 };
 }
 
 impl CqState {
@@ -67,15 +86,29 @@ impl CqState {
         self.entries.len() + self.errors.len() < self.size
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, entry: Entry) {
-        self.entries.push_back(entry);
         self.written += 1;
+        let Reader { buffer, sources, count, n } = self.reader;
+        if n < count {
+            self.reader.n = n + 1;
+            self.read += 1;
+            // SAFETY: `n < count`, and the read that lent its arrays has not returned.
+            return unsafe { write(self.format, buffer, sources, n, &entry) };
+        }
+        self.queue(entry);
+    }
+
+    #[inline(always)]
+    fn queue(&mut self, entry: Entry) {
+        self.entries.push_back(entry);
         self.source.notify();
     }
 
     pub(crate) fn push_error(&mut self, entry: Entry, error: i32, cause: i32, overflow: usize) {
         let at = self.written;
+        // What comes after it is read after it.
+        self.reader.count = self.reader.n;
         self.errors.push_back(ErrorEntry { entry, error, cause, overflow, at });
         self.source.notify();
     }
@@ -86,6 +119,16 @@ impl CqState {
         match self.errors.front() {
             None => self.entries.len(),
             Some(error) => (error.at - self.read) as usize,
+        }
+    }
+
+    /// What a read says that found no entry.
+    #[inline]
+    fn nothing(&self) -> isize {
+        if self.errors.is_empty() || self.readable() > 0 {
+            -(FI_EAGAIN as isize)
+        } else {
+            -(FI_EAVAIL as isize)
         }
     }
 
@@ -100,7 +143,6 @@ impl CqState {
 pub(crate) struct CompletionQueue {
     pub(crate) domain: Arc<Domain>,
     pub(crate) state: Locked<CqState>,
-    format: u32,
     waits: bool,
     threshold: bool,
     wait_set: Option<Arc<WaitSet>>,
@@ -174,9 +216,10 @@ pub(crate) unsafe fn open(
             written: 0,
             read: 0,
             size,
+            format,
+            reader: Reader::NONE,
             source: Source::new(waiter),
         }),
-        format,
         waits: kind.is_some(),
         threshold: attr.wait_cond == FI_CQ_COND_THRESHOLD,
         wait_set,
@@ -255,6 +298,7 @@ impl CompletionQueue {
     ///
     /// # Safety
     /// `buffer` has room for `count` entries of the queue's format, `sources` for `count` addresses.
+    #[inline(always)]
     unsafe fn read(
         &self,
         guard: &Guard<'_>,
@@ -264,31 +308,29 @@ impl CompletionQueue {
     ) -> isize {
         let state = self.state(guard);
         state.source.disarm_fd(guard);
+        if !state.has_events() {
+            state.reader = Reader { buffer, sources, count, n: 0 };
+            self.progress(guard);
+            let state = self.state(guard);
+            let n = std::mem::replace(&mut state.reader, Reader::NONE).n;
+            return match n {
+                0 => state.nothing(),
+                n => n as isize,
+            };
+        }
         // A read of nothing is how applications ask for progress alone.
-        if !state.has_events() || count == 0 {
+        if count == 0 {
             self.progress(guard);
         }
         let state = self.state(guard);
         let n = state.readable().min(count);
-        if n == 0 {
-            return if state.errors.is_empty() || state.readable() > 0 {
-                -(FI_EAGAIN as isize)
-            } else {
-                -(FI_EAVAIL as isize)
-            };
-        }
         for i in 0..n {
             let Some(entry) = state.entries.pop_front() else { break };
             // SAFETY: `i < count`; the caller vouches for both arrays.
-            unsafe {
-                write_entry(self.format, buffer, i, &entry);
-                if !sources.is_null() {
-                    *sources.add(i) = entry.source;
-                }
-            }
+            unsafe { write(state.format, buffer, sources, i, &entry) };
         }
         state.read += n as u64;
-        n as isize
+        if n == 0 { state.nothing() } else { n as isize }
     }
 
     /// # Safety
@@ -334,8 +376,27 @@ impl CompletionQueue {
 }
 
 /// # Safety
+/// `buffer` has room for entry `i` of `format`, and `sources` for source `i` unless it is null.
+#[inline(always)]
+unsafe fn write(
+    format: u32,
+    buffer: *mut c_void,
+    sources: *mut fi_addr_t,
+    i: usize,
+    entry: &Entry,
+) {
+    // SAFETY: the caller vouches.
+    unsafe {
+        write_entry(format, buffer, i, entry);
+        if !sources.is_null() {
+            *sources.add(i) = entry.source;
+        }
+    }
+}
+
+/// # Safety
 /// `buffer` has room for entry `i` of `format`.
-#[inline]
+#[inline(always)]
 unsafe fn write_entry(format: u32, buffer: *mut c_void, i: usize, e: &Entry) {
     let op_context = std::ptr::with_exposed_provenance_mut(e.context as usize);
     let buf = std::ptr::with_exposed_provenance_mut(e.buffer as usize);
@@ -343,25 +404,25 @@ unsafe fn write_entry(format: u32, buffer: *mut c_void, i: usize, e: &Entry) {
     // SAFETY: the caller vouches; the pointer may be less aligned than the entry.
     unsafe {
         match format {
-            FI_CQ_FORMAT_CONTEXT => {
-                buffer.cast::<fi_cq_entry>().add(i).write_unaligned(fi_cq_entry { op_context });
+            FI_CQ_FORMAT_TAGGED => {
+                buffer.cast::<fi_cq_tagged_entry>().add(i).write_unaligned(fi_cq_tagged_entry {
+                    op_context,
+                    flags,
+                    len,
+                    buf,
+                    data,
+                    tag,
+                });
             }
-            FI_CQ_FORMAT_MSG => buffer
-                .cast::<fi_cq_msg_entry>()
-                .add(i)
-                .write_unaligned(fi_cq_msg_entry { op_context, flags, len }),
             FI_CQ_FORMAT_DATA => buffer
                 .cast::<fi_cq_data_entry>()
                 .add(i)
                 .write_unaligned(fi_cq_data_entry { op_context, flags, len, buf, data }),
-            _ => buffer.cast::<fi_cq_tagged_entry>().add(i).write_unaligned(fi_cq_tagged_entry {
-                op_context,
-                flags,
-                len,
-                buf,
-                data,
-                tag,
-            }),
+            FI_CQ_FORMAT_MSG => buffer
+                .cast::<fi_cq_msg_entry>()
+                .add(i)
+                .write_unaligned(fi_cq_msg_entry { op_context, flags, len }),
+            _ => buffer.cast::<fi_cq_entry>().add(i).write_unaligned(fi_cq_entry { op_context }),
         }
     }
 }
@@ -402,7 +463,7 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
     })
 }
 
-#[inline]
+#[inline(always)]
 unsafe fn read_common(
     cq: *mut fid_cq,
     buffer: *mut c_void,

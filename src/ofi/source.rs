@@ -86,15 +86,12 @@ impl Source {
     /// There is a new event: wakes whoever waits.
     #[inline]
     pub(crate) fn notify(&mut self) {
+        let Some(waiter) = &self.waiter else { return };
         if self.is_armed() {
-            if let Some(waiter) = &self.waiter {
-                waiter.ring();
-            }
+            waiter.ring();
         }
-        if let Some(waiter) = &self.waiter {
-            if waiter.kind() == WaitKind::MutexCond {
-                self.cond_pending = true;
-            }
+        if waiter.kind() == WaitKind::MutexCond {
+            self.cond_pending = true;
         }
     }
 

@@ -3,7 +3,7 @@
 use super::collective::{CollectivePacket, Collectives};
 use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
-use super::packet::{EagerHeader, Packet};
+use super::packet::Packet;
 use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, Unexpected};
 use super::receives::{Posted, Receives};
@@ -170,11 +170,11 @@ impl<H: Host> Handler for Delivery<'_, H> {
 
     #[inline]
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
-        match EagerHeader::decode(header) {
-            Some((envelope, ack)) => self.core.on_eager(peer, &envelope, ack, payload, self.host),
-            None => self.on_other(peer, header, payload),
+        if !self.core.on_eager_at_once(peer, header, payload, self.host) {
+            self.on_any(peer, header, payload);
         }
     }
+
     fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
         let (key, offset) = self.core.by_stream(peer, header)?;
         self.core.place_streamed(peer, key, offset, len)
@@ -211,10 +211,13 @@ impl<H: Host> Handler for Delivery<'_, H> {
 }
 
 impl<H: Host> Delivery<'_, H> {
-    /// What is no eager message.
-    fn on_other(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
+    /// What the short road does not take.
+    #[inline(never)]
+    fn on_any(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
         match Packet::decode(header) {
-            Some(Packet::Eager { .. }) => {} // was looked for before
+            Some(Packet::Eager { envelope, ack }) => {
+                self.core.on_eager(peer, &envelope, ack, payload, self.host);
+            }
             Some(Packet::Rts { envelope, tx, len, pushed, ranges }) => {
                 let pushed = pushed.min(len);
                 let rts = Announcement { tx, len, pushed, broken: false, ranges };
@@ -377,10 +380,10 @@ impl<I: Iface> Engine<I> {
         }
         n += self.flush_outbox(host);
         n += self.advance_deferred(host);
-        if self.core.rma.has_work() {
+        if self.core.rma.work() > 0 {
             n += self.advance_rma(host);
         }
-        if self.core.collectives.has_work() {
+        if self.core.collectives.work() > 0 {
             n += self.advance_collectives(host);
         }
         self.update_pressure();
@@ -407,16 +410,16 @@ impl<I: Iface> Engine<I> {
 impl Core {
     #[inline]
     fn has_work(&self) -> bool {
-        !self.outbox.is_empty()
-            || !self.pulls.is_empty()
-            || !self.streams.is_empty()
-            || !self.due.is_empty()
-            || !self.assists.is_empty()
-            || !self.deferred.is_empty()
-            || self.rma.has_work()
-            || self.collectives.has_work()
-            || self.pressure
-            || self.unexpected_bytes > self.limits.unexpected_max
+        // One question instead of many: this is asked whenever somebody looks.
+        let items = self.outbox.len()
+            | self.pulls.len()
+            | self.streams.len()
+            | self.due.len()
+            | self.assists.len()
+            | self.deferred.len()
+            | self.rma.work()
+            | self.collectives.work();
+        items > 0 || self.pressure || self.unexpected_bytes > self.limits.unexpected_max
     }
 
     /// Whether an operation waits for `peer`.

@@ -58,14 +58,9 @@ impl<T> IndexList<T> {
     }
 
     /// Adds at the end. Allocates only when there have never been so many entries before.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_back(&mut self, value: T) -> Key {
-        let index = if self.free == NONE {
-            self.nodes.push(Node { generation: 0, next: NONE, prev: NONE, value: None });
-            (self.nodes.len() - 1) as u32
-        } else {
-            self.free
-        };
+        let index = if self.free == NONE { self.grow() } else { self.free };
         let tail = self.tail;
         let mut generation = 0;
         let mut next_free = NONE;
@@ -88,6 +83,12 @@ impl<T> IndexList<T> {
         Key { index, generation }
     }
 
+    #[cold]
+    fn grow(&mut self) -> u32 {
+        self.nodes.push(Node { generation: 0, next: NONE, prev: NONE, value: None });
+        (self.nodes.len() - 1) as u32
+    }
+
     fn node(&self, key: Key) -> Option<&Node<T>> {
         self.nodes.get(key.index as usize).filter(|n| n.generation == key.generation)
     }
@@ -108,16 +109,24 @@ impl<T> IndexList<T> {
     /// Takes the entry of `key` out.
     #[inline]
     pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
-        let free = self.free;
         let node = self.nodes.get_mut(key.index as usize)?;
         if node.generation != key.generation {
             return None;
         }
         let value = node.value.take()?;
+        self.unlink(key.index);
+        Some(value)
+    }
+
+    /// An entry's value is out: its place is free.
+    #[inline(always)]
+    fn unlink(&mut self, index: u32) {
+        let free = self.free;
+        let Some(node) = self.nodes.get_mut(index as usize) else { return };
         node.generation = node.generation.wrapping_add(1);
         let (next, prev) = (node.next, node.prev);
         node.next = free;
-        self.free = key.index;
+        self.free = index;
         self.len -= 1;
         match self.nodes.get_mut(prev as usize) {
             Some(before) => before.next = next,
@@ -127,7 +136,28 @@ impl<T> IndexList<T> {
             Some(after) => after.prev = prev,
             None => self.tail = prev,
         }
-        Some(value)
+    }
+
+    /// Shows `serve` the first entry that `wanted` accepts, and drops it if something comes of that.
+    #[inline(always)]
+    pub(crate) fn serve_first<R>(
+        &mut self,
+        mut wanted: impl FnMut(&T) -> bool,
+        serve: impl FnOnce(&T) -> Option<R>,
+    ) -> Option<R> {
+        let mut index = self.head;
+        loop {
+            let node = self.nodes.get_mut(index as usize)?;
+            let value = node.value.as_ref()?;
+            if !wanted(value) {
+                index = node.next;
+                continue;
+            }
+            let result = serve(value)?;
+            node.value = None;
+            self.unlink(index);
+            return Some(result);
+        }
     }
 
     /// All entries in order.

@@ -25,6 +25,7 @@ mod windows;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
 pub(crate) use engine::{Engine, Limits};
+pub(crate) use packet::Envelope;
 pub(crate) use receive::{PeekAction, ReceiveOp};
 pub(crate) use receives::Receives;
 pub(crate) use rma::{
@@ -205,14 +206,32 @@ pub(crate) enum OpError {
 pub(crate) trait Host {
     /// An operation finished.
     fn complete(&mut self, completion: &Completion);
+    /// Whether an operation's end is reported as it is. Otherwise more has to be known of it.
+    fn is_plain(&self) -> bool {
+        true
+    }
+    /// As `complete`, made a part of where it is called from: for the shortest roads, and for a host
+    /// that is plain.
+    #[inline(always)]
+    fn complete_at_once(&mut self, completion: &Completion) {
+        self.complete(completion);
+    }
     /// An operation failed.
     fn fail(&mut self, failure: &Failure);
     /// The address book's number for `address`, or [`UNKNOWN_SOURCE`].
     fn source_of(&self, address: &Address) -> u64;
+    /// Whether completions tell who sent a message.
+    fn tells_sources(&self) -> bool {
+        true
+    }
     /// Changes whenever `source_of` may answer differently.
     fn book_epoch(&self) -> u64;
     /// False while the completion queues are full: nothing new is started then.
     fn has_room(&self) -> bool;
+    /// The same for the queue that sends are reported to.
+    fn has_room_for_sends(&self) -> bool {
+        self.has_room()
+    }
     /// Our memory behind `range`, if a peer has this right to it.
     fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied>;
     /// The queue of receives that this endpoint shares with others, if it does.

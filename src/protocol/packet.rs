@@ -3,7 +3,7 @@
 use super::spaces::Space;
 use crate::memory::MAX_SEGMENTS;
 use crate::sys::cma::Range;
-use crate::transport::{MAX_HEADER, Share, Ticket};
+use crate::transport::{Head, MAX_HEADER, Share, Ticket};
 use std::fmt;
 
 const EAGER: u8 = 1;
@@ -195,9 +195,28 @@ impl EagerHeader {
         Self { bytes, len }
     }
 
+    /// The same without an acknowledgement, in words.
+    #[inline(always)]
+    pub(crate) fn head(envelope: &Envelope) -> Head {
+        let flags = envelope_flags(envelope);
+        let first = u64::from_le_bytes([EAGER, flags, 0, envelope.rx, 0, 0, 0, 0]);
+        let (tag, data) = (envelope.tag.to_le(), envelope.data.unwrap_or(0).to_le());
+        let (second, third) = if envelope.tagged { (tag, data) } else { (data, 0) };
+        let words = 1 + usize::from(envelope.tagged) + usize::from(envelope.data.is_some());
+        Head { words: [first.to_le(), second, third], len: words * 8 }
+    }
+
     #[inline]
     pub(crate) fn as_slice(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or(&[])
+    }
+
+    /// The envelope, if `bytes` are such a header, and without an acknowledgement.
+    #[inline(always)]
+    pub(crate) fn decode_head(bytes: &[u8]) -> Option<Envelope> {
+        let mut r = Reader(bytes);
+        let [EAGER, flags, _, context, ..] = r.take::<8>()? else { return None };
+        if flags & ACK != 0 { None } else { r.envelope(flags, context) }
     }
 
     /// Envelope and acknowledgement, if `bytes` are such a header.
@@ -259,6 +278,7 @@ impl Reader<'_> {
     }
 }
 
+#[inline]
 fn envelope_flags(envelope: &Envelope) -> u8 {
     (if envelope.tagged { TAGGED } else { 0 }) | (if envelope.data.is_some() { DATA } else { 0 })
 }

@@ -3,13 +3,16 @@
 use super::cooperate::Sharing;
 use super::engine::{Core, Engine, lookup_source};
 use super::index_list::Key;
-use super::packet::{Envelope, Packet, Ranges};
+use super::packet::{EagerHeader, Envelope, Packet, Ranges};
 use super::pushed::{Announcement, Place};
-use super::receives::{PartEnd, Posted, Receives, Target};
+use super::receives::{Filled, PartEnd, Posted, Receives, Target};
 use super::spaces::Space;
 use super::windows::Lending;
-use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report};
-use crate::memory::SegmentList;
+use super::{
+    ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report,
+    UNKNOWN_SOURCE,
+};
+use crate::memory::{Segment, SegmentList};
 use crate::transport::{Iface, PeerId};
 
 /// A receive as the endpoint asks for it.
@@ -149,6 +152,29 @@ impl<I: Iface> Engine<I> {
     #[inline]
     pub(crate) fn receive(&mut self, op: &ReceiveOp, host: &mut impl Host) -> Result<(), OpError> {
         self.core.receive(op, host)
+    }
+
+    /// The short road: posts a receive of one message into one segment, if no message waits for it.
+    /// False: nothing was done; [`Engine::receive`] finds another road.
+    #[inline(always)]
+    pub(crate) fn receive_at_once(
+        &mut self,
+        tagged: bool,
+        (tag, ignore): (u64, u64),
+        source: u64,
+        segment: Segment,
+        (context, report): (u64, Report),
+    ) -> bool {
+        let core = &mut self.core;
+        let space = Space { rx: report.context, tagged };
+        if !core.unexpected.of(space).is_empty()
+            || !core.dead.is_empty()
+            || core.own.posted.len_of(space.rx) >= core.limits.rx_max
+        {
+            return false;
+        }
+        core.own.post_segment((space, tag, ignore), source, segment, (context, report));
+        true
     }
 
     /// Looks for a message that matches `op`; reports it, or fails with ENOMSG.
@@ -409,7 +435,42 @@ impl Core {
         }
     }
 
-    #[inline]
+    /// The short road: a message for a posted receive that takes it as it is. False: nothing was done.
+    #[inline(always)]
+    pub(super) fn on_eager_at_once(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        payload: &[u8],
+        host: &mut impl Host,
+    ) -> bool {
+        let Some(Envelope { tagged, tag, data, rx: 0 }) = EagerHeader::decode_head(header) else {
+            return false;
+        };
+        if self.limits.shares_receives || !host.is_plain() {
+            return false;
+        }
+        let Self { own, peers, .. } = self;
+        let comes_from = |wanted| lookup_source(peers, peer, host) == wanted;
+        let filled = own.fill(Space { rx: 0, tagged }, tag, payload, comes_from);
+        let Some(Filled { buffer, context, report }) = filled else { return false };
+        let source = if host.tells_sources() { self.source(peer, host) } else { UNKNOWN_SOURCE };
+        host.complete_at_once(&Completion {
+            direction: Direction::Receive,
+            tagged,
+            context,
+            report,
+            len: payload.len(),
+            buffer,
+            data,
+            tag,
+            source,
+            buffer_released: false,
+        });
+        true
+    }
+
+    #[inline(never)]
     pub(super) fn on_eager(
         &mut self,
         peer: PeerId,

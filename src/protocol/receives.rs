@@ -4,7 +4,7 @@ use super::index_list::{IndexList, Key};
 use super::receive::ReceiveOp;
 use super::spaces::{Space, Spaces};
 use super::{ANY_SOURCE, Report};
-use crate::memory::SegmentList;
+use crate::memory::{Segment, SegmentList};
 
 /// A posted receive.
 #[derive(Debug)]
@@ -29,6 +29,20 @@ pub(super) struct Target {
     pub(super) report: Report,
     /// Part of this multi-receive buffer.
     pub(super) multi: Option<Key>,
+}
+
+/// Whether a posted receive is for a message with this tag from there.
+#[inline(always)]
+fn matches(tag: u64, mut comes_from: impl FnMut(u64) -> bool) -> impl FnMut(&Posted) -> bool {
+    move |p| (p.tag ^ tag) & !p.ignore == 0 && (p.source == ANY_SOURCE || comes_from(p.source))
+}
+
+/// A receive that has its message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Filled {
+    pub(super) buffer: u64,
+    pub(super) context: u64,
+    pub(super) report: Report,
 }
 
 /// A buffer that takes several messages.
@@ -88,6 +102,19 @@ impl Receives {
         self.posted.of(op.space()).push_back(Posted::new(op, target));
     }
 
+    /// Posts a receive of one message into one segment.
+    #[inline(always)]
+    pub(super) fn post_segment(
+        &mut self,
+        (space, tag, ignore): (Space, u64, u64),
+        source: u64,
+        segment: Segment,
+        (context, report): (u64, Report),
+    ) {
+        let target = Target { segments: segment.into(), context, report, multi: None };
+        self.posted.of(space).push_back(Posted { source, tag, ignore, target });
+    }
+
     /// Where messages for a receive go; for one that takes several, its buffer is made known.
     pub(super) fn target(&mut self, op: &ReceiveOp) -> Target {
         let multi = op.multi_min.map(|min| {
@@ -103,6 +130,34 @@ impl Receives {
         Target { multi, ..op.target() }
     }
 
+    /// The first posted receive that matches.
+    #[inline]
+    fn find(&mut self, space: Space, tag: u64, comes_from: impl FnMut(u64) -> bool) -> Option<Key> {
+        let mut matches = matches(tag, comes_from);
+        let mut posted = self.posted.of(space).iter();
+        posted.find(|(_, p)| matches(p)).map(|(key, _)| key)
+    }
+
+    /// Serves the first posted receive that matches with all of a message, if it is for one message
+    /// and takes it in one piece.
+    #[inline(always)]
+    pub(super) fn fill(
+        &mut self,
+        space: Space,
+        tag: u64,
+        payload: &[u8],
+        comes_from: impl FnMut(u64) -> bool,
+    ) -> Option<Filled> {
+        let list = self.posted.of(space);
+        list.serve_first(matches(tag, comes_from), |posted| {
+            let Target { segments, context, report, multi } = &posted.target;
+            if multi.is_some() || !segments.copy_in_one(payload) {
+                return None;
+            }
+            Some(Filled { buffer: segments.first_addr(), context: *context, report: *report })
+        })
+    }
+
     /// Takes the first posted receive that matches out of the list (or reserves its part).
     #[inline]
     pub(super) fn take(
@@ -110,19 +165,14 @@ impl Receives {
         space: Space,
         tag: u64,
         len: usize,
-        mut comes_from: impl FnMut(u64) -> bool,
+        comes_from: impl FnMut(u64) -> bool,
     ) -> Option<Target> {
+        let key = self.find(space, tag, comes_from)?;
         let list = self.posted.of(space);
-        let (key, multi) = list
-            .iter()
-            .find(|(_, p)| {
-                (p.tag ^ tag) & !p.ignore == 0 && (p.source == ANY_SOURCE || comes_from(p.source))
-            })
-            .map(|(key, p)| (key, p.target.multi))?;
-        let Some(multi) = multi else {
+        let target = list.get(key)?.target;
+        let Some(multi) = target.multi else {
             return list.remove(key).map(|posted| posted.target);
         };
-        let target = list.get(key)?.target;
         let part = self.reserve(target, len);
         if self.is_retired(multi) {
             self.posted.of(space).remove(key);

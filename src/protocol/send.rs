@@ -4,7 +4,7 @@ use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::packet::{EagerHeader, Envelope, Packet, Ranges};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
-use crate::memory::{OwnedBuffer, SegmentList};
+use crate::memory::{OwnedBuffer, Segment, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
 
 /// A send as the endpoint asks for it.
@@ -113,6 +113,7 @@ impl TxRequest {
     }
 }
 
+#[inline(always)]
 fn sent(envelope: Envelope, context: u64, report: Report) -> Completion {
     Completion {
         direction: Direction::Send,
@@ -161,6 +162,33 @@ impl<I: Iface> Engine<I> {
         self.core.counts.eager_sent += 1;
         host.complete(&sent(envelope, op.context, op.report));
         Ok(())
+    }
+
+    /// The short road: starts a send of one segment that can leave at once, and that nobody has to
+    /// answer. False: nothing was done; [`Engine::send`] finds another road, or says what is wrong.
+    #[inline(always)]
+    pub(crate) fn send_at_once(
+        &mut self,
+        peer: PeerId,
+        envelope: Envelope,
+        payload: Segment,
+        (context, report): (u64, Report),
+        host: &mut impl Host,
+    ) -> bool {
+        let core = &mut self.core;
+        let waits = core.peers.get(peer.index()).is_none_or(|peer| peer.deferred > 0);
+        if waits
+            || !host.is_plain()
+            || payload.len() > core.limits.eager_max
+            || !core.dead.is_empty()
+            || !host.has_room_for_sends()
+            || !self.iface.am_at_once(peer, &EagerHeader::head(&envelope), payload)
+        {
+            return false;
+        }
+        self.core.counts.eager_sent += 1;
+        host.complete_at_once(&sent(envelope, context, report));
+        true
     }
 
     fn new_request(&mut self, op: &SendOp, envelope: Envelope, state: TxState) -> Option<Key> {

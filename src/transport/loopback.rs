@@ -91,6 +91,7 @@ impl Loopback {
         unsafe { SegmentList::gather(parts.get(..n)?) }
     }
 
+    #[inline(never)]
     pub(crate) fn poll(&mut self, me: PeerId, handler: &mut impl Handler) -> usize {
         let mut n = 0;
         while n < BATCH {

@@ -16,7 +16,7 @@ pub(crate) mod peers;
 pub(crate) mod share;
 pub(crate) mod shm;
 
-use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 pub(crate) use address::Address;
@@ -68,6 +68,19 @@ pub(crate) struct Caps {
     pub(crate) atomics: Option<bool>,
     /// After `SendError::Again` something arrives, and wakes a sleeper, when there is room again.
     pub(crate) announces_room: bool,
+}
+
+/// The header of a message in a few words, to be written without looking how many they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Head {
+    /// In their wire form; what is beyond `len` does not matter.
+    pub(crate) words: [u64; Self::WORDS],
+    /// Bytes.
+    pub(crate) len: usize,
+}
+
+impl Head {
+    pub(crate) const WORDS: usize = 3;
 }
 
 /// Why a message was not taken.
@@ -185,6 +198,14 @@ pub(crate) trait Iface {
         len: usize,
         pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError>;
+
+    /// Sends a message at once, if the transport has a short way to `peer` and that is open. False:
+    /// nothing was done, and `am_short` or `am_bcopy` knows why. `payload.len() <= bcopy_max`.
+    #[inline]
+    fn am_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
+        let _ = (peer, head, payload);
+        false
+    }
 
     /// Sends one of many messages that carry a long one; `len <= fragment_max`. It may wait for
     /// `flush` or the next poll, to leave together with others.

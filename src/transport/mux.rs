@@ -8,10 +8,10 @@ use super::net::{Net, NetSettings};
 use super::peers::PeerTable;
 use super::shm::Shm;
 use super::{
-    Address, Assisted, Caps, Handler, Iface, PeerId, SendError, Share, Taken, Ticket, Windows,
+    Address, Assisted, Caps, Handler, Head, Iface, PeerId, SendError, Share, Taken, Ticket, Windows,
 };
 use crate::config::CmaPolicy;
-use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::cma::Range;
 use crate::sys::{Errno, net};
 use crate::telemetry::log;
@@ -214,6 +214,13 @@ impl Mux {
         }
     }
 
+    #[inline(never)]
+    fn poll_net(&mut self, handler: &mut impl Handler) -> usize {
+        let Port::Linked(net) = &mut self.port else { return 0 };
+        let routes = &mut self.routes;
+        net.turn(&mut self.peers, handler, &mut |peer| set_route(routes, peer, Route::Net))
+    }
+
     /// From now on peers ring the doorbell when we sleep.
     pub(crate) fn enable_waiting(&mut self) {
         self.shm.enable_waiting();
@@ -313,6 +320,11 @@ impl Iface for Mux {
         pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         self.send(peer, Slot::Bulk, header, len, pack)
+    }
+
+    #[inline]
+    fn am_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
+        self.route(peer) == Route::Shm && self.shm.send_at_once(peer, head, payload)
     }
 
     fn am_fragment(
@@ -459,13 +471,15 @@ impl Iface for Mux {
 
     #[inline]
     fn poll(&mut self, handler: &mut impl Handler) -> usize {
-        let mut n = self.loopback.poll(self.my_id, handler);
+        let mut n = 0;
+        if !self.loopback.is_idle() {
+            n += self.loopback.poll(self.my_id, handler);
+        }
         n += self.shm.poll(&mut self.peers, handler);
         if let Port::Linked(net) = &mut self.port {
-            let routes = &mut self.routes;
-            n += net.poll(&mut self.peers, handler, &mut |peer| {
-                set_route(routes, peer, Route::Net);
-            });
+            if net.has_its_turn() {
+                n += self.poll_net(handler);
+            }
         }
         n
     }

@@ -5,7 +5,7 @@
  * Two processes in lockstep: one posts a receive, the other sends BYTES and reads its completion, then the first reads
  * its own, ROUNDS times. Nobody looks before there is something to see, so that instructions can be counted:
  * those of `measured` and below (callgrind --toggle-collect=measured, of both processes) are what ROUNDS messages take.
- * As many before them do not count.
+ * As many before them do not count. `idle` is ROUNDS looks of the second process that find nothing.
  *
  * The provider is UDRV_TEST_PROVIDER, default udrv.
  */
@@ -64,6 +64,15 @@ __attribute__((noinline)) static void warm_up(struct side *side, enum step step,
 	__asm__ volatile("" ::: "memory");
 }
 
+/* What looks take that find nothing. */
+__attribute__((noinline)) void idle(struct side *side)
+{
+	struct fi_cq_tagged_entry entry;
+
+	SAME(fi_cq_read(side->rx, &entry, 1), -FI_EAGAIN);
+	__asm__ volatile("");
+}
+
 static void lockstep(struct side *side)
 {
 	static const struct setup setup = { .caps = FI_TAGGED, .threading = FI_THREAD_DOMAIN };
@@ -88,6 +97,9 @@ static void lockstep(struct side *side)
 				take(side, RECEIVE, buffer);
 		}
 	}
+	if (side->rank == 1)
+		for (int i = 0; i < rounds; i++)
+			idle(side);
 	free(buffer);
 	side_end(side);
 }

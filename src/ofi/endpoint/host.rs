@@ -42,6 +42,7 @@ impl<'a> EndpointHost<'a> {
         self.endpoint.bindings_beyond(context, self.guard)
     }
 
+    #[inline(always)]
     fn route(&self, c: &Completion) -> (Option<&QueueBinding>, Option<&Arc<Counter>>, u64) {
         let to = self.of(c.report.context);
         match c.direction {
@@ -58,6 +59,12 @@ impl<'a> EndpointHost<'a> {
                 (self.bindings.transmit.as_ref(), self.bindings.write_counter.as_ref(), 0)
             }
         }
+    }
+
+    #[inline(always)]
+    fn is_roomy(&self, binding: &Option<QueueBinding>) -> bool {
+        // SAFETY: the guard is of the domain of queue and endpoint; one short step.
+        binding.as_ref().is_none_or(|b| unsafe { b.queue.state.get(self.guard) }.has_room())
     }
 
     /// The deferred operation that has ended, if this is one.
@@ -82,7 +89,7 @@ impl<'a> EndpointHost<'a> {
     }
 
     /// Queue and counter hear of it.
-    #[inline]
+    #[inline(always)]
     fn tell(&self, c: &Completion) {
         let (queue, counter, flag) = self.route(c);
         if let (true, Some(binding)) = (c.report.entry, queue) {
@@ -95,6 +102,7 @@ impl<'a> EndpointHost<'a> {
         }
     }
 
+    #[inline(always)]
     fn entry(&self, c: &Completion, direction_flag: u64) -> Entry {
         let kind = match c.direction {
             Direction::Read | Direction::Write => FI_RMA,
@@ -125,13 +133,23 @@ impl<'a> EndpointHost<'a> {
 const _: () = assert!(UNKNOWN_SOURCE == FI_ADDR_NOTAVAIL);
 
 impl Host for EndpointHost<'_> {
-    #[inline]
+    #[inline(never)]
     fn complete(&mut self, c: &Completion) {
         if self.endpoint.triggers {
             self.complete_deferred(c);
         } else {
             self.tell(c);
         }
+    }
+
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        !self.endpoint.triggers
+    }
+
+    #[inline(always)]
+    fn complete_at_once(&mut self, c: &Completion) {
+        self.tell(c);
     }
 
     #[cold]
@@ -171,6 +189,11 @@ impl Host for EndpointHost<'_> {
     }
 
     #[inline]
+    fn tells_sources(&self) -> bool {
+        self.endpoint.source
+    }
+
+    #[inline]
     fn book_epoch(&self) -> u64 {
         // SAFETY: as above.
         self.bindings.av.as_ref().map_or(0, |av| unsafe { av.state.get(self.guard) }.epoch())
@@ -178,14 +201,17 @@ impl Host for EndpointHost<'_> {
 
     #[inline]
     fn has_room(&self) -> bool {
-        let roomy = |binding: &Option<QueueBinding>| {
-            // SAFETY: as above.
-            binding.as_ref().is_none_or(|b| unsafe { b.queue.state.get(self.guard) }.has_room())
+        let all = |bindings: &Bindings| {
+            self.is_roomy(&bindings.transmit) && self.is_roomy(&bindings.receive)
         };
-        let all = |bindings: &Bindings| roomy(&bindings.transmit) && roomy(&bindings.receive);
         all(self.bindings)
             && (!self.endpoint.contexts.are_several()
                 || self.endpoint.more(self.guard).iter().all(all))
+    }
+
+    #[inline(always)]
+    fn has_room_for_sends(&self) -> bool {
+        self.is_roomy(&self.bindings.transmit)
     }
 
     fn shared_receives(&mut self) -> Option<&mut Receives> {

@@ -1,7 +1,7 @@
 //! `struct fi_ops_msg`.
 
 use super::endpoint;
-use super::transfer::{Flags, Tagging, buffer, receive, send, vector};
+use super::transfer::{Flags, Tagging, receive, receive_segment, send, send_segment, vector};
 use crate::ofi::guard::entry;
 use crate::ofi::table::{Table, stubs};
 use libc::iovec;
@@ -59,7 +59,7 @@ unsafe extern "C" fn recv(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_recv", || unsafe {
-        receive(endpoint(ep), buffer(buf, len), Tagging::PLAIN, src, context, Flags::Default)
+        receive_segment(endpoint(ep), (buf, len), Tagging::PLAIN, src, context)
     })
 }
 
@@ -96,7 +96,7 @@ unsafe extern "C" fn send_one(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_send", || unsafe {
-        send(endpoint(ep), buffer(buf, len), Tagging::PLAIN, None, dest, context, Flags::Default)
+        send_segment(endpoint(ep), (buf, len), Tagging::PLAIN, None, dest, context, Flags::Default)
     })
 }
 
@@ -132,7 +132,15 @@ unsafe extern "C" fn inject(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_inject", || unsafe {
-        send(endpoint(ep), buffer(buf, len), Tagging::PLAIN, None, dest, null_mut(), Flags::Inject)
+        send_segment(
+            endpoint(ep),
+            (buf, len),
+            Tagging::PLAIN,
+            None,
+            dest,
+            null_mut(),
+            Flags::Inject,
+        )
     })
 }
 
@@ -147,8 +155,15 @@ unsafe extern "C" fn senddata(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_senddata", || unsafe {
-        let from = buffer(buf, len);
-        send(endpoint(ep), from, Tagging::PLAIN, Some(data), dest, context, Flags::Default)
+        send_segment(
+            endpoint(ep),
+            (buf, len),
+            Tagging::PLAIN,
+            Some(data),
+            dest,
+            context,
+            Flags::Default,
+        )
     })
 }
 
@@ -161,7 +176,14 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_injectdata", || unsafe {
-        let from = buffer(buf, len);
-        send(endpoint(ep), from, Tagging::PLAIN, Some(data), dest, null_mut(), Flags::Inject)
+        send_segment(
+            endpoint(ep),
+            (buf, len),
+            Tagging::PLAIN,
+            Some(data),
+            dest,
+            null_mut(),
+            Flags::Inject,
+        )
     })
 }

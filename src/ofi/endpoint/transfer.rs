@@ -1,13 +1,15 @@
 //! The data calls: arguments checked, flags translated, handed to the protocol.
 
 use super::{Endpoint, EndpointFid, endpoint};
-use crate::memory::SegmentList;
+use crate::memory::{Segment, SegmentList};
 use crate::ofi::av::NO_SUCH_ADDRESS;
 use crate::ofi::cntr;
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
 use crate::ofi::trigger::{Account, Action, Cancel, Kind, Owner, Start, Work, run_due};
-use crate::protocol::{ANY_SOURCE, Direction, OpError, PeekAction, ReceiveOp, Report, SendOp};
+use crate::protocol::{
+    ANY_SOURCE, Direction, Envelope, OpError, PeekAction, ReceiveOp, Report, SendOp,
+};
 use crate::transport::PeerId;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD, FI_EAGAIN,
@@ -180,8 +182,130 @@ impl Endpoint {
     }
 }
 
+/// Flags with which a send is no matter of one call, or has more to report than its end.
+const SLOW_TX: u64 = FI_TRIGGER | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_FENCE | FI_INJECT;
+/// Flags with which a receive is not for one message.
+const SLOW_RX: u64 = FI_TRIGGER | FI_MULTI_RECV;
+
+/// A send of one segment, by the short road if that is open ([`Engine::send_at_once`]).
+///
+/// # Safety
+/// As [`buffer`].
+#[inline(always)]
+pub(super) unsafe fn send_segment(
+    handle: &EndpointFid,
+    (buf, len): (*const c_void, usize),
+    tagging: Tagging,
+    data: Option<u64>,
+    dest: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+) -> isize {
+    // SAFETY: the caller vouches.
+    unsafe {
+        if try_send_at_once(handle, (buf, len), tagging, data, dest, context, flags) {
+            return 0;
+        }
+        send(handle, buffer(buf, len), tagging, data, dest, context, flags)
+    }
+}
+
+/// # Safety
+/// As [`buffer`].
+#[inline(always)]
+unsafe fn try_send_at_once(
+    handle: &EndpointFid,
+    (buf, len): (*const c_void, usize),
+    Tagging { tagged, tag, .. }: Tagging,
+    data: Option<u64>,
+    dest: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+) -> bool {
+    let ep = &*handle.shared;
+    let injects = matches!(flags, Flags::Inject);
+    let op_flags = if injects { 0 } else { handle.tx_flags.get() };
+    if op_flags & SLOW_TX != 0 || handle.context != 0 || ep.triggers || buf.is_null() {
+        return false;
+    }
+    let guard = ep.domain.lock.lock();
+    let state = ep.state(&guard);
+    let (max, inject_max) = match tagged {
+        true => (state.max_tagged_size, state.inject_tagged_size),
+        false => (state.max_msg_size, state.inject_msg_size),
+    };
+    if len > max || injects && len > inject_max {
+        return false;
+    }
+    let bindings = ep.bindings(&guard);
+    let Ok((peer, 0)) = ep.destination(dest, &guard) else { return false };
+    let Some(engine) = ep.engine(&guard) else { return false };
+    let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
+    let entry = !injects && (!selective || op_flags & FI_COMPLETION != 0);
+    let envelope = Envelope { tagged, tag, data, rx: 0 };
+    let end = (context.expose_provenance() as u64, Report::new(entry, 0));
+    // SAFETY: the caller vouches.
+    let payload = unsafe { Segment::new(buf.cast(), len) };
+    let sent = engine.send_at_once(peer, envelope, payload, end, &mut ep.host(&guard));
+    if sent && bindings.send_counter.is_some() {
+        run_due(&ep.domain, &guard);
+    }
+    sent
+}
+
+/// A receive into one segment, by the short road if that is open ([`Engine::receive_at_once`]).
+///
+/// # Safety
+/// As [`buffer`].
+#[inline(always)]
+pub(super) unsafe fn receive_segment(
+    handle: &EndpointFid,
+    (buf, len): (*mut c_void, usize),
+    tagging: Tagging,
+    source: fi_addr_t,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller vouches.
+    unsafe {
+        if try_receive_at_once(handle, (buf, len), tagging, source, context) {
+            return 0;
+        }
+        receive(handle, buffer(buf, len), tagging, source, context, Flags::Default)
+    }
+}
+
+/// # Safety
+/// As [`buffer`].
+#[inline(always)]
+unsafe fn try_receive_at_once(
+    handle: &EndpointFid,
+    (buf, len): (*mut c_void, usize),
+    Tagging { tagged, tag, ignore }: Tagging,
+    source: fi_addr_t,
+    context: *mut c_void,
+) -> bool {
+    let ep = &*handle.shared;
+    let op_flags = handle.rx_flags.get();
+    if op_flags & SLOW_RX != 0 || handle.context != 0 || ep.triggers || buf.is_null() {
+        return false;
+    }
+    let guard = ep.domain.lock.lock();
+    let bindings = ep.bindings(&guard);
+    let Some(queue) = &bindings.receive else { return false };
+    if bindings.shared_receive.is_some() {
+        return false;
+    }
+    let Ok(source) = ep.wanted_source(source, &guard) else { return false };
+    let Some(engine) = ep.engine(&guard) else { return false };
+    let entry = !queue.selective || op_flags & FI_COMPLETION != 0;
+    let end = (context.expose_provenance() as u64, Report::new(entry, 0));
+    // SAFETY: the caller vouches.
+    let segment = unsafe { Segment::new(buf.cast(), len) };
+    engine.receive_at_once(tagged, (tag, ignore), source, segment, end)
+}
+
 /// All forms of send.
-#[inline]
+#[inline(never)]
 pub(super) fn send(
     handle: &EndpointFid,
     payload: Result<SegmentList, i32>,
@@ -345,7 +469,7 @@ pub(super) fn persist(
 }
 
 /// All forms of receive.
-#[inline]
+#[inline(never)]
 pub(super) fn receive(
     handle: &EndpointFid,
     segments: Result<SegmentList, i32>,

@@ -139,8 +139,9 @@ impl Group {
 }
 
 impl Collectives {
-    pub(super) fn has_work(&self) -> bool {
-        self.ready || !self.outbox.is_empty()
+    #[inline]
+    pub(super) fn work(&self) -> usize {
+        usize::from(self.ready) | self.outbox.len()
     }
 
     pub(super) fn has_unsent(&self) -> bool {

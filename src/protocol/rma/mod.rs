@@ -230,8 +230,8 @@ impl Rma {
     }
 
     #[inline]
-    pub(super) fn has_work(&self) -> bool {
-        !self.pumping.is_empty() || !self.serving.is_empty() || !self.answers.is_empty()
+    pub(super) fn work(&self) -> usize {
+        self.pumping.len() | self.serving.len() | self.answers.len()
     }
 
     /// Operations that have not completed.
@@ -366,7 +366,7 @@ impl Rma {
         assert!(self.operands.is_empty(), "operands: {:?}", self.operands);
         assert!(self.results.is_empty(), "results: {:?}", self.results);
         assert!(self.inbound.is_empty(), "under way for peers: {:?}", self.inbound);
-        assert!(!self.has_work(), "{:?} {:?} {:?}", self.pumping, self.serving, self.answers);
+        assert!(self.work() == 0, "{:?} {:?} {:?}", self.pumping, self.serving, self.answers);
         for channel in &self.channels {
             let Channel { queue, writes, pulls, reads, fetches, .. } = channel;
             assert_eq!((queue.len(), *writes, *pulls, *reads, *fetches), (0, 0, 0, 0, 0));

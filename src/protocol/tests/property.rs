@@ -338,8 +338,7 @@ impl Run {
         };
         let room = self.node(at).host.room;
         let pending = self.node(at).engine.core.tx.len();
-        let node = self.nodes[at].as_mut().unwrap();
-        let result = node.engine.send(&op, &mut node.host);
+        let result = self.node(at).send(&op);
         trace!(self, "  {result:?}");
         let message = &mut self.oracle.messages[index];
         if result.is_ok() {
@@ -408,8 +407,7 @@ impl Run {
         let op = self.operation(at, posting, len);
         trace!(self, "{at} receives {len} B {posting:?}");
         let full = self.oracle.sides[at].posted_len() >= self.limits.rx_max;
-        let node = self.nodes[at].as_mut().unwrap();
-        let result = node.engine.receive(&op, &mut node.host);
+        let result = self.node(at).receive(&op);
         assert_eq!(result, if full { Err(OpError::Again) } else { Ok(()) });
         let Oracle { sides, messages, .. } = &mut self.oracle;
         if full {

@@ -543,7 +543,7 @@ impl Run {
                     moved += self.progress(at);
                 }
             }
-            let busy = self.nodes.iter().flatten().any(|node| node.engine.core.rma.has_work());
+            let busy = self.nodes.iter().flatten().any(|node| node.engine.core.rma.work() > 0);
             let calm = moved == 0 && !busy && self.net.borrow().is_idle();
             quiet = if calm { quiet + 1 } else { 0 };
             if quiet == 3 {

@@ -9,7 +9,7 @@ use super::sim_share::{Shares, Teamwork};
 use super::sim_stream::{Flow, Step, Way};
 use super::sim_window::{self, Glazing, Held, Panes};
 use crate::memory::keys::Right;
-use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::protocol::collective::CollectivePacket;
 use crate::protocol::packet::{Envelope, Packet};
 use crate::protocol::rma::RmaPacket;
@@ -18,7 +18,7 @@ use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
-    Address, Assisted, Caps, Departure, Handler, Iface, MAX_HEADER, PeerId, SendError, Share,
+    Address, Assisted, Caps, Departure, Handler, Head, Iface, MAX_HEADER, PeerId, SendError, Share,
     StreamEnd, Taken, Ticket, Windows,
 };
 use std::cell::RefCell;
@@ -783,6 +783,22 @@ impl Iface for SimIface {
         let mut net = self.net.borrow_mut();
         assert!(len <= net.weather.bcopy_max, "too long for a bcopy message");
         net.transmit(self.me, self.peers[peer.index()], header, len, pack)
+    }
+
+    fn am_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
+        let pressed = self.under_pressure(peer);
+        let mut net = self.net.borrow_mut();
+        let link = net.current(self.me, self.slot(peer));
+        let open = link.is_some_and(|link| !net.links[link].broken);
+        if !open || pressed || net.rng.percent(30) || payload.len() > net.weather.bcopy_max {
+            return false;
+        }
+        let header: Vec<u8> = head.words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let pack = |at: usize, to: &mut [u8]| {
+            SegmentList::from(payload).copy_out(at, to);
+        };
+        let to = self.peers[peer.index()];
+        net.transmit(self.me, to, &header[..head.len], payload.len(), pack).is_ok()
     }
 
     fn get(

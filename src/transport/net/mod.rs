@@ -498,27 +498,20 @@ impl Net {
         }
     }
 
-    /// Delivers what has arrived and sends what may leave. `connected` hears of peers that were not
-    /// known here.
+    /// Whether it is time for a turn: always while something is in flight, now and then otherwise.
     #[inline]
-    pub(crate) fn poll(
-        &mut self,
-        peers: &mut PeerTable,
-        handler: &mut impl Handler,
-        connected: &mut impl FnMut(PeerId),
-    ) -> usize {
-        if self.hot == 0 {
-            self.polls = self.polls.wrapping_add(1);
-            if self.polls % COOL_POLLS != 0 {
-                return 0;
-            }
-        } else {
+    pub(crate) fn has_its_turn(&mut self) -> bool {
+        if self.hot > 0 {
             self.hot -= 1;
+            return true;
         }
-        self.turn(peers, handler, connected)
+        self.polls = self.polls.wrapping_add(1);
+        self.polls % COOL_POLLS == 0
     }
 
-    fn turn(
+    /// Delivers what has arrived and sends what may leave. `connected` hears of peers that were not
+    /// known here.
+    pub(crate) fn turn(
         &mut self,
         outer: &mut PeerTable,
         handler: &mut impl Handler,

@@ -16,9 +16,9 @@ mod sharing;
 
 use super::peers::PeerTable;
 use super::share::CellTable;
-use super::{Address, Caps, Handler, PeerId, SendError};
+use super::{Address, Caps, Handler, Head, PeerId, SendError};
 use crate::config::CmaPolicy;
-use crate::memory::SegmentList;
+use crate::memory::{Segment, SegmentList};
 use crate::sys::cma::Range;
 use crate::sys::event::{Doorbell, Epoll};
 use crate::sys::{Errno, clock, process, unix};
@@ -269,6 +269,21 @@ impl Shm {
                 Ok(())
             }
             Err(ring::Full) => Err(SendError::Again),
+        }
+    }
+
+    /// See [`super::Iface::am_at_once`].
+    #[inline]
+    pub(crate) fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
+        let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
+        let Some(link) = link else { return false };
+        match link.producer.push_at_once(head, payload) {
+            Some(Wake::NotNeeded) => true,
+            Some(Wake::Needed) => {
+                wake(link);
+                true
+            }
+            None => false,
         }
     }
 

@@ -13,7 +13,9 @@ use super::layout::{
     CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry,
     SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
 };
+use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
+use crate::transport::Head;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 const INLINE: u8 = 0;
@@ -165,12 +167,53 @@ impl Producer {
         Ok(self.publish(slot, header.len(), len, offset, BULK))
     }
 
+    /// The short way of both: one payload of one segment. `None`: the consumer is short of memory, or
+    /// the ring is full, or the message too long for it.
+    #[inline]
+    pub(super) fn push_at_once(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
+        const { assert!(size_of::<[u64; Head::WORDS]>() <= SLOT_ROOM) };
+        if self.under_pressure() {
+            return None;
+        }
+        if head.len + payload.len() > SLOT_ROOM {
+            let header: &mut [u8] = &mut [0; size_of::<[u64; Head::WORDS]>()];
+            for (to, word) in header.chunks_exact_mut(8).zip(head.words) {
+                to.copy_from_slice(&word.to_ne_bytes());
+            }
+            let header = header.get(..head.len)?;
+            if payload.len() > self.geometry.payload_max() {
+                return None;
+            }
+            return self.push_bulk(header, payload.len(), |to| payload.copy_out(to)).ok();
+        }
+        if !self.has_slot() {
+            self.refresh();
+            if !self.has_slot() {
+                return None;
+            }
+        }
+        let slot = self.slot();
+        // SAFETY: the slot is ours until published; all words of a head fit in it, and the payload
+        // behind those that count (checked above).
+        unsafe {
+            let room = slot.add(SLOT_HEADER);
+            // One by one, as they were made: a wider load would wait for their stores.
+            for (i, word) in head.words.into_iter().enumerate() {
+                room.cast::<u64>().add(i).write_volatile(word);
+            }
+            payload.copy_out(std::slice::from_raw_parts_mut(room.add(head.len), payload.len()));
+        }
+        Some(self.publish(slot, head.len, payload.len(), 0, INLINE))
+    }
+
+    #[inline]
     fn slot(&self) -> *mut u8 {
         let index = (self.tail & (self.geometry.slots - 1)) as usize;
         // SAFETY: `index < slots`, so the slot lies inside the segment.
         unsafe { self.memory.base().as_ptr().add(SLOTS + index * SLOT) }
     }
 
+    #[inline]
     fn publish(&mut self, slot: *mut u8, header: usize, len: usize, offset: u32, kind: u8) -> Wake {
         if let Some(after) =
             self.bulk_after.get_mut((self.tail & (self.geometry.slots - 1)) as usize)

@@ -93,7 +93,7 @@ impl End {
     }
 
     fn poll(&mut self) {
-        self.net.poll(&mut self.peers, &mut self.got, &mut |_| ());
+        self.net.turn(&mut self.peers, &mut self.got, &mut |_| ());
     }
 
     fn send(&mut self, peer: PeerId, mark: u8, len: usize) -> bool {
