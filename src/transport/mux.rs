@@ -13,7 +13,7 @@ use super::{
 use crate::config::CmaPolicy;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::cma::Range;
-use crate::sys::{Errno, net};
+use crate::sys::{Errno, clock, net};
 use crate::telemetry::log;
 use std::net::UdpSocket;
 use std::os::fd::RawFd;
@@ -61,6 +61,71 @@ pub(crate) struct Mux {
     /// Peers of this node are reached through shared memory.
     prefers_shm: bool,
     port: Port,
+    pace: Pace,
+}
+
+/// Polls between two looks at the clock.
+const CLOCK_POLLS: u32 = 16;
+/// So many polls without a message from this node, and it is still.
+const STILL_POLLS: u32 = 64;
+
+/// What is looked at now and then: each takes a system call, which is longer than many messages.
+#[derive(Clone, Copy)]
+enum Look {
+    /// The sockets of the node: who comes and who goes.
+    Sockets,
+    /// The network, while nothing has come from there for a while.
+    Net,
+}
+
+impl Look {
+    /// Time between two looks, nanoseconds.
+    fn every_ns(self, still: bool) -> u64 {
+        match (self, still) {
+            (Self::Sockets, true) => 20_000,
+            (Self::Sockets, false) => 200_000,
+            (Self::Net, true) => 10_000,
+            (Self::Net, false) => 100_000,
+        }
+    }
+}
+
+/// How often it is looked.
+#[derive(Debug, Default)]
+struct Pace {
+    polls: u32,
+    /// Polls without a message since the last one.
+    empty: u32,
+    /// When each look is due, nanoseconds.
+    due: [u64; 2],
+}
+
+impl Pace {
+    /// A poll brought so many messages. True: nothing has come for a while.
+    #[inline]
+    fn count(&mut self, messages: usize) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        self.empty = if messages > 0 { 0 } else { self.empty.saturating_add(1) };
+        self.empty >= STILL_POLLS
+    }
+
+    #[inline]
+    fn is_time(&self) -> bool {
+        self.polls % CLOCK_POLLS == 0
+    }
+
+    fn is_due(&mut self, look: Look, now: u64) -> bool {
+        let [sockets, net] = &mut self.due;
+        let due = match look {
+            Look::Sockets => sockets,
+            Look::Net => net,
+        };
+        let is_due = now >= *due;
+        if is_due {
+            *due = now + look.every_ns(self.empty >= STILL_POLLS);
+        }
+        is_due
+    }
 }
 
 impl Mux {
@@ -125,7 +190,17 @@ impl Mux {
         log::info(format_args!("endpoint {me} opened: {names}"));
         let routes = vec![Route::Loopback];
         let loopback = Loopback::default();
-        Ok(Self { peers, routes, me, my_id, loopback, shm, prefers_shm, port })
+        Ok(Self {
+            peers,
+            routes,
+            me,
+            my_id,
+            loopback,
+            shm,
+            prefers_shm,
+            port,
+            pace: Pace::default(),
+        })
     }
 
     /// The endpoint's address.
@@ -212,6 +287,20 @@ impl Mux {
             },
             Route::Shm | Route::None => self.shm.send(peer, kind == Slot::Short, header, len, pack),
         }
+    }
+
+    /// Looks at what costs system calls, if it is time.
+    #[inline(never)]
+    fn look_around(&mut self, handler: &mut impl Handler) -> usize {
+        let now = clock::now_ns();
+        let mut n = 0;
+        if self.pace.is_due(Look::Sockets, now) || self.shm.is_urgent() {
+            n += self.shm.poll_sockets(&mut self.peers, handler);
+        }
+        if self.pace.is_due(Look::Net, now) {
+            n += self.poll_net(handler);
+        }
+        n
     }
 
     #[inline(never)]
@@ -475,9 +564,13 @@ impl Iface for Mux {
         if !self.loopback.is_idle() {
             n += self.loopback.poll(self.my_id, handler);
         }
-        n += self.shm.poll(&mut self.peers, handler);
+        n += self.shm.poll(handler);
+        let still = self.pace.count(n);
+        if self.pace.is_time() || self.shm.is_urgent() {
+            n += self.look_around(handler);
+        }
         if let Port::Linked(net) = &mut self.port {
-            if net.has_its_turn() {
+            if net.has_its_turn(still) {
                 n += self.poll_net(handler);
             }
         }

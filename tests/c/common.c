@@ -219,8 +219,9 @@ size_t name_of(struct fid_ep *ep, char name[NAME_MAX_LEN])
 fi_addr_t insert(struct side *side, const char *name)
 {
 	fi_addr_t address = FI_ADDR_UNSPEC;
-	/* Addresses as strings are inserted as an array of strings (fi_av.3). */
-	const void *at = side->info->addr_format == FI_ADDR_STR ? (const void *)&name : name;
+	/* Addresses as strings are inserted as an array of strings (fi_av.3); shm takes the string itself. */
+	bool listed = side->info->addr_format == FI_ADDR_STR && strcmp(side->info->fabric_attr->prov_name, "shm");
+	const void *at = listed ? (const void *)&name : name;
 
 	SAME(fi_av_insert(side->av, at, 1, &address, 0, NULL), 1);
 	return address;

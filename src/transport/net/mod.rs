@@ -46,8 +46,8 @@ const STREAM_MIN: usize = 32 * 1024;
 const FRAGMENT_HEADER: usize = 24;
 /// Polls without traffic after which the socket is looked at only now and then.
 const COOLING: u32 = 4096;
-/// One poll of so many looks at the socket then.
-const COOL_POLLS: u32 = 64;
+/// One poll of so many looks at the socket before that, while messages come by other ways.
+const BUSY_SHARE: u32 = 8;
 /// Messages handed out by one poll of those that arrived before.
 const BATCH: usize = 256;
 /// Bytes that a packet of the largest size occupies in the socket's buffer beside its own: the
@@ -116,7 +116,6 @@ pub(crate) struct Net {
     armed: bool,
     /// Polls left that look at the socket each time.
     hot: u32,
-    polls: u32,
     owner: i32,
 }
 
@@ -307,7 +306,6 @@ impl Net {
             me,
             armed: false,
             hot: 0,
-            polls: 0,
             owner,
         })
     }
@@ -498,15 +496,15 @@ impl Net {
         }
     }
 
-    /// Whether it is time for a turn: always while something is in flight, now and then otherwise.
+    /// Whether there was traffic lately, so that every poll should take a turn; not quite every one
+    /// while the node is busy (not `still`), for which a look at a socket is long.
     #[inline]
-    pub(crate) fn has_its_turn(&mut self) -> bool {
-        if self.hot > 0 {
-            self.hot -= 1;
-            return true;
+    pub(crate) fn has_its_turn(&mut self, still: bool) -> bool {
+        if self.hot == 0 {
+            return false;
         }
-        self.polls = self.polls.wrapping_add(1);
-        self.polls % COOL_POLLS == 0
+        self.hot -= 1;
+        still || self.hot % BUSY_SHARE == 0
     }
 
     /// Delivers what has arrived and sends what may leave. `connected` hears of peers that were not
@@ -583,7 +581,7 @@ impl Net {
         let Some(mut core) = self.shared.core() else { return true };
         let told = self.streams.as_ref().is_none_or(|streams| !streams.has_broken());
         if core.has_events() || !told {
-            self.polls = COOL_POLLS - 1;
+            self.hot = self.hot.max(1);
             return false;
         }
         let now = clock::now_ns();
@@ -592,7 +590,7 @@ impl Net {
             machine.poll_transmit(now, link);
         }
         if !core.link.sleep() || !self.bulk.as_mut().is_none_or(|bulk| bulk.sleep()) {
-            self.polls = COOL_POLLS - 1;
+            self.hot = self.hot.max(1);
             return false;
         }
         self.shared.arm(core.next_timeout().map(|at| at.max(now + 1)));
@@ -605,7 +603,7 @@ impl Net {
         if self.armed {
             self.armed = false;
             self.shared.disarm();
-            self.polls = COOL_POLLS - 1;
+            self.hot = self.hot.max(1);
             if let Some(streams) = &mut self.streams {
                 streams.wake();
             }

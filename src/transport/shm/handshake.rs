@@ -5,8 +5,8 @@ use super::hello::{self, Hello, Reject, RejectReason, Welcome};
 use super::layout::{FRUGAL, GENEROUS};
 use super::ring::{Consumer, Producer};
 use super::{
-    GENEROUS_LINKS, IDLE_POLLS, Inbound, Outbound, Shm, TOKEN_GREETING, TOKEN_INBOUND,
-    TOKEN_OUTBOUND, socket_name,
+    GENEROUS_LINKS, Inbound, Outbound, Shm, TOKEN_GREETING, TOKEN_INBOUND, TOKEN_OUTBOUND,
+    socket_name,
 };
 use crate::config::CmaPolicy;
 use crate::sys::cma::Range;
@@ -44,7 +44,7 @@ impl Shm {
         if self.inbound_of(peer).is_some_and(|link| link.has_ended(credentials.pid)) {
             // Another life than the one that listens now: it has to be seen off first.
             self.stale.push(peer);
-            self.idle_polls = IDLE_POLLS;
+            self.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
         let geometry = if self.outbound_count < GENEROUS_LINKS { GENEROUS } else { FRUGAL };

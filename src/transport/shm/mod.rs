@@ -34,10 +34,6 @@ use std::sync::atomic::AtomicU64;
 const BATCH: usize = 16;
 /// Outgoing links that get a large segment; later ones get a small one.
 const GENEROUS_LINKS: usize = 16;
-/// Polls without a message after which the sockets are looked at.
-const IDLE_POLLS: u32 = 128;
-/// Polls after which the sockets are looked at in any case.
-const BUSY_POLLS: u32 = 4096;
 /// Between two checks that the processes of all links exist, nanoseconds.
 const LIVENESS_NS: u64 = 500_000_000;
 
@@ -126,8 +122,8 @@ pub(crate) struct Shm {
     broken: Vec<PeerId>,
     /// Peers whose incoming link was found to be of an earlier life.
     stale: Vec<PeerId>,
-    idle_polls: u32,
-    busy_polls: u32,
+    /// The sockets are to be looked at with the next poll.
+    urgent: bool,
     liveness_at: u64,
     pressure: bool,
     waits: bool,
@@ -171,8 +167,7 @@ impl Shm {
             watches: Vec::new(),
             broken: Vec::new(),
             stale: Vec::new(),
-            idle_polls: 0,
-            busy_polls: 0,
+            urgent: false,
             liveness_at: 0,
             pressure: false,
             waits: false,
@@ -311,9 +306,15 @@ impl Shm {
         transfer(local, |ranges| write_ranges(link.pid, ranges, remote))
     }
 
-    /// Delivers messages, and now and then looks at the sockets.
+    /// Whether `poll_sockets` should not wait.
     #[inline]
-    pub(crate) fn poll(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
+    pub(crate) fn is_urgent(&self) -> bool {
+        self.urgent
+    }
+
+    /// Delivers messages.
+    #[inline]
+    pub(crate) fn poll(&mut self, handler: &mut impl Handler) -> usize {
         let mut n = 0;
         for link in &mut self.inbound {
             let mut taken = 0;
@@ -325,16 +326,12 @@ impl Shm {
                     Popped::Empty => break,
                     Popped::Malformed => {
                         self.broken.push(peer);
+                        self.urgent = true;
                         break;
                     }
                 }
             }
             n += taken;
-        }
-        self.busy_polls += 1;
-        self.idle_polls = if n > 0 { 0 } else { self.idle_polls + 1 };
-        if self.idle_polls >= IDLE_POLLS || self.busy_polls >= BUSY_POLLS {
-            n += self.poll_sockets(peers, handler);
         }
         n
     }
@@ -346,8 +343,7 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        self.idle_polls = 0;
-        self.busy_polls = 0;
+        self.urgent = false;
         let mut n = 0;
         for peer in std::mem::take(&mut self.broken) {
             log::warn(format_args!(
@@ -421,7 +417,7 @@ impl Shm {
             }
             self.doorbell.silence();
             // What woke us may be a socket.
-            self.idle_polls = IDLE_POLLS;
+            self.urgent = true;
         }
     }
 }
