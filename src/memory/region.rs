@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use crate::sys::cma::Range;
-use crate::sys::{Errno, tcp};
+use crate::sys::{Errno, simd, tcp};
 use std::os::fd::BorrowedFd;
 
 /// Most segments in one operation: `iov_limit` of the endpoint attributes.
@@ -71,7 +71,7 @@ unsafe fn copy_few(from: *const u8, to: *mut u8, len: usize) {
                     .cast::<u128>()
                     .write_unaligned(from.add(at).cast::<u128>().read_unaligned());
             }
-            _ => std::ptr::copy_nonoverlapping(from, to, len),
+            _ => simd::copy(from, to, len),
         }
     }
 }
@@ -213,7 +213,7 @@ impl SegmentList {
         self.for_each(offset, to.len(), |addr, len| {
             let from = std::ptr::with_exposed_provenance::<u8>(addr);
             // SAFETY: as above; `done + len <= to.len()` because `for_each` was given that bound.
-            unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().add(done), len) };
+            unsafe { simd::copy(from, to.as_mut_ptr().add(done), len) };
             done += len;
         });
         done
@@ -244,7 +244,7 @@ impl SegmentList {
         self.for_each(offset, from.len(), |addr, len| {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
             // SAFETY: as above; `done + len <= from.len()`.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().add(done), to, len) };
+            unsafe { simd::copy(from.as_ptr().add(done), to, len) };
             done += len;
         });
         done
