@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * What is measured (kinds.c), and how ranks exchange messages (fabric.c over libfabric, mpi.c over an MPI): the same
+ * What is measured (kinds.c, thresholds.c), and how ranks exchange messages (fabric.c over libfabric, mpi.c over an MPI): the same
  * measures for both.
  */
 #ifndef BENCH_H

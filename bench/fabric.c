@@ -3,9 +3,8 @@
  * Ranks over libfabric's tagged messages, as fabtests and MPIs use them: processes of this node, which know each
  * other's addresses through memory that they share. FI_PROVIDER says over which provider.
  */
-#include "bench.h"
+#include "fabric.h"
 
-#include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
@@ -185,6 +184,16 @@ void way_open(int *argc, char ***argv)
 		if (fi_av_insert(vector, table->names[rank], 1, &addresses[rank], 0, NULL) != 1)
 			fail("fi_av_insert of rank %d", rank);
 	way_barrier();
+}
+
+struct fid_ep *fabric_endpoint(void)
+{
+	return endpoint;
+}
+
+fi_addr_t fabric_address(int rank)
+{
+	return addresses[rank];
 }
 
 void way_close(void)

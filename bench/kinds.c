@@ -12,67 +12,19 @@
  */
 #include "bench.h"
 
-#include <sched.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #define STRETCHES 5
 #define RATE_BYTES 8
 /* What a window holds at most. */
 #define WINDOW_BYTES ((size_t)64 << 20)
 
-int ranks, self;
 static bool quick;
 static char *out, *in;
 static size_t room;
-
-void fail(const char *format, ...)
-{
-	va_list list;
-
-	va_start(list, format);
-	fprintf(stderr, "rank %d: ", self);
-	vfprintf(stderr, format, list);
-	fputc('\n', stderr);
-	va_end(list);
-	exit(1);
-}
-
-double now(void)
-{
-	struct timespec at;
-
-	clock_gettime(CLOCK_MONOTONIC, &at);
-	return (double)at.tv_sec + (double)at.tv_nsec * 1e-9;
-}
-
-int pin(int rank)
-{
-	static cpu_set_t mine;
-	static int count;
-	int next = 0, wanted;
-	cpu_set_t one;
-
-	if (!count) {
-		if (sched_getaffinity(0, sizeof(mine), &mine))
-			fail("sched_getaffinity");
-		count = CPU_COUNT(&mine);
-	}
-	wanted = rank % count;
-	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-		if (!CPU_ISSET(cpu, &mine) || next++ != wanted)
-			continue;
-		CPU_ZERO(&one);
-		CPU_SET(cpu, &one);
-		sched_setaffinity(0, sizeof(one), &one);
-	}
-	return count;
-}
 
 /* Rounds of a stretch that moves `bytes` a round: enough to measure, and soon over. */
 static int rounds_for(size_t bytes, int most)

@@ -30,12 +30,22 @@ enum Route {
     Net,
 }
 
+/// Shortest messages that go other ways than the rest, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Minima {
+    /// FI_UDRV_SHARE_MIN
+    pub(crate) share: usize,
+    /// FI_UDRV_BULK_MIN
+    pub(crate) bulk: usize,
+}
+
 /// What an endpoint's transports are made with.
 #[derive(Debug)]
 pub(crate) struct MuxSettings {
     pub(crate) cma: CmaPolicy,
     /// FI_UDRV_SHM: peers of this node are reached through shared memory.
     pub(crate) shm: bool,
+    pub(crate) minima: Minima,
     /// FI_UDRV_MTU, bytes.
     pub(crate) mtu: Option<usize>,
     /// `None`: FI_UDRV_NET=0, the node only.
@@ -85,12 +95,15 @@ impl Mux {
             me.0.set_port(number);
             let me = named(me, &host);
             match Shm::open(me, settings.cma, settings.shm) {
-                Ok(shm) => {
+                Ok(mut shm) => {
+                    shm.set_share_min(settings.minima.share);
                     let prefers_shm = settings.shm;
                     let port = match (port, settings.net) {
                         (Err(link), Some(net)) => {
                             let peers = PeerTable::new(host.clone());
-                            Port::Linked(Box::new(Net::open(me, link, peers, net)?))
+                            let mut net = Net::open(me, link, peers, net)?;
+                            net.set_bulk_min(settings.minima.bulk);
+                            Port::Linked(Box::new(net))
                         }
                         (Ok(socket), _) => Port::Idle(socket),
                         (Err(_), None) => return Err(Errno(libc::EINVAL)),
@@ -374,6 +387,19 @@ impl Iface for Mux {
 
     fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
         if self.route(peer) == Route::Shm { self.shm.share(peer, len) } else { None }
+    }
+
+    fn share_min(&self, peer: PeerId) -> Option<usize> {
+        if self.route(peer) == Route::Shm { self.shm.share_min(peer) } else { None }
+    }
+
+    fn way(&self, peer: PeerId) -> &'static str {
+        match self.route(peer) {
+            Route::Loopback => "loopback",
+            Route::Shm => "shared memory",
+            Route::Net => "network",
+            Route::None => "not connected",
+        }
     }
 
     fn take(&mut self, peer: PeerId, share: &Share) -> Taken {

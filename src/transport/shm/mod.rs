@@ -115,6 +115,7 @@ pub(crate) struct Shm {
     /// [0] holds `nonce` for peers to read, [1] is theirs to write: probes of cross-memory attach.
     probe: Box<[AtomicU64; 2]>,
     cma: CmaPolicy,
+    share_min: usize,
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
     inbound: Vec<Inbound>,
@@ -164,6 +165,7 @@ impl Shm {
             epoll,
             probe: Box::new([AtomicU64::new(nonce), AtomicU64::new(0)]),
             cma,
+            share_min: sharing::SHARE_MIN,
             outbound: Vec::new(),
             outbound_count: 0,
             inbound: Vec::new(),
