@@ -13,6 +13,7 @@ mod hello;
 mod layout;
 mod ring;
 mod sharing;
+mod storage;
 
 use super::peers::PeerTable;
 use super::share::CellTable;
@@ -40,6 +41,11 @@ const IDLE_POLLS: u32 = 128;
 const BUSY_POLLS: u32 = 4096;
 /// Between two checks that the processes of all links exist, nanoseconds.
 const LIVENESS_NS: u64 = 500_000_000;
+
+/// From when a sender is asked to look whether we sleep until we may, nanoseconds. A message that it
+/// publishes before it sees that rings no doorbell, and we may not see it at once either
+/// (`ring::model`): by then we do.
+const SETTLES_NS: u64 = 50_000;
 
 const TOKEN_DOORBELL: u64 = 0;
 const TOKEN_LISTENER: u64 = 1;
@@ -132,6 +138,8 @@ pub(crate) struct Shm {
     liveness_at: u64,
     pressure: bool,
     waits: bool,
+    /// No sleep before.
+    settles_at: u64,
     sleeping: bool,
     owner: i32,
 }
@@ -178,6 +186,7 @@ impl Shm {
             liveness_at: 0,
             pressure: false,
             waits: false,
+            settles_at: 0,
             sleeping: false,
             owner: process::pid(),
         })
@@ -383,6 +392,7 @@ impl Shm {
             self.waits = true;
             for link in &self.inbound {
                 link.consumer.set_waits();
+                self.settles_at = clock::now_ns().saturating_add(SETTLES_NS);
             }
         }
     }
@@ -390,6 +400,12 @@ impl Shm {
     /// Prepares for sleep: after `true`, any message rings the doorbell. `false`: there is work.
     pub(crate) fn sleep(&mut self) -> bool {
         self.enable_waiting();
+        if self.settles_at != 0 {
+            while clock::now_ns() < self.settles_at {
+                process::yield_now();
+            }
+            self.settles_at = 0;
+        }
         self.doorbell.silence();
         self.sleeping = true;
         if self.inbound.iter().all(|link| link.consumer.sleep()) {
