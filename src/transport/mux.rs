@@ -71,6 +71,8 @@ pub(crate) struct Mux {
     /// Peers of this node are reached through shared memory.
     prefers_shm: bool,
     port: Port,
+    /// What was said last of a peer that cannot be reached: who tries again is not told again.
+    complained: Option<(PeerId, Errno)>,
 }
 
 impl Mux {
@@ -138,7 +140,7 @@ impl Mux {
         log::info(format_args!("endpoint {me} opened: {names}"));
         let routes = vec![Route::Loopback];
         let loopback = Loopback::default();
-        Ok(Self { peers, routes, me, my_id, loopback, shm, prefers_shm, port })
+        Ok(Self { peers, routes, me, my_id, loopback, shm, prefers_shm, port, complained: None })
     }
 
     /// The endpoint's address.
@@ -182,8 +184,13 @@ impl Mux {
         let address = self.peers.address(peer).ok_or(unknown)?;
         let made = self.choose_link(peer, &address);
         match made {
-            Ok(route) => set_route(&mut self.routes, peer, route),
+            Ok(route) => {
+                self.complained = None;
+                set_route(&mut self.routes, peer, route);
+            }
+            Err(SendError::Unreachable(errno)) if self.complained == Some((peer, errno)) => {}
             Err(SendError::Unreachable(errno)) => {
+                self.complained = Some((peer, errno));
                 log::warn(format_args!("cannot reach {address}: {errno}"));
             }
             Err(SendError::Again) => {}
