@@ -111,6 +111,14 @@ pub(crate) const VARIABLES: &[Variable] = &[
         help: "Longest message that is sent eagerly, bytes, 0 to 16384 (default: 16384)",
     },
     Variable {
+        name: "SHARE_MIN",
+        help: "Shortest message within a node that both processes copy where each may attach to the other, bytes, 0 to 2^62 (default: 131072)",
+    },
+    Variable {
+        name: "BULK_MIN",
+        help: "Shortest message to another node that goes by stream or by RDMA Write, bytes, 0 to 2^62; none that is sent eagerly does (default: 32768)",
+    },
+    Variable {
         name: "UNEXPECTED_MAX",
         help: "Payload bytes of unexpected messages that an endpoint holds before it asks its peers to keep theirs, 0 to 2^62 (default: 67108864)",
     },
@@ -203,6 +211,10 @@ pub(crate) struct Config {
     pub(crate) cma: CmaPolicy,
     /// FI_UDRV_EAGER_MAX, bytes
     pub(crate) eager_max: usize,
+    /// FI_UDRV_SHARE_MIN, bytes
+    pub(crate) share_min: usize,
+    /// FI_UDRV_BULK_MIN, bytes
+    pub(crate) bulk_min: usize,
     /// FI_UDRV_UNEXPECTED_MAX, bytes
     pub(crate) unexpected_max: usize,
     /// FI_UDRV_TX_MAX, operations
@@ -243,6 +255,8 @@ impl Default for Config {
             iface: None,
             cma: CmaPolicy::Auto,
             eager_max: 16 * 1024,
+            share_min: 128 * 1024,
+            bulk_min: 32 * 1024,
             unexpected_max: 64 << 20,
             tx_max: 1 << 20,
             rx_max: 1 << 20,
@@ -302,6 +316,8 @@ impl Config {
             None => (),
         };
         size("EAGER_MAX", 0, 16 * 1024, &mut config.eager_max);
+        size("SHARE_MIN", 0, 1 << 62, &mut config.share_min);
+        size("BULK_MIN", 0, 1 << 62, &mut config.bulk_min);
         size("UNEXPECTED_MAX", 0, 1 << 62, &mut config.unexpected_max);
         size("TX_MAX", 1, 1 << 24, &mut config.tx_max);
         size("RX_MAX", 1, 1 << 24, &mut config.rx_max);

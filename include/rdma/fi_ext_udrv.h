@@ -103,6 +103,14 @@ struct fi_ops_udrv {
     // members that fit, the rest of a longer one is zeroed. Returns 0, -FI_EINVAL for null pointers
     // or -FI_EOPBADSTATE before `fi_enable`.
     int (*counts)(struct fid_ep *ep, struct fi_udrv_counts *counts, size_t size);
+    // Writes to `text`, which has `size` bytes, which protocol messages between `ep` and `peer` take
+    // at which size, as they are connected now: one line a range of sizes, of six fields that tabs
+    // separate: what carries them; the shortest, bytes; the longest, or nothing; the protocol; the
+    // variable that moves the longest (the shortest, if there is no longest), or nothing; and why. Ends
+    // in a zero byte, and is cut where there is no room. Returns the bytes that all of it has, without the zero; -FI_EINVAL for null pointers or
+    // an address that is not in the address vector; -FI_EOPBADSTATE before `fi_enable`; -FI_EAGAIN
+    // while it is being connected.
+    int (*thresholds)(struct fid_ep *ep, fi_addr_t peer, char *text, size_t size);
 };
 
 #endif  /* FI_EXT_UDRV_H */

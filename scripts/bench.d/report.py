@@ -13,6 +13,13 @@ import sys
 
 # Metric: what it is, its unit, and which of two values is the better one.
 METRICS = {
+    "latency": ("latency, µs one way", "us", min),
+    "bandwidth": ("bandwidth, MB/s", "MB/s", max),
+    "rate": ("messages of 8 bytes, million/s; each window is answered, but ucx_perftest's are not", "M/s", max),
+    "exchange": ("exchange: two ranks send to each other at once, µs", "us", min),
+    "alltoall": ("all-to-all, µs", "us", min),
+    "floor_line": ("a cache line handed over, µs", "us", min),
+    "floor_copy": ("1 MiB copied by one processor, MB/s", "MB/s", max),
     "fi_rdm_tagged_pingpong": ("fi_rdm_tagged_pingpong, µs one way", "us", min),
     "fi_rdm_tagged_bw": ("fi_rdm_tagged_bw, MB/s", "MB/s", max),
     "first": ("first message to a new peer and its answer, from fi_av_insert on, µs", "us", min),
@@ -30,7 +37,9 @@ KEYS = {"loss": "loss"}
 bench, values, result, libfabric, commit, *providers = sys.argv[1:]
 bare = [p for p in providers if p.startswith("ib_")]
 providers = [p for p in providers if p not in bare]
-ours, peers = providers[0], providers[1:]
+ours = providers[0]
+# An MPI over ours is no peer.
+peers = [p for p in providers[1:] if "/" not in p]
 runs = collections.defaultdict(list)
 for line in open(values, encoding="utf-8"):
     section, metric, key, provider, value = line.rstrip("\n").split("\t")
@@ -57,7 +66,7 @@ def by_provider(section, metric):
     title, _, best = METRICS[metric]
     yield f"{section + ': ' if section else ''}{title} (median; a ratio {'below' if best is min else 'above'} 1 is ours ahead)"
     yield ""
-    label = KEYS.get(bench, "bytes") if bench != "scale" else ""
+    label = "window" if metric == "rate" else KEYS.get(bench, "bytes") if bench != "scale" else ""
     device = [p for p in bare if any((s, m, q) == (section, metric, p) for s, m, _, q in runs)]
     yield row(label, *providers, f"{ours} / best peer", *device, *([f"{ours} / device"] if device else []))
     yield f"|{'---|' * (len(providers) + 2 + len(device) + bool(device))}"
@@ -103,9 +112,24 @@ def by_metric(section, metrics):
     yield ""
 
 
+def floors():
+    """What this machine cannot do better, and how near ours comes."""
+    line, copy = (runs.get(("", m, "machine", "machine")) for m in ("floor_line", "floor_copy"))
+    if not line or not copy:
+        return
+    # The quietest round is nearest to the floor.
+    line = min(line)
+    yield f"floors of this machine: a cache line handed over {line * 1000:.0f} ns, 1 MiB copied by one processor {max(copy):.0f} MB/s"
+    shortest = runs.get(("", "latency", 8, ours))
+    if shortest:
+        yield f"8 bytes over {ours} take {statistics.median(shortest) / line:.1f} such hand-overs"
+    yield ""
+
+
 def tables():
+    yield from floors()
     for section in dict.fromkeys(s for s, *_ in runs):
-        metrics = [m for m in METRICS if any(s == section and n == m for s, n, *_ in runs)]
+        metrics = [m for m in METRICS if any(s == section and n == m for s, n, *_ in runs) and not m.startswith("floor")]
         if section.startswith("address vectors"):
             yield from by_metric(section, metrics)
         else:
@@ -131,7 +155,7 @@ with open(f"{result}.md", "w", encoding="utf-8") as file:
     file.write(f"{bench}: {', '.join(f'{k} {v}' for k, v in where.items())}\n\n{text}")
 with open(f"{result}.json", "w", encoding="utf-8") as file:
     json.dump({
-        "bench": bench, **where,
+        "bench": bench, **where, "providers": providers,
         "runs": [
             {"section": s, "program": m, "bytes" if isinstance(k, int) and bench != "scale" else "key": k, "provider": p,
              "unit": METRICS[m][1], "values": v}

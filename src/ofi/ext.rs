@@ -7,7 +7,7 @@
 use super::endpoint::endpoint;
 use super::guard::{code, entry};
 use super::info;
-use libfabric_sys::{FI_EINVAL, FI_ENOSYS, FI_EOPBADSTATE, fid, fid_ep};
+use libfabric_sys::{FI_EINVAL, FI_ENOSYS, FI_EOPBADSTATE, fi_addr_t, fid, fid_ep};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// `fi_ep_attr.protocol` of udrv's endpoints, 0xf5647276.
@@ -112,9 +112,28 @@ pub struct fi_ops_udrv {
     pub counts: Option<
         unsafe extern "C" fn(ep: *mut fid_ep, counts: *mut fi_udrv_counts, size: usize) -> c_int,
     >,
+    /// Writes to `text`, which has `size` bytes, which protocol messages between `ep` and `peer` take
+    /// at which size, as they are connected now: one line a range of sizes, of six fields that tabs
+    /// separate: what carries them; the shortest, bytes; the longest, or nothing; the protocol; the
+    /// variable that moves the longest (the shortest, if there is no longest), or nothing; and why. Ends
+    /// in a zero byte, and is cut where there is no room. Returns the bytes that all of it has, without the zero; -FI_EINVAL for null pointers or
+    /// an address that is not in the address vector; -FI_EOPBADSTATE before `fi_enable`; -FI_EAGAIN
+    /// while it is being connected.
+    pub thresholds: Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            peer: fi_addr_t,
+            text: *mut c_char,
+            size: usize,
+        ) -> c_int,
+    >,
 }
 
-static OPS: fi_ops_udrv = fi_ops_udrv { size: size_of::<fi_ops_udrv>(), counts: Some(counts) };
+static OPS: fi_ops_udrv = fi_ops_udrv {
+    size: size_of::<fi_ops_udrv>(),
+    counts: Some(counts),
+    thresholds: Some(thresholds),
+};
 
 /// `fi_open_ops` of an endpoint. Errors: ENOSYS for a name that is not ours; EINVAL.
 pub(super) unsafe extern "C" fn ops_open(
@@ -181,6 +200,42 @@ unsafe fn counts_of(ep: *mut fid_ep) -> Result<fi_udrv_counts, i32> {
         declined: counts.declined,
         assisted_bytes: counts.assisted_bytes,
     })
+}
+
+unsafe extern "C" fn thresholds(
+    ep: *mut fid_ep,
+    peer: fi_addr_t,
+    text: *mut c_char,
+    size: usize,
+) -> c_int {
+    entry("fi_ops_udrv.thresholds", || {
+        if ep.is_null() || text.is_null() {
+            return -FI_EINVAL;
+        }
+        // SAFETY: an open endpoint of ours.
+        let lines = match unsafe { thresholds_of(ep, peer) } {
+            Ok(lines) => lines,
+            Err(errno) => return -errno,
+        };
+        let room = lines.len().min(size.saturating_sub(1));
+        if size > 0 {
+            let to = text.cast::<u8>();
+            // SAFETY: the application's text has `size` bytes, of which these are at most all.
+            unsafe {
+                to.copy_from_nonoverlapping(lines.as_ptr(), room);
+                to.add(room).write(0);
+            }
+        }
+        c_int::try_from(lines.len()).unwrap_or(c_int::MAX)
+    })
+}
+
+/// # Safety
+/// `ep` is an open endpoint of ours.
+unsafe fn thresholds_of(ep: *mut fid_ep, peer: fi_addr_t) -> Result<String, i32> {
+    // SAFETY: the caller vouches.
+    let ep = unsafe { &endpoint(ep).shared };
+    ep.thresholds(peer, &ep.domain.lock.lock())
 }
 
 #[cfg(test)]
@@ -250,6 +305,7 @@ mod tests {
         // SAFETY: null pointers are refused.
         unsafe {
             assert_eq!(table.counts.unwrap()(null_mut(), null_mut(), 8), -FI_EINVAL);
+            assert_eq!(table.thresholds.unwrap()(null_mut(), 0, null_mut(), 8), -FI_EINVAL);
             assert_eq!(ops_open(null_mut(), null(), 0, &mut ops, null_mut()), -FI_EINVAL);
         }
     }

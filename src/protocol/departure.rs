@@ -103,7 +103,7 @@ impl Unexpected {
         match &mut self.body {
             Body::Rts { rts, bytes } => {
                 let dropped = bytes.len();
-                self.body = Body::Lost { len: rts.len, error };
+                self.body = Body::Lost { len: rts.len, error, cause: Cause::SenderLost };
                 return dropped;
             }
             // Nobody waits for the answer. The sender's next life at the same address would take it

@@ -21,6 +21,7 @@ mod spaces;
 mod streamed;
 #[cfg(test)]
 mod tests;
+mod thresholds;
 mod windows;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
@@ -32,6 +33,7 @@ pub(crate) use rma::{
     AtomicOp, MAX_RANGES, RemoteAccess, RemoteRange, RemoteRanges, RmaOp, right_of,
 };
 pub(crate) use send::SendOp;
+pub(crate) use thresholds::Threshold;
 
 use crate::memory::keys::{Denied, Granted, Right};
 use crate::transport::Address;

@@ -68,11 +68,20 @@ pub(super) enum Body {
         /// The first bytes, if the sender pushes.
         bytes: Vec<u8>,
     },
-    /// The sender went away before the bytes came.
+    /// The sender went away before the bytes came, or there was no memory for them.
     Lost {
         len: u64,
         error: i32,
+        cause: Cause,
     },
+}
+
+/// `None`: there is no memory. That must not end the application.
+fn copy_of(payload: &[u8]) -> Option<Box<[u8]>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(payload.len()).ok()?;
+    bytes.extend_from_slice(payload);
+    Some(bytes.into_boxed_slice())
 }
 
 impl Unexpected {
@@ -484,11 +493,35 @@ impl Core {
         }
         match self.take_match(peer, envelope, payload.len(), host) {
             Some(target) => self.place(peer, envelope, ack, payload, &target, host),
-            None => {
-                self.unexpected_bytes += payload.len();
-                self.keep(peer, envelope, Body::Eager { bytes: payload.into(), ack }, host);
-            }
+            None => match copy_of(payload) {
+                Some(bytes) => {
+                    self.unexpected_bytes += payload.len();
+                    self.keep(peer, envelope, Body::Eager { bytes, ack }, host);
+                }
+                None => self.run_short(peer, envelope, payload.len(), ack, host),
+            },
         }
+    }
+
+    /// There is no memory for a message: its sender hears of that, or the receive that takes it does.
+    /// From now on peers keep theirs.
+    #[cold]
+    fn run_short(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        len: usize,
+        ack: Option<u64>,
+        host: &mut impl Host,
+    ) {
+        self.limits.unexpected_max = self.limits.unexpected_max.min(self.unexpected_bytes / 2);
+        if let Some(tx) = ack {
+            let status = libc::ENOMEM as u32;
+            self.outbox.push_back((peer, Packet::Fin { tx, status }));
+            return;
+        }
+        let (error, cause) = (libc::ENOMEM, Cause::ReceiverRefused);
+        self.keep(peer, envelope, Body::Lost { len: len as u64, error, cause }, host);
     }
 
     /// Copies a whole message to its target and completes it.
@@ -607,8 +640,8 @@ impl Core {
                     }
                 }
             }
-            Body::Lost { error, .. } => {
-                let outcome = Outcome::failed(0, error, Cause::SenderLost);
+            Body::Lost { error, cause, .. } => {
+                let outcome = Outcome::failed(0, error, cause);
                 self.finish_receive(peer, &envelope, &target, outcome, host);
             }
         }

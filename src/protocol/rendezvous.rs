@@ -282,6 +282,11 @@ impl<I: Iface> Engine<I> {
                     full.push(peer);
                     self.core.outbox.push_back((peer, packet));
                 }
+                // The peer waits for it. Once there is room we can reach it, or it departs.
+                Err(SendError::Unreachable(errno)) if errno.is_shortage() => {
+                    full.push(peer);
+                    self.core.outbox.push_back((peer, packet));
+                }
                 Err(SendError::Unreachable(errno)) => {
                     n += 1;
                     self.answer_failed(peer, packet, errno, host);

@@ -15,6 +15,14 @@ impl Errno {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
     }
 
+    /// Something is used up that may be there again later.
+    pub(crate) fn is_shortage(self) -> bool {
+        matches!(
+            self.0,
+            libc::ENOMEM | libc::ENOSPC | libc::EFBIG | libc::EMFILE | libc::ENFILE | libc::ENOBUFS
+        )
+    }
+
     /// True for the two spellings of "not now".
     pub(crate) fn is_would_block(self) -> bool {
         self.0 == libc::EAGAIN || self.0 == libc::EWOULDBLOCK

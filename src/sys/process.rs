@@ -41,6 +41,14 @@ pub(crate) fn locked_memory_limit() -> Option<usize> {
     (limit.rlim_cur != libc::RLIM_INFINITY).then(|| usize::try_from(limit.rlim_cur).unwrap_or(0))
 }
 
+/// Bytes that a file of this process may have, shared memory too; `None`: any number.
+pub(crate) fn file_size_limit() -> Option<usize> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live local.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    (limit.rlim_cur != libc::RLIM_INFINITY).then(|| usize::try_from(limit.rlim_cur).unwrap_or(0))
+}
+
 /// Tells a process from the children that it forks, at the cost of reading a word.
 #[derive(Debug)]
 pub(crate) struct ForkMark(NonNull<AtomicI32>);

@@ -1,6 +1,7 @@
 //! Anonymous shared memory that a peer cannot shrink under us.
 
 use super::errno::{Errno, Result, check};
+use super::process;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -21,7 +22,7 @@ unsafe impl Send for SharedMemory {}
 
 impl SharedMemory {
     /// Creates `len` zeroed bytes, reserved at once so that touching them later cannot fail.
-    /// Returns the mapping and the descriptor to pass on. Errors: ENOMEM, ENOSPC, EMFILE, ENFILE.
+    /// Returns the mapping and the descriptor to pass on. Errors: ENOMEM, ENOSPC, EFBIG, EMFILE, ENFILE.
     pub(crate) fn create(len: usize) -> Result<(Self, OwnedFd)> {
         Self::create_labelled("udrv", len)
     }
@@ -29,6 +30,10 @@ impl SharedMemory {
     /// The same under a label, by which [`find`] finds it. Errors: also EINVAL for a label of more
     /// than 200 bytes or with a NUL.
     pub(crate) fn create_labelled(label: &str, len: usize) -> Result<(Self, OwnedFd)> {
+        // The kernel would end a process that goes beyond (setrlimit(2), SIGXFSZ).
+        if process::file_size_limit().is_some_and(|limit| limit < len) {
+            return Err(Errno(libc::EFBIG));
+        }
         let label = CString::new(label).map_err(|_| Errno(libc::EINVAL))?;
         // SAFETY: a C string; returns a new descriptor or -1.
         let fd = check(unsafe {

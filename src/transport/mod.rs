@@ -279,6 +279,18 @@ pub(crate) trait Iface {
         None
     }
 
+    /// Shortest message from `peer` that is worth sharing, bytes; `None`: none is shared.
+    fn share_min(&self, peer: PeerId) -> Option<usize> {
+        let _ = peer;
+        None
+    }
+
+    /// What carries messages to `peer`, for people.
+    fn way(&self, peer: PeerId) -> &'static str {
+        let _ = peer;
+        ""
+    }
+
     /// What of a share is to be copied here next. It goes on until it is over.
     fn take(&mut self, peer: PeerId, share: &Share) -> Taken {
         let _ = (peer, share);

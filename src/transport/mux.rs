@@ -30,12 +30,22 @@ enum Route {
     Net,
 }
 
+/// Shortest messages that go other ways than the rest, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Minima {
+    /// FI_UDRV_SHARE_MIN
+    pub(crate) share: usize,
+    /// FI_UDRV_BULK_MIN
+    pub(crate) bulk: usize,
+}
+
 /// What an endpoint's transports are made with.
 #[derive(Debug)]
 pub(crate) struct MuxSettings {
     pub(crate) cma: CmaPolicy,
     /// FI_UDRV_SHM: peers of this node are reached through shared memory.
     pub(crate) shm: bool,
+    pub(crate) minima: Minima,
     /// FI_UDRV_MTU, bytes.
     pub(crate) mtu: Option<usize>,
     /// `None`: FI_UDRV_NET=0, the node only.
@@ -62,6 +72,8 @@ pub(crate) struct Mux {
     prefers_shm: bool,
     port: Port,
     pace: Pace,
+    /// What was said last of a peer that cannot be reached: who tries again is not told again.
+    complained: Option<(PeerId, Errno)>,
 }
 
 /// Polls between two looks at the clock.
@@ -150,12 +162,15 @@ impl Mux {
             me.0.set_port(number);
             let me = named(me, &host);
             match Shm::open(me, settings.cma, settings.shm) {
-                Ok(shm) => {
+                Ok(mut shm) => {
+                    shm.set_share_min(settings.minima.share);
                     let prefers_shm = settings.shm;
                     let port = match (port, settings.net) {
                         (Err(link), Some(net)) => {
                             let peers = PeerTable::new(host.clone());
-                            Port::Linked(Box::new(Net::open(me, link, peers, net)?))
+                            let mut net = Net::open(me, link, peers, net)?;
+                            net.set_bulk_min(settings.minima.bulk);
+                            Port::Linked(Box::new(net))
                         }
                         (Ok(socket), _) => Port::Idle(socket),
                         (Err(_), None) => return Err(Errno(libc::EINVAL)),
@@ -200,6 +215,7 @@ impl Mux {
             prefers_shm,
             port,
             pace: Pace::default(),
+            complained: None,
         })
     }
 
@@ -244,8 +260,13 @@ impl Mux {
         let address = self.peers.address(peer).ok_or(unknown)?;
         let made = self.choose_link(peer, &address);
         match made {
-            Ok(route) => set_route(&mut self.routes, peer, route),
+            Ok(route) => {
+                self.complained = None;
+                set_route(&mut self.routes, peer, route);
+            }
+            Err(SendError::Unreachable(errno)) if self.complained == Some((peer, errno)) => {}
             Err(SendError::Unreachable(errno)) => {
+                self.complained = Some((peer, errno));
                 log::warn(format_args!("cannot reach {address}: {errno}"));
             }
             Err(SendError::Again) => {}
@@ -475,6 +496,19 @@ impl Iface for Mux {
 
     fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
         if self.route(peer) == Route::Shm { self.shm.share(peer, len) } else { None }
+    }
+
+    fn share_min(&self, peer: PeerId) -> Option<usize> {
+        if self.route(peer) == Route::Shm { self.shm.share_min(peer) } else { None }
+    }
+
+    fn way(&self, peer: PeerId) -> &'static str {
+        match self.route(peer) {
+            Route::Loopback => "loopback",
+            Route::Shm => "shared memory",
+            Route::Net => "network",
+            Route::None => "not connected",
+        }
     }
 
     fn take(&mut self, peer: PeerId, share: &Share) -> Taken {

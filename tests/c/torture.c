@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * torture [--kills N] [--seed N] [--scene NUMBER]
+ * torture [--kills N] [--seed N] [--scene NUMBER] [--forbid WAY]
  *
  * Groups of workers exchange messages; one of them is killed at a random moment. Every other one has to see all its
  * operations on the dead one end within two seconds, the rest has to go on unharmed, and nothing may stay behind:
- * no process, no socket name. One line a scene, then "N passed, N failed" over the rounds.
+ * no process, no socket name. WAY keeps them from attaching to each other (forbid.h): nothing may be copied that way then. One line a scene, then "N passed, N failed" over the rounds.
  */
 #include "torture.h"
 
@@ -65,6 +65,7 @@ static struct scene scenes[] = {
 
 static uint64_t random_state;
 static struct scene *scene;
+static enum forbidden forbidden;
 static struct round plan;
 static struct worker workers[MOST_WORKERS];
 static char trouble[256];
@@ -91,6 +92,7 @@ static void start(int me)
 		close(links[1]);
 		return;
 	}
+	forbid_here(plan.forbidden);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	/* The others' links are not ours to hold. */
 	for (int i = 0; i < MOST_WORKERS; i++)
@@ -257,7 +259,11 @@ static void make_plan(void)
 	static const char *const ways[] = { NULL, "off", "read", "write" };
 	const char *cma = ways[choose_below(4)];
 
-	plan = (struct round){ .workers = scene->workers, .manner = (enum manner)choose_below(MANNERS) };
+	/* It has to find out by itself. */
+	if (forbidden)
+		cma = NULL;
+	plan = (struct round){ .workers = scene->workers, .manner = (enum manner)choose_below(MANNERS),
+			       .forbidden = forbidden };
 	for (int i = 0; i < plan.workers; i++)
 		plan.cma[i] = cma;
 	slowest = 0;
@@ -451,6 +457,8 @@ int main(int argc, char **argv)
 			random_state = strtoull(argv[i + 1], NULL, 0);
 		else if (!strcmp(argv[i], "--scene"))
 			only = atoi(argv[i + 1]);
+		else if (!strcmp(argv[i], "--forbid"))
+			forbidden = forbidden_by(argv[i + 1]);
 		else
 			FAIL("what is %s?", argv[i]);
 	}
@@ -458,6 +466,7 @@ int main(int argc, char **argv)
 	/* Children of a dead worker become ours. */
 	OK(prctl(PR_SET_CHILD_SUBREAPER, 1));
 	CHECK(only < (int)SCENES);
+	forbid_for_children(forbidden);
 	for (size_t next = 0; done < kills; next = (next + 1) % SCENES) {
 		if (only >= 0 && only != (int)next)
 			continue;

@@ -4,6 +4,7 @@
 #define TORTURE_H
 
 #include "common.h"
+#include "forbid.h"
 
 #include <sys/types.h>
 
@@ -16,6 +17,7 @@ enum manner { POLLING, SLEEPING, ON_DESCRIPTOR, MANNERS };
 struct round {
 	int workers;
 	enum manner manner;
+	enum forbidden forbidden;
 	/* FI_UDRV_CMA of each worker, or null. */
 	const char *cma[MOST_WORKERS];
 	/* A port for the worker that begins (0: any). */

@@ -8,6 +8,7 @@
 
 #include <netinet/in.h>
 #include <poll.h>
+#include <rdma/fi_ext_udrv.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -236,10 +237,24 @@ static void meet_peer(const struct note *note)
 	peer->address = insert(&self, note->name);
 }
 
+/* Where attaching is forbidden, nothing was copied that way, and nothing was held back for it. */
+static void check_counts(void)
+{
+	struct fi_ops_udrv *ops;
+	struct fi_udrv_counts counts;
+
+	if (!plan->forbidden || fi_open_ops(&self.ep->fid, FI_UDRV_OPS, 0, (void **)&ops, NULL))
+		return;
+	OK(ops->counts(self.ep, &counts, sizeof(counts)));
+	SAME(counts.pulled_bytes + counts.pushed_bytes + counts.assisted_bytes, 0);
+	SAME(counts.stream_bytes, 0);
+}
+
 static void leave(void)
 {
 	report(&(struct note){ .kind = CLOSING, .count = messages });
 	check_files();
+	check_counts();
 	side_close(&self);
 	for (int p = 0; p < MOST_WORKERS; p++)
 		for (int i = 0; i < 4 * WINDOW; i++)

@@ -11,6 +11,7 @@ mod rma;
 mod scalable;
 mod shared;
 mod tagged;
+mod thresholds;
 mod transfer;
 
 use super::av::{self, AddressVector};
@@ -28,7 +29,7 @@ use crate::sys::{clock::Deadline, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
-use crate::transport::mux::{Mux, MuxSettings};
+use crate::transport::mux::{Minima, Mux, MuxSettings};
 use crate::transport::net::NetSettings;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::verbs::RdmaSettings;
@@ -556,6 +557,7 @@ impl Endpoint {
             cma: config.cma,
             shm: config.shm && self.state(guard).shm_permitted,
             mtu: config.mtu,
+            minima: Minima { share: config.share_min, bulk: config.bulk_min },
             net: config.net.then_some(NetSettings {
                 key: self.job_key,
                 peer_timeout_s: config.peer_timeout_s,

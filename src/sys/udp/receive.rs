@@ -5,8 +5,10 @@ use super::control::{Beside, Control};
 use super::{Losses, UdpPort};
 use crate::sys::errno::{Result, check, check_len};
 use crate::sys::net::socket_addr_from_bytes;
+use std::alloc::{Layout, alloc_zeroed};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::NonNull;
 
 /// Messages of one recvmmsg(2) at most.
 const MESSAGES: usize = 8;
@@ -44,7 +46,9 @@ impl UdpPort {
         let fd = self.socket.as_raw_fd();
         let receiver = &mut self.receiver;
         if receiver.buffers.is_empty() {
-            receiver.buffers = vec![0; MESSAGES * BUFFER_LEN];
+            // Without memory the datagrams stay where they are.
+            let Some(buffers) = zeroed(MESSAGES * BUFFER_LEN) else { return 0 };
+            receiver.buffers = buffers;
         }
         for _ in 0..=RETRIES {
             let result = if receiver.streaming {
@@ -66,6 +70,16 @@ impl UdpPort {
         }
         0
     }
+}
+
+/// Zeroes that take no memory before they are touched. `None`: there is no room, which must not end the
+/// application.
+fn zeroed(len: usize) -> Option<Vec<u8>> {
+    let layout = Layout::array::<u8>(len).ok().filter(|layout| layout.size() > 0)?;
+    // SAFETY: a layout that is not empty.
+    let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+    // SAFETY: just allocated, as `len` bytes that are all zero, with the layout that a vector of so many has.
+    Some(unsafe { Vec::from_raw_parts(base.as_ptr(), len, len) })
 }
 
 impl Receiver {

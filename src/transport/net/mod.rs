@@ -110,6 +110,8 @@ pub(crate) struct Net {
     streams: Option<Streams>,
     /// `None`: no device, or none that may use the application's memory.
     bulk: Option<Box<dyn Bulk>>,
+    /// Shortest message that is worth a stream or windows; `None`: as measured.
+    bulk_min: Option<usize>,
     /// Moves of the device that the bulk path knows of.
     moves: u64,
     me: Address,
@@ -302,12 +304,18 @@ impl Net {
             numbers,
             streams,
             bulk,
+            bulk_min: None,
             moves,
             me,
             armed: false,
             hot: 0,
             owner,
         })
+    }
+
+    /// Shorter messages go neither by stream nor by windows.
+    pub(crate) fn set_bulk_min(&mut self, bytes: usize) {
+        self.bulk_min = Some(bytes);
     }
 
     /// Adds the descriptors that tell of work to `epoll`.
@@ -355,9 +363,9 @@ impl Net {
             fragment_max: short_max.saturating_sub(FRAGMENT_HEADER),
             push_max: PUSH_MAX,
             stream_max: if self.streams.is_some() { stream::PAYLOAD_MAX } else { 0 },
-            stream_min: STREAM_MIN,
+            stream_min: self.bulk_min.unwrap_or(STREAM_MIN),
             window_max: window.0,
-            window_min: window.1,
+            window_min: self.bulk_min.unwrap_or(window.1),
             get: false,
             put: false,
             one_sided: false,

@@ -12,7 +12,7 @@ use crate::config::CmaPolicy;
 use crate::sys::cma::Range;
 use crate::sys::event::Doorbell;
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{Errno, process, unix};
+use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
 use crate::transport::share::CellTable;
@@ -206,6 +206,7 @@ impl Shm {
         let consumer = Consumer::new(memory, hello.geometry);
         if self.waits {
             consumer.set_waits();
+            self.settles_at = clock::now_ns().saturating_add(super::SETTLES_NS);
         }
         if self.pressure {
             consumer.set_pressure(true);

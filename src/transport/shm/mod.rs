@@ -13,6 +13,7 @@ mod hello;
 mod layout;
 mod ring;
 mod sharing;
+mod storage;
 
 use super::peers::PeerTable;
 use super::share::CellTable;
@@ -36,6 +37,11 @@ const BATCH: usize = 16;
 const GENEROUS_LINKS: usize = 16;
 /// Between two checks that the processes of all links exist, nanoseconds.
 const LIVENESS_NS: u64 = 500_000_000;
+
+/// From when a sender is asked to look whether we sleep until we may, nanoseconds. A message that it
+/// publishes before it sees that rings no doorbell, and we may not see it at once either
+/// (`ring::model`): by then we do.
+const SETTLES_NS: u64 = 50_000;
 
 const TOKEN_DOORBELL: u64 = 0;
 const TOKEN_LISTENER: u64 = 1;
@@ -111,6 +117,7 @@ pub(crate) struct Shm {
     /// [0] holds `nonce` for peers to read, [1] is theirs to write: probes of cross-memory attach.
     probe: Box<[AtomicU64; 2]>,
     cma: CmaPolicy,
+    share_min: usize,
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
     inbound: Vec<Inbound>,
@@ -127,6 +134,8 @@ pub(crate) struct Shm {
     liveness_at: u64,
     pressure: bool,
     waits: bool,
+    /// No sleep before.
+    settles_at: u64,
     sleeping: bool,
     owner: i32,
 }
@@ -160,6 +169,7 @@ impl Shm {
             epoll,
             probe: Box::new([AtomicU64::new(nonce), AtomicU64::new(0)]),
             cma,
+            share_min: sharing::SHARE_MIN,
             outbound: Vec::new(),
             outbound_count: 0,
             inbound: Vec::new(),
@@ -171,6 +181,7 @@ impl Shm {
             liveness_at: 0,
             pressure: false,
             waits: false,
+            settles_at: 0,
             sleeping: false,
             owner: process::pid(),
         })
@@ -392,6 +403,7 @@ impl Shm {
             self.waits = true;
             for link in &self.inbound {
                 link.consumer.set_waits();
+                self.settles_at = clock::now_ns().saturating_add(SETTLES_NS);
             }
         }
     }
@@ -399,6 +411,12 @@ impl Shm {
     /// Prepares for sleep: after `true`, any message rings the doorbell. `false`: there is work.
     pub(crate) fn sleep(&mut self) -> bool {
         self.enable_waiting();
+        if self.settles_at != 0 {
+            while clock::now_ns() < self.settles_at {
+                process::yield_now();
+            }
+            self.settles_at = 0;
+        }
         self.doorbell.silence();
         self.sleeping = true;
         if self.inbound.iter().all(|link| link.consumer.sleep()) {

@@ -13,18 +13,19 @@ use super::layout::{
     CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry,
     SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
 };
+use super::storage::{Storage, Word};
 use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
 use crate::transport::Head;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::Ordering;
 
 const INLINE: u8 = 0;
 const BULK: u8 = 1;
 
-fn word(memory: &SharedMemory, offset: usize) -> &AtomicU32 {
+fn word<M: Storage>(memory: &M, offset: usize) -> &M::Word {
     debug_assert!(offset + 4 <= memory.len() && offset % 4 == 0);
     // SAFETY: inside the mapping and aligned; the word is only ever accessed atomically.
-    unsafe { AtomicU32::from_ptr(memory.base().as_ptr().add(offset).cast()) }
+    unsafe { memory.word(memory.base().as_ptr().add(offset)) }
 }
 
 /// No room in the ring now.
@@ -42,8 +43,8 @@ pub(super) enum Wake {
 
 /// The sending end.
 #[derive(Debug)]
-pub(super) struct Producer {
-    memory: SharedMemory,
+pub(super) struct Producer<M = SharedMemory> {
+    memory: M,
     geometry: Geometry,
     /// Slots published so far.
     tail: u32,
@@ -57,9 +58,9 @@ pub(super) struct Producer {
     bulk_after: Box<[u32]>,
 }
 
-impl Producer {
+impl<M: Storage> Producer<M> {
     /// The end of a new, zeroed segment.
-    pub(super) fn new(memory: SharedMemory, geometry: Geometry) -> Self {
+    pub(super) fn new(memory: M, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
         let bulk_after = vec![0; geometry.slots as usize].into_boxed_slice();
         Self { memory, geometry, tail: 0, consumed: 0, bulk_tail: 0, bulk_head: 0, bulk_after }
@@ -69,7 +70,7 @@ impl Producer {
         self.geometry
     }
 
-    pub(super) fn memory(&self) -> &SharedMemory {
+    pub(super) fn memory(&self) -> &M {
         &self.memory
     }
 
@@ -160,6 +161,7 @@ impl Producer {
         // segment by its geometry.
         unsafe {
             let bulk = self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset as usize);
+            self.memory.written(bulk, len);
             pack(std::slice::from_raw_parts_mut(bulk, len));
             std::ptr::copy_nonoverlapping(header.as_ptr(), slot.add(SLOT_HEADER), header.len());
         }
@@ -228,14 +230,15 @@ impl Producer {
             slot.add(8).cast::<u32>().write(offset);
             slot.add(12).write(header as u8);
             slot.add(13).write(kind);
-            AtomicU32::from_ptr(slot.cast()).store(self.tail, Ordering::Release);
+            self.memory.written(slot, SLOT);
+            self.memory.word(slot).store(self.tail, Ordering::Release);
         }
         let flags = word(&self.memory, FLAGS);
         if flags.load(Ordering::Relaxed) & FLAG_WAITS == 0 {
             return Wake::NotNeeded;
         }
         // Pairs with the fence in `Consumer::sleep`: either we see SLEEPING or it sees the slot.
-        fence(Ordering::SeqCst);
+        M::fence();
         if flags.load(Ordering::Relaxed) & FLAG_SLEEPING == 0 {
             return Wake::NotNeeded;
         }
@@ -266,8 +269,8 @@ pub(super) enum Popped {
 
 /// The receiving end.
 #[derive(Debug)]
-pub(super) struct Consumer {
-    memory: SharedMemory,
+pub(super) struct Consumer<M = SharedMemory> {
+    memory: M,
     geometry: Geometry,
     /// Slots consumed so far.
     head: u32,
@@ -275,13 +278,13 @@ pub(super) struct Consumer {
     published: u32,
 }
 
-impl Consumer {
-    pub(super) fn new(memory: SharedMemory, geometry: Geometry) -> Self {
+impl<M: Storage> Consumer<M> {
+    pub(super) fn new(memory: M, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
         Self { memory, geometry, head: 0, published: 0 }
     }
 
-    pub(super) fn memory(&self) -> &SharedMemory {
+    pub(super) fn memory(&self) -> &M {
         &self.memory
     }
 
@@ -295,7 +298,7 @@ impl Consumer {
     #[inline]
     pub(super) fn has_message(&self) -> bool {
         // SAFETY: the sequence word of a slot inside the segment, accessed atomically by both ends.
-        let sequence = unsafe { AtomicU32::from_ptr(self.slot().cast()) };
+        let sequence = unsafe { self.memory.word(self.slot()) };
         sequence.load(Ordering::Acquire) == self.head.wrapping_add(1)
     }
 
@@ -309,6 +312,7 @@ impl Consumer {
             return Popped::Empty;
         }
         let slot = self.slot();
+        self.memory.read(slot, SLOT);
         // SAFETY: the acquire load above made the producer's writes visible; each field is read
         // once and checked before it is used as a bound.
         let (len, offset, header_len, kind) = unsafe {
@@ -337,6 +341,7 @@ impl Consumer {
             } else {
                 self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset)
             };
+            self.memory.read(payload, len);
             (std::slice::from_raw_parts(room, header_len), std::slice::from_raw_parts(payload, len))
         };
         deliver(header, payload);
@@ -362,7 +367,7 @@ impl Consumer {
     pub(super) fn sleep(&self) -> bool {
         let flags = word(&self.memory, FLAGS);
         flags.fetch_or(FLAG_WAITS | FLAG_SLEEPING, Ordering::AcqRel);
-        fence(Ordering::SeqCst);
+        M::fence();
         !self.has_message()
     }
 
@@ -394,6 +399,9 @@ impl Consumer {
         word(&self.memory, CLOSING).load(Ordering::Acquire) != 0
     }
 }
+
+#[cfg(all(loom, test))]
+mod model;
 
 #[cfg(test)]
 mod tests {

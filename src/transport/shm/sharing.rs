@@ -9,8 +9,8 @@ use crate::sys::{clock, process};
 use crate::transport::PeerId;
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
 
-/// Shorter messages are copied by their receiver alone.
-const SHARE_MIN: usize = 128 * 1024;
+/// Shorter messages are copied by their receiver alone, unless FI_UDRV_SHARE_MIN says otherwise.
+pub(super) const SHARE_MIN: usize = 128 * 1024;
 /// Bytes that parts are counted in.
 const UNIT: u32 = 16 * 1024;
 /// How long an endpoint that closes waits for a peer that has a part in hand.
@@ -47,9 +47,20 @@ impl Shm {
         self.inbound.iter_mut().find(|link| link.peer == peer)
     }
 
+    /// Shorter messages are copied by their receiver alone.
+    pub(crate) fn set_share_min(&mut self, bytes: usize) {
+        self.share_min = bytes;
+    }
+
+    /// See [`crate::transport::Iface::share_min`].
+    pub(crate) fn share_min(&self, peer: PeerId) -> Option<usize> {
+        let shares = self.inbound_of(peer).is_some_and(|link| link.can_get && link.assists);
+        shares.then_some(self.share_min)
+    }
+
     /// See [`crate::transport::Iface::share`].
     pub(crate) fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
-        if len < SHARE_MIN {
+        if len < self.share_min {
             return None;
         }
         let link = self.inbound_of_mut(peer).filter(|link| link.can_get && link.assists)?;

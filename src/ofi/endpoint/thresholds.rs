@@ -1,0 +1,31 @@
+//! Which protocol messages take at which size, in lines of text: `fi_ops_udrv.thresholds`.
+
+use super::Endpoint;
+use crate::ofi::lock::Guard;
+use crate::protocol::{OpError, Threshold};
+use crate::transport::Iface;
+use libfabric_sys::{FI_EAGAIN, FI_EOPBADSTATE, fi_addr_t};
+
+impl Endpoint {
+    /// One line a range of sizes, towards a peer that is met now if it never was.
+    pub(in crate::ofi) fn thresholds(
+        &self,
+        peer: fi_addr_t,
+        guard: &Guard<'_>,
+    ) -> Result<String, i32> {
+        self.engine(guard).ok_or(FI_EOPBADSTATE)?;
+        let peer = self.peer(peer, guard).map_err(|error| match error {
+            OpError::Again => FI_EAGAIN,
+            OpError::Error(errno) => errno,
+        })?;
+        let engine = self.engine(guard).ok_or(FI_EOPBADSTATE)?;
+        let way = engine.iface().way(peer);
+        let lines =
+            engine.thresholds(peer).into_iter().map(|Threshold { from, to, how, variable }| {
+                let to = if to == usize::MAX { String::new() } else { to.to_string() };
+                let variable = variable.map_or(String::new(), |name| format!("FI_UDRV_{name}"));
+                format!("{way}\t{from}\t{to}\t{}\t{variable}\t{}\n", how.name(), how.reason())
+            });
+        Ok(lines.collect())
+    }
+}

@@ -1,0 +1,197 @@
+//! Which protocol a message takes at which size, told as `send` and `rendezvous` decide it: from the same
+//! limits and the same [`Caps`].
+
+use super::engine::Engine;
+use super::packet::{EagerHeader, Envelope};
+use crate::transport::{Caps, Iface, PeerId, Windows};
+
+/// How messages of some sizes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum How {
+    /// Header and payload together, in one slot or packet.
+    Short,
+    /// Through the transport's memory, at once.
+    Buffers,
+    /// Rendezvous, one part of which leaves at once.
+    Fragments { unasked: usize },
+    /// Rendezvous: by a connection of its own.
+    Stream,
+    /// Rendezvous: a device writes into the receiver's buffer.
+    Windows,
+    /// Rendezvous: the receiver reads from the sender's buffer.
+    Read,
+    /// Rendezvous: the receiver reads, the sender writes the rest.
+    Shared,
+    /// Rendezvous: the sender writes into the receiver's buffer.
+    Written,
+}
+
+/// One line of the answer: messages of `from` to `to` bytes, both included.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Threshold {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) how: How,
+    /// The variable that moves `to`, or where there is no longest message `from`. Without the prefix; `None`: it is fixed.
+    pub(crate) variable: Option<&'static str>,
+}
+
+impl How {
+    /// In the words of PROTOCOL.md.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Short => "eager, short",
+            Self::Buffers => "eager, buffered",
+            Self::Fragments { unasked: 0 } => "rendezvous, fragments",
+            Self::Fragments { .. } => "rendezvous, pushed fragments",
+            Self::Stream => "rendezvous, stream",
+            Self::Windows => "rendezvous, RDMA Write",
+            Self::Read => "rendezvous, receiver reads",
+            Self::Shared => "rendezvous, both copy",
+            Self::Written => "rendezvous, sender writes",
+        }
+    }
+
+    /// The variable that moves where these sizes begin. Without the prefix.
+    fn begins_by(self) -> Option<&'static str> {
+        match self {
+            Self::Short | Self::Buffers => None,
+            Self::Shared => Some("SHARE_MIN"),
+            Self::Stream | Self::Windows => Some("BULK_MIN"),
+            Self::Read | Self::Written | Self::Fragments { .. } => Some("EAGER_MAX"),
+        }
+    }
+
+    fn is_eager(self) -> bool {
+        matches!(self, Self::Short | Self::Buffers)
+    }
+
+    /// Why this one.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Short => {
+                "one write of the sender reaches the receiver: nothing else is handed over"
+            }
+            Self::Buffers => {
+                "two copies cost less than the way there and back that a rendezvous waits for"
+            }
+            Self::Fragments { unasked: 0 } => {
+                "the processes may not attach to each other (FI_UDRV_CMA, ptrace(2)): copied twice, piece by piece"
+            }
+            Self::Fragments { .. } => {
+                "what is sent before the receiver has asked hides the way there and back"
+            }
+            Self::Stream => {
+                "the kernel cuts and acknowledges what we would have to: fewer cycles a byte"
+            }
+            Self::Windows => "no processor copies; memory has to be registered first",
+            Self::Read => "one copy, straight from the sender's buffer",
+            Self::Shared => {
+                "both processes copy at once; agreeing on it costs a message and exchanges"
+            }
+            Self::Written => {
+                "one copy, after the receiver has said where: it may not read (FI_UDRV_CMA)"
+            }
+        }
+    }
+}
+
+impl<I: Iface> Engine<I> {
+    /// How tagged messages without remote data go to `peer` now, shortest first, without a gap, and to
+    /// the longest there are. Ways that are made when they are first wanted count once they are there.
+    /// What the receiver decides is told of messages that come from `peer`.
+    pub(crate) fn thresholds(&mut self, peer: PeerId) -> Vec<Threshold> {
+        let Self { iface, core } = self;
+        let caps = iface.caps(peer);
+        let envelope = Envelope { tagged: true, tag: 0, data: None, rx: 0 };
+        let header = EagerHeader::new(&envelope, None).as_slice().len();
+        let eager_max = core.limits.eager_max;
+        let short_max = caps.short_max.saturating_sub(header).min(eager_max);
+        let mut list = Vec::new();
+        let mut next = Some(0);
+        let mut until = |to: usize, how: How| {
+            if let Some(from) = next.filter(|from| *from <= to) {
+                list.push(Threshold { from, to, how, variable: how.begins_by() });
+                next = to.checked_add(1);
+            }
+        };
+        until(short_max, How::Short);
+        until(eager_max, How::Buffers);
+        let slow = slow_way(&caps);
+        if slow == How::Read {
+            if let Some(share_min) = iface.share_min(peer) {
+                until(share_min.saturating_sub(1), slow);
+                until(usize::MAX, How::Shared);
+            }
+        } else if caps.window_max > 0 && iface.windows(peer) != Windows::No {
+            until(caps.window_min.saturating_sub(1), slow);
+            until(usize::MAX, How::Windows);
+        } else if caps.stream_max > 0 && iface.has_stream(peer) {
+            until(caps.stream_min.saturating_sub(1), slow);
+            until(usize::MAX, How::Stream);
+        }
+        until(usize::MAX, slow);
+        let beginnings: Vec<How> = list.iter().skip(1).map(|t| t.how).collect();
+        for (threshold, next) in list.iter_mut().zip(beginnings) {
+            let last_eager = threshold.how.is_eager() && !next.is_eager();
+            threshold.variable = if last_eager { Some("EAGER_MAX") } else { next.begins_by() };
+        }
+        list
+    }
+}
+
+/// What carries a long message that nothing better is there for.
+fn slow_way(caps: &Caps) -> How {
+    if caps.get {
+        How::Read
+    } else if caps.put {
+        How::Written
+    } else {
+        How::Fragments { unasked: caps.push_max }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Limits;
+    use super::*;
+    use crate::config::CmaPolicy;
+    use crate::transport::Address;
+    use crate::transport::mux::{Minima, Mux, MuxSettings};
+
+    fn limits(eager_max: usize) -> Limits {
+        Limits {
+            eager_max,
+            tx_max: 16,
+            rx_max: 16,
+            unexpected_max: 1 << 20,
+            bulk_chunk: 1 << 18,
+            contexts: 1,
+            shares_receives: false,
+        }
+    }
+
+    fn to_oneself(eager_max: usize) -> Vec<Threshold> {
+        let minima = Minima { share: 128 << 10, bulk: 32 << 10 };
+        let settings =
+            MuxSettings { cma: CmaPolicy::Auto, shm: true, mtu: None, minima, net: None };
+        let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+        let mux = Mux::open(bind, settings).unwrap();
+        let me = mux.address();
+        let mut engine = Engine::new(mux, limits(eager_max));
+        let peer = engine.connect(&me).unwrap();
+        engine.thresholds(peer)
+    }
+
+    #[test]
+    fn every_size_has_one_way() {
+        for eager_max in [0, 1, 100, 16384] {
+            let list = to_oneself(eager_max);
+            assert_eq!(list.first().map(|t| t.from), Some(0));
+            assert_eq!(list.last().map(|t| (t.to, t.how)), Some((usize::MAX, How::Read)));
+            assert!(list.windows(2).all(|two| two[0].to + 1 == two[1].from), "{list:?}");
+            let last = list.iter().rfind(|t| t.how.is_eager());
+            assert_eq!(last.map(|t| (t.to, t.variable)), Some((eager_max, Some("EAGER_MAX"))));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What a ring lies in: a segment of shared memory, or a model of one that loom watches (`ring::model`).
+//!
+//! # Safety
+//!
+//! A word is made of a place inside the mapping, which the caller vouches for.
+#![allow(unsafe_code)]
+
+use crate::sys::shared_memory::SharedMemory;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// A word that both ends use.
+pub(super) trait Word {
+    fn load(&self, order: Ordering) -> u32;
+    fn store(&self, value: u32, order: Ordering);
+    fn fetch_or(&self, bits: u32, order: Ordering) -> u32;
+    fn fetch_and(&self, bits: u32, order: Ordering) -> u32;
+}
+
+/// Memory of a ring.
+pub(super) trait Storage {
+    type Word: Word;
+
+    /// First byte.
+    fn base(&self) -> NonNull<u8>;
+
+    fn len(&self) -> usize;
+
+    /// The word at `place`.
+    ///
+    /// # Safety
+    /// Inside the memory and aligned, and only ever used atomically.
+    unsafe fn word(&self, place: *mut u8) -> &Self::Word;
+
+    /// A fence that is in one order with all others.
+    fn fence();
+
+    /// `len` plain bytes at `place` are written, or were since the last word that was stored.
+    #[inline(always)]
+    fn written(&self, place: *const u8, len: usize) {
+        let _ = (place, len);
+    }
+
+    /// `len` plain bytes at `place` are read.
+    #[inline(always)]
+    fn read(&self, place: *const u8, len: usize) {
+        let _ = (place, len);
+    }
+}
+
+impl Storage for SharedMemory {
+    type Word = AtomicU32;
+
+    #[inline(always)]
+    fn base(&self) -> NonNull<u8> {
+        Self::base(self)
+    }
+
+    fn len(&self) -> usize {
+        Self::len(self)
+    }
+
+    #[inline(always)]
+    unsafe fn word(&self, place: *mut u8) -> &AtomicU32 {
+        // SAFETY: the caller vouches.
+        unsafe { AtomicU32::from_ptr(place.cast()) }
+    }
+
+    #[inline(always)]
+    fn fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Word for AtomicU32 {
+    #[inline(always)]
+    fn load(&self, order: Ordering) -> u32 {
+        Self::load(self, order)
+    }
+
+    #[inline(always)]
+    fn store(&self, value: u32, order: Ordering) {
+        Self::store(self, value, order);
+    }
+
+    #[inline(always)]
+    fn fetch_or(&self, bits: u32, order: Ordering) -> u32 {
+        Self::fetch_or(self, bits, order)
+    }
+
+    #[inline(always)]
+    fn fetch_and(&self, bits: u32, order: Ordering) -> u32 {
+        Self::fetch_and(self, bits, order)
+    }
+}
