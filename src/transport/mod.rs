@@ -66,6 +66,8 @@ pub(crate) struct Caps {
     pub(crate) one_sided: bool,
     /// The peer knows atomic operations; `None`: it has not said yet.
     pub(crate) atomics: Option<bool>,
+    /// The same of collective operations.
+    pub(crate) collectives: Option<bool>,
     /// After `SendError::Again` something arrives, and wakes a sleeper, when there is room again.
     pub(crate) announces_room: bool,
 }

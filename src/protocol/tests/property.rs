@@ -86,6 +86,7 @@ fn weather(rng: &mut Rng) -> Weather {
         get,
         put,
         atomics: Some(true),
+        lonely: Vec::new(),
     }
 }
 

@@ -75,6 +75,8 @@ pub(super) struct Weather {
     pub(super) put: Vec<Reach>,
     /// Whether peers know atomic operations, as they say.
     pub(super) atomics: Option<bool>,
+    /// Who knows no collective operations, and has said so or not.
+    pub(super) lonely: Vec<(Slot, Option<bool>)>,
 }
 
 impl Weather {
@@ -95,7 +97,13 @@ impl Weather {
             get: vec![Reach::On],
             put: vec![Reach::On],
             atomics: Some(true),
+            lonely: Vec::new(),
         }
+    }
+
+    fn collectives(&self, slot: Slot) -> Option<bool> {
+        let known = self.lonely.iter().find(|(lonely, _)| *lonely == slot);
+        known.map_or(Some(true), |(_, said)| *said)
     }
 }
 
@@ -677,6 +685,7 @@ impl SimIface {
             put,
             one_sided,
             atomics: net.weather.atomics,
+            collectives: net.weather.collectives(self.slot(peer)),
             announces_room,
         }
     }

@@ -67,7 +67,7 @@ impl Shm {
             socket,
             pid: credentials.pid,
             doorbell: None,
-            atomics: None,
+            features: None,
         };
         if self.outbound.len() <= peer.index() {
             self.outbound.resize_with(peer.index() + 1, || None);
@@ -171,7 +171,7 @@ impl Shm {
             libc::EINVAL => malformed,
             _ => resources(e),
         })?;
-        let answer = Welcome { nonce: self.nonce, features: hello::ATOMICS };
+        let answer = Welcome { nonce: self.nonce, features: hello::ATOMICS | hello::COLLECTIVES };
         match unix::send(socket.as_fd(), &answer.encode(), &[self.doorbell.fd()]) {
             // A sender that is gone already left its messages in the segment.
             Ok(()) | Err(Errno(libc::EPIPE)) => Ok((hello, memory, credentials)),
@@ -268,7 +268,7 @@ pub(super) fn read_answer(link: &mut Outbound) -> Answer {
                 return Answer::Rejected(reject);
             }
             if let Some(welcome) = Welcome::decode(bytes) {
-                link.atomics = Some(welcome.features & hello::ATOMICS != 0);
+                link.features = Some(welcome.features);
                 link.doorbell = fds.into_iter().next().map(Doorbell::from_fd);
             }
             Answer::Welcome

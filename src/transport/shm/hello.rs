@@ -38,6 +38,9 @@ pub(super) const ASSISTS: u32 = 1;
 /// The receiver carries out atomic operations (PROTOCOL.md §4.16).
 pub(super) const ATOMICS: u32 = 2;
 
+/// The receiver takes part in collective operations (PROTOCOL.md §4.17).
+pub(super) const COLLECTIVES: u32 = 4;
+
 /// Why a link was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RejectReason {
