@@ -56,8 +56,9 @@ impl Shm {
             geometry,
             probe_addr: self.probe.as_ptr().expose_provenance() as u64,
             features: match self.cma {
-                CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS,
-                CmaPolicy::Off | CmaPolicy::ReadOnly => 0,
+                CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS | hello::REACHES,
+                CmaPolicy::ReadOnly => hello::REACHES,
+                CmaPolicy::Off => 0,
             },
         };
         unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()])?;
@@ -229,6 +230,7 @@ impl Shm {
             can_get,
             can_put,
             assists: hello.features & hello::ASSISTS != 0,
+            reaches: hello.features & hello::REACHES != 0,
             cells: CellTable::default(),
         });
         self.watch(peer, pid);

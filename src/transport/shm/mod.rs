@@ -11,6 +11,7 @@ mod departure;
 mod handshake;
 mod hello;
 mod layout;
+mod reaching;
 mod ring;
 mod sharing;
 
@@ -87,6 +88,8 @@ struct Inbound {
     can_put: bool,
     /// The sender helps to copy long messages.
     assists: bool,
+    /// It may reach our regions by itself.
+    reaches: bool,
     cells: CellTable,
 }
 
@@ -434,6 +437,7 @@ impl Drop for Shm {
             for link in &mut self.inbound {
                 link.consumer.close();
                 link.end_sharing();
+                link.end_reaching();
             }
         }
     }
