@@ -91,6 +91,9 @@ struct fi_udrv_counts {
     // Bytes that this endpoint, as a sender, wrote of messages that it and their receiver copied
     // together: the receiver does not count them.
     uint64_t assisted_bytes;
+    // Bytes that this endpoint read from and wrote to memory regions of processes of this node by
+    // itself: their owners do not count them.
+    uint64_t reached_bytes;
 };
 
 // Operations on an endpoint, through

@@ -96,6 +96,11 @@ impl RegionTable {
         self.regions.remove(&key);
     }
 
+    /// A whole region, and its id.
+    pub(crate) fn whole(&self, key: u64) -> Option<(u64, Region)> {
+        self.regions.get(&key).copied()
+    }
+
     /// The memory behind `len` bytes at `addr` of the region `key`. Nothing at all is behind no
     /// bytes: that needs no key.
     pub(crate) fn find(

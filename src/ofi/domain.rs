@@ -93,6 +93,20 @@ impl Domain {
     }
 }
 
+impl Domain {
+    /// Peers do not reach this region without us any more, once this returns.
+    pub(super) fn revoke(&self, region: u64, guard: &Guard<'_>) {
+        // SAFETY: the guard is of this domain; the copy ends the borrow.
+        let endpoints = unsafe { self.state(guard) }.endpoints.clone();
+        for endpoint in endpoints {
+            // SAFETY: endpoints leave the domain's list under the lock before they go away.
+            if let Some(engine) = unsafe { &*endpoint }.engine(guard) {
+                engine.revoke(region);
+            }
+        }
+    }
+}
+
 impl DomainState {
     /// Those of `fed` that still are.
     pub(crate) fn counters_of_regions(&self) -> Vec<Arc<cntr::Counter>> {

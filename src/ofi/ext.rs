@@ -96,6 +96,9 @@ pub struct fi_udrv_counts {
     /// Bytes that this endpoint, as a sender, wrote of messages that it and their receiver copied
     /// together: the receiver does not count them.
     pub assisted_bytes: u64,
+    /// Bytes that this endpoint read from and wrote to memory regions of processes of this node by
+    /// itself: their owners do not count them.
+    pub reached_bytes: u64,
 }
 
 /// Operations on an endpoint, through
@@ -199,6 +202,7 @@ unsafe fn counts_of(ep: *mut fid_ep) -> Result<fi_udrv_counts, i32> {
         windows_lost: counts.windows_lost,
         declined: counts.declined,
         assisted_bytes: counts.assisted_bytes,
+        reached_bytes: counts.reached_bytes,
     })
 }
 

@@ -205,6 +205,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         let state = unsafe { mr.domain.state(&guard) };
         state.regions.remove(mr.fid.key);
         state.region_counters.remove(&mr.id);
+        mr.domain.revoke(mr.id, &guard);
         drop(guard);
         0
     })
@@ -246,6 +247,8 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
             *slot = Some(counter.clone());
         }
     }
+    // From now on somebody hears of what peers do to it.
+    mr.domain.revoke(mr.id, &guard);
     mr.domain.feed(counter, &guard)
 }
 

@@ -29,6 +29,8 @@ pub(crate) struct Limits {
     pub(crate) unexpected_max: usize,
     /// Bytes of one message moved by one turn of work.
     pub(crate) bulk_chunk: usize,
+    /// One-sided operations of fewer bytes are left to the target.
+    pub(crate) alone_min: usize,
     /// Receive contexts.
     pub(crate) contexts: usize,
     /// Receives are posted to a queue that the host has, for several endpoints.
@@ -45,6 +47,8 @@ pub(crate) struct Counts {
     pub(crate) pushed_bytes: u64,
     /// Bytes that this endpoint wrote of messages that it and their receiver copied together.
     pub(crate) assisted_bytes: u64,
+    /// Bytes that this endpoint moved to and from regions of its peers by itself.
+    pub(crate) reached_bytes: u64,
     pub(crate) fragment_bytes: u64,
     pub(crate) stream_bytes: u64,
     /// Messages whose stream or windows failed, and that went on as fragments.

@@ -35,7 +35,7 @@ pub(crate) use rma::{
 pub(crate) use send::SendOp;
 pub(crate) use thresholds::Threshold;
 
-use crate::memory::keys::{Denied, Granted, Right};
+use crate::memory::keys::{Denied, Granted, Region, Right};
 use crate::transport::Address;
 
 /// A source that matches every peer.
@@ -236,6 +236,9 @@ pub(crate) trait Host {
     }
     /// Our memory behind `range`, if a peer has this right to it.
     fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied>;
+    /// The region with this key, with the rights that a peer may use without anybody here hearing of
+    /// it, and its id. `None`: there is none, or it has no such rights.
+    fn offer(&self, key: u64) -> Option<(u64, Region)>;
     /// The queue of receives that this endpoint shares with others, if it does.
     fn shared_receives(&mut self) -> Option<&mut Receives> {
         None

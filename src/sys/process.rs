@@ -124,6 +124,15 @@ pub(crate) fn is_running(pid: i32) -> bool {
     !matches!(state, Some('Z' | 'X'))
 }
 
+/// False once no thread of the process runs any more: threads may outlive the first one, for a moment
+/// at least. True when that cannot be told.
+pub(crate) fn has_threads(pid: i32) -> bool {
+    is_running(pid) || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+        threads.is_ok_and(|threads| threads.count() > 1)
+    }
+}
+
 /// A descriptor that becomes readable when the process ends. `None` where the kernel has none to give,
 /// and when descriptors are getting scarce: the application needs some too.
 pub(crate) fn watch(pid: i32) -> Option<OwnedFd> {

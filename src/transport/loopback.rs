@@ -49,6 +49,7 @@ impl Loopback {
         put: true,
         one_sided: true,
         atomics: Some(true),
+        collectives: Some(true),
         announces_room: false,
     };
 

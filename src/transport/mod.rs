@@ -66,6 +66,8 @@ pub(crate) struct Caps {
     pub(crate) one_sided: bool,
     /// The peer knows atomic operations; `None`: it has not said yet.
     pub(crate) atomics: Option<bool>,
+    /// The same of collective operations.
+    pub(crate) collectives: Option<bool>,
     /// After `SendError::Again` something arrives, and wakes a sleeper, when there is room again.
     pub(crate) announces_room: bool,
 }
@@ -313,6 +315,30 @@ pub(crate) trait Iface {
     ) -> Assisted {
         let _ = (peer, share, part);
         Assisted::Over
+    }
+
+    /// What `peer` has to name to reach our regions by itself (PROTOCOL.md §4.18). `None`: it cannot.
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        let _ = peer;
+        None
+    }
+
+    /// What `peer` was told with an epoch is void: it touches nothing of it any more when this returns.
+    fn revoke(&mut self, peer: PeerId) {
+        let _ = peer;
+    }
+
+    /// As `get` (`reads`) and `put`, on what the peer has told with `epoch`. ESTALE: that is void.
+    fn reach(
+        &mut self,
+        peer: PeerId,
+        epoch: u32,
+        reads: bool,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        let _ = (peer, epoch, reads, local, remote);
+        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
     }
 
     /// Something is to come by stream soon.

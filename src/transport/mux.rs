@@ -528,6 +528,25 @@ impl Iface for Mux {
         self.shm.assist(peer, share, part)
     }
 
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        if self.route(peer) == Route::Shm { self.shm.epoch(peer) } else { None }
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        self.shm.revoke(peer);
+    }
+
+    fn reach(
+        &mut self,
+        peer: PeerId,
+        epoch: u32,
+        reads: bool,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        self.shm.reach(peer, epoch, reads, local, remote)
+    }
+
     fn attend(&mut self) {
         if let Some(net) = self.net_mut() {
             net.attend();

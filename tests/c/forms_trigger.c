@@ -2,6 +2,7 @@
 /* Operations that wait for counters: triggered ones, and deferred work. */
 #include "all_forms.h"
 
+#include <rdma/fi_atomic.h>
 #include <rdma/fi_trigger.h>
 #include <stdlib.h>
 #include <string.h>
@@ -405,6 +406,245 @@ static void deferred_ends(struct side *me)
 	side_end(me);
 }
 
+/* --- atomic operations --- */
+
+enum { ELEMENTS = 300 };
+
+/* Elements of rank 1, and what rank 0 does to them: operand, comparand, result. */
+struct elements {
+	uint64_t memory[ELEMENTS], operand[ELEMENTS], compare[ELEMENTS], result[ELEMENTS];
+	struct fi_ioc operands, compares, results;
+	struct fi_rma_ioc target;
+};
+
+static struct elements *elements_of(uint64_t operand, uint64_t compare)
+{
+	struct elements *e = need(sizeof(*e));
+
+	for (uint64_t i = 0; i < ELEMENTS; i++) {
+		e->memory[i] = i;
+		e->operand[i] = operand + i;
+		e->compare[i] = compare + i;
+		e->result[i] = UINT64_MAX;
+	}
+	e->operands = (struct fi_ioc){ e->operand, ELEMENTS };
+	e->compares = (struct fi_ioc){ e->compare, ELEMENTS };
+	e->results = (struct fi_ioc){ e->result, ELEMENTS };
+	e->target = (struct fi_rma_ioc){ 0, ELEMENTS, KEY };
+	return e;
+}
+
+/* Element i is `first` plus `step` times i. */
+static void ascend(const uint64_t *elements, uint64_t first, uint64_t step)
+{
+	for (uint64_t i = 0; i < ELEMENTS; i++)
+		SAME(elements[i], first + step * i);
+}
+
+static struct fi_msg_atomic change(struct side *me, struct elements *e, enum fi_op op, void *context)
+{
+	return (struct fi_msg_atomic){
+		.msg_iov = &e->operands, .iov_count = 1, .addr = me->peer, .rma_iov = &e->target, .rma_iov_count = 1,
+		.datatype = FI_UINT64, .op = op, .context = context,
+	};
+}
+
+static const struct setup atomic_setup = { .caps = CAPS | FI_ATOMIC, .counters = true, .rma_counters = true };
+
+/* Each form waits for what the one before counts; nothing is looked at before. */
+static void trigger_atomics(struct side *me)
+{
+	struct elements *sum = elements_of(10, 0), *product = elements_of(2, 0), *swap = elements_of(7, 0);
+	struct fi_triggered_context2 contexts[4];
+	struct fid_mr *mr = NULL;
+	struct fid_ep *alias;
+
+	side_begin(me, &atomic_setup);
+	OK(fi_ep_alias(me->ep, &alias, FI_TRANSMIT | FI_TRIGGER));
+	if (me->rank == 0) {
+		struct fid_cntr *cntr = counter_of(me);
+		size_t injected = 1;
+		uint64_t now_there[ELEMENTS];
+		struct fi_msg_atomic m;
+
+		barrier(me);
+		/* 8 bytes are injected, and the application's again at once. */
+		contexts[0] = at(cntr, 1);
+		m = change(me, sum, FI_SUM, &contexts[0]);
+		sum->operands.count = sum->target.count = injected;
+		OK(fi_atomicmsg(me->ep, &m, FI_TRIGGER | FI_INJECT | FI_COMPLETION));
+		sum->operand[0] = 4711;
+		sum->operands.addr = NULL;
+		/* fi_atomic, fi_fetch_atomic and fi_compare_atomic. */
+		contexts[1] = at(me->rma[WRITES], 1);
+		OK(fi_atomic(alias, sum->operand + 1, ELEMENTS - 1, NULL, me->peer, 8, KEY, FI_UINT64, FI_SUM, &contexts[1]));
+		contexts[2] = at(me->rma[WRITES], 2);
+		for (int i = 0; i < ELEMENTS; i++)
+			product->operand[i] = 2;
+		OK(fi_fetch_atomic(alias, product->operand, ELEMENTS, NULL, product->result, NULL, me->peer, 0, KEY, FI_UINT64,
+				   FI_PROD, &contexts[2]));
+		/* The first read is ours, below. */
+		contexts[3] = at(me->rma[READS], 2);
+		for (uint64_t i = 0; i < ELEMENTS; i++)
+			swap->compare[i] = 2 * (10 + 2 * i);
+		OK(fi_compare_atomic(alias, swap->operand, ELEMENTS, NULL, swap->compare, NULL, swap->result, NULL, me->peer, 0,
+				     KEY, FI_UINT64, FI_CSWAP, &contexts[3]));
+		POST(me, fi_read(me->ep, now_there, sizeof(now_there), NULL, me->peer, 0, KEY, NULL));
+		completion(me->tx);
+		ascend(now_there, 0, 1);
+		nothing_in(me->tx, 20);
+		SAME(fi_close(&cntr->fid), -FI_EBUSY);
+		OK(fi_cntr_add(cntr, 1));
+		for (int i = 0; i < 4; i++) {
+			struct fi_cq_tagged_entry entry = completion(me->tx);
+
+			CHECK(entry.op_context == &contexts[i]);
+			SAME(entry.flags, FI_ATOMIC | (i < 2 ? FI_WRITE : FI_READ));
+		}
+		ascend(product->result, 10, 2);
+		ascend(swap->result, 20, 4);
+		SAME(fi_cntr_read(me->rma[WRITES]), 2);
+		SAME(fi_cntr_read(me->rma[READS]), 3);
+
+		/* What is wrong with a call it says at once, with the key or the address when it is due; fi_cancel. */
+		sum->operands.addr = sum->operand;
+		contexts[0] = contexts[1] = contexts[2] = contexts[3] = at(cntr, 2);
+		m = change(me, sum, FI_SUM, &contexts[0]);
+		sum->target.count = 2;
+		SAME(fi_atomicmsg(me->ep, &m, FI_TRIGGER), -FI_EINVAL);
+		sum->target.count = 1;
+		m.context = NULL;
+		SAME(fi_atomicmsg(me->ep, &m, FI_TRIGGER), -FI_EINVAL);
+		m.context = &contexts[0];
+		OK(fi_atomicmsg(me->ep, &m, FI_TRIGGER));
+		OK(fi_cancel(&me->ep->fid, &contexts[0]));
+		struct fi_cq_err_entry error = failure(me->tx);
+		CHECK(error.op_context == &contexts[0]);
+		SAME(error.err, FI_ECANCELED);
+		SAME(error.flags, FI_ATOMIC | FI_WRITE);
+		m.context = &contexts[1];
+		sum->target.key = KEY + 1;
+		OK(fi_atomicmsg(me->ep, &m, FI_TRIGGER));
+		OK(fi_cntr_add(cntr, 1));
+		error = failure(me->tx);
+		CHECK(error.op_context == &contexts[1]);
+		SAME(error.err, FI_EKEYREJECTED);
+		OK(fi_close(&cntr->fid));
+	} else {
+		OK(fi_mr_reg(me->domain, sum->memory, sizeof(sum->memory), FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+		barrier(me);
+	}
+	barrier(me);
+	if (me->rank == 1)
+		ascend(sum->memory, 7, 1);
+	OK(fi_close(&alias->fid));
+	if (mr)
+		OK(fi_close(&mr->fid));
+	side_end(me);
+	free(sum);
+	free(product);
+	free(swap);
+}
+
+/* The same by deferred work, whose structures are gone when it is due. */
+static void deferred_atomics(struct side *me)
+{
+	struct elements *sum = elements_of(10, 0), *read = elements_of(0, 0), *swap = elements_of(7, 10), *wrong = elements_of(1, 1);
+	struct fid_mr *mr = NULL;
+
+	side_begin(me, &atomic_setup);
+	if (me->rank == 0) {
+		struct fid_cntr *by = counter_of(me), *done = counter_of(me);
+		struct fi_op_atomic base = { .ep = me->ep };
+		struct fi_op_fetch_atomic fetch = { .ep = me->ep };
+		struct fi_op_compare_atomic compare = { .ep = me->ep };
+		struct fi_deferred_work work = { .triggering_cntr = by, .completion_cntr = done };
+
+		barrier(me);
+		for (int i = 0; i < ELEMENTS; i++)
+			sum->operand[i] = 10;
+		base.msg = change(me, sum, FI_SUM, &base);
+		work.op_type = FI_OP_ATOMIC;
+		work.threshold = 1;
+		work.op.atomic = &base;
+		OK(queue_work(me, &work));
+
+		work.triggering_cntr = done;
+		fetch.msg = change(me, read, FI_ATOMIC_READ, &fetch);
+		fetch.msg.msg_iov = NULL;
+		fetch.msg.iov_count = 0;
+		fetch.fetch = (struct fi_msg_fetch){ .msg_iov = &read->results, .iov_count = 1 };
+		fetch.flags = FI_COMPLETION;
+		work.op_type = FI_OP_FETCH_ATOMIC;
+		work.op.fetch_atomic = &fetch;
+		OK(queue_work(me, &work));
+
+		compare.msg = change(me, swap, FI_CSWAP, &compare);
+		compare.fetch = (struct fi_msg_fetch){ .msg_iov = &swap->results, .iov_count = 1 };
+		compare.compare = (struct fi_msg_compare){ .msg_iov = &swap->compares, .iov_count = 1 };
+		work.op_type = FI_OP_COMPARE_ATOMIC;
+		work.op.compare_atomic = &compare;
+		work.threshold = 2;
+		OK(queue_work(me, &work));
+
+		/* Failures count towards thresholds. */
+		wrong->target.key = KEY + 1;
+		base.msg = change(me, wrong, FI_SUM, NULL);
+		work.op_type = FI_OP_ATOMIC;
+		work.threshold = 3;
+		work.op.atomic = &base;
+		OK(queue_work(me, &work));
+		base.msg = change(me, sum, FI_SUM, NULL);
+		work.threshold = 4;
+		OK(queue_work(me, &work));
+
+		/* A form or a type that there is not, and lengths that differ. */
+		base.msg = change(me, sum, FI_CSWAP, NULL);
+		SAME(queue_work(me, &work), -FI_EOPNOTSUPP);
+		compare.compare.iov_count = 0;
+		work.op_type = FI_OP_COMPARE_ATOMIC;
+		work.op.compare_atomic = &compare;
+		SAME(queue_work(me, &work), -FI_EINVAL);
+		work.op.compare_atomic = NULL;
+		SAME(queue_work(me, &work), -FI_EINVAL);
+		memset(&base, 0xee, sizeof(base));
+		memset(&compare, 0xee, sizeof(compare));
+		for (struct elements *e = sum; e; e = e == sum ? swap : NULL)
+			memset(&e->operands, 0xee, sizeof(*e) - offsetof(struct elements, operands));
+
+		nothing_in(me->tx, 20);
+		OK(fi_cntr_add(by, 1));
+		/* The sum, the read, the swap; what failed; the sum again. */
+		while (fi_cntr_read(done) < 4)
+			progress(me);
+		SAME(fi_cntr_readerr(done), 1);
+		ascend(read->result, 10, 1);
+		ascend(swap->result, 10, 1);
+		struct fi_cq_tagged_entry entry = completion(me->tx);
+		CHECK(entry.op_context == &fetch);
+		SAME(entry.flags, FI_ATOMIC | FI_READ);
+		nothing_in(me->tx, 20);
+		/* The endpoint counts none but the one that it was asked to tell. */
+		SAME(fi_cntr_read(me->rma[WRITES]), 0);
+		SAME(fi_cntr_read(me->rma[READS]), 1);
+		OK(fi_close(&by->fid));
+		OK(fi_close(&done->fid));
+	} else {
+		OK(fi_mr_reg(me->domain, sum->memory, sizeof(sum->memory), FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+		barrier(me);
+	}
+	barrier(me);
+	if (me->rank == 1)
+		ascend(sum->memory, 17, 1);
+	if (mr)
+		OK(fi_close(&mr->fid));
+	side_end(me);
+	free(sum);
+	free(read);
+	free(swap);
+	free(wrong);
+}
+
 /*
  * FI_PROGRESS_AUTO: rank 1 computes and calls nothing, while rank 0 reads and writes its memory, gets an answer that
  * its arrival triggers, and sends what its queue never asks for.
@@ -475,6 +715,8 @@ const struct group trigger_groups[] = {
 	{ "deferred_ring", deferred_ring },
 	{ "deferred_rma", deferred_rma },
 	{ "deferred_ends", deferred_ends },
+	{ "trigger_atomics", trigger_atomics },
+	{ "deferred_atomics", deferred_atomics },
 	{ "progress_while_computing", progress_while_computing },
 	{ NULL, NULL },
 };

@@ -3,6 +3,7 @@
 //!
 //! Requests are copied when they are queued: their structures are not looked at again.
 
+use super::atomic::{Changing, Request};
 use super::rma::Accessing;
 use super::transfer::{Receiving, Sending, Tagging, vector};
 use super::{Endpoint, endpoint};
@@ -15,9 +16,10 @@ use crate::ofi::trigger::{self, Account, Action, Kind, Owner, Start, Work};
 use crate::protocol::Report;
 use libfabric_sys::{
     FI_CLAIM, FI_COMPLETION, FI_DISCARD, FI_EINVAL, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPNOTSUPP,
-    FI_MULTI_RECV, FI_OP_CNTR_ADD, FI_OP_CNTR_SET, FI_OP_READ, FI_OP_RECV, FI_OP_SEND, FI_OP_TRECV,
-    FI_OP_TSEND, FI_OP_WRITE, FI_PEEK, FI_REMOTE_CQ_DATA, fi_addr_t, fi_deferred_work, fi_op_cntr,
-    fi_op_msg, fi_op_rma, fi_op_tagged, fid_cntr, fid_ep,
+    FI_MULTI_RECV, FI_OP_ATOMIC, FI_OP_CNTR_ADD, FI_OP_CNTR_SET, FI_OP_COMPARE_ATOMIC,
+    FI_OP_FETCH_ATOMIC, FI_OP_READ, FI_OP_RECV, FI_OP_SEND, FI_OP_TRECV, FI_OP_TSEND, FI_OP_WRITE,
+    FI_PEEK, FI_REMOTE_CQ_DATA, fi_addr_t, fi_deferred_work, fi_op_atomic, fi_op_cntr,
+    fi_op_compare_atomic, fi_op_fetch_atomic, fi_op_msg, fi_op_rma, fi_op_tagged, fid_cntr, fid_ep,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -55,7 +57,19 @@ pub(in crate::ofi) unsafe fn queue(
             FI_OP_TRECV => receive(domain, tagged(work.op.tagged)?, &guard)?,
             FI_OP_READ => access(domain, Right::Read, work.op.rma, &guard)?,
             FI_OP_WRITE => access(domain, Right::Write, work.op.rma, &guard)?,
-            // Atomic operations come here: each is a `Transfer`, with a `Start` as `Accessing` has.
+            FI_OP_ATOMIC => {
+                let op: &fi_op_atomic = work.op.atomic.as_ref().ok_or(FI_EINVAL)?;
+                change(domain, op.ep, &Request::Base(&op.msg), op.flags, &guard)?
+            }
+            FI_OP_FETCH_ATOMIC => {
+                let op: &fi_op_fetch_atomic = work.op.fetch_atomic.as_ref().ok_or(FI_EINVAL)?;
+                change(domain, op.ep, &Request::Fetch(&op.msg, &op.fetch), op.flags, &guard)?
+            }
+            FI_OP_COMPARE_ATOMIC => {
+                let op: &fi_op_compare_atomic = work.op.compare_atomic.as_ref().ok_or(FI_EINVAL)?;
+                let request = Request::Compare(&op.msg, &op.compare, &op.fetch);
+                change(domain, op.ep, &request, op.flags, &guard)?
+            }
             _ => return Err(FI_ENOSYS),
         };
         if let Some(raises) = raises {
@@ -269,5 +283,23 @@ unsafe fn access<'a>(
         let accessing = Accessing::of_message(endpoint, right, &op.msg, op.flags, guard)?;
         let (kind, start) = (accessing.kind(), accessing.starter());
         Ok(Transfer { endpoint, kind, start, context: op.msg.context, flags: op.flags })
+    }
+}
+
+/// # Safety
+/// As for [`queue`].
+unsafe fn change<'a>(
+    domain: &Arc<Domain>,
+    ep: *mut fid_ep,
+    request: &Request<'_>,
+    flags: u64,
+    guard: &Guard<'_>,
+) -> Result<Transfer<'a>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let endpoint = triggerable(domain, ep, guard)?;
+        let changing = Changing::of_request(endpoint, request, flags, guard)?;
+        let (kind, start) = (changing.kind(), changing.starter());
+        Ok(Transfer { endpoint, kind, start, context: request.context(), flags })
     }
 }

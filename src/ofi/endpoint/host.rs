@@ -1,7 +1,7 @@
 //! What the protocol reports, in libfabric's terms: queue entries, counters, sources.
 
 use super::{Bindings, Endpoint, QueueBinding};
-use crate::memory::keys::{Denied, Granted, Right};
+use crate::memory::keys::{Denied, Granted, Region, Right};
 use crate::ofi::cntr::Counter;
 use crate::ofi::cq::{Entry, NO_SOURCE};
 use crate::ofi::lock::Guard;
@@ -237,6 +237,21 @@ impl Host for EndpointHost<'_> {
         // SAFETY: as above.
         let state = unsafe { self.endpoint.domain.state(self.guard) };
         state.regions.find(range.key, range.addr, range.len, right)
+    }
+
+    fn offer(&self, key: u64) -> Option<(u64, Region)> {
+        // SAFETY: as above; the copies end the borrow.
+        let state = unsafe { self.endpoint.domain.state(self.guard) };
+        let (id, mut region) = state.regions.whole(key)?;
+        let counters = state.region_counters.get(&id);
+        let heard = |right| counters.is_some_and(|counters| counters.of(right).is_some());
+        region.remote_read &= self.endpoint.lets(Right::Read)
+            && self.bindings.remote_read_counter.is_none()
+            && !heard(Right::Read);
+        region.remote_write &= self.endpoint.lets(Right::Write)
+            && self.bindings.remote_write_counter.is_none()
+            && !heard(Right::Write);
+        (region.remote_read || region.remote_write).then_some((id, region))
     }
 
     fn joined(&mut self, group: u64, outcome: Result<(), i32>) {

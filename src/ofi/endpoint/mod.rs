@@ -56,6 +56,8 @@ use std::sync::Arc;
 
 /// Bytes moved for one long message by one turn of progress.
 const BULK_CHUNK: usize = 1 << 20;
+/// One-sided operations of fewer bytes are left to the target.
+const ALONE_MIN: usize = 16 * 1024;
 /// How long closing waits for messages that the application believes sent, milliseconds.
 const LINGER_MS: i32 = 1000;
 
@@ -577,6 +579,7 @@ impl Endpoint {
             rx_max: config.rx_max,
             unexpected_max: config.unexpected_max,
             bulk_chunk: BULK_CHUNK,
+            alone_min: ALONE_MIN,
             contexts: usize::from(self.contexts.receive()),
             shares_receives: self.shares.1,
         };

@@ -2,8 +2,8 @@
 
 use super::transfer::{Flags, buffer, persist, result, trigger, vector};
 use super::{Endpoint, EndpointFid, endpoint};
-use crate::memory::SegmentList;
 use crate::memory::keys::Right;
+use crate::memory::{OwnedBuffer, SegmentList};
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{Table, stubs};
@@ -161,8 +161,13 @@ impl Accessing {
         engine.access(&op, &mut host)
     }
 
+    /// What is injected is copied now: the application's buffer is its own while this waits.
     pub(super) fn starter(self) -> Start {
-        Box::new(move |ep, guard, account| self.start(ep, guard, account))
+        let kept = self.inject.then(|| OwnedBuffer::copy_of(&self.local));
+        Box::new(move |ep, guard, account| {
+            let local = kept.as_ref().map_or(self.local, OwnedBuffer::segments);
+            Self { local, ..self }.start(ep, guard, account)
+        })
     }
 
     pub(super) fn kind(&self) -> Kind {

@@ -1,7 +1,7 @@
 //! The data calls: arguments checked, flags translated, handed to the protocol.
 
 use super::{Endpoint, EndpointFid, endpoint};
-use crate::memory::{Segment, SegmentList};
+use crate::memory::{OwnedBuffer, Segment, SegmentList};
 use crate::ofi::av::NO_SUCH_ADDRESS;
 use crate::ofi::cntr;
 use crate::ofi::guard::entry;
@@ -400,8 +400,13 @@ impl Sending {
         engine.send(&op, &mut host)
     }
 
+    /// What is injected is copied now: the application's buffer is its own while this waits.
     pub(super) fn starter(self) -> Start {
-        Box::new(move |ep, guard, account| self.start(ep, guard, account))
+        let kept = self.inject.then(|| OwnedBuffer::copy_of(&self.payload));
+        Box::new(move |ep, guard, account| {
+            let payload = kept.as_ref().map_or(self.payload, OwnedBuffer::segments);
+            Self { payload, ..self }.start(ep, guard, account)
+        })
     }
 
     pub(super) fn kind(&self) -> Kind {

@@ -1,4 +1,4 @@
-//! Collective operations by active messages (PROTOCOL.md §4.16).
+//! Collective operations by active messages (PROTOCOL.md §4.17).
 //!
 //! Each operation of a group follows a [`plan`], step by step, on a work buffer of its own; the
 //! operations of a group follow each other. Nothing ends before all members have begun it, so
@@ -115,6 +115,8 @@ pub(super) struct Collectives {
     /// Members that left groups which we have not joined.
     news: VecDeque<(u64, usize, i32)>,
     outbox: VecDeque<Outgoing>,
+    /// Who was sent something, and has not said yet whether it knows such messages.
+    strangers: Vec<PeerId>,
     /// Something may go on.
     ready: bool,
 }
@@ -141,7 +143,7 @@ impl Group {
 impl Collectives {
     #[inline]
     pub(super) fn work(&self) -> usize {
-        usize::from(self.ready) | self.outbox.len()
+        usize::from(self.ready) | self.outbox.len() | self.strangers.len()
     }
 
     pub(super) fn has_unsent(&self) -> bool {
@@ -150,7 +152,9 @@ impl Collectives {
 
     /// Whether this endpoint must be polled although nothing arrives.
     pub(super) fn is_busy(&self, silent: impl Fn(PeerId) -> bool) -> bool {
-        self.ready || self.outbox.iter().any(|message| silent(message.peer))
+        self.ready
+            || !self.strangers.is_empty()
+            || self.outbox.iter().any(|message| silent(message.peer))
     }
 
     /// Whether a group cannot go on without `peer`.
@@ -167,8 +171,11 @@ impl Collectives {
         else {
             return;
         };
-        member.contacted = true;
+        let first = !std::mem::replace(&mut member.contacted, true);
         if let Some(peer) = member.peer {
+            if first && !self.strangers.contains(&peer) {
+                self.strangers.push(peer);
+            }
             self.outbox.push_back(Outgoing { peer, packet, bytes, sent: 0 });
         }
     }
@@ -371,6 +378,7 @@ impl Core {
     pub(super) fn end_collectives(&mut self, peer: PeerId, error: i32, died: bool) {
         let all = &mut self.collectives;
         all.outbox.retain(|message| message.peer != peer);
+        all.strangers.retain(|stranger| *stranger != peer);
         let mut left = Vec::new();
         for (id, group) in &mut all.groups {
             let Some(member) = group.members.iter().position(|m| m.peer == Some(peer)) else {
@@ -583,8 +591,27 @@ impl<I: Iface> Engine<I> {
 
     /// A turn of work for all groups.
     pub(super) fn advance_collectives(&mut self, host: &mut impl Host) -> usize {
-        let mut n = if host.has_room() { self.core.follow_all(host) } else { 0 };
+        let mut n = self.know_members();
+        if host.has_room() {
+            n += self.core.follow_all(host);
+        }
         n += self.flush_collectives();
+        n
+    }
+
+    /// A member of a version that has no collective operations will never answer: its groups end.
+    fn know_members(&mut self) -> usize {
+        let mut n = 0;
+        for peer in std::mem::take(&mut self.core.collectives.strangers) {
+            match self.iface.caps(peer).collectives {
+                Some(true) => {}
+                Some(false) => {
+                    n += 1;
+                    self.core.end_collectives(peer, libc::EOPNOTSUPP, true);
+                }
+                None => self.core.collectives.strangers.push(peer),
+            }
+        }
         n
     }
 

@@ -1,8 +1,9 @@
 //! The side that reads and writes somebody else's memory.
 
 use super::Answer;
+use super::alone::Moved;
 use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
-use super::{BATCH, FLUSH_AFTER, Op, Operands, QUEUE_MAX, RmaOp, State};
+use super::{BATCH, FLUSH_AFTER, Op, Operands, QUEUE_MAX, RemoteRanges, RmaOp, State};
 use crate::memory::OwnedBuffer;
 use crate::memory::keys::Right;
 use crate::protocol::engine::{Core, Engine};
@@ -58,6 +59,8 @@ enum Way {
     Described,
     /// Its bytes follow in packets.
     Packets,
+    /// Not at all: we move the bytes.
+    Alone,
 }
 
 impl<I: Iface> Engine<I> {
@@ -87,15 +90,23 @@ impl<I: Iface> Engine<I> {
         if operands.is_some() && self.iface.caps(op.peer).atomics.is_none() {
             return self.defer_access(op, operands);
         }
-        let way = self.way(op.peer, op.right, op.local.len(), op.remote.as_slice().len());
+        let way = self.way(op.peer, op.right, &op.remote, op.data);
         let channel = self.core.rma.channel(op.peer);
-        if !channel.queue.is_empty() || !channel.admits(op.right, way == Way::Described) {
+        let waits = !channel.queue.is_empty() || !channel.admits(op.right, way == Way::Described);
+        if waits || way == Way::Alone {
             if channel.queue.len() >= QUEUE_MAX {
                 return Err(OpError::Again);
             }
             let key = self.core.rma.insert(Op::new(op), operands);
             self.keep_injected(key, op);
             self.core.enqueue_access(key);
+            if !waits {
+                self.pump(op.peer, host);
+                // It is the last that was put there.
+                if self.core.rma.channel(op.peer).queue.is_empty() {
+                    self.core.rma.pumping.pop_back();
+                }
+            }
             return Ok(());
         }
         let key = self.core.rma.insert(Op::new(op), operands);
@@ -139,13 +150,17 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    fn way(&self, peer: PeerId, right: Right, len: usize, ranges: usize) -> Way {
+    fn way(&self, peer: PeerId, right: Right, remote: &RemoteRanges, data: Option<u64>) -> Way {
         if right.is_atomic() {
             return Way::Whole;
         }
+        if self.is_granted(peer, right, remote, data) {
+            return Way::Alone;
+        }
         let caps = self.iface.caps(peer);
-        let whole = ranges * REMOTE_LEN + len;
-        let short = HEADER_MAX + whole <= caps.short_max;
+        let len = usize::try_from(remote.total()).unwrap_or(usize::MAX);
+        let whole = len.saturating_add(remote.as_slice().len() * REMOTE_LEN);
+        let short = whole <= caps.short_max.saturating_sub(HEADER_MAX);
         if whole <= caps.bcopy_max && (len <= self.core.limits.eager_max || short) {
             Way::Whole
         } else if caps.one_sided {
@@ -179,7 +194,7 @@ impl<I: Iface> Engine<I> {
                 let more = (way != Way::Whole).then_some(segments.len() as u64);
                 let len = match way {
                     Way::Whole => segments.len(),
-                    Way::Described => 0,
+                    Way::Described | Way::Alone => 0,
                     Way::Packets => {
                         // A header longer than that of other fragments has to fit too.
                         let taken = prefix.len() + HEADER_MAX;
@@ -214,7 +229,8 @@ impl<I: Iface> Engine<I> {
     pub(in crate::protocol) fn pump(&mut self, peer: PeerId, host: &mut impl Host) -> usize {
         let mut n = 0;
         while n < BATCH {
-            self.core.rma.channel(peer).starved = false;
+            let channel = self.core.rma.channel(peer);
+            (channel.starved, channel.moving) = (false, false);
             let Some(key) = self.core.rma.channel(peer).queue.front().copied() else { break };
             match self.may_send_atomic(peer, key) {
                 Some(Ok(())) => {}
@@ -228,15 +244,24 @@ impl<I: Iface> Engine<I> {
             }
             let sent = match self.core.rma.ops.get(key) {
                 Some(op) if op.state == State::Queued => {
-                    let (right, len) = (op.right, op.local.segments().len());
-                    let way = self.way(peer, right, len, op.remote.as_slice().len());
+                    let right = op.right;
+                    let way = self.way(peer, right, &op.remote, op.data);
+                    // What is under way still has to come before it.
+                    if way == Way::Alone && !self.core.rma.is_drained(peer) {
+                        break;
+                    }
                     if !self.core.rma.channel(peer).admits(right, way == Way::Described) {
                         break;
                     }
-                    self.send_request(key, way)
+                    if way == Way::Alone {
+                        self.go_alone(key, 0, host)
+                    } else {
+                        self.send_request(key, way)
+                    }
                 }
                 Some(op) => match op.state {
                     State::Sending { offset } => self.send_more(key, offset),
+                    State::Moving { offset } => self.go_alone(key, offset, host),
                     _ => Ok(()),
                 },
                 None => Ok(()),
@@ -254,9 +279,14 @@ impl<I: Iface> Engine<I> {
                     continue;
                 }
             }
-            let op = self.core.rma.ops.get(key);
-            if !op.is_some_and(|op| matches!(op.state, State::Sending { .. })) {
+            let stays = self.core.rma.ops.get(key).is_some_and(|op| {
+                matches!(op.state, State::Sending { .. } | State::Moving { .. } | State::Queued)
+            });
+            if !stays {
                 self.core.rma.channel(peer).queue.pop_front();
+            }
+            if self.core.rma.channel(peer).moving {
+                break;
             }
             if n == FLUSH_AFTER {
                 self.iface.flush();
@@ -266,6 +296,21 @@ impl<I: Iface> Engine<I> {
             self.iface.flush();
         }
         n
+    }
+
+    /// Carries out a part of an operation, from `offset` on.
+    fn go_alone(&mut self, key: Key, offset: usize, host: &mut impl Host) -> Result<(), SendError> {
+        match self.move_alone(key, offset)? {
+            Moved::Whole => self.core.end_access(key, None, host),
+            Moved::Part => {
+                if let Some(op) = self.core.rma.ops.get(key) {
+                    let peer = op.peer;
+                    self.core.rma.channel(peer).moving = true;
+                }
+            }
+            Moved::Nothing => {}
+        }
+        Ok(())
     }
 
     /// One more packet of a write.
@@ -320,7 +365,7 @@ impl Core {
         if op.state != State::Deferred {
             self.count_outstanding(op.peer, -1);
         }
-        if !matches!(op.state, State::Deferred | State::Queued) {
+        if !matches!(op.state, State::Deferred | State::Queued | State::Moving { .. }) {
             let pulled = op.right == Right::Write && op.reachable;
             self.rma.channel(op.peer).count(op.right, pulled, -1);
         }
@@ -420,6 +465,7 @@ impl Core {
     ) {
         let Self { rma, .. } = self;
         rma.inbound.remove(&peer);
+        rma.told.forget(peer);
         rma.serving.retain(|p| *p != peer);
         rma.pumping.retain(|p| *p != peer);
         for (to, _, answer) in &rma.answers {
@@ -429,7 +475,9 @@ impl Core {
         }
         rma.answers.retain(|(to, ..)| *to != peer);
         if rma.channels.len() > peer.index() {
-            rma.channel(peer).queue = std::collections::VecDeque::new();
+            let channel = rma.channel(peer);
+            channel.queue = std::collections::VecDeque::new();
+            channel.granted = super::alone::Granted::default();
         }
         for key in rma.ops.keys_where(|op| op.peer == peer) {
             self.end_access(key, Some((error, cause)), host);

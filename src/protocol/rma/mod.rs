@@ -5,6 +5,7 @@
 //! before it looks at what was sent later, so that writes and reads see earlier writes. Atomic
 //! operations go the same way (§4.16), and are carried out when they come.
 
+mod alone;
 mod atomic;
 mod initiator;
 mod packet;
@@ -121,6 +122,8 @@ enum State {
     Queued,
     /// A write of which the bytes before `offset` have left.
     Sending { offset: usize },
+    /// What we carry out alone, of which the bytes before `offset` are moved.
+    Moving { offset: usize },
     /// A write that the target was told of, and fetches.
     Pulled,
     /// A write that has left, or a read that was asked for and of which `received` bytes are here.
@@ -159,6 +162,10 @@ struct Channel {
     starved: bool,
     /// The target has not said yet whether it knows atomic operations.
     asks: bool,
+    /// We are about to move more of the first of the queue ourselves.
+    moving: bool,
+    /// What we may reach alone.
+    granted: alone::Granted,
 }
 
 impl Channel {
@@ -217,6 +224,7 @@ pub(super) struct Rma {
     /// One per operation that a peer waits for.
     answers: VecDeque<(PeerId, u64, Answer)>,
     results: Results,
+    told: alone::Told,
 }
 
 impl Rma {
@@ -231,7 +239,7 @@ impl Rma {
 
     #[inline]
     pub(super) fn work(&self) -> usize {
-        self.pumping.len() | self.serving.len() | self.answers.len()
+        self.pumping.len() | self.serving.len() | self.answers.len() | self.told.offers.len()
     }
 
     /// Operations that have not completed.
@@ -265,7 +273,9 @@ impl Rma {
     /// it has room again.
     pub(super) fn is_busy(&self, silent: impl Fn(PeerId) -> bool) -> bool {
         let starved = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.starved);
-        self.pumping.iter().any(|peer| self.asks(*peer))
+        let moving = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.moving);
+        self.pumping.iter().any(|peer| self.asks(*peer) || moving(*peer))
+            || self.told.offers.iter().any(|(peer, _)| silent(*peer))
             || self.serving.iter().any(|peer| silent(*peer))
             || self.answers.iter().any(|(peer, ..)| silent(*peer))
             || self.pumping.iter().any(|peer| starved(*peer) && silent(*peer))
@@ -276,6 +286,7 @@ impl<I: Iface> Engine<I> {
     /// Moves what can be moved.
     pub(super) fn advance_rma(&mut self, host: &mut impl super::Host) -> usize {
         let mut n = self.serve(host);
+        n += self.grant(host);
         n += self.answer();
         for _ in 0..self.core.rma.pumping.len() {
             let Some(peer) = self.core.rma.pumping.pop_front() else { break };
@@ -335,6 +346,14 @@ impl Core {
                 }
             }
             Some(RmaPacket::Result { tx }) => self.on_result(peer, tx, payload, host),
+            Some(RmaPacket::Grant { key, base, epoch, reads, writes, ranges }) => {
+                match packet::Prefix::read(payload, 0, ranges) {
+                    Some((_, ranges, [])) => {
+                        self.on_grant(peer, (key, base), epoch, (reads, writes), &ranges)
+                    }
+                    _ => None,
+                }
+            }
             None => None,
         };
         if taken.is_none() {

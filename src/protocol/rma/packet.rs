@@ -15,10 +15,14 @@ const DONE: u8 = 20;
 const PUSH: u8 = 21;
 const ATOMIC: u8 = 22;
 const RESULT: u8 = 23;
+const GRANT: u8 = 24;
 
 const DATA: u8 = 2;
 const MORE: u8 = 16;
 const FETCH: u8 = 32;
+/// Of a GRANT.
+const READS: u8 = 64;
+const WRITES: u8 = 128;
 
 /// Longest header, bytes.
 pub(super) const HEADER_MAX: usize = 32;
@@ -50,6 +54,9 @@ pub(crate) enum RmaPacket {
     Atomic { tx: u64, data: Option<u64>, fetches: bool, ranges: u8, op: u8, datatype: u8 },
     /// The payload is what was there before atomic operation `tx`.
     Result { tx: u64 },
+    /// The region `key`, whose first byte is called `base`, is in the `ranges` ranges of the payload,
+    /// for whoever may read or write it by itself until the epoch is another.
+    Grant { key: u64, base: u64, epoch: u32, reads: bool, writes: bool, ranges: u8 },
 }
 
 /// A header in its wire form.
@@ -104,7 +111,7 @@ impl RmaPacket {
     /// Whether a header is one of these.
     #[inline]
     pub(crate) fn is_one(header: &[u8]) -> bool {
-        header.first().is_some_and(|kind| (WRITE..=RESULT).contains(kind))
+        header.first().is_some_and(|kind| (WRITE..=GRANT).contains(kind))
     }
 
     /// To the wire.
@@ -140,6 +147,11 @@ impl RmaPacket {
                 }
             }
             Self::Result { tx } => Encoded::new(RESULT, 0, 0, 0, 0).with(tx),
+            Self::Grant { key, base, epoch, reads, writes, ranges } => {
+                let flag = |set: bool, bit: u8| if set { bit } else { 0 };
+                let flags = flag(reads, READS) | flag(writes, WRITES);
+                Encoded::new(GRANT, flags, 0, ranges, epoch).with(key).with(base)
+            }
         }
     }
 
@@ -174,6 +186,14 @@ impl RmaPacket {
                 datatype: b,
             },
             RESULT => Self::Result { tx: fields.next()? },
+            GRANT => Self::Grant {
+                key: fields.next()?,
+                base: fields.next()?,
+                epoch: u32::from_le_bytes([a, b, c, d]),
+                reads: flags & READS != 0,
+                writes: flags & WRITES != 0,
+                ranges: locals,
+            },
             _ => return None,
         })
     }
@@ -208,6 +228,11 @@ impl fmt::Display for RmaPacket {
                 if *fetches { write!(f, ", fetches") } else { Ok(()) }
             }
             Self::Result { tx } => write!(f, "RESULT tx {tx:#x}"),
+            Self::Grant { key, base, epoch, reads, writes, ranges } => {
+                write!(f, "GRANT key {key:#x} base {base:#x} in {ranges} ranges, epoch {epoch}")?;
+                write!(f, "{}", if *reads { ", reads" } else { "" })?;
+                write!(f, "{}", if *writes { ", writes" } else { "" })
+            }
         }
     }
 }
@@ -307,6 +332,10 @@ mod tests {
                     RmaPacket::Atomic { tx, data, fetches, ranges, op, datatype }
                 }),
             any::<u64>().prop_map(|tx| RmaPacket::Result { tx }),
+            (any::<u64>(), any::<u64>(), any::<u32>(), any::<bool>(), any::<bool>(), 0..=4u8)
+                .prop_map(|(key, base, epoch, reads, writes, ranges)| {
+                    RmaPacket::Grant { key, base, epoch, reads, writes, ranges }
+                }),
         ]
     }
 

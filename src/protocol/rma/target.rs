@@ -182,6 +182,13 @@ impl Core {
         });
     }
 
+    /// The peer may want to do the same alone the next time.
+    fn offer(&mut self, request: &Request, place: &Place) {
+        if request.ranges.total() >= self.limits.alone_min as u64 {
+            self.rma.told.offer(request.peer, &request.ranges, &place.regions);
+        }
+    }
+
     fn serve_later(&mut self, peer: PeerId) {
         let inbound = self.rma.inbound.entry(peer).or_default();
         if inbound.has_work() && !inbound.served {
@@ -222,6 +229,7 @@ impl Core {
             });
             match written {
                 Ok(place) => {
+                    self.offer(request, &place);
                     self.answer_with(request, Answer::Done(0));
                     self.accessed(request, &place, host);
                 }
@@ -230,7 +238,10 @@ impl Core {
             return Some(());
         }
         let (place, refused) = match found {
-            Ok(place) => (place, None),
+            Ok(place) => {
+                self.offer(request, &place);
+                (place, None)
+            }
             Err(denied) if pulls => {
                 self.answer_with(request, Answer::Done(status_of(denied)));
                 return Some(());
@@ -331,6 +342,7 @@ impl Core {
         }
         match Place::find(&request.ranges, Right::Read, host) {
             Ok(place) if total > 0 => {
+                self.offer(request, &place);
                 let read = Read { request: *request, place, done: 0, puts: !sinks.is_empty() };
                 self.rma.inbound.entry(request.peer).or_default().reads.push_back(read);
                 self.serve_later(request.peer);

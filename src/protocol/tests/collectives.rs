@@ -1,7 +1,7 @@
 //! Groups of 1 to 16 members, in any order, over a network that delays and refuses: every operation
 //! against its definition, and members that go away at any moment. A failure prints its seed.
 
-use super::fixture::{LIMITS, Memory, Report, World};
+use super::fixture::{LIMITS, Memory, Report, World, receive_op, send_op};
 use super::rng::Rng;
 use super::sim::Weather;
 use crate::memory::SegmentList;
@@ -300,6 +300,52 @@ fn a_lost_member_ends_what_needs_it_at_all_others() {
             failed += reports(&mut world, &group, me).iter().filter(|r| r.is_err()).count();
         }
         assert_eq!(refused + failed, n - 1);
+    });
+}
+
+#[test]
+fn a_member_of_before_collective_operations_ends_the_join_of_all_others() {
+    with_seeds(|rng| {
+        let n = 2 + rng.below(15);
+        let mut world = world(n);
+        let old = rng.below(n);
+        // It says so at once, or some time after its first messages.
+        let said = rng.pick(&[None, Some(false)]);
+        world.net.borrow_mut().weather.lonely = vec![(old, said)];
+        let slots: Vec<usize> = shuffled(rng, n);
+        let me = |at: usize| slots.iter().position(|slot| *slot == at).unwrap();
+        let peers = |world: &mut World, at: usize| -> Vec<PeerId> {
+            slots.iter().map(|to| world.peer(at, *to)).collect()
+        };
+        for at in (0..n).filter(|at| *at != old) {
+            let peers = peers(&mut world, at);
+            let node = world.node(at);
+            node.engine.join(&peers, me(at), 77, 5, false, &mut node.host).unwrap();
+        }
+        if said.is_none() {
+            for _ in 0..100 {
+                (0..n).for_each(|at| world.progress(at));
+            }
+            for at in (0..n).filter(|at| *at != old) {
+                assert_eq!(world.node(at).host.joined, []);
+            }
+            assert!((0..n).any(|at| world.node(at).engine.is_busy()), "nobody would wake it");
+            world.net.borrow_mut().weather.lonely = vec![(old, Some(false))];
+        }
+        world.settle();
+        for at in (0..n).filter(|at| *at != old) {
+            let joined = std::mem::take(&mut world.node(at).host.joined);
+            assert_eq!(joined, [(0, Err(libc::EOPNOTSUPP))]);
+            let node = world.node(at);
+            assert!(!node.engine.is_busy());
+        }
+        // It is a good neighbour otherwise.
+        let (mut out, mut inbox) = (Memory::pattern(1, 100), Memory::zeroed(100));
+        let (from, to) = ((old + 1) % n, world.peer((old + 1) % n, old));
+        world.receive(old, &receive_op(&mut inbox, 1)).unwrap();
+        world.send(from, &send_op(to, &mut out, 2)).unwrap();
+        world.settle();
+        assert_eq!(inbox.0, out.0);
     });
 }
 

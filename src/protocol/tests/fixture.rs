@@ -96,6 +96,10 @@ impl Host for TestHost {
         self.regions.find(range.key, range.addr, range.len, right)
     }
 
+    fn offer(&self, key: u64) -> Option<(u64, Region)> {
+        self.regions.whole(key)
+    }
+
     fn joined(&mut self, group: u64, outcome: Result<(), i32>) {
         self.joined.push((group, outcome));
     }
@@ -177,6 +181,7 @@ pub(super) const LIMITS: Limits = Limits {
     rx_max: 8,
     unexpected_max: 1 << 20,
     bulk_chunk: 4096,
+    alone_min: usize::MAX,
     contexts: 1,
     shares_receives: false,
 };

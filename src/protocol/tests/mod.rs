@@ -4,6 +4,7 @@
 //! hold one directed test per behaviour.
 
 mod active_peers;
+mod alone;
 mod atomic;
 mod collectives;
 mod contexts;

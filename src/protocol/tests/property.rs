@@ -86,6 +86,7 @@ fn weather(rng: &mut Rng) -> Weather {
         get,
         put,
         atomics: Some(true),
+        lonely: Vec::new(),
     }
 }
 
@@ -122,6 +123,7 @@ fn limits(rng: &mut Rng, weather: &Weather) -> Limits {
         rx_max: rng.pick(&[1, 4, 32]),
         unexpected_max: rng.pick(&[0, 1000, 1 << 20]),
         bulk_chunk: rng.pick(&[3000, 20_000, 1 << 20]),
+        alone_min: usize::MAX,
         contexts: 1,
         shares_receives: false,
     }

@@ -75,6 +75,8 @@ pub(super) struct Weather {
     pub(super) put: Vec<Reach>,
     /// Whether peers know atomic operations, as they say.
     pub(super) atomics: Option<bool>,
+    /// Who knows no collective operations, and has said so or not.
+    pub(super) lonely: Vec<(Slot, Option<bool>)>,
 }
 
 impl Weather {
@@ -95,7 +97,13 @@ impl Weather {
             get: vec![Reach::On],
             put: vec![Reach::On],
             atomics: Some(true),
+            lonely: Vec::new(),
         }
+    }
+
+    fn collectives(&self, slot: Slot) -> Option<bool> {
+        let known = self.lonely.iter().find(|(lonely, _)| *lonely == slot);
+        known.map_or(Some(true), |(_, said)| *said)
     }
 }
 
@@ -181,6 +189,8 @@ struct Link {
     shares: [Shares; 2],
     get: [Reach; 2],
     put: [Reach; 2],
+    /// What `ends[i]` has to know of to reach the other one's regions.
+    epochs: [u32; 2],
 }
 
 impl Link {
@@ -343,6 +353,7 @@ impl Net {
             get: draw(&weather.get),
             put: draw(&weather.put),
             shares: Default::default(),
+            epochs: [0; 2],
             panes: Panes::new(1000 * id as u32, &weather.windows, rng),
         };
         self.places[me].links.entry(peer).or_default().push_back(id);
@@ -677,6 +688,7 @@ impl SimIface {
             put,
             one_sided,
             atomics: net.weather.atomics,
+            collectives: net.weather.collectives(self.slot(peer)),
             announces_room,
         }
     }
@@ -823,6 +835,36 @@ impl Iface for SimIface {
         let to = Loopback::list(remote).unwrap();
         self.check_described(to.len(), local.len())?;
         Ok(Loopback::copy(&local.slice(0, may), &to))
+    }
+
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        let (net, peer) = (self.net.borrow(), self.slot(peer));
+        let link = &net.links[net.current(peer, self.me).filter(|_| peer != self.me)?];
+        Some(link.epochs[link.reads(peer)])
+    }
+
+    fn revoke(&mut self, peer: PeerId) {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        let Some(link) = net.current(peer, self.me) else { return };
+        let link = &mut net.links[link];
+        link.epochs[link.reads(peer)] += 1;
+    }
+
+    fn reach(
+        &mut self,
+        peer: PeerId,
+        epoch: u32,
+        reads: bool,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        let (net, slot) = (self.net.borrow(), self.slot(peer));
+        let link = net.current(self.me, slot).map(|link| &net.links[link]);
+        if link.is_none_or(|link| link.epochs[link.reads(self.me)] != epoch) {
+            return Err(SendError::Unreachable(Errno(libc::ESTALE)));
+        }
+        drop(net);
+        if reads { self.get(peer, local, remote) } else { self.put(peer, local, remote) }
     }
 
     fn has_stream(&mut self, peer: PeerId) -> bool {

@@ -286,6 +286,7 @@ impl Net {
                 buffer_bytes: settings.buffer_bytes,
                 receive_window: u32::try_from(window).unwrap_or(u32::MAX),
                 features: reliable::packet::ATOMICS
+                    | reliable::packet::COLLECTIVES
                     | if listens { reliable::packet::STREAMS } else { 0 }
                     | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 },
                 first_psn: 0,
@@ -350,9 +351,9 @@ impl Net {
 
     pub(crate) fn caps(&self, peer: PeerId) -> Caps {
         let inner = self.numbers.inner(peer);
-        let (short_max, atomics) = match (inner, self.shared.core()) {
+        let (short_max, features) = match (inner, self.shared.core()) {
             (Some(inner), Some(core)) => {
-                (core.machine.packet_room(inner, 0), core.machine.takes_atomics(inner))
+                (core.machine.packet_room(inner, 0), core.machine.features_of(inner))
             }
             _ => (0, None),
         };
@@ -369,7 +370,8 @@ impl Net {
             get: false,
             put: false,
             one_sided: false,
-            atomics,
+            atomics: features.map(|all| all & reliable::packet::ATOMICS != 0),
+            collectives: features.map(|all| all & reliable::packet::COLLECTIVES != 0),
             announces_room: true,
         }
     }

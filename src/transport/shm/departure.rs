@@ -61,6 +61,7 @@ impl Shm {
             self.epoll.remove(link.socket.as_fd());
             known = true;
             link.end_sharing();
+            link.end_reaching();
             closed_in_order = link.consumer.producer_closed();
             // Bounded by the ring: its producer is gone or is no longer listened to.
             while error.is_none() {

@@ -56,8 +56,9 @@ impl Shm {
             geometry,
             probe_addr: self.probe.as_ptr().expose_provenance() as u64,
             features: match self.cma {
-                CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS,
-                CmaPolicy::Off | CmaPolicy::ReadOnly => 0,
+                CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS | hello::REACHES,
+                CmaPolicy::ReadOnly => hello::REACHES,
+                CmaPolicy::Off => 0,
             },
         };
         unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()])?;
@@ -67,7 +68,7 @@ impl Shm {
             socket,
             pid: credentials.pid,
             doorbell: None,
-            atomics: None,
+            features: None,
         };
         if self.outbound.len() <= peer.index() {
             self.outbound.resize_with(peer.index() + 1, || None);
@@ -171,7 +172,7 @@ impl Shm {
             libc::EINVAL => malformed,
             _ => resources(e),
         })?;
-        let answer = Welcome { nonce: self.nonce, features: hello::ATOMICS };
+        let answer = Welcome { nonce: self.nonce, features: hello::ATOMICS | hello::COLLECTIVES };
         match unix::send(socket.as_fd(), &answer.encode(), &[self.doorbell.fd()]) {
             // A sender that is gone already left its messages in the segment.
             Ok(()) | Err(Errno(libc::EPIPE)) => Ok((hello, memory, credentials)),
@@ -230,6 +231,7 @@ impl Shm {
             can_get,
             can_put,
             assists: hello.features & hello::ASSISTS != 0,
+            reaches: hello.features & hello::REACHES != 0,
             cells: CellTable::default(),
         });
         self.watch(peer, pid);
@@ -269,7 +271,7 @@ pub(super) fn read_answer(link: &mut Outbound) -> Answer {
                 return Answer::Rejected(reject);
             }
             if let Some(welcome) = Welcome::decode(bytes) {
-                link.atomics = Some(welcome.features & hello::ATOMICS != 0);
+                link.features = Some(welcome.features);
                 link.doorbell = fds.into_iter().next().map(Doorbell::from_fd);
             }
             Answer::Welcome

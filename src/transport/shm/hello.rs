@@ -35,8 +35,14 @@ pub(super) struct Hello {
 /// The sender helps to copy its messages when it is asked to (PROTOCOL.md §4.13).
 pub(super) const ASSISTS: u32 = 1;
 
+/// The sender may reach regions by itself (PROTOCOL.md §4.18).
+pub(super) const REACHES: u32 = 8;
+
 /// The receiver carries out atomic operations (PROTOCOL.md §4.16).
 pub(super) const ATOMICS: u32 = 2;
+
+/// The receiver takes part in collective operations (PROTOCOL.md §4.17).
+pub(super) const COLLECTIVES: u32 = 4;
 
 /// Why a link was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,6 +5,8 @@
 //! 128    FLAGS      u32: what the receiver wants                  (receiver sets, sender clears SLEEPING)
 //! 256    CLOSING    u32: 1 when the sender has closed in order    (sender writes)
 //! 512    CELLS      16 x 64 bytes: messages that both ends copy    (both write)
+//! 1536   REACHING   u64: odd while the sender reaches regions     (sender writes)
+//! 1600   EPOCH      u64: of what the sender was told of regions   (receiver writes)
 //! 4096   slots      `slots` x 128 bytes
 //!        bulk       `bulk` bytes, used as a ring by payloads that do not fit in a slot
 //! ```
@@ -25,6 +27,10 @@ pub(super) const CLOSING: usize = 256;
 pub(super) const CELLS: usize = 512;
 /// Bytes of a cell: one cache line.
 pub(super) const CELL: usize = 64;
+/// Offset of the word that is odd while the sender reaches the receiver's regions.
+pub(super) const REACHING: usize = 1536;
+/// Offset of the epoch that the sender has to know for that.
+pub(super) const EPOCH: usize = 1600;
 /// Offset of the first slot.
 pub(super) const SLOTS: usize = 4096;
 /// Bytes of one slot: two cache lines, fetched together by the adjacent-line prefetcher.

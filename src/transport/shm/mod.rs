@@ -11,6 +11,7 @@ mod departure;
 mod handshake;
 mod hello;
 mod layout;
+mod reaching;
 mod ring;
 mod sharing;
 mod storage;
@@ -69,8 +70,8 @@ struct Outbound {
     pid: i32,
     /// The receiver's doorbell, once its welcome was read.
     doorbell: Option<Doorbell>,
-    /// The receiver knows atomic operations, as its welcome says.
-    atomics: Option<bool>,
+    /// What the receiver knows, as its welcome says.
+    features: Option<u32>,
 }
 
 /// Tells when a peer's process ends although a child it forked keeps its sockets open.
@@ -93,6 +94,8 @@ struct Inbound {
     can_put: bool,
     /// The sender helps to copy long messages.
     assists: bool,
+    /// It may reach our regions by itself.
+    reaches: bool,
     cells: CellTable,
 }
 
@@ -220,6 +223,7 @@ impl Shm {
         let geometry = self.out(peer).map_or(FRUGAL, |link| link.producer.geometry());
         let (get, put) =
             self.inbound_of(peer).map_or((false, false), |link| (link.can_get, link.can_put));
+        let features = self.out(peer).and_then(|link| link.features);
         Caps {
             short_max: SLOT_ROOM,
             bcopy_max: geometry.payload_max(),
@@ -232,7 +236,8 @@ impl Shm {
             get,
             put,
             one_sided: true,
-            atomics: self.out(peer).and_then(|link| link.atomics),
+            atomics: features.map(|all| all & hello::ATOMICS != 0),
+            collectives: features.map(|all| all & hello::COLLECTIVES != 0),
             announces_room: false,
         }
     }
@@ -450,6 +455,7 @@ impl Drop for Shm {
             for link in &mut self.inbound {
                 link.consumer.close();
                 link.end_sharing();
+                link.end_reaching();
             }
         }
     }

@@ -4,17 +4,21 @@ mod entries;
 
 pub(super) use entries::OPS;
 
-use super::transfer::{Flags, persist, result, vector};
-use super::{EndpointFid, endpoint};
+use super::transfer::{Flags, persist, result, trigger, vector};
+use super::{Endpoint, EndpointFid, endpoint};
 use crate::memory::atomic::{Form, MAX_BYTES, Operation};
-use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
 use crate::ofi::lock::Guard;
-use crate::protocol::{AtomicOp, MAX_RANGES, OpError, RemoteRange, RemoteRanges, right_of};
+use crate::ofi::trigger::{Account, Kind, Start};
+use crate::protocol::{
+    AtomicOp, Direction, MAX_RANGES, OpError, RemoteRange, RemoteRanges, right_of,
+};
 use libc::iovec;
 use libfabric_sys::{
     FI_COMPARE_ATOMIC, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE,
-    FI_FETCH_ATOMIC, FI_INJECT, FI_REMOTE_CQ_DATA, FI_TAGGED, fi_addr_t, fi_atomic_attr,
-    fi_datatype, fi_ioc, fi_msg_atomic, fi_op, fi_rma_ioc, fid_ep,
+    FI_FETCH_ATOMIC, FI_INJECT, FI_REMOTE_CQ_DATA, FI_TAGGED, FI_TRIGGER, fi_addr_t,
+    fi_atomic_attr, fi_datatype, fi_ioc, fi_msg_atomic, fi_msg_compare, fi_msg_fetch, fi_op,
+    fi_rma_ioc, fid_ep,
 };
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -152,63 +156,190 @@ unsafe fn start(handle: &EndpointFid, call: Call) -> isize {
 /// As [`start`].
 unsafe fn try_start(handle: &EndpointFid, call: Call) -> Result<(), i32> {
     let ep = &*handle.shared;
-    let operation = offered(call.op, call.datatype, call.form)?;
-    let right = right_of(operation, call.form);
     let (op_flags, inject_call) = call.flags.of_transmit(handle);
-    if !ep.may(right) || op_flags & FI_TAGGED != 0 {
-        return Err(FI_EOPNOTSUPP);
-    }
-    let size = operation.datatype.size();
-    // SAFETY: the caller vouches; what an operation does not use may be anything.
-    let (operand, compare, result, remote) = unsafe {
-        let list = |used: bool, elements: Elements| {
-            if used { elements.memory(size) } else { Ok(SegmentList::EMPTY) }
-        };
-        (
-            list(operation.operands() > 0, call.operand)?,
-            list(call.form == Form::Compare, call.compare)?,
-            list(call.form != Form::Base, call.result)?,
-            call.target.ranges(call.count, size)?,
-        )
-    };
-    let total = usize::try_from(remote.total()).map_err(|_| FI_EMSGSIZE)?;
-    let fits = |used: bool, list: &SegmentList| !used || list.len() == total;
-    if total == 0
-        || !fits(operation.operands() > 0, &operand)
-        || !fits(call.form == Form::Compare, &compare)
-        || !fits(call.form != Form::Base, &result)
-    {
-        return Err(FI_EINVAL);
-    }
-    let inject = op_flags & FI_INJECT != 0;
     let guard = ep.domain.lock.lock();
-    let state = ep.state(&guard);
-    if inject && total > state.inject_atomic_size || total > state.max_atomic_size {
-        return Err(FI_EMSGSIZE);
-    }
+    // SAFETY: the caller vouches.
+    let changing = unsafe { Changing::check(ep, &call, op_flags, &guard) }?;
     let report = handle.report(op_flags, inject_call, &guard);
-    persist(ep, &guard, |guard: &Guard<'_>| {
+    if op_flags & FI_TRIGGER != 0 {
+        let (kind, start) = (changing.kind(), changing.starter());
+        // SAFETY: fi_trigger.3: the context says what to wait for.
+        return unsafe { trigger(ep, kind, call.context, report, start, &guard) };
+    }
+    let account = Account { context: call.context.expose_provenance() as u64, report };
+    persist(ep, &guard, |guard: &Guard<'_>| changing.start(ep, guard, account))
+}
+
+/// An operation that was checked and can be started.
+#[derive(Clone, Copy)]
+pub(super) struct Changing {
+    operation: Operation,
+    form: Form,
+    operand: SegmentList,
+    compare: SegmentList,
+    result: SegmentList,
+    remote: RemoteRanges,
+    data: Option<u64>,
+    peer: fi_addr_t,
+    inject: bool,
+    fence: bool,
+}
+
+impl Changing {
+    /// Errors: EINVAL, EMSGSIZE; EOPNOTSUPP for what is not offered, or an endpoint without it.
+    ///
+    /// # Safety
+    /// As [`start`].
+    unsafe fn check(
+        ep: &Endpoint,
+        call: &Call,
+        op_flags: u64,
+        guard: &Guard<'_>,
+    ) -> Result<Self, i32> {
+        let operation = offered(call.op, call.datatype, call.form)?;
+        if !ep.may(right_of(operation, call.form)) || op_flags & FI_TAGGED != 0 {
+            return Err(FI_EOPNOTSUPP);
+        }
+        let size = operation.datatype.size();
+        let (has_operand, compares, fetches) =
+            (operation.operands() > 0, call.form == Form::Compare, call.form != Form::Base);
+        // SAFETY: the caller vouches; what an operation does not use may be anything.
+        let (operand, compare, result, remote) = unsafe {
+            let list = |used: bool, elements: Elements| {
+                if used { elements.memory(size) } else { Ok(SegmentList::EMPTY) }
+            };
+            (
+                list(has_operand, call.operand)?,
+                list(compares, call.compare)?,
+                list(fetches, call.result)?,
+                call.target.ranges(call.count, size)?,
+            )
+        };
+        let total = usize::try_from(remote.total()).map_err(|_| FI_EMSGSIZE)?;
+        let fits = |used: bool, list: &SegmentList| !used || list.len() == total;
+        if total == 0
+            || !fits(has_operand, &operand)
+            || !fits(compares, &compare)
+            || !fits(fetches, &result)
+        {
+            return Err(FI_EINVAL);
+        }
+        let inject = op_flags & FI_INJECT != 0;
+        let state = ep.state(guard);
+        if inject && total > state.inject_atomic_size || total > state.max_atomic_size {
+            return Err(FI_EMSGSIZE);
+        }
+        let (form, data, peer) = (call.form, call.data, call.peer);
+        let fence = op_flags & FI_FENCE != 0;
+        Ok(Self { operation, form, operand, compare, result, remote, data, peer, inject, fence })
+    }
+
+    /// The operation of a deferred request (fi_trigger.3).
+    ///
+    /// # Safety
+    /// `request` and what it points to are as for the call of its form.
+    pub(super) unsafe fn of_request(
+        ep: &Endpoint,
+        request: &Request<'_>,
+        flags: u64,
+        guard: &Guard<'_>,
+    ) -> Result<Self, i32> {
+        let several = |list, parts| Elements::several(list, parts);
+        let (m, form, compare, result) = match *request {
+            Request::Base(m) => (m, Form::Base, Elements::NONE, Elements::NONE),
+            Request::Fetch(m, fetch) => {
+                (m, Form::Fetch, Elements::NONE, several(fetch.msg_iov, fetch.iov_count))
+            }
+            Request::Compare(m, compare, fetch) => {
+                let compare = several(compare.msg_iov, compare.iov_count);
+                (m, Form::Compare, compare, several(fetch.msg_iov, fetch.iov_count))
+            }
+        };
+        // SAFETY: the caller vouches.
+        unsafe { Self::check(ep, &described(form, m, compare, result, flags), flags, guard) }
+    }
+
+    fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
         let op = AtomicOp {
-            peer: ep.peer(call.peer, guard)?,
-            operation,
-            form: call.form,
-            operand,
-            compare,
-            result,
-            remote,
-            data: call.data,
-            context: call.context.expose_provenance() as u64,
-            report,
-            inject,
-            fence: op_flags & FI_FENCE != 0,
+            peer: ep.peer(self.peer, guard)?,
+            operation: self.operation,
+            form: self.form,
+            operand: self.operand,
+            compare: self.compare,
+            result: self.result,
+            remote: self.remote,
+            data: self.data,
+            context: account.context,
+            report: account.report,
+            inject: self.inject,
+            fence: self.fence,
         };
         let mut host = ep.host(guard);
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         engine.atomic(&op, &mut host)
-    })
+    }
+
+    /// What is injected is copied now: the application's buffers are its own while this waits.
+    pub(super) fn starter(self) -> Start {
+        let keep = |list| self.inject.then(|| OwnedBuffer::copy_of(list));
+        let (operand, compare) = (keep(&self.operand), keep(&self.compare));
+        Box::new(move |ep, guard, account| {
+            let own = |kept: &Option<OwnedBuffer>, list| {
+                kept.as_ref().map_or(list, OwnedBuffer::segments)
+            };
+            let (operand, compare) = (own(&operand, self.operand), own(&compare, self.compare));
+            Self { operand, compare, ..self }.start(ep, guard, account)
+        })
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        let direction = match self.form {
+            Form::Base => Direction::Update,
+            Form::Fetch | Form::Compare => Direction::Fetch,
+        };
+        Kind { direction, tagged: false, tag: 0 }
+    }
+}
+
+/// What a deferred request says.
+pub(super) enum Request<'a> {
+    Base(&'a fi_msg_atomic),
+    Fetch(&'a fi_msg_atomic, &'a fi_msg_fetch),
+    Compare(&'a fi_msg_atomic, &'a fi_msg_compare, &'a fi_msg_fetch),
+}
+
+impl Request<'_> {
+    pub(super) fn context(&self) -> *mut c_void {
+        let (Self::Base(m) | Self::Fetch(m, _) | Self::Compare(m, ..)) = *self;
+        m.context
+    }
 }
 
 /// An operation described by a structure.
+fn described(
+    form: Form,
+    m: &fi_msg_atomic,
+    compare: Elements,
+    result: Elements,
+    flags: u64,
+) -> Call {
+    Call {
+        form,
+        op: m.op,
+        datatype: m.datatype,
+        operand: Elements::several(m.msg_iov, m.iov_count),
+        compare,
+        result,
+        target: Target::Several(m.rma_iov, m.rma_iov_count),
+        count: 0,
+        data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data),
+        peer: m.addr,
+        context: m.context,
+        flags: Flags::Call(flags),
+    }
+}
+
+/// The same, started.
 ///
 /// # Safety
 /// `msg` is null or as fi_atomic(3) says.
@@ -223,21 +354,7 @@ unsafe fn message(
     // SAFETY: the caller vouches.
     unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
-        let call = Call {
-            form,
-            op: m.op,
-            datatype: m.datatype,
-            operand: Elements::several(m.msg_iov, m.iov_count),
-            compare,
-            result,
-            target: Target::Several(m.rma_iov, m.rma_iov_count),
-            count: 0,
-            data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data),
-            peer: m.addr,
-            context: m.context,
-            flags: Flags::Call(flags),
-        };
-        start(endpoint(ep), call)
+        start(endpoint(ep), described(form, m, compare, result, flags))
     }
 }
 

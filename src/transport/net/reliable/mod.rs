@@ -73,7 +73,7 @@ pub(crate) struct Settings {
     pub(crate) peer_timeout_ns: u64,
     /// Most bytes of packets kept, to be sent again or until those before them arrive.
     pub(crate) buffer_bytes: usize,
-    /// What we offer in handshakes: [`packet::STREAMS`], [`packet::WINDOWS`], [`packet::ATOMICS`].
+    /// What we offer in handshakes: [`packet::STREAMS`] and those beside it.
     pub(crate) features: u32,
     /// Packets that all peers together may have under way to us.
     pub(crate) receive_window: u32,
@@ -318,9 +318,9 @@ impl Reliable {
         Some((c.id, c.remote_id))
     }
 
-    /// Whether `peer` knows atomic operations, if it has said so already.
-    pub(crate) fn takes_atomics(&self, peer: PeerId) -> Option<bool> {
-        self.of(peer)?.atomics
+    /// What `peer` knows beyond the first version, if it has introduced itself.
+    pub(crate) fn features_of(&self, peer: PeerId) -> Option<u32> {
+        self.of(peer)?.features
     }
 
     /// Whether `peer` is there and may lend windows, and be lent some.

@@ -82,7 +82,7 @@ pub(crate) struct Hello {
     pub(crate) version_min: u16,
     /// Largest datagram that its sender takes, bytes.
     pub(crate) datagram_max: u16,
-    /// Features that its sender has ([`STREAMS`], [`WINDOWS`], [`ATOMICS`]); in a refusal the reason.
+    /// Features that its sender has ([`STREAMS`] and those beside it); in a refusal the reason.
     pub(crate) features: u32,
     /// Its sender's number of the connection.
     pub(crate) connection: u32,
@@ -121,6 +121,8 @@ pub(crate) const STREAMS: u32 = 1;
 pub(crate) const WINDOWS: u32 = 2;
 /// A feature: atomic operations are carried out (§4.16).
 pub(crate) const ATOMICS: u32 = 4;
+/// A feature: it takes part in collective operations (§4.17).
+pub(crate) const COLLECTIVES: u32 = 8;
 
 /// Reasons of a refusal.
 pub(crate) const REFUSED_VERSION: u32 = 1;
