@@ -168,6 +168,7 @@ mod tests {
             bulk_chunk: 1 << 18,
             contexts: 1,
             shares_receives: false,
+            alone_min: 16 << 10,
         }
     }
 
