@@ -111,6 +111,10 @@ pub(crate) const VARIABLES: &[Variable] = &[
         help: "Longest message that is sent eagerly, bytes, 0 to 16384 (default: 16384)",
     },
     Variable {
+        name: "PUSH_MAX",
+        help: "Longest message within a node that is copied through shared memory, in pieces that both processes copy at once, instead of attaching to each other, bytes, 0 to 2097152 (default: 524288)",
+    },
+    Variable {
         name: "SHARE_MIN",
         help: "Shortest message within a node that both processes copy where each may attach to the other, bytes, 0 to 2^62 (default: 131072)",
     },
@@ -211,6 +215,8 @@ pub(crate) struct Config {
     pub(crate) cma: CmaPolicy,
     /// FI_UDRV_EAGER_MAX, bytes
     pub(crate) eager_max: usize,
+    /// FI_UDRV_PUSH_MAX, bytes
+    pub(crate) push_max: usize,
     /// FI_UDRV_SHARE_MIN, bytes
     pub(crate) share_min: usize,
     /// FI_UDRV_BULK_MIN, bytes
@@ -255,6 +261,7 @@ impl Default for Config {
             iface: None,
             cma: CmaPolicy::Auto,
             eager_max: 16 * 1024,
+            push_max: 512 * 1024,
             share_min: 128 * 1024,
             bulk_min: 32 * 1024,
             unexpected_max: 64 << 20,
@@ -316,6 +323,7 @@ impl Config {
             None => (),
         };
         size("EAGER_MAX", 0, 16 * 1024, &mut config.eager_max);
+        size("PUSH_MAX", 0, 2 << 20, &mut config.push_max);
         size("SHARE_MIN", 0, 1 << 62, &mut config.share_min);
         size("BULK_MIN", 0, 1 << 62, &mut config.bulk_min);
         size("UNEXPECTED_MAX", 0, 1 << 62, &mut config.unexpected_max);

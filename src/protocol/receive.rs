@@ -15,6 +15,9 @@ use super::{
 use crate::memory::{Segment, SegmentList};
 use crate::transport::{Iface, PeerId};
 
+/// Bytes kept free at once for what an announcement says is pushed.
+const PUSHED_AT_ONCE: usize = 1 << 20;
+
 /// A receive as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveOp {
@@ -561,7 +564,9 @@ impl Core {
             }
             None => {
                 self.unexpected_bytes += bytes.len();
-                let body = Body::Rts { rts, bytes: bytes.to_vec() };
+                let mut kept = Vec::with_capacity((rts.pushed as usize).min(PUSHED_AT_ONCE));
+                kept.extend_from_slice(bytes);
+                let body = Body::Rts { rts, bytes: kept };
                 let key = self.keep(peer, envelope, body, host);
                 if (bytes.len() as u64) < rts.pushed {
                     self.pushed.insert(peer, rts.tx, Place::Unexpected(envelope.space(), key));

@@ -287,7 +287,9 @@ impl<I: Iface> Engine<I> {
             && self.iface.windows(peer) != Windows::No;
         let streams = !windows && streams(&mut self.iface, &caps, peer, segments.len());
         request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
-        if caps.push_max > 0 && !windows && !self.iface.under_pressure(peer) {
+        // What may be copied once is pushed as a whole, or not at all.
+        let pushes = caps.push_max > 0 && !(caps.one_sided && segments.len() > caps.push_max);
+        if pushes && !windows && !self.iface.under_pressure(peer) {
             let pushed = segments.len().min(caps.push_max);
             let packet = Packet::Rts {
                 envelope: request.envelope,

@@ -79,7 +79,7 @@ impl How {
                 "the processes may not attach to each other (FI_UDRV_CMA, ptrace(2)): copied twice, piece by piece"
             }
             Self::Fragments { .. } => {
-                "what is sent before the receiver has asked hides the way there and back"
+                "what is sent before the receiver has asked hides the way there and back, and both ends copy at once"
             }
             Self::Stream => {
                 "the kernel cuts and acknowledges what we would have to: fewer cycles a byte"
@@ -118,6 +118,10 @@ impl<I: Iface> Engine<I> {
         until(short_max, How::Short);
         until(eager_max, How::Buffers);
         let slow = slow_way(&caps);
+        let pushes = caps.one_sided && caps.push_max > 0;
+        if pushes {
+            until(caps.push_max, How::Fragments { unasked: caps.push_max });
+        }
         if slow == How::Read {
             if let Some(share_min) = iface.share_min(peer) {
                 until(share_min.saturating_sub(1), slow);
@@ -134,7 +138,11 @@ impl<I: Iface> Engine<I> {
         let beginnings: Vec<How> = list.iter().skip(1).map(|t| t.how).collect();
         for (threshold, next) in list.iter_mut().zip(beginnings) {
             let last_eager = threshold.how.is_eager() && !next.is_eager();
-            threshold.variable = if last_eager { Some("EAGER_MAX") } else { next.begins_by() };
+            threshold.variable = match threshold.how {
+                _ if last_eager => Some("EAGER_MAX"),
+                How::Fragments { unasked } if pushes && unasked > 0 => Some("PUSH_MAX"),
+                _ => next.begins_by(),
+            };
         }
         list
     }
@@ -147,7 +155,7 @@ fn slow_way(caps: &Caps) -> How {
     } else if caps.put {
         How::Written
     } else {
-        How::Fragments { unasked: caps.push_max }
+        How::Fragments { unasked: if caps.one_sided { 0 } else { caps.push_max } }
     }
 }
 
@@ -157,7 +165,7 @@ mod tests {
     use super::*;
     use crate::config::CmaPolicy;
     use crate::transport::Address;
-    use crate::transport::mux::{Minima, Mux, MuxSettings};
+    use crate::transport::mux::{Bounds, Mux, MuxSettings};
 
     fn limits(eager_max: usize) -> Limits {
         Limits {
@@ -173,9 +181,9 @@ mod tests {
     }
 
     fn to_oneself(eager_max: usize) -> Vec<Threshold> {
-        let minima = Minima { share: 128 << 10, bulk: 32 << 10 };
+        let bounds = Bounds { push: 512 << 10, share: 128 << 10, bulk: 32 << 10 };
         let settings =
-            MuxSettings { cma: CmaPolicy::Auto, shm: true, mtu: None, minima, net: None };
+            MuxSettings { cma: CmaPolicy::Auto, shm: true, mtu: None, bounds, net: None };
         let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         let mux = Mux::open(bind, settings).unwrap();
         let me = mux.address();

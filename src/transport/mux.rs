@@ -30,9 +30,11 @@ enum Route {
     Net,
 }
 
-/// Shortest messages that go other ways than the rest, bytes.
+/// Shortest messages that go other ways than the rest, and longest ones that do, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Minima {
+pub(crate) struct Bounds {
+    /// FI_UDRV_PUSH_MAX
+    pub(crate) push: usize,
     /// FI_UDRV_SHARE_MIN
     pub(crate) share: usize,
     /// FI_UDRV_BULK_MIN
@@ -45,7 +47,7 @@ pub(crate) struct MuxSettings {
     pub(crate) cma: CmaPolicy,
     /// FI_UDRV_SHM: peers of this node are reached through shared memory.
     pub(crate) shm: bool,
-    pub(crate) minima: Minima,
+    pub(crate) bounds: Bounds,
     /// FI_UDRV_MTU, bytes.
     pub(crate) mtu: Option<usize>,
     /// `None`: FI_UDRV_NET=0, the node only.
@@ -163,13 +165,13 @@ impl Mux {
             let me = named(me, &host);
             match Shm::open(me, settings.cma, settings.shm) {
                 Ok(mut shm) => {
-                    shm.set_share_min(settings.minima.share);
+                    shm.set_bounds(settings.bounds.push, settings.bounds.share);
                     let prefers_shm = settings.shm;
                     let port = match (port, settings.net) {
                         (Err(link), Some(net)) => {
                             let peers = PeerTable::new(host.clone());
                             let mut net = Net::open(me, link, peers, net)?;
-                            net.set_bulk_min(settings.minima.bulk);
+                            net.set_bulk_min(settings.bounds.bulk);
                             Port::Linked(Box::new(net))
                         }
                         (Ok(socket), _) => Port::Idle(socket),

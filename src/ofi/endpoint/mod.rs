@@ -29,7 +29,7 @@ use crate::sys::{clock::Deadline, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
-use crate::transport::mux::{Minima, Mux, MuxSettings};
+use crate::transport::mux::{Bounds, Mux, MuxSettings};
 use crate::transport::net::NetSettings;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::verbs::RdmaSettings;
@@ -559,7 +559,11 @@ impl Endpoint {
             cma: config.cma,
             shm: config.shm && self.state(guard).shm_permitted,
             mtu: config.mtu,
-            minima: Minima { share: config.share_min, bulk: config.bulk_min },
+            bounds: Bounds {
+                push: config.push_max,
+                share: config.share_min,
+                bulk: config.bulk_min,
+            },
             net: config.net.then_some(NetSettings {
                 key: self.job_key,
                 peer_timeout_s: config.peer_timeout_s,

@@ -8,7 +8,7 @@ use crate::config::{CmaPolicy, Config, RdmaPolicy};
 use crate::protocol::packet::{Envelope, Packet};
 use crate::protocol::{Engine, Limits};
 use crate::sys::clock;
-use crate::transport::mux::{Minima, Mux, MuxSettings};
+use crate::transport::mux::{Bounds, Mux, MuxSettings};
 use crate::transport::net::NetSettings;
 use crate::transport::net::link::{Link, LinkSink};
 use crate::transport::net::reliable::tag::JobKey;
@@ -125,9 +125,9 @@ impl Hub {
             rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
         };
         let bind = Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let minima = Minima { share: 1 << 20, bulk: 1 << 20 };
+        let bounds = Bounds { push: 512 << 10, share: 1 << 20, bulk: 1 << 20 };
         let settings =
-            MuxSettings { cma: CmaPolicy::Off, shm: false, mtu: None, minima, net: Some(net) };
+            MuxSettings { cma: CmaPolicy::Off, shm: false, mtu: None, bounds, net: Some(net) };
         let mux = Mux::open(bind, settings).unwrap();
         let address = mux.address();
         let limits = Limits { eager_max: 4096, tx_max: 64, rx_max: 64, ..LIMITS };

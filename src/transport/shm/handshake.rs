@@ -2,11 +2,11 @@
 
 use super::attach::{probe_read, probe_write};
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
-use super::layout::{FRUGAL, GENEROUS};
+use super::layout::{FRUGAL, GENEROUS, LAVISH};
 use super::ring::{Consumer, Producer};
 use super::{
-    GENEROUS_LINKS, Inbound, Outbound, Shm, TOKEN_GREETING, TOKEN_INBOUND, TOKEN_OUTBOUND,
-    socket_name,
+    GENEROUS_LINKS, Inbound, LAVISH_LINKS, Outbound, Shm, TOKEN_GREETING, TOKEN_INBOUND,
+    TOKEN_OUTBOUND, socket_name,
 };
 use crate::config::CmaPolicy;
 use crate::sys::cma::Range;
@@ -47,7 +47,11 @@ impl Shm {
             self.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
-        let geometry = if self.outbound_count < GENEROUS_LINKS { GENEROUS } else { FRUGAL };
+        let geometry = match self.outbound_count {
+            links if links < LAVISH_LINKS => LAVISH,
+            links if links < GENEROUS_LINKS => GENEROUS,
+            _ => FRUGAL,
+        };
         let (memory, fd) = SharedMemory::create(geometry.len())?;
         let hello = Hello {
             version: hello::VERSION,

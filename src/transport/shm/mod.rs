@@ -34,7 +34,8 @@ use std::sync::atomic::AtomicU64;
 
 /// Messages taken from one ring before the next ring has its turn.
 const BATCH: usize = 16;
-/// Outgoing links that get a large segment; later ones get a small one.
+/// Outgoing links that get a large segment, and a middling one; later ones get a small one.
+const LAVISH_LINKS: usize = 8;
 const GENEROUS_LINKS: usize = 16;
 /// Between two checks that the processes of all links exist, nanoseconds.
 const LIVENESS_NS: u64 = 500_000_000;
@@ -120,6 +121,7 @@ pub(crate) struct Shm {
     /// [0] holds `nonce` for peers to read, [1] is theirs to write: probes of cross-memory attach.
     probe: Box<[AtomicU64; 2]>,
     cma: CmaPolicy,
+    push_max: usize,
     share_min: usize,
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
@@ -172,6 +174,7 @@ impl Shm {
             epoll,
             probe: Box::new([AtomicU64::new(nonce), AtomicU64::new(0)]),
             cma,
+            push_max: usize::MAX,
             share_min: sharing::SHARE_MIN,
             outbound: Vec::new(),
             outbound_count: 0,
@@ -227,8 +230,8 @@ impl Shm {
         Caps {
             short_max: SLOT_ROOM,
             bcopy_max: geometry.payload_max(),
-            fragment_max: geometry.payload_max(),
-            push_max: 0,
+            fragment_max: geometry.fragment_max(),
+            push_max: geometry.push_max().min(self.push_max),
             stream_max: 0,
             stream_min: 0,
             window_max: 0,

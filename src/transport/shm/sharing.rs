@@ -47,9 +47,11 @@ impl Shm {
         self.inbound.iter_mut().find(|link| link.peer == peer)
     }
 
-    /// Shorter messages are copied by their receiver alone.
-    pub(crate) fn set_share_min(&mut self, bytes: usize) {
-        self.share_min = bytes;
+    /// Longest message that is pushed, and shortest one of the others that both ends copy; shorter
+    /// ones their receiver copies alone.
+    pub(crate) fn set_bounds(&mut self, push_max: usize, share_min: usize) {
+        self.push_max = push_max;
+        self.share_min = share_min;
     }
 
     /// See [`crate::transport::Iface::share_min`].
