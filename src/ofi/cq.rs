@@ -79,6 +79,15 @@ impl Reader {
     const NONE: Self = Self { buffer: null_mut(), sources: null_mut(), count: 0, n: 0 };
 }
 
+/// Takes the arrays back when the read is over, and when a panic ends it: they are its caller's.
+struct Lent<'a>(&'a CompletionQueue, &'a Guard<'a>);
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.0.state(self.1).reader = Reader::NONE;
+    }
+}
+
 impl CqState {
     /// False when the application must read before more is started.
     #[inline]
@@ -310,10 +319,10 @@ impl CompletionQueue {
         state.source.disarm_fd(guard);
         if !state.has_events() {
             state.reader = Reader { buffer, sources, count, n: 0 };
+            let _lent = Lent(self, guard);
             self.progress(guard);
             let state = self.state(guard);
-            let n = std::mem::replace(&mut state.reader, Reader::NONE).n;
-            return match n {
+            return match state.reader.n {
                 0 => state.nothing(),
                 n => n as isize,
             };

@@ -1,8 +1,8 @@
 //! The thread behind FI_PROGRESS_AUTO and FI_WAIT_MUTEX_COND: progresses a domain's endpoints while
 //! the application does something else, and signals conditions.
 //!
-//! While the application polls, the thread only looks every few milliseconds whether it still does.
-//! Once it stops, the thread takes over: it sleeps until a doorbell rings.
+//! While the application polls an endpoint, the thread only looks every few milliseconds whether it
+//! still does. Once it stops, the thread takes that endpoint over: it sleeps until a doorbell rings.
 
 use super::cq::CompletionQueue;
 use super::domain::{Condition, Domain};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// How long the application must not have polled before the thread takes over, milliseconds.
+/// How long the application must not have polled an endpoint before the thread takes it over, milliseconds.
 const WATCH_MS: i32 = 2;
 /// Longest sleep, milliseconds.
 const SLEEP_MS: i32 = 500;
@@ -110,11 +110,10 @@ struct DomainPtr(*const Domain);
 unsafe impl Send for DomainPtr {}
 
 fn run(shared: &Shared, domain: &DomainPtr) {
-    let mut seen = 0u64;
     let mut tokens = [0u64; 8];
     while !shared.stop.load(Ordering::Acquire) {
         // SAFETY: see DomainPtr.
-        let timeout = turn(unsafe { &*domain.0 }, &mut seen);
+        let timeout = turn(unsafe { &*domain.0 });
         let result = shared.epoll.wait(&mut tokens, timeout);
         if result.is_ok_and(|n| n > 0) {
             shared.bell.silence();
@@ -123,7 +122,7 @@ fn run(shared: &Shared, domain: &DomainPtr) {
 }
 
 /// One turn; returns how long to sleep.
-fn turn(domain: &Domain, seen: &mut u64) -> i32 {
+fn turn(domain: &Domain) -> i32 {
     let guard = domain.lock.lock();
     // SAFETY: the guard is of this domain; the copies end the borrow.
     let (endpoints, conditions) = unsafe {
@@ -135,15 +134,17 @@ fn turn(domain: &Domain, seen: &mut u64) -> i32 {
         (state.endpoints.clone(), state.conditions.clone())
     };
     // SAFETY: endpoints leave the domain's list under the lock before they go away.
-    let each = || endpoints.iter().map(|endpoint: &*const Endpoint| unsafe { &**endpoint });
-    let polls: u64 = each().map(|endpoint| endpoint.polls(&guard)).sum();
-    let application_polls = polls != *seen;
-    *seen = polls;
-    let mut timeout = WATCH_MS;
-    if !application_polls {
-        let moved: usize = each().map(|endpoint| endpoint.progress_quietly(&guard)).sum();
-        let asleep = moved == 0 && each().all(|endpoint| endpoint.hand_to_thread(&guard));
-        timeout = if asleep { SLEEP_MS } else { 0 };
+    let endpoints = endpoints.iter().map(|endpoint: &*const Endpoint| unsafe { &**endpoint });
+    let mut timeout = SLEEP_MS;
+    for endpoint in endpoints {
+        if endpoint.take_polled(&guard) {
+            timeout = timeout.min(WATCH_MS);
+            continue;
+        }
+        let moved = endpoint.progress_quietly(&guard);
+        if moved > 0 || !endpoint.hand_to_thread(&guard) {
+            timeout = 0;
+        }
     }
     // Conditions are signalled without the lock: the application may hold the mutex.
     let waiters: Vec<_> = conditions

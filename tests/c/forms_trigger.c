@@ -708,6 +708,60 @@ static void progress_while_computing(struct side *me)
 	free(local);
 }
 
+/*
+ * Rank 1 polls one endpoint without pause. Another one of the same domain, which nobody polls, serves rank 0 all the
+ * same.
+ */
+static void progress_beside_polling(struct side *me)
+{
+	enum { LEN = 64, OPERATIONS = 500 };
+	struct setup setup = { .caps = CAPS, .progress = FI_PROGRESS_AUTO };
+	char memory[LEN], name[NAME_MAX_LEN];
+	struct fid_ep *other = NULL;
+	struct fid_cq *cq = NULL;
+	struct fid_mr *mr = NULL;
+	double end;
+
+	side_begin(me, &setup);
+	if (me->rank == 1) {
+		OK(fi_cq_open(me->domain, &(struct fi_cq_attr){ .format = FI_CQ_FORMAT_TAGGED }, &cq, NULL));
+		OK(fi_endpoint(me->domain, me->info, &other, NULL));
+		OK(fi_ep_bind(other, &me->av->fid, 0));
+		OK(fi_ep_bind(other, &cq->fid, FI_TRANSMIT | FI_RECV));
+		OK(fi_enable(other));
+		fill(memory, LEN, 1);
+		OK(fi_mr_reg(me->domain, memory, LEN, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+		name_of(other, name);
+		tell(me, name, sizeof(name));
+		barrier(me);
+		/* The application has both, and then leaves one. */
+		for (end = now() + 0.02; now() < end; progress(me))
+			SAME(fi_cq_read(cq, NULL, 0), -FI_EAGAIN);
+	} else {
+		fi_addr_t to;
+
+		hear(me, name, sizeof(name));
+		to = insert(me, name);
+		barrier(me);
+		sleep_ms(40);
+		for (int i = 0; i < OPERATIONS; i++) {
+			POST(me, fi_read(me->ep, memory, LEN, NULL, to, 0, KEY, NULL));
+			completion(me->tx);
+			CHECK(holds(memory, LEN, 1, 0));
+			POST(me, fi_write(me->ep, memory, LEN, NULL, to, 0, KEY, NULL));
+			completion(me->tx);
+		}
+	}
+	/* Rank 1 is here at once, and polls until rank 0 is. */
+	barrier(me);
+	if (mr) {
+		OK(fi_close(&mr->fid));
+		OK(fi_close(&other->fid));
+		OK(fi_close(&cq->fid));
+	}
+	side_end(me);
+}
+
 const struct group trigger_groups[] = {
 	{ "trigger_order", trigger_order },
 	{ "trigger_chain", trigger_chain },
@@ -718,5 +772,6 @@ const struct group trigger_groups[] = {
 	{ "trigger_atomics", trigger_atomics },
 	{ "deferred_atomics", deferred_atomics },
 	{ "progress_while_computing", progress_while_computing },
+	{ "progress_beside_polling", progress_beside_polling },
 	{ NULL, NULL },
 };

@@ -109,8 +109,8 @@ pub(super) struct EndpointState {
     armed: u32,
     /// The progress thread sleeps on us.
     thread_armed: bool,
-    /// Polls by the application.
-    polls: u64,
+    /// The application has polled since the progress thread looked.
+    polled: bool,
     /// Collective groups.
     groups: Vec<collective::Membership>,
 }
@@ -266,7 +266,7 @@ unsafe fn open_as(
             bind,
             armed: 0,
             thread_armed: false,
-            polls: 0,
+            polled: false,
             groups: Vec::new(),
         }),
         inject_size,
@@ -440,7 +440,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn progress(&self, guard: &Guard<'_>) -> usize {
         let state = self.state(guard);
-        state.polls = state.polls.wrapping_add(1);
+        state.polled = true;
         if state.thread_armed {
             self.take_from_thread(guard);
         }
@@ -456,9 +456,9 @@ impl Endpoint {
         moved
     }
 
-    /// Polls by the application so far.
-    pub(crate) fn polls(&self, guard: &Guard<'_>) -> u64 {
-        self.state(guard).polls
+    /// Whether the application has polled since this was asked last.
+    pub(crate) fn take_polled(&self, guard: &Guard<'_>) -> bool {
+        std::mem::take(&mut self.state(guard).polled)
     }
 
     /// A waiter is about to sleep: false if there is work.

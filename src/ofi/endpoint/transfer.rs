@@ -1,6 +1,6 @@
 //! The data calls: arguments checked, flags translated, handed to the protocol.
 
-use super::{Endpoint, EndpointFid, endpoint};
+use super::{Endpoint, EndpointFid, EndpointState, endpoint};
 use crate::memory::{OwnedBuffer, Segment, SegmentList};
 use crate::ofi::av::NO_SUCH_ADDRESS;
 use crate::ofi::cntr;
@@ -93,6 +93,18 @@ impl Flags {
             Self::Call(flags) => (flags, false),
             Self::Inject => (FI_INJECT, true),
         }
+    }
+}
+
+impl EndpointState {
+    /// Whether a message is short enough.
+    #[inline(always)]
+    fn takes(&self, tagged: bool, len: usize, inject: bool) -> bool {
+        let (max, inject_max) = match tagged {
+            true => (self.max_tagged_size, self.inject_tagged_size),
+            false => (self.max_msg_size, self.inject_msg_size),
+        };
+        len <= max && (!inject || len <= inject_max)
     }
 }
 
@@ -230,24 +242,18 @@ unsafe fn try_send_at_once(
     }
     let guard = ep.domain.lock.lock();
     let state = ep.state(&guard);
-    let (max, inject_max) = match tagged {
-        true => (state.max_tagged_size, state.inject_tagged_size),
-        false => (state.max_msg_size, state.inject_msg_size),
-    };
-    if len > max || injects && len > inject_max {
+    if !state.takes(tagged, len, injects) {
         return false;
     }
-    let bindings = ep.bindings(&guard);
     let Ok((peer, 0)) = ep.destination(dest, &guard) else { return false };
     let Some(engine) = ep.engine(&guard) else { return false };
-    let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
-    let entry = !injects && (!selective || op_flags & FI_COMPLETION != 0);
     let envelope = Envelope { tagged, tag, data, rx: 0 };
-    let end = (context.expose_provenance() as u64, Report::new(entry, 0));
+    let report = handle.report(op_flags, injects, &guard);
+    let end = (context.expose_provenance() as u64, report);
     // SAFETY: the caller vouches.
     let payload = unsafe { Segment::new(buf.cast(), len) };
     let sent = engine.send_at_once(peer, envelope, payload, end, &mut ep.host(&guard));
-    if sent && bindings.send_counter.is_some() {
+    if sent && ep.bindings(&guard).send_counter.is_some() {
         run_due(&ep.domain, &guard);
     }
     sent
@@ -366,12 +372,7 @@ impl Sending {
         guard: &Guard<'_>,
     ) -> Result<Self, i32> {
         let inject = op_flags & FI_INJECT != 0;
-        let state = ep.state(guard);
-        let (max, inject_max) = match tagging.tagged {
-            true => (state.max_tagged_size, state.inject_tagged_size),
-            false => (state.max_msg_size, state.inject_msg_size),
-        };
-        if payload.len() > max || inject && payload.len() > inject_max {
+        if !ep.state(guard).takes(tagging.tagged, payload.len(), inject) {
             return Err(FI_EMSGSIZE);
         }
         let delivery = op_flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) != 0;
