@@ -96,15 +96,15 @@ fn nh_sums_plain(
         lanes.chunks_exact(8).zip(low).zip(high).zip(low_2).zip(high_2)
     {
         let lane = lane.try_into().map_or(0, u64::from_le_bytes);
-        sums.0 = sums.0.wrapping_add(product(lane, *low, *high));
-        sums.1 = sums.1.wrapping_add(product(lane, *low_2, *high_2));
+        sums.0 = sums.0.wrapping_add(nh_product(lane, *low, *high));
+        sums.1 = sums.1.wrapping_add(nh_product(lane, *low_2, *high_2));
     }
     sums
 }
 
 /// (low half + low key) × (high half + high key), each sum modulo 2^32.
 #[inline(always)]
-fn product(lane: u64, low: u64, high: u64) -> u64 {
+pub(crate) fn nh_product(lane: u64, low: u64, high: u64) -> u64 {
     (lane.wrapping_add(low) & 0xffff_ffff) * ((lane >> 32).wrapping_add(high) & 0xffff_ffff)
 }
 

@@ -128,7 +128,8 @@ impl Pace {
         self.polls % CLOCK_POLLS == 0
     }
 
-    fn is_due(&mut self, look: Look, now: u64) -> bool {
+    /// `idle`: neither is there traffic with other nodes.
+    fn is_due(&mut self, look: Look, now: u64, idle: bool) -> bool {
         let [sockets, net] = &mut self.due;
         let due = match look {
             Look::Sockets => sockets,
@@ -136,7 +137,7 @@ impl Pace {
         };
         let is_due = now >= *due;
         if is_due {
-            *due = now + look.every_ns(self.empty >= STILL_POLLS);
+            *due = now + look.every_ns(idle && self.empty >= STILL_POLLS);
         }
         is_due
     }
@@ -317,10 +318,11 @@ impl Mux {
     fn look_around(&mut self, handler: &mut impl Handler) -> usize {
         let now = clock::now_ns();
         let mut n = 0;
-        if self.pace.is_due(Look::Sockets, now) || self.shm.is_urgent() {
+        let idle = self.net().is_none_or(|net| !net.has_traffic());
+        if self.pace.is_due(Look::Sockets, now, idle) || self.shm.is_urgent() {
             n += self.shm.poll_sockets(&mut self.peers, handler);
         }
-        if self.pace.is_due(Look::Net, now) {
+        if self.pace.is_due(Look::Net, now, idle) {
             n += self.poll_net(handler);
         }
         n
@@ -436,7 +438,11 @@ impl Iface for Mux {
 
     #[inline]
     fn am_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
-        self.route(peer) == Route::Shm && self.shm.send_at_once(peer, head, payload)
+        match (self.route(peer), &mut self.port) {
+            (Route::Shm, _) => self.shm.send_at_once(peer, head, payload),
+            (Route::Net, Port::Linked(net)) => net.send_at_once(peer, head, payload),
+            _ => false,
+        }
     }
 
     fn am_fragment(

@@ -323,6 +323,15 @@ impl UdPort {
         }
     }
 
+    /// True if `receive` has something to take.
+    #[inline]
+    pub(crate) fn has_arrived(&mut self) -> bool {
+        if self.early == 0 && !self.armed {
+            self.early = self.receive_queue.poll(&mut self.arrivals).unwrap_or(0);
+        }
+        self.early > 0 || self.armed
+    }
+
     /// Gives slots back to the device.
     fn repost(&mut self) -> Result<()> {
         let len = (GRH + self.settings.mtu) as u32;

@@ -138,6 +138,12 @@ impl Core {
         !self.inbox.is_empty()
     }
 
+    /// True if a turn would find nothing but what the clock says.
+    #[inline]
+    pub(super) fn is_quiet(&mut self) -> bool {
+        self.inbox.is_empty() && !self.machine.has_ready() && self.link.is_quiet()
+    }
+
     /// Receives, does what is due, and sends what may leave. `sink` makes what the machine reports
     /// to of the table of peers. Returns how much arrived.
     #[inline]

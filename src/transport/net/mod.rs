@@ -15,10 +15,10 @@ use self::background::{Background, Shared};
 use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
-    Address, BCOPY_LEAST, Caps, Departure, Handler, MAX_HEADER, PeerId, SendError, StreamEnd,
+    Address, BCOPY_LEAST, Caps, Departure, Handler, Head, MAX_HEADER, PeerId, SendError, StreamEnd,
     Ticket, Windows,
 };
-use crate::memory::SegmentList;
+use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
@@ -48,6 +48,9 @@ const FRAGMENT_HEADER: usize = 24;
 const COOLING: u32 = 4096;
 /// One poll of so many looks at the socket before that, while messages come by other ways.
 const BUSY_SHARE: u32 = 8;
+/// One of so many turns looks at the clock though the device has nothing: that takes as long as the look
+/// at the device does.
+const CLOCK_TURNS: u32 = 8;
 /// Messages handed out by one poll of those that arrived before.
 const BATCH: usize = 256;
 /// Bytes that a packet of the largest size occupies in the socket's buffer beside its own: the
@@ -118,6 +121,8 @@ pub(crate) struct Net {
     armed: bool,
     /// Polls left that look at the socket each time.
     hot: u32,
+    /// Turns so far.
+    turns: u32,
     owner: i32,
 }
 
@@ -310,6 +315,7 @@ impl Net {
             me,
             armed: false,
             hot: 0,
+            turns: 0,
             owner,
         })
     }
@@ -417,6 +423,27 @@ impl Net {
         Ok(())
     }
 
+    /// See [`super::Iface::am_at_once`].
+    #[inline]
+    pub(crate) fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
+        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.shared.core()) else {
+            return false;
+        };
+        let mut header = [0; Head::WORDS * 8];
+        for (to, word) in header.chunks_exact_mut(8).zip(head.words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        let header = header.get(..head.len).unwrap_or(&[]);
+        let pack = |to: &mut [u8]| payload.copy_out(to);
+        let Core { machine, link, .. } = &mut *core;
+        if !machine.send_at_once(inner, header, payload.len(), pack, clock::now_ns(), link) {
+            return false;
+        }
+        self.hot = COOLING;
+        self.shared.note_traffic();
+        true
+    }
+
     /// See [`super::Iface::has_stream`].
     pub(crate) fn has_stream(&mut self, peer: PeerId, address: &Address) -> bool {
         let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
@@ -506,6 +533,12 @@ impl Net {
         }
     }
 
+    /// Whether there was traffic lately.
+    #[inline]
+    pub(crate) fn has_traffic(&self) -> bool {
+        self.hot > 0
+    }
+
     /// Whether there was traffic lately, so that every poll should take a turn; not quite every one
     /// while the node is busy (not `still`), for which a look at a socket is long.
     #[inline]
@@ -525,9 +558,16 @@ impl Net {
         handler: &mut impl Handler,
         connected: &mut impl FnMut(PeerId),
     ) -> usize {
+        let Some(mut core) = self.shared.core() else { return 0 };
+        self.turns = self.turns.wrapping_add(1);
+        let beside = self.streams.as_ref().is_some_and(Streams::is_hot)
+            || self.bulk.as_ref().is_some_and(|bulk| bulk.has_work());
+        let early = self.hot > 0 && self.turns % CLOCK_TURNS != 0;
+        if early && !beside && core.is_quiet() {
+            return 0;
+        }
         let now = clock::now_ns();
         self.shared.present(now);
-        let Some(mut core) = self.shared.core() else { return 0 };
         let numbers = &mut self.numbers;
         let mut n = 0;
         // What is new comes after what is here already.
@@ -590,6 +630,7 @@ impl Net {
     pub(crate) fn sleep(&mut self) -> bool {
         let Some(mut core) = self.shared.core() else { return true };
         let told = self.streams.as_ref().is_none_or(|streams| !streams.has_broken());
+        self.turns = u32::MAX; // whoever is woken makes a whole one
         if core.has_events() || !told {
             self.hot = self.hot.max(1);
             return false;

@@ -89,6 +89,10 @@ pub(super) struct Connection {
     pub(super) in_flight: u32,
     /// Number of the next transmission.
     pub(super) transmission: u64,
+    /// From which one on nothing was lost lately.
+    pub(super) clean_from: u64,
+    /// The one after the last that asked for an answer.
+    pub(super) asked: u64,
     /// Transmissions and their packets, oldest first, until a later one has arrived.
     pub(super) transmissions: VecDeque<(u64, u64)>,
     /// Packets to send again.
@@ -177,6 +181,8 @@ impl Connection {
             unsent: first,
             in_flight: 0,
             transmission: first + 1,
+            clean_from: first + 1,
+            asked: first + 1,
             transmissions: VecDeque::new(),
             lost: VecDeque::new(),
             echoed: first + 1,

@@ -469,6 +469,39 @@ impl Reliable {
         Ok(())
     }
 
+    /// The short road: takes a message that fits one packet which can leave now, and sends it. `pack`
+    /// copies the `len` bytes of its payload. False: nothing was done, and `send` knows why.
+    #[inline]
+    pub(crate) fn send_at_once(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+        now: u64,
+        link: &mut impl Link,
+    ) -> bool {
+        self.turn(now);
+        let Some(place) = self.place_of(peer) else { return false };
+        let slot = self.slots.get_mut(place as usize);
+        let Some(c) = slot.and_then(|slot| slot.connection.as_deref_mut()) else { return false };
+        if c.queued || self.blocked || !self.replies.is_empty() {
+            return false;
+        }
+        match c.push_at_once(&mut self.shared, header, len, pack, now, link) {
+            None => false,
+            Some(true) => {
+                self.timers.set(place, c.deadline(), &mut c.timer_at);
+                true
+            }
+            Some(false) => {
+                self.blocked = true;
+                self.settle(place);
+                true
+            }
+        }
+    }
+
     /// Takes a datagram that came from `from`; `congested`: with a congestion mark.
     pub(crate) fn on_datagram(
         &mut self,

@@ -71,6 +71,12 @@ impl Path {
         std::mem::take(&mut self.cut)
     }
 
+    /// `take_cut` has something to say.
+    #[inline]
+    pub(super) fn is_cut(&self) -> bool {
+        self.cut
+    }
+
     /// When [`Connection::probe_again`] has something to do.
     #[inline]
     pub(super) fn due(&self) -> u64 {

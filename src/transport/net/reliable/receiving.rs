@@ -11,7 +11,7 @@ use crate::transport::{Departure, MAX_HEADER};
 use std::collections::VecDeque;
 
 /// Packets that are acknowledged together.
-const ACK_EVERY: u16 = 16;
+pub(super) const ACK_EVERY: u16 = 16;
 /// How long an acknowledgement waits for something to travel with, nanoseconds.
 const ACK_DELAY_NS: u64 = 200_000;
 

@@ -6,6 +6,7 @@ use super::packet::{
     self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN, Header,
     HelloKind, Kind, PRESSURE, TAG_AT,
 };
+use super::receiving::ACK_EVERY;
 use super::timers::NEVER;
 use super::{MESSAGE_MAX, Shared};
 use crate::sys::Errno;
@@ -18,6 +19,8 @@ pub(super) const REORDERING_MIN: u64 = 3;
 const REORDERING_MAX: u64 = 128;
 /// Packets without such an event after which half as many are enough again.
 const IN_ORDER: u32 = 8192;
+/// Transmissions after the last loss from which on the path counts as one that loses nothing.
+const CLEAN: u64 = 8192;
 /// Packets of one peer that leave in one turn.
 const BURST: usize = 64;
 /// Bytes that may wait for their first transmission, and packets if those are small.
@@ -143,6 +146,56 @@ impl Connection {
         Ok(())
     }
 
+    /// See [`super::Reliable::send_at_once`]. `None`: nothing was done; false: the link took no more, the
+    /// packet waits.
+    #[inline]
+    pub(super) fn push_at_once(
+        &mut self,
+        shared: &mut Shared,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+        now: u64,
+        link: &mut impl Link,
+    ) -> Option<bool> {
+        let room = self.datagram_room().saturating_sub(HEADER_LEN);
+        let whole = FRAME_LEN + header.len() + len;
+        let psn = self.next_psn();
+        let open = self.phase == Phase::Established
+            && whole < room
+            && psn == self.unsent
+            && psn < self.credit_end
+            && self.window.len() < WINDOW_MAX as usize
+            && self.in_flight < self.congestion.window()
+            && self.lost.is_empty()
+            && self.early.is_none()
+            && self.hello == 0
+            && !self.peer_pressure
+            && !self.path.is_cut();
+        if !open {
+            return None;
+        }
+        let bytes = shared.buffers.take(HEADER_LEN + whole)?;
+        self.known = true;
+        if self.window.is_empty() {
+            self.owe(shared, now);
+        }
+        self.sent += 1;
+        self.append(shared, bytes, whole, |to| {
+            let at = packet::put_frame(to, 0, header, len, 0);
+            if let Some(to) = to.get_mut(at..) {
+                pack(to);
+            }
+        });
+        self.unsent += 1;
+        self.in_flight += 1;
+        if let Some(packet) = self.window.back_mut() {
+            packet.state = State::InFlight;
+        }
+        Some(self.send_batch::<1>(shared, now, link, &[psn], psn) > 0)
+    }
+
+    #[inline]
     fn append(
         &mut self,
         shared: &mut Shared,
@@ -230,7 +283,10 @@ impl Connection {
             if batch.is_empty() {
                 break;
             }
-            let taken = self.send_batch(shared, now, link, batch, fresh_from);
+            let taken = match batch {
+                [_] => self.send_batch::<1>(shared, now, link, batch, fresh_from),
+                _ => self.send_batch::<BURST>(shared, now, link, batch, fresh_from),
+            };
             *n += taken;
             if taken < batch.len() {
                 return false;
@@ -330,9 +386,10 @@ impl Connection {
         count
     }
 
-    /// Sends the packets of `batch`, of which those from `fresh_from` on were never sent before;
-    /// what the link does not take is as it was before.
-    fn send_batch(
+    /// Sends the packets of `batch`, at most `N`, of which those from `fresh_from` on were never sent
+    /// before; what the link does not take is as it was before.
+    #[inline]
+    fn send_batch<const N: usize>(
         &mut self,
         shared: &mut Shared,
         now: u64,
@@ -345,11 +402,19 @@ impl Connection {
         let starved = !self.may_send_data() && self.unsent < self.next_psn();
         let direction = self.direction;
         let first = self.transmission;
+        // What waits needs an answer soon. Where much may be under way, and nothing was lost lately, those
+        // that come unasked do.
+        let last = first + (batch.len() as u64).saturating_sub(1);
+        let every = u64::from(ACK_EVERY);
+        let may =
+            u64::from(self.congestion.window()).min(self.credit_end.saturating_sub(self.base));
+        let enough = may >= 2 * every && first >= self.clean_from && last < self.asked + every;
+        let asks = self.attempts > 0 || starved && !enough;
         for (i, psn) in batch.iter().enumerate() {
             let transmission = first + i as u64;
             header.psn = *psn as u32;
             header.transmission = transmission as u32;
-            if i + 1 == batch.len() && (starved || self.attempts > 0) {
+            if asks && i + 1 == batch.len() {
                 header.flags |= ACK_REQUEST;
             }
             let Some(packet) = self.packet(*psn) else { continue };
@@ -366,7 +431,7 @@ impl Connection {
             self.transmissions.push_back((transmission, *psn));
         }
         self.transmission += batch.len() as u64;
-        let mut slices = [IoSlice::new(&[]); BURST];
+        let mut slices = [IoSlice::new(&[]); N];
         for (slot, psn) in slices.iter_mut().zip(batch) {
             let at = psn.checked_sub(self.base).and_then(|at| usize::try_from(at).ok());
             if let Some(packet) = at.and_then(|at| self.window.get(at)) {
@@ -377,6 +442,9 @@ impl Connection {
         let taken = link.send(&self.address, offered).min(batch.len());
         // The others were no transmissions: in the gap they would count as arrived later.
         self.transmission = first + taken as u64;
+        if asks && taken == batch.len() {
+            self.asked = self.transmission;
+        }
         shared.counts.data_sent += taken as u64;
         let again = batch.iter().take(taken).filter(|psn| **psn < fresh_from).count();
         shared.counts.retransmitted += again as u64;
@@ -637,6 +705,7 @@ impl Connection {
                 packet.overdue = false;
                 self.in_flight -= 1;
                 self.lost.push_back(psn);
+                self.clean_from = self.transmission + CLEAN;
                 self.congestion.on_lost();
             }
         }

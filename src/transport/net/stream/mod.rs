@@ -51,6 +51,8 @@ const RETRY_NS: u64 = 1_000_000_000;
 /// nanoseconds.
 const HOT: u32 = 2048;
 const LOOK_NS: u64 = 50_000;
+/// The same while there are none: whoever makes one has time, what it is for goes in datagrams.
+const IDLE_LOOK_NS: u64 = 1_000_000;
 /// One of so many polls asks which streams have something; the others try the last one.
 const ASK_EVERY: u32 = 8;
 
@@ -344,6 +346,12 @@ impl Streams {
         self.looked_at = 0;
     }
 
+    /// There was a frame lately.
+    #[inline]
+    pub(super) fn is_hot(&self) -> bool {
+        self.hot > 0
+    }
+
     /// Takes what has arrived, in order with the messages that the machine has delivered, which
     /// must be all with the layer above. Returns how many frames.
     #[inline]
@@ -353,7 +361,10 @@ impl Streams {
         machine: &Reliable,
         sink: &mut impl StreamSink,
     ) -> usize {
-        let due = now.saturating_sub(self.looked_at) >= LOOK_NS;
+        let none =
+            self.outgoing.is_empty() && self.incoming.is_empty() && self.strangers.is_empty();
+        let every = if none { IDLE_LOOK_NS } else { LOOK_NS };
+        let due = now.saturating_sub(self.looked_at) >= every;
         if self.hot == 0 && !due {
             return 0;
         }

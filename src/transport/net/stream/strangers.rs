@@ -89,6 +89,12 @@ impl Strangers {
         Greeting::decode(&bytes).map(|greeting| (member, greeting))
     }
 
+    /// Nobody is here.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// Drops those that have not said who they are.
     pub(super) fn expire(&mut self, now: u64) {
         self.list.retain(|stranger| now.saturating_sub(stranger.since) < WAIT_NS);

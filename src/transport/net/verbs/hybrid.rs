@@ -27,10 +27,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// wait until a queue pair that is about to end has sent it.
 const CLOSE: u8 = 3;
 
-/// Looks at the device after which the socket, if it had nothing for so many, is looked at only once
-/// in a while: a look at the socket is a system call, one at the device is none.
-const SOCKET_COOLING: u32 = 1024;
-const SOCKET_LOOKS: u32 = 16;
+/// How long after it had something the socket is looked at each time, and how often later on,
+/// nanoseconds: a look at the socket is a system call, one at the device is none.
+const SOCKET_HOT_NS: u64 = 500_000;
+const SOCKET_LOOK_NS: u64 = 200_000;
 
 /// What the device's part has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -85,9 +85,11 @@ pub(crate) struct Rdma {
     pub(super) news: u64,
     calls: u64,
     answers: u64,
-    /// Looks left that include the socket each time, and those made since.
-    socket_hot: u32,
-    looks: u32,
+    /// The time of this turn, nanoseconds.
+    now: u64,
+    /// Until when every look includes the socket, and when the next one does, nanoseconds.
+    socket_hot: u64,
+    socket_due: u64,
 }
 
 /// See the module.
@@ -142,17 +144,29 @@ impl HybridLink {
     pub(crate) fn sleep(&mut self) -> bool {
         let Some(rdma) = &mut self.rdma else { return true };
         // Whoever is woken looks at both.
-        rdma.socket_hot = rdma.socket_hot.max(1);
+        rdma.socket_due = 0;
         rdma.tend_at = 0;
         rdma.link.as_mut().is_none_or(UdLink::sleep)
     }
 
-    /// Looks after the device, if it is time for that.
+    /// A turn begins: looks after the device, if it is time for that.
     #[inline]
     pub(crate) fn tend(&mut self, now: u64) {
-        if let Some(rdma) = self.rdma.as_mut().filter(|rdma| rdma.tend_at <= now) {
+        let Some(rdma) = &mut self.rdma else { return };
+        rdma.now = now;
+        if rdma.tend_at <= now {
             rdma.tend(now, &mut self.udp);
         }
+    }
+
+    /// True if nothing has arrived through the device, and the socket has been quiet: what is left can
+    /// wait for a turn.
+    #[inline]
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        let Some(rdma) = &mut self.rdma else { return false };
+        rdma.now >= rdma.socket_hot
+            && rdma.called.is_empty()
+            && rdma.link.as_mut().is_some_and(|link| !link.has_arrived())
     }
 
     /// When `tend` has something to do though nothing arrives, nanoseconds.
@@ -244,7 +258,7 @@ impl Link for HybridLink {
         if rdma.looks_at_socket() {
             let arrived = self.udp.receive(&mut Introduced { rdma, sink });
             if arrived > 0 {
-                rdma.socket_hot = SOCKET_COOLING;
+                rdma.socket_hot = rdma.now + SOCKET_HOT_NS;
             }
             n += arrived;
             rdma.call();
@@ -313,8 +327,9 @@ impl Rdma {
             called: Vec::new(),
             calls: 0,
             answers: 0,
-            socket_hot: SOCKET_COOLING,
-            looks: 0,
+            now: 0,
+            socket_hot: 0,
+            socket_due: 0,
         };
         rdma.watch_device();
         rdma.settle(Some(made.at));
@@ -328,12 +343,12 @@ impl Rdma {
     /// True if the socket is to be looked at now.
     #[inline]
     fn looks_at_socket(&mut self) -> bool {
-        if self.socket_hot > 0 {
-            self.socket_hot -= 1;
+        let now = self.now;
+        if now < self.socket_hot || now >= self.socket_due || self.link.is_none() {
+            self.socket_due = now + SOCKET_LOOK_NS;
             return true;
         }
-        self.looks = self.looks.wrapping_add(1);
-        self.looks % SOCKET_LOOKS == 0 || self.link.is_none()
+        false
     }
 
     /// The handshake packet `hello` with our place behind it, if there is room for that.

@@ -132,6 +132,12 @@ impl UdLink {
         self.port.receive(each).unwrap_or(0)
     }
 
+    /// True if `receive` has something to take.
+    #[inline]
+    pub(super) fn has_arrived(&mut self) -> bool {
+        self.port.has_arrived()
+    }
+
     /// Whether `device`, which it is on, still has it where it says that it is. Error: what changed.
     pub(super) fn fits(&self, device: &OpenDevice) -> Result<(), String> {
         let number = self.port.settings().port;

@@ -3,6 +3,7 @@
 use super::super::{Reliable, Sink};
 use super::network::{Slot, address, slot_of};
 use super::oracle::{Life, Oracle, Sizes};
+use crate::transport::net::link::Link;
 use crate::transport::{Address, Departure, PeerId, SendError};
 use std::collections::HashMap;
 
@@ -137,8 +138,15 @@ impl App {
         })
     }
 
-    /// Sends what it has to send and what is taken.
-    pub(super) fn offer(&mut self, machine: &mut Reliable, oracle: &mut Oracle, now: u64) {
+    /// Sends what it has to send and what is taken, every other message by the short road if that is
+    /// open.
+    pub(super) fn offer(
+        &mut self,
+        machine: &mut Reliable,
+        oracle: &mut Oracle,
+        now: u64,
+        link: &mut impl Link,
+    ) {
         let mut sends = 0;
         for at in 0..self.flows.len() {
             if !self.flows[at].is_due(now) {
@@ -163,7 +171,11 @@ impl App {
                     let len = to.len();
                     to.copy_from_slice(&payload[at..at + len]);
                 };
-                match machine.send(peer, header, payload.len(), pack, now) {
+                let len = payload.len();
+                let short = |to: &mut [u8]| to.copy_from_slice(payload);
+                let sent = (sends as u64 + now) % 2 == 0
+                    && machine.send_at_once(peer, header, len, short, now, link);
+                match if sent { Ok(()) } else { machine.send(peer, header, len, pack, now) } {
                     Ok(()) => {}
                     Err(SendError::Again) => break,
                     Err(other) => panic!("{}: {other:?} although it is connected", me.0),

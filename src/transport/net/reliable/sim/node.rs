@@ -203,10 +203,6 @@ impl Node {
         if self.machine.next_timeout().is_some_and(|at| at <= now) {
             self.machine.on_timeout(now, &mut upper);
         }
-        if !away {
-            self.app.offer(&mut self.machine, oracle, now);
-        }
-        let burst = self.machine.connections() * BURST_MAX + REPLIES_MAX;
         let mut link = SimLink {
             slot: self.slot,
             datagram_max: self.habits.datagram_max,
@@ -214,6 +210,11 @@ impl Node {
             taken: 0,
             refused: false,
         };
+        if !away {
+            self.app.offer(&mut self.machine, oracle, now, &mut link);
+        }
+        link.taken = 0;
+        let burst = self.machine.connections() * BURST_MAX + REPLIES_MAX;
         let left = self.machine.poll_transmit(now, &mut link);
         let (taken, refused) = (link.taken, link.refused);
         assert_eq!(left, taken, "{}: poll_transmit miscounts", self.slot);

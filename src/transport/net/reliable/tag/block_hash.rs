@@ -5,8 +5,9 @@
 //! NH asks that its key is secret and its results stay hidden. One sum keeps its value under a
 //! change of the block with a chance of 2^-32 at most, so there are two, with different keys.
 
+use super::siphash::partial;
 use super::{JobKey, Purpose};
-use crate::sys::simd::nh_sums;
+use crate::sys::simd::{nh_product, nh_sums};
 use std::fmt;
 
 /// Bytes that NH makes into two words.
@@ -42,13 +43,9 @@ impl BlockHash {
     pub(super) fn digest(&self, payload: &[u8], mut word: impl FnMut(u64)) {
         for block in payload.chunks(BLOCK) {
             let (whole, rest) = block.split_at(block.len() / 8 * 8);
-            let mut sums = self.sums(0, whole);
+            let mut sums = self.sums(whole);
             if !rest.is_empty() {
-                let mut last = [0; 8];
-                for (to, from) in last.iter_mut().zip(rest) {
-                    *to = *from;
-                }
-                let more = self.sums(whole.len() / 8, &last);
+                let more = self.products(whole.len() / 8, partial(rest));
                 sums = (sums.0.wrapping_add(more.0), sums.1.wrapping_add(more.1));
             }
             word(sums.0);
@@ -56,13 +53,23 @@ impl BlockHash {
         }
     }
 
-    /// The two NH sums of whole lanes that begin at lane `at` of their block.
-    fn sums(&self, at: usize, lanes: &[u8]) -> (u64, u64) {
-        let low = self.low.get(at..).unwrap_or_default();
-        let high = self.high.get(at..).unwrap_or_default();
-        let low_2 = low.get(SHIFT..).unwrap_or_default();
-        let high_2 = high.get(SHIFT..).unwrap_or_default();
-        nh_sums(lanes, low, high, low_2, high_2)
+    /// The two NH sums of the whole lanes that a block begins with.
+    #[inline]
+    fn sums(&self, lanes: &[u8]) -> (u64, u64) {
+        let low_2 = self.low.get(SHIFT..).unwrap_or_default();
+        let high_2 = self.high.get(SHIFT..).unwrap_or_default();
+        nh_sums(lanes, &self.low, &self.high, low_2, high_2)
+    }
+
+    /// What lane `at` of a block adds to them.
+    #[inline]
+    fn products(&self, at: usize, lane: u64) -> (u64, u64) {
+        let key = |at: usize| {
+            let (low, high) = (self.low.get(at), self.high.get(at));
+            (low.copied().unwrap_or_default(), high.copied().unwrap_or_default())
+        };
+        let ((low, high), (low_2, high_2)) = (key(at), key(at + SHIFT));
+        (nh_product(lane, low, high), nh_product(lane, low_2, high_2))
     }
 }
 

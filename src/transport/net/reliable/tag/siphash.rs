@@ -62,6 +62,7 @@ impl SipHash {
     }
 
     /// `bytes`, with zeros up to a whole word.
+    #[inline]
     pub(super) fn padded(&mut self, bytes: &[u8]) {
         let chunks = bytes.chunks_exact(8);
         let rest = chunks.remainder();
@@ -108,7 +109,7 @@ impl SipHash {
 
 /// Fewer than eight bytes as the low bytes of a word.
 #[inline(always)]
-fn partial(bytes: &[u8]) -> u64 {
+pub(super) fn partial(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 
