@@ -16,6 +16,8 @@ MPI4PY_VERSION=4.1.2
 
 # Everything stays on this machine.
 export FI_TCP_IFACE=${FI_TCP_IFACE:-lo}
+# Debian's libfabric brings psm, which leaves a file where a program that was killed by a signal ran.
+export IPATH_NO_BACKTRACE=1
 
 mkdir -p "$LOGS"
 

@@ -51,6 +51,9 @@ const BUSY_SHARE: u32 = 8;
 /// One of so many turns looks at the clock though the device has nothing: that takes as long as the look
 /// at the device does.
 const CLOCK_TURNS: u32 = 8;
+/// Who lets more time pass between two looks at the clock, nanoseconds, looks at it each time: what is due
+/// does not wait for several of such polls.
+const BRISK_NS: u64 = 50_000;
 /// Messages handed out by one poll of those that arrived before.
 const BATCH: usize = 256;
 /// Bytes that a packet of the largest size occupies in the socket's buffer beside its own: the
@@ -123,6 +126,9 @@ pub(crate) struct Net {
     hot: u32,
     /// Turns so far.
     turns: u32,
+    /// When one looked at the clock last, and whether they follow each other fast, nanoseconds.
+    looked_at: u64,
+    brisk: bool,
     owner: i32,
 }
 
@@ -316,6 +322,8 @@ impl Net {
             armed: false,
             hot: 0,
             turns: 0,
+            looked_at: 0,
+            brisk: false,
             owner,
         })
     }
@@ -562,11 +570,13 @@ impl Net {
         self.turns = self.turns.wrapping_add(1);
         let beside = self.streams.as_ref().is_some_and(Streams::is_hot)
             || self.bulk.as_ref().is_some_and(|bulk| bulk.has_work());
-        let early = self.hot > 0 && self.turns % CLOCK_TURNS != 0;
+        let early = self.hot > 0 && self.brisk && self.turns % CLOCK_TURNS != 0;
         if early && !beside && core.is_quiet() {
             return 0;
         }
         let now = clock::now_ns();
+        self.brisk = now.saturating_sub(self.looked_at) < BRISK_NS;
+        self.looked_at = now;
         self.shared.present(now);
         let numbers = &mut self.numbers;
         let mut n = 0;
