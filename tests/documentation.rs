@@ -77,8 +77,14 @@ fn the_man_page_has_every_variable_with_its_default() {
 fn no_page_names_a_variable_that_does_not_exist() {
     let mut known = variable_names();
     known.extend(names_in(&read("include/rdma/fi_ext_udrv.h")));
-    for page in ["man/fi_udrv.7", "README.md", "ARCHITECTURE.md", "PERFORMANCE.md", "PROTOCOL.md", "CONTRIBUTING.md"]
-    {
+    for page in [
+        "man/fi_udrv.7",
+        "README.md",
+        "ARCHITECTURE.md",
+        "PERFORMANCE.md",
+        "PROTOCOL.md",
+        "CONTRIBUTING.md",
+    ] {
         let unknown: Vec<String> = names_in(&read(page)).difference(&known).cloned().collect();
         assert!(unknown.is_empty(), "{page}: no such variable: {unknown:?}");
     }

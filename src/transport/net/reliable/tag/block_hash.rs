@@ -40,6 +40,7 @@ impl BlockHash {
     }
 
     /// Condenses `payload` to two words for each block.
+    #[inline]
     pub(super) fn digest(&self, payload: &[u8], mut word: impl FnMut(u64)) {
         for block in payload.chunks(BLOCK) {
             let (whole, rest) = block.split_at(block.len() / 8 * 8);

@@ -74,6 +74,24 @@ impl SipHash {
         }
     }
 
+    /// `N` bytes, whole words.
+    #[inline(always)]
+    pub(super) fn words<const N: usize>(&mut self, bytes: &[u8; N]) {
+        const { assert!(N % 8 == 0) };
+        for chunk in bytes.chunks_exact(8) {
+            self.word(chunk.try_into().map_or(0, u64::from_le_bytes));
+        }
+    }
+
+    /// The result.
+    #[inline(always)]
+    pub(super) fn finish(mut self) -> u64 {
+        let length = self.length as u64;
+        self.absorb(length << 56);
+        self.v[2] ^= 0xff;
+        self.squeeze()
+    }
+
     /// The last `bytes`, and the end of the function's message.
     fn last(&mut self, bytes: &[u8]) {
         let (whole, rest) = bytes.split_at(bytes.len() / 8 * 8);
@@ -99,6 +117,7 @@ impl SipHash {
         (u128::from(low) | u128::from(high) << 64).to_le_bytes()
     }
 
+    #[inline(always)]
     fn squeeze(&mut self) -> u64 {
         for _ in 0..4 {
             self.round();
