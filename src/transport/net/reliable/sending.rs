@@ -102,6 +102,11 @@ impl Connection {
         if full {
             return Err(SendError::Again);
         }
+        // What has no room changes nothing.
+        let single = match packets {
+            1 => Some(shared.buffers.take(HEADER_LEN + whole).ok_or(SendError::Again)?),
+            _ => None,
+        };
         self.known = true;
         if whole >= room {
             self.want_long(now);
@@ -112,8 +117,7 @@ impl Connection {
                 self.retry_at = now + self.patience_ns(shared);
             }
         }
-        if packets == 1 {
-            let bytes = shared.buffers.take(HEADER_LEN + whole).ok_or(SendError::Again)?;
+        if let Some(bytes) = single {
             self.sent += 1;
             self.append(shared, bytes, whole, |to| {
                 let at = packet::put_frame(to, 0, header, len, 0);
