@@ -714,13 +714,13 @@ static void progress_while_computing(struct side *me)
  */
 static void progress_beside_polling(struct side *me)
 {
-	enum { LEN = 64, OPERATIONS = 500 };
+	enum { LEN = 64, OPERATIONS = 50 };
 	struct setup setup = { .caps = CAPS, .progress = FI_PROGRESS_AUTO };
 	char memory[LEN], name[NAME_MAX_LEN];
 	struct fid_ep *other = NULL;
 	struct fid_cq *cq = NULL;
 	struct fid_mr *mr = NULL;
-	double end;
+	double seconds = slow ? 20 : 2, begun, end;
 
 	side_begin(me, &setup);
 	if (me->rank == 1) {
@@ -734,16 +734,21 @@ static void progress_beside_polling(struct side *me)
 		name_of(other, name);
 		tell(me, name, sizeof(name));
 		barrier(me);
-		/* The application has both, and then leaves one. */
-		for (end = now() + 0.02; now() < end; progress(me))
+		/* The application polls both while they get to know each other, and then leaves one. */
+		for (end = now() + (slow ? 3 : 0.3); now() < end; progress(me))
 			SAME(fi_cq_read(cq, NULL, 0), -FI_EAGAIN);
+		barrier(me);
 	} else {
 		fi_addr_t to;
 
 		hear(me, name, sizeof(name));
 		to = insert(me, name);
 		barrier(me);
-		sleep_ms(40);
+		POST(me, fi_read(me->ep, memory, LEN, NULL, to, 0, KEY, NULL));
+		completion(me->tx);
+		barrier(me);
+		sleep_ms(20);
+		begun = now();
 		for (int i = 0; i < OPERATIONS; i++) {
 			POST(me, fi_read(me->ep, memory, LEN, NULL, to, 0, KEY, NULL));
 			completion(me->tx);
@@ -751,6 +756,8 @@ static void progress_beside_polling(struct side *me)
 			POST(me, fi_write(me->ep, memory, LEN, NULL, to, 0, KEY, NULL));
 			completion(me->tx);
 		}
+		if (now() - begun > seconds)
+			FAIL("%d reads and writes took %.3f s: they waited for who polls", OPERATIONS, now() - begun);
 	}
 	/* Rank 1 is here at once, and polls until rank 0 is. */
 	barrier(me);
