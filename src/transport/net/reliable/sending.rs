@@ -118,13 +118,7 @@ impl Connection {
             }
         }
         if let Some(bytes) = single {
-            self.sent += 1;
-            self.append(shared, bytes, whole, |to| {
-                let at = packet::put_frame(to, 0, header, len, 0);
-                if let Some(to) = to.get_mut(at..) {
-                    pack(0, to);
-                }
-            });
+            self.append_whole(shared, bytes, header, len, |to| pack(0, to));
             return Ok(());
         }
         self.sent += 1;
@@ -184,19 +178,32 @@ impl Connection {
         if self.window.is_empty() {
             self.owe(shared, now);
         }
-        self.sent += 1;
-        self.append(shared, bytes, whole, |to| {
-            let at = packet::put_frame(to, 0, header, len, 0);
-            if let Some(to) = to.get_mut(at..) {
-                pack(to);
-            }
-        });
+        self.append_whole(shared, bytes, header, len, pack);
         self.unsent += 1;
         self.in_flight += 1;
         if let Some(packet) = self.window.back_mut() {
             packet.state = State::InFlight;
         }
         Some(self.send_batch::<1>(shared, now, link, &[psn], psn) > 0)
+    }
+
+    /// A message that fits one packet.
+    #[inline]
+    fn append_whole(
+        &mut self,
+        shared: &mut Shared,
+        bytes: Vec<u8>,
+        header: &[u8],
+        len: usize,
+        pack: impl FnOnce(&mut [u8]),
+    ) {
+        self.sent += 1;
+        self.append(shared, bytes, FRAME_LEN + header.len() + len, |to| {
+            let at = packet::put_frame(to, 0, header, len, 0);
+            if let Some(to) = to.get_mut(at..) {
+                pack(to);
+            }
+        });
     }
 
     #[inline]
