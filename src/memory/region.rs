@@ -318,6 +318,11 @@ impl OwnedBuffer {
         Self(bytes)
     }
 
+    /// `len` bytes of zeros.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        Self(vec![0; len].into())
+    }
+
     /// The buffer as a list; valid while `self` lives, which is as long as its operation pends.
     pub(crate) fn segments(&self) -> SegmentList {
         // SAFETY: the box neither moves nor changes while `self` lives, and an operation drops it

@@ -203,6 +203,15 @@ impl<H: Host> Handler for Delivery<'_, H> {
 
     fn on_windows_lost(&mut self, peer: PeerId) {
         self.core.lose_windows(peer);
+        self.core.lose_reaches(peer);
+    }
+
+    fn on_reached(&mut self, peer: PeerId, token: u64) {
+        self.core.on_reached(peer, token, self.host);
+    }
+
+    fn on_concealed(&mut self, region: u64) {
+        self.core.on_concealed(region);
     }
 
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {

@@ -64,6 +64,11 @@ pub(crate) struct Caps {
     pub(crate) put: bool,
     /// `get` or `put` work or may yet: it is worth saying where buffers are.
     pub(crate) one_sided: bool,
+    /// Regions that the peer has exposed may be read, and written, by `reach`.
+    pub(crate) reach_read: bool,
+    pub(crate) reach_write: bool,
+    /// Bytes of a region that are exposed as one part; the last part may be shorter.
+    pub(crate) expose_max: usize,
     /// The peer knows atomic operations; `None`: it has not said yet.
     pub(crate) atomics: Option<bool>,
     /// The same of collective operations.
@@ -126,6 +131,63 @@ pub(crate) struct Ticket {
     pub(crate) key: u32,
 }
 
+/// How a peer may reach a region of ours by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Exposure {
+    /// What it has to name: when that is void, so is all that it was told with it.
+    pub(crate) epoch: u32,
+    /// The transport's key of each range; `None`: it needs none.
+    pub(crate) keys: Option<[u32; MAX_SEGMENTS]>,
+    /// What it may do: no more than was asked for.
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
+    /// It can find out whether what it wrote has arrived in memory.
+    pub(crate) echoes: bool,
+}
+
+/// What becomes of the wish to expose a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Exposed {
+    Yes(Exposure),
+    /// It is being made ready, which takes milliseconds.
+    Later,
+    /// Not to this peer, at present.
+    No,
+    /// Not this memory.
+    Never,
+}
+
+/// Where in a region of a peer something is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Spot {
+    /// As the peer has told them.
+    pub(crate) epoch: u32,
+    pub(crate) key: u32,
+    /// As long as what is moved.
+    pub(crate) range: Range,
+}
+
+/// What is wanted of `Iface::reach`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Reach {
+    /// From the peer's memory into ours; else the other way.
+    pub(crate) reads: bool,
+    /// A write is done when its bytes are in the peer's memory; else when the peer's device has them.
+    pub(crate) delivered: bool,
+    /// What `Handler::on_reached` names.
+    pub(crate) token: u64,
+}
+
+/// How a transport reaches a peer's region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reached {
+    /// So many bytes have been moved, at least one.
+    Moved(usize),
+    /// All of it is under way, and both sides' memory in use, until `Handler::on_reached`, or
+    /// `Handler::on_windows_lost`, or until the peer has departed.
+    Begun,
+}
+
 /// An end of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamEnd {
@@ -161,9 +223,18 @@ pub(crate) trait Handler {
         let _ = (peer, token);
     }
     /// Windows between `peer` and us are void: those that it was lent are ours again, and nobody
-    /// writes them any more; what it has lent to us it will offer anew, or ask for in another way.
+    /// writes them any more; what it has lent to us it will offer anew, or ask for in another way. So are exposed
+    /// regions: of what `reach` has begun, any part may have been done, and no more will be.
     fn on_windows_lost(&mut self, peer: PeerId) {
         let _ = peer;
+    }
+    /// What `Iface::reach` has begun with `token` is done. In the order in which they were begun.
+    fn on_reached(&mut self, peer: PeerId, token: u64) {
+        let _ = (peer, token);
+    }
+    /// A region of which a part was exposed is so no more: its memory is no longer what it was.
+    fn on_concealed(&mut self, region: u64) {
+        let _ = region;
     }
     /// A peer is gone; everything it sent before was reported before.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
@@ -317,27 +388,47 @@ pub(crate) trait Iface {
         Assisted::Over
     }
 
-    /// What `peer` has to name to reach our regions by itself (PROTOCOL.md §4.18). `None`: it cannot.
+    /// Lets `peer` reach a part of a region of ours, by their numbers, by itself (PROTOCOL.md §4.18): read it, write it,
+    /// or both.
+    fn expose(
+        &mut self,
+        peer: PeerId,
+        region: (u64, u32),
+        memory: &SegmentList,
+        (reads, writes): (bool, bool),
+    ) -> Exposed {
+        let _ = (peer, region, memory, reads, writes);
+        Exposed::No
+    }
+
+    /// The epoch that regions are exposed to `peer` with at present; `None`: there is none.
     fn epoch(&self, peer: PeerId) -> Option<u32> {
         let _ = peer;
         None
     }
 
-    /// What `peer` was told with an epoch is void: it touches nothing of it any more when this returns.
-    fn revoke(&mut self, peer: PeerId) {
+    /// A region that `peer` was told of ends. True: what it was told with that epoch is void, and it touches
+    /// nothing of it any more; false: the peer should hear of that region's end, in order.
+    fn revoke(&mut self, peer: PeerId) -> bool {
         let _ = peer;
+        true
     }
 
-    /// As `get` (`reads`) and `put`, on what the peer has told with `epoch`. ESTALE: that is void.
+    /// Nobody reaches this region by itself any more when this returns.
+    fn conceal(&mut self, region: u64) {
+        let _ = region;
+    }
+
+    /// Moves bytes between `local` and the peer's `spot`. What is begun later comes
+    /// later, in memory too. ESTALE: the epoch is void.
     fn reach(
         &mut self,
         peer: PeerId,
-        epoch: u32,
-        reads: bool,
+        spot: &Spot,
         local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        let _ = (peer, epoch, reads, local, remote);
+        how: Reach,
+    ) -> Result<Reached, SendError> {
+        let _ = (peer, spot, local, how);
         Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
     }
 

@@ -8,7 +8,8 @@ use super::net::{Net, NetSettings};
 use super::peers::PeerTable;
 use super::shm::Shm;
 use super::{
-    Address, Assisted, Caps, Handler, Head, Iface, PeerId, SendError, Share, Taken, Ticket, Windows,
+    Address, Assisted, Caps, Exposed, Handler, Head, Iface, PeerId, Reach, Reached, SendError,
+    Share, Spot, Taken, Ticket, Windows,
 };
 use crate::config::CmaPolicy;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
@@ -536,23 +537,57 @@ impl Iface for Mux {
         self.shm.assist(peer, share, part)
     }
 
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
-        if self.route(peer) == Route::Shm { self.shm.epoch(peer) } else { None }
+    fn expose(
+        &mut self,
+        peer: PeerId,
+        region: (u64, u32),
+        memory: &SegmentList,
+        rights: (bool, bool),
+    ) -> Exposed {
+        match self.route(peer) {
+            Route::Shm => self.shm.expose(peer, rights),
+            Route::Net => {
+                let Some(address) = self.peers.address(peer) else { return Exposed::No };
+                let net = self.net_mut();
+                net.map_or(Exposed::No, |net| net.expose(peer, &address, region, memory, rights))
+            }
+            Route::Loopback | Route::None => Exposed::No,
+        }
     }
 
-    fn revoke(&mut self, peer: PeerId) {
-        self.shm.revoke(peer);
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        match self.route(peer) {
+            Route::Shm => self.shm.epoch(peer),
+            Route::Net => self.net()?.epoch(peer),
+            Route::Loopback | Route::None => None,
+        }
+    }
+
+    fn revoke(&mut self, peer: PeerId) -> bool {
+        let by_epoch = self.route(peer) != Route::Net;
+        if by_epoch {
+            self.shm.revoke(peer);
+        }
+        by_epoch
+    }
+
+    fn conceal(&mut self, region: u64) {
+        if let Some(net) = self.net_mut() {
+            net.conceal(region);
+        }
     }
 
     fn reach(
         &mut self,
         peer: PeerId,
-        epoch: u32,
-        reads: bool,
+        spot: &Spot,
         local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        self.shm.reach(peer, epoch, reads, local, remote)
+        how: Reach,
+    ) -> Result<Reached, SendError> {
+        match (self.route(peer), &mut self.port) {
+            (Route::Net, Port::Linked(net)) => net.reach(peer, spot, local, how),
+            _ => self.shm.reach(peer, spot, local, how.reads),
+        }
     }
 
     fn attend(&mut self) {

@@ -76,17 +76,40 @@ impl<H> Entry<H> {
     }
 }
 
-/// A registration that is being made.
+/// A registration that is being made, or addresses that somebody else watches over.
 pub(super) struct Pending {
-    span: Span,
-    /// Set when its addresses change meanwhile.
+    pub(super) span: Span,
+    /// Set when its addresses change meanwhile, and when none of them maps any more what it did.
     void: AtomicBool,
+    gone: AtomicBool,
     link: LinkedListAtomicLink,
 }
 
 impl Pending {
     pub(super) fn new(span: Span) -> Arc<Self> {
-        Arc::new(Self { span, void: AtomicBool::new(false), link: LinkedListAtomicLink::new() })
+        let (void, gone) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Self { span, void, gone, link: LinkedListAtomicLink::new() })
+    }
+
+    /// Its addresses have stayed what they were.
+    pub(super) fn is_unchanged(&self) -> bool {
+        !self.void.load(Relaxed)
+    }
+
+    /// As [`Entry::unwatch`].
+    pub(super) fn unwatch(&self) -> Option<Span> {
+        (!self.gone.load(Relaxed)).then_some(self.span)
+    }
+
+    /// Notes a change. True if it is the first one.
+    fn note(&self, span: Span, change: Change) -> bool {
+        if !self.span.overlaps(span) {
+            return false;
+        }
+        if change == Change::Gone && span.covers(self.span) {
+            self.gone.store(true, Relaxed);
+        }
+        !self.void.swap(true, Relaxed)
     }
 }
 
@@ -125,6 +148,7 @@ pub(super) struct Index<H> {
     ages: RBTree<ByAge<H>>,
     dead: LinkedList<ByDeath<H>>,
     announced: LinkedList<Announced>,
+    vigils: LinkedList<Announced>,
     /// Until when nothing is kept for which addresses.
     quarantine: [Option<(Span, u64)>; QUARANTINED],
     limits: Limits,
@@ -135,6 +159,20 @@ pub(super) struct Index<H> {
     pub(super) invalidations: u64,
     /// Entries that were taken out for room.
     pub(super) evictions: u64,
+    /// Vigils that saw a change.
+    pub(super) disturbed: u64,
+}
+
+/// Takes `pending` out of the list that it is in.
+fn remove(list: &mut LinkedList<Announced>, pending: &Arc<Pending>) {
+    let mut cursor = list.front_mut();
+    while let Some(other) = cursor.get() {
+        if std::ptr::eq(other, &raw const **pending) {
+            cursor.remove();
+            return;
+        }
+        cursor.move_next();
+    }
 }
 
 impl<H> Index<H> {
@@ -144,6 +182,7 @@ impl<H> Index<H> {
             ages: RBTree::new(ByAge::new()),
             dead: LinkedList::new(ByDeath::new()),
             announced: LinkedList::new(Announced::new()),
+            vigils: LinkedList::new(Announced::new()),
             quarantine: [None; QUARANTINED],
             limits,
             count: 0,
@@ -151,6 +190,7 @@ impl<H> Index<H> {
             clock: 0,
             invalidations: 0,
             evictions: 0,
+            disturbed: 0,
         }
     }
 
@@ -168,9 +208,29 @@ impl<H> Index<H> {
     /// begun, if it could not be kept at `now_ns`.
     pub(super) fn announce(&mut self, pending: &Arc<Pending>, now_ns: u64) -> bool {
         let span = pending.span;
-        if self.limits.count == 0 || span.len() > self.limits.bytes {
+        if self.limits.count == 0 || span.len() > self.limits.bytes || !self.is_calm(span, now_ns) {
             return false;
         }
+        self.announced.push_back(pending.clone());
+        true
+    }
+
+    /// Begins to watch over addresses, until `end_vigil`. False, and nothing is begun, if that says
+    /// nothing at `now_ns`.
+    pub(super) fn begin_vigil(&mut self, pending: &Arc<Pending>, now_ns: u64) -> bool {
+        let calm = self.is_calm(pending.span, now_ns);
+        if calm {
+            self.vigils.push_back(pending.clone());
+        }
+        calm
+    }
+
+    pub(super) fn end_vigil(&mut self, pending: &Arc<Pending>) {
+        remove(&mut self.vigils, pending);
+    }
+
+    /// Whether nobody is discarding anything there.
+    fn is_calm(&mut self, span: Span, now_ns: u64) -> bool {
         for slot in &mut self.quarantine {
             match *slot {
                 Some((_, until)) if until <= now_ns => *slot = None,
@@ -178,21 +238,13 @@ impl<H> Index<H> {
                 _ => (),
             }
         }
-        self.announced.push_back(pending.clone());
         true
     }
 
     /// Ends a registration that was begun. True if its addresses have stayed what they were.
     pub(super) fn conclude(&mut self, pending: &Arc<Pending>) -> bool {
-        let mut cursor = self.announced.front_mut();
-        while let Some(other) = cursor.get() {
-            if std::ptr::eq(other, &raw const **pending) {
-                cursor.remove();
-                break;
-            }
-            cursor.move_next();
-        }
-        !pending.void.load(Relaxed)
+        remove(&mut self.announced, pending);
+        pending.is_unchanged()
     }
 
     /// Lists a leased entry, so that requests find it; takes out those within it, one around it that
@@ -280,12 +332,11 @@ impl<H> Index<H> {
 
     /// Takes out all that overlap `span`. True if some wait for the worker now.
     pub(super) fn change(&mut self, span: Span, change: Change, now_ns: u64) -> bool {
-        let mut cursor = self.announced.front_mut();
-        while let Some(pending) = cursor.get() {
-            if pending.span.overlaps(span) {
-                pending.void.store(true, Relaxed);
-            }
-            cursor.move_next();
+        for pending in &self.announced {
+            pending.note(span, change);
+        }
+        for pending in &self.vigils {
+            self.disturbed += u64::from(pending.note(span, change));
         }
         while let Some(last) = self.last_overlapping(span) {
             self.invalidations += 1;
@@ -317,7 +368,7 @@ impl<H> Index<H> {
     /// See [`super::monitor::Subscriber::needs`].
     pub(super) fn needs(&self, span: Span) -> bool {
         self.last_overlapping(span).is_some()
-            || self.announced.iter().any(|pending| pending.span.overlaps(span))
+            || self.announced.iter().chain(&self.vigils).any(|pending| pending.span.overlaps(span))
     }
 
     fn unlist(&mut self, start: usize, gone: bool) {

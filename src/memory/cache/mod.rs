@@ -46,7 +46,7 @@ use crate::telemetry::log;
 use index::{Entry, Index, Pending, Released};
 use monitor::{Change, Subscriber, Watched, lock};
 use statistics::{Account, Counters, count};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use worker::Worker;
 
@@ -119,6 +119,8 @@ struct Shared<R: Registrar> {
     /// Rings when the index has dead entries, or the worker is to end.
     work: Condvar,
     counters: Arc<Counters>,
+    /// Vigils so far that saw a change.
+    changes: AtomicU64,
     /// Set when the cache is gone and leases remain: nobody else deregisters then.
     closed: AtomicBool,
     told: AtomicBool,
@@ -127,6 +129,8 @@ struct Shared<R: Registrar> {
 /// The registrations of one protection domain.
 pub(crate) struct Cache<R: Registrar> {
     shared: Arc<Shared<R>>,
+    /// See [`Limits`].
+    limit: usize,
     /// What the monitor knows of it, and the thread that deregisters; `None` without a monitor.
     watched: Option<(Arc<dyn Subscriber>, Worker)>,
 }
@@ -135,6 +139,32 @@ pub(crate) struct Cache<R: Registrar> {
 pub(crate) struct Lease<R: Registrar> {
     shared: Arc<Shared<R>>,
     entry: Arc<Entry<R::Handle>>,
+}
+
+/// Watches over addresses; see [`Cache::watch_over`].
+pub(crate) struct Vigil<R: Registrar> {
+    shared: Arc<Shared<R>>,
+    pending: Arc<Pending>,
+}
+
+impl<R: Registrar> Vigil<R> {
+    /// Whether the addresses still map what they did when this began.
+    pub(crate) fn is_sound(&self) -> bool {
+        let settled = self.shared.monitor.as_ref().is_some_and(|monitor| monitor.is_settled());
+        settled && self.pending.is_unchanged()
+    }
+}
+
+impl<R: Registrar> Drop for Vigil<R> {
+    fn drop(&mut self) {
+        if self.shared.mark.is_child() {
+            return; // the parent's
+        }
+        lock(&self.shared.index).end_vigil(&self.pending);
+        if let (Some(monitor), Some(span)) = (&self.shared.monitor, self.pending.unwatch()) {
+            monitor.unwatch(span);
+        }
+    }
 }
 
 impl<R: Registrar> Cache<R> {
@@ -157,6 +187,7 @@ impl<R: Registrar> Cache<R> {
             index: Mutex::new(Index::new(limits)),
             work: Condvar::new(),
             counters: Arc::default(),
+            changes: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             told: AtomicBool::new(false),
         });
@@ -175,7 +206,7 @@ impl<R: Registrar> Cache<R> {
                 shared.monitor = None;
             }
         }
-        Ok(Self { shared, watched })
+        Ok(Self { shared, limit: limits.bytes, watched })
     }
 
     /// A registration of `len` bytes at `addr` that allows `access`: one that is there, or a new one.
@@ -205,6 +236,30 @@ impl<R: Registrar> Cache<R> {
             }
         };
         result.inspect_err(|_| count(&self.shared.counters.refused))
+    }
+
+    /// Watches over what `len` bytes at `addr` map, for a registration of somebody else. `None`: these addresses
+    /// cannot be watched, or nobody does.
+    pub(crate) fn watch_over(&self, addr: usize, len: usize) -> Option<Vigil<R>> {
+        let shared = &self.shared;
+        let monitor = shared.monitor.as_ref().filter(|_| !shared.mark.is_child())?;
+        let pending = Pending::new(Span::pages(addr, len, shared.page)?);
+        let now = clock::now_ns();
+        let watched =
+            monitor.watch(pending.span, || lock(&shared.index).begin_vigil(&pending, now));
+        let vigil = Vigil { shared: shared.clone(), pending };
+        // Else it ends with this.
+        (watched == Ok(Watched::Yes)).then_some(vigil)
+    }
+
+    /// Bytes that may be kept registered.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Counts what may make [`Vigil::is_sound`] untrue. A look at it costs nothing.
+    pub(crate) fn changes(&self) -> u64 {
+        self.shared.changes.load(Ordering::Acquire)
     }
 
     /// What it did so far.
@@ -327,7 +382,11 @@ impl<R: Registrar> Shared<R> {
 
 impl<R: Registrar> Subscriber for Shared<R> {
     fn on_change(&self, span: Span, change: Change) {
-        if lock(&self.index).change(span, change, clock::now_ns()) {
+        let mut index = lock(&self.index);
+        let work = index.change(span, change, clock::now_ns());
+        self.changes.store(index.disturbed, Ordering::Release);
+        drop(index);
+        if work {
             self.work.notify_one();
         }
     }

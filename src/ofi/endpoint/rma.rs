@@ -11,8 +11,9 @@ use crate::ofi::trigger::{Account, Kind, Start};
 use crate::protocol::{Direction, OpError, RemoteRange, RemoteRanges, RmaOp};
 use libc::iovec;
 use libfabric_sys::{
-    FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_REMOTE_CQ_DATA,
-    FI_TRIGGER, fi_addr_t, fi_msg_rma, fi_ops_rma, fi_rma_iov, fid_ep,
+    FI_DELIVERY_COMPLETE, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE,
+    FI_INJECT, FI_REMOTE_CQ_DATA, FI_TRIGGER, fi_addr_t, fi_msg_rma, fi_ops_rma, fi_rma_iov,
+    fid_ep,
 };
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -106,6 +107,7 @@ pub(super) struct Accessing {
     data: Option<u64>,
     peer: fi_addr_t,
     inject: bool,
+    delivered: bool,
     fence: bool,
 }
 
@@ -125,7 +127,9 @@ impl Accessing {
         if inject && local.len() > state.inject_rma_size || local.len() > state.max_rma_size {
             return Err(FI_EMSGSIZE);
         }
-        Ok(Self { right, local, remote, data, peer, inject, fence: op_flags & FI_FENCE != 0 })
+        let delivered = op_flags & FI_DELIVERY_COMPLETE != 0;
+        let fence = op_flags & FI_FENCE != 0;
+        Ok(Self { right, local, remote, data, peer, inject, delivered, fence })
     }
 
     /// The operation of a deferred request (fi_trigger.3).
@@ -154,6 +158,7 @@ impl Accessing {
             context: account.context,
             report: account.report,
             inject: self.inject,
+            delivered: self.delivered,
             fence: self.fence,
         };
         let mut host = ep.host(guard);

@@ -1,66 +1,85 @@
 //! One-sided operations that the initiator carries out alone (PROTOCOL.md §4.18): a target tells
-//! where its regions are, and the initiator moves bytes itself while what it was told is valid.
-//! Whatever is not plain goes the other way, where the target decides.
+//! where its regions are, and the initiator moves bytes itself, or has its device move them, while what it was told
+//! is valid. Whatever is not plain goes the other way, where the target decides.
 
 use super::packet::{Prefix, RmaPacket};
-use super::{MAX_RANGES, Op, RemoteRanges, Rma, State};
-use crate::memory::MAX_SEGMENTS;
-use crate::memory::keys::Right;
+use super::{RemoteRange, RemoteRanges, Rma, State};
+use crate::memory::keys::{self, Right};
+use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::protocol::Host;
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::Ranges;
 use crate::sys::cma::Range;
-use crate::transport::{Iface, PeerId, SendError, slice_ranges};
-use std::collections::{HashMap, HashSet};
+use crate::transport::{Exposed, Exposure, Iface, PeerId, Reach, Reached, SendError, Spot};
+use std::collections::{BTreeMap, HashMap};
 
-/// Regions that a peer is told of.
+/// Parts of regions that a peer is told of.
 const TOLD_MAX: usize = 1024;
-/// Regions that wait to be told.
+/// Ranges of which a peer may be told.
 const OFFERS_MAX: usize = 64;
 /// Bytes of one operation that are moved in one turn.
 const TURN: usize = 4 << 20;
 
-/// A region of a target.
+/// A part of a region of a target.
 #[derive(Debug)]
-struct Region {
+struct Part {
     /// What we call its first byte.
     base: u64,
     len: u64,
     reads: bool,
     writes: bool,
+    echoes: bool,
     ranges: Ranges,
+    /// The transport's, of each range.
+    keys: Option<[u32; MAX_SEGMENTS]>,
 }
 
 /// What one target has told us, all of it at one time.
 #[derive(Debug, Default)]
 pub(super) struct Granted {
     epoch: u32,
-    regions: HashMap<u64, Region>,
+    /// By key, in the order of their bases.
+    regions: HashMap<u64, Vec<Part>>,
+    count: usize,
 }
 
 impl Granted {
-    /// Where `len` bytes of a region are, from `addr` on.
-    fn find(&self, key: u64, addr: u64, len: u64) -> Option<(&Region, u64)> {
-        let region = self.regions.get(&key)?;
-        let offset = addr.checked_sub(region.base).filter(|offset| *offset <= region.len)?;
-        (len <= region.len - offset).then_some((region, offset))
+    fn clear(&mut self) {
+        self.regions.clear();
+        self.count = 0;
+    }
+
+    /// The part of a region that `addr` is in, and where in it.
+    fn find(&self, key: u64, addr: u64) -> Option<(&Part, u64)> {
+        let parts = self.regions.get(&key)?;
+        let behind = parts.partition_point(|part| part.base <= addr);
+        let part = parts.get(behind.checked_sub(1)?)?;
+        let at = addr - part.base;
+        (at < part.len).then_some((part, at))
     }
 
     /// Whether all of `remote` can be reached for this.
-    fn cover(&self, remote: &RemoteRanges, right: Right) -> bool {
-        remote.as_slice().iter().filter(|range| range.len > 0).all(|range| {
-            let found = self.find(range.key, range.addr, range.len);
-            found.is_some_and(|(region, _)| match right {
-                Right::Read => region.reads,
-                Right::Write => region.writes,
-                _ => false,
-            })
+    fn cover(&self, remote: &RemoteRanges, right: Right, delivered: bool) -> bool {
+        let allows = |part: &Part| match right {
+            Right::Read => part.reads,
+            Right::Write => part.writes && (part.echoes || !delivered),
+            _ => false,
+        };
+        remote.as_slice().iter().all(|range| {
+            let mut done = 0;
+            while done < range.len {
+                match self.find(range.key, range.addr.wrapping_add(done)) {
+                    Some((part, at)) if allows(part) => done += part.len - at,
+                    _ => return false,
+                }
+            }
+            true
         })
     }
 
-    /// At most `len` bytes from `offset` of `remote` on, of one range: how many, and where they are.
-    fn piece(&self, remote: &RemoteRanges, offset: usize, len: usize) -> Option<(usize, Ranges)> {
+    /// At most `len` bytes from `offset` of `remote` on, of one range at the target.
+    fn piece(&self, remote: &RemoteRanges, offset: usize, len: usize) -> Option<Spot> {
         let mut skip = offset as u64;
         for range in remote.as_slice() {
             if skip >= range.len {
@@ -68,39 +87,84 @@ impl Granted {
                 continue;
             }
             let len = (range.len - skip).min(len as u64);
-            let (region, at) = self.find(range.key, range.addr.wrapping_add(skip), len)?;
-            let mut out = [Range::default(); MAX_SEGMENTS];
-            let count = slice_ranges(region.ranges.as_slice(), at, len, &mut out);
-            return Some((len as usize, Ranges::new((out, count))));
+            let (part, mut at) = self.find(range.key, range.addr.wrapping_add(skip))?;
+            for (range, key) in part.ranges.as_slice().iter().zip(part.keys.unwrap_or_default()) {
+                if at < range.len {
+                    let (addr, len) = (range.addr.wrapping_add(at), len.min(range.len - at));
+                    return Some(Spot { epoch: self.epoch, key, range: Range { addr, len } });
+                }
+                at -= range.len;
+            }
+            return None;
         }
         None
     }
+
+    /// Adds a part, instead of those that it overlaps. `None`: there are too many.
+    fn insert(&mut self, key: u64, part: Part) -> Option<()> {
+        let end = part.base.checked_add(part.len)?;
+        let parts = self.regions.entry(key).or_default();
+        let before = parts.len();
+        parts.retain(|other| other.base >= end || other.base + other.len <= part.base);
+        self.count -= before - parts.len();
+        if self.count >= TOLD_MAX || part.len == 0 {
+            return None;
+        }
+        let at = parts.partition_point(|other| other.base < part.base);
+        parts.insert(at, part);
+        self.count += 1;
+        Some(())
+    }
+
+    fn remove(&mut self, key: u64) {
+        self.count -= self.regions.remove(&key).map_or(0, |parts| parts.len());
+    }
 }
 
-/// What we have told our peers: regions, by their ids.
+/// What we have told one of them.
+#[derive(Debug, Default)]
+struct ToldTo {
+    epoch: Option<u32>,
+    /// With the keys of the regions; or without, of those that are not to be told.
+    parts: BTreeMap<(u64, u32), Option<u64>>,
+}
+
+/// What we have told our peers: parts of regions, by the ids of the regions.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    regions: HashMap<PeerId, HashSet<u64>>,
-    /// Keys that peers may be told of.
-    pub(super) offers: Vec<(PeerId, u64)>,
+    regions: HashMap<PeerId, ToldTo>,
+    /// Ranges that peers may want to reach.
+    pub(super) offers: Vec<(PeerId, RemoteRange)>,
+    /// Keys of regions that peers were told of, and have to hear that they are void.
+    pub(super) retracted: Vec<(PeerId, u64)>,
 }
 
 impl Told {
     pub(super) fn forget(&mut self, peer: PeerId) {
         self.regions.remove(&peer);
         self.offers.retain(|(to, _)| *to != peer);
+        self.retracted.retain(|(to, _)| *to != peer);
     }
 
-    fn knows(&self, peer: PeerId, region: u64) -> bool {
-        self.regions.get(&peer).is_some_and(|told| told.contains(&region))
+    /// Whoever knows anything of this region has to hear that it is void.
+    fn retract(&mut self, region: u64) {
+        for (peer, told) in &mut self.regions {
+            let mut known = None;
+            told.parts.retain(|(other, _), key| {
+                if *other == region {
+                    known = known.or(*key);
+                }
+                *other != region
+            });
+            self.retracted.extend(known.map(|key| (*peer, key)));
+        }
     }
 
-    /// `peer` has used these regions, and may want to do so alone.
-    pub(super) fn offer(&mut self, peer: PeerId, remote: &RemoteRanges, ids: &[u64; MAX_RANGES]) {
-        for (range, id) in remote.as_slice().iter().zip(ids).filter(|(range, _)| range.len > 0) {
-            let offer = (peer, range.key);
-            let full = self.offers.len() >= OFFERS_MAX;
-            if !full && !self.knows(peer, *id) && !self.offers.contains(&offer) {
+    /// `peer` has used these ranges, and may want to do so alone.
+    pub(super) fn offer(&mut self, peer: PeerId, remote: &RemoteRanges) {
+        for range in remote.as_slice().iter().filter(|range| range.len > 0) {
+            let offer = (peer, *range);
+            if self.offers.len() < OFFERS_MAX && !self.offers.contains(&offer) {
                 self.offers.push(offer);
             }
         }
@@ -111,6 +175,8 @@ impl Told {
 pub(super) enum Moved {
     /// All of it.
     Whole,
+    /// All of it that is not done is under way.
+    Begun,
     /// The rest in another turn.
     Part,
     /// It has to go the other way.
@@ -133,102 +199,183 @@ impl<I: Iface> Engine<I> {
         peer: PeerId,
         right: Right,
         remote: &RemoteRanges,
-        data: Option<u64>,
+        delivered: bool,
     ) -> bool {
         let long = remote.total() >= self.core.limits.alone_min as u64;
         let granted = self.core.rma.channels.get(peer.index()).map(|channel| &channel.granted);
-        long && data.is_none() && granted.is_some_and(|granted| granted.cover(remote, right)) && {
+        long && granted.is_some_and(|granted| granted.cover(remote, right, delivered)) && {
             let caps = self.iface.caps(peer);
-            if right == Right::Read { caps.get } else { caps.put }
+            if right == Right::Read { caps.reach_read } else { caps.reach_write }
         }
     }
 
     /// Moves bytes of the operation, which is the first of its channel.
     pub(super) fn move_alone(&mut self, key: Key, from: usize) -> Result<Moved, SendError> {
-        let Some(Op { peer, right, local, remote, state, .. }) = self.core.rma.ops.get_mut(key)
-        else {
-            return Ok(Moved::Whole);
-        };
-        let (peer, reads, local) = (*peer, *right == Right::Read, local.segments());
+        let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(Moved::Whole) };
+        let (peer, local) = (op.peer, op.local.segments());
+        let how =
+            Reach { reads: op.right == Right::Read, delivered: op.delivered, token: key.to_wire() };
         let Some(channel) = self.core.rma.channels.get_mut(peer.index()) else {
             return Ok(Moved::Nothing);
         };
-        let (granted, mut offset) = (&mut channel.granted, from);
-        while offset < local.len() {
-            *state = State::Moving { offset };
+        let mut offset = from;
+        while !op.barred && offset < local.len() {
+            op.state = State::Moving { offset };
             if offset - from >= TURN {
                 return Ok(Moved::Part);
             }
             let want = (local.len() - offset).min(self.core.limits.bulk_chunk);
-            let piece = granted.piece(remote, offset, want);
-            let moved = match piece {
-                Some((len, ranges)) => {
+            let reached = match channel.granted.piece(&op.remote, offset, want) {
+                Some(spot) => {
+                    let len = spot.range.len as usize;
                     let part = local.slice(offset, len);
-                    self.iface.reach(peer, granted.epoch, reads, &part, ranges.as_slice())
+                    self.iface.reach(peer, &spot, &part, how).map(|reached| (reached, len))
                 }
                 None => Err(SendError::Unreachable(crate::sys::Errno(libc::ESTALE))),
             };
-            match moved {
-                Ok(moved) => {
-                    offset += moved;
-                    self.core.counts.reached_bytes += moved as u64;
+            let moved = match reached {
+                Ok((Reached::Moved(moved), _)) => moved,
+                Ok((Reached::Begun, len)) => {
+                    if op.begun == 0 {
+                        channel.reaching.push_back(key);
+                    }
+                    op.begun += 1;
+                    len
                 }
                 Err(SendError::Again) => return Err(SendError::Again),
                 // Another region may have the key, or none: the target says what is wrong.
                 Err(SendError::Unreachable(_)) => {
-                    granted.regions.clear();
-                    *state = State::Queued;
-                    return Ok(Moved::Nothing);
+                    channel.granted.clear();
+                    op.barred = true;
+                    break;
                 }
-            }
+            };
+            offset += moved;
+            self.core.counts.reached_bytes += moved as u64;
         }
-        Ok(Moved::Whole)
+        match (op.barred, op.begun) {
+            (false, 0) => Ok(Moved::Whole),
+            (false, _) => {
+                op.state = State::Begun;
+                Ok(Moved::Begun)
+            }
+            (true, 0) => {
+                (op.state, op.barred) = (State::Queued, false);
+                Ok(Moved::Nothing)
+            }
+            // What is under way still uses the buffer.
+            (true, _) => Err(SendError::Again),
+        }
     }
 
     /// Tells peers of regions, unless somebody here wants to hear of what is done to them.
     pub(super) fn grant(&mut self, host: &impl Host) -> usize {
         let mut n = 0;
-        for (peer, key) in std::mem::take(&mut self.core.rma.told.offers) {
-            let Some((id, region)) = host.offer(key) else { continue };
-            let told = self.core.rma.told.regions.entry(peer).or_default();
-            if told.contains(&id) || told.len() >= TOLD_MAX {
-                continue;
+        for (peer, key) in std::mem::take(&mut self.core.rma.told.retracted) {
+            match self.send_retract(peer, key) {
+                Err(SendError::Again) => self.core.rma.told.retracted.push((peer, key)),
+                Ok(()) | Err(SendError::Unreachable(_)) => n += 1,
             }
-            let Some(epoch) = self.iface.epoch(peer) else { continue };
-            let ranges = Ranges::new(region.memory.ranges());
-            let packet = RmaPacket::Grant {
-                key,
-                base: region.base,
-                epoch,
-                reads: region.remote_read,
-                writes: region.remote_write,
-                ranges: ranges.as_slice().len() as u8,
-            };
-            let (header, prefix) = (packet.encode(), Prefix::new(&RemoteRanges::NONE, &ranges));
-            let none = crate::memory::SegmentList::EMPTY;
-            let pack = |at: usize, to: &mut [u8]| prefix.pack(&none, at, to);
-            match self.iface.am_short(peer, header.as_slice(), prefix.len(), pack) {
-                Ok(()) => {
-                    told.insert(id);
-                    n += 1;
-                }
-                Err(SendError::Again) => self.core.rma.told.offers.push((peer, key)),
+        }
+        for (peer, range) in std::mem::take(&mut self.core.rma.told.offers) {
+            let Some((id, region)) = host.offer(range.key) else { continue };
+            match self.grant_parts(peer, range, id, &region) {
+                Ok(granted) => n += granted,
+                Err(SendError::Again) => self.core.rma.told.offers.push((peer, range)),
                 Err(SendError::Unreachable(_)) => {}
             }
         }
         n
     }
 
+    /// Tells `peer` of those parts of a region that a range is in. `Again`: not of all of them yet.
+    fn grant_parts(
+        &mut self,
+        peer: PeerId,
+        range: RemoteRange,
+        id: u64,
+        region: &keys::Region,
+    ) -> Result<usize, SendError> {
+        let (len, most) = (region.memory.len() as u64, self.iface.caps(peer).expose_max as u64);
+        let rights = (region.remote_read, region.remote_write);
+        let Some(first) = range.addr.checked_sub(region.base).filter(|at| *at < len) else {
+            return Ok(0);
+        };
+        if most == 0 || range.len == 0 {
+            return Ok(0);
+        }
+        let last = first.saturating_add(range.len - 1).min(len - 1);
+        let told = self.core.rma.told.regions.entry(peer).or_default();
+        if told.epoch.is_some() && told.epoch != self.iface.epoch(peer) {
+            *told = ToldTo::default(); // it is void, and nobody has said so
+        }
+        let mut n = 0;
+        for part in first / most..=last / most {
+            let told = self.core.rma.told.regions.entry(peer).or_default();
+            let name = (id, part as u32);
+            if told.parts.contains_key(&name) {
+                continue;
+            }
+            if told.parts.len() >= TOLD_MAX || part > u64::from(u32::MAX) {
+                break;
+            }
+            let at = part * most;
+            let memory = region.memory.slice(at as usize, most.min(len - at) as usize);
+            match self.iface.expose(peer, name, &memory, rights) {
+                Exposed::Yes(exposure) => {
+                    let place = (range.key, region.base.wrapping_add(at));
+                    self.send_grant(peer, place, &memory, &exposure)?;
+                    let told = self.core.rma.told.regions.entry(peer).or_default();
+                    told.epoch = Some(exposure.epoch);
+                    told.parts.insert(name, Some(range.key));
+                    n += 1;
+                }
+                Exposed::Later => return Err(SendError::Again),
+                Exposed::No => break,
+                Exposed::Never => {
+                    told.parts.insert(name, None);
+                }
+            }
+        }
+        Ok(n)
+    }
+
+    fn send_grant(
+        &mut self,
+        peer: PeerId,
+        (key, base): (u64, u64),
+        memory: &SegmentList,
+        exposure: &Exposure,
+    ) -> Result<(), SendError> {
+        let ranges = Ranges::new(memory.ranges());
+        let Exposure { epoch, reads, writes, echoes, ref keys } = *exposure;
+        let count = ranges.as_slice().len() as u8;
+        let packet = RmaPacket::Grant { key, base, epoch, reads, writes, echoes, ranges: count };
+        let prefix = Prefix::of_grant(&ranges, keys.as_ref());
+        let pack = |at: usize, to: &mut [u8]| prefix.pack(&SegmentList::EMPTY, at, to);
+        self.iface.am_bcopy(peer, packet.encode().as_slice(), prefix.len(), pack)
+    }
+
+    fn send_retract(&mut self, peer: PeerId, key: u64) -> Result<(), SendError> {
+        self.iface.am_short(peer, RmaPacket::Retract { key }.encode().as_slice(), 0, |_, _| ())
+    }
+
     /// Nobody reaches this region by itself any more, once this returns.
     pub(crate) fn revoke(&mut self, region: u64) {
         let Self { core, iface, .. } = self;
-        core.rma.told.regions.retain(|peer, told| {
-            let known = told.contains(&region);
-            if known {
-                iface.revoke(*peer);
-            }
-            !known
+        let told = &mut core.rma.told;
+        told.regions.retain(|peer, told| {
+            let mut known = told.parts.range((region, 0)..=(region, u32::MAX));
+            !(known.next().is_some() && iface.revoke(*peer))
         });
+        told.retract(region);
+        iface.conceal(region);
+        // Before anything that the application sends next, if it can be.
+        for (peer, key) in std::mem::take(&mut self.core.rma.told.retracted) {
+            if self.send_retract(peer, key) == Err(SendError::Again) {
+                self.core.rma.told.retracted.push((peer, key));
+            }
+        }
     }
 }
 
@@ -238,20 +385,70 @@ impl Core {
         &mut self,
         peer: PeerId,
         (key, base): (u64, u64),
-        epoch: u32,
-        (reads, writes): (bool, bool),
+        exposure: Exposure,
         ranges: &Ranges,
     ) -> Option<()> {
         let granted = &mut self.rma.channel(peer).granted;
+        let Exposure { epoch, keys, reads, writes, echoes } = exposure;
         if granted.epoch != epoch {
-            granted.regions.clear();
+            granted.clear();
             granted.epoch = epoch;
         }
         let len = ranges.as_slice().iter().map(|range| range.len).sum();
-        if granted.regions.len() >= TOLD_MAX && !granted.regions.contains_key(&key) {
-            return None;
+        granted.insert(key, Part { base, len, reads, writes, echoes, ranges: *ranges, keys })
+    }
+
+    /// A region of a target may not be reached any more.
+    pub(super) fn on_retract(&mut self, peer: PeerId, key: u64) {
+        self.rma.channel(peer).granted.remove(key);
+    }
+
+    /// The memory of a region of ours is no longer what it was.
+    pub(in crate::protocol) fn on_concealed(&mut self, region: u64) {
+        self.rma.told.retract(region);
+    }
+
+    /// A piece of an operation is done.
+    pub(in crate::protocol) fn on_reached(
+        &mut self,
+        peer: PeerId,
+        token: u64,
+        host: &mut impl Host,
+    ) {
+        let key = Key::from_wire(token);
+        let Some(op) = self.rma.ops.get_mut(key).filter(|op| op.peer == peer && op.begun > 0)
+        else {
+            self.counts.dropped += 1;
+            return;
+        };
+        op.begun -= 1;
+        if op.begun > 0 {
+            return;
         }
-        granted.regions.insert(key, Region { base, len, reads, writes, ranges: *ranges });
-        Some(())
+        let ends = op.state == State::Begun;
+        self.rma.channel(peer).reaching.retain(|other| *other != key);
+        if ends {
+            self.end_access(key, None, host);
+        }
+    }
+
+    /// What was under way to `peer` alone may have been done or not, and what we have told each other is void:
+    /// it is done once more, the other way.
+    pub(in crate::protocol) fn lose_reaches(&mut self, peer: PeerId) {
+        self.rma.told.forget(peer);
+        let Some(channel) = self.rma.channels.get_mut(peer.index()) else { return };
+        channel.granted.clear();
+        let idle = channel.queue.is_empty();
+        while let Some(key) = channel.reaching.pop_back() {
+            let Some(op) = self.rma.ops.get_mut(key) else { continue };
+            // One that is still moving is the first of the queue.
+            if op.state == State::Begun {
+                channel.queue.push_front(key);
+            }
+            (op.state, op.begun, op.barred) = (State::Queued, 0, false);
+        }
+        if idle && !channel.queue.is_empty() {
+            self.rma.pumping.push_back(peer);
+        }
     }
 }

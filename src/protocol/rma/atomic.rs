@@ -175,7 +175,9 @@ impl<I: Iface> Engine<I> {
         let AtomicOp { peer, remote, data, context, report, inject, fence, .. } = *op;
         let right = right_of(op.operation, op.form);
         let local = op.operand;
-        let access = RmaOp { peer, right, local, remote, data, context, report, inject, fence };
+        let delivered = true;
+        let access =
+            RmaOp { peer, right, local, remote, data, context, report, inject, delivered, fence };
         let operands = Operands {
             operation: op.operation,
             compare: Payload::Lent(op.compare),

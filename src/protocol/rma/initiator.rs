@@ -25,6 +25,9 @@ impl Op {
             report: op.report,
             reachable: false,
             state: State::Queued,
+            delivered: op.delivered,
+            begun: 0,
+            barred: false,
             operands: None,
         }
     }
@@ -90,7 +93,7 @@ impl<I: Iface> Engine<I> {
         if operands.is_some() && self.iface.caps(op.peer).atomics.is_none() {
             return self.defer_access(op, operands);
         }
-        let way = self.way(op.peer, op.right, &op.remote, op.data);
+        let way = self.way(op.peer, op.right, &op.remote, op.data, op.delivered);
         let channel = self.core.rma.channel(op.peer);
         let waits = !channel.queue.is_empty() || !channel.admits(op.right, way == Way::Described);
         if waits || way == Way::Alone {
@@ -150,11 +153,18 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    fn way(&self, peer: PeerId, right: Right, remote: &RemoteRanges, data: Option<u64>) -> Way {
+    fn way(
+        &self,
+        peer: PeerId,
+        right: Right,
+        remote: &RemoteRanges,
+        data: Option<u64>,
+        delivered: bool,
+    ) -> Way {
         if right.is_atomic() {
             return Way::Whole;
         }
-        if self.is_granted(peer, right, remote, data) {
+        if data.is_none() && self.is_granted(peer, right, remote, delivered) {
             return Way::Alone;
         }
         let caps = self.iface.caps(peer);
@@ -245,7 +255,7 @@ impl<I: Iface> Engine<I> {
             let sent = match self.core.rma.ops.get(key) {
                 Some(op) if op.state == State::Queued => {
                     let right = op.right;
-                    let way = self.way(peer, right, &op.remote, op.data);
+                    let way = self.way(peer, right, &op.remote, op.data, op.delivered);
                     // What is under way still has to come before it.
                     if way == Way::Alone && !self.core.rma.is_drained(peer) {
                         break;
@@ -302,6 +312,8 @@ impl<I: Iface> Engine<I> {
     fn go_alone(&mut self, key: Key, offset: usize, host: &mut impl Host) -> Result<(), SendError> {
         match self.move_alone(key, offset)? {
             Moved::Whole => self.core.end_access(key, None, host),
+            // The transport tells of the end.
+            Moved::Begun => {}
             Moved::Part => {
                 if let Some(op) = self.core.rma.ops.get(key) {
                     let peer = op.peer;
@@ -365,7 +377,8 @@ impl Core {
         if op.state != State::Deferred {
             self.count_outstanding(op.peer, -1);
         }
-        if !matches!(op.state, State::Deferred | State::Queued | State::Moving { .. }) {
+        let alone = matches!(op.state, State::Moving { .. } | State::Begun);
+        if !matches!(op.state, State::Deferred | State::Queued) && !alone {
             let pulled = op.right == Right::Write && op.reachable;
             self.rma.channel(op.peer).count(op.right, pulled, -1);
         }
@@ -477,6 +490,7 @@ impl Core {
         if rma.channels.len() > peer.index() {
             let channel = rma.channel(peer);
             channel.queue = std::collections::VecDeque::new();
+            channel.reaching = std::collections::VecDeque::new();
             channel.granted = super::alone::Granted::default();
         }
         for key in rma.ops.keys_where(|op| op.peer == peer) {

@@ -17,7 +17,7 @@ use super::send::Payload;
 use super::{OpError, Report};
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
-use crate::transport::{Iface, PeerId};
+use crate::transport::{Exposure, Iface, PeerId};
 pub(crate) use atomic::{AtomicOp, right_of};
 use atomic::{Operands, Results};
 pub(crate) use packet::RmaPacket;
@@ -96,6 +96,8 @@ pub(crate) struct RmaOp {
     pub(crate) report: Report,
     /// The buffer is the application's again when the call returns (writes).
     pub(crate) inject: bool,
+    /// A write is complete when its bytes are in the target's memory.
+    pub(crate) delivered: bool,
     /// Start only when all earlier operations to this peer have completed.
     pub(crate) fence: bool,
 }
@@ -122,8 +124,10 @@ enum State {
     Queued,
     /// A write of which the bytes before `offset` have left.
     Sending { offset: usize },
-    /// What we carry out alone, of which the bytes before `offset` are moved.
+    /// What we carry out alone, of which the bytes before `offset` are moved, or under way.
     Moving { offset: usize },
+    /// The same, of which no more has to be begun: it is in no queue.
+    Begun,
     /// A write that the target was told of, and fetches.
     Pulled,
     /// A write that has left, or a read that was asked for and of which `received` bytes are here.
@@ -143,6 +147,10 @@ struct Op {
     /// The target was told where a read's buffer is.
     reachable: bool,
     state: State,
+    delivered: bool,
+    /// Pieces that the transport moves, and an end that has to wait for them: it has to go the other way.
+    begun: u32,
+    barred: bool,
     /// What else an atomic operation has.
     operands: Option<Key>,
 }
@@ -166,12 +174,18 @@ struct Channel {
     moving: bool,
     /// What we may reach alone.
     granted: alone::Granted,
+    /// Operations of which pieces are under way alone, in order.
+    reaching: VecDeque<Key>,
 }
 
 impl Channel {
     /// Whether an operation may leave now. What a target fetches takes its time: nothing else may
     /// overtake it meanwhile.
     fn admits(&self, right: Right, pulled: bool) -> bool {
+        // It goes another way, and must not come before them.
+        if !self.reaching.is_empty() {
+            return false;
+        }
         match (right, pulled) {
             (Right::Write, true) => self.pulls < PULL_WINDOW,
             (Right::Write | Right::Update, _) => self.pulls == 0 && self.writes < WRITE_WINDOW,
@@ -239,7 +253,11 @@ impl Rma {
 
     #[inline]
     pub(super) fn work(&self) -> usize {
-        self.pumping.len() | self.serving.len() | self.answers.len() | self.told.offers.len()
+        self.pumping.len()
+            | self.serving.len()
+            | self.answers.len()
+            | self.told.offers.len()
+            | self.told.retracted.len()
     }
 
     /// Operations that have not completed.
@@ -276,6 +294,7 @@ impl Rma {
         let moving = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.moving);
         self.pumping.iter().any(|peer| self.asks(*peer) || moving(*peer))
             || self.told.offers.iter().any(|(peer, _)| silent(*peer))
+            || self.told.retracted.iter().any(|(peer, _)| silent(*peer))
             || self.serving.iter().any(|peer| silent(*peer))
             || self.answers.iter().any(|(peer, ..)| silent(*peer))
             || self.pumping.iter().any(|peer| starved(*peer) && silent(*peer))
@@ -285,8 +304,9 @@ impl Rma {
 impl<I: Iface> Engine<I> {
     /// Moves what can be moved.
     pub(super) fn advance_rma(&mut self, host: &mut impl super::Host) -> usize {
-        let mut n = self.serve(host);
-        n += self.grant(host);
+        // First, because it would wait long behind the bytes that it makes needless.
+        let mut n = self.grant(host);
+        n += self.serve(host);
         n += self.answer();
         for _ in 0..self.core.rma.pumping.len() {
             let Some(peer) = self.core.rma.pumping.pop_front() else { break };
@@ -346,13 +366,20 @@ impl Core {
                 }
             }
             Some(RmaPacket::Result { tx }) => self.on_result(peer, tx, payload, host),
-            Some(RmaPacket::Grant { key, base, epoch, reads, writes, ranges }) => {
+            Some(RmaPacket::Grant { key, base, epoch, reads, writes, echoes, ranges }) => {
                 match packet::Prefix::read(payload, 0, ranges) {
-                    Some((_, ranges, [])) => {
-                        self.on_grant(peer, (key, base), epoch, (reads, writes), &ranges)
+                    Some((_, ranges, rest)) => {
+                        packet::Prefix::read_keys(rest, &ranges).and_then(|keys| {
+                            let exposure = Exposure { epoch, keys, reads, writes, echoes };
+                            self.on_grant(peer, (key, base), exposure, &ranges)
+                        })
                     }
                     _ => None,
                 }
+            }
+            Some(RmaPacket::Retract { key }) => {
+                self.on_retract(peer, key);
+                Some(())
             }
             None => None,
         };
@@ -387,8 +414,9 @@ impl Rma {
         assert!(self.inbound.is_empty(), "under way for peers: {:?}", self.inbound);
         assert!(self.work() == 0, "{:?} {:?} {:?}", self.pumping, self.serving, self.answers);
         for channel in &self.channels {
-            let Channel { queue, writes, pulls, reads, fetches, .. } = channel;
+            let Channel { queue, writes, pulls, reads, fetches, reaching, .. } = channel;
             assert_eq!((queue.len(), *writes, *pulls, *reads, *fetches), (0, 0, 0, 0, 0));
+            assert!(reaching.is_empty(), "{reaching:?}");
         }
     }
 }

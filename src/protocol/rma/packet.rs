@@ -16,6 +16,7 @@ const PUSH: u8 = 21;
 const ATOMIC: u8 = 22;
 const RESULT: u8 = 23;
 const GRANT: u8 = 24;
+const RETRACT: u8 = 25;
 
 const DATA: u8 = 2;
 const MORE: u8 = 16;
@@ -23,6 +24,7 @@ const FETCH: u8 = 32;
 /// Of a GRANT.
 const READS: u8 = 64;
 const WRITES: u8 = 128;
+const ECHOES: u8 = 32;
 
 /// Longest header, bytes.
 pub(super) const HEADER_MAX: usize = 32;
@@ -31,6 +33,7 @@ pub(super) const REMOTE_LEN: usize = 24;
 const LOCAL_LEN: usize = 16;
 /// Longest description of both sides' memory, bytes.
 const PREFIX_MAX: usize = MAX_RANGES * REMOTE_LEN + MAX_SEGMENTS * LOCAL_LEN;
+const KEY_LEN: usize = 4;
 
 /// One header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,8 +58,11 @@ pub(crate) enum RmaPacket {
     /// The payload is what was there before atomic operation `tx`.
     Result { tx: u64 },
     /// The region `key`, whose first byte is called `base`, is in the `ranges` ranges of the payload,
-    /// for whoever may read or write it by itself until the epoch is another.
-    Grant { key: u64, base: u64, epoch: u32, reads: bool, writes: bool, ranges: u8 },
+    /// for whoever may read or write it by itself until the epoch is another. Behind them is a key of the
+    /// transport for each, where it has such.
+    Grant { key: u64, base: u64, epoch: u32, reads: bool, writes: bool, echoes: bool, ranges: u8 },
+    /// What was granted of the region `key` is void.
+    Retract { key: u64 },
 }
 
 /// A header in its wire form.
@@ -111,7 +117,7 @@ impl RmaPacket {
     /// Whether a header is one of these.
     #[inline]
     pub(crate) fn is_one(header: &[u8]) -> bool {
-        header.first().is_some_and(|kind| (WRITE..=GRANT).contains(kind))
+        header.first().is_some_and(|kind| (WRITE..=RETRACT).contains(kind))
     }
 
     /// To the wire.
@@ -147,11 +153,12 @@ impl RmaPacket {
                 }
             }
             Self::Result { tx } => Encoded::new(RESULT, 0, 0, 0, 0).with(tx),
-            Self::Grant { key, base, epoch, reads, writes, ranges } => {
+            Self::Grant { key, base, epoch, reads, writes, echoes, ranges } => {
                 let flag = |set: bool, bit: u8| if set { bit } else { 0 };
-                let flags = flag(reads, READS) | flag(writes, WRITES);
+                let flags = flag(reads, READS) | flag(writes, WRITES) | flag(echoes, ECHOES);
                 Encoded::new(GRANT, flags, 0, ranges, epoch).with(key).with(base)
             }
+            Self::Retract { key } => Encoded::new(RETRACT, 0, 0, 0, 0).with(key),
         }
     }
 
@@ -192,8 +199,10 @@ impl RmaPacket {
                 epoch: u32::from_le_bytes([a, b, c, d]),
                 reads: flags & READS != 0,
                 writes: flags & WRITES != 0,
+                echoes: flags & ECHOES != 0,
                 ranges: locals,
             },
+            RETRACT => Self::Retract { key: fields.next()? },
             _ => return None,
         })
     }
@@ -228,11 +237,13 @@ impl fmt::Display for RmaPacket {
                 if *fetches { write!(f, ", fetches") } else { Ok(()) }
             }
             Self::Result { tx } => write!(f, "RESULT tx {tx:#x}"),
-            Self::Grant { key, base, epoch, reads, writes, ranges } => {
+            Self::Grant { key, base, epoch, reads, writes, echoes, ranges } => {
                 write!(f, "GRANT key {key:#x} base {base:#x} in {ranges} ranges, epoch {epoch}")?;
                 write!(f, "{}", if *reads { ", reads" } else { "" })?;
-                write!(f, "{}", if *writes { ", writes" } else { "" })
+                write!(f, "{}", if *writes { ", writes" } else { "" })?;
+                write!(f, "{}", if *echoes { ", echoes" } else { "" })
             }
+            Self::Retract { key } => write!(f, "RETRACT key {key:#x}"),
         }
     }
 }
@@ -259,10 +270,23 @@ impl Prefix {
         prefix
     }
 
+    /// The same of a grant, with the transport's keys.
+    pub(super) fn of_grant(ranges: &Ranges, keys: Option<&[u32; MAX_SEGMENTS]>) -> Self {
+        let mut prefix = Self::new(&RemoteRanges::NONE, ranges);
+        for key in keys.into_iter().flatten().take(ranges.as_slice().len()) {
+            prefix.put_bytes(&key.to_le_bytes());
+        }
+        prefix
+    }
+
     fn put(&mut self, value: u64) {
-        if let Some(to) = self.bytes.get_mut(self.len..self.len + 8) {
-            to.copy_from_slice(&value.to_le_bytes());
-            self.len += 8;
+        self.put_bytes(&value.to_le_bytes());
+    }
+
+    fn put_bytes(&mut self, bytes: &[u8]) {
+        if let Some(to) = self.bytes.get_mut(self.len..self.len + bytes.len()) {
+            to.copy_from_slice(bytes);
+            self.len += bytes.len();
         }
     }
 
@@ -301,6 +325,22 @@ impl Prefix {
         list.iter().try_fold(0u64, |sum, range| sum.checked_add(range.len))?;
         Some((remote, Ranges::new((list, usize::from(locals))), fields.0))
     }
+
+    /// The keys behind the ranges of a grant: one for each, or none at all. `None`: other bytes.
+    pub(super) fn read_keys(rest: &[u8], ranges: &Ranges) -> Option<Option<[u32; MAX_SEGMENTS]>> {
+        if rest.is_empty() {
+            return Some(None);
+        }
+        if rest.len() != ranges.as_slice().len() * KEY_LEN {
+            return None;
+        }
+        let mut keys = [0; MAX_SEGMENTS];
+        let chunks = rest.chunks_exact(KEY_LEN).filter_map(<[u8]>::first_chunk);
+        for (key, bytes) in keys.iter_mut().zip(chunks) {
+            *key = u32::from_le_bytes(*bytes);
+        }
+        Some(Some(keys))
+    }
 }
 
 #[cfg(test)]
@@ -332,11 +372,32 @@ mod tests {
                     RmaPacket::Atomic { tx, data, fetches, ranges, op, datatype }
                 }),
             any::<u64>().prop_map(|tx| RmaPacket::Result { tx }),
-            (any::<u64>(), any::<u64>(), any::<u32>(), any::<bool>(), any::<bool>(), 0..=4u8)
-                .prop_map(|(key, base, epoch, reads, writes, ranges)| {
-                    RmaPacket::Grant { key, base, epoch, reads, writes, ranges }
-                }),
+            (any::<u64>(), any::<u64>(), any::<u32>(), any::<[bool; 3]>(), 0..=4u8).prop_map(
+                |(key, base, epoch, [reads, writes, echoes], ranges)| {
+                    RmaPacket::Grant { key, base, epoch, reads, writes, echoes, ranges }
+                }
+            ),
+            any::<u64>().prop_map(|key| RmaPacket::Retract { key }),
         ]
+    }
+
+    #[test]
+    fn a_grant_has_a_key_for_each_range_or_none() {
+        let ranges = [(100, 10), (500, 5)].map(|(addr, len)| Range { addr, len });
+        let mut list = [Range::default(); MAX_SEGMENTS];
+        list[..2].copy_from_slice(&ranges);
+        let ranges = Ranges::new((list, 2));
+        for keys in [None, Some([7, u32::MAX, 0, 0])] {
+            let prefix = Prefix::of_grant(&ranges, keys.as_ref());
+            let mut bytes = vec![0; prefix.len()];
+            prefix.pack(&SegmentList::EMPTY, 0, &mut bytes);
+            let (_, read, rest) = Prefix::read(&bytes, 0, 2).unwrap();
+            assert_eq!(read.as_slice(), ranges.as_slice());
+            assert_eq!(Prefix::read_keys(rest, &read), Some(keys));
+            bytes.push(0);
+            let (_, read, rest) = Prefix::read(&bytes, 0, 2).unwrap();
+            assert_eq!(Prefix::read_keys(rest, &read), None);
+        }
     }
 
     proptest! {

@@ -183,9 +183,9 @@ impl Core {
     }
 
     /// The peer may want to do the same alone the next time.
-    fn offer(&mut self, request: &Request, place: &Place) {
+    fn offer(&mut self, request: &Request) {
         if request.ranges.total() >= self.limits.alone_min as u64 {
-            self.rma.told.offer(request.peer, &request.ranges, &place.regions);
+            self.rma.told.offer(request.peer, &request.ranges);
         }
     }
 
@@ -229,7 +229,7 @@ impl Core {
             });
             match written {
                 Ok(place) => {
-                    self.offer(request, &place);
+                    self.offer(request);
                     self.answer_with(request, Answer::Done(0));
                     self.accessed(request, &place, host);
                 }
@@ -239,7 +239,7 @@ impl Core {
         }
         let (place, refused) = match found {
             Ok(place) => {
-                self.offer(request, &place);
+                self.offer(request);
                 (place, None)
             }
             Err(denied) if pulls => {
@@ -342,7 +342,7 @@ impl Core {
         }
         match Place::find(&request.ranges, Right::Read, host) {
             Ok(place) if total > 0 => {
-                self.offer(request, &place);
+                self.offer(request);
                 let read = Read { request: *request, place, done: 0, puts: !sinks.is_empty() };
                 self.rma.inbound.entry(request.peer).or_default().reads.push_back(read);
                 self.serve_later(request.peer);

@@ -1,10 +1,12 @@
-//! One-sided operations without a turn of the target, one behaviour a test.
+//! One-sided operations without a turn of the target, one behaviour a test: by attach, and by a device.
 
 use super::fixture::{LIMITS, Memory, Report, World, remote, rma_op};
 use super::sim::{Reach, Weather};
+use super::sim_window::Glazing;
 use crate::memory::keys::Right;
 use crate::memory::keys::Right::{Read, Write};
 use crate::protocol::{Direction, Limits, RmaOp};
+use crate::transport::{Departure, Windows};
 
 const KEY: u64 = 42;
 const BOTH: [Right; 2] = [Read, Write];
@@ -198,4 +200,137 @@ fn without_attach_for_one_direction_the_other_one_works() {
     world.settle();
     assert_eq!(world.accesses(1), []);
     world.assert_empty();
+}
+
+/// Two nodes with devices.
+fn distant(windows: Glazing) -> World {
+    let windows = Glazing { exposes: true, ..windows };
+    let weather =
+        Weather { get: vec![Reach::Off], put: vec![Reach::Off], windows, ..Weather::fair() };
+    World::new(2, weather, Limits { alone_min: 1000, ..LIMITS })
+}
+
+/// Until endpoint 0 reaches region `KEY` of 1: a transport may hesitate.
+fn introduce(world: &mut World) {
+    for _ in 0..100 {
+        acquaint(world);
+        let reached = |world: &mut World| world.node(0).engine.counts().reached_bytes;
+        let before = reached(world);
+        acquaint(world);
+        if reached(world) == before + 2 * LEN as u64 {
+            return;
+        }
+    }
+    panic!("it is never told of the region");
+}
+
+#[test]
+fn a_device_moves_bytes_and_the_target_has_nothing_to_do() {
+    let mut world = distant(Glazing::none());
+    let mut region = Memory::zeroed(2 * LEN);
+    world.register(1, KEY, &mut region, &BOTH);
+    introduce(&mut world);
+    let peer = world.peer(0, 1);
+    let (mut from, mut next, mut back) =
+        (Memory::pattern(1, LEN), Memory::pattern(2, LEN), Memory::zeroed(2 * LEN));
+    let place = remote(KEY, 1000, LEN);
+    world.access(0, &RmaOp { remote: place, ..rma_op(peer, Write, &mut from, KEY, 1) }).unwrap();
+    world.access(0, &rma_op(peer, Write, &mut next, KEY, 2)).unwrap();
+    world.access(0, &rma_op(peer, Read, &mut back, KEY, 3)).unwrap();
+    assert!(ended(&mut world).is_empty(), "the device has only begun");
+    for _ in 0..200 {
+        world.progress(0); // only here
+    }
+    assert_eq!(ended(&mut world).iter().filter(|report| report.is_ok()).count(), 3);
+    assert!(region.0[..LEN] == next.0 && region.0[LEN..1000 + LEN] == from.0[LEN - 1000..]);
+    assert!(back.0 == region.0);
+    world.settle();
+    assert_eq!(world.accesses(1), []);
+    world.assert_empty();
+}
+
+/// What goes another way waits for the device, and the other way round.
+#[test]
+fn a_device_is_not_overtaken() {
+    let mut world = distant(Glazing::none());
+    let mut region = Memory::zeroed(LEN);
+    world.register(1, KEY, &mut region, &BOTH);
+    introduce(&mut world);
+    let peer = world.peer(0, 1);
+    let (mut small, mut long, mut last) =
+        (Memory::pattern(1, 10), Memory::pattern(2, LEN), Memory::pattern(3, 10));
+    let mut back = Memory::zeroed(10);
+    world.access(0, &rma_op(peer, Write, &mut small, KEY, 1)).unwrap();
+    world.access(0, &rma_op(peer, Write, &mut long, KEY, 2)).unwrap();
+    world.access(0, &rma_op(peer, Write, &mut last, KEY, 3)).unwrap();
+    world.access(0, &rma_op(peer, Read, &mut back, KEY, 4)).unwrap();
+    world.settle();
+    let ended = ended(&mut world);
+    assert!(ended.len() == 4 && ended.iter().all(Result::is_ok));
+    assert!(region.0[..10] == last.0 && region.0[10..] == long.0[10..] && back.0 == last.0);
+    assert_eq!(world.accesses(1), [(Write, 10, None), (Write, 10, None), (Read, 10, None)]);
+    world.assert_empty();
+}
+
+#[test]
+fn what_a_connection_takes_along_is_done_again() {
+    for next in [Windows::Ready, Windows::Later, Windows::No] {
+        let mut world = distant(Glazing { changes: 5, ..Glazing::none() });
+        let mut region = Memory::zeroed(LEN);
+        world.register(1, KEY, &mut region, &BOTH);
+        introduce(&mut world);
+        let peer = world.peer(0, 1);
+        let (mut a, mut b, mut back) =
+            (Memory::pattern(1, LEN), Memory::pattern(2, LEN), Memory::zeroed(LEN));
+        world.access(0, &rma_op(peer, Write, &mut a, KEY, 1)).unwrap();
+        world.access(0, &rma_op(peer, Write, &mut b, KEY, 2)).unwrap();
+        world.access(0, &rma_op(peer, Read, &mut back, KEY, 3)).unwrap();
+        world.net.borrow_mut().lose_windows(0, 1, next);
+        world.settle();
+        let ended = ended(&mut world);
+        assert!(ended.len() == 3 && ended.iter().all(Result::is_ok), "{ended:?}");
+        assert!(region.0 == b.0 && back.0 == b.0);
+        assert_eq!(world.accesses(1).len(), 3, "the target has done it");
+        world.assert_empty();
+    }
+}
+
+#[test]
+fn a_region_that_ends_takes_the_device_s_way_along() {
+    let mut world = distant(Glazing::none());
+    let (mut region, mut next) = (Memory::zeroed(LEN), Memory::zeroed(LEN));
+    world.register(1, KEY, &mut region, &BOTH);
+    introduce(&mut world);
+    let peer = world.peer(0, 1);
+    let mut local = Memory::pattern(8, LEN);
+    let node = world.node(1);
+    let (id, _) = node.host.regions.whole(KEY).unwrap();
+    node.host.regions.remove(KEY);
+    node.engine.revoke(id);
+    // Another one takes its key, and the initiator has been told by then, or not.
+    world.register(1, KEY, &mut next, &BOTH);
+    world.access(0, &rma_op(peer, Write, &mut local, KEY, 5)).unwrap();
+    world.settle();
+    assert!(ended(&mut world)[0].is_ok());
+    assert!(region.0 == Memory::pattern(5, LEN).0 && next.0 == local.0);
+    world.accesses(1);
+    world.assert_empty();
+}
+
+#[test]
+fn who_departs_takes_its_device_along() {
+    for how in [Departure::Closed, Departure::Failed(crate::sys::Errno(libc::EHOSTDOWN))] {
+        let mut world = distant(Glazing { waits: 50, ..Glazing::none() });
+        let mut region = Memory::zeroed(LEN);
+        world.register(1, KEY, &mut region, &BOTH);
+        introduce(&mut world);
+        let peer = world.peer(0, 1);
+        let (mut a, mut b) = (Memory::pattern(1, LEN), Memory::pattern(2, LEN));
+        world.access(0, &rma_op(peer, Write, &mut a, KEY, 1)).unwrap();
+        world.access(0, &rma_op(peer, Read, &mut b, KEY, 2)).unwrap();
+        world.leave(1, how);
+        world.settle();
+        let ended = ended(&mut world);
+        assert!(ended.len() == 2 && ended.iter().all(Result::is_err), "{ended:?}");
+    }
 }

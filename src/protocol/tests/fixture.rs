@@ -270,6 +270,7 @@ pub(super) fn rma_op(
         context,
         report: ENTRY,
         inject: false,
+        delivered: false,
         fence: false,
     }
 }
@@ -383,7 +384,7 @@ impl World {
                     || node.engine.core.rma.work() > 0
                     || node.engine.core.collectives.work() > 0
             };
-            let busy = self.nodes.iter().flatten().any(core);
+            let busy = self.nodes.iter().flatten().any(core) || self.net.borrow().has_begun();
             quiet = if moved == 0 && !busy { quiet + 1 } else { 0 };
             if quiet == 3 {
                 return;

@@ -113,6 +113,7 @@ fn glazing(rng: &mut Rng, push_max: usize) -> Glazing {
         lend_refusals: rng.pick(&[0, 0, 5, 50]),
         write_refusals: rng.pick(&[0, 0, 3, 30]),
         waits: rng.pick(&[0, 0, 60, 90]),
+        ..Glazing::none()
     }
 }
 

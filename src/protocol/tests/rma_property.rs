@@ -10,6 +10,7 @@
 use super::fixture::{Node, lend, source};
 use super::rng::{LEN_MAX, Rng, payload};
 use super::sim::{Log, Net, Reach, SharedNet, Slot, Weather, What, address};
+use super::sim_window::Glazing;
 use crate::memory::SegmentList;
 use crate::memory::atomic::{Datatype, Form, MAX_BYTES, Op, Operation};
 use crate::memory::keys::{Region, Right};
@@ -17,7 +18,7 @@ use crate::protocol::{
     AtomicOp, Cause, Direction, Limits, OpError, RemoteRange, RemoteRanges, RmaOp, right_of,
 };
 use crate::sys::Errno;
-use crate::transport::Departure;
+use crate::transport::{Departure, Windows};
 
 const CASES: u64 = 1000;
 const REGION_LEN: usize = 30_000;
@@ -92,7 +93,8 @@ fn weather(rng: &mut Rng) -> Weather {
     let refusal = Reach::Fails { after: 2, errno: libc::EPERM };
     let all = [Reach::Off, Reach::Later, Reach::On, Reach::Short, Reach::Shy, refusal];
     let pick = |rng: &mut Rng| vec![rng.pick(&all)];
-    Weather {
+    let device = rng.percent(40);
+    let weather = Weather {
         queue_len: rng.pick(&[1, 2, 8, 64]),
         short_max: rng.pick(&[104, 128, 200]),
         bcopy_max: rng.pick(&[500, 2000, 9000]),
@@ -101,7 +103,25 @@ fn weather(rng: &mut Rng) -> Weather {
         get: pick(rng),
         put: pick(rng),
         ..Weather::fair()
+    };
+    if !device {
+        return weather;
     }
+    // Another node: its device moves bytes, and nothing else does.
+    let windows = Glazing {
+        count: rng.pick(&[1, 3, 64]),
+        begin: vec![Windows::Ready, Windows::Later],
+        changes: 20,
+        breaks: rng.pick(&[0, 0, 5, 30]),
+        ends: 20,
+        write_refusals: rng.pick(&[0, 0, 10]),
+        waits: rng.pick(&[0, 20]),
+        exposes: true,
+        expose_max: rng.pick(&[REGION_LEN, 7000]),
+        conceals: rng.pick(&[0, 5]),
+        ..Glazing::none()
+    };
+    Weather { get: vec![Reach::Off], put: vec![Reach::Off], windows, ..weather }
 }
 
 impl Run {
@@ -308,6 +328,7 @@ impl Run {
             context: self.ops.len() as u64,
             report: crate::protocol::Report::new(true, 0),
             inject,
+            delivered: self.rng.percent(20),
             fence: self.rng.percent(self.fences),
         };
         if self.trace {

@@ -18,8 +18,8 @@ use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
-    Address, Assisted, Caps, Departure, Handler, Head, Iface, MAX_HEADER, PeerId, SendError, Share,
-    StreamEnd, Taken, Ticket, Windows,
+    self, Address, Assisted, Caps, Departure, Exposed, Exposure, Handler, Head, Iface, MAX_HEADER,
+    PeerId, Reached, SendError, Share, Spot, StreamEnd, Taken, Ticket, Windows,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -492,6 +492,13 @@ impl Net {
         })
     }
 
+    /// A device has something to do, or to tell.
+    pub(super) fn has_begun(&self) -> bool {
+        let panes = self.links.iter().filter(|link| !link.broken).map(|link| &link.panes);
+        self.weather.windows.exposes
+            && panes.into_iter().any(|panes| [0, 1].iter().any(|side| !panes.is_idle(*side)))
+    }
+
     fn next_item(&mut self, me: Slot) -> Option<(Slot, Item)> {
         let Self { places, links, rng, .. } = self;
         let ready: Vec<(Slot, usize)> = places[me]
@@ -564,7 +571,8 @@ impl Net {
     /// The windows between two endpoints that have a link, the end of them that `me` is, and what
     /// they depend on.
     fn panes(&mut self, me: Slot, peer: Slot) -> Option<(&mut Panes, usize, &Glazing, &mut Rng)> {
-        let link = self.current(me, peer).filter(|_| me != peer && self.weather.windows.max > 0)?;
+        let glazed = self.weather.windows.max > 0 || self.weather.windows.exposes;
+        let link = self.current(me, peer).filter(|_| me != peer && glazed)?;
         let Self { links, weather, rng, .. } = self;
         let link = &mut links[link];
         let side = link.reads(me);
@@ -575,6 +583,15 @@ impl Net {
     pub(super) fn held(&self, me: Slot) -> impl Iterator<Item = &Held> {
         let links = self.places[me].links.values().flatten().map(|link| &self.links[*link]);
         links.flat_map(move |link| link.panes.held(link.reads(me)))
+    }
+
+    /// Nobody reaches this region of `me` any more.
+    fn conceal(&mut self, me: Slot, region: u64) {
+        let links: Vec<usize> = self.places[me].links.values().flatten().copied().collect();
+        for link in links {
+            let side = self.links[link].reads(me);
+            self.links[link].panes.conceal(side, region);
+        }
     }
 
     /// The connection between `a` and `b` that windows are lent by ends.
@@ -651,6 +668,16 @@ impl SimIface {
         self.peers[peer.index()]
     }
 
+    /// What `peer` has to name to reach our regions.
+    fn epoch_of(&self, peer: Slot) -> Option<u32> {
+        let net = self.net.borrow();
+        let link = &net.links[net.current(peer, self.me).filter(|_| peer != self.me)?];
+        Some(match net.weather.windows.exposes {
+            true => link.panes.epoch(link.reads(self.me)),
+            false => link.epochs[link.reads(peer)],
+        })
+    }
+
     /// The system finds out that a peer has no memory where it says.
     fn check_described(&self, remote: usize, local: usize) -> Result<(), SendError> {
         let lies = self.net.borrow().weather.lies;
@@ -687,6 +714,9 @@ impl SimIface {
             get,
             put,
             one_sided,
+            reach_read: get || net.weather.windows.exposes,
+            reach_write: put || net.weather.windows.exposes,
+            expose_max: net.weather.windows.expose_max,
             atomics: net.weather.atomics,
             collectives: net.weather.collectives(self.slot(peer)),
             announces_room,
@@ -705,6 +735,8 @@ impl SimIface {
             match step {
                 sim_window::Step::Filled(token) => handler.on_filled(peer, token),
                 sim_window::Step::Lost => handler.on_windows_lost(peer),
+                sim_window::Step::Reached(token) => handler.on_reached(peer, token),
+                sim_window::Step::Concealed(region) => handler.on_concealed(region),
             }
         }
         steps
@@ -837,34 +869,67 @@ impl Iface for SimIface {
         Ok(Loopback::copy(&local.slice(0, may), &to))
     }
 
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
-        let (net, peer) = (self.net.borrow(), self.slot(peer));
-        let link = &net.links[net.current(peer, self.me).filter(|_| peer != self.me)?];
-        Some(link.epochs[link.reads(peer)])
+    fn expose(
+        &mut self,
+        peer: PeerId,
+        region: (u64, u32),
+        memory: &SegmentList,
+        (reads, writes): (bool, bool),
+    ) -> Exposed {
+        let (mut net, peer) = (self.net.borrow_mut(), self.slot(peer));
+        if net.weather.windows.exposes {
+            let open = net.panes(self.me, peer);
+            return open.map_or(Exposed::No, |(panes, side, _, rng)| {
+                panes.expose(side, region, memory, (reads, writes), rng)
+            });
+        }
+        let (_, Some(epoch)) = (drop(net), self.epoch_of(peer)) else { return Exposed::No };
+        Exposed::Yes(Exposure { epoch, keys: None, reads, writes, echoes: true })
     }
 
-    fn revoke(&mut self, peer: PeerId) {
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        self.epoch_of(self.slot(peer))
+    }
+
+    fn revoke(&mut self, peer: PeerId) -> bool {
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
-        let Some(link) = net.current(peer, self.me) else { return };
+        if net.weather.windows.exposes {
+            return false;
+        }
+        let Some(link) = net.current(peer, self.me) else { return true };
         let link = &mut net.links[link];
         link.epochs[link.reads(peer)] += 1;
+        true
+    }
+
+    fn conceal(&mut self, region: u64) {
+        self.net.borrow_mut().conceal(self.me, region);
     }
 
     fn reach(
         &mut self,
         peer: PeerId,
-        epoch: u32,
-        reads: bool,
+        spot: &Spot,
         local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        let (net, slot) = (self.net.borrow(), self.slot(peer));
+        how: transport::Reach,
+    ) -> Result<Reached, SendError> {
+        const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
+        let (mut net, slot) = (self.net.borrow_mut(), self.slot(peer));
+        if net.weather.windows.exposes {
+            let broken = net.has_broken(self.me, slot);
+            let open = net.panes(self.me, slot).filter(|_| !broken);
+            let (panes, side, glazing, rng) = open.ok_or(STALE)?;
+            return panes.reach(side, spot, local, how, glazing, rng);
+        }
         let link = net.current(self.me, slot).map(|link| &net.links[link]);
-        if link.is_none_or(|link| link.epochs[link.reads(self.me)] != epoch) {
-            return Err(SendError::Unreachable(Errno(libc::ESTALE)));
+        if link.is_none_or(|link| link.epochs[link.reads(self.me)] != spot.epoch) {
+            return Err(STALE);
         }
         drop(net);
-        if reads { self.get(peer, local, remote) } else { self.put(peer, local, remote) }
+        let remote = [spot.range];
+        let moved =
+            if how.reads { self.get(peer, local, &remote) } else { self.put(peer, local, &remote) };
+        moved.map(Reached::Moved)
     }
 
     fn has_stream(&mut self, peer: PeerId) -> bool {

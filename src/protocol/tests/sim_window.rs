@@ -1,11 +1,14 @@
 //! Windows of the simulated network: written in their own time, beside all messages, and void when
-//! their connection ends, of which each side learns when it learns of it.
+//! their connection ends, of which each side learns when it learns of it. So it is with regions that a side
+//! exposes, and what the other one does to them by itself.
 
 use super::rng::Rng;
-use crate::memory::SegmentList;
+use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
-use crate::transport::{SendError, Ticket, Windows};
-use std::collections::VecDeque;
+use crate::sys::cma::Range;
+use crate::transport::loopback::Loopback;
+use crate::transport::{Exposed, Exposure, Reach, Reached, SendError, Spot, Ticket, Windows};
+use std::collections::{HashMap, VecDeque};
 
 /// What does not change during a run.
 #[derive(Clone, Debug)]
@@ -27,6 +30,12 @@ pub(super) struct Glazing {
     pub(super) write_refusals: u64,
     /// How often a write has to wait, percent.
     pub(super) waits: u64,
+    /// Regions can be exposed.
+    pub(super) exposes: bool,
+    /// Bytes of a part.
+    pub(super) expose_max: usize,
+    /// How often one is concealed because its memory changes, in 1000.
+    pub(super) conceals: u64,
 }
 
 impl Glazing {
@@ -42,6 +51,9 @@ impl Glazing {
             lend_refusals: 0,
             write_refusals: 0,
             waits: 0,
+            exposes: false,
+            expose_max: usize::MAX,
+            conceals: 0,
         }
     }
 }
@@ -67,6 +79,25 @@ impl Held {
 enum Event {
     Written { slot: u32, bytes: Vec<u8> },
     Lost { now: u32 },
+    Reached { token: u64 },
+}
+
+/// What one side does to memory of the other.
+#[derive(Debug)]
+struct Posted {
+    how: Reach,
+    spot: Spot,
+    local: SegmentList,
+}
+
+impl Posted {
+    /// Moves the first `len` bytes.
+    fn carry_out(&self, len: usize) {
+        let range = Range { len: len as u64, ..self.spot.range };
+        let (near, far) = (self.local.slice(0, len), Loopback::list(&[range]).unwrap());
+        let (from, to) = if self.how.reads { (far, near) } else { (near, far) };
+        assert_eq!(Loopback::copy(&from, &to), len);
+    }
 }
 
 /// What one side of a link knows and lends.
@@ -79,6 +110,10 @@ struct End {
     written: u32,
     /// What it will hear of.
     events: VecDeque<Event>,
+    /// Regions that the other side may reach, and their keys.
+    exposed: HashMap<(u64, u32), u32>,
+    /// What it has begun to do to memory of the other side.
+    posted: VecDeque<Posted>,
 }
 
 /// The windows of a link.
@@ -95,6 +130,8 @@ pub(super) struct Panes {
 pub(super) enum Step {
     Filled(u64),
     Lost,
+    Reached(u64),
+    Concealed(u64),
 }
 
 impl Panes {
@@ -115,13 +152,16 @@ impl Panes {
     }
 
     pub(super) fn is_idle(&self, side: usize) -> bool {
-        self.ends[side].events.is_empty()
+        self.ends[side].events.is_empty() && self.ends[side].posted.is_empty()
     }
 
     /// The link ends: nothing is written any more.
     pub(super) fn close(&mut self) {
         self.state = Windows::No;
-        self.ends.iter_mut().for_each(|end| end.events.clear());
+        for end in &mut self.ends {
+            end.events.clear();
+            end.posted.clear();
+        }
     }
 
     /// `side` has learned of the end of the link.
@@ -205,11 +245,103 @@ impl Panes {
         Ok(())
     }
 
+    /// See [`crate::transport::Iface::expose`].
+    pub(super) fn expose(
+        &mut self,
+        side: usize,
+        region: (u64, u32),
+        memory: &SegmentList,
+        (reads, writes): (bool, bool),
+        rng: &mut Rng,
+    ) -> Exposed {
+        let end = &mut self.ends[side];
+        if self.state == Windows::No || rng.percent(5) {
+            return rng.pick(&[Exposed::No, Exposed::Never]);
+        }
+        if self.state == Windows::Later || rng.percent(10) {
+            return if rng.percent(50) { Exposed::Later } else { Exposed::No };
+        }
+        self.slots += 1;
+        let first = *end.exposed.entry(region).or_insert(self.slots * 8);
+        let (_, count) = memory.ranges();
+        let mut keys = [0; MAX_SEGMENTS];
+        for (n, key) in keys.iter_mut().enumerate().take(count) {
+            *key = first + n as u32;
+        }
+        let keys = Some(keys);
+        Exposed::Yes(Exposure { epoch: end.known, keys, reads, writes, echoes: rng.percent(70) })
+    }
+
+    /// See [`crate::transport::Iface::epoch`].
+    pub(super) fn epoch(&self, side: usize) -> u32 {
+        self.ends[side].known
+    }
+
+    /// See [`crate::transport::Iface::conceal`].
+    pub(super) fn conceal(&mut self, side: usize, region: u64) {
+        self.ends[side].exposed.retain(|(other, _), _| *other != region);
+    }
+
+    /// See [`crate::transport::Iface::reach`].
+    pub(super) fn reach(
+        &mut self,
+        side: usize,
+        spot: &Spot,
+        local: &SegmentList,
+        how: Reach,
+        glazing: &Glazing,
+        rng: &mut Rng,
+    ) -> Result<Reached, SendError> {
+        assert_eq!(local.len() as u64, spot.range.len);
+        let end = &mut self.ends[side];
+        if spot.epoch != end.known || rng.percent(glazing.write_refusals) {
+            return Err(SendError::Unreachable(Errno(libc::ESTALE)));
+        }
+        if end.posted.len() >= glazing.count || rng.percent(glazing.waits) {
+            return Err(SendError::Again);
+        }
+        // Who does not know yet that the connection has ended posts in vain.
+        end.posted.push_back(Posted { how, spot: *spot, local: *local });
+        Ok(Reached::Begun)
+    }
+
+    /// The oldest that `side` has posted is carried out, or ends the connection.
+    fn carry_out(&mut self, side: usize, rng: &mut Rng) {
+        if self.ends[side].known != self.connection {
+            return;
+        }
+        let Some(posted) = self.ends[side].posted.pop_front() else { return };
+        let region = posted.spot.key / 8;
+        if !self.ends[1 - side].exposed.values().any(|key| key / 8 == region) {
+            self.ends[side].posted.push_front(posted);
+            let next = rng.pick(&[Windows::Later, Windows::Ready, Windows::No]);
+            return self.lose(next, rng);
+        }
+        posted.carry_out(posted.local.len());
+        self.ends[side].events.push_back(Event::Reached { token: posted.how.token });
+    }
+
     /// The connection ends; `state` says what follows.
     pub(super) fn lose(&mut self, state: Windows, rng: &mut Rng) {
         self.state = state;
+        for side in 0..2 {
+            // So it is with what is on its way to memory that is exposed.
+            let alive = self.ends[side].known == self.connection;
+            let mut left = if alive { rng.below(self.ends[side].posted.len() + 1) } else { 0 };
+            for posted in std::mem::take(&mut self.ends[side].posted) {
+                let region = posted.spot.key / 8;
+                let exposed = self.ends[1 - side].exposed.values().any(|key| key / 8 == region);
+                if left == 0 || !exposed {
+                    break;
+                }
+                left -= 1;
+                let len = posted.local.len();
+                posted.carry_out(if left == 0 { rng.below(len) + 1 } else { len });
+            }
+        }
         self.connection += 1;
         for end in &mut self.ends {
+            end.posted.clear();
             // Of what was on its way some is reported, some is there and nobody hears of it.
             let is_loss = |event: &Event| matches!(event, Event::Lost { .. });
             let first = end.events.iter().rposition(is_loss).map_or(0, |at| at + 1);
@@ -235,7 +367,16 @@ impl Panes {
             };
             self.lose(next, rng);
         }
+        if rng.percent(40) {
+            self.carry_out(side, rng);
+        }
         let end = &mut self.ends[side];
+        if rng.next() % 1000 < glazing.conceals {
+            if let Some(part) = end.exposed.keys().min().copied() {
+                end.exposed.remove(&part);
+                return Some(Step::Concealed(part.0));
+            }
+        }
         // No device does that, and nobody relies on it.
         let both_written =
             end.events.iter().take(2).filter(|e| matches!(e, Event::Written { .. })).count() == 2;
@@ -248,8 +389,11 @@ impl Panes {
                 let at = end.held.iter().position(|held| held.slot == slot)?;
                 Some(Step::Filled(end.held.remove(at).token))
             }
+            Event::Reached { token } => Some(Step::Reached(token)),
             Event::Lost { now } => {
                 end.known = now;
+                // What was posted since then leads nowhere.
+                end.posted.clear();
                 end.held.retain(|held| held.connection == now);
                 Some(Step::Lost)
             }

@@ -32,7 +32,7 @@ pub(crate) use mr::{Permission, Registrar, Registration, fork_hazard};
 pub(crate) use port::{Gid, GidKind, LinkLayer, Port};
 pub(crate) use qp::{Ah, AhSettings};
 pub(crate) use rc::{RcEvent, RcPort, RcSettings};
-pub(crate) use rc_qp::{RcAddress, RcQp};
+pub(crate) use rc_qp::{RcAddress, RcQp, RcRequest};
 pub(crate) use ud::{Arrival, IpVersion, UdCounts, UdPort, UdSettings};
 
 #[cfg(test)]

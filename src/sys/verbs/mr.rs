@@ -5,17 +5,25 @@ use super::library::verbs;
 use super::owned::Owned;
 use crate::sys::errno::{Errno, Result};
 use crate::sys::process;
-use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_FORK_UNNEEDED, ibv_mr};
+use rdma_core_sys::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_FORK_UNNEEDED,
+    ibv_mr,
+};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::Arc;
 
-/// What the device may do with memory; each includes those before it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// What the device may do with memory; each of the first three includes those before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Permission {
     Read,
     Write,
     /// Write it for whoever knows the remote key.
     RemoteWrite,
+    /// Read it for whoever knows the remote key, and nothing else; or write it, too.
+    Exposed {
+        reads: bool,
+        writes: bool,
+    },
 }
 
 /// Registers memory with a protection domain.
@@ -46,6 +54,12 @@ impl Registrar {
             Permission::Read => 0,
             Permission::Write => IBV_ACCESS_LOCAL_WRITE,
             Permission::RemoteWrite => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+            Permission::Exposed { reads, writes } => {
+                let read = if reads { IBV_ACCESS_REMOTE_READ } else { 0 };
+                // What is written from far has to be writable from here (ibv_reg_mr.3).
+                let write = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+                read | if writes { write } else { 0 }
+            }
         };
         if addr.checked_add(len).is_none() {
             return Err(Errno(libc::EFAULT));

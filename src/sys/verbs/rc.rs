@@ -37,8 +37,12 @@ pub(crate) struct RcSettings {
     /// Receives that wait for writes of peers: of all, or of each queue pair if not `shared`. It may
     /// get fewer, or a few more.
     pub(crate) receives: u32,
-    /// Writes under way at most, of each queue pair. It may get fewer.
+    /// Requests under way at most, of each queue pair. It may get fewer.
     pub(crate) sends: u32,
+    /// Reads that its device works on at the same time at most, for us, and for the peer. It may get fewer; zero:
+    /// reads do not work.
+    pub(crate) reads: u8,
+    pub(crate) serves: u8,
     /// Receives are shared where the device can.
     pub(crate) shared: bool,
 }
@@ -48,7 +52,7 @@ pub(crate) struct RcSettings {
 pub(crate) enum RcEvent {
     /// A write of the peer has arrived, all of it.
     Filled { qp: u32, immediate: u32, len: u32 },
-    /// The oldest write of ours has arrived: [`RcQp::on_written`] is to be called.
+    /// The oldest request of ours is complete: [`RcQp::on_written`] is to be called.
     Written { qp: u32 },
     /// A request has failed (`ibv_wc_status`): the connection is of no use any more, and nothing else
     /// is reported of it. The far end of a write that fails may hear nothing: with shared receives
@@ -136,6 +140,9 @@ impl RcPort {
             None => settings.receives.min(number(attr.max_qp_wr)).max(1),
         };
         settings.sends = settings.sends.min(number(attr.max_qp_wr)).max(1);
+        let at_once = |n: i32| u8::try_from(n.max(0)).unwrap_or(u8::MAX);
+        settings.reads = settings.reads.min(at_once(attr.max_qp_init_rd_atom));
+        settings.serves = settings.serves.min(at_once(attr.max_qp_rd_atom));
 
         // The completion queue never runs over. Shared receives: drivers round their number up, and
         // after a connection has ended as many may be posted again as are complete (`refill`).

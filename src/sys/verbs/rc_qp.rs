@@ -1,4 +1,4 @@
-//! A connected queue pair (RC), which writes into memory of its one peer.
+//! A connected queue pair (RC), which writes and reads memory of its one peer.
 
 use super::owned::{Owned, check};
 use super::rc::{Queues, RcSettings, WRITE};
@@ -6,13 +6,14 @@ use super::srq;
 use crate::sys::errno::{Errno, Result};
 use crate::sys::process;
 use rdma_core_sys::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV,
-    IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
-    IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY,
-    IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_INIT, IBV_QPS_RTR,
-    IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_SIGNALED, IBV_WR_RDMA_WRITE_WITH_IMM, ibv_post_send, ibv_qp,
-    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_send_wr,
-    ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS,
+    IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
+    IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT,
+    IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_INIT,
+    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ,
+    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, ibv_post_send, ibv_qp, ibv_qp_attr,
+    ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_send_wr, ibv_send_wr__bindgen_ty_1,
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge,
 };
 use std::collections::VecDeque;
 use std::ptr::null_mut;
@@ -31,6 +32,17 @@ const RNR_DELAY: u8 = 12;
 const ECN_CAPABLE: u8 = 2;
 const HOPS: u8 = 64;
 const SEGMENTS_MAX: usize = 16;
+
+/// What is asked of the peer's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RcRequest {
+    /// Written, and announced to the peer with this number.
+    Announced(u32),
+    /// Written, once all reads that were posted before are complete.
+    Write,
+    /// Read.
+    Read,
+}
 
 /// The far end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,13 +79,13 @@ impl Slot {
     }
 }
 
-/// See the module. `L` is what a write needs until it is complete. Dropped, the queue pair ends first:
-/// then no device reads any more what its writes were to send.
+/// See the module. `L` is what a request needs until it is complete. Dropped, the queue pair ends first:
+/// then no device reads or writes any more what its requests named.
 pub(crate) struct RcQp<L> {
     raw: *mut ibv_qp,
     slot: Arc<Slot>,
     queues: Arc<Queues>,
-    /// Of writes under way, oldest first.
+    /// Of requests under way, oldest first.
     kept: VecDeque<L>,
     settings: RcSettings,
     segments_max: usize,
@@ -89,7 +101,7 @@ unsafe impl<L: Sync> Sync for RcQp<L> {}
 
 impl<L> std::fmt::Debug for RcQp<L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RcQp {:#x}, {} writes under way", self.number(), self.kept.len())
+        write!(f, "RcQp {:#x}, {} requests under way", self.number(), self.kept.len())
     }
 }
 
@@ -126,7 +138,8 @@ impl<L> RcQp<L> {
         };
         let mut attr = blank();
         attr.port_num = settings.port;
-        attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+        attr.qp_access_flags =
+            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
         qp.go(&mut attr, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)?;
         Ok(qp)
     }
@@ -156,7 +169,7 @@ impl<L> RcQp<L> {
         attr.path_mtu = mtu_code(to.mtu.min(self.settings.mtu)).ok_or(Errno(libc::EINVAL))?;
         attr.dest_qp_num = to.number;
         attr.rq_psn = to.psn & PSN_MASK;
-        attr.max_dest_rd_atomic = 0;
+        attr.max_dest_rd_atomic = self.settings.serves;
         attr.min_rnr_timer = RNR_DELAY;
         attr.ah_attr.port_num = self.settings.port;
         attr.ah_attr.sl = self.settings.service_level;
@@ -182,7 +195,7 @@ impl<L> RcQp<L> {
         attr.retry_cnt = RETRIES;
         attr.rnr_retry = RNR_FOR_EVER;
         attr.sq_psn = own_psn & PSN_MASK;
-        attr.max_rd_atomic = 0;
+        attr.max_rd_atomic = self.settings.reads;
         let send = IBV_QP_TIMEOUT
             | IBV_QP_RETRY_CNT
             | IBV_QP_RNR_RETRY
@@ -193,31 +206,30 @@ impl<L> RcQp<L> {
         Ok(())
     }
 
-    /// Writes that may be posted now.
+    /// Requests that may be posted now.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         (self.settings.sends as usize).saturating_sub(self.kept.len())
     }
 
-    /// Segments that one write may be gathered from.
+    /// Segments that one request may name.
     pub(crate) fn segments_max(&self) -> usize {
         self.segments_max
     }
 
-    /// Writes `local` (address, length, local key), one after the other, to `remote_addr` of the peer,
-    /// under its `rkey`, and tells the peer with `immediate`. `keep` is dropped when the write is
-    /// complete. Errors: EAGAIN without room; EINVAL with too many segments; ENOTCONN; the driver's. Nothing is
-    /// posted then.
+    /// Moves bytes between `local` (address, length, local key), one piece after the other, and `remote_addr` of the
+    /// peer, under its `rkey`. `keep` is dropped when that is complete. Errors: EAGAIN without room; EINVAL with
+    /// too many segments; ENOTCONN; the driver's. Nothing is posted then.
     ///
     /// # Safety
-    /// What `local` names may be read until the write is complete ([`super::RcEvent::Written`]), or
-    /// this is dropped.
-    pub(crate) unsafe fn write(
+    /// What `local` names may be read, or written by a [`RcRequest::Read`], until the request is complete
+    /// ([`super::RcEvent::Written`]), or this is dropped.
+    pub(crate) unsafe fn post(
         &mut self,
         local: &[(u64, u32, u32)],
         remote_addr: u64,
         rkey: u32,
-        immediate: u32,
+        request: RcRequest,
         keep: L,
     ) -> Result<()> {
         if !self.connected {
@@ -238,9 +250,19 @@ impl<L> RcQp<L> {
         wr.wr_id = WRITE;
         wr.sg_list = segments.as_mut_ptr();
         wr.num_sge = local.len() as i32;
-        wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
         wr.send_flags = IBV_SEND_SIGNALED;
-        wr.__bindgen_anon_1 = ibv_send_wr__bindgen_ty_1 { imm_data: immediate.to_be() };
+        match request {
+            RcRequest::Announced(immediate) => {
+                wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+                wr.__bindgen_anon_1 = ibv_send_wr__bindgen_ty_1 { imm_data: immediate.to_be() };
+            }
+            // Costs nothing where no read is under way.
+            RcRequest::Write => {
+                wr.opcode = IBV_WR_RDMA_WRITE;
+                wr.send_flags |= IBV_SEND_FENCE;
+            }
+            RcRequest::Read => wr.opcode = IBV_WR_RDMA_READ,
+        }
         wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
         let mut bad = null_mut();
         // SAFETY: a live queue pair, to which nobody else posts sends (`&mut self`), and a valid
@@ -255,7 +277,7 @@ impl<L> RcQp<L> {
         }
     }
 
-    /// The oldest write is complete: for each [`super::RcEvent::Written`] of this queue pair.
+    /// The oldest request is complete: for each [`super::RcEvent::Written`] of this queue pair.
     #[inline]
     pub(crate) fn on_written(&mut self) {
         self.kept.pop_front();

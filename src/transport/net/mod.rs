@@ -15,8 +15,8 @@ use self::background::{Background, Shared};
 use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
-    Address, BCOPY_LEAST, Caps, Departure, Handler, Head, MAX_HEADER, PeerId, SendError, StreamEnd,
-    Ticket, Windows,
+    Address, BCOPY_LEAST, Caps, Departure, Exposed, Handler, Head, MAX_HEADER, PeerId, Reach,
+    Reached, SendError, Spot, StreamEnd, Ticket, Windows,
 };
 use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
@@ -42,6 +42,8 @@ const PUSH_MAX: usize = 256 * 1024;
 /// Shortest message that goes by stream, bytes: below, the calls for a stream cost more than the
 /// packets.
 const STREAM_MIN: usize = 32 * 1024;
+/// Bytes of a region that are exposed at a time: registering them takes some milliseconds.
+const EXPOSE_MAX: usize = 32 << 20;
 /// Bytes of the header of a fragment (PROTOCOL.md §3).
 const FRAGMENT_HEADER: usize = 24;
 /// Polls without traffic after which the socket is looked at only now and then.
@@ -257,6 +259,16 @@ impl<H: Handler> BulkSink for Above<'_, H> {
             self.handler.on_windows_lost(peer);
         }
     }
+
+    fn on_reached(&mut self, inner: PeerId, token: u64) {
+        if let Some(peer) = self.numbers.outer(inner) {
+            self.handler.on_reached(peer, token);
+        }
+    }
+
+    fn on_concealed(&mut self, region: u64) {
+        self.handler.on_concealed(region);
+    }
 }
 
 /// The parent's thread held what a forked child wants.
@@ -384,6 +396,9 @@ impl Net {
             get: false,
             put: false,
             one_sided: false,
+            reach_read: self.bulk.is_some(),
+            reach_write: self.bulk.is_some(),
+            expose_max: EXPOSE_MAX,
             atomics: features.map(|all| all & reliable::packet::ATOMICS != 0),
             collectives: features.map(|all| all & reliable::packet::COLLECTIVES != 0),
             announces_room: true,
@@ -523,6 +538,53 @@ impl Net {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
         bulk.write(inner, payload, ticket, clock::now_ns())
+    }
+
+    /// See [`super::Iface::expose`].
+    pub(crate) fn expose(
+        &mut self,
+        peer: PeerId,
+        address: &Address,
+        region: (u64, u32),
+        memory: &SegmentList,
+        rights: (bool, bool),
+    ) -> Exposed {
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Exposed::No;
+        };
+        let Some(mut core) = self.shared.core() else { return Exposed::No };
+        if !core.machine.takes_windows(inner) || !core.link.goes_direct(address) {
+            return Exposed::No;
+        }
+        self.hot = COOLING;
+        bulk.expose(inner, region, memory, rights, clock::now_ns())
+    }
+
+    /// See [`super::Iface::epoch`].
+    pub(crate) fn epoch(&self, peer: PeerId) -> Option<u32> {
+        self.bulk.as_ref()?.epoch(self.numbers.inner(peer)?)
+    }
+
+    /// See [`super::Iface::conceal`].
+    pub(crate) fn conceal(&mut self, region: u64) {
+        if let Some(bulk) = &mut self.bulk {
+            bulk.conceal(region);
+        }
+    }
+
+    /// See [`super::Iface::reach`].
+    pub(crate) fn reach(
+        &mut self,
+        peer: PeerId,
+        spot: &Spot,
+        local: &SegmentList,
+        how: Reach,
+    ) -> Result<Reached, SendError> {
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
+        };
+        bulk.reach(inner, spot, local, how, clock::now_ns())?;
+        Ok(Reached::Begun)
     }
 
     /// See [`super::Iface::attend`].

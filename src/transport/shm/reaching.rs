@@ -5,9 +5,8 @@
 use super::layout::{EPOCH, REACHING};
 use super::{Inbound, Shm};
 use crate::memory::SegmentList;
-use crate::sys::cma::Range;
 use crate::sys::{Errno, process};
-use crate::transport::{PeerId, SendError};
+use crate::transport::{Exposed, Exposure, PeerId, Reached, SendError, Spot};
 use std::sync::atomic::{Ordering, fence};
 
 /// Looks at a sender that is at it, before the next one whether it still lives.
@@ -45,6 +44,16 @@ impl Shm {
         Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
     }
 
+    /// See [`crate::transport::Iface::expose`]: whoever knows the epoch needs nothing else.
+    pub(crate) fn expose(&self, peer: PeerId, (reads, writes): (bool, bool)) -> Exposed {
+        match self.epoch(peer) {
+            Some(epoch) => {
+                Exposed::Yes(Exposure { epoch, keys: None, reads, writes, echoes: true })
+            }
+            None => Exposed::No,
+        }
+    }
+
     /// See [`crate::transport::Iface::revoke`].
     pub(crate) fn revoke(&self, peer: PeerId) {
         if let Some(link) = self.inbound_of(peer) {
@@ -56,11 +65,10 @@ impl Shm {
     pub(crate) fn reach(
         &self,
         peer: PeerId,
-        epoch: u32,
-        reads: bool,
+        spot: &Spot,
         local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
+        reads: bool,
+    ) -> Result<Reached, SendError> {
         const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
         let link = self.out(peer).filter(|link| !link.producer.consumer_closed()).ok_or(STALE)?;
         let memory = link.producer.memory();
@@ -69,14 +77,14 @@ impl Shm {
         };
         reaching.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let moved = if now.load(Ordering::SeqCst) as u32 != epoch {
+        let moved = if now.load(Ordering::SeqCst) as u32 != spot.epoch {
             Err(STALE)
         } else if reads {
-            self.get(peer, local, remote)
+            self.get(peer, local, &[spot.range])
         } else {
-            self.put(peer, local, remote)
+            self.put(peer, local, &[spot.range])
         };
         reaching.fetch_add(1, Ordering::Release);
-        moved
+        moved.map(Reached::Moved)
     }
 }

@@ -13,6 +13,7 @@ mod races;
 mod rdma;
 mod torture;
 mod uring;
+mod vigils;
 
 use super::{Access, Cache, Limits, Monitor, Registrar};
 use std::sync::Arc;

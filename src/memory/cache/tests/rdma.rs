@@ -10,7 +10,9 @@ use super::torture::{ALL, LIMITS, torture};
 use super::{PAGE, monitor};
 use crate::memory::cache::{Access, Cache, Limits, Refusal, Registrar};
 use crate::sys::Errno;
-use crate::sys::verbs::{self, RcAddress, RcEvent, RcPort, RcQp, RcSettings, Registration};
+use crate::sys::verbs::{
+    self, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registration,
+};
 use std::ptr::with_exposed_provenance as at;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -62,6 +64,8 @@ impl End {
                 connections: 2,
                 receives: 16,
                 sends: 4,
+                reads: 0,
+                serves: 0,
                 shared: true,
             };
             let mut port = RcPort::open(&device, settings).ok()?;
@@ -146,7 +150,7 @@ impl State {
                 (&mut self.far, &mut self.application)
             };
             // SAFETY: the memory is the test's, and stays until this returns.
-            unsafe { from.qp.write(local, to, key, 7, ()) }.unwrap();
+            unsafe { from.qp.post(local, to, key, RcRequest::Announced(7), ()) }.unwrap();
             let (mut written, mut filled, mut heard) = (false, false, Vec::new());
             while !(written && filled) {
                 from.poll(&mut heard);

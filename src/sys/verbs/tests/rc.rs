@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // writes
 
 use super::*;
+use crate::sys::verbs::RcRequest::Announced;
 use rdma_core_sys::IBV_WC_REM_ACCESS_ERR;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ fn end(change: impl Fn(&mut RcSettings)) -> Option<End> {
         connections: 16,
         receives: 64,
         sends: 16,
+        reads: 8,
+        serves: 8,
         shared: true,
     };
     change(&mut settings);
@@ -101,7 +104,8 @@ fn writes_of_all_sizes_arrive_whole_and_in_order() {
             let segments = mr.iter().flat_map(|mr| local(&source, mr)).collect::<Vec<_>>();
             let keep = Keep::default();
             // SAFETY: `source` and `target` live until both have heard of it.
-            unsafe { from.write(&segments, at, remote.rkey(), immediate, keep.clone()) }.unwrap();
+            unsafe { from.post(&segments, at, remote.rkey(), Announced(immediate), keep.clone()) }
+                .unwrap();
             let filled = RcEvent::Filled { qp: to.number(), immediate, len: len as u32 };
             assert_eq!(b.events(1), [filled]);
             assert_eq!(a.events(1), [RcEvent::Written { qp: from.number() }]);
@@ -129,10 +133,11 @@ fn segments_are_put_together() {
     let at = target.as_ptr().expose_provenance() as u64;
     let too_many = vec![(at, 1, mr.lkey()); most + 1];
     // SAFETY: `source` and `target` live until both have heard of it.
-    let refused = unsafe { from.write(&too_many, at, remote.rkey(), 1, Keep::default()) };
+    let refused = unsafe { from.post(&too_many, at, remote.rkey(), Announced(1), Keep::default()) };
     assert_eq!(refused, Err(Errno(libc::EINVAL)));
     // SAFETY: as above.
-    unsafe { from.write(&list(most), at + 5, remote.rkey(), 2, Keep::default()) }.unwrap();
+    unsafe { from.post(&list(most), at + 5, remote.rkey(), Announced(2), Keep::default()) }
+        .unwrap();
     assert_eq!(b.events(1).len(), 1);
     // SAFETY: as above; nobody writes now.
     let got = unsafe { std::slice::from_raw_parts(target.as_ptr().add(5), most * 3001) };
@@ -153,8 +158,10 @@ fn a_key_that_is_none_ends_the_connection_and_writes_nothing() {
         for immediate in 1..=3 {
             let segments = local(&source, &mr);
             // SAFETY: `source` and `target` live until the connection ends.
-            unsafe { from.write(&segments, at, remote.rkey(), immediate, Keep::default()) }
-                .unwrap();
+            unsafe {
+                from.post(&segments, at, remote.rkey(), Announced(immediate), Keep::default())
+            }
+            .unwrap();
         }
         let events = a.events(1);
         let failed = RcEvent::Failed { qp: from.number(), status: IBV_WC_REM_ACCESS_ERR };
@@ -175,7 +182,10 @@ fn a_key_that_is_none_ends_the_connection_and_writes_nothing() {
         let (mut from, _to) = connect(&mut a, &mut b);
         let remote = b.register(&target, Permission::RemoteWrite);
         // SAFETY: as above.
-        unsafe { from.write(&local(&source, &mr), at, remote.rkey(), 4, Keep::default()) }.unwrap();
+        unsafe {
+            from.post(&local(&source, &mr), at, remote.rkey(), Announced(4), Keep::default())
+        }
+        .unwrap();
         assert!(matches!(b.events(1)[..], [RcEvent::Filled { immediate: 4, .. }]));
         assert!(matches!(a.events(1)[..], [RcEvent::Written { .. }]));
     }
@@ -196,7 +206,13 @@ fn without_receives_writes_wait() {
         for immediate in 0..200 {
             // SAFETY: `source` and `target` live until all have been heard of.
             unsafe {
-                from.write(&local(&source, &mr), at, remote.rkey(), immediate, Keep::default())
+                from.post(
+                    &local(&source, &mr),
+                    at,
+                    remote.rkey(),
+                    Announced(immediate),
+                    Keep::default(),
+                )
             }
             .unwrap();
         }
@@ -228,7 +244,7 @@ fn more_writes_than_there_is_room_for_are_refused() {
         loop {
             let segments = local(&source, &mr);
             // SAFETY: `source` and `target` live until all have been heard of.
-            match unsafe { from.write(&segments, at, remote.rkey(), 0, keep.clone()) } {
+            match unsafe { from.post(&segments, at, remote.rkey(), Announced(0), keep.clone()) } {
                 Ok(()) => posted += 1,
                 Err(errno) => {
                     assert_eq!(errno, Errno(libc::EAGAIN), "round {round}");
@@ -252,7 +268,7 @@ fn what_is_not_connected_writes_nothing() {
     let Some((mut a, b)) = ends(true) else { return };
     let mut qp: RcQp<Keep> = a.port.connection().unwrap();
     // SAFETY: no memory is named.
-    let refused = unsafe { qp.write(&[], 0, 0, 0, Keep::default()) };
+    let refused = unsafe { qp.post(&[], 0, 0, Announced(0), Keep::default()) };
     assert_eq!(refused, Err(Errno(libc::ENOTCONN)));
     let to = RcAddress { mtu: 100, ..b.address(&qp, 1) };
     assert_eq!(qp.connect(&to, 1), Err(Errno(libc::EINVAL)));
@@ -268,7 +284,8 @@ fn a_connection_that_ends_under_writes_lets_go_of_what_it_kept() {
         let at = target.as_ptr().expose_provenance() as u64;
         let write = |qp: &mut RcQp<Keep>, keep: &Keep| {
             // SAFETY: `source` and `target` live until the connection ends.
-            unsafe { qp.write(&local(&source, &mr), at, remote.rkey(), 9, keep.clone()) }.unwrap();
+            unsafe { qp.post(&local(&source, &mr), at, remote.rkey(), Announced(9), keep.clone()) }
+                .unwrap();
         };
         let (mut bystander, _to) = connect(&mut a, &mut b);
         for round in 0..30 {
@@ -319,7 +336,8 @@ fn connections_come_and_go_by_the_thousand() {
             let (mut from, to) = connect(&mut a, &mut b);
             let rkey = remote.rkey();
             // SAFETY: both live until the connection ends.
-            unsafe { from.write(&local(&source, &mr), at, rkey, i, Keep::default()) }.unwrap();
+            unsafe { from.post(&local(&source, &mr), at, rkey, Announced(i), Keep::default()) }
+                .unwrap();
             if i % 10 == 0 {
                 let filled = RcEvent::Filled { qp: to.number(), immediate: i, len: 64 };
                 assert_eq!(b.events(1), [filled]);
@@ -376,7 +394,8 @@ fn a_forked_child_ends_no_connection() {
     assert_eq!(status, 0);
     let at = target.as_ptr().expose_provenance() as u64;
     // SAFETY: both live until it is heard of.
-    unsafe { from.write(&local(&source, &mr), at, remote.rkey(), 1, Keep::default()) }.unwrap();
+    unsafe { from.post(&local(&source, &mr), at, remote.rkey(), Announced(1), Keep::default()) }
+        .unwrap();
     assert_eq!(b.events(1), [RcEvent::Filled { qp: to.number(), immediate: 1, len: 5000 }]);
     assert_eq!(a.events(1), [RcEvent::Written { qp: from.number() }]);
 }

@@ -11,7 +11,7 @@ pub(crate) mod ways;
 
 use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::transport::{PeerId, SendError, Ticket, Windows};
+use crate::transport::{Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
@@ -29,6 +29,10 @@ pub(crate) trait BulkSink {
     fn on_filled(&mut self, peer: PeerId, token: u64);
     /// See [`crate::transport::Handler::on_windows_lost`].
     fn on_lost(&mut self, peer: PeerId);
+    /// See [`crate::transport::Handler::on_reached`].
+    fn on_reached(&mut self, peer: PeerId, token: u64);
+    /// See [`crate::transport::Handler::on_concealed`].
+    fn on_concealed(&mut self, region: u64);
 }
 
 /// What a bulk path has done so far.
@@ -48,6 +52,10 @@ pub(crate) struct BulkCounts {
     /// Windows of others that we wrote.
     pub(crate) written: u64,
     pub(crate) written_bytes: u64,
+    /// Pieces of regions of others that we wrote and read, and regions of ours that others may.
+    pub(crate) reached: u64,
+    pub(crate) reached_bytes: u64,
+    pub(crate) exposed: u64,
     /// Memory that could not be registered.
     pub(crate) unregistered: u64,
     /// Offers of connections that had ended, and immediates that named no window.
@@ -67,6 +75,9 @@ impl std::ops::AddAssign for BulkCounts {
         self.filled_bytes += other.filled_bytes;
         self.written += other.written;
         self.written_bytes += other.written_bytes;
+        self.reached += other.reached;
+        self.reached_bytes += other.reached_bytes;
+        self.exposed += other.exposed;
         self.unregistered += other.unregistered;
         self.stale += other.stale;
         self.wrong += other.wrong;
@@ -101,6 +112,43 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         ticket: &Ticket,
         now: u64,
     ) -> Result<(), SendError>;
+
+    /// See [`crate::transport::Iface::expose`].
+    fn expose(
+        &mut self,
+        peer: PeerId,
+        region: (u64, u32),
+        memory: &SegmentList,
+        rights: (bool, bool),
+        now: u64,
+    ) -> Exposed {
+        let _ = (peer, region, memory, rights, now);
+        Exposed::No
+    }
+
+    /// See [`crate::transport::Iface::epoch`].
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        let _ = peer;
+        None
+    }
+
+    /// See [`crate::transport::Iface::conceal`].
+    fn conceal(&mut self, region: u64) {
+        let _ = region;
+    }
+
+    /// See [`crate::transport::Iface::reach`]: what is taken has begun.
+    fn reach(
+        &mut self,
+        peer: PeerId,
+        spot: &Spot,
+        local: &SegmentList,
+        how: Reach,
+        now: u64,
+    ) -> Result<(), SendError> {
+        let _ = (peer, spot, local, how, now);
+        Err(STALE)
+    }
 
     /// The other side of `peer` says something.
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink);
@@ -143,3 +191,6 @@ pub(crate) trait Bulk: fmt::Debug + Send {
 
 /// Memory of the application that cannot be registered.
 pub(crate) const UNREGISTERED: SendError = SendError::Unreachable(Errno(libc::EFAULT));
+
+/// A region that is not exposed on this connection, or no longer.
+pub(crate) const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));

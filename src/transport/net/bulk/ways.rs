@@ -2,11 +2,11 @@
 //! process where a peer has no module, or its module and ours do not come together (PROTOCOL.md §7.15).
 
 use super::message::{Message, Way};
-use super::{Bulk, BulkCounts, BulkSink, Control};
+use super::{Bulk, BulkCounts, BulkSink, Control, STALE};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::event::Epoll;
-use crate::transport::{PeerId, SendError, Ticket, Windows};
+use crate::transport::{Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
@@ -43,6 +43,14 @@ impl BulkSink for Guard<'_> {
             other.leave(peer);
         }
         self.sink.on_lost(peer);
+    }
+
+    fn on_reached(&mut self, peer: PeerId, token: u64) {
+        self.sink.on_reached(peer, token);
+    }
+
+    fn on_concealed(&mut self, region: u64) {
+        self.sink.on_concealed(region);
     }
 }
 
@@ -119,6 +127,45 @@ impl Bulk for Ways {
     ) -> Result<(), SendError> {
         let way = self.of_connection(ticket.connection).as_mut().ok_or(NO_WAY)?;
         way.write(peer, payload, ticket, now)
+    }
+
+    /// The module knows no writes without an immediate, and where it serves a peer, no queue pair of the
+    /// process is made for it.
+    fn expose(
+        &mut self,
+        peer: PeerId,
+        region: (u64, u32),
+        memory: &SegmentList,
+        rights: (bool, bool),
+        now: u64,
+    ) -> Exposed {
+        if self.rv.as_mut().is_some_and(|rv| rv.windows(peer, now) != Windows::No) {
+            return Exposed::No;
+        }
+        let rc = self.rc.as_mut();
+        rc.map_or(Exposed::No, |rc| rc.expose(peer, region, memory, rights, now))
+    }
+
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        self.rc.as_ref()?.epoch(peer)
+    }
+
+    fn conceal(&mut self, region: u64) {
+        if let Some(rc) = &mut self.rc {
+            rc.conceal(region);
+        }
+    }
+
+    fn reach(
+        &mut self,
+        peer: PeerId,
+        spot: &Spot,
+        local: &SegmentList,
+        how: Reach,
+        now: u64,
+    ) -> Result<(), SendError> {
+        let way = self.of_connection(spot.epoch).as_mut().ok_or(STALE)?;
+        way.reach(peer, spot, local, how, now)
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {

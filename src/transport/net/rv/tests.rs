@@ -61,6 +61,12 @@ impl BulkSink for Told<'_> {
         }
         *self.lost += 1;
     }
+    fn on_reached(&mut self, _: PeerId, _: u64) {
+        unreachable!("the module reaches nothing by itself");
+    }
+    fn on_concealed(&mut self, _: u64) {
+        unreachable!("nor does it expose anything");
+    }
 }
 
 /// `per_node` endpoints on each of `nodes` nodes; endpoint `e` is on node `e % nodes`.

@@ -1,6 +1,7 @@
 //! Endpoints on one device. Without a device there is nothing to do, unless UDRV_TEST_RDMA=1 says
 //! that there has to be one; UDRV_TEST_RDMA_IP names an address of its interface.
 
+mod exposing;
 mod windows;
 
 use super::*;
@@ -20,6 +21,9 @@ struct Got {
     /// Tokens of windows that were filled, and how often windows were lost.
     filled: Vec<u64>,
     lost: usize,
+    /// Tokens of what was reached, and regions that were concealed.
+    reached: Vec<u64>,
+    concealed: Vec<u64>,
 }
 
 impl Handler for Got {
@@ -32,6 +36,12 @@ impl Handler for Got {
     }
     fn on_windows_lost(&mut self, _: PeerId) {
         self.lost += 1;
+    }
+    fn on_reached(&mut self, _: PeerId, token: u64) {
+        self.reached.push(token);
+    }
+    fn on_concealed(&mut self, region: u64) {
+        self.concealed.push(region);
     }
     fn on_departure(&mut self, _: PeerId, departure: Departure) {
         self.departures.push(departure);

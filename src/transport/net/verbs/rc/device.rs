@@ -3,9 +3,11 @@
 
 use super::{Device, Event, QueuePair, Rc, Region, WINDOWS};
 use crate::memory::SegmentList;
-use crate::memory::cache::{Access, Lease, Refusal};
+use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;
-use crate::sys::verbs::{RcAddress, RcEvent, RcPort, RcQp, RcSettings, Registrar};
+use crate::sys::verbs::{
+    Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar, Registration,
+};
 use crate::telemetry::log;
 use crate::transport::Ticket;
 use crate::transport::net::bulk::Bulk;
@@ -16,8 +18,10 @@ use crate::transport::net::verbs::{At, RdmaSettings, Spot};
 use std::os::fd::BorrowedFd;
 use std::sync::PoisonError;
 
-/// Writes under way on one connection at most.
+/// Requests under way on one connection at most.
 const WRITES: u32 = 32;
+/// Reads that a device works on at the same time. Who can serve fewer lets nobody read.
+const READS: u8 = 8;
 
 /// The bulk path over the port that `spot` names; `None` if none is wanted, or if a device must not know the
 /// application's memory. Errors: EMFILE, ENFILE.
@@ -42,6 +46,8 @@ pub(in crate::transport::net::verbs) fn open(
                 service_level: port.service_level,
                 receives: WINDOWS as u32,
                 sends: WRITES,
+                reads: READS,
+                serves: READS,
                 connections: limit,
                 shared: true,
             },
@@ -76,6 +82,23 @@ impl Region for Lease<Registrar> {
     }
 }
 
+/// Memory that peers may reach by themselves.
+struct Shown {
+    /// Exactly that, for them.
+    registration: Registration,
+    vigil: Vigil<Registrar>,
+}
+
+impl Region for Shown {
+    fn lkey(&self) -> u32 {
+        self.registration.lkey()
+    }
+
+    fn rkey(&self) -> u32 {
+        self.registration.rkey()
+    }
+}
+
 impl QueuePair<Lease<Registrar>> for RcQp<Vec<Lease<Registrar>>> {
     fn number(&self) -> u32 {
         Self::number(self)
@@ -97,21 +120,22 @@ impl QueuePair<Lease<Registrar>> for RcQp<Vec<Lease<Registrar>>> {
         regions: Vec<Lease<Registrar>>,
         to: &Ticket,
     ) -> Result<(), Errno> {
-        let (ranges, count) = from.ranges();
-        let ranges = ranges.get(..count).unwrap_or(&[]);
-        if count > self.segments_max() || count != regions.len() {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
-        let mut local = [(0, 0, 0); crate::memory::MAX_SEGMENTS];
-        for ((to, range), region) in local.iter_mut().zip(ranges).zip(&regions) {
-            *to = (range.addr, u32::try_from(range.len).unwrap_or(u32::MAX), region.lkey());
-        }
-        let local = local.get(..count).unwrap_or(&[]);
-        // SAFETY: the ranges are the application's, lent for the operation that this belongs to, and
-        // registered under these keys until the write is complete, because the queue pair keeps the
-        // registrations. A read of memory that the application has taken back meanwhile finds pinned pages,
-        // and its bytes nobody takes.
-        unsafe { Self::write(self, local, to.addr, to.key, to.slot, regions) }
+        // SAFETY: the ranges are the application's, lent for the operation that this belongs to. A read of memory
+        // that the application has taken back meanwhile finds pinned pages, and its bytes nobody takes.
+        unsafe { post(self, from, regions, (to.addr, to.key), RcRequest::Announced(to.slot)) }
+    }
+
+    fn reach(
+        &mut self,
+        local: &SegmentList,
+        regions: Vec<Lease<Registrar>>,
+        to: (u64, u32),
+        reads: bool,
+    ) -> Result<(), Errno> {
+        let request = if reads { RcRequest::Read } else { RcRequest::Write };
+        // SAFETY: as above; and the operation ends, and gives the ranges back, only when this is complete or the
+        // queue pair has ended.
+        unsafe { post(self, local, regions, to, request) }
     }
 
     fn on_written(&mut self) {
@@ -119,8 +143,50 @@ impl QueuePair<Lease<Registrar>> for RcQp<Vec<Lease<Registrar>>> {
     }
 }
 
+/// Posts a request. Errors: EOPNOTSUPP for more pieces than it can name; of [`RcQp::post`].
+///
+/// # Safety
+/// As of [`RcQp::post`]. `local` is registered under the keys of the `regions`, which are kept.
+unsafe fn post(
+    qp: &mut RcQp<Vec<Lease<Registrar>>>,
+    local: &SegmentList,
+    regions: Vec<Lease<Registrar>>,
+    (addr, key): (u64, u32),
+    request: RcRequest,
+) -> Result<(), Errno> {
+    let (ranges, count) = local.ranges();
+    let ranges = ranges.get(..count).unwrap_or(&[]);
+    if count > qp.segments_max() || count != regions.len() {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let mut list = [(0, 0, 0); crate::memory::MAX_SEGMENTS];
+    for ((to, range), region) in list.iter_mut().zip(ranges).zip(&regions) {
+        *to = (range.addr, u32::try_from(range.len).unwrap_or(u32::MAX), region.lkey());
+    }
+    let list = list.get(..count).unwrap_or(&[]);
+    // SAFETY: the caller vouches.
+    unsafe { qp.post(list, addr, key, request, regions) }
+}
+
+impl Port {
+    /// The registration of all pages of the one piece that `part` is. Errors: it cannot be.
+    fn lease(&self, part: &SegmentList, access: Access) -> Result<Lease<Registrar>, Errno> {
+        let ([range, ..], count) = part.ranges();
+        if count != 1 {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.memory.get(range.addr as usize, range.len as usize, access).map_err(|e| match e {
+            Refusal::Nowhere => Errno(libc::EFAULT),
+            Refusal::Forked => Errno(libc::EOWNERDEAD),
+            Refusal::NoRoom => Errno(libc::ENOMEM),
+            Refusal::Device(errno) => errno,
+        })
+    }
+}
+
 impl Device for Port {
     type Region = Lease<Registrar>;
+    type Exposed = Shown;
     type Qp = RcQp<Vec<Lease<Registrar>>>;
 
     fn connection(&mut self) -> Result<Self::Qp, Errno> {
@@ -139,16 +205,33 @@ impl Device for Port {
 
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno> {
         let access = if write { Access::WRITE.union(Access::REMOTE_WRITE) } else { Access::READ };
-        let ([range, ..], count) = part.ranges();
-        if count != 1 {
-            return Err(Errno(libc::EINVAL));
-        }
-        self.memory.get(range.addr as usize, range.len as usize, access).map_err(|e| match e {
-            Refusal::Nowhere => Errno(libc::EFAULT),
-            Refusal::Forked => Errno(libc::EOWNERDEAD),
-            Refusal::NoRoom => Errno(libc::ENOMEM),
-            Refusal::Device(errno) => errno,
-        })
+        self.lease(part, access)
+    }
+
+    fn expose(&self, part: &SegmentList, (reads, writes): (bool, bool)) -> Result<Shown, Errno> {
+        let at = part.first_addr() as usize;
+        // First this, so that no change is missed.
+        let vigil = self.memory.watch_over(at, part.len()).ok_or(Errno(libc::EOPNOTSUPP))?;
+        let permission = Permission::Exposed { reads, writes };
+        let registration = self.port.registrar().register(at, part.len(), permission)?;
+        let shown = Shown { registration, vigil };
+        if self.is_sound(&shown) { Ok(shown) } else { Err(Errno(libc::EAGAIN)) }
+    }
+
+    fn exposes(&self) -> usize {
+        self.memory.limit()
+    }
+
+    fn is_sound(&self, exposed: &Shown) -> bool {
+        exposed.vigil.is_sound()
+    }
+
+    fn changes(&self) -> u64 {
+        self.memory.changes()
+    }
+
+    fn reads(&self) -> bool {
+        self.port.settings().serves >= READS
     }
 
     fn poll(&mut self, mut each: impl FnMut(Event)) -> Result<usize, Errno> {

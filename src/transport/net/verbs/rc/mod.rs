@@ -7,6 +7,7 @@
 //! ours again, so that nobody writes what has another owner.
 
 mod device;
+mod exposing;
 #[cfg(test)]
 mod tests;
 
@@ -22,7 +23,8 @@ use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::event::Epoll;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
-use crate::transport::{PeerId, SendError, Ticket, Windows};
+use crate::transport::{self, PeerId, Reach, SendError, Spot, Ticket, Windows};
+use exposing::Exposed;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 
@@ -48,7 +50,7 @@ const BATCH: usize = 128;
 pub(super) enum Event {
     /// The other side has written `len` bytes, with this immediate.
     Filled { qp: u32, immediate: u32, len: u32 },
-    /// The oldest of our writes is complete.
+    /// The oldest of our requests is complete.
     Written { qp: u32 },
     /// It has failed, with an `ibv_wc_status`.
     Failed { qp: u32, status: u32 },
@@ -65,18 +67,30 @@ pub(super) trait QueuePair<R>: Send {
     fn number(&self) -> u32;
     /// Ready to write to `to`, and to be written by it. Errors: the driver's.
     fn connect(&mut self, to: &End, own_psn: u32) -> Result<(), Errno>;
-    /// Writes that may still be posted.
+    /// Requests that may still be posted.
     fn room(&self) -> usize;
     /// Writes `from`, which lies in the `regions`, to `addr` at the other side; the regions are kept
     /// until that is complete. Errors: EAGAIN (no room), others (it is broken).
     fn write(&mut self, from: &SegmentList, regions: Vec<R>, to: &Ticket) -> Result<(), Errno>;
-    /// The oldest write is complete.
+    /// Moves bytes between `local`, which lies in the `regions`, and the peer's memory at `addr`, under its `key`: from
+    /// there to here if it `reads`. Requests are done in order, and a write not before the reads that were posted
+    /// earlier; the regions are kept until then. Errors: as of `write`.
+    fn reach(
+        &mut self,
+        local: &SegmentList,
+        regions: Vec<R>,
+        to: (u64, u32),
+        reads: bool,
+    ) -> Result<(), Errno>;
+    /// The oldest request is complete.
     fn on_written(&mut self);
 }
 
 /// A device, as much of it as is needed here.
 pub(super) trait Device: Send {
     type Region: Region;
+    /// Memory that peers may reach by themselves. They cannot any more when it is dropped.
+    type Exposed: Region;
     type Qp: QueuePair<Self::Region>;
     /// A queue pair that is not connected. Errors: EAGAIN (as many as may be), ENOMEM, the driver's.
     fn connection(&mut self) -> Result<Self::Qp, Errno>;
@@ -87,6 +101,17 @@ pub(super) trait Device: Send {
     /// Registers the one piece that `part` is; `write`: for a peer to write it, else for us to read it.
     /// Errors: it cannot be.
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno>;
+    /// Lets peers read, or write, exactly the one piece that `part` is. Errors: EAGAIN (it is just changing), others
+    /// (this memory cannot be: also where nobody would hear that its addresses mean something else).
+    fn expose(&self, part: &SegmentList, rights: (bool, bool)) -> Result<Self::Exposed, Errno>;
+    /// Bytes that may be exposed at the same time: they are locked in memory.
+    fn exposes(&self) -> usize;
+    /// Whether its addresses still mean the same.
+    fn is_sound(&self, exposed: &Self::Exposed) -> bool;
+    /// Counts what may make that untrue of something that is exposed.
+    fn changes(&self) -> u64;
+    /// Whether peers can read what is exposed, and we what is theirs.
+    fn reads(&self) -> bool;
     /// Takes a bounded number of events. Errors: it is of no use any more.
     fn poll(&mut self, each: impl FnMut(Event)) -> Result<usize, Errno>;
     fn fd(&self) -> BorrowedFd<'_>;
@@ -117,9 +142,19 @@ struct Connection<Q> {
     /// Since when it is in the making, and when it was used last, nanoseconds.
     since: u64,
     used: u64,
-    /// Windows that the peer is lent, and writes of ours that are under way.
+    /// Windows that the peer is lent.
     lent: u32,
-    writes: u32,
+    /// Requests of ours that are under way, oldest first.
+    posted: VecDeque<Posted>,
+}
+
+/// Who hears that a request is complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Posted {
+    /// Nobody here: the peer does, or what comes next says it.
+    Silent,
+    /// Whoever wanted to reach the peer's memory.
+    Reach(u64),
 }
 
 /// How a device is opened: when the first connection is wanted, because most endpoints never send a
@@ -131,6 +166,7 @@ pub(super) struct Rc<D: Device> {
     // Queue pairs end before the windows that they write into are given up, and before the device.
     connections: HashMap<PeerId, Connection<D::Qp>>,
     lent: Lent<D::Region>,
+    exposed: Exposed<D>,
     device: Option<D>,
     opener: Opener<D>,
     /// How often it could not be opened, or failed, and until when it is left alone.
@@ -164,6 +200,7 @@ impl<D: Device> Rc<D> {
         Ok(Self {
             connections: HashMap::new(),
             lent: Lent::new(WINDOWS),
+            exposed: Exposed::default(),
             device: None,
             opener,
             trouble: Failures::default(),
@@ -231,7 +268,7 @@ impl<D: Device> Rc<D> {
         let idle = |c: &Connection<D::Qp>| {
             let stuck = c.state != State::Ready && now.saturating_sub(c.since) > PAUSE_MAX_NS;
             let unused = c.state == State::Ready && now.saturating_sub(c.used) >= IDLE_NS;
-            c.lent == 0 && c.writes == 0 && (unused || stuck)
+            c.lent == 0 && c.posted.is_empty() && (unused || stuck)
         };
         let oldest = self.connections.iter().filter(|(_, c)| idle(c)).min_by_key(|(_, c)| c.used);
         let Some(peer) = oldest.map(|(peer, _)| *peer) else { return false };
@@ -249,17 +286,25 @@ impl<D: Device> Rc<D> {
         let qp = device.connection()?;
         let end = device.end(&qp, psn);
         self.owners.insert(qp.number(), peer);
-        let connection =
-            Connection { id, qp, psn, state, since: now, used: now, lent: 0, writes: 0 };
+        let connection = Connection {
+            id,
+            qp,
+            psn,
+            state,
+            since: now,
+            used: now,
+            lent: 0,
+            posted: VecDeque::new(),
+        };
         self.connections.insert(peer, connection);
         Ok(end)
     }
 
     /// Ends the connection to `peer` and with it its windows. Returns its number.
     fn end(&mut self, peer: PeerId) -> Option<u32> {
-        let Connection { id, qp, writes, .. } = self.connections.remove(&peer)?;
+        let Connection { id, qp, posted, .. } = self.connections.remove(&peer)?;
         self.owners.remove(&qp.number());
-        self.writes = self.writes.saturating_sub(writes);
+        self.writes = self.writes.saturating_sub(posted.len() as u32);
         drop(qp);
         // Nobody writes into them any more.
         drop(self.lent.remove_all(peer));
@@ -388,10 +433,13 @@ impl<D: Device> Rc<D> {
         match event {
             Event::Written { .. } => {
                 connection.qp.on_written();
-                connection.writes = connection.writes.saturating_sub(1);
+                let posted = connection.posted.pop_front();
                 connection.used = now;
                 self.writes = self.writes.saturating_sub(1);
                 self.failures.remove(&peer);
+                if let Some(Posted::Reach(token)) = posted {
+                    sink.on_reached(peer, token);
+                }
             }
             Event::Filled { immediate, len, .. } => {
                 connection.used = now;
@@ -444,10 +492,28 @@ impl<D: Device> Rc<D> {
         for peer in peers {
             self.lose(peer, now, sink);
         }
+        self.exposed.clear();
         if let Some(device) = self.device.take() {
             self.epoll.remove(device.fd());
         }
     }
+}
+
+/// Registers all pieces of `payload`; `write`: to be written here. Errors: one cannot be.
+fn register<D: Device>(
+    device: &D,
+    payload: &SegmentList,
+    write: bool,
+) -> Result<Vec<D::Region>, Errno> {
+    let mut regions = Vec::with_capacity(1);
+    let (ranges, count) = payload.ranges();
+    let mut at = 0;
+    for range in ranges.iter().take(count.min(MAX_SEGMENTS)).filter(|range| range.len > 0) {
+        let piece = payload.slice(at, range.len as usize);
+        at += range.len as usize;
+        regions.push(device.register(&piece, write)?);
+    }
+    Ok(regions)
 }
 
 impl<D: Device> Bulk for Rc<D> {
@@ -524,36 +590,56 @@ impl<D: Device> Bulk for Rc<D> {
         if connection.qp.room() == 0 {
             return Err(SendError::Again);
         }
-        let mut regions = Vec::with_capacity(1);
-        let (ranges, count) = payload.ranges();
-        let mut at = 0;
-        for range in ranges.iter().take(count.min(MAX_SEGMENTS)).filter(|range| range.len > 0) {
-            let piece = payload.slice(at, range.len as usize);
-            at += range.len as usize;
-            match device.register(&piece, false) {
-                Ok(region) => regions.push(region),
-                Err(_) => {
-                    self.counts.unregistered += 1;
-                    return Err(UNREGISTERED);
-                }
-            }
-        }
+        let regions = register(device, payload, false).map_err(|_| {
+            self.counts.unregistered += 1;
+            UNREGISTERED
+        })?;
         match connection.qp.write(payload, regions, ticket) {
             Ok(()) => {
-                connection.writes += 1;
+                connection.posted.push_back(Posted::Silent);
                 connection.used = now;
                 self.writes += 1;
                 self.counts.written += 1;
                 self.counts.written_bytes += payload.len() as u64;
                 Ok(())
             }
-            Err(Errno(libc::EAGAIN)) if connection.writes > 0 => Err(SendError::Again),
+            Err(Errno(libc::EAGAIN)) if !connection.posted.is_empty() => Err(SendError::Again),
             Err(errno) => {
                 log::info(format_args!("a queue pair takes no writes ({errno}): it ends"));
                 self.doomed.push(peer);
                 Ok(())
             }
         }
+    }
+
+    fn expose(
+        &mut self,
+        peer: PeerId,
+        region: (u64, u32),
+        memory: &SegmentList,
+        rights: (bool, bool),
+        now: u64,
+    ) -> transport::Exposed {
+        self.expose_to(peer, region, memory, rights, now)
+    }
+
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        self.connections.get(&peer).filter(|c| c.state == State::Ready).map(|c| c.id)
+    }
+
+    fn conceal(&mut self, region: u64) {
+        self.exposed.remove(region);
+    }
+
+    fn reach(
+        &mut self,
+        peer: PeerId,
+        spot: &Spot,
+        local: &SegmentList,
+        how: Reach,
+        now: u64,
+    ) -> Result<(), SendError> {
+        self.reach_at(peer, spot, local, how, now)
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
@@ -616,12 +702,16 @@ impl<D: Device> Bulk for Rc<D> {
             || !self.controls.is_empty()
             || !self.doomed.is_empty()
             || self.armed
+            || self.device.as_ref().is_some_and(|device| self.exposed.has_changed(device))
     }
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
         for peer in std::mem::take(&mut self.doomed) {
             self.lose(peer, now, sink);
+        }
+        if let Some(device) = &self.device {
+            self.exposed.check(device, sink);
         }
         let mut events = Vec::new();
         let mut n = 0;

@@ -4,6 +4,7 @@
 use super::*;
 use crate::memory::OwnedBuffer;
 use crate::sys::event::Doorbell;
+use crate::transport::net::bulk::STALE;
 use crate::transport::net::reliable::sim::rng::Rng;
 use crate::transport::net::verbs::introduction::Network;
 use std::sync::{Arc, Mutex};
@@ -14,9 +15,15 @@ struct Wire {
     node: usize,
     /// The other one, once connected.
     to: Option<u32>,
-    /// Writes that are not done yet.
-    writes: VecDeque<(SegmentList, Ticket)>,
+    /// Requests that are not done yet.
+    requests: VecDeque<Request>,
     failed: bool,
+}
+
+#[derive(Debug)]
+enum Request {
+    Write(SegmentList, Ticket),
+    Reach { local: SegmentList, addr: u64, key: u32, reads: bool },
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +37,11 @@ struct Fabric {
     refuses: bool,
     /// The devices of these nodes fail.
     dead: Vec<usize>,
+    /// By key, what is exposed, and whether its memory is still what it was.
+    exposed: HashMap<u32, bool>,
+    changes: u64,
+    /// Nothing can be exposed.
+    unwatched: bool,
 }
 
 impl Fabric {
@@ -42,11 +54,31 @@ impl Fabric {
     fn deliver(&mut self, number: u32) {
         let Some(wire) = self.pairs.get_mut(&number) else { return };
         let Some(to) = wire.to.filter(|_| !wire.failed) else { return };
-        let Some((from, ticket)) = wire.writes.pop_front() else { return };
+        let Some(request) = wire.requests.pop_front() else { return };
         let node = wire.node;
         let alive = self.pairs.get(&to).filter(|far| far.to == Some(number) && !far.failed);
         let Some(far) = alive.map(|far| far.node) else {
             return self.fail(number, 12);
+        };
+        let (from, ticket) = match request {
+            Request::Write(from, ticket) => (from, ticket),
+            Request::Reach { local, addr, key, reads } => {
+                // Nothing is promised of a key.
+                let known = self.regions.get(&key).filter(|_| self.exposed.contains_key(&key));
+                let Some((_, region)) = known.filter(|(owner, _)| *owner == far) else {
+                    return self.fail(number, 10);
+                };
+                let at = (addr - region.first_addr()) as usize;
+                if reads {
+                    assert_eq!(
+                        region.slice(at, local.len()).copy_to(0, &local, 0, local.len()),
+                        local.len()
+                    );
+                } else {
+                    assert_eq!(local.copy_to(0, region, at, local.len()), local.len());
+                }
+                return self.events[node].push_back(Event::Written { qp: number });
+            }
         };
         // The pair lives: so must the region, or memory would be written that has another owner.
         let (owner, region) =
@@ -85,7 +117,9 @@ impl Region for FakeRegion {
 
 impl Drop for FakeRegion {
     fn drop(&mut self) {
-        self.fabric.lock().unwrap().regions.remove(&self.key);
+        let mut fabric = self.fabric.lock().unwrap();
+        fabric.regions.remove(&self.key);
+        fabric.exposed.remove(&self.key);
     }
 }
 
@@ -115,7 +149,22 @@ impl QueuePair<FakeRegion> for FakeQp {
     ) -> Result<(), Errno> {
         assert!(self.room() > 0);
         let mut fabric = self.fabric.lock().unwrap();
-        fabric.pairs.get_mut(&self.number).unwrap().writes.push_back((*from, *to));
+        let wire = fabric.pairs.get_mut(&self.number).unwrap();
+        wire.requests.push_back(Request::Write(*from, *to));
+        self.kept.push_back(regions);
+        Ok(())
+    }
+    fn reach(
+        &mut self,
+        local: &SegmentList,
+        regions: Vec<FakeRegion>,
+        (addr, key): (u64, u32),
+        reads: bool,
+    ) -> Result<(), Errno> {
+        assert!(self.room() > 0);
+        let mut fabric = self.fabric.lock().unwrap();
+        let wire = fabric.pairs.get_mut(&self.number).unwrap();
+        wire.requests.push_back(Request::Reach { local: *local, addr, key, reads });
         self.kept.push_back(regions);
         Ok(())
     }
@@ -139,6 +188,7 @@ struct FakeDevice {
 
 impl Device for FakeDevice {
     type Region = FakeRegion;
+    type Exposed = FakeRegion;
     type Qp = FakeQp;
     fn connection(&mut self) -> Result<FakeQp, Errno> {
         let mut fabric = self.fabric.lock().unwrap();
@@ -160,6 +210,26 @@ impl Device for FakeDevice {
         let key = fabric.number();
         fabric.regions.insert(key, (self.node, *part));
         Ok(FakeRegion { fabric: self.fabric.clone(), key })
+    }
+    fn expose(&self, part: &SegmentList, _: (bool, bool)) -> Result<FakeRegion, Errno> {
+        if self.fabric.lock().unwrap().unwatched {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let region = self.register(part, true)?;
+        self.fabric.lock().unwrap().exposed.insert(region.key, true);
+        Ok(region)
+    }
+    fn exposes(&self) -> usize {
+        150
+    }
+    fn is_sound(&self, exposed: &FakeRegion) -> bool {
+        self.fabric.lock().unwrap().exposed[&exposed.key]
+    }
+    fn changes(&self) -> u64 {
+        self.fabric.lock().unwrap().changes
+    }
+    fn reads(&self) -> bool {
+        true
     }
     fn poll(&mut self, mut each: impl FnMut(Event)) -> Result<usize, Errno> {
         let mut n = 0;
@@ -203,9 +273,14 @@ struct Node {
     to_write: Vec<VecDeque<(Ticket, usize, u8)>>,
     filled: u64,
     lost: u64,
+    /// Tokens of what was reached, and regions that were concealed.
+    reached: Vec<u64>,
+    concealed: Vec<u64>,
 }
 
 struct Told<'a> {
+    reached: &'a mut Vec<u64>,
+    concealed: &'a mut Vec<u64>,
     lent: &'a mut HashMap<u64, (PeerId, OwnedBuffer, u8)>,
     filled: &'a mut u64,
     lost: &'a mut u64,
@@ -229,6 +304,12 @@ impl BulkSink for Told<'_> {
         // Its memory is given back: whoever writes it afterwards finds no region.
         self.lent.retain(|_, (to, ..)| *to != peer);
         *self.lost += 1;
+    }
+    fn on_reached(&mut self, _: PeerId, token: u64) {
+        self.reached.push(token);
+    }
+    fn on_concealed(&mut self, region: u64) {
+        self.concealed.push(region);
     }
 }
 
@@ -260,6 +341,8 @@ impl World {
                 to_write: (0..count).map(|_| VecDeque::new()).collect(),
                 filled: 0,
                 lost: 0,
+                reached: Vec::new(),
+                concealed: Vec::new(),
             }
         };
         let nodes = (0..count).map(node).collect();
@@ -271,8 +354,8 @@ impl World {
         at: usize,
         f: impl FnOnce(&mut Rc<FakeDevice>, u64, &mut Told<'_>) -> T,
     ) -> T {
-        let Node { bulk, lent, filled, lost, .. } = &mut self.nodes[at];
-        f(bulk, self.now, &mut Told { lent, filled, lost })
+        let Node { bulk, lent, filled, lost, reached, concealed, .. } = &mut self.nodes[at];
+        f(bulk, self.now, &mut Told { reached, concealed, lent, filled, lost })
     }
 
     fn poll(&mut self, at: usize) {
@@ -608,4 +691,102 @@ fn every_window_is_filled_or_lost_whatever_happens() {
         broken += b;
     }
     assert!(filled > seeds * 5 && broken > seeds / 4, "{filled} filled, {broken} broken");
+}
+
+/// `at` exposes `memory` as region 7 to `peer`, over a connection that is made for it.
+fn expose(world: &mut World, at: usize, peer: usize, memory: &SegmentList) -> Spot {
+    let ask = |world: &mut World| {
+        world.with(at, |bulk, now, _| {
+            bulk.expose(PeerId(peer as u32), (7, 0), memory, (true, true), now)
+        })
+    };
+    assert_eq!(ask(world), transport::Exposed::Later);
+    world.poll(at);
+    world.settle();
+    let transport::Exposed::Yes(exposure) = ask(world) else { panic!("it is ready") };
+    let key = exposure.keys.unwrap()[0];
+    assert_eq!(ask(world), transport::Exposed::Yes(exposure), "one registration for all");
+    Spot { epoch: exposure.epoch, key, range: memory.ranges().0[0] }
+}
+
+fn reach(world: &mut World, spot: &Spot, local: &SegmentList, how: Reach) -> Result<(), SendError> {
+    world.with(1, |bulk, now, _| bulk.reach(PeerId(0), spot, local, how, now))
+}
+
+#[test]
+fn an_exposed_region_is_written_and_read_and_then_is_not() {
+    let mut world = World::new(2, 4);
+    let (region, source, sink) =
+        (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]), OwnedBuffer::zeroed(100));
+    let spot = expose(&mut world, 0, 1, &region.segments());
+    let write = Reach { reads: false, delivered: false, token: 1 };
+    reach(&mut world, &spot, &source.segments(), write).unwrap();
+    reach(&mut world, &spot, &sink.segments(), Reach { reads: true, token: 2, ..write }).unwrap();
+    assert_eq!(
+        reach(&mut world, &spot, &source.segments(), Reach { delivered: true, token: 3, ..write }),
+        Err(SendError::Again),
+        "it takes two of the three places"
+    );
+    world.settle();
+    assert_eq!(world.nodes[1].reached, [1, 2]);
+    assert!(bytes(&region) == [5; 100] && bytes(&sink) == [5; 100]);
+    let delivered = Reach { delivered: true, token: 3, ..write };
+    reach(&mut world, &spot, &source.segments(), delivered).unwrap();
+    world.settle();
+    assert_eq!(world.nodes[1].reached, [1, 2, 3]);
+    assert_eq!(world.nodes[0].filled, 0, "the target hears of nothing");
+
+    world.nodes[0].bulk.conceal(7);
+    reach(&mut world, &spot, &source.segments(), write).unwrap();
+    world.settle();
+    assert_eq!((world.nodes[1].reached.len(), world.nodes[1].lost, world.nodes[0].lost), (3, 1, 1));
+    assert_eq!(
+        reach(&mut world, &spot, &source.segments(), write),
+        Err(STALE),
+        "its connection has ended"
+    );
+    assert!(world.fabric.lock().unwrap().regions.is_empty());
+}
+
+#[test]
+fn memory_that_changes_is_exposed_no_more() {
+    let mut world = World::new(2, 4);
+    let region = OwnedBuffer::zeroed(100);
+    let spot = expose(&mut world, 0, 1, &region.segments());
+    assert!(!world.nodes[0].bulk.has_work());
+    world.fabric.lock().unwrap().changes += 1;
+    assert!(world.nodes[0].bulk.has_work());
+    world.poll(0);
+    assert!(world.nodes[0].concealed.is_empty(), "it was something else");
+    {
+        let mut fabric = world.fabric.lock().unwrap();
+        fabric.exposed.insert(spot.key, false);
+        fabric.changes += 1;
+    }
+    world.poll(0);
+    assert_eq!(world.nodes[0].concealed, [7]);
+    assert!(world.fabric.lock().unwrap().regions.is_empty());
+    let long = OwnedBuffer::zeroed(151);
+    let (now, list) = (world.now, long.segments());
+    let never = world.nodes[0].bulk.expose(PeerId(1), (8, 0), &list, (true, true), now);
+    assert_eq!(never, transport::Exposed::Never, "more than may be locked");
+    world.fabric.lock().unwrap().unwatched = true;
+    let (now, list) = (world.now, region.segments());
+    let again = world.nodes[0].bulk.expose(PeerId(1), (7, 1), &list, (true, true), now);
+    assert_eq!(again, transport::Exposed::Never);
+}
+
+#[test]
+fn whoever_gave_way_has_another_epoch() {
+    let mut world = World::new(3, 1);
+    let region = OwnedBuffer::zeroed(10);
+    let first = expose(&mut world, 0, 1, &region.segments());
+    assert_eq!(world.nodes[0].bulk.epoch(PeerId(1)), Some(first.epoch));
+    world.now += IDLE_NS;
+    assert_eq!(world.windows(0, 2), Windows::Later);
+    assert_eq!(world.nodes[0].bulk.epoch(PeerId(1)), None);
+    world.settle();
+    world.now += IDLE_NS;
+    let again = expose(&mut world, 0, 1, &region.segments());
+    assert!(again.epoch != first.epoch && again.key == first.key);
 }

@@ -5,14 +5,14 @@ use crate::memory::OwnedBuffer;
 use crate::transport::{Ticket, Windows};
 
 /// Two endpoints that may lend each other windows, and how they name each other.
-fn pair(ip: IpAddr) -> ((End, PeerId), (End, PeerId)) {
+pub(super) fn pair(ip: IpAddr) -> ((End, PeerId), (End, PeerId)) {
     let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
     let (to_b, to_a) = (a.meet(&b), b.meet(&a));
     await_windows(&mut a, to_b, &mut b, to_a);
     ((a, to_b), (b, to_a))
 }
 
-fn await_windows(a: &mut End, to_b: PeerId, b: &mut End, to_a: PeerId) {
+pub(super) fn await_windows(a: &mut End, to_b: PeerId, b: &mut End, to_a: PeerId) {
     assert!(within(20, || {
         a.poll();
         b.poll();
@@ -22,11 +22,11 @@ fn await_windows(a: &mut End, to_b: PeerId, b: &mut End, to_a: PeerId) {
     }));
 }
 
-fn pattern(seed: usize, len: usize) -> OwnedBuffer {
+pub(super) fn pattern(seed: usize, len: usize) -> OwnedBuffer {
     OwnedBuffer::from((0..len).map(|i| ((i * 7 + seed) % 253) as u8).collect::<Vec<u8>>())
 }
 
-fn contents(buffer: &OwnedBuffer) -> Vec<u8> {
+pub(super) fn contents(buffer: &OwnedBuffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.segments().len()];
     buffer.segments().copy_out(0, &mut bytes);
     bytes

@@ -1,0 +1,223 @@
+//! Regions that peers read and write by themselves (PROTOCOL.md §7.16), and how we do that with theirs.
+//!
+//! A region has a registration of its own, of exactly its bytes, which ends with it: whoever names its key
+//! afterwards loses the connection. The cache's monitor watches over its addresses, and when they mean something else
+//! the registration ends too.
+
+use super::{Connection, Device, Posted, QueuePair, Rc, Region, State, register};
+use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
+use crate::sys::Errno;
+use crate::telemetry::log;
+use crate::transport::net::bulk::{Bulk, BulkSink, STALE, UNREGISTERED};
+use crate::transport::{self, Exposure, PeerId, Reach, SendError, Spot, Windows};
+use std::collections::BTreeMap;
+
+/// Regions that are exposed at most.
+const EXPOSED_MAX: usize = 1024;
+
+/// Bytes, and a registration for each range.
+type Part<D> = (usize, Vec<<D as Device>::Exposed>);
+
+/// What peers may reach, by the numbers of the regions and their parts.
+pub(super) struct Exposed<D: Device> {
+    regions: BTreeMap<(u64, u32), Part<D>>,
+    /// Bytes of all of them.
+    bytes: usize,
+    /// Regions so far.
+    made: u64,
+    /// Changes of the device's memory that were looked at.
+    seen: u64,
+    /// Where the byte goes that is read to find out whether a write has arrived in memory.
+    echo: OwnedBuffer,
+}
+
+impl<D: Device> Default for Exposed<D> {
+    fn default() -> Self {
+        Self { regions: BTreeMap::new(), bytes: 0, made: 0, seen: 0, echo: OwnedBuffer::zeroed(1) }
+    }
+}
+
+impl<D: Device> Exposed<D> {
+    /// From now on nobody reaches it.
+    pub(super) fn remove(&mut self, region: u64) {
+        while let Some((part, _)) = self.regions.range((region, 0)..=(region, u32::MAX)).next() {
+            let part = *part;
+            self.bytes -= self.regions.remove(&part).map_or(0, |(len, _)| len);
+        }
+    }
+
+    /// Nobody reaches any of them.
+    pub(super) fn clear(&mut self) {
+        self.regions.clear();
+        self.bytes = 0;
+    }
+
+    #[inline]
+    pub(super) fn has_changed(&self, device: &D) -> bool {
+        !self.regions.is_empty() && device.changes() != self.seen
+    }
+
+    /// Ends those whose memory is no longer what it was.
+    #[inline]
+    pub(super) fn check(&mut self, device: &D, sink: &mut dyn BulkSink) {
+        if self.has_changed(device) {
+            self.seen = device.changes();
+            let bytes = &mut self.bytes;
+            self.regions.retain(|region, (len, parts)| {
+                let sound = parts.iter().all(|part| device.is_sound(part));
+                if !sound {
+                    *bytes -= *len;
+                    sink.on_concealed(region.0);
+                }
+                sound
+            });
+        }
+    }
+
+    /// The keys of a region, which is exposed now if it is not. Errors: it cannot be.
+    fn keys(
+        &mut self,
+        device: &D,
+        region: (u64, u32),
+        memory: &SegmentList,
+        rights: (bool, bool),
+    ) -> Result<[u32; MAX_SEGMENTS], Errno> {
+        if !self.regions.contains_key(&region) {
+            let room = device.exposes();
+            if memory.len() > room {
+                return Err(Errno(libc::EFBIG));
+            }
+            if self.regions.len() >= EXPOSED_MAX || memory.len() > room - self.bytes.min(room) {
+                return Err(Errno(libc::ENOSPC));
+            }
+            if self.regions.is_empty() {
+                self.seen = device.changes();
+            }
+            let mut parts = Vec::with_capacity(1);
+            let (ranges, count) = memory.ranges();
+            let mut at = 0;
+            for range in ranges.iter().take(count) {
+                let part = memory.slice(at, range.len as usize);
+                at += range.len as usize;
+                parts.push(device.expose(&part, rights)?);
+            }
+            self.bytes += memory.len();
+            self.made += 1;
+            self.regions.insert(region, (memory.len(), parts));
+        }
+        let mut keys = [0; MAX_SEGMENTS];
+        let parts = self.regions.get(&region).map(|(_, parts)| parts.as_slice());
+        for (key, part) in keys.iter_mut().zip(parts.unwrap_or_default()) {
+            *key = part.rkey();
+        }
+        Ok(keys)
+    }
+}
+
+impl<D: Device> Rc<D> {
+    /// See [`crate::transport::Iface::expose`].
+    pub(super) fn expose_to(
+        &mut self,
+        peer: PeerId,
+        region: (u64, u32),
+        memory: &SegmentList,
+        (reads, writes): (bool, bool),
+        now: u64,
+    ) -> transport::Exposed {
+        match self.windows(peer, now) {
+            Windows::No => return transport::Exposed::No,
+            Windows::Later => return transport::Exposed::Later,
+            Windows::Ready => {}
+        }
+        let (Some(device), Some(connection)) = (&self.device, self.connections.get_mut(&peer))
+        else {
+            return transport::Exposed::No;
+        };
+        let echoes = device.reads();
+        let reads = reads && echoes;
+        if memory.len() == 0 || !(reads || writes) {
+            return transport::Exposed::Never;
+        }
+        // What it wrote a peer may read back. That it reads nothing else is its engine's part, as is the question of
+        // where the region is.
+        match self.exposed.keys(device, region, memory, (reads || echoes, writes)) {
+            Ok(keys) => {
+                connection.used = now;
+                self.counts.exposed = self.counts.exposed.max(self.exposed.made);
+                let (epoch, keys) = (connection.id, Some(keys));
+                transport::Exposed::Yes(Exposure { epoch, keys, reads, writes, echoes })
+            }
+            Err(Errno(libc::EAGAIN | libc::ENOSPC)) => transport::Exposed::No,
+            Err(errno) => {
+                log::info(format_args!(
+                    "a region of {} bytes is not for peers to reach by RDMA ({errno}): messages do it",
+                    memory.len()
+                ));
+                transport::Exposed::Never
+            }
+        }
+    }
+
+    /// See [`crate::transport::Iface::reach`].
+    pub(super) fn reach_at(
+        &mut self,
+        peer: PeerId,
+        spot: &Spot,
+        local: &SegmentList,
+        how: Reach,
+        now: u64,
+    ) -> Result<(), SendError> {
+        let Self { connections, device, exposed, doomed, .. } = self;
+        let current = |c: &&mut Connection<D::Qp>| c.id == spot.epoch && c.state == State::Ready;
+        let connection = connections.get_mut(&peer).filter(current).ok_or(STALE)?;
+        let device = device.as_ref().filter(|_| !doomed.contains(&peer)).ok_or(STALE)?;
+        let asks = how.delivered && !how.reads;
+        if connection.qp.room() < 1 + usize::from(asks) {
+            return Err(SendError::Again);
+        }
+        let mut registered = |list: &SegmentList, write: bool| {
+            register(device, list, write).map_err(|_| {
+                self.counts.unregistered += 1;
+                UNREGISTERED
+            })
+        };
+        let regions = registered(local, how.reads)?;
+        // Before anything has begun.
+        let byte = exposed.echo.segments();
+        let echo = if asks { Some(registered(&byte, true)?) } else { None };
+        let to = (spot.range.addr, spot.key);
+        match connection.qp.reach(local, regions, to, how.reads) {
+            Ok(()) => {}
+            Err(Errno(libc::EAGAIN)) if !connection.posted.is_empty() => {
+                return Err(SendError::Again);
+            }
+            Err(Errno(libc::EOPNOTSUPP)) => return Err(UNREGISTERED),
+            Err(errno) => {
+                log::info(format_args!("a queue pair takes no requests ({errno}): it ends"));
+                doomed.push(peer);
+                return Err(STALE);
+            }
+        }
+        connection.used = now;
+        self.writes += 1;
+        self.counts.reached += 1;
+        self.counts.reached_bytes += local.len() as u64;
+        let done = Posted::Reach(how.token);
+        let Some(echo) = echo else {
+            connection.posted.push_back(done);
+            return Ok(());
+        };
+        // The answer to a read comes after what was written before it has come to memory.
+        connection.posted.push_back(Posted::Silent);
+        let last = (spot.range.addr + spot.range.len.saturating_sub(1), spot.key);
+        match connection.qp.reach(&byte, echo, last, true) {
+            Ok(()) => {
+                connection.posted.push_back(done);
+                self.writes += 1;
+            }
+            // What was written may arrive or not, and ends with the connection.
+            Err(_) => doomed.push(peer),
+        }
+        Ok(())
+    }
+}
