@@ -254,8 +254,15 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(mr)", || match command {
-        // Regions are enabled from the start, and nothing of them is kept elsewhere.
-        FI_ENABLE | FI_REFRESH => 0,
+        // Regions are enabled from the start.
+        FI_ENABLE => 0,
+        // A device may have pages of it that are there no longer.
+        FI_REFRESH => {
+            // SAFETY: a region of ours.
+            let mr = unsafe { &*fid.cast::<MrFid>() };
+            mr.domain.revoke(mr.id, &mr.domain.lock.lock());
+            0
+        }
         // SAFETY: a region of ours; `arg` is as fi_mr.3 says.
         FI_GET_RAW_MR => code(unsafe { raw_attr(&*fid.cast::<MrFid>(), arg.cast()) }),
         _ => -FI_ENOSYS,
