@@ -148,3 +148,27 @@ fn features_name_tests_that_exist() {
         }
     }
 }
+
+/// Lines of fabtests/README.md between which scripts/fabtests --table writes.
+const TABLE: [&str; 2] =
+    ["<!-- made by scripts/fabtests --table: do not edit -->\n", "<!-- end of the table -->\n"];
+
+#[test]
+fn the_table_of_fabtests_is_made_and_udrv_leaves_nothing_out() {
+    let page = read("fabtests/README.md");
+    let (_, table) = page.split_once(TABLE[0]).expect("the table begins");
+    let (table, _) = table.split_once(TABLE[1]).expect("the table ends");
+    let mut whole = 0;
+    for row in table.lines().filter(|line| line.starts_with("| udrv |")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [_, libfabric, sets, pass, _, excluded, fail, rdm] = cells[..] else {
+            panic!("other columns: {row}");
+        };
+        assert!(pass.parse::<u32>().expect("a count") > 0, "{row}");
+        assert_eq!((excluded, fail), ("0", "0"), "{row}");
+        let (passed, asked) = rdm.split_once(" of ").expect("some of some");
+        assert_eq!(passed, asked, "{row}");
+        whole += usize::from((libfabric, sets) == ("2.1", "all"));
+    }
+    assert_eq!(whole, 1, "one row of all tests on libfabric 2.1:\n{table}");
+}
