@@ -21,6 +21,11 @@
 
 /* Newer than the headers of libfabric 1.17. */
 #define TAGGED_DIRECTED_RECV (1ULL << 45)
+#define TAGGED_MULTI_RECV (1ULL << 46)
+/* Was FI_VARIABLE_MSG. */
+#define EXACT_DIRECTED_RECV (1ULL << 48)
+/* Not in every header. */
+#define XPU (1ULL << 44)
 #define PROGRESS_CONTROL_UNIFIED 3
 #define MAX_EP_AUTH_KEY(domain_attr) (*(size_t *)((char *)(domain_attr) + 192))
 

@@ -1,4 +1,4 @@
-//! The pages name the variables that exist, with their defaults, and no others.
+//! The pages name the variables that exist, with their defaults, and no others; FEATURES.md names tests that exist.
 #![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic)] // a test
 
 use std::collections::BTreeSet;
@@ -81,6 +81,7 @@ fn no_page_names_a_variable_that_does_not_exist() {
         "man/fi_udrv.7",
         "README.md",
         "ARCHITECTURE.md",
+        "FEATURES.md",
         "PERFORMANCE.md",
         "PROTOCOL.md",
         "CONTRIBUTING.md",
@@ -88,4 +89,86 @@ fn no_page_names_a_variable_that_does_not_exist() {
         let unknown: Vec<String> = names_in(&read(page)).difference(&known).cloned().collect();
         assert!(unknown.is_empty(), "{page}: no such variable: {unknown:?}");
     }
+}
+
+/// The cells of each row of a table of three columns, without the heads.
+fn rows(page: &str) -> Vec<[String; 3]> {
+    page.lines()
+        .filter(|line| {
+            line.starts_with('|') && !line.starts_with("|---") && !line.starts_with("| feature |")
+        })
+        .map(|line| {
+            let cells: Vec<String> =
+                line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
+            cells.try_into().unwrap_or_else(|_| panic!("not three cells: {line}"))
+        })
+        .collect()
+}
+
+/// What stands between backquotes.
+fn quoted(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+/// Whether `file` has a test of this name, in the form that such files have.
+fn has_test(file: &str, name: &str) -> bool {
+    let text = read(file);
+    match Path::new(file).extension().and_then(|e| e.to_str()) {
+        Some("rs") => text.split("#[test]").skip(1).any(|after| {
+            after.split_once("fn ").is_some_and(|(_, f)| f.starts_with(&format!("{name}(")))
+        }),
+        Some("c") => text.contains(&format!("{{ \"{name}\",")),
+        Some("def") => text.contains(&format!("({name},")),
+        _ => panic!("{file}: not a file of tests"),
+    }
+}
+
+#[test]
+fn features_name_tests_that_exist() {
+    let (gate, root) = (read("scripts/test"), Path::new(env!("CARGO_MANIFEST_DIR")));
+    let rows = rows(&read("FEATURES.md"));
+    assert!(rows.len() > 40, "the tables are gone");
+    for [feature, _, tests] in &rows {
+        for test in quoted(tests) {
+            // Names of fabtests are looked up in a run of them (scripts/fabtests --strict).
+            if test.starts_with("fi_") && !test.contains('/') {
+                continue;
+            }
+            let known = match test.split_once(": ") {
+                Some((file, name)) => has_test(file, name),
+                None => {
+                    let program = test.split(' ').next().unwrap_or(test);
+                    root.join(program).is_file()
+                        && gate
+                            .lines()
+                            .any(|l| l.trim_start().starts_with("step ") && l.contains(test))
+                }
+            };
+            assert!(known, "{feature}: no such test: {test}");
+        }
+    }
+}
+
+/// Lines of fabtests/README.md between which scripts/fabtests --table writes.
+const TABLE: [&str; 2] =
+    ["<!-- made by scripts/fabtests --table: do not edit -->\n", "<!-- end of the table -->\n"];
+
+#[test]
+fn the_table_of_fabtests_is_made_and_udrv_leaves_nothing_out() {
+    let page = read("fabtests/README.md");
+    let (_, table) = page.split_once(TABLE[0]).expect("the table begins");
+    let (table, _) = table.split_once(TABLE[1]).expect("the table ends");
+    let mut whole = 0;
+    for row in table.lines().filter(|line| line.starts_with("| udrv |")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [_, libfabric, sets, pass, _, excluded, fail, rdm] = cells[..] else {
+            panic!("other columns: {row}");
+        };
+        assert!(pass.parse::<u32>().expect("a count") > 0, "{row}");
+        assert_eq!((excluded, fail), ("0", "0"), "{row}");
+        let (passed, asked) = rdm.split_once(" of ").expect("some of some");
+        assert_eq!(passed, asked, "{row}");
+        whole += usize::from((libfabric, sets) == ("2.1", "all"));
+    }
+    assert_eq!(whole, 1, "one row of all tests on libfabric 2.1:\n{table}");
 }
