@@ -92,6 +92,8 @@ pub(crate) struct State {
     pub(crate) slow: u32,
     /// Requests that came.
     pub(crate) evicted: u64,
+    /// Queue pairs that were asked for and are not there.
+    pub(crate) strays: u64,
     pub(crate) posted: u64,
 }
 
@@ -508,13 +510,18 @@ impl State {
                 if pair.state == Link::Dead {
                     return Err(Errno(libc::EIO));
                 }
-                let count = pair.counts.get(usize::from(index)).ok_or(Errno(libc::EINVAL))?;
+                let Some(count) = pair.counts.get(usize::from(index)) else {
+                    self.strays += 1;
+                    return Err(Errno(libc::EINVAL));
+                };
                 bytes[..4].copy_from_slice(&count.to_le_bytes());
             }
             _ => {
-                let index = ALL;
-                let queue_pairs = PAIRS as u32;
-                put(bytes, &ConnectionStatistics { index, queue_pairs, ..Default::default() });
+                let (index, queue_pairs) = (ALL, PAIRS as u32);
+                let recoveries = pair.counts.iter().map(|count| count.saturating_sub(1)).sum();
+                let answer =
+                    ConnectionStatistics { index, queue_pairs, recoveries, ..Default::default() };
+                put(bytes, &answer);
             }
         }
         Ok(0)
@@ -666,6 +673,9 @@ mod tests {
         for layout in [PACKED_65, PLAIN_64] {
             let fabric = Fabric::new(2);
             fabric.set_layout(1, layout);
+            if layout != PACKED_65 {
+                fabric.set_abi(1, MINOR + 1, CAN_EVICT);
+            }
             let ((a, mut a_ring), (b, mut b_ring)) = (fabric.attach(0), fabric.attach(1));
             assert_eq!((a_ring.layout(), b_ring.layout()), (PACKED_65, layout));
             let (to_b, to_a) = (a.create(&there(1)).unwrap(), b.create(&there(0)).unwrap());

@@ -3,7 +3,7 @@
 use super::abi::{self, *};
 use super::failure::{Failure, Refusal};
 use super::kernel::{Device, Kernel};
-use super::ring::{EVENTS, Ring, probe};
+use super::ring::{self, EVENTS, Ring};
 use crate::sys::errno::Errno;
 use crate::sys::process;
 use std::sync::Arc;
@@ -125,7 +125,7 @@ impl Found {
         module.attached = module.call(attach_of(self.minor), &question)?.0;
         let locked = self.capability & CAN_GPU != 0;
         let map = |len| module.kernel.map(len, locked);
-        let ring = probe(EVENTS, map)
+        let ring = ring::map(self.minor, EVENTS, map)
             .and_then(|(memory, layout)| Ring::new(memory, EVENTS, layout))
             .map_err(Refusal::NoRing)?;
         Ok((Arc::new(module), ring))

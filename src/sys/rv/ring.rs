@@ -1,10 +1,10 @@
 //! The event ring: the module writes at its tail, we read at its head, in memory that both map.
 //!
-//! An entry is **65 bytes** long and unaligned in modules of today: their structure is packed, but its
+//! An entry is **65 bytes** long and unaligned in modules of ABI 1.0 to 1.6: their structure is packed, but its
 //! members are not, so that compilers leave a byte before each of them out of place. The module's own
-//! comments say 64. Which one it is shows by the length that the module wants to have mapped.
+//! comments say 64. Which one it is in a later ABI shows by the length that the module wants to have mapped.
 
-use super::abi::EVENTS_MAX;
+use super::abi::{EVENTS_MAX, MINOR};
 use super::mapping::Mapping;
 use crate::sys::errno::{Errno, Result};
 use crate::sys::process;
@@ -34,7 +34,7 @@ pub(crate) const PACKED_65: Layout =
 pub(crate) const PLAIN_64: Layout =
     Layout { stride: 64, immediate: 4, wr_id: 8, conn: 16, len: 24 };
 
-/// Events of a ring: so many that the two layouts need mappings of different length, see [`probe`].
+/// Events of a ring: so many that the two layouts need mappings of different length, see [`map`].
 pub(crate) const EVENTS: u32 = 1983;
 
 /// What has happened.
@@ -53,14 +53,16 @@ pub(super) fn mapped_len(events: u32, layout: Layout) -> usize {
     (HEADER + events as usize * layout.stride).next_multiple_of(process::page_size())
 }
 
-/// Finds the layout out: asks for the shorter mapping first, which a module with the longer entries
-/// refuses (EINVAL). Where pages are so large that both need the same, the longer one is believed.
-pub(super) fn probe<T>(
+/// Maps a ring of a module of ABI 1.`minor`. The layout of one that is not known is found out: asks for the
+/// shorter mapping first, which a module with the longer entries refuses (EINVAL), with a line in the kernel's
+/// log. Where pages are so large that both need the same, the longer one is believed.
+pub(super) fn map<T>(
+    minor: u16,
     events: u32,
     mut map: impl FnMut(usize) -> Result<T>,
 ) -> Result<(T, Layout)> {
     let (plain, packed) = (mapped_len(events, PLAIN_64), mapped_len(events, PACKED_65));
-    if plain < packed {
+    if minor > MINOR && plain < packed {
         match map(plain) {
             Ok(mapping) => return Ok((mapping, PLAIN_64)),
             Err(Errno(libc::EINVAL)) => (),
@@ -257,14 +259,21 @@ mod tests {
         for layout in [PLAIN_64, PACKED_65] {
             let wanted = HEADER + EVENTS as usize * layout.stride;
             let mut asked = 0;
-            let found = probe(EVENTS, |len| {
+            let found = map(MINOR + 1, EVENTS, |len| {
                 asked += 1;
                 if len < wanted { Err(Errno(libc::EINVAL)) } else { Ok(len) }
             });
             assert_eq!(found, Ok((mapped_len(EVENTS, layout), layout)));
             assert_eq!(asked, if layout == PLAIN_64 { 1 } else { 2 });
         }
-        let refused: Result<((), Layout)> = probe(EVENTS, |_| Err(Errno(libc::EAGAIN)));
+        let mut asked = Vec::new();
+        let found = map(MINOR, EVENTS, |len| {
+            asked.push(len);
+            Ok(())
+        });
+        assert_eq!(found, Ok(((), PACKED_65)), "known");
+        assert_eq!(asked, [mapped_len(EVENTS, PACKED_65)], "nothing is tried");
+        let refused: Result<((), Layout)> = map(MINOR, EVENTS, |_| Err(Errno(libc::EAGAIN)));
         assert_eq!(refused, Err(Errno(libc::EAGAIN)), "not asked again");
         // Pages of 64 KiB: both are the same, and the real one is believed.
         assert_eq!(mapped_len(EVENTS, PACKED_65), 32 * 4096);

@@ -171,7 +171,7 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// Takes what has happened, a bounded number of events. Returns how many.
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize;
 
-    /// The device that it uses has gone elsewhere, or away: all windows are lost, and it begins anew.
+    /// The device that it uses has gone elsewhere, or away, or is back: windows that do not outlive that are lost.
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink);
 
     /// `peer` is gone: its windows end before this returns.

@@ -123,6 +123,9 @@ pub(super) struct Rv {
     next_write: u64,
     /// Something was refused for now.
     blocked: bool,
+    /// Whether the endpoint is at the port that the module was attached to, and that it was not when asked last.
+    home: Box<dyn Fn() -> bool + Send>,
+    away: bool,
     timer: Timer,
     nap_ns: u64,
     armed: bool,
@@ -136,8 +139,14 @@ impl std::fmt::Debug for Rv {
 }
 
 impl Rv {
-    /// Over `module`, whose port takes packets of `mtu` bytes. Errors: EMFILE, ENFILE, ENOMEM.
-    fn new(module: Arc<Module>, ring: Ring, network: Network, mtu: u16) -> Result<Self, Errno> {
+    /// Over `module`, whose port takes packets of `mtu` bytes; `home`: whether the endpoint is there. Errors:
+    /// EMFILE, ENFILE, ENOMEM.
+    fn new(
+        (module, ring): (Arc<Module>, Ring),
+        network: Network,
+        mtu: u16,
+        home: Box<dyn Fn() -> bool + Send>,
+    ) -> Result<Self, Errno> {
         Ok(Self {
             attached: Some(Attached { module, ring }),
             network,
@@ -154,6 +163,8 @@ impl Rv {
             next_id: process::random_u64() as u32,
             next_write: 0,
             blocked: false,
+            home,
+            away: false,
             timer: Timer::new()?,
             nap_ns: NAP_NS,
             armed: false,
@@ -534,6 +545,9 @@ impl Bulk for Rv {
     }
 
     fn windows(&mut self, peer: PeerId, now: u64) -> Windows {
+        if self.away {
+            return Windows::No;
+        }
         match self.peers.get(&peer) {
             Some(known) => match known.state {
                 State::Ready => Windows::Ready,
@@ -548,7 +562,7 @@ impl Bulk for Rv {
     }
 
     fn is_ready(&self, peer: PeerId) -> bool {
-        self.peers.get(&peer).is_some_and(|known| known.state == State::Ready)
+        !self.away && self.peers.get(&peer).is_some_and(|known| known.state == State::Ready)
     }
 
     fn lend(
@@ -752,12 +766,10 @@ impl Bulk for Rv {
         n
     }
 
-    /// The module stays with the device that it was attached to: another one is for queue pairs of the
-    /// process.
-    fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        if self.attached.is_some() {
-            self.give_up("its device went elsewhere", now, sink);
-        }
+    /// The module stays with the port that it was attached to, and itself makes connections again that broke with
+    /// it. So nothing ends here; nothing begins while the endpoint is elsewhere.
+    fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {
+        self.away = !(self.home)();
     }
 
     fn forget(&mut self, peer: PeerId) {

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 const CONNECTING_NS: u64 = 1_000_000;
 const COUNT_NS: u64 = 100_000_000;
 /// Queue pairs of a connection at most.
-const PAIRS_MAX: u8 = 16;
+const PAIRS_MAX: u32 = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -160,15 +160,18 @@ impl Nodes {
         let sum =
             self.nodes.values().filter_map(|node| module.statistics(node.connection.handle).ok());
         let (mut queue_pairs, mut written, mut filled, mut recoveries) = (0, 0, 0, 0);
+        let mut longest_us = 0;
         for one in sum {
             queue_pairs += one.queue_pairs;
             written += one.posted_bytes;
             filled += one.filled_bytes;
             recoveries += one.recoveries;
+            longest_us = one.recovery_times.iter().skip(3).fold(longest_us, |a, b| a.max(*b));
         }
         format!(
-            "{queue_pairs} queue pairs to {} nodes, made again {recoveries} times; all processes together wrote {written} bytes and were written {filled}",
-            self.nodes.len()
+            "{queue_pairs} queue pairs to {} nodes, made again {recoveries} times (longest step {} ms); all processes together wrote {written} bytes and were written {filled}",
+            self.nodes.len(),
+            longest_us / 1000
         )
     }
 }
@@ -191,15 +194,8 @@ impl Node {
     }
 }
 
-/// How often each queue pair was connected.
+/// How often each queue pair was connected. The module writes into the kernel's log who asks for one too many.
 fn counts(module: &Module, handle: u64) -> Result<Vec<u32>, Failure> {
-    let mut counts = Vec::new();
-    for index in 0..PAIRS_MAX {
-        match module.conn_count(handle, index) {
-            Ok(count) => counts.push(count),
-            Err(failure) if failure.remedy() == Remedy::Mistake => break, // there are no more
-            Err(failure) => return Err(failure),
-        }
-    }
-    Ok(counts)
+    let pairs = module.statistics(handle)?.queue_pairs.min(PAIRS_MAX);
+    (0..pairs).map(|index| module.conn_count(handle, index as u8)).collect()
 }

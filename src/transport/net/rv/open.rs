@@ -8,13 +8,14 @@ use crate::telemetry::log;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::verbs::Network;
 
-/// The bulk path of an endpoint at `here`, whose port takes packets of `mtu` bytes; `None`: none is wanted, or
-/// none works and none has to. Errors: ENODEV, where one has to; EMFILE, ENFILE.
+/// The bulk path of an endpoint at `here`, whose port takes packets of `mtu` bytes; `home` says later whether it
+/// still is there. `None`: none is wanted, or none works and none has to. Errors: ENODEV, where one has to;
+/// EMFILE, ENFILE.
 pub(in crate::transport::net) fn open(
     policy: RvPolicy,
     here: &Here,
-    network: Network,
-    mtu: u16,
+    (network, mtu): (Network, u16),
+    home: Box<dyn Fn() -> bool + Send>,
 ) -> Result<Option<Box<dyn Bulk>>, Errno> {
     if policy == RvPolicy::Off {
         return Ok(None);
@@ -39,7 +40,7 @@ pub(in crate::transport::net) fn open(
                 module.index(),
                 ring.layout()
             ));
-            let rv = Rv::new(module, ring, network, mtu)?;
+            let rv = Rv::new((module, ring), network, mtu, home)?;
             Ok(Some(Box::new(rv)))
         }
         Err(why) => missing(policy, &why).map(|()| None),

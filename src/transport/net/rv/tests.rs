@@ -6,6 +6,7 @@ use crate::sys::event::Doorbell;
 use crate::sys::rv::double::{Fabric, gid};
 use crate::transport::net::bulk::ways::Ways;
 use crate::transport::net::reliable::sim::rng::Rng;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const POST: u8 = 0xfb;
 const REG: u8 = 0xf3;
@@ -80,8 +81,7 @@ struct World {
 }
 
 fn rv(fabric: &Fabric, node: usize) -> Rv {
-    let (module, ring) = fabric.attach(node);
-    Rv::new(module, ring, Network::Roce, 4096).unwrap()
+    Rv::new(fabric.attach(node), Network::Roce, 4096, Box::new(|| true)).unwrap()
 }
 
 impl World {
@@ -233,6 +233,7 @@ fn processes_of_two_nodes_share_their_queue_pairs() {
     }
     let state = world.fabric.state();
     assert_eq!((state.queue_pairs(0) / 4, state.queue_pairs(1) / 4), (1, 1), "one connection");
+    assert_eq!(state.strays, 0, "each would be a line in the kernel's log");
     drop(state);
     world.assert_clean("shared");
     let text = world.ends[0].bulk.registrations().unwrap();
@@ -281,6 +282,33 @@ fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
     assert_eq!(world.windows(0, 1), Windows::No);
     world.now += PAUSE_NS;
     assert_eq!(world.windows(0, 1), Windows::Later, "it may have one later");
+}
+
+#[test]
+fn a_port_that_is_down_for_a_while_costs_no_connection() {
+    let home = Arc::new(AtomicBool::new(true));
+    let mut world = World::with(2, 1, |fabric, node| {
+        let home = home.clone();
+        let at_home = Box::new(move || home.load(Ordering::Relaxed));
+        Box::new(Rv::new(fabric.attach(node), Network::Roce, 4096, at_home).unwrap())
+    });
+    let goes = |world: &mut World, to: bool| {
+        home.store(to, Ordering::Relaxed);
+        (0..2).for_each(|at| world.on(at, |bulk, now, told| bulk.renew(now, told)));
+    };
+    world.join(0, 1);
+    world.lend(0, 1, 9000).unwrap();
+    goes(&mut world, false);
+    assert_eq!(world.windows(0, 1), Windows::No, "nothing begins");
+    assert!(!world.ends[0].bulk.is_ready(PeerId(1)));
+    world.settle();
+    assert_eq!((world.ends[0].filled, world.ends[0].lost), (1, 0), "what was under way arrives");
+    goes(&mut world, true);
+    assert_eq!(world.windows(0, 1), Windows::Ready);
+    world.lend(0, 1, 9000).unwrap();
+    world.settle();
+    assert_eq!((world.ends[0].filled, world.ends[0].bulk.counts().made), (2, 1), "the same one");
+    world.assert_clean("home again");
 }
 
 /// A way that never works.

@@ -96,7 +96,13 @@ pub(crate) fn open(
     };
     let made = make(found);
     let spot = Spot::default();
-    let rv = rv::open(settings.rv, &made.at.here(key), made.at.place.network, made.at.place.mtu)?;
+    let (here, place) = (made.at.here(key), made.at.place);
+    let (now_at, home) = (spot.clone(), here.clone());
+    let at_home = Box::new(move || {
+        let now_at = now_at.lock().unwrap_or_else(PoisonError::into_inner);
+        now_at.as_ref().is_some_and(|at| at.is(&home))
+    });
+    let rv = rv::open(settings.rv, &here, (place.network, place.mtu), at_home)?;
     let bulk = Ways::of(rv, rc::open(&spot, settings)?)?;
     Ok(Some((Rdma::new(made, spot, settings.clone(), spread, *key, *me)?, bulk)))
 }
@@ -133,6 +139,11 @@ struct At {
 }
 
 impl At {
+    fn is(&self, here: &Here) -> bool {
+        (self.device.name(), self.port.number, self.place.gid)
+            == (&here.device, here.port, here.gid)
+    }
+
     /// The same for the rv module.
     fn here(&self, key: &JobKey) -> Here {
         Here {
