@@ -243,9 +243,12 @@ impl<I: Iface> Engine<I> {
                     len
                 }
                 Err(SendError::Again) => return Err(SendError::Again),
-                // Another region may have the key, or none: the target says what is wrong.
-                Err(SendError::Unreachable(_)) => {
-                    channel.granted.clear();
+                // Another region may have the key, or none, or the buffer is not for this: the target says what is
+                // wrong, or does it.
+                Err(SendError::Unreachable(errno)) => {
+                    if errno.0 != libc::EFAULT {
+                        channel.granted.clear();
+                    }
                     op.barred = true;
                     break;
                 }
@@ -260,7 +263,7 @@ impl<I: Iface> Engine<I> {
                 Ok(Moved::Begun)
             }
             (true, 0) => {
-                (op.state, op.barred) = (State::Queued, false);
+                op.state = State::Queued;
                 Ok(Moved::Nothing)
             }
             // What is under way still uses the buffer.

@@ -93,7 +93,9 @@ impl<I: Iface> Engine<I> {
         if operands.is_some() && self.iface.caps(op.peer).atomics.is_none() {
             return self.defer_access(op, operands);
         }
-        let way = self.way(op.peer, op.right, &op.remote, op.data, op.delivered);
+        let alone =
+            op.data.is_none() && self.is_granted(op.peer, op.right, &op.remote, op.delivered);
+        let way = self.way(op.peer, op.right, &op.remote, alone);
         let channel = self.core.rma.channel(op.peer);
         let waits = !channel.queue.is_empty() || !channel.admits(op.right, way == Way::Described);
         if waits || way == Way::Alone {
@@ -153,18 +155,12 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    fn way(
-        &self,
-        peer: PeerId,
-        right: Right,
-        remote: &RemoteRanges,
-        data: Option<u64>,
-        delivered: bool,
-    ) -> Way {
+    /// `alone`: we may carry it out.
+    fn way(&self, peer: PeerId, right: Right, remote: &RemoteRanges, alone: bool) -> Way {
         if right.is_atomic() {
             return Way::Whole;
         }
-        if data.is_none() && self.is_granted(peer, right, remote, delivered) {
+        if alone {
             return Way::Alone;
         }
         let caps = self.iface.caps(peer);
@@ -255,7 +251,10 @@ impl<I: Iface> Engine<I> {
             let sent = match self.core.rma.ops.get(key) {
                 Some(op) if op.state == State::Queued => {
                     let right = op.right;
-                    let way = self.way(peer, right, &op.remote, op.data, op.delivered);
+                    let alone = op.data.is_none()
+                        && !op.barred
+                        && self.is_granted(peer, right, &op.remote, op.delivered);
+                    let way = self.way(peer, right, &op.remote, alone);
                     // What is under way still has to come before it.
                     if way == Way::Alone && !self.core.rma.is_drained(peer) {
                         break;

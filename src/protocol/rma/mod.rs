@@ -148,8 +148,9 @@ struct Op {
     reachable: bool,
     state: State,
     delivered: bool,
-    /// Pieces that the transport moves, and an end that has to wait for them: it has to go the other way.
+    /// Pieces that the transport moves.
     begun: u32,
+    /// It has to go the other way, once none of them is under way.
     barred: bool,
     /// What else an atomic operation has.
     operands: Option<Key>,

@@ -334,3 +334,24 @@ fn who_departs_takes_its_device_along() {
         assert!(ended.len() == 2 && ended.iter().all(Result::is_err), "{ended:?}");
     }
 }
+
+#[test]
+fn a_buffer_that_a_device_refuses_costs_the_others_nothing() {
+    let mut world = distant(Glazing::none());
+    let mut region = Memory::zeroed(LEN);
+    world.register(1, KEY, &mut region, &BOTH);
+    introduce(&mut world);
+    let peer = world.peer(0, 1);
+    let (mut a, mut b) = (Memory::pattern(1, LEN), Memory::pattern(2, LEN));
+    world.net.borrow_mut().weather.windows.write_refusals = 100;
+    world.access(0, &rma_op(peer, Write, &mut a, KEY, 1)).unwrap();
+    world.settle();
+    assert!(ended(&mut world)[0].is_ok() && region.0 == a.0);
+    assert_eq!(world.accesses(1), [(Write, LEN, None)], "the target has done it");
+    world.net.borrow_mut().weather.windows.write_refusals = 0;
+    world.access(0, &rma_op(peer, Write, &mut b, KEY, 2)).unwrap();
+    world.settle();
+    assert!(ended(&mut world)[0].is_ok() && region.0 == b.0);
+    assert_eq!(world.accesses(1), []);
+    world.assert_empty();
+}

@@ -294,8 +294,11 @@ impl Panes {
     ) -> Result<Reached, SendError> {
         assert_eq!(local.len() as u64, spot.range.len);
         let end = &mut self.ends[side];
-        if spot.epoch != end.known || rng.percent(glazing.write_refusals) {
+        if spot.epoch != end.known {
             return Err(SendError::Unreachable(Errno(libc::ESTALE)));
+        }
+        if rng.percent(glazing.write_refusals) {
+            return Err(SendError::Unreachable(Errno(libc::EFAULT)));
         }
         if end.posted.len() >= glazing.count || rng.percent(glazing.waits) {
             return Err(SendError::Again);
