@@ -22,6 +22,8 @@ METRICS = {
     "floor_copy": ("1 MiB copied by one processor, MB/s", "MB/s", max),
     "fi_rdm_tagged_pingpong": ("fi_rdm_tagged_pingpong, µs one way", "us", min),
     "fi_rdm_tagged_bw": ("fi_rdm_tagged_bw, MB/s", "MB/s", max),
+    "fi_rma_bw -o write": ("fi_rma_bw -o write, MB/s", "MB/s", max),
+    "fi_rma_bw -o read": ("fi_rma_bw -o read, MB/s", "MB/s", max),
     "first": ("first message to a new peer and its answer, from fi_av_insert on, µs", "us", min),
     "later": ("a later message and its answer, µs", "us", min),
     "bytes": ("bytes an entry", "bytes", min),
