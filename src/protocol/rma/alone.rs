@@ -102,12 +102,15 @@ impl Granted {
 
     /// Adds a part, instead of those that it overlaps. `None`: there are too many.
     fn insert(&mut self, key: u64, part: Part) -> Option<()> {
-        let end = part.base.checked_add(part.len)?;
+        let end = part.base.checked_add(part.len).filter(|_| part.len > 0)?;
+        if self.count >= TOLD_MAX && !self.regions.contains_key(&key) {
+            return None;
+        }
         let parts = self.regions.entry(key).or_default();
         let before = parts.len();
         parts.retain(|other| other.base >= end || other.base + other.len <= part.base);
         self.count -= before - parts.len();
-        if self.count >= TOLD_MAX || part.len == 0 {
+        if self.count >= TOLD_MAX {
             return None;
         }
         let at = parts.partition_point(|other| other.base < part.base);
@@ -453,5 +456,36 @@ impl Core {
         if idle && !channel.queue.is_empty() {
             self.rma.pumping.push_back(peer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(base: u64, len: u64) -> Part {
+        let ranges = Ranges::NONE;
+        Part { base, len, reads: true, writes: true, echoes: true, ranges, keys: None }
+    }
+
+    #[test]
+    fn what_a_target_tells_is_bounded() {
+        let mut granted = Granted::default();
+        for key in 0..3 * TOLD_MAX as u64 {
+            assert!(
+                granted.insert(key, part(0, 0)).is_none()
+                    && granted.insert(key, part(9, u64::MAX)).is_none()
+            );
+            assert_eq!(granted.insert(key, part(0, 10)).is_some(), key < TOLD_MAX as u64);
+        }
+        assert_eq!((granted.regions.len(), granted.count), (TOLD_MAX, TOLD_MAX));
+        // One in place of another is no more than there were.
+        assert!(
+            granted.insert(5, part(3, 10)).is_some() && granted.insert(5, part(20, 10)).is_none()
+        );
+        assert_eq!(granted.find(5, 2).map(|_| ()), None);
+        assert_eq!(granted.find(5, 12).map(|(_, at)| at), Some(9));
+        granted.remove(5);
+        assert_eq!(granted.count, TOLD_MAX - 1);
     }
 }
