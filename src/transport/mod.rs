@@ -67,7 +67,7 @@ pub(crate) struct Caps {
     /// Regions that the peer has exposed may be read, and written, by `reach`.
     pub(crate) reach_read: bool,
     pub(crate) reach_write: bool,
-    /// Bytes of a region that are exposed as one part; the last part may be shorter.
+    /// Bytes of a region that are exposed as one part; the last part may be shorter. 0: none are.
     pub(crate) expose_max: usize,
     /// The peer knows atomic operations; `None`: it has not said yet.
     pub(crate) atomics: Option<bool>,

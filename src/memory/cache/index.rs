@@ -151,7 +151,7 @@ pub(super) struct Index<H> {
     vigils: LinkedList<Announced>,
     /// Until when nothing is kept for which addresses.
     quarantine: [Option<(Span, u64)>; QUARANTINED],
-    limits: Limits,
+    pub(super) limits: Limits,
     count: usize,
     bytes: usize,
     clock: u64,

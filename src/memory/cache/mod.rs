@@ -129,8 +129,6 @@ struct Shared<R: Registrar> {
 /// The registrations of one protection domain.
 pub(crate) struct Cache<R: Registrar> {
     shared: Arc<Shared<R>>,
-    /// See [`Limits`].
-    limit: usize,
     /// What the monitor knows of it, and the thread that deregisters; `None` without a monitor.
     watched: Option<(Arc<dyn Subscriber>, Worker)>,
 }
@@ -206,7 +204,7 @@ impl<R: Registrar> Cache<R> {
                 shared.monitor = None;
             }
         }
-        Ok(Self { shared, limit: limits.bytes, watched })
+        Ok(Self { shared, watched })
     }
 
     /// A registration of `len` bytes at `addr` that allows `access`: one that is there, or a new one.
@@ -254,7 +252,7 @@ impl<R: Registrar> Cache<R> {
 
     /// Bytes that may be kept registered.
     pub(crate) fn limit(&self) -> usize {
-        self.limit
+        lock(&self.shared.index).limits.bytes
     }
 
     /// Counts what may make [`Vigil::is_sound`] untrue. A look at it costs nothing.

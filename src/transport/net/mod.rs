@@ -398,7 +398,7 @@ impl Net {
             one_sided: false,
             reach_read: self.bulk.is_some(),
             reach_write: self.bulk.is_some(),
-            expose_max: EXPOSE_MAX,
+            expose_max: if self.bulk.is_some() { EXPOSE_MAX } else { 0 },
             atomics: features.map(|all| all & reliable::packet::ATOMICS != 0),
             collectives: features.map(|all| all & reliable::packet::COLLECTIVES != 0),
             announces_room: true,

@@ -52,7 +52,7 @@ pub(crate) struct BulkCounts {
     /// Windows of others that we wrote.
     pub(crate) written: u64,
     pub(crate) written_bytes: u64,
-    /// Pieces of regions of others that we wrote and read, and regions of ours that others may.
+    /// Pieces of regions of others that we wrote and read, and parts of regions of ours that others may.
     pub(crate) reached: u64,
     pub(crate) reached_bytes: u64,
     pub(crate) exposed: u64,

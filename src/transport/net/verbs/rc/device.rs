@@ -168,22 +168,6 @@ unsafe fn post(
     unsafe { qp.post(list, addr, key, request, regions) }
 }
 
-impl Port {
-    /// The registration of all pages of the one piece that `part` is. Errors: it cannot be.
-    fn lease(&self, part: &SegmentList, access: Access) -> Result<Lease<Registrar>, Errno> {
-        let ([range, ..], count) = part.ranges();
-        if count != 1 {
-            return Err(Errno(libc::EINVAL));
-        }
-        self.memory.get(range.addr as usize, range.len as usize, access).map_err(|e| match e {
-            Refusal::Nowhere => Errno(libc::EFAULT),
-            Refusal::Forked => Errno(libc::EOWNERDEAD),
-            Refusal::NoRoom => Errno(libc::ENOMEM),
-            Refusal::Device(errno) => errno,
-        })
-    }
-}
-
 impl Device for Port {
     type Region = Lease<Registrar>;
     type Exposed = Shown;
@@ -205,7 +189,16 @@ impl Device for Port {
 
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno> {
         let access = if write { Access::WRITE.union(Access::REMOTE_WRITE) } else { Access::READ };
-        self.lease(part, access)
+        let ([range, ..], count) = part.ranges();
+        if count != 1 {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.memory.get(range.addr as usize, range.len as usize, access).map_err(|e| match e {
+            Refusal::Nowhere => Errno(libc::EFAULT),
+            Refusal::Forked => Errno(libc::EOWNERDEAD),
+            Refusal::NoRoom => Errno(libc::ENOMEM),
+            Refusal::Device(errno) => errno,
+        })
     }
 
     fn expose(&self, part: &SegmentList, (reads, writes): (bool, bool)) -> Result<Shown, Errno> {

@@ -23,8 +23,8 @@ pub(super) struct Exposed<D: Device> {
     regions: BTreeMap<(u64, u32), Part<D>>,
     /// Bytes of all of them.
     bytes: usize,
-    /// Regions so far.
-    made: u64,
+    /// Parts so far.
+    pub(super) made: u64,
     /// Changes of the device's memory that were looked at.
     seen: u64,
     /// Where the byte goes that is read to find out whether a write has arrived in memory.
@@ -143,7 +143,6 @@ impl<D: Device> Rc<D> {
         match self.exposed.keys(device, region, memory, (reads || echoes, writes)) {
             Ok(keys) => {
                 connection.used = now;
-                self.counts.exposed = self.counts.exposed.max(self.exposed.made);
                 let (epoch, keys) = (connection.id, Some(keys));
                 transport::Exposed::Yes(Exposure { epoch, keys, reads, writes, echoes })
             }

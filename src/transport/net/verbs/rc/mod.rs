@@ -762,7 +762,8 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn counts(&self) -> BulkCounts {
-        BulkCounts { connections: self.connections.len(), ..self.counts }
+        let (connections, exposed) = (self.connections.len(), self.exposed.made);
+        BulkCounts { connections, exposed, ..self.counts }
     }
 
     fn registrations(&self) -> Option<String> {
