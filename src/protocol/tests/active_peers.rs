@@ -10,7 +10,7 @@ use crate::protocol::{Engine, Limits};
 use crate::sys::clock;
 use crate::transport::mux::{Bounds, Mux, MuxSettings};
 use crate::transport::net::NetSettings;
-use crate::transport::net::link::{Link, LinkSink};
+use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::reliable::{Reliable, Settings, Sink};
 use crate::transport::net::verbs::RdmaSettings;
@@ -226,7 +226,7 @@ impl Peer {
         let mut bytes = [0; 2048];
         let hub = Address(self.wire.hub);
         while let Ok((len, _)) = self.wire.socket.recv_from(&mut bytes) {
-            self.machine.on_datagram(now, &hub, &bytes[..len], false, &mut self.got);
+            self.machine.on_datagram(now, &hub, &bytes[..len], Condition::default(), &mut self.got);
         }
         self.machine.on_timeout(now, &mut self.got);
         if let Some(tx) = self.got.finished.take() {

@@ -1,7 +1,7 @@
 //! The part of the network transport that the application's threads and the background thread
 //! share: the machine, its link, and what arrived while nobody was there to take it.
 
-use super::link::{Link, LinkSink};
+use super::link::{Condition, Link, LinkSink};
 use super::reliable::packet::{Header, Kind};
 use super::reliable::{Reliable, Sink};
 use super::verbs::HybridLink;
@@ -92,12 +92,12 @@ struct Inwards<'a, S> {
 
 impl<S: Sink> LinkSink for Inwards<'_, S> {
     #[inline]
-    fn on_datagram(&mut self, from: &Address, bytes: &[u8], congested: bool) {
+    fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
         // Acknowledgements need no room, and without them all that we have sent would be sent again.
         if self.full && Header::decode(bytes).is_some_and(|(header, _)| header.kind == Kind::Data) {
             return;
         }
-        self.machine.on_datagram(self.now, from, bytes, congested, &mut self.sink);
+        self.machine.on_datagram(self.now, from, bytes, condition, &mut self.sink);
     }
 
     fn on_refused(&mut self, to: &Address, errno: Errno) {

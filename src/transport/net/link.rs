@@ -1,9 +1,20 @@
-//! What carries datagrams: a UDP socket now, a UD queue pair next. Nothing is promised of them but
+//! What carries datagrams: a UDP socket, and a UD queue pair. Nothing is promised of them but
 //! that they arrive whole or not at all.
 
+#[cfg(doc)]
+use super::reliable::packet;
 use crate::sys::Errno;
 use crate::transport::Address;
 use std::io::IoSlice;
+
+/// What is known of a datagram that has arrived, beside its bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Condition {
+    /// A router marked it (ECN CE, RFC 3168).
+    pub(crate) congested: bool,
+    /// It came a way on which nothing arrives damaged: see [`Link::is_sound`].
+    pub(crate) sound: bool,
+}
 
 /// Unreliable, unordered datagrams of one endpoint.
 pub(crate) trait Link {
@@ -12,8 +23,17 @@ pub(crate) trait Link {
 
     /// Sends `packets` to one peer; all but the last have the same length, none is empty, the last
     /// is not longer. Returns how many were taken, in order; fewer: no room now. A packet that is
-    /// refused for any other reason counts as taken: it is lost.
+    /// refused for any other reason counts as taken: it is lost. Packets made for a sound way
+    /// ([`packet::HEADER_ONLY`]) are taken by none but that.
     fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize;
+
+    /// Whether a packet of `len` bytes goes to `to` a way on which the network drops what is damaged, by
+    /// a check of 32 bits or more over all of it: InfiniBand's and RoCE's ICRC. UDP's has 16, and may be
+    /// missing.
+    fn is_sound(&mut self, to: &Address, len: usize) -> bool {
+        let _ = (to, len);
+        false
+    }
 
     /// `to` is silent though something is owed: where there are several ways to it, another one is
     /// to be taken until that one is proven anew.
@@ -33,8 +53,8 @@ pub(crate) trait Link {
 
 /// What `Link::receive` reports to.
 pub(crate) trait LinkSink {
-    /// A datagram from `from`. `congested`: a router marked it (ECN CE, RFC 3168).
-    fn on_datagram(&mut self, from: &Address, bytes: &[u8], congested: bool);
+    /// A datagram from `from`.
+    fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition);
 
     /// Nobody listens at `to`, or the network says that it cannot be reached (ICMP): the system's
     /// reason.

@@ -309,6 +309,7 @@ impl Net {
                 buffer_bytes: settings.buffer_bytes,
                 receive_window: u32::try_from(window).unwrap_or(u32::MAX),
                 features: reliable::packet::ATOMICS
+                    | reliable::packet::HEADER_TAGS
                     | reliable::packet::COLLECTIVES
                     | if listens { reliable::packet::STREAMS } else { 0 }
                     | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 },

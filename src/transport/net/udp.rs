@@ -1,6 +1,6 @@
 //! Datagrams over UDP, on any network that carries IP.
 
-use super::link::{Link, LinkSink};
+use super::link::{Condition, Link, LinkSink};
 use crate::sys::Errno;
 use crate::sys::net::{self, Interface};
 use crate::sys::udp::{Destination, PortError, UdpPort};
@@ -212,7 +212,7 @@ impl Link for UdpLink {
         let mut events = self.port.receive_batch(|from, bytes, congested| {
             received += 1;
             marked += u64::from(congested);
-            sink.on_datagram(&Address(from), bytes, congested);
+            sink.on_datagram(&Address(from), bytes, Condition { congested, sound: false });
         });
         self.counts.received += received;
         self.counts.marked += marked;
@@ -268,8 +268,8 @@ mod tests {
     }
 
     impl LinkSink for Seen {
-        fn on_datagram(&mut self, from: &Address, bytes: &[u8], congested: bool) {
-            self.datagrams.push((*from, bytes.to_vec(), congested));
+        fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
+            self.datagrams.push((*from, bytes.to_vec(), condition.congested));
         }
         fn on_refused(&mut self, to: &Address, errno: Errno) {
             self.refused.push((*to, errno));

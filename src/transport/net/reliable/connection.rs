@@ -1,7 +1,7 @@
 //! One peer's connection: its state, and what its deadlines mean.
 
 use super::congestion::Congestion;
-use super::packet::{Hello, HelloKind, STREAMS, VERSION, VERSION_MIN, WINDOWS};
+use super::packet::{HEADER_TAGS, Hello, HelloKind, STREAMS, VERSION, VERSION_MIN, WINDOWS};
 use super::path::Path;
 use super::receiving::{Assembly, Early};
 use super::sending::Outgoing;
@@ -74,6 +74,8 @@ pub(super) struct Connection {
     pub(super) streams: bool,
     /// It has a bulk path.
     pub(super) windows: bool,
+    /// It takes tags of the header only.
+    pub(super) header_tags: bool,
     /// All that it knows; `None` before it has introduced itself.
     pub(super) features: Option<u32>,
     /// Messages taken from the layer above, and given to it.
@@ -172,6 +174,7 @@ impl Connection {
             hello: 0,
             streams: false,
             windows: false,
+            header_tags: false,
             features: None,
             sent: 0,
             delivered: 0,
@@ -242,6 +245,7 @@ impl Connection {
         self.peer_life = hello.life;
         self.streams = hello.features & STREAMS != 0;
         self.windows = hello.features & WINDOWS != 0;
+        self.header_tags = hello.features & HEADER_TAGS != 0;
         self.features = Some(hello.features);
         let ours = shared.settings.datagram_max;
         self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_LEAST)) as u16);

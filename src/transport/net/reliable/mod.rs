@@ -21,7 +21,7 @@ pub(super) mod sim;
 pub(crate) mod tag;
 mod timers;
 
-use super::link::Link;
+use super::link::{Condition, Link};
 use crate::sys::Errno;
 use crate::telemetry::log;
 use crate::transport::{Address, Departure, PeerId, SendError};
@@ -502,13 +502,13 @@ impl Reliable {
         }
     }
 
-    /// Takes a datagram that came from `from`; `congested`: with a congestion mark.
+    /// Takes a datagram that came from `from`.
     pub(crate) fn on_datagram(
         &mut self,
         now: u64,
         from: &Address,
         bytes: &[u8],
-        congested: bool,
+        condition: Condition,
         sink: &mut impl Sink,
     ) {
         self.turn(now);
@@ -531,7 +531,7 @@ impl Reliable {
             self.shared.counts.stray += 1;
             return;
         };
-        if !c.is_genuine(&self.shared, &header, bytes) {
+        if !c.is_genuine(&self.shared, &header, bytes, condition) {
             self.shared.counts.forged += 1;
             self.tell(self.shared.counts.forged, "not of this connection", from, bytes);
             return;
@@ -542,7 +542,7 @@ impl Reliable {
         let slot = self.slots.get_mut(place as usize);
         let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
         c.heard(&self.shared);
-        let end = c.on_packet(&mut self.shared, &header, body, congested, now, sink);
+        let end = c.on_packet(&mut self.shared, &header, body, condition.congested, now, sink);
         match end {
             Some(end) => self.remove(place, end, sink),
             None => self.settle(place),

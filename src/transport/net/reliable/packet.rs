@@ -2,6 +2,7 @@
 //! in another way than `None`; what it returns has been checked for length only. A packet prints
 //! itself as a line that a person can read.
 
+use super::tag::{BlockHash, SessionKey};
 use crate::transport::Address;
 use std::fmt;
 
@@ -35,6 +36,8 @@ pub(crate) const ACK_REQUEST: u8 = 1;
 pub(crate) const PRESSURE: u8 = 2;
 /// `echo` names a transmission.
 pub(crate) const HAS_ECHO: u8 = 4;
+/// The tag covers the header only: the network guards the rest (PROTOCOL.md §7.13).
+pub(crate) const HEADER_ONLY: u8 = 8;
 
 /// What a packet within a connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,6 +126,8 @@ pub(crate) const WINDOWS: u32 = 2;
 pub(crate) const ATOMICS: u32 = 4;
 /// A feature: it takes part in collective operations (§4.17).
 pub(crate) const COLLECTIVES: u32 = 8;
+/// A feature: it takes packets that say [`HEADER_ONLY`], where the network guards the rest (§7.13).
+pub(crate) const HEADER_TAGS: u32 = 16;
 
 /// Reasons of a refusal.
 pub(crate) const REFUSED_VERSION: u32 = 1;
@@ -176,6 +181,23 @@ impl Header {
             tag: u64_at(head, TAG_AT)?,
         };
         Some((header, rest))
+    }
+
+    /// The bytes, with the tag of a packet with `body` behind this header.
+    #[inline]
+    pub(crate) fn signed(
+        &self,
+        key: &SessionKey,
+        blocks: &BlockHash,
+        direction: u8,
+        body: &[u8],
+    ) -> [u8; HEADER_LEN] {
+        let mut bytes = self.encode();
+        if let Some((signed, tag)) = bytes.split_first_chunk_mut::<TAG_AT>() {
+            let value = key.packet_tag(blocks, direction, signed, body);
+            tag.copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
     }
 
     /// The bytes, with the tag as it stands.
@@ -320,7 +342,9 @@ impl fmt::Display for Header {
             write!(f, " of transmission {} after {us} us", self.echo)?;
         }
         write!(f, ", credit {credit}, {} sack words, {} marks", self.sack_words, self.marks)?;
-        for (bit, name) in [(ACK_REQUEST, "ACK_REQUEST"), (PRESSURE, "PRESSURE")] {
+        for (bit, name) in
+            [(ACK_REQUEST, "ACK_REQUEST"), (PRESSURE, "PRESSURE"), (HEADER_ONLY, "HEADER_ONLY")]
+        {
             if self.flags & bit != 0 {
                 write!(f, ", {name}")?;
             }

@@ -3,10 +3,13 @@
 
 use super::congestion::WINDOW_MAX;
 use super::connection::Connection;
-use super::packet::{ACK_REQUEST, Frame, Header, Kind, SACK_WORDS};
+use super::packet::{
+    ACK_REQUEST, Frame, HEADER_LEN, HEADER_ONLY, Header, Kind, SACK_WORDS, TAG_AT,
+};
 use super::sending::widen;
 use super::{End, MESSAGE_MAX, Shared, Sink};
 use crate::sys::Errno;
+use crate::transport::net::link::Condition;
 use crate::transport::{Departure, MAX_HEADER};
 use std::collections::VecDeque;
 
@@ -93,11 +96,21 @@ struct Malformed;
 impl Connection {
     /// Whether the tag of a packet shows that the other side made it, for this connection.
     #[inline]
-    pub(super) fn is_genuine(&self, shared: &Shared, header: &Header, bytes: &[u8]) -> bool {
-        let Some(key) = &self.key else { return false };
-        let Some((head, body)) = bytes.split_at_checked(super::HEADER_LEN) else { return false };
-        let signed = head.get(..super::packet::TAG_AT).unwrap_or(&[]);
-        let tag = key.tag(&shared.hash, 1 - self.direction, signed, body);
+    pub(super) fn is_genuine(
+        &self,
+        shared: &Shared,
+        header: &Header,
+        bytes: &[u8],
+        condition: Condition,
+    ) -> bool {
+        if header.flags & HEADER_ONLY != 0 && !condition.sound {
+            return false;
+        }
+        let (Some(key), Some(signed)) = (&self.key, bytes.first_chunk::<TAG_AT>()) else {
+            return false;
+        };
+        let body = bytes.get(HEADER_LEN..).unwrap_or(&[]);
+        let tag = key.packet_tag(&shared.hash, 1 - self.direction, signed, body);
         super::tag::same(tag, header.tag)
     }
 

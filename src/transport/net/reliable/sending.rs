@@ -3,8 +3,8 @@
 use super::congestion::WINDOW_MAX;
 use super::connection::{ACCEPT, Connection, DOUBT, INIT, PROBE, Phase};
 use super::packet::{
-    self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN, Header,
-    HelloKind, Kind, PRESSURE, TAG_AT,
+    self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN,
+    HEADER_ONLY, Header, HelloKind, Kind, PRESSURE,
 };
 use super::receiving::ACK_EVERY;
 use super::timers::NEVER;
@@ -412,6 +412,11 @@ impl Connection {
         let mut header = self.header(shared, Kind::Data, now);
         let starved = !self.may_send_data() && self.unsent < self.next_psn();
         let direction = self.direction;
+        // The first one is the longest.
+        let longest = batch.first().and_then(|psn| self.packet(*psn)).map_or(0, |p| p.bytes.len());
+        if self.header_tags && link.is_sound(&self.address, longest) {
+            header.flags |= HEADER_ONLY;
+        }
         let first = self.transmission;
         // What waits needs an answer soon. Where much may be under way, and nothing was lost lately, those
         // that come unasked do.
@@ -431,14 +436,10 @@ impl Connection {
             let Some(packet) = self.packet(*psn) else { continue };
             packet.transmission = transmission;
             packet.sent_at = now;
-            let Some((head, frames)) = packet.bytes.split_at_mut_checked(HEADER_LEN) else {
+            let Some((head, frames)) = packet.bytes.split_first_chunk_mut::<HEADER_LEN>() else {
                 continue;
             };
-            head.copy_from_slice(&header.encode());
-            if let Some((signed, tag)) = head.split_at_mut_checked(TAG_AT) {
-                let value = key.tag(&shared.hash, direction, signed, frames);
-                tag.copy_from_slice(&value.to_le_bytes());
-            }
+            *head = header.signed(&key, &shared.hash, direction, frames);
             self.transmissions.push_back((transmission, *psn));
         }
         self.transmission += batch.len() as u64;
@@ -537,12 +538,13 @@ impl Connection {
         let count = self.early.as_ref().map_or(0, |early| early.write_sack(words));
         header.sack_words = count as u8;
         let words = words.get(..count * 8).unwrap_or(&[]);
-        head.copy_from_slice(&header.encode());
-        if let Some((signed, tag)) = head.split_at_mut_checked(TAG_AT) {
-            let value = key.tag(&shared.hash, self.direction, signed, words);
-            tag.copy_from_slice(&value.to_le_bytes());
+        let len = HEADER_LEN + count * 8;
+        // A packet that ends a connection goes over UDP.
+        if kind != Kind::Close && self.header_tags && link.is_sound(&self.address, len) {
+            header.flags |= HEADER_ONLY;
         }
-        let packet = bytes.get(..HEADER_LEN + count * 8).unwrap_or(&[]);
+        head.copy_from_slice(&header.signed(&key, &shared.hash, self.direction, words));
+        let packet = bytes.get(..len).unwrap_or(&[]);
         if link.send(&self.address, &[IoSlice::new(packet)]) == 0 {
             return false;
         }

@@ -12,7 +12,7 @@
 mod block_hash;
 mod siphash;
 
-use super::packet::TAG_AT;
+use super::packet::{HEADER_ONLY, TAG_AT};
 pub(crate) use block_hash::BlockHash;
 use siphash::SipHash;
 use std::fmt;
@@ -122,6 +122,28 @@ impl SessionKey {
         } else {
             blocks.digest(payload, |word| state.word(word));
         }
+        state.finish()
+    }
+
+    /// Tag of a packet of the kind that its header says: of one whose payload the network guards
+    /// ([`HEADER_ONLY`]) over the header and the length of the payload. That the header says so keeps
+    /// such a tag from being one of the other kind.
+    #[inline]
+    pub(crate) fn packet_tag(
+        &self,
+        blocks: &BlockHash,
+        direction: u8,
+        header: &[u8; TAG_AT],
+        payload: &[u8],
+    ) -> u64 {
+        let [_, flags, ..] = *header;
+        if flags & HEADER_ONLY == 0 {
+            return self.tag(blocks, direction, header, payload);
+        }
+        let mut state = SipHash::new(&self.0);
+        let lengths = (TAG_AT as u64) << 8 | (payload.len() as u64) << 32;
+        state.word(u64::from(direction) | lengths);
+        state.words(header);
         state.finish()
     }
 }

@@ -1,6 +1,6 @@
 //! Two endpoints on a bench, step by step. Everything at random is in `sim`.
 
-use super::packet::Dump;
+use super::packet::{Dump, HEADER_TAGS};
 use super::*;
 use std::io::IoSlice;
 
@@ -8,7 +8,11 @@ const MS: u64 = 1_000_000;
 
 /// What an endpoint has sent.
 #[derive(Default)]
-struct Wire(Vec<Vec<u8>>);
+struct Wire {
+    packets: Vec<Vec<u8>>,
+    /// Nothing on it is damaged.
+    sound: bool,
+}
 
 impl Link for Wire {
     fn datagram_max(&self) -> usize {
@@ -16,8 +20,12 @@ impl Link for Wire {
     }
 
     fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
-        self.0.extend(packets.iter().map(|p| p.to_vec()));
+        self.packets.extend(packets.iter().map(|p| p.to_vec()));
         packets.len()
+    }
+
+    fn is_sound(&mut self, _: &Address, _: usize) -> bool {
+        self.sound
     }
 
     fn receive(&mut self, _: &mut impl crate::transport::net::link::LinkSink) -> usize {
@@ -104,12 +112,16 @@ impl Bench {
         self.now += 10_000;
         for (from, to) in [(&mut self.a, &mut self.b)] {
             from.machine.poll_transmit(self.now, &mut from.wire);
-            for packet in from.wire.0.drain(..).filter(|p| keep(p)) {
-                to.machine.on_datagram(self.now, &from.address, &packet, false, &mut to.heard);
+            let condition = Condition { congested: false, sound: from.wire.sound };
+            for packet in from.wire.packets.drain(..).filter(|p| keep(p)) {
+                let heard = &mut to.heard;
+                to.machine.on_datagram(self.now, &from.address, &packet, condition, heard);
             }
             to.machine.poll_transmit(self.now, &mut to.wire);
-            for packet in to.wire.0.drain(..).filter(|p| keep(p)) {
-                from.machine.on_datagram(self.now, &to.address, &packet, false, &mut from.heard);
+            let condition = Condition { congested: false, sound: to.wire.sound };
+            for packet in to.wire.packets.drain(..).filter(|p| keep(p)) {
+                let heard = &mut from.heard;
+                from.machine.on_datagram(self.now, &to.address, &packet, condition, heard);
             }
         }
     }
@@ -252,7 +264,7 @@ fn an_old_handshake_harms_nobody() {
     let mut bench = Bench::new();
     bench.send(b"x", 10).unwrap();
     bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
-    let init = bench.a.wire.0[0].clone();
+    let init = bench.a.wire.packets[0].clone();
     bench.exchange(|_| true);
     bench.a = end(1, 7, 107);
     bench.send(b"y", 10).unwrap();
@@ -262,7 +274,13 @@ fn an_old_handshake_harms_nobody() {
     let events = bench.b.heard.events.len();
     let from = bench.a.address;
     for _ in 0..100 {
-        bench.b.machine.on_datagram(bench.now, &from, &init, false, &mut bench.b.heard);
+        bench.b.machine.on_datagram(
+            bench.now,
+            &from,
+            &init,
+            Condition::default(),
+            &mut bench.b.heard,
+        );
         bench.wait(200 * MS);
         bench.exchange(|_| true);
     }
@@ -283,7 +301,7 @@ fn goodbye_is_heard() {
     bench.exchange(|_| true);
     bench.exchange(|_| true);
     bench.a.machine.close(bench.now, &mut bench.a.wire);
-    assert!(Dump(bench.a.wire.0.last().unwrap()).to_string().starts_with("Close"));
+    assert!(Dump(bench.a.wire.packets.last().unwrap()).to_string().starts_with("Close"));
     bench.exchange(|_| true);
     assert_eq!(bench.b.heard.events, ["connected", "Closed"]);
 }
@@ -349,6 +367,73 @@ fn packets_have_what_both_sides_take() {
 }
 
 /// What the machine costs by itself: `cargo test --release costs -- --ignored --nocapture`.
+/// What a has under way after a message of 100 bytes, over wires of a kind, between ends with these
+/// features; and the bench.
+fn under_way(sound: bool, features: [u32; 2]) -> (Bench, Vec<u8>) {
+    let mut bench = Bench::new();
+    let ends = [(&mut bench.a, 1, 101), (&mut bench.b, 2, 103)];
+    for ((end, port, life), features) in ends.into_iter().zip(features) {
+        let settings = Settings { features, ..settings(port, 7, life) };
+        end.machine = Reliable::new(settings, 1);
+        end.wire.sound = sound;
+    }
+    bench.send(b"first", 0).unwrap();
+    for _ in 0..5 {
+        bench.exchange(|_| true);
+    }
+    assert_eq!(bench.b.heard.messages.len(), 1);
+    bench.send(b"second", 100).unwrap();
+    bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+    let packet = bench.a.wire.packets.pop().unwrap();
+    (bench, packet)
+}
+
+/// How many of the packets that arrive so are taken for a message.
+fn taken(bench: &mut Bench, packet: &[u8], sound: bool) -> usize {
+    let (before, from) = (bench.b.heard.messages.len(), bench.a.address);
+    let condition = Condition { congested: false, sound };
+    bench.b.machine.on_datagram(bench.now, &from, packet, condition, &mut bench.b.heard);
+    bench.b.heard.messages.len() - before
+}
+
+#[test]
+fn where_the_network_guards_payload_the_tag_covers_the_header() {
+    use packet::HEADER_ONLY;
+    const BOTH: [u32; 2] = [HEADER_TAGS; 2];
+    let (mut bench, packet) = under_way(true, BOTH);
+    assert_eq!(packet[1] & HEADER_ONLY, HEADER_ONLY);
+    // Elsewhere nobody vouches for its payload; and its header is as well guarded as any.
+    assert_eq!(taken(&mut bench, &packet, false), 0);
+    for at in 0..HEADER_LEN {
+        let mut other = packet.clone();
+        other[at] ^= 1;
+        assert_eq!(taken(&mut bench, &other, true), 0, "byte {at}");
+    }
+    assert_eq!(taken(&mut bench, &packet[..packet.len() - 1], true), 0, "a shorter one");
+    assert_eq!(taken(&mut bench, &[&packet[..], &[0]].concat(), true), 0, "a longer one");
+    assert_eq!(taken(&mut bench, &packet, true), 1);
+    assert_eq!(bench.b.heard.messages[1], (b"second".to_vec(), payload(100)));
+    assert_eq!(bench.b.heard.events, ["connected"]);
+
+    // A tag of everything is one everywhere.
+    let (mut bench, packet) = under_way(false, BOTH);
+    assert_eq!(packet[1] & HEADER_ONLY, 0);
+    let mut other = packet.clone();
+    other[1] |= HEADER_ONLY;
+    assert_eq!(taken(&mut bench, &other, true), 0);
+    *other.last_mut().unwrap() ^= 1;
+    other[1] = packet[1];
+    assert_eq!(taken(&mut bench, &other, true), 0);
+    assert_eq!(taken(&mut bench, &packet, true), 1);
+}
+
+#[test]
+fn who_does_not_know_tags_of_the_header_gets_none() {
+    let (mut bench, packet) = under_way(true, [HEADER_TAGS, 0]);
+    assert_eq!(packet[1] & packet::HEADER_ONLY, 0);
+    assert_eq!(taken(&mut bench, &packet, true), 1);
+}
+
 #[test]
 #[ignore = "a measurement"]
 fn costs() {
@@ -389,14 +474,14 @@ fn costs() {
             let from = bench.a.address;
             let t3 = time();
             for packet in &packets {
-                bench.b.machine.on_datagram(now, &from, packet, false, &mut Deaf);
+                bench.b.machine.on_datagram(now, &from, packet, Condition::default(), &mut Deaf);
             }
             let t4 = time();
             bench.b.machine.poll_transmit(now, &mut bench.b.wire);
             let from = bench.b.address;
             let t5 = time();
-            for packet in bench.b.wire.0.drain(..) {
-                bench.a.machine.on_datagram(now, &from, &packet, false, &mut Deaf);
+            for packet in bench.b.wire.packets.drain(..) {
+                bench.a.machine.on_datagram(now, &from, &packet, Condition::default(), &mut Deaf);
             }
             let t6 = time();
             push += t1 - t0;

@@ -15,8 +15,8 @@ use crate::sys::verbs::{OpenDevice, UdCounts};
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
-use crate::transport::net::link::{Link, LinkSink};
-use crate::transport::net::reliable::packet::MAGIC;
+use crate::transport::net::link::{Condition, Link, LinkSink};
+use crate::transport::net::reliable::packet::{HEADER_ONLY, MAGIC};
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::udp::{LinkCounts, UdpLink};
 use std::io::IoSlice;
@@ -233,8 +233,15 @@ impl Link for HybridLink {
         }
         match rdma.send(to, packets) {
             Some(taken) => taken,
+            // They would be forged ones there. What is sent next asks again.
+            None if first.get(1).is_some_and(|flags| flags & HEADER_ONLY != 0) => 0,
             None => self.udp.send(to, packets),
         }
+    }
+
+    #[inline]
+    fn is_sound(&mut self, to: &Address, len: usize) -> bool {
+        self.rdma.as_mut().is_some_and(|rdma| rdma.carries(to, len))
     }
 
     fn doubt(&mut self, to: &Address) {
@@ -275,13 +282,13 @@ struct Introduced<'a, S> {
 
 impl<S: LinkSink> LinkSink for Introduced<'_, S> {
     #[inline]
-    fn on_datagram(&mut self, from: &Address, bytes: &[u8], congested: bool) {
+    fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
         if let Some((address, place)) = read_trailer(&self.rdma.key, bytes) {
             self.rdma.ways.learn(&address, place, process::random_u64());
         } else if let Some(news) = read_news(&self.rdma.key, bytes) {
             return self.rdma.on_news(&news);
         }
-        self.sink.on_datagram(from, bytes, congested);
+        self.sink.on_datagram(from, bytes, condition);
     }
 
     fn on_refused(&mut self, to: &Address, errno: Errno) {
@@ -361,6 +368,13 @@ impl Rdma {
         with_trailer(&self.key, hello, self.link.as_ref()?.place())
     }
 
+    /// Whether a packet of `len` bytes goes to `to` through the device.
+    #[inline]
+    fn carries(&mut self, to: &Address, len: usize) -> bool {
+        let (Some(link), Some(way)) = (&self.link, self.ways.open(to)) else { return false };
+        len <= usize::from(way.place.mtu.min(link.place().mtu))
+    }
+
     /// Sends `packets` if the way is open and carries them; `None`: they have to go over UDP.
     #[inline]
     fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> Option<usize> {
@@ -403,7 +417,8 @@ impl Rdma {
                 let nobody = Address(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
                 *source = (arrival.source, known.unwrap_or(nobody));
             }
-            sink.on_datagram(&source.1, arrival.bytes, arrival.congested);
+            let condition = Condition { congested: arrival.congested, sound: true };
+            sink.on_datagram(&source.1, arrival.bytes, condition);
         });
         if link.broken().is_some() {
             self.tend_at = 0;

@@ -4,7 +4,7 @@ use super::super::packet::{HELLO_LEN, MAGIC};
 use super::super::tag::JobKey;
 use super::super::{DATAGRAM_START, Reliable, Settings, Sink};
 use super::{COMMON, PROBES, RAISE_NS};
-use crate::transport::net::link::{Link, LinkSink};
+use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
 
@@ -136,11 +136,23 @@ impl Bench {
             self.probes.extend(probes.map(Vec::len));
             for packet in sent.into_iter().filter(|packet| keep(packet)) {
                 let from = self.a.address;
-                self.b.machine.on_datagram(self.now, &from, &packet, false, &mut self.b.got);
+                self.b.machine.on_datagram(
+                    self.now,
+                    &from,
+                    &packet,
+                    Condition::default(),
+                    &mut self.b.got,
+                );
             }
             for packet in self.b.wire.sent.drain(..) {
                 let from = self.b.address;
-                self.a.machine.on_datagram(self.now, &from, &packet, false, &mut self.a.got);
+                self.a.machine.on_datagram(
+                    self.now,
+                    &from,
+                    &packet,
+                    Condition::default(),
+                    &mut self.a.got,
+                );
             }
         }
     }

@@ -10,8 +10,8 @@ use super::clock::{Clock, Event};
 use super::rng::{Chance, Rng};
 use super::weather::{Cut, Path, Weather};
 use crate::transport::Address;
-use crate::transport::net::link::{Link, LinkSink};
-use crate::transport::net::reliable::packet::{Dump, MAGIC};
+use crate::transport::net::link::{Condition, Link, LinkSink};
+use crate::transport::net::reliable::packet::{Dump, HEADER_ONLY, MAGIC};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -96,7 +96,7 @@ impl Fates {
 pub(super) struct Datagram {
     pub(super) from: Slot,
     pub(super) to: Slot,
-    pub(super) congested: bool,
+    pub(super) condition: Condition,
     pub(super) bytes: Vec<u8>,
 }
 
@@ -217,6 +217,7 @@ impl Network {
 
     /// Sends one datagram. False: the interface takes no more now.
     fn transmit(&mut self, from: Slot, to: Slot, bytes: &[u8]) -> bool {
+        let sound = !bytes.starts_with(&MAGIC) && bytes[1] & HEADER_ONLY != 0;
         let now = self.clock.now;
         let Self { weather, busy, rng, .. } = self;
         let busy = &mut busy[from as usize];
@@ -257,9 +258,12 @@ impl Network {
         for _ in 0..copies {
             let damaged = self.rng.happens(damage);
             let delay = self.draw_delay(from, to);
-            let id = self.store(from, to, bytes);
+            self.fates.damaged += u64::from(damaged);
+            if damaged && sound {
+                continue;
+            }
+            let id = self.store(from, to, bytes, sound);
             if damaged {
-                self.fates.damaged += 1;
                 let Self { rng, datagrams, .. } = self;
                 spoil(rng, &mut datagrams[id as usize].bytes);
             }
@@ -279,7 +283,7 @@ impl Network {
         if self.trace {
             eprintln!("{:>12} ? > {to} {}", self.clock.now as f64 / 1000.0, Dump(bytes));
         }
-        let id = self.store(from, to, bytes);
+        let id = self.store(from, to, bytes, false);
         self.clock.at(self.clock.now, Event::Arrive(id));
     }
 
@@ -298,13 +302,14 @@ impl Network {
         (*from <= self.clock.now).then(|| (*to, bytes.clone()))
     }
 
-    fn store(&mut self, from: Slot, to: Slot, bytes: &[u8]) -> u32 {
+    fn store(&mut self, from: Slot, to: Slot, bytes: &[u8], sound: bool) -> u32 {
         let id = self.free.pop().unwrap_or_else(|| {
             self.datagrams.push(Datagram::default());
             self.datagrams.len() as u32 - 1
         });
         let datagram = &mut self.datagrams[id as usize];
-        (datagram.from, datagram.to, datagram.congested) = (from, to, false);
+        (datagram.from, datagram.to) = (from, to);
+        datagram.condition = Condition { congested: false, sound };
         datagram.bytes.clear();
         datagram.bytes.extend_from_slice(bytes);
         id
@@ -316,7 +321,7 @@ impl Network {
 
     pub(super) fn mark(&mut self, id: u32) {
         self.fates.marked += 1;
-        self.datagrams[id as usize].congested = true;
+        self.datagrams[id as usize].condition.congested = true;
     }
 
     /// The datagram has arrived somewhere, or nowhere.
@@ -356,6 +361,8 @@ pub(super) struct SimLink<'a> {
     pub(super) network: &'a mut Network,
     pub(super) slot: Slot,
     pub(super) datagram_max: usize,
+    /// It has a way on which nothing arrives damaged.
+    pub(super) sound: bool,
     /// Packets that were taken, and whether some were refused.
     pub(super) taken: usize,
     pub(super) refused: bool,
@@ -387,6 +394,11 @@ impl Link for SimLink<'_> {
             self.taken += 1;
         }
         packets.len()
+    }
+
+    fn is_sound(&mut self, _: &Address, _: usize) -> bool {
+        // Now and then a way is in doubt.
+        self.sound && self.network.rng.percent(90)
     }
 
     fn allow_fragments(&mut self, _: &Address, _: usize) {

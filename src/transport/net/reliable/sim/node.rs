@@ -20,6 +20,10 @@ const REPLIES_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Habits {
     pub(super) datagram_max: usize,
+    /// It has ways on which nothing arrives damaged.
+    pub(super) sound: bool,
+    /// What it offers in handshakes.
+    pub(super) features: u32,
     pub(super) peer_timeout_ns: u64,
     pub(super) buffer_bytes: usize,
     pub(super) receive_window: u32,
@@ -83,7 +87,7 @@ impl Node {
             peer_timeout_ns: habits.peer_timeout_ns,
             buffer_bytes: habits.buffer_bytes,
             receive_window: habits.receive_window,
-            features: 0,
+            features: habits.features,
             first_psn: habits.first_psn,
             seed: seed.to_le_bytes(),
         };
@@ -196,7 +200,7 @@ impl Node {
             self.socket_bytes -= datagram.wire_len();
             let from = address(datagram.from);
             let Self { machine, .. } = self;
-            machine.on_datagram(now, &from, &datagram.bytes, datagram.congested, &mut upper);
+            machine.on_datagram(now, &from, &datagram.bytes, datagram.condition, &mut upper);
             network.fates.received += 1;
             network.free(id);
         }
@@ -206,6 +210,7 @@ impl Node {
         let mut link = SimLink {
             slot: self.slot,
             datagram_max: self.habits.datagram_max,
+            sound: self.habits.sound,
             network,
             taken: 0,
             refused: false,
@@ -269,8 +274,9 @@ impl Node {
     /// Says goodbye to all.
     pub(super) fn close(&mut self, network: &mut Network) {
         let now = network.clock.now;
-        let (slot, datagram_max) = (self.slot, self.habits.datagram_max);
-        let mut link = SimLink { slot, datagram_max, network, taken: 0, refused: false };
+        let Habits { datagram_max, sound, .. } = self.habits;
+        let slot = self.slot;
+        let mut link = SimLink { slot, datagram_max, sound, network, taken: 0, refused: false };
         self.machine.close(now, &mut link);
     }
 

@@ -13,7 +13,7 @@ use super::rng::Rng;
 use super::scenario::plain;
 use super::weather::Weather;
 use super::world::World;
-use crate::transport::net::link::{Link, LinkSink};
+use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
@@ -206,8 +206,8 @@ fn introduce(hub: &mut Reliable, slot: Slot, now: &mut u64) {
         }
         for (to, bytes) in wire.0 {
             match to {
-                0 => hub.on_datagram(*now, &address(slot), &bytes, false, &mut here),
-                _ => peer.on_datagram(*now, &address(0), &bytes, false, &mut there),
+                0 => hub.on_datagram(*now, &address(slot), &bytes, Condition::default(), &mut here),
+                _ => peer.on_datagram(*now, &address(0), &bytes, Condition::default(), &mut there),
             }
         }
     }

@@ -7,6 +7,7 @@ use super::oracle::Sizes;
 use super::rng::{Chance, Rng};
 use super::weather::{Burst, Cut, Path, Weather};
 use super::world::{Act, World};
+use crate::transport::net::reliable::packet::HEADER_TAGS;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -15,6 +16,8 @@ const MS: u64 = 1_000_000;
 pub(super) fn plain() -> Habits {
     Habits {
         datagram_max: 1472,
+        sound: false,
+        features: 0,
         peer_timeout_ns: 4000 * MS,
         buffer_bytes: 4 << 20,
         receive_window: 512,
@@ -52,6 +55,8 @@ struct Cast {
     base: Habits,
     stranger: Option<Slot>,
     jumbo: bool,
+    /// Some go ways on which nothing arrives damaged.
+    sound: bool,
 }
 
 impl Cast {
@@ -67,13 +72,15 @@ impl Cast {
             ..plain()
         };
         let stranger = rng.percent(15).then(|| rng.index(slots) as Slot).filter(|_| slots > 2);
-        Self { base, stranger, jumbo: rng.percent(40) }
+        Self { base, stranger, jumbo: rng.percent(40), sound: rng.percent(40) }
     }
 
     fn habits(&self, rng: &mut Rng, slot: Slot) -> Habits {
         let lengths: &[usize] = if self.jumbo { &[1472, 4000, 8972] } else { &[1472, 1200] };
         Habits {
             datagram_max: rng.pick(lengths),
+            sound: self.sound && rng.percent(70),
+            features: if self.sound && rng.percent(90) { HEADER_TAGS } else { 0 },
             job: if self.stranger == Some(slot) { 2 } else { 1 },
             turn_ns: rng.pick(&[200, US, 3 * US, 20 * US]),
             ..self.base.clone()
