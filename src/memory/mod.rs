@@ -2,6 +2,7 @@
 
 pub(crate) mod atomic;
 pub(crate) mod cache;
+pub(crate) mod declared;
 pub(crate) mod keys;
 pub(crate) mod region;
 

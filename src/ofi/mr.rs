@@ -5,6 +5,7 @@ use super::cntr;
 use super::domain::{self, Domain};
 use super::guard::{code, entry};
 use super::table::{SLACK, Slack, Table, stubs};
+use crate::memory::declared::{Declaration, declare};
 use crate::memory::keys::Region;
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use libfabric_sys::{
@@ -25,6 +26,8 @@ struct MrFid {
     id: u64,
     /// What peers call the region's first byte.
     base: u64,
+    /// What buffers in it are registered with.
+    _declared: Vec<Declaration>,
 }
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
@@ -109,6 +112,7 @@ unsafe fn register(
         domain: domain.clone(),
         id,
         base,
+        _declared: parts.iter().map(|(addr, len)| declare(addr.addr(), *len)).collect(),
     });
     mr.fid.mem_desc = (&raw mut *mr).cast();
     // SAFETY: checked not to be null.

@@ -40,6 +40,7 @@ pub(crate) use monitor::Monitor;
 pub(crate) use span::Span;
 pub(crate) use statistics::Statistics;
 
+use super::declared;
 use crate::sys::process::{ForkMark, page_size};
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
@@ -49,6 +50,12 @@ use statistics::{Account, Counters, count};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use worker::Worker;
+
+/// Where a buffer lies in a region of the application's, what is registered is the part of the region
+/// between two multiples of this, bytes: as much as a huge page.
+const BLOCK: usize = 2 << 20;
+/// ... unless that is more than this fraction of all that is kept.
+const SHARE: usize = 8;
 
 /// How often a registration is tried again after the device had no room for it.
 const ATTEMPTS: usize = 4;
@@ -75,6 +82,9 @@ impl Access {
         Self(self.0 | other.0)
     }
 }
+
+/// A registration or why there is none, and whether it is kept.
+type Made<H, E> = (Result<Arc<Entry<H>>, E>, bool);
 
 /// What registers memory with a device: a protection domain.
 pub(crate) trait Registrar: Send + Sync + 'static {
@@ -228,7 +238,7 @@ impl<R: Registrar> Cache<R> {
                         if !settled {
                             count(&self.shared.counters.unsettled);
                         }
-                        self.miss(monitor, want, access)
+                        self.miss(monitor, want, self.surroundings(addr, len), access)
                     }
                 }
             }
@@ -273,8 +283,47 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// A new registration, to be kept if it can be.
-    fn miss(&self, monitor: &Monitor, span: Span, access: Access) -> Result<Lease<R>, Refusal> {
+    /// What else to register with a buffer, the buffer included.
+    fn surroundings(&self, addr: usize, len: usize) -> Option<Span> {
+        let (start, end) = declared::around(addr, len)?;
+        let from = start.max(addr - addr % BLOCK);
+        let to = end.min((addr + len).checked_next_multiple_of(BLOCK)?);
+        let span = Span::pages(from, to - from, self.shared.page)?;
+        (span.len() <= self.limit() / SHARE).then_some(span)
+    }
+
+    /// A new registration, to be kept if it can be: of `wide`, if that works, else of what is wanted.
+    fn miss(
+        &self,
+        monitor: &Monitor,
+        want: Span,
+        wide: Option<Span>,
+        access: Access,
+    ) -> Result<Lease<R>, Refusal> {
+        if let Some(wide) = wide.filter(|wide| *wide != want) {
+            let register = || self.register_once(wide, access.union(self.shared.generous));
+            if let Some((Ok(entry), true)) = self.watched(monitor, wide, register) {
+                count(&self.shared.counters.misses);
+                return Ok(self.lease(entry));
+            }
+        }
+        let Some((made, listed)) = self.watched(monitor, want, || self.register(want, access))
+        else {
+            return self.once(want, access);
+        };
+        let entry = made?;
+        count(if listed { &self.shared.counters.misses } else { &self.shared.counters.uncached });
+        Ok(self.lease(entry))
+    }
+
+    /// What `register` makes while `span` is watched, kept if that is possible. `None`: it cannot be
+    /// watched.
+    fn watched<E>(
+        &self,
+        monitor: &Monitor,
+        span: Span,
+        register: impl FnOnce() -> Result<Arc<Entry<R::Handle>>, E>,
+    ) -> Option<Made<R::Handle, E>> {
         let shared = &*self.shared;
         let pending = Pending::new(span);
         let now = clock::now_ns();
@@ -286,10 +335,10 @@ impl<R: Registrar> Cache<R> {
                 Ok(_) => (),
                 Err(error) => self.tell_of(error),
             }
-            return self.once(span, access);
+            return None;
         }
         // From here on, a change to the range is noted in `pending`.
-        let made = self.register(span, access);
+        let made = register();
         let mut index = lock(&shared.index);
         let unchanged = index.conclude(&pending);
         let listed = unchanged && made.as_ref().is_ok_and(|entry| index.insert(entry));
@@ -301,9 +350,7 @@ impl<R: Registrar> Cache<R> {
         if work {
             self.shared.bury(); // what had to go for this one: pinned memory keeps to its limit
         }
-        let entry = made?;
-        count(if listed { &shared.counters.misses } else { &shared.counters.uncached });
-        Ok(self.lease(entry))
+        Some((made, listed))
     }
 
     /// A registration for this request alone.
@@ -313,17 +360,21 @@ impl<R: Registrar> Cache<R> {
         Ok(self.lease(entry))
     }
 
+    fn register_once(&self, span: Span, allowed: Access) -> Result<Arc<Entry<R::Handle>>, Errno> {
+        let shared = &*self.shared;
+        let handle = shared.registrar.register(span.start, span.len(), allowed)?;
+        let account = Account::open(&shared.counters, span.len());
+        Ok(Entry::leased(handle, account, span, allowed))
+    }
+
     /// A new registration. When there is no room, what is not in use goes first.
     fn register(&self, span: Span, access: Access) -> Result<Arc<Entry<R::Handle>>, Refusal> {
         let shared = &*self.shared;
         let mut allowed = access.union(shared.generous);
         let mut attempts = 0;
         loop {
-            match shared.registrar.register(span.start, span.len(), allowed) {
-                Ok(handle) => {
-                    let account = Account::open(&shared.counters, span.len());
-                    return Ok(Entry::leased(handle, account, span, allowed));
-                }
+            match self.register_once(span, allowed) {
+                Ok(entry) => return Ok(entry),
                 Err(Errno(libc::ENOMEM | libc::EAGAIN)) => {
                     attempts += 1;
                     if attempts == ATTEMPTS || !shared.let_go(span.len()) {

@@ -1,11 +1,12 @@
 //! How much is kept, and what happens when there is no room.
 
 use super::device::Copying;
-use super::memory::{fill, map};
+use super::memory::{fill, map, unmap};
 use super::process::{Without, alone};
 use super::uring::Ring;
 use super::{PAGE, cache_of, monitor, own_monitor};
-use crate::memory::cache::{Access, Cache, Limits, Refusal, Registrar};
+use crate::memory::cache::{Access, BLOCK, Cache, Limits, Refusal, Registrar};
+use crate::memory::declared::declare;
 
 #[test]
 fn the_oldest_goes_first() {
@@ -92,6 +93,63 @@ fn without_a_monitor_nothing_is_kept() {
         assert_eq!(device.registered_bytes(), 0);
         assert_eq!((cache.statistics().uncached, cache.statistics().entries), (3, 0));
     }
+}
+
+#[test]
+fn a_buffer_is_registered_with_its_region() {
+    let Some(monitor) = own_monitor() else { return };
+    let (room, device) = (64 * BLOCK, Copying::new());
+    let limits = Limits { count: 100, bytes: room };
+    let cache = Cache::new(device.clone(), Some(monitor), limits, Access::WRITE).unwrap();
+    let get = |addr: usize, len: usize| cache.get(addr, len, Access::READ).unwrap();
+    // Two blocks of which the region has the second half of one and the first half of the other.
+    let middle = map(4 * BLOCK).next_multiple_of(BLOCK) + BLOCK;
+    let region = declare(middle - BLOCK / 2 + 100, BLOCK);
+    drop(get(middle - 3 * PAGE, PAGE));
+    assert_eq!(device.registered_bytes(), BLOCK / 2, "up to the end of the block");
+    for page in 1..100 {
+        drop(get(middle - page * PAGE, PAGE));
+    }
+    assert_eq!((device.registrations(), cache.statistics().hits), (1, 99));
+    drop(get(middle + BLOCK / 4, PAGE));
+    assert_eq!(device.registered_bytes(), BLOCK + PAGE, "and up to the end of the region");
+    drop(get(middle + BLOCK / 2, BLOCK));
+    assert_eq!(device.registrations(), 3, "what lies beside the region is for itself");
+    drop(region);
+    let closed = map(BLOCK);
+    drop(declare(closed, BLOCK));
+    let before = device.registered_bytes();
+    drop(get(closed, PAGE));
+    assert_eq!(device.registered_bytes(), before + PAGE, "a region that was closed is none");
+}
+
+#[test]
+fn surroundings_that_cannot_be_registered_cost_nothing() {
+    let Some(monitor) = own_monitor() else { return };
+    let device = Copying::with(8 * PAGE, false, None);
+    let limits = Limits { count: 100, bytes: 64 * BLOCK };
+    let cache = Cache::new(device.clone(), Some(monitor.clone()), limits, Access::WRITE).unwrap();
+    let addr = map(2 * BLOCK).next_multiple_of(BLOCK);
+    let _region = declare(addr, BLOCK);
+    for page in 0..8 {
+        drop(cache.get(addr + page * PAGE, PAGE, Access::READ).unwrap());
+    }
+    let statistics = cache.statistics();
+    assert_eq!((statistics.entries, statistics.evictions, statistics.refused), (8, 0, 0));
+    // Nor is more than a part of what may be kept spent on them.
+    let device = Copying::new();
+    let limits = Limits { count: 100, bytes: BLOCK };
+    let cache = Cache::new(device.clone(), Some(monitor), limits, Access::WRITE).unwrap();
+    drop(cache.get(addr, PAGE, Access::READ).unwrap());
+    assert_eq!(device.registered_bytes(), PAGE);
+    // Where a part of the region is gone, the rest of it can still be used.
+    let device = Copying::new();
+    let cache = cache_of(device.clone(), own_monitor());
+    let addr = map(2 * BLOCK).next_multiple_of(BLOCK);
+    let _region = declare(addr, BLOCK);
+    unmap(addr + 10 * PAGE, PAGE);
+    assert!(cache.get(addr, PAGE, Access::READ).is_ok());
+    assert_eq!(device.registered_bytes(), PAGE);
 }
 
 /// Whether what is deregistered can be registered again at once. That of Linux 6.1 takes its time.
