@@ -197,21 +197,20 @@ impl<D: Device> Rc<D> {
                 return Err(STALE);
             }
         }
-        connection.used = now;
         self.writes += 1;
         self.counts.reached += 1;
         self.counts.reached_bytes += local.len() as u64;
         let done = Posted::Reach(how.token);
         let Some(echo) = echo else {
-            connection.posted.push_back(done);
+            connection.note(done, local.len(), now);
             return Ok(());
         };
         // The answer to a read comes after what was written before it has come to memory.
-        connection.posted.push_back(Posted::Silent);
+        connection.note(Posted::Silent, local.len(), now);
         let last = (spot.range.addr + spot.range.len.saturating_sub(1), spot.key);
         match connection.qp.reach(&byte, echo, last, true) {
             Ok(()) => {
-                connection.posted.push_back(done);
+                connection.note(done, byte.len(), now);
                 self.writes += 1;
             }
             // What was written may arrive or not, and ends with the connection.

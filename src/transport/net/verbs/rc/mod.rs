@@ -40,6 +40,14 @@ pub(super) const WINDOWS: usize = 1024;
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// A connection gives way to another one if it was not used for so long, nanoseconds.
 const IDLE_NS: u64 = 20_000_000;
+/// A connection whose oldest request has come to no end for so long is taken for broken, nanoseconds, and
+/// how much more time each of its bytes has. A device gives up after two seconds without an answer; but
+/// soft-RoCE of Linux 6.1 has been seen to wait for ever, when packets of a write and of a read behind it
+/// were lost.
+const STUCK_NS: u64 = 4_000_000_000;
+const STUCK_BYTE_NS: u64 = 1_000;
+/// Between two looks at that.
+const LOOK_NS: u64 = 500_000_000;
 /// Answers that may wait to be sent.
 const CONTROLS_MAX: usize = 4096;
 /// Events of one `poll` at most, roughly.
@@ -144,8 +152,28 @@ struct Connection<Q> {
     used: u64,
     /// Windows that the peer is lent.
     lent: u32,
-    /// Requests of ours that are under way, oldest first.
-    posted: VecDeque<Posted>,
+    /// Requests of ours that are under way, oldest first, and their bytes.
+    posted: VecDeque<(Posted, usize)>,
+    /// Since when the first of them is that, nanoseconds.
+    first_since: u64,
+}
+
+impl<Q> Connection<Q> {
+    /// A request of `len` bytes was posted.
+    fn note(&mut self, posted: Posted, len: usize, now: u64) {
+        if self.posted.is_empty() {
+            self.first_since = now;
+        }
+        self.posted.push_back((posted, len));
+        self.used = now;
+    }
+
+    /// The device does not say what became of the first one.
+    fn is_stuck(&self, now: u64) -> bool {
+        let Some((_, len)) = self.posted.front() else { return false };
+        let patience = STUCK_NS.saturating_add((*len as u64).saturating_mul(STUCK_BYTE_NS));
+        now.saturating_sub(self.first_since) > patience
+    }
 }
 
 /// Who hears that a request is complete.
@@ -181,8 +209,9 @@ pub(super) struct Rc<D: Device> {
     controls: VecDeque<(PeerId, Control)>,
     /// Connections that failed outside of `poll`: it reports them.
     doomed: Vec<PeerId>,
-    /// Writes under way on all connections.
+    /// Writes under way on all connections, and when to look whether one is stuck, nanoseconds.
     writes: u32,
+    look_at: u64,
     next_id: u32,
     armed: bool,
     counts: BulkCounts,
@@ -211,6 +240,7 @@ impl<D: Device> Rc<D> {
             controls: VecDeque::new(),
             doomed: Vec::new(),
             writes: 0,
+            look_at: 0,
             next_id: process::random_u64() as u32,
             armed: false,
             counts: BulkCounts::default(),
@@ -295,6 +325,7 @@ impl<D: Device> Rc<D> {
             used: now,
             lent: 0,
             posted: VecDeque::new(),
+            first_since: now,
         };
         self.connections.insert(peer, connection);
         Ok(end)
@@ -426,6 +457,22 @@ impl<D: Device> Rc<D> {
         sink.on_lost(peer);
     }
 
+    /// Looks for connections that are stuck.
+    #[cold]
+    fn look(&mut self, now: u64) {
+        self.look_at = now.saturating_add(LOOK_NS);
+        for (peer, connection) in &self.connections {
+            if connection.is_stuck(now) {
+                log::warn(format_args!(
+                    "queue pair {:#x} has said nothing of a request for {} s: it ends, and its messages are sent again",
+                    connection.qp.number(),
+                    now.saturating_sub(connection.first_since) / 1_000_000_000
+                ));
+                self.doomed.push(*peer);
+            }
+        }
+    }
+
     fn on_event(&mut self, event: Event, now: u64, sink: &mut dyn BulkSink) {
         let (Event::Filled { qp, .. } | Event::Written { qp } | Event::Failed { qp, .. }) = event;
         let Some(peer) = self.owners.get(&qp).copied() else { return };
@@ -434,10 +481,10 @@ impl<D: Device> Rc<D> {
             Event::Written { .. } => {
                 connection.qp.on_written();
                 let posted = connection.posted.pop_front();
-                connection.used = now;
+                (connection.used, connection.first_since) = (now, now);
                 self.writes = self.writes.saturating_sub(1);
                 self.failures.remove(&peer);
-                if let Some(Posted::Reach(token)) = posted {
+                if let Some((Posted::Reach(token), _)) = posted {
                     sink.on_reached(peer, token);
                 }
             }
@@ -596,8 +643,7 @@ impl<D: Device> Bulk for Rc<D> {
         })?;
         match connection.qp.write(payload, regions, ticket) {
             Ok(()) => {
-                connection.posted.push_back(Posted::Silent);
-                connection.used = now;
+                connection.note(Posted::Silent, payload.len(), now);
                 self.writes += 1;
                 self.counts.written += 1;
                 self.counts.written_bytes += payload.len() as u64;
@@ -707,6 +753,9 @@ impl<D: Device> Bulk for Rc<D> {
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
+        if now >= self.look_at {
+            self.look(now);
+        }
         for peer in std::mem::take(&mut self.doomed) {
             self.lose(peer, now, sink);
         }

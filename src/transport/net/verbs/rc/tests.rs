@@ -532,6 +532,45 @@ fn a_departed_peer_has_no_windows_any_more() {
 }
 
 #[test]
+fn a_device_that_forgets_a_request_loses_the_connection() {
+    const LEN: usize = 1_000_000;
+    let mut world = World::new(2, 4);
+    world.windows(0, 1);
+    world.settle();
+    world.lend(0, 1, LEN).unwrap();
+    world.hear(0, 1);
+    let posted = world.now;
+    // Nothing arrives, and nobody says so.
+    for node in [0, 1] {
+        assert!(world.nodes[node].bulk.has_work());
+    }
+    for (after, broken) in [(STUCK_NS, 0), (STUCK_NS + 900_000_000, 0), (STUCK_NS * 2, 1)] {
+        world.now = posted + after;
+        world.poll(1);
+        assert_eq!(world.nodes[1].bulk.counts().broken, broken, "after {after} ns");
+    }
+    assert_eq!((world.nodes[1].lost, world.nodes[0].lost), (1, 0));
+    world.settle();
+    assert_eq!(world.nodes[0].lost, 1, "its peer is told");
+    // A slow one that goes on is left alone.
+    world.now += 60_000_000_000;
+    world.windows(0, 1);
+    world.settle();
+    for _ in 0..10 {
+        world.lend(0, 1, 1000).unwrap();
+        world.hear(0, 1);
+    }
+    let number = *world.nodes[1].bulk.owners.keys().next().unwrap();
+    for _ in 0..10 {
+        world.now += STUCK_NS - 1_000_000;
+        world.fabric.lock().unwrap().deliver(number);
+        world.poll(1);
+        world.poll(0);
+    }
+    assert_eq!((world.nodes[0].filled, world.nodes[1].lost), (10, 1));
+}
+
+#[test]
 fn memory_that_cannot_be_registered_is_refused() {
     let mut world = World::new(2, 4);
     world.windows(0, 1);
