@@ -457,6 +457,13 @@ impl<D: Device> Rc<D> {
         sink.on_lost(peer);
     }
 
+    /// Reports connections that failed outside of `poll`.
+    fn lose_doomed(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        for peer in std::mem::take(&mut self.doomed) {
+            self.lose(peer, now, sink);
+        }
+    }
+
     /// Looks for connections that are stuck.
     #[cold]
     fn look(&mut self, now: u64) {
@@ -753,12 +760,7 @@ impl<D: Device> Bulk for Rc<D> {
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
-        if now >= self.look_at {
-            self.look(now);
-        }
-        for peer in std::mem::take(&mut self.doomed) {
-            self.lose(peer, now, sink);
-        }
+        self.lose_doomed(now, sink);
         if let Some(device) = &self.device {
             self.exposed.check(device, sink);
         }
@@ -777,6 +779,11 @@ impl<D: Device> Bulk for Rc<D> {
             for event in events.drain(..) {
                 self.on_event(event, now, sink);
             }
+        }
+        // What is complete does not wait: only now it shows what is stuck.
+        if now >= self.look_at && n < BATCH {
+            self.look(now);
+            self.lose_doomed(now, sink);
         }
         n
     }

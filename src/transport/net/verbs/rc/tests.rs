@@ -568,6 +568,13 @@ fn a_device_that_forgets_a_request_loses_the_connection() {
         world.poll(0);
     }
     assert_eq!((world.nodes[0].filled, world.nodes[1].lost), (10, 1));
+    // So is one that was done long before anybody looked.
+    world.lend(0, 1, 1000).unwrap();
+    world.hear(0, 1);
+    world.fabric.lock().unwrap().deliver(number);
+    world.now += 100 * STUCK_NS;
+    world.poll(1);
+    assert_eq!(world.nodes[1].lost, 1);
 }
 
 #[test]
