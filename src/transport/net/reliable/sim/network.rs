@@ -110,6 +110,8 @@ impl Datagram {
 pub(super) struct Network {
     pub(super) clock: Clock,
     pub(super) rng: Rng,
+    /// Draws which ways are in doubt.
+    ways: Rng,
     pub(super) weather: Weather,
     pub(super) cuts: Vec<Cut>,
     pub(super) fates: Fates,
@@ -147,6 +149,7 @@ impl Network {
         Self {
             clock: Clock::default(),
             rng: Rng::new(seed),
+            ways: Rng::new(!seed),
             cuts: Vec::new(),
             fates: Fates::default(),
             trace: std::env::var_os("UDRV_TEST_TRACE").is_some(),
@@ -398,7 +401,7 @@ impl Link for SimLink<'_> {
 
     fn is_sound(&mut self, _: &Address, _: usize) -> bool {
         // Now and then a way is in doubt.
-        self.sound && self.network.rng.percent(90)
+        self.sound && self.network.ways.percent(90)
     }
 
     fn allow_fragments(&mut self, _: &Address, _: usize) {

@@ -39,7 +39,7 @@ pub(super) fn draw(seed: u64, size: u32) -> World {
     world.fragile = fragile;
     let troubled = rng.percent(60);
     let span = 20 * MS + rng.below(400 * MS);
-    let cast = Cast::draw(&mut rng, slots);
+    let cast = Cast::draw(&mut rng, &mut Rng::new(seed ^ 0x50d), slots);
     for slot in 0..slots as Slot {
         let flows = flows(&mut rng, slots as Slot, slot, size / slots as u32 + 1, span);
         world.start(slot, cast.habits(&mut rng, slot), flows);
@@ -55,12 +55,14 @@ struct Cast {
     base: Habits,
     stranger: Option<Slot>,
     jumbo: bool,
-    /// Some go ways on which nothing arrives damaged.
-    sound: bool,
+    /// Who goes ways on which nothing arrives damaged, and who knows of such, a bit for each place.
+    sound: u64,
+    knowing: u64,
 }
 
 impl Cast {
-    fn draw(rng: &mut Rng, slots: usize) -> Self {
+    /// `apart` draws what came later, so that the worlds before are still those of their seeds.
+    fn draw(rng: &mut Rng, apart: &mut Rng, slots: usize) -> Self {
         let base = Habits {
             peer_timeout_ns: rng.pick(&[3000, 4000, 10_000]) * MS,
             // A little above what one message and its answer need.
@@ -72,15 +74,18 @@ impl Cast {
             ..plain()
         };
         let stranger = rng.percent(15).then(|| rng.index(slots) as Slot).filter(|_| slots > 2);
-        Self { base, stranger, jumbo: rng.percent(40), sound: rng.percent(40) }
+        let some = apart.percent(40);
+        let sound = if some { apart.next() | apart.next() } else { 0 };
+        let knowing = if some { apart.next() | apart.next() | apart.next() } else { 0 };
+        Self { base, stranger, jumbo: rng.percent(40), sound, knowing }
     }
 
     fn habits(&self, rng: &mut Rng, slot: Slot) -> Habits {
         let lengths: &[usize] = if self.jumbo { &[1472, 4000, 8972] } else { &[1472, 1200] };
         Habits {
             datagram_max: rng.pick(lengths),
-            sound: self.sound && rng.percent(70),
-            features: if self.sound && rng.percent(90) { HEADER_TAGS } else { 0 },
+            sound: self.sound >> slot & 1 == 1,
+            features: if self.knowing >> slot & 1 == 1 { HEADER_TAGS } else { 0 },
             job: if self.stranger == Some(slot) { 2 } else { 1 },
             turn_ns: rng.pick(&[200, US, 3 * US, 20 * US]),
             ..self.base.clone()
