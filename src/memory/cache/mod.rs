@@ -238,7 +238,7 @@ impl<R: Registrar> Cache<R> {
                         if !settled {
                             count(&self.shared.counters.unsettled);
                         }
-                        self.miss(monitor, want, self.surroundings(addr, len), access)
+                        self.miss(monitor, want, self.surroundings(addr, len, want), access)
                     }
                 }
             }
@@ -283,13 +283,13 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// What else to register with a buffer, the buffer included.
-    fn surroundings(&self, addr: usize, len: usize) -> Option<Span> {
+    /// What to register for a buffer instead of `want`, the pages that it touches.
+    fn surroundings(&self, addr: usize, len: usize, want: Span) -> Option<Span> {
         let (start, end) = declared::around(addr, len)?;
         let from = start.max(addr - addr % BLOCK);
         let to = end.min((addr + len).checked_next_multiple_of(BLOCK)?);
         let span = Span::pages(from, to - from, self.shared.page)?;
-        (span.len() <= self.limit() / SHARE).then_some(span)
+        (span != want && span.len() <= self.limit() / SHARE).then_some(span)
     }
 
     /// A new registration, to be kept if it can be: of `wide`, if that works, else of what is wanted.
@@ -300,15 +300,14 @@ impl<R: Registrar> Cache<R> {
         wide: Option<Span>,
         access: Access,
     ) -> Result<Lease<R>, Refusal> {
-        if let Some(wide) = wide.filter(|wide| *wide != want) {
+        if let Some(wide) = wide {
             let register = || self.register_once(wide, access.union(self.shared.generous));
-            if let Some((Ok(entry), true)) = self.watched(monitor, wide, register) {
+            if let Some((Ok(entry), true)) = self.keep(monitor, wide, register) {
                 count(&self.shared.counters.misses);
                 return Ok(self.lease(entry));
             }
         }
-        let Some((made, listed)) = self.watched(monitor, want, || self.register(want, access))
-        else {
+        let Some((made, listed)) = self.keep(monitor, want, || self.register(want, access)) else {
             return self.once(want, access);
         };
         let entry = made?;
@@ -318,7 +317,7 @@ impl<R: Registrar> Cache<R> {
 
     /// What `register` makes while `span` is watched, kept if that is possible. `None`: it cannot be
     /// watched.
-    fn watched<E>(
+    fn keep<E>(
         &self,
         monitor: &Monitor,
         span: Span,
@@ -360,6 +359,7 @@ impl<R: Registrar> Cache<R> {
         Ok(self.lease(entry))
     }
 
+    /// A new registration, if there is room. Errors: as [`Registrar::register`].
     fn register_once(&self, span: Span, allowed: Access) -> Result<Arc<Entry<R::Handle>>, Errno> {
         let shared = &*self.shared;
         let handle = shared.registrar.register(span.start, span.len(), allowed)?;

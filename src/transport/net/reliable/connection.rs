@@ -1,7 +1,7 @@
 //! One peer's connection: its state, and what its deadlines mean.
 
 use super::congestion::Congestion;
-use super::packet::{HEADER_TAGS, Hello, HelloKind, STREAMS, VERSION, VERSION_MIN, WINDOWS};
+use super::packet::{Hello, HelloKind, VERSION, VERSION_MIN};
 use super::path::Path;
 use super::receiving::{Assembly, Early};
 use super::sending::Outgoing;
@@ -70,13 +70,7 @@ pub(super) struct Connection {
     /// Length of the longest INIT that the next ACCEPT answers, bytes.
     pub(super) answers: u16,
 
-    /// The other side takes streams.
-    pub(super) streams: bool,
-    /// It has a bulk path.
-    pub(super) windows: bool,
-    /// It takes tags of the header only.
-    pub(super) header_tags: bool,
-    /// All that it knows; `None` before it has introduced itself.
+    /// What the other side knows; `None` before it has introduced itself.
     pub(super) features: Option<u32>,
     /// Messages taken from the layer above, and given to it.
     pub(super) sent: u64,
@@ -172,9 +166,6 @@ impl Connection {
             known: phase == Phase::Greeting,
             unheard: false,
             hello: 0,
-            streams: false,
-            windows: false,
-            header_tags: false,
             features: None,
             sent: 0,
             delivered: 0,
@@ -229,6 +220,12 @@ impl Connection {
         self.answers = self.answers.max(u16::try_from(len).unwrap_or(u16::MAX));
     }
 
+    /// The other side has introduced itself, and knows `feature`.
+    #[inline]
+    pub(super) fn knows(&self, feature: u32) -> bool {
+        self.features.is_some_and(|all| all & feature != 0)
+    }
+
     /// Largest datagram to this peer, bytes.
     pub(super) fn datagram_room(&self) -> usize {
         usize::from(self.datagram_max)
@@ -243,9 +240,6 @@ impl Connection {
         self.remote_id = hello.connection;
         self.peer_nonce = hello.nonce;
         self.peer_life = hello.life;
-        self.streams = hello.features & STREAMS != 0;
-        self.windows = hello.features & WINDOWS != 0;
-        self.header_tags = hello.features & HEADER_TAGS != 0;
         self.features = Some(hello.features);
         let ours = shared.settings.datagram_max;
         self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_LEAST)) as u16);

@@ -314,7 +314,8 @@ impl Reliable {
 
     /// Our and the other side's number of the connection to `peer`, if it takes streams.
     pub(crate) fn takes_streams(&self, peer: PeerId) -> Option<(u32, u32)> {
-        let c = self.of(peer).filter(|c| c.streams && c.phase == Phase::Established)?;
+        let c =
+            self.of(peer).filter(|c| c.knows(packet::STREAMS) && c.phase == Phase::Established)?;
         Some((c.id, c.remote_id))
     }
 
@@ -325,7 +326,7 @@ impl Reliable {
 
     /// Whether `peer` is there and may lend windows, and be lent some.
     pub(crate) fn takes_windows(&self, peer: PeerId) -> bool {
-        self.of(peer).is_some_and(|c| c.windows && c.phase == Phase::Established)
+        self.of(peer).is_some_and(|c| c.knows(packet::WINDOWS) && c.phase == Phase::Established)
     }
 
     /// Whom our connection number `id` is the one to.

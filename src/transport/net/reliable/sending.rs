@@ -4,7 +4,7 @@ use super::congestion::WINDOW_MAX;
 use super::connection::{ACCEPT, Connection, DOUBT, INIT, PROBE, Phase};
 use super::packet::{
     self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN,
-    HEADER_ONLY, Header, HelloKind, Kind, PRESSURE,
+    HEADER_ONLY, HEADER_TAGS, Header, HelloKind, Kind, PRESSURE,
 };
 use super::receiving::ACK_EVERY;
 use super::timers::NEVER;
@@ -414,7 +414,7 @@ impl Connection {
         let direction = self.direction;
         // The first one is the longest.
         let longest = batch.first().and_then(|psn| self.packet(*psn)).map_or(0, |p| p.bytes.len());
-        if self.header_tags && link.is_sound(&self.address, longest) {
+        if self.goes_sound(link, longest) {
             header.flags |= HEADER_ONLY;
         }
         let first = self.transmission;
@@ -487,6 +487,12 @@ impl Connection {
         }
     }
 
+    /// Whether the network guards what a packet of `len` bytes carries, and the other side knows of that.
+    #[inline]
+    fn goes_sound(&self, link: &mut impl Link, len: usize) -> bool {
+        self.knows(HEADER_TAGS) && link.is_sound(&self.address, len)
+    }
+
     /// What every packet says about the other direction.
     fn header(&self, shared: &Shared, kind: Kind, now: u64) -> Header {
         let mut flags = if shared.pressure { PRESSURE } else { 0 };
@@ -540,7 +546,7 @@ impl Connection {
         let words = words.get(..count * 8).unwrap_or(&[]);
         let len = HEADER_LEN + count * 8;
         // A packet that ends a connection goes over UDP.
-        if kind != Kind::Close && self.header_tags && link.is_sound(&self.address, len) {
+        if kind != Kind::Close && self.goes_sound(link, len) {
             header.flags |= HEADER_ONLY;
         }
         head.copy_from_slice(&header.signed(&key, &shared.hash, self.direction, words));

@@ -1,4 +1,5 @@
-//! Authentication of datagrams: who is not of the job cannot make, change or repeat one.
+//! Authentication of datagrams: who is not of the job cannot make, change or repeat one. Where a device's
+//! network guards payload, that is said of its header and length ([`HEADER_ONLY`]).
 //!
 //! A tag is SipHash-2-4 under a key that only the job has. SipHash moves 2 GB/s, too few for
 //! payload: all but the shortest is first condensed by a faster hash ([`BlockHash`]) that is as
@@ -108,15 +109,7 @@ impl SessionKey {
         header: &[u8],
         payload: &[u8],
     ) -> u64 {
-        let mut state = SipHash::new(&self.0);
-        // Headers are shorter than 16 MiB, payloads than 4 GiB.
-        let lengths = (header.len() as u64) << 8 | (payload.len() as u64) << 32;
-        state.word(u64::from(direction) | lengths);
-        match header.first_chunk::<TAG_AT>() {
-            // Nearly always, and then without a loop.
-            Some(words) if header.len() == TAG_AT => state.words(words),
-            _ => state.padded(header),
-        }
+        let mut state = self.begin(direction, header, payload.len());
         if payload.len() <= DIRECT_MAX {
             state.padded(payload);
         } else {
@@ -140,11 +133,22 @@ impl SessionKey {
         if flags & HEADER_ONLY == 0 {
             return self.tag(blocks, direction, header, payload);
         }
+        self.begin(direction, header, payload.len()).finish()
+    }
+
+    /// What every tag begins with: the direction, the lengths and the header.
+    #[inline(always)]
+    fn begin(&self, direction: u8, header: &[u8], payload: usize) -> SipHash {
         let mut state = SipHash::new(&self.0);
-        let lengths = (TAG_AT as u64) << 8 | (payload.len() as u64) << 32;
+        // Headers are shorter than 16 MiB, payloads than 4 GiB.
+        let lengths = (header.len() as u64) << 8 | (payload as u64) << 32;
         state.word(u64::from(direction) | lengths);
-        state.words(header);
-        state.finish()
+        match header.first_chunk::<TAG_AT>() {
+            // Nearly always, and then without a loop.
+            Some(words) if header.len() == TAG_AT => state.words(words),
+            _ => state.padded(header),
+        }
+        state
     }
 }
 

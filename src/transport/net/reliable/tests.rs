@@ -272,15 +272,8 @@ fn an_old_handshake_harms_nobody() {
         bench.exchange(|_| true);
     }
     let events = bench.b.heard.events.len();
-    let from = bench.a.address;
     for _ in 0..100 {
-        bench.b.machine.on_datagram(
-            bench.now,
-            &from,
-            &init,
-            Condition::default(),
-            &mut bench.b.heard,
-        );
+        taken(&mut bench, &init, false);
         bench.wait(200 * MS);
         bench.exchange(|_| true);
     }
@@ -366,7 +359,6 @@ fn packets_have_what_both_sides_take() {
     }
 }
 
-/// What the machine costs by itself: `cargo test --release costs -- --ignored --nocapture`.
 /// What a has under way after a message of 100 bytes, over wires of a kind, between ends with these
 /// features; and the bench.
 fn under_way(sound: bool, features: [u32; 2]) -> (Bench, Vec<u8>) {
@@ -434,6 +426,7 @@ fn who_does_not_know_tags_of_the_header_gets_none() {
     assert_eq!(taken(&mut bench, &packet, true), 1);
 }
 
+/// What the machine costs by itself: `cargo test --release costs -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn costs() {

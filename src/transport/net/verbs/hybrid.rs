@@ -372,7 +372,7 @@ impl Rdma {
     #[inline]
     fn carries(&mut self, to: &Address, len: usize) -> bool {
         let (Some(link), Some(way)) = (&self.link, self.ways.open(to)) else { return false };
-        len <= usize::from(way.place.mtu.min(link.place().mtu))
+        len <= link.longest_to(way.place)
     }
 
     /// Sends `packets` if the way is open and carries them; `None`: they have to go over UDP.
@@ -388,7 +388,7 @@ impl Rdma {
             return None;
         };
         let link = self.link.as_mut()?;
-        if first.len() > usize::from(way.place.mtu.min(link.place().mtu)) {
+        if first.len() > link.longest_to(way.place) {
             return None;
         }
         match link.send(way.place, way.handle, packets) {

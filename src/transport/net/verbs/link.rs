@@ -50,6 +50,12 @@ impl UdLink {
         usize::from(self.place.mtu)
     }
 
+    /// The same to `there`.
+    #[inline]
+    pub(super) fn longest_to(&self, there: &Place) -> usize {
+        usize::from(self.place.mtu.min(there.mtu))
+    }
+
     /// Datagrams that there is room for until the next `receive`.
     pub(super) fn receive_slots(&self) -> usize {
         self.port.settings().receive_slots as usize

@@ -66,6 +66,12 @@ struct Side {
     address: Address,
 }
 
+impl Side {
+    fn hear(&mut self, now: u64, from: &Address, packet: &[u8]) {
+        self.machine.on_datagram(now, from, packet, Condition::default(), &mut self.got);
+    }
+}
+
 fn side(port: u16) -> Side {
     let address = Address::from_text(&format!("10.0.0.1:{port}")).unwrap();
     let settings = Settings {
@@ -135,24 +141,10 @@ impl Bench {
             let probes = sent.iter().filter(|p| is_hello(p) && p.len() > HELLO_LEN);
             self.probes.extend(probes.map(Vec::len));
             for packet in sent.into_iter().filter(|packet| keep(packet)) {
-                let from = self.a.address;
-                self.b.machine.on_datagram(
-                    self.now,
-                    &from,
-                    &packet,
-                    Condition::default(),
-                    &mut self.b.got,
-                );
+                self.b.hear(self.now, &self.a.address, &packet);
             }
             for packet in self.b.wire.sent.drain(..) {
-                let from = self.b.address;
-                self.a.machine.on_datagram(
-                    self.now,
-                    &from,
-                    &packet,
-                    Condition::default(),
-                    &mut self.a.got,
-                );
+                self.a.hear(self.now, &self.b.address, &packet);
             }
         }
     }

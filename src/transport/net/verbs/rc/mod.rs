@@ -41,7 +41,7 @@ const PATIENCE_NS: u64 = 1_000_000_000;
 /// A connection gives way to another one if it was not used for so long, nanoseconds.
 const IDLE_NS: u64 = 20_000_000;
 /// A connection whose oldest request has come to no end for so long is taken for broken, nanoseconds, and
-/// how much more time each of its bytes has. A device gives up after two seconds without an answer; but
+/// how much more time each of its bytes has. A device gives up by itself, after two seconds at the earliest; but
 /// soft-RoCE of Linux 6.1 has been seen to wait for ever, when packets of a write and of a read behind it
 /// were lost.
 const STUCK_NS: u64 = 4_000_000_000;
