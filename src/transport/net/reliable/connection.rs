@@ -69,6 +69,8 @@ pub(super) struct Connection {
     pub(super) hello: u8,
     /// Length of the longest INIT that the next ACCEPT answers, bytes.
     pub(super) answers: u16,
+    /// [`Hello::established`] of the INIT that the next ACCEPT answers.
+    asked_by_established: bool,
 
     /// What the other side knows; `None` before it has introduced itself.
     pub(super) features: Option<u32>,
@@ -170,6 +172,7 @@ impl Connection {
             sent: 0,
             delivered: 0,
             answers: 0,
+            asked_by_established: false,
             window: VecDeque::new(),
             base: first,
             unsent: first,
@@ -214,9 +217,10 @@ impl Connection {
         self.hello |= INIT;
     }
 
-    /// Agrees to an INIT of `len` bytes.
-    pub(super) fn accept(&mut self, len: usize) {
+    /// Agrees to `init`, of `len` bytes.
+    pub(super) fn accept(&mut self, init: &Hello, len: usize) {
         self.hello |= ACCEPT;
+        self.asked_by_established = init.established;
         self.answers = self.answers.max(u16::try_from(len).unwrap_or(u16::MAX));
     }
 
@@ -258,9 +262,13 @@ impl Connection {
     /// A handshake packet from us.
     pub(super) fn hello(&self, shared: &Shared, kind: HelloKind) -> Hello {
         let settings = &shared.settings;
-        let answered = if kind == HelloKind::Accept { self.answers } else { 0 };
+        let (answered, established) = match kind {
+            HelloKind::Accept => (self.answers, self.asked_by_established),
+            _ => (0, self.phase == Phase::Established),
+        };
         Hello {
             kind,
+            established,
             version: VERSION,
             version_min: VERSION_MIN,
             datagram_max: settings.datagram_max.min(usize::from(u16::MAX)) as u16,

@@ -112,7 +112,7 @@ impl Reliable {
             c.adopt(&self.shared, hello);
         }
         if let Some(c) = self.at(place) {
-            c.accept(len);
+            c.accept(hello, len);
         }
         self.settle(place);
     }
@@ -134,7 +134,7 @@ impl Reliable {
         let address = hello.address;
         let mut c = Connection::new(&self.shared, peer, address, nonce, Phase::HalfOpen, now);
         c.adopt(&self.shared, hello);
-        c.accept(len);
+        c.accept(hello, len);
         c.incumbent = incumbent;
         let Some(place) = self.insert(c, incumbent.is_none()) else { return };
         self.shared.half_open += 1;
@@ -162,6 +162,13 @@ impl Reliable {
                     c.attempts = 0;
                     c.retry_at = now;
                 }
+                self.settle(place);
+                return;
+            }
+            if !hello.established {
+                // It answers what we asked before there was a connection: an earlier life may have
+                // said that, long ago. Which of them is there?
+                c.hello |= INIT;
                 self.settle(place);
                 return;
             }
@@ -211,6 +218,7 @@ impl Reliable {
         let settings = &self.shared.settings;
         let answer = Hello {
             kind: HelloKind::Refuse,
+            established: false,
             version: VERSION,
             version_min: VERSION_MIN,
             datagram_max: 0,

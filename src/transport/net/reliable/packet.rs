@@ -80,6 +80,9 @@ pub(crate) struct Header {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello {
     pub(crate) kind: HelloKind,
+    /// In an INIT: its sender has established the connection. In an ACCEPT: that of the INIT that
+    /// it answers.
+    pub(crate) established: bool,
     /// The version that its sender speaks, and the oldest that it understands.
     pub(crate) version: u16,
     pub(crate) version_min: u16,
@@ -238,6 +241,7 @@ impl Hello {
         };
         Some(Self {
             kind,
+            established: *bytes.get(5)? & 1 != 0,
             version: u16_at(bytes, 6)?,
             version_min: u16_at(bytes, 8)?,
             datagram_max: u16_at(bytes, 10)?,
@@ -264,7 +268,7 @@ impl Hello {
             HelloKind::Refuse => 0x12,
         };
         put(&mut b, 0, &MAGIC);
-        put(&mut b, 4, &[kind, 0]);
+        put(&mut b, 4, &[kind, u8::from(self.established)]);
         put(&mut b, 6, &self.version.to_le_bytes());
         put(&mut b, 8, &self.version_min.to_le_bytes());
         put(&mut b, 10, &self.datagram_max.to_le_bytes());
@@ -422,6 +426,7 @@ mod tests {
     fn hello() -> Hello {
         Hello {
             kind: HelloKind::Accept,
+            established: true,
             version: 1,
             version_min: 1,
             datagram_max: 1472,

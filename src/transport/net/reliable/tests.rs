@@ -1,7 +1,8 @@
 //! Two endpoints on a bench, step by step. Everything at random is in `sim`.
 
-use super::packet::{Dump, HEADER_TAGS};
+use super::packet::{Dump, HEADER_TAGS, Hello, HelloKind};
 use super::*;
+use std::cell::RefCell;
 use std::io::IoSlice;
 
 const MS: u64 = 1_000_000;
@@ -285,6 +286,35 @@ fn an_old_handshake_harms_nobody() {
     assert_eq!(bench.b.heard.events.len(), events);
     assert_eq!(bench.b.heard.messages.last().unwrap().0, b"still there");
     assert_eq!(bench.b.machine.connections(), 2 - 1);
+}
+
+#[test]
+fn what_an_earlier_life_answered_to_the_first_question_harms_nobody() {
+    let mut bench = Bench::new();
+    bench.send(b"first", 0).unwrap();
+    let answers = RefCell::new(Vec::new());
+    bench.exchange(|packet| {
+        let accept = Hello::decode(packet).is_some_and(|h| h.kind == HelloKind::Accept);
+        answers.borrow_mut().extend(accept.then(|| packet.to_vec()));
+        !accept
+    });
+    bench.b = end(2, 7, 107);
+    for _ in 0..10 {
+        bench.wait(20 * MS);
+        bench.exchange(|_| true);
+    }
+    assert_eq!(bench.b.heard.messages.pop(), Some((b"first".to_vec(), Vec::new())));
+    let [old] = answers.take().try_into().unwrap();
+    for i in 0..10 {
+        let End2 { machine, heard, .. } = &mut bench.a;
+        machine.on_datagram(bench.now, &bench.b.address, &old, Condition::default(), heard);
+        bench.exchange(|_| true);
+        bench.send(&[i], 0).unwrap();
+        bench.exchange(|_| true);
+        assert_eq!(bench.b.heard.messages.pop(), Some((vec![i], Vec::new())));
+    }
+    assert_eq!(bench.a.heard.events, ["connected"]);
+    assert_eq!(bench.b.heard.events, ["connected"]);
 }
 
 #[test]

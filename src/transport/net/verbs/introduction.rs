@@ -237,6 +237,7 @@ mod tests {
     fn hello() -> [u8; HELLO_LEN] {
         Hello {
             kind: HelloKind::Init,
+            established: false,
             version: 1,
             version_min: 1,
             datagram_max: 1472,

@@ -41,6 +41,7 @@ fn greeting(rng: &mut Rng, from: Slot, to: Slot, nodes: &[Option<Box<Node>>]) ->
     let life = |slot: Slot| nodes[slot as usize].as_ref().map_or(1, |n| n.life);
     let hello = Hello {
         kind: rng.pick(&[HelloKind::Init, HelloKind::Accept, HelloKind::Refuse]),
+        established: true,
         version: VERSION,
         version_min: VERSION_MIN,
         datagram_max: rng.next() as u16,

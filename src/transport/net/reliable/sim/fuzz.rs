@@ -101,6 +101,7 @@ fn hello(rng: &mut Rng, near: Option<&Connection>, slots: Slot) -> Hello {
     };
     Hello {
         kind: rng.pick(&[HelloKind::Init, HelloKind::Accept, HelloKind::Refuse]),
+        established: rng.percent(50),
         version: rng.pick(&[0, 1, 1, 1, 2, u16::MAX]),
         version_min: rng.pick(&[0, 1, 1, 1, 2, u16::MAX]),
         datagram_max: rng.pick(&[0, 1, 39, 40, 41, 1199, 1472, 9000, u16::MAX]),
