@@ -343,6 +343,10 @@ impl World {
         if moved != self.progress.0 {
             self.progress = (moved, now);
         }
+        // Who rests between two bursts need not have noticed anything.
+        let flows = self.nodes.iter().flatten().flat_map(|n| &n.app.flows);
+        let rested = flows.filter(|f| !f.is_done()).map(|f| f.next_at).max();
+        self.progress.1 = self.progress.1.max(rested.unwrap_or(0).min(now));
         let most = if self.fragile { FRAGILE_NS } else { self.timeout_ns + SLACK_NS };
         if now - self.progress.1 > most {
             for node in self.nodes.iter().flatten() {
