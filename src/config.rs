@@ -112,11 +112,11 @@ pub(crate) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "PUSH_MAX",
-        help: "Longest message within a node that is copied through shared memory, in pieces that both processes copy at once, instead of attaching to each other, bytes, 0 to 2097152 (default: 524288)",
+        help: "Longest message within a node that is copied through shared memory, in pieces that both processes copy at once, instead of attaching to each other, bytes, 0 to 2097152 (default: 524288; 0 where more processes talk than the machine has processors, and may attach)",
     },
     Variable {
         name: "SHARE_MIN",
-        help: "Shortest message within a node that both processes copy where each may attach to the other, bytes, 0 to 2^62 (default: 131072)",
+        help: "Shortest message within a node that both processes copy where each may attach to the other, bytes, 0 to 2^62 (default: 131072; none where more processes talk than the machine has processors)",
     },
     Variable {
         name: "BULK_MIN",
@@ -216,9 +216,9 @@ pub(crate) struct Config {
     /// FI_UDRV_EAGER_MAX, bytes
     pub(crate) eager_max: usize,
     /// FI_UDRV_PUSH_MAX, bytes
-    pub(crate) push_max: usize,
+    pub(crate) push_max: Option<usize>,
     /// FI_UDRV_SHARE_MIN, bytes
-    pub(crate) share_min: usize,
+    pub(crate) share_min: Option<usize>,
     /// FI_UDRV_BULK_MIN, bytes
     pub(crate) bulk_min: usize,
     /// FI_UDRV_UNEXPECTED_MAX, bytes
@@ -261,8 +261,8 @@ impl Default for Config {
             iface: None,
             cma: CmaPolicy::Auto,
             eager_max: 16 * 1024,
-            push_max: 512 * 1024,
-            share_min: 128 * 1024,
+            push_max: None,
+            share_min: None,
             bulk_min: 32 * 1024,
             unexpected_max: 64 << 20,
             tx_max: 1 << 20,
@@ -323,8 +323,8 @@ impl Config {
             None => (),
         };
         size("EAGER_MAX", 0, 16 * 1024, &mut config.eager_max);
-        size("PUSH_MAX", 0, 2 << 20, &mut config.push_max);
-        size("SHARE_MIN", 0, 1 << 62, &mut config.share_min);
+        config.push_max = number("PUSH_MAX", 0, 2 << 20).map(|value| value as usize);
+        config.share_min = number("SHARE_MIN", 0, 1 << 62).map(|value| value as usize);
         size("BULK_MIN", 0, 1 << 62, &mut config.bulk_min);
         size("UNEXPECTED_MAX", 0, 1 << 62, &mut config.unexpected_max);
         size("TX_MAX", 1, 1 << 24, &mut config.tx_max);

@@ -34,10 +34,10 @@ enum Route {
 /// Shortest messages that go other ways than the rest, and longest ones that do, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bounds {
-    /// FI_UDRV_PUSH_MAX
-    pub(crate) push: usize,
-    /// FI_UDRV_SHARE_MIN
-    pub(crate) share: usize,
+    /// FI_UDRV_PUSH_MAX, where it is set.
+    pub(crate) push: Option<usize>,
+    /// FI_UDRV_SHARE_MIN, where it is set.
+    pub(crate) share: Option<usize>,
     /// FI_UDRV_BULK_MIN
     pub(crate) bulk: usize,
 }

@@ -125,7 +125,7 @@ impl Hub {
             rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
         };
         let bind = Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let bounds = Bounds { push: 512 << 10, share: 1 << 20, bulk: 1 << 20 };
+        let bounds = Bounds { push: Some(512 << 10), share: Some(1 << 20), bulk: 1 << 20 };
         let settings =
             MuxSettings { cma: CmaPolicy::Off, shm: false, mtu: None, bounds, net: Some(net) };
         let mux = Mux::open(bind, settings).unwrap();

@@ -58,6 +58,7 @@ impl Shm {
         let mut known = false;
         if let Some(at) = self.inbound.iter().position(|link| link.peer == peer) {
             let mut link = self.inbound.swap_remove(at);
+            self.count_processes();
             self.epoll.remove(link.socket.as_fd());
             known = true;
             link.end_sharing();

@@ -81,6 +81,7 @@ impl Shm {
             *slot = Some(Box::new(link));
             self.outbound_count += 1;
         }
+        self.count_processes();
         self.watch(peer, credentials.pid);
         Ok(())
     }
@@ -238,6 +239,7 @@ impl Shm {
             reaches: hello.features & hello::REACHES != 0,
             cells: CellTable::default(),
         });
+        self.count_processes();
         self.watch(peer, pid);
     }
 

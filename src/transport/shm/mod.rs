@@ -121,8 +121,13 @@ pub(crate) struct Shm {
     /// [0] holds `nonce` for peers to read, [1] is theirs to write: probes of cross-memory attach.
     probe: Box<[AtomicU64; 2]>,
     cma: CmaPolicy,
-    push_max: usize,
-    share_min: usize,
+    /// As the user wants them.
+    push_max: Option<usize>,
+    share_min: Option<usize>,
+    /// Of this machine.
+    processors: usize,
+    /// Fewer than the processes that we talk with, and this one.
+    crowded: bool,
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
     inbound: Vec<Inbound>,
@@ -174,8 +179,10 @@ impl Shm {
             epoll,
             probe: Box::new([AtomicU64::new(nonce), AtomicU64::new(0)]),
             cma,
-            push_max: usize::MAX,
-            share_min: sharing::SHARE_MIN,
+            push_max: None,
+            share_min: None,
+            processors: process::machine().1,
+            crowded: false,
             outbound: Vec::new(),
             outbound_count: 0,
             inbound: Vec::new(),
@@ -231,7 +238,7 @@ impl Shm {
             short_max: SLOT_ROOM,
             bcopy_max: geometry.payload_max(),
             fragment_max: geometry.fragment_max(),
-            push_max: geometry.push_max().min(self.push_max),
+            push_max: geometry.push_max().min(self.push_max(get)),
             stream_max: 0,
             stream_min: 0,
             window_max: 0,

@@ -50,6 +50,10 @@ pub(super) struct Producer<M = SharedMemory> {
     tail: u32,
     /// Last value of the progress counter that we read.
     consumed: u32,
+    /// The first bytes of the bulk space, a power of two of them, that are used; and how many are to
+    /// be used once all is free.
+    lap: u32,
+    next_lap: u32,
     /// Bulk bytes allocated so far (free-running).
     bulk_tail: u32,
     /// Bulk bytes known to be free again (free-running).
@@ -63,7 +67,34 @@ impl<M: Storage> Producer<M> {
     pub(super) fn new(memory: M, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
         let bulk_after = vec![0; geometry.slots as usize].into_boxed_slice();
-        Self { memory, geometry, tail: 0, consumed: 0, bulk_tail: 0, bulk_head: 0, bulk_after }
+        Self {
+            memory,
+            geometry,
+            tail: 0,
+            consumed: 0,
+            lap: geometry.bulk,
+            next_lap: geometry.bulk,
+            bulk_tail: 0,
+            bulk_head: 0,
+            bulk_after,
+        }
+    }
+
+    /// From now on uses no more than the first `bytes` of the bulk space, a power of two of them, or as
+    /// many as the longest payload takes.
+    pub(super) fn set_lap(&mut self, bytes: u32) {
+        debug_assert!(bytes.is_power_of_two());
+        let least = 2 * self.geometry.payload_max() as u32;
+        self.next_lap = bytes.clamp(least, self.geometry.bulk);
+    }
+
+    /// Places are counted by laps: the length of one may only change while all is free.
+    #[cold]
+    fn change_lap(&mut self) {
+        self.refresh();
+        if self.bulk_head == self.bulk_tail {
+            self.lap = self.next_lap;
+        }
     }
 
     pub(super) fn geometry(&self) -> Geometry {
@@ -97,14 +128,14 @@ impl<M: Storage> Producer<M> {
 
     /// Contiguous bulk space for `len` bytes: (offset, value of `bulk_tail` after it).
     fn find_bulk(&self, len: u32) -> Option<(u32, u32)> {
-        let mask = self.geometry.bulk - 1;
+        let mask = self.lap - 1;
         let len = (len + 63) & !63;
         let mut start = self.bulk_tail;
-        if (start & mask) + len > self.geometry.bulk {
+        if (start & mask) + len > self.lap {
             start = start.wrapping_add(mask).wrapping_add(1) & !mask; // skip the rest of this lap
         }
         let end = start.wrapping_add(len);
-        (end.wrapping_sub(self.bulk_head) <= self.geometry.bulk).then_some((start & mask, end))
+        (end.wrapping_sub(self.bulk_head) <= self.lap).then_some((start & mask, end))
     }
 
     /// Writes and publishes one message whose payload fits beside its header.
@@ -146,6 +177,9 @@ impl<M: Storage> Producer<M> {
         if header.len() > SLOT_ROOM || len > self.geometry.payload_max() {
             debug_assert!(false, "message too large for its ring");
             return Err(Full);
+        }
+        if self.lap != self.next_lap {
+            self.change_lap();
         }
         let mut place = self.find_bulk(len as u32);
         if !self.has_slot() || place.is_none() {
@@ -455,6 +489,51 @@ mod tests {
                 let mut got = None;
                 rx.pop(|h, p| got = Some((h.to_vec(), p.to_vec())));
                 prop_assert_eq!(got, Some(want));
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(50))]
+
+        /// Laps of another length begin when all is free, lose nothing, and are kept to.
+        #[test]
+        fn a_lap_may_become_shorter_and_longer(
+            ops in prop::collection::vec((0u8..100, 1usize..128 * 1024), 1..600)
+        ) {
+            const SHORT: u32 = 256 * 1024;
+            let (mut tx, mut rx) = pair(Geometry { slots: 64, bulk: 2 * 1024 * 1024 });
+            let base = rx.memory.base().as_ptr().addr() + tx.geometry.bulk_at();
+            let mut sent = VecDeque::new();
+            for (i, (what, len)) in ops.into_iter().enumerate() {
+                match what {
+                    0..3 => tx.set_lap(SHORT),
+                    3..6 => tx.set_lap(1 << 30),
+                    6..55 => {
+                        let done = tx.push_bulk(&[i as u8], len, |to| {
+                            to[0] = i as u8;
+                            to[len - 1] = i as u8;
+                        });
+                        if done.is_ok() {
+                            sent.push_back((i as u8, len, tx.lap));
+                        } else {
+                            prop_assert!(!sent.is_empty(), "an empty ring has room");
+                        }
+                    }
+                    _ => {
+                        let mut got = None;
+                        rx.pop(|_, payload| {
+                            let end = payload.as_ptr_range().end.addr() - base;
+                            got = Some((payload[0], payload[payload.len() - 1], payload.len(), end));
+                        });
+                        prop_assert_eq!(got.is_some(), !sent.is_empty());
+                        if let (Some((first, last, len, end)), Some(want)) = (got, sent.pop_front()) {
+                            prop_assert_eq!((first, last, len), (want.0, want.0, want.1));
+                            prop_assert!(end <= want.2 as usize);
+                        }
+                    }
+                }
+                prop_assert!(tx.lap == SHORT || tx.lap == tx.geometry.bulk);
             }
         }
     }

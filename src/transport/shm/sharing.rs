@@ -1,6 +1,6 @@
 //! Messages that both processes copy: the receiver reads parts of them, the sender writes others.
 
-use super::layout::{CELL, CELLS};
+use super::layout::{CELL, CELLS, LAVISH};
 use super::{Inbound, Shm};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::cma::Range;
@@ -9,8 +9,13 @@ use crate::sys::{clock, process};
 use crate::transport::PeerId;
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
 
+/// Longest message that is pushed, unless FI_UDRV_PUSH_MAX says otherwise, bytes.
+const PUSH_MAX: usize = 512 * 1024;
 /// Shorter messages are copied by their receiver alone, unless FI_UDRV_SHARE_MIN says otherwise.
-pub(super) const SHARE_MIN: usize = 128 * 1024;
+const SHARE_MIN: usize = 128 * 1024;
+/// Of each bulk space, bytes that are used where processes take turns: their rings had better stay in
+/// the caches.
+const CROWDED_LAP: u32 = 256 * 1024;
 /// Bytes that parts are counted in.
 const UNIT: u32 = 16 * 1024;
 /// How long an endpoint that closes waits for a peer that has a part in hand.
@@ -49,20 +54,43 @@ impl Shm {
 
     /// Longest message that is pushed, and shortest one of the others that both ends copy; shorter
     /// ones their receiver copies alone.
-    pub(crate) fn set_bounds(&mut self, push_max: usize, share_min: usize) {
+    pub(crate) fn set_bounds(&mut self, push_max: Option<usize>, share_min: Option<usize>) {
         self.push_max = push_max;
         self.share_min = share_min;
+    }
+
+    /// Looks whether there are processors for all processes that talk here. Where two of them take
+    /// turns on one, the one cannot copy while the other does: the least work is the fastest.
+    pub(super) fn count_processes(&mut self) {
+        let mut processes: Vec<i32> = self.inbound.iter().map(|link| link.pid).collect();
+        processes.push(self.owner);
+        processes.sort_unstable();
+        processes.dedup();
+        self.crowded = processes.len() > self.processors;
+        let lap = if self.crowded { CROWDED_LAP } else { LAVISH.bulk };
+        for link in self.outbound.iter_mut().flatten() {
+            link.producer.set_lap(lap);
+        }
+    }
+
+    /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
+    pub(super) fn push_max(&self, attaches: bool) -> usize {
+        self.push_max.unwrap_or(if self.crowded && attaches { 0 } else { PUSH_MAX })
+    }
+
+    fn shortest_shared(&self) -> usize {
+        self.share_min.unwrap_or(if self.crowded { usize::MAX } else { SHARE_MIN })
     }
 
     /// See [`crate::transport::Iface::share_min`].
     pub(crate) fn share_min(&self, peer: PeerId) -> Option<usize> {
         let shares = self.inbound_of(peer).is_some_and(|link| link.can_get && link.assists);
-        shares.then_some(self.share_min)
+        shares.then(|| self.shortest_shared()).filter(|least| *least < usize::MAX)
     }
 
     /// See [`crate::transport::Iface::share`].
     pub(crate) fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
-        if len < self.share_min {
+        if len < self.shortest_shared() {
             return None;
         }
         let link = self.inbound_of_mut(peer).filter(|link| link.can_get && link.assists)?;
