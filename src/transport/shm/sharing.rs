@@ -136,3 +136,71 @@ impl Shm {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::CmaPolicy;
+    use super::*;
+    use crate::sys::net;
+    use crate::transport::address::LocalHost;
+    use crate::transport::peers::PeerTable;
+    use crate::transport::{Address, Departure, Handler};
+    use std::net::SocketAddr;
+
+    struct Deaf;
+
+    impl Handler for Deaf {
+        fn on_peer(&mut self, _: PeerId, _: &Address) {}
+        fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {}
+        fn on_departure(&mut self, _: PeerId, _: Departure) {}
+        fn is_owed(&self, _: PeerId) -> bool {
+            false
+        }
+    }
+
+    struct End {
+        shm: Shm,
+        peers: PeerTable,
+        me: Address,
+        /// Keeps the port.
+        _socket: std::net::UdpSocket,
+    }
+
+    fn end(cma: CmaPolicy) -> End {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (socket, port) = net::reserve_port(&any).unwrap();
+        let me = Address(SocketAddr::from(([127, 0, 0, 1], port)));
+        let shm = Shm::open(me, cma, true).unwrap();
+        End { shm, peers: PeerTable::new(LocalHost::detect()), me, _socket: socket }
+    }
+
+    /// What `push_max` and `share_min` are for the other end, on a machine with so many processors.
+    fn bounds(processors: usize, cma: CmaPolicy, push: Option<usize>) -> (usize, Option<usize>) {
+        let (mut a, mut b) = (end(cma), end(cma));
+        let addresses = [b.me, a.me];
+        for (one, other) in [&mut a, &mut b].into_iter().zip(addresses) {
+            one.shm.processors = processors;
+            one.shm.set_bounds(push, push);
+            let peer = one.peers.intern(&other).unwrap();
+            one.shm.connect(peer, &other).unwrap();
+        }
+        let peer = a.peers.intern(&b.me).unwrap();
+        for _ in 0..1000 {
+            a.shm.poll_sockets(&mut a.peers, &mut Deaf);
+            b.shm.poll_sockets(&mut b.peers, &mut Deaf);
+            if a.shm.inbound_of(peer).is_some() {
+                return (a.shm.caps(peer).push_max, a.shm.share_min(peer));
+            }
+        }
+        panic!("no link");
+    }
+
+    #[test]
+    fn who_shares_processors_copies_once() {
+        // Both ends are of this process, which is one.
+        assert_eq!(bounds(1, CmaPolicy::Auto, None), (PUSH_MAX, Some(SHARE_MIN)));
+        assert_eq!(bounds(0, CmaPolicy::Auto, None), (0, None));
+        assert_eq!(bounds(0, CmaPolicy::Off, None), (PUSH_MAX, None), "there is no other way");
+        assert_eq!(bounds(0, CmaPolicy::Auto, Some(100)), (100, Some(100)), "as the user wants it");
+    }
+}
