@@ -318,10 +318,14 @@ unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
     entry("fi_cntr_read", || {
         // SAFETY: a counter of ours.
         let cntr = unsafe { counter(cntr) };
-        let guard = cntr.domain.lock.lock();
-        cntr.end_wait(&guard);
-        cntr.progress(&guard);
-        cntr.state(&guard).value
+        let value = {
+            let guard = cntr.domain.lock.lock();
+            cntr.end_wait(&guard);
+            cntr.progress(&guard);
+            cntr.state(&guard).value
+        };
+        cntr.domain.give_way();
+        value
     })
 }
 

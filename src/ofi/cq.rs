@@ -482,8 +482,11 @@ unsafe fn read_common(
     // SAFETY: a queue of ours and the application's arrays.
     unsafe {
         let cq = &(*cq.cast::<CqFid>()).shared;
-        let guard = cq.domain.lock.lock();
-        cq.read(&guard, buffer, count, sources)
+        let n = cq.read(&cq.domain.lock.lock(), buffer, count, sources);
+        if n == -(FI_EAGAIN as isize) {
+            cq.domain.give_way();
+        }
+        n
     }
 }
 

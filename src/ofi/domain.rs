@@ -10,6 +10,7 @@ use super::trigger::Triggers;
 use super::{av, cntr, cq, endpoint, eq, mr, poll_set};
 use crate::config::Config;
 use crate::memory::keys::{RegionTable, Right};
+use crate::sys::process;
 use crate::telemetry::log;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::{job_key, verbs};
@@ -24,6 +25,7 @@ use libfabric_sys::{
 use once_cell::sync::OnceCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// What the children of a domain share.
@@ -41,6 +43,8 @@ pub(crate) struct Domain {
     /// Peers name places in regions by address (FI_MR_BASIC, FI_MR_VIRT_ADDR); else by offset.
     pub(crate) names_addresses: bool,
     pub(crate) state: Locked<DomainState>,
+    /// Who polls had better let another process have the processor.
+    pub(crate) yields: AtomicBool,
     thread: OnceCell<ProgressThread>,
 }
 
@@ -75,6 +79,16 @@ impl RegionCounters {
 }
 
 impl Domain {
+    /// Lets another process have the processor, if the last poll of an endpoint was for that. Not
+    /// under the lock: other threads may want it meanwhile.
+    #[inline]
+    pub(super) fn give_way(&self) {
+        if self.yields.load(Ordering::Relaxed) {
+            self.yields.store(false, Ordering::Relaxed);
+            process::yield_now();
+        }
+    }
+
     /// From now on every endpoint of the domain feeds `counter`, whoever progresses for it.
     /// Errors: of the counter's wait object.
     pub(super) fn feed(&self, counter: &Arc<cntr::Counter>, guard: &Guard<'_>) -> Result<(), i32> {
@@ -222,6 +236,7 @@ pub(crate) unsafe fn open(
         chooses_keys: attr.mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY) != 0,
         names_addresses: attr.mr_mode & (FI_MR_BASIC | FI_MR_VIRT_ADDR) != 0,
         state: Locked::new(DomainState::default()),
+        yields: AtomicBool::new(false),
         thread: OnceCell::new(),
     });
     if attr.data_progress == FI_PROGRESS_AUTO {

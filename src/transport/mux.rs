@@ -74,6 +74,8 @@ pub(crate) struct Mux {
     /// Peers of this node are reached through shared memory.
     prefers_shm: bool,
     port: Port,
+    /// A peer was reached over the network.
+    networked: bool,
     pace: Pace,
     /// What was said last of a peer that cannot be reached: who tries again is not told again.
     complained: Option<(PeerId, Errno)>,
@@ -127,6 +129,12 @@ impl Pace {
     #[inline]
     fn is_time(&self) -> bool {
         self.polls % CLOCK_POLLS == 0
+    }
+
+    /// Every `STILL_POLLS` of those that nothing has come for.
+    #[inline]
+    fn is_long(&self) -> bool {
+        self.polls % STILL_POLLS == 0 && self.empty >= STILL_POLLS
     }
 
     /// `idle`: neither is there traffic with other nodes.
@@ -218,6 +226,7 @@ impl Mux {
             shm,
             prefers_shm,
             port,
+            networked: false,
             pace: Pace::default(),
             complained: None,
         })
@@ -292,6 +301,7 @@ impl Mux {
             return Err(SendError::Unreachable(Errno(libc::EHOSTUNREACH)));
         };
         net.connect(peer, address)?;
+        self.networked = true;
         Ok(Route::Net)
     }
 
@@ -332,8 +342,11 @@ impl Mux {
     #[inline(never)]
     fn poll_net(&mut self, handler: &mut impl Handler) -> usize {
         let Port::Linked(net) = &mut self.port else { return 0 };
-        let routes = &mut self.routes;
-        net.turn(&mut self.peers, handler, &mut |peer| set_route(routes, peer, Route::Net))
+        let Self { routes, networked, .. } = self;
+        net.turn(&mut self.peers, handler, &mut |peer| {
+            set_route(routes, peer, Route::Net);
+            *networked = true;
+        })
     }
 
     /// From now on peers ring the doorbell when we sleep.
@@ -364,6 +377,14 @@ impl Mux {
     /// Becomes readable when a message arrives while asleep, and when a link changes.
     pub(crate) fn wait_fd(&self) -> RawFd {
         self.shm.epoll().raw()
+    }
+
+    /// Whether who polls had better let somebody else have the processor: nothing has come for a while,
+    /// and there are more processes than processors, or there may be, and what is waited for takes
+    /// longer than asking.
+    #[inline]
+    pub(crate) fn gives_way(&self) -> bool {
+        self.pace.is_long() && (self.networked || self.shm.is_crowded())
     }
 }
 
@@ -671,5 +692,31 @@ impl Iface for Mux {
             }
         }
         n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_long_gives_way_where_somebody_may_need_it() {
+        let bounds = Bounds { push: None, share: None, bulk: 0 };
+        let settings =
+            MuxSettings { cma: CmaPolicy::Auto, shm: true, mtu: None, bounds, net: None };
+        let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+        let mut mux = Mux::open(bind, settings).unwrap();
+        let mut count = |networked: bool, message_every: u32| {
+            mux.networked = networked;
+            (1..=10 * STILL_POLLS)
+                .filter(|poll| {
+                    mux.pace.count(usize::from(poll % message_every == 0));
+                    mux.gives_way()
+                })
+                .count()
+        };
+        assert_eq!(count(false, u32::MAX), 0, "alone, it polls on");
+        assert_eq!(count(true, STILL_POLLS / 2), 0, "messages come");
+        assert!((9..=10).contains(&count(true, u32::MAX)));
     }
 }

@@ -53,6 +53,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Bytes moved for one long message by one turn of progress.
 const BULK_CHUNK: usize = 1 << 20;
@@ -444,7 +445,11 @@ impl Endpoint {
         if state.thread_armed {
             self.take_from_thread(guard);
         }
-        self.progress_quietly(guard)
+        let moved = self.progress_quietly(guard);
+        if moved == 0 && self.engine(guard).is_some_and(|engine| engine.iface().gives_way()) {
+            self.domain.yields.store(true, Ordering::Relaxed);
+        }
+        moved
     }
 
     /// A turn of progress on behalf of the progress thread.

@@ -73,6 +73,12 @@ impl Shm {
         }
     }
 
+    /// See [`Shm::count_processes`].
+    #[inline]
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded
+    }
+
     /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
     pub(super) fn push_max(&self, attaches: bool) -> usize {
         self.push_max.unwrap_or(if self.crowded && attaches { 0 } else { PUSH_MAX })
