@@ -76,6 +76,15 @@ impl RegionCounters {
     pub(crate) fn of(&self, right: Right) -> &Option<Arc<cntr::Counter>> {
         if right.reads() { &self.read } else { &self.write }
     }
+
+    /// Those that count an access: what exchanges reads the memory and changes it (fi_mr.3), and is
+    /// one event of a counter that is bound for both.
+    pub(crate) fn told(&self, right: Right) -> impl Iterator<Item = &Arc<cntr::Counter>> {
+        let write = self.write.as_ref().filter(|_| right.writes());
+        let read = self.read.as_ref().filter(|_| right.reads());
+        let read = read.filter(|read| write.is_none_or(|write| !Arc::ptr_eq(read, write)));
+        write.into_iter().chain(read)
+    }
 }
 
 impl Domain {

@@ -315,7 +315,10 @@ impl Mux {
         pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         match self.ensure(peer)? {
-            Route::Loopback => self.loopback.send(header, len, pack),
+            Route::Loopback => {
+                self.shm.rouse();
+                self.loopback.send(header, len, pack)
+            }
             Route::Net => match &mut self.port {
                 Port::Linked(net) => net.send(peer, header, len, pack, kind == Slot::Fragment),
                 Port::Idle(_) => Err(SendError::Unreachable(Errno(libc::EHOSTUNREACH))),

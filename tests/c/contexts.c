@@ -366,6 +366,46 @@ static void another_vector_is_refused(void)
 	close_shared(&s);
 }
 
+/*
+ * Sandia OpenSHMEM binds counters to an endpoint that is enabled, and a shared transmit context that the endpoint has
+ * not asked for, which it closes before the endpoint.
+ */
+static void bound_after_enable(void)
+{
+	struct domain here;
+	struct fid_ep *ep;
+	struct fid_cq *cq;
+	struct fid_stx *stx;
+	struct fid_cntr *writes;
+	struct fid_mr *mr;
+	uint64_t memory = 0, one = 1;
+	fi_addr_t self;
+
+	open_domain(&here, FI_MSG | FI_RMA, 0, 0);
+	cq = open_queue(&here);
+	OK(fi_endpoint(here.domain, here.info, &ep, NULL));
+	OK(fi_ep_bind(ep, &here.av->fid, 0));
+	OK(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION));
+	OK(fi_enable(ep));
+	OK(fi_cntr_open(here.domain, &(struct fi_cntr_attr){ .wait_obj = FI_WAIT_UNSPEC }, &writes, NULL));
+	OK(fi_ep_bind(ep, &writes->fid, FI_WRITE));
+	SAME(fi_ep_bind(ep, &writes->fid, FI_WRITE), -FI_EINVAL);
+	SAME(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT), -FI_EOPBADSTATE);
+	OK(fi_stx_context(here.domain, here.info->tx_attr, &stx, NULL));
+	OK(fi_ep_bind(ep, &stx->fid, 0));
+	self = learn(&here, &ep->fid);
+	OK(fi_mr_reg(here.domain, &memory, sizeof(memory), FI_REMOTE_WRITE, 0, 7, 0, &mr, NULL));
+	OK(fi_inject_write(ep, &one, sizeof(one), self, 0, 7));
+	OK(fi_cntr_wait(writes, 1, 5000));
+	SAME(memory, 1);
+	OK(fi_close(&stx->fid));
+	OK(fi_close(&mr->fid));
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&writes->fid));
+	OK(fi_close(&cq->fid));
+	close_domain(&here);
+}
+
 /* --- scalable endpoints --- */
 
 struct scalable {
@@ -698,6 +738,7 @@ static const struct {
 	{ "a buffer takes messages of all", a_buffer_takes_messages_of_all },
 	{ "tags, peeks and cancels", tags_peeks_and_cancels },
 	{ "another vector is refused", another_vector_is_refused },
+	{ "bound after enable", bound_after_enable },
 	{ "every context reaches every context", every_context_reaches_every_context },
 	{ "ordinary endpoints name contexts", ordinary_endpoints_name_contexts },
 	{ "contexts come and go", contexts_come_and_go },

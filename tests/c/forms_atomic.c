@@ -588,6 +588,9 @@ static void atomic_counters(struct side *me)
 	if (me->rank == 1) {
 		SAME(fi_cntr_read(me->rma[REMOTE_WRITES]), 2 * COUNT + 2);
 		SAME(fi_cntr_read(me->rma[REMOTE_READS]), COUNT);
+		/* What fetches has changed the region too (fi_mr.3). */
+		SAME(fi_cntr_read(of_region[1]), 3 * COUNT + 2);
+		SAME(fi_cntr_read(of_region[0]), COUNT);
 		SAME(memory[0], COUNT);
 		SAME(memory[1], COUNT);
 		SAME(memory[2], COUNT);

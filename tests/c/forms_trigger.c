@@ -708,6 +708,37 @@ static void progress_while_computing(struct side *me)
 	free(local);
 }
 
+/* Who writes to itself and then only looks at its memory sees it: the thread that slept is woken, as by a peer. */
+static void progress_to_oneself(struct side *me)
+{
+	enum { OPERATIONS = 30 };
+	volatile uint64_t memory = 0;
+	char name[NAME_MAX_LEN];
+	double begun, took, most = slow ? 30 : 5;
+	struct fid_mr *mr;
+	fi_addr_t self;
+
+	side_begin(me, &(struct setup){ .caps = CAPS, .progress = FI_PROGRESS_AUTO });
+	name_of(me->ep, name);
+	self = insert(me, name);
+	OK(fi_mr_reg(me->domain, (void *)&memory, sizeof(memory), FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+	begun = now();
+	for (uint64_t i = 1; i <= OPERATIONS; i++) {
+		/* Until the thread has taken the endpoint over, and sleeps. */
+		sleep_ms(10);
+		POST(me, fi_inject_write(me->ep, &i, sizeof(i), self, 0, KEY));
+		while (memory != i && now() - begun < PATIENCE_S)
+			sleep_ms(1);
+		SAME(memory, i);
+	}
+	took = now() - begun;
+	if (took > most)
+		FAIL("%d writes to itself took %.3f s: they waited for the thread to look", OPERATIONS, took);
+	barrier(me);
+	OK(fi_close(&mr->fid));
+	side_end(me);
+}
+
 /*
  * Rank 1 polls one endpoint without pause. Another one of the same domain, which nobody polls, serves rank 0 all the
  * same.
@@ -779,6 +810,7 @@ const struct group trigger_groups[] = {
 	{ "trigger_atomics", trigger_atomics },
 	{ "deferred_atomics", deferred_atomics },
 	{ "progress_while_computing", progress_while_computing },
+	{ "progress_to_oneself", progress_to_oneself },
 	{ "progress_beside_polling", progress_beside_polling },
 	{ NULL, NULL },
 };

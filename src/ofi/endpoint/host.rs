@@ -274,7 +274,7 @@ impl Host for EndpointHost<'_> {
             // SAFETY: as above; the copy ends the borrow.
             let state = unsafe { self.endpoint.domain.state(self.guard) };
             let counters = state.region_counters.get(region).cloned().unwrap_or_default();
-            count(counters.of(access.right));
+            counters.told(access.right).for_each(|counter| counter.count(self.guard));
         }
         if let (Some(data), Some(binding)) = (access.data, &self.bindings.receive) {
             let entry = Entry {

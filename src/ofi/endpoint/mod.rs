@@ -70,7 +70,7 @@ pub(super) struct QueueBinding {
     selective: bool,
 }
 
-/// What an endpoint reports to; fixed once it is enabled.
+/// What an endpoint reports to. Once it is enabled, counters alone are added.
 #[derive(Debug, Default)]
 pub(super) struct Bindings {
     transmit: Option<QueueBinding>,
@@ -354,7 +354,7 @@ impl Endpoint {
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(super) fn bindings<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Bindings {
-        // SAFETY: as above; after enabling nobody changes the bindings.
+        // SAFETY: as above; after enabling only `bind` changes the bindings, under the lock.
         unsafe { self.bindings.get(guard) }
     }
 
@@ -770,13 +770,22 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
             if !ep.may_bind(handle, object.fclass, flags) {
                 return -FI_EINVAL;
             }
-            if ep.is_enabled(handle, &guard) {
+            // Sandia OpenSHMEM binds counters and a shared transmit context to an endpoint that is enabled.
+            let enabled = ep.is_enabled(handle, &guard);
+            if enabled && !matches!(object.fclass, FI_CLASS_CNTR | FI_CLASS_STX_CTX) {
                 return -FI_EOPBADSTATE;
             }
             let bindings = ep.bindings_of(handle.context, &guard);
             match object.fclass {
                 FI_CLASS_CQ => code(bind_queue(ep, bindings, cq::shared(other), flags)),
-                FI_CLASS_CNTR => code(bind_counter(ep, bindings, cntr::shared(other), flags)),
+                FI_CLASS_CNTR => {
+                    let counter = cntr::shared(other);
+                    let bound = bind_counter(ep, bindings, counter, flags);
+                    code(
+                        bound
+                            .and_then(|()| if enabled { ep.feed(counter, &guard) } else { Ok(()) }),
+                    )
+                }
                 FI_CLASS_STX_CTX => code(ep.bind_shared_transmit(bindings, other)),
                 FI_CLASS_SRX_CTX => code(ep.bind_shared_receive(bindings, other)),
                 FI_CLASS_AV => {

@@ -201,7 +201,9 @@ unsafe fn context<'a>(ep: *mut fid_ep) -> &'a ReceiveFid {
 }
 
 impl Endpoint {
-    /// Errors: EINVAL if FI_SHARED_CONTEXT was not asked for, or for another domain's.
+    /// An endpoint that has not asked for FI_SHARED_CONTEXT keeps its own, and does not hold this one:
+    /// Sandia OpenSHMEM binds one to such an endpoint, and closes it first.
+    /// Errors: EINVAL for another domain's, or a second one.
     ///
     /// # Safety
     /// `other` is an open shared transmit context.
@@ -212,15 +214,16 @@ impl Endpoint {
     ) -> Result<(), i32> {
         // SAFETY: the caller vouches.
         let shared = unsafe { &(*other.cast::<TransmitFid>()).shared };
-        let fits = self.shares.0 && bindings.shared_transmit.is_none();
-        if !fits || !Arc::ptr_eq(&shared.domain, &self.domain) {
+        if bindings.shared_transmit.is_some() || !Arc::ptr_eq(&shared.domain, &self.domain) {
             return Err(FI_EINVAL);
         }
-        bindings.shared_transmit = Some(shared.clone());
+        if self.shares.0 {
+            bindings.shared_transmit = Some(shared.clone());
+        }
         Ok(())
     }
 
-    /// Errors: as above.
+    /// Errors: EINVAL if FI_SHARED_CONTEXT was not asked for, for another domain's, or a second one.
     ///
     /// # Safety
     /// `other` is an open shared receive context.

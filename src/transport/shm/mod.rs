@@ -444,6 +444,14 @@ impl Shm {
         false
     }
 
+    /// Whoever sleeps on us has work, of which no peer tells.
+    #[inline]
+    pub(crate) fn rouse(&self) {
+        if self.sleeping {
+            self.doorbell.ring();
+        }
+    }
+
     /// Ends the state that `sleep` began.
     pub(crate) fn awake(&mut self) {
         if self.sleeping {
