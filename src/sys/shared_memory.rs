@@ -59,8 +59,9 @@ impl SharedMemory {
         Ok(fd)
     }
 
-    /// Maps what a peer passed to us, after checking that it is a memfd of at least `len` bytes that
-    /// can no longer shrink (a shorter file would end us with SIGBUS). Errors: EINVAL, ENOMEM.
+    /// Maps what a peer passed to us, in reach as well, after checking that it is a memfd of at least
+    /// `len` bytes that can no longer shrink (a shorter file would end us with SIGBUS). Errors: EINVAL,
+    /// ENOMEM.
     pub(crate) fn attach(fd: &OwnedFd, len: usize) -> Result<Self> {
         // SAFETY: an owned descriptor.
         let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
@@ -74,7 +75,7 @@ impl SharedMemory {
         if usize::try_from(stat.st_size).unwrap_or(0) < len {
             return Err(Errno(libc::EINVAL));
         }
-        Self::map(fd.as_fd_ref(), len, 0)
+        Self::map(fd.as_fd_ref(), len, libc::MAP_POPULATE)
     }
 
     fn map(fd: BorrowedFd<'_>, len: usize, populate: libc::c_int) -> Result<Self> {
