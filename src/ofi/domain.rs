@@ -73,10 +73,6 @@ pub(crate) struct RegionCounters {
 }
 
 impl RegionCounters {
-    pub(crate) fn of(&self, right: Right) -> &Option<Arc<cntr::Counter>> {
-        if right.reads() { &self.read } else { &self.write }
-    }
-
     /// Those that count an access: what exchanges reads the memory and changes it (fi_mr.3), and is
     /// one event of a counter that is bound for both.
     pub(crate) fn told(&self, right: Right) -> impl Iterator<Item = &Arc<cntr::Counter>> {

@@ -244,7 +244,7 @@ impl Host for EndpointHost<'_> {
         let state = unsafe { self.endpoint.domain.state(self.guard) };
         let (id, mut region) = state.regions.whole(key)?;
         let counters = state.region_counters.get(&id);
-        let heard = |right| counters.is_some_and(|counters| counters.of(right).is_some());
+        let heard = |right| counters.is_some_and(|counters| counters.told(right).next().is_some());
         region.remote_read &= self.endpoint.lets(Right::Read)
             && self.bindings.remote_read_counter.is_none()
             && !heard(Right::Read);
@@ -259,17 +259,11 @@ impl Host for EndpointHost<'_> {
     }
 
     fn accessed(&mut self, access: &RemoteAccess<'_>) {
-        let count = |counter: &Option<Arc<Counter>>| {
-            if let Some(counter) = counter {
-                counter.count(self.guard);
-            }
-        };
         let reads = access.right.reads();
-        count(if reads {
-            &self.bindings.remote_read_counter
-        } else {
-            &self.bindings.remote_write_counter
-        });
+        let Bindings { remote_read_counter, remote_write_counter, .. } = self.bindings;
+        if let Some(counter) = if reads { remote_read_counter } else { remote_write_counter } {
+            counter.count(self.guard);
+        }
         for region in access.regions {
             // SAFETY: as above; the copy ends the borrow.
             let state = unsafe { self.endpoint.domain.state(self.guard) };
