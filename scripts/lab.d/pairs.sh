@@ -56,7 +56,15 @@ ends() {
     status=0
     wait "$1" || status=$?
 }
-finish() { kill -KILL "$server" "$client" 2>/dev/null || true; wait "$server" "$client" 2>/dev/null || true; }
+# A killed process ends when the kernel has taken back what it has of the device, which may take its time.
+finish() {
+    local pid
+    if [ "$hosts" -eq 1 ] && kill -0 "$server" 2>/dev/null; then kill -KILL "$(cat "$log.pid")" || true; fi
+    kill -KILL "$server" "$client" 2>/dev/null || true
+    for pid in "$server" "$client"; do
+        ends "$pid" 60 2>/dev/null || note "${log##*/}: process $pid was killed, and has not ended after 60 s"
+    done
+}
 reason() { grep -oE 'No route to host|Connection timed out|Connection reset|Connection refused|common.c.*|stream.c.*' "$log.client" | head -n 1; }
 
 # fails NAME SECONDS START: the client is to end in error within SECONDS.
@@ -83,7 +91,7 @@ goes_on() {
     finish
 }
 link() {
-    ip link set eth0 "$1"
+    timeout 60 ip link set eth0 "$1" || note "eth0 is not $1 after 60 s"
     # Of one guest with both ends it forgets what nobody will tell (scripts/lab.d/rdma-guest).
     if [ "$1" = up ] && [ "$hosts" -eq 1 ]; then ip neigh replace 10.78.0.2 lladdr 02:00:0a:4e:00:02 dev eth0 nud permanent; fi
 }
