@@ -91,7 +91,8 @@ goes_on() {
     finish
 }
 link() {
-    timeout 60 ip link set eth0 "$1" || note "eth0 is not $1 after 60 s"
+    ip link set eth0 "$1" &
+    ends $! 60 && [ "$status" -eq 0 ] || note "eth0 did not go $1 within 60 s"
     # Of one guest with both ends it forgets what nobody will tell (scripts/lab.d/rdma-guest).
     if [ "$1" = up ] && [ "$hosts" -eq 1 ]; then ip neigh replace 10.78.0.2 lladdr 02:00:0a:4e:00:02 dev eth0 nud permanent; fi
 }
