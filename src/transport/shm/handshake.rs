@@ -1,6 +1,7 @@
 //! Making links: connecting and accepting, and the handshake in between (PROTOCOL.md §2).
 
 use super::attach::{probe_read, probe_write};
+use super::copy_rate::CopyRate;
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
 use super::layout::{FRUGAL, GENEROUS, LAVISH};
 use super::ring::{Consumer, Producer};
@@ -238,6 +239,8 @@ impl Shm {
             assists: hello.features & hello::ASSISTS != 0,
             reaches: hello.features & hello::REACHES != 0,
             cells: CellTable::default(),
+            copy_rate: CopyRate::default(),
+            was_slow: false,
         });
         self.count_processes();
         self.watch(peer, pid);

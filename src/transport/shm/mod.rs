@@ -7,6 +7,7 @@
 //! process ends: the socket closes. Nothing has a name in a file system.
 
 mod attach;
+mod copy_rate;
 mod departure;
 mod handshake;
 mod hello;
@@ -26,6 +27,7 @@ use crate::sys::event::{Doorbell, Epoll};
 use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
 use attach::{read_ranges, transfer, write_ranges};
+use copy_rate::{CopyRate, TIMED_LEAST};
 use handshake::read_answer;
 use layout::{FRUGAL, SLOT_ROOM};
 use ring::{Consumer, Popped, Producer, Wake};
@@ -37,7 +39,7 @@ const BATCH: usize = 16;
 /// Outgoing links that get a large segment, and a middling one; later ones get a small one.
 const LAVISH_LINKS: usize = 8;
 const GENEROUS_LINKS: usize = 16;
-/// Between two checks that the processes of all links exist, nanoseconds.
+/// Between two checks that the processes of all links exist, and two trials of slow rings, nanoseconds.
 const LIVENESS_NS: u64 = 500_000_000;
 
 /// From when a sender is asked to look whether we sleep until we may, nanoseconds. A message that it
@@ -98,6 +100,9 @@ struct Inbound {
     /// It may reach our regions by itself.
     reaches: bool,
     cells: CellTable,
+    copy_rate: CopyRate,
+    /// It has been said that this link was slow.
+    was_slow: bool,
 }
 
 impl Inbound {
@@ -238,7 +243,7 @@ impl Shm {
             short_max: SLOT_ROOM,
             bcopy_max: geometry.payload_max(),
             fragment_max: geometry.fragment_max(),
-            push_max: geometry.push_max().min(self.push_max(get)),
+            push_max: geometry.push_max().min(self.push_max(peer, get)),
             stream_max: 0,
             stream_min: 0,
             window_max: 0,
@@ -348,13 +353,24 @@ impl Shm {
         for link in &mut self.inbound {
             let mut taken = 0;
             while taken < BATCH {
-                let peer = link.peer;
-                match link.consumer.pop(|header, payload| handler.on_message(peer, header, payload))
-                {
+                let Inbound { peer, consumer, copy_rate, .. } = link;
+                let mut timed = None;
+                let popped = consumer.pop(|header, payload| {
+                    if payload.len() < TIMED_LEAST || !copy_rate.is_due() {
+                        return handler.on_message(*peer, header, payload);
+                    }
+                    let begun = clock::now_ns();
+                    handler.on_message(*peer, header, payload);
+                    timed = Some((payload.len(), clock::now_ns().saturating_sub(begun)));
+                });
+                if let Some((len, ns)) = timed {
+                    link.judge(len, ns);
+                }
+                match popped {
                     Popped::Message => taken += 1,
                     Popped::Empty => break,
                     Popped::Malformed => {
-                        self.broken.push(peer);
+                        self.broken.push(link.peer);
                         self.urgent = true;
                         break;
                     }
@@ -411,6 +427,7 @@ impl Shm {
         if now.saturating_sub(self.liveness_at) > LIVENESS_NS {
             self.liveness_at = now;
             n += self.check_liveness(handler);
+            self.inbound.iter_mut().for_each(Inbound::try_again);
         }
         n
     }

@@ -10,8 +10,8 @@
 #![allow(unsafe_code)]
 
 use super::layout::{
-    CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry,
-    SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
+    CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_READS, FLAG_SLEEPING, FLAG_WAITS, FLAGS,
+    Geometry, READ_LEAST, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
 };
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
@@ -105,9 +105,18 @@ impl<M: Storage> Producer<M> {
         &self.memory
     }
 
+    fn flags(&self) -> u32 {
+        word(&self.memory, FLAGS).load(Ordering::Relaxed)
+    }
+
     /// The consumer is short of memory for payload.
     pub(super) fn under_pressure(&self) -> bool {
-        word(&self.memory, FLAGS).load(Ordering::Relaxed) & FLAG_PRESSURE != 0
+        self.flags() & FLAG_PRESSURE != 0
+    }
+
+    /// The consumer would rather read long payload than have it here.
+    pub(super) fn reads_rather(&self) -> bool {
+        self.flags() & FLAG_READS != 0
     }
 
     fn refresh(&mut self) {
@@ -203,15 +212,19 @@ impl<M: Storage> Producer<M> {
         Ok(self.publish(slot, header.len(), len, offset, BULK))
     }
 
-    /// The short way of both: one payload of one segment. `None`: the consumer is short of memory, or
-    /// the ring is full, or the message too long for it.
+    /// The short way of both: one payload of one segment. `None`: the consumer is short of memory or
+    /// would rather read it, or the ring is full, or the message too long for it.
     #[inline]
     pub(super) fn push_at_once(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
         const { assert!(size_of::<[u64; Head::WORDS]>() <= SLOT_ROOM) };
-        if self.under_pressure() {
+        let flags = self.flags();
+        if flags & FLAG_PRESSURE != 0 {
             return None;
         }
         if head.len + payload.len() > SLOT_ROOM {
+            if flags & FLAG_READS != 0 && payload.len() >= READ_LEAST {
+                return None;
+            }
             let header: &mut [u8] = &mut [0; size_of::<[u64; Head::WORDS]>()];
             for (to, word) in header.chunks_exact_mut(8).zip(head.words) {
                 to.copy_from_slice(&word.to_ne_bytes());
@@ -413,14 +426,23 @@ impl<M: Storage> Consumer<M> {
         }
     }
 
-    /// Asks the producer for descriptions instead of payload, or no longer.
-    pub(super) fn set_pressure(&self, on: bool) {
+    fn set(&self, flag: u32, on: bool) {
         let flags = word(&self.memory, FLAGS);
         if on {
-            flags.fetch_or(FLAG_PRESSURE, Ordering::AcqRel);
+            flags.fetch_or(flag, Ordering::AcqRel);
         } else {
-            flags.fetch_and(!FLAG_PRESSURE, Ordering::AcqRel);
+            flags.fetch_and(!flag, Ordering::AcqRel);
         }
+    }
+
+    /// Asks the producer for descriptions instead of payload, or no longer.
+    pub(super) fn set_pressure(&self, on: bool) {
+        self.set(FLAG_PRESSURE, on);
+    }
+
+    /// The same of payload of [`READ_LEAST`] bytes and more, because this end reads it faster.
+    pub(super) fn set_reads(&self, on: bool) {
+        self.set(FLAG_READS, on);
     }
 
     /// Tells the producer that nobody reads any more and that this is no accident.
@@ -573,8 +595,11 @@ mod tests {
         assert!(!tx.under_pressure());
         rx.set_pressure(true);
         assert!(tx.under_pressure());
+        rx.set_reads(true);
         rx.set_pressure(false);
-        assert!(!tx.under_pressure());
+        assert!(!tx.under_pressure() && tx.reads_rather());
+        rx.set_reads(false);
+        assert!(!tx.reads_rather());
         assert!(!rx.producer_closed());
         tx.close();
         assert!(rx.producer_closed());

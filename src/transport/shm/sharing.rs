@@ -80,8 +80,9 @@ impl Shm {
     }
 
     /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
-    pub(super) fn push_max(&self, attaches: bool) -> usize {
-        self.push_max.unwrap_or(if self.crowded && attaches { 0 } else { PUSH_MAX })
+    pub(super) fn push_max(&self, peer: PeerId, attaches: bool) -> usize {
+        let reads = (self.crowded && attaches) || self.reads_rather(peer);
+        self.push_max.unwrap_or(if reads { 0 } else { PUSH_MAX })
     }
 
     fn shortest_shared(&self) -> usize {
@@ -152,8 +153,23 @@ mod tests {
     use crate::transport::peers::PeerTable;
     use crate::transport::{Address, Departure, Handler};
     use std::net::SocketAddr;
+    use std::time::Duration;
 
     struct Deaf;
+
+    /// Takes its time for each message.
+    struct Slow(Duration);
+
+    impl Handler for Slow {
+        fn on_peer(&mut self, _: PeerId, _: &Address) {}
+        fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {
+            std::thread::sleep(self.0);
+        }
+        fn on_departure(&mut self, _: PeerId, _: Departure) {}
+        fn is_owed(&self, _: PeerId) -> bool {
+            false
+        }
+    }
 
     impl Handler for Deaf {
         fn on_peer(&mut self, _: PeerId, _: &Address) {}
@@ -180,8 +196,8 @@ mod tests {
         End { shm, peers: PeerTable::new(LocalHost::detect()), me, _socket: socket }
     }
 
-    /// What `push_max` and `share_min` are for the other end, on a machine with so many processors.
-    fn bounds(processors: usize, cma: CmaPolicy, push: Option<usize>) -> (usize, Option<usize>) {
+    /// Two ends of a link on a machine with so many processors, and what each calls the other.
+    fn linked(processors: usize, cma: CmaPolicy, push: Option<usize>) -> [(End, PeerId); 2] {
         let (mut a, mut b) = (end(cma), end(cma));
         let addresses = [b.me, a.me];
         for (one, other) in [&mut a, &mut b].into_iter().zip(addresses) {
@@ -190,15 +206,53 @@ mod tests {
             let peer = one.peers.intern(&other).unwrap();
             one.shm.connect(peer, &other).unwrap();
         }
-        let peer = a.peers.intern(&b.me).unwrap();
+        let names = [a.peers.intern(&b.me).unwrap(), b.peers.intern(&a.me).unwrap()];
         for _ in 0..1000 {
             a.shm.poll_sockets(&mut a.peers, &mut Deaf);
             b.shm.poll_sockets(&mut b.peers, &mut Deaf);
-            if a.shm.inbound_of(peer).is_some() {
-                return (a.shm.caps(peer).push_max, a.shm.share_min(peer));
+            if a.shm.inbound_of(names[0]).is_some() && b.shm.inbound_of(names[1]).is_some() {
+                return [(a, names[0]), (b, names[1])];
             }
         }
         panic!("no link");
+    }
+
+    /// What `push_max` and `share_min` are for the other end.
+    fn bounds(processors: usize, cma: CmaPolicy, push: Option<usize>) -> (usize, Option<usize>) {
+        let [(a, peer), _] = linked(processors, cma, push);
+        (a.shm.caps(peer).push_max, a.shm.share_min(peer))
+    }
+
+    /// Two ends, after the second took `count` payloads of 16 KiB, each in `time`.
+    fn after(count: usize, time: Duration, cma: CmaPolicy) -> [(End, PeerId); 2] {
+        let [(mut a, peer), (mut b, back)] = linked(2, cma, None);
+        for _ in 0..count {
+            a.shm.send(peer, false, b"header", 16 * 1024, |_, _| ()).unwrap();
+            assert_eq!(b.shm.poll(&mut Slow(time)), 1);
+        }
+        [(a, peer), (b, back)]
+    }
+
+    #[test]
+    fn who_copies_slowly_reads() {
+        const LONG: Duration = Duration::from_micros(100);
+        let [(a, peer), _] = after(7, LONG, CmaPolicy::Auto);
+        assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "not known yet");
+        let [(a, peer), (mut b, _)] = after(8, LONG, CmaPolicy::Auto);
+        assert_eq!(a.shm.caps(peer).push_max, 0);
+        assert!(a.shm.is_wanted(peer, 8191) && !a.shm.is_wanted(peer, 8192));
+        assert!(!a.shm.under_pressure(peer));
+        b.shm.liveness_at = 0;
+        b.shm.poll_sockets(&mut b.peers, &mut Deaf);
+        assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "tried again");
+        assert!(a.shm.is_wanted(peer, 8192));
+    }
+
+    #[test]
+    fn who_may_not_attach_takes_what_is_pushed() {
+        let [(a, peer), _] = after(8, Duration::from_micros(100), CmaPolicy::Off);
+        assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX);
+        assert!(a.shm.is_wanted(peer, 16 * 1024));
     }
 
     #[test]
