@@ -382,12 +382,12 @@ impl Mux {
         self.shm.epoll().raw()
     }
 
-    /// Whether who polls had better let somebody else have the processor: nothing has come for a while,
-    /// and there are more processes than processors, or there may be, and what is waited for takes
-    /// longer than asking.
+    /// Whether who polls one of this process's `endpoints` had better let somebody else have the
+    /// processor: nothing has come for a while, and there are more processes, or threads that poll, than
+    /// processors, or there may be, and what is waited for takes longer than asking.
     #[inline]
-    pub(crate) fn gives_way(&self) -> bool {
-        self.pace.is_long() && (self.networked || self.shm.is_crowded())
+    pub(crate) fn gives_way(&self, endpoints: usize) -> bool {
+        self.pace.is_long() && (self.networked || self.shm.is_crowded(endpoints))
     }
 }
 
@@ -717,17 +717,23 @@ mod tests {
             MuxSettings { cma: CmaPolicy::Auto, shm: true, mtu: None, bounds, net: None };
         let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         let mut mux = Mux::open(bind, settings).unwrap();
-        let mut count = |networked: bool, message_every: u32| {
+        let mut count = |networked: bool, endpoints: usize, message_every: u32| {
             mux.networked = networked;
             (1..=10 * STILL_POLLS)
                 .filter(|poll| {
                     mux.pace.count(usize::from(poll % message_every == 0));
-                    mux.gives_way()
+                    mux.gives_way(endpoints)
                 })
                 .count()
         };
-        assert_eq!(count(false, u32::MAX), 0, "alone, it polls on");
-        assert_eq!(count(true, STILL_POLLS / 2), 0, "messages come");
-        assert!((9..=10).contains(&count(true, u32::MAX)));
+        assert_eq!(count(false, 1, u32::MAX), 0, "alone, it polls on");
+        assert_eq!(count(true, 1, STILL_POLLS / 2), 0, "messages come");
+        assert!((9..=10).contains(&count(true, 1, u32::MAX)));
+        let processors = crate::sys::process::machine().1;
+        assert_eq!(count(false, processors, u32::MAX), 0);
+        assert!(
+            (9..=10).contains(&count(false, processors + 1, u32::MAX)),
+            "each may have a thread"
+        );
     }
 }

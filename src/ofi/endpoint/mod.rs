@@ -53,7 +53,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes moved for one long message by one turn of progress.
 const BULK_CHUNK: usize = 1 << 20;
@@ -158,6 +158,9 @@ pub(super) struct EndpointFid {
     family: Arc<()>,
     alias: bool,
 }
+
+/// Enabled endpoints of this process.
+static ENABLED: AtomicUsize = AtomicUsize::new(0);
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
@@ -446,7 +449,9 @@ impl Endpoint {
             self.take_from_thread(guard);
         }
         let moved = self.progress_quietly(guard);
-        if moved == 0 && self.engine(guard).is_some_and(|engine| engine.iface().gives_way()) {
+        let endpoints = ENABLED.load(Ordering::Relaxed);
+        let gives_way = |engine: &mut Engine<Mux>| engine.iface().gives_way(endpoints);
+        if moved == 0 && self.engine(guard).is_some_and(gives_way) {
             self.domain.yields.store(true, Ordering::Relaxed);
         }
         moved
@@ -597,6 +602,7 @@ impl Endpoint {
         // SAFETY: the guard is of this domain; one short step.
         let state = unsafe { self.domain.state(guard) };
         state.endpoints.push(self);
+        ENABLED.fetch_add(1, Ordering::Relaxed);
         for counter in state.counters_of_regions() {
             self.feed(&counter, guard)?;
         }
@@ -648,7 +654,9 @@ impl Endpoint {
         // SAFETY: the guard is of this domain; one short step.
         let state = unsafe { self.domain.state(guard) };
         let this: *const Self = self;
+        let before = state.endpoints.len();
         state.endpoints.retain(|endpoint| *endpoint != this);
+        ENABLED.fetch_sub(before - state.endpoints.len(), Ordering::Relaxed);
         trigger::forget(self, guard);
         // SAFETY: as above.
         let state = unsafe { self.domain.state(guard) };

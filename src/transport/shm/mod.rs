@@ -131,7 +131,8 @@ pub(crate) struct Shm {
     share_min: Option<usize>,
     /// Of this machine.
     processors: usize,
-    /// Fewer than the processes that we talk with, and this one.
+    /// How many other processes we talk with; and whether there are fewer processors than processes.
+    others: usize,
     crowded: bool,
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
@@ -187,6 +188,7 @@ impl Shm {
             push_max: None,
             share_min: None,
             processors: process::machine().1,
+            others: 0,
             crowded: false,
             outbound: Vec::new(),
             outbound_count: 0,

@@ -66,17 +66,19 @@ impl Shm {
         processes.push(self.owner);
         processes.sort_unstable();
         processes.dedup();
-        self.crowded = processes.len() > self.processors;
+        self.others = processes.len() - 1;
+        self.crowded = self.others >= self.processors;
         let lap = if self.crowded { CROWDED_LAP } else { LAVISH.bulk };
         for link in self.outbound.iter_mut().flatten() {
             link.producer.set_lap(lap);
         }
     }
 
-    /// See [`Shm::count_processes`].
+    /// Whether the processes that talk here may want more processors than there are, if this one has
+    /// so many endpoints: each may have a thread of its own that polls it.
     #[inline]
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.crowded
+    pub(crate) fn is_crowded(&self, endpoints: usize) -> bool {
+        self.others.saturating_add(endpoints) > self.processors
     }
 
     /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
