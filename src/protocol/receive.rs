@@ -163,7 +163,18 @@ impl<I: Iface> Engine<I> {
     /// Posts a receive, or serves it from the messages that are here already.
     #[inline]
     pub(crate) fn receive(&mut self, op: &ReceiveOp, host: &mut impl Host) -> Result<(), OpError> {
-        self.core.receive(op, host)
+        let posted = self.core.receive(op, host);
+        self.answer_at_once(host);
+        posted
+    }
+
+    /// Sends the answers of a call that has found its message here. Its completion is in the queue
+    /// already: who reads that need not poll again, and a sender may be waiting.
+    #[inline]
+    fn answer_at_once(&mut self, host: &mut impl Host) {
+        if !self.core.outbox.is_empty() {
+            self.flush_outbox(host);
+        }
     }
 
     /// The short road: posts a receive of one message into one segment, if no message waits for it.
@@ -201,6 +212,7 @@ impl<I: Iface> Engine<I> {
             return Err(OpError::Error(libc::EINVAL));
         }
         self.core.peek(op, action, host);
+        self.answer_at_once(host);
         Ok(())
     }
 
@@ -220,6 +232,7 @@ impl<I: Iface> Engine<I> {
             let target = op.target();
             self.core.serve(message, target, host);
         }
+        self.answer_at_once(host);
         Ok(())
     }
 
@@ -250,6 +263,7 @@ impl<I: Iface> Engine<I> {
         if let Some(message) = self.core.unexpected.of(op.space()).remove(key) {
             self.core.serve_into(message, target, host);
         }
+        self.answer_at_once(host);
         true
     }
 

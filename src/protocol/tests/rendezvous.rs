@@ -115,6 +115,45 @@ fn truncation_moves_only_what_fits() {
     }
 }
 
+/// How the receiver takes a message that has wholly arrived, in one call.
+#[derive(Clone, Copy, Debug)]
+enum Taken {
+    Received,
+    Claimed,
+    Discarded,
+    DiscardedUnseen,
+}
+
+#[test]
+fn who_takes_what_is_here_has_answered_when_the_call_returns() {
+    use Taken::{Claimed, Discarded, DiscardedUnseen, Received};
+    for (len, delivery) in [(LEN, false), (10, true)] {
+        for taken in [Received, Claimed, Discarded, DiscardedUnseen] {
+            let weather = Weather { push_max: 2 * LEN, ..Weather::fair() };
+            let mut world = World::new(2, weather, LIMITS);
+            let peer = world.peer(0, 1);
+            let (mut from, mut to) = (Memory::pattern(0, len), Memory::zeroed(len));
+            world.send(0, &SendOp { delivery, ..send_op(peer, &mut from, 1) }).unwrap();
+            world.settle();
+            assert!(world.sends(0).is_empty(), "nobody has taken it yet");
+            let op = receive_op(&mut to, 2);
+            match taken {
+                Received => world.receive(1, &op).unwrap(),
+                Claimed | Discarded => {
+                    world.peek(1, &op, PeekAction::Claim);
+                    world.claimed(1, &op, matches!(taken, Discarded));
+                }
+                DiscardedUnseen => world.peek(1, &op, PeekAction::Discard),
+            }
+            // The receiver computes from here on.
+            for _ in 0..10 {
+                world.progress(0);
+            }
+            assert!(matches!(world.sends(0)[..], [Ok(_)]), "{len} bytes, {taken:?}");
+        }
+    }
+}
+
 #[test]
 fn a_refusal_midway_falls_back_to_the_next_way() {
     for errno in [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EOPNOTSUPP] {
