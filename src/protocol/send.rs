@@ -151,7 +151,7 @@ impl<I: Iface> Engine<I> {
         }
         let envelope = op.envelope();
         let len = op.payload.len();
-        if len > self.core.limits.eager_max || !self.iface.is_wanted(op.peer, len) {
+        if len > self.core.limits.eager_max || self.iface.under_pressure(op.peer) {
             return self.start_rendezvous(op, envelope, host);
         }
         if op.delivery {
@@ -373,8 +373,8 @@ impl<I: Iface> Engine<I> {
         let Some(request) = self.core.tx.get(key) else { return Ok(()) };
         let (peer, envelope) = (request.peer, request.envelope);
         let segments = request.payload.segments();
-        let len = segments.len();
-        let eager = len <= self.core.limits.eager_max && self.iface.is_wanted(peer, len);
+        let eager =
+            segments.len() <= self.core.limits.eager_max && !self.iface.under_pressure(peer);
         let ack = delivery.then_some(key.to_wire());
         let sent = if eager {
             send_eager(&mut self.iface, peer, &envelope, ack, &segments)

@@ -457,12 +457,6 @@ pub(crate) trait Iface {
     /// True when the peer asks for small descriptions instead of payload it must buffer.
     fn under_pressure(&self, peer: PeerId) -> bool;
 
-    /// True unless the peer would rather have a description of `len` bytes of payload than the bytes:
-    /// it is under pressure, or it reads them faster than they would come.
-    fn is_wanted(&self, peer: PeerId, _len: usize) -> bool {
-        !self.under_pressure(peer)
-    }
-
     /// Asks every peer to send (or no longer to send) descriptions instead of payload.
     fn set_pressure(&mut self, on: bool);
 

@@ -670,14 +670,6 @@ impl Iface for Mux {
         }
     }
 
-    #[inline]
-    fn is_wanted(&self, peer: PeerId, len: usize) -> bool {
-        match self.route(peer) {
-            Route::Shm => self.shm.is_wanted(peer, len),
-            Route::Loopback | Route::Net | Route::None => !self.under_pressure(peer),
-        }
-    }
-
     fn set_pressure(&mut self, on: bool) {
         self.loopback.pressure = on;
         self.shm.set_pressure(on);

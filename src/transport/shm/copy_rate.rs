@@ -6,10 +6,8 @@
 //! each line over once, is faster. Processes wander, and the cores that a machine shows need not be
 //! those it has, so the receiver measures, and tells its sender (READS, PROTOCOL.md 2.7).
 
-use super::layout::READ_LEAST;
-use super::{Inbound, Shm};
+use super::Inbound;
 use crate::telemetry::log;
-use crate::transport::PeerId;
 
 /// Payload of fewer bytes is not timed: what else is done for a message would count as copying.
 pub(super) const TIMED_LEAST: usize = 8 * 1024;
@@ -85,7 +83,7 @@ impl Inbound {
         if slow && !self.was_slow {
             self.was_slow = true;
             log::info(format_args!(
-                "what pid {} writes comes slowly: {READ_LEAST} bytes and more are read from its memory while that is so",
+                "what pid {} writes comes slowly: long messages are read from its memory while that is so",
                 self.pid,
             ));
         }
@@ -97,20 +95,6 @@ impl Inbound {
             self.copy_rate = CopyRate::default();
             self.consumer.set_reads(false);
         }
-    }
-}
-
-impl Shm {
-    /// `peer` would rather read long payload than have it in the ring.
-    pub(super) fn reads_rather(&self, peer: PeerId) -> bool {
-        self.out(peer).is_some_and(|link| link.producer.reads_rather())
-    }
-
-    /// See [`crate::transport::Iface::is_wanted`].
-    pub(crate) fn is_wanted(&self, peer: PeerId, len: usize) -> bool {
-        // A user who says how long messages are pushed means it.
-        let is_read = len >= READ_LEAST && self.push_max.is_none() && self.reads_rather(peer);
-        !is_read && !self.under_pressure(peer)
     }
 }
 

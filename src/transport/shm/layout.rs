@@ -48,10 +48,8 @@ pub(super) const FLAG_SLEEPING: u32 = 2;
 pub(super) const FLAG_PRESSURE: u32 = 4;
 /// The receiver has closed in order.
 pub(super) const FLAG_CLOSED: u32 = 8;
-/// The receiver would rather read payload of [`READ_LEAST`] bytes and more than have it in the ring.
+/// The receiver would rather read long messages than have them pushed.
 pub(super) const FLAG_READS: u32 = 16;
-/// See [`FLAG_READS`].
-pub(super) const READ_LEAST: usize = 8 * 1024;
 
 /// Sizes of one segment, chosen by its sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -11,7 +11,7 @@
 
 use super::layout::{
     CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_READS, FLAG_SLEEPING, FLAG_WAITS, FLAGS,
-    Geometry, READ_LEAST, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
+    Geometry, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
 };
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
@@ -114,7 +114,7 @@ impl<M: Storage> Producer<M> {
         self.flags() & FLAG_PRESSURE != 0
     }
 
-    /// The consumer would rather read long payload than have it here.
+    /// The consumer would rather read long messages than have them pushed through here.
     pub(super) fn reads_rather(&self) -> bool {
         self.flags() & FLAG_READS != 0
     }
@@ -212,19 +212,15 @@ impl<M: Storage> Producer<M> {
         Ok(self.publish(slot, header.len(), len, offset, BULK))
     }
 
-    /// The short way of both: one payload of one segment. `None`: the consumer is short of memory or
-    /// would rather read it, or the ring is full, or the message too long for it.
+    /// The short way of both: one payload of one segment. `None`: the consumer is short of memory, or
+    /// the ring is full, or the message too long for it.
     #[inline]
     pub(super) fn push_at_once(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
         const { assert!(size_of::<[u64; Head::WORDS]>() <= SLOT_ROOM) };
-        let flags = self.flags();
-        if flags & FLAG_PRESSURE != 0 {
+        if self.under_pressure() {
             return None;
         }
         if head.len + payload.len() > SLOT_ROOM {
-            if flags & FLAG_READS != 0 && payload.len() >= READ_LEAST {
-                return None;
-            }
             let header: &mut [u8] = &mut [0; size_of::<[u64; Head::WORDS]>()];
             for (to, word) in header.chunks_exact_mut(8).zip(head.words) {
                 to.copy_from_slice(&word.to_ne_bytes());
@@ -440,7 +436,7 @@ impl<M: Storage> Consumer<M> {
         self.set(FLAG_PRESSURE, on);
     }
 
-    /// The same of payload of [`READ_LEAST`] bytes and more, because this end reads it faster.
+    /// The same of what would be pushed, because this end reads it faster.
     pub(super) fn set_reads(&self, on: bool) {
         self.set(FLAG_READS, on);
     }

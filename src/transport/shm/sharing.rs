@@ -83,7 +83,8 @@ impl Shm {
 
     /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
     pub(super) fn push_max(&self, peer: PeerId, attaches: bool) -> usize {
-        let reads = (self.crowded && attaches) || self.reads_rather(peer);
+        let reads = (self.crowded && attaches)
+            || self.out(peer).is_some_and(|link| link.producer.reads_rather());
         self.push_max.unwrap_or(if reads { 0 } else { PUSH_MAX })
     }
 
@@ -242,19 +243,16 @@ mod tests {
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "not known yet");
         let [(a, peer), (mut b, _)] = after(8, LONG, CmaPolicy::Auto);
         assert_eq!(a.shm.caps(peer).push_max, 0);
-        assert!(a.shm.is_wanted(peer, 8191) && !a.shm.is_wanted(peer, 8192));
         assert!(!a.shm.under_pressure(peer));
         b.shm.liveness_at = 0;
         b.shm.poll_sockets(&mut b.peers, &mut Deaf);
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "tried again");
-        assert!(a.shm.is_wanted(peer, 8192));
     }
 
     #[test]
     fn who_may_not_attach_takes_what_is_pushed() {
         let [(a, peer), _] = after(8, Duration::from_micros(100), CmaPolicy::Off);
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX);
-        assert!(a.shm.is_wanted(peer, 16 * 1024));
     }
 
     #[test]
