@@ -1,10 +1,11 @@
 //! How fast payload comes out of a ring.
 //!
 //! What passes through a ring is handed from core to core twice: its lines on the way there, and their
-//! ownership on the way back. Cores that share a cache do that at 8 to 26 GB/s; those that do not (two
-//! sockets, two core complexes of one) at 2 to 4, where reading from the sender's memory, which hands
-//! each line over once, is faster. Processes wander, and the cores that a machine shows need not be
-//! those it has, so the receiver measures, and tells its sender (READS, PROTOCOL.md 2.7).
+//! ownership on the way back. That goes at 8 to 26 GB/s as a rule, and was seen at 2 (the slow mode of
+//! PERFORMANCE.md; cores without a common cache, as those of two sockets, may do that), while reading
+//! from the sender's memory, which hands each line over once, stayed as fast as ever. Processes wander,
+//! and the cores that a machine shows need not be those it has, so the receiver measures, and tells its
+//! sender (READS, PROTOCOL.md 2.7).
 
 use super::Inbound;
 use crate::telemetry::log;

@@ -131,9 +131,8 @@ pub(crate) struct Shm {
     share_min: Option<usize>,
     /// Of this machine.
     processors: usize,
-    /// How many other processes we talk with; and whether there are fewer processors than processes.
+    /// How many other processes we talk with.
     others: usize,
-    crowded: bool,
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
     inbound: Vec<Inbound>,
@@ -189,7 +188,6 @@ impl Shm {
             share_min: None,
             processors: process::machine().1,
             others: 0,
-            crowded: false,
             outbound: Vec::new(),
             outbound_count: 0,
             inbound: Vec::new(),

@@ -67,8 +67,7 @@ impl Shm {
         processes.sort_unstable();
         processes.dedup();
         self.others = processes.len() - 1;
-        self.crowded = self.others >= self.processors;
-        let lap = if self.crowded { CROWDED_LAP } else { LAVISH.bulk };
+        let lap = if self.is_crowded(1) { CROWDED_LAP } else { LAVISH.bulk };
         for link in self.outbound.iter_mut().flatten() {
             link.producer.set_lap(lap);
         }
@@ -83,13 +82,13 @@ impl Shm {
 
     /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
     pub(super) fn push_max(&self, peer: PeerId, attaches: bool) -> usize {
-        let reads = (self.crowded && attaches)
+        let reads = (self.is_crowded(1) && attaches)
             || self.out(peer).is_some_and(|link| link.producer.reads_rather());
         self.push_max.unwrap_or(if reads { 0 } else { PUSH_MAX })
     }
 
     fn shortest_shared(&self) -> usize {
-        self.share_min.unwrap_or(if self.crowded { usize::MAX } else { SHARE_MIN })
+        self.share_min.unwrap_or_else(|| if self.is_crowded(1) { usize::MAX } else { SHARE_MIN })
     }
 
     /// See [`crate::transport::Iface::share_min`].
@@ -158,25 +157,14 @@ mod tests {
     use std::net::SocketAddr;
     use std::time::Duration;
 
-    struct Deaf;
+    /// Hears nothing, and takes its time for each message.
+    struct Deaf(Duration);
 
-    /// Takes its time for each message.
-    struct Slow(Duration);
-
-    impl Handler for Slow {
+    impl Handler for Deaf {
         fn on_peer(&mut self, _: PeerId, _: &Address) {}
         fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {
             std::thread::sleep(self.0);
         }
-        fn on_departure(&mut self, _: PeerId, _: Departure) {}
-        fn is_owed(&self, _: PeerId) -> bool {
-            false
-        }
-    }
-
-    impl Handler for Deaf {
-        fn on_peer(&mut self, _: PeerId, _: &Address) {}
-        fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {}
         fn on_departure(&mut self, _: PeerId, _: Departure) {}
         fn is_owed(&self, _: PeerId) -> bool {
             false
@@ -211,8 +199,8 @@ mod tests {
         }
         let names = [a.peers.intern(&b.me).unwrap(), b.peers.intern(&a.me).unwrap()];
         for _ in 0..1000 {
-            a.shm.poll_sockets(&mut a.peers, &mut Deaf);
-            b.shm.poll_sockets(&mut b.peers, &mut Deaf);
+            a.shm.poll_sockets(&mut a.peers, &mut Deaf(Duration::ZERO));
+            b.shm.poll_sockets(&mut b.peers, &mut Deaf(Duration::ZERO));
             if a.shm.inbound_of(names[0]).is_some() && b.shm.inbound_of(names[1]).is_some() {
                 return [(a, names[0]), (b, names[1])];
             }
@@ -231,7 +219,7 @@ mod tests {
         let [(mut a, peer), (mut b, back)] = linked(2, cma, None);
         for _ in 0..count {
             a.shm.send(peer, false, b"header", 16 * 1024, |_, _| ()).unwrap();
-            assert_eq!(b.shm.poll(&mut Slow(time)), 1);
+            assert_eq!(b.shm.poll(&mut Deaf(time)), 1);
         }
         [(a, peer), (b, back)]
     }
@@ -245,7 +233,7 @@ mod tests {
         assert_eq!(a.shm.caps(peer).push_max, 0);
         assert!(!a.shm.under_pressure(peer));
         b.shm.liveness_at = 0;
-        b.shm.poll_sockets(&mut b.peers, &mut Deaf);
+        b.shm.poll_sockets(&mut b.peers, &mut Deaf(Duration::ZERO));
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "tried again");
     }
 
