@@ -2,6 +2,7 @@
 //! an endpoint's doorbell, a link, a signal or the timeout ends it.
 
 use super::domain::Domain;
+use super::elsewhere::Elsewhere;
 use super::lock::{Guard, Locked};
 use super::source::Source;
 use super::wait::WaitKind;
@@ -10,7 +11,7 @@ use crate::sys::process;
 
 /// Longest single sleep, milliseconds: bounds the time until a peer's death is noticed even when a
 /// forked child keeps the dead peer's sockets open.
-const SLICE_MS: i32 = 500;
+pub(super) const SLICE_MS: i32 = 500;
 
 /// Calls `ready` with the domain locked until it answers or `timeout_ms` (-1: for ever) is over.
 /// `source` finds the source inside the locked state.
@@ -24,7 +25,9 @@ pub(crate) fn wait_until<T, R>(
     mut ready: impl FnMut(&Guard<'_>) -> Option<R>,
 ) -> Option<R> {
     let deadline = Deadline::after_ms(timeout_ms);
-    let spin_until = now_ns().saturating_add(domain.config.spin_us.saturating_mul(1000));
+    let begun = now_ns();
+    let spin_until = begun.saturating_add(domain.config.spin_us.saturating_mul(1000));
+    let mut elsewhere = Elsewhere::after(begun);
     loop {
         let waiter = {
             let guard = domain.lock.lock();
@@ -51,16 +54,19 @@ pub(crate) fn wait_until<T, R>(
         };
         let Some(waiter) = waiter else {
             process::yield_now();
+            elsewhere.look(Some(domain));
             continue;
         };
         let timeout = match deadline.poll_ms() {
-            -1 => SLICE_MS,
-            ms => ms.min(SLICE_MS),
+            -1 => elsewhere.slice_ms(),
+            ms => ms.min(elsewhere.slice_ms()),
         };
         // A signal ends the sleep early; the loop looks again.
         let _ = waiter.block(timeout);
         let guard = domain.lock.lock();
         // SAFETY: as above.
         source(unsafe { state.get(&guard) }).end_sleep(&guard);
+        drop(guard);
+        elsewhere.look(Some(domain));
     }
 }

@@ -7,7 +7,7 @@ use super::lock::{DomainLock, Guard, Locked};
 use super::progress::ProgressThread;
 use super::table::{SLACK, Slack, Table, stubs};
 use super::trigger::Triggers;
-use super::{av, cntr, cq, endpoint, eq, mr, poll_set};
+use super::{av, cntr, cq, elsewhere, endpoint, eq, mr, poll_set};
 use crate::config::Config;
 use crate::memory::keys::{RegionTable, Right};
 use crate::sys::process;
@@ -166,6 +166,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
+        elsewhere::leave(self);
         if let Some(thread) = self.thread.take() {
             thread.stop();
         }
@@ -247,6 +248,7 @@ pub(crate) unsafe fn open(
     if attr.data_progress == FI_PROGRESS_AUTO {
         shared.require_thread()?;
     }
+    elsewhere::enter(&shared);
     let domain = Box::new(DomainFid {
         fid: fid_domain {
             fid: fid { fclass: FI_CLASS_DOMAIN, context, ops: FID_OPS.as_mut_ptr() },

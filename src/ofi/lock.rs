@@ -1,44 +1,99 @@
 //! One lock per domain. Everything that a domain's objects share is reached through it, so there is
-//! one order of locks; under FI_THREAD_DOMAIN the application serialises and the lock is free.
+//! one order of locks. Under FI_THREAD_DOMAIN the application serialises and the lock is next to free:
+//! who uses the domain says that he is inside, without a barrier, and a visitor from elsewhere in the
+//! process, who is rare and never waits, makes the barrier for both.
 
+use crate::sys::process;
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 /// The lock of a domain.
 #[derive(Debug)]
 pub(crate) struct DomainLock {
-    needed: AtomicBool,
+    /// Why the application has to take the mutex; 0 if it need not.
+    reasons: AtomicU8,
+    /// The application is inside, and has not taken the mutex.
+    inside: AtomicBool,
     mutex: Mutex<()>,
 }
 
+/// The application does not serialise, or has a thread of ours beside it.
+const NEEDED: u8 = 1;
+/// Who has the mutex comes from elsewhere.
+const VISITED: u8 = 2;
+
 /// Proof that the domain is ours until this is dropped.
 pub(crate) struct Guard<'a> {
-    _mutex: Option<MutexGuard<'a, ()>>,
+    lock: &'a DomainLock,
+    mutex: Option<MutexGuard<'a, ()>>,
     _not_send: PhantomData<*const ()>,
+}
+
+impl Drop for Guard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        match self.mutex {
+            None => self.lock.inside.store(false, Ordering::Release),
+            Some(_) if self.lock.reasons.load(Ordering::Relaxed) & VISITED != 0 => {
+                self.lock.reasons.fetch_and(!VISITED, Ordering::Release);
+            }
+            Some(_) => {}
+        }
+    }
 }
 
 impl DomainLock {
     /// `needed == false`: the application promises to serialise (FI_THREAD_DOMAIN).
     pub(crate) fn new(needed: bool) -> Self {
-        Self { needed: AtomicBool::new(needed), mutex: Mutex::new(()) }
+        Self {
+            reasons: AtomicU8::new(if needed { NEEDED } else { 0 }),
+            inside: AtomicBool::new(false),
+            mutex: Mutex::new(()),
+        }
     }
 
-    /// From now on the lock is taken: a thread of ours joins. Called while the application
+    /// From now on the mutex is taken: a thread of ours joins. Called while the application
     /// serialises, before that thread starts.
     pub(crate) fn need(&self) {
-        self.needed.store(true, Ordering::Release);
+        self.reasons.fetch_or(NEEDED, Ordering::Release);
     }
 
     /// Takes the lock. A panic of an earlier holder does not stop later ones: it was reported then.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_> {
-        let mutex = self.needed.load(Ordering::Acquire).then(|| match self.mutex.lock() {
-            Ok(guard) => guard,
-            Err(poisoned) => poisoned.into_inner(),
-        });
-        Guard { _mutex: mutex, _not_send: PhantomData }
+        self.inside.store(true, Ordering::Relaxed);
+        // The processor may look before others see the store: whoever visits makes it do the one and then the
+        // other (`process::barrier_for_all`).
+        compiler_fence(Ordering::SeqCst);
+        if self.reasons.load(Ordering::Acquire) != 0 {
+            self.inside.store(false, Ordering::Release);
+            return self.lock_mutex();
+        }
+        Guard { lock: self, mutex: None, _not_send: PhantomData }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lock_mutex(&self) -> Guard<'_> {
+        let mutex = self.mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        Guard { lock: self, mutex: Some(mutex), _not_send: PhantomData }
+    }
+
+    /// Takes the lock if nobody has it, from a thread that the application need not have serialised.
+    pub(crate) fn visit(&self) -> Option<Guard<'_>> {
+        let mutex = match self.mutex.try_lock() {
+            Ok(mutex) => mutex,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let guard = Guard { lock: self, mutex: Some(mutex), _not_send: PhantomData };
+        if self.reasons.fetch_or(VISITED, Ordering::Acquire) & NEEDED != 0 {
+            return Some(guard);
+        }
+        let alone = process::barrier_for_all() && !self.inside.load(Ordering::Acquire);
+        alone.then_some(guard)
     }
 }
 
@@ -46,8 +101,8 @@ impl DomainLock {
 #[derive(Debug)]
 pub(crate) struct Locked<T>(UnsafeCell<T>);
 
-// SAFETY: access needs a `Guard`, which only the holder of the domain's lock has (or, under
-// FI_THREAD_DOMAIN, the one thread that the application lets in).
+// SAFETY: access needs a `Guard`, which only the holder of the domain's lock has (under
+// FI_THREAD_DOMAIN that is the one thread that the application lets in, or a visitor while it is out).
 unsafe impl<T> Sync for Locked<T> {}
 // SAFETY: what is inside moves between threads only under the lock.
 unsafe impl<T> Send for Locked<T> {}
@@ -68,5 +123,68 @@ impl<T> Locked<T> {
     pub(crate) unsafe fn get<'g>(&'g self, _guard: &'g Guard<'_>) -> &'g mut T {
         // SAFETY: passed on to the caller.
         unsafe { &mut *self.0.get() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::clock::Deadline;
+
+    /// Adds one, so slowly that another addition meanwhile is lost.
+    fn add(count: &Locked<u64>, guard: &Guard<'_>) {
+        // SAFETY: the test is whether nobody else is here.
+        let before = *unsafe { count.get(guard) };
+        std::hint::black_box(&before);
+        std::hint::spin_loop();
+        // SAFETY: as above.
+        *unsafe { count.get(guard) } = before + 1;
+    }
+
+    #[test]
+    fn visitors_and_the_application_are_never_inside_together() {
+        let (lock, count) = (DomainLock::new(false), Locked::new(0));
+        let deadline = Deadline::after_ms(1000);
+        let ended = AtomicBool::new(false);
+        let (inside, visits): (u64, u64) = std::thread::scope(|scope| {
+            let visitors: [_; 2] = std::array::from_fn(|_| {
+                scope.spawn(|| {
+                    let mut visits = 0;
+                    while !ended.load(Ordering::Relaxed) {
+                        if let Some(guard) = lock.visit() {
+                            add(&count, &guard);
+                            visits += 1;
+                        }
+                    }
+                    visits
+                })
+            });
+            let mut inside = 0;
+            while !deadline.expired() {
+                for _ in 0..100 {
+                    add(&count, &lock.lock());
+                    inside += 1;
+                }
+            }
+            ended.store(true, Ordering::Relaxed);
+            (inside, visitors.into_iter().map(|visitor| visitor.join().unwrap()).sum())
+        });
+        assert!(inside > 1000 && visits > 100, "{inside} {visits}");
+        let guard = lock.lock();
+        // SAFETY: nobody else is here any more.
+        assert_eq!(*unsafe { count.get(&guard) }, inside + visits);
+    }
+
+    #[test]
+    fn nobody_visits_while_the_application_is_inside() {
+        let lock = DomainLock::new(false);
+        let inside = lock.lock();
+        assert!(lock.visit().is_none());
+        drop(inside);
+        let visit = lock.visit();
+        assert!(visit.is_some() && lock.visit().is_none());
+        drop(visit);
+        drop(lock.lock());
+        assert!(lock.visit().is_some());
     }
 }

@@ -15,6 +15,7 @@ mod cntr;
 mod core;
 mod cq;
 mod domain;
+mod elsewhere;
 mod endpoint;
 mod eq;
 mod ext;

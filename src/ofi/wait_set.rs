@@ -2,12 +2,13 @@
 
 use super::cntr::Counter;
 use super::cq::CompletionQueue;
+use super::elsewhere::Elsewhere;
 use super::eq::EventQueue;
 use super::fabric::Fabric;
 use super::guard::{code, entry};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::wait::{WaitKind, Waiter};
-use crate::sys::clock::Deadline;
+use crate::sys::clock::{Deadline, now_ns};
 use libfabric_sys::{
     FI_CLASS_WAIT, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT, FI_GETWAIT, FI_GETWAITOBJ,
     FI_WAIT_FD, FI_WAIT_SET, FI_WAIT_UNSPEC, fi_ops, fi_ops_wait, fi_wait_attr, fi_wait_obj, fid,
@@ -15,9 +16,6 @@ use libfabric_sys::{
 };
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-
-/// Longest single sleep, milliseconds.
-const SLICE_MS: i32 = 500;
 
 /// One object of a set.
 #[derive(Clone, Debug)]
@@ -220,13 +218,14 @@ unsafe extern "C" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {
         // SAFETY: a set of ours.
         let Some(set) = (unsafe { shared(set) }) else { return -FI_EINVAL };
         let deadline = Deadline::after_ms(timeout);
+        let mut elsewhere = Elsewhere::after(now_ns());
         loop {
             if !set.try_wait() {
                 return 0;
             }
             let slice = match deadline.poll_ms() {
-                -1 => SLICE_MS,
-                ms => ms.min(SLICE_MS),
+                -1 => elsewhere.slice_ms(),
+                ms => ms.min(elsewhere.slice_ms()),
             };
             // A signal ends the sleep early; the loop looks again.
             let _ = set.waiter.block(slice);
@@ -243,6 +242,7 @@ unsafe extern "C" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {
                     0
                 };
             }
+            elsewhere.look(None);
         }
     })
 }

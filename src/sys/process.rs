@@ -158,6 +158,18 @@ pub(crate) fn yield_now() {
     unsafe { libc::sched_yield() };
 }
 
+/// Every thread of this process has passed a full memory barrier when this returns. False where the
+/// kernel has none to offer.
+pub(crate) fn barrier_for_all() -> bool {
+    /// membarrier(2), since Linux 4.14.
+    const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+    // SAFETY: three integers; the call changes no memory.
+    let call =
+        |command: libc::c_int| unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) } == 0;
+    call(PRIVATE_EXPEDITED) || (call(REGISTER_PRIVATE_EXPEDITED) && call(PRIVATE_EXPEDITED))
+}
+
 /// 64 random bits, from the kernel where it can and from the clock otherwise.
 pub(crate) fn random_u64() -> u64 {
     let mut value = 0u64;

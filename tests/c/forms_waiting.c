@@ -396,6 +396,87 @@ static void automatic(struct side *me)
 	free(buffer);
 }
 
+/* Sends a long message from one endpoint of this thread to another, and waits for that alone. The other's receive is
+ * there by then, as both need it to be. */
+static void send_elsewhere(struct side *me, struct side *other, enum fi_wait_obj object)
+{
+	struct fi_context contexts[2];
+	char *from = need(LARGE), *to = need(LARGE), name[NAME_MAX_LEN];
+	double begun = now();
+
+	name_of(other->ep, name);
+	me->peer = insert(me, name);
+	name_of(me->ep, name);
+	other->peer = insert(other, name);
+	fill(from, LARGE, 41);
+	POST(other, fi_trecv(other->ep, to, LARGE, NULL, FI_ADDR_UNSPEC, 41, 0, &contexts[1]));
+	POST(me, fi_tsend(me->ep, from, LARGE, NULL, me->peer, 41, &contexts[0]));
+	if (object == FI_WAIT_NONE)
+		OK(fi_cntr_wait(me->sent, 1, PATIENCE_S * 1000));
+	else
+		CHECK(by_sread(me, me->tx).op_context == &contexts[0]);
+	if (now() - begun > PROMPT_S)
+		FAIL("took %.3f s: nobody looked", now() - begun);
+	SAME(completion(other->rx).len, LARGE);
+	CHECK(holds(to, LARGE, 41, 0));
+	free(from);
+	free(to);
+}
+
+/* Who waits is inside a call, and can progress no other endpoint of its own: that is for the call to do. */
+static void elsewhere(struct side *me)
+{
+	static const enum fi_wait_obj objects[] = { FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_FD, FI_WAIT_YIELD };
+	uint64_t written = 0;
+	struct fid_mr *mr;
+
+	for (size_t i = 0; i < 2 * sizeof(objects) / sizeof(*objects); i++) {
+		enum fi_threading threading = i % 2 ? FI_THREAD_DOMAIN : FI_THREAD_SAFE;
+		enum fi_wait_obj object = objects[i / 2];
+		struct setup setup = { .threading = threading, .wait_obj = object, .counters = true };
+		struct side other = { .rank = me->rank };
+
+		/* In another domain, and in the same with queues of its own. */
+		side_open(me, &setup);
+		side_open(&other, &setup);
+		send_elsewhere(me, &other, object);
+		side_close(&other);
+		side_close(me);
+
+		side_open(me, &setup);
+		other = *me;
+		OK(fi_cq_open(me->domain, &(struct fi_cq_attr){ .format = FI_CQ_FORMAT_TAGGED }, &other.tx, NULL));
+		OK(fi_cq_open(me->domain, &(struct fi_cq_attr){ .format = FI_CQ_FORMAT_TAGGED }, &other.rx, NULL));
+		other.sent = other.received = NULL;
+		other.ep = another_endpoint(&other);
+		send_elsewhere(me, &other, object);
+		struct fid *members[] = { &other.ep->fid, &other.tx->fid, &other.rx->fid };
+		for (int j = 0; j < 3; j++)
+			OK(fi_close(members[j]));
+		side_close(me);
+	}
+
+	/* What a counter of the target has to hear of. */
+	struct setup setup = { .caps = FI_MSG | FI_RMA | FI_RMA_EVENT, .rma_counters = true };
+	struct side other = { .rank = me->rank };
+	char name[NAME_MAX_LEN];
+
+	side_open(me, &setup);
+	side_open(&other, &setup);
+	name_of(other.ep, name);
+	me->peer = insert(me, name);
+	OK(fi_mr_reg(other.domain, &written, sizeof(written), FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL));
+	OK(fi_mr_bind(mr, &other.rma[REMOTE_WRITES]->fid, FI_REMOTE_WRITE));
+	uint64_t value = 43, at = me->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)&written : 0;
+	POST(me, fi_write(me->ep, &value, sizeof(value), NULL, me->peer, at, fi_mr_key(mr), NULL));
+	OK(fi_cntr_wait(me->rma[WRITES], 1, PATIENCE_S * 1000));
+	OK(fi_cntr_wait(other.rma[REMOTE_WRITES], 1, PATIENCE_S * 1000));
+	SAME(written, value);
+	OK(fi_close(&mr->fid));
+	side_close(&other);
+	side_close(me);
+}
+
 const struct group waiting_groups[] = {
 	{ "sread-unspec", sread_unspec },
 	{ "sread-fd", sread_fd },
@@ -408,5 +489,6 @@ const struct group waiting_groups[] = {
 	{ "poll-set", poll_set },
 	{ "wait-set", wait_set },
 	{ "automatic-progress", automatic },
+	{ "elsewhere", elsewhere },
 	{ NULL, NULL },
 };

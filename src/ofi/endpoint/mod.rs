@@ -18,6 +18,7 @@ use super::av::{self, AddressVector};
 use super::cntr::{self, Counter};
 use super::cq::{self, CompletionQueue};
 use super::domain::{Domain, auth_key};
+use super::elsewhere::Elsewhere;
 use super::eq;
 use super::guard::{code, entry};
 use super::lock::{Guard, Locked};
@@ -25,7 +26,8 @@ use super::table::{SLACK, Slack, Table, stubs};
 use super::trigger;
 use crate::memory::keys::Right;
 use crate::protocol::{Engine, Limits};
-use crate::sys::{clock::Deadline, process};
+use crate::sys::clock::{Deadline, now_ns};
+use crate::sys::process;
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
@@ -161,6 +163,11 @@ pub(super) struct EndpointFid {
 
 /// Enabled endpoints of this process.
 static ENABLED: AtomicUsize = AtomicUsize::new(0);
+
+/// How many endpoints of this process are enabled.
+pub(super) fn enabled() -> usize {
+    ENABLED.load(Ordering::Relaxed)
+}
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
@@ -449,7 +456,7 @@ impl Endpoint {
             self.take_from_thread(guard);
         }
         let moved = self.progress_quietly(guard);
-        let endpoints = ENABLED.load(Ordering::Relaxed);
+        let endpoints = enabled();
         let gives_way = |engine: &mut Engine<Mux>| engine.iface().gives_way(endpoints);
         if moved == 0 && self.engine(guard).is_some_and(gives_way) {
             self.domain.yields.store(true, Ordering::Relaxed);
@@ -497,6 +504,15 @@ impl Endpoint {
         let state = self.state(guard);
         state.armed = state.armed.saturating_sub(1);
         self.wake_if_unwatched(guard);
+    }
+
+    /// Whether a turn of progress would find anything; to be asked when one has not.
+    pub(super) fn has_work(&self, guard: &Guard<'_>) -> bool {
+        let idle = self.arm(guard);
+        if idle {
+            self.disarm(guard);
+        }
+        !idle
     }
 
     fn wake_if_unwatched(&self, guard: &Guard<'_>) {
@@ -624,6 +640,7 @@ impl Endpoint {
     /// a bounded time to leave.
     fn shut_down(&self) {
         let deadline = Deadline::after_ms(LINGER_MS);
+        let mut elsewhere = Elsewhere::after(now_ns());
         // A forked child has nothing to finish on behalf of its parent.
         let mine = process::pid() == self.owner;
         loop {
@@ -638,6 +655,7 @@ impl Endpoint {
             self.progress_quietly(&guard);
             drop(guard);
             process::yield_now();
+            elsewhere.look(Some(&self.domain));
         }
     }
 

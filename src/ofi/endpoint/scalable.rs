@@ -6,13 +6,15 @@ use super::{
     tagged,
 };
 use crate::ofi::domain::Domain;
+use crate::ofi::elsewhere::Elsewhere;
 use crate::ofi::guard::{code, entry};
 use crate::ofi::info::{
     CONTEXT_SIZE, INJECT_SIZE, IOV_LIMIT, MSG_ORDER, RMA_IOV_LIMIT, RX_CAPS, TX_CAPS,
 };
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::table::Table;
-use crate::sys::{clock::Deadline, process};
+use crate::sys::clock::{Deadline, now_ns};
+use crate::sys::process;
 use crate::telemetry::log;
 use libfabric_sys::{
     FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ, FI_CLASS_RX_CTX,
@@ -346,6 +348,7 @@ impl Endpoint {
     /// bounded time to end: they use memory of the application. Errors: EBUSY if they do not.
     pub(super) fn close_context(&self, handle: &EndpointFid) -> Result<(), i32> {
         let deadline = Deadline::after_ms(LINGER_MS);
+        let mut elsewhere = Elsewhere::after(now_ns());
         loop {
             let guard = self.domain.lock.lock();
             let idle = self.engine(&guard).is_none_or(|engine| match handle.role {
@@ -363,6 +366,7 @@ impl Endpoint {
             self.progress_quietly(&guard);
             drop(guard);
             process::yield_now();
+            elsewhere.look(Some(&self.domain));
         }
     }
 
