@@ -112,7 +112,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "PUSH_MAX",
-        help: "Longest message within a node that is copied through shared memory, in pieces that both processes copy at once, instead of attaching to each other, bytes, 0 to 2097152 (default: 524288; 0 where more processes talk than the machine has processors, and may attach)",
+        help: "Longest message within a node that is copied through shared memory, in pieces that both processes copy at once, instead of attaching to each other, bytes, 0 to 2097152 (default: 1048576; 0 where more processes talk than the machine has processors, and may attach)",
     },
     Variable {
         name: "SHARE_MIN",

@@ -1,41 +1,45 @@
-//! How fast payload comes out of a ring.
+//! How fast payload goes into a ring.
 //!
 //! What passes through a ring is handed from core to core twice: its lines on the way there, and their
-//! ownership on the way back. That goes at 8 to 26 GB/s as a rule, and was seen at 2 (the slow mode of
-//! PERFORMANCE.md; cores without a common cache, as those of two sockets, may do that), while reading
-//! from the sender's memory, which hands each line over once, stayed as fast as ever. Processes wander,
-//! and the cores that a machine shows need not be those it has, so the receiver measures, and tells its
-//! sender (READS, PROTOCOL.md 2.7).
+//! ownership on the way back. Its sender, who has to get that ownership, copies at 20 GB/s and more as a
+//! rule, and at 3 in the slow mode of PERFORMANCE.md, while its receiver copies as fast as ever, and so does
+//! who reads from the sender's memory, where each line is handed over once. Processes wander, and the cores
+//! that a machine shows need not be those it has, so the sender measures.
 
-use super::Inbound;
+use super::Outbound;
+use super::ring::{Full, Wake};
+use crate::sys::clock;
 use crate::telemetry::log;
 
 /// Payload of fewer bytes is not timed: what else is done for a message would count as copying.
-pub(super) const TIMED_LEAST: usize = 8 * 1024;
-/// Copies that are timed for one judgement. The fastest counts, because what else delays a copy (a
-/// processor taken away, a page that was never touched) seldom delays all of them.
-const SAMPLES: u32 = 8;
-/// Of the payloads that come as fast as usual, one in so many is timed.
+const TIMED_LEAST: usize = 8 * 1024;
+/// Copies that are timed for one judgement. Most of them count: a processor that is taken away disturbs few, and in
+/// the slow mode one in four is not slow.
+pub(super) const SAMPLES: u32 = 8;
+/// Of the payloads that go as fast as usual, one in so many is timed.
 const ONE_IN: u32 = 8;
-/// Copies that take longer than this are slow, picoseconds a byte.
-const SLOW_PS: u64 = 200;
+/// Before the first one, so many pass: pages that were never touched take longer.
+pub(super) const UNTOUCHED: u32 = 160;
+/// Copies that take longer than this are slow, picoseconds a byte. Usual are 20 to 60, in the slow mode 200 to 400.
+const SLOW_PS: u64 = 150;
 
-/// Of one ring, at its receiver.
+/// Of one ring, at its sender.
 #[derive(Debug)]
 pub(super) struct CopyRate {
     slow: bool,
     /// Payloads between two that are timed, and those that pass before the next one is.
     between: u32,
     pass: u32,
-    /// Copies still to be timed before a judgement, and the fastest so far, picoseconds a byte.
+    /// Copies still to be timed before a judgement, and those that were slow so far.
     left: u32,
-    best: u64,
+    slow_ones: u32,
+    /// It has been said that this ring was slow.
+    said: bool,
 }
 
 impl Default for CopyRate {
-    /// Not judged yet, soon to be.
     fn default() -> Self {
-        Self { slow: false, between: 0, pass: 0, left: SAMPLES, best: u64::MAX }
+        Self { slow: false, between: 0, pass: UNTOUCHED, left: SAMPLES, slow_ones: 0, said: false }
     }
 }
 
@@ -47,7 +51,7 @@ impl CopyRate {
 
     /// Whether the payload that is about to be copied is to be timed.
     #[inline]
-    pub(super) fn is_due(&mut self) -> bool {
+    fn is_due(&mut self) -> bool {
         match self.pass.checked_sub(1) {
             Some(left) => {
                 self.pass = left;
@@ -57,44 +61,55 @@ impl CopyRate {
         }
     }
 
-    /// A copy of `len` bytes took `ns` nanoseconds. True: it is judged otherwise now.
-    pub(super) fn note(&mut self, len: usize, ns: u64) -> bool {
-        self.best = self.best.min(ns.saturating_mul(1000) / (len as u64).max(1));
+    /// A copy of `len` bytes took `ns` nanoseconds. True: it is slow from now on.
+    fn note(&mut self, len: usize, ns: u64) -> bool {
+        let picoseconds = ns.saturating_mul(1000) / (len as u64).max(1);
+        self.slow_ones += u32::from(picoseconds > SLOW_PS);
         self.left = self.left.saturating_sub(1);
         self.pass = self.between;
         if self.left > 0 {
             return false;
         }
-        let (before, slow) = (self.slow, self.best > SLOW_PS);
-        *self = Self { slow, between: ONE_IN - 1, pass: ONE_IN - 1, ..Self::default() };
-        slow != before
-    }
-}
-
-impl Inbound {
-    /// A payload of `len` bytes took `ns` nanoseconds.
-    #[cold]
-    pub(super) fn judge(&mut self, len: usize, ns: u64) {
-        // Who may not read takes what comes.
-        if !self.copy_rate.note(len, ns) || !self.can_get {
-            return;
-        }
-        let slow = self.copy_rate.is_slow();
-        self.consumer.set_reads(slow);
-        if slow && !self.was_slow {
-            self.was_slow = true;
-            log::info(format_args!(
-                "what pid {} writes comes slowly: long messages are read from its memory while that is so",
-                self.pid,
-            ));
-        }
+        let (before, slow) = (self.slow, self.slow_ones > SAMPLES / 2);
+        let (between, said) = (ONE_IN - 1, self.said);
+        *self = Self { slow, between, pass: between, left: SAMPLES, slow_ones: 0, said };
+        slow && !before
     }
 
     /// Slow rings are tried again now and then: processes wander.
     pub(super) fn try_again(&mut self) {
-        if self.copy_rate.is_slow() {
-            self.copy_rate = CopyRate::default();
-            self.consumer.set_reads(false);
+        if self.slow {
+            *self = Self { pass: 0, said: self.said, ..Self::default() };
+        }
+    }
+}
+
+impl Outbound {
+    /// Publishes a message with so many bytes of payload by `push`, and times that if it is due.
+    #[inline]
+    pub(super) fn timed(
+        &mut self,
+        len: usize,
+        push: impl FnOnce(&mut Self) -> Result<Wake, Full>,
+    ) -> Result<Wake, Full> {
+        if len < TIMED_LEAST || !self.copy_rate.is_due() {
+            return push(self);
+        }
+        let begun = clock::now_ns();
+        let pushed = push(self);
+        if pushed.is_ok() {
+            self.judge(len, clock::now_ns().saturating_sub(begun));
+        }
+        pushed
+    }
+
+    #[cold]
+    fn judge(&mut self, len: usize, ns: u64) {
+        if self.copy_rate.note(len, ns) && !std::mem::replace(&mut self.copy_rate.said, true) {
+            log::info(format_args!(
+                "what goes to pid {} through shared memory goes slowly: it reads long messages from our memory while that is so",
+                self.pid,
+            ));
         }
     }
 }
@@ -105,45 +120,53 @@ mod tests {
 
     const LEN: usize = 16 * 1024;
 
-    /// How many payloads pass until it is judged otherwise, if `ns` of each says how long it takes.
-    fn until_changed(rate: &mut CopyRate, ns: impl Fn(u32) -> u64) -> Option<u32> {
-        (0..1000).find(|i| rate.is_due() && rate.note(LEN, ns(*i)))
+    /// How many payloads pass until it is judged slow, or fast, if `ns` of each says how long it takes.
+    fn until(slow: bool, rate: &mut CopyRate, ns: impl Fn(u32) -> u64) -> Option<u32> {
+        (0..2000).find(|i| {
+            if rate.is_due() {
+                rate.note(LEN, ns(*i));
+            }
+            rate.is_slow() == slow
+        })
     }
 
     #[test]
-    fn the_first_payloads_tell() {
+    fn the_first_payloads_tell_once_all_memory_was_touched() {
         let mut rate = CopyRate::default();
-        assert_eq!(until_changed(&mut rate, |_| 6000), Some(SAMPLES - 1));
-        assert!(rate.is_slow());
+        assert_eq!(until(true, &mut rate, |_| 6000), Some(UNTOUCHED + SAMPLES - 1));
+        let mut rate = CopyRate::default();
+        let touching = |i: u32| if i < UNTOUCHED { 6000 } else { 1000 };
+        assert_eq!(until(true, &mut rate, touching), None);
     }
 
     #[test]
-    fn what_becomes_slow_is_noticed_later() {
+    fn what_becomes_slow_is_noticed_and_tried_again() {
         let mut rate = CopyRate::default();
-        let becomes_slow = |i: u32| if i < 100 { 1000 } else { 6000 };
-        let after = until_changed(&mut rate, becomes_slow).unwrap();
-        assert!((100..100 + 2 * SAMPLES * ONE_IN).contains(&after), "{after}");
-        let becomes_fast = |i: u32| if i < 100 { 6000 } else { 1000 };
-        assert!(until_changed(&mut rate, becomes_fast).is_some());
+        let becomes_slow = |i: u32| if i < 500 { 1000 } else { 6000 };
+        let after = until(true, &mut rate, becomes_slow).unwrap();
+        assert!((500..500 + 2 * SAMPLES * ONE_IN).contains(&after), "{after}");
+        rate.try_again();
         assert!(!rate.is_slow());
+        assert_eq!(until(true, &mut rate, |_| 6000), Some(SAMPLES - 1), "soon found again");
+        rate.try_again();
+        assert_eq!(until(true, &mut rate, |_| 1000), None);
     }
 
     #[test]
-    fn one_quick_copy_of_eight_is_enough() {
+    fn most_copies_count() {
         let mut rate = CopyRate::default();
-        let disturbed = |i: u32| if i % SAMPLES == 5 { 1000 } else { 1_000_000 };
-        assert_eq!(
-            until_changed(&mut rate, |i| if i < SAMPLES { disturbed(i) } else { 1000 }),
-            None
-        );
+        let disturbed = |i: u32| if i % 8 < 3 { 1_000_000 } else { 1000 };
+        assert_eq!(until(true, &mut rate, |i| disturbed(i / ONE_IN)), None);
+        let mut rate = CopyRate::default();
+        assert!(until(true, &mut rate, |i| if i % 4 == 0 { 1000 } else { 4000 }).is_some());
     }
 
     #[test]
     fn nothing_and_for_ever_are_times_too() {
         let mut rate = CopyRate::default();
-        assert_eq!(until_changed(&mut rate, |_| u64::MAX), Some(SAMPLES - 1));
+        assert!(until(true, &mut rate, |_| u64::MAX).is_some());
         let mut rate = CopyRate::default();
-        assert_eq!(until_changed(&mut rate, |_| 0), None);
+        assert_eq!(until(true, &mut rate, |_| 0), None);
         assert!(!rate.note(0, 0));
     }
 }

@@ -74,6 +74,7 @@ impl Shm {
             pid: credentials.pid,
             doorbell: None,
             features: None,
+            copy_rate: CopyRate::default(),
         };
         if self.outbound.len() <= peer.index() {
             self.outbound.resize_with(peer.index() + 1, || None);
@@ -239,8 +240,6 @@ impl Shm {
             assists: hello.features & hello::ASSISTS != 0,
             reaches: hello.features & hello::REACHES != 0,
             cells: CellTable::default(),
-            copy_rate: CopyRate::default(),
-            was_slow: false,
         });
         self.count_processes();
         self.watch(peer, pid);

@@ -48,8 +48,6 @@ pub(super) const FLAG_SLEEPING: u32 = 2;
 pub(super) const FLAG_PRESSURE: u32 = 4;
 /// The receiver has closed in order.
 pub(super) const FLAG_CLOSED: u32 = 8;
-/// The receiver would rather read long messages than have them pushed.
-pub(super) const FLAG_READS: u32 = 16;
 
 /// Sizes of one segment, chosen by its sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -27,7 +27,7 @@ use crate::sys::event::{Doorbell, Epoll};
 use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
 use attach::{read_ranges, transfer, write_ranges};
-use copy_rate::{CopyRate, TIMED_LEAST};
+use copy_rate::CopyRate;
 use handshake::read_answer;
 use layout::{FRUGAL, SLOT_ROOM};
 use ring::{Consumer, Popped, Producer, Wake};
@@ -75,6 +75,7 @@ struct Outbound {
     doorbell: Option<Doorbell>,
     /// What the receiver knows, as its welcome says.
     features: Option<u32>,
+    copy_rate: CopyRate,
 }
 
 /// Tells when a peer's process ends although a child it forked keeps its sockets open.
@@ -100,9 +101,6 @@ struct Inbound {
     /// It may reach our regions by itself.
     reaches: bool,
     cells: CellTable,
-    copy_rate: CopyRate,
-    /// It has been said that this link was slow.
-    was_slow: bool,
 }
 
 impl Inbound {
@@ -289,7 +287,7 @@ impl Shm {
         let pushed = if short {
             link.producer.push_short(header, len, |to| pack(0, to))
         } else {
-            link.producer.push_bulk(header, len, |to| pack(0, to))
+            link.timed(len, |link| link.producer.push_bulk(header, len, |to| pack(0, to)))
         };
         match pushed {
             Ok(Wake::NotNeeded) => Ok(()),
@@ -353,20 +351,9 @@ impl Shm {
         for link in &mut self.inbound {
             let mut taken = 0;
             while taken < BATCH {
-                let Inbound { peer, consumer, copy_rate, .. } = link;
-                let mut timed = None;
-                let popped = consumer.pop(|header, payload| {
-                    if payload.len() < TIMED_LEAST || !copy_rate.is_due() {
-                        return handler.on_message(*peer, header, payload);
-                    }
-                    let begun = clock::now_ns();
-                    handler.on_message(*peer, header, payload);
-                    timed = Some((payload.len(), clock::now_ns().saturating_sub(begun)));
-                });
-                if let Some((len, ns)) = timed {
-                    link.judge(len, ns);
-                }
-                match popped {
+                let peer = link.peer;
+                match link.consumer.pop(|header, payload| handler.on_message(peer, header, payload))
+                {
                     Popped::Message => taken += 1,
                     Popped::Empty => break,
                     Popped::Malformed => {
@@ -427,7 +414,7 @@ impl Shm {
         if now.saturating_sub(self.liveness_at) > LIVENESS_NS {
             self.liveness_at = now;
             n += self.check_liveness(handler);
-            self.inbound.iter_mut().for_each(Inbound::try_again);
+            self.outbound.iter_mut().flatten().for_each(|link| link.copy_rate.try_again());
         }
         n
     }

@@ -10,8 +10,8 @@
 #![allow(unsafe_code)]
 
 use super::layout::{
-    CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_READS, FLAG_SLEEPING, FLAG_WAITS, FLAGS,
-    Geometry, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
+    CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry,
+    SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
 };
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
@@ -112,11 +112,6 @@ impl<M: Storage> Producer<M> {
     /// The consumer is short of memory for payload.
     pub(super) fn under_pressure(&self) -> bool {
         self.flags() & FLAG_PRESSURE != 0
-    }
-
-    /// The consumer would rather read long messages than have them pushed through here.
-    pub(super) fn reads_rather(&self) -> bool {
-        self.flags() & FLAG_READS != 0
     }
 
     fn refresh(&mut self) {
@@ -422,23 +417,14 @@ impl<M: Storage> Consumer<M> {
         }
     }
 
-    fn set(&self, flag: u32, on: bool) {
-        let flags = word(&self.memory, FLAGS);
-        if on {
-            flags.fetch_or(flag, Ordering::AcqRel);
-        } else {
-            flags.fetch_and(!flag, Ordering::AcqRel);
-        }
-    }
-
     /// Asks the producer for descriptions instead of payload, or no longer.
     pub(super) fn set_pressure(&self, on: bool) {
-        self.set(FLAG_PRESSURE, on);
-    }
-
-    /// The same of what would be pushed, because this end reads it faster.
-    pub(super) fn set_reads(&self, on: bool) {
-        self.set(FLAG_READS, on);
+        let flags = word(&self.memory, FLAGS);
+        if on {
+            flags.fetch_or(FLAG_PRESSURE, Ordering::AcqRel);
+        } else {
+            flags.fetch_and(!FLAG_PRESSURE, Ordering::AcqRel);
+        }
     }
 
     /// Tells the producer that nobody reads any more and that this is no accident.
@@ -591,11 +577,8 @@ mod tests {
         assert!(!tx.under_pressure());
         rx.set_pressure(true);
         assert!(tx.under_pressure());
-        rx.set_reads(true);
         rx.set_pressure(false);
-        assert!(!tx.under_pressure() && tx.reads_rather());
-        rx.set_reads(false);
-        assert!(!tx.reads_rather());
+        assert!(!tx.under_pressure());
         assert!(!rx.producer_closed());
         tx.close();
         assert!(rx.producer_closed());

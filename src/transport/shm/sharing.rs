@@ -10,7 +10,7 @@ use crate::transport::PeerId;
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
 
 /// Longest message that is pushed, unless FI_UDRV_PUSH_MAX says otherwise, bytes.
-const PUSH_MAX: usize = 512 * 1024;
+const PUSH_MAX: usize = 1024 * 1024;
 /// Shorter messages are copied by their receiver alone, unless FI_UDRV_SHARE_MIN says otherwise.
 const SHARE_MIN: usize = 128 * 1024;
 /// Of each bulk space, bytes that are used where processes take turns: their rings had better stay in
@@ -82,8 +82,8 @@ impl Shm {
 
     /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
     pub(super) fn push_max(&self, peer: PeerId, attaches: bool) -> usize {
-        let reads = (self.is_crowded(1) && attaches)
-            || self.out(peer).is_some_and(|link| link.producer.reads_rather());
+        let slow = self.out(peer).is_some_and(|link| link.copy_rate.is_slow());
+        let reads = attaches && (self.is_crowded(1) || slow);
         self.push_max.unwrap_or(if reads { 0 } else { PUSH_MAX })
     }
 
@@ -149,6 +149,7 @@ impl Shm {
 #[cfg(test)]
 mod tests {
     use super::super::CmaPolicy;
+    use super::super::copy_rate::{SAMPLES, UNTOUCHED};
     use super::*;
     use crate::sys::net;
     use crate::transport::address::LocalHost;
@@ -157,14 +158,12 @@ mod tests {
     use std::net::SocketAddr;
     use std::time::Duration;
 
-    /// Hears nothing, and takes its time for each message.
-    struct Deaf(Duration);
+    /// Hears nothing.
+    struct Deaf;
 
     impl Handler for Deaf {
         fn on_peer(&mut self, _: PeerId, _: &Address) {}
-        fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {
-            std::thread::sleep(self.0);
-        }
+        fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {}
         fn on_departure(&mut self, _: PeerId, _: Departure) {}
         fn is_owed(&self, _: PeerId) -> bool {
             false
@@ -199,8 +198,8 @@ mod tests {
         }
         let names = [a.peers.intern(&b.me).unwrap(), b.peers.intern(&a.me).unwrap()];
         for _ in 0..1000 {
-            a.shm.poll_sockets(&mut a.peers, &mut Deaf(Duration::ZERO));
-            b.shm.poll_sockets(&mut b.peers, &mut Deaf(Duration::ZERO));
+            a.shm.poll_sockets(&mut a.peers, &mut Deaf);
+            b.shm.poll_sockets(&mut b.peers, &mut Deaf);
             if a.shm.inbound_of(names[0]).is_some() && b.shm.inbound_of(names[1]).is_some() {
                 return [(a, names[0]), (b, names[1])];
             }
@@ -214,32 +213,35 @@ mod tests {
         (a.shm.caps(peer).push_max, a.shm.share_min(peer))
     }
 
-    /// Two ends, after the second took `count` payloads of 16 KiB, each in `time`.
-    fn after(count: usize, time: Duration, cma: CmaPolicy) -> [(End, PeerId); 2] {
+    /// Two ends, after so many payloads of 16 KiB that take long to copy.
+    fn after(slow: u32, cma: CmaPolicy) -> [(End, PeerId); 2] {
         let [(mut a, peer), (mut b, back)] = linked(2, cma, None);
-        for _ in 0..count {
-            a.shm.send(peer, false, b"header", 16 * 1024, |_, _| ()).unwrap();
-            assert_eq!(b.shm.poll(&mut Deaf(time)), 1);
+        for i in 0..UNTOUCHED + slow {
+            let pack = |_: usize, _: &mut [u8]| {
+                if i >= UNTOUCHED {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            };
+            a.shm.send(peer, false, b"header", 16 * 1024, pack).unwrap();
+            assert_eq!(b.shm.poll(&mut Deaf), 1);
         }
         [(a, peer), (b, back)]
     }
 
     #[test]
-    fn who_copies_slowly_reads() {
-        const LONG: Duration = Duration::from_micros(100);
-        let [(a, peer), _] = after(7, LONG, CmaPolicy::Auto);
+    fn who_copies_slowly_is_read() {
+        let [(a, peer), _] = after(SAMPLES - 1, CmaPolicy::Auto);
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "not known yet");
-        let [(a, peer), (mut b, _)] = after(8, LONG, CmaPolicy::Auto);
+        let [(mut a, peer), _other] = after(SAMPLES, CmaPolicy::Auto);
         assert_eq!(a.shm.caps(peer).push_max, 0);
-        assert!(!a.shm.under_pressure(peer));
-        b.shm.liveness_at = 0;
-        b.shm.poll_sockets(&mut b.peers, &mut Deaf(Duration::ZERO));
+        a.shm.liveness_at = 0;
+        a.shm.poll_sockets(&mut a.peers, &mut Deaf);
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "tried again");
     }
 
     #[test]
-    fn who_may_not_attach_takes_what_is_pushed() {
-        let [(a, peer), _] = after(8, Duration::from_micros(100), CmaPolicy::Off);
+    fn where_nobody_may_attach_slow_is_all_there_is() {
+        let [(a, peer), _] = after(SAMPLES, CmaPolicy::Off);
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX);
     }
 
