@@ -27,6 +27,7 @@
 /* Not in every header. */
 #define XPU (1ULL << 44)
 #define PROGRESS_CONTROL_UNIFIED 3
+#define AV_AUTH_KEY SIZE_MAX
 #define MAX_EP_AUTH_KEY(domain_attr) (*(size_t *)((char *)(domain_attr) + 192))
 
 #define RDM_CAPS (FI_MSG | FI_TAGGED | FI_SEND | FI_RECV)

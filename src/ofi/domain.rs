@@ -15,12 +15,12 @@ use crate::telemetry::log;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::{job_key, verbs};
 use libfabric_sys::{
-    FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP,
-    FI_FLUSH_WORK, FI_MR_BASIC, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_QUEUE_WORK,
-    FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr, fi_collective_attr,
-    fi_collective_op, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
-    fi_ops_domain_2_7, fi_poll_attr, fi_rx_attr, fi_tx_attr, fi_version, fid, fid_av, fid_cntr,
-    fid_cq, fid_domain, fid_ep, fid_poll, fid_stx,
+    FI_AV_AUTH_KEY, FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS,
+    FI_EOPNOTSUPP, FI_FLUSH_WORK, FI_MR_BASIC, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO,
+    FI_QUEUE_WORK, FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr,
+    fi_collective_attr, fi_collective_op, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops,
+    fi_ops_domain, fi_ops_domain_2_7, fi_poll_attr, fi_rx_attr, fi_tx_attr, fi_version, fid,
+    fid_av, fid_cntr, fid_cq, fid_domain, fid_ep, fid_poll, fid_stx,
 };
 use once_cell::sync::OnceCell;
 use std::collections::HashMap;
@@ -28,14 +28,24 @@ use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+/// Where endpoints that bring no job key have it from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DomainKey {
+    /// The application gave it with the domain.
+    Given(JobKey),
+    /// The application gave none.
+    Environment(JobKey),
+    /// Each endpoint's address vector has one (FI_AV_AUTH_KEY).
+    InVectors,
+}
+
 /// What the children of a domain share.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) lock: DomainLock,
     pub(crate) config: Config,
-    /// Of endpoints that bring none of their own.
-    pub(crate) job_key: JobKey,
+    pub(crate) key: DomainKey,
     /// Address format of the info that the domain was opened with.
     pub(crate) addr_format: u32,
     /// Keys of regions are ours to choose (FI_MR_BASIC, FI_MR_PROV_KEY).
@@ -59,6 +69,8 @@ pub(crate) struct DomainState {
     pub(crate) regions: RegionTable,
     /// Counters of regions, by the region's id.
     pub(crate) region_counters: HashMap<u64, RegionCounters>,
+    /// Job keys of those regions that are not for all endpoints of the domain, by the region's id.
+    pub(crate) region_keys: HashMap<u64, JobKey>,
     /// Counters that were ever bound to a region, or raised by deferred work: every endpoint feeds them.
     pub(crate) fed: Vec<Weak<cntr::Counter>>,
     /// What waits for counters.
@@ -127,6 +139,11 @@ impl Domain {
 }
 
 impl DomainState {
+    /// Whether a region is for an endpoint to which the application has given this job key.
+    pub(crate) fn is_for(&self, region: u64, key: Option<JobKey>) -> bool {
+        self.region_keys.get(&region).is_none_or(|wanted| Some(*wanted) == key)
+    }
+
     /// Those of `fed` that still are.
     pub(crate) fn counters_of_regions(&self) -> Vec<Arc<cntr::Counter>> {
         self.fed.iter().filter_map(Weak::upgrade).collect()
@@ -230,14 +247,13 @@ pub(crate) unsafe fn open(
     let name = unsafe { attr.name.as_ref().map(|name| CStr::from_ptr(name)) };
     let config = config_of(name.and_then(|name| name.to_str().ok()))?;
     // SAFETY: as above; the application says how long its key is.
-    let given = unsafe { auth_key(fabric, attr.auth_key, attr.auth_key_size) }?;
-    let job_key = given.map_or_else(|| default_job_key(&config), Ok)?;
+    let key = unsafe { key_of(fabric, attr.auth_key, attr.auth_key_size, &config) }?;
     let auto = attr.data_progress == FI_PROGRESS_AUTO || attr.control_progress == FI_PROGRESS_AUTO;
     let shared = Arc::new(Domain {
         fabric: fabric.clone(),
         lock: DomainLock::new(attr.threading != FI_THREAD_DOMAIN || auto),
         config,
-        job_key,
+        key,
         addr_format: info.addr_format,
         chooses_keys: attr.mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY) != 0,
         names_addresses: attr.mr_mode & (FI_MR_BASIC | FI_MR_VIRT_ADDR) != 0,
@@ -274,8 +290,26 @@ fn config_of(name: Option<&str>) -> Result<Config, i32> {
     })
 }
 
-/// The job key that an application gives with a domain or an endpoint, if it gives one. Members of
-/// this name are ignored before API version 1.5 (fi_domain(3), fi_endpoint(3)).
+/// # Safety
+/// As [`auth_key`].
+unsafe fn key_of(
+    fabric: &Fabric,
+    at: *const u8,
+    len: usize,
+    config: &Config,
+) -> Result<DomainKey, i32> {
+    if len == FI_AV_AUTH_KEY && at.is_null() && fabric.api_version() >= fi_version(1, 20) {
+        return Ok(DomainKey::InVectors);
+    }
+    // SAFETY: the caller vouches.
+    match unsafe { auth_key(fabric, at, len) }? {
+        Some(key) => Ok(DomainKey::Given(key)),
+        None => default_job_key(config).map(DomainKey::Environment),
+    }
+}
+
+/// The job key that an application gives with a domain, an endpoint or a region, if it gives one. Members
+/// of this name are ignored before API version 1.5 (fi_domain(3), fi_endpoint(3), fi_mr(3)).
 /// Errors: EINVAL for a key that `fi_getinfo` would not have offered.
 ///
 /// # Safety
@@ -288,16 +322,26 @@ pub(super) unsafe fn auth_key(
     if len == 0 || fabric.api_version() < fi_version(1, 5) {
         return Ok(None);
     }
-    if at.is_null() || len > job_key::SECRET_MAX {
+    // SAFETY: the caller vouches.
+    let bytes = unsafe { auth_key_bytes(at, len) }?;
+    log::info(format_args!("{}", job_key::Source::AuthKey));
+    Ok(Some(job_key::of_auth_key(bytes)))
+}
+
+/// The bytes of an authorization key. Errors: EINVAL unless they are 1 to [`job_key::SECRET_MAX`].
+///
+/// # Safety
+/// `at` is null or points to `len` bytes.
+pub(super) unsafe fn auth_key_bytes<'a>(at: *const u8, len: usize) -> Result<&'a [u8], i32> {
+    if at.is_null() || !(1..=job_key::SECRET_MAX).contains(&len) {
         log::warn(format_args!(
             "auth_key refused: {len} bytes, offered 1 to {}",
             job_key::SECRET_MAX
         ));
         return Err(FI_EINVAL);
     }
-    log::info(format_args!("{}", job_key::Source::AuthKey));
     // SAFETY: checked; the caller vouches for the rest.
-    Ok(Some(job_key::of_auth_key(unsafe { std::slice::from_raw_parts(at, len) })))
+    Ok(unsafe { std::slice::from_raw_parts(at, len) })
 }
 
 /// The job key where the application gives none; the log says what it was made of.

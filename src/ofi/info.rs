@@ -98,6 +98,8 @@ pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS
 
 /// Transmit and receive contexts of an endpoint.
 pub(crate) const MAX_CONTEXTS: usize = super::endpoint::MAX_CONTEXTS;
+/// Authorization keys of an endpoint: whom it talks to has the same one.
+pub(crate) const MAX_EP_AUTH_KEY: usize = 1;
 /// Longest message of `fi_inject`, bytes.
 pub(crate) const INJECT_SIZE: usize = 4096;
 /// Elements of a scatter-gather list.

@@ -1,18 +1,21 @@
 //! `struct fid_mr`: memory regions, which peers reach by one-sided operations. Memory of messages
 //! and of the initiator needs none.
 
-use super::cntr;
-use super::domain::{self, Domain};
+use super::domain::{self, Domain, DomainKey};
 use super::guard::{code, entry};
 use super::table::{SLACK, Slack, Table, stubs};
+use super::{av, cntr};
 use crate::memory::declared::{Declaration, declare};
 use crate::memory::keys::Region;
 use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::telemetry::log;
+use crate::transport::net::reliable::tag::JobKey;
 use libfabric_sys::{
-    FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EINVAL, FI_ENABLE, FI_ENOKEY, FI_ENOSYS,
-    FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_SYSTEM, FI_MAP_RAW_MR, FI_MR_DMABUF,
-    FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY, fi_mr_attr, fi_mr_map_raw,
-    fi_mr_raw_attr, fi_ops, fi_ops_mr, fi_version, fid, fid_domain, fid_mr,
+    FI_AUTH_KEY, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EINVAL, FI_ENABLE,
+    FI_ENOKEY, FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_SYSTEM,
+    FI_MAP_RAW_MR, FI_MR_DMABUF, FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY,
+    fi_mr_attr, fi_mr_auth_key, fi_mr_map_raw, fi_mr_raw_attr, fi_ops, fi_ops_mr, fi_version, fid,
+    fid_domain, fid_mr,
 };
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -55,6 +58,8 @@ struct Registration<'a> {
     requested_key: u64,
     flags: u64,
     context: *mut c_void,
+    /// Whose peers may reach it: of endpoints with this authorization key, or all.
+    key: Option<JobKey>,
 }
 
 /// Errors: EINVAL; ENOKEY when the application's key is in use; EOPNOTSUPP for FI_MR_DMABUF.
@@ -97,6 +102,10 @@ unsafe fn register(
     let regions = &mut unsafe { domain.state(&guard) }.regions;
     let key = if domain.chooses_keys { regions.new_key() } else { wanted.requested_key };
     let id = regions.insert(key, region).ok_or(FI_ENOKEY)?;
+    if let Some(key) = wanted.key {
+        // SAFETY: as above.
+        unsafe { domain.state(&guard) }.region_keys.insert(id, key);
+    }
     drop(guard);
     let mut mr = Box::new(MrFid {
         fid: fid_mr {
@@ -130,6 +139,61 @@ unsafe fn parts<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::iovec]
     unsafe { std::slice::from_raw_parts(list, count) }
 }
 
+/// Errors: EOPNOTSUPP where address vectors have the keys: such a region is registered with one.
+fn demands_no_key(domain: &Domain) -> Result<(), i32> {
+    if matches!(domain.key, DomainKey::InVectors) {
+        log::warn(format_args!(
+            "fi_mr_reg and fi_mr_regv refused: with FI_AV_AUTH_KEY use fi_mr_regattr"
+        ));
+        return Err(FI_EOPNOTSUPP);
+    }
+    Ok(())
+}
+
+/// The authorization key of a region, if it has one of its own. Errors: EINVAL for one that is none;
+/// ENOKEY for an address vector without one.
+///
+/// # Safety
+/// `attr` is as fi_mr.3 says for the API version of the domain: what older ones lack is not read.
+unsafe fn key_of(
+    domain: &Arc<Domain>,
+    attr: *const fi_mr_attr,
+    flags: u64,
+) -> Result<Option<JobKey>, i32> {
+    if domain.fabric.api_version() < fi_version(1, 5) {
+        return Ok(None);
+    }
+    // SAFETY: the caller vouches.
+    let (at, size) = unsafe { ((*attr).auth_key, (*attr).auth_key_size) };
+    if !matches!(domain.key, DomainKey::InVectors) {
+        // SAFETY: the caller vouches.
+        return unsafe { domain::auth_key(&domain.fabric, at, size) };
+    }
+    if at.is_null() || size != size_of::<fi_mr_auth_key>() {
+        log::warn(format_args!(
+            "fi_mr_regattr refused: with FI_AV_AUTH_KEY auth_key is a struct fi_mr_auth_key"
+        ));
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: the caller vouches; checked not to be null.
+    let wanted = unsafe { at.cast::<fi_mr_auth_key>().read_unaligned() };
+    // SAFETY: null or an object of the application.
+    let class = unsafe { wanted.av.as_ref() }.map(|av| av.fid.fclass);
+    if class != Some(FI_CLASS_AV) {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: a vector of the application.
+    let av = unsafe { av::shared(wanted.av.cast()) };
+    if !Arc::ptr_eq(&av.domain, domain) {
+        return Err(FI_EINVAL);
+    }
+    let guard = domain.lock.lock();
+    if flags & FI_AUTH_KEY != 0 && !av.is_key(wanted.src_addr, &guard) {
+        return Err(FI_EINVAL);
+    }
+    av.job_key(&guard).map(Some).ok_or(FI_ENOKEY)
+}
+
 unsafe extern "C" fn reg(
     fid: *mut fid,
     buf: *const c_void,
@@ -142,8 +206,13 @@ unsafe extern "C" fn reg(
     context: *mut c_void,
 ) -> c_int {
     entry("fi_mr_reg", || {
+        // SAFETY: the application's domain; `fid` is its first member.
+        if let Err(error) = demands_no_key(unsafe { domain::shared(fid.cast::<fid_domain>()) }) {
+            return -error;
+        }
         let parts = &[libc::iovec { iov_base: buf.cast_mut(), iov_len: len }];
-        let wanted = Registration { parts, access, offset, requested_key, flags, context };
+        let wanted =
+            Registration { parts, access, offset, requested_key, flags, context, key: None };
         // SAFETY: as libfabric calls fi_mr_reg.
         code(unsafe { register(fid, &wanted, out) })
     })
@@ -163,8 +232,12 @@ unsafe extern "C" fn regv(
     entry("fi_mr_regv", || {
         // SAFETY: as libfabric calls fi_mr_regv.
         unsafe {
+            if let Err(error) = demands_no_key(domain::shared(fid.cast::<fid_domain>())) {
+                return -error;
+            }
             let parts = parts(iov, count);
-            let wanted = Registration { parts, access, offset, requested_key, flags, context };
+            let wanted =
+                Registration { parts, access, offset, requested_key, flags, context, key: None };
             code(register(fid, &wanted, out))
         }
     })
@@ -181,10 +254,15 @@ unsafe extern "C" fn regattr(
         // `mr_iov` points to something else.
         unsafe {
             let Some(a) = attr.as_ref() else { return -FI_EINVAL };
-            let api = domain::shared(fid.cast::<fid_domain>()).fabric.api_version();
+            let domain = domain::shared(fid.cast::<fid_domain>());
+            let api = domain.fabric.api_version();
             if api >= fi_version(1, 9) && a.iface != FI_HMEM_SYSTEM {
                 return -FI_EINVAL;
             }
+            let key = match key_of(domain, a, flags) {
+                Ok(key) => key,
+                Err(error) => return -error,
+            };
             let dmabuf = flags & FI_MR_DMABUF != 0;
             let wanted = Registration {
                 parts: if dmabuf { &[] } else { parts(a.mr_iov, a.iov_count) },
@@ -193,6 +271,7 @@ unsafe extern "C" fn regattr(
                 requested_key: a.requested_key,
                 flags,
                 context: a.context,
+                key,
             };
             code(register(fid, &wanted, out))
         }
@@ -209,6 +288,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         let state = unsafe { mr.domain.state(&guard) };
         state.regions.remove(mr.fid.key);
         state.region_counters.remove(&mr.id);
+        state.region_keys.remove(&mr.id);
         mr.domain.revoke(mr.id, &guard);
         drop(guard);
         0

@@ -183,7 +183,7 @@ mod tests {
     fn to_oneself(eager_max: usize) -> Vec<Threshold> {
         let bounds = Bounds { push: Some(512 << 10), share: Some(128 << 10), bulk: 32 << 10 };
         let settings =
-            MuxSettings { cma: CmaPolicy::Auto, shm: true, mtu: None, bounds, net: None };
+            MuxSettings { cma: CmaPolicy::Auto, shm: true, mark: 0, mtu: None, bounds, net: None };
         let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         let mux = Mux::open(bind, settings).unwrap();
         let me = mux.address();

@@ -49,6 +49,8 @@ pub(crate) struct MuxSettings {
     /// FI_UDRV_SHM: peers of this node are reached through shared memory.
     pub(crate) shm: bool,
     pub(crate) bounds: Bounds,
+    /// Of the job key that the application has given, 0 without one: peers of this node have the same.
+    pub(crate) mark: u64,
     /// FI_UDRV_MTU, bytes.
     pub(crate) mtu: Option<usize>,
     /// `None`: FI_UDRV_NET=0, the node only.
@@ -176,6 +178,7 @@ impl Mux {
             match Shm::open(me, settings.cma, settings.shm) {
                 Ok(mut shm) => {
                     shm.set_bounds(settings.bounds.push, settings.bounds.share);
+                    shm.set_mark(settings.mark);
                     let prefers_shm = settings.shm;
                     let port = match (port, settings.net) {
                         (Err(link), Some(net)) => {
@@ -706,7 +709,7 @@ mod tests {
     fn who_waits_long_gives_way_where_somebody_may_need_it() {
         let bounds = Bounds { push: None, share: None, bulk: 0 };
         let settings =
-            MuxSettings { cma: CmaPolicy::Auto, shm: true, mtu: None, bounds, net: None };
+            MuxSettings { cma: CmaPolicy::Auto, shm: true, mark: 0, mtu: None, bounds, net: None };
         let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         let mut mux = Mux::open(bind, settings).unwrap();
         let mut count = |networked: bool, endpoints: usize, message_every: u32| {

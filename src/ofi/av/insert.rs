@@ -2,12 +2,15 @@
 
 use super::AvFid;
 use super::format::{read_address, stride};
+use crate::ofi::domain::DomainKey;
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
 use crate::sys::net;
+use crate::telemetry::log;
 use crate::transport::Address;
 use libfabric_sys::{
-    FI_ADDR_NOTAVAIL, FI_EADDRNOTAVAIL, FI_EINVAL, FI_ENOEQ, FI_SYNC_ERR, fi_addr_t, fid_av,
+    FI_ADDR_NOTAVAIL, FI_AUTH_KEY, FI_EADDRNOTAVAIL, FI_EINVAL, FI_ENOEQ, FI_SYNC_ERR, fi_addr_t,
+    fid_av,
 };
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -18,6 +21,8 @@ struct Insertion<'a> {
     /// FI_SYNC_ERR: one error number per address.
     errors: *mut c_int,
     context: *mut c_void,
+    /// FI_AUTH_KEY: `fi_addr` has a key for each address.
+    keyed: bool,
     inserted: usize,
     at: usize,
     /// Events to come when the lock is free: number of the address, and its error.
@@ -32,7 +37,11 @@ impl Insertion<'_> {
     unsafe fn add(&mut self, guard: &Guard<'_>, address: Result<Address, i32>) {
         // SAFETY: the guard is of the domain of this vector; one short step.
         let state = unsafe { self.av.shared.state.get(guard) };
-        let result = address.and_then(|address| state.insert(&address));
+        // SAFETY: the caller vouches; not null where keys are given.
+        let keyless =
+            self.keyed && !self.av.shared.is_key(unsafe { *self.fi_addr.add(self.at) }, guard);
+        let result = address
+            .and_then(|address| if keyless { Err(FI_EINVAL) } else { state.insert(&address) });
         self.inserted += usize::from(result.is_ok());
         // SAFETY: the caller vouches for the arrays.
         unsafe {
@@ -73,12 +82,22 @@ fn begin(
     if av.asynchronous && av.eq.is_none() {
         return Err(FI_ENOEQ);
     }
+    let keyed = flags & FI_AUTH_KEY != 0;
+    if keyed != matches!(av.shared.domain.key, DomainKey::InVectors) {
+        log::warn(format_args!(
+            "fi_av_insert refused: FI_AUTH_KEY goes with a domain that has FI_AV_AUTH_KEY, and only with it"
+        ));
+        return Err(FI_EINVAL);
+    }
+    if keyed && fi_addr.is_null() {
+        return Err(FI_EINVAL);
+    }
     let synchronous_errors = flags & FI_SYNC_ERR != 0;
     if synchronous_errors && av.asynchronous {
         return Err(FI_EINVAL);
     }
     let errors = if synchronous_errors { context.cast() } else { std::ptr::null_mut() };
-    Ok(Insertion { av, fi_addr, errors, context, inserted: 0, at: 0, failed: Vec::new() })
+    Ok(Insertion { av, fi_addr, errors, context, keyed, inserted: 0, at: 0, failed: Vec::new() })
 }
 
 pub(super) unsafe extern "C" fn insert(

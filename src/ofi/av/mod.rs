@@ -1,5 +1,6 @@
 //! `struct fid_av`: the address vector. An `fi_addr_t` is an index, for FI_AV_MAP too.
 
+mod auth_key;
 mod format;
 mod insert;
 mod named;
@@ -14,11 +15,12 @@ use super::table::{SLACK, Slack, Table, stubs};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
+use auth_key::AuthKey;
 use format::read_address;
 pub(crate) use format::write_address;
 use libfabric_sys::{
-    FI_ADDR_STR, FI_AV_MAP, FI_AV_TABLE, FI_AV_UNSPEC, FI_CLASS_AV, FI_CLASS_EQ, FI_EBUSY,
-    FI_EINVAL, FI_ETOOSMALL, FI_EVENT, FI_READ, fi_addr_t, fi_av_attr, fi_ops, fi_ops_av,
+    FI_ADDR_STR, FI_AUTH_KEY, FI_AV_MAP, FI_AV_TABLE, FI_AV_UNSPEC, FI_CLASS_AV, FI_CLASS_EQ,
+    FI_EBUSY, FI_EINVAL, FI_ETOOSMALL, FI_EVENT, FI_READ, fi_addr_t, fi_av_attr, fi_ops, fi_ops_av,
     fi_ops_av_2_7, fid, fid_av,
 };
 use named::Board;
@@ -31,6 +33,8 @@ use std::sync::Arc;
 pub(crate) struct AddressVector {
     pub(crate) domain: Arc<Domain>,
     pub(crate) state: Locked<AvState>,
+    /// Of a domain with FI_AV_AUTH_KEY.
+    auth_key: Locked<Option<AuthKey>>,
 }
 
 #[repr(C)]
@@ -64,6 +68,8 @@ static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
         av_set: Some(set::open),
         ..STUBS.base
     },
+    insert_auth_key: Some(auth_key::insert),
+    lookup_auth_key: Some(auth_key::lookup),
     ..STUBS
 });
 
@@ -120,7 +126,11 @@ pub(crate) unsafe fn open(
             ops: OPS.as_mut_ptr().cast(),
         },
         slack: SLACK,
-        shared: Arc::new(AddressVector { domain: domain.clone(), state: Locked::new(state) }),
+        shared: Arc::new(AddressVector {
+            domain: domain.clone(),
+            state: Locked::new(state),
+            auth_key: Locked::new(None),
+        }),
         asynchronous: attr.flags & FI_EVENT != 0,
         eq: None,
     });
@@ -169,7 +179,7 @@ unsafe extern "C" fn remove(
     av: *mut fid_av,
     fi_addr: *mut fi_addr_t,
     count: usize,
-    _flags: u64,
+    flags: u64,
 ) -> c_int {
     entry("fi_av_remove", || {
         // SAFETY: a vector of ours; `fi_addr` has `count` elements.
@@ -180,7 +190,13 @@ unsafe extern "C" fn remove(
             }
             let guard = av.shared.domain.lock.lock();
             for i in 0..count {
-                if let Err(error) = av.shared.state.get(&guard).remove(*fi_addr.add(i)) {
+                let fi_addr = *fi_addr.add(i);
+                let removed = if flags & FI_AUTH_KEY != 0 {
+                    av.shared.remove_key(fi_addr, &guard)
+                } else {
+                    av.shared.state.get(&guard).remove(fi_addr)
+                };
+                if let Err(error) = removed {
                     return -error;
                 }
             }

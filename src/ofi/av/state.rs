@@ -256,6 +256,11 @@ impl AvState {
         self.index.find(hash, |entry| address_of(&self.entries, entry) == Some(address))
     }
 
+    /// Whether no address is in it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.iter().all(|entry| entry.address().is_none())
+    }
+
     /// One more than the last `fi_addr` there may be.
     pub(crate) fn entries(&self) -> usize {
         self.entries.len()

@@ -4,6 +4,7 @@ use super::{Bindings, Endpoint, QueueBinding};
 use crate::memory::keys::{Denied, Granted, Region, Right};
 use crate::ofi::cntr::Counter;
 use crate::ofi::cq::{Entry, NO_SOURCE};
+use crate::ofi::domain::DomainState;
 use crate::ofi::lock::Guard;
 use crate::ofi::trigger;
 use crate::protocol::{
@@ -59,6 +60,11 @@ impl<'a> EndpointHost<'a> {
                 (self.bindings.transmit.as_ref(), self.bindings.write_counter.as_ref(), 0)
             }
         }
+    }
+
+    /// Whether peers of the endpoint may know of the region.
+    fn may_reach(&self, state: &DomainState, region: u64) -> bool {
+        state.region_keys.is_empty() || state.is_for(region, self.endpoint.given_key(self.guard))
     }
 
     #[inline(always)]
@@ -236,13 +242,17 @@ impl Host for EndpointHost<'_> {
         }
         // SAFETY: as above.
         let state = unsafe { self.endpoint.domain.state(self.guard) };
-        state.regions.find(range.key, range.addr, range.len, right)
+        let granted = state.regions.find(range.key, range.addr, range.len, right)?;
+        if self.may_reach(state, granted.id) { Ok(granted) } else { Err(Denied::Key) }
     }
 
     fn offer(&self, key: u64) -> Option<(u64, Region)> {
         // SAFETY: as above; the copies end the borrow.
         let state = unsafe { self.endpoint.domain.state(self.guard) };
         let (id, mut region) = state.regions.whole(key)?;
+        if !self.may_reach(state, id) {
+            return None;
+        }
         let counters = state.region_counters.get(&id);
         let heard = |right| counters.is_some_and(|counters| counters.told(right).next().is_some());
         region.remote_read &= self.endpoint.lets(Right::Read)

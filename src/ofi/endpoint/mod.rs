@@ -17,7 +17,7 @@ mod transfer;
 use super::av::{self, AddressVector};
 use super::cntr::{self, Counter};
 use super::cq::{self, CompletionQueue};
-use super::domain::{Domain, auth_key};
+use super::domain::{Domain, DomainKey, auth_key};
 use super::elsewhere::Elsewhere;
 use super::eq;
 use super::guard::{code, entry};
@@ -39,9 +39,9 @@ use host::EndpointHost;
 use libfabric_sys::{
     FI_ADDR_STR, FI_ALIAS, FI_ATOMIC, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ,
     FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COLLECTIVE, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL,
-    FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOSYS, FI_EOPBADSTATE, FI_EP_RDM, FI_GETOPSFLAG, FI_MSG,
-    FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SELECTIVE_COMPLETION, FI_SEND,
-    FI_SETOPSFLAG, FI_SHARED_CONTEXT, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT, FI_TRIGGER,
+    FI_ENABLE, FI_ENOAV, FI_ENOCQ, FI_ENOKEY, FI_ENOSYS, FI_EOPBADSTATE, FI_EP_RDM, FI_GETOPSFLAG,
+    FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SELECTIVE_COMPLETION,
+    FI_SEND, FI_SETOPSFLAG, FI_SHARED_CONTEXT, FI_SOCKADDR_IN6, FI_TAGGED, FI_TRANSMIT, FI_TRIGGER,
     FI_WRITE, fi_alias, fi_info, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_rx_attr, fi_tx_attr, fid,
     fid_ep,
 };
@@ -132,8 +132,8 @@ pub(crate) struct Endpoint {
     pub(super) engine: Locked<Option<Engine<Mux>>>,
     pub(super) state: Locked<EndpointState>,
     inject_size: usize,
-    /// Whom it talks to over a network.
-    job_key: JobKey,
+    /// The application gave it with the endpoint.
+    own_key: Option<JobKey>,
     /// FI_DIRECTED_RECV was asked for: `src_addr` of receives counts.
     pub(super) directed: bool,
     /// FI_SOURCE was asked for: completions tell the sender.
@@ -250,6 +250,10 @@ unsafe fn open_as(
     let given = unsafe {
         ep_attr.map_or(Ok(None), |attr| auth_key(&domain.fabric, attr.auth_key, attr.auth_key_size))
     }?;
+    if given.is_some() && matches!(domain.key, DomainKey::InVectors) {
+        log::warn(format_args!("ep_attr->auth_key refused: the domain has FI_AV_AUTH_KEY"));
+        return Err(FI_EINVAL);
+    }
     let inject_size =
         super::info::INJECT_SIZE.min(tx.map_or(usize::MAX, |tx| {
             if tx.inject_size == 0 { usize::MAX } else { tx.inject_size }
@@ -281,7 +285,7 @@ unsafe fn open_as(
             groups: Vec::new(),
         }),
         inject_size,
-        job_key: given.unwrap_or(domain.job_key),
+        own_key: given,
         directed: info.caps & libfabric_sys::FI_DIRECTED_RECV != 0,
         source: info.caps & libfabric_sys::FI_SOURCE != 0,
         triggers: info.caps & FI_TRIGGER != 0,
@@ -542,7 +546,8 @@ impl Endpoint {
     }
 
     /// `fi_enable`. Errors: ENOCQ, ENOAV, EOPBADSTATE when enabled already or without the shared
-    /// context that was asked for, EADDRINUSE, EADDRNOTAVAIL, EMFILE, ENFILE, ENOMEM.
+    /// context that was asked for, ENOKEY without a key where vectors have them, EADDRINUSE,
+    /// EADDRNOTAVAIL, EMFILE, ENFILE, ENOMEM.
     fn enable(&self) -> Result<(), i32> {
         let guard = self.domain.lock.lock();
         if self.engine(&guard).is_some() {
@@ -574,9 +579,39 @@ impl Endpoint {
         }
     }
 
+    /// The job key that the application gave the endpoint, and the one that counts.
+    /// Errors: ENOKEY where address vectors have the keys and this one has none.
+    fn keys(&self, guard: &Guard<'_>) -> Result<(Option<JobKey>, JobKey), i32> {
+        let given = match (self.own_key, self.domain.key) {
+            (Some(key), _) | (None, DomainKey::Given(key)) => key,
+            (None, DomainKey::Environment(key)) => return Ok((None, key)),
+            (None, DomainKey::InVectors) => {
+                let av = self.bindings(guard).av.as_ref().ok_or(FI_ENOAV)?;
+                av.job_key(guard).ok_or_else(|| {
+                    log::warn(format_args!(
+                        "fi_enable refused: no fi_av_insert_auth_key before it"
+                    ));
+                    FI_ENOKEY
+                })?
+            }
+        };
+        Ok((Some(given), given))
+    }
+
+    /// Whether the endpoint is bound to this address vector.
+    pub(in crate::ofi) fn has(&self, av: &AddressVector, guard: &Guard<'_>) -> bool {
+        self.bindings(guard).av.as_ref().is_some_and(|bound| std::ptr::eq(&**bound, av))
+    }
+
+    /// The job key that the application gave the endpoint, if any.
+    pub(super) fn given_key(&self, guard: &Guard<'_>) -> Option<JobKey> {
+        self.keys(guard).ok()?.0
+    }
+
     /// Opens the interface, under the lock. Returns the descriptor that wakes its waiters.
     fn start(&self, guard: &Guard<'_>) -> Result<RawFd, i32> {
         let config = &self.domain.config;
+        let (given, key) = self.keys(guard)?;
         let bind = match self.state(guard).bind {
             Some(address) => address,
             None => self.default_address()?,
@@ -590,8 +625,9 @@ impl Endpoint {
                 share: config.share_min,
                 bulk: config.bulk_min,
             },
+            mark: given.map_or(0, |key| key.mark()),
             net: config.net.then_some(NetSettings {
-                key: self.job_key,
+                key,
                 peer_timeout_s: config.peer_timeout_s,
                 buffer_bytes: config.net_buffer,
                 streams: config.streams,

@@ -16,11 +16,12 @@ use crate::protocol::{ANY_SOURCE, PeekAction, ReceiveOp, Receives, Report};
 use crate::telemetry::log;
 use libc::iovec;
 use libfabric_sys::{
-    FI_ADDR_UNSPEC, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION, FI_DIRECTED_RECV,
-    FI_DISCARD, FI_EAGAIN, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOENT, FI_ENOPROTOOPT, FI_ENOSYS,
-    FI_EOPBADSTATE, FI_GETOPSFLAG, FI_MULTI_RECV, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, FI_PEEK,
-    FI_RECV, FI_SETOPSFLAG, FI_TRANSMIT, fi_addr_t, fi_msg, fi_msg_tagged, fi_ops, fi_ops_ep,
-    fi_ops_ep_2_7, fi_ops_msg, fi_ops_tagged, fi_rx_attr, fi_tx_attr, fid, fid_ep, fid_stx, fid_t,
+    FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION,
+    FI_DIRECTED_RECV, FI_DISCARD, FI_EAGAIN, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOENT,
+    FI_ENOPROTOOPT, FI_ENOSYS, FI_EOPBADSTATE, FI_GETOPSFLAG, FI_MULTI_RECV, FI_OPT_ENDPOINT,
+    FI_OPT_MIN_MULTI_RECV, FI_PEEK, FI_RECV, FI_SETOPSFLAG, FI_TRANSMIT, fi_addr_t, fi_msg,
+    fi_msg_tagged, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_ops_msg, fi_ops_tagged, fi_rx_attr,
+    fi_tx_attr, fid, fid_ep, fid_stx, fid_t,
 };
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -317,8 +318,14 @@ impl SharedReceive {
     }
 
     /// The source that a receive wants, as completions name it: all endpoints have one vector.
-    fn wanted_source(&self, source: fi_addr_t, guard: &Guard<'_>) -> Result<u64, i32> {
+    fn wanted_source(
+        &self,
+        source: fi_addr_t,
+        op_flags: u64,
+        guard: &Guard<'_>,
+    ) -> Result<u64, i32> {
         match self.endpoints(guard).next() {
+            Some(endpoint) if op_flags & FI_AUTH_KEY != 0 => endpoint.wanted_key(source, guard),
             Some(endpoint) => endpoint.wanted_source(source, guard),
             None if source == FI_ADDR_UNSPEC || !self.directed => Ok(ANY_SOURCE),
             None => Err(FI_EOPBADSTATE),
@@ -361,7 +368,7 @@ fn try_receive(
         tagged: tagging.tagged,
         tag: tagging.tag,
         ignore: tagging.ignore,
-        source: shared.wanted_source(source, &guard)?,
+        source: shared.wanted_source(source, op_flags, &guard)?,
         context: context.expose_provenance() as u64,
         report: Report::new(op_flags & FI_COMPLETION != 0, 0),
         multi_min: multi.then(|| shared.state(&guard).min_multi_recv),

@@ -12,10 +12,11 @@ use crate::protocol::{
 };
 use crate::transport::PeerId;
 use libfabric_sys::{
-    FI_ADDR_UNSPEC, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD, FI_EAGAIN,
-    FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE, FI_EOPNOTSUPP,
-    FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK, FI_REMOTE_CQ_DATA, FI_TRIGGER,
-    FI_TRIGGER_THRESHOLD, fi_addr_t, fi_triggered_context, fid_ep, fid_t,
+    FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD,
+    FI_EAGAIN, FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE,
+    FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK,
+    FI_REMOTE_CQ_DATA, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t, fi_triggered_context, fid_ep,
+    fid_t,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -555,7 +556,11 @@ impl Receiving {
         if multi && tagging.tagged {
             return Err(FI_EINVAL);
         }
-        let source = ep.wanted_source(source, guard)?;
+        let source = if op_flags & FI_AUTH_KEY != 0 {
+            ep.wanted_key(source, guard)?
+        } else {
+            ep.wanted_source(source, guard)?
+        };
         let multi_min = multi.then(|| ep.state(guard).min_multi_recv);
         Ok(Self { segments, tagging, source, multi_min })
     }
@@ -607,6 +612,13 @@ impl Endpoint {
         let av = self.bindings(guard).av.as_ref().ok_or(FI_EINVAL)?;
         // SAFETY: the guard is of the domain of vector and endpoint; one short step.
         unsafe { av.state.get(guard) }.representative(source).ok_or(FI_EINVAL)
+    }
+
+    /// The source of a receive from whoever has the authorization key (FI_AUTH_KEY): all that the
+    /// endpoint hears of have its own. Errors: EINVAL for what is no such key.
+    pub(super) fn wanted_key(&self, key: fi_addr_t, guard: &Guard<'_>) -> Result<u64, i32> {
+        let av = self.bindings(guard).av.as_ref().ok_or(FI_EINVAL)?;
+        if av.is_key(key, guard) { Ok(ANY_SOURCE) } else { Err(FI_EINVAL) }
     }
 }
 

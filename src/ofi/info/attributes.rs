@@ -8,15 +8,15 @@ use super::hints::Hints;
 use super::names;
 use super::{
     CAPS, CONTEXT_SIZE, CQ_DATA_SIZE, DOMAIN_CAPS, EP_COUNT, FABRIC_NAME, INJECT_SIZE, IOV_LIMIT,
-    MAX_CONTEXTS, MR_IOV_LIMIT, MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL, PROTOCOL_VERSION,
-    RMA_IOV_LIMIT, RX_CAPS, RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
+    MAX_CONTEXTS, MAX_EP_AUTH_KEY, MR_IOV_LIMIT, MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL,
+    PROTOCOL_VERSION, RMA_IOV_LIMIT, RX_CAPS, RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
 };
 use crate::config::Config;
 use crate::memory::atomic::MAX_BYTES;
 use crate::transport::net::job_key::SECRET_MAX;
 use libfabric_sys::{
-    FI_ATOMIC, FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM, FI_MR_BASIC,
-    FI_MR_SCALABLE, FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX,
+    FI_ATOMIC, FI_AV_AUTH_KEY, FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM,
+    FI_MR_BASIC, FI_MR_SCALABLE, FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX,
     FI_PROGRESS_CONTROL_UNIFIED, FI_PROGRESS_MANUAL, FI_PROTO_UNSPEC, FI_READ, FI_RECV,
     FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SHARED_AV,
     FI_SHARED_CONTEXT, FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_ENDPOINT, FI_THREAD_SAFE, FI_WRITE,
@@ -54,16 +54,8 @@ pub(super) fn negotiate(
         rx: receive(caps, &hints.rx, config)?,
         ep,
         domain: domain(version, caps, &hints.domain)?,
-        ep_auth_key: auth_key(
-            "ep_attr->auth_key",
-            hints.ep.auth_key_size,
-            hints.ep_auth_key.as_deref(),
-        )?,
-        domain_auth_key: auth_key(
-            "domain_attr->auth_key",
-            hints.domain.base.auth_key_size,
-            hints.domain_auth_key.as_deref(),
-        )?,
+        ep_auth_key: endpoint_auth_key(version, hints)?,
+        domain_auth_key: domain_auth_key(version, hints)?,
     })
 }
 
@@ -254,7 +246,6 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
     };
     let tx_ctx_cnt = contexts("ep_attr->tx_ctx_cnt", hints.tx_ctx_cnt)?;
     let rx_ctx_cnt = contexts("ep_attr->rx_ctx_cnt", hints.rx_ctx_cnt)?;
-    at_most("ep_attr->auth_key_size", hints.auth_key_size, SECRET_MAX)?;
     Ok(fi_ep_attr_2_7 {
         base: fi_ep_attr {
             type_: FI_EP_RDM,
@@ -300,10 +291,9 @@ fn domain(
     at_most("domain_attr->max_ep_srx_ctx", wanted.max_ep_srx_ctx, EP_COUNT)?;
     at_most("domain_attr->cntr_cnt", wanted.cntr_cnt, OBJECT_COUNT)?;
     at_most("domain_attr->mr_iov_limit", wanted.mr_iov_limit, MR_IOV_LIMIT)?;
-    at_most("domain_attr->auth_key_size", wanted.auth_key_size, SECRET_MAX)?;
     at_most("domain_attr->max_err_data", wanted.max_err_data, 0)?;
     at_most("domain_attr->mr_cnt", wanted.mr_cnt, OBJECT_COUNT)?;
-    at_most("domain_attr->max_ep_auth_key", hints.max_ep_auth_key, 0)?;
+    at_most("domain_attr->max_ep_auth_key", hints.max_ep_auth_key, MAX_EP_AUTH_KEY)?;
     at_most("domain_attr->max_group_id", hints.max_group_id as usize, 0)?;
     let or = |wanted: u32, default: u32| if wanted == 0 { default } else { wanted };
     Ok(fi_domain_attr_2_7 {
@@ -336,12 +326,38 @@ fn domain(
             mr_cnt: OBJECT_COUNT,
             tclass: wanted.tclass,
         },
-        max_ep_auth_key: 0,
+        max_ep_auth_key: MAX_EP_AUTH_KEY,
         max_group_id: 0,
         max_cntr_value: u64::MAX,
         max_err_cntr_value: u64::MAX,
         max_xpu_ctx_cnt: 0,
     })
+}
+
+/// Whether authorization keys are to be those of address vectors.
+fn has_keys_in_vectors(version: u32, hints: &Hints) -> bool {
+    version >= fi_version(1, 20) && hints.domain.base.auth_key_size == FI_AV_AUTH_KEY
+}
+
+fn endpoint_auth_key(version: u32, hints: &Hints) -> Result<Vec<u8>, Refusal> {
+    let size = hints.ep.auth_key_size;
+    if has_keys_in_vectors(version, hints) && size > 0 {
+        return Err(Refusal::new("ep_attr->auth_key_size", size, "0, with FI_AV_AUTH_KEY"));
+    }
+    at_most("ep_attr->auth_key_size", size, SECRET_MAX)?;
+    auth_key("ep_attr->auth_key", size, hints.ep_auth_key.as_deref())
+}
+
+fn domain_auth_key(version: u32, hints: &Hints) -> Result<Vec<u8>, Refusal> {
+    let (attribute, size) = ("domain_attr->auth_key", hints.domain.base.auth_key_size);
+    if has_keys_in_vectors(version, hints) {
+        return match hints.domain_auth_key {
+            None => Ok(Vec::new()),
+            Some(_) => Err(Refusal::new(attribute, "a key", "a null pointer, with FI_AV_AUTH_KEY")),
+        };
+    }
+    at_most("domain_attr->auth_key_size", size, SECRET_MAX)?;
+    auth_key(attribute, size, hints.domain_auth_key.as_deref())
 }
 
 /// The key to offer, which is the one that was wanted: no bytes, or `size` of them.

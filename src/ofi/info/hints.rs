@@ -4,8 +4,8 @@
 use crate::transport::net::job_key::SECRET_MAX;
 use crate::transport::net::verbs::NamedDevice;
 use libfabric_sys::{
-    fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr, fi_info, fi_rx_attr, fi_tx_attr, fi_version,
-    fid_t,
+    FI_AV_AUTH_KEY, fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr, fi_info, fi_rx_attr,
+    fi_tx_attr, fi_version, fid_t,
 };
 use std::ffi::{CStr, c_char, c_void};
 
@@ -22,7 +22,7 @@ pub(super) struct Hints {
     pub(super) ep: fi_ep_attr,
     /// The bytes of `ep.auth_key`, `None` for a null pointer or a size that nobody offers.
     pub(super) ep_auth_key: Option<Vec<u8>>,
-    /// The bytes of `domain.base.auth_key`, likewise.
+    /// The bytes of `domain.base.auth_key`, likewise; of FI_AV_AUTH_KEY, no bytes for a pointer that is not null.
     pub(super) domain_auth_key: Option<Vec<u8>>,
     /// Members younger than the caller's API version are zero.
     pub(super) domain: fi_domain_attr_2_7,
@@ -139,11 +139,14 @@ pub(super) unsafe fn text(text: *const c_char) -> Option<String> {
     Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// A size that is not offered is not a number of bytes either: FI_AV_AUTH_KEY.
+/// A size that is not offered is not a number of bytes either.
 ///
 /// # Safety
 /// `at` is null or points to `len` bytes if `len` is at most [`SECRET_MAX`].
 unsafe fn auth_key(at: *const u8, len: usize) -> Option<Vec<u8>> {
+    if len == FI_AV_AUTH_KEY {
+        return (!at.is_null()).then(Vec::new);
+    }
     if len == 0 || len > SECRET_MAX {
         return None;
     }

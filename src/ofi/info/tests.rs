@@ -305,7 +305,7 @@ fn registration_modes_of_before_1_5_come_back() {
 #[test]
 fn members_younger_than_the_caller_are_not_read() {
     let mut hints = Hints::none();
-    hints.domain.max_ep_auth_key = 1;
+    hints.domain.max_ep_auth_key = 2;
     hints.domain.max_group_id = 1;
     hints.domain.max_cntr_value = 1;
     let hints = CHints::new(hints);
@@ -316,6 +316,17 @@ fn members_younger_than_the_caller_are_not_read() {
     let keyed = CHints::new(keyed);
     assert!(keyed.ask(fi_version(1, 4)).is_ok());
     assert_eq!(keyed.ask(fi_version(1, 5)).err(), Some(-FI_ENODATA));
+}
+
+#[test]
+fn keys_of_address_vectors_are_since_1_20() {
+    let mut hints = Hints::none();
+    hints.domain.base.auth_key_size = FI_AV_AUTH_KEY;
+    let hints = CHints::new(hints);
+    assert_eq!(hints.ask(fi_version(1, 19)).err(), Some(-FI_ENODATA));
+    let answer = hints.ask(fi_version(1, 20)).unwrap().as_hints();
+    assert_eq!(answer.domain.base.auth_key_size, FI_AV_AUTH_KEY);
+    assert_eq!((answer.domain_auth_key, answer.domain.max_ep_auth_key), (None, 1));
 }
 
 #[test]

@@ -126,8 +126,14 @@ impl Hub {
         };
         let bind = Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let bounds = Bounds { push: Some(512 << 10), share: Some(1 << 20), bulk: 1 << 20 };
-        let settings =
-            MuxSettings { cma: CmaPolicy::Off, shm: false, mtu: None, bounds, net: Some(net) };
+        let settings = MuxSettings {
+            cma: CmaPolicy::Off,
+            shm: false,
+            mark: 0,
+            mtu: None,
+            bounds,
+            net: Some(net),
+        };
         let mux = Mux::open(bind, settings).unwrap();
         let address = mux.address();
         let limits = Limits { eager_max: 4096, tx_max: 64, rx_max: 64, ..LIMITS };

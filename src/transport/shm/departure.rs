@@ -1,7 +1,7 @@
 //! The end of links: noticing that a peer left or died, and taking its links down.
 
 use super::handshake::{Answer, read_answer};
-use super::hello;
+use super::hello::{self, RejectReason};
 use super::ring::Popped;
 use super::{Shm, TOKEN_PROCESS, Watch};
 use crate::sys::{Errno, process, unix};
@@ -24,7 +24,11 @@ impl Shm {
             Answer::Rejected(reject) => {
                 let address = peers.address(peer).unwrap_or(self.me);
                 log::warn(format_args!("{address} refused our shared-memory link: {reject:?}"));
-                self.depart(peer, Some(Errno(libc::ECONNREFUSED)), handler);
+                let error = match reject.reason {
+                    RejectReason::Key => libc::EKEYREJECTED,
+                    _ => libc::ECONNREFUSED,
+                };
+                self.depart(peer, Some(Errno(error)), handler);
                 1
             }
             Answer::Closed => {

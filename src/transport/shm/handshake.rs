@@ -65,6 +65,7 @@ impl Shm {
                 CmaPolicy::ReadOnly => hello::REACHES,
                 CmaPolicy::Off => 0,
             },
+            mark: self.mark,
         };
         unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()])?;
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
@@ -173,6 +174,9 @@ impl Shm {
         let credentials = unix::credentials(socket.as_fd()).map_err(|_| malformed)?;
         if credentials.uid != process::effective_uid() {
             return Err(Reject { reason: RejectReason::User, detail: credentials.uid });
+        }
+        if hello.mark != self.mark {
+            return Err(Reject { reason: RejectReason::Key, detail: 0 });
         }
         let fd = fds.into_iter().next().ok_or(malformed)?;
         let memory = SharedMemory::attach(&fd, hello.geometry.len()).map_err(|e| match e.0 {

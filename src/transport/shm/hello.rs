@@ -30,6 +30,8 @@ pub(super) struct Hello {
     pub(super) probe_addr: u64,
     /// What the sender can do beyond what this version asks for.
     pub(super) features: u32,
+    /// Of the job key that the application has given, 0 without one.
+    pub(super) mark: u64,
 }
 
 /// The sender helps to copy its messages when it is asked to (PROTOCOL.md §4.13).
@@ -55,6 +57,8 @@ pub(super) enum RejectReason {
     Malformed,
     /// The receiver lacks memory or descriptors; `detail` is its errno.
     Resources,
+    /// The applications' job keys differ.
+    Key,
 }
 
 /// The answer to a hello that is not accepted.
@@ -125,7 +129,9 @@ impl Hello {
             .put(&self.geometry.slots.to_le_bytes())
             .put(&self.geometry.bulk.to_le_bytes())
             .put(&self.source.to_wire())
-            .put(&self.features.to_le_bytes());
+            .put(&self.features.to_le_bytes())
+            .put(&[0; 4])
+            .put(&self.mark.to_le_bytes());
         w.bytes
     }
 
@@ -143,6 +149,8 @@ impl Hello {
         let geometry = Geometry { slots: r.u32()?, bulk: r.u32()? };
         let source = Address::from_wire(&r.take::<{ address::WIRE_LEN }>()?)?;
         let features = r.u32()?;
+        r.take::<4>()?;
+        let mark = r.u64()?;
         (geometry.is_sane() && source.port() != 0).then_some(Self {
             version,
             source,
@@ -150,6 +158,7 @@ impl Hello {
             geometry,
             probe_addr,
             features,
+            mark,
         })
     }
 }
@@ -180,6 +189,7 @@ impl Reject {
             RejectReason::User => 2,
             RejectReason::Malformed => 3,
             RejectReason::Resources => 4,
+            RejectReason::Key => 5,
         };
         let mut w = Writer::new(KIND_REJECT);
         w.put(&code.to_le_bytes()).put(&self.detail.to_le_bytes());
@@ -195,6 +205,7 @@ impl Reject {
             1 => RejectReason::Version,
             2 => RejectReason::User,
             4 => RejectReason::Resources,
+            5 => RejectReason::Key,
             _ => RejectReason::Malformed,
         };
         Some(Self { reason, detail: r.u32()? })
@@ -215,6 +226,7 @@ mod tests {
             geometry: GENEROUS,
             probe_addr: 0x7fff_0000_1000,
             features: ASSISTS,
+            mark: 0x99aa_bbcc_ddee_ff00,
         }
     }
 
@@ -226,6 +238,7 @@ mod tests {
             RejectReason::User,
             RejectReason::Malformed,
             RejectReason::Resources,
+            RejectReason::Key,
         ] {
             let reject = Reject { reason, detail: 7 };
             assert_eq!(Reject::decode(&reject.encode()), Some(reject));

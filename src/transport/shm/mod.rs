@@ -124,6 +124,8 @@ pub(crate) struct Shm {
     /// [0] holds `nonce` for peers to read, [1] is theirs to write: probes of cross-memory attach.
     probe: Box<[AtomicU64; 2]>,
     cma: CmaPolicy,
+    /// Of the application's job key, 0 without one.
+    mark: u64,
     /// As the user wants them.
     push_max: Option<usize>,
     share_min: Option<usize>,
@@ -182,6 +184,7 @@ impl Shm {
             epoll,
             probe: Box::new([AtomicU64::new(nonce), AtomicU64::new(0)]),
             cma,
+            mark: 0,
             push_max: None,
             share_min: None,
             processors: process::machine().1,
@@ -201,6 +204,11 @@ impl Shm {
             sleeping: false,
             owner: process::pid(),
         })
+    }
+
+    /// Links are for endpoints of this mark from now on (PROTOCOL.md §2.2).
+    pub(crate) fn set_mark(&mut self, mark: u64) {
+        self.mark = mark;
     }
 
     /// The descriptor that becomes readable when something happens while asleep.

@@ -99,8 +99,15 @@ const CASES: &[Case] = &[
     (|h| h.domain.base.cntr_cnt = 65537, "domain_attr->cntr_cnt: wanted 65537, offered 65536"),
     (|h| h.domain.base.mr_iov_limit = 5, "domain_attr->mr_iov_limit: wanted 5, offered 4"),
     (
-        |h| h.domain.base.auth_key_size = FI_AV_AUTH_KEY,
-        "domain_attr->auth_key_size: wanted 18446744073709551615, offered 256",
+        |h| (h.domain.base.auth_key_size, h.ep.auth_key_size) = (FI_AV_AUTH_KEY, 16),
+        "ep_attr->auth_key_size: wanted 16, offered 0, with FI_AV_AUTH_KEY",
+    ),
+    (
+        |h| {
+            h.domain.base.auth_key_size = FI_AV_AUTH_KEY;
+            h.domain_auth_key = Some(Vec::new());
+        },
+        "domain_attr->auth_key: wanted a key, offered a null pointer, with FI_AV_AUTH_KEY",
     ),
     (
         |h| h.domain.base.auth_key_size = 1,
@@ -108,7 +115,7 @@ const CASES: &[Case] = &[
     ),
     (|h| h.domain.base.max_err_data = 1, "domain_attr->max_err_data: wanted 1, offered 0"),
     (|h| h.domain.base.mr_cnt = 65537, "domain_attr->mr_cnt: wanted 65537, offered 65536"),
-    (|h| h.domain.max_ep_auth_key = 1, "domain_attr->max_ep_auth_key: wanted 1, offered 0"),
+    (|h| h.domain.max_ep_auth_key = 2, "domain_attr->max_ep_auth_key: wanted 2, offered 1"),
     (|h| h.domain.max_group_id = 7, "domain_attr->max_group_id: wanted 7, offered 0"),
     (|h| h.domain_name = Some("nosuch0".into()), "domain_attr->name: wanted nosuch0, offered "),
     (|h| h.fabric_name = Some("UDRV".into()), "fabric_attr->name: wanted UDRV, offered udrv"),

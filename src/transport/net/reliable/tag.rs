@@ -30,6 +30,7 @@ enum Purpose {
     Session = 2,
     BlockHash = 3,
     RvModule = 4,
+    Mark = 5,
 }
 
 /// The key under which job keys themselves are made: known to everybody.
@@ -73,6 +74,13 @@ impl JobKey {
     /// nothing of the key.
     pub(crate) fn for_rv(&self) -> [u8; 16] {
         self.derive([Purpose::RvModule as u64])
+    }
+
+    /// What tells keys apart between processes of one user on one node; not 0, and it tells nothing of
+    /// the key.
+    pub(crate) fn mark(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.derive([Purpose::Mark as u64]);
+        u64::from_le_bytes([a, b, c, d, e, f, g, h]).max(1)
     }
 
     fn derive(&self, words: impl IntoIterator<Item = u64>) -> [u8; 16] {

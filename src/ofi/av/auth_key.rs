@@ -1,0 +1,153 @@
+//! The authorization key of an address vector (fi_av.3, fi_av_insert_auth_key): in a domain with
+//! FI_AV_AUTH_KEY the endpoints that are bound to the vector have it, and so have all addresses in it.
+
+use super::{AddressVector, AvFid};
+use crate::ofi::domain::{self, DomainKey};
+use crate::ofi::guard::{code, entry};
+use crate::ofi::lock::Guard;
+use crate::telemetry::log;
+use crate::transport::net::job_key;
+use crate::transport::net::reliable::tag::JobKey;
+use libfabric_sys::{FI_EBUSY, FI_EINVAL, FI_ENOSPC, fi_addr_t, fid_av};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// The `fi_addr_t` of the key: that of no address.
+const HANDLE: fi_addr_t = 1 << 62;
+
+/// A key that was inserted.
+pub(super) struct AuthKey {
+    bytes: Vec<u8>,
+    job_key: JobKey,
+    /// How often it was inserted more than it was removed.
+    uses: usize,
+}
+
+impl std::fmt::Debug for AuthKey {
+    /// Without the bytes: a log must not give them away.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthKey").field("uses", &self.uses).finish_non_exhaustive()
+    }
+}
+
+impl AddressVector {
+    #[allow(clippy::mut_from_ref)] // see Locked::get
+    fn auth_key<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Option<AuthKey> {
+        // SAFETY: guards passed here are of the vector's domain; each caller uses the result for one
+        // step that reaches no other vector.
+        unsafe { self.auth_key.get(guard) }
+    }
+
+    /// The job key that the vector's authorization key makes, if it has one.
+    pub(crate) fn job_key(&self, guard: &Guard<'_>) -> Option<JobKey> {
+        self.auth_key(guard).as_ref().map(|key| key.job_key)
+    }
+
+    /// Whether this is the `fi_addr_t` of the vector's key.
+    pub(crate) fn is_key(&self, fi_addr: fi_addr_t, guard: &Guard<'_>) -> bool {
+        fi_addr == HANDLE && self.auth_key(guard).is_some()
+    }
+
+    /// Errors: ENOSPC if the vector has another one.
+    fn insert_key(&self, bytes: &[u8], guard: &Guard<'_>) -> Result<fi_addr_t, i32> {
+        match self.auth_key(guard) {
+            Some(key) if key.bytes == bytes => key.uses += 1,
+            Some(_) => {
+                log::warn(format_args!(
+                    "fi_av_insert_auth_key refused: the address vector has another key, and an endpoint one"
+                ));
+                return Err(FI_ENOSPC);
+            }
+            vacant => {
+                let job_key = job_key::of_auth_key(bytes);
+                *vacant = Some(AuthKey { bytes: bytes.to_vec(), job_key, uses: 1 });
+            }
+        }
+        Ok(HANDLE)
+    }
+
+    /// Errors: EINVAL for what is no key; EBUSY while an endpoint is enabled with it, or an address has it.
+    pub(super) fn remove_key(&self, fi_addr: fi_addr_t, guard: &Guard<'_>) -> Result<(), i32> {
+        let key = self.auth_key(guard).as_mut().filter(|_| fi_addr == HANDLE).ok_or(FI_EINVAL)?;
+        if key.uses > 1 {
+            key.uses -= 1;
+            return Ok(());
+        }
+        // SAFETY: the guard is of the domain of this vector; one short step each.
+        let (endpoints, empty) = unsafe {
+            (self.domain.state(guard).endpoints.clone(), self.state.get(guard).is_empty())
+        };
+        // SAFETY: endpoints leave the domain's list under the lock before they go away.
+        let bound = endpoints.into_iter().any(|endpoint| unsafe { &*endpoint }.has(self, guard));
+        if bound || !empty {
+            return Err(FI_EBUSY);
+        }
+        *self.auth_key(guard) = None;
+        Ok(())
+    }
+}
+
+/// The vector behind a handle, of a domain whose vectors have keys.
+///
+/// # Safety
+/// `av` is an open vector of ours.
+unsafe fn keyed<'a>(av: *mut fid_av) -> Result<&'a Arc<AddressVector>, i32> {
+    // SAFETY: the caller vouches.
+    let av = unsafe { &(*av.cast::<AvFid>()).shared };
+    match av.domain.key {
+        DomainKey::InVectors => Ok(av),
+        _ => {
+            log::warn(format_args!(
+                "authorization keys of address vectors refused: the domain has no FI_AV_AUTH_KEY"
+            ));
+            Err(FI_EINVAL)
+        }
+    }
+}
+
+/// `fi_av_insert_auth_key`. Errors: EINVAL, ENOSPC.
+pub(super) unsafe extern "C" fn insert(
+    av: *mut fid_av,
+    auth_key: *const c_void,
+    auth_key_size: usize,
+    fi_addr: *mut fi_addr_t,
+    flags: u64,
+) -> c_int {
+    entry("fi_av_insert_auth_key", || {
+        // SAFETY: a vector of ours; `auth_key` has so many bytes; `fi_addr` is null or one element.
+        code(unsafe {
+            keyed(av).and_then(|av| {
+                let to = fi_addr.as_mut().filter(|_| flags == 0).ok_or(FI_EINVAL)?;
+                let bytes = domain::auth_key_bytes(auth_key.cast(), auth_key_size)?;
+                *to = av.insert_key(bytes, &av.domain.lock.lock())?;
+                Ok(())
+            })
+        })
+    })
+}
+
+/// `fi_av_lookup_auth_key`: cuts the key to the room there is, and says how long it is. Errors: EINVAL.
+pub(super) unsafe extern "C" fn lookup(
+    av: *mut fid_av,
+    fi_addr: fi_addr_t,
+    auth_key: *mut c_void,
+    auth_key_size: *mut usize,
+) -> c_int {
+    entry("fi_av_lookup_auth_key", || {
+        // SAFETY: a vector of ours; `auth_key` is null or has `*auth_key_size` bytes.
+        code(unsafe {
+            keyed(av).and_then(|av| {
+                let size = auth_key_size.as_mut().ok_or(FI_EINVAL)?;
+                let guard = av.domain.lock.lock();
+                let known = fi_addr == HANDLE || av.state.get(&guard).address(fi_addr).is_some();
+                let key = av.auth_key(&guard).as_ref().filter(|_| known).ok_or(FI_EINVAL)?;
+                let room = std::mem::replace(size, key.bytes.len());
+                if !auth_key.is_null() {
+                    let n = room.min(key.bytes.len());
+                    auth_key.cast::<u8>().copy_from_nonoverlapping(key.bytes.as_ptr(), n);
+                }
+                Ok(())
+            })
+        })
+    })
+}
