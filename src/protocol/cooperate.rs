@@ -1,10 +1,12 @@
-//! Long messages that both ends copy (PROTOCOL.md §4.13): the receiver reads, and the sender, whenever
-//! it has a turn, writes another part. A sender that has none costs nothing.
+//! Long messages that both ends copy (PROTOCOL.md §4.13): the sender, whenever it has a turn, sends another
+//! part, or writes it, and the receiver takes what comes and reads what does not. A sender that has no turn
+//! costs nothing.
 
 use super::Host;
 use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::packet::{Packet, Ranges};
+use super::pushed::Place;
 use super::rendezvous::Step;
 use super::send::{Carrier, TxState};
 use crate::memory::MAX_SEGMENTS;
@@ -21,7 +23,18 @@ pub(super) struct Sharing {
     hand: (usize, usize),
     /// Copying failed here, and nothing else is done before the sender has put down what it has.
     failure: Option<Errno>,
+    /// Units that came as messages, and are not accounted for yet.
+    came: u32,
+    /// What is taken next is a trial, after which it is seen whether the sender sends any.
+    trial: bool,
 }
+
+/// Units of a trial.
+const TRIAL: u32 = 4;
+/// Turns without anything from a sender who has sent some before, after which it may have none.
+const PATIENCE: u64 = 64;
+/// Most units that are sent in one turn.
+const PIECES: u32 = 4;
 
 /// A message of ours that its receiver shares.
 #[derive(Debug)]
@@ -31,6 +44,18 @@ pub(super) struct Assist {
     share: Share,
     /// The receiver's buffer from `base` on.
     ranges: Ranges,
+    /// How it is copied: what was begun one way goes on so.
+    way: Option<Way>,
+    /// Taken to be sent, and not sent yet: the first byte, and the one behind the last.
+    hand: (usize, usize),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// As messages.
+    Send,
+    /// Into the receiver's memory.
+    Write,
 }
 
 impl<I: Iface> Engine<I> {
@@ -55,30 +80,46 @@ impl<I: Iface> Engine<I> {
         let told = iface.am_short(peer, packet.encode().as_slice(), 0, |_, _| ());
         if told.is_err() {
             iface.stop_sharing(peer, &share);
-            iface.take(peer, &share);
+            iface.take(peer, &share, 0);
             return;
         }
-        active.sharing = Some(Sharing { share, base, hand: (0, 0), failure: None });
+        let (failure, came, trial) = (None, 0, true);
+        active.sharing = Some(Sharing { share, base, hand: (0, 0), failure, came, trial });
+        core.pushed.insert(peer, active.tx, Place::Active(key));
     }
 
-    /// Copies parts of a receive that is shared, a bounded number of bytes.
+    /// Copies a part of a receive that is shared, at most a bounded number of bytes.
     pub(super) fn pull_shared(&mut self, key: Key, host: &mut impl Host) -> Step {
         let mut budget = self.core.limits.bulk_chunk;
+        let mut copied = false;
+        let comes = self.core.active.get(key).is_some_and(|active| self.core.is_fed(active.peer));
         loop {
             let Some(active) = self.core.active.get_mut(key) else { return Step::Done };
-            let (peer, want) = (active.peer, active.want);
+            let (peer, want, tx) = (active.peer, active.want, active.tx);
             let Some(sharing) = &mut active.sharing else { return Step::Done };
             if sharing.hand.0 == sharing.hand.1 {
-                match self.iface.take(peer, &sharing.share) {
+                if sharing.came > 0 {
+                    self.iface.arrived(peer, &sharing.share, std::mem::take(&mut sharing.came));
+                }
+                // What comes by itself costs less.
+                let most = match std::mem::take(&mut sharing.trial) {
+                    _ if copied || comes => 0,
+                    true => TRIAL,
+                    false => u32::MAX,
+                };
+                match self.iface.take(peer, &sharing.share, most) {
                     Taken::Part { offset, len } => {
                         let from = sharing.base.saturating_add(offset).min(want);
                         sharing.hand = (from, from.saturating_add(len).min(want));
                     }
+                    // More of it may have come meanwhile.
+                    Taken::Wait if copied => return Step::Moved,
                     Taken::Wait => return Step::Again,
                     Taken::Over => {
                         let failure = sharing.failure;
                         active.sharing = None;
                         if let Some(errno) = failure {
+                            self.core.pushed.remove(peer, tx);
                             return self.pull_failed(key, errno, host);
                         }
                         active.received = want;
@@ -99,6 +140,7 @@ impl<I: Iface> Engine<I> {
             let count = slice_ranges(ranges, from as u64, len as u64, &mut remote);
             match self.iface.get(peer, &local, remote.get(..count).unwrap_or(&[])) {
                 Ok(moved) => {
+                    copied = true;
                     let moved = moved.min(len);
                     sharing.hand.0 += moved;
                     budget -= moved;
@@ -116,8 +158,24 @@ impl<I: Iface> Engine<I> {
 
     /// Copies a part of a message of ours that its receiver shares.
     pub(super) fn advance_assists(&mut self) -> usize {
-        while let Some(assist) = self.core.assists.front() {
+        while let Some(assist) = self.core.assists.front_mut() {
             if let Some(request) = self.core.tx.get(assist.tx) {
+                let caps = self.iface.caps(request.peer);
+                let sends = caps.push_max > 0 && caps.fragment_max >= assist.share.unit as usize;
+                // Who receives as well has enough to do: one copy is less work than two.
+                let best = if sends && self.core.pulls.is_empty() { Way::Send } else { Way::Write };
+                let way = *assist.way.get_or_insert(best);
+                if way == Way::Send {
+                    // Where that is slow now, the receiver reads faster.
+                    let goes_on = sends || assist.hand.0 < assist.hand.1;
+                    match goes_on.then(|| self.send_pieces()).flatten() {
+                        Some(sent) => return usize::from(sent > 0),
+                        None => {
+                            self.core.assists.pop_front();
+                            continue;
+                        }
+                    }
+                }
                 let segments = request.payload.segments();
                 let part = |offset: usize, len: usize| {
                     let mut remote = [Range::default(); MAX_SEGMENTS];
@@ -137,9 +195,73 @@ impl<I: Iface> Engine<I> {
         }
         0
     }
+
+    /// Sends a part of the first message of ours that is shared. Returns how many bytes; `None`: nothing is
+    /// left of it.
+    fn send_pieces(&mut self) -> Option<usize> {
+        let Self { iface, core } = self;
+        let assist = core.assists.front_mut()?;
+        let request = core.tx.get(assist.tx)?;
+        let peer = request.peer;
+        if assist.hand.0 == assist.hand.1 {
+            match iface.begin_assist(peer, &assist.share, PIECES) {
+                Taken::Part { offset, len } => {
+                    let from = assist.base.saturating_add(offset);
+                    assist.hand = (from, from.saturating_add(len));
+                }
+                Taken::Wait => return Some(0),
+                Taken::Over => return None,
+            }
+        }
+        let segments = request.payload.segments();
+        let mut sent = 0;
+        while assist.hand.0 < assist.hand.1 {
+            let (at, end) = assist.hand;
+            let len = (end - at).min(assist.share.unit as usize);
+            let packet = Packet::Pushed { tx: assist.tx.to_wire(), offset: at as u64 };
+            let pushed = iface.am_fragment(peer, packet.encode().as_slice(), len, |from, to| {
+                segments.copy_out(at + from, to);
+            });
+            match pushed {
+                Ok(()) => {
+                    sent += len;
+                    assist.hand.0 += len;
+                    core.counts.assisted_bytes += len as u64;
+                }
+                // If the peer is gone, we hear of that.
+                Err(_) => break,
+            }
+        }
+        Some(sent)
+    }
 }
 
 impl Core {
+    /// A unit of a receive that is shared has come.
+    pub(super) fn place_piece(&mut self, key: Key, offset: u64, payload: &[u8]) {
+        let Some(active) = self.active.get_mut(key) else { return };
+        let Some(sharing) = &mut active.sharing else { return };
+        let (unit, base) = (u64::from(sharing.share.unit), sharing.base as u64);
+        let at = offset.checked_sub(base).filter(|at| *at < sharing.share.len && at % unit == 0);
+        if at.is_none_or(|at| payload.len() as u64 != unit.min(sharing.share.len - at)) {
+            self.counts.dropped += 1;
+            return;
+        }
+        active.target.segments.copy_in(offset as usize, payload);
+        sharing.came = sharing.came.saturating_add(1);
+        sharing.trial = true;
+        let (peer, turn) = (active.peer, self.turn);
+        if let Some(state) = self.peer(peer) {
+            state.fed = turn;
+        }
+    }
+
+    /// Whether pieces of long messages come from `peer`.
+    pub(super) fn is_fed(&self, peer: PeerId) -> bool {
+        let state = self.peers.get(peer.index());
+        state.is_some_and(|state| state.fed > 0 && self.turn - state.fed < PATIENCE)
+    }
+
     /// The receiver shares the copying of a message.
     pub(super) fn on_cooperate(
         &mut self,
@@ -161,6 +283,13 @@ impl Core {
             self.counts.dropped += 1;
             return;
         }
-        self.assists.push_back(Assist { tx: key, base: offset as usize, share, ranges });
+        self.assists.push_back(Assist {
+            tx: key,
+            base: offset as usize,
+            share,
+            ranges,
+            way: None,
+            hand: (0, 0),
+        });
     }
 }

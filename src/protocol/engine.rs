@@ -75,6 +75,8 @@ pub(super) struct PeerState {
     pub(super) outstanding: u32,
     /// Pending sends that wait for earlier ones.
     pub(super) deferred: u32,
+    /// The turn in which a piece of a long message came last; 0: none did.
+    pub(super) fed: u64,
 }
 
 /// Everything but the interface, so that messages can be handled while the interface delivers.
@@ -100,6 +102,8 @@ pub(super) struct Core {
     pub(super) pushed: PushedMessages,
     /// Rendezvous receives that are ours to move.
     pub(super) pulls: VecDeque<Key>,
+    /// Turns in which there were some, and one.
+    pub(super) turn: u64,
     /// Parts of receives that their senders may write. The key of each is its token.
     pub(super) lent: IndexList<Lent>,
     /// Windows of peers that our bytes are to be written into, in order.
@@ -130,6 +134,7 @@ impl Core {
                 epoch: u64::MAX,
                 outstanding: 0,
                 deferred: 0,
+                fed: 0,
             });
         }
         self.peers.get_mut(peer.index())
@@ -319,6 +324,7 @@ impl<I: Iface> Engine<I> {
                 active: IndexList::default(),
                 pushed: PushedMessages::default(),
                 pulls: VecDeque::new(),
+                turn: 1,
                 lent: IndexList::default(),
                 due: VecDeque::new(),
                 assists: VecDeque::new(),

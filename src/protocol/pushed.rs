@@ -116,6 +116,9 @@ impl Core {
 
     /// Bytes for a message that has its receive.
     fn place_pushed(&mut self, key: Key, offset: u64, payload: &[u8], host: &mut impl Host) {
+        if self.active.get(key).is_some_and(|active| active.sharing.is_some()) {
+            return self.place_piece(key, offset, payload);
+        }
         let active = self
             .active
             .get_mut(key)

@@ -37,6 +37,7 @@ impl<I: Iface> Engine<I> {
     /// Works on the rendezvous receives that are ours to move.
     pub(super) fn advance_pulls(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
+        self.core.turn += u64::from(!self.core.pulls.is_empty());
         for _ in 0..self.core.pulls.len() {
             let Some(key) = self.core.pulls.pop_front() else { break };
             // The next one too, so that its sender has something to do until its turn comes.
@@ -66,6 +67,9 @@ impl<I: Iface> Engine<I> {
             return Step::Done;
         }
         let peer = active.peer;
+        if self.core.is_fed(peer) {
+            return Step::Again; // its sender has others to send
+        }
         let caps = self.iface.caps(peer);
         if !caps.get || active.ranges.as_slice().is_empty() || active.lending.begun {
             if let Some(step) = self.lend_windows(key, &caps) {

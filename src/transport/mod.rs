@@ -364,10 +364,16 @@ pub(crate) trait Iface {
         ""
     }
 
-    /// What of a share is to be copied here next. It goes on until it is over.
-    fn take(&mut self, peer: PeerId, share: &Share) -> Taken {
-        let _ = (peer, share);
+    /// What of a share is to be copied here next, of `most` units; 0: whether it is over. It goes on until it
+    /// is.
+    fn take(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+        let _ = (peer, share, most);
         Taken::Over
+    }
+
+    /// So many units of a share came as messages.
+    fn arrived(&mut self, peer: PeerId, share: &Share, units: u32) {
+        let _ = (peer, share, units);
     }
 
     /// Nothing more of a share is to be copied by anybody; it is over when the peer has put down what
@@ -386,6 +392,13 @@ pub(crate) trait Iface {
     ) -> Assisted {
         let _ = (peer, share, part);
         Assisted::Over
+    }
+
+    /// Takes a part of what `peer` shares, of at most so many units as can leave now as fragments of one unit each,
+    /// and of at most `most`: which bytes they are. `Wait`: nothing can leave now.
+    fn begin_assist(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+        let _ = (peer, share, most);
+        Taken::Over
     }
 
     /// Lets `peer` reach a part of a region of ours, by their numbers, by itself (PROTOCOL.md §4.18): read it, write it,

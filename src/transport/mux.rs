@@ -547,8 +547,16 @@ impl Iface for Mux {
         }
     }
 
-    fn take(&mut self, peer: PeerId, share: &Share) -> Taken {
-        self.shm.take(peer, share)
+    fn take(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+        self.shm.take(peer, share, most)
+    }
+
+    fn arrived(&mut self, peer: PeerId, share: &Share, units: u32) {
+        self.shm.arrived(peer, share, units);
+    }
+
+    fn begin_assist(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+        self.shm.begin_assist(peer, share, most)
     }
 
     fn stop_sharing(&mut self, peer: PeerId, share: &Share) {

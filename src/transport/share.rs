@@ -20,12 +20,12 @@ pub(crate) struct Share {
     pub(crate) len: u64,
 }
 
-/// What a receiver gets to do next.
+/// What an end gets to do next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
-    /// To copy these bytes.
+    /// To copy, or to send, these bytes.
     Part { offset: usize, len: usize },
-    /// The sender still copies.
+    /// To wait: the sender still copies, or nothing can leave.
     Wait,
     /// Nobody copies any more. The share has ended.
     Over,
@@ -107,12 +107,12 @@ fn unpack(left: u32) -> (u32, u32) {
     (left & UNITS_MAX, left >> 16)
 }
 
-/// The next part for one end, and the word that takes it.
-fn next_part(word: u64, generation: u32, who: End) -> Option<(Part, u64)> {
+/// The next part for one end, of `most` units, and the word that takes it.
+fn next_part(word: u64, generation: u32, who: End, most: u32) -> Option<(Part, u64)> {
     let (now, left) = split(word);
     let (first, end) = unpack(left);
     let left = end.checked_sub(first).filter(|left| now == generation && *left > 0)?;
-    let count = (left / FRACTION).clamp(PART_MIN, PART_MAX).min(left);
+    let count = (left / FRACTION).clamp(PART_MIN, PART_MAX).min(left).min(most);
     let (part, rest) = match who {
         End::Receiver => (Part { first, count }, pack(first + count, end)),
         End::Sender => (Part { first: end - count, count }, pack(first, end - count)),
@@ -121,10 +121,10 @@ fn next_part(word: u64, generation: u32, who: End) -> Option<(Part, u64)> {
 }
 
 impl Cell<'_> {
-    fn take(self, generation: u32, who: End) -> Option<Part> {
+    fn take(self, generation: u32, who: End, most: u32) -> Option<Part> {
         let mut word = self.left.load(Ordering::Acquire);
         loop {
-            let (part, next) = next_part(word, generation, who)?;
+            let (part, next) = next_part(word, generation, who, most)?;
             let exchange =
                 self.left.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire);
             match exchange {
@@ -132,6 +132,21 @@ impl Cell<'_> {
                 Err(now) => word = now,
             }
         }
+    }
+
+    /// Whether there is something that nobody has taken.
+    fn has_more(self, generation: u32) -> bool {
+        next_part(self.left.load(Ordering::Acquire), generation, End::Receiver, 1).is_some()
+    }
+
+    /// The sender takes a part of at most `most` units, to send it as messages: offset and length. It does
+    /// not say that it is done with it; the receiver counts what comes.
+    pub(crate) fn begin_assist(self, share: &Share, most: u32) -> Option<(usize, usize)> {
+        let (_, failed) = split(self.status.load(Ordering::Relaxed));
+        if failed != 0 || share.units().is_none() || most == 0 {
+            return None;
+        }
+        Some(share.span(self.take(share.generation, End::Sender, most)?))
     }
 
     /// The sender copies one part by `copy(offset, len)`, which says how many bytes it has moved.
@@ -144,7 +159,9 @@ impl Cell<'_> {
         if failed != 0 || share.units().is_none() {
             return Assisted::Over;
         }
-        let Some(part) = self.take(share.generation, End::Sender) else { return Assisted::Over };
+        let Some(part) = self.take(share.generation, End::Sender, PART_MAX) else {
+            return Assisted::Over;
+        };
         // Ours alone from here on, until the status says what became of the part.
         let (done, _) = split(self.status.load(Ordering::Relaxed));
         let (mut offset, mut left) = share.span(part);
@@ -171,7 +188,7 @@ impl Cell<'_> {
 struct Use {
     generation: u32,
     units: u32,
-    /// Units that the receiver has taken, or that nobody shall take.
+    /// Units that the receiver has taken, that came as messages, or that nobody shall take.
     mine: u32,
     stopped: bool,
 }
@@ -213,14 +230,24 @@ impl CellTable {
         slot.filter(|used| used.generation == share.generation)
     }
 
-    /// What the receiver does next. After `Over` the cell serves other messages.
-    pub(crate) fn take(&mut self, share: &Share, cell: Cell<'_>) -> Taken {
+    /// Units that the sender has taken came as messages.
+    pub(crate) fn arrived(&mut self, share: &Share, units: u32) {
+        if let Some(used) = self.find(share) {
+            used.mine = used.mine.saturating_add(units);
+        }
+    }
+
+    /// What the receiver does next, who takes `most` units. After `Over` the cell serves other messages.
+    pub(crate) fn take(&mut self, share: &Share, cell: Cell<'_>, most: u32) -> Taken {
         let Some(used) = self.find(share) else { return Taken::Wait };
         let span = |part| {
             let (offset, len) = share.span(part);
             Taken::Part { offset, len }
         };
-        if let Some(part) = cell.take(used.generation, End::Receiver) {
+        if most == 0 && cell.has_more(used.generation) {
+            return Taken::Wait;
+        }
+        if let Some(part) = cell.take(used.generation, End::Receiver, most) {
             used.mine = used.mine.saturating_add(part.count);
             return span(part);
         }

@@ -110,6 +110,8 @@ struct Buffer {
     in_flight: usize,
     retired: bool,
     cancelled: bool,
+    /// How it ends if all messages for it were there already: nobody sends more.
+    hopeless: Option<(i32, Cause)>,
 }
 
 /// How an operation must end.
@@ -270,7 +272,8 @@ impl Side {
         let space = usize::from(posting.tagged);
         if let Some(min_free) = posting.multi_min {
             let (used, in_flight) = (0, 0);
-            let buffer = Buffer { used, min_free, in_flight, retired: false, cancelled: false };
+            let (retired, cancelled, hopeless) = (false, false, None);
+            let buffer = Buffer { used, min_free, in_flight, retired, cancelled, hopeless };
             self.buffers.insert(posting.context, buffer);
         }
         while let Some(at) = self.find(messages, posting) {
@@ -285,11 +288,12 @@ impl Side {
         });
         match dead {
             // A buffer that has messages on their way goes back with the last of them.
-            Some(_)
+            Some((_, error, cause))
                 if self.expects.iter().any(|e| e.posting.context == posting.context && !e.now) =>
             {
                 if let Some(buffer) = self.buffers.get_mut(&posting.context) {
                     buffer.retired = true;
+                    buffer.hopeless = Some((error, cause));
                 }
             }
             Some((_, error, cause)) => {
@@ -497,20 +501,26 @@ impl Side {
             };
         }
         self.check_bytes(&expect, failure, messages);
-        let released = expect.released.unwrap_or_else(|| self.release(&expect));
+        let told = c.buffer_released;
+        let released = expect.released.unwrap_or_else(|| self.release(&expect, told));
         assert_eq!(c.buffer_released, released, "release of {expect:?}");
     }
 
     /// Whether a multi-receive buffer goes back with this report.
-    fn release(&mut self, expect: &Expect) -> bool {
+    fn release(&mut self, expect: &Expect, told: bool) -> bool {
         let context = expect.posting.context;
         let Some(buffer) = self.buffers.get_mut(&context) else { return false };
         buffer.in_flight -= 1;
         if !buffer.retired || buffer.in_flight > 0 {
             return false;
         }
-        let cancelled = buffer.cancelled;
+        let Buffer { cancelled, hopeless, .. } = *buffer;
         self.buffers.remove(&context);
+        // Pushed messages were there as a whole, before it was seen that nothing more can come.
+        if let Some((error, cause)) = hopeless.filter(|_| !told) {
+            self.expect_failure(expect.posting, error, cause);
+            return false;
+        }
         if cancelled {
             self.expect_failure(expect.posting, libc::ECANCELED, Cause::Cancelled);
         } else {

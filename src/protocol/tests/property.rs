@@ -63,9 +63,10 @@ fn weather(rng: &mut Rng) -> Weather {
     let one = rng.pick(&all);
     let put = all[..6].to_vec();
     let push_max = rng.pick(&[0, 0, 600, 5000, 1 << 20]);
-    // What pushes is a network.
-    let (get, put) = match push_max {
-        0 => (
+    // What pushes is a network, or a node whose shorter messages go through rings.
+    let node = push_max == 0 || push_max < 1 << 20 && rng.pick(&[false, true]);
+    let (get, put) = match node {
+        true => (
             rng.pick(&[&all[..1], &all[2..3], &[one], &all]).to_vec(),
             rng.pick(&[&all[..1], &all[2..3], &put]).to_vec(),
         ),
@@ -78,9 +79,9 @@ fn weather(rng: &mut Rng) -> Weather {
         again_percent: rng.pick(&[0, 0, 5, 30]),
         batch: rng.pick(&[1, 4, 32]),
         lies: false,
-        stream_max: if push_max == 0 { 0 } else { rng.pick(&[0, 500, 5000, 1 << 20]) },
+        stream_max: if node { 0 } else { rng.pick(&[0, 500, 5000, 1 << 20]) },
         stream_breaks: rng.pick(&[0, 5, 100]),
-        windows: glazing(rng, push_max),
+        windows: glazing(rng, node),
         teamwork: teamwork(rng),
         push_max,
         get,
@@ -100,10 +101,10 @@ fn teamwork(rng: &mut Rng) -> Teamwork {
     }
 }
 
-fn glazing(rng: &mut Rng, push_max: usize) -> Glazing {
+fn glazing(rng: &mut Rng, node: bool) -> Glazing {
     use Windows::{Later, No, Ready};
     Glazing {
-        max: if push_max == 0 { 0 } else { rng.pick(&[0, 700, 700, 5000, 1 << 20]) },
+        max: if node { 0 } else { rng.pick(&[0, 700, 700, 5000, 1 << 20]) },
         min: rng.pick(&[1, 300, 3000]),
         count: rng.pick(&[1, 3, 64]),
         begin: rng.pick(&[&[Ready][..], &[Later], &[No, Later, Ready, Ready]]).to_vec(),

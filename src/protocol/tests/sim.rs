@@ -1018,13 +1018,33 @@ impl Iface for SimIface {
         shares.begin(len, teamwork.unit)
     }
 
-    fn take(&mut self, peer: PeerId, share: &Share) -> Taken {
+    fn take(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
         let (shares, teamwork, rng) = net.shares(self.me, peer).unwrap();
         if rng.percent(teamwork.arrives) {
             shares.land();
         }
-        shares.take(share)
+        shares.take(share, most)
+    }
+
+    fn arrived(&mut self, peer: PeerId, share: &Share, units: u32) {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        net.shares(self.me, peer).unwrap().0.arrived(share, units);
+    }
+
+    fn begin_assist(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+        let slot = self.slot(peer);
+        let mut net = self.net.borrow_mut();
+        if net.has_broken(self.me, slot) {
+            return Taken::Over;
+        }
+        let again = net.weather.again_percent;
+        let Some((shares, _, rng)) = net.shares(slot, self.me) else { return Taken::Over };
+        // There may be less room than it takes: what was begun then goes on later.
+        match rng.percent(again) {
+            true => Taken::Wait,
+            false => shares.begin_assist(share, most),
+        }
     }
 
     fn stop_sharing(&mut self, peer: PeerId, share: &Share) {

@@ -59,9 +59,25 @@ impl Shares {
         table.begin(len, unit, |at| cell(words, at))
     }
 
-    pub(super) fn take(&mut self, share: &Share) -> Taken {
+    pub(super) fn take(&mut self, share: &Share, most: u32) -> Taken {
         let Self { table, words, .. } = self;
-        table.take(share, cell(words, share.cell as usize).unwrap())
+        table.take(share, cell(words, share.cell as usize).unwrap(), most)
+    }
+
+    pub(super) fn arrived(&mut self, share: &Share, units: u32) {
+        self.table.arrived(share, units);
+    }
+
+    /// The sender takes a part, to send it.
+    pub(super) fn begin_assist(&mut self, share: &Share, most: u32) -> Taken {
+        let said = (self.said.0, self.said.1) == (share.cell, share.generation);
+        let none = AtomicU64::new(0);
+        let status = if said { &self.said.2 } else { &none };
+        let Some(real) = cell(&self.words, share.cell as usize) else { return Taken::Over };
+        match (Cell { left: real.left, status }).begin_assist(share, most) {
+            Some((offset, len)) => Taken::Part { offset, len },
+            None => Taken::Over,
+        }
     }
 
     pub(super) fn stop(&mut self, share: &Share) {

@@ -17,10 +17,22 @@ enum Action {
     Fail,
     /// A sender of an earlier message comes late.
     Late,
+    /// The sender takes a part, and sends it.
+    Send,
+    /// A unit that it has sent comes.
+    Come,
 }
 
-const ACTIONS: [Action; 6] =
-    [Action::Take, Action::Stop, Action::Begin, Action::Done, Action::Fail, Action::Late];
+const ACTIONS: [Action; 8] = [
+    Action::Take,
+    Action::Stop,
+    Action::Begin,
+    Action::Done,
+    Action::Fail,
+    Action::Late,
+    Action::Send,
+    Action::Come,
+];
 
 struct Scene<'a> {
     cell: Cell<'a>,
@@ -30,6 +42,10 @@ struct Scene<'a> {
     /// Units that have arrived.
     there: BTreeSet<usize>,
     in_hand: BTreeSet<usize>,
+    /// Sent, and not here yet.
+    sent: BTreeSet<usize>,
+    /// Whether it sends what it copies, or writes it: not both.
+    sends: Option<bool>,
     stopped: bool,
     over: bool,
 }
@@ -42,7 +58,7 @@ impl Scene<'_> {
 
     fn take(&mut self) -> Taken {
         assert!(!self.over);
-        let taken = self.table.take(&self.share, self.cell);
+        let taken = self.table.take(&self.share, self.cell, PART_MAX);
         match taken {
             Taken::Part { offset, len } => {
                 let part = self.units(offset, len);
@@ -50,10 +66,13 @@ impl Scene<'_> {
                 assert!(part.is_disjoint(&self.there), "{part:?} is copied twice");
                 self.there.extend(part);
             }
-            Taken::Wait => assert!(!self.in_hand.is_empty(), "nobody will end that"),
+            Taken::Wait => {
+                assert!(!self.in_hand.is_empty() || !self.sent.is_empty(), "nobody will end that");
+            }
             Taken::Over => {
                 self.over = true;
                 assert!(self.in_hand.is_empty(), "the sender still writes");
+                assert!(self.sent.is_empty(), "something still comes");
                 let all = self.share.units().unwrap() as usize;
                 assert!(self.stopped || self.there.len() == all, "only {:?}", self.there);
             }
@@ -64,6 +83,22 @@ impl Scene<'_> {
     fn late(&mut self) {
         let assisted = self.cell.assist(&self.old, |_, _| panic!("an old message is copied"));
         assert_eq!(assisted, Assisted::Over);
+        assert_eq!(self.cell.begin_assist(&self.old, PART_MAX), None);
+    }
+
+    fn send(&mut self) {
+        let part = self.cell.begin_assist(&self.share, 2);
+        let part = part.map(|(offset, len)| self.units(offset, len)).unwrap_or_default();
+        assert!(part.len() <= 2 && part.is_disjoint(&self.there), "{part:?} is sent twice");
+        assert!(part.is_empty() || !self.over && !self.stopped);
+        self.sent.extend(part);
+    }
+
+    fn come(&mut self) {
+        if let Some(unit) = self.sent.pop_first() {
+            assert!(self.there.insert(unit) && !self.over);
+            self.table.arrived(&self.share, 1);
+        }
     }
 
     /// Does what comes until the sender is to put down what it has; true: it has copied it.
@@ -78,7 +113,11 @@ impl Scene<'_> {
                 Action::Late if self.in_hand.is_empty() => self.late(),
                 Action::Done if holds => return Some(true),
                 Action::Fail if holds => return Some(false),
-                Action::Begin if !holds => self.assist(actions),
+                Action::Begin if !holds && !*self.sends.get_or_insert(false) => {
+                    self.assist(actions)
+                }
+                Action::Send if !holds && *self.sends.get_or_insert(true) => self.send(),
+                Action::Come => self.come(),
                 _ => {}
             }
         }
@@ -112,15 +151,27 @@ fn play(units: u64, actions: impl IntoIterator<Item = Action>) {
     let begin =
         |table: &mut CellTable, len| table.begin(len, 10, |at| (at == 0).then_some(cell)).unwrap();
     let old = begin(&mut table, 50);
-    while table.take(&old, cell) != Taken::Over {}
+    while table.take(&old, cell, PART_MAX) != Taken::Over {}
     let share = begin(&mut table, units as usize * 10 - 3);
-    let (there, in_hand) = Default::default();
-    let mut scene = Scene { cell, table, share, old, there, in_hand, stopped: false, over: false };
+    let (there, in_hand, sent) = Default::default();
+    let mut scene = Scene {
+        cell,
+        table,
+        share,
+        old,
+        there,
+        in_hand,
+        sent,
+        sends: None,
+        stopped: false,
+        over: false,
+    };
     scene.run(&mut actions.into_iter(), false);
     for _ in 0..100 {
         if scene.over {
             break;
         }
+        scene.come();
         scene.take();
     }
     assert!(scene.over);
@@ -131,7 +182,7 @@ fn play(units: u64, actions: impl IntoIterator<Item = Action>) {
 
 #[test]
 fn every_order_of_two_ends() {
-    const LEN: u32 = 7;
+    const LEN: u32 = 6;
     let count = ACTIONS.len();
     for units in [1, 6, 11] {
         for n in 0..count.pow(LEN) {
@@ -148,10 +199,10 @@ fn a_sender_that_dies_is_waited_for() {
     let cell = Cell { left, status };
     let mut table = CellTable::default();
     let share = table.begin(100, 10, |_| Some(cell)).unwrap();
-    cell.take(share.generation, End::Sender).unwrap();
-    while table.take(&share, cell) != Taken::Wait {}
+    cell.take(share.generation, End::Sender, PART_MAX).unwrap();
+    while table.take(&share, cell, PART_MAX) != Taken::Wait {}
     assert!(table.stop_all(|at| (at == 0).then_some(cell)), "it has something in hand");
-    assert_eq!(table.take(&share, cell), Taken::Wait);
+    assert_eq!(table.take(&share, cell, PART_MAX), Taken::Wait);
 }
 
 #[test]
@@ -159,8 +210,10 @@ fn two_ends_meet_in_the_middle() {
     let (mut word, mut at) = (join(7, pack(0, 1000)), [0, 1000]);
     for n in 0.. {
         let who = [End::Receiver, End::Sender][n % 2];
-        let Some((part, next)) = next_part(word, 7, who) else { break };
+        let Some((part, next)) = next_part(word, 7, who, PART_MAX) else { break };
         assert!((1..=PART_MAX).contains(&part.count));
+        let (less, _) = next_part(word, 7, who, 3).unwrap();
+        assert_eq!(less.count, part.count.min(3));
         match who {
             End::Receiver => {
                 assert_eq!(part.first, at[0]);
@@ -175,8 +228,8 @@ fn two_ends_meet_in_the_middle() {
     }
     assert_eq!(at[0], at[1]);
     for who in [End::Receiver, End::Sender] {
-        assert_eq!(next_part(join(8, pack(0, 1000)), 7, who), None);
-        assert_eq!(next_part(join(7, pack(9, 8)), 7, who), None);
+        assert_eq!(next_part(join(8, pack(0, 1000)), 7, who, PART_MAX), None);
+        assert_eq!(next_part(join(7, pack(9, 8)), 7, who, PART_MAX), None);
     }
 }
 
@@ -229,7 +282,7 @@ fn two_threads_copy_each_unit_once() {
             to_sender.send((share, bytes.clone())).unwrap();
             let at = cell(share.cell as usize).unwrap();
             loop {
-                match table.take(&share, at) {
+                match table.take(&share, at, PART_MAX) {
                     Taken::Part { offset, len } => {
                         for byte in &bytes[offset..offset + len] {
                             byte.fetch_add(1, Ordering::Relaxed);

@@ -130,6 +130,25 @@ impl<M: Storage> Producer<M> {
         used < self.geometry.slots
     }
 
+    /// So many payloads of `len` bytes can be pushed now; `most` is enough.
+    pub(super) fn room_for(&mut self, len: u32, most: u32) -> u32 {
+        let len = (len.saturating_add(63) & !63).max(64);
+        if len as usize > self.geometry.payload_max() {
+            return 0;
+        }
+        let room = |ring: &Self| {
+            let slots = ring.geometry.slots.saturating_sub(ring.tail.wrapping_sub(ring.consumed));
+            let used = ring.bulk_tail.wrapping_sub(ring.bulk_head);
+            let bulk = ring.lap.min(ring.next_lap).saturating_sub(used);
+            // What does not fit behind the last one leaves the rest of a lap out.
+            slots.min((bulk / len).saturating_sub(1))
+        };
+        if room(self) < most {
+            self.refresh();
+        }
+        room(self).min(most)
+    }
+
     /// Contiguous bulk space for `len` bytes: (offset, value of `bulk_tail` after it).
     fn find_bulk(&self, len: u32) -> Option<(u32, u32)> {
         let mask = self.lap - 1;

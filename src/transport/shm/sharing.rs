@@ -108,13 +108,33 @@ impl Shm {
     }
 
     /// See [`crate::transport::Iface::take`].
-    pub(crate) fn take(&mut self, peer: PeerId, share: &Share) -> Taken {
+    pub(crate) fn take(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
         // Without a link the peer has departed, as we shall hear.
         let Some(link) = self.inbound_of_mut(peer) else { return Taken::Wait };
         match cell(link.consumer.memory(), share.cell as usize) {
-            Some(cell) => link.cells.take(share, cell),
+            Some(cell) => link.cells.take(share, cell, most),
             None => Taken::Wait,
         }
+    }
+
+    /// See [`crate::transport::Iface::arrived`].
+    pub(crate) fn arrived(&mut self, peer: PeerId, share: &Share, units: u32) {
+        if let Some(link) = self.inbound_of_mut(peer) {
+            link.cells.arrived(share, units);
+        }
+    }
+
+    /// See [`crate::transport::Iface::begin_assist`].
+    pub(crate) fn begin_assist(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+        let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
+        let Some(link) = link else { return Taken::Over };
+        let most = link.producer.room_for(share.unit, most);
+        if most == 0 {
+            return Taken::Wait;
+        }
+        let part = cell(link.producer.memory(), share.cell as usize)
+            .and_then(|cell| cell.begin_assist(share, most));
+        part.map_or(Taken::Over, |(offset, len)| Taken::Part { offset, len })
     }
 
     /// See [`crate::transport::Iface::stop_sharing`].
