@@ -102,10 +102,12 @@ impl<I: Iface> Engine<I> {
                     self.iface.arrived(peer, &sharing.share, std::mem::take(&mut sharing.came));
                 }
                 // What comes by itself costs less.
-                let most = match std::mem::take(&mut sharing.trial) {
-                    _ if copied || comes => 0,
-                    true => TRIAL,
-                    false => u32::MAX,
+                let most = if copied || comes {
+                    0
+                } else if std::mem::take(&mut sharing.trial) {
+                    TRIAL
+                } else {
+                    u32::MAX
                 };
                 match self.iface.take(peer, &sharing.share, most) {
                     Taken::Part { offset, len } => {
