@@ -16,10 +16,13 @@ use std::sync::Arc;
 const GRH: usize = 40;
 /// One send of so many reports its completion; it stands for those before it.
 const SIGNAL_EVERY: u64 = 32;
-/// Slots that are given back to the device together.
+/// Slots that are given back to the device together, when nothing has arrived; and when something has,
+/// for which whoever waits for it would wait.
 const REPOST: usize = 16;
+const REPOST_MAX: usize = 32;
 /// Smallest rings that are of use.
 const RING_MIN: u32 = 64;
+const _: () = assert!(RING_MIN as usize >= 2 * REPOST_MAX);
 
 /// Of the packets that RoCE makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,6 +177,12 @@ impl UdPort {
         &self.settings
     }
 
+    /// Datagrams that there is always room for between two calls of `receive`: the other slots may not be
+    /// given back yet.
+    pub(crate) fn receive_room(&self) -> usize {
+        (self.settings.receive_slots as usize).saturating_sub(REPOST_MAX).max(1)
+    }
+
     /// Bytes that a send carries within its request.
     pub(crate) fn inline_max(&self) -> usize {
         self.qp.inline_max
@@ -313,9 +322,12 @@ impl UdPort {
                 each(Arrival { source: completion.source, bytes, congested });
             }
             self.returned.push(slot);
-            if self.returned.len() >= REPOST {
+            if self.returned.len() >= REPOST_MAX {
                 self.repost()?;
             }
+        }
+        if n == 0 {
+            self.restock();
         }
         match self.broken {
             Some(errno) => Err(errno),
@@ -328,8 +340,20 @@ impl UdPort {
     pub(crate) fn has_arrived(&mut self) -> bool {
         if self.early == 0 && !self.armed {
             self.early = self.receive_queue.poll(&mut self.arrivals).unwrap_or(0);
+            if self.early == 0 {
+                self.restock();
+            }
         }
         self.early > 0 || self.armed
+    }
+
+    /// Nothing has arrived: there is time to give slots back.
+    #[inline]
+    fn restock(&mut self) {
+        if self.returned.len() >= REPOST {
+            // An error is kept, for whoever receives next.
+            let _ = self.repost();
+        }
     }
 
     /// Gives slots back to the device.

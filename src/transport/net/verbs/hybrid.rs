@@ -109,7 +109,7 @@ impl HybridLink {
     pub(crate) fn receive_window(&self, cost: usize) -> usize {
         let udp = self.udp.receive_buffer() / cost;
         let device = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
-        device.map_or(udp, |link| udp.min(link.receive_slots()))
+        device.map_or(udp, |link| udp.min(link.receive_room()))
     }
 
     /// Where the socket is bound.

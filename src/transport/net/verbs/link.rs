@@ -57,8 +57,8 @@ impl UdLink {
     }
 
     /// Datagrams that there is room for until the next `receive`.
-    pub(super) fn receive_slots(&self) -> usize {
-        self.port.settings().receive_slots as usize
+    pub(super) fn receive_room(&self) -> usize {
+        self.port.receive_room()
     }
 
     pub(super) fn counts(&self) -> UdCounts {
