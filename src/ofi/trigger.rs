@@ -160,6 +160,13 @@ impl Ended {
     }
 }
 
+/// Whether a deferred operation was started and has not ended.
+#[inline]
+pub(super) fn is_under_way(domain: &Domain, guard: &Guard<'_>) -> bool {
+    // SAFETY: the guard is of this domain; one short step.
+    !unsafe { domain.state(guard) }.triggers.started.is_empty()
+}
+
 /// The deferred operation behind `context`, which has ended, if it is one.
 #[inline]
 pub(super) fn ended(domain: &Domain, context: u64, guard: &Guard<'_>) -> Option<Ended> {

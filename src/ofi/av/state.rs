@@ -288,6 +288,9 @@ impl AvState {
         }
         let entry = u32::try_from(self.split(fi_addr).0).ok()?;
         let address = address_of(&self.entries, entry)?;
+        if self.duplicates == 0 {
+            return Some(fi_addr_t::from(entry));
+        }
         self.find(address.hash(), address).map(fi_addr_t::from)
     }
 

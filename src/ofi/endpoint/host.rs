@@ -150,7 +150,7 @@ impl Host for EndpointHost<'_> {
 
     #[inline(always)]
     fn is_plain(&self) -> bool {
-        !self.endpoint.triggers
+        !self.endpoint.triggers || !trigger::is_under_way(&self.endpoint.domain, self.guard)
     }
 
     #[inline(always)]

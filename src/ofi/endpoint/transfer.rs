@@ -238,7 +238,7 @@ unsafe fn try_send_at_once(
     let ep = &*handle.shared;
     let injects = matches!(flags, Flags::Inject);
     let op_flags = if injects { 0 } else { handle.tx_flags.get() };
-    if op_flags & SLOW_TX != 0 || handle.context != 0 || ep.triggers || buf.is_null() {
+    if op_flags & SLOW_TX != 0 || handle.context != 0 || buf.is_null() {
         return false;
     }
     let guard = ep.domain.lock.lock();
@@ -293,7 +293,7 @@ unsafe fn try_receive_at_once(
 ) -> bool {
     let ep = &*handle.shared;
     let op_flags = handle.rx_flags.get();
-    if op_flags & SLOW_RX != 0 || handle.context != 0 || ep.triggers || buf.is_null() {
+    if op_flags & SLOW_RX != 0 || handle.context != 0 || buf.is_null() {
         return false;
     }
     let guard = ep.domain.lock.lock();
