@@ -241,25 +241,25 @@ static int queue_work(struct side *me, struct fi_deferred_work *work)
 }
 
 /* Rank 1 sends each message back once it is here, without having to look. */
-static void deferred_ring(struct side *me)
+static void ring_of(struct side *me, size_t len)
 {
-	enum { ROUNDS = 50, LEN = 20000 };
+	enum { ROUNDS = 50 };
 	struct setup setup = { .caps = CAPS, .counters = true };
 	struct request *requests = need(3 * ROUNDS * sizeof(*requests));
-	char *buffer = need(LEN);
+	char *buffer = need(len);
 
 	side_begin(me, &setup);
 	if (me->rank == 0) {
 		barrier(me);
 		for (int i = 0; i < ROUNDS; i++) {
-			char *back = need(LEN);
+			char *back = need(len);
 
-			fill(buffer, LEN, (uint32_t)i);
-			POST(me, fi_trecv(me->ep, back, LEN, NULL, me->peer, 5, 0, NULL));
-			POST(me, fi_tsend(me->ep, buffer, LEN, NULL, me->peer, 5, NULL));
+			fill(buffer, len, (uint32_t)i);
+			POST(me, fi_trecv(me->ep, back, len, NULL, me->peer, 5, 0, NULL));
+			POST(me, fi_tsend(me->ep, buffer, len, NULL, me->peer, 5, NULL));
 			completion(me->tx);
 			completion(me->rx);
-			CHECK(holds(back, LEN, (uint32_t)i, 0));
+			CHECK(holds(back, len, (uint32_t)i, 0));
 			free(back);
 		}
 	} else {
@@ -268,8 +268,8 @@ static void deferred_ring(struct side *me)
 
 		for (uint64_t i = 0; i < ROUNDS; i++) {
 			/* Received when the one before has left; sent when it is here. */
-			OK(queue_work(me, tagged_at(me, r++, FI_OP_TRECV, went, i, came, buffer, LEN, 0)));
-			OK(queue_work(me, tagged_at(me, r++, FI_OP_TSEND, came, i + 1, went, buffer, LEN, 0)));
+			OK(queue_work(me, tagged_at(me, r++, FI_OP_TRECV, went, i, came, buffer, len, 0)));
+			OK(queue_work(me, tagged_at(me, r++, FI_OP_TSEND, came, i + 1, went, buffer, len, 0)));
 			OK(queue_work(me, count_at(r++, FI_OP_CNTR_ADD, went, i + 1, all, 3)));
 		}
 		barrier(me);
@@ -289,6 +289,17 @@ static void deferred_ring(struct side *me)
 	side_end(me);
 	free(requests);
 	free(buffer);
+}
+
+static void deferred_ring(struct side *me)
+{
+	ring_of(me, 20000);
+}
+
+/* As short as what nothing is deferred for takes a road of its own with. */
+static void deferred_ring_short(struct side *me)
+{
+	ring_of(me, 8);
 }
 
 /* One-sided work, what it says to an endpoint that asks, and what fails. */
@@ -805,6 +816,7 @@ const struct group trigger_groups[] = {
 	{ "trigger_chain", trigger_chain },
 	{ "trigger_ends", trigger_ends },
 	{ "deferred_ring", deferred_ring },
+	{ "deferred_ring_short", deferred_ring_short },
 	{ "deferred_rma", deferred_rma },
 	{ "deferred_ends", deferred_ends },
 	{ "trigger_atomics", trigger_atomics },
