@@ -101,6 +101,9 @@ impl Unexpected {
     /// Returns how many bytes need not be kept any more.
     fn lose_sender(&mut self, error: i32) -> usize {
         match &mut self.body {
+            Body::Rts { rts, bytes } if bytes.len() as u64 == rts.len => {
+                self.body = Body::Whole(std::mem::take(bytes));
+            }
             Body::Rts { rts, bytes } => {
                 let dropped = bytes.len();
                 self.body = Body::Lost { len: rts.len, error, cause: Cause::SenderLost };
@@ -109,7 +112,7 @@ impl Unexpected {
             // Nobody waits for the answer. The sender's next life at the same address would take it
             // for the answer to one of its own messages.
             Body::Eager { ack, .. } => *ack = None,
-            Body::Lost { .. } => {}
+            Body::Whole(_) | Body::Lost { .. } => {}
         }
         0
     }

@@ -85,6 +85,8 @@ pub(super) struct Core {
     pub(super) limits: Limits,
     pub(super) peers: Vec<PeerState>,
     pub(super) tx: IndexList<TxRequest>,
+    /// Those of them that are complete, and whose receivers have not answered.
+    pub(super) left: usize,
     /// Sends behind a fence, in order.
     pub(super) deferred: VecDeque<Key>,
     /// One of them could start if its ring had room: nobody tells us when it has.
@@ -314,6 +316,7 @@ impl<I: Iface> Engine<I> {
                 limits,
                 peers: Vec::new(),
                 tx: IndexList::default(),
+                left: 0,
                 deferred: VecDeque::new(),
                 deferred_starved: false,
                 streams: VecDeque::new(),

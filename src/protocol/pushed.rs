@@ -161,7 +161,10 @@ impl Core {
 impl Core {
     /// Bytes of pushed messages without a receive.
     pub(super) fn pushed_bytes(&mut self) -> usize {
-        let held = |body: &Body| if let Body::Rts { bytes, .. } = body { bytes.len() } else { 0 };
+        let held = |body: &Body| match body {
+            Body::Rts { bytes, .. } | Body::Whole(bytes) => bytes.len(),
+            _ => 0,
+        };
         let claimed: usize = self.claimed.values().map(|m| held(&m.body)).sum();
         let lists = self.spaces().map(|space| {
             self.unexpected.of(space).iter().map(|(_, m)| held(&m.body)).sum::<usize>()

@@ -71,6 +71,8 @@ pub(super) enum Body {
         /// The first bytes, if the sender pushes.
         bytes: Vec<u8>,
     },
+    /// All bytes of an announced message whose sender is gone: nobody waits for an answer.
+    Whole(Vec<u8>),
     /// The sender went away before the bytes came, or there was no memory for them.
     Lost {
         len: u64,
@@ -92,6 +94,7 @@ impl Unexpected {
         match &self.body {
             Body::Eager { bytes, .. } => bytes.len(),
             Body::Rts { rts, .. } => rts.len as usize,
+            Body::Whole(bytes) => bytes.len(),
             Body::Lost { len, .. } => *len as usize,
         }
     }
@@ -659,6 +662,10 @@ impl Core {
                     }
                 }
             }
+            Body::Whole(bytes) => {
+                self.unexpected_bytes -= bytes.len();
+                self.place(peer, &envelope, None, &bytes, &target, host);
+            }
             Body::Lost { error, cause, .. } => {
                 let outcome = Outcome::failed(0, error, cause);
                 self.finish_receive(peer, &envelope, &target, outcome, host);
@@ -759,6 +766,7 @@ impl Core {
                 self.pushed.remove(message.peer, rts.tx);
                 self.outbox.push_back((message.peer, Packet::Fin { tx: rts.tx, status: 0 }));
             }
+            Body::Whole(bytes) => self.unexpected_bytes -= bytes.len(),
             Body::Lost { .. } => {}
         }
         let source = self.source(message.peer, host);

@@ -191,13 +191,17 @@ impl<I: Iface> Engine<I> {
                     (Packet::Fragment { rx: *rx, offset: *offset as u64 }, offset, *end)
                 }
                 TxState::Announced { offset, asked } if *offset == pushed => {
-                    request.state = match *asked {
-                        Some((rx, end)) if end > pushed => {
-                            TxState::Streaming { rx, offset: pushed, end }
-                        }
-                        _ => TxState::AwaitingAnswer,
-                    };
-                    continue;
+                    if let Some((rx, end)) = asked.filter(|(_, end)| *end > pushed) {
+                        request.state = TxState::Streaming { rx, offset: pushed, end };
+                        continue;
+                    }
+                    request.state = TxState::AwaitingAnswer;
+                    let whole = request.payload.segments().len() == pushed;
+                    let fragments = request.carrier == Carrier::Fragments;
+                    if whole && fragments && self.iface.caps(peer).outlives {
+                        self.core.let_go(key, host);
+                    }
+                    return Step::Done;
                 }
                 // The receiver has no memory for what it did not ask for.
                 TxState::Announced { asked: None, .. } if self.iface.under_pressure(peer) => {
@@ -376,7 +380,11 @@ impl Core {
                 )
         });
         let Some(request) = request else {
-            self.counts.dropped += 1;
+            // It had all of it on the way when it asked.
+            let left = self.tx.get(key).is_some_and(|request| {
+                request.peer == peer && matches!(request.state, TxState::Left)
+            });
+            self.counts.dropped += u64::from(!left);
             return;
         };
         let end = request.payload.segments().len().min(len as usize);

@@ -74,6 +74,8 @@ pub(super) enum TxState {
     Deferred { fence: bool, delivery: bool, access: Option<Key> },
     /// The receiver has to answer.
     AwaitingAnswer,
+    /// All of it is on its way and cannot be lost, and the send is complete. The receiver still answers.
+    Left,
     /// Announced, and pushed without being asked from `offset` to the end of what is pushed. `asked`:
     /// the receiver's number and how much it wants, once it has asked for the rest.
     Announced { offset: usize, asked: Option<(u64, usize)> },
@@ -95,8 +97,10 @@ pub(super) struct TxRequest {
     pub(super) payload: Payload,
     pub(super) context: u64,
     pub(super) report: Report,
-    /// The completion was given already (inject).
+    /// The completion was given already.
     pub(super) completed: bool,
+    /// It is due when the message is in the receiver's buffer.
+    pub(super) delivery: bool,
     /// Bytes that the announcement said would follow unasked.
     pub(super) pushed: usize,
     pub(super) carrier: Carrier,
@@ -207,6 +211,7 @@ impl<I: Iface> Engine<I> {
             context: op.context,
             report: op.report,
             completed: false,
+            delivery: op.delivery,
             pushed: 0,
             carrier: Carrier::Undecided,
             state,
@@ -445,6 +450,7 @@ impl Core {
             report: Report::default(),
             // The operation reports for itself.
             completed: true,
+            delivery: false,
             pushed: 0,
             carrier: Carrier::Undecided,
             state: TxState::Deferred { fence, delivery: false, access: Some(access) },
@@ -471,6 +477,9 @@ impl Core {
         host: &mut impl Host,
     ) {
         let Some(request) = self.tx.remove(key) else { return };
+        if matches!(request.state, TxState::Left) {
+            self.left -= 1;
+        }
         if request.completed {
             return;
         }
@@ -478,6 +487,23 @@ impl Core {
         match error {
             None => host.complete(&completion),
             Some((error, cause)) => host.fail(&Failure { completion, error, overflow: 0, cause }),
+        }
+    }
+
+    /// The bytes of a pushed message have all left, and arrive: its buffer is the application's again. As
+    /// for a short message, nobody waits for the receiver then; but not so many that others could not pend.
+    pub(super) fn let_go(&mut self, key: Key, host: &mut impl Host) {
+        if self.left >= self.limits.tx_max / 2 {
+            return;
+        }
+        let Some(request) = self.tx.get_mut(key).filter(|request| !request.delivery) else {
+            return;
+        };
+        request.state = TxState::Left;
+        request.payload = Payload::Lent(SegmentList::EMPTY);
+        self.left += 1;
+        if !std::mem::replace(&mut request.completed, true) {
+            host.complete(&request.completion());
         }
     }
 

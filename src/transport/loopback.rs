@@ -54,6 +54,7 @@ impl Loopback {
         atomics: Some(true),
         collectives: Some(true),
         announces_room: false,
+        outlives: false,
     };
 
     pub(crate) fn send(

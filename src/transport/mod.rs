@@ -75,6 +75,8 @@ pub(crate) struct Caps {
     pub(crate) collectives: Option<bool>,
     /// After `SendError::Again` something arrives, and wakes a sleeper, when there is room again.
     pub(crate) announces_room: bool,
+    /// What was taken from a buffer arrives, whatever becomes of this endpoint and its process.
+    pub(crate) outlives: bool,
 }
 
 /// The header of a message in a few words, to be written without looking how many they are.

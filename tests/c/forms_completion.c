@@ -104,6 +104,62 @@ static void levels(struct side *me)
 	free(buffer);
 }
 
+/* Whether a send completes before anybody receives its message. */
+static bool completes_alone(struct side *me, const void *buffer, size_t len)
+{
+	struct fi_cq_tagged_entry entry;
+	double end = now() + 0.5;
+	ssize_t n;
+
+	POST(me, fi_send(me->ep, buffer, len, NULL, me->peer, NULL));
+	do {
+		n = fi_cq_read(me->tx, &entry, 1);
+		CHECK(n == 1 || n == -FI_EAGAIN);
+	} while (n != 1 && now() < end);
+	return n == 1;
+}
+
+/*
+ * What is complete before anybody received it arrives though its sender closes. Within a node that is what is pushed,
+ * and FI_UDRV_PUSH_MAX says that all of these are.
+ */
+static void outliving(struct side *me)
+{
+	static const size_t sizes[] = { 300, 50000, 300000, 1000000 };
+	char *buffer = need(1000000);
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		bool alone = false;
+
+		side_begin(me, &(struct setup){ 0 });
+		if (me->rank == 0) {
+			fill(buffer, sizes[i], (uint32_t)i);
+			alone = completes_alone(me, buffer, sizes[i]);
+			CHECK(alone || !getenv("FI_UDRV_PUSH_MAX"));
+			tell(me, &alone, sizeof(alone));
+			if (alone)
+				memset(buffer, 0, sizes[i]);
+			else
+				completion(me->tx);
+			side_close(me);
+			if (alone)
+				barrier(me);
+		} else {
+			hear(me, &alone, sizeof(alone));
+			if (alone) {
+				barrier(me);
+				/* It is seen that the sender is gone. */
+				nothing_in(me->rx, 50);
+			}
+			POST(me, fi_recv(me->ep, buffer, sizes[i], NULL, FI_ADDR_UNSPEC, NULL));
+			SAME(completion(me->rx).len, sizes[i]);
+			CHECK(holds(buffer, sizes[i], (uint32_t)i, 0));
+			side_close(me);
+		}
+	}
+	free(buffer);
+}
+
 /* Delivery-complete as the endpoint's default. */
 static void delivery_by_default(struct side *me)
 {
@@ -322,6 +378,7 @@ const struct group completion_groups[] = {
 	{ "selective", selective },
 	{ "selective-by-default", selective_by_default },
 	{ "levels", levels },
+	{ "outliving", outliving },
 	{ "delivery-by-default", delivery_by_default },
 	{ "fence", fence },
 	{ "formats", formats },

@@ -62,6 +62,8 @@ pub(super) struct Message {
     stage: Stage,
     rendezvous: bool,
     link: usize,
+    /// Complete since all of it was on its way.
+    left: bool,
 }
 
 impl Message {
@@ -81,6 +83,7 @@ impl Message {
             stage: Stage::Queued,
             rendezvous: false,
             link: 0,
+            left: false,
         }
     }
 }
@@ -101,6 +104,8 @@ pub(super) struct Posting {
 struct Waiting {
     message: usize,
     lost: Option<i32>,
+    /// It is, unless all of it was sent before.
+    perhaps: bool,
 }
 
 #[derive(Debug)]
@@ -122,6 +127,8 @@ enum Ending {
     /// With the length of a message.
     Told,
     Failed(i32, Cause),
+    /// As `Placed`, or by the loss of the sender.
+    Either(i32),
 }
 
 /// A receive that must be reported.
@@ -217,7 +224,7 @@ impl Side {
 
     /// The message goes to the receive (or to the next part of the multi-receive buffer).
     fn bind(&mut self, messages: &[Message], waiting: Waiting, posting: &Posting) {
-        let Waiting { message, lost } = waiting;
+        let Waiting { message, lost, perhaps } = waiting;
         let Message { len, rendezvous, .. } = messages[message];
         let memory = &self.memory[&posting.context];
         let buffer = posting.multi_min.and_then(|_| self.buffers.get_mut(&posting.context));
@@ -235,7 +242,11 @@ impl Side {
             offset,
             want,
             addr: Some((memory.as_ptr() as usize + offset) as u64),
-            ending: lost.map_or(Ending::Placed, |e| Ending::Failed(e, Cause::SenderLost)),
+            ending: match lost {
+                None => Ending::Placed,
+                Some(error) if perhaps => Ending::Either(error),
+                Some(error) => Ending::Failed(error, Cause::SenderLost),
+            },
             now: lost.is_some() || !rendezvous,
             released: None,
         });
@@ -363,7 +374,7 @@ impl Side {
 
     fn arrive(&mut self, messages: &[Message], message: usize) {
         let space = usize::from(messages[message].envelope.tagged);
-        let waiting = Waiting { message, lost: None };
+        let waiting = Waiting { message, lost: None, perhaps: false };
         let found = self.posted[space].iter().position(|p| self.accepts(p, &messages[message]));
         let Some(at) = found else {
             self.unexpected[space].push(waiting);
@@ -376,7 +387,14 @@ impl Side {
         }
     }
 
-    fn depart(&mut self, messages: &[Message], peer: Slot, error: i32, cause: Cause, died: bool) {
+    fn depart(
+        &mut self,
+        messages: &[Message],
+        peer: Slot,
+        (error, cause): (i32, Cause),
+        died: bool,
+        push_max: usize,
+    ) {
         for expect in self.expects.iter_mut().filter(|e| !e.now) {
             if expect.message.is_some_and(|m| messages[m].from == peer) {
                 expect.ending = Ending::Failed(error, cause);
@@ -386,7 +404,8 @@ impl Side {
         let claimed = self.claimed.values_mut().map(|(_, waiting)| waiting);
         for waiting in self.unexpected.iter_mut().flatten().chain(claimed) {
             let message = &messages[waiting.message];
-            if message.from == peer && message.rendezvous {
+            if message.from == peer && message.rendezvous && !message.left {
+                waiting.perhaps |= waiting.lost.is_none() && message.len <= push_max;
                 waiting.lost = waiting.lost.or(Some(error));
             }
         }
@@ -431,6 +450,13 @@ impl Side {
         messages: &[Message],
         net: &Net,
     ) -> bool {
+        if let Ending::Either(error) = expect.ending {
+            let is = |ending| {
+                let expect = Expect { ending, ..expect.clone() };
+                self.is_end_of(&expect, c, failure, messages, net)
+            };
+            return is(Ending::Placed) || is(Ending::Failed(error, Cause::SenderLost));
+        }
         let message = expect.message.map(|m| &messages[m]);
         let cancelled = expect.ending == Ending::Failed(libc::ECANCELED, Cause::Cancelled);
         let tag = message.map_or(expect.posting.tag, |m| m.envelope.tag);
@@ -491,7 +517,13 @@ impl Side {
                 .collect();
             panic!("unforeseen report {c:?} {failure:?}; expected: {expects:?} of {about:?}");
         };
-        let expect = self.expects.remove(at);
+        let mut expect = self.expects.remove(at);
+        if let Ending::Either(error) = expect.ending {
+            expect.ending = match failure.map(|f| f.cause) {
+                Some(Cause::SenderLost) => Ending::Failed(error, Cause::SenderLost),
+                _ => Ending::Placed,
+            };
+        }
         if expect.ending == Ending::Placed {
             let message = &mut messages[expect.message.unwrap()];
             message.stage = match failure.map(|f| (f.cause, f.error)) {
@@ -584,7 +616,9 @@ impl Oracle {
                 self.sides[at].arrive(&self.messages, message);
             }
             What::Met { peer } => self.sides[at].dead.retain(|(dead, ..)| *dead != peer),
-            What::Departed { peer, departure } => self.departed(at, peer, departure),
+            What::Departed { peer, departure } => {
+                self.departed(at, peer, departure, net.weather.push_max)
+            }
             What::Completed(c) => self.reported(at, &c, None, net),
             What::Failed(f) => self.reported(at, &f.completion, Some(&f), net),
         }
@@ -611,7 +645,7 @@ impl Oracle {
         }
     }
 
-    fn departed(&mut self, at: Slot, peer: Slot, departure: Departure) {
+    fn departed(&mut self, at: Slot, peer: Slot, departure: Departure, push_max: usize) {
         let (error, cause) = match departure {
             Departure::Closed => (libc::ECONNRESET, Cause::PeerClosed),
             Departure::Failed(e) if e.0 == libc::EHOSTDOWN => (libc::EHOSTUNREACH, Cause::PeerDied),
@@ -623,7 +657,7 @@ impl Oracle {
             }
         }
         let died = departure != Departure::Closed;
-        self.sides[at].depart(&self.messages, peer, error, cause, died);
+        self.sides[at].depart(&self.messages, peer, (error, cause), died, push_max);
     }
 
     fn reported(&mut self, at: Slot, c: &Completion, failure: Option<&Failure>, net: &Net) {
@@ -639,12 +673,16 @@ impl Oracle {
             (at, message.envelope.tagged, message.envelope.tag, message.report, 0, None, false)
         );
         let injected = message.inject && !message.delivery;
+        let whole = message.rendezvous && message.len <= net.weather.push_max;
+        let may_leave = net.weather.outlives && whole && !message.delivery;
+        let pends = message.sending == Sending::Pending && !injected;
+        let left = may_leave && pends && failure.is_none();
         let fits = match (message.sending, failure.map(|f| (f.error, f.cause))) {
             (Sending::Doomed(error, cause), Some(report)) => report == (error, cause),
             (Sending::Pending, None) => {
                 let waits = message.rendezvous || message.delivery;
                 injected
-                    || if waits {
+                    || if waits && !left {
                         message.stage == Stage::Consumed
                     } else {
                         message.stage != Stage::Queued
@@ -660,6 +698,7 @@ impl Oracle {
         };
         assert!(fits, "unforeseen report {c:?} {failure:?} of message {index}: {message:?}");
         message.sending = Sending::Done;
+        message.left = left;
         message.memory.0.fill(SPENT);
     }
 
@@ -709,7 +748,7 @@ impl Oracle {
                 self.messages[..index].iter().any(|m| {
                     (m.from, m.to) == (message.from, message.to)
                         && m.stage != Stage::Queued
-                        && (m.sending == Sending::Pending || m.inject)
+                        && (m.sending == Sending::Pending || m.inject || m.left)
                 })
             };
             let legitimate = match message.stage {

@@ -72,6 +72,7 @@ fn weather(rng: &mut Rng) -> Weather {
         ),
         _ => (vec![Reach::Off], vec![Reach::Off]),
     };
+    let stream_max = if node { 0 } else { rng.pick(&[0, 500, 5000, 1 << 20]) };
     Weather {
         queue_len: rng.pick(&[1, 2, 8, 64]),
         short_max: rng.pick(&[104, 128, 200]),
@@ -79,11 +80,13 @@ fn weather(rng: &mut Rng) -> Weather {
         again_percent: rng.pick(&[0, 0, 5, 30]),
         batch: rng.pick(&[1, 4, 32]),
         lies: false,
-        stream_max: if node { 0 } else { rng.pick(&[0, 500, 5000, 1 << 20]) },
+        stream_max,
         stream_breaks: rng.pick(&[0, 5, 100]),
         windows: glazing(rng, node),
         teamwork: teamwork(rng),
         push_max,
+        // What breaks does not.
+        outlives: stream_max == 0 && rng.pick(&[false, true]),
         get,
         put,
         atomics: Some(true),

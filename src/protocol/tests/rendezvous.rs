@@ -5,6 +5,8 @@ use super::oracle::HARD_ERROR;
 use super::sim::{Reach, Weather};
 use crate::protocol::packet::Packet;
 use crate::protocol::{Cause, FI_ETRUNC, Limits, PeekAction, ReceiveOp, SendOp};
+use crate::sys::Errno;
+use crate::transport::Departure;
 
 const LEN: usize = 20_000;
 
@@ -223,5 +225,116 @@ fn a_discarded_description_completes_its_send() {
     assert_eq!(world.received(1).len, LEN);
     world.settle();
     assert!(matches!(world.sends(0)[..], [Ok(_)]));
+    world.assert_empty();
+}
+
+/// A world in which what was sent arrives, and long messages are pushed as a whole.
+fn lasting_world() -> World {
+    World::new(2, Weather { push_max: 2 * LEN, outlives: true, ..Weather::fair() }, LIMITS)
+}
+
+#[test]
+fn what_has_left_is_complete_unless_delivery_was_asked_for() {
+    for delivery in [false, true] {
+        let mut world = lasting_world();
+        let peer = world.peer(0, 1);
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        world.send(0, &SendOp { delivery, ..send_op(peer, &mut from, 1) }).unwrap();
+        world.settle();
+        let left = !delivery;
+        assert_eq!(world.sends(0).len(), usize::from(left));
+        if left {
+            from.0.fill(0);
+        }
+        world.receive(1, &receive_op(&mut to, 2)).unwrap();
+        world.settle();
+        assert_eq!(world.received(1).len, LEN);
+        assert_eq!(to.0, super::rng::payload(0, LEN));
+        assert_eq!(world.sends(0).len(), usize::from(!left));
+        assert_eq!((world.dropped(0), world.dropped(1)), (0, 0));
+        world.assert_empty();
+    }
+}
+
+#[test]
+fn what_is_longer_than_what_is_pushed_waits_for_its_receiver() {
+    let (get, put) = (vec![Reach::Off], vec![Reach::Off]);
+    let weather = Weather { push_max: LEN - 1, outlives: true, get, put, ..Weather::fair() };
+    let mut world = World::new(2, weather, LIMITS);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.settle();
+    assert!(world.sends(0).is_empty());
+    world.receive(1, &receive_op(&mut to, 2)).unwrap();
+    world.settle();
+    assert_eq!((world.received(1).len, world.sends(0).len()), (LEN, 1));
+    world.assert_empty();
+}
+
+#[test]
+fn what_has_left_outlives_its_sender() {
+    use Taken::{Claimed, Discarded, DiscardedUnseen, Received};
+    let died = Departure::Failed(Errno(libc::EHOSTDOWN));
+    for how in [Departure::Closed, died, Departure::Failed(Errno(libc::EPROTO))] {
+        for taken in [Received, Claimed, Discarded, DiscardedUnseen] {
+            let mut world = lasting_world();
+            let peer = world.peer(0, 1);
+            let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+            world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+            assert!(matches!(world.sends(0)[..], [Ok(_)]), "it leaves within the call");
+            let op = receive_op(&mut to, 2);
+            if matches!(taken, Claimed | Discarded) {
+                world.settle();
+                world.peek(1, &op, PeekAction::Claim);
+                assert_eq!(world.received(1).len, LEN);
+            }
+            world.leave(0, how);
+            world.settle();
+            // Its next life has sent nothing that could be answered.
+            world.start(0);
+            world.peer(0, 1);
+            match taken {
+                Received => world.receive(1, &op).unwrap(),
+                Claimed | Discarded => world.claimed(1, &op, matches!(taken, Discarded)),
+                DiscardedUnseen => world.peek(1, &op, PeekAction::Discard),
+            }
+            world.settle();
+            assert_eq!(world.received(1).len, LEN, "{how:?}, {taken:?}");
+            let placed = matches!(taken, Received | Claimed);
+            assert_eq!(to.0 == super::rng::payload(0, LEN), placed, "{how:?}, {taken:?}");
+            assert_eq!(world.dropped(0), 0);
+            world.assert_empty();
+        }
+    }
+}
+
+#[test]
+fn not_so_many_leave_that_no_others_could_pend() {
+    let mut world = lasting_world();
+    let peer = world.peer(0, 1);
+    let most = LIMITS.tx_max / 2;
+    let mut from: Vec<Memory> = (0..=most).map(|i| Memory::pattern(i, LEN)).collect();
+    let mut to: Vec<Memory> = from.iter().map(|_| Memory::zeroed(LEN)).collect();
+    for (i, from) in from.iter_mut().enumerate() {
+        world.send(0, &send_op(peer, from, i as u64)).unwrap();
+        world.settle();
+    }
+    assert_eq!(world.sends(0).len(), most);
+    assert_eq!(world.node(0).engine.room_for_sends(), LIMITS.tx_max - most - 1);
+    for to in &mut to {
+        world.receive(1, &receive_op(to, 0)).unwrap();
+    }
+    world.settle();
+    assert_eq!((world.sends(0).len(), world.receives(1).len()), (1, most + 1));
+    for (i, to) in to.iter().enumerate() {
+        assert!(to.0 == super::rng::payload(i, LEN), "message {i}");
+    }
+    // There is room again.
+    world.send(0, &send_op(peer, &mut from[0], 9)).unwrap();
+    assert!(matches!(world.sends(0)[..], [Ok(_)]));
+    world.receive(1, &receive_op(&mut to[0], 9)).unwrap();
+    world.settle();
+    assert_eq!(world.received(1).len, LEN);
     world.assert_empty();
 }

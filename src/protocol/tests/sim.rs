@@ -59,6 +59,8 @@ pub(super) struct Weather {
     pub(super) bcopy_max: usize,
     /// Bytes of a long message that are sent unasked.
     pub(super) push_max: usize,
+    /// What was sent arrives, whatever becomes of the sender, and transports say so.
+    pub(super) outlives: bool,
     /// Most bytes of a message by stream; 0: there are none. How often one breaks, in 1000.
     pub(super) stream_max: usize,
     pub(super) stream_breaks: u64,
@@ -87,6 +89,7 @@ impl Weather {
             short_max: 128,
             bcopy_max: 1024,
             push_max: 0,
+            outlives: false,
             stream_max: 0,
             stream_breaks: 0,
             windows: Glazing::none(),
@@ -312,7 +315,7 @@ impl Net {
 
     /// `link` ends, as `reader` will learn.
     fn end(&mut self, link: usize, reader: Slot, departure: Departure) {
-        let Self { links, rng, .. } = self;
+        let Self { links, rng, weather, .. } = self;
         let link = &mut links[link];
         link.broken = true;
         link.panes.close();
@@ -324,7 +327,7 @@ impl Net {
         link.shares[side].die(rng);
         let queue = &mut link.queues[side];
         // The greeting is part of making the link: it is never lost.
-        if departure != Departure::Closed {
+        if departure != Departure::Closed && !weather.outlives {
             let keep = (1 + rng.below(queue.len() + 1)).max(queue.len() / 2);
             queue.truncate(keep);
         }
@@ -720,6 +723,7 @@ impl SimIface {
             atomics: net.weather.atomics,
             collectives: net.weather.collectives(self.slot(peer)),
             announces_room,
+            outlives: net.weather.outlives,
         }
     }
 }

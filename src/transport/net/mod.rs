@@ -403,6 +403,7 @@ impl Net {
             atomics: features.map(|all| all & reliable::packet::ATOMICS != 0),
             collectives: features.map(|all| all & reliable::packet::COLLECTIVES != 0),
             announces_room: true,
+            outlives: false,
         }
     }
 

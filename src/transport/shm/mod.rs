@@ -263,6 +263,7 @@ impl Shm {
             atomics: features.map(|all| all & hello::ATOMICS != 0),
             collectives: features.map(|all| all & hello::COLLECTIVES != 0),
             announces_room: false,
+            outlives: true,
         }
     }
 
