@@ -199,13 +199,20 @@ impl SegmentList {
         list
     }
 
+    /// Where the `len` bytes from `offset` on are, if they are all in the first range.
+    #[inline(always)]
+    fn one_piece(&self, offset: usize, len: usize) -> Option<usize> {
+        let [first, ..] = &self.segments;
+        let fits = first.len.checked_sub(offset).is_some_and(|rest| len <= rest);
+        fits.then(|| first.addr + offset)
+    }
+
     /// Copies from the list, starting `offset` bytes into it, to fill `to`; returns bytes copied.
     #[inline]
     pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> usize {
-        let [first, ..] = &self.segments;
-        if offset == 0 && to.len() <= first.len {
-            let from = std::ptr::with_exposed_provenance::<u8>(first.addr);
-            // SAFETY: the application lent `first.len` readable bytes; `to` is our own memory.
+        if let Some(from) = self.one_piece(offset, to.len()) {
+            let from = std::ptr::with_exposed_provenance::<u8>(from);
+            // SAFETY: the application lent so many readable bytes; `to` is our own memory.
             unsafe { copy_few(from, to.as_mut_ptr(), to.len()) };
             return to.len();
         }
@@ -237,7 +244,10 @@ impl SegmentList {
     /// less than `from.len()` when the list ends.
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> usize {
-        if offset == 0 && self.copy_in_one(from) {
+        if let Some(to) = self.one_piece(offset, from.len()) {
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+            // SAFETY: the application lent so many writable bytes.
+            unsafe { copy_few(from.as_ptr(), to, from.len()) };
             return from.len();
         }
         let mut done = 0;

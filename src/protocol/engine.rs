@@ -3,7 +3,7 @@
 use super::collective::{CollectivePacket, Collectives};
 use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
-use super::packet::Packet;
+use super::packet::{Packet, PieceHeader};
 use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, Unexpected};
 use super::receives::{Posted, Receives};
@@ -234,6 +234,9 @@ impl<H: Host> Delivery<'_, H> {
     /// What the short road does not take.
     #[inline(never)]
     fn on_any(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
+        if let Some((tx, offset)) = PieceHeader::decode_pushed(header) {
+            return self.core.on_pushed(peer, tx, offset, payload, self.host);
+        }
         match Packet::decode(header) {
             Some(Packet::Eager { envelope, ack }) => {
                 self.core.on_eager(peer, &envelope, ack, payload, self.host);

@@ -233,6 +233,53 @@ impl EagerHeader {
     }
 }
 
+/// The header of [`Packet::Fragment`] or [`Packet::Pushed`] in its wire form: a long message has one for each
+/// few thousand bytes.
+pub(crate) struct PieceHeader([u8; Self::LEN]);
+
+impl PieceHeader {
+    const LEN: usize = 24;
+
+    #[inline]
+    fn new(kind: u8, id: u64, offset: u64) -> Self {
+        let words = [u64::from(kind), id, offset].map(u64::to_le_bytes);
+        let mut bytes = [0; Self::LEN];
+        bytes.copy_from_slice(words.as_flattened());
+        Self(bytes)
+    }
+
+    #[inline]
+    pub(crate) fn fragment(rx: u64, offset: u64) -> Self {
+        Self::new(FRAGMENT, rx, offset)
+    }
+
+    #[inline]
+    pub(crate) fn pushed(tx: u64, offset: u64) -> Self {
+        Self::new(PUSHED, tx, offset)
+    }
+
+    /// Message and offset, if `bytes` are the header of pushed bytes.
+    #[inline]
+    pub(crate) fn decode_pushed(bytes: &[u8]) -> Option<(u64, u64)> {
+        let mut r = Reader(bytes);
+        let [PUSHED, ..] = r.take::<8>()? else { return None };
+        Some((r.u64()?, r.u64()?))
+    }
+
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<PieceHeader> for Encoded {
+    fn from(header: PieceHeader) -> Self {
+        let mut e = Self { bytes: [0; MAX_HEADER], len: 0 };
+        e.put(header.0);
+        e
+    }
+}
+
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -324,18 +371,8 @@ impl Packet {
                 e.put_u64(*len);
                 e
             }
-            Self::Fragment { rx, offset } => {
-                let mut e = Encoded::new(FRAGMENT, 0, 0, 0);
-                e.put_u64(*rx);
-                e.put_u64(*offset);
-                e
-            }
-            Self::Pushed { tx, offset } => {
-                let mut e = Encoded::new(PUSHED, 0, 0, 0);
-                e.put_u64(*tx);
-                e.put_u64(*offset);
-                e
-            }
+            Self::Fragment { rx, offset } => PieceHeader::fragment(*rx, *offset).into(),
+            Self::Pushed { tx, offset } => PieceHeader::pushed(*tx, *offset).into(),
             Self::PutDone { rx } => {
                 let mut e = Encoded::new(PUT_DONE, 0, 0, 0);
                 e.put_u64(*rx);

@@ -38,29 +38,32 @@ pub(super) enum Place {
 /// Messages of which bytes still come, by peer and number.
 #[derive(Debug, Default)]
 pub(super) struct PushedMessages {
-    places: HashMap<(PeerId, u64), Place>,
-    /// The last one that bytes came for: mostly the next ones are for it too.
+    /// The last one that was looked for: mostly it is the only one, and the next bytes are for it too.
     last: Option<((PeerId, u64), Place)>,
+    /// The others.
+    places: HashMap<(PeerId, u64), Place>,
 }
 
 impl PushedMessages {
     pub(super) fn insert(&mut self, peer: PeerId, tx: u64, place: Place) {
-        self.places.insert((peer, tx), place);
-        self.last = Some(((peer, tx), place));
+        self.remove(peer, tx);
+        if let Some((key, other)) = self.last.replace(((peer, tx), place)) {
+            self.places.insert(key, other);
+        }
     }
 
     pub(super) fn remove(&mut self, peer: PeerId, tx: u64) {
-        if !self.places.is_empty() {
-            self.places.remove(&(peer, tx));
+        if self.last.is_some_and(|(key, _)| key == (peer, tx)) {
             self.last = None;
+        } else if !self.places.is_empty() {
+            self.places.remove(&(peer, tx));
         }
     }
 
     /// The message has another place now, if bytes still come for it.
     pub(super) fn moved(&mut self, peer: PeerId, tx: u64, place: Place) {
-        if let Some(old) = self.places.get_mut(&(peer, tx)) {
-            *old = place;
-            self.last = None;
+        if self.find(peer, tx).is_some() {
+            self.last = Some(((peer, tx), place));
         }
     }
 
@@ -68,15 +71,17 @@ impl PushedMessages {
         if let Some((_, place)) = self.last.filter(|(key, _)| *key == (peer, tx)) {
             return Some(place);
         }
-        let place = *self.places.get(&(peer, tx))?;
-        self.last = Some(((peer, tx), place));
+        let place = self.places.remove(&(peer, tx))?;
+        if let Some((key, other)) = self.last.replace(((peer, tx), place)) {
+            self.places.insert(key, other);
+        }
         Some(place)
     }
 
     /// A peer is gone.
     pub(super) fn forget(&mut self, peer: PeerId) {
         self.places.retain(|(from, _), _| *from != peer);
-        self.last = None;
+        self.last = self.last.filter(|((from, _), _)| *from != peer);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::engine::{Core, Engine};
 use super::index_list::Key;
-use super::packet::{Packet, Ranges};
+use super::packet::{Packet, PieceHeader, Ranges};
 use super::receive::{Active, Outcome};
 use super::send::{Carrier, TxState, streams};
 use super::{Cause, Host};
@@ -179,16 +179,19 @@ impl<I: Iface> Engine<I> {
 
     /// Sends fragments while there is room.
     fn stream(&mut self, key: Key, host: &mut impl Host) -> Step {
+        let Some(peer) = self.core.tx.get(key).map(|request| request.peer) else {
+            return Step::Done;
+        };
+        let caps = self.iface.caps(peer);
         for i in 0..FRAGMENT_BATCH {
             if i == FLUSH_AFTER {
                 self.iface.flush();
             }
             let Some(request) = self.core.tx.get_mut(key) else { return Step::Done };
-            let peer = request.peer;
             let pushed = request.pushed;
-            let (packet, offset, end) = match &mut request.state {
+            let (header, offset, end) = match &mut request.state {
                 TxState::Streaming { rx, offset, end } => {
-                    (Packet::Fragment { rx: *rx, offset: *offset as u64 }, offset, *end)
+                    (PieceHeader::fragment(*rx, *offset as u64), offset, *end)
                 }
                 TxState::Announced { offset, asked } if *offset == pushed => {
                     if let Some((rx, end)) = asked.filter(|(_, end)| *end > pushed) {
@@ -198,7 +201,7 @@ impl<I: Iface> Engine<I> {
                     request.state = TxState::AwaitingAnswer;
                     let whole = request.payload.segments().len() == pushed;
                     let fragments = request.carrier == Carrier::Fragments;
-                    if whole && fragments && self.iface.caps(peer).outlives {
+                    if whole && fragments && caps.outlives {
                         self.core.let_go(key, host);
                     }
                     return Step::Done;
@@ -208,12 +211,11 @@ impl<I: Iface> Engine<I> {
                     return Step::Again;
                 }
                 TxState::Announced { offset, .. } => {
-                    (Packet::Pushed { tx: key.to_wire(), offset: *offset as u64 }, offset, pushed)
+                    (PieceHeader::pushed(key.to_wire(), *offset as u64), offset, pushed)
                 }
                 _ => return Step::Done,
             };
             let at = *offset;
-            let caps = self.iface.caps(peer);
             if request.carrier == Carrier::Undecided {
                 let streams = streams(&mut self.iface, &caps, peer, end - at);
                 request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
@@ -223,10 +225,8 @@ impl<I: Iface> Engine<I> {
                 break;
             }
             let len = (end - at).min(if streams { caps.stream_max } else { caps.fragment_max });
-            let segments = request.payload.segments();
             if streams {
-                let header = packet.encode();
-                let part = segments.slice(at, len);
+                let part = request.payload.segments().slice(at, len);
                 if self.iface.am_stream(peer, header.as_slice(), &part).is_err() {
                     // If it is gone, we hear of that.
                     return if i > 0 { Step::Moved } else { Step::Again };
@@ -239,8 +239,9 @@ impl<I: Iface> Engine<I> {
                 }
                 continue;
             }
-            let sent = self.iface.am_fragment(peer, packet.encode().as_slice(), len, |from, to| {
-                segments.copy_out(at + from, to);
+            let payload = &request.payload;
+            let sent = self.iface.am_fragment(peer, header.as_slice(), len, |from, to| {
+                payload.copy_out(at + from, to);
             });
             match sent {
                 Ok(()) => {

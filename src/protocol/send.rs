@@ -7,6 +7,10 @@ use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOW
 use crate::memory::{OwnedBuffer, Segment, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
 
+/// Sends that are complete although their receivers have not answered: fewer than answers fit into a ring, so that
+/// those of a sender who does not look need not be kept elsewhere.
+const LEFT_MAX: usize = 128;
+
 /// A send as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendOp {
@@ -54,6 +58,15 @@ impl Payload {
         match self {
             Self::Lent(list) => *list,
             Self::Owned(buffer) => buffer.segments(),
+        }
+    }
+
+    /// As [`SegmentList::copy_out`].
+    #[inline]
+    pub(super) fn copy_out(&self, offset: usize, to: &mut [u8]) -> usize {
+        match self {
+            Self::Lent(list) => list.copy_out(offset, to),
+            Self::Owned(buffer) => buffer.segments().copy_out(offset, to),
         }
     }
 }
@@ -493,7 +506,7 @@ impl Core {
     /// The bytes of a pushed message have all left, and arrive: its buffer is the application's again. As
     /// for a short message, nobody waits for the receiver then; but not so many that others could not pend.
     pub(super) fn let_go(&mut self, key: Key, host: &mut impl Host) {
-        if self.left >= self.limits.tx_max / 2 {
+        if self.left >= LEFT_MAX.min(self.limits.tx_max / 2) {
             return;
         }
         let Some(request) = self.tx.get_mut(key).filter(|request| !request.delivery) else {

@@ -338,3 +338,34 @@ fn not_so_many_leave_that_no_others_could_pend() {
     assert_eq!(world.received(1).len, LEN);
     world.assert_empty();
 }
+
+#[test]
+fn pushed_messages_of_several_senders_do_not_mix() {
+    let weather = Weather { push_max: 2 * LEN, outlives: true, queue_len: 2, ..Weather::fair() };
+    let mut world = World::new(4, weather, LIMITS);
+    let mut from: Vec<Memory> = (0..6).map(|i| Memory::pattern(i, LEN + i)).collect();
+    let mut to: Vec<Memory> = (0..6).map(|i| Memory::zeroed(LEN + i)).collect();
+    // Two each, one of which has its receive already.
+    for (i, memory) in from.iter_mut().enumerate() {
+        let peer = world.peer(i % 3, 3);
+        if i < 3 {
+            let op = receive_op(&mut to[i], i as u64);
+            world.receive(3, &ReceiveOp { tagged: true, tag: i as u64, ignore: 0, ..op }).unwrap();
+        }
+        let op = SendOp { tagged: true, tag: i as u64, ..send_op(peer, memory, i as u64) };
+        world.send(i % 3, &op).unwrap();
+        world.progress(3);
+    }
+    world.settle();
+    for i in (3..6).rev() {
+        let op = receive_op(&mut to[i], i as u64);
+        world.receive(3, &ReceiveOp { tagged: true, tag: i as u64, ignore: 0, ..op }).unwrap();
+    }
+    world.settle();
+    assert_eq!(world.receives(3).len(), 6);
+    for (i, to) in to.iter().enumerate() {
+        assert!(to.0 == super::rng::payload(i, LEN + i), "message {i}");
+    }
+    assert_eq!((0..3).map(|at| world.sends(at).len()).sum::<usize>(), 6);
+    world.assert_empty();
+}
