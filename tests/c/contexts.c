@@ -583,7 +583,10 @@ static void contexts_come_and_go(void)
 	OK(fi_close(&b.rx[1]->fid));
 	fill(outgoing, LONG, 3);
 	OK(fi_send(a.tx[0], outgoing, 8, NULL, fi_rx_addr(to, 1, BITS), NULL));
-	OK(fi_send(a.tx[1], outgoing, LONG, NULL, fi_rx_addr(to, 1, BITS), NULL));
+	struct iovec part = { outgoing, LONG };
+	struct fi_msg pends = { .msg_iov = &part, .iov_count = 1, .addr = fi_rx_addr(to, 1, BITS) };
+
+	OK(fi_sendmsg(a.tx[1], &pends, FI_DELIVERY_COMPLETE | FI_COMPLETION));
 	poll_only(b.cq[COUNT], a.cq[0]);
 	open_receive(&b, 1);
 	OK(fi_recv(b.rx[1], incoming, 8, NULL, FI_ADDR_UNSPEC, &contexts[1]));

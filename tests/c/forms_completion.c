@@ -189,11 +189,14 @@ static void fence(struct side *me)
 
 	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_TAGGED | FI_FENCE });
 	if (me->rank == 0) {
-		struct iovec part = { small, sizeof(small) };
+		struct iovec part = { small, sizeof(small) }, all = { buffer, 50000 };
 		struct fi_msg_tagged msg = { .msg_iov = &part, .iov_count = 1, .addr = me->peer, .tag = 2,
 					     .context = &contexts[1] };
+		struct fi_msg_tagged first = { .msg_iov = &all, .iov_count = 1, .addr = me->peer, .tag = 1,
+					       .context = &contexts[0] };
 
-		POST(me, fi_tsend(me->ep, buffer, 50000, NULL, me->peer, 1, &contexts[0]));
+		/* It pends until it is received. */
+		POST(me, fi_tsendmsg(me->ep, &first, FI_DELIVERY_COMPLETE | FI_COMPLETION));
 		POST(me, fi_tsendmsg(me->ep, &msg, FI_FENCE | FI_COMPLETION));
 		for (int i = 0; i < BEHIND; i++)
 			POST(me, fi_tsend(me->ep, &contexts[i], 8, NULL, me->peer, 3, &contexts[2 + i]));

@@ -412,8 +412,10 @@ static void closing(struct side *me)
 	SAME(fi_close(&me->fabric->fid), -FI_EBUSY);
 	CHECK(exchanges(me, me->ep, me->peer, 10));
 	if (me->rank == 0) {
-		POST(me, fi_tsend(me->ep, buffer, 50000, NULL, me->peer, 9, &contexts[0]));
-		struct iovec part = { buffer, 10 };
+		struct iovec part = { buffer, 10 }, all = { buffer, 50000 };
+		struct fi_msg_tagged first = { .msg_iov = &all, .iov_count = 1, .addr = me->peer, .tag = 9,
+					       .context = &contexts[0] };
+		POST(me, fi_tsendmsg(me->ep, &first, FI_DELIVERY_COMPLETE | FI_COMPLETION));
 		struct fi_msg_tagged msg = { .msg_iov = &part, .iov_count = 1, .addr = me->peer, .tag = 9,
 					     .context = &contexts[1] };
 		POST(me, fi_tsendmsg(me->ep, &msg, FI_DELIVERY_COMPLETE | FI_COMPLETION));
