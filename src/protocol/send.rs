@@ -84,7 +84,7 @@ pub(super) enum Carrier {
 #[derive(Debug)]
 pub(super) enum TxState {
     /// Behind a fence; nothing was sent. `access`: it stands for this one-sided operation.
-    Deferred { fence: bool, delivery: bool, access: Option<Key> },
+    Deferred { fence: bool, access: Option<Key> },
     /// The receiver has to answer.
     AwaitingAnswer,
     /// All of it is on its way and cannot be lost, and the send is complete. The receiver still answers.
@@ -244,7 +244,7 @@ impl<I: Iface> Engine<I> {
 
     fn defer(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
         let envelope = op.envelope();
-        let state = TxState::Deferred { fence: op.fence, delivery: op.delivery, access: None };
+        let state = TxState::Deferred { fence: op.fence, access: None };
         let key = self.new_request(op, envelope, state).ok_or(OpError::Again)?;
         self.core.deferred.push_back(key);
         if let Some(peer) = self.core.peer(op.peer) {
@@ -356,7 +356,7 @@ impl<I: Iface> Engine<I> {
             let Some(key) = self.core.deferred.pop_front() else { break };
             let Some(request) = self.core.tx.get(key) else { continue };
             let peer = request.peer;
-            let TxState::Deferred { fence, delivery, access } = request.state else { continue };
+            let TxState::Deferred { fence, access } = request.state else { continue };
             let mut waits = blocked.contains(&peer)
                 || (fence && self.core.peer(peer).is_some_and(|p| p.outstanding > 0))
                 || access.is_some_and(|access| self.may_send_atomic(peer, access).is_none());
@@ -365,7 +365,7 @@ impl<I: Iface> Engine<I> {
                 self.core.release_access(access);
                 // Before what was deferred behind it.
                 n += self.pump(peer, host);
-            } else if !waits && self.start_deferred(key, delivery, host) == Err(SendError::Again) {
+            } else if !waits && self.start_deferred(key, host) == Err(SendError::Again) {
                 self.core.deferred_starved = true;
                 waits = true;
             }
@@ -382,14 +382,9 @@ impl<I: Iface> Engine<I> {
         n
     }
 
-    fn start_deferred(
-        &mut self,
-        key: Key,
-        delivery: bool,
-        host: &mut impl Host,
-    ) -> Result<(), SendError> {
+    fn start_deferred(&mut self, key: Key, host: &mut impl Host) -> Result<(), SendError> {
         let Some(request) = self.core.tx.get(key) else { return Ok(()) };
-        let (peer, envelope) = (request.peer, request.envelope);
+        let (peer, envelope, delivery) = (request.peer, request.envelope, request.delivery);
         let segments = request.payload.segments();
         let eager =
             segments.len() <= self.core.limits.eager_max && !self.iface.under_pressure(peer);
@@ -466,7 +461,7 @@ impl Core {
             delivery: false,
             pushed: 0,
             carrier: Carrier::Undecided,
-            state: TxState::Deferred { fence, delivery: false, access: Some(access) },
+            state: TxState::Deferred { fence, access: Some(access) },
         });
         self.deferred.push_back(key);
         if let Some(peer) = self.peer(peer) {
