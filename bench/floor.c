@@ -2,7 +2,7 @@
 /*
  * The floors of this machine: "line VALUE", a cache line handed from one processor to another, us one way (no message
  * can be faster); "copy VALUE", MB/s of a processor that copies 1 MiB (no message that is copied once by one
- * processor, and is in nobody's cache, is faster).
+ * processor, and is in nobody's cache, is faster). With the argument "line" that alone, in a tenth of the time.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define HANDS 200000
+#define HANDS_QUICKLY 20000
 #define COPIES 400
 #define STRETCHES 7
 
@@ -50,7 +51,7 @@ static int ascending(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-static double line(void)
+static double line(int hands)
 {
 	atomic_int *word = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	double took[STRETCHES];
@@ -71,13 +72,13 @@ static double line(void)
 	for (int i = 0, turn = 0; i < STRETCHES; i++) {
 		double begun = now();
 
-		for (int hand = 0; hand < HANDS; hand++) {
+		for (int hand = 0; hand < hands; hand++) {
 			atomic_store_explicit(word, ++turn, memory_order_release);
 			turn++;
 			while (atomic_load_explicit(word, memory_order_acquire) != turn)
 				;
 		}
-		took[i] = (now() - begun) / HANDS / 2;
+		took[i] = (now() - begun) / hands / 2;
 	}
 	kill(other, SIGKILL);
 	qsort(took, STRETCHES, sizeof(*took), ascending);
@@ -109,9 +110,13 @@ static double copy(void)
 	return (double)len / took[STRETCHES / 2] / 1e6;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-	printf("line %.4f\n", line());
+	if (argc > 1 && !strcmp(argv[1], "line")) {
+		printf("line %.4f\n", line(HANDS_QUICKLY));
+		return 0;
+	}
+	printf("line %.4f\n", line(HANDS));
 	printf("copy %.1f\n", copy());
 	return 0;
 }

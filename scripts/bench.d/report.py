@@ -20,6 +20,8 @@ METRICS = {
     "alltoall": ("all-to-all, µs", "us", min),
     "floor_line": ("a cache line handed over, µs", "us", min),
     "floor_copy": ("1 MiB copied by one processor, MB/s", "MB/s", max),
+    "turns_again": ("turns that met a slow spell of the processors, and were taken again", "turns", min),
+    "turns_slow": ("turns that met one three times", "turns", min),
     "fi_rdm_tagged_pingpong": ("fi_rdm_tagged_pingpong, µs one way", "us", min),
     "fi_rdm_tagged_bw": ("fi_rdm_tagged_bw, MB/s", "MB/s", max),
     "fi_rma_bw -o write": ("fi_rma_bw -o write, MB/s", "MB/s", max),
@@ -122,6 +124,9 @@ def floors():
     # The quietest round is nearest to the floor.
     line = min(line)
     yield f"floors of this machine: a cache line handed over {line * 1000:.0f} ns, 1 MiB copied by one processor {max(copy):.0f} MB/s"
+    for metric in ("turns_again", "turns_slow"):
+        for n in runs.get(("", metric, "machine", "machine"), []):
+            yield f"{METRICS[metric][0]}: {n:.0f}"
     shortest = runs.get(("", "latency", 8, ours))
     if shortest:
         yield f"8 bytes over {ours} take {statistics.median(shortest) / line:.1f} such hand-overs"
@@ -131,7 +136,7 @@ def floors():
 def tables():
     yield from floors()
     for section in dict.fromkeys(s for s, *_ in runs):
-        metrics = [m for m in METRICS if any(s == section and n == m for s, n, *_ in runs) and not m.startswith("floor")]
+        metrics = [m for m in METRICS if any(s == section and n == m for s, n, *_ in runs) and not m.startswith(("floor", "turns"))]
         if section.startswith("address vectors"):
             yield from by_metric(section, metrics)
         else:
