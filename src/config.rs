@@ -119,6 +119,10 @@ pub(crate) const VARIABLES: &[Variable] = &[
         help: "Shortest message within a node that both processes copy where each may attach to the other, bytes, 0 to 2^62 (default: 131072; none where more processes talk than the machine has processors)",
     },
     Variable {
+        name: "PAST_CACHES_MIN",
+        help: "Shortest message whose pieces a processor stores in the receiver's buffer around its caches, bytes, 0 to 2^62 (default: a quarter of the last-level cache, 8388608 where that is not known)",
+    },
+    Variable {
         name: "BULK_MIN",
         help: "Shortest message to another node that goes by stream or by RDMA Write, bytes, 0 to 2^62; none that is sent eagerly does (default: 32768)",
     },
@@ -219,6 +223,8 @@ pub(crate) struct Config {
     pub(crate) push_max: Option<usize>,
     /// FI_UDRV_SHARE_MIN, bytes
     pub(crate) share_min: Option<usize>,
+    /// FI_UDRV_PAST_CACHES_MIN, bytes
+    pub(crate) past_caches_min: Option<usize>,
     /// FI_UDRV_BULK_MIN, bytes
     pub(crate) bulk_min: usize,
     /// FI_UDRV_UNEXPECTED_MAX, bytes
@@ -263,6 +269,7 @@ impl Default for Config {
             eager_max: 16 * 1024,
             push_max: None,
             share_min: None,
+            past_caches_min: None,
             bulk_min: 32 * 1024,
             unexpected_max: 64 << 20,
             tx_max: 1 << 20,
@@ -325,6 +332,7 @@ impl Config {
         size("EAGER_MAX", 0, 16 * 1024, &mut config.eager_max);
         config.push_max = number("PUSH_MAX", 0, 2 << 20).map(|value| value as usize);
         config.share_min = number("SHARE_MIN", 0, 1 << 62).map(|value| value as usize);
+        config.past_caches_min = number("PAST_CACHES_MIN", 0, 1 << 62).map(|value| value as usize);
         size("BULK_MIN", 0, 1 << 62, &mut config.bulk_min);
         size("UNEXPECTED_MAX", 0, 1 << 62, &mut config.unexpected_max);
         size("TX_MAX", 1, 1 << 24, &mut config.tx_max);

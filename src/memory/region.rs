@@ -226,16 +226,13 @@ impl SegmentList {
         done
     }
 
-    /// Copies `from` to the beginning of the list. False: it is not in one piece there, and nothing
-    /// was done.
+    /// Copies `from` into the list, starting `offset` bytes into it. False: it is not in the first range there, and
+    /// nothing was done.
     #[inline(always)]
-    pub(crate) fn copy_in_one(&self, from: &[u8]) -> bool {
-        let [first, ..] = &self.segments;
-        if from.len() > first.len {
-            return false;
-        }
-        let to = std::ptr::with_exposed_provenance_mut::<u8>(first.addr);
-        // SAFETY: the application lent `first.len` writable bytes.
+    pub(crate) fn copy_in_one(&self, offset: usize, from: &[u8]) -> bool {
+        let Some(to) = self.one_piece(offset, from.len()) else { return false };
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+        // SAFETY: the application lent so many writable bytes.
         unsafe { copy_few(from.as_ptr(), to, from.len()) };
         true
     }
@@ -244,10 +241,7 @@ impl SegmentList {
     /// less than `from.len()` when the list ends.
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> usize {
-        if let Some(to) = self.one_piece(offset, from.len()) {
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
-            // SAFETY: the application lent so many writable bytes.
-            unsafe { copy_few(from.as_ptr(), to, from.len()) };
+        if self.copy_in_one(offset, from) {
             return from.len();
         }
         let mut done = 0;
@@ -255,6 +249,18 @@ impl SegmentList {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
             // SAFETY: as above; `done + len <= from.len()`.
             unsafe { simd::copy(from.as_ptr().add(done), to, len) };
+            done += len;
+        });
+        done
+    }
+
+    /// As [`Self::copy_in`], around the caches.
+    pub(crate) fn copy_in_past_caches(&self, offset: usize, from: &[u8]) -> usize {
+        let mut done = 0;
+        self.for_each(offset, from.len(), |addr, len| {
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
+            // SAFETY: as above; `done + len <= from.len()`.
+            unsafe { simd::copy_past_caches(from.as_ptr().add(done), to, len) };
             done += len;
         });
         done
@@ -374,7 +380,9 @@ mod tests {
             }
         }
         assert_eq!(to.copy_in(6, &[70, 80, 90]), 2);
-        assert_eq!(parts, [vec![1, 2, 3], vec![4], vec![5, 6, 70, 80]]);
+        assert_eq!(to.copy_in_past_caches(2, &[30, 40, 50]), 3);
+        assert_eq!(to.copy_in_past_caches(7, &[88, 90]), 1);
+        assert_eq!(parts, [vec![1, 2, 30], vec![40], vec![50, 6, 70, 88]]);
     }
 
     #[test]

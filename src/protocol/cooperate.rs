@@ -249,9 +249,9 @@ impl Core {
             self.counts.dropped += 1;
             return;
         }
-        active.target.segments.copy_in(offset as usize, payload);
         sharing.came = sharing.came.saturating_add(1);
         sharing.trial = true;
+        active.place(offset as usize, payload, &self.limits);
         let (peer, turn) = (active.peer, self.turn);
         if let Some(state) = self.peer(peer) {
             state.fed = turn;

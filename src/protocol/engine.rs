@@ -3,7 +3,7 @@
 use super::collective::{CollectivePacket, Collectives};
 use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
-use super::packet::{Packet, PieceHeader};
+use super::packet::Packet;
 use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, Unexpected};
 use super::receives::{Posted, Receives};
@@ -25,6 +25,8 @@ pub(crate) struct Limits {
     pub(crate) tx_max: usize,
     /// Receives that may be posted before FI_EAGAIN.
     pub(crate) rx_max: usize,
+    /// Shortest message whose pieces are stored around the caches, bytes.
+    pub(crate) past_caches_min: usize,
     /// Payload bytes of unexpected messages held before peers are asked to hold theirs.
     pub(crate) unexpected_max: usize,
     /// Bytes of one message moved by one turn of work.
@@ -85,8 +87,6 @@ pub(super) struct Core {
     pub(super) limits: Limits,
     pub(super) peers: Vec<PeerState>,
     pub(super) tx: IndexList<TxRequest>,
-    /// Those of them that are complete, and whose receivers have not answered.
-    pub(super) left: usize,
     /// Sends behind a fence, in order.
     pub(super) deferred: VecDeque<Key>,
     /// One of them could start if its ring had room: nobody tells us when it has.
@@ -234,16 +234,13 @@ impl<H: Host> Delivery<'_, H> {
     /// What the short road does not take.
     #[inline(never)]
     fn on_any(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
-        if let Some((tx, offset)) = PieceHeader::decode_pushed(header) {
-            return self.core.on_pushed(peer, tx, offset, payload, self.host);
-        }
         match Packet::decode(header) {
             Some(Packet::Eager { envelope, ack }) => {
                 self.core.on_eager(peer, &envelope, ack, payload, self.host);
             }
-            Some(Packet::Rts { envelope, tx, len, pushed, ranges }) => {
+            Some(Packet::Rts { envelope, tx, len, pushed, leaves, ranges }) => {
                 let pushed = pushed.min(len);
-                let rts = Announcement { tx, len, pushed, broken: false, ranges };
+                let rts = Announcement { tx, len, pushed, leaves, broken: false, ranges };
                 self.core.on_rts(peer, &envelope, rts, payload, self.host);
             }
             Some(Packet::Pushed { tx, offset }) => {
@@ -319,7 +316,6 @@ impl<I: Iface> Engine<I> {
                 limits,
                 peers: Vec::new(),
                 tx: IndexList::default(),
-                left: 0,
                 deferred: VecDeque::new(),
                 deferred_starved: false,
                 streams: VecDeque::new(),

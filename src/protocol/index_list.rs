@@ -93,6 +93,12 @@ impl<T> IndexList<T> {
         self.nodes.get(key.index as usize).filter(|n| n.generation == key.generation)
     }
 
+    /// Whether `key` named an entry once.
+    pub(crate) fn is_gone(&self, key: Key) -> bool {
+        let node = self.nodes.get(key.index as usize);
+        node.is_some_and(|node| (node.generation.wrapping_sub(key.generation) as i32) > 0)
+    }
+
     /// The entry of `key`, unless it is gone.
     #[inline]
     pub(crate) fn get(&self, key: Key) -> Option<&T> {

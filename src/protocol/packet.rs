@@ -22,6 +22,7 @@ const TAGGED: u8 = 1;
 const DATA: u8 = 2;
 const ACK: u8 = 4;
 const PUSHES: u8 = 8;
+const LEAVES: u8 = 16;
 
 /// Ranges of a buffer, for the peer to read from or write to.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -75,7 +76,8 @@ pub(crate) enum Packet {
     Eager { envelope: Envelope, ack: Option<u64> },
     /// A message of `len` bytes that waits at its sender, in `ranges`.
     /// The first `pushed` bytes follow unasked: some with this packet, more in [`Packet::Pushed`].
-    Rts { envelope: Envelope, tx: u64, len: u64, pushed: u64, ranges: Ranges },
+    /// `leaves`: they are all there is, and cannot be lost: the sender wants no FIN.
+    Rts { envelope: Envelope, tx: u64, len: u64, pushed: u64, leaves: bool, ranges: Ranges },
     /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`.
     Cts { tx: u64, rx: u64, len: u64, ranges: Ranges },
     /// The stream that carried message `tx` broke, or its windows did not work: the receiver has the
@@ -343,8 +345,9 @@ impl Packet {
                 }
                 e
             }
-            Self::Rts { envelope, tx, len, pushed, ranges } => {
-                let flags = envelope_flags(envelope) | if *pushed > 0 { PUSHES } else { 0 };
+            Self::Rts { envelope, tx, len, pushed, leaves, ranges } => {
+                let pushes = if *pushed > 0 { PUSHES } else { 0 };
+                let flags = envelope_flags(envelope) | pushes | if *leaves { LEAVES } else { 0 };
                 let mut e = Encoded::for_context(RTS, flags, ranges.len as u8, envelope.rx, 0);
                 e.put_envelope(envelope);
                 e.put_u64(*tx);
@@ -414,8 +417,16 @@ impl Packet {
     }
 
     /// From the wire; `None` for bytes that no udrv of this version sends.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        match PieceHeader::decode_pushed(bytes) {
+            Some((tx, offset)) => Some(Self::Pushed { tx, offset }),
+            None => Self::decode_rare(bytes),
+        }
+    }
+
+    /// Any but pushed bytes, of which a long message has many.
+    fn decode_rare(bytes: &[u8]) -> Option<Self> {
         let mut r = Reader(bytes);
         let [kind, flags, count, context] = r.take::<4>()?;
         let word = u32::from_le_bytes(r.take::<4>()?);
@@ -426,19 +437,20 @@ impl Packet {
             }
             // What is pushed needs no place to be fetched from, and a header has no room for both.
             RTS if flags & PUSHES != 0 && count > 0 => return None,
-            RTS => Self::Rts {
-                envelope: r.envelope(flags, context)?,
-                tx: r.u64()?,
-                len: r.u64()?,
-                pushed: if flags & PUSHES != 0 { r.u64()? } else { 0 },
-                ranges: r.ranges(count)?,
-            },
+            RTS => {
+                let (envelope, tx, len) = (r.envelope(flags, context)?, r.u64()?, r.u64()?);
+                let pushed = if flags & PUSHES != 0 { r.u64()? } else { 0 };
+                let leaves = flags & LEAVES != 0;
+                if leaves && pushed < len {
+                    return None;
+                }
+                Self::Rts { envelope, tx, len, pushed, leaves, ranges: r.ranges(count)? }
+            }
             CTS => {
                 Self::Cts { tx: r.u64()?, rx: r.u64()?, len: r.u64()?, ranges: r.ranges(count)? }
             }
             RESUME => Self::Resume { tx: r.u64()?, rx: r.u64()?, from: r.u64()?, len: r.u64()? },
             FRAGMENT => Self::Fragment { rx: r.u64()?, offset: r.u64()? },
-            PUSHED => Self::Pushed { tx: r.u64()?, offset: r.u64()? },
             PUT_DONE => Self::PutDone { rx: r.u64()? },
             FIN => Self::Fin { tx: r.u64()?, status: word },
             WINDOW => Self::Window {
@@ -467,9 +479,12 @@ impl fmt::Display for Packet {
             Self::Eager { envelope, ack } => {
                 write!(f, "EAGER {envelope}{}", if ack.is_some() { " ack" } else { "" })
             }
-            Self::Rts { envelope, tx, len, pushed, ranges } => {
+            Self::Rts { envelope, tx, len, pushed, leaves, ranges } => {
                 write!(f, "RTS {envelope} tx {tx:#x} len {len} in {} ranges", ranges.len)?;
-                if *pushed > 0 { write!(f, ", {pushed} pushed") } else { Ok(()) }
+                if *pushed > 0 {
+                    write!(f, ", {pushed} pushed")?
+                }
+                if *leaves { write!(f, ", leaves") } else { Ok(()) }
             }
             Self::Cts { tx, rx, len, ranges } => {
                 write!(f, "CTS tx {tx:#x} rx {rx:#x} len {len} into {} ranges", ranges.len)
@@ -540,12 +555,12 @@ mod tests {
         prop_oneof![
             (envelope(), any::<Option<u64>>())
                 .prop_map(|(envelope, ack)| Packet::Eager { envelope, ack }),
-            (envelope(), any::<u64>(), any::<u64>(), any::<u64>(), ranges()).prop_map(
-                |(envelope, tx, len, pushed, ranges)| {
+            (envelope(), any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>(), ranges())
+                .prop_map(|(envelope, tx, len, pushed, leaves, ranges)| {
                     let pushed = if ranges.len > 0 { 0 } else { pushed };
-                    Packet::Rts { envelope, tx, len, pushed, ranges }
-                }
-            ),
+                    let leaves = leaves && pushed >= len;
+                    Packet::Rts { envelope, tx, len, pushed, leaves, ranges }
+                }),
             (any::<u64>(), any::<u64>()).prop_map(|(tx, offset)| Packet::Pushed { tx, offset }),
             (any::<u64>(), any::<u64>(), any::<u64>(), ranges())
                 .prop_map(|(tx, rx, len, ranges)| Packet::Cts { tx, rx, len, ranges }),

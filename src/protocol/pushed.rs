@@ -18,6 +18,8 @@ pub(super) struct Announcement {
     pub(super) len: u64,
     /// How many of them come unasked.
     pub(super) pushed: u64,
+    /// Nobody waits for an answer.
+    pub(super) leaves: bool,
     /// The stream that was to bring them broke: the rest has to be asked for as fragments.
     pub(super) broken: bool,
     /// Where it is in the sender's memory.
@@ -133,7 +135,7 @@ impl Core {
             return;
         };
         let fits = payload.get(..payload.len().min(active.want - active.received)).unwrap_or(&[]);
-        active.received += active.target.segments.copy_in(active.received, fits);
+        active.received += active.place(active.received, fits, &self.limits);
         if active.received == active.want {
             self.finish_active(key, host);
         }

@@ -1,7 +1,7 @@
 //! Receiving: matching in posting order, unexpected messages in arrival order.
 
 use super::cooperate::Sharing;
-use super::engine::{Core, Engine, lookup_source};
+use super::engine::{Core, Engine, Limits, lookup_source};
 use super::index_list::Key;
 use super::packet::{EagerHeader, Envelope, Packet, Ranges};
 use super::pushed::{Announcement, Place};
@@ -141,10 +141,25 @@ pub(super) struct Active {
     /// Its next bytes are being written to its buffer by a stream: nobody else may, and it may not
     /// end.
     pub(super) placing: bool,
+    /// Its sender waits for no answer.
+    pub(super) leaves: bool,
     /// What of it is lent to the sender.
     pub(super) lending: Lending,
     /// What of it both ends copy.
     pub(super) sharing: Option<Sharing>,
+}
+
+impl Active {
+    /// Copies bytes of the message to where they belong; returns how many there was room for.
+    #[inline]
+    pub(super) fn place(&self, offset: usize, bytes: &[u8], limits: &Limits) -> usize {
+        let segments = &self.target.segments;
+        if self.want < limits.past_caches_min {
+            segments.copy_in(offset, bytes)
+        } else {
+            segments.copy_in_past_caches(offset, bytes)
+        }
+    }
 }
 
 fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Completion {
@@ -602,7 +617,7 @@ impl Core {
         bytes: &[u8],
         host: &mut impl Host,
     ) {
-        let Announcement { tx, len, pushed, broken, ranges } = rts;
+        let Announcement { tx, len, pushed, leaves, broken, ranges } = rts;
         let want = target.segments.len().min(len as usize);
         let received =
             target.segments.copy_in(0, bytes.get(..bytes.len().min(want)).unwrap_or(&[]));
@@ -619,6 +634,7 @@ impl Core {
             asked: false,
             resumed: false,
             placing: false,
+            leaves,
             lending: Lending::default(),
             sharing: None,
         });
@@ -764,7 +780,9 @@ impl Core {
             Body::Rts { rts, bytes } => {
                 self.unexpected_bytes -= bytes.len();
                 self.pushed.remove(message.peer, rts.tx);
-                self.outbox.push_back((message.peer, Packet::Fin { tx: rts.tx, status: 0 }));
+                if !rts.leaves || rts.pushed > bytes.len() as u64 {
+                    self.outbox.push_back((message.peer, Packet::Fin { tx: rts.tx, status: 0 }));
+                }
             }
             Body::Whole(bytes) => self.unexpected_bytes -= bytes.len(),
             Body::Lost { .. } => {}

@@ -151,7 +151,7 @@ impl Receives {
         let list = self.posted.of(space);
         list.serve_first(matches(tag, comes_from), |posted| {
             let Target { segments, context, report, multi } = &posted.target;
-            if multi.is_some() || !segments.copy_in_one(payload) {
+            if multi.is_some() || !segments.copy_in_one(0, payload) {
                 return None;
             }
             Some(Filled { buffer: segments.first_addr(), context: *context, report: *report })

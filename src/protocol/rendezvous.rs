@@ -9,7 +9,7 @@ use super::send::{Carrier, TxState, streams};
 use super::{Cause, Host};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Iface, PeerId, SendError, slice_ranges};
+use crate::transport::{Iface, PeerId, SendError, piece_of, slice_ranges};
 
 /// Fragments of one message sent in one turn of work.
 const FRAGMENT_BATCH: usize = 64;
@@ -179,10 +179,10 @@ impl<I: Iface> Engine<I> {
 
     /// Sends fragments while there is room.
     fn stream(&mut self, key: Key, host: &mut impl Host) -> Step {
-        let Some(peer) = self.core.tx.get(key).map(|request| request.peer) else {
-            return Step::Done;
-        };
+        let Some(request) = self.core.tx.get(key) else { return Step::Done };
+        let peer = request.peer;
         let caps = self.iface.caps(peer);
+        let piece = piece_of(request.payload.segments().len(), caps.fragment_max);
         for i in 0..FRAGMENT_BATCH {
             if i == FLUSH_AFTER {
                 self.iface.flush();
@@ -198,11 +198,12 @@ impl<I: Iface> Engine<I> {
                         request.state = TxState::Streaming { rx, offset: pushed, end };
                         continue;
                     }
-                    request.state = TxState::AwaitingAnswer;
-                    let whole = request.payload.segments().len() == pushed;
-                    let fragments = request.carrier == Carrier::Fragments;
-                    if whole && fragments && caps.outlives {
-                        self.core.let_go(key, host);
+                    if request.leaves {
+                        // All of it is on its way, and its buffer is the application's again.
+                        self.core.count_outstanding(peer, -1);
+                        self.core.finish_send(key, None, host);
+                    } else {
+                        request.state = TxState::AwaitingAnswer;
                     }
                     return Step::Done;
                 }
@@ -224,7 +225,7 @@ impl<I: Iface> Engine<I> {
             if streams && i >= STREAM_BATCH {
                 break;
             }
-            let len = (end - at).min(if streams { caps.stream_max } else { caps.fragment_max });
+            let len = (end - at).min(if streams { caps.stream_max } else { piece });
             if streams {
                 let part = request.payload.segments().slice(at, len);
                 if self.iface.am_stream(peer, header.as_slice(), &part).is_err() {
@@ -343,7 +344,10 @@ impl Core {
     pub(super) fn finish_active(&mut self, key: Key, host: &mut impl Host) {
         let Some(active) = self.active.remove(key) else { return };
         self.pushed.remove(active.peer, active.tx);
-        self.outbox.push_back((active.peer, Packet::Fin { tx: active.tx, status: 0 }));
+        // A sender who still pushes what there is no room for may stop.
+        if !active.leaves || active.len > active.want as u64 {
+            self.outbox.push_back((active.peer, Packet::Fin { tx: active.tx, status: 0 }));
+        }
         let overflow = (active.len as usize).saturating_sub(active.want);
         let Active { peer, envelope, target, received, .. } = active;
         let outcome = Outcome { len: received, overflow, error: None };
@@ -381,11 +385,8 @@ impl Core {
                 )
         });
         let Some(request) = request else {
-            // It had all of it on the way when it asked.
-            let left = self.tx.get(key).is_some_and(|request| {
-                request.peer == peer && matches!(request.state, TxState::Left)
-            });
-            self.counts.dropped += u64::from(!left);
+            // All of it may have left before it asked.
+            self.counts.dropped += u64::from(!self.tx.is_gone(key));
             return;
         };
         let end = request.payload.segments().len().min(len as usize);
@@ -433,7 +434,7 @@ impl Core {
             self.counts.dropped += 1;
             return;
         };
-        active.received += active.target.segments.copy_in(active.received, payload);
+        active.received += active.place(active.received, payload, &self.limits);
         if active.received == active.want {
             self.finish_active(key, host);
         }

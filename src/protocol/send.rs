@@ -7,10 +7,6 @@ use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOW
 use crate::memory::{OwnedBuffer, Segment, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
 
-/// Sends that are complete although their receivers have not answered: fewer than answers fit into a ring, so that
-/// those of a sender who does not look need not be kept elsewhere.
-const LEFT_MAX: usize = 128;
-
 /// A send as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendOp {
@@ -87,8 +83,6 @@ pub(super) enum TxState {
     Deferred { fence: bool, access: Option<Key> },
     /// The receiver has to answer.
     AwaitingAnswer,
-    /// All of it is on its way and cannot be lost, and the send is complete. The receiver still answers.
-    Left,
     /// Announced, and pushed without being asked from `offset` to the end of what is pushed. `asked`:
     /// the receiver's number and how much it wants, once it has asked for the rest.
     Announced { offset: usize, asked: Option<(u64, usize)> },
@@ -116,6 +110,8 @@ pub(super) struct TxRequest {
     pub(super) delivery: bool,
     /// Bytes that the announcement said would follow unasked.
     pub(super) pushed: usize,
+    /// It said too that nobody waits for an answer: the send is complete when they have left.
+    pub(super) leaves: bool,
     pub(super) carrier: Carrier,
     pub(super) state: TxState,
 }
@@ -226,6 +222,7 @@ impl<I: Iface> Engine<I> {
             completed: false,
             delivery: op.delivery,
             pushed: 0,
+            leaves: false,
             carrier: Carrier::Undecided,
             state,
         }))
@@ -309,11 +306,13 @@ impl<I: Iface> Engine<I> {
         let pushes = caps.push_max > 0 && !(caps.one_sided && segments.len() > caps.push_max);
         if pushes && !windows && !self.iface.under_pressure(peer) {
             let pushed = segments.len().min(caps.push_max);
+            let leaves = pushed == segments.len() && caps.outlives && !streams && !request.delivery;
             let packet = Packet::Rts {
                 envelope: request.envelope,
                 tx: key.to_wire(),
                 len: segments.len() as u64,
                 pushed: pushed as u64,
+                leaves,
                 ranges: Ranges::NONE,
             };
             let header = packet.encode();
@@ -326,6 +325,7 @@ impl<I: Iface> Engine<I> {
             };
             self.iface.am_fragment(peer, header, len, pack)?;
             request.pushed = pushed;
+            request.leaves = leaves;
             request.state = TxState::Announced { offset: len, asked: None };
             self.core.counts.rendezvous_sent += 1;
             return Ok(());
@@ -336,6 +336,7 @@ impl<I: Iface> Engine<I> {
             tx: key.to_wire(),
             len: segments.len() as u64,
             pushed: 0,
+            leaves: false,
             ranges: if caps.one_sided && !windows {
                 Ranges::new(segments.ranges())
             } else {
@@ -460,6 +461,7 @@ impl Core {
             completed: true,
             delivery: false,
             pushed: 0,
+            leaves: false,
             carrier: Carrier::Undecided,
             state: TxState::Deferred { fence, access: Some(access) },
         });
@@ -485,9 +487,6 @@ impl Core {
         host: &mut impl Host,
     ) {
         let Some(request) = self.tx.remove(key) else { return };
-        if matches!(request.state, TxState::Left) {
-            self.left -= 1;
-        }
         if request.completed {
             return;
         }
@@ -498,23 +497,6 @@ impl Core {
         }
     }
 
-    /// The bytes of a pushed message have all left, and arrive: its buffer is the application's again. As
-    /// for a short message, nobody waits for the receiver then; but not so many that others could not pend.
-    pub(super) fn let_go(&mut self, key: Key, host: &mut impl Host) {
-        if self.left >= LEFT_MAX.min(self.limits.tx_max / 2) {
-            return;
-        }
-        let Some(request) = self.tx.get_mut(key).filter(|request| !request.delivery) else {
-            return;
-        };
-        request.state = TxState::Left;
-        request.payload = Payload::Lent(SegmentList::EMPTY);
-        self.left += 1;
-        if !std::mem::replace(&mut request.completed, true) {
-            host.complete(&request.completion());
-        }
-    }
-
     /// The receiver is done with one of our messages.
     pub(super) fn on_fin(&mut self, peer: PeerId, tx: u64, status: u32, host: &mut impl Host) {
         let key = Key::from_wire(tx);
@@ -522,7 +504,8 @@ impl Core {
             request.peer == peer && !matches!(request.state, TxState::Deferred { .. })
         });
         if !valid {
-            self.counts.dropped += 1;
+            // All of it may have left before the receiver had enough.
+            self.counts.dropped += u64::from(!self.tx.is_gone(key));
             return;
         }
         self.count_outstanding(peer, -1);

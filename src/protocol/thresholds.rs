@@ -172,6 +172,7 @@ mod tests {
             eager_max,
             tx_max: 16,
             rx_max: 16,
+            past_caches_min: usize::MAX,
             unexpected_max: 1 << 20,
             bulk_chunk: 1 << 18,
             contexts: 1,

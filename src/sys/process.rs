@@ -26,6 +26,16 @@ pub(crate) fn machine() -> (usize, usize) {
     (bytes, usize::try_from(processors).unwrap_or(1).max(1))
 }
 
+/// Bytes of the last cache that serves the first processor; `None`: the system does not say.
+pub(crate) fn last_cache() -> Option<usize> {
+    const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
+    let size = |index: u32| {
+        let text = std::fs::read_to_string(format!("{CACHES}/index{index}/size")).ok()?;
+        text.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
+    };
+    (0..8).rev().find_map(size)
+}
+
 /// Bytes that this process may lock or have pinned by devices; `None`: any number.
 pub(crate) fn locked_memory_limit() -> Option<usize> {
     const CAP_IPC_LOCK: u32 = 14;
@@ -204,6 +214,16 @@ mod tests {
     use super::*;
     use crate::sys::event::wait_readable;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn the_last_cache_is_the_largest() {
+        let largest = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok().map(|caches| {
+            let sizes =
+                caches.filter_map(|c| std::fs::read_to_string(c.ok()?.path().join("size")).ok());
+            sizes.filter_map(|text| text.trim().trim_end_matches('K').parse::<usize>().ok()).max()
+        });
+        assert_eq!(last_cache(), largest.flatten().map(|kib| kib * 1024));
+    }
 
     #[test]
     fn kernels_have_an_order() {

@@ -14,18 +14,35 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if MICROCODED.contains(&len) && std::arch::is_x86_feature_detected!("avx") {
         // SAFETY: the processor has AVX; the caller vouches for the ranges, which are long enough.
-        return unsafe { copy_avx(from, to, len) };
+        return unsafe { copy_avx::<false>(from, to, len) };
     }
     // SAFETY: the caller vouches.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
+}
+
+/// As [`copy`], to memory that is not read soon: around the caches, where the processor can.
+///
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`].
+#[inline]
+pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= MICROCODED.start && std::arch::is_x86_feature_detected!("avx") {
+        // SAFETY: the processor has AVX; the caller vouches for the ranges, which are long enough.
+        return unsafe { copy_avx::<true>(from, to, len) };
+    }
+    // SAFETY: the caller vouches.
+    unsafe { copy(from, to, len) }
 }
 
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`]; `len` is at least 256.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
-unsafe fn copy_avx(from: *const u8, to: *mut u8, len: usize) {
-    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_storeu_si256};
+unsafe fn copy_avx<const PAST_CACHES: bool>(from: *const u8, to: *mut u8, len: usize) {
+    use std::arch::x86_64::{
+        __m256i, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256,
+    };
     const WIDTH: usize = size_of::<__m256i>();
     const STRIDE: usize = 4 * WIDTH;
     // SAFETY: all offsets are at most `len - WIDTH`: the first and last WIDTH and STRIDE bytes are
@@ -42,9 +59,17 @@ unsafe fn copy_avx(from: *const u8, to: *mut u8, len: usize) {
         while at < end {
             let part = [load(at), load(at + WIDTH), load(at + 2 * WIDTH), load(at + 3 * WIDTH)];
             for (i, value) in part.into_iter().enumerate() {
-                store(at + i * WIDTH, value);
+                if PAST_CACHES {
+                    _mm256_stream_si256(to.add(at + i * WIDTH).cast(), value);
+                } else {
+                    store(at + i * WIDTH, value);
+                }
             }
             at += STRIDE;
+        }
+        if PAST_CACHES {
+            // Before anybody is told that they are there.
+            _mm_sfence();
         }
         for (i, value) in last.into_iter().enumerate() {
             store(end + i * WIDTH, value);
@@ -117,12 +142,14 @@ mod tests {
         let from: Vec<u8> = (0..40_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
         for len in [0, 1, 127, 2047, 2048, 2049, 2175, 2176, 2177, 4096, 5000, 16_384, 33_333] {
             for (skip, shift) in [(0, 0), (1, 0), (0, 1), (31, 64), (64, 31), (7, 9)] {
-                let mut to = vec![0xaa; 40_000];
-                // SAFETY: both ranges lie inside their vectors.
-                unsafe { copy(from[skip..].as_ptr(), to[shift..].as_mut_ptr(), len) };
-                assert_eq!(to[shift..shift + len], from[skip..skip + len]);
-                let around = to[..shift].iter().chain(&to[shift + len..]);
-                assert!(around.into_iter().all(|byte| *byte == 0xaa), "{len} {skip} {shift}");
+                for copy in [copy, copy_past_caches] {
+                    let mut to = vec![0xaa; 40_000];
+                    // SAFETY: both ranges lie inside their vectors.
+                    unsafe { copy(from[skip..].as_ptr(), to[shift..].as_mut_ptr(), len) };
+                    assert_eq!(to[shift..shift + len], from[skip..skip + len]);
+                    let around = to[..shift].iter().chain(&to[shift + len..]);
+                    assert!(around.into_iter().all(|byte| *byte == 0xaa), "{len} {skip} {shift}");
+                }
             }
         }
     }

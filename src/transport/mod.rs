@@ -36,6 +36,9 @@ impl PeerId {
 /// Longest active-message header, bytes. Every transport takes headers up to this length.
 pub(crate) const MAX_HEADER: usize = 104;
 
+/// Pieces of a message that is shorter than 16 of them, bytes.
+const PIECE: usize = 16 * 1024;
+
 /// Payload that every transport takes in one bcopy message to anybody, bytes.
 pub(crate) const BCOPY_LEAST: usize = 9000;
 
@@ -46,7 +49,7 @@ pub(crate) struct Caps {
     pub(crate) short_max: usize,
     /// Most payload bytes in one bcopy message.
     pub(crate) bcopy_max: usize,
-    /// Most payload bytes in one of many messages that carry a long one.
+    /// Most payload bytes in one of many messages that carry a long one ([`piece_of`]).
     pub(crate) fragment_max: usize,
     /// Bytes of a long message that are worth sending before the receiver has asked for them.
     pub(crate) push_max: usize,
@@ -77,6 +80,14 @@ pub(crate) struct Caps {
     pub(crate) announces_room: bool,
     /// What was taken from a buffer arrives, whatever becomes of this endpoint and its process.
     pub(crate) outlives: bool,
+}
+
+/// How long the pieces of `len` bytes are, at most `most`, bytes: short enough that both ends copy at once, long enough
+/// that what each costs beside its bytes does not count.
+#[inline]
+pub(crate) fn piece_of(len: usize, most: usize) -> usize {
+    let eighth = 1 << (len / 8).max(1).ilog2();
+    eighth.max(PIECE).min(most)
 }
 
 /// The header of a message in a few words, to be written without looking how many they are.
@@ -503,6 +514,16 @@ pub(crate) fn slice_ranges(ranges: &[Range], offset: u64, len: u64, out: &mut [R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_an_eighth_within_bounds() {
+        const K: usize = 1024;
+        let of = |len| piece_of(len, 64 * K);
+        assert_eq!([0, 1, 16 * K, 255 * K].map(of), [16 * K; 4]);
+        assert_eq!([256 * K, 511 * K].map(of), [32 * K; 2]);
+        assert_eq!([512 * K, K * K, usize::MAX].map(of), [64 * K; 3]);
+        assert_eq!([0, 512 * K, usize::MAX].map(|len| piece_of(len, 1300)), [1300; 3]);
+    }
 
     #[test]
     fn slices_of_ranges() {

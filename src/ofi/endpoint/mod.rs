@@ -61,6 +61,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const BULK_CHUNK: usize = 1 << 20;
 /// One-sided operations of fewer bytes are left to the target.
 const ALONE_MIN: usize = 16 * 1024;
+/// Messages are stored around the caches from this part of the last one on.
+const CACHE_PART: usize = 4;
+/// The same where nobody knows how large that one is, bytes.
+const PAST_CACHES_MIN: usize = 8 << 20;
 /// How long closing waits for messages that the application believes sent, milliseconds.
 const LINGER_MS: i32 = 1000;
 
@@ -643,6 +647,9 @@ impl Endpoint {
             eager_max: config.eager_max,
             tx_max: config.tx_max * usize::from(self.contexts.transmit()),
             rx_max: config.rx_max,
+            past_caches_min: config.past_caches_min.unwrap_or_else(|| {
+                process::last_cache().map_or(PAST_CACHES_MIN, |bytes| bytes / CACHE_PART)
+            }),
             unexpected_max: config.unexpected_max,
             bulk_chunk: BULK_CHUNK,
             alone_min: ALONE_MIN,

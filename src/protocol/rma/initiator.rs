@@ -11,7 +11,7 @@ use crate::protocol::index_list::Key;
 use crate::protocol::packet::Ranges;
 use crate::protocol::send::Payload;
 use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
-use crate::transport::{Iface, PeerId, SendError};
+use crate::transport::{Iface, PeerId, SendError, piece_of};
 
 impl Op {
     fn new(op: &RmaOp) -> Self {
@@ -204,7 +204,8 @@ impl<I: Iface> Engine<I> {
                     Way::Packets => {
                         // A header longer than that of other fragments has to fit too.
                         let taken = prefix.len() + HEADER_MAX;
-                        segments.len().min(caps.fragment_max.saturating_sub(taken))
+                        let piece = piece_of(segments.len(), caps.fragment_max);
+                        segments.len().min(piece.saturating_sub(taken))
                     }
                 };
                 (RmaPacket::Write { tx, data: op.data, more, ranges, sources: locals }, len)
@@ -329,7 +330,7 @@ impl<I: Iface> Engine<I> {
         let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(()) };
         let segments = op.local.segments();
         let rest = segments.len().saturating_sub(offset);
-        let len = rest.min(self.iface.caps(op.peer).fragment_max);
+        let len = rest.min(piece_of(segments.len(), self.iface.caps(op.peer).fragment_max));
         if len > 0 {
             let packet = RmaPacket::WriteMore { tx: key.to_wire(), offset: offset as u64 };
             self.iface.am_fragment(op.peer, packet.encode().as_slice(), len, |at, to| {

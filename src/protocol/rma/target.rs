@@ -14,7 +14,7 @@ use crate::protocol::packet::Ranges;
 use crate::protocol::rendezvous::is_refusal;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Iface, PeerId, SendError, slice_ranges};
+use crate::transport::{Iface, PeerId, SendError, piece_of, slice_ranges};
 use std::collections::VecDeque;
 
 /// Operations that one answer names at most.
@@ -491,7 +491,8 @@ impl<I: Iface> Engine<I> {
             else {
                 break;
             };
-            let piece = match read.place.piece(read.done, fragment_max, host) {
+            let most = piece_of(read.request.ranges.total() as usize, fragment_max);
+            let piece = match read.place.piece(read.done, most, host) {
                 Ok(piece) => piece.memory,
                 Err(denied) => {
                     self.core.end_read(peer, Some(status_of(denied)), host);

@@ -179,6 +179,7 @@ pub(super) const LIMITS: Limits = Limits {
     eager_max: 256,
     tx_max: 8,
     rx_max: 8,
+    past_caches_min: usize::MAX,
     unexpected_max: 1 << 20,
     bulk_chunk: 4096,
     alone_min: usize::MAX,

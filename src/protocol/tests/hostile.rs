@@ -35,7 +35,14 @@ fn assert_dropped(world: &mut World, from: usize, to: usize, packets: &[Packet])
 #[test]
 fn malformed_headers_are_counted() {
     let mut world = three(Reach::On, Reach::On);
-    let good = Packet::Rts { envelope: PLAIN, tx: 1, len: 2, pushed: 0, ranges: Ranges::default() };
+    let good = Packet::Rts {
+        envelope: PLAIN,
+        tx: 1,
+        len: 2,
+        pushed: 0,
+        leaves: false,
+        ranges: Ranges::default(),
+    };
     let good = good.encode();
     let mut headers: Vec<Vec<u8>> = vec![vec![], vec![0; 8], vec![99; 40]];
     headers.extend((0..good.as_slice().len()).map(|n| good.as_slice()[..n].to_vec()));
@@ -170,7 +177,12 @@ fn a_description_of_memory_that_is_not_there_fails_the_receive() {
         let ranges = some.list().ranges();
         let ranges = Ranges::new((ranges.0, count));
         world.receive(1, &receive_op(&mut to, 3)).unwrap();
-        world.forge(2, 1, &Packet::Rts { envelope: PLAIN, tx: 77, len, pushed: 0, ranges }, &[]);
+        world.forge(
+            2,
+            1,
+            &Packet::Rts { envelope: PLAIN, tx: 77, len, pushed: 0, leaves: false, ranges },
+            &[],
+        );
         world.settle();
         if count == 0 {
             // Without ranges it is cleared to send, and never does.
@@ -203,7 +215,11 @@ fn a_second_answer_to_one_send_does_no_harm() {
     world.received(1);
     assert!(to.0 == from.0);
     assert_eq!(world.sends(0).len(), 1);
+    // What has left without waiting for an answer may get one.
     world.forge(1, 0, &Packet::Fin { tx, status: 0 }, &[]);
+    world.settle();
+    assert_eq!(world.dropped(0), 1);
+    world.forge(1, 0, &Packet::Fin { tx: tx + 1, status: 0 }, &[]);
     world.settle();
     assert_eq!(world.dropped(0), 2);
     world.assert_empty();
@@ -226,7 +242,9 @@ fn random_packets_never_stop_the_engine() {
             let ranges = Ranges::default();
             let packet = match rng.below(10) {
                 0 => Packet::Eager { envelope: PLAIN, ack: Some(a) },
-                1 => Packet::Rts { envelope: PLAIN, tx: a, len: b, pushed: 0, ranges },
+                1 => {
+                    Packet::Rts { envelope: PLAIN, tx: a, len: b, pushed: 0, leaves: false, ranges }
+                }
                 2 => Packet::Cts { tx: a, rx: b, len: b, ranges },
                 3 => Packet::Fragment { rx: a, offset: b },
                 4 => Packet::PutDone { rx: a },

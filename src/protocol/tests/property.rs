@@ -126,6 +126,7 @@ fn limits(rng: &mut Rng, weather: &Weather) -> Limits {
         eager_max: rng.pick(&[0, 64, weather.bcopy_max / 2, weather.bcopy_max]),
         tx_max: rng.pick(&[1, 3, 16]),
         rx_max: rng.pick(&[1, 4, 32]),
+        past_caches_min: 2 * weather.bcopy_max,
         unexpected_max: rng.pick(&[0, 1000, 1 << 20]),
         bulk_chunk: rng.pick(&[3000, 20_000, 1 << 20]),
         alone_min: usize::MAX,

@@ -3,7 +3,7 @@
 use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op, source};
 use super::oracle::HARD_ERROR;
 use super::sim::{Reach, Weather};
-use crate::protocol::packet::Packet;
+use crate::protocol::packet::{Packet, Ranges};
 use crate::protocol::{Cause, FI_ETRUNC, Limits, PeekAction, ReceiveOp, SendOp};
 use crate::sys::Errno;
 use crate::transport::Departure;
@@ -310,32 +310,48 @@ fn what_has_left_outlives_its_sender() {
 }
 
 #[test]
-fn not_so_many_leave_that_no_others_could_pend() {
+fn what_has_left_pends_no_more() {
     let mut world = lasting_world();
     let peer = world.peer(0, 1);
-    let most = LIMITS.tx_max / 2;
-    let mut from: Vec<Memory> = (0..=most).map(|i| Memory::pattern(i, LEN)).collect();
+    let many = 3 * LIMITS.tx_max;
+    let mut from: Vec<Memory> = (0..many).map(|i| Memory::pattern(i, LEN)).collect();
     let mut to: Vec<Memory> = from.iter().map(|_| Memory::zeroed(LEN)).collect();
     for (i, from) in from.iter_mut().enumerate() {
         world.send(0, &send_op(peer, from, i as u64)).unwrap();
         world.settle();
     }
-    assert_eq!(world.sends(0).len(), most);
-    assert_eq!(world.node(0).engine.room_for_sends(), LIMITS.tx_max - most - 1);
+    assert_eq!(world.sends(0).len(), many);
+    assert_eq!(world.node(0).engine.room_for_sends(), LIMITS.tx_max);
     for to in &mut to {
         world.receive(1, &receive_op(to, 0)).unwrap();
     }
+    assert!(world.on_wire(1, 0).is_empty(), "nobody waits for an answer");
     world.settle();
-    assert_eq!((world.sends(0).len(), world.receives(1).len()), (1, most + 1));
+    assert_eq!(world.receives(1).len(), many);
     for (i, to) in to.iter().enumerate() {
         assert!(to.0 == super::rng::payload(i, LEN), "message {i}");
     }
-    // There is room again.
-    world.send(0, &send_op(peer, &mut from[0], 9)).unwrap();
-    assert!(matches!(world.sends(0)[..], [Ok(_)]));
-    world.receive(1, &receive_op(&mut to[0], 9)).unwrap();
+    world.assert_empty();
+}
+
+#[test]
+fn who_asks_too_late_for_the_rest_has_it_already() {
+    let mut world = lasting_world();
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    world.receive(1, &receive_op(&mut to, 2)).unwrap();
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    let tx = world.on_wire(0, 1).iter().find_map(|packet| match packet {
+        Packet::Rts { tx, leaves: true, .. } => Some(*tx),
+        _ => None,
+    });
+    let late = Packet::Cts { tx: tx.unwrap(), rx: 7, len: LEN as u64, ranges: Ranges::NONE };
+    world.forge(1, 0, &late, &[]);
+    let never = Packet::Cts { tx: tx.unwrap() + 1, rx: 7, len: LEN as u64, ranges: Ranges::NONE };
+    world.forge(1, 0, &never, &[]);
     world.settle();
-    assert_eq!(world.received(1).len, LEN);
+    assert_eq!((world.received(1).len, world.sends(0).len()), (LEN, 1));
+    assert_eq!((world.dropped(0), world.dropped(1)), (1, 0), "the one of a message that never was");
     world.assert_empty();
 }
 

@@ -132,6 +132,7 @@ impl Run {
             eager_max: rng.pick(&[0, 64, weather.bcopy_max]),
             tx_max: rng.pick(&[1, 4, 1000]),
             rx_max: 8,
+            past_caches_min: usize::MAX,
             unexpected_max: 1 << 20,
             bulk_chunk: rng.pick(&[3000, 1 << 20]),
             alone_min: rng.pick(&[usize::MAX, 0, 100, 2000]),

@@ -61,6 +61,9 @@ pub(super) struct Geometry {
 /// Largest payload of one message, bytes, where there is more room.
 const PAYLOAD_MAX: u32 = 128 * 1024;
 
+/// Longest piece of a long message, bytes: from there on it does not matter what each one costs.
+pub(super) const PIECE_MAX: usize = 64 * 1024;
+
 /// For the first peers. Bytes that lie where neither core's own cache has them any more, because so
 /// many others were there since, are handed over three times as fast as those that one has written
 /// and the other read a moment ago (AMD Zen 4: 26 instead of 8 GB/s), so the space is larger than
@@ -90,10 +93,10 @@ impl Geometry {
         if half < PAYLOAD_MAX { half as usize } else { PAYLOAD_MAX as usize }
     }
 
-    /// Longest piece of a long message: short enough that both ends copy at once, bytes.
+    /// Longest piece of a long message, bytes.
     pub(super) const fn fragment_max(self) -> usize {
         let eighth = (self.bulk / 8) as usize;
-        if eighth < 16 * 1024 { eighth } else { 16 * 1024 }
+        if eighth < PIECE_MAX { eighth } else { PIECE_MAX }
     }
 
     /// Longest message that is worth copying through the segment although it might be copied once,

@@ -149,6 +149,15 @@ impl<M: Storage> Producer<M> {
         room(self).min(most)
     }
 
+    /// Whether more than half of the bulk space is waiting for the consumer.
+    pub(super) fn is_half_full(&mut self) -> bool {
+        let is = |ring: &Self| ring.bulk_tail.wrapping_sub(ring.bulk_head) > ring.lap / 2;
+        is(self) && {
+            self.refresh();
+            is(self)
+        }
+    }
+
     /// Contiguous bulk space for `len` bytes: (offset, value of `bulk_tail` after it).
     fn find_bulk(&self, len: u32) -> Option<(u32, u32)> {
         let mask = self.lap - 1;

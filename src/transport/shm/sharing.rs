@@ -1,13 +1,13 @@
 //! Messages that both processes copy: the receiver reads parts of them, the sender writes others.
 
-use super::layout::{CELL, CELLS, LAVISH};
+use super::layout::{CELL, CELLS, LAVISH, PIECE_MAX};
 use super::{Inbound, Shm};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::cma::Range;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{clock, process};
-use crate::transport::PeerId;
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
+use crate::transport::{PeerId, piece_of};
 
 /// Longest message that is pushed, unless FI_UDRV_PUSH_MAX says otherwise, bytes.
 const PUSH_MAX: usize = 1024 * 1024;
@@ -16,8 +16,6 @@ const SHARE_MIN: usize = 128 * 1024;
 /// Of each bulk space, bytes that are used where processes take turns: their rings had better stay in
 /// the caches.
 const CROWDED_LAP: u32 = 256 * 1024;
-/// Bytes that parts are counted in.
-const UNIT: u32 = 16 * 1024;
 /// How long an endpoint that closes waits for a peer that has a part in hand.
 const LINGER_NS: u64 = 1_000_000_000;
 
@@ -104,7 +102,7 @@ impl Shm {
         }
         let link = self.inbound_of_mut(peer).filter(|link| link.can_get && link.assists)?;
         let memory = link.consumer.memory();
-        link.cells.begin(len, UNIT, |at| cell(memory, at))
+        link.cells.begin(len, piece_of(len, PIECE_MAX) as u32, |at| cell(memory, at))
     }
 
     /// See [`crate::transport::Iface::take`].
@@ -257,6 +255,36 @@ mod tests {
         a.shm.liveness_at = 0;
         a.shm.poll_sockets(&mut a.peers, &mut Deaf);
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "tried again");
+    }
+
+    #[test]
+    fn who_is_ahead_is_not_slow() {
+        let [(mut a, peer), (mut b, _)] = linked(2, CmaPolicy::Auto, None);
+        let mut send = |slow: bool| {
+            let pack = |_: usize, _: &mut [u8]| {
+                if slow {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            };
+            a.shm.send(peer, false, b"header", 8 * 1024, pack).unwrap();
+            a.shm.caps(peer).push_max
+        };
+        for _ in 0..UNTOUCHED {
+            send(false);
+            assert_eq!(b.shm.poll(&mut Deaf), 1);
+        }
+        let half = LAVISH.bulk / 2 / (8 * 1024) + 1;
+        for i in 0..half + 100 {
+            assert_eq!(send(i >= half), PUSH_MAX, "payload {i}");
+        }
+        // The receiver is there again.
+        while b.shm.poll(&mut Deaf) > 0 {}
+        let noticed = (0..1000).any(|_| {
+            let bound = send(true);
+            assert_eq!(b.shm.poll(&mut Deaf), 1);
+            bound == 0
+        });
+        assert!(noticed);
     }
 
     #[test]
