@@ -92,6 +92,13 @@ impl Segment {
         self.len
     }
 
+    /// At most `len` bytes of it from `offset` on.
+    #[inline]
+    pub(crate) fn part(self, offset: usize, len: usize) -> Self {
+        let offset = offset.min(self.len);
+        Self { addr: self.addr + offset, len: len.min(self.len - offset) }
+    }
+
     /// Copies the segment to the beginning of `to`, which has room for it.
     #[inline]
     pub(crate) fn copy_out(self, to: &mut [u8]) {

@@ -87,6 +87,8 @@ pub(super) struct Core {
     pub(super) limits: Limits,
     pub(super) peers: Vec<PeerState>,
     pub(super) tx: IndexList<TxRequest>,
+    /// What the next message is called that is complete when it is announced.
+    pub(super) passing: Key,
     /// Sends behind a fence, in order.
     pub(super) deferred: VecDeque<Key>,
     /// One of them could start if its ring had room: nobody tells us when it has.
@@ -316,6 +318,7 @@ impl<I: Iface> Engine<I> {
                 limits,
                 peers: Vec::new(),
                 tx: IndexList::default(),
+                passing: Key::NAMELESS,
                 deferred: VecDeque::new(),
                 deferred_starved: false,
                 streams: VecDeque::new(),

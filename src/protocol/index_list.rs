@@ -14,6 +14,19 @@ impl Key {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
+    /// The first of the keys that name no entry of any list.
+    pub(crate) const NAMELESS: Self = Self { index: NONE, generation: 0 };
+
+    /// The next of them.
+    pub(crate) fn next_nameless(self) -> Self {
+        Self { index: NONE, generation: self.generation.wrapping_add(1) }
+    }
+
+    /// Whether this is one of those before `other`.
+    pub(crate) fn is_nameless_before(self, other: Self) -> bool {
+        self.index == NONE && self.generation < other.generation
+    }
+
     /// From a packet; only a lookup tells whether it names anything.
     pub(crate) fn from_wire(wire: u64) -> Self {
         Self { index: wire as u32, generation: (wire >> 32) as u32 }

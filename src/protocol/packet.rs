@@ -260,6 +260,12 @@ impl PieceHeader {
         Self::new(PUSHED, tx, offset)
     }
 
+    /// The same in words.
+    #[inline]
+    pub(crate) fn pushed_head(tx: u64, offset: u64) -> Head {
+        Head { words: [u64::from(PUSHED), tx, offset].map(u64::to_le), len: Self::LEN }
+    }
+
     /// Message and offset, if `bytes` are the header of pushed bytes.
     #[inline]
     pub(crate) fn decode_pushed(bytes: &[u8]) -> Option<(u64, u64)> {

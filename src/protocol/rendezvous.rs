@@ -386,7 +386,7 @@ impl Core {
         });
         let Some(request) = request else {
             // All of it may have left before it asked.
-            self.counts.dropped += u64::from(!self.tx.is_gone(key));
+            self.counts.dropped += u64::from(!self.has_left(key));
             return;
         };
         let end = request.payload.segments().len().min(len as usize);

@@ -2,7 +2,7 @@
 
 use super::engine::{Core, Engine};
 use super::index_list::Key;
-use super::packet::{EagerHeader, Envelope, Packet, Ranges};
+use super::packet::{EagerHeader, Envelope, Packet, PieceHeader, Ranges};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
 use crate::memory::{OwnedBuffer, Segment, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
@@ -190,17 +190,42 @@ impl<I: Iface> Engine<I> {
     ) -> bool {
         let core = &mut self.core;
         let waits = core.peers.get(peer.index()).is_none_or(|peer| peer.deferred > 0);
-        if waits
-            || !host.is_plain()
-            || payload.len() > core.limits.eager_max
-            || !core.dead.is_empty()
-            || !host.has_room_for_sends()
-            || !self.iface.am_at_once(peer, &EagerHeader::head(&envelope), payload)
-        {
+        if waits || !host.is_plain() || !core.dead.is_empty() || !host.has_room_for_sends() {
             return false;
         }
-        self.core.counts.eager_sent += 1;
+        if payload.len() > core.limits.eager_max {
+            if !self.push_at_once(peer, &envelope, payload) {
+                return false;
+            }
+        } else if !self.iface.am_at_once(peer, &EagerHeader::head(&envelope), payload) {
+            return false;
+        } else {
+            core.counts.eager_sent += 1;
+        }
         host.complete_at_once(&sent(envelope, context, report));
+        true
+    }
+
+    /// Announces and pushes a message in one go, where nobody has to remember it then.
+    #[inline(never)]
+    fn push_at_once(&mut self, peer: PeerId, envelope: &Envelope, payload: Segment) -> bool {
+        let tx = self.core.passing.to_wire();
+        let len = payload.len() as u64;
+        let rts = Packet::Rts {
+            envelope: *envelope,
+            tx,
+            len,
+            pushed: len,
+            leaves: true,
+            ranges: Ranges::NONE,
+        };
+        let next = |offset: usize| PieceHeader::pushed_head(tx, offset as u64);
+        if !self.iface.am_whole(peer, rts.encode().as_slice(), payload, next) {
+            return false;
+        }
+        self.core.passing = self.core.passing.next_nameless();
+        self.core.counts.rendezvous_sent += 1;
+        self.core.counts.fragment_bytes += len;
         true
     }
 
@@ -497,6 +522,11 @@ impl Core {
         }
     }
 
+    /// Whether a message was ours, and needs no answer any more.
+    pub(super) fn has_left(&self, key: Key) -> bool {
+        key.is_nameless_before(self.passing) || self.tx.is_gone(key)
+    }
+
     /// The receiver is done with one of our messages.
     pub(super) fn on_fin(&mut self, peer: PeerId, tx: u64, status: u32, host: &mut impl Host) {
         let key = Key::from_wire(tx);
@@ -505,7 +535,7 @@ impl Core {
         });
         if !valid {
             // All of it may have left before the receiver had enough.
-            self.counts.dropped += u64::from(!self.tx.is_gone(key));
+            self.counts.dropped += u64::from(!self.has_left(key));
             return;
         }
         self.count_outstanding(peer, -1);

@@ -293,6 +293,21 @@ pub(crate) trait Iface {
         false
     }
 
+    /// Sends a long message as a whole, if the transport has a short way for that and room for all of it: `first`, and
+    /// behind it the payload in pieces, each with the header that `next` makes for its offset. False: nothing was
+    /// done. All of it arrives ([`Caps::outlives`]).
+    #[inline]
+    fn am_whole(
+        &mut self,
+        peer: PeerId,
+        first: &[u8],
+        payload: Segment,
+        next: impl Fn(usize) -> Head,
+    ) -> bool {
+        let _ = (peer, first, payload, next);
+        false
+    }
+
     /// Sends one of many messages that carry a long one; `len <= fragment_max`. It may wait for
     /// `flush` or the next poll, to leave together with others.
     fn am_fragment(

@@ -473,6 +473,17 @@ impl Iface for Mux {
         }
     }
 
+    #[inline]
+    fn am_whole(
+        &mut self,
+        peer: PeerId,
+        first: &[u8],
+        payload: Segment,
+        next: impl Fn(usize) -> Head,
+    ) -> bool {
+        self.route(peer) == Route::Shm && self.shm.send_whole(peer, first, payload, next)
+    }
+
     fn am_fragment(
         &mut self,
         peer: PeerId,

@@ -317,7 +317,9 @@ fn what_has_left_pends_no_more() {
     let mut from: Vec<Memory> = (0..many).map(|i| Memory::pattern(i, LEN)).collect();
     let mut to: Vec<Memory> = from.iter().map(|_| Memory::zeroed(LEN)).collect();
     for (i, from) in from.iter_mut().enumerate() {
-        world.send(0, &send_op(peer, from, i as u64)).unwrap();
+        // By the general road, and by the short one.
+        let fence = i % 2 == 0;
+        world.send(0, &SendOp { fence, ..send_op(peer, from, i as u64) }).unwrap();
         world.settle();
     }
     assert_eq!(world.sends(0).len(), many);
@@ -336,23 +338,31 @@ fn what_has_left_pends_no_more() {
 
 #[test]
 fn who_asks_too_late_for_the_rest_has_it_already() {
-    let mut world = lasting_world();
-    let peer = world.peer(0, 1);
-    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
-    world.receive(1, &receive_op(&mut to, 2)).unwrap();
-    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
-    let tx = world.on_wire(0, 1).iter().find_map(|packet| match packet {
-        Packet::Rts { tx, leaves: true, .. } => Some(*tx),
-        _ => None,
-    });
-    let late = Packet::Cts { tx: tx.unwrap(), rx: 7, len: LEN as u64, ranges: Ranges::NONE };
-    world.forge(1, 0, &late, &[]);
-    let never = Packet::Cts { tx: tx.unwrap() + 1, rx: 7, len: LEN as u64, ranges: Ranges::NONE };
-    world.forge(1, 0, &never, &[]);
-    world.settle();
-    assert_eq!((world.received(1).len, world.sends(0).len()), (LEN, 1));
-    assert_eq!((world.dropped(0), world.dropped(1)), (1, 0), "the one of a message that never was");
-    world.assert_empty();
+    // By the general road, and by the short one.
+    for fence in [true, false] {
+        let mut world = lasting_world();
+        let peer = world.peer(0, 1);
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        world.receive(1, &receive_op(&mut to, 2)).unwrap();
+        world.send(0, &SendOp { fence, ..send_op(peer, &mut from, 1) }).unwrap();
+        let tx = world.on_wire(0, 1).iter().find_map(|packet| match packet {
+            Packet::Rts { tx, leaves: true, .. } => Some(*tx),
+            _ => None,
+        });
+        let late = Packet::Cts { tx: tx.unwrap(), rx: 7, len: LEN as u64, ranges: Ranges::NONE };
+        world.forge(1, 0, &late, &[]);
+        let never =
+            Packet::Cts { tx: tx.unwrap() + 1, rx: 7, len: LEN as u64, ranges: Ranges::NONE };
+        world.forge(1, 0, &never, &[]);
+        world.settle();
+        assert_eq!((world.received(1).len, world.sends(0).len()), (LEN, 1));
+        assert_eq!(
+            (world.dropped(0), world.dropped(1)),
+            (1, 0),
+            "the one of a message that never was"
+        );
+        world.assert_empty();
+    }
 }
 
 #[test]

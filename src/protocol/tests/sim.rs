@@ -849,6 +849,39 @@ impl Iface for SimIface {
         net.transmit(self.me, to, &header[..head.len], payload.len(), pack).is_ok()
     }
 
+    fn am_whole(
+        &mut self,
+        peer: PeerId,
+        first: &[u8],
+        payload: Segment,
+        next: impl Fn(usize) -> Head,
+    ) -> bool {
+        let Caps { fragment_max, push_max, outlives, .. } = self.caps_now(peer);
+        let pressed = self.under_pressure(peer);
+        let mut net = self.net.borrow_mut();
+        let Some(link) = net.current(self.me, self.slot(peer)) else { return false };
+        let link = &net.links[link];
+        let open = !link.broken && !pressed && outlives && payload.len() <= push_max;
+        let room = net.weather.queue_len.saturating_sub(link.queues[link.writes(self.me)].len());
+        if !open || room <= payload.len().div_ceil(fragment_max) || net.rng.percent(30) {
+            return false;
+        }
+        let again_percent = std::mem::take(&mut net.weather.again_percent);
+        let to = self.peers[peer.index()];
+        net.transmit(self.me, to, first, 0, |_, _| ()).unwrap();
+        for at in (0..payload.len()).step_by(fragment_max) {
+            let part = payload.part(at, fragment_max);
+            let head = next(at);
+            let header: Vec<u8> = head.words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let pack = |at: usize, to: &mut [u8]| {
+                SegmentList::from(part).copy_out(at, to);
+            };
+            net.transmit(self.me, to, &header[..head.len], part.len(), pack).unwrap();
+        }
+        net.weather.again_percent = again_percent;
+        true
+    }
+
     fn get(
         &mut self,
         peer: PeerId,

@@ -9,6 +9,8 @@
 mod attach;
 mod copy_rate;
 mod departure;
+#[cfg(test)]
+mod fixture;
 mod handshake;
 mod hello;
 mod layout;
@@ -16,6 +18,7 @@ mod reaching;
 mod ring;
 mod sharing;
 mod storage;
+mod whole;
 
 use super::peers::PeerTable;
 use super::share::CellTable;
@@ -298,14 +301,8 @@ impl Shm {
         } else {
             link.timed(len, |link| link.producer.push_bulk(header, len, |to| pack(0, to)))
         };
-        match pushed {
-            Ok(Wake::NotNeeded) => Ok(()),
-            Ok(Wake::Needed) => {
-                wake(link);
-                Ok(())
-            }
-            Err(ring::Full) => Err(SendError::Again),
-        }
+        link.tell(pushed.map_err(|ring::Full| SendError::Again)?);
+        Ok(())
     }
 
     /// See [`super::Iface::am_at_once`].
@@ -313,14 +310,9 @@ impl Shm {
     pub(crate) fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
         let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
         let Some(link) = link else { return false };
-        match link.producer.push_at_once(head, payload) {
-            Some(Wake::NotNeeded) => true,
-            Some(Wake::Needed) => {
-                wake(link);
-                true
-            }
-            None => false,
-        }
+        let Some(pushed) = link.producer.push_at_once(head, payload) else { return false };
+        link.tell(pushed);
+        true
     }
 
     /// See [`super::Iface::get`].
@@ -495,14 +487,25 @@ impl Drop for Shm {
     }
 }
 
-/// Rings the receiver's doorbell. It sent its welcome before it ever slept, so the doorbell is here
-/// or in the socket.
-#[cold]
-fn wake(link: &mut Outbound) {
-    if link.doorbell.is_none() {
-        let _ = read_answer(link);
+impl Outbound {
+    /// A message was published: wakes the receiver if that is due.
+    #[inline]
+    fn tell(&mut self, published: Wake) {
+        match published {
+            Wake::NotNeeded => {}
+            Wake::Needed => self.wake(),
+        }
     }
-    if let Some(doorbell) = &link.doorbell {
-        doorbell.ring();
+
+    /// Rings the receiver's doorbell. It sent its welcome before it ever slept, so the doorbell is here
+    /// or in the socket.
+    #[cold]
+    fn wake(&mut self) {
+        if self.doorbell.is_none() {
+            let _ = read_answer(self);
+        }
+        if let Some(doorbell) = &self.doorbell {
+            doorbell.ring();
+        }
     }
 }

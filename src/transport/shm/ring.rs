@@ -243,6 +243,12 @@ impl<M: Storage> Producer<M> {
         if self.under_pressure() {
             return None;
         }
+        self.push(head, payload)
+    }
+
+    /// The same, whether the consumer is short of memory or not.
+    #[inline]
+    pub(super) fn push(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
         if head.len + payload.len() > SLOT_ROOM {
             let header: &mut [u8] = &mut [0; size_of::<[u64; Head::WORDS]>()];
             for (to, word) in header.chunks_exact_mut(8).zip(head.words) {

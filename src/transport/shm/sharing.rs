@@ -168,62 +168,9 @@ impl Shm {
 mod tests {
     use super::super::CmaPolicy;
     use super::super::copy_rate::{SAMPLES, UNTOUCHED};
+    use super::super::fixture::{Deaf, End, linked};
     use super::*;
-    use crate::sys::net;
-    use crate::transport::address::LocalHost;
-    use crate::transport::peers::PeerTable;
-    use crate::transport::{Address, Departure, Handler};
-    use std::net::SocketAddr;
     use std::time::Duration;
-
-    /// Hears nothing.
-    struct Deaf;
-
-    impl Handler for Deaf {
-        fn on_peer(&mut self, _: PeerId, _: &Address) {}
-        fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {}
-        fn on_departure(&mut self, _: PeerId, _: Departure) {}
-        fn is_owed(&self, _: PeerId) -> bool {
-            false
-        }
-    }
-
-    struct End {
-        shm: Shm,
-        peers: PeerTable,
-        me: Address,
-        /// Keeps the port.
-        _socket: std::net::UdpSocket,
-    }
-
-    fn end(cma: CmaPolicy) -> End {
-        let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let (socket, port) = net::reserve_port(&any).unwrap();
-        let me = Address(SocketAddr::from(([127, 0, 0, 1], port)));
-        let shm = Shm::open(me, cma, true).unwrap();
-        End { shm, peers: PeerTable::new(LocalHost::detect()), me, _socket: socket }
-    }
-
-    /// Two ends of a link on a machine with so many processors, and what each calls the other.
-    fn linked(processors: usize, cma: CmaPolicy, push: Option<usize>) -> [(End, PeerId); 2] {
-        let (mut a, mut b) = (end(cma), end(cma));
-        let addresses = [b.me, a.me];
-        for (one, other) in [&mut a, &mut b].into_iter().zip(addresses) {
-            one.shm.processors = processors;
-            one.shm.set_bounds(push, push);
-            let peer = one.peers.intern(&other).unwrap();
-            one.shm.connect(peer, &other).unwrap();
-        }
-        let names = [a.peers.intern(&b.me).unwrap(), b.peers.intern(&a.me).unwrap()];
-        for _ in 0..1000 {
-            a.shm.poll_sockets(&mut a.peers, &mut Deaf);
-            b.shm.poll_sockets(&mut b.peers, &mut Deaf);
-            if a.shm.inbound_of(names[0]).is_some() && b.shm.inbound_of(names[1]).is_some() {
-                return [(a, names[0]), (b, names[1])];
-            }
-        }
-        panic!("no link");
-    }
 
     /// What `push_max` and `share_min` are for the other end.
     fn bounds(processors: usize, cma: CmaPolicy, push: Option<usize>) -> (usize, Option<usize>) {

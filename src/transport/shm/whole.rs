@@ -1,0 +1,145 @@
+//! Long messages that go through a ring as a whole, without anybody having to remember them.
+
+use super::ring::Full;
+use super::{Outbound, Shm};
+use crate::memory::Segment;
+use crate::transport::{Head, PeerId, piece_of};
+
+impl Shm {
+    /// See [`crate::transport::Iface::am_whole`].
+    pub(crate) fn send_whole(
+        &mut self,
+        peer: PeerId,
+        first: &[u8],
+        payload: Segment,
+        next: impl Fn(usize) -> Head,
+    ) -> bool {
+        let attaches = self.inbound_of(peer).is_some_and(|link| link.can_get);
+        let most = self.push_max(peer, attaches);
+        let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
+        let Some(link) = link else { return false };
+        let ring = &mut link.producer;
+        let geometry = ring.geometry();
+        let piece = piece_of(payload.len(), geometry.fragment_max());
+        let pieces = payload.len().div_ceil(piece) as u32;
+        if payload.len() > most.min(geometry.push_max())
+            || ring.under_pressure()
+            || ring.room_for(piece as u32, pieces + 1) <= pieces
+        {
+            return false;
+        }
+        if link.push_pieces(first, payload, piece, next).is_err() {
+            debug_assert!(false, "there was room");
+            self.broken.push(peer);
+            self.urgent = true;
+        }
+        true
+    }
+}
+
+impl Outbound {
+    fn push_pieces(
+        &mut self,
+        first: &[u8],
+        payload: Segment,
+        piece: usize,
+        next: impl Fn(usize) -> Head,
+    ) -> Result<(), Full> {
+        let announced = self.producer.push_short(first, 0, |_| ())?;
+        self.tell(announced);
+        for at in (0..payload.len()).step_by(piece) {
+            let part = payload.part(at, piece);
+            let pushed =
+                self.timed(part.len(), |link| link.producer.push(&next(at), part).ok_or(Full))?;
+            self.tell(pushed);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{End, linked};
+    use super::*;
+    use crate::config::CmaPolicy;
+    use crate::sys::cma::Range;
+    use crate::transport::loopback::Loopback;
+    use crate::transport::{Address, Departure, Handler};
+
+    const LEN: usize = 300_000;
+
+    /// Puts together what comes: bytes of messages, and in how many pieces.
+    #[derive(Default)]
+    struct Ear(Vec<(Vec<u8>, usize)>);
+
+    impl Handler for Ear {
+        fn on_peer(&mut self, _: PeerId, _: &Address) {}
+        fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
+            if header == b"first" {
+                return self.0.push((Vec::new(), 0));
+            }
+            let (bytes, pieces) = self.0.last_mut().unwrap();
+            assert_eq!(header, (bytes.len() as u64).to_ne_bytes());
+            bytes.extend_from_slice(payload);
+            *pieces += 1;
+        }
+        fn on_departure(&mut self, _: PeerId, _: Departure) {}
+        fn is_owed(&self, _: PeerId) -> bool {
+            false
+        }
+    }
+
+    fn send(end: &mut End, peer: PeerId, bytes: &[u8]) -> bool {
+        let addr = bytes.as_ptr().expose_provenance() as u64;
+        let list = Loopback::list(&[Range { addr, len: bytes.len() as u64 }]).unwrap();
+        let payload = list.one().unwrap();
+        let next = |at: usize| Head { words: [at as u64, 0, 0], len: 8 };
+        end.shm.send_whole(peer, b"first", payload, next)
+    }
+
+    fn hear(end: &mut End) -> Vec<(Vec<u8>, usize)> {
+        let mut ear = Ear::default();
+        while end.shm.poll(&mut ear) > 0 {}
+        ear.0
+    }
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len as u32).map(|i| ((i * 7) >> 4) as u8).collect()
+    }
+
+    #[test]
+    fn what_a_ring_takes_comes_in_pieces_and_in_order() {
+        let [(mut a, peer), (mut b, _)] = linked(2, CmaPolicy::Off, None);
+        // Many laps, with every way to meet their ends.
+        for len in [1, 20_000, LEN, 1 << 20, 999_999].repeat(7) {
+            let bytes = pattern(len);
+            assert!(send(&mut a, peer, &bytes));
+            let pieces = len.div_ceil(piece_of(len, 64 * 1024));
+            assert!(hear(&mut b) == [(bytes, pieces)], "{len}");
+        }
+        assert!(a.shm.broken.is_empty());
+    }
+
+    #[test]
+    fn what_a_ring_does_not_take_leaves_no_trace() {
+        let [(mut a, peer), (mut b, back)] = linked(2, CmaPolicy::Off, Some(LEN));
+        assert!(!send(&mut a, peer, &pattern(LEN + 1)), "longer than what is pushed");
+        b.shm.set_pressure(true);
+        assert!(!send(&mut a, peer, &pattern(LEN)), "nobody has room for it");
+        b.shm.set_pressure(false);
+        let fit = (0..100).take_while(|_| send(&mut a, peer, &pattern(LEN))).count();
+        assert!((3..8).contains(&fit), "{fit} in 2 MiB");
+        let heard = hear(&mut b);
+        assert_eq!(heard.len(), fit);
+        assert!(heard.iter().all(|(bytes, _)| *bytes == pattern(LEN)));
+        assert!(send(&mut a, peer, &pattern(LEN)), "there is room again");
+        assert!(!send(&mut b, PeerId(back.0 + 1), b"to nobody"));
+        assert!(a.shm.broken.is_empty());
+    }
+
+    #[test]
+    fn where_processes_take_turns_nothing_is_pushed() {
+        let [(mut a, peer), _] = linked(0, CmaPolicy::Auto, None);
+        assert!(!send(&mut a, peer, &pattern(LEN)));
+    }
+}
