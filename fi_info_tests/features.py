@@ -8,7 +8,7 @@ be absent whatever the provider offers.
 import re
 import sys
 
-# `caps: FI_MSG, no FI_HMEM`, `tx_attr.inject_size: 4096`
+# `caps: FI_MSG, no FI_HMEM`, `tx_attr.inject_size: 16384`
 ITEM = re.compile(r"`((?:\w+\.)?\w+): ([^`]+)`")
 
 

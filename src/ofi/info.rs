@@ -100,8 +100,8 @@ pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS
 pub(crate) const MAX_CONTEXTS: usize = super::endpoint::MAX_CONTEXTS;
 /// Authorization keys of an endpoint: whom it talks to has the same one.
 pub(crate) const MAX_EP_AUTH_KEY: usize = 1;
-/// Longest message of `fi_inject`, bytes.
-pub(crate) const INJECT_SIZE: usize = 4096;
+/// Longest message of `fi_inject`, bytes. MPICH and Intel MPI ask for delivery of all that is longer, and wait for that.
+pub(crate) const INJECT_SIZE: usize = 16 * 1024;
 /// Elements of a scatter-gather list.
 pub(crate) const IOV_LIMIT: usize = 4;
 /// Elements of a remote scatter-gather list.

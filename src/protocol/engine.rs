@@ -87,6 +87,8 @@ pub(super) struct Core {
     pub(super) limits: Limits,
     pub(super) peers: Vec<PeerState>,
     pub(super) tx: IndexList<TxRequest>,
+    /// Bytes of those that were injected.
+    pub(super) copied: usize,
     /// What the next message is called that is complete when it is announced.
     pub(super) passing: Key,
     /// Sends behind a fence, in order.
@@ -318,6 +320,7 @@ impl<I: Iface> Engine<I> {
                 limits,
                 peers: Vec::new(),
                 tx: IndexList::default(),
+                copied: 0,
                 passing: Key::NAMELESS,
                 deferred: VecDeque::new(),
                 deferred_starved: false,

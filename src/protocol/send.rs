@@ -7,6 +7,9 @@ use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOW
 use crate::memory::{OwnedBuffer, Segment, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
 
+/// Of what is injected and has to wait, so many bytes are kept for each send that may pend.
+pub(super) const COPY_MEAN: usize = 4096;
+
 /// A send as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendOp {
@@ -234,6 +237,12 @@ impl<I: Iface> Engine<I> {
             return None;
         }
         let payload = if op.inject {
+            let most = self.core.limits.tx_max.saturating_mul(COPY_MEAN);
+            let copied = self.core.copied + op.payload.len();
+            if copied > most && self.core.copied > 0 {
+                return None;
+            }
+            self.core.copied = copied;
             Payload::Owned(OwnedBuffer::copy_of(&op.payload))
         } else {
             Payload::Lent(op.payload)
@@ -303,7 +312,7 @@ impl<I: Iface> Engine<I> {
     ) -> Result<(), OpError> {
         let key = self.new_request(op, envelope, TxState::AwaitingAnswer).ok_or(OpError::Again)?;
         if let Err(e) = self.send_rts(key) {
-            self.core.tx.remove(key);
+            self.core.remove_send(key);
             return Err(op_error(e));
         }
         self.core.mark_alive(op.peer);
@@ -503,6 +512,14 @@ impl Core {
         }
     }
 
+    fn remove_send(&mut self, key: Key) -> Option<TxRequest> {
+        let request = self.tx.remove(key)?;
+        if let Payload::Owned(bytes) = &request.payload {
+            self.copied -= bytes.segments().len();
+        }
+        Some(request)
+    }
+
     /// Ends a pending send: `error` is a number and a sentence, or `None` for success. The caller
     /// keeps the per-peer counts.
     pub(super) fn finish_send(
@@ -511,7 +528,7 @@ impl Core {
         error: Option<(i32, Cause)>,
         host: &mut impl Host,
     ) {
-        let Some(request) = self.tx.remove(key) else { return };
+        let Some(request) = self.remove_send(key) else { return };
         if request.completed {
             return;
         }

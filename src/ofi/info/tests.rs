@@ -372,7 +372,7 @@ fn any_hints() -> impl Strategy<Value = (Hints, u32, u64)> {
     );
     let contexts = (some_of(TX_OP_FLAGS), some_of(RX_OP_FLAGS), some_of(MSG_ORDER), 0..2048usize);
     let domain = (0..=5u32, 0..=3u32, 0..=3u32, 0..=2u32, 0..=2u32, 0..4096i32);
-    let counts = (0..=1usize, 0..=4usize, 0..=8usize, 0..=4096usize);
+    let counts = (0..=1usize, 0..=4usize, 0..=8usize, 0..=16384usize);
     let addresses = (
         prop::sample::select(vec![0, FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IP, FI_ADDR_STR]),
         any::<bool>(),

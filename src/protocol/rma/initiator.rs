@@ -3,7 +3,7 @@
 use super::Answer;
 use super::alone::Moved;
 use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
-use super::{BATCH, FLUSH_AFTER, Op, Operands, QUEUE_MAX, RemoteRanges, RmaOp, State};
+use super::{BATCH, COPY_MAX, FLUSH_AFTER, Op, Operands, QUEUE_MAX, RemoteRanges, RmaOp, State};
 use crate::memory::OwnedBuffer;
 use crate::memory::keys::Right;
 use crate::protocol::engine::{Core, Engine};
@@ -99,7 +99,8 @@ impl<I: Iface> Engine<I> {
         let channel = self.core.rma.channel(op.peer);
         let waits = !channel.queue.is_empty() || !channel.admits(op.right, way == Way::Described);
         if waits || way == Way::Alone {
-            if channel.queue.len() >= QUEUE_MAX {
+            let copies = waits && op.inject && op.local.len() > COPY_MAX;
+            if channel.queue.len() >= QUEUE_MAX || copies {
                 return Err(OpError::Again);
             }
             let key = self.core.rma.insert(Op::new(op), operands);

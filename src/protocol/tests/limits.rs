@@ -3,6 +3,7 @@
 use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
 use super::sim::{Reach, Weather};
 use crate::protocol::packet::Packet;
+use crate::protocol::send::COPY_MEAN;
 use crate::protocol::{Limits, OpError, PeekAction, ReceiveOp, SendOp};
 use crate::transport::{Departure, PeerId};
 
@@ -68,6 +69,39 @@ fn pending_sends_are_bounded() {
     world.receive(1, &receive_op(&mut to, 2)).unwrap();
     assert_eq!(world.received(1).len, 10);
     assert_eq!(world.sends(0).len(), LIMITS.tx_max + 1);
+    world.assert_empty();
+}
+
+#[test]
+fn copies_of_pending_sends_are_bounded() {
+    const LEN: usize = COPY_MEAN + 1;
+    let mut world = World::pair();
+    let peer = world.peer(0, 1);
+    // One may always be copied, however long.
+    let lens: Vec<usize> = [LIMITS.tx_max * COPY_MEAN + 1].into_iter().chain([LEN; 7]).collect();
+    let mut from: Vec<_> = lens.iter().map(|len| Memory::pattern(1, *len)).collect();
+    let mut send = |world: &mut World, i: usize, inject: bool| {
+        world.send(0, &SendOp { inject, ..send_op(peer, &mut from[i], i as u64) })
+    };
+    send(&mut world, 0, true).unwrap();
+    assert_eq!(send(&mut world, 1, true), Err(OpError::Again));
+    send(&mut world, 1, false).unwrap();
+    let mut to = Memory::zeroed(lens[0]);
+    let mut receive = |world: &mut World, len: usize| {
+        world.settle();
+        world.receive(1, &receive_op(&mut to, 2)).unwrap();
+        world.settle();
+        assert_eq!(world.received(1).len, len);
+    };
+    receive(&mut world, lens[0]);
+    for i in 1..7 {
+        send(&mut world, i, true).unwrap();
+    }
+    assert_eq!(world.node(0).engine.core.copied, 6 * LEN);
+    for _ in 0..7 {
+        receive(&mut world, LEN);
+    }
+    assert_eq!((world.sends(0).len(), world.node(0).engine.core.copied), (8, 0));
     world.assert_empty();
 }
 

@@ -10,7 +10,7 @@ use super::sim::{Entry, Expected, Log, Net, Reach, SharedNet, Slot, Weather, Wha
 use super::sim_share::Teamwork;
 use super::sim_window::Glazing;
 use crate::protocol::packet::Envelope;
-use crate::protocol::send::TxState;
+use crate::protocol::send::{COPY_MEAN, TxState};
 use crate::protocol::{
     ANY_SOURCE, Direction, Limits, OpError, PeekAction, ReceiveOp, Report, SendOp,
 };
@@ -345,7 +345,8 @@ impl Run {
             waiting
         };
         let room = self.node(at).host.room;
-        let pending = self.node(at).engine.core.tx.len();
+        let core = &self.node(at).engine.core;
+        let (pending, copied) = (core.tx.len(), core.copied);
         let result = self.node(at).send(&op);
         trace!(self, "  {result:?}");
         let message = &mut self.oracle.messages[index];
@@ -364,7 +365,9 @@ impl Run {
                 assert!(fence || waiting > 0 || unsent == 0, "held back for no reason");
             }
             Err(OpError::Again) => {
-                let full = pending >= self.limits.tx_max;
+                let Limits { tx_max, .. } = self.limits;
+                let full =
+                    pending >= tx_max || inject && copied > 0 && copied + len > tx_max * COPY_MEAN;
                 assert!(!room || full || self.net.borrow().said_again, "refused for no reason");
             }
             Err(OpError::Error(e)) => assert!([libc::EPIPE, libc::ECONNREFUSED].contains(&e)),

@@ -4,7 +4,7 @@ use super::fixture::{LIMITS, Memory, Report, World, receive_op, remote, rma_op, 
 use super::sim::{Reach, Weather};
 use crate::memory::keys::Right;
 use crate::memory::keys::Right::{Read, Write};
-use crate::protocol::rma::RmaPacket;
+use crate::protocol::rma::{COPY_MAX, RmaPacket};
 use crate::protocol::{Cause, Direction, OpError, RemoteRange, RmaOp, SendOp};
 use crate::sys::Errno;
 use crate::transport::Departure;
@@ -194,6 +194,28 @@ fn an_injected_write_has_its_bytes_when_the_call_returns() {
         assert_eq!(world.accesses(1).len(), 2);
         world.assert_empty();
     }
+}
+
+#[test]
+fn a_long_injected_write_is_not_copied_to_wait() {
+    const LEN: usize = COPY_MAX + 1;
+    let (get, put) = (vec![Reach::Off], vec![Reach::Off]);
+    let weather = Weather { queue_len: 2, get, put, ..Weather::fair() };
+    let mut world = World::new(2, weather, LIMITS);
+    let (mut region, mut first) = (Memory::zeroed(LEN), Memory::pattern(1, LEN));
+    world.register(1, KEY, &mut region, &BOTH);
+    let peer = world.peer(0, 1);
+    world.access(0, &rma_op(peer, Write, &mut first, KEY, 1)).unwrap();
+    let mut from = Memory::pattern(2, LEN);
+    let op = RmaOp { inject: true, ..rma_op(peer, Write, &mut from, KEY, 2) };
+    assert_eq!(world.access(0, &op), Err(OpError::Again));
+    world.settle();
+    world.access(0, &op).unwrap();
+    from.0.fill(0xee);
+    world.settle();
+    assert!(region.0 == Memory::pattern(2, LEN).0);
+    assert_eq!((ended(&mut world, 0).len(), world.accesses(1).len()), (2, 2));
+    world.assert_empty();
 }
 
 #[test]

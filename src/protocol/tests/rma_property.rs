@@ -14,6 +14,7 @@ use super::sim_window::Glazing;
 use crate::memory::SegmentList;
 use crate::memory::atomic::{Datatype, Form, MAX_BYTES, Op, Operation};
 use crate::memory::keys::{Region, Right};
+use crate::protocol::rma::COPY_MAX;
 use crate::protocol::{
     AtomicOp, Cause, Direction, Limits, OpError, RemoteRange, RemoteRanges, RmaOp, right_of,
 };
@@ -427,7 +428,9 @@ impl Run {
             }
             Err(OpError::Again) => {
                 let said = self.net.borrow().said_again;
-                assert!(said || pending >= self.limits.tx_max, "refused for no reason");
+                let full = pending >= self.limits.tx_max
+                    || inject && pending > 0 && memory.len() > COPY_MAX;
+                assert!(said || full, "refused for no reason");
             }
             Err(OpError::Error(e)) => assert!([libc::EPIPE, libc::ECONNREFUSED].contains(&e)),
         }

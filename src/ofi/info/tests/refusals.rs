@@ -44,7 +44,7 @@ const CASES: &[Case] = &[
     ),
     (|h| h.tx.msg_order = FI_ORDER_RMA_WAR, "tx_attr->msg_order: wanted FI_ORDER_RMA_WAR, "),
     (|h| h.tx.comp_order = FI_ORDER_SAS, "tx_attr->comp_order: wanted FI_ORDER_SAS, offered 0"),
-    (|h| h.tx.inject_size = 4097, "tx_attr->inject_size: wanted 4097, offered 4096"),
+    (|h| h.tx.inject_size = 16385, "tx_attr->inject_size: wanted 16385, offered 16384"),
     (|h| h.tx.size = (1 << 20) + 1, "tx_attr->size: wanted 1048577, offered 1048576"),
     (|h| h.tx.iov_limit = 5, "tx_attr->iov_limit: wanted 5, offered 4"),
     (|h| h.tx.rma_iov_limit = 5, "tx_attr->rma_iov_limit: wanted 5, offered 4"),
