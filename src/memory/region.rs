@@ -148,7 +148,7 @@ impl SegmentList {
     }
 
     /// The one segment that it is, if it is one.
-    #[cfg(test)]
+    #[inline]
     pub(crate) fn one(&self) -> Option<Segment> {
         let [first, ..] = self.segments;
         (self.len > 0 && first.len == self.len).then_some(first)

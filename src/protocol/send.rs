@@ -197,39 +197,52 @@ impl<I: Iface> Engine<I> {
             return false;
         }
         if payload.len() > core.limits.eager_max {
-            if !self.push_at_once(peer, &envelope, payload) {
-                return false;
-            }
-        } else if !self.iface.am_at_once(peer, &EagerHeader::head(&envelope), payload) {
-            return false;
-        } else {
-            core.counts.eager_sent += 1;
+            return self.push_at_once(peer, envelope, payload, (context, report), host);
         }
+        if !self.iface.am_at_once(peer, &EagerHeader::head(&envelope), payload) {
+            return false;
+        }
+        self.core.counts.eager_sent += 1;
         host.complete_at_once(&sent(envelope, context, report));
         true
     }
 
-    /// Announces and pushes a message in one go, where nobody has to remember it then.
+    /// The same for a long message: announced and pushed in one go, where nobody has to remember it then.
     #[inline(never)]
-    fn push_at_once(&mut self, peer: PeerId, envelope: &Envelope, payload: Segment) -> bool {
-        let tx = self.core.passing.to_wire();
-        let len = payload.len() as u64;
-        let rts = Packet::Rts {
-            envelope: *envelope,
-            tx,
-            len,
-            pushed: len,
-            leaves: true,
-            ranges: Ranges::NONE,
-        };
-        let next = |offset: usize| PieceHeader::pushed_head(tx, offset as u64);
-        if !self.iface.am_whole(peer, rts.encode().as_slice(), payload, next) {
+    fn push_at_once(
+        &mut self,
+        peer: PeerId,
+        envelope: Envelope,
+        payload: Segment,
+        (context, report): (u64, Report),
+        host: &mut impl Host,
+    ) -> bool {
+        if !self.send_whole(peer, &envelope, payload, (self.core.passing, true)) {
             return false;
         }
         self.core.passing = self.core.passing.next_nameless();
-        self.core.counts.rendezvous_sent += 1;
-        self.core.counts.fragment_bytes += len;
+        host.complete_at_once(&sent(envelope, context, report));
         true
+    }
+
+    /// Announces and pushes a message, if there is room for all of it. `leaves`: nobody waits for an answer.
+    fn send_whole(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        payload: Segment,
+        (key, leaves): (Key, bool),
+    ) -> bool {
+        let (tx, len) = (key.to_wire(), payload.len() as u64);
+        let (envelope, ranges) = (*envelope, Ranges::NONE);
+        let rts = Packet::Rts { envelope, tx, len, pushed: len, leaves, ranges };
+        let next = |offset: usize| PieceHeader::pushed_head(tx, offset as u64);
+        let sent = self.iface.am_whole(peer, rts.encode().as_slice(), payload, next);
+        if sent {
+            self.core.counts.rendezvous_sent += 1;
+            self.core.counts.fragment_bytes += len;
+        }
+        sent
     }
 
     fn new_request(&mut self, op: &SendOp, envelope: Envelope, state: TxState) -> Option<Key> {
@@ -311,14 +324,21 @@ impl<I: Iface> Engine<I> {
         host: &mut impl Host,
     ) -> Result<(), OpError> {
         let key = self.new_request(op, envelope, TxState::AwaitingAnswer).ok_or(OpError::Again)?;
-        if let Err(e) = self.send_rts(key) {
+        // Without delivery it had this chance already.
+        let one = op.payload.one().filter(|_| op.delivery);
+        let whole = one.is_some_and(|one| self.send_whole(op.peer, &envelope, one, (key, false)));
+        if whole {
+            if let Some(request) = self.core.tx.get_mut(key) {
+                (request.pushed, request.carrier) = (op.payload.len(), Carrier::Fragments);
+            }
+        } else if let Err(e) = self.send_rts(key) {
             self.core.remove_send(key);
             return Err(op_error(e));
         }
         self.core.mark_alive(op.peer);
         self.core.count_outstanding(op.peer, 1);
         self.complete_injected(key, op, host);
-        if self.core.tx.get(key).is_some_and(|request| request.pushed > 0) {
+        if !whole && self.core.tx.get(key).is_some_and(|request| request.pushed > 0) {
             self.begin_push(key, host);
         }
         Ok(())

@@ -247,7 +247,7 @@ impl<M: Storage> Producer<M> {
     }
 
     /// The same, whether the consumer is short of memory or not.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
         if head.len + payload.len() > SLOT_ROOM {
             let header: &mut [u8] = &mut [0; size_of::<[u64; Head::WORDS]>()];
