@@ -64,6 +64,14 @@ const PAYLOAD_MAX: u32 = 128 * 1024;
 /// Longest piece of a long message, bytes: from there on it does not matter what each one costs.
 pub(super) const PIECE_MAX: usize = 64 * 1024;
 
+/// Bytes that are left free behind a payload of at most [`APART_MAX`], where the ring is large enough: the
+/// receiver's processor fetches what follows a payload before it is asked to, and would take lines
+/// from the sender that is about to write them (AMD Zen 4: 4 KiB take 0.29 instead of 0.41 µs).
+const APART: u32 = 1024;
+
+/// Longest payload that is kept apart from the next one, bytes: longer ones gain nothing.
+const APART_MAX: usize = 16 * 1024;
+
 /// For the first peers. Bytes that lie where neither core's own cache has them any more, because so
 /// many others were there since, are handed over three times as fast as those that one has written
 /// and the other read a moment ago (AMD Zen 4: 26 instead of 8 GB/s), so the space is larger than
@@ -91,6 +99,17 @@ impl Geometry {
     pub(super) const fn payload_max(self) -> usize {
         let half = self.bulk / 2;
         if half < PAYLOAD_MAX { half as usize } else { PAYLOAD_MAX as usize }
+    }
+
+    /// Bytes that are left free behind a payload of `len` bytes; a multiple of 64.
+    #[inline]
+    pub(super) const fn apart(self, len: usize) -> u32 {
+        let share = (self.bulk / 256) & !63;
+        match len {
+            0..=APART_MAX if share < APART => share,
+            0..=APART_MAX => APART,
+            _ => 0,
+        }
     }
 
     /// Longest piece of a long message, bytes.

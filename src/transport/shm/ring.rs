@@ -132,10 +132,10 @@ impl<M: Storage> Producer<M> {
 
     /// So many payloads of `len` bytes can be pushed now; `most` is enough.
     pub(super) fn room_for(&mut self, len: u32, most: u32) -> u32 {
-        let len = (len.saturating_add(63) & !63).max(64);
         if len as usize > self.geometry.payload_max() {
             return 0;
         }
+        let len = ((len + 63) & !63).max(64) + self.geometry.apart(len as usize);
         let room = |ring: &Self| {
             let slots = ring.geometry.slots.saturating_sub(ring.tail.wrapping_sub(ring.consumed));
             let used = ring.bulk_tail.wrapping_sub(ring.bulk_head);
@@ -159,15 +159,20 @@ impl<M: Storage> Producer<M> {
     }
 
     /// Contiguous bulk space for `len` bytes: (offset, value of `bulk_tail` after it).
+    #[inline]
     fn find_bulk(&self, len: u32) -> Option<(u32, u32)> {
         let mask = self.lap - 1;
+        let apart = self.geometry.apart(len as usize);
         let len = (len + 63) & !63;
         let mut start = self.bulk_tail;
         if (start & mask) + len > self.lap {
             start = start.wrapping_add(mask).wrapping_add(1) & !mask; // skip the rest of this lap
         }
         let end = start.wrapping_add(len);
-        (end.wrapping_sub(self.bulk_head) <= self.lap).then_some((start & mask, end))
+        // What is left free ends with the lap, and may be in use as yet.
+        let free = apart.min(end.wrapping_neg() & mask);
+        let fits = end.wrapping_sub(self.bulk_head) <= self.lap;
+        fits.then_some((start & mask, end.wrapping_add(free)))
     }
 
     /// Writes and publishes one message whose payload fits beside its header.
@@ -495,9 +500,10 @@ mod tests {
         /// Random pushes and pops agree with a queue, at every lap and fill level.
         #[test]
         fn ring_is_a_queue(
-            ops in prop::collection::vec((any::<bool>(), 0usize..5000, 0usize..=104), 1..400)
+            ops in prop::collection::vec((any::<bool>(), 0usize..=8192, 0usize..=104), 1..400),
+            bulk in prop::sample::select(vec![16 * 1024, 512 * 1024])
         ) {
-            let geometry = Geometry { slots: 8, bulk: 16 * 1024 };
+            let geometry = Geometry { slots: 8, bulk };
             let (mut tx, mut rx) = pair(geometry);
             let mut oracle: VecDeque<(Vec<u8>, Vec<u8>)> = VecDeque::new();
             for (i, (push, len, header_len)) in ops.into_iter().enumerate() {
@@ -574,6 +580,44 @@ mod tests {
                 prop_assert!(tx.lap == SHORT || tx.lap == tx.geometry.bulk);
             }
         }
+    }
+
+    proptest! {
+        /// What lies behind a payload is free, up to the end of the lap or to what was there before; and as
+        /// many payloads fit as are promised.
+        #[test]
+        fn payloads_are_kept_apart(lens in prop::collection::vec(1usize..20_000, 1..40)) {
+            let geometry = Geometry { slots: 64, bulk: 256 * 1024 };
+            let (mut tx, mut rx) = pair(geometry);
+            let mut end = None;
+            for len in lens {
+                let promised = tx.room_for(len as u32, 3);
+                prop_assert!(promised >= 3);
+                for _ in 0..promised {
+                    prop_assert!(tx.push_bulk(b"", len, |_| ()).is_ok());
+                }
+                for _ in 0..promised {
+                    let mut at = 0;
+                    rx.pop(|_, payload| at = payload.as_ptr().addr());
+                    let at = at - rx.memory.base().as_ptr().addr() - geometry.bulk_at();
+                    if let Some((end, apart)) = end {
+                        prop_assert!(at == 0 || at == end + apart as usize, "{at} after {end}");
+                    }
+                    end = Some((at + len.next_multiple_of(64), geometry.apart(len)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_gains_by_it_is_kept_apart() {
+        let (small, large) =
+            (Geometry { slots: 64, bulk: 4096 }, Geometry { slots: 64, bulk: 1 << 21 });
+        assert_eq!([small.apart(0), small.apart(200)], [0, 0]);
+        assert_eq!(
+            [large.apart(1), large.apart(16 * 1024), large.apart(16 * 1024 + 1)],
+            [1024, 1024, 0]
+        );
     }
 
     #[test]

@@ -221,7 +221,7 @@ mod tests {
             assert_eq!(b.shm.poll(&mut Deaf), 1);
         }
         let half = LAVISH.bulk / 2 / (8 * 1024) + 1;
-        for i in 0..half + 100 {
+        for i in 0..half + 90 {
             assert_eq!(send(i >= half), PUSH_MAX, "payload {i}");
         }
         // The receiver is there again.
