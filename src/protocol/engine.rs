@@ -185,7 +185,9 @@ impl<H: Host> Handler for Delivery<'_, H> {
 
     #[inline]
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
-        if !self.core.on_eager_at_once(peer, header, payload, self.host) {
+        if !self.core.on_eager_at_once(peer, header, payload, self.host)
+            && !self.core.on_pushed_at_once(peer, header, payload, self.host)
+        {
             self.on_any(peer, header, payload);
         }
     }

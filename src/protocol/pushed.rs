@@ -3,7 +3,7 @@
 use super::Host;
 use super::engine::Core;
 use super::index_list::Key;
-use super::packet::{Packet, Ranges};
+use super::packet::{Packet, PieceHeader, Ranges};
 use super::receive::Body;
 use super::spaces::Space;
 use crate::transport::PeerId;
@@ -88,6 +88,38 @@ impl PushedMessages {
 }
 
 impl Core {
+    /// The short road: the next bytes of the message that the last ones were for, which has its receive. False:
+    /// nothing was done.
+    #[inline]
+    pub(super) fn on_pushed_at_once(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        payload: &[u8],
+        host: &mut impl Host,
+    ) -> bool {
+        let Some((tx, offset)) = PieceHeader::decode_pushed(header) else { return false };
+        let Some((whose, Place::Active(key))) = self.pushed.last else { return false };
+        let Some(active) = self.active.get_mut(key).filter(|active| {
+            whose == (peer, tx)
+                && !active.placing
+                && active.sharing.is_none()
+                && active.received as u64 == offset
+                && payload.len() <= active.want - active.received
+                && active.want < self.limits.past_caches_min
+        }) else {
+            return false;
+        };
+        if !active.target.segments.copy_in_one(active.received, payload) {
+            return false;
+        }
+        active.received += payload.len();
+        if active.received == active.want {
+            self.finish_active(key, host);
+        }
+        true
+    }
+
     pub(super) fn on_pushed(
         &mut self,
         peer: PeerId,

@@ -64,6 +64,11 @@ impl CopyRate {
         }
     }
 
+    /// So many payloads went by without being asked about.
+    pub(super) fn passed(&mut self, payloads: u32) {
+        self.pass = self.pass.saturating_sub(payloads);
+    }
+
     /// Not this one.
     fn put_off(&mut self) {
         self.pass = ONE_IN - 1;

@@ -28,6 +28,19 @@ fn word<M: Storage>(memory: &M, offset: usize) -> &M::Word {
     unsafe { memory.word(memory.base().as_ptr().add(offset)) }
 }
 
+/// Writes all words of `head`.
+///
+/// # Safety
+/// There is room for them, on a multiple of eight.
+#[inline(always)]
+unsafe fn put_head(room: *mut u8, head: &Head) {
+    // One by one, as they were made: a wider load would wait for their stores.
+    for (i, word) in head.words.into_iter().enumerate() {
+        // SAFETY: the caller vouches.
+        unsafe { room.cast::<u64>().add(i).write_volatile(word) };
+    }
+}
+
 /// No room in the ring now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Full;
@@ -159,7 +172,7 @@ impl<M: Storage> Producer<M> {
     }
 
     /// Contiguous bulk space for `len` bytes: (offset, value of `bulk_tail` after it).
-    #[inline]
+    #[inline(always)]
     fn find_bulk(&self, len: u32) -> Option<(u32, u32)> {
         let mask = self.lap - 1;
         let apart = self.geometry.apart(len as usize);
@@ -211,33 +224,54 @@ impl<M: Storage> Producer<M> {
         len: usize,
         pack: impl FnOnce(&mut [u8]),
     ) -> Result<Wake, Full> {
-        if header.len() > SLOT_ROOM || len > self.geometry.payload_max() {
+        if header.len() > SLOT_ROOM {
+            debug_assert!(false, "header too large for a slot");
+            return Err(Full);
+        }
+        let (offset, end) = self.find_room(len)?;
+        let slot = self.slot();
+        // SAFETY: the slot and the bulk range found are ours until published; both lie inside the
+        // segment by its geometry.
+        unsafe {
+            pack(self.bulk(offset, len));
+            std::ptr::copy_nonoverlapping(header.as_ptr(), slot.add(SLOT_HEADER), header.len());
+        }
+        self.bulk_tail = end;
+        Ok(self.publish(slot, header.len(), len, offset, BULK))
+    }
+
+    /// A slot, and contiguous bulk space for `len` bytes: (offset, value of `bulk_tail` after it).
+    #[inline(always)]
+    fn find_room(&mut self, len: usize) -> Result<(u32, u32), Full> {
+        if len > self.geometry.payload_max() {
             debug_assert!(false, "message too large for its ring");
             return Err(Full);
         }
         if self.lap != self.next_lap {
             self.change_lap();
         }
-        let mut place = self.find_bulk(len as u32);
-        if !self.has_slot() || place.is_none() {
-            self.refresh();
-            place = self.find_bulk(len as u32);
-            if !self.has_slot() {
-                return Err(Full);
+        match self.find_bulk(len as u32) {
+            Some(place) if self.has_slot() => Ok(place),
+            _ => {
+                self.refresh();
+                let place = self.find_bulk(len as u32).filter(|_| self.has_slot());
+                place.ok_or(Full)
             }
         }
-        let (offset, end) = place.ok_or(Full)?;
-        let slot = self.slot();
-        // SAFETY: the slot and the bulk range found are ours until published; both lie inside the
-        // segment by its geometry.
+    }
+
+    /// The bytes of a place that was found.
+    ///
+    /// # Safety
+    /// Nothing was published since.
+    #[inline]
+    unsafe fn bulk(&mut self, offset: u32, len: usize) -> &mut [u8] {
+        // SAFETY: the range lies inside the segment by its geometry, and is ours until published.
         unsafe {
             let bulk = self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset as usize);
             self.memory.written(bulk, len);
-            pack(std::slice::from_raw_parts_mut(bulk, len));
-            std::ptr::copy_nonoverlapping(header.as_ptr(), slot.add(SLOT_HEADER), header.len());
+            std::slice::from_raw_parts_mut(bulk, len)
         }
-        self.bulk_tail = end;
-        Ok(self.publish(slot, header.len(), len, offset, BULK))
     }
 
     /// The short way of both: one payload of one segment. `None`: the consumer is short of memory, or
@@ -255,15 +289,7 @@ impl<M: Storage> Producer<M> {
     #[inline(always)]
     pub(super) fn push(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
         if head.len + payload.len() > SLOT_ROOM {
-            let header: &mut [u8] = &mut [0; size_of::<[u64; Head::WORDS]>()];
-            for (to, word) in header.chunks_exact_mut(8).zip(head.words) {
-                to.copy_from_slice(&word.to_ne_bytes());
-            }
-            let header = header.get(..head.len)?;
-            if payload.len() > self.geometry.payload_max() {
-                return None;
-            }
-            return self.push_bulk(header, payload.len(), |to| payload.copy_out(to)).ok();
+            return self.push_long(head, payload);
         }
         if !self.has_slot() {
             self.refresh();
@@ -276,13 +302,27 @@ impl<M: Storage> Producer<M> {
         // behind those that count (checked above).
         unsafe {
             let room = slot.add(SLOT_HEADER);
-            // One by one, as they were made: a wider load would wait for their stores.
-            for (i, word) in head.words.into_iter().enumerate() {
-                room.cast::<u64>().add(i).write_volatile(word);
-            }
+            put_head(room, head);
             payload.copy_out(std::slice::from_raw_parts_mut(room.add(head.len), payload.len()));
         }
         Some(self.publish(slot, head.len, payload.len(), 0, INLINE))
+    }
+
+    /// What [`Self::push`] does with a payload that does not fit beside its header.
+    #[inline(never)]
+    fn push_long(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
+        if payload.len() > self.geometry.payload_max() {
+            return None;
+        }
+        let (offset, end) = self.find_room(payload.len()).ok()?;
+        let slot = self.slot();
+        // SAFETY: the slot and the bulk range found are ours until published, and a head fits in a slot.
+        unsafe {
+            put_head(slot.add(SLOT_HEADER), head);
+            payload.copy_out(self.bulk(offset, payload.len()));
+        }
+        self.bulk_tail = end;
+        Some(self.publish(slot, head.len, payload.len(), offset, BULK))
     }
 
     #[inline]

@@ -47,12 +47,18 @@ impl Outbound {
     ) -> Result<(), Full> {
         let announced = self.producer.push_short(first, 0, |_| ())?;
         self.tell(announced);
-        for at in (0..payload.len()).step_by(piece) {
+        let part = payload.part(0, piece);
+        let pushed =
+            self.timed(part.len(), |link| link.producer.push(&next(0), part).ok_or(Full))?;
+        self.tell(pushed);
+        let mut at = piece;
+        while at < payload.len() {
             let part = payload.part(at, piece);
-            let pushed =
-                self.timed(part.len(), |link| link.producer.push(&next(at), part).ok_or(Full))?;
+            let pushed = self.producer.push(&next(at), part).ok_or(Full)?;
             self.tell(pushed);
+            at += piece;
         }
+        self.copy_rate.passed((payload.len().saturating_sub(1) / piece) as u32);
         Ok(())
     }
 }
