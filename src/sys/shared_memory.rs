@@ -19,6 +19,8 @@ pub(crate) struct SharedMemory {
 
 // SAFETY: a mapping is plain memory; who may touch which byte when is decided by its users.
 unsafe impl Send for SharedMemory {}
+// SAFETY: through a shared reference the bytes are reached by pointers and atomic words only.
+unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// Creates `len` zeroed bytes, reserved at once so that touching them later cannot fail, and in

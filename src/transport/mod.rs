@@ -36,8 +36,9 @@ impl PeerId {
 /// Longest active-message header, bytes. Every transport takes headers up to this length.
 pub(crate) const MAX_HEADER: usize = 104;
 
-/// Pieces of a message that is shorter than 16 of them, bytes.
+/// Pieces of a message of at most [`PIECES`], bytes.
 const PIECE: usize = 16 * 1024;
+const PIECES: usize = 32 * PIECE;
 
 /// Payload that every transport takes in one bcopy message to anybody, bytes.
 pub(crate) const BCOPY_LEAST: usize = 9000;
@@ -87,7 +88,7 @@ pub(crate) struct Caps {
 #[inline]
 pub(crate) fn piece_of(len: usize, most: usize) -> usize {
     let eighth = 1 << (len / 8).max(1).ilog2();
-    eighth.max(PIECE).min(most)
+    (if len > PIECES { eighth } else { PIECE }).min(most)
 }
 
 /// The header of a message in a few words, to be written without looking how many they are.
@@ -534,9 +535,8 @@ mod tests {
     fn pieces_are_an_eighth_within_bounds() {
         const K: usize = 1024;
         let of = |len| piece_of(len, 64 * K);
-        assert_eq!([0, 1, 16 * K, 255 * K].map(of), [16 * K; 4]);
-        assert_eq!([256 * K, 511 * K].map(of), [32 * K; 2]);
-        assert_eq!([512 * K, K * K, usize::MAX].map(of), [64 * K; 3]);
+        assert_eq!([0, 1, 16 * K, 512 * K].map(of), [16 * K; 4]);
+        assert_eq!([512 * K + 1, K * K, usize::MAX].map(of), [64 * K; 3]);
         assert_eq!([0, 512 * K, usize::MAX].map(|len| piece_of(len, 1300)), [1300; 3]);
     }
 

@@ -71,7 +71,7 @@ impl Shm {
             // Bounded by the ring: its producer is gone or is no longer listened to.
             while error.is_none() {
                 match link.consumer.pop(|header, data| handler.on_message(peer, header, data)) {
-                    Popped::Message => {}
+                    Popped::Message | Popped::Handed(_) => {}
                     Popped::Empty => break,
                     Popped::Malformed => {
                         closed_in_order = false;

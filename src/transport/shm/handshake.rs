@@ -4,7 +4,7 @@ use super::attach::{probe_read, probe_write};
 use super::copy_rate::CopyRate;
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
 use super::layout::{FRUGAL, GENEROUS, LAVISH};
-use super::ring::{Consumer, Producer};
+use super::ring::{Area, Consumer, Producer};
 use super::{
     GENEROUS_LINKS, Inbound, LAVISH_LINKS, Outbound, Shm, TOKEN_GREETING, TOKEN_INBOUND,
     TOKEN_OUTBOUND, socket_name,
@@ -19,6 +19,7 @@ use crate::transport::peers::PeerTable;
 use crate::transport::share::CellTable;
 use crate::transport::{Address, Handler, PeerId, SendError};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 impl Shm {
     /// Makes the link to `peer`, which listens at `address`. Errors: Again when its backlog is full;
@@ -54,23 +55,27 @@ impl Shm {
             _ => FRUGAL,
         };
         let (memory, fd) = SharedMemory::create(geometry.len())?;
+        let identity = process::random_u64() as u32 >> 8;
         let hello = Hello {
             version: hello::VERSION,
             source: self.me,
             nonce: self.nonce,
             geometry,
             probe_addr: self.probe.as_ptr().expose_provenance() as u64,
-            features: match self.cma {
-                CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS | hello::REACHES,
-                CmaPolicy::ReadOnly => hello::REACHES,
-                CmaPolicy::Off => 0,
-            },
+            features: hello::PLACES
+                | match self.cma {
+                    CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS | hello::REACHES,
+                    CmaPolicy::ReadOnly => hello::REACHES,
+                    CmaPolicy::Off => 0,
+                },
+            identity,
             mark: self.mark,
         };
         unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()])?;
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
         let link = Outbound {
-            producer: Producer::new(memory, geometry),
+            producer: Producer::new(Arc::new(memory), geometry),
+            identity,
             socket,
             pid: credentials.pid,
             doorbell: None,
@@ -84,6 +89,7 @@ impl Shm {
             *slot = Some(Box::new(link));
             self.outbound_count += 1;
         }
+        self.share_places(peer);
         self.count_processes();
         self.watch(peer, credentials.pid);
         Ok(())
@@ -215,6 +221,9 @@ impl Shm {
             self.depart(peer, None, handler);
         }
         let (can_get, can_put) = self.probe_attach(pid, &hello);
+        let memory = Arc::new(memory);
+        let places = (hello.features & hello::PLACES != 0)
+            .then(|| Area::new(memory.clone(), hello.geometry, hello.identity));
         let consumer = Consumer::new(memory, hello.geometry);
         if self.waits {
             consumer.set_waits();
@@ -243,10 +252,25 @@ impl Shm {
             can_put,
             assists: hello.features & hello::ASSISTS != 0,
             reaches: hello.features & hello::REACHES != 0,
+            places,
             cells: CellTable::default(),
         });
+        self.share_places(peer);
         self.count_processes();
         self.watch(peer, pid);
+    }
+
+    /// Payloads to and from `peer` may lie in places, if there are both directions and it knows of that.
+    fn share_places(&mut self, peer: PeerId) {
+        let inbound = self.inbound.iter_mut().find(|link| link.peer == peer);
+        let outbound = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
+        let (Some(inbound), Some(outbound)) = (inbound, outbound) else { return };
+        let Some(theirs) = &inbound.places else { return };
+        let producer = &mut outbound.producer;
+        let memory = producer.memory().clone();
+        let ours = Area::new(memory, producer.geometry(), outbound.identity);
+        producer.share_places(ours.clone(), theirs.clone());
+        inbound.consumer.share_places(theirs.clone(), ours);
     }
 
     /// Tries a real cross-memory read and write on the words that the peer offers. Its process id

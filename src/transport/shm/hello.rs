@@ -30,6 +30,8 @@ pub(super) struct Hello {
     pub(super) probe_addr: u64,
     /// What the sender can do beyond what this version asks for.
     pub(super) features: u32,
+    /// What names the segment in messages whose payload lies in one of its places: 24 random bits.
+    pub(super) identity: u32,
     /// Of the job key that the application has given, 0 without one.
     pub(super) mark: u64,
 }
@@ -39,6 +41,9 @@ pub(super) const ASSISTS: u32 = 1;
 
 /// The sender may reach regions by itself (PROTOCOL.md §4.18).
 pub(super) const REACHES: u32 = 8;
+
+/// The sender knows of payloads in places (PROTOCOL.md §2.5).
+pub(super) const PLACES: u32 = 16;
 
 /// The receiver carries out atomic operations (PROTOCOL.md §4.16).
 pub(super) const ATOMICS: u32 = 2;
@@ -130,7 +135,7 @@ impl Hello {
             .put(&self.geometry.bulk.to_le_bytes())
             .put(&self.source.to_wire())
             .put(&self.features.to_le_bytes())
-            .put(&[0; 4])
+            .put(&(u32::from(self.geometry.places) | self.identity << 8).to_le_bytes())
             .put(&self.mark.to_le_bytes());
         w.bytes
     }
@@ -146,10 +151,12 @@ impl Hello {
         let mut r = Reader(bytes.get(8..)?);
         let nonce = r.u64()?;
         let probe_addr = r.u64()?;
-        let geometry = Geometry { slots: r.u32()?, bulk: r.u32()? };
+        let (slots, bulk) = (r.u32()?, r.u32()?);
         let source = Address::from_wire(&r.take::<{ address::WIRE_LEN }>()?)?;
         let features = r.u32()?;
-        r.take::<4>()?;
+        let places = r.u32()?;
+        let (identity, places) = (places >> 8, places as u8);
+        let geometry = Geometry { slots, bulk, places };
         let mark = r.u64()?;
         (geometry.is_sane() && source.port() != 0).then_some(Self {
             version,
@@ -158,6 +165,7 @@ impl Hello {
             geometry,
             probe_addr,
             features,
+            identity,
             mark,
         })
     }
@@ -226,6 +234,7 @@ mod tests {
             geometry: GENEROUS,
             probe_addr: 0x7fff_0000_1000,
             features: ASSISTS,
+            identity: 0x00ab_cdef,
             mark: 0x99aa_bbcc_ddee_ff00,
         }
     }

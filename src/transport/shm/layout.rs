@@ -9,6 +9,7 @@
 //! 1600   EPOCH      u64: of what the sender was told of regions   (receiver writes)
 //! 4096   slots      `slots` x 128 bytes
 //!        bulk       `bulk` bytes, used as a ring by payloads that do not fit in a slot
+//!        places     `places` x 17408 bytes, each for one payload; who has read one may write the next
 //! ```
 //!
 //! A slot is published by its sequence word, which sits in the same cache line as the header and the
@@ -56,7 +57,16 @@ pub(super) struct Geometry {
     pub(super) slots: u32,
     /// Bytes of bulk space; a power of two, at least twice the largest payload.
     pub(super) bulk: u32,
+    /// Places for payloads that change hands, at most [`PLACES_MAX`].
+    pub(super) places: u8,
 }
+
+/// Longest payload that a place has room for, bytes.
+pub(super) const PLACE_ROOM: usize = 16 * 1024;
+/// Bytes from one place to the next: [`APART`] lies between.
+const PLACE: usize = PLACE_ROOM + APART as usize;
+/// Most places of a segment.
+pub(super) const PLACES_MAX: u8 = 64;
 
 /// Largest payload of one message, bytes, where there is more room.
 const PAYLOAD_MAX: u32 = 128 * 1024;
@@ -76,18 +86,29 @@ const APART_MAX: usize = 16 * 1024;
 /// many others were there since, are handed over three times as fast as those that one has written
 /// and the other read a moment ago (AMD Zen 4: 26 instead of 8 GB/s), so the space is larger than
 /// such a cache.
-pub(super) const LAVISH: Geometry = Geometry { slots: 256, bulk: 2 * 1024 * 1024 };
+pub(super) const LAVISH: Geometry = Geometry { slots: 256, bulk: 2 * 1024 * 1024, places: 16 };
 /// For a process with few active peers.
-pub(super) const GENEROUS: Geometry = Geometry { slots: 256, bulk: 256 * 1024 };
+pub(super) const GENEROUS: Geometry = Geometry { slots: 256, bulk: 256 * 1024, places: 2 };
 /// For a process with many, so that a node of 256 ranks stays within some tens of MiB a process.
-pub(super) const FRUGAL: Geometry = Geometry { slots: 64, bulk: 32 * 1024 };
+pub(super) const FRUGAL: Geometry = Geometry { slots: 64, bulk: 32 * 1024, places: 0 };
 
 const _: () = assert!(FRUGAL.payload_max() >= BCOPY_LEAST);
 
 impl Geometry {
     /// Bytes of the whole segment.
     pub(super) fn len(self) -> usize {
-        SLOTS + self.slots as usize * SLOT + self.bulk as usize
+        self.places_at() + self.places as usize * PLACE
+    }
+
+    /// Offset of the first place.
+    fn places_at(self) -> usize {
+        self.bulk_at() + self.bulk as usize
+    }
+
+    /// Offset of place `index`, if there is one.
+    #[inline]
+    pub(super) fn place(self, index: u8) -> Option<usize> {
+        (index < self.places).then(|| self.places_at() + index as usize * PLACE)
     }
 
     /// Offset of the bulk space.
@@ -130,5 +151,6 @@ impl Geometry {
             && (2..=1 << 16).contains(&self.slots)
             && self.bulk.is_power_of_two()
             && (4096..=1 << 28).contains(&self.bulk)
+            && self.places <= PLACES_MAX
     }
 }

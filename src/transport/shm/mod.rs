@@ -27,14 +27,16 @@ use crate::config::CmaPolicy;
 use crate::memory::{Segment, SegmentList};
 use crate::sys::cma::Range;
 use crate::sys::event::{Doorbell, Epoll};
+use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
 use attach::{read_ranges, transfer, write_ranges};
 use copy_rate::CopyRate;
 use handshake::read_answer;
 use layout::{FRUGAL, SLOT_ROOM};
-use ring::{Consumer, Popped, Producer, Wake};
+use ring::{Area, Consumer, Popped, Producer, Wake};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// Messages taken from one ring before the next ring has its turn.
@@ -72,6 +74,8 @@ fn aloof_name(port: u16) -> String {
 #[derive(Debug)]
 struct Outbound {
     producer: Producer,
+    /// Of its segment.
+    identity: u32,
     socket: OwnedFd,
     pid: i32,
     /// The receiver's doorbell, once its welcome was read.
@@ -103,6 +107,8 @@ struct Inbound {
     assists: bool,
     /// It may reach our regions by itself.
     reaches: bool,
+    /// The places of its segment, if it knows of such.
+    places: Option<Area<Arc<SharedMemory>>>,
     cells: CellTable,
 }
 
@@ -356,9 +362,19 @@ impl Shm {
                 match link.consumer.pop(|header, payload| handler.on_message(peer, header, payload))
                 {
                     Popped::Message => taken += 1,
+                    Popped::Handed(handed) => {
+                        taken += 1;
+                        let out =
+                            self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
+                        if out.is_some_and(|out| !out.producer.receive(&handed)) {
+                            self.broken.push(peer);
+                            self.urgent = true;
+                            break;
+                        }
+                    }
                     Popped::Empty => break,
                     Popped::Malformed => {
-                        self.broken.push(link.peer);
+                        self.broken.push(peer);
                         self.urgent = true;
                         break;
                     }

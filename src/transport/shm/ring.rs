@@ -9,6 +9,8 @@
 //! (proven by the kernel); lengths it writes are still checked before use, each read once.
 #![allow(unsafe_code)]
 
+mod places;
+
 use super::layout::{
     CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry,
     SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
@@ -17,10 +19,17 @@ use super::storage::{Storage, Word};
 use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
 use crate::transport::Head;
+pub(super) use places::{Area, Handed};
+use places::{Place, Places};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const INLINE: u8 = 0;
 const BULK: u8 = 1;
+/// In a place of the segment that the message came through.
+const PLACED: u8 = 2;
+/// In a place of the segment of the other direction.
+const RETURNED: u8 = 3;
 
 fn word<M: Storage>(memory: &M, offset: usize) -> &M::Word {
     debug_assert!(offset + 4 <= memory.len() && offset % 4 == 0);
@@ -45,6 +54,18 @@ unsafe fn put_head(room: *mut u8, head: &Head) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Full;
 
+/// Where a payload goes.
+struct Spot {
+    start: *mut u8,
+    kind: u8,
+    /// What the slot says of it.
+    offset: u32,
+    /// Of a place: how many we were handed so far.
+    seen: u16,
+    /// The value of `bulk_tail` after it.
+    end: u32,
+}
+
 /// What the consumer asked for, seen after publishing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wake {
@@ -56,7 +77,7 @@ pub(super) enum Wake {
 
 /// The sending end.
 #[derive(Debug)]
-pub(super) struct Producer<M = SharedMemory> {
+pub(super) struct Producer<M = Arc<SharedMemory>> {
     memory: M,
     geometry: Geometry,
     /// Slots published so far.
@@ -73,6 +94,11 @@ pub(super) struct Producer<M = SharedMemory> {
     bulk_head: u32,
     /// `bulk_tail` after each slot, to know what a consumed slot frees.
     bulk_after: Box<[u32]>,
+    /// Messages with payload beside their slots: sent, and known to have come the other way, modulo 2^16.
+    sent: u16,
+    seen: u16,
+    /// Once there are both directions.
+    places: Option<Places<M>>,
 }
 
 impl<M: Storage> Producer<M> {
@@ -90,7 +116,28 @@ impl<M: Storage> Producer<M> {
             bulk_tail: 0,
             bulk_head: 0,
             bulk_after,
+            sent: 0,
+            seen: 0,
+            places: None,
         }
+    }
+
+    /// The other end sends to us through the segment that has `theirs`, and knows of places: those that we
+    /// have made may be used.
+    pub(super) fn share_places(&mut self, ours: Area<M>, theirs: Area<M>) {
+        self.places = Some(Places::new(ours, theirs));
+    }
+
+    /// A message from the other end has come. False: it hands over a place that we had.
+    #[inline]
+    pub(super) fn receive(&mut self, handed: &Handed) -> bool {
+        let answers = handed.seen == self.sent;
+        self.seen = handed.count;
+        let Some(places) = &mut self.places else { return handed.place.is_none() };
+        if !answers {
+            places.rest();
+        }
+        handed.place.is_none_or(|place| places.give(place, handed.len))
     }
 
     /// From now on uses no more than the first `bytes` of the bulk space, a power of two of them, or as
@@ -213,7 +260,7 @@ impl<M: Storage> Producer<M> {
             std::ptr::copy_nonoverlapping(header.as_ptr(), room, header.len());
             pack(std::slice::from_raw_parts_mut(room.add(header.len()), len));
         }
-        Ok(self.publish(slot, header.len(), len, 0, INLINE))
+        Ok(self.publish(slot, header.len(), len, (0, 0), INLINE))
     }
 
     /// Writes and publishes one message whose payload goes through the bulk space.
@@ -228,21 +275,27 @@ impl<M: Storage> Producer<M> {
             debug_assert!(false, "header too large for a slot");
             return Err(Full);
         }
-        let (offset, end) = self.find_room(len)?;
+        let spot = self.find_spot(len)?;
         let slot = self.slot();
-        // SAFETY: the slot and the bulk range found are ours until published; both lie inside the
-        // segment by its geometry.
+        // SAFETY: the slot and the spot found are ours until published; both lie inside their segments
+        // by their geometries.
         unsafe {
-            pack(self.bulk(offset, len));
+            pack(std::slice::from_raw_parts_mut(spot.start, len));
             std::ptr::copy_nonoverlapping(header.as_ptr(), slot.add(SLOT_HEADER), header.len());
         }
-        self.bulk_tail = end;
-        Ok(self.publish(slot, header.len(), len, offset, BULK))
+        self.bulk_tail = spot.end;
+        Ok(self.publish(slot, header.len(), len, (spot.offset, spot.seen), spot.kind))
     }
 
-    /// A slot, and contiguous bulk space for `len` bytes: (offset, value of `bulk_tail` after it).
+    /// A slot, and a spot for `len` bytes of payload.
     #[inline(always)]
-    fn find_room(&mut self, len: usize) -> Result<(u32, u32), Full> {
+    fn find_spot(&mut self, len: usize) -> Result<Spot, Full> {
+        if !self.has_slot() {
+            self.refresh();
+            if !self.has_slot() {
+                return Err(Full);
+            }
+        }
         if len > self.geometry.payload_max() {
             debug_assert!(false, "message too large for its ring");
             return Err(Full);
@@ -250,28 +303,32 @@ impl<M: Storage> Producer<M> {
         if self.lap != self.next_lap {
             self.change_lap();
         }
-        match self.find_bulk(len as u32) {
-            Some(place) if self.has_slot() => Ok(place),
-            _ => {
+        // Before anything is counted.
+        let room = match self.find_bulk(len as u32) {
+            Some(room) => room,
+            None => {
                 self.refresh();
-                let place = self.find_bulk(len as u32).filter(|_| self.has_slot());
-                place.ok_or(Full)
+                self.find_bulk(len as u32).ok_or(Full)?
+            }
+        };
+        let seen = self.seen;
+        self.sent = self.sent.wrapping_add(1);
+        if let Some(places) = &mut self.places {
+            if let Some(place) = places.take(len) {
+                let (area, kind) =
+                    if place.ours { (&places.ours, PLACED) } else { (&places.theirs, RETURNED) };
+                let start = area.start(place.index).ok_or(Full)?;
+                area.memory().written(start, len);
+                let (offset, end) = (area.name(place.index), self.bulk_tail);
+                return Ok(Spot { start, kind, offset, seen, end });
             }
         }
-    }
-
-    /// The bytes of a place that was found.
-    ///
-    /// # Safety
-    /// Nothing was published since.
-    #[inline]
-    unsafe fn bulk(&mut self, offset: u32, len: usize) -> &mut [u8] {
-        // SAFETY: the range lies inside the segment by its geometry, and is ours until published.
-        unsafe {
-            let bulk = self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset as usize);
-            self.memory.written(bulk, len);
-            std::slice::from_raw_parts_mut(bulk, len)
-        }
+        let (offset, end) = room;
+        // SAFETY: it lies inside the segment by its geometry.
+        let start =
+            unsafe { self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset as usize) };
+        self.memory.written(start, len);
+        Ok(Spot { start, kind: BULK, offset, seen, end })
     }
 
     /// The short way of both: one payload of one segment. `None`: the consumer is short of memory, or
@@ -305,7 +362,7 @@ impl<M: Storage> Producer<M> {
             put_head(room, head);
             payload.copy_out(std::slice::from_raw_parts_mut(room.add(head.len), payload.len()));
         }
-        Some(self.publish(slot, head.len, payload.len(), 0, INLINE))
+        Some(self.publish(slot, head.len, payload.len(), (0, 0), INLINE))
     }
 
     /// What [`Self::push`] does with a payload that does not fit beside its header.
@@ -314,15 +371,15 @@ impl<M: Storage> Producer<M> {
         if payload.len() > self.geometry.payload_max() {
             return None;
         }
-        let (offset, end) = self.find_room(payload.len()).ok()?;
+        let spot = self.find_spot(payload.len()).ok()?;
         let slot = self.slot();
-        // SAFETY: the slot and the bulk range found are ours until published, and a head fits in a slot.
+        // SAFETY: the slot and the spot found are ours until published, and a head fits in a slot.
         unsafe {
             put_head(slot.add(SLOT_HEADER), head);
-            payload.copy_out(self.bulk(offset, payload.len()));
+            payload.copy_out(std::slice::from_raw_parts_mut(spot.start, payload.len()));
         }
-        self.bulk_tail = end;
-        Some(self.publish(slot, head.len, payload.len(), offset, BULK))
+        self.bulk_tail = spot.end;
+        Some(self.publish(slot, head.len, payload.len(), (spot.offset, spot.seen), spot.kind))
     }
 
     #[inline]
@@ -333,7 +390,14 @@ impl<M: Storage> Producer<M> {
     }
 
     #[inline]
-    fn publish(&mut self, slot: *mut u8, header: usize, len: usize, offset: u32, kind: u8) -> Wake {
+    fn publish(
+        &mut self,
+        slot: *mut u8,
+        header: usize,
+        len: usize,
+        (offset, seen): (u32, u16),
+        kind: u8,
+    ) -> Wake {
         if let Some(after) =
             self.bulk_after.get_mut((self.tail & (self.geometry.slots - 1)) as usize)
         {
@@ -345,8 +409,9 @@ impl<M: Storage> Producer<M> {
         unsafe {
             slot.add(4).cast::<u32>().write(len as u32);
             slot.add(8).cast::<u32>().write(offset);
-            slot.add(12).write(header as u8);
-            slot.add(13).write(kind);
+            let [low, high] = seen.to_ne_bytes();
+            let rest = u32::from_ne_bytes([header as u8, kind, low, high]);
+            slot.add(12).cast::<u32>().write(rest);
             self.memory.written(slot, SLOT);
             self.memory.word(slot).store(self.tail, Ordering::Release);
         }
@@ -380,29 +445,40 @@ pub(super) enum Popped {
     Empty,
     /// One message was delivered.
     Message,
+    /// The same, and the producer of the other direction has to learn this.
+    Handed(Handed),
     /// The peer wrote lengths that cannot be.
     Malformed,
 }
 
 /// The receiving end.
 #[derive(Debug)]
-pub(super) struct Consumer<M = SharedMemory> {
+pub(super) struct Consumer<M = Arc<SharedMemory>> {
     memory: M,
     geometry: Geometry,
     /// Slots consumed so far.
     head: u32,
     /// Value of the progress counter that the producer can see.
     published: u32,
+    /// Messages with payload beside their slots so far, modulo 2^16.
+    received: u16,
+    /// The places of this segment, and of the one of the other direction, once there are both.
+    places: Option<[Area<M>; 2]>,
 }
 
 impl<M: Storage> Consumer<M> {
     pub(super) fn new(memory: M, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
-        Self { memory, geometry, head: 0, published: 0 }
+        Self { memory, geometry, head: 0, published: 0, received: 0, places: None }
     }
 
     pub(super) fn memory(&self) -> &M {
         &self.memory
+    }
+
+    /// Payloads may lie in the places of this segment, or in those of the one that we send through.
+    pub(super) fn share_places(&mut self, this: Area<M>, other: Area<M>) {
+        self.places = Some([this, other]);
     }
 
     fn slot(&self) -> *mut u8 {
@@ -432,42 +508,58 @@ impl<M: Storage> Consumer<M> {
         self.memory.read(slot, SLOT);
         // SAFETY: the acquire load above made the producer's writes visible; each field is read
         // once and checked before it is used as a bound.
-        let (len, offset, header_len, kind) = unsafe {
+        let (len, offset, header_len, kind, seen) = unsafe {
             (
                 slot.add(4).cast::<u32>().read_volatile() as usize,
                 slot.add(8).cast::<u32>().read_volatile() as usize,
                 slot.add(12).read_volatile() as usize,
                 slot.add(13).read_volatile(),
+                slot.add(14).cast::<u16>().read_volatile(),
             )
         };
-        let inline = kind == INLINE;
-        let fits = if inline {
-            header_len + len <= SLOT_ROOM
-        } else {
-            header_len <= SLOT_ROOM && offset + len <= self.geometry.bulk as usize
+        // SAFETY: the slot's own room lies behind its header.
+        let room = unsafe { slot.add(SLOT_HEADER) };
+        let mut place = None;
+        let payload = match kind {
+            INLINE if header_len + len <= SLOT_ROOM => room.wrapping_add(header_len),
+            BULK if offset + len <= self.geometry.bulk as usize => {
+                self.memory.base().as_ptr().wrapping_add(self.geometry.bulk_at() + offset)
+            }
+            PLACED | RETURNED => {
+                let Some([this, other]) = &self.places else { return Popped::Malformed };
+                let ours = kind == RETURNED;
+                let area = if ours { other } else { this };
+                let Some((index, start)) = area.find(offset as u32, len) else {
+                    return Popped::Malformed;
+                };
+                area.memory().read(start, len);
+                place = Some(Place { ours, index });
+                start
+            }
+            _ => return Popped::Malformed,
         };
-        if !fits {
+        if header_len > SLOT_ROOM {
             return Popped::Malformed;
         }
-        // SAFETY: both ranges lie inside the segment (checked) and the producer does not touch them
-        // until the progress counter passes this slot.
-        let (header, payload) = unsafe {
-            let room = slot.add(SLOT_HEADER);
-            let payload = if inline {
-                room.add(header_len)
-            } else {
-                self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset)
-            };
+        if kind <= BULK {
             self.memory.read(payload, len);
+        }
+        // SAFETY: both ranges lie inside their segments (checked), and the producer does not touch them until the
+        // progress counter passes this slot, or a place until it is handed back.
+        let (header, payload) = unsafe {
             (std::slice::from_raw_parts(room, header_len), std::slice::from_raw_parts(payload, len))
         };
         deliver(header, payload);
         self.head = self.head.wrapping_add(1);
         let behind = self.head.wrapping_sub(self.published);
-        if !inline || behind >= self.geometry.slots / 4 {
+        if kind == BULK || behind >= self.geometry.slots / 4 {
             self.publish();
         }
-        Popped::Message
+        if kind == INLINE {
+            return Popped::Message;
+        }
+        self.received = self.received.wrapping_add(1);
+        Popped::Handed(Handed { place, len: len as u32, seen, count: self.received })
     }
 
     fn publish(&mut self) {
@@ -529,7 +621,7 @@ mod tests {
     fn pair(geometry: Geometry) -> (Producer, Consumer) {
         let (memory, fd) = SharedMemory::create(geometry.len()).unwrap();
         let other = SharedMemory::attach(&fd, geometry.len()).unwrap();
-        (Producer::new(memory, geometry), Consumer::new(other, geometry))
+        (Producer::new(Arc::new(memory), geometry), Consumer::new(Arc::new(other), geometry))
     }
 
     fn fill(seed: u8) -> impl FnOnce(&mut [u8]) {
@@ -543,7 +635,7 @@ mod tests {
             ops in prop::collection::vec((any::<bool>(), 0usize..=8192, 0usize..=104), 1..400),
             bulk in prop::sample::select(vec![16 * 1024, 512 * 1024])
         ) {
-            let geometry = Geometry { slots: 8, bulk };
+            let geometry = Geometry { slots: 8, bulk, places: 0 };
             let (mut tx, mut rx) = pair(geometry);
             let mut oracle: VecDeque<(Vec<u8>, Vec<u8>)> = VecDeque::new();
             for (i, (push, len, header_len)) in ops.into_iter().enumerate() {
@@ -586,7 +678,7 @@ mod tests {
             ops in prop::collection::vec((0u8..100, 1usize..128 * 1024), 1..600)
         ) {
             const SHORT: u32 = 256 * 1024;
-            let (mut tx, mut rx) = pair(Geometry { slots: 64, bulk: 2 * 1024 * 1024 });
+            let (mut tx, mut rx) = pair(Geometry { slots: 64, bulk: 2 * 1024 * 1024, places: 0 });
             let base = rx.memory.base().as_ptr().addr() + tx.geometry.bulk_at();
             let mut sent = VecDeque::new();
             for (i, (what, len)) in ops.into_iter().enumerate() {
@@ -627,7 +719,7 @@ mod tests {
         /// many payloads fit as are promised.
         #[test]
         fn payloads_are_kept_apart(lens in prop::collection::vec(1usize..20_000, 1..40)) {
-            let geometry = Geometry { slots: 64, bulk: 256 * 1024 };
+            let geometry = Geometry { slots: 64, bulk: 256 * 1024, places: 0 };
             let (mut tx, mut rx) = pair(geometry);
             let mut end = None;
             for len in lens {
@@ -649,10 +741,220 @@ mod tests {
         }
     }
 
+    /// Two ends with both directions between them.
+    fn both_ways(places: [u8; 2]) -> [(Producer, Consumer); 2] {
+        let [(a_to_b, b_from_a), (b_to_a, a_from_b)] =
+            places.map(|places| pair(Geometry { slots: 8, bulk: 64 * 1024, places }));
+        let [mut a, mut b] = [(a_to_b, a_from_b), (b_to_a, b_from_a)];
+        share_places((&mut a.0, &mut a.1), 1);
+        share_places((&mut b.0, &mut b.1), 2);
+        [a, b]
+    }
+
+    /// At end 1 or 2, whose segment has that identity.
+    fn share_places((tx, rx): (&mut Producer, &mut Consumer), end: u32) {
+        let ours = Area::new(tx.memory.clone(), tx.geometry, end);
+        let theirs = Area::new(rx.memory.clone(), rx.geometry, 3 - end);
+        tx.share_places(ours.clone(), theirs.clone());
+        rx.share_places(theirs, ours);
+    }
+
+    proptest! {
+        /// Whatever goes which way when, payloads arrive whole and in order, each place belongs to one end or
+        /// to a message, and both ends agree.
+        #[test]
+        fn places_change_hands_and_none_is_lost(
+            places in (0u8..4, 4u8..9),
+            ops in prop::collection::vec((0usize..2, any::<bool>(), 100usize..20_000), 1..400)
+        ) {
+            let mut ends = both_ways([places.0, places.1]);
+            let mut under_way: [VecDeque<Vec<u8>>; 2] = Default::default();
+            for (i, (end, push, len)) in ops.into_iter().enumerate() {
+                let header = [i as u8; 24];
+                let sent = if push {
+                    let mut payload = vec![0; len];
+                    fill(i as u8)(&mut payload);
+                    let pushed = ends[end].0.push_bulk(&header, len, fill(i as u8));
+                    if pushed.is_ok() {
+                        under_way[end].push_back(payload);
+                    }
+                    pushed.is_ok()
+                } else {
+                    false
+                };
+                if !sent {
+                    let (tx, rx) = &mut ends[1 - end];
+                    let mut got = None;
+                    match rx.pop(|_, payload| got = Some(payload.to_vec())) {
+                        Popped::Handed(handed) => prop_assert!(tx.receive(&handed)),
+                        popped => prop_assert!(!matches!(popped, Popped::Malformed)),
+                    }
+                    prop_assert_eq!(got, under_way[end].pop_front());
+                }
+            }
+            for end in 0..2 {
+                let (tx, rx) = &mut ends[1 - end];
+                while let Some(payload) = under_way[end].pop_front() {
+                    let mut got = None;
+                    if let Popped::Handed(handed) = rx.pop(|_, payload| got = Some(payload.to_vec())) {
+                        prop_assert!(tx.receive(&handed));
+                    }
+                    prop_assert_eq!(got, Some(payload));
+                }
+            }
+            let mut had = Vec::new();
+            for (end, (tx, _)) in ends.iter_mut().enumerate() {
+                let places = tx.places.as_ref().unwrap();
+                had.extend(places.had().map(|place| (place.ours == (end == 0), place.index)));
+            }
+            had.sort_unstable();
+            let all: Vec<_> = (0..places.1).map(|i| (false, i)).chain((0..places.0).map(|i| (true, i))).collect();
+            prop_assert_eq!(had, all);
+        }
+    }
+
+    /// Takes a message that came to the end that has `tx`. True: it lay in a place.
+    fn is_placed(rx: &mut Consumer, tx: &mut Producer) -> bool {
+        let Popped::Handed(handed) = rx.pop(|_, _| ()) else { panic!("nothing beside a slot") };
+        assert!(tx.receive(&handed));
+        handed.place.is_some()
+    }
+
+    #[test]
+    fn who_has_read_a_place_writes_there_next() {
+        let [(mut a, mut from_b), (mut b, mut from_a)] = both_ways([2, 3]);
+        let at = |rx: &mut Consumer, tx: &mut Producer| {
+            let mut at = 0;
+            let Popped::Handed(handed) = rx.pop(|_, payload| at = payload.as_ptr().addr()) else {
+                panic!("not in a place")
+            };
+            assert!(tx.receive(&handed));
+            at
+        };
+        let first = a.places.as_ref().unwrap().ours.start(0).unwrap().addr();
+        let there = from_a.memory.base().as_ptr().addr() - a.memory.base().as_ptr().addr();
+        for _ in 0..10 {
+            a.push_bulk(b"h", 16 * 1024, fill(1)).unwrap();
+            assert_eq!(at(&mut from_a, &mut b), first.wrapping_add(there));
+            b.push_bulk(b"h", 16 * 1024, fill(1)).unwrap();
+            assert_eq!(at(&mut from_b, &mut a), first);
+        }
+        // What has no place goes through the ring: too long, or none left.
+        a.push_bulk(b"h", 16 * 1024 + 1, fill(1)).unwrap();
+        assert!(!is_placed(&mut from_a, &mut b));
+        for placed in [true, true, false] {
+            a.push_bulk(b"h", 200, fill(1)).unwrap();
+            assert_eq!(is_placed(&mut from_a, &mut b), placed);
+        }
+    }
+
+    #[test]
+    fn a_place_is_written_no_further_than_it_was_read() {
+        let [(mut a, mut from_b), (mut b, mut from_a)] = both_ways([1, 1]);
+        let pass = |tx: &mut Producer, rx: &mut Consumer, back: &mut Producer, len| {
+            tx.push_bulk(b"h", len, fill(1)).unwrap();
+            is_placed(rx, back)
+        };
+        assert!(pass(&mut a, &mut from_a, &mut b, 5000));
+        assert!(pass(&mut b, &mut from_b, &mut a, 1000), "the one that came");
+        assert!(pass(&mut b, &mut from_b, &mut a, 16 * 1024), "a fresh one");
+        assert!(pass(&mut a, &mut from_a, &mut b, 16 * 1024), "that one");
+        assert!(!pass(&mut a, &mut from_a, &mut b, 1001));
+        let sent = (0..).find(|_| pass(&mut a, &mut from_a, &mut b, 10_000));
+        assert!((150..220).contains(&sent.unwrap()), "it has left the caches: {sent:?}");
+    }
+
+    #[test]
+    fn where_both_ends_send_at_once_places_rest() {
+        let [(mut a, mut from_b), (mut b, mut from_a)] = both_ways([4, 4]);
+        let mut round = |at_once: bool| {
+            let mut placed = 0;
+            let mut take =
+                |rx: &mut Consumer, tx: &mut Producer| placed += i32::from(is_placed(rx, tx));
+            a.push_bulk(b"h", 1000, fill(1)).unwrap();
+            if !at_once {
+                take(&mut from_a, &mut b);
+            }
+            b.push_bulk(b"h", 1000, fill(1)).unwrap();
+            if at_once {
+                take(&mut from_a, &mut b);
+            }
+            take(&mut from_b, &mut a);
+            placed
+        };
+        assert_eq!((0..10).map(|_| round(false)).sum::<i32>(), 20);
+        assert!((0..100).map(|_| round(true)).sum::<i32>() <= 2, "those of the first round");
+        let after: Vec<i32> = (0..300).map(|_| round(false)).collect();
+        assert_eq!((after[0], after[299]), (0, 2));
+    }
+
+    #[test]
+    fn places_that_cannot_be_are_malformed() {
+        for (kind, name) in [
+            (PLACED, 1 << 8 | 2), // there are two
+            (PLACED, 2 << 8),     // of the other segment
+            (RETURNED, 2 << 8 | 3),
+            (RETURNED, 1 << 8),
+            (RETURNED + 1, 1 << 8),
+        ] {
+            let [(mut a, _), (_, mut from_a)] = both_ways([2, 3]);
+            a.push_bulk(b"h", 1000, fill(1)).unwrap();
+            // SAFETY: inside the segment; plays the part of a broken peer.
+            unsafe {
+                let slot = a.memory.base().as_ptr().add(SLOTS);
+                slot.add(8).cast::<u32>().write(name);
+                slot.add(13).write(kind);
+            }
+            assert!(
+                matches!(from_a.pop(|_, _| panic!("delivered")), Popped::Malformed),
+                "{kind} {name:x}"
+            );
+        }
+        // Longer than a place; and handed over twice.
+        let [(mut a, _), (mut b, mut from_a)] = both_ways([2, 3]);
+        a.push_bulk(b"h", 1000, fill(1)).unwrap();
+        let Popped::Handed(handed) = from_a.pop(|_, _| ()) else { panic!("not in a place") };
+        assert!(b.receive(&handed));
+        assert!(!b.receive(&handed));
+        a.push_bulk(b"h", 1000, fill(1)).unwrap();
+        // SAFETY: as above.
+        unsafe {
+            a.memory.base().as_ptr().add(SLOTS + SLOT + 4).cast::<u32>().write(16 * 1024 + 1)
+        };
+        assert!(matches!(from_a.pop(|_, _| panic!("delivered")), Popped::Malformed));
+        // Before there are both directions nobody knows of places.
+        let (mut tx, mut rx) = pair(Geometry { slots: 8, bulk: 4096, places: 2 });
+        tx.push_bulk(b"h", 200, fill(1)).unwrap();
+        assert!(matches!(rx.pop(|_, _| ()), Popped::Handed(Handed { place: None, .. })));
+    }
+
+    #[test]
+    fn what_was_sent_before_there_were_both_directions_does_no_harm() {
+        let geometry = Geometry { slots: 8, bulk: 64 * 1024, places: 2 };
+        let (mut a, mut from_a) = pair(geometry);
+        for _ in 0..3 {
+            a.push_bulk(b"h", 200, fill(1)).unwrap();
+            assert!(matches!(from_a.pop(|_, _| ()), Popped::Handed(_)));
+        }
+        let (mut b, mut from_b) = pair(geometry);
+        share_places((&mut a, &mut from_b), 1);
+        share_places((&mut b, &mut from_a), 2);
+        let mut placed = 0;
+        for _ in 0..300 {
+            b.push_bulk(b"h", 200, fill(1)).unwrap();
+            placed += i32::from(is_placed(&mut from_b, &mut a));
+            a.push_bulk(b"h", 200, fill(1)).unwrap();
+            placed += i32::from(is_placed(&mut from_a, &mut b));
+        }
+        assert!((300..600).contains(&placed), "{placed}");
+    }
+
     #[test]
     fn only_what_gains_by_it_is_kept_apart() {
-        let (small, large) =
-            (Geometry { slots: 64, bulk: 4096 }, Geometry { slots: 64, bulk: 1 << 21 });
+        let (small, large) = (
+            Geometry { slots: 64, bulk: 4096, places: 0 },
+            Geometry { slots: 64, bulk: 1 << 21, places: 0 },
+        );
         assert_eq!([small.apart(0), small.apart(200)], [0, 0]);
         assert_eq!(
             [large.apart(1), large.apart(16 * 1024), large.apart(16 * 1024 + 1)],
@@ -662,7 +964,7 @@ mod tests {
 
     #[test]
     fn a_full_ring_says_so_and_recovers() {
-        let (mut tx, mut rx) = pair(Geometry { slots: 4, bulk: 4096 });
+        let (mut tx, mut rx) = pair(Geometry { slots: 4, bulk: 4096, places: 0 });
         for _ in 0..4 {
             assert_eq!(tx.push_short(b"h", 1, fill(1)), Ok(Wake::NotNeeded));
         }
@@ -673,7 +975,7 @@ mod tests {
 
     #[test]
     fn a_sleeper_is_woken_once() {
-        let (mut tx, rx) = pair(Geometry { slots: 4, bulk: 4096 });
+        let (mut tx, rx) = pair(Geometry { slots: 4, bulk: 4096, places: 0 });
         assert!(rx.sleep());
         assert_eq!(tx.push_short(b"h", 0, fill(1)), Ok(Wake::Needed));
         assert_eq!(tx.push_short(b"h", 0, fill(1)), Ok(Wake::NotNeeded));
@@ -682,7 +984,7 @@ mod tests {
 
     #[test]
     fn lengths_that_cannot_be_are_malformed() {
-        let (mut tx, mut rx) = pair(Geometry { slots: 4, bulk: 4096 });
+        let (mut tx, mut rx) = pair(Geometry { slots: 4, bulk: 4096, places: 0 });
         tx.push_short(b"h", 1, fill(1)).unwrap();
         // SAFETY: inside the segment; plays the part of a broken peer.
         unsafe { tx.memory.base().as_ptr().add(SLOTS + 4).cast::<u32>().write(100_000) };
@@ -691,7 +993,7 @@ mod tests {
 
     #[test]
     fn pressure_and_closing_are_seen_by_the_other_end() {
-        let (tx, rx) = pair(Geometry { slots: 4, bulk: 4096 });
+        let (tx, rx) = pair(Geometry { slots: 4, bulk: 4096, places: 0 });
         assert!(!tx.under_pressure());
         rx.set_pressure(true);
         assert!(tx.under_pressure());
@@ -708,7 +1010,7 @@ mod tests {
     #[test]
     fn two_threads_hand_over_every_message() {
         const N: u32 = 100_000;
-        let (mut tx, mut rx) = pair(Geometry { slots: 16, bulk: 8192 });
+        let (mut tx, mut rx) = pair(Geometry { slots: 16, bulk: 8192, places: 0 });
         std::thread::scope(|s| {
             s.spawn(move || {
                 for i in 0..N {
@@ -737,7 +1039,7 @@ mod tests {
                     assert_eq!(payload, want);
                 });
                 match popped {
-                    Popped::Message => next += 1,
+                    Popped::Message | Popped::Handed(_) => next += 1,
                     Popped::Empty => std::thread::yield_now(),
                     Popped::Malformed => panic!("malformed"),
                 }

@@ -7,6 +7,7 @@
 
 use crate::sys::shared_memory::SharedMemory;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// A word that both ends use.
@@ -69,6 +70,40 @@ impl Storage for SharedMemory {
     #[inline(always)]
     fn fence() {
         fence(Ordering::SeqCst);
+    }
+}
+
+impl<S: Storage> Storage for Arc<S> {
+    type Word = S::Word;
+
+    #[inline(always)]
+    fn base(&self) -> NonNull<u8> {
+        S::base(self)
+    }
+
+    fn len(&self) -> usize {
+        S::len(self)
+    }
+
+    #[inline(always)]
+    unsafe fn word(&self, place: *mut u8) -> &S::Word {
+        // SAFETY: the caller vouches.
+        unsafe { S::word(self, place) }
+    }
+
+    #[inline(always)]
+    fn fence() {
+        S::fence();
+    }
+
+    #[inline(always)]
+    fn written(&self, place: *const u8, len: usize) {
+        S::written(self, place, len);
+    }
+
+    #[inline(always)]
+    fn read(&self, place: *const u8, len: usize) {
+        S::read(self, place, len);
     }
 }
 

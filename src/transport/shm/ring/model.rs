@@ -4,7 +4,7 @@
 
 use super::super::layout::{CELLS, CLOSING, CONSUMED, FLAGS, Geometry, SLOT, SLOTS};
 use super::super::storage::{Storage, Word};
-use super::{Consumer, Full, Popped, Producer, Wake};
+use super::{Area, Consumer, Full, Popped, Producer, Wake};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Arc, Notify};
@@ -13,12 +13,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 const LINE: usize = 64;
-const GEOMETRY: Geometry = Geometry { slots: 2, bulk: 2 * LINE as u32 };
+const GEOMETRY: Geometry = Geometry { slots: 2, bulk: 2 * LINE as u32, places: 1 };
 /// Takes a line. It would fit in a slot, but the caller says which way a message takes.
 const BULK_BYTES: usize = 8;
 
-/// Plain bytes lie on the heap. Beside them are the words, and a cell for each slot and each line of
-/// the bulk space, by which loom knows who touches what.
+/// Plain bytes lie on the heap. Beside them are the words, and a cell for each slot, each line of
+/// the bulk space and the place, by which loom knows who touches what.
 struct Segment {
     bytes: std::cell::UnsafeCell<Box<[u128]>>,
     len: usize,
@@ -26,9 +26,10 @@ struct Segment {
     sequences: Vec<AtomicU32>,
     slots: Vec<UnsafeCell<()>>,
     bulk: Vec<UnsafeCell<()>>,
+    place: UnsafeCell<()>,
 }
 
-// SAFETY: what is plain is watched by `slots` and `bulk`.
+// SAFETY: what is plain is watched by `slots`, `bulk` and `place`.
 unsafe impl Sync for Segment {}
 // SAFETY: as above.
 unsafe impl Send for Segment {}
@@ -47,6 +48,7 @@ impl Memory {
             sequences: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             slots: (0..slots).map(|_| UnsafeCell::new(())).collect(),
             bulk: (0..GEOMETRY.bulk as usize / LINE).map(|_| UnsafeCell::new(())).collect(),
+            place: UnsafeCell::new(()),
         }))
     }
 
@@ -59,6 +61,9 @@ impl Memory {
     /// The cells of `len` bytes at `place`.
     fn cells(&self, place: *const u8, len: usize) -> &[UnsafeCell<()>] {
         let (at, bulk) = (self.offset(place), GEOMETRY.bulk_at());
+        if at >= GEOMETRY.place(0).unwrap() {
+            return std::slice::from_ref(&self.0.place);
+        }
         if at >= bulk {
             return &self.0.bulk[(at - bulk) / LINE..(at - bulk + len).div_ceil(LINE)];
         }
@@ -143,7 +148,52 @@ fn pop(rx: &mut Consumer<Memory>, i: u8) -> bool {
         assert!(payload.iter().all(|byte| *byte == i));
     });
     assert!(!matches!(popped, Popped::Malformed));
-    matches!(popped, Popped::Message)
+    matches!(popped, Popped::Message | Popped::Handed(_))
+}
+
+/// Both directions between two ends that know of places.
+fn both_ways() -> [End; 2] {
+    let [a, b] = [Memory::new(), Memory::new()];
+    [(a.clone(), b.clone(), 1), (b, a, 2)].map(|(ours, theirs, identity)| {
+        let mut tx = Producer::new(ours.clone(), GEOMETRY);
+        let mut rx = Consumer::new(theirs.clone(), GEOMETRY);
+        let ours = Area::new(ours, GEOMETRY, identity);
+        let theirs = Area::new(theirs, GEOMETRY, 3 - identity);
+        tx.share_places(ours.clone(), theirs.clone());
+        rx.share_places(theirs, ours);
+        End { tx, rx }
+    })
+}
+
+struct End {
+    tx: Producer<Memory>,
+    rx: Consumer<Memory>,
+}
+
+impl End {
+    fn send(&mut self, i: u8) {
+        while push(&mut self.tx, i, true).is_err() {
+            thread::yield_now();
+        }
+    }
+
+    /// Waits for message `i`. True: it lay in a place.
+    fn receive(&mut self, i: u8) -> bool {
+        loop {
+            let popped = self.rx.pop(|header, payload| {
+                assert_eq!(header, [i]);
+                assert_eq!(payload, [i; BULK_BYTES]);
+            });
+            match popped {
+                Popped::Handed(handed) => {
+                    assert!(self.tx.receive(&handed));
+                    return handed.place.is_some();
+                }
+                Popped::Empty => thread::yield_now(),
+                _ => panic!("not a message with payload beside its slot"),
+            }
+        }
+    }
 }
 
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -186,6 +236,42 @@ fn long_messages_lap_the_bulk_space() {
 #[test]
 fn short_and_long_messages_take_turns() {
     all_arrive(&[false, true, true, false]);
+}
+
+/// Who has read a place writes there, while its ring has something in it as well.
+#[test]
+fn a_place_goes_back_and_forth() {
+    explore(3, || {
+        let [mut a, mut b] = both_ways();
+        let other = thread::spawn(move || {
+            assert!(b.receive(1));
+            b.send(2);
+            b.send(3);
+            assert!(b.receive(4));
+        });
+        a.send(1);
+        assert!(a.receive(2));
+        a.send(4);
+        a.receive(3);
+        other.join().unwrap();
+    });
+}
+
+/// Both ends have one of their own, and send at once.
+#[test]
+fn places_cross_each_other() {
+    explore(3, || {
+        let [mut a, mut b] = both_ways();
+        let run = |end: &mut End| {
+            end.send(1);
+            assert!(end.receive(1));
+            end.send(2);
+            end.receive(2);
+        };
+        let other = thread::spawn(move || run(&mut b));
+        run(&mut a);
+        other.join().unwrap();
+    });
 }
 
 /// A receiver that sleeps is woken by what is published; one that is not woken has seen it. Loom calls a
