@@ -175,6 +175,8 @@ pub(crate) struct Engine<I> {
 struct Delivery<'a, H> {
     core: &'a mut Core,
     host: &'a mut H,
+    /// A send has ended that its receiver had to answer.
+    answered: bool,
 }
 
 impl<H: Host> Handler for Delivery<'_, H> {
@@ -190,6 +192,13 @@ impl<H: Host> Handler for Delivery<'_, H> {
         {
             self.on_any(peer, header, payload);
         }
+    }
+
+    /// Who waited for the delivery of a message may receive the answer to it next, and the answer may be here
+    /// already: taken now, it would be copied twice.
+    #[inline]
+    fn wants_pause(&mut self) -> bool {
+        std::mem::take(&mut self.answered)
     }
 
     fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
@@ -262,7 +271,9 @@ impl<H: Host> Delivery<'_, H> {
                 self.core.on_fragment(peer, rx, offset, payload, self.host);
             }
             Some(Packet::PutDone { rx }) => self.core.on_put_done(peer, rx, self.host),
-            Some(Packet::Fin { tx, status }) => self.core.on_fin(peer, tx, status, self.host),
+            Some(Packet::Fin { tx, status }) => {
+                self.answered = self.core.on_fin(peer, tx, status, self.host);
+            }
             Some(Packet::Window { tx, rx, offset, len, ticket }) => {
                 self.core.on_window(peer, tx, rx, offset, len, ticket);
             }
@@ -378,7 +389,7 @@ impl<I: Iface> Engine<I> {
     pub(crate) fn progress(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         if host.has_room() {
-            n += self.iface.poll(&mut Delivery { core: &mut self.core, host });
+            n += self.iface.poll(&mut Delivery { core: &mut self.core, host, answered: false });
         }
         if self.core.attentive {
             self.core.attentive = false;

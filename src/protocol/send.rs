@@ -564,8 +564,14 @@ impl Core {
         key.is_nameless_before(self.passing) || self.tx.is_gone(key)
     }
 
-    /// The receiver is done with one of our messages.
-    pub(super) fn on_fin(&mut self, peer: PeerId, tx: u64, status: u32, host: &mut impl Host) {
+    /// The receiver is done with one of our messages. Whether it was one that pended.
+    pub(super) fn on_fin(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        status: u32,
+        host: &mut impl Host,
+    ) -> bool {
         let key = Key::from_wire(tx);
         let valid = self.tx.get(key).is_some_and(|request| {
             request.peer == peer && !matches!(request.state, TxState::Deferred { .. })
@@ -573,12 +579,13 @@ impl Core {
         if !valid {
             // All of it may have left before the receiver had enough.
             self.counts.dropped += u64::from(!self.has_left(key));
-            return;
+            return false;
         }
         self.count_outstanding(peer, -1);
         self.streams.retain(|k| *k != key);
         self.assists.retain(|assist| assist.tx != key);
         let error = (status != 0).then_some((status as i32, Cause::ReceiverRefused));
         self.finish_send(key, error, host);
+        true
     }
 }

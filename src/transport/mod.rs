@@ -217,6 +217,11 @@ pub(crate) trait Handler {
     fn on_peer(&mut self, peer: PeerId, address: &Address);
     /// An active message. The slices are valid during the call only.
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
+    /// Whether the message before was one after which the application has to have its turn, because the next one
+    /// may be what it posts a receive for only then. Asked once a message; `true` may be ignored.
+    fn wants_pause(&mut self) -> bool {
+        false
+    }
     /// Where in application memory the `len` bytes of payload belong that come by stream behind this
     /// header. `None`: they come with `on_message`. A list that is shorter takes the first of them.
     /// It stays valid until `on_placed` or `on_stream_lost`, or until the peer has departed.

@@ -135,6 +135,37 @@ fn delivery_completes_after_the_receive() {
 }
 
 #[test]
+fn the_answer_to_what_was_delivered_waits_for_its_receive() {
+    for len in [100, 5000, 100, 5000] {
+        let mut world = World::pair();
+        let (there, back) = (world.peer(0, 1), world.peer(1, 0));
+        let (mut from, mut to) = (Memory::pattern(0, len), Memory::zeroed(len));
+        let (mut answer, mut got) = (Memory::pattern(1, 100), Memory::zeroed(100));
+        world.receive(1, &receive_op(&mut to, 2)).unwrap();
+        world.send(0, &SendOp { delivery: true, ..send_op(there, &mut from, 1) }).unwrap();
+        while world.node(0).engine.core.tx.iter().count() == 1 && to.0 != from.0 {
+            world.node(1).progress();
+            if to.0 != from.0 {
+                world.node(0).progress();
+            }
+        }
+        assert_eq!(world.received(1).len, len);
+        // Both the word of the delivery and the answer are there before the sender looks again.
+        world.send(1, &send_op(back, &mut answer, 3)).unwrap();
+        while world.sends(0).is_empty() {
+            world.node(0).progress();
+        }
+        world.receive(0, &receive_op(&mut got, 4)).unwrap();
+        world.settle();
+        assert_eq!(got.0, answer.0);
+        assert_eq!(world.node(0).engine.counts().unexpected, 0, "{len}");
+        assert_eq!(world.sends(1).len(), 1);
+        assert_eq!(world.received(0).len, 100);
+        world.assert_empty();
+    }
+}
+
+#[test]
 fn a_sender_outside_the_address_book_is_unknown() {
     let mut world = World::pair();
     let log = super::sim::Log::default();

@@ -1163,6 +1163,9 @@ impl Iface for SimIface {
                         self.net.borrow().note(self.me, What::Arrived { message, rendezvous });
                     }
                     self.check_lent(|_| handler.on_message(peer, &header, &payload));
+                    if handler.wants_pause() {
+                        return n + 1 + steps;
+                    }
                 }
             }
         }

@@ -361,7 +361,12 @@ impl Shm {
                 let peer = link.peer;
                 match link.consumer.pop(|header, payload| handler.on_message(peer, header, payload))
                 {
-                    Popped::Message => taken += 1,
+                    Popped::Message => {
+                        taken += 1;
+                        if handler.wants_pause() {
+                            break;
+                        }
+                    }
                     Popped::Handed(handed) => {
                         taken += 1;
                         let out =

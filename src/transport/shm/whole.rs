@@ -127,6 +127,32 @@ mod tests {
     }
 
     #[test]
+    fn what_follows_waits_where_a_pause_is_wanted() {
+        /// Wants one after each third message.
+        struct Slow(usize);
+        impl Handler for Slow {
+            fn on_peer(&mut self, _: PeerId, _: &Address) {}
+            fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {
+                self.0 += 1;
+            }
+            fn wants_pause(&mut self) -> bool {
+                self.0 % 3 == 0
+            }
+            fn on_departure(&mut self, _: PeerId, _: Departure) {}
+            fn is_owed(&self, _: PeerId) -> bool {
+                false
+            }
+        }
+        let [(mut a, peer), (mut b, _)] = linked(2, CmaPolicy::Off, None);
+        for _ in 0..8 {
+            a.shm.send(peer, true, b"header", 0, |_, _| ()).unwrap();
+        }
+        let mut slow = Slow(0);
+        let taken: Vec<usize> = (0..4).map(|_| b.shm.poll(&mut slow)).collect();
+        assert_eq!((taken, slow.0), (vec![3, 3, 2, 0], 8));
+    }
+
+    #[test]
     fn what_a_ring_does_not_take_leaves_no_trace() {
         let [(mut a, peer), (mut b, back)] = linked(2, CmaPolicy::Off, Some(LEN));
         assert!(!send(&mut a, peer, &pattern(LEN + 1)), "longer than what is pushed");
