@@ -632,6 +632,7 @@ impl Net {
     ) -> usize {
         let Some(mut core) = self.shared.core() else { return 0 };
         self.turns = self.turns.wrapping_add(1);
+        core.machine.on_poll();
         let beside = self.streams.as_ref().is_some_and(Streams::is_hot)
             || self.bulk.as_ref().is_some_and(|bulk| bulk.has_work());
         let early = self.hot > 0 && self.brisk && self.turns % CLOCK_TURNS != 0;

@@ -1,16 +1,17 @@
 //! Memory for packets: taken from free lists by size, so that the data path does not allocate, and
 //! bounded.
 
-/// Sizes of the two smaller classes, bytes; the third is the largest datagram.
+/// Sizes of the smaller classes, bytes; the last is the largest datagram.
 const SMALL: usize = 256;
 const MEDIUM: usize = 2048;
+const LONG: usize = 4096;
 /// Bytes of free buffers kept for later.
 const KEEP: usize = 4 << 20;
 
 /// The buffers of one endpoint.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    free: [Vec<Vec<u8>>; 3],
+    free: [Vec<Vec<u8>>; 4],
     large: usize,
     /// Bytes in use, by capacity.
     used: usize,
@@ -22,8 +23,8 @@ pub(super) struct Buffers {
 impl Buffers {
     /// At most `limit` bytes, in buffers of at most `large` each.
     pub(super) fn new(large: usize, limit: usize) -> Self {
-        let free = [Vec::new(), Vec::new(), Vec::new()];
-        Self { free, large: large.max(MEDIUM), used: 0, idle: 0, limit }
+        let free = [const { Vec::new() }; 4];
+        Self { free, large: large.max(LONG), used: 0, idle: 0, limit }
     }
 
     fn class(&self, len: usize) -> (usize, usize) {
@@ -31,8 +32,10 @@ impl Buffers {
             (0, SMALL)
         } else if len <= MEDIUM {
             (1, MEDIUM)
+        } else if len <= LONG {
+            (2, LONG)
         } else {
-            (2, self.large)
+            (3, self.large)
         }
     }
 
@@ -99,7 +102,7 @@ mod tests {
         let at = a.as_ptr();
         buffers.give(a);
         buffers.give(small);
-        let again = buffers.take(2049).unwrap();
+        let again = buffers.take(4097).unwrap();
         assert_eq!(again.as_ptr(), at);
         buffers.give(b);
         assert_eq!(buffers.used(), 9000);

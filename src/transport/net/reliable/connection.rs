@@ -110,6 +110,14 @@ pub(super) struct Connection {
     /// Packets that may leave although the window is full.
     pub(super) extra: u8,
     pub(super) peer_pressure: bool,
+    /// The last packet takes more messages until it leaves.
+    pub(super) open: bool,
+    /// It waits for company, not because it may not leave.
+    pub(super) held: bool,
+    /// Messages by the short road since the poll of this number; when the last one came.
+    pub(super) burst: u32,
+    pub(super) burst_poll: u64,
+    pub(super) pushed_at: u64,
 
     // Receiving (receiving.rs).
     pub(super) expected: u64,
@@ -191,6 +199,11 @@ impl Connection {
             attempts: 0,
             extra: 0,
             peer_pressure: false,
+            open: false,
+            held: false,
+            burst: 0,
+            burst_poll: 0,
+            pushed_at: 0,
             expected: first,
             arrived: first + 1,
             arrived_at: 0,

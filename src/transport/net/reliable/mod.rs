@@ -28,6 +28,7 @@ use crate::transport::{Address, Departure, PeerId, SendError};
 use buffers::Buffers;
 use connection::{Connection, Phase};
 use packet::{HEADER_LEN, HELLO_LEN, Header, Hello, MAGIC};
+use sending::{Holding, Pushed};
 use std::collections::VecDeque;
 use tag::{BlockHash, JobKey};
 use timers::{NEVER, Timers};
@@ -145,6 +146,7 @@ struct Shared {
     epoch: u64,
     senders: u32,
     senders_before: u32,
+    holding: Holding,
 }
 
 impl Shared {
@@ -234,6 +236,7 @@ impl Reliable {
                 epoch: 0,
                 senders: 0,
                 senders_before: 0,
+                holding: Holding::default(),
             },
             slots: Vec::new(),
             free: Vec::new(),
@@ -470,8 +473,15 @@ impl Reliable {
         Ok(())
     }
 
-    /// The short road: takes a message that fits one packet which can leave now, and sends it. `pack`
-    /// copies the `len` bytes of its payload. False: nothing was done, and `send` knows why.
+    /// The application polls: what it sends before it does so again is one burst.
+    #[inline]
+    pub(crate) fn on_poll(&mut self) {
+        self.shared.holding.on_poll();
+    }
+
+    /// The short road: takes a message that fits one packet which can leave now, and sends it, or has it
+    /// share a packet with those that follow if it is one of a burst. `pack` copies the `len` bytes of its
+    /// payload. False: nothing was done, and `send` knows why.
     #[inline]
     pub(crate) fn send_at_once(
         &mut self,
@@ -486,16 +496,22 @@ impl Reliable {
         let Some(place) = self.place_of(peer) else { return false };
         let slot = self.slots.get_mut(place as usize);
         let Some(c) = slot.and_then(|slot| slot.connection.as_deref_mut()) else { return false };
-        if c.queued || self.blocked || !self.replies.is_empty() {
+        if self.blocked || !self.replies.is_empty() {
             return false;
         }
         match c.push_at_once(&mut self.shared, header, len, pack, now, link) {
             None => false,
-            Some(true) => {
+            Some(Pushed::Left) => {
                 self.timers.set(place, c.deadline(), &mut c.timer_at);
                 true
             }
-            Some(false) => {
+            Some(Pushed::Held) => {
+                if !c.queued {
+                    self.settle(place);
+                }
+                true
+            }
+            Some(Pushed::Blocked) => {
                 self.blocked = true;
                 self.settle(place);
                 true

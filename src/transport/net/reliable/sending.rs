@@ -31,6 +31,16 @@ const BACKLOG_PACKETS: usize = 32;
 /// of them without having lost anything.
 const SILENCE: u8 = 7;
 const SUSPICION: u8 = 5;
+/// Short messages to a peer that leave by themselves after a poll: those after them share packets, until the
+/// next poll.
+const ALONE: u32 = 2;
+/// Longest packet that messages share, bytes, and the part of it that each takes at most.
+const JOINT_MAX: usize = 4096;
+const JOINT_SHARE: usize = 3;
+/// Messages further apart than this do not come in a burst, nanoseconds.
+const BURST_GAP_NS: u64 = 20_000;
+/// What waits for company longer than this has waited too long, nanoseconds.
+const LATE_NS: u64 = 200_000;
 
 /// Where a packet stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,12 +75,71 @@ impl Outgoing {
     }
 }
 
+/// What became of a message that the short road took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pushed {
+    Left,
+    /// The link took no more: the packet waits.
+    Blocked,
+    /// It shares a packet, which leaves when it is full or with the next poll.
+    Held,
+}
+
+/// Whether messages wait for company: an application that sends many and then does not poll loses more by
+/// that than it gains.
+#[derive(Debug, Default)]
+pub(super) struct Holding {
+    /// Polls so far.
+    polls: u64,
+    /// Messages that none is held back of, and of how many the last time was.
+    apart: u32,
+    penalty: u32,
+}
+
+impl Holding {
+    /// Most and least messages that leave by themselves after some were held back too long.
+    const PENALTY: (u32, u32) = (64, 65536);
+
+    /// The application polls.
+    #[inline]
+    pub(super) fn on_poll(&mut self) {
+        self.polls = self.polls.wrapping_add(1);
+    }
+
+    /// What was held back for `ns` leaves.
+    fn on_end(&mut self, ns: u64) {
+        let (least, most) = Self::PENALTY;
+        if ns > LATE_NS {
+            self.penalty = self.penalty.saturating_mul(2).clamp(least, most);
+            self.apart = self.penalty;
+        } else {
+            self.penalty /= 2;
+        }
+    }
+
+    #[inline]
+    fn may(&mut self) -> bool {
+        let may = self.apart == 0;
+        self.apart -= u32::from(!may);
+        may
+    }
+}
+
 /// The 64-bit number nearest to `near` whose low half is `low`.
 #[inline]
 pub(super) fn widen(low: u32, near: u64) -> u64 {
     // Below 0 there is none: it is the one above then.
     let off = i64::from(low.wrapping_sub(near as u32) as i32);
     near.checked_add_signed(off).unwrap_or_else(|| u64::from(low))
+}
+
+/// Writes the frame of a message that is in one packet.
+#[inline]
+fn put_whole(to: &mut [u8], header: &[u8], len: usize, pack: impl FnOnce(&mut [u8])) {
+    let at = packet::put_frame(to, 0, header, len, 0);
+    if let Some(to) = to.get_mut(at..) {
+        pack(to);
+    }
 }
 
 impl Connection {
@@ -96,15 +165,28 @@ impl Connection {
         }
         let waiting = self.window.len() - (self.unsent - self.base) as usize;
         let backlog = (BACKLOG_BYTES / room.max(1)).max(BACKLOG_PACKETS);
+        if packets == 1 && self.join(header, len, |to| pack(0, to)) {
+            return Ok(());
+        }
         let full = waiting > 0 && waiting + packets > backlog
             || self.window.len() + packets > WINDOW_MAX as usize
             || packets > 1 && !shared.buffers.has_room_for(packets, self.datagram_room());
         if full {
             return Err(SendError::Again);
         }
+        // What waits anyway may as well share a packet. Of a new connection nobody knows yet what is lost, and
+        // several packets tell it sooner.
+        let joint = room.min(JOINT_MAX - HEADER_LEN);
+        let opens = packets == 1
+            && waiting > 0
+            && self.phase == Phase::Established
+            && whole <= joint / JOINT_SHARE;
         // What has no room changes nothing.
         let single = match packets {
-            1 => Some(shared.buffers.take(HEADER_LEN + whole).ok_or(SendError::Again)?),
+            1 => {
+                let len = HEADER_LEN + if opens { joint } else { whole };
+                Some(shared.buffers.take(len).ok_or(SendError::Again)?)
+            }
             _ => None,
         };
         self.known = true;
@@ -119,6 +201,7 @@ impl Connection {
         }
         if let Some(bytes) = single {
             self.append_whole(shared, bytes, header, len, |to| pack(0, to));
+            self.open = opens;
             return Ok(());
         }
         self.sent += 1;
@@ -144,8 +227,7 @@ impl Connection {
         Ok(())
     }
 
-    /// See [`super::Reliable::send_at_once`]. `None`: nothing was done; false: the link took no more, the
-    /// packet waits.
+    /// See [`super::Reliable::send_at_once`]. `None`: nothing was done.
     #[inline]
     pub(super) fn push_at_once(
         &mut self,
@@ -155,36 +237,121 @@ impl Connection {
         pack: impl FnOnce(&mut [u8]),
         now: u64,
         link: &mut impl Link,
-    ) -> Option<bool> {
+    ) -> Option<Pushed> {
         let room = self.datagram_room().saturating_sub(HEADER_LEN);
         let whole = FRAME_LEN + header.len() + len;
+        let joint = room.min(JOINT_MAX - HEADER_LEN);
+        let holds = self.is_burst(&shared.holding, now)
+            && whole <= joint / JOINT_SHARE
+            && shared.holding.may();
+        if self.open {
+            if self.has_room(whole) {
+                self.join(header, len, pack);
+                if holds && self.has_room(whole) {
+                    return Some(Pushed::Held);
+                }
+                return self.leave_last(shared, now, link).or(Some(Pushed::Held));
+            }
+            if self.leave_last(shared, now, link)? == Pushed::Blocked {
+                return None;
+            }
+        }
         let psn = self.next_psn();
-        let open = self.phase == Phase::Established
-            && whole < room
+        let open = whole < room
             && psn == self.unsent
-            && psn < self.credit_end
             && self.window.len() < WINDOW_MAX as usize
-            && self.in_flight < self.congestion.window()
-            && self.lost.is_empty()
-            && self.early.is_none()
-            && self.hello == 0
-            && !self.peer_pressure
-            && !self.path.is_cut();
+            && self.is_clear();
         if !open {
             return None;
         }
-        let bytes = shared.buffers.take(HEADER_LEN + whole)?;
+        let bytes = shared.buffers.take(HEADER_LEN + if holds { joint } else { whole })?;
         self.known = true;
         if self.window.is_empty() {
             self.owe(shared, now);
         }
         self.append_whole(shared, bytes, header, len, pack);
+        if holds {
+            self.open = true;
+            self.held = true;
+            return Some(Pushed::Held);
+        }
+        self.leave_last(shared, now, link)
+    }
+
+    /// Whether a message that comes `now` is one of many, between which the application does not poll.
+    #[inline]
+    fn is_burst(&mut self, holding: &Holding, now: u64) -> bool {
+        let dense = now.saturating_sub(self.pushed_at) < BURST_GAP_NS;
+        self.pushed_at = now;
+        if self.burst_poll != holding.polls {
+            self.burst_poll = holding.polls;
+            self.burst = 0;
+        }
+        self.burst = self.burst.saturating_add(1);
+        dense && self.burst > ALONE
+    }
+
+    /// Whether the packet that messages share takes one more, of `whole` bytes with its frame's header.
+    #[inline]
+    fn has_room(&self, whole: usize) -> bool {
+        let room = self.datagram_room().min(JOINT_MAX);
+        let fits = |p: &Outgoing| p.bytes.len() + whole <= room.min(p.bytes.capacity());
+        self.open && self.window.back().is_some_and(fits)
+    }
+
+    /// Adds a message to the packet that messages share. False: there is none, or it has no room.
+    #[inline]
+    fn join(&mut self, header: &[u8], len: usize, pack: impl FnOnce(&mut [u8])) -> bool {
+        let whole = FRAME_LEN + header.len() + len;
+        if !self.has_room(whole) {
+            return false;
+        }
+        let Some(packet) = self.window.back_mut() else { return false };
+        let at = packet.bytes.len();
+        packet.bytes.resize(at + whole, 0);
+        if let Some(to) = packet.bytes.get_mut(at..) {
+            put_whole(to, header, len, pack);
+        }
+        self.sent += 1;
+        true
+    }
+
+    /// Whether the next packet may leave without a look at anything else.
+    #[inline]
+    fn is_clear(&self) -> bool {
+        self.phase == Phase::Established
+            && self.unsent < self.credit_end
+            && self.in_flight < self.congestion.window()
+            && self.lost.is_empty()
+            && self.early.is_none()
+            && self.hello == 0
+            && !self.peer_pressure
+            && !self.path.is_cut()
+    }
+
+    /// Sends the last packet, if it is the only one that waits and may leave.
+    #[inline]
+    fn leave_last(
+        &mut self,
+        shared: &mut Shared,
+        now: u64,
+        link: &mut impl Link,
+    ) -> Option<Pushed> {
+        let psn = self.unsent;
+        if psn + 1 != self.next_psn() || !self.is_clear() {
+            return None;
+        }
+        self.open = false;
+        self.held = false;
         self.unsent += 1;
         self.in_flight += 1;
         if let Some(packet) = self.window.back_mut() {
             packet.state = State::InFlight;
         }
-        Some(self.send_batch::<1>(shared, now, link, &[psn], psn) > 0)
+        match self.send_batch::<1>(shared, now, link, &[psn], psn) {
+            0 => Some(Pushed::Blocked),
+            _ => Some(Pushed::Left),
+        }
     }
 
     /// A message that fits one packet.
@@ -198,12 +365,8 @@ impl Connection {
         pack: impl FnOnce(&mut [u8]),
     ) {
         self.sent += 1;
-        self.append(shared, bytes, FRAME_LEN + header.len() + len, |to| {
-            let at = packet::put_frame(to, 0, header, len, 0);
-            if let Some(to) = to.get_mut(at..) {
-                pack(to);
-            }
-        });
+        let whole = FRAME_LEN + header.len() + len;
+        self.append(shared, bytes, whole, |to| put_whole(to, header, len, pack));
     }
 
     #[inline]
@@ -220,6 +383,7 @@ impl Connection {
             fill(frames);
         }
         let state = State::Unsent;
+        self.open = false;
         self.window.push_back(Outgoing {
             bytes,
             transmission: 0,
@@ -285,6 +449,9 @@ impl Connection {
             }
             *n += 1;
         }
+        if std::mem::take(&mut self.held) {
+            shared.holding.on_end(now.saturating_sub(self.pushed_at));
+        }
         let mut budget = BURST;
         while budget > 0 && self.may_send_data() {
             let mut batch = [0u64; BURST];
@@ -300,10 +467,12 @@ impl Connection {
             };
             *n += taken;
             if taken < batch.len() {
+                self.open = false;
                 return false;
             }
             budget -= count;
         }
+        self.open &= self.unsent < self.next_psn();
         if self.ack_now {
             if !self.send_control(shared, Kind::Ack, now, link) {
                 return false;

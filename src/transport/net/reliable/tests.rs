@@ -170,6 +170,152 @@ fn messages_arrive_after_a_handshake() {
     assert_eq!(bench.a.machine.counts().retransmitted, 0);
 }
 
+impl Bench {
+    /// Both know each other.
+    fn connected() -> Self {
+        let mut bench = Self::new();
+        bench.send(b"first", 0).unwrap();
+        for _ in 0..4 {
+            bench.exchange(|_| true);
+        }
+        bench.b.heard.messages.clear();
+        bench
+    }
+
+    /// A message by the short road if that is open, `ns` after the one before. Returns how many packets
+    /// left.
+    fn push(&mut self, ns: u64, number: u32, len: usize) -> usize {
+        self.now += ns;
+        let (before, header) = (self.a.wire.packets.len(), number.to_le_bytes());
+        let Self { a: End2 { machine, wire, .. }, now, .. } = self;
+        let pack = |to: &mut [u8]| to.fill(number as u8);
+        if !machine.send_at_once(PeerId(0), &header, len, pack, *now, wire) {
+            machine.send(PeerId(0), &header, len, |_, to| pack(to), *now).unwrap();
+            machine.poll_transmit(*now, wire);
+        }
+        self.a.wire.packets.len() - before
+    }
+
+    /// The application of `a` polls, b gets what has left, and answers in time. Returns how many packets had
+    /// left since.
+    fn poll(&mut self) -> usize {
+        self.a.machine.on_poll();
+        self.a.machine.poll_transmit(self.now, &mut self.a.wire);
+        let packets = self.a.wire.packets.len();
+        self.exchange(|_| true);
+        self.wait(MS);
+        self.exchange(|_| true);
+        packets
+    }
+
+    fn assert_heard(&self, messages: u32, len: usize) {
+        let heard = &self.b.heard.messages;
+        assert_eq!(heard.len(), messages as usize);
+        for (n, (header, payload)) in (0u32..).zip(heard) {
+            assert_eq!(
+                (&header[..], &payload[..]),
+                (&n.to_le_bytes()[..], &vec![n as u8; len][..])
+            );
+        }
+    }
+}
+
+#[test]
+fn messages_of_a_burst_share_packets() {
+    let mut bench = Bench::connected();
+    let left: usize = (0..200).map(|n| bench.push(500, n, 8)).sum();
+    // 1160 bytes of frames of 16: the path has carried no more yet.
+    assert_eq!(left, 2 + 198 / 72, "the first two, and those that are full");
+    assert_eq!(bench.poll(), 2 + 3);
+    bench.assert_heard(200, 8);
+    assert_eq!(bench.a.machine.unacknowledged(), 0);
+    assert_eq!(bench.a.machine.memory(), 0);
+}
+
+#[test]
+fn a_message_that_finds_no_room_in_a_shared_packet_leaves_behind_it() {
+    let mut bench = Bench::connected();
+    let left: Vec<usize> = (0..10).map(|n| bench.push(500, n, 300)).collect();
+    assert_eq!(left, [1, 1, 0, 0, 1, 0, 0, 1, 0, 0], "three of 308 bytes each");
+    // A longer one waits for nobody, and overtakes nobody.
+    bench.now += 500;
+    let (header, now) = (10u32.to_le_bytes(), bench.now);
+    let End2 { machine, wire, .. } = &mut bench.a;
+    assert!(machine.send_at_once(PeerId(0), &header, 300, |to| to.fill(10), now, wire));
+    let End2 { machine, wire, .. } = &mut bench.a;
+    let header = 11u32.to_le_bytes();
+    assert!(machine.send_at_once(PeerId(0), &header, 1000, |to| to.fill(11), now, wire));
+    assert_eq!(wire.packets.len(), 6);
+    bench.poll();
+    let (last, others) = bench.b.heard.messages.split_last().unwrap();
+    assert_eq!((&last.0[..], last.1.len()), (&header[..], 1000));
+    assert_eq!(others.len(), 11);
+    bench.b.heard.messages.pop();
+    bench.assert_heard(11, 300);
+}
+
+#[test]
+fn messages_wait_for_nobody_where_the_application_polls_between_them_or_takes_its_time() {
+    let mut bench = Bench::connected();
+    for n in 0..20 {
+        assert_eq!(bench.push(500, n, 8), 1);
+        bench.poll();
+    }
+    for n in 20..30 {
+        assert_eq!(bench.push(30_000, n, 8), 1);
+    }
+    bench.poll();
+    bench.assert_heard(30, 8);
+}
+
+#[test]
+fn who_lets_messages_wait_too_long_has_them_leave_at_once() {
+    let mut bench = Bench::connected();
+    let mut number = 0..;
+    let mut burst = |bench: &mut Bench, pushes: usize| -> usize {
+        (0..pushes).map(|_| bench.push(500, number.next().unwrap(), 8)).sum()
+    };
+    assert_eq!(burst(&mut bench, 10), 2);
+    bench.now += MS;
+    bench.poll(); // or the thread that looks after the connection
+    for _ in 0..4 {
+        assert_eq!(burst(&mut bench, 10), 10);
+        bench.poll();
+    }
+    for _ in 0..4 {
+        burst(&mut bench, 10);
+        bench.poll();
+    }
+    assert_eq!(burst(&mut bench, 10), 2, "it may try again");
+    bench.poll();
+    bench.assert_heard(100, 8);
+}
+
+#[test]
+fn what_has_to_wait_shares_packets() {
+    let mut bench = Bench::connected();
+    // As many packets as are allowed are under way.
+    let mut sent = 0u32;
+    while {
+        let pack = |_: usize, to: &mut [u8]| to.fill(sent as u8);
+        bench.a.machine.send(PeerId(0), &sent.to_le_bytes(), 8, pack, bench.now).unwrap();
+        sent += 1;
+        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire) > 0
+    } {}
+    let waiting = bench.a.machine.unacknowledged();
+    for _ in 0..500 {
+        let pack = |_: usize, to: &mut [u8]| to.fill(sent as u8);
+        bench.a.machine.send(PeerId(0), &sent.to_le_bytes(), 8, pack, bench.now).unwrap();
+        sent += 1;
+    }
+    let now = bench.a.machine.unacknowledged();
+    assert!(now <= waiting + 500 / 72 + 1, "{waiting} packets before, {now} now");
+    for _ in 0..4 {
+        bench.exchange(|_| true);
+    }
+    bench.assert_heard(sent, 8);
+}
+
 #[test]
 fn what_is_lost_is_sent_again() {
     let mut bench = Bench::new();
