@@ -275,7 +275,7 @@ impl Connection {
             self.held = true;
             return Some(Pushed::Held);
         }
-        self.leave_last(shared, now, link)
+        Some(self.send_last(shared, now, link))
     }
 
     /// Whether a message that comes `now` is one of many, between which the application does not poll.
@@ -337,10 +337,14 @@ impl Connection {
         now: u64,
         link: &mut impl Link,
     ) -> Option<Pushed> {
+        let may = self.unsent + 1 == self.next_psn() && self.is_clear();
+        may.then(|| self.send_last(shared, now, link))
+    }
+
+    /// Sends the last packet, the only one that waits, which may leave.
+    #[inline]
+    fn send_last(&mut self, shared: &mut Shared, now: u64, link: &mut impl Link) -> Pushed {
         let psn = self.unsent;
-        if psn + 1 != self.next_psn() || !self.is_clear() {
-            return None;
-        }
         self.open = false;
         self.held = false;
         self.unsent += 1;
@@ -349,8 +353,8 @@ impl Connection {
             packet.state = State::InFlight;
         }
         match self.send_batch::<1>(shared, now, link, &[psn], psn) {
-            0 => Some(Pushed::Blocked),
-            _ => Some(Pushed::Left),
+            0 => Pushed::Blocked,
+            _ => Pushed::Left,
         }
     }
 
