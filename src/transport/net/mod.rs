@@ -459,9 +459,9 @@ impl Net {
             to.copy_from_slice(&word.to_le_bytes());
         }
         let header = header.get(..head.len).unwrap_or(&[]);
-        let pack = |to: &mut [u8]| payload.copy_out(to);
+        let pack = |at: usize, to: &mut [u8]| payload.part(at, to.len()).copy_out(to);
         let Core { machine, link, .. } = &mut *core;
-        if !machine.send_at_once(inner, header, payload.len(), pack, clock::now_ns(), link) {
+        if !machine.send_at_once(inner, header, payload.len(), pack, clock::now_ns, link) {
             return false;
         }
         self.hot = COOLING;

@@ -28,6 +28,7 @@ use crate::transport::{Address, Departure, PeerId, SendError};
 use buffers::Buffers;
 use connection::{Connection, Phase};
 use packet::{HEADER_LEN, HELLO_LEN, Header, Hello, MAGIC};
+use receiving::Assembly;
 use sending::{Holding, Pushed};
 use std::collections::VecDeque;
 use tag::{BlockHash, JobKey};
@@ -147,6 +148,8 @@ struct Shared {
     senders: u32,
     senders_before: u32,
     holding: Holding,
+    /// What the last message of several packets was put together in, for the next one.
+    spare: Option<Box<Assembly>>,
 }
 
 impl Shared {
@@ -237,6 +240,7 @@ impl Reliable {
                 senders: 0,
                 senders_before: 0,
                 holding: Holding::default(),
+                spare: None,
             },
             slots: Vec::new(),
             free: Vec::new(),
@@ -479,19 +483,20 @@ impl Reliable {
         self.shared.holding.on_poll();
     }
 
-    /// The short road: takes a message that fits one packet which can leave now, and sends it, or has it
-    /// share a packet with those that follow if it is one of a burst. `pack` copies the `len` bytes of its
-    /// payload. False: nothing was done, and `send` knows why.
+    /// The short road: takes a message that can leave now, and sends it, or has it wait for company if it is one
+    /// of a burst. `pack` copies the `len` bytes of its payload piece by piece from the given offset. False: nothing was
+    /// done, and `send` knows why.
     #[inline]
     pub(crate) fn send_at_once(
         &mut self,
         peer: PeerId,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
-        now: u64,
+        pack: impl FnMut(usize, &mut [u8]),
+        clock: impl Fn() -> u64,
         link: &mut impl Link,
     ) -> bool {
+        let now = clock();
         self.turn(now);
         let Some(place) = self.place_of(peer) else { return false };
         let slot = self.slots.get_mut(place as usize);
@@ -499,24 +504,25 @@ impl Reliable {
         if self.blocked || !self.replies.is_empty() {
             return false;
         }
-        match c.push_at_once(&mut self.shared, header, len, pack, now, link) {
-            None => false,
-            Some(Pushed::Left) => {
-                self.timers.set(place, c.deadline(), &mut c.timer_at);
-                true
-            }
+        let pushed = c.push_at_once(&mut self.shared, header, len, pack, now, link);
+        match pushed {
+            None => return false,
             Some(Pushed::Held) => {
                 if !c.queued {
                     self.settle(place);
                 }
-                true
             }
-            Some(Pushed::Blocked) => {
-                self.blocked = true;
+            Some(Pushed::Left) => {
+                c.on_left(clock);
+                self.timers.set(place, c.deadline(), &mut c.timer_at);
+            }
+            Some(Pushed::Blocked | Pushed::Partly) => {
+                c.on_left(clock);
+                self.blocked = pushed == Some(Pushed::Blocked);
                 self.settle(place);
-                true
             }
         }
+        true
     }
 
     /// Takes a datagram that came from `from`.

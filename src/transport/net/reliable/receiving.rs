@@ -90,6 +90,12 @@ pub(super) struct Assembly {
     total: usize,
 }
 
+impl Default for Assembly {
+    fn default() -> Self {
+        Self { header: [0; MAX_HEADER], header_len: 0, payload: Vec::new(), total: 0 }
+    }
+}
+
 /// The frames make no sense.
 struct Malformed;
 
@@ -189,10 +195,10 @@ impl Connection {
         frames: &[u8],
         sink: &mut impl Sink,
     ) -> Result<(), Malformed> {
-        self.deliver(frames, sink)?;
+        self.deliver(shared, frames, sink)?;
         self.expected += 1;
         while let Some(next) = self.early.as_mut().and_then(|early| early.advance()) {
-            let result = self.deliver(&next, sink);
+            let result = self.deliver(shared, &next, sink);
             shared.buffers.give(next);
             result?;
             self.expected += 1;
@@ -227,7 +233,12 @@ impl Connection {
         }
     }
 
-    fn deliver(&mut self, mut frames: &[u8], sink: &mut impl Sink) -> Result<(), Malformed> {
+    fn deliver(
+        &mut self,
+        shared: &mut Shared,
+        mut frames: &[u8],
+        sink: &mut impl Sink,
+    ) -> Result<(), Malformed> {
         while !frames.is_empty() {
             let (frame, rest) = Frame::decode(frames).ok_or(Malformed)?;
             frames = rest;
@@ -240,7 +251,7 @@ impl Connection {
                     sink.on_message(self.peer, header, payload);
                 }
                 Frame::First { total, header, payload } => {
-                    self.begin(total, header, payload)?;
+                    self.begin(shared, total, header, payload)?;
                 }
                 Frame::More { payload } => self.assemble(payload)?,
                 Frame::Last { payload } => {
@@ -252,23 +263,29 @@ impl Connection {
                     let header = assembly.header.get(..assembly.header_len).unwrap_or(&[]);
                     self.delivered += 1;
                     sink.on_message(self.peer, header, &assembly.payload);
+                    shared.spare = Some(assembly);
                 }
             }
         }
         Ok(())
     }
 
-    fn begin(&mut self, total: usize, header: &[u8], payload: &[u8]) -> Result<(), Malformed> {
+    fn begin(
+        &mut self,
+        shared: &mut Shared,
+        total: usize,
+        header: &[u8],
+        payload: &[u8],
+    ) -> Result<(), Malformed> {
         if self.assembly.is_some() || total > MESSAGE_MAX || payload.len() > total {
             return Err(Malformed);
         }
-        let mut assembly = Box::new(Assembly {
-            header: [0; MAX_HEADER],
-            header_len: header.len(),
-            payload: Vec::with_capacity(total),
-            total,
-        });
+        let mut assembly = shared.spare.take().unwrap_or_default();
         assembly.header.get_mut(..header.len()).ok_or(Malformed)?.copy_from_slice(header);
+        assembly.header_len = header.len();
+        assembly.total = total;
+        assembly.payload.clear();
+        assembly.payload.reserve(total);
         assembly.payload.extend_from_slice(payload);
         self.assembly = Some(assembly);
         Ok(())

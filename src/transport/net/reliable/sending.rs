@@ -31,13 +31,20 @@ const BACKLOG_PACKETS: usize = 32;
 /// of them without having lost anything.
 const SILENCE: u8 = 7;
 const SUSPICION: u8 = 5;
-/// Short messages to a peer that leave by themselves after a poll: those after them share packets, until the
-/// next poll.
+/// Messages to a peer that leave by themselves after a poll: those after them share packets, until the next
+/// poll.
 const ALONE: u32 = 2;
-/// Longest packet that messages share, bytes, and the part of it that each takes at most.
+/// Longest packet that messages share, bytes, and the part of it up to which a message is not divided.
 const JOINT_MAX: usize = 4096;
 const JOINT_SHARE: usize = 3;
-/// Messages further apart than this do not come in a burst, nanoseconds.
+/// Least payload of a longer one that runs on from the packet that messages share into the next, bytes.
+const PIECE_MIN: usize = 256;
+/// Packets, and bytes, that wait for company at most.
+const HELD_PACKETS: usize = 16;
+const HELD_BYTES: usize = 32 * 1024;
+/// Packets that are few.
+const FEW: usize = 8;
+/// Messages further apart than this, beside the time that the link takes, do not come in a burst, nanoseconds.
 const BURST_GAP_NS: u64 = 20_000;
 /// What waits for company longer than this has waited too long, nanoseconds.
 const LATE_NS: u64 = 200_000;
@@ -79,10 +86,12 @@ impl Outgoing {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pushed {
     Left,
-    /// The link took no more: the packet waits.
+    /// The link took no more: packets wait.
     Blocked,
-    /// It shares a packet, which leaves when it is full or with the next poll.
+    /// It waits for company: it leaves when there is enough of that, or with the next poll.
     Held,
+    /// Its end does, or waits for room in the window; something has left.
+    Partly,
 }
 
 /// Whether messages wait for company: an application that sends many and then does not poll loses more by
@@ -149,46 +158,59 @@ impl Connection {
         shared: &mut Shared,
         header: &[u8],
         len: usize,
-        mut pack: impl FnMut(usize, &mut [u8]),
+        pack: impl FnMut(usize, &mut [u8]),
         now: u64,
     ) -> Result<(), SendError> {
-        let room = self.datagram_room().saturating_sub(HEADER_LEN);
-        let whole = FRAME_LEN + header.len() + len;
-        let packets = if whole <= room {
-            1
-        } else {
-            let first = room.saturating_sub(FIRST_FRAME_LEN + header.len());
-            1 + (len - first.min(len)).div_ceil(room - FRAME_LEN)
-        };
         if len > MESSAGE_MAX || header.len() > usize::from(u8::MAX) {
             return Err(SendError::Unreachable(Errno(libc::EMSGSIZE)));
         }
-        let waiting = self.window.len() - (self.unsent - self.base) as usize;
-        let backlog = (BACKLOG_BYTES / room.max(1)).max(BACKLOG_PACKETS);
-        if packets == 1 && self.join(header, len, |to| pack(0, to)) {
+        // What waits anyway may as well share a packet. Of a new connection nobody knows yet what is lost, and
+        // several packets tell it sooner.
+        let opens = self.unsent < self.next_psn() && self.phase == Phase::Established;
+        self.put(shared, header, len, pack, opens, now)
+    }
+
+    /// Puts a message behind what waits: into the packet that messages share, as far as that has room, and into
+    /// packets of its own, of which the last takes others if it `opens`. What has no room changes nothing.
+    fn put(
+        &mut self,
+        shared: &mut Shared,
+        header: &[u8],
+        len: usize,
+        mut pack: impl FnMut(usize, &mut [u8]),
+        opens: bool,
+        now: u64,
+    ) -> Result<(), SendError> {
+        if self.join(header, len, |to| pack(0, to)) {
             return Ok(());
         }
+        let room = self.datagram_room().saturating_sub(HEADER_LEN);
+        let joint = room.min(JOINT_MAX - HEADER_LEN);
+        let whole = FRAME_LEN + header.len() + len;
+        let front = FIRST_FRAME_LEN + header.len();
+        // Payload of it in the packet that is there.
+        let divides = whole > joint / JOINT_SHARE;
+        let here = self.room_left().saturating_sub(front);
+        let here = if divides && here >= PIECE_MIN { here } else { 0 };
+        let packets = if here > 0 {
+            (len - here).div_ceil(room - FRAME_LEN)
+        } else if whole <= room {
+            1
+        } else {
+            1 + (len - room.saturating_sub(front).min(len)).div_ceil(room - FRAME_LEN)
+        };
+        let waiting = (self.next_psn() - self.unsent) as usize;
+        let backlog = (BACKLOG_BYTES / room.max(1)).max(BACKLOG_PACKETS);
+        let largest = match packets {
+            1 => HEADER_LEN + whole.max(if opens { joint } else { 0 }).min(room),
+            _ => self.datagram_room(),
+        };
         let full = waiting > 0 && waiting + packets > backlog
             || self.window.len() + packets > WINDOW_MAX as usize
-            || packets > 1 && !shared.buffers.has_room_for(packets, self.datagram_room());
+            || !shared.buffers.has_room_for(packets, largest);
         if full {
             return Err(SendError::Again);
         }
-        // What waits anyway may as well share a packet. Of a new connection nobody knows yet what is lost, and
-        // several packets tell it sooner.
-        let joint = room.min(JOINT_MAX - HEADER_LEN);
-        let opens = packets == 1
-            && waiting > 0
-            && self.phase == Phase::Established
-            && whole <= joint / JOINT_SHARE;
-        // What has no room changes nothing.
-        let single = match packets {
-            1 => {
-                let len = HEADER_LEN + if opens { joint } else { whole };
-                Some(shared.buffers.take(len).ok_or(SendError::Again)?)
-            }
-            _ => None,
-        };
         self.known = true;
         if whole >= room {
             self.want_long(now);
@@ -199,29 +221,33 @@ impl Connection {
                 self.retry_at = now + self.patience_ns(shared);
             }
         }
-        if let Some(bytes) = single {
-            self.append_whole(shared, bytes, header, len, |to| pack(0, to));
-            self.open = opens;
-            return Ok(());
-        }
         self.sent += 1;
-        let mut offset = 0;
-        for i in 0..packets {
-            let (kind, front) = match i {
-                0 => (1, FIRST_FRAME_LEN + header.len()),
-                _ if i + 1 == packets => (3, FRAME_LEN),
-                _ => (2, FRAME_LEN),
+        let mut offset = here;
+        if let Some(to) = (here > 0).then(|| self.extend_last(front + here)).flatten() {
+            let at = packet::put_frame(to, 1, header, here, len);
+            if let Some(to) = to.get_mut(at..) {
+                pack(0, to);
+            }
+        }
+        for i in 1..=packets {
+            let (kind, front, header) = match (offset == 0 && i == 1, i == packets) {
+                (true, true) => (0, FRAME_LEN + header.len(), header),
+                (true, false) => (1, front, header),
+                (false, true) => (3, FRAME_LEN, &[][..]),
+                (false, false) => (2, FRAME_LEN, &[][..]),
             };
-            let piece = (room - front).min(len - offset);
-            // has_room() was asked above, for all of them.
-            let bytes = shared.buffers.take(HEADER_LEN + front + piece).unwrap_or_default();
+            let piece = room.saturating_sub(front).min(len - offset);
+            let opens = opens && i == packets && front + piece < joint;
+            let used = if opens { joint } else { front + piece };
+            // There is room for all of them, as was asked above.
+            let bytes = shared.buffers.take(HEADER_LEN + used).unwrap_or_default();
             self.append(shared, bytes, front + piece, |to| {
-                let header = if i == 0 { header } else { &[] };
                 let at = packet::put_frame(to, kind, header, piece, len);
                 if let Some(to) = to.get_mut(at..) {
                     pack(offset, to);
                 }
             });
+            self.open = opens;
             offset += piece;
         }
         Ok(())
@@ -234,48 +260,76 @@ impl Connection {
         shared: &mut Shared,
         header: &[u8],
         len: usize,
-        pack: impl FnOnce(&mut [u8]),
+        mut pack: impl FnMut(usize, &mut [u8]),
         now: u64,
         link: &mut impl Link,
     ) -> Option<Pushed> {
         let room = self.datagram_room().saturating_sub(HEADER_LEN);
         let whole = FRAME_LEN + header.len() + len;
-        let joint = room.min(JOINT_MAX - HEADER_LEN);
-        let holds = self.is_burst(&shared.holding, now)
-            && whole <= joint / JOINT_SHARE
-            && shared.holding.may();
-        if self.open {
-            if self.has_room(whole) {
-                self.join(header, len, pack);
-                if holds && self.has_room(whole) {
-                    return Some(Pushed::Held);
-                }
-                return self.leave_last(shared, now, link).or(Some(Pushed::Held));
+        let holds = self.is_burst(&shared.holding, now) && shared.holding.may();
+        if holds || self.open || self.held || whole >= room {
+            if holds && self.held && self.join(header, len, |to| pack(0, to)) {
+                return Some(Pushed::Held);
             }
-            if self.leave_last(shared, now, link)? == Pushed::Blocked {
-                return None;
-            }
+            return self.push_more_at_once(shared, (header, len), pack, holds, now, link);
         }
-        let psn = self.next_psn();
-        let open = whole < room
-            && psn == self.unsent
-            && self.window.len() < WINDOW_MAX as usize
-            && self.is_clear();
-        if !open {
+        if self.next_psn() != self.unsent
+            || self.window.len() >= WINDOW_MAX as usize
+            || !self.is_clear()
+        {
             return None;
         }
-        let bytes = shared.buffers.take(HEADER_LEN + if holds { joint } else { whole })?;
+        let bytes = shared.buffers.take(HEADER_LEN + whole)?;
         self.known = true;
         if self.window.is_empty() {
             self.owe(shared, now);
         }
-        self.append_whole(shared, bytes, header, len, pack);
-        if holds {
-            self.open = true;
-            self.held = true;
+        self.append_whole(shared, bytes, header, len, |to| pack(0, to));
+        Some(self.send_last(shared, now, link))
+    }
+
+    /// The same of what is longer than a packet, one of a burst, or comes after what was held back.
+    #[inline(never)]
+    fn push_more_at_once(
+        &mut self,
+        shared: &mut Shared,
+        (header, len): (&[u8], usize),
+        pack: impl FnMut(usize, &mut [u8]),
+        holds: bool,
+        now: u64,
+        link: &mut impl Link,
+    ) -> Option<Pushed> {
+        let waits = self.unsent < self.next_psn() && !self.held;
+        if waits || len > MESSAGE_MAX || header.len() > usize::from(u8::MAX) || !self.is_clear() {
+            return None;
+        }
+        self.put(shared, header, len, pack, holds, now).ok()?;
+        let waiting = (self.next_psn() - self.unsent) as usize;
+        // While some wait, others are under way.
+        let may =
+            u64::from(self.congestion.window()).min(self.credit_end.saturating_sub(self.base));
+        let most =
+            (HELD_BYTES / self.datagram_room()).min(HELD_PACKETS).min(may as usize / 4).max(1);
+        self.held = holds && (self.open || waiting < most);
+        if self.held && waiting <= most {
             return Some(Pushed::Held);
         }
-        Some(self.send_last(shared, now, link))
+        self.open &= holds;
+        let leave = waiting - usize::from(self.open);
+        let all = self.send_waiting(shared, now, link, leave, &mut 0);
+        Some(match all {
+            false => Pushed::Blocked,
+            true if self.unsent < self.next_psn() => Pushed::Partly,
+            true => Pushed::Left,
+        })
+    }
+
+    /// Packets of a message have left: what the link took for that is no pause of the application.
+    #[inline]
+    pub(super) fn on_left(&mut self, clock: impl Fn() -> u64) {
+        if self.burst >= ALONE {
+            self.pushed_at = clock();
+        }
     }
 
     /// Whether a message that comes `now` is one of many, between which the application does not poll.
@@ -291,27 +345,32 @@ impl Connection {
         dense && self.burst > ALONE
     }
 
-    /// Whether the packet that messages share takes one more, of `whole` bytes with its frame's header.
+    /// Bytes that the packet that messages share has room for.
     #[inline]
-    fn has_room(&self, whole: usize) -> bool {
+    fn room_left(&self) -> usize {
         let room = self.datagram_room().min(JOINT_MAX);
-        let fits = |p: &Outgoing| p.bytes.len() + whole <= room.min(p.bytes.capacity());
-        self.open && self.window.back().is_some_and(fits)
+        let left = |p: &Outgoing| room.min(p.bytes.capacity()).saturating_sub(p.bytes.len());
+        if self.open { self.window.back().map_or(0, left) } else { 0 }
+    }
+
+    /// The last packet gets `more` bytes: these.
+    #[inline]
+    fn extend_last(&mut self, more: usize) -> Option<&mut [u8]> {
+        let packet = self.window.back_mut()?;
+        let at = packet.bytes.len();
+        packet.bytes.resize(at + more, 0);
+        packet.bytes.get_mut(at..)
     }
 
     /// Adds a message to the packet that messages share. False: there is none, or it has no room.
     #[inline]
     fn join(&mut self, header: &[u8], len: usize, pack: impl FnOnce(&mut [u8])) -> bool {
         let whole = FRAME_LEN + header.len() + len;
-        if !self.has_room(whole) {
+        if whole > self.room_left() {
             return false;
         }
-        let Some(packet) = self.window.back_mut() else { return false };
-        let at = packet.bytes.len();
-        packet.bytes.resize(at + whole, 0);
-        if let Some(to) = packet.bytes.get_mut(at..) {
-            put_whole(to, header, len, pack);
-        }
+        let Some(to) = self.extend_last(whole) else { return false };
+        put_whole(to, header, len, pack);
         self.sent += 1;
         true
     }
@@ -327,18 +386,6 @@ impl Connection {
             && self.hello == 0
             && !self.peer_pressure
             && !self.path.is_cut()
-    }
-
-    /// Sends the last packet, if it is the only one that waits and may leave.
-    #[inline]
-    fn leave_last(
-        &mut self,
-        shared: &mut Shared,
-        now: u64,
-        link: &mut impl Link,
-    ) -> Option<Pushed> {
-        let may = self.unsent + 1 == self.next_psn() && self.is_clear();
-        may.then(|| self.send_last(shared, now, link))
     }
 
     /// Sends the last packet, the only one that waits, which may leave.
@@ -456,25 +503,9 @@ impl Connection {
         if std::mem::take(&mut self.held) {
             shared.holding.on_end(now.saturating_sub(self.pushed_at));
         }
-        let mut budget = BURST;
-        while budget > 0 && self.may_send_data() {
-            let mut batch = [0u64; BURST];
-            let fresh_from = self.unsent;
-            let count = self.choose(&mut batch, budget);
-            let batch = batch.get(..count).unwrap_or(&[]);
-            if batch.is_empty() {
-                break;
-            }
-            let taken = match batch {
-                [_] => self.send_batch::<1>(shared, now, link, batch, fresh_from),
-                _ => self.send_batch::<BURST>(shared, now, link, batch, fresh_from),
-            };
-            *n += taken;
-            if taken < batch.len() {
-                self.open = false;
-                return false;
-            }
-            budget -= count;
+        if !self.send_waiting(shared, now, link, BURST, n) {
+            self.open = false;
+            return false;
         }
         self.open &= self.unsent < self.next_psn();
         if self.ack_now {
@@ -482,6 +513,36 @@ impl Connection {
                 return false;
             }
             *n += 1;
+        }
+        true
+    }
+
+    /// Sends what may leave of what waits, at most `budget` packets, and counts them in `n`. False: the link took
+    /// no more.
+    fn send_waiting(
+        &mut self,
+        shared: &mut Shared,
+        now: u64,
+        link: &mut impl Link,
+        mut budget: usize,
+        n: &mut usize,
+    ) -> bool {
+        while budget > 0 && self.may_send_data() {
+            let mut batch = [0u64; BURST];
+            let fresh_from = self.unsent;
+            let count = self.choose(&mut batch, budget.min(BURST));
+            let batch = batch.get(..count).unwrap_or(&[]);
+            let taken = match count {
+                0 => break,
+                1 => self.send_batch::<1>(shared, now, link, batch, fresh_from),
+                2..=FEW => self.send_batch::<FEW>(shared, now, link, batch, fresh_from),
+                _ => self.send_batch::<BURST>(shared, now, link, batch, fresh_from),
+            };
+            *n += taken;
+            if taken < count {
+                return false;
+            }
+            budget -= count;
         }
         true
     }

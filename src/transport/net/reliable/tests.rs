@@ -13,6 +13,8 @@ struct Wire {
     packets: Vec<Vec<u8>>,
     /// Nothing on it is damaged.
     sound: bool,
+    /// Packets that it takes at a time, if that is bounded.
+    most: Option<usize>,
 }
 
 impl Link for Wire {
@@ -21,8 +23,9 @@ impl Link for Wire {
     }
 
     fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
-        self.packets.extend(packets.iter().map(|p| p.to_vec()));
-        packets.len()
+        let taken = packets.len().min(self.most.unwrap_or(usize::MAX));
+        self.packets.extend(packets.iter().take(taken).map(|p| p.to_vec()));
+        taken
     }
 
     fn is_sound(&mut self, _: &Address, _: usize) -> bool {
@@ -170,6 +173,15 @@ fn messages_arrive_after_a_handshake() {
     assert_eq!(bench.a.machine.counts().retransmitted, 0);
 }
 
+/// Packs the message of that number.
+fn numbered(number: u32) -> impl Fn(usize, &mut [u8]) + Copy {
+    move |at, to| {
+        for (i, byte) in to.iter_mut().enumerate() {
+            *byte = (number as usize + at + i) as u8;
+        }
+    }
+}
+
 impl Bench {
     /// Both know each other.
     fn connected() -> Self {
@@ -188,9 +200,9 @@ impl Bench {
         self.now += ns;
         let (before, header) = (self.a.wire.packets.len(), number.to_le_bytes());
         let Self { a: End2 { machine, wire, .. }, now, .. } = self;
-        let pack = |to: &mut [u8]| to.fill(number as u8);
-        if !machine.send_at_once(PeerId(0), &header, len, pack, *now, wire) {
-            machine.send(PeerId(0), &header, len, |_, to| pack(to), *now).unwrap();
+        let pack = numbered(number);
+        if !machine.send_at_once(PeerId(0), &header, len, pack, || *now, wire) {
+            machine.send(PeerId(0), &header, len, pack, *now).unwrap();
             machine.poll_transmit(*now, wire);
         }
         self.a.wire.packets.len() - before
@@ -208,14 +220,14 @@ impl Bench {
         packets
     }
 
+    /// All messages from number 0 on, of `len` bytes, and nothing else.
     fn assert_heard(&self, messages: u32, len: usize) {
         let heard = &self.b.heard.messages;
         assert_eq!(heard.len(), messages as usize);
         for (n, (header, payload)) in (0u32..).zip(heard) {
-            assert_eq!(
-                (&header[..], &payload[..]),
-                (&n.to_le_bytes()[..], &vec![n as u8; len][..])
-            );
+            let mut expected = vec![0; len];
+            numbered(n)(0, &mut expected);
+            assert_eq!((&header[..], payload), (&n.to_le_bytes()[..], &expected));
         }
     }
 }
@@ -223,35 +235,84 @@ impl Bench {
 #[test]
 fn messages_of_a_burst_share_packets() {
     let mut bench = Bench::connected();
-    let left: usize = (0..200).map(|n| bench.push(500, n, 8)).sum();
-    // 1160 bytes of frames of 16: the path has carried no more yet.
-    assert_eq!(left, 2 + 198 / 72, "the first two, and those that are full");
-    assert_eq!(bench.poll(), 2 + 3);
-    bench.assert_heard(200, 8);
+    let left: usize = (0..700).map(|n| bench.push(500, n, 8)).sum();
+    // 1160 bytes of frames of 16: the path has carried no more yet. The window is of 16 packets.
+    assert_eq!(left, 2 + 4 + 4, "the first two, and a quarter of the window at a time");
+    assert_eq!(bench.poll(), 2 + (698usize).div_ceil(72));
+    bench.assert_heard(700, 8);
     assert_eq!(bench.a.machine.unacknowledged(), 0);
     assert_eq!(bench.a.machine.memory(), 0);
 }
 
 #[test]
-fn a_message_that_finds_no_room_in_a_shared_packet_leaves_behind_it() {
+fn short_messages_are_not_divided() {
     let mut bench = Bench::connected();
-    let left: Vec<usize> = (0..10).map(|n| bench.push(500, n, 300)).collect();
-    assert_eq!(left, [1, 1, 0, 0, 1, 0, 0, 1, 0, 0], "three of 308 bytes each");
-    // A longer one waits for nobody, and overtakes nobody.
-    bench.now += 500;
-    let (header, now) = (10u32.to_le_bytes(), bench.now);
-    let End2 { machine, wire, .. } = &mut bench.a;
-    assert!(machine.send_at_once(PeerId(0), &header, 300, |to| to.fill(10), now, wire));
-    let End2 { machine, wire, .. } = &mut bench.a;
-    let header = 11u32.to_le_bytes();
-    assert!(machine.send_at_once(PeerId(0), &header, 1000, |to| to.fill(11), now, wire));
-    assert_eq!(wire.packets.len(), 6);
-    bench.poll();
-    let (last, others) = bench.b.heard.messages.split_last().unwrap();
-    assert_eq!((&last.0[..], last.1.len()), (&header[..], 1000));
-    assert_eq!(others.len(), 11);
-    bench.b.heard.messages.pop();
+    let left: usize = (0..10).map(|n| bench.push(500, n, 300)).sum();
+    assert_eq!(left, 2);
+    assert_eq!(bench.poll(), 2 + 3, "three of 308 bytes each");
+    bench.assert_heard(10, 300);
+}
+
+#[test]
+fn who_pauses_sends_what_waits_with_its_next_message() {
+    let mut bench = Bench::connected();
+    assert_eq!((0..10).map(|n| bench.push(500, n, 300)).sum::<usize>(), 2);
+    assert_eq!(bench.push(30_000, 10, 300), 3);
+    assert_eq!(bench.poll(), 5);
     bench.assert_heard(11, 300);
+}
+
+#[test]
+fn long_messages_of_a_burst_run_on_from_one_packet_into_the_next() {
+    let first_sent = |bench: &Bench| {
+        let counts = bench.a.machine.counts();
+        counts.data_sent - counts.retransmitted
+    };
+    for (len, count) in [(700, 40), (3000, 12), (16384, 5)] {
+        let mut bench = Bench::connected();
+        // What makes packets as long as the path allows.
+        bench.send(b"long", 4000).unwrap();
+        for _ in 0..20 {
+            bench.exchange(|_| true);
+            bench.wait(MS);
+        }
+        bench.b.heard.messages.clear();
+        bench.a.machine.on_poll();
+        let room = bench.a.machine.packet_room(PeerId(0), 0) + packet::FRAME_LEN;
+        let alone = (len + 12usize).div_ceil(room);
+        let sent = first_sent(&bench);
+        for n in 0..count {
+            bench.push(500, n, len);
+        }
+        for _ in 0..10 {
+            bench.poll();
+        }
+        let packets = (first_sent(&bench) - sent) as usize;
+        // Less than a piece and its header is left empty.
+        let together = ((count as usize - 2) * (len + 12 + 8)).div_ceil(room - 256);
+        assert!(packets <= 2 * alone + together, "{len}: {packets} {together} {room}");
+        assert!(packets < count as usize * alone, "{len}: {packets}");
+        bench.assert_heard(count, len);
+        assert_eq!(bench.a.machine.unacknowledged(), 0);
+        assert_eq!(bench.a.machine.memory() + bench.b.machine.memory(), 0);
+    }
+}
+
+#[test]
+fn what_the_link_does_not_take_of_a_burst_leaves_later() {
+    let mut bench = Bench::connected();
+    let mut packets = 0;
+    for n in 0..40 {
+        bench.a.wire.most = Some(n as usize % 3);
+        packets += bench.push(500, n, 2000);
+    }
+    assert!(packets < 20, "{packets}");
+    bench.a.wire.most = None;
+    for _ in 0..10 {
+        bench.poll();
+    }
+    bench.assert_heard(40, 2000);
+    assert_eq!(bench.a.machine.memory() + bench.b.machine.memory(), 0);
 }
 
 #[test]
@@ -297,14 +358,14 @@ fn what_has_to_wait_shares_packets() {
     // As many packets as are allowed are under way.
     let mut sent = 0u32;
     while {
-        let pack = |_: usize, to: &mut [u8]| to.fill(sent as u8);
+        let pack = numbered(sent);
         bench.a.machine.send(PeerId(0), &sent.to_le_bytes(), 8, pack, bench.now).unwrap();
         sent += 1;
         bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire) > 0
     } {}
     let waiting = bench.a.machine.unacknowledged();
     for _ in 0..500 {
-        let pack = |_: usize, to: &mut [u8]| to.fill(sent as u8);
+        let pack = numbered(sent);
         bench.a.machine.send(PeerId(0), &sent.to_le_bytes(), 8, pack, bench.now).unwrap();
         sent += 1;
     }

@@ -174,9 +174,8 @@ impl App {
                     to.copy_from_slice(&payload[at..at + len]);
                 };
                 let len = payload.len();
-                let short = |to: &mut [u8]| to.copy_from_slice(payload);
                 let sent = (how == 0 || how == 1 && sends % 2 == 0)
-                    && machine.send_at_once(peer, header, len, short, now, link);
+                    && machine.send_at_once(peer, header, len, pack, || now, link);
                 match if sent { Ok(()) } else { machine.send(peer, header, len, pack, now) } {
                     Ok(()) => {}
                     Err(SendError::Again) => break,
