@@ -36,6 +36,8 @@ pub(super) struct Congestion {
     variation_ns: u32,
     shortest_ns: u32,
     shortest_at: u64,
+    /// What the peer takes to answer, beside the round trip: the longest of late, nanoseconds.
+    answer_ns: u32,
     /// The round ends when this transmission is acknowledged.
     round_end: u64,
     acked: u32,
@@ -54,6 +56,7 @@ impl Congestion {
             variation_ns: 0,
             shortest_ns: u32::MAX,
             shortest_at: 0,
+            answer_ns: 0,
             round_end: 0,
             acked: 0,
             lost: 0,
@@ -74,9 +77,10 @@ impl Congestion {
         if self.rtt_ns == 0 {
             return TIMEOUT_START_NS;
         }
-        let wait = u64::from(self.rtt_ns) + 4 * u64::from(self.variation_ns);
-        // Round trips that are long beside the shortest are time slices of a crowded node. Who asks
-        // too early loses a packet, who waits for every one of them loses the time.
+        let wait =
+            u64::from(self.rtt_ns) + 4 * u64::from(self.variation_ns) + u64::from(self.answer_ns);
+        // Round trips and answers that are long beside the shortest are time slices of a crowded node. Who
+        // asks too early loses a packet, who waits for every one of them loses the time.
         let most = 4 * u64::from(self.shortest_ns) + CROWDED_NS;
         wait.min(most).clamp(TIMEOUT_MIN_NS, TIMEOUT_MAX_NS)
     }
@@ -102,6 +106,13 @@ impl Congestion {
         let off = self.rtt_ns.abs_diff(sample);
         self.variation_ns = self.variation_ns - self.variation_ns / 4 + off / 4;
         self.rtt_ns = self.rtt_ns - self.rtt_ns / 8 + sample / 8;
+    }
+
+    /// The peer answered so long after what it answers had arrived there.
+    #[inline]
+    pub(super) fn on_answer(&mut self, delay_ns: u64) {
+        let delay = delay_ns.min(CROWDED_NS) as u32;
+        self.answer_ns = delay.max(self.answer_ns - self.answer_ns / 8);
     }
 
     fn queues(&self) -> bool {
@@ -177,6 +188,22 @@ mod tests {
             let end = c.round_end;
             c.on_echo(end, end + u64::from(w));
         }
+    }
+
+    #[test]
+    fn a_busy_peer_is_waited_for() {
+        let mut c = Congestion::new();
+        rounds(&mut c, 50, 0, 500_000);
+        let quick = c.timeout_ns();
+        c.on_answer(4_000_000);
+        assert!((4_000_000..6_000_000).contains(&c.timeout_ns()), "{}", c.timeout_ns());
+        // Not for longer than a crowded node's time slice, and not for ever.
+        c.on_answer(1 << 40);
+        assert!(c.timeout_ns() <= 2_000_000 + CROWDED_NS, "{}", c.timeout_ns());
+        for _ in 0..100 {
+            c.on_answer(0);
+        }
+        assert!(c.timeout_ns() <= quick + 100, "{} {quick}", c.timeout_ns());
     }
 
     #[test]

@@ -881,9 +881,13 @@ impl Connection {
             self.peer_pressure = header.flags & PRESSURE != 0;
         }
         // A delay that has no room in its field is none to calculate with.
-        if let Some(sent_at) = sample.filter(|_| header.ack_delay != u16::MAX) {
+        if arrived > 0 && header.ack_delay != u16::MAX {
             let delay = u64::from(header.ack_delay) * DELAY_UNIT_NS;
-            self.congestion.on_round_trip(now.saturating_sub(sent_at).saturating_sub(delay), now);
+            self.congestion.on_answer(delay);
+            if let Some(sent_at) = sample {
+                let whole = now.saturating_sub(sent_at);
+                self.congestion.on_round_trip(whole.saturating_sub(delay), now);
+            }
         }
         let marked = header.marks.wrapping_sub(self.marks_seen);
         let marked = if marked <= u32::from(u16::MAX) { marked } else { 0 };

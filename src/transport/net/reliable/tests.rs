@@ -403,6 +403,39 @@ fn what_is_lost_is_sent_again() {
 }
 
 #[test]
+fn who_answers_late_is_waited_for() {
+    let mut bench = Bench::connected();
+    for _ in 0..50 {
+        bench.poll();
+    }
+    let before = bench.a.machine.counts().retransmitted;
+    for n in 0..100 {
+        bench.push(MS, n, 100);
+        let Bench { a, b, now } = &mut bench;
+        let condition = Condition { congested: false, sound: false };
+        // b takes it, and has something else to do before it answers.
+        for packet in a.wire.packets.drain(..) {
+            b.machine.on_datagram(*now, &a.address, &packet, condition, &mut b.heard);
+        }
+        for _ in 0..16 {
+            *now += MS / 4;
+            a.machine.on_timeout(*now, &mut a.heard);
+            a.machine.poll_transmit(*now, &mut a.wire);
+        }
+        b.machine.on_timeout(*now, &mut b.heard);
+        b.machine.poll_transmit(*now, &mut b.wire);
+        for packet in b.wire.packets.drain(..) {
+            a.machine.on_datagram(*now, &b.address, &packet, condition, &mut a.heard);
+        }
+        bench.exchange(|_| true);
+        assert_eq!(bench.a.machine.unacknowledged(), 0);
+    }
+    bench.assert_heard(100, 100);
+    let again = bench.a.machine.counts().retransmitted - before;
+    assert!((1..=2).contains(&again), "{again}");
+}
+
+#[test]
 fn strangers_are_not_heard() {
     let mut bench = Bench::new();
     bench.a = end(1, 8, 101);
