@@ -570,6 +570,11 @@ fn register<D: Device>(
     Ok(regions)
 }
 
+/// Whether this is connection `id`, and has come so far.
+fn is<Q>(connection: &Connection<Q>, id: u32, state: State) -> bool {
+    connection.id == id && connection.state == state
+}
+
 impl<D: Device> Bulk for Rc<D> {
     fn sizes(&self) -> (usize, usize) {
         (WINDOW_MAX, WINDOW_MIN)
@@ -632,8 +637,10 @@ impl<D: Device> Bulk for Rc<D> {
         ticket: &Ticket,
         now: u64,
     ) -> Result<(), SendError> {
-        let current =
-            |c: &&mut Connection<D::Qp>| c.id == ticket.connection && c.state == State::Ready;
+        if self.connections.get(&peer).is_some_and(|c| is(c, ticket.connection, State::Agreed)) {
+            self.begin(peer, now); // the ticket says what GO would: it has come first
+        }
+        let current = |c: &&mut Connection<D::Qp>| is(c, ticket.connection, State::Ready);
         let Some(connection) = self.connections.get_mut(&peer).filter(current) else {
             self.counts.stale += 1;
             return Ok(()); // the peer knows, or will be told, that it has ended
@@ -700,7 +707,6 @@ impl<D: Device> Bulk for Rc<D> {
             self.counts.wrong += 1;
             return;
         };
-        let is = |c: &Connection<D::Qp>, id: u32, state: State| c.id == id && c.state == state;
         match message {
             Message::Ask(id, end) => self.on_ask(peer, id, &end, now, sink),
             Message::Ready(id, end) => self.on_ready(peer, id, &end, now),

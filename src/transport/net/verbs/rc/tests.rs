@@ -471,6 +471,21 @@ fn both_ask_at_once_and_one_connection_comes_of_it() {
 }
 
 #[test]
+fn a_window_that_overtakes_go_is_written() {
+    let mut world = World::new(2, 4);
+    assert_eq!(world.windows(0, 1), Windows::Later);
+    world.hear(0, 1);
+    world.hear(1, 0);
+    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Ready, Windows::Later));
+    world.lend(0, 1, 100).unwrap();
+    world.said.get_mut(&(0, 1)).unwrap().swap(0, 1);
+    world.settle();
+    let counts = world.nodes[1].bulk.counts();
+    assert_eq!((counts.made, counts.written, counts.stale), (1, 1, 0));
+    assert_eq!(world.nodes[0].filled, 1);
+}
+
+#[test]
 fn the_budget_is_kept_and_the_idle_give_way() {
     let mut world = World::new(6, 2);
     for peer in 1..6 {
