@@ -8,6 +8,20 @@ pub(crate) fn now_ns() -> u64 {
     (ts.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(ts.tv_nsec as u64)
 }
 
+/// A counter of the processor that counts at a constant rate, of which `now_ns` is made: to be read where that
+/// would take too long, at every poll. What is counted by another processor may be a little less or more.
+#[inline]
+pub(crate) fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instruction, and Linux lets everybody use it who has not asked for the
+    // contrary (PR_SET_TSC).
+    unsafe {
+        core::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    now_ns()
+}
+
 /// An absolute end of waiting, made from the millisecond timeouts of libfabric.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline(Option<u64>);

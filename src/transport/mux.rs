@@ -87,6 +87,8 @@ pub(crate) struct Mux {
 const CLOCK_POLLS: u32 = 16;
 /// So many polls without a message from this node, and it is still.
 const STILL_POLLS: u32 = 64;
+/// As many that look at a device only take as long.
+const BRIEF_POLLS: u32 = 4 * STILL_POLLS;
 
 /// What is looked at now and then: each takes a system call, which is longer than many messages.
 #[derive(Clone, Copy)]
@@ -115,6 +117,10 @@ struct Pace {
     polls: u32,
     /// Polls without a message since the last one.
     empty: u32,
+    /// The last one looked at a device only, as those before and after it do: no time to look around.
+    brief: bool,
+    /// It is time to.
+    wants: bool,
     /// When each look is due, nanoseconds.
     due: [u64; 2],
 }
@@ -128,15 +134,19 @@ impl Pace {
         self.empty >= STILL_POLLS
     }
 
+    /// Whether it is time to look around.
     #[inline]
-    fn is_time(&self) -> bool {
-        self.polls % CLOCK_POLLS == 0
+    fn is_time(&mut self, brief: bool) -> bool {
+        self.brief = brief;
+        self.wants |= self.polls % CLOCK_POLLS == 0;
+        self.wants && !brief
     }
 
     /// Every `STILL_POLLS` of those that nothing has come for.
     #[inline]
     fn is_long(&self) -> bool {
-        self.polls % STILL_POLLS == 0 && self.empty >= STILL_POLLS
+        let every = if self.brief { BRIEF_POLLS } else { STILL_POLLS };
+        self.polls % every == 0 && self.empty >= STILL_POLLS
     }
 
     /// `idle`: neither is there traffic with other nodes.
@@ -333,6 +343,7 @@ impl Mux {
     /// Looks at what costs system calls, if it is time.
     #[inline(never)]
     fn look_around(&mut self, handler: &mut impl Handler) -> usize {
+        self.pace.wants = false;
         let now = clock::now_ns();
         let mut n = 0;
         let idle = self.net().is_none_or(|net| !net.has_traffic());
@@ -340,19 +351,21 @@ impl Mux {
             n += self.shm.poll_sockets(&mut self.peers, handler);
         }
         if self.pace.is_due(Look::Net, now, idle) {
-            n += self.poll_net(handler);
+            n += self.poll_net(handler).0;
         }
         n
     }
 
+    /// How much has come, and whether this looked at a device only.
     #[inline(never)]
-    fn poll_net(&mut self, handler: &mut impl Handler) -> usize {
-        let Port::Linked(net) = &mut self.port else { return 0 };
+    fn poll_net(&mut self, handler: &mut impl Handler) -> (usize, bool) {
+        let Port::Linked(net) = &mut self.port else { return (0, false) };
         let Self { routes, networked, .. } = self;
-        net.turn(&mut self.peers, handler, &mut |peer| {
+        let n = net.turn(&mut self.peers, handler, &mut |peer| {
             set_route(routes, peer, Route::Net);
             *networked = true;
-        })
+        });
+        (n, net.is_brief())
     }
 
     /// From now on peers ring the doorbell when we sleep.
@@ -708,13 +721,16 @@ impl Iface for Mux {
         }
         n += self.shm.poll(handler);
         let still = self.pace.count(n);
-        if self.pace.is_time() || self.shm.is_urgent() {
-            n += self.look_around(handler);
-        }
+        let mut brief = false;
         if let Port::Linked(net) = &mut self.port {
             if net.has_its_turn(still) {
-                n += self.poll_net(handler);
+                let (taken, looked_at_device) = self.poll_net(handler);
+                n += taken;
+                brief = looked_at_device;
             }
+        }
+        if self.pace.is_time(brief) || self.shm.is_urgent() {
+            n += self.look_around(handler);
         }
         n
     }

@@ -138,10 +138,26 @@ impl Core {
         !self.inbox.is_empty()
     }
 
-    /// True if a turn would find nothing but what the clock says.
+    /// True if a turn would find nothing but what the clock says, and what has come through the device.
     #[inline]
-    pub(super) fn is_quiet(&mut self) -> bool {
-        self.inbox.is_empty() && !self.machine.has_ready() && self.link.is_quiet()
+    pub(super) fn is_calm(&self) -> bool {
+        self.inbox.is_empty() && !self.machine.has_unsent() && self.link.is_calm()
+    }
+
+    /// Takes what has come through the device, and sends what that asks for. Returns how much arrived.
+    #[inline]
+    pub(super) fn take_arrived<'a, S: Sink>(
+        &'a mut self,
+        now: u64,
+        sink: impl FnOnce(&'a mut PeerTable) -> S,
+    ) -> usize {
+        let Self { machine, link, peers, .. } = self;
+        let mut inwards = Inwards { machine, now, sink: sink(peers), full: false };
+        let n = link.take_arrived(&mut inwards);
+        if machine.has_unsent() {
+            machine.poll_transmit(now, link);
+        }
+        n
     }
 
     /// Receives, does what is due, and sends what may leave. `sink` makes what the machine reports

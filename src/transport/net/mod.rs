@@ -50,12 +50,11 @@ const FRAGMENT_HEADER: usize = 24;
 const COOLING: u32 = 4096;
 /// One poll of so many looks at the socket before that, while messages come by other ways.
 const BUSY_SHARE: u32 = 8;
-/// One of so many turns looks at the clock though the device has nothing: that takes as long as the look
-/// at the device does.
-const CLOCK_TURNS: u32 = 8;
-/// Who lets more time pass between two looks at the clock, nanoseconds, looks at it each time: what is due
-/// does not wait for several of such polls.
-const BRISK_NS: u64 = 50_000;
+/// While messages come through the device, one turn in this time looks at more than that, nanoseconds: nothing else
+/// is urgent, and to look at everything takes several times as long as to look at the device.
+const WHOLE_NS: u64 = 100_000;
+/// For how long the processor's counter is watched to learn how fast it is, nanoseconds.
+const MEASURE_NS: u64 = 20_000;
 /// Messages handed out by one poll of those that arrived before.
 const BATCH: usize = 256;
 /// Bytes that a packet of the largest size occupies in the socket's buffer beside its own: the
@@ -124,14 +123,60 @@ pub(crate) struct Net {
     moves: u64,
     me: Address,
     armed: bool,
-    /// Polls left that look at the socket each time.
-    hot: u32,
-    /// Turns so far.
-    turns: u32,
-    /// When one looked at the clock last, and whether they follow each other fast, nanoseconds.
-    looked_at: u64,
-    brisk: bool,
+    rhythm: Rhythm,
     owner: i32,
+}
+
+/// What is looked at how often.
+#[derive(Debug, Default)]
+struct Rhythm {
+    /// Polls left that look at the network each time.
+    hot: u32,
+    /// The bulk path may have something to do at any poll; else it is asked in whole turns.
+    bulk_hot: bool,
+    /// The last turn was a brief one.
+    brief: bool,
+    /// When the last whole turn was, by the processor's counter, and how much that counts until the next one; 0:
+    /// not known yet, or the next turn is to be a whole one.
+    whole_at: u64,
+    span: u64,
+    /// Counter and clock, nanoseconds, at the beginning of a measurement of it.
+    measured: (u64, u64),
+}
+
+impl Rhythm {
+    /// A turn begins. True: it need not look at everything.
+    #[inline]
+    fn begin(&mut self, ticks: impl FnOnce() -> u64) -> bool {
+        let passed = || ticks().wrapping_sub(self.whole_at);
+        self.brief = self.hot > 0 && self.span > 0 && passed() < self.span;
+        self.brief
+    }
+
+    /// The turn is a whole one, at this time, nanoseconds. Without a `device` all are.
+    #[inline]
+    fn begin_whole(&mut self, now: u64, ticks: u64, device: bool) {
+        self.brief = false;
+        if !device {
+            self.span = 0;
+            return;
+        }
+        self.whole_at = ticks;
+        let (ticks_then, then) = self.measured;
+        let (passed, ns) = (ticks.wrapping_sub(ticks_then), now.saturating_sub(then));
+        if ns >= MEASURE_NS {
+            self.measured = (ticks, now);
+            // No counter is faster than that.
+            self.span = (passed.saturating_mul(WHOLE_NS) / ns).min(8 * WHOLE_NS);
+        }
+    }
+
+    /// Something has arrived or was sent.
+    #[inline]
+    fn on_traffic(&mut self, shared: &Shared) {
+        self.hot = COOLING;
+        shared.note_traffic();
+    }
 }
 
 /// The endpoint as the machine sees it.
@@ -143,6 +188,8 @@ struct Upwards<'a, H, F> {
     numbers: &'a mut Numbers,
     streams: &'a mut Option<Streams>,
     bulk: &'a mut Option<Box<dyn Bulk>>,
+    /// Streams or the bulk path have heard something.
+    beside: &'a mut bool,
     now: u64,
     handler: &'a mut H,
     connected: &'a mut F,
@@ -178,6 +225,7 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
     }
 
     fn on_departure(&mut self, inner: PeerId, departure: Departure) {
+        *self.beside = true;
         if let Some(streams) = self.streams {
             streams.forget(inner);
         }
@@ -200,6 +248,7 @@ impl<H: Handler, F: FnMut(PeerId)> Upwards<'_, H, F> {
     /// The peer says that its streams up to a number broke.
     #[cold]
     fn on_broken(&mut self, inner: PeerId, number: &[u8]) {
+        *self.beside = true;
         let (Ok(number), Some(streams)) = (number.try_into(), self.streams.as_mut()) else {
             return;
         };
@@ -210,6 +259,7 @@ impl<H: Handler, F: FnMut(PeerId)> Upwards<'_, H, F> {
     /// The peer's bulk path has something to say to ours.
     #[cold]
     fn on_control(&mut self, inner: PeerId, message: &[u8]) {
+        *self.beside = true;
         if let Some(bulk) = self.bulk.as_mut() {
             let mut above = Above { numbers: self.numbers, handler: self.handler };
             bulk.on_control(inner, message, self.now, &mut above);
@@ -333,10 +383,7 @@ impl Net {
             moves,
             me,
             armed: false,
-            hot: 0,
-            turns: 0,
-            looked_at: 0,
-            brisk: false,
+            rhythm: Rhythm::default(),
             owner,
         })
     }
@@ -439,8 +486,7 @@ impl Net {
         let mut core = self.shared.core().ok_or(ORPHANED)?;
         let now = clock::now_ns();
         core.machine.send(inner, header, len, pack, now)?;
-        self.hot = COOLING;
-        self.shared.note_traffic();
+        self.rhythm.on_traffic(&self.shared);
         if !later {
             let Core { machine, link, .. } = &mut *core;
             machine.poll_transmit(now, link);
@@ -464,8 +510,7 @@ impl Net {
         if !machine.send_at_once(inner, header, payload.len(), pack, clock::now_ns, link) {
             return false;
         }
-        self.hot = COOLING;
-        self.shared.note_traffic();
+        self.rhythm.on_traffic(&self.shared);
         true
     }
 
@@ -498,6 +543,7 @@ impl Net {
 
     /// See [`super::Iface::windows`].
     pub(crate) fn windows(&mut self, peer: PeerId, address: &Address) -> Windows {
+        self.rhythm.bulk_hot = true;
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Windows::No;
         };
@@ -505,7 +551,7 @@ impl Net {
         if !core.machine.takes_windows(inner) || !core.link.goes_direct(address) {
             return Windows::No;
         }
-        self.hot = COOLING;
+        self.rhythm.hot = COOLING;
         bulk.windows(inner, clock::now_ns())
     }
 
@@ -516,6 +562,7 @@ impl Net {
         part: &SegmentList,
         token: u64,
     ) -> Result<Ticket, SendError> {
+        self.rhythm.bulk_hot = true;
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
@@ -524,6 +571,7 @@ impl Net {
 
     /// See [`super::Iface::take_back`].
     pub(crate) fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        self.rhythm.bulk_hot = true;
         if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
             bulk.take_back(inner, ticket);
         }
@@ -536,6 +584,7 @@ impl Net {
         payload: &SegmentList,
         ticket: &Ticket,
     ) -> Result<(), SendError> {
+        self.rhythm.bulk_hot = true;
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
@@ -551,6 +600,7 @@ impl Net {
         memory: &SegmentList,
         rights: (bool, bool),
     ) -> Exposed {
+        self.rhythm.bulk_hot = true;
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Exposed::No;
         };
@@ -558,7 +608,7 @@ impl Net {
         if !core.machine.takes_windows(inner) || !core.link.goes_direct(address) {
             return Exposed::No;
         }
-        self.hot = COOLING;
+        self.rhythm.hot = COOLING;
         bulk.expose(inner, region, memory, rights, clock::now_ns())
     }
 
@@ -569,6 +619,7 @@ impl Net {
 
     /// See [`super::Iface::conceal`].
     pub(crate) fn conceal(&mut self, region: u64) {
+        self.rhythm.bulk_hot = true;
         if let Some(bulk) = &mut self.bulk {
             bulk.conceal(region);
         }
@@ -582,6 +633,7 @@ impl Net {
         local: &SegmentList,
         how: Reach,
     ) -> Result<Reached, SendError> {
+        self.rhythm.bulk_hot = true;
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
@@ -608,43 +660,108 @@ impl Net {
     /// Whether there was traffic lately.
     #[inline]
     pub(crate) fn has_traffic(&self) -> bool {
-        self.hot > 0
+        self.rhythm.hot > 0
     }
 
     /// Whether there was traffic lately, so that every poll should take a turn; not quite every one
     /// while the node is busy (not `still`), for which a look at a socket is long.
     #[inline]
     pub(crate) fn has_its_turn(&mut self, still: bool) -> bool {
-        if self.hot == 0 {
+        if self.rhythm.hot == 0 {
             return false;
         }
-        self.hot -= 1;
-        still || self.hot % BUSY_SHARE == 0
+        self.rhythm.hot -= 1;
+        still || self.rhythm.hot % BUSY_SHARE == 0
+    }
+
+    /// The last turn looked at the device only.
+    #[inline]
+    pub(crate) fn is_brief(&self) -> bool {
+        self.rhythm.brief
     }
 
     /// Delivers what has arrived and sends what may leave. `connected` hears of peers that were not
     /// known here.
+    #[inline]
     pub(crate) fn turn(
         &mut self,
         outer: &mut PeerTable,
         handler: &mut impl Handler,
         connected: &mut impl FnMut(PeerId),
     ) -> usize {
-        let Some(mut core) = self.shared.core() else { return 0 };
-        self.turns = self.turns.wrapping_add(1);
+        let mut n = 0;
+        if self.rhythm.begin(clock::ticks) && !self.has_work_beside() {
+            match self.brief_turn(outer, handler, connected) {
+                // What streams and the bulk path have to say to what they heard goes before anything else.
+                Some(taken) if self.rhythm.bulk_hot => n = taken,
+                Some(taken) => return taken,
+                None => {}
+            }
+        }
+        n + self.whole_turn(outer, handler, connected)
+    }
+
+    /// Streams, or the bulk path, have something to do.
+    #[inline]
+    fn has_work_beside(&mut self) -> bool {
+        if self.rhythm.bulk_hot {
+            self.rhythm.bulk_hot = self.bulk.as_ref().is_some_and(|bulk| bulk.has_work());
+        }
+        self.rhythm.bulk_hot || self.streams.as_ref().is_some_and(Streams::is_hot)
+    }
+
+    /// A turn that looks at nothing but the device, and hands over what has come there; the rest waits for a whole
+    /// one. `None`: it does not wait.
+    #[inline]
+    fn brief_turn(
+        &mut self,
+        outer: &mut PeerTable,
+        handler: &mut impl Handler,
+        connected: &mut impl FnMut(PeerId),
+    ) -> Option<usize> {
+        let Self { shared, numbers, streams, bulk, rhythm, .. } = self;
+        let mut core = shared.core()?;
+        if !core.is_calm() {
+            return None;
+        }
         core.machine.on_poll();
-        let beside = self.streams.as_ref().is_some_and(Streams::is_hot)
-            || self.bulk.as_ref().is_some_and(|bulk| bulk.has_work());
-        let early = self.hot > 0 && self.brisk && self.turns % CLOCK_TURNS != 0;
-        if early && !beside && core.is_quiet() {
-            return 0;
+        if !core.link.has_arrived() {
+            // There is time for what was less urgent than the last message.
+            let more = core.machine.has_put_off() && core.machine.catch_up(clock::now_ns());
+            return if more { None } else { Some(0) };
         }
         let now = clock::now_ns();
-        self.brisk = now.saturating_sub(self.looked_at) < BRISK_NS;
-        self.looked_at = now;
+        shared.present(now);
+        let beside = &mut rhythm.bulk_hot;
+        let n = core.take_arrived(now, |inner| Upwards {
+            inner,
+            outer,
+            numbers,
+            streams,
+            bulk,
+            beside,
+            now,
+            handler,
+            connected,
+        });
+        rhythm.on_traffic(shared);
+        Some(n)
+    }
+
+    #[inline(never)]
+    fn whole_turn(
+        &mut self,
+        outer: &mut PeerTable,
+        handler: &mut impl Handler,
+        connected: &mut impl FnMut(PeerId),
+    ) -> usize {
+        let Some(mut core) = self.shared.core() else { return 0 };
+        core.machine.on_poll();
+        let now = clock::now_ns();
+        self.rhythm.begin_whole(now, clock::ticks(), core.link.has_device());
         self.shared.present(now);
         let numbers = &mut self.numbers;
-        let mut n = 0;
+        let (mut n, mut beside) = (0, false);
         // What is new comes after what is here already.
         while core.has_events() {
             if n >= BATCH {
@@ -652,9 +769,9 @@ impl Net {
             }
             let Some(event) = core.take_event() else { break };
             let inner = &mut core.peers;
-            let (streams, bulk) = (&mut self.streams, &mut self.bulk);
+            let (streams, bulk, beside) = (&mut self.streams, &mut self.bulk, &mut beside);
             let mut sink =
-                Upwards { inner, outer, numbers, streams, bulk, now, handler, connected };
+                Upwards { inner, outer, numbers, streams, bulk, beside, now, handler, connected };
             match event {
                 Event::Connected(peer, address) => sink.on_connected(peer, &address),
                 Event::Message { peer, header, header_len, payload } => {
@@ -672,6 +789,7 @@ impl Net {
             numbers,
             streams,
             bulk,
+            beside: &mut beside,
             now,
             handler,
             connected,
@@ -686,7 +804,7 @@ impl Net {
             }
         }
         if let Some(bulk) = self.bulk.as_mut().filter(|bulk| bulk.has_work()) {
-            self.hot = COOLING;
+            (self.rhythm.hot, self.rhythm.bulk_hot) = (COOLING, true);
             n += bulk.poll(now, &mut Above { numbers, handler });
             let Core { machine, link, .. } = &mut *core;
             if say(bulk.as_mut(), machine, now) > 0 {
@@ -694,8 +812,7 @@ impl Net {
             }
         }
         if n > 0 {
-            self.hot = COOLING;
-            self.shared.note_traffic();
+            self.rhythm.on_traffic(&self.shared);
         }
         n
     }
@@ -705,9 +822,9 @@ impl Net {
     pub(crate) fn sleep(&mut self) -> bool {
         let Some(mut core) = self.shared.core() else { return true };
         let told = self.streams.as_ref().is_none_or(|streams| !streams.has_broken());
-        self.turns = u32::MAX; // whoever is woken makes a whole one
+        self.rhythm.span = 0; // whoever is woken makes a whole one
         if core.has_events() || !told {
-            self.hot = self.hot.max(1);
+            self.rhythm.hot = self.rhythm.hot.max(1);
             return false;
         }
         let now = clock::now_ns();
@@ -716,7 +833,7 @@ impl Net {
             machine.poll_transmit(now, link);
         }
         if !core.link.sleep() || !self.bulk.as_mut().is_none_or(|bulk| bulk.sleep()) {
-            self.hot = self.hot.max(1);
+            self.rhythm.hot = self.rhythm.hot.max(1);
             return false;
         }
         self.shared.arm(core.next_timeout().map(|at| at.max(now + 1)));
@@ -729,7 +846,7 @@ impl Net {
         if self.armed {
             self.armed = false;
             self.shared.disarm();
-            self.hot = self.hot.max(1);
+            self.rhythm.hot = self.rhythm.hot.max(1);
             if let Some(streams) = &mut self.streams {
                 streams.wake();
             }

@@ -99,6 +99,25 @@ fn within(seconds: u64, mut step: impl FnMut() -> bool) -> bool {
 }
 
 #[test]
+fn turns_are_brief_for_a_while_by_the_counter_and_only_with_a_device() {
+    // A counter of three ticks a nanosecond.
+    let (whole, start) = (WHOLE_NS, 1_000_000);
+    let mut rhythm = Rhythm { hot: 1, ..Rhythm::default() };
+    assert!(!rhythm.begin(|| unreachable!()), "nothing is known of the counter");
+    rhythm.begin_whole(start, 3 * start, true);
+    rhythm.begin_whole(start + MEASURE_NS, 3 * (start + MEASURE_NS), true);
+    let at = start + MEASURE_NS;
+    assert!(rhythm.begin(|| 3 * (at + whole) - 1) && rhythm.brief);
+    assert!(!rhythm.begin(|| 3 * (at + whole)) && !rhythm.brief);
+    assert!(!rhythm.begin(|| 3 * at - 1), "another processor's is behind");
+    // However fast it seems to be, for so long at most.
+    rhythm.begin_whole(at + MEASURE_NS, u64::MAX / 2, true);
+    assert!(!rhythm.begin(|| u64::MAX / 2 + 8 * whole));
+    rhythm.begin_whole(at + 2 * MEASURE_NS, 0, false);
+    assert!(!rhythm.begin(|| unreachable!()));
+}
+
+#[test]
 fn an_application_that_never_polls_is_met() {
     let (mut a, mut b) = (End::open(), End::open());
     let to_b = a.meet(&b);

@@ -45,6 +45,8 @@ const DATAGRAM_LEAST: usize = 1024;
 /// Turns of this much at most count as time in which a peer was silent, nanoseconds: while nobody
 /// polled we could not hear it.
 const TURN_MAX_NS: u64 = 1_000_000_000;
+/// Who sends later than this after a message has come is in no hurry, nanoseconds.
+const PROMPT_NS: u64 = 100_000;
 /// A refused packet, and this many more for this long, nanoseconds: nobody is there any more.
 const REFUSALS: u8 = 3;
 const REFUSED_NS: u64 = 200_000_000;
@@ -210,6 +212,17 @@ pub(crate) struct Reliable {
     last_turn: u64,
     /// The link took less than it was offered.
     blocked: bool,
+    /// What the last packet says of ours, while its message was more urgent.
+    put_off: Option<PutOff>,
+}
+
+/// What a packet of connection `id` acknowledges, which came at `came`, nanoseconds: see
+/// [`Connection::take_plain`].
+#[derive(Debug)]
+struct PutOff {
+    id: u32,
+    header: Header,
+    came: u64,
 }
 
 /// Why a connection ends.
@@ -250,6 +263,7 @@ impl Reliable {
             replies: VecDeque::new(),
             last_turn: now,
             blocked: false,
+            put_off: None,
         }
     }
 
@@ -378,7 +392,39 @@ impl Reliable {
     /// True when `poll_transmit` has something to do.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
+        self.has_unsent() || self.has_put_off()
+    }
+
+    /// True when there is something to catch up with.
+    #[inline]
+    pub(crate) fn has_put_off(&self) -> bool {
+        self.put_off.is_some()
+    }
+
+    /// True when there is something to send.
+    #[inline]
+    pub(crate) fn has_unsent(&self) -> bool {
         !self.ready.is_empty() || !self.replies.is_empty()
+    }
+
+    /// Does what was put off. Returns whether there is something to send now.
+    #[inline]
+    pub(crate) fn catch_up(&mut self, now: u64) -> bool {
+        if let Some(put_off) = self.put_off.take() {
+            self.acknowledge(&put_off, now);
+        }
+        self.has_unsent()
+    }
+
+    #[inline(never)]
+    fn acknowledge(&mut self, PutOff { id, header, came }: &PutOff, now: u64) {
+        let place = id & ((1 << PLACE_BITS) - 1);
+        let slot = self.slots.get_mut(place as usize);
+        let c = slot.and_then(|s| s.connection.as_deref_mut()).filter(|c| c.id == *id);
+        let Some(c) = c else { return };
+        // That it names nothing else than what was sent was looked at when it came.
+        c.on_acknowledgement(&mut self.shared, header, &[], *came, now);
+        self.settle(place);
     }
 
     /// A line for the first, the second, the fourth … packet of a kind that was dropped.
@@ -469,6 +515,7 @@ impl Reliable {
         pack: impl FnMut(usize, &mut [u8]),
         now: u64,
     ) -> Result<(), SendError> {
+        self.catch_up(now);
         let unconnected = SendError::Unreachable(Errno(libc::ENOTCONN));
         let place = self.place_of(peer).ok_or(unconnected)?;
         let c = self.slots.get_mut(place as usize).and_then(|s| s.connection.as_deref_mut());
@@ -498,6 +545,9 @@ impl Reliable {
     ) -> bool {
         let now = clock();
         self.turn(now);
+        if self.put_off.as_ref().is_some_and(|p| now.saturating_sub(p.came) > PROMPT_NS) {
+            self.catch_up(now);
+        }
         let Some(place) = self.place_of(peer) else { return false };
         let slot = self.slots.get_mut(place as usize);
         let Some(c) = slot.and_then(|slot| slot.connection.as_deref_mut()) else { return false };
@@ -535,6 +585,7 @@ impl Reliable {
         sink: &mut impl Sink,
     ) {
         self.turn(now);
+        self.catch_up(now);
         if bytes.get(..4) == Some(&MAGIC) {
             match Hello::decode(bytes) {
                 Some(hello) => self.on_hello(now, from, &hello, bytes, sink),
@@ -559,13 +610,21 @@ impl Reliable {
             self.tell(self.shared.counts.forged, "not of this connection", from, bytes);
             return;
         }
+        let congested = condition.congested;
+        if let Some((head, payload)) = c.take_plain(&mut self.shared, &header, body, congested, now)
+        {
+            c.heard(&self.shared);
+            sink.on_message(c.peer, head, payload);
+            self.put_off = Some(PutOff { id: header.dest, header, came: now });
+            return;
+        }
         if c.phase != Phase::Established {
             self.establish(place, now, sink);
         }
         let slot = self.slots.get_mut(place as usize);
         let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
         c.heard(&self.shared);
-        let end = c.on_packet(&mut self.shared, &header, body, condition.congested, now, sink);
+        let end = c.on_packet(&mut self.shared, &header, body, congested, now, sink);
         match end {
             Some(end) => self.remove(place, end, sink),
             None => self.settle(place),
@@ -574,6 +633,7 @@ impl Reliable {
 
     /// The system says that nobody listens at `to`.
     pub(crate) fn on_refused(&mut self, now: u64, to: &Address, sink: &mut impl Sink) {
+        self.catch_up(now);
         let Some(peer) = sink.find(to) else { return };
         let absent_ns = ABSENT_NS.min(self.shared.settings.peer_timeout_ns);
         let refused_ns = if self.was_met(peer) { REFUSED_NS } else { absent_ns };
@@ -603,6 +663,7 @@ impl Reliable {
     /// Does what time asks for.
     pub(crate) fn on_timeout(&mut self, now: u64, sink: &mut impl Sink) {
         self.turn(now);
+        self.catch_up(now);
         while let Some((at, place)) = self.timers.pop(now) {
             let slot = self.slots.get_mut(place as usize);
             let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { continue };
@@ -622,6 +683,7 @@ impl Reliable {
     /// packets left.
     pub(crate) fn poll_transmit(&mut self, now: u64, link: &mut impl Link) -> usize {
         self.turn(now);
+        self.catch_up(now);
         self.blocked = false;
         let mut n = 0;
         while let Some((to, bytes)) = self.replies.pop_front() {

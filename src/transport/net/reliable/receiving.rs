@@ -2,9 +2,9 @@
 //! several packets.
 
 use super::congestion::WINDOW_MAX;
-use super::connection::Connection;
+use super::connection::{Connection, Phase};
 use super::packet::{
-    ACK_REQUEST, Frame, HEADER_LEN, HEADER_ONLY, Header, Kind, SACK_WORDS, TAG_AT,
+    ACK_REQUEST, Frame, HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, SACK_WORDS, TAG_AT,
 };
 use super::sending::widen;
 use super::{End, MESSAGE_MAX, Shared, Sink};
@@ -131,7 +131,7 @@ impl Connection {
         sink: &mut impl Sink,
     ) -> Option<End> {
         let (words, frames) = body.split_at_checked(usize::from(header.sack_words) * 8)?;
-        if !self.on_acknowledgement(shared, header, words, now) {
+        if !self.on_acknowledgement(shared, header, words, now, now) {
             shared.counts.malformed += 1;
             return Some(broken());
         }
@@ -159,15 +159,7 @@ impl Connection {
         now: u64,
         sink: &mut impl Sink,
     ) -> Option<End> {
-        shared.counts.data_received += 1;
-        shared.count_sender(now, &mut self.epoch);
-        let transmission = widen(header.transmission, self.arrived);
-        if transmission >= self.arrived {
-            self.arrived = transmission + 1;
-            self.arrived_at = now;
-        }
-        self.marks = self.marks.wrapping_add(u32::from(congested));
-        self.unacked = self.unacked.saturating_add(1);
+        self.note_arrival(shared, header, congested, now);
         let psn = widen(header.psn, self.expected);
         if psn == self.expected {
             if self.take_in_order(shared, frames, sink).is_err() {
@@ -187,6 +179,55 @@ impl Connection {
             self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);
         }
         None
+    }
+
+    /// A packet with data is here.
+    #[inline]
+    fn note_arrival(&mut self, shared: &mut Shared, header: &Header, congested: bool, now: u64) {
+        shared.counts.data_received += 1;
+        shared.count_sender(now, &mut self.epoch);
+        let transmission = widen(header.transmission, self.arrived);
+        if transmission >= self.arrived {
+            self.arrived = transmission + 1;
+            self.arrived_at = now;
+        }
+        self.marks = self.marks.wrapping_add(u32::from(congested));
+        self.unacked = self.unacked.saturating_add(1);
+    }
+
+    /// The short road: header and payload of the message of a genuine packet that is the next one, has no other and
+    /// asks for nothing. It counts as delivered; what the packet acknowledges has been sent, and waits. `None`: nothing
+    /// was done.
+    #[inline]
+    pub(super) fn take_plain<'a>(
+        &mut self,
+        shared: &mut Shared,
+        header: &Header,
+        body: &'a [u8],
+        congested: bool,
+        now: u64,
+    ) -> Option<(&'a [u8], &'a [u8])> {
+        let plain = header.kind == Kind::Data
+            && header.psn == self.expected as u32
+            && header.flags & ACK_REQUEST == 0
+            && header.sack_words == 0
+            && (header.flags & PRESSURE != 0) == self.peer_pressure
+            && self.phase == Phase::Established
+            && self.early.is_none()
+            && self.assembly.is_none()
+            && self.unacked + 1 < ACK_EVERY
+            && widen(header.ack, self.base) <= self.unsent;
+        if !plain {
+            return None;
+        }
+        let Some((Frame::Whole { header: head, payload }, [])) = Frame::decode(body) else {
+            return None;
+        };
+        self.note_arrival(shared, header, congested, now);
+        self.expected += 1;
+        self.delivered += 1;
+        self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);
+        Some((head, payload))
     }
 
     fn take_in_order(

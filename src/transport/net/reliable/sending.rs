@@ -279,13 +279,65 @@ impl Connection {
         {
             return None;
         }
-        let bytes = shared.buffers.take(HEADER_LEN + whole)?;
+        let key = self.key?;
+        let mut bytes = shared.buffers.take(HEADER_LEN + whole)?;
+        // As in `append`: only what grows beyond the old bytes is zeroed.
+        bytes.resize(HEADER_LEN + whole, 0);
+        let mut head = self.header(shared, Kind::Data, now);
+        head.transmission = self.transmission as u32;
+        if self.goes_sound(link, bytes.len()) {
+            head.flags |= HEADER_ONLY;
+        }
+        if self.attempts > 0 {
+            head.flags |= ACK_REQUEST;
+        }
+        let (to, frames) = bytes.split_first_chunk_mut::<HEADER_LEN>()?;
+        put_whole(frames, header, len, |to| pack(0, to));
+        *to = head.signed(&key, &shared.hash, self.direction, frames);
+        let left = link.send(&self.address, &[IoSlice::new(&bytes)]) > 0;
+        // The packet is on its way: all the rest does not hold it up.
+        self.on_single(shared, bytes, left, now);
+        Some(if left { Pushed::Left } else { Pushed::Blocked })
+    }
+
+    /// The packet that `push_at_once` has made of a message is the last one of the window: it has left, or waits.
+    fn on_single(&mut self, shared: &mut Shared, bytes: Vec<u8>, left: bool, now: u64) {
         self.known = true;
         if self.window.is_empty() {
             self.owe(shared, now);
         }
-        self.append_whole(shared, bytes, header, len, |to| pack(0, to));
-        Some(self.send_last(shared, now, link))
+        self.sent += 1;
+        shared.unacknowledged += 1;
+        let (state, transmission) =
+            if left { (State::InFlight, self.transmission) } else { (State::Unsent, 0) };
+        self.window.push_back(Outgoing {
+            bytes,
+            transmission,
+            sent_at: now,
+            state,
+            overdue: false,
+        });
+        if !left {
+            return;
+        }
+        self.transmissions.push_back((transmission, self.unsent));
+        self.unsent += 1;
+        self.in_flight += 1;
+        self.transmission += 1;
+        if self.attempts > 0 {
+            self.asked = self.transmission;
+        }
+        shared.counts.data_sent += 1;
+        self.on_departed(shared, now);
+    }
+
+    /// Packets with data have left.
+    #[inline]
+    fn on_departed(&mut self, shared: &mut Shared, now: u64) {
+        self.acknowledged_now();
+        if self.retry_at == NEVER {
+            self.retry_at = now + self.patience_ns(shared);
+        }
     }
 
     /// The same of what is longer than a packet, one of a burst, or comes after what was held back.
@@ -386,38 +438,6 @@ impl Connection {
             && self.hello == 0
             && !self.peer_pressure
             && !self.path.is_cut()
-    }
-
-    /// Sends the last packet, the only one that waits, which may leave.
-    #[inline]
-    fn send_last(&mut self, shared: &mut Shared, now: u64, link: &mut impl Link) -> Pushed {
-        let psn = self.unsent;
-        self.open = false;
-        self.held = false;
-        self.unsent += 1;
-        self.in_flight += 1;
-        if let Some(packet) = self.window.back_mut() {
-            packet.state = State::InFlight;
-        }
-        match self.send_batch::<1>(shared, now, link, &[psn], psn) {
-            0 => Pushed::Blocked,
-            _ => Pushed::Left,
-        }
-    }
-
-    /// A message that fits one packet.
-    #[inline]
-    fn append_whole(
-        &mut self,
-        shared: &mut Shared,
-        bytes: Vec<u8>,
-        header: &[u8],
-        len: usize,
-        pack: impl FnOnce(&mut [u8]),
-    ) {
-        self.sent += 1;
-        let whole = FRAME_LEN + header.len() + len;
-        self.append(shared, bytes, whole, |to| put_whole(to, header, len, pack));
     }
 
     #[inline]
@@ -698,10 +718,7 @@ impl Connection {
             self.take_back(*psn, *psn >= fresh_from);
         }
         if taken > 0 {
-            self.acknowledged_now();
-            if self.retry_at == NEVER {
-                self.retry_at = now + self.patience_ns(shared);
-            }
+            self.on_departed(shared, now);
         }
         taken
     }
@@ -833,13 +850,14 @@ impl Connection {
         }
     }
 
-    /// Reads what a packet says about what we have sent. `words`: the selective acknowledgement.
-    /// False: it names packets that were never sent.
+    /// Reads what a packet that came at `came` says about what we have sent. `words`: the selective
+    /// acknowledgement. False: it names packets that were never sent.
     pub(super) fn on_acknowledgement(
         &mut self,
         shared: &mut Shared,
         header: &Header,
         words: &[u8],
+        came: u64,
         now: u64,
     ) -> bool {
         let ack = widen(header.ack, self.base);
@@ -885,8 +903,8 @@ impl Connection {
             let delay = u64::from(header.ack_delay) * DELAY_UNIT_NS;
             self.congestion.on_answer(delay);
             if let Some(sent_at) = sample {
-                let whole = now.saturating_sub(sent_at);
-                self.congestion.on_round_trip(whole.saturating_sub(delay), now);
+                let whole = came.saturating_sub(sent_at);
+                self.congestion.on_round_trip(whole.saturating_sub(delay), came);
             }
         }
         let marked = header.marks.wrapping_sub(self.marks_seen);

@@ -727,7 +727,7 @@ fn costs() {
                 pushed += 1;
             }
             let t1 = time();
-            let mut null = Null(0);
+            let mut null = Null(|_: &[u8]| ());
             bench.a.machine.poll_transmit(now, &mut null);
             let t2 = time();
             // The same packets again, for their bytes.
@@ -737,14 +737,26 @@ fn costs() {
             let from = bench.a.address;
             let t3 = time();
             for packet in &packets {
-                bench.b.machine.on_datagram(now, &from, packet, Condition::default(), &mut Deaf);
+                bench.b.machine.on_datagram(
+                    now,
+                    &from,
+                    packet,
+                    Condition::default(),
+                    &mut Deaf(|| ()),
+                );
             }
             let t4 = time();
             bench.b.machine.poll_transmit(now, &mut bench.b.wire);
             let from = bench.b.address;
             let t5 = time();
             for packet in bench.b.wire.packets.drain(..) {
-                bench.a.machine.on_datagram(now, &from, &packet, Condition::default(), &mut Deaf);
+                bench.a.machine.on_datagram(
+                    now,
+                    &from,
+                    &packet,
+                    Condition::default(),
+                    &mut Deaf(|| ()),
+                );
             }
             let t6 = time();
             push += t1 - t0;
@@ -763,14 +775,107 @@ fn costs() {
     }
 }
 
-struct Null(usize);
+/// A message of `a` was answered by another one, which `a` has got.
+fn answered() -> Bench {
+    let mut bench = Bench::connected();
+    bench.poll();
+    assert_eq!(bench.push(MS, 0, 10), 1);
+    let Bench { a, b, now } = &mut bench;
+    for packet in a.wire.packets.drain(..) {
+        b.machine.on_datagram(*now, &a.address, &packet, Condition::default(), &mut b.heard);
+    }
+    b.machine.on_poll();
+    b.machine.send(PeerId(0), b"back", 0, |_, _| (), *now).unwrap();
+    b.machine.poll_transmit(*now, &mut b.wire);
+    for packet in b.wire.packets.drain(..) {
+        a.machine.on_datagram(*now, &b.address, &packet, Condition::default(), &mut a.heard);
+    }
+    bench
+}
 
-impl Link for Null {
+#[test]
+fn a_message_is_handed_over_before_what_its_packet_acknowledges() {
+    let mut prompt = answered();
+    let a = &prompt.a;
+    assert_eq!(a.heard.messages, [(b"back".to_vec(), Vec::new())]);
+    assert_eq!(a.machine.unacknowledged(), 1);
+    assert!(a.machine.has_put_off() && !a.machine.has_unsent());
+    // Its answer does not wait for that either, unless it has taken its time anyway.
+    let put_off = |bench: &Bench| (bench.a.machine.unacknowledged(), bench.a.machine.has_put_off());
+    assert_eq!((prompt.push(1000, 1, 10), put_off(&prompt)), (1, (2, true)));
+    let mut late = answered();
+    assert_eq!((late.push(500 * MS, 1, 10), put_off(&late)), (1, (1, false)));
+    for bench in [&mut prompt, &mut late] {
+        bench.wait(0);
+        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+        let counts = bench.a.machine.counts();
+        assert_eq!((counts.timeouts, counts.retransmitted), (0, 0));
+        assert_eq!(bench.a.wire.packets.len(), 1, "and nobody counts as silent");
+        assert_eq!(put_off(bench), (1, false));
+    }
+}
+
+/// What of the machine's work a message waits for: `cargo test --release waits -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn waits() {
+    const ROUNDS: u64 = 200_000;
+    let time = crate::sys::clock::now_ns;
+    let mut bench = Bench::new();
+    for _ in 0..3 {
+        bench.send(b"0", 0).unwrap();
+        bench.exchange(|_| true);
+    }
+    let Bench { a, b, .. } = &mut bench;
+    let (mut until_link, mut until_message, mut all) = (0, 0, 0);
+    let mut packets = Vec::new();
+    for _ in 0..ROUNDS {
+        for turn in [true, false] {
+            let (from, to) = if turn { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
+            let pack = |_: usize, to: &mut [u8]| to.fill(7);
+            let (mut left, mut handed_over) = (0, 0);
+            let mut link = Null(|bytes: &[u8]| {
+                left = time();
+                packets.push(bytes.to_vec());
+            });
+            from.machine.on_poll();
+            let t0 = time();
+            if !from.machine.send_at_once(PeerId(0), &[1; 24], 64, pack, || t0, &mut link) {
+                // Handshakes go first.
+                from.machine.send(PeerId(0), &[1; 24], 64, pack, t0).unwrap();
+                from.machine.poll_transmit(t0, &mut link);
+            }
+            let t1 = time();
+            from.machine.poll_transmit(t1, &mut link);
+            let t2 = time();
+            let mut sink = Deaf(|| handed_over = time());
+            for packet in packets.drain(..) {
+                to.machine.on_datagram(t2, &from.address, &packet, Condition::default(), &mut sink);
+            }
+            let t3 = time();
+            until_link += left - t0;
+            until_message += handed_over - t2;
+            all += t3 - t0;
+        }
+    }
+    let each = |ns: u64| ns / (2 * ROUNDS);
+    println!(
+        "64 bytes and back: {} ns until the link has the packet, {} until its message is handed over, {} in all",
+        each(until_link),
+        each(until_message),
+        each(all)
+    );
+}
+
+/// Takes every packet, and shows it.
+struct Null<F>(F);
+
+impl<F: FnMut(&[u8])> Link for Null<F> {
     fn datagram_max(&self) -> usize {
         1472
     }
     fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
-        self.0 += packets.len();
+        packets.iter().for_each(|packet| (self.0)(packet));
         packets.len()
     }
     fn receive(&mut self, _: &mut impl crate::transport::net::link::LinkSink) -> usize {
@@ -778,9 +883,10 @@ impl Link for Null {
     }
 }
 
-struct Deaf;
+/// Says when there is a message.
+struct Deaf<F>(F);
 
-impl Sink for Deaf {
+impl<F: FnMut()> Sink for Deaf<F> {
     fn peer_of(&mut self, _: &Address) -> Option<PeerId> {
         Some(PeerId(0))
     }
@@ -790,6 +896,7 @@ impl Sink for Deaf {
     fn on_connected(&mut self, _: PeerId, _: &Address) {}
     fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
         std::hint::black_box((header, payload));
+        (self.0)();
     }
     fn on_departure(&mut self, _: PeerId, _: Departure) {}
     fn is_owed(&self, _: PeerId) -> bool {

@@ -159,14 +159,31 @@ impl HybridLink {
         }
     }
 
-    /// True if nothing has arrived through the device, and the socket has been quiet: what is left can
-    /// wait for a turn.
+    /// True if there is a device.
     #[inline]
-    pub(crate) fn is_quiet(&mut self) -> bool {
-        let Some(rdma) = &mut self.rdma else { return false };
-        rdma.now >= rdma.socket_hot
-            && rdma.called.is_empty()
-            && rdma.link.as_mut().is_some_and(|link| !link.has_arrived())
+    pub(crate) fn has_device(&self) -> bool {
+        self.rdma.as_ref().is_some_and(|rdma| rdma.link.is_some())
+    }
+
+    /// True if there is a device and the socket has been quiet: all but what comes through the device can wait for a
+    /// turn.
+    #[inline]
+    pub(crate) fn is_calm(&self) -> bool {
+        let Some(rdma) = &self.rdma else { return false };
+        rdma.now >= rdma.socket_hot && rdma.called.is_empty() && rdma.link.is_some()
+    }
+
+    /// True if something has arrived through the device.
+    #[inline]
+    pub(crate) fn has_arrived(&mut self) -> bool {
+        let link = self.rdma.as_mut().and_then(|rdma| rdma.link.as_mut());
+        link.is_some_and(UdLink::has_arrived)
+    }
+
+    /// Takes what has. Returns how much.
+    #[inline]
+    pub(crate) fn take_arrived(&mut self, sink: &mut impl LinkSink) -> usize {
+        self.rdma.as_mut().map_or(0, |rdma| rdma.receive(sink))
     }
 
     /// When `tend` has something to do though nothing arrives, nanoseconds.
