@@ -121,6 +121,89 @@ fn a_sleeper_is_woken_once() {
     assert_eq!(arrived(&mut b, 1).len(), 1);
 }
 
+/// Bare messages of 136 bytes between two devices, and the same where whoever has got one calls functions that do
+/// nothing, on pages of their own, before it answers. An emulated processor looks up where each call and each return
+/// goes, and forgets over that what it knew of the kernel's.
+///
+/// `scripts/lab.d/rdma-units bare_messages_and_calls --ignored --nocapture`
+#[cfg(target_arch = "x86_64")]
+#[test]
+#[ignore = "a measurement"]
+fn bare_messages_and_calls() {
+    const PAGE: usize = 4096;
+    const CALLS: usize = 4;
+    const ROUNDS: usize = 2000;
+
+    /// Pages of functions that return.
+    fn functions(pages: usize) -> Vec<extern "C" fn()> {
+        if pages == 0 {
+            return Vec::new();
+        }
+        let (all, flags) = (pages * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let rights = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+        // SAFETY: a new mapping, which stays; filled with `ret` it is a function at every byte.
+        unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), all, rights, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            std::ptr::write_bytes(at.cast::<u8>(), 0xc3, all);
+            let function = |n: usize| at.cast::<u8>().add(n / CALLS * PAGE + n % CALLS * 64);
+            (0..pages * CALLS).map(|n| std::mem::transmute(function(n))).collect()
+        }
+    }
+
+    /// Answers every message, `ROUNDS` times; who is `first` begins.
+    fn play(first: bool, port: &mut UdPort, (ah, to): (&Ah, u32), functions: &[extern "C" fn()]) {
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        // SAFETY: an empty set is valid; of this thread.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(usize::from(first), &mut set);
+            libc::sched_setaffinity(0, size_of_val(&set), &set);
+        }
+        let message = [7; 136];
+        for round in 0..ROUNDS {
+            let mut got = 0;
+            while got == 0 && !(first && round == 0) {
+                got += port.receive(|_| ()).unwrap();
+                assert!(got > 0 || std::time::Instant::now() < end, "round {round}");
+            }
+            functions.iter().for_each(|function| function());
+            assert_eq!(port.send(ah, to, &[IoSlice::new(&message)]), Ok(1));
+        }
+    }
+
+    let list = DeviceList::new().unwrap();
+    let devices: Vec<_> =
+        list.iter().filter(|d| d.is_adapter()).map(|d| d.open().unwrap()).collect();
+    let [here, there] = &devices[..] else { panic!("this is between two devices") };
+    let gid = |device: &OpenDevice| {
+        device.gids(1).unwrap().into_iter().find(|gid| gid.raw[0] != 0xfe).unwrap()
+    };
+    let (own, far) = (gid(here), gid(there));
+    let open = |device| UdPort::open(device, SETTINGS).unwrap();
+    let (mut a, mut b) = (open(here), open(there));
+    let ah = |port: &UdPort, to: &Gid, index| {
+        let gid = Some((to.raw, index));
+        port.address(&AhSettings { port: 1, gid, lid: 0, service_level: 0 }).unwrap()
+    };
+    let (to_b, to_a) = (ah(&a, &far, own.index), ah(&b, &own, far.index));
+    for _ in 0..3 {
+        for pages in [0, 16, 48, 96] {
+            let functions = functions(pages);
+            let numbers = (a.number(), b.number());
+            let begun = std::time::Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| play(true, &mut a, (&to_b, numbers.1), &functions));
+                scope.spawn(|| play(false, &mut b, (&to_a, numbers.0), &functions));
+            });
+            let us = begun.elapsed().as_secs_f64() * 1e6 / (2 * ROUNDS) as f64;
+            println!("{us:6.1} us one way with {:3} calls on {pages} pages", functions.len());
+            // The last answer.
+            assert_eq!(arrived(&mut a, 1).len(), 1);
+        }
+    }
+}
+
 #[test]
 fn what_has_no_room_is_lost_and_the_rest_goes_on() {
     let Some((mut a, mut b, ah)) = pair(SETTINGS) else { return };
