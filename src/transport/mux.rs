@@ -100,13 +100,14 @@ enum Look {
 }
 
 impl Look {
-    /// Time between two looks, nanoseconds.
-    fn every_ns(self, still: bool) -> u64 {
-        match (self, still) {
-            (Self::Sockets, true) => 20_000,
-            (Self::Sockets, false) => 200_000,
-            (Self::Net, true) => 10_000,
-            (Self::Net, false) => 100_000,
+    /// Time between two looks, nanoseconds. `networked`: there is traffic with other nodes.
+    fn every_ns(self, still: bool, networked: bool) -> u64 {
+        match (self, still && !networked, networked) {
+            (Self::Sockets, true, _) => 20_000,
+            (Self::Sockets, false, false) => 200_000,
+            (Self::Sockets, false, true) => 1_000_000,
+            (Self::Net, true, _) => 10_000,
+            (Self::Net, false, _) => 100_000,
         }
     }
 }
@@ -149,8 +150,8 @@ impl Pace {
         self.polls % every == 0 && self.empty >= STILL_POLLS
     }
 
-    /// `idle`: neither is there traffic with other nodes.
-    fn is_due(&mut self, look: Look, now: u64, idle: bool) -> bool {
+    /// `networked`: there is traffic with other nodes.
+    fn is_due(&mut self, look: Look, now: u64, networked: bool) -> bool {
         let [sockets, net] = &mut self.due;
         let due = match look {
             Look::Sockets => sockets,
@@ -158,7 +159,7 @@ impl Pace {
         };
         let is_due = now >= *due;
         if is_due {
-            *due = now + look.every_ns(idle && self.empty >= STILL_POLLS);
+            *due = now + look.every_ns(self.empty >= STILL_POLLS, networked);
         }
         is_due
     }
@@ -346,11 +347,11 @@ impl Mux {
         self.pace.wants = false;
         let now = clock::now_ns();
         let mut n = 0;
-        let idle = self.net().is_none_or(|net| !net.has_traffic());
-        if self.pace.is_due(Look::Sockets, now, idle) || self.shm.is_urgent() {
+        let networked = self.net().is_some_and(Net::has_traffic);
+        if self.pace.is_due(Look::Sockets, now, networked) || self.shm.is_urgent() {
             n += self.shm.poll_sockets(&mut self.peers, handler);
         }
-        if self.pace.is_due(Look::Net, now, idle) {
+        if self.pace.is_due(Look::Net, now, networked) {
             n += self.poll_net(handler).0;
         }
         n
@@ -765,5 +766,18 @@ mod tests {
             (9..=10).contains(&count(false, processors + 1, u32::MAX)),
             "each may have a thread"
         );
+    }
+
+    #[test]
+    fn sockets_of_the_node_are_looked_at_least_often_while_there_is_traffic_with_others() {
+        let looks = |empty: u32, networked: bool| {
+            let mut pace = Pace { empty, ..Pace::default() };
+            (0..10_000_000)
+                .step_by(1000)
+                .filter(|ns| pace.is_due(Look::Sockets, *ns, networked))
+                .count()
+        };
+        let counts = [looks(STILL_POLLS, false), looks(0, false), looks(STILL_POLLS, true)];
+        assert_eq!(counts, [500, 50, 10]);
     }
 }

@@ -30,7 +30,7 @@ const CLOSE: u8 = 3;
 /// How long after it had something the socket is looked at each time, and how often later on,
 /// nanoseconds: a look at the socket is a system call, one at the device is none.
 const SOCKET_HOT_NS: u64 = 500_000;
-const SOCKET_LOOK_NS: u64 = 200_000;
+const SOCKET_LOOK_NS: u64 = 1_000_000;
 
 /// What the device's part has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
