@@ -2,14 +2,16 @@
 //! acknowledges, sends again, answers handshakes and signs of life, and keeps what arrives.
 //!
 //! While the application polls, the thread only looks now and then whether it still does. Once it
-//! stops, the thread takes over and sleeps until something arrives or is due.
+//! stops, the thread takes over and sleeps until something arrives or is due, or the application is
+//! back: as long as the thread rules, the application pays for a mutex.
 
 use super::core::Core;
 use crate::sys::event::{Doorbell, Timer, block_signals, wait_any};
+use crate::sys::visited::Visitor;
 use crate::sys::{Errno, clock, process};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
 /// The application is elsewhere when it has not polled for so long, nanoseconds.
@@ -23,13 +25,14 @@ const STACK: usize = 256 * 1024;
 /// What the application's threads and the background thread share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    core: Mutex<Core>,
     /// Until when the application counts as present, nanoseconds.
     present_until: AtomicU64,
     /// There was traffic since the thread has last looked.
     traffic: AtomicBool,
     /// The thread sleeps longer than `LOOK_NS`.
     dozes: AtomicBool,
+    /// The thread has taken over, and sleeps until something arrives or is due.
+    rules: AtomicBool,
     /// The application sleeps on descriptors: the timer wakes it.
     armed: AtomicBool,
     timer: Timer,
@@ -39,12 +42,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(core: Core) -> Result<Self, Errno> {
+    pub(super) fn new() -> Result<Self, Errno> {
         Ok(Self {
-            core: Mutex::new(core),
             present_until: AtomicU64::new(0),
             traffic: AtomicBool::new(false),
             dozes: AtomicBool::new(false),
+            rules: AtomicBool::new(false),
             armed: AtomicBool::new(false),
             timer: Timer::new()?,
             bell: Doorbell::new()?,
@@ -53,23 +56,14 @@ impl Shared {
         })
     }
 
-    /// The core, for a moment. `None` in a forked child whose parent's thread held it.
-    #[inline]
-    pub(super) fn core(&self) -> Option<MutexGuard<'_, Core>> {
-        match self.core.try_lock() {
-            Ok(core) => Some(core),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) if self.owner == process::pid() => {
-                Some(self.core.lock().unwrap_or_else(PoisonError::into_inner))
-            }
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
     /// The application polls at `now`.
     #[inline]
     pub(super) fn present(&self, now: u64) {
         self.present_until.store(now + ABSENT_NS, Ordering::Relaxed);
+        if self.rules.load(Ordering::Relaxed) {
+            self.rules.store(false, Ordering::Relaxed);
+            self.bell.ring();
+        }
     }
 
     /// Something was sent or has arrived.
@@ -106,7 +100,7 @@ impl Shared {
         self.timer.disarm();
     }
 
-    fn run(&self, links: &[OwnedFd]) {
+    fn run(&self, core: &mut Visitor<Core>, links: &[OwnedFd]) {
         let mut look = LOOK_NS;
         while !self.stop.load(Ordering::Acquire) {
             let now = clock::now_ns();
@@ -115,10 +109,11 @@ impl Shared {
                 let traffic = self.traffic.swap(false, Ordering::Relaxed);
                 look = if traffic { LOOK_NS } else { (look * 2).min(LOOK_MAX_NS) };
                 self.dozes.store(look > LOOK_NS, Ordering::Relaxed);
+                core.leave();
                 self.wait(&[], Some(now + look.max(present_until - now)));
                 continue;
             }
-            let Ok(mut core) = self.core.try_lock() else {
+            let Some(mut core) = core.visit() else {
                 self.wait(&[], Some(now + LOOK_NS)); // the application is there
                 continue;
             };
@@ -130,6 +125,7 @@ impl Shared {
             let quiet = core.link.sleep();
             drop(core);
             if quiet {
+                self.rules.store(true, Ordering::Relaxed);
                 self.wait(links, next);
             }
         }
@@ -165,19 +161,19 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// Errors: EAGAIN when the system has no more threads, EMFILE, ENFILE.
-    pub(super) fn start(shared: &Arc<Shared>) -> Result<Self, Errno> {
-        let links = match shared.core() {
-            Some(core) => core.link.watched()?,
-            None => return Err(Errno(libc::EAGAIN)),
-        };
+    /// The thread looks after `core`, and sleeps on `links`. Errors: EAGAIN when the system has no more threads.
+    pub(super) fn start(
+        shared: &Arc<Shared>,
+        mut core: Visitor<Core>,
+        links: Vec<OwnedFd>,
+    ) -> Result<Self, Errno> {
         let mine = shared.clone();
         let thread = std::thread::Builder::new()
             .name("udrv-net".to_owned())
             .stack_size(STACK)
             .spawn(move || {
                 block_signals();
-                mine.run(&links);
+                mine.run(&mut core, &links);
             })?;
         Ok(Self { shared: shared.clone(), thread: Some(thread) })
     }

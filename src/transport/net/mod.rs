@@ -20,6 +20,7 @@ use super::{
 };
 use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
+use crate::sys::visited::{Owner, visited};
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use bulk::{BULK_CONTROL, Bulk, BulkSink, CONTROL_LEN};
@@ -110,6 +111,7 @@ impl Numbers {
 /// The network transport of one endpoint.
 #[derive(Debug)]
 pub(crate) struct Net {
+    core: Owner<Core>,
     shared: Arc<Shared>,
     background: Option<Background>,
     numbers: Numbers,
@@ -368,12 +370,15 @@ impl Net {
             },
             clock::now_ns(),
         );
-        let shared = Arc::new(Shared::new(Core::new(machine, link, peers))?);
+        let links = link.watched()?;
+        let (core, visitor) = visited(Core::new(machine, link, peers));
+        let shared = Arc::new(Shared::new()?);
         shared.present(clock::now_ns());
-        let background = Some(Background::start(&shared)?);
+        let background = Some(Background::start(&shared, visitor, links)?);
         let numbers = Numbers::default();
         let owner = process::pid();
         Ok(Self {
+            core,
             shared,
             background,
             numbers,
@@ -395,7 +400,7 @@ impl Net {
 
     /// Adds the descriptors that tell of work to `epoll`.
     pub(crate) fn watch(&self, epoll: &Epoll, token: u64) -> Result<(), Errno> {
-        let core = self.shared.core().ok_or(Errno(libc::EOWNERDEAD))?;
+        let core = self.core.enter().ok_or(Errno(libc::EOWNERDEAD))?;
         for fd in core.link.fds() {
             epoll.add(fd, token)?;
         }
@@ -410,7 +415,7 @@ impl Net {
 
     /// Starts a connection to `peer`, unless there is one.
     pub(crate) fn connect(&mut self, peer: PeerId, address: &Address) -> Result<(), SendError> {
-        let mut core = self.shared.core().ok_or(ORPHANED)?;
+        let mut core = self.core.enter().ok_or(ORPHANED)?;
         let inner = core.peers.intern(address).ok_or(SendError::Again)?;
         self.numbers.join(peer, inner);
         core.machine.connect(inner, address, clock::now_ns())
@@ -420,12 +425,12 @@ impl Net {
     #[inline]
     pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
         let Some(inner) = self.numbers.inner(peer) else { return false };
-        self.shared.core().is_some_and(|core| core.machine.is_connected(inner))
+        self.core.enter().is_some_and(|core| core.machine.is_connected(inner))
     }
 
     pub(crate) fn caps(&self, peer: PeerId) -> Caps {
         let inner = self.numbers.inner(peer);
-        let (short_max, features) = match (inner, self.shared.core()) {
+        let (short_max, features) = match (inner, self.core.enter()) {
             (Some(inner), Some(core)) => {
                 (core.machine.packet_room(inner, 0), core.machine.features_of(inner))
             }
@@ -456,18 +461,18 @@ impl Net {
 
     pub(crate) fn under_pressure(&self, peer: PeerId) -> bool {
         let Some(inner) = self.numbers.inner(peer) else { return false };
-        self.shared.core().is_some_and(|core| core.machine.under_pressure(inner))
+        self.core.enter().is_some_and(|core| core.machine.under_pressure(inner))
     }
 
     pub(crate) fn set_pressure(&mut self, on: bool) {
-        if let Some(mut core) = self.shared.core() {
+        if let Some(mut core) = self.core.enter() {
             core.machine.set_pressure(on);
         }
     }
 
     /// Packets that are not acknowledged yet.
     pub(crate) fn unacknowledged(&self) -> usize {
-        self.shared.core().map_or(0, |core| core.machine.unacknowledged())
+        self.core.enter().map_or(0, |core| core.machine.unacknowledged())
     }
 
     /// Takes a message; `later`: it may leave with the next poll.
@@ -483,7 +488,7 @@ impl Net {
         debug_assert!(header.len() <= MAX_HEADER);
         let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
         let inner = self.numbers.inner(peer).ok_or(unknown)?;
-        let mut core = self.shared.core().ok_or(ORPHANED)?;
+        let mut core = self.core.enter().ok_or(ORPHANED)?;
         let now = clock::now_ns();
         core.machine.send(inner, header, len, pack, now)?;
         self.rhythm.on_traffic(&self.shared);
@@ -497,7 +502,7 @@ impl Net {
     /// See [`super::Iface::am_at_once`].
     #[inline]
     pub(crate) fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
-        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.shared.core()) else {
+        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.core.enter()) else {
             return false;
         };
         let mut header = [0; Head::WORDS * 8];
@@ -519,7 +524,7 @@ impl Net {
         let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
             return false;
         };
-        let Some(mut core) = self.shared.core() else { return false };
+        let Some(mut core) = self.core.enter() else { return false };
         // A device places bytes better than the kernel's TCP.
         if core.link.goes_direct(address) {
             return false;
@@ -537,7 +542,7 @@ impl Net {
         let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
-        let core = self.shared.core().ok_or(ORPHANED)?;
+        let core = self.core.enter().ok_or(ORPHANED)?;
         streams.send(&core.machine, inner, header, payload, clock::now_ns())
     }
 
@@ -547,7 +552,7 @@ impl Net {
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Windows::No;
         };
-        let Some(mut core) = self.shared.core() else { return Windows::No };
+        let Some(mut core) = self.core.enter() else { return Windows::No };
         if !core.machine.takes_windows(inner) || !core.link.goes_direct(address) {
             return Windows::No;
         }
@@ -604,7 +609,7 @@ impl Net {
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Exposed::No;
         };
-        let Some(mut core) = self.shared.core() else { return Exposed::No };
+        let Some(mut core) = self.core.enter() else { return Exposed::No };
         if !core.machine.takes_windows(inner) || !core.link.goes_direct(address) {
             return Exposed::No;
         }
@@ -650,7 +655,7 @@ impl Net {
 
     /// Sends what waits and may leave.
     pub(crate) fn flush(&mut self) {
-        let Some(mut core) = self.shared.core() else { return };
+        let Some(mut core) = self.core.enter() else { return };
         if core.machine.has_ready() {
             let Core { machine, link, .. } = &mut *core;
             machine.poll_transmit(clock::now_ns(), link);
@@ -719,8 +724,8 @@ impl Net {
         handler: &mut impl Handler,
         connected: &mut impl FnMut(PeerId),
     ) -> Option<usize> {
-        let Self { shared, numbers, streams, bulk, rhythm, .. } = self;
-        let mut core = shared.core()?;
+        let Self { core, shared, numbers, streams, bulk, rhythm, .. } = self;
+        let mut core = core.enter()?;
         if !core.is_calm() {
             return None;
         }
@@ -755,7 +760,7 @@ impl Net {
         handler: &mut impl Handler,
         connected: &mut impl FnMut(PeerId),
     ) -> usize {
-        let Some(mut core) = self.shared.core() else { return 0 };
+        let Some(mut core) = self.core.enter() else { return 0 };
         core.machine.on_poll();
         let now = clock::now_ns();
         self.rhythm.begin_whole(now, clock::ticks(), core.link.has_device());
@@ -820,7 +825,7 @@ impl Net {
     /// Prepares for sleep: what is due to leave leaves, and the timer is set for what comes next.
     /// False: there is work.
     pub(crate) fn sleep(&mut self) -> bool {
-        let Some(mut core) = self.shared.core() else { return true };
+        let Some(mut core) = self.core.enter() else { return true };
         let told = self.streams.as_ref().is_none_or(|streams| !streams.has_broken());
         self.rhythm.span = 0; // whoever is woken makes a whole one
         if core.has_events() || !told {
@@ -895,7 +900,7 @@ fn say(bulk: &mut dyn Bulk, machine: &mut Reliable, now: u64) -> usize {
 impl Net {
     /// What its device has done so far.
     fn rdma_counts(&self) -> Option<verbs::RdmaCounts> {
-        self.shared.core()?.link.rdma_counts()
+        self.core.enter()?.link.rdma_counts()
     }
 
     /// What its bulk path has done so far.
@@ -905,14 +910,14 @@ impl Net {
 
     /// Breaks its queue pair.
     fn break_queue_pair(&mut self) {
-        if let Some(mut core) = self.shared.core() {
+        if let Some(mut core) = self.core.enter() {
             core.link.break_queue_pair();
         }
     }
 
     /// Ends its device without a word to anybody.
     fn drop_device(&mut self) {
-        if let Some(mut core) = self.shared.core() {
+        if let Some(mut core) = self.core.enter() {
             core.link.drop_device();
         }
     }
@@ -925,7 +930,7 @@ impl Drop for Net {
         if process::pid() != self.owner {
             return;
         }
-        let Some(mut core) = self.shared.core() else { return };
+        let Some(mut core) = self.core.enter() else { return };
         let Core { machine, link, background_turns, .. } = &mut *core;
         machine.close(clock::now_ns(), link);
         let counts = machine.counts();

@@ -135,7 +135,7 @@ impl End {
     }
 
     fn inner<T>(&mut self, ask: impl FnOnce(&Reliable, &mut Streams) -> T) -> T {
-        let core = self.net.shared.core().unwrap();
+        let core = self.net.core.enter().unwrap();
         ask(&core.machine, self.net.streams.as_mut().unwrap())
     }
 

@@ -62,7 +62,7 @@ impl Pair {
 
     /// Datagrams that each end has sent over UDP.
     fn over_udp(&self) -> [u64; 2] {
-        self.ends.each_ref().map(|end| end.net.shared.core().unwrap().link.counts().sent)
+        self.ends.each_ref().map(|end| end.net.core.enter().unwrap().link.counts().sent)
     }
 
     /// Both ends send everything through the device.
