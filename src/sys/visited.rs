@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 #[derive(Debug)]
 struct Inner<T> {
     value: UnsafeCell<T>,
-    /// The owner is inside, and has not taken the mutex.
+    /// The owner is inside.
     inside: AtomicBool,
     /// The owner has to take the mutex: there is a visitor, or the kernel has no barrier that would let one know whether
     /// the owner is inside.
@@ -41,7 +41,9 @@ pub(crate) struct Visitor<T>(Arc<Inner<T>>);
 /// The value is ours until this is dropped.
 pub(crate) struct Held<'a, T> {
     inner: &'a Inner<T>,
-    mutex: Option<MutexGuard<'a, ()>>,
+    /// The owner has it.
+    owns: bool,
+    _mutex: Option<MutexGuard<'a, ()>>,
     _not_send: PhantomData<*const ()>,
 }
 
@@ -66,7 +68,7 @@ impl<T> DerefMut for Held<'_, T> {
 impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.mutex.is_none() {
+        if self.owns {
             self.inner.inside.store(false, Ordering::Release);
         }
     }
@@ -103,7 +105,7 @@ impl<T> Owner<T> {
             inner.inside.store(false, Ordering::Release);
             return self.enter_by_mutex();
         }
-        Some(Held { inner, mutex: None, _not_send: PhantomData })
+        Some(Held { inner, owns: true, _mutex: None, _not_send: PhantomData })
     }
 
     #[inline(never)]
@@ -118,7 +120,8 @@ impl<T> Owner<T> {
             }
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(Held { inner, mutex: Some(mutex), _not_send: PhantomData })
+        inner.inside.store(true, Ordering::Relaxed);
+        Some(Held { inner, owns: true, _mutex: Some(mutex), _not_send: PhantomData })
     }
 }
 
@@ -150,7 +153,7 @@ impl<T> Visitor<T> {
         if inner.inside.load(Ordering::Acquire) {
             return None;
         }
-        Some(Held { inner, mutex: Some(mutex), _not_send: PhantomData })
+        Some(Held { inner, owns: false, _mutex: Some(mutex), _not_send: PhantomData })
     }
 
     /// There will be no visit for a while.
@@ -214,9 +217,13 @@ mod tests {
         assert!(visitor.visit().is_none());
         drop(held);
         assert_eq!(visitor.visit().map(|value| *value), Some(1));
-        assert!(owner.enter().is_some_and(|held| held.mutex.is_some()), "after a visit");
+        let held = owner.enter().unwrap();
+        assert!(!owner.is_alone(), "after a visit");
         visitor.leave();
-        assert!(owner.enter().is_some_and(|held| held.mutex.is_none() == owner.inner.barrier));
+        assert!(owner.enter().is_none());
+        drop(held);
+        assert_eq!(owner.is_alone(), owner.inner.barrier);
+        assert!(owner.enter().is_some() && owner.enter().is_some());
     }
 
     #[test]
