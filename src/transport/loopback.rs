@@ -50,6 +50,7 @@ impl Loopback {
         one_sided: true,
         reach_read: false,
         reach_write: false,
+        reach_read_min: usize::MAX,
         expose_max: 0,
         atomics: Some(true),
         collectives: Some(true),

@@ -3,7 +3,7 @@
 //! is valid. Whatever is not plain goes the other way, where the target decides.
 
 use super::packet::{Prefix, RmaPacket};
-use super::{RemoteRange, RemoteRanges, Rma, State};
+use super::{Channel, RemoteRange, RemoteRanges, State};
 use crate::memory::keys::{self, Right};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::protocol::Host;
@@ -18,6 +18,10 @@ use std::collections::{BTreeMap, HashMap};
 const TOLD_MAX: usize = 1024;
 /// Ranges of which a peer may be told.
 const OFFERS_MAX: usize = 64;
+/// Short reads after each of which a peer is told where it may read them: not every peer is worth a connection.
+const OFTEN: u32 = 16;
+/// Reads of fewer bytes are left to the target where there are several.
+const TOGETHER: u64 = 2048;
 /// Bytes of one operation that are moved in one turn.
 const TURN: usize = 4 << 20;
 
@@ -128,6 +132,8 @@ impl Granted {
 #[derive(Debug, Default)]
 struct ToldTo {
     epoch: Option<u32>,
+    /// Short reads that it has asked us for.
+    short_reads: u32,
     /// With the keys of the regions; or without, of those that are not to be told.
     parts: BTreeMap<(u64, u32), Option<u64>>,
 }
@@ -163,6 +169,13 @@ impl Told {
         }
     }
 
+    /// `peer` has read a little from us. True, now and then: it does that often.
+    pub(super) fn reads_often(&mut self, peer: PeerId) -> bool {
+        let reads = &mut self.regions.entry(peer).or_default().short_reads;
+        *reads = reads.wrapping_add(1);
+        *reads % OFTEN == 0
+    }
+
     /// `peer` has used these ranges, and may want to do so alone.
     pub(super) fn offer(&mut self, peer: PeerId, remote: &RemoteRanges) {
         for range in remote.as_slice().iter().filter(|range| range.len > 0) {
@@ -186,11 +199,73 @@ pub(super) enum Moved {
     Nothing,
 }
 
-impl Rma {
-    /// Nothing to `peer` has left that is not answered.
-    pub(super) fn is_drained(&mut self, peer: PeerId) -> bool {
-        let channel = self.channel(peer);
-        [channel.writes, channel.pulls, channel.reads, channel.fetches] == [0; 4]
+/// Whether an application that reads very little waits for that before it reads more. What comes while such a read is
+/// under way alone waits for its end, which takes longer than to have the target answer both.
+#[derive(Debug, Default)]
+pub(super) struct Company {
+    /// So many of them are left to the target, and how many it was the last time.
+    apart: u32,
+    penalty: u32,
+}
+
+impl Company {
+    /// Fewest and most of them.
+    const PENALTY: (u32, u32) = (64, 4096);
+
+    fn is_none(&self) -> bool {
+        self.apart == 0
+    }
+
+    /// One begins alone.
+    fn on_alone(&mut self) {
+        self.penalty -= self.penalty / 4;
+    }
+
+    /// Another one comes before its end.
+    fn on_company(&mut self) {
+        if self.apart == 0 {
+            let (least, most) = Self::PENALTY;
+            self.penalty = self.penalty.saturating_mul(2).clamp(least, most);
+            self.apart = self.penalty;
+        }
+    }
+
+    /// One is left to the target.
+    fn on_message(&mut self) {
+        self.apart = self.apart.saturating_sub(1);
+    }
+}
+
+/// An operation is a very short read.
+pub(super) fn is_very_short(right: Right, len: u64) -> bool {
+    right == Right::Read && len < TOGETHER
+}
+
+impl Channel {
+    /// Another operation waits.
+    pub(super) fn on_waiting(&mut self, right: Right, len: u64) {
+        if !self.reaching.is_empty() && is_very_short(right, len) {
+            self.company.on_company();
+        }
+    }
+
+    /// An operation leaves as a message.
+    pub(super) fn on_request(&mut self, right: Right, len: u64) {
+        if is_very_short(right, len) {
+            self.company.on_message();
+        }
+    }
+
+    /// Whether a read that is not long may go alone. It does not wait for messages to end; and a very short one goes
+    /// only if it has no company.
+    fn admits_short(&self, len: u64) -> bool {
+        let single = || self.company.is_none() && self.reaching.is_empty() && self.queue.len() <= 1;
+        self.is_drained() && (len >= TOGETHER || single())
+    }
+
+    /// Nothing has left that is not answered.
+    pub(super) fn is_drained(&self) -> bool {
+        [self.writes, self.pulls, self.reads, self.fetches] == [0; 4]
     }
 }
 
@@ -204,12 +279,18 @@ impl<I: Iface> Engine<I> {
         remote: &RemoteRanges,
         delivered: bool,
     ) -> bool {
-        let long = remote.total() >= self.core.limits.alone_min as u64;
-        let granted = self.core.rma.channels.get(peer.index()).map(|channel| &channel.granted);
-        long && granted.is_some_and(|granted| granted.cover(remote, right, delivered)) && {
-            let caps = self.iface.caps(peer);
-            if right == Right::Read { caps.reach_read } else { caps.reach_write }
+        let Some(channel) = self.core.rma.channels.get(peer.index()) else { return false };
+        let (reads, len) = (right == Right::Read, remote.total());
+        let long = len >= self.core.limits.alone_min as u64;
+        if channel.granted.count == 0 || !(long || reads && channel.admits_short(len)) {
+            return false;
         }
+        let caps = self.iface.caps(peer);
+        let reaches = match reads {
+            true => caps.reach_read && (long || len >= caps.reach_read_min as u64),
+            false => caps.reach_write,
+        };
+        reaches && channel.granted.cover(remote, right, delivered)
     }
 
     /// Moves bytes of the operation, which is the first of its channel.
@@ -240,6 +321,9 @@ impl<I: Iface> Engine<I> {
                 Ok((Reached::Moved(moved), _)) => moved,
                 Ok((Reached::Begun, len)) => {
                     if op.begun == 0 {
+                        if is_very_short(op.right, op.remote.total()) {
+                            channel.company.on_alone();
+                        }
                         channel.reaching.push_back(key);
                     }
                     op.begun += 1;

@@ -103,6 +103,10 @@ impl<I: Iface> Engine<I> {
             if channel.queue.len() >= QUEUE_MAX || copies {
                 return Err(OpError::Again);
             }
+            if waits {
+                let channel = self.core.rma.channel(op.peer);
+                channel.on_waiting(op.right, op.remote.total());
+            }
             let key = self.core.rma.insert(Op::new(op), operands);
             self.keep_injected(key, op);
             self.core.enqueue_access(key);
@@ -229,7 +233,10 @@ impl<I: Iface> Engine<I> {
             (Right::Write, Way::Packets) => State::Sending { offset: len },
             _ => State::Sent { received: 0 },
         };
-        self.core.rma.channel(peer).count(right, way == Way::Described && right == Right::Write, 1);
+        let len = op.remote.total();
+        let channel = self.core.rma.channel(peer);
+        channel.on_request(right, len);
+        channel.count(right, way == Way::Described && right == Right::Write, 1);
         Ok(())
     }
 
@@ -258,7 +265,7 @@ impl<I: Iface> Engine<I> {
                         && self.is_granted(peer, right, &op.remote, op.delivered);
                     let way = self.way(peer, right, &op.remote, alone);
                     // What is under way still has to come before it.
-                    if way == Way::Alone && !self.core.rma.is_drained(peer) {
+                    if way == Way::Alone && !self.core.rma.channel(peer).is_drained() {
                         break;
                     }
                     if !self.core.rma.channel(peer).admits(right, way == Way::Described) {

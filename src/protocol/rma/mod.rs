@@ -179,6 +179,8 @@ struct Channel {
     granted: alone::Granted,
     /// Operations of which pieces are under way alone, in order.
     reaching: VecDeque<Key>,
+    /// Whether very short reads come one at a time.
+    company: alone::Company,
 }
 
 impl Channel {

@@ -14,7 +14,7 @@ use crate::protocol::packet::Ranges;
 use crate::protocol::rendezvous::is_refusal;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Iface, PeerId, SendError, piece_of, slice_ranges};
+use crate::transport::{Caps, Iface, PeerId, SendError, piece_of, slice_ranges};
 use std::collections::VecDeque;
 
 /// Operations that one answer names at most.
@@ -483,7 +483,8 @@ impl<I: Iface> Engine<I> {
     }
 
     fn send_read(&mut self, peer: PeerId, host: &mut impl Host) -> Step {
-        let fragment_max = self.iface.caps(peer).fragment_max;
+        let Caps { fragment_max, reach_read_min, .. } = self.iface.caps(peer);
+        let short = reach_read_min as u64..self.core.limits.alone_min as u64;
         let mut outcome = Step::Again;
         for i in 0..BATCH {
             let inbound = self.core.rma.inbound.get_mut(&peer);
@@ -511,7 +512,12 @@ impl<I: Iface> Engine<I> {
                     self.core.counts.fragment_bytes += piece.len() as u64;
                     outcome = Step::Moved;
                     if read.done >= read.request.ranges.total() {
+                        let ranges = read.request.ranges;
                         self.core.end_read(peer, None, host);
+                        let told = &mut self.core.rma.told;
+                        if short.contains(&ranges.total()) && told.reads_often(peer) {
+                            told.offer(peer, &ranges);
+                        }
                     }
                 }
                 Err(SendError::Again) => break,

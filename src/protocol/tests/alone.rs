@@ -355,3 +355,43 @@ fn a_buffer_that_a_device_refuses_costs_the_others_nothing() {
     assert_eq!(world.accesses(1), []);
     world.assert_empty();
 }
+
+/// A target tells who reads a little often; a device that has begun is not waited for by what comes behind it more than
+/// now and then.
+#[test]
+fn a_device_does_short_reads_too_one_at_a_time() {
+    let mut world = distant(Glazing::none());
+    let mut region = Memory::pattern(3, LEN);
+    world.register(1, KEY, &mut region, &BOTH);
+    let peer = world.peer(0, 1);
+    let mut back = Memory::zeroed(100);
+    let mut read_one = |world: &mut World, at: usize| {
+        back.0.fill(0);
+        let place = remote(KEY, at as u64, 100);
+        world.access(0, &RmaOp { remote: place, ..rma_op(peer, Read, &mut back, KEY, 1) }).unwrap();
+        world.settle();
+        assert!(ended(world)[0].is_ok() && back.0 == region.0[at..at + 100]);
+        world.accesses(1).len()
+    };
+    let asked: usize = (0..40).map(|n| read_one(&mut world, n)).sum();
+    assert!((16..30).contains(&asked), "not for a few, and not for ever: {asked}");
+    assert_eq!(read_one(&mut world, 7), 0, "the target has nothing to do");
+
+    // Many at once are left to the target, and soon the first of them too.
+    let mut sinks: Vec<_> = (0..8).map(|_| Memory::zeroed(100)).collect();
+    let mut asked = Vec::new();
+    for _ in 0..20 {
+        for sink in &mut sinks {
+            world.access(0, &rma_op(peer, Read, sink, KEY, 2)).unwrap();
+        }
+        world.settle();
+        assert!(ended(&mut world).iter().all(Result::is_ok));
+        asked.push(world.accesses(1).len());
+    }
+    assert_eq!((asked[0], asked[19]), (7, 8), "{asked:?}");
+    assert!(sinks.iter().all(|sink| sink.0 == region.0[..100]));
+    // Once they come one at a time again, the device does them again.
+    assert!((0..20_000).any(|_| read_one(&mut world, 9) == 0));
+    assert!((0..10).all(|_| read_one(&mut world, 9) == 0));
+    world.assert_empty();
+}

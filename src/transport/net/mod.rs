@@ -43,6 +43,8 @@ const PUSH_MAX: usize = 256 * 1024;
 /// Shortest message that goes by stream, bytes: below, the calls for a stream cost more than the
 /// packets.
 const STREAM_MIN: usize = 32 * 1024;
+/// Shortest read of a region that is left to the device, bytes.
+const REACH_READ_MIN: usize = 1;
 /// Bytes of a region that are exposed at a time: registering them takes some milliseconds.
 const EXPOSE_MAX: usize = 32 << 20;
 /// Bytes of the header of a fragment (PROTOCOL.md §3).
@@ -451,6 +453,7 @@ impl Net {
             one_sided: false,
             reach_read: self.bulk.is_some(),
             reach_write: self.bulk.is_some(),
+            reach_read_min: REACH_READ_MIN,
             expose_max: if self.bulk.is_some() { EXPOSE_MAX } else { 0 },
             atomics: features.map(|all| all & reliable::packet::ATOMICS != 0),
             collectives: features.map(|all| all & reliable::packet::COLLECTIVES != 0),
@@ -695,24 +698,49 @@ impl Net {
         connected: &mut impl FnMut(PeerId),
     ) -> usize {
         let mut n = 0;
-        if self.rhythm.begin(clock::ticks) && !self.has_work_beside() {
-            match self.brief_turn(outer, handler, connected) {
+        if self.rhythm.begin(clock::ticks) && !self.streams.as_ref().is_some_and(Streams::is_hot) {
+            let bulk_hot = self.bulk_has_work();
+            match (self.brief_turn(outer, handler, connected), bulk_hot) {
+                (Some(taken), true) => {
+                    if let Some(more) = self.bulk_turn(handler) {
+                        return taken + more;
+                    }
+                    n = taken;
+                }
                 // What streams and the bulk path have to say to what they heard goes before anything else.
-                Some(taken) if self.rhythm.bulk_hot => n = taken,
-                Some(taken) => return taken,
-                None => {}
+                (Some(taken), false) if self.rhythm.bulk_hot => n = taken,
+                (Some(taken), false) => return taken,
+                (None, _) => {}
             }
         }
         n + self.whole_turn(outer, handler, connected)
     }
 
-    /// Streams, or the bulk path, have something to do.
+    /// The bulk path has something to do.
     #[inline]
-    fn has_work_beside(&mut self) -> bool {
+    fn bulk_has_work(&mut self) -> bool {
         if self.rhythm.bulk_hot {
             self.rhythm.bulk_hot = self.bulk.as_ref().is_some_and(|bulk| bulk.has_work());
         }
-        self.rhythm.bulk_hot || self.streams.as_ref().is_some_and(Streams::is_hot)
+        self.rhythm.bulk_hot
+    }
+
+    /// The bulk path's part of a turn. `None`: it has none now.
+    fn bulk_turn(&mut self, handler: &mut impl Handler) -> Option<usize> {
+        let Self { core, bulk, numbers, rhythm, shared, .. } = self;
+        let mut core = core.enter()?;
+        let bulk = bulk.as_mut()?;
+        let now = clock::now_ns();
+        let n = bulk.poll(now, &mut Above { numbers, handler });
+        let Core { machine, link, .. } = &mut *core;
+        if say(bulk.as_mut(), machine, now) > 0 {
+            machine.poll_transmit(now, link);
+        }
+        if n > 0 {
+            rhythm.on_traffic(shared);
+        }
+        rhythm.hot = COOLING;
+        Some(n)
     }
 
     /// A turn that looks at nothing but the device, and hands over what has come there; the rest waits for a whole

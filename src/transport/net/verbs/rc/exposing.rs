@@ -4,6 +4,7 @@
 //! afterwards loses the connection. The cache's monitor watches over its addresses, and when they mean something else
 //! the registration ends too.
 
+use super::landing::{self, Landing};
 use super::{Connection, Device, Posted, QueuePair, Rc, Region, State, register};
 use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
 use crate::sys::Errno;
@@ -166,7 +167,7 @@ impl<D: Device> Rc<D> {
         how: Reach,
         now: u64,
     ) -> Result<(), SendError> {
-        let Self { connections, device, exposed, doomed, .. } = self;
+        let Self { connections, device, exposed, doomed, landing, landing_lease, .. } = self;
         let current = |c: &&mut Connection<D::Qp>| c.id == spot.epoch && c.state == State::Ready;
         let connection = connections.get_mut(&peer).filter(current).ok_or(STALE)?;
         let device = device.as_ref().filter(|_| !doomed.contains(&peer)).ok_or(STALE)?;
@@ -180,12 +181,31 @@ impl<D: Device> Rc<D> {
                 UNREGISTERED
             })
         };
-        let regions = registered(local, how.reads)?;
+        let landed = if how.reads && local.len() <= landing::SHORT {
+            let landing = landing.get_or_insert_default();
+            if landing_lease.is_none() {
+                *landing_lease = device.register(&landing.memory(), true).ok();
+            }
+            landing_lease.as_ref().and_then(|_| landing.take(local))
+        } else {
+            None
+        };
+        let (done, local) = match &landed {
+            Some((place, memory)) => (Posted::Landed(how.token, *place), memory),
+            None => (Posted::Reach(how.token), local),
+        };
+        let leave = |landing: &mut Option<Landing>| {
+            if let (Some((place, _)), Some(landing)) = (landed, landing) {
+                landing.leave(place);
+            }
+        };
+        let regions = registered(local, how.reads).inspect_err(|_| leave(landing))?;
         // Before anything has begun.
         let byte = exposed.echo.segments();
         let echo = if asks { Some(registered(&byte, true)?) } else { None };
         let to = (spot.range.addr, spot.key);
-        match connection.qp.reach(local, regions, to, how.reads) {
+        let reached = connection.qp.reach(local, regions, to, how.reads);
+        match reached.inspect_err(|_| leave(landing)) {
             Ok(()) => {}
             Err(Errno(libc::EAGAIN)) if !connection.posted.is_empty() => {
                 return Err(SendError::Again);
@@ -200,7 +220,6 @@ impl<D: Device> Rc<D> {
         self.writes += 1;
         self.counts.reached += 1;
         self.counts.reached_bytes += local.len() as u64;
-        let done = Posted::Reach(how.token);
         let Some(echo) = echo else {
             connection.note(done, local.len(), now);
             return Ok(());

@@ -8,6 +8,7 @@
 
 mod device;
 mod exposing;
+mod landing;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,7 @@ use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::{self, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use exposing::Exposed;
+use landing::Landing;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 
@@ -183,6 +185,8 @@ enum Posted {
     Silent,
     /// Whoever wanted to reach the peer's memory.
     Reach(u64),
+    /// The same, once what has landed in this place is where it is to go.
+    Landed(u64, usize),
 }
 
 /// How a device is opened: when the first connection is wanted, because most endpoints never send a
@@ -195,6 +199,9 @@ pub(super) struct Rc<D: Device> {
     connections: HashMap<PeerId, Connection<D::Qp>>,
     lent: Lent<D::Region>,
     exposed: Exposed<D>,
+    /// Made at first need, and kept registered.
+    landing_lease: Option<D::Region>,
+    landing: Option<Landing>,
     device: Option<D>,
     opener: Opener<D>,
     /// How often it could not be opened, or failed, and until when it is left alone.
@@ -230,6 +237,8 @@ impl<D: Device> Rc<D> {
             connections: HashMap::new(),
             lent: Lent::new(WINDOWS),
             exposed: Exposed::default(),
+            landing: None,
+            landing_lease: None,
             device: None,
             opener,
             trouble: Failures::default(),
@@ -338,6 +347,11 @@ impl<D: Device> Rc<D> {
         self.writes = self.writes.saturating_sub(posted.len() as u32);
         drop(qp);
         // Nobody writes into them any more.
+        for (posted, _) in posted {
+            if let (Posted::Landed(_, place), Some(landing)) = (posted, &mut self.landing) {
+                landing.leave(place);
+            }
+        }
         drop(self.lent.remove_all(peer));
         Some(id)
     }
@@ -491,8 +505,15 @@ impl<D: Device> Rc<D> {
                 (connection.used, connection.first_since) = (now, now);
                 self.writes = self.writes.saturating_sub(1);
                 self.failures.remove(&peer);
-                if let Some((Posted::Reach(token), _)) = posted {
-                    sink.on_reached(peer, token);
+                match posted {
+                    Some((Posted::Reach(token), _)) => sink.on_reached(peer, token),
+                    Some((Posted::Landed(token, place), _)) => {
+                        if let Some(landing) = &mut self.landing {
+                            landing.land(place);
+                        }
+                        sink.on_reached(peer, token);
+                    }
+                    Some((Posted::Silent, _)) | None => {}
                 }
             }
             Event::Filled { immediate, len, .. } => {
@@ -547,6 +568,7 @@ impl<D: Device> Rc<D> {
             self.lose(peer, now, sink);
         }
         self.exposed.clear();
+        self.landing_lease = None;
         if let Some(device) = self.device.take() {
             self.epoll.remove(device.fd());
         }

@@ -806,7 +806,25 @@ fn an_exposed_region_is_written_and_read_and_then_is_not() {
         Err(STALE),
         "its connection has ended"
     );
-    assert!(world.fabric.lock().unwrap().regions.is_empty());
+    assert_eq!(world.fabric.lock().unwrap().regions.len(), 1, "but what reads land in");
+}
+
+#[test]
+fn a_read_that_comes_to_no_end_leaves_its_buffer_alone() {
+    let mut world = World::new(2, 4);
+    let (region, sink) = (OwnedBuffer::from(vec![5; 100]), OwnedBuffer::zeroed(100));
+    let spot = expose(&mut world, 0, 1, &region.segments());
+    let in_use = |world: &World| world.nodes[1].bulk.landing.as_ref().unwrap().in_use();
+    let read = Reach { reads: true, delivered: false, token: 1 };
+    for token in 1..=3 {
+        reach(&mut world, &spot, &sink.segments(), Reach { token, ..read }).unwrap();
+    }
+    assert_eq!(reach(&mut world, &spot, &sink.segments(), read), Err(SendError::Again));
+    assert_eq!(in_use(&world), 3, "none for what has no room");
+    world.nodes[0].bulk.conceal(7);
+    world.settle();
+    assert_eq!((world.nodes[1].lost, in_use(&world)), (1, 0));
+    assert!(world.nodes[1].reached.is_empty() && bytes(&sink) == [0; 100]);
 }
 
 #[test]
