@@ -103,10 +103,7 @@ impl<I: Iface> Engine<I> {
             if channel.queue.len() >= QUEUE_MAX || copies {
                 return Err(OpError::Again);
             }
-            if waits {
-                let channel = self.core.rma.channel(op.peer);
-                channel.on_waiting(op.right, op.remote.total());
-            }
+            channel.on_waiting(op.right, op.remote.total());
             let key = self.core.rma.insert(Op::new(op), operands);
             self.keep_injected(key, op);
             self.core.enqueue_access(key);

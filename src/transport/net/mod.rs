@@ -730,12 +730,8 @@ impl Net {
         let Self { core, bulk, numbers, rhythm, shared, .. } = self;
         let mut core = core.enter()?;
         let bulk = bulk.as_mut()?;
-        let now = clock::now_ns();
-        let n = bulk.poll(now, &mut Above { numbers, handler });
-        let Core { machine, link, .. } = &mut *core;
-        if say(bulk.as_mut(), machine, now) > 0 {
-            machine.poll_transmit(now, link);
-        }
+        let n =
+            poll_bulk(bulk.as_mut(), &mut core, clock::now_ns(), &mut Above { numbers, handler });
         if n > 0 {
             rhythm.on_traffic(shared);
         }
@@ -838,11 +834,7 @@ impl Net {
         }
         if let Some(bulk) = self.bulk.as_mut().filter(|bulk| bulk.has_work()) {
             (self.rhythm.hot, self.rhythm.bulk_hot) = (COOLING, true);
-            n += bulk.poll(now, &mut Above { numbers, handler });
-            let Core { machine, link, .. } = &mut *core;
-            if say(bulk.as_mut(), machine, now) > 0 {
-                machine.poll_transmit(now, link);
-            }
+            n += poll_bulk(bulk.as_mut(), &mut core, now, &mut Above { numbers, handler });
         }
         if n > 0 {
             self.rhythm.on_traffic(&self.shared);
@@ -908,6 +900,16 @@ fn streams_turn(
             streams.put_back((peer, number));
             break;
         }
+    }
+    n
+}
+
+/// Lets the bulk path do what it can, and sends what it has to say. Returns how much happened there.
+fn poll_bulk(bulk: &mut dyn Bulk, core: &mut Core, now: u64, sink: &mut dyn BulkSink) -> usize {
+    let n = bulk.poll(now, sink);
+    let Core { machine, link, .. } = core;
+    if say(bulk, machine, now) > 0 {
+        machine.poll_transmit(now, link);
     }
     n
 }
