@@ -187,6 +187,10 @@ pub(crate) const VARIABLES: &[Variable] = &[
         help: "Connected RDMA queue pairs that an endpoint has at most, for long messages, 0 to 65536; 0: they go as datagrams (default: 128)",
     },
     Variable {
+        name: "EAGER_RDMA",
+        help: "Peers into whose memory an endpoint writes packets by RDMA Write, those that most go to, 0 to 1024; 0: all go as datagrams (default: 8)",
+    },
+    Variable {
         name: "CACHE",
         help: "How registrations of memory with RDMA devices are kept: userfaultfd (until their addresses change), or off (each transfer registers for itself) (default: userfaultfd, or what FI_MR_CACHE_MONITOR says)",
     },
@@ -257,6 +261,8 @@ pub(crate) struct Config {
     pub(crate) rv: RvPolicy,
     /// FI_UDRV_RC_CONNECTIONS
     pub(crate) rc_connections: usize,
+    /// FI_UDRV_EAGER_RDMA
+    pub(crate) eager_rdma: usize,
     /// FI_UDRV_CACHE, FI_UDRV_CACHE_BYTES, FI_UDRV_CACHE_COUNT
     pub(crate) cache: CacheSettings,
 }
@@ -286,6 +292,7 @@ impl Default for Config {
             nics: Vec::new(),
             rv: RvPolicy::Auto,
             rc_connections: 128,
+            eager_rdma: 8,
             cache: CacheSettings { policy: CachePolicy::Userfaultfd, bytes: None, count: 1024 },
         }
     }
@@ -340,6 +347,7 @@ impl Config {
         size("NET_BUFFER", 1 << 20, 16 << 30, &mut config.net_buffer);
         size("STREAMS", 0, 65536, &mut config.streams);
         size("RC_CONNECTIONS", 0, 65536, &mut config.rc_connections);
+        size("EAGER_RDMA", 0, 1024, &mut config.eager_rdma);
         let cache = &mut config.cache;
         // Those of libfabric's own cache (fi_mr(3)) say what ours does not: who sets them means any.
         // Where they make no sense libfabric complains.
@@ -448,6 +456,7 @@ mod tests {
             ("RV", "REQUIRE"),
             ("NIC", "mlx5_0, rxe0:2"),
             ("RC_CONNECTIONS", "0"),
+            ("EAGER_RDMA", "3"),
         ]);
         assert_eq!(config.eager_max, 100);
         assert_eq!(config.cma, CmaPolicy::Off);
@@ -458,6 +467,7 @@ mod tests {
         assert_eq!((network.shm, network.net, network.mtu), (false, false, Some(9000)));
         assert_eq!((network.peer_timeout_s, network.net_buffer), (5, 1 << 20));
         assert_eq!((network.rdma, network.rc_connections), (RdmaPolicy::Require, 0));
+        assert_eq!(network.eager_rdma, 3);
         assert_eq!((network.rv, with(&[("RV", "0")]).0.rv), (RvPolicy::Require, RvPolicy::Off));
         let nics: Vec<String> = network.nics.iter().map(ToString::to_string).collect();
         assert_eq!(nics, ["mlx5_0", "rxe0:2"]);
@@ -503,8 +513,9 @@ mod tests {
             ("CACHE", "memhooks"),
             ("CACHE_COUNT", "99999999"),
             ("RC_CONNECTIONS", "65537"),
+            ("EAGER_RDMA", "1025"),
         ]);
-        assert_eq!(nonsense, (Config::default(), 15));
+        assert_eq!(nonsense, (Config::default(), 16));
     }
 
     #[test]

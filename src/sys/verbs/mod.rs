@@ -13,6 +13,7 @@
 
 mod cq;
 mod device;
+mod eager;
 mod events;
 mod library;
 mod memory;
@@ -26,6 +27,7 @@ mod srq;
 mod ud;
 
 pub(crate) use device::{DeviceList, OpenDevice};
+pub(crate) use eager::{EagerPort, EagerQp, EagerSettings, EagerWrite, MARK};
 pub(crate) use events::{About, DeviceEvent};
 pub(crate) use library::{present, shows};
 pub(crate) use mr::{Permission, Registrar, Registration, fork_hazard};

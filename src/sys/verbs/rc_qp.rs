@@ -120,7 +120,7 @@ impl<L> RcQp<L> {
             max_recv_wr: if queues.srq.is_some() { 0 } else { settings.receives },
             max_send_sge: segments,
             max_recv_sge: u32::from(queues.srq.is_none()),
-            max_inline_data: 0,
+            max_inline_data: settings.inline,
         };
         // SAFETY: live objects of one context, which are held until after the queue pair.
         let qp = unsafe {
@@ -204,6 +204,22 @@ impl<L> RcQp<L> {
         self.go(&mut attr, IBV_QPS_RTS, send)?;
         self.connected = true;
         Ok(())
+    }
+
+    /// Posts requests that somebody else keeps account of: linked from `first` on. Errors: ENOTCONN, the
+    /// driver's; some may have been posted.
+    ///
+    /// # Safety
+    /// They are valid, and so is what they name until they are complete, or this is dropped; no more than fit.
+    #[inline]
+    pub(super) unsafe fn post_list(&mut self, first: *mut ibv_send_wr) -> Result<()> {
+        if !self.connected {
+            return Err(Errno(libc::ENOTCONN));
+        }
+        let mut bad = null_mut();
+        // SAFETY: a live queue pair, to which nobody else posts sends (`&mut self`); the caller vouches for
+        // the requests.
+        check(unsafe { ibv_post_send(self.raw, first, &mut bad) })
     }
 
     /// Requests that may be posted now.

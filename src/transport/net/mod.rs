@@ -30,7 +30,7 @@ use reliable::{Reliable, Settings, Sink};
 use std::sync::Arc;
 use stream::{StreamSink, Streams};
 use udp::UdpLink;
-use verbs::{HybridLink, RdmaSettings};
+use verbs::{EAGER_CONTROL, EAGER_LEN, EagerControl, HybridLink, RdmaSettings};
 
 /// First byte of the message that tells a peer which of our streams to it broke; PROTOCOL.md §7.12.
 const STREAM_BROKEN: u8 = 0xf1;
@@ -121,6 +121,8 @@ pub(crate) struct Net {
     streams: Option<Streams>,
     /// `None`: no device, or none that may use the application's memory.
     bulk: Option<Box<dyn Bulk>>,
+    /// What the link is to hear at the end of the next whole turn.
+    rings: Vec<AboutRings>,
     /// Shortest message that is worth a stream or windows; `None`: as measured.
     bulk_min: Option<usize>,
     /// Moves of the device that the bulk path knows of.
@@ -183,6 +185,10 @@ impl Rhythm {
     }
 }
 
+/// What the link has to hear from the machine: what a peer, by the machine's number, says about rings; `None`: that it
+/// is gone.
+type AboutRings = (PeerId, Option<EagerControl>);
+
 /// The endpoint as the machine sees it.
 struct Upwards<'a, H, F> {
     /// The machine's peers.
@@ -192,6 +198,7 @@ struct Upwards<'a, H, F> {
     numbers: &'a mut Numbers,
     streams: &'a mut Option<Streams>,
     bulk: &'a mut Option<Box<dyn Bulk>>,
+    rings: &'a mut Vec<AboutRings>,
     /// Streams or the bulk path have heard something.
     beside: &'a mut bool,
     now: u64,
@@ -223,6 +230,10 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
         if header.len() == CONTROL_LEN && header.first() == Some(&BULK_CONTROL) {
             return self.on_control(inner, header);
         }
+        if header.len() == EAGER_LEN && header.first() == Some(&EAGER_CONTROL) {
+            self.rings.push((inner, header.try_into().ok()));
+            return;
+        }
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_message(peer, header, payload);
         }
@@ -236,6 +247,7 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
         if let Some(bulk) = self.bulk {
             bulk.forget(inner);
         }
+        self.rings.push((inner, None));
         let Some(peer) = self.numbers.outer(inner) else { return };
         if let (Departure::Failed(errno), Some(address)) = (departure, self.outer.address(peer)) {
             log::warn(format_args!("{address} is gone: {errno}"));
@@ -366,7 +378,8 @@ impl Net {
                     | reliable::packet::HEADER_TAGS
                     | reliable::packet::COLLECTIVES
                     | if listens { reliable::packet::STREAMS } else { 0 }
-                    | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 },
+                    | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 }
+                    | if link.takes_eager() { reliable::packet::EAGER_RDMA } else { 0 },
                 first_psn: 0,
                 seed,
             },
@@ -386,6 +399,7 @@ impl Net {
             numbers,
             streams,
             bulk,
+            rings: Vec::new(),
             bulk_min: None,
             moves,
             me,
@@ -748,7 +762,7 @@ impl Net {
         handler: &mut impl Handler,
         connected: &mut impl FnMut(PeerId),
     ) -> Option<usize> {
-        let Self { core, shared, numbers, streams, bulk, rhythm, .. } = self;
+        let Self { core, shared, numbers, streams, bulk, rings, rhythm, .. } = self;
         let mut core = core.enter()?;
         if !core.is_calm() {
             return None;
@@ -768,6 +782,7 @@ impl Net {
             numbers,
             streams,
             bulk,
+            rings,
             beside,
             now,
             handler,
@@ -798,9 +813,18 @@ impl Net {
             }
             let Some(event) = core.take_event() else { break };
             let inner = &mut core.peers;
-            let (streams, bulk, beside) = (&mut self.streams, &mut self.bulk, &mut beside);
-            let mut sink =
-                Upwards { inner, outer, numbers, streams, bulk, beside, now, handler, connected };
+            let mut sink = Upwards {
+                inner,
+                outer,
+                numbers,
+                streams: &mut self.streams,
+                bulk: &mut self.bulk,
+                rings: &mut self.rings,
+                beside: &mut beside,
+                now,
+                handler,
+                connected,
+            };
             match event {
                 Event::Connected(peer, address) => sink.on_connected(peer, &address),
                 Event::Message { peer, header, header_len, payload } => {
@@ -811,18 +835,20 @@ impl Net {
             }
             n += 1;
         }
-        let (streams, bulk) = (&mut self.streams, &mut self.bulk);
+        let (streams, bulk, rings) = (&mut self.streams, &mut self.bulk, &mut self.rings);
         n += core.turn(now, |inner| Upwards {
             inner,
             outer,
             numbers,
             streams,
             bulk,
+            rings,
             beside: &mut beside,
             now,
             handler,
             connected,
         });
+        agree_on_rings(&mut core, &mut self.rings, now);
         if let Some(streams) = &mut self.streams {
             n += streams_turn(streams, &mut core.machine, now, &mut Above { numbers, handler });
         }
@@ -876,6 +902,34 @@ impl Net {
                 streams.wake();
             }
         }
+    }
+}
+
+/// Passes on what peers say about rings, and what is to be said to them.
+#[inline]
+fn agree_on_rings(core: &mut Core, heard: &mut Vec<AboutRings>, now: u64) {
+    let Core { machine, link, peers, .. } = core;
+    for (peer, message) in heard.drain(..) {
+        if let Some(from) = peers.address(peer) {
+            link.on_control(&from, message.as_ref().map(|message| &message[..]), now);
+        }
+    }
+    let mut said = false;
+    while let Some((to, message)) = link.next_control() {
+        let knows = |features: u32| features & reliable::packet::EAGER_RDMA != 0;
+        let peer = peers.find(&to).filter(|peer| machine.features_of(*peer).is_some_and(knows));
+        let Some(peer) = peer else {
+            link.on_control(&to, None, now);
+            continue;
+        };
+        if machine.send(peer, &message, 0, |_, _| (), now) == Err(SendError::Again) {
+            link.put_back((to, message));
+            break;
+        }
+        said = true;
+    }
+    if said {
+        machine.poll_transmit(now, link);
     }
 }
 

@@ -85,6 +85,8 @@ pub(super) struct Connection {
     /// The first packet that was never sent.
     pub(super) unsent: u64,
     pub(super) in_flight: u32,
+    /// Up to which number packets have arrived, as the last one says of which no more was read yet.
+    pub(super) heard_upto: u64,
     /// Number of the next transmission.
     pub(super) transmission: u64,
     /// From which one on nothing was lost lately.
@@ -185,6 +187,7 @@ impl Connection {
             base: first,
             unsent: first,
             in_flight: 0,
+            heard_upto: u64::MAX,
             transmission: first + 1,
             clean_from: first + 1,
             asked: first + 1,

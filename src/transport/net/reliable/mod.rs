@@ -687,7 +687,7 @@ impl Reliable {
         self.blocked = false;
         let mut n = 0;
         while let Some((to, bytes)) = self.replies.pop_front() {
-            if link.send(&to, &[std::io::IoSlice::new(&bytes)]) == 0 {
+            if link.send(&to, &[std::io::IoSlice::new(&bytes)], false) == 0 {
                 self.replies.push_front((to, bytes));
                 self.blocked = true;
                 return n;

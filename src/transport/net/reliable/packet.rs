@@ -131,6 +131,8 @@ pub(crate) const ATOMICS: u32 = 4;
 pub(crate) const COLLECTIVES: u32 = 8;
 /// A feature: it takes packets that say [`HEADER_ONLY`], where the network guards the rest (§7.13).
 pub(crate) const HEADER_TAGS: u32 = 16;
+/// A feature: it has rings that peers write packets into (§7.17).
+pub(crate) const EAGER_RDMA: u32 = 32;
 
 /// Reasons of a refusal.
 pub(crate) const REFUSED_VERSION: u32 = 1;

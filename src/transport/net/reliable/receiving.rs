@@ -224,6 +224,7 @@ impl Connection {
             return None;
         };
         self.note_arrival(shared, header, congested, now);
+        self.heard_upto = widen(header.ack, self.base);
         self.expected += 1;
         self.delivered += 1;
         self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);

@@ -294,7 +294,8 @@ impl Connection {
         let (to, frames) = bytes.split_first_chunk_mut::<HEADER_LEN>()?;
         put_whole(frames, header, len, |to| pack(0, to));
         *to = head.signed(&key, &shared.hash, self.direction, frames);
-        let left = link.send(&self.address, &[IoSlice::new(&bytes)]) > 0;
+        let alone = self.in_flight == 0 || self.heard_upto == self.unsent;
+        let left = link.send(&self.address, &[IoSlice::new(&bytes)], alone) > 0;
         // The packet is on its way: all the rest does not hold it up.
         self.on_single(shared, bytes, left, now);
         Some(if left { Pushed::Left } else { Pushed::Blocked })
@@ -586,7 +587,7 @@ impl Connection {
             let bytes = self.hello(shared, kind).signed(&shared.settings.key);
             let padded = self.padded(bit, &bytes);
             let packet = padded.as_deref().unwrap_or(&bytes);
-            if link.send(&self.address, &[IoSlice::new(packet)]) == 0 {
+            if link.send(&self.address, &[IoSlice::new(packet)], false) == 0 {
                 return false;
             }
             shared.counts.hellos_sent += 1;
@@ -705,7 +706,9 @@ impl Connection {
             }
         }
         let offered = slices.get(..batch.len()).unwrap_or(&[]);
-        let taken = link.send(&self.address, offered).min(batch.len());
+        let from = batch.first().copied().unwrap_or_default();
+        let only = self.in_flight as usize <= batch.len() || self.heard_upto == from;
+        let taken = link.send(&self.address, offered, only && from >= fresh_from).min(batch.len());
         // The others were no transmissions: in the gap they would count as arrived later.
         self.transmission = first + taken as u64;
         if asks && taken == batch.len() {
@@ -802,7 +805,7 @@ impl Connection {
         }
         head.copy_from_slice(&header.signed(&key, &shared.hash, self.direction, words));
         let packet = bytes.get(..len).unwrap_or(&[]);
-        if link.send(&self.address, &[IoSlice::new(packet)]) == 0 {
+        if link.send(&self.address, &[IoSlice::new(packet)], false) == 0 {
             return false;
         }
         shared.counts.acks_sent += 1;

@@ -22,7 +22,7 @@ impl Link for Wire {
         1472
     }
 
-    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: bool) -> usize {
         let taken = packets.len().min(self.most.unwrap_or(usize::MAX));
         self.packets.extend(packets.iter().take(taken).map(|p| p.to_vec()));
         taken
@@ -874,7 +874,7 @@ impl<F: FnMut(&[u8])> Link for Null<F> {
     fn datagram_max(&self) -> usize {
         1472
     }
-    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: bool) -> usize {
         packets.iter().for_each(|packet| (self.0)(packet));
         packets.len()
     }

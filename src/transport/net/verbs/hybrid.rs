@@ -1,6 +1,7 @@
 //! Both links of an endpoint: UDP, which reaches everybody, and a UD queue pair for those peers that
 //! it is proven to reach (PROTOCOL.md §7.13). The machine above sees one link.
 
+use super::eager::{self, Control, Eager, EagerCounts, News, PACKET_MAX};
 use super::handles::HandleId;
 use super::introduction::{
     Call, CallKind, INTRODUCED_LEN, Place, is_greeting, read_news, read_trailer, with_trailer,
@@ -31,6 +32,10 @@ const CLOSE: u8 = 3;
 /// nanoseconds: a look at the socket is a system call, one at the device is none.
 const SOCKET_HOT_NS: u64 = 500_000;
 const SOCKET_LOOK_NS: u64 = 1_000_000;
+/// Bursts in a row, each sent while nothing else was under way, after which the next one is taken for such too.
+const LONE: u32 = 2;
+/// One look of so many goes on to the device where packets come by rings.
+const DEVICE_SHARE: u32 = 8;
 
 /// What the device's part has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -47,6 +52,7 @@ pub(crate) struct RdmaCounts {
     /// Queue pairs that were made after the first one broke, and peers that were told of that.
     pub(crate) made: u64,
     pub(crate) news: u64,
+    pub(crate) eager: EagerCounts,
 }
 
 /// The device's part.
@@ -73,6 +79,11 @@ pub(crate) struct Rdma {
     pub(super) settings: RdmaSettings,
     pub(super) spread: Spread,
     pub(super) ways: Ways<HandleId>,
+    /// Rings of the peers that most goes to.
+    pub(super) eager: Eager<eager::Port>,
+    /// What has come last came by a ring, and how often nothing has come since.
+    by_ring: bool,
+    looks: u32,
     pub(super) key: JobKey,
     pub(super) me: Address,
     /// The sender of the last datagram.
@@ -146,7 +157,7 @@ impl HybridLink {
         // Whoever is woken looks at both.
         rdma.socket_due = 0;
         rdma.tend_at = 0;
-        rdma.link.as_mut().is_none_or(UdLink::sleep)
+        rdma.eager.sleep(clock::now_ns()) && rdma.link.as_mut().is_none_or(UdLink::sleep)
     }
 
     /// A turn begins: looks after the device, if it is time for that.
@@ -157,6 +168,37 @@ impl HybridLink {
         if rdma.tend_at <= now {
             rdma.tend(now, &mut self.udp);
         }
+        if rdma.eager.is_on() {
+            rdma.tend_rings(now);
+        }
+    }
+
+    /// There may be rings.
+    pub(crate) fn takes_eager(&self) -> bool {
+        self.rdma.as_ref().is_some_and(|rdma| rdma.eager.is_on())
+    }
+
+    /// Something to be said to a peer about rings, in this order.
+    #[inline]
+    pub(crate) fn next_control(&mut self) -> Option<(Address, Control)> {
+        self.rdma.as_mut()?.eager.next_control()
+    }
+
+    /// It could not be said now.
+    pub(crate) fn put_back(&mut self, control: (Address, Control)) {
+        if let Some(rdma) = &mut self.rdma {
+            rdma.eager.put_back(control);
+        }
+    }
+
+    /// `from` says something about rings; `None`: it is gone, or takes no such word.
+    pub(crate) fn on_control(&mut self, from: &Address, message: Option<&[u8]>, now: u64) {
+        let Some(rdma) = &mut self.rdma else { return };
+        match message {
+            Some(message) if rdma.link.is_some() => rdma.eager.on_control(from, message, now),
+            _ => rdma.eager.close(from, false),
+        }
+        rdma.hear_rings();
     }
 
     /// True if there is a device.
@@ -176,19 +218,24 @@ impl HybridLink {
     /// True if something has arrived through the device.
     #[inline]
     pub(crate) fn has_arrived(&mut self) -> bool {
-        let link = self.rdma.as_mut().and_then(|rdma| rdma.link.as_mut());
-        link.is_some_and(UdLink::has_arrived)
+        let Some(rdma) = &mut self.rdma else { return false };
+        rdma.eager.has_arrived()
+            || rdma.looks_at_device() && rdma.link.as_mut().is_some_and(UdLink::has_arrived)
     }
 
     /// Takes what has. Returns how much.
     #[inline]
     pub(crate) fn take_arrived(&mut self, sink: &mut impl LinkSink) -> usize {
-        self.rdma.as_mut().map_or(0, |rdma| rdma.receive(sink))
+        let Some(rdma) = &mut self.rdma else { return 0 };
+        let n = rdma.receive_rings(sink);
+        if n > 0 { n } else { rdma.receive(sink) }
     }
 
     /// When `tend` has something to do though nothing arrives, nanoseconds.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
-        self.rdma.as_ref()?.wake_at(0)
+        let rdma = self.rdma.as_ref()?;
+        let look = rdma.eager.look_at(rdma.now);
+        rdma.wake_at(0).into_iter().chain(look).min()
     }
 
     /// What the socket has done so far.
@@ -208,6 +255,7 @@ impl HybridLink {
             handles: rdma.link.as_ref().map_or(0, UdLink::handles),
             made: rdma.made,
             news: rdma.news,
+            eager: rdma.eager.counts(),
         })
     }
 
@@ -234,25 +282,25 @@ impl Link for HybridLink {
     fn datagram_max(&self) -> usize {
         let udp = self.udp.datagram_max();
         let device = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
-        device.map_or(udp, |link| udp.min(link.datagram_max()))
+        device.map_or(udp, |link| udp.min(link.datagram_max()).min(PACKET_MAX))
     }
 
     #[inline]
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], alone: bool) -> usize {
         let (Some(rdma), Some(first)) = (&mut self.rdma, packets.first()) else {
-            return self.udp.send(to, packets);
+            return self.udp.send(to, packets, alone);
         };
         if first.get(..4) == Some(&MAGIC) {
             return match rdma.introduce(first) {
-                Some(introduced) => self.udp.send(to, &[IoSlice::new(&introduced)]),
-                None => self.udp.send(to, packets),
+                Some(introduced) => self.udp.send(to, &[IoSlice::new(&introduced)], alone),
+                None => self.udp.send(to, packets, alone),
             };
         }
-        match rdma.send(to, packets) {
+        match rdma.send(to, packets, alone) {
             Some(taken) => taken,
             // They would be forged ones there. What is sent next asks again.
             None if first.get(1).is_some_and(|flags| flags & HEADER_ONLY != 0) => 0,
-            None => self.udp.send(to, packets),
+            None => self.udp.send(to, packets, alone),
         }
     }
 
@@ -263,6 +311,8 @@ impl Link for HybridLink {
 
     fn doubt(&mut self, to: &Address) {
         let Some(rdma) = &mut self.rdma else { return };
+        rdma.eager.close(to, true);
+        rdma.hear_rings();
         if rdma.ways.doubt(to, process::random_u64()) && rdma.ways.doubted.is_power_of_two() {
             log::info(format_args!(
                 "{to} is silent: data goes over UDP until its device answers ({} such so far)",
@@ -278,7 +328,7 @@ impl Link for HybridLink {
     #[inline]
     fn receive(&mut self, sink: &mut impl LinkSink) -> usize {
         let Some(rdma) = &mut self.rdma else { return self.udp.receive(sink) };
-        let mut n = rdma.receive(sink);
+        let mut n = rdma.receive_rings(sink) + rdma.receive(sink);
         if rdma.looks_at_socket() {
             let arrived = self.udp.receive(&mut Introduced { rdma, sink });
             if arrived > 0 {
@@ -327,6 +377,7 @@ impl Rdma {
         key: JobKey,
         me: Address,
     ) -> Result<Self, Errno> {
+        let eager = eager::open(&spot, &settings, me);
         let nobody = Address(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
         let mut rdma = Self {
             place: *made.link.place(),
@@ -342,6 +393,9 @@ impl Rdma {
             settings,
             spread,
             ways: Ways::default(),
+            eager,
+            by_ring: false,
+            looks: 0,
             key,
             me,
             earlier: UdCounts::default(),
@@ -385,6 +439,47 @@ impl Rdma {
         with_trailer(&self.key, hello, self.link.as_ref()?.place())
     }
 
+    /// Looks after the rings.
+    #[inline]
+    fn tend_rings(&mut self, now: u64) {
+        self.eager.tend(now);
+        self.hear_rings();
+    }
+
+    /// Ends those of peers that are not reached through the device.
+    pub(super) fn close_rings(&mut self) {
+        let Self { eager, ways, .. } = self;
+        eager.retain(|peer| ways.open(peer).is_some());
+        self.hear_rings();
+    }
+
+    /// Learns which of them are there.
+    fn hear_rings(&mut self) {
+        while let Some(news) = self.eager.next_news() {
+            match news {
+                News::Open(peer, channel) => self.ways.set_channel(&peer, Some(channel)),
+                News::Closed(peer) => self.ways.set_channel(&peer, None),
+            }
+        }
+    }
+
+    /// Takes what is in our rings.
+    #[inline]
+    fn receive_rings(&mut self, sink: &mut impl LinkSink) -> usize {
+        let condition = Condition { congested: false, sound: true };
+        let n = self.eager.receive(|from, bytes| sink.on_datagram(from, bytes, condition));
+        self.by_ring |= n > 0;
+        n
+    }
+
+    /// A brief look that found nothing in the rings goes on to the device: not each time while packets come by
+    /// rings.
+    #[inline]
+    fn looks_at_device(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        !self.by_ring || self.looks % DEVICE_SHARE == 0
+    }
+
     /// Whether a packet of `len` bytes goes to `to` through the device.
     #[inline]
     fn carries(&mut self, to: &Address, len: usize) -> bool {
@@ -394,7 +489,7 @@ impl Rdma {
 
     /// Sends `packets` if the way is open and carries them; `None`: they have to go over UDP.
     #[inline]
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> Option<usize> {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], alone: bool) -> Option<usize> {
         let first = packets.first()?;
         if first.first() == Some(&CLOSE) || self.link.is_none() {
             return None;
@@ -404,6 +499,20 @@ impl Rdma {
             self.call();
             return None;
         };
+        // Question and answer: of what others follow, datagrams carry more.
+        way.traffic.lone = if alone { way.traffic.lone.saturating_add(1) } else { 0 };
+        if way.traffic.lone > LONE {
+            if let Some(channel) = way.traffic.channel {
+                if let Some(taken) = self.eager.send(channel, packets, self.now) {
+                    return Some(taken);
+                }
+            } else {
+                way.traffic.left = match way.traffic.left.checked_sub(1) {
+                    Some(left) => left,
+                    None => self.eager.wish(to),
+                };
+            }
+        }
         let link = self.link.as_mut()?;
         if first.len() > link.longest_to(way.place) {
             return None;
@@ -437,6 +546,7 @@ impl Rdma {
             let condition = Condition { congested: arrival.congested, sound: true };
             sink.on_datagram(&source.1, arrival.bytes, condition);
         });
+        self.by_ring &= n == 0;
         if link.broken().is_some() {
             self.tend_at = 0;
         }

@@ -5,6 +5,7 @@
 //! through the socket as before.
 
 mod choice;
+mod eager;
 mod handles;
 mod hybrid;
 mod introduction;
@@ -17,6 +18,7 @@ mod spread;
 mod upkeep;
 mod ways;
 
+pub(crate) use eager::{Control as EagerControl, EAGER_CONTROL, EAGER_LEN};
 #[cfg(test)]
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
@@ -63,6 +65,8 @@ pub(crate) struct RdmaSettings {
     pub(crate) rv: RvPolicy,
     /// Connections of our own for them, at most.
     pub(crate) rc_connections: usize,
+    /// Peers that packets are written into rings of, at most.
+    pub(crate) eager_rdma: usize,
     pub(crate) cache: CacheSettings,
 }
 
@@ -73,6 +77,7 @@ impl RdmaSettings {
             nics: config.nics.clone(),
             rv: config.rv,
             rc_connections: config.rc_connections,
+            eager_rdma: config.eager_rdma,
             cache: config.cache,
         }
     }

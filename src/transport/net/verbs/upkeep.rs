@@ -32,6 +32,7 @@ impl Rdma {
         if self.recovery.due_at().is_some_and(|at| at <= now) {
             self.remake(now);
         }
+        self.close_rings();
         self.tell(udp);
         self.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
     }
@@ -95,6 +96,7 @@ impl Rdma {
         self.place.number = 0;
         self.recovery.broke(now);
         self.settle(None);
+        self.eager.clear();
         self.start_over();
     }
 
@@ -164,7 +166,7 @@ impl Rdma {
             };
             let (address, place) = (self.me, self.place);
             let news = Call { kind: CallKind::News, nonce: process::random_u64(), address, place };
-            if udp.send(&to, &[IoSlice::new(&news.encode(&self.key))]) == 0 {
+            if udp.send(&to, &[IoSlice::new(&news.encode(&self.key))], false) == 0 {
                 return;
             }
             self.news += 1;

@@ -4,6 +4,7 @@
 //! peer is there (it sends INIT), its way is doubted too: data goes over UDP until a call is answered
 //! again. So a way that fails, at whatever end, costs what a few lost packets cost.
 
+use super::eager::{BUSY, ChannelId};
 use super::introduction::Place;
 use crate::transport::Address;
 use std::collections::HashMap;
@@ -41,6 +42,17 @@ struct Way<H> {
     next: Option<Ask>,
     /// Packets that went over UDP since it was called first.
     detours: u32,
+    traffic: Traffic,
+}
+
+/// How much goes to a peer through the device.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    /// The channel to it, if packets are written into its ring.
+    pub(super) channel: Option<ChannelId>,
+    /// Bursts sent in a row while nothing else was under way, and how many more make a channel worth while.
+    pub(super) lone: u32,
+    pub(super) left: u32,
 }
 
 /// A way that may be used.
@@ -48,6 +60,7 @@ struct Way<H> {
 pub(super) struct Open<'a, H> {
     pub(super) place: &'a Place,
     pub(super) handle: &'a mut Option<H>,
+    pub(super) traffic: &'a mut Traffic,
 }
 
 /// What an answer opens.
@@ -104,7 +117,18 @@ impl<H> Ways<H> {
     pub(super) fn open(&mut self, address: &Address) -> Option<Open<'_, H>> {
         let way = self.find(address)?;
         let usable = way.state == State::Proven && way.next.is_none();
-        usable.then_some(Open { place: &way.place, handle: &mut way.handle })
+        usable.then_some(Open {
+            place: &way.place,
+            handle: &mut way.handle,
+            traffic: &mut way.traffic,
+        })
+    }
+
+    /// Packets to `address` are written into its ring by this channel, or no more.
+    pub(super) fn set_channel(&mut self, address: &Address, channel: Option<ChannelId>) {
+        if let Some(way) = self.find(address) {
+            way.traffic.channel = channel;
+        }
     }
 
     /// The peer at `address` says that its queue pair is at `place`. `nonce` is random.
@@ -122,6 +146,7 @@ impl<H> Ways<H> {
                 state: State::Asked,
                 next: None,
                 detours: 0,
+                traffic: Traffic { channel: None, lone: 0, left: BUSY },
             });
             return;
         };

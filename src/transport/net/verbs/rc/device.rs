@@ -50,6 +50,7 @@ pub(in crate::transport::net::verbs) fn open(
                 serves: READS,
                 connections: limit,
                 shared: true,
+                inline: 0,
             },
         )?;
         let RcSettings { connections, receives, sends, shared, .. } = *port.settings();

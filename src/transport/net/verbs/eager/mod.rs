@@ -1,0 +1,733 @@
+//! Eager RDMA: packets for the few peers that most go to are written into a ring of theirs by RDMA Write, on an
+//! RC queue pair each, and found there by looking at memory (PROTOCOL.md §7.17). No completion is waited for
+//! on either side, which is what a datagram costs most.
+//!
+//! To the machine above this is one way more for the same packets. Whatever happens to a channel, packets
+//! are lost at worst, and go through the UD queue pair from then on.
+
+mod device;
+mod message;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+pub(super) use device::{Port, open};
+pub(crate) use message::{Control, EAGER_CONTROL, EAGER_LEN};
+pub(super) use ring::PACKET_MAX;
+
+use crate::sys::verbs::{EagerWrite, MARK};
+use crate::sys::{Errno, process};
+use crate::telemetry::log;
+use crate::transport::Address;
+use message::{End, Message};
+use ring::{Mark, SLOTS, STATE_AT, State, TAIL_MAX, Words};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// Packets, or bursts of them, sent to a peer while nothing else was under way to it after which a channel to it is asked
+/// for, and how many more have to come after each time that it was in vain, or ended.
+pub(super) const BUSY: u32 = 64;
+const BUSY_AGAIN: u32 = 128 * BUSY;
+/// Longest burst that is written into a ring, packets: what is longer is a stream, of which datagrams carry more.
+const BURST: usize = SLOTS as usize / 2;
+/// A channel that nothing was sent on for so long gives way to another one, nanoseconds.
+const IDLE_NS: u64 = 1_000_000_000;
+/// A channel that is not ready after so long never will be, nanoseconds.
+const PATIENCE_NS: u64 = 2_000_000_000;
+/// How long a peer's device may take to take the word that we sleep, nanoseconds.
+const TELLING_NS: u64 = 5_000_000;
+/// After that word, when the rings are looked at once more: what was under way then tells nobody; nanoseconds.
+const LAST_LOOKS_NS: [u64; 3] = [2_000_000, 20_000_000, 200_000_000];
+/// Packets that are sent without a sleep between them before peers are told that we are awake.
+const AWAKE: u32 = 4;
+/// Packets that are taken from one ring in one go: what was taken of a ring is told when it is half of it.
+const BATCH: usize = SLOTS as usize;
+/// Messages that may wait to be sent.
+const CONTROLS_MAX: usize = 64;
+
+/// Where a peer writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Ring {
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+}
+
+/// A queue pair and its ring. Ends when it is dropped: nobody writes there any more.
+pub(super) trait Qp: Send {
+    fn number(&self) -> u32;
+    /// What a peer has to know of it, whose first packet has the number `psn`.
+    fn end(&self, psn: u32) -> End;
+    /// Ready to write to `to`, and to be written by it. Errors: the driver's.
+    fn connect(&mut self, to: &End, own_psn: u32) -> Result<(), Errno>;
+    /// The mark at `at`, as it is now.
+    fn mark(&self, at: usize) -> Option<Words>;
+    /// What is there, which its peer leaves alone now.
+    fn bytes(&self, at: usize, len: usize) -> Option<&[u8]>;
+    /// Writes that may be posted.
+    fn room(&self) -> usize;
+    /// Posts those, as many as there is room for; the last reports its completion if `told`. Returns how many.
+    /// Errors: it has failed.
+    fn write<'a>(
+        &mut self,
+        to: Ring,
+        writes: impl Iterator<Item = EagerWrite<'a>>,
+        told: bool,
+    ) -> Result<usize, Errno>;
+    /// Writes posted so far, and complete.
+    fn progress(&self) -> (u64, u64);
+    /// The oldest write that reports it is complete.
+    fn on_complete(&mut self);
+}
+
+/// A device, as much of it as is needed here.
+pub(super) trait Device: Send {
+    type Qp: Qp;
+    /// A queue pair that is not connected. Errors: EAGAIN (as many as may be), ENOMEM, the driver's.
+    fn channel(&mut self) -> Result<Self::Qp, Errno>;
+    /// Whether `end` can be reached from here at all.
+    fn reaches(&self, end: &End) -> bool;
+    /// Reports a bounded number of events: a queue pair, and whether it has failed. Errors: it is of no use.
+    fn poll(&mut self, each: impl FnMut(u32, bool)) -> Result<usize, Errno>;
+}
+
+/// How a device is opened: when the first channel is wanted.
+pub(super) type Opener<D> = Box<dyn FnMut() -> Result<D, Errno> + Send>;
+
+/// Where a channel stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// We have asked for it.
+    Asked,
+    /// We have agreed, and look at our ring.
+    Agreed,
+    /// Both do.
+    Ready,
+}
+
+/// Whether the peer knows that we do not look at our ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Told {
+    Awake,
+    /// Once so many writes are complete. Since when, nanoseconds.
+    Asleep {
+        write: u64,
+        since: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Channel<Q> {
+    peer: Address,
+    id: u32,
+    qp: Q,
+    psn: u32,
+    phase: Phase,
+    /// Since when it is in the making, and when something was sent on it last, nanoseconds.
+    since: u64,
+    used: u64,
+    /// The peer's.
+    ring: Ring,
+    /// Numbers of the last packet sent, and of the last one that the peer has taken.
+    sent: u32,
+    acknowledged: u32,
+    /// The peer's state as it was read last, and what it says.
+    state: Words,
+    peer_sleeps: bool,
+    /// Numbers of the last packet taken, and of the last one that the peer knows to be.
+    taken: u32,
+    reported: u32,
+    told: Told,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct EagerCounts {
+    /// Channels that exist.
+    pub(crate) channels: usize,
+    /// Channels that became ready, that broke, and that were not to be had.
+    pub(crate) made: u64,
+    pub(crate) broken: u64,
+    pub(crate) refused: u64,
+    /// Packets that were written, and that were found.
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    /// Packets that went as datagrams although there is a channel.
+    pub(crate) detours: u64,
+    /// Times that peers were told that we sleep.
+    pub(crate) sleeps: u64,
+}
+
+/// A channel: its place, and its number, because another one may have that place later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ChannelId {
+    place: usize,
+    id: u32,
+}
+
+/// Something that whoever knows the peers has to hear.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum News {
+    /// Packets to a peer may go by this channel.
+    Open(Address, ChannelId),
+    /// They do no more.
+    Closed(Address),
+}
+
+/// See the module.
+pub(super) struct Eager<D: Device> {
+    // Queue pairs end before the device.
+    channels: Vec<Option<Channel<D::Qp>>>,
+    device: Option<D>,
+    opener: Opener<D>,
+    /// Channels at most: FI_UDRV_EAGER_RDMA.
+    limit: usize,
+    /// Places in use lie below.
+    used: usize,
+    me: Address,
+    controls: VecDeque<(Address, Control)>,
+    news: VecDeque<News>,
+    /// Peers that a channel is wanted to.
+    wishes: Vec<Address>,
+    /// Packets sent since the last sleep, and whether peers know of one.
+    since_sleep: u32,
+    asleep: bool,
+    counts: EagerCounts,
+}
+
+impl<D: Device> std::fmt::Debug for Eager<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "eager RDMA: {:?}", self.counts())
+    }
+}
+
+/// `number` is one of the `upto - from` numbers behind `from`.
+fn is_between(number: u32, from: u32, upto: u32) -> bool {
+    number.wrapping_sub(from) <= upto.wrapping_sub(from)
+}
+
+impl<Q: Qp> Channel<Q> {
+    /// The peer has taken all up to `number`, as it says.
+    #[inline]
+    fn on_taken(&mut self, number: u32) {
+        if number != self.acknowledged && is_between(number, self.acknowledged, self.sent) {
+            self.acknowledged = number;
+        }
+    }
+
+    /// Reads what the peer says of itself.
+    #[inline]
+    fn read_state(&mut self) {
+        let Some(words) = self.qp.mark(STATE_AT) else { return };
+        if words == self.state {
+            return;
+        }
+        if let Some(state) = State::decode(words) {
+            self.state = words;
+            self.peer_sleeps = state.sleeps;
+            self.on_taken(state.taken);
+        }
+    }
+
+    /// Tells the peer what we have taken, and whether we sleep. Error: it has failed; `None` would be no room.
+    fn tell(&mut self, sleeps: bool) -> Result<bool, Errno> {
+        let mark = State { taken: self.taken, sleeps }.encode();
+        let write = EagerWrite { at: STATE_AT, packet: &[], mark, front: false, joins: false };
+        let told = self.qp.write(self.ring, std::iter::once(write), sleeps)? > 0;
+        if told {
+            self.reported = self.taken;
+        }
+        Ok(told)
+    }
+
+    /// The mark of the next packet, if that is there, and where it begins.
+    #[inline]
+    fn next(&self) -> Option<(Mark, usize)> {
+        let number = self.taken.wrapping_add(1);
+        let end = ring::end_of(number);
+        if let Some(mark) = Mark::decode(self.qp.mark(end)?, number) {
+            return Some((mark, end - usize::from(mark.len).min(PACKET_MAX)));
+        }
+        let mark = ring::read_front(number, self.id, |at| self.qp.mark(at))?;
+        Some((mark, ring::front_of(number) + MARK))
+    }
+
+    /// The peer does not know of half of its ring that it is free.
+    #[inline]
+    fn owes(&self) -> bool {
+        self.taken.wrapping_sub(self.reported) >= SLOTS / 2
+    }
+
+    #[inline]
+    fn receives(&self) -> bool {
+        self.phase != Phase::Asked
+    }
+}
+
+impl<D: Device> Eager<D> {
+    pub(super) fn new(opener: Opener<D>, limit: usize, me: Address) -> Self {
+        Self {
+            channels: Vec::new(),
+            device: None,
+            opener,
+            limit,
+            used: 0,
+            me,
+            controls: VecDeque::new(),
+            news: VecDeque::new(),
+            wishes: Vec::new(),
+            since_sleep: 0,
+            asleep: false,
+            counts: EagerCounts::default(),
+        }
+    }
+
+    pub(super) fn counts(&self) -> EagerCounts {
+        EagerCounts { channels: self.channels.iter().flatten().count(), ..self.counts }
+    }
+
+    /// There may be a channel to somebody.
+    pub(super) fn is_on(&self) -> bool {
+        self.limit > 0
+    }
+
+    fn place_of(&self, peer: &Address) -> Option<usize> {
+        self.channels.iter().position(|c| c.as_ref().is_some_and(|c| c.peer == *peer))
+    }
+
+    fn at(&mut self, place: usize) -> Option<&mut Channel<D::Qp>> {
+        self.channels.get_mut(place)?.as_mut()
+    }
+
+    /// A channel to `peer` would be of use. Returns after how many more packets it may be said again.
+    #[cold]
+    pub(super) fn wish(&mut self, peer: &Address) -> u32 {
+        if self.limit > 0 && self.wishes.len() < self.limit {
+            self.wishes.push(*peer);
+        }
+        BUSY_AGAIN
+    }
+
+    /// What whoever knows the peers has to hear, in this order.
+    pub(super) fn next_news(&mut self) -> Option<News> {
+        self.news.pop_front()
+    }
+
+    /// Something to be said to a peer, in this order.
+    pub(super) fn next_control(&mut self) -> Option<(Address, Control)> {
+        self.controls.pop_front()
+    }
+
+    /// It could not be said now.
+    pub(super) fn put_back(&mut self, control: (Address, Control)) {
+        self.controls.push_front(control);
+    }
+
+    fn say(&mut self, peer: Address, message: Message) {
+        if self.controls.len() < CONTROLS_MAX {
+            self.controls.push_back((peer, message.encode()));
+        }
+    }
+
+    /// Makes the channels that are wanted, and looks what became of writes.
+    pub(super) fn tend(&mut self, now: u64) {
+        for peer in std::mem::take(&mut self.wishes) {
+            if self.place_of(&peer).is_none() {
+                self.ask(peer, now);
+            }
+        }
+        self.reap();
+        for place in 0..self.used {
+            let Some(c) = self.at(place) else { continue };
+            if c.phase != Phase::Ready && now.saturating_sub(c.since) > PATIENCE_NS {
+                self.end(place, true);
+            } else if c.owes() {
+                self.tell(place);
+            }
+        }
+    }
+
+    /// Tells the peer what was taken, if there is room for that.
+    fn tell(&mut self, place: usize) {
+        let Some(c) = self.at(place) else { return };
+        if let Err(errno) = c.tell(c.told != Told::Awake) {
+            self.break_channel(place, errno);
+        }
+    }
+
+    fn ask(&mut self, peer: Address, now: u64) {
+        let id = process::random_u64() as u32;
+        let Some(place) = self.begin(peer, id, Phase::Asked, now) else {
+            self.counts.refused += 1;
+            return;
+        };
+        let Some(c) = self.at(place) else { return };
+        let ask = Message::Ask(id, c.qp.end(c.psn));
+        self.say(peer, ask);
+    }
+
+    /// A channel that is not connected, and its place. `None`: none is to be had.
+    fn begin(&mut self, peer: Address, id: u32, phase: Phase, now: u64) -> Option<usize> {
+        let qp = self.queue_pair(now)?;
+        let psn = process::random_u64() as u32 & 0x00ff_ffff;
+        let channel = Channel {
+            peer,
+            id,
+            qp,
+            psn,
+            phase,
+            since: now,
+            used: now,
+            ring: Ring::default(),
+            sent: 0,
+            acknowledged: 0,
+            state: [0; 2],
+            peer_sleeps: false,
+            taken: 0,
+            reported: 0,
+            told: Told::Awake,
+        };
+        let free = self.channels.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.channels.len());
+        match self.channels.get_mut(place) {
+            Some(slot) => *slot = Some(channel),
+            None => self.channels.push(Some(channel)),
+        }
+        self.used = self.used.max(place + 1);
+        Some(place)
+    }
+
+    fn queue_pair(&mut self, now: u64) -> Option<D::Qp> {
+        if self.channels.iter().flatten().count() >= self.limit {
+            let idle = |c: &Channel<D::Qp>| now.saturating_sub(c.used) > IDLE_NS;
+            let oldest = (0..self.used)
+                .filter(|place| {
+                    self.channels.get(*place).and_then(Option::as_ref).is_some_and(idle)
+                })
+                .min_by_key(|place| {
+                    self.channels.get(*place).and_then(Option::as_ref).map(|c| c.used)
+                })?;
+            self.end(oldest, true);
+        }
+        if self.device.is_none() {
+            match (self.opener)() {
+                Ok(device) => self.device = Some(device),
+                Err(errno) => {
+                    log::info(format_args!("no eager RDMA: {errno}"));
+                    self.limit = 0;
+                    return None;
+                }
+            }
+        }
+        match self.device.as_mut()?.channel() {
+            Ok(qp) => Some(qp),
+            Err(errno) => {
+                if self.counts.refused.is_power_of_two() || self.counts.refused == 0 {
+                    log::info(format_args!("no eager RDMA to one more peer: {errno}"));
+                }
+                None
+            }
+        }
+    }
+
+    /// A peer says something.
+    pub(super) fn on_control(&mut self, peer: &Address, message: &[u8], now: u64) {
+        let Some(message) = Message::decode(message) else { return };
+        let place = self.place_of(peer);
+        let known = place.and_then(|place| self.at(place)).map(|c| (c.id, c.phase));
+        match (message, place, known) {
+            (Message::Ask(id, end), _, Some((ours, Phase::Asked))) => {
+                // Both have asked: the one with the lower address is heard.
+                let yields = (peer.to_wire(), id) < (self.me.to_wire(), ours);
+                match place {
+                    Some(place) if yields => self.end(place, false),
+                    _ => return,
+                }
+                self.agree(*peer, id, &end, now);
+            }
+            (Message::Ask(id, end), Some(place), Some(_)) => {
+                // It knows nothing of the one that is there.
+                self.end(place, false);
+                self.agree(*peer, id, &end, now);
+            }
+            (Message::Ask(id, end), ..) => self.agree(*peer, id, &end, now),
+            (Message::Ready(id, end), Some(place), Some((ours, Phase::Asked))) if id == ours => {
+                if self.connect(place, &end) {
+                    self.say(*peer, Message::Go(id));
+                    self.open(place);
+                } else {
+                    self.end(place, true);
+                }
+            }
+            (Message::Ready(id, _), ..) => self.say(*peer, Message::Over(id)),
+            (Message::Go(id), Some(place), Some((ours, Phase::Agreed))) if id == ours => {
+                self.open(place);
+            }
+            (Message::Over(id), Some(place), Some((ours, _))) if id == ours => {
+                self.end(place, false);
+            }
+            (Message::Go(_) | Message::Over(_), ..) => {}
+        }
+    }
+
+    fn agree(&mut self, peer: Address, id: u32, end: &End, now: u64) {
+        let place = if self.limit > 0 { self.begin(peer, id, Phase::Agreed, now) } else { None };
+        let connected = place.filter(|place| self.connect(*place, end));
+        match connected.and_then(|place| self.at(place)) {
+            Some(c) => {
+                let ready = Message::Ready(id, c.qp.end(c.psn));
+                self.say(peer, ready);
+            }
+            None => {
+                self.counts.refused += 1;
+                match place {
+                    Some(place) => self.end(place, true),
+                    None => self.say(peer, Message::Over(id)),
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, place: usize, end: &End) -> bool {
+        let reaches = self.device.as_ref().is_some_and(|device| device.reaches(end));
+        let Some(c) = self.at(place).filter(|_| reaches) else { return false };
+        c.ring = end.ring;
+        match c.qp.connect(end, c.psn) {
+            Ok(()) => true,
+            Err(errno) => {
+                log::info(format_args!("no eager RDMA to {}: {errno}", c.peer));
+                false
+            }
+        }
+    }
+
+    fn open(&mut self, place: usize) {
+        let Some(c) = self.at(place) else { return };
+        c.phase = Phase::Ready;
+        let (peer, id) = (c.peer, c.id);
+        self.counts.made += 1;
+        self.news.push_back(News::Open(peer, ChannelId { place, id }));
+        if self.counts.made.is_power_of_two() {
+            log::info(format_args!("packets to {peer} are written into its ring from now on"));
+        }
+    }
+
+    /// Ends a channel; the peer hears of it if `told`.
+    fn end(&mut self, place: usize, told: bool) {
+        let Some(c) = self.channels.get_mut(place).and_then(Option::take) else { return };
+        while self.channels.last().is_some_and(Option::is_none) {
+            self.channels.pop();
+        }
+        self.used = self.channels.len();
+        self.news.push_back(News::Closed(c.peer));
+        if told {
+            self.say(c.peer, Message::Over(c.id));
+        }
+    }
+
+    /// Nothing is to be sent to `peer` this way any more.
+    pub(super) fn close(&mut self, peer: &Address, told: bool) {
+        if let Some(place) = self.place_of(peer) {
+            self.end(place, told);
+        }
+    }
+
+    /// Ends the channels to those that are not to be `kept`.
+    pub(super) fn retain(&mut self, mut kept: impl FnMut(&Address) -> bool) {
+        for place in 0..self.used {
+            if self.at(place).is_some_and(|c| c.phase == Phase::Ready && !kept(&c.peer)) {
+                self.end(place, true);
+            }
+        }
+    }
+
+    /// The device is another one, or gone.
+    pub(super) fn clear(&mut self) {
+        for place in 0..self.used {
+            self.end(place, true);
+        }
+        self.device = None;
+    }
+
+    fn break_channel(&mut self, place: usize, errno: Errno) {
+        if let Some(c) = self.at(place) {
+            log::info(format_args!(
+                "eager RDMA to {} is over ({errno}): datagrams go there",
+                c.peer
+            ));
+            self.counts.broken += 1;
+            self.end(place, true);
+        }
+    }
+
+    /// Takes completions of writes.
+    fn reap(&mut self) {
+        let Some(device) = &mut self.device else { return };
+        let (channels, mut failed) = (&mut self.channels, None);
+        let polled = device.poll(|number, fails| {
+            let of =
+                |c: &Option<Channel<D::Qp>>| c.as_ref().is_some_and(|c| c.qp.number() == number);
+            let Some(place) = channels.iter().position(of) else { return };
+            match channels.get_mut(place).and_then(Option::as_mut) {
+                Some(c) if !fails => c.qp.on_complete(),
+                _ => failed = Some(place),
+            }
+        });
+        if let Some(place) = failed {
+            self.break_channel(place, Errno(libc::EIO));
+        }
+        if let Err(errno) = polled {
+            log::info(format_args!("eager RDMA is over: {errno}"));
+            self.clear();
+        }
+    }
+
+    /// Writes `packets` into the ring of the peer that this channel is to. Returns how many. `None`: they have to go
+    /// as datagrams.
+    #[inline]
+    pub(super) fn send(
+        &mut self,
+        ChannelId { place, id }: ChannelId,
+        packets: &[IoSlice<'_>],
+        now: u64,
+    ) -> Option<usize> {
+        if self.asleep {
+            self.count_awake(packets.len());
+        }
+        if self.channels.get(place)?.as_ref()?.qp.room() < packets.len() {
+            self.reap();
+        }
+        let c = self.channels.get_mut(place)?.as_mut().filter(|c| c.id == id)?;
+        c.read_state();
+        let free = SLOTS - c.sent.wrapping_sub(c.acknowledged).min(SLOTS);
+        let fits = packets.len() <= BURST.min(free as usize).min(c.qp.room());
+        if !fits || c.peer_sleeps || packets.first().is_some_and(|first| first.len() > PACKET_MAX) {
+            self.counts.detours += packets.len() as u64;
+            return None;
+        }
+        let (taken, key, mut number, mut full) = (c.taken, c.id, c.sent, false);
+        let writes = packets.iter().map(|packet| {
+            number = number.wrapping_add(1);
+            let mark = Mark { number, len: packet.len() as u16, taken: taken as u16 };
+            let follows = full && !ring::begins(number);
+            full = packet.len() == PACKET_MAX;
+            if follows && packet.len() <= TAIL_MAX {
+                let (at, mark) = (ring::front_of(number), ring::front(mark, packet, key));
+                return EagerWrite { at, packet, mark, front: true, joins: true };
+            }
+            let at = ring::end_of(number) - packet.len();
+            EagerWrite { at, packet, mark: mark.encode(), front: false, joins: follows && full }
+        });
+        match c.qp.write(c.ring, writes, false) {
+            Ok(0) => None,
+            Ok(n) => {
+                c.sent = c.sent.wrapping_add(n as u32);
+                (c.reported, c.used) = (taken, now);
+                self.counts.sent += n as u64;
+                Some(n)
+            }
+            Err(errno) => {
+                self.break_channel(place, errno);
+                None
+            }
+        }
+    }
+
+    /// A packet is in some ring.
+    #[inline]
+    pub(super) fn has_arrived(&self) -> bool {
+        self.channels.iter().flatten().any(|c| c.receives() && c.next().is_some())
+    }
+
+    /// Takes packets, a bounded number of each ring. Returns how many.
+    #[inline]
+    pub(super) fn receive(&mut self, mut each: impl FnMut(&Address, &[u8])) -> usize {
+        let mut total = 0;
+        for place in 0..self.used {
+            let Some(c) = self.channels.get_mut(place).and_then(Option::as_mut) else { continue };
+            if !c.receives() {
+                continue;
+            }
+            let mut n = 0;
+            while n < BATCH {
+                let Some((mark, at)) = c.next() else { break };
+                // What is longer than a packet can be is none: the next one may be.
+                let bytes = c.qp.bytes(at, usize::from(mark.len));
+                if let Some(bytes) = bytes.filter(|bytes| bytes.len() <= PACKET_MAX) {
+                    each(&c.peer, bytes);
+                }
+                c.taken = mark.number;
+                let low = c.acknowledged as u16;
+                c.on_taken(c.acknowledged.wrapping_add(u32::from(mark.taken.wrapping_sub(low))));
+                n += 1;
+            }
+            total += n;
+            if c.owes() {
+                self.tell(place);
+            }
+        }
+        self.counts.received += total as u64;
+        total
+    }
+
+    /// Peers are told that nobody looks at the rings. False: something is there, or not all know it yet.
+    pub(super) fn sleep(&mut self, now: u64) -> bool {
+        self.since_sleep = 0;
+        if self.channels.iter().flatten().next().is_none() {
+            return true;
+        }
+        self.asleep = true;
+        self.reap();
+        let mut all = true;
+        for place in 0..self.used {
+            let Some(c) = self.at(place).filter(|c| c.receives()) else { continue };
+            all &= c.next().is_none();
+            match c.told {
+                Told::Awake => {
+                    match c.tell(true) {
+                        Ok(true) => {
+                            c.told = Told::Asleep { write: c.qp.progress().0, since: now };
+                            self.counts.sleeps += 1;
+                        }
+                        Ok(false) => {}
+                        Err(errno) => self.break_channel(place, errno),
+                    }
+                    all = false;
+                }
+                Told::Asleep { write, since } => {
+                    let known = c.qp.progress().1 >= write;
+                    all &= known || now.saturating_sub(since) > TELLING_NS;
+                }
+            }
+        }
+        all
+    }
+
+    /// When the rings are to be looked at though nobody is told, nanoseconds.
+    pub(super) fn look_at(&self, now: u64) -> Option<u64> {
+        let next = |c: &Channel<D::Qp>| match c.told {
+            Told::Awake => None,
+            Told::Asleep { since, .. } => {
+                LAST_LOOKS_NS.iter().map(|ns| since + ns).find(|at| *at > now)
+            }
+        };
+        self.channels.iter().flatten().filter_map(next).min()
+    }
+
+    /// Packets are sent although peers think that we sleep.
+    #[cold]
+    fn count_awake(&mut self, packets: usize) {
+        self.since_sleep = self.since_sleep.saturating_add(packets as u32);
+        if self.since_sleep < AWAKE {
+            return;
+        }
+        self.asleep = false;
+        for place in 0..self.used {
+            let Some(c) = self.at(place).filter(|c| c.told != Told::Awake) else { continue };
+            match c.tell(false) {
+                Ok(true) => c.told = Told::Awake,
+                Ok(false) => self.asleep = true,
+                Err(errno) => self.break_channel(place, errno),
+            }
+        }
+    }
+}
