@@ -239,8 +239,7 @@ impl EagerQp {
         for (write, kept) in writes.take(room).zip(&mut marks) {
             let len = write.packet.len() + MARK;
             let slot = (id % u64::from(WRITES)) as usize;
-            // Slots that follow one another are one piece of memory.
-            let joined = write.joins && count > 0 && slot > 0;
+            let joined = write.joins && count > 0;
             let inline = len <= *inline_max && !joined;
             let signaled = (id + 1) % SIGNAL_EVERY == 0;
             id += 1;
@@ -251,15 +250,22 @@ impl EagerQp {
             };
             if joined {
                 let last = count.checked_sub(1).and_then(|last| requests.get_mut(last));
-                let Some((wr, [whole, _])) =
+                let Some((wr, [one, two])) =
                     last.filter(|(wr, _)| wr.send_flags & IBV_SEND_INLINE == 0)
                 else {
                     break;
                 };
-                if outgoing.fill_both(slot, first, second).is_none() {
-                    break;
+                let Some(from) = outgoing.fill_both(slot, first, second) else { break };
+                // Slots that follow one another are one piece of memory; behind the last one it begins anew.
+                match (slot, wr.num_sge) {
+                    (0, 1) => {
+                        *two = sge(from, len);
+                        wr.num_sge = 2;
+                    }
+                    (0, _) => break,
+                    (_, 1) => one.length += len as u32,
+                    _ => two.length += len as u32,
                 }
-                whole.length += len as u32;
                 if signaled && wr.send_flags & IBV_SEND_SIGNALED == 0 {
                     wr.send_flags |= IBV_SEND_SIGNALED;
                     signals.push_back(id);

@@ -27,6 +27,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// First byte of a packet that ends a connection (PROTOCOL.md §7.3). It goes over UDP: nobody would
 /// wait until a queue pair that is about to end has sent it.
 const CLOSE: u8 = 3;
+/// First byte of one that acknowledges, and carries nothing.
+const ACK: u8 = 2;
 
 /// How long after it had something the socket is looked at each time, and how often later on,
 /// nanoseconds: a look at the socket is a system call, one at the device is none.
@@ -34,6 +36,7 @@ const SOCKET_HOT_NS: u64 = 500_000;
 const SOCKET_LOOK_NS: u64 = 1_000_000;
 /// Bursts in a row, each sent while nothing else was under way, after which the next one is taken for such too.
 const LONE: u32 = 2;
+const LONE_MAX: u32 = 8;
 /// One look of so many goes on to the device where packets come by rings.
 const DEVICE_SHARE: u32 = 8;
 
@@ -500,8 +503,13 @@ impl Rdma {
             return None;
         };
         // Question and answer: of what others follow, datagrams carry more.
-        way.traffic.lone = if alone { way.traffic.lone.saturating_add(1) } else { 0 };
-        if way.traffic.lone > LONE {
+        // An acknowledgement in between is no stream, but who gets one sends them all the time.
+        way.traffic.lone = match (alone, first.first()) {
+            (true, _) => (way.traffic.lone + 1).min(LONE_MAX),
+            (false, Some(&ACK)) => way.traffic.lone.saturating_sub(2),
+            (false, _) => 0,
+        };
+        if alone && way.traffic.lone > LONE {
             if let Some(channel) = way.traffic.channel {
                 if let Some(taken) = self.eager.send(channel, packets, self.now) {
                     return Some(taken);
