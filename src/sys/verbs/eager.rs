@@ -63,7 +63,7 @@ pub(crate) struct EagerWrite<'a> {
     pub(crate) mark: [u8; MARK],
     /// The mark is in front of the packet, else behind it.
     pub(crate) front: bool,
-    /// It begins where the last one ends: both may be one request.
+    /// It begins where the last one, whose packet is as long as may be, ends: both may be one request.
     pub(crate) joins: bool,
 }
 
