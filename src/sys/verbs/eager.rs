@@ -122,15 +122,15 @@ impl EagerPort {
     /// A queue pair that is not yet connected, with its ring. Errors: EAGAIN when there are as many as may be;
     /// ENOMEM, also where the process may lock no more memory (RLIMIT_MEMLOCK); the driver's.
     pub(crate) fn channel(&mut self) -> Result<EagerQp> {
-        let mut made = Err(Errno(libc::EINVAL));
+        let mut last = Errno(libc::EINVAL);
         for inline in INLINE {
             self.port.set_inline(inline);
-            made = self.port.connection();
-            if made.is_ok() {
-                return EagerQp::new(made?, self.port.pd(), &self.settings, inline as usize);
+            match self.port.connection() {
+                Ok(qp) => return EagerQp::new(qp, self.port.pd(), &self.settings, inline as usize),
+                Err(errno) => last = errno,
             }
         }
-        made.and(Err(Errno(libc::EINVAL)))
+        Err(last)
     }
 
     /// Reports what has happened, a bounded number of events: queue pair, and whether it has failed. Errors: it is

@@ -77,10 +77,7 @@ impl Slots {
     /// Fills the beginning of a slot that is not posted.
     #[inline]
     pub(super) fn fill(&mut self, index: usize, from: &[u8]) -> Option<NonNull<u8>> {
-        let at = self.address(index).filter(|_| from.len() <= self.slot)?;
-        // SAFETY: within the slot, which is nobody's now; `from` is other memory.
-        unsafe { at.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };
-        Some(at)
+        self.fill_both(index, from, &[])
     }
 
     /// The same with `end` behind it.
@@ -92,7 +89,7 @@ impl Slots {
         end: &[u8],
     ) -> Option<NonNull<u8>> {
         let at = self.address(index).filter(|_| from.len() + end.len() <= self.slot)?;
-        // SAFETY: as in `fill`.
+        // SAFETY: within the slot, which is nobody's now; the others are other memory.
         unsafe {
             at.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len());
             at.as_ptr().add(from.len()).copy_from_nonoverlapping(end.as_ptr(), end.len());

@@ -181,8 +181,6 @@ pub(super) struct Eager<D: Device> {
     opener: Opener<D>,
     /// Channels at most: FI_UDRV_EAGER_RDMA.
     limit: usize,
-    /// Places in use lie below.
-    used: usize,
     me: Address,
     controls: VecDeque<(Address, Control)>,
     news: VecDeque<News>,
@@ -200,16 +198,12 @@ impl<D: Device> std::fmt::Debug for Eager<D> {
     }
 }
 
-/// `number` is one of the `upto - from` numbers behind `from`.
-fn is_between(number: u32, from: u32, upto: u32) -> bool {
-    number.wrapping_sub(from) <= upto.wrapping_sub(from)
-}
-
 impl<Q: Qp> Channel<Q> {
     /// The peer has taken all up to `number`, as it says.
     #[inline]
     fn on_taken(&mut self, number: u32) {
-        if number != self.acknowledged && is_between(number, self.acknowledged, self.sent) {
+        let behind = |n: u32| n.wrapping_sub(self.acknowledged);
+        if behind(number) <= behind(self.sent) {
             self.acknowledged = number;
         }
     }
@@ -228,7 +222,8 @@ impl<Q: Qp> Channel<Q> {
         }
     }
 
-    /// Tells the peer what we have taken, and whether we sleep. Error: it has failed; `None` would be no room.
+    /// Tells the peer what we have taken, and whether we sleep. Returns whether there was room for that. Errors: it has
+    /// failed.
     fn tell(&mut self, sleeps: bool) -> Result<bool, Errno> {
         let mark = State { taken: self.taken, sleeps }.encode();
         let write = EagerWrite { at: STATE_AT, packet: &[], mark, front: false, joins: false };
@@ -270,7 +265,6 @@ impl<D: Device> Eager<D> {
             device: None,
             opener,
             limit,
-            used: 0,
             me,
             controls: VecDeque::new(),
             news: VecDeque::new(),
@@ -336,7 +330,7 @@ impl<D: Device> Eager<D> {
             }
         }
         self.reap();
-        for place in 0..self.used {
+        for place in 0..self.channels.len() {
             let Some(c) = self.at(place) else { continue };
             if c.phase != Phase::Ready && now.saturating_sub(c.since) > PATIENCE_NS {
                 self.end(place, true);
@@ -392,20 +386,15 @@ impl<D: Device> Eager<D> {
             Some(slot) => *slot = Some(channel),
             None => self.channels.push(Some(channel)),
         }
-        self.used = self.used.max(place + 1);
         Some(place)
     }
 
     fn queue_pair(&mut self, now: u64) -> Option<D::Qp> {
         if self.channels.iter().flatten().count() >= self.limit {
             let idle = |c: &Channel<D::Qp>| now.saturating_sub(c.used) > IDLE_NS;
-            let oldest = (0..self.used)
-                .filter(|place| {
-                    self.channels.get(*place).and_then(Option::as_ref).is_some_and(idle)
-                })
-                .min_by_key(|place| {
-                    self.channels.get(*place).and_then(Option::as_ref).map(|c| c.used)
-                })?;
+            let taken = self.channels.iter().enumerate();
+            let all = taken.filter_map(|(place, c)| Some((place, c.as_ref()?)));
+            let (oldest, _) = all.filter(|(_, c)| idle(c)).min_by_key(|(_, c)| c.used)?;
             self.end(oldest, true);
         }
         if self.device.is_none() {
@@ -517,7 +506,6 @@ impl<D: Device> Eager<D> {
         while self.channels.last().is_some_and(Option::is_none) {
             self.channels.pop();
         }
-        self.used = self.channels.len();
         self.news.push_back(News::Closed(c.peer));
         if told {
             self.say(c.peer, Message::Over(c.id));
@@ -533,7 +521,7 @@ impl<D: Device> Eager<D> {
 
     /// Ends the channels to those that are not to be `kept`.
     pub(super) fn retain(&mut self, mut kept: impl FnMut(&Address) -> bool) {
-        for place in 0..self.used {
+        for place in 0..self.channels.len() {
             if self.at(place).is_some_and(|c| c.phase == Phase::Ready && !kept(&c.peer)) {
                 self.end(place, true);
             }
@@ -542,7 +530,7 @@ impl<D: Device> Eager<D> {
 
     /// The device is another one, or gone.
     pub(super) fn clear(&mut self) {
-        for place in 0..self.used {
+        for place in 0..self.channels.len() {
             self.end(place, true);
         }
         self.device = None;
@@ -642,7 +630,7 @@ impl<D: Device> Eager<D> {
     #[inline]
     pub(super) fn receive(&mut self, mut each: impl FnMut(&Address, &[u8])) -> usize {
         let mut total = 0;
-        for place in 0..self.used {
+        for place in 0..self.channels.len() {
             let Some(c) = self.channels.get_mut(place).and_then(Option::as_mut) else { continue };
             if !c.receives() {
                 continue;
@@ -678,7 +666,7 @@ impl<D: Device> Eager<D> {
         self.asleep = true;
         self.reap();
         let mut all = true;
-        for place in 0..self.used {
+        for place in 0..self.channels.len() {
             let Some(c) = self.at(place).filter(|c| c.receives()) else { continue };
             all &= c.next().is_none();
             match c.told {
@@ -721,7 +709,7 @@ impl<D: Device> Eager<D> {
             return;
         }
         self.asleep = false;
-        for place in 0..self.used {
+        for place in 0..self.channels.len() {
             let Some(c) = self.at(place).filter(|c| c.told != Told::Awake) else { continue };
             match c.tell(false) {
                 Ok(true) => c.told = Told::Awake,

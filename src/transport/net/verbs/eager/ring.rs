@@ -49,28 +49,38 @@ fn check(word: u64) -> u64 {
     mixed ^ mixed >> 32
 }
 
+/// A mark with this first word, of which the second one vouches for `sum`.
 #[inline]
-fn wire(word: u64) -> [u8; MARK] {
+fn wire(word: u64, sum: u64) -> [u8; MARK] {
     let mut bytes = [0; MARK];
     let (first, second) = bytes.split_at_mut(8);
     first.copy_from_slice(&word.to_le_bytes());
-    second.copy_from_slice(&check(word).to_le_bytes());
+    second.copy_from_slice(&check(sum).to_le_bytes());
     bytes
 }
 
 impl Mark {
     #[inline]
+    fn word(self) -> u64 {
+        u64::from(self.number) | u64::from(self.len) << 32 | u64::from(self.taken) << 48
+    }
+
+    /// What a first word says, if that is of packet `number`.
+    #[inline]
+    fn of_word(word: u64, number: u32) -> Option<Self> {
+        let mark = Self { number, len: (word >> 32) as u16, taken: (word >> 48) as u16 };
+        (word as u32 == number).then_some(mark)
+    }
+
+    #[inline]
     pub(super) fn encode(self) -> [u8; MARK] {
-        wire(u64::from(self.number) | u64::from(self.len) << 32 | u64::from(self.taken) << 48)
+        wire(self.word(), self.word())
     }
 
     /// That of packet `number`; `None`: it is not there.
     #[inline]
     pub(super) fn decode([word, second]: Words, number: u32) -> Option<Self> {
-        if word as u32 != number || second != check(word) {
-            return None;
-        }
-        Some(Self { number, len: (word >> 32) as u16, taken: (word >> 48) as u16 })
+        Self::of_word(word, number).filter(|_| second == check(word))
     }
 }
 
@@ -83,17 +93,13 @@ fn stir(sum: u64, word: u64) -> u64 {
 
 /// The mark in front of a short packet: `key` is the channel's.
 pub(super) fn front(mark: Mark, packet: &[u8], key: u32) -> [u8; MARK] {
-    let mut bytes = mark.encode();
-    let (first, second) = bytes.split_at_mut(8);
-    let word = first.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    let mut sum = stir(u64::from(key), word);
+    let mut sum = stir(u64::from(key), mark.word());
     for part in packet.chunks(8) {
         let mut padded = [0; 8];
         padded.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
         sum = stir(sum, u64::from_le_bytes(padded));
     }
-    second.copy_from_slice(&check(sum).to_le_bytes());
-    bytes
+    wire(mark.word(), sum)
 }
 
 /// What stands in front of packet `number`, if it and the packet are there; `read` reads two words.
@@ -105,10 +111,7 @@ pub(super) fn read_front(
 ) -> Option<Mark> {
     let at = front_of(number);
     let [word, second] = read(at)?;
-    if word as u32 != number {
-        return None;
-    }
-    let mark = Mark { number, len: (word >> 32) as u16, taken: (word >> 48) as u16 };
+    let mark = Mark::of_word(word, number)?;
     let len = usize::from(mark.len);
     if len > TAIL_MAX {
         return None;
@@ -130,7 +133,8 @@ pub(super) fn read_front(
 impl State {
     #[inline]
     pub(super) fn encode(self) -> [u8; MARK] {
-        wire(u64::from(self.taken) | u64::from(self.sleeps) << 32 | 1 << 63)
+        let word = u64::from(self.taken) | u64::from(self.sleeps) << 32 | 1 << 63;
+        wire(word, word)
     }
 
     /// `None`: nothing was said, or it is just being written.
