@@ -188,7 +188,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "EAGER_RDMA",
-        help: "Peers into whose memory an endpoint writes packets by RDMA Write, those that are asked and answered most, 0 to 1024; 0: all go as datagrams (default: 0)",
+        help: "Peers into whose memory an endpoint writes packets by RDMA Write, those that are asked and answered most, 0 to 1024; 0: all go as datagrams (default: 8)",
     },
     Variable {
         name: "CACHE",
@@ -292,7 +292,7 @@ impl Default for Config {
             nics: Vec::new(),
             rv: RvPolicy::Auto,
             rc_connections: 128,
-            eager_rdma: 0,
+            eager_rdma: 8,
             cache: CacheSettings { policy: CachePolicy::Userfaultfd, bytes: None, count: 1024 },
         }
     }

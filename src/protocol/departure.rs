@@ -26,6 +26,7 @@ impl Core {
             Departure::Failed(errno) => (errno.0, Cause::LinkBroke),
         };
         self.outbox.retain(|(to, _)| *to != peer);
+        self.late.retain(|(to, _)| *to != peer);
         self.fail_sends(peer, error, cause, host);
         self.fail_rendezvous_receives(peer, error, cause, host);
         self.end_rma(peer, error, cause, host);

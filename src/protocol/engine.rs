@@ -13,7 +13,7 @@ use super::spaces::{Space, Spaces};
 use super::windows::{Due, Lent};
 use super::{Cause, Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
-use crate::transport::{Address, Departure, Handler, Iface, PeerId, StreamEnd};
+use crate::transport::{Address, Chunk, Departure, Handler, Iface, PeerId, StreamEnd};
 use std::collections::{HashMap, VecDeque};
 
 /// Bounds and thresholds of one endpoint.
@@ -118,6 +118,8 @@ pub(super) struct Core {
     pub(super) assists: VecDeque<Assist>,
     /// Answers to peers; one per pending request at most, and one for each window that is lent.
     pub(super) outbox: VecDeque<(PeerId, Packet)>,
+    /// Answers that nobody waits for.
+    pub(super) late: VecDeque<(PeerId, Packet)>,
     /// Peers that died and have not been heard of since, and how operations on them end.
     pub(super) dead: Vec<(PeerId, i32, Cause)>,
     /// One-sided operations.
@@ -223,6 +225,10 @@ impl<H: Host> Handler for Delivery<'_, H> {
         self.core.on_filled(peer, token, self.host);
     }
 
+    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
+        self.core.on_written(peer, chunk, self.host);
+    }
+
     fn on_windows_lost(&mut self, peer: PeerId) {
         self.core.lose_windows(peer);
         self.core.lose_reaches(peer);
@@ -253,9 +259,9 @@ impl<H: Host> Delivery<'_, H> {
             Some(Packet::Eager { envelope, ack }) => {
                 self.core.on_eager(peer, &envelope, ack, payload, self.host);
             }
-            Some(Packet::Rts { envelope, tx, len, pushed, leaves, ranges }) => {
+            Some(Packet::Rts { envelope, tx, len, pushed, leaves, sees, ranges }) => {
                 let pushed = pushed.min(len);
-                let rts = Announcement { tx, len, pushed, leaves, broken: false, ranges };
+                let rts = Announcement { tx, len, pushed, leaves, sees, broken: false, ranges };
                 self.core.on_rts(peer, &envelope, rts, payload, self.host);
             }
             Some(Packet::Pushed { tx, offset }) => {
@@ -281,6 +287,7 @@ impl<H: Host> Delivery<'_, H> {
                 self.core.on_cooperate(peer, tx, offset, share, ranges);
             }
             Some(Packet::Decline { rx, offset }) => self.core.on_decline(peer, rx, offset),
+            Some(Packet::Gone { rx }) => self.core.on_gone(peer, rx),
             None if RmaPacket::is_one(header) => {
                 self.core.on_rma(peer, header, payload, self.host);
             }
@@ -350,6 +357,7 @@ impl<I: Iface> Engine<I> {
                 due: VecDeque::new(),
                 assists: VecDeque::new(),
                 outbox: VecDeque::new(),
+                late: VecDeque::new(),
                 dead: Vec::new(),
                 rma: Rma::default(),
                 collectives: Collectives::default(),
@@ -404,6 +412,7 @@ impl<I: Iface> Engine<I> {
     /// Messages the application believes sent, or answers a peer waits for, are still here.
     pub(crate) fn has_unsent(&self) -> bool {
         !self.core.outbox.is_empty()
+            || !self.core.late.is_empty()
             || self.core.tx.iter().any(|(_, tx)| tx.is_owned())
             || self.core.rma.has_unsent()
             || self.core.collectives.has_unsent()
@@ -418,7 +427,7 @@ impl<I: Iface> Engine<I> {
         if n == 0 {
             n += self.advance_assists();
         }
-        n += self.flush_outbox(host);
+        n += self.flush_outbox(host) + self.flush_late();
         n += self.advance_deferred(host);
         if self.core.rma.work() > 0 {
             n += self.advance_rma(host);
@@ -452,6 +461,7 @@ impl Core {
     fn has_work(&self) -> bool {
         // One question instead of many: this is asked whenever somebody looks.
         let items = self.outbox.len()
+            | self.late.len()
             | self.pulls.len()
             | self.streams.len()
             | self.due.len()
@@ -484,7 +494,7 @@ impl<I: Iface> Engine<I> {
         let receiver = |key: &Key| core.tx.get(*key).map(|tx| tx.peer);
         !core.pulls.is_empty()
             || !core.assists.is_empty()
-            || core.outbox.iter().any(|(peer, _)| silent(*peer))
+            || core.outbox.iter().chain(&core.late).any(|(peer, _)| silent(*peer))
             || core.streams.iter().filter_map(receiver).any(silent)
             || core.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
             || core.deferred.iter().filter_map(receiver).any(|peer| core.rma.asks(peer))

@@ -17,12 +17,14 @@ const RESUME: u8 = 8;
 const WINDOW: u8 = 9;
 const DECLINE: u8 = 10;
 const COOPERATE: u8 = 11;
+const GONE: u8 = 12;
 
 const TAGGED: u8 = 1;
 const DATA: u8 = 2;
 const ACK: u8 = 4;
 const PUSHES: u8 = 8;
 const LEAVES: u8 = 16;
+const SEES: u8 = 32;
 
 /// Ranges of a buffer, for the peer to read from or write to.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -77,7 +79,16 @@ pub(crate) enum Packet {
     /// A message of `len` bytes that waits at its sender, in `ranges`.
     /// The first `pushed` bytes follow unasked: some with this packet, more in [`Packet::Pushed`].
     /// `leaves`: they are all there is, and cannot be lost: the sender wants no FIN.
-    Rts { envelope: Envelope, tx: u64, len: u64, pushed: u64, leaves: bool, ranges: Ranges },
+    /// `sees`: it hears itself that what it has written into windows is there: a FIN may take its time.
+    Rts {
+        envelope: Envelope,
+        tx: u64,
+        len: u64,
+        pushed: u64,
+        leaves: bool,
+        sees: bool,
+        ranges: Ranges,
+    },
     /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`.
     Cts { tx: u64, rx: u64, len: u64, ranges: Ranges },
     /// The stream that carried message `tx` broke, or its windows did not work: the receiver has the
@@ -95,6 +106,8 @@ pub(crate) enum Packet {
     Window { tx: u64, rx: u64, offset: u64, len: u64, ticket: Ticket },
     /// The sender writes nothing into windows of this message from `offset` on.
     Decline { rx: u64, offset: u64 },
+    /// The sender has nothing of this message any more, and takes it for delivered.
+    Gone { rx: u64 },
     /// The bytes of message `tx` from `offset` on are shared, and go to `ranges`.
     Cooperate { tx: u64, offset: u64, share: Share, ranges: Ranges },
 }
@@ -351,9 +364,11 @@ impl Packet {
                 }
                 e
             }
-            Self::Rts { envelope, tx, len, pushed, leaves, ranges } => {
+            Self::Rts { envelope, tx, len, pushed, leaves, sees, ranges } => {
                 let pushes = if *pushed > 0 { PUSHES } else { 0 };
-                let flags = envelope_flags(envelope) | pushes | if *leaves { LEAVES } else { 0 };
+                let leaves = if *leaves { LEAVES } else { 0 };
+                let sees = if *sees { SEES } else { 0 };
+                let flags = envelope_flags(envelope) | pushes | leaves | sees;
                 let mut e = Encoded::for_context(RTS, flags, ranges.len as u8, envelope.rx, 0);
                 e.put_envelope(envelope);
                 e.put_u64(*tx);
@@ -419,6 +434,11 @@ impl Packet {
                 e.put_u64(*offset);
                 e
             }
+            Self::Gone { rx } => {
+                let mut e = Encoded::new(GONE, 0, 0, 0);
+                e.put_u64(*rx);
+                e
+            }
         }
     }
 
@@ -450,7 +470,8 @@ impl Packet {
                 if leaves && pushed < len {
                     return None;
                 }
-                Self::Rts { envelope, tx, len, pushed, leaves, ranges: r.ranges(count)? }
+                let sees = flags & SEES != 0;
+                Self::Rts { envelope, tx, len, pushed, leaves, sees, ranges: r.ranges(count)? }
             }
             CTS => {
                 Self::Cts { tx: r.u64()?, rx: r.u64()?, len: r.u64()?, ranges: r.ranges(count)? }
@@ -474,6 +495,7 @@ impl Packet {
                 Self::Cooperate { tx, offset, share, ranges: r.ranges(count)? }
             }
             DECLINE => Self::Decline { rx: r.u64()?, offset: r.u64()? },
+            GONE => Self::Gone { rx: r.u64()? },
             _ => return None,
         })
     }
@@ -485,12 +507,15 @@ impl fmt::Display for Packet {
             Self::Eager { envelope, ack } => {
                 write!(f, "EAGER {envelope}{}", if ack.is_some() { " ack" } else { "" })
             }
-            Self::Rts { envelope, tx, len, pushed, leaves, ranges } => {
+            Self::Rts { envelope, tx, len, pushed, leaves, sees, ranges } => {
                 write!(f, "RTS {envelope} tx {tx:#x} len {len} in {} ranges", ranges.len)?;
                 if *pushed > 0 {
                     write!(f, ", {pushed} pushed")?
                 }
-                if *leaves { write!(f, ", leaves") } else { Ok(()) }
+                if *leaves {
+                    write!(f, ", leaves")?
+                }
+                if *sees { write!(f, ", sees") } else { Ok(()) }
             }
             Self::Cts { tx, rx, len, ranges } => {
                 write!(f, "CTS tx {tx:#x} rx {rx:#x} len {len} into {} ranges", ranges.len)
@@ -501,6 +526,7 @@ impl fmt::Display for Packet {
             Self::Fragment { rx, offset } => write!(f, "FRAGMENT rx {rx:#x} at {offset}"),
             Self::Pushed { tx, offset } => write!(f, "PUSHED tx {tx:#x} at {offset}"),
             Self::PutDone { rx } => write!(f, "PUT_DONE rx {rx:#x}"),
+            Self::Gone { rx } => write!(f, "GONE rx {rx:#x}"),
             Self::Fin { tx, status } => write!(f, "FIN tx {tx:#x} status {status}"),
             Self::Window { tx, rx, offset, len, ticket } => {
                 let Ticket { connection, slot, .. } = ticket;
@@ -561,12 +587,14 @@ mod tests {
         prop_oneof![
             (envelope(), any::<Option<u64>>())
                 .prop_map(|(envelope, ack)| Packet::Eager { envelope, ack }),
-            (envelope(), any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>(), ranges())
-                .prop_map(|(envelope, tx, len, pushed, leaves, ranges)| {
+            (envelope(), any::<(u64, u64, u64)>(), any::<(bool, bool)>(), ranges()).prop_map(
+                |(envelope, (tx, len, pushed), (leaves, sees), ranges)| {
                     let pushed = if ranges.len > 0 { 0 } else { pushed };
                     let leaves = leaves && pushed >= len;
-                    Packet::Rts { envelope, tx, len, pushed, leaves, ranges }
-                }),
+                    Packet::Rts { envelope, tx, len, pushed, leaves, sees, ranges }
+                }
+            ),
+            any::<u64>().prop_map(|rx| Packet::Gone { rx }),
             (any::<u64>(), any::<u64>()).prop_map(|(tx, offset)| Packet::Pushed { tx, offset }),
             (any::<u64>(), any::<u64>(), any::<u64>(), ranges())
                 .prop_map(|(tx, rx, len, ranges)| Packet::Cts { tx, rx, len, ranges }),

@@ -20,6 +20,8 @@ pub(super) struct Announcement {
     pub(super) pushed: u64,
     /// Nobody waits for an answer.
     pub(super) leaves: bool,
+    /// The sender hears itself that what it has written is there.
+    pub(super) sees: bool,
     /// The stream that was to bring them broke: the rest has to be asked for as fragments.
     pub(super) broken: bool,
     /// Where it is in the sender's memory.

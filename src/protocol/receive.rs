@@ -143,6 +143,8 @@ pub(super) struct Active {
     pub(super) placing: bool,
     /// Its sender waits for no answer.
     pub(super) leaves: bool,
+    /// It sees that windows are filled, and needs no answer soon.
+    pub(super) sees: bool,
     /// What of it is lent to the sender.
     pub(super) lending: Lending,
     /// What of it both ends copy.
@@ -617,7 +619,7 @@ impl Core {
         bytes: &[u8],
         host: &mut impl Host,
     ) {
-        let Announcement { tx, len, pushed, leaves, broken, ranges } = rts;
+        let Announcement { tx, len, pushed, leaves, sees, broken, ranges } = rts;
         let want = target.segments.len().min(len as usize);
         let received =
             target.segments.copy_in(0, bytes.get(..bytes.len().min(want)).unwrap_or(&[]));
@@ -635,6 +637,7 @@ impl Core {
             resumed: false,
             placing: false,
             leaves,
+            sees,
             lending: Lending::default(),
             sharing: None,
         });

@@ -67,6 +67,11 @@ impl<I: Iface> Engine<I> {
             return Step::Done;
         }
         let peer = active.peer;
+        if active.lending.gone {
+            self.take_back_declined(key);
+            self.core.fail_active(key, libc::EIO, Cause::LinkBroke, host);
+            return Step::Done;
+        }
         if self.core.is_fed(peer) {
             return Step::Again; // its sender has others to send
         }
@@ -286,7 +291,7 @@ impl<I: Iface> Engine<I> {
                 self.core.outbox.push_back((peer, packet));
                 continue;
             }
-            match self.iface.am_short(peer, packet.encode().as_slice(), 0, |_, _| ()) {
+            match self.iface.am_late(peer, packet.encode().as_slice()) {
                 Ok(()) => n += 1,
                 Err(SendError::Again) => {
                     full.push(peer);
@@ -301,6 +306,25 @@ impl<I: Iface> Engine<I> {
                     n += 1;
                     self.answer_failed(peer, packet, errno, host);
                 }
+            }
+        }
+        if n > 0 {
+            self.iface.flush();
+        }
+        n
+    }
+
+    /// Sends those that nobody waits for: they may leave with others.
+    pub(super) fn flush_late(&mut self) -> usize {
+        let mut n = 0;
+        for _ in 0..self.core.late.len() {
+            let Some((peer, packet)) = self.core.late.pop_front() else { break };
+            match self.iface.am_late(peer, packet.encode().as_slice()) {
+                Err(SendError::Again) => self.core.late.push_back((peer, packet)),
+                Err(SendError::Unreachable(errno)) if errno.is_shortage() => {
+                    self.core.late.push_back((peer, packet));
+                }
+                Ok(()) | Err(SendError::Unreachable(_)) => n += 1,
             }
         }
         n
@@ -344,9 +368,12 @@ impl Core {
     pub(super) fn finish_active(&mut self, key: Key, host: &mut impl Host) {
         let Some(active) = self.active.remove(key) else { return };
         self.pushed.remove(active.peer, active.tx);
-        // A sender who still pushes what there is no room for may stop.
-        if !active.leaves || active.len > active.want as u64 {
-            self.outbox.push_back((active.peer, Packet::Fin { tx: active.tx, status: 0 }));
+        let fin = (active.peer, Packet::Fin { tx: active.tx, status: 0 });
+        if active.sees && active.lending.seen as u64 == active.len {
+            self.late.push_back(fin);
+        } else if !active.leaves || active.len > active.want as u64 {
+            // A sender who still pushes what there is no room for may stop.
+            self.outbox.push_back(fin);
         }
         let overflow = (active.len as usize).saturating_sub(active.want);
         let Active { peer, envelope, target, received, .. } = active;

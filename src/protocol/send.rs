@@ -97,6 +97,9 @@ pub(super) enum TxState {
     Writing { rx: u64, queued: u8 },
     /// Nothing is written into windows from `from` on; the receiver has to ask for it otherwise.
     Declined { rx: u64, from: usize },
+    /// All of it was written, and is the application's again; the receiver says so some time. `told`: it wanted more,
+    /// and knows that there is none.
+    Over { told: bool },
 }
 
 /// A send that is not complete when its call returns.
@@ -115,6 +118,9 @@ pub(super) struct TxRequest {
     pub(super) pushed: usize,
     /// It said too that nobody waits for an answer: the send is complete when they have left.
     pub(super) leaves: bool,
+    /// It said that the send is complete once all of it is written into windows: bytes of its end of which we have
+    /// not heard that they are.
+    pub(super) unseen: Option<usize>,
     pub(super) carrier: Carrier,
     pub(super) state: TxState,
 }
@@ -235,7 +241,7 @@ impl<I: Iface> Engine<I> {
     ) -> bool {
         let (tx, len) = (key.to_wire(), payload.len() as u64);
         let (envelope, ranges) = (*envelope, Ranges::NONE);
-        let rts = Packet::Rts { envelope, tx, len, pushed: len, leaves, ranges };
+        let rts = Packet::Rts { envelope, tx, len, pushed: len, leaves, sees: false, ranges };
         let next = |offset: usize| PieceHeader::pushed_head(tx, offset as u64);
         let sent = self.iface.am_whole(peer, rts.encode().as_slice(), payload, next);
         if sent {
@@ -270,6 +276,7 @@ impl<I: Iface> Engine<I> {
             delivery: op.delivery,
             pushed: 0,
             leaves: false,
+            unseen: None,
             carrier: Carrier::Undecided,
             state,
         }))
@@ -367,6 +374,7 @@ impl<I: Iface> Engine<I> {
                 len: segments.len() as u64,
                 pushed: pushed as u64,
                 leaves,
+                sees: false,
                 ranges: Ranges::NONE,
             };
             let header = packet.encode();
@@ -385,19 +393,27 @@ impl<I: Iface> Engine<I> {
             return Ok(());
         }
         request.carrier = Carrier::Undecided;
+        let sees = windows && !request.delivery;
+        request.unseen = sees.then_some(segments.len());
         let packet = Packet::Rts {
             envelope: request.envelope,
             tx: key.to_wire(),
             len: segments.len() as u64,
             pushed: 0,
             leaves: false,
+            sees,
             ranges: if caps.one_sided && !windows {
                 Ranges::new(segments.ranges())
             } else {
                 Ranges::NONE
             },
         };
-        self.iface.am_short(request.peer, packet.encode().as_slice(), 0, |_, _| ())?;
+        let header = packet.encode();
+        if windows {
+            self.iface.am_announce(peer, header.as_slice())?;
+        } else {
+            self.iface.am_short(peer, header.as_slice(), 0, |_, _| ())?;
+        }
         self.core.counts.rendezvous_sent += 1;
         Ok(())
     }
@@ -516,6 +532,7 @@ impl Core {
             delivery: false,
             pushed: 0,
             leaves: false,
+            unseen: None,
             carrier: Carrier::Undecided,
             state: TxState::Deferred { fence, access: Some(access) },
         });

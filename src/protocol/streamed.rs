@@ -7,7 +7,7 @@ use super::index_list::Key;
 use super::packet::Packet;
 use super::pushed::Place;
 use super::receive::Body;
-use super::send::{Carrier, TxState};
+use super::send::{Carrier, TxRequest, TxState};
 use crate::memory::SegmentList;
 use crate::transport::PeerId;
 
@@ -112,6 +112,10 @@ impl Core {
     /// The receiver says where to go on.
     pub(super) fn on_resume(&mut self, peer: PeerId, tx: u64, rx: u64, from: u64, len: u64) {
         let key = Key::from_wire(tx);
+        let over = |request: &TxRequest| matches!(request.state, TxState::Over { .. });
+        if self.tx.get(key).is_some_and(|request| request.peer == peer && over(request)) {
+            return self.say_gone(peer, key, rx);
+        }
         let request = self.tx.get_mut(key).filter(|request| {
             use TxState::{Announced, AwaitingAnswer, Declined, Streaming, Writing};
             let moves = matches!(

@@ -10,7 +10,7 @@ use super::rendezvous::Step;
 use super::send::{Carrier, TxState};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::transport::{Caps, Iface, PeerId, SendError, Ticket, Windows};
+use crate::transport::{Caps, Chunk, Iface, PeerId, SendError, Ticket, Windows};
 
 /// Windows of one message that are lent at a time: one is written while others are on their way.
 const AHEAD: usize = 4;
@@ -29,6 +29,8 @@ pub(super) struct Lent {
     ticket: Ticket,
     /// It was written, and bytes before it are missing.
     pub(super) filled: bool,
+    /// Its writer sees that.
+    seen: bool,
 }
 
 /// What of a receive is lent.
@@ -42,8 +44,12 @@ pub(super) struct Lending {
     out: usize,
     /// Where the next one begins.
     next: usize,
+    /// Bytes that the sender has written, and knows to be here.
+    pub(super) seen: usize,
     /// How often they were lost.
     losses: u8,
+    /// The sender has nothing of it any more.
+    pub(super) gone: bool,
     /// The sender writes nothing from here on, and those windows are to be taken back.
     declined: Option<usize>,
 }
@@ -106,8 +112,8 @@ impl<I: Iface> Engine<I> {
             if len == 0 {
                 return Err(SendError::Unreachable(Errno(libc::EINVAL)));
             }
-            let lent =
-                Lent { peer, message: key, offset, len, ticket: Ticket::default(), filled: false };
+            let (ticket, filled, seen) = (Ticket::default(), false, false);
+            let lent = Lent { peer, message: key, offset, len, ticket, filled, seen };
             let token = core.lent.push_back(lent);
             let ticket = match iface.lend(peer, &part, token.to_wire()) {
                 Ok(ticket) => ticket,
@@ -117,7 +123,7 @@ impl<I: Iface> Engine<I> {
                 }
             };
             if let Some(lent) = core.lent.get_mut(token) {
-                lent.ticket = ticket;
+                (lent.ticket, lent.seen) = (ticket, iface.sees_writes(&ticket));
             }
             lending.begun = true;
             lending.out += 1;
@@ -130,7 +136,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Ends the windows that the sender of a message will not write.
-    fn take_back_declined(&mut self, key: Key) {
+    pub(super) fn take_back_declined(&mut self, key: Key) {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return };
         let Some(from) = active.lending.declined.take() else { return };
@@ -171,7 +177,9 @@ impl<I: Iface> Engine<I> {
                 continue;
             }
             let part = request.payload.segments().slice(due.offset, due.len);
-            match self.iface.write(peer, &part, &due.ticket) {
+            let (offset, len) = (due.offset as u64, due.len as u64);
+            let chunk = Chunk { tx: due.tx.to_wire(), offset, len };
+            match self.iface.write(peer, &part, &due.ticket, chunk) {
                 Ok(()) => {
                     n += 1;
                     *queued = queued.saturating_sub(1);
@@ -217,6 +225,7 @@ impl Core {
             }
             active.received += lent.len;
             active.lending.out -= 1;
+            active.lending.seen += if lent.seen { lent.len } else { 0 };
             next.and_then(|token| self.lent.remove(token));
             // Windows are written in the order they were lent in, so that others are rarely there.
             next = match active.lending.out {
@@ -234,6 +243,43 @@ impl Core {
         } else {
             self.queue_pull(key);
         }
+    }
+
+    /// All bytes of `chunk`, which we have written, are where they belong.
+    pub(super) fn on_written(&mut self, peer: PeerId, chunk: Chunk, host: &mut impl Host) {
+        let request = self.tx.get_mut(Key::from_wire(chunk.tx));
+        let Some(request) = request.filter(|request| request.peer == peer) else { return };
+        let (Some(unseen), TxState::Writing { .. }) = (request.unseen, &request.state) else {
+            return;
+        };
+        // In order, and some perhaps twice.
+        let total = request.payload.segments().len();
+        let (from, end) = (chunk.offset as usize, (chunk.offset + chunk.len) as usize);
+        let seen = total - unseen;
+        if from <= seen && seen < end {
+            request.unseen = Some(total - end.min(total));
+        }
+        if request.unseen != Some(0) {
+            return;
+        }
+        request.state = TxState::Over { told: false };
+        if !std::mem::replace(&mut request.completed, true) {
+            host.complete(&request.completion());
+        }
+    }
+
+    /// The sender has nothing of a message any more, which it believes to be here.
+    pub(super) fn on_gone(&mut self, peer: PeerId, rx: u64) {
+        let key = Key::from_wire(rx);
+        let active = self.active.get_mut(key);
+        let Some(active) = active.filter(|active| active.peer == peer && active.lending.begun)
+        else {
+            self.counts.dropped += 1;
+            return;
+        };
+        active.lending.gone = true;
+        active.lending.declined = Some(0);
+        self.queue_pull(key);
     }
 
     /// The windows between `peer` and us are void. Those that we were lent stay queued: a write into
@@ -303,6 +349,10 @@ impl Core {
         let (offset, len) = (offset as usize, len as usize);
         let queued = match &mut request.state {
             _ if !inside => None,
+            TxState::Over { .. } => {
+                self.say_gone(peer, key, rx);
+                return;
+            }
             TxState::AwaitingAnswer if request.carrier == Carrier::Undecided => Some(0),
             TxState::Writing { rx: known, queued } if *known == rx => Some(*queued),
             TxState::Declined { rx: known, from } if *known == rx => {
@@ -333,6 +383,15 @@ impl Core {
         let peer = request.peer;
         self.counts.declined += 1;
         self.say_declined(peer, rx, from);
+    }
+
+    /// There is nothing more of a message that is over. One answer says it, however often it is asked for.
+    pub(super) fn say_gone(&mut self, peer: PeerId, key: Key, rx: u64) {
+        let state = self.tx.get_mut(key).map(|request| &mut request.state);
+        if let Some(TxState::Over { told: told @ false }) = state {
+            *told = true;
+            self.outbox.push_back((peer, Packet::Gone { rx }));
+        }
     }
 
     /// One answer says it, however often it is said.

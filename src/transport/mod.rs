@@ -148,6 +148,16 @@ pub(crate) struct Ticket {
     pub(crate) key: u32,
 }
 
+/// A part of a message that is written into a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Chunk {
+    /// The sender's number of the message.
+    pub(crate) tx: u64,
+    /// Where in it the bytes are, and how many.
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
 /// How a peer may reach a region of ours by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Exposure {
@@ -244,6 +254,11 @@ pub(crate) trait Handler {
     fn on_filled(&mut self, peer: PeerId, token: u64) {
         let _ = (peer, token);
     }
+    /// What we have written into windows of the peer is there, and it hears of that whatever comes. In the order in
+    /// which it was written.
+    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
+        let _ = (peer, chunk);
+    }
     /// Windows between `peer` and us are void: those that it was lent are ours again, and nobody
     /// writes them any more; what it has lent to us it will offer anew, or ask for in another way. So are exposed
     /// regions: of what `reach` has begun, any part may have been done, and no more will be.
@@ -329,6 +344,17 @@ pub(crate) trait Iface {
         self.am_bcopy(peer, header, len, pack)
     }
 
+    /// Sends a message that nobody waits for: it may leave with the next one to `peer`, or the next poll.
+    fn am_late(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
+        self.am_short(peer, header, 0, |_, _| ())
+    }
+
+    /// Sends a message that announces another one: where many follow each other, it may wait for company until the
+    /// next poll.
+    fn am_announce(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
+        self.am_short(peer, header, 0, |_, _| ())
+    }
+
     /// Whether `am_stream` to `peer` works now. If it may work later, that begins.
     fn has_stream(&mut self, peer: PeerId) -> bool {
         let _ = peer;
@@ -370,16 +396,24 @@ pub(crate) trait Iface {
 
     /// Fills the peer's window with `payload`, straight from application memory, which may be read
     /// until the operation it belongs to has ended. Taken is not written: the receiver hears of
-    /// that, or of `on_windows_lost`; a ticket of a connection that has ended is taken and means
+    /// that, or of `on_windows_lost`, and we by `Handler::on_written`, where `sees_writes`; a ticket
+    /// of a connection that has ended is taken and means
     /// nothing. `Unreachable`: not this memory; the window stays lent.
     fn write(
         &mut self,
         peer: PeerId,
         payload: &SegmentList,
         ticket: &Ticket,
+        chunk: Chunk,
     ) -> Result<(), SendError> {
-        let _ = (peer, payload, ticket);
+        let _ = (peer, payload, ticket, chunk);
         Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
+    }
+
+    /// Whether who writes into the window of this ticket hears that it is filled.
+    fn sees_writes(&self, ticket: &Ticket) -> bool {
+        let _ = ticket;
+        false
     }
 
     /// Begins to share the copying of `len` bytes with `peer`, who sends them and has to be told. `None`:

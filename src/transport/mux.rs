@@ -8,8 +8,8 @@ use super::net::{Net, NetSettings};
 use super::peers::PeerTable;
 use super::shm::Shm;
 use super::{
-    Address, Assisted, Caps, Exposed, Handler, Head, Iface, PeerId, Reach, Reached, SendError,
-    Share, Spot, Taken, Ticket, Windows,
+    Address, Assisted, Caps, Chunk, Exposed, Handler, Head, Iface, PeerId, Reach, Reached,
+    SendError, Share, Spot, Taken, Ticket, Windows,
 };
 use crate::config::CmaPolicy;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
@@ -508,6 +508,22 @@ impl Iface for Mux {
         self.send(peer, Slot::Fragment, header, len, pack)
     }
 
+    fn am_late(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
+        match (self.route(peer), &mut self.port) {
+            (Route::Net, Port::Linked(net)) => net.send_late(peer, header),
+            _ => self.am_short(peer, header, 0, |_, _| ()),
+        }
+    }
+
+    fn am_announce(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
+        if let (Route::Net, Port::Linked(net)) = (self.route(peer), &mut self.port) {
+            if net.announce(peer, header) {
+                return Ok(());
+            }
+        }
+        self.am_short(peer, header, 0, |_, _| ())
+    }
+
     fn has_stream(&mut self, peer: PeerId) -> bool {
         if self.route(peer) != Route::Net {
             return false;
@@ -550,9 +566,14 @@ impl Iface for Mux {
         peer: PeerId,
         payload: &SegmentList,
         ticket: &Ticket,
+        chunk: Chunk,
     ) -> Result<(), SendError> {
         let none = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
-        self.net_mut().ok_or(none)?.write(peer, payload, ticket)
+        self.net_mut().ok_or(none)?.write(peer, payload, ticket, chunk)
+    }
+
+    fn sees_writes(&self, ticket: &Ticket) -> bool {
+        self.net().is_some_and(|net| net.sees_writes(ticket))
     }
 
     fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {

@@ -41,6 +41,7 @@ fn malformed_headers_are_counted() {
         len: 2,
         pushed: 0,
         leaves: false,
+        sees: false,
         ranges: Ranges::default(),
     };
     let good = good.encode();
@@ -180,7 +181,15 @@ fn a_description_of_memory_that_is_not_there_fails_the_receive() {
         world.forge(
             2,
             1,
-            &Packet::Rts { envelope: PLAIN, tx: 77, len, pushed: 0, leaves: false, ranges },
+            &Packet::Rts {
+                envelope: PLAIN,
+                tx: 77,
+                len,
+                pushed: 0,
+                leaves: false,
+                sees: false,
+                ranges,
+            },
             &[],
         );
         world.settle();
@@ -242,9 +251,15 @@ fn random_packets_never_stop_the_engine() {
             let ranges = Ranges::default();
             let packet = match rng.below(10) {
                 0 => Packet::Eager { envelope: PLAIN, ack: Some(a) },
-                1 => {
-                    Packet::Rts { envelope: PLAIN, tx: a, len: b, pushed: 0, leaves: false, ranges }
-                }
+                1 => Packet::Rts {
+                    envelope: PLAIN,
+                    tx: a,
+                    len: b,
+                    pushed: 0,
+                    leaves: false,
+                    sees: false,
+                    ranges,
+                },
                 2 => Packet::Cts { tx: a, rx: b, len: b, ranges },
                 3 => Packet::Fragment { rx: a, offset: b },
                 4 => Packet::PutDone { rx: a },

@@ -1,7 +1,7 @@
 //! Windows that nobody may lend, decline or fill: they are counted, and change nothing.
 
 use super::fixture::{Memory, World, receive_op, send_op};
-use super::windows::{Begun, LEN, WINDOW, glazing, world};
+use super::windows::{Begun, LEN, WINDOW, glazing, seen, world};
 use crate::protocol::SendOp;
 use crate::protocol::packet::{Packet, Ranges};
 use crate::transport::{Departure, PeerId, Ticket};
@@ -213,4 +213,25 @@ fn a_sender_that_has_declined_says_so_again_of_what_is_lent_before() {
     world.settle();
     world.send_failed(0);
     world.node(0).assert_empty();
+}
+
+#[test]
+fn a_message_that_its_sender_has_no_more_is_not_waited_for() {
+    let mut begun = seen();
+    assert_eq!(begun.world.sends(0).len(), 1);
+    let tx = tx_of(&mut begun.world, 0);
+    let world = &mut begun.world;
+    let rx = world.node(1).engine.core.active.keys_where(|_| true)[0].to_wire();
+    let again = [window(tx, rx, 0, 700), Packet::Resume { tx, rx, from: 0, len: 2800 }];
+    for asked in [[again[0], again[1]], [again[1], again[0]]] {
+        assert_eq!(dropped(world, 1, 0, &asked), 0);
+        assert_eq!(world.on_wire(0, 1), [Packet::Gone { rx }], "it is said once");
+    }
+    // Here they are lost though they were taken, which no device does that works.
+    let peer = world.peer(1, 0);
+    world.node(1).engine.core.lose_windows(peer);
+    world.settle();
+    assert_eq!(world.receive_failed(1).error, libc::EIO);
+    assert_eq!(dropped(world, 0, 1, &[Packet::Gone { rx }, Packet::Gone { rx: u64::MAX }]), 2);
+    assert_eq!(world.node(0).engine.core.tx.len(), 0);
 }

@@ -62,7 +62,7 @@ pub(super) struct Message {
     stage: Stage,
     rendezvous: bool,
     link: usize,
-    /// Complete since all of it was on its way.
+    /// Complete since all of it was on its way, or written.
     left: bool,
 }
 
@@ -674,7 +674,10 @@ impl Oracle {
         );
         let injected = message.inject && !message.delivery;
         let whole = message.rendezvous && message.len <= net.weather.push_max;
-        let may_leave = net.weather.outlives && whole && !message.delivery;
+        // It was written, and the receiver will hear of that.
+        let seen = net.weather.windows.max > 0 && message.stage == Stage::Arrived;
+        let seen = seen && message.rendezvous && !message.delivery;
+        let may_leave = net.weather.outlives && whole && !message.delivery || seen;
         let pends = message.sending == Sending::Pending && !injected;
         let left = may_leave && pends && failure.is_none();
         let fits = match (message.sending, failure.map(|f| (f.error, f.cause))) {

@@ -18,8 +18,8 @@ use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
-    self, Address, Assisted, Caps, Departure, Exposed, Exposure, Handler, Head, Iface, MAX_HEADER,
-    PeerId, Reached, SendError, Share, Spot, StreamEnd, Taken, Ticket, Windows,
+    self, Address, Assisted, Caps, Chunk, Departure, Exposed, Exposure, Handler, Head, Iface,
+    MAX_HEADER, PeerId, Reached, SendError, Share, Spot, StreamEnd, Taken, Ticket, Windows,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -508,7 +508,15 @@ impl Net {
             .links
             .iter()
             .filter_map(|(peer, list)| Some((*peer, *list.front()?)))
-            .filter(|(_, link)| !links[*link].queues[links[*link].reads(me)].is_empty())
+            .filter(|(_, link)| {
+                let link = &links[*link];
+                let side = link.reads(me);
+                // What the peer has written is heard of before its departure.
+                match link.queues[side].front() {
+                    Some(Item::Departed(_)) => link.panes.is_settled(side),
+                    front => front.is_some(),
+                }
+            })
             .collect();
         if ready.is_empty() {
             return None;
@@ -739,6 +747,7 @@ impl SimIface {
             let peer = self.intern(slot);
             match step {
                 sim_window::Step::Filled(token) => handler.on_filled(peer, token),
+                sim_window::Step::Wrote(chunk) => handler.on_written(peer, chunk),
                 sim_window::Step::Lost => handler.on_windows_lost(peer),
                 sim_window::Step::Reached(token) => handler.on_reached(peer, token),
                 sim_window::Step::Concealed(region) => handler.on_concealed(region),
@@ -1031,6 +1040,7 @@ impl Iface for SimIface {
         peer: PeerId,
         payload: &SegmentList,
         ticket: &Ticket,
+        chunk: Chunk,
     ) -> Result<(), SendError> {
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
         let Weather { again_percent, queue_len, .. } = net.weather;
@@ -1041,7 +1051,11 @@ impl Iface for SimIface {
         if rng.percent(again_percent) {
             return Err(SendError::Again);
         }
-        panes.write(side, payload, ticket, queue_len, glazing, rng)
+        panes.write(side, payload, (ticket, chunk), queue_len, glazing, rng)
+    }
+
+    fn sees_writes(&self, ticket: &Ticket) -> bool {
+        Panes::sees_writes(ticket.connection)
     }
 
     fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {

@@ -7,7 +7,9 @@ use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
-use crate::transport::{Exposed, Exposure, Reach, Reached, SendError, Spot, Ticket, Windows};
+use crate::transport::{
+    Chunk, Exposed, Exposure, Reach, Reached, SendError, Spot, Ticket, Windows,
+};
 use std::collections::{HashMap, VecDeque};
 
 /// What does not change during a run.
@@ -77,9 +79,22 @@ impl Held {
 
 #[derive(Debug)]
 enum Event {
-    Written { slot: u32, bytes: Vec<u8> },
-    Lost { now: u32 },
-    Reached { token: u64 },
+    Written {
+        slot: u32,
+        bytes: Vec<u8>,
+        chunk: Chunk,
+        /// Its writer's device knows that it will be heard of.
+        taken: bool,
+    },
+    Wrote {
+        chunk: Chunk,
+    },
+    Lost {
+        now: u32,
+    },
+    Reached {
+        token: u64,
+    },
 }
 
 /// What one side does to memory of the other.
@@ -129,6 +144,7 @@ pub(super) struct Panes {
 #[derive(Debug)]
 pub(super) enum Step {
     Filled(u64),
+    Wrote(Chunk),
     Lost,
     Reached(u64),
     Concealed(u64),
@@ -155,11 +171,43 @@ impl Panes {
         self.ends[side].events.is_empty() && self.ends[side].posted.is_empty()
     }
 
+    /// Whether `side` has everything that was written to it and that it will hear of.
+    pub(super) fn is_settled(&self, side: usize) -> bool {
+        self.ends[side].events.is_empty()
+    }
+
+    /// Whether who writes by this connection hears what becomes of it.
+    pub(super) fn sees_writes(connection: u32) -> bool {
+        connection % 4 != 3
+    }
+
+    /// The oldest write of `side` that its device has not heard of yet is taken by the other one.
+    fn take(&mut self, side: usize) {
+        let is_loss = |event: &Event| matches!(event, Event::Lost { .. });
+        let there = &mut self.ends[1 - side].events;
+        let since = there.iter().rposition(is_loss).map_or(0, |at| at + 1);
+        let next = there.range_mut(since..).find_map(|event| match event {
+            Event::Written { chunk, taken, .. } if !*taken => Some((chunk, taken)),
+            _ => None,
+        });
+        let Some((chunk, taken)) = next else { return };
+        *taken = true;
+        let chunk = *chunk;
+        self.tell(side, chunk);
+    }
+
+    fn tell(&mut self, side: usize, chunk: Chunk) {
+        let end = &mut self.ends[side];
+        if end.known == self.connection && Self::sees_writes(self.connection) {
+            end.events.push_back(Event::Wrote { chunk });
+        }
+    }
+
     /// The link ends: nothing is written any more.
     pub(super) fn close(&mut self) {
         self.state = Windows::No;
         for end in &mut self.ends {
-            end.events.clear();
+            end.events.retain(|event| matches!(event, Event::Written { taken: true, .. }));
             end.posted.clear();
         }
     }
@@ -215,7 +263,7 @@ impl Panes {
         &mut self,
         side: usize,
         payload: &SegmentList,
-        ticket: &Ticket,
+        (ticket, chunk): (&Ticket, Chunk),
         room: usize,
         glazing: &Glazing,
         rng: &mut Rng,
@@ -241,7 +289,8 @@ impl Panes {
         end.written = ticket.slot;
         let mut bytes = vec![0; payload.len()];
         payload.copy_out(0, &mut bytes);
-        end.events.push_back(Event::Written { slot: ticket.slot, bytes });
+        assert_eq!(chunk.len, payload.len() as u64);
+        end.events.push_back(Event::Written { slot: ticket.slot, bytes, chunk, taken: false });
         Ok(())
     }
 
@@ -348,9 +397,12 @@ impl Panes {
             // Of what was on its way some is reported, some is there and nobody hears of it.
             let is_loss = |event: &Event| matches!(event, Event::Lost { .. });
             let first = end.events.iter().rposition(is_loss).map_or(0, |at| at + 1);
-            let keep = first + rng.below(end.events.len() - first + 1);
+            // What its writer's device knows to be taken is reported.
+            let is_taken = |event: &Event| matches!(event, Event::Written { taken: true, .. });
+            let taken = end.events.iter().rposition(is_taken).map_or(0, |at| at + 1);
+            let keep = (first + rng.below(end.events.len() - first + 1)).max(taken);
             for event in end.events.drain(keep..).collect::<Vec<_>>() {
-                if let Event::Written { slot, bytes } = event {
+                if let Event::Written { slot, bytes, .. } = event {
                     if rng.percent(50) {
                         end.land(slot, &bytes[..rng.below(bytes.len() + 1)]);
                     }
@@ -373,6 +425,11 @@ impl Panes {
         if rng.percent(40) {
             self.carry_out(side, rng);
         }
+        let waits = |event: &Event| matches!(event, Event::Written { taken: false, .. });
+        let known = self.ends[side].known == self.connection;
+        if known && self.ends[1 - side].events.iter().any(waits) && rng.percent(30) {
+            self.take(side);
+        }
         let end = &mut self.ends[side];
         if rng.next() % 1000 < glazing.conceals {
             if let Some(part) = end.exposed.keys().min().copied() {
@@ -387,11 +444,16 @@ impl Panes {
             end.events.swap(0, 1);
         }
         match end.events.pop_front()? {
-            Event::Written { slot, bytes } => {
+            Event::Written { slot, bytes, chunk, taken } => {
                 end.land(slot, &bytes);
                 let at = end.held.iter().position(|held| held.slot == slot)?;
-                Some(Step::Filled(end.held.remove(at).token))
+                let Held { token, connection, .. } = end.held.remove(at);
+                if !taken && connection == self.connection {
+                    self.tell(1 - side, chunk);
+                }
+                Some(Step::Filled(token))
             }
+            Event::Wrote { chunk } => Some(Step::Wrote(chunk)),
             Event::Reached { token } => Some(Step::Reached(token)),
             Event::Lost { now } => {
                 end.known = now;

@@ -311,3 +311,62 @@ fn a_peer_that_goes_has_no_windows() {
         }
     }
 }
+
+/// A message of four windows, which endpoint 0 has written, and knows to be taken, before 1 has looked at them.
+pub(super) fn seen() -> Begun {
+    let mut world = world(glazing(), 2);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, 4 * WINDOW), Memory::zeroed(4 * WINDOW));
+    world.receive(1, &receive_op(&mut to, 2)).unwrap();
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.progress(1);
+    for _ in 0..1000 {
+        world.progress(0);
+    }
+    Begun { world, from, to }
+}
+
+#[test]
+fn a_send_is_complete_when_its_windows_are_written() {
+    let mut begun = seen();
+    assert_eq!(begun.world.sends(0).len(), 1, "nobody answered");
+    assert_eq!(begun.received(), 0);
+    // Its buffer is the application's again, and its number is kept for the answer.
+    begun.from.0.fill(9);
+    assert_eq!(begun.world.node(0).engine.core.tx.len(), 1);
+    begun.world.settle();
+    assert_eq!(begun.world.received(1).len, 4 * WINDOW);
+    assert!(begun.to.0 == Memory::pattern(0, 4 * WINDOW).0);
+    begun.world.assert_empty();
+    assert_eq!(begun.world.sends(0).len(), 0, "once");
+}
+
+#[test]
+fn what_a_peer_has_written_is_there_though_it_leaves_before_that_is_heard() {
+    let mut begun = seen();
+    assert_eq!(begun.world.sends(0).len(), 1);
+    begun.world.leave(0, Departure::Closed);
+    begun.world.settle();
+    assert_eq!(begun.world.received(1).len, 4 * WINDOW);
+    assert!(begun.to.0 == begun.from.0);
+}
+
+#[test]
+fn who_wants_delivery_or_sends_more_than_is_wanted_waits_for_the_answer() {
+    for (room, delivery) in [(4 * WINDOW, true), (4 * WINDOW - 1, false)] {
+        let mut world = world(glazing(), 2);
+        let peer = world.peer(0, 1);
+        let (mut from, mut to) = (Memory::pattern(0, 4 * WINDOW), Memory::zeroed(room));
+        world.receive(1, &receive_op(&mut to, 2)).unwrap();
+        world.send(0, &SendOp { delivery, ..send_op(peer, &mut from, 1) }).unwrap();
+        world.progress(1);
+        for _ in 0..1000 {
+            world.progress(0);
+        }
+        assert_eq!(world.sends(0).len(), 0, "{room} {delivery}");
+        world.settle();
+        assert_eq!(world.sends(0).len(), 1, "{room} {delivery}");
+        assert_eq!(world.receives(1).len(), 1);
+        world.assert_empty();
+    }
+}

@@ -24,9 +24,9 @@ pub(crate) trait Link {
     /// Sends `packets` to one peer; all but the last have the same length, none is empty, the last
     /// is not longer. Returns how many were taken, in order; fewer: no room now. A packet that is
     /// refused for any other reason counts as taken: it is lost. Packets made for a sound way
-    /// ([`packet::HEADER_ONLY`]) are taken by none but that. `alone`: nothing else of ours is under way to `to`, which a
-    /// faster way could overtake.
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], alone: bool) -> usize;
+    /// ([`packet::HEADER_ONLY`]) are taken by none but that. `ahead`: how many packets of ours are under way to `to`
+    /// already, which a faster way could overtake; `None`: these are not in a hurry.
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], ahead: Option<u32>) -> usize;
 
     /// Whether a packet of `len` bytes goes to `to` a way on which the network drops what is damaged, by
     /// a check of 32 bits or more over all of it: InfiniBand's and RoCE's ICRC. UDP's has 16, and may be

@@ -15,8 +15,8 @@ use self::background::{Background, Shared};
 use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
-    Address, BCOPY_LEAST, Caps, Departure, Exposed, Handler, Head, MAX_HEADER, PeerId, Reach,
-    Reached, SendError, Spot, StreamEnd, Ticket, Windows,
+    Address, BCOPY_LEAST, Caps, Chunk, Departure, Exposed, Handler, Head, MAX_HEADER, PeerId,
+    Reach, Reached, SendError, Spot, StreamEnd, Ticket, Windows,
 };
 use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
@@ -49,6 +49,8 @@ const REACH_READ_MIN: usize = 1;
 const EXPOSE_MAX: usize = 32 << 20;
 /// Bytes of the header of a fragment (PROTOCOL.md §3).
 const FRAGMENT_HEADER: usize = 24;
+/// A write into a window that takes longer has held up what was to be said, nanoseconds.
+const LONG_NS: u64 = 100_000;
 /// Polls without traffic after which the socket is looked at only now and then.
 const COOLING: u32 = 4096;
 /// One poll of so many looks at the socket before that, while messages come by other ways.
@@ -245,6 +247,9 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
             streams.forget(inner);
         }
         if let Some(bulk) = self.bulk {
+            // What it has written before is here.
+            let mut above = Above { numbers: self.numbers, handler: self.handler };
+            bulk.settle(self.now, &mut above);
             bulk.forget(inner);
         }
         self.rings.push((inner, None));
@@ -317,6 +322,12 @@ impl<H: Handler> BulkSink for Above<'_, H> {
     fn on_filled(&mut self, inner: PeerId, token: u64) {
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_filled(peer, token);
+        }
+    }
+
+    fn on_written(&mut self, inner: PeerId, chunk: Chunk) {
+        if let Some(peer) = self.numbers.outer(inner) {
+            self.handler.on_written(peer, chunk);
         }
     }
 
@@ -407,6 +418,14 @@ impl Net {
             rhythm: Rhythm::default(),
             owner,
         })
+    }
+
+    /// Peers count as near up to such round trips.
+    #[cfg(test)]
+    pub(crate) fn set_near(&mut self, ns: u32) {
+        if let Some(mut core) = self.core.enter() {
+            core.machine.set_near(ns);
+        }
     }
 
     /// Shorter messages go neither by stream nor by windows.
@@ -516,6 +535,29 @@ impl Net {
         Ok(())
     }
 
+    /// See [`super::Iface::am_late`].
+    pub(crate) fn send_late(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
+        let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
+        let inner = self.numbers.inner(peer).ok_or(unknown)?;
+        let mut core = self.core.enter().ok_or(ORPHANED)?;
+        core.machine.send_with_others(inner, header, clock::now_ns())?;
+        self.rhythm.on_traffic(&self.shared);
+        Ok(())
+    }
+
+    /// See [`super::Iface::am_announce`]. False: nothing was done, and `send` knows why.
+    pub(crate) fn announce(&mut self, peer: PeerId, header: &[u8]) -> bool {
+        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.core.enter()) else {
+            return false;
+        };
+        let Core { machine, link, .. } = &mut *core;
+        if !machine.send_at_once(inner, header, 0, |_, _| (), clock::now_ns, link) {
+            return false;
+        }
+        self.rhythm.on_traffic(&self.shared);
+        true
+    }
+
     /// See [`super::Iface::am_at_once`].
     #[inline]
     pub(crate) fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
@@ -605,12 +647,26 @@ impl Net {
         peer: PeerId,
         payload: &SegmentList,
         ticket: &Ticket,
+        chunk: Chunk,
     ) -> Result<(), SendError> {
         self.rhythm.bulk_hot = true;
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
-        bulk.write(inner, payload, ticket, clock::now_ns())
+        let began = clock::now_ns();
+        let written = bulk.write(inner, payload, ticket, chunk, began);
+        let now = clock::now_ns();
+        if now.saturating_sub(began) > LONG_NS {
+            if let Some(mut core) = self.core.enter() {
+                core.machine.on_return(now);
+            }
+        }
+        written
+    }
+
+    /// See [`super::Iface::sees_writes`].
+    pub(crate) fn sees_writes(&self, ticket: &Ticket) -> bool {
+        self.bulk.as_ref().is_some_and(|bulk| bulk.sees_writes(ticket))
     }
 
     /// See [`super::Iface::expose`].

@@ -11,7 +11,7 @@ pub(crate) mod ways;
 
 use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::transport::{Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
+use crate::transport::{Chunk, Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
@@ -27,6 +27,10 @@ pub(crate) type Control = [u8; CONTROL_LEN];
 pub(crate) trait BulkSink {
     /// See [`crate::transport::Handler::on_filled`].
     fn on_filled(&mut self, peer: PeerId, token: u64);
+    /// See [`crate::transport::Handler::on_written`].
+    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
+        let _ = (peer, chunk);
+    }
     /// See [`crate::transport::Handler::on_windows_lost`].
     fn on_lost(&mut self, peer: PeerId);
     /// See [`crate::transport::Handler::on_reached`].
@@ -110,8 +114,15 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         peer: PeerId,
         payload: &SegmentList,
         ticket: &Ticket,
+        chunk: Chunk,
         now: u64,
     ) -> Result<(), SendError>;
+
+    /// See [`crate::transport::Iface::sees_writes`].
+    fn sees_writes(&self, ticket: &Ticket) -> bool {
+        let _ = ticket;
+        false
+    }
 
     /// See [`crate::transport::Iface::expose`].
     fn expose(
@@ -173,6 +184,11 @@ pub(crate) trait Bulk: fmt::Debug + Send {
 
     /// The device that it uses has gone elsewhere, or away, or is back: windows that do not outlive that are lost.
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink);
+
+    /// What peers have written is heard of: their windows may end next.
+    fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        let _ = (now, sink);
+    }
 
     /// `peer` is gone: its windows end before this returns.
     fn forget(&mut self, peer: PeerId);

@@ -6,7 +6,7 @@ use super::{Bulk, BulkCounts, BulkSink, Control, STALE};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::event::Epoll;
-use crate::transport::{Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
+use crate::transport::{Chunk, Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
@@ -36,6 +36,10 @@ struct Guard<'a> {
 impl BulkSink for Guard<'_> {
     fn on_filled(&mut self, peer: PeerId, token: u64) {
         self.sink.on_filled(peer, token);
+    }
+
+    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
+        self.sink.on_written(peer, chunk);
     }
 
     fn on_lost(&mut self, peer: PeerId) {
@@ -123,10 +127,19 @@ impl Bulk for Ways {
         peer: PeerId,
         payload: &SegmentList,
         ticket: &Ticket,
+        chunk: Chunk,
         now: u64,
     ) -> Result<(), SendError> {
         let way = self.of_connection(ticket.connection).as_mut().ok_or(NO_WAY)?;
-        way.write(peer, payload, ticket, now)
+        way.write(peer, payload, ticket, chunk, now)
+    }
+
+    fn sees_writes(&self, ticket: &Ticket) -> bool {
+        let way = match Way::of_connection(ticket.connection) {
+            Way::Rc => &self.rc,
+            Way::Rv => &self.rv,
+        };
+        way.as_ref().is_some_and(|way| way.sees_writes(ticket))
     }
 
     /// The module knows no writes without an immediate, and where it serves a peer, no queue pair of the
@@ -225,6 +238,13 @@ impl Bulk for Ways {
         }
         if let Some(rc) = rc {
             rc.renew(now, &mut Guard { other: rv, sink });
+        }
+    }
+
+    fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        let Self { rv, rc, .. } = self;
+        if let Some(rc) = rc {
+            rc.settle(now, &mut Guard { other: rv, sink });
         }
     }
 

@@ -17,8 +17,17 @@ pub(super) const TIMEOUT_MIN_NS: u64 = 1_000_000;
 pub(super) const TIMEOUT_MAX_NS: u64 = 1_000_000_000;
 /// What is waited for a peer whose core is busy, beyond what the network takes, nanoseconds.
 const CROWDED_NS: u64 = 8_000_000;
+/// How often the variation that is waited for doubles, and after how many round trips without that need it halves.
+const EARLY_MAX: u8 = 2;
+const IN_TIME: u8 = 200;
+/// Shorter round trips are near, nanoseconds.
+pub(super) const NEAR_NS: u32 = 500_000;
+/// By which part of itself a round trip moves the median.
+const MEDIAN_STEP: u32 = 16;
 /// The timeout before the first round trip was measured.
 const TIMEOUT_START_NS: u64 = 20_000_000;
+/// By which part of itself the longest answer of late shrinks with each answer.
+const ANSWER_STEP: u32 = 32;
 /// How long the shortest round trip counts, nanoseconds.
 const SHORTEST_AGE_NS: u64 = 10_000_000_000;
 /// Smallest cut of a round with loss.
@@ -34,10 +43,15 @@ pub(super) struct Congestion {
     /// Smoothed round trip and its variation (RFC 6298), nanoseconds; 0: none measured.
     rtt_ns: u32,
     variation_ns: u32,
+    /// What half of them take less than, and half more, roughly.
+    median_ns: u32,
     shortest_ns: u32,
     shortest_at: u64,
     /// What the peer takes to answer, beside the round trip: the longest of late, nanoseconds.
     answer_ns: u32,
+    /// How often of late an answer came after the timeout, and the samples since that last happened.
+    early: u8,
+    in_time: u8,
     /// The round ends when this transmission is acknowledged.
     round_end: u64,
     acked: u32,
@@ -54,9 +68,12 @@ impl Congestion {
             slow_start: true,
             rtt_ns: 0,
             variation_ns: 0,
+            median_ns: 0,
             shortest_ns: u32::MAX,
             shortest_at: 0,
             answer_ns: 0,
+            early: 0,
+            in_time: 0,
             round_end: 0,
             acked: 0,
             lost: 0,
@@ -77,8 +94,8 @@ impl Congestion {
         if self.rtt_ns == 0 {
             return TIMEOUT_START_NS;
         }
-        let wait =
-            u64::from(self.rtt_ns) + 4 * u64::from(self.variation_ns) + u64::from(self.answer_ns);
+        let variation = u64::from(self.variation_ns) << (2 + self.early);
+        let wait = u64::from(self.rtt_ns) + variation + u64::from(self.answer_ns);
         // Round trips and answers that are long beside the shortest are time slices of a crowded node. Who
         // asks too early loses a packet, who waits for every one of them loses the time.
         let most = 4 * u64::from(self.shortest_ns) + CROWDED_NS;
@@ -86,15 +103,25 @@ impl Congestion {
     }
 
     pub(super) fn on_round_trip(&mut self, sample_ns: u64, now: u64) {
+        self.in_time = self.in_time.saturating_add(1);
+        if self.in_time == IN_TIME {
+            self.in_time = 0;
+            self.early = self.early.saturating_sub(1);
+        }
         let sample = u32::try_from(sample_ns.max(1)).unwrap_or(u32::MAX);
         if sample <= self.shortest_ns || now.saturating_sub(self.shortest_at) > SHORTEST_AGE_NS {
             self.shortest_ns = sample;
             self.shortest_at = now;
         }
         if self.rtt_ns == 0 {
-            self.rtt_ns = sample;
-            self.variation_ns = sample / 2;
+            (self.rtt_ns, self.variation_ns, self.median_ns) = (sample, sample / 2, sample);
             return;
+        }
+        let step = self.median_ns / MEDIAN_STEP + 1;
+        if sample > self.median_ns {
+            self.median_ns = self.median_ns.saturating_add(step);
+        } else {
+            self.median_ns -= step.min(self.median_ns);
         }
         if sample < self.rtt_ns / 2 {
             // The peer was busy before. Who waits too long after a loss loses more than who asks
@@ -112,7 +139,19 @@ impl Congestion {
     #[inline]
     pub(super) fn on_answer(&mut self, delay_ns: u64) {
         let delay = delay_ns.min(CROWDED_NS) as u32;
-        self.answer_ns = delay.max(self.answer_ns - self.answer_ns / 8);
+        self.answer_ns = delay.max(self.answer_ns - self.answer_ns.div_ceil(ANSWER_STEP));
+    }
+
+    /// What was sent again after a timeout had arrived the first time: the answer took longer.
+    pub(super) fn on_early(&mut self) {
+        self.in_time = 0;
+        self.early = (self.early + 1).min(EARLY_MAX);
+    }
+
+    /// Round trips are so short that microseconds count. A few long ones say nothing of that.
+    #[inline]
+    pub(super) fn is_near(&self, limit_ns: u32) -> bool {
+        (1..limit_ns).contains(&self.median_ns)
     }
 
     fn queues(&self) -> bool {
@@ -200,10 +239,43 @@ mod tests {
         // Not for longer than a crowded node's time slice, and not for ever.
         c.on_answer(1 << 40);
         assert!(c.timeout_ns() <= 2_000_000 + CROWDED_NS, "{}", c.timeout_ns());
-        for _ in 0..100 {
+        for _ in 0..600 {
             c.on_answer(0);
         }
         assert!(c.timeout_ns() <= quick + 100, "{} {quick}", c.timeout_ns());
+    }
+
+    #[test]
+    fn who_was_asked_too_early_is_waited_for_longer_for_a_while() {
+        let mut c = Congestion::new();
+        for i in 0..100 {
+            c.on_round_trip(900_000 + 400_000 * (i % 2), i);
+        }
+        let before = c.timeout_ns();
+        c.on_early();
+        let once = c.timeout_ns();
+        assert!(once > before + 500_000, "{before} {once}");
+        (0..10).for_each(|_| c.on_early());
+        assert!(c.timeout_ns() < 4 * before, "{before} {}", c.timeout_ns());
+        for i in 0..1000 {
+            c.on_round_trip(900_000 + 400_000 * (i % 2), i);
+        }
+        assert!(c.timeout_ns().abs_diff(before) < before / 10, "{before} {}", c.timeout_ns());
+    }
+
+    #[test]
+    fn a_peer_is_near_whatever_a_few_round_trips_take() {
+        let near = |c: &Congestion| c.is_near(NEAR_NS);
+        let mut c = Congestion::new();
+        assert!(!near(&c), "nobody knows");
+        for i in 0..100 {
+            c.on_round_trip(if i % 4 == 3 { 20_000_000 } else { 100_000 }, i);
+            assert!(near(&c), "{i}");
+        }
+        for i in 0..200 {
+            c.on_round_trip(if i % 4 == 3 { 100_000 } else { 900_000 }, i);
+        }
+        assert!(!near(&c));
     }
 
     #[test]

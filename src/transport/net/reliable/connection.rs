@@ -3,7 +3,7 @@
 use super::congestion::Congestion;
 use super::packet::{Hello, HelloKind, VERSION, VERSION_MIN};
 use super::path::Path;
-use super::receiving::{Assembly, Early};
+use super::receiving::{ACK_DELAY_NS, Assembly, Early};
 use super::sending::Outgoing;
 use super::tag::SessionKey;
 use super::timers::NEVER;
@@ -137,6 +137,8 @@ pub(super) struct Connection {
 
     // Time.
     pub(super) ack_at: u64,
+    /// That was put off once.
+    pub(super) ack_waits: bool,
     pub(super) retry_at: u64,
     look_at: u64,
     /// In patience, not in time.
@@ -217,6 +219,7 @@ impl Connection {
             marks: 0,
             epoch: 0,
             ack_at: NEVER,
+            ack_waits: false,
             retry_at: NEVER,
             look_at: now + if phase == Phase::HalfOpen { HALF_OPEN_LOOK_NS } else { OWED_LOOK_NS },
             heard_at: shared.patience,
@@ -330,8 +333,12 @@ impl Connection {
         sink: &impl Sink,
     ) -> Option<End> {
         if self.ack_at <= now {
-            self.ack_at = NEVER;
-            self.ack_now = true;
+            // Whoever wrote with a device meanwhile will have something to say soon, which acknowledges as well.
+            let later = shared.back_at + ACK_DELAY_NS;
+            let waits = later > now && !self.ack_waits;
+            self.ack_waits = waits;
+            self.ack_now |= !waits;
+            self.ack_at = if waits { later } else { NEVER };
         }
         if self.retry_at <= now {
             self.retry(shared, now);

@@ -145,6 +145,10 @@ struct Shared {
     half_open: usize,
     /// Time that counts as silence of a peer.
     patience: u64,
+    /// Until when nothing could be said, nanoseconds.
+    back_at: u64,
+    /// Longest round trip of a peer that counts as near, nanoseconds.
+    near_ns: u32,
     /// Peers that sent data in this epoch, and in the one before.
     epoch: u64,
     senders: u32,
@@ -249,6 +253,8 @@ impl Reliable {
                 unacknowledged: 0,
                 half_open: 0,
                 patience: 0,
+                back_at: 0,
+                near_ns: congestion::NEAR_NS,
                 epoch: 0,
                 senders: 0,
                 senders_before: 0,
@@ -515,13 +521,45 @@ impl Reliable {
         pack: impl FnMut(usize, &mut [u8]),
         now: u64,
     ) -> Result<(), SendError> {
+        self.accept(peer, (header, len), pack, false, now)
+    }
+
+    /// The same of one without payload that shares its packet with what is sent before that leaves.
+    pub(crate) fn send_with_others(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        now: u64,
+    ) -> Result<(), SendError> {
+        self.accept(peer, (header, 0), |_, _| (), true, now)
+    }
+
+    fn accept(
+        &mut self,
+        peer: PeerId,
+        (header, len): (&[u8], usize),
+        pack: impl FnMut(usize, &mut [u8]),
+        shares: bool,
+        now: u64,
+    ) -> Result<(), SendError> {
         self.catch_up(now);
         let unconnected = SendError::Unreachable(Errno(libc::ENOTCONN));
         let place = self.place_of(peer).ok_or(unconnected)?;
         let c = self.slots.get_mut(place as usize).and_then(|s| s.connection.as_deref_mut());
-        c.ok_or(unconnected)?.push(&mut self.shared, header, len, pack, now)?;
+        c.ok_or(unconnected)?.push(&mut self.shared, header, len, pack, shares, now)?;
         self.settle(place);
         Ok(())
+    }
+
+    /// Peers count as near up to such round trips.
+    #[cfg(test)]
+    pub(crate) fn set_near(&mut self, ns: u32) {
+        self.shared.near_ns = ns;
+    }
+
+    /// Nothing could be said for a while until `now`, and the application polls.
+    pub(crate) fn on_return(&mut self, now: u64) {
+        self.shared.back_at = now;
     }
 
     /// The application polls: what it sends before it does so again is one burst.
@@ -687,7 +725,7 @@ impl Reliable {
         self.blocked = false;
         let mut n = 0;
         while let Some((to, bytes)) = self.replies.pop_front() {
-            if link.send(&to, &[std::io::IoSlice::new(&bytes)], false) == 0 {
+            if link.send(&to, &[std::io::IoSlice::new(&bytes)], None) == 0 {
                 self.replies.push_front((to, bytes));
                 self.blocked = true;
                 return n;

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 /// Packets that are acknowledged together.
 pub(super) const ACK_EVERY: u16 = 16;
 /// How long an acknowledgement waits for something to travel with, nanoseconds.
-const ACK_DELAY_NS: u64 = 200_000;
+pub(super) const ACK_DELAY_NS: u64 = 200_000;
 
 /// Packets that came before those in front of them.
 #[derive(Debug, Default)]

@@ -72,6 +72,11 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
+    /// It was sent again because nothing was heard, and in vain: see `was_late`.
+    fn was_early(&self, echo: Option<u64>) -> bool {
+        self.overdue && echo.is_some_and(|echo| self.transmission > echo)
+    }
+
     /// It counted as lost because later ones had arrived, and arrives now all the same: it was
     /// overtaken. What was sent again was so in vain if none of the transmissions up to `echo`,
     /// which alone can have arrived, is the last one.
@@ -159,6 +164,7 @@ impl Connection {
         header: &[u8],
         len: usize,
         pack: impl FnMut(usize, &mut [u8]),
+        shares: bool,
         now: u64,
     ) -> Result<(), SendError> {
         if len > MESSAGE_MAX || header.len() > usize::from(u8::MAX) {
@@ -166,7 +172,8 @@ impl Connection {
         }
         // What waits anyway may as well share a packet. Of a new connection nobody knows yet what is lost, and
         // several packets tell it sooner.
-        let opens = self.unsent < self.next_psn() && self.phase == Phase::Established;
+        let opens = self.unsent < self.next_psn() || shares;
+        let opens = opens && self.phase == Phase::Established;
         self.put(shared, header, len, pack, opens, now)
     }
 
@@ -294,8 +301,8 @@ impl Connection {
         let (to, frames) = bytes.split_first_chunk_mut::<HEADER_LEN>()?;
         put_whole(frames, header, len, |to| pack(0, to));
         *to = head.signed(&key, &shared.hash, self.direction, frames);
-        let alone = self.in_flight == 0 || self.heard_upto == self.unsent;
-        let left = link.send(&self.address, &[IoSlice::new(&bytes)], alone) > 0;
+        let ahead = self.ahead_of(shared, self.unsent);
+        let left = link.send(&self.address, &[IoSlice::new(&bytes)], ahead) > 0;
         // The packet is on its way: all the rest does not hold it up.
         self.on_single(shared, bytes, left, now);
         Some(if left { Pushed::Left } else { Pushed::Blocked })
@@ -330,6 +337,15 @@ impl Connection {
         }
         shared.counts.data_sent += 1;
         self.on_departed(shared, now);
+    }
+
+    /// Packets before `psn` that nothing was heard of, where microseconds count.
+    #[inline]
+    fn ahead_of(&self, shared: &Shared, psn: u64) -> Option<u32> {
+        // What has come may say more than was looked at.
+        let heard = if self.heard_upto <= psn { self.heard_upto } else { 0 };
+        let ahead = (psn - self.base.max(heard).min(psn)) as u32;
+        self.congestion.is_near(shared.near_ns).then_some(ahead)
     }
 
     /// Packets with data have left.
@@ -587,7 +603,7 @@ impl Connection {
             let bytes = self.hello(shared, kind).signed(&shared.settings.key);
             let padded = self.padded(bit, &bytes);
             let packet = padded.as_deref().unwrap_or(&bytes);
-            if link.send(&self.address, &[IoSlice::new(packet)], false) == 0 {
+            if link.send(&self.address, &[IoSlice::new(packet)], None) == 0 {
                 return false;
             }
             shared.counts.hellos_sent += 1;
@@ -707,8 +723,8 @@ impl Connection {
         }
         let offered = slices.get(..batch.len()).unwrap_or(&[]);
         let from = batch.first().copied().unwrap_or_default();
-        let only = self.in_flight as usize <= batch.len() || self.heard_upto == from;
-        let taken = link.send(&self.address, offered, only && from >= fresh_from).min(batch.len());
+        let ahead = if from < fresh_from { None } else { self.ahead_of(shared, from) };
+        let taken = link.send(&self.address, offered, ahead).min(batch.len());
         // The others were no transmissions: in the gap they would count as arrived later.
         self.transmission = first + taken as u64;
         if asks && taken == batch.len() {
@@ -776,6 +792,7 @@ impl Connection {
     fn acknowledged_now(&mut self) {
         self.unacked = 0;
         self.ack_at = NEVER;
+        self.ack_waits = false;
         // Data packets have no room for the list of what came early.
         self.ack_now = self.ack_now && self.early.is_some();
     }
@@ -805,12 +822,13 @@ impl Connection {
         }
         head.copy_from_slice(&header.signed(&key, &shared.hash, self.direction, words));
         let packet = bytes.get(..len).unwrap_or(&[]);
-        if link.send(&self.address, &[IoSlice::new(packet)], false) == 0 {
+        if link.send(&self.address, &[IoSlice::new(packet)], None) == 0 {
             return false;
         }
         shared.counts.acks_sent += 1;
         self.unacked = 0;
         self.ack_at = NEVER;
+        self.ack_waits = false;
         self.ack_now = false;
         true
     }
@@ -876,6 +894,7 @@ impl Connection {
         let mut arrived = 0;
         let mut late = 0;
         let mut sample = None;
+        let mut early = false;
         while self.base < ack {
             let Some(packet) = self.window.pop_front() else { break };
             self.base += 1;
@@ -883,6 +902,7 @@ impl Connection {
             if packet.state != State::Arrived {
                 arrived += 1;
                 late += u32::from(packet.was_late(echo));
+                early |= packet.was_early(echo);
                 self.in_flight -= u32::from(packet.state == State::InFlight);
             }
             if Some(packet.transmission) == echo && packet.state == State::InFlight {
@@ -891,6 +911,9 @@ impl Connection {
             shared.buffers.give(packet.bytes);
         }
         arrived += self.on_selective(shared, words, echo, &mut sample, &mut late);
+        if early {
+            self.congestion.on_early();
+        }
         if late > 0 {
             self.reordering = (self.reordering * 2).min(REORDERING_MAX);
             self.in_order = 0;
@@ -905,9 +928,10 @@ impl Connection {
         if arrived > 0 && header.ack_delay != u16::MAX {
             let delay = u64::from(header.ack_delay) * DELAY_UNIT_NS;
             self.congestion.on_answer(delay);
-            if let Some(sent_at) = sample {
-                let whole = came.saturating_sub(sent_at);
-                self.congestion.on_round_trip(whole.saturating_sub(delay), came);
+            // Nor is one that is longer than the whole: some other packet's.
+            let whole = sample.map_or(0, |sent_at| came.saturating_sub(sent_at));
+            if whole > delay {
+                self.congestion.on_round_trip(whole - delay, came);
             }
         }
         let marked = header.marks.wrapping_sub(self.marks_seen);

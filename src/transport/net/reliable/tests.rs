@@ -22,7 +22,7 @@ impl Link for Wire {
         1472
     }
 
-    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: bool) -> usize {
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
         let taken = packets.len().min(self.most.unwrap_or(usize::MAX));
         self.packets.extend(packets.iter().take(taken).map(|p| p.to_vec()));
         taken
@@ -242,6 +242,49 @@ fn messages_of_a_burst_share_packets() {
     bench.assert_heard(700, 8);
     assert_eq!(bench.a.machine.unacknowledged(), 0);
     assert_eq!(bench.a.machine.memory(), 0);
+}
+
+#[test]
+fn what_nobody_waits_for_leaves_with_others_or_with_the_next_poll() {
+    let mut bench = Bench::connected();
+    let late = |bench: &mut Bench, text: &[u8]| {
+        bench.a.machine.send_with_others(PeerId(0), text, bench.now).unwrap();
+        assert!(bench.a.wire.packets.is_empty());
+    };
+    late(&mut bench, b"one");
+    late(&mut bench, b"two");
+    assert_eq!(bench.push(MS, 0, 100), 1, "all three in one packet");
+    assert_eq!(bench.poll(), 1);
+    late(&mut bench, b"three");
+    assert_eq!(bench.poll(), 1);
+    let heard: Vec<_> = bench.b.heard.messages.iter().map(|(header, _)| &header[..]).collect();
+    assert_eq!(heard, [&b"one"[..], b"two", &[0; 4], b"three"]);
+    assert_eq!(bench.a.machine.unacknowledged(), 0);
+}
+
+#[test]
+fn who_was_held_up_has_time_to_answer_before_it_acknowledges() {
+    for held_up in [false, true] {
+        let mut bench = Bench::connected();
+        bench.poll();
+        let before = bench.b.machine.counts().acks_sent;
+        bench.push(500, 0, 100);
+        bench.exchange(|_| true);
+        bench.now += 500_000; // longer than an acknowledgement waits
+        if held_up {
+            bench.b.machine.on_return(bench.now);
+        }
+        let acks = |bench: &mut Bench, ns: u64| {
+            bench.wait(ns);
+            bench.b.machine.poll_transmit(bench.now, &mut bench.b.wire);
+            bench.b.machine.counts().acks_sent - before
+        };
+        assert_eq!(acks(&mut bench, 1000), u64::from(!held_up));
+        if held_up {
+            bench.b.machine.on_return(bench.now);
+        }
+        assert_eq!(acks(&mut bench, 300_000), 1, "put off once");
+    }
 }
 
 #[test]
@@ -874,7 +917,7 @@ impl<F: FnMut(&[u8])> Link for Null<F> {
     fn datagram_max(&self) -> usize {
         1472
     }
-    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: bool) -> usize {
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
         packets.iter().for_each(|packet| (self.0)(packet));
         packets.len()
     }

@@ -30,7 +30,7 @@ use crate::sys::rv::{
 };
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
-use crate::transport::{PeerId, SendError, Ticket, Windows};
+use crate::transport::{Chunk, PeerId, SendError, Ticket, Windows};
 use node::Nodes;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -609,6 +609,7 @@ impl Bulk for Rv {
         peer: PeerId,
         payload: &SegmentList,
         ticket: &Ticket,
+        _: Chunk,
         now: u64,
     ) -> Result<(), SendError> {
         let known = self.peers.get(&peer).filter(|known| known.id == ticket.connection);

@@ -4,6 +4,7 @@
 use super::*;
 use crate::sys::event::Doorbell;
 use crate::sys::rv::double::{Fabric, gid};
+use crate::transport::Chunk;
 use crate::transport::net::bulk::ways::Ways;
 use crate::transport::net::reliable::sim::rng::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -127,7 +128,7 @@ impl World {
         while let Some((ticket, len, byte)) = end.to_write[peer].front().copied() {
             end.sources.push(OwnedBuffer::from(vec![byte; len]));
             let from = end.sources.last().unwrap().segments();
-            match end.bulk.write(PeerId(peer as u32), &from, &ticket, now) {
+            match end.bulk.write(PeerId(peer as u32), &from, &ticket, Chunk::default(), now) {
                 Ok(()) => drop(end.to_write[peer].pop_front()),
                 Err(_) => {
                     end.sources.pop();
@@ -330,7 +331,14 @@ impl Bulk for NoWay {
         Err(SendError::Again)
     }
     fn take_back(&mut self, _: PeerId, _: &Ticket) {}
-    fn write(&mut self, _: PeerId, _: &SegmentList, _: &Ticket, _: u64) -> Result<(), SendError> {
+    fn write(
+        &mut self,
+        _: PeerId,
+        _: &SegmentList,
+        _: &Ticket,
+        _: Chunk,
+        _: u64,
+    ) -> Result<(), SendError> {
         Err(SendError::Again)
     }
     fn on_control(&mut self, _: PeerId, _: &[u8], _: u64, _: &mut dyn BulkSink) {}
@@ -501,7 +509,7 @@ fn bytes_that_do_not_lie_together_are_copied() {
     #[allow(unsafe_code)]
     // SAFETY: the parts outlive the test's write.
     let payload = unsafe { SegmentList::gather(&ranges) }.unwrap();
-    world.ends[1].bulk.write(PeerId(0), &payload, &ticket, 1).unwrap();
+    world.ends[1].bulk.write(PeerId(0), &payload, &ticket, Chunk::default(), 1).unwrap();
     world.settle();
     assert_eq!(world.ends[0].filled, 1);
     world.assert_clean("copied");

@@ -34,9 +34,6 @@ const ACK: u8 = 2;
 /// nanoseconds: a look at the socket is a system call, one at the device is none.
 const SOCKET_HOT_NS: u64 = 500_000;
 const SOCKET_LOOK_NS: u64 = 1_000_000;
-/// Bursts in a row, each sent while nothing else was under way, after which the next one is taken for such too.
-const LONE: u32 = 2;
-const LONE_MAX: u32 = 8;
 /// One look of so many goes on to the device where packets come by rings.
 const DEVICE_SHARE: u32 = 8;
 
@@ -289,21 +286,21 @@ impl Link for HybridLink {
     }
 
     #[inline]
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], alone: bool) -> usize {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], ahead: Option<u32>) -> usize {
         let (Some(rdma), Some(first)) = (&mut self.rdma, packets.first()) else {
-            return self.udp.send(to, packets, alone);
+            return self.udp.send(to, packets, ahead);
         };
         if first.get(..4) == Some(&MAGIC) {
             return match rdma.introduce(first) {
-                Some(introduced) => self.udp.send(to, &[IoSlice::new(&introduced)], alone),
-                None => self.udp.send(to, packets, alone),
+                Some(introduced) => self.udp.send(to, &[IoSlice::new(&introduced)], ahead),
+                None => self.udp.send(to, packets, ahead),
             };
         }
-        match rdma.send(to, packets, alone) {
+        match rdma.send(to, packets, ahead) {
             Some(taken) => taken,
             // They would be forged ones there. What is sent next asks again.
             None if first.get(1).is_some_and(|flags| flags & HEADER_ONLY != 0) => 0,
-            None => self.udp.send(to, packets, alone),
+            None => self.udp.send(to, packets, ahead),
         }
     }
 
@@ -492,7 +489,7 @@ impl Rdma {
 
     /// Sends `packets` if the way is open and carries them; `None`: they have to go over UDP.
     #[inline]
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], alone: bool) -> Option<usize> {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], ahead: Option<u32>) -> Option<usize> {
         let first = packets.first()?;
         if first.first() == Some(&CLOSE) || self.link.is_none() {
             return None;
@@ -502,16 +499,10 @@ impl Rdma {
             self.call();
             return None;
         };
-        // Question and answer: of what others follow, datagrams carry more.
-        // An acknowledgement in between is no stream, but who gets one sends them all the time.
-        way.traffic.lone = match (alone, first.first()) {
-            (true, _) => (way.traffic.lone + 1).min(LONE_MAX),
-            (false, Some(&ACK)) => way.traffic.lone.saturating_sub(2),
-            (false, _) => 0,
-        };
-        if alone && way.traffic.lone > LONE {
+        if way.traffic.hurries(ahead, first.first() == Some(&ACK)) {
             if let Some(channel) = way.traffic.channel {
                 if let Some(taken) = self.eager.send(channel, packets, self.now) {
+                    way.traffic.by_ring = true;
                     return Some(taken);
                 }
             } else {
@@ -521,6 +512,8 @@ impl Rdma {
                 };
             }
         }
+        // What only acknowledges may be overtaken.
+        way.traffic.by_ring &= first.first() == Some(&ACK);
         let link = self.link.as_mut()?;
         if first.len() > link.longest_to(way.place) {
             return None;

@@ -11,7 +11,7 @@ use crate::transport::address::LocalHost;
 use crate::transport::net::udp::UdpLink;
 use crate::transport::net::{Net, NetSettings};
 use crate::transport::peers::PeerTable;
-use crate::transport::{Departure, Handler, PeerId, SendError};
+use crate::transport::{Chunk, Departure, Handler, PeerId, SendError};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ struct Got {
     departures: Vec<Departure>,
     /// Tokens of windows that were filled, and how often windows were lost.
     filled: Vec<u64>,
+    /// What was written, as our device says.
+    written: Vec<Chunk>,
     lost: usize,
     /// Tokens of what was reached, and regions that were concealed.
     reached: Vec<u64>,
@@ -34,6 +36,9 @@ impl Handler for Got {
     }
     fn on_filled(&mut self, _: PeerId, token: u64) {
         self.filled.push(token);
+    }
+    fn on_written(&mut self, _: PeerId, chunk: Chunk) {
+        self.written.push(chunk);
     }
     fn on_windows_lost(&mut self, _: PeerId) {
         self.lost += 1;

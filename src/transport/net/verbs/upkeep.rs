@@ -166,7 +166,7 @@ impl Rdma {
             };
             let (address, place) = (self.me, self.place);
             let news = Call { kind: CallKind::News, nonce: process::random_u64(), address, place };
-            if udp.send(&to, &[IoSlice::new(&news.encode(&self.key))], false) == 0 {
+            if udp.send(&to, &[IoSlice::new(&news.encode(&self.key))], None) == 0 {
                 return;
             }
             self.news += 1;

@@ -51,8 +51,45 @@ pub(super) struct Traffic {
     /// The channel to it, if packets are written into its ring.
     pub(super) channel: Option<ChannelId>,
     /// Bursts sent in a row while nothing else was under way, and how many more make a channel worth while.
-    pub(super) lone: u32,
+    lone: u32,
     pub(super) left: u32,
+    /// What was sent last went by the ring.
+    pub(super) by_ring: bool,
+}
+
+/// Bursts in a row, each sent while nothing else was under way, after which the next one is taken for such too.
+const LONE: u32 = 2;
+const LONE_MAX: u32 = 8;
+/// Packets that may be under way, all by the ring, when the next burst goes there too.
+const AHEAD: u32 = 2;
+
+impl Traffic {
+    fn new() -> Self {
+        Self { channel: None, lone: 0, left: BUSY, by_ring: false }
+    }
+
+    /// Whether the next burst is for the ring: one of question and answer, and not of a stream, of which datagrams
+    /// carry more. `ahead`: see [`crate::transport::net::link::Link::send`].
+    #[inline]
+    pub(super) fn hurries(&mut self, ahead: Option<u32>, acknowledges: bool) -> bool {
+        let may = match ahead {
+            Some(0) => {
+                self.lone = (self.lone + 1).min(LONE_MAX);
+                true
+            }
+            Some(1..=AHEAD) => self.by_ring,
+            // An acknowledgement in between is no stream, but who gets one sends them all the time.
+            None if acknowledges => {
+                self.lone = self.lone.saturating_sub(2);
+                return false;
+            }
+            Some(_) | None => {
+                self.lone = 0;
+                false
+            }
+        };
+        may && self.lone > LONE
+    }
 }
 
 /// A way that may be used.
@@ -146,7 +183,7 @@ impl<H> Ways<H> {
                 state: State::Asked,
                 next: None,
                 detours: 0,
-                traffic: Traffic { channel: None, lone: 0, left: BUSY },
+                traffic: Traffic::new(),
             });
             return;
         };

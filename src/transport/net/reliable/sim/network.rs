@@ -376,7 +376,7 @@ impl Link for SimLink<'_> {
         self.datagram_max
     }
 
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], _: bool) -> usize {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
         let slot = slot_of(to);
         assert_eq!(to.port(), PORT, "sent to a port that nobody has");
         let first = packets.first().map_or(0, |p| p.len());

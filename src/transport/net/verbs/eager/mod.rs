@@ -26,7 +26,7 @@ use std::io::IoSlice;
 
 /// Packets, or bursts of them, sent to a peer while nothing else was under way to it after which a channel to it is asked
 /// for, and how many more have to come after each time that it was in vain, or ended.
-pub(super) const BUSY: u32 = 64;
+pub(super) const BUSY: u32 = 16;
 const BUSY_AGAIN: u32 = 128 * BUSY;
 /// Longest burst that is written into a ring, packets: what is longer is a stream, of which datagrams carry more.
 const BURST: usize = SLOTS as usize / 2;

@@ -24,7 +24,7 @@ use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::event::Epoll;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
-use crate::transport::{self, PeerId, Reach, SendError, Spot, Ticket, Windows};
+use crate::transport::{self, Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use exposing::Exposed;
 use landing::Landing;
 use std::collections::{HashMap, VecDeque};
@@ -54,6 +54,8 @@ const LOOK_NS: u64 = 500_000_000;
 const CONTROLS_MAX: usize = 4096;
 /// Events of one `poll` at most, roughly.
 const BATCH: usize = 128;
+/// And of one `settle`: more than there is room for in what a device reports to.
+const SETTLE_MAX: usize = 1 << 16;
 
 /// What happened on a queue pair, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -183,6 +185,8 @@ impl<Q> Connection<Q> {
 enum Posted {
     /// Nobody here: the peer does, or what comes next says it.
     Silent,
+    /// Whoever sends this.
+    Window(Chunk),
     /// Whoever wanted to reach the peer's memory.
     Reach(u64),
     /// The same, once what has landed in this place is where it is to go.
@@ -513,6 +517,7 @@ impl<D: Device> Rc<D> {
                         }
                         sink.on_reached(peer, token);
                     }
+                    Some((Posted::Window(chunk), _)) => sink.on_written(peer, chunk),
                     Some((Posted::Silent, _)) | None => {}
                 }
             }
@@ -546,9 +551,33 @@ impl<D: Device> Rc<D> {
                         self.counts.broken + 1
                     ));
                 }
-                self.lose(peer, now, sink);
+                // What was written before may be among what is still to be taken.
+                if !self.doomed.contains(&peer) {
+                    self.doomed.push(peer);
+                }
             }
         }
+    }
+
+    /// Takes what has happened, up to `most` events. Returns how many; fewer: there are no more.
+    fn take(&mut self, most: usize, now: u64, sink: &mut dyn BulkSink) -> usize {
+        let mut events = Vec::new();
+        let mut n = 0;
+        while n < most {
+            let Some(device) = &mut self.device else { break };
+            match device.poll(|event| events.push(event)) {
+                Ok(0) => break,
+                Ok(more) => n += more,
+                Err(errno) => {
+                    self.give_up(errno, now, sink);
+                    return n + 1;
+                }
+            }
+            for event in events.drain(..) {
+                self.on_event(event, now, sink);
+            }
+        }
+        n
     }
 
     /// The device is of no use any more: another one, or the same again, may be.
@@ -657,6 +686,7 @@ impl<D: Device> Bulk for Rc<D> {
         peer: PeerId,
         payload: &SegmentList,
         ticket: &Ticket,
+        chunk: Chunk,
         now: u64,
     ) -> Result<(), SendError> {
         if self.connections.get(&peer).is_some_and(|c| is(c, ticket.connection, State::Agreed)) {
@@ -679,7 +709,7 @@ impl<D: Device> Bulk for Rc<D> {
         })?;
         match connection.qp.write(payload, regions, ticket) {
             Ok(()) => {
-                connection.note(Posted::Silent, payload.len(), now);
+                connection.note(Posted::Window(chunk), payload.len(), now);
                 self.writes += 1;
                 self.counts.written += 1;
                 self.counts.written_bytes += payload.len() as u64;
@@ -692,6 +722,11 @@ impl<D: Device> Bulk for Rc<D> {
                 Ok(())
             }
         }
+    }
+
+    /// A write is complete only when the other device has taken it, and says so to its process.
+    fn sees_writes(&self, _: &Ticket) -> bool {
+        true
     }
 
     fn expose(
@@ -729,6 +764,7 @@ impl<D: Device> Bulk for Rc<D> {
             self.counts.wrong += 1;
             return;
         };
+        self.settle(now, sink);
         match message {
             Message::Ask(id, end) => self.on_ask(peer, id, &end, now, sink),
             Message::Ready(id, end) => self.on_ready(peer, id, &end, now),
@@ -788,35 +824,27 @@ impl<D: Device> Bulk for Rc<D> {
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
-        self.lose_doomed(now, sink);
         if let Some(device) = &self.device {
             self.exposed.check(device, sink);
         }
-        let mut events = Vec::new();
-        let mut n = 0;
-        while n < BATCH {
-            let Some(device) = &mut self.device else { break };
-            match device.poll(|event| events.push(event)) {
-                Ok(0) => break,
-                Ok(more) => n += more,
-                Err(errno) => {
-                    self.give_up(errno, now, sink);
-                    return n + 1;
-                }
+        let n = self.take(BATCH, now, sink);
+        // What is complete does not wait: only now it shows what is stuck, and what is lost.
+        if n < BATCH {
+            if now >= self.look_at {
+                self.look(now);
             }
-            for event in events.drain(..) {
-                self.on_event(event, now, sink);
-            }
-        }
-        // What is complete does not wait: only now it shows what is stuck.
-        if now >= self.look_at && n < BATCH {
-            self.look(now);
             self.lose_doomed(now, sink);
         }
         n
     }
 
+    /// A peer whose writes were taken here believes them to be read: they are, before their windows end.
+    fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        self.take(SETTLE_MAX, now, sink);
+    }
+
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        self.settle(now, sink);
         self.close(now, sink);
         self.failures.clear();
         self.trouble = Failures::default();

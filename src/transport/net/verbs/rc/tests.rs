@@ -4,6 +4,7 @@
 use super::*;
 use crate::memory::OwnedBuffer;
 use crate::sys::event::Doorbell;
+use crate::transport::Chunk;
 use crate::transport::net::bulk::STALE;
 use crate::transport::net::reliable::sim::rng::Rng;
 use crate::transport::net::verbs::introduction::Network;
@@ -272,6 +273,8 @@ struct Node {
     /// Windows to be written, in order.
     to_write: Vec<VecDeque<(Ticket, usize, u8)>>,
     filled: u64,
+    /// Writes of its own that are there.
+    seen: u64,
     lost: u64,
     /// Tokens of what was reached, and regions that were concealed.
     reached: Vec<u64>,
@@ -283,6 +286,7 @@ struct Told<'a> {
     concealed: &'a mut Vec<u64>,
     lent: &'a mut HashMap<u64, (PeerId, OwnedBuffer, u8)>,
     filled: &'a mut u64,
+    seen: &'a mut u64,
     lost: &'a mut u64,
 }
 
@@ -299,6 +303,9 @@ impl BulkSink for Told<'_> {
         assert_eq!(to, peer);
         assert!(bytes(&buffer).iter().all(|b| *b == byte), "it holds what was sent");
         *self.filled += 1;
+    }
+    fn on_written(&mut self, _: PeerId, _: Chunk) {
+        *self.seen += 1;
     }
     fn on_lost(&mut self, peer: PeerId) {
         // Its memory is given back: whoever writes it afterwards finds no region.
@@ -340,6 +347,7 @@ impl World {
                 sources: Vec::new(),
                 to_write: (0..count).map(|_| VecDeque::new()).collect(),
                 filled: 0,
+                seen: 0,
                 lost: 0,
                 reached: Vec::new(),
                 concealed: Vec::new(),
@@ -354,8 +362,8 @@ impl World {
         at: usize,
         f: impl FnOnce(&mut Rc<FakeDevice>, u64, &mut Told<'_>) -> T,
     ) -> T {
-        let Node { bulk, lent, filled, lost, reached, concealed, .. } = &mut self.nodes[at];
-        f(bulk, self.now, &mut Told { reached, concealed, lent, filled, lost })
+        let Node { bulk, lent, filled, seen, lost, reached, concealed, .. } = &mut self.nodes[at];
+        f(bulk, self.now, &mut Told { reached, concealed, lent, filled, seen, lost })
     }
 
     fn poll(&mut self, at: usize) {
@@ -376,7 +384,7 @@ impl World {
         while let Some((ticket, len, byte)) = node.to_write[peer].front().copied() {
             node.sources.push(OwnedBuffer::from(vec![byte; len]));
             let from = node.sources.last().unwrap().segments();
-            match node.bulk.write(PeerId(peer as u32), &from, &ticket, now) {
+            match node.bulk.write(PeerId(peer as u32), &from, &ticket, Chunk::default(), now) {
                 Ok(()) => drop(node.to_write[peer].pop_front()),
                 Err(SendError::Again) => return,
                 Err(SendError::Unreachable(_)) => return, // tried again: memory may come back
@@ -544,6 +552,56 @@ fn a_departed_peer_has_no_windows_any_more() {
     world.settle();
     assert_eq!(world.nodes[1].bulk.counts().broken, 1, "it sees the queue pair gone");
     assert!(world.fabric.lock().unwrap().regions.is_empty());
+}
+
+/// Its writer believes it to be read.
+#[test]
+fn what_was_taken_is_heard_of_before_its_window_ends() {
+    for cause in 0..5 {
+        let mut world = World::new(2, 4);
+        world.windows(0, 1);
+        world.settle();
+        world.lend(0, 1, 10).unwrap();
+        world.hear(0, 1); // it has posted the write
+        let pairs: Vec<(u32, usize)> = {
+            let fabric = world.fabric.lock().unwrap();
+            fabric.pairs.iter().map(|(number, wire)| (*number, wire.node)).collect()
+        };
+        let of = |node| pairs.iter().find(|(_, other)| *other == node).unwrap().0;
+        world.fabric.lock().unwrap().deliver(of(1));
+        assert_eq!(world.nodes[0].filled, 0);
+        match cause {
+            0 => {
+                world.nodes[1].bulk.leave(PeerId(0));
+                world.poll(1);
+                world.hear(1, 0);
+            }
+            1 => {
+                // Of two queues, one may be looked at before the other.
+                let failed = Event::Failed { qp: of(0), status: 12 };
+                world.fabric.lock().unwrap().events[0].push_front(failed);
+                world.poll(0);
+            }
+            2 => {
+                world.with(0, |bulk, now, told| bulk.settle(now, told));
+                world.nodes[0].bulk.forget(PeerId(1));
+            }
+            3 => world.with(0, |bulk, now, told| bulk.renew(now, told)),
+            _ => {
+                world.nodes[0].bulk.doomed.push(PeerId(1));
+                world.poll(0);
+            }
+        }
+        assert_eq!(world.nodes[0].filled, 1, "{cause}");
+        world.poll(1);
+        assert_eq!(
+            world.nodes[1].seen,
+            u64::from(cause != 0),
+            "{cause}: once, if it still listens"
+        );
+        world.settle();
+        assert_eq!(world.nodes[0].filled, 1, "{cause}");
+    }
 }
 
 #[test]

@@ -49,14 +49,23 @@ fn windows_are_filled_by_the_device() {
     let to: Vec<_> = sizes.iter().map(|len| OwnedBuffer::from(vec![0; *len])).collect();
     for round in 1..4 {
         let tickets = lend(&mut b, to_a, &to);
-        for (buffer, ticket) in from.iter().zip(&tickets) {
-            a.net.write(to_b, &buffer.segments(), ticket).unwrap();
+        for (n, (buffer, ticket)) in (0..).zip(from.iter().zip(&tickets)) {
+            assert!(a.net.sees_writes(ticket));
+            let chunk = Chunk { tx: n, offset: 0, len: buffer.segments().len() as u64 };
+            a.net.write(to_b, &buffer.segments(), ticket, chunk).unwrap();
         }
         assert!(within(30, || {
             a.poll();
             b.poll();
-            b.got.filled.len() == round * sizes.len()
+            b.got.filled.len() == round * sizes.len() && a.got.written.len() == sizes.len()
         }));
+        let written = std::mem::take(&mut a.got.written);
+        assert!(
+            (0..)
+                .zip(&sizes)
+                .map(|(tx, len)| (tx, *len as u64))
+                .eq(written.iter().map(|c| (c.tx, c.len)))
+        );
         for (from, to) in from.iter().zip(&to) {
             assert!(contents(from) == contents(to));
             to.segments().copy_in(0, &vec![0; to.segments().len()]);
@@ -78,7 +87,7 @@ fn a_connection_that_breaks_is_made_again() {
         let tickets = lend(&mut b, to_a, &buffers);
         // The device refuses this key, and breaks the queue pair.
         let wrong = Ticket { key: tickets[0].key ^ 1, ..tickets[0] };
-        a.net.write(to_b, &pattern(3, 10_000).segments(), &wrong).unwrap();
+        a.net.write(to_b, &pattern(3, 10_000).segments(), &wrong, Chunk::default()).unwrap();
         assert!(within(30, || {
             a.poll();
             b.poll();
@@ -86,13 +95,13 @@ fn a_connection_that_breaks_is_made_again() {
         }));
         assert_eq!(a.net.bulk_counts().connections + b.net.bulk_counts().connections, 0);
         // An old ticket means nothing any more.
-        a.net.write(to_b, &pattern(4, 10_000).segments(), &tickets[1]).unwrap();
+        a.net.write(to_b, &pattern(4, 10_000).segments(), &tickets[1], Chunk::default()).unwrap();
         assert!(contents(&buffers[1]) == contents(&pattern(2, 10_000)));
         await_windows(&mut a, to_b, &mut b, to_a);
         let again = [OwnedBuffer::from(vec![0; 50_000])];
         let tickets = lend(&mut b, to_a, &again);
         let source = pattern(5, 50_000);
-        a.net.write(to_b, &source.segments(), &tickets[0]).unwrap();
+        a.net.write(to_b, &source.segments(), &tickets[0], Chunk::default()).unwrap();
         assert!(within(30, || {
             a.poll();
             b.poll();
@@ -113,7 +122,7 @@ fn a_sleeper_is_woken_when_a_window_is_filled() {
     let (source, target) = ([pattern(1, 40_000)], [OwnedBuffer::from(vec![0; 40_000])]);
     for round in 1..10 {
         let tickets = lend(&mut b, to_a, &target);
-        a.net.write(to_b, &source[0].segments(), &tickets[0]).unwrap();
+        a.net.write(to_b, &source[0].segments(), &tickets[0], Chunk::default()).unwrap();
         let mut slept = 0;
         assert!(within(20, || {
             if b.net.sleep() {
