@@ -427,7 +427,7 @@ impl<I: Iface> Engine<I> {
         if n == 0 {
             n += self.advance_assists();
         }
-        n += self.flush_outbox(host) + self.flush_late();
+        n += self.flush_outbox(host) + self.flush_late(host);
         n += self.advance_deferred(host);
         if self.core.rma.work() > 0 {
             n += self.advance_rma(host);

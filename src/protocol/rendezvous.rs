@@ -10,6 +10,7 @@ use super::{Cause, Host};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Iface, PeerId, SendError, piece_of, slice_ranges};
+use std::collections::VecDeque;
 
 /// Fragments of one message sent in one turn of work.
 const FRAGMENT_BATCH: usize = 64;
@@ -281,33 +282,12 @@ impl<I: Iface> Engine<I> {
         self.iface.flush();
     }
 
-    /// Sends answers while there is room, those to one peer in their order.
+    /// Sends answers while there is room.
     pub(super) fn flush_outbox(&mut self, host: &mut impl Host) -> usize {
-        let mut n = 0;
-        let mut full: Vec<PeerId> = Vec::new();
-        for _ in 0..self.core.outbox.len() {
-            let Some((peer, packet)) = self.core.outbox.pop_front() else { break };
-            if full.contains(&peer) {
-                self.core.outbox.push_back((peer, packet));
-                continue;
-            }
-            match self.iface.am_late(peer, packet.encode().as_slice()) {
-                Ok(()) => n += 1,
-                Err(SendError::Again) => {
-                    full.push(peer);
-                    self.core.outbox.push_back((peer, packet));
-                }
-                // The peer waits for it. Once there is room we can reach it, or it departs.
-                Err(SendError::Unreachable(errno)) if errno.is_shortage() => {
-                    full.push(peer);
-                    self.core.outbox.push_back((peer, packet));
-                }
-                Err(SendError::Unreachable(errno)) => {
-                    n += 1;
-                    self.answer_failed(peer, packet, errno, host);
-                }
-            }
-        }
+        let mut answers = std::mem::take(&mut self.core.outbox);
+        let n = self.send_answers(&mut answers, host);
+        answers.append(&mut self.core.outbox);
+        self.core.outbox = answers;
         if n > 0 {
             self.iface.flush();
         }
@@ -315,16 +295,43 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Sends those that nobody waits for: they may leave with others.
-    pub(super) fn flush_late(&mut self) -> usize {
+    pub(super) fn flush_late(&mut self, host: &mut impl Host) -> usize {
+        let mut answers = std::mem::take(&mut self.core.late);
+        let n = self.send_answers(&mut answers, host);
+        self.core.late = answers;
+        n
+    }
+
+    /// Has those of `answers` leave that there is room for, to one peer in their order: with others, or at the next
+    /// `flush`.
+    fn send_answers(
+        &mut self,
+        answers: &mut VecDeque<(PeerId, Packet)>,
+        host: &mut impl Host,
+    ) -> usize {
         let mut n = 0;
-        for _ in 0..self.core.late.len() {
-            let Some((peer, packet)) = self.core.late.pop_front() else { break };
+        let mut full: Vec<PeerId> = Vec::new();
+        for _ in 0..answers.len() {
+            let Some((peer, packet)) = answers.pop_front() else { break };
+            if full.contains(&peer) {
+                answers.push_back((peer, packet));
+                continue;
+            }
             match self.iface.am_late(peer, packet.encode().as_slice()) {
-                Err(SendError::Again) => self.core.late.push_back((peer, packet)),
-                Err(SendError::Unreachable(errno)) if errno.is_shortage() => {
-                    self.core.late.push_back((peer, packet));
+                Ok(()) => n += 1,
+                Err(SendError::Again) => {
+                    full.push(peer);
+                    answers.push_back((peer, packet));
                 }
-                Ok(()) | Err(SendError::Unreachable(_)) => n += 1,
+                // The peer waits for it. Once there is room we can reach it, or it departs.
+                Err(SendError::Unreachable(errno)) if errno.is_shortage() => {
+                    full.push(peer);
+                    answers.push_back((peer, packet));
+                }
+                Err(SendError::Unreachable(errno)) => {
+                    n += 1;
+                    self.answer_failed(peer, packet, errno, host);
+                }
             }
         }
         n

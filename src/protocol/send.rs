@@ -118,9 +118,9 @@ pub(super) struct TxRequest {
     pub(super) pushed: usize,
     /// It said too that nobody waits for an answer: the send is complete when they have left.
     pub(super) leaves: bool,
-    /// It said that the send is complete once all of it is written into windows: bytes of its end of which we have
-    /// not heard that they are.
-    pub(super) unseen: Option<usize>,
+    /// It said that the send is complete once all of it is written into windows: bytes of its beginning of which we
+    /// have heard that they are.
+    pub(super) seen: Option<usize>,
     pub(super) carrier: Carrier,
     pub(super) state: TxState,
 }
@@ -276,7 +276,7 @@ impl<I: Iface> Engine<I> {
             delivery: op.delivery,
             pushed: 0,
             leaves: false,
-            unseen: None,
+            seen: None,
             carrier: Carrier::Undecided,
             state,
         }))
@@ -394,7 +394,7 @@ impl<I: Iface> Engine<I> {
         }
         request.carrier = Carrier::Undecided;
         let sees = windows && !request.delivery;
-        request.unseen = sees.then_some(segments.len());
+        request.seen = sees.then_some(0);
         let packet = Packet::Rts {
             envelope: request.envelope,
             tx: key.to_wire(),
@@ -532,7 +532,7 @@ impl Core {
             delivery: false,
             pushed: 0,
             leaves: false,
-            unseen: None,
+            seen: None,
             carrier: Carrier::Undecided,
             state: TxState::Deferred { fence, access: Some(access) },
         });

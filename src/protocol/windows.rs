@@ -6,6 +6,7 @@ use super::Host;
 use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::packet::Packet;
+use super::receive::Active;
 use super::rendezvous::Step;
 use super::send::{Carrier, TxState};
 use crate::memory::SegmentList;
@@ -249,17 +250,14 @@ impl Core {
     pub(super) fn on_written(&mut self, peer: PeerId, chunk: Chunk, host: &mut impl Host) {
         let request = self.tx.get_mut(Key::from_wire(chunk.tx));
         let Some(request) = request.filter(|request| request.peer == peer) else { return };
-        let (Some(unseen), TxState::Writing { .. }) = (request.unseen, &request.state) else {
+        let (Some(seen), TxState::Writing { .. }) = (&mut request.seen, &request.state) else {
             return;
         };
         // In order, and some perhaps twice.
-        let total = request.payload.segments().len();
-        let (from, end) = (chunk.offset as usize, (chunk.offset + chunk.len) as usize);
-        let seen = total - unseen;
-        if from <= seen && seen < end {
-            request.unseen = Some(total - end.min(total));
+        if chunk.offset as usize <= *seen {
+            *seen = (*seen).max((chunk.offset + chunk.len) as usize);
         }
-        if request.unseen != Some(0) {
+        if *seen < request.payload.segments().len() {
             return;
         }
         request.state = TxState::Over { told: false };
@@ -270,16 +268,10 @@ impl Core {
 
     /// The sender has nothing of a message any more, which it believes to be here.
     pub(super) fn on_gone(&mut self, peer: PeerId, rx: u64) {
-        let key = Key::from_wire(rx);
-        let active = self.active.get_mut(key);
-        let Some(active) = active.filter(|active| active.peer == peer && active.lending.begun)
-        else {
-            self.counts.dropped += 1;
-            return;
-        };
+        let Some(active) = self.lending_to(peer, rx) else { return };
         active.lending.gone = true;
         active.lending.declined = Some(0);
-        self.queue_pull(key);
+        self.queue_pull(Key::from_wire(rx));
     }
 
     /// The windows between `peer` and us are void. Those that we were lent stay queued: a write into
@@ -306,13 +298,7 @@ impl Core {
 
     /// The sender will write nothing of a message from `offset` on.
     pub(super) fn on_decline(&mut self, peer: PeerId, rx: u64, offset: u64) {
-        let key = Key::from_wire(rx);
-        let active = self.active.get_mut(key);
-        let Some(active) = active.filter(|active| active.peer == peer && active.lending.begun)
-        else {
-            self.counts.dropped += 1;
-            return;
-        };
+        let Some(active) = self.lending_to(peer, rx) else { return };
         if active.cleared {
             return; // asked for as fragments meanwhile
         }
@@ -320,7 +306,15 @@ impl Core {
         let lending = &mut active.lending;
         lending.over = true;
         lending.declined = Some(lending.declined.map_or(offset, |before| before.min(offset)));
-        self.queue_pull(key);
+        self.queue_pull(Key::from_wire(rx));
+    }
+
+    /// The receive `rx`, of which `peer` was lent a part. `None`, and counted: there is no such.
+    fn lending_to(&mut self, peer: PeerId, rx: u64) -> Option<&mut Active> {
+        let active = self.active.get_mut(Key::from_wire(rx));
+        let active = active.filter(|active| active.peer == peer && active.lending.begun);
+        self.counts.dropped += u64::from(active.is_none());
+        active
     }
 
     fn queue_pull(&mut self, key: Key) {

@@ -411,7 +411,7 @@ pub(crate) trait Iface {
     }
 
     /// Whether who writes into the window of this ticket hears that it is filled.
-    fn sees_writes(&self, ticket: &Ticket) -> bool {
+    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         let _ = ticket;
         false
     }

@@ -572,8 +572,8 @@ impl Iface for Mux {
         self.net_mut().ok_or(none)?.write(peer, payload, ticket, chunk)
     }
 
-    fn sees_writes(&self, ticket: &Ticket) -> bool {
-        self.net().is_some_and(|net| net.sees_writes(ticket))
+    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
+        self.net_mut().is_some_and(|net| net.sees_writes(ticket))
     }
 
     fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {

@@ -1054,7 +1054,7 @@ impl Iface for SimIface {
         panes.write(side, payload, (ticket, chunk), queue_len, glazing, rng)
     }
 
-    fn sees_writes(&self, ticket: &Ticket) -> bool {
+    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         Panes::sees_writes(ticket.connection)
     }
 

@@ -547,31 +547,34 @@ impl Net {
 
     /// See [`super::Iface::am_announce`]. False: nothing was done, and `send` knows why.
     pub(crate) fn announce(&mut self, peer: PeerId, header: &[u8]) -> bool {
-        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.core.enter()) else {
-            return false;
-        };
-        let Core { machine, link, .. } = &mut *core;
-        if !machine.send_at_once(inner, header, 0, |_, _| (), clock::now_ns, link) {
-            return false;
-        }
-        self.rhythm.on_traffic(&self.shared);
-        true
+        self.leave_at_once(peer, header, 0, |_, _| ())
     }
 
     /// See [`super::Iface::am_at_once`].
     #[inline]
     pub(crate) fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
-        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.core.enter()) else {
-            return false;
-        };
         let mut header = [0; Head::WORDS * 8];
         for (to, word) in header.chunks_exact_mut(8).zip(head.words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
         let header = header.get(..head.len).unwrap_or(&[]);
         let pack = |at: usize, to: &mut [u8]| payload.part(at, to.len()).copy_out(to);
+        self.leave_at_once(peer, header, payload.len(), pack)
+    }
+
+    #[inline]
+    fn leave_at_once(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnMut(usize, &mut [u8]),
+    ) -> bool {
+        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.core.enter()) else {
+            return false;
+        };
         let Core { machine, link, .. } = &mut *core;
-        if !machine.send_at_once(inner, header, payload.len(), pack, clock::now_ns, link) {
+        if !machine.send_at_once(inner, header, len, pack, clock::now_ns, link) {
             return false;
         }
         self.rhythm.on_traffic(&self.shared);
@@ -665,8 +668,8 @@ impl Net {
     }
 
     /// See [`super::Iface::sees_writes`].
-    pub(crate) fn sees_writes(&self, ticket: &Ticket) -> bool {
-        self.bulk.as_ref().is_some_and(|bulk| bulk.sees_writes(ticket))
+    pub(crate) fn sees_writes(&mut self, ticket: &Ticket) -> bool {
+        self.bulk.as_mut().is_some_and(|bulk| bulk.sees_writes(ticket))
     }
 
     /// See [`super::Iface::expose`].

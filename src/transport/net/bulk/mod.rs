@@ -119,7 +119,7 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     ) -> Result<(), SendError>;
 
     /// See [`crate::transport::Iface::sees_writes`].
-    fn sees_writes(&self, ticket: &Ticket) -> bool {
+    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         let _ = ticket;
         false
     }

@@ -134,12 +134,9 @@ impl Bulk for Ways {
         way.write(peer, payload, ticket, chunk, now)
     }
 
-    fn sees_writes(&self, ticket: &Ticket) -> bool {
-        let way = match Way::of_connection(ticket.connection) {
-            Way::Rc => &self.rc,
-            Way::Rv => &self.rv,
-        };
-        way.as_ref().is_some_and(|way| way.sees_writes(ticket))
+    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
+        let way = self.of_connection(ticket.connection).as_mut();
+        way.is_some_and(|way| way.sees_writes(ticket))
     }
 
     /// The module knows no writes without an immediate, and where it serves a peer, no queue pair of the

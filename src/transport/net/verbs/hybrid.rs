@@ -499,7 +499,8 @@ impl Rdma {
             self.call();
             return None;
         };
-        if way.traffic.hurries(ahead, first.first() == Some(&ACK)) {
+        let acknowledges = first.first() == Some(&ACK);
+        if way.traffic.hurries(ahead, acknowledges) {
             if let Some(channel) = way.traffic.channel {
                 if let Some(taken) = self.eager.send(channel, packets, self.now) {
                     way.traffic.by_ring = true;
@@ -513,7 +514,7 @@ impl Rdma {
             }
         }
         // What only acknowledges may be overtaken.
-        way.traffic.by_ring &= first.first() == Some(&ACK);
+        way.traffic.by_ring &= acknowledges;
         let link = self.link.as_mut()?;
         if first.len() > link.longest_to(way.place) {
             return None;

@@ -81,7 +81,7 @@ impl Traffic {
             // An acknowledgement in between is no stream, but who gets one sends them all the time.
             None if acknowledges => {
                 self.lone = self.lone.saturating_sub(2);
-                return false;
+                false
             }
             Some(_) | None => {
                 self.lone = 0;

@@ -725,7 +725,7 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     /// A write is complete only when the other device has taken it, and says so to its process.
-    fn sees_writes(&self, _: &Ticket) -> bool {
+    fn sees_writes(&mut self, _: &Ticket) -> bool {
         true
     }
 
