@@ -16,8 +16,10 @@ use std::thread::JoinHandle;
 
 /// The application is elsewhere when it has not polled for so long, nanoseconds.
 const ABSENT_NS: u64 = 10_000_000;
-/// Between two looks at an application that polls: while there is traffic, and at most.
+/// Between two looks at an application that polls: the first, longer and longer ones while there is traffic, and
+/// without any; nanoseconds. Each takes the processor from whoever has it.
 const LOOK_NS: u64 = 10_000_000;
+const LOOK_BUSY_NS: u64 = 40_000_000;
 const LOOK_MAX_NS: u64 = 1_000_000_000;
 /// Stack of the thread, bytes.
 const STACK: usize = 256 * 1024;
@@ -107,12 +109,14 @@ impl Shared {
             let present_until = self.present_until.load(Ordering::Relaxed);
             if now < present_until {
                 let traffic = self.traffic.swap(false, Ordering::Relaxed);
-                look = if traffic { LOOK_NS } else { (look * 2).min(LOOK_MAX_NS) };
-                self.dozes.store(look > LOOK_NS, Ordering::Relaxed);
+                look = look.min(if traffic { LOOK_BUSY_NS } else { LOOK_MAX_NS });
+                self.dozes.store(look > LOOK_BUSY_NS, Ordering::Relaxed);
                 core.leave();
                 self.wait(&[], Some(now + look.max(present_until - now)));
+                look *= 2;
                 continue;
             }
+            look = LOOK_NS;
             let Some(mut core) = core.visit() else {
                 self.wait(&[], Some(now + LOOK_NS)); // the application is there
                 continue;

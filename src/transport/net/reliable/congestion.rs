@@ -7,11 +7,13 @@
 //! has them (RFC 8257).
 
 /// Smallest window, packets.
-pub(super) const WINDOW_MIN: f32 = 2.0;
+const WINDOW_MIN: u32 = 2;
 /// Window of a new connection, packets.
-const WINDOW_START: f32 = 16.0;
+const WINDOW_START: u32 = 16;
 /// Largest window, packets: what a selective acknowledgement covers.
-pub(super) const WINDOW_MAX: f32 = 1024.0;
+pub(super) const WINDOW_MAX: u32 = 1024;
+/// One: of what has a fractional part, so much makes a whole. Integers, because every packet counts with them.
+const ONE: u32 = 1 << 16;
 /// Bounds of the retransmission timeout, nanoseconds.
 pub(super) const TIMEOUT_MIN_NS: u64 = 1_000_000;
 pub(super) const TIMEOUT_MAX_NS: u64 = 1_000_000_000;
@@ -30,20 +32,24 @@ const TIMEOUT_START_NS: u64 = 20_000_000;
 const ANSWER_STEP: u32 = 32;
 /// How long the shortest round trip counts, nanoseconds.
 const SHORTEST_AGE_NS: u64 = 10_000_000_000;
-/// Smallest cut of a round with loss.
-const CUT_MIN: f32 = 0.02;
+/// Smallest and largest cut of a round with loss, of [`ONE`].
+const CUT_MIN: u32 = ONE / 50;
+const CUT_MAX: u32 = ONE / 2;
+/// By which part of itself a round moves the fraction of marked packets.
+const MARKS_STEP: u32 = 16;
 /// Round trips above twice the shortest and this much, nanoseconds, come from a full queue.
 const QUEUE_NS: u64 = 50_000;
 
 /// What is known of the path to one peer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Congestion {
-    window: f32,
+    /// Packets, times [`ONE`].
+    window: u32,
     slow_start: bool,
     /// Smoothed round trip and its variation (RFC 6298), nanoseconds; 0: none measured.
     rtt_ns: u32,
     variation_ns: u32,
-    /// What half of them take less than, and half more, roughly.
+    /// What half of them take less than, and half more, roughly, without what the own device took.
     median_ns: u32,
     shortest_ns: u32,
     shortest_at: u64,
@@ -57,14 +63,14 @@ pub(super) struct Congestion {
     acked: u32,
     lost: u32,
     marked: u32,
-    /// Fraction of marked packets, smoothed.
-    marks: f32,
+    /// Fraction of marked packets, of [`ONE`], smoothed.
+    marks: u32,
 }
 
 impl Congestion {
     pub(super) fn new() -> Self {
         Self {
-            window: WINDOW_START,
+            window: WINDOW_START * ONE,
             slow_start: true,
             rtt_ns: 0,
             variation_ns: 0,
@@ -78,14 +84,14 @@ impl Congestion {
             acked: 0,
             lost: 0,
             marked: 0,
-            marks: 0.0,
+            marks: 0,
         }
     }
 
     /// Packets that may be under way.
     #[inline]
     pub(super) fn window(&self) -> u32 {
-        self.window as u32
+        self.window / ONE
     }
 
     /// How long an answer may take before something has to be sent again, nanoseconds.
@@ -102,7 +108,9 @@ impl Congestion {
         wait.min(most).clamp(TIMEOUT_MIN_NS, TIMEOUT_MAX_NS)
     }
 
-    pub(super) fn on_round_trip(&mut self, sample_ns: u64, now: u64) {
+    /// A packet was answered, so long after the link was asked to take it; it had taken the packet after `own_ns` of
+    /// that.
+    pub(super) fn on_round_trip(&mut self, sample_ns: u64, own_ns: u64, now: u64) {
         self.in_time = self.in_time.saturating_add(1);
         if self.in_time == IN_TIME {
             self.in_time = 0;
@@ -113,12 +121,13 @@ impl Congestion {
             self.shortest_ns = sample;
             self.shortest_at = now;
         }
+        let beyond = u32::try_from(sample_ns.saturating_sub(own_ns).max(1)).unwrap_or(u32::MAX);
         if self.rtt_ns == 0 {
-            (self.rtt_ns, self.variation_ns, self.median_ns) = (sample, sample / 2, sample);
+            (self.rtt_ns, self.variation_ns, self.median_ns) = (sample, sample / 2, beyond);
             return;
         }
         let step = self.median_ns / MEDIAN_STEP + 1;
-        if sample > self.median_ns {
+        if beyond > self.median_ns {
             self.median_ns = self.median_ns.saturating_add(step);
         } else {
             self.median_ns -= step.min(self.median_ns);
@@ -166,8 +175,13 @@ impl Congestion {
         if !full {
             return;
         }
-        let grow = if self.slow_start { packets as f32 } else { packets as f32 / self.window };
-        self.window = (self.window + grow).min(WINDOW_MAX);
+        let packets = packets.min(WINDOW_MAX) * ONE;
+        let grow = if self.slow_start {
+            packets
+        } else {
+            (u64::from(packets) * u64::from(ONE) / u64::from(self.window)) as u32
+        };
+        self.window = (self.window + grow).min(WINDOW_MAX * ONE);
     }
 
     /// A packet was lost.
@@ -188,26 +202,39 @@ impl Congestion {
             return;
         }
         self.round_end = next;
-        let all = (self.acked + self.lost).max(1) as f32;
         if self.lost > 0 {
-            let fraction = self.lost as f32 / all;
-            let cut = if self.queues() { fraction.max(0.5) } else { fraction };
-            self.window *= 1.0 - cut.clamp(CUT_MIN, 0.5);
+            let fraction = self.fraction(self.lost);
+            let cut = if self.queues() { CUT_MAX } else { fraction.clamp(CUT_MIN, CUT_MAX) };
+            self.window -= self.part(cut);
         } else if self.queues() {
             self.slow_start = false;
         }
-        self.marks += (self.marked as f32 / all - self.marks) / 16.0;
+        if self.marked > 0 || self.marks > 0 {
+            let marks = self.fraction(self.marked);
+            self.marks = self.marks - self.marks.div_ceil(MARKS_STEP) + marks / MARKS_STEP;
+        }
         if self.marked > 0 {
             self.slow_start = false;
-            self.window *= 1.0 - self.marks.clamp(0.0, 1.0) / 2.0;
+            self.window -= self.part(self.marks / 2);
         }
-        self.window = self.window.max(WINDOW_MIN);
+        self.window = self.window.max(WINDOW_MIN * ONE);
         (self.acked, self.lost, self.marked) = (0, 0, 0);
+    }
+
+    /// What `packets` are of all of this round, of [`ONE`].
+    fn fraction(&self, packets: u32) -> u32 {
+        let all = u64::from(self.acked.saturating_add(self.lost).max(1));
+        (u64::from(packets) * u64::from(ONE) / all).min(u64::from(ONE)) as u32
+    }
+
+    /// The part of the window that `fraction`, of [`ONE`], is.
+    fn part(&self, fraction: u32) -> u32 {
+        (u64::from(self.window) * u64::from(fraction) / u64::from(ONE)) as u32
     }
 
     /// Nothing was heard for several timeouts.
     pub(super) fn on_silence(&mut self) {
-        self.window = WINDOW_MIN;
+        self.window = WINDOW_MIN * ONE;
         self.slow_start = true;
     }
 }
@@ -219,7 +246,7 @@ mod tests {
     fn rounds(c: &mut Congestion, n: u32, lost: u32, sample_ns: u64) {
         for i in 0..n {
             let w = c.window();
-            c.on_round_trip(sample_ns, u64::from(i));
+            c.on_round_trip(sample_ns, 0, u64::from(i));
             for _ in 0..lost.min(w) {
                 c.on_lost();
             }
@@ -249,7 +276,7 @@ mod tests {
     fn who_was_asked_too_early_is_waited_for_longer_for_a_while() {
         let mut c = Congestion::new();
         for i in 0..100 {
-            c.on_round_trip(900_000 + 400_000 * (i % 2), i);
+            c.on_round_trip(900_000 + 400_000 * (i % 2), 0, i);
         }
         let before = c.timeout_ns();
         c.on_early();
@@ -258,7 +285,7 @@ mod tests {
         (0..10).for_each(|_| c.on_early());
         assert!(c.timeout_ns() < 4 * before, "{before} {}", c.timeout_ns());
         for i in 0..1000 {
-            c.on_round_trip(900_000 + 400_000 * (i % 2), i);
+            c.on_round_trip(900_000 + 400_000 * (i % 2), 0, i);
         }
         assert!(c.timeout_ns().abs_diff(before) < before / 10, "{before} {}", c.timeout_ns());
     }
@@ -269,13 +296,21 @@ mod tests {
         let mut c = Congestion::new();
         assert!(!near(&c), "nobody knows");
         for i in 0..100 {
-            c.on_round_trip(if i % 4 == 3 { 20_000_000 } else { 100_000 }, i);
+            c.on_round_trip(if i % 4 == 3 { 20_000_000 } else { 100_000 }, 0, i);
             assert!(near(&c), "{i}");
         }
         for i in 0..200 {
-            c.on_round_trip(if i % 4 == 3 { 100_000 } else { 900_000 }, i);
+            c.on_round_trip(if i % 4 == 3 { 100_000 } else { 900_000 }, 0, i);
         }
         assert!(!near(&c));
+        for i in 0..200 {
+            c.on_round_trip(900_000, 700_000, i);
+        }
+        assert!(near(&c), "a slow device of our own makes no peer far");
+        for i in 0..200 {
+            c.on_round_trip(900_000, 1_000_000, i);
+        }
+        assert!(near(&c) && c.timeout_ns() >= 900_000, "answered while the device was busy");
     }
 
     #[test]
@@ -303,11 +338,11 @@ mod tests {
         let mut c = Congestion::new();
         assert_eq!(c.timeout_ns(), TIMEOUT_START_NS);
         for i in 0..100 {
-            c.on_round_trip(5_000_000, i);
+            c.on_round_trip(5_000_000, 0, i);
         }
         assert!((5_000_000..6_000_000).contains(&c.timeout_ns()), "{}", c.timeout_ns());
         for i in 0..100 {
-            c.on_round_trip(10_000, i);
+            c.on_round_trip(10_000, 0, i);
         }
         assert_eq!(c.timeout_ns(), TIMEOUT_MIN_NS);
     }

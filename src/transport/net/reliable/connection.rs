@@ -120,6 +120,8 @@ pub(super) struct Connection {
     pub(super) burst: u32,
     pub(super) burst_poll: u64,
     pub(super) pushed_at: u64,
+    /// When the link had taken the last long message.
+    pub(super) left_at: u64,
 
     // Receiving (receiving.rs).
     pub(super) expected: u64,
@@ -212,6 +214,7 @@ impl Connection {
             expected: first,
             arrived: first + 1,
             arrived_at: 0,
+            left_at: 0,
             early: None,
             assembly: None,
             unacked: 0,
@@ -333,8 +336,9 @@ impl Connection {
         sink: &impl Sink,
     ) -> Option<End> {
         if self.ack_at <= now {
-            // Whoever wrote with a device meanwhile will have something to say soon, which acknowledges as well.
-            let later = shared.back_at + ACK_DELAY_NS;
+            // Whoever wrote with a device meanwhile will have something to say soon, which acknowledges as well; and
+            // what has only just arrived may be the end of a long message, which is answered next.
+            let later = shared.back_at.max(self.arrived_at) + ACK_DELAY_NS;
             let waits = later > now && !self.ack_waits;
             self.ack_waits = waits;
             self.ack_now |= !waits;

@@ -174,7 +174,7 @@ impl Shared {
     #[inline]
     fn credit(&self) -> u16 {
         let senders = self.senders.max(self.senders_before).max(1);
-        (self.settings.receive_window / senders).clamp(4, congestion::WINDOW_MAX as u32) as u16
+        (self.settings.receive_window / senders).clamp(4, congestion::WINDOW_MAX) as u16
     }
 
     /// A connection delivers data: counts it once an epoch.
@@ -601,11 +601,11 @@ impl Reliable {
                 }
             }
             Some(Pushed::Left) => {
-                c.on_left(clock);
+                c.on_left(len, clock);
                 self.timers.set(place, c.deadline(), &mut c.timer_at);
             }
             Some(Pushed::Blocked | Pushed::Partly) => {
-                c.on_left(clock);
+                c.on_left(len, clock);
                 self.blocked = pushed == Some(Pushed::Blocked);
                 self.settle(place);
             }

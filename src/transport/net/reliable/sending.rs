@@ -393,11 +393,15 @@ impl Connection {
         })
     }
 
-    /// Packets of a message have left: what the link took for that is no pause of the application.
+    /// Packets of a message of `len` bytes have left: what the link took for that is no pause of the application, and
+    /// no way to the peer.
     #[inline]
-    pub(super) fn on_left(&mut self, clock: impl Fn() -> u64) {
+    pub(super) fn on_left(&mut self, len: usize, clock: impl Fn() -> u64) {
+        if self.burst >= ALONE || len >= JOINT_MAX {
+            self.left_at = clock();
+        }
         if self.burst >= ALONE {
-            self.pushed_at = clock();
+            self.pushed_at = self.left_at;
         }
     }
 
@@ -919,7 +923,7 @@ impl Connection {
             self.in_order = 0;
             self.congestion.on_late(late);
         }
-        self.credit_end = self.credit_end.max(ack).min(ack + WINDOW_MAX as u64);
+        self.credit_end = self.credit_end.max(ack).min(ack + u64::from(WINDOW_MAX));
         if echo.is_none_or(|echo| echo + 1 >= self.echoed) {
             self.credit_end = ack + u64::from(header.credit.max(1));
             self.peer_pressure = header.flags & PRESSURE != 0;
@@ -931,7 +935,8 @@ impl Connection {
             // Nor is one that is longer than the whole: some other packet's.
             let whole = sample.map_or(0, |sent_at| came.saturating_sub(sent_at));
             if whole > delay {
-                self.congestion.on_round_trip(whole - delay, came);
+                let own = sample.map_or(0, |sent_at| self.left_at.saturating_sub(sent_at));
+                self.congestion.on_round_trip(whole - delay, own, came);
             }
         }
         let marked = header.marks.wrapping_sub(self.marks_seen);
