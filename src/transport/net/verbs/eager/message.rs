@@ -8,6 +8,8 @@ use super::Ring;
 pub(crate) const EAGER_CONTROL: u8 = 0xf4;
 /// Bytes of one.
 pub(crate) const EAGER_LEN: usize = 64;
+/// What stands where in a ring: of another layout nobody hears.
+const LAYOUT: u8 = 1;
 /// Where the parts stand.
 const ID_AT: usize = 4;
 const PSN_AT: usize = 8;
@@ -55,7 +57,7 @@ impl Message {
             Self::Over(id) => (4, id, None),
         };
         let mut bytes = [0; EAGER_LEN];
-        put(&mut bytes, 0, &[EAGER_CONTROL, kind]);
+        put(&mut bytes, 0, &[EAGER_CONTROL, kind, LAYOUT]);
         put(&mut bytes, ID_AT, &id.to_le_bytes());
         if let Some(end) = end {
             put(&mut bytes, PSN_AT, &end.psn.to_le_bytes());
@@ -68,7 +70,7 @@ impl Message {
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &Control = bytes.try_into().ok()?;
-        let [EAGER_CONTROL, kind, 0, 0, rest @ ..] = bytes else { return None };
+        let [EAGER_CONTROL, kind, LAYOUT, 0, rest @ ..] = bytes else { return None };
         let id = u32::from_le_bytes(*rest.first_chunk()?);
         Some(match kind {
             1 => Self::Ask(id, End::decode(bytes)?),

@@ -20,7 +20,7 @@ use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use message::{End, Message};
-use ring::{Mark, SLOTS, STATE_AT, State, TAIL_MAX, Words};
+use ring::{BURST, Mark, SLOTS, STATE_AT, State, TAIL_MAX, Words};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
@@ -28,8 +28,6 @@ use std::io::IoSlice;
 /// for, and how many more have to come after each time that it was in vain, or ended.
 pub(super) const BUSY: u32 = 16;
 const BUSY_AGAIN: u32 = 128 * BUSY;
-/// Longest burst that is written into a ring, packets: what is longer is a stream, of which datagrams carry more.
-const BURST: usize = SLOTS as usize / 2;
 /// A channel that nothing was sent on for so long gives way to another one, nanoseconds.
 const IDLE_NS: u64 = 1_000_000_000;
 /// A channel that is not ready after so long never will be, nanoseconds.
@@ -238,12 +236,26 @@ impl<Q: Qp> Channel<Q> {
     #[inline]
     fn next(&self) -> Option<(Mark, usize)> {
         let number = self.taken.wrapping_add(1);
-        let end = ring::end_of(number);
-        if let Some(mark) = Mark::decode(self.qp.mark(end)?, number) {
-            return Some((mark, end - usize::from(mark.len).min(PACKET_MAX)));
+        if let Some(found) = self.behind(number) {
+            return Some(found);
         }
-        let mark = ring::read_front(number, self.id, |at| self.qp.mark(at))?;
-        Some((mark, ring::front_of(number) + MARK))
+        if let Some(mark) = ring::read_front(number, self.id, |at| self.qp.mark(at)) {
+            return Some((mark, ring::front_of(number) + MARK));
+        }
+        if !ring::may_be_skipped(number) {
+            return None;
+        }
+        // What is not there was left out if a later packet is; it may have come since it was looked for.
+        let later = self.behind(ring::next_beginning(number))?;
+        if self.behind(number).is_some() { None } else { Some(later) }
+    }
+
+    /// Packet `number`, if it is there with its mark behind it, and where it begins.
+    #[inline]
+    fn behind(&self, number: u32) -> Option<(Mark, usize)> {
+        let end = ring::end_of(number);
+        let mark = Mark::decode(self.qp.mark(end)?, number)?;
+        Some((mark, end - usize::from(mark.len).min(PACKET_MAX)))
     }
 
     /// The peer does not know of half of its ring that it is free.
@@ -587,12 +599,17 @@ impl<D: Device> Eager<D> {
         let c = self.channels.get_mut(place)?.as_mut().filter(|c| c.id == id)?;
         c.read_state();
         let free = SLOTS - c.sent.wrapping_sub(c.acknowledged).min(SLOTS);
-        let fits = packets.len() <= BURST.min(free as usize).min(c.qp.room());
-        if !fits || c.peer_sleeps || packets.first().is_some_and(|first| first.len() > PACKET_MAX) {
+        let longest = packets.first().map_or(0, |first| first.len());
+        let count = packets.len().min(SLOTS as usize) as u32;
+        let fits = count <= BURST.min(free) && packets.len() <= c.qp.room();
+        if !fits || c.peer_sleeps || longest > PACKET_MAX {
             self.counts.detours += packets.len() as u64;
             return None;
         }
-        let (taken, key, mut number, mut full) = (c.taken, c.id, c.sent, false);
+        let skipped = ring::skipped(c.sent.wrapping_add(1), count);
+        let skips = longest == PACKET_MAX && skipped + count <= free;
+        let before = if skips { c.sent.wrapping_add(skipped) } else { c.sent };
+        let (taken, key, mut number, mut full) = (c.taken, c.id, before, false);
         let writes = packets.iter().map(|packet| {
             number = number.wrapping_add(1);
             let mark = Mark { number, len: packet.len() as u16, taken: taken as u16 };
@@ -608,7 +625,7 @@ impl<D: Device> Eager<D> {
         match c.qp.write(c.ring, writes, false) {
             Ok(0) => None,
             Ok(n) => {
-                c.sent = c.sent.wrapping_add(n as u32);
+                c.sent = before.wrapping_add(n as u32);
                 (c.reported, c.used) = (taken, now);
                 self.counts.sent += n as u64;
                 Some(n)

@@ -10,6 +10,8 @@ use crate::sys::verbs::MARK;
 /// Bytes of a page, and packets that a ring has room for.
 const PAGE: usize = 4096;
 pub(super) const SLOTS: u32 = 16;
+/// Longest burst that is written into a ring, packets: what is longer is a stream, of which datagrams carry more.
+pub(super) const BURST: u32 = SLOTS / 2;
 /// Bytes of a ring.
 pub(super) const RING: usize = (SLOTS as usize + 1) * PAGE;
 /// Longest packet, bytes.
@@ -159,6 +161,26 @@ pub(super) fn begins(number: u32) -> bool {
     number.wrapping_sub(1) % SLOTS == 0
 }
 
+/// The first packet behind `number` that begins a ring.
+#[inline]
+pub(super) fn next_beginning(number: u32) -> u32 {
+    number.wrapping_add(SLOTS - number.wrapping_sub(1) % SLOTS)
+}
+
+/// Numbers that are left out before `packets` packets from `number` on, so that the end of the ring does not
+/// divide them. Whoever waits for the first of those looks where the ring begins as well.
+#[inline]
+pub(super) fn skipped(number: u32, packets: u32) -> u32 {
+    let left = SLOTS - number.wrapping_sub(1) % SLOTS;
+    if left < packets && packets <= BURST { left } else { 0 }
+}
+
+/// Whether [`skipped`] may leave out `number`.
+#[inline]
+pub(super) fn may_be_skipped(number: u32) -> bool {
+    SLOTS - number.wrapping_sub(1) % SLOTS < BURST
+}
+
 /// Where packet `number` ends in the ring, and its mark begins.
 #[inline]
 pub(super) fn end_of(number: u32) -> usize {
@@ -187,6 +209,28 @@ mod tests {
         }
         assert_eq!(end_of(1), end_of(SLOTS + 1));
         assert_eq!(end_of(0), end_of(SLOTS), "numbers start again without a gap");
+    }
+
+    #[test]
+    fn a_burst_is_not_divided_by_the_end_of_a_ring() {
+        for number in (1..=3 * SLOTS).chain([u32::MAX - 3, u32::MAX, 0]) {
+            let first = next_beginning(number);
+            assert!(begins(first) && (1..=SLOTS).contains(&first.wrapping_sub(number)));
+            for packets in 1..=SLOTS {
+                let skipped = skipped(number, packets);
+                let from = number.wrapping_add(skipped);
+                let divided = (1..packets).any(|n| begins(from.wrapping_add(n)));
+                assert!(packets > BURST || !divided, "{packets} from {number}");
+                assert!(
+                    skipped + packets <= SLOTS,
+                    "all are free when the peer has taken the rest"
+                );
+                if skipped > 0 {
+                    assert!(from == first && may_be_skipped(number), "{packets} from {number}");
+                }
+            }
+        }
+        assert!(!may_be_skipped(1) && !may_be_skipped(SLOTS - BURST + 1));
     }
 
     proptest! {

@@ -19,6 +19,8 @@ struct Wire {
     /// What is under way, in order; and after which packets a completion is reported.
     pieces: VecDeque<Piece>,
     posted: u64,
+    /// Those of the posted that are a request of their own.
+    requests: u64,
     done: u64,
     signals: VecDeque<u64>,
     failed: bool,
@@ -48,6 +50,7 @@ struct FakeQp {
 }
 
 const SENDS: u64 = 12;
+const BURST: usize = super::BURST as usize;
 
 impl Qp for FakeQp {
     fn number(&self) -> u32 {
@@ -99,6 +102,7 @@ impl Qp for FakeQp {
             wire.pieces.push_back((write.at, bytes, true));
             n += 1;
             wire.posted += 1;
+            wire.requests += u64::from(!write.joins);
             if wire.posted % 4 == 0 {
                 wire.signals.push_back(wire.posted);
                 self.signals.push_back(wire.posted);
@@ -372,13 +376,19 @@ fn packets_of_all_lengths_arrive_in_pieces_and_whole() {
         let mut rng = Rng::new(u64::from(tears));
         let mut world = pair(&mut rng);
         world.fabric.lock().unwrap().tears = tears;
+        let mut requests = 0;
         for round in 0..400 {
             let full = round % 5;
             let last = [4, 5, 11, 12, 63, 512, 513, 2000, PACKET_MAX][round % 9];
             let lens: Vec<usize> = std::iter::repeat_n(PACKET_MAX, full).chain([last]).collect();
             assert_eq!(world.send(0, 1, &lens), Some(lens.len()));
             world.settle(&mut rng);
+            let apart = full > 0 && last > TAIL_MAX && last < PACKET_MAX;
+            requests += 1 + u64::from(apart);
         }
+        let number = world.nodes[0].channels[0].as_ref().unwrap().qp.number;
+        let posted = world.fabric.lock().unwrap().wires[&number].requests;
+        assert_eq!(posted, requests, "the end of the ring divides no burst");
         assert_eq!((world.arrived, world.lost), (400 * 3, 0));
         let counts = world.counts(0);
         assert_eq!((counts.sent, counts.detours, counts.broken), (1200, 0, 0));
