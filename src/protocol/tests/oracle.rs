@@ -64,6 +64,8 @@ pub(super) struct Message {
     link: usize,
     /// Complete since all of it was on its way, or written.
     left: bool,
+    /// Some of it left over a link that had broken: nobody knows how much.
+    adrift: bool,
 }
 
 impl Message {
@@ -84,6 +86,7 @@ impl Message {
             rendezvous: false,
             link: 0,
             left: false,
+            adrift: false,
         }
     }
 }
@@ -404,7 +407,8 @@ impl Side {
         let claimed = self.claimed.values_mut().map(|(_, waiting)| waiting);
         for waiting in self.unexpected.iter_mut().flatten().chain(claimed) {
             let message = &messages[waiting.message];
-            if message.from == peer && message.rendezvous && !message.left {
+            let sure = message.left && !message.adrift;
+            if message.from == peer && message.rendezvous && !sure {
                 waiting.perhaps |= waiting.lost.is_none() && message.len <= push_max;
                 waiting.lost = waiting.lost.or(Some(error));
             }
@@ -702,6 +706,7 @@ impl Oracle {
         assert!(fits, "unforeseen report {c:?} {failure:?} of message {index}: {message:?}");
         message.sending = Sending::Done;
         message.left = left;
+        message.adrift = left && net.is_broken(message.link);
         message.memory.0.fill(SPENT);
     }
 

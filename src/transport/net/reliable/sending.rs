@@ -892,6 +892,9 @@ impl Connection {
         if ack > self.unsent {
             return false;
         }
+        if ack == self.base && words.is_empty() && self.says_the_same(header) {
+            return true;
+        }
         let full = self.in_flight + 1 >= self.congestion.window();
         let echo = (header.flags & HAS_ECHO != 0).then(|| widen(header.echo, self.echoed));
         let echo = echo.filter(|echo| *echo < self.transmission);
@@ -962,6 +965,18 @@ impl Connection {
             self.retry_at = if waits { now + self.patience_ns(shared) } else { NEVER };
         }
         true
+    }
+
+    /// Whether a packet that acknowledges what is known to have arrived says nothing else that is new: those behind the
+    /// first one of a burst do not.
+    #[inline]
+    fn says_the_same(&self, header: &Header) -> bool {
+        header.flags & HAS_ECHO != 0
+            && header.echo.wrapping_add(1) == self.echoed as u32
+            && header.marks == self.marks_seen
+            && (header.flags & PRESSURE != 0) == self.peer_pressure
+            && self.credit_end == self.base + u64::from(header.credit.max(1))
+            && (self.in_flight > 0 || self.retry_at == NEVER)
     }
 
     /// Marks what came early. Returns how many packets are new.
