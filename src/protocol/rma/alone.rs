@@ -21,7 +21,7 @@ const OFFERS_MAX: usize = 64;
 /// Short reads after each of which a peer is told where it may read them: not every peer is worth a connection.
 const OFTEN: u32 = 16;
 /// Reads of fewer bytes are left to the target where there are several.
-const TOGETHER: u64 = 2048;
+const TOGETHER: u64 = 512;
 /// Bytes of one operation that are moved in one turn.
 const TURN: usize = 4 << 20;
 
