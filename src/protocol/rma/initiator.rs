@@ -3,7 +3,9 @@
 use super::Answer;
 use super::alone::Moved;
 use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
-use super::{BATCH, COPY_MAX, FLUSH_AFTER, Op, Operands, QUEUE_MAX, RemoteRanges, RmaOp, State};
+use super::{
+    BATCH, COPY_MAX, Channel, FLUSH_AFTER, Op, Operands, QUEUE_MAX, RemoteRanges, RmaOp, State,
+};
 use crate::memory::OwnedBuffer;
 use crate::memory::keys::Right;
 use crate::protocol::engine::{Core, Engine};
@@ -66,6 +68,19 @@ enum Way {
     Alone,
 }
 
+impl Way {
+    /// Whether what is under way lets an operation leave so: it must come before it.
+    fn is_open(self, channel: &Channel, right: Right) -> bool {
+        match self {
+            // Of those that we carry out ourselves the transport keeps the order.
+            Self::Alone => channel.is_drained(),
+            Self::Whole | Self::Described | Self::Packets => {
+                channel.admits(right, self == Self::Described)
+            }
+        }
+    }
+}
+
 impl<I: Iface> Engine<I> {
     /// Starts a one-sided operation. `Again`: no room in the ring, in the completion queue or for
     /// another one.
@@ -97,7 +112,7 @@ impl<I: Iface> Engine<I> {
             op.data.is_none() && self.is_granted(op.peer, op.right, &op.remote, op.delivered);
         let way = self.way(op.peer, op.right, &op.remote, alone);
         let channel = self.core.rma.channel(op.peer);
-        let waits = !channel.queue.is_empty() || !channel.admits(op.right, way == Way::Described);
+        let waits = !channel.queue.is_empty() || !way.is_open(channel, op.right);
         if waits || way == Way::Alone {
             let copies = waits && op.inject && op.local.len() > COPY_MAX;
             if channel.queue.len() >= QUEUE_MAX || copies {
@@ -261,11 +276,7 @@ impl<I: Iface> Engine<I> {
                         && !op.barred
                         && self.is_granted(peer, right, &op.remote, op.delivered);
                     let way = self.way(peer, right, &op.remote, alone);
-                    // What is under way still has to come before it.
-                    if way == Way::Alone && !self.core.rma.channel(peer).is_drained() {
-                        break;
-                    }
-                    if !self.core.rma.channel(peer).admits(right, way == Way::Described) {
+                    if !way.is_open(self.core.rma.channel(peer), right) {
                         break;
                     }
                     if way == Way::Alone {

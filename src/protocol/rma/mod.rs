@@ -184,8 +184,8 @@ struct Channel {
 }
 
 impl Channel {
-    /// Whether an operation may leave now. What a target fetches takes its time: nothing else may
-    /// overtake it meanwhile.
+    /// Whether an operation that the target hears of may leave now. What a target fetches takes its time: nothing else
+    /// may overtake it meanwhile.
     fn admits(&self, right: Right, pulled: bool) -> bool {
         // It goes another way, and must not come before them.
         if !self.reaching.is_empty() {

@@ -234,10 +234,13 @@ fn a_device_moves_bytes_and_the_target_has_nothing_to_do() {
     let (mut from, mut next, mut back) =
         (Memory::pattern(1, LEN), Memory::pattern(2, LEN), Memory::zeroed(2 * LEN));
     let place = remote(KEY, 1000, LEN);
+    let reached = |world: &mut World| world.node(0).engine.counts().reached_bytes;
+    let before = reached(&mut world);
     world.access(0, &RmaOp { remote: place, ..rma_op(peer, Write, &mut from, KEY, 1) }).unwrap();
     world.access(0, &rma_op(peer, Write, &mut next, KEY, 2)).unwrap();
     world.access(0, &rma_op(peer, Read, &mut back, KEY, 3)).unwrap();
     assert!(ended(&mut world).is_empty(), "the device has only begun");
+    assert_eq!(reached(&mut world) - before, 4 * LEN as u64, "all of them: none waits for another");
     for _ in 0..200 {
         world.progress(0); // only here
     }

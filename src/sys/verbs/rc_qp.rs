@@ -85,8 +85,10 @@ pub(crate) struct RcQp<L> {
     raw: *mut ibv_qp,
     slot: Arc<Slot>,
     queues: Arc<Queues>,
-    /// Of requests under way, oldest first.
-    kept: VecDeque<L>,
+    /// Of requests under way, oldest first: whether each reads, and what is dropped with it.
+    kept: VecDeque<(bool, L)>,
+    /// Those of them that read.
+    reads: usize,
     settings: RcSettings,
     segments_max: usize,
     connected: bool,
@@ -131,6 +133,7 @@ impl<L> RcQp<L> {
             slot: Arc::new(Slot(Mutex::new(Some(qp)))),
             queues: queues.clone(),
             kept: VecDeque::new(),
+            reads: 0,
             settings: *settings,
             segments_max: (segments as usize).min(SEGMENTS_MAX),
             connected: false,
@@ -272,20 +275,24 @@ impl<L> RcQp<L> {
                 wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
                 wr.__bindgen_anon_1 = ibv_send_wr__bindgen_ty_1 { imm_data: immediate.to_be() };
             }
-            // Costs nothing where no read is under way.
             RcRequest::Write => {
                 wr.opcode = IBV_WR_RDMA_WRITE;
-                wr.send_flags |= IBV_SEND_FENCE;
+                // What is fenced waits for reads that are under way; some drivers (rxe) let it wait for all requests.
+                if self.reads > 0 {
+                    wr.send_flags |= IBV_SEND_FENCE;
+                }
             }
             RcRequest::Read => wr.opcode = IBV_WR_RDMA_READ,
         }
+        let reads = request == RcRequest::Read;
         wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
         let mut bad = null_mut();
         // SAFETY: a live queue pair, to which nobody else posts sends (`&mut self`), and a valid
         // request, of which the driver keeps nothing; the caller vouches for the memory.
         match check(unsafe { ibv_post_send(self.raw, &mut wr, &mut bad) }) {
             Ok(()) => {
-                self.kept.push_back(keep);
+                self.kept.push_back((reads, keep));
+                self.reads += usize::from(reads);
                 Ok(())
             }
             Err(Errno(libc::ENOMEM)) => Err(Errno(libc::EAGAIN)), // whatever we have counted
@@ -296,7 +303,8 @@ impl<L> RcQp<L> {
     /// The oldest request is complete: for each [`super::RcEvent::Written`] of this queue pair.
     #[inline]
     pub(crate) fn on_written(&mut self) {
-        self.kept.pop_front();
+        let done = self.kept.pop_front();
+        self.reads -= usize::from(done.is_some_and(|(reads, _)| reads));
     }
 }
 
