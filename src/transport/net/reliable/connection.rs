@@ -120,8 +120,9 @@ pub(super) struct Connection {
     pub(super) burst: u32,
     pub(super) burst_poll: u64,
     pub(super) pushed_at: u64,
-    /// When the link had taken the last long message.
+    /// When the link had taken the last long message, and how long it took for that, nanoseconds.
     pub(super) left_at: u64,
+    pub(super) left_after: u64,
 
     // Receiving (receiving.rs).
     pub(super) expected: u64,
@@ -215,6 +216,7 @@ impl Connection {
             arrived: first + 1,
             arrived_at: 0,
             left_at: 0,
+            left_after: 0,
             early: None,
             assembly: None,
             unacked: 0,

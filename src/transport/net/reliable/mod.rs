@@ -601,11 +601,11 @@ impl Reliable {
                 }
             }
             Some(Pushed::Left) => {
-                c.on_left(len, clock);
+                c.on_left(len, now, clock);
                 self.timers.set(place, c.deadline(), &mut c.timer_at);
             }
             Some(Pushed::Blocked | Pushed::Partly) => {
-                c.on_left(len, clock);
+                c.on_left(len, now, clock);
                 self.blocked = pushed == Some(Pushed::Blocked);
                 self.settle(place);
             }

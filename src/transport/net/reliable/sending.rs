@@ -393,16 +393,22 @@ impl Connection {
         })
     }
 
-    /// Packets of a message of `len` bytes have left: what the link took for that is no pause of the application, and
-    /// no way to the peer.
+    /// Packets of a message of `len` bytes that came `now` have left: what the link took for that is no pause of the
+    /// application, and no way to the peer.
     #[inline]
-    pub(super) fn on_left(&mut self, len: usize, clock: impl Fn() -> u64) {
+    pub(super) fn on_left(&mut self, len: usize, now: u64, clock: impl Fn() -> u64) {
         if self.burst >= ALONE || len >= JOINT_MAX {
             self.left_at = clock();
+            self.left_after = self.left_at.saturating_sub(now);
         }
         if self.burst >= ALONE {
             self.pushed_at = self.left_at;
         }
+    }
+
+    /// How much of the time since `sent_at` the link took for the last long message, nanoseconds.
+    fn own_ns(&self, sent_at: u64) -> u64 {
+        self.left_at.saturating_sub(sent_at).min(self.left_after)
     }
 
     /// Whether a message that comes `now` is one of many, between which the application does not poll.
@@ -938,7 +944,7 @@ impl Connection {
             // Nor is one that is longer than the whole: some other packet's.
             let whole = sample.map_or(0, |sent_at| came.saturating_sub(sent_at));
             if whole > delay {
-                let own = sample.map_or(0, |sent_at| self.left_at.saturating_sub(sent_at));
+                let own = sample.map_or(0, |sent_at| self.own_ns(sent_at));
                 self.congestion.on_round_trip(whole - delay, own, came);
             }
         }
