@@ -236,18 +236,22 @@ impl<Q: Qp> Channel<Q> {
     #[inline]
     fn next(&self) -> Option<(Mark, usize)> {
         let number = self.taken.wrapping_add(1);
-        if let Some(found) = self.behind(number) {
-            return Some(found);
-        }
-        if let Some(mark) = ring::read_front(number, self.id, |at| self.qp.mark(at)) {
-            return Some((mark, ring::front_of(number) + MARK));
-        }
-        if !ring::may_be_skipped(number) {
-            return None;
+        let found = self.find(number);
+        if found.is_some() || !ring::may_be_skipped(number) {
+            return found;
         }
         // What is not there was left out if a later packet is; it may have come since it was looked for.
         let later = self.behind(ring::next_beginning(number))?;
-        if self.behind(number).is_some() { None } else { Some(later) }
+        self.find(number).or(Some(later))
+    }
+
+    /// Packet `number`, if it is there, and where it begins.
+    #[inline]
+    fn find(&self, number: u32) -> Option<(Mark, usize)> {
+        self.behind(number).or_else(|| {
+            let mark = ring::read_front(number, self.id, |at| self.qp.mark(at))?;
+            Some((mark, ring::front_of(number) + MARK))
+        })
     }
 
     /// Packet `number`, if it is there with its mark behind it, and where it begins.

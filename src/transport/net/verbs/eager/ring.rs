@@ -155,30 +155,36 @@ pub(super) fn front_of(number: u32) -> usize {
     end_of(number) - PACKET_MAX
 }
 
+/// Packets from `number` on until the end of the ring.
+#[inline]
+fn left(number: u32) -> u32 {
+    SLOTS - number.wrapping_sub(1) % SLOTS
+}
+
 /// Packet `number` is the first one of a ring.
 #[inline]
 pub(super) fn begins(number: u32) -> bool {
-    number.wrapping_sub(1) % SLOTS == 0
+    left(number) == SLOTS
 }
 
 /// The first packet behind `number` that begins a ring.
 #[inline]
 pub(super) fn next_beginning(number: u32) -> u32 {
-    number.wrapping_add(SLOTS - number.wrapping_sub(1) % SLOTS)
+    number.wrapping_add(left(number))
 }
 
 /// Numbers that are left out before `packets` packets from `number` on, so that the end of the ring does not
 /// divide them. Whoever waits for the first of those looks where the ring begins as well.
 #[inline]
 pub(super) fn skipped(number: u32, packets: u32) -> u32 {
-    let left = SLOTS - number.wrapping_sub(1) % SLOTS;
+    let left = left(number);
     if left < packets && packets <= BURST { left } else { 0 }
 }
 
 /// Whether [`skipped`] may leave out `number`.
 #[inline]
 pub(super) fn may_be_skipped(number: u32) -> bool {
-    SLOTS - number.wrapping_sub(1) % SLOTS < BURST
+    left(number) < BURST
 }
 
 /// Where packet `number` ends in the ring, and its mark begins.
