@@ -25,7 +25,7 @@ const SIGNAL_EVERY: u64 = 4;
 const BATCH: usize = 8;
 /// Writes under way on one queue pair at most.
 const WRITES: u32 = 16;
-/// Pieces of a write, at least: packets that were put one behind the other are one.
+/// Pieces of a write: what is inline is a packet and its mark.
 const SEGMENTS: usize = 2;
 /// Bytes of a mark.
 pub(crate) const MARK: usize = 16;
@@ -43,8 +43,6 @@ pub(crate) struct EagerSettings {
     pub(crate) channels: usize,
     /// Bytes of a ring.
     pub(crate) ring: usize,
-    /// Longest packet, bytes.
-    pub(crate) packet: usize,
 }
 
 /// See the module.
@@ -60,11 +58,8 @@ pub(crate) struct EagerWrite<'a> {
     /// Where that begins, bytes from the beginning of the peer's ring.
     pub(crate) at: usize,
     pub(crate) packet: &'a [u8],
+    /// What comes behind it.
     pub(crate) mark: [u8; MARK],
-    /// The mark is in front of the packet, else behind it.
-    pub(crate) front: bool,
-    /// It begins where the last one, whose packet is as long as may be, ends: both may be one request.
-    pub(crate) joins: bool,
 }
 
 /// See the module.
@@ -73,10 +68,12 @@ pub(crate) struct EagerQp {
     qp: RcQp<()>,
     ring: Slots,
     ring_len: usize,
+    /// What is written, each where it will be in the peer's ring: while that is not free there, the device may still
+    /// read it here.
     outgoing: Slots,
     inline_max: usize,
     requests: Vec<(ibv_send_wr, [ibv_sge; SEGMENTS])>,
-    /// Packets posted, and complete, since the beginning; and those up to which a completion will be reported,
+    /// Writes posted, and complete, since the beginning; and those up to which a completion will be reported,
     /// oldest first.
     posted: u64,
     complete: u64,
@@ -155,7 +152,7 @@ impl EagerQp {
             qp,
             ring: Slots::exposed(pd, 1, settings.ring)?,
             ring_len: settings.ring,
-            outgoing: Slots::new(pd, WRITES as usize, settings.packet + MARK)?,
+            outgoing: Slots::new(pd, 1, settings.ring)?,
             inline_max: inline,
             requests: vec![request; BATCH],
             posted: 0,
@@ -205,20 +202,21 @@ impl EagerQp {
         Some(unsafe { std::slice::from_raw_parts(base.add(at).as_ptr(), len) })
     }
 
-    /// Packets that may be posted now.
+    /// Writes that may be posted now.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         (u64::from(WRITES) - (self.posted - self.complete)) as usize
     }
 
-    /// Packets posted so far, and how many of them are known to be complete.
+    /// Writes posted so far, and how many of them are known to be complete.
     #[inline]
     pub(crate) fn progress(&self) -> (u64, u64) {
         (self.posted, self.complete)
     }
 
     /// Writes into the ring that a peer has at `to`, under its key, one after the other, as many as there is room
-    /// for; the last reports its completion if `told`. Returns how many. Errors: it has failed.
+    /// for; the last reports its completion if `told`. What was written to the same place before has been taken from
+    /// there. Returns how many. Errors: it has failed.
     #[inline]
     pub(crate) fn write<'a>(
         &mut self,
@@ -230,68 +228,32 @@ impl EagerQp {
         let Self { outgoing, requests, inline_max, posted, signals, .. } = self;
         // What is inline stays here until it is posted.
         let mut marks = [[0; MARK]; BATCH];
-        let (mut count, mut id) = (0_usize, before);
+        let mut count = 0_usize;
         let sge = |from: NonNull<u8>, len: usize| ibv_sge {
             addr: from.as_ptr().expose_provenance() as u64,
             length: len as u32,
             lkey,
         };
-        for (write, kept) in writes.take(room).zip(&mut marks) {
+        for ((write, kept), (wr, [one, two])) in
+            writes.take(room).zip(&mut marks).zip(requests.iter_mut())
+        {
             let len = write.packet.len() + MARK;
-            let slot = (id % u64::from(WRITES)) as usize;
-            let joined = write.joins && count > 0;
-            let inline = len <= *inline_max && !joined;
-            let signaled = (id + 1) % SIGNAL_EVERY == 0;
-            id += 1;
-            let (first, second) = if write.front {
-                (&write.mark[..], write.packet)
-            } else {
-                (write.packet, &write.mark[..])
-            };
-            if joined {
-                let last = count.checked_sub(1).and_then(|last| requests.get_mut(last));
-                let Some((wr, [one, two])) =
-                    last.filter(|(wr, _)| wr.send_flags & IBV_SEND_INLINE == 0)
-                else {
-                    break;
-                };
-                let Some(from) = outgoing.fill_both(slot, first, second) else { break };
-                // Slots that follow one another are one piece of memory; behind the last one it begins anew.
-                match (slot, wr.num_sge) {
-                    (0, 1) => {
-                        *two = sge(from, len);
-                        wr.num_sge = 2;
-                    }
-                    (0, _) => break,
-                    (_, 1) => one.length += len as u32,
-                    _ => two.length += len as u32,
-                }
-                if signaled && wr.send_flags & IBV_SEND_SIGNALED == 0 {
-                    wr.send_flags |= IBV_SEND_SIGNALED;
-                    signals.push_back(id);
-                } else if wr.send_flags & IBV_SEND_SIGNALED != 0 {
-                    // It stands for this one too.
-                    if let Some(upto) = signals.back_mut() {
-                        *upto = id;
-                    }
-                }
-                *posted = id;
-                continue;
-            }
-            let Some((wr, [one, two])) = requests.get_mut(count) else { break };
+            let inline = len <= *inline_max;
             wr.num_sge = 1;
             if inline {
                 *kept = write.mark;
                 let mark = sge(NonNull::from(&*kept).cast(), MARK);
-                let packet = sge(NonNull::from(write.packet).cast(), write.packet.len());
-                (*one, *two) = if write.front || write.packet.is_empty() {
-                    (mark, packet)
-                } else {
-                    (packet, mark)
-                };
-                wr.num_sge += i32::from(!write.packet.is_empty());
+                *one = mark;
+                if !write.packet.is_empty() {
+                    *one = sge(NonNull::from(write.packet).cast(), write.packet.len());
+                    *two = mark;
+                    wr.num_sge = 2;
+                }
             } else {
-                let Some(from) = outgoing.fill_both(slot, first, second) else { break };
+                let Some(from) = outgoing.fill_within(0, write.at, write.packet, &write.mark)
+                else {
+                    break;
+                };
                 *one = sge(from, len);
             }
             wr.wr_id = WRITE;
@@ -301,12 +263,12 @@ impl EagerQp {
                 remote_addr: to.wrapping_add(write.at as u64),
                 rkey,
             };
-            if signaled {
-                wr.send_flags |= IBV_SEND_SIGNALED;
-                signals.push_back(id);
-            }
             count += 1;
-            *posted = id;
+            *posted += 1;
+            if *posted % SIGNAL_EVERY == 0 {
+                wr.send_flags |= IBV_SEND_SIGNALED;
+                signals.push_back(*posted);
+            }
         }
         let Some((last, _)) = count.checked_sub(1).and_then(|last| requests.get_mut(last)) else {
             return Ok(0);
@@ -321,10 +283,63 @@ impl EagerQp {
             wr.sg_list = sges.as_mut_ptr();
             next = wr;
         }
-        // SAFETY: a list of valid requests, no more than fit. What is inline is borrowed during the call; other
-        // slots are free: fewer than all are under way, and they are used in turn.
+        // SAFETY: a list of valid requests, no more than fit. What is inline is borrowed during the call; what is not
+        // stays as it is until its place is written to again, which the peer has left by then: whatever the device
+        // still reads of it, it throws away.
         unsafe { self.qp.post_list(next) }?;
         Ok((self.posted - before) as usize)
+    }
+
+    /// Where the `len` bytes are to be made that will be at `at` in the peer's ring: see [`Self::write`].
+    #[inline]
+    pub(crate) fn lend(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
+        self.outgoing.part_mut(at, len)
+    }
+
+    /// These, also when they were written.
+    #[inline]
+    pub(crate) fn lent(&self, at: usize, len: usize) -> Option<&[u8]> {
+        self.outgoing.part(at, len)
+    }
+
+    /// Writes these, with `mark` behind them, as [`Self::write`] does.
+    #[inline]
+    pub(crate) fn write_lent(
+        &mut self,
+        (to, rkey): (u64, u32),
+        at: usize,
+        len: usize,
+        mark: [u8; MARK],
+    ) -> Result<usize> {
+        let lkey = self.outgoing.lkey();
+        let Some(behind) = at.checked_add(len) else { return Ok(0) };
+        let (true, Some(_), Some(from), Some((wr, [one, _]))) = (
+            self.room() > 0,
+            self.outgoing.fill_within(0, behind, &mark, &[]),
+            self.outgoing.fill_within(0, at, &[], &[]),
+            self.requests.first_mut(),
+        ) else {
+            return Ok(0);
+        };
+        *one = ibv_sge {
+            addr: from.as_ptr().expose_provenance() as u64,
+            length: (len + MARK) as u32,
+            lkey,
+        };
+        (wr.wr_id, wr.opcode, wr.num_sge) = (WRITE, IBV_WR_RDMA_WRITE, 1);
+        (wr.send_flags, wr.next, wr.sg_list) = (0, null_mut(), one);
+        wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+            remote_addr: to.wrapping_add(at as u64),
+            rkey,
+        };
+        self.posted += 1;
+        if self.posted % SIGNAL_EVERY == 0 {
+            wr.send_flags = IBV_SEND_SIGNALED;
+            self.signals.push_back(self.posted);
+        }
+        // SAFETY: a valid request, which fits; as for `write`.
+        unsafe { self.qp.post_list(wr) }?;
+        Ok(1)
     }
 
     /// The oldest write that reports it is complete, and those before it.

@@ -77,24 +77,49 @@ impl Slots {
     /// Fills the beginning of a slot that is not posted.
     #[inline]
     pub(super) fn fill(&mut self, index: usize, from: &[u8]) -> Option<NonNull<u8>> {
-        self.fill_both(index, from, &[])
+        self.fill_within(index, 0, from, &[])
     }
 
-    /// The same with `end` behind it.
+    /// The `len` bytes from `at` on of the first slot, which the device does not write.
     #[inline]
-    pub(super) fn fill_both(
+    pub(super) fn part(&self, at: usize, len: usize) -> Option<&[u8]> {
+        let slot = self.address(0).filter(|_| self.has(at, len))?;
+        // SAFETY: within the slot, initialised as the kernel gave it.
+        Some(unsafe { std::slice::from_raw_parts(slot.add(at).as_ptr(), len) })
+    }
+
+    /// The same, of which nothing is posted.
+    #[inline]
+    pub(super) fn part_mut(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
+        let slot = self.address(0).filter(|_| self.has(at, len))?;
+        // SAFETY: as above, and nobody's now.
+        Some(unsafe { std::slice::from_raw_parts_mut(slot.add(at).as_ptr(), len) })
+    }
+
+    /// A slot has `len` bytes from `at` on.
+    #[inline]
+    fn has(&self, at: usize, len: usize) -> bool {
+        at.checked_add(len).is_some_and(|end| end <= self.slot)
+    }
+
+    /// Fills a slot from `at` on with `from`, and `end` behind it, of which nothing is posted.
+    #[inline]
+    pub(super) fn fill_within(
         &mut self,
         index: usize,
+        at: usize,
         from: &[u8],
         end: &[u8],
     ) -> Option<NonNull<u8>> {
-        let at = self.address(index).filter(|_| from.len() + end.len() <= self.slot)?;
-        // SAFETY: within the slot, which is nobody's now; the others are other memory.
+        let len = at.checked_add(from.len())?.checked_add(end.len())?;
+        let slot = self.address(index).filter(|_| len <= self.slot)?;
+        // SAFETY: within the slot, and nobody's now; the others are other memory.
         unsafe {
-            at.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len());
-            at.as_ptr().add(from.len()).copy_from_nonoverlapping(end.as_ptr(), end.len());
+            let to = slot.add(at);
+            to.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len());
+            to.as_ptr().add(from.len()).copy_from_nonoverlapping(end.as_ptr(), end.len());
+            Some(to)
         }
-        Some(at)
     }
 }
 

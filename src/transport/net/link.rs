@@ -36,6 +36,21 @@ pub(crate) trait Link {
         false
     }
 
+    /// Sends one packet of `len` bytes, more than a datagram has, a sound way, if there is one that takes it now: `fill`
+    /// writes it where it leaves from, and `keep` sees it there once it has left. False: it has to go another way; `fill`
+    /// may have been called. `ahead`: as for `send`.
+    fn send_long(
+        &mut self,
+        to: &Address,
+        len: usize,
+        ahead: Option<u32>,
+        fill: impl FnOnce(&mut [u8]),
+        keep: impl FnOnce(&[u8]),
+    ) -> bool {
+        let _ = (to, len, ahead, fill, keep);
+        false // a link without such a way
+    }
+
     /// `to` is silent though something is owed: where there are several ways to it, another one is
     /// to be taken until that one is proven anew.
     fn doubt(&mut self, to: &Address) {

@@ -518,18 +518,24 @@ impl Net {
         peer: PeerId,
         header: &[u8],
         len: usize,
-        pack: impl FnMut(usize, &mut [u8]),
+        mut pack: impl FnMut(usize, &mut [u8]),
         later: bool,
     ) -> Result<(), SendError> {
         debug_assert!(header.len() <= MAX_HEADER);
         let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
         let inner = self.numbers.inner(peer).ok_or(unknown)?;
         let mut core = self.core.enter().ok_or(ORPHANED)?;
+        let Core { machine, link, .. } = &mut *core;
+        // What is longer than a datagram may leave as it is.
+        let long = !later && len > machine.packet_room(inner, header.len());
+        if long && machine.send_at_once(inner, header, len, &mut pack, clock::now_ns, link) {
+            self.rhythm.on_traffic(&self.shared);
+            return Ok(());
+        }
         let now = clock::now_ns();
-        core.machine.send(inner, header, len, pack, now)?;
+        machine.send(inner, header, len, pack, now)?;
         self.rhythm.on_traffic(&self.shared);
         if !later {
-            let Core { machine, link, .. } = &mut *core;
             machine.poll_transmit(now, link);
         }
         Ok(())

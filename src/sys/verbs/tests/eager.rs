@@ -2,7 +2,7 @@
 
 use super::*;
 
-const RING: usize = 6 * 4096;
+const RING: usize = 10 * 4096;
 const PACKET: usize = 4096 - MARK;
 
 struct End {
@@ -24,7 +24,6 @@ fn end() -> Option<End> {
             service_level: port.service_level,
             channels: 2,
             ring: RING,
-            packet: PACKET,
         },
     )
     .unwrap();
@@ -73,46 +72,38 @@ fn words(mark: [u8; MARK]) -> [u64; 2] {
 fn packets_and_marks_arrive_where_they_belong() {
     let Some((mut a, b)) = ends() else { return };
     let ring = b.qp.ring();
-    let mut at = 0;
-    for (i, (len, front)) in [0, 1, 100, 219, 220, 221, 1024, PACKET]
-        .into_iter()
-        .flat_map(|len| [(len, false), (len, true)])
-        .enumerate()
-    {
+    let lens = [0, 1, 100, 219, 220, 221, 1024, PACKET, PACKET + 1, 16_484, 8 * 4096 - MARK];
+    for (i, len) in lens.into_iter().enumerate() {
         let (packet, mark) = (noise(len, i), [i as u8 + 1; MARK]);
-        at = if front || len % 8 != 0 { 4096 - len % 8 } else { 4096 };
-        at = if front { 4096 } else { at };
-        let write = EagerWrite { at, packet: &packet, mark, front, joins: false };
+        let at = 8 * 4096 - len;
+        let write = EagerWrite { at, packet: &packet, mark };
         assert_eq!(a.qp.write(ring, std::iter::once(write), true), Ok(1));
         assert!(!a.finish());
-        let (mark_at, packet_at) = if front { (at, at + MARK) } else { (at + len, at) };
-        assert_eq!(b.qp.mark(mark_at), Some(words(mark)), "{len} bytes, mark in front: {front}");
-        assert!(b.qp.bytes(packet_at, len).unwrap() == packet, "{len} bytes");
+        assert_eq!(b.qp.mark(8 * 4096), Some(words(mark)), "{len} bytes");
+        assert!(b.qp.bytes(at, len).unwrap() == packet, "{len} bytes");
     }
-    assert!(at > 0);
+    let write = EagerWrite { at: RING - 5, packet: &[0; 300], mark: [0; MARK] };
+    assert_eq!(a.qp.write(ring, std::iter::once(write), true), Ok(0), "beyond the ring");
 }
 
 #[test]
-fn packets_behind_one_another_are_one_write() {
+fn several_at_once_arrive() {
     let Some((mut a, b)) = ends() else { return };
     let ring = b.qp.ring();
-    let (first, last) = (noise(PACKET, 1), noise(77, 2));
-    // The slots of the sender begin anew in between.
+    let packets = [noise(PACKET, 1), noise(77, 2), noise(2 * PACKET, 3)];
+    let ends = [8 * 4096, 7 * 4096, 6 * 4096];
     for round in 0..40u8 {
-        let write = |n: u8| EagerWrite {
-            at: if n == 0 { MARK } else { 4096 + MARK },
-            packet: if n == 0 { &first } else { &last },
-            mark: [round * 2 + n; MARK],
-            front: n == 1,
-            joins: n == 1,
+        let write = |n: usize| EagerWrite {
+            at: ends[n] - packets[n].len(),
+            packet: &packets[n],
+            mark: [round * 3 + n as u8; MARK],
         };
-        assert_eq!(a.qp.write(ring, [0, 1].into_iter().map(write), true), Ok(2));
+        assert_eq!(a.qp.write(ring, (0..3).map(write), true), Ok(3));
         assert!(!a.finish());
-        for n in 0..2 {
-            assert_eq!(b.qp.mark(4096 + usize::from(n) * MARK), Some(words([round * 2 + n; MARK])));
+        for (n, (end, packet)) in ends.into_iter().zip(&packets).enumerate() {
+            assert_eq!(b.qp.mark(end), Some(words([round * 3 + n as u8; MARK])));
+            assert!(b.qp.bytes(end - packet.len(), packet.len()).unwrap() == packet);
         }
-        assert!(b.qp.bytes(MARK, PACKET).unwrap() == first);
-        assert!(b.qp.bytes(4096 + 2 * MARK, 77).unwrap() == last);
     }
 }
 
@@ -121,7 +112,7 @@ fn there_is_room_for_so_many() {
     let Some((mut a, b)) = ends() else { return };
     let (ring, room) = (b.qp.ring(), a.qp.room());
     assert!(room >= 8);
-    let write = EagerWrite { at: 0, packet: &[7; 40], mark: [1; MARK], front: false, joins: false };
+    let write = EagerWrite { at: 0, packet: &[7; 40], mark: [1; MARK] };
     let mut posted = 0;
     while posted < room {
         let n = a.qp.write(ring, std::iter::repeat_n(write, 5), false).unwrap();
@@ -147,7 +138,7 @@ fn what_is_not_in_the_ring_is_not_read() {
 #[test]
 fn a_peer_that_ends_is_noticed_and_one_without_the_key_writes_nothing() {
     let Some((mut a, mut b)) = ends() else { return };
-    let write = EagerWrite { at: 0, packet: &[7; 40], mark: [1; MARK], front: false, joins: false };
+    let write = EagerWrite { at: 0, packet: &[7; 40], mark: [1; MARK] };
     assert_eq!(a.qp.write((b.qp.ring().0, !b.qp.ring().1), std::iter::once(write), true), Ok(1));
     assert!(a.finish(), "it is refused");
     assert_eq!(b.qp.bytes(0, 40), Some(&[0; 40][..]));
@@ -163,39 +154,25 @@ fn a_peer_that_ends_is_noticed_and_one_without_the_key_writes_nothing() {
 #[ignore = "a measurement"]
 fn costs_of_writes() {
     const COUNT: u64 = 3000;
-    for lens in
-        [&[64][..], &[160], &[PACKET], &[PACKET, 100], &[PACKET, PACKET, PACKET, PACKET, 350]]
-    {
+    for len in [64, 160, PACKET, 4200, 16_484, 8 * 4096 - MARK] {
         let Some((a, b)) = ends() else { return };
         let rings = [a.qp.ring(), b.qp.ring()];
         let turn = move |mut end: End, to: (u64, u32), begins: bool| {
-            let packets: Vec<Vec<u8>> = lens.iter().map(|len| noise(*len, 1)).collect();
-            let last = lens.len() - 1;
-            // Where the last mark is: in front of a short packet behind others.
-            let at = if last == 0 { 4096 } else { last * 4096 + MARK };
+            let packet = noise(len, 1);
+            let at = 8 * 4096;
             let since = std::time::Instant::now();
             for n in 1..=COUNT {
                 let mut mark = [0; MARK];
                 mark[..8].copy_from_slice(&n.to_le_bytes());
-                let write = |i: usize| {
-                    let front = i == last && i > 0;
-                    let page = i * 4096;
-                    EagerWrite {
-                        at: if front { page + MARK } else { page + 4096 - lens[i] },
-                        packet: &packets[i],
-                        mark,
-                        front,
-                        joins: i > 0,
-                    }
-                };
+                let write = || std::iter::once(EagerWrite { at: at - len, packet: &packet, mark });
                 if begins {
-                    end.qp.write(to, (0..lens.len()).map(write), false).unwrap();
+                    end.qp.write(to, write(), false).unwrap();
                 }
                 while end.qp.mark(at).unwrap()[0] != n {
                     std::hint::spin_loop();
                 }
                 if !begins {
-                    end.qp.write(to, (0..lens.len()).map(write), false).unwrap();
+                    end.qp.write(to, write(), false).unwrap();
                 }
                 let mut done = 0;
                 end.port.poll(|_, fails| done += usize::from(!fails)).unwrap();
@@ -206,6 +183,6 @@ fn costs_of_writes() {
         let other = std::thread::spawn(move || turn(b, rings[0], false));
         let us = turn(a, rings[1], true);
         other.join().unwrap();
-        println!("packets of {lens:?} bytes: {us:.2} us");
+        println!("a packet of {len} bytes: {us:.2} us");
     }
 }

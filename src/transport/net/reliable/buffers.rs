@@ -1,18 +1,18 @@
 //! Memory for packets: taken from free lists by size, so that the data path does not allocate, and
 //! bounded.
 
-/// Sizes of the smaller classes, bytes; the last is the largest datagram.
-const SMALL: usize = 256;
-const MEDIUM: usize = 2048;
-const LONG: usize = 4096;
+use super::PACKET_MAX;
+
+/// Sizes of the classes, bytes, beside that of the largest datagram; the last is that of the longest packet.
+const SIZES: [usize; 6] = [256, 2048, 4096, 8192, 20 * 1024, PACKET_MAX];
 /// Bytes of free buffers kept for later.
 const KEEP: usize = 4 << 20;
 
 /// The buffers of one endpoint.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    free: [Vec<Vec<u8>>; 4],
-    large: usize,
+    free: [Vec<Vec<u8>>; SIZES.len() + 1],
+    sizes: [usize; SIZES.len() + 1],
     /// Bytes in use, by capacity.
     used: usize,
     /// Bytes that lie in the free lists.
@@ -21,22 +21,25 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// At most `limit` bytes, in buffers of at most `large` each.
+    /// At most `limit` bytes, in buffers for packets, and for datagrams of at most `large` bytes.
     pub(super) fn new(large: usize, limit: usize) -> Self {
-        let free = [const { Vec::new() }; 4];
-        Self { free, large: large.max(LONG), used: 0, idle: 0, limit }
+        let mut sizes = [large; SIZES.len() + 1];
+        sizes.iter_mut().zip(SIZES).for_each(|(to, size)| *to = size);
+        sizes.sort_unstable();
+        Self { free: Default::default(), sizes, used: 0, idle: 0, limit }
     }
 
+    /// The class for `len` bytes, and its size: the last one, if there is none.
+    #[inline]
     fn class(&self, len: usize) -> (usize, usize) {
-        if len <= SMALL {
-            (0, SMALL)
-        } else if len <= MEDIUM {
-            (1, MEDIUM)
-        } else if len <= LONG {
-            (2, LONG)
-        } else {
-            (3, self.large)
+        let mut class = (0, 0);
+        for (i, size) in self.sizes.into_iter().enumerate() {
+            class = (i, size);
+            if len <= size {
+                break;
+            }
         }
+        class
     }
 
     /// A buffer with room for `len` bytes, with any contents; `None` when the limit is reached.
@@ -80,7 +83,7 @@ impl Buffers {
         self.has_room(count * self.class(len).1)
     }
 
-    /// True while there is room for `len` bytes in buffers of the largest class.
+    /// True while there is room for `len` bytes.
     pub(super) fn has_room(&self, len: usize) -> bool {
         self.used + len <= self.limit
     }
@@ -93,8 +96,10 @@ mod tests {
     #[test]
     fn buffers_are_reused_and_bounded() {
         let mut buffers = Buffers::new(9000, 20_000);
+        assert_eq!(buffers.sizes, [256, 2048, 4096, 8192, 9000, 20 * 1024, PACKET_MAX]);
+        assert!(buffers.take(PACKET_MAX + 1).is_none());
         let a = buffers.take(9000).unwrap();
-        let b = buffers.take(5000).unwrap();
+        let b = buffers.take(8500).unwrap();
         assert_eq!(buffers.used(), 18_000);
         assert!(buffers.take(9000).is_none());
         let small = buffers.take(3).unwrap();
@@ -102,10 +107,11 @@ mod tests {
         let at = a.as_ptr();
         buffers.give(a);
         buffers.give(small);
-        let again = buffers.take(4097).unwrap();
+        let again = buffers.take(8193).unwrap();
         assert_eq!(again.as_ptr(), at);
         buffers.give(b);
         assert_eq!(buffers.used(), 9000);
+        assert!(buffers.has_room_for(1, 9000) && !buffers.has_room_for(1, 9001));
         assert!(buffers.take(9001).is_none());
     }
 }

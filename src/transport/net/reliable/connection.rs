@@ -3,7 +3,7 @@
 use super::congestion::Congestion;
 use super::packet::{Hello, HelloKind, VERSION, VERSION_MIN};
 use super::path::Path;
-use super::receiving::{ACK_DELAY_NS, Assembly, Early};
+use super::receiving::{ACK_DELAY_NS, Assembly, Early, Pieces};
 use super::sending::Outgoing;
 use super::tag::SessionKey;
 use super::timers::NEVER;
@@ -131,6 +131,7 @@ pub(super) struct Connection {
     pub(super) arrived_at: u64,
     pub(super) early: Option<Box<Early>>,
     pub(super) assembly: Option<Box<Assembly>>,
+    pub(super) pieces: Option<Box<Pieces>>,
     /// Packets since the last acknowledgement.
     pub(super) unacked: u16,
     pub(super) ack_now: bool,
@@ -219,6 +220,7 @@ impl Connection {
             left_after: 0,
             early: None,
             assembly: None,
+            pieces: None,
             unacked: 0,
             ack_now: false,
             marks: 0,

@@ -36,6 +36,8 @@ use timers::{NEVER, Timers};
 
 /// Longest payload of a message, bytes.
 pub(crate) const MESSAGE_MAX: usize = 64 * 1024;
+/// Longest packet, bytes: beyond a datagram where the link takes it ([`Link::takes_long`]), else in pieces.
+const PACKET_MAX: usize = 32 * 1024;
 /// Datagrams that any network carries, bytes: used until more has been found to pass (path.rs).
 const DATAGRAM_START: usize = 1200;
 /// What everybody takes, whatever it says, if need be as IP fragments: devices with datagrams of 1024
@@ -98,6 +100,8 @@ pub(crate) struct Counts {
     pub(crate) duplicates: u64,
     /// Packets that came before those in front of them, and were kept.
     pub(crate) early: u64,
+    /// Packets longer than a datagram that were sent in pieces.
+    pub(crate) in_pieces: u64,
     /// Packets in order or early that there was no memory or no room for.
     pub(crate) no_room: u64,
     pub(crate) timeouts: u64,

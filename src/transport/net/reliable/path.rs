@@ -165,16 +165,17 @@ impl Connection {
             path.unanswered = 0;
             self.hello |= if path.probe > 0 { PROBE } else { 0 };
         }
-        self.window.iter().any(|packet| packet.bytes.len() > usize::from(carried))
+        let carried = usize::from(carried);
+        self.window.iter().any(|packet| packet.longest(carried) > carried)
     }
 
     /// Length of the first packet that is not acknowledged, if the path may be why.
     fn suspect(&self) -> Option<usize> {
         let first = self.window.front()?;
         let sent = matches!(first.state, State::InFlight | State::Lost);
-        let long = first.bytes.len() > DATAGRAM_START;
+        let len = first.longest(self.datagram_room());
         let untested = usize::from(self.datagram_max) > DATAGRAM_START;
-        (sent && long && untested).then_some(first.bytes.len())
+        (sent && len > DATAGRAM_START && untested).then_some(len)
     }
 
     /// A timeout: asks again, if there is a question.

@@ -4,10 +4,11 @@
 use super::congestion::WINDOW_MAX;
 use super::connection::{Connection, Phase};
 use super::packet::{
-    ACK_REQUEST, Frame, HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, SACK_WORDS, TAG_AT,
+    ACK_REQUEST, FRAME_LEN, Frame, HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, Piece,
+    SACK_WORDS, TAG_AT,
 };
 use super::sending::widen;
-use super::{End, MESSAGE_MAX, Shared, Sink};
+use super::{DATAGRAM_LEAST, End, MESSAGE_MAX, PACKET_MAX, Shared, Sink};
 use crate::sys::Errno;
 use crate::transport::net::link::Condition;
 use crate::transport::{Departure, MAX_HEADER};
@@ -15,6 +16,8 @@ use std::collections::VecDeque;
 
 /// Packets that are acknowledged together.
 pub(super) const ACK_EVERY: u16 = 16;
+/// Bytes of buffers that the longest message takes, in the shortest packets.
+const SENDING: usize = MESSAGE_MAX.div_ceil(DATAGRAM_LEAST - HEADER_LEN - FRAME_LEN) * 2048;
 /// How long an acknowledgement waits for something to travel with, nanoseconds.
 pub(super) const ACK_DELAY_NS: u64 = 200_000;
 
@@ -96,6 +99,17 @@ impl Default for Assembly {
     }
 }
 
+/// A packet that comes in pieces.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    psn: u64,
+    each: u16,
+    total: u32,
+    /// A bit for each piece that is here.
+    here: u64,
+    bytes: Vec<u8>,
+}
+
 /// The frames make no sense.
 struct Malformed;
 
@@ -147,7 +161,54 @@ impl Connection {
                 Some(End::Departed(departure))
             }
             Kind::Data => self.on_data(shared, header, frames, congested, now, sink),
+            Kind::Piece => self.on_piece(shared, header, frames, congested, now, sink),
         }
+    }
+
+    /// A piece of a packet: with the last one that was missing, that is here.
+    #[cold]
+    fn on_piece(
+        &mut self,
+        shared: &mut Shared,
+        header: &Header,
+        body: &[u8],
+        congested: bool,
+        now: u64,
+        sink: &mut impl Sink,
+    ) -> Option<End> {
+        let Some(piece) = Piece::decode(body)
+            .filter(|p| p.total as usize <= PACKET_MAX - HEADER_LEN && p.count() <= u64::BITS)
+        else {
+            shared.counts.malformed += 1;
+            return Some(broken());
+        };
+        let psn = widen(header.psn, self.expected);
+        if psn < self.expected {
+            // It is here already.
+            return self.on_data(shared, header, &[], congested, now, sink);
+        }
+        if psn > self.expected {
+            return None; // nobody sends pieces of another packet than the first that is missing
+        }
+        let Piece { each, total, .. } = piece;
+        let here = |p: &Pieces| (p.psn, p.each, p.total) == (psn, each, total);
+        if !self.pieces.as_deref().is_some_and(here) {
+            // Beside the buffers: what is sent may have all of these until this one is acknowledged.
+            let bytes = vec![0; total as usize];
+            self.pieces = Some(Box::new(Pieces { psn, each, total, here: 0, bytes }));
+        }
+        let pieces = self.pieces.as_mut()?;
+        let at = usize::from(piece.index) * usize::from(each);
+        pieces.bytes.get_mut(at..at + piece.bytes.len())?.copy_from_slice(piece.bytes);
+        pieces.here |= 1 << piece.index;
+        if pieces.here.count_ones() < piece.count() {
+            self.note_arrival(shared, header, congested, now);
+            self.ack_now |= header.flags & ACK_REQUEST != 0;
+            self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);
+            return None;
+        }
+        let pieces = self.pieces.take()?;
+        self.on_data(shared, header, &pieces.bytes, congested, now, sink)
     }
 
     fn on_data(
@@ -248,6 +309,9 @@ impl Connection {
         if self.early.as_ref().is_some_and(|early| early.held == 0) {
             self.early = None;
         }
+        if self.pieces.as_ref().is_some_and(|pieces| pieces.psn < self.expected) {
+            self.pieces = None; // it has come another way
+        }
         Ok(())
     }
 
@@ -260,8 +324,9 @@ impl Connection {
             shared.counts.duplicates += 1;
             return;
         }
-        // What waits here may not take the memory that sending needs.
-        let spare = shared.buffers.has_room(shared.settings.buffer_bytes / 4);
+        // What waits here may not take the memory that sending needs: the peer that it waits for may be gone.
+        let spare = (shared.settings.buffer_bytes / 4).max(SENDING) + frames.len();
+        let spare = shared.buffers.has_room(spare);
         let Some(mut packet) = spare.then(|| shared.buffers.take(frames.len())).flatten() else {
             shared.counts.no_room += 1;
             return;

@@ -4,11 +4,11 @@ use super::congestion::WINDOW_MAX;
 use super::connection::{ACCEPT, Connection, DOUBT, INIT, PROBE, Phase};
 use super::packet::{
     self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN,
-    HEADER_ONLY, HEADER_TAGS, Header, HelloKind, Kind, PRESSURE,
+    HEADER_ONLY, HEADER_TAGS, Header, HelloKind, Kind, PIECE_LEN, PRESSURE, Piece,
 };
 use super::receiving::ACK_EVERY;
 use super::timers::NEVER;
-use super::{MESSAGE_MAX, Shared};
+use super::{MESSAGE_MAX, PACKET_MAX, Shared};
 use crate::sys::Errno;
 use crate::transport::SendError;
 use crate::transport::net::link::Link;
@@ -23,6 +23,8 @@ const IN_ORDER: u32 = 8192;
 const CLEAN: u64 = 8192;
 /// Packets of one peer that leave in one turn.
 const BURST: usize = 64;
+/// Pieces of a packet that leave before an answer, at most; half as many when all have left and some are missing.
+const PIECES: usize = 8;
 /// Bytes that may wait for their first transmission, and packets if those are small.
 const BACKLOG_BYTES: usize = 128 * 1024;
 const BACKLOG_PACKETS: usize = 32;
@@ -69,9 +71,35 @@ pub(super) struct Outgoing {
     pub(super) state: State,
     /// It counts as lost because nothing was heard, not because later ones have arrived.
     overdue: bool,
+    /// It was made longer than a datagram, for a link that took such, and the other side takes it in pieces.
+    pub(super) long: bool,
+    /// It has left so the last time, which piece is the next one, and how often the last one has left.
+    pieces: bool,
+    cut: u16,
+    passes: u8,
 }
 
 impl Outgoing {
+    fn new(bytes: Vec<u8>) -> Self {
+        let state = State::Unsent;
+        Self {
+            bytes,
+            transmission: 0,
+            sent_at: 0,
+            state,
+            overdue: false,
+            long: false,
+            pieces: false,
+            cut: 0,
+            passes: 0,
+        }
+    }
+
+    /// Length of the longest datagram that it leaves in, bytes, where they have at most `room`.
+    pub(super) fn longest(&self, room: usize) -> usize {
+        if self.long { self.bytes.len().min(room) } else { self.bytes.len() }
+    }
+
     /// It was sent again because nothing was heard, and in vain: see `was_late`.
     fn was_early(&self, echo: Option<u64>) -> bool {
         self.overdue && echo.is_some_and(|echo| self.transmission > echo)
@@ -274,16 +302,16 @@ impl Connection {
         let room = self.datagram_room().saturating_sub(HEADER_LEN);
         let whole = FRAME_LEN + header.len() + len;
         let holds = self.is_burst(&shared.holding, now) && shared.holding.may();
+        if whole >= room && self.push_long(shared, (header, len), &mut pack, now, link) {
+            return Some(Pushed::Left);
+        }
         if holds || self.open || self.held || whole >= room {
             if holds && self.held && self.join(header, len, |to| pack(0, to)) {
                 return Some(Pushed::Held);
             }
             return self.push_more_at_once(shared, (header, len), pack, holds, now, link);
         }
-        if self.next_psn() != self.unsent
-            || self.window.len() >= WINDOW_MAX as usize
-            || !self.is_clear()
-        {
+        if !self.is_next() {
             return None;
         }
         let key = self.key?;
@@ -304,12 +332,12 @@ impl Connection {
         let ahead = self.ahead_of(shared, self.unsent);
         let left = link.send(&self.address, &[IoSlice::new(&bytes)], ahead) > 0;
         // The packet is on its way: all the rest does not hold it up.
-        self.on_single(shared, bytes, left, now);
+        self.on_single(shared, Outgoing::new(bytes), left, now);
         Some(if left { Pushed::Left } else { Pushed::Blocked })
     }
 
     /// The packet that `push_at_once` has made of a message is the last one of the window: it has left, or waits.
-    fn on_single(&mut self, shared: &mut Shared, bytes: Vec<u8>, left: bool, now: u64) {
+    fn on_single(&mut self, shared: &mut Shared, packet: Outgoing, left: bool, now: u64) {
         self.known = true;
         if self.window.is_empty() {
             self.owe(shared, now);
@@ -318,13 +346,7 @@ impl Connection {
         shared.unacknowledged += 1;
         let (state, transmission) =
             if left { (State::InFlight, self.transmission) } else { (State::Unsent, 0) };
-        self.window.push_back(Outgoing {
-            bytes,
-            transmission,
-            sent_at: now,
-            state,
-            overdue: false,
-        });
+        self.window.push_back(Outgoing { transmission, sent_at: now, state, ..packet });
         if !left {
             return;
         }
@@ -454,6 +476,56 @@ impl Connection {
         true
     }
 
+    /// Sends a message that is longer than a datagram as one packet, if the link has a way for that. False: nothing
+    /// was done.
+    fn push_long(
+        &mut self,
+        shared: &mut Shared,
+        (header, len): (&[u8], usize),
+        pack: &mut impl FnMut(usize, &mut [u8]),
+        now: u64,
+        link: &mut impl Link,
+    ) -> bool {
+        let all = HEADER_LEN + FRAME_LEN + header.len() + len;
+        let fits = all <= PACKET_MAX && header.len() <= usize::from(u8::MAX);
+        if !fits || !self.knows(HEADER_TAGS) || !self.is_next() {
+            return false;
+        }
+        let (Some(key), Some(mut bytes)) = (self.key, shared.buffers.take(all)) else {
+            return false;
+        };
+        let mut head = self.header(shared, Kind::Data, now);
+        head.transmission = self.transmission as u32;
+        head.flags |= HEADER_ONLY;
+        if self.attempts > 0 {
+            head.flags |= ACK_REQUEST;
+        }
+        let (ahead, direction) = (self.ahead_of(shared, self.unsent), self.direction);
+        let fill = |to: &mut [u8]| {
+            if let Some((to, frames)) = to.split_first_chunk_mut::<HEADER_LEN>() {
+                put_whole(frames, header, len, |to| pack(0, to));
+                *to = head.signed(&key, &shared.hash, direction, frames);
+            }
+        };
+        // It is on its way before it is copied for the case that it has to be sent again.
+        let keep = |sent: &[u8]| {
+            bytes.clear();
+            bytes.extend_from_slice(sent);
+        };
+        if !link.send_long(&self.address, all, ahead, fill, keep) {
+            shared.buffers.give(bytes);
+            return false;
+        }
+        self.on_single(shared, Outgoing { long: true, ..Outgoing::new(bytes) }, true, now);
+        true
+    }
+
+    /// Whether a new packet would be the next one to leave, and may.
+    #[inline]
+    fn is_next(&self) -> bool {
+        self.next_psn() == self.unsent && self.window.len() < WINDOW_MAX as usize && self.is_clear()
+    }
+
     /// Whether the next packet may leave without a look at anything else.
     #[inline]
     fn is_clear(&self) -> bool {
@@ -480,15 +552,8 @@ impl Connection {
         if let Some(frames) = bytes.get_mut(HEADER_LEN..) {
             fill(frames);
         }
-        let state = State::Unsent;
         self.open = false;
-        self.window.push_back(Outgoing {
-            bytes,
-            transmission: 0,
-            sent_at: 0,
-            state,
-            overdue: false,
-        });
+        self.window.push_back(Outgoing::new(bytes));
         shared.unacknowledged += 1;
     }
 
@@ -579,6 +644,15 @@ impl Connection {
             let fresh_from = self.unsent;
             let count = self.choose(&mut batch, budget.min(BURST));
             let batch = batch.get(..count).unwrap_or(&[]);
+            if let Some(psn) = batch.first().copied().filter(|psn| self.is_cut(*psn)) {
+                let (pieces, all) = self.send_pieces(shared, now, link, psn);
+                *n += pieces;
+                if !all {
+                    return false;
+                }
+                budget = budget.saturating_sub(pieces);
+                continue;
+            }
             let taken = match count {
                 0 => break,
                 1 => self.send_batch::<1>(shared, now, link, batch, fresh_from),
@@ -632,6 +706,7 @@ impl Connection {
     /// The next packets to send, all but the last of one length: lost ones first. They are marked
     /// as sent already.
     fn choose(&mut self, batch: &mut [u64], budget: usize) -> usize {
+        let room = self.datagram_room();
         let mut count = 0;
         let mut len = None;
         while count < budget {
@@ -670,7 +745,8 @@ impl Connection {
                 packet.state = State::InFlight;
             }
             count += 1;
-            if len.is_some_and(|len| bytes < len) {
+            // What is longer than a datagram goes by itself.
+            if len.is_some_and(|len| bytes < len) || bytes > room {
                 break;
             }
             len = Some(bytes);
@@ -750,6 +826,72 @@ impl Connection {
             self.on_departed(shared, now);
         }
         taken
+    }
+
+    /// Whether packet `psn` has to leave in pieces.
+    #[inline]
+    fn is_cut(&mut self, psn: u64) -> bool {
+        let room = self.datagram_room();
+        self.packet(psn).is_some_and(|packet| packet.long && packet.bytes.len() > room)
+    }
+
+    /// Sends packet `psn`, which is longer than a datagram and was lost where it went as it is, in pieces. Returns how
+    /// many of them the link took, and whether those were all.
+    #[cold]
+    fn send_pieces(
+        &mut self,
+        shared: &mut Shared,
+        now: u64,
+        link: &mut impl Link,
+        psn: u64,
+    ) -> (usize, bool) {
+        let Some(key) = self.key else { return (0, false) };
+        let mut header = self.header(shared, Kind::Piece, now);
+        header.psn = psn as u32;
+        header.transmission = self.transmission as u32;
+        let (room, direction, transmission) =
+            (self.datagram_room(), self.direction, self.transmission);
+        let each = (room - HEADER_LEN - PIECE_LEN).min(usize::from(u16::MAX)) as u16;
+        let credit = self.credit_end.saturating_sub(self.base);
+        let may = self.congestion.window().min(credit as u32) as usize;
+        if self.goes_sound(link, room) {
+            header.flags |= HEADER_ONLY;
+        }
+        let Some(packet) = self.packet(psn) else { return (0, false) };
+        let frames = packet.bytes.get(HEADER_LEN..).unwrap_or(&[]);
+        let (mut pieces, first) = (Vec::<Vec<u8>>::new(), packet.cut);
+        let most = may.min(PIECES >> packet.passes.min(8)).max(1);
+        let each_piece = (first..).map_while(|index| Piece::of(frames, index, each));
+        for piece in each_piece.take(most) {
+            if pieces.len() + 1 == most || u32::from(piece.index) + 1 == piece.count() {
+                header.flags |= ACK_REQUEST;
+            }
+            let body = [&piece.head(), piece.bytes].concat();
+            let head = header.signed(&key, &shared.hash, direction, &body);
+            pieces.push([&head[..], &body].concat());
+        }
+        let slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        let taken = link.send(&self.address, &slices, None);
+        let all = taken >= slices.len();
+        self.transmissions.push_back((transmission, psn));
+        let Some(packet) = self.packet(psn) else { return (taken, false) };
+        // Behind the last one the first comes again: some may have been lost.
+        let next = first + taken as u16;
+        let more = Piece::of(packet.bytes.get(HEADER_LEN..).unwrap_or(&[]), next, each).is_some();
+        packet.cut = if more { next } else { 0 };
+        packet.passes = packet.passes.saturating_add(u8::from(!more));
+        if !all {
+            self.take_back(psn, false);
+            return (taken, false);
+        }
+        (packet.transmission, packet.sent_at, packet.pieces) = (transmission, now, true);
+        self.transmission += 1;
+        self.asked = self.transmission;
+        shared.counts.data_sent += 1;
+        shared.counts.retransmitted += 1;
+        shared.counts.in_pieces += 1;
+        self.on_departed(shared, now);
+        (taken, true)
     }
 
     /// A packet that the link did not take.
@@ -863,7 +1005,9 @@ impl Connection {
                 if matches!(packet.state, State::InFlight | State::Lost) {
                     packet.state = State::Lost;
                     packet.overdue = true;
-                    self.lost.push_back(self.base + i as u64);
+                    if i == 0 || !packet.long {
+                        self.lost.push_back(self.base + i as u64);
+                    }
                 }
             }
             self.in_flight = 0;
@@ -966,6 +1110,7 @@ impl Connection {
             self.find_lost();
             self.congestion.on_echo(echo, self.transmission);
         }
+        self.go_on_with_pieces(echo, arrived > 0);
         if arrived > 0 || self.in_flight == 0 {
             let waits = self.in_flight > 0 || !self.lost.is_empty();
             self.retry_at = if waits { now + self.patience_ns(shared) } else { NEVER };
@@ -983,6 +1128,22 @@ impl Connection {
             && (header.flags & PRESSURE != 0) == self.peer_pressure
             && self.credit_end == self.base + u64::from(header.credit.max(1))
             && (self.in_flight > 0 || self.retry_at == NEVER)
+    }
+
+    /// The first packet leaves in pieces: its next ones do when the last ones have arrived, as `echo` says, or when it has
+    /// become the `first` one.
+    #[inline]
+    fn go_on_with_pieces(&mut self, echo: Option<u64>, first: bool) {
+        let Some(packet) = self.window.front_mut().filter(|packet| packet.long) else { return };
+        match packet.state {
+            State::InFlight if packet.pieces && echo == Some(packet.transmission) => {
+                packet.state = State::Lost;
+                self.in_flight -= 1;
+            }
+            State::Lost if first && !self.lost.contains(&self.base) => {}
+            _ => return,
+        }
+        self.lost.push_front(self.base);
     }
 
     /// Marks what came early. Returns how many packets are new.
@@ -1027,12 +1188,17 @@ impl Connection {
                 break;
             }
             self.transmissions.pop_front();
+            let base = self.base;
             let Some(packet) = self.packet(psn) else { continue };
             if packet.state == State::InFlight && packet.transmission == transmission {
                 packet.state = State::Lost;
                 packet.overdue = false;
+                // Pieces leave of the first packet only.
+                let waits = packet.long && psn != base;
                 self.in_flight -= 1;
-                self.lost.push_back(psn);
+                if !waits {
+                    self.lost.push_back(psn);
+                }
                 self.clean_from = self.transmission + CLEAN;
                 self.congestion.on_lost();
             }

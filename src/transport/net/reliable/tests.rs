@@ -15,6 +15,8 @@ struct Wire {
     sound: bool,
     /// Packets that it takes at a time, if that is bounded.
     most: Option<usize>,
+    /// It takes packets that are longer than a datagram.
+    long: bool,
 }
 
 impl Link for Wire {
@@ -26,6 +28,23 @@ impl Link for Wire {
         let taken = packets.len().min(self.most.unwrap_or(usize::MAX));
         self.packets.extend(packets.iter().take(taken).map(|p| p.to_vec()));
         taken
+    }
+
+    fn send_long(
+        &mut self,
+        _: &Address,
+        len: usize,
+        _: Option<u32>,
+        fill: impl FnOnce(&mut [u8]),
+        keep: impl FnOnce(&[u8]),
+    ) -> bool {
+        if self.long {
+            let mut packet = vec![0; len];
+            fill(&mut packet);
+            keep(&packet);
+            self.packets.push(packet);
+        }
+        self.long
     }
 
     fn is_sound(&mut self, _: &Address, _: usize) -> bool {
@@ -737,6 +756,187 @@ fn who_does_not_know_tags_of_the_header_gets_none() {
     let (mut bench, packet) = under_way(true, [HEADER_TAGS, 0]);
     assert_eq!(packet[1] & packet::HEADER_ONLY, 0);
     assert_eq!(taken(&mut bench, &packet, true), 1);
+}
+
+/// A bench whose ends know each other well, over wires that take what is longer than a datagram.
+fn with_long_packets() -> Bench {
+    let (mut bench, packet) = under_way(true, [HEADER_TAGS; 2]);
+    assert_eq!(taken(&mut bench, &packet, true), 1);
+    for _ in 0..4 {
+        bench.wait(MS);
+        bench.exchange(|_| true);
+    }
+    bench.b.heard.messages.clear();
+    bench.a.wire.long = true;
+    bench.a.machine.on_poll();
+    bench
+}
+
+impl Bench {
+    /// All that is owed is said.
+    fn settle(&mut self) {
+        for _ in 0..200 {
+            self.wait(MS / 2);
+            self.exchange(|_| true);
+        }
+        assert_eq!((self.a.machine.unacknowledged(), self.b.machine.unacknowledged()), (0, 0));
+        assert_eq!((self.a.machine.memory(), self.b.machine.memory()), (0, 0));
+    }
+
+    /// Packets that a has sent arrive at b in this order.
+    fn arrive(&mut self, packets: &[Vec<u8>]) {
+        let condition = Condition { congested: false, sound: true };
+        for packet in packets {
+            let from = self.a.address;
+            self.b.machine.on_datagram(self.now, &from, packet, condition, &mut self.b.heard);
+        }
+    }
+
+    /// a hears what b has to say now.
+    fn answer(&mut self) {
+        self.b.machine.poll_transmit(self.now, &mut self.b.wire);
+        let condition = Condition { congested: false, sound: true };
+        for packet in std::mem::take(&mut self.b.wire.packets) {
+            let (from, heard) = (self.b.address, &mut self.a.heard);
+            self.a.machine.on_datagram(self.now, &from, &packet, condition, heard);
+        }
+    }
+
+    /// What a sends when nothing has been heard of what it sent.
+    fn sent_again(&mut self) -> Vec<Vec<u8>> {
+        for _ in 0..100 {
+            self.wait(MS);
+            self.a.machine.poll_transmit(self.now, &mut self.a.wire);
+            if !self.a.wire.packets.is_empty() {
+                return std::mem::take(&mut self.a.wire.packets);
+            }
+        }
+        panic!("nothing is sent again");
+    }
+}
+
+fn kind(packet: &[u8]) -> Option<packet::Kind> {
+    Header::decode(packet).map(|(header, _)| header.kind)
+}
+
+#[test]
+fn a_message_longer_than_a_datagram_is_one_packet_where_the_link_takes_it() {
+    let mut bench = with_long_packets();
+    let lens = [1500, 4096, 16_384, 32_000];
+    for (n, len) in (0u32..).zip(lens) {
+        assert_eq!(bench.push(MS, n, len), 1);
+        let packet = bench.a.wire.packets.last().unwrap();
+        assert!(packet.len() > len && packet[1] & packet::HEADER_ONLY != 0);
+        bench.settle();
+        let mut expected = vec![0; len];
+        numbered(n)(0, &mut expected);
+        assert_eq!(bench.b.heard.messages.pop().unwrap().1, expected);
+    }
+    assert!(bench.push(MS, 9, PACKET_MAX) > 10, "longer than a packet may be");
+    bench.settle();
+    let counts = bench.a.machine.counts();
+    assert_eq!((counts.retransmitted, counts.in_pieces), (0, 0));
+    bench.a.wire.long = false;
+    assert!(bench.push(MS, 10, 16_384) > 5, "the link takes none any more");
+    bench.settle();
+}
+
+#[test]
+fn a_long_packet_that_is_lost_goes_again_in_pieces() {
+    for most in [None, Some(1), Some(5)] {
+        let mut bench = with_long_packets();
+        bench.a.wire.long = true;
+        assert_eq!((bench.push(MS, 0, 16_384), bench.push(10, 1, 20)), (1, 1));
+        let lost = bench.a.wire.packets.remove(0);
+        let behind = std::mem::take(&mut bench.a.wire.packets);
+        bench.arrive(&behind);
+        bench.a.wire.most = most;
+        let mut all = Vec::new();
+        for _ in 0..100 {
+            let mut pieces = bench.sent_again();
+            pieces.retain(|packet| kind(packet) == Some(packet::Kind::Piece));
+            assert!(pieces.iter().all(|packet| packet.len() <= 1472));
+            pieces.reverse();
+            bench.arrive(&pieces);
+            bench.arrive(&pieces);
+            bench.answer();
+            all.append(&mut pieces);
+            if !bench.b.heard.messages.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(all.len(), 15, "each was sent once, {most:?}");
+        bench.assert_heard_lens(&[16_384, 20]);
+        // What comes once more, whole or in pieces, is none.
+        bench.arrive(&[lost]);
+        bench.arrive(&all);
+        bench.a.wire.most = None;
+        bench.settle();
+        bench.assert_heard_lens(&[16_384, 20]);
+        assert!(bench.a.machine.counts().in_pieces > 0);
+        assert_eq!(bench.b.machine.counts().malformed, 0);
+    }
+}
+
+#[test]
+fn pieces_of_several_packets_do_not_mix() {
+    let mut bench = with_long_packets();
+    assert_eq!((bench.push(MS, 0, 9000), bench.push(10, 1, 16_384)), (1, 1));
+    bench.a.wire.packets.clear();
+    bench.a.wire.long = false;
+    // Of several that leave together one is lost, and they come in another order.
+    for n in 0..100 {
+        let mut pieces = bench.sent_again();
+        let first = n % pieces.len();
+        pieces.rotate_left(first);
+        if pieces.len() > 1 {
+            pieces.remove(n % pieces.len());
+        }
+        bench.arrive(&pieces);
+        bench.answer();
+        if bench.b.heard.messages.len() == 2 {
+            break;
+        }
+    }
+    bench.assert_heard_lens(&[9000, 16_384]);
+    bench.settle();
+}
+
+#[test]
+fn pieces_that_make_no_sense_end_the_connection() {
+    // 65 of them; one that is longer than it says; a packet that is longer than any; no piece at all.
+    let bodies: [&[u8]; 4] = [
+        &[0, 0, 4, 0, 4, 1, 0, 0, 1, 2, 3, 4],
+        &[1, 0, 4, 0, 7, 0, 0, 0, 1, 2, 3, 4],
+        &[0, 0, 4, 0, 0, 0, 1, 0, 1, 2, 3, 4],
+        &[1, 2, 3],
+    ];
+    for body in bodies {
+        let (mut bench, packet) = under_way(false, [HEADER_TAGS; 2]);
+        assert_eq!(taken(&mut bench, &packet, false), 1);
+        let (mut header, _) = Header::decode(&packet).unwrap();
+        header.kind = packet::Kind::Piece;
+        header.psn += 1;
+        let c = bench.a.machine.of(PeerId(0)).unwrap();
+        let (key, direction) = (c.key.unwrap(), c.direction);
+        let head = header.signed(&key, &bench.a.machine.shared.hash, direction, body);
+        bench.arrive(&[[&head[..], body].concat()]);
+        assert_eq!(bench.b.heard.events, ["connected", "Failed(Errno(71))"], "{body:?}");
+        assert_eq!(bench.b.machine.counts().malformed, 1);
+    }
+}
+
+impl Bench {
+    /// b has heard messages of these lengths, numbered from 0 on.
+    fn assert_heard_lens(&self, lens: &[usize]) {
+        let heard = &self.b.heard.messages;
+        assert_eq!(heard.iter().map(|(_, payload)| payload.len()).collect::<Vec<_>>(), lens);
+        for (n, (header, payload)) in (0u32..).zip(heard) {
+            let mut expected = vec![0; payload.len()];
+            numbered(n)(0, &mut expected);
+            assert!(header[..] == n.to_le_bytes() && *payload == expected, "message {n}");
+        }
+    }
 }
 
 /// What the machine costs by itself: `cargo test --release costs -- --ignored --nocapture`.

@@ -309,6 +309,19 @@ impl Link for HybridLink {
         self.rdma.as_mut().is_some_and(|rdma| rdma.carries(to, len))
     }
 
+    #[inline]
+    fn send_long(
+        &mut self,
+        to: &Address,
+        len: usize,
+        ahead: Option<u32>,
+        fill: impl FnOnce(&mut [u8]),
+        keep: impl FnOnce(&[u8]),
+    ) -> bool {
+        let Some(rdma) = &mut self.rdma else { return false };
+        rdma.send_long(to, len, ahead, fill, keep)
+    }
+
     fn doubt(&mut self, to: &Address) {
         let Some(rdma) = &mut self.rdma else { return };
         rdma.eager.close(to, true);
@@ -485,6 +498,30 @@ impl Rdma {
     fn carries(&mut self, to: &Address, len: usize) -> bool {
         let (Some(link), Some(way)) = (&self.link, self.ways.open(to)) else { return false };
         len <= link.longest_to(way.place)
+    }
+
+    /// See [`Link::send_long`]: a ring is such a way.
+    #[inline]
+    fn send_long(
+        &mut self,
+        to: &Address,
+        len: usize,
+        ahead: Option<u32>,
+        fill: impl FnOnce(&mut [u8]),
+        keep: impl FnOnce(&[u8]),
+    ) -> bool {
+        let (Some(_), Some(way)) = (&self.link, self.ways.open(to)) else { return false };
+        let Some(channel) = way.traffic.channel else { return false };
+        // What has to go as datagrams is counted as these are.
+        let mut after = *way.traffic;
+        let goes = after.hurries(ahead, false)
+            && self.eager.takes(channel, len)
+            && self.eager.send_long(channel, len, fill, keep, self.now);
+        if goes {
+            after.by_ring = true;
+            *way.traffic = after;
+        }
+        goes
     }
 
     /// Sends `packets` if the way is open and carries them; `None`: they have to go over UDP.

@@ -46,7 +46,7 @@ struct Way<H> {
 }
 
 /// How much goes to a peer through the device.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Traffic {
     /// The channel to it, if packets are written into its ring.
     pub(super) channel: Option<ChannelId>,

@@ -218,8 +218,9 @@ impl Network {
         self.busy[slot as usize].saturating_sub(half) / 1000
     }
 
-    /// Sends one datagram. False: the interface takes no more now.
-    fn transmit(&mut self, from: Slot, to: Slot, bytes: &[u8]) -> bool {
+    /// Sends one datagram, or, if `whole`, what goes a way that does not ask for its length. False: the interface takes
+    /// no more now.
+    fn transmit(&mut self, from: Slot, to: Slot, bytes: &[u8], whole: bool) -> bool {
         let sound = !bytes.starts_with(&MAGIC) && bytes[1] & HEADER_ONLY != 0;
         let now = self.clock.now;
         let Self { weather, busy, rng, .. } = self;
@@ -252,7 +253,7 @@ impl Network {
         let at = from as usize * self.slots + to as usize;
         let path = path_at(&self.weather, &self.paths, at);
         let (duplicate, damage) = (path.duplicate, path.damage);
-        if bytes.len() > path.carries && (path.uncut || !self.in_parts[from as usize]) {
+        if !whole && bytes.len() > path.carries && (path.uncut || !self.in_parts[from as usize]) {
             self.fates.too_long += 1;
             return true;
         }
@@ -390,13 +391,37 @@ impl Link for SimLink<'_> {
                 packet.len()
             );
             assert!(packet.len() <= self.datagram_max, "a datagram of {} B", packet.len());
-            if !self.network.transmit(self.slot, slot, packet) {
+            if !self.network.transmit(self.slot, slot, packet, false) {
                 self.refused = true;
                 return i;
             }
             self.taken += 1;
         }
         packets.len()
+    }
+
+    fn send_long(
+        &mut self,
+        to: &Address,
+        len: usize,
+        _: Option<u32>,
+        fill: impl FnOnce(&mut [u8]),
+        keep: impl FnOnce(&[u8]),
+    ) -> bool {
+        // Now and then there is no room, after it was made or before.
+        if !self.sound || self.network.ways.percent(30) {
+            return false;
+        }
+        assert!(len > 0 && len <= 32 * 1024, "a packet of {len} B");
+        let mut packet = vec![0; len];
+        fill(&mut packet);
+        let left = self.network.ways.percent(90)
+            && self.network.transmit(self.slot, slot_of(to), &packet, true);
+        if left {
+            keep(&packet);
+            self.taken += 1;
+        }
+        left
     }
 
     fn is_sound(&mut self, _: &Address, _: usize) -> bool {

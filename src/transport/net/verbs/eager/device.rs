@@ -1,10 +1,10 @@
 //! Channels of a real device.
 
 use super::message::End;
-use super::ring::{PACKET_MAX, RING, Words};
+use super::ring::{RING, Words};
 use super::{Device, Eager, Qp, Ring};
 use crate::sys::Errno;
-use crate::sys::verbs::{EagerPort, EagerQp, EagerSettings, EagerWrite, RcAddress};
+use crate::sys::verbs::{EagerPort, EagerQp, EagerSettings, EagerWrite, MARK, RcAddress};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::net::verbs::introduction::Place;
@@ -31,7 +31,6 @@ pub(in crate::transport::net::verbs) fn open(
                 service_level: port.service_level,
                 channels: limit,
                 ring: RING,
-                packet: PACKET_MAX,
             },
         )?;
         log::info(format_args!("eager RDMA on {}: to {limit} peers at most", device.name()));
@@ -113,6 +112,27 @@ impl Qp for Pair {
         told: bool,
     ) -> Result<usize, Errno> {
         self.qp.write((to.addr, to.rkey), writes, told)
+    }
+
+    #[inline]
+    fn lend(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
+        self.qp.lend(at, len)
+    }
+
+    #[inline]
+    fn lent(&self, at: usize, len: usize) -> Option<&[u8]> {
+        self.qp.lent(at, len)
+    }
+
+    #[inline]
+    fn write_lent(
+        &mut self,
+        to: Ring,
+        at: usize,
+        len: usize,
+        mark: [u8; MARK],
+    ) -> Result<usize, Errno> {
+        self.qp.write_lent((to.addr, to.rkey), at, len, mark)
     }
 
     fn progress(&self) -> (u64, u64) {

@@ -20,7 +20,7 @@ use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use message::{End, Message};
-use ring::{BURST, Mark, SLOTS, STATE_AT, State, TAIL_MAX, Words};
+use ring::{BURST, LONG_MAX, Mark, SLOTS, STATE_AT, State, Words};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
@@ -70,6 +70,18 @@ pub(super) trait Qp: Send {
         to: Ring,
         writes: impl Iterator<Item = EagerWrite<'a>>,
         told: bool,
+    ) -> Result<usize, Errno>;
+    /// Where the `len` bytes are to be made that will be at `at` in the peer's ring; what was there before is taken.
+    fn lend(&mut self, at: usize, len: usize) -> Option<&mut [u8]>;
+    /// These, also when they were written.
+    fn lent(&self, at: usize, len: usize) -> Option<&[u8]>;
+    /// Writes these, with `mark` behind them. Returns how many writes: 0 if there is no room. Errors: it has failed.
+    fn write_lent(
+        &mut self,
+        to: Ring,
+        at: usize,
+        len: usize,
+        mark: [u8; MARK],
     ) -> Result<usize, Errno>;
     /// Writes posted so far, and complete.
     fn progress(&self) -> (u64, u64);
@@ -125,13 +137,13 @@ struct Channel<Q> {
     used: u64,
     /// The peer's.
     ring: Ring,
-    /// Numbers of the last packet sent, and of the last one that the peer has taken.
+    /// Numbers of the last page written, and of the last one that the peer has taken.
     sent: u32,
     acknowledged: u32,
     /// The peer's state as it was read last, and what it says.
     state: Words,
     peer_sleeps: bool,
-    /// Numbers of the last packet taken, and of the last one that the peer knows to be.
+    /// Numbers of the last page taken, and of the last one that the peer knows to be.
     taken: u32,
     reported: u32,
     told: Told,
@@ -213,7 +225,7 @@ impl<Q: Qp> Channel<Q> {
         if words == self.state {
             return;
         }
-        if let Some(state) = State::decode(words) {
+        if let Some(state) = State::decode(words, self.id) {
             self.state = words;
             self.peer_sleeps = state.sleeps;
             self.on_taken(state.taken);
@@ -223,8 +235,8 @@ impl<Q: Qp> Channel<Q> {
     /// Tells the peer what we have taken, and whether we sleep. Returns whether there was room for that. Errors: it has
     /// failed.
     fn tell(&mut self, sleeps: bool) -> Result<bool, Errno> {
-        let mark = State { taken: self.taken, sleeps }.encode();
-        let write = EagerWrite { at: STATE_AT, packet: &[], mark, front: false, joins: false };
+        let mark = State { taken: self.taken, sleeps }.encode(self.id);
+        let write = EagerWrite { at: STATE_AT, packet: &[], mark };
         let told = self.qp.write(self.ring, std::iter::once(write), sleeps)? > 0;
         if told {
             self.reported = self.taken;
@@ -236,30 +248,15 @@ impl<Q: Qp> Channel<Q> {
     #[inline]
     fn next(&self) -> Option<(Mark, usize)> {
         let number = self.taken.wrapping_add(1);
-        let found = self.find(number);
-        if found.is_some() || !ring::may_be_skipped(number) {
-            return found;
-        }
-        // What is not there was left out if a later packet is; it may have come since it was looked for.
-        let later = self.behind(ring::next_beginning(number))?;
-        self.find(number).or(Some(later))
-    }
-
-    /// Packet `number`, if it is there, and where it begins.
-    #[inline]
-    fn find(&self, number: u32) -> Option<(Mark, usize)> {
-        self.behind(number).or_else(|| {
-            let mark = ring::read_front(number, self.id, |at| self.qp.mark(at))?;
-            Some((mark, ring::front_of(number) + MARK))
-        })
-    }
-
-    /// Packet `number`, if it is there with its mark behind it, and where it begins.
-    #[inline]
-    fn behind(&self, number: u32) -> Option<(Mark, usize)> {
         let end = ring::end_of(number);
-        let mark = Mark::decode(self.qp.mark(end)?, number)?;
-        Some((mark, end - usize::from(mark.len).min(PACKET_MAX)))
+        let mark = Mark::decode(self.qp.mark(end)?, number, self.id)?;
+        Some((mark, end - usize::from(mark.len).min(LONG_MAX)))
+    }
+
+    /// Pages that may be written.
+    #[inline]
+    fn free(&self) -> u32 {
+        SLOTS - self.sent.wrapping_sub(self.acknowledged).min(SLOTS)
     }
 
     /// The peer does not know of half of its ring that it is free.
@@ -585,6 +582,20 @@ impl<D: Device> Eager<D> {
         }
     }
 
+    /// Whether a packet of `len` bytes may be written now.
+    #[inline]
+    pub(super) fn takes(&mut self, ChannelId { place, id }: ChannelId, len: usize) -> bool {
+        // It, and a word that we are awake.
+        const WRITES: usize = 2;
+        if self.channels.get(place).and_then(Option::as_ref).is_some_and(|c| c.qp.room() < WRITES) {
+            self.reap();
+        }
+        let Some(c) = self.at(place).filter(|c| c.id == id) else { return false };
+        c.read_state();
+        let room = c.qp.room() >= WRITES && ring::pages(len) <= c.free();
+        len <= LONG_MAX && room && !c.peer_sleeps
+    }
+
     /// Writes `packets` into the ring of the peer that this channel is to. Returns how many. `None`: they have to go
     /// as datagrams.
     #[inline]
@@ -602,34 +613,26 @@ impl<D: Device> Eager<D> {
         }
         let c = self.channels.get_mut(place)?.as_mut().filter(|c| c.id == id)?;
         c.read_state();
-        let free = SLOTS - c.sent.wrapping_sub(c.acknowledged).min(SLOTS);
         let longest = packets.first().map_or(0, |first| first.len());
-        let count = packets.len().min(SLOTS as usize) as u32;
-        let fits = count <= BURST.min(free) && packets.len() <= c.qp.room();
-        if !fits || c.peer_sleeps || longest > PACKET_MAX {
+        let fits = packets.len() <= BURST.min(c.qp.room())
+            && longest <= LONG_MAX
+            && ring::pages(longest).saturating_mul(packets.len() as u32) <= c.free();
+        if !fits || c.peer_sleeps {
             self.counts.detours += packets.len() as u64;
             return None;
         }
-        let skipped = ring::skipped(c.sent.wrapping_add(1), count);
-        let skips = longest == PACKET_MAX && skipped + count <= free;
-        let before = if skips { c.sent.wrapping_add(skipped) } else { c.sent };
-        let (taken, key, mut number, mut full) = (c.taken, c.id, before, false);
+        let (taken, key, mut last) = (c.taken, c.id, c.sent);
         let writes = packets.iter().map(|packet| {
-            number = number.wrapping_add(1);
+            let number = last.wrapping_add(1);
             let mark = Mark { number, len: packet.len() as u16, taken: taken as u16 };
-            let follows = full && !ring::begins(number);
-            full = packet.len() == PACKET_MAX;
-            if follows && packet.len() <= TAIL_MAX {
-                let (at, mark) = (ring::front_of(number), ring::front(mark, packet, key));
-                return EagerWrite { at, packet, mark, front: true, joins: true };
-            }
+            last = mark.last();
             let at = ring::end_of(number) - packet.len();
-            EagerWrite { at, packet, mark: mark.encode(), front: false, joins: follows && full }
+            EagerWrite { at, packet, mark: mark.encode(key) }
         });
         match c.qp.write(c.ring, writes, false) {
             Ok(0) => None,
             Ok(n) => {
-                c.sent = before.wrapping_add(n as u32);
+                c.sent = last;
                 (c.reported, c.used) = (taken, now);
                 self.counts.sent += n as u64;
                 Some(n)
@@ -637,6 +640,42 @@ impl<D: Device> Eager<D> {
             Err(errno) => {
                 self.break_channel(place, errno);
                 None
+            }
+        }
+    }
+
+    /// Writes one packet of `len` bytes that [`Self::takes`] has taken, made by `fill` where it leaves from; `keep` sees
+    /// it there. False: it was not written.
+    #[inline]
+    pub(super) fn send_long(
+        &mut self,
+        ChannelId { place, id }: ChannelId,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]),
+        keep: impl FnOnce(&[u8]),
+        now: u64,
+    ) -> bool {
+        if self.asleep {
+            self.count_awake(1);
+        }
+        let Some(c) = self.at(place).filter(|c| c.id == id) else { return false };
+        let number = c.sent.wrapping_add(1);
+        let mark = Mark { number, len: len as u16, taken: c.taken as u16 };
+        let at = ring::end_of(number) - len;
+        let Some(to) = c.qp.lend(at, len) else { return false };
+        fill(to);
+        match c.qp.write_lent(c.ring, at, len, mark.encode(id)) {
+            Ok(0) => false,
+            Ok(_) => {
+                keep(c.qp.lent(at, len).unwrap_or_default());
+                c.sent = mark.last();
+                (c.reported, c.used) = (c.taken, now);
+                self.counts.sent += 1;
+                true
+            }
+            Err(errno) => {
+                self.break_channel(place, errno);
+                false
             }
         }
     }
@@ -660,11 +699,14 @@ impl<D: Device> Eager<D> {
             while n < BATCH {
                 let Some((mark, at)) = c.next() else { break };
                 // What is longer than a packet can be is none: the next one may be.
-                let bytes = c.qp.bytes(at, usize::from(mark.len));
-                if let Some(bytes) = bytes.filter(|bytes| bytes.len() <= PACKET_MAX) {
-                    each(&c.peer, bytes);
+                if usize::from(mark.len) <= LONG_MAX {
+                    if let Some(bytes) = c.qp.bytes(at, usize::from(mark.len)) {
+                        each(&c.peer, bytes);
+                    }
+                    c.taken = mark.last();
+                } else {
+                    c.taken = mark.number;
                 }
-                c.taken = mark.number;
                 let low = c.acknowledged as u16;
                 c.on_taken(c.acknowledged.wrapping_add(u32::from(mark.taken.wrapping_sub(low))));
                 n += 1;

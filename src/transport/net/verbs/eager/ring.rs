@@ -2,22 +2,24 @@
 //!
 //! A packet ends where a page ends, and its mark begins the next page. A device copies page by page: of what is
 //! written at once, a mark is never there before its packet. Whether a mark itself is there as a whole, its second
-//! word says. So packets that fill their pages, one after the other, are one write; and a short one behind them, which would
-//! leave a gap before the end of its page, begins where the last mark ends, with a mark in front that vouches for all of it.
+//! word says. Packets go from the end of the ring to its beginning: what is longer than a page reaches down into those
+//! of the next numbers, which are left out, and wherever a packet may begin, whoever waits for it looks at one place.
 
 use crate::sys::verbs::MARK;
 
-/// Bytes of a page, and packets that a ring has room for.
+/// Bytes of a page, and pages that packets begin in.
 const PAGE: usize = 4096;
-pub(super) const SLOTS: u32 = 16;
-/// Longest burst that is written into a ring, packets: what is longer is a stream, of which datagrams carry more.
-pub(super) const BURST: u32 = SLOTS / 2;
-/// Bytes of a ring.
-pub(super) const RING: usize = (SLOTS as usize + 1) * PAGE;
-/// Longest packet, bytes.
+pub(super) const SLOTS: u32 = 32;
+/// Pages of the longest packet.
+const PAGES_MAX: u32 = 8;
+/// Packets that are written at once, at most: what is more is a stream, of which datagrams carry more.
+pub(super) const BURST: usize = 8;
+/// Bytes of a ring. Below the last place a long packet that begins there has the rest of its pages, and the state comes
+/// before all.
+pub(super) const RING: usize = (SLOTS + PAGES_MAX) as usize * PAGE;
+/// Longest packet of one page, bytes, and longest one.
 pub(in crate::transport::net::verbs) const PACKET_MAX: usize = PAGE - MARK;
-/// Longest packet behind its mark, bytes: whoever takes it reads it twice.
-pub(super) const TAIL_MAX: usize = 512;
+pub(super) const LONG_MAX: usize = PAGES_MAX as usize * PAGE - MARK;
 /// Where the peer says what it has taken: its state.
 pub(super) const STATE_AT: usize = 0;
 
@@ -44,153 +46,75 @@ pub(super) struct State {
     pub(super) sleeps: bool,
 }
 
-/// The second word of a mark with this first one.
+/// The second word of a mark with this first one, of channel `key`: what was written into a ring by another channel, or is
+/// a copy of its memory, is no mark.
 #[inline]
-fn check(word: u64) -> u64 {
-    let mixed = (word ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xd6e8_feb8_6659_fd93);
+fn check(word: u64, key: u32) -> u64 {
+    let key = u64::from(key) << 32 | u64::from(key);
+    let mixed = (word ^ key ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xd6e8_feb8_6659_fd93);
     mixed ^ mixed >> 32
 }
 
-/// A mark with this first word, of which the second one vouches for `sum`.
+/// A mark with this first word.
 #[inline]
-fn wire(word: u64, sum: u64) -> [u8; MARK] {
+fn wire(word: u64, key: u32) -> [u8; MARK] {
     let mut bytes = [0; MARK];
     let (first, second) = bytes.split_at_mut(8);
     first.copy_from_slice(&word.to_le_bytes());
-    second.copy_from_slice(&check(sum).to_le_bytes());
+    second.copy_from_slice(&check(word, key).to_le_bytes());
     bytes
 }
 
 impl Mark {
     #[inline]
-    fn word(self) -> u64 {
-        u64::from(self.number) | u64::from(self.len) << 32 | u64::from(self.taken) << 48
-    }
-
-    /// What a first word says, if that is of packet `number`.
-    #[inline]
-    fn of_word(word: u64, number: u32) -> Option<Self> {
-        let mark = Self { number, len: (word >> 32) as u16, taken: (word >> 48) as u16 };
-        (word as u32 == number).then_some(mark)
-    }
-
-    #[inline]
-    pub(super) fn encode(self) -> [u8; MARK] {
-        wire(self.word(), self.word())
+    pub(super) fn encode(self, key: u32) -> [u8; MARK] {
+        let word = u64::from(self.number) | u64::from(self.len) << 32 | u64::from(self.taken) << 48;
+        wire(word, key)
     }
 
     /// That of packet `number`; `None`: it is not there.
     #[inline]
-    pub(super) fn decode([word, second]: Words, number: u32) -> Option<Self> {
-        Self::of_word(word, number).filter(|_| second == check(word))
-    }
-}
-
-/// Mixes one more word into `sum`.
-#[inline]
-fn stir(sum: u64, word: u64) -> u64 {
-    let mixed = (sum ^ word).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    mixed ^ mixed >> 29
-}
-
-/// The mark in front of a short packet: `key` is the channel's.
-pub(super) fn front(mark: Mark, packet: &[u8], key: u32) -> [u8; MARK] {
-    let mut sum = stir(u64::from(key), mark.word());
-    for part in packet.chunks(8) {
-        let mut padded = [0; 8];
-        padded.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
-        sum = stir(sum, u64::from_le_bytes(padded));
-    }
-    wire(mark.word(), sum)
-}
-
-/// What stands in front of packet `number`, if it and the packet are there; `read` reads two words.
-#[inline]
-pub(super) fn read_front(
-    number: u32,
-    key: u32,
-    read: impl Fn(usize) -> Option<Words>,
-) -> Option<Mark> {
-    let at = front_of(number);
-    let [word, second] = read(at)?;
-    let mark = Mark::of_word(word, number)?;
-    let len = usize::from(mark.len);
-    if len > TAIL_MAX {
-        return None;
-    }
-    let mut sum = stir(u64::from(key), word);
-    for n in (0..len).step_by(16) {
-        let words = read(at + MARK + n)?;
-        for (word, from) in words.into_iter().zip([n, n + 8]) {
-            match len.saturating_sub(from) {
-                0 => {}
-                left @ 1..8 => sum = stir(sum, word & !(u64::MAX << (8 * left))),
-                _ => sum = stir(sum, word),
-            }
+    pub(super) fn decode([word, second]: Words, number: u32, key: u32) -> Option<Self> {
+        if word as u32 != number || second != check(word, key) {
+            return None;
         }
+        Some(Self { number, len: (word >> 32) as u16, taken: (word >> 48) as u16 })
     }
-    (second == check(sum)).then_some(mark)
+
+    /// The number of the last page that the packet is in.
+    #[inline]
+    pub(super) fn last(self) -> u32 {
+        self.number.wrapping_add(pages(usize::from(self.len)) - 1)
+    }
 }
 
 impl State {
     #[inline]
-    pub(super) fn encode(self) -> [u8; MARK] {
-        let word = u64::from(self.taken) | u64::from(self.sleeps) << 32 | 1 << 63;
-        wire(word, word)
+    pub(super) fn encode(self, key: u32) -> [u8; MARK] {
+        wire(u64::from(self.taken) | u64::from(self.sleeps) << 32 | 1 << 63, key)
     }
 
     /// `None`: nothing was said, or it is just being written.
     #[inline]
-    pub(super) fn decode([word, second]: Words) -> Option<Self> {
-        if word >> 63 == 0 || second != check(word) {
+    pub(super) fn decode([word, second]: Words, key: u32) -> Option<Self> {
+        if word >> 63 == 0 || second != check(word, key) {
             return None;
         }
         Some(Self { taken: word as u32, sleeps: word >> 32 & 1 != 0 })
     }
 }
 
-/// Where a mark in front of packet `number` begins, behind that of the packet before.
+/// Pages, and so numbers, that a packet of `len` bytes takes.
 #[inline]
-pub(super) fn front_of(number: u32) -> usize {
-    end_of(number) - PACKET_MAX
-}
-
-/// Packets from `number` on until the end of the ring.
-#[inline]
-fn left(number: u32) -> u32 {
-    SLOTS - number.wrapping_sub(1) % SLOTS
-}
-
-/// Packet `number` is the first one of a ring.
-#[inline]
-pub(super) fn begins(number: u32) -> bool {
-    left(number) == SLOTS
-}
-
-/// The first packet behind `number` that begins a ring.
-#[inline]
-pub(super) fn next_beginning(number: u32) -> u32 {
-    number.wrapping_add(left(number))
-}
-
-/// Numbers that are left out before `packets` packets from `number` on, so that the end of the ring does not
-/// divide them. Whoever waits for the first of those looks where the ring begins as well.
-#[inline]
-pub(super) fn skipped(number: u32, packets: u32) -> u32 {
-    let left = left(number);
-    if left < packets && packets <= BURST { left } else { 0 }
-}
-
-/// Whether [`skipped`] may leave out `number`.
-#[inline]
-pub(super) fn may_be_skipped(number: u32) -> bool {
-    left(number) < BURST
+pub(super) fn pages(len: usize) -> u32 {
+    ((len + MARK).div_ceil(PAGE)) as u32
 }
 
 /// Where packet `number` ends in the ring, and its mark begins.
 #[inline]
 pub(super) fn end_of(number: u32) -> usize {
-    (number.wrapping_sub(1) % SLOTS) as usize * PAGE + PAGE
+    let below = number.wrapping_sub(1) % SLOTS;
+    (SLOTS + PAGES_MAX - 1 - below) as usize * PAGE
 }
 
 #[cfg(test)]
@@ -217,82 +141,74 @@ mod tests {
         assert_eq!(end_of(0), end_of(SLOTS), "numbers start again without a gap");
     }
 
+    /// Whatever lengths follow one another, no packet lies on one that may still be there, nor on the state.
     #[test]
-    fn a_burst_is_not_divided_by_the_end_of_a_ring() {
-        for number in (1..=3 * SLOTS).chain([u32::MAX - 3, u32::MAX, 0]) {
-            let first = next_beginning(number);
-            assert!(begins(first) && (1..=SLOTS).contains(&first.wrapping_sub(number)));
-            for packets in 1..=SLOTS {
-                let skipped = skipped(number, packets);
-                let from = number.wrapping_add(skipped);
-                let divided = (1..packets).any(|n| begins(from.wrapping_add(n)));
-                assert!(packets > BURST || !divided, "{packets} from {number}");
-                assert!(
-                    skipped + packets <= SLOTS,
-                    "all are free when the peer has taken the rest"
-                );
-                if skipped > 0 {
-                    assert!(from == first && may_be_skipped(number), "{packets} from {number}");
+    fn long_packets_do_not_meet_either() {
+        let lens =
+            [1, PACKET_MAX, PACKET_MAX + 1, 3 * PAGE, 4 * PAGE + 100, LONG_MAX - 1, LONG_MAX];
+        assert_eq!(lens.map(pages), [1, 1, 2, 4, 5, 8, 8]);
+        for step in 1..lens.len() {
+            // Pages that are taken, by the number of the packet that has them.
+            let mut there: std::collections::VecDeque<(Mark, std::ops::Range<usize>)> =
+                std::collections::VecDeque::new();
+            let mut number = u32::MAX - 100;
+            for n in 0..2000 {
+                let len = lens[n * step % lens.len()];
+                let mark = Mark { number, len: len as u16, taken: 0 };
+                let next = mark.last().wrapping_add(1);
+                // No more than are free.
+                while there.front().is_some_and(|(m, _)| next.wrapping_sub(m.number) > SLOTS) {
+                    there.pop_front();
                 }
+                let place = end_of(number) - len..end_of(number) + MARK;
+                assert!(place.start >= STATE_AT + MARK && place.end <= RING);
+                for (other, taken) in &there {
+                    let apart = place.end <= taken.start || taken.end <= place.start;
+                    assert!(apart, "{mark:?} lies on {other:?}");
+                }
+                there.push_back((mark, place));
+                number = next;
             }
         }
-        assert!(!may_be_skipped(1) && !may_be_skipped(SLOTS - BURST + 1));
     }
 
     proptest! {
         #[test]
-        fn what_is_half_there_is_not_there(old: [u32; 2], new: [u32; 2], torn in 0u16..=u16::MAX) {
+        fn what_is_half_there_is_not_there(
+            old: [u32; 2],
+            new: [u32; 2],
+            torn in 0u16..=u16::MAX,
+            key: u32,
+        ) {
             let mark = |[number, rest]: [u32; 2]| {
                 Mark { number, len: rest as u16, taken: (rest >> 16) as u16 }
             };
             let (old, new) = (mark(old), mark(new));
-            prop_assert_eq!(Mark::decode(words(new.encode()), new.number), Some(new));
-            prop_assert_eq!(Mark::decode(words(new.encode()), new.number ^ 1), None);
-            prop_assert_eq!(Mark::decode([0; 2], new.number), None);
-            let mut mixed = old.encode();
-            for (at, (to, from)) in mixed.iter_mut().zip(new.encode()).enumerate() {
+            prop_assert_eq!(Mark::decode(words(new.encode(key)), new.number, key), Some(new));
+            prop_assert_eq!(Mark::decode(words(new.encode(key)), new.number ^ 1, key), None);
+            prop_assert_eq!(Mark::decode(words(new.encode(key)), new.number, !key), None);
+            prop_assert_eq!(Mark::decode([0; 2], new.number, key), None);
+            let mut mixed = old.encode(key);
+            for (at, (to, from)) in mixed.iter_mut().zip(new.encode(key)).enumerate() {
                 if torn >> at & 1 != 0 { *to = from; }
             }
-            let seen = Mark::decode(words(mixed), new.number);
+            let seen = Mark::decode(words(mixed), new.number, key);
             prop_assert!(seen.is_none_or(|seen| seen == new || seen == old));
         }
 
         #[test]
-        fn a_packet_behind_its_mark_is_there_as_a_whole_or_not(
-            number: u32,
-            key: u32,
-            packet in proptest::collection::vec(any::<u8>(), 1..=TAIL_MAX),
-            changed in 0usize..TAIL_MAX,
-            behind: u8,
-        ) {
-            let mark = Mark { number, len: packet.len() as u16, taken: 7 };
-            let mut ring = vec![behind; RING];
-            let at = front_of(number);
-            let bytes = [&front(mark, &packet, key)[..], &packet].concat();
-            ring[at..at + bytes.len()].copy_from_slice(&bytes);
-            let read = |ring: &[u8], number, key| read_front(number, key, |at| {
-                Some(words(ring[at..at + MARK].try_into().unwrap()))
-            });
-            prop_assert_eq!(read(&ring, number, key), Some(mark));
-            prop_assert_eq!(read(&ring, number ^ 1 << 20, key), None);
-            prop_assert_eq!(read(&ring, number, !key), None);
-            ring[at + MARK + changed % packet.len()] ^= 0x40;
-            prop_assert_eq!(read(&ring, number, key), None);
-        }
-
-        #[test]
-        fn states_come_back(taken: u32, sleeps: bool, flipped in 0usize..128) {
+        fn states_come_back(taken: u32, sleeps: bool, key: u32, flipped in 0usize..128) {
             let state = State { taken, sleeps };
-            let mut bytes = state.encode();
-            prop_assert_eq!(State::decode(words(bytes)), Some(state));
+            let mut bytes = state.encode(key);
+            prop_assert_eq!(State::decode(words(bytes), key), Some(state));
             bytes[flipped / 8] ^= 1 << (flipped % 8);
-            prop_assert_eq!(State::decode(words(bytes)), None);
+            prop_assert_eq!(State::decode(words(bytes), key), None);
         }
     }
 
     #[test]
     fn of_an_empty_ring_nothing_is_read() {
-        assert_eq!(State::decode([0; 2]), None);
-        assert_eq!(Mark::decode([0; 2], 1), None);
+        assert_eq!(State::decode([0; 2], 0), None);
+        assert_eq!(Mark::decode([0; 2], 1, 0), None);
     }
 }

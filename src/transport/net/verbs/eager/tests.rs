@@ -1,7 +1,7 @@
 //! Channels of several endpoints over a simulated network of queue pairs, from a seed: who wants one when, what is sent,
 //! in which pieces it arrives, what fails and who sleeps is drawn.
 
-use super::ring::{PACKET_MAX, RING};
+use super::ring::{LONG_MAX, PACKET_MAX, RING};
 use super::*;
 use crate::transport::net::reliable::sim::rng::Rng;
 use crate::transport::net::verbs::introduction::{Network, Place};
@@ -19,8 +19,6 @@ struct Wire {
     /// What is under way, in order; and after which packets a completion is reported.
     pieces: VecDeque<Piece>,
     posted: u64,
-    /// Those of the posted that are a request of their own.
-    requests: u64,
     done: u64,
     signals: VecDeque<u64>,
     failed: bool,
@@ -44,13 +42,13 @@ struct FakeQp {
     fabric: Shared,
     number: u32,
     ring: Vec<u8>,
+    outgoing: Vec<u8>,
     posted: u64,
     complete: u64,
     signals: VecDeque<u64>,
 }
 
 const SENDS: u64 = 12;
-const BURST: usize = super::BURST as usize;
 
 impl Qp for FakeQp {
     fn number(&self) -> u32 {
@@ -89,20 +87,13 @@ impl Qp for FakeQp {
             return Err(Errno(libc::EIO));
         }
         assert_eq!((wire.to, to.addr), (Some(to.rkey), u64::from(to.rkey) << 32));
-        let (mut n, mut end) = (0, None);
+        let mut n = 0;
         for write in writes.take(room) {
-            assert!(!write.joins || end == Some(write.at), "it begins where the last one ends");
-            let bytes = if write.front {
-                [&write.mark[..], write.packet].concat()
-            } else {
-                [write.packet, &write.mark[..]].concat()
-            };
-            end = Some(write.at + bytes.len());
-            assert!(end.unwrap() <= RING);
+            let bytes = [write.packet, &write.mark[..]].concat();
+            assert!(write.at + bytes.len() <= RING);
             wire.pieces.push_back((write.at, bytes, true));
             n += 1;
             wire.posted += 1;
-            wire.requests += u64::from(!write.joins);
             if wire.posted % 4 == 0 {
                 wire.signals.push_back(wire.posted);
                 self.signals.push_back(wire.posted);
@@ -114,6 +105,22 @@ impl Qp for FakeQp {
         }
         self.posted = wire.posted;
         Ok(n)
+    }
+    fn lend(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
+        self.outgoing.get_mut(at..at.checked_add(len)?)
+    }
+    fn lent(&self, at: usize, len: usize) -> Option<&[u8]> {
+        self.outgoing.get(at..at.checked_add(len)?)
+    }
+    fn write_lent(
+        &mut self,
+        to: Ring,
+        at: usize,
+        len: usize,
+        mark: [u8; MARK],
+    ) -> Result<usize, Errno> {
+        let packet = self.outgoing[at..at + len].to_vec();
+        self.write(to, std::iter::once(EagerWrite { at, packet: &packet, mark }), false)
     }
     fn progress(&self) -> (u64, u64) {
         (self.posted, self.complete)
@@ -149,6 +156,7 @@ impl Device for FakeDevice {
             fabric: self.fabric.clone(),
             number,
             ring: vec![0; RING],
+            outgoing: vec![0; RING],
             posted: 0,
             complete: 0,
             signals: VecDeque::new(),
@@ -268,6 +276,25 @@ impl World {
         sent
     }
 
+    /// A packet that is made where it leaves from.
+    fn send_long(&mut self, i: usize, j: usize, len: usize) -> bool {
+        let channel = self.open[&(i, j)];
+        let next = self.next.entry((i, j)).or_insert(1);
+        let (packet, mut kept) = (Self::packet(*next, len), Vec::new());
+        let (fill, keep) =
+            (|to: &mut [u8]| to.copy_from_slice(&packet), |from: &[u8]| kept = from.to_vec());
+        let sent = self.nodes[i].send_long(channel, len, fill, keep, self.now);
+        assert!(kept == if sent { packet } else { Vec::new() });
+        *next += u32::from(sent);
+        self.hear(i);
+        sent
+    }
+
+    fn takes(&mut self, i: usize, j: usize, len: usize) -> bool {
+        let Some(channel) = self.open.get(&(i, j)) else { return false };
+        self.nodes[i].takes(*channel, len)
+    }
+
     /// The oldest piece on its way from the queue pair arrives. False: there was none.
     fn deliver(&mut self, number: u32, rng: &mut Rng) -> bool {
         let mut fabric = self.fabric.lock().unwrap();
@@ -376,24 +403,24 @@ fn packets_of_all_lengths_arrive_in_pieces_and_whole() {
         let mut rng = Rng::new(u64::from(tears));
         let mut world = pair(&mut rng);
         world.fabric.lock().unwrap().tears = tears;
-        let mut requests = 0;
+        let mut sent = 0;
         for round in 0..400 {
             let full = round % 5;
             let last = [4, 5, 11, 12, 63, 512, 513, 2000, PACKET_MAX][round % 9];
             let lens: Vec<usize> = std::iter::repeat_n(PACKET_MAX, full).chain([last]).collect();
             assert_eq!(world.send(0, 1, &lens), Some(lens.len()));
+            let long = [PACKET_MAX + 1, 5000, 4 * 4096, 16_500, LONG_MAX - 1, LONG_MAX][round % 6];
+            assert!(world.takes(0, 1, long));
+            assert!(world.send_long(0, 1, long));
+            sent += lens.len() as u64 + 1;
             world.settle(&mut rng);
-            let apart = full > 0 && last > TAIL_MAX && last < PACKET_MAX;
-            requests += 1 + u64::from(apart);
         }
-        let number = world.nodes[0].channels[0].as_ref().unwrap().qp.number;
-        let posted = world.fabric.lock().unwrap().wires[&number].requests;
-        assert_eq!(posted, requests, "the end of the ring divides no burst");
-        assert_eq!((world.arrived, world.lost), (400 * 3, 0));
+        assert_eq!((world.arrived, world.lost), (sent, 0));
         let counts = world.counts(0);
-        assert_eq!((counts.sent, counts.detours, counts.broken), (1200, 0, 0));
-        assert_eq!(world.counts(1).received, 1200);
-        assert_eq!(world.send(0, 1, &[PACKET_MAX + 1]), None, "too long");
+        assert_eq!((counts.sent, counts.detours, counts.broken), (sent, 0, 0));
+        assert_eq!(world.counts(1).received, sent);
+        assert!(!world.takes(0, 1, LONG_MAX + 1));
+        assert_eq!(world.send(0, 1, &[LONG_MAX + 1]), None, "too long");
     }
 }
 
@@ -460,6 +487,20 @@ fn without_room_packets_go_another_way() {
     world.settle(&mut rng);
     assert_eq!((world.arrived, world.lost), (u64::from(SLOTS) + BURST as u64, 0));
     assert_eq!(world.counts(0).detours, 2 * BURST as u64 + 1);
+    // A long packet takes the places of several.
+    let long = LONG_MAX - 4096;
+    while world.takes(0, 1, long) {
+        assert!(world.send_long(0, 1, long));
+    }
+    assert_eq!(world.send(0, 1, &[long]), None);
+    let number = world.nodes[0].channels[0].as_ref().unwrap().qp.number;
+    while world.deliver(number, &mut rng) {}
+    let free = world.nodes[0].channels[0].as_ref().unwrap().free() as usize;
+    assert!((1..7).contains(&free), "{free} places are left for short ones");
+    assert_eq!(world.send(0, 1, &vec![50; free]), Some(free));
+    assert_eq!(world.send(0, 1, &[50]), None);
+    world.settle(&mut rng);
+    assert_eq!((world.takes(0, 1, LONG_MAX), world.lost), (true, 0));
 }
 
 #[test]
@@ -471,6 +512,7 @@ fn who_sleeps_is_not_written_to_until_it_is_awake() {
     assert_eq!(world.send(0, 1, &[50]), Some(1), "nor does it");
     world.settle(&mut rng);
     assert!(world.nodes[1].sleep(world.now));
+    assert!(!world.takes(0, 1, 50));
     assert_eq!(world.send(0, 1, &[50]), None);
     assert_eq!(world.nodes[1].look_at(world.now), Some(world.now + LAST_LOOKS_NS[0]));
     let after = world.now + LAST_LOOKS_NS[2];
@@ -524,9 +566,10 @@ fn nonsense_is_ignored() {
     }
     // A state that says more than was sent, and a packet that is longer than any.
     let channel = world.nodes[0].channels[0].as_mut().unwrap();
-    let state = State { taken: 77, sleeps: false }.encode();
+    let key = channel.id;
+    let state = State { taken: 77, sleeps: false }.encode(key);
     channel.qp.ring[STATE_AT..STATE_AT + MARK].copy_from_slice(&state);
-    let mark = Mark { number: 1, len: u16::MAX, taken: 99 }.encode();
+    let mark = Mark { number: 1, len: u16::MAX, taken: 99 }.encode(key);
     let end = ring::end_of(1);
     channel.qp.ring[end..end + MARK].copy_from_slice(&mark);
     assert_eq!(world.nodes[0].receive(|_, _| panic!("it is none")), 1);
@@ -553,7 +596,15 @@ fn whatever_happens_nothing_wrong_arrives() {
                 0..4 if i != j => world.wish(i, j),
                 4..14 => world.tend(i),
                 14..30 => drop(world.say(i, j)),
-                30..50 => {
+                30..35 => {
+                    let len = PACKET_MAX + rng.below((LONG_MAX - PACKET_MAX) as u64) as usize;
+                    if world.takes(i, j, len) {
+                        let sent = world.send_long(i, j, len);
+                        let broken = !world.open.contains_key(&(i, j));
+                        assert!(sent || broken, "it does as it says");
+                    }
+                }
+                35..50 => {
                     let full = rng.below(4) as usize;
                     let last = 4 + rng.below(PACKET_MAX as u64 - 3) as usize;
                     let last = if chance(&mut rng, 60) { last % 600 } else { last };
