@@ -1064,6 +1064,13 @@ impl Net {
         }
     }
 
+    /// Ends its rings, whatever is in them.
+    fn end_rings(&mut self) {
+        if let Some(mut core) = self.core.enter() {
+            core.link.end_rings();
+        }
+    }
+
     /// Ends its device without a word to anybody.
     fn drop_device(&mut self) {
         if let Some(mut core) = self.core.enter() {

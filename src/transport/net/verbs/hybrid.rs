@@ -272,6 +272,13 @@ impl HybridLink {
         self.rdma = None;
     }
 
+    /// Ends all rings.
+    pub(crate) fn end_rings(&mut self) {
+        let rdma = self.rdma.as_mut().unwrap();
+        rdma.eager.clear();
+        rdma.hear_rings();
+    }
+
     /// Breaks the queue pair, as a device does.
     pub(crate) fn break_queue_pair(&mut self) {
         self.rdma.as_mut().unwrap().link.as_mut().unwrap().break_queue_pair();

@@ -173,6 +173,30 @@ fn rings_end_with_the_queue_pair_and_come_back() {
 }
 
 #[test]
+fn a_long_message_in_a_ring_that_ends_is_not_lost() {
+    let Some(ip) = address() else { return };
+    for len in [4200, 16_384, 30_000] {
+        let mut turns = Turns::open(ip, [1, 1]);
+        turns.until_written();
+        let (sent, before) = (turns.eager()[0].sent, turns.b.got.messages.len());
+        assert!(turns.a.send(turns.to_b, 7, len));
+        assert_eq!(turns.eager()[0].sent, sent + 1, "{len} bytes are one packet");
+        // It lies in the ring that ends with this.
+        turns.b.net.end_rings();
+        assert!(within(20, || {
+            turns.a.poll();
+            turns.b.poll();
+            turns.b.got.messages.len() > before
+        }));
+        assert!(is_intact(&turns.b.got.messages[before], 7, len), "{len} bytes");
+        let pieces = turns.a.net.core.enter().unwrap().machine.counts().in_pieces;
+        assert!(pieces > 0, "{len} bytes were in the ring");
+        (0..5).for_each(|_| turns.exchange(len, None));
+        assert_eq!((turns.a.got.departures.len(), turns.b.got.departures.len()), (0, 0));
+    }
+}
+
+#[test]
 fn a_peer_that_is_gone_leaves_no_ring_behind() {
     let Some(ip) = address() else { return };
     let mut turns = Turns::open(ip, [1, 1]);
