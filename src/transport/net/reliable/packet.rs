@@ -439,8 +439,8 @@ impl fmt::Display for Dump<'_> {
             return write!(f, "{} bytes that are no packet", self.0.len());
         };
         header.fmt(f)?;
+        let body = rest.get(usize::from(header.sack_words) * 8..).unwrap_or(&[]);
         if header.kind == Kind::Piece {
-            let body = rest.get(usize::from(header.sack_words) * 8..).unwrap_or(&[]);
             return match Piece::decode(body) {
                 Some(piece) => write!(
                     f,
@@ -454,7 +454,7 @@ impl fmt::Display for Dump<'_> {
                 None => write!(f, "; no piece"),
             };
         }
-        let mut frames = rest.get(usize::from(header.sack_words) * 8..).unwrap_or(&[]);
+        let mut frames = body;
         while let Some((frame, next)) = Frame::decode(frames) {
             match frame {
                 Frame::Whole { header, payload } => {

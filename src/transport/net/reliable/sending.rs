@@ -73,8 +73,7 @@ pub(super) struct Outgoing {
     overdue: bool,
     /// It was made longer than a datagram, for a link that took such, and the other side takes it in pieces.
     pub(super) long: bool,
-    /// It has left so the last time, which piece is the next one, and how often the last one has left.
-    pieces: bool,
+    /// Which of these is the next to leave, and how often the last one has.
     cut: u16,
     passes: u8,
 }
@@ -89,10 +88,14 @@ impl Outgoing {
             state,
             overdue: false,
             long: false,
-            pieces: false,
             cut: 0,
             passes: 0,
         }
+    }
+
+    /// Some of its pieces have left.
+    fn is_in_pieces(&self) -> bool {
+        self.cut > 0 || self.passes > 0
     }
 
     /// Length of the longest datagram that it leaves in, bytes, where they have at most `room`.
@@ -884,7 +887,7 @@ impl Connection {
             self.take_back(psn, false);
             return (taken, false);
         }
-        (packet.transmission, packet.sent_at, packet.pieces) = (transmission, now, true);
+        (packet.transmission, packet.sent_at) = (transmission, now);
         self.transmission += 1;
         self.asked = self.transmission;
         shared.counts.data_sent += 1;
@@ -1136,7 +1139,7 @@ impl Connection {
     fn go_on_with_pieces(&mut self, echo: Option<u64>, first: bool) {
         let Some(packet) = self.window.front_mut().filter(|packet| packet.long) else { return };
         match packet.state {
-            State::InFlight if packet.pieces && echo == Some(packet.transmission) => {
+            State::InFlight if packet.is_in_pieces() && echo == Some(packet.transmission) => {
                 packet.state = State::Lost;
                 self.in_flight -= 1;
             }
