@@ -14,6 +14,7 @@ pub(crate) mod errno;
 pub(crate) mod event;
 pub(crate) mod mappings;
 pub(crate) mod net;
+pub(crate) mod numbers;
 pub(crate) mod process;
 pub(crate) mod rv;
 pub(crate) mod shared_memory;

@@ -51,6 +51,7 @@ impl Loopback {
         reach_read: false,
         reach_write: false,
         reach_read_min: usize::MAX,
+        reach_write_min: usize::MAX,
         expose_max: 0,
         atomics: Some(true),
         collectives: Some(true),

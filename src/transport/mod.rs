@@ -71,9 +71,10 @@ pub(crate) struct Caps {
     /// Regions that the peer has exposed may be read, and written, by `reach`.
     pub(crate) reach_read: bool,
     pub(crate) reach_write: bool,
-    /// Shortest read that is worth it where nothing else is under way, bytes; others are as long as all of one-sided
-    /// operations that the initiator carries out alone.
+    /// Shortest read, and shortest write, that is worth it where no messages are under way, bytes; others are as long as
+    /// all of one-sided operations that the initiator carries out alone.
     pub(crate) reach_read_min: usize,
+    pub(crate) reach_write_min: usize,
     /// Bytes of a region that are exposed as one part; the last part may be shorter. 0: none are.
     pub(crate) expose_max: usize,
     /// The peer knows atomic operations; `None`: it has not said yet.

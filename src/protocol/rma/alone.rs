@@ -6,10 +6,10 @@ use super::packet::{Prefix, RmaPacket};
 use super::{Channel, RemoteRange, RemoteRanges, State};
 use crate::memory::keys::{self, Right};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
-use crate::protocol::Host;
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::Ranges;
+use crate::protocol::{Host, Limits};
 use crate::sys::cma::Range;
 use crate::transport::{Exposed, Exposure, Iface, PeerId, Reach, Reached, SendError, Spot};
 use std::collections::{BTreeMap, HashMap};
@@ -18,8 +18,10 @@ use std::collections::{BTreeMap, HashMap};
 const TOLD_MAX: usize = 1024;
 /// Ranges of which a peer may be told.
 const OFFERS_MAX: usize = 64;
-/// Short reads after each of which a peer is told where it may read them: not every peer is worth a connection.
+/// Short reads and writes after each of which a peer is told where it may do so: not every peer is worth a connection.
 const OFTEN: u32 = 16;
+/// A write may be worth it on some transport if it is as long as this part of one that is on all.
+const WRITE_SHARE: usize = 8;
 /// Reads of fewer bytes are left to the target where there are several.
 const TOGETHER: u64 = 512;
 /// Bytes of one operation that are moved in one turn.
@@ -132,8 +134,8 @@ impl Granted {
 #[derive(Debug, Default)]
 struct ToldTo {
     epoch: Option<u32>,
-    /// Short reads that it has asked us for.
-    short_reads: u32,
+    /// Short reads and writes that it has asked us for.
+    short: u32,
     /// With the keys of the regions; or without, of those that are not to be told.
     parts: BTreeMap<(u64, u32), Option<u64>>,
 }
@@ -169,11 +171,11 @@ impl Told {
         }
     }
 
-    /// `peer` has read a little from us. True, now and then: it does that often.
-    pub(super) fn reads_often(&mut self, peer: PeerId) -> bool {
-        let reads = &mut self.regions.entry(peer).or_default().short_reads;
-        *reads = reads.wrapping_add(1);
-        *reads % OFTEN == 0
+    /// `peer` has read or written a little. True, now and then: it does that often.
+    pub(super) fn asks_often(&mut self, peer: PeerId) -> bool {
+        let short = &mut self.regions.entry(peer).or_default().short;
+        *short = short.wrapping_add(1);
+        *short % OFTEN == 0
     }
 
     /// `peer` has used these ranges, and may want to do so alone.
@@ -236,6 +238,11 @@ impl Company {
     }
 }
 
+/// Shortest write that peers hear of because it comes often, bytes.
+pub(super) fn write_min(limits: &Limits) -> u64 {
+    (limits.alone_min / WRITE_SHARE) as u64
+}
+
 /// An operation is a very short read.
 pub(super) fn is_very_short(right: Right, len: u64) -> bool {
     right == Right::Read && len < TOGETHER
@@ -249,10 +256,13 @@ impl Channel {
         }
     }
 
-    /// An operation leaves as a message.
-    pub(super) fn on_request(&mut self, right: Right, len: u64) {
+    /// An operation leaves as a message; `write_min`: of [`write_min`].
+    pub(super) fn on_request(&mut self, right: Right, len: u64, write_min: u64) {
         if is_very_short(right, len) {
             self.company.on_message();
+        }
+        if right == Right::Write && len >= write_min {
+            self.short_writes = self.short_writes.saturating_add(1);
         }
     }
 
@@ -261,6 +271,14 @@ impl Channel {
     fn admits_short(&self, len: u64) -> bool {
         let single = || self.company.is_none() && self.reaching.is_empty() && self.queue.len() <= 1;
         self.is_drained() && (len >= TOGETHER || single())
+    }
+
+    /// Whether a write that is not long may go alone. It does not wait for messages to end, unless so many such have left
+    /// as messages that they would for ever. To find out whether it is `delivered` costs more than a message, but what
+    /// follows one that is under way had better not wait for its end.
+    fn admits_write(&self, delivered: bool) -> bool {
+        let begins = !delivered && (self.is_drained() || self.short_writes >= OFTEN);
+        begins || !self.reaching.is_empty()
     }
 
     /// Nothing has left that is not answered.
@@ -282,14 +300,21 @@ impl<I: Iface> Engine<I> {
         let Some(channel) = self.core.rma.channels.get(peer.index()) else { return false };
         let (reads, len) = (right == Right::Read, remote.total());
         let long = len >= self.core.limits.alone_min as u64;
-        if channel.granted.count == 0 || !(long || reads && channel.admits_short(len)) {
+        let admitted = match reads {
+            _ if long => true,
+            true => channel.admits_short(len),
+            false => channel.admits_write(delivered),
+        };
+        if channel.granted.count == 0 || !admitted {
             return false;
         }
         let caps = self.iface.caps(peer);
-        let reaches = match reads {
-            true => caps.reach_read && (long || len >= caps.reach_read_min as u64),
-            false => caps.reach_write,
+        let (reaches, min) = match reads {
+            true => (caps.reach_read, caps.reach_read_min),
+            false if channel.reaching.is_empty() => (caps.reach_write, caps.reach_write_min),
+            false => (caps.reach_write, 1),
         };
+        let reaches = reaches && (long || len >= min as u64);
         reaches && channel.granted.cover(remote, right, delivered)
     }
 
@@ -324,6 +349,7 @@ impl<I: Iface> Engine<I> {
                         if is_very_short(op.right, op.remote.total()) {
                             channel.company.on_alone();
                         }
+                        channel.short_writes = 0;
                         channel.reaching.push_back(key);
                     }
                     op.begun += 1;
@@ -386,12 +412,14 @@ impl<I: Iface> Engine<I> {
         id: u64,
         region: &keys::Region,
     ) -> Result<usize, SendError> {
-        let (len, most) = (region.memory.len() as u64, self.iface.caps(peer).expose_max as u64);
+        let caps = self.iface.caps(peer);
+        let (len, most) = (region.memory.len() as u64, caps.expose_max as u64);
         let rights = (region.remote_read, region.remote_write);
         let Some(first) = range.addr.checked_sub(region.base).filter(|at| *at < len) else {
             return Ok(0);
         };
-        if most == 0 || range.len == 0 {
+        let least = caps.reach_read_min.min(caps.reach_write_min).min(self.core.limits.alone_min);
+        if most == 0 || range.len < least as u64 {
             return Ok(0);
         }
         let last = first.saturating_add(range.len - 1).min(len - 1);
@@ -516,7 +544,12 @@ impl Core {
             return;
         }
         let ends = op.state == State::Begun;
-        self.rma.channel(peer).reaching.retain(|other| *other != key);
+        let reaching = &mut self.rma.channel(peer).reaching;
+        if reaching.front() == Some(&key) {
+            reaching.pop_front();
+        } else {
+            reaching.retain(|other| *other != key);
+        }
         if ends {
             self.end_access(key, None, host);
         }

@@ -160,6 +160,9 @@ impl Rma {
         if let Some(key) = op.operands {
             self.operands.remove(key);
         }
+        if let Some(place) = op.copy {
+            self.copies.leave(place);
+        }
         Some(op)
     }
 }

@@ -1,7 +1,7 @@
 //! The side that reads and writes somebody else's memory.
 
 use super::Answer;
-use super::alone::Moved;
+use super::alone::{Moved, write_min};
 use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
 use super::{
     BATCH, COPY_MAX, Channel, FLUSH_AFTER, Op, Operands, QUEUE_MAX, RemoteRanges, RmaOp, State,
@@ -31,6 +31,7 @@ impl Op {
             begun: 0,
             barred: false,
             operands: None,
+            copy: None,
         }
     }
 
@@ -119,7 +120,9 @@ impl<I: Iface> Engine<I> {
                 return Err(OpError::Again);
             }
             channel.on_waiting(op.right, op.remote.total());
-            let key = self.core.rma.insert(Op::new(op), operands);
+            // It need not be asked once more what was asked just now.
+            let state = if waits { State::Queued } else { State::Moving { offset: 0 } };
+            let key = self.core.rma.insert(Op { state, ..Op::new(op) }, operands);
             self.keep_injected(key, op);
             self.core.enqueue_access(key);
             if !waits {
@@ -153,9 +156,15 @@ impl<I: Iface> Engine<I> {
 
     /// The application's buffer is its own again, and the bytes have not left.
     fn keep_injected(&mut self, key: Key, op: &RmaOp) {
-        let super::Rma { ops, operands, .. } = &mut self.core.rma;
+        let super::Rma { ops, operands, copies, .. } = &mut self.core.rma;
         if let Some(kept) = ops.get_mut(key).filter(|_| op.inject) {
-            kept.local = Payload::Owned(OwnedBuffer::copy_of(&op.local));
+            kept.local = match copies.take(&op.local) {
+                Some((place, copy)) => {
+                    kept.copy = Some(place);
+                    Payload::Lent(copy)
+                }
+                None => Payload::Owned(OwnedBuffer::copy_of(&op.local)),
+            };
             if let Some(other) = kept.operands.and_then(|key| operands.get_mut(key)) {
                 other.keep();
             }
@@ -246,8 +255,9 @@ impl<I: Iface> Engine<I> {
             _ => State::Sent { received: 0 },
         };
         let len = op.remote.total();
+        let write_min = write_min(&self.core.limits);
         let channel = self.core.rma.channel(peer);
-        channel.on_request(right, len);
+        channel.on_request(right, len, write_min);
         channel.count(right, way == Way::Described && right == Right::Write, 1);
         Ok(())
     }
@@ -296,6 +306,7 @@ impl<I: Iface> Engine<I> {
                 Ok(()) => n += 1,
                 Err(SendError::Again) => {
                     self.core.rma.channel(peer).starved = true;
+                    self.iface.flush(); // a part of it may have begun
                     break;
                 }
                 Err(SendError::Unreachable(errno)) => {

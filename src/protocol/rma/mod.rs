@@ -7,6 +7,7 @@
 
 mod alone;
 mod atomic;
+mod copies;
 mod initiator;
 mod packet;
 mod target;
@@ -156,6 +157,8 @@ struct Op {
     barred: bool,
     /// What else an atomic operation has.
     operands: Option<Key>,
+    /// The place of what it writes, if that is a copy.
+    copy: Option<usize>,
 }
 
 /// What we have under way to one target.
@@ -179,6 +182,8 @@ struct Channel {
     granted: alone::Granted,
     /// Operations of which pieces are under way alone, in order.
     reaching: VecDeque<Key>,
+    /// Writes of some length that have left as messages since one went alone.
+    short_writes: u32,
     /// Whether very short reads come one at a time.
     company: alone::Company,
 }
@@ -233,6 +238,8 @@ pub(super) struct Rma {
     ops: IndexList<Op>,
     /// Of those that are atomic.
     operands: IndexList<Operands>,
+    /// Of what they write.
+    copies: copies::Copies,
     /// By peer.
     channels: Vec<Channel>,
     /// Peers whose channel has a queue.

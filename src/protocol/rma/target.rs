@@ -1,6 +1,7 @@
 //! The side whose memory is read and written. Its engine moves the bytes, in pieces, and asks for
 //! each piece again whether the peer may reach it.
 
+use super::alone::write_min;
 use super::packet::RmaPacket;
 use super::{
     Answer, BATCH, FLUSH_AFTER, MAX_RANGES, PULL_WINDOW, READ_WINDOW, RemoteAccess, RemoteRange,
@@ -189,6 +190,16 @@ impl Core {
         }
     }
 
+    /// The same of a write that came in one message.
+    fn offer_whole(&mut self, request: &Request) {
+        let (total, long) = (request.ranges.total(), self.limits.alone_min as u64);
+        if total >= long
+            || (total >= write_min(&self.limits) && self.rma.told.asks_often(request.peer))
+        {
+            self.rma.told.offer(request.peer, &request.ranges);
+        }
+    }
+
     fn serve_later(&mut self, peer: PeerId) {
         let inbound = self.rma.inbound.entry(peer).or_default();
         if inbound.has_work() && !inbound.served {
@@ -229,7 +240,7 @@ impl Core {
             });
             match written {
                 Ok(place) => {
-                    self.offer(request);
+                    self.offer_whole(request);
                     self.answer_with(request, Answer::Done(0));
                     self.accessed(request, &place, host);
                 }
@@ -515,7 +526,7 @@ impl<I: Iface> Engine<I> {
                         let ranges = read.request.ranges;
                         self.core.end_read(peer, None, host);
                         let told = &mut self.core.rma.told;
-                        if short.contains(&ranges.total()) && told.reads_often(peer) {
+                        if short.contains(&ranges.total()) && told.asks_often(peer) {
                             told.offer(peer, &ranges);
                         }
                     }

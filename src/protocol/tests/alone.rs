@@ -271,7 +271,8 @@ fn a_device_is_not_overtaken() {
     let ended = ended(&mut world);
     assert!(ended.len() == 4 && ended.iter().all(Result::is_ok));
     assert!(region.0[..10] == last.0 && region.0[10..] == long.0[10..] && back.0 == last.0);
-    assert_eq!(world.accesses(1), [(Write, 10, None), (Write, 10, None), (Read, 10, None)]);
+    // A short write behind a long one goes the same way, and need not wait for its end.
+    assert_eq!(world.accesses(1), [(Write, 10, None), (Read, 10, None)]);
     world.assert_empty();
 }
 
@@ -356,6 +357,51 @@ fn a_buffer_that_a_device_refuses_costs_the_others_nothing() {
     world.settle();
     assert!(ended(&mut world)[0].is_ok() && region.0 == b.0);
     assert_eq!(world.accesses(1), []);
+    world.assert_empty();
+}
+
+/// A target tells who writes often. Writes that are not long go alone where none is under way as a message; but not for
+/// ever as messages because one always is.
+#[test]
+fn a_device_does_writes_that_are_not_long_too() {
+    let mut world = distant(Glazing::none());
+    let mut region = Memory::zeroed(LEN);
+    world.register(1, KEY, &mut region, &BOTH);
+    let peer = world.peer(0, 1);
+    let mut seed = 0;
+    let mut write = |world: &mut World, len: usize, waits: bool| {
+        seed += 1;
+        let mut from = Memory::pattern(seed, len);
+        let op = RmaOp { inject: true, ..rma_op(peer, Write, &mut from, KEY, 1) };
+        while world.access(0, &op).is_err() {
+            world.progress(0);
+            world.progress(1);
+        }
+        if waits {
+            world.settle();
+            assert!(region.0[..len] == from.0);
+        }
+    };
+    let served = |world: &mut World| world.accesses(1).len();
+    // Too short to be told of it, or to go alone.
+    (0..40).for_each(|_| write(&mut world, 100, true));
+    assert_eq!(served(&mut world), 40);
+    (0..40).for_each(|_| write(&mut world, 200, true));
+    let asked = served(&mut world);
+    assert!((16..40).contains(&asked), "not for a few, and not for ever: {asked}");
+    (0..10).for_each(|_| write(&mut world, 200, true));
+    assert_eq!(served(&mut world), 0, "the target has nothing to do");
+    write(&mut world, 100, true);
+    assert_eq!(served(&mut world), 1);
+
+    // A message is under way whenever one begins.
+    write(&mut world, 100, false);
+    (0..40).for_each(|_| write(&mut world, 200, false));
+    world.settle();
+    let asked = served(&mut world);
+    assert!((2..=1 + 16).contains(&asked), "as long as that takes, or a few: {asked}");
+    assert!(ended(&mut world).iter().all(Result::is_ok));
+    assert!(region.0[..200] == Memory::pattern(seed, 200).0);
     world.assert_empty();
 }
 

@@ -728,6 +728,7 @@ impl SimIface {
             reach_read: get || net.weather.windows.exposes,
             reach_write: put || net.weather.windows.exposes,
             reach_read_min: if net.weather.windows.exposes { 64 } else { usize::MAX },
+            reach_write_min: if net.weather.windows.exposes { 128 } else { usize::MAX },
             expose_max: net.weather.windows.expose_max,
             atomics: net.weather.atomics,
             collectives: net.weather.collectives(self.slot(peer)),

@@ -8,10 +8,11 @@ use super::owned::check;
 use super::rc_qp::{RcQp, Slot};
 use super::srq::Srq;
 use crate::sys::errno::{Errno, Result};
+use crate::sys::numbers::NumberMap;
 use rdma_core_sys::{
     IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_device_attr, ibv_wc,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Receives that are given back to the device together.
 const REPOST: u32 = 16;
 /// Segments that one write may be gathered from, if the device can: as many as an operation has.
-const SEGMENTS: u32 = 4;
+pub(super) const SEGMENTS: u32 = 4;
 /// The `wr_id` of sends; that of receives is 0.
 pub(super) const WRITE: u64 = 1;
 
@@ -99,7 +100,7 @@ pub(crate) struct RcPort {
     settings: RcSettings,
     segments: u32,
     /// By number; those that have ended stay until there is no room.
-    known: HashMap<u32, Known>,
+    known: NumberMap<u32, Known>,
     /// Shared receives taken since the last were posted.
     taken: u32,
     /// Room for entries, and what was found in them and not yet reported.
@@ -170,7 +171,7 @@ impl RcPort {
             channel,
             settings,
             segments: SEGMENTS.min(number(attr.max_sge)).max(1),
-            known: HashMap::new(),
+            known: NumberMap::default(),
             taken: 0,
             // SAFETY: all zeroes is a valid ibv_wc.
             entries: Box::new(unsafe { std::mem::zeroed() }),

@@ -1,7 +1,7 @@
 //! A connected queue pair (RC), which writes and reads memory of its one peer.
 
 use super::owned::{Owned, check};
-use super::rc::{Queues, RcSettings, WRITE};
+use super::rc::{self, Queues, RcSettings, WRITE};
 use super::srq;
 use crate::sys::errno::{Errno, Result};
 use crate::sys::process;
@@ -31,7 +31,7 @@ const RNR_DELAY: u8 = 12;
 /// As with datagrams: ECT(0) and IP's usual number.
 const ECN_CAPABLE: u8 = 2;
 const HOPS: u8 = 64;
-const SEGMENTS_MAX: usize = 16;
+const SEGMENTS_MAX: usize = rc::SEGMENTS as usize;
 
 /// What is asked of the peer's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,14 +79,22 @@ impl Slot {
     }
 }
 
+/// A request that waits to be posted.
+struct Request {
+    wr: ibv_send_wr,
+    segments: [ibv_sge; SEGMENTS_MAX],
+}
+
 /// See the module. `L` is what a request needs until it is complete. Dropped, the queue pair ends first:
 /// then no device reads or writes any more what its requests named.
 pub(crate) struct RcQp<L> {
     raw: *mut ibv_qp,
     slot: Arc<Slot>,
     queues: Arc<Queues>,
-    /// Of requests under way, oldest first: whether each reads, and what is dropped with it.
+    /// Of requests under way and those that wait, oldest first: whether each reads, and what is dropped with it.
     kept: VecDeque<(bool, L)>,
+    /// Requests that wait to be posted, oldest first.
+    waiting: Vec<Request>,
     /// Those of them that read.
     reads: usize,
     settings: RcSettings,
@@ -95,15 +103,15 @@ pub(crate) struct RcQp<L> {
     home: i32,
 }
 
-// SAFETY: the pointer is of the object in `slot`, which any thread may use; what two must not do at
-// once takes `&mut`.
+// SAFETY: the pointers are of the object in `slot`, which any thread may use, and in `waiting`, set anew before they
+// are used; what two must not do at once takes `&mut`.
 unsafe impl<L: Send> Send for RcQp<L> {}
 // SAFETY: as above.
 unsafe impl<L: Sync> Sync for RcQp<L> {}
 
 impl<L> std::fmt::Debug for RcQp<L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RcQp {:#x}, {} requests under way", self.number(), self.kept.len())
+        write!(f, "RcQp {:#x}, {} requests not complete", self.number(), self.kept.len())
     }
 }
 
@@ -133,6 +141,7 @@ impl<L> RcQp<L> {
             slot: Arc::new(Slot(Mutex::new(Some(qp)))),
             queues: queues.clone(),
             kept: VecDeque::new(),
+            waiting: Vec::new(),
             reads: 0,
             settings: *settings,
             segments_max: (segments as usize).min(SEGMENTS_MAX),
@@ -225,7 +234,7 @@ impl<L> RcQp<L> {
         check(unsafe { ibv_post_send(self.raw, first, &mut bad) })
     }
 
-    /// Requests that may be posted now.
+    /// Requests that may be added now.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         (self.settings.sends as usize).saturating_sub(self.kept.len())
@@ -236,14 +245,21 @@ impl<L> RcQp<L> {
         self.segments_max
     }
 
+    /// Requests that wait to be posted.
+    #[inline]
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Moves bytes between `local` (address, length, local key), one piece after the other, and `remote_addr` of the
-    /// peer, under its `rkey`. `keep` is dropped when that is complete. Errors: EAGAIN without room; EINVAL with
-    /// too many segments; ENOTCONN; the driver's. Nothing is posted then.
+    /// peer, under its `rkey`: once [`Self::post_waiting`] is called. `keep` is dropped when that is complete. Errors:
+    /// EAGAIN without room; EINVAL with too many segments; ENOTCONN. Nothing is added then.
     ///
     /// # Safety
     /// What `local` names may be read, or written by a [`RcRequest::Read`], until the request is complete
     /// ([`super::RcEvent::Written`]), or this is dropped.
-    pub(crate) unsafe fn post(
+    #[inline]
+    pub(crate) unsafe fn add(
         &mut self,
         local: &[(u64, u32, u32)],
         remote_addr: u64,
@@ -267,7 +283,6 @@ impl<L> RcQp<L> {
         // SAFETY: all zeroes is a valid ibv_send_wr.
         let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
         wr.wr_id = WRITE;
-        wr.sg_list = segments.as_mut_ptr();
         wr.num_sge = local.len() as i32;
         wr.send_flags = IBV_SEND_SIGNALED;
         match request {
@@ -286,18 +301,60 @@ impl<L> RcQp<L> {
         }
         let reads = request == RcRequest::Read;
         wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
-        let mut bad = null_mut();
-        // SAFETY: a live queue pair, to which nobody else posts sends (`&mut self`), and a valid
-        // request, of which the driver keeps nothing; the caller vouches for the memory.
-        match check(unsafe { ibv_post_send(self.raw, &mut wr, &mut bad) }) {
-            Ok(()) => {
-                self.kept.push_back((reads, keep));
-                self.reads += usize::from(reads);
-                Ok(())
-            }
-            Err(Errno(libc::ENOMEM)) => Err(Errno(libc::EAGAIN)), // whatever we have counted
-            Err(errno) => Err(errno),
+        self.waiting.push(Request { wr, segments });
+        self.kept.push_back((reads, keep));
+        self.reads += usize::from(reads);
+        Ok(())
+    }
+
+    /// Posts all that waits, with one call of the driver. Errors: EAGAIN (some still wait), the driver's (what was
+    /// not posted has to go with the connection).
+    #[inline]
+    pub(crate) fn post_waiting(&mut self) -> Result<()> {
+        let mut next = null_mut();
+        for Request { wr, segments } in self.waiting.iter_mut().rev() {
+            (wr.next, wr.sg_list) = (next, segments.as_mut_ptr());
+            next = wr;
         }
+        if next.is_null() {
+            return Ok(());
+        }
+        let mut bad = null_mut();
+        // SAFETY: a live queue pair, to which nobody else posts sends (`&mut self`), and valid requests, of which the
+        // driver keeps nothing; whoever added them vouched for the memory.
+        let posted = check(unsafe { ibv_post_send(self.raw, next, &mut bad) });
+        let Err(errno) = posted else {
+            self.waiting.clear();
+            return Ok(());
+        };
+        let rest = self.waiting.iter().position(|request| std::ptr::eq(&raw const request.wr, bad));
+        self.waiting.drain(..rest.unwrap_or(0));
+        // There is no room, whatever we have counted.
+        Err(if errno.0 == libc::ENOMEM { Errno(libc::EAGAIN) } else { errno })
+    }
+
+    /// Adds one, as [`Self::add`] does, and posts all that waits. Errors: of both; it was not added then.
+    ///
+    /// # Safety
+    /// As of [`Self::add`].
+    #[cfg(test)]
+    pub(crate) unsafe fn post(
+        &mut self,
+        local: &[(u64, u32, u32)],
+        remote_addr: u64,
+        rkey: u32,
+        request: RcRequest,
+        keep: L,
+    ) -> Result<()> {
+        // SAFETY: the caller vouches.
+        unsafe { self.add(local, remote_addr, rkey, request, keep) }?;
+        self.post_waiting().inspect_err(|_| {
+            // The last one has not gone if any has not.
+            self.waiting.pop();
+            if let Some((reads, _)) = self.kept.pop_back() {
+                self.reads -= usize::from(reads);
+            }
+        })
     }
 
     /// The oldest request is complete: for each [`super::RcEvent::Written`] of this queue pair.

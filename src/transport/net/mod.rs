@@ -43,8 +43,10 @@ const PUSH_MAX: usize = 256 * 1024;
 /// Shortest message that goes by stream, bytes: below, the calls for a stream cost more than the
 /// packets.
 const STREAM_MIN: usize = 32 * 1024;
-/// Shortest read of a region that is left to the device, bytes.
+/// Shortest read, and shortest write, of a region that is left to the device, bytes: a shorter write is done sooner by a
+/// datagram.
 const REACH_READ_MIN: usize = 1;
+const REACH_WRITE_MIN: usize = 2048;
 /// Bytes of a region that are exposed at a time: registering them takes some milliseconds.
 const EXPOSE_MAX: usize = 32 << 20;
 /// Bytes of the header of a fragment (PROTOCOL.md §3).
@@ -123,6 +125,8 @@ pub(crate) struct Net {
     streams: Option<Streams>,
     /// `None`: no device, or none that may use the application's memory.
     bulk: Option<Box<dyn Bulk>>,
+    /// It is to be flushed.
+    reached: bool,
     /// What the link is to hear at the end of the next whole turn.
     rings: Vec<AboutRings>,
     /// Shortest message that is worth a stream or windows; `None`: as measured.
@@ -410,6 +414,7 @@ impl Net {
             numbers,
             streams,
             bulk,
+            reached: false,
             rings: Vec::new(),
             bulk_min: None,
             moves,
@@ -487,6 +492,7 @@ impl Net {
             reach_read: self.bulk.is_some(),
             reach_write: self.bulk.is_some(),
             reach_read_min: REACH_READ_MIN,
+            reach_write_min: REACH_WRITE_MIN,
             expose_max: if self.bulk.is_some() { EXPOSE_MAX } else { 0 },
             atomics: features.map(|all| all & reliable::packet::ATOMICS != 0),
             collectives: features.map(|all| all & reliable::packet::COLLECTIVES != 0),
@@ -725,6 +731,7 @@ impl Net {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
         bulk.reach(inner, spot, local, how, clock::now_ns())?;
+        self.reached = true;
         Ok(Reached::Begun)
     }
 
@@ -737,6 +744,9 @@ impl Net {
 
     /// Sends what waits and may leave.
     pub(crate) fn flush(&mut self) {
+        if std::mem::take(&mut self.reached) {
+            self.bulk.iter_mut().for_each(|bulk| bulk.flush());
+        }
         let Some(mut core) = self.core.enter() else { return };
         if core.machine.has_ready() {
             let Core { machine, link, .. } = &mut *core;

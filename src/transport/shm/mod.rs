@@ -269,6 +269,7 @@ impl Shm {
             reach_read: get,
             reach_write: put,
             reach_read_min: usize::MAX,
+            reach_write_min: usize::MAX,
             expose_max: usize::MAX,
             atomics: features.map(|all| all & hello::ATOMICS != 0),
             collectives: features.map(|all| all & hello::COLLECTIVES != 0),

@@ -265,6 +265,58 @@ fn more_writes_than_there_is_room_for_are_refused() {
 }
 
 #[test]
+fn what_waits_is_posted_together_and_done_in_order() {
+    const PART: usize = 500;
+    let Some((mut a, mut b)) = ends(true) else { return };
+    let (mut from, to) = connect(&mut a, &mut b);
+    let sends = a.port.settings().sends as usize;
+    let (source, target, sink) = (noise(PART, 1), vec![0u8; PART * 2], vec![0u8; PART]);
+    let (mr, into) = (a.register(&source, Permission::Read), a.register(&sink, Permission::Write));
+    let exposed = Permission::Exposed { reads: true, writes: true };
+    let remote = b.register(&target, exposed);
+    let at = target.as_ptr().expose_provenance() as u64;
+    let keep = Keep::default();
+    let add = |qp: &mut RcQp<Keep>, list: &[(u64, u32, u32)], to: usize, request: RcRequest| {
+        // SAFETY: what is named lives until the connection ends.
+        unsafe { qp.add(list, at + to as u64, remote.rkey(), request, keep.clone()) }
+    };
+    let (out, back) = (local(&source, &mr), local(&sink, &into));
+    from.post_waiting().unwrap();
+    // Of the same bytes, what comes later counts: a read finds what was written before.
+    add(&mut from, &out, PART, RcRequest::Write).unwrap();
+    add(&mut from, &back, PART, RcRequest::Read).unwrap();
+    for part in 0..4 {
+        let list = [(out[0].0 + part * 100, 100, out[0].2)];
+        add(&mut from, &list, 0, RcRequest::Write).unwrap();
+    }
+    add(&mut from, &out, PART, Announced(7)).unwrap();
+    assert_eq!((from.waiting(), from.room(), Keep::strong_count(&keep)), (7, sends - 7, 8));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!((a.poll(), b.poll()), (0, 0), "nothing has left");
+    assert!(target.iter().all(|byte| *byte == 0));
+    from.post_waiting().unwrap();
+    assert_eq!(from.waiting(), 0);
+    assert_eq!(b.events(1), [RcEvent::Filled { qp: to.number(), immediate: 7, len: PART as u32 }]);
+    assert_eq!(a.events(7), [RcEvent::Written { qp: from.number() }; 7]);
+    (0..7).for_each(|_| from.on_written());
+    assert_eq!((from.room(), Keep::strong_count(&keep)), (sends, 1));
+    // SAFETY: as above; nobody writes now.
+    let bytes =
+        |memory: &[u8]| unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()) };
+    assert!(bytes(&sink) == source && bytes(&target)[..100] == source[300..400]);
+    assert!(bytes(&target)[PART..] == source);
+    // There is room for so many, posted or not; and what was never posted is never done.
+    for _ in 0..sends {
+        add(&mut from, &out, 0, RcRequest::Write).unwrap();
+    }
+    assert_eq!(add(&mut from, &out, 0, RcRequest::Write), Err(Errno(libc::EAGAIN)));
+    drop(from);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!((a.poll(), Keep::strong_count(&keep)), (0, 1));
+    assert!(bytes(&target)[..100] == source[300..400]);
+}
+
+#[test]
 fn what_is_not_connected_writes_nothing() {
     let Some((mut a, b)) = ends(true) else { return };
     let mut qp: RcQp<Keep> = a.port.connection().unwrap();

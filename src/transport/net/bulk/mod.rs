@@ -148,7 +148,7 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         let _ = region;
     }
 
-    /// See [`crate::transport::Iface::reach`]: what is taken has begun.
+    /// See [`crate::transport::Iface::reach`]: what is taken has begun, or begins with `flush`.
     fn reach(
         &mut self,
         peer: PeerId,
@@ -160,6 +160,9 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         let _ = (peer, spot, local, how, now);
         Err(STALE)
     }
+
+    /// What was to be reached begins now.
+    fn flush(&mut self) {}
 
     /// The other side of `peer` says something.
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink);

@@ -178,6 +178,12 @@ impl Bulk for Ways {
         way.reach(peer, spot, local, how, now)
     }
 
+    fn flush(&mut self) {
+        if let Some(rc) = &mut self.rc {
+            rc.flush();
+        }
+    }
+
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
         let Self { rv, rc, controls, .. } = self;
         let (way, other) = match Way::byte_of(message) {

@@ -1,7 +1,7 @@
 //! RC queue pairs of a real device.
 #![allow(unsafe_code)]
 
-use super::{Device, Event, QueuePair, Rc, Region, WINDOWS};
+use super::{Device, Event, Local, QueuePair, Rc, Region, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;
@@ -115,28 +115,30 @@ impl QueuePair<Lease<Registrar>> for RcQp<Vec<Lease<Registrar>>> {
         Self::room(self)
     }
 
-    fn write(
-        &mut self,
-        from: &SegmentList,
-        regions: Vec<Lease<Registrar>>,
-        to: &Ticket,
-    ) -> Result<(), Errno> {
+    fn write(&mut self, from: Local<Lease<Registrar>>, to: &Ticket) -> Result<(), Errno> {
         // SAFETY: the ranges are the application's, lent for the operation that this belongs to. A read of memory
         // that the application has taken back meanwhile finds pinned pages, and its bytes nobody takes.
-        unsafe { post(self, from, regions, (to.addr, to.key), RcRequest::Announced(to.slot)) }
+        unsafe { add(self, from, (to.addr, to.key), RcRequest::Announced(to.slot)) }
     }
 
     fn reach(
         &mut self,
-        local: &SegmentList,
-        regions: Vec<Lease<Registrar>>,
+        local: Local<Lease<Registrar>>,
         to: (u64, u32),
         reads: bool,
     ) -> Result<(), Errno> {
         let request = if reads { RcRequest::Read } else { RcRequest::Write };
         // SAFETY: as above; and the operation ends, and gives the ranges back, only when this is complete or the
         // queue pair has ended.
-        unsafe { post(self, local, regions, to, request) }
+        unsafe { add(self, local, to, request) }
+    }
+
+    fn waiting(&self) -> usize {
+        Self::waiting(self)
+    }
+
+    fn post(&mut self) -> Result<(), Errno> {
+        self.post_waiting()
     }
 
     fn on_written(&mut self) {
@@ -144,29 +146,27 @@ impl QueuePair<Lease<Registrar>> for RcQp<Vec<Lease<Registrar>>> {
     }
 }
 
-/// Posts a request. Errors: EOPNOTSUPP for more pieces than it can name; of [`RcQp::post`].
+/// Adds a request. Errors: EOPNOTSUPP for more pieces than it can name; of [`RcQp::add`].
 ///
 /// # Safety
-/// As of [`RcQp::post`]. `local` is registered under the keys of the `regions`, which are kept.
-unsafe fn post(
+/// As of [`RcQp::add`]. The memory is registered under its keys for as long as what is kept.
+unsafe fn add(
     qp: &mut RcQp<Vec<Lease<Registrar>>>,
-    local: &SegmentList,
-    regions: Vec<Lease<Registrar>>,
+    local: Local<Lease<Registrar>>,
     (addr, key): (u64, u32),
     request: RcRequest,
 ) -> Result<(), Errno> {
-    let (ranges, count) = local.ranges();
-    let ranges = ranges.get(..count).unwrap_or(&[]);
-    if count > qp.segments_max() || count != regions.len() {
+    let (ranges, count) = local.list.ranges();
+    if count > qp.segments_max() {
         return Err(Errno(libc::EOPNOTSUPP));
     }
     let mut list = [(0, 0, 0); crate::memory::MAX_SEGMENTS];
-    for ((to, range), region) in list.iter_mut().zip(ranges).zip(&regions) {
-        *to = (range.addr, u32::try_from(range.len).unwrap_or(u32::MAX), region.lkey());
+    for ((to, range), key) in list.iter_mut().zip(&ranges).zip(&local.keys) {
+        *to = (range.addr, u32::try_from(range.len).unwrap_or(u32::MAX), *key);
     }
     let list = list.get(..count).unwrap_or(&[]);
     // SAFETY: the caller vouches.
-    unsafe { qp.post(list, addr, key, request, regions) }
+    unsafe { qp.add(list, addr, key, request, local.kept) }
 }
 
 impl Device for Port {

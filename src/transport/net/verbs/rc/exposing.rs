@@ -4,9 +4,12 @@
 //! afterwards loses the connection. The cache's monitor watches over its addresses, and when they mean something else
 //! the registration ends too.
 
-use super::landing::{self, Landing};
-use super::{Connection, Device, Posted, QueuePair, Rc, Region, State, register};
-use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
+use super::staging;
+use super::{
+    Connection, Device, Local, Posted, QueuePair, Rc, Region, State, conclude, register,
+    tell_broken,
+};
+use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
 use crate::telemetry::log;
 use crate::transport::net::bulk::{Bulk, BulkSink, STALE, UNREGISTERED};
@@ -28,13 +31,11 @@ pub(super) struct Exposed<D: Device> {
     pub(super) made: u64,
     /// Changes of the device's memory that were looked at.
     seen: u64,
-    /// Where the byte goes that is read to find out whether a write has arrived in memory.
-    echo: OwnedBuffer,
 }
 
 impl<D: Device> Default for Exposed<D> {
     fn default() -> Self {
-        Self { regions: BTreeMap::new(), bytes: 0, made: 0, seen: 0, echo: OwnedBuffer::zeroed(1) }
+        Self { regions: BTreeMap::new(), bytes: 0, made: 0, seen: 0 }
     }
 }
 
@@ -167,74 +168,64 @@ impl<D: Device> Rc<D> {
         how: Reach,
         now: u64,
     ) -> Result<(), SendError> {
-        let Self { connections, device, exposed, doomed, landing, landing_lease, .. } = self;
+        let Self { connections, device, doomed, waiting, staging, .. } = self;
         let current = |c: &&mut Connection<D::Qp>| c.id == spot.epoch && c.state == State::Ready;
         let connection = connections.get_mut(&peer).filter(current).ok_or(STALE)?;
         let device = device.as_ref().filter(|_| !doomed.contains(&peer)).ok_or(STALE)?;
         let asks = how.delivered && !how.reads;
-        if connection.qp.room() < 1 + usize::from(asks) {
+        if !connection.has_room(1 + usize::from(asks)) {
             return Err(SendError::Again);
         }
-        let mut registered = |list: &SegmentList, write: bool| {
-            register(device, list, write).map_err(|_| {
-                self.counts.unregistered += 1;
-                UNREGISTERED
-            })
-        };
-        let landed = if how.reads && local.len() <= landing::SHORT {
-            let landing = landing.get_or_insert_default();
-            if landing_lease.is_none() {
-                *landing_lease = device.register(&landing.memory(), true).ok();
+        // Everything that may be refused, before anything has begun.
+        let short = local.len() <= staging::SHORT;
+        let staging = (short || asks).then(|| staging.get_or_insert_default());
+        let (mut staged, mut echo) = (None, None);
+        if let Some(staging) = staging {
+            let lease = staging.lease(|memory| device.register(memory, true).ok());
+            if let Some(key) = lease.map(Region::lkey) {
+                let taken = if short { staging.take(local, how.reads) } else { None };
+                staged = taken.map(|(place, memory)| (place, Local::known(memory, key)));
+                echo = asks.then(|| Local::known(staging.byte(), key));
             }
-            landing_lease.as_ref().and_then(|_| landing.take(local))
-        } else {
-            None
+        }
+        let (done, from) = match staged {
+            Some((place, memory)) => (Posted::Staged(how.token, place), memory),
+            None => match register(device, local, how.reads) {
+                Ok(registered) if echo.is_some() || !asks => (Posted::Reach(how.token), registered),
+                _ => {
+                    self.counts.unregistered += 1;
+                    return Err(UNREGISTERED);
+                }
+            },
         };
-        let (done, local) = match &landed {
-            Some((place, memory)) => (Posted::Landed(how.token, *place), memory),
-            None => (Posted::Reach(how.token), local),
-        };
-        let leave = |landing: &mut Option<Landing>| {
-            if let (Some((place, _)), Some(landing)) = (landed, landing) {
-                landing.leave(place);
-            }
-        };
-        let regions = registered(local, how.reads).inspect_err(|_| leave(landing))?;
-        // Before anything has begun.
-        let byte = exposed.echo.segments();
-        let echo = if asks { Some(registered(&byte, true)?) } else { None };
         let to = (spot.range.addr, spot.key);
-        let reached = connection.qp.reach(local, regions, to, how.reads);
-        match reached.inspect_err(|_| leave(landing)) {
-            Ok(()) => {}
-            Err(Errno(libc::EAGAIN)) if !connection.posted.is_empty() => {
-                return Err(SendError::Again);
+        if let Err(errno) = connection.qp.reach(from, to, how.reads) {
+            if let (Posted::Staged(_, place), Some(staging)) = (done, &mut self.staging) {
+                staging.leave(place);
             }
-            Err(Errno(libc::EOPNOTSUPP)) => return Err(UNREGISTERED),
-            Err(errno) => {
-                log::info(format_args!("a queue pair takes no requests ({errno}): it ends"));
-                doomed.push(peer);
-                return Err(STALE);
+            if errno.0 == libc::EOPNOTSUPP {
+                return Err(UNREGISTERED);
             }
+            tell_broken(errno);
+            doomed.push(peer);
+            return Err(STALE);
         }
         self.writes += 1;
         self.counts.reached += 1;
         self.counts.reached_bytes += local.len() as u64;
-        let Some(echo) = echo else {
-            connection.note(done, local.len(), now);
-            return Ok(());
-        };
-        // The answer to a read comes after what was written before it has come to memory.
-        connection.note(Posted::Silent, local.len(), now);
-        let last = (spot.range.addr + spot.range.len.saturating_sub(1), spot.key);
-        match connection.qp.reach(&byte, echo, last, true) {
-            Ok(()) => {
-                connection.note(done, byte.len(), now);
-                self.writes += 1;
-            }
-            // What was written may arrive or not, and ends with the connection.
-            Err(_) => doomed.push(peer),
+        let mut added = Ok(());
+        if let Some(echo) = echo {
+            // The answer to a read comes after what was written before it has come to memory.
+            connection.note(Posted::Silent, local.len(), now);
+            self.writes += 1;
+            let last = (spot.range.addr + spot.range.len.saturating_sub(1), spot.key);
+            added = connection.qp.reach(echo, last, true);
         }
+        // Even if the echo was refused: it ends with the connection, and not before.
+        connection.note(done, local.len(), now);
+        let posted = added.and_then(|()| connection.post(local.len()));
+        // What was written may arrive or not, and ends with the connection, if that is broken.
+        conclude(peer, connection, posted, waiting, doomed);
         Ok(())
     }
 }

@@ -8,7 +8,7 @@
 
 mod device;
 mod exposing;
-mod landing;
+mod staging;
 #[cfg(test)]
 mod tests;
 
@@ -22,12 +22,13 @@ use super::super::bulk::pause::{Failures, PAUSE_MAX_NS};
 use super::super::bulk::{Bulk, BulkCounts, BulkSink, Control, UNREGISTERED};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::event::Epoll;
+use crate::sys::numbers::NumberMap;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::{self, Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use exposing::Exposed;
-use landing::Landing;
-use std::collections::{HashMap, VecDeque};
+use staging::Staging;
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
 /// Bytes of a window at most: long enough that the messages around it do not matter, short enough that the
@@ -50,6 +51,10 @@ const STUCK_NS: u64 = 4_000_000_000;
 const STUCK_BYTE_NS: u64 = 1_000;
 /// Between two looks at that.
 const LOOK_NS: u64 = 500_000_000;
+/// So many requests are posted together if they are no longer than this, bytes; and where there was no room, there is
+/// none before there is for so many.
+const TOGETHER: usize = 8;
+const TOGETHER_LEN: usize = 16 * 1024;
 /// Answers that may wait to be sent.
 const CONTROLS_MAX: usize = 4096;
 /// Events of one `poll` at most, roughly.
@@ -74,26 +79,40 @@ pub(super) trait Region: Send {
     fn rkey(&self) -> u32;
 }
 
+/// Memory of ours that a request names.
+pub(super) struct Local<R> {
+    pub(super) list: SegmentList,
+    /// Of each piece, the key of its registration.
+    pub(super) keys: [u32; MAX_SEGMENTS],
+    /// The registrations that end when nobody needs them.
+    pub(super) kept: Vec<R>,
+}
+
+impl<R> Local<R> {
+    /// One piece, of memory that stays registered.
+    fn known(list: SegmentList, key: u32) -> Self {
+        Self { list, keys: [key; MAX_SEGMENTS], kept: Vec::new() }
+    }
+}
+
 /// A queue pair. Ends when it is dropped: nothing is read or written through it any more.
 pub(super) trait QueuePair<R>: Send {
     fn number(&self) -> u32;
     /// Ready to write to `to`, and to be written by it. Errors: the driver's.
     fn connect(&mut self, to: &End, own_psn: u32) -> Result<(), Errno>;
-    /// Requests that may still be posted.
+    /// Requests that may still be added.
     fn room(&self) -> usize;
-    /// Writes `from`, which lies in the `regions`, to `addr` at the other side; the regions are kept
-    /// until that is complete. Errors: EAGAIN (no room), others (it is broken).
-    fn write(&mut self, from: &SegmentList, regions: Vec<R>, to: &Ticket) -> Result<(), Errno>;
-    /// Moves bytes between `local`, which lies in the `regions`, and the peer's memory at `addr`, under its `key`: from
-    /// there to here if it `reads`. Requests are done in order, and a write not before the reads that were posted
-    /// earlier; the regions are kept until then. Errors: as of `write`.
-    fn reach(
-        &mut self,
-        local: &SegmentList,
-        regions: Vec<R>,
-        to: (u64, u32),
-        reads: bool,
-    ) -> Result<(), Errno>;
+    /// Writes `from` to `addr` at the other side, once `post` is called; its registrations are kept until that is
+    /// complete. Errors: EAGAIN (no room), EOPNOTSUPP (too many pieces), others (it is broken).
+    fn write(&mut self, from: Local<R>, to: &Ticket) -> Result<(), Errno>;
+    /// Moves bytes between `local` and the peer's memory at `addr`, under its `key`: from there to here if it `reads`.
+    /// Requests are done in order, and a write not before the reads that were added earlier; the registrations are kept
+    /// until then. Errors: as of `write`.
+    fn reach(&mut self, local: Local<R>, to: (u64, u32), reads: bool) -> Result<(), Errno>;
+    /// Requests that wait for `post`.
+    fn waiting(&self) -> usize;
+    /// Posts all that waits. Errors: EAGAIN (some still wait), others (it is broken).
+    fn post(&mut self) -> Result<(), Errno>;
     /// The oldest request is complete.
     fn on_written(&mut self);
 }
@@ -156,14 +175,53 @@ struct Connection<Q> {
     used: u64,
     /// Windows that the peer is lent.
     lent: u32,
-    /// Requests of ours that are under way, oldest first, and their bytes.
+    /// Requests of ours that are under way, or wait to be posted, oldest first, and their bytes.
     posted: VecDeque<(Posted, usize)>,
     /// Since when the first of them is that, nanoseconds.
     first_since: u64,
+    /// There was no room for a request: there is none for others before there is for several.
+    full: bool,
 }
 
 impl<Q> Connection<Q> {
-    /// A request of `len` bytes was posted.
+    /// There is room for `n` requests.
+    #[inline]
+    fn has_room<R>(&mut self, n: usize) -> bool
+    where
+        Q: QueuePair<R>,
+    {
+        let room = self.qp.room();
+        let least = if self.full { TOGETHER.min((room + self.posted.len()) / 2) } else { 0 };
+        self.full = room < n.max(least);
+        !self.full
+    }
+
+    /// Posts what waits, unless there may be more of it soon: of what is short, a call of the driver is a good part.
+    /// Errors: it is broken.
+    #[inline]
+    fn post<R>(&mut self, len: usize) -> Result<(), Errno>
+    where
+        Q: QueuePair<R>,
+    {
+        if len <= TOGETHER_LEN && self.qp.waiting() < TOGETHER {
+            return Ok(());
+        }
+        self.post_all()
+    }
+
+    /// Posts what waits. Errors: it is broken.
+    fn post_all<R>(&mut self) -> Result<(), Errno>
+    where
+        Q: QueuePair<R>,
+    {
+        match self.qp.post() {
+            // Whoever is under way makes room.
+            Err(Errno(libc::EAGAIN)) if self.posted.len() > self.qp.waiting() => Ok(()),
+            other => other,
+        }
+    }
+
+    /// A request of `len` bytes was added.
     fn note(&mut self, posted: Posted, len: usize, now: u64) {
         if self.posted.is_empty() {
             self.first_since = now;
@@ -189,8 +247,8 @@ enum Posted {
     Window(Chunk),
     /// Whoever wanted to reach the peer's memory.
     Reach(u64),
-    /// The same, once what has landed in this place is where it is to go.
-    Landed(u64, usize),
+    /// The same, by way of this place of the staging memory.
+    Staged(u64, usize),
 }
 
 /// How a device is opened: when the first connection is wanted, because most endpoints never send a
@@ -200,12 +258,11 @@ pub(super) type Opener<D> = Box<dyn FnMut() -> Result<D, Errno> + Send>;
 /// See the module. `D` is opened when the first connection is wanted.
 pub(super) struct Rc<D: Device> {
     // Queue pairs end before the windows that they write into are given up, and before the device.
-    connections: HashMap<PeerId, Connection<D::Qp>>,
+    connections: NumberMap<PeerId, Connection<D::Qp>>,
     lent: Lent<D::Region>,
     exposed: Exposed<D>,
     /// Made at first need, and kept registered.
-    landing_lease: Option<D::Region>,
-    landing: Option<Landing>,
+    staging: Option<Staging<D::Region>>,
     device: Option<D>,
     opener: Opener<D>,
     /// How often it could not be opened, or failed, and until when it is left alone.
@@ -213,13 +270,15 @@ pub(super) struct Rc<D: Device> {
     /// Holds the device's descriptor once there is one.
     epoll: Epoll,
     /// Whose a queue pair is.
-    owners: HashMap<u32, PeerId>,
+    owners: NumberMap<u32, PeerId>,
     /// Connections at most: FI_UDRV_RC_CONNECTIONS.
     limit: usize,
-    failures: HashMap<PeerId, Failures>,
+    failures: NumberMap<PeerId, Failures>,
     controls: VecDeque<(PeerId, Control)>,
     /// Connections that failed outside of `poll`: it reports them.
     doomed: Vec<PeerId>,
+    /// Connections with requests that wait to be posted, and maybe others.
+    waiting: Vec<PeerId>,
     /// Writes under way on all connections, and when to look whether one is stuck, nanoseconds.
     writes: u32,
     look_at: u64,
@@ -238,20 +297,20 @@ impl<D: Device> Rc<D> {
     /// At most `limit` connections, over the device that `opener` opens. Errors: EMFILE, ENFILE.
     pub(super) fn new(opener: Opener<D>, limit: usize) -> Result<Self, Errno> {
         Ok(Self {
-            connections: HashMap::new(),
+            connections: NumberMap::default(),
             lent: Lent::new(WINDOWS),
             exposed: Exposed::default(),
-            landing: None,
-            landing_lease: None,
+            staging: None,
             device: None,
             opener,
             trouble: Failures::default(),
             epoll: Epoll::new()?,
-            owners: HashMap::new(),
+            owners: NumberMap::default(),
             limit,
-            failures: HashMap::new(),
+            failures: NumberMap::default(),
             controls: VecDeque::new(),
             doomed: Vec::new(),
+            waiting: Vec::new(),
             writes: 0,
             look_at: 0,
             next_id: process::random_u64() as u32,
@@ -339,6 +398,7 @@ impl<D: Device> Rc<D> {
             lent: 0,
             posted: VecDeque::new(),
             first_since: now,
+            full: false,
         };
         self.connections.insert(peer, connection);
         Ok(end)
@@ -352,8 +412,8 @@ impl<D: Device> Rc<D> {
         drop(qp);
         // Nobody writes into them any more.
         for (posted, _) in posted {
-            if let (Posted::Landed(_, place), Some(landing)) = (posted, &mut self.landing) {
-                landing.leave(place);
+            if let (Posted::Staged(_, place), Some(staging)) = (posted, &mut self.staging) {
+                staging.leave(place);
             }
         }
         drop(self.lent.remove_all(peer));
@@ -482,6 +542,21 @@ impl<D: Device> Rc<D> {
         }
     }
 
+    /// Posts what waits to be.
+    #[inline]
+    fn post_waiting(&mut self) {
+        let Self { waiting, connections, doomed, .. } = self;
+        waiting.retain(|peer| {
+            let Some(connection) = connections.get_mut(peer) else { return false };
+            if let Err(errno) = connection.post_all() {
+                tell_broken(errno);
+                doomed.push(*peer);
+                return false;
+            }
+            connection.qp.waiting() > 0
+        });
+    }
+
     /// Looks for connections that are stuck.
     #[cold]
     fn look(&mut self, now: u64) {
@@ -508,12 +583,14 @@ impl<D: Device> Rc<D> {
                 let posted = connection.posted.pop_front();
                 (connection.used, connection.first_since) = (now, now);
                 self.writes = self.writes.saturating_sub(1);
-                self.failures.remove(&peer);
+                if !self.failures.is_empty() {
+                    self.failures.remove(&peer);
+                }
                 match posted {
                     Some((Posted::Reach(token), _)) => sink.on_reached(peer, token),
-                    Some((Posted::Landed(token, place), _)) => {
-                        if let Some(landing) = &mut self.landing {
-                            landing.land(place);
+                    Some((Posted::Staged(token, place), _)) => {
+                        if let Some(staging) = &mut self.staging {
+                            staging.finish(place);
                         }
                         sink.on_reached(peer, token);
                     }
@@ -597,11 +674,37 @@ impl<D: Device> Rc<D> {
             self.lose(peer, now, sink);
         }
         self.exposed.clear();
-        self.landing_lease = None;
+        if let Some(staging) = &mut self.staging {
+            staging.forget_lease();
+        }
         if let Some(device) = self.device.take() {
             self.epoll.remove(device.fd());
         }
     }
+}
+
+/// Keeps in mind whether requests to `peer` wait to be posted, and whether they cannot be.
+#[inline]
+fn conclude<Q: QueuePair<R>, R>(
+    peer: PeerId,
+    connection: &Connection<Q>,
+    posted: Result<(), Errno>,
+    waiting: &mut Vec<PeerId>,
+    doomed: &mut Vec<PeerId>,
+) {
+    match posted {
+        Err(errno) => {
+            tell_broken(errno);
+            doomed.push(peer);
+        }
+        Ok(()) if connection.qp.waiting() > 0 && !waiting.contains(&peer) => waiting.push(peer),
+        Ok(()) => {}
+    }
+}
+
+#[cold]
+fn tell_broken(errno: Errno) {
+    log::info(format_args!("a queue pair takes no requests ({errno}): it ends"));
 }
 
 /// Registers all pieces of `payload`; `write`: to be written here. Errors: one cannot be.
@@ -609,16 +712,18 @@ fn register<D: Device>(
     device: &D,
     payload: &SegmentList,
     write: bool,
-) -> Result<Vec<D::Region>, Errno> {
-    let mut regions = Vec::with_capacity(1);
+) -> Result<Local<D::Region>, Errno> {
+    let mut local = Local { list: *payload, keys: [0; MAX_SEGMENTS], kept: Vec::with_capacity(1) };
     let (ranges, count) = payload.ranges();
     let mut at = 0;
-    for range in ranges.iter().take(count.min(MAX_SEGMENTS)).filter(|range| range.len > 0) {
+    for (key, range) in local.keys.iter_mut().zip(ranges.iter().take(count)) {
         let piece = payload.slice(at, range.len as usize);
         at += range.len as usize;
-        regions.push(device.register(&piece, write)?);
+        let region = device.register(&piece, write)?;
+        *key = region.lkey();
+        local.kept.push(region);
     }
-    Ok(regions)
+    Ok(local)
 }
 
 /// Whether this is connection `id`, and has come so far.
@@ -700,28 +805,23 @@ impl<D: Device> Bulk for Rc<D> {
         let Some(device) = self.device.as_ref().filter(|_| !self.doomed.contains(&peer)) else {
             return Ok(());
         };
-        if connection.qp.room() == 0 {
+        if !connection.has_room(1) {
             return Err(SendError::Again);
         }
-        let regions = register(device, payload, false).map_err(|_| {
+        let from = register(device, payload, false).map_err(|_| {
             self.counts.unregistered += 1;
             UNREGISTERED
         })?;
-        match connection.qp.write(payload, regions, ticket) {
-            Ok(()) => {
-                connection.note(Posted::Window(chunk), payload.len(), now);
-                self.writes += 1;
-                self.counts.written += 1;
-                self.counts.written_bytes += payload.len() as u64;
-                Ok(())
-            }
-            Err(Errno(libc::EAGAIN)) if !connection.posted.is_empty() => Err(SendError::Again),
-            Err(errno) => {
-                log::info(format_args!("a queue pair takes no writes ({errno}): it ends"));
-                self.doomed.push(peer);
-                Ok(())
-            }
+        let added = connection.qp.write(from, ticket);
+        if added.is_ok() {
+            connection.note(Posted::Window(chunk), payload.len(), now);
+            self.writes += 1;
+            self.counts.written += 1;
+            self.counts.written_bytes += payload.len() as u64;
         }
+        let posted = added.and_then(|()| connection.post_all());
+        conclude(peer, connection, posted, &mut self.waiting, &mut self.doomed);
+        Ok(())
     }
 
     /// A write is complete only when the other device has taken it, and says so to its process.
@@ -757,6 +857,10 @@ impl<D: Device> Bulk for Rc<D> {
         now: u64,
     ) -> Result<(), SendError> {
         self.reach_at(peer, spot, local, how, now)
+    }
+
+    fn flush(&mut self) {
+        self.post_waiting();
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
@@ -824,6 +928,9 @@ impl<D: Device> Bulk for Rc<D> {
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
+        if !self.waiting.is_empty() {
+            self.post_waiting(); // what there was no room for
+        }
         if let Some(device) = &self.device {
             self.exposed.check(device, sink);
         }

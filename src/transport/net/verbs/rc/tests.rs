@@ -8,6 +8,7 @@ use crate::transport::Chunk;
 use crate::transport::net::bulk::STALE;
 use crate::transport::net::reliable::sim::rng::Rng;
 use crate::transport::net::verbs::introduction::Network;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// What the network knows of a queue pair.
@@ -16,8 +17,9 @@ struct Wire {
     node: usize,
     /// The other one, once connected.
     to: Option<u32>,
-    /// Requests that are not done yet.
+    /// Requests that are not done yet, and how often any were posted.
     requests: VecDeque<Request>,
+    posts: u32,
     failed: bool,
 }
 
@@ -34,6 +36,8 @@ struct Fabric {
     regions: HashMap<u32, (usize, SegmentList)>,
     events: Vec<VecDeque<Event>>,
     next: u32,
+    /// Requests that a pair has room for.
+    depth: usize,
     /// Registrations fail.
     refuses: bool,
     /// The devices of these nodes fail.
@@ -129,6 +133,17 @@ struct FakeQp {
     fabric: Shared,
     number: u32,
     kept: VecDeque<Vec<FakeRegion>>,
+    /// Not posted yet.
+    waiting: VecDeque<Request>,
+}
+
+impl FakeQp {
+    fn add(&mut self, request: Request, kept: Vec<FakeRegion>) -> Result<(), Errno> {
+        assert!(self.room() > 0);
+        self.waiting.push_back(request);
+        self.kept.push_back(kept);
+        Ok(())
+    }
 }
 
 impl QueuePair<FakeRegion> for FakeQp {
@@ -140,33 +155,28 @@ impl QueuePair<FakeRegion> for FakeQp {
         Ok(())
     }
     fn room(&self) -> usize {
-        3 - self.kept.len()
+        self.fabric.lock().unwrap().depth - self.kept.len()
     }
-    fn write(
-        &mut self,
-        from: &SegmentList,
-        regions: Vec<FakeRegion>,
-        to: &Ticket,
-    ) -> Result<(), Errno> {
-        assert!(self.room() > 0);
-        let mut fabric = self.fabric.lock().unwrap();
-        let wire = fabric.pairs.get_mut(&self.number).unwrap();
-        wire.requests.push_back(Request::Write(*from, *to));
-        self.kept.push_back(regions);
-        Ok(())
+    fn write(&mut self, from: Local<FakeRegion>, to: &Ticket) -> Result<(), Errno> {
+        self.add(Request::Write(from.list, *to), from.kept)
     }
     fn reach(
         &mut self,
-        local: &SegmentList,
-        regions: Vec<FakeRegion>,
+        local: Local<FakeRegion>,
         (addr, key): (u64, u32),
         reads: bool,
     ) -> Result<(), Errno> {
-        assert!(self.room() > 0);
+        let request = Request::Reach { local: local.list, addr, key, reads };
+        self.add(request, local.kept)
+    }
+    fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+    fn post(&mut self) -> Result<(), Errno> {
         let mut fabric = self.fabric.lock().unwrap();
         let wire = fabric.pairs.get_mut(&self.number).unwrap();
-        wire.requests.push_back(Request::Reach { local: *local, addr, key, reads });
-        self.kept.push_back(regions);
+        wire.posts += u32::from(!self.waiting.is_empty());
+        wire.requests.append(&mut self.waiting);
         Ok(())
     }
     fn on_written(&mut self) {
@@ -195,7 +205,8 @@ impl Device for FakeDevice {
         let mut fabric = self.fabric.lock().unwrap();
         let number = fabric.number();
         fabric.pairs.insert(number, Wire { node: self.node, ..Wire::default() });
-        Ok(FakeQp { fabric: self.fabric.clone(), number, kept: VecDeque::new() })
+        let (kept, waiting) = (VecDeque::new(), VecDeque::new());
+        Ok(FakeQp { fabric: self.fabric.clone(), number, kept, waiting })
     }
     fn end(&self, qp: &FakeQp, psn: u32) -> End {
         End { number: qp.number, psn, mtu: 4096, network: Network::Roce, lid: 0, gid: [0; 16] }
@@ -331,8 +342,8 @@ struct World {
 
 impl World {
     fn new(count: usize, limit: usize) -> Self {
-        let fabric = Shared::default();
-        fabric.lock().unwrap().events = (0..count).map(|_| VecDeque::new()).collect();
+        let events = (0..count).map(|_| VecDeque::new()).collect();
+        let fabric = Arc::new(Mutex::new(Fabric { events, depth: 3, ..Fabric::default() }));
         let node = |node| {
             let fabric = fabric.clone();
             let open = move || {
@@ -872,7 +883,7 @@ fn a_read_that_comes_to_no_end_leaves_its_buffer_alone() {
     let mut world = World::new(2, 4);
     let (region, sink) = (OwnedBuffer::from(vec![5; 100]), OwnedBuffer::zeroed(100));
     let spot = expose(&mut world, 0, 1, &region.segments());
-    let in_use = |world: &World| world.nodes[1].bulk.landing.as_ref().unwrap().in_use();
+    let in_use = |world: &World| world.nodes[1].bulk.staging.as_ref().unwrap().in_use();
     let read = Reach { reads: true, delivered: false, token: 1 };
     for token in 1..=3 {
         reach(&mut world, &spot, &sink.segments(), Reach { token, ..read }).unwrap();
@@ -883,6 +894,81 @@ fn a_read_that_comes_to_no_end_leaves_its_buffer_alone() {
     world.settle();
     assert_eq!((world.nodes[1].lost, in_use(&world)), (1, 0));
     assert!(world.nodes[1].reached.is_empty() && bytes(&sink) == [0; 100]);
+}
+
+/// What is posted of the connection from 1 to 0, and how often anything was.
+fn posted(world: &World) -> (usize, u32) {
+    let number = world.nodes[1].bulk.connections[&PeerId(0)].qp.number;
+    let fabric = world.fabric.lock().unwrap();
+    (fabric.pairs[&number].requests.len(), fabric.pairs[&number].posts)
+}
+
+#[test]
+fn short_requests_are_posted_together() {
+    const T: usize = TOGETHER;
+    let mut world = World::new(2, 4);
+    world.fabric.lock().unwrap().depth = 4 * T;
+    let (region, source) = (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]));
+    let spot = expose(&mut world, 0, 1, &region.segments());
+    let write = Reach { reads: false, delivered: false, token: 1 };
+    let more = |world: &mut World, n: usize| {
+        (0..n).all(|_| reach(world, &spot, &source.segments(), write).is_ok())
+    };
+    assert!(more(&mut world, T - 1));
+    assert_eq!(posted(&world), (0, 0), "they wait");
+    assert!(more(&mut world, 1));
+    assert_eq!(posted(&world), (T, 1), "for so many");
+    assert!(more(&mut world, 2));
+    world.nodes[1].bulk.flush();
+    assert_eq!(posted(&world), (T + 2, 2), "or for the end of the call");
+    assert!(more(&mut world, 1));
+    world.poll(1);
+    assert_eq!(posted(&world), (T + 3, 3), "if nobody says so, until the next look");
+    assert!(more(&mut world, 3 * T - 3) && !more(&mut world, 1), "there is room for so many");
+    world.nodes[1].bulk.flush();
+    // Then for none before there is for several.
+    let number = world.nodes[1].bulk.connections[&PeerId(0)].qp.number;
+    for n in 0..T {
+        assert!(!more(&mut world, 1), "{n} are complete");
+        world.fabric.lock().unwrap().deliver(number);
+        world.poll(1);
+    }
+    let before = posted(&world).1;
+    assert!(more(&mut world, T) && !more(&mut world, 1));
+    assert_eq!(posted(&world), (4 * T, before + 1));
+    world.settle();
+    assert_eq!((world.nodes[1].reached.len(), posted(&world).0), (5 * T, 0));
+    assert_eq!(bytes(&region), [5; 100]);
+}
+
+#[test]
+fn what_is_long_or_ends_a_window_waits_for_nothing() {
+    let mut world = World::new(2, 4);
+    world.fabric.lock().unwrap().depth = 4 * TOGETHER;
+    let (region, source) = (OwnedBuffer::zeroed(140), OwnedBuffer::from(vec![5; 140]));
+    let spot = expose(&mut world, 0, 1, &region.segments());
+    let write = Reach { reads: false, delivered: false, token: 1 };
+    let short = |world: &mut World, n: usize| {
+        (0..n).for_each(|_| reach(world, &spot, &source.segments(), write).unwrap());
+    };
+    short(&mut world, 2);
+    assert_eq!(posted(&world).0, 0);
+    // The fake device does not look at what is written before it is.
+    let long = OwnedBuffer::zeroed(TOGETHER_LEN + 1);
+    let wide = Spot { range: long.segments().ranges().0[0], ..spot };
+    reach(&mut world, &wide, &long.segments(), write).unwrap();
+    assert_eq!(posted(&world).0, 3, "with what was there before");
+    short(&mut world, 2);
+    assert_eq!(posted(&world).0, 3);
+    world.lend(0, 1, 10).unwrap();
+    world.hear(0, 1);
+    assert_eq!(posted(&world).0, 6);
+    // What waits when a connection ends is never posted, and gives back what it has.
+    short(&mut world, 2);
+    world.nodes[1].bulk.leave(PeerId(0));
+    assert_eq!(world.nodes[1].bulk.staging.as_ref().unwrap().in_use(), 0);
+    world.poll(1);
+    assert!(world.nodes[1].reached.is_empty());
 }
 
 #[test]

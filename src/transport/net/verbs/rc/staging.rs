@@ -1,0 +1,166 @@
+//! Memory of ours, registered once, by way of which short pieces of peers' regions are written and read: to look up
+//! where the application's buffer is registered costs more than to copy so little, and to register it far more. An
+//! application that writes and reads a little here and there never has its memory locked for that.
+
+use crate::memory::{OwnedBuffer, SegmentList};
+
+/// Longest piece, bytes, and how many there may be at the same time.
+pub(super) const SHORT: usize = 4096;
+const PLACES: usize = 64;
+
+/// What a place is for.
+#[derive(Clone, Copy, Debug)]
+enum Use {
+    Free,
+    /// What is written is read from here.
+    Leaves,
+    /// What is read lands here, and goes there.
+    Lands(SegmentList),
+}
+
+/// See the module. `R` is its registration.
+pub(super) struct Staging<R> {
+    // Ended in this order.
+    lease: Option<R>,
+    memory: OwnedBuffer,
+    places: Vec<Use>,
+    free: Vec<usize>,
+}
+
+impl<R> Default for Staging<R> {
+    fn default() -> Self {
+        Self {
+            lease: None,
+            // The last byte is of no place.
+            memory: OwnedBuffer::zeroed(PLACES * SHORT + 1),
+            places: vec![Use::Free; PLACES],
+            free: (0..PLACES).rev().collect(),
+        }
+    }
+}
+
+impl<R> Staging<R> {
+    /// Its registration, made now if it is not there.
+    pub(super) fn lease(&mut self, register: impl FnOnce(&SegmentList) -> Option<R>) -> Option<&R> {
+        if self.lease.is_none() {
+            self.lease = register(&self.memory.segments());
+        }
+        self.lease.as_ref()
+    }
+
+    /// It is no longer registered.
+    pub(super) fn forget_lease(&mut self) {
+        self.lease = None;
+    }
+
+    /// A byte where anything may land.
+    pub(super) fn byte(&self) -> SegmentList {
+        self.memory.segments().slice(PLACES * SHORT, 1)
+    }
+
+    fn of(&self, place: usize, len: usize) -> SegmentList {
+        self.memory.segments().slice(place * SHORT, len)
+    }
+
+    /// A place for a piece that goes to `local` (`reads`), or that `local` is copied to now, and its memory. `None`: it
+    /// is too long, or there is no place.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        local: &SegmentList,
+        reads: bool,
+    ) -> Option<(usize, SegmentList)> {
+        if local.len() > SHORT {
+            return None;
+        }
+        let place = self.free.pop()?;
+        let memory = self.of(place, local.len());
+        *self.places.get_mut(place)? = if reads {
+            Use::Lands(*local)
+        } else {
+            local.copy_to(0, &memory, 0, local.len());
+            Use::Leaves
+        };
+        Some((place, memory))
+    }
+
+    /// The request is complete: what was read goes where it was meant to go.
+    #[inline]
+    pub(super) fn finish(&mut self, place: usize) {
+        if let Some(to) = self.leave(place) {
+            self.of(place, to.len()).copy_to(0, &to, 0, to.len());
+        }
+    }
+
+    /// Places in use.
+    #[cfg(test)]
+    pub(super) fn in_use(&self) -> usize {
+        PLACES - self.free.len()
+    }
+
+    /// Nothing lands there, or leaves from there, any more: the queue pair has ended, or the request has not begun.
+    /// Returns where it was to go.
+    pub(super) fn leave(&mut self, place: usize) -> Option<SegmentList> {
+        let used = self.places.get_mut(place)?;
+        let to = match std::mem::replace(used, Use::Free) {
+            Use::Free => return None,
+            Use::Leaves => None,
+            Use::Lands(to) => Some(to),
+        };
+        self.free.push(place);
+        to
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(list: &SegmentList) -> Vec<u8> {
+        let mut bytes = vec![0; list.len()];
+        list.copy_out(0, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_lands_goes_where_it_was_meant_to_go() {
+        let mut staging = Staging::<()>::default();
+        let long = OwnedBuffer::zeroed(SHORT + 1);
+        assert!(staging.take(&long.segments(), true).is_none(), "too long");
+        let sinks: Vec<_> = (0..PLACES).map(|_| OwnedBuffer::zeroed(5)).collect();
+        let taken: Vec<_> =
+            sinks.iter().map(|sink| staging.take(&sink.segments(), true).unwrap()).collect();
+        assert!(staging.take(&sinks[0].segments(), true).is_none(), "all are in use");
+        for (n, (_, memory)) in taken.iter().enumerate() {
+            assert_eq!(memory.copy_in(0, &[n as u8; 5]), 5);
+        }
+        for (n, (place, _)) in taken.iter().enumerate() {
+            if n % 2 == 0 {
+                staging.finish(*place);
+                staging.finish(*place);
+            } else {
+                assert!(staging.leave(*place).is_some() && staging.leave(*place).is_none());
+            }
+            let want = if n % 2 == 0 { n as u8 } else { 0 };
+            assert_eq!(bytes(&sinks[n].segments()), [want; 5]);
+        }
+        assert_eq!(staging.in_use(), 0);
+    }
+
+    #[test]
+    fn what_leaves_is_what_was_there_at_the_call() {
+        let mut staging = Staging::<()>::default();
+        let source = OwnedBuffer::from(vec![7; SHORT]);
+        let taken: Vec<_> =
+            (0..PLACES).map(|_| staging.take(&source.segments(), false).unwrap()).collect();
+        assert!(staging.take(&source.segments(), false).is_none(), "all are in use");
+        source.segments().copy_in(0, &[8; SHORT]);
+        staging.byte().copy_in(0, &[9]);
+        for (place, memory) in &taken {
+            assert_eq!(bytes(memory), [7; SHORT]);
+            staging.finish(*place);
+            assert!(staging.leave(*place).is_none(), "it is free");
+        }
+        assert_eq!((staging.in_use(), bytes(&source.segments())), (0, vec![8; SHORT]));
+    }
+}
