@@ -93,10 +93,10 @@ pub(crate) struct RcQp<L> {
     queues: Arc<Queues>,
     /// Of requests under way and those that wait, oldest first: whether each reads, and what is dropped with it.
     kept: VecDeque<(bool, L)>,
-    /// Requests that wait to be posted, oldest first.
-    waiting: Vec<Request>,
     /// Those of them that read.
     reads: usize,
+    /// What of them waits to be posted, oldest first.
+    waiting: Vec<Request>,
     settings: RcSettings,
     segments_max: usize,
     connected: bool,
@@ -333,7 +333,7 @@ impl<L> RcQp<L> {
         Err(if errno.0 == libc::ENOMEM { Errno(libc::EAGAIN) } else { errno })
     }
 
-    /// Adds one, as [`Self::add`] does, and posts all that waits. Errors: of both; it was not added then.
+    /// Adds one, as [`Self::add`] does, and posts all that waits. Errors: of both.
     ///
     /// # Safety
     /// As of [`Self::add`].
@@ -348,13 +348,7 @@ impl<L> RcQp<L> {
     ) -> Result<()> {
         // SAFETY: the caller vouches.
         unsafe { self.add(local, remote_addr, rkey, request, keep) }?;
-        self.post_waiting().inspect_err(|_| {
-            // The last one has not gone if any has not.
-            self.waiting.pop();
-            if let Some((reads, _)) = self.kept.pop_back() {
-                self.reads -= usize::from(reads);
-            }
-        })
+        self.post_waiting()
     }
 
     /// The oldest request is complete: for each [`super::RcEvent::Written`] of this queue pair.
