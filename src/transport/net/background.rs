@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 /// The application is elsewhere when it has not polled for so long, nanoseconds.
-const ABSENT_NS: u64 = 10_000_000;
+pub(super) const ABSENT_NS: u64 = 10_000_000;
 /// Between two looks at an application that polls: the first, longer and longer ones while there is traffic, and
 /// without any; nanoseconds. Each takes the processor from whoever has it.
 const LOOK_NS: u64 = 10_000_000;
@@ -66,6 +66,12 @@ impl Shared {
             self.rules.store(false, Ordering::Relaxed);
             self.bell.ring();
         }
+    }
+
+    /// Until when it counts as present, nanoseconds.
+    #[cfg(test)]
+    pub(super) fn present_until(&self) -> u64 {
+        self.present_until.load(Ordering::Relaxed)
     }
 
     /// Something was sent or has arrived.

@@ -672,6 +672,8 @@ impl Net {
         let written = bulk.write(inner, payload, ticket, chunk, began);
         let now = clock::now_ns();
         if now.saturating_sub(began) > LONG_NS {
+            // Who writes for long is not elsewhere.
+            self.shared.present(now);
             if let Some(mut core) = self.core.enter() {
                 core.machine.on_return(now);
             }
@@ -730,7 +732,10 @@ impl Net {
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
-        bulk.reach(inner, spot, local, how, clock::now_ns())?;
+        let now = clock::now_ns();
+        // A device without hardware does all of it meanwhile: as for `write`.
+        self.shared.present(now);
+        bulk.reach(inner, spot, local, how, now)?;
         self.reached = true;
         Ok(Reached::Begun)
     }

@@ -3,7 +3,11 @@
 
 use super::*;
 use crate::config::{Config, RdmaPolicy};
+use crate::memory::OwnedBuffer;
+use crate::transport::Range;
 use crate::transport::address::LocalHost;
+use crate::transport::net::background::ABSENT_NS;
+use crate::transport::net::bulk::no_way::NoWay;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -150,6 +154,28 @@ fn whoever_is_back_has_the_machine_to_himself_again() {
             end.poll();
             end.net.core.is_alone()
         }));
+    }
+}
+
+/// A device without hardware does all of a write while it is posted: the background thread would do nothing but disturb.
+#[test]
+fn whoever_writes_for_long_is_not_elsewhere() {
+    let (mut a, b) = (End::open(), End::open());
+    let to_b = a.meet(&b);
+    a.net.bulk = Some(NoWay::slow(2));
+    let memory = OwnedBuffer::zeroed(16);
+    let ticket = Ticket { connection: 1, slot: 1, addr: 0, key: 0 };
+    let range = Range { addr: 0, len: 16 };
+    let (how, spot) =
+        (Reach { reads: false, delivered: false, token: 1 }, Spot { epoch: 1, key: 1, range });
+    for _ in 0..2 {
+        let before = clock::now_ns();
+        assert!(a.net.write(to_b, &memory.segments(), &ticket, Chunk::default()).is_err());
+        let over = before + 2_000_000;
+        assert!(a.net.shared.present_until() >= over + ABSENT_NS, "as when it was over");
+        let before = clock::now_ns();
+        assert!(a.net.reach(to_b, &spot, &memory.segments(), how).is_err());
+        assert!(a.net.shared.present_until() >= before + ABSENT_NS, "as when it began");
     }
 }
 

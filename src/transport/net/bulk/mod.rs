@@ -6,6 +6,8 @@
 
 pub(crate) mod lent;
 pub(crate) mod message;
+#[cfg(test)]
+pub(crate) mod no_way;
 pub(crate) mod pause;
 pub(crate) mod ways;
 

@@ -2,9 +2,9 @@
 //! fails, is drawn.
 
 use super::*;
-use crate::sys::event::Doorbell;
 use crate::sys::rv::double::{Fabric, gid};
 use crate::transport::Chunk;
+use crate::transport::net::bulk::no_way::NoWay;
 use crate::transport::net::bulk::ways::Ways;
 use crate::transport::net::reliable::sim::rng::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -266,7 +266,7 @@ fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
         if node == 0 {
             Ways::of(Some(Box::new(rv(fabric, 0))), None).unwrap().unwrap()
         } else {
-            no_way()
+            NoWay::slow(0)
         }
     });
     assert_eq!(world.windows(0, 1), Windows::Later);
@@ -274,7 +274,7 @@ fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
         panic!()
     };
     // As an endpoint with other ways answers.
-    let mut other = Ways::of(None, Some(no_way())).unwrap().unwrap();
+    let mut other = Ways::of(None, Some(NoWay::slow(0))).unwrap().unwrap();
     let mut told =
         Told { lent: &mut HashMap::new(), retired: &mut Vec::new(), filled: &mut 0, lost: &mut 0 };
     other.on_control(PeerId(0), &ask, 1, &mut told);
@@ -310,66 +310,6 @@ fn a_port_that_is_down_for_a_while_costs_no_connection() {
     world.settle();
     assert_eq!((world.ends[0].filled, world.ends[0].bulk.counts().made), (2, 1), "the same one");
     world.assert_clean("home again");
-}
-
-/// A way that never works.
-#[derive(Debug)]
-struct NoWay(Doorbell);
-
-fn no_way() -> Box<dyn Bulk> {
-    Box::new(NoWay(Doorbell::new().unwrap()))
-}
-
-impl Bulk for NoWay {
-    fn sizes(&self) -> (usize, usize) {
-        (1 << 20, 1)
-    }
-    fn windows(&mut self, _: PeerId, _: u64) -> Windows {
-        Windows::No
-    }
-    fn lend(&mut self, _: PeerId, _: &SegmentList, _: u64, _: u64) -> Result<Ticket, SendError> {
-        Err(SendError::Again)
-    }
-    fn take_back(&mut self, _: PeerId, _: &Ticket) {}
-    fn write(
-        &mut self,
-        _: PeerId,
-        _: &SegmentList,
-        _: &Ticket,
-        _: Chunk,
-        _: u64,
-    ) -> Result<(), SendError> {
-        Err(SendError::Again)
-    }
-    fn on_control(&mut self, _: PeerId, _: &[u8], _: u64, _: &mut dyn BulkSink) {}
-    fn is_ready(&self, _: PeerId) -> bool {
-        false
-    }
-    fn leave(&mut self, _: PeerId) {}
-    fn next_control(&mut self) -> Option<(PeerId, Control)> {
-        None
-    }
-    fn put_back(&mut self, _: (PeerId, Control)) {}
-    fn has_work(&self) -> bool {
-        false
-    }
-    fn poll(&mut self, _: u64, _: &mut dyn BulkSink) -> usize {
-        0
-    }
-    fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {}
-    fn forget(&mut self, _: PeerId) {}
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.0.fd()
-    }
-    fn sleep(&mut self) -> bool {
-        true
-    }
-    fn counts(&self) -> BulkCounts {
-        BulkCounts::default()
-    }
-    fn registrations(&self) -> Option<String> {
-        None
-    }
 }
 
 #[test]

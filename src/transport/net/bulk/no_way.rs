@@ -1,0 +1,85 @@
+//! For tests: a way that never works.
+
+use super::{Bulk, BulkCounts, BulkSink, Control};
+use crate::memory::SegmentList;
+use crate::sys::event::Doorbell;
+use crate::transport::{Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// See the module. A write and a read of a region take so long, milliseconds.
+#[derive(Debug)]
+pub(crate) struct NoWay(Doorbell, u64);
+
+impl NoWay {
+    pub(crate) fn slow(ms: u64) -> Box<dyn Bulk> {
+        Box::new(Self(Doorbell::new().unwrap(), ms))
+    }
+
+    fn fails(&self) -> SendError {
+        std::thread::sleep(Duration::from_millis(self.1));
+        SendError::Again
+    }
+}
+
+impl Bulk for NoWay {
+    fn sizes(&self) -> (usize, usize) {
+        (1 << 20, 1)
+    }
+    fn windows(&mut self, _: PeerId, _: u64) -> Windows {
+        Windows::No
+    }
+    fn lend(&mut self, _: PeerId, _: &SegmentList, _: u64, _: u64) -> Result<Ticket, SendError> {
+        Err(SendError::Again)
+    }
+    fn take_back(&mut self, _: PeerId, _: &Ticket) {}
+    fn write(
+        &mut self,
+        _: PeerId,
+        _: &SegmentList,
+        _: &Ticket,
+        _: Chunk,
+        _: u64,
+    ) -> Result<(), SendError> {
+        Err(self.fails())
+    }
+    fn reach(
+        &mut self,
+        _: PeerId,
+        _: &Spot,
+        _: &SegmentList,
+        _: Reach,
+        _: u64,
+    ) -> Result<(), SendError> {
+        Err(self.fails())
+    }
+    fn on_control(&mut self, _: PeerId, _: &[u8], _: u64, _: &mut dyn BulkSink) {}
+    fn is_ready(&self, _: PeerId) -> bool {
+        false
+    }
+    fn leave(&mut self, _: PeerId) {}
+    fn next_control(&mut self) -> Option<(PeerId, Control)> {
+        None
+    }
+    fn put_back(&mut self, _: (PeerId, Control)) {}
+    fn has_work(&self) -> bool {
+        false
+    }
+    fn poll(&mut self, _: u64, _: &mut dyn BulkSink) -> usize {
+        0
+    }
+    fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {}
+    fn forget(&mut self, _: PeerId) {}
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+    fn sleep(&mut self) -> bool {
+        true
+    }
+    fn counts(&self) -> BulkCounts {
+        BulkCounts::default()
+    }
+    fn registrations(&self) -> Option<String> {
+        None
+    }
+}
