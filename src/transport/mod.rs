@@ -195,6 +195,10 @@ pub(crate) struct Spot {
     pub(crate) range: Range,
 }
 
+/// Bytes that a device reads from, or writes to, memory of the transport's own for `Iface::reach`; what is longer is left
+/// where the application has it.
+pub(crate) const STAGED_MAX: usize = 4096;
+
 /// What is wanted of `Iface::reach`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Reach {

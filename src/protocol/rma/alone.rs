@@ -309,13 +309,12 @@ impl<I: Iface> Engine<I> {
             return false;
         }
         let caps = self.iface.caps(peer);
-        let (reaches, min) = match reads {
+        let (may, min) = match reads {
             true => (caps.reach_read, caps.reach_read_min),
             false if channel.reaching.is_empty() => (caps.reach_write, caps.reach_write_min),
             false => (caps.reach_write, 1),
         };
-        let reaches = reaches && (long || len >= min as u64);
-        reaches && channel.granted.cover(remote, right, delivered)
+        may && (long || len >= min as u64) && channel.granted.cover(remote, right, delivered)
     }
 
     /// Moves bytes of the operation, which is the first of its channel.

@@ -4,12 +4,13 @@
 
 use crate::memory::declared::{self, Declaration};
 use crate::memory::{OwnedBuffer, SegmentList};
+use crate::transport::STAGED_MAX;
 
 /// Bytes of a place: as many as may be injected.
 const PLACE: usize = 16 * 1024;
 const PLACES: usize = 64;
 /// What is longer than this is worth one: shorter ones no device reads from where they are.
-const SHORT: usize = 4096;
+const SHORT: usize = STAGED_MAX;
 
 /// See the module.
 #[derive(Debug, Default)]

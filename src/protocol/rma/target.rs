@@ -183,19 +183,12 @@ impl Core {
         });
     }
 
-    /// The peer may want to do the same alone the next time.
-    fn offer(&mut self, request: &Request) {
-        if request.ranges.total() >= self.limits.alone_min as u64 {
-            self.rma.told.offer(request.peer, &request.ranges);
-        }
-    }
-
-    /// The same of a write that came in one message.
-    fn offer_whole(&mut self, request: &Request) {
+    /// The peer may want to do the same alone the next time; `whole`: a write that came in one message, which it may
+    /// where such come often.
+    fn offer(&mut self, request: &Request, whole: bool) {
         let (total, long) = (request.ranges.total(), self.limits.alone_min as u64);
-        if total >= long
-            || (total >= write_min(&self.limits) && self.rma.told.asks_often(request.peer))
-        {
+        let counts = whole && total >= write_min(&self.limits);
+        if total >= long || (counts && self.rma.told.asks_often(request.peer)) {
             self.rma.told.offer(request.peer, &request.ranges);
         }
     }
@@ -240,7 +233,7 @@ impl Core {
             });
             match written {
                 Ok(place) => {
-                    self.offer_whole(request);
+                    self.offer(request, true);
                     self.answer_with(request, Answer::Done(0));
                     self.accessed(request, &place, host);
                 }
@@ -250,7 +243,7 @@ impl Core {
         }
         let (place, refused) = match found {
             Ok(place) => {
-                self.offer(request);
+                self.offer(request, false);
                 (place, None)
             }
             Err(denied) if pulls => {
@@ -353,7 +346,7 @@ impl Core {
         }
         match Place::find(&request.ranges, Right::Read, host) {
             Ok(place) if total > 0 => {
-                self.offer(request);
+                self.offer(request, false);
                 let read = Read { request: *request, place, done: 0, puts: !sinks.is_empty() };
                 self.rma.inbound.entry(request.peer).or_default().reads.push_back(read);
                 self.serve_later(request.peer);

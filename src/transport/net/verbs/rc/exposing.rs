@@ -4,7 +4,6 @@
 //! afterwards loses the connection. The cache's monitor watches over its addresses, and when they mean something else
 //! the registration ends too.
 
-use super::staging;
 use super::{
     Connection, Device, Local, Posted, QueuePair, Rc, Region, State, conclude, register,
     tell_broken,
@@ -13,7 +12,7 @@ use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
 use crate::telemetry::log;
 use crate::transport::net::bulk::{Bulk, BulkSink, STALE, UNREGISTERED};
-use crate::transport::{self, Exposure, PeerId, Reach, SendError, Spot, Windows};
+use crate::transport::{self, Exposure, PeerId, Reach, STAGED_MAX, SendError, Spot, Windows};
 use std::collections::BTreeMap;
 
 /// Regions that are exposed at most.
@@ -177,7 +176,7 @@ impl<D: Device> Rc<D> {
             return Err(SendError::Again);
         }
         // Everything that may be refused, before anything has begun.
-        let short = local.len() <= staging::SHORT;
+        let short = local.len() <= STAGED_MAX;
         let staging = (short || asks).then(|| staging.get_or_insert_default());
         let (mut staged, mut echo) = (None, None);
         if let Some(staging) = staging {

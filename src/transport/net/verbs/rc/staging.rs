@@ -3,9 +3,9 @@
 //! application that writes and reads a little here and there never has its memory locked for that.
 
 use crate::memory::{OwnedBuffer, SegmentList};
+use crate::transport::STAGED_MAX;
 
-/// Longest piece, bytes, and how many there may be at the same time.
-pub(super) const SHORT: usize = 4096;
+/// Pieces that there may be at the same time.
 const PLACES: usize = 64;
 
 /// What a place is for.
@@ -32,7 +32,7 @@ impl<R> Default for Staging<R> {
         Self {
             lease: None,
             // The last byte is of no place.
-            memory: OwnedBuffer::zeroed(PLACES * SHORT + 1),
+            memory: OwnedBuffer::zeroed(PLACES * STAGED_MAX + 1),
             places: vec![Use::Free; PLACES],
             free: (0..PLACES).rev().collect(),
         }
@@ -55,11 +55,11 @@ impl<R> Staging<R> {
 
     /// A byte where anything may land.
     pub(super) fn byte(&self) -> SegmentList {
-        self.memory.segments().slice(PLACES * SHORT, 1)
+        self.memory.segments().slice(PLACES * STAGED_MAX, 1)
     }
 
     fn of(&self, place: usize, len: usize) -> SegmentList {
-        self.memory.segments().slice(place * SHORT, len)
+        self.memory.segments().slice(place * STAGED_MAX, len)
     }
 
     /// A place for a piece that goes to `local` (`reads`), or that `local` is copied to now, and its memory. `None`: it
@@ -70,7 +70,7 @@ impl<R> Staging<R> {
         local: &SegmentList,
         reads: bool,
     ) -> Option<(usize, SegmentList)> {
-        if local.len() > SHORT {
+        if local.len() > STAGED_MAX {
             return None;
         }
         let place = self.free.pop()?;
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn what_lands_goes_where_it_was_meant_to_go() {
         let mut staging = Staging::<()>::default();
-        let long = OwnedBuffer::zeroed(SHORT + 1);
+        let long = OwnedBuffer::zeroed(STAGED_MAX + 1);
         assert!(staging.take(&long.segments(), true).is_none(), "too long");
         let sinks: Vec<_> = (0..PLACES).map(|_| OwnedBuffer::zeroed(5)).collect();
         let taken: Vec<_> =
@@ -150,17 +150,17 @@ mod tests {
     #[test]
     fn what_leaves_is_what_was_there_at_the_call() {
         let mut staging = Staging::<()>::default();
-        let source = OwnedBuffer::from(vec![7; SHORT]);
+        let source = OwnedBuffer::from(vec![7; STAGED_MAX]);
         let taken: Vec<_> =
             (0..PLACES).map(|_| staging.take(&source.segments(), false).unwrap()).collect();
         assert!(staging.take(&source.segments(), false).is_none(), "all are in use");
-        source.segments().copy_in(0, &[8; SHORT]);
+        source.segments().copy_in(0, &[8; STAGED_MAX]);
         staging.byte().copy_in(0, &[9]);
         for (place, memory) in &taken {
-            assert_eq!(bytes(memory), [7; SHORT]);
+            assert_eq!(bytes(memory), [7; STAGED_MAX]);
             staging.finish(*place);
             assert!(staging.leave(*place).is_none(), "it is free");
         }
-        assert_eq!((staging.in_use(), bytes(&source.segments())), (0, vec![8; SHORT]));
+        assert_eq!((staging.in_use(), bytes(&source.segments())), (0, vec![8; STAGED_MAX]));
     }
 }
