@@ -195,8 +195,8 @@ pub(crate) struct Spot {
     pub(crate) range: Range,
 }
 
-/// Bytes that a device reads from, or writes to, memory of the transport's own for `Iface::reach`; what is longer is left
-/// where the application has it.
+/// Up to so many bytes a device reads from, or writes to, memory of the transport's own for `Iface::reach`; what is longer
+/// it takes from, or puts, where the application has it.
 pub(crate) const STAGED_MAX: usize = 4096;
 
 /// What is wanted of `Iface::reach`.

@@ -9,8 +9,6 @@ use crate::transport::STAGED_MAX;
 /// Bytes of a place: as many as may be injected.
 const PLACE: usize = 16 * 1024;
 const PLACES: usize = 64;
-/// What is longer than this is worth one: shorter ones no device reads from where they are.
-const SHORT: usize = STAGED_MAX;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -23,7 +21,8 @@ pub(super) struct Copies {
 impl Copies {
     /// Copies `from` to a place, until [`Self::leave`]. `None`: it is too short or too long, or there is none.
     pub(super) fn take(&mut self, from: &SegmentList) -> Option<(usize, SegmentList)> {
-        if !(SHORT + 1..=PLACE).contains(&from.len()) {
+        // What is shorter no device reads from where it is.
+        if !(STAGED_MAX + 1..=PLACE).contains(&from.len()) {
             return None;
         }
         let (_, memory) = self.memory.get_or_insert_with(|| {
@@ -51,7 +50,7 @@ mod tests {
     #[test]
     fn a_copy_is_what_was_there_until_it_is_left() {
         let mut copies = Copies::default();
-        for len in [0, SHORT, PLACE + 1] {
+        for len in [0, STAGED_MAX, PLACE + 1] {
             assert!(copies.take(&OwnedBuffer::zeroed(len).segments()).is_none(), "{len}");
         }
         let source = OwnedBuffer::zeroed(PLACE);

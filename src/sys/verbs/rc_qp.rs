@@ -228,10 +228,23 @@ impl<L> RcQp<L> {
         if !self.connected {
             return Err(Errno(libc::ENOTCONN));
         }
+        // SAFETY: the caller vouches.
+        unsafe { self.submit(first) }.map_err(|(errno, _)| errno)
+    }
+
+    /// The same. Errors: the driver's, and the first request that was not posted.
+    ///
+    /// # Safety
+    /// As of [`Self::post_list`].
+    #[inline]
+    unsafe fn submit(
+        &mut self,
+        first: *mut ibv_send_wr,
+    ) -> std::result::Result<(), (Errno, *mut ibv_send_wr)> {
         let mut bad = null_mut();
         // SAFETY: a live queue pair, to which nobody else posts sends (`&mut self`); the caller vouches for
         // the requests.
-        check(unsafe { ibv_post_send(self.raw, first, &mut bad) })
+        check(unsafe { ibv_post_send(self.raw, first, &mut bad) }).map_err(|errno| (errno, bad))
     }
 
     /// Requests that may be added now.
@@ -319,11 +332,8 @@ impl<L> RcQp<L> {
         if next.is_null() {
             return Ok(());
         }
-        let mut bad = null_mut();
-        // SAFETY: a live queue pair, to which nobody else posts sends (`&mut self`), and valid requests, of which the
-        // driver keeps nothing; whoever added them vouched for the memory.
-        let posted = check(unsafe { ibv_post_send(self.raw, next, &mut bad) });
-        let Err(errno) = posted else {
+        // SAFETY: valid requests, of which the driver keeps nothing; whoever added them vouched for the memory.
+        let Err((errno, bad)) = (unsafe { self.submit(next) }) else {
             self.waiting.clear();
             return Ok(());
         };

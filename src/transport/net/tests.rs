@@ -162,7 +162,7 @@ fn whoever_is_back_has_the_machine_to_himself_again() {
 fn whoever_writes_for_long_is_not_elsewhere() {
     let (mut a, b) = (End::open(), End::open());
     let to_b = a.meet(&b);
-    a.net.bulk = Some(NoWay::slow(2));
+    a.net.bulk = Some(NoWay::taking(2));
     let memory = OwnedBuffer::zeroed(16);
     let ticket = Ticket { connection: 1, slot: 1, addr: 0, key: 0 };
     let range = Range { addr: 0, len: 16 };

@@ -7,17 +7,21 @@ use crate::transport::{Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// See the module. A write and a read of a region take so long, milliseconds.
+/// See the module.
 #[derive(Debug)]
-pub(crate) struct NoWay(Doorbell, u64);
+pub(crate) struct NoWay {
+    bell: Doorbell,
+    takes_ms: u64,
+}
 
 impl NoWay {
-    pub(crate) fn slow(ms: u64) -> Box<dyn Bulk> {
-        Box::new(Self(Doorbell::new().unwrap(), ms))
+    /// To write, and to reach a region, takes so long, milliseconds.
+    pub(crate) fn taking(takes_ms: u64) -> Box<dyn Bulk> {
+        Box::new(Self { bell: Doorbell::new().unwrap(), takes_ms })
     }
 
     fn fails(&self) -> SendError {
-        std::thread::sleep(Duration::from_millis(self.1));
+        std::thread::sleep(Duration::from_millis(self.takes_ms));
         SendError::Again
     }
 }
@@ -71,7 +75,7 @@ impl Bulk for NoWay {
     fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {}
     fn forget(&mut self, _: PeerId) {}
     fn fd(&self) -> BorrowedFd<'_> {
-        self.0.fd()
+        self.bell.fd()
     }
     fn sleep(&mut self) -> bool {
         true

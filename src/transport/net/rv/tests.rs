@@ -266,7 +266,7 @@ fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
         if node == 0 {
             Ways::of(Some(Box::new(rv(fabric, 0))), None).unwrap().unwrap()
         } else {
-            NoWay::slow(0)
+            NoWay::taking(0)
         }
     });
     assert_eq!(world.windows(0, 1), Windows::Later);
@@ -274,7 +274,7 @@ fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
         panic!()
     };
     // As an endpoint with other ways answers.
-    let mut other = Ways::of(None, Some(NoWay::slow(0))).unwrap().unwrap();
+    let mut other = Ways::of(None, Some(NoWay::taking(0))).unwrap().unwrap();
     let mut told =
         Told { lent: &mut HashMap::new(), retired: &mut Vec::new(), filled: &mut 0, lost: &mut 0 };
     other.on_control(PeerId(0), &ask, 1, &mut told);
