@@ -4,7 +4,7 @@
 //! too. So nobody reaches it once it is closed.
 
 use super::SegmentList;
-use std::collections::HashMap;
+use crate::sys::numbers::NumberMap;
 use std::collections::hash_map::Entry;
 
 /// What a peer wants to do.
@@ -67,7 +67,8 @@ pub(crate) struct Granted {
 /// All regions of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct RegionTable {
-    regions: HashMap<u64, (u64, Region)>,
+    /// By keys, which are the application's or ours.
+    regions: NumberMap<u64, (u64, Region)>,
     last_id: u64,
     last_key: u64,
 }

@@ -10,6 +10,7 @@ use super::trigger::Triggers;
 use super::{av, cntr, cq, elsewhere, endpoint, eq, mr, poll_set};
 use crate::config::Config;
 use crate::memory::keys::{RegionTable, Right};
+use crate::sys::numbers::NumberMap;
 use crate::sys::process;
 use crate::telemetry::log;
 use crate::transport::net::reliable::tag::JobKey;
@@ -23,7 +24,6 @@ use libfabric_sys::{
     fid_av, fid_cntr, fid_cq, fid_domain, fid_ep, fid_poll, fid_stx,
 };
 use once_cell::sync::OnceCell;
-use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -68,9 +68,9 @@ pub(crate) struct DomainState {
     /// Memory that peers may reach.
     pub(crate) regions: RegionTable,
     /// Counters of regions, by the region's id.
-    pub(crate) region_counters: HashMap<u64, RegionCounters>,
+    pub(crate) region_counters: NumberMap<u64, RegionCounters>,
     /// Job keys of those regions that are not for all endpoints of the domain, by the region's id.
-    pub(crate) region_keys: HashMap<u64, JobKey>,
+    pub(crate) region_keys: NumberMap<u64, JobKey>,
     /// Counters that were ever bound to a region, or raised by deferred work: every endpoint feeds them.
     pub(crate) fed: Vec<Weak<cntr::Counter>>,
     /// What waits for counters.

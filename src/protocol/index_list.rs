@@ -137,6 +137,16 @@ impl<T> IndexList<T> {
         Some(value)
     }
 
+    /// Drops the entry of `key`, unless it is gone.
+    #[inline]
+    pub(crate) fn discard(&mut self, key: Key) {
+        let Some(node) = self.nodes.get_mut(key.index as usize) else { return };
+        if node.generation == key.generation && node.value.is_some() {
+            node.value = None;
+            self.unlink(key.index);
+        }
+    }
+
     /// An entry's value is out: its place is free.
     #[inline(always)]
     fn unlink(&mut self, index: u32) {

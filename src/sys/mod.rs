@@ -24,6 +24,7 @@ pub(crate) mod topology;
 pub(crate) mod udp;
 pub(crate) mod unix;
 pub(crate) mod userfaultfd;
+pub(crate) mod valgrind;
 pub(crate) mod verbs;
 pub(crate) mod visited;
 #[cfg(target_arch = "x86_64")]

@@ -147,7 +147,9 @@ impl Monitor {
         mappings: impl FnOnce() -> Result<Mappings, Errno>,
     ) -> Result<Self, (&'static str, Errno)> {
         let inner = Arc::new(Inner {
-            userfaultfd: Userfaultfd::open().map_err(|e| ("userfaultfd", e))?,
+            userfaultfd: Userfaultfd::open().map_err(|e| {
+                (if e.0 == libc::EDEADLK { "userfaultfd under valgrind" } else { "userfaultfd" }, e)
+            })?,
             mappings: mappings().map_err(|e| ("/proc/self/maps", e))?,
             mark: ForkMark::new().map_err(|e| ("MADV_WIPEONFORK", e))?,
             stop: Doorbell::new().map_err(|e| ("eventfd", e))?,

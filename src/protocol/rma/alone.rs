@@ -11,8 +11,9 @@ use crate::protocol::index_list::Key;
 use crate::protocol::packet::Ranges;
 use crate::protocol::{Host, Limits};
 use crate::sys::cma::Range;
+use crate::sys::numbers::NumberMap;
 use crate::transport::{Exposed, Exposure, Iface, PeerId, Reach, Reached, SendError, Spot};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// Parts of regions that a peer is told of.
 const TOLD_MAX: usize = 1024;
@@ -30,6 +31,7 @@ const TURN: usize = 4 << 20;
 /// A part of a region of a target.
 #[derive(Debug)]
 struct Part {
+    key: u64,
     /// What we call its first byte.
     base: u64,
     len: u64,
@@ -45,23 +47,24 @@ struct Part {
 #[derive(Debug, Default)]
 pub(super) struct Granted {
     epoch: u32,
-    /// By key, in the order of their bases.
-    regions: HashMap<u64, Vec<Part>>,
-    count: usize,
+    /// In the order of keys and bases.
+    parts: Vec<Part>,
 }
 
 impl Granted {
     fn clear(&mut self) {
-        self.regions.clear();
-        self.count = 0;
+        self.parts.clear();
+    }
+
+    /// The place behind all parts that do not begin behind `addr` of `key`.
+    fn behind(&self, key: u64, addr: u64) -> usize {
+        self.parts.partition_point(|part| (part.key, part.base) <= (key, addr))
     }
 
     /// The part of a region that `addr` is in, and where in it.
     fn find(&self, key: u64, addr: u64) -> Option<(&Part, u64)> {
-        let parts = self.regions.get(&key)?;
-        let behind = parts.partition_point(|part| part.base <= addr);
-        let part = parts.get(behind.checked_sub(1)?)?;
-        let at = addr - part.base;
+        let part = self.parts.get(self.behind(key, addr).checked_sub(1)?)?;
+        let at = addr.checked_sub(part.base).filter(|_| part.key == key)?;
         (at < part.len).then_some((part, at))
     }
 
@@ -107,26 +110,22 @@ impl Granted {
     }
 
     /// Adds a part, instead of those that it overlaps. `None`: there are too many.
-    fn insert(&mut self, key: u64, part: Part) -> Option<()> {
-        let end = part.base.checked_add(part.len).filter(|_| part.len > 0)?;
-        if self.count >= TOLD_MAX && !self.regions.contains_key(&key) {
+    fn insert(&mut self, part: Part) -> Option<()> {
+        let Part { key, base, len, .. } = part;
+        let end = base.checked_add(len).filter(|_| len > 0)?;
+        self.parts.retain(|other| {
+            other.key != key || other.base >= end || other.base + other.len <= base
+        });
+        if self.parts.len() >= TOLD_MAX {
             return None;
         }
-        let parts = self.regions.entry(key).or_default();
-        let before = parts.len();
-        parts.retain(|other| other.base >= end || other.base + other.len <= part.base);
-        self.count -= before - parts.len();
-        if self.count >= TOLD_MAX {
-            return None;
-        }
-        let at = parts.partition_point(|other| other.base < part.base);
-        parts.insert(at, part);
-        self.count += 1;
+        let at = self.behind(key, base);
+        self.parts.insert(at, part);
         Some(())
     }
 
     fn remove(&mut self, key: u64) {
-        self.count -= self.regions.remove(&key).map_or(0, |parts| parts.len());
+        self.parts.retain(|part| part.key != key);
     }
 }
 
@@ -143,7 +142,7 @@ struct ToldTo {
 /// What we have told our peers: parts of regions, by the ids of the regions.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    regions: HashMap<PeerId, ToldTo>,
+    regions: NumberMap<PeerId, ToldTo>,
     /// Ranges that peers may want to reach.
     pub(super) offers: Vec<(PeerId, RemoteRange)>,
     /// Keys of regions that peers were told of, and have to hear that they are void.
@@ -305,7 +304,7 @@ impl<I: Iface> Engine<I> {
             true => channel.admits_short(len),
             false => channel.admits_write(delivered),
         };
-        if channel.granted.count == 0 || !admitted {
+        if channel.granted.parts.is_empty() || !admitted {
             return false;
         }
         let caps = self.iface.caps(peer);
@@ -512,7 +511,7 @@ impl Core {
             granted.epoch = epoch;
         }
         let len = ranges.as_slice().iter().map(|range| range.len).sum();
-        granted.insert(key, Part { base, len, reads, writes, echoes, ranges: *ranges, keys })
+        granted.insert(Part { key, base, len, reads, writes, echoes, ranges: *ranges, keys })
     }
 
     /// A region of a target may not be reached any more.
@@ -579,9 +578,9 @@ impl Core {
 mod tests {
     use super::*;
 
-    fn part(base: u64, len: u64) -> Part {
+    fn part(key: u64, base: u64, len: u64) -> Part {
         let ranges = Ranges::NONE;
-        Part { base, len, reads: true, writes: true, echoes: true, ranges, keys: None }
+        Part { key, base, len, reads: true, writes: true, echoes: true, ranges, keys: None }
     }
 
     #[test]
@@ -589,19 +588,38 @@ mod tests {
         let mut granted = Granted::default();
         for key in 0..3 * TOLD_MAX as u64 {
             assert!(
-                granted.insert(key, part(0, 0)).is_none()
-                    && granted.insert(key, part(9, u64::MAX)).is_none()
+                granted.insert(part(key, 0, 0)).is_none()
+                    && granted.insert(part(key, 9, u64::MAX)).is_none()
             );
-            assert_eq!(granted.insert(key, part(0, 10)).is_some(), key < TOLD_MAX as u64);
+            assert_eq!(granted.insert(part(key, 0, 10)).is_some(), key < TOLD_MAX as u64);
         }
-        assert_eq!((granted.regions.len(), granted.count), (TOLD_MAX, TOLD_MAX));
+        assert_eq!(granted.parts.len(), TOLD_MAX);
         // One in place of another is no more than there were.
         assert!(
-            granted.insert(5, part(3, 10)).is_some() && granted.insert(5, part(20, 10)).is_none()
+            granted.insert(part(5, 3, 10)).is_some() && granted.insert(part(5, 20, 10)).is_none()
         );
         assert_eq!(granted.find(5, 2).map(|_| ()), None);
         assert_eq!(granted.find(5, 12).map(|(_, at)| at), Some(9));
         granted.remove(5);
-        assert_eq!(granted.count, TOLD_MAX - 1);
+        assert_eq!(granted.parts.len(), TOLD_MAX - 1);
+    }
+
+    #[test]
+    fn a_part_takes_the_place_of_those_that_it_overlaps() {
+        let mut granted = Granted::default();
+        for base in [0, 20, 40, 60] {
+            granted.insert(part(7, base, 10)).unwrap();
+            granted.insert(part(8, base, 10)).unwrap();
+        }
+        granted.insert(part(7, 29, 12)).unwrap();
+        let bases: Vec<_> =
+            granted.parts.iter().filter(|part| part.key == 7).map(|part| part.base).collect();
+        assert_eq!(bases, [0, 29, 60]);
+        assert_eq!(granted.parts.len(), 7);
+        let place = |addr| granted.find(7, addr).map(|(_, at)| at);
+        assert_eq!(
+            [9, 10, 28, 29, 40, 41].map(place),
+            [Some(9), None, None, Some(0), Some(11), None]
+        );
     }
 }

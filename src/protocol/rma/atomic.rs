@@ -153,17 +153,17 @@ impl Rma {
         self.ops.push_back(Op { operands, ..op })
     }
 
-    /// Takes one out.
+    /// Drops one.
     #[inline]
-    pub(super) fn take(&mut self, key: Key) -> Option<Op> {
-        let op = self.ops.remove(key)?;
+    pub(super) fn discard(&mut self, key: Key) {
+        let Some(op) = self.ops.get(key) else { return };
         if let Some(key) = op.operands {
             self.operands.remove(key);
         }
         if let Some(place) = op.copy {
             self.copies.leave(place);
         }
-        Some(op)
+        self.ops.discard(key);
     }
 }
 

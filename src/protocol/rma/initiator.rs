@@ -139,7 +139,7 @@ impl<I: Iface> Engine<I> {
             self.keep_injected(key, op);
         }
         if let Err(error) = self.send_request(key, way) {
-            self.core.rma.take(key);
+            self.core.rma.discard(key);
             return Err(super::refusal(error));
         }
         self.core.mark_alive(op.peer);
@@ -174,7 +174,7 @@ impl<I: Iface> Engine<I> {
     fn defer_access(&mut self, op: &RmaOp, operands: Option<&Operands>) -> Result<(), OpError> {
         let key = self.core.rma.insert(Op { state: State::Deferred, ..Op::new(op) }, operands);
         if !self.core.defer_behind(op.peer, op.fence, key) {
-            self.core.rma.take(key);
+            self.core.rma.discard(key);
             return Err(OpError::Again);
         }
         self.keep_injected(key, op);
@@ -400,16 +400,18 @@ impl Core {
         error: Option<(i32, Cause)>,
         host: &mut impl Host,
     ) {
-        let Some(op) = self.rma.take(key) else { return };
-        if op.state != State::Deferred {
-            self.count_outstanding(op.peer, -1);
-        }
-        let alone = matches!(op.state, State::Moving { .. } | State::Begun);
-        if !matches!(op.state, State::Deferred | State::Queued) && !alone {
-            let pulled = op.right == Right::Write && op.reachable;
-            self.rma.channel(op.peer).count(op.right, pulled, -1);
-        }
+        let Some(op) = self.rma.ops.get(key) else { return };
+        let (peer, state, right, reachable) = (op.peer, op.state, op.right, op.reachable);
         let completion = op.completion();
+        self.rma.discard(key);
+        if state != State::Deferred {
+            self.count_outstanding(peer, -1);
+        }
+        let alone = matches!(state, State::Moving { .. } | State::Begun);
+        if !matches!(state, State::Deferred | State::Queued) && !alone {
+            let pulled = right == Right::Write && reachable;
+            self.rma.channel(peer).count(right, pulled, -1);
+        }
         match error {
             None => host.complete(&completion),
             Some((error, cause)) => host.fail(&Failure { completion, error, overflow: 0, cause }),

@@ -18,11 +18,12 @@ use super::send::Payload;
 use super::{OpError, Report};
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
+use crate::sys::numbers::NumberMap;
 use crate::transport::{Exposure, Iface, PeerId};
 pub(crate) use atomic::{AtomicOp, right_of};
 use atomic::{Operands, Results};
 pub(crate) use packet::RmaPacket;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use target::Inbound;
 
 /// Most ranges of a target's memory in one operation: `rma_iov_limit`.
@@ -244,7 +245,7 @@ pub(super) struct Rma {
     channels: Vec<Channel>,
     /// Peers whose channel has a queue.
     pumping: VecDeque<PeerId>,
-    inbound: HashMap<PeerId, Inbound>,
+    inbound: NumberMap<PeerId, Inbound>,
     /// Peers for whom there is something to move.
     serving: VecDeque<PeerId>,
     /// One per operation that a peer waits for.
@@ -254,13 +255,19 @@ pub(super) struct Rma {
 }
 
 impl Rma {
+    #[inline]
     fn channel(&mut self, peer: PeerId) -> &mut Channel {
         let index = peer.index();
         if self.channels.len() <= index {
-            self.channels.resize_with(index + 1, Channel::default);
+            self.add_channels(index + 1);
         }
         #[allow(clippy::indexing_slicing)] // made long enough just now
         &mut self.channels[index]
+    }
+
+    #[cold]
+    fn add_channels(&mut self, len: usize) {
+        self.channels.resize_with(len, Channel::default);
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! RC queue pairs of a real device.
 #![allow(unsafe_code)]
 
-use super::{Device, Event, Local, QueuePair, Rc, Region, WINDOWS};
+use super::{Device, Event, Kept, Local, QueuePair, Rc, Region, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;
@@ -100,7 +100,7 @@ impl Region for Shown {
     }
 }
 
-impl QueuePair<Lease<Registrar>> for RcQp<Vec<Lease<Registrar>>> {
+impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
     fn number(&self) -> u32 {
         Self::number(self)
     }
@@ -151,7 +151,7 @@ impl QueuePair<Lease<Registrar>> for RcQp<Vec<Lease<Registrar>>> {
 /// # Safety
 /// As of [`RcQp::add`]. The memory is registered under its keys for as long as what is kept.
 unsafe fn add(
-    qp: &mut RcQp<Vec<Lease<Registrar>>>,
+    qp: &mut RcQp<Kept<Lease<Registrar>>>,
     local: Local<Lease<Registrar>>,
     (addr, key): (u64, u32),
     request: RcRequest,
@@ -172,7 +172,7 @@ unsafe fn add(
 impl Device for Port {
     type Region = Lease<Registrar>;
     type Exposed = Shown;
-    type Qp = RcQp<Vec<Lease<Registrar>>>;
+    type Qp = RcQp<Kept<Lease<Registrar>>>;
 
     fn connection(&mut self) -> Result<Self::Qp, Errno> {
         self.port.connection()

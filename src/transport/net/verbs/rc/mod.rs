@@ -85,13 +85,21 @@ pub(super) struct Local<R> {
     /// Of each piece, the key of its registration.
     pub(super) keys: [u32; MAX_SEGMENTS],
     /// The registrations that end when nobody needs them.
-    pub(super) kept: Vec<R>,
+    pub(super) kept: Kept<R>,
+}
+
+/// Registrations of the pieces of a request: most have one piece, and need no memory for this.
+#[derive(Debug)]
+pub(super) struct Kept<R> {
+    first: Option<R>,
+    others: Vec<R>,
 }
 
 impl<R> Local<R> {
     /// One piece, of memory that stays registered.
     fn known(list: SegmentList, key: u32) -> Self {
-        Self { list, keys: [key; MAX_SEGMENTS], kept: Vec::new() }
+        let kept = Kept { first: None, others: Vec::new() };
+        Self { list, keys: [key; MAX_SEGMENTS], kept }
     }
 }
 
@@ -284,6 +292,8 @@ pub(super) struct Rc<D: Device> {
     look_at: u64,
     next_id: u32,
     armed: bool,
+    /// Of a call of `take`: empty, memory that is used again.
+    events: Vec<Event>,
     counts: BulkCounts,
 }
 
@@ -315,6 +325,7 @@ impl<D: Device> Rc<D> {
             look_at: 0,
             next_id: process::random_u64() as u32,
             armed: false,
+            events: Vec::new(),
             counts: BulkCounts::default(),
         })
     }
@@ -638,7 +649,7 @@ impl<D: Device> Rc<D> {
 
     /// Takes what has happened, up to `most` events. Returns how many; fewer: there are no more.
     fn take(&mut self, most: usize, now: u64, sink: &mut dyn BulkSink) -> usize {
-        let mut events = Vec::new();
+        let mut events = std::mem::take(&mut self.events);
         let mut n = 0;
         while n < most {
             let Some(device) = &mut self.device else { break };
@@ -647,13 +658,16 @@ impl<D: Device> Rc<D> {
                 Ok(more) => n += more,
                 Err(errno) => {
                     self.give_up(errno, now, sink);
-                    return n + 1;
+                    n += 1;
+                    break;
                 }
             }
             for event in events.drain(..) {
                 self.on_event(event, now, sink);
             }
         }
+        events.clear();
+        self.events = events;
         n
     }
 
@@ -713,7 +727,7 @@ fn register<D: Device>(
     payload: &SegmentList,
     write: bool,
 ) -> Result<Local<D::Region>, Errno> {
-    let mut local = Local { list: *payload, keys: [0; MAX_SEGMENTS], kept: Vec::with_capacity(1) };
+    let mut local = Local::known(*payload, 0);
     let (ranges, count) = payload.ranges();
     let mut at = 0;
     for (key, range) in local.keys.iter_mut().zip(ranges.iter().take(count)) {
@@ -721,7 +735,10 @@ fn register<D: Device>(
         at += range.len as usize;
         let region = device.register(&piece, write)?;
         *key = region.lkey();
-        local.kept.push(region);
+        match &mut local.kept.first {
+            first @ None => *first = Some(region),
+            Some(_) => local.kept.others.push(region),
+        }
     }
     Ok(local)
 }

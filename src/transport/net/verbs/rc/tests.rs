@@ -132,13 +132,13 @@ impl Drop for FakeRegion {
 struct FakeQp {
     fabric: Shared,
     number: u32,
-    kept: VecDeque<Vec<FakeRegion>>,
+    kept: VecDeque<Kept<FakeRegion>>,
     /// Not posted yet.
     waiting: VecDeque<Request>,
 }
 
 impl FakeQp {
-    fn add(&mut self, request: Request, kept: Vec<FakeRegion>) -> Result<(), Errno> {
+    fn add(&mut self, request: Request, kept: Kept<FakeRegion>) -> Result<(), Errno> {
         assert!(self.room() > 0);
         self.waiting.push_back(request);
         self.kept.push_back(kept);
