@@ -206,6 +206,8 @@ pub(crate) struct Reach {
     pub(crate) reads: bool,
     /// A write is done when its bytes are in the peer's memory; else when the peer's device has them.
     pub(crate) delivered: bool,
+    /// Our side is memory of the engine's that stays as long as the transport: to register it once is enough.
+    pub(crate) stays: bool,
     /// What `Handler::on_reached` names.
     pub(crate) token: u64,
 }

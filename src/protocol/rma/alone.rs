@@ -320,8 +320,8 @@ impl<I: Iface> Engine<I> {
     pub(super) fn move_alone(&mut self, key: Key, from: usize) -> Result<Moved, SendError> {
         let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(Moved::Whole) };
         let (peer, local) = (op.peer, op.local.segments());
-        let how =
-            Reach { reads: op.right == Right::Read, delivered: op.delivered, token: key.to_wire() };
+        let (reads, stays) = (op.right == Right::Read, op.copy.is_some());
+        let how = Reach { reads, delivered: op.delivered, stays, token: key.to_wire() };
         let Some(channel) = self.core.rma.channels.get_mut(peer.index()) else {
             return Ok(Moved::Nothing);
         };

@@ -166,8 +166,10 @@ fn whoever_writes_for_long_is_not_elsewhere() {
     let memory = OwnedBuffer::zeroed(16);
     let ticket = Ticket { connection: 1, slot: 1, addr: 0, key: 0 };
     let range = Range { addr: 0, len: 16 };
-    let (how, spot) =
-        (Reach { reads: false, delivered: false, token: 1 }, Spot { epoch: 1, key: 1, range });
+    let (how, spot) = (
+        Reach { reads: false, delivered: false, stays: false, token: 1 },
+        Spot { epoch: 1, key: 1, range },
+    );
     for _ in 0..2 {
         let before = clock::now_ns();
         assert!(a.net.write(to_b, &memory.segments(), &ticket, Chunk::default()).is_err());

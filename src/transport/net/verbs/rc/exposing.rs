@@ -10,6 +10,7 @@ use super::{
 };
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
+use crate::sys::numbers::NumberMap;
 use crate::telemetry::log;
 use crate::transport::net::bulk::{Bulk, BulkSink, STALE, UNREGISTERED};
 use crate::transport::{self, Exposure, PeerId, Reach, STAGED_MAX, SendError, Spot, Windows};
@@ -17,6 +18,9 @@ use std::collections::BTreeMap;
 
 /// Regions that are exposed at most.
 const EXPOSED_MAX: usize = 1024;
+
+/// Pieces of memory that stays which are kept registered at most.
+const RESIDENTS_MAX: usize = 128;
 
 /// Bytes, and a registration for each range.
 type Part<D> = (usize, Vec<<D as Device>::Exposed>);
@@ -115,6 +119,26 @@ impl<D: Device> Exposed<D> {
     }
 }
 
+/// The key of memory that stays and is read from, registered once. `None`: it cannot be, or there is too much of it.
+fn resident<D: Device>(
+    residents: &mut NumberMap<u64, (usize, D::Region)>,
+    device: &D,
+    local: &SegmentList,
+) -> Option<u32> {
+    let (addr, len) = (local.first_addr(), local.len());
+    match residents.get(&addr) {
+        Some((all, region)) if len <= *all => return Some(region.lkey()),
+        // It is another piece that begins there: nothing is under way from the one before.
+        Some(_) => {}
+        None if residents.len() >= RESIDENTS_MAX => return None,
+        None => {}
+    }
+    let region = device.register(local, false).ok()?;
+    let key = region.lkey();
+    residents.insert(addr, (len, region));
+    Some(key)
+}
+
 impl<D: Device> Rc<D> {
     /// See [`crate::transport::Iface::expose`].
     pub(super) fn expose_to(
@@ -167,7 +191,7 @@ impl<D: Device> Rc<D> {
         how: Reach,
         now: u64,
     ) -> Result<(), SendError> {
-        let Self { connections, device, doomed, waiting, staging, .. } = self;
+        let Self { connections, device, doomed, waiting, staging, residents, .. } = self;
         let current = |c: &&mut Connection<D::Qp>| c.id == spot.epoch && c.state == State::Ready;
         let connection = connections.get_mut(&peer).filter(current).ok_or(STALE)?;
         let device = device.as_ref().filter(|_| !doomed.contains(&peer)).ok_or(STALE)?;
@@ -189,13 +213,22 @@ impl<D: Device> Rc<D> {
         }
         let (done, from) = match staged {
             Some((place, memory)) => (Posted::Staged(how.token, place), memory),
-            None => match register(device, local, how.reads) {
-                Ok(registered) if echo.is_some() || !asks => (Posted::Reach(how.token), registered),
-                _ => {
-                    self.counts.unregistered += 1;
-                    return Err(UNREGISTERED);
+            None => {
+                let known = if how.stays { resident(residents, device, local) } else { None };
+                let registered = match known {
+                    Some(key) => Ok(Local::known(*local, key)),
+                    None => register(device, local, how.reads),
+                };
+                match registered {
+                    Ok(registered) if echo.is_some() || !asks => {
+                        (Posted::Reach(how.token), registered)
+                    }
+                    _ => {
+                        self.counts.unregistered += 1;
+                        return Err(UNREGISTERED);
+                    }
                 }
-            },
+            }
         };
         let to = (spot.range.addr, spot.key);
         if let Err(errno) = connection.qp.reach(from, to, how.reads) {

@@ -271,6 +271,8 @@ pub(super) struct Rc<D: Device> {
     exposed: Exposed<D>,
     /// Made at first need, and kept registered.
     staging: Option<Staging<D::Region>>,
+    /// Memory that stays, by its address: bytes, and the registration.
+    residents: NumberMap<u64, (usize, D::Region)>,
     device: Option<D>,
     opener: Opener<D>,
     /// How often it could not be opened, or failed, and until when it is left alone.
@@ -311,6 +313,7 @@ impl<D: Device> Rc<D> {
             lent: Lent::new(WINDOWS),
             exposed: Exposed::default(),
             staging: None,
+            residents: NumberMap::default(),
             device: None,
             opener,
             trouble: Failures::default(),
@@ -691,6 +694,7 @@ impl<D: Device> Rc<D> {
         if let Some(staging) = &mut self.staging {
             staging.forget_lease();
         }
+        self.residents.clear();
         if let Some(device) = self.device.take() {
             self.epoll.remove(device.fd());
         }

@@ -4,10 +4,10 @@
 use super::*;
 use crate::memory::OwnedBuffer;
 use crate::sys::event::Doorbell;
-use crate::transport::Chunk;
 use crate::transport::net::bulk::STALE;
 use crate::transport::net::reliable::sim::rng::Rng;
 use crate::transport::net::verbs::introduction::Network;
+use crate::transport::{Chunk, STAGED_MAX};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -849,7 +849,7 @@ fn an_exposed_region_is_written_and_read_and_then_is_not() {
     let (region, source, sink) =
         (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]), OwnedBuffer::zeroed(100));
     let spot = expose(&mut world, 0, 1, &region.segments());
-    let write = Reach { reads: false, delivered: false, token: 1 };
+    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
     reach(&mut world, &spot, &source.segments(), write).unwrap();
     reach(&mut world, &spot, &sink.segments(), Reach { reads: true, token: 2, ..write }).unwrap();
     assert_eq!(
@@ -884,7 +884,7 @@ fn a_read_that_comes_to_no_end_leaves_its_buffer_alone() {
     let (region, sink) = (OwnedBuffer::from(vec![5; 100]), OwnedBuffer::zeroed(100));
     let spot = expose(&mut world, 0, 1, &region.segments());
     let in_use = |world: &World| world.nodes[1].bulk.staging.as_ref().unwrap().in_use();
-    let read = Reach { reads: true, delivered: false, token: 1 };
+    let read = Reach { reads: true, delivered: false, stays: false, token: 1 };
     for token in 1..=3 {
         reach(&mut world, &spot, &sink.segments(), Reach { token, ..read }).unwrap();
     }
@@ -894,6 +894,32 @@ fn a_read_that_comes_to_no_end_leaves_its_buffer_alone() {
     world.settle();
     assert_eq!((world.nodes[1].lost, in_use(&world)), (1, 0));
     assert!(world.nodes[1].reached.is_empty() && bytes(&sink) == [0; 100]);
+}
+
+#[test]
+fn memory_that_stays_is_registered_once() {
+    let mut world = World::new(2, 4);
+    world.fabric.lock().unwrap().depth = 16;
+    let region = OwnedBuffer::zeroed(100);
+    let long = OwnedBuffer::from(vec![5; STAGED_MAX + 2]);
+    let spot = expose(&mut world, 0, 1, &region.segments());
+    // The fake device does not look at what is written before it is.
+    let spot = Spot { range: long.segments().ranges().0[0], ..spot };
+    let write = Reach { reads: false, delivered: false, stays: true, token: 1 };
+    let registered = |world: &mut World, len: usize, how: Reach| {
+        let before = world.fabric.lock().unwrap().regions.len();
+        reach(world, &spot, &long.segments().slice(0, len), how).unwrap();
+        world.fabric.lock().unwrap().regions.len() - before
+    };
+    assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 1);
+    assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 0);
+    assert_eq!(registered(&mut world, STAGED_MAX + 1, Reach { stays: false, ..write }), 1);
+    // A longer piece that begins there takes the place of the shorter one.
+    assert_eq!(registered(&mut world, STAGED_MAX + 2, write), 0);
+    assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 0);
+    assert_eq!(world.nodes[1].bulk.residents.len(), 1);
+    world.with(1, |bulk, now, sink| bulk.renew(now, sink));
+    assert!(world.nodes[1].bulk.residents.is_empty(), "it ends with the device");
 }
 
 /// What is posted of the connection from 1 to 0, and how often anything was.
@@ -910,7 +936,7 @@ fn short_requests_are_posted_together() {
     world.fabric.lock().unwrap().depth = 4 * T;
     let (region, source) = (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]));
     let spot = expose(&mut world, 0, 1, &region.segments());
-    let write = Reach { reads: false, delivered: false, token: 1 };
+    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
     let more = |world: &mut World, n: usize| {
         (0..n).all(|_| reach(world, &spot, &source.segments(), write).is_ok())
     };
@@ -947,7 +973,7 @@ fn what_is_long_or_ends_a_window_waits_for_nothing() {
     world.fabric.lock().unwrap().depth = 4 * TOGETHER;
     let (region, source) = (OwnedBuffer::zeroed(140), OwnedBuffer::from(vec![5; 140]));
     let spot = expose(&mut world, 0, 1, &region.segments());
-    let write = Reach { reads: false, delivered: false, token: 1 };
+    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
     let short = |world: &mut World, n: usize| {
         (0..n).for_each(|_| reach(world, &spot, &source.segments(), write).unwrap());
     };

@@ -35,13 +35,13 @@ fn a_region_is_written_and_read_without_its_owner() {
     let spot = spot(&exposure, &region);
     for round in 0..6 {
         let (source, sink) = (pattern(round, LEN), OwnedBuffer::zeroed(LEN));
-        let write = Reach { reads: false, delivered: round % 2 == 1, token: 1 };
+        let write = Reach { reads: false, delivered: round % 2 == 1, stays: false, token: 1 };
         a.net.reach(to_b, &spot, &source.segments(), write).unwrap();
-        let read = Reach { reads: true, delivered: false, token: 2 };
+        let read = Reach { reads: true, delivered: false, stays: false, token: 2 };
         a.net.reach(to_b, &spot, &sink.segments(), read).unwrap();
         // It waits for the read.
         let other = OwnedBuffer::zeroed(LEN);
-        let last = Reach { reads: false, delivered: true, token: 3 };
+        let last = Reach { reads: false, delivered: true, stays: false, token: 3 };
         a.net.reach(to_b, &spot, &other.segments(), last).unwrap();
         assert!(within(30, || {
             a.poll(); // nobody polls b
@@ -65,7 +65,7 @@ fn a_region_that_has_ended_ends_the_connection_of_who_touches_it() {
         let Some(exposure) = expose(&mut b, to_a, a_address, &region) else { return };
         let spot = spot(&exposure, &region);
         b.net.conceal(REGION);
-        let write = Reach { reads: false, delivered: false, token: 1 };
+        let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
         a.net.reach(to_b, &spot, &pattern(1, LEN).segments(), write).unwrap();
         assert!(within(30, || {
             a.poll();
@@ -97,7 +97,7 @@ fn a_region_whose_memory_goes_is_concealed() {
         !b.got.concealed.is_empty()
     }));
     assert_eq!(b.got.concealed, [REGION]);
-    let write = Reach { reads: false, delivered: false, token: 1 };
+    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
     a.net.reach(to_b, &spot, &pattern(1, 100).segments(), write).unwrap();
     assert!(within(30, || {
         a.poll();
