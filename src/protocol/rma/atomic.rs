@@ -142,15 +142,15 @@ impl Kept {
 }
 
 impl Rma {
-    /// Enters an operation.
+    /// Enters an operation that is in this state.
     #[inline]
-    pub(super) fn insert(&mut self, op: Op, operands: Option<&Operands>) -> Key {
+    pub(super) fn insert(&mut self, op: &RmaOp, state: State, operands: Option<&Operands>) -> Key {
         let operands = operands.map(|other| {
             let Operands { operation, result, .. } = *other;
             let compare = Payload::Lent(other.compare.segments());
             self.operands.push_back(Operands { operation, compare, result })
         });
-        self.ops.push_back(Op { operands, ..op })
+        self.ops.push_back(Op::new(op, state, operands))
     }
 
     /// Drops one.

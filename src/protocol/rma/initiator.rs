@@ -16,7 +16,8 @@ use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError, UNKN
 use crate::transport::{Iface, PeerId, SendError, piece_of};
 
 impl Op {
-    fn new(op: &RmaOp) -> Self {
+    #[inline(always)]
+    pub(super) fn new(op: &RmaOp, state: State, operands: Option<Key>) -> Self {
         Self {
             peer: op.peer,
             right: op.right,
@@ -26,11 +27,11 @@ impl Op {
             context: op.context,
             report: op.report,
             reachable: false,
-            state: State::Queued,
+            state,
             delivered: op.delivered,
             begun: 0,
             barred: false,
-            operands: None,
+            operands,
             copy: None,
         }
     }
@@ -122,7 +123,7 @@ impl<I: Iface> Engine<I> {
             channel.on_waiting(op.right, op.remote.total());
             // It need not be asked once more what was asked just now.
             let state = if waits { State::Queued } else { State::Moving { offset: 0 } };
-            let key = self.core.rma.insert(Op { state, ..Op::new(op) }, operands);
+            let key = self.core.rma.insert(op, state, operands);
             self.keep_injected(key, op);
             self.core.enqueue_access(key);
             if !waits {
@@ -134,7 +135,7 @@ impl<I: Iface> Engine<I> {
             }
             return Ok(());
         }
-        let key = self.core.rma.insert(Op::new(op), operands);
+        let key = self.core.rma.insert(op, State::Queued, operands);
         if way != Way::Whole {
             self.keep_injected(key, op);
         }
@@ -172,7 +173,7 @@ impl<I: Iface> Engine<I> {
     }
 
     fn defer_access(&mut self, op: &RmaOp, operands: Option<&Operands>) -> Result<(), OpError> {
-        let key = self.core.rma.insert(Op { state: State::Deferred, ..Op::new(op) }, operands);
+        let key = self.core.rma.insert(op, State::Deferred, operands);
         if !self.core.defer_behind(op.peer, op.fence, key) {
             self.core.rma.discard(key);
             return Err(OpError::Again);

@@ -115,7 +115,7 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
         Self::room(self)
     }
 
-    fn write(&mut self, from: Local<Lease<Registrar>>, to: &Ticket) -> Result<(), Errno> {
+    fn write(&mut self, from: Local<'_, Lease<Registrar>>, to: &Ticket) -> Result<(), Errno> {
         // SAFETY: the ranges are the application's, lent for the operation that this belongs to. A read of memory
         // that the application has taken back meanwhile finds pinned pages, and its bytes nobody takes.
         unsafe { add(self, from, (to.addr, to.key), RcRequest::Announced(to.slot)) }
@@ -123,7 +123,7 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
 
     fn reach(
         &mut self,
-        local: Local<Lease<Registrar>>,
+        local: Local<'_, Lease<Registrar>>,
         to: (u64, u32),
         reads: bool,
     ) -> Result<(), Errno> {
@@ -152,7 +152,7 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
 /// As of [`RcQp::add`]. The memory is registered under its keys for as long as what is kept.
 unsafe fn add(
     qp: &mut RcQp<Kept<Lease<Registrar>>>,
-    local: Local<Lease<Registrar>>,
+    local: Local<'_, Lease<Registrar>>,
     (addr, key): (u64, u32),
     request: RcRequest,
 ) -> Result<(), Errno> {

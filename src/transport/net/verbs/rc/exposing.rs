@@ -207,16 +207,18 @@ impl<D: Device> Rc<D> {
             let lease = staging.lease(|memory| device.register(memory, true).ok());
             if let Some(key) = lease.map(Region::lkey) {
                 let taken = if short { staging.take(local, how.reads) } else { None };
-                staged = taken.map(|(place, memory)| (place, Local::known(memory, key)));
-                echo = asks.then(|| Local::known(staging.byte(), key));
+                staged = taken.map(|(place, memory)| (place, memory, key));
+                echo = asks.then(|| (staging.byte(), key));
             }
         }
         let (done, from) = match staged {
-            Some((place, memory)) => (Posted::Staged(how.token, place), memory),
+            Some((place, ref memory, key)) => {
+                (Posted::Staged(how.token, place), Local::known(memory, key))
+            }
             None => {
                 let known = if how.stays { resident(residents, device, local) } else { None };
                 let registered = match known {
-                    Some(key) => Ok(Local::known(*local, key)),
+                    Some(key) => Ok(Local::known(local, key)),
                     None => register(device, local, how.reads),
                 };
                 match registered {
@@ -246,12 +248,12 @@ impl<D: Device> Rc<D> {
         self.counts.reached += 1;
         self.counts.reached_bytes += local.len() as u64;
         let mut added = Ok(());
-        if let Some(echo) = echo {
+        if let Some((byte, key)) = echo {
             // The answer to a read comes after what was written before it has come to memory.
             connection.note(Posted::Silent, local.len(), now);
             self.writes += 1;
             let last = (spot.range.addr + spot.range.len.saturating_sub(1), spot.key);
-            added = connection.qp.reach(echo, last, true);
+            added = connection.qp.reach(Local::known(&byte, key), last, true);
         }
         // Even if the echo was refused: it ends with the connection, and not before.
         connection.note(done, local.len(), now);

@@ -80,8 +80,8 @@ pub(super) trait Region: Send {
 }
 
 /// Memory of ours that a request names.
-pub(super) struct Local<R> {
-    pub(super) list: SegmentList,
+pub(super) struct Local<'a, R> {
+    pub(super) list: &'a SegmentList,
     /// Of each piece, the key of its registration.
     pub(super) keys: [u32; MAX_SEGMENTS],
     /// The registrations that end when nobody needs them.
@@ -95,9 +95,9 @@ pub(super) struct Kept<R> {
     others: Vec<R>,
 }
 
-impl<R> Local<R> {
+impl<'a, R> Local<'a, R> {
     /// One piece, of memory that stays registered.
-    fn known(list: SegmentList, key: u32) -> Self {
+    fn known(list: &'a SegmentList, key: u32) -> Self {
         let kept = Kept { first: None, others: Vec::new() };
         Self { list, keys: [key; MAX_SEGMENTS], kept }
     }
@@ -112,11 +112,11 @@ pub(super) trait QueuePair<R>: Send {
     fn room(&self) -> usize;
     /// Writes `from` to `addr` at the other side, once `post` is called; its registrations are kept until that is
     /// complete. Errors: EAGAIN (no room), EOPNOTSUPP (too many pieces), others (it is broken).
-    fn write(&mut self, from: Local<R>, to: &Ticket) -> Result<(), Errno>;
+    fn write(&mut self, from: Local<'_, R>, to: &Ticket) -> Result<(), Errno>;
     /// Moves bytes between `local` and the peer's memory at `addr`, under its `key`: from there to here if it `reads`.
     /// Requests are done in order, and a write not before the reads that were added earlier; the registrations are kept
     /// until then. Errors: as of `write`.
-    fn reach(&mut self, local: Local<R>, to: (u64, u32), reads: bool) -> Result<(), Errno>;
+    fn reach(&mut self, local: Local<'_, R>, to: (u64, u32), reads: bool) -> Result<(), Errno>;
     /// Requests that wait for `post`.
     fn waiting(&self) -> usize;
     /// Posts all that waits. Errors: EAGAIN (some still wait), others (it is broken).
@@ -726,12 +726,12 @@ fn tell_broken(errno: Errno) {
 }
 
 /// Registers all pieces of `payload`; `write`: to be written here. Errors: one cannot be.
-fn register<D: Device>(
+fn register<'a, D: Device>(
     device: &D,
-    payload: &SegmentList,
+    payload: &'a SegmentList,
     write: bool,
-) -> Result<Local<D::Region>, Errno> {
-    let mut local = Local::known(*payload, 0);
+) -> Result<Local<'a, D::Region>, Errno> {
+    let mut local = Local::known(payload, 0);
     let (ranges, count) = payload.ranges();
     let mut at = 0;
     for (key, range) in local.keys.iter_mut().zip(ranges.iter().take(count)) {

@@ -157,16 +157,16 @@ impl QueuePair<FakeRegion> for FakeQp {
     fn room(&self) -> usize {
         self.fabric.lock().unwrap().depth - self.kept.len()
     }
-    fn write(&mut self, from: Local<FakeRegion>, to: &Ticket) -> Result<(), Errno> {
-        self.add(Request::Write(from.list, *to), from.kept)
+    fn write(&mut self, from: Local<'_, FakeRegion>, to: &Ticket) -> Result<(), Errno> {
+        self.add(Request::Write(*from.list, *to), from.kept)
     }
     fn reach(
         &mut self,
-        local: Local<FakeRegion>,
+        local: Local<'_, FakeRegion>,
         (addr, key): (u64, u32),
         reads: bool,
     ) -> Result<(), Errno> {
-        let request = Request::Reach { local: local.list, addr, key, reads };
+        let request = Request::Reach { local: *local.list, addr, key, reads };
         self.add(request, local.kept)
     }
     fn waiting(&self) -> usize {
