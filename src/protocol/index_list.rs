@@ -137,7 +137,7 @@ impl<T> IndexList<T> {
         Some(value)
     }
 
-    /// Drops the entry of `key`, unless it is gone.
+    /// Drops the entry of `key` where it lies, unless it is gone.
     #[inline]
     pub(crate) fn discard(&mut self, key: Key) {
         let Some(node) = self.nodes.get_mut(key.index as usize) else { return };

@@ -139,6 +139,20 @@ fn resident<D: Device>(
     Some(key)
 }
 
+/// Memory of ours as a request names it. Errors: it cannot be registered.
+fn named<'a, D: Device>(
+    residents: &mut NumberMap<u64, (usize, D::Region)>,
+    device: &D,
+    local: &'a SegmentList,
+    how: Reach,
+) -> Result<Local<'a, D::Region>, Errno> {
+    let stays = how.stays && !how.reads;
+    match stays.then(|| resident(residents, device, local)).flatten() {
+        Some(key) => Ok(Local::known(local, key)),
+        None => register(device, local, how.reads),
+    }
+}
+
 impl<D: Device> Rc<D> {
     /// See [`crate::transport::Iface::expose`].
     pub(super) fn expose_to(
@@ -215,22 +229,13 @@ impl<D: Device> Rc<D> {
             Some((place, ref memory, key)) => {
                 (Posted::Staged(how.token, place), Local::known(memory, key))
             }
-            None => {
-                let known = if how.stays { resident(residents, device, local) } else { None };
-                let registered = match known {
-                    Some(key) => Ok(Local::known(local, key)),
-                    None => register(device, local, how.reads),
-                };
-                match registered {
-                    Ok(registered) if echo.is_some() || !asks => {
-                        (Posted::Reach(how.token), registered)
-                    }
-                    _ => {
-                        self.counts.unregistered += 1;
-                        return Err(UNREGISTERED);
-                    }
+            None => match named(residents, device, local, how) {
+                Ok(registered) if echo.is_some() || !asks => (Posted::Reach(how.token), registered),
+                _ => {
+                    self.counts.unregistered += 1;
+                    return Err(UNREGISTERED);
                 }
-            }
+            },
         };
         let to = (spot.range.addr, spot.key);
         if let Err(errno) = connection.qp.reach(from, to, how.reads) {
