@@ -54,6 +54,8 @@ pub(crate) struct RcAddress {
     pub(crate) mtu: usize,
     pub(crate) lid: u16,
     pub(crate) gid: [u8; 16],
+    /// Reads that its device works on at the same time, for us.
+    pub(crate) serves: u8,
 }
 
 /// Where a queue pair is: the connection takes it out when it ends.
@@ -207,7 +209,7 @@ impl<L> RcQp<L> {
         attr.retry_cnt = RETRIES;
         attr.rnr_retry = RNR_FOR_EVER;
         attr.sq_psn = own_psn & PSN_MASK;
-        attr.max_rd_atomic = self.settings.reads;
+        attr.max_rd_atomic = self.settings.reads.min(to.serves);
         let send = IBV_QP_TIMEOUT
             | IBV_QP_RETRY_CNT
             | IBV_QP_RNR_RETRY

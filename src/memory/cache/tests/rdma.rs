@@ -76,7 +76,14 @@ impl End {
     }
 
     fn address(&self) -> RcAddress {
-        RcAddress { number: self.qp.number(), psn: 5, mtu: self.mtu, lid: self.lid, gid: self.gid }
+        RcAddress {
+            number: self.qp.number(),
+            psn: 5,
+            mtu: self.mtu,
+            lid: self.lid,
+            gid: self.gid,
+            serves: 0,
+        }
     }
 
     fn poll(&mut self, heard: &mut Vec<RcEvent>) {

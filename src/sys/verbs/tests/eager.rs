@@ -39,6 +39,7 @@ fn ends() -> Option<(End, End)> {
         mtu: end.mtu,
         lid: end.lid,
         gid: end.gid,
+        serves: 0,
     };
     let (here, there) = (address(&a, 5), address(&b, 0xff_ffff));
     a.qp.connect(&there, 5).unwrap();

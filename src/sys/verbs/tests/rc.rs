@@ -47,8 +47,8 @@ fn ends(shared: bool) -> Option<(End, End)> {
 
 impl End {
     fn address(&self, qp: &RcQp<Keep>, psn: u32) -> RcAddress {
-        let mtu = self.port.settings().mtu;
-        RcAddress { number: qp.number(), psn, mtu, lid: self.lid, gid: self.gid }
+        let RcSettings { mtu, serves, .. } = *self.port.settings();
+        RcAddress { number: qp.number(), psn, mtu, lid: self.lid, gid: self.gid, serves }
     }
 
     fn poll(&mut self) -> usize {
@@ -314,6 +314,35 @@ fn what_waits_is_posted_together_and_done_in_order() {
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!((a.poll(), Keep::strong_count(&keep)), (0, 1));
     assert!(bytes(&target)[..100] == source[300..400]);
+}
+
+/// Whatever either end can, what is read is whole: one that is asked for more than it serves breaks the connection.
+#[test]
+fn ends_that_read_and_serve_unlike_numbers_read_all_the_same() {
+    const PART: usize = 5000;
+    for (reads, serves) in [(64, 1), (1, 64), (16, 64)] {
+        let Some(mut a) = end(|settings| settings.reads = reads) else { return };
+        let mut b = end(|settings| settings.serves = serves).unwrap();
+        assert!(b.port.settings().serves <= serves);
+        let (mut from, _to) = connect(&mut a, &mut b);
+        let count = a.port.settings().sends as usize;
+        let (source, sink) = (noise(PART * count, 3), vec![0u8; PART * count]);
+        let into = a.register(&sink, Permission::Write);
+        let exposed = Permission::Exposed { reads: true, writes: false };
+        let remote = b.register(&source, exposed);
+        let at = source.as_ptr().expose_provenance() as u64;
+        for i in 0..count {
+            let list = local(&sink[i * PART..][..PART], &into);
+            let (at, keep) = (at + (i * PART) as u64, Keep::default());
+            // SAFETY: what is named lives until the connection ends.
+            unsafe { from.add(&list, at, remote.rkey(), RcRequest::Read, keep) }.unwrap();
+        }
+        from.post_waiting().unwrap();
+        let read = a.events(count);
+        assert_eq!(read, vec![RcEvent::Written { qp: from.number() }; count], "{reads} {serves}");
+        // SAFETY: as above; nobody writes now.
+        assert!(unsafe { std::slice::from_raw_parts(sink.as_ptr(), sink.len()) } == source);
+    }
 }
 
 #[test]

@@ -42,6 +42,8 @@ pub(crate) struct End {
     pub(crate) network: Network,
     pub(crate) lid: u16,
     pub(crate) gid: [u8; 16],
+    /// Reads that its device works on at the same time, for the other end; 0: it says nothing of that.
+    pub(crate) serves: u8,
 }
 
 /// One message. Each names the connection that it is about.
@@ -85,7 +87,7 @@ impl Message {
             put(&end.mtu.to_le_bytes());
             put(&end.lid.to_le_bytes());
             put(&end.gid);
-            put(&[end.network.to_wire()]);
+            put(&[end.network.to_wire(), end.serves]);
         }
         bytes
     }
@@ -129,13 +131,15 @@ impl End {
         let (mtu, rest) = rest.split_first_chunk()?;
         let (lid, rest) = rest.split_first_chunk()?;
         let (gid, rest) = rest.split_first_chunk()?;
+        let [network, serves, ..] = *rest else { return None };
         Some(Self {
             number: u32::from_le_bytes(*number) & 0x00ff_ffff,
             psn: u32::from_le_bytes(*psn) & 0x00ff_ffff,
             mtu: u16::from_le_bytes(*mtu),
-            network: Network::from_wire(*rest.first()?)?,
+            network: Network::from_wire(network)?,
             lid: u16::from_le_bytes(*lid),
             gid: *gid,
+            serves,
         })
     }
 }
@@ -148,8 +152,8 @@ mod tests {
     #[test]
     fn messages_are_read_as_they_were_written() {
         for network in [Network::InfiniBand, Network::Roce] {
-            let end =
-                End { number: 0x12_3456, psn: 0x65_4321, mtu: 4096, network, lid: 7, gid: [9; 16] };
+            let (number, psn, mtu) = (0x12_3456, 0x65_4321, 4096);
+            let end = End { number, psn, mtu, network, lid: 7, gid: [9; 16], serves: 16 };
             let all = [
                 Message::Ask(1, end),
                 Message::Ready(u32::MAX >> 1, end),
@@ -179,7 +183,15 @@ mod tests {
                 assert_eq!(Message::refuse_unknown(&said), None, "only who asks is refused");
             }
         }
-        let end = End { number: 1, psn: 0, mtu: 1, network: Network::Roce, lid: 0, gid: [0; 16] };
+        let end = End {
+            number: 1,
+            psn: 0,
+            mtu: 1,
+            network: Network::Roce,
+            lid: 0,
+            gid: [0; 16],
+            serves: 0,
+        };
         let ask = Message::Ask(Way::Rv.numbered(7), end).encode(Way::Rv);
         let refusal = Message::refuse_unknown(&ask).unwrap();
         assert_eq!(Message::decode(&refusal, Way::Rv), Some(Message::Refuse(Way::Rv.numbered(7))));

@@ -180,7 +180,7 @@ impl Rv {
     fn end_here(&self, module: &Module) -> End {
         let here = module.here();
         let (number, mtu, network) = (module.index(), self.mtu, self.network);
-        End { number, psn: 0, mtu, network, lid: here.lid, gid: here.gid }
+        End { number, psn: 0, mtu, network, lid: here.lid, gid: here.gid, serves: 0 }
     }
 
     /// The node that a peer says it is on. Errors: it cannot be reached from here.

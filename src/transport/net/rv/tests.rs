@@ -460,7 +460,15 @@ fn hostile_controls_change_nothing() {
     let mut world = World::new(2, 1);
     world.join(0, 1);
     let id = Way::Rv.numbered(77);
-    let end = End { number: 1 << 9, psn: 0, mtu: 0, network: Network::Roce, lid: 0, gid: gid(1) };
+    let end = End {
+        number: 1 << 9,
+        psn: 0,
+        mtu: 0,
+        network: Network::Roce,
+        lid: 0,
+        gid: gid(1),
+        serves: 0,
+    };
     for message in [
         Message::Ready(id, end),
         Message::Go(id),

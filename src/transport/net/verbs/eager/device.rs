@@ -85,7 +85,7 @@ impl Qp for Pair {
 
     fn connect(&mut self, to: &End, own_psn: u32) -> Result<(), Errno> {
         let Place { number, mtu, lid, gid, .. } = to.place;
-        let to = RcAddress { number, psn: to.psn, mtu: usize::from(mtu), lid, gid };
+        let to = RcAddress { number, psn: to.psn, mtu: usize::from(mtu), lid, gid, serves: 0 };
         self.qp.connect(&to, own_psn)
     }
 

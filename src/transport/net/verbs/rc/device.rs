@@ -19,9 +19,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::PoisonError;
 
 /// Requests under way on one connection at most.
-const WRITES: u32 = 32;
-/// Reads that a device works on at the same time. Who can serve fewer lets nobody read.
-const READS: u8 = 8;
+///
+/// A device that waits for each answer of a network moves as much as is under way in a round trip.
+const REQUESTS: u32 = 64;
+/// Of them, reads, where both devices can. Those of the field can 16, and rxe 128.
+const READS: u8 = 64;
+/// Reads that a device serves at the same time for a peer that may read at all: who says nothing of that serves so many.
+const SERVES_MIN: u8 = 8;
 
 /// The bulk path over the port that `spot` names; `None` if none is wanted, or if a device must not know the
 /// application's memory. Errors: EMFILE, ENFILE.
@@ -45,7 +49,7 @@ pub(in crate::transport::net::verbs) fn open(
                 mtu: port.mtu,
                 service_level: port.service_level,
                 receives: WINDOWS as u32,
-                sends: WRITES,
+                sends: REQUESTS,
                 reads: READS,
                 serves: READS,
                 connections: limit,
@@ -106,8 +110,9 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
     }
 
     fn connect(&mut self, to: &End, own_psn: u32) -> Result<(), Errno> {
-        let End { number, psn, mtu, lid, gid, .. } = *to;
-        let to = RcAddress { number, psn, mtu: usize::from(mtu), lid, gid };
+        let End { number, psn, mtu, lid, gid, serves, .. } = *to;
+        let serves = if serves == 0 { SERVES_MIN } else { serves };
+        let to = RcAddress { number, psn, mtu: usize::from(mtu), lid, gid, serves };
         Self::connect(self, &to, own_psn)
     }
 
@@ -180,7 +185,8 @@ impl Device for Port {
 
     fn end(&self, qp: &Self::Qp, psn: u32) -> End {
         let Place { network, mtu, lid, gid, .. } = self.place;
-        End { number: qp.number(), psn, mtu, network, lid, gid }
+        let serves = self.port.settings().serves;
+        End { number: qp.number(), psn, mtu, network, lid, gid, serves }
     }
 
     fn reaches(&self, end: &End) -> bool {
@@ -225,7 +231,7 @@ impl Device for Port {
     }
 
     fn reads(&self) -> bool {
-        self.port.settings().serves >= READS
+        self.port.settings().serves >= SERVES_MIN
     }
 
     fn poll(&mut self, mut each: impl FnMut(Event)) -> Result<usize, Errno> {

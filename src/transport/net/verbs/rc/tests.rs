@@ -209,7 +209,15 @@ impl Device for FakeDevice {
         Ok(FakeQp { fabric: self.fabric.clone(), number, kept, waiting })
     }
     fn end(&self, qp: &FakeQp, psn: u32) -> End {
-        End { number: qp.number, psn, mtu: 4096, network: Network::Roce, lid: 0, gid: [0; 16] }
+        End {
+            number: qp.number,
+            psn,
+            mtu: 4096,
+            network: Network::Roce,
+            lid: 0,
+            gid: [0; 16],
+            serves: 0,
+        }
     }
     fn reaches(&self, end: &End) -> bool {
         end.network == Network::Roce
@@ -737,7 +745,15 @@ fn hostile_controls_change_nothing() {
     let mut world = World::new(2, 4);
     world.windows(0, 1);
     world.settle();
-    let end = End { number: 1, psn: 2, mtu: 3, network: Network::InfiniBand, lid: 0, gid: [0; 16] };
+    let end = End {
+        number: 1,
+        psn: 2,
+        mtu: 3,
+        network: Network::InfiniBand,
+        lid: 0,
+        gid: [0; 16],
+        serves: 0,
+    };
     for message in [
         Message::Ready(77, end),
         Message::Go(77),
