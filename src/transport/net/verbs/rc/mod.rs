@@ -55,6 +55,8 @@ const LOOK_NS: u64 = 500_000_000;
 /// none before there is for so many.
 const TOGETHER: usize = 8;
 const TOGETHER_LEN: usize = 16 * 1024;
+/// Where so many are under way, others wait for company until the next turn: the device has enough to do.
+const PLENTY: usize = 32;
 /// Answers that may wait to be sent.
 const CONTROLS_MAX: usize = 4096;
 /// Events of one `poll` at most, roughly.
@@ -215,6 +217,16 @@ impl<Q> Connection<Q> {
             return Ok(());
         }
         self.post_all()
+    }
+
+    /// What waits is little, and may go on waiting while the device does others.
+    #[inline]
+    fn is_patient<R>(&self) -> bool
+    where
+        Q: QueuePair<R>,
+    {
+        let waiting = self.qp.waiting();
+        waiting < TOGETHER && self.posted.len() - waiting >= PLENTY
     }
 
     /// Posts what waits. Errors: it is broken.
@@ -556,12 +568,15 @@ impl<D: Device> Rc<D> {
         }
     }
 
-    /// Posts what waits to be.
+    /// Posts what waits to be; `patient`: but for what may get company.
     #[inline]
-    fn post_waiting(&mut self) {
+    fn post_waiting(&mut self, patient: bool) {
         let Self { waiting, connections, doomed, .. } = self;
         waiting.retain(|peer| {
             let Some(connection) = connections.get_mut(peer) else { return false };
+            if patient && connection.is_patient() {
+                return true;
+            }
             if let Err(errno) = connection.post_all() {
                 tell_broken(errno);
                 doomed.push(*peer);
@@ -881,7 +896,7 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn flush(&mut self) {
-        self.post_waiting();
+        self.post_waiting(true);
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
@@ -950,7 +965,7 @@ impl<D: Device> Bulk for Rc<D> {
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
         if !self.waiting.is_empty() {
-            self.post_waiting(); // what there was no room for
+            self.post_waiting(false); // what there was no room for
         }
         if let Some(device) = &self.device {
             self.exposed.check(device, sink);

@@ -983,6 +983,40 @@ fn short_requests_are_posted_together() {
     assert_eq!(bytes(&region), [5; 100]);
 }
 
+/// Who posts one at a time behind many gets company for it, and it leaves with the next look at the latest.
+#[test]
+fn behind_many_requests_few_wait_for_company() {
+    let mut world = World::new(2, 4);
+    world.fabric.lock().unwrap().depth = 2 * PLENTY;
+    let (region, source) = (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]));
+    let spot = expose(&mut world, 0, 1, &region.segments());
+    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
+    let call = |world: &mut World| {
+        reach(world, &spot, &source.segments(), write).unwrap();
+        world.nodes[1].bulk.flush();
+        posted(world).0
+    };
+    for n in 1..=PLENTY {
+        assert_eq!(call(&mut world), n, "each leaves with its call");
+    }
+    for _ in 1..TOGETHER {
+        assert_eq!(call(&mut world), PLENTY);
+    }
+    assert_eq!(call(&mut world), PLENTY + TOGETHER, "all of them at once");
+    assert_eq!(call(&mut world), PLENTY + TOGETHER);
+    world.poll(1);
+    assert_eq!(posted(&world).0, PLENTY + TOGETHER + 1);
+    let number = world.nodes[1].bulk.connections[&PeerId(0)].qp.number;
+    for _ in 0..TOGETHER + 2 {
+        world.fabric.lock().unwrap().deliver(number);
+    }
+    world.poll(1);
+    let few = posted(&world).0;
+    assert_eq!((few, call(&mut world)), (PLENTY - 1, PLENTY), "and again");
+    world.settle();
+    assert_eq!(world.nodes[1].reached.len(), PLENTY + TOGETHER + 2);
+}
+
 #[test]
 fn what_is_long_or_ends_a_window_waits_for_nothing() {
     let mut world = World::new(2, 4);
