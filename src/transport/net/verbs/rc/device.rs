@@ -22,7 +22,7 @@ use std::sync::PoisonError;
 ///
 /// A device that waits for each answer of a network moves as much as is under way in a round trip.
 const REQUESTS: u32 = 64;
-/// Of them, reads, where both devices can. Those of the field can 16, and rxe 128.
+/// Of them, reads, where both devices can (rxe 128 at a time, ConnectX 16).
 const READS: u8 = 64;
 /// Reads that a device serves at the same time for a peer that may read at all: who says nothing of that serves so many.
 const SERVES_MIN: u8 = 8;
