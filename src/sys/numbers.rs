@@ -5,7 +5,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// By peer, by queue pair, by an address or a key of ours or the application's: not by what somebody else chooses, who could choose it so that all are in one place.
+/// By peer, by queue pair, by an address or a key of ours or the application's: not by what somebody else chooses, who
+/// could choose it so that all are in one place.
 pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
 /// Hashes one number in a few instructions.

@@ -316,7 +316,8 @@ fn what_waits_is_posted_together_and_done_in_order() {
     assert!(bytes(&target)[..100] == source[300..400]);
 }
 
-/// Whatever either end can, what is read is whole: one that is asked for more than it serves breaks the connection.
+/// Whatever either end can, all that is read comes, and is whole. A device may break the connection of whoever asks for
+/// more than it serves; soft-RoCE lets that pass.
 #[test]
 fn ends_that_read_and_serve_unlike_numbers_read_all_the_same() {
     const PART: usize = 5000;

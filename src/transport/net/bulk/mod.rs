@@ -163,7 +163,7 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         Err(STALE)
     }
 
-    /// What was to be reached begins now.
+    /// What was to be reached begins now; a little of it, where much is under way, with the next `poll`.
     fn flush(&mut self) {}
 
     /// The other side of `peer` says something.
