@@ -125,7 +125,7 @@ impl Slots {
 
 /// Anonymous memory that forked children do not get.
 #[derive(Debug)]
-struct Mapping {
+pub(in crate::sys) struct Mapping {
     base: NonNull<u8>,
     len: usize,
     home: i32,
@@ -137,7 +137,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn new(len: usize) -> Result<Self> {
+    /// `len` bytes, all zeroes. Error: ENOMEM.
+    pub(in crate::sys) fn new(len: usize) -> Result<Self> {
         let len = len.next_multiple_of(4096);
         // SAFETY: a new private mapping at an address of the kernel's choice.
         let base = unsafe {
@@ -157,6 +158,12 @@ impl Mapping {
         unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
         let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
         Ok(Self { base, len, home: process::pid() })
+    }
+
+    /// Where it begins.
+    #[inline]
+    pub(in crate::sys) fn base(&self) -> NonNull<u8> {
+        self.base
     }
 }
 

@@ -75,6 +75,8 @@ pub(super) struct SendRequest {
     /// What is sent: copied at once if `inline`, else it belongs to the device until completion.
     pub(super) from: NonNull<u8>,
     pub(super) len: u32,
+    /// The key by which the device reads it, if it does.
+    pub(super) lkey: u32,
     pub(super) inline: bool,
     /// Completion is reported.
     pub(super) signaled: bool,
@@ -233,7 +235,7 @@ impl UdQp {
     /// for. Errors: the driver's; none was posted.
     ///
     /// # Safety
-    /// What a request names is readable: if it is inline during the call, else, under `lkey`, until
+    /// What a request names is readable: if it is inline during the call, else, under its key, until
     /// its completion or the end of the queue pair. So long `ah` is not dropped either.
     #[inline]
     pub(super) unsafe fn send(
@@ -241,12 +243,11 @@ impl UdQp {
         ah: &Ah,
         qpn: u32,
         qkey: u32,
-        lkey: u32,
         requests: impl Iterator<Item = SendRequest>,
     ) -> Result<usize> {
         let Some(qp) = self.extended else {
             // SAFETY: the caller vouches.
-            return unsafe { self.send_plain(ah, qpn, qkey, lkey, requests) };
+            return unsafe { self.send_plain(ah, qpn, qkey, requests) };
         };
         let qp = qp.as_ptr();
         let mut count = 0;
@@ -265,7 +266,8 @@ impl UdQp {
                 if request.inline {
                     ibv_wr_set_inline_data(qp, from.cast(), request.len as usize);
                 } else {
-                    ibv_wr_set_sge(qp, lkey, from.expose_provenance() as u64, request.len);
+                    let at = from.expose_provenance() as u64;
+                    ibv_wr_set_sge(qp, request.lkey, at, request.len);
                 }
             }
             check(ibv_wr_complete(qp))?;
@@ -280,7 +282,6 @@ impl UdQp {
         ah: &Ah,
         qpn: u32,
         qkey: u32,
-        lkey: u32,
         requests: impl Iterator<Item = SendRequest>,
     ) -> Result<usize> {
         let mut count = 0;
@@ -288,7 +289,7 @@ impl UdQp {
             *sge = ibv_sge {
                 addr: request.from.as_ptr().expose_provenance() as u64,
                 length: request.len,
-                lkey,
+                lkey: request.lkey,
             };
             wr.wr_id = request.id;
             wr.num_sge = 1;

@@ -7,6 +7,7 @@ mod rc;
 use super::*;
 use crate::sys::Errno;
 use crate::sys::event::wait_readable;
+use crate::sys::packets::Pool;
 use std::io::IoSlice;
 
 /// A device, an active port of it, and an address of that port.
@@ -99,6 +100,71 @@ fn datagrams_arrive_as_they_were_sent() {
         assert_eq!((counts.sent, counts.posts, b.counts().received), (40, 10, 40));
         assert_eq!(counts.inline, if inline > 0 { 20 } else { 0 });
     }
+}
+
+#[test]
+fn what_is_made_in_a_pool_is_sent_from_there() {
+    let Some((mut a, mut b, ah)) = pair(SETTINGS) else { return };
+    let pool = Pool::new(1024).unwrap();
+    a.lend(pool.clone());
+    let mut packet = pool.cut().unwrap();
+    // Not of the pool: these are copied.
+    let other = [7; 1000];
+    for round in 0..100u8 {
+        packet.resize(1024);
+        packet.fill(round);
+        packet.resize(1024 - usize::from(round));
+        let slices = [IoSlice::new(&packet), IoSlice::new(&other)];
+        assert_eq!(a.send(&ah, b.number(), &slices), Ok(2));
+        packet.note_sent();
+        let got = arrived(&mut b, 2);
+        assert_eq!(got[0], (a.number(), packet.to_vec()), "round {round}");
+        assert_eq!(got[1].1, other);
+    }
+    let counts = a.counts();
+    assert_eq!((counts.sent, counts.inline, counts.lent), (200, 0, 100));
+    // What was sent last may not be known to be complete; with the queue pair it is.
+    a.reap().unwrap();
+    assert_eq!(packet.is_read(), a.counts().send_completions * 32 >= 200);
+    assert_eq!(pool.posted(), 200);
+    drop(a);
+    assert!(packet.is_read());
+
+    // Another one goes on counting.
+    let Some((mut a, mut b, ah)) = pair(SETTINGS) else { return };
+    a.lend(pool.clone());
+    assert_eq!(a.send(&ah, b.number(), &[IoSlice::new(&packet)]), Ok(1));
+    packet.note_sent();
+    assert_eq!(arrived(&mut b, 1)[0].1, packet.to_vec());
+    a.reap().unwrap();
+    assert!(pool.posted() == 201 && !packet.is_read());
+    for _ in 0..31 {
+        assert_eq!(a.send(&ah, b.number(), &[IoSlice::new(&other)]), Ok(1));
+    }
+    assert_eq!(arrived(&mut b, 31).len(), 31);
+    a.reap().unwrap();
+    assert!(packet.is_read());
+}
+
+#[test]
+fn copies_have_fewer_slots_and_all_leave_in_time() {
+    let settings = UdSettings { send_slots: 256, receive_slots: 1024, ..SETTINGS };
+    let Some((mut a, mut b, ah)) = pair(settings) else { return };
+    let (mut sent, mut got) = (0u32, Vec::new());
+    for _ in 0..100_000 {
+        let packets = [sent, sent + 1, sent + 2].map(|n| n.to_le_bytes().repeat(256));
+        let slices = packets.each_ref().map(|packet| IoSlice::new(packet));
+        sent += a.send(&ah, b.number(), &slices).unwrap() as u32;
+        b.receive(|arrival| got.push(arrival.bytes.to_vec())).unwrap();
+        if got.len() >= 1000 {
+            break;
+        }
+    }
+    assert!(got.len() >= 1000, "{} of {sent}", got.len());
+    for (n, bytes) in got.iter().enumerate() {
+        assert_eq!(*bytes, (n as u32).to_le_bytes().repeat(256));
+    }
+    assert_eq!((a.counts().lent, a.counts().inline), (0, 0));
 }
 
 #[test]

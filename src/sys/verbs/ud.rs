@@ -1,11 +1,15 @@
-//! A UD queue pair with its rings: datagrams go out from slots of one, and come in in slots of the
-//! other. Safe, because nobody but this file knows which slot is whose.
+//! A UD queue pair with its rings: datagrams go out from where they were made, if the device knows that
+//! memory, or from slots of one ring, and come in in slots of the other. Safe, because nobody but this file
+//! knows which slot is whose.
 
 use super::cq::{self, Channel, Completion, Cq};
 use super::device::{OpenDevice, Pd};
+use super::lent::Lent;
 use super::memory::Slots;
+use super::mr::Registrar;
 use super::qp::{self, Ah, AhSettings, SendRequest, UdQp};
 use crate::sys::errno::{Errno, Result};
+use crate::sys::packets::Pool;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -16,6 +20,11 @@ use std::sync::Arc;
 const GRH: usize = 40;
 /// One send of so many reports its completion; it stands for those before it.
 const SIGNAL_EVERY: u64 = 32;
+/// Sends under way from which on each call looks for completions: what was sent from where it was made is used
+/// again while processors still have it in their caches.
+const MANY: u64 = 2 * SIGNAL_EVERY;
+/// Datagrams at most that are under way and were copied for that.
+const COPIES: u32 = 128;
 /// Slots that are given back to the device together, when nothing has arrived; and when something has,
 /// for which whoever waits for it would wait.
 const REPOST: usize = 16;
@@ -41,7 +50,7 @@ pub(crate) struct UdSettings {
     pub(crate) mtu: usize,
     /// The high bit is not set: such keys are for the system (InfiniBand 1.7, 10.2.5).
     pub(crate) qkey: u32,
-    /// Slots to send from and to receive in. It may get fewer, but no fewer than 64.
+    /// Sends under way at most, and slots to receive in. It may get fewer, but no fewer than 64.
     pub(crate) send_slots: u32,
     pub(crate) receive_slots: u32,
     /// Through the newer operations (`ibv_wr_*`, `ibv_start_poll`) where the driver has them.
@@ -54,6 +63,8 @@ pub(crate) struct UdCounts {
     pub(crate) sent: u64,
     /// Of them, within their requests.
     pub(crate) inline: u64,
+    /// Of them, from where they were made.
+    pub(crate) lent: u64,
     /// Calls that posted them.
     pub(crate) posts: u64,
     pub(crate) received: u64,
@@ -69,6 +80,7 @@ impl UdCounts {
         Self {
             sent: self.sent + other.sent,
             inline: self.inline + other.inline,
+            lent: self.lent + other.lent,
             posts: self.posts + other.posts,
             received: self.received + other.received,
             marked: self.marked + other.marked,
@@ -92,6 +104,7 @@ pub(crate) struct Arrival<'a> {
 pub(crate) struct UdPort {
     // Ended in this order.
     qp: UdQp,
+    lent: Option<Lent>,
     send_queue: Cq,
     receive_queue: Cq,
     channel: Arc<Channel>,
@@ -139,7 +152,7 @@ impl UdPort {
         let context = &device.context;
         let pd = Pd::new(context)?;
         let channel = Channel::new(context)?;
-        let outgoing = Slots::new(&pd, send_slots as usize, mtu)?;
+        let outgoing = Slots::new(&pd, send_slots.min(COPIES) as usize, mtu)?;
         let incoming = Slots::new(&pd, receive_slots as usize, GRH + mtu)?;
         let send_queue = Cq::new(context, send_slots, None, newer)?;
         let receive_queue = Cq::new(context, receive_slots, Some(&channel), newer)?;
@@ -147,6 +160,7 @@ impl UdPort {
         let qp = UdQp::new(&pd, (&send_queue, &receive_queue), depths, port, qkey, newer)?;
         let mut port = Self {
             qp,
+            lent: None,
             send_queue,
             receive_queue,
             channel,
@@ -165,6 +179,12 @@ impl UdPort {
         };
         port.repost()?;
         Ok(port)
+    }
+
+    /// Packets of `pool` are sent from where they are from now on. Whoever uses a buffer of it again asks the pool
+    /// whether it was read.
+    pub(crate) fn lend(&mut self, pool: Arc<Pool>) {
+        self.lent = Some(Lent::new(pool, Registrar { pd: self.pd.clone() }));
     }
 
     /// Number of the queue pair.
@@ -218,9 +238,9 @@ impl UdPort {
     /// slots: those still under way would be lost. Errors: it is broken.
     #[inline]
     pub(crate) fn send(&mut self, ah: &Ah, qpn: u32, packets: &[IoSlice<'_>]) -> Result<usize> {
-        let room =
-            |port: &Self| u64::from(port.settings.send_slots) - (port.posted - port.complete);
-        if room(self) < packets.len().max(SIGNAL_EVERY as usize) as u64 {
+        let (under_way, slots) = (self.posted - self.complete, self.settings.send_slots);
+        let room = |port: &Self| u64::from(slots) - (port.posted - port.complete);
+        if under_way >= MANY || room(self) < packets.len().max(SIGNAL_EVERY as usize) as u64 {
             self.reap()?;
         }
         if let Some(errno) = self.broken {
@@ -230,26 +250,33 @@ impl UdPort {
         if count == 0 {
             return Ok(0);
         }
-        let Self { qp, outgoing, posted, settings, .. } = self;
-        let (lkey, inline_max) = (outgoing.lkey(), qp.inline_max);
-        let (mut id, mut inlined) = (*posted, 0);
+        let Self { qp, lent, outgoing, posted, complete, settings, .. } = self;
+        let (copies, inline_max) = (u64::from(settings.send_slots.min(COPIES)), qp.inline_max);
+        let (mut id, mut inlined, mut lendings) = (*posted, 0, 0);
         let requests = packets.iter().take(count).map_while(|packet| {
             let inline = packet.len() <= inline_max;
-            let from = if inline {
-                NonNull::from(&**packet).cast()
-            } else {
-                outgoing.fill((id % u64::from(settings.send_slots)) as usize, packet)?
+            let key =
+                if inline { Some(0) } else { lent.as_mut().and_then(|lent| lent.key_of(packet)) };
+            let (from, lkey) = match key {
+                Some(key) => (NonNull::from(&**packet).cast(), key),
+                None if id - *complete < copies => {
+                    (outgoing.fill((id % copies) as usize, packet)?, outgoing.lkey())
+                }
+                None => return None,
             };
             inlined += u64::from(inline);
+            lendings += u64::from(key.is_some() && !inline);
             let signaled = (id + 1) % SIGNAL_EVERY == 0;
-            let request = SendRequest { id, from, len: packet.len() as u32, inline, signaled };
+            let len = packet.len() as u32;
+            let request = SendRequest { id, from, len, lkey, inline, signaled };
             id += 1;
             Some(request)
         });
-        // SAFETY: inline packets are borrowed during the call; others lie in slots that are free:
-        // fewer than all are under way, and they are used in turn. A handle that is dropped early
-        // loses datagrams, which are allowed to be lost: the driver has copied what it needs of it.
-        let taken = match unsafe { qp.send(ah, qpn, settings.qkey, lkey, requests) } {
+        // SAFETY: inline packets are borrowed during the call; those of the pool stay where they are as long as `lent`,
+        // which ends after the queue pair; others lie in slots that are free: fewer than all are under way, and they
+        // are used in turn. A handle that is dropped early loses datagrams, which are allowed to be lost: the driver
+        // has copied what it needs of it.
+        let taken = match unsafe { qp.send(ah, qpn, settings.qkey, requests) } {
             Ok(taken) => taken,
             Err(Errno(libc::ENOMEM)) => 0, // its queue is full, whatever we have counted
             Err(errno) => return Err(self.break_down(errno)),
@@ -258,11 +285,15 @@ impl UdPort {
         self.counts.posts += u64::from(taken > 0);
         self.counts.sent += taken as u64;
         self.counts.inline += inlined;
+        self.counts.lent += lendings;
+        if let Some(lent) = &self.lent {
+            lent.note_posted(self.posted);
+        }
         Ok(taken)
     }
 
     /// Takes completions of sends.
-    fn reap(&mut self) -> Result<()> {
+    pub(super) fn reap(&mut self) -> Result<()> {
         let mut room = [Completion::default(); cq::BATCH];
         loop {
             let n = self.send_queue.poll(&mut room).map_err(|errno| self.break_down(errno))?;
@@ -272,6 +303,9 @@ impl UdPort {
                 if completion.status != 0 {
                     self.break_down(Errno(libc::EIO));
                 }
+            }
+            if let Some(lent) = &self.lent {
+                lent.note_complete(self.complete);
             }
             if n < cq::BATCH {
                 return Ok(());

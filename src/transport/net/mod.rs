@@ -371,7 +371,7 @@ impl Net {
         high.copy_from_slice(&process::random_u64().to_le_bytes());
         let (rdma, bulk) = verbs::open(&settings.rdma, &me, &settings.key)?.unzip();
         let bulk = bulk.flatten();
-        let link = HybridLink::new(link, rdma);
+        let mut link = HybridLink::new(link, rdma);
         let moves = link.moves();
         let datagram_max = link.datagram_max();
         let streams = match settings.streams {
@@ -380,7 +380,7 @@ impl Net {
         };
         let listens = streams.as_ref().is_some_and(Streams::listens);
         let window = link.receive_window(datagram_max + PACKET_COST);
-        let machine = Reliable::new(
+        let mut machine = Reliable::new(
             Settings {
                 life: process::random_u64() | 1,
                 address: me,
@@ -400,6 +400,9 @@ impl Net {
             },
             clock::now_ns(),
         );
+        if let Some(pool) = link.pool(datagram_max) {
+            machine.lend(pool);
+        }
         let links = link.watched()?;
         let (core, visitor) = visited(Core::new(machine, link, peers));
         let shared = Arc::new(Shared::new()?);

@@ -2,6 +2,9 @@
 //! bounded.
 
 use super::PACKET_MAX;
+use crate::sys::packets::{Buffer, Pool};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Sizes of the classes, bytes, beside that of the largest datagram; the last is that of the longest packet.
 const SIZES: [usize; 6] = [256, 2048, 4096, 8192, 20 * 1024, PACKET_MAX];
@@ -11,13 +14,37 @@ const KEEP: usize = 4 << 20;
 /// The buffers of one endpoint.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    free: [Vec<Vec<u8>>; SIZES.len() + 1],
+    free: [Vec<Buffer>; SIZES.len() + 1],
     sizes: [usize; SIZES.len() + 1],
+    /// Datagrams of the largest size, where a device reads them as they are.
+    lent: Option<Lent>,
     /// Bytes in use, by capacity.
     used: usize,
     /// Bytes that lie in the free lists.
     idle: usize,
     limit: usize,
+}
+
+/// What a device reads from.
+#[derive(Debug)]
+struct Lent {
+    pool: Arc<Pool>,
+    free: Vec<Buffer>,
+    /// Given back before the device was known to be done with them.
+    resting: VecDeque<Buffer>,
+}
+
+impl Lent {
+    #[inline]
+    fn take(&mut self) -> Option<Buffer> {
+        if let Some(buffer) = self.free.pop() {
+            return Some(buffer);
+        }
+        if self.resting.front().is_some_and(Buffer::is_read) {
+            return self.resting.pop_front();
+        }
+        self.pool.cut()
+    }
 }
 
 impl Buffers {
@@ -26,7 +53,12 @@ impl Buffers {
         let mut sizes = [large; SIZES.len() + 1];
         sizes.iter_mut().zip(SIZES).for_each(|(to, size)| *to = size);
         sizes.sort_unstable();
-        Self { free: Default::default(), sizes, used: 0, idle: 0, limit }
+        Self { free: Default::default(), sizes, lent: None, used: 0, idle: 0, limit }
+    }
+
+    /// Packets are made in `pool` from now on, as long as it has room, if its buffers are those of a class.
+    pub(super) fn lend(&mut self, pool: Arc<Pool>) {
+        self.lent = Some(Lent { pool, free: Vec::new(), resting: VecDeque::new() });
     }
 
     /// The class for `len` bytes, and its size: the last one, if there is none.
@@ -43,7 +75,7 @@ impl Buffers {
     }
 
     /// A buffer with room for `len` bytes, with any contents; `None` when the limit is reached.
-    pub(super) fn take(&mut self, len: usize) -> Option<Vec<u8>> {
+    pub(super) fn take(&mut self, len: usize) -> Option<Buffer> {
         let (class, size) = self.class(len);
         if len > size || self.used + size > self.limit {
             return None;
@@ -53,16 +85,39 @@ impl Buffers {
             self.idle -= size;
             return Some(buffer);
         }
-        Some(Vec::with_capacity(size))
+        Some(Buffer::new(size))
+    }
+
+    /// The same for a packet that is made to be sent.
+    #[inline]
+    pub(super) fn take_to_send(&mut self, len: usize) -> Option<Buffer> {
+        let (_, size) = self.class(len);
+        if let Some(lent) = self.lent.as_mut().filter(|lent| lent.pool.each() == size) {
+            if len <= size && self.used + size <= self.limit {
+                if let Some(buffer) = lent.take() {
+                    self.used += size;
+                    return Some(buffer);
+                }
+            }
+        }
+        self.take(len)
     }
 
     /// Takes a buffer back. One without capacity was given back before.
-    pub(super) fn give(&mut self, buffer: Vec<u8>) {
+    pub(super) fn give(&mut self, buffer: Buffer) {
         let size = buffer.capacity();
         if size == 0 {
             return;
         }
         self.used = self.used.saturating_sub(size);
+        if let Some(lent) = self.lent.as_mut().filter(|_| buffer.is_pooled()) {
+            if buffer.is_read() {
+                lent.free.push(buffer);
+            } else {
+                lent.resting.push_back(buffer);
+            }
+            return;
+        }
         let (class, class_size) = self.class(size);
         if class_size == size && self.idle + size <= KEEP {
             if let Some(list) = self.free.get_mut(class) {
@@ -113,5 +168,67 @@ mod tests {
         assert_eq!(buffers.used(), 9000);
         assert!(buffers.has_room_for(1, 9000) && !buffers.has_room_for(1, 9001));
         assert!(buffers.take(9001).is_none());
+    }
+
+    #[test]
+    fn what_a_device_may_still_read_is_not_used_again() {
+        let pool = Pool::new(4096).unwrap();
+        let mut buffers = Buffers::new(4096, 1 << 30);
+        buffers.lend(pool.clone());
+        let pooled = |buffers: &mut Buffers, len| {
+            let buffer = buffers.take_to_send(len).unwrap();
+            assert!(buffer.capacity() >= len);
+            buffer.is_pooled()
+        };
+        assert!(!pooled(&mut buffers, 2048) && !pooled(&mut buffers, 4097));
+        assert!(!buffers.take(4096).unwrap().is_pooled());
+
+        // The device gets a packet, and another one that it reads before it is known to have arrived.
+        let mut first = buffers.take_to_send(4096).unwrap();
+        let place = first.as_ptr();
+        pool.set_posted(1);
+        first.note_sent();
+        let mut second = buffers.take_to_send(3000).unwrap();
+        assert!(first.is_pooled() && second.is_pooled());
+        assert_ne!(second.as_ptr(), place);
+        pool.set_posted(2);
+        second.note_sent();
+        buffers.give(first);
+        let third = buffers.take_to_send(4096).unwrap();
+        assert!(third.is_pooled() && third.as_ptr() != place);
+        pool.set_complete(1);
+        let again = buffers.take_to_send(4096).unwrap();
+        assert_eq!(again.as_ptr(), place);
+        let place = second.as_ptr();
+        pool.set_complete(2);
+        buffers.give(second);
+        assert_eq!(buffers.take_to_send(4096).unwrap().as_ptr(), place);
+
+        // One that was given back unread rests as long as it takes; without any left the heap has some.
+        let mut taken: Vec<Buffer> =
+            std::iter::from_fn(|| buffers.take_to_send(4096).filter(Buffer::is_pooled)).collect();
+        let mut last = taken.pop().unwrap();
+        let place = last.as_ptr();
+        pool.set_posted(3);
+        last.note_sent();
+        let used = buffers.used();
+        buffers.give(last);
+        assert_eq!(buffers.used(), used - 4096);
+        assert!(!pooled(&mut buffers, 4096));
+        pool.set_complete(3);
+        assert_eq!(buffers.take_to_send(4096).unwrap().as_ptr(), place);
+    }
+
+    #[test]
+    fn those_of_a_pool_are_counted_too() {
+        let pool = Pool::new(4096).unwrap();
+        let mut buffers = Buffers::new(4096, 8192);
+        buffers.lend(pool);
+        assert!(buffers.has_room_for(2, 4000));
+        let one = buffers.take_to_send(4000).unwrap();
+        let two = buffers.take_to_send(4000).unwrap();
+        assert!(one.is_pooled() && two.is_pooled() && buffers.take_to_send(4000).is_none());
+        buffers.give(one);
+        assert!(buffers.take_to_send(4000).unwrap().is_pooled());
     }
 }

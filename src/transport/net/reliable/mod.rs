@@ -23,6 +23,7 @@ mod timers;
 
 use super::link::{Condition, Link};
 use crate::sys::Errno;
+use crate::sys::packets::Pool;
 use crate::telemetry::log;
 use crate::transport::{Address, Departure, PeerId, SendError};
 use buffers::Buffers;
@@ -31,6 +32,7 @@ use packet::{HEADER_LEN, HELLO_LEN, Header, Hello, MAGIC};
 use receiving::Assembly;
 use sending::{Holding, Pushed};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use tag::{BlockHash, JobKey};
 use timers::{NEVER, Timers};
 
@@ -275,6 +277,11 @@ impl Reliable {
             blocked: false,
             put_off: None,
         }
+    }
+
+    /// The link sends packets that are made in `pool` from there as they are.
+    pub(crate) fn lend(&mut self, pool: Arc<Pool>) {
+        self.shared.buffers.lend(pool);
     }
 
     /// What has happened so far.

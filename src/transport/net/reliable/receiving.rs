@@ -10,6 +10,7 @@ use super::packet::{
 use super::sending::widen;
 use super::{DATAGRAM_LEAST, End, MESSAGE_MAX, PACKET_MAX, Shared, Sink};
 use crate::sys::Errno;
+use crate::sys::packets::Buffer;
 use crate::transport::net::link::Condition;
 use crate::transport::{Departure, MAX_HEADER};
 use std::collections::VecDeque;
@@ -25,7 +26,7 @@ pub(super) const ACK_DELAY_NS: u64 = 200_000;
 #[derive(Debug, Default)]
 pub(super) struct Early {
     /// From the one after the expected packet on.
-    packets: VecDeque<Option<Vec<u8>>>,
+    packets: VecDeque<Option<Buffer>>,
     held: usize,
     /// A bit for each packet of `packets`.
     sack: [u64; SACK_WORDS],
@@ -45,7 +46,7 @@ impl Early {
     }
 
     /// Keeps the packet that comes `at` after the first missing one. False: it was there.
-    fn keep(&mut self, at: usize, packet: Vec<u8>) -> Result<(), Vec<u8>> {
+    fn keep(&mut self, at: usize, packet: Buffer) -> Result<(), Buffer> {
         if self.packets.len() <= at {
             self.packets.resize_with(at + 1, || None);
         }
@@ -65,7 +66,7 @@ impl Early {
     }
 
     /// The expected packet has arrived: gives out the next one if it is here.
-    fn advance(&mut self) -> Option<Vec<u8>> {
+    fn advance(&mut self) -> Option<Buffer> {
         let mut carry = 0;
         for word in self.sack.iter_mut().rev() {
             let low = *word & 1;
@@ -331,8 +332,7 @@ impl Connection {
             shared.counts.no_room += 1;
             return;
         };
-        packet.clear();
-        packet.extend_from_slice(frames);
+        packet.hold(frames);
         let early = self.early.get_or_insert_default();
         match early.keep(at, packet) {
             Ok(()) => shared.counts.early += 1,
@@ -418,24 +418,30 @@ mod tests {
 
     #[test]
     fn early_packets_wait_for_their_turn() {
+        let packet = |byte| {
+            let mut packet = Buffer::new(1);
+            packet.hold(&[byte]);
+            packet
+        };
+        let next = |early: &mut Early| early.advance().map(|packet| packet.to_vec());
         let mut early = Early::default();
         let mut words = [0; SACK_WORDS * 8];
         for at in [0, 1, 3, 70] {
-            assert!(early.keep(at, vec![at as u8]).is_ok());
-            assert!(early.keep(at, vec![]).is_err());
+            assert!(early.keep(at, packet(at as u8)).is_ok());
+            assert!(early.keep(at, packet(9)).is_err());
         }
         assert_eq!(early.write_sack(&mut words), 2);
         assert_eq!(words[..9], [0b1011, 0, 0, 0, 0, 0, 0, 0, 1 << 6]);
-        assert_eq!(early.advance(), Some(vec![0]));
-        assert_eq!(early.advance(), Some(vec![1]));
-        assert_eq!(early.advance(), None);
+        assert_eq!(next(&mut early), Some(vec![0]));
+        assert_eq!(next(&mut early), Some(vec![1]));
+        assert_eq!(next(&mut early), None);
         assert_eq!(early.write_sack(&mut words), 2);
         assert_eq!(words[..9], [1, 0, 0, 0, 0, 0, 0, 0, 1 << 3]);
-        assert_eq!(early.advance(), Some(vec![3]));
+        assert_eq!(next(&mut early), Some(vec![3]));
         for _ in 0..66 {
-            assert_eq!(early.advance(), None);
+            assert_eq!(next(&mut early), None);
         }
-        assert_eq!(early.advance(), Some(vec![70]));
+        assert_eq!(next(&mut early), Some(vec![70]));
         assert_eq!((early.held, early.write_sack(&mut words)), (0, 0));
     }
 }

@@ -10,6 +10,7 @@ use super::receiving::ACK_EVERY;
 use super::timers::NEVER;
 use super::{MESSAGE_MAX, PACKET_MAX, Shared};
 use crate::sys::Errno;
+use crate::sys::packets::Buffer;
 use crate::transport::SendError;
 use crate::transport::net::link::Link;
 use std::io::IoSlice;
@@ -65,7 +66,7 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     /// Room for the header, then frames.
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: Buffer,
     pub(super) transmission: u64,
     pub(super) sent_at: u64,
     pub(super) state: State,
@@ -79,7 +80,7 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    fn new(bytes: Vec<u8>) -> Self {
+    fn new(bytes: Buffer) -> Self {
         let state = State::Unsent;
         Self {
             bytes,
@@ -278,7 +279,7 @@ impl Connection {
             let opens = opens && i == packets && front + piece < joint;
             let used = if opens { joint } else { front + piece };
             // There is room for all of them, as was asked above.
-            let bytes = shared.buffers.take(HEADER_LEN + used).unwrap_or_default();
+            let bytes = shared.buffers.take_to_send(HEADER_LEN + used).unwrap_or_default();
             self.append(shared, bytes, front + piece, |to| {
                 let at = packet::put_frame(to, kind, header, piece, len);
                 if let Some(to) = to.get_mut(at..) {
@@ -318,9 +319,8 @@ impl Connection {
             return None;
         }
         let key = self.key?;
-        let mut bytes = shared.buffers.take(HEADER_LEN + whole)?;
-        // As in `append`: only what grows beyond the old bytes is zeroed.
-        bytes.resize(HEADER_LEN + whole, 0);
+        let mut bytes = shared.buffers.take_to_send(HEADER_LEN + whole)?;
+        bytes.resize(HEADER_LEN + whole);
         let mut head = self.header(shared, Kind::Data, now);
         head.transmission = self.transmission as u32;
         if self.goes_sound(link, bytes.len()) {
@@ -334,6 +334,7 @@ impl Connection {
         *to = head.signed(&key, &shared.hash, self.direction, frames);
         let ahead = self.ahead_of(shared, self.unsent);
         let left = link.send(&self.address, &[IoSlice::new(&bytes)], ahead) > 0;
+        bytes.note_sent();
         // The packet is on its way: all the rest does not hold it up.
         self.on_single(shared, Outgoing::new(bytes), left, now);
         Some(if left { Pushed::Left } else { Pushed::Blocked })
@@ -462,7 +463,7 @@ impl Connection {
     fn extend_last(&mut self, more: usize) -> Option<&mut [u8]> {
         let packet = self.window.back_mut()?;
         let at = packet.bytes.len();
-        packet.bytes.resize(at + more, 0);
+        packet.bytes.resize(at + more);
         packet.bytes.get_mut(at..)
     }
 
@@ -512,8 +513,7 @@ impl Connection {
         };
         // It is on its way before it is copied for the case that it has to be sent again.
         let keep = |sent: &[u8]| {
-            bytes.clear();
-            bytes.extend_from_slice(sent);
+            bytes.hold(sent);
         };
         if !link.send_long(&self.address, all, ahead, fill, keep) {
             shared.buffers.give(bytes);
@@ -546,12 +546,11 @@ impl Connection {
     fn append(
         &mut self,
         shared: &mut Shared,
-        mut bytes: Vec<u8>,
+        mut bytes: Buffer,
         len: usize,
         fill: impl FnOnce(&mut [u8]),
     ) {
-        // Buffers keep their old bytes; only what grows beyond them is zeroed.
-        bytes.resize(HEADER_LEN + len, 0);
+        bytes.resize(HEADER_LEN + len);
         if let Some(frames) = bytes.get_mut(HEADER_LEN..) {
             fill(frames);
         }
@@ -814,6 +813,11 @@ impl Connection {
         let from = batch.first().copied().unwrap_or_default();
         let ahead = if from < fresh_from { None } else { self.ahead_of(shared, from) };
         let taken = link.send(&self.address, offered, ahead).min(batch.len());
+        for psn in batch.iter().take(taken) {
+            if let Some(packet) = self.packet(*psn) {
+                packet.bytes.note_sent();
+            }
+        }
         // The others were no transmissions: in the gap they would count as arrived later.
         self.transmission = first + taken as u64;
         if asks && taken == batch.len() {

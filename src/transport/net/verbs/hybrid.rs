@@ -12,6 +12,7 @@ use super::spread::Spread;
 use super::ways::{Opened, Ways};
 use super::{Made, RdmaSettings, Spot};
 use crate::sys::event::Epoll;
+use crate::sys::packets::Pool;
 use crate::sys::verbs::{OpenDevice, UdCounts};
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
@@ -23,6 +24,7 @@ use crate::transport::net::udp::{LinkCounts, UdpLink};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// First byte of a packet that ends a connection (PROTOCOL.md §7.3). It goes over UDP: nobody would
 /// wait until a queue pair that is about to end has sent it.
@@ -60,6 +62,8 @@ pub(crate) struct RdmaCounts {
 pub(crate) struct Rdma {
     /// `None`: it broke, and is not made anew yet.
     pub(super) link: Option<UdLink>,
+    /// What packets are made in, of the size that they have; `None`: there is no memory for it.
+    pub(super) pool: Option<Arc<Pool>>,
     /// What it is on; kept without it too, because it says when a port is up again.
     pub(super) device: Option<OpenDevice>,
     /// The same for the bulk path, and how often it changed.
@@ -121,6 +125,18 @@ impl HybridLink {
         let udp = self.udp.receive_buffer() / cost;
         let device = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
         device.map_or(udp, |link| udp.min(link.receive_room()))
+    }
+
+    /// What packets of `each` bytes are to be made in, so that a device sends them from there as they are; `None`: there is
+    /// no device, or no memory for it.
+    pub(crate) fn pool(&mut self, each: usize) -> Option<Arc<Pool>> {
+        let rdma = self.rdma.as_mut()?;
+        let pool = Pool::new(each).ok()?;
+        if let Some(link) = &mut rdma.link {
+            link.lend(pool.clone());
+        }
+        rdma.pool = Some(pool.clone());
+        Some(pool)
     }
 
     /// Where the socket is bound.
@@ -402,6 +418,7 @@ impl Rdma {
         let mut rdma = Self {
             place: *made.link.place(),
             link: Some(made.link),
+            pool: None,
             device: Some(made.at.device.clone()),
             spot,
             moves: 0,

@@ -2,11 +2,13 @@
 
 use super::handles::{HandleId, Handles};
 use super::introduction::{Network, Place};
+use crate::sys::packets::Pool;
 use crate::sys::verbs::{Ah, AhSettings, Arrival, Gid, OpenDevice, UdCounts, UdPort};
 use crate::sys::{Errno, clock};
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// Address handles that an endpoint has at most: one for each port that it sends to.
 const HANDLES_MAX: usize = 4096;
@@ -38,6 +40,11 @@ impl UdLink {
     pub(super) fn new(port: UdPort, place: Place, gid_index: u8, service_level: u8) -> Self {
         let handles = Handles::new(HANDLES_MAX);
         Self { port, handles, unreachable: HashMap::new(), place, gid_index, service_level }
+    }
+
+    /// See [`UdPort::lend`].
+    pub(super) fn lend(&mut self, pool: Arc<Pool>) {
+        self.port.lend(pool);
     }
 
     /// Where it is.

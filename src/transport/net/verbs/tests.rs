@@ -177,6 +177,8 @@ fn messages_go_through_the_device_once_it_is_proven() {
     assert!(from.datagrams.sent as usize > COUNT, "{from:?}");
     assert!(to.datagrams.received as usize > COUNT, "{to:?}");
     assert!(from.datagrams.inline > 0 && from.datagrams.posts < from.datagrams.sent, "{from:?}");
+    // Those of messages of 4000 bytes and more.
+    assert!(from.datagrams.lent > 0 && from.datagrams.lent < from.datagrams.sent, "{from:?}");
     assert_eq!((from.handles, to.handles), (1, 1));
 }
 

@@ -128,7 +128,10 @@ impl Rdma {
     }
 
     /// Takes over what was made.
-    fn adopt(&mut self, made: Made) {
+    fn adopt(&mut self, mut made: Made) {
+        if let Some(pool) = &self.pool {
+            made.link.lend(pool.clone());
+        }
         if let Some(old) = self.device.replace(made.at.device.clone()) {
             self.watch.remove(old.events());
         }

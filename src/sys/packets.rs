@@ -1,0 +1,275 @@
+//! Memory that packets are made in, and kept until the other side has them: of a pool, which a device reads them from as
+//! they are, or of the heap.
+//!
+//! Who makes a packet owns its buffer as any other memory. A device may read it at the same time, after it was posted:
+//! that harms nobody but who receives the packet, so a buffer is not used for another one before the device has
+//! completed it.
+
+use super::errno::Result;
+use super::verbs::Mapping;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Bytes of a part of a pool: a device gets to know one after the other, as they are needed.
+pub(crate) const PART: usize = 512 * 1024;
+/// Parts of a pool.
+pub(crate) const PARTS: usize = 2;
+/// Buffers begin on cache lines of their own.
+const LINE: usize = 64;
+
+/// Buffers of one size, in memory that one device reads. Nothing that was cut off it comes back: who has a
+/// [`Buffer`] keeps it for the next packet.
+pub(crate) struct Pool {
+    memory: Mapping,
+    each: usize,
+    /// Bytes that were cut off, from the beginning.
+    cut: AtomicUsize,
+    /// Packets that were posted to the device, of this memory or not, and how many of them, from the first one on, it
+    /// has read.
+    posted: AtomicU64,
+    complete: AtomicU64,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool of {} bytes each", self.each)
+    }
+}
+
+impl Pool {
+    /// One of buffers of `each` bytes. Error: ENOMEM.
+    pub(crate) fn new(each: usize) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            memory: Mapping::new(PARTS * PART)?,
+            each,
+            cut: AtomicUsize::new(0),
+            posted: AtomicU64::new(0),
+            complete: AtomicU64::new(0),
+        }))
+    }
+
+    /// Bytes that each of its buffers has.
+    #[inline]
+    pub(crate) fn each(&self) -> usize {
+        self.each
+    }
+
+    /// A buffer that nobody had before, all zeroes; `None`: there is none left.
+    pub(crate) fn cut(self: &Arc<Self>) -> Option<Buffer> {
+        let step = self.each.next_multiple_of(LINE);
+        let next = |at: usize| {
+            // Each lies within one part.
+            let at = if at % PART + step > PART { at.next_multiple_of(PART) } else { at };
+            (step > 0 && step <= PART && at + step <= PARTS * PART).then_some(at)
+        };
+        let order = Ordering::Relaxed;
+        let before = self.cut.fetch_update(order, order, |at| Some(next(at)? + step)).ok()?;
+        let at = next(before)?;
+        // SAFETY: within the mapping, and nobody else's: no part of it is cut off twice.
+        let at = unsafe { self.memory.base().add(at) };
+        Some(Buffer { at, len: 0, capacity: self.each, pool: Some(self.clone()), until: 0 })
+    }
+
+    /// Which part of it `bytes` lie in; `None`: not here.
+    #[inline]
+    pub(crate) fn part_of(&self, bytes: &[u8]) -> Option<usize> {
+        let base = self.memory.base().addr().get();
+        let at = bytes.as_ptr().addr().wrapping_sub(base);
+        (at < PARTS * PART && at % PART + bytes.len() <= PART).then_some(at / PART)
+    }
+
+    /// Where a part begins, for a device.
+    pub(crate) fn part(&self, part: usize) -> Option<NonNull<u8>> {
+        // SAFETY: within the mapping.
+        (part < PARTS).then(|| unsafe { self.memory.base().add(part * PART) })
+    }
+
+    /// Packets that were posted to the device so far.
+    pub(crate) fn posted(&self) -> u64 {
+        self.posted.load(Ordering::Relaxed)
+    }
+
+    /// So many were, in all.
+    #[inline]
+    pub(crate) fn set_posted(&self, count: u64) {
+        self.posted.store(count, Ordering::Relaxed);
+    }
+
+    /// The device has read the first `count`, whatever becomes of the others.
+    #[inline]
+    pub(crate) fn set_complete(&self, count: u64) {
+        self.complete.store(count, Ordering::Release);
+    }
+}
+
+/// Room for one packet. It holds as many bytes as were asked for; what they are before they are written is not said.
+pub(crate) struct Buffer {
+    at: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+    /// `None`: it is of the heap.
+    pool: Option<Arc<Pool>>,
+    /// How many packets the device has to have read before it is done with this one.
+    until: u64,
+}
+
+// SAFETY: it is the only owner of what it points to, but for a device, which only reads.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer of {} of {} bytes", self.len, self.capacity)
+    }
+}
+
+impl Default for Buffer {
+    /// One without room.
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
+impl Buffer {
+    /// One of the heap, with room for `capacity` bytes, all zeroes.
+    pub(crate) fn new(capacity: usize) -> Self {
+        let memory: &mut [u8] = Box::leak(vec![0; capacity].into_boxed_slice());
+        Self { at: NonNull::from(memory).cast(), len: 0, capacity, pool: None, until: 0 }
+    }
+
+    /// Bytes that it has room for.
+    #[inline]
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// It is of a pool.
+    #[inline]
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.pool.is_some()
+    }
+
+    /// It holds `len` bytes from now on, or as many as it has room for.
+    #[inline]
+    pub(crate) fn resize(&mut self, len: usize) {
+        self.len = len.min(self.capacity);
+    }
+
+    /// It holds these bytes, or as many of them as it has room for.
+    #[inline]
+    pub(crate) fn hold(&mut self, bytes: &[u8]) {
+        self.resize(bytes.len());
+        if let Some(held) = bytes.get(..self.len) {
+            self.copy_from_slice(held);
+        }
+    }
+
+    /// It was sent: what the device was given just now may be this.
+    #[inline]
+    pub(crate) fn note_sent(&mut self) {
+        if let Some(pool) = &self.pool {
+            self.until = pool.posted();
+        }
+    }
+
+    /// The device is done with it.
+    #[inline]
+    pub(crate) fn is_read(&self) -> bool {
+        self.pool.as_ref().is_none_or(|pool| self.until <= pool.complete.load(Ordering::Acquire))
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as many bytes are there, all initialised, and this is their only owner.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.pool.is_none() {
+            let memory = std::ptr::slice_from_raw_parts_mut(self.at.as_ptr(), self.capacity);
+            // SAFETY: what `new` has leaked.
+            drop(unsafe { Box::from_raw(memory) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_holds_what_it_has_room_for() {
+        let mut buffer = Buffer::new(4);
+        assert!(buffer.is_empty() && buffer.is_read() && !buffer.is_pooled());
+        buffer.hold(&[1, 2, 3, 4, 5]);
+        assert_eq!(&buffer[..], [1, 2, 3, 4]);
+        buffer.resize(2);
+        buffer[1] = 7;
+        assert_eq!(&buffer[..], [1, 7]);
+        buffer.resize(9);
+        assert_eq!(&buffer[..], [1, 7, 3, 4]);
+        let mut none = Buffer::default();
+        none.resize(1);
+        assert!(none.is_empty());
+    }
+
+    #[test]
+    fn no_two_buffers_of_a_pool_share_memory_and_none_crosses_a_part() {
+        for each in [100, 1024, 4096, 9000, PART] {
+            let pool = Pool::new(each).unwrap();
+            let all: Vec<Buffer> = std::iter::from_fn(|| pool.cut()).collect();
+            let step = each.next_multiple_of(LINE);
+            assert_eq!(all.len(), PARTS * (PART / step), "{each}");
+            let mut places = Vec::new();
+            for mut buffer in all {
+                assert_eq!(buffer.capacity(), each);
+                buffer.resize(each);
+                assert!(buffer.iter().all(|byte| *byte == 0));
+                buffer.fill(1);
+                let part = pool.part_of(&buffer).unwrap();
+                assert!(pool.part(part).unwrap().as_ptr().cast_const() <= buffer.as_ptr());
+                places.push(buffer.as_ptr().addr());
+            }
+            places.sort_unstable();
+            assert!(places.windows(2).all(|two| two[1] - two[0] >= step));
+        }
+        let pool = Pool::new(64).unwrap();
+        assert_eq!(pool.part_of(&[0; 64]), None);
+        assert_eq!(pool.part(PARTS), None);
+        assert!(Pool::new(PART + 1).unwrap().cut().is_none());
+    }
+
+    #[test]
+    fn a_buffer_is_read_once_all_that_was_posted_before_is() {
+        let pool = Pool::new(64).unwrap();
+        let mut buffer = pool.cut().unwrap();
+        assert!(buffer.is_read());
+        pool.set_posted(3);
+        assert!(buffer.is_read());
+        buffer.note_sent();
+        for complete in 0..3 {
+            pool.set_complete(complete);
+            assert!(!buffer.is_read());
+        }
+        pool.set_complete(3);
+        assert!(buffer.is_read());
+    }
+}
