@@ -6,6 +6,7 @@
 //! completed it.
 
 use super::errno::Result;
+use super::simd;
 use super::verbs::Mapping;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -70,7 +71,7 @@ impl Pool {
         let at = next(before)?;
         // SAFETY: within the mapping, and nobody else's: no part of it is cut off twice.
         let at = unsafe { self.memory.base().add(at) };
-        Some(Buffer { at, len: 0, capacity: self.each, pool: Some(self.clone()), until: 0 })
+        Some(Buffer { at, len: 0, capacity: self.each as u32, pool: Some(self.clone()), until: 0 })
     }
 
     /// Which part of it `bytes` lie in; `None`: not here.
@@ -108,8 +109,8 @@ impl Pool {
 /// Room for one packet. It holds as many bytes as were asked for; what they are before they are written is not said.
 pub(crate) struct Buffer {
     at: NonNull<u8>,
-    len: usize,
-    capacity: usize,
+    len: u32,
+    capacity: u32,
     /// `None`: it is of the heap.
     pool: Option<Arc<Pool>>,
     /// How many packets the device has to have read before it is done with this one.
@@ -135,16 +136,17 @@ impl Default for Buffer {
 }
 
 impl Buffer {
-    /// One of the heap, with room for `capacity` bytes, all zeroes.
+    /// One of the heap, with room for `capacity` bytes, less than 4 GiB, all zeroes.
     pub(crate) fn new(capacity: usize) -> Self {
-        let memory: &mut [u8] = Box::leak(vec![0; capacity].into_boxed_slice());
+        let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
+        let memory: &mut [u8] = Box::leak(vec![0; capacity as usize].into_boxed_slice());
         Self { at: NonNull::from(memory).cast(), len: 0, capacity, pool: None, until: 0 }
     }
 
     /// Bytes that it has room for.
     #[inline]
     pub(crate) fn capacity(&self) -> usize {
-        self.capacity
+        self.capacity as usize
     }
 
     /// It is of a pool.
@@ -156,16 +158,15 @@ impl Buffer {
     /// It holds `len` bytes from now on, or as many as it has room for.
     #[inline]
     pub(crate) fn resize(&mut self, len: usize) {
-        self.len = len.min(self.capacity);
+        self.len = len.min(self.capacity()) as u32;
     }
 
     /// It holds these bytes, or as many of them as it has room for.
     #[inline]
     pub(crate) fn hold(&mut self, bytes: &[u8]) {
         self.resize(bytes.len());
-        if let Some(held) = bytes.get(..self.len) {
-            self.copy_from_slice(held);
-        }
+        // SAFETY: both have as many bytes, and this is the only owner of its own.
+        unsafe { simd::copy(bytes.as_ptr(), self.at.as_ptr(), self.len as usize) };
     }
 
     /// It was sent: what the device was given just now may be this.
@@ -189,7 +190,7 @@ impl Deref for Buffer {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: as many bytes are there, all initialised, and this is their only owner.
-        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len as usize) }
     }
 }
 
@@ -197,14 +198,14 @@ impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len as usize) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.pool.is_none() {
-            let memory = std::ptr::slice_from_raw_parts_mut(self.at.as_ptr(), self.capacity);
+            let memory = std::ptr::slice_from_raw_parts_mut(self.at.as_ptr(), self.capacity());
             // SAFETY: what `new` has leaked.
             drop(unsafe { Box::from_raw(memory) });
         }

@@ -3,7 +3,7 @@
 use super::device::Pd;
 use super::owned::Owned;
 use crate::sys::errno::{Errno, Result};
-use crate::sys::process;
+use crate::sys::{process, simd};
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -116,7 +116,7 @@ impl Slots {
         // SAFETY: within the slot, and nobody's now; the others are other memory.
         unsafe {
             let to = slot.add(at);
-            to.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len());
+            simd::copy(from.as_ptr(), to.as_ptr(), from.len());
             to.as_ptr().add(from.len()).copy_from_nonoverlapping(end.as_ptr(), end.len());
             Some(to)
         }

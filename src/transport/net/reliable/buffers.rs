@@ -4,6 +4,7 @@
 use super::PACKET_MAX;
 use crate::sys::packets::{Buffer, Pool};
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Sizes of the classes, bytes, beside that of the largest datagram; the last is that of the longest packet.
@@ -29,6 +30,8 @@ pub(super) struct Buffers {
 #[derive(Debug)]
 struct Lent {
     pool: Arc<Pool>,
+    /// Sizes of packets that are made there, bytes: more than what the next smaller class has.
+    sizes: RangeInclusive<usize>,
     free: Vec<Buffer>,
     /// Given back before the device was known to be done with them.
     resting: VecDeque<Buffer>,
@@ -58,7 +61,12 @@ impl Buffers {
 
     /// Packets are made in `pool` from now on, as long as it has room, if its buffers are those of a class.
     pub(super) fn lend(&mut self, pool: Arc<Pool>) {
-        self.lent = Some(Lent { pool, free: Vec::new(), resting: VecDeque::new() });
+        let each = pool.each();
+        let least =
+            self.sizes.into_iter().filter(|size| *size < each).max().map_or(0, |size| size + 1);
+        let least = if self.sizes.contains(&each) { least } else { usize::MAX };
+        let (free, resting) = (Vec::new(), VecDeque::new());
+        self.lent = Some(Lent { pool, sizes: least..=each, free, resting });
     }
 
     /// The class for `len` bytes, and its size: the last one, if there is none.
@@ -91,13 +99,12 @@ impl Buffers {
     /// The same for a packet that is made to be sent.
     #[inline]
     pub(super) fn take_to_send(&mut self, len: usize) -> Option<Buffer> {
-        let (_, size) = self.class(len);
-        if let Some(lent) = self.lent.as_mut().filter(|lent| lent.pool.each() == size) {
-            if len <= size && self.used + size <= self.limit {
-                if let Some(buffer) = lent.take() {
-                    self.used += size;
-                    return Some(buffer);
-                }
+        if let Some(lent) = self.lent.as_mut().filter(|lent| lent.sizes.contains(&len)) {
+            let each = *lent.sizes.end();
+            let buffer = if self.used + each <= self.limit { lent.take() } else { None };
+            if buffer.is_some() {
+                self.used += each;
+                return buffer;
             }
         }
         self.take(len)

@@ -14,6 +14,7 @@ use crate::sys::packets::Buffer;
 use crate::transport::SendError;
 use crate::transport::net::link::Link;
 use std::io::IoSlice;
+use std::ops::Range;
 
 /// Later transmissions that arrive before one counts as lost, at first and at most.
 pub(super) const REORDERING_MIN: u64 = 3;
@@ -642,12 +643,10 @@ impl Connection {
         n: &mut usize,
     ) -> bool {
         while budget > 0 && self.may_send_data() {
-            let mut batch = [0u64; BURST];
-            let fresh_from = self.unsent;
-            let count = self.choose(&mut batch, budget.min(BURST));
-            let batch = batch.get(..count).unwrap_or(&[]);
-            if let Some(psn) = batch.first().copied().filter(|psn| self.is_cut(*psn)) {
-                let (pieces, all) = self.send_pieces(shared, now, link, psn);
+            let (batch, fresh) = self.choose(budget.min(BURST));
+            let count = (batch.end - batch.start) as usize;
+            if count > 0 && self.is_cut(batch.start) {
+                let (pieces, all) = self.send_pieces(shared, now, link, batch.start);
                 *n += pieces;
                 if !all {
                     return false;
@@ -657,9 +656,9 @@ impl Connection {
             }
             let taken = match count {
                 0 => break,
-                1 => self.send_batch::<1>(shared, now, link, batch, fresh_from),
-                2..=FEW => self.send_batch::<FEW>(shared, now, link, batch, fresh_from),
-                _ => self.send_batch::<BURST>(shared, now, link, batch, fresh_from),
+                1 => self.send_batch::<1>(shared, now, link, batch, fresh),
+                2..=FEW => self.send_batch::<FEW>(shared, now, link, batch, fresh),
+                _ => self.send_batch::<BURST>(shared, now, link, batch, fresh),
             };
             *n += taken;
             if taken < count {
@@ -706,33 +705,31 @@ impl Connection {
     }
 
     /// The next packets to send, all but the last of one length: lost ones first. They are marked
-    /// as sent already.
-    fn choose(&mut self, batch: &mut [u64], budget: usize) -> usize {
+    /// as sent already. Also whether they were never sent before.
+    fn choose(&mut self, budget: usize) -> (Range<u64>, bool) {
         let room = self.datagram_room();
-        let mut count = 0;
-        let mut len = None;
-        while count < budget {
-            if !self.may_send_data() {
+        while let Some(psn) = self.lost.front().copied() {
+            if self.packet(psn).is_some_and(|packet| packet.state == State::Lost) {
                 break;
             }
-            let again = self.lost.front().copied();
-            let psn = again.unwrap_or(self.unsent);
-            let state = self.packet(psn).map(|p| (p.state, p.bytes.len()));
-            let fit = match state {
-                Some((State::Lost, bytes)) if again.is_some() => Some(bytes),
-                Some((State::Unsent, bytes)) if again.is_none() => Some(bytes),
-                _ => None, // has arrived since
+            self.lost.pop_front(); // it has arrived since
+        }
+        let again = self.lost.front().copied();
+        let from = again.unwrap_or(self.unsent);
+        let wanted = if again.is_some() { State::Lost } else { State::Unsent };
+        let (mut next, mut len) = (from, None);
+        while ((next - from) as usize) < budget && self.may_send_data() {
+            if again.is_some() && self.lost.front() != Some(&next) {
+                break;
+            }
+            let Some(packet) = self.packet(next).filter(|packet| packet.state == wanted) else {
+                break;
             };
-            let Some(bytes) = fit else {
-                self.lost.pop_front();
-                if again.is_none() {
-                    break;
-                }
-                continue;
-            };
+            let bytes = packet.bytes.len();
             if len.is_some_and(|len| bytes > len) {
                 break;
             }
+            packet.state = State::InFlight;
             if again.is_some() {
                 self.lost.pop_front();
                 self.extra = self.extra.saturating_sub(1);
@@ -740,94 +737,81 @@ impl Connection {
                 self.unsent += 1;
             }
             self.in_flight += 1;
-            if let Some(slot) = batch.get_mut(count) {
-                *slot = psn;
-            }
-            if let Some(packet) = self.packet(psn) {
-                packet.state = State::InFlight;
-            }
-            count += 1;
+            next += 1;
             // What is longer than a datagram goes by itself.
             if len.is_some_and(|len| bytes < len) || bytes > room {
                 break;
             }
             len = Some(bytes);
         }
-        count
+        (from..next, again.is_none())
     }
 
-    /// Sends the packets of `batch`, at most `N`, of which those from `fresh_from` on were never sent
-    /// before; what the link does not take is as it was before.
+    /// Sends these packets, at most `N`, none of which was sent before if they are `fresh`; what the
+    /// link does not take is as it was before.
     #[inline]
     fn send_batch<const N: usize>(
         &mut self,
         shared: &mut Shared,
         now: u64,
         link: &mut impl Link,
-        batch: &[u64],
-        fresh_from: u64,
+        batch: Range<u64>,
+        fresh: bool,
     ) -> usize {
         let Some(key) = self.key else { return 0 };
+        let count = (batch.end - batch.start) as usize;
         let mut header = self.header(shared, Kind::Data, now);
         let starved = !self.may_send_data() && self.unsent < self.next_psn();
-        let direction = self.direction;
         // The first one is the longest.
-        let longest = batch.first().and_then(|psn| self.packet(*psn)).map_or(0, |p| p.bytes.len());
+        let longest = self.packet(batch.start).map_or(0, |packet| packet.bytes.len());
         if self.goes_sound(link, longest) {
             header.flags |= HEADER_ONLY;
         }
         let first = self.transmission;
         // What waits needs an answer soon. Where much may be under way, and nothing was lost lately, those
         // that come unasked do.
-        let last = first + (batch.len() as u64).saturating_sub(1);
+        let last = first + (count as u64).saturating_sub(1);
         let every = u64::from(ACK_EVERY);
         let may =
             u64::from(self.congestion.window()).min(self.credit_end.saturating_sub(self.base));
         let enough = may >= 2 * every && first >= self.clean_from && last < self.asked + every;
         let asks = self.attempts > 0 || starved && !enough;
-        for (i, psn) in batch.iter().enumerate() {
+        let ahead = if fresh { self.ahead_of(shared, batch.start) } else { None };
+        let (base, direction) = (self.base, self.direction);
+        let at = (batch.start - base) as usize;
+        let mut slices = [IoSlice::new(&[]); N];
+        let Self { window, transmissions, address, .. } = self;
+        let packets = batch.clone().zip(window.iter_mut().skip(at));
+        for (i, ((psn, packet), slot)) in packets.zip(&mut slices).enumerate() {
             let transmission = first + i as u64;
-            header.psn = *psn as u32;
+            header.psn = psn as u32;
             header.transmission = transmission as u32;
-            if asks && i + 1 == batch.len() {
+            if asks && i + 1 == count {
                 header.flags |= ACK_REQUEST;
             }
-            let Some(packet) = self.packet(*psn) else { continue };
-            packet.transmission = transmission;
-            packet.sent_at = now;
-            let Some((head, frames)) = packet.bytes.split_first_chunk_mut::<HEADER_LEN>() else {
+            (packet.transmission, packet.sent_at) = (transmission, now);
+            transmissions.push_back((transmission, psn));
+            let bytes = &mut packet.bytes[..];
+            let Some((head, frames)) = bytes.split_first_chunk_mut::<HEADER_LEN>() else {
                 continue;
             };
             *head = header.signed(&key, &shared.hash, direction, frames);
-            self.transmissions.push_back((transmission, *psn));
+            *slot = IoSlice::new(bytes);
         }
-        self.transmission += batch.len() as u64;
-        let mut slices = [IoSlice::new(&[]); N];
-        for (slot, psn) in slices.iter_mut().zip(batch) {
-            let at = psn.checked_sub(self.base).and_then(|at| usize::try_from(at).ok());
-            if let Some(packet) = at.and_then(|at| self.window.get(at)) {
-                *slot = IoSlice::new(&packet.bytes);
-            }
-        }
-        let offered = slices.get(..batch.len()).unwrap_or(&[]);
-        let from = batch.first().copied().unwrap_or_default();
-        let ahead = if from < fresh_from { None } else { self.ahead_of(shared, from) };
-        let taken = link.send(&self.address, offered, ahead).min(batch.len());
-        for psn in batch.iter().take(taken) {
-            if let Some(packet) = self.packet(*psn) {
-                packet.bytes.note_sent();
-            }
+        let offered = slices.get(..count).unwrap_or(&[]);
+        let taken = link.send(address, offered, ahead).min(count);
+        for packet in window.iter_mut().skip(at).take(taken) {
+            packet.bytes.note_sent();
         }
         // The others were no transmissions: in the gap they would count as arrived later.
         self.transmission = first + taken as u64;
-        if asks && taken == batch.len() {
+        if asks && taken == count {
             self.asked = self.transmission;
         }
         shared.counts.data_sent += taken as u64;
-        let again = batch.iter().take(taken).filter(|psn| **psn < fresh_from).count();
-        shared.counts.retransmitted += again as u64;
-        for psn in batch.iter().skip(taken).rev() {
-            self.take_back(*psn, *psn >= fresh_from);
+        shared.counts.retransmitted += if fresh { 0 } else { taken as u64 };
+        for psn in (batch.start + taken as u64..batch.end).rev() {
+            self.take_back(psn, fresh);
         }
         if taken > 0 {
             self.on_departed(shared, now);
@@ -1063,13 +1047,18 @@ impl Connection {
             let Some(packet) = self.window.pop_front() else { break };
             self.base += 1;
             shared.unacknowledged -= 1;
-            if packet.state != State::Arrived {
+            let flies = packet.state == State::InFlight;
+            self.in_flight -= u32::from(flies);
+            // Nearly all are as they should be: neither late nor early.
+            let plain = flies && echo.is_none_or(|echo| packet.transmission <= echo);
+            if plain {
+                arrived += 1;
+            } else if packet.state != State::Arrived {
                 arrived += 1;
                 late += u32::from(packet.was_late(echo));
                 early |= packet.was_early(echo);
-                self.in_flight -= u32::from(packet.state == State::InFlight);
             }
-            if Some(packet.transmission) == echo && packet.state == State::InFlight {
+            if flies && Some(packet.transmission) == echo {
                 sample = Some(packet.sent_at);
             }
             shared.buffers.give(packet.bytes);

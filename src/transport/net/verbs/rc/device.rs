@@ -59,7 +59,7 @@ pub(in crate::transport::net::verbs) fn open(
         )?;
         let RcSettings { connections, receives, sends, shared, .. } = *port.settings();
         log::info(format_args!(
-            "RC queue pairs on {}: {connections} connections at most, {sends} writes each, {receives} receives {}",
+            "RC queue pairs on {}: {connections} connections at most, {sends} requests each, {receives} receives {}",
             device.name(),
             if shared { "for all" } else { "each" },
         ));
