@@ -88,12 +88,15 @@ fn a_queue_pair_that_breaks_is_made_anew() {
     assert!(pair.goes_direct(20), "{:?}", pair.rdma());
     for round in 1..=4 {
         let broken = round % 2;
-        let made = pair.rdma()[broken].made;
+        let before = pair.rdma()[broken];
         let since = Instant::now();
         pair.ends[broken].net.break_queue_pair();
-        assert!(pair.until(20, |pair| pair.rdma()[broken].made > made), "{:?}", pair.rdma());
+        assert!(pair.until(20, |pair| pair.rdma()[broken].made > before.made), "{:?}", pair.rdma());
         let made_after = since.elapsed();
         assert!(pair.goes_direct(20), "{:?}", pair.rdma());
+        // The next queue pair knows the memory that packets are made in, too.
+        let lent = before.datagrams.lent;
+        assert!(pair.until(20, |pair| pair.rdma()[broken].datagrams.lent > lent));
         println!("{round}: made anew after {made_after:?}, in use {:?}", since.elapsed());
     }
     let [a, b] = pair.rdma();
