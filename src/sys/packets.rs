@@ -3,7 +3,8 @@
 //!
 //! Who makes a packet owns its buffer as any other memory. A device may read it at the same time, after it was posted:
 //! that harms nobody but who receives the packet, so a buffer is not used for another one before the device has
-//! completed it.
+//! completed it. One that is sent again gets another header meanwhile, before the same bytes: of that the device may
+//! send a part of the old one and a part of the new, which the receiver drops for its tag.
 
 use super::errno::Result;
 use super::simd;

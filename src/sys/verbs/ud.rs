@@ -238,15 +238,17 @@ impl UdPort {
     /// slots: those still under way would be lost. Errors: it is broken.
     #[inline]
     pub(crate) fn send(&mut self, ah: &Ah, qpn: u32, packets: &[IoSlice<'_>]) -> Result<usize> {
-        let (under_way, slots) = (self.posted - self.complete, self.settings.send_slots);
-        let room = |port: &Self| u64::from(slots) - (port.posted - port.complete);
-        if under_way >= MANY || room(self) < packets.len().max(SIGNAL_EVERY as usize) as u64 {
+        let slots = u64::from(self.settings.send_slots);
+        let under_way = |port: &Self| port.posted - port.complete;
+        let wanted = (packets.len() as u64).max(SIGNAL_EVERY);
+        if under_way(self) >= MANY || slots - under_way(self) < wanted {
             self.reap()?;
         }
         if let Some(errno) = self.broken {
             return Err(errno);
         }
-        let count = packets.len().min(room(self) as usize).min(qp::BATCH);
+        let room = (slots - under_way(self)) as usize;
+        let count = packets.len().min(room).min(qp::BATCH);
         if count == 0 {
             return Ok(0);
         }
@@ -255,17 +257,18 @@ impl UdPort {
         let (mut id, mut inlined, mut lendings) = (*posted, 0, 0);
         let requests = packets.iter().take(count).map_while(|packet| {
             let inline = packet.len() <= inline_max;
-            let key =
-                if inline { Some(0) } else { lent.as_mut().and_then(|lent| lent.key_of(packet)) };
-            let (from, lkey) = match key {
-                Some(key) => (NonNull::from(&**packet).cast(), key),
-                None if id - *complete < copies => {
-                    (outgoing.fill((id % copies) as usize, packet)?, outgoing.lkey())
-                }
-                None => return None,
+            let here = NonNull::from(&**packet).cast();
+            let (from, lkey) = if inline {
+                inlined += 1;
+                (here, 0)
+            } else if let Some(key) = lent.as_mut().and_then(|lent| lent.key_of(packet)) {
+                lendings += 1;
+                (here, key)
+            } else if id - *complete < copies {
+                (outgoing.fill((id % copies) as usize, packet)?, outgoing.lkey())
+            } else {
+                return None;
             };
-            inlined += u64::from(inline);
-            lendings += u64::from(key.is_some() && !inline);
             let signaled = (id + 1) % SIGNAL_EVERY == 0;
             let len = packet.len() as u32;
             let request = SendRequest { id, from, len, lkey, inline, signaled };

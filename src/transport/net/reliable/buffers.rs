@@ -59,14 +59,12 @@ impl Buffers {
         Self { free: Default::default(), sizes, lent: None, used: 0, idle: 0, limit }
     }
 
-    /// Packets are made in `pool` from now on, as long as it has room, if its buffers are those of a class.
+    /// Packets of the class of its buffers are made in `pool` from now on, as long as it has room.
     pub(super) fn lend(&mut self, pool: Arc<Pool>) {
         let each = pool.each();
-        let least =
-            self.sizes.into_iter().filter(|size| *size < each).max().map_or(0, |size| size + 1);
-        let least = if self.sizes.contains(&each) { least } else { usize::MAX };
+        let smaller = self.sizes.into_iter().filter(|size| *size < each).max().unwrap_or(0);
         let (free, resting) = (Vec::new(), VecDeque::new());
-        self.lent = Some(Lent { pool, sizes: least..=each, free, resting });
+        self.lent = Some(Lent { pool, sizes: smaller + 1..=each, free, resting });
     }
 
     /// The class for `len` bytes, and its size: the last one, if there is none.

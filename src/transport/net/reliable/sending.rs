@@ -777,8 +777,7 @@ impl Connection {
         let enough = may >= 2 * every && first >= self.clean_from && last < self.asked + every;
         let asks = self.attempts > 0 || starved && !enough;
         let ahead = if fresh { self.ahead_of(shared, batch.start) } else { None };
-        let (base, direction) = (self.base, self.direction);
-        let at = (batch.start - base) as usize;
+        let (at, direction) = ((batch.start - self.base) as usize, self.direction);
         let mut slices = [IoSlice::new(&[]); N];
         let Self { window, transmissions, address, .. } = self;
         let packets = batch.clone().zip(window.iter_mut().skip(at));
@@ -1047,18 +1046,13 @@ impl Connection {
             let Some(packet) = self.window.pop_front() else { break };
             self.base += 1;
             shared.unacknowledged -= 1;
-            let flies = packet.state == State::InFlight;
-            self.in_flight -= u32::from(flies);
-            // Nearly all are as they should be: neither late nor early.
-            let plain = flies && echo.is_none_or(|echo| packet.transmission <= echo);
-            if plain {
-                arrived += 1;
-            } else if packet.state != State::Arrived {
+            if packet.state != State::Arrived {
                 arrived += 1;
                 late += u32::from(packet.was_late(echo));
                 early |= packet.was_early(echo);
+                self.in_flight -= u32::from(packet.state == State::InFlight);
             }
-            if flies && Some(packet.transmission) == echo {
+            if Some(packet.transmission) == echo && packet.state == State::InFlight {
                 sample = Some(packet.sent_at);
             }
             shared.buffers.give(packet.bytes);
