@@ -181,6 +181,11 @@ impl SegmentList {
     /// The part from `offset` on, at most `len` bytes long.
     pub(crate) fn slice(&self, offset: usize, len: usize) -> Self {
         let mut list = Self::EMPTY;
+        if let Some(addr) = self.one_piece(offset, len) {
+            let [first, ..] = &mut list.segments;
+            (*first, list.len) = (Segment { addr, len }, len);
+            return list;
+        }
         let mut skip = offset;
         let mut want = len;
         let mut to = list.segments.iter_mut();
@@ -276,6 +281,16 @@ impl SegmentList {
     /// Copies from this list into `to` (both memory of this process), for a message to oneself.
     /// Ranges may overlap. Returns bytes copied.
     pub(crate) fn copy_to(&self, offset: usize, to: &Self, to_offset: usize, len: usize) -> usize {
+        if let (Some(from), Some(to)) = (self.one_piece(offset, len), to.one_piece(to_offset, len))
+        {
+            if from.abs_diff(to) >= len {
+                let from = std::ptr::with_exposed_provenance::<u8>(from);
+                let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+                // SAFETY: both ranges were lent by the application, and do not overlap.
+                unsafe { simd::copy(from, to, len) };
+                return len;
+            }
+        }
         let mut done = 0;
         self.for_each(offset, len, |from_addr, from_len| {
             let mut inner = 0;

@@ -102,6 +102,9 @@ pub(crate) const MAX_CONTEXTS: usize = super::endpoint::MAX_CONTEXTS;
 pub(crate) const MAX_EP_AUTH_KEY: usize = 1;
 /// Longest message of `fi_inject`, bytes. MPICH and Intel MPI ask for delivery of all that is longer, and wait for that.
 pub(crate) const INJECT_SIZE: usize = 16 * 1024;
+/// Longest write that is better injected than written from where it is, bytes: to copy what is longer takes more than
+/// to tell of its end.
+pub(crate) const INJECT_RMA_SIZE: usize = 4096;
 /// Elements of a scatter-gather list.
 pub(crate) const IOV_LIMIT: usize = 4;
 /// Elements of a remote scatter-gather list.

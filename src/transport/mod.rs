@@ -87,6 +87,17 @@ pub(crate) struct Caps {
     pub(crate) outlives: bool,
 }
 
+impl Caps {
+    /// `reach_read_min` if `reads`, else `reach_write_min`; `None` if that is not done at all.
+    #[inline]
+    fn reach_min(&self, reads: bool) -> Option<usize> {
+        match reads {
+            true => self.reach_read.then_some(self.reach_read_min),
+            false => self.reach_write.then_some(self.reach_write_min),
+        }
+    }
+}
+
 /// How long the pieces of `len` bytes are, at most `most`, bytes: short enough that both ends copy at once, long enough
 /// that what each costs beside its bytes does not count.
 #[inline]
@@ -508,6 +519,12 @@ pub(crate) trait Iface {
     /// Nobody reaches this region by itself any more when this returns.
     fn conceal(&mut self, region: u64) {
         let _ = region;
+    }
+
+    /// [`Caps::reach_min`] of its caps, of which nothing else is asked for then.
+    #[inline]
+    fn reach_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
+        self.caps(peer).reach_min(reads)
     }
 
     /// Moves bytes between `local` and the peer's `spot`. What is begun later comes

@@ -658,6 +658,15 @@ impl Iface for Mux {
         }
     }
 
+    #[inline]
+    fn reach_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
+        match (self.route(peer), &self.port) {
+            (Route::Loopback, _) => None,
+            (Route::Net, Port::Linked(net)) => net.reach_min(reads),
+            _ => self.shm.caps(peer).reach_min(reads),
+        }
+    }
+
     fn reach(
         &mut self,
         peer: PeerId,

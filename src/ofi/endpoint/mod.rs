@@ -106,7 +106,8 @@ pub(super) struct EndpointState {
     max_rma_size: usize,
     inject_msg_size: usize,
     inject_tagged_size: usize,
-    inject_rma_size: usize,
+    /// What the application has set: see [`options::inject_rma_size`].
+    inject_rma_size: Option<usize>,
     inject_atomic_size: usize,
     /// FI_OPT_SHARED_MEMORY_PERMITTED.
     shm_permitted: bool,
@@ -278,7 +279,7 @@ unsafe fn open_as(
             max_rma_size: usize::MAX,
             inject_msg_size: inject_size,
             inject_tagged_size: inject_size,
-            inject_rma_size: inject_size,
+            inject_rma_size: None,
             inject_atomic_size: inject_size,
             shm_permitted: true,
             max_atomic_size: crate::memory::atomic::MAX_BYTES,

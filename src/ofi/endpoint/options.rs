@@ -3,6 +3,7 @@
 use super::{Endpoint, EndpointState, endpoint};
 use crate::memory::atomic::MAX_BYTES;
 use crate::ofi::guard::{code, entry};
+use crate::ofi::info::INJECT_RMA_SIZE;
 use crate::ofi::lock::Guard;
 use libfabric_sys::{
     FI_EINVAL, FI_ENOPROTOOPT, FI_EOPBADSTATE, FI_ETOOSMALL, FI_OPT_CUDA_API_PERMITTED,
@@ -56,6 +57,12 @@ unsafe fn take_inject(ep: &Endpoint, value: *const c_void, len: usize) -> Result
     if size <= ep.inject_size { Ok(size) } else { Err(FI_EINVAL) }
 }
 
+/// What FI_OPT_INJECT_RMA_SIZE says. As long as the application has not set it, writes are injected that are longer, too:
+/// it may go by `tx_attr->inject_size`.
+fn inject_rma_size(ep: &Endpoint, state: &EndpointState) -> usize {
+    state.inject_rma_size.unwrap_or_else(|| ep.inject_size.min(INJECT_RMA_SIZE))
+}
+
 /// Errors: EOPBADSTATE once enabled; ENOPROTOOPT if nothing else reaches peers of the node.
 fn permit_shm(
     ep: &Endpoint,
@@ -99,7 +106,7 @@ pub(super) unsafe extern "C" fn getopt(
                 FI_OPT_MAX_RMA_SIZE => give(value, len, state.max_rma_size),
                 FI_OPT_INJECT_MSG_SIZE => give(value, len, state.inject_msg_size),
                 FI_OPT_INJECT_TAGGED_SIZE => give(value, len, state.inject_tagged_size),
-                FI_OPT_INJECT_RMA_SIZE => give(value, len, state.inject_rma_size),
+                FI_OPT_INJECT_RMA_SIZE => give(value, len, inject_rma_size(ep, state)),
                 FI_OPT_INJECT_ATOMIC_SIZE => give(value, len, state.inject_atomic_size),
                 FI_OPT_MAX_ATOMIC_SIZE => give(value, len, state.max_atomic_size),
                 FI_OPT_CUDA_API_PERMITTED => give(value, len, false),
@@ -142,7 +149,7 @@ pub(super) unsafe extern "C" fn setopt(
                     take_inject(ep, value, len).map(|size| state.inject_tagged_size = size)
                 }
                 FI_OPT_INJECT_RMA_SIZE => {
-                    take_inject(ep, value, len).map(|size| state.inject_rma_size = size)
+                    take_inject(ep, value, len).map(|size| state.inject_rma_size = Some(size))
                 }
                 FI_OPT_MAX_ATOMIC_SIZE => take_size(value, len).and_then(|size| {
                     if size > MAX_BYTES {

@@ -124,7 +124,8 @@ impl Accessing {
         }
         let inject = right == Right::Write && op_flags & FI_INJECT != 0;
         let state = ep.state(guard);
-        if inject && local.len() > state.inject_rma_size || local.len() > state.max_rma_size {
+        let injected_max = state.inject_rma_size.unwrap_or(ep.inject_size);
+        if inject && local.len() > injected_max || local.len() > state.max_rma_size {
             return Err(FI_EMSGSIZE);
         }
         let delivered = op_flags & FI_DELIVERY_COMPLETE != 0;

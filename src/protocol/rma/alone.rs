@@ -307,13 +307,9 @@ impl<I: Iface> Engine<I> {
         if channel.granted.parts.is_empty() || !admitted {
             return false;
         }
-        let caps = self.iface.caps(peer);
-        let (may, min) = match reads {
-            true => (caps.reach_read, caps.reach_read_min),
-            false if channel.reaching.is_empty() => (caps.reach_write, caps.reach_write_min),
-            false => (caps.reach_write, 1),
-        };
-        may && (long || len >= min as u64) && channel.granted.cover(remote, right, delivered)
+        let Some(min) = self.iface.reach_min(peer, reads) else { return false };
+        let min = if reads || channel.reaching.is_empty() { min } else { 1 };
+        (long || len >= min as u64) && channel.granted.cover(remote, right, delivered)
     }
 
     /// Moves bytes of the operation, which is the first of its channel.

@@ -4,7 +4,6 @@
 
 use crate::memory::declared::{self, Declaration};
 use crate::memory::{OwnedBuffer, SegmentList};
-use crate::transport::STAGED_MAX;
 
 /// Bytes of a place: as many as may be injected.
 const PLACE: usize = 16 * 1024;
@@ -19,10 +18,9 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Copies `from` to a place, until [`Self::leave`]. `None`: it is too short or too long, or there is none.
+    /// Copies `from` to a place, until [`Self::leave`]. `None`: it is empty or too long, or there is none.
     pub(super) fn take(&mut self, from: &SegmentList) -> Option<(usize, SegmentList)> {
-        // What is shorter no device reads from where it is.
-        if !(STAGED_MAX + 1..=PLACE).contains(&from.len()) {
+        if !(1..=PLACE).contains(&from.len()) {
             return None;
         }
         let (_, memory) = self.memory.get_or_insert_with(|| {
@@ -50,7 +48,7 @@ mod tests {
     #[test]
     fn a_copy_is_what_was_there_until_it_is_left() {
         let mut copies = Copies::default();
-        for len in [0, STAGED_MAX, PLACE + 1] {
+        for len in [0, PLACE + 1] {
             assert!(copies.take(&OwnedBuffer::zeroed(len).segments()).is_none(), "{len}");
         }
         let source = OwnedBuffer::zeroed(PLACE);

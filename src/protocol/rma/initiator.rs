@@ -125,13 +125,8 @@ impl<I: Iface> Engine<I> {
             let state = if waits { State::Queued } else { State::Moving { offset: 0 } };
             let key = self.core.rma.insert(op, state, operands);
             self.keep_injected(key, op);
-            self.core.enqueue_access(key);
-            if !waits {
-                self.pump(op.peer, host);
-                // It is the last that was put there.
-                if self.core.rma.channel(op.peer).queue.is_empty() {
-                    self.core.rma.pumping.pop_back();
-                }
+            if waits || !self.begin_alone(op.peer, key, host) {
+                self.core.enqueue_access(key);
             }
             return Ok(());
         }
@@ -334,6 +329,19 @@ impl<I: Iface> Engine<I> {
             self.iface.flush();
         }
         n
+    }
+
+    /// Carries out an operation before which nothing waits. False: not all of it has begun.
+    #[inline]
+    fn begin_alone(&mut self, peer: PeerId, key: Key, host: &mut impl Host) -> bool {
+        self.core.count_outstanding(peer, 1);
+        let begun = self.go_alone(key, 0, host).is_ok()
+            && self.core.rma.ops.get(key).is_none_or(|op| op.state == State::Begun);
+        if !begun {
+            self.core.count_outstanding(peer, -1); // as is done when it waits
+        }
+        self.iface.flush();
+        begun
     }
 
     /// Carries out a part of an operation, from `offset` on.

@@ -40,7 +40,7 @@ const FETCH_WINDOW: u32 = 64;
 /// Operations to one target that may wait until others have left.
 const QUEUE_MAX: usize = 1024;
 /// Longest injected write that is copied to wait there, bytes.
-pub(super) const COPY_MAX: usize = 4096;
+pub(super) const COPY_MAX: usize = 1024;
 /// Packets of one operation sent in one turn of work.
 const BATCH: usize = 64;
 /// Packets after which the first ones leave, so that both sides work at the same time.

@@ -504,6 +504,13 @@ impl Net {
         }
     }
 
+    /// [`Caps::reach_min`] of any peer.
+    #[inline]
+    pub(crate) fn reach_min(&self, reads: bool) -> Option<usize> {
+        let min = if reads { REACH_READ_MIN } else { REACH_WRITE_MIN };
+        self.bulk.is_some().then_some(min)
+    }
+
     pub(crate) fn under_pressure(&self, peer: PeerId) -> bool {
         let Some(inner) = self.numbers.inner(peer) else { return false };
         self.core.enter().is_some_and(|core| core.machine.under_pressure(inner))

@@ -139,20 +139,6 @@ fn resident<D: Device>(
     Some(key)
 }
 
-/// Memory of ours as a request names it. Errors: it cannot be registered.
-fn named<'a, D: Device>(
-    residents: &mut NumberMap<u64, (usize, D::Region)>,
-    device: &D,
-    local: &'a SegmentList,
-    how: Reach,
-) -> Result<Local<'a, D::Region>, Errno> {
-    let stays = how.stays && !how.reads;
-    match stays.then(|| resident(residents, device, local)).flatten() {
-        Some(key) => Ok(Local::known(local, key)),
-        None => register(device, local, how.reads),
-    }
-}
-
 impl<D: Device> Rc<D> {
     /// See [`crate::transport::Iface::expose`].
     pub(super) fn expose_to(
@@ -214,7 +200,9 @@ impl<D: Device> Rc<D> {
             return Err(SendError::Again);
         }
         // Everything that may be refused, before anything has begun.
-        let short = local.len() <= STAGED_MAX;
+        let stays = how.stays && !how.reads;
+        let known = stays.then(|| resident(residents, device, local)).flatten();
+        let short = known.is_none() && local.len() <= STAGED_MAX;
         let staging = (short || asks).then(|| staging.get_or_insert_default());
         let (mut staged, mut echo) = (None, None);
         if let Some(staging) = staging {
@@ -225,11 +213,14 @@ impl<D: Device> Rc<D> {
                 echo = asks.then(|| (staging.byte(), key));
             }
         }
-        let (done, from) = match staged {
-            Some((place, ref memory, key)) => {
-                (Posted::Staged(how.token, place), Local::known(memory, key))
+        let (done, from) = match (&staged, known) {
+            (Some((place, memory, key)), _) => {
+                (Posted::Staged(how.token, *place), Local::known(memory, *key))
             }
-            None => match named(residents, device, local, how) {
+            (None, Some(key)) if echo.is_some() || !asks => {
+                (Posted::Reach(how.token), Local::known(local, key))
+            }
+            (None, _) => match register(device, local, how.reads) {
                 Ok(registered) if echo.is_some() || !asks => (Posted::Reach(how.token), registered),
                 _ => {
                     self.counts.unregistered += 1;

@@ -934,6 +934,9 @@ fn memory_that_stays_is_registered_once() {
     assert_eq!(registered(&mut world, STAGED_MAX + 2, write), 0);
     assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 0);
     assert_eq!(world.nodes[1].bulk.residents.len(), 1);
+    // What is short is not copied once more.
+    assert_eq!(registered(&mut world, STAGED_MAX, write), 0);
+    assert!(world.nodes[1].bulk.staging.is_none());
     world.with(1, |bulk, now, sink| bulk.renew(now, sink));
     assert!(world.nodes[1].bulk.residents.is_empty(), "it ends with the device");
 }
