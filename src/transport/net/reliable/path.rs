@@ -91,7 +91,7 @@ impl Connection {
         self.path = Path { limit, wanted: self.path.wanted, ..Path::default() };
     }
 
-    /// A message fills what the path carries for certain.
+    /// A message fills what the path carries for certain, or several that share a packet do.
     #[inline]
     pub(super) fn want_long(&mut self, now: u64) {
         if self.phase != Phase::Established {

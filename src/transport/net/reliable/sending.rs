@@ -252,7 +252,8 @@ impl Connection {
             return Err(SendError::Again);
         }
         self.known = true;
-        if whole >= room {
+        // It, or it and those before it, would fill more.
+        if whole >= room || self.open {
             self.want_long(now);
         }
         if self.window.is_empty() {

@@ -213,6 +213,16 @@ impl Bench {
         bench
     }
 
+    /// The same, and the path is known to carry what the link does.
+    fn probed() -> Self {
+        let mut bench = Self::connected();
+        let slots = bench.a.machine.slots.iter_mut();
+        for c in slots.filter_map(|slot| slot.connection.as_mut()) {
+            c.datagram_max = bench.a.wire.datagram_max() as u16;
+        }
+        bench
+    }
+
     /// A message by the short road if that is open, `ns` after the one before. Returns how many packets
     /// left.
     fn push(&mut self, ns: u64, number: u32, len: usize) -> usize {
@@ -253,12 +263,12 @@ impl Bench {
 
 #[test]
 fn messages_of_a_burst_share_packets() {
-    let mut bench = Bench::connected();
-    let left: usize = (0..700).map(|n| bench.push(500, n, 8)).sum();
-    // 1160 bytes of frames of 16: the path has carried no more yet. The window is of 16 packets.
+    let mut bench = Bench::probed();
+    let left: usize = (0..870).map(|n| bench.push(500, n, 8)).sum();
+    // 1432 bytes of frames of 16. The window is of 16 packets.
     assert_eq!(left, 2 + 4 + 4, "the first two, and a quarter of the window at a time");
-    assert_eq!(bench.poll(), 2 + (698usize).div_ceil(72));
-    bench.assert_heard(700, 8);
+    assert_eq!(bench.poll(), 2 + (868usize).div_ceil(89));
+    bench.assert_heard(870, 8);
     assert_eq!(bench.a.machine.unacknowledged(), 0);
     assert_eq!(bench.a.machine.memory(), 0);
 }
@@ -308,16 +318,34 @@ fn who_was_held_up_has_time_to_answer_before_it_acknowledges() {
 
 #[test]
 fn short_messages_are_not_divided() {
-    let mut bench = Bench::connected();
+    let mut bench = Bench::probed();
     let left: usize = (0..10).map(|n| bench.push(500, n, 300)).sum();
     assert_eq!(left, 2);
-    assert_eq!(bench.poll(), 2 + 3, "three of 308 bytes each");
+    assert_eq!(bench.poll(), 2 + 2, "four of 308 bytes each");
     bench.assert_heard(10, 300);
 }
 
 #[test]
+fn who_fills_packets_with_short_messages_finds_out_how_long_they_may_be() {
+    for (count, probes) in [(5, 0), (6, 1)] {
+        let mut bench = Bench::connected();
+        let before = bench.a.machine.counts().hellos_sent;
+        // Two leave at once, and three share a packet of 1200 bytes.
+        (0..count).for_each(|n| _ = bench.push(500, n, 300));
+        for _ in 0..3 {
+            bench.exchange(|_| true);
+        }
+        assert_eq!(bench.a.machine.counts().hellos_sent - before, probes, "{count}");
+        let room = bench.a.machine.packet_room(PeerId(0), 0);
+        let room = room + HEADER_LEN + packet::FRAME_LEN;
+        assert_eq!(room, if probes > 0 { bench.a.wire.datagram_max() } else { 1200 });
+        bench.assert_heard(count, 300);
+    }
+}
+
+#[test]
 fn who_pauses_sends_what_waits_with_its_next_message() {
-    let mut bench = Bench::connected();
+    let mut bench = Bench::probed();
     assert_eq!((0..10).map(|n| bench.push(500, n, 300)).sum::<usize>(), 2);
     assert_eq!(bench.push(30_000, 10, 300), 3);
     assert_eq!(bench.poll(), 5);
