@@ -125,8 +125,18 @@ impl<I: Iface> Engine<I> {
             let state = if waits { State::Queued } else { State::Moving { offset: 0 } };
             let key = self.core.rma.insert(op, state, operands);
             self.keep_injected(key, op);
-            if waits || !self.begin_alone(op.peer, key, host) {
+            if waits {
                 self.core.enqueue_access(key);
+            } else if !self.begin_alone(op.peer, key, host) {
+                self.core.enqueue_access(key);
+                // Left to the target after all: the message leaves now, as others do.
+                if self.core.rma.ops.get(key).is_some_and(|op| op.state == State::Queued) {
+                    self.pump(op.peer, host);
+                    // It is the last that was put there.
+                    if self.core.rma.channel(op.peer).queue.is_empty() {
+                        self.core.rma.pumping.pop_back();
+                    }
+                }
             }
             return Ok(());
         }
