@@ -3,10 +3,12 @@
 //! this file's affair; which memory a device may touch is.
 
 use super::device::{OpenDevice, Pd};
+use super::lent::Readable;
 use super::memory::Slots;
 use super::rc::{RcEvent, RcPort, RcSettings, WRITE};
 use super::rc_qp::{RcAddress, RcQp};
 use crate::sys::errno::{Errno, Result};
+use crate::sys::packets::Pool;
 use rdma_core_sys::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_WRITE, ibv_send_wr,
     ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge,
@@ -24,8 +26,8 @@ const SIGNAL_EVERY: u64 = 4;
 /// Writes that are posted together at most.
 const BATCH: usize = 8;
 /// Writes under way on one queue pair at most.
-const WRITES: u32 = 16;
-/// Pieces of a write: what is inline is a packet and its mark.
+const WRITES: u32 = 32;
+/// Pieces of a write: a packet, where it is inline or read from where it was made, and its mark.
 const SEGMENTS: usize = 2;
 /// Bytes of a mark.
 pub(crate) const MARK: usize = 16;
@@ -49,6 +51,7 @@ pub(crate) struct EagerSettings {
 #[derive(Debug)]
 pub(crate) struct EagerPort {
     port: RcPort,
+    lent: Option<Arc<Readable>>,
     settings: EagerSettings,
 }
 
@@ -69,8 +72,9 @@ pub(crate) struct EagerQp {
     ring: Slots,
     ring_len: usize,
     /// What is written, each where it will be in the peer's ring: while that is not free there, the device may still
-    /// read it here.
+    /// read it here. Of what it reads from the pool, only the marks.
     outgoing: Slots,
+    lent: Option<Arc<Readable>>,
     inline_max: usize,
     requests: Vec<(ibv_send_wr, [ibv_sge; SEGMENTS])>,
     /// Writes posted, and complete, since the beginning; and those up to which a completion will be reported,
@@ -113,7 +117,13 @@ impl EagerPort {
         if port.settings().sends < 2 * SIGNAL_EVERY as u32 {
             return Err(Errno(libc::EINVAL));
         }
-        Ok(Self { port, settings })
+        Ok(Self { port, lent: None, settings })
+    }
+
+    /// The queue pairs made from now on send packets of `pool` from where they are. Whoever uses a buffer of it again has
+    /// seen that the write is complete. Where the process may lock no more memory, they are copied.
+    pub(crate) fn lend(&mut self, pool: Arc<Pool>) {
+        self.lent = Readable::new(pool, &self.port.registrar()).ok().map(Arc::new);
     }
 
     /// A queue pair that is not yet connected, with its ring. Errors: EAGAIN when there are as many as may be;
@@ -123,7 +133,10 @@ impl EagerPort {
         for inline in INLINE {
             self.port.set_inline(inline);
             match self.port.connection() {
-                Ok(qp) => return EagerQp::new(qp, self.port.pd(), &self.settings, inline as usize),
+                Ok(qp) => {
+                    let (pd, lent) = (self.port.pd(), self.lent.clone());
+                    return EagerQp::new(qp, pd, &self.settings, inline as usize, lent);
+                }
                 Err(errno) => last = errno,
             }
         }
@@ -142,7 +155,13 @@ impl EagerPort {
 }
 
 impl EagerQp {
-    fn new(qp: RcQp<()>, pd: &Arc<Pd>, settings: &EagerSettings, inline: usize) -> Result<Self> {
+    fn new(
+        qp: RcQp<()>,
+        pd: &Arc<Pd>,
+        settings: &EagerSettings,
+        inline: usize,
+        lent: Option<Arc<Readable>>,
+    ) -> Result<Self> {
         if qp.segments_max() < SEGMENTS {
             return Err(Errno(libc::EINVAL));
         }
@@ -153,6 +172,7 @@ impl EagerQp {
             ring: Slots::exposed(pd, 1, settings.ring)?,
             ring_len: settings.ring,
             outgoing: Slots::new(pd, 1, settings.ring)?,
+            lent,
             inline_max: inline,
             requests: vec![request; BATCH],
             posted: 0,
@@ -225,7 +245,7 @@ impl EagerQp {
         told: bool,
     ) -> Result<usize> {
         let (room, lkey, before) = (self.room().min(BATCH), self.outgoing.lkey(), self.posted);
-        let Self { outgoing, requests, inline_max, posted, signals, .. } = self;
+        let Self { outgoing, lent, requests, inline_max, posted, signals, .. } = self;
         // What is inline stays here until it is posted.
         let mut marks = [[0; MARK]; BATCH];
         let mut count = 0_usize;
@@ -249,6 +269,12 @@ impl EagerQp {
                     *two = mark;
                     wr.num_sge = 2;
                 }
+            } else if let Some(key) = lent.as_ref().and_then(|lent| lent.key_of(write.packet)) {
+                let end = write.at.saturating_add(write.packet.len());
+                let Some(mark) = outgoing.fill_within(0, end, &write.mark, &[]) else { break };
+                let packet = sge(NonNull::from(write.packet).cast(), write.packet.len());
+                (*one, *two) = (ibv_sge { lkey: key, ..packet }, sge(mark, MARK));
+                wr.num_sge = 2;
             } else {
                 let Some(from) = outgoing.fill_within(0, write.at, write.packet, &write.mark)
                 else {
@@ -285,61 +311,10 @@ impl EagerQp {
         }
         // SAFETY: a list of valid requests, no more than fit. What is inline is borrowed during the call; what is not
         // stays as it is until its place is written to again, which the peer has left by then: whatever the device
-        // still reads of it, it throws away.
+        // still reads of it, it throws away. What is of the pool stays where it is as long as `lent`, which ends after the
+        // queue pair.
         unsafe { self.qp.post_list(next) }?;
         Ok((self.posted - before) as usize)
-    }
-
-    /// Where the `len` bytes are to be made that will be at `at` in the peer's ring: see [`Self::write`].
-    #[inline]
-    pub(crate) fn lend(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
-        self.outgoing.part_mut(at, len)
-    }
-
-    /// These, also when they were written.
-    #[inline]
-    pub(crate) fn lent(&self, at: usize, len: usize) -> Option<&[u8]> {
-        self.outgoing.part(at, len)
-    }
-
-    /// Writes these, with `mark` behind them, as [`Self::write`] does.
-    #[inline]
-    pub(crate) fn write_lent(
-        &mut self,
-        (to, rkey): (u64, u32),
-        at: usize,
-        len: usize,
-        mark: [u8; MARK],
-    ) -> Result<usize> {
-        let lkey = self.outgoing.lkey();
-        let Some(behind) = at.checked_add(len) else { return Ok(0) };
-        let (true, Some(_), Some(from), Some((wr, [one, _]))) = (
-            self.room() > 0,
-            self.outgoing.fill_within(0, behind, &mark, &[]),
-            self.outgoing.fill_within(0, at, &[], &[]),
-            self.requests.first_mut(),
-        ) else {
-            return Ok(0);
-        };
-        *one = ibv_sge {
-            addr: from.as_ptr().expose_provenance() as u64,
-            length: (len + MARK) as u32,
-            lkey,
-        };
-        (wr.wr_id, wr.opcode, wr.num_sge) = (WRITE, IBV_WR_RDMA_WRITE, 1);
-        (wr.send_flags, wr.next, wr.sg_list) = (0, null_mut(), one);
-        wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
-            remote_addr: to.wrapping_add(at as u64),
-            rkey,
-        };
-        self.posted += 1;
-        if self.posted % SIGNAL_EVERY == 0 {
-            wr.send_flags = IBV_SEND_SIGNALED;
-            self.signals.push_back(self.posted);
-        }
-        // SAFETY: a valid request, which fits; as for `write`.
-        unsafe { self.qp.post_list(wr) }?;
-        Ok(1)
     }
 
     /// The oldest write that reports it is complete, and those before it.

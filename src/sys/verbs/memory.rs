@@ -80,28 +80,6 @@ impl Slots {
         self.fill_within(index, 0, from, &[])
     }
 
-    /// The `len` bytes from `at` on of the first slot, which the device does not write.
-    #[inline]
-    pub(super) fn part(&self, at: usize, len: usize) -> Option<&[u8]> {
-        let slot = self.address(0).filter(|_| self.has(at, len))?;
-        // SAFETY: within the slot, initialised as the kernel gave it.
-        Some(unsafe { std::slice::from_raw_parts(slot.add(at).as_ptr(), len) })
-    }
-
-    /// The same, of which nothing is posted.
-    #[inline]
-    pub(super) fn part_mut(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
-        let slot = self.address(0).filter(|_| self.has(at, len))?;
-        // SAFETY: as above, and nobody's now.
-        Some(unsafe { std::slice::from_raw_parts_mut(slot.add(at).as_ptr(), len) })
-    }
-
-    /// A slot has `len` bytes from `at` on.
-    #[inline]
-    fn has(&self, at: usize, len: usize) -> bool {
-        at.checked_add(len).is_some_and(|end| end <= self.slot)
-    }
-
     /// Fills a slot from `at` on with `from`, and `end` behind it, of which nothing is posted.
     #[inline]
     pub(super) fn fill_within(

@@ -16,6 +16,17 @@ pub(crate) struct Condition {
     pub(crate) sound: bool,
 }
 
+/// What the way for packets that are longer than datagrams takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Takes {
+    /// So many, at least one.
+    Some(usize),
+    /// It is full: later it takes more.
+    Later,
+    /// There is no such way any more, or whoever is at its end does not look.
+    Never,
+}
+
 /// Unreliable, unordered datagrams of one endpoint.
 pub(crate) trait Link {
     /// Longest datagram payload, bytes, that the interface carries unfragmented.
@@ -36,19 +47,25 @@ pub(crate) trait Link {
         false
     }
 
-    /// Sends one packet of `len` bytes, more than a datagram has, a sound way, if there is one that takes it now: `fill`
-    /// writes it where it leaves from, and `keep` sees it there once it has left. False: it has to go another way; `fill`
-    /// may have been called. `ahead`: as for `send`.
-    fn send_long(
-        &mut self,
-        to: &Address,
-        len: usize,
-        ahead: Option<u32>,
-        fill: impl FnOnce(&mut [u8]),
-        keep: impl FnOnce(&[u8]),
-    ) -> bool {
-        let _ = (to, len, ahead, fill, keep);
-        false // a link without such a way
+    /// Longest packets that are worth making for `to` now, bytes, where there is a sound way that takes longer ones than
+    /// datagrams; 0: datagrams are. `ahead`: packets under way to `to`, which those would overtake if they went another
+    /// way.
+    fn long_room(&mut self, to: &Address, ahead: u32) -> usize {
+        let _ = (to, ahead);
+        0 // a link without such a way
+    }
+
+    /// Whether that way takes packets of up to `len` bytes now.
+    fn takes_long(&mut self, to: &Address, len: usize) -> Takes {
+        let _ = (to, len);
+        Takes::Never
+    }
+
+    /// Sends `packets` to one peer that way, of which none is longer than the first one. Returns how many were taken, in
+    /// order: the others wait.
+    fn send_long(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
+        let _ = (to, packets);
+        0
     }
 
     /// `to` is silent though something is owed: where there are several ways to it, another one is

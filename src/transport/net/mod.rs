@@ -400,7 +400,7 @@ impl Net {
             },
             clock::now_ns(),
         );
-        if let Some(pool) = link.pool(datagram_max) {
+        for pool in [link.pool(datagram_max), link.long_pool()].into_iter().flatten() {
             machine.lend(pool);
         }
         let links = link.watched()?;

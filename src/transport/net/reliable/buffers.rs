@@ -17,8 +17,8 @@ const KEEP: usize = 4 << 20;
 pub(super) struct Buffers {
     free: [Vec<Buffer>; SIZES.len() + 1],
     sizes: [usize; SIZES.len() + 1],
-    /// Datagrams of the largest size, where a device reads them as they are.
-    lent: Option<Lent>,
+    /// Packets of some sizes, where a device reads them as they are.
+    lent: Vec<Lent>,
     /// Bytes in use, by capacity.
     used: usize,
     /// Bytes that lie in the free lists.
@@ -56,7 +56,7 @@ impl Buffers {
         let mut sizes = [large; SIZES.len() + 1];
         sizes.iter_mut().zip(SIZES).for_each(|(to, size)| *to = size);
         sizes.sort_unstable();
-        Self { free: Default::default(), sizes, lent: None, used: 0, idle: 0, limit }
+        Self { free: Default::default(), sizes, lent: Vec::new(), used: 0, idle: 0, limit }
     }
 
     /// Packets of the class of its buffers are made in `pool` from now on, as long as it has room.
@@ -64,7 +64,7 @@ impl Buffers {
         let each = pool.each();
         let smaller = self.sizes.into_iter().filter(|size| *size < each).max().unwrap_or(0);
         let (free, resting) = (Vec::new(), VecDeque::new());
-        self.lent = Some(Lent { pool, sizes: smaller + 1..=each, free, resting });
+        self.lent.push(Lent { pool, sizes: smaller + 1..=each, free, resting });
     }
 
     /// The class for `len` bytes, and its size: the last one, if there is none.
@@ -97,7 +97,7 @@ impl Buffers {
     /// The same for a packet that is made to be sent.
     #[inline]
     pub(super) fn take_to_send(&mut self, len: usize) -> Option<Buffer> {
-        if let Some(lent) = self.lent.as_mut().filter(|lent| lent.sizes.contains(&len)) {
+        if let Some(lent) = self.lent.iter_mut().find(|lent| lent.sizes.contains(&len)) {
             let each = *lent.sizes.end();
             let buffer = if self.used + each <= self.limit { lent.take() } else { None };
             if buffer.is_some() {
@@ -115,7 +115,8 @@ impl Buffers {
             return;
         }
         self.used = self.used.saturating_sub(size);
-        if let Some(lent) = self.lent.as_mut().filter(|_| buffer.is_pooled()) {
+        let pooled = buffer.is_pooled();
+        if let Some(lent) = self.lent.iter_mut().find(|lent| pooled && lent.pool.each() == size) {
             if buffer.is_read() {
                 lent.free.push(buffer);
             } else {

@@ -163,6 +163,12 @@ impl Congestion {
         (1..limit_ns).contains(&self.median_ns)
     }
 
+    /// One was, of late.
+    #[inline]
+    pub(super) fn was_near(&self, limit_ns: u32) -> bool {
+        self.rtt_ns > 0 && self.shortest_ns < limit_ns
+    }
+
     fn queues(&self) -> bool {
         u64::from(self.rtt_ns) > 2 * u64::from(self.shortest_ns) + QUEUE_NS
     }

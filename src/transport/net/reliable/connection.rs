@@ -22,6 +22,9 @@ const IDLE_LOOK_NS: u64 = 5_000_000_000;
 /// Between two looks at a side that has not proven yet that it is there, nanoseconds.
 const HALF_OPEN_LOOK_NS: u64 = 2_000_000_000;
 
+/// What is waited longer for an answer to packets that are longer than datagrams, nanoseconds.
+const LONG_NS: u64 = 1_000_000;
+
 /// How far a connection has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
@@ -116,6 +119,12 @@ pub(super) struct Connection {
     pub(super) open: bool,
     /// It waits for company, not because it may not leave.
     pub(super) held: bool,
+    /// Longest packets that are made for what is longer than a datagram, bytes; 0: datagrams are.
+    pub(super) long_room: usize,
+    /// The last packet went the way that takes such, and something is under way.
+    pub(super) by_long: bool,
+    /// Since when that way is full though nothing is under way, nanoseconds.
+    pub(super) full_at: u64,
     /// Messages by the short road since the poll of this number; when the last one came.
     pub(super) burst: u32,
     pub(super) burst_poll: u64,
@@ -210,6 +219,9 @@ impl Connection {
             peer_pressure: false,
             open: false,
             held: false,
+            long_room: 0,
+            by_long: false,
+            full_at: NEVER,
             burst: 0,
             burst_poll: 0,
             pushed_at: 0,
@@ -384,7 +396,10 @@ impl Connection {
     pub(super) fn patience_ns(&self, shared: &mut Shared) -> u64 {
         let doubled = |ns: u64| (ns << self.attempts.min(10)).min(RETRY_MAX_NS);
         match self.phase {
-            Phase::Established => doubled(self.congestion.timeout_ns()),
+            Phase::Established => {
+                let more = if self.by_long { LONG_NS } else { 0 };
+                doubled(self.congestion.timeout_ns() + more)
+            }
             _ => {
                 let wait = doubled(GREETING_NS);
                 shared.jittered(wait)

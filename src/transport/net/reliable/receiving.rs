@@ -19,8 +19,12 @@ use std::collections::VecDeque;
 pub(super) const ACK_EVERY: u16 = 16;
 /// Bytes of buffers that the longest message takes, in the shortest packets.
 const SENDING: usize = MESSAGE_MAX.div_ceil(DATAGRAM_LEAST - HEADER_LEN - FRAME_LEN) * 2048;
+/// As how many a packet counts that is longer than a datagram.
+const LONG_COUNTS: u16 = 4;
 /// How long an acknowledgement waits for something to travel with, nanoseconds.
 pub(super) const ACK_DELAY_NS: u64 = 200_000;
+/// The same of a packet that is longer than a datagram, from the last one on.
+const LONG_DELAY_NS: u64 = 600_000;
 
 /// Packets that came before those in front of them.
 #[derive(Debug, Default)]
@@ -203,9 +207,9 @@ impl Connection {
         pieces.bytes.get_mut(at..at + piece.bytes.len())?.copy_from_slice(piece.bytes);
         pieces.here |= 1 << piece.index;
         if pieces.here.count_ones() < piece.count() {
-            self.note_arrival(shared, header, congested, now);
+            self.note_arrival(shared, header, piece.bytes.len(), congested, now);
             self.ack_now |= header.flags & ACK_REQUEST != 0;
-            self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);
+            self.await_more(shared, piece.bytes.len(), now);
             return None;
         }
         let pieces = self.pieces.take()?;
@@ -221,7 +225,7 @@ impl Connection {
         now: u64,
         sink: &mut impl Sink,
     ) -> Option<End> {
-        self.note_arrival(shared, header, congested, now);
+        self.note_arrival(shared, header, frames.len(), congested, now);
         let psn = widen(header.psn, self.expected);
         if psn == self.expected {
             if self.take_in_order(shared, frames, sink).is_err() {
@@ -238,14 +242,21 @@ impl Connection {
         if self.early.is_some() || self.unacked >= ACK_EVERY || header.flags & ACK_REQUEST != 0 {
             self.ack_now = true;
         } else {
-            self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);
+            self.await_more(shared, frames.len(), now);
         }
         None
     }
 
-    /// A packet with data is here.
+    /// A packet with data, `len` bytes, is here.
     #[inline]
-    fn note_arrival(&mut self, shared: &mut Shared, header: &Header, congested: bool, now: u64) {
+    fn note_arrival(
+        &mut self,
+        shared: &mut Shared,
+        header: &Header,
+        len: usize,
+        congested: bool,
+        now: u64,
+    ) {
         shared.counts.data_received += 1;
         shared.count_sender(now, &mut self.epoch);
         let transmission = widen(header.transmission, self.arrived);
@@ -254,7 +265,23 @@ impl Connection {
             self.arrived_at = now;
         }
         self.marks = self.marks.wrapping_add(u32::from(congested));
-        self.unacked = self.unacked.saturating_add(1);
+        self.unacked = self.unacked.saturating_add(Self::counts_as(shared, len));
+    }
+
+    /// The acknowledgement of a packet of `len` bytes waits for something to travel with.
+    #[inline]
+    fn await_more(&mut self, shared: &Shared, len: usize, now: u64) {
+        // A long one takes a while, and others come behind it.
+        self.ack_at = match Self::counts_as(shared, len) {
+            LONG_COUNTS => now + LONG_DELAY_NS,
+            _ => self.ack_at.min(now + ACK_DELAY_NS),
+        };
+    }
+
+    /// As how many packets one of `len` bytes counts for the next acknowledgement.
+    #[inline]
+    fn counts_as(shared: &Shared, len: usize) -> u16 {
+        if len > shared.settings.datagram_max { LONG_COUNTS } else { 1 }
     }
 
     /// The short road: header and payload of the message of a genuine packet that is the next one, has no other and
@@ -277,7 +304,7 @@ impl Connection {
             && self.phase == Phase::Established
             && self.early.is_none()
             && self.assembly.is_none()
-            && self.unacked + 1 < ACK_EVERY
+            && self.unacked + Self::counts_as(shared, body.len()) < ACK_EVERY
             && widen(header.ack, self.base) <= self.unsent;
         if !plain {
             return None;
@@ -285,11 +312,11 @@ impl Connection {
         let Some((Frame::Whole { header: head, payload }, [])) = Frame::decode(body) else {
             return None;
         };
-        self.note_arrival(shared, header, congested, now);
+        self.note_arrival(shared, header, body.len(), congested, now);
         self.heard_upto = widen(header.ack, self.base);
         self.expected += 1;
         self.delivered += 1;
-        self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);
+        self.await_more(shared, body.len(), now);
         Some((head, payload))
     }
 

@@ -8,11 +8,11 @@ use super::packet::{
 };
 use super::receiving::ACK_EVERY;
 use super::timers::NEVER;
-use super::{MESSAGE_MAX, PACKET_MAX, Shared};
+use super::{MESSAGE_MAX, Shared};
 use crate::sys::Errno;
 use crate::sys::packets::Buffer;
 use crate::transport::SendError;
-use crate::transport::net::link::Link;
+use crate::transport::net::link::{Link, Takes};
 use std::io::IoSlice;
 use std::ops::Range;
 
@@ -52,6 +52,10 @@ const FEW: usize = 8;
 const BURST_GAP_NS: u64 = 20_000;
 /// What waits for company longer than this has waited too long, nanoseconds.
 const LATE_NS: u64 = 200_000;
+/// Packets longer than datagrams that may wait for their first transmission.
+const BACKLOG_LONG: usize = 4;
+/// How long a way for these may be full while nothing is under way, nanoseconds.
+const FULL_NS: u64 = 1_000_000;
 
 /// Where a packet stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,11 +77,22 @@ pub(super) struct Outgoing {
     pub(super) state: State,
     /// It counts as lost because nothing was heard, not because later ones have arrived.
     overdue: bool,
-    /// It was made longer than a datagram, for a link that took such, and the other side takes it in pieces.
+    /// It was made to be longer than a datagram, for a link that takes such, and the other side takes it in pieces.
     pub(super) long: bool,
     /// Which of these is the next to leave, and how often the last one has.
     cut: u16,
     passes: u8,
+}
+
+/// How the next packets leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Next {
+    /// As datagrams, or one as pieces.
+    Datagrams,
+    /// The way that takes longer ones, so many at most.
+    Long(usize),
+    /// Not now.
+    Wait,
 }
 
 impl Outgoing {
@@ -224,12 +239,14 @@ impl Connection {
         if self.join(header, len, |to| pack(0, to)) {
             return Ok(());
         }
-        let room = self.datagram_room().saturating_sub(HEADER_LEN);
-        let joint = room.min(JOINT_MAX - HEADER_LEN);
+        let datagram = self.datagram_room().saturating_sub(HEADER_LEN);
         let whole = FRAME_LEN + header.len() + len;
+        let long = whole > datagram && self.long_room > HEADER_LEN + datagram;
+        let room = if long { self.long_room - HEADER_LEN } else { datagram };
+        let joint = if long { room } else { room.min(JOINT_MAX - HEADER_LEN) };
         let front = FIRST_FRAME_LEN + header.len();
         // Payload of it in the packet that is there.
-        let divides = whole > joint / JOINT_SHARE;
+        let divides = whole > datagram.min(JOINT_MAX - HEADER_LEN) / JOINT_SHARE;
         let here = self.room_left().saturating_sub(front);
         let here = if divides && here >= PIECE_MIN { here } else { 0 };
         let packets = if here > 0 {
@@ -240,10 +257,11 @@ impl Connection {
             1 + (len - room.saturating_sub(front).min(len)).div_ceil(room - FRAME_LEN)
         };
         let waiting = (self.next_psn() - self.unsent) as usize;
-        let backlog = (BACKLOG_BYTES / room.max(1)).max(BACKLOG_PACKETS);
+        let least = if long { BACKLOG_LONG } else { BACKLOG_PACKETS };
+        let backlog = (BACKLOG_BYTES / room.max(1)).max(least);
         let largest = match packets {
-            1 => HEADER_LEN + whole.max(if opens { joint } else { 0 }).min(room),
-            _ => self.datagram_room(),
+            1 if !long => HEADER_LEN + whole.max(if opens { joint } else { 0 }).min(room),
+            _ => HEADER_LEN + room,
         };
         let full = waiting > 0 && waiting + packets > backlog
             || self.window.len() + packets > WINDOW_MAX as usize
@@ -253,7 +271,7 @@ impl Connection {
         }
         self.known = true;
         // It, or it and those before it, would fill more.
-        if whole >= room || self.open {
+        if whole >= datagram || self.open {
             self.want_long(now);
         }
         if self.window.is_empty() {
@@ -279,10 +297,10 @@ impl Connection {
             };
             let piece = room.saturating_sub(front).min(len - offset);
             let opens = opens && i == packets && front + piece < joint;
-            let used = if opens { joint } else { front + piece };
+            let used = if opens || long { joint } else { front + piece };
             // There is room for all of them, as was asked above.
             let bytes = shared.buffers.take_to_send(HEADER_LEN + used).unwrap_or_default();
-            self.append(shared, bytes, front + piece, |to| {
+            self.append(shared, Outgoing { long, ..Outgoing::new(bytes) }, front + piece, |to| {
                 let at = packet::put_frame(to, kind, header, piece, len);
                 if let Some(to) = to.get_mut(at..) {
                     pack(offset, to);
@@ -308,10 +326,14 @@ impl Connection {
         let room = self.datagram_room().saturating_sub(HEADER_LEN);
         let whole = FRAME_LEN + header.len() + len;
         let holds = self.is_burst(&shared.holding, now) && shared.holding.may();
-        if whole >= room && self.push_long(shared, (header, len), &mut pack, now, link) {
-            return Some(Pushed::Left);
-        }
-        if holds || self.open || self.held || whole >= room {
+        let company = holds || self.open || self.held;
+        let long = whole >= room && {
+            self.find_long(shared, link);
+            !company && self.is_long_now(HEADER_LEN + whole, link)
+        };
+        // What is behind long packets would overtake them.
+        let behind = self.by_long && !long && self.under_way(self.unsent) > 0;
+        if company || behind || whole >= room && !long {
             if holds && self.held && self.join(header, len, |to| pack(0, to)) {
                 return Some(Pushed::Held);
             }
@@ -321,11 +343,12 @@ impl Connection {
             return None;
         }
         let key = self.key?;
-        let mut bytes = shared.buffers.take_to_send(HEADER_LEN + whole)?;
+        let size = if long { self.long_room } else { HEADER_LEN + whole };
+        let mut bytes = shared.buffers.take_to_send(size)?;
         bytes.resize(HEADER_LEN + whole);
         let mut head = self.header(shared, Kind::Data, now);
         head.transmission = self.transmission as u32;
-        if self.goes_sound(link, bytes.len()) {
+        if long || self.goes_sound(link, bytes.len()) {
             head.flags |= HEADER_ONLY;
         }
         if self.attempts > 0 {
@@ -334,12 +357,31 @@ impl Connection {
         let (to, frames) = bytes.split_first_chunk_mut::<HEADER_LEN>()?;
         put_whole(frames, header, len, |to| pack(0, to));
         *to = head.signed(&key, &shared.hash, self.direction, frames);
-        let ahead = self.ahead_of(shared, self.unsent);
-        let left = link.send(&self.address, &[IoSlice::new(&bytes)], ahead) > 0;
+        let packet = [IoSlice::new(&bytes)];
+        let left = if long {
+            link.send_long(&self.address, &packet) > 0
+        } else {
+            let ahead = self.ahead_of(shared, self.unsent);
+            link.send(&self.address, &packet, ahead) > 0
+        };
         bytes.note_sent();
+        self.by_long |= long;
         // The packet is on its way: all the rest does not hold it up.
-        self.on_single(shared, Outgoing::new(bytes), left, now);
-        Some(if left { Pushed::Left } else { Pushed::Blocked })
+        self.on_single(shared, Outgoing { long, ..Outgoing::new(bytes) }, left, now);
+        Some(match left {
+            true => Pushed::Left,
+            // Nobody else is held up by that.
+            false if long => Pushed::Partly,
+            false => Pushed::Blocked,
+        })
+    }
+
+    /// Whether a packet of `len` bytes that is made now may be longer than a datagram, and leave at once.
+    #[inline]
+    fn is_long_now(&self, len: usize, link: &mut impl Link) -> bool {
+        len <= self.long_room
+            && self.is_next()
+            && matches!(link.takes_long(&self.address, len), Takes::Some(_))
     }
 
     /// The packet that `push_at_once` has made of a message is the last one of the window: it has left, or waits.
@@ -367,13 +409,26 @@ impl Connection {
         self.on_departed(shared, now);
     }
 
-    /// Packets before `psn` that nothing was heard of, where microseconds count.
+    /// Packets before `psn` that nothing was heard of.
     #[inline]
-    fn ahead_of(&self, shared: &Shared, psn: u64) -> Option<u32> {
+    fn under_way(&self, psn: u64) -> u32 {
         // What has come may say more than was looked at.
         let heard = if self.heard_upto <= psn { self.heard_upto } else { 0 };
-        let ahead = (psn - self.base.max(heard).min(psn)) as u32;
-        self.congestion.is_near(shared.near_ns).then_some(ahead)
+        (psn - self.base.max(heard).min(psn)) as u32
+    }
+
+    /// The same where microseconds count.
+    #[inline]
+    fn ahead_of(&self, shared: &Shared, psn: u64) -> Option<u32> {
+        self.congestion.is_near(shared.near_ns).then(|| self.under_way(psn))
+    }
+
+    /// Finds out how long packets may be that are made from now on for what is longer than a datagram. Where answers take
+    /// long, a way that has room for a bounded number would be slower than datagrams.
+    fn find_long(&mut self, shared: &Shared, link: &mut impl Link) {
+        let may = self.knows(HEADER_TAGS) && self.congestion.was_near(shared.near_ns);
+        let ahead = self.under_way(self.unsent);
+        self.long_room = if may { link.long_room(&self.address, ahead) } else { 0 };
     }
 
     /// Packets with data have left.
@@ -405,8 +460,8 @@ impl Connection {
         // While some wait, others are under way.
         let may =
             u64::from(self.congestion.window()).min(self.credit_end.saturating_sub(self.base));
-        let most =
-            (HELD_BYTES / self.datagram_room()).min(HELD_PACKETS).min(may as usize / 4).max(1);
+        let each = self.datagram_room().max(self.long_room);
+        let most = (HELD_BYTES / each).min(HELD_PACKETS).min(may as usize / 4).max(1);
         self.held = holds && (self.open || waiting < most);
         if self.held && waiting <= most {
             return Some(Pushed::Held);
@@ -456,7 +511,10 @@ impl Connection {
     #[inline]
     fn room_left(&self) -> usize {
         let room = self.datagram_room().min(JOINT_MAX);
-        let left = |p: &Outgoing| room.min(p.bytes.capacity()).saturating_sub(p.bytes.len());
+        let left = |p: &Outgoing| {
+            let room = if p.long { self.long_room } else { room };
+            room.min(p.bytes.capacity()).saturating_sub(p.bytes.len())
+        };
         if self.open { self.window.back().map_or(0, left) } else { 0 }
     }
 
@@ -479,49 +537,6 @@ impl Connection {
         let Some(to) = self.extend_last(whole) else { return false };
         put_whole(to, header, len, pack);
         self.sent += 1;
-        true
-    }
-
-    /// Sends a message that is longer than a datagram as one packet, if the link has a way for that. False: nothing
-    /// was done.
-    fn push_long(
-        &mut self,
-        shared: &mut Shared,
-        (header, len): (&[u8], usize),
-        pack: &mut impl FnMut(usize, &mut [u8]),
-        now: u64,
-        link: &mut impl Link,
-    ) -> bool {
-        let all = HEADER_LEN + FRAME_LEN + header.len() + len;
-        let fits = all <= PACKET_MAX && header.len() <= usize::from(u8::MAX);
-        if !fits || !self.knows(HEADER_TAGS) || !self.is_next() {
-            return false;
-        }
-        let (Some(key), Some(mut bytes)) = (self.key, shared.buffers.take(all)) else {
-            return false;
-        };
-        let mut head = self.header(shared, Kind::Data, now);
-        head.transmission = self.transmission as u32;
-        head.flags |= HEADER_ONLY;
-        if self.attempts > 0 {
-            head.flags |= ACK_REQUEST;
-        }
-        let (ahead, direction) = (self.ahead_of(shared, self.unsent), self.direction);
-        let fill = |to: &mut [u8]| {
-            if let Some((to, frames)) = to.split_first_chunk_mut::<HEADER_LEN>() {
-                put_whole(frames, header, len, |to| pack(0, to));
-                *to = head.signed(&key, &shared.hash, direction, frames);
-            }
-        };
-        // It is on its way before it is copied for the case that it has to be sent again.
-        let keep = |sent: &[u8]| {
-            bytes.hold(sent);
-        };
-        if !link.send_long(&self.address, all, ahead, fill, keep) {
-            shared.buffers.give(bytes);
-            return false;
-        }
-        self.on_single(shared, Outgoing { long: true, ..Outgoing::new(bytes) }, true, now);
         true
     }
 
@@ -548,16 +563,16 @@ impl Connection {
     fn append(
         &mut self,
         shared: &mut Shared,
-        mut bytes: Buffer,
+        mut packet: Outgoing,
         len: usize,
         fill: impl FnOnce(&mut [u8]),
     ) {
-        bytes.resize(HEADER_LEN + len);
-        if let Some(frames) = bytes.get_mut(HEADER_LEN..) {
+        packet.bytes.resize(HEADER_LEN + len);
+        if let Some(frames) = packet.bytes.get_mut(HEADER_LEN..) {
             fill(frames);
         }
         self.open = false;
-        self.window.push_back(Outgoing::new(bytes));
+        self.window.push_back(packet);
         shared.unacknowledged += 1;
     }
 
@@ -644,9 +659,15 @@ impl Connection {
         n: &mut usize,
     ) -> bool {
         while budget > 0 && self.may_send_data() {
-            let (batch, fresh) = self.choose(budget.min(BURST));
+            let next = self.next_way(now, link);
+            let (most, long) = match next {
+                Next::Datagrams => (BURST, false),
+                Next::Long(most) => (most.min(FEW), true),
+                Next::Wait => return true,
+            };
+            let (batch, fresh) = self.choose(budget.min(most), long);
             let count = (batch.end - batch.start) as usize;
-            if count > 0 && self.is_cut(batch.start) {
+            if count > 0 && !long && self.is_cut(batch.start) {
                 let (pieces, all) = self.send_pieces(shared, now, link, batch.start);
                 *n += pieces;
                 if !all {
@@ -655,19 +676,57 @@ impl Connection {
                 budget = budget.saturating_sub(pieces);
                 continue;
             }
+            let how = (fresh, long);
             let taken = match count {
                 0 => break,
-                1 => self.send_batch::<1>(shared, now, link, batch, fresh),
-                2..=FEW => self.send_batch::<FEW>(shared, now, link, batch, fresh),
-                _ => self.send_batch::<BURST>(shared, now, link, batch, fresh),
+                1 => self.send_batch::<1>(shared, now, link, batch, how),
+                2..=FEW => self.send_batch::<FEW>(shared, now, link, batch, how),
+                _ => self.send_batch::<BURST>(shared, now, link, batch, how),
             };
             *n += taken;
             if taken < count {
-                return false;
+                // What waits for that way holds nobody else up.
+                return long;
             }
             budget -= count;
         }
         true
+    }
+
+    /// How the next packets leave. What was made longer than a datagram waits until the way that it was made for takes it,
+    /// and so does what comes behind it, which would overtake it; when there is no such way any more it goes in pieces.
+    #[inline]
+    fn next_way(&mut self, now: u64, link: &mut impl Link) -> Next {
+        self.forget_arrived();
+        let first = self.unsent == self.base;
+        self.by_long &= !first;
+        let (room, by_long) = (self.datagram_room(), self.by_long);
+        let next = if self.lost.is_empty() { self.packet(self.unsent) } else { None };
+        match next.map(|packet| packet.bytes.len()) {
+            Some(len) if len > room || by_long => self.long_way(len, first, now, link),
+            _ => Next::Datagrams,
+        }
+    }
+
+    /// The same for a packet of `len` bytes that is for that way; nothing is under way if it is the `first`.
+    fn long_way(&mut self, len: usize, first: bool, now: u64, link: &mut impl Link) -> Next {
+        match link.takes_long(&self.address, len) {
+            Takes::Some(most) => {
+                self.full_at = NEVER;
+                return Next::Long(most);
+            }
+            Takes::Later if !first => return Next::Wait,
+            Takes::Later => {
+                self.full_at = self.full_at.min(now);
+                if now - self.full_at < FULL_NS {
+                    return Next::Wait;
+                }
+            }
+            Takes::Never => {}
+        }
+        (self.by_long, self.long_room) = (false, 0);
+        // Pieces leave of the first packet only.
+        if first || len <= self.datagram_room() { Next::Datagrams } else { Next::Wait }
     }
 
     fn send_hellos(
@@ -706,15 +765,10 @@ impl Connection {
     }
 
     /// The next packets to send, all but the last of one length: lost ones first. They are marked
-    /// as sent already. Also whether they were never sent before.
-    fn choose(&mut self, budget: usize) -> (Range<u64>, bool) {
+    /// as sent already. Also whether they were never sent before. For the `long` way the first one is the longest.
+    fn choose(&mut self, budget: usize, long: bool) -> (Range<u64>, bool) {
         let room = self.datagram_room();
-        while let Some(psn) = self.lost.front().copied() {
-            if self.packet(psn).is_some_and(|packet| packet.state == State::Lost) {
-                break;
-            }
-            self.lost.pop_front(); // it has arrived since
-        }
+        self.forget_arrived();
         let again = self.lost.front().copied();
         let from = again.unwrap_or(self.unsent);
         let wanted = if again.is_some() { State::Lost } else { State::Unsent };
@@ -739,17 +793,28 @@ impl Connection {
             }
             self.in_flight += 1;
             next += 1;
-            // What is longer than a datagram goes by itself.
-            if len.is_some_and(|len| bytes < len) || bytes > room {
+            len = len.or(Some(bytes));
+            // What is longer than a datagram, and goes as such, goes by itself.
+            if !long && (Some(bytes) < len || bytes > room) {
                 break;
             }
-            len = Some(bytes);
         }
         (from..next, again.is_none())
     }
 
-    /// Sends these packets, at most `N`, none of which was sent before if they are `fresh`; what the
-    /// link does not take is as it was before.
+    /// What was lost and has arrived since is not sent again.
+    #[inline]
+    fn forget_arrived(&mut self) {
+        while let Some(psn) = self.lost.front().copied() {
+            if self.packet(psn).is_some_and(|packet| packet.state == State::Lost) {
+                break;
+            }
+            self.lost.pop_front();
+        }
+    }
+
+    /// Sends these packets, at most `N`, none of which was sent before if they are `fresh`, by the `long` way or as
+    /// datagrams; what the link does not take is as it was before.
     #[inline]
     fn send_batch<const N: usize>(
         &mut self,
@@ -757,7 +822,7 @@ impl Connection {
         now: u64,
         link: &mut impl Link,
         batch: Range<u64>,
-        fresh: bool,
+        (fresh, long): (bool, bool),
     ) -> usize {
         let Some(key) = self.key else { return 0 };
         let count = (batch.end - batch.start) as usize;
@@ -765,9 +830,10 @@ impl Connection {
         let starved = !self.may_send_data() && self.unsent < self.next_psn();
         // The first one is the longest.
         let longest = self.packet(batch.start).map_or(0, |packet| packet.bytes.len());
-        if self.goes_sound(link, longest) {
+        if long || self.goes_sound(link, longest) {
             header.flags |= HEADER_ONLY;
         }
+        self.by_long |= long;
         let first = self.transmission;
         // What waits needs an answer soon. Where much may be under way, and nothing was lost lately, those
         // that come unasked do.
@@ -799,7 +865,11 @@ impl Connection {
             *slot = IoSlice::new(bytes);
         }
         let offered = slices.get(..count).unwrap_or(&[]);
-        let taken = link.send(address, offered, ahead).min(count);
+        let taken = match long {
+            true => link.send_long(address, offered),
+            false => link.send(address, offered, ahead),
+        };
+        let taken = taken.min(count);
         for packet in window.iter_mut().skip(at).take(taken) {
             packet.bytes.note_sent();
         }

@@ -2,6 +2,7 @@
 
 use super::packet::{Dump, HEADER_TAGS, Hello, HelloKind};
 use super::*;
+use crate::transport::net::link::Takes;
 use std::cell::RefCell;
 use std::io::IoSlice;
 
@@ -15,8 +16,11 @@ struct Wire {
     sound: bool,
     /// Packets that it takes at a time, if that is bounded.
     most: Option<usize>,
-    /// It takes packets that are longer than a datagram.
+    /// It takes packets that are longer than a datagram, and how many now.
     long: bool,
+    room: usize,
+    /// Packets that went that way.
+    long_ones: usize,
 }
 
 impl Link for Wire {
@@ -30,21 +34,23 @@ impl Link for Wire {
         taken
     }
 
-    fn send_long(
-        &mut self,
-        _: &Address,
-        len: usize,
-        _: Option<u32>,
-        fill: impl FnOnce(&mut [u8]),
-        keep: impl FnOnce(&[u8]),
-    ) -> bool {
-        if self.long {
-            let mut packet = vec![0; len];
-            fill(&mut packet);
-            keep(&packet);
-            self.packets.push(packet);
+    fn long_room(&mut self, _: &Address, _: u32) -> usize {
+        if self.long { PACKET_MAX } else { 0 }
+    }
+
+    fn takes_long(&mut self, _: &Address, _: usize) -> Takes {
+        match self.room {
+            _ if !self.long => Takes::Never,
+            0 => Takes::Later,
+            room => Takes::Some(room),
         }
-        self.long
+    }
+
+    fn send_long(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
+        assert!(self.long && packets.len() <= self.room);
+        self.packets.extend(packets.iter().map(|p| p.to_vec()));
+        self.long_ones += packets.len();
+        packets.len()
     }
 
     fn is_sound(&mut self, _: &Address, _: usize) -> bool {
@@ -216,11 +222,16 @@ impl Bench {
     /// The same, and the path is known to carry what the link does.
     fn probed() -> Self {
         let mut bench = Self::connected();
-        let slots = bench.a.machine.slots.iter_mut();
-        for c in slots.filter_map(|slot| slot.connection.as_mut()) {
-            c.datagram_max = bench.a.wire.datagram_max() as u16;
-        }
+        bench.know_path();
         bench
+    }
+
+    /// The path carries what the link does.
+    fn know_path(&mut self) {
+        let slots = self.a.machine.slots.iter_mut();
+        for c in slots.filter_map(|slot| slot.connection.as_mut()) {
+            c.datagram_max = self.a.wire.datagram_max() as u16;
+        }
     }
 
     /// A message by the short road if that is open, `ns` after the one before. Returns how many packets
@@ -795,7 +806,9 @@ fn with_long_packets() -> Bench {
         bench.exchange(|_| true);
     }
     bench.b.heard.messages.clear();
-    bench.a.wire.long = true;
+    bench.know_path();
+    (bench.a.wire.long, bench.a.wire.room) = (true, 8);
+    bench.a.machine.set_near(u32::MAX);
     bench.a.machine.on_poll();
     bench
 }
@@ -860,13 +873,88 @@ fn a_message_longer_than_a_datagram_is_one_packet_where_the_link_takes_it() {
         numbered(n)(0, &mut expected);
         assert_eq!(bench.b.heard.messages.pop().unwrap().1, expected);
     }
-    assert!(bench.push(MS, 9, PACKET_MAX) > 10, "longer than a packet may be");
+    assert_eq!(bench.push(MS, 9, PACKET_MAX), 2, "longer than a packet may be");
     bench.settle();
     let counts = bench.a.machine.counts();
     assert_eq!((counts.retransmitted, counts.in_pieces), (0, 0));
     bench.a.wire.long = false;
     assert!(bench.push(MS, 10, 16_384) > 5, "the link takes none any more");
     bench.settle();
+}
+
+#[test]
+fn long_messages_of_a_burst_run_through_long_packets() {
+    for (len, count, most) in [(3000, 60, 8), (16_384, 26, 16), (50_000, 9, 16)] {
+        let mut bench = with_long_packets();
+        bench.a.machine.shared.buffers = Buffers::new(1472, 8 << 20);
+        for n in 0..count {
+            bench.push(500, n, len);
+            let packets = &bench.a.wire.packets;
+            assert!(packets.iter().all(|p| p[1] & packet::HEADER_ONLY != 0));
+        }
+        bench.a.machine.on_poll();
+        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+        let packets = std::mem::take(&mut bench.a.wire.packets);
+        assert!(packets.len() <= most, "{len}: {} packets", packets.len());
+        // They are full, but for the first two and the last.
+        let full = packets.iter().filter(|p| p.len() > PACKET_MAX - 300).count();
+        assert!(full + 4 >= packets.len(), "{full} of {}", packets.len());
+        bench.arrive(&packets);
+        bench.b.machine.poll_transmit(bench.now, &mut bench.b.wire);
+        bench.assert_heard(count, len);
+        bench.settle();
+        // Each counts as four.
+        let acks = bench.b.machine.counts().acks_sent as usize;
+        assert!(acks <= packets.len() / 4 + 8, "{acks} for {}", packets.len());
+        let counts = bench.a.machine.counts();
+        assert_eq!((counts.retransmitted, counts.in_pieces), (0, 0));
+    }
+}
+
+#[test]
+fn what_is_for_a_full_way_waits_and_what_is_behind_it_does_too() {
+    // The way has room again; it is full for ever, with and without something under way; it ends.
+    for end in 0..4 {
+        let mut bench = with_long_packets();
+        bench.a.wire.room = 1;
+        if end != 2 {
+            assert_eq!(bench.push(MS, 0, 16_384), 1);
+        }
+        bench.a.wire.room = 0;
+        let first = u32::from(end != 2);
+        assert_eq!(bench.push(MS / 10, first, 20_000) + bench.push(10, first + 1, 100), 0);
+        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+        assert_eq!(bench.a.wire.packets.len(), first as usize);
+        assert!(!bench.a.machine.blocked, "others do not wait for it");
+        match end {
+            0 => {
+                bench.a.wire.room = 8;
+                bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+                assert_eq!(bench.a.wire.packets.len(), 3);
+            }
+            3 => bench.a.wire.long = false,
+            _ => {}
+        }
+        bench.settle();
+        let lens = [16_384, 20_000, 100];
+        bench.assert_heard_lens(&lens[usize::from(end == 2)..]);
+        assert_eq!(bench.a.machine.counts().in_pieces > 0, end != 0);
+        let late = (bench.a.machine.counts().timeouts, bench.b.machine.counts().early);
+        assert!(end != 0 || late == (0, 0));
+    }
+}
+
+#[test]
+fn a_short_message_does_not_overtake_a_long_one() {
+    let mut bench = with_long_packets();
+    assert_eq!((bench.push(MS, 0, 16_384), bench.push(10, 1, 8)), (1, 1));
+    let packets = &bench.a.wire.packets;
+    assert!(packets.iter().all(|p| p[1] & packet::HEADER_ONLY != 0));
+    assert_eq!(bench.a.wire.long_ones, 2, "the same way");
+    bench.settle();
+    bench.assert_heard_lens(&[16_384, 8]);
+    assert_eq!(bench.push(MS, 2, 8), 1);
+    assert_eq!(bench.a.wire.long_ones, 2, "nothing is under way any more");
 }
 
 #[test]
@@ -893,7 +981,7 @@ fn a_long_packet_that_is_lost_goes_again_in_pieces() {
                 break;
             }
         }
-        assert_eq!(all.len(), 15, "each was sent once, {most:?}");
+        assert_eq!(all.len(), 12, "each was sent once, {most:?}");
         bench.assert_heard_lens(&[16_384, 20]);
         // What comes once more, whole or in pieces, is none.
         bench.arrive(&[lost]);

@@ -17,7 +17,7 @@ use crate::sys::verbs::{OpenDevice, UdCounts};
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
-use crate::transport::net::link::{Condition, Link, LinkSink};
+use crate::transport::net::link::{Condition, Link, LinkSink, Takes};
 use crate::transport::net::reliable::packet::{HEADER_ONLY, MAGIC};
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::udp::{LinkCounts, UdpLink};
@@ -136,6 +136,14 @@ impl HybridLink {
             link.lend(pool.clone());
         }
         rdma.pool = Some(pool.clone());
+        Some(pool)
+    }
+
+    /// The same for those that are longer than datagrams; `None`: there is no way for such, or no memory.
+    pub(crate) fn long_pool(&mut self) -> Option<Arc<Pool>> {
+        let rdma = self.rdma.as_mut().filter(|rdma| rdma.eager.is_on())?;
+        let pool = Pool::new(eager::LONG_MAX).ok()?;
+        rdma.eager.lend(pool.clone());
         Some(pool)
     }
 
@@ -333,16 +341,18 @@ impl Link for HybridLink {
     }
 
     #[inline]
-    fn send_long(
-        &mut self,
-        to: &Address,
-        len: usize,
-        ahead: Option<u32>,
-        fill: impl FnOnce(&mut [u8]),
-        keep: impl FnOnce(&[u8]),
-    ) -> bool {
-        let Some(rdma) = &mut self.rdma else { return false };
-        rdma.send_long(to, len, ahead, fill, keep)
+    fn long_room(&mut self, to: &Address, ahead: u32) -> usize {
+        self.rdma.as_mut().map_or(0, |rdma| rdma.long_room(to, ahead))
+    }
+
+    #[inline]
+    fn takes_long(&mut self, to: &Address, len: usize) -> Takes {
+        self.rdma.as_mut().map_or(Takes::Never, |rdma| rdma.takes_long(to, len))
+    }
+
+    #[inline]
+    fn send_long(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
+        self.rdma.as_mut().map_or(0, |rdma| rdma.send_long(to, packets))
     }
 
     fn doubt(&mut self, to: &Address) {
@@ -524,28 +534,34 @@ impl Rdma {
         len <= link.longest_to(way.place)
     }
 
-    /// See [`Link::send_long`]: a ring is such a way.
+    /// See [`Link::long_room`]: a ring is such a way.
+    fn long_room(&mut self, to: &Address, ahead: u32) -> usize {
+        let (Some(_), Some(way)) = (&self.link, self.ways.open(to)) else { return 0 };
+        let Some(channel) = way.traffic.channel else {
+            way.traffic.want(|| self.eager.wish(to));
+            return 0;
+        };
+        let may = way.traffic.takes_long(ahead)
+            && self.eager.takes(channel, eager::LONG_MAX) != Takes::Never;
+        if may { eager::LONG_MAX } else { 0 }
+    }
+
+    /// See [`Link::takes_long`].
     #[inline]
-    fn send_long(
-        &mut self,
-        to: &Address,
-        len: usize,
-        ahead: Option<u32>,
-        fill: impl FnOnce(&mut [u8]),
-        keep: impl FnOnce(&[u8]),
-    ) -> bool {
-        let (Some(_), Some(way)) = (&self.link, self.ways.open(to)) else { return false };
-        let Some(channel) = way.traffic.channel else { return false };
-        // What has to go as datagrams is counted as these are.
-        let mut after = *way.traffic;
-        let goes = after.hurries(ahead, false)
-            && self.eager.takes(channel, len)
-            && self.eager.send_long(channel, len, fill, keep, self.now);
-        if goes {
-            after.by_ring = true;
-            *way.traffic = after;
-        }
-        goes
+    fn takes_long(&mut self, to: &Address, len: usize) -> Takes {
+        let way = self.ways.open(to).filter(|_| self.link.is_some());
+        let channel = way.and_then(|way| way.traffic.channel);
+        channel.map_or(Takes::Never, |channel| self.eager.takes(channel, len))
+    }
+
+    /// See [`Link::send_long`].
+    #[inline]
+    fn send_long(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
+        let Some(way) = self.ways.open(to) else { return 0 };
+        let Some(channel) = way.traffic.channel else { return 0 };
+        let taken = self.eager.send(channel, packets, self.now).unwrap_or(0);
+        way.traffic.by_ring |= taken > 0;
+        taken
     }
 
     /// Sends `packets` if the way is open and carries them; `None`: they have to go over UDP.
@@ -561,6 +577,14 @@ impl Rdma {
             return None;
         };
         let acknowledges = first.first() == Some(&ACK);
+        if let (true, Some(channel)) = (acknowledges, way.traffic.channel) {
+            // It says what was taken as well.
+            if self.eager.has_to_tell(channel) {
+                if let Some(taken) = self.eager.send(channel, packets, self.now) {
+                    return Some(taken);
+                }
+            }
+        }
         if way.traffic.hurries(ahead, acknowledges) {
             if let Some(channel) = way.traffic.channel {
                 if let Some(taken) = self.eager.send(channel, packets, self.now) {
@@ -568,10 +592,7 @@ impl Rdma {
                     return Some(taken);
                 }
             } else {
-                way.traffic.left = match way.traffic.left.checked_sub(1) {
-                    Some(left) => left,
-                    None => self.eager.wish(to),
-                };
+                way.traffic.want(|| self.eager.wish(to));
             }
         }
         // What only acknowledges may be overtaken.
@@ -581,7 +602,10 @@ impl Rdma {
             return None;
         }
         match link.send(way.place, way.handle, packets) {
-            Ok(taken) => Some(taken),
+            Ok(taken) => {
+                self.eager.note_sent(taken);
+                Some(taken)
+            }
             Err(errno) => {
                 log::info(format_args!("the device does not send to {to} ({errno}): UDP does"));
                 self.ways.close(to, process::random_u64());

@@ -52,9 +52,11 @@ pub(super) struct Traffic {
     pub(super) channel: Option<ChannelId>,
     /// Bursts sent in a row while nothing else was under way, and how many more make a channel worth while.
     lone: u32,
-    pub(super) left: u32,
+    left: u32,
     /// What was sent last went by the ring.
     pub(super) by_ring: bool,
+    /// Long messages that went as datagrams, because such are under way.
+    shut_out: u32,
 }
 
 /// Bursts in a row, each sent while nothing else was under way, after which the next one is taken for such too.
@@ -62,10 +64,18 @@ const LONE: u32 = 2;
 const LONE_MAX: u32 = 8;
 /// Packets that may be under way, all by the ring, when the next burst goes there too.
 const AHEAD: u32 = 2;
+/// Long messages after which the next one goes by the ring although it may overtake datagrams: of a stream that never pauses.
+const SHUT_OUT: u32 = 64;
 
 impl Traffic {
     fn new() -> Self {
-        Self { channel: None, lone: 0, left: BUSY, by_ring: false }
+        Self { channel: None, lone: 0, left: BUSY, by_ring: false, shut_out: 0 }
+    }
+
+    /// A channel would have been of use: the last time that it has to be, `wish` says so, and how many more have to come now.
+    #[inline]
+    pub(super) fn want(&mut self, wish: impl FnOnce() -> u32) {
+        self.left = self.left.checked_sub(1).unwrap_or_else(wish);
     }
 
     /// Whether the next burst is for the ring: one of question and answer, and not of a stream, of which datagrams
@@ -89,6 +99,15 @@ impl Traffic {
             }
         };
         may && self.lone > LONE
+    }
+
+    /// Whether a long message that is made now is for the ring, where `ahead` packets are under way: all of them by the ring
+    /// too, so that it overtakes none.
+    #[inline]
+    pub(super) fn takes_long(&mut self, ahead: u32) -> bool {
+        let may = ahead == 0 || self.by_ring || self.shut_out >= SHUT_OUT;
+        self.shut_out = if may { 0 } else { self.shut_out + 1 };
+        may
     }
 }
 

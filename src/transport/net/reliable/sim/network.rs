@@ -10,7 +10,7 @@ use super::clock::{Clock, Event};
 use super::rng::{Chance, Rng};
 use super::weather::{Cut, Path, Weather};
 use crate::transport::Address;
-use crate::transport::net::link::{Condition, Link, LinkSink};
+use crate::transport::net::link::{Condition, Link, LinkSink, Takes};
 use crate::transport::net::reliable::packet::{Dump, HEADER_ONLY, MAGIC};
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -21,6 +21,8 @@ pub(super) type Slot = u32;
 
 /// Bytes on the wire beside those of a datagram: UDP, IPv4, and Ethernet with preamble and gap.
 const WIRE_OVERHEAD: u64 = 66;
+/// Longest packets that are no datagrams, bytes.
+const LONG: usize = 32 * 1024;
 /// Datagrams that an eavesdropper keeps, to send them again.
 const CAPTURE: usize = 512;
 const PORT: u16 = 7471;
@@ -400,28 +402,34 @@ impl Link for SimLink<'_> {
         packets.len()
     }
 
-    fn send_long(
-        &mut self,
-        to: &Address,
-        len: usize,
-        _: Option<u32>,
-        fill: impl FnOnce(&mut [u8]),
-        keep: impl FnOnce(&[u8]),
-    ) -> bool {
-        // Now and then there is no room, after it was made or before.
-        if !self.sound || self.network.ways.percent(30) {
-            return false;
+    fn long_room(&mut self, _: &Address, _: u32) -> usize {
+        if self.sound && self.network.ways.percent(70) { LONG } else { 0 }
+    }
+
+    fn takes_long(&mut self, _: &Address, len: usize) -> Takes {
+        assert!(len > 0 && len <= LONG, "a packet of {len} B");
+        let ways = &mut self.network.ways;
+        match ways.below(100) {
+            _ if !self.sound => Takes::Never,
+            0..70 => Takes::Some(1 + ways.index(8)),
+            70..90 => Takes::Later,
+            _ => Takes::Never,
         }
-        assert!(len > 0 && len <= 32 * 1024, "a packet of {len} B");
-        let mut packet = vec![0; len];
-        fill(&mut packet);
-        let left = self.network.ways.percent(90)
-            && self.network.transmit(self.slot, slot_of(to), &packet, true);
-        if left {
-            keep(&packet);
+    }
+
+    fn send_long(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
+        let longest = packets.first().map_or(0, |packet| packet.len());
+        for (i, packet) in packets.iter().enumerate() {
+            assert!(self.sound && (1..=longest).contains(&packet.len()) && longest <= LONG);
+            // Now and then it is full all the same.
+            let taken = self.network.ways.percent(90)
+                && self.network.transmit(self.slot, slot_of(to), packet, true);
+            if !taken {
+                return i;
+            }
             self.taken += 1;
         }
-        left
+        packets.len()
     }
 
     fn is_sound(&mut self, _: &Address, _: usize) -> bool {

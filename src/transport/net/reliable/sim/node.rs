@@ -93,9 +93,13 @@ impl Node {
         };
         let number = oracle.born(slot, habits.job);
         let app = App::new(slot, number, flows, habits.waits, now);
+        let mut machine = Reliable::new(settings, now);
+        if habits.sound {
+            machine.set_near(u32::MAX);
+        }
         Self {
             slot,
-            machine: Reliable::new(settings, now),
+            machine,
             app,
             habits,
             life,

@@ -4,12 +4,13 @@ use super::message::End;
 use super::ring::{RING, Words};
 use super::{Device, Eager, Qp, Ring};
 use crate::sys::Errno;
-use crate::sys::verbs::{EagerPort, EagerQp, EagerSettings, EagerWrite, MARK, RcAddress};
+use crate::sys::packets::Pool;
+use crate::sys::verbs::{EagerPort, EagerQp, EagerSettings, EagerWrite, RcAddress};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::net::verbs::introduction::Place;
 use crate::transport::net::verbs::{At, RdmaSettings, Spot};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 /// Channels over the port that `spot` names, for the endpoint `me`.
 pub(in crate::transport::net::verbs) fn open(
@@ -57,6 +58,10 @@ pub(in crate::transport::net::verbs) struct Pair {
 
 impl Device for Port {
     type Qp = Pair;
+
+    fn lend(&mut self, pool: Arc<Pool>) {
+        self.port.lend(pool);
+    }
 
     fn channel(&mut self) -> Result<Pair, Errno> {
         Ok(Pair { qp: self.port.channel()?, place: self.place })
@@ -112,27 +117,6 @@ impl Qp for Pair {
         told: bool,
     ) -> Result<usize, Errno> {
         self.qp.write((to.addr, to.rkey), writes, told)
-    }
-
-    #[inline]
-    fn lend(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
-        self.qp.lend(at, len)
-    }
-
-    #[inline]
-    fn lent(&self, at: usize, len: usize) -> Option<&[u8]> {
-        self.qp.lent(at, len)
-    }
-
-    #[inline]
-    fn write_lent(
-        &mut self,
-        to: Ring,
-        at: usize,
-        len: usize,
-        mark: [u8; MARK],
-    ) -> Result<usize, Errno> {
-        self.qp.write_lent((to.addr, to.rkey), at, len, mark)
     }
 
     fn progress(&self) -> (u64, u64) {

@@ -9,7 +9,7 @@ pub(crate) const EAGER_CONTROL: u8 = 0xf4;
 /// Bytes of one.
 pub(crate) const EAGER_LEN: usize = 64;
 /// What stands where in a ring: of another layout nobody hears.
-const LAYOUT: u8 = 2;
+const LAYOUT: u8 = 3;
 /// Where the parts stand.
 const ID_AT: usize = 4;
 const PSN_AT: usize = 8;

@@ -13,16 +13,19 @@ mod tests;
 
 pub(super) use device::{Port, open};
 pub(crate) use message::{Control, EAGER_CONTROL, EAGER_LEN};
-pub(super) use ring::PACKET_MAX;
+pub(super) use ring::{LONG_MAX, PACKET_MAX};
 
-use crate::sys::verbs::{EagerWrite, MARK};
+use crate::sys::packets::Pool;
+use crate::sys::verbs::EagerWrite;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::Address;
+use crate::transport::net::link::Takes;
 use message::{End, Message};
-use ring::{BURST, LONG_MAX, Mark, SLOTS, STATE_AT, State, Words};
+use ring::{BURST, Mark, SLOTS, STATE_AT, State, Words};
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::sync::Arc;
 
 /// Packets, or bursts of them, sent to a peer while nothing else was under way to it after which a channel to it is asked
 /// for, and how many more have to come after each time that it was in vain, or ended.
@@ -36,6 +39,10 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 const TELLING_NS: u64 = 5_000_000;
 /// After that word, when the rings are looked at once more: what was under way then tells nobody; nanoseconds.
 const LAST_LOOKS_NS: [u64; 3] = [2_000_000, 20_000_000, 200_000_000];
+/// Packets that nothing was written after for so long are asked about, nanoseconds.
+const UNSURE_NS: u64 = 5_000_000;
+/// Long packets that the device is not known to have read before it is asked.
+const MANY: usize = 8;
 /// Packets that are sent without a sleep between them before peers are told that we are awake.
 const AWAKE: u32 = 4;
 /// Packets that are taken from one ring in one go: what was taken of a ring is told when it is half of it.
@@ -71,18 +78,6 @@ pub(super) trait Qp: Send {
         writes: impl Iterator<Item = EagerWrite<'a>>,
         told: bool,
     ) -> Result<usize, Errno>;
-    /// Where the `len` bytes are to be made that will be at `at` in the peer's ring; what was there before is taken.
-    fn lend(&mut self, at: usize, len: usize) -> Option<&mut [u8]>;
-    /// These, also when they were written.
-    fn lent(&self, at: usize, len: usize) -> Option<&[u8]>;
-    /// Writes these, with `mark` behind them. Returns how many writes: 0 if there is no room. Errors: it has failed.
-    fn write_lent(
-        &mut self,
-        to: Ring,
-        at: usize,
-        len: usize,
-        mark: [u8; MARK],
-    ) -> Result<usize, Errno>;
     /// Writes posted so far, and complete.
     fn progress(&self) -> (u64, u64);
     /// The oldest write that reports it is complete.
@@ -92,6 +87,8 @@ pub(super) trait Qp: Send {
 /// A device, as much of it as is needed here.
 pub(super) trait Device: Send {
     type Qp: Qp;
+    /// The queue pairs made from now on send packets of `pool` from where they are.
+    fn lend(&mut self, pool: Arc<Pool>);
     /// A queue pair that is not connected. Errors: EAGAIN (as many as may be), ENOMEM, the driver's.
     fn channel(&mut self) -> Result<Self::Qp, Errno>;
     /// Whether `end` can be reached from here at all.
@@ -147,6 +144,11 @@ struct Channel<Q> {
     taken: u32,
     reported: u32,
     told: Told,
+    /// Writes that the device reads from the pool and that are not known to be complete: how many had been posted with each,
+    /// and how many of all such ones of the device.
+    lent: VecDeque<(u64, u64)>,
+    /// A completion was asked for that says that they are.
+    asked: bool,
 }
 
 /// What has happened so far.
@@ -191,6 +193,9 @@ pub(super) struct Eager<D: Device> {
     opener: Opener<D>,
     /// Channels at most: FI_UDRV_EAGER_RDMA.
     limit: usize,
+    /// What long packets are made in, and how many writes of such were posted.
+    pool: Option<Arc<Pool>>,
+    lent: u64,
     me: Address,
     controls: VecDeque<(Address, Control)>,
     news: VecDeque<News>,
@@ -232,16 +237,25 @@ impl<Q: Qp> Channel<Q> {
         }
     }
 
-    /// Tells the peer what we have taken, and whether we sleep. Returns whether there was room for that. Errors: it has
-    /// failed.
-    fn tell(&mut self, sleeps: bool) -> Result<bool, Errno> {
+    /// Tells the peer what we have taken, and whether we sleep; that this is complete is reported if `told`. Returns whether
+    /// there was room for that. Errors: it has failed.
+    fn tell(&mut self, sleeps: bool, told: bool) -> Result<bool, Errno> {
         let mark = State { taken: self.taken, sleeps }.encode(self.id);
         let write = EagerWrite { at: STATE_AT, packet: &[], mark };
-        let told = self.qp.write(self.ring, std::iter::once(write), sleeps)? > 0;
-        if told {
+        let written = self.qp.write(self.ring, std::iter::once(write), told)? > 0;
+        if written {
             self.reported = self.taken;
         }
-        Ok(told)
+        Ok(written)
+    }
+
+    /// The oldest write that reports it is complete.
+    fn on_complete(&mut self) {
+        self.qp.on_complete();
+        let (_, complete) = self.qp.progress();
+        while self.lent.front().is_some_and(|(posted, _)| *posted <= complete) {
+            self.lent.pop_front();
+        }
     }
 
     /// The mark of the next packet, if that is there, and where it begins.
@@ -259,10 +273,16 @@ impl<Q: Qp> Channel<Q> {
         SLOTS - self.sent.wrapping_sub(self.acknowledged).min(SLOTS)
     }
 
-    /// The peer does not know of half of its ring that it is free.
+    /// Pages that the peer does not know to be free.
+    #[inline]
+    fn untold(&self) -> u32 {
+        self.taken.wrapping_sub(self.reported)
+    }
+
+    /// They are half of its ring.
     #[inline]
     fn owes(&self) -> bool {
-        self.taken.wrapping_sub(self.reported) >= SLOTS / 2
+        self.untold() >= SLOTS / 2
     }
 
     #[inline]
@@ -278,6 +298,8 @@ impl<D: Device> Eager<D> {
             device: None,
             opener,
             limit,
+            pool: None,
+            lent: 0,
             me,
             controls: VecDeque::new(),
             news: VecDeque::new(),
@@ -290,6 +312,11 @@ impl<D: Device> Eager<D> {
 
     pub(super) fn counts(&self) -> EagerCounts {
         EagerCounts { channels: self.channels.iter().flatten().count(), ..self.counts }
+    }
+
+    /// Packets of `pool` are sent from where they are, once there is a device.
+    pub(super) fn lend(&mut self, pool: Arc<Pool>) {
+        self.pool = Some(pool);
     }
 
     /// There may be a channel to somebody.
@@ -349,14 +376,35 @@ impl<D: Device> Eager<D> {
                 self.end(place, true);
             } else if c.owes() {
                 self.tell(place);
+            } else if !c.lent.is_empty() && !c.asked && now.saturating_sub(c.used) > UNSURE_NS {
+                self.ask_complete(place);
             }
         }
+        self.note_complete();
+    }
+
+    /// Nothing more was written for a while: has the device say that it has read what was.
+    #[cold]
+    fn ask_complete(&mut self, place: usize) {
+        let Some(c) = self.at(place) else { return };
+        match c.tell(c.told != Told::Awake, true) {
+            Ok(told) => c.asked = told,
+            Err(errno) => self.break_channel(place, errno),
+        }
+    }
+
+    /// Tells the pool which of its packets the device is done with.
+    fn note_complete(&mut self) {
+        let Some(pool) = &self.pool else { return };
+        let first = self.channels.iter().flatten().filter_map(|c| Some(c.lent.front()?.1)).min();
+        pool.set_complete(first.map_or(self.lent, |first| first - 1));
     }
 
     /// Tells the peer what was taken, if there is room for that.
     fn tell(&mut self, place: usize) {
         let Some(c) = self.at(place) else { return };
-        if let Err(errno) = c.tell(c.told != Told::Awake) {
+        let sleeps = c.told != Told::Awake;
+        if let Err(errno) = c.tell(sleeps, sleeps) {
             self.break_channel(place, errno);
         }
     }
@@ -392,6 +440,8 @@ impl<D: Device> Eager<D> {
             taken: 0,
             reported: 0,
             told: Told::Awake,
+            lent: VecDeque::new(),
+            asked: false,
         };
         let free = self.channels.iter().position(Option::is_none);
         let place = free.unwrap_or(self.channels.len());
@@ -412,7 +462,12 @@ impl<D: Device> Eager<D> {
         }
         if self.device.is_none() {
             match (self.opener)() {
-                Ok(device) => self.device = Some(device),
+                Ok(mut device) => {
+                    if let Some(pool) = &self.pool {
+                        device.lend(pool.clone());
+                    }
+                    self.device = Some(device);
+                }
                 Err(errno) => {
                     log::info(format_args!("no eager RDMA: {errno}"));
                     self.limit = 0;
@@ -547,6 +602,7 @@ impl<D: Device> Eager<D> {
             self.end(place, true);
         }
         self.device = None;
+        self.note_complete();
     }
 
     fn break_channel(&mut self, place: usize, errno: Errno) {
@@ -569,7 +625,7 @@ impl<D: Device> Eager<D> {
                 |c: &Option<Channel<D::Qp>>| c.as_ref().is_some_and(|c| c.qp.number() == number);
             let Some(place) = channels.iter().position(of) else { return };
             match channels.get_mut(place).and_then(Option::as_mut) {
-                Some(c) if !fails => c.qp.on_complete(),
+                Some(c) if !fails => c.on_complete(),
                 _ => failed = Some(place),
             }
         });
@@ -582,18 +638,25 @@ impl<D: Device> Eager<D> {
         }
     }
 
-    /// Whether a packet of `len` bytes may be written now.
+    /// What there is room for in the ring of the peer that this channel is to, in packets of up to `len` bytes.
     #[inline]
-    pub(super) fn takes(&mut self, ChannelId { place, id }: ChannelId, len: usize) -> bool {
-        // It, and a word that we are awake.
-        const WRITES: usize = 2;
-        if self.channels.get(place).and_then(Option::as_ref).is_some_and(|c| c.qp.room() < WRITES) {
+    pub(super) fn takes(&mut self, ChannelId { place, id }: ChannelId, len: usize) -> Takes {
+        // Of the writes one is left for the word that we are awake.
+        let spare = |c: &Channel<D::Qp>| c.qp.room().saturating_sub(1).min(BURST);
+        let c = self.channels.get(place).and_then(Option::as_ref);
+        if c.is_some_and(|c| spare(c) == 0 || c.lent.len() >= MANY) {
             self.reap();
+            self.note_complete();
         }
-        let Some(c) = self.at(place).filter(|c| c.id == id) else { return false };
+        let Some(c) = self.at(place).filter(|c| c.id == id) else { return Takes::Never };
         c.read_state();
-        let room = c.qp.room() >= WRITES && ring::pages(len) <= c.free();
-        len <= LONG_MAX && room && !c.peer_sleeps
+        if len > LONG_MAX || c.peer_sleeps {
+            return Takes::Never;
+        }
+        match spare(c).min((c.free() / ring::pages(len)) as usize) {
+            0 => Takes::Later,
+            n => Takes::Some(n),
+        }
     }
 
     /// Writes `packets` into the ring of the peer that this channel is to. Returns how many. `None`: they have to go
@@ -605,9 +668,7 @@ impl<D: Device> Eager<D> {
         packets: &[IoSlice<'_>],
         now: u64,
     ) -> Option<usize> {
-        if self.asleep {
-            self.count_awake(packets.len());
-        }
+        self.note_sent(packets.len());
         if self.channels.get(place)?.as_ref()?.qp.room() < packets.len() {
             self.reap();
         }
@@ -635,6 +696,13 @@ impl<D: Device> Eager<D> {
                 c.sent = last;
                 (c.reported, c.used) = (taken, now);
                 self.counts.sent += n as u64;
+                let long = packets.iter().take(n).any(|packet| packet.len() > PACKET_MAX);
+                if let Some(pool) = self.pool.as_ref().filter(|_| long) {
+                    self.lent += 1;
+                    c.lent.push_back((c.qp.progress().0, self.lent));
+                    c.asked = false;
+                    pool.set_posted(self.lent);
+                }
                 Some(n)
             }
             Err(errno) => {
@@ -644,40 +712,10 @@ impl<D: Device> Eager<D> {
         }
     }
 
-    /// Writes one packet of `len` bytes that [`Self::takes`] has taken, made by `fill` where it leaves from; `keep` sees
-    /// it there. False: it was not written.
+    /// A packet to the peer of this channel would tell it of much that was taken.
     #[inline]
-    pub(super) fn send_long(
-        &mut self,
-        ChannelId { place, id }: ChannelId,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]),
-        keep: impl FnOnce(&[u8]),
-        now: u64,
-    ) -> bool {
-        if self.asleep {
-            self.count_awake(1);
-        }
-        let Some(c) = self.at(place).filter(|c| c.id == id) else { return false };
-        let number = c.sent.wrapping_add(1);
-        let mark = Mark { number, len: len as u16, taken: c.taken as u16 };
-        let at = ring::end_of(number) - len;
-        let Some(to) = c.qp.lend(at, len) else { return false };
-        fill(to);
-        match c.qp.write_lent(c.ring, at, len, mark.encode(id)) {
-            Ok(0) => false,
-            Ok(_) => {
-                keep(c.qp.lent(at, len).unwrap_or_default());
-                c.sent = mark.last();
-                (c.reported, c.used) = (c.taken, now);
-                self.counts.sent += 1;
-                true
-            }
-            Err(errno) => {
-                self.break_channel(place, errno);
-                false
-            }
-        }
+    pub(super) fn has_to_tell(&mut self, ChannelId { place, id }: ChannelId) -> bool {
+        self.at(place).is_some_and(|c| c.id == id && c.untold() >= SLOTS / 4)
     }
 
     /// A packet is in some ring.
@@ -712,9 +750,6 @@ impl<D: Device> Eager<D> {
                 n += 1;
             }
             total += n;
-            if c.owes() {
-                self.tell(place);
-            }
         }
         self.counts.received += total as u64;
         total
@@ -734,7 +769,7 @@ impl<D: Device> Eager<D> {
             all &= c.next().is_none();
             match c.told {
                 Told::Awake => {
-                    match c.tell(true) {
+                    match c.tell(true, true) {
                         Ok(true) => {
                             c.told = Told::Asleep { write: c.qp.progress().0, since: now };
                             self.counts.sleeps += 1;
@@ -764,7 +799,15 @@ impl<D: Device> Eager<D> {
         self.channels.iter().flatten().filter_map(next).min()
     }
 
-    /// Packets are sent although peers think that we sleep.
+    /// Packets are sent, this way or as datagrams.
+    #[inline]
+    pub(super) fn note_sent(&mut self, packets: usize) {
+        if self.asleep {
+            self.count_awake(packets);
+        }
+    }
+
+    /// They are although peers think that we sleep.
     #[cold]
     fn count_awake(&mut self, packets: usize) {
         self.since_sleep = self.since_sleep.saturating_add(packets as u32);
@@ -774,7 +817,7 @@ impl<D: Device> Eager<D> {
         self.asleep = false;
         for place in 0..self.channels.len() {
             let Some(c) = self.at(place).filter(|c| c.told != Told::Awake) else { continue };
-            match c.tell(false) {
+            match c.tell(false, false) {
                 Ok(true) => c.told = Told::Awake,
                 Ok(false) => self.asleep = true,
                 Err(errno) => self.break_channel(place, errno),

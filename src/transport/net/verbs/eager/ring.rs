@@ -9,17 +9,17 @@ use crate::sys::verbs::MARK;
 
 /// Bytes of a page, and pages that packets begin in.
 const PAGE: usize = 4096;
-pub(super) const SLOTS: u32 = 32;
+pub(super) const SLOTS: u32 = 64;
 /// Pages of the longest packet.
 const PAGES_MAX: u32 = 8;
-/// Packets that are written at once, at most: what is more is a stream, of which datagrams carry more.
+/// Packets that are written at once, at most.
 pub(super) const BURST: usize = 8;
 /// Bytes of a ring. Below the last place a long packet that begins there has the rest of its pages, and the state comes
 /// before all.
 pub(super) const RING: usize = (SLOTS + PAGES_MAX) as usize * PAGE;
 /// Longest packet of one page, bytes, and longest one.
 pub(in crate::transport::net::verbs) const PACKET_MAX: usize = PAGE - MARK;
-pub(super) const LONG_MAX: usize = PAGES_MAX as usize * PAGE - MARK;
+pub(in crate::transport::net::verbs) const LONG_MAX: usize = PAGES_MAX as usize * PAGE - MARK;
 /// Where the peer says what it has taken: its state.
 pub(super) const STATE_AT: usize = 0;
 

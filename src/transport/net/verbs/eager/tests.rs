@@ -1,8 +1,9 @@
 //! Channels of several endpoints over a simulated network of queue pairs, from a seed: who wants one when, what is sent,
 //! in which pieces it arrives, what fails and who sleeps is drawn.
 
-use super::ring::{LONG_MAX, PACKET_MAX, RING};
+use super::ring::RING;
 use super::*;
+use crate::sys::verbs::MARK;
 use crate::transport::net::reliable::sim::rng::Rng;
 use crate::transport::net::verbs::introduction::{Network, Place};
 use std::collections::HashMap;
@@ -42,7 +43,6 @@ struct FakeQp {
     fabric: Shared,
     number: u32,
     ring: Vec<u8>,
-    outgoing: Vec<u8>,
     posted: u64,
     complete: u64,
     signals: VecDeque<u64>,
@@ -106,22 +106,6 @@ impl Qp for FakeQp {
         self.posted = wire.posted;
         Ok(n)
     }
-    fn lend(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
-        self.outgoing.get_mut(at..at.checked_add(len)?)
-    }
-    fn lent(&self, at: usize, len: usize) -> Option<&[u8]> {
-        self.outgoing.get(at..at.checked_add(len)?)
-    }
-    fn write_lent(
-        &mut self,
-        to: Ring,
-        at: usize,
-        len: usize,
-        mark: [u8; MARK],
-    ) -> Result<usize, Errno> {
-        let packet = self.outgoing[at..at + len].to_vec();
-        self.write(to, std::iter::once(EagerWrite { at, packet: &packet, mark }), false)
-    }
     fn progress(&self) -> (u64, u64) {
         (self.posted, self.complete)
     }
@@ -143,6 +127,7 @@ struct FakeDevice {
 
 impl Device for FakeDevice {
     type Qp = FakeQp;
+    fn lend(&mut self, _: Arc<Pool>) {}
     fn channel(&mut self) -> Result<FakeQp, Errno> {
         let mut fabric = self.fabric.lock().unwrap();
         let taken = fabric.wires.values().filter(|wire| wire.node == self.node).count();
@@ -156,7 +141,6 @@ impl Device for FakeDevice {
             fabric: self.fabric.clone(),
             number,
             ring: vec![0; RING],
-            outgoing: vec![0; RING],
             posted: 0,
             complete: 0,
             signals: VecDeque::new(),
@@ -276,23 +260,22 @@ impl World {
         sent
     }
 
-    /// A packet that is made where it leaves from.
-    fn send_long(&mut self, i: usize, j: usize, len: usize) -> bool {
-        let channel = self.open[&(i, j)];
-        let next = self.next.entry((i, j)).or_insert(1);
-        let (packet, mut kept) = (Self::packet(*next, len), Vec::new());
-        let (fill, keep) =
-            (|to: &mut [u8]| to.copy_from_slice(&packet), |from: &[u8]| kept = from.to_vec());
-        let sent = self.nodes[i].send_long(channel, len, fill, keep, self.now);
-        assert!(kept == if sent { packet } else { Vec::new() });
-        *next += u32::from(sent);
-        self.hear(i);
-        sent
+    fn takes(&mut self, i: usize, j: usize, len: usize) -> Takes {
+        let Some(channel) = self.open.get(&(i, j)) else { return Takes::Never };
+        self.nodes[i].takes(*channel, len)
     }
 
-    fn takes(&mut self, i: usize, j: usize, len: usize) -> bool {
-        let Some(channel) = self.open.get(&(i, j)) else { return false };
-        self.nodes[i].takes(*channel, len)
+    /// As many packets of `len` bytes as there is room for. Returns how many.
+    fn fill(&mut self, i: usize, j: usize, len: usize) -> usize {
+        let mut sent = 0;
+        while let Takes::Some(n) = self.takes(i, j, len) {
+            assert_eq!(self.send(i, j, &vec![len; n]), Some(n), "it does as it says");
+            sent += n;
+            let number = self.nodes[i].channels[0].as_ref().unwrap().qp.number;
+            while self.deliver(number, &mut Rng::new(1)) {}
+            self.tend(i);
+        }
+        sent
     }
 
     /// The oldest piece on its way from the queue pair arrives. False: there was none.
@@ -410,8 +393,8 @@ fn packets_of_all_lengths_arrive_in_pieces_and_whole() {
             let lens: Vec<usize> = std::iter::repeat_n(PACKET_MAX, full).chain([last]).collect();
             assert_eq!(world.send(0, 1, &lens), Some(lens.len()));
             let long = [PACKET_MAX + 1, 5000, 4 * 4096, 16_500, LONG_MAX - 1, LONG_MAX][round % 6];
-            assert!(world.takes(0, 1, long));
-            assert!(world.send_long(0, 1, long));
+            assert!(matches!(world.takes(0, 1, long), Takes::Some(1..)));
+            assert_eq!(world.send(0, 1, &[long]), Some(1));
             sent += lens.len() as u64 + 1;
             world.settle(&mut rng);
         }
@@ -419,7 +402,7 @@ fn packets_of_all_lengths_arrive_in_pieces_and_whole() {
         let counts = world.counts(0);
         assert_eq!((counts.sent, counts.detours, counts.broken), (sent, 0, 0));
         assert_eq!(world.counts(1).received, sent);
-        assert!(!world.takes(0, 1, LONG_MAX + 1));
+        assert_eq!(world.takes(0, 1, LONG_MAX + 1), Takes::Never);
         assert_eq!(world.send(0, 1, &[LONG_MAX + 1]), None, "too long");
     }
 }
@@ -489,18 +472,58 @@ fn without_room_packets_go_another_way() {
     assert_eq!(world.counts(0).detours, 2 * BURST as u64 + 1);
     // A long packet takes the places of several.
     let long = LONG_MAX - 4096;
-    while world.takes(0, 1, long) {
-        assert!(world.send_long(0, 1, long));
-    }
-    assert_eq!(world.send(0, 1, &[long]), None);
-    let number = world.nodes[0].channels[0].as_ref().unwrap().qp.number;
-    while world.deliver(number, &mut rng) {}
-    let free = world.nodes[0].channels[0].as_ref().unwrap().free() as usize;
-    assert!((1..7).contains(&free), "{free} places are left for short ones");
-    assert_eq!(world.send(0, 1, &vec![50; free]), Some(free));
-    assert_eq!(world.send(0, 1, &[50]), None);
+    let free = |world: &World| world.nodes[0].channels[0].as_ref().unwrap().free() as usize;
+    let places = free(&world);
+    assert_eq!(world.send(0, 1, &[50]), Some(1));
+    assert_eq!(world.fill(0, 1, long), (places - 1) / 7);
+    assert_eq!(world.takes(0, 1, long), Takes::Later);
+    let left = free(&world);
+    assert_eq!(world.takes(0, 1, 50), Takes::Some(left), "for short ones");
+    assert_eq!(world.send(0, 1, &vec![50; left]), Some(left));
+    assert_eq!((world.takes(0, 1, 50), world.send(0, 1, &[50])), (Takes::Later, None));
     world.settle(&mut rng);
-    assert_eq!((world.takes(0, 1, LONG_MAX), world.lost), (true, 0));
+    assert!(matches!(world.takes(0, 1, LONG_MAX), Takes::Some(5..)));
+    assert_eq!(world.lost, 0);
+}
+
+#[test]
+fn what_was_written_is_kept_until_the_device_has_read_it() {
+    let mut rng = Rng::new(1);
+    let mut world = World::new(3, 2, 2);
+    let pool = Pool::new(LONG_MAX).unwrap();
+    world.nodes[0].lend(pool.clone());
+    for peer in [1, 2] {
+        world.wish(0, peer);
+        world.settle(&mut rng);
+    }
+    let written = |world: &mut World, peer: usize| {
+        let mut buffer = pool.cut().unwrap();
+        assert_eq!(world.send(0, peer, &[LONG_MAX]), Some(1));
+        buffer.note_sent();
+        buffer
+    };
+    let (first, second) = (written(&mut world, 1), written(&mut world, 2));
+    world.settle(&mut rng);
+    assert!(!first.is_read() && !second.is_read(), "nothing reports that it is");
+    // Until that is asked for: nothing else was written for a while.
+    world.now += UNSURE_NS + 1;
+    world.tend(0);
+    assert!(!first.is_read() && !second.is_read());
+    world.settle(&mut rng);
+    assert!(first.is_read() && second.is_read());
+    // Or with the fourth of them.
+    let all: Vec<_> = (0..4).map(|_| written(&mut world, 2)).collect();
+    assert!(all.iter().all(|buffer| !buffer.is_read()));
+    world.settle(&mut rng);
+    let read = all.iter().filter(|buffer| buffer.is_read()).count();
+    assert!((2..=4).contains(&read), "{read}");
+    // Nobody reads for a queue pair that is gone.
+    let (last, other) = (written(&mut world, 1), written(&mut world, 2));
+    world.nodes[0].close(&address(1), false);
+    world.tend(0);
+    assert!(!last.is_read(), "it was posted after one that may be read still");
+    world.nodes[0].clear();
+    assert!(last.is_read() && other.is_read());
 }
 
 #[test]
@@ -512,7 +535,7 @@ fn who_sleeps_is_not_written_to_until_it_is_awake() {
     assert_eq!(world.send(0, 1, &[50]), Some(1), "nor does it");
     world.settle(&mut rng);
     assert!(world.nodes[1].sleep(world.now));
-    assert!(!world.takes(0, 1, 50));
+    assert_eq!(world.takes(0, 1, 50), Takes::Never);
     assert_eq!(world.send(0, 1, &[50]), None);
     assert_eq!(world.nodes[1].look_at(world.now), Some(world.now + LAST_LOOKS_NS[0]));
     let after = world.now + LAST_LOOKS_NS[2];
@@ -525,6 +548,16 @@ fn who_sleeps_is_not_written_to_until_it_is_awake() {
     assert_eq!(world.send(0, 1, &[50]), Some(1));
     world.settle(&mut rng);
     assert_eq!((world.lost, world.counts(1).sleeps), (0, 1));
+    // Also when it sends datagrams.
+    world.nodes[1].sleep(world.now);
+    world.settle(&mut rng);
+    assert_eq!(world.takes(0, 1, 50), Takes::Never);
+    world.nodes[1].note_sent(AWAKE as usize - 1);
+    world.settle(&mut rng);
+    assert_eq!(world.takes(0, 1, 50), Takes::Never);
+    world.nodes[1].note_sent(1);
+    world.settle(&mut rng);
+    assert!(matches!(world.takes(0, 1, 50), Takes::Some(_)));
     // Nobody waits for a peer for ever.
     assert!(!world.nodes[1].sleep(world.now));
     assert!(!world.nodes[1].sleep(world.now + TELLING_NS));
@@ -598,10 +631,10 @@ fn whatever_happens_nothing_wrong_arrives() {
                 14..30 => drop(world.say(i, j)),
                 30..35 => {
                     let len = PACKET_MAX + rng.below((LONG_MAX - PACKET_MAX) as u64) as usize;
-                    if world.takes(i, j, len) {
-                        let sent = world.send_long(i, j, len);
+                    if let Takes::Some(n) = world.takes(i, j, len) {
+                        let sent = world.send(i, j, &vec![len; n]);
                         let broken = !world.open.contains_key(&(i, j));
-                        assert!(sent || broken, "it does as it says");
+                        assert!(sent == Some(n) || broken, "it does as it says");
                     }
                 }
                 35..50 => {

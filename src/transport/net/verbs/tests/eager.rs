@@ -196,6 +196,88 @@ fn a_long_message_in_a_ring_that_ends_is_not_lost() {
     }
 }
 
+impl Turns {
+    /// `count` messages of `len` bytes in a row, `between` each and the next, arrive.
+    fn stream(&mut self, count: usize, len: usize, mut between: impl FnMut(&mut Self, usize)) {
+        let before = self.b.got.messages.len();
+        let mut n = 0;
+        assert!(within(60, || {
+            while n < count && self.a.send(self.to_b, n as u8, len) {
+                n += 1;
+                between(self, n);
+            }
+            self.a.poll();
+            self.b.poll();
+            self.b.got.messages.len() == before + count
+        }));
+        for (n, message) in self.b.got.messages[before..].iter().enumerate() {
+            assert!(is_intact(message, n as u8, len), "message {n} of {len} bytes");
+        }
+        self.b.got.messages.clear();
+        assert_eq!((self.a.got.departures.len(), self.b.got.departures.len()), (0, 0));
+    }
+
+    fn in_pieces(&self) -> u64 {
+        self.a.net.core.enter().unwrap().machine.counts().in_pieces
+    }
+}
+
+#[test]
+fn streams_of_long_messages_are_written_into_a_ring() {
+    let Some(ip) = address() else { return };
+    let mut turns = Turns::open(ip, [1, 1]);
+    // Nobody answers: the stream alone is worth a channel.
+    for len in [5000, 16_384, 40_000] {
+        // Who is not polled for 10 ms sleeps.
+        assert!(within(60, || {
+            let before = turns.eager()[0].sent;
+            turns.stream(200, len, |turns, _| turns.b.poll());
+            let written = turns.eager()[0].sent - before;
+            // Up to seven of the shorter ones share a packet.
+            written > 200 * len as u64 / 32_752 / 2
+        }));
+    }
+    let ends = turns.eager();
+    assert!(ends.iter().all(|end| end.made >= 1 && end.broken == 0), "{ends:?}");
+}
+
+#[test]
+fn a_stream_goes_on_where_nobody_polls_and_when_its_ring_ends() {
+    let Some(ip) = address() else { return };
+    let mut turns = Turns::open(ip, [1, 1]);
+    turns.until_written();
+    // The background thread of the receiver takes what it can.
+    for _ in 0..3 {
+        let (mut n, end) = (0, Instant::now() + Duration::from_millis(200));
+        while Instant::now() < end {
+            n += usize::from(n < 100 && turns.a.send(turns.to_b, n as u8, 16_384));
+            turns.a.poll();
+        }
+        assert!(n > 20, "{n} were taken");
+        let before = turns.b.got.messages.len();
+        assert!(within(60, || {
+            turns.a.poll();
+            turns.b.poll();
+            turns.b.got.messages.len() == before + n
+        }));
+        for (n, message) in turns.b.got.messages.drain(before..).enumerate() {
+            assert!(is_intact(&message, n as u8, 16_384), "message {n}");
+        }
+        turns.until_written();
+    }
+    // Rings end while they are full.
+    for end in [20, 31, 55] {
+        turns.until_written();
+        turns.b.got.messages.clear();
+        turns.stream(100, 16_384, |turns, n| {
+            if n == end {
+                turns.b.net.end_rings();
+            }
+        });
+    }
+    assert!(turns.in_pieces() > 0);
+}
+
 #[test]
 fn a_peer_that_is_gone_leaves_no_ring_behind() {
     let Some(ip) = address() else { return };
