@@ -332,8 +332,8 @@ impl Connection {
             !company && self.is_long_now(HEADER_LEN + whole, link)
         };
         // What is behind long packets would overtake them.
-        let behind = self.by_long && !long && self.under_way(self.unsent) > 0;
-        if company || behind || whole >= room && !long {
+        self.by_long = self.by_long && self.under_way(self.unsent) > 0;
+        if company || self.by_long && !long || whole >= room && !long {
             if holds && self.held && self.join(header, len, |to| pack(0, to)) {
                 return Some(Pushed::Held);
             }

@@ -696,8 +696,8 @@ impl<D: Device> Eager<D> {
                 c.sent = last;
                 (c.reported, c.used) = (taken, now);
                 self.counts.sent += n as u64;
-                let long = packets.iter().take(n).any(|packet| packet.len() > PACKET_MAX);
-                if let Some(pool) = self.pool.as_ref().filter(|_| long) {
+                let lent = |pool: &&Arc<Pool>| packets.iter().any(|p| pool.part_of(p).is_some());
+                if let Some(pool) = self.pool.as_ref().filter(lent) {
                     self.lent += 1;
                     c.lent.push_back((c.qp.progress().0, self.lent));
                     c.asked = false;
