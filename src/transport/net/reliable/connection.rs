@@ -129,6 +129,8 @@ pub(super) struct Connection {
     pub(super) burst: u32,
     pub(super) burst_poll: u64,
     pub(super) pushed_at: u64,
+    /// There were many before that poll.
+    pub(super) streams: bool,
     /// When the link had taken the last long message, and how long it took for that, nanoseconds.
     pub(super) left_at: u64,
     pub(super) left_after: u64,
@@ -223,6 +225,7 @@ impl Connection {
             by_long: false,
             full_at: NEVER,
             burst: 0,
+            streams: false,
             burst_poll: 0,
             pushed_at: 0,
             expected: first,

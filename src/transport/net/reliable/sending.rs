@@ -327,12 +327,12 @@ impl Connection {
         let whole = FRAME_LEN + header.len() + len;
         let holds = self.is_burst(&shared.holding, now) && shared.holding.may();
         let company = holds || self.open || self.held;
+        self.by_long = self.by_long && self.under_way(self.unsent) > 0;
         let long = whole >= room && {
-            self.find_long(shared, link);
+            self.find_long(shared, holds, link);
             !company && self.is_long_now(HEADER_LEN + whole, link)
         };
         // What is behind long packets would overtake them.
-        self.by_long = self.by_long && self.under_way(self.unsent) > 0;
         if company || self.by_long && !long || whole >= room && !long {
             if holds && self.held && self.join(header, len, |to| pack(0, to)) {
                 return Some(Pushed::Held);
@@ -424,9 +424,12 @@ impl Connection {
     }
 
     /// Finds out how long packets may be that are made from now on for what is longer than a datagram. Where answers take
-    /// long, a way that has room for a bounded number would be slower than datagrams.
-    fn find_long(&mut self, shared: &Shared, link: &mut impl Link) {
-        let may = self.knows(HEADER_TAGS) && self.congestion.was_near(shared.near_ns);
+    /// long, a way that has room for a bounded number would be slower than datagrams. Those of a stream wait for each other.
+    fn find_long(&mut self, shared: &Shared, holds: bool, link: &mut impl Link) {
+        let streams = holds || self.streams || self.by_long;
+        let near = self.congestion.is_near(shared.near_ns)
+            || streams && self.congestion.was_near(shared.near_ns);
+        let may = near && self.knows(HEADER_TAGS);
         let ahead = self.under_way(self.unsent);
         self.long_room = if may { link.long_room(&self.address, ahead) } else { 0 };
     }
@@ -501,6 +504,7 @@ impl Connection {
         self.pushed_at = now;
         if self.burst_poll != holding.polls {
             self.burst_poll = holding.polls;
+            self.streams = self.burst > ALONE;
             self.burst = 0;
         }
         self.burst = self.burst.saturating_add(1);
