@@ -925,6 +925,8 @@ impl Connection {
         let Some(packet) = self.packet(psn) else { return (0, false) };
         let frames = packet.bytes.get(HEADER_LEN..).unwrap_or(&[]);
         let (mut pieces, first) = (Vec::<Vec<u8>>::new(), packet.cut);
+        // It left before, as a whole or in pieces.
+        let again = packet.transmission > 0 && first == 0;
         let most = may.min(PIECES >> packet.passes.min(8)).max(1);
         let each_piece = (first..).map_while(|index| Piece::of(frames, index, each));
         for piece in each_piece.take(most) {
@@ -953,7 +955,7 @@ impl Connection {
         self.transmission += 1;
         self.asked = self.transmission;
         shared.counts.data_sent += 1;
-        shared.counts.retransmitted += 1;
+        shared.counts.retransmitted += u64::from(again);
         shared.counts.in_pieces += 1;
         self.on_departed(shared, now);
         (taken, true)

@@ -945,6 +945,47 @@ fn what_is_for_a_full_way_waits_and_what_is_behind_it_does_too() {
 }
 
 #[test]
+fn to_a_far_peer_only_streams_go_the_long_way() {
+    let mut bench = with_long_packets();
+    // Answers take long now, and did not before.
+    for n in 0..200 {
+        bench.push(MS, n, 8);
+        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+        bench.now += 300_000;
+        bench.exchange(|_| true);
+        bench.wait(MS / 4);
+        bench.exchange(|_| true);
+        bench.a.machine.on_poll();
+    }
+    bench.b.heard.messages.clear();
+    let between = |bench: &mut Bench, ns: u32| {
+        let c = bench.a.machine.of(PeerId(0)).unwrap();
+        c.congestion.was_near(ns) && !c.congestion.is_near(ns)
+    };
+    let near = (0..32).map(|bit| 1 << bit).find(|ns| between(&mut bench, *ns)).unwrap();
+    bench.a.machine.set_near(near);
+    let mut n = 0;
+    // How many of so many in a row went that way.
+    let mut burst = |bench: &mut Bench, count: u32| {
+        let before = bench.a.wire.long_ones;
+        bench.a.machine.on_poll();
+        (0..count).for_each(|_| {
+            bench.push(500, n, 5000);
+            n += 1;
+        });
+        bench.a.machine.on_poll();
+        let went = bench.a.wire.long_ones - before;
+        bench.settle();
+        went
+    };
+    assert_eq!((burst(&mut bench, 1), burst(&mut bench, 2)), (0, 0));
+    assert!(burst(&mut bench, 20) > 0);
+    assert!(burst(&mut bench, 2) > 0, "it is of the same stream");
+    assert_eq!((burst(&mut bench, 1), burst(&mut bench, 1)), (0, 0));
+    assert_eq!(bench.a.machine.counts().in_pieces, 0);
+}
+
+#[test]
 fn a_short_message_does_not_overtake_a_long_one() {
     let mut bench = with_long_packets();
     assert_eq!((bench.push(MS, 0, 16_384), bench.push(10, 1, 8)), (1, 1));

@@ -72,7 +72,7 @@ impl Traffic {
         Self { channel: None, lone: 0, left: BUSY, by_ring: false, shut_out: 0 }
     }
 
-    /// A channel would have been of use: the last time that it has to be, `wish` says so, and how many more have to come now.
+    /// A channel would have been of use. When that was often enough, `wish` asks for one, and says how often it has to be again.
     #[inline]
     pub(super) fn want(&mut self, wish: impl FnOnce() -> u32) {
         self.left = self.left.checked_sub(1).unwrap_or_else(wish);
@@ -354,6 +354,31 @@ mod tests {
         ways.learn(&a, place(5), 99);
         assert_eq!(asks(&mut ways), [], "known");
         assert_eq!((ways.proven, ways.by_number(5)), (1, Some(&a)));
+    }
+
+    #[test]
+    fn long_messages_overtake_no_datagrams_unless_there_always_are_some() {
+        let mut traffic = Traffic::new();
+        assert!(traffic.takes_long(0));
+        for _ in 0..2 {
+            assert!((0..SHUT_OUT).all(|n| !traffic.takes_long(1 + n)));
+            assert!(traffic.takes_long(1));
+        }
+        assert!(!traffic.takes_long(1));
+        traffic.by_ring = true;
+        assert!(traffic.takes_long(100), "all of them went this way");
+    }
+
+    #[test]
+    fn a_channel_is_asked_for_when_it_would_have_been_of_use_often() {
+        let (mut traffic, mut asked) = (Traffic::new(), Vec::new());
+        for n in 0..1000 {
+            traffic.want(|| {
+                asked.push(n);
+                300
+            });
+        }
+        assert_eq!(asked, [BUSY, BUSY + 301, BUSY + 602, BUSY + 903]);
     }
 
     #[test]
