@@ -663,8 +663,7 @@ impl Connection {
         n: &mut usize,
     ) -> bool {
         while budget > 0 && self.may_send_data() {
-            let next = self.next_way(now, link);
-            let (most, long) = match next {
+            let (most, long) = match self.next_way(now, link) {
                 Next::Datagrams => (BURST, false),
                 Next::Long(most) => (most.min(FEW), true),
                 Next::Wait => return true,
@@ -772,7 +771,6 @@ impl Connection {
     /// as sent already. Also whether they were never sent before. For the `long` way the first one is the longest.
     fn choose(&mut self, budget: usize, long: bool) -> (Range<u64>, bool) {
         let room = self.datagram_room();
-        self.forget_arrived();
         let again = self.lost.front().copied();
         let from = again.unwrap_or(self.unsent);
         let wanted = if again.is_some() { State::Lost } else { State::Unsent };
