@@ -37,6 +37,15 @@ pub(crate) enum RvPolicy {
     Require,
 }
 
+/// Whether the receiver of a long message reads a part of it by RDMA (FI_UDRV_RDMA_READ).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ReadPolicy {
+    /// If both are on one host and the device is without hardware, so that processors move the bytes: both do.
+    Auto,
+    Off,
+    Always,
+}
+
 /// How registrations of the application's memory are kept (FI_UDRV_CACHE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CachePolicy {
@@ -261,6 +270,8 @@ pub(crate) struct Config {
     pub(crate) rv: RvPolicy,
     /// FI_UDRV_RC_CONNECTIONS
     pub(crate) rc_connections: usize,
+    /// FI_UDRV_RDMA_READ
+    pub(crate) read: ReadPolicy,
     /// FI_UDRV_EAGER_RDMA
     pub(crate) eager_rdma: usize,
     /// FI_UDRV_CACHE, FI_UDRV_CACHE_BYTES, FI_UDRV_CACHE_COUNT
@@ -292,6 +303,7 @@ impl Default for Config {
             nics: Vec::new(),
             rv: RvPolicy::Auto,
             rc_connections: 128,
+            read: ReadPolicy::Auto,
             eager_rdma: 8,
             cache: CacheSettings { policy: CachePolicy::Userfaultfd, bytes: None, count: 1024 },
         }
@@ -391,6 +403,14 @@ impl Config {
                 _ => complain("RV", &text, "auto, off or require"),
             }
         }
+        if let Some(text) = lookup("RDMA_READ") {
+            match text.trim().to_ascii_lowercase().as_str() {
+                "auto" => config.read = ReadPolicy::Auto,
+                "off" | "0" => config.read = ReadPolicy::Off,
+                "always" | "1" => config.read = ReadPolicy::Always,
+                _ => complain("RDMA_READ", &text, "auto, off or always"),
+            }
+        }
         if let Some(text) = lookup("NIC").filter(|text| !text.trim().is_empty()) {
             match NicName::list(&text) {
                 Some(nics) => config.nics = nics,
@@ -456,6 +476,7 @@ mod tests {
             ("RV", "REQUIRE"),
             ("NIC", "mlx5_0, rxe0:2"),
             ("RC_CONNECTIONS", "0"),
+            ("RDMA_READ", "Always"),
             ("EAGER_RDMA", "3"),
         ]);
         assert_eq!(config.eager_max, 100);
@@ -467,7 +488,8 @@ mod tests {
         assert_eq!((network.shm, network.net, network.mtu), (false, false, Some(9000)));
         assert_eq!((network.peer_timeout_s, network.net_buffer), (5, 1 << 20));
         assert_eq!((network.rdma, network.rc_connections), (RdmaPolicy::Require, 0));
-        assert_eq!(network.eager_rdma, 3);
+        assert_eq!((network.read, network.eager_rdma), (ReadPolicy::Always, 3));
+        assert_eq!(with(&[("RDMA_READ", "off")]).0.read, ReadPolicy::Off);
         assert_eq!((network.rv, with(&[("RV", "0")]).0.rv), (RvPolicy::Require, RvPolicy::Off));
         let nics: Vec<String> = network.nics.iter().map(ToString::to_string).collect();
         assert_eq!(nics, ["mlx5_0", "rxe0:2"]);

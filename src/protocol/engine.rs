@@ -10,10 +10,10 @@ use super::receives::{Posted, Receives};
 use super::rma::{Rma, RmaPacket};
 use super::send::TxRequest;
 use super::spaces::{Space, Spaces};
-use super::windows::{Due, Lent};
+use super::windows::{Due, Lent, OF_A_MESSAGE};
 use super::{Cause, Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
-use crate::transport::{Address, Chunk, Departure, Handler, Iface, PeerId, StreamEnd};
+use crate::transport::{Address, Chunk, Departure, Handler, Iface, PeerId, StreamEnd, Ticket};
 use std::collections::{HashMap, VecDeque};
 
 /// Bounds and thresholds of one endpoint.
@@ -59,6 +59,8 @@ pub(crate) struct Counts {
     pub(crate) window_bytes: u64,
     /// Windows that this endpoint had lent when their connection ended.
     pub(crate) windows_lost: u64,
+    /// Bytes that this endpoint read of messages that it and their senders moved together.
+    pub(crate) read_bytes: u64,
     /// Messages that this endpoint could not write into the windows it was lent.
     pub(crate) declined: u64,
     pub(crate) dropped: u64,
@@ -110,8 +112,12 @@ pub(super) struct Core {
     pub(super) pulls: VecDeque<Key>,
     /// Turns in which there were some, and one.
     pub(super) turn: u64,
-    /// Parts of receives that their senders may write. The key of each is its token.
+    /// Parts of receives that their senders may write, or that we read. The key of each is its token.
     pub(super) lent: IndexList<Lent>,
+    /// Those of them that we are to read instead.
+    pub(super) reads: VecDeque<Key>,
+    /// Offers of ours that nobody reads any more.
+    pub(super) withdrawn: Vec<(PeerId, Ticket)>,
     /// Windows of peers that our bytes are to be written into, in order.
     pub(super) due: VecDeque<Due>,
     /// Messages that their receivers share with us.
@@ -235,7 +241,10 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn on_reached(&mut self, peer: PeerId, token: u64) {
-        self.core.on_reached(peer, token, self.host);
+        match token & OF_A_MESSAGE {
+            0 => self.core.on_reached(peer, token, self.host),
+            _ => self.core.on_part_read(peer, token & !OF_A_MESSAGE, self.host),
+        }
     }
 
     fn on_concealed(&mut self, region: u64) {
@@ -259,9 +268,9 @@ impl<H: Host> Delivery<'_, H> {
             Some(Packet::Eager { envelope, ack }) => {
                 self.core.on_eager(peer, &envelope, ack, payload, self.host);
             }
-            Some(Packet::Rts { envelope, tx, len, pushed, leaves, sees, ranges }) => {
-                let pushed = pushed.min(len);
-                let rts = Announcement { tx, len, pushed, leaves, sees, broken: false, ranges };
+            Some(Packet::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges }) => {
+                let (pushed, broken) = (pushed.min(len), false);
+                let rts = Announcement { tx, len, pushed, leaves, sees, broken, offer, ranges };
                 self.core.on_rts(peer, &envelope, rts, payload, self.host);
             }
             Some(Packet::Pushed { tx, offset }) => {
@@ -354,6 +363,8 @@ impl<I: Iface> Engine<I> {
                 pulls: VecDeque::new(),
                 turn: 1,
                 lent: IndexList::default(),
+                reads: VecDeque::new(),
+                withdrawn: Vec::new(),
                 due: VecDeque::new(),
                 assists: VecDeque::new(),
                 outbox: VecDeque::new(),
@@ -428,6 +439,8 @@ impl<I: Iface> Engine<I> {
             n += self.advance_assists();
         }
         n += self.flush_outbox(host) + self.flush_late(host);
+        // What the senders are to do is under way.
+        n += self.advance_reads();
         n += self.advance_deferred(host);
         if self.core.rma.work() > 0 {
             n += self.advance_rma(host);
@@ -465,6 +478,8 @@ impl Core {
             | self.pulls.len()
             | self.streams.len()
             | self.due.len()
+            | self.reads.len()
+            | self.withdrawn.len()
             | self.assists.len()
             | self.deferred.len()
             | self.rma.work()
@@ -497,6 +512,11 @@ impl<I: Iface> Engine<I> {
             || core.outbox.iter().chain(&core.late).any(|(peer, _)| silent(*peer))
             || core.streams.iter().filter_map(receiver).any(silent)
             || core.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
+            || core
+                .reads
+                .iter()
+                .filter_map(|part| core.lent.get(*part))
+                .any(|lent| silent(lent.peer))
             || core.deferred.iter().filter_map(receiver).any(|peer| core.rma.asks(peer))
             || core.deferred_starved && core.deferred.iter().filter_map(receiver).any(silent)
             || core.rma.is_busy(silent)

@@ -25,6 +25,7 @@ const ACK: u8 = 4;
 const PUSHES: u8 = 8;
 const LEAVES: u8 = 16;
 const SEES: u8 = 32;
+const OFFERS: u8 = 64;
 
 /// Ranges of a buffer, for the peer to read from or write to.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -80,6 +81,7 @@ pub(crate) enum Packet {
     /// The first `pushed` bytes follow unasked: some with this packet, more in [`Packet::Pushed`].
     /// `leaves`: they are all there is, and cannot be lost: the sender wants no FIN.
     /// `sees`: it hears itself that what it has written into windows is there: a FIN may take its time.
+    /// `offer`: the receiver may read it, or parts of it, from there.
     Rts {
         envelope: Envelope,
         tx: u64,
@@ -87,6 +89,7 @@ pub(crate) enum Packet {
         pushed: u64,
         leaves: bool,
         sees: bool,
+        offer: Option<Ticket>,
         ranges: Ranges,
     },
     /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`.
@@ -152,6 +155,13 @@ impl Encoded {
         if let Some(data) = envelope.data {
             self.put_u64(data);
         }
+    }
+
+    fn put_ticket(&mut self, ticket: &Ticket) {
+        self.put(ticket.connection.to_le_bytes());
+        self.put(ticket.slot.to_le_bytes());
+        self.put_u64(ticket.addr);
+        self.put_u64(u64::from(ticket.key));
     }
 
     fn put_ranges(&mut self, ranges: &Ranges) {
@@ -364,17 +374,21 @@ impl Packet {
                 }
                 e
             }
-            Self::Rts { envelope, tx, len, pushed, leaves, sees, ranges } => {
+            Self::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges } => {
                 let pushes = if *pushed > 0 { PUSHES } else { 0 };
                 let leaves = if *leaves { LEAVES } else { 0 };
                 let sees = if *sees { SEES } else { 0 };
-                let flags = envelope_flags(envelope) | pushes | leaves | sees;
+                let offers = if offer.is_some() { OFFERS } else { 0 };
+                let flags = envelope_flags(envelope) | pushes | leaves | sees | offers;
                 let mut e = Encoded::for_context(RTS, flags, ranges.len as u8, envelope.rx, 0);
                 e.put_envelope(envelope);
                 e.put_u64(*tx);
                 e.put_u64(*len);
                 if *pushed > 0 {
                     e.put_u64(*pushed);
+                }
+                if let Some(ticket) = offer {
+                    e.put_ticket(ticket);
                 }
                 e.put_ranges(ranges);
                 e
@@ -412,10 +426,7 @@ impl Packet {
                 for field in [*tx, *rx, *offset, *len] {
                     e.put_u64(field);
                 }
-                e.put(ticket.connection.to_le_bytes());
-                e.put(ticket.slot.to_le_bytes());
-                e.put_u64(ticket.addr);
-                e.put_u64(u64::from(ticket.key));
+                e.put_ticket(ticket);
                 e
             }
             Self::Cooperate { tx, offset, share, ranges } => {
@@ -461,8 +472,10 @@ impl Packet {
                 let (envelope, ack) = EagerHeader::decode(bytes)?;
                 Self::Eager { envelope, ack }
             }
-            // What is pushed needs no place to be fetched from, and a header has no room for both.
-            RTS if flags & PUSHES != 0 && count > 0 => return None,
+            // One of them says all, and a header has no room for more.
+            RTS if (flags & (PUSHES | OFFERS)).count_ones() + u32::from(count > 0) > 1 => {
+                return None;
+            }
             RTS => {
                 let (envelope, tx, len) = (r.envelope(flags, context)?, r.u64()?, r.u64()?);
                 let pushed = if flags & PUSHES != 0 { r.u64()? } else { 0 };
@@ -471,7 +484,9 @@ impl Packet {
                     return None;
                 }
                 let sees = flags & SEES != 0;
-                Self::Rts { envelope, tx, len, pushed, leaves, sees, ranges: r.ranges(count)? }
+                let offer = if flags & OFFERS != 0 { Some(r.ticket()?) } else { None };
+                let ranges = r.ranges(count)?;
+                Self::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges }
             }
             CTS => {
                 Self::Cts { tx: r.u64()?, rx: r.u64()?, len: r.u64()?, ranges: r.ranges(count)? }
@@ -507,7 +522,7 @@ impl fmt::Display for Packet {
             Self::Eager { envelope, ack } => {
                 write!(f, "EAGER {envelope}{}", if ack.is_some() { " ack" } else { "" })
             }
-            Self::Rts { envelope, tx, len, pushed, leaves, sees, ranges } => {
+            Self::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges } => {
                 write!(f, "RTS {envelope} tx {tx:#x} len {len} in {} ranges", ranges.len)?;
                 if *pushed > 0 {
                     write!(f, ", {pushed} pushed")?
@@ -515,7 +530,15 @@ impl fmt::Display for Packet {
                 if *leaves {
                     write!(f, ", leaves")?
                 }
-                if *sees { write!(f, ", sees") } else { Ok(()) }
+                if *sees {
+                    write!(f, ", sees")?
+                }
+                match offer {
+                    Some(Ticket { slot, connection, .. }) => {
+                        write!(f, ", offer {slot} of connection {connection}")
+                    }
+                    None => Ok(()),
+                }
             }
             Self::Cts { tx, rx, len, ranges } => {
                 write!(f, "CTS tx {tx:#x} rx {rx:#x} len {len} into {} ranges", ranges.len)
@@ -583,17 +606,33 @@ mod tests {
         })
     }
 
+    fn ticket() -> impl Strategy<Value = Ticket> {
+        any::<(u32, u32, u64, u32)>().prop_map(|(connection, slot, addr, key)| Ticket {
+            connection,
+            slot,
+            addr,
+            key,
+        })
+    }
+
     fn packet() -> impl Strategy<Value = Packet> {
         prop_oneof![
             (envelope(), any::<Option<u64>>())
                 .prop_map(|(envelope, ack)| Packet::Eager { envelope, ack }),
-            (envelope(), any::<(u64, u64, u64)>(), any::<(bool, bool)>(), ranges()).prop_map(
-                |(envelope, (tx, len, pushed), (leaves, sees), ranges)| {
-                    let pushed = if ranges.len > 0 { 0 } else { pushed };
-                    let leaves = leaves && pushed >= len;
-                    Packet::Rts { envelope, tx, len, pushed, leaves, sees, ranges }
-                }
-            ),
+            (
+                envelope(),
+                any::<(u64, u64, u64)>(),
+                (any::<bool>(), any::<bool>(), prop::option::of(ticket())),
+                ranges()
+            )
+                .prop_map(
+                    |(envelope, (tx, len, pushed), (leaves, sees, offer), ranges)| {
+                        let pushed = if ranges.len > 0 { 0 } else { pushed };
+                        let leaves = leaves && pushed >= len;
+                        let offer = offer.filter(|_| ranges.len == 0 && pushed == 0);
+                        Packet::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges }
+                    }
+                ),
             any::<u64>().prop_map(|rx| Packet::Gone { rx }),
             (any::<u64>(), any::<u64>()).prop_map(|(tx, offset)| Packet::Pushed { tx, offset }),
             (any::<u64>(), any::<u64>(), any::<u64>(), ranges())
@@ -607,14 +646,8 @@ mod tests {
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Fragment { rx, offset }),
             any::<u64>().prop_map(|rx| Packet::PutDone { rx }),
             (any::<u64>(), any::<u32>()).prop_map(|(tx, status)| Packet::Fin { tx, status }),
-            (any::<(u64, u64, u64, u64)>(), any::<(u32, u32, u64, u32)>()).prop_map(
-                |((tx, rx, offset, len), (connection, slot, addr, key))| Packet::Window {
-                    tx,
-                    rx,
-                    offset,
-                    len,
-                    ticket: Ticket { connection, slot, addr, key },
-                }
+            (any::<(u64, u64, u64, u64)>(), ticket()).prop_map(
+                |((tx, rx, offset, len), ticket)| Packet::Window { tx, rx, offset, len, ticket }
             ),
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Decline { rx, offset }),
             (any::<(u64, u64)>(), any::<(u32, u32, u32, u64)>(), ranges()).prop_map(

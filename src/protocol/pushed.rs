@@ -6,7 +6,7 @@ use super::index_list::Key;
 use super::packet::{Packet, PieceHeader, Ranges};
 use super::receive::Body;
 use super::spaces::Space;
-use crate::transport::PeerId;
+use crate::transport::{PeerId, Ticket};
 use std::collections::HashMap;
 
 /// What an RTS says of its message.
@@ -24,6 +24,8 @@ pub(super) struct Announcement {
     pub(super) sees: bool,
     /// The stream that was to bring them broke: the rest has to be asked for as fragments.
     pub(super) broken: bool,
+    /// Where the transport may read it.
+    pub(super) offer: Option<Ticket>,
     /// Where it is in the sender's memory.
     pub(super) ranges: Ranges,
 }

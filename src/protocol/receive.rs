@@ -13,7 +13,7 @@ use super::{
     UNKNOWN_SOURCE,
 };
 use crate::memory::{Segment, SegmentList};
-use crate::transport::{Iface, PeerId};
+use crate::transport::{Iface, PeerId, Ticket};
 
 /// Bytes kept free at once for what an announcement says is pushed.
 const PUSHED_AT_ONCE: usize = 1 << 20;
@@ -145,6 +145,8 @@ pub(super) struct Active {
     pub(super) leaves: bool,
     /// It sees that windows are filled, and needs no answer soon.
     pub(super) sees: bool,
+    /// Where we may read it.
+    pub(super) offer: Option<Ticket>,
     /// What of it is lent to the sender.
     pub(super) lending: Lending,
     /// What of it both ends copy.
@@ -619,7 +621,7 @@ impl Core {
         bytes: &[u8],
         host: &mut impl Host,
     ) {
-        let Announcement { tx, len, pushed, leaves, sees, broken, ranges } = rts;
+        let Announcement { tx, len, pushed, leaves, sees, broken, offer, ranges } = rts;
         let want = target.segments.len().min(len as usize);
         let received =
             target.segments.copy_in(0, bytes.get(..bytes.len().min(want)).unwrap_or(&[]));
@@ -638,6 +640,7 @@ impl Core {
             placing: false,
             leaves,
             sees,
+            offer,
             lending: Lending::default(),
             sharing: None,
         });

@@ -70,6 +70,9 @@ impl<I: Iface> Engine<I> {
         let peer = active.peer;
         if active.lending.gone {
             self.take_back_declined(key);
+            if self.core.active.get(key).is_some_and(|active| active.lending.out > 0) {
+                return Step::Done; // when the device has read what it is at
+            }
             self.core.fail_active(key, libc::EIO, Cause::LinkBroke, host);
             return Step::Done;
         }

@@ -5,7 +5,7 @@ use super::index_list::Key;
 use super::packet::{EagerHeader, Envelope, Packet, PieceHeader, Ranges};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
 use crate::memory::{OwnedBuffer, Segment, SegmentList};
-use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Windows};
+use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Ticket, Windows};
 
 /// Of what is injected and has to wait, so many bytes are kept for each send that may pend.
 pub(super) const COPY_MEAN: usize = 4096;
@@ -121,6 +121,8 @@ pub(super) struct TxRequest {
     /// It said that the send is complete once all of it is written into windows: bytes of its beginning of which we
     /// have heard that they are.
     pub(super) seen: Option<usize>,
+    /// It said that the receiver may read it from there.
+    pub(super) offer: Option<Ticket>,
     pub(super) carrier: Carrier,
     pub(super) state: TxState,
 }
@@ -241,7 +243,16 @@ impl<I: Iface> Engine<I> {
     ) -> bool {
         let (tx, len) = (key.to_wire(), payload.len() as u64);
         let (envelope, ranges) = (*envelope, Ranges::NONE);
-        let rts = Packet::Rts { envelope, tx, len, pushed: len, leaves, sees: false, ranges };
+        let rts = Packet::Rts {
+            envelope,
+            tx,
+            len,
+            pushed: len,
+            leaves,
+            sees: false,
+            offer: None,
+            ranges,
+        };
         let next = |offset: usize| PieceHeader::pushed_head(tx, offset as u64);
         let sent = self.iface.am_whole(peer, rts.encode().as_slice(), payload, next);
         if sent {
@@ -277,6 +288,7 @@ impl<I: Iface> Engine<I> {
             pushed: 0,
             leaves: false,
             seen: None,
+            offer: None,
             carrier: Carrier::Undecided,
             state,
         }))
@@ -375,6 +387,7 @@ impl<I: Iface> Engine<I> {
                 pushed: pushed as u64,
                 leaves,
                 sees: false,
+                offer: None,
                 ranges: Ranges::NONE,
             };
             let header = packet.encode();
@@ -393,7 +406,11 @@ impl<I: Iface> Engine<I> {
             return Ok(());
         }
         request.carrier = Carrier::Undecided;
-        let sees = windows && !request.delivery;
+        if windows && request.offer.is_none() {
+            request.offer = self.iface.offer(peer, &segments);
+        }
+        // Of what the receiver reads we hear from it alone.
+        let sees = windows && request.offer.is_none() && !request.delivery;
         request.seen = sees.then_some(0);
         let packet = Packet::Rts {
             envelope: request.envelope,
@@ -402,6 +419,7 @@ impl<I: Iface> Engine<I> {
             pushed: 0,
             leaves: false,
             sees,
+            offer: request.offer,
             ranges: if caps.one_sided && !windows {
                 Ranges::new(segments.ranges())
             } else {
@@ -533,6 +551,7 @@ impl Core {
             pushed: 0,
             leaves: false,
             seen: None,
+            offer: None,
             carrier: Carrier::Undecided,
             state: TxState::Deferred { fence, access: Some(access) },
         });
@@ -551,6 +570,7 @@ impl Core {
 
     fn remove_send(&mut self, key: Key) -> Option<TxRequest> {
         let request = self.tx.remove(key)?;
+        self.withdrawn.extend(request.offer.map(|offer| (request.peer, offer)));
         if let Payload::Owned(bytes) = &request.payload {
             self.copied -= bytes.segments().len();
         }

@@ -11,7 +11,10 @@ use super::rendezvous::Step;
 use super::send::{Carrier, TxState};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::transport::{Caps, Chunk, Iface, PeerId, SendError, Ticket, Windows};
+use crate::sys::cma::Range;
+use crate::transport::{
+    Caps, Chunk, Iface, PeerId, Reach, Reached, SendError, Spot, Ticket, Windows,
+};
 
 /// Windows of one message that are lent at a time: one is written while others are on their way.
 const AHEAD: usize = 4;
@@ -20,7 +23,12 @@ const QUEUE_MAX: u8 = 64;
 /// After its windows were lost so often a message goes on as fragments.
 const LOSSES_MAX: u8 = 3;
 
-/// A part of a receive that its sender may write.
+/// Of what both sides move, at least so many bytes are moved by one.
+const SHARE_LEAST: usize = 4096;
+/// Set in tokens of reads of messages, to tell them from those of one-sided operations.
+pub(super) const OF_A_MESSAGE: u64 = 1 << 31;
+
+/// A part of a receive that its sender may write, or that we read from what the sender offers.
 #[derive(Debug)]
 pub(super) struct Lent {
     pub(super) peer: PeerId,
@@ -28,10 +36,22 @@ pub(super) struct Lent {
     pub(super) offset: usize,
     len: usize,
     ticket: Ticket,
-    /// It was written, and bytes before it are missing.
+    /// We read it.
+    reads: Reads,
+    /// It is here, and bytes before it are missing.
     pub(super) filled: bool,
     /// Its writer sees that.
     seen: bool,
+}
+
+/// Whether a part of a receive is one that we read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reads {
+    No,
+    /// Among those that are to be read.
+    Due,
+    /// The device is at it.
+    Begun,
 }
 
 /// What of a receive is lent.
@@ -42,7 +62,7 @@ pub(super) struct Lending {
     /// No further window is lent.
     over: bool,
     /// Windows that are lent, written ones before which bytes are missing included.
-    out: usize,
+    pub(super) out: usize,
     /// Where the next one begins.
     next: usize,
     /// Bytes that the sender has written, and knows to be here.
@@ -53,6 +73,10 @@ pub(super) struct Lending {
     pub(super) gone: bool,
     /// The sender writes nothing from here on, and those windows are to be taken back.
     declined: Option<usize>,
+    /// What is here from there on does not count: it has to come in another way.
+    void: Option<usize>,
+    /// The next part is one for us to read.
+    reads: bool,
 }
 
 /// A window of a peer that bytes of ours are to be written into.
@@ -106,16 +130,28 @@ impl<I: Iface> Engine<I> {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return Ok(()) };
         let (peer, lending) = (active.peer, &mut active.lending);
+        // An offer ends with the connection that it was made by.
+        active.offer = active.offer.filter(|offer| iface.epoch(peer) == Some(offer.connection));
+        let most = if active.offer.is_some() { share(active.want, window_max) } else { window_max };
         while lending.out < AHEAD && lending.next < active.want {
             let offset = lending.next;
-            let part = piece(&active.target.segments, offset, window_max.min(active.want - offset));
+            let part = piece(&active.target.segments, offset, most.min(active.want - offset));
             let len = part.len();
             if len == 0 {
                 return Err(SendError::Unreachable(Errno(libc::EINVAL)));
             }
+            let reads =
+                if lending.reads && active.offer.is_some() { Reads::Due } else { Reads::No };
             let (ticket, filled, seen) = (Ticket::default(), false, false);
-            let lent = Lent { peer, message: key, offset, len, ticket, filled, seen };
+            let lent = Lent { peer, message: key, offset, len, ticket, reads, filled, seen };
             let token = core.lent.push_back(lent);
+            if reads == Reads::Due {
+                core.reads.push_back(token);
+                lending.reads = false;
+                lending.out += 1;
+                lending.next += len;
+                continue;
+            }
             let ticket = match iface.lend(peer, &part, token.to_wire()) {
                 Ok(ticket) => ticket,
                 Err(error) => {
@@ -127,6 +163,7 @@ impl<I: Iface> Engine<I> {
                 (lent.ticket, lent.seen) = (ticket, iface.sees_writes(&ticket));
             }
             lending.begun = true;
+            lending.reads = true;
             lending.out += 1;
             lending.next += len;
             let (offset, len) = (offset as u64, len as u64);
@@ -141,25 +178,69 @@ impl<I: Iface> Engine<I> {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return };
         let Some(from) = active.lending.declined.take() else { return };
-        for token in core.lent.keys_where(|lent| lent.message == key && lent.offset >= from) {
+        // What the device is about to read is ours again when it has.
+        let ends = |lent: &Lent| lent.message == key && lent.offset >= from && !lent.is_read();
+        for token in core.lent.keys_where(ends) {
             let Some(lent) = core.lent.remove(token) else { continue };
             active.lending.out -= 1;
-            if !lent.filled {
+            if !lent.filled && lent.reads == Reads::No {
                 iface.take_back(lent.peer, &lent.ticket);
             }
         }
+    }
+
+    /// Reads the parts of messages that are ours to read, in order.
+    pub(super) fn advance_reads(&mut self) -> usize {
+        let Self { iface, core } = self;
+        let mut n = 0;
+        for (peer, offer) in core.withdrawn.drain(..) {
+            iface.withdraw(peer, &offer);
+        }
+        for _ in 0..core.reads.len() {
+            let Some(token) = core.reads.pop_front() else { break };
+            let Some(lent) = core.lent.get_mut(token) else { continue };
+            let (peer, offset, len) = (lent.peer, lent.offset, lent.len);
+            let Some(active) = core.active.get(lent.message) else { continue };
+            let end = active.offer.and_then(|offer| offer.addr.checked_add(offset as u64));
+            let read = match (active.offer, end) {
+                (Some(Ticket { connection, key, .. }), Some(addr)) => {
+                    let range = Range { addr, len: len as u64 };
+                    let spot = Spot { epoch: connection, key, range };
+                    let token = token.to_wire() | OF_A_MESSAGE;
+                    let how = Reach { reads: true, delivered: false, stays: false, token };
+                    iface.reach(peer, &spot, &active.target.segments.slice(offset, len), how)
+                }
+                _ => Err(SendError::Unreachable(Errno(libc::ESTALE))),
+            };
+            match read {
+                Ok(Reached::Begun) => {
+                    n += 1;
+                    lent.reads = Reads::Begun;
+                    core.counts.read_bytes += len as u64;
+                }
+                Err(SendError::Again) => core.reads.push_back(token),
+                Ok(Reached::Moved(_)) | Err(SendError::Unreachable(_)) => {
+                    n += 1;
+                    core.give_up_read(token);
+                }
+            }
+        }
+        n
     }
 
     /// The sender cannot be told of a window. Returns whether nothing of the message is lent now.
     pub(super) fn take_back_untold(&mut self, peer: PeerId, key: Key, ticket: &Ticket) -> bool {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return false };
-        let is_it = |lent: &Lent| lent.message == key && lent.ticket == *ticket && !lent.filled;
+        let is_it = |lent: &Lent| {
+            let waits = lent.reads == Reads::No && !lent.filled;
+            lent.message == key && lent.ticket == *ticket && waits
+        };
         for token in core.lent.keys_where(is_it) {
-            core.lent.remove(token);
+            let Some(lent) = core.lent.remove(token) else { continue };
             iface.take_back(peer, ticket);
             active.lending.out -= 1;
-            active.lending.over = true;
+            active.lending.end_at(lent.offset);
         }
         active.lending.over && active.lending.out == 0
     }
@@ -200,6 +281,34 @@ impl<I: Iface> Engine<I> {
     }
 }
 
+impl Lent {
+    /// It is for us to read, and not for the sender to write.
+    #[cfg(test)]
+    pub(super) fn is_ours(&self) -> bool {
+        self.reads != Reads::No
+    }
+
+    /// The device is reading it.
+    fn is_read(&self) -> bool {
+        self.reads == Reads::Begun && !self.filled
+    }
+}
+
+impl Lending {
+    /// Nothing further is lent, and what is behind `offset` has to come in another way.
+    fn end_at(&mut self, offset: usize) {
+        self.over = true;
+        self.void = Some(self.void.map_or(offset, |before| before.min(offset)));
+    }
+}
+
+/// How long the parts are of a message of `len` bytes that both sides move: as many for the one as for the other, none
+/// longer than `most`.
+fn share(len: usize, most: usize) -> usize {
+    let each = len.div_ceil(2).div_ceil(most.max(1)).max(1);
+    len.div_ceil(2 * each).next_multiple_of(SHARE_LEAST).min(most)
+}
+
 /// The contiguous piece of at most `len` bytes at `offset`.
 fn piece(segments: &SegmentList, offset: usize, len: usize) -> SegmentList {
     let (ranges, _) = segments.slice(offset, len).ranges();
@@ -210,15 +319,28 @@ fn piece(segments: &SegmentList, offset: usize, len: usize) -> SegmentList {
 impl Core {
     /// The sender has written a window.
     pub(super) fn on_filled(&mut self, peer: PeerId, token: u64, host: &mut impl Host) {
-        let token = Key::from_wire(token);
-        let lent = self.lent.get_mut(token).filter(|lent| lent.peer == peer && !lent.filled);
-        let Some(lent) = lent else {
+        self.on_part(peer, Key::from_wire(token), Reads::No, host);
+    }
+
+    /// We have read a part of a message.
+    pub(super) fn on_part_read(&mut self, peer: PeerId, token: u64, host: &mut impl Host) {
+        self.on_part(peer, Key::from_wire(token), Reads::Begun, host);
+    }
+
+    fn on_part(&mut self, peer: PeerId, token: Key, reads: Reads, host: &mut impl Host) {
+        let waits = |lent: &&mut Lent| lent.peer == peer && !lent.filled && lent.reads == reads;
+        let Some(lent) = self.lent.get_mut(token).filter(waits) else {
             self.counts.dropped += 1;
             return;
         };
         lent.filled = true;
-        let key = lent.message;
+        let (key, offset) = (lent.message, lent.offset);
         let Some(active) = self.active.get_mut(key) else { return };
+        if active.lending.void.is_some_and(|void| offset >= void) {
+            self.lent.remove(token);
+            active.lending.out -= 1;
+            return self.queue_pull(key);
+        }
         let mut next = Some(token);
         while let Some(lent) = next.and_then(|token| self.lent.get(token)) {
             if lent.offset != active.received {
@@ -266,10 +388,27 @@ impl Core {
         }
     }
 
+    /// A part cannot be read: it comes as fragments, with all that is behind it.
+    fn give_up_read(&mut self, token: Key) {
+        let Some(Lent { message: key, offset, .. }) = self.lent.remove(token) else { return };
+        let Some(active) = self.active.get_mut(key) else { return };
+        active.offer = None;
+        active.lending.out -= 1;
+        active.lending.end_at(offset);
+        // What is there already and does not count.
+        let ends = |lent: &Lent| lent.message == key && lent.filled && lent.offset >= offset;
+        for token in self.lent.keys_where(ends) {
+            self.lent.remove(token);
+            active.lending.out -= 1;
+        }
+        self.queue_pull(key);
+    }
+
     /// The sender has nothing of a message any more, which it believes to be here.
     pub(super) fn on_gone(&mut self, peer: PeerId, rx: u64) {
         let Some(active) = self.lending_to(peer, rx) else { return };
         active.lending.gone = true;
+        active.lending.end_at(0);
         active.lending.declined = Some(0);
         self.queue_pull(Key::from_wire(rx));
     }
@@ -287,6 +426,7 @@ impl Core {
         self.outbox.retain(|answer| !void(answer));
         for key in self.active.keys_where(|active| active.peer == peer && active.lending.out > 0) {
             let Some(active) = self.active.get_mut(key) else { continue };
+            active.offer = None;
             let lending = &mut active.lending;
             lending.out = 0;
             lending.next = active.received;
@@ -304,7 +444,7 @@ impl Core {
         }
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let lending = &mut active.lending;
-        lending.over = true;
+        lending.end_at(offset);
         lending.declined = Some(lending.declined.map_or(offset, |before| before.min(offset)));
         self.queue_pull(Key::from_wire(rx));
     }

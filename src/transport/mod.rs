@@ -428,6 +428,18 @@ pub(crate) trait Iface {
         Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
     }
 
+    /// Lets `peer` read `payload`, one contiguous piece, by `reach`, with the ticket's connection as epoch, until
+    /// `withdraw`, or until windows between us and it are lost, or it has departed. `None`: it is not worth it, or does not work.
+    fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
+        let _ = (peer, payload);
+        None
+    }
+
+    /// An offer ends that the peer has promised not to read.
+    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        let _ = (peer, ticket);
+    }
+
     /// Whether who writes into the window of this ticket hears that it is filled.
     fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         let _ = ticket;

@@ -572,6 +572,17 @@ impl Iface for Mux {
         self.net_mut().ok_or(none)?.write(peer, payload, ticket, chunk)
     }
 
+    fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
+        let address = self.peers.address(peer)?;
+        self.net_mut()?.offer(peer, &address, payload)
+    }
+
+    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        if let Some(net) = self.net_mut() {
+            net.withdraw(peer, ticket);
+        }
+    }
+
     fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         self.net_mut().is_some_and(|net| net.sees_writes(ticket))
     }

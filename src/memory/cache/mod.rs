@@ -71,6 +71,8 @@ impl Access {
     pub(crate) const WRITE: Self = Self(1);
     /// Write it for a peer.
     pub(crate) const REMOTE_WRITE: Self = Self(2);
+    /// Read it for a peer.
+    pub(crate) const REMOTE_READ: Self = Self(4);
 
     /// Whether all of `other` is allowed.
     pub(crate) fn contains(self, other: Self) -> bool {

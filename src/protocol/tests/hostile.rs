@@ -42,6 +42,7 @@ fn malformed_headers_are_counted() {
         pushed: 0,
         leaves: false,
         sees: false,
+        offer: None,
         ranges: Ranges::default(),
     };
     let good = good.encode();
@@ -188,6 +189,7 @@ fn a_description_of_memory_that_is_not_there_fails_the_receive() {
                 pushed: 0,
                 leaves: false,
                 sees: false,
+                offer: None,
                 ranges,
             },
             &[],
@@ -258,6 +260,7 @@ fn random_packets_never_stop_the_engine() {
                     pushed: 0,
                     leaves: false,
                     sees: false,
+                    offer: None,
                     ranges,
                 },
                 2 => Packet::Cts { tx: a, rx: b, len: b, ranges },

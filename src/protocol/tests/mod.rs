@@ -16,6 +16,7 @@ mod hostile_windows;
 mod limits;
 mod matching;
 mod multi_receive;
+mod offers;
 mod oracle;
 mod property;
 mod rendezvous;

@@ -9,6 +9,7 @@ use super::rng::{LEN_MAX, Rng};
 use super::sim::{Entry, Expected, Log, Net, Reach, SharedNet, Slot, Weather, What, address};
 use super::sim_share::Teamwork;
 use super::sim_window::Glazing;
+use crate::protocol::index_list::Key;
 use crate::protocol::packet::Envelope;
 use crate::protocol::send::{COPY_MEAN, TxState};
 use crate::protocol::{
@@ -117,6 +118,7 @@ fn glazing(rng: &mut Rng, node: bool) -> Glazing {
         lend_refusals: rng.pick(&[0, 0, 5, 50]),
         write_refusals: rng.pick(&[0, 0, 3, 30]),
         waits: rng.pick(&[0, 0, 60, 90]),
+        offers: rng.pick(&[0, 0, 50, 100]),
         ..Glazing::none()
     }
 }
@@ -224,12 +226,18 @@ impl Run {
         let net = self.net.borrow();
         let held = |token| net.held(at).any(|held| held.token == token);
         // What is lent is not there yet, and nobody else was asked for it.
-        let out = || core.lent.iter().filter(|(_, lent)| !lent.filled);
+        let out = || core.lent.iter().filter(|(_, lent)| !lent.filled && !lent.is_ours());
         assert_eq!(out().count(), net.held(at).count(), "windows of {at}");
         for (token, lent) in out() {
             let active = core.active.get(lent.message);
             let right = active.is_some_and(|a| !a.cleared && a.received <= lent.offset);
             assert!(held(token.to_wire()) && right, "{lent:?} of {active:?}");
+        }
+        for (token, part) in net.reading(at) {
+            let lent = core.lent.get(Key::from_wire(token));
+            let active = lent.and_then(|lent| core.active.get(lent.message));
+            let right = active.is_some_and(|a| !a.cleared && part.len() <= a.want - a.received);
+            assert!(right, "{lent:?} of {active:?} is read");
         }
         let side = &oracle.sides[at];
         assert_eq!(core.own.posted.len(), side.posted_len());
@@ -251,6 +259,10 @@ impl Run {
             for held in self.net.borrow().held(entry.at) {
                 let at = held.part.first_addr();
                 assert!(at >= to || at + held.part.len() as u64 <= from, "{held:?} in {c:?}");
+            }
+            for (token, part) in self.net.borrow().reading(entry.at) {
+                let at = part.first_addr();
+                assert!(at >= to || at + part.len() as u64 <= from, "{token:#x} in {c:?}");
             }
         }
     }
@@ -549,6 +561,7 @@ impl Run {
                 !(core.outbox.is_empty()
                     && core.pulls.is_empty()
                     && core.due.is_empty()
+                    && core.reads.is_empty()
                     && core.assists.is_empty()
                     && core.streams.iter().all(|key| waits(*key)))
             });
@@ -627,7 +640,7 @@ fn random_operations_agree_with_the_oracle() {
     let first = number("UDRV_TEST_SEED").unwrap_or(0);
     let cases = number("UDRV_TEST_CASES").unwrap_or(CASES);
     let (mut messages, mut reports) = (0, 0);
-    let mut windows = [0; 3];
+    let mut windows = [0; 4];
     let mut assisted = 0;
     for seed in first..first + cases {
         let _guard = Guard(seed);
@@ -640,13 +653,14 @@ fn random_operations_agree_with_the_oracle() {
         reports += run.oracle.reports;
         for counts in run.nodes.iter().flatten().map(|node| node.engine.counts()) {
             assisted += counts.assisted_bytes;
-            let now = [counts.window_bytes, counts.windows_lost, counts.declined];
+            let now =
+                [counts.window_bytes, counts.windows_lost, counts.declined, counts.read_bytes];
             windows.iter_mut().zip(now).for_each(|(sum, n)| *sum += n);
         }
     }
     eprintln!("{cases} cases, {messages} sends, {reports} reports");
     eprintln!("{assisted} bytes written by senders of messages that were shared");
     assert!(cases < CASES || assisted > 0, "nothing was shared");
-    eprintln!("windows: {windows:?} bytes, lost, declined");
+    eprintln!("windows: {windows:?} bytes, lost, declined, bytes read");
     assert!(cases < CASES || windows.iter().all(|n| *n > 0), "no windows: {windows:?}");
 }

@@ -498,7 +498,7 @@ impl Net {
     /// A device has something to do, or to tell.
     pub(super) fn has_begun(&self) -> bool {
         let panes = self.links.iter().filter(|link| !link.broken).map(|link| &link.panes);
-        self.weather.windows.exposes
+        self.weather.windows.reaches()
             && panes.into_iter().any(|panes| [0, 1].iter().any(|side| !panes.is_idle(*side)))
     }
 
@@ -596,6 +596,24 @@ impl Net {
         links.flat_map(move |link| link.panes.held(link.reads(me)))
     }
 
+    /// The connection between `a` and `b`, as `a` believes.
+    pub(super) fn connection(&self, a: Slot, b: Slot) -> u32 {
+        let link = &self.links[self.current(a, b).unwrap()];
+        link.panes.epoch(link.reads(a))
+    }
+
+    /// Whether `peer` may read what `me` has offered.
+    pub(super) fn is_offered(&self, me: Slot, peer: Slot, ticket: &Ticket) -> bool {
+        let link = &self.links[self.current(me, peer).unwrap()];
+        link.panes.is_offered(link.reads(me), ticket)
+    }
+
+    /// What `me` reads of messages: tokens, and where it goes.
+    pub(super) fn reading(&self, me: Slot) -> impl Iterator<Item = (u64, &SegmentList)> {
+        let links = self.places[me].links.values().flatten().map(|link| &self.links[*link]);
+        links.flat_map(move |link| link.panes.reading(link.reads(me)))
+    }
+
     /// Nobody reaches this region of `me` any more.
     fn conceal(&mut self, me: Slot, region: u64) {
         let links: Vec<usize> = self.places[me].links.values().flatten().copied().collect();
@@ -683,7 +701,7 @@ impl SimIface {
     fn epoch_of(&self, peer: Slot) -> Option<u32> {
         let net = self.net.borrow();
         let link = &net.links[net.current(peer, self.me).filter(|_| peer != self.me)?];
-        Some(match net.weather.windows.exposes {
+        Some(match net.weather.windows.reaches() {
             true => link.panes.epoch(link.reads(self.me)),
             false => link.epochs[link.reads(peer)],
         })
@@ -963,7 +981,7 @@ impl Iface for SimIface {
     ) -> Result<Reached, SendError> {
         const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
         let (mut net, slot) = (self.net.borrow_mut(), self.slot(peer));
-        if net.weather.windows.exposes {
+        if net.weather.windows.reaches() {
             let broken = net.has_broken(self.me, slot);
             let open = net.panes(self.me, slot).filter(|_| !broken);
             let (panes, side, glazing, rng) = open.ok_or(STALE)?;
@@ -1053,6 +1071,20 @@ impl Iface for SimIface {
             return Err(SendError::Again);
         }
         panes.write(side, payload, (ticket, chunk), queue_len, glazing, rng)
+    }
+
+    fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        let broken = net.has_broken(self.me, peer);
+        let (panes, side, glazing, rng) = net.panes(self.me, peer).filter(|_| !broken)?;
+        panes.offer(side, payload, glazing, rng)
+    }
+
+    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        if let Some((panes, side, ..)) = net.panes(self.me, peer) {
+            panes.withdraw(side, ticket);
+        }
     }
 
     fn sees_writes(&mut self, ticket: &Ticket) -> bool {

@@ -4,6 +4,7 @@
 
 use super::rng::Rng;
 use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::protocol::windows::OF_A_MESSAGE;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
@@ -11,6 +12,9 @@ use crate::transport::{
     Chunk, Exposed, Exposure, Reach, Reached, SendError, Spot, Ticket, Windows,
 };
 use std::collections::{HashMap, VecDeque};
+
+/// The numbers of what is offered, among those of regions.
+const OFFER: u64 = 1 << 62;
 
 /// What does not change during a run.
 #[derive(Clone, Debug)]
@@ -32,6 +36,8 @@ pub(super) struct Glazing {
     pub(super) write_refusals: u64,
     /// How often a write has to wait, percent.
     pub(super) waits: u64,
+    /// How often a message is offered for reading, percent.
+    pub(super) offers: u64,
     /// Regions can be exposed.
     pub(super) exposes: bool,
     /// Bytes of a part.
@@ -53,10 +59,18 @@ impl Glazing {
             lend_refusals: 0,
             write_refusals: 0,
             waits: 0,
+            offers: 0,
             exposes: false,
             expose_max: usize::MAX,
             conceals: 0,
         }
+    }
+}
+
+impl Glazing {
+    /// What one side does to memory of the other goes by their connection.
+    pub(super) fn reaches(&self) -> bool {
+        self.exposes || self.offers > 0
     }
 }
 
@@ -294,6 +308,45 @@ impl Panes {
         Ok(())
     }
 
+    /// See [`crate::transport::Iface::offer`].
+    pub(super) fn offer(
+        &mut self,
+        side: usize,
+        payload: &SegmentList,
+        glazing: &Glazing,
+        rng: &mut Rng,
+    ) -> Option<Ticket> {
+        if self.state != Windows::Ready || payload.ranges().1 != 1 || !rng.percent(glazing.offers) {
+            return None;
+        }
+        self.slots += 1;
+        let (slot, connection) = (self.slots, self.ends[side].known);
+        self.ends[side].exposed.insert((OFFER | u64::from(slot), 0), slot * 8);
+        Some(Ticket { connection, slot, addr: payload.first_addr(), key: slot * 8 })
+    }
+
+    pub(super) fn is_offered(&self, side: usize, ticket: &Ticket) -> bool {
+        self.ends[side].exposed.contains_key(&(OFFER | u64::from(ticket.slot), 0))
+    }
+
+    /// See [`crate::transport::Iface::withdraw`].
+    pub(super) fn withdraw(&mut self, side: usize, ticket: &Ticket) {
+        let offer = (OFFER | u64::from(ticket.slot), 0);
+        let was = self.ends[side].exposed.remove(&offer).is_some();
+        if was && ticket.connection == self.connection {
+            let mut reads = self.ends[1 - side].posted.iter();
+            assert!(!reads.any(|read| read.spot.key == ticket.key), "{ticket:?} is being read");
+        }
+    }
+
+    /// What `side` reads of messages of the other: tokens and where it goes.
+    pub(super) fn reading(&self, side: usize) -> impl Iterator<Item = (u64, &SegmentList)> {
+        let end = &self.ends[side];
+        let of_a_message = |posted: &&Posted| posted.how.token & OF_A_MESSAGE != 0;
+        let begun = end.posted.iter().filter(of_a_message);
+        begun.map(|posted| (posted.how.token & !OF_A_MESSAGE, &posted.local))
+    }
+
     /// See [`crate::transport::Iface::expose`].
     pub(super) fn expose(
         &mut self,
@@ -460,6 +513,7 @@ impl Panes {
                 // What was posted since then leads nowhere.
                 end.posted.clear();
                 end.held.retain(|held| held.connection == now);
+                end.exposed.retain(|(region, _), _| region & OFFER == 0);
                 Some(Step::Lost)
             }
         }

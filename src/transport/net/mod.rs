@@ -20,6 +20,7 @@ use super::{
 };
 use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
+use crate::sys::net::interfaces;
 use crate::sys::visited::{Owner, visited};
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
@@ -27,6 +28,7 @@ use bulk::{BULK_CONTROL, Bulk, BulkSink, CONTROL_LEN};
 use link::Link;
 use reliable::tag::JobKey;
 use reliable::{Reliable, Settings, Sink};
+use std::net::IpAddr;
 use std::sync::Arc;
 use stream::{StreamSink, Streams};
 use udp::UdpLink;
@@ -51,8 +53,10 @@ const REACH_WRITE_MIN: usize = 2048;
 const EXPOSE_MAX: usize = 32 << 20;
 /// Bytes of the header of a fragment (PROTOCOL.md §3).
 const FRAGMENT_HEADER: usize = 24;
-/// A write into a window that takes longer has held up what was to be said, nanoseconds.
+/// A write into a window, or a read of at least so many bytes, that takes longer has held up what was to be said,
+/// nanoseconds.
 const LONG_NS: u64 = 100_000;
+const LONG_READ: usize = 16 * 1024;
 /// Polls without traffic after which the socket is looked at only now and then.
 const COOLING: u32 = 4096;
 /// One poll of so many looks at the socket before that, while messages come by other ways.
@@ -131,6 +135,8 @@ pub(crate) struct Net {
     rings: Vec<AboutRings>,
     /// Shortest message that is worth a stream or windows; `None`: as measured.
     bulk_min: Option<usize>,
+    /// This host's addresses, once they were asked for.
+    here: Option<Vec<IpAddr>>,
     /// Moves of the device that the bulk path knows of.
     moves: u64,
     me: Address,
@@ -420,6 +426,7 @@ impl Net {
             reached: false,
             rings: Vec::new(),
             bulk_min: None,
+            here: None,
             moves,
             me,
             armed: false,
@@ -680,15 +687,40 @@ impl Net {
         };
         let began = clock::now_ns();
         let written = bulk.write(inner, payload, ticket, chunk, began);
+        self.on_posted(began);
+        written
+    }
+
+    /// What was begun at this time, nanoseconds, is with the device, which may have done it meanwhile.
+    fn on_posted(&mut self, began: u64) {
         let now = clock::now_ns();
         if now.saturating_sub(began) > LONG_NS {
-            // Who writes for long is not elsewhere.
+            // Who moves bytes for long is not elsewhere.
             self.shared.present(now);
             if let Some(mut core) = self.core.enter() {
                 core.machine.on_return(now);
             }
         }
-        written
+    }
+
+    /// See [`super::Iface::offer`].
+    pub(crate) fn offer(
+        &mut self,
+        peer: PeerId,
+        address: &Address,
+        payload: &SegmentList,
+    ) -> Option<Ticket> {
+        let Self { bulk: Some(bulk), numbers, here, .. } = self else { return None };
+        let here = here.get_or_insert_with(|| interfaces().into_iter().map(|i| i.ip).collect());
+        let near = here.contains(&address.0.ip());
+        bulk.offer(numbers.inner(peer)?, payload, near, clock::now_ns())
+    }
+
+    /// See [`super::Iface::withdraw`].
+    pub(crate) fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
+            bulk.withdraw(inner, ticket);
+        }
     }
 
     /// See [`super::Iface::sees_writes`].
@@ -747,6 +779,9 @@ impl Net {
         self.shared.present(now);
         bulk.reach(inner, spot, local, how, now)?;
         self.reached = true;
+        if local.len() >= LONG_READ {
+            self.on_posted(now);
+        }
         Ok(Reached::Begun)
     }
 

@@ -120,6 +120,23 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         now: u64,
     ) -> Result<(), SendError>;
 
+    /// See [`crate::transport::Iface::offer`]. `near`: the peer is on this host.
+    fn offer(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        near: bool,
+        now: u64,
+    ) -> Option<Ticket> {
+        let _ = (peer, payload, near, now);
+        None
+    }
+
+    /// See [`crate::transport::Iface::withdraw`].
+    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        let _ = (peer, ticket);
+    }
+
     /// See [`crate::transport::Iface::sees_writes`].
     fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         let _ = ticket;

@@ -134,6 +134,26 @@ impl Bulk for Ways {
         way.write(peer, payload, ticket, chunk, now)
     }
 
+    /// As for regions.
+    fn offer(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        near: bool,
+        now: u64,
+    ) -> Option<Ticket> {
+        if self.rv.as_mut().is_some_and(|rv| rv.windows(peer, now) != Windows::No) {
+            return None;
+        }
+        self.rc.as_mut()?.offer(peer, payload, near, now)
+    }
+
+    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        if let Some(way) = self.of_connection(ticket.connection) {
+            way.withdraw(peer, ticket);
+        }
+    }
+
     fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         let way = self.of_connection(ticket.connection).as_mut();
         way.is_some_and(|way| way.sees_writes(ticket))

@@ -25,7 +25,7 @@ pub(crate) use hybrid::{HybridLink, Rdma};
 pub(crate) use introduction::Network;
 pub(crate) use named::{NamedDevice, device_named, insisting};
 
-use crate::config::{CacheSettings, Config, NicName, RdmaPolicy, RvPolicy};
+use crate::config::{CacheSettings, Config, NicName, RdmaPolicy, ReadPolicy, RvPolicy};
 use crate::sys::net::{Nic, RdmaFacts};
 use crate::sys::rv::Here;
 use crate::sys::topology::numa_distance;
@@ -65,6 +65,8 @@ pub(crate) struct RdmaSettings {
     pub(crate) rv: RvPolicy,
     /// Connections of our own for them, at most.
     pub(crate) rc_connections: usize,
+    /// Whether receivers read a part of them.
+    pub(crate) read: ReadPolicy,
     /// Peers that packets are written into rings of, at most.
     pub(crate) eager_rdma: usize,
     pub(crate) cache: CacheSettings,
@@ -77,6 +79,7 @@ impl RdmaSettings {
             nics: config.nics.clone(),
             rv: config.rv,
             rc_connections: config.rc_connections,
+            read: config.read,
             eager_rdma: config.eager_rdma,
             cache: config.cache,
         }

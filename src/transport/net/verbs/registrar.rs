@@ -17,7 +17,10 @@ impl cache::Registrar for Registrar {
     type Handle = Registration;
 
     fn register(&self, addr: usize, len: usize, access: Access) -> Result<Registration, Errno> {
-        let permission = if access.contains(Access::REMOTE_WRITE) {
+        let permission = if access.contains(Access::REMOTE_READ) {
+            let writes = access.contains(Access::WRITE) || access.contains(Access::REMOTE_WRITE);
+            Permission::Exposed { reads: true, writes }
+        } else if access.contains(Access::REMOTE_WRITE) {
             Permission::RemoteWrite
         } else if access.contains(Access::WRITE) {
             Permission::Write
@@ -40,8 +43,12 @@ pub(super) fn is_safe() -> bool {
     hazard.is_none()
 }
 
-/// The registrations of `port`. Errors: ENOMEM.
-pub(super) fn memory(port: &RcPort, settings: &CacheSettings) -> Result<Memory, Errno> {
+/// The registrations of `port`; `offers`: peers read some of it. Errors: ENOMEM.
+pub(super) fn memory(
+    port: &RcPort,
+    settings: &CacheSettings,
+    offers: bool,
+) -> Result<Memory, Errno> {
     let monitor = match settings.policy {
         CachePolicy::Userfaultfd => Monitor::shared(),
         CachePolicy::Off => None,
@@ -49,6 +56,7 @@ pub(super) fn memory(port: &RcPort, settings: &CacheSettings) -> Result<Memory, 
     let limits = limits(settings, process::machine(), process::locked_memory_limit());
     // One registration serves sends and receives from the same buffer.
     let generous = Access::WRITE.union(Access::REMOTE_WRITE);
+    let generous = if offers { generous.union(Access::REMOTE_READ) } else { generous };
     Cache::new(port.registrar(), monitor, limits, generous)
 }
 

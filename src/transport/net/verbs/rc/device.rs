@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{Device, Event, Kept, Local, QueuePair, Rc, Region, WINDOWS};
+use crate::config::ReadPolicy;
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;
@@ -37,7 +38,7 @@ pub(in crate::transport::net::verbs) fn open(
     if limit == 0 || !registrar::is_safe() {
         return Ok(None);
     }
-    let (spot, cache) = (spot.clone(), settings.cache);
+    let (spot, cache, policy) = (spot.clone(), settings.cache, settings.read);
     let opener = Box::new(move || {
         let at = spot.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let At { device, port, gid, place, .. } = at.ok_or(Errno(libc::ENODEV))?;
@@ -63,8 +64,13 @@ pub(in crate::transport::net::verbs) fn open(
             device.name(),
             if shared { "for all" } else { "each" },
         ));
-        let memory = registrar::memory(&port, &cache)?;
-        Ok(Port { port, memory, place })
+        let offers = match policy {
+            ReadPolicy::Auto => (device.facts().is_ok_and(|facts| facts.pci.is_none()), false),
+            ReadPolicy::Always => (true, true),
+            ReadPolicy::Off => (false, false),
+        };
+        let memory = registrar::memory(&port, &cache, offers.0)?;
+        Ok(Port { port, memory, place, offers })
     });
     Ok(Some(Box::new(Rc::new(opener, limit)?)))
 }
@@ -75,6 +81,8 @@ struct Port {
     port: RcPort,
     memory: Memory,
     place: Place,
+    /// Receivers on this host, and elsewhere, are to read parts of what we send them.
+    offers: (bool, bool),
 }
 
 impl Region for Lease<Registrar> {
@@ -174,6 +182,21 @@ unsafe fn add(
     unsafe { qp.add(list, addr, key, request, local.kept) }
 }
 
+impl Port {
+    fn lease(&self, part: &SegmentList, access: Access) -> Result<Lease<Registrar>, Errno> {
+        let ([range, ..], count) = part.ranges();
+        if count != 1 {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.memory.get(range.addr as usize, range.len as usize, access).map_err(|e| match e {
+            Refusal::Nowhere => Errno(libc::EFAULT),
+            Refusal::Forked => Errno(libc::EOWNERDEAD),
+            Refusal::NoRoom => Errno(libc::ENOMEM),
+            Refusal::Device(errno) => errno,
+        })
+    }
+}
+
 impl Device for Port {
     type Region = Lease<Registrar>;
     type Exposed = Shown;
@@ -195,17 +218,17 @@ impl Device for Port {
     }
 
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno> {
-        let access = if write { Access::WRITE.union(Access::REMOTE_WRITE) } else { Access::READ };
-        let ([range, ..], count) = part.ranges();
-        if count != 1 {
-            return Err(Errno(libc::EINVAL));
-        }
-        self.memory.get(range.addr as usize, range.len as usize, access).map_err(|e| match e {
-            Refusal::Nowhere => Errno(libc::EFAULT),
-            Refusal::Forked => Errno(libc::EOWNERDEAD),
-            Refusal::NoRoom => Errno(libc::ENOMEM),
-            Refusal::Device(errno) => errno,
-        })
+        let written = Access::WRITE.union(Access::REMOTE_WRITE);
+        self.lease(part, if write { written } else { Access::READ })
+    }
+
+    fn offers(&self, near: bool) -> bool {
+        let (here, elsewhere) = self.offers;
+        (if near { here } else { elsewhere }) && self.reads()
+    }
+
+    fn offer(&self, part: &SegmentList) -> Result<Self::Region, Errno> {
+        self.lease(part, Access::REMOTE_READ)
     }
 
     fn expose(&self, part: &SegmentList, (reads, writes): (bool, bool)) -> Result<Shown, Errno> {

@@ -36,6 +36,8 @@ use std::os::fd::BorrowedFd;
 const WINDOW_MAX: usize = 1 << 20;
 /// Shortest message that is worth a window, bytes.
 const WINDOW_MIN: usize = 32 * 1024;
+/// Longest message that is offered to its receiver for reading: all of it is registered before anything leaves, bytes.
+const OFFER_MAX: usize = 32 << 20;
 /// Windows that one peer is lent at the same time at most, and all peers together.
 const PEER_WINDOWS: u32 = 32;
 pub(super) const WINDOWS: usize = 1024;
@@ -142,6 +144,10 @@ pub(super) trait Device: Send {
     /// Registers the one piece that `part` is; `write`: for a peer to write it, else for us to read it.
     /// Errors: it cannot be.
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno>;
+    /// Whether it is worth offering messages to their receivers for reading; `near`: to those on this host.
+    fn offers(&self, near: bool) -> bool;
+    /// Registers the one piece that `part` is, for a peer to read it. Errors: it cannot be.
+    fn offer(&self, part: &SegmentList) -> Result<Self::Region, Errno>;
     /// Lets peers read, or write, exactly the one piece that `part` is. Errors: EAGAIN (it is just changing), others
     /// (this memory cannot be: also where nobody would hear that its addresses mean something else).
     fn expose(&self, part: &SegmentList, rights: (bool, bool)) -> Result<Self::Exposed, Errno>;
@@ -280,6 +286,8 @@ pub(super) struct Rc<D: Device> {
     // Queue pairs end before the windows that they write into are given up, and before the device.
     connections: NumberMap<PeerId, Connection<D::Qp>>,
     lent: Lent<D::Region>,
+    /// What peers may read of messages that we send them.
+    offered: Lent<D::Region>,
     exposed: Exposed<D>,
     /// Made at first need, and kept registered.
     staging: Option<Staging<D::Region>>,
@@ -323,6 +331,7 @@ impl<D: Device> Rc<D> {
         Ok(Self {
             connections: NumberMap::default(),
             lent: Lent::new(WINDOWS),
+            offered: Lent::new(WINDOWS),
             exposed: Exposed::default(),
             staging: None,
             residents: NumberMap::default(),
@@ -442,7 +451,7 @@ impl<D: Device> Rc<D> {
                 staging.leave(place);
             }
         }
-        drop(self.lent.remove_all(peer));
+        drop((self.lent.remove_all(peer), self.offered.remove_all(peer)));
         Some(id)
     }
 
@@ -858,6 +867,34 @@ impl<D: Device> Bulk for Rc<D> {
         let posted = added.and_then(|()| connection.post_all());
         conclude(peer, connection, posted, &mut self.waiting, &mut self.doomed);
         Ok(())
+    }
+
+    /// Where processors do what the device should, the one who writes does all of it for a peer on the same host. So the
+    /// peer reads a part of the message, and both have their share. Not after something
+    /// was lost: soft-RoCE of Linux 6.1 does not come to an end with reads behind writes then (`STUCK_NS`).
+    fn offer(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        near: bool,
+        now: u64,
+    ) -> Option<Ticket> {
+        let connection = self.connections.get_mut(&peer).filter(|c| c.state == State::Ready)?;
+        let device = self.device.as_ref().filter(|device| device.offers(near))?;
+        if self.counts.broken > 0 || payload.len() > OFFER_MAX || self.offered.is_full() {
+            return None;
+        }
+        let lease = device.offer(payload).ok()?;
+        let (key, len) = (lease.rkey(), payload.len());
+        let slot = self.offered.insert(Window { peer, token: 0, len, lease })?;
+        connection.used = now;
+        Some(Ticket { connection: connection.id, slot, addr: payload.first_addr(), key })
+    }
+
+    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        if self.connections.get(&peer).is_some_and(|c| c.id == ticket.connection) {
+            drop(self.offered.remove(peer, ticket.slot));
+        }
     }
 
     /// A write is complete only when the other device has taken it, and says so to its process.

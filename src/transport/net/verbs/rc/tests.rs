@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::memory::OwnedBuffer;
+use crate::sys::cma::Range;
 use crate::sys::event::Doorbell;
 use crate::transport::net::bulk::STALE;
 use crate::transport::net::reliable::sim::rng::Rng;
@@ -47,6 +48,8 @@ struct Fabric {
     changes: u64,
     /// Nothing can be exposed.
     unwatched: bool,
+    /// Messages are offered to be read.
+    offers: bool,
 }
 
 impl Fabric {
@@ -230,6 +233,14 @@ impl Device for FakeDevice {
         let key = fabric.number();
         fabric.regions.insert(key, (self.node, *part));
         Ok(FakeRegion { fabric: self.fabric.clone(), key })
+    }
+    fn offers(&self, near: bool) -> bool {
+        self.fabric.lock().unwrap().offers && near
+    }
+    fn offer(&self, part: &SegmentList) -> Result<FakeRegion, Errno> {
+        let region = self.register(part, false)?;
+        self.fabric.lock().unwrap().exposed.insert(region.key, true);
+        Ok(region)
     }
     fn expose(&self, part: &SegmentList, _: (bool, bool)) -> Result<FakeRegion, Errno> {
         if self.fabric.lock().unwrap().unwatched {
@@ -1091,4 +1102,83 @@ fn whoever_gave_way_has_another_epoch() {
     world.now += IDLE_NS;
     let again = expose(&mut world, 0, 1, &region.segments());
     assert!(again.epoch != first.epoch && again.key == first.key);
+}
+
+/// A ready connection between 0 and 1, whose devices offer messages.
+fn offering() -> World {
+    let mut world = World::new(2, 4);
+    world.fabric.lock().unwrap().offers = true;
+    world.windows(0, 1);
+    world.settle();
+    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Ready, Windows::Ready));
+    world
+}
+
+/// 0 offers `memory` to 1.
+fn offer(world: &mut World, memory: &OwnedBuffer) -> Option<Ticket> {
+    world.with(0, |bulk, now, _| bulk.offer(PeerId(1), &memory.segments(), true, now))
+}
+
+/// How 1 reads what it is offered, all of it.
+fn read_offer(world: &mut World, ticket: &Ticket, sink: &OwnedBuffer) -> Result<(), SendError> {
+    let range = Range { addr: ticket.addr, len: sink.segments().len() as u64 };
+    let spot = Spot { epoch: ticket.connection, key: ticket.key, range };
+    let how = Reach { reads: true, delivered: false, stays: false, token: 5 };
+    reach(world, &spot, &sink.segments(), how)
+}
+
+#[test]
+fn a_message_is_read_until_its_offer_is_withdrawn() {
+    let mut world = offering();
+    let (source, sink) = (OwnedBuffer::from(vec![8; 5000]), OwnedBuffer::zeroed(5000));
+    let ticket = offer(&mut world, &source).unwrap();
+    read_offer(&mut world, &ticket, &sink).unwrap();
+    world.settle();
+    assert_eq!(world.nodes[1].reached, [5]);
+    assert!(bytes(&sink) == [8; 5000]);
+    let other = offer(&mut world, &source).unwrap();
+    assert_ne!(other.slot, ticket.slot);
+    world.nodes[0].bulk.withdraw(PeerId(1), &ticket);
+    // Nobody's any more.
+    world.nodes[0].bulk.withdraw(PeerId(1), &ticket);
+    world.nodes[0].bulk.withdraw(PeerId(1), &Ticket { connection: !other.connection, ..other });
+    read_offer(&mut world, &other, &sink).unwrap();
+    world.settle();
+    assert_eq!((world.nodes[1].reached.len(), world.nodes[1].lost), (2, 0));
+    read_offer(&mut world, &ticket, &sink).unwrap();
+    world.settle();
+    assert_eq!((world.nodes[1].reached.len(), world.nodes[1].lost), (2, 1));
+    // With its connection an offer ends; and after that nothing is offered.
+    assert!(world.fabric.lock().unwrap().regions.is_empty());
+    world.now += 100 * 1_000_000_000;
+    world.windows(0, 1);
+    world.settle();
+    assert_eq!(world.windows(0, 1), Windows::Ready);
+    assert_eq!(offer(&mut world, &source), None);
+    assert_eq!(read_offer(&mut world, &other, &sink), Err(STALE));
+}
+
+#[test]
+fn what_is_not_to_be_read_is_not_offered() {
+    let memory = OwnedBuffer::zeroed(100);
+    let mut world = World::new(2, 4);
+    world.fabric.lock().unwrap().offers = true;
+    assert_eq!(offer(&mut world, &memory), None, "there is no connection");
+    let mut world = offering();
+    world.fabric.lock().unwrap().offers = false;
+    assert_eq!(offer(&mut world, &memory), None);
+    world.fabric.lock().unwrap().offers = true;
+    world.fabric.lock().unwrap().refuses = true;
+    assert_eq!(offer(&mut world, &memory), None);
+    world.fabric.lock().unwrap().refuses = false;
+    let far = world.with(0, |bulk, now, _| bulk.offer(PeerId(1), &memory.segments(), false, now));
+    assert_eq!(far, None);
+    let long = OwnedBuffer::zeroed(super::OFFER_MAX + 1);
+    assert_eq!(offer(&mut world, &long), None);
+    for _ in 0..WINDOWS {
+        assert!(offer(&mut world, &memory).is_some());
+    }
+    assert_eq!(offer(&mut world, &memory), None, "there are as many as may be");
+    world.nodes[0].bulk.forget(PeerId(1));
+    assert!(world.fabric.lock().unwrap().regions.is_empty());
 }

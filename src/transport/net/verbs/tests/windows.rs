@@ -1,12 +1,19 @@
 //! Windows between endpoints on one device.
 
 use super::*;
+use crate::config::ReadPolicy;
 use crate::memory::OwnedBuffer;
-use crate::transport::{Ticket, Windows};
+use crate::sys::cma::Range;
+use crate::transport::{Reach, Spot, Ticket, Windows};
 
 /// Two endpoints that may lend each other windows, and how they name each other.
 pub(super) fn pair(ip: IpAddr) -> ((End, PeerId), (End, PeerId)) {
-    let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
+    pair_with(ip, ReadPolicy::Auto)
+}
+
+fn pair_with(ip: IpAddr, read: ReadPolicy) -> ((End, PeerId), (End, PeerId)) {
+    let open = || End::open_with(ip, RdmaSettings { read, ..settings(RdmaPolicy::Require) });
+    let (mut a, mut b) = (open(), open());
     let (to_b, to_a) = (a.meet(&b), b.meet(&a));
     await_windows(&mut a, to_b, &mut b, to_a);
     ((a, to_b), (b, to_a))
@@ -152,4 +159,47 @@ fn a_peer_that_ends_takes_its_windows_along() {
     }));
     assert_eq!(a.net.bulk_counts().connections, 0);
     assert!(contents(&buffers[0]) == contents(&pattern(1, 10_000)));
+}
+
+/// Whether the device is a driver's alone.
+fn has_no_hardware() -> bool {
+    let devices = crate::sys::verbs::DeviceList::new().unwrap();
+    devices.iter().all(|device| device.open().unwrap().facts().unwrap().pci.is_none())
+}
+
+#[test]
+fn a_message_is_read_by_its_receiver_where_that_helps() {
+    let Some(ip) = address() else { return };
+    const LEN: usize = 300_001;
+    for read in [ReadPolicy::Always, ReadPolicy::Auto, ReadPolicy::Off] {
+        let ((mut a, to_b), (mut b, to_a)) = pair_with(ip, read);
+        for round in 0..4 {
+            let (source, sink) = (pattern(round, LEN), OwnedBuffer::zeroed(LEN));
+            let ticket = a.net.offer(to_b, &b.me, &source.segments());
+            let wanted = match read {
+                ReadPolicy::Always => true,
+                ReadPolicy::Auto => has_no_hardware(),
+                ReadPolicy::Off => false,
+            };
+            assert_eq!(ticket.is_some(), wanted, "{read:?}");
+            let Some(ticket) = ticket else { continue };
+            // Two parts of it, the later one first.
+            for (token, at) in [(1, 200_000), (2, 0)] {
+                let part = sink.segments().slice(at, LEN - at);
+                let range = Range { addr: ticket.addr + at as u64, len: part.len() as u64 };
+                let spot = Spot { epoch: ticket.connection, key: ticket.key, range };
+                let how = Reach { reads: true, delivered: false, stays: false, token };
+                b.net.reach(to_a, &spot, &part, how).unwrap();
+            }
+            assert!(within(30, || {
+                b.poll(); // nobody polls a
+                b.got.reached.len() == 2
+            }));
+            assert_eq!(std::mem::take(&mut b.got.reached), [1, 2]);
+            assert!(contents(&sink) == contents(&source));
+            a.net.withdraw(to_b, &ticket);
+            a.poll();
+        }
+        assert_eq!((a.got.lost, b.got.lost), (0, 0));
+    }
 }
