@@ -196,6 +196,10 @@ pub(crate) const VARIABLES: &[Variable] = &[
         help: "Connected RDMA queue pairs that an endpoint has at most, for long messages, 0 to 65536; 0: they go as datagrams (default: 128)",
     },
     Variable {
+        name: "RDMA_READ",
+        help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, where processors do the device's work), always, or off (default: auto)",
+    },
+    Variable {
         name: "EAGER_RDMA",
         help: "Peers into whose memory an endpoint writes packets by RDMA Write, those that are asked and answered most, 0 to 1024; 0: all go as datagrams (default: 8)",
     },
@@ -535,9 +539,10 @@ mod tests {
             ("CACHE", "memhooks"),
             ("CACHE_COUNT", "99999999"),
             ("RC_CONNECTIONS", "65537"),
+            ("RDMA_READ", "sometimes"),
             ("EAGER_RDMA", "1025"),
         ]);
-        assert_eq!(nonsense, (Config::default(), 16));
+        assert_eq!(nonsense, (Config::default(), 17));
     }
 
     #[test]
