@@ -23,8 +23,12 @@ const QUEUE_MAX: u8 = 64;
 /// After its windows were lost so often a message goes on as fragments.
 const LOSSES_MAX: u8 = 3;
 
-/// Of what both sides move, at least so many bytes are moved by one.
-const SHARE_LEAST: usize = 4096;
+/// Of what both sides move, a part is of whole pages, and of at most so many bytes: where processors move them, others wait
+/// until one is done with a part, and the kernel has threads of its own go on with what takes longer than 2 ms.
+const PAGE: usize = 4096;
+const SHARE_MAX: usize = 128 * 1024;
+/// In one turn no further part is read after so many bytes.
+const READ_BATCH: usize = 512 * 1024;
 /// Set in tokens of reads of messages, to tell them from those of one-sided operations.
 pub(super) const OF_A_MESSAGE: u64 = 1 << 31;
 
@@ -132,7 +136,10 @@ impl<I: Iface> Engine<I> {
         let (peer, lending) = (active.peer, &mut active.lending);
         // An offer ends with the connection that it was made by.
         active.offer = active.offer.filter(|offer| iface.epoch(peer) == Some(offer.connection));
-        let most = if active.offer.is_some() { share(active.want, window_max) } else { window_max };
+        let most = match active.offer {
+            Some(_) => share(active.want, window_max.min(SHARE_MAX)),
+            None => window_max,
+        };
         while lending.out < AHEAD && lending.next < active.want {
             let offset = lending.next;
             let part = piece(&active.target.segments, offset, most.min(active.want - offset));
@@ -192,11 +199,14 @@ impl<I: Iface> Engine<I> {
     /// Reads the parts of messages that are ours to read, in order.
     pub(super) fn advance_reads(&mut self) -> usize {
         let Self { iface, core } = self;
-        let mut n = 0;
+        let (mut n, mut bytes) = (0, 0);
         for (peer, offer) in core.withdrawn.drain(..) {
             iface.withdraw(peer, &offer);
         }
         for _ in 0..core.reads.len() {
+            if bytes >= READ_BATCH {
+                break;
+            }
             let Some(token) = core.reads.pop_front() else { break };
             let Some(lent) = core.lent.get_mut(token) else { continue };
             let (peer, offset, len) = (lent.peer, lent.offset, lent.len);
@@ -215,6 +225,7 @@ impl<I: Iface> Engine<I> {
             match read {
                 Ok(Reached::Begun) => {
                     n += 1;
+                    bytes += len;
                     lent.reads = Reads::Begun;
                     core.counts.read_bytes += len as u64;
                 }
@@ -306,7 +317,7 @@ impl Lending {
 /// longer than `most`.
 fn share(len: usize, most: usize) -> usize {
     let each = len.div_ceil(2).div_ceil(most.max(1)).max(1);
-    len.div_ceil(2 * each).next_multiple_of(SHARE_LEAST).min(most)
+    len.div_ceil(2 * each).next_multiple_of(PAGE).min(most)
 }
 
 /// The contiguous piece of at most `len` bytes at `offset`.
