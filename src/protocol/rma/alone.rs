@@ -23,8 +23,6 @@ const OFFERS_MAX: usize = 64;
 const OFTEN: u32 = 16;
 /// A write may be worth it on some transport if it is as long as this part of one that is on all.
 const WRITE_SHARE: usize = 8;
-/// Reads of fewer bytes are left to the target where there are several.
-const TOGETHER: u64 = 512;
 /// Bytes of one operation that are moved in one turn.
 const TURN: usize = 4 << 20;
 
@@ -200,76 +198,17 @@ pub(super) enum Moved {
     Nothing,
 }
 
-/// Whether an application that reads very little waits for that before it reads more. What comes while such a read is
-/// under way alone waits for its end, which takes longer than to have the target answer both.
-#[derive(Debug, Default)]
-pub(super) struct Company {
-    /// So many of them are left to the target, and how many it was the last time.
-    apart: u32,
-    penalty: u32,
-}
-
-impl Company {
-    /// Fewest and most of them.
-    const PENALTY: (u32, u32) = (64, 4096);
-
-    fn is_none(&self) -> bool {
-        self.apart == 0
-    }
-
-    /// One begins alone.
-    fn on_alone(&mut self) {
-        self.penalty -= self.penalty / 4;
-    }
-
-    /// Another one comes before its end.
-    fn on_company(&mut self) {
-        if self.apart == 0 {
-            let (least, most) = Self::PENALTY;
-            self.penalty = self.penalty.saturating_mul(2).clamp(least, most);
-            self.apart = self.penalty;
-        }
-    }
-
-    /// One is left to the target.
-    fn on_message(&mut self) {
-        self.apart = self.apart.saturating_sub(1);
-    }
-}
-
 /// Shortest write that peers hear of because it comes often, bytes.
 pub(super) fn write_min(limits: &Limits) -> u64 {
     (limits.alone_min / WRITE_SHARE) as u64
 }
 
-/// An operation is a very short read.
-pub(super) fn is_very_short(right: Right, len: u64) -> bool {
-    right == Right::Read && len < TOGETHER
-}
-
 impl Channel {
-    /// Another operation waits.
-    pub(super) fn on_waiting(&mut self, right: Right, len: u64) {
-        if !self.reaching.is_empty() && is_very_short(right, len) {
-            self.company.on_company();
-        }
-    }
-
     /// An operation leaves as a message; `write_min`: of [`write_min`].
     pub(super) fn on_request(&mut self, right: Right, len: u64, write_min: u64) {
-        if is_very_short(right, len) {
-            self.company.on_message();
-        }
         if right == Right::Write && len >= write_min {
             self.short_writes = self.short_writes.saturating_add(1);
         }
-    }
-
-    /// Whether a read that is not long may go alone. It does not wait for messages to end; and a very short one goes
-    /// only if it has no company.
-    fn admits_short(&self, len: u64) -> bool {
-        let single = || self.company.is_none() && self.reaching.is_empty() && self.queue.len() <= 1;
-        self.is_drained() && (len >= TOGETHER || single())
     }
 
     /// Whether a write that is not long may go alone. It does not wait for messages to end, unless so many such have left
@@ -301,7 +240,7 @@ impl<I: Iface> Engine<I> {
         let long = len >= self.core.limits.alone_min as u64;
         let admitted = match reads {
             _ if long => true,
-            true => channel.admits_short(len),
+            true => channel.is_drained(),
             false => channel.admits_write(delivered),
         };
         if channel.granted.parts.is_empty() || !admitted {
@@ -340,9 +279,6 @@ impl<I: Iface> Engine<I> {
                 Ok((Reached::Moved(moved), _)) => moved,
                 Ok((Reached::Begun, len)) => {
                     if op.begun == 0 {
-                        if is_very_short(op.right, op.remote.total()) {
-                            channel.company.on_alone();
-                        }
                         channel.short_writes = 0;
                         channel.reaching.push_back(key);
                     }

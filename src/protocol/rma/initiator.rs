@@ -120,7 +120,6 @@ impl<I: Iface> Engine<I> {
             if channel.queue.len() >= QUEUE_MAX || copies {
                 return Err(OpError::Again);
             }
-            channel.on_waiting(op.right, op.remote.total());
             // It need not be asked once more what was asked just now.
             let state = if waits { State::Queued } else { State::Moving { offset: 0 } };
             let key = self.core.rma.insert(op, state, operands);

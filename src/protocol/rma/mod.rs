@@ -185,8 +185,6 @@ struct Channel {
     reaching: VecDeque<Key>,
     /// Writes of some length that have left as messages since one went alone.
     short_writes: u32,
-    /// Whether very short reads come one at a time.
-    company: alone::Company,
 }
 
 impl Channel {
