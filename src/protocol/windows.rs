@@ -4,7 +4,7 @@
 
 use super::Host;
 use super::engine::{Core, Engine};
-use super::index_list::Key;
+use super::index_list::{IndexList, Key};
 use super::packet::Packet;
 use super::receive::Active;
 use super::rendezvous::Step;
@@ -251,7 +251,7 @@ impl<I: Iface> Engine<I> {
             let Some(lent) = core.lent.remove(token) else { continue };
             iface.take_back(peer, ticket);
             active.lending.out -= 1;
-            active.lending.end_at(lent.offset);
+            active.lending.void_from(lent.offset, key, &mut core.lent);
         }
         active.lending.over && active.lending.out == 0
     }
@@ -310,6 +310,17 @@ impl Lending {
     fn end_at(&mut self, offset: usize) {
         self.over = true;
         self.void = Some(self.void.map_or(offset, |before| before.min(offset)));
+    }
+
+    /// The same of message `key`, and what of that is here does not count either.
+    fn void_from(&mut self, offset: usize, key: Key, lent: &mut IndexList<Lent>) {
+        self.end_at(offset);
+        for part in
+            lent.keys_where(|lent| lent.message == key && lent.filled && lent.offset >= offset)
+        {
+            lent.remove(part);
+            self.out -= 1;
+        }
     }
 }
 
@@ -405,13 +416,7 @@ impl Core {
         let Some(active) = self.active.get_mut(key) else { return };
         active.offer = None;
         active.lending.out -= 1;
-        active.lending.end_at(offset);
-        // What is there already and does not count.
-        let ends = |lent: &Lent| lent.message == key && lent.filled && lent.offset >= offset;
-        for token in self.lent.keys_where(ends) {
-            self.lent.remove(token);
-            active.lending.out -= 1;
-        }
+        active.lending.void_from(offset, key, &mut self.lent);
         self.queue_pull(key);
     }
 
