@@ -94,6 +94,9 @@ struct fi_udrv_counts {
     // Bytes that this endpoint read from and wrote to memory regions of processes of this node by
     // itself: their owners do not count them.
     uint64_t reached_bytes;
+    // Bytes that this endpoint, as a receiver, read of messages while their senders wrote the others
+    // into its windows (RDMA).
+    uint64_t read_bytes;
 };
 
 // Operations on an endpoint, through

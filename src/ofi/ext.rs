@@ -99,6 +99,9 @@ pub struct fi_udrv_counts {
     /// Bytes that this endpoint read from and wrote to memory regions of processes of this node by
     /// itself: their owners do not count them.
     pub reached_bytes: u64,
+    /// Bytes that this endpoint, as a receiver, read of messages while their senders wrote the others
+    /// into its windows (RDMA).
+    pub read_bytes: u64,
 }
 
 /// Operations on an endpoint, through
@@ -203,6 +206,7 @@ unsafe fn counts_of(ep: *mut fid_ep) -> Result<fi_udrv_counts, i32> {
         declined: counts.declined,
         assisted_bytes: counts.assisted_bytes,
         reached_bytes: counts.reached_bytes,
+        read_bytes: counts.read_bytes,
     })
 }
 
