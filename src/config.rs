@@ -40,9 +40,9 @@ pub(crate) enum RvPolicy {
 /// Whether the receiver of a long message reads a part of it by RDMA (FI_UDRV_RDMA_READ).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadPolicy {
+    Off,
     /// If both are on one host and the device is without hardware, so that processors move the bytes: both do.
     Auto,
-    Off,
     Always,
 }
 
@@ -197,7 +197,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "RDMA_READ",
-        help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, where processors do the device's work), always, or off (default: auto)",
+        help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, where processors do the device's work), always, or off (default: off, because soft-RoCE of Linux 6.1 may stand still for good when a link goes down meanwhile)",
     },
     Variable {
         name: "EAGER_RDMA",
@@ -307,7 +307,7 @@ impl Default for Config {
             nics: Vec::new(),
             rv: RvPolicy::Auto,
             rc_connections: 128,
-            read: ReadPolicy::Auto,
+            read: ReadPolicy::Off,
             eager_rdma: 8,
             cache: CacheSettings { policy: CachePolicy::Userfaultfd, bytes: None, count: 1024 },
         }
@@ -493,7 +493,8 @@ mod tests {
         assert_eq!((network.peer_timeout_s, network.net_buffer), (5, 1 << 20));
         assert_eq!((network.rdma, network.rc_connections), (RdmaPolicy::Require, 0));
         assert_eq!((network.read, network.eager_rdma), (ReadPolicy::Always, 3));
-        assert_eq!(with(&[("RDMA_READ", "off")]).0.read, ReadPolicy::Off);
+        assert_eq!(with(&[("RDMA_READ", "auto")]).0.read, ReadPolicy::Auto);
+        assert_eq!(with(&[("RDMA_READ", "0")]).0.read, ReadPolicy::Off);
         assert_eq!((network.rv, with(&[("RV", "0")]).0.rv), (RvPolicy::Require, RvPolicy::Off));
         let nics: Vec<String> = network.nics.iter().map(ToString::to_string).collect();
         assert_eq!(nics, ["mlx5_0", "rxe0:2"]);

@@ -8,7 +8,7 @@ use crate::transport::{Reach, Spot, Ticket, Windows};
 
 /// Two endpoints that may lend each other windows, and how they name each other.
 pub(super) fn pair(ip: IpAddr) -> ((End, PeerId), (End, PeerId)) {
-    pair_with(ip, ReadPolicy::Auto)
+    pair_with(ip, ReadPolicy::Off)
 }
 
 fn pair_with(ip: IpAddr, read: ReadPolicy) -> ((End, PeerId), (End, PeerId)) {
