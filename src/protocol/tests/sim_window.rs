@@ -65,9 +65,7 @@ impl Glazing {
             conceals: 0,
         }
     }
-}
 
-impl Glazing {
     /// What one side does to memory of the other goes by their connection.
     pub(super) fn reaches(&self) -> bool {
         self.exposes || self.offers > 0

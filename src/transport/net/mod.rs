@@ -18,6 +18,7 @@ use super::{
     Address, BCOPY_LEAST, Caps, Chunk, Departure, Exposed, Handler, Head, MAX_HEADER, PeerId,
     Reach, Reached, SendError, Spot, StreamEnd, Ticket, Windows,
 };
+use crate::config::ReadPolicy;
 use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
 use crate::sys::net::interfaces;
@@ -135,6 +136,8 @@ pub(crate) struct Net {
     rings: Vec<AboutRings>,
     /// Shortest message that is worth a stream or windows; `None`: as measured.
     bulk_min: Option<usize>,
+    /// Receivers may be to read a part of what we send: FI_UDRV_RDMA_READ is not off.
+    offers: bool,
     /// This host's addresses, once they were asked for.
     here: Option<Vec<IpAddr>>,
     /// Moves of the device that the bulk path knows of.
@@ -426,6 +429,7 @@ impl Net {
             reached: false,
             rings: Vec::new(),
             bulk_min: None,
+            offers: settings.rdma.read != ReadPolicy::Off,
             here: None,
             moves,
             me,
@@ -710,7 +714,7 @@ impl Net {
         address: &Address,
         payload: &SegmentList,
     ) -> Option<Ticket> {
-        let Self { bulk: Some(bulk), numbers, here, .. } = self else { return None };
+        let Self { bulk: Some(bulk), numbers, here, offers: true, .. } = self else { return None };
         let here = here.get_or_insert_with(|| interfaces().into_iter().map(|i| i.ip).collect());
         let near = here.contains(&address.0.ip());
         bulk.offer(numbers.inner(peer)?, payload, near, clock::now_ns())
