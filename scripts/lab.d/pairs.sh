@@ -90,9 +90,12 @@ goes_on() {
     result "$1" "goes on" "$happened" "$(since "$3")" $ok
     finish
 }
+# link up|down [DEVICE]: eth0, the client's, or of one guest eth1, the server's.
 link() {
-    ip link set eth0 "$1" &
-    ends $! 60 && [ "$status" -eq 0 ] || note "eth0 did not go $1 within 60 s"
+    local device=${2:-eth0} far=2
+    [ "$device" = eth0 ] || far=1
+    ip link set "$device" "$1" &
+    ends $! 60 && [ "$status" -eq 0 ] || note "$device did not go $1 within 60 s"
     # Of one guest with both ends it forgets what nobody will tell (scripts/lab.d/rdma-guest).
-    if [ "$1" = up ] && [ "$hosts" -eq 1 ]; then ip neigh replace 10.78.0.2 lladdr 02:00:0a:4e:00:02 dev eth0 nud permanent; fi
+    if [ "$1" = up ] && [ "$hosts" -eq 1 ]; then ip neigh replace 10.78.0.$far lladdr 02:00:0a:4e:00:0$far dev "$device" nud permanent; fi
 }
