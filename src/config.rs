@@ -41,7 +41,8 @@ pub(crate) enum RvPolicy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadPolicy {
     Off,
-    /// If both are on one host and the device is without hardware, so that processors move the bytes: both do.
+    /// If both are on one host and the device is without hardware, so that processors move the bytes: both do. From
+    /// Linux 6.12 on.
     Auto,
     Always,
 }
@@ -197,7 +198,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "RDMA_READ",
-        help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, where processors do the device's work), always, or off (default: off, because soft-RoCE of Linux 6.1 may stand still for good when a link goes down meanwhile)",
+        help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, where processors do the device's work, from Linux 6.12 on), always, or off (default: auto)",
     },
     Variable {
         name: "EAGER_RDMA",
@@ -307,7 +308,7 @@ impl Default for Config {
             nics: Vec::new(),
             rv: RvPolicy::Auto,
             rc_connections: 128,
-            read: ReadPolicy::Off,
+            read: ReadPolicy::Auto,
             eager_rdma: 8,
             cache: CacheSettings { policy: CachePolicy::Userfaultfd, bytes: None, count: 1024 },
         }
