@@ -4,7 +4,7 @@
 use super::address::LocalHost;
 use super::loopback::Loopback;
 use super::net::udp::UdpLink;
-use super::net::{Net, NetSettings};
+use super::net::{LookedAt, Net, NetSettings};
 use super::peers::PeerTable;
 use super::shm::Shm;
 use super::{
@@ -88,7 +88,9 @@ const CLOCK_POLLS: u32 = 16;
 /// So many polls without a message from this node, and it is still.
 const STILL_POLLS: u32 = 64;
 /// As many that look at a device only take as long.
-const BRIEF_POLLS: u32 = 4 * STILL_POLLS;
+const DEVICE_POLLS: u32 = 4 * STILL_POLLS;
+/// What waits for threads of the kernel gives way to them after so many.
+const THREADS_POLLS: u32 = 8;
 
 /// What is looked at now and then: each takes a system call, which is longer than many messages.
 #[derive(Clone, Copy)]
@@ -118,8 +120,8 @@ struct Pace {
     polls: u32,
     /// Polls without a message since the last one.
     empty: u32,
-    /// The last one looked at a device only, as those before and after it do: no time to look around.
-    brief: bool,
+    /// What the last one looked at; if at a device only, as those before and after it do, there is no time to look around.
+    looked_at: LookedAt,
     /// It is time to.
     wants: bool,
     /// When each look is due, nanoseconds.
@@ -137,16 +139,20 @@ impl Pace {
 
     /// Whether it is time to look around.
     #[inline]
-    fn is_time(&mut self, brief: bool) -> bool {
-        self.brief = brief;
+    fn is_time(&mut self, looked_at: LookedAt) -> bool {
+        self.looked_at = looked_at;
         self.wants |= self.polls % CLOCK_POLLS == 0;
-        self.wants && !brief
+        self.wants && looked_at == LookedAt::Everything
     }
 
-    /// Every `STILL_POLLS` of those that nothing has come for.
+    /// Now and then of those that nothing has come for.
     #[inline]
     fn is_long(&self) -> bool {
-        let every = if self.brief { BRIEF_POLLS } else { STILL_POLLS };
+        let every = match self.looked_at {
+            LookedAt::Everything => STILL_POLLS,
+            LookedAt::Device => DEVICE_POLLS,
+            LookedAt::Threads => THREADS_POLLS,
+        };
         self.polls % every == 0 && self.empty >= STILL_POLLS
     }
 
@@ -357,16 +363,16 @@ impl Mux {
         n
     }
 
-    /// How much has come, and whether this looked at a device only.
+    /// How much has come, and what this looked at.
     #[inline(never)]
-    fn poll_net(&mut self, handler: &mut impl Handler) -> (usize, bool) {
-        let Port::Linked(net) = &mut self.port else { return (0, false) };
+    fn poll_net(&mut self, handler: &mut impl Handler) -> (usize, LookedAt) {
+        let Port::Linked(net) = &mut self.port else { return (0, LookedAt::Everything) };
         let Self { routes, networked, .. } = self;
         let n = net.turn(&mut self.peers, handler, &mut |peer| {
             set_route(routes, peer, Route::Net);
             *networked = true;
         });
-        (n, net.is_brief())
+        (n, net.looked_at())
     }
 
     /// From now on peers ring the doorbell when we sleep.
@@ -763,15 +769,15 @@ impl Iface for Mux {
         }
         n += self.shm.poll(handler);
         let still = self.pace.count(n);
-        let mut brief = false;
+        let mut looked_at = LookedAt::Everything;
         if let Port::Linked(net) = &mut self.port {
             if net.has_its_turn(still) {
-                let (taken, looked_at_device) = self.poll_net(handler);
+                let (taken, at) = self.poll_net(handler);
                 n += taken;
-                brief = looked_at_device;
+                looked_at = at;
             }
         }
-        if self.pace.is_time(brief) || self.shm.is_urgent() {
+        if self.pace.is_time(looked_at) || self.shm.is_urgent() {
             n += self.look_around(handler);
         }
         n
@@ -807,6 +813,15 @@ mod tests {
             (9..=10).contains(&count(false, processors + 1, u32::MAX)),
             "each may have a thread"
         );
+        for (looked_at, times) in [(LookedAt::Device, 2..=3), (LookedAt::Threads, 79..=80)] {
+            mux.pace.is_time(looked_at);
+            mux.networked = true;
+            let gives_way = (1..=10 * STILL_POLLS).filter(|_| {
+                mux.pace.count(0);
+                mux.gives_way(1)
+            });
+            assert!(times.contains(&gives_way.count()), "{looked_at:?}");
+        }
     }
 
     #[test]

@@ -169,6 +169,12 @@ impl OpenDevice {
             driver: std::fs::canonicalize(place.join("driver")).ok().and_then(last),
         })
     }
+
+    /// Whether threads of the kernel do what hardware should. soft-RoCE has had such since a version between Linux 6.1, in
+    /// which whoever posts a request does it, and 6.12.
+    pub(crate) fn is_threads(&self) -> bool {
+        process::kernel_is_at_least(6, 12) && self.facts().is_ok_and(|facts| facts.pci.is_none())
+    }
 }
 
 impl Context {

@@ -148,6 +148,17 @@ pub(crate) struct Net {
     owner: i32,
 }
 
+/// What a turn looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum LookedAt {
+    #[default]
+    Everything,
+    /// A device only, which has hardware of its own.
+    Device,
+    /// One that is threads of the kernel.
+    Threads,
+}
+
 /// What is looked at how often.
 #[derive(Debug, Default)]
 struct Rhythm {
@@ -157,6 +168,8 @@ struct Rhythm {
     bulk_hot: bool,
     /// The last turn was a brief one.
     brief: bool,
+    /// Threads of the kernel are the device.
+    threads: bool,
     /// When the last whole turn was, by the processor's counter, and how much that counts until the next one; 0:
     /// not known yet, or the next turn is to be a whole one.
     whole_at: u64,
@@ -825,10 +838,14 @@ impl Net {
         still || self.rhythm.hot % BUSY_SHARE == 0
     }
 
-    /// The last turn looked at the device only.
+    /// What the last turn looked at.
     #[inline]
-    pub(crate) fn is_brief(&self) -> bool {
-        self.rhythm.brief
+    pub(crate) fn looked_at(&self) -> LookedAt {
+        match (self.rhythm.brief, self.rhythm.threads) {
+            (false, _) => LookedAt::Everything,
+            (true, false) => LookedAt::Device,
+            (true, true) => LookedAt::Threads,
+        }
     }
 
     /// Delivers what has arrived and sends what may leave. `connected` hears of peers that were not
@@ -932,6 +949,7 @@ impl Net {
         core.machine.on_poll();
         let now = clock::now_ns();
         self.rhythm.begin_whole(now, clock::ticks(), core.link.has_device());
+        self.rhythm.threads = core.link.is_threads();
         self.shared.present(now);
         let numbers = &mut self.numbers;
         let (mut n, mut beside) = (0, false);

@@ -32,7 +32,12 @@ fn span() -> impl Strategy<Value = Span> {
 }
 
 fn access() -> impl Strategy<Value = Access> {
-    prop_oneof![Just(Access::READ), Just(Access::WRITE), Just(Access::REMOTE_WRITE)]
+    prop_oneof![
+        Just(Access::READ),
+        Just(Access::WRITE),
+        Just(Access::REMOTE_READ),
+        Just(Access::REMOTE_WRITE)
+    ]
 }
 
 fn step() -> impl Strategy<Value = Step> {

@@ -231,6 +231,13 @@ impl HybridLink {
         self.rdma.as_ref().is_some_and(|rdma| rdma.link.is_some())
     }
 
+    /// True if threads of the kernel are the device.
+    #[inline]
+    pub(crate) fn is_threads(&self) -> bool {
+        let link = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
+        link.is_some_and(UdLink::is_threads)
+    }
+
     /// True if there is a device and the socket has been quiet: all but what comes through the device can wait for a
     /// turn.
     #[inline]

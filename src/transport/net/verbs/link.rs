@@ -34,12 +34,28 @@ pub(super) struct UdLink {
     place: Place,
     gid_index: u8,
     service_level: u8,
+    /// Threads of the kernel are the device.
+    threads: bool,
 }
 
 impl UdLink {
-    pub(super) fn new(port: UdPort, place: Place, gid_index: u8, service_level: u8) -> Self {
+    /// `threads`: those of the kernel are the device.
+    pub(super) fn new(
+        port: UdPort,
+        place: Place,
+        gid_index: u8,
+        service_level: u8,
+        threads: bool,
+    ) -> Self {
         let handles = Handles::new(HANDLES_MAX);
-        Self { port, handles, unreachable: HashMap::new(), place, gid_index, service_level }
+        let unreachable = HashMap::new();
+        Self { port, handles, unreachable, place, gid_index, service_level, threads }
+    }
+
+    /// Threads of the kernel are the device: they need the processor that waits for it.
+    #[inline]
+    pub(super) fn is_threads(&self) -> bool {
+        self.threads
     }
 
     /// See [`UdPort::lend`].

@@ -184,7 +184,8 @@ fn make(found: Found) -> Made {
         call(sends, "ibv_wr_start", "ibv_post_send"),
         call(completions, "ibv_start_poll", "ibv_poll_cq"),
     ));
-    let link = UdLink::new(port, place, choice.gid.index, choice.port.service_level);
+    let service_level = choice.port.service_level;
+    let link = UdLink::new(port, place, choice.gid.index, service_level, device.is_threads());
     let gid = (place.network == Network::Roce).then_some(choice.gid.index);
     Made { link, at: At { device, port: choice.port, gid, gid_index: choice.gid.index, place } }
 }

@@ -5,11 +5,10 @@ use super::{Device, Event, Kept, Local, QueuePair, Rc, Region, WINDOWS};
 use crate::config::ReadPolicy;
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal, Vigil};
+use crate::sys::Errno;
 use crate::sys::verbs::{
-    OpenDevice, Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar,
-    Registration,
+    Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar, Registration,
 };
-use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::Ticket;
 use crate::transport::net::bulk::Bulk;
@@ -65,8 +64,10 @@ pub(in crate::transport::net::verbs) fn open(
             device.name(),
             if shared { "for all" } else { "each" },
         ));
+        // Before there were such threads, a request could stay for ever when a link went down meanwhile, and where receivers
+        // read there are more of them.
         let offers = match policy {
-            ReadPolicy::Auto => (shares_its_work(&device), false),
+            ReadPolicy::Auto => (device.is_threads(), false),
             ReadPolicy::Always => (true, true),
             ReadPolicy::Off => (false, false),
         };
@@ -74,13 +75,6 @@ pub(in crate::transport::net::verbs) fn open(
         Ok(Port { port, memory, place, offers })
     });
     Ok(Some(Box::new(Rc::new(opener, limit)?)))
-}
-
-/// Whether processors do what the device should, and readers as well as writers can. Not before the oldest kernel of which
-/// that is known: a request to soft-RoCE of Linux 6.1 may never come back when a link goes down meanwhile, and where
-/// receivers read there are more of them.
-fn shares_its_work(device: &OpenDevice) -> bool {
-    device.facts().is_ok_and(|facts| facts.pci.is_none()) && process::kernel_is_at_least(6, 12)
 }
 
 /// See [`Device`].

@@ -161,11 +161,10 @@ fn a_peer_that_ends_takes_its_windows_along() {
     assert!(contents(&buffers[0]) == contents(&pattern(1, 10_000)));
 }
 
-/// Whether the device is a driver's alone, of a kernel in which it may read.
-fn has_no_hardware() -> bool {
+/// Whether threads of the kernel are the device.
+fn is_threads() -> bool {
     let devices = crate::sys::verbs::DeviceList::new().unwrap();
-    devices.iter().all(|device| device.open().unwrap().facts().unwrap().pci.is_none())
-        && crate::sys::process::kernel_is_at_least(6, 12)
+    devices.iter().all(|device| device.open().unwrap().is_threads())
 }
 
 #[test]
@@ -179,7 +178,7 @@ fn a_message_is_read_by_its_receiver_where_that_helps() {
             let ticket = a.net.offer(to_b, &b.me, &source.segments());
             let wanted = match read {
                 ReadPolicy::Always => true,
-                ReadPolicy::Auto => has_no_hardware(),
+                ReadPolicy::Auto => is_threads(),
                 ReadPolicy::Off => false,
             };
             assert_eq!(ticket.is_some(), wanted, "{read:?}");
