@@ -65,7 +65,7 @@ finish() {
         ends "$pid" 60 2>/dev/null || note "${log##*/}: process $pid was killed, and has not ended after 60 s"
     done
 }
-reason() { grep -oE 'No route to host|Connection timed out|Connection reset|Connection refused|common.c.*|stream.c.*' "$log.client" | head -n 1; }
+reason() { grep -aoE 'No route to host|Connection timed out|Connection reset|Connection refused|common.c.*|stream.c.*' "$log.client" | head -n 1; }
 
 # fails NAME SECONDS START: the client is to end in error within SECONDS.
 fails() {
