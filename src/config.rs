@@ -41,8 +41,7 @@ pub(crate) enum RvPolicy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadPolicy {
     Off,
-    /// If both are on one host and the device is without hardware, so that processors move the bytes: both do. From
-    /// Linux 6.12 on.
+    /// If both are on one host and threads of its kernel are the device, so that processors move the bytes: both do.
     Auto,
     Always,
 }
@@ -198,7 +197,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "RDMA_READ",
-        help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, where processors do the device's work, from Linux 6.12 on), always, or off (default: auto)",
+        help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, through soft-RoCE of Linux 6.12 or later), always, or off (default: auto)",
     },
     Variable {
         name: "EAGER_RDMA",

@@ -41,6 +41,9 @@ pub(super) struct Pd {
     pub(super) context: Arc<Context>,
 }
 
+/// The vendor of soft-RoCE's devices, a number that no manufacturer has (the kernel's RXE_VENDOR_ID).
+const SOFT_ROCE: &str = "0xffffff";
+
 /// What a device tells of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct DeviceFacts {
@@ -170,10 +173,11 @@ impl OpenDevice {
         })
     }
 
-    /// Whether threads of the kernel do what hardware should. soft-RoCE has had such since a version between Linux 6.1, in
-    /// which whoever posts a request does it, and 6.12.
+    /// Whether threads of the kernel do what hardware should: it is soft-RoCE (rdma_rxe), which may be over any Ethernet,
+    /// of a kernel in which it has such. In Linux 6.1 whoever posts a request does it, in 6.12 threads do.
     pub(crate) fn is_threads(&self) -> bool {
-        process::kernel_is_at_least(6, 12) && self.facts().is_ok_and(|facts| facts.pci.is_none())
+        let vendor = self.facts().ok().and_then(|facts| facts.vendor_id);
+        vendor.as_deref() == Some(SOFT_ROCE) && process::kernel_is_at_least(6, 12)
     }
 }
 
