@@ -7,7 +7,7 @@
 guest_kernel() {
     local dir=$TARGET/guest new=$TARGET/guest/.new package version image sectors offset length list=() options
     # A first word that changes with what is done here.
-    local stamp=3
+    local stamp=4
     [ "$(cut -d' ' -f1 "$dir/.holds" 2>/dev/null)" != "$stamp" ] || return 0
     rm -rf "$new"
     mkdir -p "$new"
@@ -42,15 +42,17 @@ guest_kernel() {
 
     mkdir -p "$new/base/bin" "$new/base/modules"
     cp /bin/busybox "$new/base/bin/"
-    local module file n=100
+    local module file to n=100
     for module in virtio_pci 9pnet_virtio 9p overlay virtio_console virtio_net veth rdma_rxe rdma_ucm; do
         while read -r _ file _; do
             [[ " ${list[*]} " != *" $file "* ]] || continue
             list+=("$file") n=$((n + 1))
+            to=${file##*/}
+            to=$new/base/modules/$n-${to%.ko*}.ko
             case $file in
-                *.xz) xz -dc "$file" >"$new/base/modules/$n.ko" ;;
-                *.zst) apt_install zstd; zstd -dqc "$file" >"$new/base/modules/$n.ko" ;;
-                *) cp "$file" "$new/base/modules/$n.ko" ;;
+                *.xz) xz -dc "$file" >"$to" ;;
+                *.zst) apt_install zstd; zstd -dqc "$file" >"$to" ;;
+                *) cp "$file" "$to" ;;
             esac
         done < <(modprobe -d "$new" -S "$version" -D "$module" | grep ^insmod)
     done
