@@ -47,8 +47,7 @@ guest_kernel() {
         while read -r _ file _; do
             [[ " ${list[*]} " != *" $file "* ]] || continue
             list+=("$file") n=$((n + 1))
-            to=${file##*/}
-            to=$new/base/modules/$n-${to%.ko*}.ko
+            to=$new/base/modules/$n-$(basename "${file%.ko*}").ko
             case $file in
                 *.xz) xz -dc "$file" >"$to" ;;
                 *.zst) apt_install zstd; zstd -dqc "$file" >"$to" ;;
