@@ -7,6 +7,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// Most descriptors passed in one message.
 pub(crate) const MAX_FDS: usize = 4;
 
+/// Most connections that wait to be accepted.
+pub(crate) const BACKLOG: usize = 4096;
+
 /// Who is at the other end of a socket, told by the kernel (`SO_PEERCRED`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Credentials {
@@ -59,7 +62,7 @@ pub(crate) fn reserve(name: &str) -> Result<OwnedFd> {
 pub(crate) fn listen(name: &str) -> Result<OwnedFd> {
     let fd = reserve(name)?;
     // SAFETY: an owned, bound socket. The kernel caps the backlog at net.core.somaxconn.
-    check(unsafe { libc::listen(fd.as_raw_fd(), 4096) })?;
+    check(unsafe { libc::listen(fd.as_raw_fd(), BACKLOG as libc::c_int) })?;
     Ok(fd)
 }
 

@@ -1,7 +1,7 @@
 //! The end of links: noticing that a peer left or died, and taking its links down.
 
 use super::handshake::{Answer, read_answer};
-use super::hello::{self, RejectReason};
+use super::hello::{self, Reject, RejectReason};
 use super::ring::Popped;
 use super::{Shm, TOKEN_PROCESS, Watch};
 use crate::sys::{Errno, process, unix};
@@ -14,7 +14,7 @@ impl Shm {
     pub(super) fn on_outbound_ready(
         &mut self,
         peer: PeerId,
-        peers: &PeerTable,
+        peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
         let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
@@ -22,20 +22,61 @@ impl Shm {
         match read_answer(link) {
             Answer::None | Answer::Welcome => 0,
             Answer::Rejected(reject) => {
-                let address = peers.address(peer).unwrap_or(self.me);
-                log::warn(format_args!("{address} refused our shared-memory link: {reject:?}"));
-                let error = match reject.reason {
-                    RejectReason::Key => libc::EKEYREJECTED,
-                    _ => libc::ECONNREFUSED,
-                };
-                self.depart(peer, Some(Errno(error)), handler);
+                self.on_rejected(peer, &reject, peers, handler);
                 1
             }
             Answer::Closed => {
-                self.depart(peer, None, handler);
+                self.see_off(peer, peers, handler);
                 1
             }
         }
+    }
+
+    pub(super) fn on_rejected(
+        &mut self,
+        peer: PeerId,
+        reject: &Reject,
+        peers: &PeerTable,
+        handler: &mut impl Handler,
+    ) {
+        let address = peers.address(peer).unwrap_or(self.me);
+        log::warn(format_args!("{address} refused our shared-memory link: {reject:?}"));
+        let error = match reject.reason {
+            RejectReason::Key => libc::EKEYREJECTED,
+            _ => libc::ECONNREFUSED,
+        };
+        self.depart(peer, Some(Errno(error)), handler);
+    }
+
+    /// The process that watch `peer` is about may have ended.
+    pub(super) fn on_process_ready(
+        &mut self,
+        peer: PeerId,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
+        // A link that was taken in a moment ago may be of the next one.
+        let watch = self.watches.iter().find(|watch| watch.peer == peer);
+        if watch.is_none_or(|watch| process::is_running(watch.pid)) {
+            return 0;
+        }
+        self.see_off(peer, peers, handler);
+        1
+    }
+
+    /// `peer` has closed, or its process has ended. Its own link may wait to be taken in as yet, with what it
+    /// had sent: that comes first.
+    fn see_off(&mut self, peer: PeerId, peers: &mut PeerTable, handler: &mut impl Handler) {
+        if self.inbound_of(peer).is_none() {
+            let ours = |shm: &Self| shm.out(peer).map(|link| link.identity);
+            let ended = ours(self);
+            self.take_in(peers, handler);
+            // Links of its next life have ended those of this one.
+            if ours(self) != ended {
+                return;
+            }
+        }
+        self.depart(peer, None, handler);
     }
 
     pub(super) fn on_inbound_ready(&mut self, peer: PeerId, handler: &mut impl Handler) -> usize {
@@ -74,6 +115,7 @@ impl Shm {
                     Popped::Message | Popped::Handed(_) => {}
                     Popped::Empty => break,
                     Popped::Malformed => {
+                        log::warn(format_args!("peer {}: malformed message in its ring", peer.0));
                         closed_in_order = false;
                         break;
                     }
@@ -106,7 +148,11 @@ impl Shm {
     }
 
     /// Notices processes that have ended and that no descriptor watches.
-    pub(super) fn check_liveness(&mut self, handler: &mut impl Handler) -> usize {
+    pub(super) fn check_liveness(
+        &mut self,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
         let dead: Vec<PeerId> = self
             .watches
             .iter()
@@ -114,7 +160,7 @@ impl Shm {
             .map(|watch| watch.peer)
             .collect();
         for peer in &dead {
-            self.depart(*peer, None, handler);
+            self.see_off(*peer, peers, handler);
         }
         dead.len()
     }
@@ -127,5 +173,123 @@ impl Shm {
         let token = TOKEN_PROCESS | u64::from(peer.0);
         let fd = process::watch(pid).filter(|fd| self.epoll.add(fd.as_fd(), token).is_ok());
         self.watches.push(Watch { peer, pid, fd });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{Deaf, End, end};
+    use super::*;
+    use crate::config::CmaPolicy;
+    use crate::transport::Address;
+
+    #[derive(PartialEq, Eq, Debug)]
+    enum Heard {
+        Message(usize),
+        Left(Departure),
+    }
+    use Heard::{Left, Message};
+
+    const DIED: Departure = Departure::Failed(Errno(libc::EHOSTDOWN));
+
+    #[derive(Default)]
+    struct Ears(Vec<Heard>);
+
+    impl Handler for Ears {
+        fn on_peer(&mut self, _: PeerId, _: &Address) {}
+        fn on_message(&mut self, _: PeerId, _: &[u8], payload: &[u8]) {
+            self.0.push(Message(payload.len()));
+        }
+        fn on_departure(&mut self, _: PeerId, departure: Departure) {
+            self.0.push(Left(departure));
+        }
+        fn is_owed(&self, _: PeerId) -> bool {
+            false
+        }
+    }
+
+    fn hears(end: &mut End) -> Vec<Heard> {
+        let mut ears = Ears::default();
+        for _ in 0..10 {
+            end.turn(&mut ears);
+        }
+        ears.0
+    }
+
+    fn send(from: &mut End, to: &End, len: usize) {
+        let peer = from.peers.intern(&to.me).unwrap();
+        if !from.shm.is_connected(peer) {
+            from.connect(to);
+        }
+        from.shm.send(peer, false, b"header", len, |_, _| ()).unwrap();
+    }
+
+    fn end_pair() -> [End; 2] {
+        [end(CmaPolicy::Auto), end(CmaPolicy::Auto)]
+    }
+
+    /// As if its process had been killed.
+    fn kill(mut end: End) {
+        end.shm.owner = 0;
+    }
+
+    #[test]
+    fn what_waits_with_a_hello_is_delivered_before_its_sender_departs() {
+        for (leave, departure) in [(drop as fn(End), Departure::Closed), (kill, DIED)] {
+            for welcomed in [false, true] {
+                let [mut a, mut b] = end_pair();
+                send(&mut a, &b, 100);
+                assert_eq!(hears(&mut b), [Message(100)]);
+                if welcomed {
+                    // Our epoll set has the link to `b` before the listener from now on.
+                    a.turn(&mut Deaf);
+                }
+                // It has both directions: its payload lies in a place.
+                send(&mut b, &a, 1000);
+                send(&mut b, &a, 2000);
+                leave(b);
+                let heard = [Message(1000), Message(2000), Left(departure)];
+                assert_eq!(hears(&mut a), heard, "welcomed: {welcomed}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_of_one_life_leaves_the_links_of_the_next_alone() {
+        // Which links there were: to `b` that it has taken in or not, and from `b`.
+        for (taken, back) in [(false, false), (false, true), (true, false), (true, true)] {
+            let [mut a, mut b] = end_pair();
+            send(&mut a, &b, 100);
+            if taken {
+                assert_eq!(hears(&mut b), [Message(100)]);
+                assert_eq!(hears(&mut a), []);
+            }
+            if back {
+                send(&mut b, &a, 1000);
+                assert_eq!(hears(&mut a), [Message(1000)]);
+            }
+            let mut b = b.next_life();
+            send(&mut b, &a, 2000);
+            let heard = hears(&mut a);
+            let [Left(_), Message(2000)] = heard[..] else { panic!("{taken} {back}: {heard:?}") };
+            send(&mut a, &b, 3000);
+            assert_eq!(hears(&mut b), [Message(3000)], "{taken} {back}");
+            send(&mut b, &a, 4000);
+            assert_eq!(hears(&mut a), [Message(4000)], "{taken} {back}");
+        }
+    }
+
+    #[test]
+    fn a_hello_of_an_earlier_life_does_not_end_the_link_to_the_next() {
+        let [mut a, mut b] = end_pair();
+        send(&mut b, &a, 1000);
+        let mut b = b.next_life();
+        send(&mut a, &b, 2000);
+        assert_eq!(hears(&mut b), [Message(2000)]);
+        assert_eq!(hears(&mut a), []);
+        send(&mut a, &b, 3000);
+        assert_eq!(hears(&mut b), [Message(3000)]);
+        send(&mut b, &a, 4000);
+        assert_eq!(hears(&mut a), [Message(4000)]);
     }
 }

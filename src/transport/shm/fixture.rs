@@ -23,17 +23,44 @@ impl Handler for Deaf {
 pub(super) struct End {
     pub(super) shm: Shm,
     pub(super) peers: PeerTable,
-    me: Address,
+    pub(super) me: Address,
     /// Keeps the port.
     _socket: std::net::UdpSocket,
 }
 
-fn end(cma: CmaPolicy) -> End {
+pub(super) fn end(cma: CmaPolicy) -> End {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let (socket, port) = net::reserve_port(&any).unwrap();
     let me = Address(SocketAddr::from(([127, 0, 0, 1], port)));
+    open(me, cma, socket)
+}
+
+fn open(me: Address, cma: CmaPolicy, socket: std::net::UdpSocket) -> End {
     let shm = Shm::open(me, cma, true).unwrap();
     End { shm, peers: PeerTable::new(LocalHost::detect()), me, _socket: socket }
+}
+
+impl End {
+    /// Closes, and opens again at the same address.
+    pub(super) fn next_life(self) -> Self {
+        let Self { shm, me, _socket, .. } = self;
+        let cma = shm.cma;
+        drop(shm);
+        open(me, cma, _socket)
+    }
+
+    /// Makes the link to `other`.
+    pub(super) fn connect(&mut self, other: &Self) -> PeerId {
+        let peer = self.peers.intern(&other.me).unwrap();
+        self.shm.connect(peer, &other.me).unwrap();
+        peer
+    }
+
+    /// One look at everything.
+    pub(super) fn turn(&mut self, handler: &mut impl Handler) {
+        self.shm.poll(handler);
+        self.shm.poll_sockets(&mut self.peers, handler);
+    }
 }
 
 /// Two ends of a link on a machine with so many processors, and what each calls the other.

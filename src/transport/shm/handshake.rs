@@ -80,6 +80,7 @@ impl Shm {
             pid: credentials.pid,
             doorbell: None,
             features: None,
+            nonce: None,
             copy_rate: CopyRate::default(),
         };
         if self.outbound.len() <= peer.index() {
@@ -95,9 +96,15 @@ impl Shm {
         Ok(())
     }
 
-    pub(super) fn accept(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
+    /// Accepts up to `most` of the connections that wait, and takes in the links of those whose hello is here.
+    pub(super) fn accept(
+        &mut self,
+        most: usize,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
         let mut n = 0;
-        for _ in 0..64 {
+        for _ in 0..most {
             let socket = match unix::accept(self.listener.as_fd()) {
                 Ok(Some(socket)) => socket,
                 Ok(None) => break,
@@ -120,6 +127,14 @@ impl Shm {
             n += self.greet(at, peers, handler);
         }
         n
+    }
+
+    /// Takes in every link that somebody has made.
+    pub(super) fn take_in(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) {
+        for at in 0..self.greetings.len() {
+            self.greet(at, peers, handler);
+        }
+        self.accept(unix::BACKLOG, peers, handler);
     }
 
     /// Reads the hello of an accepted socket, if it is there, and answers it.
@@ -207,24 +222,24 @@ impl Shm {
         handler: &mut impl Handler,
     ) {
         let Some(peer) = peers.intern(&hello.source) else { return };
-        // An endpoint has one link to us, and ours to it is to the same life. An older link belongs to
-        // a life that has ended; so does the new one if its process is gone and another one listens.
-        let other_life = self.out(peer).is_some_and(|link| link.pid != pid);
-        if other_life && !process::is_running(pid) {
-            log::info(format_args!(
-                "dropped what pid {pid} sent before {} restarted",
-                hello.source
-            ));
-            return;
-        }
-        if other_life || self.inbound_of(peer).is_some() {
-            self.depart(peer, None, handler);
+        let memory = Arc::new(memory);
+        let consumer = Consumer::new(memory.clone(), hello.geometry);
+        // An endpoint has one link to us, and ours to it is to the same life. What belongs to an earlier one
+        // has ended.
+        match self.compare(peer, pid, &hello, &consumer, peers, handler) {
+            Ours::Later => {
+                log::warn(format_args!(
+                    "dropped what pid {pid} sent before {} restarted",
+                    hello.source
+                ));
+                return;
+            }
+            Ours::Same if self.inbound_of(peer).is_none() => {}
+            Ours::Same | Ours::Earlier => self.depart(peer, None, handler),
         }
         let (can_get, can_put) = self.probe_attach(pid, &hello);
-        let memory = Arc::new(memory);
         let places = (hello.features & hello::PLACES != 0)
-            .then(|| Area::new(memory.clone(), hello.geometry, hello.identity));
-        let consumer = Consumer::new(memory, hello.geometry);
+            .then(|| Area::new(memory, hello.geometry, hello.identity));
         if self.waits {
             consumer.set_waits();
             self.settles_at = clock::now_ns().saturating_add(super::SETTLES_NS);
@@ -260,6 +275,43 @@ impl Shm {
         self.watch(peer, pid);
     }
 
+    /// Of which life of `peer` our link to it is, beside that of `hello`, which process `pid` has sent with what
+    /// `consumer` receives.
+    fn compare(
+        &mut self,
+        peer: PeerId,
+        pid: i32,
+        hello: &Hello,
+        consumer: &Consumer,
+        peers: &PeerTable,
+        handler: &mut impl Handler,
+    ) -> Ours {
+        let mut closed = false;
+        // There is a welcome, and then the end.
+        for _ in 0..2 {
+            let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
+            match link.map_or(Answer::None, read_answer) {
+                Answer::None => break,
+                Answer::Welcome => {}
+                Answer::Rejected(reject) => self.on_rejected(peer, &reject, peers, handler),
+                Answer::Closed => closed = true,
+            }
+        }
+        let Some(link) = self.out(peer) else { return Ours::Same };
+        let has_closed = consumer.producer_closed();
+        let same = link.pid == pid
+            && match link.nonce {
+                Some(nonce) => nonce == hello.nonce,
+                // Whoever closed before it took our link in may be the one that closed after it sent this.
+                None => !closed || has_closed,
+            };
+        match same {
+            true => Ours::Same,
+            false if !closed && (has_closed || !process::is_running(pid)) => Ours::Later,
+            false => Ours::Earlier,
+        }
+    }
+
     /// Payloads to and from `peer` may lie in places, if there are both directions and it knows of that.
     fn share_places(&mut self, peer: PeerId) {
         let inbound = self.inbound.iter_mut().find(|link| link.peer == peer);
@@ -287,6 +339,17 @@ impl Shm {
     }
 }
 
+/// Of which life of a peer our link to it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ours {
+    /// The one that has just said hello; or there is no link.
+    Same,
+    /// One that has ended.
+    Earlier,
+    /// The one that is there now: who said hello has ended.
+    Later,
+}
+
 /// What a receiver said to our hello.
 pub(super) enum Answer {
     None,
@@ -308,6 +371,7 @@ pub(super) fn read_answer(link: &mut Outbound) -> Answer {
             }
             if let Some(welcome) = Welcome::decode(bytes) {
                 link.features = Some(welcome.features);
+                link.nonce = Some(welcome.nonce);
                 link.doorbell = fds.into_iter().next().map(Doorbell::from_fd);
             }
             Answer::Welcome

@@ -41,6 +41,8 @@ use std::sync::atomic::AtomicU64;
 
 /// Messages taken from one ring before the next ring has its turn.
 const BATCH: usize = 16;
+/// Connections accepted in one turn.
+const ACCEPTS: usize = 64;
 /// Outgoing links that get a large segment, and a middling one; later ones get a small one.
 const LAVISH_LINKS: usize = 8;
 const GENEROUS_LINKS: usize = 16;
@@ -80,8 +82,9 @@ struct Outbound {
     pid: i32,
     /// The receiver's doorbell, once its welcome was read.
     doorbell: Option<Doorbell>,
-    /// What the receiver knows, as its welcome says.
+    /// What the receiver knows, and its life, as its welcome says.
     features: Option<u32>,
+    nonce: Option<u64>,
     copy_rate: CopyRate,
 }
 
@@ -421,12 +424,9 @@ impl Shm {
                 TOKEN_GREETING => n += self.greet(id as usize, peers, handler),
                 TOKEN_OUTBOUND => n += self.on_outbound_ready(PeerId(id), peers, handler),
                 TOKEN_INBOUND => n += self.on_inbound_ready(PeerId(id), handler),
-                TOKEN_PROCESS => {
-                    self.depart(PeerId(id), None, handler);
-                    n += 1;
-                }
+                TOKEN_PROCESS => n += self.on_process_ready(PeerId(id), peers, handler),
                 TOKEN_ELSEWHERE => {}
-                _ if token == TOKEN_LISTENER => n += self.accept(peers, handler),
+                _ if token == TOKEN_LISTENER => n += self.accept(ACCEPTS, peers, handler),
                 _ => {
                     if !self.sleeping {
                         self.doorbell.silence();
@@ -437,7 +437,7 @@ impl Shm {
         let now = clock::now_ns();
         if now.saturating_sub(self.liveness_at) > LIVENESS_NS {
             self.liveness_at = now;
-            n += self.check_liveness(handler);
+            n += self.check_liveness(peers, handler);
             self.outbound.iter_mut().flatten().for_each(|link| link.copy_rate.try_again());
         }
         n
