@@ -4,6 +4,7 @@ use super::handshake::{Answer, read_answer};
 use super::hello::{self, Reject, RejectReason};
 use super::ring::Popped;
 use super::{Shm, TOKEN_PROCESS, Watch};
+use crate::sys::event::wait_readable;
 use crate::sys::{Errno, process, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
@@ -48,16 +49,16 @@ impl Shm {
         self.depart(peer, Some(Errno(error)), handler);
     }
 
-    /// The process that watch `peer` is about may have ended.
+    /// The process of `peer` has ended, unless a link that was taken in a moment ago is of the next one.
     pub(super) fn on_process_ready(
         &mut self,
         peer: PeerId,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        // A link that was taken in a moment ago may be of the next one.
         let watch = self.watches.iter().find(|watch| watch.peer == peer);
-        if watch.is_none_or(|watch| process::is_running(watch.pid)) {
+        let fd = watch.and_then(|watch| watch.fd.as_ref());
+        if !fd.is_some_and(|fd| wait_readable(fd.as_fd(), 0).unwrap_or(false)) {
             return 0;
         }
         self.see_off(peer, peers, handler);
@@ -153,14 +154,17 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let dead: Vec<PeerId> = self
+        let dead: Vec<(PeerId, i32)> = self
             .watches
             .iter()
             .filter(|watch| watch.fd.is_none() && !process::is_running(watch.pid))
-            .map(|watch| watch.peer)
+            .map(|watch| (watch.peer, watch.pid))
             .collect();
-        for peer in &dead {
-            self.see_off(*peer, peers, handler);
+        for (peer, pid) in &dead {
+            // The last one's end may have brought links of this one's next life.
+            if self.watches.iter().any(|watch| watch.peer == *peer && watch.pid == *pid) {
+                self.see_off(*peer, peers, handler);
+            }
         }
         dead.len()
     }
