@@ -66,17 +66,14 @@ impl End {
 /// Two ends of a link on a machine with so many processors, and what each calls the other.
 pub(super) fn linked(processors: usize, cma: CmaPolicy, push: Option<usize>) -> [(End, PeerId); 2] {
     let (mut a, mut b) = (end(cma), end(cma));
-    let addresses = [b.me, a.me];
-    for (one, other) in [&mut a, &mut b].into_iter().zip(addresses) {
+    for one in [&mut a, &mut b] {
         one.shm.processors = processors;
         one.shm.set_bounds(push, push);
-        let peer = one.peers.intern(&other).unwrap();
-        one.shm.connect(peer, &other).unwrap();
     }
-    let names = [a.peers.intern(&b.me).unwrap(), b.peers.intern(&a.me).unwrap()];
+    let names = [a.connect(&b), b.connect(&a)];
     for _ in 0..1000 {
-        a.shm.poll_sockets(&mut a.peers, &mut Deaf);
-        b.shm.poll_sockets(&mut b.peers, &mut Deaf);
+        a.turn(&mut Deaf);
+        b.turn(&mut Deaf);
         if a.shm.inbound_of(names[0]).is_some() && b.shm.inbound_of(names[1]).is_some() {
             return [(a, names[0]), (b, names[1])];
         }
