@@ -22,6 +22,8 @@ pub(crate) struct Sink {
     pub(crate) write: fn(Level, &str),
 }
 
+pub(crate) use super::limited::limited;
+
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 
 /// Sends lines to `sink` from now on, or nowhere.
@@ -49,4 +51,27 @@ pub(crate) fn warn(line: fmt::Arguments<'_>) {
 /// What was decided, and why.
 pub(crate) fn info(line: fmt::Arguments<'_>) {
     write(Level::Info, line);
+}
+
+/// The log of the unit tests, which run beside each other and share it.
+#[cfg(test)]
+pub(crate) mod captured {
+    use super::{Sink, attach};
+    use std::sync::{Mutex, PoisonError};
+
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    /// Keeps what is written from now on.
+    pub(crate) fn begin() {
+        let write = |_, line: &str| {
+            LINES.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
+        };
+        attach(Some(Sink { enabled: |_| true, write }));
+    }
+
+    /// The lines with `mark` in them. A test takes a mark that no other test writes.
+    pub(crate) fn lines_with(mark: &str) -> Vec<String> {
+        let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().filter(|line| line.contains(mark)).cloned().collect()
+    }
 }

@@ -32,7 +32,6 @@ struct Stranger {
 pub(super) struct Strangers {
     list: Vec<Stranger>,
     next: u32,
-    told: bool,
 }
 
 impl Strangers {
@@ -48,10 +47,7 @@ impl Strangers {
                 Ok(Some((fd, _))) => fd,
                 Ok(None) => return Ok(()),
                 Err(errno) => {
-                    if !self.told {
-                        self.told = true;
-                        log::warn(format_args!("cannot take a stream: {errno}"));
-                    }
+                    log::limited!(cause: errno.0, "cannot accept a TCP stream: {errno}");
                     return Err(errno);
                 }
             };

@@ -1,0 +1,146 @@
+//! Log lines of causes that somebody else can repeat: a peer, another user of the node, a system call that keeps
+//! failing.
+//!
+//! The first line of a cause is written at once. Afterwards the cause may speak again after 1 s, 4 s, 16 s and so on, up
+//! to once an hour; what happens in between is counted, and the next line says how often. A cause is a call site, or a
+//! call site and a number (an error, a reason for a refusal), so that a flood of one does not hide another.
+//!
+//! ```ignore
+//! log::limited!("cannot accept a shared-memory link: {errno}");
+//! log::limited!(cause: errno.0, "cannot accept a shared-memory link: {errno}");
+//! ```
+
+use crate::sys::clock;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Causes that one call site keeps apart; numbers beyond share a cause.
+pub(crate) const CAUSES: usize = 64;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// A cause that goes on is told once an hour.
+const LONGEST_NS: u64 = 3600 * SECOND_NS;
+
+/// What is known about one cause, for the whole process.
+///
+/// The three numbers are independent of each other, so no order between them is needed: threads that race for a line
+/// agree on one winner by `next_ns` alone, and the count of the others is added to the next line.
+#[derive(Debug, Default)]
+pub(crate) struct Limited {
+    /// Before this time the cause is only counted.
+    next_ns: AtomicU64,
+    /// Lines written so far.
+    lines: AtomicU32,
+    /// Events since the last line.
+    held: AtomicU64,
+}
+
+impl Limited {
+    pub(crate) const fn new() -> Self {
+        Self { next_ns: AtomicU64::new(0), lines: AtomicU32::new(0), held: AtomicU64::new(0) }
+    }
+
+    /// One event at `now_ns`. Some: it is to be written, and so many went before it unwritten.
+    fn admit(&self, now_ns: u64) -> Option<u64> {
+        let next = self.next_ns.load(Relaxed);
+        let pause = 4_u64
+            .checked_pow(self.lines.load(Relaxed))
+            .map_or(LONGEST_NS, |times| SECOND_NS.saturating_mul(times).min(LONGEST_NS));
+        let later = now_ns.saturating_add(pause);
+        if now_ns < next || self.next_ns.compare_exchange(next, later, Relaxed, Relaxed).is_err() {
+            self.held.fetch_add(1, Relaxed);
+            return None;
+        }
+        self.lines.fetch_add(1, Relaxed);
+        Some(self.held.swap(0, Relaxed))
+    }
+
+    /// Writes the line as a warning, if its time has come.
+    #[cold]
+    pub(crate) fn warn(&self, line: fmt::Arguments<'_>) {
+        match self.admit(clock::now_ns()) {
+            None => {}
+            Some(0) => super::log::warn(line),
+            Some(1) => {
+                super::log::warn(format_args!("{line} (and once more since the last such line)"))
+            }
+            Some(times) => super::log::warn(format_args!(
+                "{line} (and {times} times more since the last such line)"
+            )),
+        }
+    }
+}
+
+/// A warning about something that others can repeat, at most once in a growing time (see `limited.rs`). With
+/// `cause: NUMBER,` each number up to [`CAUSES`] is a cause of its own.
+macro_rules! limited {
+    (cause: $cause:expr, $($line:tt)+) => {{
+        use $crate::telemetry::limited::{CAUSES, Limited};
+        static SITE: [Limited; CAUSES] = [const { Limited::new() }; CAUSES];
+        // Whatever integer the cause is, only its lowest bits count.
+        if let Some(cause) = SITE.get(($cause as usize) % CAUSES) {
+            cause.warn(format_args!($($line)+));
+        }
+    }};
+    ($($line:tt)+) => {{
+        static SITE: $crate::telemetry::limited::Limited = $crate::telemetry::limited::Limited::new();
+        SITE.warn(format_args!($($line)+));
+    }};
+}
+pub(crate) use limited;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::log::captured;
+
+    #[test]
+    fn a_flood_becomes_lines_that_grow_apart_and_no_event_is_lost() {
+        let cause = Limited::new();
+        let mut lines = Vec::new();
+        let mut told = 0;
+        // 100,000 a second for 10 s.
+        for event in 0..1_000_000_u64 {
+            let now = 77 * SECOND_NS + event * 10_000;
+            if let Some(held) = cause.admit(now) {
+                lines.push((now / SECOND_NS - 77, held));
+                told += held + 1;
+            }
+        }
+        assert_eq!(lines, [(0, 0), (1, 99_999), (5, 399_999)]);
+        assert_eq!(told + cause.held.load(Relaxed), 1_000_000);
+    }
+
+    #[test]
+    fn a_cause_that_goes_on_is_told_every_hour() {
+        let cause = Limited::new();
+        let lines = (0..86_400).filter(|second| cause.admit(second * SECOND_NS).is_some()).count();
+        // Six while the pauses grow to an hour, then one an hour.
+        assert!((28..=31).contains(&lines), "{lines} lines in a day");
+    }
+
+    #[test]
+    fn threads_that_race_write_one_line() {
+        let cause = Limited::new();
+        let lines: usize = std::thread::scope(|scope| {
+            let one = || (0..1000).filter(|_| cause.admit(SECOND_NS).is_some()).count();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).sum()
+        });
+        assert_eq!(lines, 1);
+        assert_eq!(cause.held.load(Relaxed), 3999);
+    }
+
+    #[test]
+    fn a_call_site_keeps_its_causes_apart() {
+        captured::begin();
+        for errno in [24, 24, 23, 24] {
+            limited!(cause: errno, "cannot test: error {errno}");
+        }
+        for _ in 0..3 {
+            limited!("cannot test at all");
+        }
+        let lines = captured::lines_with("cannot test");
+        assert_eq!(lines, ["cannot test: error 24", "cannot test: error 23", "cannot test at all"]);
+    }
+}
