@@ -115,18 +115,7 @@ pub(crate) struct Userfaultfd {
 }
 
 impl Userfaultfd {
-    /// Opens one in the way that this process may: faults of system calls are not wanted, which is
-    /// why no privilege is needed. Errors: EPERM, EACCES (forbidden by a sandbox, or an old kernel),
-    /// ENOSYS, EINVAL (a kernel without what is needed), ENOTSUP (it was tried, and does not do what
-    /// it should), EMFILE, ENFILE, ENOMEM; EDEADLK under valgrind, where whoever unmaps would keep the reader from
-    /// running.
-    pub(crate) fn open() -> Result<Self> {
-        if super::valgrind::runs_us() {
-            return Err(Errno(libc::EDEADLK));
-        }
-        proof::prove(Self::unproven()?)
-    }
-
+    /// One that was not tried yet. Errors: as [`Userfaultfd::open`].
     fn unproven() -> Result<Self> {
         let fd = new_descriptor()?;
         let mut handshake = Handshake { api: API_VERSION, features: FEATURES, ioctls: 0 };

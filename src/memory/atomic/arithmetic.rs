@@ -1,6 +1,6 @@
 //! What an operation makes of two values, as fi_atomic(3) says it in C. Integers wrap.
 
-use super::Op;
+use super::op::Op;
 
 /// A value in memory.
 pub(super) trait Element: Copy {

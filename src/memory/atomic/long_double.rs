@@ -1,7 +1,7 @@
 //! C's long double on x86-64. C compilers of other machines give it other formats.
 
-use super::Op;
 use super::arithmetic::{Element, Number, ordered};
+use super::op::Op;
 use crate::sys::x87;
 use std::cmp::Ordering;
 

@@ -9,9 +9,9 @@
 //! would register the beginning of the array again with every step.
 
 use super::monitor::Change;
+use super::registrar::{Access, Limits};
 use super::span::Span;
 use super::statistics::Account;
-use super::{Access, Limits};
 use intrusive_collections::{
     Bound, KeyAdapter, LinkedList, LinkedListAtomicLink, RBTree, RBTreeAtomicLink,
     intrusive_adapter,

@@ -30,6 +30,8 @@
 
 mod index;
 pub(crate) mod monitor;
+mod registrar;
+mod shared;
 mod span;
 mod statistics;
 #[cfg(test)]
@@ -37,6 +39,7 @@ mod tests;
 mod worker;
 
 pub(crate) use monitor::Monitor;
+pub(crate) use registrar::{Access, Limits, Registrar};
 pub(crate) use span::Span;
 pub(crate) use statistics::Statistics;
 
@@ -45,8 +48,9 @@ use crate::sys::process::{ForkMark, page_size};
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
 use index::{Entry, Index, Pending, Released};
-use monitor::{Change, Subscriber, Watched, lock};
-use statistics::{Account, Counters, count};
+use monitor::{Subscriber, Watched, lock};
+use shared::Shared;
+use statistics::{Account, count};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use worker::Worker;
@@ -60,52 +64,8 @@ const SHARE: usize = 8;
 /// How often a registration is tried again after the device had no room for it.
 const ATTEMPTS: usize = 4;
 
-/// What a device may do with memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Access(u8);
-
-impl Access {
-    /// Read it, for this process: a send.
-    pub(crate) const READ: Self = Self(0);
-    /// Write it, for this process: a receive.
-    pub(crate) const WRITE: Self = Self(1);
-    /// Write it for a peer.
-    pub(crate) const REMOTE_WRITE: Self = Self(2);
-    /// Read it for a peer.
-    pub(crate) const REMOTE_READ: Self = Self(4);
-
-    /// Whether all of `other` is allowed.
-    pub(crate) fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// Both.
-    pub(crate) const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-}
-
 /// A registration or why there is none, and whether it is kept.
 type Made<H, E> = (Result<Arc<Entry<H>>, E>, bool);
-
-/// What registers memory with a device: a protection domain.
-pub(crate) trait Registrar: Send + Sync + 'static {
-    /// A registration; given back to the device on drop.
-    type Handle: Send + Sync + 'static;
-
-    /// Registers whole pages. Called without any lock. Errors: ENOMEM, EAGAIN (no room: the cache lets go
-    /// of what is not in use, and tries again), others (it cannot be).
-    fn register(&self, addr: usize, len: usize, access: Access) -> Result<Self::Handle, Errno>;
-}
-
-/// How much is kept. Zero of either keeps nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Limits {
-    /// Registrations.
-    pub(crate) count: usize,
-    /// Their bytes.
-    pub(crate) bytes: usize,
-}
 
 /// Why there is no registration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,24 +78,6 @@ pub(crate) enum Refusal {
     NoRoom,
     /// The device cannot use this memory.
     Device(Errno),
-}
-
-struct Shared<R: Registrar> {
-    registrar: R,
-    monitor: Option<Arc<Monitor>>,
-    mark: ForkMark,
-    page: usize,
-    /// What a registration allows beside what is asked for, where that is possible.
-    generous: Access,
-    index: Mutex<Index<R::Handle>>,
-    /// Rings when the index has dead entries, or the worker is to end.
-    work: Condvar,
-    counters: Arc<Counters>,
-    /// Vigils so far that saw a change.
-    changes: AtomicU64,
-    /// Set when the cache is gone and leases remain: nobody else deregisters then.
-    closed: AtomicBool,
-    told: AtomicBool,
 }
 
 /// The registrations of one protection domain.
@@ -401,49 +343,6 @@ impl<R: Registrar> Cache<R> {
 
     fn lease(&self, entry: Arc<Entry<R::Handle>>) -> Lease<R> {
         Lease { shared: self.shared.clone(), entry }
-    }
-}
-
-impl<R: Registrar> Shared<R> {
-    /// Takes out at least `bytes` of what is not in use, and deregisters it. False if nothing was.
-    fn let_go(&self, bytes: usize) -> bool {
-        let mut gone = 0;
-        while gone < bytes {
-            let Some(more) = lock(&self.index).evict() else { break };
-            gone += more;
-        }
-        self.bury() || gone > 0
-    }
-
-    /// Deregisters all that is dead; the caller holds no lock. True if there was any.
-    fn bury(&self) -> bool {
-        let mut any = false;
-        loop {
-            let dead = lock(&self.index).next_dead();
-            let Some(entry) = dead else { return any };
-            let unwatch = entry.unwatch();
-            drop(entry);
-            if let (Some(monitor), Some(span)) = (&self.monitor, unwatch) {
-                monitor.unwatch(span);
-            }
-            any = true;
-        }
-    }
-}
-
-impl<R: Registrar> Subscriber for Shared<R> {
-    fn on_change(&self, span: Span, change: Change) {
-        let mut index = lock(&self.index);
-        let work = index.change(span, change, clock::now_ns());
-        self.changes.store(index.disturbed, Ordering::Release);
-        drop(index);
-        if work {
-            self.work.notify_one();
-        }
-    }
-
-    fn needs(&self, span: Span) -> bool {
-        lock(&self.index).needs(span)
     }
 }
 

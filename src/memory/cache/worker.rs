@@ -1,8 +1,9 @@
 //! The thread that deregisters. Invalid registrations are handed to it by the monitor, which must not
 //! do that itself, and by transfers, which should not be held up.
 
-use super::{Registrar, Shared};
-use crate::memory::cache::monitor::lock;
+use super::monitor::lock;
+use super::registrar::Registrar;
+use super::shared::Shared;
 use crate::sys::Errno;
 use crate::sys::event::block_signals;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,6 +6,7 @@ use super::super::clock::now_ns;
 use super::super::errno::{Errno, Result};
 use super::super::event::{block_signals, wait_readable};
 use super::super::process::page_size;
+use super::super::valgrind;
 use super::{Event, Userfaultfd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
@@ -16,9 +17,23 @@ const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 const NO: Errno = Errno(libc::ENOTSUP);
 
+impl Userfaultfd {
+    /// Opens one in the way that this process may: faults of system calls are not wanted, which is
+    /// why no privilege is needed. Errors: EPERM, EACCES (forbidden by a sandbox, or an old kernel),
+    /// ENOSYS, EINVAL (a kernel without what is needed), ENOTSUP (it was tried, and does not do what
+    /// it should), EMFILE, ENFILE, ENOMEM; EDEADLK under valgrind, where a thread that unmaps would keep the reader
+    /// from running.
+    pub(crate) fn open() -> Result<Self> {
+        if valgrind::runs_us() {
+            return Err(Errno(libc::EDEADLK));
+        }
+        prove(Self::unproven()?)
+    }
+}
+
 /// Hands `watcher` back if it works. Errors: those of registering; ENOTSUP if it reports something
 /// else than what happens; EAGAIN, ENOMEM without a thread or memory. Takes about 300 µs.
-pub(super) fn prove(watcher: Userfaultfd) -> Result<Userfaultfd> {
+fn prove(watcher: Userfaultfd) -> Result<Userfaultfd> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         match tells_each(&watcher, scope, &done).and_then(|()| counts_all(&watcher, scope)) {

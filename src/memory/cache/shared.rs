@@ -1,0 +1,72 @@
+//! What a cache, its leases, its monitor and the thread that deregisters have in common.
+
+use super::index::Index;
+use super::monitor::{Change, Monitor, Subscriber, lock};
+use super::registrar::{Access, Registrar};
+use super::span::Span;
+use super::statistics::Counters;
+use crate::sys::clock;
+use crate::sys::process::ForkMark;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+pub(super) struct Shared<R: Registrar> {
+    pub(super) registrar: R,
+    pub(super) monitor: Option<Arc<Monitor>>,
+    pub(super) mark: ForkMark,
+    pub(super) page: usize,
+    /// What a registration allows beside what is asked for, where that is possible.
+    pub(super) generous: Access,
+    pub(super) index: Mutex<Index<R::Handle>>,
+    /// Rings when the index has dead entries, or the worker is to end.
+    pub(super) work: Condvar,
+    pub(super) counters: Arc<Counters>,
+    /// Vigils so far that saw a change.
+    pub(super) changes: AtomicU64,
+    /// Set when the cache is gone and leases remain: nobody else deregisters then.
+    pub(super) closed: AtomicBool,
+    pub(super) told: AtomicBool,
+}
+
+impl<R: Registrar> Shared<R> {
+    /// Takes out at least `bytes` of what is not in use, and deregisters it. False if nothing was.
+    pub(super) fn let_go(&self, bytes: usize) -> bool {
+        let mut gone = 0;
+        while gone < bytes {
+            let Some(more) = lock(&self.index).evict() else { break };
+            gone += more;
+        }
+        self.bury() || gone > 0
+    }
+
+    /// Deregisters all that is dead; the caller holds no lock. True if there was any.
+    pub(super) fn bury(&self) -> bool {
+        let mut any = false;
+        loop {
+            let dead = lock(&self.index).next_dead();
+            let Some(entry) = dead else { return any };
+            let unwatch = entry.unwatch();
+            drop(entry);
+            if let (Some(monitor), Some(span)) = (&self.monitor, unwatch) {
+                monitor.unwatch(span);
+            }
+            any = true;
+        }
+    }
+}
+
+impl<R: Registrar> Subscriber for Shared<R> {
+    fn on_change(&self, span: Span, change: Change) {
+        let mut index = lock(&self.index);
+        let work = index.change(span, change, clock::now_ns());
+        self.changes.store(index.disturbed, Ordering::Release);
+        drop(index);
+        if work {
+            self.work.notify_one();
+        }
+    }
+
+    fn needs(&self, span: Span) -> bool {
+        lock(&self.index).needs(span)
+    }
+}
