@@ -59,14 +59,47 @@ trap 'end_job "$BOUNDED_JOB"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+# Time limits are written for a quiet machine, and multiplied by its slowness: how much longer than there (0.1 s) a fixed
+# amount of work takes now, on the clock, or how many processes wait for each processor, whichever is more: a whole number
+# from 1 to 8. UDRV_TEST_SLOWNESS is the least it may be. Programs that set limits of their own find it there.
+SLOWNESS='' SLOWNESS_TOLD=${UDRV_TEST_SLOWNESS:-1} SLOWNESS_AGE=0
+
+# measure_slowness: brings SLOWNESS and UDRV_TEST_SLOWNESS up to date, at most every 20 s. A guest of scripts/lab rdma is
+# emulated, and has limits that allow for that.
+measure_slowness() {
+    local begun load i
+    if [ -n "$SLOWNESS" ] && [ $((SECONDS - SLOWNESS_AGE)) -lt 20 ]; then return 0; fi
+    SLOWNESS=$SLOWNESS_TOLD SLOWNESS_AGE=$SECONDS
+    if [ -z "${UDRV_LAB_GUEST:-}" ]; then
+        begun=${EPOCHREALTIME/[.,]/}
+        for ((i = 0; i < 100000; i++)); do :; done
+        i=$(((${EPOCHREALTIME/[.,]/} - begun + 50000) / 100000))
+        read -r load _ </proc/loadavg
+        load=$((${load%.*} / $(nproc)))
+        if [ "$i" -gt "$SLOWNESS" ]; then SLOWNESS=$i; fi
+        if [ "$load" -gt "$SLOWNESS" ]; then SLOWNESS=$load; fi
+    fi
+    if [ "$SLOWNESS" -gt 8 ]; then SLOWNESS=8; fi
+    export UDRV_TEST_SLOWNESS=$SLOWNESS
+}
+
+# limited SECONDS COMMAND...: as timeout(1) does, with a limit for this machine.
+limited() {
+    local seconds=$1
+    shift
+    measure_slowness
+    timeout -k 5 $((seconds * SLOWNESS)) "$@"
+}
+
 # bounded SECONDS LOG COMMAND...
 # Run COMMAND in a session of its own with its output in LOG. Returns its status; 124 or 137 when it ran
-# past SECONDS. Whatever it started has ended when this returns.
+# past SECONDS, of a quiet machine. Whatever it started has ended when this returns.
 bounded() {
     local seconds=$1 log=$2 status=0
     shift 2
+    measure_slowness
     BOUNDED_JOB=$(new_job)
-    setsid env "$BOUNDED_JOB=1" timeout -k 5 "$seconds" "$@" >"$log" 2>&1 </dev/null &
+    setsid env "$BOUNDED_JOB=1" timeout -k 5 $((seconds * SLOWNESS)) "$@" >"$log" 2>&1 </dev/null &
     { wait $! || status=$?; } 2>/dev/null
     end_job "$BOUNDED_JOB"
     BOUNDED_JOB=

@@ -8,6 +8,8 @@
 mod config;
 mod memory;
 mod ofi;
+#[cfg(test)]
+mod patience;
 mod protocol;
 mod sys;
 mod telemetry;

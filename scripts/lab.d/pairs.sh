@@ -48,7 +48,8 @@ pair() {
 
 # ends PID SECONDS: waits for it; true if it ended in time. Sets `status`.
 ends() {
-    local deadline=$((SECONDS + $2))
+    measure_slowness
+    local deadline=$((SECONDS + $2 * SLOWNESS))
     while kill -0 "$1" 2>/dev/null; do
         [ $SECONDS -lt $deadline ] || return 1
         sleep 0.1

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 /* An emulator that 64 processes share is slow, seconds. */
-#define LONG_PATIENCE_S 400
+#define LONG_PATIENCE_S patience_s(400)
 
 /* The first message to a peer may go another way than later ones. */
 #define ROUNDS 2

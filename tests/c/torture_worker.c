@@ -272,7 +272,7 @@ static void leave_heir(void)
 		report(&(struct note){ .kind = HEIR, .pid = heir });
 		return;
 	}
-	alarm(60);
+	alarm((unsigned int)patience_s(60));
 	for (;;)
 		pause();
 }
@@ -358,7 +358,7 @@ void work(const struct round *round, int me, int link)
 	own_number = me;
 	random_state = (uint64_t)getpid() * 1000003;
 	self.link = link;
-	alarm(60);
+	alarm((unsigned int)patience_s(60));
 	begin();
 	for (;;) {
 		bool any, soon = false;

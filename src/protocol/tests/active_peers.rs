@@ -170,7 +170,7 @@ impl Hub {
     }
 
     fn until(&mut self, peer: &mut Peer, done: impl Fn(&Self, &Peer) -> bool) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + crate::patience::seconds(20);
         while !done(self, peer) {
             assert!(Instant::now() < end, "it takes too long: {:?}", self.log.borrow());
             self.engine.progress(&mut self.host);

@@ -94,7 +94,7 @@ fn the_kernel_cuts_and_joins() {
         assert_eq!(b.receive_batch(|_, _, _| {}), 41, "one message over the loopback interface");
         // A receiver that does not ask for joined datagrams gets them one by one.
         let plain = UdpSocket::bind(address).unwrap();
-        plain.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+        plain.set_read_timeout(Some(crate::patience::seconds(1))).unwrap();
         let there = Destination::new(&plain.local_addr().unwrap());
         assert_eq!(a.send_batch(&there, &slices), Ok(41));
         for packet in &packets {

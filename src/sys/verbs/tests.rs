@@ -220,7 +220,7 @@ fn bare_messages_and_calls() {
 
     /// Answers every message, `ROUNDS` times; who is `first` begins.
     fn play(first: bool, port: &mut UdPort, (ah, to): (&Ah, u32), functions: &[extern "C" fn()]) {
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let end = std::time::Instant::now() + crate::patience::seconds(20);
         // SAFETY: an empty set is valid; of this thread.
         unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -276,7 +276,7 @@ fn what_has_no_room_is_lost_and_the_rest_goes_on() {
     let Some((mut a, mut b, ah)) = pair(SETTINGS) else { return };
     let packet = [7; 1000];
     let mut sent = 0;
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let end = std::time::Instant::now() + crate::patience::seconds(20);
     while sent < 1000 && std::time::Instant::now() < end {
         let slices = [IoSlice::new(&packet); 40];
         sent += a.send(&ah, b.number(), &slices).unwrap();

@@ -92,7 +92,7 @@ impl End {
 
 /// Calls `step` until it says that it is done; false after `seconds`.
 fn within(seconds: u64, mut step: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let end = Instant::now() + crate::patience::seconds(seconds);
     while Instant::now() < end {
         if step() {
             return true;

@@ -58,7 +58,7 @@ impl<R: Device + Clone> Bench<R> {
 
     /// Sends it until it is kept: another test may have discarded something at these addresses.
     fn keep(&self, addr: usize, len: usize) {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + crate::patience::seconds(10);
         while !self.is_kept(addr, len) {
             assert!(Instant::now() < end, "never kept");
             std::thread::sleep(Duration::from_millis(20));

@@ -49,7 +49,7 @@ pub(super) fn alone(name: &str, without: &[Without], work: impl FnOnce()) {
         }
         child => child.unwrap(),
     };
-    let end = Instant::now() + Duration::from_secs(60 + super::torture::seconds());
+    let end = Instant::now() + crate::patience::seconds(60 + super::torture::seconds());
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;

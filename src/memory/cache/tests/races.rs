@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const LEN: usize = 4 * PAGE;
 
 fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + crate::patience::seconds(10);
     while !done() {
         assert!(Instant::now() < end, "waited too long until {what}");
         std::thread::yield_now();
@@ -81,7 +81,7 @@ impl Subscriber for Gate {
     fn on_change(&self, _: Span, _: Change) {
         if self.armed.swap(false, SeqCst) {
             self.reached.send(()).unwrap();
-            self.go_on.lock().unwrap().recv_timeout(Duration::from_secs(10)).unwrap();
+            self.go_on.lock().unwrap().recv_timeout(crate::patience::seconds(10)).unwrap();
         }
     }
 
@@ -105,7 +105,7 @@ fn a_change_that_is_read_but_not_applied_is_waited_for() {
     sees(&device, &cache, addr, 1);
     gate.armed.store(true, SeqCst);
     map_over(addr, LEN); // returns: it has been read of
-    at_gate.recv_timeout(Duration::from_secs(10)).unwrap();
+    at_gate.recv_timeout(crate::patience::seconds(10)).unwrap();
     until("nobody is on the way", || !monitor.is_changing());
     assert_eq!(cache.statistics().entries, 1, "the cache does not know yet");
     fill(addr, LEN, 2);

@@ -177,7 +177,7 @@ impl State {
                         }
                     }
                 }
-                assert!(begun.elapsed() < Duration::from_secs(120), "a transfer never ends");
+                assert!(begun.elapsed() < crate::patience::seconds(120), "a transfer never ends");
                 std::thread::yield_now();
             }
             from.qp.on_written();
@@ -307,7 +307,7 @@ fn the_limit_on_locked_memory_is_a_refusal() {
             let begun = Instant::now();
             let refused = cache.get(too_much, 8 << 20, Access::READ).err();
             assert_eq!(refused, Some(Refusal::NoRoom));
-            assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+            assert!(begun.elapsed() < crate::patience::seconds(5), "{:?}", begun.elapsed());
             let lease = cache.get(buffers[0].0, buffers[0].1, Access::READ).unwrap();
             let second = cache.get(buffers[2].0, buffers[2].1, Access::READ).err();
             assert_eq!(second, Some(Refusal::NoRoom), "all that is left is in use");

@@ -318,7 +318,7 @@ pub(super) fn torture<R: Device + Clone>(
             let pulse = world.pulse.load(SeqCst);
             if pulse != last {
                 (last, since) = (pulse, Instant::now());
-            } else if since.elapsed() > Duration::from_secs(20) {
+            } else if since.elapsed() > crate::patience::seconds(20) {
                 eprintln!("no thread has made a step for 20 s");
                 std::process::abort();
             }
@@ -336,7 +336,7 @@ pub(super) fn torture<R: Device + Clone>(
         world.forks.load(SeqCst),
         seconds(),
     );
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + crate::patience::seconds(20);
     while monitor.as_ref().is_some_and(|monitor| !monitor.is_settled()) {
         assert!(Instant::now() < end, "somebody is on the way for ever");
     }

@@ -25,7 +25,7 @@ fn a_vigil_sees_what_happens_to_its_addresses_and_nothing_else() {
         fill(at, LEN, 1);
         let begin = |at| -> Vigil<Copying> {
             // Another test may have discarded something at these addresses.
-            let end = Instant::now() + Duration::from_secs(10);
+            let end = Instant::now() + crate::patience::seconds(10);
             loop {
                 match cache.watch_over(at + 100, LEN - 200) {
                     Some(vigil) => return vigil,

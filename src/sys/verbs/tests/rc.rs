@@ -58,7 +58,7 @@ impl End {
 
     /// Waits for `count` events, asleep in between.
     fn events(&mut self, count: usize) -> Vec<RcEvent> {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + crate::patience::seconds(20);
         while self.events.len() < count && Instant::now() < end {
             if self.poll() == 0 && self.port.sleep() {
                 let _ = wait_readable(self.port.fd(), 100);

@@ -150,7 +150,7 @@ impl End {
 }
 
 fn within(seconds: u64, mut step: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let end = Instant::now() + crate::patience::seconds(seconds);
     while Instant::now() < end {
         if step() {
             return true;

@@ -67,7 +67,7 @@ impl Pair {
 
     /// Both ends send everything through the device.
     fn goes_direct(&mut self, seconds: u64) -> bool {
-        let end = Instant::now() + Duration::from_secs(seconds);
+        let end = Instant::now() + crate::patience::seconds(seconds);
         while Instant::now() < end {
             let before = self.over_udp();
             for _ in 0..4 {
