@@ -5,7 +5,6 @@
 
 use super::SegmentList;
 use crate::sys::numbers::NumberMap;
-use std::collections::hash_map::Entry;
 
 /// What a peer wants to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,12 +83,20 @@ impl RegionTable {
         }
     }
 
+    /// The id of a region that no peer reaches, and that is not kept here.
+    pub(crate) fn new_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
     /// Adds a region; its id, or `None` if the key is in use.
     pub(crate) fn insert(&mut self, key: u64, region: Region) -> Option<u64> {
-        let Entry::Vacant(place) = self.regions.entry(key) else { return None };
-        self.last_id += 1;
-        place.insert((self.last_id, region));
-        Some(self.last_id)
+        if self.regions.contains_key(&key) {
+            return None;
+        }
+        let id = self.new_id();
+        self.regions.insert(key, (id, region));
+        Some(id)
     }
 
     /// From now on nobody reaches it.

@@ -25,8 +25,10 @@ struct MrFid {
     fid: fid_mr,
     slack: Slack,
     domain: Arc<Domain>,
-    /// Of the region, in the domain's table.
+    /// Of the region, in the domain.
     id: u64,
+    /// Peers reach it by its key.
+    remote: bool,
     /// What peers call the region's first byte.
     base: u64,
     /// What buffers in it are registered with.
@@ -62,7 +64,18 @@ struct Registration<'a> {
     key: Option<JobKey>,
 }
 
-/// Errors: EINVAL; ENOKEY when the application's key is in use; EOPNOTSUPP for FI_MR_DMABUF.
+/// Whether there can be memory here.
+fn is_memory(part: &libc::iovec) -> bool {
+    part.iov_len == 0
+        || !part.iov_base.is_null() && part.iov_base.addr().checked_add(part.iov_len).is_some()
+}
+
+/// A key names a region to peers. A region that no peer may access needs none: its key is not looked at, and
+/// any number of such regions may have the same one. Open MPI, MPICH and the plug-ins of NCCL register the
+/// buffers of their messages so, all with the key 0.
+///
+/// Errors: EINVAL, also for parts that cannot be memory; ENOKEY when the application's key is in use;
+/// EOPNOTSUPP for FI_MR_DMABUF.
 ///
 /// # Safety
 /// `fid` is the domain, `out` null or valid; the parts stay valid until the region is closed.
@@ -79,7 +92,7 @@ unsafe fn register(
         return Err(FI_EINVAL);
     }
     let mut parts = [(std::ptr::null(), 0); MAX_SEGMENTS];
-    if wanted.parts.len() > parts.len() {
+    if wanted.parts.len() > parts.len() || !wanted.parts.iter().all(is_memory) {
         return Err(FI_EINVAL);
     }
     for (to, from) in parts.iter_mut().zip(wanted.parts) {
@@ -101,7 +114,8 @@ unsafe fn register(
     // SAFETY: the guard is of this domain; one short step.
     let regions = &mut unsafe { domain.state(&guard) }.regions;
     let key = if domain.chooses_keys { regions.new_key() } else { wanted.requested_key };
-    let id = regions.insert(key, region).ok_or(FI_ENOKEY)?;
+    let remote = region.remote_read || region.remote_write;
+    let id = if remote { regions.insert(key, region).ok_or(FI_ENOKEY)? } else { regions.new_id() };
     if let Some(key) = wanted.key {
         // SAFETY: as above.
         unsafe { domain.state(&guard) }.region_keys.insert(id, key);
@@ -120,6 +134,7 @@ unsafe fn register(
         slack: SLACK,
         domain: domain.clone(),
         id,
+        remote,
         base,
         _declared: parts.iter().map(|(addr, len)| declare(addr.addr(), *len)).collect(),
     });
@@ -286,7 +301,9 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         let guard = mr.domain.lock.lock();
         // SAFETY: the guard is of the region's domain; one short step.
         let state = unsafe { mr.domain.state(&guard) };
-        state.regions.remove(mr.fid.key);
+        if mr.remote {
+            state.regions.remove(mr.fid.key);
+        }
         state.region_counters.remove(&mr.id);
         state.region_keys.remove(&mr.id);
         mr.domain.revoke(mr.id, &guard);

@@ -236,15 +236,18 @@ static void rma_refused(struct side *me)
 			fill(memory, len, 77);
 			mr = offer(me, memory, len, access, &target);
 			if (me->rank == 0) {
+				/* A region that is for nobody has no key. */
+				int error = rights ? FI_EACCES : FI_EKEYREJECTED;
+
 				for (int reads = 0; reads < 2; reads++) {
 					refused(me, reads, KEY + 1, 0, len, FI_EKEYREJECTED);
-					refused(me, reads, KEY, 1, len, FI_EACCES);
-					refused(me, reads, KEY, UINT64_MAX, len, FI_EACCES);
+					refused(me, reads, KEY, 1, len, error);
+					refused(me, reads, KEY, UINT64_MAX, len, error);
 				}
 				if (!(rights & 1))
-					refused(me, true, KEY, 0, len, FI_EACCES);
+					refused(me, true, KEY, 0, len, error);
 				if (!(rights & 2))
-					refused(me, false, KEY, 0, len, FI_EACCES);
+					refused(me, false, KEY, 0, len, error);
 			}
 			barrier(me);
 			if (me->rank == 1)
@@ -301,7 +304,7 @@ static void regions(struct side *me)
 	struct iovec parts[5] = { { memory, 100 }, { memory + 200, 50 }, { memory, 1 }, { memory, 1 }, { memory, 1 } };
 	struct fi_mr_attr attr = { .mr_iov = parts, .iov_count = 2, .access = RIGHTS, .requested_key = 9,
 				   .context = memory };
-	struct fid_mr *mr, *other;
+	struct fid_mr *mr, *other, *local[3];
 	struct fi_context context;
 	uint64_t key, base = 1;
 	uint8_t raw[8];
@@ -320,6 +323,24 @@ static void regions(struct side *me)
 	     -FI_EOPNOTSUPP);
 	attr.requested_key = 10;
 	SAME(fi_mr_regattr(me->domain, &attr, 1ULL << 40, &other), -FI_EOPNOTSUPP);
+	/* There is no memory at 0, nor beyond the end of all addresses. */
+	SAME(fi_mr_reg(me->domain, NULL, 100, RIGHTS, 0, 10, 0, &other, NULL), -FI_EINVAL);
+	SAME(fi_mr_reg(me->domain, memory, SIZE_MAX, RIGHTS, 0, 10, 0, &other, NULL), -FI_EINVAL);
+	OK(fi_mr_reg(me->domain, NULL, 0, RIGHTS, 0, 10, 0, &other, NULL));
+	OK(fi_close(&other->fid));
+	/* Keys of regions that no peer may access are not looked at. */
+	for (int i = 0; i < 3; i++) {
+		attr.requested_key = i < 2 ? 0 : 9;
+		attr.access = i ? FI_SEND | FI_RECV | FI_READ | FI_WRITE : 0;
+		OK(fi_mr_regattr(me->domain, &attr, 0, &local[i]));
+		SAME(fi_mr_key(local[i]), attr.requested_key);
+		CHECK(fi_mr_desc(local[i]));
+	}
+	OK(fi_mr_reg(me->domain, memory, 1, RIGHTS, 0, 0, 0, &other, NULL));
+	for (int i = 0; i < 3; i++)
+		OK(fi_close(&local[i]->fid));
+	SAME(fi_mr_reg(me->domain, memory, 1, RIGHTS, 0, 0, 0, &local[0], NULL), -FI_ENOKEY);
+	OK(fi_close(&other->fid));
 	OK(fi_mr_regv(me->domain, parts, 4, FI_REMOTE_READ, 0, 10, 0, &other, NULL));
 	OK(fi_close(&other->fid));
 	OK(fi_mr_enable(mr));
