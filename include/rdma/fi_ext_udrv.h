@@ -15,8 +15,8 @@
 // Name of the operations of `struct fi_ops_udrv` for `fi_open_ops`.
 #define FI_UDRV_OPS "udrv_ops"
 
-// `fi_ep_attr.protocol` of udrv's endpoints, 0xf5647276.
-#define FI_PROTO_UDRV 4117000822
+// `fi_ep_attr.protocol` of udrv's endpoints, 0x75647276.
+#define FI_PROTO_UDRV 1969517174
 
 // What happened to a failed operation: `prov_errno` of its `struct fi_cq_err_entry`.
 // `fi_cq_strerror` gives the sentence.

@@ -10,8 +10,8 @@ use super::info;
 use libfabric_sys::{FI_EINVAL, FI_ENOSYS, FI_EOPBADSTATE, fi_addr_t, fid, fid_ep};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// `fi_ep_attr.protocol` of udrv's endpoints, 0xf5647276.
-pub const FI_PROTO_UDRV: u32 = 0xf564_7276;
+/// `fi_ep_attr.protocol` of udrv's endpoints, 0x75647276.
+pub const FI_PROTO_UDRV: u32 = 0x7564_7276;
 const _: () = assert!(FI_PROTO_UDRV == info::PROTOCOL);
 
 /// Name of the operations of [`fi_ops_udrv`] for `fi_open_ops`. cbindgen makes nothing of strings: C

@@ -26,9 +26,9 @@ use libfabric_sys::{
     FI_ENODATA, FI_ENOMEM, FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG,
     FI_MULTI_RECV, FI_NAMED_RX_CTX, FI_ORDER_ATOMIC_RAR, FI_ORDER_ATOMIC_RAW, FI_ORDER_ATOMIC_WAR,
     FI_ORDER_ATOMIC_WAW, FI_ORDER_RAR, FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW,
-    FI_ORDER_RMA_WAW, FI_ORDER_SAS, FI_ORDER_WAW, FI_PROV_ATTR_ONLY, FI_PROV_SPECIFIC, FI_READ,
-    FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND,
-    FI_SHARED_AV, FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_WRITE, fi_info,
+    FI_ORDER_RMA_WAW, FI_ORDER_SAS, FI_ORDER_WAW, FI_PROV_ATTR_ONLY, FI_READ, FI_RECV,
+    FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SHARED_AV,
+    FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_WRITE, fi_info,
 };
 use place::Place;
 use std::ffi::{c_char, c_int};
@@ -36,8 +36,10 @@ use std::fmt;
 
 /// Name of the one fabric.
 pub(crate) const FABRIC_NAME: &str = "udrv";
-/// `fi_ep_attr.protocol`: ours alone ("udrv" in ASCII below the bit of provider specific values).
-pub(crate) const PROTOCOL: u32 = FI_PROV_SPECIFIC | 0x7564_7276;
+/// `fi_ep_attr.protocol`: ours alone, "udrv" in ASCII. Without the bit of FI_PROV_SPECIFIC, as the protocols
+/// of all other providers: with it the number is negative in an `int`, and Mercury refuses it.
+pub(crate) const PROTOCOL: u32 = 0x7564_7276;
+const _: () = assert!(PROTOCOL <= i32::MAX as u32);
 /// `fi_ep_attr.protocol_version`.
 pub(crate) const PROTOCOL_VERSION: u32 = 1;
 
