@@ -73,6 +73,11 @@ static void vector(struct side *me, enum fi_av_type type)
 	OK(fi_av_lookup(me->av, addresses[5], &found, &len));
 	SAME(ntohs(found.sin_port), 2002);
 	SAME(ntohl(found.sin_addr.s_addr), INADDR_LOOPBACK + 1);
+	/* More than there can be is refused, and does not take for ever. */
+	SAME(fi_av_insertsym(me->av, "127.0.0.1", SIZE_MAX, "2000", SIZE_MAX, NULL, 0, NULL), -FI_EINVAL);
+	SAME(fi_av_insertsym(me->av, "127.0.0.1", SIZE_MAX / 2 + 1, "2000", 2, NULL, 0, NULL), -FI_EINVAL);
+	SAME(fi_av_insertsym(me->av, "127.0.0.1", 1, "2000", (size_t)1 << 31, NULL, 0, NULL), -FI_EINVAL);
+	SAME(fi_av_insertsym(me->av, "127.0.0.1", (size_t)1 << 31, "2000", 1, NULL, 0, NULL), -FI_EINVAL);
 	OK(fi_av_remove(me->av, addresses, 6, 0));
 	len = sizeof(found);
 	CHECK(fi_av_lookup(me->av, addresses[0], &found, &len) < 0);

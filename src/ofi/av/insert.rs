@@ -13,6 +13,7 @@ use libfabric_sys::{
     fid_av,
 };
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// What became of one address of an insertion.
 struct Insertion<'a> {
@@ -178,15 +179,64 @@ pub(super) unsafe extern "C" fn insert_service(
     })
 }
 
-/// The `by`-th name after `first`: its trailing number counts up (`node07` → `node08`).
+/// Most addresses of one call of `fi_av_insertsym`: as many as a named vector may have.
+const SYMMETRIC_MAX: usize = 1 << 24;
+/// Most nodes of it: each takes a look-up.
+const NODES_MAX: usize = 1 << 20;
+/// So many names in a row that nobody knows mean that nobody knows those behind them: a look-up that fails
+/// may take seconds.
+const UNKNOWN_MAX: usize = 8;
+
+/// The `by`-th name after `first`: an address counts up as a number, a name by its trailing number
+/// (`node07` → `node08`).
 fn increment(first: &str, by: usize) -> Option<String> {
-    let digits = first.bytes().rev().take_while(u8::is_ascii_digit).count();
-    if by == 0 {
-        return Some(first.to_owned());
+    let next = match first.parse() {
+        Ok(IpAddr::V4(ip)) => {
+            Ipv4Addr::from(u32::from(ip).checked_add(u32::try_from(by).ok()?)?).to_string()
+        }
+        Ok(IpAddr::V6(ip)) => Ipv6Addr::from(u128::from(ip).checked_add(by as u128)?).to_string(),
+        Err(_) if by == 0 => first.to_owned(),
+        Err(_) => {
+            let digits = first.bytes().rev().take_while(u8::is_ascii_digit).count();
+            let (stem, number) = first.split_at(first.len() - digits);
+            let value = number.parse::<usize>().ok()?.checked_add(by)?;
+            format!("{stem}{value:0digits$}")
+        }
+    };
+    Some(next)
+}
+
+/// The addresses of consecutive nodes, by `resolve`. Errors: EINVAL for a name that does not count up,
+/// EADDRNOTAVAIL.
+struct Nodes<'a, R> {
+    first: &'a str,
+    service: &'a str,
+    resolve: R,
+    /// Names in a row that nobody knew.
+    unknown: usize,
+}
+
+impl<R: Fn(&str, &str) -> Result<Address, i32>> Nodes<'_, R> {
+    fn address(&mut self, by: usize) -> Result<Address, i32> {
+        if self.unknown >= UNKNOWN_MAX {
+            return Err(FI_EADDRNOTAVAIL);
+        }
+        let node = increment(self.first, by).ok_or(FI_EINVAL)?;
+        let found = (self.resolve)(&node, self.service);
+        self.unknown = if found.is_ok() { 0 } else { self.unknown + 1 };
+        if self.unknown == UNKNOWN_MAX {
+            log::warn(format_args!(
+                "fi_av_insertsym: {UNKNOWN_MAX} names up to {node} are not known; those behind are not looked up"
+            ));
+        }
+        found
     }
-    let (stem, number) = first.split_at(first.len() - digits);
-    let value = number.parse::<usize>().ok()?.checked_add(by)?;
-    Some(format!("{stem}{value:0digits$}"))
+}
+
+/// The same node's `by`-th port after this one. Errors: EINVAL where there is none.
+fn port_after(address: Address, by: usize) -> Result<Address, i32> {
+    let port = usize::from(address.port()).checked_add(by).and_then(|n| u16::try_from(n).ok());
+    Ok(Address(SocketAddr::new(address.0.ip(), port.ok_or(FI_EINVAL)?)))
 }
 
 pub(super) unsafe extern "C" fn insert_symmetric(
@@ -206,18 +256,28 @@ pub(super) unsafe extern "C" fn insert_symmetric(
             let (Some(node), Some(service)) = (text(node), text(service)) else {
                 return -FI_EINVAL;
             };
+            if node_count > NODES_MAX
+                || node_count.checked_mul(service_count).is_none_or(|all| all > SYMMETRIC_MAX)
+            {
+                log::warn(format_args!(
+                    "fi_av_insertsym refused: {node_count} nodes with {service_count} services each, offered {NODES_MAX} nodes and {SYMMETRIC_MAX} addresses"
+                ));
+                return -FI_EINVAL;
+            }
             let mut insertion = match begin(av, fi_addr, flags, context) {
                 Ok(insertion) => insertion,
                 Err(error) => return -error,
             };
+            if service_count == 0 {
+                return insertion.finish();
+            }
+            let mut nodes = Nodes { first: node, service, resolve: resolve_one, unknown: 0 };
             for n in 0..node_count {
+                // Not under the lock: names may take long.
+                let address = nodes.address(n);
+                let guard = av.shared.domain.lock.lock();
                 for s in 0..service_count {
-                    let address = match (increment(node, n), increment(service, s)) {
-                        (Some(node), Some(service)) => resolve_one(&node, &service),
-                        _ => Err(FI_EINVAL),
-                    };
-                    // Not while names are looked up, which may take long.
-                    insertion.add(&av.shared.domain.lock.lock(), address);
+                    insertion.add(&guard, address.and_then(|address| port_after(address, s)));
                 }
             }
             insertion.finish()
@@ -228,12 +288,38 @@ pub(super) unsafe extern "C" fn insert_symmetric(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     #[test]
     fn names_count_up() {
         assert_eq!(increment("node09", 1).as_deref(), Some("node10"));
         assert_eq!(increment("10.0.0.1", 2).as_deref(), Some("10.0.0.3"));
-        assert_eq!(increment("7471", 0).as_deref(), Some("7471"));
+        assert_eq!(increment("10.0.0.255", 1).as_deref(), Some("10.0.1.0"));
+        assert_eq!(increment("255.255.255.255", 1), None);
+        assert_eq!(increment("10.0.0.1", usize::MAX), None);
+        assert_eq!(increment("fe80::f", 1).as_deref(), Some("fe80::10"));
+        assert_eq!(increment("node", 0).as_deref(), Some("node"));
         assert_eq!(increment("node", 1), None);
+        assert_eq!(increment("node1", usize::MAX), None);
+    }
+
+    #[test]
+    fn ports_count_up_to_the_last() {
+        let address = Address("10.0.0.1:65534".parse().unwrap());
+        assert_eq!(port_after(address, 1), Ok(Address("10.0.0.1:65535".parse().unwrap())));
+        assert_eq!(port_after(address, 2), Err(FI_EINVAL));
+        assert_eq!(port_after(address, usize::MAX), Err(FI_EINVAL));
+    }
+
+    #[test]
+    fn each_node_is_looked_up_once_and_no_more_than_so_many_in_vain() {
+        let asked = Cell::new(0);
+        let resolve = |node: &str, _: &str| {
+            asked.set(asked.get() + 1);
+            if node == "n3" { resolve_one("10.0.0.3", "1") } else { Err(FI_EADDRNOTAVAIL) }
+        };
+        let mut nodes = Nodes { first: "n0", service: "1", resolve, unknown: 0 };
+        let found = (0..NODES_MAX).filter(|n| nodes.address(*n).is_ok()).count();
+        assert_eq!((found, asked.get()), (1, 4 + UNKNOWN_MAX));
     }
 }
