@@ -4,6 +4,7 @@ use super::blocking::wait_until;
 use super::domain::{Condition, Domain};
 use super::guard::{code, entry};
 use super::lock::{Guard, Locked};
+use super::own::{Object, own, own_behind_hooks};
 use super::source::Source;
 use super::table::{SLACK, Slack, Table, stubs};
 use super::trigger::{Work, run_due};
@@ -59,6 +60,14 @@ struct CntrFid {
     fid: fid_cntr,
     slack: Slack,
     shared: Arc<Counter>,
+}
+
+// SAFETY: it begins with a fid_cntr; nothing else has this table.
+unsafe impl Object for CntrFid {
+    type Shown = fid_cntr;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
 }
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
@@ -143,12 +152,22 @@ pub(crate) unsafe fn open(
 }
 
 /// The shared part of a counter.
+/// Errors: EINVAL for what is not ours.
 ///
 /// # Safety
-/// `cntr` came from [`open`] and is not closed.
-pub(crate) unsafe fn shared<'a>(cntr: *mut fid) -> &'a Arc<Counter> {
+/// `cntr` is null or an open object.
+pub(crate) unsafe fn shared<'a>(cntr: *mut fid) -> Result<&'a Arc<Counter>, i32> {
     // SAFETY: the caller vouches.
-    unsafe { &(*cntr.cast::<CntrFid>()).shared }
+    unsafe { own::<CntrFid>(cntr) }.map(|own| &own.shared)
+}
+
+/// The same for a counter that a structure names. Errors: EINVAL for what is not ours.
+///
+/// # Safety
+/// `cntr` is null or an open object.
+pub(crate) unsafe fn named<'a>(cntr: *mut fid_cntr) -> Result<&'a Arc<Counter>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe { own_behind_hooks::<CntrFid>(cntr.cast()) }.map(|own| &own.shared)
 }
 
 impl Counter {

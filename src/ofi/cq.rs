@@ -4,6 +4,7 @@ use super::blocking::wait_until;
 use super::domain::{Condition, Domain};
 use super::guard::{code, entry};
 use super::lock::{Guard, Locked};
+use super::own::{Object, own};
 use super::source::Source;
 use super::table::{SLACK, Slack, Table, stubs};
 use super::wait::{WaitKind, Waiter};
@@ -164,6 +165,14 @@ struct CqFid {
     shared: Arc<CompletionQueue>,
 }
 
+// SAFETY: it begins with a fid_cq; nothing else has this table.
+unsafe impl Object for CqFid {
+    type Shown = fid_cq;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
+}
+
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     control: Some(control),
@@ -257,12 +266,13 @@ pub(crate) unsafe fn open(
 }
 
 /// The shared part of a completion queue.
+/// Errors: EINVAL for what is not ours.
 ///
 /// # Safety
-/// `cq` came from [`open`] and is not closed.
-pub(crate) unsafe fn shared<'a>(cq: *mut fid) -> &'a Arc<CompletionQueue> {
+/// `cq` is null or an open object.
+pub(crate) unsafe fn shared<'a>(cq: *mut fid) -> Result<&'a Arc<CompletionQueue>, i32> {
     // SAFETY: the caller vouches.
-    unsafe { &(*cq.cast::<CqFid>()).shared }
+    unsafe { own::<CqFid>(cq) }.map(|own| &own.shared)
 }
 
 impl CompletionQueue {

@@ -3,6 +3,7 @@
 use super::endpoint::Endpoint;
 use super::fabric::Fabric;
 use super::guard::{code, entry};
+use super::own::{Object, own};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::wait::{WaitKind, Waiter};
 use super::wait_set::{self, Member, WaitSet};
@@ -50,6 +51,14 @@ struct EqFid {
     fid: fid_eq,
     slack: Slack,
     shared: Arc<EventQueue>,
+}
+
+// SAFETY: it begins with a fid_eq; nothing else has this table.
+unsafe impl Object for EqFid {
+    type Shown = fid_eq;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
 }
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
@@ -112,12 +121,13 @@ pub(crate) unsafe fn open(
 }
 
 /// The shared part of an event queue.
+/// Errors: EINVAL for what is not ours.
 ///
 /// # Safety
-/// `eq` came from [`open`] and is not closed.
-pub(crate) unsafe fn shared<'a>(eq: *mut fid) -> &'a Arc<EventQueue> {
+/// `eq` is null or an open object.
+pub(crate) unsafe fn shared<'a>(eq: *mut fid) -> Result<&'a Arc<EventQueue>, i32> {
     // SAFETY: the caller vouches.
-    unsafe { &(*eq.cast::<EqFid>()).shared }
+    unsafe { own::<EqFid>(eq) }.map(|own| &own.shared)
 }
 
 /// Binding an event queue to an object that reports nothing to it is allowed.

@@ -11,11 +11,11 @@ use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::telemetry::log;
 use crate::transport::net::reliable::tag::JobKey;
 use libfabric_sys::{
-    FI_AUTH_KEY, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EINVAL, FI_ENABLE,
-    FI_ENOKEY, FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_SYSTEM,
-    FI_MAP_RAW_MR, FI_MR_DMABUF, FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY,
-    fi_mr_attr, fi_mr_auth_key, fi_mr_map_raw, fi_mr_raw_attr, fi_ops, fi_ops_mr, fi_version, fid,
-    fid_domain, fid_mr,
+    FI_AUTH_KEY, FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EINVAL, FI_ENABLE, FI_ENOKEY,
+    FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_SYSTEM, FI_MAP_RAW_MR,
+    FI_MR_DMABUF, FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY, fi_mr_attr,
+    fi_mr_auth_key, fi_mr_map_raw, fi_mr_raw_attr, fi_ops, fi_ops_mr, fi_version, fid, fid_domain,
+    fid_mr,
 };
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -193,12 +193,7 @@ unsafe fn key_of(
     // SAFETY: the caller vouches; checked not to be null.
     let wanted = unsafe { at.cast::<fi_mr_auth_key>().read_unaligned() };
     // SAFETY: null or an object of the application.
-    let class = unsafe { wanted.av.as_ref() }.map(|av| av.fid.fclass);
-    if class != Some(FI_CLASS_AV) {
-        return Err(FI_EINVAL);
-    }
-    // SAFETY: a vector of the application.
-    let av = unsafe { av::shared(wanted.av.cast()) };
+    let av = unsafe { av::named(wanted.av) }?;
     if !Arc::ptr_eq(&av.domain, domain) {
         return Err(FI_EINVAL);
     }
@@ -320,7 +315,9 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
             match other.as_ref().map(|other| other.fclass) {
                 // Every endpoint of the domain reaches it anyway.
                 Some(FI_CLASS_EP) => 0,
-                Some(FI_CLASS_CNTR) => code(bind_counter(mr, cntr::shared(other), flags)),
+                Some(FI_CLASS_CNTR) => {
+                    code(cntr::shared(other).and_then(|counter| bind_counter(mr, counter, flags)))
+                }
                 _ => -FI_EINVAL,
             }
         }

@@ -101,9 +101,13 @@ unsafe extern "C" fn add(set: *mut fid_poll, object: *mut fid, _flags: u64) -> c
             let set = &*set.cast::<PollFid>();
             let Some(fid) = object.as_ref() else { return -FI_EINVAL };
             let kind = match fid.fclass {
-                FI_CLASS_CQ => Object::Queue(cq::shared(object).clone()),
-                FI_CLASS_CNTR => Object::Counter(cntr::shared(object).clone(), 0),
+                FI_CLASS_CQ => cq::shared(object).map(|cq| Object::Queue(cq.clone())),
+                FI_CLASS_CNTR => cntr::shared(object).map(|cntr| Object::Counter(cntr.clone(), 0)),
                 _ => return -FI_EINVAL,
+            };
+            let kind = match kind {
+                Ok(kind) => kind,
+                Err(error) => return -error,
             };
             set.members().push(Member {
                 fid: object.addr(),

@@ -6,6 +6,7 @@ use super::elsewhere::Elsewhere;
 use super::eq::EventQueue;
 use super::fabric::Fabric;
 use super::guard::{code, entry};
+use super::own::{Object, own};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::wait::{WaitKind, Waiter};
 use crate::sys::clock::{Deadline, now_ns};
@@ -111,6 +112,14 @@ struct WaitFid {
     shared: Arc<WaitSet>,
 }
 
+// SAFETY: it begins with a fid_wait; nothing else has this table.
+unsafe impl Object for WaitFid {
+    type Shown = fid_wait;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
+}
+
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     control: Some(control),
@@ -162,13 +171,13 @@ pub(crate) unsafe fn open(
     Ok(())
 }
 
-/// The shared part of a wait set; `None` for null.
+/// The shared part of a wait set. Errors: EINVAL for what is not ours.
 ///
 /// # Safety
-/// `set` is null or came from [`open`] and is not closed.
-pub(crate) unsafe fn shared<'a>(set: *mut fid_wait) -> Option<&'a Arc<WaitSet>> {
+/// `set` is null or an open object.
+pub(crate) unsafe fn shared<'a>(set: *mut fid) -> Result<&'a Arc<WaitSet>, i32> {
     // SAFETY: the caller vouches.
-    unsafe { set.cast::<WaitFid>().as_ref() }.map(|set| &set.shared)
+    unsafe { own::<WaitFid>(set) }.map(|own| &own.shared)
 }
 
 /// The set that an object with this wait object joins. Errors: EINVAL for FI_WAIT_SET without one.
@@ -183,7 +192,7 @@ pub(crate) unsafe fn from_attr(
         return Ok(None);
     }
     // SAFETY: the caller vouches.
-    unsafe { shared(set) }.cloned().map(Some).ok_or(FI_EINVAL)
+    unsafe { shared(set.cast()) }.cloned().map(Some)
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
@@ -216,7 +225,7 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
 unsafe extern "C" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {
     entry("fi_wait", || {
         // SAFETY: a set of ours.
-        let Some(set) = (unsafe { shared(set) }) else { return -FI_EINVAL };
+        let Ok(set) = (unsafe { shared(set.cast()) }) else { return -FI_EINVAL };
         let deadline = Deadline::after_ms(timeout);
         let mut elsewhere = Elsewhere::after(now_ns());
         loop {

@@ -11,6 +11,7 @@ use super::domain::Domain;
 use super::eq::EventQueue;
 use super::guard::entry;
 use super::lock::Locked;
+use super::own::{Object, own, own_behind_hooks};
 use super::table::{SLACK, Slack, Table, stubs};
 use crate::telemetry::log;
 use crate::transport::Address;
@@ -45,6 +46,14 @@ struct AvFid {
     /// FI_EVENT: insertions are reported there.
     asynchronous: bool,
     eq: Option<Arc<EventQueue>>,
+}
+
+// SAFETY: it begins with a fid_av; nothing else has this table.
+unsafe impl Object for AvFid {
+    type Shown = fid_av;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
 }
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
@@ -140,12 +149,22 @@ pub(crate) unsafe fn open(
 }
 
 /// The shared part of an address vector.
+/// Errors: EINVAL for what is not ours.
 ///
 /// # Safety
-/// `av` came from [`open`] and is not closed.
-pub(crate) unsafe fn shared<'a>(av: *mut fid) -> &'a Arc<AddressVector> {
+/// `av` is null or an open object.
+pub(crate) unsafe fn shared<'a>(av: *mut fid) -> Result<&'a Arc<AddressVector>, i32> {
     // SAFETY: the caller vouches.
-    unsafe { &(*av.cast::<AvFid>()).shared }
+    unsafe { own::<AvFid>(av) }.map(|own| &own.shared)
+}
+
+/// The same for a vector that a structure names.
+///
+/// # Safety
+/// As [`shared`].
+pub(crate) unsafe fn named<'a>(av: *mut fid_av) -> Result<&'a Arc<AddressVector>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe { own_behind_hooks::<AvFid>(av.cast()) }.map(|own| &own.shared)
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
@@ -169,7 +188,10 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, _flags: u64) -> c_int 
             if object.fclass != FI_CLASS_EQ {
                 return -FI_EINVAL;
             }
-            (*fid.cast::<AvFid>()).eq = Some(super::eq::shared(other).clone());
+            match super::eq::shared(other) {
+                Ok(eq) => (*fid.cast::<AvFid>()).eq = Some(eq.clone()),
+                Err(error) => return -error,
+            }
         }
         0
     })

@@ -4,6 +4,7 @@
 use super::{AddressVector, shared};
 use crate::ofi::guard::{code, entry};
 use crate::ofi::lock::{Guard, Locked};
+use crate::ofi::own::{Object, own};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_CLASS_AV_SET, FI_EINVAL, FI_EOPNOTSUPP, FI_UNIVERSE, fi_addr_t,
@@ -23,6 +24,14 @@ pub(crate) struct AvSet {
     members: Locked<Vec<fi_addr_t>>,
 }
 
+// SAFETY: it begins with a fid_av_set; nothing else has this table.
+unsafe impl Object for AvSet {
+    type Shown = fid_av_set;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
+}
+
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     // SAFETY: fi_ops has six slots.
@@ -40,13 +49,13 @@ static OPS: Table<fi_ops_av_set> = Table::new(fi_ops_av_set {
     ..unsafe { stubs::<fi_ops_av_set, 6>() }
 });
 
-/// The set behind a handle.
+/// The set behind a handle. Errors: EINVAL for what is not ours.
 ///
 /// # Safety
-/// `set` came from [`open`] and is not closed.
-pub(crate) unsafe fn av_set<'a>(set: *const fid_av_set) -> &'a AvSet {
+/// `set` is null or an open object.
+pub(crate) unsafe fn av_set<'a>(set: *const fid_av_set) -> Result<&'a AvSet, i32> {
     // SAFETY: the caller vouches.
-    unsafe { &*set.cast::<AvSet>() }
+    unsafe { own::<AvSet>(set.cast()) }
 }
 
 impl AvSet {
@@ -75,7 +84,7 @@ pub(super) unsafe extern "C" fn open(
         // SAFETY: a vector of ours, and the application's attributes.
         code(unsafe {
             attr.as_ref().filter(|_| !out.is_null()).ok_or(FI_EINVAL).and_then(|attr| {
-                let set = make(shared(av.cast()), attr, context)?;
+                let set = make(shared(av.cast())?, attr, context)?;
                 *out = Box::into_raw(set).cast();
                 Ok(())
             })
@@ -138,11 +147,8 @@ unsafe fn combine(
     src: *const fid_av_set,
     change: impl FnOnce(&mut Vec<fi_addr_t>, &[fi_addr_t]),
 ) -> c_int {
-    if dst.is_null() || src.is_null() {
-        return -FI_EINVAL;
-    }
     // SAFETY: the caller vouches.
-    let (dst, src) = unsafe { (av_set(dst), av_set(src)) };
+    let (Ok(dst), Ok(src)) = (unsafe { (av_set(dst), av_set(src)) }) else { return -FI_EINVAL };
     if !Arc::ptr_eq(&dst.av, &src.av) {
         return -FI_EINVAL;
     }
@@ -182,7 +188,7 @@ unsafe extern "C" fn diff(dst: *mut fid_av_set, src: *const fid_av_set) -> c_int
 unsafe extern "C" fn insert(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
     entry("fi_av_set_insert", || {
         // SAFETY: a set of ours.
-        let set = unsafe { av_set(set) };
+        let Ok(set) = (unsafe { av_set(set) }) else { return -FI_EINVAL };
         let guard = set.av.domain.lock.lock();
         if !set.knows(address, &guard) || set.members(&guard).contains(&address) {
             return -FI_EINVAL;
@@ -195,7 +201,7 @@ unsafe extern "C" fn insert(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
 unsafe extern "C" fn remove(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
     entry("fi_av_set_remove", || {
         // SAFETY: a set of ours.
-        let set = unsafe { av_set(set) };
+        let Ok(set) = (unsafe { av_set(set) }) else { return -FI_EINVAL };
         let guard = set.av.domain.lock.lock();
         let members = set.members(&guard);
         let before = members.len();

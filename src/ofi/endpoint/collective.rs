@@ -138,11 +138,8 @@ unsafe fn join_set(
     if ep.caps & FI_COLLECTIVE == 0 {
         return Err(FI_EOPNOTSUPP);
     }
-    if address.set.is_null() {
-        return Err(FI_EINVAL);
-    }
     // SAFETY: the caller vouches for an open set.
-    let set = unsafe { av_set(address.set) };
+    let set = unsafe { av_set(address.set) }?;
     // Whoever reads the event queue progresses the join, in any thread.
     ep.domain.lock.need();
     let guard = ep.domain.lock.lock();

@@ -3,10 +3,10 @@
 //!
 //! Requests are copied when they are queued: their structures are not looked at again.
 
+use super::Endpoint;
 use super::atomic::{Changing, Request};
 use super::rma::Accessing;
 use super::transfer::{Receiving, Sending, Tagging, vector};
-use super::{Endpoint, endpoint};
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
 use crate::ofi::cntr::{self, Counter};
@@ -123,10 +123,10 @@ pub(in crate::ofi) unsafe fn flush(
     Ok(())
 }
 
-/// Errors: EINVAL for a counter of another domain.
+/// Errors: EINVAL for a counter of another domain, or that is not ours.
 ///
 /// # Safety
-/// `cntr` is null or an open counter of ours.
+/// `cntr` is null or an open counter.
 unsafe fn counter<'a>(
     domain: &Arc<Domain>,
     cntr: *mut fid_cntr,
@@ -135,7 +135,7 @@ unsafe fn counter<'a>(
         return Ok(None);
     }
     // SAFETY: the caller vouches.
-    let counter = unsafe { cntr::shared(cntr.cast()) };
+    let counter = unsafe { cntr::named(cntr) }?;
     if Arc::ptr_eq(&counter.domain, domain) { Ok(Some(counter)) } else { Err(FI_EINVAL) }
 }
 
@@ -149,11 +149,8 @@ unsafe fn triggerable<'a>(
     ep: *mut fid_ep,
     guard: &Guard<'_>,
 ) -> Result<&'a Endpoint, i32> {
-    if ep.is_null() {
-        return Err(FI_EINVAL);
-    }
     // SAFETY: the caller vouches.
-    let handle = unsafe { endpoint(ep) };
+    let handle = unsafe { super::named(ep) }?;
     let ep = &*handle.shared;
     let fits = Arc::ptr_eq(&ep.domain, domain)
         && handle.context == 0

@@ -22,6 +22,7 @@ use super::elsewhere::Elsewhere;
 use super::eq;
 use super::guard::{code, entry};
 use super::lock::{Guard, Locked};
+use super::own::{Object, own_behind_hooks};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::trigger;
 use crate::memory::keys::Right;
@@ -172,6 +173,14 @@ static ENABLED: AtomicUsize = AtomicUsize::new(0);
 /// How many endpoints of this process are enabled.
 pub(super) fn enabled() -> usize {
     ENABLED.load(Ordering::Relaxed)
+}
+
+// SAFETY: it begins with a fid_ep; nothing else has this table.
+unsafe impl Object for EndpointFid {
+    type Shown = fid_ep;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
 }
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
@@ -359,6 +368,15 @@ unsafe fn source_address(info: &fi_info) -> Option<Address> {
 pub(super) unsafe fn endpoint<'a>(ep: *mut fid_ep) -> &'a EndpointFid {
     // SAFETY: the caller vouches.
     unsafe { &*ep.cast::<EndpointFid>() }
+}
+
+/// The endpoint behind a handle that a structure names. Errors: EINVAL for what is not ours.
+///
+/// # Safety
+/// `ep` is null or an open object.
+pub(super) unsafe fn named<'a>(ep: *mut fid_ep) -> Result<&'a EndpointFid, i32> {
+    // SAFETY: the caller vouches.
+    unsafe { own_behind_hooks(ep.cast()) }
 }
 
 impl Endpoint {
@@ -847,9 +865,14 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
             }
             let bindings = ep.bindings_of(handle.context, &guard);
             match object.fclass {
-                FI_CLASS_CQ => code(bind_queue(ep, bindings, cq::shared(other), flags)),
+                FI_CLASS_CQ => {
+                    code(cq::shared(other).and_then(|queue| bind_queue(ep, bindings, queue, flags)))
+                }
                 FI_CLASS_CNTR => {
-                    let counter = cntr::shared(other);
+                    let counter = match cntr::shared(other) {
+                        Ok(counter) => counter,
+                        Err(error) => return -error,
+                    };
                     let bound = bind_counter(ep, bindings, counter, flags);
                     code(
                         bound
@@ -859,7 +882,7 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
                 FI_CLASS_STX_CTX => code(ep.bind_shared_transmit(bindings, other)),
                 FI_CLASS_SRX_CTX => code(ep.bind_shared_receive(bindings, other)),
                 FI_CLASS_AV => {
-                    let av = av::shared(other);
+                    let Ok(av) = av::shared(other) else { return -FI_EINVAL };
                     if !Arc::ptr_eq(&av.domain, &ep.domain) || bindings.av.is_some() {
                         return -FI_EINVAL;
                     }
@@ -867,7 +890,8 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
                     0
                 }
                 FI_CLASS_EQ => {
-                    bindings.eq = Some(eq::shared(other).clone());
+                    let Ok(eq) = eq::shared(other) else { return -FI_EINVAL };
+                    bindings.eq = Some(eq.clone());
                     0
                 }
                 _ => -FI_EINVAL,

@@ -11,6 +11,7 @@ use crate::memory::SegmentList;
 use crate::ofi::domain::Domain;
 use crate::ofi::guard::{code, entry};
 use crate::ofi::lock::{Guard, Locked};
+use crate::ofi::own::{Object, own};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::protocol::{ANY_SOURCE, PeekAction, ReceiveOp, Receives, Report};
 use crate::telemetry::log;
@@ -72,6 +73,14 @@ struct ReceiveFid {
     flags: Cell<u64>,
 }
 
+// SAFETY: it begins with a fid_stx; nothing else has this table.
+unsafe impl Object for TransmitFid {
+    type Shown = fid_stx;
+    fn table() -> *mut fi_ops {
+        TRANSMIT_FID_OPS.as_mut_ptr()
+    }
+}
+
 static TRANSMIT_FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close_transmit),
     // SAFETY: fi_ops has six slots.
@@ -83,6 +92,14 @@ const STUBS: fi_ops_ep_2_7 = unsafe { stubs::<fi_ops_ep_2_7, 8>() };
 
 /// Of a shared transmit context, with which nothing can be done.
 static TRANSMIT_OPS: Table<fi_ops_ep_2_7> = Table::new(STUBS);
+
+// SAFETY: it begins with a fid_ep; nothing else has this table.
+unsafe impl Object for ReceiveFid {
+    type Shown = fid_ep;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
+}
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
@@ -207,14 +224,14 @@ impl Endpoint {
     /// Errors: EINVAL for another domain's, or a second one.
     ///
     /// # Safety
-    /// `other` is an open shared transmit context.
+    /// `other` is an open object.
     pub(super) unsafe fn bind_shared_transmit(
         &self,
         bindings: &mut Bindings,
         other: *mut fid,
     ) -> Result<(), i32> {
         // SAFETY: the caller vouches.
-        let shared = unsafe { &(*other.cast::<TransmitFid>()).shared };
+        let shared = &unsafe { own::<TransmitFid>(other) }?.shared;
         if bindings.shared_transmit.is_some() || !Arc::ptr_eq(&shared.domain, &self.domain) {
             return Err(FI_EINVAL);
         }
@@ -227,14 +244,14 @@ impl Endpoint {
     /// Errors: EINVAL if FI_SHARED_CONTEXT was not asked for, for another domain's, or a second one.
     ///
     /// # Safety
-    /// `other` is an open shared receive context.
+    /// `other` is an open object.
     pub(super) unsafe fn bind_shared_receive(
         &self,
         bindings: &mut Bindings,
         other: *mut fid,
     ) -> Result<(), i32> {
         // SAFETY: the caller vouches.
-        let shared = unsafe { &(*other.cast::<ReceiveFid>()).shared };
+        let shared = &unsafe { own::<ReceiveFid>(other) }?.shared;
         let fits = self.shares.1 && bindings.shared_receive.is_none();
         if !fits || !Arc::ptr_eq(&shared.domain, &self.domain) {
             return Err(FI_EINVAL);

@@ -440,10 +440,7 @@ pub(super) unsafe fn trigger(
             return Err(FI_ENOSYS);
         }
         let wanted = wanted.trigger.threshold;
-        if wanted.cntr.is_null() {
-            return Err(FI_EINVAL);
-        }
-        (cntr::shared(wanted.cntr.cast()), wanted.threshold as u64)
+        (cntr::named(wanted.cntr)?, wanted.threshold as u64)
     };
     if !Arc::ptr_eq(&counter.domain, &ep.domain) {
         return Err(FI_EINVAL);

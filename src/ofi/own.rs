@@ -1,0 +1,154 @@
+//! Objects that arrive in arguments: whether one is ours. An application may pass the object of another
+//! provider; and what it opened through libfabric's hooks (FI_HOOK) is an object of the hook, which translates
+//! arguments of calls, but nothing inside the structures that they point to.
+
+use crate::sys::cma::{self, Range};
+use crate::sys::process;
+use crate::telemetry::log;
+use libfabric_sys::{FI_EINVAL, fi_ops, fid};
+use std::mem::offset_of;
+
+/// Most hooks over each other that are looked through.
+const HOOKS_MAX: usize = 16;
+
+/// A structure of ours that an application knows as a `fid`.
+///
+/// # Safety
+/// It is `repr(C)` and begins with `Shown`, which begins with a `fid`; and whatever has `table` in its `fid` is
+/// a structure of this type.
+pub(super) unsafe trait Object {
+    /// What libfabric declares of it.
+    type Shown;
+    /// The operations in its `fid`, which no other type has.
+    fn table() -> *mut fi_ops;
+}
+
+/// The structure behind an object. Errors: EINVAL for null, and for what is not ours.
+///
+/// # Safety
+/// `object` is null or points to an open object of any provider.
+pub(super) unsafe fn own<'a, T: Object>(object: *const fid) -> Result<&'a T, i32> {
+    // SAFETY: the caller vouches; every object begins with a `fid`.
+    let head = unsafe { object.as_ref() }.ok_or(FI_EINVAL)?;
+    if head.ops != T::table() {
+        log::warn(format_args!(
+            "refused: an object of class {} that is not this provider's, or of another class",
+            head.fclass
+        ));
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: see `Object`.
+    Ok(unsafe { &*object.cast::<T>() })
+}
+
+/// The same for an object that a structure names: it may be one that a hook shows instead of ours. Each of
+/// libfabric's hooks has the object that it stands for right behind the part that the application knows
+/// (include/ofi_hook.h: `struct hook_cntr`, `struct hook_ep`).
+///
+/// # Safety
+/// As for [`own`].
+pub(super) unsafe fn own_behind_hooks<'a, T: Object>(object: *const fid) -> Result<&'a T, i32> {
+    let mut at = object.expose_provenance();
+    for _ in 0..HOOKS_MAX {
+        let Some(table) = word(at.wrapping_add(offset_of!(fid, ops))) else { break };
+        if table == T::table().expose_provenance() {
+            // SAFETY: see `Object`.
+            return Ok(unsafe { &*std::ptr::with_exposed_provenance(at) });
+        }
+        match word(at.wrapping_add(size_of::<T::Shown>())) {
+            Some(next) => at = next,
+            None => break,
+        }
+    }
+    // SAFETY: the caller vouches. This says what it is.
+    unsafe { own(object) }
+}
+
+/// The word at an address, if there is one. Read by the kernel: what lies behind the object of another
+/// provider is not known, and need not be the address of anything.
+fn word(at: usize) -> Option<usize> {
+    let mut word = 0usize;
+    let to =
+        Range { addr: (&raw mut word).expose_provenance() as u64, len: size_of::<usize>() as u64 };
+    let from = Range { addr: at as u64, ..to };
+    // SAFETY: the local range is `word`.
+    let read = unsafe { cma::read(process::pid(), &[to], &[from]) };
+    (read == Ok(size_of::<usize>())).then_some(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ofi::table::{Table, stubs};
+    use libfabric_sys::{FI_CLASS_CNTR, fid_cntr};
+    use std::ptr::null_mut;
+
+    #[repr(C)]
+    struct Ours {
+        shown: fid_cntr,
+        value: u64,
+    }
+
+    #[repr(C)]
+    struct Hook {
+        shown: fid_cntr,
+        behind: usize,
+    }
+
+    // SAFETY: fi_ops has six slots.
+    static TABLE: Table<fi_ops> = Table::new(unsafe { stubs::<fi_ops, 6>() });
+    // SAFETY: as above.
+    static OTHER: Table<fi_ops> = Table::new(unsafe { stubs::<fi_ops, 6>() });
+
+    // SAFETY: as the trait demands; the tests have no other structure with this table.
+    unsafe impl Object for Ours {
+        type Shown = fid_cntr;
+        fn table() -> *mut fi_ops {
+            TABLE.as_mut_ptr()
+        }
+    }
+
+    fn shown(ops: *mut fi_ops) -> fid_cntr {
+        fid_cntr { fid: fid { fclass: FI_CLASS_CNTR, context: null_mut(), ops }, ops: null_mut() }
+    }
+
+    fn hook(behind: usize) -> Hook {
+        Hook { shown: shown(OTHER.as_mut_ptr()), behind }
+    }
+
+    fn address<T>(of: &T) -> usize {
+        std::ptr::from_ref(of).expose_provenance()
+    }
+
+    fn found(object: usize) -> Option<u64> {
+        // SAFETY: the tests pass objects that are there.
+        let found = unsafe { own_behind_hooks::<Ours>(std::ptr::with_exposed_provenance(object)) };
+        found.ok().map(|ours| ours.value)
+    }
+
+    #[test]
+    fn what_is_ours_is_found_behind_hooks() {
+        let ours = Ours { shown: shown(TABLE.as_mut_ptr()), value: 7 };
+        let first = hook(address(&ours));
+        let second = hook(address(&first));
+        assert_eq!(found(address(&ours)), Some(7));
+        assert_eq!(found(address(&first)), Some(7));
+        assert_eq!(found(address(&second)), Some(7));
+        // SAFETY: an object that is there.
+        assert!(unsafe { own::<Ours>(&raw const first.shown.fid) }.is_err());
+        assert_eq!(ours.shown.fid.fclass, FI_CLASS_CNTR);
+    }
+
+    #[test]
+    fn what_is_not_ours_is_refused_whatever_lies_behind_it() {
+        assert_eq!(found(0), None);
+        for behind in [0, 1, 4096, usize::MAX, usize::MAX - 7] {
+            let foreign = hook(behind);
+            assert_eq!(found(address(&foreign)), None, "{behind:#x}");
+        }
+        // Round in a circle.
+        let mut foreign = hook(0);
+        foreign.behind = address(&foreign);
+        assert_eq!(found(address(&foreign)), None);
+    }
+}
