@@ -200,10 +200,6 @@ pub(crate) const VARIABLES: &[Variable] = &[
         help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, through soft-RoCE of Linux 6.12 or later), always, or off (default: auto)",
     },
     Variable {
-        name: "EAGER_RDMA",
-        help: "Peers into whose memory an endpoint writes packets by RDMA Write, those that are asked and answered most, 0 to 1024; 0: all go as datagrams (default: 8)",
-    },
-    Variable {
         name: "CACHE",
         help: "How registrations of memory with RDMA devices are kept: userfaultfd (until their addresses change), or off (each transfer registers for itself) (default: userfaultfd, or what FI_MR_CACHE_MONITOR says)",
     },
@@ -276,8 +272,6 @@ pub(crate) struct Config {
     pub(crate) rc_connections: usize,
     /// FI_UDRV_RDMA_READ
     pub(crate) read: ReadPolicy,
-    /// FI_UDRV_EAGER_RDMA
-    pub(crate) eager_rdma: usize,
     /// FI_UDRV_CACHE, FI_UDRV_CACHE_BYTES, FI_UDRV_CACHE_COUNT
     pub(crate) cache: CacheSettings,
 }
@@ -308,7 +302,6 @@ impl Default for Config {
             rv: RvPolicy::Auto,
             rc_connections: 128,
             read: ReadPolicy::Auto,
-            eager_rdma: 8,
             cache: CacheSettings { policy: CachePolicy::Userfaultfd, bytes: None, count: 1024 },
         }
     }
@@ -363,7 +356,6 @@ impl Config {
         size("NET_BUFFER", 1 << 20, 16 << 30, &mut config.net_buffer);
         size("STREAMS", 0, 65536, &mut config.streams);
         size("RC_CONNECTIONS", 0, 65536, &mut config.rc_connections);
-        size("EAGER_RDMA", 0, 1024, &mut config.eager_rdma);
         let cache = &mut config.cache;
         // Those of libfabric's own cache (fi_mr(3)) say what ours does not: who sets them means any.
         // Where they make no sense libfabric complains.
@@ -481,7 +473,6 @@ mod tests {
             ("NIC", "mlx5_0, rxe0:2"),
             ("RC_CONNECTIONS", "0"),
             ("RDMA_READ", "Always"),
-            ("EAGER_RDMA", "3"),
         ]);
         assert_eq!(config.eager_max, 100);
         assert_eq!(config.cma, CmaPolicy::Off);
@@ -492,7 +483,7 @@ mod tests {
         assert_eq!((network.shm, network.net, network.mtu), (false, false, Some(9000)));
         assert_eq!((network.peer_timeout_s, network.net_buffer), (5, 1 << 20));
         assert_eq!((network.rdma, network.rc_connections), (RdmaPolicy::Require, 0));
-        assert_eq!((network.read, network.eager_rdma), (ReadPolicy::Always, 3));
+        assert_eq!(network.read, ReadPolicy::Always);
         assert_eq!(with(&[("RDMA_READ", "auto")]).0.read, ReadPolicy::Auto);
         assert_eq!(with(&[("RDMA_READ", "0")]).0.read, ReadPolicy::Off);
         assert_eq!((network.rv, with(&[("RV", "0")]).0.rv), (RvPolicy::Require, RvPolicy::Off));
@@ -541,9 +532,8 @@ mod tests {
             ("CACHE_COUNT", "99999999"),
             ("RC_CONNECTIONS", "65537"),
             ("RDMA_READ", "sometimes"),
-            ("EAGER_RDMA", "1025"),
         ]);
-        assert_eq!(nonsense, (Config::default(), 17));
+        assert_eq!(nonsense, (Config::default(), 16));
     }
 
     #[test]

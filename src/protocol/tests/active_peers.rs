@@ -67,7 +67,7 @@ impl Link for Wire {
         1472
     }
 
-    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
         for packet in packets {
             self.socket.send_to(packet, self.hub).unwrap();
         }

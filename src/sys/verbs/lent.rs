@@ -1,7 +1,6 @@
 //! Packets that a queue pair sends from where they were made.
 
 use super::mr::{Permission, Registrar, Registration};
-use crate::sys::errno::{Errno, Result};
 use crate::sys::packets::{PART, PARTS, Pool};
 use std::sync::Arc;
 
@@ -72,28 +71,5 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         self.pool.set_complete(self.pool.posted());
-    }
-}
-
-/// A pool that several queue pairs of one domain read, which count for themselves what they have read of it.
-#[derive(Debug)]
-pub(super) struct Readable {
-    // Ends before the memory.
-    registration: Registration,
-    pool: Arc<Pool>,
-}
-
-impl Readable {
-    /// Errors: ENOMEM, where the process may lock no more memory; the driver's.
-    pub(super) fn new(pool: Arc<Pool>, registrar: &Registrar) -> Result<Self> {
-        let base = pool.part(0).ok_or(Errno(libc::EINVAL))?.as_ptr().expose_provenance();
-        let registration = registrar.register(base, PARTS * PART, Permission::Read)?;
-        Ok(Self { registration, pool })
-    }
-
-    /// The key by which the device reads `bytes`; `None`: they are elsewhere.
-    #[inline]
-    pub(super) fn key_of(&self, bytes: &[u8]) -> Option<u32> {
-        self.pool.part_of(bytes).map(|_| self.registration.lkey())
     }
 }

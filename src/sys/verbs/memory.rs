@@ -4,7 +4,7 @@ use super::device::Pd;
 use super::owned::Owned;
 use crate::sys::errno::{Errno, Result};
 use crate::sys::{process, simd};
-use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
+use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_mr};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -22,20 +22,11 @@ impl Slots {
     /// `count` slots of `len` bytes. Errors: ENOMEM, also where the process may lock no more memory
     /// (RLIMIT_MEMLOCK); the driver's.
     pub(super) fn new(pd: &Arc<Pd>, count: usize, len: usize) -> Result<Self> {
-        Self::with_access(pd, count, len, IBV_ACCESS_LOCAL_WRITE)
-    }
-
-    /// The same for whoever knows the remote key to write at any time.
-    pub(super) fn exposed(pd: &Arc<Pd>, count: usize, len: usize) -> Result<Self> {
-        Self::with_access(pd, count, len, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)
-    }
-
-    fn with_access(pd: &Arc<Pd>, count: usize, len: usize, access: u32) -> Result<Self> {
         // Each on cache lines of its own.
         let slot = len.next_multiple_of(64);
         let memory = Mapping::new(count * slot)?;
         let verbs = pd.context.verbs;
-        let access = access as i32;
+        let access = IBV_ACCESS_LOCAL_WRITE as i32;
         let base = memory.base.as_ptr().cast();
         // SAFETY: a live domain and mapping; the region is ended before both, by the order of the
         // members.
@@ -50,12 +41,6 @@ impl Slots {
     pub(super) fn lkey(&self) -> u32 {
         // SAFETY: a live region; the member does not change.
         unsafe { (*self.mr.as_ptr()).lkey }
-    }
-
-    /// The key by which those of others do.
-    pub(super) fn rkey(&self) -> u32 {
-        // SAFETY: as above.
-        unsafe { (*self.mr.as_ptr()).rkey }
     }
 
     /// Where slot `index` begins.
@@ -77,27 +62,10 @@ impl Slots {
     /// Fills the beginning of a slot that is not posted.
     #[inline]
     pub(super) fn fill(&mut self, index: usize, from: &[u8]) -> Option<NonNull<u8>> {
-        self.fill_within(index, 0, from, &[])
-    }
-
-    /// Fills a slot from `at` on with `from`, and `end` behind it, of which nothing is posted.
-    #[inline]
-    pub(super) fn fill_within(
-        &mut self,
-        index: usize,
-        at: usize,
-        from: &[u8],
-        end: &[u8],
-    ) -> Option<NonNull<u8>> {
-        let len = at.checked_add(from.len())?.checked_add(end.len())?;
-        let slot = self.address(index).filter(|_| len <= self.slot)?;
-        // SAFETY: within the slot, and nobody's now; the others are other memory.
-        unsafe {
-            let to = slot.add(at);
-            simd::copy(from.as_ptr(), to.as_ptr(), from.len());
-            to.as_ptr().add(from.len()).copy_from_nonoverlapping(end.as_ptr(), end.len());
-            Some(to)
-        }
+        let slot = self.address(index).filter(|_| from.len() <= self.slot)?;
+        // SAFETY: within the slot, and nobody's now; `from` is other memory.
+        unsafe { simd::copy(from.as_ptr(), slot.as_ptr(), from.len()) };
+        Some(slot)
     }
 }
 

@@ -13,7 +13,6 @@
 
 mod cq;
 mod device;
-mod eager;
 mod events;
 mod lent;
 mod library;
@@ -28,7 +27,6 @@ mod srq;
 mod ud;
 
 pub(crate) use device::{DeviceList, OpenDevice};
-pub(crate) use eager::{EagerPort, EagerQp, EagerSettings, EagerWrite, MARK};
 pub(crate) use events::{About, DeviceEvent};
 pub(crate) use library::{present, shows};
 pub(in crate::sys) use memory::Mapping;

@@ -46,8 +46,6 @@ pub(crate) struct RcSettings {
     pub(crate) serves: u8,
     /// Receives are shared where the device can.
     pub(crate) shared: bool,
-    /// Bytes that a request carries within itself at most. Where the device cannot, there are no queue pairs.
-    pub(crate) inline: u32,
 }
 
 /// What has happened to a connection.
@@ -184,16 +182,6 @@ impl RcPort {
     /// How it came out.
     pub(crate) fn settings(&self) -> &RcSettings {
         &self.settings
-    }
-
-    /// Where the memory of its queue pairs is registered.
-    pub(super) fn pd(&self) -> &Arc<Pd> {
-        &self.queues.pd
-    }
-
-    /// Another number of bytes for the queue pairs that are made from now on: [`RcSettings::inline`].
-    pub(super) fn set_inline(&mut self, bytes: u32) {
-        self.settings.inline = bytes;
     }
 
     /// Registers memory for the connections of this port.

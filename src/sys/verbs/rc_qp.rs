@@ -132,7 +132,7 @@ impl<L> RcQp<L> {
             max_recv_wr: if queues.srq.is_some() { 0 } else { settings.receives },
             max_send_sge: segments,
             max_recv_sge: u32::from(queues.srq.is_none()),
-            max_inline_data: settings.inline,
+            max_inline_data: 0,
         };
         // SAFETY: live objects of one context, which are held until after the queue pair.
         let qp = unsafe {
@@ -220,24 +220,10 @@ impl<L> RcQp<L> {
         Ok(())
     }
 
-    /// Posts requests that somebody else keeps account of: linked from `first` on. Errors: ENOTCONN, the
-    /// driver's; some may have been posted.
+    /// Posts requests, linked from `first` on. Errors: the driver's, and the first request that was not posted.
     ///
     /// # Safety
     /// They are valid, and so is what they name until they are complete, or this is dropped; no more than fit.
-    #[inline]
-    pub(super) unsafe fn post_list(&mut self, first: *mut ibv_send_wr) -> Result<()> {
-        if !self.connected {
-            return Err(Errno(libc::ENOTCONN));
-        }
-        // SAFETY: the caller vouches.
-        unsafe { self.submit(first) }.map_err(|(errno, _)| errno)
-    }
-
-    /// The same. Errors: the driver's, and the first request that was not posted.
-    ///
-    /// # Safety
-    /// As of [`Self::post_list`].
     #[inline]
     unsafe fn submit(
         &mut self,

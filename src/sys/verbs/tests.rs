@@ -1,7 +1,6 @@
 //! With a device these tests meet it; without one they have nothing to do, unless UDRV_TEST_RDMA=1
 //! says that there has to be one.
 
-mod eager;
 mod rc;
 
 use super::*;

@@ -94,8 +94,7 @@ impl<S: Sink> LinkSink for Inwards<'_, S> {
     #[inline]
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
         // Acknowledgements need no room, and without them all that we have sent would be sent again.
-        let is_data = |(header, _): (Header, _)| matches!(header.kind, Kind::Data | Kind::Piece);
-        if self.full && Header::decode(bytes).is_some_and(is_data) {
+        if self.full && Header::decode(bytes).is_some_and(|(header, _)| header.kind == Kind::Data) {
             return;
         }
         self.machine.on_datagram(self.now, from, bytes, condition, &mut self.sink);

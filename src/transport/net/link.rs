@@ -16,17 +16,6 @@ pub(crate) struct Condition {
     pub(crate) sound: bool,
 }
 
-/// What the way for packets that are longer than datagrams takes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Takes {
-    /// So many, at least one.
-    Some(usize),
-    /// It is full: later it takes more.
-    Later,
-    /// There is no such way any more, or whoever is at its end does not look.
-    Never,
-}
-
 /// Unreliable, unordered datagrams of one endpoint.
 pub(crate) trait Link {
     /// Longest datagram payload, bytes, that the interface carries unfragmented.
@@ -35,37 +24,20 @@ pub(crate) trait Link {
     /// Sends `packets` to one peer; all but the last have the same length, none is empty, the last
     /// is not longer. Returns how many were taken, in order; fewer: no room now. A packet that is
     /// refused for any other reason counts as taken: it is lost. Packets made for a sound way
-    /// ([`packet::HEADER_ONLY`]) are taken by none but that. `ahead`: how many packets of ours are under way to `to`
-    /// already, which a faster way could overtake; `None`: these are not in a hurry.
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], ahead: Option<u32>) -> usize;
+    /// ([`packet::HEADER_ONLY`]) are taken by none but that.
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize;
 
-    /// Whether a packet of `len` bytes goes to `to` a way on which the network drops what is damaged, by
-    /// a check of 32 bits or more over all of it: InfiniBand's and RoCE's ICRC. UDP's has 16, and may be
-    /// missing.
+    /// Whether a packet of `len` bytes goes to `to` a way on which its payload needs no tag: a UD queue pair. What
+    /// that rests on:
+    ///
+    /// 1. A UD message is one packet, and the ICRC (InfiniBand 1.7, 7.8.1; RoCE takes it over) covers its payload, with 32
+    ///    bits, from one device to the other. A device drops a damaged packet. UDP's checksum has 16 bits, and may be missing.
+    /// 2. The receive completion of a UD queue pair says that the whole packet is in its buffer (InfiniBand 1.7, 11.4.2),
+    ///    whatever the order in which the device wrote the bytes. A packet that is found by polling memory has no such
+    ///    promise, and is not sound.
     fn is_sound(&mut self, to: &Address, len: usize) -> bool {
         let _ = (to, len);
         false
-    }
-
-    /// Longest packets that are worth making for `to` now, bytes, where there is a sound way that takes longer ones than
-    /// datagrams; 0: datagrams are. `ahead`: packets under way to `to`, which those would overtake if they went another
-    /// way.
-    fn long_room(&mut self, to: &Address, ahead: u32) -> usize {
-        let _ = (to, ahead);
-        0 // a link without such a way
-    }
-
-    /// Whether that way takes packets of up to `len` bytes now.
-    fn takes_long(&mut self, to: &Address, len: usize) -> Takes {
-        let _ = (to, len);
-        Takes::Never
-    }
-
-    /// Sends `packets` to one peer that way, of which none is longer than the first one. Returns how many were taken, in
-    /// order: the others wait.
-    fn send_long(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
-        let _ = (to, packets);
-        0
     }
 
     /// `to` is silent though something is owed: where there are several ways to it, another one is

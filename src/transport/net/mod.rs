@@ -33,7 +33,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use stream::{StreamSink, Streams};
 use udp::UdpLink;
-use verbs::{EAGER_CONTROL, EAGER_LEN, EagerControl, HybridLink, RdmaSettings};
+use verbs::{HybridLink, RdmaSettings};
 
 /// First byte of the message that tells a peer which of our streams to it broke; PROTOCOL.md §7.12.
 const STREAM_BROKEN: u8 = 0xf1;
@@ -132,8 +132,6 @@ pub(crate) struct Net {
     bulk: Option<Box<dyn Bulk>>,
     /// It is to be flushed.
     reached: bool,
-    /// What the link is to hear at the end of the next whole turn.
-    rings: Vec<AboutRings>,
     /// Shortest message that is worth a stream or windows; `None`: as measured.
     bulk_min: Option<usize>,
     /// Receivers may be to read a part of what we send: FI_UDRV_RDMA_READ is not off.
@@ -213,10 +211,6 @@ impl Rhythm {
     }
 }
 
-/// What the link has to hear from the machine: what a peer, by the machine's number, says about rings; `None`: that it
-/// is gone.
-type AboutRings = (PeerId, Option<EagerControl>);
-
 /// The endpoint as the machine sees it.
 struct Upwards<'a, H, F> {
     /// The machine's peers.
@@ -226,7 +220,6 @@ struct Upwards<'a, H, F> {
     numbers: &'a mut Numbers,
     streams: &'a mut Option<Streams>,
     bulk: &'a mut Option<Box<dyn Bulk>>,
-    rings: &'a mut Vec<AboutRings>,
     /// Streams or the bulk path have heard something.
     beside: &'a mut bool,
     now: u64,
@@ -258,10 +251,6 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
         if header.len() == CONTROL_LEN && header.first() == Some(&BULK_CONTROL) {
             return self.on_control(inner, header);
         }
-        if header.len() == EAGER_LEN && header.first() == Some(&EAGER_CONTROL) {
-            self.rings.push((inner, header.try_into().ok()));
-            return;
-        }
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_message(peer, header, payload);
         }
@@ -278,7 +267,6 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
             bulk.settle(self.now, &mut above);
             bulk.forget(inner);
         }
-        self.rings.push((inner, None));
         let Some(peer) = self.numbers.outer(inner) else { return };
         if let (Departure::Failed(errno), Some(address)) = (departure, self.outer.address(peer)) {
             log::warn(format_args!("{address} is gone: {errno}"));
@@ -415,14 +403,13 @@ impl Net {
                     | reliable::packet::HEADER_TAGS
                     | reliable::packet::COLLECTIVES
                     | if listens { reliable::packet::STREAMS } else { 0 }
-                    | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 }
-                    | if link.takes_eager() { reliable::packet::EAGER_RDMA } else { 0 },
+                    | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 },
                 first_psn: 0,
                 seed,
             },
             clock::now_ns(),
         );
-        for pool in [link.pool(datagram_max), link.long_pool()].into_iter().flatten() {
+        if let Some(pool) = link.pool(datagram_max) {
             machine.lend(pool);
         }
         let links = link.watched()?;
@@ -440,7 +427,6 @@ impl Net {
             streams,
             bulk,
             reached: false,
-            rings: Vec::new(),
             bulk_min: None,
             offers: settings.rdma.read != ReadPolicy::Off,
             here: None,
@@ -450,14 +436,6 @@ impl Net {
             rhythm: Rhythm::default(),
             owner,
         })
-    }
-
-    /// Peers count as near up to such round trips.
-    #[cfg(test)]
-    pub(crate) fn set_near(&mut self, ns: u32) {
-        if let Some(mut core) = self.core.enter() {
-            core.machine.set_near(ns);
-        }
     }
 
     /// Shorter messages go neither by stream nor by windows.
@@ -908,7 +886,7 @@ impl Net {
         handler: &mut impl Handler,
         connected: &mut impl FnMut(PeerId),
     ) -> Option<usize> {
-        let Self { core, shared, numbers, streams, bulk, rings, rhythm, .. } = self;
+        let Self { core, shared, numbers, streams, bulk, rhythm, .. } = self;
         let mut core = core.enter()?;
         if !core.is_calm() {
             return None;
@@ -928,7 +906,6 @@ impl Net {
             numbers,
             streams,
             bulk,
-            rings,
             beside,
             now,
             handler,
@@ -966,7 +943,6 @@ impl Net {
                 numbers,
                 streams: &mut self.streams,
                 bulk: &mut self.bulk,
-                rings: &mut self.rings,
                 beside: &mut beside,
                 now,
                 handler,
@@ -982,20 +958,18 @@ impl Net {
             }
             n += 1;
         }
-        let (streams, bulk, rings) = (&mut self.streams, &mut self.bulk, &mut self.rings);
+        let (streams, bulk) = (&mut self.streams, &mut self.bulk);
         n += core.turn(now, |inner| Upwards {
             inner,
             outer,
             numbers,
             streams,
             bulk,
-            rings,
             beside: &mut beside,
             now,
             handler,
             connected,
         });
-        agree_on_rings(&mut core, &mut self.rings, now);
         if let Some(streams) = &mut self.streams {
             n += streams_turn(streams, &mut core.machine, now, &mut Above { numbers, handler });
         }
@@ -1049,34 +1023,6 @@ impl Net {
                 streams.wake();
             }
         }
-    }
-}
-
-/// Passes on what peers say about rings, and what is to be said to them.
-#[inline]
-fn agree_on_rings(core: &mut Core, heard: &mut Vec<AboutRings>, now: u64) {
-    let Core { machine, link, peers, .. } = core;
-    for (peer, message) in heard.drain(..) {
-        if let Some(from) = peers.address(peer) {
-            link.on_control(&from, message.as_ref().map(|message| &message[..]), now);
-        }
-    }
-    let mut said = false;
-    while let Some((to, message)) = link.next_control() {
-        let knows = |features: u32| features & reliable::packet::EAGER_RDMA != 0;
-        let peer = peers.find(&to).filter(|peer| machine.features_of(*peer).is_some_and(knows));
-        let Some(peer) = peer else {
-            link.on_control(&to, None, now);
-            continue;
-        };
-        if machine.send(peer, &message, 0, |_, _| (), now) == Err(SendError::Again) {
-            link.put_back((to, message));
-            break;
-        }
-        said = true;
-    }
-    if said {
-        machine.poll_transmit(now, link);
     }
 }
 
@@ -1143,13 +1089,6 @@ impl Net {
     fn break_queue_pair(&mut self) {
         if let Some(mut core) = self.core.enter() {
             core.link.break_queue_pair();
-        }
-    }
-
-    /// Ends its rings, whatever is in them.
-    fn end_rings(&mut self) {
-        if let Some(mut core) = self.core.enter() {
-            core.link.end_rings();
         }
     }
 

@@ -167,7 +167,7 @@ impl Link for UdpLink {
     }
 
     #[inline]
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
         if self.last.0 != *to {
             self.last = (*to, Destination::new(&to.0));
         }
@@ -297,9 +297,9 @@ mod tests {
             let (long, short) = (vec![1; 900], vec![2; 3]);
             let packets = [IoSlice::new(&long), IoSlice::new(&long), IoSlice::new(&short)];
             for _ in 0..3 {
-                assert_eq!(a.send(&at_b, &packets, None), 3);
-                assert_eq!(a.send(&at_c, &packets[2..], None), 1);
-                assert_eq!(a.send(&at_c, &[], None), 0);
+                assert_eq!(a.send(&at_b, &packets), 3);
+                assert_eq!(a.send(&at_c, &packets[2..]), 1);
+                assert_eq!(a.send(&at_c, &[]), 0);
             }
             for (link, want) in [(&mut b, 9), (&mut c, 3)] {
                 let mut seen = Seen::default();
@@ -322,7 +322,7 @@ mod tests {
             drop(gone);
             let mut seen = Seen::default();
             for n in 1..=3 {
-                assert_eq!(a.send(&at, &[IoSlice::new(b"hello")], None), 1);
+                assert_eq!(a.send(&at, &[IoSlice::new(b"hello")]), 1);
                 assert_eq!(wait_readable(a.fd(), 500), Ok(true), "the error wakes a sleeper");
                 assert!(a.receive(&mut seen) > 0);
                 assert_eq!(seen.refused.len(), n);
@@ -337,7 +337,7 @@ mod tests {
         let (mut a, at) = link("127.0.0.1:0").unwrap();
         let long = vec![0; 65_530];
         let packets = [IoSlice::new(&long), IoSlice::new(&long), IoSlice::new(b"short")];
-        assert_eq!(a.send(&at, &packets, None), 3);
+        assert_eq!(a.send(&at, &packets), 3);
         assert_eq!((a.counts().sent, a.counts().refused), (1, 2));
         let mut seen = Seen::default();
         assert_eq!(wait_readable(a.fd(), 500), Ok(true));

@@ -67,7 +67,6 @@ impl End {
                 reads: 0,
                 serves: 0,
                 shared: true,
-                inline: 0,
             };
             let mut port = RcPort::open(&device, settings).ok()?;
             let qp = port.connection().ok()?;

@@ -32,7 +32,6 @@ fn end(change: impl Fn(&mut RcSettings)) -> Option<End> {
         reads: 8,
         serves: 8,
         shared: true,
-        inline: 0,
     };
     change(&mut settings);
     let rc = RcPort::open(&device, settings).unwrap();

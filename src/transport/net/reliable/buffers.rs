@@ -1,14 +1,13 @@
 //! Memory for packets: taken from free lists by size, so that the data path does not allocate, and
 //! bounded.
 
-use super::PACKET_MAX;
 use crate::sys::packets::{Buffer, Pool};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Sizes of the classes, bytes, beside that of the largest datagram; the last is that of the longest packet.
-const SIZES: [usize; 6] = [256, 2048, 4096, 8192, 20 * 1024, PACKET_MAX];
+/// Sizes of the smaller classes, bytes; the last class is that of the largest datagram.
+const SIZES: [usize; 3] = [256, 2048, 4096];
 /// Bytes of free buffers kept for later.
 const KEEP: usize = 4 << 20;
 
@@ -157,8 +156,7 @@ mod tests {
     #[test]
     fn buffers_are_reused_and_bounded() {
         let mut buffers = Buffers::new(9000, 20_000);
-        assert_eq!(buffers.sizes, [256, 2048, 4096, 8192, 9000, 20 * 1024, PACKET_MAX]);
-        assert!(buffers.take(PACKET_MAX + 1).is_none());
+        assert_eq!(buffers.sizes, [256, 2048, 4096, 9000]);
         let a = buffers.take(9000).unwrap();
         let b = buffers.take(8500).unwrap();
         assert_eq!(buffers.used(), 18_000);
@@ -172,7 +170,7 @@ mod tests {
         assert_eq!(again.as_ptr(), at);
         buffers.give(b);
         assert_eq!(buffers.used(), 9000);
-        assert!(buffers.has_room_for(1, 9000) && !buffers.has_room_for(1, 9001));
+        assert!(buffers.has_room_for(1, 9000) && !buffers.has_room_for(2, 9000));
         assert!(buffers.take(9001).is_none());
     }
 
@@ -186,7 +184,7 @@ mod tests {
             assert!(buffer.capacity() >= len);
             buffer.is_pooled()
         };
-        assert!(!pooled(&mut buffers, 2048) && !pooled(&mut buffers, 4097));
+        assert!(!pooled(&mut buffers, 2048) && buffers.take_to_send(4097).is_none());
         assert!(!buffers.take(4096).unwrap().is_pooled());
 
         // The device gets a packet, and another one that it reads before it is known to have arrived.

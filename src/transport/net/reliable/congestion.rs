@@ -22,10 +22,6 @@ const CROWDED_NS: u64 = 8_000_000;
 /// How often the variation that is waited for doubles, and after how many round trips without that need it halves.
 const EARLY_MAX: u8 = 2;
 const IN_TIME: u8 = 200;
-/// Shorter round trips are near, nanoseconds.
-pub(super) const NEAR_NS: u32 = 500_000;
-/// By which part of itself a round trip moves the median.
-const MEDIAN_STEP: u32 = 16;
 /// The timeout before the first round trip was measured.
 const TIMEOUT_START_NS: u64 = 20_000_000;
 /// By which part of itself the longest answer of late shrinks with each answer.
@@ -49,8 +45,6 @@ pub(super) struct Congestion {
     /// Smoothed round trip and its variation (RFC 6298), nanoseconds; 0: none measured.
     rtt_ns: u32,
     variation_ns: u32,
-    /// What half of them take less than, and half more, roughly, without what the own device took.
-    median_ns: u32,
     shortest_ns: u32,
     shortest_at: u64,
     /// What the peer takes to answer, beside the round trip: the longest of late, nanoseconds.
@@ -74,7 +68,6 @@ impl Congestion {
             slow_start: true,
             rtt_ns: 0,
             variation_ns: 0,
-            median_ns: 0,
             shortest_ns: u32::MAX,
             shortest_at: 0,
             answer_ns: 0,
@@ -108,9 +101,8 @@ impl Congestion {
         wait.min(most).clamp(TIMEOUT_MIN_NS, TIMEOUT_MAX_NS)
     }
 
-    /// A packet was answered, so long after the link was asked to take it; it had taken the packet after `own_ns` of
-    /// that.
-    pub(super) fn on_round_trip(&mut self, sample_ns: u64, own_ns: u64, now: u64) {
+    /// A packet was answered, so long after the link was asked to take it.
+    pub(super) fn on_round_trip(&mut self, sample_ns: u64, now: u64) {
         self.in_time = self.in_time.saturating_add(1);
         if self.in_time == IN_TIME {
             self.in_time = 0;
@@ -121,16 +113,9 @@ impl Congestion {
             self.shortest_ns = sample;
             self.shortest_at = now;
         }
-        let beyond = u32::try_from(sample_ns.saturating_sub(own_ns).max(1)).unwrap_or(u32::MAX);
         if self.rtt_ns == 0 {
-            (self.rtt_ns, self.variation_ns, self.median_ns) = (sample, sample / 2, beyond);
+            (self.rtt_ns, self.variation_ns) = (sample, sample / 2);
             return;
-        }
-        let step = self.median_ns / MEDIAN_STEP + 1;
-        if beyond > self.median_ns {
-            self.median_ns = self.median_ns.saturating_add(step);
-        } else {
-            self.median_ns -= step.min(self.median_ns);
         }
         if sample < self.rtt_ns / 2 {
             // The peer was busy before. Who waits too long after a loss loses more than who asks
@@ -155,18 +140,6 @@ impl Congestion {
     pub(super) fn on_early(&mut self) {
         self.in_time = 0;
         self.early = (self.early + 1).min(EARLY_MAX);
-    }
-
-    /// Round trips are so short that microseconds count. A few long ones say nothing of that.
-    #[inline]
-    pub(super) fn is_near(&self, limit_ns: u32) -> bool {
-        (1..limit_ns).contains(&self.median_ns)
-    }
-
-    /// One was, of late.
-    #[inline]
-    pub(super) fn was_near(&self, limit_ns: u32) -> bool {
-        self.rtt_ns > 0 && self.shortest_ns < limit_ns
     }
 
     fn queues(&self) -> bool {
@@ -252,7 +225,7 @@ mod tests {
     fn rounds(c: &mut Congestion, n: u32, lost: u32, sample_ns: u64) {
         for i in 0..n {
             let w = c.window();
-            c.on_round_trip(sample_ns, 0, u64::from(i));
+            c.on_round_trip(sample_ns, u64::from(i));
             for _ in 0..lost.min(w) {
                 c.on_lost();
             }
@@ -282,7 +255,7 @@ mod tests {
     fn who_was_asked_too_early_is_waited_for_longer_for_a_while() {
         let mut c = Congestion::new();
         for i in 0..100 {
-            c.on_round_trip(900_000 + 400_000 * (i % 2), 0, i);
+            c.on_round_trip(900_000 + 400_000 * (i % 2), i);
         }
         let before = c.timeout_ns();
         c.on_early();
@@ -291,32 +264,9 @@ mod tests {
         (0..10).for_each(|_| c.on_early());
         assert!(c.timeout_ns() < 4 * before, "{before} {}", c.timeout_ns());
         for i in 0..1000 {
-            c.on_round_trip(900_000 + 400_000 * (i % 2), 0, i);
+            c.on_round_trip(900_000 + 400_000 * (i % 2), i);
         }
         assert!(c.timeout_ns().abs_diff(before) < before / 10, "{before} {}", c.timeout_ns());
-    }
-
-    #[test]
-    fn a_peer_is_near_whatever_a_few_round_trips_take() {
-        let near = |c: &Congestion| c.is_near(NEAR_NS);
-        let mut c = Congestion::new();
-        assert!(!near(&c), "nobody knows");
-        for i in 0..100 {
-            c.on_round_trip(if i % 4 == 3 { 20_000_000 } else { 100_000 }, 0, i);
-            assert!(near(&c), "{i}");
-        }
-        for i in 0..200 {
-            c.on_round_trip(if i % 4 == 3 { 100_000 } else { 900_000 }, 0, i);
-        }
-        assert!(!near(&c));
-        for i in 0..200 {
-            c.on_round_trip(900_000, 700_000, i);
-        }
-        assert!(near(&c), "a slow device of our own makes no peer far");
-        for i in 0..200 {
-            c.on_round_trip(900_000, 1_000_000, i);
-        }
-        assert!(near(&c) && c.timeout_ns() >= 900_000, "answered while the device was busy");
     }
 
     #[test]
@@ -344,11 +294,11 @@ mod tests {
         let mut c = Congestion::new();
         assert_eq!(c.timeout_ns(), TIMEOUT_START_NS);
         for i in 0..100 {
-            c.on_round_trip(5_000_000, 0, i);
+            c.on_round_trip(5_000_000, i);
         }
         assert!((5_000_000..6_000_000).contains(&c.timeout_ns()), "{}", c.timeout_ns());
         for i in 0..100 {
-            c.on_round_trip(10_000, 0, i);
+            c.on_round_trip(10_000, i);
         }
         assert_eq!(c.timeout_ns(), TIMEOUT_MIN_NS);
     }

@@ -3,7 +3,7 @@
 use super::congestion::Congestion;
 use super::packet::{Hello, HelloKind, VERSION, VERSION_MIN};
 use super::path::Path;
-use super::receiving::{ACK_DELAY_NS, Assembly, Early, Pieces};
+use super::receiving::{ACK_DELAY_NS, Assembly, Early};
 use super::sending::Outgoing;
 use super::tag::SessionKey;
 use super::timers::NEVER;
@@ -21,9 +21,6 @@ const OWED_LOOK_NS: u64 = 500_000_000;
 const IDLE_LOOK_NS: u64 = 5_000_000_000;
 /// Between two looks at a side that has not proven yet that it is there, nanoseconds.
 const HALF_OPEN_LOOK_NS: u64 = 2_000_000_000;
-
-/// What is waited longer for an answer to packets that are longer than datagrams, nanoseconds.
-const LONG_NS: u64 = 1_000_000;
 
 /// How far a connection has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,8 +85,6 @@ pub(super) struct Connection {
     /// The first packet that was never sent.
     pub(super) unsent: u64,
     pub(super) in_flight: u32,
-    /// Up to which number packets have arrived, as the last one says of which no more was read yet.
-    pub(super) heard_upto: u64,
     /// Number of the next transmission.
     pub(super) transmission: u64,
     /// From which one on nothing was lost lately.
@@ -119,21 +114,10 @@ pub(super) struct Connection {
     pub(super) open: bool,
     /// It waits for company, not because it may not leave.
     pub(super) held: bool,
-    /// Longest packets that are made for what is longer than a datagram, bytes; 0: datagrams are.
-    pub(super) long_room: usize,
-    /// The last packet went the way that takes such, and something is under way.
-    pub(super) by_long: bool,
-    /// Since when that way is full though nothing is under way, nanoseconds.
-    pub(super) full_at: u64,
     /// Messages by the short road since the poll of this number; when the last one came.
     pub(super) burst: u32,
     pub(super) burst_poll: u64,
     pub(super) pushed_at: u64,
-    /// There were many before that poll.
-    pub(super) streams: bool,
-    /// When the link had taken the last long message, and how long it took for that, nanoseconds.
-    pub(super) left_at: u64,
-    pub(super) left_after: u64,
 
     // Receiving (receiving.rs).
     pub(super) expected: u64,
@@ -142,7 +126,6 @@ pub(super) struct Connection {
     pub(super) arrived_at: u64,
     pub(super) early: Option<Box<Early>>,
     pub(super) assembly: Option<Box<Assembly>>,
-    pub(super) pieces: Option<Box<Pieces>>,
     /// Packets since the last acknowledgement.
     pub(super) unacked: u16,
     pub(super) ack_now: bool,
@@ -204,7 +187,6 @@ impl Connection {
             base: first,
             unsent: first,
             in_flight: 0,
-            heard_upto: u64::MAX,
             transmission: first + 1,
             clean_from: first + 1,
             asked: first + 1,
@@ -221,21 +203,14 @@ impl Connection {
             peer_pressure: false,
             open: false,
             held: false,
-            long_room: 0,
-            by_long: false,
-            full_at: NEVER,
             burst: 0,
-            streams: false,
             burst_poll: 0,
             pushed_at: 0,
             expected: first,
             arrived: first + 1,
             arrived_at: 0,
-            left_at: 0,
-            left_after: 0,
             early: None,
             assembly: None,
-            pieces: None,
             unacked: 0,
             ack_now: false,
             marks: 0,
@@ -399,10 +374,7 @@ impl Connection {
     pub(super) fn patience_ns(&self, shared: &mut Shared) -> u64 {
         let doubled = |ns: u64| (ns << self.attempts.min(10)).min(RETRY_MAX_NS);
         match self.phase {
-            Phase::Established => {
-                let more = if self.by_long { LONG_NS } else { 0 };
-                doubled(self.congestion.timeout_ns() + more)
-            }
+            Phase::Established => doubled(self.congestion.timeout_ns()),
             _ => {
                 let wait = doubled(GREETING_NS);
                 shared.jittered(wait)

@@ -38,8 +38,6 @@ use timers::{NEVER, Timers};
 
 /// Longest payload of a message, bytes.
 pub(crate) const MESSAGE_MAX: usize = 64 * 1024;
-/// Longest packet, bytes: beyond a datagram where the link takes it ([`Link::takes_long`]), else in pieces.
-const PACKET_MAX: usize = 32 * 1024;
 /// Datagrams that any network carries, bytes: used until more has been found to pass (path.rs).
 const DATAGRAM_START: usize = 1200;
 /// What everybody takes, whatever it says, if need be as IP fragments: devices with datagrams of 1024
@@ -102,8 +100,6 @@ pub(crate) struct Counts {
     pub(crate) duplicates: u64,
     /// Packets that came before those in front of them, and were kept.
     pub(crate) early: u64,
-    /// Packets longer than a datagram that were sent in pieces.
-    pub(crate) in_pieces: u64,
     /// Packets in order or early that there was no memory or no room for.
     pub(crate) no_room: u64,
     pub(crate) timeouts: u64,
@@ -153,8 +149,6 @@ struct Shared {
     patience: u64,
     /// Until when nothing could be said, nanoseconds.
     back_at: u64,
-    /// Longest round trip of a peer that counts as near, nanoseconds.
-    near_ns: u32,
     /// Peers that sent data in this epoch, and in the one before.
     epoch: u64,
     senders: u32,
@@ -260,7 +254,6 @@ impl Reliable {
                 half_open: 0,
                 patience: 0,
                 back_at: 0,
-                near_ns: congestion::NEAR_NS,
                 epoch: 0,
                 senders: 0,
                 senders_before: 0,
@@ -562,12 +555,6 @@ impl Reliable {
         Ok(())
     }
 
-    /// Peers count as near up to such round trips.
-    #[cfg(test)]
-    pub(crate) fn set_near(&mut self, ns: u32) {
-        self.shared.near_ns = ns;
-    }
-
     /// Nothing could be said for a while until `now`, and the application polls.
     pub(crate) fn on_return(&mut self, now: u64) {
         self.shared.back_at = now;
@@ -612,11 +599,11 @@ impl Reliable {
                 }
             }
             Some(Pushed::Left) => {
-                c.on_left(len, now, clock);
+                c.on_left(clock);
                 self.timers.set(place, c.deadline(), &mut c.timer_at);
             }
             Some(Pushed::Blocked | Pushed::Partly) => {
-                c.on_left(len, now, clock);
+                c.on_left(clock);
                 self.blocked = pushed == Some(Pushed::Blocked);
                 self.settle(place);
             }
@@ -736,7 +723,7 @@ impl Reliable {
         self.blocked = false;
         let mut n = 0;
         while let Some((to, bytes)) = self.replies.pop_front() {
-            if link.send(&to, &[std::io::IoSlice::new(&bytes)], None) == 0 {
+            if link.send(&to, &[std::io::IoSlice::new(&bytes)]) == 0 {
                 self.replies.push_front((to, bytes));
                 self.blocked = true;
                 return n;

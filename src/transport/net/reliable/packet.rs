@@ -44,8 +44,6 @@ pub(crate) const HEADER_ONLY: u8 = 8;
 pub(crate) enum Kind {
     /// Frames, numbered by `psn`.
     Data,
-    /// A piece of such a packet, which is longer than a datagram: [`Piece`].
-    Piece,
     /// Acknowledgement only; `psn` is the next one that will be sent.
     Ack,
     /// The endpoint closes; `psn` is the one after the last.
@@ -133,8 +131,6 @@ pub(crate) const ATOMICS: u32 = 4;
 pub(crate) const COLLECTIVES: u32 = 8;
 /// A feature: it takes packets that say [`HEADER_ONLY`], where the network guards the rest (§7.13).
 pub(crate) const HEADER_TAGS: u32 = 16;
-/// A feature: it has rings that peers write packets into (§7.17).
-pub(crate) const EAGER_RDMA: u32 = 32;
 
 /// Reasons of a refusal.
 pub(crate) const REFUSED_VERSION: u32 = 1;
@@ -165,7 +161,6 @@ impl Header {
         let (head, rest) = bytes.split_at_checked(HEADER_LEN)?;
         let kind = match *head.first()? {
             1 => Kind::Data,
-            4 => Kind::Piece,
             2 => Kind::Ack,
             3 => Kind::Close,
             _ => return None,
@@ -214,7 +209,6 @@ impl Header {
         let mut b = [0; HEADER_LEN];
         let kind = match self.kind {
             Kind::Data => 1,
-            Kind::Piece => 4,
             Kind::Ack => 2,
             Kind::Close => 3,
         };
@@ -290,59 +284,6 @@ impl Hello {
         put(&mut b, 76, &self.dest_port.to_le_bytes());
         put(&mut b, HELLO_TAG_AT, &self.tag.to_le_bytes());
         b
-    }
-}
-
-/// Bytes in front of a piece.
-pub(crate) const PIECE_LEN: usize = 8;
-
-/// A piece of a packet with data that is longer than a datagram: what is behind its header is divided into pieces of
-/// one length, of which the last may be shorter.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Piece<'a> {
-    /// Its number, from 0 on.
-    pub(crate) index: u16,
-    /// Bytes of each piece but the last.
-    pub(crate) each: u16,
-    /// Bytes of all of them.
-    pub(crate) total: u32,
-    pub(crate) bytes: &'a [u8],
-}
-
-impl<'a> Piece<'a> {
-    /// Piece `index` of `frames`, each of `each` bytes.
-    pub(crate) fn of(frames: &'a [u8], index: u16, each: u16) -> Option<Self> {
-        let at = usize::from(index) * usize::from(each);
-        let rest = frames.get(at..).filter(|rest| !rest.is_empty())?;
-        let bytes = rest.get(..usize::from(each)).unwrap_or(rest);
-        Some(Self { index, each, total: frames.len() as u32, bytes })
-    }
-
-    /// How many pieces there are.
-    pub(crate) fn count(&self) -> u32 {
-        self.total.div_ceil(u32::from(self.each).max(1))
-    }
-
-    /// What stands in front of it.
-    pub(crate) fn head(&self) -> [u8; PIECE_LEN] {
-        let mut head = [0; PIECE_LEN];
-        put(&mut head, 0, &self.index.to_le_bytes());
-        put(&mut head, 2, &self.each.to_le_bytes());
-        put(&mut head, 4, &self.total.to_le_bytes());
-        head
-    }
-
-    /// The piece that `body` is. `None`: its numbers and its length do not agree.
-    pub(crate) fn decode(body: &'a [u8]) -> Option<Self> {
-        let piece = Self {
-            index: u16_at(body, 0)?,
-            each: u16_at(body, 2)?,
-            total: u32_at(body, 4)?,
-            bytes: body.get(PIECE_LEN..)?,
-        };
-        let at = u32::from(piece.index) * u32::from(piece.each);
-        let len = u32::from(piece.each).min(piece.total.saturating_sub(at));
-        (len > 0 && piece.bytes.len() == len as usize).then_some(piece)
     }
 }
 
@@ -439,22 +380,7 @@ impl fmt::Display for Dump<'_> {
             return write!(f, "{} bytes that are no packet", self.0.len());
         };
         header.fmt(f)?;
-        let body = rest.get(usize::from(header.sack_words) * 8..).unwrap_or(&[]);
-        if header.kind == Kind::Piece {
-            return match Piece::decode(body) {
-                Some(piece) => write!(
-                    f,
-                    "; piece {} of {}, {}+{} of {} bytes",
-                    piece.index,
-                    piece.count(),
-                    u32::from(piece.index) * u32::from(piece.each),
-                    piece.bytes.len(),
-                    piece.total
-                ),
-                None => write!(f, "; no piece"),
-            };
-        }
-        let mut frames = body;
+        let mut frames = rest.get(usize::from(header.sack_words) * 8..).unwrap_or(&[]);
         while let Some((frame, next)) = Frame::decode(frames) {
             match frame {
                 Frame::Whole { header, payload } => {
@@ -530,26 +456,6 @@ mod tests {
         let first = Frame::First { total: 1000, header: b"head", payload: b"abc" };
         assert_eq!(Frame::decode(&bytes[..at + 3]), Some((first, &[][..])));
         assert_eq!(Frame::decode(&bytes[..at + 2]), None);
-    }
-
-    #[test]
-    fn a_packet_is_the_sum_of_its_pieces() {
-        let frames: Vec<u8> = (0..1000u32).map(|n| n as u8).collect();
-        for each in [1, 7, 100, 500, 999, 1000, 1001, u16::MAX] {
-            let mut all = Vec::new();
-            for index in 0..=1000 {
-                let Some(piece) = Piece::of(&frames, index, each) else { break };
-                let body = [&piece.head(), piece.bytes].concat();
-                assert_eq!(Piece::decode(&body), Some(piece));
-                assert_eq!(Piece::decode(&body[..body.len() - 1]), None);
-                assert_eq!(Piece::decode(&[&body[..], &[0]].concat()), None);
-                assert_eq!(piece.count(), 1000_u32.div_ceil(u32::from(each)));
-                all.extend_from_slice(piece.bytes);
-                assert_eq!(u32::from(index) + 1 == piece.count(), all.len() == 1000);
-            }
-            assert!(all == frames, "{each}");
-        }
-        assert_eq!(Piece::decode(&[0; PIECE_LEN]), None);
     }
 
     #[test]

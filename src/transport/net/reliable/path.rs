@@ -166,14 +166,14 @@ impl Connection {
             self.hello |= if path.probe > 0 { PROBE } else { 0 };
         }
         let carried = usize::from(carried);
-        self.window.iter().any(|packet| packet.longest(carried) > carried)
+        self.window.iter().any(|packet| packet.bytes.len() > carried)
     }
 
     /// Length of the first packet that is not acknowledged, if the path may be why.
     fn suspect(&self) -> Option<usize> {
         let first = self.window.front()?;
         let sent = matches!(first.state, State::InFlight | State::Lost);
-        let len = first.longest(self.datagram_room());
+        let len = first.bytes.len();
         let untested = usize::from(self.datagram_max) > DATAGRAM_START;
         (sent && len > DATAGRAM_START && untested).then_some(len)
     }

@@ -4,11 +4,11 @@
 use super::congestion::WINDOW_MAX;
 use super::connection::{Connection, Phase};
 use super::packet::{
-    ACK_REQUEST, FRAME_LEN, Frame, HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, Piece,
-    SACK_WORDS, TAG_AT,
+    ACK_REQUEST, FRAME_LEN, Frame, HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, SACK_WORDS,
+    TAG_AT,
 };
 use super::sending::widen;
-use super::{DATAGRAM_LEAST, End, MESSAGE_MAX, PACKET_MAX, Shared, Sink};
+use super::{DATAGRAM_LEAST, End, MESSAGE_MAX, Shared, Sink};
 use crate::sys::Errno;
 use crate::sys::packets::Buffer;
 use crate::transport::net::link::Condition;
@@ -19,12 +19,8 @@ use std::collections::VecDeque;
 pub(super) const ACK_EVERY: u16 = 16;
 /// Bytes of buffers that the longest message takes, in the shortest packets.
 const SENDING: usize = MESSAGE_MAX.div_ceil(DATAGRAM_LEAST - HEADER_LEN - FRAME_LEN) * 2048;
-/// As how many a packet counts that is longer than a datagram.
-const LONG_COUNTS: u16 = 4;
 /// How long an acknowledgement waits for something to travel with, nanoseconds.
 pub(super) const ACK_DELAY_NS: u64 = 200_000;
-/// The same of a packet that is longer than a datagram, from the last one on.
-const LONG_DELAY_NS: u64 = 600_000;
 
 /// Packets that came before those in front of them.
 #[derive(Debug, Default)]
@@ -104,17 +100,6 @@ impl Default for Assembly {
     }
 }
 
-/// A packet that comes in pieces.
-#[derive(Debug)]
-pub(super) struct Pieces {
-    psn: u64,
-    each: u16,
-    total: u32,
-    /// A bit for each piece that is here.
-    here: u64,
-    bytes: Vec<u8>,
-}
-
 /// The frames make no sense.
 struct Malformed;
 
@@ -166,54 +151,7 @@ impl Connection {
                 Some(End::Departed(departure))
             }
             Kind::Data => self.on_data(shared, header, frames, congested, now, sink),
-            Kind::Piece => self.on_piece(shared, header, frames, congested, now, sink),
         }
-    }
-
-    /// A piece of a packet: with the last one that was missing, that is here.
-    #[cold]
-    fn on_piece(
-        &mut self,
-        shared: &mut Shared,
-        header: &Header,
-        body: &[u8],
-        congested: bool,
-        now: u64,
-        sink: &mut impl Sink,
-    ) -> Option<End> {
-        let Some(piece) = Piece::decode(body)
-            .filter(|p| p.total as usize <= PACKET_MAX - HEADER_LEN && p.count() <= u64::BITS)
-        else {
-            shared.counts.malformed += 1;
-            return Some(broken());
-        };
-        let psn = widen(header.psn, self.expected);
-        if psn < self.expected {
-            // It is here already.
-            return self.on_data(shared, header, &[], congested, now, sink);
-        }
-        if psn > self.expected {
-            return None; // nobody sends pieces of another packet than the first that is missing
-        }
-        let Piece { each, total, .. } = piece;
-        let here = |p: &Pieces| (p.psn, p.each, p.total) == (psn, each, total);
-        if !self.pieces.as_deref().is_some_and(here) {
-            // Beside the buffers: what is sent may have all of these until this one is acknowledged.
-            let bytes = vec![0; total as usize];
-            self.pieces = Some(Box::new(Pieces { psn, each, total, here: 0, bytes }));
-        }
-        let pieces = self.pieces.as_mut()?;
-        let at = usize::from(piece.index) * usize::from(each);
-        pieces.bytes.get_mut(at..at + piece.bytes.len())?.copy_from_slice(piece.bytes);
-        pieces.here |= 1 << piece.index;
-        if pieces.here.count_ones() < piece.count() {
-            self.note_arrival(shared, header, piece.bytes.len(), congested, now);
-            self.ack_now |= header.flags & ACK_REQUEST != 0;
-            self.await_more(shared, piece.bytes.len(), now);
-            return None;
-        }
-        let pieces = self.pieces.take()?;
-        self.on_data(shared, header, &pieces.bytes, congested, now, sink)
     }
 
     fn on_data(
@@ -225,7 +163,7 @@ impl Connection {
         now: u64,
         sink: &mut impl Sink,
     ) -> Option<End> {
-        self.note_arrival(shared, header, frames.len(), congested, now);
+        self.note_arrival(shared, header, congested, now);
         let psn = widen(header.psn, self.expected);
         if psn == self.expected {
             if self.take_in_order(shared, frames, sink).is_err() {
@@ -242,21 +180,14 @@ impl Connection {
         if self.early.is_some() || self.unacked >= ACK_EVERY || header.flags & ACK_REQUEST != 0 {
             self.ack_now = true;
         } else {
-            self.await_more(shared, frames.len(), now);
+            self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);
         }
         None
     }
 
-    /// A packet with data, `len` bytes, is here.
+    /// A packet with data is here.
     #[inline]
-    fn note_arrival(
-        &mut self,
-        shared: &mut Shared,
-        header: &Header,
-        len: usize,
-        congested: bool,
-        now: u64,
-    ) {
+    fn note_arrival(&mut self, shared: &mut Shared, header: &Header, congested: bool, now: u64) {
         shared.counts.data_received += 1;
         shared.count_sender(now, &mut self.epoch);
         let transmission = widen(header.transmission, self.arrived);
@@ -265,23 +196,7 @@ impl Connection {
             self.arrived_at = now;
         }
         self.marks = self.marks.wrapping_add(u32::from(congested));
-        self.unacked = self.unacked.saturating_add(Self::counts_as(shared, len));
-    }
-
-    /// The acknowledgement of a packet of `len` bytes waits for something to travel with.
-    #[inline]
-    fn await_more(&mut self, shared: &Shared, len: usize, now: u64) {
-        // A long one takes a while, and others come behind it.
-        self.ack_at = match Self::counts_as(shared, len) {
-            LONG_COUNTS => now + LONG_DELAY_NS,
-            _ => self.ack_at.min(now + ACK_DELAY_NS),
-        };
-    }
-
-    /// As how many packets one of `len` bytes counts for the next acknowledgement.
-    #[inline]
-    fn counts_as(shared: &Shared, len: usize) -> u16 {
-        if len > shared.settings.datagram_max { LONG_COUNTS } else { 1 }
+        self.unacked = self.unacked.saturating_add(1);
     }
 
     /// The short road: header and payload of the message of a genuine packet that is the next one, has no other and
@@ -304,7 +219,7 @@ impl Connection {
             && self.phase == Phase::Established
             && self.early.is_none()
             && self.assembly.is_none()
-            && self.unacked + Self::counts_as(shared, body.len()) < ACK_EVERY
+            && self.unacked + 1 < ACK_EVERY
             && widen(header.ack, self.base) <= self.unsent;
         if !plain {
             return None;
@@ -312,11 +227,10 @@ impl Connection {
         let Some((Frame::Whole { header: head, payload }, [])) = Frame::decode(body) else {
             return None;
         };
-        self.note_arrival(shared, header, body.len(), congested, now);
-        self.heard_upto = widen(header.ack, self.base);
+        self.note_arrival(shared, header, congested, now);
         self.expected += 1;
         self.delivered += 1;
-        self.await_more(shared, body.len(), now);
+        self.ack_at = self.ack_at.min(now + ACK_DELAY_NS);
         Some((head, payload))
     }
 
@@ -336,9 +250,6 @@ impl Connection {
         }
         if self.early.as_ref().is_some_and(|early| early.held == 0) {
             self.early = None;
-        }
-        if self.pieces.as_ref().is_some_and(|pieces| pieces.psn < self.expected) {
-            self.pieces = None; // it has come another way
         }
         Ok(())
     }

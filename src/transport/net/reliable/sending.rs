@@ -4,7 +4,7 @@ use super::congestion::WINDOW_MAX;
 use super::connection::{ACCEPT, Connection, DOUBT, INIT, PROBE, Phase};
 use super::packet::{
     self, ACK_REQUEST, DELAY_UNIT_NS, FIRST_FRAME_LEN, FRAME_LEN, HAS_ECHO, HEADER_LEN,
-    HEADER_ONLY, HEADER_TAGS, Header, HelloKind, Kind, PIECE_LEN, PRESSURE, Piece,
+    HEADER_ONLY, HEADER_TAGS, Header, HelloKind, Kind, PRESSURE,
 };
 use super::receiving::ACK_EVERY;
 use super::timers::NEVER;
@@ -12,7 +12,7 @@ use super::{MESSAGE_MAX, Shared};
 use crate::sys::Errno;
 use crate::sys::packets::Buffer;
 use crate::transport::SendError;
-use crate::transport::net::link::{Link, Takes};
+use crate::transport::net::link::Link;
 use std::io::IoSlice;
 use std::ops::Range;
 
@@ -25,8 +25,6 @@ const IN_ORDER: u32 = 8192;
 const CLEAN: u64 = 8192;
 /// Packets of one peer that leave in one turn.
 const BURST: usize = 64;
-/// Pieces of a packet that leave before an answer, at most; half as many when all have left and some are missing.
-const PIECES: usize = 8;
 /// Bytes that may wait for their first transmission, and packets if those are small.
 const BACKLOG_BYTES: usize = 128 * 1024;
 const BACKLOG_PACKETS: usize = 32;
@@ -52,10 +50,6 @@ const FEW: usize = 8;
 const BURST_GAP_NS: u64 = 20_000;
 /// What waits for company longer than this has waited too long, nanoseconds.
 const LATE_NS: u64 = 200_000;
-/// Packets longer than datagrams that may wait for their first transmission.
-const BACKLOG_LONG: usize = 4;
-/// How long a way for these may be full while nothing is under way, nanoseconds.
-const FULL_NS: u64 = 1_000_000;
 
 /// Where a packet stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,47 +71,11 @@ pub(super) struct Outgoing {
     pub(super) state: State,
     /// It counts as lost because nothing was heard, not because later ones have arrived.
     overdue: bool,
-    /// It was made to be longer than a datagram, for a link that takes such, and the other side takes it in pieces.
-    pub(super) long: bool,
-    /// Which of these is the next to leave, and how often the last one has.
-    cut: u16,
-    passes: u8,
-}
-
-/// How the next packets leave.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Next {
-    /// As datagrams, or one as pieces.
-    Datagrams,
-    /// The way that takes longer ones, so many at most.
-    Long(usize),
-    /// Not now.
-    Wait,
 }
 
 impl Outgoing {
     fn new(bytes: Buffer) -> Self {
-        let state = State::Unsent;
-        Self {
-            bytes,
-            transmission: 0,
-            sent_at: 0,
-            state,
-            overdue: false,
-            long: false,
-            cut: 0,
-            passes: 0,
-        }
-    }
-
-    /// Some of its pieces have left.
-    fn is_in_pieces(&self) -> bool {
-        self.cut > 0 || self.passes > 0
-    }
-
-    /// Length of the longest datagram that it leaves in, bytes, where they have at most `room`.
-    pub(super) fn longest(&self, room: usize) -> usize {
-        if self.long { self.bytes.len().min(room) } else { self.bytes.len() }
+        Self { bytes, transmission: 0, sent_at: 0, state: State::Unsent, overdue: false }
     }
 
     /// It was sent again because nothing was heard, and in vain: see `was_late`.
@@ -239,14 +197,12 @@ impl Connection {
         if self.join(header, len, |to| pack(0, to)) {
             return Ok(());
         }
-        let datagram = self.datagram_room().saturating_sub(HEADER_LEN);
+        let room = self.datagram_room().saturating_sub(HEADER_LEN);
         let whole = FRAME_LEN + header.len() + len;
-        let long = whole > datagram && self.long_room > HEADER_LEN + datagram;
-        let room = if long { self.long_room - HEADER_LEN } else { datagram };
-        let joint = if long { room } else { room.min(JOINT_MAX - HEADER_LEN) };
+        let joint = room.min(JOINT_MAX - HEADER_LEN);
         let front = FIRST_FRAME_LEN + header.len();
         // Payload of it in the packet that is there.
-        let divides = whole > datagram.min(JOINT_MAX - HEADER_LEN) / JOINT_SHARE;
+        let divides = whole > joint / JOINT_SHARE;
         let here = self.room_left().saturating_sub(front);
         let here = if divides && here >= PIECE_MIN { here } else { 0 };
         let packets = if here > 0 {
@@ -257,10 +213,9 @@ impl Connection {
             1 + (len - room.saturating_sub(front).min(len)).div_ceil(room - FRAME_LEN)
         };
         let waiting = (self.next_psn() - self.unsent) as usize;
-        let least = if long { BACKLOG_LONG } else { BACKLOG_PACKETS };
-        let backlog = (BACKLOG_BYTES / room.max(1)).max(least);
+        let backlog = (BACKLOG_BYTES / room.max(1)).max(BACKLOG_PACKETS);
         let largest = match packets {
-            1 if !long => HEADER_LEN + whole.max(if opens { joint } else { 0 }).min(room),
+            1 => HEADER_LEN + whole.max(if opens { joint } else { 0 }).min(room),
             _ => HEADER_LEN + room,
         };
         let full = waiting > 0 && waiting + packets > backlog
@@ -271,7 +226,7 @@ impl Connection {
         }
         self.known = true;
         // It, or it and those before it, would fill more.
-        if whole >= datagram || self.open {
+        if whole >= room || self.open {
             self.want_long(now);
         }
         if self.window.is_empty() {
@@ -297,10 +252,10 @@ impl Connection {
             };
             let piece = room.saturating_sub(front).min(len - offset);
             let opens = opens && i == packets && front + piece < joint;
-            let used = if opens || long { joint } else { front + piece };
+            let used = if opens { joint } else { front + piece };
             // There is room for all of them, as was asked above.
             let bytes = shared.buffers.take_to_send(HEADER_LEN + used).unwrap_or_default();
-            self.append(shared, Outgoing { long, ..Outgoing::new(bytes) }, front + piece, |to| {
+            self.append(shared, bytes, front + piece, |to| {
                 let at = packet::put_frame(to, kind, header, piece, len);
                 if let Some(to) = to.get_mut(at..) {
                     pack(offset, to);
@@ -326,14 +281,7 @@ impl Connection {
         let room = self.datagram_room().saturating_sub(HEADER_LEN);
         let whole = FRAME_LEN + header.len() + len;
         let holds = self.is_burst(&shared.holding, now) && shared.holding.may();
-        let company = holds || self.open || self.held;
-        self.by_long = self.by_long && self.under_way(self.unsent) > 0;
-        let long = whole >= room && {
-            self.find_long(shared, holds, link);
-            !company && self.is_long_now(HEADER_LEN + whole, link)
-        };
-        // What is behind long packets would overtake them.
-        if company || self.by_long && !long || whole >= room && !long {
+        if holds || self.open || self.held || whole >= room {
             if holds && self.held && self.join(header, len, |to| pack(0, to)) {
                 return Some(Pushed::Held);
             }
@@ -343,12 +291,11 @@ impl Connection {
             return None;
         }
         let key = self.key?;
-        let size = if long { self.long_room } else { HEADER_LEN + whole };
-        let mut bytes = shared.buffers.take_to_send(size)?;
+        let mut bytes = shared.buffers.take_to_send(HEADER_LEN + whole)?;
         bytes.resize(HEADER_LEN + whole);
         let mut head = self.header(shared, Kind::Data, now);
         head.transmission = self.transmission as u32;
-        if long || self.goes_sound(link, bytes.len()) {
+        if self.goes_sound(link, bytes.len()) {
             head.flags |= HEADER_ONLY;
         }
         if self.attempts > 0 {
@@ -357,35 +304,15 @@ impl Connection {
         let (to, frames) = bytes.split_first_chunk_mut::<HEADER_LEN>()?;
         put_whole(frames, header, len, |to| pack(0, to));
         *to = head.signed(&key, &shared.hash, self.direction, frames);
-        let packet = [IoSlice::new(&bytes)];
-        let left = if long {
-            link.send_long(&self.address, &packet) > 0
-        } else {
-            let ahead = self.ahead_of(shared, self.unsent);
-            link.send(&self.address, &packet, ahead) > 0
-        };
+        let left = link.send(&self.address, &[IoSlice::new(&bytes)]) > 0;
         bytes.note_sent();
-        self.by_long |= long;
         // The packet is on its way: all the rest does not hold it up.
-        self.on_single(shared, Outgoing { long, ..Outgoing::new(bytes) }, left, now);
-        Some(match left {
-            true => Pushed::Left,
-            // Nobody else is held up by that.
-            false if long => Pushed::Partly,
-            false => Pushed::Blocked,
-        })
-    }
-
-    /// Whether a packet of `len` bytes that is made now may be longer than a datagram, and leave at once.
-    #[inline]
-    fn is_long_now(&self, len: usize, link: &mut impl Link) -> bool {
-        len <= self.long_room
-            && self.is_next()
-            && matches!(link.takes_long(&self.address, len), Takes::Some(_))
+        self.on_single(shared, bytes, left, now);
+        Some(if left { Pushed::Left } else { Pushed::Blocked })
     }
 
     /// The packet that `push_at_once` has made of a message is the last one of the window: it has left, or waits.
-    fn on_single(&mut self, shared: &mut Shared, packet: Outgoing, left: bool, now: u64) {
+    fn on_single(&mut self, shared: &mut Shared, bytes: Buffer, left: bool, now: u64) {
         self.known = true;
         if self.window.is_empty() {
             self.owe(shared, now);
@@ -394,7 +321,8 @@ impl Connection {
         shared.unacknowledged += 1;
         let (state, transmission) =
             if left { (State::InFlight, self.transmission) } else { (State::Unsent, 0) };
-        self.window.push_back(Outgoing { transmission, sent_at: now, state, ..packet });
+        let packet = Outgoing { transmission, sent_at: now, state, ..Outgoing::new(bytes) };
+        self.window.push_back(packet);
         if !left {
             return;
         }
@@ -407,31 +335,6 @@ impl Connection {
         }
         shared.counts.data_sent += 1;
         self.on_departed(shared, now);
-    }
-
-    /// Packets before `psn` that nothing was heard of.
-    #[inline]
-    fn under_way(&self, psn: u64) -> u32 {
-        // What has come may say more than was looked at.
-        let heard = if self.heard_upto <= psn { self.heard_upto } else { 0 };
-        (psn - self.base.max(heard).min(psn)) as u32
-    }
-
-    /// The same where microseconds count.
-    #[inline]
-    fn ahead_of(&self, shared: &Shared, psn: u64) -> Option<u32> {
-        self.congestion.is_near(shared.near_ns).then(|| self.under_way(psn))
-    }
-
-    /// Finds out how long packets may be that are made from now on for what is longer than a datagram. Where answers take
-    /// long, a way that has room for a bounded number would be slower than datagrams. Those of a stream wait for each other.
-    fn find_long(&mut self, shared: &Shared, holds: bool, link: &mut impl Link) {
-        let streams = holds || self.streams || self.by_long;
-        let near = self.congestion.is_near(shared.near_ns)
-            || streams && self.congestion.was_near(shared.near_ns);
-        let may = near && self.knows(HEADER_TAGS);
-        let ahead = self.under_way(self.unsent);
-        self.long_room = if may { link.long_room(&self.address, ahead) } else { 0 };
     }
 
     /// Packets with data have left.
@@ -463,8 +366,8 @@ impl Connection {
         // While some wait, others are under way.
         let may =
             u64::from(self.congestion.window()).min(self.credit_end.saturating_sub(self.base));
-        let each = self.datagram_room().max(self.long_room);
-        let most = (HELD_BYTES / each).min(HELD_PACKETS).min(may as usize / 4).max(1);
+        let most =
+            (HELD_BYTES / self.datagram_room()).min(HELD_PACKETS).min(may as usize / 4).max(1);
         self.held = holds && (self.open || waiting < most);
         if self.held && waiting <= most {
             return Some(Pushed::Held);
@@ -479,22 +382,12 @@ impl Connection {
         })
     }
 
-    /// Packets of a message of `len` bytes that came `now` have left: what the link took for that is no pause of the
-    /// application, and no way to the peer.
+    /// Packets of a message have left: what the link took for that is no pause of the application.
     #[inline]
-    pub(super) fn on_left(&mut self, len: usize, now: u64, clock: impl Fn() -> u64) {
-        if self.burst >= ALONE || len >= JOINT_MAX {
-            self.left_at = clock();
-            self.left_after = self.left_at.saturating_sub(now);
-        }
+    pub(super) fn on_left(&mut self, clock: impl Fn() -> u64) {
         if self.burst >= ALONE {
-            self.pushed_at = self.left_at;
+            self.pushed_at = clock();
         }
-    }
-
-    /// How much of the time since `sent_at` the link took for the last long message, nanoseconds.
-    fn own_ns(&self, sent_at: u64) -> u64 {
-        self.left_at.saturating_sub(sent_at).min(self.left_after)
     }
 
     /// Whether a message that comes `now` is one of many, between which the application does not poll.
@@ -504,7 +397,6 @@ impl Connection {
         self.pushed_at = now;
         if self.burst_poll != holding.polls {
             self.burst_poll = holding.polls;
-            self.streams = self.burst > ALONE;
             self.burst = 0;
         }
         self.burst = self.burst.saturating_add(1);
@@ -515,10 +407,7 @@ impl Connection {
     #[inline]
     fn room_left(&self) -> usize {
         let room = self.datagram_room().min(JOINT_MAX);
-        let left = |p: &Outgoing| {
-            let room = if p.long { self.long_room } else { room };
-            room.min(p.bytes.capacity()).saturating_sub(p.bytes.len())
-        };
+        let left = |p: &Outgoing| room.min(p.bytes.capacity()).saturating_sub(p.bytes.len());
         if self.open { self.window.back().map_or(0, left) } else { 0 }
     }
 
@@ -567,16 +456,16 @@ impl Connection {
     fn append(
         &mut self,
         shared: &mut Shared,
-        mut packet: Outgoing,
+        mut bytes: Buffer,
         len: usize,
         fill: impl FnOnce(&mut [u8]),
     ) {
-        packet.bytes.resize(HEADER_LEN + len);
-        if let Some(frames) = packet.bytes.get_mut(HEADER_LEN..) {
+        bytes.resize(HEADER_LEN + len);
+        if let Some(frames) = bytes.get_mut(HEADER_LEN..) {
             fill(frames);
         }
         self.open = false;
-        self.window.push_back(packet);
+        self.window.push_back(Outgoing::new(bytes));
         shared.unacknowledged += 1;
     }
 
@@ -663,73 +552,22 @@ impl Connection {
         n: &mut usize,
     ) -> bool {
         while budget > 0 && self.may_send_data() {
-            let (most, long) = match self.next_way(now, link) {
-                Next::Datagrams => (BURST, false),
-                Next::Long(most) => (most.min(FEW), true),
-                Next::Wait => return true,
-            };
-            let (batch, fresh) = self.choose(budget.min(most), long);
+            self.forget_arrived();
+            let (batch, fresh) = self.choose(budget.min(BURST));
             let count = (batch.end - batch.start) as usize;
-            if count > 0 && !long && self.is_cut(batch.start) {
-                let (pieces, all) = self.send_pieces(shared, now, link, batch.start);
-                *n += pieces;
-                if !all {
-                    return false;
-                }
-                budget = budget.saturating_sub(pieces);
-                continue;
-            }
-            let how = (fresh, long);
             let taken = match count {
                 0 => break,
-                1 => self.send_batch::<1>(shared, now, link, batch, how),
-                2..=FEW => self.send_batch::<FEW>(shared, now, link, batch, how),
-                _ => self.send_batch::<BURST>(shared, now, link, batch, how),
+                1 => self.send_batch::<1>(shared, now, link, batch, fresh),
+                2..=FEW => self.send_batch::<FEW>(shared, now, link, batch, fresh),
+                _ => self.send_batch::<BURST>(shared, now, link, batch, fresh),
             };
             *n += taken;
             if taken < count {
-                // What waits for that way holds nobody else up.
-                return long;
+                return false;
             }
             budget -= count;
         }
         true
-    }
-
-    /// How the next packets leave. What was made longer than a datagram waits until the way that it was made for takes it,
-    /// and so does what comes behind it, which would overtake it; when there is no such way any more it goes in pieces.
-    #[inline]
-    fn next_way(&mut self, now: u64, link: &mut impl Link) -> Next {
-        self.forget_arrived();
-        let first = self.unsent == self.base;
-        self.by_long &= !first;
-        let (room, by_long) = (self.datagram_room(), self.by_long);
-        let next = if self.lost.is_empty() { self.packet(self.unsent) } else { None };
-        match next.map(|packet| packet.bytes.len()) {
-            Some(len) if len > room || by_long => self.long_way(len, first, now, link),
-            _ => Next::Datagrams,
-        }
-    }
-
-    /// The same for a packet of `len` bytes that is for that way; nothing is under way if it is the `first`.
-    fn long_way(&mut self, len: usize, first: bool, now: u64, link: &mut impl Link) -> Next {
-        match link.takes_long(&self.address, len) {
-            Takes::Some(most) => {
-                self.full_at = NEVER;
-                return Next::Long(most);
-            }
-            Takes::Later if !first => return Next::Wait,
-            Takes::Later => {
-                self.full_at = self.full_at.min(now);
-                if now - self.full_at < FULL_NS {
-                    return Next::Wait;
-                }
-            }
-            Takes::Never => {}
-        }
-        (self.by_long, self.long_room) = (false, 0);
-        // Pieces leave of the first packet only.
-        if first || len <= self.datagram_room() { Next::Datagrams } else { Next::Wait }
     }
 
     fn send_hellos(
@@ -751,7 +589,7 @@ impl Connection {
             let bytes = self.hello(shared, kind).signed(&shared.settings.key);
             let padded = self.padded(bit, &bytes);
             let packet = padded.as_deref().unwrap_or(&bytes);
-            if link.send(&self.address, &[IoSlice::new(packet)], None) == 0 {
+            if link.send(&self.address, &[IoSlice::new(packet)]) == 0 {
                 return false;
             }
             shared.counts.hellos_sent += 1;
@@ -768,9 +606,8 @@ impl Connection {
     }
 
     /// The next packets to send, all but the last of one length: lost ones first. They are marked
-    /// as sent already. Also whether they were never sent before. For the `long` way the first one is the longest.
-    fn choose(&mut self, budget: usize, long: bool) -> (Range<u64>, bool) {
-        let room = self.datagram_room();
+    /// as sent already. Also whether they were never sent before.
+    fn choose(&mut self, budget: usize) -> (Range<u64>, bool) {
         let again = self.lost.front().copied();
         let from = again.unwrap_or(self.unsent);
         let wanted = if again.is_some() { State::Lost } else { State::Unsent };
@@ -796,8 +633,7 @@ impl Connection {
             self.in_flight += 1;
             next += 1;
             len = len.or(Some(bytes));
-            // What is longer than a datagram, and goes as such, goes by itself.
-            if !long && (Some(bytes) < len || bytes > room) {
+            if Some(bytes) < len {
                 break;
             }
         }
@@ -815,8 +651,8 @@ impl Connection {
         }
     }
 
-    /// Sends these packets, at most `N`, none of which was sent before if they are `fresh`, by the `long` way or as
-    /// datagrams; what the link does not take is as it was before.
+    /// Sends these packets, at most `N`, none of which was sent before if they are `fresh`; what the link does not take is
+    /// as it was before.
     #[inline]
     fn send_batch<const N: usize>(
         &mut self,
@@ -824,7 +660,7 @@ impl Connection {
         now: u64,
         link: &mut impl Link,
         batch: Range<u64>,
-        (fresh, long): (bool, bool),
+        fresh: bool,
     ) -> usize {
         let Some(key) = self.key else { return 0 };
         let count = (batch.end - batch.start) as usize;
@@ -832,10 +668,9 @@ impl Connection {
         let starved = !self.may_send_data() && self.unsent < self.next_psn();
         // The first one is the longest.
         let longest = self.packet(batch.start).map_or(0, |packet| packet.bytes.len());
-        if long || self.goes_sound(link, longest) {
+        if self.goes_sound(link, longest) {
             header.flags |= HEADER_ONLY;
         }
-        self.by_long |= long;
         let first = self.transmission;
         // What waits needs an answer soon. Where much may be under way, and nothing was lost lately, those
         // that come unasked do.
@@ -845,7 +680,6 @@ impl Connection {
             u64::from(self.congestion.window()).min(self.credit_end.saturating_sub(self.base));
         let enough = may >= 2 * every && first >= self.clean_from && last < self.asked + every;
         let asks = self.attempts > 0 || starved && !enough;
-        let ahead = if fresh { self.ahead_of(shared, batch.start) } else { None };
         let (at, direction) = ((batch.start - self.base) as usize, self.direction);
         let mut slices = [IoSlice::new(&[]); N];
         let Self { window, transmissions, address, .. } = self;
@@ -867,11 +701,7 @@ impl Connection {
             *slot = IoSlice::new(bytes);
         }
         let offered = slices.get(..count).unwrap_or(&[]);
-        let taken = match long {
-            true => link.send_long(address, offered),
-            false => link.send(address, offered, ahead),
-        };
-        let taken = taken.min(count);
+        let taken = link.send(address, offered).min(count);
         for packet in window.iter_mut().skip(at).take(taken) {
             packet.bytes.note_sent();
         }
@@ -889,74 +719,6 @@ impl Connection {
             self.on_departed(shared, now);
         }
         taken
-    }
-
-    /// Whether packet `psn` has to leave in pieces.
-    #[inline]
-    fn is_cut(&mut self, psn: u64) -> bool {
-        let room = self.datagram_room();
-        self.packet(psn).is_some_and(|packet| packet.long && packet.bytes.len() > room)
-    }
-
-    /// Sends packet `psn`, which is longer than a datagram and was lost where it went as it is, in pieces. Returns how
-    /// many of them the link took, and whether those were all.
-    #[cold]
-    fn send_pieces(
-        &mut self,
-        shared: &mut Shared,
-        now: u64,
-        link: &mut impl Link,
-        psn: u64,
-    ) -> (usize, bool) {
-        let Some(key) = self.key else { return (0, false) };
-        let mut header = self.header(shared, Kind::Piece, now);
-        header.psn = psn as u32;
-        header.transmission = self.transmission as u32;
-        let (room, direction, transmission) =
-            (self.datagram_room(), self.direction, self.transmission);
-        let each = (room - HEADER_LEN - PIECE_LEN).min(usize::from(u16::MAX)) as u16;
-        let credit = self.credit_end.saturating_sub(self.base);
-        let may = self.congestion.window().min(credit as u32) as usize;
-        if self.goes_sound(link, room) {
-            header.flags |= HEADER_ONLY;
-        }
-        let Some(packet) = self.packet(psn) else { return (0, false) };
-        let frames = packet.bytes.get(HEADER_LEN..).unwrap_or(&[]);
-        let (mut pieces, first) = (Vec::<Vec<u8>>::new(), packet.cut);
-        // It left before, as a whole or in pieces.
-        let again = packet.transmission > 0 && first == 0;
-        let most = may.min(PIECES >> packet.passes.min(8)).max(1);
-        let each_piece = (first..).map_while(|index| Piece::of(frames, index, each));
-        for piece in each_piece.take(most) {
-            if pieces.len() + 1 == most || u32::from(piece.index) + 1 == piece.count() {
-                header.flags |= ACK_REQUEST;
-            }
-            let body = [&piece.head(), piece.bytes].concat();
-            let head = header.signed(&key, &shared.hash, direction, &body);
-            pieces.push([&head[..], &body].concat());
-        }
-        let slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
-        let taken = link.send(&self.address, &slices, None);
-        let all = taken >= slices.len();
-        self.transmissions.push_back((transmission, psn));
-        let Some(packet) = self.packet(psn) else { return (taken, false) };
-        // Behind the last one the first comes again: some may have been lost.
-        let next = first + taken as u16;
-        let more = Piece::of(packet.bytes.get(HEADER_LEN..).unwrap_or(&[]), next, each).is_some();
-        packet.cut = if more { next } else { 0 };
-        packet.passes = packet.passes.saturating_add(u8::from(!more));
-        if !all {
-            self.take_back(psn, false);
-            return (taken, false);
-        }
-        (packet.transmission, packet.sent_at) = (transmission, now);
-        self.transmission += 1;
-        self.asked = self.transmission;
-        shared.counts.data_sent += 1;
-        shared.counts.retransmitted += u64::from(again);
-        shared.counts.in_pieces += 1;
-        self.on_departed(shared, now);
-        (taken, true)
     }
 
     /// A packet that the link did not take.
@@ -1039,7 +801,7 @@ impl Connection {
         }
         head.copy_from_slice(&header.signed(&key, &shared.hash, self.direction, words));
         let packet = bytes.get(..len).unwrap_or(&[]);
-        if link.send(&self.address, &[IoSlice::new(packet)], None) == 0 {
+        if link.send(&self.address, &[IoSlice::new(packet)]) == 0 {
             return false;
         }
         shared.counts.acks_sent += 1;
@@ -1070,9 +832,7 @@ impl Connection {
                 if matches!(packet.state, State::InFlight | State::Lost) {
                     packet.state = State::Lost;
                     packet.overdue = true;
-                    if i == 0 || !packet.long {
-                        self.lost.push_back(self.base + i as u64);
-                    }
+                    self.lost.push_back(self.base + i as u64);
                 }
             }
             self.in_flight = 0;
@@ -1153,8 +913,7 @@ impl Connection {
             // Nor is one that is longer than the whole: some other packet's.
             let whole = sample.map_or(0, |sent_at| came.saturating_sub(sent_at));
             if whole > delay {
-                let own = sample.map_or(0, |sent_at| self.own_ns(sent_at));
-                self.congestion.on_round_trip(whole - delay, own, came);
+                self.congestion.on_round_trip(whole - delay, came);
             }
         }
         let marked = header.marks.wrapping_sub(self.marks_seen);
@@ -1175,7 +934,6 @@ impl Connection {
             self.find_lost();
             self.congestion.on_echo(echo, self.transmission);
         }
-        self.go_on_with_pieces(echo, arrived > 0);
         if arrived > 0 || self.in_flight == 0 {
             let waits = self.in_flight > 0 || !self.lost.is_empty();
             self.retry_at = if waits { now + self.patience_ns(shared) } else { NEVER };
@@ -1193,22 +951,6 @@ impl Connection {
             && (header.flags & PRESSURE != 0) == self.peer_pressure
             && self.credit_end == self.base + u64::from(header.credit.max(1))
             && (self.in_flight > 0 || self.retry_at == NEVER)
-    }
-
-    /// The first packet leaves in pieces: its next ones do when the last ones have arrived, as `echo` says, or when it has
-    /// become the `first` one.
-    #[inline]
-    fn go_on_with_pieces(&mut self, echo: Option<u64>, first: bool) {
-        let Some(packet) = self.window.front_mut().filter(|packet| packet.long) else { return };
-        match packet.state {
-            State::InFlight if packet.is_in_pieces() && echo == Some(packet.transmission) => {
-                packet.state = State::Lost;
-                self.in_flight -= 1;
-            }
-            State::Lost if first && !self.lost.contains(&self.base) => {}
-            _ => return,
-        }
-        self.lost.push_front(self.base);
     }
 
     /// Marks what came early. Returns how many packets are new.
@@ -1253,17 +995,12 @@ impl Connection {
                 break;
             }
             self.transmissions.pop_front();
-            let base = self.base;
             let Some(packet) = self.packet(psn) else { continue };
             if packet.state == State::InFlight && packet.transmission == transmission {
                 packet.state = State::Lost;
                 packet.overdue = false;
-                // Pieces leave of the first packet only.
-                let waits = packet.long && psn != base;
                 self.in_flight -= 1;
-                if !waits {
-                    self.lost.push_back(psn);
-                }
+                self.lost.push_back(psn);
                 self.clean_from = self.transmission + CLEAN;
                 self.congestion.on_lost();
             }

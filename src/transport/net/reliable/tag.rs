@@ -1,5 +1,6 @@
 //! Authentication of datagrams: who is not of the job cannot make, change or repeat one. Where a device's
-//! network guards payload, that is said of its header and length ([`HEADER_ONLY`]).
+//! network guards payload, that is said of its header and length ([`HEADER_ONLY`]). Why a UD queue pair may leave the payload
+//! out is said at [`crate::transport::net::link::Link::is_sound`].
 //!
 //! A tag is SipHash-2-4 under a key that only the job has. SipHash moves 2 GB/s, too few for
 //! payload: all but the shortest is first condensed by a faster hash ([`BlockHash`]) that is as

@@ -2,7 +2,6 @@
 
 use super::packet::{Dump, HEADER_TAGS, Hello, HelloKind};
 use super::*;
-use crate::transport::net::link::Takes;
 use std::cell::RefCell;
 use std::io::IoSlice;
 
@@ -16,11 +15,6 @@ struct Wire {
     sound: bool,
     /// Packets that it takes at a time, if that is bounded.
     most: Option<usize>,
-    /// It takes packets that are longer than a datagram, and how many now.
-    long: bool,
-    room: usize,
-    /// Packets that went that way.
-    long_ones: usize,
 }
 
 impl Link for Wire {
@@ -28,29 +22,10 @@ impl Link for Wire {
         1472
     }
 
-    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
         let taken = packets.len().min(self.most.unwrap_or(usize::MAX));
         self.packets.extend(packets.iter().take(taken).map(|p| p.to_vec()));
         taken
-    }
-
-    fn long_room(&mut self, _: &Address, _: u32) -> usize {
-        if self.long { PACKET_MAX } else { 0 }
-    }
-
-    fn takes_long(&mut self, _: &Address, _: usize) -> Takes {
-        match self.room {
-            _ if !self.long => Takes::Never,
-            0 => Takes::Later,
-            room => Takes::Some(room),
-        }
-    }
-
-    fn send_long(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
-        assert!(self.long && packets.len() <= self.room);
-        self.packets.extend(packets.iter().map(|p| p.to_vec()));
-        self.long_ones += packets.len();
-        packets.len()
     }
 
     fn is_sound(&mut self, _: &Address, _: usize) -> bool {
@@ -797,305 +772,6 @@ fn who_does_not_know_tags_of_the_header_gets_none() {
     assert_eq!(taken(&mut bench, &packet, true), 1);
 }
 
-/// A bench whose ends know each other well, over wires that take what is longer than a datagram.
-fn with_long_packets() -> Bench {
-    let (mut bench, packet) = under_way(true, [HEADER_TAGS; 2]);
-    assert_eq!(taken(&mut bench, &packet, true), 1);
-    for _ in 0..4 {
-        bench.wait(MS);
-        bench.exchange(|_| true);
-    }
-    bench.b.heard.messages.clear();
-    bench.know_path();
-    (bench.a.wire.long, bench.a.wire.room) = (true, 8);
-    bench.a.machine.set_near(u32::MAX);
-    bench.a.machine.on_poll();
-    bench
-}
-
-impl Bench {
-    /// All that is owed is said.
-    fn settle(&mut self) {
-        for _ in 0..200 {
-            self.wait(MS / 2);
-            self.exchange(|_| true);
-        }
-        assert_eq!((self.a.machine.unacknowledged(), self.b.machine.unacknowledged()), (0, 0));
-        assert_eq!((self.a.machine.memory(), self.b.machine.memory()), (0, 0));
-    }
-
-    /// Packets that a has sent arrive at b in this order.
-    fn arrive(&mut self, packets: &[Vec<u8>]) {
-        let condition = Condition { congested: false, sound: true };
-        for packet in packets {
-            let from = self.a.address;
-            self.b.machine.on_datagram(self.now, &from, packet, condition, &mut self.b.heard);
-        }
-    }
-
-    /// a hears what b has to say now.
-    fn answer(&mut self) {
-        self.b.machine.poll_transmit(self.now, &mut self.b.wire);
-        let condition = Condition { congested: false, sound: true };
-        for packet in std::mem::take(&mut self.b.wire.packets) {
-            let (from, heard) = (self.b.address, &mut self.a.heard);
-            self.a.machine.on_datagram(self.now, &from, &packet, condition, heard);
-        }
-    }
-
-    /// What a sends when nothing has been heard of what it sent.
-    fn sent_again(&mut self) -> Vec<Vec<u8>> {
-        for _ in 0..100 {
-            self.wait(MS);
-            self.a.machine.poll_transmit(self.now, &mut self.a.wire);
-            if !self.a.wire.packets.is_empty() {
-                return std::mem::take(&mut self.a.wire.packets);
-            }
-        }
-        panic!("nothing is sent again");
-    }
-}
-
-fn kind(packet: &[u8]) -> Option<packet::Kind> {
-    Header::decode(packet).map(|(header, _)| header.kind)
-}
-
-#[test]
-fn a_message_longer_than_a_datagram_is_one_packet_where_the_link_takes_it() {
-    let mut bench = with_long_packets();
-    let lens = [1500, 4096, 16_384, 32_000];
-    for (n, len) in (0u32..).zip(lens) {
-        assert_eq!(bench.push(MS, n, len), 1);
-        let packet = bench.a.wire.packets.last().unwrap();
-        assert!(packet.len() > len && packet[1] & packet::HEADER_ONLY != 0);
-        bench.settle();
-        let mut expected = vec![0; len];
-        numbered(n)(0, &mut expected);
-        assert_eq!(bench.b.heard.messages.pop().unwrap().1, expected);
-    }
-    assert_eq!(bench.push(MS, 9, PACKET_MAX), 2, "longer than a packet may be");
-    bench.settle();
-    let counts = bench.a.machine.counts();
-    assert_eq!((counts.retransmitted, counts.in_pieces), (0, 0));
-    bench.a.wire.long = false;
-    assert!(bench.push(MS, 10, 16_384) > 5, "the link takes none any more");
-    bench.settle();
-}
-
-#[test]
-fn long_messages_of_a_burst_run_through_long_packets() {
-    for (len, count, most) in [(3000, 60, 8), (16_384, 26, 16), (50_000, 9, 16)] {
-        let mut bench = with_long_packets();
-        bench.a.machine.shared.buffers = Buffers::new(1472, 8 << 20);
-        for n in 0..count {
-            bench.push(500, n, len);
-            let packets = &bench.a.wire.packets;
-            assert!(packets.iter().all(|p| p[1] & packet::HEADER_ONLY != 0));
-        }
-        bench.a.machine.on_poll();
-        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
-        let packets = std::mem::take(&mut bench.a.wire.packets);
-        assert!(packets.len() <= most, "{len}: {} packets", packets.len());
-        // They are full, but for the first two and the last.
-        let full = packets.iter().filter(|p| p.len() > PACKET_MAX - 300).count();
-        assert!(full + 4 >= packets.len(), "{full} of {}", packets.len());
-        bench.arrive(&packets);
-        bench.b.machine.poll_transmit(bench.now, &mut bench.b.wire);
-        bench.assert_heard(count, len);
-        bench.settle();
-        // Each counts as four.
-        let acks = bench.b.machine.counts().acks_sent as usize;
-        assert!(acks <= packets.len() / 4 + 8, "{acks} for {}", packets.len());
-        let counts = bench.a.machine.counts();
-        assert_eq!((counts.retransmitted, counts.in_pieces), (0, 0));
-    }
-}
-
-#[test]
-fn what_is_for_a_full_way_waits_and_what_is_behind_it_does_too() {
-    // The way has room again; it is full for ever, with and without something under way; it ends.
-    for end in 0..4 {
-        let mut bench = with_long_packets();
-        bench.a.wire.room = 1;
-        if end != 2 {
-            assert_eq!(bench.push(MS, 0, 16_384), 1);
-        }
-        bench.a.wire.room = 0;
-        let first = u32::from(end != 2);
-        assert_eq!(bench.push(MS / 10, first, 20_000) + bench.push(10, first + 1, 100), 0);
-        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
-        assert_eq!(bench.a.wire.packets.len(), first as usize);
-        assert!(!bench.a.machine.blocked, "others do not wait for it");
-        match end {
-            0 => {
-                bench.a.wire.room = 8;
-                bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
-                assert_eq!(bench.a.wire.packets.len(), 3);
-            }
-            3 => bench.a.wire.long = false,
-            _ => {}
-        }
-        bench.settle();
-        let lens = [16_384, 20_000, 100];
-        bench.assert_heard_lens(&lens[usize::from(end == 2)..]);
-        assert_eq!(bench.a.machine.counts().in_pieces > 0, end != 0);
-        let late = (bench.a.machine.counts().timeouts, bench.b.machine.counts().early);
-        assert!(end != 0 || late == (0, 0));
-    }
-}
-
-#[test]
-fn to_a_far_peer_only_streams_go_the_long_way() {
-    let mut bench = with_long_packets();
-    // Answers take long now, and did not before.
-    for n in 0..200 {
-        bench.push(MS, n, 8);
-        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
-        bench.now += 300_000;
-        bench.exchange(|_| true);
-        bench.wait(MS / 4);
-        bench.exchange(|_| true);
-        bench.a.machine.on_poll();
-    }
-    bench.b.heard.messages.clear();
-    let between = |bench: &mut Bench, ns: u32| {
-        let c = bench.a.machine.of(PeerId(0)).unwrap();
-        c.congestion.was_near(ns) && !c.congestion.is_near(ns)
-    };
-    let near = (0..32).map(|bit| 1 << bit).find(|ns| between(&mut bench, *ns)).unwrap();
-    bench.a.machine.set_near(near);
-    let mut n = 0;
-    // How many of so many in a row went that way.
-    let mut burst = |bench: &mut Bench, count: u32| {
-        let before = bench.a.wire.long_ones;
-        bench.a.machine.on_poll();
-        (0..count).for_each(|_| {
-            bench.push(500, n, 5000);
-            n += 1;
-        });
-        bench.a.machine.on_poll();
-        let went = bench.a.wire.long_ones - before;
-        bench.settle();
-        went
-    };
-    assert_eq!((burst(&mut bench, 1), burst(&mut bench, 2)), (0, 0));
-    assert!(burst(&mut bench, 20) > 0);
-    assert!(burst(&mut bench, 2) > 0, "it is of the same stream");
-    assert_eq!((burst(&mut bench, 1), burst(&mut bench, 1)), (0, 0));
-    assert_eq!(bench.a.machine.counts().in_pieces, 0);
-}
-
-#[test]
-fn a_short_message_does_not_overtake_a_long_one() {
-    let mut bench = with_long_packets();
-    assert_eq!((bench.push(MS, 0, 16_384), bench.push(10, 1, 8)), (1, 1));
-    let packets = &bench.a.wire.packets;
-    assert!(packets.iter().all(|p| p[1] & packet::HEADER_ONLY != 0));
-    assert_eq!(bench.a.wire.long_ones, 2, "the same way");
-    bench.settle();
-    bench.assert_heard_lens(&[16_384, 8]);
-    assert_eq!(bench.push(MS, 2, 8), 1);
-    assert_eq!(bench.a.wire.long_ones, 2, "nothing is under way any more");
-}
-
-#[test]
-fn a_long_packet_that_is_lost_goes_again_in_pieces() {
-    for most in [None, Some(1), Some(5)] {
-        let mut bench = with_long_packets();
-        bench.a.wire.long = true;
-        assert_eq!((bench.push(MS, 0, 16_384), bench.push(10, 1, 20)), (1, 1));
-        let lost = bench.a.wire.packets.remove(0);
-        let behind = std::mem::take(&mut bench.a.wire.packets);
-        bench.arrive(&behind);
-        bench.a.wire.most = most;
-        let mut all = Vec::new();
-        for _ in 0..100 {
-            let mut pieces = bench.sent_again();
-            pieces.retain(|packet| kind(packet) == Some(packet::Kind::Piece));
-            assert!(pieces.iter().all(|packet| packet.len() <= 1472));
-            pieces.reverse();
-            bench.arrive(&pieces);
-            bench.arrive(&pieces);
-            bench.answer();
-            all.append(&mut pieces);
-            if !bench.b.heard.messages.is_empty() {
-                break;
-            }
-        }
-        assert_eq!(all.len(), 12, "each was sent once, {most:?}");
-        bench.assert_heard_lens(&[16_384, 20]);
-        // What comes once more, whole or in pieces, is none.
-        bench.arrive(&[lost]);
-        bench.arrive(&all);
-        bench.a.wire.most = None;
-        bench.settle();
-        bench.assert_heard_lens(&[16_384, 20]);
-        assert!(bench.a.machine.counts().in_pieces > 0);
-        assert_eq!(bench.b.machine.counts().malformed, 0);
-    }
-}
-
-#[test]
-fn pieces_of_several_packets_do_not_mix() {
-    let mut bench = with_long_packets();
-    assert_eq!((bench.push(MS, 0, 9000), bench.push(10, 1, 16_384)), (1, 1));
-    bench.a.wire.packets.clear();
-    bench.a.wire.long = false;
-    // Of several that leave together one is lost, and they come in another order.
-    for n in 0..100 {
-        let mut pieces = bench.sent_again();
-        let first = n % pieces.len();
-        pieces.rotate_left(first);
-        if pieces.len() > 1 {
-            pieces.remove(n % pieces.len());
-        }
-        bench.arrive(&pieces);
-        bench.answer();
-        if bench.b.heard.messages.len() == 2 {
-            break;
-        }
-    }
-    bench.assert_heard_lens(&[9000, 16_384]);
-    bench.settle();
-}
-
-#[test]
-fn pieces_that_make_no_sense_end_the_connection() {
-    // 65 of them; one that is longer than it says; a packet that is longer than any; no piece at all.
-    let bodies: [&[u8]; 4] = [
-        &[0, 0, 4, 0, 4, 1, 0, 0, 1, 2, 3, 4],
-        &[1, 0, 4, 0, 7, 0, 0, 0, 1, 2, 3, 4],
-        &[0, 0, 4, 0, 0, 0, 1, 0, 1, 2, 3, 4],
-        &[1, 2, 3],
-    ];
-    for body in bodies {
-        let (mut bench, packet) = under_way(false, [HEADER_TAGS; 2]);
-        assert_eq!(taken(&mut bench, &packet, false), 1);
-        let (mut header, _) = Header::decode(&packet).unwrap();
-        header.kind = packet::Kind::Piece;
-        header.psn += 1;
-        let c = bench.a.machine.of(PeerId(0)).unwrap();
-        let (key, direction) = (c.key.unwrap(), c.direction);
-        let head = header.signed(&key, &bench.a.machine.shared.hash, direction, body);
-        bench.arrive(&[[&head[..], body].concat()]);
-        assert_eq!(bench.b.heard.events, ["connected", "Failed(Errno(71))"], "{body:?}");
-        assert_eq!(bench.b.machine.counts().malformed, 1);
-    }
-}
-
-impl Bench {
-    /// b has heard messages of these lengths, numbered from 0 on.
-    fn assert_heard_lens(&self, lens: &[usize]) {
-        let heard = &self.b.heard.messages;
-        assert_eq!(heard.iter().map(|(_, payload)| payload.len()).collect::<Vec<_>>(), lens);
-        for (n, (header, payload)) in (0u32..).zip(heard) {
-            let mut expected = vec![0; payload.len()];
-            numbered(n)(0, &mut expected);
-            assert!(header[..] == n.to_le_bytes() && *payload == expected, "message {n}");
-        }
-    }
-}
-
 /// What the machine costs by itself: `cargo test --release costs -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
@@ -1274,7 +950,7 @@ impl<F: FnMut(&[u8])> Link for Null<F> {
     fn datagram_max(&self) -> usize {
         1472
     }
-    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
         packets.iter().for_each(|packet| (self.0)(packet));
         packets.len()
     }

@@ -1,7 +1,6 @@
 //! Both links of an endpoint: UDP, which reaches everybody, and a UD queue pair for those peers that
 //! it is proven to reach (PROTOCOL.md §7.13). The machine above sees one link.
 
-use super::eager::{self, Control, Eager, EagerCounts, News, PACKET_MAX};
 use super::handles::HandleId;
 use super::introduction::{
     Call, CallKind, INTRODUCED_LEN, Place, is_greeting, read_news, read_trailer, with_trailer,
@@ -17,7 +16,7 @@ use crate::sys::verbs::{OpenDevice, UdCounts};
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
-use crate::transport::net::link::{Condition, Link, LinkSink, Takes};
+use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::packet::{HEADER_ONLY, MAGIC};
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::udp::{LinkCounts, UdpLink};
@@ -29,15 +28,11 @@ use std::sync::Arc;
 /// First byte of a packet that ends a connection (PROTOCOL.md §7.3). It goes over UDP: nobody would
 /// wait until a queue pair that is about to end has sent it.
 const CLOSE: u8 = 3;
-/// First byte of one that acknowledges, and carries nothing.
-const ACK: u8 = 2;
 
 /// How long after it had something the socket is looked at each time, and how often later on,
 /// nanoseconds: a look at the socket is a system call, one at the device is none.
 const SOCKET_HOT_NS: u64 = 500_000;
 const SOCKET_LOOK_NS: u64 = 1_000_000;
-/// One look of so many goes on to the device where packets come by rings.
-const DEVICE_SHARE: u32 = 8;
 
 /// What the device's part has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,7 +49,6 @@ pub(crate) struct RdmaCounts {
     /// Queue pairs that were made after the first one broke, and peers that were told of that.
     pub(crate) made: u64,
     pub(crate) news: u64,
-    pub(crate) eager: EagerCounts,
 }
 
 /// The device's part.
@@ -83,11 +77,6 @@ pub(crate) struct Rdma {
     pub(super) settings: RdmaSettings,
     pub(super) spread: Spread,
     pub(super) ways: Ways<HandleId>,
-    /// Rings of the peers that most goes to.
-    pub(super) eager: Eager<eager::Port>,
-    /// What has come last came by a ring, and how often nothing has come since.
-    by_ring: bool,
-    looks: u32,
     pub(super) key: JobKey,
     pub(super) me: Address,
     /// The sender of the last datagram.
@@ -139,14 +128,6 @@ impl HybridLink {
         Some(pool)
     }
 
-    /// The same for those that are longer than datagrams; `None`: there is no way for such, or no memory.
-    pub(crate) fn long_pool(&mut self) -> Option<Arc<Pool>> {
-        let rdma = self.rdma.as_mut().filter(|rdma| rdma.eager.is_on())?;
-        let pool = Pool::new(eager::LONG_MAX).ok()?;
-        rdma.eager.lend(pool.clone());
-        Some(pool)
-    }
-
     /// Where the socket is bound.
     pub(crate) fn local_addr(&self) -> Result<SocketAddr, Errno> {
         self.udp.local_addr()
@@ -181,7 +162,7 @@ impl HybridLink {
         // Whoever is woken looks at both.
         rdma.socket_due = 0;
         rdma.tend_at = 0;
-        rdma.eager.sleep(clock::now_ns()) && rdma.link.as_mut().is_none_or(UdLink::sleep)
+        rdma.link.as_mut().is_none_or(UdLink::sleep)
     }
 
     /// A turn begins: looks after the device, if it is time for that.
@@ -192,37 +173,6 @@ impl HybridLink {
         if rdma.tend_at <= now {
             rdma.tend(now, &mut self.udp);
         }
-        if rdma.eager.is_on() {
-            rdma.tend_rings(now);
-        }
-    }
-
-    /// There may be rings.
-    pub(crate) fn takes_eager(&self) -> bool {
-        self.rdma.as_ref().is_some_and(|rdma| rdma.eager.is_on())
-    }
-
-    /// Something to be said to a peer about rings, in this order.
-    #[inline]
-    pub(crate) fn next_control(&mut self) -> Option<(Address, Control)> {
-        self.rdma.as_mut()?.eager.next_control()
-    }
-
-    /// It could not be said now.
-    pub(crate) fn put_back(&mut self, control: (Address, Control)) {
-        if let Some(rdma) = &mut self.rdma {
-            rdma.eager.put_back(control);
-        }
-    }
-
-    /// `from` says something about rings; `None`: it is gone, or takes no such word.
-    pub(crate) fn on_control(&mut self, from: &Address, message: Option<&[u8]>, now: u64) {
-        let Some(rdma) = &mut self.rdma else { return };
-        match message {
-            Some(message) if rdma.link.is_some() => rdma.eager.on_control(from, message, now),
-            _ => rdma.eager.close(from, false),
-        }
-        rdma.hear_rings();
     }
 
     /// True if there is a device.
@@ -250,23 +200,19 @@ impl HybridLink {
     #[inline]
     pub(crate) fn has_arrived(&mut self) -> bool {
         let Some(rdma) = &mut self.rdma else { return false };
-        rdma.eager.has_arrived()
-            || rdma.looks_at_device() && rdma.link.as_mut().is_some_and(UdLink::has_arrived)
+        rdma.link.as_mut().is_some_and(UdLink::has_arrived)
     }
 
     /// Takes what has. Returns how much.
     #[inline]
     pub(crate) fn take_arrived(&mut self, sink: &mut impl LinkSink) -> usize {
         let Some(rdma) = &mut self.rdma else { return 0 };
-        let n = rdma.receive_rings(sink);
-        if n > 0 { n } else { rdma.receive(sink) }
+        rdma.receive(sink)
     }
 
     /// When `tend` has something to do though nothing arrives, nanoseconds.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
-        let rdma = self.rdma.as_ref()?;
-        let look = rdma.eager.look_at(rdma.now);
-        rdma.wake_at(0).into_iter().chain(look).min()
+        self.rdma.as_ref()?.wake_at(0)
     }
 
     /// What the socket has done so far.
@@ -286,7 +232,6 @@ impl HybridLink {
             handles: rdma.link.as_ref().map_or(0, UdLink::handles),
             made: rdma.made,
             news: rdma.news,
-            eager: rdma.eager.counts(),
         })
     }
 
@@ -303,13 +248,6 @@ impl HybridLink {
         self.rdma = None;
     }
 
-    /// Ends all rings.
-    pub(crate) fn end_rings(&mut self) {
-        let rdma = self.rdma.as_mut().unwrap();
-        rdma.eager.clear();
-        rdma.hear_rings();
-    }
-
     /// Breaks the queue pair, as a device does.
     pub(crate) fn break_queue_pair(&mut self) {
         self.rdma.as_mut().unwrap().link.as_mut().unwrap().break_queue_pair();
@@ -320,25 +258,25 @@ impl Link for HybridLink {
     fn datagram_max(&self) -> usize {
         let udp = self.udp.datagram_max();
         let device = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
-        device.map_or(udp, |link| udp.min(link.datagram_max()).min(PACKET_MAX))
+        device.map_or(udp, |link| udp.min(link.datagram_max()))
     }
 
     #[inline]
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], ahead: Option<u32>) -> usize {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
         let (Some(rdma), Some(first)) = (&mut self.rdma, packets.first()) else {
-            return self.udp.send(to, packets, ahead);
+            return self.udp.send(to, packets);
         };
         if first.get(..4) == Some(&MAGIC) {
             return match rdma.introduce(first) {
-                Some(introduced) => self.udp.send(to, &[IoSlice::new(&introduced)], ahead),
-                None => self.udp.send(to, packets, ahead),
+                Some(introduced) => self.udp.send(to, &[IoSlice::new(&introduced)]),
+                None => self.udp.send(to, packets),
             };
         }
-        match rdma.send(to, packets, ahead) {
+        match rdma.send(to, packets) {
             Some(taken) => taken,
             // They would be forged ones there. What is sent next asks again.
             None if first.get(1).is_some_and(|flags| flags & HEADER_ONLY != 0) => 0,
-            None => self.udp.send(to, packets, ahead),
+            None => self.udp.send(to, packets),
         }
     }
 
@@ -347,25 +285,8 @@ impl Link for HybridLink {
         self.rdma.as_mut().is_some_and(|rdma| rdma.carries(to, len))
     }
 
-    #[inline]
-    fn long_room(&mut self, to: &Address, ahead: u32) -> usize {
-        self.rdma.as_mut().map_or(0, |rdma| rdma.long_room(to, ahead))
-    }
-
-    #[inline]
-    fn takes_long(&mut self, to: &Address, len: usize) -> Takes {
-        self.rdma.as_mut().map_or(Takes::Never, |rdma| rdma.takes_long(to, len))
-    }
-
-    #[inline]
-    fn send_long(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
-        self.rdma.as_mut().map_or(0, |rdma| rdma.send_long(to, packets))
-    }
-
     fn doubt(&mut self, to: &Address) {
         let Some(rdma) = &mut self.rdma else { return };
-        rdma.eager.close(to, true);
-        rdma.hear_rings();
         if rdma.ways.doubt(to, process::random_u64()) && rdma.ways.doubted.is_power_of_two() {
             log::info(format_args!(
                 "{to} is silent: data goes over UDP until its device answers ({} such so far)",
@@ -381,7 +302,7 @@ impl Link for HybridLink {
     #[inline]
     fn receive(&mut self, sink: &mut impl LinkSink) -> usize {
         let Some(rdma) = &mut self.rdma else { return self.udp.receive(sink) };
-        let mut n = rdma.receive_rings(sink) + rdma.receive(sink);
+        let mut n = rdma.receive(sink);
         if rdma.looks_at_socket() {
             let arrived = self.udp.receive(&mut Introduced { rdma, sink });
             if arrived > 0 {
@@ -430,7 +351,6 @@ impl Rdma {
         key: JobKey,
         me: Address,
     ) -> Result<Self, Errno> {
-        let eager = eager::open(&spot, &settings, me);
         let nobody = Address(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
         let mut rdma = Self {
             place: *made.link.place(),
@@ -447,9 +367,6 @@ impl Rdma {
             settings,
             spread,
             ways: Ways::default(),
-            eager,
-            by_ring: false,
-            looks: 0,
             key,
             me,
             earlier: UdCounts::default(),
@@ -493,47 +410,6 @@ impl Rdma {
         with_trailer(&self.key, hello, self.link.as_ref()?.place())
     }
 
-    /// Looks after the rings.
-    #[inline]
-    fn tend_rings(&mut self, now: u64) {
-        self.eager.tend(now);
-        self.hear_rings();
-    }
-
-    /// Ends those of peers that are not reached through the device.
-    pub(super) fn close_rings(&mut self) {
-        let Self { eager, ways, .. } = self;
-        eager.retain(|peer| ways.open(peer).is_some());
-        self.hear_rings();
-    }
-
-    /// Learns which of them are there.
-    fn hear_rings(&mut self) {
-        while let Some(news) = self.eager.next_news() {
-            match news {
-                News::Open(peer, channel) => self.ways.set_channel(&peer, Some(channel)),
-                News::Closed(peer) => self.ways.set_channel(&peer, None),
-            }
-        }
-    }
-
-    /// Takes what is in our rings.
-    #[inline]
-    fn receive_rings(&mut self, sink: &mut impl LinkSink) -> usize {
-        let condition = Condition { congested: false, sound: true };
-        let n = self.eager.receive(|from, bytes| sink.on_datagram(from, bytes, condition));
-        self.by_ring |= n > 0;
-        n
-    }
-
-    /// A brief look that found nothing in the rings goes on to the device: not each time while packets come by
-    /// rings.
-    #[inline]
-    fn looks_at_device(&mut self) -> bool {
-        self.looks = self.looks.wrapping_add(1);
-        !self.by_ring || self.looks % DEVICE_SHARE == 0
-    }
-
     /// Whether a packet of `len` bytes goes to `to` through the device.
     #[inline]
     fn carries(&mut self, to: &Address, len: usize) -> bool {
@@ -541,39 +417,9 @@ impl Rdma {
         len <= link.longest_to(way.place)
     }
 
-    /// See [`Link::long_room`]: a ring is such a way.
-    fn long_room(&mut self, to: &Address, ahead: u32) -> usize {
-        let (Some(_), Some(way)) = (&self.link, self.ways.open(to)) else { return 0 };
-        let Some(channel) = way.traffic.channel else {
-            way.traffic.want(|| self.eager.wish(to));
-            return 0;
-        };
-        let may = way.traffic.takes_long(ahead)
-            && self.eager.takes(channel, eager::LONG_MAX) != Takes::Never;
-        if may { eager::LONG_MAX } else { 0 }
-    }
-
-    /// See [`Link::takes_long`].
-    #[inline]
-    fn takes_long(&mut self, to: &Address, len: usize) -> Takes {
-        let way = self.ways.open(to).filter(|_| self.link.is_some());
-        let channel = way.and_then(|way| way.traffic.channel);
-        channel.map_or(Takes::Never, |channel| self.eager.takes(channel, len))
-    }
-
-    /// See [`Link::send_long`].
-    #[inline]
-    fn send_long(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
-        let Some(way) = self.ways.open(to) else { return 0 };
-        let Some(channel) = way.traffic.channel else { return 0 };
-        let taken = self.eager.send(channel, packets, self.now).unwrap_or(0);
-        way.traffic.by_ring |= taken > 0;
-        taken
-    }
-
     /// Sends `packets` if the way is open and carries them; `None`: they have to go over UDP.
     #[inline]
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], ahead: Option<u32>) -> Option<usize> {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> Option<usize> {
         let first = packets.first()?;
         if first.first() == Some(&CLOSE) || self.link.is_none() {
             return None;
@@ -583,36 +429,12 @@ impl Rdma {
             self.call();
             return None;
         };
-        let acknowledges = first.first() == Some(&ACK);
-        if let (true, Some(channel)) = (acknowledges, way.traffic.channel) {
-            // It says what was taken as well.
-            if self.eager.has_to_tell(channel) {
-                if let Some(taken) = self.eager.send(channel, packets, self.now) {
-                    return Some(taken);
-                }
-            }
-        }
-        if way.traffic.hurries(ahead, acknowledges) {
-            if let Some(channel) = way.traffic.channel {
-                if let Some(taken) = self.eager.send(channel, packets, self.now) {
-                    way.traffic.by_ring = true;
-                    return Some(taken);
-                }
-            } else {
-                way.traffic.want(|| self.eager.wish(to));
-            }
-        }
-        // What only acknowledges may be overtaken.
-        way.traffic.by_ring &= acknowledges;
         let link = self.link.as_mut()?;
         if first.len() > link.longest_to(way.place) {
             return None;
         }
         match link.send(way.place, way.handle, packets) {
-            Ok(taken) => {
-                self.eager.note_sent(taken);
-                Some(taken)
-            }
+            Ok(taken) => Some(taken),
             Err(errno) => {
                 log::info(format_args!("the device does not send to {to} ({errno}): UDP does"));
                 self.ways.close(to, process::random_u64());
@@ -640,7 +462,6 @@ impl Rdma {
             let condition = Condition { congested: arrival.congested, sound: true };
             sink.on_datagram(&source.1, arrival.bytes, condition);
         });
-        self.by_ring &= n == 0;
         if link.broken().is_some() {
             self.tend_at = 0;
         }

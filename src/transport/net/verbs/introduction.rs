@@ -7,7 +7,7 @@ use crate::transport::net::reliable::packet::{HELLO_LEN, Hello, HelloKind, MAGIC
 use crate::transport::net::reliable::tag::{JobKey, same};
 
 /// Bytes of a [`Place`].
-pub(super) const PLACE_LEN: usize = 32;
+const PLACE_LEN: usize = 32;
 /// Bytes behind a handshake packet that carries a place: the place and a tag.
 const TRAILER_LEN: usize = PLACE_LEN + 8;
 /// Bytes of a handshake packet with one.
@@ -70,7 +70,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn encode(&self) -> [u8; PLACE_LEN] {
+    fn encode(&self) -> [u8; PLACE_LEN] {
         let mut bytes = [0; PLACE_LEN];
         put(&mut bytes, 0, &PLACE_MAGIC);
         put(&mut bytes, 4, &[VERSION, self.network.to_wire()]);
@@ -81,7 +81,7 @@ impl Place {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.get(..4)? != PLACE_MAGIC || *bytes.get(4)? != VERSION {
             return None;
         }

@@ -5,7 +5,6 @@
 //! through the socket as before.
 
 mod choice;
-mod eager;
 mod handles;
 mod hybrid;
 mod introduction;
@@ -18,7 +17,6 @@ mod spread;
 mod upkeep;
 mod ways;
 
-pub(crate) use eager::{Control as EagerControl, EAGER_CONTROL, EAGER_LEN};
 #[cfg(test)]
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
@@ -67,8 +65,6 @@ pub(crate) struct RdmaSettings {
     pub(crate) rc_connections: usize,
     /// Whether receivers read a part of them.
     pub(crate) read: ReadPolicy,
-    /// Peers that packets are written into rings of, at most.
-    pub(crate) eager_rdma: usize,
     pub(crate) cache: CacheSettings,
 }
 
@@ -80,7 +76,6 @@ impl RdmaSettings {
             rv: config.rv,
             rc_connections: config.rc_connections,
             read: config.read,
-            eager_rdma: config.eager_rdma,
             cache: config.cache,
         }
     }

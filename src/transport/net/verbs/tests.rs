@@ -1,7 +1,6 @@
 //! Endpoints on one device. Without a device there is nothing to do, unless UDRV_TEST_RDMA=1 says
 //! that there has to be one; UDRV_TEST_RDMA_IP names an address of its interface.
 
-mod eager;
 mod exposing;
 mod windows;
 

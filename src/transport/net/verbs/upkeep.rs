@@ -32,7 +32,6 @@ impl Rdma {
         if self.recovery.due_at().is_some_and(|at| at <= now) {
             self.remake(now);
         }
-        self.close_rings();
         self.tell(udp);
         self.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
     }
@@ -96,7 +95,6 @@ impl Rdma {
         self.place.number = 0;
         self.recovery.broke(now);
         self.settle(None);
-        self.eager.clear();
         self.start_over();
     }
 
@@ -169,7 +167,7 @@ impl Rdma {
             };
             let (address, place) = (self.me, self.place);
             let news = Call { kind: CallKind::News, nonce: process::random_u64(), address, place };
-            if udp.send(&to, &[IoSlice::new(&news.encode(&self.key))], None) == 0 {
+            if udp.send(&to, &[IoSlice::new(&news.encode(&self.key))]) == 0 {
                 return;
             }
             self.news += 1;

@@ -4,7 +4,6 @@
 //! peer is there (it sends INIT), its way is doubted too: data goes over UDP until a call is answered
 //! again. So a way that fails, at whatever end, costs what a few lost packets cost.
 
-use super::eager::{BUSY, ChannelId};
 use super::introduction::Place;
 use crate::transport::Address;
 use std::collections::HashMap;
@@ -42,73 +41,6 @@ struct Way<H> {
     next: Option<Ask>,
     /// Packets that went over UDP since it was called first.
     detours: u32,
-    traffic: Traffic,
-}
-
-/// How much goes to a peer through the device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Traffic {
-    /// The channel to it, if packets are written into its ring.
-    pub(super) channel: Option<ChannelId>,
-    /// Bursts sent in a row while nothing else was under way, and how many more make a channel worth while.
-    lone: u32,
-    left: u32,
-    /// What was sent last went by the ring.
-    pub(super) by_ring: bool,
-    /// Long messages that went as datagrams, because such are under way.
-    shut_out: u32,
-}
-
-/// Bursts in a row, each sent while nothing else was under way, after which the next one is taken for such too.
-const LONE: u32 = 2;
-const LONE_MAX: u32 = 8;
-/// Packets that may be under way, all by the ring, when the next burst goes there too.
-const AHEAD: u32 = 2;
-/// Long messages after which the next one goes by the ring although it may overtake datagrams: of a stream that never pauses.
-const SHUT_OUT: u32 = 64;
-
-impl Traffic {
-    fn new() -> Self {
-        Self { channel: None, lone: 0, left: BUSY, by_ring: false, shut_out: 0 }
-    }
-
-    /// A channel would have been of use. When that was often enough, `wish` asks for one, and says how often it has to be again.
-    #[inline]
-    pub(super) fn want(&mut self, wish: impl FnOnce() -> u32) {
-        self.left = self.left.checked_sub(1).unwrap_or_else(wish);
-    }
-
-    /// Whether the next burst is for the ring: one of question and answer, and not of a stream, of which datagrams
-    /// carry more. `ahead`: see [`crate::transport::net::link::Link::send`].
-    #[inline]
-    pub(super) fn hurries(&mut self, ahead: Option<u32>, acknowledges: bool) -> bool {
-        let may = match ahead {
-            Some(0) => {
-                self.lone = (self.lone + 1).min(LONE_MAX);
-                true
-            }
-            Some(1..=AHEAD) => self.by_ring,
-            // An acknowledgement in between is no stream, but who gets one sends them all the time.
-            None if acknowledges => {
-                self.lone = self.lone.saturating_sub(2);
-                false
-            }
-            Some(_) | None => {
-                self.lone = 0;
-                false
-            }
-        };
-        may && self.lone > LONE
-    }
-
-    /// Whether a long message that is made now is for the ring, where `ahead` packets are under way: all of them by the ring
-    /// too, so that it overtakes none.
-    #[inline]
-    pub(super) fn takes_long(&mut self, ahead: u32) -> bool {
-        let may = ahead == 0 || self.by_ring || self.shut_out >= SHUT_OUT;
-        self.shut_out = if may { 0 } else { self.shut_out + 1 };
-        may
-    }
 }
 
 /// A way that may be used.
@@ -116,7 +48,6 @@ impl Traffic {
 pub(super) struct Open<'a, H> {
     pub(super) place: &'a Place,
     pub(super) handle: &'a mut Option<H>,
-    pub(super) traffic: &'a mut Traffic,
 }
 
 /// What an answer opens.
@@ -173,18 +104,7 @@ impl<H> Ways<H> {
     pub(super) fn open(&mut self, address: &Address) -> Option<Open<'_, H>> {
         let way = self.find(address)?;
         let usable = way.state == State::Proven && way.next.is_none();
-        usable.then_some(Open {
-            place: &way.place,
-            handle: &mut way.handle,
-            traffic: &mut way.traffic,
-        })
-    }
-
-    /// Packets to `address` are written into its ring by this channel, or no more.
-    pub(super) fn set_channel(&mut self, address: &Address, channel: Option<ChannelId>) {
-        if let Some(way) = self.find(address) {
-            way.traffic.channel = channel;
-        }
+        usable.then_some(Open { place: &way.place, handle: &mut way.handle })
     }
 
     /// The peer at `address` says that its queue pair is at `place`. `nonce` is random.
@@ -202,7 +122,6 @@ impl<H> Ways<H> {
                 state: State::Asked,
                 next: None,
                 detours: 0,
-                traffic: Traffic::new(),
             });
             return;
         };
@@ -354,31 +273,6 @@ mod tests {
         ways.learn(&a, place(5), 99);
         assert_eq!(asks(&mut ways), [], "known");
         assert_eq!((ways.proven, ways.by_number(5)), (1, Some(&a)));
-    }
-
-    #[test]
-    fn long_messages_overtake_no_datagrams_unless_there_always_are_some() {
-        let mut traffic = Traffic::new();
-        assert!(traffic.takes_long(0));
-        for _ in 0..2 {
-            assert!((0..SHUT_OUT).all(|n| !traffic.takes_long(1 + n)));
-            assert!(traffic.takes_long(1));
-        }
-        assert!(!traffic.takes_long(1));
-        traffic.by_ring = true;
-        assert!(traffic.takes_long(100), "all of them went this way");
-    }
-
-    #[test]
-    fn a_channel_is_asked_for_when_it_would_have_been_of_use_often() {
-        let (mut traffic, mut asked) = (Traffic::new(), Vec::new());
-        for n in 0..1000 {
-            traffic.want(|| {
-                asked.push(n);
-                300
-            });
-        }
-        assert_eq!(asked, [BUSY, BUSY + 301, BUSY + 602, BUSY + 903]);
     }
 
     #[test]

@@ -24,7 +24,7 @@ impl Link for Wire {
     fn datagram_max(&self) -> usize {
         LONG
     }
-    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
+    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
         self.sent.extend(packets.iter().map(|p| p.to_vec()));
         packets.len()
     }

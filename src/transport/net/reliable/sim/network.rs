@@ -10,7 +10,7 @@ use super::clock::{Clock, Event};
 use super::rng::{Chance, Rng};
 use super::weather::{Cut, Path, Weather};
 use crate::transport::Address;
-use crate::transport::net::link::{Condition, Link, LinkSink, Takes};
+use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::packet::{Dump, HEADER_ONLY, MAGIC};
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -21,8 +21,6 @@ pub(super) type Slot = u32;
 
 /// Bytes on the wire beside those of a datagram: UDP, IPv4, and Ethernet with preamble and gap.
 const WIRE_OVERHEAD: u64 = 66;
-/// Longest packets that are no datagrams, bytes.
-const LONG: usize = 32 * 1024;
 /// Datagrams that an eavesdropper keeps, to send them again.
 const CAPTURE: usize = 512;
 const PORT: u16 = 7471;
@@ -220,9 +218,8 @@ impl Network {
         self.busy[slot as usize].saturating_sub(half) / 1000
     }
 
-    /// Sends one datagram, or, if `whole`, what goes a way that does not ask for its length. False: the interface takes
-    /// no more now.
-    fn transmit(&mut self, from: Slot, to: Slot, bytes: &[u8], whole: bool) -> bool {
+    /// Sends one datagram. False: the interface takes no more now.
+    fn transmit(&mut self, from: Slot, to: Slot, bytes: &[u8]) -> bool {
         let sound = !bytes.starts_with(&MAGIC) && bytes[1] & HEADER_ONLY != 0;
         let now = self.clock.now;
         let Self { weather, busy, rng, .. } = self;
@@ -255,7 +252,7 @@ impl Network {
         let at = from as usize * self.slots + to as usize;
         let path = path_at(&self.weather, &self.paths, at);
         let (duplicate, damage) = (path.duplicate, path.damage);
-        if !whole && bytes.len() > path.carries && (path.uncut || !self.in_parts[from as usize]) {
+        if bytes.len() > path.carries && (path.uncut || !self.in_parts[from as usize]) {
             self.fates.too_long += 1;
             return true;
         }
@@ -379,7 +376,7 @@ impl Link for SimLink<'_> {
         self.datagram_max
     }
 
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
         let slot = slot_of(to);
         assert_eq!(to.port(), PORT, "sent to a port that nobody has");
         let first = packets.first().map_or(0, |p| p.len());
@@ -393,38 +390,8 @@ impl Link for SimLink<'_> {
                 packet.len()
             );
             assert!(packet.len() <= self.datagram_max, "a datagram of {} B", packet.len());
-            if !self.network.transmit(self.slot, slot, packet, false) {
+            if !self.network.transmit(self.slot, slot, packet) {
                 self.refused = true;
-                return i;
-            }
-            self.taken += 1;
-        }
-        packets.len()
-    }
-
-    fn long_room(&mut self, _: &Address, _: u32) -> usize {
-        if self.sound && self.network.ways.percent(70) { LONG } else { 0 }
-    }
-
-    fn takes_long(&mut self, _: &Address, len: usize) -> Takes {
-        assert!(len > 0 && len <= LONG, "a packet of {len} B");
-        let ways = &mut self.network.ways;
-        match ways.below(100) {
-            _ if !self.sound => Takes::Never,
-            0..70 => Takes::Some(1 + ways.index(8)),
-            70..90 => Takes::Later,
-            _ => Takes::Never,
-        }
-    }
-
-    fn send_long(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
-        let longest = packets.first().map_or(0, |packet| packet.len());
-        for (i, packet) in packets.iter().enumerate() {
-            assert!(self.sound && (1..=longest).contains(&packet.len()) && longest <= LONG);
-            // Now and then it is full all the same.
-            let taken = self.network.ways.percent(90)
-                && self.network.transmit(self.slot, slot_of(to), packet, true);
-            if !taken {
                 return i;
             }
             self.taken += 1;

@@ -93,13 +93,9 @@ impl Node {
         };
         let number = oracle.born(slot, habits.job);
         let app = App::new(slot, number, flows, habits.waits, now);
-        let mut machine = Reliable::new(settings, now);
-        if habits.sound {
-            machine.set_near(u32::MAX);
-        }
         Self {
             slot,
-            machine,
+            machine: Reliable::new(settings, now),
             app,
             habits,
             life,

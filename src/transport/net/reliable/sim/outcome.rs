@@ -97,7 +97,6 @@ fn sum(a: &Counts, b: &Counts) -> Counts {
         data_received: a.data_received + b.data_received,
         duplicates: a.duplicates + b.duplicates,
         early: a.early + b.early,
-        in_pieces: a.in_pieces + b.in_pieces,
         no_room: a.no_room + b.no_room,
         timeouts: a.timeouts + b.timeouts,
         forged: a.forged + b.forged,

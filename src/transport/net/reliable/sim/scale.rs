@@ -117,7 +117,7 @@ impl Link for Wire {
         1472
     }
 
-    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>], _: Option<u32>) -> usize {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
         self.0.extend(packets.iter().map(|p| (slot_of(to), p.to_vec())));
         packets.len()
     }

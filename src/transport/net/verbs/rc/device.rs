@@ -55,7 +55,6 @@ pub(in crate::transport::net::verbs) fn open(
                 serves: READS,
                 connections: limit,
                 shared: true,
-                inline: 0,
             },
         )?;
         let RcSettings { connections, receives, sends, shared, .. } = *port.settings();
