@@ -187,6 +187,17 @@ impl Core {
         self.attentive = true;
     }
 
+    /// A CTS could not be sent. Whether its receive ends without it: all that it wants is pushed, so it comes from
+    /// where the sender has left it, or the sender's departure ends the receive.
+    pub(super) fn needs_no_cts(&mut self, key: Key) -> bool {
+        let active = self.active.get_mut(key).filter(|active| {
+            active.asked && !active.resumed && active.want as u64 <= active.pushed
+        });
+        let Some(active) = active else { return false };
+        active.asked = false;
+        true
+    }
+
     /// From now on senders stop to push what they were not asked for.
     pub(super) fn ask_for_pushed(&mut self) {
         for key in self.active.keys_where(|active| active.cleared && !active.asked) {

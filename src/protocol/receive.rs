@@ -134,6 +134,8 @@ pub(super) struct Active {
     pub(super) ranges: Ranges,
     /// The sender moves the bytes: a CTS was sent, or it pushes.
     pub(super) cleared: bool,
+    /// Bytes that come without a CTS.
+    pub(super) pushed: u64,
     /// A CTS was sent for a message that is pushed.
     pub(super) asked: bool,
     /// Its stream broke or windows did not work, and the rest comes as fragments.
@@ -635,6 +637,7 @@ impl Core {
             received,
             ranges,
             cleared: pushed > 0 || broken,
+            pushed,
             asked: false,
             resumed: false,
             placing: false,
@@ -677,8 +680,9 @@ impl Core {
                 self.unexpected_bytes -= bytes.len();
                 self.pushed.remove(peer, rts.tx);
                 self.activate(peer, envelope, rts, target, &bytes, host);
-                // The sender may be waiting for us to have memory again.
-                if (bytes.len() as u64) < rts.pushed {
+                // The sender may be waiting for us to have memory again. One that waits for no answer may
+                // have ended, with all of the message in its ring; it goes on by itself.
+                if (bytes.len() as u64) < rts.pushed && !rts.leaves {
                     if let Some(Place::Active(key)) = self.pushed.find(peer, rts.tx) {
                         self.ask_for_rest(key);
                     }

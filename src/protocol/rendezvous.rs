@@ -342,7 +342,12 @@ impl<I: Iface> Engine<I> {
 
     fn answer_failed(&mut self, peer: PeerId, packet: Packet, errno: Errno, host: &mut impl Host) {
         match packet {
-            Packet::Cts { rx, .. } => self.core.fail_unanswered(Key::from_wire(rx), errno, host),
+            Packet::Cts { rx, .. } => {
+                let key = Key::from_wire(rx);
+                if !self.core.needs_no_cts(key) {
+                    self.core.fail_unanswered(key, errno, host);
+                }
+            }
             Packet::Window { rx, ticket, .. } => {
                 let key = Key::from_wire(rx);
                 if self.take_back_untold(peer, key, &ticket) {

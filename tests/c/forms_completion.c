@@ -160,6 +160,45 @@ static void outliving(struct side *me)
 	free(buffer);
 }
 
+/*
+ * The same behind a short message, which is received first: what one turn reads of the ring ends within the long one,
+ * whose receive is posted when its sender is gone.
+ */
+static void outliving_in_part(struct side *me)
+{
+	char *buffer = need(1000000), byte = 'h';
+
+	for (uint32_t i = 0; i < (slow ? 3 : 20); i++) {
+		size_t len = (size_t[]){ 230000, 300000, 1000000 }[i % 3];
+		bool alone = false;
+
+		side_begin(me, &(struct setup){ 0 });
+		if (me->rank == 0) {
+			fill(buffer, len, i);
+			POST(me, fi_send(me->ep, &byte, 1, NULL, me->peer, NULL));
+			completion(me->tx);
+			alone = completes_alone(me, buffer, len);
+			tell(me, &alone, sizeof(alone));
+			if (!alone)
+				completion(me->tx);
+			side_close(me);
+			if (alone)
+				tell(me, &alone, sizeof(alone));
+		} else {
+			hear(me, &alone, sizeof(alone));
+			if (alone)
+				hear(me, &alone, sizeof(alone));
+			POST(me, fi_recv(me->ep, &byte, 1, NULL, FI_ADDR_UNSPEC, NULL));
+			SAME(completion(me->rx).len, 1);
+			POST(me, fi_recv(me->ep, buffer, len, NULL, FI_ADDR_UNSPEC, NULL));
+			SAME(completion(me->rx).len, len);
+			CHECK(holds(buffer, len, i, 0));
+			side_close(me);
+		}
+	}
+	free(buffer);
+}
+
 /* Delivery-complete as the endpoint's default. */
 static void delivery_by_default(struct side *me)
 {
@@ -382,6 +421,7 @@ const struct group completion_groups[] = {
 	{ "selective-by-default", selective_by_default },
 	{ "levels", levels },
 	{ "outliving", outliving },
+	{ "outliving_in_part", outliving_in_part },
 	{ "delivery-by-default", delivery_by_default },
 	{ "fence", fence },
 	{ "formats", formats },

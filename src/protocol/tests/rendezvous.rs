@@ -309,6 +309,47 @@ fn what_has_left_outlives_its_sender() {
     }
 }
 
+/// The receive is posted when a part of the message has been read, and the sender has gone: whoever asks for the rest
+/// asks nobody, and the rest is there.
+#[test]
+fn a_message_that_is_read_in_several_turns_outlives_its_sender() {
+    let died = Departure::Failed(Errno(libc::EHOSTDOWN));
+    let all = [false, true];
+    for (turns, how) in (1..8).flat_map(|n| [(n, Departure::Closed), (n, died)]) {
+        for (delivery, claimed) in all.into_iter().flat_map(|d| [(d, false), (d, true)]) {
+            for unexpected_max in [LIMITS.unexpected_max, LEN / 3] {
+                let weather =
+                    Weather { push_max: 2 * LEN, outlives: true, batch: 1, ..Weather::fair() };
+                let mut world = World::new(2, weather, Limits { unexpected_max, ..LIMITS });
+                let peer = world.peer(0, 1);
+                let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+                world.send(0, &SendOp { delivery, ..send_op(peer, &mut from, 1) }).unwrap();
+                assert_eq!(world.sends(0).len(), usize::from(!delivery));
+                let op = receive_op(&mut to, 2);
+                for _ in 0..turns {
+                    world.progress(1);
+                }
+                let claimed = claimed && turns > 1;
+                if claimed {
+                    world.peek(1, &op, PeekAction::Claim);
+                    assert_eq!(world.received(1).len, LEN);
+                }
+                world.leave(0, how);
+                match claimed {
+                    true => world.claimed(1, &op, false),
+                    false => world.receive(1, &op).unwrap(),
+                }
+                world.settle();
+                let what = format!("{turns} turns, {how:?}, {delivery}, {unexpected_max}");
+                let reports = world.receives(1);
+                assert!(matches!(reports[..], [Ok(_)]), "{what}: {reports:?}");
+                assert!(to.0 == super::rng::payload(0, LEN), "{what}");
+                world.assert_empty();
+            }
+        }
+    }
+}
+
 #[test]
 fn what_has_left_pends_no_more() {
     let mut world = lasting_world();
@@ -349,10 +390,21 @@ fn who_asks_too_late_for_the_rest_has_it_already() {
             Packet::Rts { tx, leaves: true, .. } => Some(*tx),
             _ => None,
         });
-        let late = Packet::Cts { tx: tx.unwrap(), rx: 7, len: LEN as u64, ranges: Ranges::NONE };
+        let late = Packet::Cts {
+            tx: tx.unwrap(),
+            rx: 7,
+            len: LEN as u64,
+            
+            ranges: Ranges::NONE,
+        };
         world.forge(1, 0, &late, &[]);
-        let never =
-            Packet::Cts { tx: tx.unwrap() + 1, rx: 7, len: LEN as u64, ranges: Ranges::NONE };
+        let never = Packet::Cts {
+            tx: tx.unwrap() + 1,
+            rx: 7,
+            len: LEN as u64,
+            
+            ranges: Ranges::NONE,
+        };
         world.forge(1, 0, &never, &[]);
         world.settle();
         assert_eq!((world.received(1).len, world.sends(0).len()), (LEN, 1));

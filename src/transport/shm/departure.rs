@@ -92,8 +92,8 @@ impl Shm {
         }
     }
 
-    /// Takes both links to `peer` down: first delivers what it had sent, then reports how it left.
-    /// Without an error the sender's closing mark tells an orderly end from a death.
+    /// Takes both links to `peer` down: first delivers all that lies in its ring, however much that is, then reports
+    /// how it left. Without an error the sender's closing mark tells an orderly end from a death.
     pub(super) fn depart(
         &mut self,
         peer: PeerId,
@@ -110,8 +110,9 @@ impl Shm {
             link.end_sharing();
             link.end_reaching();
             closed_in_order = link.consumer.producer_closed();
-            // Bounded by the ring: its producer is gone or is no longer listened to.
-            while error.is_none() {
+            // Bounded by the ring: its producer is gone or is no longer listened to. What a broken one holds
+            // cannot be told.
+            while error != Some(Errno(libc::EPROTO)) {
                 match link.consumer.pop(|header, data| handler.on_message(peer, header, data)) {
                     Popped::Message | Popped::Handed(_) => {}
                     Popped::Empty => break,
