@@ -7,7 +7,7 @@
 //! layers above then copy through safe functions, and forbid `unsafe` themselves.
 #![allow(unsafe_code)]
 
-use crate::sys::cma::Range;
+use crate::sys::cma::{self, Range};
 use crate::sys::{Errno, simd, tcp};
 use std::os::fd::BorrowedFd;
 
@@ -333,6 +333,18 @@ impl SegmentList {
             n += 1;
         }
         (out, n)
+    }
+
+    /// Whether `len` bytes from `offset` on can be read here, and written if `writes`: what a copy of ours needs of memory
+    /// that another process could not reach. Costs system calls.
+    pub(crate) fn is_accessible(&self, offset: usize, len: usize, writes: bool) -> bool {
+        let mut all = true;
+        self.for_each(offset, len, |addr, len| {
+            let range = Range { addr: addr as u64, len: len as u64 };
+            // SAFETY: the application lent the range to an operation that is pending, which has it to itself.
+            all = all && unsafe { cma::is_accessible(range, writes) };
+        });
+        all
     }
 
     fn for_each(&self, offset: usize, len: usize, mut f: impl FnMut(usize, usize)) {

@@ -54,6 +54,8 @@ pub enum fi_udrv_cause {
     TargetFailed = 14,
     /// The target is of a version that does not know this atomic operation: FI_EOPNOTSUPP.
     NoAtomics = 15,
+    /// The buffer of the receive, or of the read, cannot be written: FI_EFAULT.
+    BufferUnwritable = 16,
     /// A triggered operation or deferred work could not be started when its counter came so far.
     NotStarted = 20,
     /// A member of the collective group went away or failed.
@@ -278,6 +280,7 @@ mod tests {
             (c::AccessDenied, Cause::AccessDenied),
             (c::TargetFailed, Cause::TargetFailed),
             (c::NoAtomics, Cause::NoAtomics),
+            (c::BufferUnwritable, Cause::BufferUnwritable),
             (c::NotStarted, Cause::NotStarted),
             (c::MemberGone, Cause::MemberGone),
             (c::MembersDisagree, Cause::MembersDisagree),

@@ -276,8 +276,8 @@ impl<H: Host> Delivery<'_, H> {
             Some(Packet::Pushed { tx, offset }) => {
                 self.core.on_pushed(peer, tx, offset, payload, self.host);
             }
-            Some(Packet::Cts { tx, rx, len, ranges }) => {
-                self.core.on_cts(peer, tx, rx, len, ranges);
+            Some(Packet::Cts { tx, rx, len, faulted, ranges }) => {
+                self.core.on_cts(peer, (tx, rx), len, faulted, ranges);
             }
             Some(Packet::Resume { tx, rx, from, len }) => {
                 self.core.on_resume(peer, tx, rx, from, len);
@@ -297,6 +297,7 @@ impl<H: Host> Delivery<'_, H> {
             }
             Some(Packet::Decline { rx, offset }) => self.core.on_decline(peer, rx, offset),
             Some(Packet::Gone { rx }) => self.core.on_gone(peer, rx),
+            Some(Packet::Fault { rx }) => self.core.on_fault(peer, rx, self.host),
             None if RmaPacket::is_one(header) => {
                 self.core.on_rma(peer, header, payload, self.host);
             }

@@ -136,13 +136,14 @@ pub(crate) enum Cause {
     AccessDenied = 13,
     TargetFailed = 14,
     NoAtomics = 15,
+    BufferUnwritable = 16,
     NotStarted = 20,
     MemberGone = 21,
     MembersDisagree = 22,
 }
 
 impl Cause {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 19] = [
         Self::Truncated,
         Self::Cancelled,
         Self::NoMessage,
@@ -158,6 +159,7 @@ impl Cause {
         Self::AccessDenied,
         Self::TargetFailed,
         Self::NoAtomics,
+        Self::BufferUnwritable,
         Self::NotStarted,
         Self::MemberGone,
         Self::MembersDisagree,
@@ -180,6 +182,7 @@ impl Cause {
             Self::PeerUnreachable => "the peer cannot be reached",
             Self::SenderLost => "the sender went away before the message was complete",
             Self::SenderUnreadable => "the sender's buffer cannot be read",
+            Self::BufferUnwritable => "the buffer cannot be written",
             Self::ReceiverRefused => "the receiver could not take the message",
             Self::PeerSilent => "the peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds",
             Self::KeyRejected => "the target has no memory region with this key",

@@ -18,8 +18,11 @@ const WINDOW: u8 = 9;
 const DECLINE: u8 = 10;
 const COOPERATE: u8 = 11;
 const GONE: u8 = 12;
+const FAULT: u8 = 13;
 
 const TAGGED: u8 = 1;
+/// Of a CTS.
+const FAULTED: u8 = 1;
 const DATA: u8 = 2;
 const ACK: u8 = 4;
 const PUSHES: u8 = 8;
@@ -92,8 +95,9 @@ pub(crate) enum Packet {
         offer: Option<Ticket>,
         ranges: Ranges,
     },
-    /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`.
-    Cts { tx: u64, rx: u64, len: u64, ranges: Ranges },
+    /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`. `faulted`: the sender's memory
+    /// could not be read from outside, so the sender looks whether it is there.
+    Cts { tx: u64, rx: u64, len: u64, faulted: bool, ranges: Ranges },
     /// The stream that carried message `tx` broke, or its windows did not work: the receiver has the
     /// first `from` bytes and wants those up to `len` as fragments.
     Resume { tx: u64, rx: u64, from: u64, len: u64 },
@@ -111,6 +115,8 @@ pub(crate) enum Packet {
     Decline { rx: u64, offset: u64 },
     /// The sender has nothing of this message any more, and takes it for delivered.
     Gone { rx: u64 },
+    /// The sender cannot read its own memory: the receive ends with EFAULT.
+    Fault { rx: u64 },
     /// The bytes of message `tx` from `offset` on are shared, and go to `ranges`.
     Cooperate { tx: u64, offset: u64, share: Share, ranges: Ranges },
 }
@@ -393,8 +399,9 @@ impl Packet {
                 e.put_ranges(ranges);
                 e
             }
-            Self::Cts { tx, rx, len, ranges } => {
-                let mut e = Encoded::new(CTS, 0, ranges.len as u8, 0);
+            Self::Cts { tx, rx, len, faulted, ranges } => {
+                let flags = if *faulted { FAULTED } else { 0 };
+                let mut e = Encoded::new(CTS, flags, ranges.len as u8, 0);
                 e.put_u64(*tx);
                 e.put_u64(*rx);
                 e.put_u64(*len);
@@ -450,6 +457,11 @@ impl Packet {
                 e.put_u64(*rx);
                 e
             }
+            Self::Fault { rx } => {
+                let mut e = Encoded::new(FAULT, 0, 0, 0);
+                e.put_u64(*rx);
+                e
+            }
         }
     }
 
@@ -488,9 +500,13 @@ impl Packet {
                 let ranges = r.ranges(count)?;
                 Self::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges }
             }
-            CTS => {
-                Self::Cts { tx: r.u64()?, rx: r.u64()?, len: r.u64()?, ranges: r.ranges(count)? }
-            }
+            CTS => Self::Cts {
+                tx: r.u64()?,
+                rx: r.u64()?,
+                len: r.u64()?,
+                faulted: flags & FAULTED != 0,
+                ranges: r.ranges(count)?,
+            },
             RESUME => Self::Resume { tx: r.u64()?, rx: r.u64()?, from: r.u64()?, len: r.u64()? },
             FRAGMENT => Self::Fragment { rx: r.u64()?, offset: r.u64()? },
             PUT_DONE => Self::PutDone { rx: r.u64()? },
@@ -511,6 +527,7 @@ impl Packet {
             }
             DECLINE => Self::Decline { rx: r.u64()?, offset: r.u64()? },
             GONE => Self::Gone { rx: r.u64()? },
+            FAULT => Self::Fault { rx: r.u64()? },
             _ => return None,
         })
     }
@@ -540,8 +557,9 @@ impl fmt::Display for Packet {
                     None => Ok(()),
                 }
             }
-            Self::Cts { tx, rx, len, ranges } => {
-                write!(f, "CTS tx {tx:#x} rx {rx:#x} len {len} into {} ranges", ranges.len)
+            Self::Cts { tx, rx, len, faulted, ranges } => {
+                write!(f, "CTS tx {tx:#x} rx {rx:#x} len {len} into {} ranges", ranges.len)?;
+                if *faulted { write!(f, ", faulted") } else { Ok(()) }
             }
             Self::Resume { tx, rx, from, len } => {
                 write!(f, "RESUME tx {tx:#x} rx {rx:#x} from {from} to {len}")
@@ -550,6 +568,7 @@ impl fmt::Display for Packet {
             Self::Pushed { tx, offset } => write!(f, "PUSHED tx {tx:#x} at {offset}"),
             Self::PutDone { rx } => write!(f, "PUT_DONE rx {rx:#x}"),
             Self::Gone { rx } => write!(f, "GONE rx {rx:#x}"),
+            Self::Fault { rx } => write!(f, "FAULT rx {rx:#x}"),
             Self::Fin { tx, status } => write!(f, "FIN tx {tx:#x} status {status}"),
             Self::Window { tx, rx, offset, len, ticket } => {
                 let Ticket { connection, slot, .. } = ticket;
@@ -634,9 +653,11 @@ mod tests {
                     }
                 ),
             any::<u64>().prop_map(|rx| Packet::Gone { rx }),
+            any::<u64>().prop_map(|rx| Packet::Fault { rx }),
             (any::<u64>(), any::<u64>()).prop_map(|(tx, offset)| Packet::Pushed { tx, offset }),
-            (any::<u64>(), any::<u64>(), any::<u64>(), ranges())
-                .prop_map(|(tx, rx, len, ranges)| Packet::Cts { tx, rx, len, ranges }),
+            (any::<(u64, u64, u64, bool)>(), ranges()).prop_map(
+                |((tx, rx, len, faulted), ranges)| Packet::Cts { tx, rx, len, faulted, ranges }
+            ),
             any::<(u64, u64, u64, u64)>().prop_map(|(tx, rx, from, len)| Packet::Resume {
                 tx,
                 rx,

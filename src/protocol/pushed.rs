@@ -181,8 +181,13 @@ impl Core {
     pub(super) fn ask_for_rest(&mut self, key: Key) {
         let Some(active) = self.active.get_mut(key).filter(|active| !active.asked) else { return };
         active.asked = true;
-        let len = active.want as u64;
-        let packet = Packet::Cts { tx: active.tx, rx: key.to_wire(), len, ranges: Ranges::NONE };
+        let packet = Packet::Cts {
+            tx: active.tx,
+            rx: key.to_wire(),
+            len: active.want as u64,
+            faulted: false,
+            ranges: Ranges::NONE,
+        };
         self.outbox.push_back((active.peer, packet));
         self.attentive = true;
     }

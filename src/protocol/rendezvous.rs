@@ -84,7 +84,7 @@ impl<I: Iface> Engine<I> {
             if let Some(step) = self.lend_windows(key, &caps) {
                 return step;
             }
-            self.core.clear_to_send(key, caps.one_sided);
+            self.core.clear_to_send(key, caps.one_sided, false);
             return Step::Done;
         }
         let chunk = (active.want - active.received).min(self.core.limits.bulk_chunk);
@@ -115,9 +115,15 @@ impl<I: Iface> Engine<I> {
     /// The sender's memory cannot be read: asks it to send, if that may work.
     pub(super) fn pull_failed(&mut self, key: Key, errno: Errno, host: &mut impl Host) -> Step {
         let Some(active) = self.core.active.get(key) else { return Step::Done };
-        if is_refusal(errno) {
+        let (from, want) = (active.received, active.want);
+        // The sender can read what others cannot: memfd_secret(2), the memory of a device. Whose address it was that
+        // is wrong, each side finds out for itself.
+        let faulted = errno.0 == libc::EFAULT;
+        if faulted && !active.target.segments.is_accessible(from, want - from, true) {
+            self.core.fail_active(key, errno.0, Cause::BufferUnwritable, host);
+        } else if faulted || is_refusal(errno) {
             let one_sided = self.iface.caps(active.peer).one_sided;
-            self.core.clear_to_send(key, one_sided);
+            self.core.clear_to_send(key, one_sided, faulted);
         } else {
             self.core.fail_active(key, errno.0, Cause::SenderUnreadable, host);
         }
@@ -178,6 +184,15 @@ impl<I: Iface> Engine<I> {
                 Step::Done
             }
             Err(SendError::Again) => Step::Again,
+            // Nobody can read them, not even we.
+            Err(SendError::Unreachable(errno))
+                if errno.0 == libc::EFAULT
+                    && !request.payload.segments().is_accessible(0, end, false) =>
+            {
+                request.state = TxState::AwaitingAnswer;
+                self.core.outbox.push_back((peer, Packet::Fault { rx }));
+                Step::Done
+            }
             Err(SendError::Unreachable(_)) => {
                 // The receiver counts what arrives in fragments: begin again from the start.
                 request.state = TxState::Streaming { rx, offset: 0, end };
@@ -361,8 +376,9 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
-    /// Asks the sender for the bytes. `one_sided`: it may be able to write them to where they go.
-    fn clear_to_send(&mut self, key: Key, one_sided: bool) {
+    /// Asks the sender for the bytes. `one_sided`: it may be able to write them to where they go. `faulted`: it had
+    /// better look whether they are there.
+    fn clear_to_send(&mut self, key: Key, one_sided: bool, faulted: bool) {
         let Some(active) = self.active.get_mut(key) else { return };
         active.cleared = true;
         active.received = 0;
@@ -371,6 +387,7 @@ impl Core {
             tx: active.tx,
             rx: key.to_wire(),
             len: active.want as u64,
+            faulted,
             ranges: if one_sided {
                 Ranges::new(active.target.segments.ranges())
             } else {
@@ -417,7 +434,14 @@ impl Core {
         }
     }
 
-    pub(super) fn on_cts(&mut self, peer: PeerId, tx: u64, rx: u64, len: u64, ranges: Ranges) {
+    pub(super) fn on_cts(
+        &mut self,
+        peer: PeerId,
+        (tx, rx): (u64, u64),
+        len: u64,
+        faulted: bool,
+        ranges: Ranges,
+    ) {
         let key = Key::from_wire(tx);
         let request = self.tx.get_mut(key).filter(|request| {
             request.peer == peer
@@ -431,7 +455,13 @@ impl Core {
             self.counts.dropped += u64::from(!self.has_left(key));
             return;
         };
-        let end = request.payload.segments().len().min(len as usize);
+        let segments = request.payload.segments();
+        let end = segments.len().min(len as usize);
+        if faulted && !segments.is_accessible(0, end, false) {
+            // The receiver's FIN ends the send.
+            self.outbox.push_back((peer, Packet::Fault { rx }));
+            return;
+        }
         if let TxState::Announced { asked, .. } = &mut request.state {
             *asked = Some((rx, end));
             return; // among the streams already
@@ -479,6 +509,16 @@ impl Core {
         active.received += active.place(active.received, payload, &self.limits);
         if active.received == active.want {
             self.finish_active(key, host);
+        }
+    }
+
+    /// The sender cannot read its own memory.
+    pub(super) fn on_fault(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
+        let key = Key::from_wire(rx);
+        if self.active.get(key).is_some_and(|a| a.peer == peer && a.cleared && !a.placing) {
+            self.fail_active(key, libc::EFAULT, Cause::SenderUnreadable, host);
+        } else {
+            self.counts.dropped += 1;
         }
     }
 

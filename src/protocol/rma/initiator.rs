@@ -441,7 +441,7 @@ impl Core {
         &mut self,
         peer: PeerId,
         tx: u64,
-        offset: u64,
+        (offset, faulted): (u64, bool),
         payload: &[u8],
         host: &mut impl Host,
     ) -> Option<()> {
@@ -452,6 +452,10 @@ impl Core {
         let fits = payload.len() <= len - *received && *received as u64 == offset;
         if op.peer != peer || op.right != Right::Read || !fits {
             return None;
+        }
+        if faulted && offset == 0 && !op.local.segments().is_accessible(0, len, true) {
+            self.end_access(key, Some((libc::EFAULT, Cause::BufferUnwritable)), host);
+            return Some(());
         }
         *received += op.local.segments().copy_in(*received, payload);
         if *received == len {
@@ -493,12 +497,18 @@ impl Core {
         Some(())
     }
 
-    /// The target cannot fetch a write.
-    pub(super) fn on_push(&mut self, peer: PeerId, tx: u64) -> Option<()> {
+    /// The target cannot fetch a write; `faulted`: from memory that it cannot read.
+    pub(super) fn on_push(&mut self, peer: PeerId, tx: u64, faulted: bool) -> Option<()> {
         let key = Key::from_wire(tx);
         let op = self.rma.ops.get_mut(key)?;
         if op.peer != peer || op.state != State::Pulled {
             return None;
+        }
+        let local = op.local.segments();
+        if faulted && !local.is_accessible(0, local.len(), false) {
+            // The target's answer ends it.
+            self.rma.answers.push_back((peer, tx, Answer::Fault));
+            return Some(());
         }
         let front = self.rma.channel(peer).queue.front().copied();
         let busy = front.and_then(|key| self.rma.ops.get(key));

@@ -225,8 +225,10 @@ impl Channel {
 enum Answer {
     /// It is done: 0, or an error number.
     Done(u32),
-    /// Send the bytes.
-    Push,
+    /// Send the bytes, if they are there: a read of them `faulted`.
+    Push { faulted: bool },
+    /// From the initiator: they are not there.
+    Fault,
     /// What was there before: of [`Results`].
     Result(Key),
 }
@@ -368,11 +370,12 @@ impl Core {
                     _ => None,
                 }
             }
-            Some(RmaPacket::ReadData { tx, offset }) => {
-                self.on_read_data(peer, tx, offset, payload, host)
+            Some(RmaPacket::ReadData { tx, offset, faulted }) => {
+                self.on_read_data(peer, tx, (offset, faulted), payload, host)
             }
             Some(RmaPacket::Done { status }) => self.on_done(peer, status, payload, host),
-            Some(RmaPacket::Push { tx }) => self.on_push(peer, tx),
+            Some(RmaPacket::Push { tx, faulted }) => self.on_push(peer, tx, faulted),
+            Some(RmaPacket::Fault { tx }) => self.on_fault_of_write(peer, tx, host),
             Some(RmaPacket::Atomic { tx, data, fetches, ranges, op, datatype }) => {
                 match packet::Prefix::read(payload, ranges, 0) {
                     Some((to, local, bytes)) => {

@@ -17,7 +17,10 @@ const ATOMIC: u8 = 22;
 const RESULT: u8 = 23;
 const GRANT: u8 = 24;
 const RETRACT: u8 = 25;
+const FAULT: u8 = 26;
 
+/// Of a PUSH and a READ_DATA: a copy from or to the initiator's memory has faulted.
+const FAULTED: u8 = 1;
 const DATA: u8 = 2;
 const MORE: u8 = 16;
 const FETCH: u8 = 32;
@@ -47,11 +50,13 @@ pub(crate) enum RmaPacket {
     /// A read from `ranges` ranges, which are the payload, into the `sinks` ranges behind them.
     Read { tx: u64, ranges: u8, sinks: u8 },
     /// Bytes of read `tx` from `offset` on.
-    ReadData { tx: u64, offset: u64 },
+    ReadData { tx: u64, offset: u64, faulted: bool },
     /// The operations that the payload names have ended: 0, or an error number.
     Done { status: u32 },
     /// The target cannot fetch the bytes of write `tx`: they are to be sent.
-    Push { tx: u64 },
+    Push { tx: u64, faulted: bool },
+    /// The initiator of write `tx`, which was asked to send it, cannot read its own memory.
+    Fault { tx: u64 },
     /// An atomic operation, by its numbers, on the elements in `ranges` ranges, which the payload
     /// begins with; the operands follow. `fetches`: what was there before is wanted.
     Atomic { tx: u64, data: Option<u64>, fetches: bool, ranges: u8, op: u8, datatype: u8 },
@@ -117,7 +122,7 @@ impl RmaPacket {
     /// Whether a header is one of these.
     #[inline]
     pub(crate) fn is_one(header: &[u8]) -> bool {
-        header.first().is_some_and(|kind| (WRITE..=RETRACT).contains(kind))
+        header.first().is_some_and(|kind| (WRITE..=FAULT).contains(kind))
     }
 
     /// To the wire.
@@ -137,11 +142,15 @@ impl RmaPacket {
                 Encoded::new(WRITE_MORE, 0, 0, 0, 0).with(tx).with(offset)
             }
             Self::Read { tx, ranges, sinks } => Encoded::new(READ, 0, ranges, sinks, 0).with(tx),
-            Self::ReadData { tx, offset } => {
-                Encoded::new(READ_DATA, 0, 0, 0, 0).with(tx).with(offset)
+            Self::ReadData { tx, offset, faulted } => {
+                let flags = if faulted { FAULTED } else { 0 };
+                Encoded::new(READ_DATA, flags, 0, 0, 0).with(tx).with(offset)
             }
             Self::Done { status } => Encoded::new(DONE, 0, 0, 0, status),
-            Self::Push { tx } => Encoded::new(PUSH, 0, 0, 0, 0).with(tx),
+            Self::Push { tx, faulted } => {
+                Encoded::new(PUSH, if faulted { FAULTED } else { 0 }, 0, 0, 0).with(tx)
+            }
+            Self::Fault { tx } => Encoded::new(FAULT, 0, 0, 0, 0).with(tx),
             Self::Atomic { tx, data, fetches, ranges, op, datatype } => {
                 let flag = |set: bool, bit: u8| if set { bit } else { 0 };
                 let flags = flag(data.is_some(), DATA) | flag(fetches, FETCH);
@@ -181,9 +190,14 @@ impl RmaPacket {
             },
             WRITE_MORE => Self::WriteMore { tx: fields.next()?, offset: fields.next()? },
             READ => Self::Read { tx: fields.next()?, ranges, sinks: locals },
-            READ_DATA => Self::ReadData { tx: fields.next()?, offset: fields.next()? },
+            READ_DATA => Self::ReadData {
+                tx: fields.next()?,
+                offset: fields.next()?,
+                faulted: flags & FAULTED != 0,
+            },
             DONE => Self::Done { status: u32::from_le_bytes([a, b, c, d]) },
-            PUSH => Self::Push { tx: fields.next()? },
+            PUSH => Self::Push { tx: fields.next()?, faulted: flags & FAULTED != 0 },
+            FAULT => Self::Fault { tx: fields.next()? },
             ATOMIC => Self::Atomic {
                 tx: fields.next()?,
                 data: if flags & DATA != 0 { Some(fields.next()?) } else { None },
@@ -226,9 +240,15 @@ impl fmt::Display for RmaPacket {
             Self::Read { tx, ranges, sinks } => {
                 write!(f, "READ tx {tx:#x} of {ranges} ranges into {sinks} ranges")
             }
-            Self::ReadData { tx, offset } => write!(f, "READ_DATA tx {tx:#x} at {offset}"),
+            Self::ReadData { tx, offset, faulted } => {
+                let faulted = if *faulted { ", faulted" } else { "" };
+                write!(f, "READ_DATA tx {tx:#x} at {offset}{faulted}")
+            }
             Self::Done { status } => write!(f, "DONE status {status}"),
-            Self::Push { tx } => write!(f, "PUSH tx {tx:#x}"),
+            Self::Push { tx, faulted } => {
+                write!(f, "PUSH tx {tx:#x}{}", if *faulted { ", faulted" } else { "" })
+            }
+            Self::Fault { tx } => write!(f, "FAULT tx {tx:#x}"),
             Self::Atomic { tx, data, fetches, ranges, op, datatype } => {
                 write!(f, "ATOMIC tx {tx:#x} op {op} type {datatype} on {ranges} ranges")?;
                 if let Some(data) = data {
@@ -363,10 +383,14 @@ mod tests {
                 ranges,
                 sinks
             }),
-            (any::<u64>(), any::<u64>())
-                .prop_map(|(tx, offset)| RmaPacket::ReadData { tx, offset }),
+            any::<(u64, u64, bool)>().prop_map(|(tx, offset, faulted)| RmaPacket::ReadData {
+                tx,
+                offset,
+                faulted
+            }),
             any::<u32>().prop_map(|status| RmaPacket::Done { status }),
-            any::<u64>().prop_map(|tx| RmaPacket::Push { tx }),
+            any::<(u64, bool)>().prop_map(|(tx, faulted)| RmaPacket::Push { tx, faulted }),
+            any::<u64>().prop_map(|tx| RmaPacket::Fault { tx }),
             (any::<u64>(), any_option(), any::<bool>(), 0..=4u8, any::<u8>(), any::<u8>())
                 .prop_map(|(tx, data, fetches, ranges, op, datatype)| {
                     RmaPacket::Atomic { tx, data, fetches, ranges, op, datatype }

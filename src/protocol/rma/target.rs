@@ -61,6 +61,8 @@ struct Read {
     done: u64,
     /// We put the bytes into the initiator's buffer; else they are sent.
     puts: bool,
+    /// That has faulted.
+    faulted: bool,
 }
 
 /// What one peer has begun here.
@@ -137,6 +139,22 @@ impl Place {
                 .and_then(|granted| if granted.id == id { Ok(granted) } else { Err(Denied::Key) });
         }
         Err(Denied::Access)
+    }
+
+    /// Whether this process reaches all of it from `offset` on, of `len` bytes: a copy from there or to it has faulted.
+    fn is_accessible(&self, offset: u64, len: u64, host: &impl Host) -> bool {
+        let mut at = offset;
+        while at < len {
+            let Ok(piece) = self.piece(at, usize::MAX, host) else { return true }; // refused in its turn
+            let memory = &piece.memory;
+            if memory.len() == 0
+                || !memory.is_accessible(0, memory.len(), self.right == Right::Write)
+            {
+                return false;
+            }
+            at += memory.len() as u64;
+        }
+        true
     }
 
     /// Copies `bytes` to where they belong from `offset` on.
@@ -310,6 +328,18 @@ impl Core {
         self.tidy(peer);
     }
 
+    /// The initiator cannot read the bytes of the first write either.
+    pub(super) fn on_fault_of_write(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        host: &mut impl Host,
+    ) -> Option<()> {
+        let write = self.rma.inbound.get(&peer)?.writes.front()?;
+        let asked = !write.pulls && write.request.tx == tx && write.done == 0;
+        asked.then(|| self.end_write(peer, libc::EFAULT as u32, host))
+    }
+
     fn end_read(&mut self, peer: PeerId, status: Option<u32>, host: &mut impl Host) {
         let Some(inbound) = self.rma.inbound.get_mut(&peer) else { return };
         let Some(Read { request, place, .. }) = inbound.reads.pop_front() else { return };
@@ -347,7 +377,8 @@ impl Core {
         match Place::find(&request.ranges, Right::Read, host) {
             Ok(place) if total > 0 => {
                 self.offer(request, false);
-                let read = Read { request: *request, place, done: 0, puts: !sinks.is_empty() };
+                let puts = !sinks.is_empty();
+                let read = Read { request: *request, place, done: 0, puts, faulted: false };
                 self.rma.inbound.entry(request.peer).or_default().reads.push_back(read);
                 self.serve_later(request.peer);
             }
@@ -388,7 +419,7 @@ impl<I: Iface> Engine<I> {
         let (done, place, sources) = (write.done, write.place, write.request.local);
         let total = write.request.ranges.total();
         if !self.iface.caps(peer).get {
-            self.ask_for_bytes(peer);
+            self.ask_for_bytes(peer, false);
             return Step::Done;
         }
         let piece = match place.piece(done, self.core.limits.bulk_chunk, host) {
@@ -415,25 +446,27 @@ impl<I: Iface> Engine<I> {
                 Step::Done
             }
             Err(SendError::Again) => Step::Again,
-            Err(SendError::Unreachable(errno)) if is_refusal(errno) => {
-                self.ask_for_bytes(peer);
-                Step::Done
-            }
             Err(SendError::Unreachable(errno)) => {
-                self.core.end_write(peer, status_of_errno(errno), host);
+                // What others cannot read, the initiator may be able to.
+                let faulted = errno.0 == libc::EFAULT && place.is_accessible(done, total, host);
+                if faulted || is_refusal(errno) {
+                    self.ask_for_bytes(peer, faulted);
+                } else {
+                    self.core.end_write(peer, status_of_errno(errno), host);
+                }
                 Step::Done
             }
         }
     }
 
-    /// The first write of `peer` cannot be fetched.
-    fn ask_for_bytes(&mut self, peer: PeerId) {
+    /// The first write of `peer` cannot be fetched; `faulted`: from memory that we cannot read.
+    fn ask_for_bytes(&mut self, peer: PeerId, faulted: bool) {
         let inbound = self.core.rma.inbound.get_mut(&peer);
         if let Some(write) = inbound.and_then(|inbound| inbound.writes.front_mut()) {
             write.pulls = false;
             write.done = 0;
             let request = write.request;
-            self.core.answer_with(&request, Answer::Push);
+            self.core.answer_with(&request, Answer::Push { faulted });
         }
     }
 
@@ -473,15 +506,17 @@ impl<I: Iface> Engine<I> {
                 Step::Done
             }
             Err(SendError::Again) => Step::Again,
-            Err(SendError::Unreachable(errno)) if is_refusal(errno) => {
-                // The initiator counts what is sent: from the start.
-                read.puts = false;
-                read.done = 0;
-                Step::Moved
-            }
             Err(SendError::Unreachable(errno)) => {
-                self.core.end_read(peer, Some(status_of_errno(errno)), host);
-                Step::Done
+                let total = read.request.ranges.total();
+                let faulted =
+                    errno.0 == libc::EFAULT && read.place.is_accessible(read.done, total, host);
+                if !faulted && !is_refusal(errno) {
+                    self.core.end_read(peer, Some(status_of_errno(errno)), host);
+                    return Step::Done;
+                }
+                // The initiator counts what is sent: from the start.
+                (read.puts, read.faulted, read.done) = (false, faulted, 0);
+                Step::Moved
             }
         }
     }
@@ -505,7 +540,11 @@ impl<I: Iface> Engine<I> {
                     continue;
                 }
             };
-            let packet = RmaPacket::ReadData { tx: read.request.tx, offset: read.done };
+            let packet = RmaPacket::ReadData {
+                tx: read.request.tx,
+                offset: read.done,
+                faulted: read.faulted,
+            };
             let sent =
                 self.iface.am_fragment(peer, packet.encode().as_slice(), piece.len(), |at, to| {
                     piece.copy_out(at, to);
@@ -577,6 +616,10 @@ impl<I: Iface> Engine<I> {
         n
     }
 
+    fn say_one(&mut self, peer: PeerId, packet: &RmaPacket) -> Result<(), SendError> {
+        self.iface.am_short(peer, packet.encode().as_slice(), 0, |_, _| ())
+    }
+
     /// Sends the first answer, and those of the `left` first ones that go with it. Returns how many.
     fn say(
         &mut self,
@@ -585,10 +628,10 @@ impl<I: Iface> Engine<I> {
     ) -> (Result<(), SendError>, usize) {
         let status = match answer {
             Answer::Done(status) => status,
-            Answer::Push => {
-                let header = RmaPacket::Push { tx }.encode();
-                return (self.iface.am_short(peer, header.as_slice(), 0, |_, _| ()), 1);
+            Answer::Push { faulted } => {
+                return (self.say_one(peer, &RmaPacket::Push { tx, faulted }), 1);
             }
+            Answer::Fault => return (self.say_one(peer, &RmaPacket::Fault { tx }), 1),
             Answer::Result(key) => return (self.send_result(peer, tx, key), 1),
         };
         let header = RmaPacket::Done { status }.encode();

@@ -391,7 +391,7 @@ fn only_the_target_can_answer_and_only_what_it_was_asked() {
         (1, RmaPacket::Result { tx }, words(&[9, 9])),
         (1, RmaPacket::Result { tx }, vec![9; 7]),
         (1, RmaPacket::Result { tx: 1 }, words(&[9])),
-        (1, RmaPacket::ReadData { tx, offset: 0 }, words(&[9])),
+        (1, RmaPacket::ReadData { tx, offset: 0, faulted: false }, words(&[9])),
     ];
     world.peer(1, 0);
     for (from, packet, payload) in &strange {

@@ -71,7 +71,7 @@ fn stray_packets_change_nothing() {
             &[
                 Packet::Fin { tx: id, status: 0 },
                 Packet::Fin { tx: id, status: 5 },
-                Packet::Cts { tx: id, rx: 0, len: 9, ranges },
+                Packet::Cts { tx: id, rx: 0, len: 9, faulted: false, ranges },
                 Packet::Fragment { rx: id, offset: 0 },
                 Packet::PutDone { rx: id },
                 Packet::Window { tx: id, rx: 0, offset: 0, len: 9, ticket: Ticket::default() },
@@ -97,7 +97,10 @@ fn only_the_receiver_can_answer_a_send() {
         &mut world,
         2,
         0,
-        &[Packet::Fin { tx, status: 0 }, Packet::Cts { tx, rx: 0, len: 5000, ranges }],
+        &[
+            Packet::Fin { tx, status: 0 },
+            Packet::Cts { tx, rx: 0, len: 5000, faulted: false, ranges },
+        ],
     );
     // The receiver itself cannot answer what was not sent, nor under another life's number.
     let older = tx | 1 << 32;
@@ -107,9 +110,9 @@ fn only_the_receiver_can_answer_a_send() {
         0,
         &[
             Packet::Fin { tx: deferred, status: 0 },
-            Packet::Cts { tx: deferred, rx: 0, len: 10, ranges },
+            Packet::Cts { tx: deferred, rx: 0, len: 10, faulted: false, ranges },
             Packet::Fin { tx: older, status: 0 },
-            Packet::Cts { tx: older, rx: 0, len: 5000, ranges },
+            Packet::Cts { tx: older, rx: 0, len: 5000, faulted: false, ranges },
         ],
     );
     let mut to = Memory::zeroed(5000);
@@ -195,16 +198,21 @@ fn a_description_of_memory_that_is_not_there_fails_the_receive() {
             &[],
         );
         world.settle();
-        if count == 0 {
-            // Without ranges it is cleared to send, and never does.
-            assert_eq!(world.node(1).engine.core.active.len(), 1);
-            world.leave(2, crate::transport::Departure::Closed);
+        // Without ranges, or with some that cannot be read, it is cleared to send, and never does.
+        assert_eq!(world.node(1).engine.core.active.len(), 1);
+        if count > 0 {
+            let active = &world.node(1).engine.core.active;
+            let rx = active.iter().map(|(key, _)| key.to_wire()).next().unwrap();
+            world.forge(2, 1, &Packet::Fault { rx }, &[]);
             world.settle();
-            assert_eq!(world.receive_failed(1).cause, Cause::PeerClosed);
-        } else {
             let f = world.receive_failed(1);
             assert_eq!((f.error, f.cause), (libc::EFAULT, Cause::SenderUnreadable));
-            assert_eq!(f.completion.len, 100);
+            assert_eq!(world.node(1).engine.core.active.len(), 0);
+        }
+        world.leave(2, crate::transport::Departure::Closed);
+        world.settle();
+        if count == 0 {
+            assert_eq!(world.receive_failed(1).cause, Cause::PeerClosed);
         }
         world.assert_empty();
     }
@@ -263,7 +271,7 @@ fn random_packets_never_stop_the_engine() {
                     offer: None,
                     ranges,
                 },
-                2 => Packet::Cts { tx: a, rx: b, len: b, ranges },
+                2 => Packet::Cts { tx: a, rx: b, len: b, faulted: false, ranges },
                 3 => Packet::Fragment { rx: a, offset: b },
                 4 => Packet::PutDone { rx: a },
                 5 => Packet::Resume { tx: a, rx: b, from: b, len: b },

@@ -114,7 +114,7 @@ fn what_goes_as_fragments_is_not_lent_windows() {
     let end = 100_000;
     let resume = Packet::Resume { tx, rx: 1, from: 0, len: end };
     assert_eq!(dropped(&mut world, 1, 0, &[window(tx, 1, 0, 1), resume]), 0);
-    let cts = Packet::Cts { tx, rx: 1, len: end, ranges: Ranges::NONE };
+    let cts = Packet::Cts { tx, rx: 1, len: end, faulted: false, ranges: Ranges::NONE };
     assert_eq!(dropped(&mut world, 1, 0, &[window(tx, 1, 0, 1), cts]), 2);
     assert!(world.node(0).engine.counts().fragment_bytes > 0);
     world.leave(1, Departure::Closed);

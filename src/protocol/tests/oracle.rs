@@ -16,7 +16,7 @@ pub(super) const FRESH: u8 = 0xa5;
 pub(super) const SPENT: u8 = 0x5a;
 
 /// A get that fails with this is not tried another way.
-pub(super) const HARD_ERROR: i32 = libc::EFAULT;
+pub(super) const HARD_ERROR: i32 = libc::EIO;
 
 const SEND: u64 = 1 << 32;
 

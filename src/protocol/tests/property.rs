@@ -60,9 +60,11 @@ impl Habits {
 fn weather(rng: &mut Rng) -> Weather {
     let refusal = Reach::Fails { after: 2, errno: libc::EPERM };
     let hard = Reach::Fails { after: 1, errno: HARD_ERROR };
-    let all = [Reach::Off, Reach::Later, Reach::On, Reach::Short, Reach::Shy, refusal, hard];
+    // The memory is there, as its owner finds out.
+    let fault = Reach::Fails { after: 1, errno: libc::EFAULT };
+    let all = [Reach::Off, Reach::Later, Reach::On, Reach::Short, Reach::Shy, refusal, fault, hard];
     let one = rng.pick(&all);
-    let put = all[..6].to_vec();
+    let put = all[..7].to_vec();
     let push_max = rng.pick(&[0, 0, 600, 5000, 1 << 20]);
     // What pushes is a network, or a node whose shorter messages go through rings.
     let node = push_max == 0 || push_max < 1 << 20 && rng.pick(&[false, true]);

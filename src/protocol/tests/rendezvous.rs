@@ -10,6 +10,9 @@ use crate::transport::Departure;
 
 const LEN: usize = 20_000;
 
+/// A copy from or to memory that other processes do not reach.
+const FAULTS: Reach = Reach::Fails { after: 1, errno: libc::EFAULT };
+
 fn world(get: Reach, put: Reach) -> World {
     World::new(2, Weather { get: vec![get], put: vec![put], ..Weather::fair() }, LIMITS)
 }
@@ -309,6 +312,18 @@ fn what_has_left_outlives_its_sender() {
     }
 }
 
+#[test]
+fn memory_that_only_its_owner_reaches_goes_by_the_ring() {
+    for (get, put) in [(FAULTS, Reach::On), (FAULTS, FAULTS), (FAULTS, Reach::Off)] {
+        for (room, early) in [(LEN, true), (LEN, false), (LEN / 2, true)] {
+            let (pulled, pushed, fragments) = exchange(world(get, put), room, early);
+            assert!(pulled > 0, "it was tried");
+            assert_eq!(pushed >= room as u64, put == Reach::On, "{put:?}");
+            assert_eq!(fragments >= room as u64, put != Reach::On, "{put:?}");
+        }
+    }
+}
+
 /// The receive is posted when a part of the message has been read, and the sender has gone: whoever asks for the rest
 /// asks nobody, and the rest is there.
 #[test]
@@ -394,7 +409,7 @@ fn who_asks_too_late_for_the_rest_has_it_already() {
             tx: tx.unwrap(),
             rx: 7,
             len: LEN as u64,
-            
+            faulted: false,
             ranges: Ranges::NONE,
         };
         world.forge(1, 0, &late, &[]);
@@ -402,7 +417,7 @@ fn who_asks_too_late_for_the_rest_has_it_already() {
             tx: tx.unwrap() + 1,
             rx: 7,
             len: LEN as u64,
-            
+            faulted: false,
             ranges: Ranges::NONE,
         };
         world.forge(1, 0, &never, &[]);

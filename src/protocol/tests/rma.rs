@@ -34,7 +34,17 @@ fn refused(world: &mut World, at: usize) -> (i32, Cause) {
 /// Every size at which the way changes, with and without the other side's reach.
 #[test]
 fn bytes_go_there_and_back() {
-    for (get, put) in [(Reach::Off, Reach::Off), (Reach::On, Reach::On), (Reach::Off, Reach::On)] {
+    // Memory that only its owner reaches.
+    let (first, later) = ([0, 1]).map(|after| Reach::Fails { after, errno: libc::EFAULT }).into();
+    let ways = [
+        (Reach::Off, Reach::Off),
+        (Reach::On, Reach::On),
+        (Reach::Off, Reach::On),
+        (first, Reach::On),
+        (Reach::On, later),
+        (later, later),
+    ];
+    for (get, put) in ways {
         for to in [0, 1] {
             for len in [0, 1, 60, 256, 257, 1000, 1024, 5000, 200_000] {
                 let mut world = world(get, put);
@@ -339,10 +349,10 @@ fn packets_that_nobody_sends_are_dropped() {
         (RmaPacket::Read { tx: 1, ranges: 1, sinks: 0 }, words(&[KEY, 0])),
         (RmaPacket::Read { tx: 1, ranges: 1, sinks: 1 }, words(&with_source)),
         (RmaPacket::Read { tx: 1, ranges: 1, sinks: 0 }, words(&[KEY, 0, 1, 1])),
-        (RmaPacket::ReadData { tx: 0, offset: 0 }, vec![1; 10]),
+        (RmaPacket::ReadData { tx: 0, offset: 0, faulted: false }, vec![1; 10]),
         (RmaPacket::Done { status: 0 }, words(&[0])),
         (RmaPacket::Done { status: 0 }, vec![0; 9]),
-        (RmaPacket::Push { tx: 0 }, vec![]),
+        (RmaPacket::Push { tx: 0, faulted: false }, vec![]),
     ];
     for (packet, payload) in &bad {
         let before = world.dropped(1);
@@ -366,14 +376,14 @@ fn only_the_target_can_answer_and_only_what_it_was_asked() {
     // It is the first operation, so this is its name.
     let tx = 0;
     let strange = [
-        (2, RmaPacket::ReadData { tx, offset: 0 }, vec![9; 100]),
+        (2, RmaPacket::ReadData { tx, offset: 0, faulted: false }, vec![9; 100]),
         (2, RmaPacket::Done { status: 0 }, words(&[tx])),
         (2, RmaPacket::Done { status: 5 }, words(&[tx])),
         (1, RmaPacket::Done { status: 0 }, words(&[tx])),
-        (1, RmaPacket::ReadData { tx, offset: 1 }, vec![9; 10]),
-        (1, RmaPacket::ReadData { tx, offset: 0 }, vec![9; 101]),
-        (1, RmaPacket::ReadData { tx: 1 << 32, offset: 0 }, vec![9; 100]),
-        (1, RmaPacket::Push { tx }, vec![]),
+        (1, RmaPacket::ReadData { tx, offset: 1, faulted: false }, vec![9; 10]),
+        (1, RmaPacket::ReadData { tx, offset: 0, faulted: false }, vec![9; 101]),
+        (1, RmaPacket::ReadData { tx: 1 << 32, offset: 0, faulted: false }, vec![9; 100]),
+        (1, RmaPacket::Push { tx, faulted: false }, vec![]),
     ];
     for (from, packet, payload) in &strange {
         forge(&world, *from, 0, packet, payload);

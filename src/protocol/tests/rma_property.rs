@@ -92,7 +92,8 @@ fn any_operation(rng: &mut Rng) -> (Operation, Form) {
 
 fn weather(rng: &mut Rng) -> Weather {
     let refusal = Reach::Fails { after: 2, errno: libc::EPERM };
-    let all = [Reach::Off, Reach::Later, Reach::On, Reach::Short, Reach::Shy, refusal];
+    let fault = Reach::Fails { after: 1, errno: libc::EFAULT };
+    let all = [Reach::Off, Reach::Later, Reach::On, Reach::Short, Reach::Shy, refusal, fault];
     let pick = |rng: &mut Rng| vec![rng.pick(&all)];
     let device = rng.percent(40);
     let weather = Weather {

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/* Memory that no other process can read or write, though its owner can: memfd_secret(2), as the memory of a device is.
+ * And memory that its owner cannot either. */
+#include "all_forms.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LEN (5 << 20)
+#define RIGHTS (FI_REMOTE_READ | FI_REMOTE_WRITE)
+#define KEY 0x51DEu
+
+#ifndef SYS_memfd_secret
+#define SYS_memfd_secret 447
+#endif
+
+/* NULL where the kernel has none to give. */
+static char *hidden(void)
+{
+	int fd = (int)syscall(SYS_memfd_secret, 0);
+	void *memory;
+
+	if (fd < 0)
+		return NULL;
+	if (ftruncate(fd, LEN)) {
+		close(fd);
+		return NULL;
+	}
+	memory = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	close(fd);
+	return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* The error of the next operation that ends, or 0. */
+static int end_of(struct fid_cq *cq)
+{
+	struct fi_cq_tagged_entry entry;
+	struct fi_cq_err_entry error = { 0 };
+	double end = now() + PATIENCE_S;
+	ssize_t n;
+
+	while ((n = fi_cq_read(cq, &entry, 1)) == -FI_EAGAIN)
+		CHECK(now() < end);
+	if (n == 1)
+		return 0;
+	SAME(n, -FI_EAVAIL);
+	SAME(fi_cq_readerr(cq, &error, 0), 1);
+	return error.err;
+}
+
+static void hidden_memory(struct side *me)
+{
+	static const size_t sizes[] = { 8, 16384, 100000, 1 << 20, (1 << 20) + 1, LEN };
+	char *plain = need(LEN), *secret = hidden();
+	bool have = secret != NULL, theirs;
+	struct fid_mr *mr[2];
+
+	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_TAGGED | FI_RMA });
+	tell(me, &have, sizeof(have));
+	hear(me, &theirs, sizeof(theirs));
+	if (!have || !theirs) {
+		printf("    memfd_secret(2) is not to be had here\n");
+		goto out;
+	}
+	for (int way = 1; way < 4; way++) {
+		char *from = way & 1 ? secret : plain, *to = way & 2 ? secret : plain;
+
+		for (uint32_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+			if (me->rank == 0) {
+				fill(from, sizes[i], i);
+				POST(me, fi_tsend(me->ep, from, sizes[i], NULL, me->peer, i, NULL));
+				SAME(end_of(me->tx), 0);
+			} else {
+				POST(me, fi_trecv(me->ep, to, sizes[i], NULL, me->peer, i, 0, NULL));
+				SAME(end_of(me->rx), 0);
+				CHECK(holds(to, sizes[i], i, 0));
+			}
+		}
+		barrier(me);
+	}
+	OK(fi_mr_reg(me->domain, secret, LEN, RIGHTS, 0, KEY, 0, &mr[0], NULL));
+	OK(fi_mr_reg(me->domain, plain, LEN, RIGHTS, 0, KEY + 1, 0, &mr[1], NULL));
+	barrier(me);
+	if (me->rank == 0) {
+		/* The later ones it may carry out alone. */
+		for (uint32_t i = 0; i < 3 * sizeof(sizes) / sizeof(*sizes); i++) {
+			size_t len = sizes[i % (sizeof(sizes) / sizeof(*sizes))];
+
+			for (int way = 1; way < 4; way++) {
+				char *local = way & 1 ? secret : plain;
+				uint64_t key = way & 2 ? KEY : KEY + 1;
+
+				fill(local, len, i);
+				POST(me, fi_write(me->ep, local, len, NULL, me->peer, 0, key, NULL));
+				SAME(end_of(me->tx), 0);
+				memset(local, 0, len);
+				POST(me, fi_read(me->ep, local, len, NULL, me->peer, 0, key, NULL));
+				SAME(end_of(me->tx), 0);
+				CHECK(holds(local, len, i, 0));
+			}
+		}
+	}
+	barrier(me);
+	OK(fi_close(&mr[0]->fid));
+	OK(fi_close(&mr[1]->fid));
+	munmap(secret, LEN);
+out:
+	side_end(me);
+	free(plain);
+}
+
+/* Addresses where nothing is: an error where both sides would have copied, and what follows is not hurt. */
+static void memory_that_is_not_there(struct side *me)
+{
+	const char *cma = getenv("FI_UDRV_CMA"), *shm = getenv("FI_UDRV_SHM");
+	/* Elsewhere the bytes are copied by loads and stores of the process itself. */
+	bool told = (!cma || !strcmp(cma, "auto")) && (!shm || strcmp(shm, "0")) &&
+		    !getenv("FI_UDRV_PUSH_MAX");
+	char *plain = need(LEN);
+	char *nothing = mmap(NULL, LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct fid_mr *mr;
+
+	CHECK(nothing != MAP_FAILED);
+	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_TAGGED | FI_RMA });
+	OK(fi_mr_reg(me->domain, plain, LEN, RIGHTS, 0, KEY, 0, &mr, NULL));
+	barrier(me);
+	for (int bad = 0; told && bad < 2; bad++) {
+		if (me->rank == 0) {
+			POST(me, fi_tsend(me->ep, bad ? plain : nothing, LEN, NULL, me->peer, 1, NULL));
+			SAME(end_of(me->tx), FI_EFAULT);
+		} else {
+			POST(me, fi_trecv(me->ep, bad ? nothing : plain, LEN, NULL, me->peer, 1, 0, NULL));
+			SAME(end_of(me->rx), FI_EFAULT);
+		}
+		barrier(me);
+	}
+	if (told && me->rank == 0) {
+		for (int i = 0; i < 3; i++) {
+			POST(me, fi_write(me->ep, nothing, LEN, NULL, me->peer, 0, KEY, NULL));
+			SAME(end_of(me->tx), FI_EFAULT);
+			POST(me, fi_read(me->ep, nothing, LEN, NULL, me->peer, 0, KEY, NULL));
+			SAME(end_of(me->tx), FI_EFAULT);
+		}
+		fill(plain, LEN, 5);
+		POST(me, fi_write(me->ep, plain, LEN, NULL, me->peer, 0, KEY, NULL));
+		SAME(end_of(me->tx), 0);
+	}
+	barrier(me);
+	CHECK(!told || holds(plain, LEN, 5, 0));
+	OK(fi_close(&mr->fid));
+	side_end(me);
+	munmap(nothing, LEN);
+	free(plain);
+}
+
+const struct group hidden_groups[] = {
+	{ "hidden_memory", hidden_memory },
+	{ "memory_that_is_not_there", memory_that_is_not_there },
+	{ NULL, NULL },
+};
