@@ -15,6 +15,7 @@ use crate::sys::process;
 use crate::telemetry::log;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::{job_key, verbs};
+use crate::transport::shm::reaching::{are_left_settled, settle};
 use libfabric_sys::{
     FI_AV_AUTH_KEY, FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS,
     FI_EOPNOTSUPP, FI_FLUSH_WORK, FI_MR_BASIC, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO,
@@ -125,7 +126,7 @@ impl Domain {
 }
 
 impl Domain {
-    /// Peers do not reach this region without us any more, once this returns.
+    /// Peers do not reach this region without us any more, once this has returned and then [`Domain::settle`].
     pub(super) fn revoke(&self, region: u64, guard: &Guard<'_>) {
         // SAFETY: the guard is of this domain; the copy ends the borrow.
         let endpoints = unsafe { self.state(guard) }.endpoints.clone();
@@ -135,6 +136,24 @@ impl Domain {
                 engine.revoke(region);
             }
         }
+    }
+}
+
+impl Domain {
+    /// Waits until no peer is in the middle of what it began before a `revoke`; nobody holds the lock meanwhile. False:
+    /// one still is, which is neither stopped nor has ended (`transport::shm::reaching`).
+    pub(super) fn settle(&self) -> bool {
+        settle(|insists| {
+            let guard = self.lock.lock();
+            // SAFETY: the guard is of this domain; the copy ends the borrow.
+            let endpoints = unsafe { self.state(&guard) }.endpoints.clone();
+            let settled = endpoints.into_iter().all(|endpoint| {
+                // SAFETY: endpoints leave the domain's list under the lock before they go away.
+                let engine = unsafe { &*endpoint }.engine(&guard);
+                engine.is_none_or(|engine| engine.is_settled(insists))
+            });
+            settled && are_left_settled()
+        })
     }
 }
 

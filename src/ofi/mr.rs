@@ -11,11 +11,11 @@ use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::telemetry::log;
 use crate::transport::net::reliable::tag::JobKey;
 use libfabric_sys::{
-    FI_AUTH_KEY, FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EINVAL, FI_ENABLE, FI_ENOKEY,
-    FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_SYSTEM, FI_MAP_RAW_MR,
-    FI_MR_DMABUF, FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY, fi_mr_attr,
-    fi_mr_auth_key, fi_mr_map_raw, fi_mr_raw_attr, fi_ops, fi_ops_mr, fi_version, fid, fid_domain,
-    fid_mr,
+    FI_AUTH_KEY, FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EBUSY, FI_EINVAL, FI_ENABLE,
+    FI_ENOKEY, FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_SYSTEM,
+    FI_MAP_RAW_MR, FI_MR_DMABUF, FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY,
+    fi_mr_attr, fi_mr_auth_key, fi_mr_map_raw, fi_mr_raw_attr, fi_ops, fi_ops_mr, fi_version, fid,
+    fid_domain, fid_mr,
 };
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -288,11 +288,12 @@ unsafe extern "C" fn regattr(
     })
 }
 
-/// After this nobody reaches the memory any more: operations under way look it up for every piece.
+/// After this nobody reaches the memory any more: operations under way look it up for every piece. -FI_EBUSY: a peer has
+/// been in the middle of a copy for too long, and may be for a while; the region is open until another call.
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(mr)", || {
         // SAFETY: a region of ours, open until now.
-        let mr = unsafe { Box::from_raw(fid.cast::<MrFid>()) };
+        let mut mr = unsafe { Box::from_raw(fid.cast::<MrFid>()) };
         let guard = mr.domain.lock.lock();
         // SAFETY: the guard is of the region's domain; one short step.
         let state = unsafe { mr.domain.state(&guard) };
@@ -303,7 +304,12 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         state.region_keys.remove(&mr.id);
         mr.domain.revoke(mr.id, &guard);
         drop(guard);
-        0
+        if mr.domain.settle() {
+            return 0;
+        }
+        mr.remote = false;
+        let _ = Box::into_raw(mr);
+        -FI_EBUSY
     })
 }
 
@@ -347,7 +353,10 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
     }
     // From now on somebody hears of what peers do to it.
     mr.domain.revoke(mr.id, &guard);
-    mr.domain.feed(counter, &guard)
+    let fed = mr.domain.feed(counter, &guard);
+    drop(guard);
+    mr.domain.settle();
+    fed
 }
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
@@ -359,6 +368,7 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
             // SAFETY: a region of ours.
             let mr = unsafe { &*fid.cast::<MrFid>() };
             mr.domain.revoke(mr.id, &mr.domain.lock.lock());
+            mr.domain.settle();
             0
         }
         // SAFETY: a region of ours; `arg` is as fi_mr.3 says.

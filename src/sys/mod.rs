@@ -12,6 +12,7 @@ pub(crate) mod cma;
 pub(crate) mod dl;
 pub(crate) mod errno;
 pub(crate) mod event;
+pub(crate) mod gate;
 pub(crate) mod mappings;
 pub(crate) mod net;
 pub(crate) mod numbers;

@@ -128,10 +128,8 @@ pub(crate) fn is_running(pid: i32) -> bool {
     if unsafe { libc::kill(pid, 0) } != 0 {
         return Errno::last().0 != libc::ESRCH;
     }
-    // A zombie answers signal 0: its state follows the name, which ends with the last ')'.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    !matches!(state, Some('Z' | 'X'))
+    // A zombie answers signal 0.
+    !matches!(state_in(format!("/proc/{pid}/stat").as_ref()), Some('Z' | 'X'))
 }
 
 /// False once no thread of the process runs any more: threads may outlive the first one, for a moment
@@ -141,6 +139,20 @@ pub(crate) fn has_threads(pid: i32) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
         threads.is_ok_and(|threads| threads.count() > 1)
     }
+}
+
+/// Whether no thread of the process runs: each is stopped (SIGSTOP, or a debugger) or has ended. A thread stops on its way
+/// back from the kernel, or on its way in, so none of them is within a system call. False when that cannot be told.
+pub(crate) fn is_stopped(pid: i32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let mut states = threads.map(|thread| state_in(&thread.ok()?.path().join("stat")));
+    pid > 0 && states.all(|state| matches!(state, Some('T' | 't' | 'Z' | 'X')))
+}
+
+/// The state in a file `stat`: it follows the name, which ends with the last ')'.
+fn state_in(stat: &std::path::Path) -> Option<char> {
+    let stat = std::fs::read_to_string(stat).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 /// A descriptor that becomes readable when the process ends. `None` where the kernel has none to give,
@@ -231,6 +243,29 @@ mod tests {
         assert_eq!(version_of("6.1.0-18-amd64"), Some((6, 1)));
         assert_eq!(version_of("5.12-rc1"), Some((5, 12)));
         assert_eq!((version_of(""), version_of("six.one"), version_of("6")), (None, None, None));
+    }
+
+    #[test]
+    fn a_stopped_process_is_known() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        let becomes = |stopped: bool| {
+            let began = std::time::Instant::now();
+            while is_stopped(pid) != stopped && began.elapsed().as_secs() < 20 {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            is_stopped(pid) == stopped
+        };
+        assert!(becomes(false));
+        // SAFETY: a child of ours.
+        unsafe { libc::kill(pid, libc::SIGSTOP) };
+        assert!(becomes(true) && is_running(pid));
+        // SAFETY: a child of ours.
+        unsafe { libc::kill(pid, libc::SIGCONT) };
+        assert!(becomes(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_stopped(pid) && !is_stopped(0) && !is_stopped(super::pid()));
     }
 
     #[test]

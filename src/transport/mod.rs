@@ -522,9 +522,16 @@ pub(crate) trait Iface {
     }
 
     /// A region that `peer` was told of ends. True: what it was told with that epoch is void, and it touches
-    /// nothing of it any more; false: the peer should hear of that region's end, in order.
+    /// nothing of it any more once `is_settled` says so; false: the peer should hear of that region's end, in order.
     fn revoke(&mut self, peer: PeerId) -> bool {
         let _ = peer;
+        true
+    }
+
+    /// Whether no peer is in the middle of a copy any more that it began before a `revoke`. `insists`: none that has not
+    /// begun shall begin, whatever else that takes away.
+    fn is_settled(&mut self, insists: bool) -> bool {
+        let _ = insists;
         true
     }
 

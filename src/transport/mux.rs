@@ -669,6 +669,10 @@ impl Iface for Mux {
         by_epoch
     }
 
+    fn is_settled(&mut self, insists: bool) -> bool {
+        self.shm.is_settled(insists)
+    }
+
     fn conceal(&mut self, region: u64) {
         if let Some(net) = self.net_mut() {
             net.conceal(region);

@@ -2,6 +2,7 @@
 /* One-sided operations that rank 0 carries out alone in the memory of rank 1, where the node lets it. */
 #include "all_forms.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -183,6 +184,68 @@ static void alone_until_closed(struct side *me)
 	free(local);
 }
 
+/*
+ * The same while rank 0 is stopped in the middle of what it does there: fi_close returns, and what rank 0 was about to do
+ * touches nothing when it goes on.
+ */
+static void alone_when_stopped(struct side *me)
+{
+	char *memory = need(LEN), *local = need(LEN);
+	uint64_t random = 7;
+
+	fill(local, LEN, 1);
+	for (int round = 0; round < (slow ? 2 : 8); round++) {
+		int64_t mine = getpid(), theirs;
+		struct fid_mr *mr = NULL;
+
+		side_begin(me, &(struct setup){ .caps = CAPS });
+		tell(me, &mine, sizeof(mine));
+		hear(me, &theirs, sizeof(theirs));
+		if (me->rank == 1 && mine != theirs)
+			mr = region(me, memory, KEY);
+		barrier(me);
+		if (mine == theirs) {
+			/* It would stop itself. */
+		} else if (me->rank == 0) {
+			for (int error = 0, pending = 0; !error || pending;) {
+				while (!error && pending < 4) {
+					write_one(me, local, LEN, KEY);
+					pending++;
+				}
+				int found = end_of(me);
+				pending--;
+				if (found)
+					SAME(error = found, FI_EKEYREJECTED);
+			}
+		} else {
+			double until, begun;
+			int rc;
+
+			while (!memory[0])
+				progress(me);
+			for (until = now() + 2e-3 + (double)(next_random(&random) % 500) * 1e-6; now() < until;)
+				progress(me);
+			kill((pid_t)theirs, SIGSTOP);
+			begun = now();
+			/* A process that has no processor is not stopped as yet. */
+			while ((rc = fi_close(&mr->fid)) == -FI_EBUSY)
+				CHECK(now() < begun + 20);
+			OK(rc);
+			memset(memory, 0x5a, LEN);
+			kill((pid_t)theirs, SIGCONT);
+			for (until = now() + 20e-3; now() < until;)
+				progress(me);
+			for (int i = 0; i < LEN; i++)
+				if (memory[i] != 0x5a)
+					FAIL("round %d: byte %d of a closed region was written", round, i);
+			memset(memory, 0, LEN);
+		}
+		side_end(me);
+	}
+	free(memory);
+	free(local);
+}
+
 /* A counter that comes to a region which rank 0 knows already hears of everything from then on. */
 static void alone_unless_heard(struct side *me)
 {
@@ -225,6 +288,7 @@ static void alone_unless_heard(struct side *me)
 const struct group alone_groups[] = {
 	{ "alone_while_computing", alone_while_computing },
 	{ "alone_until_closed", alone_until_closed },
+	{ "alone_when_stopped", alone_when_stopped },
 	{ "alone_unless_heard", alone_unless_heard },
 	{ NULL, NULL },
 };

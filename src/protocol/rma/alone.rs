@@ -408,7 +408,12 @@ impl<I: Iface> Engine<I> {
         self.iface.am_short(peer, RmaPacket::Retract { key }.encode().as_slice(), 0, |_, _| ())
     }
 
-    /// Nobody reaches this region by itself any more, once this returns.
+    /// See [`Iface::is_settled`].
+    pub(crate) fn is_settled(&mut self, insists: bool) -> bool {
+        self.iface.is_settled(insists)
+    }
+
+    /// Nobody reaches this region by itself any more, once this has returned and [`Engine::is_settled`].
     pub(crate) fn revoke(&mut self, region: u64) {
         let Self { core, iface, .. } = self;
         let told = &mut core.rma.told;

@@ -2,37 +2,70 @@
 //!
 //! # Safety
 //!
-//! The local ranges come from a [`SegmentList`]: memory that the application lent to an operation that
+//! Every copy names a word of the other process's gate first. The local ranges come from a `SegmentList`: memory that the application lent to an operation that
 //! is pending. Probes use locals.
 #![allow(unsafe_code)]
 
-use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::sys::cma::{self, Range};
-use crate::transport::SendError;
+use crate::sys::cma::{self, MAX_RANGES, Range};
 
-/// Runs `copy` on the ranges of `local`, and tells "later" from "never".
-pub(super) fn transfer(
-    local: &SegmentList,
-    copy: impl FnOnce(&[Range]) -> Result<usize, Errno>,
-) -> Result<usize, SendError> {
-    let (ranges, n) = local.ranges();
-    match copy(ranges.get(..n).unwrap_or(&[])) {
-        Ok(0) => Err(SendError::Unreachable(Errno(libc::EFAULT))),
-        Ok(n) => Ok(n),
-        Err(Errno(libc::EINTR | libc::EAGAIN)) => Err(SendError::Again),
-        Err(e) => Err(SendError::Unreachable(e)),
+/// The way into a process: its id, and where the two words are that it lets peers touch (`sys::gate`). The first one holds
+/// `name`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entrance {
+    pub(super) pid: i32,
+    pub(super) gate: u64,
+    pub(super) name: u64,
+}
+
+/// Bytes of a word of a gate.
+const WORD: u64 = 8;
+
+/// `first`, and then the others.
+fn behind(first: Range, others: &[Range]) -> ([Range; MAX_RANGES], usize) {
+    let mut ranges = [first; MAX_RANGES];
+    let rest = ranges.get_mut(1..).unwrap_or_default();
+    for (to, from) in rest.iter_mut().zip(others) {
+        *to = *from;
+    }
+    (ranges, MAX_RANGES.min(1 + others.len()))
+}
+
+impl Entrance {
+    /// Copies from `remote` to `local`, and says how many bytes. Errors: EPERM for a closed gate, ESRCH for another process
+    /// that has the id by now, EFAULT.
+    pub(super) fn read(&self, local: &[Range], remote: &[Range]) -> Result<usize, Errno> {
+        let mut word = 0u64;
+        let here = Range { addr: (&raw mut word).expose_provenance() as u64, len: WORD };
+        let (local, locals) = behind(here, local);
+        let (remote, remotes) = behind(Range { addr: self.gate, len: WORD }, remote);
+        let (local, remote) = (local.get(..locals), remote.get(..remotes));
+        let (local, remote) = (local.unwrap_or_default(), remote.unwrap_or_default());
+        // SAFETY: a live local, and what was lent to a receive that is pending.
+        let moved = past_gate(unsafe { cma::read(self.pid, local, remote) })?;
+        if word == self.name { Ok(moved) } else { Err(Errno(libc::ESRCH)) }
+    }
+
+    /// The same from `local` to `remote`.
+    pub(super) fn write(&self, local: &[Range], remote: &[Range]) -> Result<usize, Errno> {
+        let here = Range { addr: (&raw const self.name).expose_provenance() as u64, len: WORD };
+        let there = Range { addr: self.gate.wrapping_add(WORD), len: WORD };
+        let (local, locals) = behind(here, local);
+        let (remote, remotes) = behind(there, remote);
+        let (local, remote) = (local.get(..locals), remote.get(..remotes));
+        let (local, remote) = (local.unwrap_or_default(), remote.unwrap_or_default());
+        // SAFETY: a live field, and what was lent to a send that is pending.
+        past_gate(unsafe { cma::write(self.pid, local, remote) })
     }
 }
 
-pub(super) fn read_ranges(pid: i32, local: &[Range], remote: &[Range]) -> Result<usize, Errno> {
-    // SAFETY: `local` was lent to a receive that is pending.
-    unsafe { cma::read(pid, local, remote) }
-}
-
-pub(super) fn write_ranges(pid: i32, local: &[Range], remote: &[Range]) -> Result<usize, Errno> {
-    // SAFETY: `local` was lent to a send that is pending.
-    unsafe { cma::write(pid, local, remote) }
+/// Bytes that were copied behind the word of a gate. What does not come so far has found it closed.
+fn past_gate(moved: Result<usize, Errno>) -> Result<usize, Errno> {
+    match moved {
+        Ok(moved) => moved.checked_sub(WORD as usize).ok_or(Errno(libc::EPERM)),
+        Err(Errno(libc::EFAULT)) => Err(Errno(libc::EPERM)),
+        Err(error) => Err(error),
+    }
 }
 
 pub(super) fn probe_read(pid: i32, remote: &[Range]) -> Option<u64> {

@@ -108,7 +108,10 @@ impl Shm {
             self.epoll.remove(link.socket.as_fd());
             known = true;
             link.end_sharing();
-            link.end_reaching();
+            if let Some(unsettled) = link.end_reaching() {
+                self.unsettled.push(unsettled);
+                self.settle();
+            }
             closed_in_order = link.consumer.producer_closed();
             // Bounded by the ring: its producer is gone or is no longer listened to. What a broken one holds
             // cannot be told.

@@ -20,6 +20,7 @@ use crate::transport::share::CellTable;
 use crate::transport::{Address, Handler, PeerId, SendError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 impl Shm {
     /// Makes the link to `peer`, which listens at `address`. Errors: Again when its backlog is full;
@@ -61,7 +62,7 @@ impl Shm {
             source: self.me,
             nonce: self.nonce,
             geometry,
-            probe_addr: self.probe.as_ptr().expose_provenance() as u64,
+            probe_addr: self.gate.address(),
             features: hello::PLACES
                 | match self.cma {
                     CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS | hello::REACHES,
@@ -260,13 +261,15 @@ impl Shm {
         self.inbound.push(Inbound {
             peer,
             consumer,
-            socket,
+            socket: Arc::new(socket),
             pid,
             nonce: hello.nonce,
+            gate: hello.probe_addr,
+            shut: AtomicBool::new(false),
             can_get,
             can_put,
             assists: hello.features & hello::ASSISTS != 0,
-            reaches: hello.features & hello::REACHES != 0,
+            reaches: hello.features & hello::REACHES != 0 && pid > 0,
             places,
             cells: CellTable::default(),
         });

@@ -14,7 +14,7 @@ mod fixture;
 mod handshake;
 mod hello;
 mod layout;
-mod reaching;
+pub(crate) mod reaching;
 mod ring;
 mod sharing;
 mod storage;
@@ -27,17 +27,19 @@ use crate::config::CmaPolicy;
 use crate::memory::{Segment, SegmentList};
 use crate::sys::cma::Range;
 use crate::sys::event::{Doorbell, Epoll};
+use crate::sys::gate::Gate;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
-use attach::{read_ranges, transfer, write_ranges};
+use attach::Entrance;
 use copy_rate::CopyRate;
 use handshake::read_answer;
 use layout::{FRUGAL, SLOT_ROOM};
+use reaching::Unsettled;
 use ring::{Area, Consumer, Popped, Producer, Wake};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Messages taken from one ring before the next ring has its turn.
 const BATCH: usize = 16;
@@ -101,9 +103,12 @@ struct Watch {
 struct Inbound {
     peer: PeerId,
     consumer: Consumer,
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     pid: i32,
     nonce: u64,
+    /// Where its gate is, and whether we have found that closed.
+    gate: u64,
+    shut: AtomicBool,
     can_get: bool,
     can_put: bool,
     /// The sender helps to copy long messages.
@@ -116,6 +121,16 @@ struct Inbound {
 }
 
 impl Inbound {
+    /// We may copy from the memory of its sender, and to it.
+    fn reach(&self) -> (bool, bool) {
+        let open = !self.shut.load(Ordering::Relaxed);
+        (self.can_get && open, self.can_put && open)
+    }
+
+    fn entrance(&self) -> Entrance {
+        Entrance { pid: self.pid, gate: self.gate, name: self.nonce }
+    }
+
     /// Whether this link is of another life than the one of process `listener`.
     fn has_ended(&self, listener: i32) -> bool {
         self.pid != listener
@@ -133,8 +148,11 @@ pub(crate) struct Shm {
     _name: Option<OwnedFd>,
     doorbell: Doorbell,
     epoll: Epoll,
-    /// [0] holds `nonce` for peers to read, [1] is theirs to write: probes of cross-memory attach.
-    probe: Box<[AtomicU64; 2]>,
+    /// Holds `nonce` for peers to read, and a word that is theirs to write: probes of cross-memory attach, and the
+    /// beginning of each copy.
+    gate: Gate,
+    /// Peers that were in the middle of a copy when what they were told became void.
+    unsettled: Vec<Unsettled>,
     cma: CmaPolicy,
     /// Of the application's job key, 0 without one.
     mark: u64,
@@ -194,7 +212,8 @@ impl Shm {
             _name: reserved,
             doorbell,
             epoll,
-            probe: Box::new([AtomicU64::new(nonce), AtomicU64::new(0)]),
+            gate: Gate::new(nonce)?,
+            unsettled: Vec::new(),
             cma,
             mark: 0,
             push_max: None,
@@ -254,8 +273,7 @@ impl Shm {
 
     pub(crate) fn caps(&self, peer: PeerId) -> Caps {
         let geometry = self.out(peer).map_or(FRUGAL, |link| link.producer.geometry());
-        let (get, put) =
-            self.inbound_of(peer).map_or((false, false), |link| (link.can_get, link.can_put));
+        let (get, put) = self.inbound_of(peer).map_or((false, false), Inbound::reach);
         let features = self.out(peer).and_then(|link| link.features);
         Caps {
             short_max: SLOT_ROOM,
@@ -268,7 +286,9 @@ impl Shm {
             window_min: 0,
             get,
             put,
-            one_sided: true,
+            // Whoever cannot be seen from here lives in another pid name space, and its end, or that it is stopped, could
+            // not be told from a copy that goes on.
+            one_sided: self.out(peer).is_none_or(|link| link.pid > 0),
             reach_read: get,
             reach_write: put,
             reach_read_min: usize::MAX,
@@ -333,9 +353,7 @@ impl Shm {
         local: &SegmentList,
         remote: &[Range],
     ) -> Result<usize, SendError> {
-        let link = self.inbound_of(peer).filter(|link| link.can_get);
-        let Some(link) = link else { return Err(SendError::Unreachable(Errno(libc::EPERM))) };
-        transfer(local, |ranges| read_ranges(link.pid, ranges, remote))
+        self.copy(peer, local, remote, true, None)
     }
 
     /// See [`super::Iface::put`].
@@ -345,9 +363,7 @@ impl Shm {
         local: &SegmentList,
         remote: &[Range],
     ) -> Result<usize, SendError> {
-        let link = self.inbound_of(peer).filter(|link| link.can_put);
-        let Some(link) = link else { return Err(SendError::Unreachable(Errno(libc::EPERM))) };
-        transfer(local, |ranges| write_ranges(link.pid, ranges, remote))
+        self.copy(peer, local, remote, false, None)
     }
 
     /// Whether `poll_sockets` should not wait.
@@ -501,11 +517,15 @@ impl Drop for Shm {
             for link in self.outbound.iter().flatten() {
                 link.producer.close();
             }
+            // What this endpoint's receives and sends lend is the application's again.
+            self.gate.close();
             for link in &mut self.inbound {
                 link.consumer.close();
                 link.end_sharing();
-                link.end_reaching();
+                self.unsettled.extend(link.end_reaching());
             }
+            self.settle();
+            self.leave_unsettled();
         }
     }
 }

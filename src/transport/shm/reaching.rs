@@ -1,46 +1,149 @@
-//! Regions of the receiver of a link that its sender reaches by itself (PROTOCOL.md §2.10). The sender
-//! says that it is at it, and then looks whether it still may; the receiver says that it may not, and
-//! then looks whether the sender is at it. So one of the two sees the other.
+//! Copies that one end of a link makes from and to the other's memory (PROTOCOL.md §2.10), and how that memory becomes its
+//! owner's alone again.
+//!
+//! The sender of a link makes REACHING odd, looks at EPOCH, copies, and makes REACHING even. The receiver changes EPOCH,
+//! and then looks at REACHING. So one of the two sees the other. A receiver that sees an odd number waits, for the
+//! owner may use the memory for something else at once. The sender may be in one of these states:
+//!
+//! 1. *Copying.* That ends by itself: a copy is bounded, and a process is not stopped within a system call.
+//! 2. *Ended.* The hang-up of its socket says so, or the kernel by its process id.
+//! 3. *Stopped* (SIGSTOP, a debugger), behind its copy or before it. Nothing tells the one from the other, and before it
+//!    is the danger: it would copy when it goes on, into memory that has another use by then. So the owner closes its gate
+//!    (`sys::gate`), a page that every copy touches first. From then on a stopped sender finds nothing to copy.
+//!
+//! After [`GATE_NS`] the gate is closed for good, and with it for all peers of the endpoint, which go on through the rings.
+//! What has not settled after [`SETTLE_NS`] is a sender that runs, or is said to, and does not come to the end of its copy:
+//! fi_close of a region is -FI_EBUSY then, and the region stays. Nobody holds the domain's lock while fi_close of a
+//! region waits; an endpoint that closes, or a link that breaks, holds it for SETTLE_NS at most.
+//!
+//! Whoever cannot be seen from here (another pid name space) is told of no region, and of no buffer to write to.
 
 use super::layout::{EPOCH, REACHING};
 use super::{Inbound, Shm};
 use crate::memory::SegmentList;
-use crate::sys::{Errno, process};
+use crate::sys::cma::Range;
+use crate::sys::gate::Gate;
+use crate::sys::shared_memory::SharedMemory;
+use crate::sys::{Errno, clock, process, unix};
+use crate::telemetry::log;
 use crate::transport::{Exposed, Exposure, PeerId, Reached, SendError, Spot};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Looks at a sender that is at it, before the next one whether it still lives.
-const PATIENCE: u32 = 1000;
+/// From when on the gate is closed.
+const GATE_NS: u64 = 500_000_000;
+/// How long anybody waits for a peer.
+const SETTLE_NS: u64 = 2_000_000_000;
+/// Copies mostly end sooner; then the kernel is asked what became of their processes, a thousand times a second.
+const BRIEF_NS: u64 = 2_000_000;
 
-impl Inbound {
-    /// What the sender was told is void. It touches nothing of it when this returns.
-    pub(super) fn end_reaching(&self) {
-        let memory = self.consumer.memory();
-        let (Some(epoch), Some(reaching)) = (memory.atomic(EPOCH), memory.atomic(REACHING)) else {
-            return;
+/// A peer that was in the middle of a copy.
+#[derive(Debug)]
+pub(super) struct Unsettled {
+    memory: Arc<SharedMemory>,
+    /// What REACHING was.
+    seen: u64,
+    pid: i32,
+    /// Hangs up when the peer ends.
+    socket: Arc<OwnedFd>,
+}
+
+impl Unsettled {
+    /// It still copies, or may. `open`: so may a stopped process, when it goes on.
+    fn is_busy(&self, open: bool) -> bool {
+        let now = self.memory.atomic(REACHING).map(|word| word.load(Ordering::Acquire));
+        let ended = || {
+            let hung_up = unix::receive(self.socket.as_fd(), &mut [0]);
+            matches!(hung_up, unix::Received::Closed) || !process::has_threads(self.pid)
         };
-        epoch.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        let seen = reaching.load(Ordering::Acquire);
-        if seen % 2 == 0 {
-            return;
+        now == Some(self.seen) && !ended() && (open || !process::is_stopped(self.pid))
+    }
+}
+
+/// Of endpoints that have closed, and whose gates are closed.
+static LEFT: Mutex<Vec<Unsettled>> = Mutex::new(Vec::new());
+
+/// Whether no peer of an endpoint that has closed is in the middle of a copy.
+pub(crate) fn are_left_settled() -> bool {
+    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    left.retain(|one| one.is_busy(false));
+    left.is_empty()
+}
+
+/// Asks `settled` until it says yes; not for longer than [`SETTLE_NS`]. Its argument: to insist.
+pub(crate) fn settle(mut settled: impl FnMut(bool) -> bool) -> bool {
+    let began = clock::now_ns();
+    loop {
+        let waited = clock::now_ns().saturating_sub(began);
+        if settled(waited > GATE_NS) {
+            return true;
         }
-        // One copy of bounded length; but who is stopped in it keeps us until it goes on or ends.
-        while process::has_threads(self.pid) {
-            for _ in 0..PATIENCE {
-                if reaching.load(Ordering::Acquire) != seen {
-                    return;
-                }
-                process::yield_now();
-            }
+        if waited > SETTLE_NS {
+            return false;
+        }
+        if waited < BRIEF_NS {
+            process::yield_now();
+        } else {
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
 }
 
+impl Inbound {
+    /// What the sender was told is void. It touches nothing of it when this returns `None`.
+    pub(super) fn end_reaching(&self) -> Option<Unsettled> {
+        let memory = self.consumer.memory();
+        let (epoch, reaching) = (memory.atomic(EPOCH)?, memory.atomic(REACHING)?);
+        epoch.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let seen = reaching.load(Ordering::Acquire);
+        (seen % 2 != 0).then(|| Unsettled {
+            memory: memory.clone(),
+            seen,
+            pid: self.pid,
+            socket: self.socket.clone(),
+        })
+    }
+}
+
+/// For the log, once: why peers do not attach any more.
+fn close_gate(gate: &Gate, pid: i32) {
+    if gate.is_open() && gate.close() {
+        log::warn(format_args!(
+            "process {pid} does not go on (stopped?) in the middle of a copy from or to our memory: no process reaches it \
+             any more, and long messages and one-sided operations of this endpoint go through the rings"
+        ));
+    }
+}
+
 impl Shm {
+    /// See [`crate::transport::Iface::is_settled`].
+    pub(crate) fn is_settled(&mut self, insists: bool) -> bool {
+        let Self { unsettled, gate, .. } = self;
+        unsettled.retain(|one| one.is_busy(gate.is_open()));
+        if let (Some(first), true) = (unsettled.first(), insists) {
+            close_gate(gate, first.pid);
+            unsettled.retain(|one| one.is_busy(gate.is_open()));
+        }
+        unsettled.is_empty()
+    }
+
+    /// Waits for those that are in the middle of a copy.
+    pub(super) fn settle(&mut self) {
+        settle(|insists| self.is_settled(insists));
+    }
+
+    /// The endpoint closes before all have settled. What regions they may reach is the domain's.
+    pub(super) fn leave_unsettled(&mut self) {
+        if !self.unsettled.is_empty() && !self.gate.is_open() {
+            LEFT.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.unsettled);
+        }
+    }
+
     /// See [`crate::transport::Iface::epoch`].
     pub(crate) fn epoch(&self, peer: PeerId) -> Option<u32> {
-        let link = self.inbound_of(peer).filter(|link| link.reaches)?;
+        let link = self.inbound_of(peer).filter(|link| link.reaches && self.gate.is_open())?;
         Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
     }
 
@@ -55,10 +158,9 @@ impl Shm {
     }
 
     /// See [`crate::transport::Iface::revoke`].
-    pub(crate) fn revoke(&self, peer: PeerId) {
-        if let Some(link) = self.inbound_of(peer) {
-            link.end_reaching();
-        }
+    pub(crate) fn revoke(&mut self, peer: PeerId) {
+        let unsettled = self.inbound_of(peer).and_then(Inbound::end_reaching);
+        self.unsettled.extend(unsettled);
     }
 
     /// See [`crate::transport::Iface::reach`].
@@ -69,22 +171,163 @@ impl Shm {
         local: &SegmentList,
         reads: bool,
     ) -> Result<Reached, SendError> {
-        const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
-        let link = self.out(peer).filter(|link| !link.producer.consumer_closed()).ok_or(STALE)?;
-        let memory = link.producer.memory();
-        let (Some(now), Some(reaching)) = (memory.atomic(EPOCH), memory.atomic(REACHING)) else {
+        let open = self.out(peer).is_some_and(|link| !link.producer.consumer_closed());
+        if !open {
             return Err(STALE);
+        }
+        self.copy(peer, local, &[spot.range], reads, Some(spot.epoch)).map(Reached::Moved)
+    }
+
+    /// One copy between `local` and memory of `peer`, from there if `reads`. With an epoch only while that is valid.
+    pub(super) fn copy(
+        &self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+        reads: bool,
+        epoch: Option<u32>,
+    ) -> Result<usize, SendError> {
+        let allowed = |link: &&Inbound| if reads { link.reach().0 } else { link.reach().1 };
+        let refused = SendError::Unreachable(Errno(libc::EPERM));
+        let link = self.inbound_of(peer).filter(allowed).ok_or(refused)?;
+        let memory = self.out(peer).map(|out| out.producer.memory());
+        let words =
+            memory.and_then(|memory| Some((memory.atomic(EPOCH)?, memory.atomic(REACHING)?)));
+        if let Some((_, reaching)) = words {
+            reaching.fetch_add(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+        }
+        let valid = epoch.is_none_or(|epoch| {
+            words.is_some_and(|(now, _)| now.load(Ordering::SeqCst) as u32 == epoch)
+        });
+        let moved = match valid {
+            false => Err(STALE),
+            true => {
+                let (ranges, n) = local.ranges();
+                let (ranges, way) = (ranges.get(..n).unwrap_or_default(), link.entrance());
+                let moved =
+                    if reads { way.read(ranges, remote) } else { way.write(ranges, remote) };
+                tell_when(moved)
+            }
         };
-        reaching.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        let moved = if now.load(Ordering::SeqCst) as u32 != spot.epoch {
-            Err(STALE)
-        } else if reads {
-            self.get(peer, local, &[spot.range])
-        } else {
-            self.put(peer, local, &[spot.range])
-        };
-        reaching.fetch_add(1, Ordering::Release);
-        moved.map(Reached::Moved)
+        if let Some((_, reaching)) = words {
+            reaching.fetch_add(1, Ordering::Release);
+        }
+        if moved == Err(refused) {
+            link.shut.store(true, Ordering::Relaxed);
+        }
+        moved
+    }
+}
+
+const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
+
+/// Tells "later" from "never".
+fn tell_when(moved: Result<usize, Errno>) -> Result<usize, SendError> {
+    match moved {
+        Ok(0) => Err(SendError::Unreachable(Errno(libc::EFAULT))),
+        Ok(n) => Ok(n),
+        Err(Errno(libc::EINTR | libc::EAGAIN)) => Err(SendError::Again),
+        Err(e) => Err(SendError::Unreachable(e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::linked;
+    use super::*;
+    use crate::config::CmaPolicy;
+    use crate::transport::loopback::Loopback;
+    use std::time::Instant;
+
+    fn list(bytes: &mut [u8]) -> (SegmentList, Range) {
+        let addr = bytes.as_mut_ptr().expose_provenance() as u64;
+        let range = Range { addr, len: bytes.len() as u64 };
+        (Loopback::list(&[range]).unwrap(), range)
+    }
+
+    #[test]
+    fn a_copy_that_begins_behind_a_closed_gate_moves_nothing() {
+        let [(a, peer), (b, back)] = linked(2, CmaPolicy::Auto, None);
+        if !a.shm.caps(peer).put {
+            return; // attaching is forbidden here
+        }
+        let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
+        let ((local, _), (_, remote)) = (list(&mut mine), list(&mut theirs));
+        let epoch = b.shm.epoch(back).unwrap();
+        let spot = Spot { epoch, key: 0, range: remote };
+        assert_eq!(a.shm.reach(peer, &spot, &local, false), Ok(Reached::Moved(100)));
+        assert_eq!((theirs, a.shm.get(peer, &local, &[remote])), ([1; 100], Ok(100)));
+        theirs = [3; 100];
+        // As one does that was stopped behind its look at the epoch.
+        assert!(b.shm.gate.close());
+        let refused = SendError::Unreachable(Errno(libc::EPERM));
+        assert_eq!(a.shm.reach(peer, &spot, &local, false), Err(refused));
+        assert_eq!((theirs, mine), ([3; 100], [1; 100]));
+        let caps = a.shm.caps(peer);
+        assert_eq!(
+            (caps.get, caps.put, b.shm.epoch(back)),
+            (false, false, None),
+            "not tried again"
+        );
+        assert_eq!(a.shm.get(peer, &local, &[remote]), Err(refused));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_peer_for_ever() {
+        // One that is seen and runs, and one of another pid name space.
+        for pid in [process::pid(), 0] {
+            let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
+            b.shm.inbound.iter_mut().for_each(|link| link.pid = pid);
+            let word = a.shm.out(peer).unwrap().producer.memory().clone();
+            word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
+            b.shm.revoke(back);
+            assert!(!b.shm.is_settled(false) && b.shm.gate.is_open());
+            let began = Instant::now();
+            assert!(!settle(|insists| b.shm.is_settled(insists)));
+            assert!(!b.shm.gate.is_open() && began.elapsed().as_nanos() as u64 >= SETTLE_NS);
+            // It goes on.
+            word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
+            assert!(b.shm.is_settled(false));
+        }
+    }
+
+    #[test]
+    fn a_peer_that_has_ended_or_is_stopped_is_not_waited_for() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        for signal in [libc::SIGSTOP, libc::SIGKILL] {
+            let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
+            b.shm.inbound.iter_mut().for_each(|link| link.pid = pid);
+            let word = a.shm.out(peer).unwrap().producer.memory().clone();
+            word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
+            b.shm.revoke(back);
+            let words = [format!("-{signal}"), pid.to_string()];
+            std::process::Command::new("kill").args(words).status().unwrap();
+            assert!(settle(|insists| b.shm.is_settled(insists)));
+            assert_eq!(b.shm.gate.is_open(), signal == libc::SIGKILL, "{signal}");
+        }
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_peer_of_another_pid_name_space_is_told_nothing() {
+        let [(_a, _), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
+        assert!(b.shm.caps(back).one_sided);
+        b.shm.outbound.iter_mut().flatten().for_each(|link| link.pid = 0);
+        assert!(!b.shm.caps(back).one_sided);
+    }
+
+    #[test]
+    fn what_an_endpoint_leaves_behind_is_still_known() {
+        let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
+        b.shm.inbound.iter_mut().for_each(|link| link.pid = process::pid());
+        let word = a.shm.out(peer).unwrap().producer.memory().clone();
+        word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
+        assert!(b.shm.inbound_of(back).is_some());
+        drop(b);
+        assert!(!are_left_settled());
+        word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
+        assert!(settle(|_| are_left_settled()));
     }
 }

@@ -5,7 +5,6 @@ use super::{Inbound, Shm};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::cma::Range;
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{clock, process};
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
 use crate::transport::{PeerId, piece_of};
 
@@ -16,8 +15,6 @@ const SHARE_MIN: usize = 128 * 1024;
 /// Of each bulk space, bytes that are used where processes take turns: their rings had better stay in
 /// the caches.
 const CROWDED_LAP: u32 = 256 * 1024;
-/// How long an endpoint that closes waits for a peer that has a part in hand.
-const LINGER_NS: u64 = 1_000_000_000;
 
 fn cell(memory: &SharedMemory, at: usize) -> Option<Cell<'_>> {
     let offset = CELLS + at.checked_mul(CELL)?;
@@ -28,20 +25,11 @@ fn cell(memory: &SharedMemory, at: usize) -> Option<Cell<'_>> {
 }
 
 impl Inbound {
-    /// No part of any message is taken any more, and none is in the sender's hand unless it was stopped.
+    /// No part of any message is taken any more. What the sender copies just now ends before `Unsettled` does.
     pub(super) fn end_sharing(&mut self) {
-        let Self { cells, consumer, pid, .. } = self;
+        let Self { cells, consumer, .. } = self;
         let memory = consumer.memory();
-        if !cells.stop_all(|at| cell(memory, at)) {
-            return;
-        }
-        let until = clock::now_ns().saturating_add(LINGER_NS);
-        while cells.stop_all(|at| cell(memory, at))
-            && process::is_running(*pid)
-            && clock::now_ns() < until
-        {
-            process::yield_now();
-        }
+        cells.stop_all(|at| cell(memory, at));
     }
 }
 
@@ -91,7 +79,7 @@ impl Shm {
 
     /// See [`crate::transport::Iface::share_min`].
     pub(crate) fn share_min(&self, peer: PeerId) -> Option<usize> {
-        let shares = self.inbound_of(peer).is_some_and(|link| link.can_get && link.assists);
+        let shares = self.inbound_of(peer).is_some_and(|link| link.reach().0 && link.assists);
         shares.then(|| self.shortest_shared()).filter(|least| *least < usize::MAX)
     }
 
@@ -100,7 +88,7 @@ impl Shm {
         if len < self.shortest_shared() {
             return None;
         }
-        let link = self.inbound_of_mut(peer).filter(|link| link.can_get && link.assists)?;
+        let link = self.inbound_of_mut(peer).filter(|link| link.reach().0 && link.assists)?;
         let memory = link.consumer.memory();
         link.cells.begin(len, piece_of(len, PIECE_MAX) as u32, |at| cell(memory, at))
     }
@@ -150,7 +138,7 @@ impl Shm {
         share: &Share,
         part: impl Fn(usize, usize) -> (SegmentList, [Range; MAX_SEGMENTS], usize),
     ) -> Assisted {
-        if !self.inbound_of(peer).is_some_and(|link| link.can_put) {
+        if !self.inbound_of(peer).is_some_and(|link| link.reach().1) {
             return Assisted::Over;
         }
         let memory = self.out(peer).map(|link| link.producer.memory());

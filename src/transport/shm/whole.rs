@@ -14,7 +14,7 @@ impl Shm {
         payload: Segment,
         next: impl Fn(usize) -> Head,
     ) -> bool {
-        let attaches = self.inbound_of(peer).is_some_and(|link| link.can_get);
+        let attaches = self.inbound_of(peer).is_some_and(|link| link.reach().0);
         let most = self.push_max(peer, attaches);
         let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
         let Some(link) = link else { return false };
