@@ -6,4 +6,4 @@ pub(crate) mod declared;
 pub(crate) mod keys;
 pub(crate) mod region;
 
-pub(crate) use region::{MAX_SEGMENTS, OwnedBuffer, Segment, SegmentList};
+pub(crate) use region::{Buffers, MAX_SEGMENTS, OwnedBuffer, Segment, SegmentList};

@@ -117,6 +117,52 @@ impl From<Segment> for SegmentList {
     }
 }
 
+/// The memory of one operation, as its call gives it. What is generic over it is written once, and costs a call with
+/// one buffer nothing for the lists that other calls may have.
+pub(crate) trait Buffers: Copy {
+    /// Bytes in all.
+    fn len(&self) -> usize;
+    /// The one segment that has all of them, if it is one.
+    fn one(&self) -> Option<Segment>;
+    /// The same memory as a list.
+    fn list(&self) -> SegmentList;
+}
+
+impl Buffers for Segment {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    fn one(&self) -> Option<Segment> {
+        Some(*self)
+    }
+
+    #[inline(always)]
+    fn list(&self) -> SegmentList {
+        (*self).into()
+    }
+}
+
+impl Buffers for SegmentList {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    fn one(&self) -> Option<Segment> {
+        let [first, ..] = self.segments;
+        (first.len == self.len).then_some(first)
+    }
+
+    #[inline(always)]
+    fn list(&self) -> SegmentList {
+        *self
+    }
+}
+
 impl SegmentList {
     /// No memory at all.
     pub(crate) const EMPTY: Self = Self { segments: [Segment { addr: 0, len: 0 }; 4], len: 0 };
@@ -147,14 +193,8 @@ impl SegmentList {
         Some(list)
     }
 
-    /// The one segment that it is, if it is one.
-    #[inline]
-    pub(crate) fn one(&self) -> Option<Segment> {
-        let [first, ..] = self.segments;
-        (self.len > 0 && first.len == self.len).then_some(first)
-    }
-
     /// Bytes in all segments together.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -242,7 +282,7 @@ impl SegmentList {
     /// nothing was done.
     #[inline(always)]
     pub(crate) fn copy_in_one(&self, offset: usize, from: &[u8]) -> bool {
-        let Some(to) = self.one_piece(offset, from.len()) else { return false };
+        let Some(to) = self.one_piece(offset, from.len()) else { return from.is_empty() };
         let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
         // SAFETY: the application lent so many writable bytes.
         unsafe { copy_few(from.as_ptr(), to, from.len()) };

@@ -39,7 +39,10 @@ impl Core {
                 self.fail_directed(source, error, cause, host);
             }
             self.mark_alive(peer);
-            self.dead.push((peer, error, cause));
+            if let Some(state) = self.peer(peer) {
+                state.dead = true;
+                self.dead.push((peer, error, cause));
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use super::collective::{CollectivePacket, Collectives};
 use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
-use super::packet::Packet;
+use super::packet::{EagerHeader, Packet, PieceHeader};
 use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, Unexpected};
 use super::receives::{Posted, Receives};
@@ -79,8 +79,18 @@ pub(super) struct PeerState {
     pub(super) outstanding: u32,
     /// Pending sends that wait for earlier ones.
     pub(super) deferred: u32,
+    /// It is among the dead ([`Core::dead`]).
+    pub(super) dead: bool,
     /// The turn in which a piece of a long message came last; 0: none did.
     pub(super) fed: u64,
+}
+
+impl PeerState {
+    /// Nothing that was sent earlier waits, and the peer was there when it was heard of last.
+    #[inline(always)]
+    pub(super) fn is_ready(&self) -> bool {
+        self.deferred == 0 && !self.dead
+    }
 }
 
 /// Everything but the interface, so that messages can be handled while the interface delivers.
@@ -148,6 +158,7 @@ impl Core {
                 epoch: u64::MAX,
                 outstanding: 0,
                 deferred: 0,
+                dead: false,
                 fed: 0,
             });
         }
@@ -195,9 +206,14 @@ impl<H: Host> Handler for Delivery<'_, H> {
 
     #[inline]
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
-        if !self.core.on_eager_at_once(peer, header, payload, self.host)
-            && !self.core.on_pushed_at_once(peer, header, payload, self.host)
-        {
+        if let Some(envelope) = EagerHeader::decode_head(header) {
+            // What is not taken is decoded again: to keep it meanwhile costs all others more.
+            if !self.core.try_fill(peer, envelope, payload, self.host) {
+                self.on_any(peer, header, payload);
+            }
+        } else if let Some((tx, offset)) = PieceHeader::decode_pushed(header) {
+            self.core.on_pushed(peer, tx, offset, payload, self.host);
+        } else {
             self.on_any(peer, header, payload);
         }
     }
@@ -261,7 +277,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
 }
 
 impl<H: Host> Delivery<'_, H> {
-    /// What the short road does not take.
+    /// All but unsolicited fragments and the eager messages that are taken as they are.
     #[inline(never)]
     fn on_any(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
         match Packet::decode(header) {
@@ -329,7 +345,8 @@ impl Core {
     /// The peer, or its next life, is there.
     #[inline]
     pub(super) fn mark_alive(&mut self, peer: PeerId) {
-        if !self.dead.is_empty() {
+        if let Some(state) = self.peers.get_mut(peer.index()).filter(|state| state.dead) {
+            state.dead = false;
             self.dead.retain(|(dead, ..)| *dead != peer);
         }
     }

@@ -26,7 +26,6 @@ mod windows;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
 pub(crate) use engine::{Engine, Limits};
-pub(crate) use packet::Envelope;
 pub(crate) use receive::{PeekAction, ReceiveOp};
 pub(crate) use receives::Receives;
 pub(crate) use rma::{
@@ -211,14 +210,9 @@ pub(crate) enum OpError {
 pub(crate) trait Host {
     /// An operation finished.
     fn complete(&mut self, completion: &Completion);
-    /// Whether an operation's end is reported as it is. Otherwise more has to be known of it.
-    fn is_plain(&self) -> bool {
-        true
-    }
-    /// As `complete`, made a part of where it is called from: for the shortest roads, and for a host
-    /// that is plain.
+    /// The same, made a part of the caller: for the cheapest cases.
     #[inline(always)]
-    fn complete_at_once(&mut self, completion: &Completion) {
+    fn complete_inline(&mut self, completion: &Completion) {
         self.complete(completion);
     }
     /// An operation failed.
@@ -233,8 +227,9 @@ pub(crate) trait Host {
     fn book_epoch(&self) -> u64;
     /// False while the completion queues are full: nothing new is started then.
     fn has_room(&self) -> bool;
-    /// The same for the queue that sends are reported to.
-    fn has_room_for_sends(&self) -> bool {
+    /// The same for the queue that sends of a transmit context are reported to.
+    fn has_room_for_sends(&self, context: u8) -> bool {
+        let _ = context;
         self.has_room()
     }
     /// Our memory behind `range`, if a peer has this right to it.

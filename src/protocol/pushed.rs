@@ -3,7 +3,7 @@
 use super::Host;
 use super::engine::Core;
 use super::index_list::Key;
-use super::packet::{Packet, PieceHeader, Ranges};
+use super::packet::{Packet, Ranges};
 use super::receive::Body;
 use super::spaces::Space;
 use crate::transport::{PeerId, Ticket};
@@ -92,20 +92,34 @@ impl PushedMessages {
 }
 
 impl Core {
-    /// The short road: the next bytes of the message that the last ones were for, which has its receive. False:
-    /// nothing was done.
+    /// Bytes that were not asked for.
     #[inline]
-    pub(super) fn on_pushed_at_once(
+    pub(super) fn on_pushed(
         &mut self,
         peer: PeerId,
-        header: &[u8],
+        tx: u64,
+        offset: u64,
+        payload: &[u8],
+        host: &mut impl Host,
+    ) {
+        if !self.try_place_next((peer, tx), offset, payload, host) {
+            self.take_pushed(peer, tx, offset, payload, host);
+        }
+    }
+
+    /// The cheapest case: the next bytes of the message that the last ones were for, which has its receive. False:
+    /// nothing was done.
+    #[inline]
+    fn try_place_next(
+        &mut self,
+        message: (PeerId, u64),
+        offset: u64,
         payload: &[u8],
         host: &mut impl Host,
     ) -> bool {
-        let Some((tx, offset)) = PieceHeader::decode_pushed(header) else { return false };
         let Some((whose, Place::Active(key))) = self.pushed.last else { return false };
         let Some(active) = self.active.get_mut(key).filter(|active| {
-            whose == (peer, tx)
+            whose == message
                 && !active.placing
                 && active.sharing.is_none()
                 && active.received as u64 == offset
@@ -124,7 +138,8 @@ impl Core {
         true
     }
 
-    pub(super) fn on_pushed(
+    #[inline(never)]
+    fn take_pushed(
         &mut self,
         peer: PeerId,
         tx: u64,

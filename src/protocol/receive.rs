@@ -3,7 +3,7 @@
 use super::cooperate::Sharing;
 use super::engine::{Core, Engine, Limits, lookup_source};
 use super::index_list::Key;
-use super::packet::{EagerHeader, Envelope, Packet, Ranges};
+use super::packet::{Envelope, Packet, Ranges};
 use super::pushed::{Announcement, Place};
 use super::receives::{Filled, PartEnd, Posted, Receives, Target};
 use super::spaces::Space;
@@ -12,7 +12,7 @@ use super::{
     ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report,
     UNKNOWN_SOURCE,
 };
-use crate::memory::{Segment, SegmentList};
+use crate::memory::{Buffers, SegmentList};
 use crate::transport::{Iface, PeerId, Ticket};
 
 /// Bytes kept free at once for what an announcement says is pushed.
@@ -20,9 +20,9 @@ const PUSHED_AT_ONCE: usize = 1 << 20;
 
 /// A receive as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReceiveOp {
-    /// Where to.
-    pub(crate) segments: SegmentList,
+pub(crate) struct ReceiveOp<B = SegmentList> {
+    /// The buffer.
+    pub(crate) segments: B,
     /// Tagged or plain messages.
     pub(crate) tagged: bool,
     /// Tag wanted, and the bits of it that do not matter (all of them for plain messages).
@@ -185,11 +185,35 @@ fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Co
 
 impl<I: Iface> Engine<I> {
     /// Posts a receive, or serves it from the messages that are here already.
-    #[inline]
     pub(crate) fn receive(&mut self, op: &ReceiveOp, host: &mut impl Host) -> Result<(), OpError> {
         let posted = self.core.receive(op, host);
         self.answer_at_once(host);
         posted
+    }
+
+    /// The cheapest case: a receive of one message into one segment, for which no message waits and some peer may still
+    /// have one. False: nothing was done, and [`Engine::receive`] goes on.
+    #[inline(always)]
+    pub(crate) fn try_post<B: Buffers>(
+        &mut self,
+        op: &ReceiveOp<B>,
+        is_hopeless: impl FnOnce(&mut Self) -> bool,
+    ) -> bool {
+        if op.source != ANY_SOURCE && !self.core.dead.is_empty() && is_hopeless(self) {
+            return false;
+        }
+        let core = &mut self.core;
+        let space = op.space();
+        let Some(segment) = op.segments.one() else { return false };
+        if op.multi_min.is_some()
+            || !core.unexpected.of(space).is_empty()
+            || core.own.posted.len_of(space.rx) >= core.limits.rx_max
+        {
+            return false;
+        }
+        let end = (op.context, op.report);
+        core.own.post_segment((space, op.tag, op.ignore), op.source, segment, end);
+        true
     }
 
     /// Sends the answers of a call that has found its message here. Its completion is in the queue
@@ -201,27 +225,10 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// The short road: posts a receive of one message into one segment, if no message waits for it.
-    /// False: nothing was done; [`Engine::receive`] finds another road.
-    #[inline(always)]
-    pub(crate) fn receive_at_once(
-        &mut self,
-        tagged: bool,
-        (tag, ignore): (u64, u64),
-        source: u64,
-        segment: Segment,
-        (context, report): (u64, Report),
-    ) -> bool {
-        let core = &mut self.core;
-        let space = Space { rx: report.context, tagged };
-        if !core.unexpected.of(space).is_empty()
-            || !core.dead.is_empty()
-            || core.own.posted.len_of(space.rx) >= core.limits.rx_max
-        {
-            return false;
-        }
-        core.own.post_segment((space, tag, ignore), source, segment, (context, report));
-        true
+    /// Whether only a dead peer could serve a receive from `source`.
+    #[cold]
+    pub(crate) fn is_hopeless(&mut self, source: u64, host: &impl Host) -> bool {
+        self.core.hopeless(source, host).is_some()
     }
 
     /// Looks for a message that matches `op`; reports it, or fails with ENOMSG.
@@ -297,7 +304,7 @@ impl<I: Iface> Engine<I> {
         if op.source == ANY_SOURCE {
             return false;
         }
-        let Some((error, cause)) = self.core.hopeless(op, host) else { return false };
+        let Some((error, cause)) = self.core.hopeless(op.source, host) else { return false };
         let mut completion = received(&op.envelope(), &op.target(), op.source, 0);
         completion.buffer_released = op.multi_min.is_some();
         host.fail(&Failure { completion, error, overflow: 0, cause });
@@ -330,12 +337,14 @@ impl<I: Iface> Engine<I> {
     }
 }
 
-impl ReceiveOp {
-    #[inline]
+impl<B: Buffers> ReceiveOp<B> {
+    #[inline(always)]
     pub(super) fn space(&self) -> Space {
         Space { rx: self.report.context, tagged: self.tagged }
     }
+}
 
+impl ReceiveOp {
     fn claim(&self) -> (u8, u64) {
         (self.report.context, self.context)
     }
@@ -352,7 +361,6 @@ impl ReceiveOp {
 }
 
 impl Core {
-    #[inline]
     fn receive(&mut self, op: &ReceiveOp, host: &mut impl Host) -> Result<(), OpError> {
         let space = op.space();
         if self.own.posted.len_of(space.rx) >= self.limits.rx_max {
@@ -380,11 +388,12 @@ impl Core {
         Ok(())
     }
 
-    /// How a receive ends that only a dead peer could serve.
-    fn hopeless(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<(i32, Cause)> {
+    /// How a receive from `source` ends if that is a dead peer.
+    #[inline(never)]
+    fn hopeless(&mut self, source: u64, host: &impl Host) -> Option<(i32, Cause)> {
         let Self { dead, peers, .. } = self;
         dead.iter()
-            .find(|(peer, ..)| lookup_source(peers, *peer, host) == op.source)
+            .find(|(peer, ..)| lookup_source(peers, *peer, host) == source)
             .map(|(_, error, cause)| (*error, *cause))
     }
 
@@ -392,7 +401,7 @@ impl Core {
     #[inline]
     fn post_or_fail(&mut self, op: &ReceiveOp, target: Target, host: &mut impl Host) {
         if !self.dead.is_empty() && op.source != ANY_SOURCE {
-            if let Some((error, cause)) = self.hopeless(op, host) {
+            if let Some((error, cause)) = self.hopeless(op.source, host) {
                 self.fail_posted(&Posted::new(op, target), &op.envelope(), error, cause, host);
                 return;
             }
@@ -485,27 +494,25 @@ impl Core {
         }
     }
 
-    /// The short road: a message for a posted receive that takes it as it is. False: nothing was done.
+    /// The cheapest case: a message for a posted receive that takes it as it is. False: nothing was done.
     #[inline(always)]
-    pub(super) fn on_eager_at_once(
+    pub(super) fn try_fill(
         &mut self,
         peer: PeerId,
-        header: &[u8],
+        envelope: Envelope,
         payload: &[u8],
         host: &mut impl Host,
     ) -> bool {
-        let Some(Envelope { tagged, tag, data, rx: 0 }) = EagerHeader::decode_head(header) else {
-            return false;
-        };
-        if self.limits.shares_receives || !host.is_plain() {
+        let Envelope { tagged, tag, data, rx } = envelope;
+        if self.limits.shares_receives || (rx > 0 && !self.has_context(&envelope)) {
             return false;
         }
         let Self { own, peers, .. } = self;
         let comes_from = |wanted| lookup_source(peers, peer, host) == wanted;
-        let filled = own.fill(Space { rx: 0, tagged }, tag, payload, comes_from);
+        let filled = own.fill(Space { rx, tagged }, tag, payload, comes_from);
         let Some(Filled { buffer, context, report }) = filled else { return false };
         let source = if host.tells_sources() { self.source(peer, host) } else { UNKNOWN_SOURCE };
-        host.complete_at_once(&Completion {
+        host.complete_inline(&Completion {
             direction: Direction::Receive,
             tagged,
             context,
@@ -520,6 +527,7 @@ impl Core {
         true
     }
 
+    /// Any eager message.
     #[inline(never)]
     pub(super) fn on_eager(
         &mut self,

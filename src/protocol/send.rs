@@ -1,10 +1,10 @@
 //! Sending: eager when short, by rendezvous when long, in order, and never queued in secret.
 
-use super::engine::{Core, Engine};
+use super::engine::{Core, Engine, PeerState};
 use super::index_list::Key;
 use super::packet::{EagerHeader, Envelope, Packet, PieceHeader, Ranges};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
-use crate::memory::{OwnedBuffer, Segment, SegmentList};
+use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Ticket, Windows};
 
 /// Of what is injected and has to wait, so many bytes are kept for each send that may pend.
@@ -12,13 +12,13 @@ pub(super) const COPY_MEAN: usize = 4096;
 
 /// A send as the endpoint asks for it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SendOp {
-    /// To whom.
+pub(crate) struct SendOp<B = SegmentList> {
+    /// The receiver.
     pub(crate) peer: PeerId,
-    /// To which of its receive contexts.
+    /// One of its receive contexts.
     pub(crate) rx: u8,
-    /// What.
-    pub(crate) payload: SegmentList,
+    /// The bytes.
+    pub(crate) payload: B,
     /// A tagged message, and its tag (0 otherwise).
     pub(crate) tagged: bool,
     pub(crate) tag: u64,
@@ -36,8 +36,8 @@ pub(crate) struct SendOp {
     pub(crate) fence: bool,
 }
 
-impl SendOp {
-    #[inline]
+impl<B: Buffers> SendOp<B> {
+    #[inline(always)]
     fn envelope(&self) -> Envelope {
         Envelope { tagged: self.tagged, tag: self.tag, data: self.data, rx: self.rx }
     }
@@ -163,11 +163,55 @@ pub(super) fn op_error(error: SendError) -> OpError {
 impl<I: Iface> Engine<I> {
     /// Starts a send. `Again`: no room in the ring, in the completion queue or for another pending
     /// send. Completed sends are reported before this returns.
-    #[inline]
     pub(crate) fn send(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
-        if !host.has_room() {
+        if !host.has_room_for_sends(op.report.context) {
             return Err(OpError::Again);
         }
+        if self.try_send(op, host) { Ok(()) } else { self.send_any(op, host) }
+    }
+
+    /// The cheapest case: one segment that the transport takes now and that nobody has to remember. False: nothing was
+    /// done, and [`Engine::send`] goes on.
+    #[inline(always)]
+    pub(crate) fn try_send<B: Buffers>(&mut self, op: &SendOp<B>, host: &mut impl Host) -> bool {
+        let Some(payload) = op.payload.one() else { return false };
+        let ready = self.core.peers.get(op.peer.index()).is_some_and(PeerState::is_ready);
+        if !ready || op.delivery || op.fence || !host.has_room_for_sends(op.report.context) {
+            return false;
+        }
+        let envelope = op.envelope();
+        if payload.len() > self.core.limits.eager_max {
+            return self.try_push(op.peer, envelope, payload, (op.context, op.report), host);
+        }
+        if !self.iface.am_at_once(op.peer, &EagerHeader::head(&envelope), payload) {
+            return false;
+        }
+        self.core.counts.eager_sent += 1;
+        host.complete_inline(&sent(envelope, op.context, op.report));
+        true
+    }
+
+    /// The same for a long message: announced and pushed in one go.
+    #[inline(never)]
+    fn try_push(
+        &mut self,
+        peer: PeerId,
+        envelope: Envelope,
+        payload: Segment,
+        (context, report): (u64, Report),
+        host: &mut impl Host,
+    ) -> bool {
+        if !self.send_whole(peer, &envelope, payload, (self.core.passing, true)) {
+            return false;
+        }
+        self.core.passing = self.core.passing.next_nameless();
+        host.complete(&sent(envelope, context, report));
+        true
+    }
+
+    /// What the cheapest case does not take.
+    #[inline(never)]
+    fn send_any(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
         if let Some(peer) = self.core.peer(op.peer) {
             if peer.deferred > 0 || (op.fence && peer.outstanding > 0) {
                 return self.defer(op, host);
@@ -186,51 +230,6 @@ impl<I: Iface> Engine<I> {
         self.core.counts.eager_sent += 1;
         host.complete(&sent(envelope, op.context, op.report));
         Ok(())
-    }
-
-    /// The short road: starts a send of one segment that can leave at once, and that nobody has to
-    /// answer. False: nothing was done; [`Engine::send`] finds another road, or says what is wrong.
-    #[inline(always)]
-    pub(crate) fn send_at_once(
-        &mut self,
-        peer: PeerId,
-        envelope: Envelope,
-        payload: Segment,
-        (context, report): (u64, Report),
-        host: &mut impl Host,
-    ) -> bool {
-        let core = &mut self.core;
-        let waits = core.peers.get(peer.index()).is_none_or(|peer| peer.deferred > 0);
-        if waits || !host.is_plain() || !core.dead.is_empty() || !host.has_room_for_sends() {
-            return false;
-        }
-        if payload.len() > core.limits.eager_max {
-            return self.push_at_once(peer, envelope, payload, (context, report), host);
-        }
-        if !self.iface.am_at_once(peer, &EagerHeader::head(&envelope), payload) {
-            return false;
-        }
-        self.core.counts.eager_sent += 1;
-        host.complete_at_once(&sent(envelope, context, report));
-        true
-    }
-
-    /// The same for a long message: announced and pushed in one go, where nobody has to remember it then.
-    #[inline(never)]
-    fn push_at_once(
-        &mut self,
-        peer: PeerId,
-        envelope: Envelope,
-        payload: Segment,
-        (context, report): (u64, Report),
-        host: &mut impl Host,
-    ) -> bool {
-        if !self.send_whole(peer, &envelope, payload, (self.core.passing, true)) {
-            return false;
-        }
-        self.core.passing = self.core.passing.next_nameless();
-        host.complete_at_once(&sent(envelope, context, report));
-        true
     }
 
     /// Announces and pushes a message, if there is room for all of it. `leaves`: nobody waits for an answer.

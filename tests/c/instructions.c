@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * instructions BYTES ROUNDS
+ * instructions BYTES ROUNDS [one|vector|message]
  *
  * Two processes in lockstep: one posts a receive, the other sends BYTES and reads its completion, then the first reads
  * its own, ROUNDS times. Nobody looks before there is something to see, so that instructions can be counted:
  * those of `measured` and below (callgrind --toggle-collect=measured, of both processes) are what ROUNDS messages take.
  * As many before them do not count. `idle` is ROUNDS looks of the second process that find nothing.
+ *
+ * The last argument is the form of the calls: fi_tsend and fi_trecv, fi_tsendv and fi_trecvv, or fi_tsendmsg and
+ * fi_trecvmsg, each with one buffer. No bytes are sent from no buffer.
  *
  * The provider is UDRV_TEST_PROVIDER, default udrv.
  */
@@ -13,9 +16,11 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static size_t bytes;
 static int rounds;
+static enum form { ONE, VECTOR, MESSAGE } form;
 
 static void await(struct fid_cq *cq)
 {
@@ -40,12 +45,38 @@ static void take_step(struct side *side, enum step step, uint8_t *buffer)
 	/* psm3 keeps something there (FI_CONTEXT). */
 	static struct fi_context2 sending, receiving;
 
+	void *context = step == SEND ? &sending : &receiving;
+	struct iovec iov = { bytes > 0 ? buffer : NULL, bytes };
+	struct fi_msg_tagged message = {
+		.msg_iov = &iov, .iov_count = 1, .addr = side->peer, .tag = 1, .context = context,
+	};
+
 	switch (step) {
 	case POST_RECEIVE:
-		POST(side, fi_trecv(side->ep, buffer, bytes, NULL, side->peer, 1, 0, &receiving));
+		switch (form) {
+		case ONE:
+			POST(side, fi_trecv(side->ep, iov.iov_base, bytes, NULL, side->peer, 1, 0, context));
+			break;
+		case VECTOR:
+			POST(side, fi_trecvv(side->ep, &iov, NULL, 1, side->peer, 1, 0, context));
+			break;
+		case MESSAGE:
+			POST(side, fi_trecvmsg(side->ep, &message, FI_COMPLETION));
+			break;
+		}
 		break;
 	case SEND:
-		POST(side, fi_tsend(side->ep, buffer, bytes, NULL, side->peer, 1, &sending));
+		switch (form) {
+		case ONE:
+			POST(side, fi_tsend(side->ep, iov.iov_base, bytes, NULL, side->peer, 1, context));
+			break;
+		case VECTOR:
+			POST(side, fi_tsendv(side->ep, &iov, NULL, 1, side->peer, 1, context));
+			break;
+		case MESSAGE:
+			POST(side, fi_tsendmsg(side->ep, &message, FI_COMPLETION));
+			break;
+		}
 		await(side->tx);
 		break;
 	case RECEIVE:
@@ -109,10 +140,18 @@ static void lockstep(struct side *side)
 
 int main(int argc, char **argv)
 {
-	bytes = argc == 3 ? strtoul(argv[1], NULL, 10) : 0;
-	rounds = argc == 3 ? atoi(argv[2]) : 0;
+	static const char *const forms[] = { "one", "vector", "message" };
+	bool known = argc == 3;
+
+	for (int i = 0; argc == 4 && i < 3; i++)
+		if (strcmp(argv[3], forms[i]) == 0) {
+			form = (enum form)i;
+			known = true;
+		}
+	bytes = known ? strtoul(argv[1], NULL, 10) : 0;
+	rounds = known ? atoi(argv[2]) : 0;
 	if (rounds < 1) {
-		fprintf(stderr, "usage: instructions BYTES ROUNDS\n");
+		fprintf(stderr, "usage: instructions BYTES ROUNDS [one|vector|message]\n");
 		return 2;
 	}
 	return run_story(lockstep, false, 600) ? 0 : 1;

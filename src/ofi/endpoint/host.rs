@@ -141,21 +141,16 @@ const _: () = assert!(UNKNOWN_SOURCE == FI_ADDR_NOTAVAIL);
 impl Host for EndpointHost<'_> {
     #[inline(never)]
     fn complete(&mut self, c: &Completion) {
-        if self.endpoint.triggers {
-            self.complete_deferred(c);
+        self.complete_inline(c);
+    }
+
+    #[inline(always)]
+    fn complete_inline(&mut self, c: &Completion) {
+        if self.endpoint.triggers && trigger::is_under_way(&self.endpoint.domain, self.guard) {
+            self.complete_deferred(&c.clone());
         } else {
             self.tell(c);
         }
-    }
-
-    #[inline(always)]
-    fn is_plain(&self) -> bool {
-        !self.endpoint.triggers || !trigger::is_under_way(&self.endpoint.domain, self.guard)
-    }
-
-    #[inline(always)]
-    fn complete_at_once(&mut self, c: &Completion) {
-        self.tell(c);
     }
 
     #[cold]
@@ -216,8 +211,8 @@ impl Host for EndpointHost<'_> {
     }
 
     #[inline(always)]
-    fn has_room_for_sends(&self) -> bool {
-        self.is_roomy(&self.bindings.transmit)
+    fn has_room_for_sends(&self, context: u8) -> bool {
+        self.is_roomy(&self.of(context).transmit)
     }
 
     fn shared_receives(&mut self) -> Option<&mut Receives> {

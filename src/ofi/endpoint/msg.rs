@@ -1,7 +1,7 @@
 //! `struct fi_ops_msg`.
 
 use super::endpoint;
-use super::transfer::{Flags, Tagging, receive, receive_segment, send, send_segment, vector};
+use super::transfer::{Flags, Tagging, receive, segment, send, vector};
 use crate::ofi::guard::entry;
 use crate::ofi::table::{Table, stubs};
 use libc::iovec;
@@ -59,7 +59,7 @@ unsafe extern "C" fn recv(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_recv", || unsafe {
-        receive_segment(endpoint(ep), (buf, len), Tagging::PLAIN, src, context)
+        receive(endpoint(ep), segment(buf, len), Tagging::PLAIN, src, context, Flags::Default)
     })
 }
 
@@ -96,7 +96,7 @@ unsafe extern "C" fn send_one(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_send", || unsafe {
-        send_segment(endpoint(ep), (buf, len), Tagging::PLAIN, None, dest, context, Flags::Default)
+        send(endpoint(ep), segment(buf, len), Tagging::PLAIN, None, dest, context, Flags::Default)
     })
 }
 
@@ -132,15 +132,7 @@ unsafe extern "C" fn inject(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_inject", || unsafe {
-        send_segment(
-            endpoint(ep),
-            (buf, len),
-            Tagging::PLAIN,
-            None,
-            dest,
-            null_mut(),
-            Flags::Inject,
-        )
+        send(endpoint(ep), segment(buf, len), Tagging::PLAIN, None, dest, null_mut(), Flags::Inject)
     })
 }
 
@@ -155,9 +147,9 @@ unsafe extern "C" fn senddata(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_senddata", || unsafe {
-        send_segment(
+        send(
             endpoint(ep),
-            (buf, len),
+            segment(buf, len),
             Tagging::PLAIN,
             Some(data),
             dest,
@@ -176,9 +168,9 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     // SAFETY: see above.
     entry("fi_injectdata", || unsafe {
-        send_segment(
+        send(
             endpoint(ep),
-            (buf, len),
+            segment(buf, len),
             Tagging::PLAIN,
             Some(data),
             dest,

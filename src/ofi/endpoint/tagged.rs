@@ -1,7 +1,7 @@
 //! `struct fi_ops_tagged`.
 
 use super::endpoint;
-use super::transfer::{Flags, Tagging, receive, receive_segment, send, send_segment, vector};
+use super::transfer::{Flags, Tagging, receive, segment, send, vector};
 use crate::ofi::guard::entry;
 use crate::ofi::table::{Table, stubs};
 use libc::iovec;
@@ -65,7 +65,7 @@ unsafe extern "C" fn recv(
     // SAFETY: see above.
     entry("fi_trecv", || unsafe {
         let tagging = Tagging::tagged(tag, ignore);
-        receive_segment(endpoint(ep), (buf, len), tagging, src, context)
+        receive(endpoint(ep), segment(buf, len), tagging, src, context, Flags::Default)
     })
 }
 
@@ -108,7 +108,7 @@ unsafe extern "C" fn send_one(
     // SAFETY: see above.
     entry("fi_tsend", || unsafe {
         let tagging = Tagging::tagged(tag, 0);
-        send_segment(endpoint(ep), (buf, len), tagging, None, dest, context, Flags::Default)
+        send(endpoint(ep), segment(buf, len), tagging, None, dest, context, Flags::Default)
     })
 }
 
@@ -149,7 +149,7 @@ unsafe extern "C" fn inject(
     // SAFETY: see above.
     entry("fi_tinject", || unsafe {
         let tagging = Tagging::tagged(tag, 0);
-        send_segment(endpoint(ep), (buf, len), tagging, None, dest, null_mut(), Flags::Inject)
+        send(endpoint(ep), segment(buf, len), tagging, None, dest, null_mut(), Flags::Inject)
     })
 }
 
@@ -166,7 +166,7 @@ unsafe extern "C" fn senddata(
     // SAFETY: see above.
     entry("fi_tsenddata", || unsafe {
         let tagging = Tagging::tagged(tag, 0);
-        send_segment(endpoint(ep), (buf, len), tagging, Some(data), dest, context, Flags::Default)
+        send(endpoint(ep), segment(buf, len), tagging, Some(data), dest, context, Flags::Default)
     })
 }
 
@@ -181,6 +181,6 @@ unsafe extern "C" fn injectdata(
     // SAFETY: see above.
     entry("fi_tinjectdata", || unsafe {
         let tagging = Tagging::tagged(tag, 0);
-        send_segment(endpoint(ep), (buf, len), tagging, Some(data), dest, null_mut(), Flags::Inject)
+        send(endpoint(ep), segment(buf, len), tagging, Some(data), dest, null_mut(), Flags::Inject)
     })
 }

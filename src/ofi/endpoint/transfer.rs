@@ -1,16 +1,17 @@
 //! The data calls: arguments checked, flags translated, handed to the protocol.
 
 use super::{Endpoint, EndpointFid, EndpointState, endpoint};
-use crate::memory::{OwnedBuffer, Segment, SegmentList};
+use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
 use crate::ofi::av::NO_SUCH_ADDRESS;
 use crate::ofi::cntr;
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
 use crate::ofi::trigger::{Account, Action, Cancel, Kind, Owner, Start, Work, run_due};
 use crate::protocol::{
-    ANY_SOURCE, Direction, Envelope, OpError, PeekAction, ReceiveOp, Report, SendOp,
+    ANY_SOURCE, Direction, Engine, OpError, PeekAction, ReceiveOp, Report, SendOp,
 };
 use crate::transport::PeerId;
+use crate::transport::mux::Mux;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD,
     FI_EAGAIN, FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE,
@@ -54,13 +55,28 @@ pub(super) enum Flags {
 ///
 /// # Safety
 /// The application lends `len` bytes at `buf` until the operation completes.
-#[inline]
-pub(super) unsafe fn buffer(buf: *const c_void, len: usize) -> Result<SegmentList, i32> {
-    if buf.is_null() && len > 0 {
-        return Err(FI_EINVAL);
+#[inline(always)]
+pub(super) unsafe fn segment(buf: *const c_void, len: usize) -> Result<Segment, i32> {
+    if buf.is_null() {
+        return no_memory(len);
     }
     // SAFETY: the caller vouches.
-    Ok(unsafe { SegmentList::contiguous(buf.cast(), len) })
+    Ok(unsafe { Segment::new(buf.cast(), len) })
+}
+
+#[cold]
+fn no_memory(len: usize) -> Result<Segment, i32> {
+    if len == 0 { Ok(Segment::default()) } else { Err(FI_EINVAL) }
+}
+
+/// The same as a list.
+///
+/// # Safety
+/// As [`segment`].
+#[inline]
+pub(super) unsafe fn buffer(buf: *const c_void, len: usize) -> Result<SegmentList, i32> {
+    // SAFETY: the caller vouches.
+    unsafe { segment(buf, len) }.map(SegmentList::from)
 }
 
 /// A vector of buffers. Errors: EINVAL for more than four.
@@ -113,10 +129,18 @@ impl EndpointFid {
     /// Where the end of such an operation is reported.
     #[inline]
     pub(super) fn report(&self, op_flags: u64, inject_call: bool, guard: &Guard<'_>) -> Report {
-        let bindings = self.shared.bindings_of(self.context, guard);
+        self.shared.report(self.context, op_flags, inject_call, guard)
+    }
+}
+
+impl Endpoint {
+    /// The same for an operation of transmit context `number`.
+    #[inline(always)]
+    fn report(&self, number: u8, op_flags: u64, inject_call: bool, guard: &Guard<'_>) -> Report {
+        let bindings = self.bindings_of(number, guard);
         let selective = bindings.transmit.as_ref().is_some_and(|b| b.selective);
         let entry = !inject_call && (!selective || op_flags & FI_COMPLETION != 0);
-        Report::new(entry, self.context)
+        Report::new(entry, number)
     }
 }
 
@@ -195,163 +219,73 @@ impl Endpoint {
     }
 }
 
-/// Flags with which a send is no matter of one call, or has more to report than its end.
-const SLOW_TX: u64 = FI_TRIGGER | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_FENCE | FI_INJECT;
-/// Flags with which a receive is not for one message.
-const SLOW_RX: u64 = FI_TRIGGER | FI_MULTI_RECV;
-
-/// A send of one segment, by the short road if that is open ([`Engine::send_at_once`]).
-///
-/// # Safety
-/// As [`buffer`].
-#[inline(always)]
-pub(super) unsafe fn send_segment(
-    handle: &EndpointFid,
-    (buf, len): (*const c_void, usize),
-    tagging: Tagging,
-    data: Option<u64>,
-    dest: fi_addr_t,
-    context: *mut c_void,
-    flags: Flags,
-) -> isize {
-    // SAFETY: the caller vouches.
-    unsafe {
-        if try_send_at_once(handle, (buf, len), tagging, data, dest, context, flags) {
-            return 0;
-        }
-        send(handle, buffer(buf, len), tagging, data, dest, context, flags)
-    }
-}
-
-/// # Safety
-/// As [`buffer`].
-#[inline(always)]
-unsafe fn try_send_at_once(
-    handle: &EndpointFid,
-    (buf, len): (*const c_void, usize),
-    Tagging { tagged, tag, .. }: Tagging,
-    data: Option<u64>,
-    dest: fi_addr_t,
-    context: *mut c_void,
-    flags: Flags,
-) -> bool {
-    let ep = &*handle.shared;
-    let injects = matches!(flags, Flags::Inject);
-    let op_flags = if injects { 0 } else { handle.tx_flags.get() };
-    if op_flags & SLOW_TX != 0 || handle.context != 0 || buf.is_null() {
-        return false;
-    }
-    let guard = ep.domain.lock.lock();
-    let state = ep.state(&guard);
-    if !state.takes(tagged, len, injects) {
-        return false;
-    }
-    let Ok((peer, 0)) = ep.destination(dest, &guard) else { return false };
-    let Some(engine) = ep.engine(&guard) else { return false };
-    let envelope = Envelope { tagged, tag, data, rx: 0 };
-    let report = handle.report(op_flags, injects, &guard);
-    let end = (context.expose_provenance() as u64, report);
-    // SAFETY: the caller vouches.
-    let payload = unsafe { Segment::new(buf.cast(), len) };
-    let sent = engine.send_at_once(peer, envelope, payload, end, &mut ep.host(&guard));
-    if sent && ep.bindings(&guard).send_counter.is_some() {
-        run_due(&ep.domain, &guard);
-    }
-    sent
-}
-
-/// A receive into one segment, by the short road if that is open ([`Engine::receive_at_once`]).
-///
-/// # Safety
-/// As [`buffer`].
-#[inline(always)]
-pub(super) unsafe fn receive_segment(
-    handle: &EndpointFid,
-    (buf, len): (*mut c_void, usize),
-    tagging: Tagging,
-    source: fi_addr_t,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: the caller vouches.
-    unsafe {
-        if try_receive_at_once(handle, (buf, len), tagging, source, context) {
-            return 0;
-        }
-        receive(handle, buffer(buf, len), tagging, source, context, Flags::Default)
-    }
-}
-
-/// # Safety
-/// As [`buffer`].
-#[inline(always)]
-unsafe fn try_receive_at_once(
-    handle: &EndpointFid,
-    (buf, len): (*mut c_void, usize),
-    Tagging { tagged, tag, ignore }: Tagging,
-    source: fi_addr_t,
-    context: *mut c_void,
-) -> bool {
-    let ep = &*handle.shared;
-    let op_flags = handle.rx_flags.get();
-    if op_flags & SLOW_RX != 0 || handle.context != 0 || buf.is_null() {
-        return false;
-    }
-    let guard = ep.domain.lock.lock();
-    let bindings = ep.bindings(&guard);
-    let Some(queue) = &bindings.receive else { return false };
-    if bindings.shared_receive.is_some() {
-        return false;
-    }
-    let Ok(source) = ep.wanted_source(source, &guard) else { return false };
-    let Some(engine) = ep.engine(&guard) else { return false };
-    let entry = !queue.selective || op_flags & FI_COMPLETION != 0;
-    let end = (context.expose_provenance() as u64, Report::new(entry, 0));
-    // SAFETY: the caller vouches.
-    let segment = unsafe { Segment::new(buf.cast(), len) };
-    engine.receive_at_once(tagged, (tag, ignore), source, segment, end)
-}
+/// Flags with which a send waits for something, or has more to report than that its bytes have left.
+const UNUSUAL_TX: u64 =
+    FI_TRIGGER | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_FENCE | FI_INJECT;
+/// Flags with which a receive waits for a counter, is for several messages, or looks for one that is here.
+const UNUSUAL_RX: u64 = FI_TRIGGER | FI_MULTI_RECV | FI_AUTH_KEY | FI_PEEK | FI_CLAIM | FI_DISCARD;
 
 /// All forms of send.
-#[inline(never)]
-pub(super) fn send(
+#[inline(always)]
+pub(super) fn send<B: Buffers>(
     handle: &EndpointFid,
-    payload: Result<SegmentList, i32>,
+    payload: Result<B, i32>,
     tagging: Tagging,
     data: Option<u64>,
     dest: fi_addr_t,
     context: *mut c_void,
     flags: Flags,
 ) -> isize {
-    result(try_send(handle, payload, tagging, data, dest, context, flags))
+    let (data, end) = ((tagging, data), (dest, context, flags));
+    match handle.context {
+        0 => try_send(handle, 0, payload, data, end),
+        number => send_beyond(handle, number, payload.map(|one| one.list()), data, end),
+    }
 }
 
-#[inline]
-fn try_send(
+/// That of a context of a scalable endpoint.
+#[inline(never)]
+fn send_beyond(
     handle: &EndpointFid,
+    number: u8,
     payload: Result<SegmentList, i32>,
-    tagging: Tagging,
-    data: Option<u64>,
-    dest: fi_addr_t,
-    context: *mut c_void,
-    flags: Flags,
-) -> Result<(), i32> {
+    data: (Tagging, Option<u64>),
+    end: (fi_addr_t, *mut c_void, Flags),
+) -> isize {
+    try_send(handle, number, payload, data, end)
+}
+
+#[inline(always)]
+fn try_send<B: Buffers>(
+    handle: &EndpointFid,
+    number: u8,
+    payload: Result<B, i32>,
+    (tagging, data): (Tagging, Option<u64>),
+    (dest, context, flags): (fi_addr_t, *mut c_void, Flags),
+) -> isize {
+    let payload = match payload {
+        Ok(payload) => payload,
+        Err(error) => return -(error as isize),
+    };
     let ep = &*handle.shared;
     let guard = ep.domain.lock.lock();
-    let (op_flags, inject_call) = flags.of_transmit(handle);
-    let sending = Sending::check(ep, payload?, tagging, data, dest, op_flags, &guard)?;
-    let report = handle.report(op_flags, inject_call, &guard);
-    if op_flags & FI_TRIGGER != 0 {
-        // SAFETY: fi_trigger.3: the context says what to wait for.
-        return unsafe { trigger(ep, sending.kind(), context, report, sending.starter(), &guard) };
-    }
+    let (op_flags, inject) = flags.of_transmit(handle);
+    let report = ep.report(number, op_flags, inject, &guard);
     let account = Account { context: context.expose_provenance() as u64, report };
-    persist(ep, &guard, |guard: &Guard<'_>| sending.start(ep, guard, account))
+    let sending = Sending { payload, tagging, data, dest, inject, delivery: false, fence: false };
+    let usual = inject || op_flags & UNUSUAL_TX == 0;
+    if usual && sending.try_start(ep, &guard, account) {
+        // What is complete already may have raised a counter.
+        run_due(&ep.domain, &guard);
+        return 0;
+    }
+    result(sending.listed().go_on(ep, &guard, account, op_flags))
 }
 
-/// A send that was checked and can be started.
+/// A send.
 #[derive(Clone, Copy)]
-pub(super) struct Sending {
-    payload: SegmentList,
+pub(super) struct Sending<B = SegmentList> {
+    payload: B,
     tagging: Tagging,
     data: Option<u64>,
     dest: fi_addr_t,
@@ -360,9 +294,44 @@ pub(super) struct Sending {
     fence: bool,
 }
 
+impl<B: Buffers> Sending<B> {
+    #[inline(always)]
+    fn listed(&self) -> Sending {
+        let Self { payload, tagging, data, dest, inject, delivery, fence } = *self;
+        Sending { payload: payload.list(), tagging, data, dest, inject, delivery, fence }
+    }
+
+    #[inline(always)]
+    fn op(&self, (peer, rx): (PeerId, u8), account: Account) -> SendOp<B> {
+        SendOp {
+            peer,
+            rx,
+            payload: self.payload,
+            tagged: self.tagging.tagged,
+            tag: self.tagging.tag,
+            data: self.data,
+            context: account.context,
+            report: account.report,
+            inject: self.inject,
+            delivery: self.delivery,
+            fence: self.fence,
+        }
+    }
+
+    /// See [`crate::protocol::Engine::try_send`].
+    #[inline(always)]
+    fn try_start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> bool {
+        if !ep.state(guard).takes(self.tagging.tagged, self.payload.len(), self.inject) {
+            return false;
+        }
+        let Ok(destination) = ep.destination(self.dest, guard) else { return false };
+        let Some(engine) = ep.engine(guard) else { return false };
+        engine.try_send(&self.op(destination, account), &mut ep.host(guard))
+    }
+}
+
 impl Sending {
-    /// Errors: EMSGSIZE.
-    #[inline]
+    /// What these flags make of it. Errors: EMSGSIZE.
     pub(super) fn check(
         ep: &Endpoint,
         payload: SegmentList,
@@ -381,25 +350,30 @@ impl Sending {
         Ok(Self { payload, tagging, data, dest, inject, delivery, fence })
     }
 
-    #[inline]
+    /// What [`Sending::try_start`] does not take: with unusual flags, or without room.
+    #[inline(never)]
+    fn go_on(
+        &self,
+        ep: &Endpoint,
+        guard: &Guard<'_>,
+        account: Account,
+        op_flags: u64,
+    ) -> Result<(), i32> {
+        let Self { payload, tagging, data, dest, .. } = *self;
+        let sending = Self::check(ep, payload, tagging, data, dest, op_flags, guard)?;
+        if op_flags & FI_TRIGGER != 0 {
+            let context = std::ptr::with_exposed_provenance_mut(account.context as usize);
+            let (kind, report) = (sending.kind(), account.report);
+            // SAFETY: fi_trigger.3: the context says what to wait for.
+            return unsafe { trigger(ep, kind, context, report, sending.starter(), guard) };
+        }
+        persist(ep, guard, |guard: &Guard<'_>| sending.start(ep, guard, account))
+    }
+
     fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
-        let (peer, rx) = ep.destination(self.dest, guard)?;
-        let op = SendOp {
-            peer,
-            rx,
-            payload: self.payload,
-            tagged: self.tagging.tagged,
-            tag: self.tagging.tag,
-            data: self.data,
-            context: account.context,
-            report: account.report,
-            inject: self.inject,
-            delivery: self.delivery,
-            fence: self.fence,
-        };
-        let mut host = ep.host(guard);
+        let destination = ep.destination(self.dest, guard)?;
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
-        engine.send(&op, &mut host)
+        engine.send(&self.op(destination, account), &mut ep.host(guard))
     }
 
     /// What is injected is copied now: the application's buffer is its own while this waits.
@@ -473,74 +447,150 @@ pub(super) fn persist(
 }
 
 /// All forms of receive.
-#[inline(never)]
-pub(super) fn receive(
+#[inline(always)]
+pub(super) fn receive<B: Buffers>(
     handle: &EndpointFid,
+    segments: Result<B, i32>,
+    tagging: Tagging,
+    source: fi_addr_t,
+    context: *mut c_void,
+    flags: Flags,
+) -> isize {
+    match handle.context {
+        0 => try_receive(handle, 0, segments, tagging, source, context, flags),
+        number => {
+            let segments = segments.map(|one| one.list());
+            receive_beyond(handle, number, segments, tagging, source, context, flags)
+        }
+    }
+}
+
+/// That of a context of a scalable endpoint.
+#[inline(never)]
+fn receive_beyond(
+    handle: &EndpointFid,
+    number: u8,
     segments: Result<SegmentList, i32>,
     tagging: Tagging,
     source: fi_addr_t,
     context: *mut c_void,
     flags: Flags,
 ) -> isize {
-    result(try_receive(handle, segments, tagging, source, context, flags))
+    try_receive(handle, number, segments, tagging, source, context, flags)
 }
 
-#[inline]
-fn try_receive(
+#[inline(always)]
+fn try_receive<B: Buffers>(
     handle: &EndpointFid,
-    segments: Result<SegmentList, i32>,
+    number: u8,
+    segments: Result<B, i32>,
     tagging: Tagging,
     source: fi_addr_t,
     context: *mut c_void,
     flags: Flags,
-) -> Result<(), i32> {
+) -> isize {
+    let segments = match segments {
+        Ok(segments) => segments,
+        Err(error) => return -(error as isize),
+    };
     let ep = &*handle.shared;
     let guard = ep.domain.lock.lock();
     let op_flags = match flags {
         Flags::Call(flags) => flags,
-        _ => handle.rx_flags.get() & !(FI_PEEK | FI_CLAIM | FI_DISCARD),
+        _ => handle.rx_flags.get(),
     };
-    let bindings = ep.bindings_of(handle.context, &guard);
+    let bindings = ep.bindings_of(number, &guard);
     if bindings.shared_receive.is_some() {
-        return Err(FI_EOPNOTSUPP); // they are posted to the shared context
+        return -(FI_EOPNOTSUPP as isize); // they are posted to the shared context
     }
-    let selective = bindings.receive.as_ref().is_some_and(|b| b.selective);
-    if !bindings.reports_received() {
-        return Err(if ep.engine(&guard).is_some() { FI_ENOCQ } else { FI_EOPBADSTATE });
+    let selective = match &bindings.receive {
+        Some(queue) => queue.selective,
+        None if bindings.reports_received() => false,
+        None => return -(ep.cannot_receive(&guard) as isize),
+    };
+    let report = Report::new(!selective || op_flags & FI_COMPLETION != 0, number);
+    let account = Account { context: context.expose_provenance() as u64, report };
+    if op_flags & UNUSUAL_RX == 0 {
+        if let Ok(source) = ep.wanted_source(source, &guard) {
+            let receiving = Receiving { segments, tagging, source, multi_min: None };
+            if receiving.try_start(ep, &guard, account) {
+                return 0;
+            }
+        }
     }
-    let report = Report::new(!selective || op_flags & FI_COMPLETION != 0, handle.context);
-    let receiving = Receiving::check(ep, segments?, tagging, source, op_flags, &guard)?;
-    let special =
-        matches!(flags, Flags::Call(_)) && op_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0;
+    let op_flags = match flags {
+        Flags::Call(flags) => flags,
+        _ => op_flags & !(FI_PEEK | FI_CLAIM | FI_DISCARD),
+    };
+    result(receive_any(ep, segments.list(), tagging, source, account, op_flags, &guard))
+}
+
+/// What [`Receiving::try_start`] does not take: with unusual flags, or with a message that is here.
+#[inline(never)]
+fn receive_any(
+    ep: &Endpoint,
+    segments: SegmentList,
+    tagging: Tagging,
+    source: fi_addr_t,
+    account: Account,
+    op_flags: u64,
+    guard: &Guard<'_>,
+) -> Result<(), i32> {
+    let receiving = Receiving::check(ep, segments, tagging, source, op_flags, guard)?;
+    let looks = op_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0;
     if op_flags & FI_TRIGGER != 0 {
-        if special {
+        if looks {
             return Err(FI_EOPNOTSUPP);
         }
-        let kind = receiving.kind();
+        let context = std::ptr::with_exposed_provenance_mut(account.context as usize);
+        let (kind, report) = (receiving.kind(), account.report);
         // SAFETY: fi_trigger.3: the context says what to wait for.
-        return unsafe { trigger(ep, kind, context, report, receiving.starter(), &guard) };
+        return unsafe { trigger(ep, kind, context, report, receiving.starter(), guard) };
     }
-    let account = Account { context: context.expose_provenance() as u64, report };
-    if special {
-        return special_receive(ep, &receiving.op(account), op_flags, &guard);
+    if looks {
+        return special_receive(ep, &receiving.op(account), op_flags, guard);
     }
-    let outcome = receiving.start(ep, &guard, account).map_err(error_number);
-    run_due(&ep.domain, &guard);
+    let outcome = receiving.start(ep, guard, account).map_err(error_number);
+    run_due(&ep.domain, guard);
     outcome
 }
 
 /// A receive that was checked and can be posted.
 #[derive(Clone, Copy)]
-pub(super) struct Receiving {
-    segments: SegmentList,
+pub(super) struct Receiving<B = SegmentList> {
+    segments: B,
     tagging: Tagging,
     source: u64,
     multi_min: Option<usize>,
 }
 
+impl<B: Buffers> Receiving<B> {
+    #[inline(always)]
+    fn op(&self, account: Account) -> ReceiveOp<B> {
+        ReceiveOp {
+            segments: self.segments,
+            tagged: self.tagging.tagged,
+            tag: self.tagging.tag,
+            ignore: self.tagging.ignore,
+            source: self.source,
+            context: account.context,
+            report: account.report,
+            multi_min: self.multi_min,
+        }
+    }
+
+    /// See [`crate::protocol::Engine::try_post`].
+    #[inline(always)]
+    fn try_start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> bool {
+        let Some(engine) = ep.engine(guard) else { return false };
+        let is_hopeless =
+            |engine: &mut Engine<Mux>| engine.is_hopeless(self.source, &ep.host(guard));
+        engine.try_post(&self.op(account), is_hopeless)
+    }
+}
+
 impl Receiving {
     /// Errors: EINVAL.
-    #[inline]
     pub(super) fn check(
         ep: &Endpoint,
         segments: SegmentList,
@@ -562,25 +612,9 @@ impl Receiving {
         Ok(Self { segments, tagging, source, multi_min })
     }
 
-    #[inline]
-    fn op(&self, account: Account) -> ReceiveOp {
-        ReceiveOp {
-            segments: self.segments,
-            tagged: self.tagging.tagged,
-            tag: self.tagging.tag,
-            ignore: self.tagging.ignore,
-            source: self.source,
-            context: account.context,
-            report: account.report,
-            multi_min: self.multi_min,
-        }
-    }
-
-    #[inline]
     fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
-        let mut host = ep.host(guard);
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
-        engine.receive(&self.op(account), &mut host)
+        engine.receive(&self.op(account), &mut ep.host(guard))
     }
 
     pub(super) fn starter(self) -> Start {
@@ -600,6 +634,12 @@ pub(super) fn error_number(error: OpError) -> i32 {
 }
 
 impl Endpoint {
+    /// Why an endpoint takes no receives whose messages nobody would hear of.
+    #[cold]
+    fn cannot_receive(&self, guard: &Guard<'_>) -> i32 {
+        if self.engine(guard).is_some() { FI_ENOCQ } else { FI_EOPBADSTATE }
+    }
+
     /// The source that a receive wants, as completions name it.
     #[inline]
     pub(super) fn wanted_source(&self, source: fi_addr_t, guard: &Guard<'_>) -> Result<u64, i32> {

@@ -1,9 +1,9 @@
 //! A peer goes away, in every state that something can be in.
 
-use super::fixture::{LIMITS, Memory, World, receive_op, send_op, source};
+use super::fixture::{LIMITS, Memory, Node, World, receive_op, send_op, source};
 use super::sim::{Reach, Weather};
 use crate::protocol::packet::Packet;
-use crate::protocol::{Cause, OpError, PeekAction, ReceiveOp, SendOp};
+use crate::protocol::{ANY_SOURCE, Cause, OpError, PeekAction, ReceiveOp, SendOp};
 use crate::sys::Errno;
 use crate::transport::Departure;
 
@@ -341,4 +341,32 @@ fn a_broken_link_fails_both_sides_and_is_made_anew() {
     assert!(to.0 == from.0);
     assert_eq!(world.sends(0).len(), 1);
     world.assert_empty();
+}
+
+/// What is sent to others, and received from them, still takes the cheapest case.
+#[test]
+fn a_dead_peer_slows_nobody_else() {
+    let mut world = World::new(3, Weather::fair(), LIMITS);
+    let (dead, alive) = (world.peer(0, 1), world.peer(0, 2));
+    let mut memory = [0; 4].map(|_| Memory::pattern(0, 8));
+    let [to_dead, to_alive, from_dead, from_alive] = &mut memory;
+    for (peer, memory) in [(dead, &mut *to_dead), (alive, &mut *to_alive)] {
+        world.send(0, &send_op(peer, memory, 1)).unwrap();
+    }
+    world.settle();
+    world.leave(1, DIED);
+    world.settle();
+    world.sends(0);
+    let (dead_source, alive_source) =
+        (world.node(0).host.source_of_slot(1), world.node(0).host.source_of_slot(2));
+    let Node { engine, host } = world.node(0);
+    // The simulated transport refuses now and then.
+    assert!((0..100).all(|_| !engine.try_send(&send_op(dead, to_dead, 2), host)));
+    assert!((0..100).any(|_| engine.try_send(&send_op(alive, to_alive, 3), host)));
+    let mut posts = |source, memory: &mut Memory| {
+        let op = ReceiveOp { source, ..receive_op(memory, 4) };
+        engine.try_post(&op, |engine| engine.is_hopeless(source, host))
+    };
+    assert!(posts(ANY_SOURCE, from_alive) && posts(alive_source, from_alive));
+    assert!(!posts(dead_source, from_dead));
 }

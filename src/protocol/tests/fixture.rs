@@ -3,7 +3,7 @@
 use super::sim::{Entry, Log, Net, SharedNet, SimIface, Slot, Weather, What, address};
 use crate::memory::SegmentList;
 use crate::memory::keys::{Denied, Granted, Region, RegionTable, Right};
-use crate::protocol::packet::{Envelope, Packet};
+use crate::protocol::packet::Packet;
 use crate::protocol::{
     ANY_SOURCE, Completion, Direction, Engine, Failure, Host, Limits, OpError, PeekAction,
     ReceiveOp, RemoteAccess, RemoteRange, RemoteRanges, RmaOp, SendOp, UNKNOWN_SOURCE,
@@ -122,30 +122,17 @@ impl Node {
         Self { engine, host: TestHost::new(slot, log.clone()) }
     }
 
-    /// As the endpoint does it: by the short road if that is open.
+    /// As the endpoint does it: the cheapest case first.
     pub(super) fn send(&mut self, op: &SendOp) -> Result<(), OpError> {
         let Self { engine, host } = self;
-        let simple = !op.delivery && !op.fence;
-        if let Some(payload) = op.payload.one().filter(|_| simple) {
-            let envelope = Envelope { tagged: op.tagged, tag: op.tag, data: op.data, rx: op.rx };
-            if engine.send_at_once(op.peer, envelope, payload, (op.context, op.report), host) {
-                return Ok(());
-            }
-        }
-        engine.send(op, host)
+        if engine.try_send(op, host) { Ok(()) } else { engine.send(op, host) }
     }
 
     /// As [`Node::send`].
     pub(super) fn receive(&mut self, op: &ReceiveOp) -> Result<(), OpError> {
         let Self { engine, host } = self;
-        let ReceiveOp { tagged, tag, ignore, source, context, report, .. } = *op;
-        let simple = op.multi_min.is_none();
-        if let Some(to) = op.segments.one().filter(|_| simple) {
-            if engine.receive_at_once(tagged, (tag, ignore), source, to, (context, report)) {
-                return Ok(());
-            }
-        }
-        engine.receive(op, host)
+        let posted = engine.try_post(op, |engine| engine.is_hopeless(op.source, host));
+        if posted { Ok(()) } else { engine.receive(op, host) }
     }
 
     pub(super) fn progress(&mut self) -> usize {

@@ -68,6 +68,7 @@ mod tests {
     use super::super::fixture::{End, linked};
     use super::*;
     use crate::config::CmaPolicy;
+    use crate::memory::Buffers;
     use crate::sys::cma::Range;
     use crate::transport::loopback::Loopback;
     use crate::transport::{Address, Departure, Handler};
