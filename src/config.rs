@@ -153,7 +153,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "JOB_KEY",
-        help: "Secret that all processes of a job share, text of 8 to 256 bytes; packets of processes with another one are dropped (default: made of what the launcher says, else none)",
+        help: "Secret that all processes of a job share, text of 16 to 256 bytes; processes with another one are refused (default: what ~/.config/udrv/key holds, else none)",
     },
     Variable {
         name: "SHM",
@@ -462,7 +462,7 @@ mod tests {
         let (config, complaints) =
             with(&[("EAGER_MAX", "100"), ("CMA", "Off"), ("IFACE", "lo"), ("SPIN_US", "0")]);
         let (network, more) = with(&[
-            ("JOB_KEY", "between us"),
+            ("JOB_KEY", "between the two of us"),
             ("SHM", "0"),
             ("NET", " 0 "),
             ("MTU", "9000"),
@@ -478,8 +478,8 @@ mod tests {
         assert_eq!(config.cma, CmaPolicy::Off);
         assert_eq!(config.iface.as_deref(), Some("lo"));
         assert_eq!(config.spin_us, 0);
-        assert_eq!(network.job_key, Some(Secret("between us".to_owned())));
-        assert!(!format!("{network:?}").contains("between us"));
+        assert_eq!(network.job_key, Some(Secret("between the two of us".to_owned())));
+        assert!(!format!("{network:?}").contains("between the two of us"));
         assert_eq!((network.shm, network.net, network.mtu), (false, false, Some(9000)));
         assert_eq!((network.peer_timeout_s, network.net_buffer), (5, 1 << 20));
         assert_eq!((network.rdma, network.rc_connections), (RdmaPolicy::Require, 0));

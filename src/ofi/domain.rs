@@ -34,8 +34,8 @@ use std::sync::{Arc, Weak};
 pub(crate) enum DomainKey {
     /// The application gave it with the domain.
     Given(JobKey),
-    /// The application gave none.
-    Environment(JobKey),
+    /// The application gave none: that of the environment, and what it was made of.
+    Environment(JobKey, job_key::Source),
     /// Each endpoint's address vector has one (FI_AV_AUTH_KEY).
     InVectors,
 }
@@ -323,7 +323,7 @@ unsafe fn key_of(
     // SAFETY: the caller vouches.
     match unsafe { auth_key(fabric, at, len) }? {
         Some(key) => Ok(DomainKey::Given(key)),
-        None => default_job_key(config).map(DomainKey::Environment),
+        None => default_job_key(config).map(|(key, source)| DomainKey::Environment(key, source)),
     }
 }
 
@@ -343,7 +343,7 @@ pub(super) unsafe fn auth_key(
     }
     // SAFETY: the caller vouches.
     let bytes = unsafe { auth_key_bytes(at, len) }?;
-    log::info(format_args!("{}", job_key::Source::AuthKey));
+    job_key::Source::AuthKey.explain();
     Ok(Some(job_key::of_auth_key(bytes)))
 }
 
@@ -364,11 +364,11 @@ pub(super) unsafe fn auth_key_bytes<'a>(at: *const u8, len: usize) -> Result<&'a
 }
 
 /// The job key where the application gives none; the log says what it was made of.
-/// Errors: EINVAL for a FI_UDRV_JOB_KEY that is none.
-fn default_job_key(config: &Config) -> Result<JobKey, i32> {
+/// Errors: EINVAL for a FI_UDRV_JOB_KEY, or a key file, that is none.
+fn default_job_key(config: &Config) -> Result<(JobKey, job_key::Source), i32> {
     let (key, source) = job_key::of_environment(config).map_err(|_| FI_EINVAL)?;
-    log::info(format_args!("{source}"));
-    Ok(key)
+    source.explain();
+    Ok((key, source))
 }
 
 /// The shared part of a domain.

@@ -222,8 +222,9 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
         return Ok(Offer { attributes, place: None, nic: None });
     }
     let attributes = attributes::negotiate(request.version, hints, config)?;
-    job_key::of_environment(config)
-        .map_err(|bad| Refusal::new("FI_UDRV_JOB_KEY", bad, job_key::WANTED))?;
+    job_key::of_environment(config).map_err(|bad| {
+        Refusal::new("job key", format_args!("{} {}", bad.source, bad.fault), bad.wanted())
+    })?;
     // A domain that has the name of a device is on that device.
     let device = hints.domain_name.as_deref().and_then(verbs::device_named);
     let named = match device {

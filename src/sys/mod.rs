@@ -17,6 +17,7 @@ pub(crate) mod mappings;
 pub(crate) mod net;
 pub(crate) mod numbers;
 pub(crate) mod packets;
+pub(crate) mod private_file;
 pub(crate) mod process;
 pub(crate) mod rv;
 pub(crate) mod shared_memory;

@@ -119,6 +119,13 @@ pub(crate) fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// The process has rights that whoever started it may lack (a setuid program, or one with file capabilities): what the
+/// environment says must not name files then (secure_getenv(3)).
+pub(crate) fn is_privileged() -> bool {
+    // SAFETY: reads a word that the kernel gave to the process.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// False once the process has ended, reaped or not. True when that cannot be told.
 pub(crate) fn is_running(pid: i32) -> bool {
     if pid <= 0 {

@@ -49,7 +49,7 @@ pub(crate) struct MuxSettings {
     /// FI_UDRV_SHM: peers of this node are reached through shared memory.
     pub(crate) shm: bool,
     pub(crate) bounds: Bounds,
-    /// Of the job key that the application has given, 0 without one: peers of this node have the same.
+    /// Of the job key that somebody has given, 0 without one: peers of this node have the same.
     pub(crate) mark: u64,
     /// FI_UDRV_MTU, bytes.
     pub(crate) mtu: Option<usize>,

@@ -34,6 +34,7 @@ use crate::transport::Address;
 use crate::transport::address::LocalHost;
 use crate::transport::mux::{Bounds, Mux, MuxSettings};
 use crate::transport::net::NetSettings;
+use crate::transport::net::job_key::Source;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::verbs::RdmaSettings;
 use host::EndpointHost;
@@ -602,12 +603,12 @@ impl Endpoint {
         }
     }
 
-    /// The job key that the application gave the endpoint, and the one that counts.
+    /// The endpoint's job key, and what it was made of.
     /// Errors: ENOKEY where address vectors have the keys and this one has none.
-    fn keys(&self, guard: &Guard<'_>) -> Result<(Option<JobKey>, JobKey), i32> {
+    fn job_key(&self, guard: &Guard<'_>) -> Result<(JobKey, Source), i32> {
         let given = match (self.own_key, self.domain.key) {
             (Some(key), _) | (None, DomainKey::Given(key)) => key,
-            (None, DomainKey::Environment(key)) => return Ok((None, key)),
+            (None, DomainKey::Environment(key, source)) => return Ok((key, source)),
             (None, DomainKey::InVectors) => {
                 let av = self.bindings(guard).av.as_ref().ok_or(FI_ENOAV)?;
                 av.job_key(guard).ok_or_else(|| {
@@ -618,7 +619,7 @@ impl Endpoint {
                 })?
             }
         };
-        Ok((Some(given), given))
+        Ok((given, Source::AuthKey))
     }
 
     /// Whether the endpoint is bound to this address vector.
@@ -628,13 +629,14 @@ impl Endpoint {
 
     /// The job key that the application gave the endpoint, if any.
     pub(super) fn given_key(&self, guard: &Guard<'_>) -> Option<JobKey> {
-        self.keys(guard).ok()?.0
+        let (key, source) = self.job_key(guard).ok()?;
+        (source == Source::AuthKey).then_some(key)
     }
 
     /// Opens the interface, under the lock. Returns the descriptor that wakes its waiters.
     fn start(&self, guard: &Guard<'_>) -> Result<RawFd, i32> {
         let config = &self.domain.config;
-        let (given, key) = self.keys(guard)?;
+        let (key, source) = self.job_key(guard)?;
         let bind = match self.state(guard).bind {
             Some(address) => address,
             None => self.default_address()?,
@@ -648,9 +650,10 @@ impl Endpoint {
                 share: config.share_min,
                 bulk: config.bulk_min,
             },
-            mark: given.map_or(0, |key| key.mark()),
+            mark: if source.is_given() { key.mark() } else { 0 },
             net: config.net.then_some(NetSettings {
                 key,
+                key_source: source,
                 peer_timeout_s: config.peer_timeout_s,
                 buffer_bytes: config.net_buffer,
                 streams: config.streams,

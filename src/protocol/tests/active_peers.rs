@@ -10,6 +10,7 @@ use crate::protocol::{Engine, Limits};
 use crate::sys::clock;
 use crate::transport::mux::{Bounds, Mux, MuxSettings};
 use crate::transport::net::NetSettings;
+use crate::transport::net::job_key::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::reliable::{Reliable, Settings, Sink};
@@ -119,6 +120,7 @@ impl Hub {
     fn open() -> Self {
         let net = NetSettings {
             key: JobKey::from_bytes(KEY),
+            key_source: Source::AuthKey,
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
             streams: 256,
@@ -206,6 +208,7 @@ impl Peer {
             life: u64::from(port) * 2 + 1,
             address,
             key: JobKey::from_bytes(KEY),
+            key_source: Source::AuthKey,
             datagram_max: 1472,
             peer_timeout_ns: 20_000_000_000,
             buffer_bytes: 1 << 20,

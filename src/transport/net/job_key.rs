@@ -1,72 +1,33 @@
 //! Where the job key comes from.
 //!
-//! In this order: an `auth_key` of the application, FI_UDRV_JOB_KEY, what the launcher says about
-//! the job, and a key that everybody knows. The first two are secrets if those who set them keep
-//! them so. A launcher's name for a job is not secret as a rule, but no other job has it: it keeps
-//! jobs apart that meet by mistake, and not somebody who wants in.
+//! In this order: an `auth_key` of the application, FI_UDRV_JOB_KEY, a file of the user's own, and a key that everybody
+//! knows. The first three are secrets that somebody gave: endpoints with another key are refused, on one node as
+//! well as between nodes.
 //!
-//! All processes of a job have to come to the same key, on all its nodes, also those that
-//! MPI_Comm_spawn adds later, started by other daemons and perhaps with another idea of the
-//! environment. So only what launchers set themselves for every process counts, not what a process
-//! may have inherited from a shell on one of the nodes; and of a name, only the part that belongs
-//! to the launcher and not to one of its jobs.
+//! Nothing is derived from what a launcher says about the job. Its names for jobs are known to every user of the node (`ps`
+//! shows them), so they would keep nobody out; and processes of one user that were started separately, each an MPI
+//! singleton for example, have different names and would keep each other out.
 
 #![forbid(unsafe_code)]
 
 use super::reliable::tag::JobKey;
 use crate::config::Config;
+use crate::sys::private_file::{self, Unfit};
+use crate::sys::process;
 use crate::telemetry::log;
+use std::ffi::OsString;
 use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Longest `auth_key` and FI_UDRV_JOB_KEY, bytes.
 pub(crate) const SECRET_MAX: usize = 256;
-/// Shortest FI_UDRV_JOB_KEY, bytes.
-const TEXT_MIN: usize = 8;
-
-/// What a launcher calls the job, and how much of it is the same in all processes that may have to
-/// talk to each other.
-struct LauncherName {
-    variable: &'static str,
-    common: fn(&str) -> &str,
-}
-
-/// In the order in which they are believed: the launcher that started the process itself comes
-/// before the batch system around it, whose variables not every remote shell hands on.
-///
-/// Looked at on two hosts and after MPI_Comm_spawn: Open MPI 4.1 and 5.0, Intel MPI 2021, MPICH 5
-/// (whose mpiexec names the job in no variable; PMI_PORT is another one on every node).
-const LAUNCHERS: &[LauncherName] = &[
-    // Open MPI up to 4: 128 random bits, the same for the jobs that its jobs spawn.
-    LauncherName { variable: "OMPI_MCA_orte_precondition_transports", common: whole },
-    // Open MPI 5, PRRTE, Slurm with PMIx, Flux with PMIx: a name for each job.
-    LauncherName { variable: "PMIX_NAMESPACE", common: pmix_launcher },
-    // Intel MPI.
-    LauncherName { variable: "I_MPI_HYDRA_UUID", common: whole },
-    LauncherName { variable: "FLUX_JOB_ID", common: whole },
-    // HPE Cray's launcher.
-    LauncherName { variable: "PALS_APID", common: whole },
-    // Batch systems. Steps of one Slurm job have one key: mpiexec starts the processes of other
-    // nodes as a step, those of its own node perhaps not.
-    LauncherName { variable: "SLURM_JOB_ID", common: whole },
-    LauncherName { variable: "PBS_JOBID", common: whole },
-    LauncherName { variable: "LSB_JOBID", common: whole },
-];
-
-fn whole(name: &str) -> &str {
-    name
-}
-
-/// PRRTE numbers the jobs of one launcher ("prterun-HOST-PID@2"), Slurm the steps of one job
-/// ("slurm.pmix.JOB.STEP"). Whatever else there is stands for itself.
-fn pmix_launcher(namespace: &str) -> &str {
-    if let Some((launcher, _)) = namespace.rsplit_once('@') {
-        return launcher;
-    }
-    match namespace.rsplit_once('.') {
-        Some((job, _)) if namespace.starts_with("slurm.pmix.") => job,
-        _ => namespace,
-    }
-}
+/// Shortest FI_UDRV_JOB_KEY, and shortest key in a file, bytes: 128 bits if they are random.
+const SECRET_MIN: usize = 16;
+/// Longest key file, bytes.
+const FILE_MAX: usize = 4096;
+/// The key file in the user's directory of configurations (XDG Base Directory Specification).
+const FILE: &str = "udrv/key";
 
 /// What a job key was made of; prints as the log says it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,197 +36,238 @@ pub(crate) enum Source {
     AuthKey,
     /// FI_UDRV_JOB_KEY
     Variable,
-    /// This variable, which the launcher set.
-    Launcher(&'static str),
+    /// The file with this name
+    File(&'static str),
     /// Nothing: the key that everybody knows.
     Nothing,
 }
 
-/// Sorts of secrets, for [`JobKey::from_secret`].
+/// Sorts of secrets, for [`JobKey::from_secret`]. A file's text in FI_UDRV_JOB_KEY is the same key.
 const AUTH_KEY: u64 = 1;
-const VARIABLE: u64 = 2;
-const LAUNCHER: u64 = 3;
+const SECRET: u64 = 2;
 const NOTHING: u64 = 4;
 
 impl Source {
     fn key(self, secret: &[u8]) -> (JobKey, Self) {
         let kind = match self {
             Self::AuthKey => AUTH_KEY,
-            Self::Variable => VARIABLE,
-            Self::Launcher(_) => LAUNCHER,
+            Self::Variable | Self::File(_) => SECRET,
             Self::Nothing => NOTHING,
         };
         (JobKey::from_secret(kind, secret), self)
+    }
+
+    /// Somebody gave the key: it is enforced, on this node too.
+    pub(crate) fn is_given(self) -> bool {
+        self != Self::Nothing
+    }
+
+    /// What an endpoint with this key writes when it is started.
+    pub(crate) fn explain(self) {
+        match self {
+            Self::Nothing => log::info(format_args!(
+                "no job key: this node keeps other users out, but whoever can send packets to it from another host can talk to its endpoints. FI_UDRV_JOB_KEY or ~/.config/{FILE} gives a key (fi_udrv(7))"
+            )),
+            given => log::info(format_args!("job key: {given}")),
+        }
     }
 }
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AuthKey => f.write_str("job key: the application's auth_key"),
-            Self::Variable => f.write_str("job key: FI_UDRV_JOB_KEY"),
-            Self::Launcher(variable) => write!(
-                f,
-                "job key: made of {variable}; it keeps jobs apart, and nobody out who knows that name. FI_UDRV_JOB_KEY sets a secret one"
-            ),
-            Self::Nothing => f.write_str(
-                "no job key: whoever can send packets to this node can talk to its endpoints. FI_UDRV_JOB_KEY sets one, the same in all processes of a job",
-            ),
+            Self::AuthKey => f.write_str("the application's auth_key"),
+            Self::Variable => f.write_str("FI_UDRV_JOB_KEY"),
+            Self::File(name) => f.write_str(name),
+            Self::Nothing => f.write_str("none"),
         }
     }
 }
 
-/// A FI_UDRV_JOB_KEY that is none. It is refused and not passed over, because whoever set it wants
-/// to be alone.
+/// A FI_UDRV_JOB_KEY or a key file that is none. It is refused and not passed over, because whoever made it wants to be
+/// alone.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct BadJobKey {
+    /// What [`Source`] says.
+    pub(crate) source: Source,
+    pub(crate) fault: Fault,
+}
+
+/// What is wrong with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum BadJobKey {
+pub(crate) enum Fault {
     /// It has this many bytes.
     Length(usize),
     NotUtf8,
+    Unfit(Unfit),
 }
 
-impl fmt::Display for BadJobKey {
+impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Length(bytes) => write!(f, "{bytes} bytes"),
-            Self::NotUtf8 => f.write_str("bytes that are not UTF-8"),
+            Self::Length(bytes) => write!(f, "has {bytes} bytes"),
+            Self::NotUtf8 => f.write_str("has bytes that are not UTF-8"),
+            Self::Unfit(unfit) => unfit.fmt(f),
         }
     }
 }
 
-/// What is offered instead of a [`BadJobKey`].
-pub(crate) const WANTED: &str = "text of 8 to 256 bytes";
+impl BadJobKey {
+    /// What is offered instead.
+    pub(crate) fn wanted(&self) -> &'static str {
+        match self.source {
+            Source::File(_) => "a regular file of the user's own, mode 0600, with 16 to 4096 bytes",
+            _ => "text of 16 to 256 bytes",
+        }
+    }
+}
 
 /// The key of an application's `auth_key`, 1 to [`SECRET_MAX`] bytes.
 pub(crate) fn of_auth_key(auth_key: &[u8]) -> JobKey {
     Source::AuthKey.key(auth_key).0
 }
 
-/// The key of endpoints for which the application gave none, and what it was made of.
+/// The key of endpoints for which the application gave none, and what it was made of. The file is read once in the life of
+/// the process.
 pub(crate) fn of_environment(config: &Config) -> Result<(JobKey, Source), BadJobKey> {
-    from_lookup(config, |name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
-        .inspect_err(|bad| {
-            log::warn(format_args!("FI_UDRV_JOB_KEY has {bad}; it must be {WANTED}"));
-        })
+    static FILE_KEY: OnceLock<Result<Option<(JobKey, Source)>, BadJobKey>> = OnceLock::new();
+    let found = match &config.job_key {
+        Some(secret) => of_variable(&secret.0).map(Some),
+        None => FILE_KEY.get_or_init(|| own_file().map_or(Ok(None), |path| of_file(&path))).clone(),
+    };
+    match found {
+        Ok(key) => Ok(key.unwrap_or_else(|| Source::Nothing.key(&[]))),
+        Err(bad) => {
+            let BadJobKey { source, fault } = &bad;
+            log::warn(format_args!("{source} {fault}; it must be {}", bad.wanted()));
+            Err(bad)
+        }
+    }
 }
 
-fn from_lookup(
-    config: &Config,
-    lookup: impl Fn(&str) -> Option<String>,
-) -> Result<(JobKey, Source), BadJobKey> {
-    if let Some(secret) = &config.job_key {
-        return Ok(Source::Variable.key(checked(&secret.0)?.as_bytes()));
+/// Where this user's key file would be: the environment's word, which does not count in a privileged process.
+fn own_file() -> Option<PathBuf> {
+    let path = path_of(|name| std::env::var_os(name));
+    if process::is_privileged() {
+        log::info(format_args!(
+            "no key file is read: this program is setuid, setgid or has capabilities"
+        ));
+        return None;
     }
-    for launcher in LAUNCHERS {
-        let Some(name) = lookup(launcher.variable).filter(|name| !name.trim().is_empty()) else {
-            continue;
-        };
-        // With the variable's name: "1" of Slurm is not "1" of LSF.
-        let secret = format!("{}={}", launcher.variable, (launcher.common)(name.trim()));
-        return Ok(Source::Launcher(launcher.variable).key(secret.as_bytes()));
+    if path.is_none() {
+        log::info(format_args!(
+            "no key file is read: neither HOME nor XDG_CONFIG_HOME names a directory"
+        ));
     }
-    Ok(Source::Nothing.key(&[]))
+    path
 }
 
-fn checked(text: &str) -> Result<&str, BadJobKey> {
-    let text = text.trim();
+fn path_of(lookup: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let named = |name: &str| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let directory = named("XDG_CONFIG_HOME").or_else(|| Some(named("HOME")?.join(".config")))?;
+    Some(directory.join(FILE))
+}
+
+/// The key in the file at `path`, if there is one.
+fn of_file(path: &Path) -> Result<Option<(JobKey, Source)>, BadJobKey> {
+    // One for each life of the process.
+    let source = || Source::File(Box::leak(path.to_string_lossy().into_owned().into_boxed_str()));
+    let bad = |fault| BadJobKey { source: source(), fault };
+    let bytes = private_file::read(path, FILE_MAX).map_err(|unfit| bad(Fault::Unfit(unfit)))?;
+    let Some(bytes) = bytes else { return Ok(None) };
+    // An editor, or `echo`, ends a text with a line break.
+    let secret = bytes.trim_ascii();
+    if secret.len() < SECRET_MIN {
+        return Err(bad(Fault::Length(secret.len())));
+    }
+    Ok(Some(source().key(secret)))
+}
+
+fn of_variable(text: &str) -> Result<(JobKey, Source), BadJobKey> {
+    let bad = |fault| Err(BadJobKey { source: Source::Variable, fault });
     if text.contains(char::REPLACEMENT_CHARACTER) {
-        return Err(BadJobKey::NotUtf8);
+        return bad(Fault::NotUtf8);
     }
-    if !(TEXT_MIN..=SECRET_MAX).contains(&text.len()) {
-        return Err(BadJobKey::Length(text.len()));
+    let secret = text.as_bytes().trim_ascii();
+    if !(SECRET_MIN..=SECRET_MAX).contains(&secret.len()) {
+        return bad(Fault::Length(secret.len()));
     }
-    Ok(text)
+    Ok(Source::Variable.key(secret))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Secret;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
 
-    fn from(job_key: Option<&str>, environment: &[(&str, &str)]) -> (JobKey, Source) {
-        let config =
-            Config { job_key: job_key.map(|text| Secret(text.to_owned())), ..Config::default() };
-        let lookup = |name: &str| {
-            environment.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
-        };
-        from_lookup(&config, lookup).unwrap()
-    }
-
-    fn bad(job_key: &str) -> BadJobKey {
-        let config = Config { job_key: Some(Secret(job_key.to_owned())), ..Config::default() };
-        from_lookup(&config, |_| None).unwrap_err()
-    }
-
-    const SLURM: (&str, &str) = ("SLURM_JOB_ID", "77");
-
-    #[test]
-    fn processes_without_anything_find_each_other() {
-        assert_eq!(from(None, &[]), from(None, &[("PMI_FD", "9"), ("SLURM_JOB_ID", " ")]));
-        assert_eq!(from(None, &[]).1, Source::Nothing);
+    fn bad(text: &str) -> Fault {
+        of_variable(text).unwrap_err().fault
     }
 
     #[test]
-    fn a_set_key_comes_before_the_launcher() {
-        let set = from(Some("between us"), &[SLURM]);
-        assert_eq!(set, from(Some(" between us\n"), &[]));
-        assert_eq!(set.1, Source::Variable);
-        assert_ne!(set.0, from(Some("between Us"), &[]).0);
-        assert_ne!(set.0, of_auth_key(b"between us"));
+    fn a_given_key_is_another_one_than_everybodys() {
+        let set = of_variable("between the two of us").unwrap();
+        assert_eq!(set, of_variable(" between the two of us\n").unwrap());
+        assert!(set.1.is_given() && !Source::Nothing.is_given());
+        assert_ne!(set.0, of_variable("between the two of Us").unwrap().0);
+        assert_ne!(set.0, of_auth_key(b"between the two of us"));
+        assert_ne!(set.0, Source::Nothing.key(&[]).0);
         assert_ne!(of_auth_key(b"a"), of_auth_key(b"a\0"));
+        let text = Some(Secret("between the two of us".to_owned()));
+        let config = Config { job_key: text, ..Config::default() };
+        assert_eq!(of_environment(&config), Ok(set), "and comes before a file");
     }
 
     #[test]
     fn a_bad_key_is_refused_and_not_printed() {
-        assert_eq!(bad("").to_string(), "0 bytes");
-        assert_eq!(bad("secret!"), BadJobKey::Length(7));
-        assert_eq!(bad(&"x".repeat(257)), BadJobKey::Length(257));
-        assert_eq!(bad("secret \u{fffd} secret"), BadJobKey::NotUtf8);
-        assert!(WANTED.contains(&TEXT_MIN.to_string()) && WANTED.contains(&SECRET_MAX.to_string()));
+        assert_eq!(bad("").to_string(), "has 0 bytes");
+        assert_eq!(bad("fifteen letters"), Fault::Length(15));
+        assert_eq!(bad(&"x".repeat(257)), Fault::Length(257));
+        assert_eq!(bad("a secret \u{fffd} of ours"), Fault::NotUtf8);
+        let wanted = of_variable("").unwrap_err().wanted();
+        assert!(
+            wanted.contains(&SECRET_MIN.to_string()) && wanted.contains(&SECRET_MAX.to_string())
+        );
     }
 
     #[test]
-    fn the_launcher_comes_before_the_batch_system() {
-        let mpi = ("PMIX_NAMESPACE", "prterun-a-10@1");
-        assert_eq!(from(None, &[SLURM, mpi]).1, Source::Launcher("PMIX_NAMESPACE"));
-        assert_eq!(from(None, &[mpi]), from(None, &[mpi, SLURM]));
-        assert_ne!(from(None, &[SLURM]).0, from(None, &[("LSB_JOBID", "77")]).0);
-        assert_ne!(from(None, &[SLURM]).0, from(None, &[("SLURM_JOB_ID", "78")]).0);
-    }
-
-    /// What the launchers of this list gave to two ranks on two hosts, then to two that those
-    /// spawned, then to a rank of another job at the same time.
-    #[test]
-    fn spawned_ranks_have_the_key_of_their_parents_and_other_jobs_another() {
-        for (variable, parent, child, other) in [
-            ("PMIX_NAMESPACE", "prterun-vm-8477@1", "prterun-vm-8477@2", "prterun-vm-8479@1"),
-            ("PMIX_NAMESPACE", "slurm.pmix.12.0", "slurm.pmix.12.1", "slurm.pmix.13.0"),
-            ("PMIX_NAMESPACE", "a.1", "a.1", "a.2"),
-            (
-                "OMPI_MCA_orte_precondition_transports",
-                "9f7980a4d488caa9-bab72a753a4c3c16",
-                "9f7980a4d488caa9-bab72a753a4c3c16",
-                "8ab704f75d8b8038-fa432fa7e83bb047",
-            ),
-            (
-                "I_MPI_HYDRA_UUID",
-                "5a210000-63e6-df66-c660-060069948837",
-                "5a210000-63e6-df66-c660-060069948837",
-                "a2200000-8ead-0964-c660-060008a1c56a",
-            ),
-        ] {
-            let of = |value| from(None, &[(variable, value)]);
-            assert_eq!(of(parent), of(child), "{variable}");
-            assert_ne!(of(parent).0, of(other).0, "{variable}");
-            assert_eq!(of(parent).1, Source::Launcher(variable));
-        }
+    fn the_file_is_where_the_user_keeps_configurations() {
+        let with = |pairs: &[(&str, &str)]| {
+            let find = |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into());
+            path_of(find).map(|path| path.to_str().unwrap().to_owned())
+        };
+        let home = ("HOME", "/home/me");
+        assert_eq!(with(&[home]).as_deref(), Some("/home/me/.config/udrv/key"));
+        let xdg = [home, ("XDG_CONFIG_HOME", "/cfg")];
+        assert_eq!(with(&xdg).as_deref(), Some("/cfg/udrv/key"));
+        let relative = [home, ("XDG_CONFIG_HOME", "cfg")];
+        assert_eq!(with(&relative).as_deref(), Some("/home/me/.config/udrv/key"));
+        assert_eq!(with(&[("HOME", "")]), None);
+        assert_eq!(with(&[]), None);
     }
 
     #[test]
-    fn open_mpi_4_has_a_namespace_too_which_its_children_do_not_share() {
-        let transports = ("OMPI_MCA_orte_precondition_transports", "1-2");
-        let parent = [("PMIX_NAMESPACE", "1304231937"), transports];
-        let child = [("PMIX_NAMESPACE", "1304231938"), transports];
-        assert_eq!(from(None, &parent), from(None, &child));
+    fn a_file_gives_a_key_or_a_reason() {
+        let place = std::env::temp_dir().join(format!("udrv-job-key-{}", process::pid()));
+        fs::create_dir_all(&place).unwrap();
+        let path = place.join("key");
+        let with = |bytes: &[u8], mode| {
+            fs::write(&path, bytes).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            of_file(&path)
+        };
+        let (key, source) = with(b"a secret of this user\n", 0o600).unwrap().unwrap();
+        assert_eq!(key, of_variable("a secret of this user").unwrap().0, "the same text");
+        assert!(source.is_given() && source.to_string().ends_with("/key"));
+        assert!(with(&[0xff; 32], 0o400).is_ok(), "it need not be text");
+        assert_eq!(with(b"fifteen letters\n", 0o600).unwrap_err().fault, Fault::Length(15));
+        let open = with(b"a secret of this user\n", 0o644).unwrap_err();
+        assert!(open.fault.to_string().contains("has mode 0644"), "{open:?}");
+        let long = with(&vec![b'x'; FILE_MAX + 1], 0o600).unwrap_err();
+        assert!(matches!(long.fault, Fault::Unfit(Unfit::Long(_))));
+        fs::remove_dir_all(&place).unwrap();
+        assert_eq!(of_file(&path), Ok(None));
     }
 }

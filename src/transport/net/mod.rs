@@ -77,6 +77,8 @@ const PACKET_COST: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct NetSettings {
     pub(crate) key: JobKey,
+    /// What it was made of.
+    pub(crate) key_source: job_key::Source,
     /// FI_UDRV_PEER_TIMEOUT, seconds.
     pub(crate) peer_timeout_s: u64,
     /// FI_UDRV_NET_BUFFER, bytes.
@@ -395,6 +397,7 @@ impl Net {
                 life: process::random_u64() | 1,
                 address: me,
                 key: settings.key,
+                key_source: settings.key_source,
                 datagram_max,
                 peer_timeout_ns: settings.peer_timeout_s.saturating_mul(1_000_000_000),
                 buffer_bytes: settings.buffer_bytes,

@@ -41,7 +41,7 @@ impl Shm {
         handler: &mut impl Handler,
     ) {
         let address = peers.address(peer).unwrap_or(self.me);
-        log::warn(format_args!("{address} refused our shared-memory link: {reject:?}"));
+        log::limited!("{address} refused our shared-memory link: {reject}");
         let error = match reject.reason {
             RejectReason::Key => libc::EKEYREJECTED,
             _ => libc::ECONNREFUSED,

@@ -167,7 +167,7 @@ impl Shm {
                 1
             }
             Err(reject) => {
-                log::warn(format_args!("refused a shared-memory link: {reject:?}"));
+                log::limited!("refused a shared-memory link: {reject}");
                 // A peer that is gone already needs no answer.
                 let _ = unix::send(socket.as_fd(), &reject.encode(), &[]);
                 0

@@ -2,7 +2,9 @@
 //! by a welcome with the receiver's doorbell, or by a reject with a reason.
 
 use super::layout::Geometry;
+use crate::sys::Errno;
 use crate::transport::address::{self, Address};
+use std::fmt;
 
 /// Version of the segment layout and of the packets inside it.
 pub(super) const VERSION: u16 = 1;
@@ -32,7 +34,7 @@ pub(super) struct Hello {
     pub(super) features: u32,
     /// What names the segment in messages whose payload lies in one of its places: 24 random bits.
     pub(super) identity: u32,
-    /// Of the job key that the application has given, 0 without one.
+    /// Of the job key that somebody has given, 0 without one.
     pub(super) mark: u64,
 }
 
@@ -62,7 +64,7 @@ pub(super) enum RejectReason {
     Malformed,
     /// The receiver lacks memory or descriptors; `detail` is its errno.
     Resources,
-    /// The applications' job keys differ.
+    /// The job keys differ.
     Key,
 }
 
@@ -71,6 +73,23 @@ pub(super) enum RejectReason {
 pub(super) struct Reject {
     pub(super) reason: RejectReason,
     pub(super) detail: u32,
+}
+
+impl fmt::Display for Reject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { reason, detail } = self;
+        match reason {
+            RejectReason::Version => write!(f, "versions of udrv differ, the other side's is {detail}"),
+            RejectReason::User => write!(f, "it is of another user, {detail}"),
+            RejectReason::Malformed => f.write_str("its connect request makes no sense"),
+            RejectReason::Resources => {
+                write!(f, "no memory or descriptors: {}", Errno(*detail as i32))
+            }
+            RejectReason::Key => {
+                f.write_str("it has another job key (FI_UDRV_JOB_KEY, the key file, auth_key; fi_udrv(7), Job keys)")
+            }
+        }
+    }
 }
 
 /// The answer to a hello that is accepted; the receiver's doorbell travels beside it.

@@ -169,7 +169,7 @@ fn a_bad_job_key_of_the_environment_is_refused_without_printing_it() {
     let config =
         Config { job_key: Some(crate::config::Secret("secret!".to_owned())), ..Config::default() };
     let refusal = answer(&request(0), &Hints::none(), &config).unwrap_err();
-    let line = "FI_UDRV_JOB_KEY: wanted 7 bytes, offered text of 8 to 256 bytes";
+    let line = "job key: wanted FI_UDRV_JOB_KEY has 7 bytes, offered text of 16 to 256 bytes";
     assert_eq!(refusal.to_string(), line);
 }
 

@@ -142,6 +142,8 @@ pub(super) struct Connection {
     /// In patience, not in time.
     heard_at: u64,
     owed_since: u64,
+    /// Our INITs are answered: the other side has another job key.
+    pub(super) key_refused: bool,
     pub(super) refusals: u8,
     pub(super) refused_at: u64,
     /// The entry in the timers.
@@ -221,6 +223,7 @@ impl Connection {
             look_at: now + if phase == Phase::HalfOpen { HALF_OPEN_LOOK_NS } else { OWED_LOOK_NS },
             heard_at: shared.patience,
             owed_since: shared.patience,
+            key_refused: false,
             refusals: 0,
             refused_at: 0,
             timer_at: NEVER,
@@ -407,7 +410,8 @@ impl Connection {
         let timeout = shared.settings.peer_timeout_ns;
         let silent = shared.patience - self.heard_at.max(self.owed_since).min(shared.patience);
         if silent >= timeout {
-            return Some(End::Departed(Departure::Failed(Errno(libc::ETIMEDOUT))));
+            let errno = if self.key_refused { libc::EKEYREJECTED } else { libc::ETIMEDOUT };
+            return Some(End::Departed(Departure::Failed(Errno(errno))));
         }
         let every = OWED_LOOK_NS.min(timeout / 8).max(1_000_000);
         if silent >= every {

@@ -6,11 +6,11 @@
 
 use super::connection::{ACCEPT, Connection, DOUBT, INIT, PROBE, Phase};
 use super::packet::{
-    HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_VERSION, VERSION, VERSION_MIN,
+    HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_KEY, REFUSED_VERSION, VERSION, VERSION_MIN,
 };
 use super::tag::{JobKey, same};
 use super::timers::NEVER;
-use super::{End, HALF_OPEN_MAX, REPLIES_MAX, Reliable, Sink};
+use super::{End, HALF_OPEN_MAX, HINTS_MAX, HINTS_NS, REPLIES_MAX, Reliable, Sink};
 use crate::sys::Errno;
 use crate::telemetry::log;
 use crate::transport::{Address, Departure, PeerId};
@@ -27,12 +27,9 @@ impl Reliable {
         let shared = &mut self.shared;
         let signed = bytes.get(..HELLO_TAG_AT).unwrap_or(&[]);
         if !same(shared.settings.key.tag(signed), hello.tag) {
-            shared.counts.forged += 1;
-            if shared.counts.forged.is_power_of_two() {
-                log::warn(format_args!(
-                    "a handshake from {from} was dropped: it is of another job, or damaged ({} so far; FI_UDRV_JOB_KEY in fi_udrv(7))",
-                    shared.counts.forged
-                ));
+            match hello.kind {
+                HelloKind::Refuse if hello.features == REFUSED_KEY => self.on_other_key(hello),
+                _ => self.drop_forged(now, from, hello),
             }
             return;
         }
@@ -49,6 +46,47 @@ impl Reliable {
             HelloKind::Init => self.on_init(now, hello, bytes.len(), sink),
             HelloKind::Accept => self.on_accept(now, hello, sink),
             HelloKind::Refuse => self.on_refuse(hello, sink),
+        }
+    }
+
+    /// A handshake packet has a tag that our key did not make.
+    #[cold]
+    fn drop_forged(&mut self, now: u64, from: &Address, hello: &Hello) {
+        self.shared.counts.forged += 1;
+        log::limited!(
+            "a handshake from {from} was dropped: it has another job key than we, or is damaged (ours: {}; fi_udrv(7), Job keys)",
+            self.shared.settings.key_source
+        );
+        let for_us = hello.dest_port == self.shared.settings.address.port();
+        if hello.kind != HelloKind::Init || !for_us || self.replies.len() >= REPLIES_MAX {
+            return;
+        }
+        if now.saturating_sub(self.hints_since) >= HINTS_NS {
+            (self.hints, self.hints_since) = (0, now);
+        }
+        if self.hints >= HINTS_MAX {
+            return;
+        }
+        self.hints += 1;
+        // Its sender waits for an answer, and cannot know why none comes. What it is told has no tag, which tells
+        // nothing of our key; repeats what only the receiver of its INIT knows; goes where that came from; and is
+        // not longer than that.
+        self.replies.push_back((*from, self.refusal(hello, REFUSED_KEY).encode()));
+    }
+
+    /// The peer says that our INIT has another job key than it has. Anybody on the way may have said so: it is told, and
+    /// ends nothing before its time.
+    #[cold]
+    fn on_other_key(&mut self, hello: &Hello) {
+        let source = self.shared.settings.key_source;
+        let place = hello.dest & ((1 << super::PLACE_BITS) - 1);
+        let Some(c) = self.at(place) else { return };
+        let asked = c.id == hello.dest && c.nonce == hello.echo && c.phase == Phase::Greeting;
+        if asked && !std::mem::replace(&mut c.key_refused, true) {
+            log::warn(format_args!(
+                "{} does not accept our packets: it has another job key (ours: {source}; fi_udrv(7), Job keys)",
+                c.address
+            ));
         }
     }
 
@@ -215,26 +253,31 @@ impl Reliable {
         if hello.kind != HelloKind::Init || self.replies.len() >= REPLIES_MAX {
             return;
         }
+        let answer = self.refusal(hello, REFUSED_VERSION).signed(&self.shared.settings.key);
+        self.replies.push_back((hello.address, answer));
+    }
+
+    /// The answer to an INIT that is not accepted for this reason.
+    pub(super) fn refusal(&self, init: &Hello, reason: u32) -> Hello {
         let settings = &self.shared.settings;
-        let answer = Hello {
+        Hello {
             kind: HelloKind::Refuse,
             established: false,
             version: VERSION,
             version_min: VERSION_MIN,
             datagram_max: 0,
-            features: REFUSED_VERSION,
+            features: reason,
             connection: 0,
             answered: 0,
             credit: 0,
             life: settings.life,
             nonce: 0,
-            echo: hello.nonce,
+            echo: init.nonce,
             address: settings.address,
-            dest: hello.connection,
-            dest_port: hello.address.port(),
+            dest: init.connection,
+            dest_port: init.address.port(),
             tag: 0,
-        };
-        self.replies.push_back((hello.address, answer.signed(&settings.key)));
+        }
     }
 
     /// The other side of `place` has proven that it is there.

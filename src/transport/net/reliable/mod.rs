@@ -21,6 +21,7 @@ pub(super) mod sim;
 pub(crate) mod tag;
 mod timers;
 
+use super::job_key::Source;
 use super::link::{Condition, Link};
 use crate::sys::Errno;
 use crate::sys::packets::Pool;
@@ -64,6 +65,9 @@ const PLACE_BITS: u32 = 20;
 const HALF_OPEN_MAX: usize = 4096;
 /// Answers to strangers that wait to be sent.
 const REPLIES_MAX: usize = 64;
+/// Senders of handshakes that are told that their job key is another one, at most so many in this time, nanoseconds.
+const HINTS_MAX: u32 = 64;
+const HINTS_NS: u64 = 1_000_000_000;
 
 /// What an endpoint is, and its limits.
 #[derive(Debug)]
@@ -73,6 +77,8 @@ pub(crate) struct Settings {
     /// The endpoint's address.
     pub(crate) address: Address,
     pub(crate) key: JobKey,
+    /// What it was made of.
+    pub(crate) key_source: Source,
     /// Largest datagram that our link carries, bytes.
     pub(crate) datagram_max: usize,
     /// A peer that is silent for so long while something is owed is dead, nanoseconds.
@@ -213,6 +219,9 @@ pub(crate) struct Reliable {
     ready: VecDeque<u32>,
     /// Answers to peers without a connection.
     replies: VecDeque<(Address, [u8; HELLO_LEN])>,
+    /// [`HINTS_MAX`]: how many were told, and since when.
+    hints: u32,
+    hints_since: u64,
     last_turn: u64,
     /// The link took less than it was offered.
     blocked: bool,
@@ -266,6 +275,8 @@ impl Reliable {
             timers: Timers::default(),
             ready: VecDeque::new(),
             replies: VecDeque::new(),
+            hints: 0,
+            hints_since: now,
             last_turn: now,
             blocked: false,
             put_off: None,

@@ -132,8 +132,10 @@ pub(crate) const COLLECTIVES: u32 = 8;
 /// A feature: it takes packets that say [`HEADER_ONLY`], where the network guards the rest (§7.13).
 pub(crate) const HEADER_TAGS: u32 = 16;
 
-/// Reasons of a refusal.
+/// Reasons of a refusal: another version,
 pub(crate) const REFUSED_VERSION: u32 = 1;
+/// another job key. Such a refusal has no tag that its receiver could check.
+pub(crate) const REFUSED_KEY: u32 = 2;
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))

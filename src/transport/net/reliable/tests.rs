@@ -2,6 +2,7 @@
 
 use super::packet::{Dump, HEADER_TAGS, Hello, HelloKind};
 use super::*;
+use crate::transport::net::job_key::Source;
 use std::cell::RefCell;
 use std::io::IoSlice;
 
@@ -78,6 +79,7 @@ fn settings(port: u16, key: u8, life: u64) -> Settings {
         life,
         address: Address::from_text(&format!("10.0.0.1:{port}")).unwrap(),
         key: JobKey::from_bytes([key; 16]),
+        key_source: Source::AuthKey,
         datagram_max: 1472,
         peer_timeout_ns: 10_000 * MS,
         buffer_bytes: 1 << 20,
@@ -643,6 +645,83 @@ fn goodbye_is_heard() {
     assert!(Dump(bench.a.wire.packets.last().unwrap()).to_string().starts_with("Close"));
     bench.exchange(|_| true);
     assert_eq!(bench.b.heard.events, ["connected", "Closed"]);
+}
+
+#[test]
+fn whoever_has_another_key_is_told_and_goes_on_until_its_time() {
+    let mut bench = Bench::new();
+    bench.b = end(2, 8, 103);
+    bench.send(b"x", 10).unwrap();
+    bench.exchange(|_| true);
+    let told = |bench: &Bench| bench.a.machine.of(PeerId(0)).unwrap().key_refused;
+    assert!(told(&bench));
+    let begin = bench.now;
+    while bench.a.heard.events.is_empty() && bench.now < begin + 20_000 * MS {
+        bench.wait(10 * MS);
+        bench.exchange(|_| true);
+    }
+    assert_eq!(bench.a.heard.events, ["Failed(Errno(129))"], "EKEYREJECTED");
+    assert!(bench.now - begin > 9_900 * MS, "not before FI_UDRV_PEER_TIMEOUT");
+    assert_eq!(bench.b.heard.events, [] as [&str; 0]);
+
+    // Who does not know what our INIT says cannot make the answer up; and a connection that stands is not asked.
+    let mut bench = Bench::new();
+    bench.send(b"x", 10).unwrap();
+    bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+    let init = Hello::decode(&bench.a.wire.packets.remove(0)).unwrap();
+    let b = end(2, 8, 103);
+    let refusal = b.machine.refusal(&init, packet::REFUSED_KEY);
+    for wrong in
+        [Hello { echo: init.nonce ^ 1, ..refusal }, Hello { dest: init.connection ^ 1, ..refusal }]
+    {
+        let heard = &mut bench.a.heard;
+        bench.a.machine.on_datagram(
+            bench.now,
+            &b.address,
+            &wrong.encode(),
+            Condition::default(),
+            heard,
+        );
+        assert!(!told(&bench));
+    }
+    bench.a.machine.on_datagram(
+        bench.now,
+        &b.address,
+        &refusal.encode(),
+        Condition::default(),
+        &mut bench.a.heard,
+    );
+    assert!(told(&bench));
+    for _ in 0..100 {
+        bench.wait(10 * MS);
+        bench.exchange(|_| true);
+    }
+    assert_eq!(bench.b.heard.messages.len(), 1, "it was only told");
+}
+
+#[test]
+fn those_with_another_key_are_told_now_and_then() {
+    let mut bench = Bench::new();
+    bench.b = end(2, 8, 103);
+    bench.send(b"x", 10).unwrap();
+    bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+    let init = bench.a.wire.packets.remove(0);
+    let mut answers = 0;
+    for _ in 0..1000 {
+        bench.now += MS / 10;
+        let heard = &mut bench.b.heard;
+        bench.b.machine.on_datagram(
+            bench.now,
+            &bench.a.address,
+            &init,
+            Condition::default(),
+            heard,
+        );
+        bench.b.machine.poll_transmit(bench.now, &mut bench.b.wire);
+        answers += bench.b.wire.packets.len();
+        assert!(bench.b.wire.packets.drain(..).all(|packet| packet.len() <= init.len()));
+    }
+    assert_eq!(answers, HINTS_MAX as usize);
 }
 
 #[test]

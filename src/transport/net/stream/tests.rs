@@ -9,6 +9,7 @@ use super::*;
 use crate::config::{Config, RdmaPolicy};
 use crate::memory::OwnedBuffer;
 use crate::transport::address::LocalHost;
+use crate::transport::net::job_key::Source;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler};
 use std::io::{Read, Write};
@@ -72,6 +73,7 @@ impl End {
         let me = Address(SocketAddr::new(any.ip(), link.port()));
         let settings = NetSettings {
             key: JobKey::from_bytes([7; 16]),
+            key_source: Source::AuthKey,
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
             streams,

@@ -91,6 +91,7 @@ impl End {
         let me = Address(SocketAddr::new(ip, link.port()));
         let settings = NetSettings {
             key: JobKey::from_bytes([7; 16]),
+            key_source: crate::transport::net::job_key::Source::AuthKey,
             peer_timeout_s: 20,
             buffer_bytes: 64 << 20,
             streams: 0,

@@ -4,6 +4,7 @@ use super::super::packet::{HELLO_LEN, MAGIC};
 use super::super::tag::JobKey;
 use super::super::{DATAGRAM_START, Reliable, Settings, Sink};
 use super::{COMMON, PROBES, RAISE_NS};
+use crate::transport::net::job_key::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
@@ -78,6 +79,7 @@ fn side(port: u16) -> Side {
         life: u64::from(port) * 2 + 1,
         address,
         key: JobKey::from_bytes([7; 16]),
+        key_source: Source::AuthKey,
         datagram_max: LONG,
         peer_timeout_ns: 100_000 * MS,
         buffer_bytes: 1 << 20,

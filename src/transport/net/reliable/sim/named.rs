@@ -117,7 +117,7 @@ fn another_job_is_not_heard() {
     world.start(1, Habits { job: 2, ..plain() }, flow(0));
     let outcome = world.run();
     assert_eq!((outcome.messages, outcome.counts.connected), (0, 0));
-    assert!(world.reports.iter().all(|r| r.departure == failed(libc::ETIMEDOUT)));
+    assert!(world.reports.iter().all(|r| r.departure == failed(libc::EKEYREJECTED)));
     assert!(outcome.counts.forged > 0);
 }
 

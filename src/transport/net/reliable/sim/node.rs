@@ -7,6 +7,7 @@ use super::clock::Event;
 use super::network::{Network, SimLink, Slot, address, slot_of};
 use super::oracle::Oracle;
 use super::rng::Rng;
+use crate::transport::net::job_key::Source;
 use crate::transport::net::reliable::tag::JobKey;
 use std::collections::VecDeque;
 
@@ -83,6 +84,7 @@ impl Node {
             life,
             address: address(slot),
             key: JobKey::from_bytes([habits.job; 16]),
+            key_source: Source::AuthKey,
             datagram_max: habits.datagram_max,
             peer_timeout_ns: habits.peer_timeout_ns,
             buffer_bytes: habits.buffer_bytes,

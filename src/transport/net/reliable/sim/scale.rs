@@ -13,6 +13,7 @@ use super::rng::Rng;
 use super::scenario::plain;
 use super::weather::Weather;
 use super::world::World;
+use crate::transport::net::job_key::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::{Address, Departure, PeerId};
@@ -160,6 +161,7 @@ fn machine(slot: Slot, now: u64) -> Reliable {
         life: u64::from(slot) * 2 + 1,
         address: address(slot),
         key: JobKey::from_bytes([3; 16]),
+        key_source: Source::AuthKey,
         datagram_max: 1472,
         peer_timeout_ns: 120_000 * MS,
         buffer_bytes: 64 << 20,
