@@ -9,6 +9,8 @@ use std::os::fd::AsRawFd;
 
 /// Messages taken from the queue in one go.
 const MESSAGES: usize = 32;
+/// Bytes of a datagram that are looked at where a message quotes it. Linux quotes some 500 of IPv4 and 1200 of IPv6.
+const QUOTE: usize = 128;
 
 /// Why a datagram did not arrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,34 +28,39 @@ pub(crate) struct PortError {
 
 impl UdpPort {
     /// Takes a bounded number of messages from the error queue. Returns how many there were.
-    pub(crate) fn drain_errors(&mut self, mut each: impl FnMut(PortError)) -> usize {
+    ///
+    /// `each` also gets the beginning of the datagram that the message is about, as it quotes it: anybody may send such a
+    /// message, but only who has seen a datagram can quote it.
+    pub(crate) fn drain_errors(&mut self, mut each: impl FnMut(PortError, &[u8])) -> usize {
         self.errors_pending = false;
+        let mut quote = [0; QUOTE];
         for taken in 0..MESSAGES {
-            match self.next_error() {
+            match self.next_error(&mut quote) {
                 Next::Empty => return taken,
                 Next::Unknown => {}
-                Next::Error(error) => each(error),
+                Next::Error(error, len) => each(error, quote.get(..len).unwrap_or(&[])),
             }
         }
         self.errors_pending = true;
         MESSAGES
     }
 
-    fn next_error(&self) -> Next {
+    fn next_error(&self, quote: &mut [u8]) -> Next {
         let mut name = [0u8; 28];
         let mut control = Control::new();
-        // SAFETY: all zeroes is a valid msghdr. It has no room for the bytes of the datagram, which
-        // are not wanted.
+        let mut room = libc::iovec { iov_base: quote.as_mut_ptr().cast(), iov_len: quote.len() };
+        // SAFETY: all zeroes is a valid msghdr.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_iov = &raw mut room;
+        header.msg_iovlen = 1;
         header.msg_name = name.as_mut_ptr().cast();
         header.msg_namelen = size_of_val(&name) as libc::socklen_t;
         header.msg_control = control.as_mut_ptr();
         header.msg_controllen = Control::room() as _;
         let fd = self.socket.as_raw_fd();
         // SAFETY: `header` points to live rooms of the lengths that it says.
-        if check_len(unsafe { libc::recvmsg(fd, &mut header, libc::MSG_ERRQUEUE) }).is_err() {
-            return Next::Empty;
-        }
+        let received = check_len(unsafe { libc::recvmsg(fd, &mut header, libc::MSG_ERRQUEUE) });
+        let Ok(quoted) = received else { return Next::Empty };
         let mut found = None;
         // SAFETY: the kernel has filled `header` just now.
         unsafe {
@@ -69,7 +76,7 @@ impl UdpPort {
             (Some(to), Some(e)) => {
                 let local = e.origin == libc::SO_EE_ORIGIN_LOCAL;
                 let mtu = if e.errno == libc::EMSGSIZE as u32 { e.info } else { 0 };
-                Next::Error(PortError { to, errno: Errno(e.errno as i32), local, mtu })
+                Next::Error(PortError { to, errno: Errno(e.errno as i32), local, mtu }, quoted)
             }
             _ => Next::Unknown,
         }
@@ -80,7 +87,8 @@ enum Next {
     Empty,
     /// A message that cannot be understood.
     Unknown,
-    Error(PortError),
+    /// And how many bytes it quotes.
+    Error(PortError, usize),
 }
 
 /// What is of use in a sock_extended_err.

@@ -130,7 +130,7 @@ fn a_closed_port_shows_in_the_error_queue_and_nothing_else_is_lost() {
         let (mut a, mut b) = pair(&address);
         let gone = UdpPort::bind(&address).unwrap().local_addr().unwrap();
         let nobody = Destination::new(&gone);
-        assert_eq!(a.drain_errors(|_| panic!("no error yet")), 0);
+        assert_eq!(a.drain_errors(|_, _| panic!("no error yet")), 0);
         for batch in [1, 4] {
             let packets = packets(batch, 50, 0);
             let slices: Vec<IoSlice<'_>> = packets.iter().map(|p| IoSlice::new(p)).collect();
@@ -139,17 +139,20 @@ fn a_closed_port_shows_in_the_error_queue_and_nothing_else_is_lost() {
             assert_eq!(exchange(&mut a, &mut b, &packets), packets);
             assert!(a.errors_pending());
             let mut told = Vec::new();
-            assert!(a.drain_errors(|error| told.push(error)) > 0);
+            assert!(a.drain_errors(|error, quote| told.push((error, quote.to_vec()))) > 0);
             let refused =
                 PortError { to: gone, errno: Errno(libc::ECONNREFUSED), local: false, mtu: 0 };
-            assert!(told.iter().all(|error| *error == refused), "{told:?}");
+            assert!(told.iter().all(|(error, _)| *error == refused), "{told:?}");
+            assert!(
+                told.iter().all(|(_, quote)| packets.iter().any(|sent| quote.starts_with(sent)))
+            );
             assert!(!a.errors_pending());
         }
         // A receiver notices as well.
         assert_eq!(a.send_batch(&nobody, &[IoSlice::new(b"x")]), Ok(1));
         assert_eq!(a.receive_batch(|_, _, _| panic!("nothing was sent here")), 0);
         assert!(a.errors_pending());
-        assert_eq!(a.drain_errors(|error| assert_eq!(error.to, gone)), 1);
+        assert_eq!(a.drain_errors(|error, _| assert_eq!(error.to, gone)), 1);
     }
 }
 

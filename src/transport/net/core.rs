@@ -100,10 +100,10 @@ impl<S: Sink> LinkSink for Inwards<'_, S> {
         self.machine.on_datagram(self.now, from, bytes, condition, &mut self.sink);
     }
 
-    fn on_refused(&mut self, to: &Address, errno: Errno) {
+    fn on_refused(&mut self, to: &Address, errno: Errno, quote: &[u8]) {
         // A network that is down for a while is no reason to give a peer up; that nobody listens is.
         if errno.0 == libc::ECONNREFUSED {
-            self.machine.on_refused(self.now, to, &mut self.sink);
+            self.machine.on_refused(self.now, to, quote, &mut self.sink);
         }
     }
 

@@ -62,8 +62,8 @@ pub(crate) trait LinkSink {
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition);
 
     /// Nobody listens at `to`, or the network says that it cannot be reached (ICMP): the system's
-    /// reason.
-    fn on_refused(&mut self, to: &Address, errno: Errno);
+    /// reason, and the beginning of the datagram that was refused, as the message quotes it.
+    fn on_refused(&mut self, to: &Address, errno: Errno, quote: &[u8]);
 
     /// The path to `to` carries datagrams of at most `carried` bytes. True: longer ones have to be
     /// sent all the same.

@@ -125,7 +125,7 @@ impl UdpLink {
     /// Reports what the network says about datagrams that were sent.
     fn drain_errors(&mut self, sink: &mut impl LinkSink) -> usize {
         let mut narrow = None;
-        let n = self.port.drain_errors(|PortError { to, errno, local, mtu }| {
+        let n = self.port.drain_errors(|PortError { to, errno, local, mtu }, quote| {
             if errno.0 == libc::EMSGSIZE && !local {
                 // Not a word about the peer. The datagram is lost, and so will be all as long.
                 let carried = (mtu as usize).saturating_sub(headers(&to));
@@ -133,7 +133,7 @@ impl UdpLink {
                     narrow = Some((to, carried));
                 }
             } else if !local {
-                sink.on_refused(&Address(to), errno);
+                sink.on_refused(&Address(to), errno, quote);
             }
         });
         if let Some((to, carried)) = narrow {
@@ -271,7 +271,8 @@ mod tests {
         fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
             self.datagrams.push((*from, bytes.to_vec(), condition.congested));
         }
-        fn on_refused(&mut self, to: &Address, errno: Errno) {
+        fn on_refused(&mut self, to: &Address, errno: Errno, quote: &[u8]) {
+            assert_eq!(quote, b"hello");
             self.refused.push((*to, errno));
         }
         fn on_too_long(&mut self, to: &Address, carried: usize) -> bool {

@@ -21,6 +21,11 @@ const OWED_LOOK_NS: u64 = 500_000_000;
 const IDLE_LOOK_NS: u64 = 5_000_000_000;
 /// Between two looks at a side that has not proven yet that it is there, nanoseconds.
 const HALF_OPEN_LOOK_NS: u64 = 2_000_000_000;
+/// Between two questions whether a peer is there of which the network says that it is not, nanoseconds; after so many of them
+/// twice as long each time, up to a limit.
+const QUESTION_NS: u64 = 70_000_000;
+const QUESTIONS: u8 = 3;
+const QUESTION_MAX_NS: u64 = OWED_LOOK_NS;
 
 /// How far a connection has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,6 +151,9 @@ pub(super) struct Connection {
     pub(super) key_refused: bool,
     pub(super) refusals: u8,
     pub(super) refused_at: u64,
+    /// When it was asked last for that reason, nanoseconds, and how often since it was heard of.
+    asked_at: u64,
+    questions: u8,
     /// The entry in the timers.
     pub(super) timer_at: u64,
     /// It waits for its turn to send.
@@ -226,6 +234,8 @@ impl Connection {
             key_refused: false,
             refusals: 0,
             refused_at: 0,
+            asked_at: 0,
+            questions: 0,
             timer_at: NEVER,
             queued: false,
         }
@@ -310,6 +320,7 @@ impl Connection {
     pub(super) fn heard(&mut self, shared: &Shared) {
         self.heard_at = shared.patience;
         self.refusals = 0;
+        self.questions = 0;
     }
 
     /// Something is owed from now on.
@@ -385,8 +396,33 @@ impl Connection {
         }
     }
 
+    /// The network says that nobody is there, which may be made up: asks, but not more often than it is worth. Once an
+    /// INIT was refused as well, the next one goes without such a message.
+    pub(super) fn ask_whether_there(&mut self, now: u64) {
+        let pause = |questions: u8| {
+            (QUESTION_NS << questions.saturating_sub(QUESTIONS).min(3)).min(QUESTION_MAX_NS)
+        };
+        if self.asked_at == 0 || self.asked_at + pause(self.questions) <= now {
+            // While only strangers say so, a device's path is not doubted.
+            self.hello |= INIT | if self.refusals > 0 { DOUBT } else { 0 };
+            self.asked_at = now;
+            self.questions = self.questions.saturating_add(1);
+        }
+        if self.refusals > 0 {
+            self.look_at = self.look_at.min(self.asked_at + pause(self.questions));
+        }
+    }
+
     /// Is the other side still there?
     fn look(&mut self, shared: &mut Shared, now: u64, sink: &impl Sink) -> Option<End> {
+        let end = self.look_for_life(shared, now, sink);
+        if end.is_none() && self.refusals > 0 && self.phase == Phase::Established {
+            self.ask_whether_there(now);
+        }
+        end
+    }
+
+    fn look_for_life(&mut self, shared: &mut Shared, now: u64, sink: &impl Sink) -> Option<End> {
         let waiting = !self.window.is_empty() || self.phase == Phase::Greeting;
         if self.phase == Phase::HalfOpen && !waiting {
             // Its process may be stopped before it reads our answer, and believe afterwards that we

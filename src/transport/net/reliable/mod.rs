@@ -29,7 +29,7 @@ use crate::telemetry::log;
 use crate::transport::{Address, Departure, PeerId, SendError};
 use buffers::Buffers;
 use connection::{Connection, Phase};
-use packet::{HEADER_LEN, HELLO_LEN, Header, Hello, MAGIC};
+use packet::{HEADER_LEN, HELLO_LEN, Header, Hello, HelloKind, MAGIC};
 use receiving::Assembly;
 use sending::{Holding, Pushed};
 use std::collections::VecDeque;
@@ -50,8 +50,10 @@ const DATAGRAM_LEAST: usize = 1024;
 const TURN_MAX_NS: u64 = 1_000_000_000;
 /// Who sends later than this after a message has come is in no hurry, nanoseconds.
 const PROMPT_NS: u64 = 100_000;
-/// A refused packet, and this many more for this long, nanoseconds: nobody is there any more.
-const REFUSALS: u8 = 3;
+/// So many INITs of ours that were refused, the last of them so long after the first, nanoseconds, and no answer in between:
+/// nobody is there any more. More would take seconds: systems send six such messages at once, and then one a second
+/// (net.ipv4.icmp_ratelimit, icmp(7)).
+const REFUSALS: u8 = 2;
 const REFUSED_NS: u64 = 200_000_000;
 /// The same of a peer that was never there yet: one that is started a little later is met.
 const ABSENT_NS: u64 = 5_000_000_000;
@@ -678,22 +680,42 @@ impl Reliable {
         }
     }
 
-    /// The system says that nobody listens at `to`.
-    pub(crate) fn on_refused(&mut self, now: u64, to: &Address, sink: &mut impl Sink) {
+    /// The network says that nobody listens at `to`, where the datagram was to go that begins with `quote`.
+    ///
+    /// Anybody may have made that message up, so it ends nothing: it is a reason to ask. It counts when it quotes an
+    /// INIT of ours, whose nonce nobody knows who has not seen it, and when that happens again after [`REFUSED_NS`] without
+    /// an answer in between (PROTOCOL.md §7.10).
+    pub(crate) fn on_refused(
+        &mut self,
+        now: u64,
+        to: &Address,
+        quote: &[u8],
+        sink: &mut impl Sink,
+    ) {
         self.catch_up(now);
         let Some(peer) = sink.find(to) else { return };
         let absent_ns = ABSENT_NS.min(self.shared.settings.peer_timeout_ns);
         let refused_ns = if self.was_met(peer) { REFUSED_NS } else { absent_ns };
-        let Some(c) = self.place_of(peer).and_then(|place| self.at(place)) else { return };
-        if c.refusals == 0 {
+        let life = self.shared.settings.life;
+        let Some(place) = self.place_of(peer) else { return };
+        let Some(c) = self.at(place) else { return };
+        let ours = Hello::decode(quote).is_some_and(|hello| {
+            hello.kind == HelloKind::Init
+                && (hello.life, hello.connection, hello.nonce) == (life, c.id, c.nonce)
+        });
+        if ours && c.refusals == 0 {
             c.refused_at = now;
         }
-        c.refusals = c.refusals.saturating_add(1);
+        c.refusals = c.refusals.saturating_add(u8::from(ours));
         if c.refusals >= REFUSALS && now.saturating_sub(c.refused_at) >= refused_ns {
             let errno =
                 if c.phase == Phase::Established { libc::EHOSTDOWN } else { libc::ECONNREFUSED };
-            let Some(place) = self.place_of(peer) else { return };
             self.remove(place, End::Departed(Departure::Failed(Errno(errno))), sink);
+            return;
+        }
+        if c.phase == Phase::Established {
+            c.ask_whether_there(now);
+            self.settle(place);
         }
     }
 

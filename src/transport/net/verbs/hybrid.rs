@@ -332,8 +332,8 @@ impl<S: LinkSink> LinkSink for Introduced<'_, S> {
         self.sink.on_datagram(from, bytes, condition);
     }
 
-    fn on_refused(&mut self, to: &Address, errno: Errno) {
-        self.sink.on_refused(to, errno);
+    fn on_refused(&mut self, to: &Address, errno: Errno, quote: &[u8]) {
+        self.sink.on_refused(to, errno, quote);
     }
 
     fn on_too_long(&mut self, to: &Address, carried: usize) -> bool {

@@ -12,7 +12,7 @@ pub(super) enum Event {
     /// A node takes a turn, if that is still what it waits for.
     Turn(Slot),
     /// The system tells a life of `at` that nobody listens at `of`.
-    Refused { at: Slot, life: u32, of: Slot },
+    Refused { at: Slot, life: u32, of: Slot, id: u32 },
     /// An entry of the scenario.
     Act(u32),
     /// Everything is looked over.

@@ -264,12 +264,18 @@ impl Node {
         assert!(self.spins < 2, "{}: its next timeout stays in the past", self.slot);
     }
 
-    /// The system says that nobody listens at `of`.
-    pub(super) fn refused(&mut self, network: &mut Network, oracle: &mut Oracle, of: Slot) {
+    /// The system says that nobody listens at `of`, where a datagram was to go that begins so.
+    pub(super) fn refused(
+        &mut self,
+        network: &mut Network,
+        oracle: &mut Oracle,
+        of: Slot,
+        quote: &[u8],
+    ) {
         let now = network.clock.now;
         let trace = network.trace;
         let mut upper = Upper { app: &mut self.app, oracle, now, trace };
-        self.machine.on_refused(now, &address(of), &mut upper);
+        self.machine.on_refused(now, &address(of), quote, &mut upper);
         self.plan(network, now);
     }
 

@@ -204,10 +204,12 @@ impl World {
                     self.judge(slot);
                 }
             }
-            Event::Refused { at, life, of } => {
+            Event::Refused { at, life, of, id } => {
+                let quote = network.datagram(id).bytes.clone();
+                network.free(id);
                 let node = nodes[at as usize].as_mut().filter(|n| n.app.life == life);
                 if let Some(node) = node {
-                    node.refused(network, oracle, of);
+                    node.refused(network, oracle, of, &quote);
                     self.judge(at);
                 }
             }
@@ -222,15 +224,15 @@ impl World {
         let datagram = network.datagram(id);
         let (from, to) = (datagram.from, datagram.to);
         network.fates.nobody += 1;
-        network.free(id);
         let sender = self.nodes.get(from as usize).and_then(Option::as_ref);
         if let Some(sender) = sender.filter(|_| self.refuses[to as usize]) {
             let life = sender.app.life;
             if !network.loses(to, from) {
                 let at = network.clock.now + network.draw_delay(to, from);
-                network.clock.at(at, Event::Refused { at: from, life, of: to });
+                return network.clock.at(at, Event::Refused { at: from, life, of: to, id });
             }
         }
+        network.free(id);
     }
 
     fn act(&mut self, at: u32) {
