@@ -5,6 +5,7 @@
 
 use super::SegmentList;
 use crate::sys::numbers::NumberMap;
+use crate::sys::process;
 
 /// What a peer wants to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,16 +70,25 @@ pub(crate) struct RegionTable {
     /// By keys, which are the application's or ours.
     regions: NumberMap<u64, (u64, Region)>,
     last_id: u64,
-    last_key: u64,
 }
 
+/// FI_KEY_NOTAVAIL.
+const KEY_NOTAVAIL: u64 = u64::MAX;
+
 impl RegionTable {
-    /// A key that no region of this table has or ever had by our choice.
-    pub(crate) fn new_key(&mut self) -> u64 {
+    /// A key that no region of this table has: 64 bits of the kernel's randomness. Nobody guesses one, and one that a region
+    /// once had is not given again, but once in 2^64 times.
+    pub(crate) fn new_key(&self) -> u64 {
+        self.first_free(process::random_u64)
+    }
+
+    /// The first one of `draw` that may be a key.
+    fn first_free(&self, mut draw: impl FnMut() -> u64) -> u64 {
         loop {
-            self.last_key += 1;
-            if !self.regions.contains_key(&self.last_key) {
-                return self.last_key;
+            let key = draw();
+            // 0 is what an application asks for that does not mind, and the other means that there is none (fi_mr(3)).
+            if key != 0 && key != KEY_NOTAVAIL && !self.regions.contains_key(&key) {
+                return key;
             }
         }
     }
@@ -166,14 +176,25 @@ mod tests {
     }
 
     #[test]
-    fn chosen_keys_avoid_those_in_use() {
+    fn chosen_keys_avoid_those_in_use_and_those_that_mean_something_else() {
         let mut table = RegionTable::default();
-        table.insert(1, region(&[(4096, 1)], 0, true, true)).unwrap();
-        let key = table.new_key();
-        assert_eq!(key, 2);
-        table.insert(key, region(&[(4096, 1)], 0, true, true)).unwrap();
-        table.remove(key);
-        assert_eq!(table.new_key(), 3, "a stale key is not given again");
+        table.insert(7, region(&[(4096, 1)], 0, true, true)).unwrap();
+        let mut drawn = [0, u64::MAX, 7, 7, 9, 11].into_iter();
+        assert_eq!(table.first_free(|| drawn.next().unwrap()), 9);
+        assert_eq!(drawn.next(), Some(11));
+    }
+
+    #[test]
+    fn chosen_keys_are_not_to_be_guessed() {
+        const KEYS: u32 = 2000;
+        let table = RegionTable::default();
+        let keys: std::collections::HashSet<u64> = (0..KEYS).map(|_| table.new_key()).collect();
+        assert_eq!(keys.len(), KEYS as usize);
+        for bit in 0..64 {
+            let set = keys.iter().filter(|key| *key >> bit & 1 == 1).count();
+            // The deviation of such a count is 22: nobody meets one of 200.
+            assert!((800..1200).contains(&set), "bit {bit} is set in {set} of {KEYS}");
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Facts about processes.
 
 use super::errno::Errno;
+use std::hash::{Hash, Hasher};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// This process's id (a system call: not for the data path).
 pub(crate) fn pid() -> i32 {
@@ -199,16 +200,36 @@ pub(crate) fn barrier_for_all() -> bool {
     call(PRIVATE_EXPEDITED) || (call(REGISTER_PRIVATE_EXPEDITED) && call(PRIVATE_EXPEDITED))
 }
 
-/// 64 random bits, from the kernel where it can and from the clock otherwise.
+/// 64 random bits that nobody guesses.
 pub(crate) fn random_u64() -> u64 {
     let mut value = 0u64;
     // SAFETY: eight bytes of a live local.
     let n = unsafe { libc::getrandom((&raw mut value).cast(), 8, libc::GRND_NONBLOCK) };
-    if n == 8 {
-        value
-    } else {
-        super::clock::now_ns().wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (pid() as u64)
+    if n == 8 { value } else { random_without_call() }
+}
+
+/// The same where a filter forbids getrandom(2): from the kernel's file, and where that is missing too from the 16 random
+/// bytes that it gave to the process (AT_RANDOM, getauxval(3)), mixed with what is another one each time.
+#[cold]
+fn random_without_call() -> u64 {
+    let mut bytes = [0; 8];
+    let file = std::fs::File::open("/dev/urandom");
+    if file.and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes)).is_ok() {
+        return u64::from_ne_bytes(bytes);
     }
+    random_of_process()
+}
+
+fn random_of_process() -> u64 {
+    static DRAWN: AtomicU64 = AtomicU64::new(0);
+    // SAFETY: reads a word that the kernel gave to the process.
+    let at = unsafe { libc::getauxval(libc::AT_RANDOM) };
+    let seed = std::ptr::with_exposed_provenance::<[u8; 16]>(at as usize);
+    // SAFETY: not null, it points to 16 bytes of the initial stack, which stay.
+    let seed = unsafe { seed.as_ref() }.copied().unwrap_or_default();
+    let mut hash = std::hash::DefaultHasher::new();
+    (seed, pid(), DRAWN.fetch_add(1, Ordering::Relaxed), super::clock::now_ns()).hash(&mut hash);
+    hash.finish()
 }
 
 /// Yama's level when this kernel has it: 1 lets only ancestors attach unless a process allows it.
@@ -273,6 +294,17 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!is_stopped(pid) && !is_stopped(0) && !is_stopped(super::pid()));
+    }
+
+    #[test]
+    fn randomness_has_three_sources() {
+        for draw in [random_u64, random_without_call, random_of_process] {
+            let mut drawn: Vec<u64> = (0..1000).map(|_| draw()).collect();
+            drawn.sort_unstable();
+            drawn.dedup();
+            assert_eq!(drawn.len(), 1000);
+            assert!(drawn.iter().fold(0, |all, one| all | one) == u64::MAX);
+        }
     }
 
     #[test]
