@@ -22,6 +22,7 @@ pub(crate) mod process;
 pub(crate) mod rv;
 pub(crate) mod shared_memory;
 pub(crate) mod simd;
+pub(crate) mod sock_diag;
 pub(crate) mod tcp;
 pub(crate) mod topology;
 pub(crate) mod udp;

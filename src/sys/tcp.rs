@@ -73,6 +73,15 @@ pub(crate) fn accept(
     }
 }
 
+/// The near end of a connection.
+pub(crate) fn local_addr(fd: BorrowedFd<'_>) -> Result<SocketAddr> {
+    let mut name = [0u8; 28];
+    let mut len = name.len() as libc::socklen_t;
+    // SAFETY: `name` has room for `len` bytes.
+    check(unsafe { libc::getsockname(fd.as_raw_fd(), name.as_mut_ptr().cast(), &mut len) })?;
+    name.get(..len as usize).and_then(socket_addr_from_bytes).ok_or(Errno(libc::EAFNOSUPPORT))
+}
+
 /// Begins a connection from the address `from` to `to`. [`send`] tells how it went. Errors:
 /// EADDRNOTAVAIL, ENETUNREACH, ECONNREFUSED, EMFILE, ENFILE, ENOMEM.
 pub(crate) fn connect(from: &SocketAddr, to: &SocketAddr, patience_ms: u32) -> Result<OwnedFd> {

@@ -12,11 +12,13 @@ pub(crate) struct PeerTable {
     host: LocalHost,
     index: AddressIndex,
     addresses: Vec<PackedAddress>,
+    /// Numbers that were given back.
+    free: Vec<u32>,
 }
 
 impl PeerTable {
     pub(crate) fn new(host: LocalHost) -> Self {
-        Self { host, index: AddressIndex::default(), addresses: Vec::new() }
+        Self { host, index: AddressIndex::default(), addresses: Vec::new(), free: Vec::new() }
     }
 
     /// The number of the peer at `address`, new at first contact; `None` when there is no memory, or
@@ -26,7 +28,16 @@ impl PeerTable {
         if let Some(known) = self.number(&packed) {
             return Some(known);
         }
-        let Self { index, addresses, .. } = self;
+        let Self { index, addresses, free, .. } = self;
+        if let Some((next, place)) =
+            free.last().and_then(|n| Some((*n, addresses.get_mut(*n as usize)?)))
+        {
+            // The index has had room for as many.
+            index.insert(packed.hash(), next);
+            *place = packed;
+            free.pop();
+            return Some(PeerId(next));
+        }
         let next = u32::try_from(addresses.len()).ok()?;
         let hash_of = |n: u32| addresses.get(n as usize).map_or(0, PackedAddress::hash);
         if !index.reserve(addresses.len() + 1, hash_of) {
@@ -35,6 +46,15 @@ impl PeerTable {
         index.insert(packed.hash(), next);
         addresses.push(packed);
         Some(PeerId(next))
+    }
+
+    /// Nobody has this number any more; the next peer that is met gets it.
+    pub(crate) fn release(&mut self, peer: PeerId) {
+        let Self { index, addresses, free, .. } = self;
+        let Some(packed) = addresses.get(peer.index()) else { return };
+        let hash_of = |n: u32| addresses.get(n as usize).map_or(0, PackedAddress::hash);
+        index.remove(packed.hash(), peer.0, hash_of);
+        free.push(peer.0);
     }
 
     fn number(&self, packed: &PackedAddress) -> Option<PeerId> {
@@ -61,6 +81,25 @@ impl PeerTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_were_given_back_are_given_again() {
+        let mut table = PeerTable::new(LocalHost::default());
+        let at = |port: u16| Address(std::net::SocketAddr::from(([203, 0, 113, 9], port)));
+        let mut held = Vec::new();
+        for port in 1..5000 {
+            held.push((port, table.intern(&at(port)).unwrap()));
+            if held.len() > 60 {
+                let (port, peer) = held.remove(usize::from(port) * 7 % 60);
+                table.release(peer);
+                assert_eq!(table.find(&at(port)), None);
+            }
+        }
+        assert!(table.addresses.len() <= 61, "{} numbers", table.addresses.len());
+        for (port, peer) in held {
+            assert_eq!((table.find(&at(port)), table.address(peer)), (Some(peer), Some(at(port))));
+        }
+    }
 
     #[test]
     fn one_number_per_peer() {

@@ -12,6 +12,7 @@ use crate::transport::mux::{Bounds, Mux, MuxSettings};
 use crate::transport::net::NetSettings;
 use crate::transport::net::job_key::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
+use crate::transport::net::neighbours::Standing;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::reliable::{Reliable, Settings, Sink};
 use crate::transport::net::verbs::RdmaSettings;
@@ -87,6 +88,12 @@ impl Sink for Got {
 
     fn find(&self, _: &Address) -> Option<PeerId> {
         Some(PeerId(0))
+    }
+
+    fn forget(&mut self, _: PeerId) {}
+
+    fn standing(&self, _: &Address) -> Standing {
+        Standing::Admitted
     }
 
     fn on_connected(&mut self, _: PeerId, _: &Address) {}

@@ -2,6 +2,7 @@
 //! share: the machine, its link, and what arrived while nobody was there to take it.
 
 use super::link::{Condition, Link, LinkSink};
+use super::neighbours::{Neighbours, Standing};
 use super::reliable::packet::{Header, Kind};
 use super::reliable::{Reliable, Sink};
 use super::verbs::HybridLink;
@@ -9,6 +10,7 @@ use crate::sys::Errno;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Address, Departure, MAX_HEADER, PeerId};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Bytes of messages that wait for the application; beyond, packets with data are dropped, and
 /// their senders keep them.
@@ -31,6 +33,7 @@ pub(super) struct Core {
     pub(super) link: HybridLink,
     /// The machine's numbers of peers: it meets some before the application does.
     pub(super) peers: PeerTable,
+    pub(super) neighbours: Arc<Neighbours>,
     inbox: VecDeque<Event>,
     inbox_bytes: usize,
     /// Turns that the background thread has made.
@@ -40,6 +43,7 @@ pub(super) struct Core {
 /// Keeps what arrives for later.
 struct Keep<'a> {
     peers: &'a mut PeerTable,
+    neighbours: &'a Neighbours,
     inbox: &'a mut VecDeque<Event>,
     bytes: &'a mut usize,
 }
@@ -51,6 +55,14 @@ impl Sink for Keep<'_> {
 
     fn find(&self, address: &Address) -> Option<PeerId> {
         self.peers.find(address)
+    }
+
+    fn forget(&mut self, peer: PeerId) {
+        self.peers.release(peer);
+    }
+
+    fn standing(&self, address: &Address) -> Standing {
+        self.neighbours.peer(address)
     }
 
     fn on_connected(&mut self, peer: PeerId, address: &Address) {
@@ -100,6 +112,10 @@ impl<S: Sink> LinkSink for Inwards<'_, S> {
         self.machine.on_datagram(self.now, from, bytes, condition, &mut self.sink);
     }
 
+    fn knows(&self, address: &Address) -> bool {
+        self.sink.find(address).is_some_and(|peer| self.machine.is_connected(peer))
+    }
+
     fn on_refused(&mut self, to: &Address, errno: Errno, quote: &[u8]) {
         // A network that is down for a while is no reason to give a peer up; that nobody listens is.
         if errno.0 == libc::ECONNREFUSED {
@@ -113,9 +129,14 @@ impl<S: Sink> LinkSink for Inwards<'_, S> {
 }
 
 impl Core {
-    pub(super) fn new(machine: Reliable, link: HybridLink, peers: PeerTable) -> Self {
+    pub(super) fn new(
+        machine: Reliable,
+        link: HybridLink,
+        peers: PeerTable,
+        neighbours: Arc<Neighbours>,
+    ) -> Self {
         let inbox = VecDeque::new();
-        Self { machine, link, peers, inbox, inbox_bytes: 0, background_turns: 0 }
+        Self { machine, link, peers, neighbours, inbox, inbox_bytes: 0, background_turns: 0 }
     }
 
     /// What arrived while the application was elsewhere, oldest first.
@@ -149,10 +170,10 @@ impl Core {
     pub(super) fn take_arrived<'a, S: Sink>(
         &'a mut self,
         now: u64,
-        sink: impl FnOnce(&'a mut PeerTable) -> S,
+        sink: impl FnOnce(&'a mut PeerTable, &'a Neighbours) -> S,
     ) -> usize {
-        let Self { machine, link, peers, .. } = self;
-        let mut inwards = Inwards { machine, now, sink: sink(peers), full: false };
+        let Self { machine, link, peers, neighbours, .. } = self;
+        let mut inwards = Inwards { machine, now, sink: sink(peers, neighbours), full: false };
         let n = link.take_arrived(&mut inwards);
         if machine.has_unsent() {
             machine.poll_transmit(now, link);
@@ -166,18 +187,18 @@ impl Core {
     pub(super) fn turn<'a, S: Sink>(
         &'a mut self,
         now: u64,
-        sink: impl FnOnce(&'a mut PeerTable) -> S,
+        sink: impl FnOnce(&'a mut PeerTable, &'a Neighbours) -> S,
     ) -> usize {
-        let Self { machine, link, peers, .. } = self;
-        turn(machine, link, now, sink(peers), false)
+        let Self { machine, link, peers, neighbours, .. } = self;
+        turn(machine, link, now, sink(peers, neighbours), false)
     }
 
     /// The same on behalf of an application that is elsewhere: what arrives is kept.
     pub(super) fn turn_in_background(&mut self, now: u64) -> usize {
-        let Self { machine, link, peers, inbox, inbox_bytes, .. } = self;
+        let Self { machine, link, peers, neighbours, inbox, inbox_bytes, .. } = self;
         self.background_turns += 1;
         let full = *inbox_bytes >= INBOX_MAX;
-        turn(machine, link, now, Keep { peers, inbox, bytes: inbox_bytes }, full)
+        turn(machine, link, now, Keep { peers, neighbours, inbox, bytes: inbox_bytes }, full)
     }
 }
 

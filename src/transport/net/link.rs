@@ -61,6 +61,10 @@ pub(crate) trait LinkSink {
     /// A datagram from `from`.
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition);
 
+    /// Whether there is a connection with `address`, or one is being made: what a handshake packet says beside that is worth
+    /// remembering.
+    fn knows(&self, address: &Address) -> bool;
+
     /// Nobody listens at `to`, or the network says that it cannot be reached (ICMP): the system's
     /// reason, and the beginning of the datagram that was refused, as the message quotes it.
     fn on_refused(&mut self, to: &Address, errno: Errno, quote: &[u8]);

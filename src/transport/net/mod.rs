@@ -5,6 +5,7 @@ pub(crate) mod bulk;
 mod core;
 pub(crate) mod job_key;
 pub(crate) mod link;
+pub(crate) mod neighbours;
 pub(crate) mod reliable;
 mod rv;
 pub(crate) mod stream;
@@ -27,6 +28,7 @@ use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use bulk::{BULK_CONTROL, Bulk, BulkSink, CONTROL_LEN};
 use link::Link;
+use neighbours::{Neighbours, Standing};
 use reliable::tag::JobKey;
 use reliable::{Reliable, Settings, Sink};
 use std::net::IpAddr;
@@ -217,6 +219,7 @@ impl Rhythm {
 struct Upwards<'a, H, F> {
     /// The machine's peers.
     inner: &'a mut PeerTable,
+    neighbours: &'a Neighbours,
     /// The endpoint's.
     outer: &'a mut PeerTable,
     numbers: &'a mut Numbers,
@@ -236,6 +239,14 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
 
     fn find(&self, address: &Address) -> Option<PeerId> {
         self.inner.find(address)
+    }
+
+    fn forget(&mut self, inner: PeerId) {
+        self.inner.release(inner);
+    }
+
+    fn standing(&self, address: &Address) -> Standing {
+        self.neighbours.peer(address)
     }
 
     fn on_connected(&mut self, inner: PeerId, address: &Address) {
@@ -386,9 +397,12 @@ impl Net {
         let mut link = HybridLink::new(link, rdma);
         let moves = link.moves();
         let datagram_max = link.datagram_max();
+        let bound = link.local_addr().unwrap_or(me.0);
+        let keyed = settings.key_source.is_given();
+        let neighbours = Arc::new(Neighbours::new(&Address(bound), peers.host().clone(), keyed));
         let streams = match settings.streams {
             0 => None,
-            limit => Some(Streams::open(link.local_addr().unwrap_or(me.0), limit)?),
+            limit => Some(Streams::open(bound, limit, neighbours.clone())?),
         };
         let listens = streams.as_ref().is_some_and(Streams::listens);
         let window = link.receive_window(datagram_max + PACKET_COST);
@@ -416,7 +430,7 @@ impl Net {
             machine.lend(pool);
         }
         let links = link.watched()?;
-        let (core, visitor) = visited(Core::new(machine, link, peers));
+        let (core, visitor) = visited(Core::new(machine, link, peers, neighbours));
         let shared = Arc::new(Shared::new()?);
         shared.present(clock::now_ns());
         let background = Some(Background::start(&shared, visitor, links)?);
@@ -461,9 +475,12 @@ impl Net {
         epoll.add(self.shared.timer().fd(), token)
     }
 
-    /// Starts a connection to `peer`, unless there is one.
+    /// Starts a connection to `peer`, unless there is one. Errors: EPERM for another user's process of this host.
     pub(crate) fn connect(&mut self, peer: PeerId, address: &Address) -> Result<(), SendError> {
         let mut core = self.core.enter().ok_or(ORPHANED)?;
+        if matches!(core.neighbours.peer(address), Standing::Stranger(_) | Standing::Unknown) {
+            return Err(SendError::Unreachable(Errno(libc::EPERM)));
+        }
         let inner = core.peers.intern(address).ok_or(SendError::Again)?;
         self.numbers.join(peer, inner);
         core.machine.connect(inner, address, clock::now_ns())
@@ -903,8 +920,9 @@ impl Net {
         let now = clock::now_ns();
         shared.present(now);
         let beside = &mut rhythm.bulk_hot;
-        let n = core.take_arrived(now, |inner| Upwards {
+        let n = core.take_arrived(now, |inner, neighbours| Upwards {
             inner,
+            neighbours,
             outer,
             numbers,
             streams,
@@ -939,9 +957,10 @@ impl Net {
                 return n;
             }
             let Some(event) = core.take_event() else { break };
-            let inner = &mut core.peers;
+            let Core { peers: inner, neighbours, .. } = &mut *core;
             let mut sink = Upwards {
                 inner,
+                neighbours,
                 outer,
                 numbers,
                 streams: &mut self.streams,
@@ -962,8 +981,9 @@ impl Net {
             n += 1;
         }
         let (streams, bulk) = (&mut self.streams, &mut self.bulk);
-        n += core.turn(now, |inner| Upwards {
+        n += core.turn(now, |inner, neighbours| Upwards {
             inner,
+            neighbours,
             outer,
             numbers,
             streams,

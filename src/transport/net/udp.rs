@@ -271,6 +271,9 @@ mod tests {
         fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
             self.datagrams.push((*from, bytes.to_vec(), condition.congested));
         }
+        fn knows(&self, _: &Address) -> bool {
+            true
+        }
         fn on_refused(&mut self, to: &Address, errno: Errno, quote: &[u8]) {
             assert_eq!(quote, b"hello");
             self.refused.push((*to, errno));

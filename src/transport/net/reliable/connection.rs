@@ -68,6 +68,8 @@ pub(super) struct Connection {
     pub(super) incumbent: Option<u32>,
     /// The layer above has asked for it, or was told of it: it has to learn of its end.
     pub(super) known: bool,
+    /// The peer's number was made for this connection: with the connection it goes, unless somebody was told of it.
+    pub(super) provisional: bool,
     /// The other side has answered our INIT, and nothing is known to have reached it since.
     pub(super) unheard: bool,
     /// Handshake packets to send.
@@ -186,6 +188,7 @@ impl Connection {
             challenger: None,
             incumbent: None,
             known: phase == Phase::Greeting,
+            provisional: false,
             unheard: false,
             hello: 0,
             features: None,

@@ -10,9 +10,14 @@ use super::packet::{
 };
 use super::tag::{JobKey, same};
 use super::timers::NEVER;
-use super::{End, HALF_OPEN_MAX, HINTS_MAX, HINTS_NS, REPLIES_MAX, Reliable, Sink};
+use super::{
+    COOKIE_SHIFT, End, HALF_OPEN_FREE, HALF_OPEN_MAX, HINTS_MAX, HINTS_NS, REPLIES_MAX, Reliable,
+    Sink,
+};
 use crate::sys::Errno;
 use crate::telemetry::log;
+use crate::transport::address::WIRE_LEN;
+use crate::transport::net::neighbours::Standing;
 use crate::transport::{Address, Departure, PeerId};
 
 impl Reliable {
@@ -43,9 +48,10 @@ impl Reliable {
             return;
         }
         match hello.kind {
-            HelloKind::Init => self.on_init(now, hello, bytes.len(), sink),
+            HelloKind::Init => self.on_init(now, from, hello, bytes.len(), sink),
             HelloKind::Accept => self.on_accept(now, hello, sink),
             HelloKind::Refuse => self.on_refuse(hello, sink),
+            HelloKind::Retry => self.on_retry(hello, sink),
         }
     }
 
@@ -99,14 +105,51 @@ impl Reliable {
         (c.id == hello.dest && c.nonce == hello.echo && c.peer == from).then_some(place)
     }
 
+    /// The sender of an INIT that came from `from` is of another host, or of this user: what is sent to it, wherever
+    /// it says that it is, gets to no other user of this host.
+    fn admits(&mut self, from: &Address, hello: &Hello, sink: &impl Sink) -> bool {
+        let admitted = |address: &Address| sink.standing(address) == Standing::Admitted;
+        let both = admitted(&hello.address) && (*from == hello.address || admitted(from));
+        self.shared.counts.strangers += u64::from(!both);
+        both
+    }
+
+    /// `hello` is of a connection that both sides have proven.
+    fn is_known(&mut self, hello: &Hello, main: Option<u32>) -> bool {
+        let c = main.and_then(|place| self.at(place));
+        c.is_some_and(|c| c.phase == Phase::Established && c.is_with(hello))
+    }
+
     /// `len`: of the whole datagram.
-    fn on_init(&mut self, now: u64, hello: &Hello, len: usize, sink: &mut impl Sink) {
-        let Some(peer) = sink.peer_of(&hello.address) else {
+    fn on_init(
+        &mut self,
+        now: u64,
+        from: &Address,
+        hello: &Hello,
+        len: usize,
+        sink: &mut impl Sink,
+    ) {
+        let known = sink.find(&hello.address);
+        let main = known.and_then(|peer| self.place_of(peer));
+        let crowded = main.is_none() && self.shared.half_open >= HALF_OPEN_FREE;
+        if crowded && !self.has_cookie(now, hello) {
+            self.ask_again(now, hello);
+            return;
+        }
+        if !self.is_known(hello, main) && !self.admits(from, hello, sink) {
+            return;
+        }
+        let Some(peer) = known.or_else(|| sink.peer_of(&hello.address)) else {
             self.shared.counts.no_room += 1;
             return;
         };
-        let Some(main) = self.place_of(peer) else {
-            self.half_open(now, peer, hello, len, None);
+        let Some(main) = main else {
+            let made = self.half_open(now, peer, hello, len, None);
+            match made.and_then(|place| self.at(place)) {
+                Some(c) => c.provisional = known.is_none(),
+                None if known.is_none() => sink.forget(peer),
+                None => {}
+            }
             return;
         };
         let place = match self.at(main) {
@@ -137,7 +180,9 @@ impl Reliable {
         } else if hello.echo != 0 && (hello.echo, hello.dest) == (c.nonce, c.id) {
             // It has got our answer, and knows a nonce that no old packet can know.
             c.adopt(&self.shared, hello);
-            self.establish(place, now, sink);
+            if !self.establish(place, now, sink) {
+                return;
+            }
         } else {
             // We asked at the same time, or it asks again, or somebody sends an old packet.
             self.shared.half_open += usize::from(c.phase == Phase::Greeting);
@@ -163,10 +208,10 @@ impl Reliable {
         hello: &Hello,
         len: usize,
         incumbent: Option<u32>,
-    ) {
+    ) -> Option<u32> {
         if self.shared.half_open >= HALF_OPEN_MAX {
             self.shared.counts.no_room += 1;
-            return;
+            return None;
         }
         let nonce = self.shared.random();
         let address = hello.address;
@@ -174,12 +219,56 @@ impl Reliable {
         c.adopt(&self.shared, hello);
         c.accept(hello, len);
         c.incumbent = incumbent;
-        let Some(place) = self.insert(c, incumbent.is_none()) else { return };
+        let place = self.insert(c, incumbent.is_none())?;
         self.shared.half_open += 1;
         if let Some(incumbent) = incumbent.and_then(|place| self.at(place)) {
             incumbent.challenger = Some(place);
         }
         self.settle(place);
+        Some(place)
+    }
+
+    /// What `init` has to echo to be kept while many ask: only who gets packets at its address has it, and we need not
+    /// remember that it was sent.
+    fn cookie(&self, age: u64, init: &Hello) -> u64 {
+        let Hello { life, nonce, connection, address, .. } = init;
+        let mut bytes = [0; 8 * 4 + WIRE_LEN];
+        let words =
+            [*life, *nonce, u64::from(*connection), age].into_iter().flat_map(u64::to_le_bytes);
+        for (to, from) in bytes.iter_mut().zip(words.chain(address.to_wire())) {
+            *to = from;
+        }
+        self.shared.cookies.tag(&bytes)
+    }
+
+    fn has_cookie(&self, now: u64, init: &Hello) -> bool {
+        let age = now >> COOKIE_SHIFT;
+        init.echo != 0
+            && [age, age.wrapping_sub(1)].iter().any(|age| same(self.cookie(*age, init), init.echo))
+    }
+
+    /// Many ask: this one shall show that it is where it says. It is told to who is there, which costs nothing to keep.
+    fn ask_again(&mut self, now: u64, init: &Hello) {
+        if self.replies.len() >= REPLIES_MAX {
+            return;
+        }
+        let nonce = self.cookie(now >> COOKIE_SHIFT, init);
+        let answer = Hello { kind: HelloKind::Retry, nonce, ..self.refusal(init, 0) };
+        self.replies.push_back((init.address, answer.signed(&self.shared.settings.key)));
+    }
+
+    /// The other side wants to hear our INIT once more, with what it says.
+    fn on_retry(&mut self, hello: &Hello, sink: &impl Sink) {
+        let Some(place) = self.addressee(hello, sink) else {
+            self.shared.counts.stray += 1;
+            return;
+        };
+        let Some(c) = self.at(place) else { return };
+        if c.phase == Phase::Greeting && c.peer_nonce != hello.nonce {
+            c.peer_nonce = hello.nonce;
+            c.hello |= INIT;
+            self.settle(place);
+        }
     }
 
     fn on_accept(&mut self, now: u64, hello: &Hello, sink: &mut impl Sink) {
@@ -218,7 +307,9 @@ impl Reliable {
         if !c.is_with(hello) {
             c.adopt(&self.shared, hello);
         }
-        self.establish(place, now, sink);
+        if !self.establish(place, now, sink) {
+            return;
+        }
         if let Some(c) = self.at(place) {
             c.ack_now = true; // the proof that the other side waits for
             c.unheard = true;
@@ -280,9 +371,24 @@ impl Reliable {
         }
     }
 
-    /// The other side of `place` has proven that it is there.
-    pub(super) fn establish(&mut self, place: u32, now: u64, sink: &mut impl Sink) {
-        let Some(c) = self.at(place) else { return };
+    /// The other side of `place` has proven that it is there. False: it is another user's process of this host.
+    pub(super) fn establish(&mut self, place: u32, now: u64, sink: &mut impl Sink) -> bool {
+        let Some(c) = self.at(place) else { return false };
+        match sink.standing(&c.address) {
+            Standing::Admitted => {}
+            // The one that we asked, or answered, has closed meanwhile; there may be another one soon.
+            Standing::Absent => {
+                self.shared.counts.strangers += 1;
+                return false;
+            }
+            Standing::Stranger(_) | Standing::Unknown => {
+                self.shared.counts.strangers += 1;
+                let end = End::Departed(Departure::Failed(Errno(libc::EPERM)));
+                self.remove(place, end, sink);
+                return false;
+            }
+        }
+        let Some(c) = self.at(place) else { return false };
         let was_half_open = c.phase == Phase::HalfOpen;
         let incumbent = c.incumbent.take();
         c.phase = Phase::Established;
@@ -312,6 +418,7 @@ impl Reliable {
         }
         self.note_met(peer);
         sink.on_connected(peer, &address);
+        true
     }
 }
 

@@ -23,6 +23,7 @@ mod timers;
 
 use super::job_key::Source;
 use super::link::{Condition, Link};
+use super::neighbours::Standing;
 use crate::sys::Errno;
 use crate::sys::packets::Pool;
 use crate::telemetry::log;
@@ -63,8 +64,14 @@ const MET: u32 = 1 << 31;
 const EPOCH_SHIFT: u32 = 23;
 /// Bits of a connection's number that are its place; the others are its generation.
 const PLACE_BITS: u32 = 20;
-/// Connections whose other side has not proven yet that it is there.
+/// Connections whose other side has not proven yet that it is there; and so many of them that INITs of unknown peers are kept
+/// at once. Beyond, they have to come from where they say: nothing is kept of those that do not (PROTOCOL.md §7.2).
 const HALF_OPEN_MAX: usize = 4096;
+const HALF_OPEN_FREE: usize = 64;
+/// For how long such a proof is good, once or twice, as a power of two of nanoseconds.
+const COOKIE_SHIFT: u32 = 33;
+/// Sort of secret that cookies are made with, for [`JobKey::from_secret`].
+const COOKIE_SECRET: u64 = 5;
 /// Answers to strangers that wait to be sent.
 const REPLIES_MAX: usize = 64;
 /// Senders of handshakes that are told that their job key is another one, at most so many in this time, nanoseconds.
@@ -117,6 +124,8 @@ pub(crate) struct Counts {
     pub(crate) stray: u64,
     /// Packets that are no packets.
     pub(crate) malformed: u64,
+    /// Handshakes from addresses of this host that are not this user's.
+    pub(crate) strangers: u64,
     /// Handshakes of a version that is not understood here.
     pub(crate) versions: u64,
     pub(crate) connected: u64,
@@ -129,6 +138,11 @@ pub(crate) trait Sink {
     fn peer_of(&mut self, address: &Address) -> Option<PeerId>;
     /// Its number, if it has one.
     fn find(&self, address: &Address) -> Option<PeerId>;
+    /// The peer has not proven that it is there, and nobody was told of it: its number may be another one's.
+    fn forget(&mut self, peer: PeerId);
+    /// Who the peer at `address` is, as far as this host knows: asked when a connection is made, before anything that a
+    /// packet says is believed.
+    fn standing(&self, address: &Address) -> Standing;
     /// A peer has proven that it is there; before its first message.
     fn on_connected(&mut self, peer: PeerId, address: &Address);
     /// A message. The slices are valid during the call only.
@@ -144,6 +158,8 @@ pub(crate) trait Sink {
 struct Shared {
     settings: Settings,
     hash: BlockHash,
+    /// What cookies are made with.
+    cookies: JobKey,
     buffers: Buffers,
     counts: Counts,
     /// Drawn so far.
@@ -252,11 +268,13 @@ enum End {
 impl Reliable {
     pub(crate) fn new(settings: Settings, now: u64) -> Self {
         let hash = BlockHash::new(&settings.key);
+        let cookies = JobKey::from_secret(COOKIE_SECRET, &settings.seed);
         let buffers = Buffers::new(settings.datagram_max, settings.buffer_bytes);
         Self {
             shared: Shared {
                 settings,
                 hash,
+                cookies,
                 buffers,
                 counts: Counts::default(),
                 draws: 0,
@@ -667,8 +685,8 @@ impl Reliable {
             self.put_off = Some(PutOff { id: header.dest, header, came: now });
             return;
         }
-        if c.phase != Phase::Established {
-            self.establish(place, now, sink);
+        if c.phase != Phase::Established && !self.establish(place, now, sink) {
+            return;
         }
         let slot = self.slots.get_mut(place as usize);
         let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
@@ -794,6 +812,7 @@ impl Reliable {
         self.shared.half_open -= usize::from(c.phase == Phase::HalfOpen);
         let (peer, challenger, incumbent) = (c.peer, c.challenger, c.incumbent);
         let known = c.known || c.phase == Phase::Established;
+        let provisional = c.provisional && !known;
         c.release(&mut self.shared);
         if let Some(incumbent) = incumbent.and_then(|place| self.at(place)) {
             incumbent.challenger = None;
@@ -808,6 +827,9 @@ impl Reliable {
                 c.incumbent = None;
             }
             self.set_main(peer, challenger);
+        }
+        if provisional {
+            sink.forget(peer);
         }
         if let (End::Departed(departure), true) = (end, known) {
             self.shared.counts.departed += 1;

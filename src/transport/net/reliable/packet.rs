@@ -119,6 +119,8 @@ pub(crate) enum HelloKind {
     Accept,
     /// Does not agree: `features` says why.
     Refuse,
+    /// Agrees if the INIT comes again with `nonce` as its echo: many ask at the moment.
+    Retry,
 }
 
 /// A feature: TCP connections for long messages are taken at the endpoint's port (PROTOCOL.md §7.12).
@@ -239,6 +241,7 @@ impl Hello {
             0x10 => HelloKind::Init,
             0x11 => HelloKind::Accept,
             0x12 => HelloKind::Refuse,
+            0x13 => HelloKind::Retry,
             _ => return None,
         };
         Some(Self {
@@ -268,6 +271,7 @@ impl Hello {
             HelloKind::Init => 0x10,
             HelloKind::Accept => 0x11,
             HelloKind::Refuse => 0x12,
+            HelloKind::Retry => 0x13,
         };
         put(&mut b, 0, &MAGIC);
         put(&mut b, 4, &[kind, u8::from(self.established)]);

@@ -44,6 +44,7 @@ struct Heard {
     events: Vec<String>,
     messages: Vec<(Vec<u8>, Vec<u8>)>,
     owed: bool,
+    standing: Standing,
 }
 
 impl Sink for Heard {
@@ -53,6 +54,12 @@ impl Sink for Heard {
     fn find(&self, _: &Address) -> Option<PeerId> {
         Some(PeerId(0))
     }
+    fn forget(&mut self, _: PeerId) {}
+
+    fn standing(&self, _: &Address) -> Standing {
+        self.standing
+    }
+
     fn on_connected(&mut self, _: PeerId, _: &Address) {
         self.events.push("connected".to_owned());
     }
@@ -828,6 +835,108 @@ fn a_refusal_that_somebody_made_up_ends_nothing() {
     assert_eq!(bench.a.heard.events, ["Failed(Errno(112))"], "that one counts");
 }
 
+/// A layer above that numbers its peers as the real one does.
+struct Guests {
+    peers: crate::transport::peers::PeerTable,
+    connected: Vec<PeerId>,
+}
+
+impl Sink for Guests {
+    fn peer_of(&mut self, address: &Address) -> Option<PeerId> {
+        self.peers.intern(address)
+    }
+    fn find(&self, address: &Address) -> Option<PeerId> {
+        self.peers.find(address)
+    }
+    fn forget(&mut self, peer: PeerId) {
+        self.peers.release(peer);
+    }
+    fn standing(&self, _: &Address) -> Standing {
+        Standing::Admitted
+    }
+    fn on_connected(&mut self, peer: PeerId, _: &Address) {
+        self.connected.push(peer);
+    }
+    fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {}
+    fn on_departure(&mut self, peer: PeerId, departure: Departure) {
+        panic!("{peer:?}: {departure:?}");
+    }
+    fn is_owed(&self, _: PeerId) -> bool {
+        false
+    }
+}
+
+#[test]
+fn those_who_are_not_where_they_say_cost_nothing_and_keep_nobody_out() {
+    const INITS: u32 = 20_000;
+    let peers = crate::transport::peers::PeerTable::new(Default::default());
+    let mut guests = Guests { peers, connected: Vec::new() };
+    let mut a = end(1, 7, 101);
+    let mut b = end(2, 7, 103);
+    let mut now = MS;
+    // The real peer's INIT, of which the others have what can be known.
+    a.machine.connect(PeerId(0), &b.address, now).unwrap();
+    a.machine.poll_transmit(now, &mut a.wire);
+    let real = a.wire.packets.remove(0);
+    let init = Hello::decode(&real).unwrap();
+    let flood = |b: &mut End2, guests: &mut Guests, now: &mut u64, each: &dyn Fn(u32) -> Hello| {
+        for n in 0..INITS {
+            *now += 10_000;
+            let made_up = each(n);
+            let packet = made_up.signed(&b.machine.shared.settings.key);
+            let from = Address::from_text("10.0.0.9:9").unwrap();
+            b.machine.on_datagram(*now, &from, &packet, Condition::default(), guests);
+            b.machine.poll_transmit(*now, &mut b.wire);
+            assert!(b.wire.packets.drain(..).all(|answer| answer.len() <= packet.len()));
+        }
+    };
+    let at = |n: u32| {
+        Address(std::net::SocketAddr::from((
+            std::net::Ipv4Addr::from(0xcb00_7100 + n % 200),
+            1000 + (n / 200) as u16,
+        )))
+    };
+    let made_up = |n: u32| Hello {
+        address: at(n),
+        life: u64::from(n) * 2 + 1001,
+        nonce: u64::from(n) + 7,
+        ..init
+    };
+    flood(&mut b, &mut guests, &mut now, &made_up);
+    assert!(b.machine.connections() <= HALF_OPEN_FREE);
+    assert!(guests.peers.find(&at(INITS - 1)).is_none(), "nothing is kept of it");
+    // Echoes that are made up as well help nobody.
+    flood(&mut b, &mut guests, &mut now, &|n| Hello { echo: u64::from(n) + 1, ..made_up(n) });
+    assert!(b.machine.connections() <= HALF_OPEN_FREE);
+
+    // The real peer gets in meanwhile.
+    let mut waiting = vec![real];
+    for _ in 0..4 {
+        now += MS;
+        for packet in waiting.drain(..) {
+            b.machine.on_datagram(now, &a.address, &packet, Condition::default(), &mut guests);
+        }
+        b.machine.poll_transmit(now, &mut b.wire);
+        for packet in b.wire.packets.drain(..) {
+            a.machine.on_datagram(now, &b.address, &packet, Condition::default(), &mut a.heard);
+        }
+        a.machine.poll_transmit(now, &mut a.wire);
+        waiting.append(&mut a.wire.packets);
+    }
+    assert_eq!(a.heard.events, ["connected"]);
+    assert_eq!(guests.connected.len(), 1);
+
+    // Those that said nothing more are forgotten, and their numbers are given again.
+    for _ in 0..20 {
+        now += 1000 * MS;
+        b.machine.on_timeout(now, &mut guests);
+    }
+    assert_eq!(b.machine.connections(), 1);
+    for n in 0..HALF_OPEN_FREE as u32 {
+        assert!(guests.peers.intern(&at(30_000 + n)).unwrap().index() <= HALF_OPEN_FREE);
+    }
+}
+
 #[test]
 fn packets_have_what_both_sides_take() {
     // RoCE and InfiniBand of 4096 and 1024 bytes, either way round, and as little as IP allows, which
@@ -1120,6 +1229,11 @@ impl<F: FnMut()> Sink for Deaf<F> {
     }
     fn find(&self, _: &Address) -> Option<PeerId> {
         Some(PeerId(0))
+    }
+    fn forget(&mut self, _: PeerId) {}
+
+    fn standing(&self, _: &Address) -> Standing {
+        Standing::Admitted
     }
     fn on_connected(&mut self, _: PeerId, _: &Address) {}
     fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {

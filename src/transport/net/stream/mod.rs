@@ -18,6 +18,7 @@ mod strangers;
 mod tests;
 mod wire;
 
+use super::neighbours::{Neighbours, Standing};
 use super::reliable::Reliable;
 use crate::memory::SegmentList;
 use crate::sys::event::Epoll;
@@ -98,6 +99,7 @@ pub(super) struct Streams {
     listener: Option<Member>,
     epoll: Arc<Epoll>,
     me: SocketAddr,
+    neighbours: Arc<Neighbours>,
     /// Most outgoing streams.
     limit: usize,
     outgoing: HashMap<PeerId, Outgoing>,
@@ -123,7 +125,11 @@ pub(super) struct Streams {
 impl Streams {
     /// At most `limit` outgoing streams of the endpoint whose datagrams come to `bound`. Errors:
     /// EMFILE, ENFILE, ENOMEM.
-    pub(super) fn open(bound: SocketAddr, limit: usize) -> Result<Self, Errno> {
+    pub(super) fn open(
+        bound: SocketAddr,
+        limit: usize,
+        neighbours: Arc<Neighbours>,
+    ) -> Result<Self, Errno> {
         let epoll = Arc::new(Epoll::new()?);
         // Peers find it at the port that they know. If somebody has it, they send datagrams.
         let listener = tcp::listen(&bound).and_then(|fd| Member::new(fd, &epoll, LISTENER));
@@ -135,6 +141,7 @@ impl Streams {
             listener,
             epoll,
             me: bound,
+            neighbours,
             limit,
             outgoing: HashMap::new(),
             incoming: Vec::new(),
@@ -192,11 +199,21 @@ impl Streams {
             self.outgoing.remove(&peer); // of a connection that has ended
             return false;
         }
-        if stream.greeted {
+        if stream.known {
             return true;
         }
-        match stream.flush() {
+        let flushed = if stream.greeted { Ok(true) } else { stream.flush() };
+        let known = flushed.and_then(|ready| {
+            // Only the greeting has left, which says nothing: another user may have taken the port of a peer that
+            // has ended.
+            match ready && self.neighbours.listener(&stream.to) != Standing::Admitted {
+                true => Err(Errno(libc::EPERM)),
+                false => Ok(ready),
+            }
+        });
+        match known {
             Ok(ready) => {
+                stream.known = ready;
                 self.counts.made += u64::from(ready);
                 ready
             }
@@ -417,7 +434,7 @@ impl Streams {
     /// Takes those that have connected. Where there is no descriptor left they wait, and wake nobody.
     fn accept(&mut self, now: u64) {
         let Some(listener) = &mut self.listener else { return };
-        let deaf = self.strangers.accept(listener, &self.epoll, now).is_err();
+        let deaf = self.strangers.accept(listener, &self.epoll, &self.neighbours, now).is_err();
         listener.watch(!deaf);
         if deaf {
             self.deaf_until = now + RETRY_NS;

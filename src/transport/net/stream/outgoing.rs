@@ -21,6 +21,8 @@ pub(super) struct Outgoing {
     pub(super) used_at: u64,
     /// The greeting has left: frames may.
     pub(super) greeted: bool,
+    /// Whoever has taken it is not another user of this host.
+    pub(super) known: bool,
     sequence: u64,
     /// What the system did not take of the last frame, and how much of it it has taken since.
     rest: Vec<u8>,
@@ -43,6 +45,7 @@ impl Outgoing {
             made_at: now,
             used_at: now,
             greeted: false,
+            known: false,
             sequence: 0,
             rest: greeting.encode().to_vec(),
             at: 0,

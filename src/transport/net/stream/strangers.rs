@@ -8,6 +8,8 @@ use crate::sys::Errno;
 use crate::sys::event::Epoll;
 use crate::sys::tcp::{self, Received};
 use crate::telemetry::log;
+use crate::transport::net::neighbours::{Neighbours, Standing};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// At most so many wait to be known.
@@ -40,11 +42,16 @@ impl Strangers {
         &mut self,
         listener: &Member,
         epoll: &Arc<Epoll>,
+        neighbours: &Neighbours,
         now: u64,
     ) -> Result<(), Errno> {
         for _ in 0..ACCEPTS {
             let fd = match tcp::accept(listener.fd(), PATIENCE_MS) {
-                Ok(Some((fd, _))) => fd,
+                // Another user of this host takes nobody's place.
+                Ok(Some((fd, from))) => match tcp::local_addr(fd.as_fd()) {
+                    Ok(here) if neighbours.caller(&from, &here) == Standing::Admitted => fd,
+                    _ => continue,
+                },
                 Ok(None) => return Ok(()),
                 Err(errno) => {
                     log::limited!(cause: errno.0, "cannot accept a TCP stream: {errno}");

@@ -325,11 +325,21 @@ impl<S: LinkSink> LinkSink for Introduced<'_, S> {
     #[inline]
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
         if let Some((address, place)) = read_trailer(&self.rdma.key, bytes) {
-            self.rdma.ways.learn(&address, place, process::random_u64());
-        } else if let Some(news) = read_news(&self.rdma.key, bytes) {
+            self.sink.on_datagram(from, bytes, condition);
+            // Of addresses that were made up nothing is kept.
+            if self.sink.knows(&address) {
+                self.rdma.ways.learn(&address, place, process::random_u64());
+            }
+            return;
+        }
+        if let Some(news) = read_news(&self.rdma.key, bytes) {
             return self.rdma.on_news(&news);
         }
         self.sink.on_datagram(from, bytes, condition);
+    }
+
+    fn knows(&self, address: &Address) -> bool {
+        self.sink.knows(address)
     }
 
     fn on_refused(&mut self, to: &Address, errno: Errno, quote: &[u8]) {

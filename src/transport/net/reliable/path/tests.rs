@@ -6,6 +6,7 @@ use super::super::{DATAGRAM_START, Reliable, Settings, Sink};
 use super::{COMMON, PROBES, RAISE_NS};
 use crate::transport::net::job_key::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
+use crate::transport::net::neighbours::Standing;
 use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
 
@@ -48,6 +49,12 @@ impl Sink for Got {
     fn find(&self, _: &Address) -> Option<PeerId> {
         Some(PeerId(0))
     }
+    fn forget(&mut self, _: PeerId) {}
+
+    fn standing(&self, _: &Address) -> Standing {
+        Standing::Admitted
+    }
+
     fn on_connected(&mut self, _: PeerId, _: &Address) {}
     fn on_message(&mut self, _: PeerId, _: &[u8], payload: &[u8]) {
         self.0.push(payload.len());

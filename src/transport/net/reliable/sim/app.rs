@@ -4,6 +4,7 @@ use super::super::{Reliable, Sink};
 use super::network::{Slot, address, slot_of};
 use super::oracle::{Life, Oracle, Sizes};
 use crate::transport::net::link::Link;
+use crate::transport::net::neighbours::Standing;
 use crate::transport::{Address, Departure, PeerId, SendError};
 use std::collections::HashMap;
 
@@ -225,6 +226,12 @@ impl Sink for Upper<'_> {
 
     fn find(&self, address: &Address) -> Option<PeerId> {
         self.app.by_slot.get(&slot_of(address)).copied()
+    }
+
+    fn forget(&mut self, _: PeerId) {}
+
+    fn standing(&self, _: &Address) -> Standing {
+        Standing::Admitted
     }
 
     fn on_connected(&mut self, peer: PeerId, at: &Address) {

@@ -102,6 +102,7 @@ fn sum(a: &Counts, b: &Counts) -> Counts {
         forged: a.forged + b.forged,
         stray: a.stray + b.stray,
         malformed: a.malformed + b.malformed,
+        strangers: a.strangers + b.strangers,
         versions: a.versions + b.versions,
         connected: a.connected + b.connected,
         departed: a.departed + b.departed,

@@ -15,6 +15,7 @@ use super::weather::Weather;
 use super::world::World;
 use crate::transport::net::job_key::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
+use crate::transport::net::neighbours::Standing;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
@@ -139,6 +140,12 @@ impl Sink for Count {
 
     fn find(&self, address: &Address) -> Option<PeerId> {
         Some(PeerId(slot_of(address)))
+    }
+
+    fn forget(&mut self, _: PeerId) {}
+
+    fn standing(&self, _: &Address) -> Standing {
+        Standing::Admitted
     }
 
     fn on_connected(&mut self, _: PeerId, _: &Address) {}

@@ -1,0 +1,151 @@
+//! Peers at addresses of this host that are reached over the network all the same (FI_UDRV_SHM=0): the kernel is asked whose
+//! they are, as it is for shared memory. Without that, the key that everybody knows would let other users of the node in.
+//!
+//! A source address proves nothing on one host: any process may send from any of the host's addresses. What is asked is whose
+//! socket gets the answers to a packet, before they leave; and once more when a secret of an answer comes back
+//! (PROTOCOL.md §7.2), because the socket may have changed hands in between. So a connection is with the user's own process
+//! from the first message on, and packets of the connection need no question: nobody else knows its key.
+
+#![forbid(unsafe_code)]
+
+use crate::sys::process;
+use crate::sys::sock_diag::{self, Owner, Protocol};
+use crate::telemetry::log;
+use crate::transport::Address;
+use crate::transport::address::LocalHost;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Who a peer is, as far as this host's kernel knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Standing {
+    /// Of another host, or of this user.
+    #[default]
+    Admitted,
+    /// At an address of this host, where nobody is now.
+    Absent,
+    /// This other user's process.
+    Stranger(u32),
+    /// The kernel does not say, and there is no secret key that could.
+    Unknown,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Neighbours {
+    me: SocketAddr,
+    host: LocalHost,
+    /// Somebody gave a job key: who has it is let in where the kernel does not say whose he is.
+    keyed: bool,
+}
+
+impl Neighbours {
+    /// Those of the endpoint `me`; `host` is asked for addresses of this host if the kernel does not answer.
+    pub(crate) fn new(me: &Address, host: LocalHost, keyed: bool) -> Self {
+        sock_diag::prepare();
+        Self { me: me.0, host, keyed }
+    }
+
+    /// The endpoint at `address`.
+    pub(crate) fn peer(&self, address: &Address) -> Standing {
+        self.standing(Protocol::Udp, &address.0, &self.me)
+    }
+
+    /// Whoever listens for streams at `address`.
+    pub(crate) fn listener(&self, address: &SocketAddr) -> Standing {
+        // No connection comes from there, so it is the listener that is found.
+        self.standing(Protocol::Tcp, address, &SocketAddr::new(self.me.ip(), 0))
+    }
+
+    /// Whoever has connected from `from` to `to`, which is ours.
+    pub(crate) fn caller(&self, from: &SocketAddr, to: &SocketAddr) -> Standing {
+        self.standing(Protocol::Tcp, from, to)
+    }
+
+    fn standing(&self, protocol: Protocol, at: &SocketAddr, from: &SocketAddr) -> Standing {
+        let mut at = *at;
+        if at.ip().is_unspecified() {
+            // The kernel takes that for the loopback interface.
+            at.set_ip(loopback(&at));
+        }
+        if !self.is_here(&at) {
+            return Standing::Admitted;
+        }
+        // Ends of two families meet nowhere; which far end is named does not matter then.
+        let from = if from.is_ipv4() == at.is_ipv4() && !from.ip().is_unspecified() {
+            *from
+        } else {
+            SocketAddr::new(at.ip(), from.port())
+        };
+        match sock_diag::owner(protocol, &at, &from) {
+            Owner::User(uid) if process::is_own_user(uid) => Standing::Admitted,
+            Owner::User(uid) => {
+                log::limited!(
+                    "{at} belongs to user {uid}, not to {}: refused",
+                    process::effective_uid()
+                );
+                Standing::Stranger(uid)
+            }
+            Owner::Nobody => Standing::Absent,
+            Owner::Unknown if self.keyed => Standing::Admitted,
+            Owner::Unknown => {
+                log::limited!(
+                    "{at} is refused: neither sock_diag nor /proc/net says whose it is, and there is no job key (fi_udrv(7), Security)"
+                );
+                Standing::Unknown
+            }
+        }
+    }
+
+    fn is_here(&self, at: &SocketAddr) -> bool {
+        let scope = if let SocketAddr::V6(at) = at { at.scope_id() } else { 0 };
+        at.ip().is_loopback()
+            || sock_diag::is_local(at.ip(), scope).unwrap_or_else(|| self.host.owns(at.ip()))
+    }
+}
+
+fn loopback(at: &SocketAddr) -> IpAddr {
+    if at.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    fn neighbours(me: &str) -> Neighbours {
+        Neighbours::new(&Address(me.parse().unwrap()), LocalHost::default(), false)
+    }
+
+    #[test]
+    fn those_of_other_hosts_are_not_asked_for() {
+        let all = neighbours("127.0.0.1:9");
+        assert_eq!(all.peer(&Address("203.0.113.9:7".parse().unwrap())), Standing::Admitted);
+    }
+
+    #[test]
+    fn ones_own_are_admitted_while_they_are_there() {
+        for me in ["127.0.0.1:9", "[::1]:9", "0.0.0.0:9"] {
+            let all = neighbours(me);
+            let Ok(socket) = UdpSocket::bind("127.0.0.1:0") else { continue };
+            let at = Address(socket.local_addr().unwrap());
+            assert_eq!(all.peer(&at), Standing::Admitted, "{me}");
+            let wildcard = Address(SocketAddr::new("0.0.0.0".parse().unwrap(), at.port()));
+            assert_eq!(all.peer(&wildcard), Standing::Admitted, "{me}");
+            drop(socket);
+            assert_eq!(all.peer(&at), Standing::Absent, "{me}");
+        }
+    }
+
+    #[test]
+    fn both_ends_of_a_stream_are_admitted() {
+        let all = neighbours("127.0.0.1:9");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(at).unwrap();
+        let from = stream.local_addr().unwrap();
+        assert_eq!(all.listener(&at), Standing::Admitted);
+        assert_eq!(all.caller(&from, &at), Standing::Admitted);
+        drop((stream, listener));
+        assert_eq!(all.listener(&at), Standing::Absent);
+    }
+}
