@@ -3,6 +3,7 @@
 /// What a C library may leave to `rep movsb`, which moves 2 GB/s on AMD's Zen 3 and 4 when source and
 /// destination are about as far into their pages (glibc's bug 30994), instead of 20 or more. Longer
 /// copies may be worth going around the cache, which the library knows about.
+#[cfg(target_arch = "x86_64")]
 const MICROCODED: std::ops::Range<usize> = 2048..1 << 20;
 
 /// As [`std::ptr::copy_nonoverlapping`], by vector instructions at any length where those are best.

@@ -25,7 +25,7 @@
 //! | `FI_CLASS_*`, `FI_SHARED_CONTEXT`, `FI_AV_AUTH_KEY` | `usize` |
 //! | `FI_ADDR_UNSPEC`, `FI_ADDR_NOTAVAIL`, `FI_KEY_NOTAVAIL` | `u64` |
 //!
-//! All of it is for Linux with 64-bit pointers (x86_64 and aarch64 agree).
+//! All of it is for Linux with 64-bit pointers, whose processors agree about these layouts.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the layouts in this crate are those of 64-bit Linux");

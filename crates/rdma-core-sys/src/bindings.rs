@@ -2151,6 +2151,7 @@ pub struct ibv_srq {
     pub events_completed: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_srq"][::core::mem::size_of::<ibv_srq>() - 128usize];
     ["Alignment of ibv_srq"][::core::mem::align_of::<ibv_srq>() - 8usize];
@@ -2187,6 +2188,7 @@ pub struct ibv_wq {
     pub comp_mask: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_wq"][::core::mem::size_of::<ibv_wq>() - 152usize];
     ["Alignment of ibv_wq"][::core::mem::align_of::<ibv_wq>() - 8usize];
@@ -2222,6 +2224,7 @@ pub struct ibv_qp {
     pub events_completed: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp"][::core::mem::size_of::<ibv_qp>() - 160usize];
     ["Alignment of ibv_qp"][::core::mem::align_of::<ibv_qp>() - 8usize];
@@ -2326,6 +2329,7 @@ pub struct ibv_qp_ex {
     >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp_ex"][::core::mem::size_of::<ibv_qp_ex>() - 352usize];
     ["Alignment of ibv_qp_ex"][::core::mem::align_of::<ibv_qp_ex>() - 8usize];
@@ -2423,6 +2427,7 @@ pub struct ibv_cq {
     pub async_events_completed: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_cq"][::core::mem::size_of::<ibv_cq>() - 128usize];
     ["Alignment of ibv_cq"][::core::mem::align_of::<ibv_cq>() - 8usize];
@@ -2513,6 +2518,7 @@ pub struct ibv_cq_ex {
         ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_cq_ex"][::core::mem::size_of::<ibv_cq_ex>() - 288usize];
     ["Alignment of ibv_cq_ex"][::core::mem::align_of::<ibv_cq_ex>() - 8usize];
@@ -3478,6 +3484,7 @@ pub struct ibv_context {
     pub abi_compat: *mut core::ffi::c_void,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_context"][::core::mem::size_of::<ibv_context>() - 328usize];
     ["Alignment of ibv_context"][::core::mem::align_of::<ibv_context>() - 8usize];
@@ -3830,6 +3837,7 @@ pub struct verbs_context {
     pub context: ibv_context,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of verbs_context"][::core::mem::size_of::<verbs_context>() - 648usize];
     ["Alignment of verbs_context"][::core::mem::align_of::<verbs_context>() - 8usize];

@@ -11,7 +11,8 @@
 //! that building needs neither libclang nor libibverbs-dev. libibverbs moves no member of a public
 //! structure, it only adds at the end, and in front of [`verbs_context`].
 //!
-//! All of it is for Linux with 64-bit pointers (x86_64 and aarch64 agree).
+//! All of it is for Linux with 64-bit pointers. The layouts were read on x86-64; processors differ only where a
+//! structure holds a lock of the C library, which is the `libc` crate's type here.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the layouts in this crate are those of 64-bit Linux");

@@ -7,6 +7,7 @@
 
 use bindgen::callbacks::{IntKind, ParseCallbacks};
 use std::{
+    collections::HashSet,
     env,
     error::Error,
     fs,
@@ -22,6 +23,44 @@ impl ParseCallbacks for Kinds {
     fn int_macro(&self, _name: &str, value: i64) -> Option<IntKind> {
         Some(if u32::try_from(value).is_ok() { IntKind::U32 } else { IntKind::U64 })
     }
+}
+
+/// The words of a line that may be names.
+fn names(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// Layouts hold for every Linux of 64 bits, but for structures with a lock of the C library inside: its size is each
+/// processor's own (a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64). Those are compared on x86-64 alone, where
+/// they were read; elsewhere the compiler lays them out by the `libc` crate's types.
+fn layouts_by_processor(text: &str) -> String {
+    // A structure comes after those that it holds.
+    let mut with_lock: HashSet<&str> = HashSet::from(["pthread_mutex_t", "pthread_cond_t"]);
+    let (mut open, mut out) = (None, String::with_capacity(text.len()));
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        if let Some(rest) = line.strip_prefix("pub struct ").or(line.strip_prefix("pub union ")) {
+            open = names(rest).next();
+        } else if line == "}" {
+            open = None;
+        }
+        let held = line.strip_prefix("    pub ").and_then(|field| field.split_once(": "));
+        if let (Some(name), Some((_, kind))) = (open, held) {
+            // Behind a pointer, or as an argument, it takes no room.
+            if !kind.contains('*') && names(kind).any(|word| with_lock.contains(word)) {
+                with_lock.insert(name);
+            }
+        }
+        if line.starts_with("const _: () = {") {
+            let about = lines.peek().and_then(|size| names(size).nth(2));
+            if about.is_some_and(|name| with_lock.contains(name)) {
+                out.push_str("#[cfg(target_arch = \"x86_64\")]\n");
+            }
+        }
+        out.push_str(line);
+        out.push('\n');
+    }
+    out
 }
 
 /// `1.14.44.0` out of the pkg-config file that comes with the headers; the headers name no version.
@@ -71,7 +110,11 @@ fn main() -> Result<(), Box<dyn Error>> {
          // (Debian 12: package libibverbs-dev). Do not edit: run `generate/run` in this\n\
          // crate to write this file again, `generate/check` to see whether it is current.\n\n"
     );
-    fs::write(&output, header + &bindings)?;
+    // One item per line is what `layouts_by_processor` reads: rustfmt comes first, and again last.
+    fs::write(&output, bindings)?;
+    rustfmt(&output)?;
+    let text = layouts_by_processor(&fs::read_to_string(&output)?);
+    fs::write(&output, header + &text)?;
     rustfmt(&output)
 }
 
