@@ -1,6 +1,7 @@
 //! userfaultfd(2), used for its events alone: who unmaps, discards or moves pages that are watched
 //! waits until somebody has read about it. Ranges are registered for write protection and nothing is
-//! ever protected, so that no access to them faults. ioctl_userfaultfd(2) has the numbers below.
+//! ever protected, so that no access to them faults. ioctl_userfaultfd(2) has the requests below, whose numbers
+//! differ between processors.
 
 mod proof;
 
@@ -10,12 +11,20 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 const USER_MODE_ONLY: libc::c_int = 1;
+/// UFFDIO.
+const LETTER: u32 = 0xaa;
 /// USERFAULTFD_IOC_NEW: a new descriptor from /dev/userfaultfd.
-const NEW: libc::Ioctl = 0xaa00;
-const API: libc::Ioctl = 0xc018_aa3f;
-const REGISTER: libc::Ioctl = 0xc020_aa00;
-const UNREGISTER: libc::Ioctl = 0x8010_aa01;
-const WRITEPROTECT: libc::Ioctl = 0xc018_aa06;
+const NEW: libc::Ioctl = libc::_IO(LETTER, 0);
+const API: libc::Ioctl = libc::_IOWR::<Handshake>(LETTER, 0x3f);
+const REGISTER: libc::Ioctl = libc::_IOWR::<Register>(LETTER, 0);
+const UNREGISTER: libc::Ioctl = libc::_IOR::<Range>(LETTER, 1);
+const WRITEPROTECT: libc::Ioctl = libc::_IOWR::<WriteProtect>(LETTER, 6);
+
+#[cfg(target_arch = "x86_64")]
+const _: () = {
+    assert!(NEW == 0xaa00 && API == 0xc018_aa3f && REGISTER == 0xc020_aa00);
+    assert!(UNREGISTER == 0x8010_aa01 && WRITEPROTECT == 0xc018_aa06);
+};
 
 const API_VERSION: u64 = 0xaa;
 const EVENT_REMAP: u64 = 1 << 2;

@@ -85,7 +85,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// `len` bytes, all zeroes. Error: ENOMEM.
     pub(in crate::sys) fn new(len: usize) -> Result<Self> {
-        let len = len.next_multiple_of(4096);
+        let len = len.next_multiple_of(process::page_size());
         // SAFETY: a new private mapping at an address of the kernel's choice.
         let base = unsafe {
             libc::mmap(
