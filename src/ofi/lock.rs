@@ -3,11 +3,11 @@
 //! who uses the domain says that he is inside, without a barrier, and a visitor from elsewhere in the
 //! process, who is rare and never waits, makes the barrier for both.
 
-use crate::sys::process;
+use crate::sys::order::{self, AtomicBool, AtomicU8, Mutex, MutexGuard};
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::TryLockError;
+use std::sync::atomic::Ordering;
 
 /// The lock of a domain.
 #[derive(Debug)]
@@ -64,9 +64,9 @@ impl DomainLock {
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_> {
         self.inside.store(true, Ordering::Relaxed);
-        // The processor may look before others see the store: whoever visits makes it do the one and then the
-        // other (`process::barrier_for_all`).
-        compiler_fence(Ordering::SeqCst);
+        // The processor may look before others see the store: a visitor makes it do the one and then the other.
+        order::light();
+        // 0: what a visitor did before it went out is here (`Guard::drop`).
         if self.reasons.load(Ordering::Acquire) != 0 {
             self.inside.store(false, Ordering::Release);
             return self.lock_mutex();
@@ -92,7 +92,8 @@ impl DomainLock {
         if self.reasons.fetch_or(VISITED, Ordering::Acquire) & NEEDED != 0 {
             return Some(guard);
         }
-        let alone = process::barrier_for_all() && !self.inside.load(Ordering::Acquire);
+        // Not inside: what the application did before it went out is here (`Guard::drop`).
+        let alone = order::heavy() && !self.inside.load(Ordering::Acquire);
         alone.then_some(guard)
     }
 }
@@ -125,6 +126,9 @@ impl<T> Locked<T> {
         unsafe { &mut *self.0.get() }
     }
 }
+
+#[cfg(all(loom, test))]
+mod model;
 
 #[cfg(test)]
 mod tests {

@@ -1,12 +1,13 @@
 //! A value that one side uses all the time and another hardly ever: to enter costs its owner no atomic operation, and
 //! the visitor makes the barrier for both.
 
+use super::order::{self, AtomicBool, Mutex, MutexGuard};
 use super::process;
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, TryLockError};
 
 #[derive(Debug)]
 struct Inner<T> {
@@ -76,7 +77,7 @@ impl<T> Drop for Held<'_, T> {
 
 /// The two sides of `value`.
 pub(crate) fn visited<T: Send>(value: T) -> (Owner<T>, Visitor<T>) {
-    let barrier = process::barrier_for_all();
+    let barrier = order::heavy();
     let inner = Arc::new(Inner {
         value: UnsafeCell::new(value),
         inside: AtomicBool::new(false),
@@ -98,9 +99,9 @@ impl<T> Owner<T> {
             return None;
         }
         inner.inside.store(true, Ordering::Relaxed);
-        // The processor may look before others see the store: the visitor makes it do the one and then the other
-        // (`process::barrier_for_all`).
-        compiler_fence(Ordering::SeqCst);
+        // The processor may look before others see the store: the visitor makes it do the one and then the other.
+        order::light();
+        // False: what a visitor did before it left is here (`Visitor::leave`).
         if inner.shares.load(Ordering::Acquire) {
             inner.inside.store(false, Ordering::Release);
             return self.enter_by_mutex();
@@ -145,11 +146,12 @@ impl<T> Visitor<T> {
         if !inner.shares.load(Ordering::Relaxed) {
             inner.shares.store(true, Ordering::Release);
             // Not at each visit: it interrupts all threads of the process.
-            if !process::barrier_for_all() {
+            if !order::heavy() {
                 inner.shares.store(false, Ordering::Release);
                 return None;
             }
         }
+        // False: what the owner did before it went out is here (`Held::drop`).
         if inner.inside.load(Ordering::Acquire) {
             return None;
         }
@@ -163,6 +165,9 @@ impl<T> Visitor<T> {
         }
     }
 }
+
+#[cfg(all(loom, test))]
+mod model;
 
 #[cfg(test)]
 mod tests {

@@ -6,6 +6,7 @@
 //! it says that it is done or has failed; nobody else touches it, and the receive does not end before.
 //! A taker who comes too late finds another generation in the cell, or nothing left.
 
+use crate::sys::order::Word;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A message that is shared.
@@ -77,11 +78,22 @@ impl Share {
 /// The words that both processes see. The first is {generation, what is left}, changed by exchange
 /// only; the second {units done, first unit of a part that failed + 1}, written by the sender, who
 /// copies nothing more of a message of which a part has failed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cell<'a> {
-    pub(crate) left: &'a AtomicU64,
-    pub(crate) status: &'a AtomicU64,
+///
+/// Order: taking a part (acquire) comes after the cell was made ready (release of `left`). What the sender has copied
+/// (release of `status`) is there when the receiver counts it (acquire), and only then is the cell used again.
+#[derive(Debug)]
+pub(crate) struct Cell<'a, W = AtomicU64> {
+    pub(crate) left: &'a W,
+    pub(crate) status: &'a W,
 }
+
+impl<W> Clone for Cell<'_, W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W> Copy for Cell<'_, W> {}
 
 fn join(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
@@ -120,7 +132,7 @@ fn next_part(word: u64, generation: u32, who: End, most: u32) -> Option<(Part, u
     Some((part, join(generation, rest)))
 }
 
-impl Cell<'_> {
+impl<W: Word> Cell<'_, W> {
     fn take(self, generation: u32, who: End, most: u32) -> Option<Part> {
         let mut word = self.left.load(Ordering::Acquire);
         loop {
@@ -205,11 +217,11 @@ impl CellTable {
     pub(crate) const LEN: usize = 16;
 
     /// Begins to share a message of `len` bytes in a free cell; `cell` tells where each is.
-    pub(crate) fn begin<'a>(
+    pub(crate) fn begin<'a, W: Word + 'a>(
         &mut self,
         len: usize,
         unit: u32,
-        cell: impl Fn(usize) -> Option<Cell<'a>>,
+        cell: impl Fn(usize) -> Option<Cell<'a, W>>,
     ) -> Option<Share> {
         let least = u32::try_from(len.div_ceil(UNITS_MAX as usize)).ok()?;
         let unit = if least > unit { least.checked_next_power_of_two()? } else { unit };
@@ -238,7 +250,7 @@ impl CellTable {
     }
 
     /// What the receiver does next, who takes `most` units. After `Over` the cell serves other messages.
-    pub(crate) fn take(&mut self, share: &Share, cell: Cell<'_>, most: u32) -> Taken {
+    pub(crate) fn take<W: Word>(&mut self, share: &Share, cell: Cell<'_, W>, most: u32) -> Taken {
         let Some(used) = self.find(share) else { return Taken::Wait };
         let span = |part| {
             let (offset, len) = share.span(part);
@@ -268,14 +280,17 @@ impl CellTable {
     }
 
     /// Nobody takes any more of it; the message is given up.
-    pub(crate) fn stop(&mut self, share: &Share, cell: Cell<'_>) {
+    pub(crate) fn stop<W: Word>(&mut self, share: &Share, cell: Cell<'_, W>) {
         if let Some(used) = self.find(share) {
             used.stop(cell);
         }
     }
 
     /// Stops all that is shared. Returns whether the sender still copies something of it.
-    pub(crate) fn stop_all<'a>(&mut self, cell: impl Fn(usize) -> Option<Cell<'a>>) -> bool {
+    pub(crate) fn stop_all<'a, W: Word + 'a>(
+        &mut self,
+        cell: impl Fn(usize) -> Option<Cell<'a, W>>,
+    ) -> bool {
         let mut busy = false;
         for (at, slot) in self.uses.iter_mut().enumerate() {
             let (Some(used), Some(cell)) = (slot, cell(at)) else { continue };
@@ -288,7 +303,7 @@ impl CellTable {
 }
 
 impl Use {
-    fn stop(&mut self, cell: Cell<'_>) {
+    fn stop<W: Word>(&mut self, cell: Cell<'_, W>) {
         self.stopped = true;
         let (_, left) = split(cell.left.swap(join(self.generation, 0), Ordering::AcqRel));
         let (first, end) = unpack(left);
@@ -296,5 +311,7 @@ impl Use {
     }
 }
 
+#[cfg(all(loom, test))]
+mod model;
 #[cfg(test)]
 mod tests;

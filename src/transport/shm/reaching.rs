@@ -18,7 +18,9 @@
 //!
 //! Whoever cannot be seen from here (another pid name space) is told of no region, and of no buffer to write to.
 
-use super::layout::{EPOCH, REACHING};
+mod words;
+
+use super::layout::EPOCH;
 use super::{Inbound, Shm};
 use crate::memory::SegmentList;
 use crate::sys::cma::Range;
@@ -28,8 +30,9 @@ use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
 use crate::transport::{Exposed, Exposure, PeerId, Reached, SendError, Spot};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use words::Words;
 
 /// From when on the gate is closed.
 const GATE_NS: u64 = 500_000_000;
@@ -52,12 +55,12 @@ pub(super) struct Unsettled {
 impl Unsettled {
     /// It still copies, or may. `open`: so may a stopped process, when it goes on.
     fn is_busy(&self, open: bool) -> bool {
-        let now = self.memory.atomic(REACHING).map(|word| word.load(Ordering::Acquire));
+        let copies = Words::of(&self.memory).is_some_and(|words| !words.has_ended(self.seen));
         let ended = || {
             let hung_up = unix::receive(self.socket.as_fd(), &mut [0]);
             matches!(hung_up, unix::Received::Closed) || !process::has_threads(self.pid)
         };
-        now == Some(self.seen) && !ended() && (open || !process::is_stopped(self.pid))
+        copies && !ended() && (open || !process::is_stopped(self.pid))
     }
 }
 
@@ -94,16 +97,9 @@ impl Inbound {
     /// What the sender was told is void. It touches nothing of it when this returns `None`.
     pub(super) fn end_reaching(&self) -> Option<Unsettled> {
         let memory = self.consumer.memory();
-        let (epoch, reaching) = (memory.atomic(EPOCH)?, memory.atomic(REACHING)?);
-        epoch.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        let seen = reaching.load(Ordering::Acquire);
-        (seen % 2 != 0).then(|| Unsettled {
-            memory: memory.clone(),
-            seen,
-            pid: self.pid,
-            socket: self.socket.clone(),
-        })
+        let seen = Words::of(memory)?.void()?;
+        let (memory, socket) = (memory.clone(), self.socket.clone());
+        Some(Unsettled { memory, seen, pid: self.pid, socket })
     }
 }
 
@@ -191,15 +187,12 @@ impl Shm {
         let refused = SendError::Unreachable(Errno(libc::EPERM));
         let link = self.inbound_of(peer).filter(allowed).ok_or(refused)?;
         let memory = self.out(peer).map(|out| out.producer.memory());
-        let words =
-            memory.and_then(|memory| Some((memory.atomic(EPOCH)?, memory.atomic(REACHING)?)));
-        if let Some((_, reaching)) = words {
-            reaching.fetch_add(1, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
+        let words = memory.and_then(|memory| Words::of(memory));
+        if let Some(words) = &words {
+            words.begin();
         }
-        let valid = epoch.is_none_or(|epoch| {
-            words.is_some_and(|(now, _)| now.load(Ordering::SeqCst) as u32 == epoch)
-        });
+        let valid =
+            epoch.is_none_or(|epoch| words.as_ref().is_some_and(|words| words.is_valid(epoch)));
         let moved = match valid {
             false => Err(STALE),
             true => {
@@ -210,8 +203,8 @@ impl Shm {
                 tell_when(moved)
             }
         };
-        if let Some((_, reaching)) = words {
-            reaching.fetch_add(1, Ordering::Release);
+        if let Some(words) = words {
+            words.end();
         }
         if moved == Err(refused) {
             link.shut.store(true, Ordering::Relaxed);
@@ -235,6 +228,7 @@ fn tell_when(moved: Result<usize, Errno>) -> Result<usize, SendError> {
 #[cfg(test)]
 mod tests {
     use super::super::fixture::linked;
+    use super::super::layout::REACHING;
     use super::*;
     use crate::config::CmaPolicy;
     use crate::transport::loopback::Loopback;

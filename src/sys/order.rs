@@ -1,0 +1,113 @@
+//! The order in which threads and processes see each other's words, and what scripts/models puts in its place: under
+//! loom the atomics, the mutex and the fences below are loom's, so that the code that uses them is checked itself.
+//!
+//! Two sides that each write a word and then read the other's ("I am inside", "keep out") must not both miss what the
+//! other wrote. No processor promises that without a full barrier between the two steps of each side:
+//!
+//! * between processes both make one, [`fence`];
+//! * within a process, where one side does it all the time and the other hardly ever, the first makes [`light`], which
+//!   keeps the compiler alone from reordering, and the second [`heavy`]: membarrier(2) has every thread of the process
+//!   pass a full barrier, at whichever of its two steps it is. Under loom both are full fences, which is what the pair
+//!   amounts to.
+
+#[cfg(all(loom, test))]
+mod imp {
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8};
+    pub(crate) use loom::sync::{Mutex, MutexGuard};
+
+    pub(crate) fn fence() {
+        loom::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    pub(crate) fn light() {
+        fence();
+    }
+
+    pub(crate) fn heavy() -> bool {
+        fence();
+        true
+    }
+}
+
+#[cfg(not(all(loom, test)))]
+mod imp {
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8};
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+
+    /// A fence that is in one order with all others.
+    #[inline(always)]
+    pub(crate) fn fence() {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// The side of a pair that comes often.
+    #[inline(always)]
+    pub(crate) fn light() {
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// The side that comes hardly ever: it interrupts all threads of the process that run. False where the kernel has
+    /// no such barrier; then [`light`] is not enough.
+    pub(crate) fn heavy() -> bool {
+        crate::sys::process::barrier_for_all()
+    }
+}
+
+pub(crate) use imp::*;
+use std::sync::atomic::Ordering;
+
+/// A word of 64 bits that two processes share: std's, or loom's.
+pub(crate) trait Word {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    fn swap(&self, value: u64, order: Ordering) -> u64;
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
+    fn compare_exchange_weak(
+        &self,
+        now: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64>;
+}
+
+macro_rules! word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            #[inline(always)]
+            fn load(&self, order: Ordering) -> u64 {
+                Self::load(self, order)
+            }
+
+            #[inline(always)]
+            fn store(&self, value: u64, order: Ordering) {
+                Self::store(self, value, order);
+            }
+
+            #[inline(always)]
+            fn swap(&self, value: u64, order: Ordering) -> u64 {
+                Self::swap(self, value, order)
+            }
+
+            #[inline(always)]
+            fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+                Self::fetch_add(self, value, order)
+            }
+
+            #[inline(always)]
+            fn compare_exchange_weak(
+                &self,
+                now: u64,
+                new: u64,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<u64, u64> {
+                Self::compare_exchange_weak(self, now, new, success, failure)
+            }
+        }
+    };
+}
+
+word!(std::sync::atomic::AtomicU64);
+#[cfg(all(loom, test))]
+word!(loom::sync::atomic::AtomicU64);

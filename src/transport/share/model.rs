@@ -1,0 +1,127 @@
+//! A message that both ends copy, under loom: in every order that they may see the words of its cell (scripts/models).
+#![allow(unsafe_code)] // touches what loom watches
+
+use super::*;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU64;
+use loom::thread;
+
+/// Units of one byte; a part has four of them.
+const LEN: usize = 8;
+
+/// The words of a cell, and two messages that are copied with it, byte for byte as loom watches them: two threads at one
+/// byte, or one that reads it before the copy of the other is known to be over, end the model.
+struct Link {
+    left: AtomicU64,
+    status: AtomicU64,
+    messages: [[UnsafeCell<()>; LEN]; 2],
+}
+
+// SAFETY: loom tells when two threads are at a byte.
+unsafe impl Sync for Link {}
+// SAFETY: as above.
+unsafe impl Send for Link {}
+
+impl Link {
+    fn new() -> Arc<Self> {
+        let bytes = || std::array::from_fn(|_| UnsafeCell::new(()));
+        let (left, status) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self { left, status, messages: [bytes(), bytes()] })
+    }
+
+    fn cell(&self) -> Cell<'_, AtomicU64> {
+        Cell { left: &self.left, status: &self.status }
+    }
+
+    fn write(&self, message: usize, offset: usize, len: usize) {
+        self.messages[message][offset..offset + len].iter().for_each(|byte| byte.with_mut(|_| ()));
+    }
+
+    /// The receiver does its part until the message is complete, and reads all of it.
+    fn receive(&self, table: &mut CellTable, share: &Share, message: usize) {
+        loop {
+            match table.take(share, self.cell(), 32) {
+                Taken::Part { offset, len } => self.write(message, offset, len),
+                Taken::Wait => thread::yield_now(),
+                Taken::Over => break,
+            }
+        }
+        self.messages[message].iter().for_each(|byte| byte.with(|_| ()));
+    }
+
+    fn begin(&self, table: &mut CellTable) -> Share {
+        table.begin(LEN, 1, |at| (at == 0).then(|| self.cell())).unwrap()
+    }
+}
+
+fn explore(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(4);
+    builder.check(model);
+}
+
+/// Each byte is copied by one end; the receiver reads what the sender has copied; and a sender that comes too late
+/// touches nothing of the message that the cell serves next.
+#[test]
+fn a_message_is_whole_and_the_next_one_is_another() {
+    explore(|| {
+        let link = Link::new();
+        let mut table = CellTable::default();
+        let share = link.begin(&mut table);
+        let there = link.clone();
+        let sender = thread::spawn(move || {
+            for _ in 0..2 {
+                there.cell().assist(&share, |offset, len| {
+                    there.write(0, offset, len);
+                    Some(len)
+                });
+            }
+        });
+        link.receive(&mut table, &share, 0);
+        let next = link.begin(&mut table);
+        link.receive(&mut table, &next, 1);
+        sender.join().unwrap();
+    });
+}
+
+/// What the sender cannot copy the receiver does, after the sender has said so.
+#[test]
+fn a_part_that_fails_is_copied_by_the_receiver() {
+    explore(|| {
+        let link = Link::new();
+        let mut table = CellTable::default();
+        let share = link.begin(&mut table);
+        let there = link.clone();
+        let sender = thread::spawn(move || {
+            there.cell().assist(&share, |offset, _| {
+                there.write(0, offset, 1);
+                None
+            });
+        });
+        link.receive(&mut table, &share, 0);
+        sender.join().unwrap();
+    });
+}
+
+/// A message that is given up: the receiver's memory is its own again when nothing is in the sender's hand.
+#[test]
+fn what_is_given_up_is_not_touched() {
+    explore(|| {
+        let link = Link::new();
+        let mut table = CellTable::default();
+        let share = link.begin(&mut table);
+        let there = link.clone();
+        let sender = thread::spawn(move || {
+            there.cell().assist(&share, |offset, len| {
+                there.write(0, offset, len);
+                Some(len)
+            });
+        });
+        while table.stop_all(|at| (at == 0).then(|| link.cell())) {
+            thread::yield_now();
+        }
+        link.write(0, 0, LEN);
+        sender.join().unwrap();
+    });
+}
