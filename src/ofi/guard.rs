@@ -48,7 +48,7 @@ pub(crate) fn entry<R: EntryResult>(name: &'static str, body: impl FnOnce() -> R
                 .copied()
                 .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
                 .unwrap_or("unknown panic");
-            log::warn(format_args!("{name}: internal error, please report: {text}"));
+            log::limited!("{name}: internal error, please report: {text}");
             R::from_error(-libfabric_sys::FI_EOTHER)
         }
     }

@@ -67,7 +67,7 @@ impl ProgressThread {
         // SAFETY: the endpoint's descriptor is open during the call.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         if let Err(e) = self.shared.epoll.add(fd, token) {
-            log::warn(format_args!("progress thread cannot watch an endpoint: {e}"));
+            log::limited!(cause: e.0, "progress thread cannot watch an endpoint: {e}");
         }
         self.kick();
     }

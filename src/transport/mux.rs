@@ -300,7 +300,7 @@ impl Mux {
             Err(SendError::Unreachable(errno)) if self.complained == Some((peer, errno)) => {}
             Err(SendError::Unreachable(errno)) => {
                 self.complained = Some((peer, errno));
-                log::warn(format_args!("cannot reach {address}: {errno}"));
+                log::limited!(cause: errno.0, "cannot reach {address}: {errno}");
             }
             Err(SendError::Again) => {}
         }
@@ -317,7 +317,7 @@ impl Mux {
             return Err(SendError::Unreachable(Errno(libc::ECONNREFUSED)));
         }
         let Some(net) = self.net_mut() else {
-            log::warn(format_args!("{address} is not on this node, and FI_UDRV_NET=0"));
+            log::limited!("{address} is not on this node, and FI_UDRV_NET=0");
             return Err(SendError::Unreachable(Errno(libc::EHOSTUNREACH)));
         };
         net.connect(peer, address)?;

@@ -661,7 +661,7 @@ impl Endpoint {
             }),
         };
         let mux = Mux::open(bind, settings).map_err(|e| {
-            log::warn(format_args!("cannot open an endpoint at {bind}: {e}"));
+            log::limited!(cause: e.0, "cannot open an endpoint at {bind}: {e}");
             if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
         })?;
         let wait_fd = mux.wait_fd();

@@ -393,7 +393,7 @@ impl Endpoint {
             attached = attached.and(again);
         }
         if let Err(error) = attached {
-            log::warn(format_args!("cannot watch a queue or counter any more: error {error}"));
+            log::limited!(cause: error, "cannot watch a queue or counter any more: error {error}");
         }
     }
 }

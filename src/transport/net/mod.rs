@@ -282,7 +282,7 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
         }
         let Some(peer) = self.numbers.outer(inner) else { return };
         if let (Departure::Failed(errno), Some(address)) = (departure, self.outer.address(peer)) {
-            log::warn(format_args!("{address} is gone: {errno}"));
+            log::limited!(cause: errno.0, "{address} is gone: {errno}");
         }
         self.handler.on_departure(peer, departure);
     }

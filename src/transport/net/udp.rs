@@ -42,8 +42,6 @@ pub(crate) struct UdpLink {
     /// Where the last datagrams went: mostly the next go there too.
     last: (Address, Destination),
     counts: LinkCounts,
-    /// A refusal is worth one line.
-    told: bool,
     /// Datagrams may be cut on their way: some path carries only `whole_max` bytes.
     fragments: bool,
     /// The longest datagram that no path is known to cut, bytes.
@@ -75,7 +73,6 @@ impl UdpLink {
             datagram_max,
             last: (Address(bound), Destination::new(&bound)),
             counts: LinkCounts::default(),
-            told: false,
             fragments: false,
             whole_max: usize::MAX,
             narrowed: None,
@@ -116,10 +113,7 @@ impl UdpLink {
 
     fn refuse(&mut self, to: &Address, errno: Errno) {
         self.counts.refused += 1;
-        if !self.told {
-            self.told = true;
-            log::warn(format_args!("the system does not send to {to}: {errno}"));
-        }
+        log::limited!(cause: errno.0, "the system does not send to {to}: {errno}");
     }
 
     /// Reports what the network says about datagrams that were sent.
@@ -155,9 +149,9 @@ impl UdpLink {
         let mtu = self.whole_max + headers(to);
         let done = self.port.allow_fragments().is_ok() && (told || to.is_ipv4());
         let what = if done { "fragmented" } else { "lost" };
-        log::warn(format_args!(
+        log::limited!(
             "the path to {to} carries {mtu} bytes: longer datagrams are {what}; FI_UDRV_MTU={mtu} avoids that"
-        ));
+        );
     }
 }
 

@@ -41,7 +41,7 @@ impl Shm {
         handler: &mut impl Handler,
     ) {
         let address = peers.address(peer).unwrap_or(self.me);
-        log::limited!("{address} refused our shared-memory link: {reject}");
+        log::limited!(cause: reject.reason, "{address} refused our shared-memory link: {reject}");
         let error = match reject.reason {
             RejectReason::Key => libc::EKEYREJECTED,
             _ => libc::ECONNREFUSED,
@@ -120,7 +120,7 @@ impl Shm {
                     Popped::Message | Popped::Handed(_) => {}
                     Popped::Empty => break,
                     Popped::Malformed => {
-                        log::warn(format_args!("peer {}: malformed message in its ring", peer.0));
+                        log::limited!("peer {}: malformed message in its ring", peer.0);
                         closed_in_order = false;
                         break;
                     }

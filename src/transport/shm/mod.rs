@@ -421,10 +421,10 @@ impl Shm {
         self.urgent = false;
         let mut n = 0;
         for peer in std::mem::take(&mut self.broken) {
-            log::warn(format_args!(
+            log::limited!(
                 "{}: malformed message in its ring",
                 peers.address(peer).unwrap_or(self.me)
-            ));
+            );
             self.depart(peer, Some(Errno(libc::EPROTO)), handler);
             n += 1;
         }

@@ -89,10 +89,10 @@ impl Reliable {
         let Some(c) = self.at(place) else { return };
         let asked = c.id == hello.dest && c.nonce == hello.echo && c.phase == Phase::Greeting;
         if asked && !std::mem::replace(&mut c.key_refused, true) {
-            log::warn(format_args!(
+            log::limited!(
                 "{} does not accept our packets: it has another job key (ours: {source}; fi_udrv(7), Job keys)",
                 c.address
-            ));
+            );
         }
     }
 
@@ -325,22 +325,24 @@ impl Reliable {
         if self.at(place).is_some_and(|c| c.phase == Phase::Established) {
             return;
         }
-        log::warn(format_args!(
+        log::limited!(
             "{} refuses: it speaks versions {} to {} of udrv's network protocol, this is version {VERSION}",
-            hello.address, hello.version_min, hello.version
-        ));
+            hello.address,
+            hello.version_min,
+            hello.version
+        );
         let errno = Errno(libc::EPROTONOSUPPORT);
         self.remove(place, End::Departed(Departure::Failed(errno)), sink);
     }
 
     fn refuse_version(&mut self, hello: &Hello) {
         self.shared.counts.versions += 1;
-        if self.shared.counts.versions.is_power_of_two() {
-            log::warn(format_args!(
-                "{} speaks versions {} to {} of udrv's network protocol, this is version {VERSION}",
-                hello.address, hello.version_min, hello.version
-            ));
-        }
+        log::limited!(
+            "{} speaks versions {} to {} of udrv's network protocol, this is version {VERSION}",
+            hello.address,
+            hello.version_min,
+            hello.version
+        );
         if hello.kind != HelloKind::Init || self.replies.len() >= REPLIES_MAX {
             return;
         }

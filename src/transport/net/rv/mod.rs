@@ -266,9 +266,9 @@ impl Rv {
     /// The module is of no use any more.
     #[cold]
     fn give_up(&mut self, why: &str, now: u64, sink: &mut dyn BulkSink) {
-        log::warn(format_args!(
+        log::limited!(
             "the rv module makes no connections any more ({why}): long messages go without it"
-        ));
+        );
         self.log_statistics();
         // Keys end with it where they could not be evicted.
         self.attached = None;
@@ -415,12 +415,10 @@ impl Rv {
                     self.failures.remove(&peer);
                     return;
                 }
-                if (self.counts.broken + 1).is_power_of_two() {
-                    log::warn(format_args!(
-                        "a write through the rv module failed (work completion status {status}): its messages are sent again ({} such so far)",
-                        self.counts.broken + 1
-                    ));
-                }
+                log::limited!(
+                    cause: status,
+                    "a write through the rv module failed (work completion status {status}): its messages are sent again"
+                );
                 self.lose(peer, now, sink);
             }
             Event::Filled { conn, immediate, len, status } => {
@@ -451,9 +449,9 @@ impl Rv {
         let node = self.peers.get(&peer).and_then(|known| known.node);
         if wanted != len as usize || !node.is_some_and(|node| self.nodes.is(&node, conn)) {
             self.counts.wrong += 1;
-            log::warn(format_args!(
+            log::limited!(
                 "{len} bytes were written to a window of {wanted}, or by another node: the connection ends"
-            ));
+            );
             return self.lose(peer, now, sink);
         }
         drop(self.lent.remove(peer, slot));
@@ -731,9 +729,7 @@ impl Bulk for Rv {
         let mut n = 0;
         while let Some(Attached { ring, .. }) = self.attached.as_mut().filter(|_| n < BATCH) {
             if ring.overflows() > 0 {
-                log::warn(format_args!(
-                    "events of the rv module were lost: all messages are sent again"
-                ));
+                log::limited!("events of the rv module were lost: all messages are sent again");
                 let peers: Vec<PeerId> = self.peers.keys().copied().collect();
                 peers.into_iter().for_each(|peer| self.lose(peer, now, sink));
                 // Whose events were lost nobody knows; the others come and mean nothing.

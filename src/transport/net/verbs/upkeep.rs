@@ -88,7 +88,7 @@ impl Rdma {
     fn give_up(&mut self, why: &str, now: u64) {
         let Some(link) = self.link.take() else { return };
         let name = self.device.as_ref().map_or("", |device| device.name());
-        log::warn(format_args!("{}: {name} is left ({why}): data goes over UDP", self.me));
+        log::limited!("{}: {name} is left ({why}): data goes over UDP", self.me);
         self.watch.remove(link.fd());
         self.earlier = self.earlier.plus(link.counts());
         drop(link);
@@ -151,7 +151,7 @@ impl Rdma {
         let device = self.device.as_ref().map(|device| device.events());
         for fd in [link, device].into_iter().flatten() {
             if let Err(errno) = self.watch.add(fd, 0) {
-                log::warn(format_args!("{} is not woken by its device: {errno}", self.me));
+                log::limited!(cause: errno.0, "{} is not woken by its device: {errno}", self.me);
             }
         }
     }

@@ -378,9 +378,10 @@ impl<D: Device> Rc<D> {
             }
             Err(errno) => {
                 if self.trouble.count == 0 {
-                    log::warn(format_args!(
+                    log::limited!(
+                        cause: errno.0,
                         "no RC queue pairs on the RDMA device ({errno}): long messages go as datagrams"
-                    ));
+                    );
                 }
                 self.trouble.again(now);
                 Err(errno)
@@ -601,11 +602,11 @@ impl<D: Device> Rc<D> {
         self.look_at = now.saturating_add(LOOK_NS);
         for (peer, connection) in &self.connections {
             if connection.is_stuck(now) {
-                log::warn(format_args!(
+                log::limited!(
                     "queue pair {:#x} has said nothing of a request for {} s: it ends, and its messages are sent again",
                     connection.qp.number(),
                     now.saturating_sub(connection.first_since) / 1_000_000_000
-                ));
+                );
                 self.doomed.push(*peer);
             }
         }
@@ -640,18 +641,18 @@ impl<D: Device> Rc<D> {
                 connection.used = now;
                 let Some(window) = self.lent.remove(peer, immediate) else {
                     self.counts.wrong += 1;
-                    log::warn(format_args!(
+                    log::limited!(
                         "a peer has written to a window that it was not lent: the connection ends"
-                    ));
+                    );
                     return self.lose(peer, now, sink);
                 };
                 connection.lent = connection.lent.saturating_sub(1);
                 if window.len != len as usize {
                     self.counts.wrong += 1;
-                    log::warn(format_args!(
+                    log::limited!(
                         "a peer has written {len} bytes to a window of {}: the connection ends",
                         window.len
-                    ));
+                    );
                     return self.lose(peer, now, sink);
                 }
                 self.counts.filled += 1;
@@ -660,12 +661,10 @@ impl<D: Device> Rc<D> {
                 sink.on_filled(peer, window.token);
             }
             Event::Failed { status, .. } => {
-                if (self.counts.broken + 1).is_power_of_two() {
-                    log::warn(format_args!(
-                        "a connection of RC queue pairs broke (work completion status {status}): its messages are sent again ({} such so far)",
-                        self.counts.broken + 1
-                    ));
-                }
+                log::limited!(
+                    cause: status,
+                    "a connection of RC queue pairs broke (work completion status {status}): its messages are sent again"
+                );
                 // What was written before may be among what is still to be taken.
                 if !self.doomed.contains(&peer) {
                     self.doomed.push(peer);
@@ -701,9 +700,10 @@ impl<D: Device> Rc<D> {
     /// The device is of no use any more: another one, or the same again, may be.
     #[cold]
     fn give_up(&mut self, errno: Errno, now: u64, sink: &mut dyn BulkSink) {
-        log::warn(format_args!(
+        log::limited!(
+            cause: errno.0,
             "RC queue pairs fail ({errno}): long messages go as datagrams until there are others"
-        ));
+        );
         self.close(now, sink);
         self.trouble.again(now);
     }
