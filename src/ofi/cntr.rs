@@ -294,6 +294,9 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         // SAFETY: a counter of ours, open until now.
         unsafe {
             let cntr = &(*fid.cast::<CntrFid>()).shared;
+            if cntr.domain.lock.is_lost() {
+                return 0;
+            }
             // The progress thread borrows it under the lock at times.
             let guard = cntr.domain.lock.lock();
             if Arc::strong_count(cntr) > 1 || cntr.waiting(&guard) > 0 {

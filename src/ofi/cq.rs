@@ -451,6 +451,9 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         // SAFETY: a queue of ours, open until now.
         unsafe {
             let cq = &(*fid.cast::<CqFid>()).shared;
+            if cq.domain.lock.is_lost() {
+                return 0;
+            }
             // The progress thread borrows it under the lock at times.
             let guard = cq.domain.lock.lock();
             if Arc::strong_count(cq) > 1 {

@@ -45,13 +45,12 @@ pub(super) fn enter(domain: &Arc<Domain>) {
 /// The domain is about to go away. Waits for whoever looks at it now.
 pub(super) fn leave(domain: *const Domain) {
     let mut entries = entries();
-    let Some(at) = entries.iter().position(|entry| entry.domain == domain) else { return };
+    let owner = process::pid();
+    let is_it = |entry: &Arc<Entry>| entry.domain == domain && entry.owner == owner;
+    let Some(at) = entries.iter().position(is_it) else { return };
     let entry = entries.swap_remove(at);
     drop(entries);
-    // In a forked child nobody does, although a thread of its parent may have done so.
-    if entry.owner == process::pid() {
-        *entry.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = false;
-    }
+    *entry.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = false;
 }
 
 /// When a blocking call looks elsewhere next: after [`FIRST_MS`], ever less often while nothing moves

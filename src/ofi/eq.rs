@@ -2,7 +2,7 @@
 
 use super::endpoint::Endpoint;
 use super::fabric::Fabric;
-use super::guard::{code, entry};
+use super::guard::{busy, code, entry};
 use super::own::{Object, own};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::wait::{WaitKind, Waiter};
@@ -10,9 +10,9 @@ use super::wait_set::{self, Member, WaitSet};
 use crate::sys::clock::Deadline;
 use crate::sys::process;
 use libfabric_sys::{
-    FI_AV_COMPLETE, FI_CLASS_EQ, FI_EAGAIN, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS,
-    FI_ETOOSMALL, FI_GETWAIT, FI_GETWAITOBJ, FI_JOIN_COMPLETE, FI_PEEK, FI_WRITE, fi_eq_attr,
-    fi_eq_entry, fi_eq_err_entry, fi_ops, fi_ops_eq, fi_version, fid, fid_eq,
+    FI_AV_COMPLETE, FI_CLASS_EQ, FI_EAGAIN, FI_EAVAIL, FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL,
+    FI_GETWAIT, FI_GETWAITOBJ, FI_JOIN_COMPLETE, FI_PEEK, FI_WRITE, fi_eq_attr, fi_eq_entry,
+    fi_eq_err_entry, fi_ops, fi_ops_eq, fi_version, fid, fid_eq,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -262,7 +262,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         unsafe {
             let eq = &(*fid.cast::<EqFid>()).shared;
             if Arc::strong_count(eq) > 1 {
-                return -FI_EBUSY;
+                return busy(eq.fabric.home);
             }
             if let Some(set) = &eq.wait_set {
                 set.remove(eq.wait_fd());

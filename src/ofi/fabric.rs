@@ -1,10 +1,11 @@
 //! `struct fid_fabric`: the parent of domains, event queues and wait sets.
 
-use super::guard::{code, entry};
+use super::guard::{busy, code, entry};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::{domain, eq, trywait, wait_set};
+use crate::sys::process::Home;
 use libfabric_sys::{
-    FI_CLASS_FABRIC, FI_EBUSY, FI_EINVAL, FI_ENOSYS, fi_eq_attr, fi_fabric_attr, fi_info, fi_ops,
+    FI_CLASS_FABRIC, FI_EINVAL, FI_ENOSYS, fi_eq_attr, fi_fabric_attr, fi_info, fi_ops,
     fi_ops_fabric, fi_wait_attr, fid, fid_domain, fid_eq, fid_fabric, fid_wait,
 };
 use std::ffi::{c_int, c_void};
@@ -15,6 +16,7 @@ use std::sync::Arc;
 pub(crate) struct Fabric {
     /// Where the core keeps the API version that the application asked for.
     api_version: u32,
+    pub(crate) home: Home,
 }
 
 #[repr(C)]
@@ -68,7 +70,7 @@ pub(crate) unsafe fn open(
             api_version: attr.api_version,
         },
         slack: SLACK,
-        shared: Arc::new(Fabric { api_version: attr.api_version }),
+        shared: Arc::new(Fabric { api_version: attr.api_version, home: Home::here() }),
     });
     // SAFETY: checked not to be null; the core wants the new object there.
     unsafe { *out = Box::into_raw(fabric).cast() };
@@ -86,8 +88,9 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(fabric)", || {
         // SAFETY: a fabric of ours, open until now.
         unsafe {
-            if Arc::strong_count(&(*fid.cast::<FabricFid>()).shared) > 1 {
-                return -FI_EBUSY;
+            let shared = &(*fid.cast::<FabricFid>()).shared;
+            if Arc::strong_count(shared) > 1 {
+                return busy(shared.home);
             }
             drop(Box::from_raw(fid.cast::<FabricFid>()));
         }

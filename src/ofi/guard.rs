@@ -1,5 +1,6 @@
 //! The one guard at every entry: a panic never crosses into C, where it would end the process.
 
+use crate::sys::process::Home;
 use crate::telemetry::log;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -60,6 +61,12 @@ pub(crate) fn code(result: Result<(), i32>) -> i32 {
         Ok(()) => 0,
         Err(error) => -error,
     }
+}
+
+/// What `fi_close` says of an object that others still have: EBUSY. In a forked child those may never let it go
+/// (`DomainLock::is_lost`): there it stays as it is, and nobody is told to try again.
+pub(crate) fn busy(home: Home) -> i32 {
+    if home.is_here() { -libfabric_sys::FI_EBUSY } else { 0 }
 }
 
 #[cfg(test)]

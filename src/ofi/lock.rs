@@ -4,6 +4,7 @@
 //! process, who is rare and never waits, makes the barrier for both.
 
 use crate::sys::order::{self, AtomicBool, AtomicU8, Mutex, MutexGuard};
+use crate::sys::process::Home;
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::sync::TryLockError;
@@ -17,6 +18,7 @@ pub(crate) struct DomainLock {
     /// The application is inside, and has not taken the mutex.
     inside: AtomicBool,
     mutex: Mutex<()>,
+    home: Home,
 }
 
 /// The application does not serialise, or has a thread of ours beside it.
@@ -51,7 +53,21 @@ impl DomainLock {
             reasons: AtomicU8::new(if needed { NEEDED } else { 0 }),
             inside: AtomicBool::new(false),
             mutex: Mutex::new(()),
+            home: Home::here(),
         }
+    }
+
+    /// False in a forked child of the process that opened the domain.
+    pub(crate) fn is_here(&self) -> bool {
+        self.home.is_here()
+    }
+
+    /// In a forked child: a thread of the parent was inside at that moment. It is not there to leave any more, and
+    /// the domain is as it had it, half changed perhaps: nothing of it can be used, closed or given back, ever.
+    pub(crate) fn is_lost(&self) -> bool {
+        !self.is_here()
+            && (self.inside.load(Ordering::Relaxed)
+                || matches!(self.mutex.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
     /// From now on the mutex is taken: a thread of ours joins. Called while the application
@@ -177,6 +193,33 @@ mod tests {
         let guard = lock.lock();
         // SAFETY: nobody else is here any more.
         assert_eq!(*unsafe { count.get(&guard) }, inside + visits);
+    }
+
+    /// What a forked child makes of a lock, while this thread is outside and inside.
+    fn lost_in_a_child(lock: &DomainLock) -> bool {
+        // SAFETY: the child only looks at the lock, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(i32::from(lock.is_lost())) };
+        }
+        let mut status = -1;
+        // SAFETY: the child that was just made, and a live local.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(!lock.is_lost(), "it is ours");
+        libc::WEXITSTATUS(status) != 0
+    }
+
+    #[test]
+    fn what_a_thread_was_in_when_a_child_was_forked_is_lost_to_the_child() {
+        for needed in [false, true] {
+            let lock = DomainLock::new(needed);
+            assert!(!lost_in_a_child(&lock));
+            let inside = lock.lock();
+            assert!(lost_in_a_child(&lock), "{needed}");
+            drop(inside);
+            assert!(!lost_in_a_child(&lock));
+        }
     }
 
     #[test]

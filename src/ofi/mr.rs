@@ -32,7 +32,7 @@ struct MrFid {
     /// What peers call the region's first byte.
     base: u64,
     /// What buffers in it are registered with.
-    _declared: Vec<Declaration>,
+    declared: Vec<Declaration>,
 }
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
@@ -136,7 +136,7 @@ unsafe fn register(
         id,
         remote,
         base,
-        _declared: parts.iter().map(|(addr, len)| declare(addr.addr(), *len)).collect(),
+        declared: parts.iter().map(|(addr, len)| declare(addr.addr(), *len)).collect(),
     });
     mr.fid.mem_desc = (&raw mut *mr).cast();
     // SAFETY: checked not to be null.
@@ -293,6 +293,10 @@ unsafe extern "C" fn regattr(
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(mr)", || {
         // SAFETY: a region of ours, open until now.
+        if unsafe { &*fid.cast::<MrFid>() }.domain.lock.is_lost() {
+            return 0;
+        }
+        // SAFETY: as above.
         let mut mr = unsafe { Box::from_raw(fid.cast::<MrFid>()) };
         let guard = mr.domain.lock.lock();
         // SAFETY: the guard is of the region's domain; one short step.
@@ -304,6 +308,11 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         state.region_keys.remove(&mr.id);
         mr.domain.revoke(mr.id, &guard);
         drop(guard);
+        if !mr.domain.lock.is_here() {
+            // A thread of the parent may have had the list of declarations.
+            std::mem::forget(mr.declared);
+            return 0;
+        }
         if mr.domain.settle() {
             return 0;
         }

@@ -28,7 +28,7 @@ struct Member {
 struct PollFid {
     fid: fid_poll,
     slack: Slack,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
     members: Mutex<Vec<Member>>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) unsafe fn open(
             ops: OPS.as_mut_ptr(),
         },
         slack: SLACK,
-        _domain: domain.clone(),
+        domain: domain.clone(),
         members: Mutex::new(Vec::new()),
     });
     // SAFETY: checked not to be null.
@@ -89,7 +89,10 @@ pub(crate) unsafe fn open(
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(poll)", || {
         // SAFETY: a set of ours, open until now.
-        drop(unsafe { Box::from_raw(fid.cast::<PollFid>()) });
+        if !unsafe { &*fid.cast::<PollFid>() }.domain.lock.is_lost() {
+            // SAFETY: as above.
+            drop(unsafe { Box::from_raw(fid.cast::<PollFid>()) });
+        }
         0
     })
 }

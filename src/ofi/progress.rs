@@ -83,8 +83,9 @@ impl ProgressThread {
         self.kick();
         let handle = self.handle.lock().ok().and_then(|mut slot| slot.take());
         // A forked child has no such thread to wait for; nor can the thread wait for itself.
-        let mine = self.owner == crate::sys::process::pid();
-        if let Some(handle) = handle.filter(|_| mine) {
+        if self.owner != crate::sys::process::pid() {
+            std::mem::forget(handle);
+        } else if let Some(handle) = handle {
             if handle.thread().id() != std::thread::current().id() {
                 let _ = handle.join();
             }

@@ -5,15 +5,14 @@ use super::cq::CompletionQueue;
 use super::elsewhere::Elsewhere;
 use super::eq::EventQueue;
 use super::fabric::Fabric;
-use super::guard::{code, entry};
+use super::guard::{busy, code, entry};
 use super::own::{Object, own};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::wait::{WaitKind, Waiter};
 use crate::sys::clock::{Deadline, now_ns};
 use libfabric_sys::{
-    FI_CLASS_WAIT, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT, FI_GETWAIT, FI_GETWAITOBJ,
-    FI_WAIT_FD, FI_WAIT_SET, FI_WAIT_UNSPEC, fi_ops, fi_ops_wait, fi_wait_attr, fi_wait_obj, fid,
-    fid_wait,
+    FI_CLASS_WAIT, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT, FI_GETWAIT, FI_GETWAITOBJ, FI_WAIT_FD,
+    FI_WAIT_SET, FI_WAIT_UNSPEC, fi_ops, fi_ops_wait, fi_wait_attr, fi_wait_obj, fid, fid_wait,
 };
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -56,7 +55,7 @@ impl Member {
 /// What members share of their set.
 #[derive(Debug)]
 pub(crate) struct WaitSet {
-    _fabric: Arc<Fabric>,
+    fabric: Arc<Fabric>,
     waiter: Waiter,
     members: Mutex<Vec<(i32, Member)>>,
 }
@@ -77,9 +76,10 @@ impl WaitSet {
         Ok(())
     }
 
-    /// A member is being closed.
+    /// A member is being closed. In a forked child the set is the parent's, one of whose threads may have had the
+    /// list.
     pub(crate) fn remove(&self, fd: Option<i32>) {
-        if let Some(fd) = fd {
+        if let Some(fd) = fd.filter(|_| self.fabric.home.is_here()) {
             self.waiter.unwatch(fd);
             self.members().retain(|(member_fd, _)| *member_fd != fd);
         }
@@ -161,7 +161,7 @@ pub(crate) unsafe fn open(
         },
         slack: SLACK,
         shared: Arc::new(WaitSet {
-            _fabric: fabric.clone(),
+            fabric: fabric.clone(),
             waiter: Waiter::new(WaitKind::Fd)?,
             members: Mutex::new(Vec::new()),
         }),
@@ -199,8 +199,9 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(wait)", || {
         // SAFETY: a set of ours, open until now.
         unsafe {
-            if Arc::strong_count(&(*fid.cast::<WaitFid>()).shared) > 1 {
-                return -FI_EBUSY;
+            let set = &(*fid.cast::<WaitFid>()).shared;
+            if Arc::strong_count(set) > 1 {
+                return busy(set.fabric.home);
             }
             drop(Box::from_raw(fid.cast::<WaitFid>()));
         }

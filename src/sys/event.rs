@@ -1,6 +1,7 @@
 //! Doorbells (eventfd), alarms (timerfd), and waiting for many of them (epoll, poll).
 
 use super::errno::{Errno, Result, check};
+use super::process::Home;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// An eventfd used as a doorbell: any number of rings is one wake-up.
@@ -92,8 +93,14 @@ impl Timer {
 }
 
 /// A set of descriptors waited for together; itself a descriptor that can be waited on.
+///
+/// A forked child shares the set with its parent (epoll(7)): what it took out would be out for both. So in a
+/// child nothing is put in, changed or taken out.
 #[derive(Debug)]
-pub(crate) struct Epoll(OwnedFd);
+pub(crate) struct Epoll {
+    fd: OwnedFd,
+    home: Home,
+}
 
 impl Epoll {
     /// An empty set. Errors: EMFILE, ENFILE, ENOMEM.
@@ -101,15 +108,34 @@ impl Epoll {
         // SAFETY: epoll_create1 returns a new descriptor or -1.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         // SAFETY: `fd` is new and owned by nobody else.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, home: Home::here() })
     }
 
-    /// Adds `fd` (level-triggered, readable or hung up) under `token`.
+    /// False in a forked child of the process that made the set.
+    pub(crate) fn is_here(&self) -> bool {
+        self.home.is_here()
+    }
+
+    /// Adds `fd` (level-triggered, readable or hung up) under `token`. Errors: ENOMEM, ENOSPC; EPERM in a
+    /// forked child.
     pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: u64) -> Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, token)
+    }
+
+    fn control(
+        &self,
+        operation: libc::c_int,
+        fd: BorrowedFd<'_>,
+        events: libc::c_int,
+        token: u64,
+    ) -> Result<()> {
+        if !self.is_here() {
+            return Err(Errno(libc::EPERM));
+        }
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: both descriptors live; `event` is valid for the call.
         check(unsafe {
-            libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event)
+            libc::epoll_ctl(self.fd.as_raw_fd(), operation, fd.as_raw_fd(), &mut event)
         })?;
         Ok(())
     }
@@ -117,25 +143,12 @@ impl Epoll {
     /// Whether the member `fd` counts as ready when it is writable too.
     pub(crate) fn watch_writable(&self, fd: BorrowedFd<'_>, token: u64, on: bool) -> Result<()> {
         let events = if on { libc::EPOLLIN | libc::EPOLLOUT } else { libc::EPOLLIN };
-        let mut event = libc::epoll_event { events: events as u32, u64: token };
-        // SAFETY: both descriptors live; `event` is valid for the call.
-        check(unsafe {
-            libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_MOD, fd.as_raw_fd(), &mut event)
-        })?;
-        Ok(())
+        self.control(libc::EPOLL_CTL_MOD, fd, events, token)
     }
 
     /// Removes `fd`; a descriptor that is not in the set is not an error.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
-        // SAFETY: both descriptors live; DEL ignores the event argument.
-        unsafe {
-            libc::epoll_ctl(
-                self.0.as_raw_fd(),
-                libc::EPOLL_CTL_DEL,
-                fd.as_raw_fd(),
-                std::ptr::null_mut(),
-            )
-        };
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
     }
 
     /// Fills `tokens` with those that are ready within `timeout_ms` (-1: for ever); returns how many.
@@ -146,7 +159,7 @@ impl Epoll {
         let want = tokens.len().clamp(1, BATCH) as i32;
         // SAFETY: `events` has room for `want` entries.
         let n = check(unsafe {
-            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), want, timeout_ms)
+            libc::epoll_wait(self.fd.as_raw_fd(), events.as_mut_ptr(), want, timeout_ms)
         })? as usize;
         for (token, event) in tokens.iter_mut().zip(events.iter().take(n)) {
             *token = event.u64;
@@ -157,12 +170,12 @@ impl Epoll {
     /// The descriptor that becomes readable when a member is ready.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         use std::os::fd::AsFd;
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 
     /// Its number, as libfabric hands it to an application.
     pub(crate) fn raw(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
@@ -234,5 +247,27 @@ mod tests {
         assert_eq!(wait_any([quiet.fd(), loud.fd()], 0), Ok([false, false]));
         loud.ring();
         assert_eq!(wait_any([quiet.fd(), loud.fd()], -1), Ok([false, true]));
+    }
+
+    #[test]
+    fn a_forked_child_leaves_the_set_of_its_parent_alone() {
+        let (set, bell) = (Epoll::new().unwrap(), Doorbell::new().unwrap());
+        set.add(bell.fd(), 7).unwrap();
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused = set.watch_writable(bell.fd(), 8, true).is_err();
+            set.remove(bell.fd());
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(i32::from(!refused || set.is_here())) };
+        }
+        let mut status = -1;
+        // SAFETY: the child that was just made, and a live local.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        bell.ring();
+        let mut tokens = [0; 2];
+        assert_eq!(set.wait(&mut tokens, 1000), Ok(1));
+        assert_eq!(tokens[0], 7);
     }
 }

@@ -13,6 +13,23 @@ pub(crate) fn pid() -> i32 {
     unsafe { libc::getpid() }
 }
 
+/// The process that made an object. A child that it forks has the object too, and shares what the kernel keeps
+/// of it, but is not at home there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Home(i32);
+
+impl Home {
+    /// This process.
+    pub(crate) fn here() -> Self {
+        Self(pid())
+    }
+
+    /// False in a forked child.
+    pub(crate) fn is_here(self) -> bool {
+        self.0 == pid()
+    }
+}
+
 /// Bytes of a page.
 pub(crate) fn page_size() -> usize {
     // SAFETY: always succeeds for this name.

@@ -16,6 +16,7 @@ bool slow;
 static const struct group *const lists[] = {
 	message_groups, matching_groups, completion_groups, waiting_groups, object_groups,
 	rma_groups, alone_groups, hidden_groups, atomic_groups, trigger_groups, collective_groups,
+	process_groups,
 };
 
 static int named(const char *name, int count, char **wanted)

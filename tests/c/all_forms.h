@@ -22,6 +22,7 @@ extern const struct group hidden_groups[];
 extern const struct group atomic_groups[];
 extern const struct group trigger_groups[];
 extern const struct group collective_groups[];
+extern const struct group process_groups[];
 
 /* Valgrind is at work: fewer rounds, more patience. */
 extern bool slow;

@@ -133,7 +133,10 @@ fn make(
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(av_set)", || {
         // SAFETY: a set of ours, open until now.
-        drop(unsafe { Box::from_raw(fid.cast::<AvSet>()) });
+        if !unsafe { &*fid.cast::<AvSet>() }.av.domain.lock.is_lost() {
+            // SAFETY: as above.
+            drop(unsafe { Box::from_raw(fid.cast::<AvSet>()) });
+        }
         0
     })
 }

@@ -231,6 +231,10 @@ impl Endpoint {
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(mc)", || {
         // SAFETY: a group of ours, open until now.
+        if unsafe { &*fid.cast::<McFid>() }.endpoint.domain.lock.is_lost() {
+            return 0;
+        }
+        // SAFETY: as above.
         let mc = unsafe { Box::from_raw(fid.cast::<McFid>()) };
         let ep = &*mc.endpoint;
         let guard = ep.domain.lock.lock();

@@ -826,6 +826,9 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         // SAFETY: a handle of ours, open until now.
         unsafe {
             let handle = &*fid.cast::<EndpointFid>();
+            if handle.shared.domain.lock.is_lost() {
+                return 0;
+            }
             if !handle.alias {
                 if Arc::strong_count(&handle.family) > 1 {
                     return -FI_EBUSY; // an alias is open
