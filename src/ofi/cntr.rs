@@ -1,8 +1,8 @@
 //! `struct fid_cntr`: event counters and waiting for them.
 
-use super::blocking::wait_until;
+use super::blocking::Blocking;
 use super::domain::{Condition, Domain};
-use super::guard::{code, entry};
+use super::guard::{code, data_entry, entry, waiting_entry};
 use super::lock::{Guard, Locked};
 use super::own::{Object, own, own_behind_hooks};
 use super::source::Source;
@@ -88,7 +88,13 @@ static OPS: Table<fi_ops_cntr_2_7> = Table::new(fi_ops_cntr_2_7 {
         adderr: Some(adderr),
         set: Some(set),
         seterr: Some(seterr),
-        wait: Some(wait),
+        // SAFETY: the ABI is the same.
+        wait: Some(unsafe {
+            std::mem::transmute::<
+                unsafe extern "C-unwind" fn(*mut fid_cntr, u64, c_int) -> c_int,
+                unsafe extern "C" fn(*mut fid_cntr, u64, c_int) -> c_int,
+            >(wait)
+        }),
         ..STUBS.base
     },
     ..STUBS
@@ -337,7 +343,7 @@ unsafe fn counter<'a>(cntr: *mut fid_cntr) -> &'a Counter {
 }
 
 unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
-    entry("fi_cntr_read", || {
+    data_entry("fi_cntr_read", || {
         // SAFETY: a counter of ours.
         let cntr = unsafe { counter(cntr) };
         let value = {
@@ -352,7 +358,7 @@ unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
 }
 
 unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
-    entry("fi_cntr_readerr", || {
+    data_entry("fi_cntr_readerr", || {
         // SAFETY: a counter of ours.
         let cntr = unsafe { counter(cntr) };
         let guard = cntr.domain.lock.lock();
@@ -362,7 +368,7 @@ unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
 }
 
 unsafe extern "C" fn add(cntr: *mut fid_cntr, value: u64) -> c_int {
-    entry("fi_cntr_add", || {
+    data_entry("fi_cntr_add", || {
         // SAFETY: a counter of ours.
         unsafe { counter(cntr) }.update(|s| s.value = s.value.wrapping_add(value));
         0
@@ -370,7 +376,7 @@ unsafe extern "C" fn add(cntr: *mut fid_cntr, value: u64) -> c_int {
 }
 
 unsafe extern "C" fn adderr(cntr: *mut fid_cntr, value: u64) -> c_int {
-    entry("fi_cntr_adderr", || {
+    data_entry("fi_cntr_adderr", || {
         // SAFETY: a counter of ours.
         unsafe { counter(cntr) }.update(|s| s.errors = s.errors.wrapping_add(value));
         0
@@ -378,7 +384,7 @@ unsafe extern "C" fn adderr(cntr: *mut fid_cntr, value: u64) -> c_int {
 }
 
 unsafe extern "C" fn set(cntr: *mut fid_cntr, value: u64) -> c_int {
-    entry("fi_cntr_set", || {
+    data_entry("fi_cntr_set", || {
         // SAFETY: a counter of ours.
         unsafe { counter(cntr) }.update(|s| s.value = value);
         0
@@ -386,27 +392,28 @@ unsafe extern "C" fn set(cntr: *mut fid_cntr, value: u64) -> c_int {
 }
 
 unsafe extern "C" fn seterr(cntr: *mut fid_cntr, value: u64) -> c_int {
-    entry("fi_cntr_seterr", || {
+    data_entry("fi_cntr_seterr", || {
         // SAFETY: a counter of ours.
         unsafe { counter(cntr) }.update(|s| s.errors = value);
         0
     })
 }
 
-unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {
-    entry("fi_cntr_wait", || {
+unsafe extern "C-unwind" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {
+    let mut call = None;
+    let mut errors_before = 0;
+    let turn = || {
         // SAFETY: a counter of ours.
         let cntr = unsafe { counter(cntr) };
-        let errors_before = {
-            let guard = cntr.domain.lock.lock();
+        let call = call.get_or_insert_with(|| {
             // Without a wait object this polls: fi_cntr.3 asks for none, applications do not.
-            cntr.state(&guard).errors
-        };
-        let result = wait_until(
+            errors_before = cntr.state(&cntr.domain.lock.lock()).errors;
+            Blocking::begin(&cntr.domain, timeout)
+        });
+        let turn = call.turn(
             &cntr.domain,
             &cntr.state,
             |s| &mut s.source,
-            timeout,
             |guard| {
                 cntr.progress(guard);
                 let state = cntr.state(guard);
@@ -419,6 +426,8 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
                 }
             },
         );
-        result.unwrap_or(-FI_ETIMEDOUT)
-    })
+        turn.map_break(|result| result.unwrap_or(-FI_ETIMEDOUT))
+    };
+    // SAFETY: nothing here is to be dropped.
+    unsafe { waiting_entry("fi_cntr_wait", turn) }
 }

@@ -1,8 +1,8 @@
 //! `struct fid_cq`: completion queues in every format, and blocking on them.
 
-use super::blocking::wait_until;
+use super::blocking::Blocking;
 use super::domain::{Condition, Domain};
-use super::guard::{code, entry};
+use super::guard::{code, data_entry, entry, waiting_entry};
 use super::lock::{Guard, Locked};
 use super::own::{Object, own};
 use super::source::Source;
@@ -19,6 +19,7 @@ use libfabric_sys::{
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::ControlFlow;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -188,8 +189,46 @@ static OPS: Table<fi_ops_cq_2_7> = Table::new(fi_ops_cq_2_7 {
         read: Some(read),
         readfrom: Some(readfrom),
         readerr: Some(readerr),
-        sread: Some(sread),
-        sreadfrom: Some(sreadfrom),
+        // SAFETY: the ABI is the same.
+        sread: Some(unsafe {
+            std::mem::transmute::<
+                unsafe extern "C-unwind" fn(
+                    *mut fid_cq,
+                    *mut c_void,
+                    usize,
+                    *const c_void,
+                    c_int,
+                ) -> isize,
+                unsafe extern "C" fn(
+                    *mut fid_cq,
+                    *mut c_void,
+                    usize,
+                    *const c_void,
+                    c_int,
+                ) -> isize,
+            >(sread)
+        }),
+        // SAFETY: as above.
+        sreadfrom: Some(unsafe {
+            std::mem::transmute::<
+                unsafe extern "C-unwind" fn(
+                    *mut fid_cq,
+                    *mut c_void,
+                    usize,
+                    *mut fi_addr_t,
+                    *const c_void,
+                    c_int,
+                ) -> isize,
+                unsafe extern "C" fn(
+                    *mut fid_cq,
+                    *mut c_void,
+                    usize,
+                    *mut fi_addr_t,
+                    *const c_void,
+                    c_int,
+                ) -> isize,
+            >(sreadfrom)
+        }),
         signal: Some(signal),
         strerror: Some(strerror),
         ..STUBS.base
@@ -352,25 +391,28 @@ impl CompletionQueue {
         if n == 0 { state.nothing() } else { n as isize }
     }
 
+    /// One turn of a blocking read, of which `call` is kept from one to the next.
+    ///
     /// # Safety
     /// As [`CompletionQueue::read`]; `cond` is a count if the queue was opened for thresholds.
     unsafe fn blocking_read(
         &self,
+        call: &mut Option<Blocking>,
         buffer: *mut c_void,
         count: usize,
         sources: *mut fi_addr_t,
         cond: *const c_void,
         timeout_ms: i32,
-    ) -> isize {
+    ) -> ControlFlow<isize> {
         if !self.waits {
-            return -(FI_ENOSYS as isize);
+            return ControlFlow::Break(-(FI_ENOSYS as isize));
         }
         let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
-        let result = wait_until(
+        let call = call.get_or_insert_with(|| Blocking::begin(&self.domain, timeout_ms));
+        let turn = call.turn(
             &self.domain,
             &self.state,
             |state| &mut state.source,
-            timeout_ms,
             |guard| {
                 let state = self.state(guard);
                 if state.readable() < wanted && state.errors.is_empty() {
@@ -387,9 +429,12 @@ impl CompletionQueue {
                 Some(unsafe { self.read(guard, buffer, count, sources) })
             },
         );
-        // SAFETY: the caller vouches. A timeout still delivers what there is below the threshold.
-        result.unwrap_or_else(|| unsafe {
-            self.read(&self.domain.lock.lock(), buffer, count, sources)
+        // A timeout still delivers what there is below the threshold.
+        turn.map_break(|result| {
+            // SAFETY: the caller vouches.
+            result.unwrap_or_else(|| unsafe {
+                self.read(&self.domain.lock.lock(), buffer, count, sources)
+            })
         })
     }
 }
@@ -505,7 +550,7 @@ unsafe fn read_common(
 
 unsafe extern "C" fn read(cq: *mut fid_cq, buffer: *mut c_void, count: usize) -> isize {
     // SAFETY: as libfabric calls fi_cq_read.
-    entry("fi_cq_read", || unsafe { read_common(cq, buffer, count, std::ptr::null_mut()) })
+    data_entry("fi_cq_read", || unsafe { read_common(cq, buffer, count, std::ptr::null_mut()) })
 }
 
 unsafe extern "C" fn readfrom(
@@ -515,26 +560,29 @@ unsafe extern "C" fn readfrom(
     sources: *mut fi_addr_t,
 ) -> isize {
     // SAFETY: as libfabric calls fi_cq_readfrom.
-    entry("fi_cq_readfrom", || unsafe { read_common(cq, buffer, count, sources) })
+    data_entry("fi_cq_readfrom", || unsafe { read_common(cq, buffer, count, sources) })
 }
 
-unsafe extern "C" fn sread(
+unsafe extern "C-unwind" fn sread(
     cq: *mut fid_cq,
     buffer: *mut c_void,
     count: usize,
     cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    entry("fi_cq_sread", || {
+    let mut call = None;
+    let turn = || {
         // SAFETY: as libfabric calls fi_cq_sread.
         unsafe {
             let cq = &(*cq.cast::<CqFid>()).shared;
-            cq.blocking_read(buffer, count, std::ptr::null_mut(), cond, timeout)
+            cq.blocking_read(&mut call, buffer, count, std::ptr::null_mut(), cond, timeout)
         }
-    })
+    };
+    // SAFETY: nothing here is to be dropped.
+    unsafe { waiting_entry("fi_cq_sread", turn) }
 }
 
-unsafe extern "C" fn sreadfrom(
+unsafe extern "C-unwind" fn sreadfrom(
     cq: *mut fid_cq,
     buffer: *mut c_void,
     count: usize,
@@ -542,17 +590,20 @@ unsafe extern "C" fn sreadfrom(
     cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    entry("fi_cq_sreadfrom", || {
+    let mut call = None;
+    let turn = || {
         // SAFETY: as libfabric calls fi_cq_sreadfrom.
         unsafe {
             let cq = &(*cq.cast::<CqFid>()).shared;
-            cq.blocking_read(buffer, count, sources, cond, timeout)
+            cq.blocking_read(&mut call, buffer, count, sources, cond, timeout)
         }
-    })
+    };
+    // SAFETY: nothing here is to be dropped.
+    unsafe { waiting_entry("fi_cq_sreadfrom", turn) }
 }
 
 unsafe extern "C" fn readerr(cq: *mut fid_cq, buffer: *mut fi_cq_err_entry, _flags: u64) -> isize {
-    entry("fi_cq_readerr", || {
+    data_entry("fi_cq_readerr", || {
         // SAFETY: a queue of ours and the application's entry.
         unsafe {
             let cq = &(*cq.cast::<CqFid>()).shared;
@@ -588,7 +639,7 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buffer: *mut fi_cq_err_entry, _fla
 }
 
 unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
-    entry("fi_cq_signal", || {
+    data_entry("fi_cq_signal", || {
         // SAFETY: a queue of ours.
         let cq = unsafe { &(*cq.cast::<CqFid>()).shared };
         let guard = cq.domain.lock.lock();

@@ -2,7 +2,7 @@
 
 use super::endpoint::Endpoint;
 use super::fabric::Fabric;
-use super::guard::{busy, code, entry};
+use super::guard::{busy, code, entry, waiting_entry};
 use super::own::{Object, own};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::wait::{WaitKind, Waiter};
@@ -16,6 +16,7 @@ use libfabric_sys::{
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Events that an application may leave unread before fi_eq_write says FI_EAGAIN.
@@ -72,7 +73,20 @@ static OPS: Table<fi_ops_eq> = Table::new(fi_ops_eq {
     read: Some(read),
     readerr: Some(readerr),
     write: Some(write),
-    sread: Some(sread),
+    // SAFETY: the ABI is the same.
+    sread: Some(unsafe {
+        std::mem::transmute::<
+            unsafe extern "C-unwind" fn(
+                *mut fid_eq,
+                *mut u32,
+                *mut c_void,
+                usize,
+                c_int,
+                u64,
+            ) -> isize,
+            unsafe extern "C" fn(*mut fid_eq, *mut u32, *mut c_void, usize, c_int, u64) -> isize,
+        >(sread)
+    }),
     strerror: Some(strerror),
     // SAFETY: fi_ops_eq has five slots.
     ..unsafe { stubs::<fi_ops_eq, 5>() }
@@ -305,7 +319,7 @@ unsafe extern "C" fn read(
     })
 }
 
-unsafe extern "C" fn sread(
+unsafe extern "C-unwind" fn sread(
     eq: *mut fid_eq,
     event: *mut u32,
     buffer: *mut c_void,
@@ -313,32 +327,35 @@ unsafe extern "C" fn sread(
     timeout: c_int,
     flags: u64,
 ) -> isize {
-    entry("fi_eq_sread", || {
+    let deadline = Deadline::after_ms(timeout);
+    let turn = || {
         // SAFETY: a queue of ours.
         let eq = unsafe { &(*eq.cast::<EqFid>()).shared };
-        let Some(waiter) = &eq.waiter else { return -(FI_ENOSYS as isize) };
-        let deadline = Deadline::after_ms(timeout);
-        loop {
-            let joins = eq.progress_joins();
-            // SAFETY: as libfabric calls fi_eq_sread.
-            let result = unsafe { eq.read(event, buffer, len, flags) };
-            if result != -(FI_EAGAIN as isize) || deadline.expired() {
-                return result;
-            }
-            if waiter.kind() == WaitKind::Yield {
-                process::yield_now();
-                continue;
-            }
-            let slice = match deadline.poll_ms() {
-                // Nothing wakes us when a member's message comes.
-                _ if joins => 1,
-                -1 => SLICE_MS,
-                ms => ms.min(SLICE_MS),
-            };
-            // A signal ends the sleep early; the loop looks again.
-            let _ = waiter.block(slice);
+        let Some(waiter) = &eq.waiter else {
+            return ControlFlow::Break(-(FI_ENOSYS as isize));
+        };
+        let joins = eq.progress_joins();
+        // SAFETY: as libfabric calls fi_eq_sread.
+        let result = unsafe { eq.read(event, buffer, len, flags) };
+        if result != -(FI_EAGAIN as isize) || deadline.expired() {
+            return ControlFlow::Break(result);
         }
-    })
+        if waiter.kind() == WaitKind::Yield {
+            process::yield_now();
+            return ControlFlow::Continue(());
+        }
+        let slice = match deadline.poll_ms() {
+            // Nothing wakes us when a member's message comes.
+            _ if joins => 1,
+            -1 => SLICE_MS,
+            ms => ms.min(SLICE_MS),
+        };
+        // A signal ends the sleep early; the next turn looks again.
+        let _ = waiter.block(slice);
+        ControlFlow::Continue(())
+    };
+    // SAFETY: nothing here is to be dropped.
+    unsafe { waiting_entry("fi_eq_sread", turn) }
 }
 
 unsafe extern "C" fn readerr(eq: *mut fid_eq, buffer: *mut fi_eq_err_entry, flags: u64) -> isize {

@@ -1,7 +1,9 @@
 //! The one guard at every entry: a panic never crosses into C, where it would end the process.
 
+use crate::sys::cancel::{self, Shield};
 use crate::sys::process::Home;
 use crate::telemetry::log;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What an entry point returns: the negative error numbers of libfabric.
@@ -38,9 +40,43 @@ impl EntryResult for () {
     fn from_error(_: i32) -> Self {}
 }
 
-/// Runs an entry point; a panic becomes -FI_EOTHER and one line in the log.
+impl<R: EntryResult> EntryResult for ControlFlow<R> {
+    fn from_error(error: i32) -> Self {
+        Self::Break(R::from_error(error))
+    }
+}
+
+/// Runs an entry point; a panic becomes -FI_EOTHER and one line in the log. The thread is not cancelled meanwhile.
 #[inline]
 pub(crate) fn entry<R: EntryResult>(name: &'static str, body: impl FnOnce() -> R) -> R {
+    let _shield = Shield::raise();
+    data_entry(name, body)
+}
+
+/// Runs an entry point that waits: `turn` until it has a result. A thread that was cancelled ends between two turns.
+///
+/// # Safety
+/// No frame between the application and this has anything to drop, and the outermost is of an
+/// `extern "C-unwind"` function.
+#[inline]
+pub(crate) unsafe fn waiting_entry<R: EntryResult, F: FnMut() -> ControlFlow<R>>(
+    name: &'static str,
+    mut turn: F,
+) -> R {
+    const { assert!(!std::mem::needs_drop::<F>() && !std::mem::needs_drop::<R>()) };
+    loop {
+        match entry(name, &mut turn) {
+            ControlFlow::Break(result) => return result,
+            // SAFETY: the caller vouches, and this frame has nothing to drop.
+            ControlFlow::Continue(()) => unsafe { cancel::point() },
+        }
+    }
+}
+
+/// As [`entry`], for the data path: what may come to a point of cancellation there has a shield of its own
+/// (`sys::cancel`).
+#[inline]
+pub(crate) fn data_entry<R: EntryResult>(name: &'static str, body: impl FnOnce() -> R) -> R {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result,
         Err(payload) => {

@@ -5,7 +5,7 @@ use super::cq::CompletionQueue;
 use super::elsewhere::Elsewhere;
 use super::eq::EventQueue;
 use super::fabric::Fabric;
-use super::guard::{busy, code, entry};
+use super::guard::{busy, code, entry, waiting_entry};
 use super::own::{Object, own};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::wait::{WaitKind, Waiter};
@@ -15,6 +15,7 @@ use libfabric_sys::{
     FI_WAIT_SET, FI_WAIT_UNSPEC, fi_ops, fi_ops_wait, fi_wait_attr, fi_wait_obj, fid, fid_wait,
 };
 use std::ffi::{c_int, c_void};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// One object of a set.
@@ -128,7 +129,13 @@ static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
 });
 
 static OPS: Table<fi_ops_wait> = Table::new(fi_ops_wait {
-    wait: Some(wait),
+    // SAFETY: the ABI is the same.
+    wait: Some(unsafe {
+        std::mem::transmute::<
+            unsafe extern "C-unwind" fn(*mut fid_wait, c_int) -> c_int,
+            unsafe extern "C" fn(*mut fid_wait, c_int) -> c_int,
+        >(wait)
+    }),
     // SAFETY: fi_ops_wait has one slot.
     ..unsafe { stubs::<fi_ops_wait, 1>() }
 });
@@ -223,36 +230,39 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
     })
 }
 
-unsafe extern "C" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {
-    entry("fi_wait", || {
+unsafe extern "C-unwind" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {
+    let deadline = Deadline::after_ms(timeout);
+    let mut elsewhere = Elsewhere::after(now_ns());
+    let turn = || {
         // SAFETY: a set of ours.
-        let Ok(set) = (unsafe { shared(set.cast()) }) else { return -FI_EINVAL };
-        let deadline = Deadline::after_ms(timeout);
-        let mut elsewhere = Elsewhere::after(now_ns());
-        loop {
-            if !set.try_wait() {
-                return 0;
-            }
-            let slice = match deadline.poll_ms() {
-                -1 => elsewhere.slice_ms(),
-                ms => ms.min(elsewhere.slice_ms()),
-            };
-            // A signal ends the sleep early; the loop looks again.
-            let _ = set.waiter.block(slice);
-            for (_, member) in set.members().iter() {
-                member.end_wait();
-            }
-            if deadline.expired() {
-                return if set.try_wait() {
-                    for (_, member) in set.members().iter() {
-                        member.end_wait();
-                    }
-                    -FI_ETIMEDOUT
-                } else {
-                    0
-                };
-            }
-            elsewhere.look(None);
+        let Ok(set) = (unsafe { shared(set.cast()) }) else {
+            return ControlFlow::Break(-FI_EINVAL);
+        };
+        if !set.try_wait() {
+            return ControlFlow::Break(0);
         }
-    })
+        let slice = match deadline.poll_ms() {
+            -1 => elsewhere.slice_ms(),
+            ms => ms.min(elsewhere.slice_ms()),
+        };
+        // A signal ends the sleep early; the next turn looks again.
+        let _ = set.waiter.block(slice);
+        for (_, member) in set.members().iter() {
+            member.end_wait();
+        }
+        if deadline.expired() {
+            return ControlFlow::Break(if set.try_wait() {
+                for (_, member) in set.members().iter() {
+                    member.end_wait();
+                }
+                -FI_ETIMEDOUT
+            } else {
+                0
+            });
+        }
+        elsewhere.look(None);
+        ControlFlow::Continue(())
+    };
+    // SAFETY: nothing here is to be dropped.
+    unsafe { waiting_entry("fi_wait", turn) }
 }

@@ -1,5 +1,6 @@
 //! Doorbells (eventfd), alarms (timerfd), and waiting for many of them (epoll, poll).
 
+use super::cancel::Shield;
 use super::errno::{Errno, Result, check};
 use super::process::Home;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -25,6 +26,7 @@ impl Doorbell {
     /// Wakes whoever waits for it. A full counter is a doorbell that rings already.
     pub(crate) fn ring(&self) {
         let one: u64 = 1;
+        let _shield = Shield::raise();
         // SAFETY: writes eight bytes of a live local to an owned descriptor.
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
@@ -32,6 +34,7 @@ impl Doorbell {
     /// Silences it; returns whether it rang.
     pub(crate) fn silence(&self) -> bool {
         let mut value: u64 = 0;
+        let _shield = Shield::raise();
         // SAFETY: reads eight bytes into a live local from an owned descriptor.
         unsafe { libc::read(self.0.as_raw_fd(), (&raw mut value).cast(), 8) == 8 }
     }
@@ -157,6 +160,7 @@ impl Epoll {
         const BATCH: usize = 32;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         let want = tokens.len().clamp(1, BATCH) as i32;
+        let _shield = Shield::raise();
         // SAFETY: `events` has room for `want` entries.
         let n = check(unsafe {
             libc::epoll_wait(self.fd.as_raw_fd(), events.as_mut_ptr(), want, timeout_ms)
@@ -187,6 +191,7 @@ pub(crate) fn wait_any<const N: usize>(
 ) -> Result<[bool; N]> {
     let mut entries =
         fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    let _shield = Shield::raise();
     // SAFETY: `N` valid entries.
     check(unsafe { libc::poll(entries.as_mut_ptr(), N as libc::nfds_t, timeout_ms) })?;
     Ok(entries.map(|entry| entry.revents != 0))
@@ -207,6 +212,7 @@ pub(crate) fn block_signals() {
 /// the wait with EINTR.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> Result<bool> {
     let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let _shield = Shield::raise();
     // SAFETY: one valid pollfd.
     let n = check(unsafe { libc::poll(&mut entry, 1, timeout_ms) })?;
     if entry.revents & libc::POLLNVAL != 0 {

@@ -1,5 +1,6 @@
 //! TCP connections that never block, written from and read into memory that is named by number.
 
+use super::cancel::Shield;
 use super::cma::{MAX_RANGES, Range};
 use super::errno::{Errno, Result, check, check_len};
 use super::net::{socket_addr_from_bytes, socket_addr_to_bytes};
@@ -55,6 +56,7 @@ pub(crate) fn accept(
     let mut name = [0u8; 28];
     let mut len = name.len() as libc::socklen_t;
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let _shield = Shield::raise();
     // SAFETY: `name` has room for `len` bytes.
     let fd =
         unsafe { libc::accept4(listener.as_raw_fd(), name.as_mut_ptr().cast(), &mut len, flags) };
@@ -94,6 +96,7 @@ pub(crate) fn connect(from: &SocketAddr, to: &SocketAddr, patience_ms: u32) -> R
         bind(&fd, &from)?;
     }
     let (bytes, len) = socket_addr_to_bytes(to);
+    let _shield = Shield::raise();
     // SAFETY: `bytes` holds a socket address of `len` bytes.
     let rc =
         unsafe { libc::connect(fd.as_raw_fd(), bytes.as_ptr().cast(), len as libc::socklen_t) };
@@ -129,6 +132,7 @@ pub(crate) unsafe fn send(fd: BorrowedFd<'_>, head: &[u8], ranges: &[Range]) -> 
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = list.as_mut_ptr();
     header.msg_iovlen = n as _;
+    let _shield = Shield::raise();
     // SAFETY: `head` is readable, and so are the ranges, as the caller says.
     let rc = unsafe { libc::sendmsg(fd.as_raw_fd(), &header, libc::MSG_NOSIGNAL) };
     match check_len(rc) {

@@ -1,6 +1,7 @@
 //! Unix sockets in the abstract name space: proof of the same kernel and user, and the way to pass
 //! descriptors. They need no file and disappear with their process.
 
+use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -71,6 +72,7 @@ pub(crate) fn listen(name: &str) -> Result<OwnedFd> {
 pub(crate) fn connect(name: &str) -> Result<OwnedFd> {
     let fd = seqpacket()?;
     let (addr, len) = abstract_address(name)?;
+    let _shield = Shield::raise();
     // SAFETY: `addr` is a valid sockaddr_un of `len` bytes.
     check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
     Ok(fd)
@@ -78,6 +80,7 @@ pub(crate) fn connect(name: &str) -> Result<OwnedFd> {
 
 /// The next waiting connection, or `None`. Errors: EMFILE and the like.
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+    let _shield = Shield::raise();
     // SAFETY: a live listening socket; no address is asked for.
     let rc = check(unsafe {
         libc::accept4(
@@ -146,6 +149,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
             }
         }
     }
+    let _shield = Shield::raise();
     // SAFETY: `msg` refers to live locals only.
     let n = check_len(unsafe {
         libc::sendmsg(socket.as_raw_fd(), &msg, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
@@ -173,6 +177,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Received {
     msg.msg_iovlen = 1;
     msg.msg_control = control.0.as_mut_ptr().cast();
     msg.msg_controllen = control.0.len();
+    let _shield = Shield::raise();
     // SAFETY: `msg` refers to live locals only.
     let rc = check_len(unsafe {
         libc::recvmsg(socket.as_raw_fd(), &mut msg, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)

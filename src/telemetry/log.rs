@@ -1,6 +1,7 @@
 //! One place to say what happened. The lines go to libfabric's own log (FI_LOG_LEVEL), whose entry
 //! points the `ofi` layer attaches while libfabric is loaded; without one they go nowhere.
 
+use crate::sys::cancel::Shield;
 use std::fmt;
 use std::sync::RwLock;
 
@@ -35,6 +36,7 @@ pub(crate) fn attach(sink: Option<Sink>) {
 
 #[cold]
 fn write(level: Level, line: fmt::Arguments<'_>) {
+    let _shield = Shield::raise();
     let sink = SINK.read().ok().and_then(|slot| *slot);
     if let Some(sink) = sink {
         if (sink.enabled)(level) {

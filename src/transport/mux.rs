@@ -13,6 +13,7 @@ use super::{
 };
 use crate::config::CmaPolicy;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
+use crate::sys::cancel::Shield;
 use crate::sys::cma::Range;
 use crate::sys::{Errno, clock, net};
 use crate::telemetry::log;
@@ -289,6 +290,7 @@ impl Mux {
 
     #[cold]
     fn make_link(&mut self, peer: PeerId) -> Result<Route, SendError> {
+        let _shield = Shield::raise();
         let unknown = SendError::Unreachable(Errno(libc::EADDRNOTAVAIL));
         let address = self.peers.address(peer).ok_or(unknown)?;
         let made = self.choose_link(peer, &address);
@@ -350,6 +352,7 @@ impl Mux {
     /// Looks at what costs system calls, if it is time.
     #[inline(never)]
     fn look_around(&mut self, handler: &mut impl Handler) -> usize {
+        let _shield = Shield::raise();
         self.pace.wants = false;
         let now = clock::now_ns();
         let mut n = 0;
@@ -366,6 +369,7 @@ impl Mux {
     /// How much has come, and what this looked at.
     #[inline(never)]
     fn poll_net(&mut self, handler: &mut impl Handler) -> (usize, LookedAt) {
+        let _shield = Shield::raise();
         let Port::Linked(net) = &mut self.port else { return (0, LookedAt::Everything) };
         let Self { routes, networked, .. } = self;
         let n = net.turn(&mut self.peers, handler, &mut |peer| {

@@ -2,7 +2,7 @@
 
 use super::endpoint;
 use super::transfer::{Flags, Tagging, receive, segment, send, vector};
-use crate::ofi::guard::entry;
+use crate::ofi::guard::data_entry;
 use crate::ofi::table::{Table, stubs};
 use libc::iovec;
 use libfabric_sys::{FI_EINVAL, FI_REMOTE_CQ_DATA, fi_addr_t, fi_msg, fi_ops_msg, fid_ep};
@@ -58,7 +58,7 @@ unsafe extern "C" fn recv(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_recv", || unsafe {
+    data_entry("fi_recv", || unsafe {
         receive(endpoint(ep), segment(buf, len), Tagging::PLAIN, src, context, Flags::Default)
     })
 }
@@ -72,14 +72,14 @@ unsafe extern "C" fn recvv(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_recvv", || unsafe {
+    data_entry("fi_recvv", || unsafe {
         receive(endpoint(ep), vector(iov, count), Tagging::PLAIN, src, context, Flags::Default)
     })
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
     // SAFETY: see above.
-    entry("fi_recvmsg", || unsafe {
+    data_entry("fi_recvmsg", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
         let to = vector(m.msg_iov, m.iov_count);
         receive(endpoint(ep), to, Tagging::PLAIN, m.addr, m.context, Flags::Call(flags))
@@ -95,7 +95,7 @@ unsafe extern "C" fn send_one(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_send", || unsafe {
+    data_entry("fi_send", || unsafe {
         send(endpoint(ep), segment(buf, len), Tagging::PLAIN, None, dest, context, Flags::Default)
     })
 }
@@ -109,14 +109,14 @@ unsafe extern "C" fn sendv(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_sendv", || unsafe {
+    data_entry("fi_sendv", || unsafe {
         send(endpoint(ep), vector(iov, count), Tagging::PLAIN, None, dest, context, Flags::Default)
     })
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
     // SAFETY: see above.
-    entry("fi_sendmsg", || unsafe {
+    data_entry("fi_sendmsg", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
         let from = vector(m.msg_iov, m.iov_count);
@@ -131,7 +131,7 @@ unsafe extern "C" fn inject(
     dest: fi_addr_t,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_inject", || unsafe {
+    data_entry("fi_inject", || unsafe {
         send(endpoint(ep), segment(buf, len), Tagging::PLAIN, None, dest, null_mut(), Flags::Inject)
     })
 }
@@ -146,7 +146,7 @@ unsafe extern "C" fn senddata(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_senddata", || unsafe {
+    data_entry("fi_senddata", || unsafe {
         send(
             endpoint(ep),
             segment(buf, len),
@@ -167,7 +167,7 @@ unsafe extern "C" fn injectdata(
     dest: fi_addr_t,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_injectdata", || unsafe {
+    data_entry("fi_injectdata", || unsafe {
         send(
             endpoint(ep),
             segment(buf, len),

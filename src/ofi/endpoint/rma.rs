@@ -4,7 +4,7 @@ use super::transfer::{Flags, buffer, persist, result, trigger, vector};
 use super::{Endpoint, EndpointFid, endpoint};
 use crate::memory::keys::Right;
 use crate::memory::{OwnedBuffer, SegmentList};
-use crate::ofi::guard::entry;
+use crate::ofi::guard::data_entry;
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{Table, stubs};
 use crate::ofi::trigger::{Account, Kind, Start};
@@ -216,7 +216,7 @@ unsafe extern "C" fn read(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_read", || unsafe {
+    data_entry("fi_read", || unsafe {
         let local = buffer(buf, len);
         let remote = one(&local, addr, key);
         let (right, flags) = (Right::Read, Flags::Default);
@@ -235,7 +235,7 @@ unsafe extern "C" fn readv(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_readv", || unsafe {
+    data_entry("fi_readv", || unsafe {
         let local = vector(iov, count);
         let remote = one(&local, addr, key);
         let (right, flags) = (Right::Read, Flags::Default);
@@ -245,7 +245,7 @@ unsafe extern "C" fn readv(
 
 unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
     // SAFETY: see above.
-    entry("fi_readmsg", || unsafe {
+    data_entry("fi_readmsg", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
         start(endpoint(ep), message(Right::Read, m, flags))
     })
@@ -262,7 +262,7 @@ unsafe extern "C" fn write(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_write", || unsafe {
+    data_entry("fi_write", || unsafe {
         put(ep, buf, len, None, dest, addr, key, context, Flags::Default)
     })
 }
@@ -278,7 +278,7 @@ unsafe extern "C" fn writev(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_writev", || unsafe {
+    data_entry("fi_writev", || unsafe {
         let local = vector(iov, count);
         let remote = one(&local, addr, key);
         let (right, flags) = (Right::Write, Flags::Default);
@@ -288,7 +288,7 @@ unsafe extern "C" fn writev(
 
 unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
     // SAFETY: see above.
-    entry("fi_writemsg", || unsafe {
+    data_entry("fi_writemsg", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
         start(endpoint(ep), message(Right::Write, m, flags))
     })
@@ -303,7 +303,7 @@ unsafe extern "C" fn inject(
     key: u64,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_inject_write", || unsafe {
+    data_entry("fi_inject_write", || unsafe {
         put(ep, buf, len, None, dest, addr, key, null_mut(), Flags::Inject)
     })
 }
@@ -320,7 +320,7 @@ unsafe extern "C" fn writedata(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_writedata", || unsafe {
+    data_entry("fi_writedata", || unsafe {
         put(ep, buf, len, Some(data), dest, addr, key, context, Flags::Default)
     })
 }
@@ -335,7 +335,7 @@ unsafe extern "C" fn injectdata(
     key: u64,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_inject_writedata", || unsafe {
+    data_entry("fi_inject_writedata", || unsafe {
         put(ep, buf, len, Some(data), dest, addr, key, null_mut(), Flags::Inject)
     })
 }

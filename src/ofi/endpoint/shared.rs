@@ -9,7 +9,7 @@ use super::transfer::{Flags, Special, Tagging, buffer, result, vector};
 use super::{Bindings, Endpoint, NO_ATOMIC, NO_COLLECTIVE, cm, options, rma};
 use crate::memory::SegmentList;
 use crate::ofi::domain::Domain;
-use crate::ofi::guard::{code, entry};
+use crate::ofi::guard::{code, data_entry, entry};
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, own};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
@@ -454,7 +454,7 @@ unsafe extern "C" fn recv(
     op_context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_recv(srx)", || unsafe {
+    data_entry("fi_recv(srx)", || unsafe {
         receive(context(ep), buffer(buf, len), Tagging::PLAIN, src, op_context, Flags::Default)
     })
 }
@@ -468,14 +468,14 @@ unsafe extern "C" fn recvv(
     op_context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_recvv(srx)", || unsafe {
+    data_entry("fi_recvv(srx)", || unsafe {
         receive(context(ep), vector(iov, count), Tagging::PLAIN, src, op_context, Flags::Default)
     })
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
     // SAFETY: see above.
-    entry("fi_recvmsg(srx)", || unsafe {
+    data_entry("fi_recvmsg(srx)", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
         let to = vector(m.msg_iov, m.iov_count);
         receive(context(ep), to, Tagging::PLAIN, m.addr, m.context, Flags::Call(flags))
@@ -493,7 +493,7 @@ unsafe extern "C" fn trecv(
     op_context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_trecv(srx)", || unsafe {
+    data_entry("fi_trecv(srx)", || unsafe {
         let tagging = Tagging::tagged(tag, ignore);
         receive(context(ep), buffer(buf, len), tagging, src, op_context, Flags::Default)
     })
@@ -510,7 +510,7 @@ unsafe extern "C" fn trecvv(
     op_context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_trecvv(srx)", || unsafe {
+    data_entry("fi_trecvv(srx)", || unsafe {
         let tagging = Tagging::tagged(tag, ignore);
         receive(context(ep), vector(iov, count), tagging, src, op_context, Flags::Default)
     })
@@ -518,7 +518,7 @@ unsafe extern "C" fn trecvv(
 
 unsafe extern "C" fn trecvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
     // SAFETY: see above.
-    entry("fi_trecvmsg(srx)", || unsafe {
+    data_entry("fi_trecvmsg(srx)", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
         let to = vector(m.msg_iov, m.iov_count);
         let tagging = Tagging::tagged(m.tag, m.ignore);

@@ -2,7 +2,7 @@
 
 use super::endpoint;
 use super::transfer::{Flags, Tagging, receive, segment, send, vector};
-use crate::ofi::guard::entry;
+use crate::ofi::guard::data_entry;
 use crate::ofi::table::{Table, stubs};
 use libc::iovec;
 use libfabric_sys::{
@@ -63,7 +63,7 @@ unsafe extern "C" fn recv(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_trecv", || unsafe {
+    data_entry("fi_trecv", || unsafe {
         let tagging = Tagging::tagged(tag, ignore);
         receive(endpoint(ep), segment(buf, len), tagging, src, context, Flags::Default)
     })
@@ -80,7 +80,7 @@ unsafe extern "C" fn recvv(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_trecvv", || unsafe {
+    data_entry("fi_trecvv", || unsafe {
         let tagging = Tagging::tagged(tag, ignore);
         receive(endpoint(ep), vector(iov, count), tagging, src, context, Flags::Default)
     })
@@ -88,7 +88,7 @@ unsafe extern "C" fn recvv(
 
 unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
     // SAFETY: see above.
-    entry("fi_trecvmsg", || unsafe {
+    data_entry("fi_trecvmsg", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
         let to = vector(m.msg_iov, m.iov_count);
         let tagging = Tagging::tagged(m.tag, m.ignore);
@@ -106,7 +106,7 @@ unsafe extern "C" fn send_one(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_tsend", || unsafe {
+    data_entry("fi_tsend", || unsafe {
         let tagging = Tagging::tagged(tag, 0);
         send(endpoint(ep), segment(buf, len), tagging, None, dest, context, Flags::Default)
     })
@@ -122,7 +122,7 @@ unsafe extern "C" fn sendv(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_tsendv", || unsafe {
+    data_entry("fi_tsendv", || unsafe {
         let tagging = Tagging::tagged(tag, 0);
         send(endpoint(ep), vector(iov, count), tagging, None, dest, context, Flags::Default)
     })
@@ -130,7 +130,7 @@ unsafe extern "C" fn sendv(
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
     // SAFETY: see above.
-    entry("fi_tsendmsg", || unsafe {
+    data_entry("fi_tsendmsg", || unsafe {
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
         let from = vector(m.msg_iov, m.iov_count);
@@ -147,7 +147,7 @@ unsafe extern "C" fn inject(
     tag: u64,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_tinject", || unsafe {
+    data_entry("fi_tinject", || unsafe {
         let tagging = Tagging::tagged(tag, 0);
         send(endpoint(ep), segment(buf, len), tagging, None, dest, null_mut(), Flags::Inject)
     })
@@ -164,7 +164,7 @@ unsafe extern "C" fn senddata(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_tsenddata", || unsafe {
+    data_entry("fi_tsenddata", || unsafe {
         let tagging = Tagging::tagged(tag, 0);
         send(endpoint(ep), segment(buf, len), tagging, Some(data), dest, context, Flags::Default)
     })
@@ -179,7 +179,7 @@ unsafe extern "C" fn injectdata(
     tag: u64,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_tinjectdata", || unsafe {
+    data_entry("fi_tinjectdata", || unsafe {
         let tagging = Tagging::tagged(tag, 0);
         send(endpoint(ep), segment(buf, len), tagging, Some(data), dest, null_mut(), Flags::Inject)
     })

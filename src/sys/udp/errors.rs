@@ -2,6 +2,7 @@
 
 use super::UdpPort;
 use super::control::{self, Control};
+use crate::sys::cancel::Shield;
 use crate::sys::errno::{Errno, check_len};
 use crate::sys::net::socket_addr_from_bytes;
 use std::net::SocketAddr;
@@ -58,6 +59,7 @@ impl UdpPort {
         header.msg_control = control.as_mut_ptr();
         header.msg_controllen = Control::room() as _;
         let fd = self.socket.as_raw_fd();
+        let _shield = Shield::raise();
         // SAFETY: `header` points to live rooms of the lengths that it says.
         let received = check_len(unsafe { libc::recvmsg(fd, &mut header, libc::MSG_ERRQUEUE) });
         let Ok(quoted) = received else { return Next::Empty };

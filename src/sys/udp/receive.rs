@@ -3,6 +3,7 @@
 
 use super::control::{Beside, Control};
 use super::{Losses, UdpPort};
+use crate::sys::cancel::Shield;
 use crate::sys::errno::{Result, check, check_len};
 use crate::sys::net::socket_addr_from_bytes;
 use std::alloc::{Layout, alloc_zeroed};
@@ -115,6 +116,7 @@ impl Receiver {
             message.msg_hdr = header(name, place, control);
         }
         let room = messages.len() as libc::c_uint;
+        let _shield = Shield::raise();
         // SAFETY: the headers point to live rooms of the lengths that they say.
         let n = check(unsafe {
             libc::recvmmsg(fd, messages.as_mut_ptr(), room, 0, std::ptr::null_mut())

@@ -2,6 +2,7 @@
 
 use super::control::Control;
 use super::{UdpPort, is_no_room};
+use crate::sys::cancel::Shield;
 use crate::sys::errno::{Result, check, check_len};
 use crate::sys::net::socket_addr_to_bytes;
 use std::io::IoSlice;
@@ -118,10 +119,12 @@ impl UdpPort {
         }
         let fd = self.socket.as_raw_fd();
         if let (1, [only, ..]) = (n, &messages) {
+            let _shield = Shield::raise();
             // SAFETY: the header points to live slices, a live address and a live control message.
             check_len(unsafe { libc::sendmsg(fd, &only.msg_hdr, 0) })?;
             return Ok(packets.len() - rest.len());
         }
+        let _shield = Shield::raise();
         // SAFETY: the first `n` headers are as above.
         let sent = check(unsafe { libc::sendmmsg(fd, messages.as_mut_ptr(), n as _, 0) })?;
         Ok(messages.iter().take(sent as usize).map(|m| m.msg_hdr.msg_iovlen).sum())

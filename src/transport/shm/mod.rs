@@ -25,6 +25,7 @@ use super::share::CellTable;
 use super::{Address, Caps, Handler, Head, PeerId, SendError};
 use crate::config::CmaPolicy;
 use crate::memory::{Segment, SegmentList};
+use crate::sys::cancel::Shield;
 use crate::sys::cma::Range;
 use crate::sys::event::{Doorbell, Epoll};
 use crate::sys::gate::Gate;
@@ -544,6 +545,7 @@ impl Outbound {
     /// or in the socket.
     #[cold]
     fn wake(&mut self) {
+        let _shield = Shield::raise();
         if self.doorbell.is_none() {
             let _ = read_answer(self);
         }

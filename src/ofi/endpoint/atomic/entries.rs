@@ -4,7 +4,7 @@ use super::{Call, Elements, Target, count_of, message, start, valid};
 use crate::memory::atomic::Form;
 use crate::ofi::endpoint::endpoint;
 use crate::ofi::endpoint::transfer::Flags;
-use crate::ofi::guard::{code, entry};
+use crate::ofi::guard::{code, data_entry};
 use crate::ofi::table::{Table, stubs};
 use libfabric_sys::{fi_addr_t, fi_datatype, fi_ioc, fi_msg_atomic, fi_op, fi_ops_atomic, fid_ep};
 use std::ffi::{c_int, c_void};
@@ -43,7 +43,7 @@ unsafe extern "C" fn write(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_atomic", || unsafe {
+    data_entry("fi_atomic", || unsafe {
         let call = Call {
             form: Form::Base,
             op,
@@ -75,7 +75,7 @@ unsafe extern "C" fn writev(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_atomicv", || unsafe {
+    data_entry("fi_atomicv", || unsafe {
         let call = Call {
             form: Form::Base,
             op,
@@ -96,7 +96,7 @@ unsafe extern "C" fn writev(
 
 unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_atomic, flags: u64) -> isize {
     // SAFETY: see above.
-    entry("fi_atomicmsg", || unsafe {
+    data_entry("fi_atomicmsg", || unsafe {
         message(ep, Form::Base, msg, Elements::NONE, Elements::NONE, flags)
     })
 }
@@ -112,7 +112,7 @@ unsafe extern "C" fn inject(
     op: fi_op,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_inject_atomic", || unsafe {
+    data_entry("fi_inject_atomic", || unsafe {
         let call = Call {
             form: Form::Base,
             op,
@@ -146,7 +146,7 @@ unsafe extern "C" fn readwrite(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_fetch_atomic", || unsafe {
+    data_entry("fi_fetch_atomic", || unsafe {
         let call = Call {
             form: Form::Fetch,
             op,
@@ -181,7 +181,7 @@ unsafe extern "C" fn readwritev(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_fetch_atomicv", || unsafe {
+    data_entry("fi_fetch_atomicv", || unsafe {
         let call = Call {
             form: Form::Fetch,
             op,
@@ -209,7 +209,7 @@ unsafe extern "C" fn readwritemsg(
     flags: u64,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_fetch_atomicmsg", || unsafe {
+    data_entry("fi_fetch_atomicmsg", || unsafe {
         let result = Elements::several(resultv, result_parts);
         message(ep, Form::Fetch, msg, Elements::NONE, result, flags)
     })
@@ -232,7 +232,7 @@ unsafe extern "C" fn compwrite(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_compare_atomic", || unsafe {
+    data_entry("fi_compare_atomic", || unsafe {
         let call = Call {
             form: Form::Compare,
             op,
@@ -270,7 +270,7 @@ unsafe extern "C" fn compwritev(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_compare_atomicv", || unsafe {
+    data_entry("fi_compare_atomicv", || unsafe {
         let call = Call {
             form: Form::Compare,
             op,
@@ -301,7 +301,7 @@ unsafe extern "C" fn compwritemsg(
     flags: u64,
 ) -> isize {
     // SAFETY: see above.
-    entry("fi_compare_atomicmsg", || unsafe {
+    data_entry("fi_compare_atomicmsg", || unsafe {
         let compare = Elements::several(comparev, compare_parts);
         let result = Elements::several(resultv, result_parts);
         message(ep, Form::Compare, msg, compare, result, flags)
@@ -315,7 +315,7 @@ unsafe extern "C" fn writevalid(
     count: *mut usize,
 ) -> c_int {
     // SAFETY: see above.
-    entry("fi_atomicvalid", || code(unsafe { valid(ep, datatype, op, Form::Base, count) }))
+    data_entry("fi_atomicvalid", || code(unsafe { valid(ep, datatype, op, Form::Base, count) }))
 }
 
 unsafe extern "C" fn readwritevalid(
@@ -324,8 +324,10 @@ unsafe extern "C" fn readwritevalid(
     op: fi_op,
     count: *mut usize,
 ) -> c_int {
-    // SAFETY: see above.
-    entry("fi_fetch_atomicvalid", || code(unsafe { valid(ep, datatype, op, Form::Fetch, count) }))
+    data_entry("fi_fetch_atomicvalid", || {
+        // SAFETY: see above.
+        code(unsafe { valid(ep, datatype, op, Form::Fetch, count) })
+    })
 }
 
 unsafe extern "C" fn compwritevalid(
@@ -334,7 +336,7 @@ unsafe extern "C" fn compwritevalid(
     op: fi_op,
     count: *mut usize,
 ) -> c_int {
-    entry("fi_compare_atomicvalid", || {
+    data_entry("fi_compare_atomicvalid", || {
         // SAFETY: see above.
         code(unsafe { valid(ep, datatype, op, Form::Compare, count) })
     })
