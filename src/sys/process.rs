@@ -45,6 +45,40 @@ pub(crate) fn machine() -> (usize, usize) {
     (bytes, usize::try_from(processors).unwrap_or(1).max(1))
 }
 
+/// The processors that a process may use (sched_getaffinity(2)): of those that it was bound to, or that its
+/// container has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Processors(Vec<u64>);
+
+impl Processors {
+    /// Most processors of a machine, in words of 64.
+    const WORDS: usize = 128;
+
+    /// Of the first thread of process `pid`; 0: of the calling thread. `None` where that cannot be told.
+    pub(crate) fn of(pid: i32) -> Option<Self> {
+        if pid < 0 {
+            return None;
+        }
+        let mut words = vec![0u64; Self::WORDS];
+        let room = size_of_val(words.as_slice());
+        // SAFETY: a live buffer of as many bytes. The C library's function knows 1024 processors only.
+        let len =
+            unsafe { libc::syscall(libc::SYS_sched_getaffinity, pid, room, words.as_mut_ptr()) };
+        words.truncate(usize::try_from(len).ok()? / size_of::<u64>());
+        let set = Self(words);
+        (set.count() > 0).then_some(set)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Whether both have one of them.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
+    }
+}
+
 /// Bytes of the last cache that serves the first processor; `None`: the system does not say.
 pub(crate) fn last_cache() -> Option<usize> {
     const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
@@ -307,6 +341,30 @@ mod tests {
             sizes.filter_map(|text| text.trim().trim_end_matches('K').parse::<usize>().ok()).max()
         });
         assert_eq!(last_cache(), largest.flatten().map(|kib| kib * 1024));
+    }
+
+    #[test]
+    fn processors_are_those_that_a_process_is_bound_to() {
+        let mine = Processors::of(0).unwrap();
+        assert!((1..=machine().1).contains(&mine.count()));
+        assert!(mine.overlaps(&Processors::of(pid()).unwrap()));
+        assert_eq!(Processors::of(-1), None);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let first = mine.0.iter().position(|word| *word != 0).unwrap();
+                let mut one = vec![0; mine.0.len()];
+                one[first] = 1 << mine.0[first].trailing_zeros();
+                let one = Processors(one);
+                let len = size_of_val(one.0.as_slice());
+                // SAFETY: binds this thread only; a live buffer.
+                let rc =
+                    unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, len, one.0.as_ptr()) };
+                assert_eq!(rc, 0);
+                let bound = Processors::of(0).unwrap();
+                assert_eq!((bound.count(), bound.overlaps(&one)), (1, true));
+                assert!(!bound.overlaps(&Processors(vec![0; 2])));
+            });
+        });
     }
 
     #[test]

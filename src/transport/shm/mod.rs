@@ -29,6 +29,7 @@ use crate::sys::cancel::Shield;
 use crate::sys::cma::Range;
 use crate::sys::event::{Doorbell, Epoll};
 use crate::sys::gate::Gate;
+use crate::sys::process::Processors;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
@@ -161,8 +162,12 @@ pub(crate) struct Shm {
     push_max: Option<usize>,
     share_min: Option<usize>,
     /// Of this machine.
+    machine: usize,
+    /// That this process may use.
     processors: usize,
-    /// How many other processes we talk with.
+    /// Which those are; `None`: all, or that cannot be told.
+    bound: Option<Processors>,
+    /// How many other processes we talk with that may use one of them.
     others: usize,
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
@@ -206,6 +211,8 @@ impl Shm {
         if cma != CmaPolicy::Off && process::yama_ptrace_scope() == Some(1) {
             process::allow_attach_by_same_user();
         }
+        let machine = process::machine().1;
+        let bound = Processors::of(0).filter(|set| set.count() < machine);
         Ok(Self {
             me,
             nonce,
@@ -219,7 +226,9 @@ impl Shm {
             mark: 0,
             push_max: None,
             share_min: None,
-            processors: process::machine().1,
+            machine,
+            processors: bound.as_ref().map_or(machine, Processors::count),
+            bound,
             others: 0,
             outbound: Vec::new(),
             outbound_count: 0,
@@ -455,6 +464,7 @@ impl Shm {
         if now.saturating_sub(self.liveness_at) > LIVENESS_NS {
             self.liveness_at = now;
             n += self.check_liveness(peers, handler);
+            self.look_at_processors();
             self.outbound.iter_mut().flatten().for_each(|link| link.copy_rate.try_again());
         }
         n

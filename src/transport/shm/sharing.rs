@@ -4,6 +4,7 @@ use super::layout::{CELL, CELLS, LAVISH, PIECE_MAX};
 use super::{Inbound, Shm};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::cma::Range;
+use crate::sys::process::Processors;
 use crate::sys::shared_memory::SharedMemory;
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
 use crate::transport::{PeerId, piece_of};
@@ -45,18 +46,39 @@ impl Shm {
         self.share_min = share_min;
     }
 
-    /// Looks whether there are processors for all processes that talk here. Where two of them take
-    /// turns on one, the one cannot copy while the other does: the least work is the fastest.
+    /// Looks whether there are processors for all processes that talk here and may use the same ones. Where two of
+    /// them take turns on one, the one cannot copy while the other does: the least work is the fastest.
     pub(super) fn count_processes(&mut self) {
         let mut processes: Vec<i32> = self.inbound.iter().map(|link| link.pid).collect();
-        processes.push(self.owner);
         processes.sort_unstable();
         processes.dedup();
-        self.others = processes.len() - 1;
+        processes.retain(|pid| *pid != self.owner && self.meets(*pid));
+        self.others = processes.len();
         let lap = if self.is_crowded(1) { CROWDED_LAP } else { LAVISH.bulk };
         for link in self.outbound.iter_mut().flatten() {
             link.producer.set_lap(lap);
         }
+    }
+
+    /// Launchers and applications bind processes and threads at any time, peers too.
+    pub(super) fn look_at_processors(&mut self) {
+        let now = Processors::of(0).filter(|set| set.count() < self.machine);
+        let again = now != self.bound;
+        if again {
+            self.processors = now.as_ref().map_or(self.machine, Processors::count);
+            self.bound = now;
+        }
+        if again || self.bound.is_some() {
+            self.count_processes();
+        }
+    }
+
+    /// Whether a process may use a processor that this one uses too.
+    fn meets(&self, pid: i32) -> bool {
+        let Some(mine) = &self.bound else { return true };
+        // Of a process without a number here (pid_namespaces(7)) nothing can be known.
+        let theirs = if pid > 0 { Processors::of(pid) } else { None };
+        theirs.is_none_or(|theirs| mine.overlaps(&theirs))
     }
 
     /// Whether the processes that talk here may want more processors than there are, if this one has
