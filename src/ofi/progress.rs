@@ -9,7 +9,7 @@ use super::domain::{Condition, Domain};
 use super::endpoint::Endpoint;
 use crate::sys::event::{Doorbell, Epoll};
 use crate::telemetry::log;
-use libfabric_sys::FI_EAGAIN;
+use libfabric_sys::FI_ENOMEM;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ pub(crate) struct ProgressThread {
 }
 
 impl ProgressThread {
-    /// Errors: EAGAIN when the system has no more threads, EMFILE, ENFILE, ENOMEM.
+    /// Errors: ENOMEM, also when the system has no more threads; EMFILE, ENFILE.
     pub(crate) fn start(domain: &Arc<Domain>) -> Result<Self, i32> {
         let epoll = Epoll::new().map_err(|e| e.0)?;
         let bell = Doorbell::new().map_err(|e| e.0)?;
@@ -51,7 +51,13 @@ impl ProgressThread {
                 block_signals();
                 run(&mine, &domain);
             })
-            .map_err(|e| e.raw_os_error().unwrap_or(FI_EAGAIN))?;
+            .map_err(|e| {
+                // Not -FI_EAGAIN, which asks to try again.
+                log::warn(format_args!(
+                    "no thread for FI_PROGRESS_AUTO or FI_WAIT_MUTEX_COND: {e}; raise the limit of processes (ulimit -u, or the container's), or use FI_PROGRESS_MANUAL"
+                ));
+                FI_ENOMEM
+            })?;
         log::info(format_args!("progress thread started"));
         let owner = crate::sys::process::pid();
         Ok(Self { shared, handle: Mutex::new(Some(handle)), owner })

@@ -38,6 +38,7 @@ pub(crate) struct UdpPort {
     /// The error queue may hold something.
     errors_pending: bool,
     receiver: receive::Receiver,
+    headers: Box<send::Headers>,
 }
 
 /// What the socket threw away.
@@ -76,6 +77,7 @@ impl UdpPort {
             ecn,
             errors_pending: false,
             receiver: receive::Receiver::default(),
+            headers: send::Headers::new(),
         })
     }
 

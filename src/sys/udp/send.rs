@@ -37,6 +37,31 @@ impl Destination {
     }
 }
 
+/// What one call of sendmmsg(2) sends. Not on the stack, of which threads of applications may have little.
+pub(super) struct Headers {
+    messages: [libc::mmsghdr; MESSAGES],
+    controls: [Control; MESSAGES],
+}
+
+impl Headers {
+    pub(super) fn new() -> Box<Self> {
+        let controls = [const { Control::new() }; MESSAGES];
+        // SAFETY: all zeroes is a valid mmsghdr.
+        Box::new(Self { messages: unsafe { std::mem::zeroed() }, controls })
+    }
+}
+
+// SAFETY: between two calls nobody reads the pointers in it.
+unsafe impl Send for Headers {}
+// SAFETY: as above.
+unsafe impl Sync for Headers {}
+
+impl std::fmt::Debug for Headers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Headers")
+    }
+}
+
 impl UdpPort {
     /// Sends `packets` to one place; all but the last have the same length, none is empty and the
     /// last is not longer. Returns how many were taken, in order. Fewer than there are: no room, or
@@ -69,7 +94,7 @@ impl UdpPort {
 
     /// An ICMP message that came for an earlier datagram makes the next call fail, once, whatever it
     /// sends (udp(7)). The message itself stays in the error queue.
-    fn retried(&mut self, mut send: impl FnMut(&Self) -> Result<usize>) -> Result<usize> {
+    fn retried(&mut self, mut send: impl FnMut(&mut Self) -> Result<usize>) -> Result<usize> {
         let mut result = send(self);
         for _ in 0..RETRIES {
             match result {
@@ -96,13 +121,18 @@ impl UdpPort {
     }
 
     /// One system call for as many of `packets` as it holds.
-    fn send_messages(&self, to: &Destination, packets: &[IoSlice<'_>], gso: bool) -> Result<usize> {
+    fn send_messages(
+        &mut self,
+        to: &Destination,
+        packets: &[IoSlice<'_>],
+        gso: bool,
+    ) -> Result<usize> {
+        let Headers { messages, controls } = &mut *self.headers;
         // SAFETY: all zeroes is a valid mmsghdr: no name, no buffers, no control messages.
-        let mut messages: [libc::mmsghdr; MESSAGES] = unsafe { std::mem::zeroed() };
-        let mut controls = [const { Control::new() }; MESSAGES];
+        *messages = unsafe { std::mem::zeroed() };
         let mut rest = packets;
         let mut n = 0;
-        for (message, control) in messages.iter_mut().zip(&mut controls) {
+        for (message, control) in messages.iter_mut().zip(controls) {
             let (now, later) = rest.split_at(if gso { run(rest) } else { rest.len().min(1) });
             let Some(first) = now.first() else { break };
             let header = &mut message.msg_hdr;
@@ -118,7 +148,7 @@ impl UdpPort {
             n += 1;
         }
         let fd = self.socket.as_raw_fd();
-        if let (1, [only, ..]) = (n, &messages) {
+        if let (1, [only, ..]) = (n, &*messages) {
             let _shield = Shield::raise();
             // SAFETY: the header points to live slices, a live address and a live control message.
             check_len(unsafe { libc::sendmsg(fd, &only.msg_hdr, 0) })?;

@@ -171,7 +171,8 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// The thread looks after `core`, and sleeps on `links`. Errors: EAGAIN when the system has no more threads.
+    /// The thread looks after `core`, and sleeps on `links`. Errors: EAGAIN when the system has no more threads, or
+    /// whatever else it says where threads are forbidden.
     pub(super) fn start(
         shared: &Arc<Shared>,
         mut core: Visitor<Core>,

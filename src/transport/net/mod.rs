@@ -33,6 +33,7 @@ use reliable::tag::JobKey;
 use reliable::{Reliable, Settings, Sink};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use stream::{StreamSink, Streams};
 use udp::UdpLink;
 use verbs::{HybridLink, RdmaSettings};
@@ -378,6 +379,12 @@ impl<H: Handler> BulkSink for Above<'_, H> {
 /// The parent's thread held what a forked child wants.
 const ORPHANED: SendError = SendError::Unreachable(Errno(libc::EOWNERDEAD));
 
+/// What bytes of an endpoint move by.
+struct Below {
+    link: Box<HybridLink>,
+    bulk: Option<Box<dyn Bulk>>,
+}
+
 impl Net {
     /// The transport of the endpoint `me` over `link`, and over a device where there is one; `peers`
     /// knows this host and nobody yet. Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread), ENODEV
@@ -388,13 +395,31 @@ impl Net {
         peers: PeerTable,
         settings: NetSettings,
     ) -> Result<Self, Errno> {
+        let below = Self::beside_a_device(me, link, &settings)?;
+        Self::over(me, below, peers, settings)
+    }
+
+    /// A function of its own, as the next one: threads of applications have small stacks, and what each of the two
+    /// builds takes a large part of one.
+    #[inline(never)]
+    fn beside_a_device(me: Address, link: UdpLink, settings: &NetSettings) -> Result<Below, Errno> {
+        let (rdma, bulk) = verbs::open(&settings.rdma, &me, &settings.key)?.unzip();
+        Ok(Below { link: Box::new(HybridLink::new(link, rdma)), bulk: bulk.flatten() })
+    }
+
+    #[inline(never)]
+    fn over(
+        me: Address,
+        below: Below,
+        peers: PeerTable,
+        settings: NetSettings,
+    ) -> Result<Self, Errno> {
+        let Below { link, bulk } = below;
+        let mut link = *link;
         let mut seed = [0; 16];
         let (low, high) = seed.split_at_mut(8);
         low.copy_from_slice(&process::random_u64().to_le_bytes());
         high.copy_from_slice(&process::random_u64().to_le_bytes());
-        let (rdma, bulk) = verbs::open(&settings.rdma, &me, &settings.key)?.unzip();
-        let bulk = bulk.flatten();
-        let mut link = HybridLink::new(link, rdma);
         let moves = link.moves();
         let datagram_max = link.datagram_max();
         let bound = link.local_addr().unwrap_or(me.0);
@@ -433,7 +458,8 @@ impl Net {
         let (core, visitor) = visited(Core::new(machine, link, peers, neighbours));
         let shared = Arc::new(Shared::new()?);
         shared.present(clock::now_ns());
-        let background = Some(Background::start(&shared, visitor, links)?);
+        let background =
+            Background::start(&shared, visitor, links).inspect_err(without_thread).ok();
         let numbers = Numbers::default();
         let owner = process::pid();
         Ok(Self {
@@ -1120,6 +1146,16 @@ impl Net {
         if let Some(mut core) = self.core.enter() {
             core.link.drop_device();
         }
+    }
+}
+
+/// Nothing depends on the thread but how soon peers are answered while the application is elsewhere.
+fn without_thread(error: &Errno) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        log::warn(format_args!(
+            "no thread for the network: {error}; peers are answered only while the application polls, which has to be often (ulimit -u, or the limit of processes of the container)"
+        ));
     }
 }
 
