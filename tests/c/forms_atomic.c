@@ -426,22 +426,24 @@ static void atomic_refused(struct side *me)
 	side_begin(me, &(struct setup){ .caps = CAPS });
 	for (int rights = 0; rights < 4; rights++) {
 		uint64_t access = (rights & 1 ? FI_REMOTE_READ : 0) | (rights & 2 ? FI_REMOTE_WRITE : 0);
+		/* A region that is for nobody has no key. */
+		int denied = access ? FI_EACCES : FI_EKEYREJECTED;
 		struct target target;
 		struct fid_mr *mr;
 
 		memory[0] = 5, memory[1] = 6;
 		mr = offer(me, memory, sizeof(memory), access, &target);
 		if (me->rank == 0) {
-			attempt(me, BASE, FI_SUM, KEY, 0, rights & 2 ? 0 : FI_EACCES);
-			attempt(me, FETCH, FI_SUM, KEY, 0, rights == 3 ? 0 : FI_EACCES);
-			attempt(me, FETCH, FI_ATOMIC_READ, KEY, 0, rights & 1 ? 0 : FI_EACCES);
-			attempt(me, COMPARE, FI_CSWAP, KEY, 0, rights == 3 ? 0 : FI_EACCES);
+			attempt(me, BASE, FI_SUM, KEY, 0, rights & 2 ? 0 : denied);
+			attempt(me, FETCH, FI_SUM, KEY, 0, rights == 3 ? 0 : denied);
+			attempt(me, FETCH, FI_ATOMIC_READ, KEY, 0, rights & 1 ? 0 : denied);
+			attempt(me, COMPARE, FI_CSWAP, KEY, 0, rights == 3 ? 0 : denied);
 			for (int form = BASE; form <= COMPARE; form++) {
 				int op = form == COMPARE ? FI_MSWAP : FI_MAX;
 
 				attempt(me, form, op, KEY + 1, 0, FI_EKEYREJECTED);
-				attempt(me, form, op, KEY, 9, FI_EACCES);
-				attempt(me, form, op, KEY, UINT64_MAX, FI_EACCES);
+				attempt(me, form, op, KEY, 9, denied);
+				attempt(me, form, op, KEY, UINT64_MAX, denied);
 			}
 		}
 		barrier(me);
