@@ -17,6 +17,9 @@ mod transport;
 
 use libfabric_sys::fi_provider;
 
+#[global_allocator]
+static ALLOCATOR: sys::reserve::Reserved = sys::reserve::Reserved;
+
 /// The entry point of a dynamically loaded provider (fi_provider.3). May be called again after the
 /// library was closed and opened: each call initialises everything afresh.
 #[allow(unsafe_code)] // the symbol that the core looks up

@@ -2,7 +2,7 @@
 //! the owner of the lock that they share.
 
 use super::fabric::Fabric;
-use super::guard::{code, entry};
+use super::guard::{code, entry, making_entry};
 use super::lock::{DomainLock, Guard, Locked};
 use super::progress::ProgressThread;
 use super::table::{SLACK, Slack, Table, stubs};
@@ -437,7 +437,7 @@ unsafe extern "C" fn av_open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: as libfabric calls fi_av_open.
-    entry("fi_av_open", || code(unsafe { av::open(shared(domain), attr, out, context) }))
+    making_entry("fi_av_open", || code(unsafe { av::open(shared(domain), attr, out, context) }))
 }
 
 unsafe extern "C" fn cq_open(
@@ -447,7 +447,7 @@ unsafe extern "C" fn cq_open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: as libfabric calls fi_cq_open.
-    entry("fi_cq_open", || code(unsafe { cq::open(shared(domain), attr, out, context) }))
+    making_entry("fi_cq_open", || code(unsafe { cq::open(shared(domain), attr, out, context) }))
 }
 
 unsafe extern "C" fn cntr_open(
@@ -457,7 +457,7 @@ unsafe extern "C" fn cntr_open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: as libfabric calls fi_cntr_open.
-    entry("fi_cntr_open", || code(unsafe { cntr::open(shared(domain), attr, out, context) }))
+    making_entry("fi_cntr_open", || code(unsafe { cntr::open(shared(domain), attr, out, context) }))
 }
 
 unsafe extern "C" fn poll_open(
@@ -466,7 +466,7 @@ unsafe extern "C" fn poll_open(
     out: *mut *mut fid_poll,
 ) -> c_int {
     // SAFETY: as libfabric calls fi_poll_open.
-    entry("fi_poll_open", || code(unsafe { poll_set::open(shared(domain), attr, out) }))
+    making_entry("fi_poll_open", || code(unsafe { poll_set::open(shared(domain), attr, out) }))
 }
 
 unsafe extern "C" fn open_endpoint(
@@ -475,8 +475,10 @@ unsafe extern "C" fn open_endpoint(
     out: *mut *mut fid_ep,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as libfabric calls fi_endpoint.
-    entry("fi_endpoint", || code(unsafe { endpoint::open(shared(domain), info, out, context) }))
+    making_entry("fi_endpoint", || {
+        // SAFETY: as libfabric calls fi_endpoint.
+        code(unsafe { endpoint::open(shared(domain), info, out, context) })
+    })
 }
 
 unsafe extern "C" fn open_endpoint2(
@@ -486,7 +488,7 @@ unsafe extern "C" fn open_endpoint2(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_endpoint2", || {
+    making_entry("fi_endpoint2", || {
         if flags != 0 {
             return -FI_ENOSYS;
         }
@@ -501,7 +503,7 @@ unsafe extern "C" fn open_scalable_endpoint(
     out: *mut *mut fid_ep,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_scalable_ep", || {
+    making_entry("fi_scalable_ep", || {
         // SAFETY: as libfabric calls fi_scalable_ep.
         code(unsafe { endpoint::open_scalable(shared(domain), info, out, context) })
     })
@@ -513,7 +515,7 @@ unsafe extern "C" fn open_shared_transmit(
     out: *mut *mut fid_stx,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_stx_context", || {
+    making_entry("fi_stx_context", || {
         // SAFETY: as libfabric calls fi_stx_context.
         code(unsafe { endpoint::open_shared_transmit(shared(domain), attr, out, context) })
     })
@@ -525,7 +527,7 @@ unsafe extern "C" fn open_shared_receive(
     out: *mut *mut fid_ep,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_srx_context", || {
+    making_entry("fi_srx_context", || {
         // SAFETY: as libfabric calls fi_srx_context.
         code(unsafe { endpoint::open_shared_receive(shared(domain), attr, out, context) })
     })

@@ -1,6 +1,6 @@
 //! `struct fid_fabric`: the parent of domains, event queues and wait sets.
 
-use super::guard::{busy, code, entry};
+use super::guard::{busy, code, entry, making_entry};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::{domain, eq, trywait, wait_set};
 use crate::sys::process::Home;
@@ -105,7 +105,7 @@ unsafe extern "C" fn open_domain(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: as libfabric calls fi_domain.
-    entry("fi_domain", || code(unsafe { domain::open(shared(fabric), info, out, context) }))
+    making_entry("fi_domain", || code(unsafe { domain::open(shared(fabric), info, out, context) }))
 }
 
 unsafe extern "C" fn open_domain2(
@@ -115,7 +115,7 @@ unsafe extern "C" fn open_domain2(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_domain2", || {
+    making_entry("fi_domain2", || {
         if flags != 0 {
             return -FI_ENOSYS; // FI_PEER: the peer API is not for providers outside the tree
         }
@@ -131,7 +131,7 @@ unsafe extern "C" fn eq_open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: as libfabric calls fi_eq_open.
-    entry("fi_eq_open", || code(unsafe { eq::open(shared(fabric), attr, out, context) }))
+    making_entry("fi_eq_open", || code(unsafe { eq::open(shared(fabric), attr, out, context) }))
 }
 
 unsafe extern "C" fn wait_open(
@@ -140,7 +140,7 @@ unsafe extern "C" fn wait_open(
     out: *mut *mut fid_wait,
 ) -> c_int {
     // SAFETY: as libfabric calls fi_wait_open.
-    entry("fi_wait_open", || code(unsafe { wait_set::open(shared(fabric), attr, out) }))
+    making_entry("fi_wait_open", || code(unsafe { wait_set::open(shared(fabric), attr, out) }))
 }
 
 unsafe extern "C" fn try_wait(

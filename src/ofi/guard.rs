@@ -2,6 +2,7 @@
 
 use crate::sys::cancel::{self, Shield};
 use crate::sys::process::Home;
+use crate::sys::reserve;
 use crate::telemetry::log;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -71,6 +72,17 @@ pub(crate) unsafe fn waiting_entry<R: EntryResult, F: FnMut() -> ControlFlow<R>>
             ControlFlow::Continue(()) => unsafe { cancel::point() },
         }
     }
+}
+
+/// As [`entry`], for calls that make something: -FI_ENOMEM while the system has no memory, and the reserve has to
+/// last for what is under way.
+#[inline]
+pub(crate) fn making_entry<R: EntryResult>(name: &'static str, body: impl FnOnce() -> R) -> R {
+    if reserve::is_low() {
+        log::warn(format_args!("{name} refused: the system has no memory left"));
+        return R::from_error(-libfabric_sys::FI_ENOMEM);
+    }
+    entry(name, body)
 }
 
 /// As [`entry`], for the data path: what may come to a point of cancellation there has a shield of its own

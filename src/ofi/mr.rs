@@ -2,7 +2,7 @@
 //! and of the initiator needs none.
 
 use super::domain::{self, Domain, DomainKey};
-use super::guard::{code, entry};
+use super::guard::{code, entry, making_entry};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::{av, cntr};
 use crate::memory::declared::{Declaration, declare};
@@ -215,7 +215,7 @@ unsafe extern "C" fn reg(
     out: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_mr_reg", || {
+    making_entry("fi_mr_reg", || {
         // SAFETY: the application's domain; `fid` is its first member.
         if let Err(error) = demands_no_key(unsafe { domain::shared(fid.cast::<fid_domain>()) }) {
             return -error;
@@ -239,7 +239,7 @@ unsafe extern "C" fn regv(
     out: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_mr_regv", || {
+    making_entry("fi_mr_regv", || {
         // SAFETY: as libfabric calls fi_mr_regv.
         unsafe {
             if let Err(error) = demands_no_key(domain::shared(fid.cast::<fid_domain>())) {
@@ -259,7 +259,7 @@ unsafe extern "C" fn regattr(
     flags: u64,
     out: *mut *mut fid_mr,
 ) -> c_int {
-    entry("fi_mr_regattr", || {
+    making_entry("fi_mr_regattr", || {
         // SAFETY: as libfabric calls fi_mr_regattr; `iface` exists since API 1.9. Under FI_MR_DMABUF
         // `mr_iov` points to something else.
         unsafe {

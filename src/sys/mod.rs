@@ -21,6 +21,7 @@ pub(crate) mod order;
 pub(crate) mod packets;
 pub(crate) mod private_file;
 pub(crate) mod process;
+pub(crate) mod reserve;
 pub(crate) mod rv;
 pub(crate) mod shared_memory;
 pub(crate) mod simd;

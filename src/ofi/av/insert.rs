@@ -3,7 +3,7 @@
 use super::AvFid;
 use super::format::{read_address, stride};
 use crate::ofi::domain::DomainKey;
-use crate::ofi::guard::entry;
+use crate::ofi::guard::making_entry;
 use crate::ofi::lock::Guard;
 use crate::sys::net;
 use crate::telemetry::log;
@@ -109,7 +109,7 @@ pub(super) unsafe extern "C" fn insert(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_av_insert", || {
+    making_entry("fi_av_insert", || {
         // SAFETY: a vector of ours; `addr` and `fi_addr` are arrays of `count` elements.
         unsafe {
             let av = &*av.cast::<AvFid>();
@@ -161,7 +161,7 @@ pub(super) unsafe extern "C" fn insert_service(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_av_insertsvc", || {
+    making_entry("fi_av_insertsvc", || {
         // SAFETY: a vector of ours; C strings; `fi_addr` has one element.
         unsafe {
             let av = &*av.cast::<AvFid>();
@@ -249,7 +249,7 @@ pub(super) unsafe extern "C" fn insert_symmetric(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_av_insertsym", || {
+    making_entry("fi_av_insertsym", || {
         // SAFETY: a vector of ours; C strings; `fi_addr` has node_count x service_count elements.
         unsafe {
             let av = &*av.cast::<AvFid>();

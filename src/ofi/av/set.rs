@@ -2,7 +2,7 @@
 //! group can be made.
 
 use super::{AddressVector, shared};
-use crate::ofi::guard::{code, entry};
+use crate::ofi::guard::{code, entry, making_entry};
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, own};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
@@ -80,7 +80,7 @@ pub(super) unsafe extern "C" fn open(
     out: *mut *mut fid_av_set,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_av_set", || {
+    making_entry("fi_av_set", || {
         // SAFETY: a vector of ours, and the application's attributes.
         code(unsafe {
             attr.as_ref().filter(|_| !out.is_null()).ok_or(FI_EINVAL).and_then(|attr| {

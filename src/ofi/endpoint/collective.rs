@@ -5,7 +5,7 @@ use super::{Endpoint, EndpointFid, endpoint};
 use crate::memory::SegmentList;
 use crate::memory::atomic::{Datatype, Operation};
 use crate::ofi::av::set::{SET_ADDRESS, av_set};
-use crate::ofi::guard::{code, entry};
+use crate::ofi::guard::{code, entry, making_entry};
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::ofi::trigger::{Account, Kind, run_due};
@@ -116,7 +116,7 @@ pub(super) unsafe extern "C" fn join(
     out: *mut *mut fid_mc,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_join", || {
+    making_entry("fi_join", || {
         if flags & FI_COLLECTIVE == 0 {
             return -FI_ENOSYS; // multicast
         }

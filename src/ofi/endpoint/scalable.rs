@@ -7,7 +7,7 @@ use super::{
 };
 use crate::ofi::domain::Domain;
 use crate::ofi::elsewhere::Elsewhere;
-use crate::ofi::guard::{code, entry};
+use crate::ofi::guard::{code, making_entry};
 use crate::ofi::info::{
     CONTEXT_SIZE, INJECT_SIZE, IOV_LIMIT, MSG_ORDER, RMA_IOV_LIMIT, RX_CAPS, TX_CAPS,
 };
@@ -185,7 +185,7 @@ pub(super) unsafe extern "C" fn open_transmit(
     out: *mut *mut fid_ep,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_tx_context", || {
+    making_entry("fi_tx_context", || {
         // SAFETY: a handle of ours; the application's attributes, if any.
         let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
         let mut flags = sep.tx_flags.get();
@@ -219,7 +219,7 @@ pub(super) unsafe extern "C" fn open_receive(
     out: *mut *mut fid_ep,
     context: *mut c_void,
 ) -> c_int {
-    entry("fi_rx_context", || {
+    making_entry("fi_rx_context", || {
         // SAFETY: a handle of ours; the application's attributes, if any.
         let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
         let mut flags = sep.rx_flags.get();
