@@ -55,6 +55,9 @@ const FRACTION: u32 = 2;
 const PART_MIN: u32 = 4;
 /// ... and at most so many.
 const PART_MAX: u32 = 32;
+/// Bytes that the sender takes at once, unless a unit has more. Of a long message, whose units are long, this is less than
+/// [`PART_MAX`] units: the receiver waits for what a sender has in hand that has no processor.
+const HAND_MAX: u32 = 2 << 20;
 
 /// Most units of a message.
 const UNITS_MAX: u32 = 0xffff;
@@ -171,7 +174,8 @@ impl<W: Word> Cell<'_, W> {
         if failed != 0 || share.units().is_none() {
             return Assisted::Over;
         }
-        let Some(part) = self.take(share.generation, End::Sender, PART_MAX) else {
+        let most = HAND_MAX.checked_div(share.unit).unwrap_or(1).clamp(1, PART_MAX);
+        let Some(part) = self.take(share.generation, End::Sender, most) else {
             return Assisted::Over;
         };
         // Ours alone from here on, until the status says what became of the part.

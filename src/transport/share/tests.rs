@@ -206,6 +206,23 @@ fn a_sender_that_dies_is_waited_for() {
 }
 
 #[test]
+fn what_a_sender_has_in_hand_is_short_however_long_the_message() {
+    for len in [8usize << 20, 4 << 30, 1 << 40] {
+        let words = [AtomicU64::new(0), AtomicU64::new(0)];
+        let cell = Cell { left: &words[0], status: &words[1] };
+        let mut table = CellTable::default();
+        let share = table.begin(len, 64 << 10, |_| Some(cell)).unwrap();
+        let mut hand = 0;
+        let assisted = cell.assist(&share, |_, part| {
+            hand = part;
+            Some(part)
+        });
+        assert_eq!(assisted, Assisted::Moved(hand));
+        assert!((1..=(2 << 20).max(share.unit as usize)).contains(&hand), "{hand} of {len}");
+    }
+}
+
+#[test]
 fn two_ends_meet_in_the_middle() {
     let (mut word, mut at) = (join(7, pack(0, 1000)), [0, 1000]);
     for n in 0.. {
