@@ -205,7 +205,8 @@ pub(crate) fn is_privileged() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// False once the process has ended, reaped or not. True when that cannot be told.
+/// False once the process has ended, reaped or not: no thread of it runs, and the first one may have ended long before the
+/// others. True when that cannot be told.
 pub(crate) fn is_running(pid: i32) -> bool {
     if pid <= 0 {
         return true;
@@ -215,16 +216,11 @@ pub(crate) fn is_running(pid: i32) -> bool {
         return Errno::last().0 != libc::ESRCH;
     }
     // A zombie answers signal 0.
-    !matches!(state_in(format!("/proc/{pid}/stat").as_ref()), Some('Z' | 'X'))
-}
-
-/// False once no thread of the process runs any more: threads may outlive the first one, for a moment
-/// at least. True when that cannot be told.
-pub(crate) fn has_threads(pid: i32) -> bool {
-    is_running(pid) || {
-        let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
-        threads.is_ok_and(|threads| threads.count() > 1)
+    if !matches!(state_in(format!("/proc/{pid}/stat").as_ref()), Some('Z' | 'X')) {
+        return true;
     }
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    threads.is_ok_and(|threads| threads.count() > 1)
 }
 
 /// Whether no thread of the process runs: each is stopped (SIGSTOP, or a debugger) or has ended. A thread stops on its way
@@ -417,6 +413,33 @@ mod tests {
         assert!(!maps_everybody("0 100000 65536\n") && !maps_everybody(""));
         assert!(is_own_user(effective_uid()) || overflow_uid() == Some(effective_uid()));
         assert!(!is_own_user(effective_uid() ^ 1));
+    }
+
+    #[test]
+    fn a_process_outlives_its_first_thread() {
+        // SAFETY: the child does what a program of two threads may do, and ends by itself.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let minute = std::time::Duration::from_secs(60);
+            std::thread::spawn(move || std::thread::sleep(minute));
+            // SAFETY: ends this thread alone.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+        assert!(pid > 0);
+        let state = || state_in(format!("/proc/{pid}/stat").as_ref());
+        let began = std::time::Instant::now();
+        while state() != Some('Z') && began.elapsed().as_secs() < 20 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!((state(), is_running(pid)), (Some('Z'), true));
+        // SAFETY: a child of ours.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+        while is_running(pid) && began.elapsed().as_secs() < 20 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(!is_running(pid), "all of it has ended");
+        // SAFETY: a child of ours.
+        assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Unsettled {
         let copies = Words::of(&self.memory).is_some_and(|words| !words.has_ended(self.seen));
         let ended = || {
             let hung_up = unix::receive(self.socket.as_fd(), &mut [0]);
-            matches!(hung_up, unix::Received::Closed) || !process::has_threads(self.pid)
+            matches!(hung_up, unix::Received::Closed) || !process::is_running(self.pid)
         };
         copies && !ended() && (open || !process::is_stopped(self.pid))
     }
