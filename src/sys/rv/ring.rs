@@ -101,7 +101,8 @@ impl Ring {
     /// The oldest event that was not read. Errors: EIO, where the module's end of the ring makes no
     /// sense.
     pub(crate) fn pop(&mut self) -> Result<Option<Event>> {
-        // The module publishes an entry by moving the tail behind it.
+        // The module publishes an entry by moving the tail behind it. Its processor does so after it has polled the device's
+        // completion of the write with immediate: what was written is in memory before that.
         let tail = self.word(TAIL_AT).load(Ordering::Acquire);
         if tail == self.head {
             return Ok(None);

@@ -61,6 +61,8 @@ impl Registrar {
                 read | if writes { write } else { 0 }
             }
         };
+        // Never IBV_ACCESS_RELAXED_ORDERING: flush reads (PROTOCOL.md §7.16, rule 2) rest on the order of a device's
+        // own requests on its bus.
         if addr.checked_add(len).is_none() {
             return Err(Errno(libc::EFAULT));
         }

@@ -293,7 +293,8 @@ impl<L> RcQp<L> {
             }
             RcRequest::Write => {
                 wr.opcode = IBV_WR_RDMA_WRITE;
-                // What is fenced waits for reads that are under way; some drivers (rxe) let it wait for all requests.
+                // A write may overtake reads that were posted before it, unless it is fenced (InfiniBand 1.7, 10.8.3.3); a
+                // read never overtakes a write. Some drivers (rxe) let what is fenced wait for all requests.
                 if self.reads > 0 {
                     wr.send_flags |= IBV_SEND_FENCE;
                 }

@@ -32,7 +32,7 @@ pub(crate) trait Link {
     ///
     /// 1. A UD message is one packet, and the ICRC (InfiniBand 1.7, 7.8.1; RoCE takes it over) covers its payload, with 32
     ///    bits, from one device to the other. A device drops a damaged packet. UDP's checksum has 16 bits, and may be missing.
-    /// 2. The receive completion of a UD queue pair says that the whole packet is in its buffer (InfiniBand 1.7, 11.4.2),
+    /// 2. The receive completion of a UD queue pair says that the whole packet is in its buffer (InfiniBand 1.7, 10.8),
     ///    whatever the order in which the device wrote the bytes. A packet that is found by polling memory has no such
     ///    promise, and is not sound.
     fn is_sound(&mut self, to: &Address, len: usize) -> bool {

@@ -655,6 +655,8 @@ impl<D: Device> Rc<D> {
                     );
                     return self.lose(peer, now, sink);
                 }
+                // The completion of a write with immediate says that all of its bytes are in memory, in whatever order they
+                // came (InfiniBand 1.7, 10.8; ibv_query_qp_data_in_order(3)). Each window has one write and so one completion.
                 self.counts.filled += 1;
                 self.counts.filled_bytes += window.len as u64;
                 self.failures.remove(&peer);
@@ -897,7 +899,9 @@ impl<D: Device> Bulk for Rc<D> {
         }
     }
 
-    /// A write is complete only when the other device has taken it, and says so to its process.
+    /// A write is complete when the other device has taken it, and says so to its process. That its bytes are in
+    /// memory is said by that process's completion of the write with immediate, not by ours: a send that is complete
+    /// only then (FI_DELIVERY_COMPLETE) waits for FIN, and does not ask this.
     fn sees_writes(&mut self, _: &Ticket) -> bool {
         true
     }
