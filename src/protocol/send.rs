@@ -212,10 +212,9 @@ impl<I: Iface> Engine<I> {
     /// What the cheapest case does not take.
     #[inline(never)]
     fn send_any(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
-        if let Some(peer) = self.core.peer(op.peer) {
-            if peer.deferred > 0 || (op.fence && peer.outstanding > 0) {
-                return self.defer(op, host);
-            }
+        let shut = op.fence && !self.is_fence_open(op.peer);
+        if shut || self.core.peer(op.peer).is_some_and(|peer| peer.deferred > 0) {
+            return self.defer(op, host);
         }
         let envelope = op.envelope();
         let len = op.payload.len();
@@ -446,7 +445,7 @@ impl<I: Iface> Engine<I> {
             let peer = request.peer;
             let TxState::Deferred { fence, access } = request.state else { continue };
             let mut waits = blocked.contains(&peer)
-                || (fence && self.core.peer(peer).is_some_and(|p| p.outstanding > 0))
+                || (fence && !self.is_fence_open(peer))
                 || access.is_some_and(|access| self.may_send_atomic(peer, access).is_none());
             if let Some(access) = access.filter(|_| !waits) {
                 self.core.tx.remove(key);

@@ -202,7 +202,7 @@ pub(crate) struct Spot {
     /// As the peer has told them.
     pub(crate) epoch: u32,
     pub(crate) key: u32,
-    /// As long as what is moved.
+    /// As long as what is moved; of a write without bytes 1 byte.
     pub(crate) range: Range,
 }
 
@@ -215,7 +215,8 @@ pub(crate) const STAGED_MAX: usize = 4096;
 pub(crate) struct Reach {
     /// From the peer's memory into ours; else the other way.
     pub(crate) reads: bool,
-    /// A write is done when its bytes are in the peer's memory; else when the peer's device has them.
+    /// A write is done when its bytes, and those of all that were begun before it, are in the peer's memory; else when the
+    /// peer's device has them. With no bytes it asks for that alone.
     pub(crate) delivered: bool,
     /// Our side is memory of the engine's that stays as long as the transport: to register it once is enough.
     pub(crate) stays: bool,

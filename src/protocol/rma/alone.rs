@@ -9,6 +9,7 @@ use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::Ranges;
+use crate::protocol::windows::OF_A_MESSAGE;
 use crate::protocol::{Host, Limits};
 use crate::sys::cma::Range;
 use crate::sys::numbers::NumberMap;
@@ -25,6 +26,9 @@ const OFTEN: u32 = 16;
 const WRITE_SHARE: usize = 8;
 /// Bytes of one operation that are moved in one turn.
 const TURN: usize = 4 << 20;
+/// Names the question whether all that our device has written is in the target's memory. No list of operations has so many
+/// entries that one had this name, and no read of a message has it.
+const FLUSH: u64 = OF_A_MESSAGE - 1;
 
 /// A part of a region of a target.
 #[derive(Debug)]
@@ -66,11 +70,12 @@ impl Granted {
         (at < part.len).then_some((part, at))
     }
 
-    /// Whether all of `remote` can be reached for this.
-    fn cover(&self, remote: &RemoteRanges, right: Right, delivered: bool) -> bool {
+    /// Whether all of `remote` can be reached for this. What is written has to be asked for before something else leaves:
+    /// see [`Engine::flush_alone`].
+    fn cover(&self, remote: &RemoteRanges, right: Right) -> bool {
         let allows = |part: &Part| match right {
             Right::Read => part.reads,
-            Right::Write => part.writes && (part.echoes || !delivered),
+            Right::Write => part.writes && part.echoes,
             _ => false,
         };
         remote.as_slice().iter().all(|range| {
@@ -124,6 +129,22 @@ impl Granted {
 
     fn remove(&mut self, key: u64) {
         self.parts.retain(|part| part.key != key);
+    }
+
+    /// Whether a part of `key` has this key of the transport's.
+    fn names(&self, key: u64, spot: &Spot) -> bool {
+        let mut keys =
+            self.parts.iter().filter(|part| part.key == key).filter_map(|part| part.keys);
+        spot.epoch == self.epoch && keys.any(|keys| keys.contains(&spot.key))
+    }
+
+    /// A byte of any part that has echoes.
+    fn any_byte(&self) -> Option<Spot> {
+        self.parts.iter().filter(|part| part.echoes).find_map(|part| {
+            let (keys, range) = (part.keys?, part.ranges.as_slice().first()?);
+            let range = Range { addr: range.addr, len: 1 };
+            Some(Spot { epoch: self.epoch, key: *keys.first()?, range })
+        })
     }
 }
 
@@ -219,6 +240,19 @@ impl Channel {
         begins || !self.reaching.is_empty()
     }
 
+    /// Nothing that we carry out alone is under way, and what was written so is in the target's memory.
+    #[inline]
+    pub(super) fn is_flushed(&self) -> bool {
+        self.reaching.is_empty() && self.unflushed.is_none() && !self.flushing
+    }
+
+    /// Our device has begun to read or write `spot`. What it reads comes after all that it has written before.
+    fn note_begun(&mut self, spot: &Spot, how: Reach) {
+        let addr = spot.range.addr.wrapping_add(spot.range.len.saturating_sub(1));
+        let last = Spot { range: Range { addr, len: 1 }, ..*spot };
+        self.unflushed = (!how.reads && !how.delivered).then_some(last);
+    }
+
     /// Nothing has left that is not answered.
     pub(super) fn is_drained(&self) -> bool {
         [self.writes, self.pulls, self.reads, self.fetches] == [0; 4]
@@ -248,7 +282,43 @@ impl<I: Iface> Engine<I> {
         }
         let Some(min) = self.iface.reach_min(peer, reads) else { return false };
         let min = if reads || channel.reaching.is_empty() { min } else { 1 };
-        (long || len >= min as u64) && channel.granted.cover(remote, right, delivered)
+        (long || len >= min as u64) && channel.granted.cover(remote, right)
+    }
+
+    /// Asks `peer`'s device whether all that ours has written is in its memory, if that is not known: before anything to it
+    /// leaves another way, and before what is fenced.
+    ///
+    /// A device acknowledges an RDMA Write when it has the packets. Nobody promises that they are in memory then, and
+    /// a message takes another queue pair, or UDP. An RDMA Read is carried out after all writes that were posted before it on
+    /// the same queue pair (InfiniBand 1.7, 10.8.3.3), also by devices that place packets out of order
+    /// (mlx5dv_create_qp(3)), and its read of memory does not pass writes of the same device on the bus (PCI Express 5.0,
+    /// 2.4.1). So one byte is read (a flush read).
+    #[inline]
+    pub(in crate::protocol) fn flush_alone(&mut self, peer: PeerId) {
+        let channel = self.core.rma.channels.get(peer.index());
+        if let Some(spot) = channel.and_then(|channel| channel.unflushed) {
+            self.begin_flush(peer, spot);
+        }
+    }
+
+    #[cold]
+    fn begin_flush(&mut self, peer: PeerId, spot: Spot) {
+        let how = Reach { reads: false, delivered: true, stays: false, token: FLUSH };
+        // Where it does not begin now the next turn tries again, or the connection has ended, and all of it is void.
+        if self.iface.reach(peer, &spot, &SegmentList::EMPTY, how) == Ok(Reached::Begun) {
+            let channel = self.core.rma.channel(peer);
+            (channel.unflushed, channel.flushing) = (None, true);
+            self.core.count_outstanding(peer, 1);
+            self.iface.flush();
+        }
+    }
+
+    /// Everything before a fence has come to its end, and what was written is in the target's memory.
+    pub(in crate::protocol) fn is_fence_open(&mut self, peer: PeerId) -> bool {
+        self.flush_alone(peer);
+        let channel = self.core.rma.channels.get(peer.index());
+        channel.is_none_or(|channel| channel.unflushed.is_none())
+            && self.core.peer(peer).is_none_or(|peer| peer.outstanding == 0)
     }
 
     /// Moves bytes of the operation, which is the first of its channel.
@@ -271,7 +341,11 @@ impl<I: Iface> Engine<I> {
                 Some(spot) => {
                     let len = spot.range.len as usize;
                     let part = local.slice(offset, len);
-                    self.iface.reach(peer, &spot, &part, how).map(|reached| (reached, len))
+                    let reached = self.iface.reach(peer, &spot, &part, how);
+                    if reached == Ok(Reached::Begun) {
+                        channel.note_begun(&spot, how);
+                    }
+                    reached.map(|reached| (reached, len))
                 }
                 None => Err(SendError::Unreachable(crate::sys::Errno(libc::ESTALE))),
             };
@@ -453,7 +527,21 @@ impl Core {
 
     /// A region of a target may not be reached any more.
     pub(super) fn on_retract(&mut self, peer: PeerId, key: u64) {
-        self.rma.channel(peer).granted.remove(key);
+        let channel = self.rma.channel(peer);
+        let ended = channel.unflushed.is_some_and(|spot| channel.granted.names(key, &spot));
+        channel.granted.remove(key);
+        // What was written to a region is there when its registration has ended. Of the others any byte tells the same.
+        if ended {
+            channel.unflushed = channel.granted.any_byte();
+        }
+    }
+
+    /// All that our device has written to `peer` is in its memory, or will never be heard of.
+    pub(super) fn end_flush(&mut self, peer: PeerId) {
+        let channel = self.rma.channels.get_mut(peer.index());
+        if channel.is_some_and(|channel| std::mem::take(&mut channel.flushing)) {
+            self.count_outstanding(peer, -1);
+        }
     }
 
     /// The memory of a region of ours is no longer what it was.
@@ -468,6 +556,9 @@ impl Core {
         token: u64,
         host: &mut impl Host,
     ) {
+        if token == FLUSH {
+            return self.end_flush(peer);
+        }
         let key = Key::from_wire(token);
         let Some(op) = self.rma.ops.get_mut(key).filter(|op| op.peer == peer && op.begun > 0)
         else {
@@ -494,7 +585,10 @@ impl Core {
     /// it is done once more, the other way.
     pub(in crate::protocol) fn lose_reaches(&mut self, peer: PeerId) {
         self.rma.told.forget(peer);
+        // The peer has ended its queue pair before it hears what we send next: nothing is under way to its memory then.
+        self.end_flush(peer);
         let Some(channel) = self.rma.channels.get_mut(peer.index()) else { return };
+        channel.unflushed = None;
         channel.granted.clear();
         let idle = channel.queue.is_empty();
         while let Some(key) = channel.reaching.pop_back() {

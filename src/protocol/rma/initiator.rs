@@ -102,10 +102,9 @@ impl<I: Iface> Engine<I> {
         if !host.has_room() || core.rma.pending() >= core.limits.tx_max {
             return Err(OpError::Again);
         }
-        if let Some(peer) = core.peer(op.peer) {
-            if peer.deferred > 0 || (op.fence && peer.outstanding > 0) {
-                return self.defer_access(op, operands);
-            }
+        let shut = op.fence && !self.is_fence_open(op.peer);
+        if shut || self.core.peer(op.peer).is_some_and(|peer| peer.deferred > 0) {
+            return self.defer_access(op, operands);
         }
         if operands.is_some() && self.iface.caps(op.peer).atomics.is_none() {
             return self.defer_access(op, operands);
@@ -113,6 +112,9 @@ impl<I: Iface> Engine<I> {
         let alone =
             op.data.is_none() && self.is_granted(op.peer, op.right, &op.remote, op.delivered);
         let way = self.way(op.peer, op.right, &op.remote, alone);
+        if way != Way::Alone {
+            self.flush_alone(op.peer);
+        }
         let channel = self.core.rma.channel(op.peer);
         let waits = !channel.queue.is_empty() || !way.is_open(channel, op.right);
         if waits || way == Way::Alone {
@@ -291,6 +293,9 @@ impl<I: Iface> Engine<I> {
                         && !op.barred
                         && self.is_granted(peer, right, &op.remote, op.delivered);
                     let way = self.way(peer, right, &op.remote, alone);
+                    if way != Way::Alone {
+                        self.flush_alone(peer);
+                    }
                     if !way.is_open(self.core.rma.channel(peer), right) {
                         break;
                     }
@@ -533,6 +538,7 @@ impl Core {
         cause: Cause,
         host: &mut impl Host,
     ) {
+        self.end_flush(peer);
         let Self { rma, .. } = self;
         rma.inbound.remove(&peer);
         rma.told.forget(peer);
@@ -549,6 +555,7 @@ impl Core {
             channel.queue = std::collections::VecDeque::new();
             channel.reaching = std::collections::VecDeque::new();
             channel.granted = super::alone::Granted::default();
+            channel.unflushed = None;
         }
         for key in rma.ops.keys_where(|op| op.peer == peer) {
             self.end_access(key, Some((error, cause)), host);

@@ -19,7 +19,7 @@ use super::{OpError, Report};
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
 use crate::sys::numbers::NumberMap;
-use crate::transport::{Exposure, Iface, PeerId};
+use crate::transport::{Exposure, Iface, PeerId, Spot};
 pub(crate) use atomic::{AtomicOp, right_of};
 use atomic::{Operands, Results};
 pub(crate) use packet::RmaPacket;
@@ -183,6 +183,10 @@ struct Channel {
     granted: alone::Granted,
     /// Operations of which pieces are under way alone, in order.
     reaching: VecDeque<Key>,
+    /// Where our device has written last, if nobody has asked since whether that is in the target's memory; and whether
+    /// that question is under way.
+    unflushed: Option<Spot>,
+    flushing: bool,
     /// Writes of some length that have left as messages since one went alone.
     short_writes: u32,
 }
@@ -192,7 +196,7 @@ impl Channel {
     /// may overtake it meanwhile.
     fn admits(&self, right: Right, pulled: bool) -> bool {
         // It goes another way, and must not come before them.
-        if !self.reaching.is_empty() {
+        if !self.is_flushed() {
             return false;
         }
         match (right, pulled) {

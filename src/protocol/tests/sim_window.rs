@@ -141,6 +141,21 @@ struct End {
     exposed: HashMap<(u64, u32), u32>,
     /// What it has begun to do to memory of the other side.
     posted: VecDeque<Posted>,
+    /// What of that the other device has taken, and acknowledged, and is not in memory yet.
+    unplaced: VecDeque<(Range, Vec<u8>)>,
+}
+
+impl End {
+    /// The oldest of what the other device has taken comes to memory.
+    fn place(&mut self) -> Option<()> {
+        let (range, bytes) = self.unplaced.pop_front()?;
+        assert_eq!(Loopback::list(&[range]).unwrap().copy_in(0, &bytes), bytes.len());
+        Some(())
+    }
+
+    fn place_all(&mut self) {
+        while self.place().is_some() {}
+    }
 }
 
 /// The windows of a link.
@@ -180,7 +195,8 @@ impl Panes {
     }
 
     pub(super) fn is_idle(&self, side: usize) -> bool {
-        self.ends[side].events.is_empty() && self.ends[side].posted.is_empty()
+        let end = &self.ends[side];
+        end.events.is_empty() && end.posted.is_empty() && end.unplaced.is_empty()
     }
 
     /// Whether `side` has everything that was written to it and that it will hear of.
@@ -221,6 +237,7 @@ impl Panes {
         for end in &mut self.ends {
             end.events.retain(|event| matches!(event, Event::Written { taken: true, .. }));
             end.posted.clear();
+            end.unplaced.clear();
         }
     }
 
@@ -379,6 +396,8 @@ impl Panes {
 
     /// See [`crate::transport::Iface::conceal`].
     pub(super) fn conceal(&mut self, side: usize, region: u64) {
+        // A registration that has ended has nothing under way.
+        self.ends[1 - side].place_all();
         self.ends[side].exposed.retain(|(other, _), _| *other != region);
     }
 
@@ -392,7 +411,7 @@ impl Panes {
         glazing: &Glazing,
         rng: &mut Rng,
     ) -> Result<Reached, SendError> {
-        assert_eq!(local.len() as u64, spot.range.len);
+        assert!(local.len() as u64 == spot.range.len || local.len() == 0 && how.delivered);
         let end = &mut self.ends[side];
         if spot.epoch != end.known {
             return Err(SendError::Unreachable(Errno(libc::ESTALE)));
@@ -408,7 +427,8 @@ impl Panes {
         Ok(Reached::Begun)
     }
 
-    /// The oldest that `side` has posted is carried out, or ends the connection.
+    /// The oldest that `side` has posted is carried out, or ends the connection. A write is acknowledged when the other
+    /// device has taken it; it is in memory some time later, at the latest when a read that was posted behind it is.
     fn carry_out(&mut self, side: usize, rng: &mut Rng) {
         if self.ends[side].known != self.connection {
             return;
@@ -420,14 +440,23 @@ impl Panes {
             let next = rng.pick(&[Windows::Later, Windows::Ready, Windows::No]);
             return self.lose(next, rng);
         }
-        posted.carry_out(posted.local.len());
-        self.ends[side].events.push_back(Event::Reached { token: posted.how.token });
+        let Reach { reads, delivered, token, .. } = posted.how;
+        if reads || delivered {
+            self.ends[side].place_all();
+            posted.carry_out(posted.local.len());
+        } else {
+            let mut bytes = vec![0; posted.local.len()];
+            posted.local.copy_out(0, &mut bytes);
+            self.ends[side].unplaced.push_back((posted.spot.range, bytes));
+        }
+        self.ends[side].events.push_back(Event::Reached { token });
     }
 
     /// The connection ends; `state` says what follows.
     pub(super) fn lose(&mut self, state: Windows, rng: &mut Rng) {
         self.state = state;
         for side in 0..2 {
+            self.ends[side].place_all();
             // So it is with what is on its way to memory that is exposed.
             let alive = self.ends[side].known == self.connection;
             let mut left = if alive { rng.below(self.ends[side].posted.len() + 1) } else { 0 };
@@ -439,7 +468,7 @@ impl Panes {
                 }
                 left -= 1;
                 let len = posted.local.len();
-                posted.carry_out(if left == 0 { rng.below(len) + 1 } else { len });
+                posted.carry_out(if left == 0 { rng.below(len + 1) } else { len });
             }
         }
         self.connection += 1;
@@ -476,6 +505,9 @@ impl Panes {
         if rng.percent(40) {
             self.carry_out(side, rng);
         }
+        if rng.percent(10) {
+            self.ends[side].place();
+        }
         let waits = |event: &Event| matches!(event, Event::Written { taken: false, .. });
         let known = self.ends[side].known == self.connection;
         if known && self.ends[1 - side].events.iter().any(waits) && rng.percent(30) {
@@ -485,6 +517,7 @@ impl Panes {
         if rng.next() % 1000 < glazing.conceals {
             if let Some(part) = end.exposed.keys().min().copied() {
                 end.exposed.remove(&part);
+                self.ends[1 - side].place_all();
                 return Some(Step::Concealed(part.0));
             }
         }

@@ -182,6 +182,40 @@ impl<D: Device> Rc<D> {
         }
     }
 
+    /// Only asks whether what was written before is in the peer's memory: reads the byte at `spot`.
+    fn ask_alone(
+        &mut self,
+        peer: PeerId,
+        spot: &Spot,
+        how: Reach,
+        now: u64,
+    ) -> Result<(), SendError> {
+        let Self { connections, device, doomed, waiting, staging, .. } = self;
+        let (Some(connection), Some(device)) = (connections.get_mut(&peer), device) else {
+            return Err(STALE);
+        };
+        let staging = staging.get_or_insert_default();
+        let lease = staging.lease(|memory| device.register(memory, true).ok());
+        let Some(key) = lease.map(Region::lkey) else {
+            // What follows must not go before this is answered, so the connection ends, and all goes by messages.
+            log::info(format_args!(
+                "the memory for flush reads cannot be registered: a queue pair ends, and messages do its work"
+            ));
+            self.counts.unregistered += 1;
+            doomed.push(peer);
+            return Err(STALE);
+        };
+        let to = (spot.range.addr, spot.key);
+        let added = connection.qp.reach(Local::known(&staging.byte(), key), to, true);
+        if added.is_ok() {
+            connection.note(Posted::Reach(how.token), 1, now);
+            self.writes += 1;
+        }
+        let posted = added.and_then(|()| connection.post_all());
+        conclude(peer, connection, posted, waiting, doomed);
+        Ok(())
+    }
+
     /// See [`crate::transport::Iface::reach`].
     pub(super) fn reach_at(
         &mut self,
@@ -198,6 +232,9 @@ impl<D: Device> Rc<D> {
         let asks = how.delivered && !how.reads;
         if !connection.has_room(1 + usize::from(asks)) {
             return Err(SendError::Again);
+        }
+        if local.len() == 0 && asks {
+            return self.ask_alone(peer, spot, how, now);
         }
         // Everything that may be refused, before anything has begun.
         let stays = how.stays && !how.reads;
@@ -245,7 +282,7 @@ impl<D: Device> Rc<D> {
         self.counts.reached_bytes += local.len() as u64;
         let mut added = Ok(());
         if let Some((byte, key)) = echo {
-            // The answer to a read comes after what was written before it has come to memory.
+            // See `Engine::flush_alone` for what this rests on.
             connection.note(Posted::Silent, local.len(), now);
             self.writes += 1;
             let last = (spot.range.addr + spot.range.len.saturating_sub(1), spot.key);

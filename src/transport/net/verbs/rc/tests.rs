@@ -891,18 +891,39 @@ fn an_exposed_region_is_written_and_read_and_then_is_not() {
     reach(&mut world, &spot, &source.segments(), delivered).unwrap();
     world.settle();
     assert_eq!(world.nodes[1].reached, [1, 2, 3]);
+    // A flush read reads a byte, and writes none.
+    let byte = Spot { range: Range { len: 1, ..spot.range }, ..spot };
+    let flush = Reach { token: 4, ..delivered };
+    reach(&mut world, &byte, &SegmentList::EMPTY, flush).unwrap();
+    world.settle();
+    assert_eq!((&world.nodes[1].reached[..], bytes(&region)), (&[1, 2, 3, 4][..], vec![5; 100]));
     assert_eq!(world.nodes[0].filled, 0, "the target hears of nothing");
 
     world.nodes[0].bulk.conceal(7);
     reach(&mut world, &spot, &source.segments(), write).unwrap();
     world.settle();
-    assert_eq!((world.nodes[1].reached.len(), world.nodes[1].lost, world.nodes[0].lost), (3, 1, 1));
+    assert_eq!((world.nodes[1].reached.len(), world.nodes[1].lost, world.nodes[0].lost), (4, 1, 1));
     assert_eq!(
         reach(&mut world, &spot, &source.segments(), write),
         Err(STALE),
         "its connection has ended"
     );
     assert_eq!(world.fabric.lock().unwrap().regions.len(), 1, "but what reads land in");
+}
+
+/// Whoever waits for it would wait for ever.
+#[test]
+fn a_flush_read_that_has_no_memory_ends_the_connection() {
+    let mut world = World::new(2, 4);
+    let region = OwnedBuffer::zeroed(100);
+    let spot = expose(&mut world, 0, 1, &region.segments());
+    world.fabric.lock().unwrap().refuses = true;
+    let byte = Spot { range: Range { len: 1, ..spot.range }, ..spot };
+    let flush = Reach { reads: false, delivered: true, stays: false, token: 1 };
+    assert_eq!(reach(&mut world, &byte, &SegmentList::EMPTY, flush), Err(STALE));
+    world.settle();
+    assert_eq!((world.nodes[1].lost, world.nodes[0].lost), (1, 1), "both know");
+    assert!(world.nodes[1].reached.is_empty());
 }
 
 #[test]
