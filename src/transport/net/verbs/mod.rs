@@ -302,7 +302,13 @@ fn search(
             Ok(port) => {
                 return (Some(Found { choice, device: device.clone(), port }), refused);
             }
-            Err(errno) => refused.push(format!("{choice} does not work: {errno}")),
+            Err(errno) => {
+                let why = registrar::reason(errno, process::locked_memory_limit());
+                if errno.0 == libc::ENOMEM {
+                    log::limited!("no RDMA through {choice} ({why}): data goes over UDP");
+                }
+                refused.push(format!("{choice} does not work: {why}"));
+            }
         }
     }
     (None, refused)

@@ -6,6 +6,7 @@ use crate::memory::cache::{self, Access, Cache, Limits, Monitor};
 use crate::sys::verbs::{Permission, RcPort, Registrar, Registration, fork_hazard};
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
+use std::sync::OnceLock;
 
 /// What the connections of one endpoint may read and write.
 pub(super) type Memory = Cache<Registrar>;
@@ -43,6 +44,30 @@ pub(super) fn is_safe() -> bool {
     hazard.is_none()
 }
 
+/// Why a device has no more memory of ours, and what to do; `limit`: bytes that this process may lock, if that is bounded.
+pub(super) fn reason(errno: Errno, limit: Option<usize>) -> String {
+    match limit {
+        Some(limit) if errno.0 == libc::ENOMEM => format!(
+            "{errno}; this process may lock {} KiB: raise `ulimit -l`, or LimitMEMLOCK of the service that starts it",
+            limit / 1024
+        ),
+        _ => errno.to_string(),
+    }
+}
+
+/// A device does not take memory that long messages or one-sided operations were to use: one line for each cause.
+#[cold]
+pub(super) fn tell_refused(errno: Errno) {
+    /// The limit of a process changes rarely, and to ask for it takes system calls.
+    static LIMIT: OnceLock<Option<usize>> = OnceLock::new();
+    let limit = *LIMIT.get_or_init(process::locked_memory_limit);
+    log::limited!(
+        cause: errno.0,
+        "an RDMA device cannot register memory ({}): what would use it goes as datagrams",
+        reason(errno, limit)
+    );
+}
+
 /// The registrations of `port`; `offers`: peers read some of it. Errors: ENOMEM.
 pub(super) fn memory(
     port: &RcPort,
@@ -77,6 +102,14 @@ fn limits(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_may_lock_too_little_hears_how_much_it_is() {
+        let text = reason(Errno(libc::ENOMEM), Some(64 << 10));
+        assert!(text.contains("64 KiB") && text.contains("ulimit -l"), "{text}");
+        let enough = [(libc::ENOMEM, None), (libc::EFAULT, Some(64 << 10))];
+        assert!(enough.iter().all(|(e, limit)| !reason(Errno(*e), *limit).contains("KiB")));
+    }
 
     #[test]
     fn what_is_kept_is_a_share_of_what_there_is() {

@@ -13,6 +13,7 @@ use crate::sys::Errno;
 use crate::sys::numbers::NumberMap;
 use crate::telemetry::log;
 use crate::transport::net::bulk::{Bulk, BulkSink, STALE, UNREGISTERED};
+use crate::transport::net::verbs::registrar::tell_refused;
 use crate::transport::{self, Exposure, PeerId, Reach, STAGED_MAX, SendError, Spot, Windows};
 use std::collections::BTreeMap;
 
@@ -259,8 +260,9 @@ impl<D: Device> Rc<D> {
             }
             (None, _) => match register(device, local, how.reads) {
                 Ok(registered) if echo.is_some() || !asks => (Posted::Reach(how.token), registered),
-                _ => {
+                refused => {
                     self.counts.unregistered += 1;
+                    refused.err().into_iter().for_each(tell_refused);
                     return Err(UNREGISTERED);
                 }
             },

@@ -20,6 +20,7 @@ use super::super::bulk::message::{End, Message, Way};
 use super::super::bulk::pause::PAUSE_NS;
 use super::super::bulk::pause::{Failures, PAUSE_MAX_NS};
 use super::super::bulk::{Bulk, BulkCounts, BulkSink, Control, UNREGISTERED};
+use super::registrar::{reason, tell_refused};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::event::Epoll;
 use crate::sys::numbers::NumberMap;
@@ -380,7 +381,8 @@ impl<D: Device> Rc<D> {
                 if self.trouble.count == 0 {
                     log::limited!(
                         cause: errno.0,
-                        "no RC queue pairs on the RDMA device ({errno}): long messages go as datagrams"
+                        "no RC queue pairs on the RDMA device ({}): long messages go as datagrams",
+                        reason(errno, process::locked_memory_limit())
                     );
                 }
                 self.trouble.again(now);
@@ -478,7 +480,14 @@ impl<D: Device> Rc<D> {
     #[cold]
     fn tell_of(&mut self, errno: Errno) {
         self.counts.refused += 1;
-        if self.counts.refused.is_power_of_two() {
+        // That there are as many as there may be, or that nobody is to be reached, is no fault of the device.
+        let expected = [libc::ENOSPC, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENODEV];
+        if !expected.contains(&errno.0) {
+            log::limited!(
+                cause: errno.0,
+                "an RDMA device makes no RC queue pair ({errno}): long messages go as datagrams"
+            );
+        } else if self.counts.refused.is_power_of_two() {
             log::info(format_args!(
                 "no RC queue pair ({errno}): long messages go as datagrams ({} such so far)",
                 self.counts.refused
@@ -813,8 +822,9 @@ impl<D: Device> Bulk for Rc<D> {
             return Err(SendError::Again);
         }
         let device = self.device.as_ref().ok_or(gone)?;
-        let lease = device.register(part, true).map_err(|_| {
+        let lease = device.register(part, true).map_err(|errno| {
             self.counts.unregistered += 1;
+            tell_refused(errno);
             UNREGISTERED
         })?;
         let key = lease.rkey();
@@ -855,8 +865,9 @@ impl<D: Device> Bulk for Rc<D> {
         if !connection.has_room(1) {
             return Err(SendError::Again);
         }
-        let from = register(device, payload, false).map_err(|_| {
+        let from = register(device, payload, false).map_err(|errno| {
             self.counts.unregistered += 1;
+            tell_refused(errno);
             UNREGISTERED
         })?;
         let added = connection.qp.write(from, ticket);
