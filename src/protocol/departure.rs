@@ -27,6 +27,7 @@ impl Core {
         };
         self.outbox.retain(|(to, _)| *to != peer);
         self.late.retain(|(to, _)| *to != peer);
+        self.forget_leaving(peer);
         self.fail_sends(peer, error, cause, host);
         self.fail_rendezvous_receives(peer, error, cause, host);
         self.end_rma(peer, error, cause, host);

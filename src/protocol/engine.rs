@@ -1,5 +1,6 @@
 //! The endpoint's state and its turn of work.
 
+use super::arrival::Leaving;
 use super::collective::{CollectivePacket, Collectives};
 use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
@@ -13,7 +14,9 @@ use super::spaces::{Space, Spaces};
 use super::windows::{Due, Lent, OF_A_MESSAGE};
 use super::{Cause, Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
-use crate::transport::{Address, Chunk, Departure, Handler, Iface, PeerId, StreamEnd, Ticket};
+use crate::transport::{
+    Address, Chunk, Departure, Handler, Iface, Mark, PeerId, StreamEnd, Ticket,
+};
 use std::collections::{HashMap, VecDeque};
 
 /// Bounds and thresholds of one endpoint.
@@ -132,6 +135,8 @@ pub(super) struct Core {
     pub(super) due: VecDeque<Due>,
     /// Messages that their receivers share with us.
     pub(super) assists: VecDeque<Assist>,
+    /// Sends that are complete when their peers' endpoints have them.
+    pub(super) leaving: Vec<Leaving>,
     /// Answers to peers; one per pending request at most, and one for each window that is lent.
     pub(super) outbox: VecDeque<(PeerId, Packet)>,
     /// Answers that nobody waits for.
@@ -267,6 +272,10 @@ impl<H: Host> Handler for Delivery<'_, H> {
         self.core.on_concealed(region);
     }
 
+    fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
+        self.core.on_acknowledged(peer, upto, self.host);
+    }
+
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {
         self.core.on_departure(peer, departure, self.host);
     }
@@ -385,6 +394,7 @@ impl<I: Iface> Engine<I> {
                 withdrawn: Vec::new(),
                 due: VecDeque::new(),
                 assists: VecDeque::new(),
+                leaving: Vec::new(),
                 outbox: VecDeque::new(),
                 late: VecDeque::new(),
                 dead: Vec::new(),
@@ -456,6 +466,7 @@ impl<I: Iface> Engine<I> {
         if n == 0 {
             n += self.advance_assists();
         }
+        n += self.advance_leaving(host);
         n += self.flush_outbox(host) + self.flush_late(host);
         // What the senders are to do is under way.
         n += self.advance_reads();
@@ -493,6 +504,7 @@ impl Core {
         // One question instead of many: this is asked whenever somebody looks.
         let items = self.outbox.len()
             | self.late.len()
+            | self.leaving.len()
             | self.pulls.len()
             | self.streams.len()
             | self.due.len()

@@ -5,6 +5,7 @@
 //! bytes. PROTOCOL.md §3 numbers what is said on the wire.
 #![forbid(unsafe_code)]
 
+mod arrival;
 mod collective;
 mod cooperate;
 mod departure;

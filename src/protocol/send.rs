@@ -32,6 +32,8 @@ pub(crate) struct SendOp<B = SegmentList> {
     pub(crate) inject: bool,
     /// Complete only when the message is in the receiver's buffer.
     pub(crate) delivery: bool,
+    /// Complete only when the receiver's endpoint has the message.
+    pub(crate) transmitted: bool,
     /// Start only when all earlier sends to this peer have completed.
     pub(crate) fence: bool,
 }
@@ -97,6 +99,8 @@ pub(super) enum TxState {
     Writing { rx: u64, queued: u8 },
     /// Nothing is written into windows from `from` on; the receiver has to ask for it otherwise.
     Declined { rx: u64, from: usize },
+    /// In the transport's hands, which has to hear that the peer has it.
+    Leaving,
     /// All of it was written, and is the application's again; the receiver says so some time. `told`: it wanted more,
     /// and knows that there is none.
     Over { told: bool },
@@ -114,6 +118,8 @@ pub(super) struct TxRequest {
     pub(super) completed: bool,
     /// It is due when the message is in the receiver's buffer.
     pub(super) delivery: bool,
+    /// It is due when the receiver's endpoint has it.
+    pub(super) transmitted: bool,
     /// Bytes that the announcement said would follow unasked.
     pub(super) pushed: usize,
     /// It said too that nobody waits for an answer: the send is complete when they have left.
@@ -179,6 +185,9 @@ impl<I: Iface> Engine<I> {
         if !ready || op.delivery || op.fence || !host.has_room_for_sends(op.report.context) {
             return false;
         }
+        if op.transmitted && self.iface.track(op.peer) {
+            return false;
+        }
         let envelope = op.envelope();
         if payload.len() > self.core.limits.eager_max {
             return self.try_push(op.peer, envelope, payload, (op.context, op.report), host);
@@ -223,6 +232,9 @@ impl<I: Iface> Engine<I> {
         }
         if op.delivery {
             return self.send_acknowledged(op, envelope);
+        }
+        if op.transmitted && self.iface.track(op.peer) {
+            return self.send_tracked(op, envelope, host);
         }
         send_eager(&mut self.iface, op.peer, &envelope, None, &op.payload).map_err(op_error)?;
         self.core.mark_alive(op.peer);
@@ -283,6 +295,7 @@ impl<I: Iface> Engine<I> {
             report: op.report,
             completed: false,
             delivery: op.delivery,
+            transmitted: op.transmitted,
             pushed: 0,
             leaves: false,
             seen: None,
@@ -292,9 +305,9 @@ impl<I: Iface> Engine<I> {
         }))
     }
 
-    /// An injected send is complete as soon as its bytes are copied, unless it asked for delivery.
+    /// An injected send is complete as soon as its bytes are copied, unless it asked for more.
     fn complete_injected(&mut self, key: Key, op: &SendOp, host: &mut impl Host) {
-        if !op.inject || op.delivery {
+        if !op.inject || op.delivery || op.transmitted {
             return;
         }
         if let Some(request) = self.core.tx.get_mut(key) {
@@ -315,14 +328,18 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    fn send_acknowledged(&mut self, op: &SendOp, envelope: Envelope) -> Result<(), OpError> {
+    /// A send whose bytes leave now: nothing of the application's buffer is needed afterwards.
+    pub(super) fn request_without_bytes(&mut self, op: &SendOp, envelope: Envelope) -> Option<Key> {
         let plain = SendOp { inject: false, ..*op };
-        let key =
-            self.new_request(&plain, envelope, TxState::AwaitingAnswer).ok_or(OpError::Again)?;
+        let key = self.new_request(&plain, envelope, TxState::AwaitingAnswer)?;
         if let Some(request) = self.core.tx.get_mut(key) {
-            // The bytes leave now; nothing of the application's buffer is needed afterwards.
             request.payload = Payload::Lent(SegmentList::EMPTY);
         }
+        Some(key)
+    }
+
+    fn send_acknowledged(&mut self, op: &SendOp, envelope: Envelope) -> Result<(), OpError> {
+        let key = self.request_without_bytes(op, envelope).ok_or(OpError::Again)?;
         let ack = Some(key.to_wire());
         if let Err(e) = send_eager(&mut self.iface, op.peer, &envelope, ack, &op.payload) {
             self.core.tx.remove(key);
@@ -476,6 +493,7 @@ impl<I: Iface> Engine<I> {
         let eager =
             segments.len() <= self.core.limits.eager_max && !self.iface.under_pressure(peer);
         let ack = delivery.then_some(key.to_wire());
+        let tracked = eager && !delivery && request.transmitted && self.iface.track(peer);
         let sent = if eager {
             send_eager(&mut self.iface, peer, &envelope, ack, &segments)
         } else {
@@ -485,6 +503,10 @@ impl<I: Iface> Engine<I> {
             self.core.mark_alive(peer);
         }
         match sent {
+            Ok(()) if tracked => {
+                self.core.count_outstanding(peer, 1);
+                self.await_arrival(peer, key, host);
+            }
             Ok(()) if eager && !delivery => self.core.finish_send(key, None, host),
             Ok(()) => {
                 self.core.count_outstanding(peer, 1);
@@ -510,7 +532,7 @@ pub(super) fn streams<I: Iface>(iface: &mut I, caps: &Caps, peer: PeerId, len: u
 
 /// One eager message, short if it fits beside its header.
 #[inline]
-fn send_eager<I: Iface>(
+pub(super) fn send_eager<I: Iface>(
     iface: &mut I,
     peer: PeerId,
     envelope: &Envelope,
@@ -546,6 +568,7 @@ impl Core {
             // The operation reports for itself.
             completed: true,
             delivery: false,
+            transmitted: false,
             pushed: 0,
             leaves: false,
             seen: None,
@@ -609,7 +632,8 @@ impl Core {
     ) -> bool {
         let key = Key::from_wire(tx);
         let valid = self.tx.get(key).is_some_and(|request| {
-            request.peer == peer && !matches!(request.state, TxState::Deferred { .. })
+            request.peer == peer
+                && !matches!(request.state, TxState::Deferred { .. } | TxState::Leaving)
         });
         if !valid {
             // All of it may have left before the receiver had enough.

@@ -7,6 +7,7 @@
 //! lengths come from slices, and results are `Result<_, Errno>`.
 #![allow(unsafe_code)]
 
+pub(crate) mod at_exit;
 pub(crate) mod cancel;
 pub(crate) mod clock;
 pub(crate) mod cma;

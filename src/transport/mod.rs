@@ -119,6 +119,22 @@ impl Head {
     pub(crate) const WORDS: usize = 3;
 }
 
+/// A place in the sequence of what is sent to a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mark {
+    /// Our number of the connection: each has a sequence of its own.
+    pub(crate) connection: u32,
+    /// The low half of a packet's number.
+    pub(crate) psn: u32,
+}
+
+impl Mark {
+    /// Whether this comes before `upto`; not known between two connections, and then it does not.
+    pub(crate) fn is_before(self, upto: Self) -> bool {
+        self.connection == upto.connection && (upto.psn.wrapping_sub(self.psn) as i32) > 0
+    }
+}
+
 /// Why a message was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SendError {
@@ -291,6 +307,10 @@ pub(crate) trait Handler {
     /// A region of which a part was exposed is so no more: its memory is no longer what it was.
     fn on_concealed(&mut self, region: u64) {
         let _ = region;
+    }
+    /// The peer, which is about to depart, has acknowledged everything before `upto` ([`Iface::tracked`]).
+    fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
+        let _ = (peer, upto);
     }
     /// A peer is gone; everything it sent before was reported before.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
@@ -581,6 +601,25 @@ pub(crate) trait Iface {
         local: &SegmentList,
         remote: &[Range],
     ) -> Result<usize, SendError>;
+
+    /// The next message to `peer` is one whose arrival matters. False: no message to it needs anything of this process once it
+    /// was taken, so that there is nothing to wait for.
+    fn track(&mut self, peer: PeerId) -> bool {
+        let _ = peer;
+        false
+    }
+
+    /// Where the last message to `peer` ends; `None`: the peer's endpoint has it.
+    fn tracked(&self, peer: PeerId) -> Option<Mark> {
+        let _ = peer;
+        None
+    }
+
+    /// Everything before this mark is with the peer's endpoint; `None`: nothing is known of it.
+    fn acknowledged(&mut self, peer: PeerId) -> Option<Mark> {
+        let _ = peer;
+        None
+    }
 
     /// True when the peer asks for small descriptions instead of payload it must buffer.
     fn under_pressure(&self, peer: PeerId) -> bool;

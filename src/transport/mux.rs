@@ -8,7 +8,7 @@ use super::net::{LookedAt, Net, NetSettings};
 use super::peers::PeerTable;
 use super::shm::Shm;
 use super::{
-    Address, Assisted, Caps, Chunk, Exposed, Handler, Head, Iface, PeerId, Reach, Reached,
+    Address, Assisted, Caps, Chunk, Exposed, Handler, Head, Iface, Mark, PeerId, Reach, Reached,
     SendError, Share, Spot, Taken, Ticket, Windows,
 };
 use crate::config::CmaPolicy;
@@ -404,6 +404,14 @@ impl Mux {
         }
     }
 
+    /// The next poll looks at everything that something may have come to.
+    pub(crate) fn hasten(&mut self) {
+        (self.pace.wants, self.pace.due) = (true, [0; 2]);
+        if let Some(net) = self.net_mut() {
+            net.hasten();
+        }
+    }
+
     /// Becomes readable when a message arrives while asleep, and when a link changes.
     pub(crate) fn wait_fd(&self) -> RawFd {
         self.shm.epoll().raw()
@@ -759,6 +767,18 @@ impl Iface for Mux {
             Route::Net => self.net().is_some_and(|net| net.under_pressure(peer)),
             Route::None => false,
         }
+    }
+
+    fn track(&mut self, peer: PeerId) -> bool {
+        self.route(peer) == Route::Net && self.net_mut().is_some_and(|net| net.track(peer))
+    }
+
+    fn tracked(&self, peer: PeerId) -> Option<Mark> {
+        self.net().filter(|_| self.route(peer) == Route::Net)?.tracked(peer)
+    }
+
+    fn acknowledged(&mut self, peer: PeerId) -> Option<Mark> {
+        self.net_mut()?.acknowledged(peer)
     }
 
     fn set_pressure(&mut self, on: bool) {

@@ -69,6 +69,8 @@ const CACHE_PART: usize = 4;
 const PAST_CACHES_MIN: usize = 8 << 20;
 /// How long closing waits for messages that the application believes sent, milliseconds.
 const LINGER_MS: i32 = 1000;
+/// How long it goes on taking what comes, milliseconds: what was there is taken sooner, but peers may send on and on.
+const DRAIN_MS: i32 = 100;
 
 /// One direction's completion queue.
 #[derive(Debug)]
@@ -705,15 +707,18 @@ impl Endpoint {
     /// a bounded time to leave.
     fn shut_down(&self) {
         let deadline = Deadline::after_ms(LINGER_MS);
+        let drained = Deadline::after_ms(DRAIN_MS);
         let mut elsewhere = Elsewhere::after(now_ns());
         // A forked child has nothing to finish on behalf of its parent.
         let mine = process::pid() == self.owner;
         loop {
             let guard = self.domain.lock.lock();
+            // What has arrived is answered: a peer may wait for that.
+            let taken = mine && !drained.expired() && self.take_all(&guard) > 0;
             let unsent = self
                 .engine(&guard)
                 .is_some_and(|engine| engine.has_unsent() || engine.iface().unacknowledged() > 0);
-            if !unsent || !mine || deadline.expired() {
+            if !mine || !taken && !unsent || deadline.expired() {
                 self.leave(&guard);
                 return;
             }
@@ -722,6 +727,14 @@ impl Endpoint {
             process::yield_now();
             elsewhere.look(Some(&self.domain));
         }
+    }
+
+    /// Takes what has come by any way. Returns how much that was.
+    fn take_all(&self, guard: &Guard<'_>) -> usize {
+        if let Some(engine) = self.engine(guard) {
+            engine.iface_mut().hasten();
+        }
+        self.progress_quietly(guard)
     }
 
     fn leave(&self, guard: &Guard<'_>) {

@@ -16,8 +16,8 @@ use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD,
     FI_EAGAIN, FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE,
     FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK,
-    FI_REMOTE_CQ_DATA, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t, fi_triggered_context, fid_ep,
-    fid_t,
+    FI_REMOTE_CQ_DATA, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t,
+    fi_triggered_context, fid_ep, fid_t,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -272,7 +272,9 @@ fn try_send<B: Buffers>(
     let (op_flags, inject) = flags.of_transmit(handle);
     let report = ep.report(number, op_flags, inject, &guard);
     let account = Account { context: context.expose_provenance() as u64, report };
-    let sending = Sending { payload, tagging, data, dest, inject, delivery: false, fence: false };
+    let transmitted = op_flags & FI_TRANSMIT_COMPLETE != 0;
+    let (delivery, fence) = (false, false);
+    let sending = Sending { payload, tagging, data, dest, inject, delivery, transmitted, fence };
     let usual = inject || op_flags & UNUSUAL_TX == 0;
     if usual && sending.try_start(ep, &guard, account) {
         // What is complete already may have raised a counter.
@@ -291,14 +293,16 @@ pub(super) struct Sending<B = SegmentList> {
     dest: fi_addr_t,
     inject: bool,
     delivery: bool,
+    transmitted: bool,
     fence: bool,
 }
 
 impl<B: Buffers> Sending<B> {
     #[inline(always)]
     fn listed(&self) -> Sending {
-        let Self { payload, tagging, data, dest, inject, delivery, fence } = *self;
-        Sending { payload: payload.list(), tagging, data, dest, inject, delivery, fence }
+        let Self { payload, tagging, data, dest, inject, delivery, transmitted, fence } = *self;
+        let payload = payload.list();
+        Sending { payload, tagging, data, dest, inject, delivery, transmitted, fence }
     }
 
     #[inline(always)]
@@ -314,6 +318,7 @@ impl<B: Buffers> Sending<B> {
             report: account.report,
             inject: self.inject,
             delivery: self.delivery,
+            transmitted: self.transmitted,
             fence: self.fence,
         }
     }
@@ -346,8 +351,9 @@ impl Sending {
             return Err(FI_EMSGSIZE);
         }
         let delivery = op_flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) != 0;
+        let transmitted = op_flags & FI_TRANSMIT_COMPLETE != 0;
         let fence = op_flags & FI_FENCE != 0;
-        Ok(Self { payload, tagging, data, dest, inject, delivery, fence })
+        Ok(Self { payload, tagging, data, dest, inject, delivery, transmitted, fence })
     }
 
     /// What [`Sending::try_start`] does not take: with unusual flags, or without room.

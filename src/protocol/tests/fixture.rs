@@ -216,6 +216,7 @@ pub(super) fn send_op(peer: PeerId, memory: &mut Memory, context: u64) -> SendOp
         report: ENTRY,
         inject: false,
         delivery: false,
+        transmitted: false,
         fence: false,
     }
 }

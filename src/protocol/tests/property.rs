@@ -346,6 +346,7 @@ impl Run {
             report: Report::new(report, 0),
             inject,
             delivery,
+            transmitted: false,
             fence,
         };
         let index = self.oracle.messages.len();

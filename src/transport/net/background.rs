@@ -6,6 +6,7 @@
 //! back: as long as the thread rules, the application pays for a mutex.
 
 use super::core::Core;
+use super::ending;
 use crate::sys::event::{Doorbell, Timer, block_signals, wait_any};
 use crate::sys::visited::Visitor;
 use crate::sys::{Errno, clock, process};
@@ -21,6 +22,8 @@ pub(super) const ABSENT_NS: u64 = 10_000_000;
 const LOOK_NS: u64 = 10_000_000;
 const LOOK_BUSY_NS: u64 = 40_000_000;
 const LOOK_MAX_NS: u64 = 1_000_000_000;
+/// The same while the process ends.
+const LOOK_LAST_NS: u64 = 1_000_000;
 /// Stack of the thread, bytes.
 const STACK: usize = 256 * 1024;
 
@@ -40,6 +43,10 @@ pub(super) struct Shared {
     timer: Timer,
     bell: Doorbell,
     stop: AtomicBool,
+    /// The process ends: what is not acknowledged is, before it does.
+    ends: AtomicBool,
+    /// Nothing is left that is not.
+    flushed: AtomicBool,
     owner: i32,
 }
 
@@ -54,6 +61,8 @@ impl Shared {
             timer: Timer::new()?,
             bell: Doorbell::new()?,
             stop: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+            flushed: AtomicBool::new(false),
             owner: process::pid(),
         })
     }
@@ -108,12 +117,29 @@ impl Shared {
         self.timer.disarm();
     }
 
+    /// The process ends: the thread is to have everything acknowledged, whether the application polls or not.
+    pub(super) fn flush(&self) {
+        self.ends.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+
+    /// Everything was acknowledged after `flush`, or there is nobody any more to do so.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.flushed.load(Ordering::Acquire) || self.stop.load(Ordering::Acquire)
+    }
+
+    /// The process that opened the endpoint.
+    pub(super) fn owner(&self) -> i32 {
+        self.owner
+    }
+
     fn run(&self, core: &mut Visitor<Core>, links: &[OwnedFd]) {
         let mut look = LOOK_NS;
         while !self.stop.load(Ordering::Acquire) {
             let now = clock::now_ns();
             let present_until = self.present_until.load(Ordering::Relaxed);
-            if now < present_until {
+            let ends = self.ends.load(Ordering::Acquire);
+            if now < present_until && !ends {
                 let traffic = self.traffic.swap(false, Ordering::Relaxed);
                 look = look.min(if traffic { LOOK_BUSY_NS } else { LOOK_MAX_NS });
                 self.dozes.store(look > LOOK_BUSY_NS, Ordering::Relaxed);
@@ -124,10 +150,14 @@ impl Shared {
             }
             look = LOOK_NS;
             let Some(mut core) = core.visit() else {
-                self.wait(&[], Some(now + LOOK_NS)); // the application is there
+                let look = if ends { LOOK_LAST_NS } else { LOOK_NS };
+                self.wait(&[], Some(now + look)); // the application is there
                 continue;
             };
             core.turn_in_background(now);
+            if ends {
+                self.flushed.store(core.is_flushed(now), Ordering::Release);
+            }
             if core.has_events() && self.armed.load(Ordering::Relaxed) {
                 self.timer.arm(1); // long ago: now
             }
@@ -179,13 +209,15 @@ impl Background {
         links: Vec<OwnedFd>,
     ) -> Result<Self, Errno> {
         let mine = shared.clone();
+        ending::enter(shared);
         let thread = std::thread::Builder::new()
             .name("udrv-net".to_owned())
             .stack_size(STACK)
             .spawn(move || {
                 block_signals();
                 mine.run(&mut core, &links);
-            })?;
+            })
+            .inspect_err(|_| ending::leave(shared))?;
         Ok(Self { shared: shared.clone(), thread: Some(thread) })
     }
 }
@@ -201,5 +233,6 @@ impl Drop for Background {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.bell.ring();
         let _ = thread.join();
+        ending::leave(&self.shared);
     }
 }

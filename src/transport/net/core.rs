@@ -8,7 +8,7 @@ use super::reliable::{Reliable, Sink};
 use super::verbs::HybridLink;
 use crate::sys::Errno;
 use crate::transport::peers::PeerTable;
-use crate::transport::{Address, Departure, MAX_HEADER, PeerId};
+use crate::transport::{Address, Departure, MAX_HEADER, Mark, PeerId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -23,6 +23,7 @@ const EVENT_COST: usize = 256;
 pub(super) enum Event {
     Connected(PeerId, Address),
     Message { peer: PeerId, header: [u8; MAX_HEADER], header_len: u8, payload: Box<[u8]> },
+    Acknowledged(PeerId, Mark),
     Departure(PeerId, Departure),
 }
 
@@ -81,6 +82,10 @@ impl Sink for Keep<'_> {
             header_len: header.len().min(MAX_HEADER) as u8,
             payload: payload.into(),
         });
+    }
+
+    fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
+        self.inbox.push_back(Event::Acknowledged(peer, upto));
     }
 
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {
@@ -179,6 +184,14 @@ impl Core {
             machine.poll_transmit(now, link);
         }
         n
+    }
+
+    /// Acknowledges what has arrived, and says whether everything that was sent is acknowledged.
+    pub(super) fn is_flushed(&mut self, now: u64) -> bool {
+        let Self { machine, link, .. } = self;
+        machine.acknowledge_all();
+        machine.poll_transmit(now, link);
+        machine.unacknowledged() == 0
     }
 
     /// Receives, does what is due, and sends what may leave. `sink` makes what the machine reports

@@ -3,6 +3,7 @@
 mod background;
 pub(crate) mod bulk;
 mod core;
+mod ending;
 pub(crate) mod job_key;
 pub(crate) mod link;
 pub(crate) mod neighbours;
@@ -16,7 +17,7 @@ use self::background::{Background, Shared};
 use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
-    Address, BCOPY_LEAST, Caps, Chunk, Departure, Exposed, Handler, Head, MAX_HEADER, PeerId,
+    Address, BCOPY_LEAST, Caps, Chunk, Departure, Exposed, Handler, Head, MAX_HEADER, Mark, PeerId,
     Reach, Reached, SendError, Spot, StreamEnd, Ticket, Windows,
 };
 use crate::config::ReadPolicy;
@@ -267,6 +268,12 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
         }
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_message(peer, header, payload);
+        }
+    }
+
+    fn on_acknowledged(&mut self, inner: PeerId, upto: Mark) {
+        if let Some(peer) = self.numbers.outer(inner) {
+            self.handler.on_acknowledged(peer, upto);
         }
     }
 
@@ -573,6 +580,32 @@ impl Net {
     /// Packets that are not acknowledged yet.
     pub(crate) fn unacknowledged(&self) -> usize {
         self.core.enter().map_or(0, |core| core.machine.unacknowledged())
+    }
+
+    /// See [`super::Iface::track`].
+    pub(crate) fn track(&mut self, peer: PeerId) -> bool {
+        let Some(inner) = self.numbers.inner(peer) else { return false };
+        if let Some(mut core) = self.core.enter() {
+            core.machine.ask_soon(inner);
+        }
+        true
+    }
+
+    /// See [`super::Iface::tracked`].
+    pub(crate) fn tracked(&self, peer: PeerId) -> Option<Mark> {
+        self.core.enter()?.machine.last_sent(self.numbers.inner(peer)?)
+    }
+
+    /// See [`super::Iface::acknowledged`].
+    pub(crate) fn acknowledged(&mut self, peer: PeerId) -> Option<Mark> {
+        let inner = self.numbers.inner(peer)?;
+        self.core.enter()?.machine.acknowledged(inner, clock::now_ns())
+    }
+
+    /// The next turn looks at everything.
+    pub(crate) fn hasten(&mut self) {
+        self.rhythm.span = 0;
+        self.rhythm.hot = self.rhythm.hot.max(1);
     }
 
     /// Takes a message; `later`: it may leave with the next poll.
@@ -1002,6 +1035,7 @@ impl Net {
                     let header = header.get(..usize::from(header_len)).unwrap_or(&[]);
                     sink.on_message(peer, header, &payload);
                 }
+                Event::Acknowledged(peer, upto) => sink.on_acknowledged(peer, upto),
                 Event::Departure(peer, departure) => sink.on_departure(peer, departure),
             }
             n += 1;

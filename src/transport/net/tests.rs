@@ -25,6 +25,8 @@ struct Got {
     /// First header byte and payload length of each message.
     messages: Vec<(u8, usize)>,
     departures: Vec<Departure>,
+    /// What a peer had acknowledged when it departed.
+    upto: Vec<Mark>,
 }
 
 impl Handler for Got {
@@ -33,6 +35,9 @@ impl Handler for Got {
     }
     fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
         self.messages.push((header[0], payload.len()));
+    }
+    fn on_acknowledged(&mut self, _: PeerId, upto: Mark) {
+        self.upto.push(upto);
     }
     fn on_departure(&mut self, _: PeerId, departure: Departure) {
         self.departures.push(departure);
@@ -295,6 +300,56 @@ fn silence_wakes_nobody() {
     assert!(after[0] - before[0] <= 2 && after[1] - before[1] <= 2, "{before:?} {after:?}");
     assert_eq!(after[2], before[2]);
     assert!(after[2] <= 2, "{after:?}");
+}
+
+#[test]
+fn who_sends_hears_that_it_has_arrived_even_from_a_peer_that_departs() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = a.meet(&b);
+    let send = |a: &mut End, mark: u8| {
+        assert!(a.net.track(there) && a.send(there, mark, 100));
+        a.net.tracked(there).expect("nobody has polled since")
+    };
+    let first = send(&mut a, 1);
+    assert!(a.net.acknowledged(there).is_none_or(|upto| !first.is_before(upto)));
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        a.net.acknowledged(there).is_some_and(|upto| first.is_before(upto))
+    }));
+    assert_eq!((a.net.tracked(there), b.got.messages.len()), (None, 1));
+    // It takes the second one, closes, and both news come together.
+    let second = send(&mut a, 2);
+    assert!(within(20, || {
+        b.poll();
+        b.got.messages.len() == 2
+    }));
+    drop(b);
+    assert!(within(20, || {
+        a.poll();
+        !a.got.departures.is_empty()
+    }));
+    assert_eq!(a.got.departures, [Departure::Closed]);
+    assert!(second.is_before(a.got.upto[0]) && first.is_before(a.got.upto[0]));
+    let other = Mark { connection: second.connection + 1, ..second };
+    assert!(!other.is_before(a.got.upto[0]), "each connection has its own sequence");
+}
+
+#[test]
+fn a_process_that_ends_has_its_packets_acknowledged_without_a_poll() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = a.meet(&b);
+    for i in 0..20 {
+        assert!(a.send(there, i, 1000));
+    }
+    // They are not even connected. The other one does not poll either: its thread answers for it.
+    a.net.shared.flush();
+    assert!(within(20, || a.net.shared.is_flushed()));
+    assert_eq!(a.net.unacknowledged(), 0);
+    assert!(within(20, || {
+        b.poll();
+        b.got.messages.len() == 20
+    }));
 }
 
 /// `cargo test --release --lib net::tests::costs -- --ignored --nocapture`

@@ -9,7 +9,7 @@ use super::tag::SessionKey;
 use super::timers::NEVER;
 use super::{DATAGRAM_LEAST, DATAGRAM_START, End, HALF_OPEN_MAX, Shared, Sink};
 use crate::sys::Errno;
-use crate::transport::{Address, Departure, PeerId};
+use crate::transport::{Address, Departure, Mark, PeerId};
 use std::collections::VecDeque;
 
 /// How long a handshake waits for its answer at first, nanoseconds; twice as long each time.
@@ -114,6 +114,8 @@ pub(super) struct Connection {
     pub(super) marks_seen: u32,
     /// Timeouts in a row.
     pub(super) attempts: u8,
+    /// The next packet asks for an answer: somebody waits for it.
+    pub(super) asks: bool,
     /// Packets that may leave although the window is full.
     pub(super) extra: u8,
     pub(super) peer_pressure: bool,
@@ -212,6 +214,7 @@ impl Connection {
             in_order: 0,
             marks_seen: 0,
             attempts: 0,
+            asks: false,
             extra: 0,
             peer_pressure: false,
             open: false,
@@ -316,6 +319,11 @@ impl Connection {
             dest_port: self.address.port(),
             tag: 0,
         }
+    }
+
+    /// Up to where the other side has acknowledged what was sent.
+    pub(super) fn acknowledged(&self) -> Mark {
+        Mark { connection: self.id, psn: self.base as u32 }
     }
 
     /// A sign of life.

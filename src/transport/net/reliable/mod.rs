@@ -27,7 +27,7 @@ use super::neighbours::Standing;
 use crate::sys::Errno;
 use crate::sys::packets::Pool;
 use crate::telemetry::log;
-use crate::transport::{Address, Departure, PeerId, SendError};
+use crate::transport::{Address, Departure, Mark, PeerId, SendError};
 use buffers::Buffers;
 use connection::{Connection, Phase};
 use packet::{HEADER_LEN, HELLO_LEN, Header, Hello, HelloKind, MAGIC};
@@ -147,6 +147,10 @@ pub(crate) trait Sink {
     fn on_connected(&mut self, peer: PeerId, address: &Address);
     /// A message. The slices are valid during the call only.
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
+    /// The peer, which is about to depart, has acknowledged everything before `upto`.
+    fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
+        let _ = (peer, upto);
+    }
     /// A peer is gone; what arrived in order was reported before.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
     /// Whether the layer above waits for something from `peer`.
@@ -813,6 +817,7 @@ impl Reliable {
         let (peer, challenger, incumbent) = (c.peer, c.challenger, c.incumbent);
         let known = c.known || c.phase == Phase::Established;
         let provisional = c.provisional && !known;
+        let upto = c.acknowledged();
         c.release(&mut self.shared);
         if let Some(incumbent) = incumbent.and_then(|place| self.at(place)) {
             incumbent.challenger = None;
@@ -833,7 +838,37 @@ impl Reliable {
         }
         if let (End::Departed(departure), true) = (end, known) {
             self.shared.counts.departed += 1;
+            sink.on_acknowledged(peer, upto);
             sink.on_departure(peer, departure);
+        }
+    }
+
+    /// What is sent next to `peer` asks for an answer at once.
+    pub(crate) fn ask_soon(&mut self, peer: PeerId) {
+        if let Some(c) = self.place_of(peer).and_then(|place| self.at(place)) {
+            c.asks = true;
+        }
+    }
+
+    /// The last packet that was taken for `peer`; `None`: it has acknowledged all.
+    pub(crate) fn last_sent(&self, peer: PeerId) -> Option<Mark> {
+        let c = self.of(peer).filter(|c| !c.window.is_empty())?;
+        Some(Mark { connection: c.id, psn: c.next_psn().wrapping_sub(1) as u32 })
+    }
+
+    /// The first packet that `peer` has not acknowledged, or the next one.
+    pub(crate) fn acknowledged(&mut self, peer: PeerId, now: u64) -> Option<Mark> {
+        self.catch_up(now);
+        self.of(peer).map(Connection::acknowledged)
+    }
+
+    /// What has arrived is acknowledged with the next `poll_transmit`.
+    pub(crate) fn acknowledge_all(&mut self) {
+        for place in 0..self.slots.len() as u32 {
+            if let Some(c) = self.at(place).filter(|c| c.unacked > 0) {
+                c.ack_now = true;
+                self.settle(place);
+            }
         }
     }
 

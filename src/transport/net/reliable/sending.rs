@@ -473,7 +473,7 @@ impl Connection {
         self.window.get_mut(usize::try_from(psn.checked_sub(self.base)?).ok()?)
     }
 
-    fn next_psn(&self) -> u64 {
+    pub(super) fn next_psn(&self) -> u64 {
         self.base + self.window.len() as u64
     }
 
@@ -679,7 +679,7 @@ impl Connection {
         let may =
             u64::from(self.congestion.window()).min(self.credit_end.saturating_sub(self.base));
         let enough = may >= 2 * every && first >= self.clean_from && last < self.asked + every;
-        let asks = self.attempts > 0 || starved && !enough;
+        let asks = self.attempts > 0 || starved && !enough || self.asks;
         let (at, direction) = ((batch.start - self.base) as usize, self.direction);
         let mut slices = [IoSlice::new(&[]); N];
         let Self { window, transmissions, address, .. } = self;
@@ -708,7 +708,7 @@ impl Connection {
         // The others were no transmissions: in the gap they would count as arrived later.
         self.transmission = first + taken as u64;
         if asks && taken == count {
-            self.asked = self.transmission;
+            (self.asked, self.asks) = (self.transmission, false);
         }
         shared.counts.data_sent += taken as u64;
         shared.counts.retransmitted += if fresh { 0 } else { taken as u64 };
