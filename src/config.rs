@@ -109,7 +109,7 @@ pub(crate) struct Variable {
 pub(crate) const VARIABLES: &[Variable] = &[
     Variable {
         name: "IFACE",
-        help: "Network interface (name or IP address) whose address endpoints take when the application names none (default: the first one that is up and not loopback, else loopback)",
+        help: "Network interface (name or IP address) whose address endpoints take when the application names none (default: the first one that has a carrier and leads to other hosts, else loopback)",
     },
     Variable {
         name: "CMA",

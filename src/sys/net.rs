@@ -1,5 +1,6 @@
 //! Interface addresses, name resolution and port numbers.
 
+mod kind;
 mod nic;
 
 pub(crate) use nic::{Nic, PciAddress, RdmaFacts};
@@ -21,6 +22,31 @@ pub(crate) struct Interface {
     pub(crate) loopback: bool,
     /// Longest IP packet that it carries, bytes; where that cannot be told, what every Ethernet does.
     pub(crate) mtu: u32,
+    /// It is connected to something.
+    pub(crate) carrier: bool,
+    /// A tunnel, or another link to one host only.
+    pub(crate) point_to_point: bool,
+    /// It leads to containers or virtual machines of this host only ([`kind`]).
+    pub(crate) internal: bool,
+    /// What goes to far networks leaves by it, from this address.
+    pub(crate) has_default_route: bool,
+}
+
+impl Interface {
+    /// An interface that is connected, and of which nothing else is known.
+    pub(crate) fn plain(name: &str, ip: IpAddr, mtu: u32) -> Self {
+        Self {
+            name: name.to_owned(),
+            ip,
+            scope: 0,
+            loopback: ip.is_loopback(),
+            mtu,
+            carrier: true,
+            point_to_point: false,
+            internal: false,
+            has_default_route: false,
+        }
+    }
 }
 
 /// The MTU of an interface that does not tell.
@@ -35,13 +61,14 @@ pub(crate) fn interfaces() -> Vec<Interface> {
     }
     let mut found = Vec::new();
     let queries = nic::Queries::new();
+    let far = FAR.map(|address| source_towards(SocketAddr::new(address, 0)));
     let mut next = list;
     // SAFETY: the list is valid until freeifaddrs; its strings and addresses are as getifaddrs(3)
     // says.
     unsafe {
         while let Some(entry) = next.as_ref() {
             next = entry.ifa_next;
-            let up = entry.ifa_flags & (libc::IFF_UP as u32) != 0;
+            let up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
             if entry.ifa_addr.is_null() || entry.ifa_name.is_null() || !up {
                 continue;
             }
@@ -53,17 +80,42 @@ pub(crate) fn interfaces() -> Vec<Interface> {
             let bytes = std::slice::from_raw_parts(entry.ifa_addr.cast::<u8>(), len);
             let Some(address) = socket_addr_from_bytes(bytes) else { continue };
             let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
+            let has = |flag: libc::c_int| entry.ifa_flags & flag as u32 != 0;
             found.push(Interface {
+                carrier: has(libc::IFF_RUNNING),
+                point_to_point: has(libc::IFF_POINTOPOINT),
+                internal: kind::is_internal(&name),
+                has_default_route: far.contains(&Some(address.ip())),
                 mtu: queries.as_ref().and_then(|q| q.mtu(&name)).unwrap_or(MTU_UNKNOWN),
                 name,
                 ip: address.ip(),
                 scope: if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 },
-                loopback: entry.ifa_flags & (libc::IFF_LOOPBACK as u32) != 0,
+                loopback: has(libc::IFF_LOOPBACK),
             });
         }
         libc::freeifaddrs(list);
     }
     found
+}
+
+/// Addresses that no host has (RFC 5737, RFC 3849): the way to them is the default route, if there is one.
+const FAR: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+];
+
+/// The address that the kernel would send to `dest` from; `None` if it knows no way. Connecting a UDP socket sends nothing.
+pub(crate) fn source_towards(dest: SocketAddr) -> Option<IpAddr> {
+    let any = match dest {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let (socket, _) = reserve_port(&SocketAddr::new(any, 0)).ok()?;
+    // Port 0 cannot be connected to; which one it is does not change the route.
+    let mut dest = dest;
+    dest.set_port(9);
+    socket.connect(dest).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// Reads a `sockaddr_in` or `sockaddr_in6`; `None` for any other family or too few bytes.

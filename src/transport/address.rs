@@ -113,14 +113,9 @@ impl LocalHost {
         }
     }
 
-    /// The address to offer when the application names none: of the first interface that is not
-    /// loopback (IPv4 before IPv6, global before link-local), else loopback. `wanted` restricts it
-    /// to interfaces of that name or that address (FI_UDRV_IFACE).
+    /// The address to offer when the application names none: of the interface that most probably leads to other hosts
+    /// ([`rank`]), else loopback. `wanted` restricts it to interfaces of that name or that address (FI_UDRV_IFACE).
     pub(crate) fn preferred(&self, wanted: Option<&str>, v6: Option<bool>) -> Option<Interface> {
-        let rank = |i: &Interface| match i.ip {
-            IpAddr::V4(ip) => (i.loopback, ip.is_link_local(), false),
-            IpAddr::V6(_) => (i.loopback, i.scope != 0, true),
-        };
         let found = self
             .interfaces
             .iter()
@@ -129,13 +124,7 @@ impl LocalHost {
             .min_by_key(|i| rank(i))
             .cloned();
         if found.is_none() && wanted.is_none() && v6 != Some(true) {
-            return Some(Interface {
-                name: "lo".to_owned(),
-                ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
-                scope: 0,
-                loopback: true,
-                mtu: 65_536,
-            });
+            return Some(Interface::plain("lo", IpAddr::V4(Ipv4Addr::LOCALHOST), 65_536));
         }
         found
     }
@@ -147,6 +136,18 @@ impl LocalHost {
             .find(|i| i.ip == ip)
             .or_else(|| self.interfaces.iter().find(|i| ip.is_loopback() && i.loopback))
     }
+}
+
+/// The lower the better; the first of equals counts. An interface without a carrier reaches nobody, one of containers or virtual
+/// machines nobody elsewhere, though it may have an address that every host has, and one that is point to point one host only. A
+/// link-local address is not unique, IPv4 is what more peers have, and far hosts are reached by the default route.
+fn rank(i: &Interface) -> impl Ord + use<> {
+    let link_local = match i.ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(_) => i.scope != 0,
+    };
+    let reaches = (i.loopback, !i.carrier, i.internal, i.point_to_point);
+    (reaches, link_local, i.ip.is_ipv6(), !i.has_default_route)
 }
 
 #[cfg(test)]
@@ -177,5 +178,58 @@ mod tests {
         assert_eq!(host.canonical(&a), host.canonical(&c));
         let remote = Address::from_text("203.0.113.77:5").unwrap();
         assert_eq!(host.canonical(&remote), CanonicalAddress::Remote(remote));
+    }
+
+    /// An interface of a table: name, address, and what is said of it.
+    fn entry(name: &str, ip: &str, words: &str) -> Interface {
+        let has = |word: &str| words.split(' ').any(|other| other == word);
+        let ip: IpAddr = ip.parse().unwrap();
+        Interface {
+            scope: u32::from(has("link-local")),
+            carrier: !has("down"),
+            point_to_point: has("point-to-point"),
+            internal: has("internal"),
+            has_default_route: has("default"),
+            ..Interface::plain(name, ip, 1500)
+        }
+    }
+
+    #[test]
+    fn the_interface_is_the_one_that_leads_to_other_hosts() {
+        let lo = || entry("lo", "127.0.0.1", "");
+        let docker = || entry("docker0", "172.17.0.1", "down internal");
+        let busy_docker = || entry("docker0", "172.17.0.1", "internal");
+        let virbr = || entry("virbr0", "192.168.122.1", "down internal");
+        let tun = || entry("tun0", "100.64.0.1", "point-to-point");
+        let vpn = || entry("tun0", "100.64.0.1", "point-to-point default");
+        let eth0 = || entry("eth0", "10.5.0.1", "");
+        let eth1 = || entry("eth1", "10.6.0.1", "default");
+        let pulled = || entry("eth2", "10.7.0.1", "down");
+        let v6 = || entry("eth0", "fd00::1", "default");
+        let local = || entry("eth0", "fe80::1", "link-local");
+        for (list, best) in [
+            (vec![lo(), docker(), eth0()], "10.5.0.1"),
+            (vec![lo(), busy_docker(), virbr(), eth0()], "10.5.0.1"),
+            (vec![tun(), lo(), eth0()], "10.5.0.1"),
+            (vec![vpn(), eth0()], "10.5.0.1"),
+            (vec![pulled(), docker(), vpn()], "100.64.0.1"),
+            (vec![pulled(), eth0()], "10.5.0.1"),
+            (vec![eth0(), eth1()], "10.6.0.1"),
+            (vec![eth0(), entry("eth3", "10.8.0.1", "")], "10.5.0.1"),
+            (vec![lo(), v6(), eth0()], "10.5.0.1"),
+            (vec![lo(), local(), v6()], "fd00::1"),
+            (vec![lo(), busy_docker(), local()], "fe80::1"),
+            (vec![lo(), docker()], "172.17.0.1"),
+            (vec![lo()], "127.0.0.1"),
+            (vec![], "127.0.0.1"),
+        ] {
+            let host = LocalHost { interfaces: list };
+            let found = host.preferred(None, None).unwrap();
+            assert_eq!(found.ip.to_string(), best, "of {:?}", host.interfaces);
+        }
+        let host = LocalHost { interfaces: vec![eth0(), docker(), v6()] };
+        assert_eq!(host.preferred(Some("docker0"), None), Some(docker()), "named");
+        assert_eq!(host.preferred(None, Some(true)), Some(v6()));
+        assert_eq!(host.preferred(Some("docker0"), Some(true)), None);
     }
 }

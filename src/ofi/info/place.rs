@@ -13,7 +13,7 @@ use libfabric_sys::{
     FI_ADDR_STR, FI_FORMAT_UNSPEC, FI_NUMERICHOST, FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6,
     FI_SOCKADDR_IP, FI_SOURCE,
 };
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
 /// The addresses of an info.
@@ -39,7 +39,8 @@ impl Place {
         static LAST: Mutex<String> = Mutex::new(String::new());
         let (interface, ip) = (&self.interface, self.source.0.ip());
         let others = net::interfaces().into_iter().filter(|i| i.ip != ip);
-        let others: Vec<String> = others.map(|i| format!("{} {}", i.name, i.ip)).collect();
+        let others: Vec<String> =
+            others.map(|i| format!("{} {}{}", i.name, i.ip, against(&i))).collect();
         let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
         let reason = self.reason;
         let hint = if reason == BY_USER { "" } else { "; FI_UDRV_IFACE chooses another" };
@@ -49,6 +50,27 @@ impl Place {
             log::info(format_args!("{line}"));
             *last = line;
         }
+    }
+}
+
+/// Why an interface is the best of those that are up.
+pub(super) fn why(interface: &Interface) -> &'static str {
+    match against(interface) {
+        _ if interface.loopback => "no other is up",
+        "" if interface.has_default_route => "it has a carrier and the default route",
+        "" => "the first that is up, has a carrier and leads to other hosts",
+        _ => "none that is up is better",
+    }
+}
+
+/// What speaks against an interface, to follow its address.
+fn against(interface: &Interface) -> &'static str {
+    match interface {
+        Interface { loopback: true, .. } => "",
+        Interface { carrier: false, .. } => " (no carrier)",
+        Interface { internal: true, .. } => " (of containers or virtual machines)",
+        Interface { point_to_point: true, .. } => " (point to point)",
+        _ => "",
     }
 }
 
@@ -228,8 +250,7 @@ impl Finder<'_> {
             (Some(_), _) => "the application names it",
             (None, Some(_)) => BY_USER,
             (None, None) if pinned.is_some() => BY_DEVICE,
-            (None, None) if interface.loopback => "no other is up",
-            (None, None) => "the first that is up and not loopback",
+            (None, None) => why(&interface),
         };
         Ok((address_on(&interface, port), interface.name, reason))
     }
@@ -275,7 +296,7 @@ impl Finder<'_> {
         if self.host.owns(dest.ip()) {
             return self.own(with_port(dest, 0));
         }
-        match routed_from(dest).filter(|ip| self.host.owns(*ip)) {
+        match net::source_towards(dest).filter(|ip| self.host.owns(*ip)) {
             Some(ip) => {
                 let (source, interface, _) = self.own(SocketAddr::new(ip, 0))?;
                 Ok((source, interface, "it leads to the destination"))
@@ -371,16 +392,4 @@ fn with_scope(mut address: SocketAddr, interface: &Interface) -> SocketAddr {
 fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address.set_port(port);
     address
-}
-
-/// The address that the kernel would send from. Connecting a UDP socket sends nothing.
-fn routed_from(dest: SocketAddr) -> Option<IpAddr> {
-    let any = match dest {
-        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
-    let (socket, _) = net::reserve_port(&SocketAddr::new(any, 0)).ok()?;
-    // Port 0 cannot be connected to; which one it is does not change the route.
-    socket.connect(with_port(dest, 9)).ok()?;
-    Some(socket.local_addr().ok()?.ip())
 }

@@ -349,11 +349,8 @@ mod tests {
     #[test]
     fn datagrams_fit_the_interface() {
         let entry = |ip: &str, mtu: u32, loopback: bool| Interface {
-            name: "any".to_owned(),
-            ip: ip.parse::<IpAddr>().unwrap(),
-            scope: 0,
             loopback,
-            mtu,
+            ..Interface::plain("any", ip.parse::<IpAddr>().unwrap(), mtu)
         };
         let host = [
             entry("127.0.0.1", 65_536, true),
