@@ -78,6 +78,8 @@ impl Neighbours {
         };
         match sock_diag::owner(protocol, &at, &from) {
             Owner::User(uid) if process::is_own_user(uid) => Standing::Admitted,
+            // As we are, but so is everybody without a number in this user name space.
+            Owner::User(uid) if uid == process::effective_uid() => self.unknown(&at),
             Owner::User(uid) => {
                 log::limited!(
                     "{at} belongs to user {uid}, not to {}: refused",
@@ -86,14 +88,19 @@ impl Neighbours {
                 Standing::Stranger(uid)
             }
             Owner::Nobody => Standing::Absent,
-            Owner::Unknown if self.keyed => Standing::Admitted,
-            Owner::Unknown => {
-                log::limited!(
-                    "{at} is refused: neither sock_diag nor /proc/net says whose it is, and there is no job key (fi_udrv(7), Security)"
-                );
-                Standing::Unknown
-            }
+            Owner::Unknown => self.unknown(&at),
         }
+    }
+
+    /// The kernel does not say whose `at` is.
+    fn unknown(&self, at: &SocketAddr) -> Standing {
+        if self.keyed {
+            return Standing::Admitted;
+        }
+        log::limited!(
+            "{at} is refused: the system does not say whose it is, and there is no job key (fi_udrv(7), Security)"
+        );
+        Standing::Unknown
     }
 
     fn is_here(&self, at: &SocketAddr) -> bool {
@@ -133,6 +140,15 @@ mod tests {
             assert_eq!(all.peer(&wildcard), Standing::Admitted, "{me}");
             drop(socket);
             assert_eq!(all.peer(&at), Standing::Absent, "{me}");
+        }
+    }
+
+    #[test]
+    fn whom_the_kernel_does_not_know_needs_a_key() {
+        let me = Address("127.0.0.1:9".parse().unwrap());
+        for (keyed, standing) in [(true, Standing::Admitted), (false, Standing::Unknown)] {
+            let all = Neighbours::new(&me, LocalHost::default(), keyed);
+            assert_eq!(all.unknown(&me.0), standing);
         }
     }
 
