@@ -47,9 +47,14 @@ impl Strangers {
     ) -> Result<(), Errno> {
         for _ in 0..ACCEPTS {
             let fd = match tcp::accept(listener.fd(), PATIENCE_MS) {
-                // Another user of this host takes nobody's place.
+                // Another user of this host takes nobody's place. One that has closed already has no user; what it
+                // says of itself tells.
                 Ok(Some((fd, from))) => match tcp::local_addr(fd.as_fd()) {
-                    Ok(here) if neighbours.caller(&from, &here) == Standing::Admitted => fd,
+                    Ok(here)
+                        if !matches!(neighbours.caller(&from, &here), Standing::Stranger(_)) =>
+                    {
+                        fd
+                    }
                     _ => continue,
                 },
                 Ok(None) => return Ok(()),
