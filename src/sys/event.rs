@@ -18,11 +18,6 @@ impl Doorbell {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Takes over a doorbell that a peer passed to us.
-    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
-        Self(fd)
-    }
-
     /// Wakes whoever waits for it. A full counter is a doorbell that rings already.
     pub(crate) fn ring(&self) {
         let one: u64 = 1;
@@ -39,7 +34,7 @@ impl Doorbell {
         unsafe { libc::read(self.0.as_raw_fd(), (&raw mut value).cast(), 8) == 8 }
     }
 
-    /// The descriptor to wait on or to pass to a peer.
+    /// The descriptor to wait on.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         use std::os::fd::AsFd;
         self.0.as_fd()
@@ -147,6 +142,11 @@ impl Epoll {
     pub(crate) fn watch_writable(&self, fd: BorrowedFd<'_>, token: u64, on: bool) -> Result<()> {
         let events = if on { libc::EPOLLIN | libc::EPOLLOUT } else { libc::EPOLLIN };
         self.control(libc::EPOLL_CTL_MOD, fd, events, token)
+    }
+
+    /// From now on the member `fd` is known as `token`.
+    pub(crate) fn rename(&self, fd: BorrowedFd<'_>, token: u64) -> Result<()> {
+        self.watch_writable(fd, token, false)
     }
 
     /// Removes `fd`; a descriptor that is not in the set is not an error.

@@ -250,10 +250,22 @@ pub(crate) fn watch(pid: i32) -> Option<OwnedFd> {
     }
     // SAFETY: `fd` is new and owned by nobody else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
+    ((fd.as_raw_fd() as u64) < descriptor_limit() / 2).then_some(fd)
+}
+
+/// Whether `fd`, which was just made, is one of the last that this process may have: an eighth of them is left to the
+/// application. Descriptors are numbered from the lowest that is free.
+pub(crate) fn descriptors_are_scarce(fd: &OwnedFd) -> bool {
+    let limit = descriptor_limit();
+    fd.as_raw_fd() as u64 >= limit - limit / 8
+}
+
+/// How many descriptors this process may have (RLIMIT_NOFILE).
+fn descriptor_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a live local.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-    ((fd.as_raw_fd() as u64) < limit.rlim_cur / 2).then_some(fd)
+    limit.rlim_cur
 }
 
 /// Gives up the processor once.

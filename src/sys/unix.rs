@@ -98,6 +98,23 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     }
 }
 
+/// Whether the other end is closed, whatever is still to be read.
+pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one valid entry; no time to wait.
+    unsafe { libc::poll(&mut entry, 1, 0) };
+    entry.revents & (libc::POLLHUP | libc::POLLERR) != 0
+}
+
+/// Makes the other end readable, so that a process that sleeps on it wakes. Neither waits nor raises a signal,
+/// whatever the other end does with it: a full socket is readable already.
+pub(crate) fn ring(socket: BorrowedFd<'_>) {
+    let ring = b'!';
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: one byte of a live local.
+    unsafe { libc::send(socket.as_raw_fd(), (&raw const ring).cast(), 1, flags) };
+}
+
 /// Who is at the other end.
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
@@ -163,8 +180,18 @@ pub(crate) enum Received {
     Nothing,
     /// The other end is closed.
     Closed,
-    /// A message: its length and its descriptors, in order.
-    Message(usize, Vec<OwnedFd>),
+    Message(Message),
+}
+
+/// What came in one piece.
+#[derive(Debug)]
+pub(crate) struct Message {
+    /// Bytes.
+    pub(crate) len: usize,
+    /// Descriptors, in order.
+    pub(crate) fds: Vec<OwnedFd>,
+    /// More descriptors were sent, and this process had no room for them (MSG_CTRUNC).
+    pub(crate) cut: bool,
 }
 
 /// Receives one message into `bytes`, with its descriptors. A message longer than `bytes` is cut.
@@ -203,17 +230,35 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Received {
             header = libc::CMSG_NXTHDR(&msg, header);
         }
     }
-    if n == 0 && fds.is_empty() { Received::Closed } else { Received::Message(n, fds) }
+    let cut = msg.msg_flags & libc::MSG_CTRUNC != 0;
+    if n == 0 && fds.is_empty() && !cut {
+        return Received::Closed;
+    }
+    Received::Message(Message { len: n, fds, cut })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::Doorbell;
+    use super::super::event::{Doorbell, wait_readable};
     use super::*;
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_doorbell_travels() {
+    fn a_ring_never_waits() {
+        let name = format!("udrv-test-{}-ring", super::super::process::pid());
+        let listener = listen(&name).unwrap();
+        let client = connect(&name).unwrap();
+        let server = accept(listener.as_fd()).unwrap().unwrap();
+        assert!(!wait_readable(server.as_fd(), 0).unwrap());
+        // More than the socket has room for.
+        (0..100_000).for_each(|_| ring(client.as_fd()));
+        assert!(wait_readable(server.as_fd(), 0).unwrap());
+        drop(server);
+        ring(client.as_fd());
+    }
+
+    #[test]
+    fn a_descriptor_travels() {
         let name = format!("udrv-test-{}-doorbell", super::super::process::pid());
         let listener = listen(&name).unwrap();
         assert_eq!(listen(&name).unwrap_err(), Errno(libc::EADDRINUSE));
@@ -223,14 +268,18 @@ mod tests {
         let server = accept(listener.as_fd()).unwrap().unwrap();
         assert_eq!(credentials(server.as_fd()).unwrap().pid, super::super::process::pid());
         let mut bytes = [0; 16];
-        let Received::Message(5, fds) = receive(server.as_fd(), &mut bytes) else {
+        let Received::Message(Message { len: 5, fds, cut: false }) =
+            receive(server.as_fd(), &mut bytes)
+        else {
             panic!("no message")
         };
-        let theirs = Doorbell::from_fd(fds.into_iter().next().unwrap());
-        assert!(!bell.silence());
-        theirs.ring();
-        assert!(bell.silence());
+        assert_eq!(fds.len(), 1);
+        assert!(!wait_readable(fds[0].as_fd(), 0).unwrap());
+        bell.ring();
+        assert!(wait_readable(fds[0].as_fd(), 0).unwrap());
+        assert!(!has_hung_up(server.as_fd()));
         drop(client);
+        assert!(has_hung_up(server.as_fd()));
         assert!(matches!(receive(server.as_fd(), &mut bytes), Received::Closed));
     }
 

@@ -1,23 +1,28 @@
 //! The interface of an endpoint: chooses the transport of each peer by its address, and is the one
 //! [`Iface`] that the protocol layer drives.
 
+mod moving;
+
 use super::address::LocalHost;
 use super::loopback::Loopback;
 use super::net::udp::UdpLink;
 use super::net::{LookedAt, Net, NetSettings};
 use super::peers::PeerTable;
-use super::shm::Shm;
+use super::shm::{Contact, Shm};
 use super::{
-    Address, Assisted, Caps, Chunk, Exposed, Handler, Head, Iface, Mark, PeerId, Reach, Reached,
-    SendError, Share, Spot, Taken, Ticket, Windows,
+    Address, Assisted, Caps, Chunk, Departure, Exposed, Handler, Head, Iface, Mark, PeerId, Reach,
+    Reached, SendError, Share, Spot, StreamEnd, Taken, Ticket, Windows,
 };
 use crate::config::CmaPolicy;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::cancel::Shield;
 use crate::sys::cma::Range;
-use crate::sys::{Errno, clock, net};
+use crate::sys::net::PortHolder;
+use crate::sys::{Errno, clock, net, process, spare, user};
 use crate::telemetry::log;
-use std::net::UdpSocket;
+use moving::Moving;
+use std::cell::RefCell;
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::RawFd;
 
 /// Free ports tried before giving up.
@@ -30,7 +35,12 @@ enum Route {
     Loopback,
     Shm,
     Net,
+    /// What was sent through shared memory was refused, and is on its way by another transport: nothing may overtake it.
+    Moving,
 }
+
+/// How long a full backlog keeps a message from the network, nanoseconds.
+const BLOCKED_NS: u64 = 100_000_000;
 
 /// Shortest messages that go other ways than the rest, and longest ones that do, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +92,11 @@ pub(crate) struct Mux {
     pace: Pace,
     /// What was said last of a peer that cannot be reached: who tries again is not told again.
     complained: Option<(PeerId, Errno)>,
+    moving: Vec<Moving>,
+    /// There was a peer with which one direction goes through shared memory and the other over the network.
+    mixed: bool,
+    /// Peers of this node whose backlog is full, and since when.
+    blocked: Vec<(PeerId, u64)>,
 }
 
 /// Polls between two looks at the clock.
@@ -229,7 +244,10 @@ impl Mux {
         if let Port::Linked(net) = &port {
             net.watch(shm.epoll(), super::shm::TOKEN_ELSEWHERE)?;
         }
-        let names = match (prefers_shm, &port) {
+        if prefers_shm && !shm.takes_links() && matches!(port, Port::Idle(_)) {
+            return Err(Errno(libc::EADDRINUSE));
+        }
+        let names = match (prefers_shm && shm.takes_links(), &port) {
             (true, Port::Linked(_)) => "loopback, shared memory, UDP",
             (true, Port::Idle(_)) => "loopback, shared memory",
             (false, Port::Linked(_)) => "loopback, UDP",
@@ -250,6 +268,9 @@ impl Mux {
             networked: false,
             pace: Pace::default(),
             complained: None,
+            moving: Vec::new(),
+            mixed: false,
+            blocked: Vec::new(),
         })
     }
 
@@ -266,9 +287,9 @@ impl Mux {
         if let Port::Linked(net) = &mut self.port { Some(net) } else { None }
     }
 
-    /// Packets that other hosts have not acknowledged.
+    /// Packets that other hosts have not acknowledged, and messages that are on their way from one transport to another.
     pub(crate) fn unacknowledged(&self) -> usize {
-        self.net().map_or(0, Net::unacknowledged)
+        self.net().map_or(0, Net::unacknowledged) + self.moving()
     }
 
     fn route(&self, peer: PeerId) -> Route {
@@ -284,6 +305,7 @@ impl Mux {
                 self.make_link(peer)
             }
             Route::None => self.make_link(peer),
+            Route::Moving => Err(SendError::Again),
             route => Ok(route),
         }
     }
@@ -310,21 +332,102 @@ impl Mux {
     }
 
     fn choose_link(&mut self, peer: PeerId, address: &Address) -> Result<Route, SendError> {
-        let here = self.peers.host().owns(address.0.ip());
-        if here && self.prefers_shm && !Shm::is_aloof(address) {
-            self.shm.connect(peer, address)?;
-            return Ok(Route::Shm);
+        if self.owns(address) && self.is_near(peer, address)? {
+            // The receiver cannot tell whose the link of a process is that has ended.
+            return if user::is_ambiguous() { self.wait_for_link(peer) } else { Ok(Route::Shm) };
         }
-        if here && !Shm::is_there(address) {
-            return Err(SendError::Unreachable(Errno(libc::ECONNREFUSED)));
-        }
+        let at = self.on_network(address);
         let Some(net) = self.net_mut() else {
-            log::limited!("{address} is not on this node, and FI_UDRV_NET=0");
+            log::limited!(
+                "{address} is not on this node, or not to be reached through shared memory, and FI_UDRV_NET=0"
+            );
             return Err(SendError::Unreachable(Errno(libc::EHOSTUNREACH)));
         };
-        net.connect(peer, address)?;
+        net.connect(peer, &at)?;
         self.networked = true;
         Ok(Route::Net)
+    }
+
+    /// Where the network finds `address`. Within a node the port alone counts, but a UDP socket is bound to one
+    /// address.
+    fn on_network(&self, address: &Address) -> Address {
+        let mut at = *address;
+        if let (true, Ok(all)) = (self.owns(address), port_holders(address.port())) {
+            let me = process::effective_uid();
+            let ours = all.iter().filter(|one| one.uid == me).map(|one| one.ip);
+            let finds = |ip: IpAddr| ip.is_unspecified() || ip == at.0.ip();
+            if !ours.clone().any(finds) {
+                let mut alike = ours.filter(|ip| ip.is_ipv4() == at.0.is_ipv4());
+                if let Some(ip) = alike.next() {
+                    at.0.set_ip(ip);
+                }
+            }
+        }
+        at
+    }
+
+    /// `address` is of this node.
+    fn owns(&self, address: &Address) -> bool {
+        self.peers.host().owns(address.0.ip())
+    }
+
+    /// `address` is of this node. True: there is a shared-memory link to it now; false: it is to be reached over the
+    /// network. Errors: ECONNREFUSED when nobody is there, EPERM when it is another user's, and Again.
+    fn is_near(&mut self, peer: PeerId, address: &Address) -> Result<bool, SendError> {
+        let contact = if self.prefers_shm && self.shm.takes_links() {
+            self.shm.connect(peer, address)
+        } else {
+            Shm::look_for(address)
+        };
+        let refused = match contact {
+            Ok(Contact::Linked) => {
+                self.blocked.retain(|(blocked, _)| *blocked != peer);
+                return Ok(true);
+            }
+            Ok(Contact::Aloof) => return Ok(false),
+            Ok(Contact::Nobody) => Errno(libc::ECONNREFUSED),
+            Ok(Contact::Stranger(uid)) => {
+                log::limited!(
+                    "{address} belongs to user {uid}, not to {}: refused",
+                    process::effective_uid()
+                );
+                Errno(libc::EPERM)
+            }
+            Err(SendError::Again) => return self.is_blocked(peer, address),
+            Err(SendError::Unreachable(errno)) if self.net().is_some() => {
+                log::limited!(
+                    cause: errno.0,
+                    "no shared-memory link to {address} ({errno}): its messages go over the network"
+                );
+                return Ok(false);
+            }
+            Err(e) => return Err(e),
+        };
+        // An endpoint whose names others have taken is known by its port alone.
+        let me = process::effective_uid();
+        let is_ours =
+            port_holders(address.port()).is_ok_and(|all| all.iter().any(|one| one.uid == me));
+        if is_ours && self.net().is_some() {
+            Ok(false)
+        } else {
+            Err(SendError::Unreachable(refused))
+        }
+    }
+
+    /// So many wait for `peer` that there is no room for us. False: it takes too long, the network is not as full.
+    #[cold]
+    fn is_blocked(&mut self, peer: PeerId, address: &Address) -> Result<bool, SendError> {
+        let now = clock::now_ns();
+        let Some((_, since)) = self.blocked.iter().find(|(blocked, _)| *blocked == peer) else {
+            self.blocked.push((peer, now));
+            return Err(SendError::Again);
+        };
+        if now.saturating_sub(*since) < BLOCKED_NS || self.net().is_none() {
+            return Err(SendError::Again);
+        }
+        self.blocked.retain(|(blocked, _)| *blocked != peer);
+        log::limited!("{address} does not take links in time: its messages go over the network");
+        Ok(false)
     }
 
     #[inline]
@@ -345,7 +448,9 @@ impl Mux {
                 Port::Linked(net) => net.send(peer, header, len, pack, kind == Slot::Fragment),
                 Port::Idle(_) => Err(SendError::Unreachable(Errno(libc::EHOSTUNREACH))),
             },
-            Route::Shm | Route::None => self.shm.send(peer, kind == Slot::Short, header, len, pack),
+            Route::Shm | Route::None | Route::Moving => {
+                self.shm.send(peer, kind == Slot::Short, header, len, pack)
+            }
         }
     }
 
@@ -358,11 +463,20 @@ impl Mux {
         let mut n = 0;
         let networked = self.net().is_some_and(Net::has_traffic);
         if self.pace.is_due(Look::Sockets, now, networked) || self.shm.is_urgent() {
-            n += self.shm.poll_sockets(&mut self.peers, handler);
+            n += self.poll_shm_sockets(handler);
         }
         if self.pace.is_due(Look::Net, now, networked) {
             n += self.poll_net(handler).0;
         }
+        n
+    }
+
+    /// Who of this node comes and goes.
+    fn poll_shm_sockets(&mut self, handler: &mut impl Handler) -> usize {
+        // What a peer has sent over the network comes before its departure, of which its sockets tell.
+        let mut n = if self.mixed { self.poll_net(handler).0 } else { 0 };
+        n += self.shm.poll_sockets(&mut self.peers, handler);
+        self.move_messages(handler);
         n
     }
 
@@ -371,12 +485,25 @@ impl Mux {
     fn poll_net(&mut self, handler: &mut impl Handler) -> (usize, LookedAt) {
         let _shield = Shield::raise();
         let Port::Linked(net) = &mut self.port else { return (0, LookedAt::Everything) };
-        let Self { routes, networked, .. } = self;
-        let n = net.turn(&mut self.peers, handler, &mut |peer| {
-            set_route(routes, peer, Route::Net);
+        let Self { routes, networked, mixed, shm, .. } = self;
+        let shm = RefCell::new(shm);
+        let mut handler = Beside { handler, shm: &shm, departed: Vec::new() };
+        let n = net.turn(&mut self.peers, &mut handler, &mut |peer| {
+            // What we send keeps its way: one direction may go through shared memory and the other not.
+            let keeps =
+                shm.borrow().is_connected(peer) || routes.get(peer.index()) == Some(&Route::Moving);
+            if keeps {
+                *mixed = true;
+            } else {
+                set_route(routes, peer, Route::Net);
+            }
             *networked = true;
         });
-        (n, net.looked_at())
+        let looked_at = net.looked_at();
+        for peer in handler.departed {
+            self.forget_moving(peer);
+        }
+        (n, looked_at)
     }
 
     /// From now on peers ring the doorbell when we sleep.
@@ -386,7 +513,7 @@ impl Mux {
 
     /// Prepares for sleep on [`Mux::wait_fd`]; `false` means there is work already.
     pub(crate) fn sleep(&mut self) -> bool {
-        if !self.loopback.is_idle() || !self.shm.sleep() {
+        if !self.loopback.is_idle() || !self.moving.is_empty() || !self.shm.sleep() {
             return false;
         }
         if self.net_mut().is_none_or(Net::sleep) {
@@ -426,12 +553,91 @@ impl Mux {
     }
 }
 
+/// Hears what the network tells, of peers that may send through shared memory too.
+struct Beside<'a, 'b, H> {
+    handler: &'a mut H,
+    shm: &'a RefCell<&'b mut Shm>,
+    departed: Vec<PeerId>,
+}
+
+impl<H: Handler> Handler for Beside<'_, '_, H> {
+    fn on_peer(&mut self, peer: PeerId, address: &Address) {
+        self.handler.on_peer(peer, address);
+    }
+
+    #[inline]
+    fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
+        self.handler.on_message(peer, header, payload);
+    }
+
+    #[inline]
+    fn wants_pause(&mut self) -> bool {
+        self.handler.wants_pause()
+    }
+
+    fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
+        self.handler.place(peer, header, len)
+    }
+
+    fn on_placed(&mut self, peer: PeerId, header: &[u8], len: usize) {
+        self.handler.on_placed(peer, header, len);
+    }
+
+    fn on_stream_lost(&mut self, peer: PeerId, end: StreamEnd) {
+        self.handler.on_stream_lost(peer, end);
+    }
+
+    fn on_filled(&mut self, peer: PeerId, token: u64) {
+        self.handler.on_filled(peer, token);
+    }
+
+    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
+        self.handler.on_written(peer, chunk);
+    }
+
+    fn on_windows_lost(&mut self, peer: PeerId) {
+        self.handler.on_windows_lost(peer);
+    }
+
+    fn on_reached(&mut self, peer: PeerId, token: u64) {
+        self.handler.on_reached(peer, token);
+    }
+
+    fn on_concealed(&mut self, region: u64) {
+        self.handler.on_concealed(region);
+    }
+
+    fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
+        self.handler.on_acknowledged(peer, upto);
+    }
+
+    fn on_departure(&mut self, peer: PeerId, departure: Departure) {
+        // What it has sent through shared memory comes before.
+        self.shm.borrow_mut().drain(peer, self.handler);
+        self.departed.push(peer);
+        self.handler.on_departure(peer, departure);
+    }
+
+    fn is_owed(&self, peer: PeerId) -> bool {
+        self.handler.is_owed(peer)
+    }
+}
+
 /// How a message is carried.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Slot {
     Short,
     Bulk,
     Fragment,
+}
+
+/// Who has a UDP port of this node. Errors: the kernel does not tell.
+fn port_holders(port: u16) -> Result<Vec<PortHolder>, Errno> {
+    let holders = || net::udp_port_holders(port);
+    match holders() {
+        Err(e) if e.is_shortage() => spare::lend(holders),
+        other => other,
+    }
 }
 
 fn set_route(routes: &mut Vec<Route>, peer: PeerId, route: Route) {
@@ -561,7 +767,8 @@ impl Iface for Mux {
     }
 
     fn windows(&mut self, peer: PeerId) -> Windows {
-        if self.route(peer) != Route::Net {
+        // They work in both directions, or not at all.
+        if self.route(peer) != Route::Net || self.shm.hears(peer) {
             return Windows::No;
         }
         let Some(address) = self.peers.address(peer) else { return Windows::No };
@@ -591,6 +798,9 @@ impl Iface for Mux {
     }
 
     fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
+        if self.shm.hears(peer) {
+            return None;
+        }
         let address = self.peers.address(peer)?;
         self.net_mut()?.offer(peer, &address, payload)
     }
@@ -619,6 +829,7 @@ impl Iface for Mux {
             Route::Shm => "shared memory",
             Route::Net => "network",
             Route::None => "not connected",
+            Route::Moving => "being moved to another transport",
         }
     }
 
@@ -656,12 +867,14 @@ impl Iface for Mux {
     ) -> Exposed {
         match self.route(peer) {
             Route::Shm => self.shm.expose(peer, rights),
+            // Who does not answer this way does not reach us this way.
+            Route::Net if self.shm.hears(peer) => Exposed::No,
             Route::Net => {
                 let Some(address) = self.peers.address(peer) else { return Exposed::No };
                 let net = self.net_mut();
                 net.map_or(Exposed::No, |net| net.expose(peer, &address, region, memory, rights))
             }
-            Route::Loopback | Route::None => Exposed::No,
+            Route::Loopback | Route::None | Route::Moving => Exposed::No,
         }
     }
 
@@ -669,7 +882,7 @@ impl Iface for Mux {
         match self.route(peer) {
             Route::Shm => self.shm.epoch(peer),
             Route::Net => self.net()?.epoch(peer),
-            Route::Loopback | Route::None => None,
+            Route::Loopback | Route::None | Route::Moving => None,
         }
     }
 
@@ -738,7 +951,7 @@ impl Iface for Mux {
                 Ok(Loopback::copy(&from, local))
             }
             Route::Net => Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP))),
-            Route::Shm | Route::None => self.shm.get(peer, local, remote),
+            Route::Shm | Route::None | Route::Moving => self.shm.get(peer, local, remote),
         }
     }
 
@@ -755,7 +968,7 @@ impl Iface for Mux {
                 Ok(Loopback::copy(local, &to))
             }
             Route::Net => Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP))),
-            Route::Shm | Route::None => self.shm.put(peer, local, remote),
+            Route::Shm | Route::None | Route::Moving => self.shm.put(peer, local, remote),
         }
     }
 
@@ -765,7 +978,7 @@ impl Iface for Mux {
             Route::Shm => self.shm.under_pressure(peer),
             Route::Loopback => self.loopback.pressure,
             Route::Net => self.net().is_some_and(|net| net.under_pressure(peer)),
-            Route::None => false,
+            Route::None | Route::Moving => false,
         }
     }
 
@@ -850,6 +1063,56 @@ mod tests {
             });
             assert!(times.contains(&gives_way.count()), "{looked_at:?}");
         }
+    }
+
+    #[derive(Default)]
+    struct Ear(Vec<Vec<u8>>);
+
+    impl Handler for Ear {
+        fn on_peer(&mut self, _: PeerId, _: &Address) {}
+        fn on_message(&mut self, _: PeerId, _: &[u8], payload: &[u8]) {
+            self.0.push(payload.to_vec());
+        }
+        fn on_departure(&mut self, _: PeerId, departure: Departure) {
+            panic!("{departure:?}");
+        }
+        fn is_owed(&self, _: PeerId) -> bool {
+            false
+        }
+    }
+
+    fn on_loopback() -> Mux {
+        let bounds = Bounds { push: None, share: None, bulk: 0 };
+        let settings =
+            MuxSettings { cma: CmaPolicy::Auto, shm: true, mark: 0, mtu: None, bounds, net: None };
+        Mux::open(Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0))), settings).unwrap()
+    }
+
+    #[test]
+    fn what_has_no_other_way_waits_for_room_and_keeps_its_order() {
+        const COUNT: u8 = 20;
+        let (mut a, mut b) = (on_loopback(), on_loopback());
+        b.shm.refuse_all(true);
+        let to = a.connect(&b.address()).unwrap();
+        let mut ear = Ear::default();
+        let mut sent = 0;
+        let begun = clock::now_ns();
+        while ear.0.len() < usize::from(COUNT) {
+            let len = usize::from(sent) * 100;
+            let pack = |_: usize, to: &mut [u8]| to.fill(sent);
+            if sent < COUNT && a.am_bcopy(to, b"header", len, pack).is_ok() {
+                sent += 1;
+            }
+            // The first ones are refused again and again.
+            b.shm.refuse_all(clock::now_ns() - begun < 100_000_000);
+            a.poll(&mut Ear::default());
+            b.poll(&mut ear);
+            assert!(clock::now_ns() - begun < 60_000_000_000, "{} have come", ear.0.len());
+        }
+        for (n, payload) in (0..).zip(&ear.0) {
+            assert!(payload.len() == usize::from(n) * 100 && payload.iter().all(|byte| *byte == n));
+        }
+        assert_eq!((a.unacknowledged(), a.route(to)), (0, Route::Shm));
     }
 
     #[test]

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
  * target receive PORT COUNT SECONDS [WAIT]
- * target send PORT COUNT SECONDS [WAIT]
+ * target send|stay PORT COUNT SECONDS [WAIT]
  *
  * One endpoint on the loopback interface, for the cases of scripts/strangers and scripts/refused: its peers are started
  * by themselves and may be another user's.
  *
  * `receive` opens it at PORT, prints `ready PID`, and polls until COUNT messages have come or SECONDS are over; with
  * COUNT 0 it polls for SECONDS. `send` sends COUNT messages of 8 bytes to PORT with the default completion level,
- * waits until they are complete, closes and ends. With WAIT both wait in fi_cq_sread instead of polling.
+ * waits until they are complete, closes and ends; `stay` does the same, and before it closes it prints `sent` and keeps
+ * polling until its standard input ends. With WAIT they wait in fi_cq_sread instead of polling.
  *
  * Both end with one line, `end messages N errors E longest S descriptors D`: messages received or sent, operations that
  * failed, the longest call of fi_cq_read or fi_tsend beyond its own time limit in seconds, and descriptors that the
@@ -19,6 +20,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +114,16 @@ static void send_all(long count, double end)
 		look(side.tx);
 }
 
+static void stay(void)
+{
+	struct pollfd entry = { .fd = 0, .events = POLLIN };
+	char byte;
+
+	printf("sent\n");
+	while (poll(&entry, 1, 0) == 0 || read(0, &byte, 1) > 0)
+		progress(&side);
+}
+
 int main(int argc, char **argv)
 {
 	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_RMA, .addr_format = FI_SOCKADDR_IN };
@@ -119,8 +131,10 @@ int main(int argc, char **argv)
 	bool receives = argc > 4 && !strcmp(argv[1], "receive");
 	long count = argc > 4 ? atol(argv[3]) : -1;
 
-	if (count < 0 || (!receives && strcmp(argv[1], "send"))) {
-		fprintf(stderr, "usage: target receive|send PORT COUNT SECONDS [WAIT]\n");
+	bool stays = count >= 0 && !strcmp(argv[1], "stay");
+
+	if (count < 0 || (!receives && !stays && strcmp(argv[1], "send"))) {
+		fprintf(stderr, "usage: target receive|send|stay PORT COUNT SECONDS [WAIT]\n");
 		return 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -138,6 +152,8 @@ int main(int argc, char **argv)
 		memcpy(name, &to, sizeof(to));
 		side.peer = insert(&side, name);
 		send_all(count, end);
+		if (stays)
+			stay();
 	}
 	int open = descriptors();
 

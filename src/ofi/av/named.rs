@@ -13,7 +13,7 @@
 #![forbid(unsafe_code)]
 
 use crate::sys::shared_memory::{self, SharedMemory};
-use crate::sys::{Errno, process, unix};
+use crate::sys::{Errno, process, unix, user};
 use crate::transport::Address;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,7 +79,7 @@ impl Board {
             _ => e,
         })?;
         let keeper = unix::credentials(socket.as_fd())?;
-        if keeper.uid != process::effective_uid() {
+        if !user::is_ours(&keeper) {
             return Err(Errno(libc::EACCES));
         }
         let fd = shared_memory::find(keeper.pid, &label)?;

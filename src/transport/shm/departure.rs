@@ -2,8 +2,10 @@
 
 use super::handshake::{Answer, read_answer};
 use super::hello::{self, Reject, RejectReason};
+use super::names::{self, Found};
 use super::ring::Popped;
 use super::{Shm, TOKEN_PROCESS, Watch};
+use crate::sys::close::close_elsewhere;
 use crate::sys::event::wait_readable;
 use crate::sys::{Errno, process, unix};
 use crate::telemetry::log;
@@ -26,11 +28,23 @@ impl Shm {
                 self.on_rejected(peer, &reject, peers, handler);
                 1
             }
+            Answer::Closed if link.nonce.is_none() && self.has_withdrawn(peer, peers) => {
+                self.take_back(peer, None);
+                1
+            }
             Answer::Closed => {
                 self.see_off(peer, peers, handler);
                 1
             }
         }
+    }
+
+    /// The endpoint that we have connected to takes no links any more, and never took ours.
+    fn has_withdrawn(&self, peer: PeerId, peers: &PeerTable) -> bool {
+        let (Some(link), Some(address)) = (self.out(peer), peers.address(peer)) else {
+            return false;
+        };
+        matches!(names::find(address.port()), Ok(Found::Aloof(pid)) if pid == link.pid)
     }
 
     pub(super) fn on_rejected(
@@ -40,6 +54,9 @@ impl Shm {
         peers: &PeerTable,
         handler: &mut impl Handler,
     ) {
+        if reject.reason == RejectReason::Resources {
+            return self.take_back(peer, Some(reject));
+        }
         let address = peers.address(peer).unwrap_or(self.me);
         log::limited!(cause: reject.reason, "{address} refused our shared-memory link: {reject}");
         let error = match reject.reason {
@@ -84,7 +101,12 @@ impl Shm {
         let Some(link) = self.inbound_of(peer) else { return 0 };
         let mut bytes = [0; hello::LEN];
         match unix::receive(link.socket.as_fd(), &mut bytes) {
-            unix::Received::Nothing | unix::Received::Message(..) => 0,
+            unix::Received::Nothing => 0,
+            // It rings: what it has sent is in its ring. It has no descriptors to send.
+            unix::Received::Message(message) => {
+                let _ = close_elsewhere(message.fds);
+                0
+            }
             unix::Received::Closed => {
                 self.depart(peer, None, handler);
                 1
@@ -100,7 +122,8 @@ impl Shm {
         error: Option<Errno>,
         handler: &mut impl Handler,
     ) {
-        let mut closed_in_order = false;
+        // What it had sent before was refused, unknown to it.
+        let mut closed_in_order = error.is_none() && self.read_refused(peer, handler);
         let mut known = false;
         if let Some(at) = self.inbound.iter().position(|link| link.peer == peer) {
             let mut link = self.inbound.swap_remove(at);
@@ -112,7 +135,7 @@ impl Shm {
                 self.unsettled.push(unsettled);
                 self.settle();
             }
-            closed_in_order = link.consumer.producer_closed();
+            closed_in_order |= link.consumer.producer_closed();
             // Bounded by the ring: its producer is gone or is no longer listened to. What a broken one holds
             // cannot be told.
             while error != Some(Errno(libc::EPROTO)) {
@@ -137,11 +160,7 @@ impl Shm {
             closed_in_order |= link.producer.consumer_closed();
             known = true;
         }
-        if let Some(at) = self.watches.iter().position(|watch| watch.peer == peer) {
-            if let Some(fd) = self.watches.swap_remove(at).fd {
-                self.epoll.remove(fd.as_fd());
-            }
-        }
+        self.unwatch(peer);
         if known {
             let departure = match error {
                 None if closed_in_order => Departure::Closed,
@@ -171,6 +190,15 @@ impl Shm {
             }
         }
         dead.len()
+    }
+
+    /// There is no link with `peer` any more.
+    pub(super) fn unwatch(&mut self, peer: PeerId) {
+        if let Some(at) = self.watches.iter().position(|watch| watch.peer == peer) {
+            if let Some(fd) = self.watches.swap_remove(at).fd {
+                self.epoll.remove(fd.as_fd());
+            }
+        }
     }
 
     /// Watches the process of `peer`, unless it is watched already.

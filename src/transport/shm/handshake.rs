@@ -1,17 +1,16 @@
-//! Making links: connecting and accepting, and the handshake in between (PROTOCOL.md §2).
+//! Making links: connecting, and what becomes of a connection whose hello is believed (PROTOCOL.md §2). What comes in
+//! between is in `greeting`.
 
 use super::attach::{probe_read, probe_write};
 use super::copy_rate::CopyRate;
-use super::hello::{self, Hello, Reject, RejectReason, Welcome};
-use super::layout::{FRUGAL, GENEROUS, LAVISH};
+use super::hello::{self, Hello, Reject, Welcome};
+use super::layout::{FRUGAL, GENEROUS, Geometry, LAVISH};
+use super::names::{self, Found};
 use super::ring::{Area, Consumer, Producer};
-use super::{
-    GENEROUS_LINKS, Inbound, LAVISH_LINKS, Outbound, Shm, TOKEN_GREETING, TOKEN_INBOUND,
-    TOKEN_OUTBOUND, socket_name,
-};
+use super::{GENEROUS_LINKS, Inbound, LAVISH_LINKS, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
 use crate::config::CmaPolicy;
+use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
-use crate::sys::event::Doorbell;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
@@ -23,26 +22,33 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 impl Shm {
-    /// Makes the link to `peer`, which listens at `address`. Errors: Again when its backlog is full;
-    /// ECONNREFUSED when nobody listens, EPERM when it is another user's, EMFILE, ENOMEM, ENOSPC.
-    pub(crate) fn connect(&mut self, peer: PeerId, address: &Address) -> Result<(), SendError> {
+    /// Makes the link to `peer`, which listens at `address`, if it takes links and is this user's. Errors: Again
+    /// when its backlog is full; Unreachable when this process lacks what a link takes.
+    pub(crate) fn connect(
+        &mut self,
+        peer: PeerId,
+        address: &Address,
+    ) -> Result<Contact, SendError> {
         match self.try_connect(peer, address) {
-            Ok(()) => Ok(()),
+            Ok(contact) => Ok(contact),
             Err(e) if e.is_would_block() => Err(SendError::Again),
             Err(e) => Err(SendError::Unreachable(e)),
         }
     }
 
-    pub(super) fn try_connect(&mut self, peer: PeerId, address: &Address) -> Result<(), Errno> {
-        let socket = unix::connect(&socket_name(address.port()))?;
-        let credentials = unix::credentials(socket.as_fd())?;
-        if credentials.uid != process::effective_uid() {
-            log::warn(format_args!(
-                "{address} belongs to user {}, not to {}: refused",
-                credentials.uid,
-                process::effective_uid()
-            ));
-            return Err(Errno(libc::EPERM));
+    pub(super) fn try_connect(
+        &mut self,
+        peer: PeerId,
+        address: &Address,
+    ) -> Result<Contact, Errno> {
+        let (socket, credentials) = match names::find(address.port())? {
+            Found::Open(socket, credentials) => (socket, credentials),
+            Found::Aloof(_) => return Ok(Contact::Aloof),
+            Found::Stranger(uid) => return Ok(Contact::Stranger(uid)),
+            Found::Nobody => return Ok(Contact::Nobody),
+        };
+        if process::descriptors_are_scarce(&socket) {
+            return Err(Errno(libc::EMFILE));
         }
         if self.inbound_of(peer).is_some_and(|link| link.has_ended(credentials.pid)) {
             // Another life than the one that listens now: it has to be seen off first.
@@ -50,12 +56,12 @@ impl Shm {
             self.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
-        let geometry = match self.outbound_count {
+        let wanted = match self.outbound_count {
             links if links < LAVISH_LINKS => LAVISH,
             links if links < GENEROUS_LINKS => GENEROUS,
             _ => FRUGAL,
         };
-        let (memory, fd) = SharedMemory::create(geometry.len())?;
+        let (geometry, memory, fd) = segment(wanted)?;
         let identity = process::random_u64() as u32 >> 8;
         let hello = Hello {
             version: hello::VERSION,
@@ -72,14 +78,17 @@ impl Shm {
             identity,
             mark: self.mark,
         };
-        unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()])?;
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
+        if let Err(e) = unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()]) {
+            self.epoll.remove(socket.as_fd());
+            // Whoever listened there has closed meanwhile: the next look tells.
+            return Err(if e.0 == libc::EPIPE { Errno(libc::EAGAIN) } else { e });
+        }
         let link = Outbound {
             producer: Producer::new(Arc::new(memory), geometry),
             identity,
             socket,
             pid: credentials.pid,
-            doorbell: None,
             features: None,
             nonce: None,
             copy_rate: CopyRate::default(),
@@ -94,145 +103,27 @@ impl Shm {
         self.share_places(peer);
         self.count_processes();
         self.watch(peer, credentials.pid);
-        Ok(())
-    }
-
-    /// Accepts up to `most` of the connections that wait, and takes in the links of those whose hello is here.
-    pub(super) fn accept(
-        &mut self,
-        most: usize,
-        peers: &mut PeerTable,
-        handler: &mut impl Handler,
-    ) -> usize {
-        let mut n = 0;
-        for _ in 0..most {
-            let socket = match unix::accept(self.listener.as_fd()) {
-                Ok(Some(socket)) => socket,
-                Ok(None) => break,
-                Err(e) => {
-                    log::warn(format_args!("cannot accept a shared-memory link: {e}"));
-                    break;
-                }
-            };
-            let at = self.greetings.iter().position(Option::is_none).unwrap_or_else(|| {
-                self.greetings.push(None);
-                self.greetings.len() - 1
-            });
-            if let Err(e) = self.epoll.add(socket.as_fd(), TOKEN_GREETING | at as u64) {
-                log::warn(format_args!("cannot watch a shared-memory link: {e}"));
-                continue;
-            }
-            if let Some(slot) = self.greetings.get_mut(at) {
-                *slot = Some(socket);
-            }
-            n += self.greet(at, peers, handler);
-        }
-        n
-    }
-
-    /// Takes in every link that somebody has made.
-    pub(super) fn take_in(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) {
-        for at in 0..self.greetings.len() {
-            self.greet(at, peers, handler);
-        }
-        self.accept(unix::BACKLOG, peers, handler);
-    }
-
-    /// Reads the hello of an accepted socket, if it is there, and answers it.
-    pub(super) fn greet(
-        &mut self,
-        at: usize,
-        peers: &mut PeerTable,
-        handler: &mut impl Handler,
-    ) -> usize {
-        let Some(socket) = self.greetings.get_mut(at).and_then(Option::take) else { return 0 };
-        let mut bytes = [0; hello::LEN];
-        let (len, fds) = match unix::receive(socket.as_fd(), &mut bytes) {
-            unix::Received::Nothing => {
-                if let Some(slot) = self.greetings.get_mut(at) {
-                    *slot = Some(socket);
-                }
-                return 0;
-            }
-            unix::Received::Closed => {
-                self.epoll.remove(socket.as_fd());
-                return 0;
-            }
-            unix::Received::Message(len, fds) => (len, fds),
-        };
-        self.epoll.remove(socket.as_fd());
-        match self.welcome(&socket, bytes.get(..len).unwrap_or(&[]), fds) {
-            Ok((hello, memory, credentials)) => {
-                self.install(hello, memory, socket, credentials.pid, peers, handler);
-                1
-            }
-            Err(reject) => {
-                log::limited!("refused a shared-memory link: {reject}");
-                // A peer that is gone already needs no answer.
-                let _ = unix::send(socket.as_fd(), &reject.encode(), &[]);
-                0
-            }
-        }
-    }
-
-    pub(super) fn welcome(
-        &self,
-        socket: &OwnedFd,
-        bytes: &[u8],
-        fds: Vec<OwnedFd>,
-    ) -> Result<(Hello, SharedMemory, unix::Credentials), Reject> {
-        let malformed = Reject { reason: RejectReason::Malformed, detail: 0 };
-        let resources =
-            |e: Errno| Reject { reason: RejectReason::Resources, detail: e.0.unsigned_abs() };
-        match Hello::version(bytes) {
-            Some(hello::VERSION) => {}
-            Some(_) => {
-                let detail = u32::from(hello::VERSION);
-                return Err(Reject { reason: RejectReason::Version, detail });
-            }
-            None => return Err(malformed),
-        }
-        let hello = Hello::decode(bytes).ok_or(malformed)?;
-        let credentials = unix::credentials(socket.as_fd()).map_err(|_| malformed)?;
-        if credentials.uid != process::effective_uid() {
-            return Err(Reject { reason: RejectReason::User, detail: credentials.uid });
-        }
-        if hello.mark != self.mark {
-            return Err(Reject { reason: RejectReason::Key, detail: 0 });
-        }
-        let fd = fds.into_iter().next().ok_or(malformed)?;
-        let memory = SharedMemory::attach(&fd, hello.geometry.len()).map_err(|e| match e.0 {
-            libc::EINVAL => malformed,
-            _ => resources(e),
-        })?;
-        let answer = Welcome { nonce: self.nonce, features: hello::ATOMICS | hello::COLLECTIVES };
-        match unix::send(socket.as_fd(), &answer.encode(), &[self.doorbell.fd()]) {
-            // A sender that is gone already left its messages in the segment.
-            Ok(()) | Err(Errno(libc::EPIPE)) => Ok((hello, memory, credentials)),
-            Err(e) => Err(resources(e)),
-        }
+        Ok(Contact::Linked)
     }
 
     pub(super) fn install(
         &mut self,
         hello: Hello,
-        memory: SharedMemory,
+        consumer: Consumer,
         socket: OwnedFd,
         pid: i32,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) {
-        let Some(peer) = peers.intern(&hello.source) else { return };
-        let memory = Arc::new(memory);
-        let consumer = Consumer::new(memory.clone(), hello.geometry);
+        let Some(peer) = peers.intern(&hello.source) else {
+            return self.epoll.remove(socket.as_fd());
+        };
         // An endpoint has one link to us, and ours to it is to the same life. What belongs to an earlier one
         // has ended.
         match self.compare(peer, pid, &hello, &consumer, peers, handler) {
             Ours::Later => {
-                log::warn(format_args!(
-                    "dropped what pid {pid} sent before {} restarted",
-                    hello.source
-                ));
+                log::limited!("dropped what pid {pid} sent before {} restarted", hello.source);
+                self.epoll.remove(socket.as_fd());
                 return;
             }
             Ours::Same if self.inbound_of(peer).is_none() => {}
@@ -240,7 +131,7 @@ impl Shm {
         }
         let (can_get, can_put) = self.probe_attach(pid, &hello);
         let places = (hello.features & hello::PLACES != 0)
-            .then(|| Area::new(memory, hello.geometry, hello.identity));
+            .then(|| Area::new(consumer.memory().clone(), hello.geometry, hello.identity));
         if self.waits {
             consumer.set_waits();
             self.settles_at = clock::now_ns().saturating_add(super::SETTLES_NS);
@@ -248,8 +139,9 @@ impl Shm {
         if self.pressure {
             consumer.set_pressure(true);
         }
-        if let Err(e) = self.epoll.add(socket.as_fd(), TOKEN_INBOUND | u64::from(peer.0)) {
-            log::warn(format_args!("cannot watch the link from {}: {e}", hello.source));
+        // It is a member, as a greeting: to rename it takes nothing that may be short.
+        if let Err(e) = self.epoll.rename(socket.as_fd(), TOKEN_INBOUND | u64::from(peer.0)) {
+            log::limited!(cause: e.0, "cannot watch the link from {}: {e}", hello.source);
         }
         log::info(format_args!(
             "shared-memory link from {} (pid {pid}): cross-memory read {}, write {}",
@@ -353,6 +245,28 @@ enum Ours {
     Later,
 }
 
+/// A zeroed segment of the `wanted` sizes, or of the smallest where that is too much for the system or its limits. Errors:
+/// those of [`SharedMemory::create`].
+fn segment(wanted: Geometry) -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
+    let of = |geometry: Geometry| {
+        SharedMemory::create(geometry.len()).map(|(memory, fd)| (geometry, memory, fd))
+    };
+    of(wanted).or_else(|e| if e.is_shortage() && wanted != FRUGAL { of(FRUGAL) } else { Err(e) })
+}
+
+/// What came of an attempt to make a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Contact {
+    /// There is one: messages may be sent.
+    Linked,
+    /// The endpoint is there, and is reached over the network.
+    Aloof,
+    /// Nobody listens there but this other user.
+    Stranger(u32),
+    /// Nobody listens there.
+    Nobody,
+}
+
 /// What a receiver said to our hello.
 pub(super) enum Answer {
     None,
@@ -367,7 +281,9 @@ pub(super) fn read_answer(link: &mut Outbound) -> Answer {
     match unix::receive(link.socket.as_fd(), &mut bytes) {
         unix::Received::Nothing => Answer::None,
         unix::Received::Closed => Answer::Closed,
-        unix::Received::Message(len, fds) => {
+        unix::Received::Message(unix::Message { len, fds, .. }) => {
+            // An answer brings no descriptors. Who sends some does not decide how long it takes to close them.
+            let _ = close_elsewhere(fds);
             let bytes = bytes.get(..len).unwrap_or(&[]);
             if let Some(reject) = Reject::decode(bytes) {
                 return Answer::Rejected(reject);
@@ -375,7 +291,7 @@ pub(super) fn read_answer(link: &mut Outbound) -> Answer {
             if let Some(welcome) = Welcome::decode(bytes) {
                 link.features = Some(welcome.features);
                 link.nonce = Some(welcome.nonce);
-                link.doorbell = fds.into_iter().next().map(Doorbell::from_fd);
+                link.producer.settle();
             }
             Answer::Welcome
         }

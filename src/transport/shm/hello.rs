@@ -1,5 +1,5 @@
 //! The handshake of a shared-memory link, PROTOCOL.md §2: a hello with the sender's segment, answered
-//! by a welcome with the receiver's doorbell, or by a reject with a reason.
+//! by a welcome, or by a reject with a reason.
 
 use super::layout::Geometry;
 use crate::sys::Errno;
@@ -92,7 +92,7 @@ impl fmt::Display for Reject {
     }
 }
 
-/// The answer to a hello that is accepted; the receiver's doorbell travels beside it.
+/// The answer to a hello that is accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Welcome {
     /// Identifies this life of the receiver's endpoint.

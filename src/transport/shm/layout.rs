@@ -4,6 +4,7 @@
 //! 0      CONSUMED   u32: slots the receiver has finished with     (receiver writes)
 //! 128    FLAGS      u32: what the receiver wants                  (receiver sets, sender clears SLEEPING)
 //! 256    CLOSING    u32: 1 when the sender has closed in order    (sender writes)
+//! 260    MOVED      u32: 1 when the sender of a refused link sends its messages another way   (sender writes)
 //! 512    CELLS      16 x 64 bytes: messages that both ends copy    (both write)
 //! 1536   REACHING   u64: odd while the sender reaches regions     (sender writes)
 //! 1600   EPOCH      u64: of what the sender was told of regions   (receiver writes)
@@ -24,6 +25,8 @@ pub(super) const CONSUMED: usize = 0;
 pub(super) const FLAGS: usize = 128;
 /// Offset of the sender's closing mark.
 pub(super) const CLOSING: usize = 256;
+/// Offset of the mark of a sender that takes back what it has written.
+pub(super) const MOVED: usize = 260;
 /// Offset of the first cell.
 pub(super) const CELLS: usize = 512;
 /// Bytes of a cell: one cache line.
@@ -70,6 +73,9 @@ pub(super) const PLACES_MAX: u8 = 64;
 
 /// Largest payload of one message, bytes, where there is more room.
 const PAYLOAD_MAX: u32 = 128 * 1024;
+
+/// Largest payload of one message while the receiver may refuse the link, bytes: every transport takes it.
+pub(super) const MOVABLE_MAX: usize = 64 * 1024;
 
 /// Longest piece of a long message, bytes: from there on it does not matter what each one costs.
 pub(super) const PIECE_MAX: usize = 64 * 1024;

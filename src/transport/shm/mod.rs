@@ -11,10 +11,13 @@ mod copy_rate;
 mod departure;
 #[cfg(test)]
 mod fixture;
+mod greeting;
 mod handshake;
 mod hello;
 mod layout;
+mod names;
 pub(crate) mod reaching;
+mod refused;
 mod ring;
 mod sharing;
 mod storage;
@@ -35,9 +38,12 @@ use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
 use attach::Entrance;
 use copy_rate::CopyRate;
-use handshake::read_answer;
-use layout::{FRUGAL, SLOT_ROOM};
+use greeting::Door;
+pub(crate) use handshake::Contact;
+use layout::{FRUGAL, MOVABLE_MAX, SLOT_ROOM};
+use names::{Found, Kind, Names};
 use reaching::Unsettled;
+pub(crate) use refused::{Message, Returned};
 use ring::{Area, Consumer, Popped, Producer, Wake};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -67,16 +73,6 @@ const TOKEN_PROCESS: u64 = 4 << 32;
 /// Descriptors of other transports in our epoll set: they only wake.
 pub(crate) const TOKEN_ELSEWHERE: u64 = 5 << 32;
 
-/// The abstract socket name of the endpoint that has `port` on this node.
-fn socket_name(port: u16) -> String {
-    format!("udrv/{port}")
-}
-
-/// The same for one that wants to be reached over the network (FI_UDRV_SHM=0).
-fn aloof_name(port: u16) -> String {
-    format!("udrv-net/{port}")
-}
-
 #[derive(Debug)]
 struct Outbound {
     producer: Producer,
@@ -84,8 +80,6 @@ struct Outbound {
     identity: u32,
     socket: OwnedFd,
     pid: i32,
-    /// The receiver's doorbell, once its welcome was read.
-    doorbell: Option<Doorbell>,
     /// What the receiver knows, and its life, as its welcome says.
     features: Option<u32>,
     nonce: Option<u64>,
@@ -140,14 +134,18 @@ impl Inbound {
     }
 }
 
+/// Whether header and payload of so many bytes in all fit in one slot of a ring.
+pub(crate) fn fits_a_slot(len: usize) -> bool {
+    len <= SLOT_ROOM
+}
+
 /// The shared-memory interface of one endpoint.
 #[derive(Debug)]
 pub(crate) struct Shm {
     me: Address,
     nonce: u64,
-    listener: OwnedFd,
-    /// Keeps our port's name from others while we do not listen under it.
-    _name: Option<OwnedFd>,
+    door: Door,
+    /// Wakes whoever sleeps on us, from within this process.
     doorbell: Doorbell,
     epoll: Epoll,
     /// Holds `nonce` for peers to read, and a word that is theirs to write: probes of cross-memory attach, and the
@@ -172,8 +170,8 @@ pub(crate) struct Shm {
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
     inbound: Vec<Inbound>,
-    /// Accepted sockets whose hello has not arrived yet.
-    greetings: Vec<Option<OwnedFd>>,
+    /// What was in rings of links that were refused, for the endpoint to send another way.
+    returned: Vec<Returned>,
     /// One per peer that has links.
     watches: Vec<Watch>,
     /// Peers that broke the protocol while being polled.
@@ -193,20 +191,14 @@ pub(crate) struct Shm {
 
 impl Shm {
     /// Opens the interface under the port of `me`. Unless it is `open` it takes no links; its name
-    /// says so. Errors: EADDRINUSE when another endpoint of this node has the port; EMFILE, ENFILE,
+    /// says so. Errors: EADDRINUSE when another endpoint of this user has the port; EMFILE, ENFILE,
     /// ENOMEM.
     pub(crate) fn open(me: Address, cma: CmaPolicy, open: bool) -> Result<Self, Errno> {
-        let name = socket_name(me.port());
-        let (listener, reserved) = if open {
-            (unix::listen(&name)?, None)
-        } else {
-            let reserved = unix::reserve(&name)?;
-            (unix::listen(&aloof_name(me.port()))?, Some(reserved))
-        };
+        let names = Names::take(me.port(), if open { Kind::Open } else { Kind::Aloof })?;
         let doorbell = Doorbell::new()?;
         let epoll = Epoll::new()?;
         epoll.add(doorbell.fd(), TOKEN_DOORBELL)?;
-        epoll.add(listener.as_fd(), TOKEN_LISTENER)?;
+        let door = Door::new(names, open, &epoll)?;
         let nonce = process::random_u64() | 1;
         if cma != CmaPolicy::Off && process::yama_ptrace_scope() == Some(1) {
             process::allow_attach_by_same_user();
@@ -216,8 +208,7 @@ impl Shm {
         Ok(Self {
             me,
             nonce,
-            listener,
-            _name: reserved,
+            door,
             doorbell,
             epoll,
             gate: Gate::new(nonce)?,
@@ -233,7 +224,7 @@ impl Shm {
             outbound: Vec::new(),
             outbound_count: 0,
             inbound: Vec::new(),
-            greetings: Vec::new(),
+            returned: Vec::new(),
             watches: Vec::new(),
             broken: Vec::new(),
             stale: Vec::new(),
@@ -265,20 +256,63 @@ impl Shm {
         self.inbound.iter().find(|link| link.peer == peer)
     }
 
-    /// The endpoint at `address`, of this node, wants to be reached over the network.
-    pub(crate) fn is_aloof(address: &Address) -> bool {
-        unix::connect(&aloof_name(address.port())).is_ok()
+    /// Whether peers are reached through shared memory, and reach us so: they find us under our name.
+    pub(crate) fn takes_links(&self) -> bool {
+        self.door.open
     }
 
-    /// There is an endpoint at `address`, of this node.
-    pub(crate) fn is_there(address: &Address) -> bool {
-        let refused = |name: String| unix::connect(&name).is_err_and(|e| e.0 == libc::ECONNREFUSED);
-        !refused(socket_name(address.port())) || !refused(aloof_name(address.port()))
+    /// Who has the port of `address`, of this node. Errors: Again, and those of a system that lets us make no sockets.
+    pub(crate) fn look_for(address: &Address) -> Result<Contact, SendError> {
+        match names::find(address.port()) {
+            Ok(Found::Open(..) | Found::Aloof(_)) => Ok(Contact::Aloof),
+            Ok(Found::Stranger(uid)) => Ok(Contact::Stranger(uid)),
+            Ok(Found::Nobody) => Ok(Contact::Nobody),
+            // Its backlog is full: somebody is there.
+            Err(e) if e.is_would_block() => Ok(Contact::Aloof),
+            Err(e) => Err(SendError::Unreachable(e)),
+        }
+    }
+
+    /// Delivers what `peer` has sent so far.
+    pub(crate) fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
+        let Some(link) = self.inbound.iter_mut().find(|link| link.peer == peer) else { return };
+        let out = self.outbound.get_mut(peer.index());
+        let mut producer = out.and_then(Option::as_deref_mut).map(|out| &mut out.producer);
+        // Bounded by the ring.
+        for _ in 0..link.consumer.slots() {
+            match link.consumer.pop(|header, payload| handler.on_message(peer, header, payload)) {
+                Popped::Message => {}
+                Popped::Handed(handed) => {
+                    if producer.as_mut().is_some_and(|producer| !producer.receive(&handed)) {
+                        self.broken.push(peer);
+                        self.urgent = true;
+                        return;
+                    }
+                }
+                Popped::Empty | Popped::Malformed => return,
+            }
+        }
+    }
+
+    /// Takes no links, for want of descriptors, or does again.
+    #[cfg(test)]
+    pub(crate) fn refuse_all(&mut self, on: bool) {
+        self.door.full = on;
+    }
+
+    /// There is a link from `peer`.
+    pub(crate) fn hears(&self, peer: PeerId) -> bool {
+        self.inbound_of(peer).is_some()
     }
 
     /// True once messages can be sent to `peer`.
     pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
         self.out(peer).is_some()
+    }
+
+    /// There is a link to `peer`, which it has not taken yet.
+    pub(crate) fn is_settling(&self, peer: PeerId) -> bool {
+        self.out(peer).is_some_and(|link| link.nonce.is_none())
     }
 
     pub(crate) fn caps(&self, peer: PeerId) -> Caps {
@@ -287,7 +321,7 @@ impl Shm {
         let features = self.out(peer).and_then(|link| link.features);
         Caps {
             short_max: SLOT_ROOM,
-            bcopy_max: geometry.payload_max(),
+            bcopy_max: self.out(peer).map_or(MOVABLE_MAX, |link| link.producer.payload_max()),
             fragment_max: geometry.fragment_max(),
             push_max: geometry.push_max().min(self.push_max(peer, get)),
             stream_max: 0,
@@ -460,6 +494,9 @@ impl Shm {
                 }
             }
         }
+        if self.door.is_waiting() {
+            n += self.look_after_door(peers, handler);
+        }
         let now = clock::now_ns();
         if now.saturating_sub(self.liveness_at) > LIVENESS_NS {
             self.liveness_at = now;
@@ -551,16 +588,10 @@ impl Outbound {
         }
     }
 
-    /// Rings the receiver's doorbell. It sent its welcome before it ever slept, so the doorbell is here
-    /// or in the socket.
+    /// The receiver sleeps on the other end of the socket, accepted or not.
     #[cold]
-    fn wake(&mut self) {
+    fn wake(&self) {
         let _shield = Shield::raise();
-        if self.doorbell.is_none() {
-            let _ = read_answer(self);
-        }
-        if let Some(doorbell) = &self.doorbell {
-            doorbell.ring();
-        }
+        unix::ring(self.socket.as_fd());
     }
 }

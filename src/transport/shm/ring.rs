@@ -13,7 +13,7 @@ mod places;
 
 use super::layout::{
     CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry,
-    SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
+    MOVABLE_MAX, MOVED, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
 };
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
@@ -80,6 +80,10 @@ pub(super) enum Wake {
 pub(super) struct Producer<M = Arc<SharedMemory>> {
     memory: M,
     geometry: Geometry,
+    /// The receiver has taken the link.
+    settled: bool,
+    /// Longest payload, bytes.
+    payload_max: usize,
     /// Slots published so far.
     tail: u32,
     /// Last value of the progress counter that we read.
@@ -102,13 +106,16 @@ pub(super) struct Producer<M = Arc<SharedMemory>> {
 }
 
 impl<M: Storage> Producer<M> {
-    /// The end of a new, zeroed segment.
+    /// The end of a new, zeroed segment, whose messages may have to go another way.
     pub(super) fn new(memory: M, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
+        let payload_max = geometry.payload_max().min(MOVABLE_MAX);
         let bulk_after = vec![0; geometry.slots as usize].into_boxed_slice();
         Self {
             memory,
             geometry,
+            settled: false,
+            payload_max,
             tail: 0,
             consumed: 0,
             lap: geometry.bulk,
@@ -120,6 +127,18 @@ impl<M: Storage> Producer<M> {
             seen: 0,
             places: None,
         }
+    }
+
+    /// The receiver has taken the link. Before, no payload lies in a place: where the link is refused, its messages are
+    /// read by one that has this segment alone.
+    pub(super) fn settle(&mut self) {
+        self.settled = true;
+        self.payload_max = self.geometry.payload_max();
+    }
+
+    /// Longest payload of one message now, bytes.
+    pub(super) fn payload_max(&self) -> usize {
+        self.payload_max
     }
 
     /// The other end sends to us through the segment that has `theirs`, and knows of places: those that we
@@ -192,7 +211,7 @@ impl<M: Storage> Producer<M> {
 
     /// So many payloads of `len` bytes can be pushed now; `most` is enough.
     pub(super) fn room_for(&mut self, len: u32, most: u32) -> u32 {
-        if len as usize > self.geometry.payload_max() {
+        if len as usize > self.payload_max {
             return 0;
         }
         let len = ((len + 63) & !63).max(64) + self.geometry.apart(len as usize);
@@ -296,7 +315,7 @@ impl<M: Storage> Producer<M> {
                 return Err(Full);
             }
         }
-        if len > self.geometry.payload_max() {
+        if len > self.payload_max {
             debug_assert!(false, "message too large for its ring");
             return Err(Full);
         }
@@ -313,7 +332,7 @@ impl<M: Storage> Producer<M> {
         };
         let seen = self.seen;
         self.sent = self.sent.wrapping_add(1);
-        if let Some(places) = &mut self.places {
+        if let (Some(places), true) = (&mut self.places, self.settled) {
             if let Some(place) = places.take(len) {
                 let (area, kind) =
                     if place.ours { (&places.ours, PLACED) } else { (&places.theirs, RETURNED) };
@@ -368,7 +387,7 @@ impl<M: Storage> Producer<M> {
     /// What [`Self::push`] does with a payload that does not fit beside its header.
     #[inline(never)]
     fn push_long(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
-        if payload.len() > self.geometry.payload_max() {
+        if payload.len() > self.payload_max {
             return None;
         }
         let spot = self.find_spot(payload.len()).ok()?;
@@ -433,6 +452,11 @@ impl<M: Storage> Producer<M> {
         word(&self.memory, CLOSING).store(1, Ordering::Release);
     }
 
+    /// The receiver has refused the link: what was written is taken back, to go another way.
+    pub(super) fn take_back(&self) {
+        word(&self.memory, MOVED).store(1, Ordering::Release);
+    }
+
     /// The consumer closed in order.
     pub(super) fn consumer_closed(&self) -> bool {
         word(&self.memory, FLAGS).load(Ordering::Acquire) & FLAG_CLOSED != 0
@@ -485,6 +509,11 @@ impl<M: Storage> Consumer<M> {
         let index = (self.head & (self.geometry.slots - 1)) as usize;
         // SAFETY: `index < slots`, so the slot lies inside the segment.
         unsafe { self.memory.base().as_ptr().add(SLOTS + index * SLOT) }
+    }
+
+    /// Most messages that wait.
+    pub(super) fn slots(&self) -> u32 {
+        self.geometry.slots
     }
 
     /// True when a message waits.
@@ -607,6 +636,11 @@ impl<M: Storage> Consumer<M> {
     pub(super) fn producer_closed(&self) -> bool {
         word(&self.memory, CLOSING).load(Ordering::Acquire) != 0
     }
+
+    /// The producer has taken back what it had written.
+    pub(super) fn has_moved(&self) -> bool {
+        word(&self.memory, MOVED).load(Ordering::Acquire) != 0
+    }
 }
 
 #[cfg(all(loom, test))]
@@ -621,7 +655,9 @@ mod tests {
     fn pair(geometry: Geometry) -> (Producer, Consumer) {
         let (memory, fd) = SharedMemory::create(geometry.len()).unwrap();
         let other = SharedMemory::attach(&fd, geometry.len()).unwrap();
-        (Producer::new(Arc::new(memory), geometry), Consumer::new(Arc::new(other), geometry))
+        let mut producer = Producer::new(Arc::new(memory), geometry);
+        producer.settle();
+        (producer, Consumer::new(Arc::new(other), geometry))
     }
 
     fn fill(seed: u8) -> impl FnOnce(&mut [u8]) {

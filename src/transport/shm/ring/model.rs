@@ -131,7 +131,9 @@ impl Word for AtomicU32 {
 
 fn pair() -> (Producer<Memory>, Consumer<Memory>) {
     let memory = Memory::new();
-    (Producer::new(memory.clone(), GEOMETRY), Consumer::new(memory, GEOMETRY))
+    let mut producer = Producer::new(memory.clone(), GEOMETRY);
+    producer.settle();
+    (producer, Consumer::new(memory, GEOMETRY))
 }
 
 /// Message `i` goes through the bulk space if `bulk`.
@@ -156,6 +158,7 @@ fn both_ways() -> [End; 2] {
     let [a, b] = [Memory::new(), Memory::new()];
     [(a.clone(), b.clone(), 1), (b, a, 2)].map(|(ours, theirs, identity)| {
         let mut tx = Producer::new(ours.clone(), GEOMETRY);
+        tx.settle();
         let mut rx = Consumer::new(theirs.clone(), GEOMETRY);
         let ours = Area::new(ours, GEOMETRY, identity);
         let theirs = Area::new(theirs, GEOMETRY, 3 - identity);

@@ -1,0 +1,493 @@
+//! Taking links: connections from the moment in which they are accepted until it is clear whose they are, and which of
+//! them become links (PROTOCOL.md §2.1).
+//!
+//! Anybody on the node may connect. The kernel is asked whose a connection is before a byte of it is read; one of another
+//! user is closed, by a thread that may wait for it (`sys::close`). One of this user has a time to say hello, and the
+//! address that it claims has to be its own: its process listens there. All of that is bounded, so that whoever connects
+//! and says nothing takes neither descriptors nor time from anybody else.
+
+use super::hello::{self, Hello, Reject, RejectReason, Welcome};
+use super::names::{self, Names};
+use super::refused::Refused;
+use super::ring::Consumer;
+use super::{Shm, TOKEN_GREETING, TOKEN_LISTENER};
+use crate::sys::close::close_elsewhere;
+use crate::sys::event::Epoll;
+use crate::sys::shared_memory::SharedMemory;
+use crate::sys::spare::{self, Spare};
+use crate::sys::unix::{self, Credentials};
+use crate::sys::{Errno, clock, process, user};
+use crate::telemetry::log;
+use crate::transport::Handler;
+use crate::transport::address::LocalHost;
+use crate::transport::peers::PeerTable;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Connections of this user that have not said hello; one more ends the oldest.
+const GREETINGS_MAX: usize = 64;
+/// Time in which a hello has to come, nanoseconds.
+const HELLO_NS: u64 = 5_000_000_000;
+/// Time in which a process that has just ended or closed has done so altogether, nanoseconds.
+const CLAIM_NS: u64 = 200_000_000;
+/// Connections of others that wait to be closed; with more none is accepted.
+const STRANGERS_MAX: usize = 16;
+/// How long nothing is accepted after a turn that has met other users, and after a first error, nanoseconds; after
+/// further errors it is twice as long each time, up to the last value.
+const PAUSE_NS: u64 = 1_000_000;
+const BACKOFF_NS: (u64, u64) = (10_000_000, 1_000_000_000);
+
+/// A connection of this user that is not a link yet.
+#[derive(Debug)]
+struct Greeting {
+    socket: OwnedFd,
+    credentials: Credentials,
+    since: u64,
+    /// There was no descriptor left for it: it cannot stay.
+    scarce: bool,
+    /// What it has said, while it is not clear whether that is true.
+    claim: Option<Claim>,
+}
+
+/// A hello, and the segment that came with it.
+#[derive(Debug)]
+struct Claim {
+    hello: Hello,
+    consumer: Consumer,
+    since: u64,
+}
+
+/// Where others come in.
+#[derive(Debug)]
+pub(super) struct Door {
+    names: Names,
+    /// The names say that links are taken here.
+    pub(super) open: bool,
+    greetings: Vec<Option<Greeting>>,
+    /// To be closed.
+    strangers: Vec<OwnedFd>,
+    spare: Spare,
+    /// Links whose messages their senders are to take back.
+    pub(super) refused: Vec<Refused>,
+    /// The listener is not watched before; 0: it is watched.
+    paused_until: u64,
+    backoff: u64,
+    /// As if there were no descriptors left.
+    #[cfg(test)]
+    pub(super) full: bool,
+}
+
+impl Door {
+    pub(super) fn new(names: Names, open: bool, epoll: &Epoll) -> Result<Self, Errno> {
+        if let Some(listener) = &names.listener {
+            epoll.add(listener.as_fd(), TOKEN_LISTENER)?;
+        }
+        Ok(Self {
+            open: open && names.listener.is_some(),
+            names,
+            greetings: Vec::new(),
+            strangers: Vec::new(),
+            spare: Spare::new(),
+            refused: Vec::new(),
+            paused_until: 0,
+            backoff: 0,
+            #[cfg(test)]
+            full: false,
+        })
+    }
+
+    /// Something here waits for time to pass.
+    #[inline]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.paused_until != 0
+            || !self.strangers.is_empty()
+            || !self.refused.is_empty()
+            || self.greetings.iter().any(Option::is_some)
+    }
+
+    /// Accepts nothing for a while.
+    fn pause(&mut self, epoll: &Epoll, ns: u64) {
+        if let (Some(listener), 0) = (&self.names.listener, self.paused_until) {
+            epoll.remove(listener.as_fd());
+        }
+        self.paused_until = clock::now_ns().saturating_add(ns).max(1);
+    }
+
+    fn resume(&mut self, epoll: &Epoll, now: u64) {
+        if self.paused_until == 0 || now < self.paused_until {
+            return;
+        }
+        let Some(listener) = &self.names.listener else { return };
+        match epoll.add(listener.as_fd(), TOKEN_LISTENER) {
+            Ok(()) => self.paused_until = 0,
+            Err(_) => self.paused_until = now.saturating_add(BACKOFF_NS.1),
+        }
+    }
+
+    /// The next connection that waits, and whether it took a spare descriptor.
+    fn next(&mut self) -> Result<Option<(OwnedFd, bool)>, Errno> {
+        let Some(listener) = self.names.listener.as_ref().map(AsFd::as_fd) else { return Ok(None) };
+        match unix::accept(listener) {
+            Ok(socket) => Ok(socket.map(|socket| {
+                let scarce = process::descriptors_are_scarce(&socket);
+                #[cfg(test)]
+                let scarce = scarce || self.full;
+                (socket, scarce)
+            })),
+            Err(Errno(libc::EMFILE | libc::ENFILE)) => {
+                let socket = spare::lend(|| unix::accept(listener))?;
+                Ok(socket.map(|socket| (socket, true)))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Nothing could be accepted. What will not change for the better is not tried again: the endpoint is reached
+    /// over the network from now on.
+    fn on_error(&mut self, errno: Errno, port: u16, epoll: &Epoll) {
+        let passes = errno.is_shortage();
+        let then = if passes { "they wait" } else { "they are to come over the network" };
+        log::limited!(
+            cause: errno.0,
+            "cannot accept links of peers of this node (accept4: {errno}): {then}"
+        );
+        if passes {
+            self.backoff = (2 * self.backoff).clamp(BACKOFF_NS.0, BACKOFF_NS.1);
+            self.pause(epoll, self.backoff);
+        } else {
+            self.pause(epoll, u64::MAX);
+            self.open = false;
+            self.names.withdraw(port);
+        }
+    }
+
+    /// Closes what is to be closed, as far as that is possible without waiting.
+    fn close_strangers(&mut self) {
+        if let Err(rest) = close_elsewhere(std::mem::take(&mut self.strangers)) {
+            self.strangers = rest;
+        }
+    }
+
+    fn room(&mut self) -> usize {
+        if let Some(at) = self.greetings.iter().position(Option::is_none) {
+            return at;
+        }
+        if self.greetings.len() < GREETINGS_MAX {
+            self.greetings.push(None);
+            return self.greetings.len() - 1;
+        }
+        let since = |slot: &Option<Greeting>| slot.as_ref().map_or(0, |greeting| greeting.since);
+        let oldest = self.greetings.iter().enumerate().min_by_key(|(_, slot)| since(slot));
+        oldest.map_or(0, |(at, _)| at)
+    }
+}
+
+impl Shm {
+    /// Accepts up to `most` of the connections that wait, and takes in the links of those whose hello is here.
+    pub(super) fn accept(
+        &mut self,
+        most: usize,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
+        let mut n = 0;
+        let mut strangers = 0;
+        for _ in 0..most {
+            if self.door.strangers.len() >= STRANGERS_MAX {
+                break;
+            }
+            let (socket, scarce) = match self.door.next() {
+                Ok(Some(next)) => next,
+                Ok(None) => break,
+                Err(e) => {
+                    self.door.on_error(e, self.me.port(), &self.epoll);
+                    break;
+                }
+            };
+            self.door.backoff = 0;
+            let credentials = unix::credentials(socket.as_fd());
+            match credentials {
+                Ok(who) if user::is_ours(&who) => {
+                    n += self.meet(socket, who, scarce, peers, handler);
+                }
+                _ => {
+                    let uid = credentials.map_or(u32::MAX, |who| who.uid);
+                    log::limited!(
+                        "user {uid} connects to udrv/{} of user {}: refused",
+                        self.me.port(),
+                        process::effective_uid()
+                    );
+                    self.door.strangers.push(socket);
+                    strangers += 1;
+                }
+            }
+        }
+        if strangers > 0 {
+            self.door.pause(&self.epoll, PAUSE_NS);
+            self.door.close_strangers();
+        }
+        n
+    }
+
+    /// Somebody of this user has connected.
+    fn meet(
+        &mut self,
+        socket: OwnedFd,
+        credentials: Credentials,
+        scarce: bool,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
+        let at = self.door.room();
+        if let Some(silent) = self.door.greetings.get_mut(at).and_then(Option::take) {
+            self.epoll.remove(silent.socket.as_fd());
+        }
+        if let Err(e) = self.epoll.add(socket.as_fd(), TOKEN_GREETING | at as u64) {
+            refuse(&socket, &resources(e));
+            return 0;
+        }
+        let since = clock::now_ns();
+        if let Some(slot) = self.door.greetings.get_mut(at) {
+            *slot = Some(Greeting { socket, credentials, since, scarce, claim: None });
+        }
+        self.greet(at, peers, handler)
+    }
+
+    /// Takes in every link that somebody has made.
+    pub(super) fn take_in(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) {
+        for at in 0..self.door.greetings.len() {
+            self.greet(at, peers, handler);
+        }
+        self.accept(unix::BACKLOG, peers, handler);
+    }
+
+    /// What only time brings forward: connections that say nothing, listeners that rest, links that were refused.
+    #[cold]
+    pub(super) fn look_after_door(
+        &mut self,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
+        let now = clock::now_ns();
+        self.door.resume(&self.epoll, now);
+        self.door.close_strangers();
+        self.door.spare.refill();
+        let mut n = self.look_after_refused(handler);
+        for at in 0..self.door.greetings.len() {
+            let greeting = self.door.greetings.get(at).and_then(Option::as_ref);
+            let Some(greeting) = greeting else { continue };
+            if greeting.claim.is_some() {
+                n += self.greet(at, peers, handler);
+            } else if now.saturating_sub(greeting.since) > HELLO_NS {
+                if let Some(silent) = self.door.greetings.get_mut(at).and_then(Option::take) {
+                    log::limited!(
+                        "process {} connected for a shared-memory link and said nothing",
+                        silent.credentials.pid
+                    );
+                    self.epoll.remove(silent.socket.as_fd());
+                }
+            }
+        }
+        n
+    }
+
+    /// Reads the hello of an accepted socket, if it is there, and answers it.
+    pub(super) fn greet(
+        &mut self,
+        at: usize,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
+        let Some(mut greeting) = self.door.greetings.get_mut(at).and_then(Option::take) else {
+            return 0;
+        };
+        let claim = match greeting.claim.take() {
+            Some(claim) => Ok(claim),
+            None => match self.hear(&greeting, peers) {
+                Heard::Nothing => {
+                    if let Some(slot) = self.door.greetings.get_mut(at) {
+                        *slot = Some(greeting);
+                    }
+                    return 0;
+                }
+                Heard::Closed => {
+                    self.epoll.remove(greeting.socket.as_fd());
+                    return 0;
+                }
+                Heard::Claim(claim) => Ok(claim),
+                Heard::Refused(reject) => Err(reject),
+            },
+        };
+        let reject = match claim {
+            Ok(claim) if self.proves(&claim, &greeting) => {
+                return self.admit(greeting, claim, peers, handler);
+            }
+            // Its process may be about to end.
+            Ok(claim) if clock::now_ns().saturating_sub(claim.since) < CLAIM_NS => {
+                greeting.claim = Some(claim);
+                if let Some(slot) = self.door.greetings.get_mut(at) {
+                    *slot = Some(greeting);
+                }
+                return 0;
+            }
+            Ok(claim) => {
+                log::limited!(
+                    "process {} claims to be {}, where it does not listen: refused",
+                    greeting.credentials.pid,
+                    claim.hello.source
+                );
+                MALFORMED
+            }
+            Err(reject) => reject,
+        };
+        log::limited!(cause: reject.reason, "refused a shared-memory link: {reject}");
+        self.epoll.remove(greeting.socket.as_fd());
+        refuse(&greeting.socket, &reject);
+        // It may have sent more, of whatever kind.
+        self.door.strangers.push(greeting.socket);
+        self.door.close_strangers();
+        0
+    }
+
+    /// What a connection of this user has said.
+    fn hear(&mut self, greeting: &Greeting, peers: &PeerTable) -> Heard {
+        let mut bytes = [0; hello::LEN];
+        let socket = greeting.socket.as_fd();
+        let received = match greeting.scarce {
+            true => spare::lend(|| unix::receive(socket, &mut bytes)),
+            false => unix::receive(socket, &mut bytes),
+        };
+        let unix::Message { len, fds, cut } = match received {
+            unix::Received::Nothing => return Heard::Nothing,
+            unix::Received::Closed => return Heard::Closed,
+            unix::Received::Message(message) => message,
+        };
+        let mut fds = fds.into_iter();
+        let memory = fds.next();
+        let claimed = self.read(bytes.get(..len).unwrap_or(&[]), memory.as_ref(), cut, peers);
+        self.door.strangers.extend(fds);
+        match claimed {
+            Ok((hello, memory)) => {
+                let consumer = Consumer::new(Arc::new(memory), hello.geometry);
+                Heard::Claim(Claim { hello, consumer, since: clock::now_ns() })
+            }
+            Err(reject) => {
+                // Whatever it is.
+                self.door.strangers.extend(memory);
+                Heard::Refused(reject)
+            }
+        }
+    }
+
+    /// Reads a hello, and maps the segment that came with it.
+    fn read(
+        &self,
+        bytes: &[u8],
+        fd: Option<&OwnedFd>,
+        cut: bool,
+        peers: &PeerTable,
+    ) -> Result<(Hello, SharedMemory), Reject> {
+        match Hello::version(bytes) {
+            Some(hello::VERSION) => {}
+            Some(_) => {
+                let detail = u32::from(hello::VERSION);
+                return Err(Reject { reason: RejectReason::Version, detail });
+            }
+            None => return Err(MALFORMED),
+        }
+        let hello = Hello::decode(bytes).ok_or(MALFORMED)?;
+        if hello.mark != self.mark {
+            return Err(Reject { reason: RejectReason::Key, detail: 0 });
+        }
+        let ip = hello.source.0.ip();
+        let here = peers.host().owns(ip) || LocalHost::detect().owns(ip);
+        if !here || hello.source.port() == self.me.port() {
+            return Err(MALFORMED);
+        }
+        let fd = match fd {
+            Some(fd) => fd,
+            None if cut => return Err(resources(Errno(libc::EMFILE))),
+            None => return Err(MALFORMED),
+        };
+        let memory = SharedMemory::attach(fd, hello.geometry.len()).map_err(|e| match e.0 {
+            libc::EINVAL => MALFORMED,
+            _ => resources(e),
+        })?;
+        Ok((hello, memory))
+    }
+
+    /// Whether the address of a hello is its sender's own: its process listens there, or did until it left.
+    fn proves(&self, claim: &Claim, greeting: &Greeting) -> bool {
+        let (port, pid) = (claim.hello.source.port(), greeting.credentials.pid);
+        let listens = || names::listens(port, pid);
+        let listens = match listens() {
+            Err(e) if e.is_shortage() => spare::lend(listens),
+            other => other,
+        };
+        // Where nobody can be asked, it is a process of this user at least.
+        listens.unwrap_or(true) || has_left(claim, greeting)
+    }
+
+    /// Answers a hello that is believed: with a link, if there is a descriptor for it.
+    fn admit(
+        &mut self,
+        greeting: Greeting,
+        claim: Claim,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
+        let Greeting { socket, credentials, scarce, .. } = greeting;
+        let Claim { hello, consumer, .. } = claim;
+        let answer = if scarce {
+            resources(Errno(libc::EMFILE)).encode()
+        } else {
+            let features = hello::ATOMICS | hello::COLLECTIVES;
+            Welcome { nonce: self.nonce, features }.encode()
+        };
+        match unix::send(socket.as_fd(), &answer, &[]) {
+            Ok(()) if scarce => {
+                log::limited!(
+                    "out of descriptors (ulimit -n): {} and others are to come over the network instead of shared memory",
+                    hello.source
+                );
+                self.epoll.remove(socket.as_fd());
+                if let Some(peer) = peers.intern(&hello.source) {
+                    let (source, pid) = (hello.source, credentials.pid);
+                    self.door.refused.push(Refused { peer, source, pid, consumer });
+                }
+                0
+            }
+            // A sender that is gone already left its messages in the segment.
+            _ => {
+                self.install(hello, consumer, socket, credentials.pid, peers, handler);
+                1
+            }
+        }
+    }
+}
+
+/// What [`Shm::hear`] has heard.
+enum Heard {
+    Nothing,
+    Closed,
+    Claim(Claim),
+    Refused(Reject),
+}
+
+const MALFORMED: Reject = Reject { reason: RejectReason::Malformed, detail: 0 };
+
+fn resources(errno: Errno) -> Reject {
+    Reject { reason: RejectReason::Resources, detail: errno.0.unsigned_abs() }
+}
+
+fn refuse(socket: &OwnedFd, reject: &Reject) {
+    // A peer that is gone already needs no answer.
+    let _ = unix::send(socket.as_fd(), &reject.encode(), &[]);
+}
+
+/// The sender has closed, or its process has ended: what it has left is all that will come.
+fn has_left(claim: &Claim, greeting: &Greeting) -> bool {
+    claim.consumer.producer_closed()
+        || unix::has_hung_up(greeting.socket.as_fd())
+        || !process::is_running(greeting.credentials.pid)
+}

@@ -1,0 +1,245 @@
+//! Names under which endpoints of this node are found: abstract unix sockets, `udrv/PORT` and alternatives to it.
+//!
+//! Anybody may bind an abstract name, listen there, or connect to it. So a name proves nothing; what counts is the user
+//! that the kernel names at the other end (SO_PEERCRED). An endpoint whose first name is taken by another user binds an
+//! alternative, and a peer tries all of them until a listener is this user's. An endpoint that gets none is reached over
+//! the network (PROTOCOL.md §2.1).
+
+use crate::sys::close::close_elsewhere;
+use crate::sys::unix::{self, Credentials};
+use crate::sys::{Errno, process, user};
+use crate::telemetry::log;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Names that a port may have.
+const NAMES: u32 = 4;
+/// An endpoint binds its name a moment before it listens there: so often a name is asked again whose owner
+/// says nothing.
+const TRIES: u32 = 20;
+
+/// What a name stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// An endpoint that takes links.
+    Open,
+    /// One that is reached over the network.
+    Aloof,
+}
+
+impl Kind {
+    /// The names of `port`, in the order in which they are tried.
+    fn names(self, port: u16) -> impl Iterator<Item = String> {
+        let prefix = match self {
+            Self::Open => "udrv",
+            Self::Aloof => "udrv-net",
+        };
+        (0..NAMES).map(move |n| match n {
+            0 => format!("{prefix}/{port}"),
+            n => format!("{prefix}/{port}/{n}"),
+        })
+    }
+}
+
+/// Who is behind the names of a port.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// An endpoint of this user, and a connection to it.
+    Open(OwnedFd, Credentials),
+    /// One of this user that is reached over the network, process `pid`.
+    Aloof(i32),
+    /// Nobody but another user, with this id.
+    Stranger(u32),
+    Nobody,
+}
+
+/// Looks for the endpoint of this user that has `port`. Errors: EAGAIN when somebody's backlog is full and nobody else
+/// is found; EMFILE, ENFILE, ENOMEM, and those of a system that lets us make no sockets.
+pub(super) fn find(port: u16) -> Result<Found, Errno> {
+    let mut search = Search::default();
+    if let Some((socket, credentials)) = search.visit(Kind::Open, port, |_| true)? {
+        return Ok(Found::Open(socket, credentials));
+    }
+    if let Some((_, credentials)) = search.visit(Kind::Aloof, port, |_| true)? {
+        return Ok(Found::Aloof(credentials.pid));
+    }
+    match search {
+        Search { full: true, .. } => Err(Errno(libc::EAGAIN)),
+        Search { stranger: Some(uid), .. } => Ok(Found::Stranger(uid)),
+        _ => Ok(Found::Nobody),
+    }
+}
+
+/// Whether process `pid` of this user listens under a name of `port`. True as well if that cannot be told, because a
+/// backlog is full. Errors: as `find`.
+pub(super) fn listens(port: u16, pid: i32) -> Result<bool, Errno> {
+    let mut search = Search::default();
+    let found = search.visit(Kind::Open, port, |credentials| credentials.pid == pid)?;
+    Ok(found.is_some() || search.full)
+}
+
+/// What was met on the way.
+#[derive(Default)]
+struct Search {
+    stranger: Option<u32>,
+    full: bool,
+}
+
+impl Search {
+    /// The first listener of this user under a name of `port` that is `wanted`.
+    fn visit(
+        &mut self,
+        kind: Kind,
+        port: u16,
+        wanted: impl Fn(&Credentials) -> bool,
+    ) -> Result<Option<(OwnedFd, Credentials)>, Errno> {
+        for name in kind.names(port) {
+            let socket = match unix::connect(&name) {
+                Ok(socket) => socket,
+                // EPROTOTYPE: a socket of another type has the name.
+                Err(Errno(libc::ECONNREFUSED | libc::EPROTOTYPE)) => continue,
+                Err(e) if e.is_would_block() => {
+                    self.full = true;
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            let credentials = unix::credentials(socket.as_fd())?;
+            if !user::is_ours(&credentials) {
+                self.stranger = Some(credentials.uid);
+                // It may have sent something already.
+                let _ = close_elsewhere(vec![socket]);
+            } else if wanted(&credentials) {
+                return Ok(Some((socket, credentials)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The names of an endpoint.
+#[derive(Debug)]
+pub(super) struct Names {
+    /// `None`: other users have all names.
+    pub(super) listener: Option<OwnedFd>,
+    /// Keeps the port's name from others while nobody is listened to under it.
+    #[allow(dead_code)]
+    reserved: Option<OwnedFd>,
+}
+
+impl Names {
+    /// Takes the names of `port` for an endpoint of this `kind`. Errors: EADDRINUSE when another endpoint of this user has
+    /// the port; EMFILE, ENFILE, ENOMEM.
+    pub(super) fn take(port: u16, kind: Kind) -> Result<Self, Errno> {
+        let name = Kind::Open.names(port).next().unwrap_or_default();
+        let first = match kind {
+            Kind::Open => unix::listen(&name),
+            Kind::Aloof => unix::reserve(&name),
+        };
+        let reserved = match (first, kind) {
+            (Ok(listener), Kind::Open) => {
+                return Ok(Self { listener: Some(listener), reserved: None });
+            }
+            (Ok(reserved), Kind::Aloof) => Some(reserved),
+            (Err(Errno(libc::EADDRINUSE)), _) if is_free(port)? => None,
+            (Err(e), _) => return Err(e),
+        };
+        for name in kind.names(port) {
+            match unix::listen(&name) {
+                Ok(listener) => return Ok(Self { listener: Some(listener), reserved }),
+                Err(Errno(libc::EADDRINUSE)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        log::limited!(
+            "another user has all socket names of port {port} (udrv/{port} and its alternatives): peers on this node are reached over the network"
+        );
+        Ok(Self { listener: None, reserved })
+    }
+
+    /// The same endpoint takes no links any more: gives up its listener, and says so under another name.
+    pub(super) fn withdraw(&mut self, port: u16) {
+        self.listener = Kind::Aloof.names(port).find_map(|name| unix::listen(&name).ok());
+        self.reserved = Kind::Open.names(port).find_map(|name| unix::reserve(&name).ok());
+    }
+}
+
+/// No endpoint of this user has `port`, as far as its names tell.
+fn is_free(port: u16) -> Result<bool, Errno> {
+    for _ in 0..TRIES {
+        match find(port) {
+            Ok(Found::Open(..) | Found::Aloof(_)) => return Ok(false),
+            Ok(Found::Stranger(_)) => return Ok(true),
+            Ok(Found::Nobody) => process::yield_now(),
+            // Nobody's backlog is full who has not listened for long.
+            Err(e) if e.is_would_block() => return Ok(true),
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A port that the system gives to nobody who does not ask for it.
+    fn port() -> u16 {
+        1 + process::random_u64() as u16 % 32000
+    }
+
+    fn open(port: u16) -> bool {
+        matches!(find(port), Ok(Found::Open(_, who)) if who.pid == process::pid())
+    }
+
+    #[test]
+    fn one_endpoint_of_a_user_has_a_port() {
+        for kind in [Kind::Open, Kind::Aloof] {
+            let port = port();
+            assert!(matches!(find(port), Ok(Found::Nobody)));
+            let names = Names::take(port, kind).unwrap();
+            assert_eq!(open(port), kind == Kind::Open);
+            assert_eq!(matches!(find(port), Ok(Found::Aloof(_))), kind == Kind::Aloof);
+            assert_eq!(listens(port, process::pid()), Ok(kind == Kind::Open));
+            assert_eq!(listens(port, process::pid() + 1), Ok(false));
+            for second in [Kind::Open, Kind::Aloof] {
+                assert_eq!(Names::take(port, second).unwrap_err(), Errno(libc::EADDRINUSE));
+            }
+            drop(names);
+            assert!(matches!(find(port), Ok(Found::Nobody)));
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_squatted_has_an_alternative() {
+        let port = port();
+        let squatter = unix::reserve(&format!("udrv/{port}")).unwrap();
+        let names = Names::take(port, Kind::Open).unwrap();
+        assert!(names.listener.is_some() && open(port));
+        drop(squatter);
+        assert!(open(port));
+    }
+
+    #[test]
+    fn without_any_name_an_endpoint_goes_on() {
+        let port = port();
+        let squatted = |kind: Kind| -> Vec<OwnedFd> {
+            kind.names(port).map(|name| unix::reserve(&name).unwrap()).collect()
+        };
+        let _all = squatted(Kind::Open);
+        assert!(Names::take(port, Kind::Open).unwrap().listener.is_none());
+        assert!(Names::take(port, Kind::Aloof).unwrap().listener.is_some());
+        let _more = squatted(Kind::Aloof);
+        assert!(Names::take(port, Kind::Aloof).unwrap().listener.is_none());
+        assert!(matches!(find(port), Ok(Found::Nobody)));
+    }
+
+    #[test]
+    fn an_endpoint_that_takes_no_links_any_more_says_so() {
+        let port = port();
+        let mut names = Names::take(port, Kind::Open).unwrap();
+        let waiting = unix::connect(&format!("udrv/{port}")).unwrap();
+        names.withdraw(port);
+        assert!(unix::has_hung_up(waiting.as_fd()));
+        assert!(matches!(find(port), Ok(Found::Aloof(pid)) if pid == process::pid()));
+    }
+}
