@@ -31,10 +31,11 @@ pub(super) unsafe fn own<'a, T: Object>(object: *const fid) -> Result<&'a T, i32
     // SAFETY: the caller vouches; every object begins with a `fid`.
     let head = unsafe { object.as_ref() }.ok_or(FI_EINVAL)?;
     if head.ops != T::table() {
-        log::warn(format_args!(
+        log::limited!(
+            cause: head.fclass,
             "refused: an object of class {} that is not this provider's, or of another class",
             head.fclass
-        ));
+        );
         return Err(FI_EINVAL);
     }
     // SAFETY: see `Object`.
