@@ -396,6 +396,7 @@ impl Net {
     /// The transport of the endpoint `me` over `link`, and over a device where there is one; `peers`
     /// knows this host and nobody yet. Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread), ENODEV
     /// (no device, and one has to be).
+    #[inline(never)]
     pub(crate) fn open(
         me: Address,
         link: UdpLink,

@@ -104,8 +104,8 @@ pub(crate) struct HybridLink {
 }
 
 impl HybridLink {
-    pub(crate) fn new(udp: UdpLink, rdma: Option<Rdma>) -> Self {
-        Self { udp, rdma: rdma.map(Box::new) }
+    pub(crate) fn new(udp: UdpLink, rdma: Option<Box<Rdma>>) -> Self {
+        Self { udp, rdma }
     }
 
     /// Datagrams that there is room for until the next `receive`, where one costs `cost` bytes in a

@@ -82,7 +82,7 @@ impl RdmaSettings {
 }
 
 /// What an endpoint has of a device: its datagrams, and what long messages go by.
-pub(crate) type Parts = (Rdma, Option<Box<dyn Bulk>>);
+pub(crate) type Parts = (Box<Rdma>, Option<Box<dyn Bulk>>);
 
 /// Opens the device of the endpoint `me`. `None`: none is wanted, or none works and none has to.
 /// Errors: ENODEV, where one has to; EMFILE, ENFILE.
@@ -92,11 +92,32 @@ pub(crate) fn open(
     key: &JobKey,
 ) -> Result<Option<Parts>, Errno> {
     let spread = Spread::new(me.port(), true);
+    match found_by(settings, me, spread, key)? {
+        Some(found) => through(*found, settings, me, spread, key).map(Some),
+        None => without_device(settings).map(|()| None),
+    }
+}
+
+/// A function of its own, as the next one: both take much of a stack.
+#[inline(never)]
+fn found_by(
+    settings: &RdmaSettings,
+    me: &Address,
+    spread: Spread,
+    key: &JobKey,
+) -> Result<Option<Box<Found>>, Errno> {
     let slots = (SEND_SLOTS, RECEIVE_SLOTS);
-    let found = first_that_works(settings, me, spread, qkey(key), slots)?;
-    let Some(found) = found else {
-        return without_device(settings).map(|()| None);
-    };
+    Ok(first_that_works(settings, me, spread, qkey(key), slots)?.map(Box::new))
+}
+
+#[inline(never)]
+fn through(
+    found: Found,
+    settings: &RdmaSettings,
+    me: &Address,
+    spread: Spread,
+    key: &JobKey,
+) -> Result<Parts, Errno> {
     let made = make(found);
     let spot = Spot::default();
     let (here, place) = (made.at.here(key), made.at.place);
@@ -107,7 +128,8 @@ pub(crate) fn open(
     });
     let rv = rv::open(settings.rv, &here, (place.network, place.mtu), at_home)?;
     let bulk = Ways::of(rv, rc::open(&spot, settings)?)?;
-    Ok(Some((Rdma::new(made, spot, settings.clone(), spread, *key, *me)?, bulk)))
+    let rdma = Box::new(Rdma::new(made, spot, settings.clone(), spread, *key, *me)?);
+    Ok((rdma, bulk))
 }
 
 /// The same again for an endpoint whose queue pair broke. Error: why not.
