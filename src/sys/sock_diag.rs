@@ -10,6 +10,7 @@
 
 mod files;
 
+use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
 use super::process;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
@@ -38,6 +39,7 @@ pub(crate) enum Owner {
 
 /// Whose socket gets what is sent from `remote` to `local`, an address of this host.
 pub(crate) fn owner(protocol: Protocol, local: &SocketAddr, remote: &SocketAddr) -> Owner {
+    let _shield = Shield::raise();
     with_kernel(|kernel| kernel.owner(protocol, local, remote)).unwrap_or(Owner::Unknown)
 }
 
@@ -64,6 +66,7 @@ fn with_kernel<T>(ask: impl FnOnce(&mut Kernel) -> T) -> Option<T> {
 /// Whether `ip` is an address of this host: packets to it do not leave. `None`: the kernel does not say. `scope` is the
 /// interface of a link-local one, else 0.
 pub(crate) fn is_local(ip: IpAddr, scope: u32) -> Option<bool> {
+    let _shield = Shield::raise();
     let mut request = Request::new(libc::RTM_GETROUTE);
     let (family, bytes) = family_and_bytes(ip);
     let bits = if ip.is_ipv4() { 32 } else { 128 };
