@@ -15,6 +15,7 @@ mod reply;
 mod tests;
 
 use crate::config::{Config, NicName};
+use crate::sys::Errno;
 use crate::sys::net::Nic;
 use crate::telemetry::log;
 use crate::transport::net::verbs::{NamedDevice, RdmaSettings};
@@ -133,6 +134,8 @@ struct Refusal {
     offered: String,
     /// Positive `FI_E*`.
     error: i32,
+    /// The system refused what any endpoint needs: that is a warning, not only a match that failed.
+    by_system: bool,
 }
 
 impl Refusal {
@@ -143,7 +146,14 @@ impl Refusal {
             wanted: wanted.to_string(),
             offered: offered.to_string(),
             error: FI_ENODATA,
+            by_system: false,
         }
+    }
+
+    /// The system does not let us have what an endpoint needs: FI_ENODATA.
+    fn by_system(attribute: &'static str, wanted: impl fmt::Display, errno: Errno) -> Self {
+        let offered = format_args!("no endpoint: {errno}").to_string();
+        Self { by_system: true, ..Self::new(attribute, wanted, offered) }
     }
 
     /// A call that fi_getinfo(3) does not allow: FI_EINVAL.
@@ -206,7 +216,11 @@ pub(crate) unsafe fn getinfo(
             None => (-FI_ENOMEM, std::ptr::null_mut()),
         },
         Err(refusal) => {
-            log::info(format_args!("fi_getinfo: no match: {refusal}"));
+            if refusal.by_system {
+                log::limited!("fi_getinfo: no match: {refusal}");
+            } else {
+                log::info(format_args!("fi_getinfo: no match: {refusal}"));
+            }
             (-refusal.error, std::ptr::null_mut())
         }
     };

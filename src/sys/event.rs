@@ -101,12 +101,17 @@ pub(crate) struct Epoll {
 }
 
 impl Epoll {
-    /// An empty set. Errors: EMFILE, ENFILE, ENOMEM.
+    /// An empty set. Errors: EMFILE, ENFILE, ENOMEM; where a filter forbids to wait for it, what the filter says.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: epoll_create1 returns a new descriptor or -1.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         // SAFETY: `fd` is new and owned by nobody else.
-        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, home: Home::here() })
+        let set = Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, home: Home::here() };
+        // Later there is nobody to tell: what is not heard of looks like what has not happened.
+        match set.wait(&mut [0], 0) {
+            Ok(_) | Err(Errno(libc::EINTR)) => Ok(set),
+            Err(e) => Err(e),
+        }
     }
 
     /// False in a forked child of the process that made the set.

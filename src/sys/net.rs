@@ -5,7 +5,7 @@ mod nic;
 
 pub(crate) use nic::{Nic, PciAddress, RdmaFacts};
 
-use super::errno::{Errno, Result};
+use super::errno::{Errno, Result, check};
 use std::ffi::{CStr, CString};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 
@@ -52,13 +52,16 @@ impl Interface {
 /// The MTU of an interface that does not tell.
 const MTU_UNKNOWN: u32 = 1500;
 
-/// All addresses of all interfaces that are up, in the kernel's order.
+/// All addresses of all interfaces that are up, in the kernel's order; none where it tells none.
 pub(crate) fn interfaces() -> Vec<Interface> {
+    list_interfaces().unwrap_or_default()
+}
+
+/// The same. Errors: those of a netlink socket (getifaddrs(3)).
+pub(crate) fn list_interfaces() -> Result<Vec<Interface>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: fills `list` with a heap list that is freed below.
-    if unsafe { libc::getifaddrs(&mut list) } != 0 {
-        return Vec::new();
-    }
+    check(unsafe { libc::getifaddrs(&mut list) })?;
     let mut found = Vec::new();
     let queries = nic::Queries::new();
     let far = FAR.map(|address| source_towards(SocketAddr::new(address, 0)));
@@ -95,7 +98,7 @@ pub(crate) fn interfaces() -> Vec<Interface> {
         }
         libc::freeifaddrs(list);
     }
-    found
+    Ok(found)
 }
 
 /// Addresses that no host has (RFC 5737, RFC 3849): the way to them is the default route, if there is one.

@@ -98,18 +98,23 @@ pub(crate) fn locked_memory_limit() -> Option<usize> {
     if effective.is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1) {
         return None;
     }
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a live local.
-    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    (limit.rlim_cur != libc::RLIM_INFINITY).then(|| usize::try_from(limit.rlim_cur).unwrap_or(0))
+    limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit) })
 }
 
 /// Bytes that a file of this process may have, shared memory too; `None`: any number.
 pub(crate) fn file_size_limit() -> Option<usize> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a live local.
-    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
-    (limit.rlim_cur != libc::RLIM_INFINITY).then(|| usize::try_from(limit.rlim_cur).unwrap_or(0))
+    limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, limit) })
+}
+
+/// What a limit says that `read` asks for (getrlimit(2)); `None`: any amount. Where a filter forbids to ask, what cannot
+/// be had is noticed when it is missing.
+fn limit(read: impl FnOnce(&mut libc::rlimit) -> libc::c_int) -> Option<usize> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let told = read(&mut limit) == 0;
+    (told && limit.rlim_cur != libc::RLIM_INFINITY)
+        .then(|| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
 }
 
 /// Tells a process from the children that it forks, at the cost of reading a word.
@@ -250,22 +255,19 @@ pub(crate) fn watch(pid: i32) -> Option<OwnedFd> {
     }
     // SAFETY: `fd` is new and owned by nobody else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
-    ((fd.as_raw_fd() as u64) < descriptor_limit() / 2).then_some(fd)
+    descriptor_limit().is_none_or(|limit| (fd.as_raw_fd() as usize) < limit / 2).then_some(fd)
 }
 
 /// Whether `fd`, which was just made, is one of the last that this process may have: an eighth of them is left to the
 /// application. Descriptors are numbered from the lowest that is free.
 pub(crate) fn descriptors_are_scarce(fd: &OwnedFd) -> bool {
-    let limit = descriptor_limit();
-    fd.as_raw_fd() as u64 >= limit - limit / 8
+    descriptor_limit().is_some_and(|limit| fd.as_raw_fd() as usize >= limit - limit / 8)
 }
 
-/// How many descriptors this process may have (RLIMIT_NOFILE).
-fn descriptor_limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+/// How many descriptors this process may have; `None`: any number.
+fn descriptor_limit() -> Option<usize> {
     // SAFETY: a live local.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-    limit.rlim_cur
+    limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, limit) })
 }
 
 /// Gives up the processor once.

@@ -70,11 +70,7 @@ impl SharedMemory {
         if seals & libc::F_SEAL_SHRINK == 0 {
             return Err(Errno(libc::EINVAL));
         }
-        // SAFETY: zeroed is a valid `stat` to be overwritten.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: an owned descriptor and a live local.
-        check(unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) })?;
-        if usize::try_from(stat.st_size).unwrap_or(0) < len {
+        if file_len(fd)? < len {
             return Err(Errno(libc::EINVAL));
         }
         Self::map(fd.as_fd_ref(), len, libc::MAP_POPULATE)
@@ -117,6 +113,22 @@ impl SharedMemory {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+}
+
+/// Length of a memfd, bytes. Whichever of two calls a filter forbids, the other one tells.
+fn file_len(fd: &OwnedFd) -> Result<usize> {
+    // SAFETY: zeroed is a valid `stat` to be overwritten.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: an owned descriptor and a live local.
+    let size = match check(unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) }) {
+        Ok(_) => stat.st_size,
+        // SAFETY: an owned descriptor; nobody reads or writes at the position of this file.
+        Err(errno) => match unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_END) } {
+            -1 => return Err(errno),
+            end => end,
+        },
+    };
+    Ok(usize::try_from(size).unwrap_or(0))
 }
 
 /// The memory with this label that a process of the same user has open. Errors: ENOENT, and those of

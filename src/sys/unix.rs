@@ -98,6 +98,15 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     }
 }
 
+/// Asks whether connections may be accepted at all, of no socket. Errors: what a filter of system calls says.
+pub(crate) fn may_accept() -> Result<()> {
+    // SAFETY: no descriptor and no addresses.
+    match check(unsafe { libc::accept4(-1, std::ptr::null_mut(), std::ptr::null_mut(), 0) }) {
+        Ok(_) | Err(Errno(libc::EBADF)) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
 /// Whether the other end is closed, whatever is still to be read.
 pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: 0, revents: 0 };

@@ -2,6 +2,7 @@
 //! users write it. Inside a node only the port counts, because a port is unique on a node.
 
 use crate::sys::net::{self, Interface};
+use crate::telemetry::log;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
@@ -96,7 +97,11 @@ pub(crate) enum CanonicalAddress {
 impl LocalHost {
     /// Reads the interfaces of this host.
     pub(crate) fn detect() -> Self {
-        Self { interfaces: net::interfaces() }
+        let interfaces = net::list_interfaces().unwrap_or_else(|errno| {
+            log::limited!("cannot list the addresses of this host (getifaddrs: {errno})");
+            Vec::new()
+        });
+        Self { interfaces }
     }
 
     /// True if `ip` is this host's, the wildcard and the whole loopback network included.

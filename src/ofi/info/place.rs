@@ -135,9 +135,8 @@ pub(super) fn find(
 
 /// Opens once, and closes, what an endpoint at this place needs, because an info is a promise.
 pub(super) fn probe(place: &Place) -> Result<(), Refusal> {
-    let failed = |what: &'static str| {
-        move |errno: Errno| Refusal::new("src_addr", what, format_args!("no endpoint: {errno}"))
-    };
+    let failed =
+        |what: &'static str| move |errno: Errno| Refusal::by_system("src_addr", what, errno);
     let any_port = with_port(place.source.0, 0);
     let (_socket, port) = net::reserve_port(&any_port).map_err(failed("a UDP port"))?;
     // The port is ours for the moment, which makes the name unique.
