@@ -337,8 +337,10 @@ impl Mux {
 
     fn choose_link(&mut self, peer: PeerId, address: &Address) -> Result<Route, SendError> {
         if self.owns(address) && self.is_near(peer, address)? {
-            // The receiver cannot tell whose the link of a process is that has ended.
-            return if user::is_ambiguous() { self.wait_for_link(peer) } else { Ok(Route::Shm) };
+            // The receiver cannot tell whose the link of a process is that has ended; and what is sent to one that refuses
+            // is lost.
+            let waits = user::is_ambiguous() || self.shm.has_refused(peer);
+            return if waits { self.wait_for_link(peer) } else { Ok(Route::Shm) };
         }
         let at = self.on_network(address);
         let Some(net) = self.net_mut() else {
@@ -376,7 +378,7 @@ impl Mux {
     }
 
     /// `address` is of this node. True: there is a shared-memory link to it now; false: it is to be reached over the
-    /// network. Errors: ECONNREFUSED when nobody is there, EPERM when it is another user's, and Again.
+    /// network. Errors: ECONNREFUSED when nobody is there, EPERM when it is another user's, that of a refusal, and Again.
     fn is_near(&mut self, peer: PeerId, address: &Address) -> Result<bool, SendError> {
         let contact = if self.prefers_shm && self.shm.takes_links() {
             self.shm.connect(peer, address)
@@ -389,6 +391,7 @@ impl Mux {
                 return Ok(true);
             }
             Ok(Contact::Aloof) => return Ok(false),
+            Ok(Contact::Refused(errno)) => return Err(SendError::Unreachable(errno)),
             Ok(Contact::Nobody) => Errno(libc::ECONNREFUSED),
             Ok(Contact::Stranger(uid)) => {
                 log::limited!(
@@ -1086,9 +1089,13 @@ mod tests {
     }
 
     fn on_loopback() -> Mux {
+        with_mark(0)
+    }
+
+    fn with_mark(mark: u64) -> Mux {
         let bounds = Bounds { push: None, share: None, bulk: 0 };
         let settings =
-            MuxSettings { cma: CmaPolicy::Auto, shm: true, mark: 0, mtu: None, bounds, net: None };
+            MuxSettings { cma: CmaPolicy::Auto, shm: true, mark, mtu: None, bounds, net: None };
         Mux::open(Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0))), settings).unwrap()
     }
 
@@ -1117,6 +1124,50 @@ mod tests {
             assert!(payload.len() == usize::from(n) * 100 && payload.iter().all(|byte| *byte == n));
         }
         assert_eq!((a.unacknowledged(), a.route(to)), (0, Route::Shm));
+    }
+
+    #[derive(Default)]
+    struct Farewells(Vec<Departure>);
+
+    impl Handler for Farewells {
+        fn on_peer(&mut self, _: PeerId, _: &Address) {}
+        fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {
+            panic!("it has another key");
+        }
+        fn on_departure(&mut self, _: PeerId, departure: Departure) {
+            self.0.push(departure);
+        }
+        fn is_owed(&self, _: PeerId) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn no_more_is_sent_to_a_peer_with_another_key_than_one_ring_holds() {
+        let rejected = Errno(libc::EKEYREJECTED);
+        let (mut a, mut b) = (with_mark(1), with_mark(2));
+        let to = a.peers.intern(&b.address()).unwrap();
+        let (mut sent, mut failed, mut left) = (0, 0_u32, Farewells::default());
+        let begun = clock::now_ns();
+        // Until it has refused twice, and once more without a link in between.
+        while left.0.len() < 2 || failed < 2000 {
+            match a.am_short(to, b"header", 8, |_, _| ()) {
+                Ok(()) => sent += 1,
+                Err(SendError::Again) => {}
+                Err(SendError::Unreachable(errno)) => {
+                    assert_eq!(errno, rejected);
+                    failed += 1;
+                }
+            }
+            a.poll(&mut left);
+            b.poll(&mut Farewells::default());
+            assert!(clock::now_ns() - begun < 60_000_000_000, "{failed} {:?}", left.0);
+        }
+        assert!((1..=256).contains(&sent), "{sent}");
+        let seconds = (clock::now_ns() - begun).div_ceil(1_000_000_000) as usize;
+        assert!(
+            left.0.len() <= seconds && left.0.iter().all(|d| *d == Departure::Failed(rejected))
+        );
     }
 
     #[test]

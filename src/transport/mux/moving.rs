@@ -136,6 +136,7 @@ impl Mux {
         }
         match self.shm.connect(peer, &address)? {
             Contact::Linked => Ok(Route::Shm),
+            Contact::Refused(errno) => Err(SendError::Unreachable(errno)),
             _ => Err(SendError::Unreachable(Errno(libc::ECONNREFUSED))),
         }
     }

@@ -3,6 +3,7 @@
 use super::handshake::{Answer, read_answer};
 use super::hello::{self, Reject, RejectReason};
 use super::names::{self, Found};
+use super::refusals;
 use super::ring::Popped;
 use super::{Shm, TOKEN_PROCESS, Watch};
 use crate::sys::close::close_elsewhere;
@@ -23,7 +24,11 @@ impl Shm {
         let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
         let Some(link) = link else { return 0 };
         match read_answer(link) {
-            Answer::None | Answer::Welcome => 0,
+            Answer::None => 0,
+            Answer::Welcome => {
+                self.refusals.forget(peer);
+                0
+            }
             Answer::Rejected(reject) => {
                 self.on_rejected(peer, &reject, peers, handler);
                 1
@@ -58,12 +63,11 @@ impl Shm {
             return self.take_back(peer, Some(reject));
         }
         let address = peers.address(peer).unwrap_or(self.me);
-        log::limited!(cause: reject.reason, "{address} refused our shared-memory link: {reject}");
-        let error = match reject.reason {
-            RejectReason::Key => libc::EKEYREJECTED,
-            _ => libc::ECONNREFUSED,
-        };
-        self.depart(peer, Some(Errno(error)), handler);
+        let lost = self.out(peer).map_or(0, refusals::lost);
+        refusals::say(format_args!("{address}"), reject, lost);
+        let errno = refusals::error(reject.reason);
+        self.refusals.add(peer, errno);
+        self.depart(peer, Some(errno), handler);
     }
 
     /// The process of `peer` has ended, unless a link that was taken in a moment ago is of the next one.

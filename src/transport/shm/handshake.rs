@@ -29,6 +29,9 @@ impl Shm {
         peer: PeerId,
         address: &Address,
     ) -> Result<Contact, SendError> {
+        if let Some(errno) = self.refusals.holds(peer) {
+            return Ok(Contact::Refused(errno));
+        }
         match self.try_connect(peer, address) {
             Ok(contact) => Ok(contact),
             Err(e) if e.is_would_block() => Err(SendError::Again),
@@ -149,6 +152,7 @@ impl Shm {
             if can_get { "yes" } else { "no" },
             if can_put { "yes" } else { "no" },
         ));
+        self.refusals.forget(peer);
         handler.on_peer(peer, &hello.source);
         self.inbound.push(Inbound {
             peer,
@@ -187,7 +191,7 @@ impl Shm {
             let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
             match link.map_or(Answer::None, read_answer) {
                 Answer::None => break,
-                Answer::Welcome => {}
+                Answer::Welcome => self.refusals.forget(peer),
                 Answer::Rejected(reject) => self.on_rejected(peer, &reject, peers, handler),
                 Answer::Closed => closed = true,
             }
@@ -261,6 +265,8 @@ pub(crate) enum Contact {
     Linked,
     /// The endpoint is there, and is reached over the network.
     Aloof,
+    /// The endpoint has refused a link a moment ago, with this error.
+    Refused(Errno),
     /// Nobody listens there but this other user.
     Stranger(u32),
     /// Nobody listens there.

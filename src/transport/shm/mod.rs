@@ -17,6 +17,7 @@ mod hello;
 mod layout;
 mod names;
 pub(crate) mod reaching;
+mod refusals;
 mod refused;
 mod ring;
 mod sharing;
@@ -43,6 +44,7 @@ pub(crate) use handshake::Contact;
 use layout::{FRUGAL, MOVABLE_MAX, SLOT_ROOM};
 use names::{Found, Kind, Names};
 use reaching::Unsettled;
+use refusals::Refusals;
 pub(crate) use refused::{Message, Returned};
 use ring::{Area, Consumer, Popped, Producer, Wake};
 use std::os::fd::{AsFd, OwnedFd};
@@ -172,6 +174,7 @@ pub(crate) struct Shm {
     inbound: Vec<Inbound>,
     /// What was in rings of links that were refused, for the endpoint to send another way.
     returned: Vec<Returned>,
+    refusals: Refusals,
     /// One per peer that has links.
     watches: Vec<Watch>,
     /// Peers that broke the protocol while being polled.
@@ -225,6 +228,7 @@ impl Shm {
             outbound_count: 0,
             inbound: Vec::new(),
             returned: Vec::new(),
+            refusals: Refusals::default(),
             watches: Vec::new(),
             broken: Vec::new(),
             stale: Vec::new(),
@@ -562,6 +566,7 @@ impl Drop for Shm {
     fn drop(&mut self) {
         // A forked child that closes or exits must not speak for its parent.
         if process::pid() == self.owner {
+            self.read_last_answers();
             for link in self.outbound.iter().flatten() {
                 link.producer.close();
             }
