@@ -4,7 +4,6 @@ use super::errno::Errno;
 use std::hash::{Hash, Hasher};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// This process's id (a system call: not for the data path).
@@ -175,32 +174,6 @@ fn version_of(release: &str) -> Option<(u32, u32)> {
 pub(crate) fn effective_uid() -> u32 {
     // SAFETY: always succeeds.
     unsafe { libc::geteuid() }
-}
-
-/// Whether `uid`, as the kernel says it, is this process's effective user and nobody else.
-///
-/// In a user name space, all users without a number there have the same one (the overflow uid, user_namespaces(7)): it
-/// names nobody there, even if the own user is one of them.
-pub(crate) fn is_own_user(uid: u32) -> bool {
-    static NOBODY: OnceLock<Option<u32>> = OnceLock::new();
-    uid == effective_uid() && *NOBODY.get_or_init(overflow_uid) != Some(uid)
-}
-
-/// The number of those without one; `None`: every user has one.
-fn overflow_uid() -> Option<u32> {
-    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    if maps_everybody(&map) {
-        return None;
-    }
-    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
-    Some(text.trim().parse().unwrap_or(65534))
-}
-
-/// Each line is the first user here, the first outside, and how many; 2^32 - 1 is no user.
-fn maps_everybody(map: &str) -> bool {
-    let counts =
-        map.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok());
-    counts.sum::<u64>() >= u64::from(u32::MAX)
 }
 
 /// The process has rights that whoever started it may lack (a setuid program, or one with file capabilities): what the
@@ -417,16 +390,6 @@ mod tests {
             assert_eq!(drawn.len(), 1000);
             assert!(drawn.iter().fold(0, |all, one| all | one) == u64::MAX);
         }
-    }
-
-    #[test]
-    fn users_without_a_number_are_nobody() {
-        assert!(maps_everybody("         0          0 4294967295\n"));
-        assert!(maps_everybody("0 0 1000\n1000 1001 1\n1001 1000 4294966294\n"));
-        assert!(!maps_everybody("         0       1000          1\n"));
-        assert!(!maps_everybody("0 100000 65536\n") && !maps_everybody(""));
-        assert!(is_own_user(effective_uid()) || overflow_uid() == Some(effective_uid()));
-        assert!(!is_own_user(effective_uid() ^ 1));
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(crate) enum Protocol {
 /// Whose a socket is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
-    /// The user who made it, as this process's user name space calls it; see [`process::is_own_user`].
+    /// The user who made it, as this process's user name space calls it; see [`super::user::whose`].
     User(u32),
     /// There is no such socket, or its process has closed it.
     Nobody,

@@ -1,23 +1,66 @@
-//! Whether the process at the other end of a unix socket is this user's.
+//! Whether a process or a socket is this user's.
 //!
-//! The kernel tells its effective user id as this user name space maps it. Ids without a mapping all look like one and
+//! The kernel tells a user id as this user name space maps it. Ids without a mapping all look like one and
 //! the same, `overflowuid` (user_namespaces(7)): where this process itself has that id, equal numbers prove nothing.
 
 use super::process;
 use super::unix::Credentials;
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 
-/// True if the kernel says that the process at the other end is this user's.
+/// Whom a user id stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Whose {
+    /// This process's effective user, and nobody else.
+    Ours,
+    /// This process's effective user, or any other without a mapping.
+    Ambiguous,
+    /// Somebody else.
+    Others,
+}
+
+/// Whom `uid`, as the kernel says it, stands for.
+pub(crate) fn whose(uid: u32) -> Whose {
+    static NOBODY: OnceLock<Option<u32>> = OnceLock::new();
+    if uid != process::effective_uid() {
+        Whose::Others
+    } else if *NOBODY.get_or_init(overflow_uid) == Some(uid) {
+        Whose::Ambiguous
+    } else {
+        Whose::Ours
+    }
+}
+
+/// True if the kernel says that the process at the other end of a unix socket is this user's.
 pub(crate) fn is_ours(other: &Credentials) -> bool {
-    process::is_own_user(other.uid)
-        || other.uid == process::effective_uid()
-            && (other.pid == process::pid() || shares_names(other.pid))
+    match whose(other.uid) {
+        Whose::Ours => true,
+        Whose::Ambiguous => other.pid == process::pid() || shares_names(other.pid),
+        Whose::Others => false,
+    }
 }
 
 /// The id of this process stands for many users. Who has the same one may be asked while its process is there, and
 /// no longer.
 pub(crate) fn is_ambiguous() -> bool {
-    !process::is_own_user(process::effective_uid())
+    whose(process::effective_uid()) == Whose::Ambiguous
+}
+
+/// The id of all users without a mapping; `None`: every user has one.
+fn overflow_uid() -> Option<u32> {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    if maps_everybody(&map) {
+        return None;
+    }
+    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+    Some(text.trim().parse().unwrap_or(65534))
+}
+
+/// Each line is the first user here, the first outside, and how many; 2^32 - 1 is no user.
+fn maps_everybody(map: &str) -> bool {
+    let counts =
+        map.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok());
+    counts.sum::<u64>() >= u64::from(u32::MAX)
 }
 
 /// The process is in our user name space, and the kernel lets us look: that takes the same user id, mapped or not, or the
@@ -40,6 +83,18 @@ mod tests {
         assert!(is_ours(&Credentials { pid, uid }));
         assert_eq!(is_ours(&Credentials { pid: 0, uid }), !is_ambiguous());
         assert!(!is_ours(&Credentials { pid, uid: uid + 1 }));
+    }
+
+    #[test]
+    fn users_without_a_mapping_are_nobody() {
+        assert!(maps_everybody("         0          0 4294967295\n"));
+        assert!(maps_everybody("0 0 1000\n1000 1001 1\n1001 1000 4294966294\n"));
+        assert!(!maps_everybody("         0       1000          1\n"));
+        assert!(!maps_everybody("0 100000 65536\n") && !maps_everybody(""));
+        let own = process::effective_uid();
+        let ambiguous = overflow_uid() == Some(own);
+        assert_eq!(whose(own), if ambiguous { Whose::Ambiguous } else { Whose::Ours });
+        assert_eq!(whose(own ^ 1), Whose::Others);
     }
 
     #[test]

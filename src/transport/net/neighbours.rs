@@ -10,6 +10,7 @@
 
 use crate::sys::process;
 use crate::sys::sock_diag::{self, Owner, Protocol};
+use crate::sys::user::{self, Whose};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
@@ -77,16 +78,17 @@ impl Neighbours {
             SocketAddr::new(at.ip(), from.port())
         };
         match sock_diag::owner(protocol, &at, &from) {
-            Owner::User(uid) if process::is_own_user(uid) => Standing::Admitted,
-            // As we are, but so is everybody without a number in this user name space.
-            Owner::User(uid) if uid == process::effective_uid() => self.unknown(&at),
-            Owner::User(uid) => {
-                log::limited!(
-                    "{at} belongs to user {uid}, not to {}: refused",
-                    process::effective_uid()
-                );
-                Standing::Stranger(uid)
-            }
+            Owner::User(uid) => match user::whose(uid) {
+                Whose::Ours => Standing::Admitted,
+                Whose::Ambiguous => self.unknown(&at),
+                Whose::Others => {
+                    log::limited!(
+                        "{at} belongs to user {uid}, not to {}: refused",
+                        process::effective_uid()
+                    );
+                    Standing::Stranger(uid)
+                }
+            },
             Owner::Nobody => Standing::Absent,
             Owner::Unknown => self.unknown(&at),
         }
