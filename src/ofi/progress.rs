@@ -8,17 +8,19 @@ use super::cq::CompletionQueue;
 use super::domain::{Condition, Domain};
 use super::endpoint::Endpoint;
 use crate::sys::event::{Doorbell, Epoll};
+use crate::sys::thread::Thread;
 use crate::telemetry::log;
 use libfabric_sys::FI_ENOMEM;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
 /// How long the application must not have polled an endpoint before the thread takes it over, milliseconds.
 const WATCH_MS: i32 = 2;
 /// Longest sleep, milliseconds.
 const SLEEP_MS: i32 = 500;
+/// Stack of the thread, bytes.
+const STACK: usize = 256 * 1024;
 
 #[derive(Debug)]
 struct Shared {
@@ -31,7 +33,7 @@ struct Shared {
 #[derive(Debug)]
 pub(crate) struct ProgressThread {
     shared: Arc<Shared>,
-    handle: Mutex<Option<JoinHandle<()>>>,
+    handle: Mutex<Option<Thread>>,
     owner: i32,
 }
 
@@ -44,13 +46,7 @@ impl ProgressThread {
         let shared = Arc::new(Shared { stop: AtomicBool::new(false), epoll, bell });
         let mine = shared.clone();
         let domain = DomainPtr(Arc::as_ptr(domain));
-        let handle = std::thread::Builder::new()
-            .name("udrv-progress".to_owned())
-            .stack_size(256 * 1024)
-            .spawn(move || {
-                block_signals();
-                run(&mine, &domain);
-            })
+        let handle = Thread::start(c"udrv-progress", STACK, move || run(&mine, &domain))
             .map_err(|e| {
                 // Not -FI_EAGAIN, which asks to try again.
                 log::warn(format_args!(
@@ -92,20 +88,10 @@ impl ProgressThread {
         if self.owner != crate::sys::process::pid() {
             std::mem::forget(handle);
         } else if let Some(handle) = handle {
-            if handle.thread().id() != std::thread::current().id() {
-                let _ = handle.join();
+            if !handle.is_current() {
+                handle.join();
             }
         }
-    }
-}
-
-/// Signals of the application are for its own threads.
-fn block_signals() {
-    // SAFETY: fills a local set and changes this thread's mask only.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut set);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
     }
 }
 

@@ -6,11 +6,10 @@
 //! are exiting (inet_release). So the descriptors are closed by the end of a thread that has a table of descriptors of
 //! its own: a helper thread starts it, closes the copies of the process meanwhile, and lets it end.
 
-use super::event::block_signals;
+use super::thread::Thread;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::thread::Builder;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of stack of either thread.
 const STACK: usize = 64 * 1024;
@@ -32,9 +31,7 @@ pub(crate) fn close_elsewhere(fds: Vec<OwnedFd>) -> Result<(), Vec<OwnedFd>> {
     // A closure that could not be started is dropped here, and must not have the descriptors.
     let list = Arc::new(Mutex::new(fds));
     let theirs = list.clone();
-    let helper = Builder::new().name("udrv-close".to_owned()).stack_size(STACK);
-    let started = helper.spawn(move || {
-        block_signals();
+    let started = Thread::start(c"udrv-close", STACK, move || {
         close_in_helper(std::mem::take(&mut *lock(&theirs)));
         RUNNING.fetch_sub(1, Ordering::AcqRel);
     });
@@ -45,33 +42,61 @@ pub(crate) fn close_elsewhere(fds: Vec<OwnedFd>) -> Result<(), Vec<OwnedFd>> {
     Err(std::mem::take(&mut *lock(&list)))
 }
 
-fn lock(list: &Mutex<Vec<OwnedFd>>) -> std::sync::MutexGuard<'_, Vec<OwnedFd>> {
-    list.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How far the helper and the last thread are, each in its turn.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+enum Step {
+    #[default]
+    Begun,
+    /// The last thread has its own table, or cannot have one.
+    Copied,
+    /// The helper has closed the descriptors of the process.
+    Closed,
+}
+
+#[derive(Debug, Default)]
+struct Steps(Mutex<Step>, Condvar);
+
+impl Steps {
+    fn take(&self, step: Step) {
+        *lock(&self.0) = step;
+        self.1.notify_all();
+    }
+
+    fn wait_for(&self, step: Step) {
+        let mut at = lock(&self.0);
+        while *at < step {
+            at = self.1.wait(at).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 fn close_in_helper(fds: Vec<OwnedFd>) {
-    let (ready, is_ready) = mpsc::channel();
-    let (closed, is_closed) = mpsc::channel::<()>();
-    let last = Builder::new().name("udrv-close".to_owned()).stack_size(STACK).spawn(move || {
-        let _ = ready.send(has_own_descriptors());
-        // Ends with the helper's half, at the latest.
-        let _ = is_closed.recv();
+    let steps = Arc::new(Steps::default());
+    let theirs = steps.clone();
+    let last = Thread::start(c"udrv-close", STACK, move || {
+        take_own_descriptors();
+        theirs.take(Step::Copied);
+        theirs.wait_for(Step::Closed);
     });
     if last.is_ok() {
-        let _ = is_ready.recv();
+        steps.wait_for(Step::Copied);
     }
     // These are copies if that thread has a table of its own; else this waits as long as it has to.
     drop(fds);
-    drop(closed);
+    steps.take(Step::Closed);
     if let Ok(last) = last {
-        let _ = last.join();
+        last.join();
     }
 }
 
-/// Gives the calling thread a table of descriptors of its own.
-fn has_own_descriptors() -> bool {
+/// Gives the calling thread a table of descriptors of its own, if the system lets it.
+fn take_own_descriptors() {
     // SAFETY: affects descriptors of this thread only, which opens and closes none from now on.
-    unsafe { libc::unshare(libc::CLONE_FILES) == 0 }
+    unsafe { libc::unshare(libc::CLONE_FILES) };
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ pub(crate) mod simd;
 pub(crate) mod sock_diag;
 pub(crate) mod spare;
 pub(crate) mod tcp;
+pub(crate) mod thread;
 pub(crate) mod topology;
 pub(crate) mod udp;
 pub(crate) mod unix;

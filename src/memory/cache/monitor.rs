@@ -26,14 +26,14 @@
 
 use super::span::Span;
 use crate::sys::Errno;
-use crate::sys::event::{Doorbell, block_signals, wait_any};
+use crate::sys::event::{Doorbell, wait_any};
 use crate::sys::mappings::{Mapping, Mappings};
 use crate::sys::process::ForkMark;
+use crate::sys::thread::Thread;
 use crate::sys::userfaultfd::{Event, Userfaultfd};
 use crate::telemetry::log;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
 
 /// Caches at once: one per protection domain.
 const SUBSCRIBERS: usize = 64;
@@ -100,11 +100,13 @@ pub(crate) struct Monitor {
 /// Waits for the end of the thread, once nobody else has the userfaultfd. A thread discards its stack in
 /// the end, and where a buffer of the application lies beside it, both are one mapping that may
 /// be watched: then this waits for somebody to read of it, or for the end of the userfaultfd.
-struct Ending(Option<JoinHandle<()>>);
+struct Ending(Option<Thread>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let _ = self.0.take().map(JoinHandle::join);
+        if let Some(thread) = self.0.take() {
+            thread.join();
+        }
     }
 }
 
@@ -160,14 +162,8 @@ impl Monitor {
             subscribers: Mutex::new([const { None }; SUBSCRIBERS]),
         });
         let mine = inner.clone();
-        let thread = std::thread::Builder::new()
-            .name("udrv-monitor".to_owned())
-            .stack_size(STACK)
-            .spawn(move || {
-                block_signals();
-                mine.run();
-            })
-            .map_err(|e| ("thread", e.into()))?;
+        let thread = Thread::start(c"udrv-monitor", STACK, move || mine.run());
+        let thread = thread.map_err(|e| ("thread", e))?;
         Ok(Self { inner, thread: Some(Ending(Some(thread))) })
     }
 

@@ -5,16 +5,15 @@ use super::monitor::lock;
 use super::registrar::Registrar;
 use super::shared::Shared;
 use crate::sys::Errno;
-use crate::sys::event::block_signals;
+use crate::sys::thread::Thread;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
-use std::thread::JoinHandle;
 
 const STACK: usize = 256 * 1024;
 
 pub(super) struct Worker {
     stopping: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
+    thread: Thread,
 }
 
 impl Worker {
@@ -22,13 +21,7 @@ impl Worker {
     pub(super) fn start<R: Registrar>(shared: &Arc<Shared<R>>) -> Result<Self, Errno> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (shared, stop) = (shared.clone(), stopping.clone());
-        let thread = std::thread::Builder::new()
-            .name("udrv-deregister".to_owned())
-            .stack_size(STACK)
-            .spawn(move || {
-                block_signals();
-                run(&shared, &stop);
-            })?;
+        let thread = Thread::start(c"udrv-deregister", STACK, move || run(&shared, &stop))?;
         Ok(Self { stopping, thread })
     }
 
@@ -39,7 +32,7 @@ impl Worker {
             self.stopping.store(true, Ordering::Release);
         }
         shared.work.notify_all();
-        let _ = self.thread.join();
+        self.thread.join();
     }
 }
 

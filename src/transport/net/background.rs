@@ -7,13 +7,13 @@
 
 use super::core::Core;
 use super::ending;
-use crate::sys::event::{Doorbell, Timer, block_signals, wait_any};
+use crate::sys::event::{Doorbell, Timer, wait_any};
+use crate::sys::thread::Thread;
 use crate::sys::visited::Visitor;
 use crate::sys::{Errno, clock, process};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
 /// The application is elsewhere when it has not polled for so long, nanoseconds.
 pub(super) const ABSENT_NS: u64 = 10_000_000;
@@ -197,7 +197,7 @@ impl Shared {
 #[derive(Debug)]
 pub(super) struct Background {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 impl Background {
@@ -210,13 +210,7 @@ impl Background {
     ) -> Result<Self, Errno> {
         let mine = shared.clone();
         ending::enter(shared);
-        let thread = std::thread::Builder::new()
-            .name("udrv-net".to_owned())
-            .stack_size(STACK)
-            .spawn(move || {
-                block_signals();
-                mine.run(&mut core, &links);
-            })
+        let thread = Thread::start(c"udrv-net", STACK, move || mine.run(&mut core, &links))
             .inspect_err(|_| ending::leave(shared))?;
         Ok(Self { shared: shared.clone(), thread: Some(thread) })
     }
@@ -232,7 +226,7 @@ impl Drop for Background {
         }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.bell.ring();
-        let _ = thread.join();
+        thread.join();
         ending::leave(&self.shared);
     }
 }
