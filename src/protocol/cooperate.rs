@@ -25,6 +25,8 @@ pub(super) struct Sharing {
     failure: Option<Errno>,
     /// Units that came as messages, and are not accounted for yet.
     came: u32,
+    /// The receive's buffer was looked at before the first of them was copied to it.
+    checked: bool,
     /// What is taken next is a trial, after which it is seen whether the sender sends any.
     trial: bool,
 }
@@ -83,8 +85,8 @@ impl<I: Iface> Engine<I> {
             iface.take(peer, &share, 0);
             return;
         }
-        let (failure, came, trial) = (None, 0, true);
-        active.sharing = Some(Sharing { share, base, hand: (0, 0), failure, came, trial });
+        let (failure, came, checked, trial) = (None, 0, false, true);
+        active.sharing = Some(Sharing { share, base, hand: (0, 0), failure, came, checked, trial });
         core.pushed.insert(peer, active.tx, Place::Active(key));
     }
 
@@ -251,7 +253,16 @@ impl Core {
         }
         sharing.came = sharing.came.saturating_add(1);
         sharing.trial = true;
-        active.place(offset as usize, payload, &self.limits);
+        // Where nothing is, the kernel says so to a copy that it is asked for; a store of ours would end the process.
+        let (from, len) = (offset as usize, payload.len());
+        if !std::mem::replace(&mut sharing.checked, true)
+            && !active.target.segments.is_accessible(from, len, true)
+        {
+            sharing.failure = Some(Errno(libc::EFAULT));
+        }
+        if sharing.failure.is_none() {
+            active.place(from, payload, &self.limits);
+        }
         let (peer, turn) = (active.peer, self.turn);
         if let Some(state) = self.peer(peer) {
             state.fed = turn;
