@@ -57,7 +57,7 @@ const PROMPT_NS: u64 = 100_000;
 const REFUSALS: u8 = 2;
 const REFUSED_NS: u64 = 200_000_000;
 /// The same of a peer that was never there yet: one that is started a little later is met.
-const ABSENT_NS: u64 = 5_000_000_000;
+const ABSENT_NS: u64 = 1_400_000_000;
 /// Mark of a peer that has been there, beside its place: places have fewer bits.
 const MET: u32 = 1 << 31;
 /// Span in which peers that send count as sending at once, as a power of two of nanoseconds.
