@@ -66,8 +66,11 @@ impl Shm {
                 // Its receiver reads what is in the ring.
                 Answer::Rejected(reject) if reject.reason == RejectReason::Resources => {}
                 Answer::Rejected(reject) => {
-                    let peer = format_args!("a peer of this node (process {})", link.pid);
-                    say(peer, &reject, lost(link));
+                    say(
+                        format_args!("a peer of this node (process {})", link.pid),
+                        &reject,
+                        lost(link),
+                    );
                 }
                 Answer::None | Answer::Welcome | Answer::Closed => {}
             }
