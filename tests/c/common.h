@@ -56,9 +56,11 @@ void fail(const char *file, int line, const char *format, ...) __attribute__((no
 /* Repeats a data call while it says -FI_EAGAIN, with progress in between. */
 #define POST(side, call) \
 	do { \
-		double end_ = now() + PATIENCE_S; \
+		double end_ = 0; \
 		ssize_t rc_; \
 		while ((rc_ = (call)) == -FI_EAGAIN) { \
+			if (end_ == 0) \
+				end_ = now() + PATIENCE_S; \
 			if (now() > end_) \
 				FAIL("%s: no room for %d s", #call, PATIENCE_S); \
 			progress(side); \
