@@ -4,6 +4,7 @@ use crate::sys::cancel::{self, Shield};
 use crate::sys::process::Home;
 use crate::sys::reserve;
 use crate::telemetry::log;
+use std::any::Any;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -89,18 +90,21 @@ pub(crate) fn making_entry<R: EntryResult>(name: &'static str, body: impl FnOnce
 /// (`sys::cancel`).
 #[inline]
 pub(crate) fn data_entry<R: EntryResult>(name: &'static str, body: impl FnOnce() -> R) -> R {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(result) => result,
-        Err(payload) => {
-            let text = payload
-                .downcast_ref::<&str>()
-                .copied()
-                .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-                .unwrap_or("unknown panic");
-            log::limited!("{name}: internal error, please report: {text}");
-            R::from_error(-libfabric_sys::FI_EOTHER)
-        }
-    }
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+        tell_of_panic(name, &*payload);
+        R::from_error(-libfabric_sys::FI_EOTHER)
+    })
+}
+
+#[cold]
+#[inline(never)]
+fn tell_of_panic(name: &str, payload: &(dyn Any + Send)) {
+    let text = payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("unknown panic");
+    log::limited!("{name}: internal error, please report: {text}");
 }
 
 /// The negative form in which libfabric returns a positive error number.

@@ -7,6 +7,8 @@ use crate::sys::order::{self, AtomicBool, AtomicU8, Mutex, MutexGuard};
 use crate::sys::process::Home;
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
@@ -26,22 +28,31 @@ const NEEDED: u8 = 1;
 /// Who has the mutex comes from elsewhere.
 const VISITED: u8 = 2;
 
-/// Proof that the domain is ours until this is dropped.
-pub(crate) struct Guard<'a> {
+/// Proof that the domain is ours: what a [`Hold`] lends. It is in no register and in no memory, whoever it is handed to.
+pub(crate) struct Guard<'a>(PhantomData<(&'a DomainLock, *const ())>);
+
+/// Has the lock until it is dropped.
+pub(crate) struct Hold<'a> {
     lock: &'a DomainLock,
-    mutex: Option<MutexGuard<'a, ()>>,
-    _not_send: PhantomData<*const ()>,
+    mutex: ManuallyDrop<Option<MutexGuard<'a, ()>>>,
 }
 
-impl Drop for Guard<'_> {
-    #[inline]
+impl<'a> Deref for Hold<'a> {
+    type Target = Guard<'a>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Guard<'a> {
+        &Guard(PhantomData)
+    }
+}
+
+impl Drop for Hold<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
-        match self.mutex {
+        // SAFETY: nobody looks at it after this.
+        match unsafe { ManuallyDrop::take(&mut self.mutex) } {
             None => self.lock.inside.store(false, Ordering::Release),
-            Some(_) if self.lock.reasons.load(Ordering::Relaxed) & VISITED != 0 => {
-                self.lock.reasons.fetch_and(!VISITED, Ordering::Release);
-            }
-            Some(_) => {}
+            Some(mutex) => self.lock.unlock_mutex(mutex),
         }
     }
 }
@@ -77,38 +88,44 @@ impl DomainLock {
     }
 
     /// Takes the lock. A panic of an earlier holder does not stop later ones: it was reported then.
-    #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_> {
+    #[inline(always)]
+    pub(crate) fn lock(&self) -> Hold<'_> {
         self.inside.store(true, Ordering::Relaxed);
         // The processor may look before others see the store: a visitor makes it do the one and then the other.
         order::light();
-        // 0: what a visitor did before it went out is here (`Guard::drop`).
-        if self.reasons.load(Ordering::Acquire) != 0 {
-            self.inside.store(false, Ordering::Release);
-            return self.lock_mutex();
-        }
-        Guard { lock: self, mutex: None, _not_send: PhantomData }
+        // 0: what a visitor did before it went out is here (`unlock_mutex`).
+        let needs = self.reasons.load(Ordering::Acquire) != 0;
+        Hold { lock: self, mutex: ManuallyDrop::new(needs.then(|| self.lock_mutex())) }
     }
 
     #[cold]
     #[inline(never)]
-    fn lock_mutex(&self) -> Guard<'_> {
-        let mutex = self.mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        Guard { lock: self, mutex: Some(mutex), _not_send: PhantomData }
+    fn lock_mutex(&self) -> MutexGuard<'_, ()> {
+        self.inside.store(false, Ordering::Release);
+        self.mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unlock_mutex(&self, mutex: MutexGuard<'_, ()>) {
+        if self.reasons.load(Ordering::Relaxed) & VISITED != 0 {
+            self.reasons.fetch_and(!VISITED, Ordering::Release);
+        }
+        drop(mutex);
     }
 
     /// Takes the lock if nobody has it, from a thread that the application need not have serialised.
-    pub(crate) fn visit(&self) -> Option<Guard<'_>> {
+    pub(crate) fn visit(&self) -> Option<Hold<'_>> {
         let mutex = match self.mutex.try_lock() {
             Ok(mutex) => mutex,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let guard = Guard { lock: self, mutex: Some(mutex), _not_send: PhantomData };
+        let guard = Hold { lock: self, mutex: ManuallyDrop::new(Some(mutex)) };
         if self.reasons.fetch_or(VISITED, Ordering::Acquire) & NEEDED != 0 {
             return Some(guard);
         }
-        // Not inside: what the application did before it went out is here (`Guard::drop`).
+        // Not inside: what the application did before it went out is here (`Hold::drop`).
         let alone = order::heavy() && !self.inside.load(Ordering::Acquire);
         alone.then_some(guard)
     }

@@ -236,10 +236,12 @@ pub(super) fn send<B: Buffers>(
     context: *mut c_void,
     flags: Flags,
 ) -> isize {
-    let (data, end) = ((tagging, data), (dest, context, flags));
     match handle.context {
-        0 => try_send(handle, 0, payload, data, end),
-        number => send_beyond(handle, number, payload.map(|one| one.list()), data, end),
+        0 => try_send(handle, 0, payload, (tagging, data), (dest, context, flags)),
+        number => {
+            let payload = payload.map(|one| one.list());
+            send_beyond(handle, number, payload, (tagging, data), (dest, context, flags))
+        }
     }
 }
 
@@ -281,7 +283,7 @@ fn try_send<B: Buffers>(
         run_due(&ep.domain, &guard);
         return 0;
     }
-    result(sending.listed().go_on(ep, &guard, account, op_flags))
+    result(sending.listed().go_on(ep, &guard, Account { ..account }, op_flags))
 }
 
 /// A send.
@@ -528,6 +530,7 @@ fn try_receive<B: Buffers>(
         Flags::Call(flags) => flags,
         _ => op_flags & !(FI_PEEK | FI_CLAIM | FI_DISCARD),
     };
+    let (tagging, account) = (Tagging { ..tagging }, Account { ..account });
     result(receive_any(ep, segments.list(), tagging, source, account, op_flags, &guard))
 }
 
