@@ -1,8 +1,9 @@
 //! Doorbells (eventfd), alarms (timerfd), and waiting for many of them (epoll, poll).
 
 use super::cancel::Shield;
-use super::errno::{Errno, Result, check};
+use super::errno::{Errno, Result, check, check_len};
 use super::process::Home;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// An eventfd used as a doorbell: any number of rings is one wake-up.
@@ -163,15 +164,24 @@ impl Epoll {
     /// A signal ends the wait early with EINTR.
     pub(crate) fn wait(&self, tokens: &mut [u64], timeout_ms: i32) -> Result<usize> {
         const BATCH: usize = 32;
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
-        let want = tokens.len().clamp(1, BATCH) as i32;
-        let _shield = Shield::raise();
-        // SAFETY: `events` has room for `want` entries.
-        let n = check(unsafe {
-            libc::epoll_wait(self.fd.as_raw_fd(), events.as_mut_ptr(), want, timeout_ms)
-        })? as usize;
-        for (token, event) in tokens.iter_mut().zip(events.iter().take(n)) {
-            *token = event.u64;
+        let mut events = [const { MaybeUninit::<libc::epoll_event>::uninit() }; BATCH];
+        let want = tokens.len().clamp(1, BATCH);
+        // Not libc's epoll_wait: that is a point of cancellation.
+        // SAFETY: `events` has room for `want` entries; no mask of signals.
+        let n = check_len(unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait,
+                self.fd.as_raw_fd(),
+                events.as_mut_ptr(),
+                want as libc::c_int,
+                timeout_ms,
+                std::ptr::null::<libc::sigset_t>(),
+                0_usize,
+            )
+        } as isize)?;
+        for (token, event) in tokens.iter_mut().zip(&events).take(n) {
+            // SAFETY: the kernel has filled the first `n`.
+            *token = unsafe { event.assume_init() }.u64;
         }
         Ok(n.min(tokens.len()))
     }

@@ -487,10 +487,9 @@ impl Mux {
         n
     }
 
-    /// How much has come, and what this looked at.
+    /// How much has come, and what this looked at. A shield is up.
     #[inline(never)]
     fn poll_net(&mut self, handler: &mut impl Handler) -> (usize, LookedAt) {
-        let _shield = Shield::raise();
         let Port::Linked(net) = &mut self.port else { return (0, LookedAt::Everything) };
         let Self { routes, networked, mixed, shm, .. } = self;
         let shm = RefCell::new(shm);
@@ -1020,6 +1019,7 @@ impl Iface for Mux {
         let mut looked_at = LookedAt::Everything;
         if let Port::Linked(net) = &mut self.port {
             if net.has_its_turn(still) {
+                let _shield = Shield::raise();
                 let (taken, at) = self.poll_net(handler);
                 n += taken;
                 looked_at = at;

@@ -482,7 +482,7 @@ impl Shm {
         }
         let mut tokens = [0; 32];
         let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
-        for token in tokens.into_iter().take(ready) {
+        for &token in tokens.iter().take(ready) {
             let id = token as u32;
             match token & !0xffff_ffff {
                 TOKEN_GREETING => n += self.greet(id as usize, peers, handler),
