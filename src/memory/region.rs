@@ -53,25 +53,27 @@ unsafe fn copy_few(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller vouches for `len` bytes; each branch stays inside them.
     unsafe {
         match len {
-            0 => {}
-            1 => *to = *from,
-            2..4 => ends::<u16>(from, to, len),
-            4..8 => ends::<u32>(from, to, len),
-            8..16 => ends::<u64>(from, to, len),
-            16..=FEW => {
-                let mut at = 0;
-                while at + 16 < len {
+            8.. => match len {
+                8..16 => ends::<u64>(from, to, len),
+                16..=FEW => {
+                    let mut at = 0;
+                    while at + 16 < len {
+                        to.add(at)
+                            .cast::<u128>()
+                            .write_unaligned(from.add(at).cast::<u128>().read_unaligned());
+                        at += 16;
+                    }
+                    at = len - 16;
                     to.add(at)
                         .cast::<u128>()
                         .write_unaligned(from.add(at).cast::<u128>().read_unaligned());
-                    at += 16;
                 }
-                at = len - 16;
-                to.add(at)
-                    .cast::<u128>()
-                    .write_unaligned(from.add(at).cast::<u128>().read_unaligned());
-            }
-            _ => simd::copy(from, to, len),
+                _ => simd::copy(from, to, len),
+            },
+            4.. => ends::<u32>(from, to, len),
+            2.. => ends::<u16>(from, to, len),
+            1 => *to = *from,
+            0 => {}
         }
     }
 }

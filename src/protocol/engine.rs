@@ -180,12 +180,18 @@ impl Core {
 #[inline]
 pub(super) fn lookup_source(peers: &mut [PeerState], peer: PeerId, host: &impl Host) -> u64 {
     let Some(state) = peers.get_mut(peer.index()) else { return UNKNOWN_SOURCE };
-    let epoch = host.book_epoch();
-    if state.epoch != epoch {
-        state.epoch = epoch;
-        state.source = state.address.map_or(UNKNOWN_SOURCE, |a| host.source_of(&a));
+    if state.epoch != host.book_epoch() {
+        state.look_up(host);
     }
     state.source
+}
+
+impl PeerState {
+    #[cold]
+    fn look_up(&mut self, host: &impl Host) {
+        self.epoch = host.book_epoch();
+        self.source = self.address.map_or(UNKNOWN_SOURCE, |a| host.source_of(&a));
+    }
 }
 
 /// One endpoint's protocol over one interface.

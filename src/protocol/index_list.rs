@@ -73,33 +73,29 @@ impl<T> IndexList<T> {
     /// Adds at the end. Allocates only when there have never been so many entries before.
     #[inline(always)]
     pub(crate) fn push_back(&mut self, value: T) -> Key {
-        let index = if self.free == NONE { self.grow() } else { self.free };
-        let tail = self.tail;
-        let mut generation = 0;
-        let mut next_free = NONE;
-        if let Some(node) = self.nodes.get_mut(index as usize) {
-            next_free = node.next;
-            generation = node.generation;
-            node.next = NONE;
-            node.prev = tail;
-            node.value = Some(value);
+        if self.free == NONE {
+            self.grow();
         }
-        if index == self.free {
-            self.free = next_free;
-        }
+        let (index, tail) = (self.free, self.tail);
+        let Some(node) = self.nodes.get_mut(index as usize) else { return Key::NAMELESS };
+        let generation = node.generation;
+        self.free = node.next;
+        node.next = NONE;
+        node.prev = tail;
+        node.value = Some(value);
+        self.tail = index;
+        self.len += 1;
         match self.nodes.get_mut(tail as usize) {
             Some(last) => last.next = index,
             None => self.head = index,
         }
-        self.tail = index;
-        self.len += 1;
         Key { index, generation }
     }
 
     #[cold]
-    fn grow(&mut self) -> u32 {
+    fn grow(&mut self) {
+        self.free = self.nodes.len() as u32;
         self.nodes.push(Node { generation: 0, next: NONE, prev: NONE, value: None });
-        (self.nodes.len() - 1) as u32
     }
 
     fn node(&self, key: Key) -> Option<&Node<T>> {

@@ -220,10 +220,6 @@ pub(crate) trait Host {
     fn fail(&mut self, failure: &Failure);
     /// The address book's number for `address`, or [`UNKNOWN_SOURCE`].
     fn source_of(&self, address: &Address) -> u64;
-    /// Whether completions tell who sent a message.
-    fn tells_sources(&self) -> bool {
-        true
-    }
     /// Changes whenever `source_of` may answer differently.
     fn book_epoch(&self) -> u64;
     /// False while the completion queues are full: nothing new is started then.

@@ -8,10 +8,7 @@ use super::pushed::{Announcement, Place};
 use super::receives::{Filled, PartEnd, Posted, Receives, Target};
 use super::spaces::Space;
 use super::windows::Lending;
-use super::{
-    ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report,
-    UNKNOWN_SOURCE,
-};
+use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report};
 use crate::memory::{Buffers, SegmentList};
 use crate::transport::{Iface, PeerId, Ticket};
 
@@ -446,10 +443,8 @@ impl Core {
         if self.limits.shares_receives {
             return self.take_shared(peer, envelope, len, host);
         }
-        let Self { own, peers, .. } = self;
-        own.take(envelope.space(), envelope.tag, len, |wanted| {
-            lookup_source(peers, peer, host) == wanted
-        })
+        let source = self.source(peer, host);
+        self.own.take(envelope.space(), envelope.tag, len, source)
     }
 
     fn take_shared(
@@ -461,8 +456,7 @@ impl Core {
     ) -> Option<Target> {
         let source = self.source(peer, host);
         let receives = host.shared_receives()?;
-        let mut target =
-            receives.take(envelope.space(), envelope.tag, len, |wanted| wanted == source)?;
+        let mut target = receives.take(envelope.space(), envelope.tag, len, source)?;
         target.report.entry |= host.reports_all_receives();
         Some(target)
     }
@@ -507,11 +501,9 @@ impl Core {
         if self.limits.shares_receives || (rx > 0 && !self.has_context(&envelope)) {
             return false;
         }
-        let Self { own, peers, .. } = self;
-        let comes_from = |wanted| lookup_source(peers, peer, host) == wanted;
-        let filled = own.fill(Space { rx, tagged }, tag, payload, comes_from);
+        let source = self.source(peer, host);
+        let filled = self.own.fill(Space { rx, tagged }, tag, payload, source);
         let Some(Filled { buffer, context, report }) = filled else { return false };
-        let source = if host.tells_sources() { self.source(peer, host) } else { UNKNOWN_SOURCE };
         host.complete_inline(&Completion {
             direction: Direction::Receive,
             tagged,

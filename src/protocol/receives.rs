@@ -33,8 +33,8 @@ pub(super) struct Target {
 
 /// Whether a posted receive is for a message with this tag from there.
 #[inline(always)]
-fn matches(tag: u64, mut comes_from: impl FnMut(u64) -> bool) -> impl FnMut(&Posted) -> bool {
-    move |p| (p.tag ^ tag) & !p.ignore == 0 && (p.source == ANY_SOURCE || comes_from(p.source))
+fn matches(tag: u64, source: u64) -> impl Fn(&Posted) -> bool {
+    move |p| (p.tag ^ tag) & !p.ignore == 0 && (p.source == ANY_SOURCE || p.source == source)
 }
 
 /// A receive that has its message.
@@ -132,8 +132,8 @@ impl Receives {
 
     /// The first posted receive that matches.
     #[inline]
-    fn find(&mut self, space: Space, tag: u64, comes_from: impl FnMut(u64) -> bool) -> Option<Key> {
-        let mut matches = matches(tag, comes_from);
+    fn find(&mut self, space: Space, tag: u64, source: u64) -> Option<Key> {
+        let matches = matches(tag, source);
         let mut posted = self.posted.of(space).iter();
         posted.find(|(_, p)| matches(p)).map(|(key, _)| key)
     }
@@ -146,10 +146,10 @@ impl Receives {
         space: Space,
         tag: u64,
         payload: &[u8],
-        comes_from: impl FnMut(u64) -> bool,
+        source: u64,
     ) -> Option<Filled> {
         let list = self.posted.of(space);
-        list.serve_first(matches(tag, comes_from), |posted| {
+        list.serve_first(matches(tag, source), |posted| {
             let Target { segments, context, report, multi } = &posted.target;
             if multi.is_some() || !segments.copy_in_one(0, payload) {
                 return None;
@@ -165,9 +165,9 @@ impl Receives {
         space: Space,
         tag: u64,
         len: usize,
-        comes_from: impl FnMut(u64) -> bool,
+        source: u64,
     ) -> Option<Target> {
-        let key = self.find(space, tag, comes_from)?;
+        let key = self.find(space, tag, source)?;
         let list = self.posted.of(space);
         let target = list.get(key)?.target;
         let Some(multi) = target.multi else {

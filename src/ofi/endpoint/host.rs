@@ -190,11 +190,6 @@ impl Host for EndpointHost<'_> {
     }
 
     #[inline]
-    fn tells_sources(&self) -> bool {
-        self.endpoint.source
-    }
-
-    #[inline]
     fn book_epoch(&self) -> u64 {
         // SAFETY: as above.
         self.bindings.av.as_ref().map_or(0, |av| unsafe { av.state.get(self.guard) }.epoch())
