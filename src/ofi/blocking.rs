@@ -5,14 +5,12 @@ use super::domain::Domain;
 use super::elsewhere::Elsewhere;
 use super::lock::{Guard, Locked};
 use super::source::Source;
-use super::wait::WaitKind;
+use super::wait::{WaitKind, Waitable};
+use super::wait_set::WaitObject;
 use crate::sys::clock::{Deadline, now_ns};
 use crate::sys::process;
 use std::ops::ControlFlow;
-
-/// Longest single sleep, milliseconds: bounds the time until a peer's death is noticed even when a
-/// forked child keeps the dead peer's sockets open.
-pub(super) const SLICE_MS: i32 = 500;
+use std::sync::Arc;
 
 /// A call that waits. Nothing of it is to be dropped: its thread may end between two turns
 /// (`guard::waiting_entry`).
@@ -86,4 +84,18 @@ impl Blocking {
         self.elsewhere.look(Some(domain));
         ControlFlow::Continue(())
     }
+}
+
+/// A queue or counter is opened: what its wait object asks for begins.
+/// Errors: ENOMEM, ENOSPC; for a condition, which needs the domain's thread: EMFILE, ENFILE.
+pub(super) fn begin_waiting<T: Waitable + 'static>(
+    of: &Arc<T>,
+    wait: &WaitObject,
+    domain: &Arc<Domain>,
+) -> Result<(), i32> {
+    let object = Arc::downgrade(of);
+    if wait.is_condition() {
+        domain.signal_condition(object.clone())?;
+    }
+    wait.join(object)
 }

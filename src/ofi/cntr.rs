@@ -1,22 +1,26 @@
 //! `struct fid_cntr`: event counters and waiting for them.
 
-use super::blocking::Blocking;
-use super::domain::{Condition, Domain};
-use super::guard::{code, data_entry, entry, waiting_entry};
+use super::blocking::{Blocking, begin_waiting};
+use super::domain::Domain;
+use super::guard::{data_entry, entry, waiting_entry};
 use super::lock::{Guard, Locked};
 use super::own::{Object, own, own_behind_hooks};
+use super::progress::Progress;
 use super::source::Source;
-use super::table::{SLACK, Slack, Table, stubs};
-use super::trigger::{Work, run_due};
-use super::wait::{WaitKind, Waiter};
-use super::wait_set::{self, Member, WaitSet};
+use super::table::{SLACK, Slack, Table, cancellable, stubs};
+use super::trigger::{Count, Work};
+use super::wait::{Waitable, Waiter};
+use super::wait_set::WaitObject;
 use libfabric_sys::{
-    FI_CLASS_CNTR, FI_CNTR_EVENTS_COMP, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT,
-    FI_GETWAIT, FI_GETWAITOBJ, fi_cntr_attr, fi_ops, fi_ops_cntr, fi_ops_cntr_2_7, fid, fid_cntr,
+    FI_CLASS_CNTR, FI_CNTR_EVENTS_COMP, FI_EAGAIN, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ETIMEDOUT,
+    fi_cntr_attr, fi_ops, fi_ops_cntr, fi_ops_cntr_2_7, fid, fid_cntr,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+
+/// Operations that may wait for one counter; more get FI_EAGAIN.
+const QUEUE_MAX: usize = 65536;
 
 /// The values, under the domain's lock.
 #[derive(Debug)]
@@ -29,6 +33,11 @@ pub(crate) struct CntrState {
 }
 
 impl CntrState {
+    /// Changes when anything happens.
+    fn sum(&self) -> u64 {
+        self.value.wrapping_add(self.errors)
+    }
+
     /// Whether something that waits may be due.
     #[inline]
     fn reaches(&self) -> bool {
@@ -52,7 +61,7 @@ impl CntrState {
 pub(crate) struct Counter {
     pub(crate) domain: Arc<Domain>,
     pub(crate) state: Locked<CntrState>,
-    wait_set: Option<Arc<WaitSet>>,
+    wait: WaitObject,
 }
 
 #[repr(C)]
@@ -88,13 +97,7 @@ static OPS: Table<fi_ops_cntr_2_7> = Table::new(fi_ops_cntr_2_7 {
         adderr: Some(adderr),
         set: Some(set),
         seterr: Some(seterr),
-        // SAFETY: the ABI is the same.
-        wait: Some(unsafe {
-            std::mem::transmute::<
-                unsafe extern "C-unwind" fn(*mut fid_cntr, u64, c_int) -> c_int,
-                unsafe extern "C" fn(*mut fid_cntr, u64, c_int) -> c_int,
-            >(wait)
-        }),
+        wait: cancellable!(wait: fn(*mut fid_cntr, u64, c_int) -> c_int),
         ..STUBS.base
     },
     ..STUBS
@@ -118,32 +121,19 @@ pub(crate) unsafe fn open(
     if attr.events != FI_CNTR_EVENTS_COMP || attr.flags != 0 {
         return Err(FI_EINVAL);
     }
-    let kind = WaitKind::from_attr(attr.wait_obj)?;
     // SAFETY: the application's wait set.
-    let wait_set = unsafe { wait_set::from_attr(attr.wait_obj, attr.wait_set) }?;
-    let waiter = kind.map(Waiter::new).transpose()?.map(Arc::new);
+    let wait = unsafe { WaitObject::open(attr.wait_obj, attr.wait_set) }?;
     let shared = Arc::new(Counter {
         domain: domain.clone(),
         state: Locked::new(CntrState {
             value: 0,
             errors: 0,
-            source: Source::new(waiter),
+            source: Source::new(wait.waiter.clone()),
             waiting: VecDeque::new(),
         }),
-        wait_set,
+        wait,
     });
-    if kind == Some(WaitKind::MutexCond) {
-        let guard = domain.lock.lock();
-        // SAFETY: the guard is of this domain; one short step.
-        unsafe { domain.state(&guard) }
-            .conditions
-            .push(Condition::Counter(Arc::downgrade(&shared)));
-        drop(guard);
-        domain.require_thread()?;
-    }
-    if let Some(set) = &shared.wait_set {
-        set.add(Member::Counter(Arc::downgrade(&shared)), shared.wait_fd())?;
-    }
+    begin_waiting(&shared, &shared.wait, domain)?;
     let cntr = Box::new(CntrFid {
         fid: fid_cntr {
             fid: fid { fclass: FI_CLASS_CNTR, context, ops: FID_OPS.as_mut_ptr() },
@@ -185,6 +175,11 @@ impl Counter {
         unsafe { self.state.get(guard) }
     }
 
+    #[allow(clippy::mut_from_ref)] // see Locked::get
+    pub(super) fn source<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Source {
+        &mut self.state(guard).source
+    }
+
     #[inline]
     fn progress(&self, guard: &Guard<'_>) {
         Source::progress(&self.state, |state| &mut state.source, guard);
@@ -193,49 +188,13 @@ impl Counter {
     /// The sum of both values after a turn of progress: changes when anything happened.
     pub(crate) fn poll(&self, guard: &Guard<'_>) -> u64 {
         self.progress(guard);
-        let state = self.state(guard);
-        state.value.wrapping_add(state.errors)
-    }
-
-    /// fi_trywait: true when the application may sleep on the descriptor.
-    pub(crate) fn try_wait(&self, guard: &Guard<'_>) -> bool {
-        let before = {
-            let state = self.state(guard);
-            state.value.wrapping_add(state.errors)
-        };
-        self.poll(guard) == before && self.state(guard).source.arm_fd(guard)
-    }
-
-    /// Ends what `try_wait` began.
-    pub(crate) fn end_wait(&self, guard: &Guard<'_>) {
-        self.state(guard).source.disarm_fd(guard);
-    }
-
-    pub(crate) fn wait_fd(&self) -> Option<i32> {
-        let guard = self.domain.lock.lock();
-        self.state(&guard).source.waiter.as_ref().map(|waiter| waiter.raw_fd())
+        self.state(guard).sum()
     }
 
     /// An operation succeeded.
     #[inline]
     pub(crate) fn count(&self, guard: &Guard<'_>) {
-        self.raise(1, guard);
-    }
-
-    /// An operation failed.
-    pub(crate) fn count_error(&self, guard: &Guard<'_>) {
-        self.change(guard, |state| state.errors = state.errors.wrapping_add(1));
-    }
-
-    /// Adds to the value.
-    #[inline]
-    pub(crate) fn raise(&self, by: u64, guard: &Guard<'_>) {
-        self.change(guard, |state| state.value = state.value.wrapping_add(by));
-    }
-
-    /// Sets the value.
-    pub(crate) fn assign(&self, to: u64, guard: &Guard<'_>) {
-        self.change(guard, |state| state.value = to);
+        self.change(guard, |state| state.value = state.value.wrapping_add(1));
     }
 
     /// Changes a value, wakes whoever waits for it, and hands on what waited for it.
@@ -252,30 +211,50 @@ impl Counter {
     #[cold]
     fn release(&self, guard: &Guard<'_>) {
         while let Some(work) = self.state(guard).pop_due() {
-            // SAFETY: the guard is of this counter's domain; one short step.
-            unsafe { self.domain.state(guard) }.triggers.push_due(work);
+            self.domain.triggers.push_due(work, guard);
         }
     }
 
-    /// Takes an operation that waits; what is due is in the domain's list when this returns.
-    pub(super) fn enqueue(&self, work: Work, guard: &Guard<'_>) {
-        let state = self.state(guard);
-        let at = state.waiting.partition_point(|other| other.threshold <= work.threshold);
-        state.waiting.insert(at, work);
+    /// Queues `work` behind the counter, or starts it if that has come so far already.
+    /// Errors: EAGAIN when too much waits.
+    pub(super) fn queue(self: &Arc<Self>, work: Work, guard: &Guard<'_>) -> Result<(), i32> {
+        let waiting = &mut self.state(guard).waiting;
+        if waiting.len() >= QUEUE_MAX {
+            return Err(FI_EAGAIN);
+        }
+        let at = waiting.partition_point(|other| other.threshold <= work.threshold);
+        waiting.insert(at, work);
+        self.domain.triggers.note_counter(self.clone(), guard);
         self.release(guard);
+        self.domain.triggers.run_due(guard);
+        Ok(())
     }
 
-    /// How many operations wait.
-    pub(super) fn waiting(&self, guard: &Guard<'_>) -> usize {
-        self.state(guard).waiting.len()
+    fn update(&self, change: impl FnOnce(&mut CntrState)) {
+        let guard = self.domain.lock.lock();
+        self.change(&guard, change);
+        self.domain.triggers.run_due(&guard);
+        drop(guard);
+        if let Some(thread) = self.domain.thread() {
+            thread.kick();
+        }
+    }
+}
+
+impl Count for Counter {
+    fn raise(&self, by: u64, guard: &Guard<'_>) {
+        self.change(guard, |state| state.value = state.value.wrapping_add(by));
     }
 
-    /// Takes out those that `pick` picks.
-    pub(super) fn take_waiting(
-        &self,
-        guard: &Guard<'_>,
-        pick: &impl Fn(&Work) -> bool,
-    ) -> Vec<Work> {
+    fn assign(&self, to: u64, guard: &Guard<'_>) {
+        self.change(guard, |state| state.value = to);
+    }
+
+    fn count_error(&self, guard: &Guard<'_>) {
+        self.change(guard, |state| state.errors = state.errors.wrapping_add(1));
+    }
+
+    fn take_waiting(&self, guard: &Guard<'_>, pick: &dyn Fn(&Work) -> bool) -> Vec<Work> {
         let state = self.state(guard);
         let mut taken = Vec::new();
         for work in std::mem::take(&mut state.waiting) {
@@ -284,14 +263,29 @@ impl Counter {
         taken
     }
 
-    fn update(&self, change: impl FnOnce(&mut CntrState)) {
+    fn attach(&self, endpoint: *const dyn Progress, fd: i32, guard: &Guard<'_>) -> Result<(), i32> {
+        self.state(guard).source.attach(endpoint, fd)
+    }
+
+    fn detach(&self, endpoint: *const dyn Progress, fd: Option<i32>, guard: &Guard<'_>) {
+        self.state(guard).source.detach(endpoint, fd);
+    }
+}
+
+impl Waitable for Counter {
+    fn try_wait(&self) -> bool {
         let guard = self.domain.lock.lock();
-        self.change(&guard, change);
-        run_due(&self.domain, &guard);
-        drop(guard);
-        if let Some(thread) = self.domain.thread() {
-            thread.kick();
-        }
+        let before = self.state(&guard).sum();
+        self.poll(&guard) == before && self.state(&guard).source.arm_fd(&guard)
+    }
+
+    fn end_wait(&self) {
+        let guard = self.domain.lock.lock();
+        self.state(&guard).source.disarm_fd(&guard);
+    }
+
+    fn take_condition(&self, guard: &Guard<'_>) -> Option<Arc<Waiter>> {
+        self.state(guard).source.take_condition()
     }
 }
 
@@ -305,14 +299,12 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
             }
             // The progress thread borrows it under the lock at times.
             let guard = cntr.domain.lock.lock();
-            if Arc::strong_count(cntr) > 1 || cntr.waiting(&guard) > 0 {
+            if Arc::strong_count(cntr) > 1 || !cntr.state(&guard).waiting.is_empty() {
                 return -FI_EBUSY;
             }
-            cntr.domain.state(&guard).triggers.forget_counter(cntr);
+            cntr.domain.triggers.forget_counter(Arc::as_ptr(cntr).cast(), &guard);
             drop(guard);
-            if let Some(set) = &cntr.wait_set {
-                set.remove(cntr.wait_fd());
-            }
+            cntr.wait.leave();
             drop(Box::from_raw(fid.cast::<CntrFid>()));
         }
         0
@@ -323,14 +315,8 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
     entry("fi_control(cntr)", || {
         // SAFETY: a counter of ours; `arg` is as fi_cntr.3 says for each command.
         unsafe {
-            let cntr = &(*fid.cast::<CntrFid>()).shared;
-            let guard = cntr.domain.lock.lock();
-            let Some(waiter) = cntr.state(&guard).source.waiter.clone() else { return -FI_ENOSYS };
-            match command {
-                FI_GETWAIT => code(waiter.get(arg)),
-                FI_GETWAITOBJ => code(waiter.get_object(arg)),
-                _ => -FI_ENOSYS,
-            }
+            let object = &*fid.cast::<CntrFid>();
+            object.shared.wait.control(command, arg)
         }
     })
 }
@@ -348,7 +334,7 @@ unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
         let cntr = unsafe { counter(cntr) };
         let value = {
             let guard = cntr.domain.lock.lock();
-            cntr.end_wait(&guard);
+            cntr.state(&guard).source.disarm_fd(&guard);
             cntr.progress(&guard);
             cntr.state(&guard).value
         };

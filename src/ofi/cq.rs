@@ -1,21 +1,21 @@
 //! `struct fid_cq`: completion queues in every format, and blocking on them.
 
-use super::blocking::Blocking;
-use super::domain::{Condition, Domain};
-use super::guard::{code, data_entry, entry, waiting_entry};
+use super::blocking::{Blocking, begin_waiting};
+use super::domain::Domain;
+use super::guard::{data_entry, entry, waiting_entry};
 use super::lock::{Guard, Locked};
 use super::own::{Object, own};
 use super::source::Source;
-use super::table::{SLACK, Slack, Table, stubs};
-use super::wait::{WaitKind, Waiter};
-use super::wait_set::{self, Member, WaitSet};
+use super::table::{SLACK, Slack, Table, cancellable, stubs};
+use super::wait::{Waitable, Waiter};
+use super::wait_set::WaitObject;
 use crate::protocol::Cause;
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_CLASS_CQ, FI_CQ_COND_NONE, FI_CQ_COND_THRESHOLD, FI_CQ_FORMAT_CONTEXT,
     FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_TAGGED, FI_CQ_FORMAT_UNSPEC, FI_EAGAIN,
-    FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_GETWAIT, FI_GETWAITOBJ, fi_addr_t, fi_cq_attr,
-    fi_cq_data_entry, fi_cq_entry, fi_cq_err_entry, fi_cq_err_entry_1_20, fi_cq_msg_entry,
-    fi_cq_tagged_entry, fi_ops, fi_ops_cq, fi_ops_cq_2_7, fi_version, fid, fid_cq,
+    FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, fi_addr_t, fi_cq_attr, fi_cq_data_entry,
+    fi_cq_entry, fi_cq_err_entry, fi_cq_err_entry_1_20, fi_cq_msg_entry, fi_cq_tagged_entry,
+    fi_ops, fi_ops_cq, fi_ops_cq_2_7, fi_version, fid, fid_cq,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -154,9 +154,8 @@ impl CqState {
 pub(crate) struct CompletionQueue {
     pub(crate) domain: Arc<Domain>,
     pub(crate) state: Locked<CqState>,
-    waits: bool,
     threshold: bool,
-    wait_set: Option<Arc<WaitSet>>,
+    wait: WaitObject,
 }
 
 #[repr(C)]
@@ -189,46 +188,14 @@ static OPS: Table<fi_ops_cq_2_7> = Table::new(fi_ops_cq_2_7 {
         read: Some(read),
         readfrom: Some(readfrom),
         readerr: Some(readerr),
-        // SAFETY: the ABI is the same.
-        sread: Some(unsafe {
-            std::mem::transmute::<
-                unsafe extern "C-unwind" fn(
-                    *mut fid_cq,
-                    *mut c_void,
-                    usize,
-                    *const c_void,
-                    c_int,
-                ) -> isize,
-                unsafe extern "C" fn(
-                    *mut fid_cq,
-                    *mut c_void,
-                    usize,
-                    *const c_void,
-                    c_int,
-                ) -> isize,
-            >(sread)
-        }),
-        // SAFETY: as above.
-        sreadfrom: Some(unsafe {
-            std::mem::transmute::<
-                unsafe extern "C-unwind" fn(
-                    *mut fid_cq,
-                    *mut c_void,
-                    usize,
-                    *mut fi_addr_t,
-                    *const c_void,
-                    c_int,
-                ) -> isize,
-                unsafe extern "C" fn(
-                    *mut fid_cq,
-                    *mut c_void,
-                    usize,
-                    *mut fi_addr_t,
-                    *const c_void,
-                    c_int,
-                ) -> isize,
-            >(sreadfrom)
-        }),
+        sread: cancellable!(
+            sread: fn(*mut fid_cq, *mut c_void, usize, *const c_void, c_int) -> isize
+        ),
+        sreadfrom: cancellable!(
+            sreadfrom: fn(
+                *mut fid_cq, *mut c_void, usize, *mut fi_addr_t, *const c_void, c_int
+            ) -> isize
+        ),
         signal: Some(signal),
         strerror: Some(strerror),
         ..STUBS.base
@@ -260,11 +227,9 @@ pub(crate) unsafe fn open(
     if !matches!(attr.wait_cond, FI_CQ_COND_NONE | FI_CQ_COND_THRESHOLD) {
         return Err(FI_EINVAL);
     }
-    let kind = WaitKind::from_attr(attr.wait_obj)?;
     // SAFETY: the application's wait set.
-    let wait_set = unsafe { wait_set::from_attr(attr.wait_obj, attr.wait_set) }?;
+    let wait = unsafe { WaitObject::open(attr.wait_obj, attr.wait_set) }?;
     let size = if attr.size == 0 { DEFAULT_SIZE } else { attr.size };
-    let waiter = kind.map(Waiter::new).transpose()?.map(Arc::new);
     let shared = Arc::new(CompletionQueue {
         domain: domain.clone(),
         state: Locked::new(CqState {
@@ -275,22 +240,12 @@ pub(crate) unsafe fn open(
             size,
             format,
             reader: Reader::NONE,
-            source: Source::new(waiter),
+            source: Source::new(wait.waiter.clone()),
         }),
-        waits: kind.is_some(),
         threshold: attr.wait_cond == FI_CQ_COND_THRESHOLD,
-        wait_set,
+        wait,
     });
-    if kind == Some(WaitKind::MutexCond) {
-        let guard = domain.lock.lock();
-        // SAFETY: the guard is of this domain; one short step.
-        unsafe { domain.state(&guard) }.conditions.push(Condition::Queue(Arc::downgrade(&shared)));
-        drop(guard);
-        domain.require_thread()?;
-    }
-    if let Some(set) = &shared.wait_set {
-        set.add(Member::Queue(Arc::downgrade(&shared)), shared.wait_fd())?;
-    }
+    begin_waiting(&shared, &shared.wait, domain)?;
     let cq = Box::new(CqFid {
         fid: fid_cq {
             fid: fid { fclass: FI_CLASS_CQ, context, ops: FID_OPS.as_mut_ptr() },
@@ -323,6 +278,11 @@ impl CompletionQueue {
         unsafe { self.state.get(guard) }
     }
 
+    #[allow(clippy::mut_from_ref)] // see Locked::get
+    pub(super) fn source<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Source {
+        &mut self.state(guard).source
+    }
+
     /// Progresses the endpoints that report here.
     #[inline]
     fn progress(&self, guard: &Guard<'_>) {
@@ -335,21 +295,6 @@ impl CompletionQueue {
             self.progress(guard);
         }
         self.state(guard).has_events()
-    }
-
-    /// fi_trywait: true when the application may sleep on the descriptor.
-    pub(crate) fn try_wait(&self, guard: &Guard<'_>) -> bool {
-        !self.poll(guard) && self.state(guard).source.arm_fd(guard)
-    }
-
-    /// Ends what `try_wait` began.
-    pub(crate) fn end_wait(&self, guard: &Guard<'_>) {
-        self.state(guard).source.disarm_fd(guard);
-    }
-
-    pub(crate) fn wait_fd(&self) -> Option<i32> {
-        let guard = self.domain.lock.lock();
-        self.state(&guard).source.waiter.as_ref().map(|waiter| waiter.raw_fd())
     }
 
     /// Reads up to `count` completions into `buffer`, and their sources if `sources` is not null.
@@ -404,7 +349,7 @@ impl CompletionQueue {
         cond: *const c_void,
         timeout_ms: i32,
     ) -> ControlFlow<isize> {
-        if !self.waits {
+        if self.wait.waiter.is_none() {
             return ControlFlow::Break(-(FI_ENOSYS as isize));
         }
         let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
@@ -436,6 +381,22 @@ impl CompletionQueue {
                 self.read(&self.domain.lock.lock(), buffer, count, sources)
             })
         })
+    }
+}
+
+impl Waitable for CompletionQueue {
+    fn try_wait(&self) -> bool {
+        let guard = self.domain.lock.lock();
+        !self.poll(&guard) && self.state(&guard).source.arm_fd(&guard)
+    }
+
+    fn end_wait(&self) {
+        let guard = self.domain.lock.lock();
+        self.state(&guard).source.disarm_fd(&guard);
+    }
+
+    fn take_condition(&self, guard: &Guard<'_>) -> Option<Arc<Waiter>> {
+        self.state(guard).source.take_condition()
     }
 }
 
@@ -505,9 +466,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
                 return -FI_EBUSY;
             }
             drop(guard);
-            if let Some(set) = &cq.wait_set {
-                set.remove(cq.wait_fd());
-            }
+            cq.wait.leave();
             drop(Box::from_raw(fid.cast::<CqFid>()));
         }
         0
@@ -518,14 +477,8 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
     entry("fi_control(cq)", || {
         // SAFETY: a queue of ours; `arg` is as fi_cq.3 says for each command.
         unsafe {
-            let cq = &(*fid.cast::<CqFid>()).shared;
-            let guard = cq.domain.lock.lock();
-            let Some(waiter) = cq.state(&guard).source.waiter.clone() else { return -FI_ENOSYS };
-            match command {
-                FI_GETWAIT => code(waiter.get(arg)),
-                FI_GETWAITOBJ => code(waiter.get_object(arg)),
-                _ => -FI_ENOSYS,
-            }
+            let object = &*fid.cast::<CqFid>();
+            object.shared.wait.control(command, arg)
         }
     })
 }
@@ -642,10 +595,9 @@ unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
     data_entry("fi_cq_signal", || {
         // SAFETY: a queue of ours.
         let cq = unsafe { &(*cq.cast::<CqFid>()).shared };
+        let Some(waiter) = &cq.wait.waiter else { return -FI_ENOSYS };
         let guard = cq.domain.lock.lock();
-        let source = &mut cq.state(&guard).source;
-        let Some(waiter) = source.waiter.clone() else { return -FI_ENOSYS };
-        source.signaled = true;
+        cq.state(&guard).source.signaled = true;
         waiter.ring();
         0
     })

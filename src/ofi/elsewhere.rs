@@ -1,23 +1,47 @@
 //! What a thread inside a blocking call does for endpoints that it does not wait for: under
 //! FI_PROGRESS_MANUAL nobody else may ever progress them, and what it waits for may depend on them.
 
-use super::blocking::SLICE_MS;
-use super::domain::Domain;
-use super::endpoint::{self, Endpoint};
-use super::lock::Guard;
 use crate::sys::clock::now_ns;
 use crate::sys::process;
+use std::ptr::addr_eq;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// How long a call has to have waited until it looks elsewhere, milliseconds.
 const FIRST_MS: i32 = 8;
-/// Turns of an endpoint that has work and does not get to it.
-const TURNS_MAX: usize = 64;
+/// Longest single sleep, milliseconds: bounds the time until a peer's death is noticed even when a
+/// forked child keeps the dead peer's sockets open.
+const SLICE_MS: i32 = 500;
+
+/// Enabled endpoints of this process.
+static ENABLED: AtomicUsize = AtomicUsize::new(0);
+
+/// How many endpoints of this process are enabled.
+pub(super) fn enabled() -> usize {
+    ENABLED.load(Ordering::Relaxed)
+}
+
+/// One more is.
+pub(super) fn count_enabled() {
+    ENABLED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// So many are no more.
+pub(super) fn count_left(endpoints: usize) {
+    ENABLED.fetch_sub(endpoints, Ordering::Relaxed);
+}
+
+/// A domain, as blocking calls of the process know it.
+pub(super) trait Neighbour {
+    /// Progresses its endpoints for a call that is one of the domain's own. Returns how much moved.
+    fn progress_own(&self) -> usize;
+    /// The same for a call that is not, from a thread that the application need not have serialised.
+    fn progress_visiting(&self) -> usize;
+}
 
 /// A domain of this process, as others find it.
-#[derive(Debug)]
 struct Entry {
-    domain: *const Domain,
+    domain: *const dyn Neighbour,
     /// The process that opened it: in a forked child it is not the child's.
     owner: i32,
     /// The domain is there for as long as this is true, and while it is locked.
@@ -37,16 +61,16 @@ fn entries() -> MutexGuard<'static, Vec<Arc<Entry>>> {
 }
 
 /// From now on calls that wait for other domains look here. Until [`leave`].
-pub(super) fn enter(domain: &Arc<Domain>) {
-    let (domain, owner) = (Arc::as_ptr(domain), process::pid());
+pub(super) fn enter(domain: *const dyn Neighbour) {
+    let owner = process::pid();
     entries().push(Arc::new(Entry { domain, owner, open: Mutex::new(true) }));
 }
 
 /// The domain is about to go away. Waits for whoever looks at it now.
-pub(super) fn leave(domain: *const Domain) {
+pub(super) fn leave(domain: *const dyn Neighbour) {
     let mut entries = entries();
     let owner = process::pid();
-    let is_it = |entry: &Arc<Entry>| entry.domain == domain && entry.owner == owner;
+    let is_it = |entry: &Arc<Entry>| addr_eq(entry.domain, domain) && entry.owner == owner;
     let Some(at) = entries.iter().position(is_it) else { return };
     let entry = entries.swap_remove(at);
     drop(entries);
@@ -72,13 +96,13 @@ impl Elsewhere {
 
     /// How long the call may sleep, milliseconds.
     pub(super) fn slice_ms(&self) -> i32 {
-        if endpoint::enabled() > 1 { self.pause_ms } else { SLICE_MS }
+        if enabled() > 1 { self.pause_ms } else { SLICE_MS }
     }
 
     /// Progresses all endpoints of the process, if it is time to. `mine`: the domain of the caller, of which it does
     /// not hold the lock.
-    pub(super) fn look(&mut self, mine: Option<&Domain>) {
-        if endpoint::enabled() <= 1 {
+    pub(super) fn look(&mut self, mine: Option<&dyn Neighbour>) {
+        if enabled() <= 1 {
             return;
         }
         let now = now_ns();
@@ -94,11 +118,11 @@ impl Elsewhere {
 }
 
 /// Returns how much moved.
-fn progress_all(mine: Option<&Domain>) -> usize {
-    let mut moved = mine.map_or(0, |domain| progress_domain(domain, &domain.lock.lock()));
+fn progress_all(mine: Option<&dyn Neighbour>) -> usize {
+    let mut moved = mine.map_or(0, Neighbour::progress_own);
     let known = entries().clone();
     for entry in known {
-        if entry.owner != process::pid() || mine.is_some_and(|mine| entry.domain == mine) {
+        if entry.owner != process::pid() || mine.is_some_and(|mine| addr_eq(entry.domain, mine)) {
             continue;
         }
         let open = match entry.open.try_lock() {
@@ -108,32 +132,8 @@ fn progress_all(mine: Option<&Domain>) -> usize {
         };
         if *open {
             // SAFETY: see `Entry`.
-            let domain = unsafe { &*entry.domain };
-            // Some have a thread of ours for this.
-            if let Some(guard) = domain.lock.visit().filter(|_| domain.thread().is_none()) {
-                moved += progress_domain(domain, &guard);
-            }
+            moved += unsafe { &*entry.domain }.progress_visiting();
         }
     }
     moved
-}
-
-fn progress_domain(domain: &Domain, guard: &Guard<'_>) -> usize {
-    // SAFETY: the guard is of this domain; the copy ends the borrow.
-    let endpoints = unsafe { domain.state(guard) }.endpoints.clone();
-    let mut moved = 0;
-    for endpoint in endpoints {
-        // SAFETY: endpoints leave the domain's list under the lock before they go away.
-        moved += progress_endpoint(unsafe { &*endpoint }, guard);
-    }
-    moved
-}
-
-/// Not every turn looks everywhere: until something moved, or there is nothing to.
-fn progress_endpoint(endpoint: &Endpoint, guard: &Guard<'_>) -> usize {
-    (0..TURNS_MAX)
-        .take_while(|turn| *turn == 0 || endpoint.has_work(guard))
-        .map(|_| endpoint.progress_quietly(guard))
-        .find(|moved| *moved > 0)
-        .unwrap_or(0)
 }

@@ -1,22 +1,23 @@
 //! `struct fid_eq`: event queues for control operations.
 
-use super::endpoint::Endpoint;
 use super::fabric::Fabric;
-use super::guard::{busy, code, entry, waiting_entry};
+use super::guard::{busy, entry, waiting_entry};
 use super::own::{Object, own};
-use super::table::{SLACK, Slack, Table, stubs};
-use super::wait::{WaitKind, Waiter};
-use super::wait_set::{self, Member, WaitSet};
+use super::table::{SLACK, Slack, Table, cancellable, stubs};
+use super::wait::{WaitKind, Waitable};
+use super::wait_set::WaitObject;
 use crate::sys::clock::Deadline;
 use crate::sys::process;
 use libfabric_sys::{
     FI_AV_COMPLETE, FI_CLASS_EQ, FI_EAGAIN, FI_EAVAIL, FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL,
-    FI_GETWAIT, FI_GETWAITOBJ, FI_JOIN_COMPLETE, FI_PEEK, FI_WRITE, fi_eq_attr, fi_eq_entry,
-    fi_eq_err_entry, fi_ops, fi_ops_eq, fi_version, fid, fid_eq,
+    FI_JOIN_COMPLETE, FI_PEEK, FI_WRITE, fi_eq_attr, fi_eq_entry, fi_eq_err_entry, fi_ops,
+    fi_ops_eq, fi_version, fid, fid_eq,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
+use std::fmt::Debug;
 use std::ops::ControlFlow;
+use std::ptr::addr_eq;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Events that an application may leave unread before fi_eq_write says FI_EAGAIN.
@@ -40,11 +41,16 @@ struct EqState {
 pub(crate) struct EventQueue {
     fabric: Arc<Fabric>,
     state: Mutex<EqState>,
-    waiter: Option<Waiter>,
+    wait: WaitObject,
     writable: bool,
-    wait_set: Option<Arc<WaitSet>>,
     /// Endpoints that join groups: who reads events progresses them.
-    joining: Mutex<Vec<Weak<Endpoint>>>,
+    joining: Mutex<Vec<Weak<dyn Join>>>,
+}
+
+/// An endpoint that joins a group.
+pub(super) trait Join: Debug + Send + Sync {
+    /// A turn of progress. False: all joins are over.
+    fn progress_joins(&self) -> bool;
 }
 
 #[repr(C)]
@@ -73,20 +79,9 @@ static OPS: Table<fi_ops_eq> = Table::new(fi_ops_eq {
     read: Some(read),
     readerr: Some(readerr),
     write: Some(write),
-    // SAFETY: the ABI is the same.
-    sread: Some(unsafe {
-        std::mem::transmute::<
-            unsafe extern "C-unwind" fn(
-                *mut fid_eq,
-                *mut u32,
-                *mut c_void,
-                usize,
-                c_int,
-                u64,
-            ) -> isize,
-            unsafe extern "C" fn(*mut fid_eq, *mut u32, *mut c_void, usize, c_int, u64) -> isize,
-        >(sread)
-    }),
+    sread: cancellable!(
+        sread: fn(*mut fid_eq, *mut u32, *mut c_void, usize, c_int, u64) -> isize
+    ),
     strerror: Some(strerror),
     // SAFETY: fi_ops_eq has five slots.
     ..unsafe { stubs::<fi_ops_eq, 5>() }
@@ -107,20 +102,17 @@ pub(crate) unsafe fn open(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
-    let kind = WaitKind::from_attr(attr.wait_obj)?;
     // SAFETY: the application's wait set.
-    let wait_set = unsafe { wait_set::from_attr(attr.wait_obj, attr.wait_set) }?;
+    let wait = unsafe { WaitObject::open(attr.wait_obj, attr.wait_set) }?;
     let shared = Arc::new(EventQueue {
         fabric: fabric.clone(),
         state: Mutex::new(EqState::default()),
-        waiter: kind.map(Waiter::new).transpose()?,
+        wait,
         writable: attr.flags & FI_WRITE != 0,
-        wait_set,
         joining: Mutex::new(Vec::new()),
     });
-    if let Some(set) = &shared.wait_set {
-        set.add(Member::Events(Arc::downgrade(&shared)), shared.wait_fd())?;
-    }
+    let member = Arc::downgrade(&shared);
+    shared.wait.join(member)?;
     let eq = Box::new(EqFid {
         fid: fid_eq {
             fid: fid { fclass: FI_CLASS_EQ, context, ops: FID_OPS.as_mut_ptr() },
@@ -168,19 +160,19 @@ impl EventQueue {
     fn push(&self, event: Event) {
         let mut state = self.state();
         state.events.push_back(event);
-        if let Some(waiter) = &self.waiter {
+        if let Some(waiter) = &self.wait.waiter {
             waiter.ring();
         }
         drop(state);
-        if let Some(waiter) = &self.waiter {
+        if let Some(waiter) = &self.wait.waiter {
             waiter.broadcast();
         }
     }
 
     /// `endpoint` joins a group, and will report here.
-    pub(crate) fn progress_of(&self, endpoint: &Arc<Endpoint>) {
+    pub(super) fn progress_of(&self, endpoint: &Arc<dyn Join>) {
         if let Ok(mut joining) = self.joining.lock() {
-            joining.retain(|known| known.as_ptr() != Arc::as_ptr(endpoint));
+            joining.retain(|known| !addr_eq(known.as_ptr(), Arc::as_ptr(endpoint)));
             joining.push(Arc::downgrade(endpoint));
         }
     }
@@ -193,11 +185,7 @@ impl EventQueue {
         };
         let mut pending = false;
         for endpoint in joining.iter().filter_map(Weak::upgrade) {
-            let guard = endpoint.domain.lock.lock();
-            endpoint.progress(&guard);
-            let joins = endpoint.joins(&guard);
-            drop(guard);
-            if joins {
+            if endpoint.progress_joins() {
                 self.progress_of(&endpoint);
                 pending = true;
             }
@@ -225,14 +213,6 @@ impl EventQueue {
             data,
             error,
         });
-    }
-
-    pub(crate) fn has_events(&self) -> bool {
-        !self.state().events.is_empty()
-    }
-
-    pub(crate) fn wait_fd(&self) -> Option<i32> {
-        self.waiter.as_ref().map(Waiter::raw_fd)
     }
 
     /// # Safety
@@ -264,9 +244,15 @@ impl EventQueue {
     }
 
     fn silence_if_empty(&self, state: &EqState) {
-        if let (true, Some(waiter)) = (state.events.is_empty(), &self.waiter) {
+        if let (true, Some(waiter)) = (state.events.is_empty(), &self.wait.waiter) {
             waiter.silence();
         }
+    }
+}
+
+impl Waitable for EventQueue {
+    fn try_wait(&self) -> bool {
+        self.state().events.is_empty()
     }
 }
 
@@ -278,9 +264,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
             if Arc::strong_count(eq) > 1 {
                 return busy(eq.fabric.home);
             }
-            if let Some(set) = &eq.wait_set {
-                set.remove(eq.wait_fd());
-            }
+            eq.wait.leave();
             drop(Box::from_raw(fid.cast::<EqFid>()));
         }
         0
@@ -291,13 +275,8 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
     entry("fi_control(eq)", || {
         // SAFETY: a queue of ours; `arg` is as fi_eq.3 says for each command.
         unsafe {
-            let eq = &(*fid.cast::<EqFid>()).shared;
-            let Some(waiter) = &eq.waiter else { return -FI_ENOSYS };
-            match command {
-                FI_GETWAIT => code(waiter.get(arg)),
-                FI_GETWAITOBJ => code(waiter.get_object(arg)),
-                _ => -FI_ENOSYS,
-            }
+            let object = &*fid.cast::<EqFid>();
+            object.shared.wait.control(command, arg)
         }
     })
 }
@@ -331,7 +310,7 @@ unsafe extern "C-unwind" fn sread(
     let turn = || {
         // SAFETY: a queue of ours.
         let eq = unsafe { &(*eq.cast::<EqFid>()).shared };
-        let Some(waiter) = &eq.waiter else {
+        let Some(waiter) = &eq.wait.waiter else {
             return ControlFlow::Break(-(FI_ENOSYS as isize));
         };
         let joins = eq.progress_joins();

@@ -7,188 +7,28 @@
 
 mod attributes;
 mod hints;
+mod limits;
 mod names;
 mod nic;
+mod parts;
 mod place;
+mod refusal;
 mod reply;
 #[cfg(test)]
 mod tests;
 
 use crate::config::{Config, NicName};
-use crate::sys::Errno;
 use crate::sys::net::Nic;
 use crate::telemetry::log;
 use crate::transport::net::verbs::{NamedDevice, RdmaSettings};
 use crate::transport::net::{job_key, verbs};
-use attributes::Attributes;
 use hints::Hints;
-use libfabric_sys::{
-    FI_ATOMIC, FI_COLLECTIVE, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_EINVAL,
-    FI_ENODATA, FI_ENOMEM, FI_FENCE, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MSG,
-    FI_MULTI_RECV, FI_NAMED_RX_CTX, FI_ORDER_ATOMIC_RAR, FI_ORDER_ATOMIC_RAW, FI_ORDER_ATOMIC_WAR,
-    FI_ORDER_ATOMIC_WAW, FI_ORDER_RAR, FI_ORDER_RAW, FI_ORDER_RMA_RAR, FI_ORDER_RMA_RAW,
-    FI_ORDER_RMA_WAW, FI_ORDER_SAS, FI_ORDER_WAW, FI_PROV_ATTR_ONLY, FI_READ, FI_RECV,
-    FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_RMA_EVENT, FI_SEND, FI_SHARED_AV,
-    FI_SOURCE, FI_TAGGED, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_WRITE, fi_info,
-};
+use libfabric_sys::{FI_EINVAL, FI_ENOMEM, FI_PROV_ATTR_ONLY, FI_REMOTE_COMM, fi_info};
+pub(crate) use limits::*;
 use place::Place;
+use refusal::{Refusal, Request};
+use reply::Offer;
 use std::ffi::{c_char, c_int};
-use std::fmt;
-
-/// Name of the one fabric.
-pub(crate) const FABRIC_NAME: &str = "udrv";
-/// `fi_ep_attr.protocol`: ours alone, "udrv" in ASCII. Without the bit of FI_PROV_SPECIFIC, as the protocols
-/// of all other providers: with it the number is negative in an `int`, and Mercury refuses it.
-pub(crate) const PROTOCOL: u32 = 0x7564_7276;
-const _: () = assert!(PROTOCOL <= i32::MAX as u32);
-/// `fi_ep_attr.protocol_version`.
-pub(crate) const PROTOCOL_VERSION: u32 = 1;
-
-/// All capabilities, which an application gets that names none. Without a network (FI_UDRV_NET=0)
-/// FI_REMOTE_COMM is granted to those who ask, and not offered to others: Open MPI insists on it.
-pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | DOMAIN_CAPS;
-/// Those of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
-pub(crate) const TX_CAPS: u64 = FI_MSG
-    | FI_TAGGED
-    | FI_RMA
-    | FI_ATOMIC
-    | FI_COLLECTIVE
-    | FI_SEND
-    | FI_READ
-    | FI_WRITE
-    | FI_FENCE
-    | FI_NAMED_RX_CTX
-    | FI_TRIGGER;
-/// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
-pub(crate) const RX_CAPS: u64 = FI_MSG
-    | FI_TAGGED
-    | FI_RMA
-    | FI_ATOMIC
-    | FI_COLLECTIVE
-    | FI_RECV
-    | FI_REMOTE_READ
-    | FI_REMOTE_WRITE
-    | FI_MULTI_RECV
-    | FI_DIRECTED_RECV
-    | FI_SOURCE
-    | FI_RMA_EVENT
-    | FI_TRIGGER;
-/// Capabilities of a domain, of which fi_domain(3) knows only these.
-pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SHARED_AV;
-
-/// Default operation flags that a transmit context may have.
-pub(crate) const TX_OP_FLAGS: u64 = FI_INJECT
-    | FI_COMPLETION
-    | FI_INJECT_COMPLETE
-    | FI_TRANSMIT_COMPLETE
-    | FI_DELIVERY_COMPLETE
-    | FI_TRIGGER;
-/// Default operation flags that a receive context may have.
-pub(crate) const RX_OP_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION | FI_TRIGGER;
-/// Message orders that are kept: messages among themselves, and of one-sided operations all but
-/// writes after reads.
-pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS
-    | FI_ORDER_RAR
-    | FI_ORDER_RAW
-    | FI_ORDER_WAW
-    | FI_ORDER_RMA_RAR
-    | FI_ORDER_RMA_RAW
-    | FI_ORDER_RMA_WAW
-    | FI_ORDER_ATOMIC_RAR
-    | FI_ORDER_ATOMIC_RAW
-    | FI_ORDER_ATOMIC_WAR
-    | FI_ORDER_ATOMIC_WAW;
-
-/// Transmit and receive contexts of an endpoint.
-pub(crate) const MAX_CONTEXTS: usize = super::endpoint::MAX_CONTEXTS;
-/// Authorization keys of an endpoint: whom it talks to has the same one.
-pub(crate) const MAX_EP_AUTH_KEY: usize = 1;
-/// Longest message of `fi_inject`, bytes. MPICH and Intel MPI ask for delivery of all that is longer, and wait for that.
-pub(crate) const INJECT_SIZE: usize = 16 * 1024;
-/// Longest write that is better injected than written from where it is, bytes: to copy what is longer takes more than
-/// to tell of its end.
-pub(crate) const INJECT_RMA_SIZE: usize = 4096;
-/// Elements of a scatter-gather list.
-pub(crate) const IOV_LIMIT: usize = 4;
-/// Elements of a remote scatter-gather list.
-pub(crate) const RMA_IOV_LIMIT: usize = crate::protocol::MAX_RANGES;
-/// Parts of a memory region.
-pub(crate) const MR_IOV_LIMIT: usize = crate::memory::MAX_SEGMENTS;
-/// Size of a transmit or receive context when none is asked for, operations.
-pub(crate) const CONTEXT_SIZE: usize = 1024;
-/// Bytes of remote CQ data.
-pub(crate) const CQ_DATA_SIZE: usize = 8;
-/// Bytes of a memory registration key.
-pub(crate) const MR_KEY_SIZE: usize = 8;
-/// Endpoints of a domain: each has one of the 65535 ports of the node.
-pub(crate) const EP_COUNT: usize = 65535;
-/// Objects of other kinds that a domain is comfortable with.
-pub(crate) const OBJECT_COUNT: usize = 65536;
-
-/// Why there is no match: the one line for the log, and what `fi_getinfo` returns.
-#[derive(Debug)]
-struct Refusal {
-    /// The attribute as C programmers spell it.
-    attribute: &'static str,
-    wanted: String,
-    offered: String,
-    /// Positive `FI_E*`.
-    error: i32,
-    /// The system refused what any endpoint needs: that is a warning, not only a match that failed.
-    by_system: bool,
-}
-
-impl Refusal {
-    /// No match: FI_ENODATA.
-    fn new(attribute: &'static str, wanted: impl fmt::Display, offered: impl fmt::Display) -> Self {
-        Self {
-            attribute,
-            wanted: wanted.to_string(),
-            offered: offered.to_string(),
-            error: FI_ENODATA,
-            by_system: false,
-        }
-    }
-
-    /// The system does not let us have what an endpoint needs: FI_ENODATA.
-    fn by_system(attribute: &'static str, wanted: impl fmt::Display, errno: Errno) -> Self {
-        let offered = format_args!("no endpoint: {errno}").to_string();
-        Self { by_system: true, ..Self::new(attribute, wanted, offered) }
-    }
-
-    /// A call that fi_getinfo(3) does not allow: FI_EINVAL.
-    fn invalid(
-        attribute: &'static str,
-        wanted: impl fmt::Display,
-        offered: impl fmt::Display,
-    ) -> Self {
-        Self { error: FI_EINVAL, ..Self::new(attribute, wanted, offered) }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: wanted {}, offered {}", self.attribute, self.wanted, self.offered)
-    }
-}
-
-/// Everything that one `fi_info` says.
-#[derive(Debug)]
-struct Offer {
-    attributes: Attributes,
-    place: Option<Place>,
-    /// The device of `place`.
-    nic: Option<Nic>,
-}
-
-/// The arguments of one call beside the hints.
-#[derive(Clone, Copy, Debug)]
-struct Request<'a> {
-    version: u32,
-    node: Option<&'a str>,
-    service: Option<&'a str>,
-    flags: u64,
-}
 
 /// `fi_getinfo` of the provider: one info or none.
 /// Returns 0, -FI_ENODATA (no match, the log says why), -FI_EINVAL, -FI_ENOMEM.

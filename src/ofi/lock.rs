@@ -132,7 +132,7 @@ impl DomainLock {
 }
 
 /// State that belongs to whoever holds the domain's lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Locked<T>(UnsafeCell<T>);
 
 // SAFETY: access needs a `Guard`, which only the holder of the domain's lock has (under
@@ -157,6 +157,30 @@ impl<T> Locked<T> {
     pub(crate) unsafe fn get<'g>(&'g self, _guard: &'g Guard<'_>) -> &'g mut T {
         // SAFETY: passed on to the caller.
         unsafe { &mut *self.0.get() }
+    }
+}
+
+/// State of which many parts are read at once, and that is changed rarely: to change it takes the hold itself, so
+/// nothing that was read under it is still there then.
+#[derive(Debug, Default)]
+pub(crate) struct ReadMostly<T>(Locked<T>);
+
+impl<T> ReadMostly<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(Locked::new(value))
+    }
+
+    /// The state. The guard is of the domain that owns it.
+    #[inline]
+    pub(crate) fn read<'g>(&'g self, _guard: &'g Guard<'_>) -> &'g T {
+        // SAFETY: a reference that could change it, as `write` gives, has borrowed the hold for itself.
+        unsafe { &*self.0.0.get() }
+    }
+
+    /// The same, to change it.
+    pub(crate) fn write<'g>(&'g self, _hold: &'g mut Hold<'_>) -> &'g mut T {
+        // SAFETY: every other reference to the state has borrowed the hold, and is gone.
+        unsafe { &mut *self.0.0.get() }
     }
 }
 

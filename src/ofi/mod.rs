@@ -22,8 +22,10 @@ mod ext;
 mod fabric;
 mod guard;
 mod info;
+mod keys;
 mod lock;
 mod mr;
+mod ops;
 mod own;
 mod poll_set;
 mod progress;
@@ -33,32 +35,3 @@ mod table;
 mod trigger;
 mod wait;
 mod wait_set;
-
-use libfabric_sys::{
-    FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_WAIT, FI_EAGAIN, FI_EINVAL, FI_ENOSYS, fid,
-};
-
-/// `fi_trywait` for one object: EAGAIN if it has something to report. Errors: EINVAL for what is not ours,
-/// ENOSYS for objects that nobody waits for.
-///
-/// # Safety
-/// `object` is null or an open object.
-unsafe fn trywait(object: *mut fid) -> Result<(), i32> {
-    // SAFETY: the caller vouches; the class tells the type.
-    let may_sleep = unsafe {
-        match object.as_ref().ok_or(FI_EINVAL)?.fclass {
-            FI_CLASS_CQ => {
-                let cq = cq::shared(object)?;
-                cq.try_wait(&cq.domain.lock.lock())
-            }
-            FI_CLASS_CNTR => {
-                let cntr = cntr::shared(object)?;
-                cntr.try_wait(&cntr.domain.lock.lock())
-            }
-            FI_CLASS_EQ => !eq::shared(object)?.has_events(),
-            FI_CLASS_WAIT => wait_set::shared(object)?.try_wait(),
-            _ => return Err(FI_ENOSYS),
-        }
-    };
-    if may_sleep { Ok(()) } else { Err(FI_EAGAIN) }
-}

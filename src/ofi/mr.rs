@@ -1,8 +1,9 @@
 //! `struct fid_mr`: memory regions, which peers reach by one-sided operations. Memory of messages
 //! and of the initiator needs none.
 
-use super::domain::{self, Domain, DomainKey};
+use super::domain::{self, Domain};
 use super::guard::{code, entry, making_entry};
+use super::keys::{self, DomainKey};
 use super::table::{SLACK, Slack, Table, stubs};
 use super::{av, cntr};
 use crate::memory::declared::{Declaration, declare};
@@ -182,7 +183,7 @@ unsafe fn key_of(
     let (at, size) = unsafe { ((*attr).auth_key, (*attr).auth_key_size) };
     if !matches!(domain.key, DomainKey::InVectors) {
         // SAFETY: the caller vouches.
-        return unsafe { domain::auth_key(&domain.fabric, at, size) };
+        return unsafe { keys::auth_key(&domain.fabric, at, size) };
     }
     if at.is_null() || size != size_of::<fi_mr_auth_key>() {
         log::warn(format_args!(
@@ -362,7 +363,7 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
     }
     // From now on somebody hears of what peers do to it.
     mr.domain.revoke(mr.id, &guard);
-    let fed = mr.domain.feed(counter, &guard);
+    let fed = mr.domain.feed(counter.clone(), &guard);
     drop(guard);
     mr.domain.settle();
     fed

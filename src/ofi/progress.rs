@@ -1,24 +1,78 @@
-//! The thread behind FI_PROGRESS_AUTO and FI_WAIT_MUTEX_COND: progresses a domain's endpoints while
+//! Who progresses an endpoint: the objects that it reports to, in calls of the application, and the
+//! thread behind FI_PROGRESS_AUTO and FI_WAIT_MUTEX_COND, which progresses a domain's endpoints while
 //! the application does something else, and signals conditions.
 //!
 //! While the application polls an endpoint, the thread only looks every few milliseconds whether it
 //! still does. Once it stops, the thread takes that endpoint over: it sleeps until a doorbell rings.
 
-use super::cq::CompletionQueue;
-use super::domain::{Condition, Domain};
-use super::endpoint::Endpoint;
+use super::lock::Guard;
+use crate::protocol::Failure;
 use crate::sys::event::{Doorbell, Epoll};
 use crate::sys::thread::Thread;
 use crate::telemetry::log;
 use libfabric_sys::FI_ENOMEM;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// On whose behalf a turn of progress is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// The application polls.
+    Application,
+    Others,
+}
+
+/// An endpoint, as its domain and the objects that it reports to know it. It is in lists of theirs, as a pointer, and
+/// leaves them under the domain's lock before it goes away. The guards are of that domain.
+pub(super) trait Progress {
+    /// A turn of progress. Returns how much moved.
+    fn progress(&self, by: By, guard: &Guard<'_>) -> usize;
+    /// Whether the application has polled since this was asked last.
+    fn take_polled(&self, guard: &Guard<'_>) -> bool;
+    /// A waiter is about to sleep: false if there is work.
+    fn arm(&self, guard: &Guard<'_>) -> bool;
+    /// As `arm`, for a waiter that is counted already.
+    fn rearm(&self, guard: &Guard<'_>) -> bool;
+    /// A waiter woke up.
+    fn disarm(&self, guard: &Guard<'_>);
+    /// The progress thread will sleep on it: false if there is work.
+    fn hand_to_thread(&self, guard: &Guard<'_>) -> bool;
+    /// The descriptor that wakes its waiters, once it is enabled.
+    fn wait_fd(&self, guard: &Guard<'_>) -> Option<RawFd>;
+    /// Peers do not reach a region any more without the endpoint, once this has returned and all has settled.
+    fn revoke(&self, region: u64, guard: &Guard<'_>);
+    /// Whether no peer is in the middle of what it began before a `revoke`.
+    fn is_settled(&self, insists: bool, guard: &Guard<'_>) -> bool;
+    /// Whether it is bound to the address vector at this place in memory.
+    fn has_vector(&self, vector: *const (), guard: &Guard<'_>) -> bool;
+    /// Reports an operation that failed before it was started.
+    fn fail(&self, failure: &Failure, guard: &Guard<'_>);
+}
+
+/// Turns of an endpoint that has work and does not get to it.
+const TURNS_MAX: usize = 64;
+
+/// Not every turn looks everywhere: turns until something moved, or there is nothing to. Returns how much moved.
+pub(super) fn progress_for_others(endpoint: &dyn Progress, guard: &Guard<'_>) -> usize {
+    let has_work = || {
+        let idle = endpoint.arm(guard);
+        if idle {
+            endpoint.disarm(guard);
+        }
+        !idle
+    };
+    (0..TURNS_MAX)
+        .take_while(|turn| *turn == 0 || has_work())
+        .map(|_| endpoint.progress(By::Others, guard))
+        .find(|moved| *moved > 0)
+        .unwrap_or(0)
+}
+
 /// How long the application must not have polled an endpoint before the thread takes it over, milliseconds.
-const WATCH_MS: i32 = 2;
+pub(super) const WATCH_MS: i32 = 2;
 /// Longest sleep, milliseconds.
-const SLEEP_MS: i32 = 500;
+pub(super) const SLEEP_MS: i32 = 500;
 /// Stack of the thread, bytes.
 const STACK: usize = 256 * 1024;
 
@@ -38,15 +92,15 @@ pub(crate) struct ProgressThread {
 }
 
 impl ProgressThread {
+    /// `turn` returns how long to sleep, milliseconds.
     /// Errors: ENOMEM, also when the system has no more threads; EMFILE, ENFILE.
-    pub(crate) fn start(domain: &Arc<Domain>) -> Result<Self, i32> {
+    pub(super) fn start(turn: impl FnMut() -> i32 + Send + 'static) -> Result<Self, i32> {
         let epoll = Epoll::new().map_err(|e| e.0)?;
         let bell = Doorbell::new().map_err(|e| e.0)?;
         epoll.add(bell.fd(), 0).map_err(|e| e.0)?;
         let shared = Arc::new(Shared { stop: AtomicBool::new(false), epoll, bell });
         let mine = shared.clone();
-        let domain = DomainPtr(Arc::as_ptr(domain));
-        let handle = Thread::start(c"udrv-progress", STACK, move || run(&mine, &domain))
+        let handle = Thread::start(c"udrv-progress", STACK, move || run(&mine, turn))
             .map_err(|e| {
                 // Not -FI_EAGAIN, which asks to try again.
                 log::warn(format_args!(
@@ -95,73 +149,13 @@ impl ProgressThread {
     }
 }
 
-/// The domain that owns the thread: it joins the thread before it goes away, and an owning pointer
-/// here would make closing it look busy.
-struct DomainPtr(*const Domain);
-
-// SAFETY: a domain may be used from any thread under its lock.
-unsafe impl Send for DomainPtr {}
-
-fn run(shared: &Shared, domain: &DomainPtr) {
+fn run(shared: &Shared, mut turn: impl FnMut() -> i32) {
     let mut tokens = [0u64; 8];
     while !shared.stop.load(Ordering::Acquire) {
-        // SAFETY: see DomainPtr.
-        let timeout = turn(unsafe { &*domain.0 });
+        let timeout = turn();
         let result = shared.epoll.wait(&mut tokens, timeout);
         if result.is_ok_and(|n| n > 0) {
             shared.bell.silence();
         }
     }
-}
-
-/// One turn; returns how long to sleep.
-fn turn(domain: &Domain) -> i32 {
-    let guard = domain.lock.lock();
-    // SAFETY: the guard is of this domain; the copies end the borrow.
-    let (endpoints, conditions) = unsafe {
-        let state = domain.state(&guard);
-        state.conditions.retain(|c| match c {
-            Condition::Queue(cq) => cq.strong_count() > 0,
-            Condition::Counter(cntr) => cntr.strong_count() > 0,
-        });
-        (state.endpoints.clone(), state.conditions.clone())
-    };
-    // SAFETY: endpoints leave the domain's list under the lock before they go away.
-    let endpoints = endpoints.iter().map(|endpoint: &*const Endpoint| unsafe { &**endpoint });
-    let mut timeout = SLEEP_MS;
-    for endpoint in endpoints {
-        if endpoint.take_polled(&guard) {
-            timeout = timeout.min(WATCH_MS);
-            continue;
-        }
-        let moved = endpoint.progress_quietly(&guard);
-        if moved > 0 || !endpoint.hand_to_thread(&guard) {
-            timeout = 0;
-        }
-    }
-    // Conditions are signalled without the lock: the application may hold the mutex.
-    let waiters: Vec<_> = conditions
-        .iter()
-        .filter_map(|condition| match condition {
-            Condition::Queue(cq) => take_queue_cond(cq.upgrade()?, &guard),
-            Condition::Counter(cntr) => {
-                let cntr = cntr.upgrade()?;
-                // SAFETY: the guard is of the counter's domain; one short step.
-                unsafe { cntr.state.get(&guard) }.source.take_cond()
-            }
-        })
-        .collect();
-    drop(guard);
-    for waiter in waiters {
-        waiter.broadcast();
-    }
-    timeout
-}
-
-fn take_queue_cond(
-    cq: Arc<CompletionQueue>,
-    guard: &super::lock::Guard<'_>,
-) -> Option<Arc<super::wait::Waiter>> {
-    // SAFETY: the guard is of the queue's domain; one short step.
-    unsafe { cq.state.get(guard) }.source.take_cond()
 }

@@ -1,7 +1,8 @@
 //! `struct fi_provider`: what the core gets when it loads us.
 
 use super::guard::{code, entry};
-use super::{core, fabric, info};
+use super::ops::fabric;
+use super::{core, info};
 use crate::config::{Config, VARIABLES};
 use libfabric_sys::{fi_context, fi_fabric_attr, fi_info, fi_provider, fi_version, fid_fabric};
 use std::cell::UnsafeCell;

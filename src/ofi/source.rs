@@ -1,16 +1,17 @@
 //! What completion queues and counters have in common: endpoints that feed them, and someone who
 //! waits for them. All of it belongs to the holder of the domain's lock.
 
-use super::endpoint::Endpoint;
 use super::lock::{Guard, Locked};
+use super::progress::{By, Progress};
 use super::wait::{WaitKind, Waiter};
+use std::ptr::addr_eq;
 use std::sync::Arc;
 
 /// The endpoints of a queue or counter, and its wait object.
 #[derive(Debug)]
 pub(crate) struct Source {
     /// Endpoints bound to it. Each removes itself before it goes away.
-    endpoints: Vec<*const Endpoint>,
+    endpoints: Vec<*const dyn Progress>,
     /// `None`: FI_WAIT_NONE.
     pub(crate) waiter: Option<Arc<Waiter>>,
     /// Blocking calls that sleep now.
@@ -51,31 +52,33 @@ impl Source {
             if let Some(endpoint) = endpoint {
                 // SAFETY: an endpoint removes itself from the list, under the lock that we hold,
                 // before it goes away.
-                unsafe { &*endpoint }.progress(guard);
+                unsafe { &*endpoint }.progress(By::Application, guard);
             }
         }
     }
 
     /// An endpoint was enabled: it feeds this source and wakes its waiter.
-    pub(crate) fn attach(&mut self, endpoint: &Endpoint, wait_fd: i32) -> Result<(), i32> {
-        let this: *const Endpoint = endpoint;
-        if self.endpoints.contains(&this) {
+    pub(crate) fn attach(
+        &mut self,
+        endpoint: *const dyn Progress,
+        wait_fd: i32,
+    ) -> Result<(), i32> {
+        if self.endpoints.iter().any(|known| addr_eq(*known, endpoint)) {
             return Ok(());
         }
         if let Some(waiter) = &self.waiter {
-            waiter.watch(wait_fd, this.addr() as u64)?;
+            waiter.watch(wait_fd, endpoint.cast::<()>().addr() as u64)?;
         }
-        self.endpoints.push(this);
+        self.endpoints.push(endpoint);
         Ok(())
     }
 
     /// The inverse of `attach`.
-    pub(crate) fn detach(&mut self, endpoint: &Endpoint, wait_fd: Option<i32>) {
-        let this: *const Endpoint = endpoint;
+    pub(crate) fn detach(&mut self, endpoint: *const dyn Progress, wait_fd: Option<i32>) {
         if let (Some(waiter), Some(fd)) = (&self.waiter, wait_fd) {
             waiter.unwatch(fd);
         }
-        self.endpoints.retain(|e| *e != this);
+        self.endpoints.retain(|known| !addr_eq(*known, endpoint));
     }
 
     /// True while someone has to be woken by the next event.
@@ -96,7 +99,7 @@ impl Source {
     }
 
     /// The waiter whose condition is to be signalled, once.
-    pub(crate) fn take_cond(&mut self) -> Option<Arc<Waiter>> {
+    pub(crate) fn take_condition(&mut self) -> Option<Arc<Waiter>> {
         if !std::mem::take(&mut self.cond_pending) {
             return None;
         }

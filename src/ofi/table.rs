@@ -54,6 +54,20 @@ impl<T> Table<T> {
     }
 }
 
+/// An `extern "C-unwind"` function, which may end its thread, as libfabric's tables have it.
+macro_rules! cancellable {
+    ($function:ident: fn($($argument:ty),*) -> $result:ty) => {
+        // SAFETY: the ABI is the same.
+        Some(unsafe {
+            std::mem::transmute::<
+                unsafe extern "C-unwind" fn($($argument),*) -> $result,
+                unsafe extern "C" fn($($argument),*) -> $result,
+            >($function)
+        })
+    };
+}
+pub(super) use cancellable;
+
 /// Zeroed room behind each structure that we hand out, for members that a newer core may expect.
 pub(crate) type Slack = [u64; 8];
 

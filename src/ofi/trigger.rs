@@ -3,22 +3,33 @@
 //!
 //! What waits is in its counter, by threshold. What raises a counter mostly works inside an engine,
 //! where nothing can be started: so it only moves what has become due to the domain's list, and
-//! [`run_due`] starts that as soon as the engine is free again, under the same hold of the lock.
+//! [`Triggers::run_due`] starts that as soon as the engine is free again, under the same hold of the lock.
 
-use super::cntr::Counter;
-use super::domain::Domain;
-use super::endpoint::Endpoint;
-use super::lock::Guard;
-use crate::protocol::{
-    Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE,
-};
-use libfabric_sys::{FI_EAGAIN, FI_ECANCELED};
+use super::lock::{Guard, Locked};
+use super::progress::Progress;
+use crate::protocol::{Cause, Completion, Direction, Failure, OpError, Report, UNKNOWN_SOURCE};
+use libfabric_sys::FI_ECANCELED;
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
+use std::ptr::addr_eq;
 use std::sync::{Arc, Weak};
 
-/// Operations that may wait for one counter; more get FI_EAGAIN.
-const QUEUE_MAX: usize = 65536;
+/// A counter, as regions, deferred work and the domain know it. The guards are of its domain.
+pub(super) trait Count: Debug {
+    /// Adds to the value.
+    fn raise(&self, by: u64, guard: &Guard<'_>);
+    /// Sets the value.
+    fn assign(&self, to: u64, guard: &Guard<'_>);
+    /// An operation failed.
+    fn count_error(&self, guard: &Guard<'_>);
+    /// Takes out what waits for it and `pick` picks.
+    fn take_waiting(&self, guard: &Guard<'_>, pick: &dyn Fn(&Work) -> bool) -> Vec<Work>;
+    /// From now on `endpoint`, whose waiters `fd` wakes, feeds it. Errors: of its wait object.
+    fn attach(&self, endpoint: *const dyn Progress, fd: i32, guard: &Guard<'_>) -> Result<(), i32>;
+    /// The inverse of `attach`.
+    fn detach(&self, endpoint: *const dyn Progress, fd: Option<i32>, guard: &Guard<'_>);
+}
 
 /// What an operation's end is reported with.
 #[derive(Clone, Copy, Debug)]
@@ -36,19 +47,19 @@ pub(super) struct Kind {
     pub(super) tag: u64,
 }
 
-/// Starts a checked operation; called again after [`OpError::Again`].
-pub(super) type Start = Box<dyn Fn(&Endpoint, &Guard<'_>, Account) -> Result<(), OpError>>;
+/// Starts a checked operation of an endpoint that is there; called again after [`OpError::Again`].
+pub(super) type Start = Box<dyn Fn(&Guard<'_>, Account) -> Result<(), OpError>>;
 
 /// What is done when a counter has come so far. Whatever an endpoint can start is a `Transfer`.
 pub(super) enum Action {
     Transfer {
         /// It takes its work back before it goes away.
-        endpoint: *const Endpoint,
+        endpoint: *const dyn Progress,
         kind: Kind,
         start: Start,
     },
-    Add(Arc<Counter>, u64),
-    Set(Arc<Counter>, u64),
+    Add(Arc<dyn Count>, u64),
+    Set(Arc<dyn Count>, u64),
 }
 
 /// Who hears of its end.
@@ -60,7 +71,7 @@ pub(super) enum Owner {
     Deferred {
         /// The application's `fi_deferred_work`, which names the request and is not looked at again.
         request: usize,
-        counter: Option<Arc<Counter>>,
+        counter: Option<Arc<dyn Count>>,
         account: Account,
     },
 }
@@ -88,56 +99,45 @@ impl Work {
         self.threshold <= reached
     }
 
-    fn is_of(&self, endpoint: *const Endpoint) -> bool {
-        matches!(self.action, Action::Transfer { endpoint: own, .. } if own == endpoint)
+    fn is_of(&self, endpoint: *const dyn Progress) -> bool {
+        matches!(self.action, Action::Transfer { endpoint: own, .. } if addr_eq(own, endpoint))
     }
 }
 
 /// A deferred operation that an endpoint has started.
 #[derive(Debug)]
 struct Started {
-    endpoint: *const Endpoint,
-    counter: Option<Arc<Counter>>,
+    endpoint: *const dyn Progress,
+    counter: Option<Arc<dyn Count>>,
     account: Account,
 }
 
-/// What of a domain waits for counters, or has ceased to.
+/// What of a domain waits for counters, or has ceased to. All belongs to the holder of the domain's lock, of which the
+/// guards are.
 #[derive(Debug, Default)]
-pub(super) struct Triggers {
+pub(super) struct Triggers(Locked<Lists>);
+
+#[derive(Debug, Default)]
+struct Lists {
     /// To be started, in order.
     due: VecDeque<Work>,
     /// Deferred operations by the context that the engine knows them by, which is the address of
     /// the record, so that it is nobody else's.
     started: HashMap<u64, Box<Started>>,
     /// Counters that something was queued behind, by their place in memory, until they are closed.
-    counters: HashMap<usize, Weak<Counter>>,
+    counters: HashMap<usize, Weak<dyn Count>>,
     running: bool,
 }
 
-impl Triggers {
-    /// Whether nothing is to be started.
-    #[inline]
-    pub(super) fn is_idle(&self) -> bool {
-        self.due.is_empty()
-    }
-
-    pub(super) fn push_due(&mut self, work: Work) {
-        self.due.push_back(work);
-    }
-
-    /// A counter is closed: nothing waits for it.
-    pub(super) fn forget_counter(&mut self, counter: &Arc<Counter>) {
-        self.counters.remove(&Arc::as_ptr(counter).addr());
-    }
-
-    fn waited_for(&self) -> Vec<Arc<Counter>> {
+impl Lists {
+    fn waited_for(&self) -> Vec<Arc<dyn Count>> {
         self.counters.values().filter_map(Weak::upgrade).collect()
     }
 }
 
 /// How a deferred operation ended.
 pub(super) struct Ended {
-    counter: Option<Arc<Counter>>,
+    counter: Option<Arc<dyn Count>>,
     /// As the application knows it.
     pub(super) account: Account,
 }
@@ -146,7 +146,7 @@ impl Ended {
     /// Counts it. True: the endpoint reports it too, as it would any other.
     pub(super) fn succeed(&self, guard: &Guard<'_>) -> bool {
         if let Some(counter) = &self.counter {
-            counter.count(guard);
+            counter.raise(1, guard);
         }
         self.account.report.entry
     }
@@ -160,108 +160,183 @@ impl Ended {
     }
 }
 
-/// Whether a deferred operation was started and has not ended.
-#[inline]
-pub(super) fn is_under_way(domain: &Domain, guard: &Guard<'_>) -> bool {
-    // SAFETY: the guard is of this domain; one short step.
-    !unsafe { domain.state(guard) }.triggers.started.is_empty()
+/// What [`Triggers::cancel`] found.
+pub(super) enum Cancel {
+    Unknown,
+    /// It is cancelled, and was told so.
+    Done,
+    /// The engine has it under this context.
+    Started(u64),
 }
 
-/// The deferred operation behind `context`, which has ended, if it is one.
-#[inline]
-pub(super) fn ended(domain: &Domain, context: u64, guard: &Guard<'_>) -> Option<Ended> {
-    // SAFETY: the guard is of this domain; one short step.
-    let started = &mut unsafe { domain.state(guard) }.triggers.started;
-    if started.is_empty() {
-        return None;
+impl Triggers {
+    #[inline]
+    #[allow(clippy::mut_from_ref)] // see Locked::get
+    fn lists<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Lists {
+        // SAFETY: the guard is of this domain; each caller uses the result for one step that reaches no endpoint and
+        // no counter.
+        unsafe { self.0.get(guard) }
     }
-    let record = started.remove(&context)?;
-    Some(Ended { counter: record.counter, account: record.account })
-}
 
-/// Queues `work` behind `counter`, or starts it if that has come so far already.
-/// Errors: EAGAIN when too much waits.
-pub(super) fn queue(counter: &Arc<Counter>, work: Work, guard: &Guard<'_>) -> Result<(), i32> {
-    if counter.waiting(guard) >= QUEUE_MAX {
-        return Err(FI_EAGAIN);
+    /// Whether nothing is to be started.
+    #[inline]
+    pub(super) fn are_idle(&self, guard: &Guard<'_>) -> bool {
+        self.lists(guard).due.is_empty()
     }
-    // SAFETY: the guard is of the counter's domain; one short step.
-    let triggers = &mut unsafe { counter.domain.state(guard) }.triggers;
-    triggers.counters.entry(Arc::as_ptr(counter).addr()).or_insert_with(|| Arc::downgrade(counter));
-    counter.enqueue(work, guard);
-    run_due(&counter.domain, guard);
-    Ok(())
-}
 
-/// Starts what has become due. Called whenever an engine has worked and is free again.
-#[inline]
-pub(super) fn run_due(domain: &Domain, guard: &Guard<'_>) {
-    // SAFETY: the guard is of this domain; one short step.
-    if !unsafe { domain.state(guard) }.triggers.is_idle() {
-        run(domain, guard);
+    pub(super) fn push_due(&self, work: Work, guard: &Guard<'_>) {
+        self.lists(guard).due.push_back(work);
     }
-}
 
-#[cold]
-fn run(domain: &Domain, guard: &Guard<'_>) {
-    // SAFETY: the guard is of this domain; each borrow ends with its statement.
-    let triggers = || &mut unsafe { domain.state(guard) }.triggers;
-    if std::mem::replace(&mut triggers().running, true) {
-        return;
+    /// Something waits for a counter.
+    pub(super) fn note_counter(&self, counter: Arc<dyn Count>, guard: &Guard<'_>) {
+        let at = Arc::as_ptr(&counter).cast::<()>().addr();
+        self.lists(guard).counters.entry(at).or_insert_with(|| Arc::downgrade(&counter));
     }
-    // What finds no room keeps its place, and what its endpoint has behind it too.
-    let mut starved: Vec<*const Endpoint> = Vec::new();
-    let mut kept = VecDeque::new();
-    while let Some(work) = { triggers().due.pop_front() } {
-        match &work.action {
-            Action::Add(counter, by) => counter.raise(*by, guard),
-            Action::Set(counter, to) => counter.assign(*to, guard),
-            Action::Transfer { endpoint, .. } if starved.contains(endpoint) => kept.push_back(work),
-            Action::Transfer { endpoint, .. } => {
-                let endpoint = *endpoint;
-                if let Some(work) = start(work, domain, guard) {
-                    starved.push(endpoint);
-                    kept.push_back(work);
+
+    /// The counter at this place in memory is closed: nothing waits for it.
+    pub(super) fn forget_counter(&self, counter: *const (), guard: &Guard<'_>) {
+        self.lists(guard).counters.remove(&counter.addr());
+    }
+
+    /// Whether a deferred operation was started and has not ended.
+    #[inline]
+    pub(super) fn are_under_way(&self, guard: &Guard<'_>) -> bool {
+        !self.lists(guard).started.is_empty()
+    }
+
+    /// The deferred operation behind `context`, which has ended, if it is one.
+    #[inline]
+    pub(super) fn ended(&self, context: u64, guard: &Guard<'_>) -> Option<Ended> {
+        let started = &mut self.lists(guard).started;
+        if started.is_empty() {
+            return None;
+        }
+        let record = started.remove(&context)?;
+        Some(Ended { counter: record.counter, account: record.account })
+    }
+
+    /// Starts what has become due. Called whenever an engine has worked and is free again.
+    #[inline]
+    pub(super) fn run_due(&self, guard: &Guard<'_>) {
+        if !self.are_idle(guard) {
+            self.run(guard);
+        }
+    }
+
+    #[cold]
+    fn run(&self, guard: &Guard<'_>) {
+        if std::mem::replace(&mut self.lists(guard).running, true) {
+            return;
+        }
+        // What finds no room keeps its place, and what its endpoint has behind it too.
+        let mut starved: Vec<*const dyn Progress> = Vec::new();
+        let mut kept = VecDeque::new();
+        while let Some(work) = { self.lists(guard).due.pop_front() } {
+            match &work.action {
+                Action::Add(counter, by) => counter.raise(*by, guard),
+                Action::Set(counter, to) => counter.assign(*to, guard),
+                Action::Transfer { endpoint, .. } => {
+                    let endpoint = *endpoint;
+                    if starved.iter().any(|known| addr_eq(*known, endpoint)) {
+                        kept.push_back(work);
+                    } else if let Some(work) = self.start(work, guard) {
+                        starved.push(endpoint);
+                        kept.push_back(work);
+                    }
                 }
             }
         }
+        let lists = self.lists(guard);
+        lists.due = kept;
+        lists.running = false;
     }
-    let triggers = triggers();
-    triggers.due = kept;
-    triggers.running = false;
-}
 
-/// Starts a transfer, and gives it back if there is no room.
-fn start(work: Work, domain: &Domain, guard: &Guard<'_>) -> Option<Work> {
-    let Action::Transfer { endpoint, start, .. } = &work.action else { return None };
-    // SAFETY: an endpoint takes its work back, under the lock that we hold, before it goes away.
-    let ep = unsafe { &**endpoint };
-    let (outcome, key) = match &work.owner {
-        Owner::Endpoint(account) => (start(ep, guard, *account), None),
-        Owner::Deferred { counter, account, .. } => {
-            let record = Box::new(Started {
-                endpoint: *endpoint,
-                counter: counter.clone(),
-                account: *account,
-            });
-            let key = (&raw const *record).expose_provenance() as u64;
-            // SAFETY: the guard is of this domain; one short step.
-            unsafe { domain.state(guard) }.triggers.started.insert(key, record);
-            let report = Report::new(true, account.report.context);
-            (start(ep, guard, Account { context: key, report }), Some(key))
+    /// Starts a transfer, and gives it back if there is no room.
+    fn start(&self, work: Work, guard: &Guard<'_>) -> Option<Work> {
+        let Action::Transfer { endpoint, start, .. } = &work.action else { return None };
+        let (outcome, key) = match &work.owner {
+            Owner::Endpoint(account) => (start(guard, *account), None),
+            Owner::Deferred { counter, account, .. } => {
+                let record = Box::new(Started {
+                    endpoint: *endpoint,
+                    counter: counter.clone(),
+                    account: *account,
+                });
+                let key = (&raw const *record).expose_provenance() as u64;
+                self.lists(guard).started.insert(key, record);
+                let report = Report::new(true, account.report.context);
+                (start(guard, Account { context: key, report }), Some(key))
+            }
+        };
+        let Err(error) = outcome else { return None };
+        if let Some(key) = key {
+            self.lists(guard).started.remove(&key);
         }
-    };
-    let Err(error) = outcome else { return None };
-    if let Some(key) = key {
-        // SAFETY: as above.
-        unsafe { domain.state(guard) }.triggers.started.remove(&key);
+        match error {
+            OpError::Again => Some(work),
+            OpError::Error(error) => {
+                fail(&work, error, Cause::NotStarted, guard);
+                None
+            }
+        }
     }
-    match error {
-        OpError::Again => Some(work),
-        OpError::Error(error) => {
-            fail(&work, error, Cause::NotStarted, guard);
-            None
+
+    /// Takes out what `pick` picks of all that waits or is due.
+    fn take(&self, guard: &Guard<'_>, pick: impl Fn(&Work) -> bool) -> Vec<Work> {
+        let counters = self.lists(guard).waited_for();
+        let mut taken: Vec<_> =
+            counters.iter().flat_map(|c| c.take_waiting(guard, &pick)).collect();
+        for work in std::mem::take(&mut self.lists(guard).due) {
+            if pick(&work) { taken.push(work) } else { self.push_due(work, guard) }
         }
+        taken
+    }
+
+    /// FI_CANCEL_WORK: how many requests that `request` names had not been started, and never will be.
+    pub(super) fn cancel_request(&self, request: usize, guard: &Guard<'_>) -> usize {
+        let named =
+            |work: &Work| matches!(work.owner, Owner::Deferred { request: r, .. } if r == request);
+        self.take(guard, named).len()
+    }
+
+    /// FI_FLUSH_WORK: all deferred work that waits, or that waits for `counter`.
+    pub(super) fn flush(&self, counter: Option<&dyn Count>, guard: &Guard<'_>) {
+        let deferred = |work: &Work| matches!(work.owner, Owner::Deferred { .. });
+        match counter {
+            Some(counter) => drop(counter.take_waiting(guard, &deferred)),
+            None => drop(self.take(guard, deferred)),
+        }
+    }
+
+    /// `fi_cancel` of what waits for a counter, or the engine's context of a deferred operation.
+    pub(super) fn cancel(
+        &self,
+        endpoint: *const dyn Progress,
+        context: u64,
+        guard: &Guard<'_>,
+    ) -> Cancel {
+        // One call cancels one operation.
+        let found = Cell::new(false);
+        let of = |work: &Work| {
+            let named = work.is_of(endpoint)
+                && matches!(&work.owner, Owner::Endpoint(account) if account.context == context);
+            named && !found.replace(true)
+        };
+        if let Some(work) = self.take(guard, of).first() {
+            fail(work, FI_ECANCELED, Cause::Cancelled, guard);
+            return Cancel::Done;
+        }
+        let mut started = self.lists(guard).started.iter();
+        let found =
+            started.find(|(_, s)| addr_eq(s.endpoint, endpoint) && s.account.context == context);
+        found.map_or(Cancel::Unknown, |(key, _)| Cancel::Started(*key))
+    }
+
+    /// An endpoint goes: what waits for it is forgotten, as what it has posted.
+    pub(super) fn forget(&self, endpoint: *const dyn Progress, guard: &Guard<'_>) {
+        drop(self.take(guard, |work| work.is_of(endpoint)));
+        self.lists(guard).started.retain(|_, started| !addr_eq(started.endpoint, endpoint));
     }
 }
 
@@ -288,78 +363,7 @@ fn fail(work: &Work, error: i32, cause: Cause, guard: &Guard<'_>) {
             source: UNKNOWN_SOURCE,
             buffer_released: false,
         };
-        // SAFETY: as in `start`.
-        let ep = unsafe { &**endpoint };
-        ep.host(guard).fail(&Failure { completion, error, overflow: 0, cause });
+        // SAFETY: an endpoint takes its work back, under the lock that we hold, before it goes away.
+        unsafe { &**endpoint }.fail(&Failure { completion, error, overflow: 0, cause }, guard);
     }
-}
-
-/// Takes out what `pick` picks of all that waits or is due.
-fn take(domain: &Domain, guard: &Guard<'_>, pick: impl Fn(&Work) -> bool) -> Vec<Work> {
-    // SAFETY: the guard is of this domain; each borrow ends with its statement.
-    let triggers = || &mut unsafe { domain.state(guard) }.triggers;
-    let counters = triggers().waited_for();
-    let mut taken: Vec<_> = counters.iter().flat_map(|c| c.take_waiting(guard, &pick)).collect();
-    let due = std::mem::take(&mut triggers().due);
-    let mut rest = VecDeque::new();
-    for work in due {
-        if pick(&work) { taken.push(work) } else { rest.push_back(work) }
-    }
-    triggers().due = rest;
-    taken
-}
-
-/// FI_CANCEL_WORK: how many requests that `request` names had not been started, and never will be.
-pub(super) fn cancel_request(domain: &Domain, request: usize, guard: &Guard<'_>) -> usize {
-    let named =
-        |work: &Work| matches!(work.owner, Owner::Deferred { request: r, .. } if r == request);
-    take(domain, guard, named).len()
-}
-
-/// FI_FLUSH_WORK: all deferred work that waits, or that waits for `counter`.
-pub(super) fn flush(domain: &Domain, counter: Option<&Counter>, guard: &Guard<'_>) {
-    let deferred = |work: &Work| matches!(work.owner, Owner::Deferred { .. });
-    match counter {
-        Some(counter) => drop(counter.take_waiting(guard, &deferred)),
-        None => drop(take(domain, guard, deferred)),
-    }
-}
-
-/// `fi_cancel` of what waits for a counter, or the engine's context of a deferred operation.
-pub(super) fn cancel(endpoint: &Endpoint, context: u64, guard: &Guard<'_>) -> Cancel {
-    let domain = &endpoint.domain;
-    // One call cancels one operation.
-    let found = Cell::new(false);
-    let of = |work: &Work| {
-        let named = work.is_of(endpoint)
-            && matches!(&work.owner, Owner::Endpoint(account) if account.context == context);
-        named && !found.replace(true)
-    };
-    if let Some(work) = take(domain, guard, of).first() {
-        fail(work, FI_ECANCELED, Cause::Cancelled, guard);
-        return Cancel::Done;
-    }
-    // SAFETY: the guard is of this domain; one short step.
-    let started = &unsafe { domain.state(guard) }.triggers.started;
-    let found = started
-        .iter()
-        .find(|(_, s)| std::ptr::eq(s.endpoint, endpoint) && s.account.context == context);
-    found.map_or(Cancel::Unknown, |(key, _)| Cancel::Started(*key))
-}
-
-/// What [`cancel`] found.
-pub(super) enum Cancel {
-    Unknown,
-    /// It is cancelled, and was told so.
-    Done,
-    /// The engine has it under this context.
-    Started(u64),
-}
-
-/// An endpoint goes: what waits for it is forgotten, as what it has posted.
-pub(super) fn forget(endpoint: &Endpoint, guard: &Guard<'_>) {
-    drop(take(&endpoint.domain, guard, |work| work.is_of(endpoint)));
-    // SAFETY: the guard is of the endpoint's domain; one short step.
-    let triggers = &mut unsafe { endpoint.domain.state(guard) }.triggers;
-    triggers.started.retain(|_, started| !std::ptr::eq(started.endpoint, endpoint));
 }

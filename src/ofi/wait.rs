@@ -1,14 +1,29 @@
 //! Waiting for an object: what `FI_WAIT_*` asks for, built of one epoll set and one doorbell.
 
+use super::lock::Guard;
 use crate::sys::Errno;
 use crate::sys::event::{Doorbell, Epoll, wait_readable};
 use libfabric_sys::{
-    FI_EINVAL, FI_ENOSYS, FI_WAIT_FD, FI_WAIT_MUTEX_COND, FI_WAIT_NONE, FI_WAIT_POLLFD,
-    FI_WAIT_SET, FI_WAIT_UNSPEC, FI_WAIT_YIELD, fi_mutex_cond, fi_wait_obj,
+    FI_EINVAL, FI_ENOSYS, FI_GETWAIT, FI_GETWAITOBJ, FI_WAIT_FD, FI_WAIT_MUTEX_COND, FI_WAIT_NONE,
+    FI_WAIT_POLLFD, FI_WAIT_SET, FI_WAIT_UNSPEC, FI_WAIT_YIELD, fi_mutex_cond, fi_wait_obj,
 };
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
+use std::fmt::Debug;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+/// A queue, a counter or a set of them that an application waits for.
+pub(crate) trait Waitable: Debug + Send + Sync {
+    /// Prepares for sleep (fi_trywait); false if there is something to report.
+    fn try_wait(&self) -> bool;
+    /// Ends what `try_wait` began.
+    fn end_wait(&self) {}
+    /// The waiter whose condition is to be signalled, once. The guard is of its domain.
+    fn take_condition(&self, _guard: &Guard<'_>) -> Option<Arc<Waiter>> {
+        None
+    }
+}
 
 /// What an application may wait on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,44 +148,31 @@ impl Waiter {
         self.epoll.fd().as_raw_fd()
     }
 
-    /// `fi_control(FI_GETWAIT)`: writes the descriptor or the pair. Errors: ENOSYS, EINVAL.
+    /// `fi_control`: FI_GETWAIT writes the descriptor or the pair, FI_GETWAITOBJ the kind.
     ///
     /// # Safety
-    /// `arg` points to room for what the wait object's kind delivers (fi_cq.3).
-    pub(crate) unsafe fn get(&self, arg: *mut c_void) -> Result<(), i32> {
-        if arg.is_null() {
-            return Err(FI_EINVAL);
+    /// `arg` points to room for what the command delivers (fi_cq.3).
+    pub(super) unsafe fn control(&self, command: c_int, arg: *mut c_void) -> c_int {
+        if !matches!(command, FI_GETWAIT | FI_GETWAITOBJ) {
+            return -FI_ENOSYS;
         }
-        match (self.kind, &self.mutex_cond) {
-            (WaitKind::Fd, _) => {
-                // SAFETY: an int, says the caller.
-                unsafe { *arg.cast::<c_int>() = self.raw_fd() };
-                Ok(())
-            }
-            (WaitKind::MutexCond, Some(pair)) => {
-                // SAFETY: a fi_mutex_cond, says the caller.
-                unsafe {
-                    *arg.cast::<fi_mutex_cond>() = fi_mutex_cond {
-                        mutex: pair.mutex.get().cast(),
-                        cond: pair.cond.get().cast(),
-                    };
+        if arg.is_null() {
+            return -FI_EINVAL;
+        }
+        // SAFETY: a fi_wait_obj, an int or a fi_mutex_cond, says the caller.
+        unsafe {
+            match (self.kind, &self.mutex_cond) {
+                _ if command == FI_GETWAITOBJ => {
+                    arg.cast::<fi_wait_obj>().write(self.kind.to_attr())
                 }
-                Ok(())
+                (WaitKind::Fd, _) => arg.cast::<c_int>().write(self.raw_fd()),
+                (WaitKind::MutexCond, Some(pair)) => {
+                    let (mutex, cond) = (pair.mutex.get().cast(), pair.cond.get().cast());
+                    arg.cast::<fi_mutex_cond>().write(fi_mutex_cond { mutex, cond });
+                }
+                _ => return -FI_ENOSYS,
             }
-            _ => Err(FI_ENOSYS),
         }
-    }
-
-    /// `fi_control(FI_GETWAITOBJ)`.
-    ///
-    /// # Safety
-    /// `arg` points to an `enum fi_wait_obj`.
-    pub(crate) unsafe fn get_object(&self, arg: *mut c_void) -> Result<(), i32> {
-        if arg.is_null() {
-            return Err(FI_EINVAL);
-        }
-        // SAFETY: the caller vouches.
-        unsafe { *arg.cast::<fi_wait_obj>() = self.kind.to_attr() };
-        Ok(())
+        0
     }
 }

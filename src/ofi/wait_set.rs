@@ -1,108 +1,54 @@
 //! `struct fid_wait`: several queues and counters waited for together.
 
-use super::cntr::Counter;
-use super::cq::CompletionQueue;
 use super::elsewhere::Elsewhere;
-use super::eq::EventQueue;
 use super::fabric::Fabric;
-use super::guard::{busy, code, entry, waiting_entry};
+use super::guard::{busy, entry, waiting_entry};
 use super::own::{Object, own};
-use super::table::{SLACK, Slack, Table, stubs};
-use super::wait::{WaitKind, Waiter};
+use super::table::{SLACK, Slack, Table, cancellable, stubs};
+use super::wait::{WaitKind, Waitable, Waiter};
 use crate::sys::clock::{Deadline, now_ns};
 use libfabric_sys::{
-    FI_CLASS_WAIT, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT, FI_GETWAIT, FI_GETWAITOBJ, FI_WAIT_FD,
-    FI_WAIT_SET, FI_WAIT_UNSPEC, fi_ops, fi_ops_wait, fi_wait_attr, fi_wait_obj, fid, fid_wait,
+    FI_CLASS_WAIT, FI_EINVAL, FI_ENOSYS, FI_ETIMEDOUT, FI_WAIT_FD, FI_WAIT_SET, FI_WAIT_UNSPEC,
+    fi_ops, fi_ops_wait, fi_wait_attr, fi_wait_obj, fid, fid_wait,
 };
 use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-
-/// One object of a set.
-#[derive(Clone, Debug)]
-pub(crate) enum Member {
-    Queue(Weak<CompletionQueue>),
-    Counter(Weak<Counter>),
-    Events(Weak<EventQueue>),
-}
-
-impl Member {
-    /// Prepares the member for sleep; false if it has something to report.
-    fn try_wait(&self) -> bool {
-        match self {
-            Self::Queue(cq) => cq.upgrade().is_none_or(|cq| cq.try_wait(&cq.domain.lock.lock())),
-            Self::Counter(c) => c.upgrade().is_none_or(|c| c.try_wait(&c.domain.lock.lock())),
-            Self::Events(eq) => eq.upgrade().is_none_or(|eq| !eq.has_events()),
-        }
-    }
-
-    fn end_wait(&self) {
-        match self {
-            Self::Queue(cq) => {
-                if let Some(cq) = cq.upgrade() {
-                    cq.end_wait(&cq.domain.lock.lock());
-                }
-            }
-            Self::Counter(c) => {
-                if let Some(c) = c.upgrade() {
-                    c.end_wait(&c.domain.lock.lock());
-                }
-            }
-            Self::Events(_) => {}
-        }
-    }
-}
 
 /// What members share of their set.
 #[derive(Debug)]
 pub(crate) struct WaitSet {
     fabric: Arc<Fabric>,
     waiter: Waiter,
-    members: Mutex<Vec<(i32, Member)>>,
+    /// With their descriptors, which wake the set.
+    members: Mutex<Vec<(i32, Weak<dyn Waitable>)>>,
 }
 
 impl WaitSet {
-    fn members(&self) -> MutexGuard<'_, Vec<(i32, Member)>> {
+    fn members(&self) -> MutexGuard<'_, Vec<(i32, Weak<dyn Waitable>)>> {
         match self.members.lock() {
             Ok(members) => members,
             Err(poisoned) => poisoned.into_inner(),
         }
     }
 
-    /// A new member; its descriptor wakes the set. Errors: EINVAL, ENOMEM.
-    pub(crate) fn add(&self, member: Member, fd: Option<i32>) -> Result<(), i32> {
-        let fd = fd.ok_or(FI_EINVAL)?;
-        self.waiter.watch(fd, 1)?;
-        self.members().push((fd, member));
-        Ok(())
+    fn end_wait_of(members: &[(i32, Weak<dyn Waitable>)]) {
+        let open = members.iter().filter_map(|(_, member)| member.upgrade());
+        open.for_each(|member| member.end_wait());
     }
+}
 
-    /// A member is being closed. In a forked child the set is the parent's, one of whose threads may have had the
-    /// list.
-    pub(crate) fn remove(&self, fd: Option<i32>) {
-        if let Some(fd) = fd.filter(|_| self.fabric.home.is_here()) {
-            self.waiter.unwatch(fd);
-            self.members().retain(|(member_fd, _)| *member_fd != fd);
-        }
-    }
-
-    /// fi_trywait on the set: true when the application may sleep on its descriptor.
-    pub(crate) fn try_wait(&self) -> bool {
+impl Waitable for WaitSet {
+    fn try_wait(&self) -> bool {
         let members = self.members();
-        let mut armed = 0;
-        for (_, member) in members.iter() {
-            if !member.try_wait() {
-                break;
-            }
-            armed += 1;
-        }
-        if armed == members.len() {
-            return true;
-        }
-        for (_, member) in members.iter().take(armed) {
-            member.end_wait();
-        }
-        false
+        let reports = |member: &Weak<dyn Waitable>| member.upgrade().is_some_and(|m| !m.try_wait());
+        let busy = members.iter().position(|(_, member)| reports(member));
+        Self::end_wait_of(members.get(..busy.unwrap_or(0)).unwrap_or_default());
+        busy.is_none()
+    }
+
+    fn end_wait(&self) {
+        Self::end_wait_of(&self.members());
     }
 }
 
@@ -129,13 +75,7 @@ static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
 });
 
 static OPS: Table<fi_ops_wait> = Table::new(fi_ops_wait {
-    // SAFETY: the ABI is the same.
-    wait: Some(unsafe {
-        std::mem::transmute::<
-            unsafe extern "C-unwind" fn(*mut fid_wait, c_int) -> c_int,
-            unsafe extern "C" fn(*mut fid_wait, c_int) -> c_int,
-        >(wait)
-    }),
+    wait: cancellable!(wait: fn(*mut fid_wait, c_int) -> c_int),
     // SAFETY: fi_ops_wait has one slot.
     ..unsafe { stubs::<fi_ops_wait, 1>() }
 });
@@ -187,19 +127,64 @@ pub(crate) unsafe fn shared<'a>(set: *mut fid) -> Result<&'a Arc<WaitSet>, i32> 
     unsafe { own::<WaitFid>(set) }.map(|own| &own.shared)
 }
 
-/// The set that an object with this wait object joins. Errors: EINVAL for FI_WAIT_SET without one.
-///
-/// # Safety
-/// `set` is null or an open wait set if `object` is FI_WAIT_SET; else it is not looked at.
-pub(crate) unsafe fn from_attr(
-    object: fi_wait_obj,
-    set: *mut fid_wait,
-) -> Result<Option<Arc<WaitSet>>, i32> {
-    if object != FI_WAIT_SET {
-        return Ok(None);
+/// What a queue or counter is waited for with.
+#[derive(Debug)]
+pub(super) struct WaitObject {
+    /// `None`: FI_WAIT_NONE.
+    pub(super) waiter: Option<Arc<Waiter>>,
+    set: Option<Arc<WaitSet>>,
+}
+
+impl WaitObject {
+    /// What attributes ask for. Errors: EINVAL, also for FI_WAIT_SET without one; ENOSYS for FI_WAIT_POLLFD; EMFILE,
+    /// ENFILE, ENOMEM.
+    ///
+    /// # Safety
+    /// `set` is null or an open object if `object` is FI_WAIT_SET; else it is not looked at.
+    pub(super) unsafe fn open(object: fi_wait_obj, set: *mut fid_wait) -> Result<Self, i32> {
+        let kind = WaitKind::from_attr(object)?;
+        let set = match object {
+            // SAFETY: the caller vouches.
+            FI_WAIT_SET => Some(unsafe { shared(set.cast()) }?.clone()),
+            _ => None,
+        };
+        Ok(Self { waiter: kind.map(Waiter::new).transpose()?.map(Arc::new), set })
     }
-    // SAFETY: the caller vouches.
-    unsafe { shared(set.cast()) }.cloned().map(Some)
+
+    /// Whether it is a condition.
+    pub(super) fn is_condition(&self) -> bool {
+        self.waiter.as_ref().is_some_and(|waiter| waiter.kind() == WaitKind::MutexCond)
+    }
+
+    fn in_set(&self) -> Option<(&WaitSet, i32)> {
+        self.set.as_deref().zip(self.waiter.as_ref().map(|waiter| waiter.raw_fd()))
+    }
+
+    /// What is waited for with it belongs to its set from now on. Errors: ENOMEM, ENOSPC.
+    pub(super) fn join(&self, member: Weak<dyn Waitable>) -> Result<(), i32> {
+        let Some((set, fd)) = self.in_set() else { return Ok(()) };
+        set.waiter.watch(fd, 1)?;
+        set.members().push((fd, member));
+        Ok(())
+    }
+
+    /// What is waited for with it is being closed. In a forked child the set is the parent's, one of whose threads may
+    /// have had the list.
+    pub(super) fn leave(&self) {
+        if let Some((set, fd)) = self.in_set().filter(|(set, _)| set.fabric.home.is_here()) {
+            set.waiter.unwatch(fd);
+            set.members().retain(|(known, _)| *known != fd);
+        }
+    }
+
+    /// `fi_control` of what is waited for with it.
+    ///
+    /// # Safety
+    /// `arg` is as fi_cq.3 says for the command.
+    pub(super) unsafe fn control(&self, command: c_int, arg: *mut c_void) -> c_int {
+        // SAFETY: the caller vouches.
+        self.waiter.as_ref().map_or(-FI_ENOSYS, |waiter| unsafe { waiter.control(command, arg) })
+    }
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
@@ -220,12 +205,8 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
     entry("fi_control(wait)", || {
         // SAFETY: a set of ours; `arg` is as fi_poll.3 says for each command.
         unsafe {
-            let set = &(*fid.cast::<WaitFid>()).shared;
-            match command {
-                FI_GETWAIT => code(set.waiter.get(arg)),
-                FI_GETWAITOBJ => code(set.waiter.get_object(arg)),
-                _ => -FI_ENOSYS,
-            }
+            let object = &*fid.cast::<WaitFid>();
+            object.shared.waiter.control(command, arg)
         }
     })
 }
@@ -247,14 +228,10 @@ unsafe extern "C-unwind" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {
         };
         // A signal ends the sleep early; the next turn looks again.
         let _ = set.waiter.block(slice);
-        for (_, member) in set.members().iter() {
-            member.end_wait();
-        }
+        set.end_wait();
         if deadline.expired() {
             return ControlFlow::Break(if set.try_wait() {
-                for (_, member) in set.members().iter() {
-                    member.end_wait();
-                }
+                set.end_wait();
                 -FI_ETIMEDOUT
             } else {
                 0

@@ -8,7 +8,7 @@ use super::loopback::Loopback;
 use super::net::udp::UdpLink;
 use super::net::{LookedAt, Net, NetSettings};
 use super::peers::PeerTable;
-use super::shm::{Contact, Shm};
+use super::shm::{Contact, Shm, reaching};
 use super::{
     Address, Assisted, Caps, Chunk, Departure, Exposed, Handler, Head, Iface, Mark, PeerId, Reach,
     Reached, SendError, Share, Spot, StreamEnd, Taken, Ticket, Windows,
@@ -1030,6 +1030,13 @@ impl Iface for Mux {
         }
         n
     }
+}
+
+/// Asks `settled` until it says that no peer is in the middle of a copy from or to memory that it was told not to reach
+/// any more, nor any that endpoints which have closed had left behind. Its argument: to insist. False: one still is,
+/// after two seconds, which is neither stopped nor has ended.
+pub(crate) fn settle(mut settled: impl FnMut(bool) -> bool) -> bool {
+    reaching::settle(|insists| settled(insists) && reaching::are_left_settled())
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The authorization key of an address vector (fi_av.3, fi_av_insert_auth_key): in a domain with
 //! FI_AV_AUTH_KEY the endpoints that are bound to the vector have it, and so have all addresses in it.
 
-use super::{AddressVector, AvFid};
-use crate::ofi::domain::{self, DomainKey};
+use super::vector::{AddressVector, AuthKey, AvFid};
 use crate::ofi::guard::{code, entry};
+use crate::ofi::keys::{self, DomainKey};
 use crate::ofi::lock::Guard;
 use crate::telemetry::log;
 use crate::transport::net::job_key;
@@ -14,21 +14,6 @@ use std::sync::Arc;
 
 /// The `fi_addr_t` of the key: that of no address.
 const HANDLE: fi_addr_t = 1 << 62;
-
-/// A key that was inserted.
-pub(super) struct AuthKey {
-    bytes: Vec<u8>,
-    job_key: JobKey,
-    /// How often it was inserted more than it was removed.
-    uses: usize,
-}
-
-impl std::fmt::Debug for AuthKey {
-    /// Without the bytes: a log must not give them away.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AuthKey").field("uses", &self.uses).finish_non_exhaustive()
-    }
-}
 
 impl AddressVector {
     #[allow(clippy::mut_from_ref)] // see Locked::get
@@ -73,13 +58,10 @@ impl AddressVector {
             key.uses -= 1;
             return Ok(());
         }
-        // SAFETY: the guard is of the domain of this vector; one short step each.
-        let (endpoints, empty) = unsafe {
-            (self.domain.state(guard).endpoints.clone(), self.state.get(guard).is_empty())
-        };
-        // SAFETY: endpoints leave the domain's list under the lock before they go away.
-        let bound = endpoints.into_iter().any(|endpoint| unsafe { &*endpoint }.has(self, guard));
-        if bound || !empty {
+        let this = std::ptr::from_ref(self).cast();
+        let bound = self.domain.endpoints(guard).any(|endpoint| endpoint.has_vector(this, guard));
+        // SAFETY: the guard is of the domain of this vector; one short step.
+        if bound || !unsafe { self.state.get(guard) }.is_empty() {
             return Err(FI_EBUSY);
         }
         *self.auth_key(guard) = None;
@@ -118,7 +100,7 @@ pub(super) unsafe extern "C" fn insert(
         code(unsafe {
             keyed(av).and_then(|av| {
                 let to = fi_addr.as_mut().filter(|_| flags == 0).ok_or(FI_EINVAL)?;
-                let bytes = domain::auth_key_bytes(auth_key.cast(), auth_key_size)?;
+                let bytes = keys::auth_key_bytes(auth_key.cast(), auth_key_size)?;
                 *to = av.insert_key(bytes, &av.domain.lock.lock())?;
                 Ok(())
             })

@@ -1,9 +1,9 @@
 //! `fi_av_insert`, `fi_av_insertsvc`, `fi_av_insertsym`.
 
-use super::AvFid;
 use super::format::{read_address, stride};
-use crate::ofi::domain::DomainKey;
+use super::vector::AvFid;
 use crate::ofi::guard::making_entry;
+use crate::ofi::keys::DomainKey;
 use crate::ofi::lock::Guard;
 use crate::sys::net;
 use crate::telemetry::log;

@@ -6,62 +6,27 @@ mod insert;
 mod named;
 pub(super) mod set;
 mod state;
+mod vector;
 
 use super::domain::Domain;
-use super::eq::EventQueue;
 use super::guard::entry;
 use super::lock::Locked;
-use super::own::{Object, own, own_behind_hooks};
-use super::table::{SLACK, Slack, Table, stubs};
+use super::table::{SLACK, Table, stubs};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
-use auth_key::AuthKey;
 use format::read_address;
 pub(crate) use format::write_address;
 use libfabric_sys::{
-    FI_ADDR_STR, FI_AUTH_KEY, FI_AV_MAP, FI_AV_TABLE, FI_AV_UNSPEC, FI_CLASS_AV, FI_CLASS_EQ,
-    FI_EBUSY, FI_EINVAL, FI_ETOOSMALL, FI_EVENT, FI_READ, fi_addr_t, fi_av_attr, fi_ops, fi_ops_av,
-    fi_ops_av_2_7, fid, fid_av,
+    FI_ADDR_STR, FI_AUTH_KEY, FI_AV_MAP, FI_AV_TABLE, FI_AV_UNSPEC, FI_CLASS_AV, FI_EINVAL,
+    FI_ETOOSMALL, FI_EVENT, FI_READ, fi_addr_t, fi_av_attr, fi_ops_av, fi_ops_av_2_7, fid, fid_av,
 };
 use named::Board;
 use state::{AvState, RX_BITS_MAX};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
-
-/// What endpoints share of an address vector.
-#[derive(Debug)]
-pub(crate) struct AddressVector {
-    pub(crate) domain: Arc<Domain>,
-    pub(crate) state: Locked<AvState>,
-    /// Of a domain with FI_AV_AUTH_KEY.
-    auth_key: Locked<Option<AuthKey>>,
-}
-
-#[repr(C)]
-struct AvFid {
-    fid: fid_av,
-    slack: Slack,
-    shared: Arc<AddressVector>,
-    /// FI_EVENT: insertions are reported there.
-    asynchronous: bool,
-    eq: Option<Arc<EventQueue>>,
-}
-
-// SAFETY: it begins with a fid_av; nothing else has this table.
-unsafe impl Object for AvFid {
-    type Shown = fid_av;
-    fn table() -> *mut fi_ops {
-        FID_OPS.as_mut_ptr()
-    }
-}
-
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    bind: Some(bind),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+pub(crate) use vector::{AddressVector, NO_SUCH_ADDRESS, named, shared};
+use vector::{AvFid, FID_OPS};
 
 // SAFETY: fi_ops_av_2_7 has eleven slots.
 const STUBS: fi_ops_av_2_7 = unsafe { stubs::<fi_ops_av_2_7, 11>() };
@@ -146,59 +111,6 @@ pub(crate) unsafe fn open(
     // SAFETY: checked not to be null.
     unsafe { *out = Box::into_raw(av).cast() };
     Ok(())
-}
-
-/// The shared part of an address vector.
-/// Errors: EINVAL for what is not ours.
-///
-/// # Safety
-/// `av` is null or an open object.
-pub(crate) unsafe fn shared<'a>(av: *mut fid) -> Result<&'a Arc<AddressVector>, i32> {
-    // SAFETY: the caller vouches.
-    unsafe { own::<AvFid>(av) }.map(|own| &own.shared)
-}
-
-/// The same for a vector that a structure names.
-///
-/// # Safety
-/// As [`shared`].
-pub(crate) unsafe fn named<'a>(av: *mut fid_av) -> Result<&'a Arc<AddressVector>, i32> {
-    // SAFETY: the caller vouches.
-    unsafe { own_behind_hooks::<AvFid>(av.cast()) }.map(|own| &own.shared)
-}
-
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(av)", || {
-        // SAFETY: an address vector of ours, open until now.
-        unsafe {
-            let shared = &(*fid.cast::<AvFid>()).shared;
-            if shared.domain.lock.is_lost() {
-                return 0;
-            }
-            if Arc::strong_count(shared) > 1 {
-                return -FI_EBUSY;
-            }
-            drop(Box::from_raw(fid.cast::<AvFid>()));
-        }
-        0
-    })
-}
-
-unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {
-    entry("fi_av_bind", || {
-        // SAFETY: objects of the application.
-        unsafe {
-            let Some(object) = other.as_ref() else { return -FI_EINVAL };
-            if object.fclass != FI_CLASS_EQ {
-                return -FI_EINVAL;
-            }
-            match super::eq::shared(other) {
-                Ok(eq) => (*fid.cast::<AvFid>()).eq = Some(eq.clone()),
-                Err(error) => return -error,
-            }
-        }
-        0
-    })
 }
 
 unsafe extern "C" fn remove(
@@ -287,6 +199,3 @@ unsafe extern "C" fn straddr(
         }
     })
 }
-
-/// Error of an operation whose vector has no such address.
-pub(crate) const NO_SUCH_ADDRESS: i32 = FI_EINVAL;

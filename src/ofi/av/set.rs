@@ -1,7 +1,7 @@
 //! `struct fid_av_set`: an ordered part of an address vector (fi_av_set.3), of which a collective
 //! group can be made.
 
-use super::{AddressVector, shared};
+use super::vector::{AddressVector, shared};
 use crate::ofi::guard::{code, entry, making_entry};
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, own};

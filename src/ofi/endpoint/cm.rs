@@ -1,6 +1,7 @@
 //! `struct fi_ops_cm`: an unconnected endpoint has a name, and no connections.
 
-use super::{collective, endpoint};
+use super::collective;
+use super::state::endpoint;
 use crate::ofi::av::write_address;
 use crate::ofi::guard::{code, entry};
 use crate::ofi::table::{Table, stubs};

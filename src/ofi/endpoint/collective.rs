@@ -1,14 +1,16 @@
 //! `struct fi_ops_collective` and groups (fi_collective.3).
 
-use super::transfer::{persist, result, trigger};
-use super::{Endpoint, EndpointFid, endpoint};
+use super::state::{Endpoint, EndpointFid, Membership, endpoint};
+use super::transfer::{error_number, persist, result, trigger};
 use crate::memory::SegmentList;
 use crate::memory::atomic::{Datatype, Operation};
 use crate::ofi::av::set::{SET_ADDRESS, av_set};
+use crate::ofi::eq::Join;
 use crate::ofi::guard::{code, entry, making_entry};
 use crate::ofi::lock::Guard;
+use crate::ofi::progress::{By, Progress};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
-use crate::ofi::trigger::{Account, Kind, run_due};
+use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{Collective, CollectiveOp, Direction, OpError};
 use crate::transport::PeerId;
 use libfabric_sys::{
@@ -28,15 +30,6 @@ const GROUP_ADDRESS: fi_addr_t = 1 << 62;
 const BLOCK_MAX: usize = 1 << 24;
 /// Members of a group.
 const MEMBERS_MAX: usize = 4096;
-
-/// A group that an endpoint has joined, or joins.
-#[derive(Debug)]
-pub(super) struct Membership {
-    group: u64,
-    members: Vec<fi_addr_t>,
-    /// The handle and the context of the join, until that is over.
-    joining: Option<(usize, usize)>,
-}
 
 #[repr(C)]
 struct McFid {
@@ -191,10 +184,11 @@ unsafe fn join_set(
     }
     mc.group = group;
     mc.fid.fi_addr = GROUP_ADDRESS | group;
-    eq.progress_of(ep);
+    let joins: Arc<dyn Join> = ep.clone();
+    eq.progress_of(&joins);
     // SAFETY: checked not to be null.
     unsafe { *out = Box::into_raw(mc).cast() };
-    ep.progress(&guard);
+    ep.progress(By::Application, &guard);
     Ok(())
 }
 
@@ -204,28 +198,6 @@ fn hash<T: AsRef<[u8]>>(names: &[T]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
-}
-
-/// The end of a join, for the event queue.
-pub(super) fn joined(ep: &Endpoint, group: u64, outcome: Result<(), i32>, guard: &Guard<'_>) {
-    let eq = ep.bindings(guard).eq.clone();
-    let known = ep.state(guard).groups.iter_mut().find(|known| known.group == group);
-    let joining = known.and_then(|known| known.joining.take());
-    if let (Some(eq), Some((handle, context))) = (eq, joining) {
-        let handle = std::ptr::with_exposed_provenance_mut(handle);
-        let context = std::ptr::with_exposed_provenance_mut(context);
-        match outcome {
-            Ok(()) => eq.push_join_complete(handle, context),
-            Err(error) => eq.push_error(handle, context, 0, error),
-        }
-    }
-}
-
-impl Endpoint {
-    /// Whether a join is not over.
-    pub(in crate::ofi) fn joins(&self, guard: &Guard<'_>) -> bool {
-        self.state(guard).groups.iter().any(|known| known.joining.is_some())
-    }
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
@@ -243,17 +215,10 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         if let Some(engine) = ep.engine(&guard) {
             engine.leave_group(mc.group, &mut host);
         }
-        run_due(&ep.domain, &guard);
+        ep.domain.triggers.run_due(&guard);
         drop(guard);
         0
     })
-}
-
-fn error_number(error: OpError) -> i32 {
-    match error {
-        OpError::Again => libfabric_sys::FI_EAGAIN,
-        OpError::Error(error) => error,
-    }
 }
 
 /// An operation in the application's terms.
@@ -342,12 +307,12 @@ unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
     if op_flags & FI_TRIGGER != 0 {
         let kind = Kind { direction: Direction::Collective, tagged: false, tag: 0 };
         // SAFETY: fi_trigger.3: the context says what to wait for.
-        return unsafe { trigger(ep, kind, call.context, report, Box::new(begin), &guard) };
+        return unsafe { trigger(ep, kind, call.context, report, begin, &guard) };
     }
     let account = Account { context: call.context.expose_provenance() as u64, report };
     persist(ep, &guard, |guard: &Guard<'_>| begin(ep, guard, account))?;
     // The first messages leave now.
-    ep.progress(&guard);
+    ep.progress(By::Application, &guard);
     Ok(())
 }
 

@@ -3,16 +3,17 @@
 //!
 //! Requests are copied when they are queued: their structures are not looked at again.
 
-use super::Endpoint;
 use super::atomic::{Changing, Request};
+use super::handle::named;
 use super::rma::Accessing;
-use super::transfer::{Receiving, Sending, Tagging, vector};
+use super::state::Endpoint;
+use super::transfer::{Receiving, Sending, Tagging, transfer, vector};
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
 use crate::ofi::cntr::{self, Counter};
 use crate::ofi::domain::Domain;
 use crate::ofi::lock::Guard;
-use crate::ofi::trigger::{self, Account, Action, Kind, Owner, Start, Work};
+use crate::ofi::trigger::{Account, Action, Count, Owner, Work};
 use crate::protocol::Report;
 use libfabric_sys::{
     FI_CLAIM, FI_COMPLETION, FI_DISCARD, FI_EINVAL, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPNOTSUPP,
@@ -25,10 +26,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 /// A transfer in our terms.
-struct Transfer<'a> {
-    endpoint: &'a Endpoint,
-    kind: Kind,
-    start: Start,
+struct Transfer {
+    action: Action,
     context: *mut c_void,
     flags: u64,
 }
@@ -74,17 +73,19 @@ pub(in crate::ofi) unsafe fn queue(
         };
         if let Some(raises) = raises {
             // Whoever waits for it has to progress what raises it.
-            domain.feed(raises, &guard)?;
+            domain.feed(raises.clone(), &guard)?;
         }
         let account = Account {
             context: transfer.context.expose_provenance() as u64,
             report: Report::new(transfer.flags & FI_COMPLETION != 0, 0),
         };
-        let owner = Owner::Deferred { request: request.addr(), counter: raises.cloned(), account };
-        let Transfer { endpoint, kind, start, .. } = transfer;
-        let action = Action::Transfer { endpoint, kind, start };
-        let queued = Work { threshold: work.threshold, action, owner };
-        trigger::queue(waits_for, queued, &guard)
+        let owner = Owner::Deferred {
+            request: request.addr(),
+            counter: raises.map(|raises| raises.clone() as Arc<dyn Count>),
+            account,
+        };
+        let queued = Work { threshold: work.threshold, action: transfer.action, owner };
+        waits_for.queue(queued, &guard)
     }
 }
 
@@ -100,7 +101,7 @@ pub(in crate::ofi) unsafe fn cancel(
         return Err(FI_EINVAL);
     }
     let guard = domain.lock.lock();
-    match trigger::cancel_request(domain, request.addr(), &guard) {
+    match domain.triggers.cancel_request(request.addr(), &guard) {
         0 => Err(FI_ENOENT),
         _ => Ok(()),
     }
@@ -119,7 +120,7 @@ pub(in crate::ofi) unsafe fn flush(
         request.as_ref().map_or(Ok(None), |request| counter(domain, request.triggering_cntr))
     }?;
     let guard = domain.lock.lock();
-    trigger::flush(domain, of.map(|counter| &**counter), &guard);
+    domain.triggers.flush(of.map(|counter| &**counter as &dyn Count), &guard);
     Ok(())
 }
 
@@ -150,7 +151,7 @@ unsafe fn triggerable<'a>(
     guard: &Guard<'_>,
 ) -> Result<&'a Endpoint, i32> {
     // SAFETY: the caller vouches.
-    let handle = unsafe { super::named(ep) }?;
+    let handle = unsafe { named(ep) }?;
     let ep = &*handle.shared;
     let fits = Arc::ptr_eq(&ep.domain, domain)
         && handle.context == 0
@@ -175,7 +176,7 @@ unsafe fn queue_count(
     }
     // SAFETY: as above.
     let changed = unsafe { counter(domain, op.cntr) }?.ok_or(FI_EINVAL)?;
-    domain.feed(changed, guard)?;
+    domain.feed(changed.clone(), guard)?;
     let action = match work.op_type {
         FI_OP_CNTR_ADD => Action::Add(changed.clone(), op.value),
         _ => Action::Set(changed.clone(), op.value),
@@ -183,7 +184,7 @@ unsafe fn queue_count(
     let account = Account { context: 0, report: Report::default() };
     let request = std::ptr::from_ref(work).addr();
     let owner = Owner::Deferred { request, counter: None, account };
-    trigger::queue(waits_for, Work { threshold: work.threshold, action, owner }, guard)
+    waits_for.queue(Work { threshold: work.threshold, action, owner }, guard)
 }
 
 /// What both kinds of messages have.
@@ -224,29 +225,25 @@ unsafe fn tagged(op: *const fi_op_tagged) -> Result<Message, i32> {
 
 /// # Safety
 /// The message's endpoint is null or open.
-unsafe fn send<'a>(
-    domain: &Arc<Domain>,
-    message: Message,
-    guard: &Guard<'_>,
-) -> Result<Transfer<'a>, i32> {
+unsafe fn send(domain: &Arc<Domain>, message: Message, guard: &Guard<'_>) -> Result<Transfer, i32> {
     let Message { ep, memory, tagging, peer, data, context, flags } = message;
     // SAFETY: the caller vouches.
     let endpoint = unsafe { triggerable(domain, ep, guard) }?;
     let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(data);
     let sending = Sending::check(endpoint, memory, tagging, data, peer, flags, guard)?;
-    let (kind, start) = (sending.kind(), sending.starter());
-    Ok(Transfer { endpoint, kind, start, context, flags })
+    let action = transfer(endpoint, sending.kind(), sending.starter());
+    Ok(Transfer { action, context, flags })
 }
 
 /// Receives that end more than once, or look before they receive, are for the application alone.
 ///
 /// # Safety
 /// The message's endpoint is null or open.
-unsafe fn receive<'a>(
+unsafe fn receive(
     domain: &Arc<Domain>,
     message: Message,
     guard: &Guard<'_>,
-) -> Result<Transfer<'a>, i32> {
+) -> Result<Transfer, i32> {
     let Message { ep, memory, tagging, peer, context, flags, .. } = message;
     // SAFETY: the caller vouches.
     let endpoint = unsafe { triggerable(domain, ep, guard) }?;
@@ -261,42 +258,42 @@ unsafe fn receive<'a>(
         return Err(FI_ENOCQ);
     }
     let receiving = Receiving::check(endpoint, memory, tagging, peer, flags, guard)?;
-    let (kind, start) = (receiving.kind(), receiving.starter());
-    Ok(Transfer { endpoint, kind, start, context, flags })
+    let action = transfer(endpoint, receiving.kind(), receiving.starter());
+    Ok(Transfer { action, context, flags })
 }
 
 /// # Safety
 /// As for [`queue`].
-unsafe fn access<'a>(
+unsafe fn access(
     domain: &Arc<Domain>,
     right: Right,
     op: *const fi_op_rma,
     guard: &Guard<'_>,
-) -> Result<Transfer<'a>, i32> {
+) -> Result<Transfer, i32> {
     // SAFETY: the caller vouches.
     unsafe {
         let op = op.as_ref().ok_or(FI_EINVAL)?;
         let endpoint = triggerable(domain, op.ep, guard)?;
         let accessing = Accessing::of_message(endpoint, right, &op.msg, op.flags, guard)?;
-        let (kind, start) = (accessing.kind(), accessing.starter());
-        Ok(Transfer { endpoint, kind, start, context: op.msg.context, flags: op.flags })
+        let action = transfer(endpoint, accessing.kind(), accessing.starter());
+        Ok(Transfer { action, context: op.msg.context, flags: op.flags })
     }
 }
 
 /// # Safety
 /// As for [`queue`].
-unsafe fn change<'a>(
+unsafe fn change(
     domain: &Arc<Domain>,
     ep: *mut fid_ep,
     request: &Request<'_>,
     flags: u64,
     guard: &Guard<'_>,
-) -> Result<Transfer<'a>, i32> {
+) -> Result<Transfer, i32> {
     // SAFETY: the caller vouches.
     unsafe {
         let endpoint = triggerable(domain, ep, guard)?;
         let changing = Changing::of_request(endpoint, request, flags, guard)?;
-        let (kind, start) = (changing.kind(), changing.starter());
-        Ok(Transfer { endpoint, kind, start, context: request.context(), flags })
+        let action = transfer(endpoint, changing.kind(), changing.starter());
+        Ok(Transfer { action, context: request.context(), flags })
     }
 }

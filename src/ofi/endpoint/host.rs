@@ -1,12 +1,12 @@
 //! What the protocol reports, in libfabric's terms: queue entries, counters, sources.
 
-use super::{Bindings, Endpoint, QueueBinding};
+use super::state::{Bindings, Endpoint, QueueBinding};
 use crate::memory::keys::{Denied, Granted, Region, Right};
 use crate::ofi::cntr::Counter;
 use crate::ofi::cq::{Entry, NO_SOURCE};
 use crate::ofi::domain::DomainState;
 use crate::ofi::lock::Guard;
-use crate::ofi::trigger;
+use crate::ofi::trigger::{Count, Ended};
 use crate::protocol::{
     Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, UNKNOWN_SOURCE,
 };
@@ -18,22 +18,20 @@ use libfabric_sys::{
 use std::sync::Arc;
 
 /// See the module. Holds the domain's lock through `guard`.
-pub(crate) struct EndpointHost<'a> {
+pub(super) struct EndpointHost<'a> {
     bindings: &'a Bindings,
     guard: &'a Guard<'a>,
     endpoint: &'a Endpoint,
 }
 
-impl<'a> EndpointHost<'a> {
+impl Endpoint {
     #[inline]
-    pub(super) fn new(
-        bindings: &'a Bindings,
-        guard: &'a Guard<'_>,
-        endpoint: &'a Endpoint,
-    ) -> Self {
-        Self { bindings, guard, endpoint }
+    pub(super) fn host<'g>(&'g self, guard: &'g Guard<'_>) -> EndpointHost<'g> {
+        EndpointHost { bindings: self.bindings(guard), guard, endpoint: self }
     }
+}
 
+impl EndpointHost<'_> {
     /// What a transmit or receive context reports to.
     #[inline]
     fn of(&self, context: u8) -> &Bindings {
@@ -75,11 +73,11 @@ impl<'a> EndpointHost<'a> {
 
     /// The deferred operation that has ended, if this is one.
     #[inline]
-    fn deferred(&self, c: &Completion) -> Option<trigger::Ended> {
+    fn deferred(&self, c: &Completion) -> Option<Ended> {
         if !self.endpoint.triggers {
             return None;
         }
-        trigger::ended(&self.endpoint.domain, c.context, self.guard)
+        self.endpoint.domain.triggers.ended(c.context, self.guard)
     }
 
     /// The end of an operation that may have been deferred work.
@@ -146,7 +144,7 @@ impl Host for EndpointHost<'_> {
 
     #[inline(always)]
     fn complete_inline(&mut self, c: &Completion) {
-        if self.endpoint.triggers && trigger::is_under_way(&self.endpoint.domain, self.guard) {
+        if self.endpoint.triggers && self.endpoint.domain.triggers.are_under_way(self.guard) {
             self.complete_deferred(&c.clone());
         } else {
             self.tell(c);
@@ -201,8 +199,8 @@ impl Host for EndpointHost<'_> {
             self.is_roomy(&bindings.transmit) && self.is_roomy(&bindings.receive)
         };
         all(self.bindings)
-            && (!self.endpoint.contexts.are_several()
-                || self.endpoint.more(self.guard).iter().all(all))
+            && (self.endpoint.contexts.count() < 2
+                || self.endpoint.bindings.read(self.guard).more.iter().all(all))
     }
 
     #[inline(always)]
@@ -212,14 +210,12 @@ impl Host for EndpointHost<'_> {
 
     fn shared_receives(&mut self) -> Option<&mut Receives> {
         let shared = self.bindings.shared_receive.as_ref()?;
-        // SAFETY: as above; the engine uses the result for one step.
-        Some(unsafe { shared.state.get(self.guard) }.receives())
+        Some(&mut shared.state(self.guard).receives)
     }
 
     fn see_shared_receives(&self) -> Option<&Receives> {
         let shared = self.bindings.shared_receive.as_ref()?;
-        // SAFETY: as above.
-        Some(unsafe { shared.state.get(self.guard) }.receives())
+        Some(&shared.state(self.guard).receives)
     }
 
     fn reports_all_receives(&self) -> bool {
@@ -255,7 +251,18 @@ impl Host for EndpointHost<'_> {
     }
 
     fn joined(&mut self, group: u64, outcome: Result<(), i32>) {
-        super::collective::joined(self.endpoint, group, outcome, self.guard);
+        let eq = &self.bindings.eq;
+        let known =
+            self.endpoint.state(self.guard).groups.iter_mut().find(|known| known.group == group);
+        let joining = known.and_then(|known| known.joining.take());
+        if let (Some(eq), Some((handle, context))) = (eq, joining) {
+            let handle = std::ptr::with_exposed_provenance_mut(handle);
+            let context = std::ptr::with_exposed_provenance_mut(context);
+            match outcome {
+                Ok(()) => eq.push_join_complete(handle, context),
+                Err(error) => eq.push_error(handle, context, 0, error),
+            }
+        }
     }
 
     fn accessed(&mut self, access: &RemoteAccess<'_>) {
@@ -268,7 +275,7 @@ impl Host for EndpointHost<'_> {
             // SAFETY: as above; the copy ends the borrow.
             let state = unsafe { self.endpoint.domain.state(self.guard) };
             let counters = state.region_counters.get(region).cloned().unwrap_or_default();
-            counters.told(access.right).for_each(|counter| counter.count(self.guard));
+            counters.told(access.right).for_each(|counter| counter.raise(1, self.guard));
         }
         if let (Some(data), Some(binding)) = (access.data, &self.bindings.receive) {
             let entry = Entry {

@@ -1,6 +1,6 @@
 //! `struct fi_ops_msg`.
 
-use super::endpoint;
+use super::state::endpoint;
 use super::transfer::{Flags, Tagging, receive, segment, send, vector};
 use crate::ofi::guard::data_entry;
 use crate::ofi::table::{Table, stubs};

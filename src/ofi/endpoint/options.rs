@@ -1,6 +1,6 @@
 //! `fi_getopt` and `fi_setopt` (fi_endpoint.3), and the sizes left.
 
-use super::{Endpoint, EndpointState, endpoint};
+use super::state::{Endpoint, EndpointState, endpoint};
 use crate::memory::atomic::MAX_BYTES;
 use crate::ofi::guard::{code, entry};
 use crate::ofi::info::INJECT_RMA_SIZE;
@@ -12,9 +12,6 @@ use libfabric_sys::{
     FI_OPT_MAX_TAGGED_SIZE, FI_OPT_MIN_MULTI_RECV, FI_OPT_SHARED_MEMORY_PERMITTED, fid_ep, fid_t,
 };
 use std::ffi::{c_int, c_void};
-
-/// Free bytes below which a multi-receive buffer goes back, unless FI_OPT_MIN_MULTI_RECV says other.
-pub(super) const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
 /// # Safety
 /// `value` has `*len` bytes.

@@ -1,13 +1,13 @@
 //! `struct fi_ops_rma`.
 
-use super::transfer::{Flags, buffer, persist, result, trigger, vector};
-use super::{Endpoint, EndpointFid, endpoint};
+use super::state::{Endpoint, EndpointFid, endpoint};
+use super::transfer::{Flags, Starter, buffer, persist, result, trigger, vector};
 use crate::memory::keys::Right;
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::ofi::guard::data_entry;
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{Table, stubs};
-use crate::ofi::trigger::{Account, Kind, Start};
+use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{Direction, OpError, RemoteRange, RemoteRanges, RmaOp};
 use libc::iovec;
 use libfabric_sys::{
@@ -168,12 +168,12 @@ impl Accessing {
     }
 
     /// What is injected is copied now: the application's buffer is its own while this waits.
-    pub(super) fn starter(self) -> Start {
+    pub(super) fn starter(self) -> impl Starter {
         let kept = self.inject.then(|| OwnedBuffer::copy_of(&self.local));
-        Box::new(move |ep, guard, account| {
+        move |ep: &Endpoint, guard: &Guard<'_>, account| {
             let local = kept.as_ref().map_or(self.local, OwnedBuffer::segments);
             Self { local, ..self }.start(ep, guard, account)
-        })
+        }
     }
 
     pub(super) fn kind(&self) -> Kind {

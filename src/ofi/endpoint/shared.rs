@@ -5,13 +5,16 @@
 //! for any of its endpoints takes the first receive that matches. Messages without a receive stay with
 //! the endpoint that they came to, numbered by their arrival.
 
+use super::none::{NO_ATOMIC, NO_COLLECTIVE};
+use super::state::{DEFAULT_MIN_MULTI_RECV, Endpoint, ReceiveState, SharedReceive, SharedTransmit};
 use super::transfer::{Flags, Special, Tagging, buffer, result, vector};
-use super::{Bindings, Endpoint, NO_ATOMIC, NO_COLLECTIVE, cm, options, rma};
+use super::{cm, options, rma};
 use crate::memory::SegmentList;
 use crate::ofi::domain::Domain;
 use crate::ofi::guard::{code, data_entry, entry};
 use crate::ofi::lock::{Guard, Locked};
-use crate::ofi::own::{Object, own};
+use crate::ofi::own::Object;
+use crate::ofi::progress::{By, Progress};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::protocol::{ANY_SOURCE, PeekAction, ReceiveOp, Receives, Report};
 use crate::telemetry::log;
@@ -28,48 +31,18 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// What endpoints hold of a shared transmit context.
-#[derive(Debug)]
-pub(super) struct SharedTransmit {
-    domain: Arc<Domain>,
-}
-
 #[repr(C)]
-struct TransmitFid {
+pub(super) struct TransmitFid {
     fid: fid_stx,
     slack: Slack,
-    shared: Arc<SharedTransmit>,
-}
-
-/// What endpoints hold of a shared receive context.
-#[derive(Debug)]
-pub(super) struct SharedReceive {
-    domain: Arc<Domain>,
-    pub(super) state: Locked<ReceiveState>,
-    /// FI_DIRECTED_RECV was asked for.
-    directed: bool,
-}
-
-/// State under the domain's lock.
-#[derive(Debug)]
-pub(super) struct ReceiveState {
-    receives: Receives,
-    /// Enabled endpoints; each removes itself before it goes away.
-    endpoints: Vec<*const Endpoint>,
-    min_multi_recv: usize,
-}
-
-impl ReceiveState {
-    pub(super) fn receives(&mut self) -> &mut Receives {
-        &mut self.receives
-    }
+    pub(super) shared: Arc<SharedTransmit>,
 }
 
 #[repr(C)]
-struct ReceiveFid {
+pub(super) struct ReceiveFid {
     fid: fid_ep,
     slack: Slack,
-    shared: Arc<SharedReceive>,
+    pub(super) shared: Arc<SharedReceive>,
     flags: Cell<u64>,
 }
 
@@ -139,7 +112,7 @@ static TAGGED: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
 ///
 /// # Safety
 /// As libfabric calls `fi_stx_context`.
-pub(crate) unsafe fn open_transmit(
+pub(in crate::ofi) unsafe fn open_transmit(
     domain: &Arc<Domain>,
     _attr: *mut fi_tx_attr,
     out: *mut *mut fid_stx,
@@ -165,7 +138,7 @@ pub(crate) unsafe fn open_transmit(
 ///
 /// # Safety
 /// As libfabric calls `fi_srx_context`.
-pub(crate) unsafe fn open_receive(
+pub(in crate::ofi) unsafe fn open_receive(
     domain: &Arc<Domain>,
     attr: *mut fi_rx_attr,
     out: *mut *mut fid_ep,
@@ -187,7 +160,7 @@ pub(crate) unsafe fn open_receive(
         state: Locked::new(ReceiveState {
             receives: Receives::new(1),
             endpoints: Vec::new(),
-            min_multi_recv: options::DEFAULT_MIN_MULTI_RECV,
+            min_multi_recv: DEFAULT_MIN_MULTI_RECV,
         }),
         directed: caps & FI_DIRECTED_RECV != 0,
     });
@@ -218,105 +191,7 @@ unsafe fn context<'a>(ep: *mut fid_ep) -> &'a ReceiveFid {
     unsafe { &*ep.cast::<ReceiveFid>() }
 }
 
-impl Endpoint {
-    /// An endpoint that has not asked for FI_SHARED_CONTEXT keeps its own, and does not hold this one:
-    /// Sandia OpenSHMEM binds one to such an endpoint, and closes it first.
-    /// Errors: EINVAL for another domain's, or a second one.
-    ///
-    /// # Safety
-    /// `other` is an open object.
-    pub(super) unsafe fn bind_shared_transmit(
-        &self,
-        bindings: &mut Bindings,
-        other: *mut fid,
-    ) -> Result<(), i32> {
-        // SAFETY: the caller vouches.
-        let shared = &unsafe { own::<TransmitFid>(other) }?.shared;
-        if bindings.shared_transmit.is_some() || !Arc::ptr_eq(&shared.domain, &self.domain) {
-            return Err(FI_EINVAL);
-        }
-        if self.shares.0 {
-            bindings.shared_transmit = Some(shared.clone());
-        }
-        Ok(())
-    }
-
-    /// Errors: EINVAL if FI_SHARED_CONTEXT was not asked for, for another domain's, or a second one.
-    ///
-    /// # Safety
-    /// `other` is an open object.
-    pub(super) unsafe fn bind_shared_receive(
-        &self,
-        bindings: &mut Bindings,
-        other: *mut fid,
-    ) -> Result<(), i32> {
-        // SAFETY: the caller vouches.
-        let shared = &unsafe { own::<ReceiveFid>(other) }?.shared;
-        let fits = self.shares.1 && bindings.shared_receive.is_none();
-        if !fits || !Arc::ptr_eq(&shared.domain, &self.domain) {
-            return Err(FI_EINVAL);
-        }
-        bindings.shared_receive = Some(shared.clone());
-        Ok(())
-    }
-
-    /// Errors: EOPBADSTATE without a shared context that was asked for; EINVAL if the endpoints of
-    /// the shared receive context have another address vector.
-    pub(super) fn check_shared(&self, own: &Bindings, guard: &Guard<'_>) -> Result<(), i32> {
-        let missing = [
-            ("ep_attr->tx_ctx_cnt", self.shares.0 && own.shared_transmit.is_none()),
-            ("ep_attr->rx_ctx_cnt", self.shares.1 && own.shared_receive.is_none()),
-        ];
-        if let Some((attribute, _)) = missing.iter().find(|(_, missing)| *missing) {
-            log::warn(format_args!(
-                "fi_enable refused: {attribute} is FI_SHARED_CONTEXT, and none is bound"
-            ));
-            return Err(FI_EOPBADSTATE);
-        }
-        let Some(shared) = &own.shared_receive else { return Ok(()) };
-        // SAFETY: the guard is of the domain of both; one short step.
-        let first = unsafe { shared.state.get(guard) }.endpoints.first().copied();
-        // SAFETY: an endpoint removes itself from the list before it goes away.
-        let other = first.and_then(|first| unsafe { &*first }.bindings(guard).av.as_ref());
-        match (other, &own.av) {
-            (Some(other), Some(own)) if !Arc::ptr_eq(other, own) => {
-                log::warn(format_args!(
-                    "fi_enable refused: endpoints of a shared receive context have one address vector"
-                ));
-                Err(FI_EINVAL)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// From now on messages take receives of the shared context.
-    pub(super) fn join_shared(&self, own: &Bindings, guard: &Guard<'_>) {
-        if let Some(shared) = &own.shared_receive {
-            // SAFETY: the guard is of the domain of both; one short step.
-            unsafe { shared.state.get(guard) }.endpoints.push(self);
-        }
-    }
-
-    /// The endpoint goes. Receives that its messages had taken end with ECANCELED.
-    pub(super) fn leave_shared(&self, guard: &Guard<'_>) {
-        let Some(shared) = self.bindings(guard).shared_receive.clone() else { return };
-        if let Some(engine) = self.engine(guard) {
-            engine.abandon_receives(&mut self.host(guard));
-        }
-        let this: *const Self = self;
-        // SAFETY: the guard is of the domain of both; one short step.
-        unsafe { shared.state.get(guard) }.endpoints.retain(|endpoint| *endpoint != this);
-    }
-}
-
 impl SharedReceive {
-    #[allow(clippy::mut_from_ref)]
-    fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut ReceiveState {
-        // SAFETY: guards passed here are of this context's domain; each caller uses the result for
-        // one step that reaches nothing else.
-        unsafe { self.state.get(guard) }
-    }
-
     fn endpoints<'g>(&self, guard: &'g Guard<'_>) -> impl Iterator<Item = &'g Endpoint> + use<'g> {
         let endpoints = self.state(guard).endpoints.clone();
         // SAFETY: an endpoint removes itself from the list, under the lock, before it goes away.
@@ -426,7 +301,7 @@ fn special_receive(
 ) -> Result<(), i32> {
     let special = Special::of(flags).ok_or(FI_EINVAL)?;
     for endpoint in shared.endpoints(guard) {
-        endpoint.progress(guard);
+        endpoint.progress(By::Application, guard);
     }
     let claimed = shared
         .endpoints(guard)

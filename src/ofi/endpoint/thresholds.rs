@@ -1,10 +1,11 @@
 //! Which protocol messages take at which size, in lines of text: `fi_ops_udrv.thresholds`.
 
-use super::Endpoint;
+use super::state::Endpoint;
+use super::transfer::error_number;
 use crate::ofi::lock::Guard;
-use crate::protocol::{OpError, Threshold};
+use crate::protocol::Threshold;
 use crate::transport::Iface;
-use libfabric_sys::{FI_EAGAIN, FI_EOPBADSTATE, fi_addr_t};
+use libfabric_sys::{FI_EOPBADSTATE, fi_addr_t};
 
 impl Endpoint {
     /// One line a range of sizes, towards a peer that is met now if it never was.
@@ -14,10 +15,7 @@ impl Endpoint {
         guard: &Guard<'_>,
     ) -> Result<String, i32> {
         self.engine(guard).ok_or(FI_EOPBADSTATE)?;
-        let peer = self.peer(peer, guard).map_err(|error| match error {
-            OpError::Again => FI_EAGAIN,
-            OpError::Error(errno) => errno,
-        })?;
+        let peer = self.peer(peer, guard).map_err(error_number)?;
         let engine = self.engine(guard).ok_or(FI_EOPBADSTATE)?;
         let way = engine.iface().way(peer);
         let lines =

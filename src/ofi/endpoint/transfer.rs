@@ -1,12 +1,13 @@
 //! The data calls: arguments checked, flags translated, handed to the protocol.
 
-use super::{Endpoint, EndpointFid, EndpointState, endpoint};
+use super::state::{Endpoint, EndpointFid, EndpointState, endpoint};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
 use crate::ofi::av::NO_SUCH_ADDRESS;
 use crate::ofi::cntr;
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
-use crate::ofi::trigger::{Account, Action, Cancel, Kind, Owner, Start, Work, run_due};
+use crate::ofi::progress::{By, Progress};
+use crate::ofi::trigger::{Account, Action, Cancel, Kind, Owner, Work};
 use crate::protocol::{
     ANY_SOURCE, Direction, Engine, OpError, PeekAction, ReceiveOp, Report, SendOp,
 };
@@ -280,7 +281,7 @@ fn try_send<B: Buffers>(
     let usual = inject || op_flags & UNUSUAL_TX == 0;
     if usual && sending.try_start(ep, &guard, account) {
         // What is complete already may have raised a counter.
-        run_due(&ep.domain, &guard);
+        ep.domain.triggers.run_due(&guard);
         return 0;
     }
     result(sending.listed().go_on(ep, &guard, Account { ..account }, op_flags))
@@ -385,17 +386,34 @@ impl Sending {
     }
 
     /// What is injected is copied now: the application's buffer is its own while this waits.
-    pub(super) fn starter(self) -> Start {
+    pub(super) fn starter(self) -> impl Starter {
         let kept = self.inject.then(|| OwnedBuffer::copy_of(&self.payload));
-        Box::new(move |ep, guard, account| {
+        move |ep: &Endpoint, guard: &Guard<'_>, account| {
             let payload = kept.as_ref().map_or(self.payload, OwnedBuffer::segments);
             Self { payload, ..self }.start(ep, guard, account)
-        })
+        }
     }
 
     pub(super) fn kind(&self) -> Kind {
         Kind { direction: Direction::Send, tagged: self.tagging.tagged, tag: self.tagging.tag }
     }
+}
+
+/// Starts a checked operation; called again after [`OpError::Again`].
+pub(super) trait Starter:
+    Fn(&Endpoint, &Guard<'_>, Account) -> Result<(), OpError> + 'static
+{
+}
+
+impl<S: Fn(&Endpoint, &Guard<'_>, Account) -> Result<(), OpError> + 'static> Starter for S {}
+
+/// The operation, to be started when a counter has come so far.
+pub(super) fn transfer(ep: &Endpoint, kind: Kind, start: impl Starter) -> Action {
+    let endpoint: *const Endpoint = ep;
+    // SAFETY: an endpoint takes its work back, under the lock that its caller holds, before it goes away.
+    let start =
+        Box::new(move |guard: &Guard<'_>, account| start(unsafe { &*endpoint }, guard, account));
+    Action::Transfer { endpoint, kind, start }
 }
 
 /// Has a checked operation wait for the counter that its context names (fi_trigger.3).
@@ -409,7 +427,7 @@ pub(super) unsafe fn trigger(
     kind: Kind,
     context: *mut c_void,
     report: Report,
-    start: Start,
+    start: impl Starter,
     guard: &Guard<'_>,
 ) -> Result<(), i32> {
     if !ep.triggers || ep.engine(guard).is_none() {
@@ -428,9 +446,8 @@ pub(super) unsafe fn trigger(
         return Err(FI_EINVAL);
     }
     let account = Account { context: context.expose_provenance() as u64, report };
-    let action = Action::Transfer { endpoint: ep, kind, start };
     let owner = Owner::Endpoint(account);
-    crate::ofi::trigger::queue(counter, Work { threshold, action, owner }, guard)
+    counter.queue(Work { threshold, action: transfer(ep, kind, start), owner }, guard)
 }
 
 /// Tries to start an operation, and once more after a turn of progress if there was no room.
@@ -445,12 +462,12 @@ pub(super) fn persist(
         Err(OpError::Error(error)) => return Err(error),
         Err(OpError::Again) => {
             // An application may only read its queue later: make room ourselves, once.
-            ep.progress(guard);
+            ep.progress(By::Application, guard);
             attempt(guard).map_err(error_number)
         }
     };
     // What is complete already may have raised a counter.
-    run_due(&ep.domain, guard);
+    ep.domain.triggers.run_due(guard);
     outcome
 }
 
@@ -560,7 +577,7 @@ fn receive_any(
         return special_receive(ep, &receiving.op(account), op_flags, guard);
     }
     let outcome = receiving.start(ep, guard, account).map_err(error_number);
-    run_due(&ep.domain, guard);
+    ep.domain.triggers.run_due(guard);
     outcome
 }
 
@@ -626,8 +643,8 @@ impl Receiving {
         engine.receive(&self.op(account), &mut ep.host(guard))
     }
 
-    pub(super) fn starter(self) -> Start {
-        Box::new(move |ep, guard, account| self.start(ep, guard, account))
+    pub(super) fn starter(self) -> impl Starter {
+        move |ep: &Endpoint, guard: &Guard<'_>, account| self.start(ep, guard, account)
     }
 
     pub(super) fn kind(&self) -> Kind {
@@ -677,7 +694,7 @@ fn special_receive(
     guard: &Guard<'_>,
 ) -> Result<(), i32> {
     let special = Special::of(flags).filter(|_| op.multi_min.is_none()).ok_or(FI_EINVAL)?;
-    ep.progress(guard);
+    ep.progress(By::Application, guard);
     special.carry_out(ep, op, guard)
 }
 
@@ -735,13 +752,13 @@ pub(super) unsafe extern "C" fn cancel(fid: fid_t, context: *mut c_void) -> isiz
             return -(FI_EOPBADSTATE as isize);
         };
         if !cancelled && ep.triggers {
-            cancelled = match crate::ofi::trigger::cancel(ep, context, &guard) {
+            cancelled = match ep.domain.triggers.cancel(&raw const **ep, context, &guard) {
                 Cancel::Unknown => false,
                 Cancel::Done => true,
                 Cancel::Started(key) => engine_cancels(key).unwrap_or(false),
             };
         }
-        run_due(&ep.domain, &guard);
+        ep.domain.triggers.run_due(&guard);
         if cancelled { 0 } else { -(FI_ENOENT as isize) }
     })
 }

@@ -5,12 +5,13 @@
 //! returned succeeds and returns the same.
 
 use super::hints::Hints;
-use super::names;
-use super::{
+use super::limits::{
     CAPS, CONTEXT_SIZE, CQ_DATA_SIZE, DOMAIN_CAPS, EP_COUNT, FABRIC_NAME, INJECT_SIZE, IOV_LIMIT,
     MAX_CONTEXTS, MAX_EP_AUTH_KEY, MR_IOV_LIMIT, MR_KEY_SIZE, MSG_ORDER, OBJECT_COUNT, PROTOCOL,
-    PROTOCOL_VERSION, RMA_IOV_LIMIT, RX_CAPS, RX_OP_FLAGS, Refusal, TX_CAPS, TX_OP_FLAGS,
+    PROTOCOL_VERSION, RMA_IOV_LIMIT, RX_CAPS, RX_OP_FLAGS, TX_CAPS, TX_OP_FLAGS,
 };
+use super::names;
+use super::refusal::Refusal;
 use crate::config::Config;
 use crate::memory::atomic::MAX_BYTES;
 use crate::transport::net::job_key::SECRET_MAX;
@@ -268,11 +269,8 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
     })
 }
 
-fn domain(
-    version: u32,
-    caps: u64,
-    hints: &fi_domain_attr_2_7,
-) -> Result<fi_domain_attr_2_7, Refusal> {
+/// Fails for what no domain offers.
+fn check_domain(hints: &fi_domain_attr_2_7) -> Result<(), Refusal> {
     let wanted = &hints.base;
     known("domain_attr->threading", wanted.threading, FI_THREAD_ENDPOINT)?;
     known("domain_attr->control_progress", wanted.control_progress, FI_PROGRESS_CONTROL_UNIFIED)?;
@@ -294,7 +292,16 @@ fn domain(
     at_most("domain_attr->max_err_data", wanted.max_err_data, 0)?;
     at_most("domain_attr->mr_cnt", wanted.mr_cnt, OBJECT_COUNT)?;
     at_most("domain_attr->max_ep_auth_key", hints.max_ep_auth_key, MAX_EP_AUTH_KEY)?;
-    at_most("domain_attr->max_group_id", hints.max_group_id as usize, 0)?;
+    at_most("domain_attr->max_group_id", hints.max_group_id as usize, 0)
+}
+
+fn domain(
+    version: u32,
+    caps: u64,
+    hints: &fi_domain_attr_2_7,
+) -> Result<fi_domain_attr_2_7, Refusal> {
+    let wanted = &hints.base;
+    check_domain(hints)?;
     let or = |wanted: u32, default: u32| if wanted == 0 { default } else { wanted };
     Ok(fi_domain_attr_2_7 {
         base: fi_domain_attr {

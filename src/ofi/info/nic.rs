@@ -4,7 +4,7 @@
 //! layering providers, member by member with malloc(3), our table included. So every member is a
 //! block of its own that free(3) takes.
 
-use super::reply::Parts;
+use super::parts::Parts;
 use crate::ofi::guard::entry;
 use crate::ofi::table::{Table, stubs};
 use crate::sys::net::{Nic, PciAddress, RdmaFacts};

@@ -2,7 +2,7 @@
 //! hints, as fi_getinfo(3) combines them.
 
 use super::hints::Hints;
-use super::{Refusal, Request};
+use super::refusal::{Refusal, Request};
 use crate::config::Config;
 use crate::sys::net::{self, Interface};
 use crate::sys::shared_memory::SharedMemory;

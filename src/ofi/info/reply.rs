@@ -1,20 +1,28 @@
-//! The C structures of the answer. libfabric frees them with free(3), member by member
-//! (`fi_freeinfo`), so they come from calloc(3) and nothing of Rust's allocator is in them.
+//! The C structures of the answer.
 
+use super::attributes::Attributes;
 use super::hints::Hints;
+use super::limits::FABRIC_NAME;
+use super::nic;
+use super::parts::Parts;
 use super::place::Place;
-use super::{FABRIC_NAME, Offer, nic};
-use crate::sys::net::socket_addr_to_bytes;
+use crate::sys::net::{Nic, socket_addr_to_bytes};
 use crate::transport::address::Address;
 use libfabric_sys::{FI_ADDR_STR, FI_SOCKADDR_IN, fi_fabric_attr, fi_info};
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 
-/// Zeroed bytes behind every structure, so that an application built on a later libfabric finds
-/// zeroes where its structure is longer than ours.
-const SLACK: usize = 64;
 /// Name of the domain when only the provider was asked for (FI_PROV_ATTR_ONLY).
 const NO_INTERFACE: &str = "none";
+
+/// Everything that one `fi_info` says.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) attributes: Attributes,
+    pub(super) place: Option<Place>,
+    /// The device of `place`.
+    pub(super) nic: Option<Nic>,
+}
 
 /// The info, or `None` when there is no memory.
 pub(super) fn write(offer: &Offer, hints: &Hints) -> Option<NonNull<fi_info>> {
@@ -24,27 +32,7 @@ pub(super) fn write(offer: &Offer, hints: &Hints) -> Option<NonNull<fi_info>> {
     Some(info)
 }
 
-/// Pieces that are freed unless the whole succeeds.
-#[derive(Default)]
-pub(super) struct Parts {
-    owned: Vec<NonNull<c_void>>,
-}
-
-impl Drop for Parts {
-    fn drop(&mut self) {
-        for part in &self.owned {
-            // SAFETY: from calloc, and nobody else has it.
-            unsafe { libc::free(part.as_ptr()) };
-        }
-    }
-}
-
 impl Parts {
-    /// Everything belongs to the whole from now on.
-    pub(super) fn give(&mut self) {
-        self.owned.clear();
-    }
-
     fn write(&mut self, offer: &Offer, hints: &Hints) -> Option<NonNull<fi_info>> {
         let attributes = &offer.attributes;
         let place = offer.place.as_ref();
@@ -84,32 +72,6 @@ impl Parts {
             nic,
         };
         NonNull::new(self.structure(info)?)
-    }
-
-    fn zeroed(&mut self, len: usize) -> Option<NonNull<c_void>> {
-        // SAFETY: any size is allowed; null is checked.
-        let part = NonNull::new(unsafe { libc::calloc(1, len) })?;
-        self.owned.push(part);
-        Some(part)
-    }
-
-    pub(super) fn structure<T: Copy>(&mut self, value: T) -> Option<*mut T> {
-        let at = self.zeroed(size_of::<T>() + SLACK)?.cast::<T>().as_ptr();
-        // SAFETY: new memory that is large enough and aligned for every type.
-        unsafe { at.write(value) };
-        Some(at)
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) -> Option<NonNull<c_void>> {
-        let at = self.zeroed(bytes.len())?;
-        // SAFETY: new memory of that length.
-        unsafe { at.as_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        Some(at)
-    }
-
-    pub(super) fn text(&mut self, text: &str) -> Option<*mut c_char> {
-        let bytes: Vec<u8> = text.bytes().chain([0]).collect();
-        Some(self.bytes(&bytes)?.as_ptr().cast())
     }
 
     /// A copy of the key, or a null pointer for none.

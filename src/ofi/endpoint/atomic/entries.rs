@@ -2,7 +2,7 @@
 
 use super::{Call, Elements, Target, count_of, message, start, valid};
 use crate::memory::atomic::Form;
-use crate::ofi::endpoint::endpoint;
+use crate::ofi::endpoint::state::endpoint;
 use crate::ofi::endpoint::transfer::Flags;
 use crate::ofi::guard::{code, data_entry};
 use crate::ofi::table::{Table, stubs};

@@ -4,12 +4,12 @@ mod entries;
 
 pub(super) use entries::OPS;
 
-use super::transfer::{Flags, persist, result, trigger, vector};
-use super::{Endpoint, EndpointFid, endpoint};
+use super::state::{Endpoint, EndpointFid, endpoint};
+use super::transfer::{Flags, Starter, persist, result, trigger, vector};
 use crate::memory::atomic::{Form, MAX_BYTES, Operation};
 use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
 use crate::ofi::lock::Guard;
-use crate::ofi::trigger::{Account, Kind, Start};
+use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{
     AtomicOp, Direction, MAX_RANGES, OpError, RemoteRange, RemoteRanges, right_of,
 };
@@ -280,16 +280,16 @@ impl Changing {
     }
 
     /// What is injected is copied now: the application's buffers are its own while this waits.
-    pub(super) fn starter(self) -> Start {
+    pub(super) fn starter(self) -> impl Starter {
         let keep = |list| self.inject.then(|| OwnedBuffer::copy_of(list));
         let (operand, compare) = (keep(&self.operand), keep(&self.compare));
-        Box::new(move |ep, guard, account| {
+        move |ep: &Endpoint, guard: &Guard<'_>, account| {
             let own = |kept: &Option<OwnedBuffer>, list| {
                 kept.as_ref().map_or(list, OwnedBuffer::segments)
             };
             let (operand, compare) = (own(&operand, self.operand), own(&compare, self.compare));
             Self { operand, compare, ..self }.start(ep, guard, account)
-        })
+        }
     }
 
     pub(super) fn kind(&self) -> Kind {

@@ -1,7 +1,7 @@
 //! The device of an info: written, copied, printed and closed as libfabric does it.
 
 use super::super::nic::{behind, write};
-use super::super::reply::Parts;
+use super::super::parts::Parts;
 use super::*;
 use crate::sys::net::{Nic, PciAddress, RdmaFacts, interfaces};
 

@@ -1,0 +1,118 @@
+//! What others know of an address vector.
+
+use super::state::AvState;
+use crate::ofi::domain::Domain;
+use crate::ofi::eq::{self, EventQueue};
+use crate::ofi::guard::entry;
+use crate::ofi::lock::Locked;
+use crate::ofi::own::{Object, own, own_behind_hooks};
+use crate::ofi::table::{Slack, Table, stubs};
+use crate::transport::net::reliable::tag::JobKey;
+use libfabric_sys::{FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, fi_ops, fid, fid_av};
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// What endpoints share of an address vector.
+#[derive(Debug)]
+pub(crate) struct AddressVector {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) state: Locked<AvState>,
+    /// Of a domain with FI_AV_AUTH_KEY.
+    pub(super) auth_key: Locked<Option<AuthKey>>,
+}
+
+/// A key that was inserted.
+pub(super) struct AuthKey {
+    pub(super) bytes: Vec<u8>,
+    pub(super) job_key: JobKey,
+    /// How often it was inserted more than it was removed.
+    pub(super) uses: usize,
+}
+
+impl std::fmt::Debug for AuthKey {
+    /// Without the bytes: a log must not give them away.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthKey").field("uses", &self.uses).finish_non_exhaustive()
+    }
+}
+
+#[repr(C)]
+pub(super) struct AvFid {
+    pub(super) fid: fid_av,
+    pub(super) slack: Slack,
+    pub(super) shared: Arc<AddressVector>,
+    /// FI_EVENT: insertions are reported there.
+    pub(super) asynchronous: bool,
+    pub(super) eq: Option<Arc<EventQueue>>,
+}
+
+// SAFETY: it begins with a fid_av; nothing else has this table.
+unsafe impl Object for AvFid {
+    type Shown = fid_av;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
+}
+
+pub(super) static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    bind: Some(bind),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+/// Error of an operation whose vector has no such address.
+pub(crate) const NO_SUCH_ADDRESS: i32 = FI_EINVAL;
+
+/// The shared part of an address vector.
+/// Errors: EINVAL for what is not ours.
+///
+/// # Safety
+/// `av` is null or an open object.
+pub(crate) unsafe fn shared<'a>(av: *mut fid) -> Result<&'a Arc<AddressVector>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe { own::<AvFid>(av) }.map(|own| &own.shared)
+}
+
+/// The same for a vector that a structure names.
+///
+/// # Safety
+/// As [`shared`].
+pub(crate) unsafe fn named<'a>(av: *mut fid_av) -> Result<&'a Arc<AddressVector>, i32> {
+    // SAFETY: the caller vouches.
+    unsafe { own_behind_hooks::<AvFid>(av.cast()) }.map(|own| &own.shared)
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(av)", || {
+        // SAFETY: an address vector of ours, open until now.
+        unsafe {
+            let shared = &(*fid.cast::<AvFid>()).shared;
+            if shared.domain.lock.is_lost() {
+                return 0;
+            }
+            if Arc::strong_count(shared) > 1 {
+                return -FI_EBUSY;
+            }
+            drop(Box::from_raw(fid.cast::<AvFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {
+    entry("fi_av_bind", || {
+        // SAFETY: objects of the application.
+        unsafe {
+            let Some(object) = other.as_ref() else { return -FI_EINVAL };
+            if object.fclass != FI_CLASS_EQ {
+                return -FI_EINVAL;
+            }
+            match eq::shared(other) {
+                Ok(eq) => (*fid.cast::<AvFid>()).eq = Some(eq.clone()),
+                Err(error) => return -error,
+            }
+        }
+        0
+    })
+}

@@ -1,0 +1,182 @@
+//! `fi_ep_bind`: what an endpoint reports to and takes receives from.
+
+use super::contexts::Role;
+use super::shared::{ReceiveFid, TransmitFid};
+use super::state::{Bindings, Endpoint, EndpointFid, QueueBinding};
+use crate::ofi::cntr::{self, Counter};
+use crate::ofi::cq::{self, CompletionQueue};
+use crate::ofi::guard::{code, entry};
+use crate::ofi::own::own;
+use crate::ofi::progress::Progress;
+use crate::ofi::{av, eq};
+use libfabric_sys::{
+    FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX,
+    FI_EINVAL, FI_EOPBADSTATE, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE,
+    FI_SELECTIVE_COMPLETION, FI_SEND, FI_TRANSMIT, FI_WRITE, fid,
+};
+use std::ffi::c_int;
+use std::sync::Arc;
+
+pub(super) unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    // SAFETY: a handle of ours and an object of the application.
+    entry("fi_ep_bind", || code(unsafe { bind_object(&*fid.cast::<EndpointFid>(), other, flags) }))
+}
+
+/// # Safety
+/// `other` is null or an open object.
+unsafe fn bind_object(handle: &EndpointFid, other: *mut fid, flags: u64) -> Result<(), i32> {
+    let ep = &*handle.shared;
+    // SAFETY: the caller vouches.
+    let class = unsafe { other.as_ref() }.ok_or(FI_EINVAL)?.fclass;
+    if !ep.may_bind(handle, class, flags) {
+        return Err(FI_EINVAL);
+    }
+    let mut guard = ep.domain.lock.lock();
+    // Sandia OpenSHMEM binds counters and a shared transmit context to an endpoint that is enabled.
+    let enabled = ep.is_enabled(handle, &guard);
+    if enabled && !matches!(class, FI_CLASS_CNTR | FI_CLASS_STX_CTX) {
+        return Err(FI_EOPBADSTATE);
+    }
+    let bindings = ep.change_bindings(handle.context, &mut guard);
+    // SAFETY: the caller vouches; the class tells the type.
+    unsafe {
+        match class {
+            FI_CLASS_CQ => bind_queue(ep, bindings, cq::shared(other)?, flags),
+            FI_CLASS_CNTR => {
+                let counter = cntr::shared(other)?;
+                bind_counter(ep, bindings, counter, flags)?;
+                match ep.wait_fd(&guard).filter(|_| enabled) {
+                    Some(fd) => counter.source(&guard).attach(ep, fd),
+                    None => Ok(()),
+                }
+            }
+            FI_CLASS_STX_CTX => ep.bind_shared_transmit(bindings, other),
+            FI_CLASS_SRX_CTX => ep.bind_shared_receive(bindings, other),
+            FI_CLASS_AV => {
+                let av = av::shared(other)?;
+                if !Arc::ptr_eq(&av.domain, &ep.domain) || bindings.av.is_some() {
+                    return Err(FI_EINVAL);
+                }
+                bindings.av = Some(av.clone());
+                Ok(())
+            }
+            FI_CLASS_EQ => {
+                bindings.eq = Some(eq::shared(other)?.clone());
+                Ok(())
+            }
+            _ => Err(FI_EINVAL),
+        }
+    }
+}
+
+fn bind_queue(
+    ep: &Endpoint,
+    bindings: &mut Bindings,
+    queue: &Arc<CompletionQueue>,
+    flags: u64,
+) -> Result<(), i32> {
+    let known = FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION;
+    if flags & !known != 0 || flags & (FI_TRANSMIT | FI_RECV) == 0 {
+        return Err(FI_EINVAL);
+    }
+    if !Arc::ptr_eq(&queue.domain, &ep.domain) {
+        return Err(FI_EINVAL);
+    }
+    let selective = flags & FI_SELECTIVE_COMPLETION != 0;
+    for (flag, slot) in [(FI_TRANSMIT, &mut bindings.transmit), (FI_RECV, &mut bindings.receive)] {
+        if flags & flag != 0 {
+            if slot.is_some() {
+                return Err(FI_EINVAL);
+            }
+            *slot = Some(QueueBinding { queue: queue.clone(), selective });
+        }
+    }
+    Ok(())
+}
+
+fn bind_counter(
+    ep: &Endpoint,
+    bindings: &mut Bindings,
+    counter: &Arc<Counter>,
+    flags: u64,
+) -> Result<(), i32> {
+    let remote = FI_REMOTE_READ | FI_REMOTE_WRITE;
+    let known = FI_SEND | FI_RECV | FI_READ | FI_WRITE | remote;
+    if flags & !known != 0 || flags == 0 || !Arc::ptr_eq(&counter.domain, &ep.domain) {
+        return Err(FI_EINVAL);
+    }
+    for (flag, slot) in [
+        (FI_SEND, &mut bindings.send_counter),
+        (FI_RECV, &mut bindings.receive_counter),
+        (FI_READ, &mut bindings.read_counter),
+        (FI_WRITE, &mut bindings.write_counter),
+        (FI_REMOTE_READ, &mut bindings.remote_read_counter),
+        (FI_REMOTE_WRITE, &mut bindings.remote_write_counter),
+    ] {
+        if flags & flag != 0 {
+            if slot.is_some() {
+                return Err(FI_EINVAL);
+            }
+            *slot = Some(counter.clone());
+        }
+    }
+    Ok(())
+}
+
+impl Endpoint {
+    /// An endpoint that has not asked for FI_SHARED_CONTEXT keeps its own, and does not hold this one:
+    /// Sandia OpenSHMEM binds one to such an endpoint, and closes it first.
+    /// Errors: EINVAL for another domain's, or a second one.
+    ///
+    /// # Safety
+    /// `other` is an open object.
+    unsafe fn bind_shared_transmit(
+        &self,
+        bindings: &mut Bindings,
+        other: *mut fid,
+    ) -> Result<(), i32> {
+        // SAFETY: the caller vouches.
+        let shared = &unsafe { own::<TransmitFid>(other) }?.shared;
+        if bindings.shared_transmit.is_some() || !Arc::ptr_eq(&shared.domain, &self.domain) {
+            return Err(FI_EINVAL);
+        }
+        if self.shares.0 {
+            bindings.shared_transmit = Some(shared.clone());
+        }
+        Ok(())
+    }
+
+    /// Errors: EINVAL if FI_SHARED_CONTEXT was not asked for, for another domain's, or a second one.
+    ///
+    /// # Safety
+    /// `other` is an open object.
+    unsafe fn bind_shared_receive(
+        &self,
+        bindings: &mut Bindings,
+        other: *mut fid,
+    ) -> Result<(), i32> {
+        // SAFETY: the caller vouches.
+        let shared = &unsafe { own::<ReceiveFid>(other) }?.shared;
+        let fits = self.shares.1 && bindings.shared_receive.is_none();
+        if !fits || !Arc::ptr_eq(&shared.domain, &self.domain) {
+            return Err(FI_EINVAL);
+        }
+        bindings.shared_receive = Some(shared.clone());
+        Ok(())
+    }
+
+    /// Whether objects of this class, and these flags, belong to this kind of handle.
+    fn may_bind(&self, handle: &EndpointFid, class: usize, flags: u64) -> bool {
+        let transmit = FI_SEND | FI_READ | FI_WRITE | FI_TRANSMIT | FI_SELECTIVE_COMPLETION;
+        // What peers read and write is reported by receive context 0.
+        let remote = if handle.context == 0 { FI_REMOTE_READ | FI_REMOTE_WRITE } else { 0 };
+        let receive = FI_RECV | remote | FI_SELECTIVE_COMPLETION;
+        let reports = matches!(class, FI_CLASS_CQ | FI_CLASS_CNTR);
+        match handle.role {
+            Role::Endpoint => true,
+            Role::Scalable => matches!(class, FI_CLASS_AV | FI_CLASS_EQ),
+            Role::Transmit => class == FI_CLASS_EQ || reports && flags & !transmit == 0,
+            Role::Receive => class == FI_CLASS_EQ || reports && flags & !receive == 0,
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Enabling an endpoint and its contexts, and closing them.
+
+use super::contexts::Role;
+use super::state::{AllBindings, Bindings, Endpoint, EndpointFid};
+use crate::ofi::elsewhere::Elsewhere;
+use crate::ofi::lock::{Guard, Hold};
+use crate::ofi::progress::{By, Progress};
+use crate::protocol::{Engine, Limits};
+use crate::sys::clock::{Deadline, now_ns};
+use crate::sys::process;
+use crate::telemetry::log;
+use crate::transport::Address;
+use crate::transport::address::LocalHost;
+use crate::transport::mux::{Bounds, Mux, MuxSettings};
+use crate::transport::net::NetSettings;
+use crate::transport::net::verbs::RdmaSettings;
+use libfabric_sys::{
+    FI_ATOMIC, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENOAV, FI_ENOCQ, FI_EOPBADSTATE, FI_RMA,
+    FI_SOCKADDR_IN6,
+};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// Bytes moved for one long message by one turn of progress.
+const BULK_CHUNK: usize = 1 << 20;
+/// One-sided operations of fewer bytes are left to the target.
+const ALONE_MIN: usize = 16 * 1024;
+/// Messages are stored around the caches from this part of the last one on.
+const CACHE_PART: usize = 4;
+/// The same where nobody knows how large that one is, bytes.
+const PAST_CACHES_MIN: usize = 8 << 20;
+/// How long closing waits for messages that the application believes sent, milliseconds.
+const LINGER_MS: i32 = 1000;
+/// How long it goes on taking what comes, milliseconds: what was there is taken sooner, but peers may send on and on.
+const DRAIN_MS: i32 = 100;
+
+impl Endpoint {
+    /// Whether it is too late to bind something to a handle.
+    pub(super) fn is_enabled(&self, handle: &EndpointFid, guard: &Guard<'_>) -> bool {
+        match handle.role {
+            Role::Endpoint | Role::Scalable => self.engine(guard).is_some(),
+            role => {
+                // SAFETY: the guard is of the domain of the endpoint; one short step.
+                *unsafe { self.contexts.enabled.get(guard) }.of(role) & (1 << handle.context) != 0
+            }
+        }
+    }
+
+    /// `fi_enable`. Errors: ENOCQ, ENOAV, EOPBADSTATE when enabled already or without the shared
+    /// context that was asked for, ENOKEY without a key where vectors have them, EADDRINUSE,
+    /// EADDRNOTAVAIL, EMFILE, ENFILE, ENOMEM.
+    pub(super) fn enable(&self) -> Result<(), i32> {
+        let guard = self.domain.lock.lock();
+        if self.engine(&guard).is_some() {
+            return Err(FI_EOPBADSTATE);
+        }
+        let bindings = self.bindings(&guard);
+        if bindings.av.is_none() {
+            return Err(FI_ENOAV);
+        }
+        let (initiates, receives) = self.directions();
+        if (initiates && !bindings.reports_initiated())
+            || (receives && self.caps & (FI_RMA | FI_ATOMIC) == 0 && !bindings.reports_received())
+        {
+            return Err(FI_ENOCQ);
+        }
+        self.check_shared(bindings, &guard)?;
+        let wait_fd = self.start(&guard)?;
+        if bindings.waits(&guard) {
+            self.enable_waiting(&guard);
+        }
+        self.join_shared(bindings, &guard);
+        bindings.attach(self, wait_fd, &guard)
+    }
+
+    /// Someone may sleep on what the endpoint reports to.
+    fn enable_waiting(&self, guard: &Guard<'_>) {
+        if let Some(engine) = self.engine(guard) {
+            engine.iface_mut().enable_waiting();
+        }
+    }
+
+    /// Opens the interface, under the lock. Returns the descriptor that wakes its waiters.
+    fn start(&self, guard: &Guard<'_>) -> Result<RawFd, i32> {
+        let config = &self.domain.config;
+        let (key, source) = self.job_key(guard)?;
+        let bind = match self.state(guard).bind {
+            Some(address) => address,
+            None => self.default_address()?,
+        };
+        let settings = MuxSettings {
+            cma: config.cma,
+            shm: config.shm && self.state(guard).shm_permitted,
+            mtu: config.mtu,
+            bounds: Bounds {
+                push: config.push_max,
+                share: config.share_min,
+                bulk: config.bulk_min,
+            },
+            mark: if source.is_given() { key.mark() } else { 0 },
+            net: config.net.then_some(NetSettings {
+                key,
+                key_source: source,
+                peer_timeout_s: config.peer_timeout_s,
+                buffer_bytes: config.net_buffer,
+                streams: config.streams,
+                rdma: RdmaSettings::of(config),
+            }),
+        };
+        let mux = Mux::open(bind, settings).map_err(|e| {
+            log::limited!(cause: e.0, "cannot open an endpoint at {bind}: {e}");
+            if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
+        })?;
+        let wait_fd = mux.wait_fd();
+        let limits = Limits {
+            eager_max: config.eager_max,
+            tx_max: config.tx_max * usize::from(self.contexts.transmit()),
+            rx_max: config.rx_max,
+            past_caches_min: config.past_caches_min.unwrap_or_else(|| {
+                process::last_cache().map_or(PAST_CACHES_MIN, |bytes| bytes / CACHE_PART)
+            }),
+            unexpected_max: config.unexpected_max,
+            bulk_chunk: BULK_CHUNK,
+            alone_min: ALONE_MIN,
+            contexts: usize::from(self.contexts.receive()),
+            shares_receives: self.shares.1,
+        };
+        // SAFETY: the guard is of this domain; the cell is reached by nobody else in this step.
+        unsafe { *self.engine.get(guard) = Some(Engine::new(mux, limits)) };
+        self.domain.enter(self, wait_fd, guard)?;
+        Ok(wait_fd)
+    }
+
+    fn default_address(&self) -> Result<Address, i32> {
+        let v6 = (self.addr_format == FI_SOCKADDR_IN6).then_some(true);
+        let interface = LocalHost::detect()
+            .preferred(self.domain.config.iface.as_deref(), v6)
+            .ok_or(libfabric_sys::FI_EADDRNOTAVAIL)?;
+        Ok(Address(std::net::SocketAddr::new(interface.ip, 0)))
+    }
+
+    /// Leaves all lists and lets the interface go. Messages that the application believes sent get
+    /// a bounded time to leave.
+    pub(super) fn shut_down(&self) {
+        let deadline = Deadline::after_ms(LINGER_MS);
+        let drained = Deadline::after_ms(DRAIN_MS);
+        let mut elsewhere = Elsewhere::after(now_ns());
+        // A forked child has nothing to finish on behalf of its parent.
+        let mine = process::pid() == self.owner;
+        loop {
+            let mut guard = self.domain.lock.lock();
+            // What has arrived is answered: a peer may wait for that.
+            let taken = mine && !drained.expired() && self.take_all(&guard) > 0;
+            let unsent = self
+                .engine(&guard)
+                .is_some_and(|engine| engine.has_unsent() || engine.iface().unacknowledged() > 0);
+            if !mine || !taken && !unsent || deadline.expired() {
+                self.leave(&mut guard);
+                return;
+            }
+            self.progress(By::Others, &guard);
+            drop(guard);
+            process::yield_now();
+            elsewhere.look(Some(&*self.domain));
+        }
+    }
+
+    /// Takes what has come by any way. Returns how much that was.
+    fn take_all(&self, guard: &Guard<'_>) -> usize {
+        if let Some(engine) = self.engine(guard) {
+            engine.iface_mut().hasten();
+        }
+        self.progress(By::Others, guard)
+    }
+
+    fn leave(&self, guard: &mut Hold<'_>) {
+        let wait_fd = self.wait_fd(guard);
+        self.leave_shared(guard);
+        for number in 0..self.contexts.count() {
+            self.bindings_of(number, guard).detach(self, wait_fd, guard);
+        }
+        self.domain.leave(self, wait_fd, guard);
+        if let Some(engine) = self.engine(guard) {
+            log::info(format_args!(
+                "endpoint {} closed: {:?}",
+                engine.iface().address(),
+                engine.counts()
+            ));
+        }
+        // SAFETY: the guard is of this domain; nobody reaches the engine any more.
+        unsafe { *self.engine.get(guard) = None };
+        *self.bindings.write(guard) = AllBindings::default();
+    }
+
+    /// Errors: EOPBADSTATE without a shared context that was asked for; EINVAL if the endpoints of
+    /// the shared receive context have another address vector.
+    fn check_shared(&self, own: &Bindings, guard: &Guard<'_>) -> Result<(), i32> {
+        let missing = [
+            ("ep_attr->tx_ctx_cnt", self.shares.0 && own.shared_transmit.is_none()),
+            ("ep_attr->rx_ctx_cnt", self.shares.1 && own.shared_receive.is_none()),
+        ];
+        if let Some((attribute, _)) = missing.iter().find(|(_, missing)| *missing) {
+            log::warn(format_args!(
+                "fi_enable refused: {attribute} is FI_SHARED_CONTEXT, and none is bound"
+            ));
+            return Err(FI_EOPBADSTATE);
+        }
+        let Some(shared) = &own.shared_receive else { return Ok(()) };
+        let first = shared.state(guard).endpoints.first().copied();
+        // SAFETY: an endpoint removes itself from the list before it goes away.
+        let other = first.and_then(|first| unsafe { &*first }.bindings(guard).av.as_ref());
+        match (other, &own.av) {
+            (Some(other), Some(own)) if !Arc::ptr_eq(other, own) => {
+                log::warn(format_args!(
+                    "fi_enable refused: endpoints of a shared receive context have one address vector"
+                ));
+                Err(FI_EINVAL)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// From now on messages take receives of the shared context.
+    fn join_shared(&self, own: &Bindings, guard: &Guard<'_>) {
+        if let Some(shared) = &own.shared_receive {
+            shared.state(guard).endpoints.push(self);
+        }
+    }
+
+    /// The endpoint goes. Receives that its messages had taken end with ECANCELED.
+    fn leave_shared(&self, guard: &Guard<'_>) {
+        let Some(shared) = self.bindings(guard).shared_receive.clone() else { return };
+        if let Some(engine) = self.engine(guard) {
+            engine.abandon_receives(&mut self.host(guard));
+        }
+        let this: *const Self = self;
+        shared.state(guard).endpoints.retain(|endpoint| *endpoint != this);
+    }
+
+    /// `fi_enable` of a scalable endpoint or of one of its contexts, in any order: the first of them
+    /// opens the interface. Errors: as [`Endpoint::enable`].
+    pub(super) fn enable_part(&self, handle: &EndpointFid) -> Result<(), i32> {
+        let guard = self.domain.lock.lock();
+        let bindings = self.bindings_of(handle.context, &guard);
+        // SAFETY: the guard is of the domain of the endpoint; one short step.
+        let begun = unsafe { self.contexts.begun.get(&guard) };
+        let again = match handle.role {
+            Role::Scalable => *begun,
+            _ => self.is_enabled(handle, &guard),
+        };
+        if again {
+            return Err(FI_EOPBADSTATE);
+        }
+        if self.bindings(&guard).av.is_none() {
+            return Err(FI_ENOAV);
+        }
+        let (initiates, receives) = self.directions();
+        let silent = match handle.role {
+            Role::Transmit => initiates && !bindings.reports_initiated(),
+            Role::Receive => receives && self.caps & FI_RMA == 0 && !bindings.reports_received(),
+            _ => false,
+        };
+        if silent {
+            return Err(FI_ENOCQ);
+        }
+        let wait_fd = match self.engine(&guard) {
+            Some(engine) => engine.iface().wait_fd(),
+            None => self.start(&guard)?,
+        };
+        if handle.role == Role::Scalable {
+            *begun = true;
+            return Ok(());
+        }
+        if bindings.waits(&guard) {
+            self.enable_waiting(&guard);
+        }
+        bindings.attach(self, wait_fd, &guard)?;
+        // SAFETY: as above.
+        *unsafe { self.contexts.enabled.get(&guard) }.of(handle.role) |= 1 << handle.context;
+        Ok(())
+    }
+
+    /// `fi_close` of a context. Receives that are posted are dropped. Operations under way get a
+    /// bounded time to end: they use memory of the application. Errors: EBUSY if they do not.
+    pub(super) fn close_context(&self, handle: &EndpointFid) -> Result<(), i32> {
+        let deadline = Deadline::after_ms(LINGER_MS);
+        let mut elsewhere = Elsewhere::after(now_ns());
+        loop {
+            let mut guard = self.domain.lock.lock();
+            let idle = self.engine(&guard).is_none_or(|engine| match handle.role {
+                Role::Transmit => engine.pending_of(handle.context) == 0,
+                _ => engine.close_receives(handle.context),
+            });
+            // A forked child has nothing to finish on behalf of its parent.
+            if idle || process::pid() != self.owner {
+                self.unbind(handle, &mut guard);
+                return Ok(());
+            }
+            if deadline.expired() {
+                return Err(FI_EBUSY);
+            }
+            self.progress(By::Others, &guard);
+            drop(guard);
+            process::yield_now();
+            elsewhere.look(Some(&*self.domain));
+        }
+    }
+
+    /// A context reports to nobody any more.
+    fn unbind(&self, handle: &EndpointFid, guard: &mut Hold<'_>) {
+        // SAFETY: the guard is of the domain of the endpoint; one short step each.
+        unsafe {
+            *self.contexts.open.get(guard).of(handle.role) &= !(1 << handle.context);
+            *self.contexts.enabled.get(guard).of(handle.role) &= !(1 << handle.context);
+        }
+        let half = self.change_bindings(handle.context, guard).take_half(handle.role);
+        let fd = self.wait_fd(guard);
+        half.detach(self, fd, guard);
+        let Some(fd) = fd else { return };
+        // What others report to too stays attached; attaching twice does nothing.
+        let mut attached = self.domain.feed_all(self, guard);
+        for number in 0..self.contexts.count() {
+            let again = self.bindings_of(number, guard).attach(self, fd, guard);
+            attached = attached.and(again);
+        }
+        if let Err(error) = attached {
+            log::limited!(cause: error, "cannot watch a queue or counter any more: error {error}");
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! `struct fid_ep` of type FI_EP_RDM: what an application has of an endpoint, of a scalable one, and of its contexts.
+//!
+//! Scalable endpoints (fi_endpoint.3) have one address and several transmit and receive contexts, each with queues and
+//! counters of its own. An ordinary endpoint is the case of one of each, both number 0.
+
+use super::bind::bind;
+use super::contexts::{Contexts, Role};
+use super::none::{NO_ATOMIC, NO_COLLECTIVE};
+use super::state::{AllBindings, Bindings, Endpoint, EndpointFid, EndpointState, endpoint};
+use super::{atomic, cm, collective, msg, options, rma, tagged, transfer};
+use crate::ofi::domain::Domain;
+use crate::ofi::ext;
+use crate::ofi::guard::{code, entry, making_entry};
+use crate::ofi::info::{
+    CONTEXT_SIZE, INJECT_SIZE, IOV_LIMIT, MSG_ORDER, RMA_IOV_LIMIT, RX_CAPS, TX_CAPS,
+};
+use crate::ofi::keys::{DomainKey, auth_key};
+use crate::ofi::lock::{Locked, ReadMostly};
+use crate::ofi::own::{Object, own_behind_hooks};
+use crate::ofi::table::{SLACK, Table, stubs};
+use crate::sys::process;
+use crate::telemetry::log;
+use crate::transport::Address;
+use libfabric_sys::{
+    FI_ADDR_STR, FI_ALIAS, FI_DIRECTED_RECV, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOSYS, FI_EP_RDM,
+    FI_GETOPSFLAG, FI_RECV, FI_SETOPSFLAG, FI_SHARED_CONTEXT, FI_SOURCE, FI_TRANSMIT, FI_TRIGGER,
+    fi_alias, fi_info, fi_ops, fi_ops_atomic, fi_ops_collective, fi_ops_ep, fi_ops_ep_2_7,
+    fi_ops_msg, fi_ops_rma, fi_ops_tagged, fi_rx_attr, fi_tx_attr, fid, fid_ep,
+};
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::Arc;
+
+// SAFETY: it begins with a fid_ep; nothing else has this table.
+unsafe impl Object for EndpointFid {
+    type Shown = fid_ep;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
+}
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    bind: Some(bind),
+    control: Some(control),
+    ops_open: Some(ext::ops_open),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+// SAFETY: fi_ops_ep_2_7 has eight slots.
+const STUBS: fi_ops_ep_2_7 = unsafe { stubs::<fi_ops_ep_2_7, 8>() };
+
+static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
+    base: fi_ops_ep {
+        cancel: Some(transfer::cancel),
+        getopt: Some(options::getopt),
+        setopt: Some(options::setopt),
+        rx_size_left: Some(options::rx_size_left),
+        tx_size_left: Some(options::tx_size_left),
+        tx_ctx: Some(open_transmit),
+        rx_ctx: Some(open_receive),
+        ..STUBS.base
+    },
+    ..STUBS
+});
+
+/// `fi_endpoint`, and `fi_scalable_ep` for [`Role::Scalable`]. Errors: EINVAL, also for counts of contexts that the call
+/// does not offer; ENOSYS for types other than FI_EP_RDM.
+///
+/// # Safety
+/// As libfabric calls these.
+pub(in crate::ofi) unsafe fn open(
+    role: Role,
+    domain: &Arc<Domain>,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: an info of ours (or a copy), valid during the call.
+    let info = unsafe { info.as_ref() }.filter(|_| !out.is_null()).ok_or(FI_EINVAL)?;
+    // SAFETY: as above, and so are its parts.
+    let (tx, rx) = unsafe { (info.tx_attr.as_ref(), info.rx_attr.as_ref()) };
+    // SAFETY: as above.
+    let shared = Arc::new(unsafe { described(role, domain, info, tx) }?);
+    let tx_flags = tx.map_or(0, |tx: &fi_tx_attr| tx.op_flags);
+    let rx_flags = rx.map_or(0, |rx: &fi_rx_attr| rx.op_flags);
+    let (flags, family) = ((tx_flags, rx_flags), Arc::new(()));
+    // SAFETY: checked not to be null.
+    unsafe { *out = handle(shared, role, 0, flags, context, family, false) };
+    Ok(())
+}
+
+/// The endpoint that an info asks for.
+///
+/// # Safety
+/// All that the info points to is valid.
+unsafe fn described(
+    role: Role,
+    domain: &Arc<Domain>,
+    info: &fi_info,
+    tx: Option<&fi_tx_attr>,
+) -> Result<Endpoint, i32> {
+    // SAFETY: the caller vouches.
+    let attr = unsafe { info.ep_attr.as_ref() }.filter(|attr| attr.type_ == FI_EP_RDM);
+    let attr = attr.ok_or(FI_ENOSYS)?;
+    let counts = (attr.tx_ctx_cnt, attr.rx_ctx_cnt);
+    let contexts = match role {
+        Role::Scalable => Contexts::scalable(counts)?,
+        _ => Contexts::ordinary(counts)?,
+    };
+    // SAFETY: `src_addr` is as `src_addrlen` and `addr_format` say, the key as long as the application says.
+    let (bind, own_key) = unsafe {
+        (source_address(info), auth_key(&domain.fabric, attr.auth_key, attr.auth_key_size)?)
+    };
+    if own_key.is_some() && matches!(domain.key, DomainKey::InVectors) {
+        log::warn(format_args!("ep_attr->auth_key refused: the domain has FI_AV_AUTH_KEY"));
+        return Err(FI_EINVAL);
+    }
+    let inject_size = tx.map_or(0, |tx| tx.inject_size);
+    let inject_size = if inject_size == 0 { INJECT_SIZE } else { inject_size.min(INJECT_SIZE) };
+    let more = (1..contexts.count()).map(|_| Bindings::default()).collect();
+    Ok(Endpoint {
+        domain: domain.clone(),
+        addr_format: info.addr_format,
+        bindings: ReadMostly::new(AllBindings { first: Bindings::default(), more }),
+        contexts,
+        shares: (counts.0 == FI_SHARED_CONTEXT, counts.1 == FI_SHARED_CONTEXT),
+        engine: Locked::new(None),
+        state: Locked::new(EndpointState::new(inject_size, bind)),
+        inject_size,
+        own_key,
+        directed: info.caps & FI_DIRECTED_RECV != 0,
+        source: info.caps & FI_SOURCE != 0,
+        triggers: info.caps & FI_TRIGGER != 0,
+        caps: info.caps,
+        owner: process::pid(),
+    })
+}
+
+fn handle(
+    shared: Arc<Endpoint>,
+    role: Role,
+    number: u8,
+    flags: (u64, u64),
+    context: *mut c_void,
+    family: Arc<()>,
+    alias: bool,
+) -> *mut fid_ep {
+    let tables = tables(role);
+    Box::into_raw(Box::new(EndpointFid {
+        fid: fid_ep {
+            fid: fid { fclass: role.class(), context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr().cast(),
+            cm: cm::OPS.as_mut_ptr(),
+            msg: tables.msg.as_mut_ptr(),
+            rma: tables.rma.as_mut_ptr(),
+            tagged: tables.tagged.as_mut_ptr(),
+            atomic: tables.atomic.as_mut_ptr(),
+            collective: tables.collective.as_mut_ptr(),
+        },
+        slack: SLACK,
+        shared,
+        tx_flags: Cell::new(flags.0),
+        rx_flags: Cell::new(flags.1),
+        role,
+        context: number,
+        family,
+        alias,
+    }))
+    .cast()
+}
+
+/// # Safety
+/// `info.src_addr` is null or has `src_addrlen` bytes in `addr_format`.
+unsafe fn source_address(info: &fi_info) -> Option<Address> {
+    if info.src_addr.is_null() {
+        return None;
+    }
+    // SAFETY: the caller vouches; a string ends with NUL.
+    unsafe {
+        if info.addr_format == FI_ADDR_STR {
+            return Address::from_text(CStr::from_ptr(info.src_addr.cast()).to_str().ok()?);
+        }
+        Address::from_bytes(std::slice::from_raw_parts(info.src_addr.cast(), info.src_addrlen))
+    }
+}
+
+/// The endpoint behind a handle that a structure names. Errors: EINVAL for what is not ours.
+///
+/// # Safety
+/// `ep` is null or an open object.
+pub(super) unsafe fn named<'a>(ep: *mut fid_ep) -> Result<&'a EndpointFid, i32> {
+    // SAFETY: the caller vouches.
+    unsafe { own_behind_hooks(ep.cast()) }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(ep)", || {
+        // SAFETY: a handle of ours, open until now.
+        unsafe {
+            let handle = &*fid.cast::<EndpointFid>();
+            if handle.shared.domain.lock.is_lost() {
+                return 0;
+            }
+            if !handle.alias {
+                if Arc::strong_count(&handle.family) > 1 {
+                    return -FI_EBUSY; // an alias is open
+                }
+                match handle.role {
+                    Role::Transmit | Role::Receive => {
+                        if let Err(error) = handle.shared.close_context(handle) {
+                            return -error;
+                        }
+                    }
+                    Role::Endpoint | Role::Scalable => {
+                        if Arc::strong_count(&handle.shared) > 1 {
+                            return -FI_EBUSY; // a context is open
+                        }
+                        handle.shared.shut_down();
+                    }
+                }
+            }
+            drop(Box::from_raw(fid.cast::<EndpointFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(ep)", || {
+        // SAFETY: a handle of ours; `arg` is as fi_endpoint.3 says for each command.
+        unsafe {
+            let handle = &*fid.cast::<EndpointFid>();
+            match command {
+                FI_ENABLE => code(match handle.role {
+                    Role::Endpoint => handle.shared.enable(),
+                    _ => handle.shared.enable_part(handle),
+                }),
+                FI_GETOPSFLAG => code(get_flags(handle, arg.cast())),
+                FI_SETOPSFLAG => code(set_flags(handle, arg.cast())),
+                FI_ALIAS => code(open_alias(handle, arg.cast())),
+                _ => -FI_ENOSYS,
+            }
+        }
+    })
+}
+
+/// # Safety
+/// `arg` is null or a `u64`.
+unsafe fn get_flags(handle: &EndpointFid, arg: *mut u64) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let flags = unsafe { arg.as_mut() }.ok_or(FI_EINVAL)?;
+    *flags = match (*flags & FI_TRANSMIT != 0, *flags & FI_RECV != 0) {
+        (true, false) => handle.tx_flags.get(),
+        (false, true) => handle.rx_flags.get(),
+        _ => return Err(FI_EINVAL),
+    };
+    Ok(())
+}
+
+/// # Safety
+/// `arg` is null or a `u64`.
+unsafe fn set_flags(handle: &EndpointFid, arg: *const u64) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let flags = *unsafe { arg.as_ref() }.ok_or(FI_EINVAL)?;
+    let value = flags & !(FI_TRANSMIT | FI_RECV);
+    match (flags & FI_TRANSMIT != 0, flags & FI_RECV != 0) {
+        (true, false) => handle.tx_flags.set(value),
+        (false, true) => handle.rx_flags.set(value),
+        _ => return Err(FI_EINVAL),
+    }
+    Ok(())
+}
+
+/// `fi_ep_alias`: another handle of the endpoint with default flags of its own.
+///
+/// # Safety
+/// `arg` is null or a `fi_alias` with valid `fid`.
+unsafe fn open_alias(handle: &EndpointFid, arg: *mut fi_alias) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    unsafe {
+        let arg = arg.as_mut().ok_or(FI_EINVAL)?;
+        let flags = arg.flags & !(FI_TRANSMIT | FI_RECV);
+        let mut tx = handle.tx_flags.get();
+        let mut rx = handle.rx_flags.get();
+        match (arg.flags & FI_TRANSMIT != 0, arg.flags & FI_RECV != 0) {
+            (true, false) => tx = flags,
+            (false, true) => rx = flags,
+            (false, false) if flags == 0 => {}
+            _ => return Err(FI_EINVAL),
+        }
+        if arg.fid.is_null() {
+            return Err(FI_EINVAL);
+        }
+        let context = handle.fid.fid.context;
+        let (shared, family) = (handle.shared.clone(), handle.family.clone());
+        let (role, number) = (handle.role, handle.context);
+        let alias = self::handle(shared, role, number, (tx, rx), context, family, true);
+        *arg.fid = alias.cast();
+    }
+    Ok(())
+}
+
+/// The calls that a handle offers.
+struct Tables {
+    msg: &'static Table<fi_ops_msg>,
+    tagged: &'static Table<fi_ops_tagged>,
+    rma: &'static Table<fi_ops_rma>,
+    atomic: &'static Table<fi_ops_atomic>,
+    collective: &'static Table<fi_ops_collective>,
+}
+
+fn tables(role: Role) -> Tables {
+    let (msg, tagged) = match role {
+        Role::Endpoint => (&msg::OPS, &tagged::OPS),
+        Role::Scalable => (&msg::NO_OPS, &tagged::NO_OPS),
+        Role::Transmit => (&msg::TRANSMIT_OPS, &tagged::TRANSMIT_OPS),
+        Role::Receive => (&msg::RECEIVE_OPS, &tagged::RECEIVE_OPS),
+    };
+    let (rma, atomic) = match role {
+        Role::Endpoint | Role::Transmit => (&rma::OPS, &atomic::OPS),
+        Role::Scalable | Role::Receive => (&rma::NO_OPS, &NO_ATOMIC),
+    };
+    let collective = match role {
+        Role::Endpoint => &collective::OPS,
+        _ => &NO_COLLECTIVE,
+    };
+    Tables { msg, tagged, rma, atomic, collective }
+}
+
+unsafe extern "C" fn open_transmit(
+    sep: *mut fid_ep,
+    index: c_int,
+    attr: *mut fi_tx_attr,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    making_entry("fi_tx_context", || {
+        // SAFETY: a handle of ours; the application's attributes, if any.
+        let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
+        let mut flags = sep.tx_flags.get();
+        if let Some(attr) = attr {
+            if attr.caps & !TX_CAPS & RX_CAPS != 0
+                || attr.inject_size > INJECT_SIZE
+                || attr.size > sep.shared.domain.config.tx_max
+            {
+                log::warn(format_args!(
+                    "fi_tx_context refused: inject_size {}, size {}, offered at most {INJECT_SIZE}, {}",
+                    attr.inject_size, attr.size, sep.shared.domain.config.tx_max
+                ));
+                return -FI_EINVAL;
+            }
+            flags = attr.op_flags;
+            attr.caps = sep.shared.caps & TX_CAPS;
+            (attr.mode, attr.msg_order, attr.comp_order) = (0, MSG_ORDER, 0);
+            attr.inject_size = sep.shared.inject_size;
+            attr.size = if attr.size == 0 { CONTEXT_SIZE } else { attr.size };
+            (attr.iov_limit, attr.rma_iov_limit) = (IOV_LIMIT, RMA_IOV_LIMIT);
+        }
+        // SAFETY: passed on.
+        code(unsafe { open_context(sep, Role::Transmit, index, (flags, 0), out, context) })
+    })
+}
+
+unsafe extern "C" fn open_receive(
+    sep: *mut fid_ep,
+    index: c_int,
+    attr: *mut fi_rx_attr,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    making_entry("fi_rx_context", || {
+        // SAFETY: a handle of ours; the application's attributes, if any.
+        let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
+        let mut flags = sep.rx_flags.get();
+        if let Some(attr) = attr {
+            if attr.size > sep.shared.domain.config.rx_max {
+                log::warn(format_args!(
+                    "fi_rx_context refused: size {}, offered at most {}",
+                    attr.size, sep.shared.domain.config.rx_max
+                ));
+                return -FI_EINVAL;
+            }
+            flags = attr.op_flags;
+            attr.caps = sep.shared.caps & RX_CAPS;
+            (attr.mode, attr.msg_order, attr.comp_order) = (0, MSG_ORDER, 0);
+            attr.size = if attr.size == 0 { CONTEXT_SIZE } else { attr.size };
+            (attr.total_buffered_recv, attr.iov_limit) = (0, IOV_LIMIT);
+        }
+        // SAFETY: passed on.
+        code(unsafe { open_context(sep, Role::Receive, index, (0, flags), out, context) })
+    })
+}
+
+/// Errors: EINVAL for a number that the endpoint does not have, or an endpoint that has none; EBUSY
+/// for a context that is open.
+///
+/// # Safety
+/// `out` is null or valid.
+unsafe fn open_context(
+    sep: &EndpointFid,
+    role: Role,
+    index: c_int,
+    flags: (u64, u64),
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    let contexts = &sep.shared.contexts;
+    let count = if role == Role::Transmit { contexts.transmit() } else { contexts.receive() };
+    let number = u8::try_from(index).ok().filter(|number| *number < count);
+    let (Some(number), Role::Scalable, false) = (number, sep.role, out.is_null()) else {
+        return Err(FI_EINVAL);
+    };
+    let guard = sep.shared.domain.lock.lock();
+    // SAFETY: the guard is of the domain of the endpoint; one short step.
+    let open = unsafe { contexts.open.get(&guard) }.of(role);
+    if *open & (1 << number) != 0 {
+        return Err(FI_EBUSY);
+    }
+    *open |= 1 << number;
+    let (shared, family) = (sep.shared.clone(), Arc::new(()));
+    // SAFETY: checked not to be null.
+    unsafe { *out = handle(shared, role, number, flags, context, family, false) };
+    Ok(())
+}

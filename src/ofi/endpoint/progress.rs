@@ -1,0 +1,120 @@
+//! Progress of an endpoint: on behalf of the objects that it reports to, of its domain, and of whoever sleeps on it.
+
+use super::state::Endpoint;
+use crate::ofi::elsewhere::enabled;
+use crate::ofi::eq::Join;
+use crate::ofi::lock::Guard;
+use crate::ofi::progress::{By, Progress};
+use crate::protocol::{Engine, Failure, Host};
+use crate::transport::mux::Mux;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Progress for Endpoint {
+    fn progress(&self, by: By, guard: &Guard<'_>) -> usize {
+        if by == By::Application {
+            let state = self.state(guard);
+            state.polled = true;
+            if state.thread_armed {
+                self.take_from_thread(guard);
+            }
+        }
+        let mut host = self.host(guard);
+        let moved = self.engine(guard).map_or(0, |engine| engine.progress(&mut host));
+        self.domain.triggers.run_due(guard);
+        if by == By::Application && moved == 0 {
+            let endpoints = enabled();
+            let gives_way = |engine: &mut Engine<Mux>| engine.iface().gives_way(endpoints);
+            if self.engine(guard).is_some_and(gives_way) {
+                self.domain.yields.store(true, Ordering::Relaxed);
+            }
+        }
+        moved
+    }
+
+    fn take_polled(&self, guard: &Guard<'_>) -> bool {
+        std::mem::take(&mut self.state(guard).polled)
+    }
+
+    fn arm(&self, guard: &Guard<'_>) -> bool {
+        if self.rearm(guard) {
+            self.state(guard).armed += 1;
+            return true;
+        }
+        false
+    }
+
+    fn rearm(&self, guard: &Guard<'_>) -> bool {
+        let Some(engine) = self.engine(guard) else { return true };
+        let due = !self.domain.triggers.are_idle(guard);
+        if due || engine.is_busy() || !engine.iface_mut().sleep() {
+            self.wake_if_unwatched(guard);
+            return false;
+        }
+        true
+    }
+
+    fn disarm(&self, guard: &Guard<'_>) {
+        let state = self.state(guard);
+        state.armed = state.armed.saturating_sub(1);
+        self.wake_if_unwatched(guard);
+    }
+
+    fn hand_to_thread(&self, guard: &Guard<'_>) -> bool {
+        let ready = self.rearm(guard);
+        self.state(guard).thread_armed = ready;
+        ready
+    }
+
+    fn wait_fd(&self, guard: &Guard<'_>) -> Option<RawFd> {
+        self.engine(guard).map(|engine| engine.iface().wait_fd())
+    }
+
+    fn revoke(&self, region: u64, guard: &Guard<'_>) {
+        if let Some(engine) = self.engine(guard) {
+            engine.revoke(region);
+        }
+    }
+
+    fn is_settled(&self, insists: bool, guard: &Guard<'_>) -> bool {
+        self.engine(guard).is_none_or(|engine| engine.is_settled(insists))
+    }
+
+    fn has_vector(&self, vector: *const (), guard: &Guard<'_>) -> bool {
+        self.bindings(guard).av.as_ref().is_some_and(|bound| Arc::as_ptr(bound).cast() == vector)
+    }
+
+    fn fail(&self, failure: &Failure, guard: &Guard<'_>) {
+        self.host(guard).fail(failure);
+    }
+}
+
+impl Join for Endpoint {
+    fn progress_joins(&self) -> bool {
+        let guard = self.domain.lock.lock();
+        self.progress(By::Application, &guard);
+        self.state(&guard).groups.iter().any(|known| known.joining.is_some())
+    }
+}
+
+impl Endpoint {
+    fn wake_if_unwatched(&self, guard: &Guard<'_>) {
+        let state = self.state(guard);
+        if state.armed == 0 && !state.thread_armed {
+            if let Some(engine) = self.engine(guard) {
+                engine.iface_mut().awake();
+            }
+        }
+    }
+
+    /// The application polls again: doorbells would only cost.
+    #[cold]
+    fn take_from_thread(&self, guard: &Guard<'_>) {
+        self.state(guard).thread_armed = false;
+        self.wake_if_unwatched(guard);
+        if let Some(thread) = self.domain.thread() {
+            thread.kick();
+        }
+    }
+}

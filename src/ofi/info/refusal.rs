@@ -1,0 +1,69 @@
+//! The arguments of `fi_getinfo`, and why they get no answer.
+
+use crate::sys::Errno;
+use libfabric_sys::{FI_EINVAL, FI_ENODATA};
+use std::fmt;
+
+/// The arguments of one call beside the hints.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request<'a> {
+    pub(super) version: u32,
+    pub(super) node: Option<&'a str>,
+    pub(super) service: Option<&'a str>,
+    pub(super) flags: u64,
+}
+
+/// Why there is no match: the one line for the log, and what `fi_getinfo` returns.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    /// The attribute as C programmers spell it.
+    pub(super) attribute: &'static str,
+    pub(super) wanted: String,
+    pub(super) offered: String,
+    /// Positive `FI_E*`.
+    pub(super) error: i32,
+    /// The system refused what any endpoint needs: that is a warning, not only a match that failed.
+    pub(super) by_system: bool,
+}
+
+impl Refusal {
+    /// No match: FI_ENODATA.
+    pub(super) fn new(
+        attribute: &'static str,
+        wanted: impl fmt::Display,
+        offered: impl fmt::Display,
+    ) -> Self {
+        Self {
+            attribute,
+            wanted: wanted.to_string(),
+            offered: offered.to_string(),
+            error: FI_ENODATA,
+            by_system: false,
+        }
+    }
+
+    /// The system does not let us have what an endpoint needs: FI_ENODATA.
+    pub(super) fn by_system(
+        attribute: &'static str,
+        wanted: impl fmt::Display,
+        errno: Errno,
+    ) -> Self {
+        let offered = format_args!("no endpoint: {errno}").to_string();
+        Self { by_system: true, ..Self::new(attribute, wanted, offered) }
+    }
+
+    /// A call that fi_getinfo(3) does not allow: FI_EINVAL.
+    pub(super) fn invalid(
+        attribute: &'static str,
+        wanted: impl fmt::Display,
+        offered: impl fmt::Display,
+    ) -> Self {
+        Self { error: FI_EINVAL, ..Self::new(attribute, wanted, offered) }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: wanted {}, offered {}", self.attribute, self.wanted, self.offered)
+    }
+}

@@ -1,0 +1,293 @@
+//! `struct fi_ops_domain`: opens what a domain has, on top of all these objects.
+
+use crate::config::Config;
+use crate::ofi::domain::{Domain, DomainFid, DomainState, shared};
+use crate::ofi::endpoint::Role;
+use crate::ofi::fabric::Fabric;
+use crate::ofi::guard::{code, entry, making_entry};
+use crate::ofi::lock::{DomainLock, Locked};
+use crate::ofi::table::{SLACK, Table, stubs};
+use crate::ofi::trigger::Triggers;
+use crate::ofi::{av, cntr, cq, elsewhere, endpoint, eq, keys, mr, poll_set};
+use crate::telemetry::log;
+use crate::transport::net::verbs;
+use libfabric_sys::{
+    FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP,
+    FI_FLUSH_WORK, FI_MR_BASIC, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_QUEUE_WORK,
+    FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr, fi_collective_attr,
+    fi_collective_op, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
+    fi_ops_domain_2_7, fi_poll_attr, fi_rx_attr, fi_tx_attr, fid, fid_av, fid_cntr, fid_cq,
+    fid_domain, fid_ep, fid_poll, fid_stx,
+};
+use once_cell::sync::OnceCell;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
+    close: Some(close),
+    bind: Some(bind),
+    control: Some(control),
+    // SAFETY: fi_ops has six slots.
+    ..unsafe { stubs::<fi_ops, 6>() }
+});
+
+// SAFETY: fi_ops_domain_2_7 has twelve slots.
+const STUBS: fi_ops_domain_2_7 = unsafe { stubs::<fi_ops_domain_2_7, 12>() };
+
+static OPS: Table<fi_ops_domain_2_7> = Table::new(fi_ops_domain_2_7 {
+    base: fi_ops_domain {
+        av_open: Some(av_open),
+        cq_open: Some(cq_open),
+        endpoint: Some(open_endpoint),
+        endpoint2: Some(open_endpoint2),
+        scalable_ep: Some(open_scalable_endpoint),
+        stx_ctx: Some(open_shared_transmit),
+        srx_ctx: Some(open_shared_receive),
+        cntr_open: Some(cntr_open),
+        poll_open: Some(poll_open),
+        query_atomic: Some(query_atomic),
+        query_collective: Some(query_collective),
+        ..STUBS.base
+    },
+    ..STUBS
+});
+
+/// `fi_domain`. Errors: EINVAL, also for a job key that is none; EAGAIN, EMFILE (a thread).
+///
+/// # Safety
+/// `info` and `out` are as libfabric passes them to `fi_domain`.
+pub(crate) unsafe fn open(
+    fabric: &Arc<Fabric>,
+    info: *mut fi_info,
+    out: *mut *mut fid_domain,
+    context: *mut c_void,
+) -> Result<(), i32> {
+    // SAFETY: an info of ours (or a copy), valid during the call.
+    let info = unsafe { info.as_ref() }.ok_or(FI_EINVAL)?;
+    // SAFETY: as above.
+    let attr = unsafe { info.domain_attr.as_ref() }.ok_or(FI_EINVAL)?;
+    if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: as above: null or a C string.
+    let name = unsafe { attr.name.as_ref().map(|name| CStr::from_ptr(name)) };
+    let config = config_of(name.and_then(|name| name.to_str().ok()))?;
+    // SAFETY: as above; the application says how long its key is.
+    let key = unsafe { keys::of_domain(fabric, attr.auth_key, attr.auth_key_size, &config) }?;
+    let auto = attr.data_progress == FI_PROGRESS_AUTO || attr.control_progress == FI_PROGRESS_AUTO;
+    let shared = Arc::new(Domain {
+        fabric: fabric.clone(),
+        lock: DomainLock::new(attr.threading != FI_THREAD_DOMAIN || auto),
+        config,
+        key,
+        addr_format: info.addr_format,
+        chooses_keys: attr.mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY) != 0,
+        names_addresses: attr.mr_mode & (FI_MR_BASIC | FI_MR_VIRT_ADDR) != 0,
+        state: Locked::new(DomainState::default()),
+        yields: AtomicBool::new(false),
+        triggers: Triggers::default(),
+        thread: OnceCell::new(),
+    });
+    if attr.data_progress == FI_PROGRESS_AUTO {
+        shared.require_thread()?;
+    }
+    elsewhere::enter(&raw const *shared);
+    let domain = Box::new(DomainFid {
+        fid: fid_domain {
+            fid: fid { fclass: FI_CLASS_DOMAIN, context, ops: FID_OPS.as_mut_ptr() },
+            ops: OPS.as_mut_ptr().cast(),
+            mr: mr::OPS.as_mut_ptr(),
+        },
+        slack: SLACK,
+        shared,
+    });
+    // SAFETY: checked not to be null.
+    unsafe { *out = Box::into_raw(domain).cast() };
+    Ok(())
+}
+
+/// The configuration of a domain called `name`. Errors: EINVAL for the name of a device that
+/// `fi_getinfo` would not have offered.
+fn config_of(name: Option<&str>) -> Result<Config, i32> {
+    let config = Config::from_environment();
+    let Some(nic) = name.and_then(verbs::device_named) else { return Ok(config) };
+    verbs::insisting(&config, &nic).map_err(|offered| {
+        log::warn(format_args!("domain_attr->name refused: {nic}, offered {offered}"));
+        FI_EINVAL
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    entry("fi_close(domain)", || {
+        // SAFETY: a domain of ours, open until now.
+        unsafe {
+            let shared = &(*fid.cast::<DomainFid>()).shared;
+            if shared.lock.is_lost() {
+                return 0;
+            }
+            if Arc::strong_count(shared) > 1 {
+                return -FI_EBUSY;
+            }
+            drop(Box::from_raw(fid.cast::<DomainFid>()));
+        }
+        0
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    entry("fi_control(domain)", || {
+        // SAFETY: a domain of ours; `arg` is as fi_trigger.3 and fi_mr.3 say for each command.
+        unsafe {
+            let domain = shared(fid.cast());
+            match command {
+                FI_QUEUE_WORK => code(endpoint::deferred::queue(domain, arg.cast())),
+                FI_CANCEL_WORK => code(endpoint::deferred::cancel(domain, arg.cast())),
+                FI_FLUSH_WORK => code(endpoint::deferred::flush(domain, arg.cast())),
+                _ => mr::domain_control(command, arg),
+            }
+        }
+    })
+}
+
+unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    entry("fi_domain_bind", || {
+        // SAFETY: an object of the application.
+        let Some(other) = (unsafe { other.as_ref() }) else { return -FI_EINVAL };
+        if other.fclass != FI_CLASS_EQ {
+            return -FI_EINVAL;
+        }
+        if flags & FI_REG_MR != 0 {
+            return -FI_EOPNOTSUPP; // registrations complete at once here
+        }
+        // Address vectors report to the queue that is bound to them.
+        eq::accept_bind()
+    })
+}
+
+unsafe extern "C" fn av_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_av_attr,
+    out: *mut *mut fid_av,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_av_open.
+    making_entry("fi_av_open", || code(unsafe { av::open(shared(domain), attr, out, context) }))
+}
+
+unsafe extern "C" fn cq_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_cq_attr,
+    out: *mut *mut fid_cq,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_cq_open.
+    making_entry("fi_cq_open", || code(unsafe { cq::open(shared(domain), attr, out, context) }))
+}
+
+unsafe extern "C" fn cntr_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_cntr_attr,
+    out: *mut *mut fid_cntr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_cntr_open.
+    making_entry("fi_cntr_open", || code(unsafe { cntr::open(shared(domain), attr, out, context) }))
+}
+
+unsafe extern "C" fn poll_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_poll_attr,
+    out: *mut *mut fid_poll,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_poll_open.
+    making_entry("fi_poll_open", || code(unsafe { poll_set::open(shared(domain), attr, out) }))
+}
+
+unsafe extern "C" fn open_endpoint(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    making_entry("fi_endpoint", || {
+        // SAFETY: as libfabric calls fi_endpoint.
+        code(unsafe { endpoint::open(Role::Endpoint, shared(domain), info, out, context) })
+    })
+}
+
+unsafe extern "C" fn open_endpoint2(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    making_entry("fi_endpoint2", || {
+        if flags != 0 {
+            return -FI_ENOSYS;
+        }
+        // SAFETY: as libfabric calls fi_endpoint2.
+        code(unsafe { endpoint::open(Role::Endpoint, shared(domain), info, out, context) })
+    })
+}
+
+unsafe extern "C" fn open_scalable_endpoint(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    making_entry("fi_scalable_ep", || {
+        // SAFETY: as libfabric calls fi_scalable_ep.
+        code(unsafe { endpoint::open(Role::Scalable, shared(domain), info, out, context) })
+    })
+}
+
+unsafe extern "C" fn open_shared_transmit(
+    domain: *mut fid_domain,
+    attr: *mut fi_tx_attr,
+    out: *mut *mut fid_stx,
+    context: *mut c_void,
+) -> c_int {
+    making_entry("fi_stx_context", || {
+        // SAFETY: as libfabric calls fi_stx_context.
+        code(unsafe { endpoint::open_shared_transmit(shared(domain), attr, out, context) })
+    })
+}
+
+unsafe extern "C" fn open_shared_receive(
+    domain: *mut fid_domain,
+    attr: *mut fi_rx_attr,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    making_entry("fi_srx_context", || {
+        // SAFETY: as libfabric calls fi_srx_context.
+        code(unsafe { endpoint::open_shared_receive(shared(domain), attr, out, context) })
+    })
+}
+
+unsafe extern "C" fn query_atomic(
+    _domain: *mut fid_domain,
+    datatype: fi_datatype,
+    op: fi_op,
+    attr: *mut fi_atomic_attr,
+    flags: u64,
+) -> c_int {
+    entry("fi_query_atomic", || {
+        // SAFETY: null or the application's structure.
+        let Some(attr) = (unsafe { attr.as_mut() }) else { return -FI_EINVAL };
+        code(endpoint::atomic::query(datatype, op, flags).map(|found| *attr = found))
+    })
+}
+
+unsafe extern "C" fn query_collective(
+    _domain: *mut fid_domain,
+    coll: fi_collective_op,
+    attr: *mut fi_collective_attr,
+    _flags: u64,
+) -> c_int {
+    // SAFETY: as libfabric calls fi_query_collective.
+    entry("fi_query_collective", || code(unsafe { endpoint::collective::query(coll, attr) }))
+}
