@@ -10,6 +10,8 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::TryLockError;
+#[cfg(debug_assertions)]
+use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering;
 
 /// The lock of a domain.
@@ -28,13 +30,32 @@ const NEEDED: u8 = 1;
 /// Who has the mutex comes from elsewhere.
 const VISITED: u8 = 2;
 
-/// Proof that the domain is ours: what a [`Hold`] lends. It is in no register and in no memory, whoever it is handed to.
-pub(crate) struct Guard<'a>(PhantomData<(&'a DomainLock, *const ())>);
+/// Proof that the domain is ours: what a [`Hold`] lends. It is in no register and in no memory, whoever it is handed to,
+/// but in debug builds, where it says of which domain.
+pub(crate) struct Guard<'a> {
+    #[cfg(debug_assertions)]
+    lock: *const DomainLock,
+    _of: PhantomData<(&'a DomainLock, *const ())>,
+}
 
 /// Has the lock until it is dropped.
 pub(crate) struct Hold<'a> {
     lock: &'a DomainLock,
     mutex: ManuallyDrop<Option<MutexGuard<'a, ()>>>,
+    #[cfg(debug_assertions)]
+    guard: Guard<'a>,
+}
+
+impl<'a> Hold<'a> {
+    #[inline(always)]
+    fn new(lock: &'a DomainLock, mutex: Option<MutexGuard<'a, ()>>) -> Self {
+        Self {
+            lock,
+            mutex: ManuallyDrop::new(mutex),
+            #[cfg(debug_assertions)]
+            guard: Guard { lock, _of: PhantomData },
+        }
+    }
 }
 
 impl<'a> Deref for Hold<'a> {
@@ -42,7 +63,10 @@ impl<'a> Deref for Hold<'a> {
 
     #[inline(always)]
     fn deref(&self) -> &Guard<'a> {
-        &Guard(PhantomData)
+        #[cfg(debug_assertions)]
+        return &self.guard;
+        #[cfg(not(debug_assertions))]
+        &Guard { _of: PhantomData }
     }
 }
 
@@ -95,7 +119,7 @@ impl DomainLock {
         order::light();
         // 0: what a visitor did before it went out is here (`unlock_mutex`).
         let needs = self.reasons.load(Ordering::Acquire) != 0;
-        Hold { lock: self, mutex: ManuallyDrop::new(needs.then(|| self.lock_mutex())) }
+        Hold::new(self, needs.then(|| self.lock_mutex()))
     }
 
     #[cold]
@@ -121,7 +145,7 @@ impl DomainLock {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let guard = Hold { lock: self, mutex: ManuallyDrop::new(Some(mutex)) };
+        let guard = Hold::new(self, Some(mutex));
         if self.reasons.fetch_or(VISITED, Ordering::Acquire) & NEEDED != 0 {
             return Some(guard);
         }
@@ -133,7 +157,12 @@ impl DomainLock {
 
 /// State that belongs to whoever holds the domain's lock.
 #[derive(Debug, Default)]
-pub(crate) struct Locked<T>(UnsafeCell<T>);
+pub(crate) struct Locked<T> {
+    /// The lock whose guard has opened it first.
+    #[cfg(debug_assertions)]
+    lock: AtomicPtr<DomainLock>,
+    value: UnsafeCell<T>,
+}
 
 // SAFETY: access needs a `Guard`, which only the holder of the domain's lock has (under
 // FI_THREAD_DOMAIN that is the one thread that the application lets in, or a visitor while it is out).
@@ -143,7 +172,11 @@ unsafe impl<T> Send for Locked<T> {}
 
 impl<T> Locked<T> {
     pub(crate) const fn new(value: T) -> Self {
-        Self(UnsafeCell::new(value))
+        Self {
+            #[cfg(debug_assertions)]
+            lock: AtomicPtr::new(std::ptr::null_mut()),
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// The state.
@@ -154,9 +187,23 @@ impl<T> Locked<T> {
     /// reaches the same cell.
     #[inline]
     #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn get<'g>(&'g self, _guard: &'g Guard<'_>) -> &'g mut T {
+    pub(crate) unsafe fn get<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut T {
+        self.check(guard);
         // SAFETY: passed on to the caller.
-        unsafe { &mut *self.0.get() }
+        unsafe { &mut *self.value.get() }
+    }
+
+    /// In debug builds: `guard` is of the domain that owns this state.
+    #[inline(always)]
+    fn check(&self, guard: &Guard<'_>) {
+        #[cfg(debug_assertions)]
+        {
+            let (none, lock) = (std::ptr::null_mut(), guard.lock.cast_mut());
+            let owner =
+                self.lock.compare_exchange(none, lock, Ordering::Relaxed, Ordering::Relaxed);
+            assert!(owner.is_ok() || owner == Err(lock), "the guard of another domain");
+        }
+        let _ = guard;
     }
 }
 
@@ -172,15 +219,17 @@ impl<T> ReadMostly<T> {
 
     /// The state. The guard is of the domain that owns it.
     #[inline]
-    pub(crate) fn read<'g>(&'g self, _guard: &'g Guard<'_>) -> &'g T {
+    pub(crate) fn read<'g>(&'g self, guard: &'g Guard<'_>) -> &'g T {
+        self.0.check(guard);
         // SAFETY: a reference that could change it, as `write` gives, has borrowed the hold for itself.
-        unsafe { &*self.0.0.get() }
+        unsafe { &*self.0.value.get() }
     }
 
     /// The same, to change it.
-    pub(crate) fn write<'g>(&'g self, _hold: &'g mut Hold<'_>) -> &'g mut T {
+    pub(crate) fn write<'g>(&'g self, hold: &'g mut Hold<'_>) -> &'g mut T {
+        self.0.check(hold);
         // SAFETY: every other reference to the state has borrowed the hold, and is gone.
-        unsafe { &mut *self.0.0.get() }
+        unsafe { &mut *self.0.value.get() }
     }
 }
 

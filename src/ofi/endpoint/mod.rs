@@ -17,6 +17,8 @@ mod rma;
 mod shared;
 mod state;
 mod tagged;
+#[cfg(test)]
+mod tests;
 mod thresholds;
 mod transfer;
 
