@@ -431,13 +431,16 @@ impl Streams {
         n
     }
 
-    /// Takes those that have connected. Where there is no descriptor left they wait, and wake nobody.
+    /// Takes those that have connected. Where there is no descriptor left they wait, and wake nobody. Where none will
+    /// ever be taken, they see that nobody listens, and send datagrams.
     fn accept(&mut self, now: u64) {
         let Some(listener) = &mut self.listener else { return };
-        let deaf = self.strangers.accept(listener, &self.epoll, &self.neighbours, now).is_err();
-        listener.watch(!deaf);
-        if deaf {
-            self.deaf_until = now + RETRY_NS;
+        let accepted = self.strangers.accept(listener, &self.epoll, &self.neighbours, now);
+        listener.watch(accepted.is_ok());
+        match accepted {
+            Ok(()) => {}
+            Err(errno) if errno.is_shortage() => self.deaf_until = now + RETRY_NS,
+            Err(_) => self.listener = None,
         }
     }
 

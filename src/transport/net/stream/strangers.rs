@@ -37,7 +37,7 @@ pub(super) struct Strangers {
 }
 
 impl Strangers {
-    /// Takes those that have connected, some of them. Errors: EMFILE, ENFILE, ENOMEM: they wait.
+    /// Takes those that have connected, some of them. Errors: EMFILE, ENFILE, ENOMEM; what a filter of system calls says.
     pub(super) fn accept(
         &mut self,
         listener: &Member,
