@@ -3,6 +3,7 @@
 use super::errno::Errno;
 use std::hash::{Hash, Hasher};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
@@ -201,16 +202,37 @@ pub(crate) fn is_running(pid: i32) -> bool {
     threads.is_ok_and(|threads| threads.count() > 1)
 }
 
-/// Whether no thread of the process runs: each is stopped (SIGSTOP, or a debugger) or has ended. A thread stops on its way
-/// back from the kernel, or on its way in, so none of them is within a system call. False when that cannot be told.
-pub(crate) fn is_stopped(pid: i32) -> bool {
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    let mut states = threads.map(|thread| state_in(&thread.ok()?.path().join("stat")));
-    pid > 0 && states.all(|state| matches!(state, Some('T' | 't' | 'Z' | 'X')))
+/// Whether a thread of the process is within process_vm_readv(2) or process_vm_writev(2), or may be. It is not if it is
+/// stopped (SIGSTOP, or a debugger) or frozen by a control group, which happens on the way back from the kernel, or on the
+/// way in; and not if it has ended, or sleeps in another system call.
+pub(crate) fn may_copy(pid: i32) -> bool {
+    let Ok(mut threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    let elsewhere = |thread: &Path| {
+        matches!(state_in(&thread.join("stat")), Some('T' | 't' | 'Z' | 'X'))
+            || is_frozen(thread)
+            || sleeps_elsewhere(thread)
+    };
+    pid <= 0 || threads.any(|thread| !thread.is_ok_and(|thread| elsewhere(&thread.path())))
+}
+
+/// Whether a thread is frozen: its state is that of any other that sleeps, and where it sleeps tells
+/// (kernel/signal.c, kernel/freezer.c; proc_pid_wchan(5)). The first function is mostly inlined into the second.
+fn is_frozen(thread: &Path) -> bool {
+    let place = std::fs::read_to_string(thread.join("wchan")).unwrap_or_default();
+    matches!(place.as_str(), "do_freezer_trap" | "get_signal" | "__refrigerator")
+}
+
+/// Whether a thread sleeps, and in which system call (proc_pid_syscall(5)): "running", or a number, -1 for none.
+fn sleeps_elsewhere(thread: &Path) -> bool {
+    let call = std::fs::read_to_string(thread.join("syscall")).unwrap_or_default();
+    let number = call.split_whitespace().next().and_then(|number| number.parse().ok());
+    number.is_some_and(|n: libc::c_long| {
+        n != libc::SYS_process_vm_readv && n != libc::SYS_process_vm_writev
+    })
 }
 
 /// The state in a file `stat`: it follows the name, which ends with the last ')'.
-fn state_in(stat: &std::path::Path) -> Option<char> {
+fn state_in(stat: &Path) -> Option<char> {
     let stat = std::fs::read_to_string(stat).ok()?;
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
@@ -358,27 +380,58 @@ mod tests {
         assert_eq!((version_of(""), version_of("six.one"), version_of("6")), (None, None, None));
     }
 
+    /// Whether `may_copy` becomes this, within a time.
+    fn becomes(pid: i32, copies: bool) -> bool {
+        let began = std::time::Instant::now();
+        while may_copy(pid) != copies && began.elapsed().as_secs() < 20 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        may_copy(pid) == copies
+    }
+
     #[test]
-    fn a_stopped_process_is_known() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    fn a_process_that_does_not_go_on_copies_nothing() {
+        let endless = ["-c", "while :; do :; done"];
+        let mut child = std::process::Command::new("sh").args(endless).spawn().unwrap();
         let pid = child.id() as i32;
-        let becomes = |stopped: bool| {
-            let began = std::time::Instant::now();
-            while is_stopped(pid) != stopped && began.elapsed().as_secs() < 20 {
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-            is_stopped(pid) == stopped
-        };
-        assert!(becomes(false));
+        assert!(becomes(pid, true));
         // SAFETY: a child of ours.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
-        assert!(becomes(true) && is_running(pid));
+        assert!(becomes(pid, false) && is_running(pid));
         // SAFETY: a child of ours.
         unsafe { libc::kill(pid, libc::SIGCONT) };
-        assert!(becomes(false));
+        assert!(becomes(pid, true));
+        // Who may make no control groups freezes nobody.
+        for (root, file, on, off) in [
+            ("/sys/fs/cgroup", "cgroup.freeze", "1", "0"),
+            ("/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"),
+            ("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"),
+        ] {
+            let group = Path::new(root).join(format!("udrv-test-{pid}"));
+            let is_group = Path::new(root).join("cgroup.procs").exists();
+            if !is_group || std::fs::create_dir(&group).is_err() {
+                continue;
+            }
+            let set = |file: &str, value: &str| std::fs::write(group.join(file), value).is_ok();
+            let joined = set("cgroup.procs", &pid.to_string());
+            let froze = joined && set(file, on) && becomes(pid, false);
+            let thawed = joined && set(file, off) && becomes(pid, true);
+            let left = std::fs::write(format!("{root}/cgroup.procs"), pid.to_string());
+            std::fs::remove_dir(&group).unwrap();
+            assert!(!joined || left.is_err() || froze && thawed, "{root}: {froze} {thawed}");
+        }
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!is_stopped(pid) && !is_stopped(0) && !is_stopped(super::pid()));
+        assert!(may_copy(pid) && may_copy(0));
+    }
+
+    #[test]
+    fn a_process_that_sleeps_in_another_call_copies_nothing() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let sleeps = becomes(child.id() as i32, false);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(sleeps);
     }
 
     #[test]

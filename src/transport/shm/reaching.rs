@@ -7,9 +7,10 @@
 //!
 //! 1. *Copying.* That ends by itself: a copy is bounded, and a process is not stopped within a system call.
 //! 2. *Ended.* The hang-up of its socket says so, or the kernel by its process id.
-//! 3. *Stopped* (SIGSTOP, a debugger), behind its copy or before it. Nothing tells the one from the other, and before it
-//!    is the danger: it would copy when it goes on, into memory that has another use by then. So the owner closes its gate
-//!    (`sys::gate`), a page that every copy touches first. From then on a stopped sender finds nothing to copy.
+//! 3. *Stopped* (SIGSTOP, a debugger, a frozen control group), behind its copy or before it. Nothing tells the one from the
+//!    other, and before it is the danger: it would copy when it goes on, into memory that has another use by then. So the
+//!    owner closes its gate (`sys::gate`), a page that every copy touches first. From then on a sender of which no thread
+//!    is within a copy (`process::may_copy`) finds nothing to copy.
 //!
 //! After [`GATE_NS`] the gate is closed for good, and with it for all peers of the endpoint, which go on through the rings.
 //! What has not settled after [`SETTLE_NS`] is a sender that runs, or is said to, and does not come to the end of its copy:
@@ -53,14 +54,14 @@ pub(super) struct Unsettled {
 }
 
 impl Unsettled {
-    /// It still copies, or may. `open`: so may a stopped process, when it goes on.
+    /// It still copies, or may. `open`: so may a process that is not within a copy now.
     fn is_busy(&self, open: bool) -> bool {
         let copies = Words::of(&self.memory).is_some_and(|words| !words.has_ended(self.seen));
         let ended = || {
             let hung_up = unix::receive(self.socket.as_fd(), &mut [0]);
             matches!(hung_up, unix::Received::Closed) || !process::is_running(self.pid)
         };
-        copies && !ended() && (open || !process::is_stopped(self.pid))
+        copies && !ended() && (open || process::may_copy(self.pid))
     }
 }
 
@@ -234,6 +235,27 @@ mod tests {
     use crate::transport::loopback::Loopback;
     use std::time::Instant;
 
+    /// A process that runs, and never comes to the end of anything.
+    struct Runner(std::process::Child);
+
+    impl Runner {
+        fn new() -> Self {
+            let endless = ["-c", "while :; do :; done"];
+            Self(std::process::Command::new("sh").args(endless).spawn().unwrap())
+        }
+
+        fn pid(&self) -> i32 {
+            self.0.id() as i32
+        }
+    }
+
+    impl Drop for Runner {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
     fn list(bytes: &mut [u8]) -> (SegmentList, Range) {
         let addr = bytes.as_mut_ptr().expose_provenance() as u64;
         let range = Range { addr, len: bytes.len() as u64 };
@@ -270,7 +292,8 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_peer_for_ever() {
         // One that is seen and runs, and one of another pid name space.
-        for pid in [process::pid(), 0] {
+        let runner = Runner::new();
+        for pid in [runner.pid(), 0] {
             let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
             b.shm.inbound.iter_mut().for_each(|link| link.pid = pid);
             let word = a.shm.out(peer).unwrap().producer.memory().clone();
@@ -315,7 +338,8 @@ mod tests {
     #[test]
     fn what_an_endpoint_leaves_behind_is_still_known() {
         let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
-        b.shm.inbound.iter_mut().for_each(|link| link.pid = process::pid());
+        let runner = Runner::new();
+        b.shm.inbound.iter_mut().for_each(|link| link.pid = runner.pid());
         let word = a.shm.out(peer).unwrap().producer.memory().clone();
         word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
         assert!(b.shm.inbound_of(back).is_some());
