@@ -87,7 +87,7 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
     };
     let (config, hints) = named.as_ref().map_or((config, hints), |(config, hints)| (config, hints));
     let place = place::find(request, hints, config)?;
-    place::probe(&place)?;
+    place::probe(&place, config)?;
     place.explain();
     if attributes.caps & FI_REMOTE_COMM != 0 && !config.net {
         log::info(format_args!(

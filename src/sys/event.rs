@@ -236,6 +236,26 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> Result<bool>
     Ok(n > 0)
 }
 
+/// Another descriptor of the same thing. Errors: EMFILE, and what a filter of system calls says.
+pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let forbidden = match fd.try_clone_to_owned() {
+        Ok(copy) => return Ok(copy),
+        Err(e) => Errno::from(e),
+    };
+    if forbidden.is_shortage() {
+        return Err(forbidden);
+    }
+    // Without fcntl(2) it takes two steps.
+    // SAFETY: a live descriptor; returns a new one or -1.
+    let copy = check(unsafe { libc::dup(fd.as_raw_fd()) })?;
+    // SAFETY: `copy` is new and owned by nobody else; FIOCLEX takes no argument (ioctl_tty(2)).
+    unsafe {
+        let copy = OwnedFd::from_raw_fd(copy);
+        check(libc::ioctl(copy.as_raw_fd(), libc::FIOCLEX))?;
+        Ok(copy)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -137,7 +137,8 @@ impl Kernel {
                 (OwnedFd::from(socket), port)
             }
         };
-        let inode = std::fs::File::from(fd.try_clone().ok()?).metadata().ok()?.ino() as u32;
+        let socket = std::fs::File::from(fd);
+        let inode = socket.metadata().ok()?.ino() as u32;
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let remote = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         for swapped in [true, false] {

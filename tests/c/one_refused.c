@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
  * one_refused --list
- * one_refused CALL ERROR shm|net both|first|second
+ * one_refused CALL ERROR shm|net|any both|first|second
  *
- * Two processes exchange messages and copy to and from each other, by shared memory or over the loopback interface,
- * while a seccomp filter refuses one system call with ERROR (ENOSYS or EPERM) in both of them or in one. The filter
+ * Two processes exchange messages and copy to and from each other, by shared memory, over the loopback interface, or as
+ * they like, while a seccomp filter refuses one system call with ERROR (ENOSYS or EPERM) in both of them or in one. The filter
  * begins when libfabric has loaded the provider, before fi_getinfo. --list prints the calls, one a line.
  *
  * Either all arrives, or a call of libfabric fails with an error, and the log of that process has a warning that
@@ -50,11 +50,11 @@ static const struct call {
 	CALL(getcpu) CALL(getdents64) CALL(get_mempolicy) CALL(getpeername) CALL(getrandom) CALL(getsockname) CALL(getsockopt) CALL(ioctl)
 	CALL(kill) CALL(listen) CALL(lseek) CALL(madvise) CALL(membarrier) CALL(memfd_create) CALL(mincore)
 	CALL(mprotect) CALL(mremap) CALL(munmap) CALL(newfstatat) CALL(pidfd_open) CALL(ppoll) CALL(prctl)
-	CALL(prlimit64) CALL(pread64) CALL(process_vm_readv) CALL(process_vm_writev) CALL(pwrite64) CALL(readlinkat) CALL(recvfrom)
+	CALL(prlimit64) CALL(pread64) CALL(process_vm_readv) CALL(process_vm_writev) CALL(pwrite64) CALL(readlinkat) CALL(readv) CALL(recvfrom)
 	CALL(recvmmsg) CALL(recvmsg) CALL(sched_getaffinity) CALL(sched_setaffinity) CALL(sched_yield)
 	CALL(sendmmsg) CALL(sendmsg) CALL(sendto) CALL(setsockopt) CALL(shmat) CALL(shmctl)
-	CALL(shmdt) CALL(shmget) CALL(shutdown) CALL(sigaltstack) CALL(socket) CALL(socketpair) CALL(statx)
-	CALL(tgkill) CALL(timerfd_create) CALL(timerfd_settime) CALL(userfaultfd) CALL(writev)
+	CALL(shmdt) CALL(shmget) CALL(shutdown) CALL(sigaltstack) CALL(socket) CALL(socketpair) CALL(statx) CALL(sysinfo)
+	CALL(tgkill) CALL(timerfd_create) CALL(timerfd_settime) CALL(unshare) CALL(userfaultfd) CALL(writev)
 #ifdef SYS_poll
 	CALL(access) CALL(arch_prctl) CALL(epoll_wait) CALL(poll) CALL(readlink) CALL(unlink)
 #endif
@@ -362,7 +362,8 @@ static void settle(const char *way)
 	setenv("FI_LOG_PROV", "udrv", 1);
 	setenv("FI_UDRV_IFACE", "lo", 1);
 	setenv("FI_UDRV_PEER_TIMEOUT", "5", 1);
-	setenv(strcmp(way, "shm") ? "FI_UDRV_SHM" : "FI_UDRV_NET", "0", 1);
+	if (strcmp(way, "any"))
+		setenv(strcmp(way, "shm") ? "FI_UDRV_SHM" : "FI_UDRV_NET", "0", 1);
 }
 
 int main(int argc, char **argv)

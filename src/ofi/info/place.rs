@@ -134,7 +134,7 @@ pub(super) fn find(
 }
 
 /// Opens once, and closes, what an endpoint at this place needs, because an info is a promise.
-pub(super) fn probe(place: &Place) -> Result<(), Refusal> {
+pub(super) fn probe(place: &Place, config: &Config) -> Result<(), Refusal> {
     let failed =
         |what: &'static str| move |errno: Errno| Refusal::by_system("src_addr", what, errno);
     let any_port = with_port(place.source.0, 0);
@@ -142,11 +142,11 @@ pub(super) fn probe(place: &Place) -> Result<(), Refusal> {
     // The port is ours for the moment, which makes the name unique.
     unix::listen(&format!("udrv-probe-{port}-{}", std::process::id()))
         .map_err(failed("a unix socket"))?;
-    match SharedMemory::create(4096) {
-        // Without files of that size (RLIMIT_FSIZE) peers of this node are reached over the network.
-        Ok(_) | Err(Errno(libc::EFBIG)) => Ok(()),
-        Err(e) => Err(failed("shared memory")(e)),
+    // Without it (RLIMIT_FSIZE, a filter of system calls) peers of this node are reached over the network.
+    if config.shm && !config.net {
+        SharedMemory::create(4096).map_err(failed("shared memory"))?;
     }
+    Ok(())
 }
 
 /// What `addr_format` of the hints asks for.

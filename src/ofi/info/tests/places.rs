@@ -45,7 +45,7 @@ fn without_any_names_the_preferred_interface_is_offered() {
     assert_eq!(place.reason, place::why(&LocalHost::detect().preferred(None, None).unwrap()));
     let loopback = place.source.0.ip().is_loopback();
     assert_eq!(place.reason == "no other is up", loopback);
-    place::probe(&place).unwrap();
+    place::probe(&place, &Config::default()).unwrap();
 }
 
 #[test]
@@ -217,6 +217,6 @@ fn a_place_that_cannot_be_opened_is_not_offered() {
         domain: "nosuch0".to_owned(),
         reason: "",
     };
-    let refusal = place::probe(&place).unwrap_err().to_string();
+    let refusal = place::probe(&place, &Config::default()).unwrap_err().to_string();
     assert!(refusal.starts_with("src_addr: wanted a UDP port, offered no endpoint: "), "{refusal}");
 }

@@ -10,7 +10,7 @@ use super::recovery::Recovery;
 use super::spread::Spread;
 use super::ways::{Opened, Ways};
 use super::{Made, RdmaSettings, Spot};
-use crate::sys::event::Epoll;
+use crate::sys::event::{Epoll, duplicate};
 use crate::sys::packets::Pool;
 use crate::sys::verbs::{OpenDevice, UdCounts};
 use crate::sys::{Errno, clock, process};
@@ -152,7 +152,7 @@ impl HybridLink {
 
     /// Copies of them, for a thread that waits.
     pub(crate) fn watched(&self) -> Result<Vec<OwnedFd>, Errno> {
-        self.fds().map(|fd| Ok(fd.try_clone_to_owned()?)).collect()
+        self.fds().map(duplicate).collect()
     }
 
     /// Prepares for sleep on the descriptors. False: something has arrived.
