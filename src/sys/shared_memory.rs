@@ -65,6 +65,10 @@ impl SharedMemory {
     /// `len` bytes that can no longer shrink (a shorter file would end us with SIGBUS). Errors: EINVAL,
     /// ENOMEM.
     pub(crate) fn attach(fd: &OwnedFd, len: usize) -> Result<Self> {
+        #[cfg(test)]
+        if let Some(errno) = REFUSED.get() {
+            return Err(errno);
+        }
         // SAFETY: an owned descriptor.
         let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
         if seals & libc::F_SEAL_SHRINK == 0 {
@@ -74,6 +78,15 @@ impl SharedMemory {
             return Err(Errno(libc::EINVAL));
         }
         Self::map(fd.as_fd_ref(), len, libc::MAP_POPULATE)
+    }
+
+    /// The word at `offset` of memory that a peer passed to us, and that is not mapped. `None`: that cannot be told.
+    pub(crate) fn peek(fd: &OwnedFd, offset: usize) -> Option<u32> {
+        let mut bytes = [0u8; 4];
+        let at = libc::off_t::try_from(offset).ok()?;
+        // SAFETY: an owned descriptor, and room for 4 bytes.
+        let n = unsafe { libc::pread(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), 4, at) };
+        (n == 4).then_some(u32::from_ne_bytes(bytes))
     }
 
     fn map(fd: BorrowedFd<'_>, len: usize, populate: libc::c_int) -> Result<Self> {
@@ -113,6 +126,12 @@ impl SharedMemory {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// As if the system let this thread attach nothing.
+    pub(crate) static REFUSED: std::cell::Cell<Option<Errno>> = const { std::cell::Cell::new(None) };
 }
 
 /// Length of a memfd, bytes. Whichever of two calls a filter forbids, the other one tells.

@@ -1042,6 +1042,7 @@ pub(crate) fn settle(mut settled: impl FnMut(bool) -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::shared_memory::REFUSED;
 
     #[test]
     fn who_waits_long_gives_way_where_somebody_may_need_it() {
@@ -1133,13 +1134,35 @@ mod tests {
         assert_eq!((a.unacknowledged(), a.route(to)), (0, Route::Shm));
     }
 
+    #[test]
+    fn what_is_refused_for_good_and_has_no_other_way_ends_with_the_error() {
+        let refused = Errno(libc::EPERM);
+        let (mut a, mut b) = (on_loopback(), on_loopback());
+        let to = a.connect(&b.address()).unwrap();
+        a.am_short(to, b"header", 8, |_, _| ()).unwrap();
+        REFUSED.set(Some(refused));
+        let (mut left, mut failed) = (Farewells::default(), None);
+        let begun = clock::now_ns();
+        while failed.is_none() {
+            a.poll(&mut left);
+            b.poll(&mut Farewells::default());
+            if let Err(SendError::Unreachable(errno)) = a.am_short(to, b"header", 8, |_, _| ()) {
+                failed = Some(errno);
+            }
+            assert!(clock::now_ns() - begun < 60_000_000_000, "{:?}", left.0);
+        }
+        assert_eq!((failed, &left.0[..]), (Some(refused), &[Departure::Failed(refused)][..]));
+        assert_eq!(a.unacknowledged(), 0);
+        REFUSED.set(None);
+    }
+
     #[derive(Default)]
     struct Farewells(Vec<Departure>);
 
     impl Handler for Farewells {
         fn on_peer(&mut self, _: PeerId, _: &Address) {}
         fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {
-            panic!("it has another key");
+            panic!("nothing is taken");
         }
         fn on_departure(&mut self, _: PeerId, departure: Departure) {
             self.0.push(departure);

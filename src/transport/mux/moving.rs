@@ -1,8 +1,10 @@
 //! Messages of a refused shared-memory link on their way to the peer by another transport.
 //!
 //! They count as sent, so they go before anything that is sent to the peer from now on: until the last of them is taken,
-//! its route is [`Route::Moving`], which takes no messages. The other way is the network; where there is none
-//! (FI_UDRV_NET=0) it is another shared-memory link, tried again and again until the peer has room for it.
+//! its route is [`Route::Moving`], which takes no messages. The other way is the network. Where there is none
+//! (FI_UDRV_NET=0) it is another shared-memory link, tried again and again until the peer has room for it. A peer that
+//! refused for a reason that does not pass (a filter of system calls) gets none: the messages are lost, and operations
+//! to it end with the error of the refusal.
 
 use super::{Mux, Port, Route, set_route};
 use crate::sys::{Errno, clock};
@@ -18,6 +20,9 @@ const RETRY_NS: (u64, u64) = (10_000_000, 1_000_000_000);
 #[derive(Debug)]
 pub(super) struct Moving {
     peer: PeerId,
+    /// Of the link that was refused: its process, and why.
+    pid: i32,
+    errno: Errno,
     messages: VecDeque<Message>,
     /// `None`: not chosen yet.
     to: Option<Route>,
@@ -49,9 +54,11 @@ impl Mux {
                 Err(SendError::Unreachable(errno)) => {
                     log::limited!(
                         cause: errno.0,
-                        "{} messages for a peer of this node are lost: a link was refused, and no other way is left ({errno})",
+                        "process {} of this node cannot take our shared-memory link ({errno}), and there is no other way: {} messages that were sent are lost",
+                        moving.pid,
                         moving.messages.len()
                     );
+                    self.shm.give_up(moving.peer, errno);
                     set_route(&mut self.routes, moving.peer, Route::None);
                     handler.on_departure(moving.peer, Departure::Failed(errno));
                 }
@@ -60,8 +67,18 @@ impl Mux {
     }
 
     fn take_over(&mut self, returned: Returned) {
-        let Returned { peer, mut messages } = returned;
+        let Returned { peer, pid, errno, mut messages } = returned;
         set_route(&mut self.routes, peer, Route::Moving);
+        let then = match self.net() {
+            Some(_) => Some("go over the network"),
+            None => errno.is_shortage().then_some("wait until it can"),
+        };
+        if let Some(then) = then {
+            log::limited!(
+                cause: errno.0,
+                "process {pid} of this node cannot take our shared-memory link ({errno}): its messages {then}"
+            );
+        }
         let pause = match self.moving.iter().position(|moving| moving.peer == peer) {
             // The next link was refused as well, with the first of them in it.
             Some(at) => {
@@ -74,14 +91,15 @@ impl Mux {
         let at = clock::now_ns().saturating_add(pause);
         let pause = (2 * pause).clamp(RETRY_NS.0, RETRY_NS.1);
         let (to, settles) = (None, false);
-        self.moving.push(Moving { peer, messages, to, settles, at, pause });
+        self.moving.push(Moving { peer, pid, errno, messages, to, settles, at, pause });
     }
 
     /// Nothing is sent through the link to `peer`, which was just made, before the peer has taken it.
     pub(super) fn wait_for_link(&mut self, peer: PeerId) -> Result<Route, SendError> {
         set_route(&mut self.routes, peer, Route::Moving);
         let (messages, to) = (VecDeque::new(), Some(Route::Shm));
-        self.moving.push(Moving { peer, messages, to, settles: true, at: 0, pause: 0 });
+        let (pid, errno) = (0, Errno(0));
+        self.moving.push(Moving { peer, pid, errno, messages, to, settles: true, at: 0, pause: 0 });
         Err(SendError::Again)
     }
 
@@ -104,7 +122,7 @@ impl Mux {
         }
         let to = match moving.to {
             Some(to) => to,
-            None => self.other_way(moving.peer)?,
+            None => self.other_way(moving)?,
         };
         moving.to = Some(to);
         if moving.settles && self.shm.is_settling(moving.peer) {
@@ -125,7 +143,8 @@ impl Mux {
         Ok(())
     }
 
-    fn other_way(&mut self, peer: PeerId) -> Result<Route, SendError> {
+    fn other_way(&mut self, moving: &Moving) -> Result<Route, SendError> {
+        let Moving { peer, errno, .. } = *moving;
         let unknown = SendError::Unreachable(Errno(libc::EADDRNOTAVAIL));
         let address = self.peers.address(peer).ok_or(unknown)?;
         let at = self.on_network(&address);
@@ -133,6 +152,9 @@ impl Mux {
             net.connect(peer, &at)?;
             self.networked = true;
             return Ok(Route::Net);
+        }
+        if !errno.is_shortage() {
+            return Err(SendError::Unreachable(errno));
         }
         match self.shm.connect(peer, &address)? {
             Contact::Linked => Ok(Route::Shm),

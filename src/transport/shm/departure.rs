@@ -34,7 +34,7 @@ impl Shm {
                 1
             }
             Answer::Closed if link.nonce.is_none() && self.has_withdrawn(peer, peers) => {
-                self.take_back(peer, None);
+                self.take_back(peer, Errno(libc::ECONNREFUSED));
                 1
             }
             Answer::Closed => {
@@ -60,12 +60,12 @@ impl Shm {
         handler: &mut impl Handler,
     ) {
         if reject.reason == RejectReason::Resources {
-            return self.take_back(peer, Some(reject));
+            return self.take_back(peer, reject.errno());
         }
         let address = peers.address(peer).unwrap_or(self.me);
         let lost = self.out(peer).map_or(0, refusals::lost);
         refusals::say(format_args!("{address}"), reject, lost);
-        let errno = refusals::error(reject.reason);
+        let errno = reject.errno();
         self.refusals.add(peer, errno);
         self.depart(peer, Some(errno), handler);
     }
@@ -127,7 +127,9 @@ impl Shm {
         handler: &mut impl Handler,
     ) {
         // What it had sent before was refused, unknown to it.
-        let mut closed_in_order = error.is_none() && self.read_refused(peer, handler);
+        let refused = if error.is_none() { self.read_refused(peer, handler) } else { Ok(false) };
+        let error = error.or_else(|| refused.err());
+        let mut closed_in_order = refused.unwrap_or(false);
         let mut known = false;
         if let Some(at) = self.inbound.iter().position(|link| link.peer == peer) {
             let mut link = self.inbound.swap_remove(at);
@@ -218,43 +220,13 @@ impl Shm {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{Deaf, End, end};
+    use super::super::fixture::Heard::{Left, Message};
+    use super::super::fixture::{Deaf, End, end, hears};
     use super::*;
     use crate::config::CmaPolicy;
-    use crate::transport::Address;
-
-    #[derive(PartialEq, Eq, Debug)]
-    enum Heard {
-        Message(usize),
-        Left(Departure),
-    }
-    use Heard::{Left, Message};
+    use crate::transport::SendError;
 
     const DIED: Departure = Departure::Failed(Errno(libc::EHOSTDOWN));
-
-    #[derive(Default)]
-    struct Ears(Vec<Heard>);
-
-    impl Handler for Ears {
-        fn on_peer(&mut self, _: PeerId, _: &Address) {}
-        fn on_message(&mut self, _: PeerId, _: &[u8], payload: &[u8]) {
-            self.0.push(Message(payload.len()));
-        }
-        fn on_departure(&mut self, _: PeerId, departure: Departure) {
-            self.0.push(Left(departure));
-        }
-        fn is_owed(&self, _: PeerId) -> bool {
-            false
-        }
-    }
-
-    fn hears(end: &mut End) -> Vec<Heard> {
-        let mut ears = Ears::default();
-        for _ in 0..10 {
-            end.turn(&mut ears);
-        }
-        ears.0
-    }
 
     fn send(from: &mut End, to: &End, len: usize) {
         let peer = from.peers.intern(&to.me).unwrap();
@@ -320,10 +292,23 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_life_has_sent_is_delivered_before_there_is_a_link_to_the_next() {
+        let [mut a, mut b] = end_pair();
+        send(&mut b, &a, 1000);
+        let mut b = b.next_life();
+        let peer = a.peers.intern(&b.me).unwrap();
+        assert_eq!(a.shm.connect(peer, &b.me), Err(SendError::Again));
+        assert_eq!(hears(&mut a), [Message(1000), Left(Departure::Closed)]);
+        send(&mut a, &b, 2000);
+        assert_eq!(hears(&mut b), [Message(2000)]);
+    }
+
+    #[test]
     fn a_hello_of_an_earlier_life_does_not_end_the_link_to_the_next() {
         let [mut a, mut b] = end_pair();
         send(&mut b, &a, 1000);
         let mut b = b.next_life();
+        // It waits at the door for too long.
         send(&mut a, &b, 2000);
         assert_eq!(hears(&mut b), [Message(2000)]);
         assert_eq!(hears(&mut a), []);

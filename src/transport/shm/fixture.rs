@@ -5,7 +5,7 @@ use crate::config::CmaPolicy;
 use crate::sys::net;
 use crate::transport::address::LocalHost;
 use crate::transport::peers::PeerTable;
-use crate::transport::{Address, Departure, Handler, PeerId};
+use crate::transport::{Address, Departure, Handler, PeerId, SendError};
 use std::net::SocketAddr;
 
 /// Hears nothing.
@@ -18,6 +18,38 @@ impl Handler for Deaf {
     fn is_owed(&self, _: PeerId) -> bool {
         false
     }
+}
+
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Heard {
+    /// One of so many bytes.
+    Message(usize),
+    Left(Departure),
+}
+
+#[derive(Default)]
+struct Ears(Vec<Heard>);
+
+impl Handler for Ears {
+    fn on_peer(&mut self, _: PeerId, _: &Address) {}
+    fn on_message(&mut self, _: PeerId, _: &[u8], payload: &[u8]) {
+        self.0.push(Heard::Message(payload.len()));
+    }
+    fn on_departure(&mut self, _: PeerId, departure: Departure) {
+        self.0.push(Heard::Left(departure));
+    }
+    fn is_owed(&self, _: PeerId) -> bool {
+        false
+    }
+}
+
+/// What `end` hears in a few turns.
+pub(super) fn hears(end: &mut End) -> Vec<Heard> {
+    let mut ears = Ears::default();
+    for _ in 0..10 {
+        end.turn(&mut ears);
+    }
+    ears.0
 }
 
 pub(super) struct End {
@@ -49,10 +81,14 @@ impl End {
         open(me, cma, _socket)
     }
 
-    /// Makes the link to `other`.
+    /// Makes the link to `other`. Whoever has connected to this end is not taken in before.
     pub(super) fn connect(&mut self, other: &Self) -> PeerId {
         let peer = self.peers.intern(&other.me).unwrap();
-        self.shm.connect(peer, &other.me).unwrap();
+        let begun = std::time::Instant::now();
+        while self.shm.connect(peer, &other.me) == Err(SendError::Again) {
+            assert!(begun.elapsed().as_secs() < 20);
+        }
+        assert!(self.shm.is_connected(peer));
         peer
     }
 

@@ -8,11 +8,11 @@
 
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
 use super::names::{self, Names};
-use super::refused::Refused;
+use super::refused::{Refused, Segment, Unmapped};
 use super::ring::Consumer;
 use super::{Shm, TOKEN_GREETING, TOKEN_LISTENER};
 use crate::sys::close::close_elsewhere;
-use crate::sys::event::Epoll;
+use crate::sys::event::{Epoll, wait_readable};
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::spare::{self, Spare};
 use crate::sys::unix::{self, Credentials};
@@ -32,6 +32,8 @@ const HELLO_NS: u64 = 5_000_000_000;
 const CLAIM_NS: u64 = 200_000_000;
 /// Connections of others that wait to be closed; with more none is accepted.
 const STRANGERS_MAX: usize = 16;
+/// How long a link to somebody waits for those that have connected to us to be taken in, nanoseconds.
+const CALLERS_NS: u64 = 50_000_000;
 /// How long nothing is accepted after a turn that has met other users, and after a first error, nanoseconds; after
 /// further errors it is twice as long each time, up to the last value.
 const PAUSE_NS: u64 = 1_000_000;
@@ -53,7 +55,7 @@ struct Greeting {
 #[derive(Debug)]
 struct Claim {
     hello: Hello,
-    consumer: Consumer,
+    segment: Segment,
     since: u64,
 }
 
@@ -72,6 +74,8 @@ pub(super) struct Door {
     /// The listener is not watched before; 0: it is watched.
     paused_until: u64,
     backoff: u64,
+    /// Since when somebody has waited each time that it was looked, nanoseconds; 0: nobody did the last time.
+    callers_since: u64,
     /// As if there were no descriptors left.
     #[cfg(test)]
     pub(super) full: bool,
@@ -91,6 +95,7 @@ impl Door {
             refused: Vec::new(),
             paused_until: 0,
             backoff: 0,
+            callers_since: 0,
             #[cfg(test)]
             full: false,
         })
@@ -103,6 +108,20 @@ impl Door {
             || !self.strangers.is_empty()
             || !self.refused.is_empty()
             || self.greetings.iter().any(Option::is_some)
+    }
+
+    /// Somebody has connected and is not taken in, and has not been so for long: others cannot keep us from making links.
+    pub(super) fn has_callers(&mut self) -> bool {
+        let waits = |listener: &OwnedFd| wait_readable(listener.as_fd(), 0).unwrap_or(false);
+        let some = self.names.listener.as_ref().is_some_and(waits)
+            || self.greetings.iter().any(Option::is_some);
+        let now = clock::now_ns();
+        match (some, self.callers_since) {
+            (false, _) => self.callers_since = 0,
+            (true, 0) => self.callers_since = now,
+            (true, _) => {}
+        }
+        some && now.saturating_sub(self.callers_since) < CALLERS_NS
     }
 
     /// Accepts nothing for a while.
@@ -144,12 +163,12 @@ impl Door {
 
     /// Nothing could be accepted. What will not change for the better is not tried again: the endpoint is reached
     /// over the network from now on.
-    fn on_error(&mut self, errno: Errno, port: u16, epoll: &Epoll) {
+    fn on_error(&mut self, call: &str, errno: Errno, port: u16, epoll: &Epoll) {
         let passes = errno.is_shortage();
         let then = if passes { "they wait" } else { "they are to come over the network" };
         log::limited!(
             cause: errno.0,
-            "cannot accept links of peers of this node (accept4: {errno}): {then}"
+            "cannot accept links of peers of this node ({call}: {errno}): {then}"
         );
         if passes {
             self.backoff = (2 * self.backoff).clamp(BACKOFF_NS.0, BACKOFF_NS.1);
@@ -200,27 +219,33 @@ impl Shm {
                 Ok(Some(next)) => next,
                 Ok(None) => break,
                 Err(e) => {
-                    self.door.on_error(e, self.me.port(), &self.epoll);
+                    self.door.on_error("accept4", e, self.me.port(), &self.epoll);
+                    break;
+                }
+            };
+            let who = match unix::credentials(socket.as_fd()) {
+                Ok(who) => who,
+                // It sees the listener gone when it sees this closed, and takes its messages back.
+                Err(e) => {
+                    self.door.on_error("getsockopt", e, self.me.port(), &self.epoll);
+                    self.door.strangers.push(socket);
+                    self.door.close_strangers();
                     break;
                 }
             };
             self.door.backoff = 0;
-            let credentials = unix::credentials(socket.as_fd());
-            match credentials {
-                Ok(who) if user::is_ours(&who) => {
-                    n += self.meet(socket, who, scarce, peers, handler);
-                }
-                _ => {
-                    let uid = credentials.map_or(u32::MAX, |who| who.uid);
-                    log::limited!(
-                        "user {uid} connects to udrv/{} of user {}: refused",
-                        self.me.port(),
-                        process::effective_uid()
-                    );
-                    self.door.strangers.push(socket);
-                    strangers += 1;
-                }
+            if user::is_ours(&who) {
+                n += self.meet(socket, who, scarce, peers, handler);
+                continue;
             }
+            log::limited!(
+                "user {} connects to udrv/{} of user {}: refused",
+                who.uid,
+                self.me.port(),
+                process::effective_uid()
+            );
+            self.door.strangers.push(socket);
+            strangers += 1;
         }
         if strangers > 0 {
             self.door.pause(&self.epoll, PAUSE_NS);
@@ -366,27 +391,33 @@ impl Shm {
         let memory = fds.next();
         let claimed = self.read(bytes.get(..len).unwrap_or(&[]), memory.as_ref(), cut, peers);
         self.door.strangers.extend(fds);
-        match claimed {
-            Ok((hello, memory)) => {
-                let consumer = Consumer::new(Arc::new(memory), hello.geometry);
-                Heard::Claim(Claim { hello, consumer, since: clock::now_ns() })
+        let reject = match (claimed, memory) {
+            (Ok((hello, mapped)), Some(file)) => {
+                let geometry = hello.geometry;
+                let segment = match mapped {
+                    Ok(memory) => Segment::Mapped(Consumer::new(Arc::new(memory), geometry)),
+                    Err(errno) => Segment::Unmapped(Unmapped { file, geometry, errno }),
+                };
+                return Heard::Claim(Claim { hello, segment, since: clock::now_ns() });
             }
-            Err(reject) => {
+            (Ok(_), None) => MALFORMED,
+            (Err(reject), memory) => {
                 // Whatever it is.
                 self.door.strangers.extend(memory);
-                Heard::Refused(reject)
+                reject
             }
-        }
+        };
+        Heard::Refused(reject)
     }
 
-    /// Reads a hello, and maps the segment that came with it.
+    /// Reads a hello, and maps the segment that came with it, if the system lets us.
     fn read(
         &self,
         bytes: &[u8],
         fd: Option<&OwnedFd>,
         cut: bool,
         peers: &PeerTable,
-    ) -> Result<(Hello, SharedMemory), Reject> {
+    ) -> Result<(Hello, Result<SharedMemory, Errno>), Reject> {
         match Hello::version(bytes) {
             Some(hello::VERSION) => {}
             Some(_) => {
@@ -409,11 +440,10 @@ impl Shm {
             None if cut => return Err(resources(Errno(libc::EMFILE))),
             None => return Err(MALFORMED),
         };
-        let memory = SharedMemory::attach(fd, hello.geometry.len()).map_err(|e| match e.0 {
-            libc::EINVAL => MALFORMED,
-            _ => resources(e),
-        })?;
-        Ok((hello, memory))
+        match SharedMemory::attach(fd, hello.geometry.len()) {
+            Err(Errno(libc::EINVAL)) => Err(MALFORMED),
+            mapped => Ok((hello, mapped)),
+        }
     }
 
     /// Whether the address of a hello is its sender's own: its process listens there, or did until it left.
@@ -428,7 +458,7 @@ impl Shm {
         listens.unwrap_or(true) || has_left(claim, greeting)
     }
 
-    /// Answers a hello that is believed: with a link, if there is a descriptor for it.
+    /// Answers a hello that is believed: with a link, if there is a descriptor and memory for it.
     fn admit(
         &mut self,
         greeting: Greeting,
@@ -436,31 +466,36 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let Greeting { socket, credentials, scarce, .. } = greeting;
-        let Claim { hello, consumer, .. } = claim;
-        let answer = if scarce {
-            resources(Errno(libc::EMFILE)).encode()
-        } else {
-            let features = hello::ATOMICS | hello::COLLECTIVES;
-            Welcome { nonce: self.nonce, features }.encode()
+        let Greeting { socket, credentials: Credentials { pid, .. }, scarce, .. } = greeting;
+        let Claim { hello, segment, .. } = claim;
+        let lack = match &segment {
+            Segment::Unmapped(unmapped) => Some(unmapped.errno),
+            Segment::Mapped(_) => scarce.then_some(Errno(libc::EMFILE)),
         };
-        match unix::send(socket.as_fd(), &answer, &[]) {
-            Ok(()) if scarce => {
+        let features = hello::ATOMICS | hello::COLLECTIVES;
+        let answer = match lack {
+            Some(errno) => resources(errno).encode(),
+            None => Welcome { nonce: self.nonce, features }.encode(),
+        };
+        let answered = unix::send(socket.as_fd(), &answer, &[]).is_ok();
+        match (segment, lack.filter(|_| answered)) {
+            // A sender that is gone already left its messages in the segment.
+            (Segment::Mapped(consumer), None) => {
+                self.install(hello, consumer, socket, pid, peers, handler);
+                1
+            }
+            (segment, _) => {
+                let errno = lack.unwrap_or(Errno(0));
                 log::limited!(
-                    "out of descriptors (ulimit -n): {} and others are to come over the network instead of shared memory",
+                    cause: errno.0,
+                    "cannot take the shared-memory link of {} ({errno}): it is to send another way",
                     hello.source
                 );
                 self.epoll.remove(socket.as_fd());
                 if let Some(peer) = peers.intern(&hello.source) {
-                    let (source, pid) = (hello.source, credentials.pid);
-                    self.door.refused.push(Refused { peer, source, pid, consumer });
+                    self.door.refused.push(Refused::new(peer, hello.source, pid, segment));
                 }
                 0
-            }
-            // A sender that is gone already left its messages in the segment.
-            _ => {
-                self.install(hello, consumer, socket, credentials.pid, peers, handler);
-                1
             }
         }
     }
@@ -487,7 +522,7 @@ fn refuse(socket: &OwnedFd, reject: &Reject) {
 
 /// The sender has closed, or its process has ended: what it has left is all that will come.
 fn has_left(claim: &Claim, greeting: &Greeting) -> bool {
-    claim.consumer.producer_closed()
+    claim.segment.producer_closed()
         || unix::has_hung_up(greeting.socket.as_fd())
         || !process::is_running(greeting.credentials.pid)
 }

@@ -44,6 +44,7 @@ impl Shm {
         peer: PeerId,
         address: &Address,
     ) -> Result<Contact, Errno> {
+        self.take_callers_first(peer)?;
         let (socket, credentials) = match names::find(address.port())? {
             Found::Open(socket, credentials) => (socket, credentials),
             Found::Aloof(_) => return Ok(Contact::Aloof),
@@ -53,6 +54,8 @@ impl Shm {
         if process::descriptors_are_scarce(&socket) {
             return Err(Errno(libc::EMFILE));
         }
+        // Again: what it had sent in an earlier life is here by now, if it is not yet taken in.
+        self.take_callers_first(peer)?;
         if self.inbound_of(peer).is_some_and(|link| link.has_ended(credentials.pid)) {
             // Another life than the one that listens now: it has to be seen off first.
             self.stale.push(peer);
@@ -85,7 +88,8 @@ impl Shm {
         if let Err(e) = unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()]) {
             self.epoll.remove(socket.as_fd());
             // Whoever listened there has closed meanwhile: the next look tells.
-            return Err(if e.0 == libc::EPIPE { Errno(libc::EAGAIN) } else { e });
+            let has_closed = matches!(e.0, libc::EPIPE | libc::ECONNRESET);
+            return Err(if has_closed { Errno(libc::EAGAIN) } else { e });
         }
         let link = Outbound {
             producer: Producer::new(Arc::new(memory), geometry),
@@ -109,6 +113,16 @@ impl Shm {
         Ok(Contact::Linked)
     }
 
+    /// The last messages of an earlier life of `peer` may wait at our door. They are delivered, and that life seen off,
+    /// before there is a link to the next. Errors: EAGAIN.
+    fn take_callers_first(&mut self, peer: PeerId) -> Result<(), Errno> {
+        if self.inbound_of(peer).is_some() || !self.door.has_callers() {
+            return Ok(());
+        }
+        self.urgent = true;
+        Err(Errno(libc::EAGAIN))
+    }
+
     pub(super) fn install(
         &mut self,
         hello: Hello,
@@ -125,7 +139,10 @@ impl Shm {
         // has ended.
         match self.compare(peer, pid, &hello, &consumer, peers, handler) {
             Ours::Later => {
-                log::limited!("dropped what pid {pid} sent before {} restarted", hello.source);
+                log::limited!(
+                    "what process {pid} sent before {} was restarted came too late, and is lost",
+                    hello.source
+                );
                 self.epoll.remove(socket.as_fd());
                 return;
             }

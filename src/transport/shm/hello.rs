@@ -75,6 +75,19 @@ pub(super) struct Reject {
     pub(super) detail: u32,
 }
 
+impl Reject {
+    /// The error of operations to who has said this.
+    pub(super) fn errno(&self) -> Errno {
+        Errno(match self.reason {
+            RejectReason::Key => libc::EKEYREJECTED,
+            RejectReason::User => libc::EPERM,
+            RejectReason::Version => libc::EPROTONOSUPPORT,
+            RejectReason::Resources if (1..4096).contains(&self.detail) => self.detail as i32,
+            RejectReason::Malformed | RejectReason::Resources => libc::ECONNREFUSED,
+        })
+    }
+}
+
 impl fmt::Display for Reject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { reason, detail } = self;

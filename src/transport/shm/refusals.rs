@@ -78,16 +78,6 @@ impl Shm {
     }
 }
 
-/// The error of operations to a peer that has refused a link.
-pub(super) fn error(reason: RejectReason) -> Errno {
-    Errno(match reason {
-        RejectReason::Key => libc::EKEYREJECTED,
-        RejectReason::User => libc::EPERM,
-        RejectReason::Version => libc::EPROTONOSUPPORT,
-        RejectReason::Malformed | RejectReason::Resources => libc::ECONNREFUSED,
-    })
-}
-
 /// Messages in the ring of a link that is refused: they count as sent. 0 where the peer had taken the link at first, as
 /// nobody knows then how many it has read.
 pub(super) fn lost(link: &Outbound) -> usize {

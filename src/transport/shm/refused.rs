@@ -3,16 +3,24 @@
 //! A sender writes into its segment before it has an answer, and what is there counts as sent. The receiver of a
 //! refused link reads nothing of it; the sender, when it hears of that, sets MOVED, takes its messages out of the
 //! ring again and sends them another way, in their order and before any other. A sender that ends without having set MOVED has
-//! not heard: then the receiver, which has the segment still, takes what is in the ring.
+//! not heard: then the receiver, which has the segment still, takes what is in the ring. A segment that it could not map is
+//! tried again for a while; what is in one that cannot be mapped then is lost, and the peer has failed.
 
 use super::Shm;
-use super::hello::Reject;
+use super::layout::{CLOSING, Geometry, MOVED};
 use super::ring::{Consumer, Popped};
-use crate::sys::{Errno, process};
+use crate::sys::shared_memory::SharedMemory;
+use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::{Address, Departure, Handler, PeerId};
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Between two looks at a segment that could not be mapped, and how long it is tried after its sender has left,
+/// nanoseconds.
+const LOOK_NS: u64 = 10_000_000;
+const GIVE_UP_NS: u64 = 2_000_000_000;
 
 /// One message that is to go another way.
 #[derive(Debug)]
@@ -21,11 +29,55 @@ pub(crate) struct Message {
     pub(crate) payload: Vec<u8>,
 }
 
-/// What was in the ring of a link that `peer` has refused.
+/// What was in the ring of a link that `peer`, process `pid`, has refused.
 #[derive(Debug)]
 pub(crate) struct Returned {
     pub(crate) peer: PeerId,
+    pub(crate) pid: i32,
+    /// Why it did.
+    pub(crate) errno: Errno,
     pub(crate) messages: VecDeque<Message>,
+}
+
+/// The segment of a link that somebody has made to us.
+#[derive(Debug)]
+pub(super) enum Segment {
+    Mapped(Consumer),
+    Unmapped(Unmapped),
+}
+
+/// One that could not be mapped, for this reason: it may be later.
+#[derive(Debug)]
+pub(super) struct Unmapped {
+    pub(super) file: OwnedFd,
+    pub(super) geometry: Geometry,
+    pub(super) errno: Errno,
+}
+
+impl Segment {
+    pub(super) fn producer_closed(&self) -> bool {
+        match self {
+            Self::Mapped(consumer) => consumer.producer_closed(),
+            Self::Unmapped(Unmapped { file, .. }) => SharedMemory::peek(file, CLOSING) == Some(1),
+        }
+    }
+
+    fn has_moved(&self) -> bool {
+        match self {
+            Self::Mapped(consumer) => consumer.has_moved(),
+            Self::Unmapped(Unmapped { file, .. }) => SharedMemory::peek(file, MOVED) == Some(1),
+        }
+    }
+
+    /// Maps it, if it is not mapped. False: that cannot be done.
+    fn map(&mut self) -> bool {
+        let Self::Unmapped(Unmapped { file, geometry, errno }) = self else { return true };
+        match SharedMemory::attach(file, geometry.len()) {
+            Ok(memory) => *self = Self::Mapped(Consumer::new(Arc::new(memory), *geometry)),
+            Err(e) => *errno = e,
+        }
+        matches!(self, Self::Mapped(_))
+    }
 }
 
 /// A link that was refused here, whose sender may not have heard of it yet.
@@ -34,13 +86,31 @@ pub(super) struct Refused {
     pub(super) peer: PeerId,
     pub(super) source: Address,
     pub(super) pid: i32,
-    pub(super) consumer: Consumer,
+    pub(super) segment: Segment,
+    /// When to look at one that is not mapped, and to do so no more, nanoseconds. 0: now; its sender has not left.
+    look_at: u64,
+    until: u64,
 }
 
 impl Refused {
+    pub(super) fn new(peer: PeerId, source: Address, pid: i32, segment: Segment) -> Self {
+        Self { peer, source, pid, segment, look_at: 0, until: 0 }
+    }
+
     /// The sender will not hear of it any more.
     fn is_left(&self) -> bool {
-        self.consumer.producer_closed() || !process::is_running(self.pid)
+        self.segment.producer_closed() || !process::is_running(self.pid)
+    }
+
+    /// What its sender has left can be read, or will never be.
+    fn is_ready(&mut self, now: u64) -> bool {
+        if !self.is_left() {
+            return false;
+        }
+        if self.until == 0 {
+            self.until = now.saturating_add(GIVE_UP_NS);
+        }
+        self.segment.map() || now >= self.until
     }
 }
 
@@ -48,40 +118,77 @@ impl Shm {
     /// The links that were refused here: those whose senders have taken their messages back are forgotten, and those
     /// whose senders have ended without are read.
     pub(super) fn look_after_refused(&mut self, handler: &mut impl Handler) -> usize {
-        self.door.refused.retain(|refused| !refused.consumer.has_moved());
-        let left = self.door.refused.iter().find(|refused| refused.is_left());
-        let Some(peer) = left.map(|refused| refused.peer) else { return 0 };
+        let now = clock::now_ns();
+        let mut ready = None;
+        self.door.refused.retain_mut(|refused| {
+            if now < refused.look_at {
+                return true;
+            }
+            if refused.segment.has_moved() {
+                return false;
+            }
+            if ready.is_none() && refused.is_ready(now) {
+                ready = Some(refused.peer);
+            }
+            if matches!(refused.segment, Segment::Unmapped(_)) {
+                refused.look_at = now.saturating_add(LOOK_NS);
+            }
+            true
+        });
+        let Some(peer) = ready else { return 0 };
         // With links to it, their end comes soon, and takes these messages along.
         if self.out(peer).is_some() || self.inbound_of(peer).is_some() {
             return 0;
         }
-        let closed = self.read_refused(peer, handler);
-        let died = Departure::Failed(Errno(libc::EHOSTDOWN));
-        handler.on_departure(peer, if closed { Departure::Closed } else { died });
+        let departure = match self.read_refused(peer, handler) {
+            Ok(true) => Departure::Closed,
+            Ok(false) => Departure::Failed(Errno(libc::EHOSTDOWN)),
+            Err(errno) => Departure::Failed(errno),
+        };
+        handler.on_departure(peer, departure);
         1
     }
 
     /// Delivers what `peer`, which has left, had written into links that were refused. True: it has closed in order.
-    pub(super) fn read_refused(&mut self, peer: PeerId, handler: &mut impl Handler) -> bool {
-        let mut closed = false;
+    /// Error: something of it is lost, because it cannot be mapped.
+    pub(super) fn read_refused(
+        &mut self,
+        peer: PeerId,
+        handler: &mut impl Handler,
+    ) -> Result<bool, Errno> {
+        let mut end = Ok(false);
         while let Some(at) = self.door.refused.iter().position(|refused| refused.peer == peer) {
             let mut refused = self.door.refused.swap_remove(at);
             // In this order: who has left moves nothing.
-            if !refused.is_left() || refused.consumer.has_moved() {
+            if !refused.is_left() || refused.segment.has_moved() {
                 continue;
             }
-            closed = refused.consumer.producer_closed();
-            handler.on_peer(peer, &refused.source);
-            while let Popped::Message | Popped::Handed(_) =
-                refused.consumer.pop(|header, payload| handler.on_message(peer, header, payload))
-            {
+            let closed = refused.segment.producer_closed();
+            refused.segment.map();
+            match refused.segment {
+                Segment::Mapped(mut consumer) => {
+                    end = end.map(|_| closed);
+                    handler.on_peer(peer, &refused.source);
+                    while let Popped::Message | Popped::Handed(_) =
+                        consumer.pop(|header, payload| handler.on_message(peer, header, payload))
+                    {
+                    }
+                }
+                Segment::Unmapped(Unmapped { errno, .. }) => {
+                    log::limited!(
+                        cause: errno.0,
+                        "cannot map the shared memory of {} ({errno}), which has ended: what it had sent through it is lost",
+                        refused.source
+                    );
+                    end = Err(errno);
+                }
             }
         }
-        closed
+        end
     }
 
-    /// `peer` has no room for our link, and has read nothing of it: what lies there is to go another way.
-    pub(super) fn take_back(&mut self, peer: PeerId, reject: Option<&Reject>) {
+    /// `peer` does not take our link, and has read nothing of it: what lies there is to go another way.
+    pub(super) fn take_back(&mut self, peer: PeerId, errno: Errno) {
         let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) else { return };
         self.outbound_count -= 1;
         self.epoll.remove(link.socket.as_fd());
@@ -92,19 +199,17 @@ impl Shm {
         while let Popped::Message | Popped::Handed(_) = consumer.pop(|header, payload| {
             messages.push_back(Message { header: header.to_vec(), payload: payload.to_vec() });
         }) {}
-        let detail = reject.map_or(0, |reject| reject.detail);
-        log::limited!(
-            cause: detail,
-            "a peer of this node (process {}) has no room for a shared-memory link ({}): its messages go over the network",
-            link.pid,
-            Errno(detail as i32)
-        );
         if self.inbound_of(peer).is_none() {
             self.unwatch(peer);
         }
         self.count_processes();
-        self.returned.push(Returned { peer, messages });
+        self.returned.push(Returned { peer, pid: link.pid, errno, messages });
         self.urgent = true;
+    }
+
+    /// No other way leads to `peer`, which does not take links for a reason that does not pass by itself.
+    pub(crate) fn give_up(&mut self, peer: PeerId, errno: Errno) {
+        self.refusals.add(peer, errno);
     }
 
     /// What was taken back since this was asked last.
@@ -115,40 +220,11 @@ impl Shm {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{End, end};
+    use super::super::fixture::Heard::{Left, Message as Came};
+    use super::super::fixture::{End, Heard, end, hears};
     use super::*;
     use crate::config::CmaPolicy;
-
-    #[derive(PartialEq, Eq, Debug)]
-    enum Heard {
-        Message(usize),
-        Left(Departure),
-    }
-    use Heard::{Left, Message as Came};
-
-    #[derive(Default)]
-    struct Ears(Vec<Heard>);
-
-    impl Handler for Ears {
-        fn on_peer(&mut self, _: PeerId, _: &Address) {}
-        fn on_message(&mut self, _: PeerId, _: &[u8], payload: &[u8]) {
-            self.0.push(Came(payload.len()));
-        }
-        fn on_departure(&mut self, _: PeerId, departure: Departure) {
-            self.0.push(Left(departure));
-        }
-        fn is_owed(&self, _: PeerId) -> bool {
-            false
-        }
-    }
-
-    fn hears(end: &mut End) -> Vec<Heard> {
-        let mut ears = Ears::default();
-        for _ in 0..10 {
-            end.turn(&mut ears);
-        }
-        ears.0
-    }
+    use crate::sys::shared_memory::REFUSED;
 
     fn send(from: &mut End, to: &End, lens: &[usize]) -> PeerId {
         let peer = from.connect(to);
@@ -167,27 +243,53 @@ mod tests {
 
     const LENS: [usize; 6] = [0, 8, 65536, 100, 5000, 3];
 
+    const NO_DESCRIPTOR: Errno = Errno(libc::EMFILE);
+    const NO_MEMORY: Errno = Errno(libc::ENOMEM);
+
+    /// `end` has no room for links, for this reason.
+    fn refuse(end: &mut End, errno: Option<Errno>) {
+        end.shm.refuse_all(errno == Some(NO_DESCRIPTOR));
+        REFUSED.set(errno.filter(|errno| *errno != NO_DESCRIPTOR));
+    }
+
     /// `a` has sent to `b`, which has no room; `back`: there is a link the other way.
-    fn refused(back: bool) -> (End, End, PeerId) {
+    fn refused(back: bool, errno: Errno) -> (End, End, PeerId) {
         let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto));
-        b.shm.door.full = true;
+        refuse(&mut b, None);
         if back {
             send(&mut b, &a, &[1]);
             assert_eq!(hears(&mut a), [Came(1)]);
         }
+        refuse(&mut b, Some(errno));
         let peer = send(&mut a, &b, &LENS);
         assert_eq!(hears(&mut b), []);
         assert_eq!(b.shm.door.refused.len(), 1);
         (a, b, peer)
     }
 
+    fn each_way() -> impl Iterator<Item = (bool, Errno)> {
+        [false, true].into_iter().flat_map(|back| [NO_DESCRIPTOR, NO_MEMORY].map(|e| (back, e)))
+    }
+
+    /// Until it has heard that somebody left; time passes meanwhile.
+    fn hears_the_end(end: &mut End) -> Vec<Heard> {
+        let (mut all, begun) = (Vec::new(), clock::now_ns());
+        while !matches!(all.last(), Some(Left(_))) {
+            assert!(clock::now_ns() - begun < 60_000_000_000, "{all:?}");
+            all.extend(hears(end));
+        }
+        all
+    }
+
     #[test]
     fn what_was_refused_comes_back_in_order() {
-        for back in [false, true] {
-            let (mut a, mut b, peer) = refused(back);
+        for (back, why) in each_way() {
+            let (mut a, mut b, peer) = refused(back, why);
             assert_eq!(hears(&mut a), []);
-            let [Returned { peer: whose, messages }] = &a.shm.returned()[..] else { panic!() };
-            assert_eq!(*whose, peer);
+            let [Returned { peer: whose, errno, messages, .. }] = &a.shm.returned()[..] else {
+                panic!()
+            };
+            assert_eq!((*whose, *errno), (peer, why));
             let lens: Vec<usize> = messages.iter().map(|message| message.payload.len()).collect();
             assert_eq!(lens, LENS);
             for Message { header, payload } in messages {
@@ -196,6 +298,7 @@ mod tests {
                 );
             }
             assert!(!a.shm.is_connected(peer));
+            std::thread::sleep(std::time::Duration::from_nanos(2 * LOOK_NS));
             assert_eq!(hears(&mut b), []);
             assert!(b.shm.door.refused.is_empty(), "it has heard that they go another way");
             drop(a);
@@ -206,20 +309,32 @@ mod tests {
 
     #[test]
     fn a_sender_that_leaves_before_it_hears_has_sent_all_the_same() {
-        for back in [false, true] {
-            let (a, mut b, _) = refused(back);
+        for (back, why) in each_way() {
+            let (a, mut b, _) = refused(back, why);
+            REFUSED.set(None);
             drop(a);
             let mut expected: Vec<Heard> = LENS.into_iter().map(Came).collect();
             expected.push(Left(Departure::Closed));
-            assert_eq!(hears(&mut b), expected, "{back}");
+            assert_eq!(hears_the_end(&mut b), expected, "{back} {why}");
             assert!(b.shm.door.refused.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_is_told_to_be_lost() {
+        for back in [false, true] {
+            let (a, mut b, _) = refused(back, NO_MEMORY);
+            drop(a);
+            assert_eq!(hears_the_end(&mut b), [Left(Departure::Failed(NO_MEMORY))], "{back}");
+            assert!(b.shm.door.refused.is_empty());
+            REFUSED.set(None);
         }
     }
 
     #[test]
     fn a_sender_that_has_left_before_it_is_refused_has_a_link_for_a_moment() {
         let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto));
-        b.shm.door.full = true;
+        refuse(&mut b, Some(NO_DESCRIPTOR));
         send(&mut a, &b, &LENS);
         drop(a);
         let mut expected: Vec<Heard> = LENS.into_iter().map(Came).collect();
@@ -229,9 +344,9 @@ mod tests {
 
     #[test]
     fn once_there_is_room_a_link_is_made_again() {
-        let (mut a, mut b, _) = refused(false);
+        let (mut a, mut b, _) = refused(false, NO_DESCRIPTOR);
         hears(&mut a);
-        b.shm.door.full = false;
+        refuse(&mut b, None);
         send(&mut a, &b, &[7]);
         assert_eq!(hears(&mut b), [Came(7)]);
     }
