@@ -1,175 +1,73 @@
-//! One peer's connection: its state, and what its deadlines mean.
+//! One peer's connection: its parts, and what its deadlines mean.
 
-use super::congestion::Congestion;
-use super::packet::{Hello, HelloKind, VERSION, VERSION_MIN};
-use super::path::Path;
-use super::receiving::{ACK_DELAY_NS, Assembly, Early};
-use super::sending::Outgoing;
-use super::tag::SessionKey;
+pub(super) mod coalescer;
+pub(super) mod handshake;
+mod liveness;
+mod path;
+mod receive;
+pub(super) mod submit;
+pub(super) mod transmit;
+
+use super::interface::Sink;
+use super::packet::{DATAGRAM_LEAST, DATAGRAM_START, Hello, HelloKind, VERSION, VERSION_MIN};
+use super::receiver::Receiver;
+use super::sender::Sender;
+use super::shared::Shared;
 use super::timers::NEVER;
-use super::{DATAGRAM_LEAST, DATAGRAM_START, End, HALF_OPEN_MAX, Shared, Sink};
 use crate::sys::Errno;
 use crate::transport::{Address, Departure, Mark, PeerId};
-use std::collections::VecDeque;
+use coalescer::Coalescer;
+use handshake::{ACCEPT, DOUBT, Handshake, INIT, PROBE, Phase};
+use liveness::Liveness;
+use path::{Front, Path};
 
 /// How long a handshake waits for its answer at first, nanoseconds; twice as long each time.
 const GREETING_NS: u64 = 20_000_000;
-/// The longest time between two attempts, nanoseconds.
-const RETRY_MAX_NS: u64 = 1_000_000_000;
-/// Between two looks at a silent peer that owes us something, and at any other, nanoseconds.
-const OWED_LOOK_NS: u64 = 500_000_000;
-const IDLE_LOOK_NS: u64 = 5_000_000_000;
-/// Between two looks at a side that has not proven yet that it is there, nanoseconds.
-const HALF_OPEN_LOOK_NS: u64 = 2_000_000_000;
-/// Between two questions whether a peer is there of which the network says that it is not, nanoseconds; after so many of them
-/// twice as long each time, up to a limit.
-const QUESTION_NS: u64 = 70_000_000;
-const QUESTIONS: u8 = 3;
-const QUESTION_MAX_NS: u64 = OWED_LOOK_NS;
+/// Connections whose other side has not proven yet that it is there, at most.
+pub(super) const HALF_OPEN_MAX: usize = 4096;
 
-/// How far a connection has come.
+/// Why a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Phase {
-    /// We asked for it.
-    Greeting,
-    /// The other side asked; it has not proven yet that it is there now.
-    HalfOpen,
-    /// Both sides have proven that they are there.
-    Established,
+pub(super) enum End {
+    /// With this report.
+    Departed(Departure),
+    /// Nobody knew of it.
+    Silent,
 }
 
-/// Handshake packets to send; PROBE is an INIT as long as `path` asks for, DOUBT is none, but goes
-/// with an INIT to a peer that is silent.
-pub(super) const INIT: u8 = 1;
-pub(super) const ACCEPT: u8 = 2;
-pub(super) const PROBE: u8 = 4;
-pub(super) const DOUBT: u8 = 8;
+impl End {
+    /// With an error.
+    pub(super) fn failed(errno: i32) -> Self {
+        Self::Departed(Departure::Failed(Errno(errno)))
+    }
+}
 
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: PeerId,
     pub(super) address: Address,
-    pub(super) phase: Phase,
-    /// Our number of it, and the other side's.
+    /// Our number of it.
     pub(super) id: u32,
-    pub(super) remote_id: u32,
-    pub(super) nonce: u64,
-    pub(super) peer_nonce: u64,
-    pub(super) peer_life: u64,
-    pub(super) key: Option<SessionKey>,
-    /// Which of the two sides we are, for the tags.
-    pub(super) direction: u8,
-    /// Largest datagram that both sides take, and the path, as far as is known.
-    pub(super) datagram_max: u16,
-    pub(super) path: Path,
-    /// A connection that the same peer asked for while this one exists, and the reverse.
-    pub(super) challenger: Option<u32>,
-    pub(super) incumbent: Option<u32>,
     /// The layer above has asked for it, or was told of it: it has to learn of its end.
     pub(super) known: bool,
-    /// The peer's number was made for this connection: with the connection it goes, unless somebody was told of it.
-    pub(super) provisional: bool,
-    /// The other side has answered our INIT, and nothing is known to have reached it since.
-    pub(super) unheard: bool,
-    /// Handshake packets to send.
-    pub(super) hello: u8,
-    /// Length of the longest INIT that the next ACCEPT answers, bytes.
-    pub(super) answers: u16,
-    /// [`Hello::established`] of the INIT that the next ACCEPT answers.
-    asked_by_established: bool,
-
-    /// What the other side knows; `None` before it has introduced itself.
-    pub(super) features: Option<u32>,
-    /// Messages taken from the layer above, and given to it.
-    pub(super) sent: u64,
-    pub(super) delivered: u64,
-
-    // Sending (sending.rs).
-    /// Packets from `base` on.
-    pub(super) window: VecDeque<Outgoing>,
-    pub(super) base: u64,
-    /// The first packet that was never sent.
-    pub(super) unsent: u64,
-    pub(super) in_flight: u32,
-    /// Number of the next transmission.
-    pub(super) transmission: u64,
-    /// From which one on nothing was lost lately.
-    pub(super) clean_from: u64,
-    /// The one after the last that asked for an answer.
-    pub(super) asked: u64,
-    /// Transmissions and their packets, oldest first, until a later one has arrived.
-    pub(super) transmissions: VecDeque<(u64, u64)>,
-    /// Packets to send again.
-    pub(super) lost: VecDeque<u64>,
-    /// The highest transmission that has arrived there, plus one.
-    pub(super) echoed: u64,
-    /// Packets from here on may not be sent yet.
-    pub(super) credit_end: u64,
-    pub(super) congestion: Congestion,
-    /// How many later transmissions arrive before one counts as lost.
-    pub(super) reordering: u64,
-    /// Packets that have arrived since one was last given up too early.
-    pub(super) in_order: u32,
-    pub(super) marks_seen: u32,
-    /// Timeouts in a row.
-    pub(super) attempts: u8,
-    /// The next packet asks for an answer: somebody waits for it.
-    pub(super) asks: bool,
-    /// Packets that may leave although the window is full.
-    pub(super) extra: u8,
-    pub(super) peer_pressure: bool,
-    /// The last packet takes more messages until it leaves.
-    pub(super) open: bool,
-    /// It waits for company, not because it may not leave.
-    pub(super) held: bool,
-    /// Messages by the short road since the poll of this number; when the last one came.
-    pub(super) burst: u32,
-    pub(super) burst_poll: u64,
-    pub(super) pushed_at: u64,
-
-    // Receiving (receiving.rs).
-    pub(super) expected: u64,
-    /// The highest transmission that has arrived here plus one, and when.
-    pub(super) arrived: u64,
-    pub(super) arrived_at: u64,
-    pub(super) early: Option<Box<Early>>,
-    pub(super) assembly: Option<Box<Assembly>>,
-    /// Packets since the last acknowledgement.
-    pub(super) unacked: u16,
-    pub(super) ack_now: bool,
-    pub(super) marks: u32,
-    /// The epoch in which it last sent (`Shared::count_sender`).
-    pub(super) epoch: u64,
-
-    // Time.
-    pub(super) ack_at: u64,
-    /// That was put off once.
-    pub(super) ack_waits: bool,
-    pub(super) retry_at: u64,
-    look_at: u64,
-    /// In patience, not in time.
-    heard_at: u64,
-    owed_since: u64,
-    /// Our INITs are answered: the other side has another job key.
-    pub(super) key_refused: bool,
-    pub(super) refusals: u8,
-    pub(super) refused_at: u64,
-    /// When it was asked last for that reason, nanoseconds, and how often since it was heard of.
-    asked_at: u64,
-    questions: u8,
-    /// The entry in the timers.
-    pub(super) timer_at: u64,
     /// It waits for its turn to send.
     pub(super) queued: bool,
+    /// The entry in the timers.
+    pub(super) timer_at: u64,
+    pub(super) handshake: Handshake,
+    pub(super) path: Path,
+    pub(super) sender: Sender,
+    pub(super) receiver: Receiver,
+    pub(super) liveness: Liveness,
+    pub(super) coalescer: Coalescer,
 }
 
 impl Connection {
     pub(super) fn new(
-        shared: &Shared,
+        shared: &mut Shared,
         peer: PeerId,
         address: Address,
-        nonce: u64,
         phase: Phase,
         now: u64,
     ) -> Self {
@@ -177,129 +75,38 @@ impl Connection {
         Self {
             peer,
             address,
-            phase,
             id: 0,
-            remote_id: 0,
-            nonce,
-            peer_nonce: 0,
-            peer_life: 0,
-            key: None,
-            direction: 0,
-            datagram_max: shared.settings.datagram_max.min(DATAGRAM_START) as u16,
-            path: Path::default(),
-            challenger: None,
-            incumbent: None,
             known: phase == Phase::Greeting,
-            provisional: false,
-            unheard: false,
-            hello: 0,
-            features: None,
-            sent: 0,
-            delivered: 0,
-            answers: 0,
-            asked_by_established: false,
-            window: VecDeque::new(),
-            base: first,
-            unsent: first,
-            in_flight: 0,
-            transmission: first + 1,
-            clean_from: first + 1,
-            asked: first + 1,
-            transmissions: VecDeque::new(),
-            lost: VecDeque::new(),
-            echoed: first + 1,
-            credit_end: first,
-            congestion: Congestion::new(),
-            reordering: super::sending::REORDERING_MIN,
-            in_order: 0,
-            marks_seen: 0,
-            attempts: 0,
-            asks: false,
-            extra: 0,
-            peer_pressure: false,
-            open: false,
-            held: false,
-            burst: 0,
-            burst_poll: 0,
-            pushed_at: 0,
-            expected: first,
-            arrived: first + 1,
-            arrived_at: 0,
-            early: None,
-            assembly: None,
-            unacked: 0,
-            ack_now: false,
-            marks: 0,
-            epoch: 0,
-            ack_at: NEVER,
-            ack_waits: false,
-            retry_at: NEVER,
-            look_at: now + if phase == Phase::HalfOpen { HALF_OPEN_LOOK_NS } else { OWED_LOOK_NS },
-            heard_at: shared.patience,
-            owed_since: shared.patience,
-            key_refused: false,
-            refusals: 0,
-            refused_at: 0,
-            asked_at: 0,
-            questions: 0,
-            timer_at: NEVER,
             queued: false,
+            timer_at: NEVER,
+            handshake: Handshake::new(phase, shared.random()),
+            path: Path::new(shared.settings.datagram_max.min(DATAGRAM_START)),
+            sender: Sender::new(first),
+            receiver: Receiver::new(first),
+            liveness: Liveness::new(phase == Phase::HalfOpen, shared.patience, now),
+            coalescer: Coalescer::default(),
         }
-    }
-
-    /// Asks for the connection.
-    pub(super) fn greet(&mut self) {
-        self.hello |= INIT;
-    }
-
-    /// Agrees to `init`, of `len` bytes.
-    pub(super) fn accept(&mut self, init: &Hello, len: usize) {
-        self.hello |= ACCEPT;
-        self.asked_by_established = init.established;
-        self.answers = self.answers.max(u16::try_from(len).unwrap_or(u16::MAX));
-    }
-
-    /// The other side has introduced itself, and knows `feature`.
-    #[inline]
-    pub(super) fn knows(&self, feature: u32) -> bool {
-        self.features.is_some_and(|all| all & feature != 0)
-    }
-
-    /// Largest datagram to this peer, bytes.
-    pub(super) fn datagram_room(&self) -> usize {
-        usize::from(self.datagram_max)
     }
 
     /// The other side, as it has introduced itself.
     pub(super) fn adopt(&mut self, shared: &Shared, hello: &Hello) {
-        if !self.is_with(hello) && self.window.is_empty() {
+        if !self.handshake.is_with(hello) && self.sender.window.packets.is_empty() {
             // It has as long as those before to answer. Nobody here waits for it.
-            self.heard(shared);
+            self.liveness.heard(shared.patience);
         }
-        self.remote_id = hello.connection;
-        self.peer_nonce = hello.nonce;
-        self.peer_life = hello.life;
-        self.features = Some(hello.features);
-        let ours = shared.settings.datagram_max;
-        self.both_take(ours.min(usize::from(hello.datagram_max).max(DATAGRAM_LEAST)) as u16);
-        self.credit_end = self.base + u64::from(hello.credit.max(1));
-        let mine = (shared.settings.life, self.nonce);
-        let theirs = (hello.life, hello.nonce);
-        self.direction = u8::from(mine > theirs);
-        self.key = Some(shared.settings.key.session(mine, theirs));
-    }
-
-    /// Whether `hello` is of the life and the connection that we know.
-    pub(super) fn is_with(&self, hello: &Hello) -> bool {
-        self.peer_life == hello.life && self.peer_nonce == hello.nonce
+        let settings = &shared.settings;
+        self.handshake.adopt(hello, settings.life, &settings.key);
+        let theirs = usize::from(hello.datagram_max).max(DATAGRAM_LEAST);
+        self.path.both_take(settings.datagram_max.min(theirs) as u16);
+        self.sender.grant(hello.credit);
     }
 
     /// A handshake packet from us.
     pub(super) fn hello(&self, shared: &Shared, kind: HelloKind) -> Hello {
-        let settings = &shared.settings;
+        let (settings, handshake) = (&shared.settings, &self.handshake);
         let (answered, established) = match kind {
-            HelloKind::Accept => (self.answers, self.asked_by_established),
-            _ => (0, self.phase == Phase::Established),
+            HelloKind::Accept => (handshake.answers, handshake.asked_by_established),
+            _ => (0, handshake.is_established()),
         };
         Hello {
             kind,
@@ -312,39 +119,61 @@ impl Connection {
             answered,
             credit: shared.credit(),
             life: settings.life,
-            nonce: self.nonce,
-            echo: self.peer_nonce,
+            nonce: handshake.nonce,
+            echo: handshake.echo,
             address: settings.address,
-            dest: self.remote_id,
+            dest: handshake.remote.map_or(0, |remote| remote.id),
             dest_port: self.address.port(),
             tag: 0,
         }
     }
 
+    /// Both sides have proven that they are there.
+    pub(super) fn on_established(&mut self, shared: &Shared, now: u64) {
+        let hellos = &mut self.handshake.hellos;
+        self.handshake.phase = Phase::Established;
+        *hellos &= !(INIT | PROBE | DOUBT);
+        self.sender.timeout.reset();
+        self.path.on_established(self.sender.window.base, now, hellos);
+        self.liveness.heard(shared.patience);
+        self.liveness.owe(shared.patience, now);
+    }
+
+    /// The other side has answered an INIT of `len` bytes.
+    pub(super) fn on_answered(&mut self, len: u16, now: u64) {
+        let (front, hellos) = (self.front(), &mut self.handshake.hellos);
+        if !self.path.on_probe_answer(len, now, hellos) {
+            // One that asked for something else than the path may wait for the proof.
+            self.receiver.acknowledgement.now = true;
+        }
+        let timeout = &mut self.sender.timeout;
+        if timeout.attempts > 0 {
+            // It is there: what waits for an answer need not wait longer.
+            self.path.on_answer(len, timeout.attempts, front, hellos);
+            timeout.attempts = 0;
+            timeout.at = now;
+        }
+    }
+
+    /// The network carries datagrams of at most `carried` bytes there. Returns true if packets are longer.
+    pub(super) fn carry_at_most(&mut self, carried: usize) -> bool {
+        let carried = self.path.carry_at_most(carried, &mut self.handshake.hellos);
+        self.sender.window.packets.iter().any(|packet| packet.bytes.len() > carried)
+    }
+
+    fn front(&self) -> Front {
+        Front { base: self.sender.window.base, sent: self.sender.first_sent() }
+    }
+
     /// Up to where the other side has acknowledged what was sent.
     pub(super) fn acknowledged(&self) -> Mark {
-        Mark { connection: self.id, psn: self.base as u32 }
-    }
-
-    /// A sign of life.
-    #[inline]
-    pub(super) fn heard(&mut self, shared: &Shared) {
-        self.heard_at = shared.patience;
-        self.refusals = 0;
-        self.questions = 0;
-    }
-
-    /// Something is owed from now on.
-    #[inline]
-    pub(super) fn owe(&mut self, shared: &Shared, now: u64) {
-        self.owed_since = shared.patience;
-        self.look_at = self.look_at.min(now + OWED_LOOK_NS);
+        Mark { connection: self.id, psn: self.sender.window.base as u32 }
     }
 
     /// When it has to be looked at.
-    #[inline]
     pub(super) fn deadline(&self) -> u64 {
-        self.ack_at.min(self.retry_at).min(self.look_at).min(self.path.due())
+        let acknowledgement = self.receiver.acknowledgement.at;
+        acknowledgement.min(self.sender.timeout.at).min(self.liveness.look_at).min(self.path.due())
     }
 
     /// A deadline has come.
@@ -354,137 +183,85 @@ impl Connection {
         now: u64,
         sink: &impl Sink,
     ) -> Option<End> {
-        if self.ack_at <= now {
-            // Whoever wrote with a device meanwhile will have something to say soon, which acknowledges as well; and
-            // what has only just arrived may be the end of a long message, which is answered next.
-            let later = shared.back_at.max(self.arrived_at) + ACK_DELAY_NS;
-            let waits = later > now && !self.ack_waits;
-            self.ack_waits = waits;
-            self.ack_now |= !waits;
-            self.ack_at = if waits { later } else { NEVER };
-        }
-        if self.retry_at <= now {
+        self.receiver.on_deadline(now, shared.back_at);
+        if self.sender.timeout.at <= now {
             self.retry(shared, now);
         }
         if self.path.due() <= now {
-            self.probe_again(now);
+            let window = &self.sender.window;
+            let hellos = &mut self.handshake.hellos;
+            self.path.probe_again(window.base, !window.packets.is_empty(), now, hellos);
         }
-        if self.look_at <= now {
-            return self.look(shared, now, sink);
-        }
-        None
+        if self.liveness.look_at <= now { self.look(shared, now, sink) } else { None }
     }
 
+    /// No answer has come in time.
     fn retry(&mut self, shared: &mut Shared, now: u64) {
-        self.attempts = self.attempts.saturating_add(1);
+        self.sender.timeout.on_timeout();
         shared.counts.timeouts += 1;
-        match self.phase {
-            Phase::Greeting => self.hello |= INIT,
-            Phase::HalfOpen => self.hello |= INIT | ACCEPT,
+        match self.handshake.phase {
+            Phase::Greeting => self.handshake.hellos |= INIT,
+            Phase::HalfOpen => self.handshake.hellos |= INIT | ACCEPT,
             Phase::Established => {
                 let first = u64::from(shared.settings.first_psn);
-                if std::mem::take(&mut self.unheard) && self.base == first {
+                let unheard = std::mem::take(&mut self.handshake.unheard);
+                if unheard && self.sender.window.base == first {
                     // Somebody may have sent an old INIT to it since it answered ours: this one
                     // says that ours is the new one.
-                    self.hello |= INIT;
+                    self.handshake.hellos |= INIT;
                 }
-                self.send_again();
-                self.ask_path();
+                if self.sender.timeout.is_suspicious() {
+                    self.handshake.hellos |= INIT | DOUBT;
+                }
+                self.sender.send_again();
+                self.path.ask(self.front(), &mut self.handshake.hellos);
+                self.sender.restart(now);
+                return;
             }
         }
-        self.retry_at = now + self.patience_ns(shared);
+        self.wait_for_greeting(shared, now);
     }
 
-    /// How long to wait for an answer now.
-    pub(super) fn patience_ns(&self, shared: &mut Shared) -> u64 {
-        let doubled = |ns: u64| (ns << self.attempts.min(10)).min(RETRY_MAX_NS);
-        match self.phase {
-            Phase::Established => doubled(self.congestion.timeout_ns()),
-            _ => {
-                let wait = doubled(GREETING_NS);
-                shared.jittered(wait)
-            }
-        }
-    }
-
-    /// The network says that nobody is there, which may be made up: asks, but not more often than it is worth. Once an
-    /// INIT was refused as well, the next one goes without such a message.
-    pub(super) fn ask_whether_there(&mut self, now: u64) {
-        let pause = |questions: u8| {
-            (QUESTION_NS << questions.saturating_sub(QUESTIONS).min(3)).min(QUESTION_MAX_NS)
-        };
-        if self.asked_at == 0 || self.asked_at + pause(self.questions) <= now {
-            // While only strangers say so, a device's path is not doubted.
-            self.hello |= INIT | if self.refusals > 0 { DOUBT } else { 0 };
-            self.asked_at = now;
-            self.questions = self.questions.saturating_add(1);
-        }
-        if self.refusals > 0 {
-            self.look_at = self.look_at.min(self.asked_at + pause(self.questions));
-        }
+    /// The other side has some time to answer the handshake.
+    fn wait_for_greeting(&mut self, shared: &mut Shared, now: u64) {
+        let timeout = &mut self.sender.timeout;
+        timeout.at = now + shared.jittered(timeout.doubled(GREETING_NS));
     }
 
     /// Is the other side still there?
     fn look(&mut self, shared: &mut Shared, now: u64, sink: &impl Sink) -> Option<End> {
-        let end = self.look_for_life(shared, now, sink);
-        if end.is_none() && self.refusals > 0 && self.phase == Phase::Established {
-            self.ask_whether_there(now);
-        }
-        end
-    }
-
-    fn look_for_life(&mut self, shared: &mut Shared, now: u64, sink: &impl Sink) -> Option<End> {
-        let waiting = !self.window.is_empty() || self.phase == Phase::Greeting;
-        if self.phase == Phase::HalfOpen && !waiting {
+        let (patience, phase) = (shared.patience, self.handshake.phase);
+        let timeout = shared.settings.peer_timeout_ns;
+        let waiting = !self.sender.window.packets.is_empty() || phase == Phase::Greeting;
+        let (liveness, hellos) = (&mut self.liveness, &mut self.handshake.hellos);
+        if phase == Phase::HalfOpen && !waiting {
             // Its process may be stopped before it reads our answer, and believe afterwards that we
             // know of it.
-            let silent = shared.patience - self.heard_at.min(shared.patience);
-            if silent >= shared.settings.peer_timeout_ns || shared.half_open >= HALF_OPEN_MAX {
+            let silent = liveness.look_at_half_open(patience, now);
+            if silent >= timeout || shared.half_open >= HALF_OPEN_MAX {
                 return Some(End::Silent);
             }
-            self.look_at = now + HALF_OPEN_LOOK_NS;
-            return None;
+        } else if !waiting && !sink.is_owed(self.peer) {
+            liveness.rest(now);
+            self.sender.window.trim();
+        } else if !liveness.look_at_debtor(patience, timeout, now, hellos) {
+            let refused = self.handshake.key_refused;
+            return Some(End::failed(if refused { libc::EKEYREJECTED } else { libc::ETIMEDOUT }));
         }
-        if !waiting && !sink.is_owed(self.peer) {
-            self.owed_since = NEVER;
-            self.look_at = now + IDLE_LOOK_NS;
-            self.trim();
-            return None;
+        if liveness.refusals > 0 && phase == Phase::Established {
+            liveness.ask(now, hellos);
         }
-        if self.owed_since == NEVER {
-            self.owed_since = shared.patience;
-        }
-        let timeout = shared.settings.peer_timeout_ns;
-        let silent = shared.patience - self.heard_at.max(self.owed_since).min(shared.patience);
-        if silent >= timeout {
-            let errno = if self.key_refused { libc::EKEYREJECTED } else { libc::ETIMEDOUT };
-            return Some(End::Departed(Departure::Failed(Errno(errno))));
-        }
-        let every = OWED_LOOK_NS.min(timeout / 8).max(1_000_000);
-        if silent >= every {
-            self.hello |= INIT | DOUBT;
-        }
-        self.look_at = now + every;
         None
     }
 
-    /// Gives back memory that a busier time has left behind.
-    fn trim(&mut self) {
-        self.window.shrink_to_fit();
-        self.transmissions.retain(|(_, psn)| *psn >= self.base);
-        self.transmissions.shrink_to_fit();
-        self.lost.clear();
-        self.lost.shrink_to_fit();
+    /// Asks whether the other side is there: the network says that it is not.
+    pub(super) fn ask_whether_there(&mut self, now: u64) {
+        self.liveness.ask(now, &mut self.handshake.hellos);
     }
 
     /// Gives all buffers back.
-    pub(super) fn release(mut self, shared: &mut Shared) {
-        shared.unacknowledged -= self.window.len();
-        for packet in self.window.drain(..) {
-            shared.buffers.give(packet.bytes);
-        }
-        if let Some(early) = self.early.take() {
-            early.release(shared);
-        }
+    pub(super) fn release(self, shared: &mut Shared) {
+        shared.unacknowledged -= self.sender.window.release(&mut shared.buffers);
+        self.receiver.release(shared);
     }
 }

@@ -4,21 +4,29 @@
 //! packet that someone has sent again. Therefore nothing that exists is given up for an INIT: the
 //! other side has to answer to a nonce of ours first.
 
-use super::connection::{ACCEPT, Connection, DOUBT, INIT, PROBE, Phase};
+use super::Reliable;
+use super::connection::handshake::{ACCEPT, INIT, Phase, Rival};
+use super::connection::{Connection, End, HALF_OPEN_MAX};
+use super::interface::Sink;
 use super::packet::{
     HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_KEY, REFUSED_VERSION, VERSION, VERSION_MIN,
 };
-use super::tag::{JobKey, same};
-use super::timers::NEVER;
-use super::{
-    COOKIE_SHIFT, End, HALF_OPEN_FREE, HALF_OPEN_MAX, HINTS_MAX, HINTS_NS, REPLIES_MAX, Reliable,
-    Sink,
-};
-use crate::sys::Errno;
+use super::tag::same;
 use crate::telemetry::log;
 use crate::transport::address::WIRE_LEN;
 use crate::transport::net::neighbours::Standing;
-use crate::transport::{Address, Departure, PeerId};
+use crate::transport::{Address, PeerId};
+
+/// Connections whose other side has not proven yet that it is there, of which on INITs of unknown peers have to come from
+/// where they say: nothing is kept of those that do not (PROTOCOL.md §7.2).
+pub(super) const HALF_OPEN_FREE: usize = 64;
+/// For how long a proof of that is good, once or twice, as a power of two of nanoseconds.
+const COOKIE_SHIFT: u32 = 33;
+/// Answers to strangers that wait to be sent.
+const REPLIES_MAX: usize = 64;
+/// Senders of handshakes that are told that their job key is another one, at most so many in this time, nanoseconds.
+pub(super) const HINTS_MAX: u32 = 64;
+const HINTS_NS: u64 = 1_000_000_000;
 
 impl Reliable {
     pub(super) fn on_hello(
@@ -44,14 +52,16 @@ impl Reliable {
             return;
         }
         if hello.version < VERSION_MIN || hello.version_min > VERSION {
-            self.refuse_version(hello);
-            return;
+            return self.refuse_version(hello);
         }
-        match hello.kind {
-            HelloKind::Init => self.on_init(now, from, hello, bytes.len(), sink),
-            HelloKind::Accept => self.on_accept(now, hello, sink),
-            HelloKind::Refuse => self.on_refuse(hello, sink),
-            HelloKind::Retry => self.on_retry(hello, sink),
+        if hello.kind == HelloKind::Init {
+            return self.on_init(now, from, hello, bytes.len(), sink);
+        }
+        match (self.addressee(hello, sink), hello.kind) {
+            (None, _) => self.shared.counts.stray += 1,
+            (Some(place), HelloKind::Refuse) => self.on_refuse(place, hello, sink),
+            (Some(place), HelloKind::Retry) => self.on_retry(place, hello),
+            (Some(place), _) => self.on_accept(place, now, hello, sink),
         }
     }
 
@@ -70,14 +80,21 @@ impl Reliable {
         if now.saturating_sub(self.hints_since) >= HINTS_NS {
             (self.hints, self.hints_since) = (0, now);
         }
-        if self.hints >= HINTS_MAX {
+        self.hints += 1;
+        if self.hints > HINTS_MAX {
             return;
         }
-        self.hints += 1;
         // Its sender waits for an answer, and cannot know why none comes. What it is told has no tag, which tells
         // nothing of our key; repeats what only the receiver of its INIT knows; goes where that came from; and is
         // not longer than that.
-        self.replies.push_back((*from, self.refusal(hello, REFUSED_KEY).encode()));
+        self.reply(*from, self.refusal(hello, REFUSED_KEY).encode());
+    }
+
+    /// Answers somebody without a connection, unless too many answers wait.
+    fn reply(&mut self, to: Address, packet: [u8; HELLO_LEN]) {
+        if self.replies.len() < REPLIES_MAX {
+            self.replies.push_back((to, packet));
+        }
     }
 
     /// The peer says that our INIT has another job key than it has. Anybody on the way may have said so: it is told, and
@@ -85,10 +102,9 @@ impl Reliable {
     #[cold]
     fn on_other_key(&mut self, hello: &Hello) {
         let source = self.shared.settings.key_source;
-        let place = hello.dest & ((1 << super::PLACE_BITS) - 1);
-        let Some(c) = self.at(place) else { return };
-        let asked = c.id == hello.dest && c.nonce == hello.echo && c.phase == Phase::Greeting;
-        if asked && !std::mem::replace(&mut c.key_refused, true) {
+        let Some((_, c)) = self.table.numbered(hello.dest) else { return };
+        let asked = c.handshake.nonce == hello.echo && c.handshake.phase == Phase::Greeting;
+        if asked && !std::mem::replace(&mut c.handshake.key_refused, true) {
             log::limited!(
                 "{} does not accept our packets: it has another job key (ours: {source}; fi_udrv(7), Job keys)",
                 c.address
@@ -99,10 +115,9 @@ impl Reliable {
     /// The connection that `hello` answers to. The answer has to come from whom we asked: somebody
     /// may have sent our question elsewhere.
     fn addressee(&mut self, hello: &Hello, sink: &impl Sink) -> Option<u32> {
-        let place = hello.dest & ((1 << super::PLACE_BITS) - 1);
         let from = sink.find(&hello.address)?;
-        let c = self.at(place)?;
-        (c.id == hello.dest && c.nonce == hello.echo && c.peer == from).then_some(place)
+        let (place, c) = self.table.numbered(hello.dest)?;
+        (c.handshake.nonce == hello.echo && c.peer == from).then_some(place)
     }
 
     /// The sender of an INIT that came from `from` is of another host, or of this user: what is sent to it, wherever
@@ -116,8 +131,8 @@ impl Reliable {
 
     /// `hello` is of a connection that both sides have proven.
     fn is_known(&mut self, hello: &Hello, main: Option<u32>) -> bool {
-        let c = main.and_then(|place| self.at(place));
-        c.is_some_and(|c| c.phase == Phase::Established && c.is_with(hello))
+        let c = main.and_then(|place| self.table.at(place));
+        c.is_some_and(|c| c.handshake.is_established() && c.handshake.is_with(hello))
     }
 
     /// `len`: of the whole datagram.
@@ -130,7 +145,7 @@ impl Reliable {
         sink: &mut impl Sink,
     ) {
         let known = sink.find(&hello.address);
-        let main = known.and_then(|peer| self.place_of(peer));
+        let main = known.and_then(|peer| self.table.place_of(peer));
         let crowded = main.is_none() && self.shared.half_open >= HALF_OPEN_FREE;
         if crowded && !self.has_cookie(now, hello) {
             self.ask_again(now, hello);
@@ -145,39 +160,36 @@ impl Reliable {
         };
         let Some(main) = main else {
             let made = self.half_open(now, peer, hello, len, None);
-            match made.and_then(|place| self.at(place)) {
-                Some(c) => c.provisional = known.is_none(),
+            match made.and_then(|place| self.table.at(place)) {
+                Some(c) => c.handshake.provisional = known.is_none(),
                 None if known.is_none() => sink.forget(peer),
                 None => {}
             }
             return;
         };
-        let place = match self.at(main) {
-            Some(c) if c.phase == Phase::Established && !c.is_with(hello) => {
-                // Another life, or another connection, of the same address: it has to prove that it
-                // is not an old packet.
-                if c.nonce == hello.echo {
-                    // Two lives have answered one question of ours: which of them is there?
-                    c.hello |= INIT;
-                    self.settle(main);
-                    return;
-                }
-                match c.challenger {
-                    Some(place) => place,
-                    None => {
-                        self.half_open(now, peer, hello, len, Some(main));
-                        return;
-                    }
-                }
-            }
-            Some(_) => main,
-            None => return,
-        };
-        let slot = self.slots.get_mut(place as usize);
-        let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
-        if c.phase == Phase::Established {
-            c.heard(&self.shared);
-        } else if hello.echo != 0 && (hello.echo, hello.dest) == (c.nonce, c.id) {
+        let Some(c) = self.table.at(main) else { return };
+        if !c.handshake.is_established() || c.handshake.is_with(hello) {
+            return self.take_init(main, now, hello, len, sink);
+        }
+        // Another life, or another connection, of the same address: it has to prove that it
+        // is not an old packet.
+        if c.handshake.nonce == hello.echo {
+            // Two lives have answered one question of ours: which of them is there?
+            c.handshake.hellos |= INIT;
+            self.settle(main);
+        } else if let Some(Rival::Challenger(place)) = c.handshake.rival {
+            self.take_init(place, now, hello, len, sink);
+        } else {
+            self.half_open(now, peer, hello, len, Some(main));
+        }
+    }
+
+    /// An INIT of `len` bytes is for the connection at `place`.
+    fn take_init(&mut self, place: u32, now: u64, hello: &Hello, len: usize, sink: &mut impl Sink) {
+        let Some(c) = self.table.at(place) else { return };
+        if c.handshake.is_established() {
+            c.liveness.heard(self.shared.patience);
+        } else if hello.echo != 0 && (hello.echo, hello.dest) == (c.handshake.nonce, c.id) {
             // It has got our answer, and knows a nonce that no old packet can know.
             c.adopt(&self.shared, hello);
             if !self.establish(place, now, sink) {
@@ -185,17 +197,17 @@ impl Reliable {
             }
         } else {
             // We asked at the same time, or it asks again, or somebody sends an old packet.
-            self.shared.half_open += usize::from(c.phase == Phase::Greeting);
-            c.phase = Phase::HalfOpen;
-            if c.hello & ACCEPT != 0 && !c.is_with(hello) {
-                let answer = c.hello(&self.shared, HelloKind::Accept);
-                self.replies.push_back((c.address, answer.signed(&self.shared.settings.key)));
-                self.replies.truncate(REPLIES_MAX);
-            }
+            self.shared.half_open += usize::from(c.handshake.phase == Phase::Greeting);
+            c.handshake.phase = Phase::HalfOpen;
+            let answer = (c.handshake.hellos & ACCEPT != 0 && !c.handshake.is_with(hello))
+                .then(|| (c.address, c.hello(&self.shared, HelloKind::Accept)));
             c.adopt(&self.shared, hello);
+            if let Some((to, answer)) = answer {
+                self.reply(to, answer.signed(&self.shared.settings.key));
+            }
         }
-        if let Some(c) = self.at(place) {
-            c.accept(hello, len);
+        if let Some(c) = self.table.at(place) {
+            c.handshake.accept(hello, len);
         }
         self.settle(place);
     }
@@ -213,16 +225,14 @@ impl Reliable {
             self.shared.counts.no_room += 1;
             return None;
         }
-        let nonce = self.shared.random();
-        let address = hello.address;
-        let mut c = Connection::new(&self.shared, peer, address, nonce, Phase::HalfOpen, now);
+        let mut c = Connection::new(&mut self.shared, peer, hello.address, Phase::HalfOpen, now);
         c.adopt(&self.shared, hello);
-        c.accept(hello, len);
-        c.incumbent = incumbent;
-        let place = self.insert(c, incumbent.is_none())?;
+        c.handshake.accept(hello, len);
+        c.handshake.rival = incumbent.map(Rival::Incumbent);
+        let place = self.table.insert(Box::new(c), incumbent.is_none())?;
         self.shared.half_open += 1;
-        if let Some(incumbent) = incumbent.and_then(|place| self.at(place)) {
-            incumbent.challenger = Some(place);
+        if let Some(incumbent) = incumbent.and_then(|place| self.table.at(place)) {
+            incumbent.handshake.rival = Some(Rival::Challenger(place));
         }
         self.settle(place);
         Some(place)
@@ -249,80 +259,53 @@ impl Reliable {
 
     /// Many ask: this one shall show that it is where it says. It is told to who is there, which costs nothing to keep.
     fn ask_again(&mut self, now: u64, init: &Hello) {
-        if self.replies.len() >= REPLIES_MAX {
-            return;
-        }
         let nonce = self.cookie(now >> COOKIE_SHIFT, init);
         let answer = Hello { kind: HelloKind::Retry, nonce, ..self.refusal(init, 0) };
-        self.replies.push_back((init.address, answer.signed(&self.shared.settings.key)));
+        self.reply(init.address, answer.signed(&self.shared.settings.key));
     }
 
     /// The other side wants to hear our INIT once more, with what it says.
-    fn on_retry(&mut self, hello: &Hello, sink: &impl Sink) {
-        let Some(place) = self.addressee(hello, sink) else {
-            self.shared.counts.stray += 1;
-            return;
-        };
-        let Some(c) = self.at(place) else { return };
-        if c.phase == Phase::Greeting && c.peer_nonce != hello.nonce {
-            c.peer_nonce = hello.nonce;
-            c.hello |= INIT;
+    fn on_retry(&mut self, place: u32, hello: &Hello) {
+        let Some(c) = self.table.at(place) else { return };
+        if c.handshake.phase == Phase::Greeting && c.handshake.echo != hello.nonce {
+            c.handshake.echo = hello.nonce;
+            c.handshake.hellos |= INIT;
             self.settle(place);
         }
     }
 
-    fn on_accept(&mut self, now: u64, hello: &Hello, sink: &mut impl Sink) {
-        let Some(place) = self.addressee(hello, sink) else {
-            self.shared.counts.stray += 1;
-            return;
-        };
-        let slot = self.slots.get_mut(place as usize);
-        let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) else { return };
-        if c.phase == Phase::Established {
-            if c.is_with(hello) {
-                c.heard(&self.shared);
-                // One that asked for something else than the path may wait for the proof.
-                c.ack_now |= !c.on_probe_answer(hello.answered, now);
-                if c.attempts > 0 {
-                    // It is there: what waits for an answer need not wait longer.
-                    c.on_path_answer(hello.answered);
-                    c.attempts = 0;
-                    c.retry_at = now;
-                }
-                self.settle(place);
+    fn on_accept(&mut self, place: u32, now: u64, hello: &Hello, sink: &mut impl Sink) {
+        let Some(c) = self.table.at(place) else { return };
+        if !c.handshake.is_established() {
+            if !c.handshake.is_with(hello) {
+                c.adopt(&self.shared, hello);
+            }
+            if !self.establish(place, now, sink) {
                 return;
             }
-            if !hello.established {
-                // It answers what we asked before there was a connection: an earlier life may have
-                // said that, long ago. Which of them is there?
-                c.hello |= INIT;
-                self.settle(place);
-                return;
+            if let Some(c) = self.table.at(place) {
+                // The proof that the other side waits for.
+                c.receiver.acknowledgement.now = true;
+                c.handshake.unheard = true;
             }
+        } else if c.handshake.is_with(hello) {
+            c.liveness.heard(self.shared.patience);
+            c.on_answered(hello.answered, now);
+        } else if !hello.established {
+            // It answers what we asked before there was a connection: an earlier life may have
+            // said that, long ago. Which of them is there?
+            c.handshake.hellos |= INIT;
+        } else {
             // It answers our nonce, and knows nothing of the connection.
-            let end = End::Departed(Departure::Failed(Errno(gone(c.peer_life == hello.life))));
+            let end = gone(c.handshake.life() == Some(hello.life));
             self.remove(place, end, sink);
             return;
-        }
-        if !c.is_with(hello) {
-            c.adopt(&self.shared, hello);
-        }
-        if !self.establish(place, now, sink) {
-            return;
-        }
-        if let Some(c) = self.at(place) {
-            c.ack_now = true; // the proof that the other side waits for
-            c.unheard = true;
         }
         self.settle(place);
     }
 
-    fn on_refuse(&mut self, hello: &Hello, sink: &mut impl Sink) {
-        let Some(place) = self.addressee(hello, sink) else {
-            self.shared.counts.stray += 1;
-            return;
-        };
-        if self.at(place).is_some_and(|c| c.phase == Phase::Established) {
+    fn on_refuse(&mut self, place: u32, hello: &Hello, sink: &mut impl Sink) {
+        if self.table.at(place).is_some_and(|c| c.handshake.is_established()) {
             return;
         }
         log::limited!(
@@ -331,8 +314,7 @@ impl Reliable {
             hello.version_min,
             hello.version
         );
-        let errno = Errno(libc::EPROTONOSUPPORT);
-        self.remove(place, End::Departed(Departure::Failed(errno)), sink);
+        self.remove(place, End::failed(libc::EPROTONOSUPPORT), sink);
     }
 
     fn refuse_version(&mut self, hello: &Hello) {
@@ -343,11 +325,10 @@ impl Reliable {
             hello.version_min,
             hello.version
         );
-        if hello.kind != HelloKind::Init || self.replies.len() >= REPLIES_MAX {
-            return;
+        if hello.kind == HelloKind::Init {
+            let answer = self.refusal(hello, REFUSED_VERSION).signed(&self.shared.settings.key);
+            self.reply(hello.address, answer);
         }
-        let answer = self.refusal(hello, REFUSED_VERSION).signed(&self.shared.settings.key);
-        self.replies.push_back((hello.address, answer));
     }
 
     /// The answer to an INIT that is not accepted for this reason.
@@ -375,66 +356,34 @@ impl Reliable {
 
     /// The other side of `place` has proven that it is there. False: it is another user's process of this host.
     pub(super) fn establish(&mut self, place: u32, now: u64, sink: &mut impl Sink) -> bool {
-        let Some(c) = self.at(place) else { return false };
-        match sink.standing(&c.address) {
-            Standing::Admitted => {}
-            // The one that we asked, or answered, has closed meanwhile; there may be another one soon.
-            Standing::Absent => {
-                self.shared.counts.strangers += 1;
-                return false;
+        let Some(c) = self.table.at(place) else { return false };
+        let standing = sink.standing(&c.address);
+        if standing != Standing::Admitted {
+            self.shared.counts.strangers += 1;
+            // The one that we asked, or answered, has closed if it is absent; there may be another one soon.
+            if standing != Standing::Absent {
+                self.remove(place, End::failed(libc::EPERM), sink);
             }
-            Standing::Stranger(_) | Standing::Unknown => {
-                self.shared.counts.strangers += 1;
-                let end = End::Departed(Departure::Failed(Errno(libc::EPERM)));
-                self.remove(place, end, sink);
-                return false;
-            }
+            return false;
         }
-        let Some(c) = self.at(place) else { return false };
-        let was_half_open = c.phase == Phase::HalfOpen;
-        let incumbent = c.incumbent.take();
-        c.phase = Phase::Established;
-        c.hello &= !(INIT | PROBE | DOUBT);
-        c.attempts = 0;
-        c.retry_at = NEVER;
-        c.on_established(now);
-        let (peer, address, life) = (c.peer, c.address, c.peer_life);
-        self.shared.half_open -= usize::from(was_half_open);
+        let Some(c) = self.table.at(place) else { return false };
+        self.shared.half_open -= usize::from(c.handshake.phase == Phase::HalfOpen);
         self.shared.counts.connected += 1;
-        if let Some(old) = incumbent {
-            let same_life = match self.at(old) {
-                Some(c) => {
-                    c.challenger = None;
-                    c.peer_life == life
-                }
-                None => true,
-            };
-            let end = End::Departed(Departure::Failed(Errno(gone(same_life))));
-            self.remove(old, end, sink);
-            self.set_main(peer, place);
+        c.on_established(&self.shared, now);
+        let (peer, address) = (c.peer, c.address);
+        let (life, rival) = (c.handshake.life(), c.handshake.rival);
+        if let Some(Rival::Incumbent(old)) = rival {
+            // This one is the main one then.
+            let same_life = self.table.at(old).is_none_or(|c| c.handshake.life() == life);
+            self.remove(old, gone(same_life), sink);
         }
-        let slot = self.slots.get_mut(place as usize);
-        if let Some(c) = slot.and_then(|s| s.connection.as_deref_mut()) {
-            c.heard(&self.shared);
-            c.owe(&self.shared, now);
-        }
-        self.note_met(peer);
+        self.table.note_met(peer);
         sink.on_connected(peer, &address);
         true
     }
 }
 
-impl Hello {
-    /// The bytes, with their tag.
-    pub(super) fn signed(&self, key: &JobKey) -> [u8; HELLO_LEN] {
-        let mut bytes = self.encode();
-        let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
-        tag.copy_from_slice(&key.tag(body).to_le_bytes());
-        bytes
-    }
-}
-
-/// What became of a connection that the other side knows nothing of.
-fn gone(same_life: bool) -> i32 {
-    if same_life { libc::ECONNRESET } else { libc::EHOSTDOWN }
+/// What becomes of a connection that the other side knows nothing of.
+fn gone(same_life: bool) -> End {
+    End::failed(if same_life { libc::ECONNRESET } else { libc::EHOSTDOWN })
 }

@@ -2,7 +2,7 @@
 //! in another way than `None`; what it returns has been checked for length only. A packet prints
 //! itself as a line that a person can read.
 
-use super::tag::{BlockHash, SessionKey};
+use super::tag::{BlockHash, JobKey, SessionKey};
 use crate::transport::Address;
 use std::fmt;
 
@@ -30,6 +30,14 @@ pub(crate) const FIRST_FRAME_LEN: usize = 8;
 /// Unit of `Header::ack_delay`, nanoseconds.
 pub(crate) const DELAY_UNIT_NS: u64 = 4096;
 
+/// Longest payload of a message, bytes.
+pub(crate) const MESSAGE_MAX: usize = 64 * 1024;
+/// Datagrams that any network carries, bytes: used until more has been found to pass (connection/path.rs).
+pub(super) const DATAGRAM_START: usize = 1200;
+/// What everybody takes, whatever it says, if need be as IP fragments: devices with datagrams of 1024
+/// bytes take less than others begin with. With much less the longest message would be more packets than
+/// there may be buffers for.
+pub(super) const DATAGRAM_LEAST: usize = 1024;
 /// Acknowledge this at once.
 pub(crate) const ACK_REQUEST: u8 = 1;
 /// The sender of this packet is short of memory for payload (PROTOCOL.md §4.7).
@@ -43,7 +51,7 @@ pub(crate) const HEADER_ONLY: u8 = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// Frames, numbered by `psn`.
-    Data,
+    Data = 1,
     /// Acknowledgement only; `psn` is the next one that will be sent.
     Ack,
     /// The endpoint closes; `psn` is the one after the last.
@@ -114,7 +122,7 @@ pub(crate) struct Hello {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HelloKind {
     /// Asks for a connection, or whether it still exists.
-    Init,
+    Init = 0x10,
     /// Agrees.
     Accept,
     /// Does not agree: `features` says why.
@@ -190,6 +198,24 @@ impl Header {
         Some((header, rest))
     }
 
+    /// The tag of a packet of which `signed` is the header and `body` what follows it. If the network guards what follows
+    /// ([`HEADER_ONLY`]), it is over the header and the length of that: that the header says so keeps such a tag from
+    /// being one of the other kind.
+    #[inline]
+    pub(super) fn tag(
+        key: &SessionKey,
+        blocks: &BlockHash,
+        direction: u8,
+        signed: &[u8; TAG_AT],
+        body: &[u8],
+    ) -> u64 {
+        let [_, flags, ..] = *signed;
+        if flags & HEADER_ONLY == 0 {
+            return key.tag(blocks, direction, signed, body);
+        }
+        key.tag_without(direction, signed, body.len())
+    }
+
     /// The bytes, with the tag of a packet with `body` behind this header.
     #[inline]
     pub(crate) fn signed(
@@ -201,7 +227,7 @@ impl Header {
     ) -> [u8; HEADER_LEN] {
         let mut bytes = self.encode();
         if let Some((signed, tag)) = bytes.split_first_chunk_mut::<TAG_AT>() {
-            let value = key.packet_tag(blocks, direction, signed, body);
+            let value = Self::tag(key, blocks, direction, signed, body);
             tag.copy_from_slice(&value.to_le_bytes());
         }
         bytes
@@ -211,12 +237,7 @@ impl Header {
     #[inline]
     pub(crate) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut b = [0; HEADER_LEN];
-        let kind = match self.kind {
-            Kind::Data => 1,
-            Kind::Ack => 2,
-            Kind::Close => 3,
-        };
-        put(&mut b, 0, &[kind, self.flags, self.sack_words, 0]);
+        put(&mut b, 0, &[self.kind as u8, self.flags, self.sack_words, 0]);
         put(&mut b, 4, &self.dest.to_le_bytes());
         put(&mut b, 8, &self.psn.to_le_bytes());
         put(&mut b, 12, &self.transmission.to_le_bytes());
@@ -264,17 +285,19 @@ impl Hello {
         })
     }
 
+    /// The bytes, with their tag.
+    pub(super) fn signed(&self, key: &JobKey) -> [u8; HELLO_LEN] {
+        let mut bytes = self.encode();
+        let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
+        tag.copy_from_slice(&key.tag(body).to_le_bytes());
+        bytes
+    }
+
     /// The bytes, with the tag as it stands.
     pub(crate) fn encode(&self) -> [u8; HELLO_LEN] {
         let mut b = [0; HELLO_LEN];
-        let kind = match self.kind {
-            HelloKind::Init => 0x10,
-            HelloKind::Accept => 0x11,
-            HelloKind::Refuse => 0x12,
-            HelloKind::Retry => 0x13,
-        };
         put(&mut b, 0, &MAGIC);
-        put(&mut b, 4, &[kind, u8::from(self.established)]);
+        put(&mut b, 4, &[self.kind as u8, u8::from(self.established)]);
         put(&mut b, 6, &self.version.to_le_bytes());
         put(&mut b, 8, &self.version_min.to_le_bytes());
         put(&mut b, 10, &self.datagram_max.to_le_bytes());
@@ -291,6 +314,14 @@ impl Hello {
         put(&mut b, HELLO_TAG_AT, &self.tag.to_le_bytes());
         b
     }
+}
+
+/// The 64-bit number nearest to `near` whose low half is `low`, which is all that packets say of it.
+#[inline]
+pub(super) fn widen(low: u32, near: u64) -> u64 {
+    // Below 0 there is none: it is the one above then.
+    let off = i64::from(low.wrapping_sub(near as u32) as i32);
+    near.checked_add_signed(off).unwrap_or_else(|| u64::from(low))
 }
 
 /// A piece of a message, in a packet with data.
@@ -462,6 +493,15 @@ mod tests {
         let first = Frame::First { total: 1000, header: b"head", payload: b"abc" };
         assert_eq!(Frame::decode(&bytes[..at + 3]), Some((first, &[][..])));
         assert_eq!(Frame::decode(&bytes[..at + 2]), None);
+    }
+
+    #[test]
+    fn numbers_are_widened_to_the_nearest() {
+        assert_eq!(widen(5, 3), 5);
+        assert_eq!(widen(1, 0xffff_ffff), 0x1_0000_0001);
+        assert_eq!(widen(0xffff_fff0, 0x1_0000_0003), 0xffff_fff0);
+        assert_eq!(widen(7, 0x5_0000_0007), 0x5_0000_0007);
+        assert_eq!(widen(u32::MAX, 3), u64::from(u32::MAX));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Authentication of datagrams: who is not of the job cannot make, change or repeat one. Where a device's
-//! network guards payload, that is said of its header and length ([`HEADER_ONLY`]). Why a UD queue pair may leave the payload
+//! network guards payload, that is said of its header and length ([`HEADER_ONLY`](super::packet::HEADER_ONLY)). Why a UD queue pair may leave the payload
 //! out is said at [`crate::transport::net::link::Link::is_sound`].
 //!
 //! A tag is SipHash-2-4 under a key that only the job has. SipHash moves 2 GB/s, too few for
@@ -14,10 +14,16 @@
 mod block_hash;
 mod siphash;
 
-use super::packet::{HEADER_ONLY, TAG_AT};
 pub(crate) use block_hash::BlockHash;
 use siphash::SipHash;
 use std::fmt;
+
+impl BlockHash {
+    /// The one that all processes with this job key have.
+    pub(crate) fn new(key: &JobKey) -> Self {
+        Self::of_words(|n| u128::from_le_bytes(key.derive([Purpose::BlockHash as u64, n])))
+    }
+}
 
 /// 128 bits that all processes of a job share and nobody else has.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,6 +113,9 @@ pub(crate) struct SessionKey([u8; 16]);
 /// Payload up to this many bytes goes through SipHash itself, which is faster for it.
 const DIRECT_MAX: usize = 32;
 
+/// Bytes of the header of a packet that are signed.
+const USUAL: usize = 32;
+
 impl SessionKey {
     /// Tag of a packet: over its header and its payload, their lengths, and `direction`, the way it
     /// goes: 0 from the side whose (life, connection nonce) is smaller, else 1, so that a packet sent
@@ -127,22 +136,10 @@ impl SessionKey {
         state.finish()
     }
 
-    /// Tag of a packet of the kind that its header says: of one whose payload the network guards
-    /// ([`HEADER_ONLY`]) over the header and the length of the payload. That the header says so keeps
-    /// such a tag from being one of the other kind.
+    /// Tag of a packet over its header and the length of its payload, which the network guards.
     #[inline]
-    pub(crate) fn packet_tag(
-        &self,
-        blocks: &BlockHash,
-        direction: u8,
-        header: &[u8; TAG_AT],
-        payload: &[u8],
-    ) -> u64 {
-        let [_, flags, ..] = *header;
-        if flags & HEADER_ONLY == 0 {
-            return self.tag(blocks, direction, header, payload);
-        }
-        self.begin(direction, header, payload.len()).finish()
+    pub(super) fn tag_without(&self, direction: u8, header: &[u8], payload: usize) -> u64 {
+        self.begin(direction, header, payload).finish()
     }
 
     /// What every tag begins with: the direction, the lengths and the header.
@@ -152,9 +149,9 @@ impl SessionKey {
         // Headers are shorter than 16 MiB, payloads than 4 GiB.
         let lengths = (header.len() as u64) << 8 | (payload as u64) << 32;
         state.word(u64::from(direction) | lengths);
-        match header.first_chunk::<TAG_AT>() {
+        match header.first_chunk::<USUAL>() {
             // Nearly always, and then without a loop.
-            Some(words) if header.len() == TAG_AT => state.words(words),
+            Some(words) if header.len() == USUAL => state.words(words),
             _ => state.padded(header),
         }
         state

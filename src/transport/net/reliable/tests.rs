@@ -1,9 +1,13 @@
 //! Two endpoints on a bench, step by step. Everything at random is in `sim`.
 
-use super::packet::{Dump, HEADER_TAGS, Hello, HelloKind};
+use super::handshake::{HALF_OPEN_FREE, HINTS_MAX};
+use super::packet::{Dump, HEADER_LEN, HEADER_TAGS, Hello, HelloKind};
+use super::tag::JobKey;
 use super::*;
 use crate::telemetry::log::captured;
+use crate::transport::Departure;
 use crate::transport::net::job_key::Source;
+use crate::transport::net::neighbours::Standing;
 use std::cell::RefCell;
 use std::io::IoSlice;
 
@@ -213,9 +217,8 @@ impl Bench {
 
     /// The path carries what the link does.
     fn know_path(&mut self) {
-        let slots = self.a.machine.slots.iter_mut();
-        for c in slots.filter_map(|slot| slot.connection.as_mut()) {
-            c.datagram_max = self.a.wire.datagram_max() as u16;
+        for c in self.a.machine.table.iter_mut() {
+            c.path.know(self.a.wire.datagram_max());
         }
     }
 
@@ -661,7 +664,7 @@ fn whoever_has_another_key_is_told_and_goes_on_until_its_time() {
     bench.b = end(2, 8, 103);
     bench.send(b"x", 10).unwrap();
     bench.exchange(|_| true);
-    let told = |bench: &Bench| bench.a.machine.of(PeerId(0)).unwrap().key_refused;
+    let told = |bench: &Bench| bench.a.machine.table.of(PeerId(0)).unwrap().handshake.key_refused;
     assert!(told(&bench));
     let begin = bench.now;
     while bench.a.heard.events.is_empty() && bench.now < begin + 20_000 * MS {
@@ -822,7 +825,7 @@ fn a_refusal_that_somebody_made_up_ends_nothing() {
     bench.send(b"y", 10).unwrap();
     bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
     bench.a.wire.packets.clear();
-    let c = bench.a.machine.of(PeerId(0)).unwrap();
+    let c = bench.a.machine.table.of(PeerId(0)).unwrap();
     let init = c.hello(&bench.a.machine.shared, HelloKind::Init);
     for forged in [Hello { nonce: init.nonce ^ 1, ..init }, Hello { life: init.life ^ 2, ..init }] {
         for _ in 0..40 {

@@ -2,7 +2,7 @@
 //! tags that are right. `UDRV_FUZZ_SECONDS` says how long each target runs; a failure names its
 //! seed, which `UDRV_TEST_SEED` repeats.
 
-use super::super::connection::{Connection, Phase};
+use super::super::connection::Connection;
 use super::super::packet::{
     FIRST_FRAME_LEN, FRAME_LEN, Frame, HEADER_LEN, HELLO_TAG_AT, Header, Hello, HelloKind, Kind,
     SACK_WORDS, TAG_AT, put_frame,
@@ -54,10 +54,11 @@ fn number_near(rng: &mut Rng, near: u32) -> u32 {
 fn header(rng: &mut Rng, connection: Option<&Connection>) -> Header {
     // What the other side of `connection` would say: it has sent up to `expected`.
     let (dest, psn, ack) = match connection {
-        Some(c) => (c.id, c.expected as u32, c.base as u32),
+        Some(c) => (c.id, c.receiver.order.expected as u32, c.sender.window.base as u32),
         None => (rng.next() as u32, 1, 1),
     };
-    let (arrived, sent) = connection.map_or((1, 1), |c| (c.arrived as u32, c.transmission as u32));
+    let (arrived, sent) = connection
+        .map_or((1, 1), |c| (c.receiver.arrived as u32, c.sender.window.transmission as u32));
     Header {
         kind: rng.pick(&[Kind::Data, Kind::Data, Kind::Data, Kind::Ack, Kind::Ack, Kind::Close]),
         flags: rng.next() as u8,
@@ -106,12 +107,14 @@ fn hello(rng: &mut Rng, near: Option<&Connection>, slots: Slot) -> Hello {
         version_min: rng.pick(&[0, 1, 1, 1, 2, u16::MAX]),
         datagram_max: rng.pick(&[0, 1, 39, 40, 41, 1199, 1472, 9000, u16::MAX]),
         features: rng.next() as u32,
-        connection: near.map_or(0, |c| number_near(rng, c.remote_id)),
+        connection: near
+            .and_then(|c| c.handshake.remote)
+            .map_or(0, |remote| number_near(rng, remote.id)),
         answered: rng.pick(&[0, 88, 1200, 1472, u16::MAX]),
         credit: rng.pick(&[0, 1, 512, u16::MAX]),
-        life: known(rng, near.map(|c| c.peer_life)),
-        nonce: known(rng, near.map(|c| c.peer_nonce)),
-        echo: known(rng, near.map(|c| c.nonce)),
+        life: known(rng, near.map(|c| c.handshake.life().unwrap_or(0))),
+        nonce: known(rng, near.map(|c| c.handshake.echo)),
+        echo: known(rng, near.map(|c| c.handshake.nonce)),
         address: address(rng.below(u64::from(slots)) as Slot),
         dest: near.map_or(0, |c| if rng.percent(70) { c.id } else { rng.next() as u32 }),
         dest_port: address(0).port(),
@@ -209,11 +212,14 @@ fn hostile(rng: &mut Rng, victim: &Node) -> Vec<u8> {
         let tag = JobKey::from_bytes([victim.habits.job; 16]).tag(&bytes[..HELLO_TAG_AT]);
         return [&bytes[..HELLO_TAG_AT], &tag.to_le_bytes()].concat();
     }
-    let Some((c, key)) = c.and_then(|c| Some((c, c.key?))) else { return Vec::new() };
+    let Some((c, remote)) = c.and_then(|c| Some((c, c.handshake.remote?))) else {
+        return Vec::new();
+    };
     let header = header(rng, Some(c));
     // Harmless more often than not, so that the connection lasts.
-    let header = if c.phase == Phase::Established && rng.percent(70) {
-        Header { kind: Kind::Data, psn: c.expected as u32 + 1, ack: c.base as u32, ..header }
+    let header = if c.handshake.is_established() && rng.percent(70) {
+        let (expected, base) = (c.receiver.order.expected, c.sender.window.base);
+        Header { kind: Kind::Data, psn: expected as u32 + 1, ack: base as u32, ..header }
     } else {
         header
     };
@@ -224,7 +230,8 @@ fn hostile(rng: &mut Rng, victim: &Node) -> Vec<u8> {
     }
     bytes.extend(frames(rng, 1200));
     let (head, body) = bytes.split_at(HEADER_LEN);
-    let tag = key.tag(&victim.machine.shared.hash, 1 - c.direction, &head[..TAG_AT], body);
+    let (hash, direction) = (&victim.machine.shared.hash, 1 - remote.direction);
+    let tag = remote.key.tag(hash, direction, &head[..TAG_AT], body);
     bytes[TAG_AT..HEADER_LEN].copy_from_slice(&tag.to_le_bytes());
     bytes
 }

@@ -123,7 +123,7 @@ impl Node {
     }
 
     pub(super) fn connections(&self) -> impl Iterator<Item = &Connection> {
-        self.machine.slots.iter().filter_map(|s| s.connection.as_deref())
+        self.machine.table.iter()
     }
 
     /// A datagram reaches the switch's port to this node.
@@ -306,8 +306,13 @@ impl Node {
         let connections: String = self
             .connections()
             .map(|c| {
-                let (to, nonces) = (slot_of(&c.address), (c.nonce as u16, c.peer_nonce as u16));
-                format!("\n  {to} {:?} {nonces:x?} {} under way", c.phase, c.window.len())
+                let (to, nonces) =
+                    (slot_of(&c.address), (c.handshake.nonce as u16, c.handshake.echo as u16));
+                format!(
+                    "\n  {to} {:?} {nonces:x?} {} under way",
+                    c.handshake.phase,
+                    c.sender.window.packets.len()
+                )
             })
             .collect();
         format!(

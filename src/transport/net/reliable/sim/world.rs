@@ -1,7 +1,6 @@
 //! Everything together: nodes, wires, and what befalls them. [`World::run`] goes on until all that
 //! was sent has arrived or its loss was reported, and checks on the way that nothing else happens.
 
-use super::super::connection::Phase;
 use super::app::{Flow, Report};
 use super::clock::Event;
 use super::network::{Network, Slot, slot_of};
@@ -367,11 +366,14 @@ impl World {
 
     /// Whether `node` has a connection that the other side does not have, or no longer.
     fn talks_to_nobody(&self, node: &Node) -> bool {
-        node.connections().filter(|c| c.phase == Phase::Established).any(|c| {
+        node.connections().filter(|c| c.handshake.is_established()).any(|c| {
             let there = self.nodes[slot_of(&c.address) as usize].as_ref();
             !there.is_some_and(|n| {
                 let job = n.habits.job != node.habits.job;
-                job || n.connections().any(|o| o.nonce == c.peer_nonce && o.peer_nonce == c.nonce)
+                job || n
+                    .connections()
+                    .map(|o| &o.handshake)
+                    .any(|o| (o.nonce, o.echo) == (c.handshake.echo, c.handshake.nonce))
             })
         })
     }

@@ -6,7 +6,6 @@
 //! change of the block with a chance of 2^-32 at most, so there are two, with different keys.
 
 use super::siphash::partial;
-use super::{JobKey, Purpose};
 use crate::sys::simd::{nh_product, nh_sums};
 use std::fmt;
 
@@ -28,11 +27,11 @@ pub(crate) struct BlockHash {
 }
 
 impl BlockHash {
-    /// The one that all processes with this job key have.
-    pub(crate) fn new(key: &JobKey) -> Self {
+    /// The one whose key is what `words` says for 0, 1, 2 and so on.
+    pub(super) fn of_words(words: impl Fn(u64) -> u128) -> Self {
         let mut hash = Self { low: [0; LANES + SHIFT], high: [0; LANES + SHIFT] };
         for (n, (low, high)) in (0u64..).zip(hash.low.iter_mut().zip(&mut hash.high)) {
-            let bits = u128::from_le_bytes(key.derive([Purpose::BlockHash as u64, n]));
+            let bits = words(n);
             *low = u64::from(bits as u32);
             *high = u64::from((bits >> 32) as u32);
         }
@@ -83,6 +82,7 @@ impl fmt::Debug for BlockHash {
 
 #[cfg(test)]
 mod tests {
+    use super::super::JobKey;
     use super::*;
     use proptest::prelude::*;
 

@@ -1,8 +1,8 @@
 //! Two machines and a path that is narrower than both believe.
 
-use super::super::packet::{HELLO_LEN, MAGIC};
-use super::super::tag::JobKey;
-use super::super::{DATAGRAM_START, Reliable, Settings, Sink};
+use super::super::super::packet::{DATAGRAM_START, HELLO_LEN, MAGIC};
+use super::super::super::tag::JobKey;
+use super::super::super::{Reliable, Settings, Sink};
 use super::{COMMON, PROBES, RAISE_NS};
 use crate::transport::net::job_key::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
@@ -159,7 +159,7 @@ impl Bench {
     }
 
     fn packet_max(&self) -> usize {
-        self.a.machine.of(PeerId(0)).unwrap().datagram_room()
+        self.a.machine.table.of(PeerId(0)).unwrap().path.carried()
     }
 }
 
@@ -170,7 +170,7 @@ fn a_path_that_carries_all_is_found_in_a_round_trip() {
     bench.run(3, |_| true);
     assert_eq!((bench.packet_max(), bench.probes.as_slice()), (LONG, [LONG].as_slice()));
     // The other direction is another path.
-    assert_eq!(bench.b.machine.of(PeerId(0)).unwrap().datagram_room(), DATAGRAM_START);
+    assert_eq!(bench.b.machine.table.of(PeerId(0)).unwrap().path.carried(), DATAGRAM_START);
 }
 
 #[test]

@@ -1,0 +1,169 @@
+//! Whether the other side is still there: when to ask, and when not to wait any longer.
+//!
+//! Silence counts only while something is owed, and in time in which it could be heard (`Shared::patience`). What the
+//! network says, that nobody listens there, anybody may have made up: it is a reason to ask, and it counts when it quotes
+//! an INIT of ours, whose nonce nobody knows who has not seen it (PROTOCOL.md §7.10).
+
+use super::handshake::{DOUBT, INIT};
+
+/// Between two looks at a silent peer that owes us something, and at any other, nanoseconds.
+const OWED_LOOK_NS: u64 = 500_000_000;
+const IDLE_LOOK_NS: u64 = 5_000_000_000;
+/// Between two looks at a side that has not proven yet that it is there, nanoseconds.
+const HALF_OPEN_LOOK_NS: u64 = 2_000_000_000;
+/// Between two questions whether a peer is there of which the network says that it is not, nanoseconds; after so many of them
+/// twice as long each time, up to a limit.
+const QUESTION_NS: u64 = 70_000_000;
+const QUESTIONS: u8 = 3;
+const QUESTION_MAX_NS: u64 = OWED_LOOK_NS;
+/// So many INITs of ours that were refused, without an answer in between: nobody is there any more. More would take
+/// seconds: systems send six such messages at once, and then one a second (net.ipv4.icmp_ratelimit, icmp(7)).
+const REFUSALS: u8 = 2;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Liveness {
+    /// When to look next, nanoseconds.
+    pub(super) look_at: u64,
+    /// In patience, not in time.
+    heard_at: u64,
+    owed_since: Option<u64>,
+    /// INITs that were refused since it was heard of, and when the first one was, nanoseconds.
+    pub(super) refusals: u8,
+    refused_at: u64,
+    /// When it was asked last for that reason, nanoseconds, and how often since it was heard of.
+    asked_at: u64,
+    questions: u8,
+}
+
+impl Liveness {
+    pub(super) fn new(half_open: bool, patience: u64, now: u64) -> Self {
+        Self {
+            look_at: now + if half_open { HALF_OPEN_LOOK_NS } else { OWED_LOOK_NS },
+            heard_at: patience,
+            owed_since: Some(patience),
+            refusals: 0,
+            refused_at: 0,
+            asked_at: 0,
+            questions: 0,
+        }
+    }
+
+    /// A sign of life.
+    pub(crate) fn heard(&mut self, patience: u64) {
+        self.heard_at = patience;
+        self.refusals = 0;
+        self.questions = 0;
+    }
+
+    /// Something is owed from now on.
+    pub(crate) fn owe(&mut self, patience: u64, now: u64) {
+        self.owed_since = Some(patience);
+        self.look_at = self.look_at.min(now + OWED_LOOK_NS);
+    }
+
+    /// Nothing is owed.
+    pub(super) fn rest(&mut self, now: u64) {
+        self.owed_since = None;
+        self.look_at = now + IDLE_LOOK_NS;
+    }
+
+    /// It has not proven yet that it is there, and nothing is owed. Returns for how long it was silent, nanoseconds.
+    pub(super) fn look_at_half_open(&mut self, patience: u64, now: u64) -> u64 {
+        self.look_at = now + HALF_OPEN_LOOK_NS;
+        patience - self.heard_at.min(patience)
+    }
+
+    /// Something is owed. False: it was silent for `timeout`, nanoseconds.
+    pub(super) fn look_at_debtor(
+        &mut self,
+        patience: u64,
+        timeout: u64,
+        now: u64,
+        hellos: &mut u8,
+    ) -> bool {
+        let since = *self.owed_since.get_or_insert(patience);
+        let silent = patience - self.heard_at.max(since).min(patience);
+        let every = OWED_LOOK_NS.min(timeout / 8).max(1_000_000);
+        if silent >= every {
+            *hellos |= INIT | DOUBT;
+        }
+        self.look_at = now + every;
+        silent < timeout
+    }
+
+    /// The network says that nobody is there; `ours`: of an INIT of ours. True: that has been so for `span`, nanoseconds.
+    pub(crate) fn on_refused(&mut self, ours: bool, span: u64, now: u64) -> bool {
+        if ours && self.refusals == 0 {
+            self.refused_at = now;
+        }
+        self.refusals = self.refusals.saturating_add(u8::from(ours));
+        self.refusals >= REFUSALS && now.saturating_sub(self.refused_at) >= span
+    }
+
+    /// Asks whether it is there, but not more often than it is worth. Once an INIT was refused as well, the next one
+    /// goes without such a message.
+    pub(crate) fn ask(&mut self, now: u64, hellos: &mut u8) {
+        let pause = |questions: u8| {
+            (QUESTION_NS << questions.saturating_sub(QUESTIONS).min(3)).min(QUESTION_MAX_NS)
+        };
+        if self.asked_at == 0 || self.asked_at + pause(self.questions) <= now {
+            // While only strangers say so, a device's path is not doubted.
+            *hellos |= INIT | if self.refusals > 0 { DOUBT } else { 0 };
+            self.asked_at = now;
+            self.questions = self.questions.saturating_add(1);
+        }
+        if self.refusals > 0 {
+            self.look_at = self.look_at.min(self.asked_at + pause(self.questions));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn silence_counts_while_something_is_owed() {
+        let (mut liveness, mut hellos) = (Liveness::new(false, 0, 0), 0);
+        liveness.rest(0);
+        assert_eq!(liveness.look_at, IDLE_LOOK_NS);
+        let timeout = 4000 * MS;
+        assert!(liveness.look_at_debtor(9000 * MS, timeout, 9000 * MS, &mut hellos));
+        assert!(hellos == 0, "it has only now begun to owe");
+        assert!(liveness.look_at_debtor(9500 * MS, timeout, 9500 * MS, &mut hellos));
+        assert!(hellos & INIT != 0 && hellos & DOUBT != 0);
+        liveness.heard(10_000 * MS);
+        assert!(liveness.look_at_debtor(13_999 * MS, timeout, 13_999 * MS, &mut hellos));
+        assert!(!liveness.look_at_debtor(14_000 * MS, timeout, 14_000 * MS, &mut hellos));
+    }
+
+    #[test]
+    fn refusals_count_if_they_are_ours_and_go_on() {
+        let mut liveness = Liveness::new(false, 0, 0);
+        assert!(!(0..10).any(|n| liveness.on_refused(false, 0, n * MS)), "anybody may say so");
+        assert!(!liveness.on_refused(true, 200 * MS, 10 * MS));
+        assert!(!liveness.on_refused(true, 200 * MS, 209 * MS));
+        assert!(liveness.on_refused(true, 200 * MS, 210 * MS));
+        liveness.heard(0);
+        assert!(!liveness.on_refused(true, 200 * MS, 500 * MS), "it has answered");
+    }
+
+    #[test]
+    fn questions_become_rarer() {
+        let mut liveness = Liveness::new(false, 0, 0);
+        liveness.on_refused(true, 0, 0);
+        let asked = (1..3000).filter(|ms| {
+            let mut hellos = 0;
+            liveness.ask(ms * MS, &mut hellos);
+            hellos & INIT != 0
+        });
+        assert_eq!(
+            asked.collect::<Vec<u64>>(),
+            [1, 71, 141, 211, 351, 631, 1131, 1631, 2131, 2631]
+        );
+        assert_eq!(liveness.look_at, 71 * MS, "it is asked again by itself");
+    }
+}

@@ -1,0 +1,97 @@
+//! What the rest of the network asks about connections.
+
+use super::Reliable;
+use super::interface::Counts;
+use super::packet::{DATAGRAM_START, FRAME_LEN, HEADER_LEN, STREAMS, TAG_AT, WINDOWS};
+use crate::transport::{Mark, PeerId};
+
+impl Reliable {
+    /// What has happened so far.
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.shared.counts
+    }
+
+    /// Bytes of packets kept.
+    #[cfg(test)]
+    pub(crate) fn memory(&self) -> usize {
+        self.shared.buffers.used()
+    }
+
+    /// Packets that are not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> usize {
+        self.shared.unacknowledged
+    }
+
+    /// Connections that exist or are being made.
+    pub(crate) fn connections(&self) -> usize {
+        self.table.len()
+    }
+
+    /// A connection to `peer` exists or is being made.
+    pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
+        self.table.place_of(peer).is_some()
+    }
+
+    /// `peer` is short of memory for payload.
+    pub(crate) fn under_pressure(&self, peer: PeerId) -> bool {
+        self.table.of(peer).is_some_and(|c| c.sender.peer_pressure)
+    }
+
+    /// Payload bytes of a message that fills one packet to `peer`, beside `header` bytes.
+    pub(crate) fn packet_room(&self, peer: PeerId, header: usize) -> usize {
+        let room = self.table.of(peer).map_or(DATAGRAM_START, |c| c.path.carried());
+        room.saturating_sub(HEADER_LEN + FRAME_LEN + header)
+    }
+
+    /// Our and the other side's number of the connection to `peer`, if it takes streams.
+    pub(crate) fn takes_streams(&self, peer: PeerId) -> Option<(u32, u32)> {
+        let c = self.table.of(peer)?;
+        let remote = c
+            .handshake
+            .remote
+            .filter(|_| c.handshake.is_established() && c.handshake.knows(STREAMS))?;
+        Some((c.id, remote.id))
+    }
+
+    /// What `peer` knows beyond the first version, if it has introduced itself.
+    pub(crate) fn features_of(&self, peer: PeerId) -> Option<u32> {
+        Some(self.table.of(peer)?.handshake.remote?.features)
+    }
+
+    /// Whether `peer` is there and may lend windows, and be lent some.
+    pub(crate) fn takes_windows(&self, peer: PeerId) -> bool {
+        self.table
+            .of(peer)
+            .is_some_and(|c| c.handshake.is_established() && c.handshake.knows(WINDOWS))
+    }
+
+    /// Whom our connection number `id` is the one to.
+    pub(crate) fn owner_of(&self, id: u32) -> Option<PeerId> {
+        let peer = self.table.established(id)?.peer;
+        self.table.of(peer).is_some_and(|c| c.id == id).then_some(peer)
+    }
+
+    /// Messages that were taken from, and given to, the layer above on connection `id`.
+    pub(crate) fn sent(&self, id: u32) -> Option<u64> {
+        Some(self.table.established(id)?.sender.sent)
+    }
+
+    pub(crate) fn delivered(&self, id: u32) -> Option<u64> {
+        Some(self.table.established(id)?.receiver.reassembly.delivered)
+    }
+
+    /// The tag of `bytes` that we, or the other side, send beside the datagrams of connection `id`.
+    /// They are never as long as what is signed of a datagram.
+    pub(crate) fn sign(&self, id: u32, ours: bool, bytes: &[u8]) -> Option<u64> {
+        debug_assert_ne!(bytes.len(), TAG_AT);
+        let remote = self.table.established(id)?.handshake.remote?;
+        let direction = if ours { remote.direction } else { 1 - remote.direction };
+        Some(remote.key.tag(&self.shared.hash, direction, bytes, &[]))
+    }
+
+    /// The last packet that was taken for `peer`; `None`: it has acknowledged all.
+    pub(crate) fn last_sent(&self, peer: PeerId) -> Option<Mark> {
+        let c = self.table.of(peer).filter(|c| !c.sender.window.packets.is_empty())?;
+        Some(Mark { connection: c.id, psn: c.sender.window.next_psn().wrapping_sub(1) as u32 })
+    }
+}

@@ -1,0 +1,85 @@
+//! When what has arrived is acknowledged: with the next packet that goes there anyway, and otherwise soon.
+
+use super::super::timers::NEVER;
+
+/// Packets that are acknowledged together.
+pub(crate) const ACK_EVERY: u16 = 16;
+/// How long an acknowledgement waits for something to travel with, nanoseconds.
+const ACK_DELAY_NS: u64 = 200_000;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Acknowledgement {
+    /// Packets since the last one.
+    pub(crate) owed: u16,
+    /// It leaves as soon as it may.
+    pub(crate) now: bool,
+    /// When it leaves at the latest, nanoseconds.
+    pub(crate) at: u64,
+    /// That was put off once.
+    put_off: bool,
+}
+
+impl Default for Acknowledgement {
+    fn default() -> Self {
+        Self { owed: 0, now: false, at: NEVER, put_off: false }
+    }
+}
+
+impl Acknowledgement {
+    /// What has arrived is acknowledged within the delay.
+    pub(super) fn wait(&mut self, now: u64) {
+        self.at = self.at.min(now + ACK_DELAY_NS);
+    }
+
+    /// So much that the next packet is to be acknowledged at once.
+    pub(super) fn is_full(&self, more: u16) -> bool {
+        self.owed.saturating_add(more) >= ACK_EVERY
+    }
+
+    /// Its time may have come. Whoever wrote with a device until `back_at` will have something to say soon, which
+    /// acknowledges as well; and what only arrived at `arrived_at` may be the end of a long message, which is answered next.
+    pub(super) fn on_deadline(&mut self, now: u64, back_at: u64, arrived_at: u64) {
+        if self.at > now {
+            return;
+        }
+        let later = back_at.max(arrived_at) + ACK_DELAY_NS;
+        self.put_off = later > now && !self.put_off;
+        self.now |= !self.put_off;
+        self.at = if self.put_off { later } else { NEVER };
+    }
+
+    /// A packet has told what arrived; `all` of it, or only what is in order.
+    pub(crate) fn on_sent(&mut self, all: bool) {
+        *self = Self { now: self.now && !all, ..Self::default() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_put_off_once_for_something_that_may_carry_it() {
+        let mut ack = Acknowledgement::default();
+        ack.owed += 1;
+        ack.wait(1000);
+        let due = 1000 + ACK_DELAY_NS;
+        assert_eq!((ack.at, ack.now, ack.owed > 0), (due, false, true));
+        ack.on_deadline(due, 0, 5000);
+        assert_eq!((ack.at, ack.now), (5000 + ACK_DELAY_NS, false));
+        ack.on_deadline(5000 + ACK_DELAY_NS, due, 5000);
+        assert_eq!((ack.at, ack.now), (NEVER, true));
+        ack.on_sent(false);
+        assert!(ack.now && ack.owed == 0, "what came early is not told yet");
+        ack.on_sent(true);
+        assert!(!ack.now);
+    }
+
+    #[test]
+    fn enough_packets_are_acknowledged_at_once() {
+        let mut ack = Acknowledgement::default();
+        (1..ACK_EVERY).for_each(|_| ack.owed += 1);
+        assert!(!ack.is_full(0) && ack.is_full(1));
+    }
+}

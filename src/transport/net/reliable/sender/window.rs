@@ -1,0 +1,393 @@
+//! The packets of one direction: they wait here until the other side has them.
+
+use super::super::buffers::Buffers;
+use super::super::congestion::WINDOW_MAX;
+use crate::sys::packets::Buffer;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Where a packet stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Stage {
+    #[default]
+    Unsent,
+    InFlight,
+    /// The other side has it, and not all before it.
+    Arrived,
+    /// To be sent again.
+    Lost,
+}
+
+/// A packet, until all up to it have arrived.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    /// Room for the header, then frames.
+    pub(crate) bytes: Buffer,
+    pub(crate) transmission: u64,
+    pub(crate) sent_at: u64,
+    pub(crate) stage: Stage,
+    /// It counts as lost because nothing was heard, not because later ones have arrived.
+    pub(super) overdue: bool,
+}
+
+impl Outgoing {
+    /// It was sent again because nothing was heard, and in vain: see `was_late`.
+    pub(super) fn was_early(&self, echo: Option<u64>) -> bool {
+        self.overdue && echo.is_some_and(|echo| self.transmission > echo)
+    }
+
+    /// It counted as lost because later ones had arrived, and arrives now all the same: it was
+    /// overtaken. What was sent again was so in vain if none of the transmissions up to `echo`,
+    /// which alone can have arrived, is the last one.
+    pub(super) fn was_late(&self, echo: Option<u64>) -> bool {
+        let again = echo.is_some_and(|echo| self.transmission > echo);
+        let counted = self.stage == Stage::Lost || self.stage == Stage::InFlight && again;
+        counted && !self.overdue
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Window {
+    /// Packets from `base` on.
+    pub(crate) packets: VecDeque<Outgoing>,
+    pub(crate) base: u64,
+    /// The first packet that was never sent.
+    pub(crate) unsent: u64,
+    pub(crate) in_flight: u32,
+    /// Number of the next transmission.
+    pub(crate) transmission: u64,
+    /// Transmissions and their packets, oldest first, until a later one has arrived.
+    transmissions: VecDeque<(u64, u64)>,
+    /// Packets to send again.
+    pub(crate) lost: VecDeque<u64>,
+}
+
+/// What an acknowledgement says that was not known.
+#[derive(Default)]
+pub(super) struct News {
+    /// Packets that have arrived.
+    pub(super) arrived: u32,
+    /// Of those, packets that counted as lost: see [`Outgoing::was_late`].
+    pub(super) late: u32,
+    /// One was sent again too early.
+    pub(super) early: bool,
+    /// When the transmission left that the other side answers, nanoseconds.
+    pub(super) sent_at: Option<u64>,
+}
+
+impl News {
+    /// `packet` has arrived. Returns 1 if it was under way, 0 if it counted as lost.
+    fn count(&mut self, packet: &Outgoing, echo: Option<u64>) -> u32 {
+        let under_way = packet.stage == Stage::InFlight;
+        self.arrived += 1;
+        self.late += u32::from(packet.was_late(echo));
+        if under_way && Some(packet.transmission) == echo {
+            self.sent_at = Some(packet.sent_at);
+        }
+        u32::from(under_way)
+    }
+}
+
+impl Window {
+    /// `first` is the number of the first packet.
+    pub(super) fn new(first: u64) -> Self {
+        Self {
+            packets: VecDeque::new(),
+            base: first,
+            unsent: first,
+            in_flight: 0,
+            transmission: first + 1,
+            transmissions: VecDeque::new(),
+            lost: VecDeque::new(),
+        }
+    }
+
+    /// Number of the next packet that is added.
+    pub(crate) fn next_psn(&self) -> u64 {
+        self.base + self.packets.len() as u64
+    }
+
+    /// Packets that were never sent.
+    pub(crate) fn waiting(&self) -> usize {
+        (self.next_psn() - self.unsent) as usize
+    }
+
+    /// There is room for `packets` more.
+    pub(crate) fn has_room_for(&self, packets: usize) -> bool {
+        self.packets.len() + packets <= WINDOW_MAX as usize
+    }
+
+    /// The last packet gets `more` bytes: these.
+    pub(crate) fn extend_last(&mut self, more: usize) -> Option<&mut [u8]> {
+        let bytes = &mut self.packets.back_mut()?.bytes;
+        let at = bytes.len();
+        bytes.resize(at + more);
+        bytes.get_mut(at..)
+    }
+
+    /// Adds a packet that was not sent.
+    pub(crate) fn push(&mut self, bytes: Buffer) {
+        self.packets.push_back(Outgoing { bytes, ..Outgoing::default() });
+    }
+
+    /// Adds a packet that has left already, as the next transmission: none waits.
+    pub(super) fn push_sent(&mut self, bytes: Buffer, now: u64) {
+        let (transmission, stage) = (self.transmission, Stage::InFlight);
+        let packet = Outgoing { bytes, transmission, sent_at: now, stage, overdue: false };
+        self.packets.push_back(packet);
+        self.transmissions.push_back((transmission, self.unsent));
+        self.unsent += 1;
+        self.in_flight += 1;
+        self.transmission += 1;
+    }
+
+    fn packet(&mut self, psn: u64) -> Option<&mut Outgoing> {
+        self.packets.get_mut(usize::try_from(psn.checked_sub(self.base)?).ok()?)
+    }
+
+    /// Bytes of packet `psn`, 0 if it is not here.
+    pub(crate) fn len_of(&mut self, psn: u64) -> usize {
+        self.packet(psn).map_or(0, |packet| packet.bytes.len())
+    }
+
+    /// What was lost and has arrived since is not sent again.
+    pub(super) fn forget_arrived(&mut self) {
+        while let Some(psn) = self.lost.front().copied() {
+            if self.packet(psn).is_some_and(|packet| packet.stage == Stage::Lost) {
+                break;
+            }
+            self.lost.pop_front();
+        }
+    }
+
+    /// The packet that is sent next, and whether it was never sent before.
+    pub(super) fn next(&self) -> (u64, bool) {
+        self.lost.front().map_or((self.unsent, true), |psn| (*psn, false))
+    }
+
+    /// Packet `psn` counts as sent if it is the next one, and has at most `len_max` bytes: its length.
+    pub(super) fn take_next(&mut self, psn: u64, fresh: bool, len_max: usize) -> Option<usize> {
+        if self.next() != (psn, fresh) {
+            return None;
+        }
+        let wanted = if fresh { Stage::Unsent } else { Stage::Lost };
+        let packet = self.packet(psn).filter(|packet| packet.stage == wanted)?;
+        let len = packet.bytes.len();
+        if len > len_max {
+            return None;
+        }
+        packet.stage = Stage::InFlight;
+        if fresh {
+            self.unsent += 1;
+        } else {
+            self.lost.pop_front();
+        }
+        self.in_flight += 1;
+        Some(len)
+    }
+
+    /// The packets of `batch`, each with the number of its transmission from now on.
+    pub(crate) fn transmit(
+        &mut self,
+        batch: Range<u64>,
+        now: u64,
+    ) -> impl Iterator<Item = (u64, &mut Outgoing)> {
+        let Self { packets, transmissions, transmission, base, .. } = self;
+        let skipped = (batch.start - *base) as usize;
+        let packets = batch.zip(packets.iter_mut().skip(skipped));
+        (*transmission..).zip(packets).map(move |(transmission, (psn, packet))| {
+            (packet.transmission, packet.sent_at) = (transmission, now);
+            transmissions.push_back((transmission, psn));
+            (psn, packet)
+        })
+    }
+
+    /// The link took the first `taken` packets of `batch`. The others were no transmissions: in the gap they would count
+    /// as arrived later.
+    pub(super) fn note_taken(&mut self, batch: Range<u64>, taken: usize, fresh: bool) {
+        self.transmission += taken as u64;
+        let at = (batch.start - self.base) as usize;
+        for packet in self.packets.iter_mut().skip(at).take(taken) {
+            packet.bytes.note_sent();
+        }
+        for psn in (batch.start + taken as u64..batch.end).rev() {
+            self.take_back(psn, fresh);
+        }
+    }
+
+    /// A packet that the link did not take.
+    fn take_back(&mut self, psn: u64, fresh: bool) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.transmissions.pop_back();
+        if let Some(packet) = self.packet(psn) {
+            packet.stage = if fresh { Stage::Unsent } else { Stage::Lost };
+            packet.transmission = if fresh { 0 } else { packet.transmission };
+        }
+        if fresh {
+            self.unsent = psn;
+        } else {
+            self.lost.push_front(psn);
+        }
+    }
+
+    /// Nothing was heard in time: the first packet is to be sent again.
+    pub(super) fn lose_first(&mut self) {
+        let Some(first) = self.packets.front_mut().filter(|p| p.stage == Stage::InFlight) else {
+            return;
+        };
+        (first.stage, first.overdue) = (Stage::Lost, true);
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.lost.push_front(self.base);
+    }
+
+    /// The same of all that were sent.
+    pub(super) fn lose_all(&mut self) {
+        self.lost.clear();
+        for (psn, packet) in (self.base..).zip(&mut self.packets) {
+            if matches!(packet.stage, Stage::InFlight | Stage::Lost) {
+                (packet.stage, packet.overdue) = (Stage::Lost, true);
+                self.lost.push_back(psn);
+            }
+        }
+        self.in_flight = 0;
+    }
+
+    /// The oldest transmission of which nothing is known is lost if it was sent `before` this one, and is forgotten
+    /// then. Returns whether its packet is to be sent again, `None`: it was sent later.
+    pub(super) fn lose_oldest(&mut self, before: u64) -> Option<bool> {
+        let (transmission, psn) = *self.transmissions.front().filter(|(t, _)| *t < before)?;
+        self.transmissions.pop_front();
+        let under_way =
+            |p: &&mut Outgoing| p.stage == Stage::InFlight && p.transmission == transmission;
+        let Some(packet) = self.packet(psn).filter(under_way) else { return Some(false) };
+        (packet.stage, packet.overdue) = (Stage::Lost, false);
+        self.in_flight -= 1;
+        self.lost.push_back(psn);
+        Some(true)
+    }
+
+    /// All packets before `ack` have arrived, and those that `words`, the selective acknowledgement, names. `echo`: the
+    /// latest transmission that has.
+    pub(super) fn acknowledge(
+        &mut self,
+        buffers: &mut Buffers,
+        ack: u64,
+        words: &[u8],
+        echo: Option<u64>,
+    ) -> News {
+        let mut news = News::default();
+        while self.base < ack {
+            let Some(packet) = self.packets.pop_front() else { break };
+            self.base += 1;
+            if packet.stage != Stage::Arrived {
+                self.in_flight -= news.count(&packet, echo);
+                news.early |= packet.was_early(echo);
+            }
+            buffers.give(packet.bytes);
+        }
+        for (w, word) in words.chunks_exact(8).enumerate() {
+            let mut bits = word.try_into().map_or(0, u64::from_le_bytes);
+            while bits != 0 {
+                let at = 1 + w * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let Some(packet) = self.packets.get_mut(at) else { break };
+                if matches!(packet.stage, Stage::InFlight | Stage::Lost) {
+                    self.in_flight -= news.count(packet, echo);
+                    packet.stage = Stage::Arrived;
+                    buffers.give(std::mem::take(&mut packet.bytes));
+                }
+            }
+        }
+        news
+    }
+
+    /// Gives back memory that a busier time has left behind; all packets have arrived.
+    pub(crate) fn trim(&mut self) {
+        self.packets.shrink_to_fit();
+        self.transmissions.retain(|(_, psn)| *psn >= self.base);
+        self.transmissions.shrink_to_fit();
+        self.lost.clear();
+        self.lost.shrink_to_fit();
+    }
+
+    /// Gives all buffers back; returns how many packets that were.
+    pub(crate) fn release(self, buffers: &mut Buffers) -> usize {
+        let count = self.packets.len();
+        self.packets.into_iter().for_each(|packet| buffers.give(packet.bytes));
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `sent` packets under way, and one that waits.
+    fn window(sent: u64) -> Window {
+        let mut window = Window::new(10);
+        (0..=sent).for_each(|_| window.push(Buffer::new(1)));
+        leave(&mut window, sent, sent);
+        window
+    }
+
+    /// The next `count` packets leave, of which the link takes some.
+    fn leave(window: &mut Window, count: u64, taken: u64) {
+        let (first, fresh) = window.next();
+        for psn in first..first + count {
+            assert_eq!(window.take_next(psn, fresh, 1), Some(0));
+        }
+        let batch = first..first + count;
+        assert_eq!(window.transmit(batch.clone(), 5).count() as u64, count);
+        window.note_taken(batch, taken as usize, fresh);
+    }
+
+    fn acknowledge(window: &mut Window, ack: u64, word: u64, echo: u64) -> News {
+        window.acknowledge(&mut Buffers::new(4096, 1 << 20), ack, &word.to_le_bytes(), Some(echo))
+    }
+
+    #[test]
+    fn packets_stay_until_all_before_them_have_arrived() {
+        let mut window = window(4);
+        assert_eq!(
+            (window.base, window.unsent, window.waiting(), window.in_flight),
+            (10, 14, 1, 4)
+        );
+        let news = acknowledge(&mut window, 11, 0b10, 14);
+        assert_eq!((news.arrived, news.late, news.sent_at), (2, 0, Some(5)));
+        assert_eq!((window.base, window.packets.len(), window.in_flight), (11, 4, 2));
+        assert_eq!(acknowledge(&mut window, 14, 0, 14).arrived, 2);
+        assert_eq!((window.packets.len(), window.in_flight), (1, 0));
+    }
+
+    #[test]
+    fn what_was_overtaken_is_lost_and_may_be_late() {
+        let mut window = window(4);
+        acknowledge(&mut window, 10, 0b100, 14);
+        assert_eq!(window.lose_oldest(12), Some(true));
+        assert_eq!(
+            (window.lose_oldest(12), window.next(), window.in_flight),
+            (None, (10, false), 2)
+        );
+        let news = acknowledge(&mut window, 11, 0, 14);
+        assert_eq!((news.arrived, news.late), (1, 1));
+        window.forget_arrived();
+        assert_eq!(window.next(), (14, true));
+    }
+
+    #[test]
+    fn what_the_link_does_not_take_is_as_it_was() {
+        let mut window = window(0);
+        (0..3).for_each(|_| window.push(Buffer::new(1)));
+        leave(&mut window, 4, 1);
+        assert_eq!((window.unsent, window.in_flight, window.transmission), (11, 1, 12));
+        window.lose_first();
+        leave(&mut window, 1, 0);
+        assert_eq!((window.next(), window.in_flight), ((10, false), 0));
+        leave(&mut window, 1, 1);
+        leave(&mut window, 3, 3);
+        window.lose_all();
+        assert_eq!((window.lost.len(), window.in_flight, window.waiting()), (4, 0, 0));
+        assert!(acknowledge(&mut window, 11, 0, 11).early, "the first transmission had arrived");
+    }
+}
