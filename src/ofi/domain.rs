@@ -13,8 +13,8 @@ use crate::config::Config;
 use crate::memory::keys::{RegionTable, Right};
 use crate::sys::numbers::NumberMap;
 use crate::sys::process;
-use crate::transport::mux;
 use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::router;
 use libfabric_sys::fid_domain;
 use once_cell::sync::OnceCell;
 use std::ptr::addr_eq;
@@ -166,7 +166,7 @@ impl Domain {
     /// Waits until no peer is in the middle of what it began before a `revoke`; nobody holds the lock meanwhile. False:
     /// one still is, which is neither stopped nor has ended.
     pub(super) fn settle(&self) -> bool {
-        mux::settle(|insists| {
+        router::settle(|insists| {
             let guard = self.lock.lock();
             self.endpoints(&guard).all(|endpoint| endpoint.is_settled(insists, &guard))
         })

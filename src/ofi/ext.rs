@@ -252,7 +252,7 @@ unsafe fn thresholds_of(ep: *mut fid_ep, peer: fi_addr_t) -> Result<String, i32>
 mod tests {
     use super::*;
     use crate::protocol::{Cause, Engine};
-    use crate::transport::mux::Mux;
+    use crate::transport::router::Router;
     use std::ptr::{null, null_mut};
 
     #[test]
@@ -294,10 +294,10 @@ mod tests {
 
     #[test]
     fn every_count_of_the_engine_is_shown() {
-        fn size_of_result<T>(_: fn(&Engine<Mux>) -> T) -> usize {
+        fn size_of_result<T>(_: fn(&Engine<Router>) -> T) -> usize {
             size_of::<T>()
         }
-        assert_eq!(size_of_result(Engine::<Mux>::counts), size_of::<fi_udrv_counts>());
+        assert_eq!(size_of_result(Engine::<Router>::counts), size_of::<fi_udrv_counts>());
     }
 
     #[test]

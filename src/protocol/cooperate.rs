@@ -12,7 +12,7 @@ use super::send::{Carrier, TxState};
 use crate::memory::MAX_SEGMENTS;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Assisted, Iface, PeerId, SendError, Share, Taken, slice_ranges};
+use crate::transport::{Assisted, Iface, Mode, PeerId, SendError, Share, Taken, slice_ranges};
 
 /// What of a receive is shared with its sender: all bytes from `base` on.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl<I: Iface> Engine<I> {
             ranges: Ranges::new(rest.ranges()),
         };
         // At once, before anything is copied. A sender that cannot be told does not help.
-        let told = iface.am_short(peer, packet.encode().as_slice(), 0, |_, _| ());
+        let told = iface.send(peer, Mode::Short, packet.encode().as_slice(), 0, |_, _| ());
         if told.is_err() {
             iface.stop_sharing(peer, &share);
             iface.take(peer, &share, 0);
@@ -223,9 +223,10 @@ impl<I: Iface> Engine<I> {
             let (at, end) = assist.hand;
             let len = (end - at).min(assist.share.unit as usize);
             let packet = Packet::Pushed { tx: assist.tx.to_wire(), offset: at as u64 };
-            let pushed = iface.am_fragment(peer, packet.encode().as_slice(), len, |from, to| {
-                segments.copy_out(at + from, to);
-            });
+            let pushed =
+                iface.send(peer, Mode::Fragment, packet.encode().as_slice(), len, |from, to| {
+                    segments.copy_out(at + from, to);
+                });
             match pushed {
                 Ok(()) => {
                     sent += len;

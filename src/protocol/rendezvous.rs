@@ -9,7 +9,7 @@ use super::send::{Carrier, TxState, streams};
 use super::{Cause, Host};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Iface, PeerId, SendError, piece_of, slice_ranges};
+use crate::transport::{Iface, Mode, PeerId, SendError, piece_of, slice_ranges};
 use std::collections::VecDeque;
 
 /// Fragments of one message sent in one turn of work.
@@ -252,7 +252,7 @@ impl<I: Iface> Engine<I> {
             let len = (end - at).min(if streams { caps.stream_max } else { piece });
             if streams {
                 let part = request.payload.segments().slice(at, len);
-                if self.iface.am_stream(peer, header.as_slice(), &part).is_err() {
+                if self.iface.send_by_stream(peer, header.as_slice(), &part).is_err() {
                     // If it is gone, we hear of that.
                     return if i > 0 { Step::Moved } else { Step::Again };
                 }
@@ -265,7 +265,7 @@ impl<I: Iface> Engine<I> {
                 continue;
             }
             let payload = &request.payload;
-            let sent = self.iface.am_fragment(peer, header.as_slice(), len, |from, to| {
+            let sent = self.iface.send(peer, Mode::Fragment, header.as_slice(), len, |from, to| {
                 payload.copy_out(at + from, to);
             });
             match sent {
@@ -335,7 +335,7 @@ impl<I: Iface> Engine<I> {
                 answers.push_back((peer, packet));
                 continue;
             }
-            match self.iface.am_late(peer, packet.encode().as_slice()) {
+            match self.iface.send(peer, Mode::Late, packet.encode().as_slice(), 0, |_, _| ()) {
                 Ok(()) => n += 1,
                 Err(SendError::Again) => {
                     full.push(peer);

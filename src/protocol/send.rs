@@ -5,7 +5,7 @@ use super::index_list::Key;
 use super::packet::{EagerHeader, Envelope, Packet, PieceHeader, Ranges};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
-use crate::transport::{Caps, Iface, MAX_HEADER, PeerId, SendError, Ticket, Windows};
+use crate::transport::{Caps, Iface, MAX_HEADER, Mode, PeerId, SendError, Ticket, Windows};
 
 /// Of what is injected and has to wait, so many bytes are kept for each send that may pend.
 pub(super) const COPY_MEAN: usize = 4096;
@@ -192,7 +192,7 @@ impl<I: Iface> Engine<I> {
         if payload.len() > self.core.limits.eager_max {
             return self.try_push(op.peer, envelope, payload, (op.context, op.report), host);
         }
-        if !self.iface.am_at_once(op.peer, &EagerHeader::head(&envelope), payload) {
+        if !self.iface.send_at_once(op.peer, &EagerHeader::head(&envelope), payload) {
             return false;
         }
         self.core.counts.eager_sent += 1;
@@ -264,7 +264,7 @@ impl<I: Iface> Engine<I> {
             ranges,
         };
         let next = |offset: usize| PieceHeader::pushed_head(tx, offset as u64);
-        let sent = self.iface.am_whole(peer, rts.encode().as_slice(), payload, next);
+        let sent = self.iface.send_whole(peer, rts.encode().as_slice(), payload, next);
         if sent {
             self.core.counts.rendezvous_sent += 1;
             self.core.counts.fragment_bytes += len;
@@ -413,7 +413,7 @@ impl<I: Iface> Engine<I> {
             let pack = |at: usize, to: &mut [u8]| {
                 segments.copy_out(at, to);
             };
-            self.iface.am_fragment(peer, header, len, pack)?;
+            self.iface.send(peer, Mode::Fragment, header, len, pack)?;
             request.pushed = pushed;
             request.leaves = leaves;
             request.state = TxState::Announced { offset: len, asked: None };
@@ -443,9 +443,9 @@ impl<I: Iface> Engine<I> {
         };
         let header = packet.encode();
         if windows {
-            self.iface.am_announce(peer, header.as_slice())?;
+            self.iface.send(peer, Mode::Announcement, header.as_slice(), 0, |_, _| ())?;
         } else {
-            self.iface.am_short(peer, header.as_slice(), 0, |_, _| ())?;
+            self.iface.send(peer, Mode::Short, header.as_slice(), 0, |_, _| ())?;
         }
         self.core.counts.rendezvous_sent += 1;
         Ok(())
@@ -547,9 +547,9 @@ pub(super) fn send_eager<I: Iface>(
         payload.copy_out(at, to);
     };
     if header.len() + len <= iface.caps(peer).short_max {
-        iface.am_short(peer, header, len, pack)
+        iface.send(peer, Mode::Short, header, len, pack)
     } else {
-        iface.am_bcopy(peer, header, len, pack)
+        iface.send(peer, Mode::Bulk, header, len, pack)
     }
 }
 

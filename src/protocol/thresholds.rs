@@ -163,9 +163,9 @@ fn slow_way(caps: &Caps) -> How {
 mod tests {
     use super::super::Limits;
     use super::*;
-    use crate::config::CmaPolicy;
-    use crate::transport::Address;
-    use crate::transport::mux::{Bounds, Mux, MuxSettings};
+    use crate::config::Config;
+    use crate::transport::router::Router;
+    use crate::transport::{Address, JobKey, Source};
 
     fn limits(eager_max: usize) -> Limits {
         Limits {
@@ -182,13 +182,12 @@ mod tests {
     }
 
     fn to_oneself(eager_max: usize) -> Vec<Threshold> {
-        let bounds = Bounds { push: Some(512 << 10), share: Some(128 << 10), bulk: 32 << 10 };
-        let settings =
-            MuxSettings { cma: CmaPolicy::Auto, shm: true, mark: 0, mtu: None, bounds, net: None };
+        let config = Config { net: false, ..Config::default() };
         let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
-        let mux = Mux::open(bind, settings).unwrap();
-        let me = mux.address();
-        let mut engine = Engine::new(mux, limits(eager_max));
+        let router =
+            Router::open(bind, &config, (JobKey::from_bytes([0; 16]), Source::Nothing)).unwrap();
+        let me = router.address();
+        let mut engine = Engine::new(router, limits(eager_max));
         let peer = engine.connect(&me).unwrap();
         engine.thresholds(peer)
     }

@@ -6,9 +6,15 @@
 //! packets.
 #![allow(unsafe_code)]
 
-use super::{BCOPY_LEAST, Caps, Handler, MAX_HEADER, PeerId, SendError};
+use super::peers::PeerTable;
+use super::{
+    Address, BCOPY_LEAST, Caps, Contact, ELSEWHERE, Handler, Lending, MAX_HEADER, Messages, Mode,
+    OneSided, Opening, PeerId, SendError, Sharing, Streaming, Transport,
+};
 use crate::memory::SegmentList;
+use crate::sys::Errno;
 use crate::sys::cma::Range;
+use crate::sys::event::Doorbell;
 use std::collections::VecDeque;
 
 /// Messages in flight to oneself before the sender is asked to progress.
@@ -26,62 +32,20 @@ struct Message {
     payload: Vec<u8>,
 }
 
-/// The interface to this endpoint itself.
-#[derive(Debug, Default)]
+/// The way to this endpoint itself.
+#[derive(Debug)]
 pub(crate) struct Loopback {
+    my_id: PeerId,
     queue: VecDeque<Message>,
     spare: Vec<Vec<u8>>,
     /// This endpoint is short of memory for payload: prefer descriptions.
-    pub(crate) pressure: bool,
+    pressure: bool,
+    /// Wakes who sleeps.
+    doorbell: Doorbell,
+    sleeping: bool,
 }
 
 impl Loopback {
-    pub(crate) const CAPS: Caps = Caps {
-        short_max: MAX_HEADER + 64,
-        bcopy_max: BCOPY_MAX,
-        fragment_max: BCOPY_MAX,
-        push_max: 0,
-        stream_max: 0,
-        stream_min: 0,
-        window_max: 0,
-        window_min: 0,
-        get: true,
-        put: true,
-        one_sided: true,
-        reach_read: false,
-        reach_write: false,
-        reach_read_min: usize::MAX,
-        reach_write_min: usize::MAX,
-        expose_max: 0,
-        atomics: Some(true),
-        collectives: Some(true),
-        announces_room: false,
-        outlives: false,
-    };
-
-    pub(crate) fn send(
-        &mut self,
-        header: &[u8],
-        len: usize,
-        mut pack: impl FnMut(usize, &mut [u8]),
-    ) -> Result<(), SendError> {
-        if self.queue.len() >= QUEUE_LEN {
-            return Err(SendError::Again);
-        }
-        let mut message = Message {
-            header: [0; MAX_HEADER],
-            header_len: header.len().min(MAX_HEADER),
-            payload: self.spare.pop().unwrap_or_default(),
-        };
-        for (to, from) in message.header.iter_mut().zip(header) {
-            *to = *from;
-        }
-        message.payload.resize(len, 0);
-        pack(0, &mut message.payload);
-        self.queue.push_back(message);
-        Ok(())
-    }
-
     pub(crate) fn copy(from: &SegmentList, to: &SegmentList) -> usize {
         from.copy_to(0, to, 0, from.len().min(to.len()))
     }
@@ -99,12 +63,12 @@ impl Loopback {
     }
 
     #[inline(never)]
-    pub(crate) fn poll(&mut self, me: PeerId, handler: &mut impl Handler) -> usize {
+    fn deliver(&mut self, handler: &mut impl Handler) -> usize {
         let mut n = 0;
         while n < BATCH {
             let Some(mut message) = self.queue.pop_front() else { break };
             let header = message.header.get(..message.header_len).unwrap_or(&[]);
-            handler.on_message(me, header, &message.payload);
+            handler.on_message(self.my_id, header, &message.payload);
             message.payload.clear();
             if self.spare.len() < 16 {
                 self.spare.push(message.payload);
@@ -113,8 +77,138 @@ impl Loopback {
         }
         n
     }
+}
 
-    pub(crate) fn is_idle(&self) -> bool {
-        self.queue.is_empty()
+impl Messages for Loopback {
+    fn caps(&self, _: PeerId) -> Caps {
+        Caps {
+            short_max: MAX_HEADER + 64,
+            bcopy_max: BCOPY_MAX,
+            fragment_max: BCOPY_MAX,
+            get: true,
+            put: true,
+            one_sided: true,
+            atomics: Some(true),
+            collectives: Some(true),
+            ..Caps::UNKNOWN
+        }
+    }
+
+    fn send(
+        &mut self,
+        _: PeerId,
+        _: Mode,
+        header: &[u8],
+        len: usize,
+        mut pack: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), SendError> {
+        if self.queue.len() >= QUEUE_LEN {
+            return Err(SendError::Again);
+        }
+        if self.sleeping {
+            self.doorbell.ring();
+        }
+        let mut message = Message {
+            header: [0; MAX_HEADER],
+            header_len: header.len().min(MAX_HEADER),
+            payload: self.spare.pop().unwrap_or_default(),
+        };
+        for (to, from) in message.header.iter_mut().zip(header) {
+            *to = *from;
+        }
+        message.payload.resize(len, 0);
+        pack(0, &mut message.payload);
+        self.queue.push_back(message);
+        Ok(())
+    }
+
+    fn under_pressure(&self, _: PeerId) -> bool {
+        self.pressure
+    }
+
+    fn set_pressure(&mut self, on: bool) {
+        self.pressure = on;
+    }
+}
+
+impl OneSided for Loopback {
+    fn get(
+        &mut self,
+        _: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        let from = Self::list(remote).ok_or(SendError::Unreachable(Errno(libc::EINVAL)))?;
+        Ok(Self::copy(&from, local))
+    }
+
+    fn put(
+        &mut self,
+        _: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        let to = Self::list(remote).ok_or(SendError::Unreachable(Errno(libc::EINVAL)))?;
+        Ok(Self::copy(local, &to))
+    }
+
+    fn reach_min(&self, _: PeerId, _: bool) -> Option<usize> {
+        None
+    }
+}
+
+impl Lending for Loopback {}
+impl Streaming for Loopback {}
+impl Sharing for Loopback {}
+
+impl Transport for Loopback {
+    const NAME: &'static str = "loopback";
+    const TWO_WAY: bool = true;
+
+    fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
+        let doorbell = Doorbell::new()?;
+        opening.epoll.add(doorbell.fd(), ELSEWHERE)?;
+        Ok(Some(Self {
+            my_id: opening.my_id,
+            queue: VecDeque::new(),
+            spare: Vec::new(),
+            pressure: false,
+            doorbell,
+            sleeping: false,
+        }))
+    }
+
+    fn connect(&mut self, peer: PeerId, _: &Address, _: bool) -> Result<Contact, SendError> {
+        Ok(if peer == self.my_id { Contact::Linked } else { Contact::Elsewhere })
+    }
+
+    #[inline]
+    fn is_connected(&self, peer: PeerId) -> bool {
+        peer == self.my_id
+    }
+
+    #[inline]
+    fn poll(&mut self, handler: &mut impl Handler) -> usize {
+        if self.queue.is_empty() { 0 } else { self.deliver(handler) }
+    }
+
+    fn turn(&mut self, _: &mut PeerTable, handler: &mut impl Handler) -> usize {
+        self.poll(handler)
+    }
+
+    fn every_ns(_: bool, _: bool) -> u64 {
+        u64::MAX
+    }
+
+    fn sleep(&mut self) -> bool {
+        self.doorbell.silence();
+        self.sleeping = self.queue.is_empty();
+        self.sleeping
+    }
+
+    fn awake(&mut self) {
+        if std::mem::take(&mut self.sleeping) {
+            self.doorbell.silence();
+        }
     }
 }

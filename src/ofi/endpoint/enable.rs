@@ -11,9 +11,7 @@ use crate::sys::process;
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
-use crate::transport::mux::{Bounds, Mux, MuxSettings};
-use crate::transport::net::NetSettings;
-use crate::transport::net::verbs::RdmaSettings;
+use crate::transport::router::Router;
 use libfabric_sys::{
     FI_ATOMIC, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENOAV, FI_ENOCQ, FI_EOPBADSTATE, FI_RMA,
     FI_SOCKADDR_IN6,
@@ -88,30 +86,13 @@ impl Endpoint {
             Some(address) => address,
             None => self.default_address()?,
         };
-        let settings = MuxSettings {
-            cma: config.cma,
-            shm: config.shm && self.state(guard).shm_permitted,
-            mtu: config.mtu,
-            bounds: Bounds {
-                push: config.push_max,
-                share: config.share_min,
-                bulk: config.bulk_min,
-            },
-            mark: if source.is_given() { key.mark() } else { 0 },
-            net: config.net.then_some(NetSettings {
-                key,
-                key_source: source,
-                peer_timeout_s: config.peer_timeout_s,
-                buffer_bytes: config.net_buffer,
-                streams: config.streams,
-                rdma: RdmaSettings::of(config),
-            }),
-        };
-        let mux = Mux::open(bind, settings).map_err(|e| {
+        let mut permitted = config.clone();
+        permitted.shm &= self.state(guard).shm_permitted;
+        let router = Router::open(bind, &permitted, (key, source)).map_err(|e| {
             log::limited!(cause: e.0, "cannot open an endpoint at {bind}: {e}");
             if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
         })?;
-        let wait_fd = mux.wait_fd();
+        let wait_fd = router.wait_fd();
         let limits = Limits {
             eager_max: config.eager_max,
             tx_max: config.tx_max * usize::from(self.contexts.transmit()),
@@ -126,7 +107,7 @@ impl Endpoint {
             shares_receives: self.shares.1,
         };
         // SAFETY: the guard is of this domain; the cell is reached by nobody else in this step.
-        unsafe { *self.engine.get(guard) = Some(Engine::new(mux, limits)) };
+        unsafe { *self.engine.get(guard) = Some(Engine::new(router, limits)) };
         self.domain.enter(self, wait_fd, guard)?;
         Ok(wait_fd)
     }

@@ -6,7 +6,7 @@ use crate::ofi::eq::Join;
 use crate::ofi::lock::Guard;
 use crate::ofi::progress::{By, Progress};
 use crate::protocol::{Engine, Failure, Host};
-use crate::transport::mux::Mux;
+use crate::transport::router::Router;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ impl Progress for Endpoint {
         self.domain.triggers.run_due(guard);
         if by == By::Application && moved == 0 {
             let endpoints = enabled();
-            let gives_way = |engine: &mut Engine<Mux>| engine.iface().gives_way(endpoints);
+            let gives_way = |engine: &mut Engine<Router>| engine.iface().gives_way(endpoints);
             if self.engine(guard).is_some_and(gives_way) {
                 self.domain.yields.store(true, Ordering::Relaxed);
             }

@@ -15,9 +15,9 @@ use crate::ofi::table::Slack;
 use crate::protocol::{Engine, Receives};
 use crate::telemetry::log;
 use crate::transport::Address;
-use crate::transport::mux::Mux;
 use crate::transport::net::job_key;
 use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::router::Router;
 use libfabric_sys::{
     FI_ATOMIC, FI_COLLECTIVE, FI_ENOAV, FI_ENOKEY, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ,
     FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE, fi_addr_t, fid_ep,
@@ -134,7 +134,7 @@ pub(in crate::ofi) struct Endpoint {
     pub(super) contexts: Contexts,
     /// FI_SHARED_CONTEXT was asked for, for transmit and for receive.
     pub(super) shares: (bool, bool),
-    pub(super) engine: Locked<Option<Engine<Mux>>>,
+    pub(super) engine: Locked<Option<Engine<Router>>>,
     pub(super) state: Locked<EndpointState>,
     pub(super) inject_size: usize,
     /// The application gave it with the endpoint.
@@ -222,7 +222,7 @@ impl Endpoint {
     pub(in crate::ofi) fn engine<'g>(
         &'g self,
         guard: &'g Guard<'_>,
-    ) -> Option<&'g mut Engine<Mux>> {
+    ) -> Option<&'g mut Engine<Router>> {
         // SAFETY: see above.
         unsafe { self.engine.get(guard) }.as_mut()
     }

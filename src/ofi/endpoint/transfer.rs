@@ -12,7 +12,7 @@ use crate::protocol::{
     ANY_SOURCE, Direction, Engine, OpError, PeekAction, ReceiveOp, Report, SendOp,
 };
 use crate::transport::PeerId;
-use crate::transport::mux::Mux;
+use crate::transport::router::Router;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD,
     FI_EAGAIN, FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE,
@@ -610,7 +610,7 @@ impl<B: Buffers> Receiving<B> {
     fn try_start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> bool {
         let Some(engine) = ep.engine(guard) else { return false };
         let is_hopeless =
-            |engine: &mut Engine<Mux>| engine.is_hopeless(self.source, &ep.host(guard));
+            |engine: &mut Engine<Router>| engine.is_hopeless(self.source, &ep.host(guard));
         engine.try_post(&self.op(account), is_hopeless)
     }
 }

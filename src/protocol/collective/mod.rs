@@ -14,7 +14,7 @@ use super::engine::{Core, Engine};
 use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
 use crate::memory::atomic::Operation;
-use crate::transport::{Iface, PeerId, SendError};
+use crate::transport::{Iface, Mode, PeerId, SendError};
 pub(crate) use packet::CollectivePacket;
 pub(crate) use plan::What;
 use plan::{How, Plan, Step};
@@ -662,9 +662,9 @@ impl<I: Iface> Engine<I> {
                 }
             };
             if header.len() + part.len() <= caps.short_max {
-                self.iface.am_short(message.peer, &header, part.len(), pack)?;
+                self.iface.send(message.peer, Mode::Short, &header, part.len(), pack)?;
             } else {
-                self.iface.am_bcopy(message.peer, &header, part.len(), pack)?;
+                self.iface.send(message.peer, Mode::Bulk, &header, part.len(), pack)?;
             }
             self.core.mark_alive(message.peer);
             message.sent += part.len();

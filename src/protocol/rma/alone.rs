@@ -13,7 +13,7 @@ use crate::protocol::windows::OF_A_MESSAGE;
 use crate::protocol::{Host, Limits};
 use crate::sys::cma::Range;
 use crate::sys::numbers::NumberMap;
-use crate::transport::{Exposed, Exposure, Iface, PeerId, Reach, Reached, SendError, Spot};
+use crate::transport::{Exposed, Exposure, Iface, Mode, PeerId, Reach, Reached, SendError, Spot};
 use std::collections::BTreeMap;
 
 /// Parts of regions that a peer is told of.
@@ -475,11 +475,17 @@ impl<I: Iface> Engine<I> {
         let packet = RmaPacket::Grant { key, base, epoch, reads, writes, echoes, ranges: count };
         let prefix = Prefix::of_grant(&ranges, keys.as_ref());
         let pack = |at: usize, to: &mut [u8]| prefix.pack(&SegmentList::EMPTY, at, to);
-        self.iface.am_bcopy(peer, packet.encode().as_slice(), prefix.len(), pack)
+        self.iface.send(peer, Mode::Bulk, packet.encode().as_slice(), prefix.len(), pack)
     }
 
     fn send_retract(&mut self, peer: PeerId, key: u64) -> Result<(), SendError> {
-        self.iface.am_short(peer, RmaPacket::Retract { key }.encode().as_slice(), 0, |_, _| ())
+        self.iface.send(
+            peer,
+            Mode::Short,
+            RmaPacket::Retract { key }.encode().as_slice(),
+            0,
+            |_, _| (),
+        )
     }
 
     /// See [`Iface::is_settled`].

@@ -12,7 +12,7 @@ use crate::protocol::index_list::{IndexList, Key};
 use crate::protocol::packet::Ranges;
 use crate::protocol::send::Payload;
 use crate::protocol::{Cause, Host, OpError, Report};
-use crate::transport::{BCOPY_LEAST, Iface, PeerId, SendError};
+use crate::transport::{BCOPY_LEAST, Iface, Mode, PeerId, SendError};
 
 // The largest one, with two operands and all ranges, has to fit.
 const _: () = assert!(2 * MAX_BYTES + MAX_RANGES * REMOTE_LEN <= BCOPY_LEAST);
@@ -246,9 +246,9 @@ impl<I: Iface> Engine<I> {
         let (header, len) = (header.as_slice(), border + compare.len());
         let caps = self.iface.caps(op.peer);
         if header.len() + len <= caps.short_max {
-            self.iface.am_short(op.peer, header, len, pack)?;
+            self.iface.send(op.peer, Mode::Short, header, len, pack)?;
         } else {
-            self.iface.am_bcopy(op.peer, header, len, pack)?;
+            self.iface.send(op.peer, Mode::Bulk, header, len, pack)?;
         }
         op.state = State::Sent { received: 0 };
         let (peer, right) = (op.peer, op.right);
@@ -268,9 +268,9 @@ impl<I: Iface> Engine<I> {
         let header = RmaPacket::Result { tx }.encode();
         let header = header.as_slice();
         if header.len() + bytes.len() <= self.iface.caps(peer).short_max {
-            self.iface.am_short(peer, header, bytes.len(), pack)
+            self.iface.send(peer, Mode::Short, header, bytes.len(), pack)
         } else {
-            self.iface.am_bcopy(peer, header, bytes.len(), pack)
+            self.iface.send(peer, Mode::Bulk, header, bytes.len(), pack)
         }
     }
 }

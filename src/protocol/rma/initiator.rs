@@ -13,7 +13,7 @@ use crate::protocol::index_list::Key;
 use crate::protocol::packet::Ranges;
 use crate::protocol::send::Payload;
 use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
-use crate::transport::{Iface, PeerId, SendError, piece_of};
+use crate::transport::{Iface, Mode, PeerId, SendError, piece_of};
 
 impl Op {
     #[inline(always)]
@@ -249,11 +249,11 @@ impl<I: Iface> Engine<I> {
         let pack = |at: usize, to: &mut [u8]| prefix.pack(&segments, at, to);
         let whole = prefix.len() + len;
         if header.len() + whole <= caps.short_max {
-            self.iface.am_short(peer, header, whole, pack)?;
+            self.iface.send(peer, Mode::Short, header, whole, pack)?;
         } else if way == Way::Packets {
-            self.iface.am_fragment(peer, header, whole, pack)?;
+            self.iface.send(peer, Mode::Fragment, header, whole, pack)?;
         } else {
-            self.iface.am_bcopy(peer, header, whole, pack)?;
+            self.iface.send(peer, Mode::Bulk, header, whole, pack)?;
         }
         op.reachable = way == Way::Described;
         op.state = match (right, way) {
@@ -383,9 +383,15 @@ impl<I: Iface> Engine<I> {
         let len = rest.min(piece_of(segments.len(), self.iface.caps(op.peer).fragment_max));
         if len > 0 {
             let packet = RmaPacket::WriteMore { tx: key.to_wire(), offset: offset as u64 };
-            self.iface.am_fragment(op.peer, packet.encode().as_slice(), len, |at, to| {
-                segments.copy_out(offset + at, to);
-            })?;
+            self.iface.send(
+                op.peer,
+                Mode::Fragment,
+                packet.encode().as_slice(),
+                len,
+                |at, to| {
+                    segments.copy_out(offset + at, to);
+                },
+            )?;
             self.core.counts.fragment_bytes += len as u64;
         }
         op.state = if len == rest {

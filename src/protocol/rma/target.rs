@@ -15,7 +15,7 @@ use crate::protocol::packet::Ranges;
 use crate::protocol::rendezvous::is_refusal;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Caps, Iface, PeerId, SendError, piece_of, slice_ranges};
+use crate::transport::{Caps, Iface, Mode, PeerId, SendError, piece_of, slice_ranges};
 use std::collections::VecDeque;
 
 /// Operations that one answer names at most.
@@ -545,10 +545,15 @@ impl<I: Iface> Engine<I> {
                 offset: read.done,
                 faulted: read.faulted,
             };
-            let sent =
-                self.iface.am_fragment(peer, packet.encode().as_slice(), piece.len(), |at, to| {
+            let sent = self.iface.send(
+                peer,
+                Mode::Fragment,
+                packet.encode().as_slice(),
+                piece.len(),
+                |at, to| {
                     piece.copy_out(at, to);
-                });
+                },
+            );
             match sent {
                 Ok(()) => {
                     read.done += piece.len() as u64;
@@ -617,7 +622,7 @@ impl<I: Iface> Engine<I> {
     }
 
     fn say_one(&mut self, peer: PeerId, packet: &RmaPacket) -> Result<(), SendError> {
-        self.iface.am_short(peer, packet.encode().as_slice(), 0, |_, _| ())
+        self.iface.send(peer, Mode::Short, packet.encode().as_slice(), 0, |_, _| ())
     }
 
     /// Sends the first answer, and those of the `left` first ones that go with it. Returns how many.
@@ -651,7 +656,7 @@ impl<I: Iface> Engine<I> {
                 to.copy_from_slice(from);
             }
         };
-        (self.iface.am_short(peer, header, count * size_of::<u64>(), pack), count)
+        (self.iface.send(peer, Mode::Short, header, count * size_of::<u64>(), pack), count)
     }
 }
 

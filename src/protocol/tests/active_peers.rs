@@ -8,14 +8,12 @@ use crate::config::{CmaPolicy, Config, RdmaPolicy};
 use crate::protocol::packet::{Envelope, Packet};
 use crate::protocol::{Engine, Limits};
 use crate::sys::clock;
-use crate::transport::mux::{Bounds, Mux, MuxSettings};
-use crate::transport::net::NetSettings;
 use crate::transport::net::job_key::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::neighbours::Standing;
 use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::reliable::{Reliable, Settings, Sink};
-use crate::transport::net::verbs::RdmaSettings;
+use crate::transport::router::Router;
 use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -35,7 +33,7 @@ const KEY: [u8; 16] = [5; 16];
 
 /// An endpoint, with everything below its libfabric objects.
 struct Hub {
-    engine: Engine<Mux>,
+    engine: Engine<Router>,
     host: TestHost,
     log: Log,
     memory: Memory,
@@ -125,28 +123,21 @@ impl Sink for Got {
 
 impl Hub {
     fn open() -> Self {
-        let net = NetSettings {
-            key: JobKey::from_bytes(KEY),
-            key_source: Source::AuthKey,
-            peer_timeout_s: 120,
-            buffer_bytes: 64 << 20,
-            streams: 256,
-            rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
-        };
         let bind = Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let bounds = Bounds { push: Some(512 << 10), share: Some(1 << 20), bulk: 1 << 20 };
-        let settings = MuxSettings {
+        let config = Config {
             cma: CmaPolicy::Off,
             shm: false,
-            mark: 0,
-            mtu: None,
-            bounds,
-            net: Some(net),
+            push_max: Some(512 << 10),
+            share_min: Some(1 << 20),
+            bulk_min: 1 << 20,
+            rdma: RdmaPolicy::Off,
+            ..Config::default()
         };
-        let mux = Mux::open(bind, settings).unwrap();
-        let address = mux.address();
+        let router =
+            Router::open(bind, &config, (JobKey::from_bytes(KEY), Source::AuthKey)).unwrap();
+        let address = router.address();
         let limits = Limits { eager_max: 4096, tx_max: 64, rx_max: 64, ..LIMITS };
-        let (engine, log) = (Engine::new(mux, limits), Log::default());
+        let (engine, log) = (Engine::new(router, limits), Log::default());
         let host = TestHost::new(0, log.clone());
         Self { engine, host, log, memory: Memory::zeroed(LONG), address }
     }

@@ -19,7 +19,8 @@ use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
     self, Address, Assisted, Caps, Chunk, Departure, Exposed, Exposure, Handler, Head, Iface,
-    MAX_HEADER, PeerId, Reached, SendError, Share, Spot, StreamEnd, Taken, Ticket, Windows,
+    Lending, MAX_HEADER, Messages, Mode, OneSided, PeerId, Reached, SendError, Share, Sharing,
+    Spot, StreamEnd, Streaming, Taken, Ticket, Windows,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -818,51 +819,33 @@ impl SimIface {
     }
 }
 
-impl Iface for SimIface {
-    fn connect(&mut self, address: &Address) -> Result<PeerId, SendError> {
-        let slot = usize::from(address.port()) - 1;
-        let peer = self.intern(slot);
-        let mut net = self.net.borrow_mut();
-        let doubt = net.weather.again_percent / 4;
-        if net.rng.percent(doubt) {
-            return Err(net.again());
-        }
-        net.ensure(self.me, slot).map(|_| peer)
-    }
-
-    fn address_of(&self, peer: PeerId) -> Option<Address> {
-        self.peers.get(peer.index()).map(|slot| address(*slot))
-    }
-
+impl Messages for SimIface {
     fn caps(&self, peer: PeerId) -> Caps {
         self.caps_now(peer)
     }
 
-    fn am_short(
+    fn send(
         &mut self,
         peer: PeerId,
+        mode: Mode,
         header: &[u8],
         len: usize,
         pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
         let mut net = self.net.borrow_mut();
-        assert!(header.len() + len <= net.weather.short_max, "too long for a short message");
+        match mode {
+            Mode::Bulk | Mode::Fragment => {
+                assert!(len <= net.weather.bcopy_max, "too long for a bcopy message");
+            }
+            Mode::Short | Mode::Late | Mode::Announcement => {
+                let most = net.weather.short_max;
+                assert!(header.len() + len <= most, "too long for a short message");
+            }
+        }
         net.transmit(self.me, self.peers[peer.index()], header, len, pack)
     }
 
-    fn am_bcopy(
-        &mut self,
-        peer: PeerId,
-        header: &[u8],
-        len: usize,
-        pack: impl FnMut(usize, &mut [u8]),
-    ) -> Result<(), SendError> {
-        let mut net = self.net.borrow_mut();
-        assert!(len <= net.weather.bcopy_max, "too long for a bcopy message");
-        net.transmit(self.me, self.peers[peer.index()], header, len, pack)
-    }
-
-    fn am_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
+    fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
         let pressed = self.under_pressure(peer);
         let mut net = self.net.borrow_mut();
         let link = net.current(self.me, self.slot(peer));
@@ -878,7 +861,7 @@ impl Iface for SimIface {
         net.transmit(self.me, to, &header[..head.len], payload.len(), pack).is_ok()
     }
 
-    fn am_whole(
+    fn send_whole(
         &mut self,
         peer: PeerId,
         first: &[u8],
@@ -911,6 +894,18 @@ impl Iface for SimIface {
         true
     }
 
+    fn under_pressure(&self, peer: PeerId) -> bool {
+        let net = self.net.borrow();
+        let peer = self.slot(peer);
+        net.current(self.me, peer).is_some_and(|l| !net.links[l].broken) && net.is_pressed(peer)
+    }
+
+    fn set_pressure(&mut self, on: bool) {
+        self.net.borrow_mut().places[self.me].pressure = on;
+    }
+}
+
+impl OneSided for SimIface {
     fn get(
         &mut self,
         peer: PeerId,
@@ -997,35 +992,9 @@ impl Iface for SimIface {
             if how.reads { self.get(peer, local, &remote) } else { self.put(peer, local, &remote) };
         moved.map(Reached::Moved)
     }
+}
 
-    fn has_stream(&mut self, peer: PeerId) -> bool {
-        let mut net = self.net.borrow_mut();
-        let later = net.rng.percent(20);
-        let flow = net.flow(self.me, self.peers[peer.index()]);
-        !later && flow.is_some_and(Flow::open)
-    }
-
-    fn am_stream(
-        &mut self,
-        peer: PeerId,
-        header: &[u8],
-        payload: &SegmentList,
-    ) -> Result<(), SendError> {
-        let mut net = self.net.borrow_mut();
-        assert!(payload.len() <= net.weather.stream_max, "too long for a stream");
-        let full = net.weather.queue_len;
-        let again = net.weather.again_percent;
-        if net.rng.percent(again) {
-            return Err(net.again());
-        }
-        let mut bytes = vec![0; payload.len()];
-        payload.copy_out(0, &mut bytes);
-        let taken = net
-            .flow(self.me, self.peers[peer.index()])
-            .is_none_or(|flow| flow.send(header, bytes, full));
-        if taken { Ok(()) } else { Err(net.again()) }
-    }
-
+impl Lending for SimIface {
     fn windows(&mut self, peer: PeerId) -> Windows {
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
         let hesitates = net.weather.again_percent;
@@ -1090,7 +1059,39 @@ impl Iface for SimIface {
     fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         Panes::sees_writes(ticket.connection)
     }
+}
 
+impl Streaming for SimIface {
+    fn has_stream(&mut self, peer: PeerId) -> bool {
+        let mut net = self.net.borrow_mut();
+        let later = net.rng.percent(20);
+        let flow = net.flow(self.me, self.peers[peer.index()]);
+        !later && flow.is_some_and(Flow::open)
+    }
+
+    fn send_by_stream(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        payload: &SegmentList,
+    ) -> Result<(), SendError> {
+        let mut net = self.net.borrow_mut();
+        assert!(payload.len() <= net.weather.stream_max, "too long for a stream");
+        let full = net.weather.queue_len;
+        let again = net.weather.again_percent;
+        if net.rng.percent(again) {
+            return Err(net.again());
+        }
+        let mut bytes = vec![0; payload.len()];
+        payload.copy_out(0, &mut bytes);
+        let taken = net
+            .flow(self.me, self.peers[peer.index()])
+            .is_none_or(|flow| flow.send(header, bytes, full));
+        if taken { Ok(()) } else { Err(net.again()) }
+    }
+}
+
+impl Sharing for SimIface {
     fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
         let works = self.caps_now(peer).get;
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
@@ -1166,15 +1167,22 @@ impl Iface for SimIface {
             Some((bytes, to.slice(0, may)))
         })
     }
+}
 
-    fn under_pressure(&self, peer: PeerId) -> bool {
-        let net = self.net.borrow();
-        let peer = self.slot(peer);
-        net.current(self.me, peer).is_some_and(|l| !net.links[l].broken) && net.is_pressed(peer)
+impl Iface for SimIface {
+    fn connect(&mut self, address: &Address) -> Result<PeerId, SendError> {
+        let slot = usize::from(address.port()) - 1;
+        let peer = self.intern(slot);
+        let mut net = self.net.borrow_mut();
+        let doubt = net.weather.again_percent / 4;
+        if net.rng.percent(doubt) {
+            return Err(net.again());
+        }
+        net.ensure(self.me, slot).map(|_| peer)
     }
 
-    fn set_pressure(&mut self, on: bool) {
-        self.net.borrow_mut().places[self.me].pressure = on;
+    fn address_of(&self, peer: PeerId) -> Option<Address> {
+        self.peers.get(peer.index()).map(|slot| address(*slot))
     }
 
     fn poll(&mut self, handler: &mut impl Handler) -> usize {

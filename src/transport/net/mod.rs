@@ -17,15 +17,16 @@ use self::background::{Background, Shared};
 use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
-    Address, BCOPY_LEAST, Caps, Chunk, Departure, Exposed, Handler, Head, MAX_HEADER, Mark, PeerId,
-    Reach, Reached, SendError, Spot, StreamEnd, Ticket, Windows,
+    Address, BCOPY_LEAST, Caps, Chunk, Contact, Departure, ELSEWHERE, Exposed, Handler, Head,
+    Lending, LookedAt, MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PeerId, Reach, Reached,
+    SendError, Sharing, Spot, StreamEnd, Streaming, Ticket, Transport, Windows,
 };
 use crate::config::ReadPolicy;
 use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
-use crate::sys::net::interfaces;
+use crate::sys::net::{self, PortHolder, interfaces};
 use crate::sys::visited::{Owner, visited};
-use crate::sys::{Errno, clock, process};
+use crate::sys::{Errno, clock, process, spare};
 use crate::telemetry::log;
 use bulk::{BULK_CONTROL, Bulk, BulkSink, CONTROL_LEN};
 use link::Link;
@@ -148,19 +149,10 @@ pub(crate) struct Net {
     moves: u64,
     me: Address,
     armed: bool,
+    /// There was contact with a peer.
+    used: bool,
     rhythm: Rhythm,
     owner: i32,
-}
-
-/// What a turn looked at.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum LookedAt {
-    #[default]
-    Everything,
-    /// A device only, which has hardware of its own.
-    Device,
-    /// One that is threads of the kernel.
-    Threads,
 }
 
 /// What is looked at how often.
@@ -218,7 +210,7 @@ impl Rhythm {
 }
 
 /// The endpoint as the machine sees it.
-struct Upwards<'a, H, F> {
+struct Upwards<'a, H> {
     /// The machine's peers.
     inner: &'a mut PeerTable,
     neighbours: &'a Neighbours,
@@ -230,11 +222,11 @@ struct Upwards<'a, H, F> {
     /// Streams or the bulk path have heard something.
     beside: &'a mut bool,
     now: u64,
+    used: &'a mut bool,
     handler: &'a mut H,
-    connected: &'a mut F,
 }
 
-impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
+impl<H: Handler> Sink for Upwards<'_, H> {
     fn peer_of(&mut self, address: &Address) -> Option<PeerId> {
         self.inner.intern(address)
     }
@@ -254,7 +246,7 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
     fn on_connected(&mut self, inner: PeerId, address: &Address) {
         let Some(peer) = self.outer.intern(address) else { return };
         self.numbers.join(peer, inner);
-        (self.connected)(peer);
+        *self.used = true;
         self.handler.on_peer(peer, address);
     }
 
@@ -300,7 +292,7 @@ impl<H: Handler, F: FnMut(PeerId)> Sink for Upwards<'_, H, F> {
     }
 }
 
-impl<H: Handler, F: FnMut(PeerId)> Upwards<'_, H, F> {
+impl<H: Handler> Upwards<'_, H> {
     /// The peer says that its streams up to a number broke.
     #[cold]
     fn on_broken(&mut self, inner: PeerId, number: &[u8]) {
@@ -397,7 +389,7 @@ impl Net {
     /// knows this host and nobody yet. Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread), ENODEV
     /// (no device, and one has to be).
     #[inline(never)]
-    pub(crate) fn open(
+    fn with(
         me: Address,
         link: UdpLink,
         peers: PeerTable,
@@ -484,14 +476,10 @@ impl Net {
             moves,
             me,
             armed: false,
+            used: false,
             rhythm: Rhythm::default(),
             owner,
         })
-    }
-
-    /// Shorter messages go neither by stream nor by windows.
-    pub(crate) fn set_bulk_min(&mut self, bytes: usize) {
-        self.bulk_min = Some(bytes);
     }
 
     /// Adds the descriptors that tell of work to `epoll`.
@@ -510,24 +498,219 @@ impl Net {
     }
 
     /// Starts a connection to `peer`, unless there is one. Errors: EPERM for another user's process of this host.
-    pub(crate) fn connect(&mut self, peer: PeerId, address: &Address) -> Result<(), SendError> {
+    fn begin(&mut self, peer: PeerId, address: &Address) -> Result<(), SendError> {
         let mut core = self.core.enter().ok_or(ORPHANED)?;
         if matches!(core.neighbours.peer(address), Standing::Stranger(_) | Standing::Unknown) {
             return Err(SendError::Unreachable(Errno(libc::EPERM)));
         }
         let inner = core.peers.intern(address).ok_or(SendError::Again)?;
         self.numbers.join(peer, inner);
+        self.used = true;
         core.machine.connect(inner, address, clock::now_ns())
     }
 
-    /// A connection exists or is being made.
-    #[inline]
-    pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
-        let Some(inner) = self.numbers.inner(peer) else { return false };
-        self.core.enter().is_some_and(|core| core.machine.is_connected(inner))
+    /// Where the network finds `address` of this host. Within a node the port alone counts, but a UDP socket is bound to
+    /// one address. `None`: this user has no such port.
+    fn find_here(address: &Address) -> Option<Address> {
+        let Ok(all) = port_holders(address.port()) else { return Some(*address) };
+        let me = process::effective_uid();
+        let ours = || all.iter().filter(|one| one.uid == me).map(|one| one.ip);
+        let finds = |ip: IpAddr| ip.is_unspecified() || ip == address.0.ip();
+        let mut at = *address;
+        if !ours().any(finds) {
+            let ip = ours().find(|ip| ip.is_ipv4() == at.0.is_ipv4());
+            at.0.set_ip(ip?);
+        }
+        Some(at)
     }
 
-    pub(crate) fn caps(&self, peer: PeerId) -> Caps {
+    fn send_late(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
+        let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
+        let inner = self.numbers.inner(peer).ok_or(unknown)?;
+        let mut core = self.core.enter().ok_or(ORPHANED)?;
+        core.machine.send_with_others(inner, header, clock::now_ns())?;
+        self.rhythm.on_traffic(&self.shared);
+        Ok(())
+    }
+
+    #[inline]
+    fn leave_at_once(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        len: usize,
+        pack: impl FnMut(usize, &mut [u8]),
+    ) -> bool {
+        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.core.enter()) else {
+            return false;
+        };
+        let Core { machine, link, .. } = &mut *core;
+        if !machine.send_at_once(inner, header, len, pack, clock::now_ns, link) {
+            return false;
+        }
+        self.rhythm.on_traffic(&self.shared);
+        true
+    }
+
+    /// What was begun at this time, nanoseconds, is with the device, which may have done it meanwhile.
+    fn on_posted(&mut self, began: u64) {
+        let now = clock::now_ns();
+        if now.saturating_sub(began) > LONG_NS {
+            // Who moves bytes for long is not elsewhere.
+            self.shared.present(now);
+            if let Some(mut core) = self.core.enter() {
+                core.machine.on_return(now);
+            }
+        }
+    }
+
+    /// The bulk path has something to do.
+    #[inline]
+    fn bulk_has_work(&mut self) -> bool {
+        if self.rhythm.bulk_hot {
+            self.rhythm.bulk_hot = self.bulk.as_ref().is_some_and(|bulk| bulk.has_work());
+        }
+        self.rhythm.bulk_hot
+    }
+
+    /// The bulk path's part of a turn. `None`: it has none now.
+    fn bulk_turn(&mut self, handler: &mut impl Handler) -> Option<usize> {
+        let Self { core, bulk, numbers, rhythm, shared, .. } = self;
+        let mut core = core.enter()?;
+        let bulk = bulk.as_mut()?;
+        let n =
+            poll_bulk(bulk.as_mut(), &mut core, clock::now_ns(), &mut Above { numbers, handler });
+        if n > 0 {
+            rhythm.on_traffic(shared);
+        }
+        rhythm.hot = COOLING;
+        Some(n)
+    }
+
+    /// A turn that looks at nothing but the device, and hands over what has come there; the rest waits for a whole
+    /// one. `None`: it does not wait.
+    #[inline]
+    fn brief_turn(&mut self, outer: &mut PeerTable, handler: &mut impl Handler) -> Option<usize> {
+        let Self { core, shared, numbers, streams, bulk, rhythm, used, .. } = self;
+        let mut core = core.enter()?;
+        if !core.is_calm() {
+            return None;
+        }
+        core.machine.on_poll();
+        if !core.link.has_arrived() {
+            // There is time for what was less urgent than the last message.
+            let more = core.machine.has_put_off() && core.machine.catch_up(clock::now_ns());
+            return if more { None } else { Some(0) };
+        }
+        let now = clock::now_ns();
+        shared.present(now);
+        let beside = &mut rhythm.bulk_hot;
+        let n = core.take_arrived(now, |inner, neighbours| Upwards {
+            inner,
+            neighbours,
+            outer,
+            numbers,
+            streams,
+            bulk,
+            beside,
+            now,
+            used,
+            handler,
+        });
+        rhythm.on_traffic(shared);
+        Some(n)
+    }
+
+    #[inline(never)]
+    fn whole_turn(&mut self, outer: &mut PeerTable, handler: &mut impl Handler) -> usize {
+        let Some(mut core) = self.core.enter() else { return 0 };
+        core.machine.on_poll();
+        let now = clock::now_ns();
+        self.rhythm.begin_whole(now, clock::ticks(), core.link.has_device());
+        self.rhythm.threads = core.link.is_threads();
+        self.shared.present(now);
+        let (numbers, used) = (&mut self.numbers, &mut self.used);
+        let (mut n, mut beside) = (0, false);
+        // What is new comes after what is here already.
+        while core.has_events() {
+            if n >= BATCH {
+                return n;
+            }
+            let Some(event) = core.take_event() else { break };
+            let Core { peers: inner, neighbours, .. } = &mut *core;
+            let mut sink = Upwards {
+                inner,
+                neighbours,
+                outer,
+                numbers,
+                streams: &mut self.streams,
+                bulk: &mut self.bulk,
+                beside: &mut beside,
+                now,
+                used,
+                handler,
+            };
+            match event {
+                Event::Connected(peer, address) => sink.on_connected(peer, &address),
+                Event::Message { peer, header, header_len, payload } => {
+                    let header = header.get(..usize::from(header_len)).unwrap_or(&[]);
+                    sink.on_message(peer, header, &payload);
+                }
+                Event::Acknowledged(peer, upto) => sink.on_acknowledged(peer, upto),
+                Event::Departure(peer, departure) => sink.on_departure(peer, departure),
+            }
+            n += 1;
+        }
+        let (streams, bulk) = (&mut self.streams, &mut self.bulk);
+        n += core.turn(now, |inner, neighbours| Upwards {
+            inner,
+            neighbours,
+            outer,
+            numbers,
+            streams,
+            bulk,
+            beside: &mut beside,
+            now,
+            used,
+            handler,
+        });
+        if let Some(streams) = &mut self.streams {
+            n += streams_turn(streams, &mut core.machine, now, &mut Above { numbers, handler });
+        }
+        if core.link.moves() != self.moves {
+            self.moves = core.link.moves();
+            if let Some(bulk) = &mut self.bulk {
+                bulk.renew(now, &mut Above { numbers, handler });
+            }
+        }
+        if let Some(bulk) = self.bulk.as_mut().filter(|bulk| bulk.has_work()) {
+            (self.rhythm.hot, self.rhythm.bulk_hot) = (COOLING, true);
+            n += poll_bulk(bulk.as_mut(), &mut core, now, &mut Above { numbers, handler });
+        }
+        if n > 0 {
+            self.rhythm.on_traffic(&self.shared);
+        }
+        n
+    }
+}
+
+/// Whether what is posted for this peer of the machine goes through a device.
+fn goes_direct(core: &mut Core, inner: PeerId) -> bool {
+    let Some(address) = core.peers.address(inner) else { return false };
+    core.machine.takes_windows(inner) && core.link.goes_direct(&address)
+}
+
+/// Who has a UDP port of this node. Errors: the kernel does not tell.
+fn port_holders(port: u16) -> Result<Vec<PortHolder>, Errno> {
+    let holders = || net::udp_port_holders(port);
+    match holders() {
+        Err(e) if e.is_shortage() => spare::lend(holders),
+        other => other,
+    }
+}
+
+impl Messages for Net {
+    fn caps(&self, peer: PeerId) -> Caps {
         let inner = self.numbers.inner(peer);
         let (short_max, features) = match (inner, self.core.enter()) {
             (Some(inner), Some(core)) => {
@@ -560,66 +743,22 @@ impl Net {
         }
     }
 
-    /// [`Caps::reach_min`] of any peer.
     #[inline]
-    pub(crate) fn reach_min(&self, reads: bool) -> Option<usize> {
-        let min = if reads { REACH_READ_MIN } else { REACH_WRITE_MIN };
-        self.bulk.is_some().then_some(min)
-    }
-
-    pub(crate) fn under_pressure(&self, peer: PeerId) -> bool {
-        let Some(inner) = self.numbers.inner(peer) else { return false };
-        self.core.enter().is_some_and(|core| core.machine.under_pressure(inner))
-    }
-
-    pub(crate) fn set_pressure(&mut self, on: bool) {
-        if let Some(mut core) = self.core.enter() {
-            core.machine.set_pressure(on);
-        }
-    }
-
-    /// Packets that are not acknowledged yet.
-    pub(crate) fn unacknowledged(&self) -> usize {
-        self.core.enter().map_or(0, |core| core.machine.unacknowledged())
-    }
-
-    /// See [`super::Iface::track`].
-    pub(crate) fn track(&mut self, peer: PeerId) -> bool {
-        let Some(inner) = self.numbers.inner(peer) else { return false };
-        if let Some(mut core) = self.core.enter() {
-            core.machine.ask_soon(inner);
-        }
-        true
-    }
-
-    /// See [`super::Iface::tracked`].
-    pub(crate) fn tracked(&self, peer: PeerId) -> Option<Mark> {
-        self.core.enter()?.machine.last_sent(self.numbers.inner(peer)?)
-    }
-
-    /// See [`super::Iface::acknowledged`].
-    pub(crate) fn acknowledged(&mut self, peer: PeerId) -> Option<Mark> {
-        let inner = self.numbers.inner(peer)?;
-        self.core.enter()?.machine.acknowledged(inner, clock::now_ns())
-    }
-
-    /// The next turn looks at everything.
-    pub(crate) fn hasten(&mut self) {
-        self.rhythm.span = 0;
-        self.rhythm.hot = self.rhythm.hot.max(1);
-    }
-
-    /// Takes a message; `later`: it may leave with the next poll.
-    #[inline]
-    pub(crate) fn send(
+    fn send(
         &mut self,
         peer: PeerId,
+        mode: Mode,
         header: &[u8],
         len: usize,
         mut pack: impl FnMut(usize, &mut [u8]),
-        later: bool,
     ) -> Result<(), SendError> {
         debug_assert!(header.len() <= MAX_HEADER);
+        match mode {
+            Mode::Late => return self.send_late(peer, header),
+            Mode::Announcement if self.leave_at_once(peer, header, 0, |_, _| ()) => return Ok(()),
+            Mode::Announcement | Mode::Short | Mode::Bulk | Mode::Fragment => {}
+        }
+        let later = mode == Mode::Fragment;
         let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
         let inner = self.numbers.inner(peer).ok_or(unknown)?;
         let mut core = self.core.enter().ok_or(ORPHANED)?;
@@ -639,24 +778,8 @@ impl Net {
         Ok(())
     }
 
-    /// See [`super::Iface::am_late`].
-    pub(crate) fn send_late(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
-        let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
-        let inner = self.numbers.inner(peer).ok_or(unknown)?;
-        let mut core = self.core.enter().ok_or(ORPHANED)?;
-        core.machine.send_with_others(inner, header, clock::now_ns())?;
-        self.rhythm.on_traffic(&self.shared);
-        Ok(())
-    }
-
-    /// See [`super::Iface::am_announce`]. False: nothing was done, and `send` knows why.
-    pub(crate) fn announce(&mut self, peer: PeerId, header: &[u8]) -> bool {
-        self.leave_at_once(peer, header, 0, |_, _| ())
-    }
-
-    /// See [`super::Iface::am_at_once`].
     #[inline]
-    pub(crate) fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
+    fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
         let mut header = [0; Head::WORDS * 8];
         for (to, word) in header.chunks_exact_mut(8).zip(head.words) {
             to.copy_from_slice(&word.to_le_bytes());
@@ -666,148 +789,50 @@ impl Net {
         self.leave_at_once(peer, header, payload.len(), pack)
     }
 
-    #[inline]
-    fn leave_at_once(
-        &mut self,
-        peer: PeerId,
-        header: &[u8],
-        len: usize,
-        pack: impl FnMut(usize, &mut [u8]),
-    ) -> bool {
-        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.core.enter()) else {
-            return false;
-        };
-        let Core { machine, link, .. } = &mut *core;
-        if !machine.send_at_once(inner, header, len, pack, clock::now_ns, link) {
-            return false;
+    fn flush(&mut self) {
+        if std::mem::take(&mut self.reached) {
+            self.bulk.iter_mut().for_each(|bulk| bulk.flush());
         }
-        self.rhythm.on_traffic(&self.shared);
+        let Some(mut core) = self.core.enter() else { return };
+        if core.machine.has_ready() {
+            let Core { machine, link, .. } = &mut *core;
+            machine.poll_transmit(clock::now_ns(), link);
+        }
+    }
+
+    fn track(&mut self, peer: PeerId) -> bool {
+        let Some(inner) = self.numbers.inner(peer) else { return false };
+        if let Some(mut core) = self.core.enter() {
+            core.machine.ask_soon(inner);
+        }
         true
     }
 
-    /// See [`super::Iface::has_stream`].
-    pub(crate) fn has_stream(&mut self, peer: PeerId, address: &Address) -> bool {
-        let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
-            return false;
-        };
-        let Some(mut core) = self.core.enter() else { return false };
-        // A device places bytes better than the kernel's TCP.
-        if core.link.goes_direct(address) {
-            return false;
-        }
-        streams.is_ready(&core.machine, inner, address, clock::now_ns())
+    fn tracked(&self, peer: PeerId) -> Option<Mark> {
+        self.core.enter()?.machine.last_sent(self.numbers.inner(peer)?)
     }
 
-    /// See [`super::Iface::am_stream`].
-    pub(crate) fn send_by_stream(
-        &mut self,
-        peer: PeerId,
-        header: &[u8],
-        payload: &SegmentList,
-    ) -> Result<(), SendError> {
-        let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
-            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
-        };
-        let core = self.core.enter().ok_or(ORPHANED)?;
-        streams.send(&core.machine, inner, header, payload, clock::now_ns())
+    fn acknowledged(&mut self, peer: PeerId) -> Option<Mark> {
+        let inner = self.numbers.inner(peer)?;
+        self.core.enter()?.machine.acknowledged(inner, clock::now_ns())
     }
 
-    /// See [`super::Iface::windows`].
-    pub(crate) fn windows(&mut self, peer: PeerId, address: &Address) -> Windows {
-        self.rhythm.bulk_hot = true;
-        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
-            return Windows::No;
-        };
-        let Some(mut core) = self.core.enter() else { return Windows::No };
-        if !core.machine.takes_windows(inner) || !core.link.goes_direct(address) {
-            return Windows::No;
-        }
-        self.rhythm.hot = COOLING;
-        bulk.windows(inner, clock::now_ns())
+    fn under_pressure(&self, peer: PeerId) -> bool {
+        let Some(inner) = self.numbers.inner(peer) else { return false };
+        self.core.enter().is_some_and(|core| core.machine.under_pressure(inner))
     }
 
-    /// See [`super::Iface::lend`].
-    pub(crate) fn lend(
-        &mut self,
-        peer: PeerId,
-        part: &SegmentList,
-        token: u64,
-    ) -> Result<Ticket, SendError> {
-        self.rhythm.bulk_hot = true;
-        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
-            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
-        };
-        bulk.lend(inner, part, token, clock::now_ns())
-    }
-
-    /// See [`super::Iface::take_back`].
-    pub(crate) fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        self.rhythm.bulk_hot = true;
-        if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
-            bulk.take_back(inner, ticket);
+    fn set_pressure(&mut self, on: bool) {
+        if let Some(mut core) = self.core.enter() {
+            core.machine.set_pressure(on);
         }
     }
+}
 
-    /// See [`super::Iface::write`].
-    pub(crate) fn write(
+impl OneSided for Net {
+    fn expose(
         &mut self,
         peer: PeerId,
-        payload: &SegmentList,
-        ticket: &Ticket,
-        chunk: Chunk,
-    ) -> Result<(), SendError> {
-        self.rhythm.bulk_hot = true;
-        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
-            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
-        };
-        let began = clock::now_ns();
-        let written = bulk.write(inner, payload, ticket, chunk, began);
-        self.on_posted(began);
-        written
-    }
-
-    /// What was begun at this time, nanoseconds, is with the device, which may have done it meanwhile.
-    fn on_posted(&mut self, began: u64) {
-        let now = clock::now_ns();
-        if now.saturating_sub(began) > LONG_NS {
-            // Who moves bytes for long is not elsewhere.
-            self.shared.present(now);
-            if let Some(mut core) = self.core.enter() {
-                core.machine.on_return(now);
-            }
-        }
-    }
-
-    /// See [`super::Iface::offer`].
-    pub(crate) fn offer(
-        &mut self,
-        peer: PeerId,
-        address: &Address,
-        payload: &SegmentList,
-    ) -> Option<Ticket> {
-        let Self { bulk: Some(bulk), numbers, here, offers: true, .. } = self else { return None };
-        let here = here.get_or_insert_with(|| interfaces().into_iter().map(|i| i.ip).collect());
-        let near = here.contains(&address.0.ip());
-        bulk.offer(numbers.inner(peer)?, payload, near, clock::now_ns())
-    }
-
-    /// See [`super::Iface::withdraw`].
-    pub(crate) fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
-        if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
-            bulk.withdraw(inner, ticket);
-        }
-    }
-
-    /// See [`super::Iface::sees_writes`].
-    pub(crate) fn sees_writes(&mut self, ticket: &Ticket) -> bool {
-        self.bulk.as_mut().is_some_and(|bulk| bulk.sees_writes(ticket))
-    }
-
-    /// See [`super::Iface::expose`].
-    pub(crate) fn expose(
-        &mut self,
-        peer: PeerId,
-        address: &Address,
         region: (u64, u32),
         memory: &SegmentList,
         rights: (bool, bool),
@@ -816,29 +841,29 @@ impl Net {
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Exposed::No;
         };
-        let Some(mut core) = self.core.enter() else { return Exposed::No };
-        if !core.machine.takes_windows(inner) || !core.link.goes_direct(address) {
+        if !self.core.enter().is_some_and(|mut core| goes_direct(&mut core, inner)) {
             return Exposed::No;
         }
         self.rhythm.hot = COOLING;
         bulk.expose(inner, region, memory, rights, clock::now_ns())
     }
 
-    /// See [`super::Iface::epoch`].
-    pub(crate) fn epoch(&self, peer: PeerId) -> Option<u32> {
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
         self.bulk.as_ref()?.epoch(self.numbers.inner(peer)?)
     }
 
-    /// See [`super::Iface::conceal`].
-    pub(crate) fn conceal(&mut self, region: u64) {
+    fn revoke(&mut self, peer: PeerId) -> bool {
+        self.numbers.inner(peer).is_none()
+    }
+
+    fn conceal(&mut self, region: u64) {
         self.rhythm.bulk_hot = true;
         if let Some(bulk) = &mut self.bulk {
             bulk.conceal(region);
         }
     }
 
-    /// See [`super::Iface::reach`].
-    pub(crate) fn reach(
+    fn reach(
         &mut self,
         peer: PeerId,
         spot: &Spot,
@@ -860,35 +885,170 @@ impl Net {
         Ok(Reached::Begun)
     }
 
-    /// See [`super::Iface::attend`].
-    pub(crate) fn attend(&mut self) {
+    #[inline]
+    fn reach_min(&self, _: PeerId, reads: bool) -> Option<usize> {
+        let min = if reads { REACH_READ_MIN } else { REACH_WRITE_MIN };
+        self.bulk.is_some().then_some(min)
+    }
+}
+
+impl Lending for Net {
+    fn windows(&mut self, peer: PeerId) -> Windows {
+        self.rhythm.bulk_hot = true;
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Windows::No;
+        };
+        if !self.core.enter().is_some_and(|mut core| goes_direct(&mut core, inner)) {
+            return Windows::No;
+        }
+        self.rhythm.hot = COOLING;
+        bulk.windows(inner, clock::now_ns())
+    }
+
+    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
+        self.rhythm.bulk_hot = true;
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
+        };
+        bulk.lend(inner, part, token, clock::now_ns())
+    }
+
+    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        self.rhythm.bulk_hot = true;
+        if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
+            bulk.take_back(inner, ticket);
+        }
+    }
+
+    fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        ticket: &Ticket,
+        chunk: Chunk,
+    ) -> Result<(), SendError> {
+        self.rhythm.bulk_hot = true;
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
+        };
+        let began = clock::now_ns();
+        let written = bulk.write(inner, payload, ticket, chunk, began);
+        self.on_posted(began);
+        written
+    }
+
+    fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
+        let Self { bulk: Some(bulk), core, numbers, here, offers: true, .. } = self else {
+            return None;
+        };
+        let inner = numbers.inner(peer)?;
+        let address = core.enter()?.peers.address(inner)?;
+        let here = here.get_or_insert_with(|| interfaces().into_iter().map(|i| i.ip).collect());
+        let near = here.contains(&address.0.ip());
+        bulk.offer(inner, payload, near, clock::now_ns())
+    }
+
+    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
+            bulk.withdraw(inner, ticket);
+        }
+    }
+
+    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
+        self.bulk.as_mut().is_some_and(|bulk| bulk.sees_writes(ticket))
+    }
+}
+
+impl Streaming for Net {
+    fn has_stream(&mut self, peer: PeerId) -> bool {
+        let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
+            return false;
+        };
+        let Some(mut core) = self.core.enter() else { return false };
+        let Some(address) = core.peers.address(inner) else { return false };
+        // A device places bytes better than the kernel's TCP.
+        if core.link.goes_direct(&address) {
+            return false;
+        }
+        streams.is_ready(&core.machine, inner, &address, clock::now_ns())
+    }
+
+    fn send_by_stream(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        payload: &SegmentList,
+    ) -> Result<(), SendError> {
+        let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
+            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
+        };
+        let core = self.core.enter().ok_or(ORPHANED)?;
+        streams.send(&core.machine, inner, header, payload, clock::now_ns())
+    }
+
+    fn attend(&mut self) {
         if let Some(streams) = &mut self.streams {
             streams.attend();
         }
     }
+}
 
-    /// Sends what waits and may leave.
-    pub(crate) fn flush(&mut self) {
-        if std::mem::take(&mut self.reached) {
-            self.bulk.iter_mut().for_each(|bulk| bulk.flush());
-        }
-        let Some(mut core) = self.core.enter() else { return };
-        if core.machine.has_ready() {
-            let Core { machine, link, .. } = &mut *core;
-            machine.poll_transmit(clock::now_ns(), link);
-        }
+impl Sharing for Net {}
+
+impl Transport for Net {
+    const NAME: &'static str = "network";
+    const TWO_WAY: bool = true;
+
+    fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
+        let config = opening.config;
+        let Some(port) = (if config.net { opening.port.take() } else { None }) else {
+            return Ok(None);
+        };
+        let link = UdpLink::over(port, config.mtu)?;
+        let settings = NetSettings {
+            key: opening.key,
+            key_source: opening.key_source,
+            peer_timeout_s: config.peer_timeout_s,
+            buffer_bytes: config.net_buffer,
+            streams: config.streams,
+            rdma: RdmaSettings::of(config),
+        };
+        let peers = PeerTable::new(opening.host.clone());
+        let mut net = Self::with(opening.me, link, peers, settings)?;
+        net.bulk_min = Some(config.bulk_min);
+        net.watch(opening.epoll, ELSEWHERE)?;
+        Ok(Some(net))
     }
 
-    /// Whether there was traffic lately.
+    fn connect(
+        &mut self,
+        peer: PeerId,
+        address: &Address,
+        missing: bool,
+    ) -> Result<Contact, SendError> {
+        let near = self.core.enter().ok_or(ORPHANED)?.peers.host().owns(address.0.ip());
+        let at = match (near, missing) {
+            (false, _) => *address,
+            (true, false) => Self::find_here(address).unwrap_or(*address),
+            // An endpoint whose names others have taken is known by its port alone.
+            (true, true) => match Self::find_here(address) {
+                Some(at) => at,
+                None => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
+            },
+        };
+        self.begin(peer, &at).map(|()| Contact::Linked)
+    }
+
     #[inline]
-    pub(crate) fn has_traffic(&self) -> bool {
-        self.rhythm.hot > 0
+    fn is_connected(&self, peer: PeerId) -> bool {
+        let Some(inner) = self.numbers.inner(peer) else { return false };
+        self.core.enter().is_some_and(|core| core.machine.is_connected(inner))
     }
 
     /// Whether there was traffic lately, so that every poll should take a turn; not quite every one
     /// while the node is busy (not `still`), for which a look at a socket is long.
     #[inline]
-    pub(crate) fn has_its_turn(&mut self, still: bool) -> bool {
+    fn has_its_turn(&mut self, still: bool) -> bool {
         if self.rhythm.hot == 0 {
             return false;
         }
@@ -896,29 +1056,12 @@ impl Net {
         still || self.rhythm.hot % BUSY_SHARE == 0
     }
 
-    /// What the last turn looked at.
     #[inline]
-    pub(crate) fn looked_at(&self) -> LookedAt {
-        match (self.rhythm.brief, self.rhythm.threads) {
-            (false, _) => LookedAt::Everything,
-            (true, false) => LookedAt::Device,
-            (true, true) => LookedAt::Threads,
-        }
-    }
-
-    /// Delivers what has arrived and sends what may leave. `connected` hears of peers that were not
-    /// known here.
-    #[inline]
-    pub(crate) fn turn(
-        &mut self,
-        outer: &mut PeerTable,
-        handler: &mut impl Handler,
-        connected: &mut impl FnMut(PeerId),
-    ) -> usize {
+    fn turn(&mut self, outer: &mut PeerTable, handler: &mut impl Handler) -> usize {
         let mut n = 0;
         if self.rhythm.begin(clock::ticks) && !self.streams.as_ref().is_some_and(Streams::is_hot) {
             let bulk_hot = self.bulk_has_work();
-            match (self.brief_turn(outer, handler, connected), bulk_hot) {
+            match (self.brief_turn(outer, handler), bulk_hot) {
                 (Some(taken), true) => {
                     if let Some(more) = self.bulk_turn(handler) {
                         return taken + more;
@@ -931,151 +1074,42 @@ impl Net {
                 (None, _) => {}
             }
         }
-        n + self.whole_turn(outer, handler, connected)
+        n + self.whole_turn(outer, handler)
     }
 
-    /// The bulk path has something to do.
     #[inline]
-    fn bulk_has_work(&mut self) -> bool {
-        if self.rhythm.bulk_hot {
-            self.rhythm.bulk_hot = self.bulk.as_ref().is_some_and(|bulk| bulk.has_work());
+    fn looked_at(&self) -> LookedAt {
+        match (self.rhythm.brief, self.rhythm.threads) {
+            (false, _) => LookedAt::Everything,
+            (true, false) => LookedAt::Device,
+            (true, true) => LookedAt::Threads,
         }
-        self.rhythm.bulk_hot
     }
 
-    /// The bulk path's part of a turn. `None`: it has none now.
-    fn bulk_turn(&mut self, handler: &mut impl Handler) -> Option<usize> {
-        let Self { core, bulk, numbers, rhythm, shared, .. } = self;
-        let mut core = core.enter()?;
-        let bulk = bulk.as_mut()?;
-        let n =
-            poll_bulk(bulk.as_mut(), &mut core, clock::now_ns(), &mut Above { numbers, handler });
-        if n > 0 {
-            rhythm.on_traffic(shared);
-        }
-        rhythm.hot = COOLING;
-        Some(n)
+    fn every_ns(still: bool, _: bool) -> u64 {
+        if still { 10_000 } else { 100_000 }
     }
 
-    /// A turn that looks at nothing but the device, and hands over what has come there; the rest waits for a whole
-    /// one. `None`: it does not wait.
     #[inline]
-    fn brief_turn(
-        &mut self,
-        outer: &mut PeerTable,
-        handler: &mut impl Handler,
-        connected: &mut impl FnMut(PeerId),
-    ) -> Option<usize> {
-        let Self { core, shared, numbers, streams, bulk, rhythm, .. } = self;
-        let mut core = core.enter()?;
-        if !core.is_calm() {
-            return None;
-        }
-        core.machine.on_poll();
-        if !core.link.has_arrived() {
-            // There is time for what was less urgent than the last message.
-            let more = core.machine.has_put_off() && core.machine.catch_up(clock::now_ns());
-            return if more { None } else { Some(0) };
-        }
-        let now = clock::now_ns();
-        shared.present(now);
-        let beside = &mut rhythm.bulk_hot;
-        let n = core.take_arrived(now, |inner, neighbours| Upwards {
-            inner,
-            neighbours,
-            outer,
-            numbers,
-            streams,
-            bulk,
-            beside,
-            now,
-            handler,
-            connected,
-        });
-        rhythm.on_traffic(shared);
-        Some(n)
+    fn has_traffic(&self) -> bool {
+        self.rhythm.hot > 0
     }
 
-    #[inline(never)]
-    fn whole_turn(
-        &mut self,
-        outer: &mut PeerTable,
-        handler: &mut impl Handler,
-        connected: &mut impl FnMut(PeerId),
-    ) -> usize {
-        let Some(mut core) = self.core.enter() else { return 0 };
-        core.machine.on_poll();
-        let now = clock::now_ns();
-        self.rhythm.begin_whole(now, clock::ticks(), core.link.has_device());
-        self.rhythm.threads = core.link.is_threads();
-        self.shared.present(now);
-        let numbers = &mut self.numbers;
-        let (mut n, mut beside) = (0, false);
-        // What is new comes after what is here already.
-        while core.has_events() {
-            if n >= BATCH {
-                return n;
-            }
-            let Some(event) = core.take_event() else { break };
-            let Core { peers: inner, neighbours, .. } = &mut *core;
-            let mut sink = Upwards {
-                inner,
-                neighbours,
-                outer,
-                numbers,
-                streams: &mut self.streams,
-                bulk: &mut self.bulk,
-                beside: &mut beside,
-                now,
-                handler,
-                connected,
-            };
-            match event {
-                Event::Connected(peer, address) => sink.on_connected(peer, &address),
-                Event::Message { peer, header, header_len, payload } => {
-                    let header = header.get(..usize::from(header_len)).unwrap_or(&[]);
-                    sink.on_message(peer, header, &payload);
-                }
-                Event::Acknowledged(peer, upto) => sink.on_acknowledged(peer, upto),
-                Event::Departure(peer, departure) => sink.on_departure(peer, departure),
-            }
-            n += 1;
-        }
-        let (streams, bulk) = (&mut self.streams, &mut self.bulk);
-        n += core.turn(now, |inner, neighbours| Upwards {
-            inner,
-            neighbours,
-            outer,
-            numbers,
-            streams,
-            bulk,
-            beside: &mut beside,
-            now,
-            handler,
-            connected,
-        });
-        if let Some(streams) = &mut self.streams {
-            n += streams_turn(streams, &mut core.machine, now, &mut Above { numbers, handler });
-        }
-        if core.link.moves() != self.moves {
-            self.moves = core.link.moves();
-            if let Some(bulk) = &mut self.bulk {
-                bulk.renew(now, &mut Above { numbers, handler });
-            }
-        }
-        if let Some(bulk) = self.bulk.as_mut().filter(|bulk| bulk.has_work()) {
-            (self.rhythm.hot, self.rhythm.bulk_hot) = (COOLING, true);
-            n += poll_bulk(bulk.as_mut(), &mut core, now, &mut Above { numbers, handler });
-        }
-        if n > 0 {
-            self.rhythm.on_traffic(&self.shared);
-        }
-        n
+    fn hasten(&mut self) {
+        self.rhythm.span = 0;
+        self.rhythm.hot = self.rhythm.hot.max(1);
     }
 
-    /// Prepares for sleep: what is due to leave leaves, and the timer is set for what comes next.
-    /// False: there is work.
-    pub(crate) fn sleep(&mut self) -> bool {
+    fn unacknowledged(&self) -> usize {
+        self.core.enter().map_or(0, |core| core.machine.unacknowledged())
+    }
+
+    #[inline]
+    fn is_crowded(&self, _: usize) -> bool {
+        self.used
+    }
+
+    fn sleep(&mut self) -> bool {
         let Some(mut core) = self.core.enter() else { return true };
         let told = self.streams.as_ref().is_none_or(|streams| !streams.has_broken());
         self.rhythm.span = 0; // whoever is woken makes a whole one
@@ -1097,8 +1131,7 @@ impl Net {
         true
     }
 
-    /// Ends the state that `sleep` began.
-    pub(crate) fn awake(&mut self) {
+    fn awake(&mut self) {
         if self.armed {
             self.armed = false;
             self.shared.disarm();

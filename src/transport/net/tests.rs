@@ -56,7 +56,7 @@ impl End {
     fn open_at(port: u16) -> Self {
         let any = SocketAddr::from(([127, 0, 0, 1], port));
         let link = UdpLink::open(&any, None).unwrap();
-        let me = Address(SocketAddr::new(any.ip(), link.port()));
+        let me = Address(SocketAddr::new(any.ip(), link.local_addr().unwrap().port()));
         let settings = NetSettings {
             key: JobKey::from_bytes([7; 16]),
             key_source: Source::AuthKey,
@@ -66,22 +66,22 @@ impl End {
             rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
         };
         let peers = PeerTable::new(LocalHost::default());
-        let net = Net::open(me, link, PeerTable::new(LocalHost::default()), settings).unwrap();
+        let net = Net::with(me, link, PeerTable::new(LocalHost::default()), settings).unwrap();
         Self { net, peers, got: Got::default() }
     }
 
     fn meet(&mut self, other: &Self) -> PeerId {
         let peer = self.peers.intern(&other.net.me).unwrap();
-        self.net.connect(peer, &other.net.me).unwrap();
+        self.net.begin(peer, &other.net.me).unwrap();
         peer
     }
 
     fn poll(&mut self) {
-        self.net.turn(&mut self.peers, &mut self.got, &mut |_| ());
+        self.net.turn(&mut self.peers, &mut self.got);
     }
 
     fn send(&mut self, peer: PeerId, mark: u8, len: usize) -> bool {
-        match self.net.send(peer, &[mark], len, |_, to| to.fill(mark), false) {
+        match self.net.send(peer, Mode::Bulk, &[mark], len, |_, to| to.fill(mark)) {
             Ok(()) => true,
             Err(SendError::Again) => false,
             Err(other) => panic!("{other:?}"),
@@ -194,7 +194,7 @@ fn an_endpoint_that_is_started_later_is_met() {
     let to = gone.net.me;
     drop(gone);
     let peer = a.peers.intern(&to).unwrap();
-    a.net.connect(peer, &to).unwrap();
+    a.net.begin(peer, &to).unwrap();
     assert!(a.send(peer, 4, 100));
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(1) {

@@ -37,7 +37,6 @@ pub(crate) struct LinkCounts {
 #[derive(Debug)]
 pub(crate) struct UdpLink {
     port: UdpPort,
-    number: u16,
     datagram_max: usize,
     /// Where the last datagrams went: mostly the next go there too.
     last: (Address, Destination),
@@ -54,11 +53,16 @@ impl UdpLink {
     /// A socket bound to `address`; port 0 takes a free one. `mtu_limit` (FI_UDRV_MTU, bytes with
     /// the IP header) lowers what the interface carries. Errors: EADDRINUSE, EADDRNOTAVAIL, EACCES,
     /// EMFILE, ENFILE, ENOMEM.
+    #[cfg(test)]
     pub(crate) fn open(address: &SocketAddr, mtu_limit: Option<usize>) -> Result<Self, Errno> {
-        let mtu = carried(address, &net::interfaces());
-        let port = UdpPort::bind(address)?;
+        Self::over(UdpPort::bind(address)?, mtu_limit)
+    }
+
+    /// The link over a port that is bound already.
+    pub(crate) fn over(port: UdpPort, mtu_limit: Option<usize>) -> Result<Self, Errno> {
         let bound = port.local_addr()?;
-        let datagram_max = datagram_max(address, mtu, mtu_limit);
+        let mtu = carried(&bound, &net::interfaces());
+        let datagram_max = datagram_max(&bound, mtu, mtu_limit);
         let on = |what: bool| if what { "on" } else { "off" };
         log::info(format_args!(
             "UDP at {bound}: datagrams of {datagram_max} bytes (interface's MTU {mtu}), receive buffer {} bytes, GSO {}, GRO {}, ECN {}",
@@ -69,7 +73,6 @@ impl UdpLink {
         ));
         Ok(Self {
             port,
-            number: bound.port(),
             datagram_max,
             last: (Address(bound), Destination::new(&bound)),
             counts: LinkCounts::default(),
@@ -77,11 +80,6 @@ impl UdpLink {
             whole_max: usize::MAX,
             narrowed: None,
         })
-    }
-
-    /// The port that it got.
-    pub(crate) fn port(&self) -> u16 {
-        self.number
     }
 
     /// Where it is bound.
@@ -281,7 +279,7 @@ mod tests {
     fn link(text: &str) -> Option<(UdpLink, Address)> {
         let address: SocketAddr = text.parse().unwrap();
         let link = UdpLink::open(&address, None).ok()?;
-        let at = Address(SocketAddr::new(address.ip(), link.port()));
+        let at = Address(SocketAddr::new(address.ip(), link.local_addr().unwrap().port()));
         Some((link, at))
     }
 

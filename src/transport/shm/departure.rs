@@ -224,7 +224,7 @@ mod tests {
     use super::super::fixture::{Deaf, End, end, hears};
     use super::*;
     use crate::config::CmaPolicy;
-    use crate::transport::SendError;
+    use crate::transport::{Messages, Mode, SendError, Transport};
 
     const DIED: Departure = Departure::Failed(Errno(libc::EHOSTDOWN));
 
@@ -233,7 +233,7 @@ mod tests {
         if !from.shm.is_connected(peer) {
             from.connect(to);
         }
-        from.shm.send(peer, false, b"header", len, |_, _| ()).unwrap();
+        from.shm.send(peer, Mode::Bulk, b"header", len, |_, _| ()).unwrap();
     }
 
     fn end_pair() -> [End; 2] {
@@ -297,7 +297,7 @@ mod tests {
         send(&mut b, &a, 1000);
         let mut b = b.next_life();
         let peer = a.peers.intern(&b.me).unwrap();
-        assert_eq!(a.shm.connect(peer, &b.me), Err(SendError::Again));
+        assert_eq!(a.shm.link(peer, &b.me), Err(SendError::Again));
         assert_eq!(hears(&mut a), [Message(1000), Left(Departure::Closed)]);
         send(&mut a, &b, 2000);
         assert_eq!(hears(&mut b), [Message(2000)]);

@@ -2,11 +2,13 @@
 
 use super::Shm;
 use crate::config::CmaPolicy;
+use crate::sys::event::Epoll;
 use crate::sys::net;
 use crate::transport::address::LocalHost;
 use crate::transport::peers::PeerTable;
-use crate::transport::{Address, Departure, Handler, PeerId, SendError};
+use crate::transport::{Address, Departure, Handler, PeerId, SendError, Transport};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// Hears nothing.
 pub(super) struct Deaf;
@@ -68,7 +70,8 @@ pub(super) fn end(cma: CmaPolicy) -> End {
 }
 
 fn open(me: Address, cma: CmaPolicy, socket: std::net::UdpSocket) -> End {
-    let shm = Shm::open(me, cma, true).unwrap();
+    let shm =
+        Shm::with(me, LocalHost::detect(), cma, true, Arc::new(Epoll::new().unwrap())).unwrap();
     End { shm, peers: PeerTable::new(LocalHost::detect()), me, _socket: socket }
 }
 
@@ -85,7 +88,7 @@ impl End {
     pub(super) fn connect(&mut self, other: &Self) -> PeerId {
         let peer = self.peers.intern(&other.me).unwrap();
         let begun = std::time::Instant::now();
-        while self.shm.connect(peer, &other.me) == Err(SendError::Again) {
+        while self.shm.link(peer, &other.me) == Err(SendError::Again) {
             assert!(begun.elapsed().as_secs() < 20);
         }
         assert!(self.shm.is_connected(peer));

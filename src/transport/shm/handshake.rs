@@ -16,7 +16,7 @@ use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
 use crate::transport::share::CellTable;
-use crate::transport::{Address, Handler, PeerId, SendError};
+use crate::transport::{Address, Contact, Handler, PeerId, SendError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -24,11 +24,7 @@ use std::sync::atomic::AtomicBool;
 impl Shm {
     /// Makes the link to `peer`, which listens at `address`, if it takes links and is this user's. Errors: Again
     /// when its backlog is full; Unreachable when this process lacks what a link takes.
-    pub(crate) fn connect(
-        &mut self,
-        peer: PeerId,
-        address: &Address,
-    ) -> Result<Contact, SendError> {
+    pub(super) fn link(&mut self, peer: PeerId, address: &Address) -> Result<Contact, SendError> {
         if let Some(errno) = self.refusals.holds(peer) {
             return Ok(Contact::Refused(errno));
         }
@@ -47,9 +43,9 @@ impl Shm {
         self.take_callers_first(peer)?;
         let (socket, credentials) = match names::find(address.port())? {
             Found::Open(socket, credentials) => (socket, credentials),
-            Found::Aloof(_) => return Ok(Contact::Aloof),
-            Found::Stranger(uid) => return Ok(Contact::Stranger(uid)),
-            Found::Nobody => return Ok(Contact::Nobody),
+            Found::Aloof(_) => return Ok(Contact::Elsewhere),
+            Found::Stranger(uid) => return Ok(super::stranger(address, uid)),
+            Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
         if process::descriptors_are_scarce(&socket) {
             return Err(Errno(libc::EMFILE));
@@ -273,21 +269,6 @@ fn segment(wanted: Geometry) -> Result<(Geometry, SharedMemory, OwnedFd), Errno>
         SharedMemory::create(geometry.len()).map(|(memory, fd)| (geometry, memory, fd))
     };
     of(wanted).or_else(|e| if e.is_shortage() && wanted != FRUGAL { of(FRUGAL) } else { Err(e) })
-}
-
-/// What came of an attempt to make a link.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Contact {
-    /// There is one: messages may be sent.
-    Linked,
-    /// The endpoint is there, and is reached over the network.
-    Aloof,
-    /// The endpoint has refused a link a moment ago, with this error.
-    Refused(Errno),
-    /// Nobody listens there but this other user.
-    Stranger(u32),
-    /// Nobody listens there.
-    Nobody,
 }
 
 /// What a receiver said to our hello.

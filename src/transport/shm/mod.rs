@@ -16,7 +16,7 @@ mod handshake;
 mod hello;
 mod layout;
 mod names;
-pub(crate) mod reaching;
+mod reaching;
 mod refusals;
 mod refused;
 mod ring;
@@ -26,26 +26,26 @@ mod whole;
 
 use super::peers::PeerTable;
 use super::share::CellTable;
-use super::{Address, Caps, Handler, Head, PeerId, SendError};
+use super::{
+    Address, Caps, Contact, Handler, Head, Lending, LocalHost, Messages, Mode, Opening, PeerId,
+    Returned, SendError, Streaming, Transport,
+};
 use crate::config::CmaPolicy;
-use crate::memory::{Segment, SegmentList};
+use crate::memory::Segment;
 use crate::sys::cancel::Shield;
-use crate::sys::cma::Range;
-use crate::sys::event::{Doorbell, Epoll};
+use crate::sys::event::Epoll;
 use crate::sys::gate::Gate;
 use crate::sys::process::Processors;
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{Errno, clock, process, unix};
+use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
 use attach::Entrance;
 use copy_rate::CopyRate;
 use greeting::Door;
-pub(crate) use handshake::Contact;
 use layout::{FRUGAL, MOVABLE_MAX, SLOT_ROOM};
 use names::{Found, Kind, Names};
 use reaching::Unsettled;
 use refusals::Refusals;
-pub(crate) use refused::{Message, Returned};
 use ring::{Area, Consumer, Popped, Producer, Wake};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -66,14 +66,11 @@ const LIVENESS_NS: u64 = 500_000_000;
 /// (`ring::model`): by then we do.
 const SETTLES_NS: u64 = 50_000;
 
-const TOKEN_DOORBELL: u64 = 0;
 const TOKEN_LISTENER: u64 = 1;
 const TOKEN_GREETING: u64 = 1 << 32;
 const TOKEN_OUTBOUND: u64 = 2 << 32;
 const TOKEN_INBOUND: u64 = 3 << 32;
 const TOKEN_PROCESS: u64 = 4 << 32;
-/// Descriptors of other transports in our epoll set: they only wake.
-pub(crate) const TOKEN_ELSEWHERE: u64 = 5 << 32;
 
 #[derive(Debug)]
 struct Outbound {
@@ -136,20 +133,14 @@ impl Inbound {
     }
 }
 
-/// Whether header and payload of so many bytes in all fit in one slot of a ring.
-pub(crate) fn fits_a_slot(len: usize) -> bool {
-    len <= SLOT_ROOM
-}
-
 /// The shared-memory interface of one endpoint.
 #[derive(Debug)]
 pub(crate) struct Shm {
     me: Address,
+    host: LocalHost,
     nonce: u64,
     door: Door,
-    /// Wakes whoever sleeps on us, from within this process.
-    doorbell: Doorbell,
-    epoll: Epoll,
+    epoll: Arc<Epoll>,
     /// Holds `nonce` for peers to read, and a word that is theirs to write: probes of cross-memory attach, and the
     /// beginning of each copy.
     gate: Gate,
@@ -196,11 +187,14 @@ impl Shm {
     /// Opens the interface under the port of `me`. Unless it is `open` it takes no links; its name
     /// says so. Errors: EADDRINUSE when another endpoint of this user has the port; EMFILE, ENFILE,
     /// ENOMEM.
-    pub(crate) fn open(me: Address, cma: CmaPolicy, open: bool) -> Result<Self, Errno> {
+    fn with(
+        me: Address,
+        host: LocalHost,
+        cma: CmaPolicy,
+        open: bool,
+        epoll: Arc<Epoll>,
+    ) -> Result<Self, Errno> {
         let names = Names::take(me.port(), if open { Kind::Open } else { Kind::Aloof })?;
-        let doorbell = Doorbell::new()?;
-        let epoll = Epoll::new()?;
-        epoll.add(doorbell.fd(), TOKEN_DOORBELL)?;
         let door = Door::new(names, open, &epoll)?;
         let nonce = process::random_u64() | 1;
         if cma != CmaPolicy::Off && process::yama_ptrace_scope() == Some(1) {
@@ -210,9 +204,9 @@ impl Shm {
         let bound = Processors::of(0).filter(|set| set.count() < machine);
         Ok(Self {
             me,
+            host,
             nonce,
             door,
-            doorbell,
             epoll,
             gate: Gate::new(nonce)?,
             unsettled: Vec::new(),
@@ -242,16 +236,6 @@ impl Shm {
         })
     }
 
-    /// Links are for endpoints of this mark from now on (PROTOCOL.md §2.2).
-    pub(crate) fn set_mark(&mut self, mark: u64) {
-        self.mark = mark;
-    }
-
-    /// The descriptor that becomes readable when something happens while asleep.
-    pub(crate) fn epoll(&self) -> &Epoll {
-        &self.epoll
-    }
-
     fn out(&self, peer: PeerId) -> Option<&Outbound> {
         self.outbound.get(peer.index())?.as_deref()
     }
@@ -260,41 +244,15 @@ impl Shm {
         self.inbound.iter().find(|link| link.peer == peer)
     }
 
-    /// Whether peers are reached through shared memory, and reach us so: they find us under our name.
-    pub(crate) fn takes_links(&self) -> bool {
-        self.door.open
-    }
-
     /// Who has the port of `address`, of this node. Errors: Again, and those of a system that lets us make no sockets.
-    pub(crate) fn look_for(address: &Address) -> Result<Contact, SendError> {
+    fn look_for(address: &Address) -> Result<Contact, SendError> {
         match names::find(address.port()) {
-            Ok(Found::Open(..) | Found::Aloof(_)) => Ok(Contact::Aloof),
-            Ok(Found::Stranger(uid)) => Ok(Contact::Stranger(uid)),
-            Ok(Found::Nobody) => Ok(Contact::Nobody),
+            Ok(Found::Open(..) | Found::Aloof(_)) => Ok(Contact::Elsewhere),
+            Ok(Found::Stranger(uid)) => Ok(stranger(address, uid)),
+            Ok(Found::Nobody) => Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
             // Its backlog is full: somebody is there.
-            Err(e) if e.is_would_block() => Ok(Contact::Aloof),
+            Err(e) if e.is_would_block() => Ok(Contact::Elsewhere),
             Err(e) => Err(SendError::Unreachable(e)),
-        }
-    }
-
-    /// Delivers what `peer` has sent so far.
-    pub(crate) fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
-        let Some(link) = self.inbound.iter_mut().find(|link| link.peer == peer) else { return };
-        let out = self.outbound.get_mut(peer.index());
-        let mut producer = out.and_then(Option::as_deref_mut).map(|out| &mut out.producer);
-        // Bounded by the ring.
-        for _ in 0..link.consumer.slots() {
-            match link.consumer.pop(|header, payload| handler.on_message(peer, header, payload)) {
-                Popped::Message => {}
-                Popped::Handed(handed) => {
-                    if producer.as_mut().is_some_and(|producer| !producer.receive(&handed)) {
-                        self.broken.push(peer);
-                        self.urgent = true;
-                        return;
-                    }
-                }
-                Popped::Empty | Popped::Malformed => return,
-            }
         }
     }
 
@@ -304,22 +262,52 @@ impl Shm {
         self.door.full = on;
     }
 
-    /// There is a link from `peer`.
-    pub(crate) fn hears(&self, peer: PeerId) -> bool {
-        self.inbound_of(peer).is_some()
+    /// Accepts links, reads answers, notices peers that went away. A few system calls.
+    #[cold]
+    fn poll_sockets(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
+        self.urgent = false;
+        let mut n = 0;
+        for peer in std::mem::take(&mut self.broken) {
+            log::limited!(
+                "{}: malformed message in its ring",
+                peers.address(peer).unwrap_or(self.me)
+            );
+            self.depart(peer, Some(Errno(libc::EPROTO)), handler);
+            n += 1;
+        }
+        for peer in std::mem::take(&mut self.stale) {
+            self.depart(peer, None, handler);
+            n += 1;
+        }
+        let mut tokens = [0; 32];
+        let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
+        for &token in tokens.iter().take(ready) {
+            let id = token as u32;
+            match token & !0xffff_ffff {
+                TOKEN_GREETING => n += self.greet(id as usize, peers, handler),
+                TOKEN_OUTBOUND => n += self.on_outbound_ready(PeerId(id), peers, handler),
+                TOKEN_INBOUND => n += self.on_inbound_ready(PeerId(id), handler),
+                TOKEN_PROCESS => n += self.on_process_ready(PeerId(id), peers, handler),
+                _ if token == TOKEN_LISTENER => n += self.accept(ACCEPTS, peers, handler),
+                _ => {}
+            }
+        }
+        if self.door.is_waiting() {
+            n += self.look_after_door(peers, handler);
+        }
+        let now = clock::now_ns();
+        if now.saturating_sub(self.liveness_at) > LIVENESS_NS {
+            self.liveness_at = now;
+            n += self.check_liveness(peers, handler);
+            self.look_at_processors();
+            self.outbound.iter_mut().flatten().for_each(|link| link.copy_rate.try_again());
+        }
+        n
     }
+}
 
-    /// True once messages can be sent to `peer`.
-    pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
-        self.out(peer).is_some()
-    }
-
-    /// There is a link to `peer`, which it has not taken yet.
-    pub(crate) fn is_settling(&self, peer: PeerId) -> bool {
-        self.out(peer).is_some_and(|link| link.nonce.is_none())
-    }
-
-    pub(crate) fn caps(&self, peer: PeerId) -> Caps {
+impl Messages for Shm {
+    fn caps(&self, peer: PeerId) -> Caps {
         let geometry = self.out(peer).map_or(FRUGAL, |link| link.producer.geometry());
         let (get, put) = self.inbound_of(peer).map_or((false, false), Inbound::reach);
         let features = self.out(peer).and_then(|link| link.features);
@@ -349,24 +337,11 @@ impl Shm {
         }
     }
 
-    pub(crate) fn under_pressure(&self, peer: PeerId) -> bool {
-        self.out(peer).is_some_and(|link| link.producer.under_pressure())
-    }
-
-    pub(crate) fn set_pressure(&mut self, on: bool) {
-        if self.pressure != on {
-            self.pressure = on;
-            for link in &self.inbound {
-                link.consumer.set_pressure(on);
-            }
-        }
-    }
-
     #[inline]
-    pub(crate) fn send(
+    fn send(
         &mut self,
         peer: PeerId,
-        short: bool,
+        mode: Mode,
         header: &[u8],
         len: usize,
         mut pack: impl FnMut(usize, &mut [u8]),
@@ -375,7 +350,7 @@ impl Shm {
         let Some(link) = link else {
             return Err(SendError::Unreachable(Errno(libc::ENOTCONN)));
         };
-        let pushed = if short {
+        let pushed = if !matches!(mode, Mode::Bulk | Mode::Fragment) {
             link.producer.push_short(header, len, |to| pack(0, to))
         } else {
             link.timed(len, |link| link.producer.push_bulk(header, len, |to| pack(0, to)))
@@ -384,9 +359,8 @@ impl Shm {
         Ok(())
     }
 
-    /// See [`super::Iface::am_at_once`].
     #[inline]
-    pub(crate) fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
+    fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
         let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
         let Some(link) = link else { return false };
         let Some(pushed) = link.producer.push_at_once(head, payload) else { return false };
@@ -394,35 +368,95 @@ impl Shm {
         true
     }
 
-    /// See [`super::Iface::get`].
-    pub(crate) fn get(
-        &self,
+    fn send_whole(
+        &mut self,
         peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        self.copy(peer, local, remote, true, None)
+        first: &[u8],
+        payload: Segment,
+        next: impl Fn(usize) -> Head,
+    ) -> bool {
+        self.push_whole(peer, first, payload, next)
     }
 
-    /// See [`super::Iface::put`].
-    pub(crate) fn put(
-        &self,
-        peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        self.copy(peer, local, remote, false, None)
+    fn under_pressure(&self, peer: PeerId) -> bool {
+        self.out(peer).is_some_and(|link| link.producer.under_pressure())
     }
 
-    /// Whether `poll_sockets` should not wait.
+    fn set_pressure(&mut self, on: bool) {
+        if self.pressure != on {
+            self.pressure = on;
+            for link in &self.inbound {
+                link.consumer.set_pressure(on);
+            }
+        }
+    }
+}
+
+impl Lending for Shm {}
+impl Streaming for Shm {}
+
+impl Transport for Shm {
+    const NAME: &'static str = "shared memory";
+    const TWO_WAY: bool = false;
+
+    fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
+        let config = opening.config;
+        if config.shm && !config.net {
+            // Peers would count as sent what lies before a closed door.
+            unix::may_accept()?;
+        }
+        let mut shm = Self::with(
+            opening.me,
+            opening.host.clone(),
+            config.cma,
+            config.shm,
+            opening.epoll.clone(),
+        )?;
+        if config.shm && !config.net && !shm.door.open {
+            return Err(Errno(libc::EADDRINUSE));
+        }
+        shm.set_bounds(config.push_max, config.share_min);
+        shm.mark = if opening.key_source.is_given() { opening.key.mark() } else { 0 };
+        Ok(Some(shm))
+    }
+
+    fn is_open(&self) -> bool {
+        self.door.open
+    }
+
+    fn connect(&mut self, peer: PeerId, address: &Address, _: bool) -> Result<Contact, SendError> {
+        if !self.host.owns(address.0.ip()) {
+            return Ok(Contact::Elsewhere);
+        }
+        let contact = match self.door.open {
+            true => self.link(peer, address),
+            false => Self::look_for(address),
+        };
+        // The receiver cannot tell whose the link of a process is that has ended; and what is sent to one that refuses
+        // is lost.
+        match contact {
+            Ok(Contact::Linked) if user::is_ambiguous() || self.has_refused(peer) => {
+                Ok(Contact::Settling)
+            }
+            contact => contact,
+        }
+    }
+
     #[inline]
-    pub(crate) fn is_urgent(&self) -> bool {
-        self.urgent
+    fn is_connected(&self, peer: PeerId) -> bool {
+        self.out(peer).is_some()
     }
 
-    /// Delivers messages.
+    fn is_settling(&self, peer: PeerId) -> bool {
+        self.out(peer).is_some_and(|link| link.nonce.is_none())
+    }
+
+    fn hears(&self, peer: PeerId) -> bool {
+        self.inbound_of(peer).is_some()
+    }
+
     #[inline]
-    pub(crate) fn poll(&mut self, handler: &mut impl Handler) -> usize {
+    fn poll(&mut self, handler: &mut impl Handler) -> usize {
         let mut n = 0;
         for link in &mut self.inbound {
             let mut taken = 0;
@@ -459,60 +493,61 @@ impl Shm {
         n
     }
 
-    /// Accepts links, reads answers, notices peers that went away. A few system calls.
-    #[cold]
-    pub(crate) fn poll_sockets(
-        &mut self,
-        peers: &mut PeerTable,
-        handler: &mut impl Handler,
-    ) -> usize {
-        self.urgent = false;
-        let mut n = 0;
-        for peer in std::mem::take(&mut self.broken) {
-            log::limited!(
-                "{}: malformed message in its ring",
-                peers.address(peer).unwrap_or(self.me)
-            );
-            self.depart(peer, Some(Errno(libc::EPROTO)), handler);
-            n += 1;
-        }
-        for peer in std::mem::take(&mut self.stale) {
-            self.depart(peer, None, handler);
-            n += 1;
-        }
-        let mut tokens = [0; 32];
-        let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
-        for &token in tokens.iter().take(ready) {
-            let id = token as u32;
-            match token & !0xffff_ffff {
-                TOKEN_GREETING => n += self.greet(id as usize, peers, handler),
-                TOKEN_OUTBOUND => n += self.on_outbound_ready(PeerId(id), peers, handler),
-                TOKEN_INBOUND => n += self.on_inbound_ready(PeerId(id), handler),
-                TOKEN_PROCESS => n += self.on_process_ready(PeerId(id), peers, handler),
-                TOKEN_ELSEWHERE => {}
-                _ if token == TOKEN_LISTENER => n += self.accept(ACCEPTS, peers, handler),
-                _ => {
-                    if !self.sleeping {
-                        self.doorbell.silence();
-                    }
-                }
-            }
-        }
-        if self.door.is_waiting() {
-            n += self.look_after_door(peers, handler);
-        }
-        let now = clock::now_ns();
-        if now.saturating_sub(self.liveness_at) > LIVENESS_NS {
-            self.liveness_at = now;
-            n += self.check_liveness(peers, handler);
-            self.look_at_processors();
-            self.outbound.iter_mut().flatten().for_each(|link| link.copy_rate.try_again());
-        }
-        n
+    fn turn(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
+        self.poll_sockets(peers, handler)
     }
 
-    /// From now on senders must look whether we sleep.
-    pub(crate) fn enable_waiting(&mut self) {
+    fn every_ns(still: bool, busy: bool) -> u64 {
+        match (still, busy) {
+            (_, true) => 1_000_000,
+            (true, false) => 20_000,
+            (false, false) => 200_000,
+        }
+    }
+
+    #[inline]
+    fn is_urgent(&self) -> bool {
+        self.urgent
+    }
+
+    fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
+        let Some(link) = self.inbound.iter_mut().find(|link| link.peer == peer) else { return };
+        let out = self.outbound.get_mut(peer.index());
+        let mut producer = out.and_then(Option::as_deref_mut).map(|out| &mut out.producer);
+        // Bounded by the ring.
+        for _ in 0..link.consumer.slots() {
+            match link.consumer.pop(|header, payload| handler.on_message(peer, header, payload)) {
+                Popped::Message => {}
+                Popped::Handed(handed) => {
+                    if producer.as_mut().is_some_and(|producer| !producer.receive(&handed)) {
+                        self.broken.push(peer);
+                        self.urgent = true;
+                        return;
+                    }
+                }
+                Popped::Empty | Popped::Malformed => return,
+            }
+        }
+    }
+
+    fn are_left_settled() -> bool {
+        reaching::are_left_settled()
+    }
+
+    fn returned(&mut self) -> Vec<Returned> {
+        std::mem::take(&mut self.returned)
+    }
+
+    fn give_up(&mut self, peer: PeerId, errno: Errno) {
+        self.refusals.add(peer, errno);
+    }
+
+    #[inline]
+    fn is_crowded(&self, endpoints: usize) -> bool {
+        self.has_crowd(endpoints)
+    }
+
+    fn enable_waiting(&mut self) {
         if !self.waits {
             self.waits = true;
             for link in &self.inbound {
@@ -522,8 +557,7 @@ impl Shm {
         }
     }
 
-    /// Prepares for sleep: after `true`, any message rings the doorbell. `false`: there is work.
-    pub(crate) fn sleep(&mut self) -> bool {
+    fn sleep(&mut self) -> bool {
         self.enable_waiting();
         if self.settles_at != 0 {
             while clock::now_ns() < self.settles_at {
@@ -531,7 +565,6 @@ impl Shm {
             }
             self.settles_at = 0;
         }
-        self.doorbell.silence();
         self.sleeping = true;
         if self.inbound.iter().all(|link| link.consumer.sleep()) {
             return true;
@@ -540,26 +573,22 @@ impl Shm {
         false
     }
 
-    /// Whoever sleeps on us has work, of which no peer tells.
-    #[inline]
-    pub(crate) fn rouse(&self) {
-        if self.sleeping {
-            self.doorbell.ring();
-        }
-    }
-
-    /// Ends the state that `sleep` began.
-    pub(crate) fn awake(&mut self) {
+    fn awake(&mut self) {
         if self.sleeping {
             self.sleeping = false;
             for link in &self.inbound {
                 link.consumer.awake();
             }
-            self.doorbell.silence();
             // What woke us may be a socket.
             self.urgent = true;
         }
     }
+}
+
+/// Another user has the port.
+fn stranger(address: &Address, uid: u32) -> Contact {
+    log::limited!("{address} belongs to user {uid}, not to {}: refused", process::effective_uid());
+    Contact::Missing(Errno(libc::EPERM))
 }
 
 impl Drop for Shm {

@@ -12,10 +12,10 @@
 //!    owner closes its gate (`sys::gate`), a page that every copy touches first. From then on a sender of which no thread
 //!    is within a copy (`process::may_copy`) finds nothing to copy.
 //!
-//! After [`GATE_NS`] the gate is closed for good, and with it for all peers of the endpoint, which go on through the rings.
-//! What has not settled after [`SETTLE_NS`] is a sender that runs, or is said to, and does not come to the end of its copy:
+//! After half a second the gate is closed for good, and with it for all peers of the endpoint, which go on through the rings.
+//! What has not settled after two seconds is a sender that runs, or is said to, and does not come to the end of its copy:
 //! fi_close of a region is -FI_EBUSY then, and the region stays. Nobody holds the domain's lock while fi_close of a
-//! region waits; an endpoint that closes, or a link that breaks, holds it for SETTLE_NS at most.
+//! region waits; an endpoint that closes, or a link that breaks, holds it for that long at most.
 //!
 //! Whoever cannot be seen from here (another pid name space) is told of no region, and of no buffer to write to.
 
@@ -27,20 +27,14 @@ use crate::memory::SegmentList;
 use crate::sys::cma::Range;
 use crate::sys::gate::Gate;
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{Errno, clock, process, unix};
+use crate::sys::{Errno, process, unix};
 use crate::telemetry::log;
-use crate::transport::{Exposed, Exposure, PeerId, Reached, SendError, Spot};
+use crate::transport::settling::settle;
+use crate::transport::{Exposed, Exposure, OneSided, PeerId, Reach, Reached, SendError, Spot};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use words::Words;
-
-/// From when on the gate is closed.
-const GATE_NS: u64 = 500_000_000;
-/// How long anybody waits for a peer.
-const SETTLE_NS: u64 = 2_000_000_000;
-/// Copies mostly end sooner; then the kernel is asked what became of their processes, a thousand times a second.
-const BRIEF_NS: u64 = 2_000_000;
 
 /// A peer that was in the middle of a copy.
 #[derive(Debug)]
@@ -69,29 +63,10 @@ impl Unsettled {
 static LEFT: Mutex<Vec<Unsettled>> = Mutex::new(Vec::new());
 
 /// Whether no peer of an endpoint that has closed is in the middle of a copy.
-pub(crate) fn are_left_settled() -> bool {
+pub(super) fn are_left_settled() -> bool {
     let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
     left.retain(|one| one.is_busy(false));
     left.is_empty()
-}
-
-/// Asks `settled` until it says yes; not for longer than [`SETTLE_NS`]. Its argument: to insist.
-pub(crate) fn settle(mut settled: impl FnMut(bool) -> bool) -> bool {
-    let began = clock::now_ns();
-    loop {
-        let waited = clock::now_ns().saturating_sub(began);
-        if settled(waited > GATE_NS) {
-            return true;
-        }
-        if waited > SETTLE_NS {
-            return false;
-        }
-        if waited < BRIEF_NS {
-            process::yield_now();
-        } else {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-    }
 }
 
 impl Inbound {
@@ -115,17 +90,6 @@ fn close_gate(gate: &Gate, pid: i32) {
 }
 
 impl Shm {
-    /// See [`crate::transport::Iface::is_settled`].
-    pub(crate) fn is_settled(&mut self, insists: bool) -> bool {
-        let Self { unsettled, gate, .. } = self;
-        unsettled.retain(|one| one.is_busy(gate.is_open()));
-        if let (Some(first), true) = (unsettled.first(), insists) {
-            close_gate(gate, first.pid);
-            unsettled.retain(|one| one.is_busy(gate.is_open()));
-        }
-        unsettled.is_empty()
-    }
-
     /// Waits for those that are in the middle of a copy.
     pub(super) fn settle(&mut self) {
         settle(|insists| self.is_settled(insists));
@@ -136,43 +100,6 @@ impl Shm {
         if !self.unsettled.is_empty() && !self.gate.is_open() {
             LEFT.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.unsettled);
         }
-    }
-
-    /// See [`crate::transport::Iface::epoch`].
-    pub(crate) fn epoch(&self, peer: PeerId) -> Option<u32> {
-        let link = self.inbound_of(peer).filter(|link| link.reaches && self.gate.is_open())?;
-        Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
-    }
-
-    /// See [`crate::transport::Iface::expose`]: whoever knows the epoch needs nothing else.
-    pub(crate) fn expose(&self, peer: PeerId, (reads, writes): (bool, bool)) -> Exposed {
-        match self.epoch(peer) {
-            Some(epoch) => {
-                Exposed::Yes(Exposure { epoch, keys: None, reads, writes, echoes: true })
-            }
-            None => Exposed::No,
-        }
-    }
-
-    /// See [`crate::transport::Iface::revoke`].
-    pub(crate) fn revoke(&mut self, peer: PeerId) {
-        let unsettled = self.inbound_of(peer).and_then(Inbound::end_reaching);
-        self.unsettled.extend(unsettled);
-    }
-
-    /// See [`crate::transport::Iface::reach`].
-    pub(crate) fn reach(
-        &self,
-        peer: PeerId,
-        spot: &Spot,
-        local: &SegmentList,
-        reads: bool,
-    ) -> Result<Reached, SendError> {
-        let open = self.out(peer).is_some_and(|link| !link.producer.consumer_closed());
-        if !open {
-            return Err(STALE);
-        }
-        self.copy(peer, local, &[spot.range], reads, Some(spot.epoch)).map(Reached::Moved)
     }
 
     /// One copy between `local` and memory of `peer`, from there if `reads`. With an epoch only while that is valid.
@@ -214,6 +141,77 @@ impl Shm {
     }
 }
 
+impl OneSided for Shm {
+    fn get(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        self.copy(peer, local, remote, true, None)
+    }
+
+    fn put(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        self.copy(peer, local, remote, false, None)
+    }
+
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        let link = self.inbound_of(peer).filter(|link| link.reaches && self.gate.is_open())?;
+        Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
+    }
+
+    // Whoever knows the epoch needs nothing else.
+    fn expose(
+        &mut self,
+        peer: PeerId,
+        _: (u64, u32),
+        _: &SegmentList,
+        (reads, writes): (bool, bool),
+    ) -> Exposed {
+        match self.epoch(peer) {
+            Some(epoch) => {
+                Exposed::Yes(Exposure { epoch, keys: None, reads, writes, echoes: true })
+            }
+            None => Exposed::No,
+        }
+    }
+
+    fn revoke(&mut self, peer: PeerId) -> bool {
+        let unsettled = self.inbound_of(peer).and_then(Inbound::end_reaching);
+        self.unsettled.extend(unsettled);
+        true
+    }
+
+    fn reach(
+        &mut self,
+        peer: PeerId,
+        spot: &Spot,
+        local: &SegmentList,
+        how: Reach,
+    ) -> Result<Reached, SendError> {
+        let open = self.out(peer).is_some_and(|link| !link.producer.consumer_closed());
+        if !open {
+            return Err(STALE);
+        }
+        self.copy(peer, local, &[spot.range], how.reads, Some(spot.epoch)).map(Reached::Moved)
+    }
+
+    fn is_settled(&mut self, insists: bool) -> bool {
+        let Self { unsettled, gate, .. } = self;
+        unsettled.retain(|one| one.is_busy(gate.is_open()));
+        if let (Some(first), true) = (unsettled.first(), insists) {
+            close_gate(gate, first.pid);
+            unsettled.retain(|one| one.is_busy(gate.is_open()));
+        }
+        unsettled.is_empty()
+    }
+}
+
 const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
 
 /// Tells "later" from "never".
@@ -232,8 +230,12 @@ mod tests {
     use super::super::layout::REACHING;
     use super::*;
     use crate::config::CmaPolicy;
+    use crate::transport::Messages;
     use crate::transport::loopback::Loopback;
+    use crate::transport::settling::SETTLE_NS;
     use std::time::Instant;
+
+    const WRITE: Reach = Reach { reads: false, delivered: true, stays: false, token: 0 };
 
     /// A process that runs, and never comes to the end of anything.
     struct Runner(std::process::Child);
@@ -264,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_copy_that_begins_behind_a_closed_gate_moves_nothing() {
-        let [(a, peer), (b, back)] = linked(2, CmaPolicy::Auto, None);
+        let [(mut a, peer), (b, back)] = linked(2, CmaPolicy::Auto, None);
         if !a.shm.caps(peer).put {
             return; // attaching is forbidden here
         }
@@ -272,13 +274,13 @@ mod tests {
         let ((local, _), (_, remote)) = (list(&mut mine), list(&mut theirs));
         let epoch = b.shm.epoch(back).unwrap();
         let spot = Spot { epoch, key: 0, range: remote };
-        assert_eq!(a.shm.reach(peer, &spot, &local, false), Ok(Reached::Moved(100)));
+        assert_eq!(a.shm.reach(peer, &spot, &local, WRITE), Ok(Reached::Moved(100)));
         assert_eq!((theirs, a.shm.get(peer, &local, &[remote])), ([1; 100], Ok(100)));
         theirs = [3; 100];
         // As one does that was stopped behind its look at the epoch.
         assert!(b.shm.gate.close());
         let refused = SendError::Unreachable(Errno(libc::EPERM));
-        assert_eq!(a.shm.reach(peer, &spot, &local, false), Err(refused));
+        assert_eq!(a.shm.reach(peer, &spot, &local, WRITE), Err(refused));
         assert_eq!((theirs, mine), ([3; 100], [1; 100]));
         let caps = a.shm.caps(peer);
         assert_eq!(

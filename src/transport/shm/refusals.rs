@@ -55,7 +55,7 @@ impl Refusals {
 
 impl Shm {
     /// The last link to `peer` was refused: the next one takes messages only when it has been taken.
-    pub(crate) fn has_refused(&self, peer: PeerId) -> bool {
+    pub(super) fn has_refused(&self, peer: PeerId) -> bool {
         self.refusals.of(peer).is_some()
     }
 
@@ -111,6 +111,7 @@ mod tests {
     use super::*;
     use crate::config::CmaPolicy;
     use crate::transport::{Address, Departure, Handler, SendError};
+    use crate::transport::{Messages, Mode, Transport};
 
     #[derive(Default)]
     struct Ears {
@@ -141,12 +142,12 @@ mod tests {
 
     fn contact(from: &mut End, to: &End) -> (PeerId, Result<Contact, SendError>) {
         let peer = from.peers.intern(&to.me).unwrap();
-        (peer, from.shm.connect(peer, &to.me))
+        (peer, from.shm.link(peer, &to.me))
     }
 
     fn send(from: &mut End, peer: PeerId, count: usize) {
         for _ in 0..count {
-            from.shm.send(peer, true, b"header", 8, |_, _| ()).unwrap();
+            from.shm.send(peer, Mode::Short, b"header", 8, |_, _| ()).unwrap();
         }
     }
 
@@ -155,8 +156,8 @@ mod tests {
     /// `a` and `b` have different keys; `a` has sent five messages before it heard so.
     fn strangers() -> (End, End, PeerId) {
         let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto));
-        a.shm.set_mark(1);
-        b.shm.set_mark(2);
+        a.shm.mark = 1;
+        b.shm.mark = 2;
         let (peer, made) = contact(&mut a, &b);
         assert_eq!(made, Ok(Contact::Linked));
         assert!(!a.shm.has_refused(peer), "who has refused nothing is sent to at once");
@@ -192,7 +193,7 @@ mod tests {
             assert_eq!(hears(&mut a).left, [Departure::Failed(REJECTED)]);
             assert_eq!(contact(&mut a, &b).1, Ok(Contact::Refused(REJECTED)));
         }
-        b.shm.set_mark(1);
+        b.shm.mark = 1;
         a_second_later(&mut a);
         assert_eq!(contact(&mut a, &b).1, Ok(Contact::Linked));
         hears(&mut b);
@@ -205,7 +206,7 @@ mod tests {
     #[test]
     fn a_link_from_a_peer_that_had_refused_ends_that() {
         let (mut a, mut b, peer) = strangers();
-        b.shm.set_mark(1);
+        b.shm.mark = 1;
         let (back, made) = contact(&mut b, &a);
         assert_eq!(made, Ok(Contact::Linked));
         send(&mut b, back, 1);

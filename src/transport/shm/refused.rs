@@ -12,7 +12,7 @@ use super::ring::{Consumer, Popped};
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
-use crate::transport::{Address, Departure, Handler, PeerId};
+use crate::transport::{Address, Departure, Handler, Message, PeerId, Returned};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,23 +21,6 @@ use std::sync::Arc;
 /// nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 const GIVE_UP_NS: u64 = 2_000_000_000;
-
-/// One message that is to go another way.
-#[derive(Debug)]
-pub(crate) struct Message {
-    pub(crate) header: Vec<u8>,
-    pub(crate) payload: Vec<u8>,
-}
-
-/// What was in the ring of a link that `peer`, process `pid`, has refused.
-#[derive(Debug)]
-pub(crate) struct Returned {
-    pub(crate) peer: PeerId,
-    pub(crate) pid: i32,
-    /// Why it did.
-    pub(crate) errno: Errno,
-    pub(crate) messages: VecDeque<Message>,
-}
 
 /// The segment of a link that somebody has made to us.
 #[derive(Debug)]
@@ -206,16 +189,6 @@ impl Shm {
         self.returned.push(Returned { peer, pid: link.pid, errno, messages });
         self.urgent = true;
     }
-
-    /// No other way leads to `peer`, which does not take links for a reason that does not pass by itself.
-    pub(crate) fn give_up(&mut self, peer: PeerId, errno: Errno) {
-        self.refusals.add(peer, errno);
-    }
-
-    /// What was taken back since this was asked last.
-    pub(crate) fn returned(&mut self) -> Vec<Returned> {
-        std::mem::take(&mut self.returned)
-    }
 }
 
 #[cfg(test)]
@@ -225,6 +198,7 @@ mod tests {
     use super::*;
     use crate::config::CmaPolicy;
     use crate::sys::shared_memory::REFUSED;
+    use crate::transport::{Messages, Mode, Transport};
 
     fn send(from: &mut End, to: &End, lens: &[usize]) -> PeerId {
         let peer = from.connect(to);
@@ -237,8 +211,8 @@ mod tests {
         peer
     }
 
-    fn fits(len: usize) -> bool {
-        super::super::fits_a_slot(6 + len)
+    fn fits(len: usize) -> Mode {
+        if 6 + len <= super::super::SLOT_ROOM { Mode::Short } else { Mode::Bulk }
     }
 
     const LENS: [usize; 6] = [0, 8, 65536, 100, 5000, 3];

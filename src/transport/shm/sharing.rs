@@ -7,7 +7,7 @@ use crate::sys::cma::Range;
 use crate::sys::process::Processors;
 use crate::sys::shared_memory::SharedMemory;
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
-use crate::transport::{PeerId, piece_of};
+use crate::transport::{PeerId, Sharing, piece_of};
 
 /// Longest message that is pushed, unless FI_UDRV_PUSH_MAX says otherwise, bytes.
 const PUSH_MAX: usize = 1024 * 1024;
@@ -41,7 +41,7 @@ impl Shm {
 
     /// Longest message that is pushed, and shortest one of the others that both ends copy; shorter
     /// ones their receiver copies alone.
-    pub(crate) fn set_bounds(&mut self, push_max: Option<usize>, share_min: Option<usize>) {
+    pub(super) fn set_bounds(&mut self, push_max: Option<usize>, share_min: Option<usize>) {
         self.push_max = push_max;
         self.share_min = share_min;
     }
@@ -54,7 +54,7 @@ impl Shm {
         processes.dedup();
         processes.retain(|pid| *pid != self.owner && self.meets(*pid));
         self.others = processes.len();
-        let lap = if self.is_crowded(1) { CROWDED_LAP } else { LAVISH.bulk };
+        let lap = if self.has_crowd(1) { CROWDED_LAP } else { LAVISH.bulk };
         for link in self.outbound.iter_mut().flatten() {
             link.producer.set_lap(lap);
         }
@@ -84,29 +84,29 @@ impl Shm {
     /// Whether the processes that talk here may want more processors than there are, if this one has
     /// so many endpoints: each may have a thread of its own that polls it.
     #[inline]
-    pub(crate) fn is_crowded(&self, endpoints: usize) -> bool {
+    pub(super) fn has_crowd(&self, endpoints: usize) -> bool {
         self.others.saturating_add(endpoints) > self.processors
     }
 
     /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
     pub(super) fn push_max(&self, peer: PeerId, attaches: bool) -> usize {
         let slow = self.out(peer).is_some_and(|link| link.copy_rate.is_slow());
-        let reads = attaches && (self.is_crowded(1) || slow);
+        let reads = attaches && (self.has_crowd(1) || slow);
         self.push_max.unwrap_or(if reads { 0 } else { PUSH_MAX })
     }
 
     fn shortest_shared(&self) -> usize {
-        self.share_min.unwrap_or_else(|| if self.is_crowded(1) { usize::MAX } else { SHARE_MIN })
+        self.share_min.unwrap_or_else(|| if self.has_crowd(1) { usize::MAX } else { SHARE_MIN })
     }
+}
 
-    /// See [`crate::transport::Iface::share_min`].
-    pub(crate) fn share_min(&self, peer: PeerId) -> Option<usize> {
+impl Sharing for Shm {
+    fn share_min(&self, peer: PeerId) -> Option<usize> {
         let shares = self.inbound_of(peer).is_some_and(|link| link.reach().0 && link.assists);
         shares.then(|| self.shortest_shared()).filter(|least| *least < usize::MAX)
     }
 
-    /// See [`crate::transport::Iface::share`].
-    pub(crate) fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
+    fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
         if len < self.shortest_shared() {
             return None;
         }
@@ -115,8 +115,7 @@ impl Shm {
         link.cells.begin(len, piece_of(len, PIECE_MAX) as u32, |at| cell(memory, at))
     }
 
-    /// See [`crate::transport::Iface::take`].
-    pub(crate) fn take(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+    fn take(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
         // Without a link the peer has departed, as we shall hear.
         let Some(link) = self.inbound_of_mut(peer) else { return Taken::Wait };
         match cell(link.consumer.memory(), share.cell as usize) {
@@ -125,15 +124,13 @@ impl Shm {
         }
     }
 
-    /// See [`crate::transport::Iface::arrived`].
-    pub(crate) fn arrived(&mut self, peer: PeerId, share: &Share, units: u32) {
+    fn arrived(&mut self, peer: PeerId, share: &Share, units: u32) {
         if let Some(link) = self.inbound_of_mut(peer) {
             link.cells.arrived(share, units);
         }
     }
 
-    /// See [`crate::transport::Iface::begin_assist`].
-    pub(crate) fn begin_assist(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+    fn begin_assist(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
         let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
         let Some(link) = link else { return Taken::Over };
         let most = link.producer.room_for(share.unit, most);
@@ -145,17 +142,15 @@ impl Shm {
         part.map_or(Taken::Over, |(offset, len)| Taken::Part { offset, len })
     }
 
-    /// See [`crate::transport::Iface::stop_sharing`].
-    pub(crate) fn stop_sharing(&mut self, peer: PeerId, share: &Share) {
+    fn stop_sharing(&mut self, peer: PeerId, share: &Share) {
         let Some(link) = self.inbound_of_mut(peer) else { return };
         if let Some(cell) = cell(link.consumer.memory(), share.cell as usize) {
             link.cells.stop(share, cell);
         }
     }
 
-    /// See [`crate::transport::Iface::assist`].
-    pub(crate) fn assist(
-        &self,
+    fn assist(
+        &mut self,
         peer: PeerId,
         share: &Share,
         part: impl Fn(usize, usize) -> (SegmentList, [Range; MAX_SEGMENTS], usize),
@@ -169,7 +164,8 @@ impl Shm {
         };
         cell.assist(share, |offset, len| {
             let (local, remote, count) = part(offset, len);
-            self.put(peer, &local, remote.get(..count).unwrap_or(&[])).ok()
+            let remote = remote.get(..count).unwrap_or(&[]);
+            self.copy(peer, &local, remote, false, None).ok()
         })
     }
 }
@@ -180,6 +176,7 @@ mod tests {
     use super::super::copy_rate::{SAMPLES, UNTOUCHED};
     use super::super::fixture::{Deaf, End, linked};
     use super::*;
+    use crate::transport::{Messages, Mode, Transport};
     use std::time::Duration;
 
     /// What `push_max` and `share_min` are for the other end.
@@ -197,7 +194,7 @@ mod tests {
                     std::thread::sleep(Duration::from_micros(100));
                 }
             };
-            a.shm.send(peer, false, b"header", 16 * 1024, pack).unwrap();
+            a.shm.send(peer, Mode::Bulk, b"header", 16 * 1024, pack).unwrap();
             assert_eq!(b.shm.poll(&mut Deaf), 1);
         }
         [(a, peer), (b, back)]
@@ -223,7 +220,7 @@ mod tests {
                     std::thread::sleep(Duration::from_micros(100));
                 }
             };
-            a.shm.send(peer, false, b"header", 8 * 1024, pack).unwrap();
+            a.shm.send(peer, Mode::Bulk, b"header", 8 * 1024, pack).unwrap();
             a.shm.caps(peer).push_max
         };
         for _ in 0..UNTOUCHED {

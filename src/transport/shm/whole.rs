@@ -6,8 +6,7 @@ use crate::memory::Segment;
 use crate::transport::{Head, PeerId, piece_of};
 
 impl Shm {
-    /// See [`crate::transport::Iface::am_whole`].
-    pub(crate) fn send_whole(
+    pub(super) fn push_whole(
         &mut self,
         peer: PeerId,
         first: &[u8],
@@ -71,7 +70,7 @@ mod tests {
     use crate::memory::Buffers;
     use crate::sys::cma::Range;
     use crate::transport::loopback::Loopback;
-    use crate::transport::{Address, Departure, Handler};
+    use crate::transport::{Address, Departure, Handler, Messages, Mode, Transport};
 
     const LEN: usize = 300_000;
 
@@ -146,7 +145,7 @@ mod tests {
         }
         let [(mut a, peer), (mut b, _)] = linked(2, CmaPolicy::Off, None);
         for _ in 0..8 {
-            a.shm.send(peer, true, b"header", 0, |_, _| ()).unwrap();
+            a.shm.send(peer, Mode::Short, b"header", 0, |_, _| ()).unwrap();
         }
         let mut slow = Slow(0);
         let taken: Vec<usize> = (0..4).map(|_| b.shm.poll(&mut slow)).collect();

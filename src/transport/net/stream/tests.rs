@@ -11,7 +11,7 @@ use crate::memory::OwnedBuffer;
 use crate::transport::address::LocalHost;
 use crate::transport::net::job_key::Source;
 use crate::transport::peers::PeerTable;
-use crate::transport::{Departure, Handler};
+use crate::transport::{Departure, Handler, Messages, Mode, Streaming, Transport};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ impl End {
     fn open(streams: usize) -> Self {
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let link = UdpLink::open(&any, None).unwrap();
-        let me = Address(SocketAddr::new(any.ip(), link.port()));
+        let me = Address(SocketAddr::new(any.ip(), link.local_addr().unwrap().port()));
         let settings = NetSettings {
             key: JobKey::from_bytes([7; 16]),
             key_source: Source::AuthKey,
@@ -80,17 +80,17 @@ impl End {
             rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
         };
         let table = || PeerTable::new(LocalHost::default());
-        let net = Net::open(me, link, table(), settings).unwrap();
+        let net = Net::with(me, link, table(), settings).unwrap();
         Self { net, peers: table(), got: Got::default() }
     }
 
     fn poll(&mut self) {
-        self.net.turn(&mut self.peers, &mut self.got, &mut |_| ());
+        self.net.turn(&mut self.peers, &mut self.got);
     }
 
     fn meet(&mut self, other: &mut Self) -> PeerId {
         let peer = self.peers.intern(&other.net.me).unwrap();
-        self.net.connect(peer, &other.net.me).unwrap();
+        self.net.begin(peer, &other.net.me).unwrap();
         assert!(within(5, || {
             self.poll();
             other.poll();
@@ -110,16 +110,15 @@ impl End {
 
     /// A message as a datagram.
     fn say(&mut self, peer: PeerId, mark: u8) {
-        self.net.send(peer, &[mark], 0, |_, _| (), false).unwrap();
+        self.net.send(peer, Mode::Short, &[mark], 0, |_, _| ()).unwrap();
     }
 
     /// Until there is a stream to `other`, or not.
     fn has_stream(&mut self, peer: PeerId, other: &mut Self, seconds: u64) -> bool {
-        let address = other.net.me;
         within(seconds, || {
             self.poll();
             other.poll();
-            self.net.has_stream(peer, &address)
+            self.net.has_stream(peer)
         })
     }
 
@@ -210,7 +209,7 @@ fn a_frame_waits_for_the_messages_before_it() {
     let (mut a, mut b, to_b) = pair();
     b.got.room = Some(usize::MAX);
     // The message does not leave yet; the frame does.
-    a.net.send(to_b, &[1], 0, |_, _| (), true).unwrap();
+    a.net.send(to_b, Mode::Fragment, &[1], 0, |_, _| ()).unwrap();
     assert!(a.frame(to_b, 2, &pattern(500)));
     std::thread::sleep(Duration::from_millis(5)); // less than until the thread takes over
     for _ in 0..100 {
@@ -344,7 +343,7 @@ fn an_old_stream_gives_way_to_a_new_one() {
 fn without_streams_there_are_none() {
     let (mut a, mut b) = (End::open(0), End::open(4));
     let to_b = a.peers.intern(&b.net.me).unwrap();
-    a.net.connect(to_b, &b.net.me).unwrap();
+    a.net.begin(to_b, &b.net.me).unwrap();
     let _ = within(1, || {
         a.poll();
         b.poll();

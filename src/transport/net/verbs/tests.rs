@@ -10,7 +10,9 @@ use crate::transport::address::LocalHost;
 use crate::transport::net::udp::UdpLink;
 use crate::transport::net::{Net, NetSettings};
 use crate::transport::peers::PeerTable;
-use crate::transport::{Chunk, Departure, Handler, PeerId, SendError};
+use crate::transport::{
+    Chunk, Departure, Handler, Lending, Messages, Mode, OneSided, PeerId, SendError, Transport,
+};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -88,7 +90,7 @@ impl End {
 
     fn open_mtu(ip: IpAddr, rdma: RdmaSettings, mtu: Option<usize>) -> Self {
         let link = UdpLink::open(&SocketAddr::new(ip, 0), mtu).unwrap();
-        let me = Address(SocketAddr::new(ip, link.port()));
+        let me = Address(SocketAddr::new(ip, link.local_addr().unwrap().port()));
         let settings = NetSettings {
             key: JobKey::from_bytes([7; 16]),
             key_source: crate::transport::net::job_key::Source::AuthKey,
@@ -98,32 +100,26 @@ impl End {
             rdma,
         };
         let peers = || PeerTable::new(LocalHost::default());
-        let net = Net::open(me, link, peers(), settings).unwrap();
+        let net = Net::with(me, link, peers(), settings).unwrap();
         Self { net, me, peers: peers(), got: Got::default() }
     }
 
     fn meet(&mut self, other: &Self) -> PeerId {
         let peer = self.peers.intern(&other.me).unwrap();
-        self.net.connect(peer, &other.me).unwrap();
+        self.net.begin(peer, &other.me).unwrap();
         peer
     }
 
     fn poll(&mut self) {
-        self.net.turn(&mut self.peers, &mut self.got, &mut |_| ());
+        self.net.turn(&mut self.peers, &mut self.got);
     }
 
     fn send(&mut self, peer: PeerId, mark: u8, len: usize) -> bool {
-        match self.net.send(
-            peer,
-            &[mark],
-            len,
-            |at, to| {
-                for (i, byte) in to.iter_mut().enumerate() {
-                    *byte = ((at + i) % 251) as u8;
-                }
-            },
-            false,
-        ) {
+        match self.net.send(peer, Mode::Bulk, &[mark], len, |at, to| {
+            for (i, byte) in to.iter_mut().enumerate() {
+                *byte = ((at + i) % 251) as u8;
+            }
+        }) {
             Ok(()) => true,
             Err(SendError::Again) => false,
             Err(other) => panic!("{other:?}"),

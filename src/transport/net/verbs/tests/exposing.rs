@@ -9,9 +9,9 @@ use crate::transport::{Exposed, Exposure, Reach, SendError, Spot};
 const REGION: u64 = 9;
 const LEN: usize = 100_001;
 
-fn expose(end: &mut End, to: PeerId, peer: Address, memory: &OwnedBuffer) -> Option<Exposure> {
+fn expose(end: &mut End, to: PeerId, memory: &OwnedBuffer) -> Option<Exposure> {
     let list = memory.segments();
-    match end.net.expose(to, &peer, (REGION, 0), &list, (true, true)) {
+    match end.net.expose(to, (REGION, 0), &list, (true, true)) {
         Exposed::Yes(exposure) => Some(exposure),
         // Without userfaultfd nobody would hear that the memory is another.
         Exposed::Never if std::env::var_os("UDRV_TEST_RDMA").is_none() => None,
@@ -29,8 +29,7 @@ fn a_region_is_written_and_read_without_its_owner() {
     let Some(ip) = address() else { return };
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
     let region = OwnedBuffer::zeroed(LEN);
-    let a_address = a.me;
-    let Some(exposure) = expose(&mut b, to_a, a_address, &region) else { return };
+    let Some(exposure) = expose(&mut b, to_a, &region) else { return };
     assert!(exposure.reads && exposure.writes);
     let spot = spot(&exposure, &region);
     for round in 0..6 {
@@ -61,8 +60,7 @@ fn a_region_that_has_ended_ends_the_connection_of_who_touches_it() {
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
     for round in 1..3 {
         let region = OwnedBuffer::zeroed(LEN);
-        let a_address = a.me;
-        let Some(exposure) = expose(&mut b, to_a, a_address, &region) else { return };
+        let Some(exposure) = expose(&mut b, to_a, &region) else { return };
         let spot = spot(&exposure, &region);
         b.net.conceal(REGION);
         let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
@@ -85,8 +83,7 @@ fn a_region_whose_memory_goes_is_concealed() {
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
     // Long enough to be a mapping of its own, which goes when it is freed.
     let region = OwnedBuffer::zeroed(64 << 20);
-    let a_address = a.me;
-    let Some(exposure) = expose(&mut b, to_a, a_address, &region) else { return };
+    let Some(exposure) = expose(&mut b, to_a, &region) else { return };
     let spot = Spot {
         range: crate::sys::cma::Range { len: 100, ..spot(&exposure, &region).range },
         ..spot(&exposure, &region)

@@ -23,9 +23,7 @@ pub(super) fn await_windows(a: &mut End, to_b: PeerId, b: &mut End, to_a: PeerId
     assert!(within(20, || {
         a.poll();
         b.poll();
-        let (there, here) = (b.me, a.me);
-        a.net.windows(to_b, &there) == Windows::Ready
-            && b.net.windows(to_a, &here) == Windows::Ready
+        a.net.windows(to_b) == Windows::Ready && b.net.windows(to_a) == Windows::Ready
     }));
 }
 
@@ -178,7 +176,7 @@ fn a_message_is_read_by_its_receiver_where_that_helps() {
         let ((mut a, to_b), (mut b, to_a)) = pair_with(ip, read);
         for round in 0..4 {
             let (source, sink) = (pattern(round, LEN), OwnedBuffer::zeroed(LEN));
-            let ticket = a.net.offer(to_b, &b.me, &source.segments());
+            let ticket = a.net.offer(to_b, &source.segments());
             let wanted = match read {
                 ReadPolicy::Always => true,
                 ReadPolicy::Auto => is_threads(),

@@ -1,0 +1,949 @@
+//! The router: which transport carries messages to a peer, and the one [`Iface`] that the protocol layer drives. It names
+//! no transport; [`list`] does.
+
+mod list;
+mod moving;
+mod pace;
+
+use super::interface::*;
+use super::peers::PeerTable;
+use super::{Address, Assisted, JobKey, LocalHost, PeerId, Share, Source, Taken, settling};
+use crate::config::Config;
+use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
+use crate::sys::cancel::Shield;
+use crate::sys::cma::Range;
+use crate::sys::event::Epoll;
+use crate::sys::udp::UdpPort;
+use crate::sys::{Errno, clock};
+use crate::telemetry::log;
+use list::{Lane, Lanes, each_lane, each_lane_mut, on_lane, on_lane_mut, without_lane};
+use moving::Moving;
+use pace::Pace;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// Free ports tried before giving up.
+const PORT_TRIES: usize = 64;
+
+/// How long a transport that has no room for a new peer keeps its messages from the next one, nanoseconds.
+const BLOCKED_NS: u64 = 100_000_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Route {
+    /// Known by address only.
+    None,
+    /// By this transport.
+    By(Lane),
+    /// What was sent by one transport was refused, and is on its way by another: nothing may overtake it.
+    Moving,
+}
+
+/// All transports of one endpoint.
+#[derive(Debug)]
+pub(crate) struct Router {
+    peers: PeerTable,
+    routes: Vec<Route>,
+    me: Address,
+    lanes: Lanes,
+    /// The endpoint's port, which no transport wanted.
+    _port: Option<UdpPort>,
+    epoll: Arc<Epoll>,
+    pace: Pace,
+    /// What was said last of a peer that cannot be reached: who tries again is not told again.
+    complained: Option<(PeerId, Errno)>,
+    moving: Vec<Moving>,
+    /// There was a peer whose messages come by another transport than ours go.
+    mixed: bool,
+    /// Peers that a transport had no room for, and since when.
+    blocked: Vec<(PeerId, u64)>,
+}
+
+impl Router {
+    /// Opens all transports under `bind`; port 0 takes a free one. Errors: EADDRINUSE, EADDRNOTAVAIL, EMFILE, ENFILE,
+    /// ENOMEM; what a filter of system calls says.
+    pub(crate) fn open(
+        bind: Address,
+        config: &Config,
+        key: (JobKey, Source),
+    ) -> Result<Self, Errno> {
+        let host = LocalHost::detect();
+        let mut last = Errno(libc::EADDRINUSE);
+        for _ in 0..PORT_TRIES {
+            match Self::open_at(bind, config, key, &host) {
+                Err(e) if e.0 == libc::EADDRINUSE && bind.port() == 0 => last = e,
+                other => return other,
+            }
+        }
+        Err(last)
+    }
+
+    fn open_at(
+        bind: Address,
+        config: &Config,
+        (key, key_source): (JobKey, Source),
+        host: &LocalHost,
+    ) -> Result<Self, Errno> {
+        let port = UdpPort::bind(&bind.0)?;
+        let mut me = bind;
+        me.0.set_port(port.local_addr()?.port());
+        let me = named(me, host);
+        let epoll = Arc::new(Epoll::new()?);
+        let mut peers = PeerTable::new(host.clone());
+        let my_id = peers.intern(&me).ok_or(Errno(libc::ENOMEM))?;
+        let mut opening =
+            Opening { me, my_id, host, config, key, key_source, epoll: &epoll, port: Some(port) };
+        let lanes = Lanes::open(&mut opening)?;
+        let port = opening.port;
+        let mut names = String::new();
+        each_lane!(lanes, (lane, t) => if t.is_open() {
+            if !names.is_empty() {
+                names.push_str(", ");
+            }
+            names.push_str(name_of(t));
+        });
+        log::info(format_args!("endpoint {me} opened: {names}"));
+        Ok(Self {
+            peers,
+            routes: Vec::new(),
+            me,
+            lanes,
+            _port: port,
+            epoll,
+            pace: Pace::default(),
+            complained: None,
+            moving: Vec::new(),
+            mixed: false,
+            blocked: Vec::new(),
+        })
+    }
+
+    /// The endpoint's address.
+    pub(crate) fn address(&self) -> Address {
+        self.me
+    }
+
+    /// Messages that peers may not have yet: those that are on their way from one transport to another, and what
+    /// transports count.
+    pub(crate) fn unacknowledged(&self) -> usize {
+        let mut n = self.moving();
+        each_lane!(self.lanes, (lane, t) => n += t.unacknowledged());
+        n
+    }
+
+    fn route(&self, peer: PeerId) -> Route {
+        self.routes.get(peer.index()).copied().unwrap_or(Route::None)
+    }
+
+    /// The transport that messages to `peer` go by.
+    fn lane(&self, peer: PeerId) -> Option<Lane> {
+        match self.route(peer) {
+            Route::By(lane) => Some(lane),
+            Route::None | Route::Moving => None,
+        }
+    }
+
+    /// The transport to `peer`, with contact made if this is the first message or the last contact has ended.
+    #[inline]
+    fn ensure(&mut self, peer: PeerId) -> Result<Lane, SendError> {
+        match self.route(peer) {
+            Route::By(lane) if on_lane!(self.lanes, lane, t => t.is_connected(peer), false) => {
+                Ok(lane)
+            }
+            Route::Moving => Err(SendError::Again),
+            Route::By(_) | Route::None => self.make_contact(peer),
+        }
+    }
+
+    #[cold]
+    fn make_contact(&mut self, peer: PeerId) -> Result<Lane, SendError> {
+        let _shield = Shield::raise();
+        let unknown = SendError::Unreachable(Errno(libc::EADDRNOTAVAIL));
+        let address = self.peers.address(peer).ok_or(unknown)?;
+        match self.choose(peer, &address) {
+            Ok((lane, Contact::Settling)) => Err(self.wait_for_link(peer, lane)),
+            Ok((lane, _)) => {
+                self.complained = None;
+                set_route(&mut self.routes, peer, Route::By(lane));
+                Ok(lane)
+            }
+            Err(e @ SendError::Unreachable(errno)) => {
+                if self.complained != Some((peer, errno)) {
+                    self.complained = Some((peer, errno));
+                    log::limited!(cause: errno.0, "cannot reach {address}: {errno}");
+                }
+                Err(e)
+            }
+            Err(SendError::Again) => Err(SendError::Again),
+        }
+    }
+
+    /// The first transport that makes contact with `peer`, and what that said.
+    fn choose(&mut self, peer: PeerId, address: &Address) -> Result<(Lane, Contact), SendError> {
+        let (mut missing, mut failed) = (None, None);
+        for lane in Lane::ALL {
+            let asked = on_lane_mut!(
+                self.lanes, *lane,
+                t => t.connect(peer, address, missing.is_some()),
+                Ok(Contact::Elsewhere)
+            );
+            match asked {
+                Ok(contact @ (Contact::Linked | Contact::Settling)) => {
+                    self.blocked.retain(|(blocked, _)| *blocked != peer);
+                    return Ok((*lane, contact));
+                }
+                Ok(Contact::Elsewhere) => {}
+                Ok(Contact::Missing(errno)) => missing = missing.or(Some(errno)),
+                Ok(Contact::Refused(errno)) => return Err(SendError::Unreachable(errno)),
+                Err(SendError::Again) if self.is_blocked(peer, *lane) => {
+                    return Err(SendError::Again);
+                }
+                Err(SendError::Again) => log::limited!(
+                    "{address} has had no room for us for long: its messages go another way"
+                ),
+                Err(SendError::Unreachable(errno)) => {
+                    failed = failed.or(Some(errno));
+                    let way = on_lane!(self.lanes, *lane, t => name_of(t), "");
+                    log::limited!(cause: errno.0, "{address} is not reached by {way}: {errno}");
+                }
+            }
+        }
+        if (missing, failed) == (None, None) {
+            log::limited!("no transport of this endpoint reaches {address}");
+        }
+        Err(SendError::Unreachable(missing.or(failed).unwrap_or(Errno(libc::EHOSTUNREACH))))
+    }
+
+    /// A transport has no room for `peer` now. False: that takes too long, and others come after it.
+    #[cold]
+    fn is_blocked(&mut self, peer: PeerId, lane: Lane) -> bool {
+        let now = clock::now_ns();
+        let Some((_, since)) = self.blocked.iter().find(|(blocked, _)| *blocked == peer) else {
+            self.blocked.push((peer, now));
+            return true;
+        };
+        if now.saturating_sub(*since) < BLOCKED_NS || !self.has_other(lane) {
+            return true;
+        }
+        self.blocked.retain(|(blocked, _)| *blocked != peer);
+        false
+    }
+
+    /// A later transport than this one may reach the same peers.
+    fn has_other(&self, lane: Lane) -> bool {
+        let mut others = false;
+        each_lane!(self.lanes, (other, t) => others |= other as usize > lane as usize && t.is_open());
+        others
+    }
+
+    /// Turns of the transports for which it is time.
+    #[inline(never)]
+    fn look_around(&mut self, handler: &mut impl Handler) -> usize {
+        let _shield = Shield::raise();
+        self.pace.begin();
+        let (now, still) = (clock::now_ns(), self.pace.is_still());
+        let mut busy = false;
+        each_lane!(self.lanes, (lane, t) => busy |= t.has_traffic());
+        let mut n = 0;
+        for lane in Lane::ALL {
+            let (every, urgent) = on_lane!(
+                self.lanes, *lane,
+                t => (every_ns(t, still, busy), t.is_urgent()),
+                continue
+            );
+            if self.pace.is_due(*lane as usize, now, every) || urgent {
+                // What a peer has sent by other transports comes before its departure by this one.
+                if self.mixed {
+                    for other in Lane::ALL.iter().filter(|other| *other != lane) {
+                        n += self.turn(*other, handler).0;
+                    }
+                }
+                n += self.turn(*lane, handler).0;
+                self.move_messages(handler);
+            }
+        }
+        n
+    }
+
+    /// A turn of one transport: how much has come, and what this looked at. A shield is up.
+    #[inline(never)]
+    fn turn(&mut self, lane: Lane, handler: &mut impl Handler) -> (usize, LookedAt) {
+        let mut departed = Vec::new();
+        let Self { peers, routes, lanes, mixed, .. } = self;
+        let (n, looked_at) = without_lane!(lanes, lane, t => {
+            let two_way = is_two_way(t);
+            let mut beside =
+                Beside { handler, lanes, routes, mixed, lane, two_way, departed: &mut departed };
+            (t.turn(peers, &mut beside), t.looked_at())
+        }, (0, LookedAt::Everything));
+        for peer in departed {
+            self.forget_moving(peer, lane);
+        }
+        (n, looked_at)
+    }
+
+    /// From now on peers ring the doorbell when we sleep.
+    pub(crate) fn enable_waiting(&mut self) {
+        each_lane_mut!(self.lanes, (lane, t) => t.enable_waiting());
+    }
+
+    /// Prepares for sleep on [`Router::wait_fd`]; `false` means there is work already.
+    pub(crate) fn sleep(&mut self) -> bool {
+        let mut idle = self.moving.is_empty();
+        each_lane_mut!(self.lanes, (lane, t) => idle = idle && t.sleep());
+        if !idle {
+            self.awake();
+        }
+        idle
+    }
+
+    /// Ends the state that `sleep` began.
+    pub(crate) fn awake(&mut self) {
+        each_lane_mut!(self.lanes, (lane, t) => t.awake());
+    }
+
+    /// The next poll looks at everything that something may have come to.
+    pub(crate) fn hasten(&mut self) {
+        self.pace.hasten();
+        each_lane_mut!(self.lanes, (lane, t) => t.hasten());
+    }
+
+    /// Becomes readable when a message arrives while asleep, and when a link changes.
+    pub(crate) fn wait_fd(&self) -> RawFd {
+        self.epoll.raw()
+    }
+
+    /// Whether who polls one of this process's `endpoints` had better let somebody else have the
+    /// processor: nothing has come for a while, and there are more processes, or threads that poll, than
+    /// processors, or there may be, and what is waited for takes longer than asking.
+    #[inline]
+    pub(crate) fn gives_way(&self, endpoints: usize) -> bool {
+        if !self.pace.is_long() {
+            return false;
+        }
+        let mut crowded = false;
+        each_lane!(self.lanes, (lane, t) => crowded |= t.is_crowded(endpoints));
+        crowded
+    }
+
+    /// The transport that messages of `peer` come by.
+    fn heard_by(&self, peer: PeerId) -> Option<Lane> {
+        let mut by = None;
+        each_lane!(self.lanes, (lane, t) => by = by.or_else(|| t.hears(peer).then_some(lane)));
+        by
+    }
+
+    /// Messages of `peer` come by another transport than ours go.
+    fn is_mixed(&self, peer: PeerId) -> bool {
+        let lane = self.lane(peer);
+        let mut mixed = false;
+        each_lane!(self.lanes, (other, t) => mixed |= Some(other) != lane && t.hears(peer));
+        mixed
+    }
+}
+
+fn name_of<T: Transport>(_: &T) -> &'static str {
+    T::NAME
+}
+
+fn is_two_way<T: Transport>(_: &T) -> bool {
+    T::TWO_WAY
+}
+
+fn every_ns<T: Transport>(_: &T, still: bool, busy: bool) -> u64 {
+    T::every_ns(still, busy)
+}
+
+/// Hears what a turn of one transport tells, of peers that may be heard by others too.
+struct Beside<'a, H> {
+    handler: &'a mut H,
+    lanes: &'a mut Lanes,
+    routes: &'a mut Vec<Route>,
+    mixed: &'a mut bool,
+    lane: Lane,
+    two_way: bool,
+    departed: &'a mut Vec<PeerId>,
+}
+
+impl<H: Handler> Handler for Beside<'_, H> {
+    fn on_peer(&mut self, peer: PeerId, address: &Address) {
+        if self.two_way {
+            // What we send keeps its way: each direction may have its own.
+            let route = self.routes.get(peer.index()).copied().unwrap_or(Route::None);
+            let keeps = match route {
+                Route::None => false,
+                Route::Moving => true,
+                Route::By(lane) => {
+                    lane != self.lane
+                        && on_lane!(self.lanes, lane, t => t.is_connected(peer), false)
+                }
+            };
+            if keeps {
+                *self.mixed = true;
+            } else {
+                set_route(self.routes, peer, Route::By(self.lane));
+            }
+        }
+        self.handler.on_peer(peer, address);
+    }
+
+    #[inline]
+    fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
+        self.handler.on_message(peer, header, payload);
+    }
+
+    #[inline]
+    fn wants_pause(&mut self) -> bool {
+        self.handler.wants_pause()
+    }
+
+    fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
+        self.handler.place(peer, header, len)
+    }
+
+    fn on_placed(&mut self, peer: PeerId, header: &[u8], len: usize) {
+        self.handler.on_placed(peer, header, len);
+    }
+
+    fn on_stream_lost(&mut self, peer: PeerId, end: StreamEnd) {
+        self.handler.on_stream_lost(peer, end);
+    }
+
+    fn on_filled(&mut self, peer: PeerId, token: u64) {
+        self.handler.on_filled(peer, token);
+    }
+
+    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
+        self.handler.on_written(peer, chunk);
+    }
+
+    fn on_windows_lost(&mut self, peer: PeerId) {
+        self.handler.on_windows_lost(peer);
+    }
+
+    fn on_reached(&mut self, peer: PeerId, token: u64) {
+        self.handler.on_reached(peer, token);
+    }
+
+    fn on_concealed(&mut self, region: u64) {
+        self.handler.on_concealed(region);
+    }
+
+    fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
+        self.handler.on_acknowledged(peer, upto);
+    }
+
+    fn on_departure(&mut self, peer: PeerId, departure: Departure) {
+        // What it has sent by other transports comes before.
+        each_lane_mut!(self.lanes, (lane, t) => t.drain(peer, self.handler));
+        self.departed.push(peer);
+        self.handler.on_departure(peer, departure);
+    }
+
+    fn is_owed(&self, peer: PeerId) -> bool {
+        self.handler.is_owed(peer)
+    }
+}
+
+fn set_route(routes: &mut Vec<Route>, peer: PeerId, route: Route) {
+    if routes.len() <= peer.index() {
+        routes.resize(peer.index() + 1, Route::None);
+    }
+    if let Some(slot) = routes.get_mut(peer.index()) {
+        *slot = route;
+    }
+}
+
+/// Asks `settled` until it says that no peer is in the middle of a copy from or to memory that it was told not to reach
+/// any more, nor any that endpoints which have closed had left behind. Its argument: to insist. False: one still is,
+/// after two seconds, which is neither stopped nor has ended.
+pub(crate) fn settle(mut settled: impl FnMut(bool) -> bool) -> bool {
+    settling::settle(|insists| settled(insists) && list::are_left_settled())
+}
+
+/// A wildcard address has no use for a peer: give it the name of the preferred interface.
+fn named(address: Address, host: &LocalHost) -> Address {
+    let mut address = address;
+    if address.0.ip().is_unspecified() {
+        if let Some(interface) = host.preferred(None, Some(address.0.is_ipv6())) {
+            address.0.set_ip(interface.ip);
+        }
+    }
+    address
+}
+
+/// No transport carries messages to the peer.
+const NO_WAY: SendError = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
+
+/// `a` with the transport `t` that carries messages to `peer`, or `b` where there is none.
+macro_rules! by {
+    ($self:ident, $peer:ident, $t:ident => $body:expr, $none:expr) => {
+        match $self.lane($peer) {
+            Some(lane) => on_lane!($self.lanes, lane, $t => $body, $none),
+            None => $none,
+        }
+    };
+}
+macro_rules! by_mut {
+    ($self:ident, $peer:ident, $t:ident => $body:expr, $none:expr) => {
+        match $self.lane($peer) {
+            Some(lane) => on_lane_mut!($self.lanes, lane, $t => $body, $none),
+            None => $none,
+        }
+    };
+}
+
+impl Messages for Router {
+    #[inline]
+    fn caps(&self, peer: PeerId) -> Caps {
+        by!(self, peer, t => t.caps(peer), Caps::UNKNOWN)
+    }
+
+    #[inline]
+    fn send(
+        &mut self,
+        peer: PeerId,
+        mode: Mode,
+        header: &[u8],
+        len: usize,
+        pack: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), SendError> {
+        let lane = self.ensure(peer)?;
+        on_lane_mut!(self.lanes, lane, t => t.send(peer, mode, header, len, pack), Err(NO_WAY))
+    }
+
+    #[inline]
+    fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
+        by_mut!(self, peer, t => t.send_at_once(peer, head, payload), false)
+    }
+
+    #[inline]
+    fn send_whole(
+        &mut self,
+        peer: PeerId,
+        first: &[u8],
+        payload: Segment,
+        next: impl Fn(usize) -> Head,
+    ) -> bool {
+        by_mut!(self, peer, t => t.send_whole(peer, first, payload, next), false)
+    }
+
+    fn flush(&mut self) {
+        each_lane_mut!(self.lanes, (lane, t) => t.flush());
+    }
+
+    fn track(&mut self, peer: PeerId) -> bool {
+        by_mut!(self, peer, t => t.track(peer), false)
+    }
+
+    fn tracked(&self, peer: PeerId) -> Option<Mark> {
+        by!(self, peer, t => t.tracked(peer), None)
+    }
+
+    fn acknowledged(&mut self, peer: PeerId) -> Option<Mark> {
+        // Also of messages that went by a transport that carries none any more.
+        let mut mark = None;
+        each_lane_mut!(self.lanes, (lane, t) => mark = mark.or_else(|| t.acknowledged(peer)));
+        mark
+    }
+
+    #[inline]
+    fn under_pressure(&self, peer: PeerId) -> bool {
+        by!(self, peer, t => t.under_pressure(peer), false)
+    }
+
+    fn set_pressure(&mut self, on: bool) {
+        each_lane_mut!(self.lanes, (lane, t) => t.set_pressure(on));
+    }
+}
+
+impl OneSided for Router {
+    fn get(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        by_mut!(self, peer, t => t.get(peer, local, remote), Err(NO_WAY))
+    }
+
+    fn put(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &[Range],
+    ) -> Result<usize, SendError> {
+        by_mut!(self, peer, t => t.put(peer, local, remote), Err(NO_WAY))
+    }
+
+    fn expose(
+        &mut self,
+        peer: PeerId,
+        region: (u64, u32),
+        memory: &SegmentList,
+        rights: (bool, bool),
+    ) -> Exposed {
+        // Who does not answer this way does not reach us this way.
+        if self.is_mixed(peer) {
+            return Exposed::No;
+        }
+        by_mut!(self, peer, t => t.expose(peer, region, memory, rights), Exposed::No)
+    }
+
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        by!(self, peer, t => t.epoch(peer), None)
+    }
+
+    fn revoke(&mut self, peer: PeerId) -> bool {
+        let mut void = true;
+        each_lane_mut!(self.lanes, (lane, t) => void &= t.revoke(peer));
+        void
+    }
+
+    fn is_settled(&mut self, insists: bool) -> bool {
+        let mut settled = true;
+        each_lane_mut!(self.lanes, (lane, t) => settled &= t.is_settled(insists));
+        settled
+    }
+
+    fn conceal(&mut self, region: u64) {
+        each_lane_mut!(self.lanes, (lane, t) => t.conceal(region));
+    }
+
+    #[inline]
+    fn reach_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
+        by!(self, peer, t => t.reach_min(peer, reads), None)
+    }
+
+    fn reach(
+        &mut self,
+        peer: PeerId,
+        spot: &Spot,
+        local: &SegmentList,
+        how: Reach,
+    ) -> Result<Reached, SendError> {
+        by_mut!(self, peer, t => t.reach(peer, spot, local, how), Err(NO_WAY))
+    }
+}
+
+impl Lending for Router {
+    fn windows(&mut self, peer: PeerId) -> Windows {
+        // They work in both directions, or not at all.
+        if self.is_mixed(peer) {
+            return Windows::No;
+        }
+        by_mut!(self, peer, t => t.windows(peer), Windows::No)
+    }
+
+    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
+        by_mut!(self, peer, t => t.lend(peer, part, token), Err(NO_WAY))
+    }
+
+    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        each_lane_mut!(self.lanes, (lane, t) => t.take_back(peer, ticket));
+    }
+
+    fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        ticket: &Ticket,
+        chunk: Chunk,
+    ) -> Result<(), SendError> {
+        by_mut!(self, peer, t => t.write(peer, payload, ticket, chunk), Err(NO_WAY))
+    }
+
+    fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
+        if self.is_mixed(peer) {
+            return None;
+        }
+        by_mut!(self, peer, t => t.offer(peer, payload), None)
+    }
+
+    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        each_lane_mut!(self.lanes, (lane, t) => t.withdraw(peer, ticket));
+    }
+
+    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
+        let mut sees = false;
+        each_lane_mut!(self.lanes, (lane, t) => sees |= t.sees_writes(ticket));
+        sees
+    }
+}
+
+impl Streaming for Router {
+    fn has_stream(&mut self, peer: PeerId) -> bool {
+        by_mut!(self, peer, t => t.has_stream(peer), false)
+    }
+
+    fn send_by_stream(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+        payload: &SegmentList,
+    ) -> Result<(), SendError> {
+        by_mut!(self, peer, t => t.send_by_stream(peer, header, payload), Err(NO_WAY))
+    }
+
+    fn attend(&mut self) {
+        each_lane_mut!(self.lanes, (lane, t) => t.attend());
+    }
+}
+
+impl Sharing for Router {
+    fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
+        by_mut!(self, peer, t => t.share(peer, len), None)
+    }
+
+    fn share_min(&self, peer: PeerId) -> Option<usize> {
+        by!(self, peer, t => t.share_min(peer), None)
+    }
+
+    fn take(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+        match self.heard_by(peer) {
+            Some(lane) => {
+                on_lane_mut!(self.lanes, lane, t => t.take(peer, share, most), Taken::Wait)
+            }
+            None => Taken::Wait,
+        }
+    }
+
+    fn arrived(&mut self, peer: PeerId, share: &Share, units: u32) {
+        each_lane_mut!(self.lanes, (lane, t) => t.arrived(peer, share, units));
+    }
+
+    fn stop_sharing(&mut self, peer: PeerId, share: &Share) {
+        each_lane_mut!(self.lanes, (lane, t) => t.stop_sharing(peer, share));
+    }
+
+    fn assist(
+        &mut self,
+        peer: PeerId,
+        share: &Share,
+        part: impl Fn(usize, usize) -> (SegmentList, [Range; MAX_SEGMENTS], usize),
+    ) -> Assisted {
+        by_mut!(self, peer, t => t.assist(peer, share, part), Assisted::Over)
+    }
+
+    fn begin_assist(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
+        by_mut!(self, peer, t => t.begin_assist(peer, share, most), Taken::Over)
+    }
+}
+
+impl Iface for Router {
+    fn connect(&mut self, address: &Address) -> Result<PeerId, SendError> {
+        let peer = self.peers.intern(address).ok_or(SendError::Again)?;
+        self.ensure(peer)?;
+        Ok(peer)
+    }
+
+    fn address_of(&self, peer: PeerId) -> Option<Address> {
+        self.peers.address(peer)
+    }
+
+    fn way(&self, peer: PeerId) -> &'static str {
+        match self.route(peer) {
+            Route::By(lane) => on_lane!(self.lanes, lane, t => name_of(t), ""),
+            Route::None => "not connected",
+            Route::Moving => "being moved to another transport",
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, handler: &mut impl Handler) -> usize {
+        let mut n = 0;
+        each_lane_mut!(self.lanes, (lane, t) => n += t.poll(handler));
+        let still = self.pace.count(n);
+        let (mut turns, mut urgent) = (0, false);
+        each_lane_mut!(self.lanes, (lane, t) => {
+            turns |= u32::from(t.has_its_turn(still)) << lane as u32;
+            urgent |= t.is_urgent();
+        });
+        let mut looked_at = LookedAt::Everything;
+        if turns != 0 {
+            let _shield = Shield::raise();
+            for lane in Lane::ALL.iter().filter(|lane| turns & (1 << **lane as u32) != 0) {
+                let (taken, at) = self.turn(*lane, handler);
+                n += taken;
+                looked_at = at;
+            }
+        }
+        if self.pace.is_time(looked_at) || urgent {
+            n += self.look_around(handler);
+        }
+        n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pace::STILL_POLLS;
+    use super::*;
+    use crate::sys::shared_memory::REFUSED;
+    use crate::transport::shm::Shm;
+
+    #[test]
+    fn who_waits_long_gives_way_where_somebody_may_need_it() {
+        let mut router = on_loopback();
+        let mut count = |networked: bool, endpoints: usize, message_every: u32| {
+            (1..=10 * STILL_POLLS)
+                .filter(|poll| {
+                    router.pace.count(usize::from(poll % message_every == 0));
+                    if networked { router.pace.is_long() } else { router.gives_way(endpoints) }
+                })
+                .count()
+        };
+        assert_eq!(count(false, 1, u32::MAX), 0, "alone, it polls on");
+        assert_eq!(count(true, 1, STILL_POLLS / 2), 0, "messages come");
+        assert!((9..=10).contains(&count(true, 1, u32::MAX)));
+        let processors = crate::sys::process::machine().1;
+        assert_eq!(count(false, processors, u32::MAX), 0);
+        assert!(
+            (9..=10).contains(&count(false, processors + 1, u32::MAX)),
+            "each may have a thread"
+        );
+        for (looked_at, times) in [(LookedAt::Device, 2..=3), (LookedAt::Threads, 79..=80)] {
+            router.pace.is_time(looked_at);
+            let gives_way = (1..=10 * STILL_POLLS).filter(|_| {
+                router.pace.count(0);
+                router.pace.is_long()
+            });
+            assert!(times.contains(&gives_way.count()), "{looked_at:?}");
+        }
+    }
+
+    #[derive(Default)]
+    struct Ear(Vec<Vec<u8>>);
+
+    impl Handler for Ear {
+        fn on_peer(&mut self, _: PeerId, _: &Address) {}
+        fn on_message(&mut self, _: PeerId, _: &[u8], payload: &[u8]) {
+            self.0.push(payload.to_vec());
+        }
+        fn on_departure(&mut self, _: PeerId, departure: Departure) {
+            panic!("{departure:?}");
+        }
+        fn is_owed(&self, _: PeerId) -> bool {
+            false
+        }
+    }
+
+    fn on_loopback() -> Router {
+        with_key(0, Source::Nothing)
+    }
+
+    fn with_key(key: u8, source: Source) -> Router {
+        let config = Config { net: false, ..Config::default() };
+        let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+        Router::open(bind, &config, (JobKey::from_bytes([key; 16]), source)).unwrap()
+    }
+
+    #[test]
+    fn what_has_no_other_way_waits_for_room_and_keeps_its_order() {
+        const COUNT: u8 = 20;
+        let (mut a, mut b) = (on_loopback(), on_loopback());
+        b.lanes.shm.as_mut().unwrap().refuse_all(true);
+        let to = a.connect(&b.address()).unwrap();
+        let mut ear = Ear::default();
+        let mut sent = 0;
+        let begun = clock::now_ns();
+        while ear.0.len() < usize::from(COUNT) {
+            let len = usize::from(sent) * 100;
+            let pack = |_: usize, to: &mut [u8]| to.fill(sent);
+            if sent < COUNT && a.send(to, Mode::Bulk, b"header", len, pack).is_ok() {
+                sent += 1;
+            }
+            // The first ones are refused again and again.
+            b.lanes.shm.as_mut().unwrap().refuse_all(clock::now_ns() - begun < 100_000_000);
+            a.poll(&mut Ear::default());
+            b.poll(&mut ear);
+            assert!(clock::now_ns() - begun < 60_000_000_000, "{} have come", ear.0.len());
+        }
+        for (n, payload) in (0..).zip(&ear.0) {
+            assert!(payload.len() == usize::from(n) * 100 && payload.iter().all(|byte| *byte == n));
+        }
+        assert_eq!((a.unacknowledged(), a.route(to)), (0, Route::By(Lane::shm)));
+    }
+
+    #[test]
+    fn what_is_refused_for_good_and_has_no_other_way_ends_with_the_error() {
+        let refused = Errno(libc::EPERM);
+        let (mut a, mut b) = (on_loopback(), on_loopback());
+        let to = a.connect(&b.address()).unwrap();
+        a.send(to, Mode::Short, b"header", 8, |_, _| ()).unwrap();
+        REFUSED.set(Some(refused));
+        let (mut left, mut failed) = (Farewells::default(), None);
+        let begun = clock::now_ns();
+        while failed.is_none() {
+            a.poll(&mut left);
+            b.poll(&mut Farewells::default());
+            if let Err(SendError::Unreachable(errno)) =
+                a.send(to, Mode::Short, b"header", 8, |_, _| ())
+            {
+                failed = Some(errno);
+            }
+            assert!(clock::now_ns() - begun < 60_000_000_000, "{:?}", left.0);
+        }
+        assert_eq!((failed, &left.0[..]), (Some(refused), &[Departure::Failed(refused)][..]));
+        assert_eq!(a.unacknowledged(), 0);
+        REFUSED.set(None);
+    }
+
+    #[derive(Default)]
+    struct Farewells(Vec<Departure>);
+
+    impl Handler for Farewells {
+        fn on_peer(&mut self, _: PeerId, _: &Address) {}
+        fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {
+            panic!("nothing is taken");
+        }
+        fn on_departure(&mut self, _: PeerId, departure: Departure) {
+            self.0.push(departure);
+        }
+        fn is_owed(&self, _: PeerId) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn no_more_is_sent_to_a_peer_with_another_key_than_one_ring_holds() {
+        let rejected = Errno(libc::EKEYREJECTED);
+        let (mut a, mut b) = (with_key(1, Source::Variable), with_key(2, Source::Variable));
+        let to = a.peers.intern(&b.address()).unwrap();
+        let (mut sent, mut failed, mut left) = (0, 0_u32, Farewells::default());
+        let begun = clock::now_ns();
+        // Until it has refused twice, and once more without a link in between.
+        while left.0.len() < 2 || failed < 2000 {
+            match a.send(to, Mode::Short, b"header", 8, |_, _| ()) {
+                Ok(()) => sent += 1,
+                Err(SendError::Again) => {}
+                Err(SendError::Unreachable(errno)) => {
+                    assert_eq!(errno, rejected);
+                    failed += 1;
+                }
+            }
+            a.poll(&mut left);
+            b.poll(&mut Farewells::default());
+            assert!(clock::now_ns() - begun < 60_000_000_000, "{failed} {:?}", left.0);
+        }
+        assert!((1..=256).contains(&sent), "{sent}");
+        let seconds = (clock::now_ns() - begun).div_ceil(1_000_000_000) as usize;
+        assert!(
+            left.0.len() <= seconds && left.0.iter().all(|d| *d == Departure::Failed(rejected))
+        );
+    }
+
+    #[test]
+    fn sockets_of_the_node_are_looked_at_least_often_while_there_is_traffic_with_others() {
+        let looks = |empty: u32, networked: bool| {
+            let mut pace = Pace::after(empty);
+            (0..10_000_000)
+                .step_by(1000)
+                .filter(|ns| {
+                    pace.is_due(Lane::shm as usize, *ns, Shm::every_ns(pace.is_still(), networked))
+                })
+                .count()
+        };
+        let counts = [looks(STILL_POLLS, false), looks(0, false), looks(STILL_POLLS, true)];
+        assert_eq!(counts, [500, 50, 10]);
+    }
+}

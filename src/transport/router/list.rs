@@ -1,0 +1,107 @@
+//! The list of transports.
+
+/// Makes the list: in the order in which the router asks them for a peer, which is that of their costs.
+///
+/// `on_lane!(lanes, lane, t => a, b)` is `a` with the transport `t` of that lane, or `b` if it is not open;
+/// `each_lane!(lanes, (lane, t) => a)` does `a` with all that are open; `..._mut!` are the same for `&mut`.
+/// An entry with a path (`name: Type = "path"`) is a transport that lies outside this folder.
+macro_rules! transports {
+    (($d:tt) $($name:ident: $kind:ty $(= $path:literal)?),* $(,)?) => {
+        $($(#[path = $path] mod $name;)?)*
+
+        /// The transports of an endpoint that are open.
+        #[derive(Debug)]
+        pub(super) struct Lanes {
+            $(pub(super) $name: Option<Box<$kind>>,)*
+        }
+
+        impl Lanes {
+            /// Opens all that are wanted. Errors: those of [`crate::transport::Transport::open`].
+            pub(super) fn open(opening: &mut crate::transport::Opening<'_>) -> Result<Self, crate::sys::Errno> {
+                Ok(Self {
+                    $($name: <$kind as crate::transport::Transport>::open(opening)?.map(Box::new),)*
+                })
+            }
+        }
+
+        /// [`crate::transport::Transport::are_left_settled`] of all.
+        pub(super) fn are_left_settled() -> bool {
+            true $(&& <$kind as crate::transport::Transport>::are_left_settled())*
+        }
+
+        /// One of the list.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[allow(non_camel_case_types)]
+        pub(super) enum Lane {
+            $($name,)*
+        }
+
+        /// How many there are.
+        pub(super) const COUNT: usize = Lane::ALL.len();
+
+        impl Lane {
+            pub(super) const ALL: &'static [Self] = &[$(Self::$name),*];
+        }
+
+        macro_rules! on_lane {
+            ($d lanes:expr, $d lane:expr, $d t:ident => $d body:expr, $d none:expr) => {
+                match $d lane {
+                    $(Lane::$name => match $d lanes.$name.as_deref() { Some($d t) => $d body, None => $d none },)*
+                }
+            };
+        }
+
+        macro_rules! on_lane_mut {
+            ($d lanes:expr, $d lane:expr, $d t:ident => $d body:expr, $d none:expr) => {
+                match $d lane {
+                    $(Lane::$name => match $d lanes.$name.as_deref_mut() { Some($d t) => $d body, None => $d none },)*
+                }
+            };
+        }
+
+        macro_rules! each_lane {
+            ($d lanes:expr, ($d lane:ident, $d t:ident) => $d body:expr) => {
+                $(if let Some($d t) = $d lanes.$name.as_deref() {
+                    #[allow(unused_variables)]
+                    let $d lane = Lane::$name;
+                    $d body;
+                })*
+            };
+        }
+
+        macro_rules! each_lane_mut {
+            ($d lanes:expr, ($d lane:ident, $d t:ident) => $d body:expr) => {
+                $(if let Some($d t) = $d lanes.$name.as_deref_mut() {
+                    #[allow(unused_variables)]
+                    let $d lane = Lane::$name;
+                    $d body;
+                })*
+            };
+        }
+
+        /// As `on_lane!`, with the transport taken out of the list meanwhile.
+        macro_rules! without_lane {
+            ($d lanes:expr, $d lane:expr, $d t:ident => $d body:expr, $d none:expr) => {
+                match $d lane {
+                    $(Lane::$name => match $d lanes.$name.take() {
+                        Some(mut taken) => {
+                            let $d t = &mut *taken;
+                            let result = $d body;
+                            $d lanes.$name = Some(taken);
+                            result
+                        }
+                        None => $d none,
+                    },)*
+                }
+            };
+        }
+
+        pub(super) use {each_lane, each_lane_mut, on_lane, on_lane_mut, without_lane};
+    };
+}
+
+transports! { ($)
+    loopback: crate::transport::loopback::Loopback,
+    shm: crate::transport::shm::Shm,
+    net: crate::transport::net::Net,
+}

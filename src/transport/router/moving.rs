@@ -1,0 +1,188 @@
+//! Messages that a transport has returned, on their way to the peer by another one.
+//!
+//! They count as sent, so they go before anything that is sent to the peer from now on: until the last of them is taken,
+//! its route is [`Route::Moving`], which takes no messages. Where there is no other transport it is the same one, tried
+//! again and again until the peer has room for it. A peer that refused for a reason that does not pass (a filter of system
+//! calls) gets none: the messages are lost, and operations to it end with the error of the refusal.
+
+use super::list::{Lane, each_lane_mut, on_lane, on_lane_mut};
+use super::{Route, Router, set_route};
+use crate::sys::{Errno, clock};
+use crate::telemetry::log;
+use crate::transport::{
+    Contact, Departure, Handler, Message, Messages, Mode, PeerId, Returned, SendError, Transport,
+};
+use std::collections::VecDeque;
+
+/// Between two attempts, nanoseconds: the first pause, and the longest.
+const RETRY_NS: (u64, u64) = (10_000_000, 1_000_000_000);
+
+/// What is on its way to one peer.
+#[derive(Debug)]
+pub(super) struct Moving {
+    peer: PeerId,
+    /// Of the contact that was refused: the process, and why.
+    pid: i32,
+    errno: Errno,
+    messages: VecDeque<Message>,
+    /// The transport that they come from.
+    from: Lane,
+    /// `None`: not chosen yet.
+    to: Option<Lane>,
+    /// The peer has to take up the contact first.
+    settles: bool,
+    /// No attempt before; and the next pause, nanoseconds.
+    at: u64,
+    pause: u64,
+}
+
+impl Router {
+    /// Takes over what transports have given back, and sends what can be sent.
+    pub(super) fn move_messages(&mut self, handler: &mut impl Handler) {
+        let mut all = Vec::new();
+        each_lane_mut!(self.lanes, (lane, t) => {
+            all.extend(t.returned().into_iter().map(|returned| (lane, returned)));
+        });
+        for (from, returned) in all {
+            self.take_over(from, returned);
+        }
+        let mut at = 0;
+        while let Some(mut moving) = (at < self.moving.len()).then(|| self.moving.swap_remove(at)) {
+            match self.carry(&mut moving) {
+                Ok(()) => {
+                    let route = moving.to.map_or(Route::None, Route::By);
+                    set_route(&mut self.routes, moving.peer, route);
+                }
+                Err(SendError::Again) => {
+                    self.moving.push(moving);
+                    let last = self.moving.len() - 1;
+                    self.moving.swap(at, last);
+                    at += 1;
+                }
+                Err(SendError::Unreachable(errno)) => {
+                    log::limited!(
+                        cause: errno.0,
+                        "process {} of this node cannot take our messages ({errno}), and there is no other way: {} messages that were sent are lost",
+                        moving.pid,
+                        moving.messages.len()
+                    );
+                    on_lane_mut!(self.lanes, moving.from, t => t.give_up(moving.peer, errno), ());
+                    set_route(&mut self.routes, moving.peer, Route::None);
+                    handler.on_departure(moving.peer, Departure::Failed(errno));
+                }
+            }
+        }
+    }
+
+    fn take_over(&mut self, from: Lane, returned: Returned) {
+        let Returned { peer, pid, errno, mut messages } = returned;
+        set_route(&mut self.routes, peer, Route::Moving);
+        let then = match self.has_other(from) {
+            true => Some("go another way"),
+            false => errno.is_shortage().then_some("wait until it can"),
+        };
+        if let Some(then) = then {
+            log::limited!(
+                cause: errno.0,
+                "process {pid} of this node cannot take our messages ({errno}): they {then}"
+            );
+        }
+        let pause = match self.moving.iter().position(|moving| moving.peer == peer) {
+            // The next link was refused as well, with the first of them in it.
+            Some(at) => {
+                let before = self.moving.swap_remove(at);
+                messages.extend(before.messages);
+                before.pause
+            }
+            None => 0,
+        };
+        let at = clock::now_ns().saturating_add(pause);
+        let pause = (2 * pause).clamp(RETRY_NS.0, RETRY_NS.1);
+        let (to, settles) = (None, false);
+        self.moving.push(Moving { peer, pid, errno, messages, from, to, settles, at, pause });
+    }
+
+    /// Nothing is sent to `peer`, with which contact was just made, before it has taken that up.
+    pub(super) fn wait_for_link(&mut self, peer: PeerId, lane: Lane) -> SendError {
+        set_route(&mut self.routes, peer, Route::Moving);
+        let (messages, from, to) = (VecDeque::new(), lane, Some(lane));
+        let (pid, errno, settles) = (0, Errno(0), true);
+        let moving = Moving { peer, pid, errno, messages, from, to, settles, at: 0, pause: 0 };
+        self.moving.push(moving);
+        SendError::Again
+    }
+
+    /// Messages that wait here.
+    pub(super) fn moving(&self) -> usize {
+        self.moving.iter().map(|moving| moving.messages.len()).sum()
+    }
+
+    /// `peer` is gone from this transport, and what was on its way to it by that with it.
+    pub(super) fn forget_moving(&mut self, peer: PeerId, lane: Lane) {
+        let gone = |moving: &Moving| moving.peer == peer && moving.from != lane;
+        if let Some(at) = self.moving.iter().position(gone) {
+            self.moving.swap_remove(at);
+            set_route(&mut self.routes, peer, Route::None);
+        }
+    }
+
+    fn carry(&mut self, moving: &mut Moving) -> Result<(), SendError> {
+        if clock::now_ns() < moving.at {
+            return Err(SendError::Again);
+        }
+        let to = match moving.to {
+            Some(to) => to,
+            None => self.other_way(moving)?,
+        };
+        moving.to = Some(to);
+        if moving.settles && on_lane!(self.lanes, to, t => t.is_settling(moving.peer), false) {
+            return Err(SendError::Again);
+        }
+        while let Some(Message { header, payload }) = moving.messages.front() {
+            let pack = |at: usize, to: &mut [u8]| {
+                let from = payload.get(at..).unwrap_or(&[]);
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+            };
+            let (peer, len) = (moving.peer, payload.len());
+            on_lane_mut!(self.lanes, to, t => {
+                let short = header.len() + len <= t.caps(peer).short_max;
+                let mode = if short { Mode::Short } else { Mode::Bulk };
+                t.send(peer, mode, header, len, pack)?;
+            }, return Err(super::NO_WAY));
+            moving.messages.pop_front();
+        }
+        Ok(())
+    }
+
+    /// The first transport that makes contact, if there is one, beside the one that has returned the messages.
+    fn other_way(&mut self, moving: &mut Moving) -> Result<Lane, SendError> {
+        let unknown = SendError::Unreachable(Errno(libc::EADDRNOTAVAIL));
+        let peer = moving.peer;
+        let address = self.peers.address(peer).ok_or(unknown)?;
+        let mut failed = SendError::Unreachable(Errno(libc::ECONNREFUSED));
+        let others = Lane::ALL.iter().copied().filter(|lane| *lane != moving.from);
+        let again = moving.errno.is_shortage().then_some(moving.from);
+        if again.is_none() {
+            failed = SendError::Unreachable(moving.errno);
+        }
+        for lane in others.chain(again) {
+            let asked = on_lane_mut!(
+                self.lanes, lane,
+                t => t.connect(peer, &address, false),
+                continue
+            );
+            match asked {
+                Ok(contact @ (Contact::Linked | Contact::Settling)) => {
+                    moving.settles = contact == Contact::Settling;
+                    return Ok(lane);
+                }
+                Ok(Contact::Elsewhere) => {}
+                Ok(Contact::Missing(errno) | Contact::Refused(errno)) => {
+                    failed = SendError::Unreachable(errno);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Err(failed)
+    }
+}
