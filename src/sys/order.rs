@@ -9,6 +9,21 @@
 //!   keeps the compiler alone from reordering, and the second [`heavy`]: membarrier(2) has every thread of the process
 //!   pass a full barrier, at whichever of its two steps it is. Under loom both are full fences, which is what the pair
 //!   amounts to.
+//!
+//! Words that two threads or processes share without a lock, and what orders them on processors that reorder more than x86-64
+//! does. Those with a model are run by `scripts/models` in every order that the memory model allows:
+//!
+//! | shared by | words | what orders them | model |
+//! |---|---|---|---|
+//! | the two ends of a ring | a slot's sequence, the progress counter | release when stored, acquire when loaded: payload and slot are between | yes |
+//! | a ring's sender and a sleeper | sequence and SLEEPING | a full fence in both; the first sleep waits until the sender has seen WAITS (`SETTLES_NS`) | yes |
+//! | the ends of a split copy | the cell (`transport::share`) | release and acquire; what is copied by the kernel comes before the release of the thread that called it | yes |
+//! | a sender that reaches a region, and its end | REACHING, EPOCH (`shm::reaching`) | a full fence in both | yes |
+//! | a domain's application and a visitor; the network's owner and the background thread | `inside`, `shares` or `reasons` (`ofi::lock`, `sys::visited`) | the compiler's fence in the one, membarrier(2) in the other (`sys::order`) | yes |
+//! | the readers of a named address vector and its keeper | an entry and its number (`ofi::av::named`) | release and acquire of every word; the number is read twice | no |
+//! | the cache and its monitor | `applying`, and the kernel's count of changes under way | the locks of userfaultfd between the two, then an acquire fence | no |
+//! | the background thread and the application | when it polled, whether it sleeps or dozes | none: hints, each bounded by a timer; `armed` is behind `sys::visited` | no |
+//! | the application and a device | buffers, completions | the barriers of libibverbs in posting and polling | no |
 
 #[cfg(all(loom, test))]
 mod imp {

@@ -4,6 +4,7 @@
 mod list;
 mod moving;
 mod pace;
+mod routes;
 
 use super::interface::*;
 use super::peers::PeerTable;
@@ -17,8 +18,9 @@ use crate::sys::udp::UdpPort;
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
 use list::{Lane, Lanes, each_lane, each_lane_mut, on_lane, on_lane_mut, without_lane};
-use moving::Moving;
 use pace::Pace;
+pub(crate) use routes::Router;
+use routes::{NO_WAY, Route, set_route};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -27,36 +29,6 @@ const PORT_TRIES: usize = 64;
 
 /// How long a transport that has no room for a new peer keeps its messages from the next one, nanoseconds.
 const BLOCKED_NS: u64 = 100_000_000;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Route {
-    /// Known by address only.
-    None,
-    /// By this transport.
-    By(Lane),
-    /// What was sent by one transport was refused, and is on its way by another: nothing may overtake it.
-    Moving,
-}
-
-/// All transports of one endpoint.
-#[derive(Debug)]
-pub(crate) struct Router {
-    peers: PeerTable,
-    routes: Vec<Route>,
-    me: Address,
-    lanes: Lanes,
-    /// The endpoint's port, which no transport wanted.
-    _port: Option<UdpPort>,
-    epoll: Arc<Epoll>,
-    pace: Pace,
-    /// What was said last of a peer that cannot be reached: who tries again is not told again.
-    complained: Option<(PeerId, Errno)>,
-    moving: Vec<Moving>,
-    /// There was a peer whose messages come by another transport than ours go.
-    mixed: bool,
-    /// Peers that a transport had no room for, and since when.
-    blocked: Vec<(PeerId, u64)>,
-}
 
 impl Router {
     /// Opens all transports under `bind`; port 0 takes a free one. Errors: EADDRINUSE, EADDRNOTAVAIL, EMFILE, ENFILE,
@@ -128,18 +100,6 @@ impl Router {
         let mut n = self.moving();
         each_lane!(self.lanes, (lane, t) => n += t.unacknowledged());
         n
-    }
-
-    fn route(&self, peer: PeerId) -> Route {
-        self.routes.get(peer.index()).copied().unwrap_or(Route::None)
-    }
-
-    /// The transport that messages to `peer` go by.
-    fn lane(&self, peer: PeerId) -> Option<Lane> {
-        match self.route(peer) {
-            Route::By(lane) => Some(lane),
-            Route::None | Route::Moving => None,
-        }
     }
 
     /// The transport to `peer`, with contact made if this is the first message or the last contact has ended.
@@ -444,15 +404,6 @@ impl<H: Handler> Handler for Beside<'_, H> {
     }
 }
 
-fn set_route(routes: &mut Vec<Route>, peer: PeerId, route: Route) {
-    if routes.len() <= peer.index() {
-        routes.resize(peer.index() + 1, Route::None);
-    }
-    if let Some(slot) = routes.get_mut(peer.index()) {
-        *slot = route;
-    }
-}
-
 /// Asks `settled` until it says that no peer is in the middle of a copy from or to memory that it was told not to reach
 /// any more, nor any that endpoints which have closed had left behind. Its argument: to insist. False: one still is,
 /// after two seconds, which is neither stopped nor has ended.
@@ -470,9 +421,6 @@ fn named(address: Address, host: &LocalHost) -> Address {
     }
     address
 }
-
-/// No transport carries messages to the peer.
-const NO_WAY: SendError = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
 
 /// `a` with the transport `t` that carries messages to `peer`, or `b` where there is none.
 macro_rules! by {

@@ -488,7 +488,7 @@ impl<I: Iface> Engine<I> {
         )
     }
 
-    /// See [`Iface::is_settled`].
+    /// See [`OneSided::is_settled`].
     pub(crate) fn is_settled(&mut self, insists: bool) -> bool {
         self.iface.is_settled(insists)
     }

@@ -323,7 +323,7 @@ impl Panes {
         Ok(())
     }
 
-    /// See [`crate::transport::Iface::offer`].
+    /// See [`crate::transport::Lending::offer`].
     pub(super) fn offer(
         &mut self,
         side: usize,
@@ -344,7 +344,7 @@ impl Panes {
         self.ends[side].exposed.contains_key(&(OFFER | u64::from(ticket.slot), 0))
     }
 
-    /// See [`crate::transport::Iface::withdraw`].
+    /// See [`crate::transport::Lending::withdraw`].
     pub(super) fn withdraw(&mut self, side: usize, ticket: &Ticket) {
         let offer = (OFFER | u64::from(ticket.slot), 0);
         let was = self.ends[side].exposed.remove(&offer).is_some();
@@ -362,7 +362,7 @@ impl Panes {
         begun.map(|posted| (posted.how.token & !OF_A_MESSAGE, &posted.local))
     }
 
-    /// See [`crate::transport::Iface::expose`].
+    /// See [`crate::transport::OneSided::expose`].
     pub(super) fn expose(
         &mut self,
         side: usize,
@@ -389,19 +389,19 @@ impl Panes {
         Exposed::Yes(Exposure { epoch: end.known, keys, reads, writes, echoes: rng.percent(70) })
     }
 
-    /// See [`crate::transport::Iface::epoch`].
+    /// See [`crate::transport::OneSided::epoch`].
     pub(super) fn epoch(&self, side: usize) -> u32 {
         self.ends[side].known
     }
 
-    /// See [`crate::transport::Iface::conceal`].
+    /// See [`crate::transport::OneSided::conceal`].
     pub(super) fn conceal(&mut self, side: usize, region: u64) {
         // A registration that has ended has nothing under way.
         self.ends[1 - side].place_all();
         self.ends[side].exposed.retain(|(other, _), _| *other != region);
     }
 
-    /// See [`crate::transport::Iface::reach`].
+    /// See [`crate::transport::OneSided::reach`].
     pub(super) fn reach(
         &mut self,
         side: usize,

@@ -6,7 +6,7 @@
 //! calls) gets none: the messages are lost, and operations to it end with the error of the refusal.
 
 use super::list::{Lane, each_lane_mut, on_lane, on_lane_mut};
-use super::{Route, Router, set_route};
+use super::routes::{Moving, NO_WAY, Route, Router, set_route};
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
 use crate::transport::{
@@ -16,25 +16,6 @@ use std::collections::VecDeque;
 
 /// Between two attempts, nanoseconds: the first pause, and the longest.
 const RETRY_NS: (u64, u64) = (10_000_000, 1_000_000_000);
-
-/// What is on its way to one peer.
-#[derive(Debug)]
-pub(super) struct Moving {
-    peer: PeerId,
-    /// Of the contact that was refused: the process, and why.
-    pid: i32,
-    errno: Errno,
-    messages: VecDeque<Message>,
-    /// The transport that they come from.
-    from: Lane,
-    /// `None`: not chosen yet.
-    to: Option<Lane>,
-    /// The peer has to take up the contact first.
-    settles: bool,
-    /// No attempt before; and the next pause, nanoseconds.
-    at: u64,
-    pause: u64,
-}
 
 impl Router {
     /// Takes over what transports have given back, and sends what can be sent.
@@ -148,7 +129,7 @@ impl Router {
                 let short = header.len() + len <= t.caps(peer).short_max;
                 let mode = if short { Mode::Short } else { Mode::Bulk };
                 t.send(peer, mode, header, len, pack)?;
-            }, return Err(super::NO_WAY));
+            }, return Err(NO_WAY));
             moving.messages.pop_front();
         }
         Ok(())

@@ -95,10 +95,10 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// Bytes of a window at most, and of a message that is worth one at least.
     fn sizes(&self) -> (usize, usize);
 
-    /// See [`crate::transport::Iface::windows`]. A peer that has no bulk path, or no way to, is not asked for.
+    /// See [`crate::transport::Lending::windows`]. A peer that has no bulk path, or no way to, is not asked for.
     fn windows(&mut self, peer: PeerId, now: u64) -> Windows;
 
-    /// See [`crate::transport::Iface::lend`].
+    /// See [`crate::transport::Lending::lend`].
     fn lend(
         &mut self,
         peer: PeerId,
@@ -107,10 +107,10 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         now: u64,
     ) -> Result<Ticket, SendError>;
 
-    /// See [`crate::transport::Iface::take_back`].
+    /// See [`crate::transport::Lending::take_back`].
     fn take_back(&mut self, peer: PeerId, ticket: &Ticket);
 
-    /// See [`crate::transport::Iface::write`].
+    /// See [`crate::transport::Lending::write`].
     fn write(
         &mut self,
         peer: PeerId,
@@ -120,7 +120,7 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         now: u64,
     ) -> Result<(), SendError>;
 
-    /// See [`crate::transport::Iface::offer`]. `near`: the peer is on this host.
+    /// See [`crate::transport::Lending::offer`]. `near`: the peer is on this host.
     fn offer(
         &mut self,
         peer: PeerId,
@@ -132,18 +132,18 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         None
     }
 
-    /// See [`crate::transport::Iface::withdraw`].
+    /// See [`crate::transport::Lending::withdraw`].
     fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
         let _ = (peer, ticket);
     }
 
-    /// See [`crate::transport::Iface::sees_writes`].
+    /// See [`crate::transport::Lending::sees_writes`].
     fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         let _ = ticket;
         false
     }
 
-    /// See [`crate::transport::Iface::expose`].
+    /// See [`crate::transport::OneSided::expose`].
     fn expose(
         &mut self,
         peer: PeerId,
@@ -156,18 +156,18 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         Exposed::No
     }
 
-    /// See [`crate::transport::Iface::epoch`].
+    /// See [`crate::transport::OneSided::epoch`].
     fn epoch(&self, peer: PeerId) -> Option<u32> {
         let _ = peer;
         None
     }
 
-    /// See [`crate::transport::Iface::conceal`].
+    /// See [`crate::transport::OneSided::conceal`].
     fn conceal(&mut self, region: u64) {
         let _ = region;
     }
 
-    /// See [`crate::transport::Iface::reach`]: what is taken has begun, or begins with `flush`.
+    /// See [`crate::transport::OneSided::reach`]: what is taken has begun, or begins with `flush`.
     fn reach(
         &mut self,
         peer: PeerId,

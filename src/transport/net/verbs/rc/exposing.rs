@@ -141,7 +141,7 @@ fn resident<D: Device>(
 }
 
 impl<D: Device> Rc<D> {
-    /// See [`crate::transport::Iface::expose`].
+    /// See [`crate::transport::OneSided::expose`].
     pub(super) fn expose_to(
         &mut self,
         peer: PeerId,
@@ -217,7 +217,7 @@ impl<D: Device> Rc<D> {
         Ok(())
     }
 
-    /// See [`crate::transport::Iface::reach`].
+    /// See [`crate::transport::OneSided::reach`].
     pub(super) fn reach_at(
         &mut self,
         peer: PeerId,
