@@ -326,22 +326,20 @@ struct Beside<'a, H> {
 
 impl<H: Handler> Handler for Beside<'_, H> {
     fn on_peer(&mut self, peer: PeerId, address: &Address) {
-        if self.two_way {
-            // What we send keeps its way: each direction may have its own.
-            let route = self.routes.get(peer.index()).copied().unwrap_or(Route::None);
-            let keeps = match route {
-                Route::None => false,
-                Route::Moving => true,
-                Route::By(lane) => {
-                    lane != self.lane
-                        && on_lane!(self.lanes, lane, t => t.is_connected(peer), false)
-                }
-            };
-            if keeps {
-                *self.mixed = true;
-            } else {
-                set_route(self.routes, peer, Route::By(self.lane));
+        let route = self.routes.get(peer.index()).copied().unwrap_or(Route::None);
+        // What we send keeps its way: each direction may have its own.
+        let keeps = match route {
+            Route::None => false,
+            Route::Moving => true,
+            Route::By(lane) => {
+                lane != self.lane && on_lane!(self.lanes, lane, t => t.is_connected(peer), false)
             }
+        };
+        if keeps {
+            *self.mixed = true;
+        } else if self.two_way || route == Route::None {
+            // Without contact this way yet, that is made with the first message.
+            set_route(self.routes, peer, Route::By(self.lane));
         }
         self.handler.on_peer(peer, address);
     }
@@ -834,6 +832,23 @@ mod tests {
         assert_eq!((failed, &left.0[..]), (Some(refused), &[Departure::Failed(refused)][..]));
         assert_eq!(a.unacknowledged(), 0);
         REFUSED.set(None);
+    }
+
+    #[test]
+    fn a_peer_that_was_only_heard_has_the_caps_of_its_transport() {
+        let (mut a, mut b) = (on_loopback(), on_loopback());
+        let to = a.connect(&b.address()).unwrap();
+        a.send(to, Mode::Short, b"header", 0, |_, _| ()).unwrap();
+        let mut ear = Ear::default();
+        let begun = clock::now_ns();
+        while ear.0.is_empty() {
+            a.poll(&mut Ear::default());
+            b.poll(&mut ear);
+            assert!(clock::now_ns() - begun < 60_000_000_000);
+        }
+        let from = b.peers.find(&a.address()).unwrap();
+        assert_eq!(b.route(from), Route::By(Lane::shm));
+        assert!(b.caps(from).one_sided, "{:?}", b.caps(from));
     }
 
     #[derive(Default)]
