@@ -1,4 +1,4 @@
-//! Headers of collective operations: PROTOCOL.md §4.16. All integers are little-endian.
+//! Headers of collective operations: PROTOCOL.md §4.17. All integers are little-endian.
 
 const PART: u8 = 40;
 const HELLO: u8 = 41;
