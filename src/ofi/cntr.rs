@@ -2,7 +2,7 @@
 
 use super::blocking::{Blocking, begin_waiting};
 use super::domain::Domain;
-use super::guard::{data_entry, entry, waiting_entry};
+use super::guard::{data_entry, entries, entry, waiting_entry};
 use super::lock::{Guard, Locked};
 use super::own::{Object, own, own_behind_hooks};
 use super::progress::Progress;
@@ -230,7 +230,8 @@ impl Counter {
         Ok(())
     }
 
-    fn update(&self, change: impl FnOnce(&mut CntrState)) {
+    /// The application changes a value. Returns 0.
+    fn update(&self, change: impl FnOnce(&mut CntrState)) -> c_int {
         let guard = self.domain.lock.lock();
         self.change(&guard, change);
         self.domain.triggers.run_due(&guard);
@@ -238,6 +239,7 @@ impl Counter {
         if let Some(thread) = self.domain.thread() {
             thread.kick();
         }
+        0
     }
 }
 
@@ -353,36 +355,12 @@ unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
     })
 }
 
-unsafe extern "C" fn add(cntr: *mut fid_cntr, value: u64) -> c_int {
-    data_entry("fi_cntr_add", || {
-        // SAFETY: a counter of ours.
-        unsafe { counter(cntr) }.update(|s| s.value = s.value.wrapping_add(value));
-        0
-    })
-}
-
-unsafe extern "C" fn adderr(cntr: *mut fid_cntr, value: u64) -> c_int {
-    data_entry("fi_cntr_adderr", || {
-        // SAFETY: a counter of ours.
-        unsafe { counter(cntr) }.update(|s| s.errors = s.errors.wrapping_add(value));
-        0
-    })
-}
-
-unsafe extern "C" fn set(cntr: *mut fid_cntr, value: u64) -> c_int {
-    data_entry("fi_cntr_set", || {
-        // SAFETY: a counter of ours.
-        unsafe { counter(cntr) }.update(|s| s.value = value);
-        0
-    })
-}
-
-unsafe extern "C" fn seterr(cntr: *mut fid_cntr, value: u64) -> c_int {
-    data_entry("fi_cntr_seterr", || {
-        // SAFETY: a counter of ours.
-        unsafe { counter(cntr) }.update(|s| s.errors = value);
-        0
-    })
+entries! { data_entry -> c_int;
+    add "fi_cntr_add" (cntr: *mut fid_cntr, by: u64) => counter(cntr).update(|s| s.value = s.value.wrapping_add(by));
+    adderr "fi_cntr_adderr" (cntr: *mut fid_cntr, by: u64)
+        => counter(cntr).update(|s| s.errors = s.errors.wrapping_add(by));
+    set "fi_cntr_set" (cntr: *mut fid_cntr, to: u64) => counter(cntr).update(|s| s.value = to);
+    seterr "fi_cntr_seterr" (cntr: *mut fid_cntr, to: u64) => counter(cntr).update(|s| s.errors = to);
 }
 
 unsafe extern "C-unwind" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {

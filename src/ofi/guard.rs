@@ -107,6 +107,26 @@ fn tell_of_panic(name: &str, payload: &(dyn Any + Send)) {
     log::limited!("{name}: internal error, please report: {text}");
 }
 
+/// Entries behind the guard of this name, with their result: what they are called here and in the log, their arguments,
+/// and one expression.
+///
+/// # Safety
+///
+/// What an entry is called with is as the man page of its call says: objects are open and ours, structures valid, buffers
+/// and lists as long as they say, and lent until the operation completes.
+macro_rules! entries {
+    (
+        $guard:ident -> $of:ty;
+        $($name:ident $text:literal ($($argument:ident: $type:ty),* $(,)?) => $result:expr;)*
+    ) => {$(
+        unsafe extern "C" fn $name($($argument: $type),*) -> $of {
+            // SAFETY: see `guard::entries`.
+            $crate::ofi::guard::$guard($text, || unsafe { $result })
+        }
+    )*};
+}
+pub(super) use entries;
+
 /// The negative form in which libfabric returns a positive error number.
 pub(crate) fn code(result: Result<(), i32>) -> i32 {
     match result {

@@ -7,6 +7,7 @@ pub(super) mod collective;
 mod contexts;
 pub(super) mod deferred;
 mod enable;
+mod entries;
 mod handle;
 mod host;
 mod msg;

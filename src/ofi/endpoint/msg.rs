@@ -1,181 +1,23 @@
 //! `struct fi_ops_msg`.
 
+use super::entries::{receives, sends, tables};
 use super::state::endpoint;
 use super::transfer::{Flags, Tagging, receive, segment, send, vector};
-use crate::ofi::guard::data_entry;
+use crate::ofi::guard::entries;
 use crate::ofi::table::{Table, stubs};
 use libc::iovec;
 use libfabric_sys::{FI_EINVAL, FI_REMOTE_CQ_DATA, fi_addr_t, fi_msg, fi_ops_msg, fid_ep};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-// SAFETY: fi_ops_msg has nine slots.
-const STUBS: fi_ops_msg = unsafe { stubs::<fi_ops_msg, 9>() };
+tables!(fi_ops_msg);
 
-pub(super) static OPS: Table<fi_ops_msg> = Table::new(fi_ops_msg {
-    recv: Some(recv),
-    recvv: Some(recvv),
-    recvmsg: Some(recvmsg),
-    send: Some(send_one),
-    sendv: Some(sendv),
-    sendmsg: Some(sendmsg),
-    inject: Some(inject),
-    senddata: Some(senddata),
-    injectdata: Some(injectdata),
-    ..STUBS
-});
+receives!(
+    receive(endpoint), () Tagging::PLAIN, fi_msg, Tagging::plain;
+    recv "fi_recv" recvv "fi_recvv" recvmsg "fi_recvmsg"
+);
 
-/// Those of a transmit context.
-pub(super) static TRANSMIT_OPS: Table<fi_ops_msg> = Table::new(fi_ops_msg {
-    send: Some(send_one),
-    sendv: Some(sendv),
-    sendmsg: Some(sendmsg),
-    inject: Some(inject),
-    senddata: Some(senddata),
-    injectdata: Some(injectdata),
-    ..STUBS
-});
-
-/// Those of a receive context.
-pub(super) static RECEIVE_OPS: Table<fi_ops_msg> = Table::new(fi_ops_msg {
-    recv: Some(recv),
-    recvv: Some(recvv),
-    recvmsg: Some(recvmsg),
-    ..STUBS
-});
-
-/// Those of a scalable endpoint, whose contexts have them.
-pub(super) static NO_OPS: Table<fi_ops_msg> = Table::new(STUBS);
-
-// SAFETY of all entries: `ep` is an open endpoint of ours; buffers and vectors are as fi_msg.3 says.
-
-unsafe extern "C" fn recv(
-    ep: *mut fid_ep,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
-    src: fi_addr_t,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_recv", || unsafe {
-        receive(endpoint(ep), segment(buf, len), Tagging::PLAIN, src, context, Flags::Default)
-    })
-}
-
-unsafe extern "C" fn recvv(
-    ep: *mut fid_ep,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    src: fi_addr_t,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_recvv", || unsafe {
-        receive(endpoint(ep), vector(iov, count), Tagging::PLAIN, src, context, Flags::Default)
-    })
-}
-
-unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_recvmsg", || unsafe {
-        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
-        let to = vector(m.msg_iov, m.iov_count);
-        receive(endpoint(ep), to, Tagging::PLAIN, m.addr, m.context, Flags::Call(flags))
-    })
-}
-
-unsafe extern "C" fn send_one(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    len: usize,
-    _desc: *mut c_void,
-    dest: fi_addr_t,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_send", || unsafe {
-        send(endpoint(ep), segment(buf, len), Tagging::PLAIN, None, dest, context, Flags::Default)
-    })
-}
-
-unsafe extern "C" fn sendv(
-    ep: *mut fid_ep,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    dest: fi_addr_t,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_sendv", || unsafe {
-        send(endpoint(ep), vector(iov, count), Tagging::PLAIN, None, dest, context, Flags::Default)
-    })
-}
-
-unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_sendmsg", || unsafe {
-        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
-        let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
-        let from = vector(m.msg_iov, m.iov_count);
-        send(endpoint(ep), from, Tagging::PLAIN, data, m.addr, m.context, Flags::Call(flags))
-    })
-}
-
-unsafe extern "C" fn inject(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    len: usize,
-    dest: fi_addr_t,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_inject", || unsafe {
-        send(endpoint(ep), segment(buf, len), Tagging::PLAIN, None, dest, null_mut(), Flags::Inject)
-    })
-}
-
-unsafe extern "C" fn senddata(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    len: usize,
-    _desc: *mut c_void,
-    data: u64,
-    dest: fi_addr_t,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_senddata", || unsafe {
-        send(
-            endpoint(ep),
-            segment(buf, len),
-            Tagging::PLAIN,
-            Some(data),
-            dest,
-            context,
-            Flags::Default,
-        )
-    })
-}
-
-unsafe extern "C" fn injectdata(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    len: usize,
-    data: u64,
-    dest: fi_addr_t,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_injectdata", || unsafe {
-        send(
-            endpoint(ep),
-            segment(buf, len),
-            Tagging::PLAIN,
-            Some(data),
-            dest,
-            null_mut(),
-            Flags::Inject,
-        )
-    })
-}
+sends!(
+    () Tagging::PLAIN, fi_msg, Tagging::plain;
+    "fi_send" "fi_sendv" "fi_sendmsg" "fi_inject" "fi_senddata" "fi_injectdata"
+);

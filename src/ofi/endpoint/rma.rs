@@ -4,7 +4,7 @@ use super::state::{Endpoint, EndpointFid, endpoint};
 use super::transfer::{Flags, Starter, buffer, persist, result, trigger, vector};
 use crate::memory::keys::Right;
 use crate::memory::{OwnedBuffer, SegmentList};
-use crate::ofi::guard::data_entry;
+use crate::ofi::guard::entries;
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{Table, stubs};
 use crate::ofi::trigger::{Account, Kind};
@@ -203,164 +203,60 @@ unsafe fn message(right: Right, m: &fi_msg_rma, flags: u64) -> Access {
     }
 }
 
-// SAFETY of all entries: `ep` is an open endpoint of ours; buffers and vectors are as fi_rma.3 says.
-
-unsafe extern "C" fn read(
-    ep: *mut fid_ep,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
-    src: fi_addr_t,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_read", || unsafe {
-        let local = buffer(buf, len);
-        let remote = one(&local, addr, key);
-        let (right, flags) = (Right::Read, Flags::Default);
-        start(endpoint(ep), Access { right, local, remote, data: None, peer: src, context, flags })
-    })
-}
-
-unsafe extern "C" fn readv(
-    ep: *mut fid_ep,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    src: fi_addr_t,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_readv", || unsafe {
-        let local = vector(iov, count);
-        let remote = one(&local, addr, key);
-        let (right, flags) = (Right::Read, Flags::Default);
-        start(endpoint(ep), Access { right, local, remote, data: None, peer: src, context, flags })
-    })
-}
-
-unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_readmsg", || unsafe {
-        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
-        start(endpoint(ep), message(Right::Read, m, flags))
-    })
-}
-
-unsafe extern "C" fn write(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    len: usize,
-    _desc: *mut c_void,
-    dest: fi_addr_t,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_write", || unsafe {
-        put(ep, buf, len, None, dest, addr, key, context, Flags::Default)
-    })
-}
-
-unsafe extern "C" fn writev(
-    ep: *mut fid_ep,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    dest: fi_addr_t,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_writev", || unsafe {
-        let local = vector(iov, count);
-        let remote = one(&local, addr, key);
-        let (right, flags) = (Right::Write, Flags::Default);
-        start(endpoint(ep), Access { right, local, remote, data: None, peer: dest, context, flags })
-    })
-}
-
-unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_writemsg", || unsafe {
-        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
-        start(endpoint(ep), message(Right::Write, m, flags))
-    })
-}
-
-unsafe extern "C" fn inject(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    len: usize,
-    dest: fi_addr_t,
-    addr: u64,
-    key: u64,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_inject_write", || unsafe {
-        put(ep, buf, len, None, dest, addr, key, null_mut(), Flags::Inject)
-    })
-}
-
-unsafe extern "C" fn writedata(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    len: usize,
-    _desc: *mut c_void,
-    data: u64,
-    dest: fi_addr_t,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_writedata", || unsafe {
-        put(ep, buf, len, Some(data), dest, addr, key, context, Flags::Default)
-    })
-}
-
-unsafe extern "C" fn injectdata(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    len: usize,
-    data: u64,
-    dest: fi_addr_t,
-    addr: u64,
-    key: u64,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_inject_writedata", || unsafe {
-        put(ep, buf, len, Some(data), dest, addr, key, null_mut(), Flags::Inject)
-    })
-}
-
-/// A write of one buffer to one place.
+/// An access to one place, in the application's terms.
 ///
 /// # Safety
 /// As the entries.
-#[allow(clippy::too_many_arguments)] // the application's, as they come
-unsafe fn put(
+unsafe fn access(
     ep: *mut fid_ep,
-    buf: *const c_void,
-    len: usize,
-    data: Option<u64>,
-    peer: fi_addr_t,
-    addr: u64,
-    key: u64,
-    context: *mut c_void,
-    flags: Flags,
+    (right, data): (Right, Option<u64>),
+    local: Result<SegmentList, i32>,
+    (peer, addr, key): (fi_addr_t, u64, u64),
+    (context, flags): (*mut c_void, Flags),
 ) -> isize {
+    let remote = one(&local, addr, key);
+    // SAFETY: the caller vouches.
+    let handle = unsafe { endpoint(ep) };
+    start(handle, Access { right, local, remote, data, peer, context, flags })
+}
+
+/// # Safety
+/// As the entries.
+unsafe fn told(ep: *mut fid_ep, right: Right, msg: *const fi_msg_rma, flags: u64) -> isize {
     // SAFETY: the caller vouches.
     unsafe {
-        let local = buffer(buf, len);
-        let remote = one(&local, addr, key);
-        let right = Right::Write;
-        start(endpoint(ep), Access { right, local, remote, data, peer, context, flags })
+        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
+        start(endpoint(ep), message(right, m, flags))
     }
+}
+
+entries! { data_entry -> isize;
+    read "fi_read" (
+        ep: *mut fid_ep, buf: *mut c_void, len: usize, _desc: *mut c_void, peer: fi_addr_t, addr: u64, key: u64,
+        context: *mut c_void,
+    ) => access(ep, (Right::Read, None), buffer(buf, len), (peer, addr, key), (context, Flags::Default));
+    readv "fi_readv" (
+        ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, peer: fi_addr_t, addr: u64, key: u64,
+        context: *mut c_void,
+    ) => access(ep, (Right::Read, None), vector(iov, count), (peer, addr, key), (context, Flags::Default));
+    readmsg "fi_readmsg" (ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) => told(ep, Right::Read, msg, flags);
+    write "fi_write" (
+        ep: *mut fid_ep, buf: *const c_void, len: usize, _desc: *mut c_void, peer: fi_addr_t, addr: u64, key: u64,
+        context: *mut c_void,
+    ) => access(ep, (Right::Write, None), buffer(buf, len), (peer, addr, key), (context, Flags::Default));
+    writev "fi_writev" (
+        ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, peer: fi_addr_t, addr: u64, key: u64,
+        context: *mut c_void,
+    ) => access(ep, (Right::Write, None), vector(iov, count), (peer, addr, key), (context, Flags::Default));
+    writemsg "fi_writemsg" (ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) => told(ep, Right::Write, msg, flags);
+    inject "fi_inject_write" (
+        ep: *mut fid_ep, buf: *const c_void, len: usize, peer: fi_addr_t, addr: u64, key: u64,
+    ) => access(ep, (Right::Write, None), buffer(buf, len), (peer, addr, key), (null_mut(), Flags::Inject));
+    writedata "fi_writedata" (
+        ep: *mut fid_ep, buf: *const c_void, len: usize, _desc: *mut c_void, data: u64, peer: fi_addr_t, addr: u64,
+        key: u64, context: *mut c_void,
+    ) => access(ep, (Right::Write, Some(data)), buffer(buf, len), (peer, addr, key), (context, Flags::Default));
+    injectdata "fi_inject_writedata" (
+        ep: *mut fid_ep, buf: *const c_void, len: usize, data: u64, peer: fi_addr_t, addr: u64, key: u64,
+    ) => access(ep, (Right::Write, Some(data)), buffer(buf, len), (peer, addr, key), (null_mut(), Flags::Inject));
 }

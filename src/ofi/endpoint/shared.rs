@@ -5,13 +5,14 @@
 //! for any of its endpoints takes the first receive that matches. Messages without a receive stay with
 //! the endpoint that they came to, numbered by their arrival.
 
+use super::entries::receives;
 use super::none::{NO_ATOMIC, NO_COLLECTIVE};
 use super::state::{DEFAULT_MIN_MULTI_RECV, Endpoint, ReceiveState, SharedReceive, SharedTransmit};
-use super::transfer::{Flags, Special, Tagging, buffer, result, vector};
+use super::transfer::{Flags, Special, Tagging, result, segment, vector};
 use super::{cm, options, rma};
-use crate::memory::SegmentList;
+use crate::memory::{Buffers, SegmentList};
 use crate::ofi::domain::Domain;
-use crate::ofi::guard::{code, data_entry, entry};
+use crate::ofi::guard::{code, entries, entry};
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::Object;
 use crate::ofi::progress::{By, Progress};
@@ -227,12 +228,13 @@ impl SharedReceive {
 
 fn receive(
     handle: &ReceiveFid,
-    segments: Result<SegmentList, i32>,
+    segments: Result<impl Buffers, i32>,
     tagging: Tagging,
     source: fi_addr_t,
     context: *mut c_void,
     flags: Flags,
 ) -> isize {
+    let segments = segments.map(|one| one.list());
     result(try_receive(handle, segments, tagging, source, context, flags))
 }
 
@@ -317,89 +319,17 @@ fn special_receive(
     special.carry_out(endpoint, &op, guard)
 }
 
-// SAFETY of all entries: the handle is an open context of ours; buffers and vectors are as fi_msg.3
-// and fi_tagged.3 say.
+receives!(
+    receive(context), () Tagging::PLAIN, fi_msg, Tagging::plain;
+    recv "fi_recv(srx)" recvv "fi_recvv(srx)" recvmsg "fi_recvmsg(srx)"
+);
 
-unsafe extern "C" fn recv(
-    ep: *mut fid_ep,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
-    src: fi_addr_t,
-    op_context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_recv(srx)", || unsafe {
-        receive(context(ep), buffer(buf, len), Tagging::PLAIN, src, op_context, Flags::Default)
-    })
-}
+receives!(
+    receive(context), (tag ignore) Tagging::tagged(tag, ignore), fi_msg_tagged, Tagging::wanted;
+    trecv "fi_trecv(srx)" trecvv "fi_trecvv(srx)" trecvmsg "fi_trecvmsg(srx)"
+);
 
-unsafe extern "C" fn recvv(
-    ep: *mut fid_ep,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    src: fi_addr_t,
-    op_context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_recvv(srx)", || unsafe {
-        receive(context(ep), vector(iov, count), Tagging::PLAIN, src, op_context, Flags::Default)
-    })
-}
-
-unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_recvmsg(srx)", || unsafe {
-        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
-        let to = vector(m.msg_iov, m.iov_count);
-        receive(context(ep), to, Tagging::PLAIN, m.addr, m.context, Flags::Call(flags))
-    })
-}
-
-unsafe extern "C" fn trecv(
-    ep: *mut fid_ep,
-    buf: *mut c_void,
-    len: usize,
-    _desc: *mut c_void,
-    src: fi_addr_t,
-    tag: u64,
-    ignore: u64,
-    op_context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_trecv(srx)", || unsafe {
-        let tagging = Tagging::tagged(tag, ignore);
-        receive(context(ep), buffer(buf, len), tagging, src, op_context, Flags::Default)
-    })
-}
-
-unsafe extern "C" fn trecvv(
-    ep: *mut fid_ep,
-    iov: *const iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    src: fi_addr_t,
-    tag: u64,
-    ignore: u64,
-    op_context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_trecvv(srx)", || unsafe {
-        let tagging = Tagging::tagged(tag, ignore);
-        receive(context(ep), vector(iov, count), tagging, src, op_context, Flags::Default)
-    })
-}
-
-unsafe extern "C" fn trecvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_trecvmsg(srx)", || unsafe {
-        let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
-        let to = vector(m.msg_iov, m.iov_count);
-        let tagging = Tagging::tagged(m.tag, m.ignore);
-        receive(context(ep), to, tagging, m.addr, m.context, Flags::Call(flags))
-    })
-}
+// SAFETY of the entries below: the handle is an open context of ours.
 
 /// `fi_cancel`: reported by the first endpoint. Errors: ENOENT when no posted receive has the context
 /// (any more); EOPBADSTATE while no endpoint is bound.

@@ -17,8 +17,8 @@ use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD,
     FI_EAGAIN, FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE,
     FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK,
-    FI_REMOTE_CQ_DATA, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t,
-    fi_triggered_context, fid_ep, fid_t,
+    FI_REMOTE_CQ_DATA, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t, fi_msg,
+    fi_msg_tagged, fi_triggered_context, fid_ep, fid_t,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -38,6 +38,24 @@ impl Tagging {
     #[inline]
     pub(super) const fn tagged(tag: u64, ignore: u64) -> Self {
         Self { tagged: true, tag, ignore }
+    }
+
+    /// Of a plain message that a structure describes.
+    #[inline]
+    pub(super) const fn plain(_: &fi_msg) -> Self {
+        Self::PLAIN
+    }
+
+    /// Of a tagged one that is to be received.
+    #[inline]
+    pub(super) const fn wanted(m: &fi_msg_tagged) -> Self {
+        Self::tagged(m.tag, m.ignore)
+    }
+
+    /// Of a tagged one that is sent.
+    #[inline]
+    pub(super) const fn sent(m: &fi_msg_tagged) -> Self {
+        Self::tagged(m.tag, 0)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::ofi::domain::{Domain, DomainFid, DomainState, shared};
 use crate::ofi::endpoint::Role;
 use crate::ofi::fabric::Fabric;
-use crate::ofi::guard::{code, entry, making_entry};
+use crate::ofi::guard::{code, entries, entry};
 use crate::ofi::lock::{DomainLock, Locked};
 use crate::ofi::table::{SLACK, Table, stubs};
 use crate::ofi::trigger::Triggers;
@@ -165,129 +165,46 @@ unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, flags: u64) -> c_int 
     })
 }
 
-unsafe extern "C" fn av_open(
-    domain: *mut fid_domain,
-    attr: *mut fi_av_attr,
-    out: *mut *mut fid_av,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: as libfabric calls fi_av_open.
-    making_entry("fi_av_open", || code(unsafe { av::open(shared(domain), attr, out, context) }))
+entries! { making_entry -> c_int;
+    av_open "fi_av_open" (
+        domain: *mut fid_domain, attr: *mut fi_av_attr, out: *mut *mut fid_av, context: *mut c_void,
+    ) => code(av::open(shared(domain), attr, out, context));
+    cq_open "fi_cq_open" (
+        domain: *mut fid_domain, attr: *mut fi_cq_attr, out: *mut *mut fid_cq, context: *mut c_void,
+    ) => code(cq::open(shared(domain), attr, out, context));
+    cntr_open "fi_cntr_open" (
+        domain: *mut fid_domain, attr: *mut fi_cntr_attr, out: *mut *mut fid_cntr, context: *mut c_void,
+    ) => code(cntr::open(shared(domain), attr, out, context));
+    poll_open "fi_poll_open" (domain: *mut fid_domain, attr: *mut fi_poll_attr, out: *mut *mut fid_poll)
+        => code(poll_set::open(shared(domain), attr, out));
+    open_endpoint "fi_endpoint" (
+        domain: *mut fid_domain, info: *mut fi_info, out: *mut *mut fid_ep, context: *mut c_void,
+    ) => code(endpoint::open(Role::Endpoint, shared(domain), info, out, context));
+    open_endpoint2 "fi_endpoint2" (
+        domain: *mut fid_domain, info: *mut fi_info, out: *mut *mut fid_ep, flags: u64, context: *mut c_void,
+    ) => match flags {
+        0 => code(endpoint::open(Role::Endpoint, shared(domain), info, out, context)),
+        _ => -FI_ENOSYS,
+    };
+    open_scalable_endpoint "fi_scalable_ep" (
+        domain: *mut fid_domain, info: *mut fi_info, out: *mut *mut fid_ep, context: *mut c_void,
+    ) => code(endpoint::open(Role::Scalable, shared(domain), info, out, context));
+    open_shared_transmit "fi_stx_context" (
+        domain: *mut fid_domain, attr: *mut fi_tx_attr, out: *mut *mut fid_stx, context: *mut c_void,
+    ) => code(endpoint::open_shared_transmit(shared(domain), attr, out, context));
+    open_shared_receive "fi_srx_context" (
+        domain: *mut fid_domain, attr: *mut fi_rx_attr, out: *mut *mut fid_ep, context: *mut c_void,
+    ) => code(endpoint::open_shared_receive(shared(domain), attr, out, context));
 }
 
-unsafe extern "C" fn cq_open(
-    domain: *mut fid_domain,
-    attr: *mut fi_cq_attr,
-    out: *mut *mut fid_cq,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: as libfabric calls fi_cq_open.
-    making_entry("fi_cq_open", || code(unsafe { cq::open(shared(domain), attr, out, context) }))
-}
-
-unsafe extern "C" fn cntr_open(
-    domain: *mut fid_domain,
-    attr: *mut fi_cntr_attr,
-    out: *mut *mut fid_cntr,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: as libfabric calls fi_cntr_open.
-    making_entry("fi_cntr_open", || code(unsafe { cntr::open(shared(domain), attr, out, context) }))
-}
-
-unsafe extern "C" fn poll_open(
-    domain: *mut fid_domain,
-    attr: *mut fi_poll_attr,
-    out: *mut *mut fid_poll,
-) -> c_int {
-    // SAFETY: as libfabric calls fi_poll_open.
-    making_entry("fi_poll_open", || code(unsafe { poll_set::open(shared(domain), attr, out) }))
-}
-
-unsafe extern "C" fn open_endpoint(
-    domain: *mut fid_domain,
-    info: *mut fi_info,
-    out: *mut *mut fid_ep,
-    context: *mut c_void,
-) -> c_int {
-    making_entry("fi_endpoint", || {
-        // SAFETY: as libfabric calls fi_endpoint.
-        code(unsafe { endpoint::open(Role::Endpoint, shared(domain), info, out, context) })
-    })
-}
-
-unsafe extern "C" fn open_endpoint2(
-    domain: *mut fid_domain,
-    info: *mut fi_info,
-    out: *mut *mut fid_ep,
-    flags: u64,
-    context: *mut c_void,
-) -> c_int {
-    making_entry("fi_endpoint2", || {
-        if flags != 0 {
-            return -FI_ENOSYS;
-        }
-        // SAFETY: as libfabric calls fi_endpoint2.
-        code(unsafe { endpoint::open(Role::Endpoint, shared(domain), info, out, context) })
-    })
-}
-
-unsafe extern "C" fn open_scalable_endpoint(
-    domain: *mut fid_domain,
-    info: *mut fi_info,
-    out: *mut *mut fid_ep,
-    context: *mut c_void,
-) -> c_int {
-    making_entry("fi_scalable_ep", || {
-        // SAFETY: as libfabric calls fi_scalable_ep.
-        code(unsafe { endpoint::open(Role::Scalable, shared(domain), info, out, context) })
-    })
-}
-
-unsafe extern "C" fn open_shared_transmit(
-    domain: *mut fid_domain,
-    attr: *mut fi_tx_attr,
-    out: *mut *mut fid_stx,
-    context: *mut c_void,
-) -> c_int {
-    making_entry("fi_stx_context", || {
-        // SAFETY: as libfabric calls fi_stx_context.
-        code(unsafe { endpoint::open_shared_transmit(shared(domain), attr, out, context) })
-    })
-}
-
-unsafe extern "C" fn open_shared_receive(
-    domain: *mut fid_domain,
-    attr: *mut fi_rx_attr,
-    out: *mut *mut fid_ep,
-    context: *mut c_void,
-) -> c_int {
-    making_entry("fi_srx_context", || {
-        // SAFETY: as libfabric calls fi_srx_context.
-        code(unsafe { endpoint::open_shared_receive(shared(domain), attr, out, context) })
-    })
-}
-
-unsafe extern "C" fn query_atomic(
-    _domain: *mut fid_domain,
-    datatype: fi_datatype,
-    op: fi_op,
-    attr: *mut fi_atomic_attr,
-    flags: u64,
-) -> c_int {
-    entry("fi_query_atomic", || {
-        // SAFETY: null or the application's structure.
-        let Some(attr) = (unsafe { attr.as_mut() }) else { return -FI_EINVAL };
-        code(endpoint::atomic::query(datatype, op, flags).map(|found| *attr = found))
-    })
-}
-
-unsafe extern "C" fn query_collective(
-    _domain: *mut fid_domain,
-    coll: fi_collective_op,
-    attr: *mut fi_collective_attr,
-    _flags: u64,
-) -> c_int {
-    // SAFETY: as libfabric calls fi_query_collective.
-    entry("fi_query_collective", || code(unsafe { endpoint::collective::query(coll, attr) }))
+entries! { entry -> c_int;
+    query_atomic "fi_query_atomic" (
+        _domain: *mut fid_domain, datatype: fi_datatype, op: fi_op, attr: *mut fi_atomic_attr, flags: u64,
+    ) => match attr.as_mut() {
+        None => -FI_EINVAL,
+        Some(attr) => code(endpoint::atomic::query(datatype, op, flags).map(|found| *attr = found)),
+    };
+    query_collective "fi_query_collective" (
+        _domain: *mut fid_domain, coll: fi_collective_op, attr: *mut fi_collective_attr, _flags: u64,
+    ) => code(endpoint::collective::query(coll, attr));
 }

@@ -2,7 +2,7 @@
 
 use super::domain;
 use crate::ofi::fabric::Fabric;
-use crate::ofi::guard::{busy, code, entry, making_entry};
+use crate::ofi::guard::{busy, code, entries, entry};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::ofi::wait::Waitable;
 use crate::ofi::{cntr, cq, eq, wait_set};
@@ -87,49 +87,22 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     })
 }
 
-unsafe extern "C" fn open_domain(
-    fabric: *mut fid_fabric,
-    info: *mut fi_info,
-    out: *mut *mut fid_domain,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: as libfabric calls fi_domain.
-    making_entry("fi_domain", || code(unsafe { domain::open(shared(fabric), info, out, context) }))
-}
-
-unsafe extern "C" fn open_domain2(
-    fabric: *mut fid_fabric,
-    info: *mut fi_info,
-    out: *mut *mut fid_domain,
-    flags: u64,
-    context: *mut c_void,
-) -> c_int {
-    making_entry("fi_domain2", || {
-        if flags != 0 {
-            return -FI_ENOSYS; // FI_PEER: the peer API is not for providers outside the tree
-        }
-        // SAFETY: as libfabric calls fi_domain2.
-        code(unsafe { domain::open(shared(fabric), info, out, context) })
-    })
-}
-
-unsafe extern "C" fn eq_open(
-    fabric: *mut fid_fabric,
-    attr: *mut fi_eq_attr,
-    out: *mut *mut fid_eq,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: as libfabric calls fi_eq_open.
-    making_entry("fi_eq_open", || code(unsafe { eq::open(shared(fabric), attr, out, context) }))
-}
-
-unsafe extern "C" fn wait_open(
-    fabric: *mut fid_fabric,
-    attr: *mut fi_wait_attr,
-    out: *mut *mut fid_wait,
-) -> c_int {
-    // SAFETY: as libfabric calls fi_wait_open.
-    making_entry("fi_wait_open", || code(unsafe { wait_set::open(shared(fabric), attr, out) }))
+entries! { making_entry -> c_int;
+    open_domain "fi_domain" (
+        fabric: *mut fid_fabric, info: *mut fi_info, out: *mut *mut fid_domain, context: *mut c_void,
+    ) => code(domain::open(shared(fabric), info, out, context));
+    // FI_PEER: the peer API is not for providers outside the tree.
+    open_domain2 "fi_domain2" (
+        fabric: *mut fid_fabric, info: *mut fi_info, out: *mut *mut fid_domain, flags: u64, context: *mut c_void,
+    ) => match flags {
+        0 => code(domain::open(shared(fabric), info, out, context)),
+        _ => -FI_ENOSYS,
+    };
+    eq_open "fi_eq_open" (
+        fabric: *mut fid_fabric, attr: *mut fi_eq_attr, out: *mut *mut fid_eq, context: *mut c_void,
+    ) => code(eq::open(shared(fabric), attr, out, context));
+    wait_open "fi_wait_open" (fabric: *mut fid_fabric, attr: *mut fi_wait_attr, out: *mut *mut fid_wait)
+        => code(wait_set::open(shared(fabric), attr, out));
 }
 
 unsafe extern "C" fn try_wait(

@@ -1,10 +1,10 @@
 //! `struct fi_ops_atomic`.
 
-use super::{Call, Elements, Target, count_of, message, start, valid};
+use super::{Elements, message, one_place, start, valid};
 use crate::memory::atomic::Form;
 use crate::ofi::endpoint::state::endpoint;
 use crate::ofi::endpoint::transfer::Flags;
-use crate::ofi::guard::{code, data_entry};
+use crate::ofi::guard::{code, entries};
 use crate::ofi::table::{Table, stubs};
 use libfabric_sys::{fi_addr_t, fi_datatype, fi_ioc, fi_msg_atomic, fi_op, fi_ops_atomic, fid_ep};
 use std::ffi::{c_int, c_void};
@@ -28,316 +28,78 @@ pub(in crate::ofi::endpoint) static OPS: Table<fi_ops_atomic> = Table::new(fi_op
     ..unsafe { stubs::<fi_ops_atomic, 13>() }
 });
 
-// SAFETY of all entries: `ep` is an open endpoint of ours; buffers and lists are as fi_atomic.3 says.
+const NONE: Elements = Elements::NONE;
 
-unsafe extern "C" fn write(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    peer: fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: fi_datatype,
-    op: fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_atomic", || unsafe {
-        let call = Call {
-            form: Form::Base,
-            op,
-            datatype,
-            operand: Elements::one(buf, count),
-            compare: Elements::NONE,
-            result: Elements::NONE,
-            target: Target::One { addr, key },
-            count,
-            data: None,
-            peer,
-            context,
-            flags: Flags::Default,
-        };
-        start(endpoint(ep), call)
-    })
+entries! { data_entry -> isize;
+    write "fi_atomic" (
+        ep: *mut fid_ep, buf: *const c_void, count: usize, _desc: *mut c_void, peer: fi_addr_t, addr: u64, key: u64,
+        datatype: fi_datatype, op: fi_op, context: *mut c_void,
+    ) => start(endpoint(ep), one_place(
+        (Form::Base, datatype, op), (Elements::one(buf, count), NONE, NONE), (peer, addr, key), (context, Flags::Default),
+    ));
+    writev "fi_atomicv" (
+        ep: *mut fid_ep, iov: *const fi_ioc, _desc: *mut *mut c_void, parts: usize, peer: fi_addr_t, addr: u64, key: u64,
+        datatype: fi_datatype, op: fi_op, context: *mut c_void,
+    ) => start(endpoint(ep), one_place(
+        (Form::Base, datatype, op), (Elements::several(iov, parts), NONE, NONE), (peer, addr, key), (context, Flags::Default),
+    ));
+    writemsg "fi_atomicmsg" (ep: *mut fid_ep, msg: *const fi_msg_atomic, flags: u64)
+        => message(ep, Form::Base, msg, NONE, NONE, flags);
+    inject "fi_inject_atomic" (
+        ep: *mut fid_ep, buf: *const c_void, count: usize, peer: fi_addr_t, addr: u64, key: u64, datatype: fi_datatype,
+        op: fi_op,
+    ) => start(endpoint(ep), one_place(
+        (Form::Base, datatype, op), (Elements::one(buf, count), NONE, NONE), (peer, addr, key), (null_mut(), Flags::Inject),
+    ));
+    readwrite "fi_fetch_atomic" (
+        ep: *mut fid_ep, buf: *const c_void, count: usize, _desc: *mut c_void, result: *mut c_void,
+        _result_desc: *mut c_void, peer: fi_addr_t, addr: u64, key: u64, datatype: fi_datatype, op: fi_op,
+        context: *mut c_void,
+    ) => start(endpoint(ep), one_place(
+        (Form::Fetch, datatype, op), (Elements::one(buf, count), NONE, Elements::one(result, count)), (peer, addr, key),
+        (context, Flags::Default),
+    ));
+    readwritev "fi_fetch_atomicv" (
+        ep: *mut fid_ep, iov: *const fi_ioc, _desc: *mut *mut c_void, parts: usize, resultv: *mut fi_ioc,
+        _result_desc: *mut *mut c_void, result_parts: usize, peer: fi_addr_t, addr: u64, key: u64,
+        datatype: fi_datatype, op: fi_op, context: *mut c_void,
+    ) => start(endpoint(ep), one_place(
+        (Form::Fetch, datatype, op), (Elements::several(iov, parts), NONE, Elements::several(resultv, result_parts)), (peer, addr, key),
+        (context, Flags::Default),
+    ));
+    readwritemsg "fi_fetch_atomicmsg" (
+        ep: *mut fid_ep, msg: *const fi_msg_atomic, resultv: *mut fi_ioc, _result_desc: *mut *mut c_void,
+        result_parts: usize, flags: u64,
+    ) => message(ep, Form::Fetch, msg, NONE, Elements::several(resultv, result_parts), flags);
+    compwrite "fi_compare_atomic" (
+        ep: *mut fid_ep, buf: *const c_void, count: usize, _desc: *mut c_void, compare: *const c_void,
+        _compare_desc: *mut c_void, result: *mut c_void, _result_desc: *mut c_void, peer: fi_addr_t, addr: u64,
+        key: u64, datatype: fi_datatype, op: fi_op, context: *mut c_void,
+    ) => start(endpoint(ep), one_place(
+        (Form::Compare, datatype, op), (Elements::one(buf, count), Elements::one(compare, count), Elements::one(result, count)), (peer, addr, key),
+        (context, Flags::Default),
+    ));
+    compwritev "fi_compare_atomicv" (
+        ep: *mut fid_ep, iov: *const fi_ioc, _desc: *mut *mut c_void, parts: usize, comparev: *const fi_ioc,
+        _compare_desc: *mut *mut c_void, compare_parts: usize, resultv: *mut fi_ioc, _result_desc: *mut *mut c_void,
+        result_parts: usize, peer: fi_addr_t, addr: u64, key: u64, datatype: fi_datatype, op: fi_op,
+        context: *mut c_void,
+    ) => start(endpoint(ep), one_place(
+        (Form::Compare, datatype, op),
+        (Elements::several(iov, parts), Elements::several(comparev, compare_parts), Elements::several(resultv, result_parts)), (peer, addr, key),
+        (context, Flags::Default),
+    ));
+    compwritemsg "fi_compare_atomicmsg" (
+        ep: *mut fid_ep, msg: *const fi_msg_atomic, comparev: *const fi_ioc, _compare_desc: *mut *mut c_void,
+        compare_parts: usize, resultv: *mut fi_ioc, _result_desc: *mut *mut c_void, result_parts: usize, flags: u64,
+    ) => message(ep, Form::Compare, msg, Elements::several(comparev, compare_parts), Elements::several(resultv, result_parts), flags);
 }
 
-unsafe extern "C" fn writev(
-    ep: *mut fid_ep,
-    iov: *const fi_ioc,
-    _desc: *mut *mut c_void,
-    parts: usize,
-    peer: fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: fi_datatype,
-    op: fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_atomicv", || unsafe {
-        let call = Call {
-            form: Form::Base,
-            op,
-            datatype,
-            operand: Elements::several(iov, parts),
-            compare: Elements::NONE,
-            result: Elements::NONE,
-            target: Target::One { addr, key },
-            count: count_of(iov, parts),
-            data: None,
-            peer,
-            context,
-            flags: Flags::Default,
-        };
-        start(endpoint(ep), call)
-    })
-}
-
-unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_atomic, flags: u64) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_atomicmsg", || unsafe {
-        message(ep, Form::Base, msg, Elements::NONE, Elements::NONE, flags)
-    })
-}
-
-unsafe extern "C" fn inject(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    count: usize,
-    peer: fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: fi_datatype,
-    op: fi_op,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_inject_atomic", || unsafe {
-        let call = Call {
-            form: Form::Base,
-            op,
-            datatype,
-            operand: Elements::one(buf, count),
-            compare: Elements::NONE,
-            result: Elements::NONE,
-            target: Target::One { addr, key },
-            count,
-            data: None,
-            peer,
-            context: null_mut(),
-            flags: Flags::Inject,
-        };
-        start(endpoint(ep), call)
-    })
-}
-
-unsafe extern "C" fn readwrite(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    peer: fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: fi_datatype,
-    op: fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_fetch_atomic", || unsafe {
-        let call = Call {
-            form: Form::Fetch,
-            op,
-            datatype,
-            operand: Elements::one(buf, count),
-            compare: Elements::NONE,
-            result: Elements::one(result, count),
-            target: Target::One { addr, key },
-            count,
-            data: None,
-            peer,
-            context,
-            flags: Flags::Default,
-        };
-        start(endpoint(ep), call)
-    })
-}
-
-unsafe extern "C" fn readwritev(
-    ep: *mut fid_ep,
-    iov: *const fi_ioc,
-    _desc: *mut *mut c_void,
-    parts: usize,
-    resultv: *mut fi_ioc,
-    _result_desc: *mut *mut c_void,
-    result_parts: usize,
-    peer: fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: fi_datatype,
-    op: fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_fetch_atomicv", || unsafe {
-        let call = Call {
-            form: Form::Fetch,
-            op,
-            datatype,
-            operand: Elements::several(iov, parts),
-            compare: Elements::NONE,
-            result: Elements::several(resultv, result_parts),
-            target: Target::One { addr, key },
-            count: count_of(resultv, result_parts),
-            data: None,
-            peer,
-            context,
-            flags: Flags::Default,
-        };
-        start(endpoint(ep), call)
-    })
-}
-
-unsafe extern "C" fn readwritemsg(
-    ep: *mut fid_ep,
-    msg: *const fi_msg_atomic,
-    resultv: *mut fi_ioc,
-    _result_desc: *mut *mut c_void,
-    result_parts: usize,
-    flags: u64,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_fetch_atomicmsg", || unsafe {
-        let result = Elements::several(resultv, result_parts);
-        message(ep, Form::Fetch, msg, Elements::NONE, result, flags)
-    })
-}
-
-unsafe extern "C" fn compwrite(
-    ep: *mut fid_ep,
-    buf: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    compare: *const c_void,
-    _compare_desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    peer: fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: fi_datatype,
-    op: fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_compare_atomic", || unsafe {
-        let call = Call {
-            form: Form::Compare,
-            op,
-            datatype,
-            operand: Elements::one(buf, count),
-            compare: Elements::one(compare, count),
-            result: Elements::one(result, count),
-            target: Target::One { addr, key },
-            count,
-            data: None,
-            peer,
-            context,
-            flags: Flags::Default,
-        };
-        start(endpoint(ep), call)
-    })
-}
-
-unsafe extern "C" fn compwritev(
-    ep: *mut fid_ep,
-    iov: *const fi_ioc,
-    _desc: *mut *mut c_void,
-    parts: usize,
-    comparev: *const fi_ioc,
-    _compare_desc: *mut *mut c_void,
-    compare_parts: usize,
-    resultv: *mut fi_ioc,
-    _result_desc: *mut *mut c_void,
-    result_parts: usize,
-    peer: fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: fi_datatype,
-    op: fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_compare_atomicv", || unsafe {
-        let call = Call {
-            form: Form::Compare,
-            op,
-            datatype,
-            operand: Elements::several(iov, parts),
-            compare: Elements::several(comparev, compare_parts),
-            result: Elements::several(resultv, result_parts),
-            target: Target::One { addr, key },
-            count: count_of(iov, parts),
-            data: None,
-            peer,
-            context,
-            flags: Flags::Default,
-        };
-        start(endpoint(ep), call)
-    })
-}
-
-unsafe extern "C" fn compwritemsg(
-    ep: *mut fid_ep,
-    msg: *const fi_msg_atomic,
-    comparev: *const fi_ioc,
-    _compare_desc: *mut *mut c_void,
-    compare_parts: usize,
-    resultv: *mut fi_ioc,
-    _result_desc: *mut *mut c_void,
-    result_parts: usize,
-    flags: u64,
-) -> isize {
-    // SAFETY: see above.
-    data_entry("fi_compare_atomicmsg", || unsafe {
-        let compare = Elements::several(comparev, compare_parts);
-        let result = Elements::several(resultv, result_parts);
-        message(ep, Form::Compare, msg, compare, result, flags)
-    })
-}
-
-unsafe extern "C" fn writevalid(
-    ep: *mut fid_ep,
-    datatype: fi_datatype,
-    op: fi_op,
-    count: *mut usize,
-) -> c_int {
-    // SAFETY: see above.
-    data_entry("fi_atomicvalid", || code(unsafe { valid(ep, datatype, op, Form::Base, count) }))
-}
-
-unsafe extern "C" fn readwritevalid(
-    ep: *mut fid_ep,
-    datatype: fi_datatype,
-    op: fi_op,
-    count: *mut usize,
-) -> c_int {
-    data_entry("fi_fetch_atomicvalid", || {
-        // SAFETY: see above.
-        code(unsafe { valid(ep, datatype, op, Form::Fetch, count) })
-    })
-}
-
-unsafe extern "C" fn compwritevalid(
-    ep: *mut fid_ep,
-    datatype: fi_datatype,
-    op: fi_op,
-    count: *mut usize,
-) -> c_int {
-    data_entry("fi_compare_atomicvalid", || {
-        // SAFETY: see above.
-        code(unsafe { valid(ep, datatype, op, Form::Compare, count) })
-    })
+entries! { data_entry -> c_int;
+    writevalid "fi_atomicvalid" (ep: *mut fid_ep, datatype: fi_datatype, op: fi_op, count: *mut usize)
+        => code(valid(ep, datatype, op, Form::Base, count));
+    readwritevalid "fi_fetch_atomicvalid" (ep: *mut fid_ep, datatype: fi_datatype, op: fi_op, count: *mut usize)
+        => code(valid(ep, datatype, op, Form::Fetch, count));
+    compwritevalid "fi_compare_atomicvalid" (ep: *mut fid_ep, datatype: fi_datatype, op: fi_op, count: *mut usize)
+        => code(valid(ep, datatype, op, Form::Compare, count));
 }

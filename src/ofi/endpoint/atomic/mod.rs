@@ -65,6 +65,19 @@ impl Elements {
         Self { list, parts, one: null_mut(), count: 0 }
     }
 
+    /// How many, however many parts they have.
+    ///
+    /// # Safety
+    /// `list` has `parts` elements.
+    unsafe fn count(self) -> usize {
+        if self.list.is_null() || self.parts > MAX_SEGMENTS {
+            return self.count;
+        }
+        // SAFETY: the caller vouches.
+        let count = |i| unsafe { &*self.list.add(i) }.count;
+        (0..self.parts).map(count).fold(0, usize::saturating_add)
+    }
+
     /// The memory. Errors: EINVAL for more than four parts, or more bytes than there can be.
     ///
     /// # Safety
@@ -133,8 +146,6 @@ struct Call {
     compare: Elements,
     result: Elements,
     target: Target,
-    /// Elements of a target that is one range.
-    count: usize,
     data: Option<u64>,
     peer: fi_addr_t,
     context: *mut c_void,
@@ -203,6 +214,8 @@ impl Changing {
         let size = operation.datatype.size();
         let (has_operand, compares, fetches) =
             (operation.operands() > 0, call.form == Form::Compare, call.form != Form::Base);
+        // An operation that only fetches has no operand.
+        let targets = if call.form == Form::Fetch { call.result } else { call.operand };
         // SAFETY: the caller vouches; what an operation does not use may be anything.
         let (operand, compare, result, remote) = unsafe {
             let list = |used: bool, elements: Elements| {
@@ -212,7 +225,7 @@ impl Changing {
                 list(has_operand, call.operand)?,
                 list(compares, call.compare)?,
                 list(fetches, call.result)?,
-                call.target.ranges(call.count, size)?,
+                call.target.ranges(targets.count(), size)?,
             )
         };
         let total = usize::try_from(remote.total()).map_err(|_| FI_EMSGSIZE)?;
@@ -331,7 +344,6 @@ fn described(
         compare,
         result,
         target: Target::Several(m.rma_iov, m.rma_iov_count),
-        count: 0,
         data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data),
         peer: m.addr,
         context: m.context,
@@ -339,7 +351,18 @@ fn described(
     }
 }
 
-/// The same, started.
+/// An operation on one place.
+fn one_place(
+    (form, datatype, op): (Form, fi_datatype, fi_op),
+    (operand, compare, result): (Elements, Elements, Elements),
+    (peer, addr, key): (fi_addr_t, u64, u64),
+    (context, flags): (*mut c_void, Flags),
+) -> Call {
+    let target = Target::One { addr, key };
+    Call { form, op, datatype, operand, compare, result, target, data: None, peer, context, flags }
+}
+
+/// One that a structure describes, started.
 ///
 /// # Safety
 /// `msg` is null or as fi_atomic(3) says.
@@ -356,18 +379,6 @@ unsafe fn message(
         let Some(m) = msg.as_ref() else { return -(FI_EINVAL as isize) };
         start(endpoint(ep), described(form, m, compare, result, flags))
     }
-}
-
-/// Elements in a list of the application, however many parts it has.
-///
-/// # Safety
-/// `list` has `parts` elements.
-unsafe fn count_of(list: *const fi_ioc, parts: usize) -> usize {
-    if list.is_null() || parts > MAX_SEGMENTS {
-        return 0;
-    }
-    // SAFETY: the caller vouches.
-    (0..parts).fold(0usize, |sum, i| sum.saturating_add(unsafe { &*list.add(i) }.count))
 }
 
 /// How many elements an operation may have. Errors: EINVAL, EOPNOTSUPP.

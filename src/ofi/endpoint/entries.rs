@@ -1,0 +1,90 @@
+//! The C entries of messages, plain and tagged, and their tables.
+
+/// The three forms of a receive at what `$handle` finds; messages have so many tags, of which a `Tagging` is made.
+macro_rules! receives {
+    (
+        $receive:ident($handle:ident), ($($tag:ident)*) $tagging:expr, $message:ty, $of_message:expr;
+        $one:ident $one_text:literal $list:ident $list_text:literal $told:ident $told_text:literal
+    ) => {
+        entries! { data_entry -> isize;
+            $one $one_text (
+                ep: *mut fid_ep, buf: *mut c_void, len: usize, _desc: *mut c_void, from: fi_addr_t, $($tag: u64,)*
+                context: *mut c_void,
+            ) => $receive($handle(ep), segment(buf, len), $tagging, from, context, Flags::Default);
+            $list $list_text (
+                ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, from: fi_addr_t,
+                $($tag: u64,)* context: *mut c_void,
+            ) => $receive($handle(ep), vector(iov, count), $tagging, from, context, Flags::Default);
+            $told $told_text (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
+                None => -(FI_EINVAL as isize),
+                Some(m) => {
+                    let to = vector(m.msg_iov, m.iov_count);
+                    $receive($handle(ep), to, $of_message(m), m.addr, m.context, Flags::Call(flags))
+                }
+            };
+        }
+    };
+}
+
+/// All forms of a send.
+macro_rules! sends {
+    (
+        ($($tag:ident)?) $tagging:expr, $message:ty, $of_message:expr;
+        $one:literal $list:literal $told:literal $inject:literal $data:literal $injectdata:literal
+    ) => {
+        entries! { data_entry -> isize;
+            send_one $one (
+                ep: *mut fid_ep, buf: *const c_void, len: usize, _desc: *mut c_void, to: fi_addr_t, $($tag: u64,)?
+                context: *mut c_void,
+            ) => send(endpoint(ep), segment(buf, len), $tagging, None, to, context, Flags::Default);
+            sendv $list (
+                ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: fi_addr_t,
+                $($tag: u64,)? context: *mut c_void,
+            ) => send(endpoint(ep), vector(iov, count), $tagging, None, to, context, Flags::Default);
+            sendmsg $told (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
+                None => -(FI_EINVAL as isize),
+                Some(m) => {
+                    let from = vector(m.msg_iov, m.iov_count);
+                    let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
+                    send(endpoint(ep), from, $of_message(m), data, m.addr, m.context, Flags::Call(flags))
+                }
+            };
+            inject $inject (ep: *mut fid_ep, buf: *const c_void, len: usize, to: fi_addr_t $(, $tag: u64)?)
+                => send(endpoint(ep), segment(buf, len), $tagging, None, to, null_mut(), Flags::Inject);
+            senddata $data (
+                ep: *mut fid_ep, buf: *const c_void, len: usize, _desc: *mut c_void, data: u64, to: fi_addr_t,
+                $($tag: u64,)? context: *mut c_void,
+            ) => send(endpoint(ep), segment(buf, len), $tagging, Some(data), to, context, Flags::Default);
+            injectdata $injectdata (
+                ep: *mut fid_ep, buf: *const c_void, len: usize, data: u64, to: fi_addr_t $(, $tag: u64)?
+            ) => send(endpoint(ep), segment(buf, len), $tagging, Some(data), to, null_mut(), Flags::Inject);
+        }
+    };
+}
+
+/// The tables of messages: of an endpoint, of a transmit and a receive context, and of a scalable endpoint, whose contexts
+/// have them.
+macro_rules! tables {
+    ($ops:ident) => {
+        // SAFETY: it has nine slots.
+        const NO_CALLS: $ops = unsafe { stubs::<$ops, 9>() };
+        const SENDS: $ops = $ops {
+            send: Some(send_one),
+            sendv: Some(sendv),
+            sendmsg: Some(sendmsg),
+            inject: Some(inject),
+            senddata: Some(senddata),
+            injectdata: Some(injectdata),
+            ..NO_CALLS
+        };
+        const fn with_receives(ops: $ops) -> Table<$ops> {
+            Table::new($ops { recv: Some(recv), recvv: Some(recvv), recvmsg: Some(recvmsg), ..ops })
+        }
+        pub(super) static OPS: Table<$ops> = with_receives(SENDS);
+        pub(super) static TRANSMIT_OPS: Table<$ops> = Table::new(SENDS);
+        pub(super) static RECEIVE_OPS: Table<$ops> = with_receives(NO_CALLS);
+        pub(super) static NO_OPS: Table<$ops> = Table::new(NO_CALLS);
+    };
+}
+
+pub(super) use {receives, sends, tables};
