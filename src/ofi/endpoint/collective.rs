@@ -4,9 +4,10 @@ use super::state::{Endpoint, EndpointFid, Membership, endpoint};
 use super::transfer::{error_number, persist, result, trigger};
 use crate::memory::SegmentList;
 use crate::memory::atomic::{Datatype, Operation};
+use crate::ofi::av::AddressVector;
 use crate::ofi::av::set::{SET_ADDRESS, av_set};
 use crate::ofi::eq::Join;
-use crate::ofi::guard::{code, entry, making_entry};
+use crate::ofi::guard::{code, entries, entry, making_entry};
 use crate::ofi::lock::Guard;
 use crate::ofi::progress::{By, Progress};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
@@ -148,21 +149,8 @@ unsafe fn join_set(
     if members.len() > MEMBERS_MAX {
         return Err(FI_EINVAL);
     }
-    let mut names = Vec::with_capacity(members.len());
-    let mut peers: Vec<PeerId> = Vec::with_capacity(members.len());
-    for member in &members {
-        // SAFETY: the guard is of the domain of vector and endpoint; one short step.
-        let name = unsafe { av.state.get(&guard) }.address(*member).ok_or(FI_EINVAL)?;
-        names.push(name.to_wire());
-        peers.push(ep.peer(*member, &guard).map_err(error_number)?);
-    }
-    let order = hash(&names);
-    names.sort_unstable();
-    let name = hash(&names);
+    let Meeting { peers, me, name, order } = meeting(ep, av, &members, &guard)?;
     let engine = ep.engine(&guard).ok_or(FI_EOPBADSTATE)?;
-    let own = engine.iface().address();
-    let own = engine.connect(&own).map_err(error_number)?;
-    let me = peers.iter().position(|peer| *peer == own).ok_or(FI_EINVAL)?;
     let mut mc = Box::new(McFid {
         fid: fid_mc {
             fid: fid { fclass: FI_CLASS_MC, context, ops: FID_OPS.as_mut_ptr() },
@@ -190,6 +178,41 @@ unsafe fn join_set(
     unsafe { *out = Box::into_raw(mc).cast() };
     ep.progress(By::Application, &guard);
     Ok(())
+}
+
+/// The members of a group, as all of them see it.
+struct Meeting {
+    peers: Vec<PeerId>,
+    /// Which of them the endpoint is.
+    me: usize,
+    /// Of the set of members, and of their order.
+    name: u64,
+    order: u64,
+}
+
+/// Errors: EINVAL for what is not in the vector, or a group without the endpoint; of connecting.
+fn meeting(
+    ep: &Endpoint,
+    av: &AddressVector,
+    members: &[fi_addr_t],
+    guard: &Guard<'_>,
+) -> Result<Meeting, i32> {
+    let mut names = Vec::with_capacity(members.len());
+    let mut peers = Vec::with_capacity(members.len());
+    for member in members {
+        // SAFETY: the guard is of the domain of vector and endpoint; one short step.
+        let name = unsafe { av.state.get(guard) }.address(*member).ok_or(FI_EINVAL)?;
+        names.push(name.to_wire());
+        peers.push(ep.peer(*member, guard).map_err(error_number)?);
+    }
+    let order = hash(&names);
+    names.sort_unstable();
+    let name = hash(&names);
+    let engine = ep.engine(guard).ok_or(FI_EOPBADSTATE)?;
+    let own = engine.iface().address();
+    let own = engine.connect(&own).map_err(error_number)?;
+    let me = peers.iter().position(|peer| *peer == own).ok_or(FI_EINVAL)?;
+    Ok(Meeting { peers, me, name, order })
 }
 
 /// FNV-1a, which every member computes alike.
@@ -236,15 +259,35 @@ struct Call {
     context: *mut c_void,
 }
 
-/// # Safety
-/// Buffers are as fi_collective.3 says.
-unsafe fn start(handle: &EndpointFid, call: &Call) -> isize {
-    // SAFETY: the caller vouches.
-    result(unsafe { try_start(handle, call) })
+impl Call {
+    /// The operation, where `root` is the number of its root if that is a member; its reduction, if it has one; and
+    /// bytes of a member's share. Errors: EINVAL, EOPNOTSUPP, EMSGSIZE.
+    fn meaning(&self, root: Option<usize>) -> Result<(Collective, Option<Operation>, usize), i32> {
+        let root = || root.ok_or(FI_EINVAL);
+        let what = match self.coll {
+            FI_BARRIER => return Ok((Collective::Barrier, None, 0)),
+            FI_BROADCAST => Collective::Broadcast { root: root()? },
+            FI_ALLTOALL => Collective::AllToAll,
+            FI_ALLREDUCE => Collective::AllReduce,
+            FI_ALLGATHER => Collective::AllGather,
+            FI_REDUCE_SCATTER => Collective::ReduceScatter,
+            FI_REDUCE => Collective::Reduce { root: root()? },
+            FI_SCATTER => Collective::Scatter { root: root()? },
+            _ => Collective::Gather { root: root()? },
+        };
+        let reduces = matches!(self.coll, FI_ALLREDUCE | FI_REDUCE_SCATTER | FI_REDUCE);
+        let reduction = Operation::of_reduction(self.op, self.datatype).filter(|_| reduces);
+        if reduces && reduction.is_none() {
+            return Err(FI_EOPNOTSUPP);
+        }
+        let size = size_of(self.datatype).ok_or(FI_EOPNOTSUPP)?;
+        let block = self.count.checked_mul(size).filter(|block| *block <= BLOCK_MAX);
+        Ok((what, reduction, block.ok_or(FI_EMSGSIZE)?))
+    }
 }
 
 /// # Safety
-/// As for [`start`].
+/// Buffers are as fi_collective.3 says.
 unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
     let ep = &*handle.shared;
     if ep.caps & FI_COLLECTIVE == 0 {
@@ -255,34 +298,7 @@ unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
     let known = groups.iter().find(|known| GROUP_ADDRESS | known.group == call.group);
     let known = known.ok_or(FI_EINVAL)?;
     let (group, root) = (known.group, known.members.iter().position(|m| *m == call.root));
-    let root = || root.ok_or(FI_EINVAL);
-    let what = match call.coll {
-        FI_BARRIER => Collective::Barrier,
-        FI_BROADCAST => Collective::Broadcast { root: root()? },
-        FI_ALLTOALL => Collective::AllToAll,
-        FI_ALLREDUCE => Collective::AllReduce,
-        FI_ALLGATHER => Collective::AllGather,
-        FI_REDUCE_SCATTER => Collective::ReduceScatter,
-        FI_REDUCE => Collective::Reduce { root: root()? },
-        FI_SCATTER => Collective::Scatter { root: root()? },
-        _ => Collective::Gather { root: root()? },
-    };
-    let reduces = matches!(
-        what,
-        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce { .. }
-    );
-    let reduction = if reduces { Operation::of_reduction(call.op, call.datatype) } else { None };
-    if reduces && reduction.is_none() {
-        return Err(FI_EOPNOTSUPP);
-    }
-    let block = match what {
-        Collective::Barrier => 0,
-        _ => {
-            let size = size_of(call.datatype).ok_or(FI_EOPNOTSUPP)?;
-            let block = call.count.checked_mul(size).ok_or(FI_EMSGSIZE)?;
-            if block > BLOCK_MAX { Err(FI_EMSGSIZE) } else { Ok(block) }?
-        }
-    };
+    let (what, reduction, block) = call.meaning(root)?;
     let engine = ep.engine(&guard).ok_or(FI_EOPBADSTATE)?;
     let (takes, gives) = engine.collective_needs(group, what, block).ok_or(FI_EINVAL)?;
     if (call.input.is_null() && takes > 0) || (call.output.is_null() && gives > 0) {
@@ -316,106 +332,70 @@ unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
     Ok(())
 }
 
-// SAFETY of all entries: `ep` is an open endpoint of ours; buffers are as fi_collective.3 says.
-
-unsafe extern "C" fn barrier(ep: *mut fid_ep, group: fi_addr_t, context: *mut c_void) -> isize {
-    // SAFETY: see above.
-    entry("fi_barrier", || unsafe { enter(ep, group, None, context) })
-}
-
-unsafe extern "C" fn barrier2(
-    ep: *mut fid_ep,
-    group: fi_addr_t,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: see above.
-    entry("fi_barrier2", || unsafe { enter(ep, group, Some(flags), context) })
-}
-
+/// All members are there.
+///
 /// # Safety
 /// As the entries.
-unsafe fn enter(
+unsafe fn meet(
     ep: *mut fid_ep,
     group: fi_addr_t,
     flags: Option<u64>,
     context: *mut c_void,
 ) -> isize {
-    let call = Call {
-        coll: FI_BARRIER,
-        input: null_mut(),
-        output: null_mut(),
-        count: 0,
-        group,
-        root: FI_ADDR_NOTAVAIL,
-        datatype: FI_VOID,
-        op: FI_NOOP,
-        flags,
-        context,
-    };
+    let what = (FI_BARRIER, FI_VOID, FI_NOOP);
     // SAFETY: the caller vouches.
-    unsafe { start(endpoint(ep), &call) }
+    unsafe { begin(ep, what, (null_mut(), null_mut(), 0), (group, NO_ROOT), (flags, context)) }
 }
 
-unsafe extern "C" fn broadcast(
+/// # Safety
+/// As the entries.
+unsafe fn begin(
     ep: *mut fid_ep,
-    buffer: *mut c_void,
-    count: usize,
-    _desc: *mut c_void,
-    group: fi_addr_t,
-    root: fi_addr_t,
-    datatype: fi_datatype,
-    flags: u64,
-    context: *mut c_void,
+    (coll, datatype, op): (fi_collective_op, fi_datatype, fi_op),
+    (input, output, count): (*const c_void, *mut c_void, usize),
+    (group, root): (fi_addr_t, fi_addr_t),
+    (flags, context): (Option<u64>, *mut c_void),
 ) -> isize {
-    let (input, output) = (buffer.cast_const(), buffer);
-    let (coll, op, flags) = (FI_BROADCAST, FI_NOOP, Some(flags));
     let call = Call { coll, input, output, count, group, root, datatype, op, flags, context };
-    // SAFETY: see above.
-    entry("fi_broadcast", || unsafe { start(endpoint(ep), &call) })
+    // SAFETY: the caller vouches.
+    result(unsafe { try_start(endpoint(ep), &call) })
+}
+
+const NO_ROOT: fi_addr_t = FI_ADDR_NOTAVAIL;
+
+entries! { entry -> isize;
+    barrier "fi_barrier" (ep: *mut fid_ep, group: fi_addr_t, context: *mut c_void) => meet(ep, group, None, context);
+    barrier2 "fi_barrier2" (ep: *mut fid_ep, group: fi_addr_t, flags: u64, context: *mut c_void)
+        => meet(ep, group, Some(flags), context);
+    broadcast "fi_broadcast" (
+        ep: *mut fid_ep, buffer: *mut c_void, count: usize, _desc: *mut c_void, group: fi_addr_t, root: fi_addr_t,
+        datatype: fi_datatype, flags: u64, context: *mut c_void,
+    ) => begin(
+        ep, (FI_BROADCAST, datatype, FI_NOOP), (buffer, buffer, count), (group, root), (Some(flags), context),
+    );
 }
 
 /// Entries that have a result and neither root nor operation, or one of them, or both.
-macro_rules! entries {
-    ($($name:ident $coll:ident $text:literal ($($root:ident)?) ($($op:ident)?);)*) => {$(
-        unsafe extern "C" fn $name(
-            ep: *mut fid_ep,
-            input: *const c_void,
-            count: usize,
-            _desc: *mut c_void,
-            output: *mut c_void,
-            _result_desc: *mut c_void,
-            group: fi_addr_t,
-            $($root: fi_addr_t,)?
-            datatype: fi_datatype,
-            $($op: fi_op,)?
-            flags: u64,
-            context: *mut c_void,
-        ) -> isize {
-            let call = Call {
-                coll: $coll,
-                input,
-                output,
-                count,
-                group,
-                root: { let _root = FI_ADDR_NOTAVAIL; $(let _root = $root;)? _root },
-                datatype,
-                op: { let _op = FI_NOOP; $(let _op = $op;)? _op },
-                flags: Some(flags),
-                context,
-            };
-            // SAFETY: see above.
-            entry($text, || unsafe { start(endpoint(ep), &call) })
+macro_rules! with_result {
+    ($($name:ident $coll:ident $text:literal ($($root:ident)?) $of_root:expr, ($($op:ident)?) $of_op:expr;)*) => {$(
+        entries! { entry -> isize;
+            $name $text (
+                ep: *mut fid_ep, input: *const c_void, count: usize, _desc: *mut c_void, output: *mut c_void,
+                _result_desc: *mut c_void, group: fi_addr_t, $($root: fi_addr_t,)? datatype: fi_datatype,
+                $($op: fi_op,)? flags: u64, context: *mut c_void,
+            ) => begin(
+                ep, ($coll, datatype, $of_op), (input, output, count), (group, $of_root), (Some(flags), context),
+            );
         }
     )*};
 }
 
-entries! {
-    alltoall FI_ALLTOALL "fi_alltoall" () ();
-    allreduce FI_ALLREDUCE "fi_allreduce" () (op);
-    allgather FI_ALLGATHER "fi_allgather" () ();
-    reduce_scatter FI_REDUCE_SCATTER "fi_reduce_scatter" () (op);
-    reduce FI_REDUCE "fi_reduce" (root) (op);
-    scatter FI_SCATTER "fi_scatter" (root) ();
-    gather FI_GATHER "fi_gather" (root) ();
+with_result! {
+    alltoall FI_ALLTOALL "fi_alltoall" () NO_ROOT, () FI_NOOP;
+    allreduce FI_ALLREDUCE "fi_allreduce" () NO_ROOT, (op) op;
+    allgather FI_ALLGATHER "fi_allgather" () NO_ROOT, () FI_NOOP;
+    reduce_scatter FI_REDUCE_SCATTER "fi_reduce_scatter" () NO_ROOT, (op) op;
+    reduce FI_REDUCE "fi_reduce" (root) root, (op) op;
+    scatter FI_SCATTER "fi_scatter" (root) root, () FI_NOOP;
+    gather FI_GATHER "fi_gather" (root) root, () FI_NOOP;
 }
