@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * instructions BYTES ROUNDS [one|vector|message]
+ * instructions BYTES ROUNDS [one|vector|message|context]
  *
  * Two processes in lockstep: one posts a receive, the other sends BYTES and reads its completion, then the first reads
  * its own, ROUNDS times. Nobody looks before there is something to see, so that instructions can be counted:
@@ -8,7 +8,8 @@
  * As many before them do not count. `idle` is ROUNDS looks of the second process that find nothing.
  *
  * The last argument is the form of the calls: fi_tsend and fi_trecv, fi_tsendv and fi_trecvv, or fi_tsendmsg and
- * fi_trecvmsg, each with one buffer. No bytes are sent from no buffer.
+ * fi_trecvmsg, each with one buffer; or fi_tsend and fi_trecv of contexts of scalable endpoints. No bytes are sent from
+ * no buffer.
  *
  * The provider is UDRV_TEST_PROVIDER, default udrv.
  */
@@ -20,7 +21,9 @@
 
 static size_t bytes;
 static int rounds;
-static enum form { ONE, VECTOR, MESSAGE } form;
+static enum form { ONE, VECTOR, MESSAGE, CONTEXT } form;
+/* What sends and receives. */
+static struct fid_ep *sender, *receiver;
 
 static void await(struct fid_cq *cq)
 {
@@ -55,26 +58,28 @@ static void take_step(struct side *side, enum step step, uint8_t *buffer)
 	case POST_RECEIVE:
 		switch (form) {
 		case ONE:
-			POST(side, fi_trecv(side->ep, iov.iov_base, bytes, NULL, side->peer, 1, 0, context));
+		case CONTEXT:
+			POST(side, fi_trecv(receiver, iov.iov_base, bytes, NULL, side->peer, 1, 0, context));
 			break;
 		case VECTOR:
-			POST(side, fi_trecvv(side->ep, &iov, NULL, 1, side->peer, 1, 0, context));
+			POST(side, fi_trecvv(receiver, &iov, NULL, 1, side->peer, 1, 0, context));
 			break;
 		case MESSAGE:
-			POST(side, fi_trecvmsg(side->ep, &message, FI_COMPLETION));
+			POST(side, fi_trecvmsg(receiver, &message, FI_COMPLETION));
 			break;
 		}
 		break;
 	case SEND:
 		switch (form) {
 		case ONE:
-			POST(side, fi_tsend(side->ep, iov.iov_base, bytes, NULL, side->peer, 1, context));
+		case CONTEXT:
+			POST(side, fi_tsend(sender, iov.iov_base, bytes, NULL, side->peer, 1, context));
 			break;
 		case VECTOR:
-			POST(side, fi_tsendv(side->ep, &iov, NULL, 1, side->peer, 1, context));
+			POST(side, fi_tsendv(sender, &iov, NULL, 1, side->peer, 1, context));
 			break;
 		case MESSAGE:
-			POST(side, fi_tsendmsg(side->ep, &message, FI_COMPLETION));
+			POST(side, fi_tsendmsg(sender, &message, FI_COMPLETION));
 			break;
 		}
 		await(side->tx);
@@ -107,12 +112,40 @@ __attribute__((noinline)) void idle(struct side *side)
 	__asm__ volatile("");
 }
 
+/* The side has a scalable endpoint instead of its own, of whose contexts those of number 1 send and receive. */
+static void open_contexts(struct side *side)
+{
+	struct fi_av_attr attr = { .rx_ctx_bits = 1 };
+	struct fid_ep *scalable, *ordinary = side->ep;
+	struct fid_av *av = side->av;
+
+	side->info->ep_attr->tx_ctx_cnt = side->info->ep_attr->rx_ctx_cnt = 2;
+	OK(fi_av_open(side->domain, &attr, &side->av, NULL));
+	OK(fi_scalable_ep(side->domain, side->info, &scalable, NULL));
+	OK(fi_scalable_ep_bind(scalable, &side->av->fid, 0));
+	OK(fi_tx_context(scalable, 1, NULL, &sender, NULL));
+	OK(fi_rx_context(scalable, 1, NULL, &receiver, NULL));
+	OK(fi_ep_bind(sender, &side->tx->fid, FI_TRANSMIT));
+	OK(fi_ep_bind(receiver, &side->rx->fid, FI_RECV));
+	OK(fi_enable(sender));
+	OK(fi_enable(receiver));
+	OK(fi_enable(scalable));
+	OK(fi_close(&ordinary->fid));
+	OK(fi_close(&av->fid));
+	side->ep = scalable;
+	meet(side);
+	side->peer = fi_rx_addr(side->peer, 1, 1);
+}
+
 static void lockstep(struct side *side)
 {
 	static const struct setup setup = { .caps = FI_TAGGED, .threading = FI_THREAD_DOMAIN };
 	uint8_t *buffer = need(bytes), go = 0;
 
 	side_begin(side, &setup);
+	sender = receiver = side->ep;
+	if (form == CONTEXT)
+		open_contexts(side);
 	for (int i = 0; i < 2 * rounds; i++) {
 		void (*take)(struct side *, enum step, uint8_t *) = i < rounds ? warm_up : measured;
 
@@ -135,15 +168,20 @@ static void lockstep(struct side *side)
 		for (int i = 0; i < rounds; i++)
 			idle(side);
 	free(buffer);
-	side_end(side);
+	barrier(side);
+	if (form == CONTEXT) {
+		OK(fi_close(&sender->fid));
+		OK(fi_close(&receiver->fid));
+	}
+	side_close(side);
 }
 
 int main(int argc, char **argv)
 {
-	static const char *const forms[] = { "one", "vector", "message" };
+	static const char *const forms[] = { "one", "vector", "message", "context" };
 	bool known = argc == 3;
 
-	for (int i = 0; argc == 4 && i < 3; i++)
+	for (int i = 0; argc == 4 && i < 4; i++)
 		if (strcmp(argv[3], forms[i]) == 0) {
 			form = (enum form)i;
 			known = true;
@@ -151,7 +189,7 @@ int main(int argc, char **argv)
 	bytes = known ? strtoul(argv[1], NULL, 10) : 0;
 	rounds = known ? atoi(argv[2]) : 0;
 	if (rounds < 1) {
-		fprintf(stderr, "usage: instructions BYTES ROUNDS [one|vector|message]\n");
+		fprintf(stderr, "usage: instructions BYTES ROUNDS [one|vector|message|context]\n");
 		return 2;
 	}
 	return run_story(lockstep, false, 600) ? 0 : 1;
