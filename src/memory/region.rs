@@ -184,15 +184,20 @@ impl SegmentList {
     /// # Safety
     /// As for [`SegmentList::contiguous`], for each range.
     pub(crate) unsafe fn gather(ranges: &[(*const u8, usize)]) -> Option<Self> {
-        if ranges.len() > MAX_SEGMENTS {
-            return None;
-        }
         let mut list = Self::EMPTY;
-        for (to, (addr, len)) in list.segments.iter_mut().zip(ranges) {
-            *to = Segment { addr: addr.expose_provenance(), len: *len };
-            list.len = list.len.checked_add(*len)?;
+        for (at, (addr, len)) in ranges.iter().enumerate() {
+            list.set(at, Segment { addr: addr.expose_provenance(), len: *len })?;
         }
         Some(list)
+    }
+
+    /// Puts a segment at an index that has none yet. `None`: there are no more than [`MAX_SEGMENTS`], or the sum
+    /// overflows.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, at: usize, segment: Segment) -> Option<()> {
+        *self.segments.get_mut(at)? = segment;
+        self.len = self.len.checked_add(segment.len)?;
+        Some(())
     }
 
     /// Bytes in all segments together.

@@ -103,20 +103,19 @@ pub(super) unsafe fn buffer(buf: *const c_void, len: usize) -> Result<SegmentLis
 /// # Safety
 /// `iov` has `count` elements; the application lends each until the operation completes.
 pub(super) unsafe fn vector(iov: *const libc::iovec, count: usize) -> Result<SegmentList, i32> {
-    if count > crate::memory::MAX_SEGMENTS || (iov.is_null() && count > 0) {
+    if iov.is_null() && count > 0 {
         return Err(FI_EINVAL);
     }
-    let mut parts = [(std::ptr::null(), 0); crate::memory::MAX_SEGMENTS];
-    for (i, part) in parts.iter_mut().enumerate().take(count) {
-        // SAFETY: the caller vouches for `count` elements.
-        let iov = unsafe { &*iov.add(i) };
-        if iov.iov_base.is_null() && iov.iov_len > 0 {
-            return Err(FI_EINVAL);
-        }
-        *part = (iov.iov_base.cast_const().cast(), iov.iov_len);
+    let mut list = SegmentList::EMPTY;
+    for i in 0..count {
+        // SAFETY: the caller vouches for `count` elements, and for each buffer.
+        let one = unsafe {
+            let iov = &*iov.add(i);
+            segment(iov.iov_base, iov.iov_len)?
+        };
+        list.set(i, one).ok_or(FI_EINVAL)?;
     }
-    // SAFETY: the caller vouches for each.
-    unsafe { SegmentList::gather(parts.get(..count).unwrap_or(&[])) }.ok_or(FI_EINVAL)
+    Ok(list)
 }
 
 impl Flags {
@@ -255,40 +254,11 @@ pub(super) fn send<B: Buffers>(
     context: *mut c_void,
     flags: Flags,
 ) -> isize {
-    match handle.context {
-        0 => try_send(handle, 0, payload, (tagging, data), (dest, context, flags)),
-        number => {
-            let payload = payload.map(|one| one.list());
-            send_beyond(handle, number, payload, (tagging, data), (dest, context, flags))
-        }
-    }
-}
-
-/// That of a context of a scalable endpoint.
-#[inline(never)]
-fn send_beyond(
-    handle: &EndpointFid,
-    number: u8,
-    payload: Result<SegmentList, i32>,
-    data: (Tagging, Option<u64>),
-    end: (fi_addr_t, *mut c_void, Flags),
-) -> isize {
-    try_send(handle, number, payload, data, end)
-}
-
-#[inline(always)]
-fn try_send<B: Buffers>(
-    handle: &EndpointFid,
-    number: u8,
-    payload: Result<B, i32>,
-    (tagging, data): (Tagging, Option<u64>),
-    (dest, context, flags): (fi_addr_t, *mut c_void, Flags),
-) -> isize {
     let payload = match payload {
         Ok(payload) => payload,
         Err(error) => return -(error as isize),
     };
-    let ep = &*handle.shared;
+    let (ep, number) = (&*handle.shared, handle.context);
     let guard = ep.domain.lock.lock();
     let (op_flags, inject) = flags.of_transmit(handle);
     let report = ep.report(number, op_flags, inject, &guard);
@@ -499,44 +469,11 @@ pub(super) fn receive<B: Buffers>(
     context: *mut c_void,
     flags: Flags,
 ) -> isize {
-    match handle.context {
-        0 => try_receive(handle, 0, segments, tagging, source, context, flags),
-        number => {
-            let segments = segments.map(|one| one.list());
-            receive_beyond(handle, number, segments, tagging, source, context, flags)
-        }
-    }
-}
-
-/// That of a context of a scalable endpoint.
-#[inline(never)]
-fn receive_beyond(
-    handle: &EndpointFid,
-    number: u8,
-    segments: Result<SegmentList, i32>,
-    tagging: Tagging,
-    source: fi_addr_t,
-    context: *mut c_void,
-    flags: Flags,
-) -> isize {
-    try_receive(handle, number, segments, tagging, source, context, flags)
-}
-
-#[inline(always)]
-fn try_receive<B: Buffers>(
-    handle: &EndpointFid,
-    number: u8,
-    segments: Result<B, i32>,
-    tagging: Tagging,
-    source: fi_addr_t,
-    context: *mut c_void,
-    flags: Flags,
-) -> isize {
     let segments = match segments {
         Ok(segments) => segments,
         Err(error) => return -(error as isize),
     };
-    let ep = &*handle.shared;
+    let (ep, number) = (&*handle.shared, handle.context);
     let guard = ep.domain.lock.lock();
     let op_flags = match flags {
         Flags::Call(flags) => flags,
