@@ -148,7 +148,7 @@ impl Ended {
         if let Some(counter) = &self.counter {
             counter.raise(1, guard);
         }
-        self.account.report.entry
+        self.account.report.entry()
     }
 
     /// The same for a failure, which the endpoint reports as well if no counter does.
@@ -156,7 +156,7 @@ impl Ended {
         if let Some(counter) = &self.counter {
             counter.count_error(guard);
         }
-        self.account.report.entry || self.counter.is_none()
+        self.account.report.entry() || self.counter.is_none()
     }
 }
 
@@ -265,7 +265,7 @@ impl Triggers {
                 });
                 let key = (&raw const *record).expose_provenance() as u64;
                 self.lists(guard).started.insert(key, record);
-                let report = Report::new(true, account.report.context);
+                let report = Report::new(true, account.report.context());
                 (start(guard, Account { context: key, report }), Some(key))
             }
         };
@@ -355,7 +355,7 @@ fn fail(work: &Work, error: i32, cause: Cause, guard: &Guard<'_>) {
             direction: kind.direction,
             tagged: kind.tagged,
             context: account.context,
-            report: Report::new(true, account.report.context),
+            report: Report::new(true, account.report.context()),
             len: 0,
             buffer: 0,
             data: None,

@@ -570,7 +570,7 @@ impl<I> Engine<I> {
     /// Operations of a transmit context that have still to be reported.
     pub(crate) fn pending_of(&self, context: u8) -> usize {
         let sends = self.core.tx.iter();
-        let sends = sends.filter(|(_, tx)| !tx.completed && tx.report.context == context);
+        let sends = sends.filter(|(_, tx)| !tx.completed && tx.report.context() == context);
         sends.count() + self.core.rma.pending_of(context)
     }
 

@@ -63,19 +63,28 @@ pub(crate) enum Direction {
     Collective,
 }
 
-/// Where the end of an operation is reported.
+/// Where the end of an operation is reported: one word, which travels in a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Report {
-    /// A completion entry is wanted; counters count in any case.
-    pub(crate) entry: bool,
-    /// The transmit or receive context that it was started on; an ordinary endpoint has number 0 only.
-    pub(crate) context: u8,
-}
+pub(crate) struct Report(u16);
 
 impl Report {
+    const ENTRY: u16 = 1 << 8;
+
     #[inline]
-    pub(crate) fn new(entry: bool, context: u8) -> Self {
-        Self { entry, context }
+    pub(crate) const fn new(entry: bool, context: u8) -> Self {
+        Self((entry as u16) << 8 | context as u16)
+    }
+
+    /// A completion entry is wanted; counters count in any case.
+    #[inline]
+    pub(crate) const fn entry(self) -> bool {
+        self.0 & Self::ENTRY != 0
+    }
+
+    /// The transmit or receive context that it was started on; an ordinary endpoint has number 0 only.
+    #[inline]
+    pub(crate) const fn context(self) -> u8 {
+        self.0 as u8
     }
 }
 

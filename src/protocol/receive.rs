@@ -337,17 +337,17 @@ impl<I: Iface> Engine<I> {
 impl<B: Buffers> ReceiveOp<B> {
     #[inline(always)]
     pub(super) fn space(&self) -> Space {
-        Space { rx: self.report.context, tagged: self.tagged }
+        Space { rx: self.report.context(), tagged: self.tagged }
     }
 }
 
 impl ReceiveOp {
     fn claim(&self) -> (u8, u64) {
-        (self.report.context, self.context)
+        (self.report.context(), self.context)
     }
 
     fn envelope(&self) -> Envelope {
-        let rx = self.report.context;
+        let rx = self.report.context();
         Envelope { tagged: self.tagged, tag: self.tag, data: None, rx }
     }
 
@@ -457,7 +457,10 @@ impl Core {
         let source = self.source(peer, host);
         let receives = host.shared_receives()?;
         let mut target = receives.take(envelope.space(), envelope.tag, len, source)?;
-        target.report.entry |= host.reports_all_receives();
+        target.report = Report::new(
+            target.report.entry() || host.reports_all_receives(),
+            target.report.context(),
+        );
         Some(target)
     }
 

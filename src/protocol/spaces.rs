@@ -68,10 +68,10 @@ impl<T> Spaces<T> {
     /// Those of one context.
     #[inline]
     pub(super) fn len_of(&self, rx: u8) -> usize {
-        if rx == 0 {
+        let Some(beyond) = usize::from(rx).checked_sub(1) else {
             return self.plain.len() + self.tagged.len();
-        }
-        self.more.get(usize::from(rx) - 1).into_iter().flatten().map(IndexList::len).sum()
+        };
+        self.more.get(beyond).map_or(0, |[plain, tagged]| plain.len() + tagged.len())
     }
 
     /// The oldest of each: for questions that are not worth looking at all.

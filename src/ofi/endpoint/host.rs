@@ -43,7 +43,7 @@ impl EndpointHost<'_> {
 
     #[inline(always)]
     fn route(&self, c: &Completion) -> (Option<&QueueBinding>, Option<&Arc<Counter>>, u64) {
-        let to = self.of(c.report.context);
+        let to = self.of(c.report.context());
         match c.direction {
             Direction::Send => (to.transmit.as_ref(), to.send_counter.as_ref(), FI_SEND),
             Direction::Receive => (to.receive.as_ref(), to.receive_counter.as_ref(), FI_RECV),
@@ -96,7 +96,7 @@ impl EndpointHost<'_> {
     #[inline(always)]
     fn tell(&self, c: &Completion) {
         let (queue, counter, flag) = self.route(c);
-        if let (true, Some(binding)) = (c.report.entry, queue) {
+        if let (true, Some(binding)) = (c.report.entry(), queue) {
             let entry = self.entry(c, flag);
             // SAFETY: the guard is of the domain of queue and endpoint; one short step.
             unsafe { binding.queue.state.get(self.guard) }.push(entry);

@@ -315,7 +315,7 @@ fn special_receive(
     };
     let endpoint = found.or_else(|| shared.endpoints(guard).next()).ok_or(FI_EOPBADSTATE)?;
     let entry = crate::protocol::Host::reports_all_receives(&endpoint.host(guard));
-    let op = ReceiveOp { report: Report::new(op.report.entry || entry, 0), ..op };
+    let op = ReceiveOp { report: Report::new(op.report.entry() || entry, 0), ..op };
     special.carry_out(endpoint, &op, guard)
 }
 

@@ -290,7 +290,7 @@ impl Rma {
 
     /// Those that were started on this transmit context.
     pub(super) fn pending_of(&self, context: u8) -> usize {
-        self.ops.iter().filter(|(_, op)| op.report.context == context).count()
+        self.ops.iter().filter(|(_, op)| op.report.context() == context).count()
     }
 
     /// What the application believes written, or a peer waits for, has not left.

@@ -43,7 +43,7 @@ fn a_message_matches_in_the_context_that_it_names() {
                     world.settle();
                 }
                 let done = world.received(1);
-                assert_eq!((done.context, done.report.context, done.len), (1, 1, len));
+                assert_eq!((done.context, done.report.context(), done.len), (1, 1, len));
                 assert_eq!(to[1].0, from.0);
                 assert_eq!(world.sends(0).len(), 1);
                 let node = world.node(1);

@@ -175,7 +175,7 @@ pub(super) const LIMITS: Limits = Limits {
 };
 
 /// Reported with an entry, on context 0.
-const ENTRY: crate::protocol::Report = crate::protocol::Report { entry: true, context: 0 };
+const ENTRY: crate::protocol::Report = crate::protocol::Report::new(true, 0);
 
 /// Endpoints that know each other, for directed tests.
 pub(super) struct World {

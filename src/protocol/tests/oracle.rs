@@ -466,7 +466,7 @@ impl Side {
         let tag = message.map_or(expect.posting.tag, |m| m.envelope.tag);
         let identity = c.context == expect.posting.context
             && c.tagged == expect.posting.tagged
-            && c.report.entry == expect.posting.report
+            && c.report.entry() == expect.posting.report
             && (c.tag == tag || cancelled)
             && c.data == message.and_then(|m| m.envelope.data)
             && expect.addr.is_none_or(|addr| addr == c.buffer);
@@ -673,7 +673,7 @@ impl Oracle {
         let index = (c.context - SEND) as usize;
         let message = &mut self.messages[index];
         assert_eq!(
-            (message.from, c.tagged, c.tag, c.report.entry, c.len, c.data, c.buffer_released),
+            (message.from, c.tagged, c.tag, c.report.entry(), c.len, c.data, c.buffer_released),
             (at, message.envelope.tagged, message.envelope.tag, message.report, 0, None, false)
         );
         let injected = message.inject && !message.delivery;
