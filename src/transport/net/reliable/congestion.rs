@@ -37,7 +37,7 @@ const MARKS_STEP: u32 = 16;
 const QUEUE_NS: u64 = 50_000;
 
 /// What is known of the path to one peer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Congestion {
     /// Packets, times [`ONE`].
     window: u32,
@@ -63,22 +63,8 @@ pub(super) struct Congestion {
 
 impl Congestion {
     pub(super) fn new() -> Self {
-        Self {
-            window: WINDOW_START * ONE,
-            slow_start: true,
-            rtt_ns: 0,
-            variation_ns: 0,
-            shortest_ns: u32::MAX,
-            shortest_at: 0,
-            answer_ns: 0,
-            early: 0,
-            in_time: 0,
-            round_end: 0,
-            acked: 0,
-            lost: 0,
-            marked: 0,
-            marks: 0,
-        }
+        let window = WINDOW_START * ONE;
+        Self { window, slow_start: true, shortest_ns: u32::MAX, ..Self::default() }
     }
 
     /// Packets that may be under way.

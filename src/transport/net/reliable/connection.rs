@@ -11,7 +11,7 @@ pub(super) mod transmit;
 use super::interface::Sink;
 use super::packet::{DATAGRAM_LEAST, DATAGRAM_START, Hello, HelloKind, VERSION, VERSION_MIN};
 use super::receiver::Receiver;
-use super::sender::Sender;
+use super::sender::{SUSPICION, Sender};
 use super::shared::Shared;
 use super::timers::NEVER;
 use crate::sys::Errno;
@@ -197,7 +197,8 @@ impl Connection {
 
     /// No answer has come in time.
     fn retry(&mut self, shared: &mut Shared, now: u64) {
-        self.sender.timeout.on_timeout();
+        let timeout = &mut self.sender.timeout;
+        timeout.attempts = timeout.attempts.saturating_add(1);
         shared.counts.timeouts += 1;
         match self.handshake.phase {
             Phase::Greeting => self.handshake.hellos |= INIT,
@@ -210,7 +211,7 @@ impl Connection {
                     // says that ours is the new one.
                     self.handshake.hellos |= INIT;
                 }
-                if self.sender.timeout.is_suspicious() {
+                if self.sender.timeout.attempts >= SUSPICION {
                     self.handshake.hellos |= INIT | DOUBT;
                 }
                 self.sender.send_again();

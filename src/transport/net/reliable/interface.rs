@@ -75,9 +75,7 @@ pub(crate) trait Sink {
     /// A message. The slices are valid during the call only.
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
     /// The peer, which is about to depart, has acknowledged everything before `upto`.
-    fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
-        let _ = (peer, upto);
-    }
+    fn on_acknowledged(&mut self, _peer: PeerId, _upto: Mark) {}
     /// A peer is gone; what arrived in order was reported before.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
     /// Whether the layer above waits for something from `peer`.

@@ -147,16 +147,8 @@ pub(crate) const REFUSED_VERSION: u32 = 1;
 /// another job key. Such a refusal has no tag that its receiver could check.
 pub(crate) const REFUSED_KEY: u32 = 2;
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
 }
 
 /// Copies `from` to `at`; the arrays here are long enough.
@@ -185,15 +177,15 @@ impl Header {
             kind,
             flags: *head.get(1)?,
             sack_words,
-            dest: u32_at(head, 4)?,
-            psn: u32_at(head, 8)?,
-            transmission: u32_at(head, 12)?,
-            ack: u32_at(head, 16)?,
-            echo: u32_at(head, 20)?,
-            ack_delay: u16_at(head, 24)?,
-            credit: u16_at(head, 26)?,
-            marks: u32_at(head, 28)?,
-            tag: u64_at(head, TAG_AT)?,
+            dest: u32::from_le_bytes(array(head, 4)?),
+            psn: u32::from_le_bytes(array(head, 8)?),
+            transmission: u32::from_le_bytes(array(head, 12)?),
+            ack: u32::from_le_bytes(array(head, 16)?),
+            echo: u32::from_le_bytes(array(head, 20)?),
+            ack_delay: u16::from_le_bytes(array(head, 24)?),
+            credit: u16::from_le_bytes(array(head, 26)?),
+            marks: u32::from_le_bytes(array(head, 28)?),
+            tag: u64::from_le_bytes(array(head, TAG_AT)?),
         };
         Some((header, rest))
     }
@@ -268,20 +260,20 @@ impl Hello {
         Some(Self {
             kind,
             established: *bytes.get(5)? & 1 != 0,
-            version: u16_at(bytes, 6)?,
-            version_min: u16_at(bytes, 8)?,
-            datagram_max: u16_at(bytes, 10)?,
-            features: u32_at(bytes, 12)?,
-            connection: u32_at(bytes, 16)?,
-            answered: u16_at(bytes, 20)?,
-            credit: u16_at(bytes, 22)?,
-            life: u64_at(bytes, 24)?,
-            nonce: u64_at(bytes, 32)?,
-            echo: u64_at(bytes, 40)?,
+            version: u16::from_le_bytes(array(bytes, 6)?),
+            version_min: u16::from_le_bytes(array(bytes, 8)?),
+            datagram_max: u16::from_le_bytes(array(bytes, 10)?),
+            features: u32::from_le_bytes(array(bytes, 12)?),
+            connection: u32::from_le_bytes(array(bytes, 16)?),
+            answered: u16::from_le_bytes(array(bytes, 20)?),
+            credit: u16::from_le_bytes(array(bytes, 22)?),
+            life: u64::from_le_bytes(array(bytes, 24)?),
+            nonce: u64::from_le_bytes(array(bytes, 32)?),
+            echo: u64::from_le_bytes(array(bytes, 40)?),
             address: Address::from_wire(bytes.get(48..72)?)?,
-            dest: u32_at(bytes, 72)?,
-            dest_port: u16_at(bytes, 76)?,
-            tag: u64_at(bytes, HELLO_TAG_AT)?,
+            dest: u32::from_le_bytes(array(bytes, 72)?),
+            dest_port: u16::from_le_bytes(array(bytes, 76)?),
+            tag: u64::from_le_bytes(array(bytes, HELLO_TAG_AT)?),
         })
     }
 
@@ -343,14 +335,18 @@ impl<'a> Frame<'a> {
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let header_len = usize::from(*bytes.first()?);
         let kind = *bytes.get(1)?;
-        let len = usize::from(u16_at(bytes, 2)?);
+        let len = usize::from(u16::from_le_bytes(array(bytes, 2)?));
         let at = if kind == 1 { FIRST_FRAME_LEN } else { FRAME_LEN };
         let header = bytes.get(at..at + header_len)?;
         let payload = bytes.get(at + header_len..at + header_len + len)?;
         let rest = bytes.get(at + header_len + len..)?;
         let frame = match kind {
             0 => Self::Whole { header, payload },
-            1 => Self::First { total: u32_at(bytes, 4)? as usize, header, payload },
+            1 => Self::First {
+                total: u32::from_le_bytes(array(bytes, 4)?) as usize,
+                header,
+                payload,
+            },
             2 if header_len == 0 => Self::More { payload },
             3 if header_len == 0 => Self::Last { payload },
             _ => return None,

@@ -12,6 +12,7 @@ use super::timers::NEVER;
 use crate::sys::packets::Buffer;
 use loss::Loss;
 use std::ops::Range;
+pub(super) use timeout::SUSPICION;
 use timeout::{SILENCE, Timeout};
 pub(super) use window::Stage;
 use window::Window;
@@ -149,7 +150,7 @@ impl Sender {
     }
 
     fn expect_answer(&mut self, now: u64) {
-        if !self.timeout.is_armed() {
+        if self.timeout.at == NEVER {
             self.restart(now);
         }
     }
@@ -241,7 +242,7 @@ impl Sender {
             && header.marks == self.marks_seen
             && (header.flags & PRESSURE != 0) == self.peer_pressure
             && self.credit_end == self.window.base + u64::from(header.credit.max(1))
-            && (self.window.in_flight > 0 || !self.timeout.is_armed())
+            && (self.window.in_flight > 0 || self.timeout.at == NEVER)
     }
 
     /// What there is room for, unless a later packet has said it already.
@@ -319,7 +320,7 @@ mod tests {
         let (batch, fresh) = sender.choose(64);
         assert_eq!(sender.window.transmit(batch.clone(), 0).count(), 4);
         sender.on_taken(batch, 4, fresh, false, 0);
-        assert!(sender.timeout.is_armed() && !sender.may_send());
+        assert!(sender.timeout.at != NEVER && !sender.may_send());
         sender.timeout.attempts += 1;
         sender.send_again();
         assert_eq!(sender.choose(64), (1..2, false));

@@ -5,9 +5,10 @@ use super::super::packet::Hello;
 use super::super::tag::{JobKey, SessionKey};
 
 /// How far a connection has come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Phase {
     /// We asked for it.
+    #[default]
     Greeting,
     /// The other side asked; it has not proven yet that it is there now.
     HalfOpen,
@@ -44,7 +45,7 @@ pub(crate) enum Rival {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Handshake {
     pub(crate) phase: Phase,
     /// Random, ours.
@@ -69,19 +70,7 @@ pub(crate) struct Handshake {
 
 impl Handshake {
     pub(super) fn new(phase: Phase, nonce: u64) -> Self {
-        Self {
-            phase,
-            nonce,
-            echo: 0,
-            remote: None,
-            rival: None,
-            hellos: 0,
-            answers: 0,
-            asked_by_established: false,
-            unheard: false,
-            key_refused: false,
-            provisional: false,
-        }
+        Self { phase, nonce, ..Self::default() }
     }
 
     pub(crate) fn is_established(&self) -> bool {

@@ -21,7 +21,7 @@ const QUESTION_MAX_NS: u64 = OWED_LOOK_NS;
 const REFUSALS: u8 = 2;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Liveness {
     /// When to look next, nanoseconds.
     pub(super) look_at: u64,
@@ -42,10 +42,7 @@ impl Liveness {
             look_at: now + if half_open { HALF_OPEN_LOOK_NS } else { OWED_LOOK_NS },
             heard_at: patience,
             owed_since: Some(patience),
-            refusals: 0,
-            refused_at: 0,
-            asked_at: 0,
-            questions: 0,
+            ..Self::default()
         }
     }
 

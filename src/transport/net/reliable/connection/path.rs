@@ -127,8 +127,8 @@ impl Path {
 
     /// The other side is there.
     pub(super) fn on_established(&mut self, base: u64, now: u64, hellos: &mut u8) {
-        if self.wanted && self.carried < self.limit {
-            self.probe(self.limit, base, now, hellos);
+        if self.wanted {
+            self.want_long(true, base, now, hellos);
         }
     }
 

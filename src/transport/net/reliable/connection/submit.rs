@@ -2,6 +2,7 @@
 
 use super::super::packet::{self, FIRST_FRAME_LEN, FRAME_LEN, HEADER_LEN, MESSAGE_MAX};
 use super::super::shared::Shared;
+use super::super::timers::NEVER;
 use super::Connection;
 use super::handshake::Phase;
 use super::transmit::Turn;
@@ -177,7 +178,7 @@ impl Connection {
         self.sender.sent += 1;
         if self.sender.window.packets.is_empty() {
             self.liveness.owe(shared.patience, now);
-            if self.handshake.phase == Phase::HalfOpen && !self.sender.timeout.is_armed() {
+            if self.handshake.phase == Phase::HalfOpen && self.sender.timeout.at == NEVER {
                 self.wait_for_greeting(shared, now);
             }
         }

@@ -5,6 +5,7 @@ use super::super::packet::{
     Kind, PRESSURE, SACK_WORDS,
 };
 use super::super::shared::Shared;
+use super::super::timers::NEVER;
 use super::Connection;
 use super::handshake::{ACCEPT, DOUBT, INIT, PROBE, Phase, Remote};
 use crate::sys::packets::Buffer;
@@ -118,7 +119,7 @@ impl Connection {
             if bit == ACCEPT {
                 self.handshake.answers = 0;
             }
-            if self.handshake.phase == Phase::Greeting && !self.sender.timeout.is_armed() {
+            if self.handshake.phase == Phase::Greeting && self.sender.timeout.at == NEVER {
                 self.wait_for_greeting(turn.shared, turn.now);
             }
         }

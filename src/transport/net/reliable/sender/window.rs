@@ -47,7 +47,7 @@ impl Outgoing {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Window {
     /// Packets from `base` on.
     pub(crate) packets: VecDeque<Outgoing>,
@@ -92,15 +92,7 @@ impl News {
 impl Window {
     /// `first` is the number of the first packet.
     pub(super) fn new(first: u64) -> Self {
-        Self {
-            packets: VecDeque::new(),
-            base: first,
-            unsent: first,
-            in_flight: 0,
-            transmission: first + 1,
-            transmissions: VecDeque::new(),
-            lost: VecDeque::new(),
-        }
+        Self { base: first, unsent: first, transmission: first + 1, ..Self::default() }
     }
 
     /// Number of the next packet that is added.
