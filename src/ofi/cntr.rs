@@ -2,9 +2,9 @@
 
 use super::blocking::{Blocking, begin_waiting};
 use super::domain::Domain;
-use super::guard::{data_entry, entries, entry, waiting_entry};
+use super::guard::{data_entry, entries, waiting_entry};
 use super::lock::{Guard, Locked};
-use super::own::{Object, own, own_behind_hooks};
+use super::own::{Object, close as close_object, ours, own, own_behind_hooks};
 use super::progress::Progress;
 use super::source::Source;
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
@@ -12,7 +12,7 @@ use super::trigger::{Count, Work};
 use super::wait::{Waitable, Waiter};
 use super::wait_set::WaitObject;
 use libfabric_sys::{
-    FI_CLASS_CNTR, FI_CNTR_EVENTS_COMP, FI_EAGAIN, FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ETIMEDOUT,
+    FI_CLASS_CNTR, FI_CNTR_EVENTS_COMP, FI_EAGAIN, FI_EAVAIL, FI_EINVAL, FI_ETIMEDOUT,
     fi_cntr_attr, fi_ops, fi_ops_cntr, fi_ops_cntr_2_7, fid, fid_cntr,
 };
 use std::collections::VecDeque;
@@ -230,6 +230,17 @@ impl Counter {
         Ok(())
     }
 
+    /// Whether nobody else has it and nothing waits for it.
+    fn may_close(self: &Arc<Self>) -> Result<(), c_int> {
+        self.domain.lock.may_close(|guard| {
+            let used = Arc::strong_count(self) > 1 || !self.state(guard).waiting.is_empty();
+            if !used {
+                self.domain.triggers.forget_counter(Arc::as_ptr(self).cast(), guard);
+            }
+            used
+        })
+    }
+
     /// The application changes a value. Returns 0.
     fn update(&self, change: impl FnOnce(&mut CntrState)) -> c_int {
         let guard = self.domain.lock.lock();
@@ -291,36 +302,12 @@ impl Waitable for Counter {
     }
 }
 
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(cntr)", || {
-        // SAFETY: a counter of ours, open until now.
-        unsafe {
-            let cntr = &(*fid.cast::<CntrFid>()).shared;
-            if cntr.domain.lock.is_lost() {
-                return 0;
-            }
-            // The progress thread borrows it under the lock at times.
-            let guard = cntr.domain.lock.lock();
-            if Arc::strong_count(cntr) > 1 || !cntr.state(&guard).waiting.is_empty() {
-                return -FI_EBUSY;
-            }
-            cntr.domain.triggers.forget_counter(Arc::as_ptr(cntr).cast(), &guard);
-            drop(guard);
-            cntr.wait.leave();
-            drop(Box::from_raw(fid.cast::<CntrFid>()));
-        }
-        0
-    })
-}
-
-unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    entry("fi_control(cntr)", || {
-        // SAFETY: a counter of ours; `arg` is as fi_cntr.3 says for each command.
-        unsafe {
-            let object = &*fid.cast::<CntrFid>();
-            object.shared.wait.control(command, arg)
-        }
-    })
+entries! { entry -> c_int;
+    close "fi_close(cntr)" (fid: *mut fid) => close_object(fid, |object: &CntrFid| {
+        object.shared.may_close().map(|()| object.shared.wait.leave())
+    });
+    control "fi_control(cntr)" (fid: *mut fid, command: c_int, arg: *mut c_void)
+        => ours::<CntrFid>(fid).shared.wait.control(command, arg);
 }
 
 /// # Safety

@@ -2,9 +2,9 @@
 
 use super::blocking::{Blocking, begin_waiting};
 use super::domain::Domain;
-use super::guard::{data_entry, entry, waiting_entry};
+use super::guard::{data_entry, entries, entry, told, waiting_entry};
 use super::lock::{Guard, Locked};
-use super::own::{Object, own};
+use super::own::{Object, close as close_object, ours, own};
 use super::source::Source;
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
 use super::wait::{Waitable, Waiter};
@@ -13,9 +13,9 @@ use crate::protocol::Cause;
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_CLASS_CQ, FI_CQ_COND_NONE, FI_CQ_COND_THRESHOLD, FI_CQ_FORMAT_CONTEXT,
     FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_TAGGED, FI_CQ_FORMAT_UNSPEC, FI_EAGAIN,
-    FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS, fi_addr_t, fi_cq_attr, fi_cq_data_entry,
-    fi_cq_entry, fi_cq_err_entry, fi_cq_err_entry_1_20, fi_cq_msg_entry, fi_cq_tagged_entry,
-    fi_ops, fi_ops_cq, fi_ops_cq_2_7, fi_version, fid, fid_cq,
+    FI_EAVAIL, FI_EINVAL, FI_ENOSYS, fi_addr_t, fi_cq_attr, fi_cq_data_entry, fi_cq_entry,
+    fi_cq_err_entry, fi_cq_err_entry_1_20, fi_cq_msg_entry, fi_cq_tagged_entry, fi_ops, fi_ops_cq,
+    fi_ops_cq_2_7, fi_version, fid, fid_cq,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -452,35 +452,13 @@ unsafe fn write_entry(format: u32, buffer: *mut c_void, i: usize, e: &Entry) {
     }
 }
 
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(cq)", || {
-        // SAFETY: a queue of ours, open until now.
-        unsafe {
-            let cq = &(*fid.cast::<CqFid>()).shared;
-            if cq.domain.lock.is_lost() {
-                return 0;
-            }
-            // The progress thread borrows it under the lock at times.
-            let guard = cq.domain.lock.lock();
-            if Arc::strong_count(cq) > 1 {
-                return -FI_EBUSY;
-            }
-            drop(guard);
-            cq.wait.leave();
-            drop(Box::from_raw(fid.cast::<CqFid>()));
-        }
-        0
-    })
-}
-
-unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    entry("fi_control(cq)", || {
-        // SAFETY: a queue of ours; `arg` is as fi_cq.3 says for each command.
-        unsafe {
-            let object = &*fid.cast::<CqFid>();
-            object.shared.wait.control(command, arg)
-        }
-    })
+entries! { entry -> c_int;
+    close "fi_close(cq)" (fid: *mut fid) => close_object(fid, |object: &CqFid| {
+        let cq = &object.shared;
+        cq.domain.lock.may_close(|_| Arc::strong_count(cq) > 1).map(|()| cq.wait.leave())
+    });
+    control "fi_control(cq)" (fid: *mut fid, command: c_int, arg: *mut c_void)
+        => ours::<CqFid>(fid).shared.wait.control(command, arg);
 }
 
 #[inline(always)]
@@ -611,18 +589,8 @@ unsafe extern "C" fn strerror(
     len: usize,
 ) -> *const c_char {
     entry("fi_cq_strerror", || {
-        let text = cause_text(cause);
-        if buffer.is_null() || len == 0 {
-            return text.as_ptr();
-        }
-        let bytes = text.to_bytes();
-        let n = bytes.len().min(len - 1);
-        // SAFETY: the application's buffer has `len > n` bytes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buffer, n);
-            *buffer.add(n) = 0;
-        }
-        buffer.cast_const()
+        // SAFETY: the application's buffer has `len` bytes.
+        unsafe { told(cause_text(cause), buffer, len) }
     })
 }
 

@@ -1,8 +1,8 @@
 //! `struct fid_eq`: event queues for control operations.
 
 use super::fabric::Fabric;
-use super::guard::{busy, entry, waiting_entry};
-use super::own::{Object, own};
+use super::guard::{entries, entry, may_close, told, waiting_entry};
+use super::own::{Object, close as close_object, ours, own};
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
 use super::wait::{WaitKind, Waitable};
 use super::wait_set::WaitObject;
@@ -256,29 +256,13 @@ impl Waitable for EventQueue {
     }
 }
 
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(eq)", || {
-        // SAFETY: a queue of ours, open until now.
-        unsafe {
-            let eq = &(*fid.cast::<EqFid>()).shared;
-            if Arc::strong_count(eq) > 1 {
-                return busy(eq.fabric.home);
-            }
-            eq.wait.leave();
-            drop(Box::from_raw(fid.cast::<EqFid>()));
-        }
-        0
-    })
-}
-
-unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    entry("fi_control(eq)", || {
-        // SAFETY: a queue of ours; `arg` is as fi_eq.3 says for each command.
-        unsafe {
-            let object = &*fid.cast::<EqFid>();
-            object.shared.wait.control(command, arg)
-        }
-    })
+entries! { entry -> c_int;
+    close "fi_close(eq)" (fid: *mut fid) => close_object(fid, |object: &EqFid| {
+        let eq = &object.shared;
+        may_close(Arc::strong_count(eq), eq.fabric.home).map(|()| eq.wait.leave())
+    });
+    control "fi_control(eq)" (fid: *mut fid, command: c_int, arg: *mut c_void)
+        => ours::<EqFid>(fid).shared.wait.control(command, arg);
 }
 
 unsafe extern "C" fn read(
@@ -402,15 +386,7 @@ unsafe extern "C" fn strerror(
     len: usize,
 ) -> *const c_char {
     entry("fi_eq_strerror", || {
-        let text = c"no provider-specific error";
-        if !buffer.is_null() && len > 0 {
-            let n = text.to_bytes().len().min(len - 1);
-            // SAFETY: the application's buffer has `len > n` bytes.
-            unsafe {
-                std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, n);
-                *buffer.add(n) = 0;
-            }
-        }
-        text.as_ptr()
+        // SAFETY: the application's buffer has `len` bytes.
+        unsafe { told(c"no provider-specific error", buffer, len) }
     })
 }

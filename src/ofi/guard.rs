@@ -5,6 +5,7 @@ use crate::sys::process::Home;
 use crate::sys::reserve;
 use crate::telemetry::log;
 use std::any::Any;
+use std::ffi::{CStr, c_char, c_int};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -135,10 +136,31 @@ pub(crate) fn code(result: Result<(), i32>) -> i32 {
     }
 }
 
-/// What `fi_close` says of an object that others still have: EBUSY. In a forked child those may never let it go
-/// (`DomainLock::is_lost`): there it stays as it is, and nobody is told to try again.
-pub(crate) fn busy(home: Home) -> i32 {
-    if home.is_here() { -libfabric_sys::FI_EBUSY } else { 0 }
+/// Whether an object that so many have may be closed, or what `fi_close` says: EBUSY. In a forked child the others may
+/// never let it go (`DomainLock::is_lost`): there it stays as it is, and nobody is told to try again.
+pub(crate) fn may_close(uses: usize, home: Home) -> Result<(), c_int> {
+    match uses {
+        1 => Ok(()),
+        _ if home.is_here() => Err(-libfabric_sys::FI_EBUSY),
+        _ => Err(0),
+    }
+}
+
+/// What `fi_cq_strerror` and its like return: `text`, in the application's buffer if there is one.
+///
+/// # Safety
+/// `buffer` is null or has `len` bytes.
+pub(super) unsafe fn told(text: &'static CStr, buffer: *mut c_char, len: usize) -> *const c_char {
+    if buffer.is_null() || len == 0 {
+        return text.as_ptr();
+    }
+    let n = text.to_bytes().len().min(len - 1);
+    // SAFETY: the buffer has `len > n` bytes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, n);
+        *buffer.add(n) = 0;
+    }
+    buffer.cast_const()
 }
 
 #[cfg(test)]
@@ -152,5 +174,27 @@ mod tests {
         let rc: i32 = entry("test", || panic!("boom"));
         std::panic::set_hook(hook);
         assert_eq!(rc, -libfabric_sys::FI_EOTHER);
+    }
+
+    #[test]
+    fn a_text_is_cut_to_the_buffer_that_it_is_told_in() {
+        let mut buffer = [1 as c_char; 4];
+        let at = buffer.as_mut_ptr();
+        // SAFETY: the buffer has as many bytes, or there is none.
+        unsafe {
+            assert_eq!(CStr::from_ptr(told(c"longer", at, 4)), c"lon");
+            assert_eq!(CStr::from_ptr(told(c"no", at, 4)), c"no");
+            assert_eq!(CStr::from_ptr(told(c"longer", at, 0)), c"longer");
+            assert_eq!(CStr::from_ptr(told(c"longer", std::ptr::null_mut(), 4)), c"longer");
+        }
+    }
+
+    #[test]
+    fn what_others_have_is_closed_by_nobody() {
+        let home = Home::here();
+        assert_eq!(
+            (may_close(1, home), may_close(2, home)),
+            (Ok(()), Err(-libfabric_sys::FI_EBUSY))
+        );
     }
 }

@@ -5,7 +5,9 @@
 
 use crate::sys::order::{self, AtomicBool, AtomicU8, Mutex, MutexGuard};
 use crate::sys::process::Home;
+use libfabric_sys::FI_EBUSY;
 use std::cell::UnsafeCell;
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -103,6 +105,15 @@ impl DomainLock {
         !self.is_here()
             && (self.inside.load(Ordering::Relaxed)
                 || matches!(self.mutex.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
+    /// Whether an object of the domain may be closed, or what `fi_close` says of one that stays: EBUSY if it is used.
+    pub(crate) fn may_close(&self, is_used: impl FnOnce(&Guard<'_>) -> bool) -> Result<(), c_int> {
+        if self.is_lost() {
+            return Err(0);
+        }
+        // The progress thread borrows objects under the lock at times.
+        if is_used(&self.lock()) { Err(-FI_EBUSY) } else { Ok(()) }
     }
 
     /// From now on the mutex is taken: a thread of ours joins. Called while the application

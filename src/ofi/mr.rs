@@ -71,6 +71,20 @@ fn is_memory(part: &libc::iovec) -> bool {
         || !part.iov_base.is_null() && part.iov_base.addr().checked_add(part.iov_len).is_some()
 }
 
+/// `None` for too many parts, and for what cannot be memory.
+///
+/// # Safety
+/// The parts are lent for as long as the result is used.
+unsafe fn gathered(parts: &[libc::iovec]) -> Option<SegmentList> {
+    let mut list = [(std::ptr::null(), 0); MAX_SEGMENTS];
+    for (to, from) in list.iter_mut().zip(parts) {
+        *to = (from.iov_base.cast_const().cast(), from.iov_len);
+    }
+    let list = list.get(..parts.len()).filter(|_| parts.iter().all(is_memory))?;
+    // SAFETY: the caller vouches.
+    unsafe { SegmentList::gather(list) }
+}
+
 /// A key names a region to peers. A region that no peer may access needs none: its key is not looked at, and
 /// any number of such regions may have the same one. Open MPI, MPICH and the plug-ins of NCCL register the
 /// buffers of their messages so, all with the key 0.
@@ -92,16 +106,8 @@ unsafe fn register(
     if out.is_null() || wanted.parts.is_empty() || wanted.offset != 0 {
         return Err(FI_EINVAL);
     }
-    let mut parts = [(std::ptr::null(), 0); MAX_SEGMENTS];
-    if wanted.parts.len() > parts.len() || !wanted.parts.iter().all(is_memory) {
-        return Err(FI_EINVAL);
-    }
-    for (to, from) in parts.iter_mut().zip(wanted.parts) {
-        *to = (from.iov_base.cast_const().cast(), from.iov_len);
-    }
-    let parts = parts.get(..wanted.parts.len()).unwrap_or(&[]);
     // SAFETY: the application lends the parts until fi_close.
-    let memory = unsafe { SegmentList::gather(parts) }.ok_or(FI_EINVAL)?;
+    let memory = unsafe { gathered(wanted.parts) }.ok_or(FI_EINVAL)?;
     // SAFETY: the application's domain; `fid` is its first member.
     let domain = unsafe { domain::shared(fid.cast::<fid_domain>()) };
     let base = if domain.names_addresses { memory.first_addr() } else { 0 };
@@ -137,7 +143,7 @@ unsafe fn register(
         id,
         remote,
         base,
-        declared: parts.iter().map(|(addr, len)| declare(addr.addr(), *len)).collect(),
+        declared: wanted.parts.iter().map(|p| declare(p.iov_base.addr(), p.iov_len)).collect(),
     });
     mr.fid.mem_desc = (&raw mut *mr).cast();
     // SAFETY: checked not to be null.

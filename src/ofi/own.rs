@@ -6,6 +6,7 @@ use crate::sys::cma::{self, Range};
 use crate::sys::process;
 use crate::telemetry::log;
 use libfabric_sys::{FI_EINVAL, fi_ops, fid};
+use std::ffi::c_int;
 use std::mem::offset_of;
 
 /// Most hooks over each other that are looked through.
@@ -63,6 +64,33 @@ pub(super) unsafe fn own_behind_hooks<'a, T: Object>(object: *const fid) -> Resu
     }
     // SAFETY: the caller vouches. This says what it is.
     unsafe { own(object) }
+}
+
+/// The structure behind an object of ours.
+///
+/// # Safety
+/// `object` is an open `T`.
+#[inline]
+pub(super) unsafe fn ours<'a, T>(object: *const fid) -> &'a T {
+    // SAFETY: the caller vouches.
+    unsafe { &*object.cast::<T>() }
+}
+
+/// `fi_close`. `may_go`: what is returned if the object stays as it is.
+///
+/// # Safety
+/// `object` is an open `T` in a box, and nobody uses it any more if it may go.
+pub(super) unsafe fn close<T>(
+    object: *mut fid,
+    may_go: impl FnOnce(&T) -> Result<(), c_int>,
+) -> c_int {
+    // SAFETY: the caller vouches.
+    if let Err(code) = may_go(unsafe { ours(object) }) {
+        return code;
+    }
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(object.cast::<T>()) });
+    0
 }
 
 /// The word at an address, if there is one. Read by the kernel: what lies behind the object of another

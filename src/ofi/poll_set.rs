@@ -3,7 +3,8 @@
 use super::cntr::{self, Counter};
 use super::cq::{self, CompletionQueue};
 use super::domain::Domain;
-use super::guard::{code, entry};
+use super::guard::{code, entries, entry};
+use super::own::close as close_object;
 use super::table::{SLACK, Slack, Table, stubs};
 use libfabric_sys::{
     FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_POLL, FI_EINVAL, fi_ops, fi_ops_poll, fi_poll_attr, fid,
@@ -86,15 +87,8 @@ pub(crate) unsafe fn open(
     Ok(())
 }
 
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(poll)", || {
-        // SAFETY: a set of ours, open until now.
-        if !unsafe { &*fid.cast::<PollFid>() }.domain.lock.is_lost() {
-            // SAFETY: as above.
-            drop(unsafe { Box::from_raw(fid.cast::<PollFid>()) });
-        }
-        0
-    })
+entries! { entry -> c_int;
+    close "fi_close(poll)" (fid: *mut fid) => close_object(fid, |object: &PollFid| object.domain.lock.may_close(|_| false));
 }
 
 unsafe extern "C" fn add(set: *mut fid_poll, object: *mut fid, _flags: u64) -> c_int {

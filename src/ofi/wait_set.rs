@@ -2,8 +2,8 @@
 
 use super::elsewhere::Elsewhere;
 use super::fabric::Fabric;
-use super::guard::{busy, entry, waiting_entry};
-use super::own::{Object, own};
+use super::guard::{entries, may_close, waiting_entry};
+use super::own::{Object, close as close_object, ours, own};
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
 use super::wait::{WaitKind, Waitable, Waiter};
 use crate::sys::clock::{Deadline, now_ns};
@@ -187,28 +187,12 @@ impl WaitObject {
     }
 }
 
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(wait)", || {
-        // SAFETY: a set of ours, open until now.
-        unsafe {
-            let set = &(*fid.cast::<WaitFid>()).shared;
-            if Arc::strong_count(set) > 1 {
-                return busy(set.fabric.home);
-            }
-            drop(Box::from_raw(fid.cast::<WaitFid>()));
-        }
-        0
-    })
-}
-
-unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    entry("fi_control(wait)", || {
-        // SAFETY: a set of ours; `arg` is as fi_poll.3 says for each command.
-        unsafe {
-            let object = &*fid.cast::<WaitFid>();
-            object.shared.waiter.control(command, arg)
-        }
-    })
+entries! { entry -> c_int;
+    close "fi_close(wait)" (fid: *mut fid) => close_object(fid, |object: &WaitFid| {
+        may_close(Arc::strong_count(&object.shared), object.shared.fabric.home)
+    });
+    control "fi_control(wait)" (fid: *mut fid, command: c_int, arg: *mut c_void)
+        => ours::<WaitFid>(fid).shared.waiter.control(command, arg);
 }
 
 unsafe extern "C-unwind" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {

@@ -2,9 +2,9 @@
 //! group can be made.
 
 use super::vector::{AddressVector, shared};
-use crate::ofi::guard::{code, entry, making_entry};
+use crate::ofi::guard::{code, entries, entry, making_entry};
 use crate::ofi::lock::{Guard, Locked};
-use crate::ofi::own::{Object, own};
+use crate::ofi::own::{Object, close as close_object, own};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_CLASS_AV_SET, FI_EINVAL, FI_EOPNOTSUPP, FI_UNIVERSE, fi_addr_t,
@@ -130,15 +130,8 @@ fn make(
     Ok(set)
 }
 
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(av_set)", || {
-        // SAFETY: a set of ours, open until now.
-        if !unsafe { &*fid.cast::<AvSet>() }.av.domain.lock.is_lost() {
-            // SAFETY: as above.
-            drop(unsafe { Box::from_raw(fid.cast::<AvSet>()) });
-        }
-        0
-    })
+entries! { entry -> c_int;
+    close "fi_close(av_set)" (fid: *mut fid) => close_object(fid, |object: &AvSet| object.av.domain.lock.may_close(|_| false));
 }
 
 /// Changes `dst` by what is in `src`.

@@ -3,12 +3,12 @@
 use super::state::AvState;
 use crate::ofi::domain::Domain;
 use crate::ofi::eq::{self, EventQueue};
-use crate::ofi::guard::entry;
+use crate::ofi::guard::{code, entries};
 use crate::ofi::lock::Locked;
-use crate::ofi::own::{Object, own, own_behind_hooks};
+use crate::ofi::own::{Object, close as close_object, own, own_behind_hooks};
 use crate::ofi::table::{Slack, Table, stubs};
 use crate::transport::net::reliable::tag::JobKey;
-use libfabric_sys::{FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, fi_ops, fid, fid_av};
+use libfabric_sys::{FI_EINVAL, fi_ops, fid, fid_av};
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -83,36 +83,10 @@ pub(crate) unsafe fn named<'a>(av: *mut fid_av) -> Result<&'a Arc<AddressVector>
     unsafe { own_behind_hooks::<AvFid>(av.cast()) }.map(|own| &own.shared)
 }
 
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(av)", || {
-        // SAFETY: an address vector of ours, open until now.
-        unsafe {
-            let shared = &(*fid.cast::<AvFid>()).shared;
-            if shared.domain.lock.is_lost() {
-                return 0;
-            }
-            if Arc::strong_count(shared) > 1 {
-                return -FI_EBUSY;
-            }
-            drop(Box::from_raw(fid.cast::<AvFid>()));
-        }
-        0
-    })
-}
-
-unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {
-    entry("fi_av_bind", || {
-        // SAFETY: objects of the application.
-        unsafe {
-            let Some(object) = other.as_ref() else { return -FI_EINVAL };
-            if object.fclass != FI_CLASS_EQ {
-                return -FI_EINVAL;
-            }
-            match eq::shared(other) {
-                Ok(eq) => (*fid.cast::<AvFid>()).eq = Some(eq.clone()),
-                Err(error) => return -error,
-            }
-        }
-        0
-    })
+entries! { entry -> c_int;
+    close "fi_close(av)" (fid: *mut fid) => close_object(fid, |av: &AvFid| {
+        av.shared.domain.lock.may_close(|_| Arc::strong_count(&av.shared) > 1)
+    });
+    bind "fi_av_bind" (fid: *mut fid, other: *mut fid, _flags: u64)
+        => code(eq::shared(other).map(|eq| (*fid.cast::<AvFid>()).eq = Some(eq.clone())));
 }

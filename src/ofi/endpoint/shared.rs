@@ -14,7 +14,7 @@ use crate::memory::{Buffers, SegmentList};
 use crate::ofi::domain::Domain;
 use crate::ofi::guard::{code, entries, entry};
 use crate::ofi::lock::{Guard, Locked};
-use crate::ofi::own::Object;
+use crate::ofi::own::{Object, close as close_object};
 use crate::ofi::progress::{By, Progress};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::protocol::{ANY_SOURCE, PeekAction, ReceiveOp, Receives, Report};
@@ -22,8 +22,8 @@ use crate::telemetry::log;
 use libc::iovec;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION,
-    FI_DIRECTED_RECV, FI_DISCARD, FI_EAGAIN, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOENT,
-    FI_ENOPROTOOPT, FI_ENOSYS, FI_EOPBADSTATE, FI_GETOPSFLAG, FI_MULTI_RECV, FI_OPT_ENDPOINT,
+    FI_DIRECTED_RECV, FI_DISCARD, FI_EAGAIN, FI_EINVAL, FI_ENABLE, FI_ENOENT, FI_ENOPROTOOPT,
+    FI_ENOSYS, FI_EOPBADSTATE, FI_GETOPSFLAG, FI_MULTI_RECV, FI_OPT_ENDPOINT,
     FI_OPT_MIN_MULTI_RECV, FI_PEEK, FI_RECV, FI_SETOPSFLAG, FI_TRANSMIT, fi_addr_t, fi_msg,
     fi_msg_tagged, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_ops_msg, fi_ops_tagged, fi_rx_attr,
     fi_tx_attr, fid, fid_ep, fid_stx, fid_t,
@@ -430,38 +430,12 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
     })
 }
 
-/// Errors: EBUSY while an endpoint is bound.
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(srx)", || {
-        // SAFETY: a context of ours, open until now.
-        unsafe {
-            let shared = &(*fid.cast::<ReceiveFid>()).shared;
-            if shared.domain.lock.is_lost() {
-                return 0;
-            }
-            if Arc::strong_count(shared) > 1 {
-                return -FI_EBUSY;
-            }
-            drop(Box::from_raw(fid.cast::<ReceiveFid>()));
-        }
-        0
-    })
-}
-
-/// Errors: EBUSY while an endpoint is bound.
-unsafe extern "C" fn close_transmit(fid: *mut fid) -> c_int {
-    entry("fi_close(stx)", || {
-        // SAFETY: a context of ours, open until now.
-        unsafe {
-            let shared = &(*fid.cast::<TransmitFid>()).shared;
-            if shared.domain.lock.is_lost() {
-                return 0;
-            }
-            if Arc::strong_count(shared) > 1 {
-                return -FI_EBUSY;
-            }
-            drop(Box::from_raw(fid.cast::<TransmitFid>()));
-        }
-        0
-    })
+// EBUSY: an endpoint is bound.
+entries! { entry -> c_int;
+    close "fi_close(srx)" (fid: *mut fid) => close_object(fid, |srx: &ReceiveFid| {
+        srx.shared.domain.lock.may_close(|_| Arc::strong_count(&srx.shared) > 1)
+    });
+    close_transmit "fi_close(stx)" (fid: *mut fid) => close_object(fid, |stx: &TransmitFid| {
+        stx.shared.domain.lock.may_close(|_| Arc::strong_count(&stx.shared) > 1)
+    });
 }

@@ -6,13 +6,14 @@ use crate::ofi::endpoint::Role;
 use crate::ofi::fabric::Fabric;
 use crate::ofi::guard::{code, entries, entry};
 use crate::ofi::lock::{DomainLock, Locked};
+use crate::ofi::own::close as close_object;
 use crate::ofi::table::{SLACK, Table, stubs};
 use crate::ofi::trigger::Triggers;
 use crate::ofi::{av, cntr, cq, elsewhere, endpoint, eq, keys, mr, poll_set};
 use crate::telemetry::log;
 use crate::transport::net::verbs;
 use libfabric_sys::{
-    FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP,
+    FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP,
     FI_FLUSH_WORK, FI_MR_BASIC, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_QUEUE_WORK,
     FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr, fi_collective_attr,
     fi_collective_op, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
@@ -118,21 +119,10 @@ fn config_of(name: Option<&str>) -> Result<Config, i32> {
     })
 }
 
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(domain)", || {
-        // SAFETY: a domain of ours, open until now.
-        unsafe {
-            let shared = &(*fid.cast::<DomainFid>()).shared;
-            if shared.lock.is_lost() {
-                return 0;
-            }
-            if Arc::strong_count(shared) > 1 {
-                return -FI_EBUSY;
-            }
-            drop(Box::from_raw(fid.cast::<DomainFid>()));
-        }
-        0
-    })
+entries! { entry -> c_int;
+    close "fi_close(domain)" (fid: *mut fid) => close_object(fid, |object: &DomainFid| {
+        object.shared.lock.may_close(|_| Arc::strong_count(&object.shared) > 1)
+    });
 }
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {

@@ -2,7 +2,8 @@
 
 use super::domain;
 use crate::ofi::fabric::Fabric;
-use crate::ofi::guard::{busy, code, entries, entry};
+use crate::ofi::guard::{code, entries, entry, may_close};
+use crate::ofi::own::close as close_object;
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::ofi::wait::Waitable;
 use crate::ofi::{cntr, cq, eq, wait_set};
@@ -73,18 +74,10 @@ unsafe fn shared<'a>(fabric: *mut fid_fabric) -> &'a Arc<Fabric> {
     unsafe { &(*fabric.cast::<FabricFid>()).shared }
 }
 
-unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    entry("fi_close(fabric)", || {
-        // SAFETY: a fabric of ours, open until now.
-        unsafe {
-            let shared = &(*fid.cast::<FabricFid>()).shared;
-            if Arc::strong_count(shared) > 1 {
-                return busy(shared.home);
-            }
-            drop(Box::from_raw(fid.cast::<FabricFid>()));
-        }
-        0
-    })
+entries! { entry -> c_int;
+    close "fi_close(fabric)" (fid: *mut fid) => close_object(fid, |object: &FabricFid| {
+        may_close(Arc::strong_count(&object.shared), object.shared.home)
+    });
 }
 
 entries! { making_entry -> c_int;
