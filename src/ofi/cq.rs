@@ -86,7 +86,7 @@ struct Lent<'a>(&'a CompletionQueue, &'a Guard<'a>);
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        self.0.state(self.1).reader = Reader::NONE;
+        self.0.state(self.1).reader.count = 0;
     }
 }
 

@@ -45,15 +45,12 @@ impl Source {
         guard: &Guard<'_>,
     ) {
         // SAFETY: the guard is of the domain of the state; the borrow ends with the statement.
-        let count = pick(unsafe { state.get(guard) }).endpoints.len();
-        for i in 0..count {
-            // SAFETY: as above.
-            let endpoint = pick(unsafe { state.get(guard) }).endpoints.get(i).copied();
-            if let Some(endpoint) = endpoint {
-                // SAFETY: an endpoint removes itself from the list, under the lock that we hold,
-                // before it goes away.
-                unsafe { &*endpoint }.progress(By::Application, guard);
-            }
+        let at = |i: usize| pick(unsafe { state.get(guard) }).endpoints.get(i).copied();
+        let mut i = 0;
+        while let Some(endpoint) = at(i) {
+            // SAFETY: an endpoint removes itself from the list, under the lock that we hold, before it goes away.
+            unsafe { &*endpoint }.progress(By::Application, guard);
+            i += 1;
         }
     }
 

@@ -246,8 +246,12 @@ impl EagerHeader {
     #[inline(always)]
     pub(crate) fn decode_head(bytes: &[u8]) -> Option<Envelope> {
         let mut r = Reader(bytes);
-        let [EAGER, flags, _, context, ..] = r.take::<8>()? else { return None };
-        if flags & ACK != 0 { None } else { r.envelope(flags, context) }
+        let [kind, flags, _, context, ..] = r.take::<8>()?;
+        // Both questions in one.
+        if u16::from_le_bytes([kind, flags & ACK]) != u16::from(EAGER) {
+            return None;
+        }
+        r.envelope(flags, context)
     }
 
     /// Envelope and acknowledgement, if `bytes` are such a header.

@@ -19,7 +19,6 @@ use std::sync::Arc;
 
 /// See the module. Holds the domain's lock through `guard`.
 pub(super) struct EndpointHost<'a> {
-    bindings: &'a Bindings,
     guard: &'a Guard<'a>,
     endpoint: &'a Endpoint,
 }
@@ -27,23 +26,19 @@ pub(super) struct EndpointHost<'a> {
 impl Endpoint {
     #[inline]
     pub(super) fn host<'g>(&'g self, guard: &'g Guard<'_>) -> EndpointHost<'g> {
-        EndpointHost { bindings: self.bindings(guard), guard, endpoint: self }
+        EndpointHost { guard, endpoint: self }
     }
 }
 
 impl EndpointHost<'_> {
-    /// What a transmit or receive context reports to.
-    #[inline]
-    fn of(&self, context: u8) -> &Bindings {
-        if context == 0 {
-            return self.bindings;
-        }
-        self.endpoint.bindings_beyond(context, self.guard)
+    #[inline(always)]
+    fn bindings(&self) -> &Bindings {
+        self.endpoint.bindings(self.guard)
     }
 
     #[inline(always)]
     fn route(&self, c: &Completion) -> (Option<&QueueBinding>, Option<&Arc<Counter>>, u64) {
-        let to = self.of(c.report.context());
+        let to = self.endpoint.bindings_of(c.report.context(), self.guard);
         match c.direction {
             Direction::Send => (to.transmit.as_ref(), to.send_counter.as_ref(), FI_SEND),
             Direction::Receive => (to.receive.as_ref(), to.receive_counter.as_ref(), FI_RECV),
@@ -55,7 +50,7 @@ impl EndpointHost<'_> {
             }
             // Collective operations are atomic ones (fi_collective.3), and those write.
             Direction::Collective => {
-                (self.bindings.transmit.as_ref(), self.bindings.write_counter.as_ref(), 0)
+                (self.bindings().transmit.as_ref(), self.bindings().write_counter.as_ref(), 0)
             }
         }
     }
@@ -181,7 +176,7 @@ impl Host for EndpointHost<'_> {
 
     fn source_of(&self, address: &Address) -> u64 {
         // SAFETY: as above.
-        self.bindings
+        self.bindings()
             .av
             .as_ref()
             .map_or(UNKNOWN_SOURCE, |av| unsafe { av.state.get(self.guard) }.fi_addr(address))
@@ -190,7 +185,7 @@ impl Host for EndpointHost<'_> {
     #[inline]
     fn book_epoch(&self) -> u64 {
         // SAFETY: as above.
-        self.bindings.av.as_ref().map_or(0, |av| unsafe { av.state.get(self.guard) }.epoch())
+        self.bindings().av.as_ref().map_or(0, |av| unsafe { av.state.get(self.guard) }.epoch())
     }
 
     #[inline]
@@ -198,28 +193,26 @@ impl Host for EndpointHost<'_> {
         let all = |bindings: &Bindings| {
             self.is_roomy(&bindings.transmit) && self.is_roomy(&bindings.receive)
         };
-        all(self.bindings)
-            && (self.endpoint.contexts.count() < 2
-                || self.endpoint.bindings.read(self.guard).more.iter().all(all))
+        all(self.bindings()) && self.endpoint.bindings.read(self.guard).more.iter().all(all)
     }
 
     #[inline(always)]
     fn has_room_for_sends(&self, context: u8) -> bool {
-        self.is_roomy(&self.of(context).transmit)
+        self.is_roomy(&self.endpoint.bindings_of(context, self.guard).transmit)
     }
 
     fn shared_receives(&mut self) -> Option<&mut Receives> {
-        let shared = self.bindings.shared_receive.as_ref()?;
+        let shared = self.bindings().shared_receive.as_ref()?;
         Some(&mut shared.state(self.guard).receives)
     }
 
     fn see_shared_receives(&self) -> Option<&Receives> {
-        let shared = self.bindings.shared_receive.as_ref()?;
+        let shared = self.bindings().shared_receive.as_ref()?;
         Some(&shared.state(self.guard).receives)
     }
 
     fn reports_all_receives(&self) -> bool {
-        self.bindings.receive.as_ref().is_some_and(|binding| !binding.selective)
+        self.bindings().receive.as_ref().is_some_and(|binding| !binding.selective)
     }
 
     fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied> {
@@ -242,16 +235,16 @@ impl Host for EndpointHost<'_> {
         let counters = state.region_counters.get(&id);
         let heard = |right| counters.is_some_and(|counters| counters.told(right).next().is_some());
         region.remote_read &= self.endpoint.lets(Right::Read)
-            && self.bindings.remote_read_counter.is_none()
+            && self.bindings().remote_read_counter.is_none()
             && !heard(Right::Read);
         region.remote_write &= self.endpoint.lets(Right::Write)
-            && self.bindings.remote_write_counter.is_none()
+            && self.bindings().remote_write_counter.is_none()
             && !heard(Right::Write);
         (region.remote_read || region.remote_write).then_some((id, region))
     }
 
     fn joined(&mut self, group: u64, outcome: Result<(), i32>) {
-        let eq = &self.bindings.eq;
+        let eq = &self.bindings().eq;
         let known =
             self.endpoint.state(self.guard).groups.iter_mut().find(|known| known.group == group);
         let joining = known.and_then(|known| known.joining.take());
@@ -267,7 +260,7 @@ impl Host for EndpointHost<'_> {
 
     fn accessed(&mut self, access: &RemoteAccess<'_>) {
         let reads = access.right.reads();
-        let Bindings { remote_read_counter, remote_write_counter, .. } = self.bindings;
+        let Bindings { remote_read_counter, remote_write_counter, .. } = self.bindings();
         if let Some(counter) = if reads { remote_read_counter } else { remote_write_counter } {
             counter.count(self.guard);
         }
@@ -277,7 +270,7 @@ impl Host for EndpointHost<'_> {
             let counters = state.region_counters.get(region).cloned().unwrap_or_default();
             counters.told(access.right).for_each(|counter| counter.raise(1, self.guard));
         }
-        if let (Some(data), Some(binding)) = (access.data, &self.bindings.receive) {
+        if let (Some(data), Some(binding)) = (access.data, &self.bindings().receive) {
             let entry = Entry {
                 context: 0,
                 flags: FI_REMOTE_CQ_DATA

@@ -272,7 +272,7 @@ pub(super) fn send<B: Buffers>(
         ep.domain.triggers.run_due(&guard);
         return 0;
     }
-    result(sending.listed().go_on(ep, &guard, Account { ..account }, op_flags))
+    result(sending.listed().go_on(ep, &guard, account, op_flags))
 }
 
 /// A send.
@@ -490,57 +490,23 @@ pub(super) fn receive<B: Buffers>(
     };
     let report = Report::new(!selective || op_flags & FI_COMPLETION != 0, number);
     let account = Account { context: context.expose_provenance() as u64, report };
-    if op_flags & UNUSUAL_RX == 0 {
-        if let Ok(source) = ep.wanted_source(source, &guard) {
-            let receiving = Receiving { segments, tagging, source, multi_min: None };
-            if receiving.try_start(ep, &guard, account) {
-                return 0;
-            }
-        }
+    let receiving = Receiving { segments, tagging, source, multi_min: None };
+    if op_flags & UNUSUAL_RX == 0 && receiving.try_start(ep, &guard, account) {
+        return 0;
     }
     let op_flags = match flags {
         Flags::Call(flags) => flags,
         _ => op_flags & !(FI_PEEK | FI_CLAIM | FI_DISCARD),
     };
-    let (tagging, account) = (Tagging { ..tagging }, Account { ..account });
-    result(receive_any(ep, segments.list(), tagging, source, account, op_flags, &guard))
+    result(receiving.listed().go_on(ep, &guard, account, op_flags))
 }
 
-/// What [`Receiving::try_start`] does not take: with unusual flags, or with a message that is here.
-#[inline(never)]
-fn receive_any(
-    ep: &Endpoint,
-    segments: SegmentList,
-    tagging: Tagging,
-    source: fi_addr_t,
-    account: Account,
-    op_flags: u64,
-    guard: &Guard<'_>,
-) -> Result<(), i32> {
-    let receiving = Receiving::check(ep, segments, tagging, source, op_flags, guard)?;
-    let looks = op_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0;
-    if op_flags & FI_TRIGGER != 0 {
-        if looks {
-            return Err(FI_EOPNOTSUPP);
-        }
-        let context = std::ptr::with_exposed_provenance_mut(account.context as usize);
-        let (kind, report) = (receiving.kind(), account.report);
-        // SAFETY: fi_trigger.3: the context says what to wait for.
-        return unsafe { trigger(ep, kind, context, report, receiving.starter(), guard) };
-    }
-    if looks {
-        return special_receive(ep, &receiving.op(account), op_flags, guard);
-    }
-    let outcome = receiving.start(ep, guard, account).map_err(error_number);
-    ep.domain.triggers.run_due(guard);
-    outcome
-}
-
-/// A receive that was checked and can be posted.
+/// A receive.
 #[derive(Clone, Copy)]
 pub(super) struct Receiving<B = SegmentList> {
     segments: B,
     tagging: Tagging,
+    /// As the call names it; once it was checked, as completions do.
     source: u64,
     multi_min: Option<usize>,
 }
@@ -560,13 +526,19 @@ impl<B: Buffers> Receiving<B> {
         }
     }
 
+    #[inline(always)]
+    fn listed(&self) -> Receiving {
+        let Self { segments, tagging, source, multi_min } = *self;
+        Receiving { segments: segments.list(), tagging, source, multi_min }
+    }
+
     /// See [`crate::protocol::Engine::try_post`].
     #[inline(always)]
     fn try_start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> bool {
+        let Ok(source) = ep.wanted_source(self.source, guard) else { return false };
         let Some(engine) = ep.engine(guard) else { return false };
-        let is_hopeless =
-            |engine: &mut Engine<Router>| engine.is_hopeless(self.source, &ep.host(guard));
-        engine.try_post(&self.op(account), is_hopeless)
+        let is_hopeless = |engine: &mut Engine<Router>| engine.is_hopeless(source, &ep.host(guard));
+        engine.try_post(&Self { source, ..*self }.op(account), is_hopeless)
     }
 }
 
@@ -591,6 +563,35 @@ impl Receiving {
         };
         let multi_min = multi.then(|| ep.state(guard).min_multi_recv);
         Ok(Self { segments, tagging, source, multi_min })
+    }
+
+    /// What [`Receiving::try_start`] does not take: with unusual flags, or with a message that is here.
+    #[inline(never)]
+    fn go_on(
+        &self,
+        ep: &Endpoint,
+        guard: &Guard<'_>,
+        account: Account,
+        op_flags: u64,
+    ) -> Result<(), i32> {
+        let Self { segments, tagging, source, .. } = *self;
+        let receiving = Self::check(ep, segments, tagging, source, op_flags, guard)?;
+        let looks = op_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0;
+        if op_flags & FI_TRIGGER != 0 {
+            if looks {
+                return Err(FI_EOPNOTSUPP);
+            }
+            let context = std::ptr::with_exposed_provenance_mut(account.context as usize);
+            let (kind, report) = (receiving.kind(), account.report);
+            // SAFETY: fi_trigger.3: the context says what to wait for.
+            return unsafe { trigger(ep, kind, context, report, receiving.starter(), guard) };
+        }
+        if looks {
+            return special_receive(ep, &receiving.op(account), op_flags, guard);
+        }
+        let outcome = receiving.start(ep, guard, account).map_err(error_number);
+        ep.domain.triggers.run_due(guard);
+        outcome
     }
 
     fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {

@@ -96,15 +96,14 @@ impl Results {
             || self.list.iter().filter(|(_, (to, _))| *to == peer).count() < window
     }
 
-    /// Zeros. `None`: there is no memory.
-    fn of_length(&mut self, len: usize) -> Option<Kept> {
+    /// Zeros.
+    fn of_length(&mut self, len: usize) -> Kept {
         if len <= FEW {
-            return Some(Kept::Few([0; FEW], len));
+            return Kept::Few([0; FEW], len);
         }
         let mut buffer = self.spare.pop().unwrap_or_default();
-        buffer.try_reserve(len).ok()?;
         buffer.resize(len, 0);
-        Some(Kept::Many(buffer))
+        Kept::Many(buffer)
     }
 
     fn add(&mut self, peer: PeerId, kept: Kept) -> Key {
@@ -319,10 +318,7 @@ impl Core {
                 return Some(());
             }
         };
-        let Some(mut kept) = self.rma.results.of_length(if fetches { total } else { 0 }) else {
-            self.answer_with(request, Answer::Done(libc::ENOMEM as u32));
-            return Some(());
-        };
+        let mut kept = self.rma.results.of_length(if fetches { total } else { 0 });
         let (operand, compare) = match operation.operands() {
             0 => (bytes, bytes),
             _ => bytes.split_at_checked(total)?,

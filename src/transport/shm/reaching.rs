@@ -22,7 +22,7 @@
 mod words;
 
 use super::layout::EPOCH;
-use super::{Inbound, Reaching, Shm};
+use super::{Inbound, Shm};
 use crate::memory::SegmentList;
 use crate::sys::cma::Range;
 use crate::sys::gate::Gate;
@@ -97,10 +97,8 @@ impl Shm {
 
     /// The endpoint closes before all have settled. What regions they may reach is the domain's.
     pub(super) fn leave_unsettled(&mut self) {
-        if !self.reaching.unsettled.is_empty() && !self.reaching.gate.is_open() {
-            LEFT.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .append(&mut self.reaching.unsettled);
+        if !self.unsettled.is_empty() && !self.gate.is_open() {
+            LEFT.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.unsettled);
         }
     }
 
@@ -163,8 +161,7 @@ impl OneSided for Shm {
     }
 
     fn epoch(&self, peer: PeerId) -> Option<u32> {
-        let link =
-            self.inbound_of(peer).filter(|link| link.reaches && self.reaching.gate.is_open())?;
+        let link = self.inbound_of(peer).filter(|link| link.reaches && self.gate.is_open())?;
         Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
     }
 
@@ -186,7 +183,7 @@ impl OneSided for Shm {
 
     fn revoke(&mut self, peer: PeerId) -> bool {
         let unsettled = self.inbound_of(peer).and_then(Inbound::end_reaching);
-        self.reaching.unsettled.extend(unsettled);
+        self.unsettled.extend(unsettled);
         true
     }
 
@@ -205,7 +202,7 @@ impl OneSided for Shm {
     }
 
     fn is_settled(&mut self, insists: bool) -> bool {
-        let Reaching { unsettled, gate } = &mut self.reaching;
+        let Self { unsettled, gate, .. } = self;
         unsettled.retain(|one| one.is_busy(gate.is_open()));
         if let (Some(first), true) = (unsettled.first(), insists) {
             close_gate(gate, first.pid);
@@ -281,7 +278,7 @@ mod tests {
         assert_eq!((theirs, a.shm.get(peer, &local, &[remote])), ([1; 100], Ok(100)));
         theirs = [3; 100];
         // As one does that was stopped behind its look at the epoch.
-        assert!(b.shm.reaching.gate.close());
+        assert!(b.shm.gate.close());
         let refused = SendError::Unreachable(Errno(libc::EPERM));
         assert_eq!(a.shm.reach(peer, &spot, &local, WRITE), Err(refused));
         assert_eq!((theirs, mine), ([3; 100], [1; 100]));
@@ -304,12 +301,10 @@ mod tests {
             let word = a.shm.out(peer).unwrap().producer.memory().clone();
             word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
             b.shm.revoke(back);
-            assert!(!b.shm.is_settled(false) && b.shm.reaching.gate.is_open());
+            assert!(!b.shm.is_settled(false) && b.shm.gate.is_open());
             let began = Instant::now();
             assert!(!settle(|insists| b.shm.is_settled(insists)));
-            assert!(
-                !b.shm.reaching.gate.is_open() && began.elapsed().as_nanos() as u64 >= SETTLE_NS
-            );
+            assert!(!b.shm.gate.is_open() && began.elapsed().as_nanos() as u64 >= SETTLE_NS);
             // It goes on.
             word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
             assert!(b.shm.is_settled(false));
@@ -329,7 +324,7 @@ mod tests {
             let words = [format!("-{signal}"), pid.to_string()];
             std::process::Command::new("kill").args(words).status().unwrap();
             assert!(settle(|insists| b.shm.is_settled(insists)));
-            assert_eq!(b.shm.reaching.gate.is_open(), signal == libc::SIGKILL, "{signal}");
+            assert_eq!(b.shm.gate.is_open(), signal == libc::SIGKILL, "{signal}");
         }
         child.wait().unwrap();
     }

@@ -18,7 +18,7 @@ use super::layout::{
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
-use crate::transport::{Head, MAX_HEADER};
+use crate::transport::Head;
 pub(super) use places::{Area, Handed};
 use places::{Place, Places};
 use std::sync::Arc;
@@ -519,21 +519,27 @@ impl<M: Storage> Consumer<M> {
     /// True when a message waits.
     #[inline]
     pub(super) fn has_message(&self) -> bool {
+        self.is_next(self.slot(), self.head.wrapping_add(1))
+    }
+
+    #[inline]
+    fn is_next(&self, slot: *mut u8, next: u32) -> bool {
         // SAFETY: the sequence word of a slot inside the segment, accessed atomically by both ends.
-        let sequence = unsafe { self.memory.word(self.slot()) };
-        sequence.load(Ordering::Acquire) == self.head.wrapping_add(1)
+        unsafe { self.memory.word(slot) }.load(Ordering::Acquire) == next
     }
 
     /// Delivers the next message, if any, to `deliver(header, payload)`.
     #[inline]
     pub(super) fn pop(&mut self, deliver: impl FnOnce(&[u8], &[u8])) -> Popped {
-        if !self.has_message() {
+        // What is read before the sequence is not read again after it.
+        let (slot, next, quarter) =
+            (self.slot(), self.head.wrapping_add(1), self.geometry.slots / 4);
+        if !self.is_next(slot, next) {
             if self.published != self.head {
                 self.publish();
             }
             return Popped::Empty;
         }
-        let slot = self.slot();
         self.memory.read(slot, SLOT);
         // SAFETY: the acquire load above made the producer's writes visible; each field is read
         // once and checked before it is used as a bound.
@@ -567,7 +573,7 @@ impl<M: Storage> Consumer<M> {
             }
             _ => return Popped::Malformed,
         };
-        if header_len > MAX_HEADER {
+        if header_len > SLOT_ROOM {
             return Popped::Malformed;
         }
         if kind <= BULK {
@@ -579,9 +585,8 @@ impl<M: Storage> Consumer<M> {
             (std::slice::from_raw_parts(room, header_len), std::slice::from_raw_parts(payload, len))
         };
         deliver(header, payload);
-        self.head = self.head.wrapping_add(1);
-        let behind = self.head.wrapping_sub(self.published);
-        if kind == BULK || behind >= self.geometry.slots / 4 {
+        self.head = next;
+        if kind == BULK || next.wrapping_sub(self.published) >= quarter {
             self.publish();
         }
         if kind == INLINE {
