@@ -22,8 +22,14 @@ impl Router {
     pub(super) fn move_messages(&mut self, handler: &mut impl Handler) {
         let mut all = Vec::new();
         each_lane_mut!(self.lanes, (lane, t) => {
-            all.extend(t.returned().into_iter().map(|returned| (lane, returned)));
+            let returned = t.returned();
+            if !returned.is_empty() {
+                all.extend(returned.into_iter().map(|returned| (lane, returned)));
+            }
         });
+        if all.is_empty() && self.moving.is_empty() {
+            return;
+        }
         for (from, returned) in all {
             self.take_over(from, returned);
         }
