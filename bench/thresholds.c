@@ -66,11 +66,11 @@ static void prove(uint64_t len, const char *protocol)
 	way_receive(1, &sent, sizeof(sent));
 	if (!strncmp(protocol, "eager", 5))
 		good = sent.eager_sent == 1 && sent.rendezvous_sent == 0;
-	else if (strstr(protocol, "receiver reads"))
+	else if (strstr(protocol, ", GET"))
 		good = pulled == len && sent.assisted_bytes == 0;
-	else if (strstr(protocol, "both copy"))
+	else if (strstr(protocol, "split copy"))
 		good = pulled + sent.assisted_bytes == len;
-	else if (strstr(protocol, "sender writes"))
+	else if (strstr(protocol, ", PUT"))
 		good = sent.pushed_bytes == len;
 	else if (strstr(protocol, "stream"))
 		good = sent.stream_bytes > 0;

@@ -408,6 +408,15 @@ impl SegmentList {
 pub(crate) struct OwnedBuffer(Box<[u8]>);
 
 impl OwnedBuffer {
+    /// Copies all of `from`. `None`: there is no memory.
+    pub(crate) fn try_copy_of(from: &SegmentList) -> Option<Self> {
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(from.len()).ok()?;
+        bytes.resize(from.len(), 0);
+        from.copy_out(0, &mut bytes);
+        Some(Self(bytes.into_boxed_slice()))
+    }
+
     /// Copies all of `from`.
     pub(crate) fn copy_of(from: &SegmentList) -> Self {
         let mut bytes = vec![0; from.len()].into_boxed_slice();

@@ -1,11 +1,11 @@
 //! Long messages that begin to arrive before anybody asked for them (PROTOCOL.md §4.10).
 
-use super::Host;
 use super::engine::Core;
 use super::index_list::Key;
 use super::packet::{Packet, Ranges};
 use super::receive::Body;
 use super::spaces::Space;
+use super::{Cause, Host};
 use crate::transport::{PeerId, Ticket};
 use std::collections::HashMap;
 
@@ -147,28 +147,31 @@ impl Core {
         payload: &[u8],
         host: &mut impl Host,
     ) {
-        let taken = match self.pushed.find(peer, tx) {
+        let message = match self.pushed.find(peer, tx) {
             Some(Place::Active(key)) => return self.place_pushed(key, offset, payload, host),
-            Some(Place::Unexpected(space, key)) => {
-                let message = self.unexpected.of(space).get_mut(key);
-                message.and_then(|message| message.body.append(offset, payload))
-            }
-            Some(Place::Claimed(context)) => {
-                let message = self.claimed.get_mut(&context);
-                message.and_then(|message| message.body.append(offset, payload))
-            }
+            Some(Place::Unexpected(space, key)) => self.unexpected.of(space).get_mut(key),
+            Some(Place::Claimed(context)) => self.claimed.get_mut(&context),
             None => {
                 self.counts.surplus += 1;
                 return;
             }
         };
-        let Some(complete) = taken else {
-            self.counts.dropped += 1;
-            return;
-        };
-        self.unexpected_bytes += payload.len();
-        if complete {
-            self.pushed.remove(peer, tx);
+        match message.map_or(Appended::No, |message| message.body.append(offset, payload)) {
+            Appended::No => self.counts.dropped += 1,
+            Appended::More => self.unexpected_bytes += payload.len(),
+            Appended::All => {
+                self.unexpected_bytes += payload.len();
+                self.pushed.remove(peer, tx);
+            }
+            Appended::NoMemory { kept, waits } => {
+                self.keep_less();
+                self.unexpected_bytes -= kept;
+                self.pushed.remove(peer, tx);
+                if waits {
+                    let status = libc::ENOMEM as u32;
+                    self.outbox.push_back((peer, Packet::Fin { tx, status }));
+                }
+            }
         }
     }
 
@@ -247,16 +250,34 @@ impl Core {
     }
 }
 
+/// What became of a piece of a message without a receive.
+enum Appended {
+    /// It is not the next one.
+    No,
+    /// More come unasked, or this was the last that does.
+    More,
+    All,
+    /// The message is lost, of which so many bytes were here. `waits`: its sender waits for an answer.
+    NoMemory {
+        kept: usize,
+        waits: bool,
+    },
+}
+
 impl Body {
-    /// More of a message without a receive. `None` if it is not the next piece; else whether it is
-    /// the last one that comes unasked.
-    fn append(&mut self, offset: u64, payload: &[u8]) -> Option<bool> {
-        let Self::Rts { rts, bytes } = self else { return None };
-        let end = offset.checked_add(payload.len() as u64)?;
+    /// More of a message without a receive.
+    fn append(&mut self, offset: u64, payload: &[u8]) -> Appended {
+        let Self::Rts { rts, bytes } = self else { return Appended::No };
+        let end = offset.saturating_add(payload.len() as u64);
         if bytes.len() as u64 != offset || end > rts.pushed {
-            return None;
+            return Appended::No;
+        }
+        if bytes.try_reserve(payload.len()).is_err() {
+            let (kept, waits, len) = (bytes.len(), !rts.leaves, rts.len);
+            *self = Self::Lost { len, error: libc::ENOMEM, cause: Cause::ReceiverRefused };
+            return Appended::NoMemory { kept, waits };
         }
         bytes.extend_from_slice(payload);
-        Some(end == rts.pushed)
+        if end == rts.pushed { Appended::All } else { Appended::More }
     }
 }

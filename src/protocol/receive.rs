@@ -78,12 +78,12 @@ pub(super) enum Body {
     },
 }
 
-/// `None`: there is no memory. That must not end the application.
-fn copy_of(payload: &[u8]) -> Option<Box<[u8]>> {
+/// A copy, with room for `room` bytes in all. `None`: there is no memory. That must not end the application.
+fn copy_of(payload: &[u8], room: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(payload.len()).ok()?;
+    bytes.try_reserve_exact(room.max(payload.len())).ok()?;
     bytes.extend_from_slice(payload);
-    Some(bytes.into_boxed_slice())
+    Some(bytes)
 }
 
 impl Unexpected {
@@ -537,14 +537,20 @@ impl Core {
         }
         match self.take_match(peer, envelope, payload.len(), host) {
             Some(target) => self.place(peer, envelope, ack, payload, &target, host),
-            None => match copy_of(payload) {
+            None => match copy_of(payload, 0) {
                 Some(bytes) => {
                     self.unexpected_bytes += payload.len();
+                    let bytes = bytes.into_boxed_slice();
                     self.keep(peer, envelope, Body::Eager { bytes, ack }, host);
                 }
                 None => self.run_short(peer, envelope, payload.len(), ack, host),
             },
         }
+    }
+
+    /// There is no memory for what is kept already.
+    pub(super) fn keep_less(&mut self) {
+        self.limits.unexpected_max = self.limits.unexpected_max.min(self.unexpected_bytes / 2);
     }
 
     /// There is no memory for a message: its sender hears of that, or the receive that takes it does.
@@ -558,7 +564,7 @@ impl Core {
         ack: Option<u64>,
         host: &mut impl Host,
     ) {
-        self.limits.unexpected_max = self.limits.unexpected_max.min(self.unexpected_bytes / 2);
+        self.keep_less();
         if let Some(tx) = ack {
             let status = libc::ENOMEM as u32;
             self.outbox.push_back((peer, Packet::Fin { tx, status }));
@@ -604,9 +610,11 @@ impl Core {
                 self.activate(peer, *envelope, rts, target, bytes, host);
             }
             None => {
+                let Some(kept) = copy_of(bytes, (rts.pushed as usize).min(PUSHED_AT_ONCE)) else {
+                    let waits = (!rts.leaves).then_some(rts.tx);
+                    return self.run_short(peer, envelope, rts.len as usize, waits, host);
+                };
                 self.unexpected_bytes += bytes.len();
-                let mut kept = Vec::with_capacity((rts.pushed as usize).min(PUSHED_AT_ONCE));
-                kept.extend_from_slice(bytes);
                 let body = Body::Rts { rts, bytes: kept };
                 let key = self.keep(peer, envelope, body, host);
                 if (bytes.len() as u64) < rts.pushed {

@@ -282,8 +282,9 @@ impl<I: Iface> Engine<I> {
             if copied > most && self.core.copied > 0 {
                 return None;
             }
+            let copy = OwnedBuffer::try_copy_of(&op.payload)?;
             self.core.copied = copied;
-            Payload::Owned(OwnedBuffer::copy_of(&op.payload))
+            Payload::Owned(copy)
         } else {
             Payload::Lent(op.payload)
         };

@@ -43,12 +43,12 @@ impl How {
             Self::Short => "eager, short",
             Self::Buffers => "eager, buffered",
             Self::Fragments { unasked: 0 } => "rendezvous, fragments",
-            Self::Fragments { .. } => "rendezvous, pushed fragments",
+            Self::Fragments { .. } => "rendezvous, unsolicited data",
             Self::Stream => "rendezvous, stream",
-            Self::Windows => "rendezvous, RDMA Write",
-            Self::Read => "rendezvous, receiver reads",
-            Self::Shared => "rendezvous, both copy",
-            Self::Written => "rendezvous, sender writes",
+            Self::Windows => "rendezvous, RDMA PUT",
+            Self::Read => "rendezvous, GET",
+            Self::Shared => "rendezvous, split copy",
+            Self::Written => "rendezvous, PUT",
         }
     }
 

@@ -262,50 +262,6 @@ pub(crate) fn reserve_port(address: &SocketAddr) -> Result<(UdpSocket, u16)> {
     Ok((socket, port))
 }
 
-/// A socket that has a UDP port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PortHolder {
-    /// The address that it is bound to.
-    pub(crate) ip: IpAddr,
-    /// The user who made it.
-    pub(crate) uid: u32,
-}
-
-/// The sockets of this network name space that have a UDP port, at whatever address. Errors: those of reading
-/// `/proc/net/udp`.
-pub(crate) fn udp_port_holders(port: u16) -> Result<Vec<PortHolder>> {
-    let v4 = std::fs::read_to_string("/proc/net/udp")?;
-    // There is none without IPv6.
-    let v6 = std::fs::read_to_string("/proc/net/udp6").unwrap_or_default();
-    Ok(v4.lines().chain(v6.lines()).filter_map(|line| holder_of(line, port)).collect())
-}
-
-/// What a line of `/proc/net/udp` says of its socket, if that has this port (proc_net_udp(5)).
-fn holder_of(line: &str, port: u16) -> Option<PortHolder> {
-    let mut fields = line.split_whitespace().skip(1);
-    let (ip, hex) = fields.next()?.rsplit_once(':')?;
-    if u16::from_str_radix(hex, 16).ok()? != port {
-        return None;
-    }
-    let uid = fields.nth(5)?.parse().ok()?;
-    // Words of four bytes in the network's order, each printed as a number of this machine.
-    let word = |at: usize| {
-        let hex = ip.get(8 * at..8 * at + 8)?;
-        Some(u32::from_str_radix(hex, 16).ok()?.to_ne_bytes())
-    };
-    let ip = if ip.len() == 8 {
-        IpAddr::from(word(0)?)
-    } else {
-        let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-        let mut bytes = [0; 16];
-        for (to, from) in bytes.iter_mut().zip(words.as_flattened()) {
-            *to = *from;
-        }
-        IpAddr::from(bytes)
-    };
-    Some(PortHolder { ip, uid })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -320,18 +276,6 @@ mod tests {
         }
         assert_eq!(socket_addr_from_bytes(&[]), None);
         assert_eq!(socket_addr_from_bytes(&[9; 28]), None);
-    }
-
-    #[test]
-    fn a_port_is_held_by_the_user_who_bound_it() {
-        let uid = super::super::process::effective_uid();
-        for any in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
-            let any: SocketAddr = any.parse().unwrap();
-            let Ok((socket, port)) = reserve_port(&any) else { continue };
-            assert!(udp_port_holders(port).unwrap().contains(&PortHolder { ip: any.ip(), uid }));
-            drop(socket);
-        }
-        assert_eq!(holder_of("  sl  local_address rem_address   st", 0), None);
     }
 
     #[test]

@@ -132,16 +132,25 @@ impl fmt::Debug for Buffer {
 impl Default for Buffer {
     /// One without room.
     fn default() -> Self {
-        Self::new(0)
+        let none: &mut [u8] = &mut [];
+        Self { at: NonNull::from(none).cast(), len: 0, capacity: 0, pool: None, until: 0 }
     }
 }
 
 impl Buffer {
-    /// One of the heap, with room for `capacity` bytes, less than 4 GiB, all zeroes.
+    /// One of the heap, with room for `capacity` bytes, less than 4 GiB, all zeroes. `None`: there is no memory.
+    pub(crate) fn try_new(capacity: usize) -> Option<Self> {
+        let capacity = u32::try_from(capacity).ok()?;
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(capacity as usize).ok()?;
+        memory.resize(capacity as usize, 0);
+        let memory: &mut [u8] = Box::leak(memory.into_boxed_slice());
+        Some(Self { at: NonNull::from(memory).cast(), len: 0, capacity, pool: None, until: 0 })
+    }
+
+    #[cfg(test)]
     pub(crate) fn new(capacity: usize) -> Self {
-        let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
-        let memory: &mut [u8] = Box::leak(vec![0; capacity as usize].into_boxed_slice());
-        Self { at: NonNull::from(memory).cast(), len: 0, capacity, pool: None, until: 0 }
+        Self::try_new(capacity).unwrap_or_default()
     }
 
     /// Bytes that it has room for.

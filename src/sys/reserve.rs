@@ -96,6 +96,10 @@ pub(crate) struct Reserved;
 unsafe impl GlobalAlloc for Reserved {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        #[cfg(test)]
+        if layout.size() >= tests::FAILS_FROM.get() {
+            return null_mut();
+        }
         // SAFETY: passed on.
         let at = unsafe { System.alloc(layout) };
         if at.is_null() { ARENA.take(layout) } else { at }
@@ -103,6 +107,10 @@ unsafe impl GlobalAlloc for Reserved {
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        #[cfg(test)]
+        if layout.size() >= tests::FAILS_FROM.get() {
+            return null_mut();
+        }
         // SAFETY: passed on.
         let at = unsafe { System.alloc_zeroed(layout) };
         if !at.is_null() {
@@ -128,6 +136,10 @@ unsafe impl GlobalAlloc for Reserved {
 
     #[inline]
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        #[cfg(test)]
+        if size >= tests::FAILS_FROM.get() {
+            return null_mut();
+        }
         if !ARENA.owns(at) {
             // SAFETY: passed on; it is the system's.
             let larger = unsafe { System.realloc(at, layout, size) };
@@ -149,8 +161,22 @@ unsafe impl GlobalAlloc for Reserved {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Allocations of this thread of so many bytes and more fail, as if the reserve were gone too.
+        pub(super) static FAILS_FROM: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+
+    /// Calls `f` while allocations of `bytes` and more fail.
+    pub(crate) fn without_memory<R>(bytes: usize, f: impl FnOnce() -> R) -> R {
+        FAILS_FROM.set(bytes);
+        let result = f();
+        FAILS_FROM.set(usize::MAX);
+        result
+    }
 
     #[test]
     fn pieces_are_aligned_apart_and_back_at_the_end() {

@@ -13,29 +13,11 @@ mod files;
 use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
 use super::process;
+pub(crate) use files::{Owner, PortHolder, Protocol, udp_port_holders};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
-
-/// Which table of sockets is meant.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Protocol {
-    Udp,
-    /// Connections, and else listeners.
-    Tcp,
-}
-
-/// Whose a socket is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Owner {
-    /// The user who made it, as this process's user name space calls it; see [`super::user::whose`].
-    User(u32),
-    /// There is no such socket, or its process has closed it.
-    Nobody,
-    /// The kernel does not say.
-    Unknown,
-}
 
 /// Whose socket gets what is sent from `remote` to `local`, an address of this host.
 pub(crate) fn owner(protocol: Protocol, local: &SocketAddr, remote: &SocketAddr) -> Owner {

@@ -108,11 +108,10 @@ impl Messages for Loopback {
         if self.sleeping {
             self.doorbell.ring();
         }
-        let mut message = Message {
-            header: [0; MAX_HEADER],
-            header_len: header.len().min(MAX_HEADER),
-            payload: self.spare.pop().unwrap_or_default(),
-        };
+        let mut payload = self.spare.pop().unwrap_or_default();
+        payload.try_reserve(len).map_err(|_| SendError::Again)?;
+        let header_len = header.len().min(MAX_HEADER);
+        let mut message = Message { header: [0; MAX_HEADER], header_len, payload };
         for (to, from) in message.header.iter_mut().zip(header) {
             *to = *from;
         }

@@ -13,6 +13,7 @@ use crate::ofi::progress::{By, Progress};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{Collective, CollectiveOp, Direction, OpError};
+use crate::sys::clock::Deadline;
 use crate::transport::PeerId;
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_ALLGATHER, FI_ALLREDUCE, FI_ALLTOALL, FI_BARRIER, FI_BROADCAST,
@@ -29,6 +30,8 @@ use std::sync::Arc;
 const GROUP_ADDRESS: fi_addr_t = 1 << 62;
 /// One member's share in an operation, bytes.
 const BLOCK_MAX: usize = 1 << 24;
+/// How long a join tries to make contact with members that have no room for it, milliseconds.
+const CONTACT_MS: i32 = 1000;
 /// Members of a group.
 const MEMBERS_MAX: usize = 4096;
 
@@ -149,7 +152,7 @@ unsafe fn join_set(
     if members.len() > MEMBERS_MAX {
         return Err(FI_EINVAL);
     }
-    let Meeting { peers, me, name, order } = meeting(ep, av, &members, &guard)?;
+    let Meeting { peers, me, name, order } = met(ep, av, &members, &guard)?;
     let engine = ep.engine(&guard).ok_or(FI_EOPBADSTATE)?;
     let mut mc = Box::new(McFid {
         fid: fid_mc {
@@ -190,28 +193,45 @@ struct Meeting {
     order: u64,
 }
 
+/// The same, when what members have sent already is taken in: contact is made behind that.
+fn met(
+    ep: &Endpoint,
+    av: &AddressVector,
+    members: &[fi_addr_t],
+    guard: &Guard<'_>,
+) -> Result<Meeting, i32> {
+    let deadline = Deadline::after_ms(CONTACT_MS);
+    loop {
+        match meeting(ep, av, members, guard) {
+            Err(OpError::Again) if !deadline.expired() => ep.progress(By::Others, guard),
+            outcome => return outcome.map_err(error_number),
+        };
+    }
+}
+
 /// Errors: EINVAL for what is not in the vector, or a group without the endpoint; of connecting.
 fn meeting(
     ep: &Endpoint,
     av: &AddressVector,
     members: &[fi_addr_t],
     guard: &Guard<'_>,
-) -> Result<Meeting, i32> {
+) -> Result<Meeting, OpError> {
+    let invalid = OpError::Error(FI_EINVAL);
     let mut names = Vec::with_capacity(members.len());
     let mut peers = Vec::with_capacity(members.len());
     for member in members {
         // SAFETY: the guard is of the domain of vector and endpoint; one short step.
-        let name = unsafe { av.state.get(guard) }.address(*member).ok_or(FI_EINVAL)?;
+        let name = unsafe { av.state.get(guard) }.address(*member).ok_or(invalid)?;
         names.push(name.to_wire());
-        peers.push(ep.peer(*member, guard).map_err(error_number)?);
+        peers.push(ep.peer(*member, guard)?);
     }
     let order = hash(&names);
     names.sort_unstable();
     let name = hash(&names);
-    let engine = ep.engine(guard).ok_or(FI_EOPBADSTATE)?;
+    let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
     let own = engine.iface().address();
-    let own = engine.connect(&own).map_err(error_number)?;
-    let me = peers.iter().position(|peer| *peer == own).ok_or(FI_EINVAL)?;
+    let own = engine.connect(&own)?;
+    let me = peers.iter().position(|peer| *peer == own).ok_or(invalid)?;
     Ok(Meeting { peers, me, name, order })
 }
 

@@ -91,6 +91,8 @@ struct Message {
     sequence: u32,
     total: usize,
     bytes: Vec<u8>,
+    /// There was no memory for all of it.
+    lost: bool,
 }
 
 /// A message on its way out.
@@ -195,7 +197,8 @@ impl Collectives {
         let total = usize::try_from(total).map_err(|_| ())?;
         let queue = self.arrived.entry((group, peer)).or_default();
         if offset == 0 {
-            queue.push_back(Message { what, sequence, total, bytes: Vec::new() });
+            let bytes = Vec::new();
+            queue.push_back(Message { what, sequence, total, bytes, lost: false });
         }
         let message = queue.back_mut().ok_or(())?;
         let fits = message.bytes.len() as u64 == offset
@@ -204,9 +207,13 @@ impl Collectives {
         if !fits {
             return Err(());
         }
+        self.ready = true;
+        message.lost |= message.bytes.try_reserve(payload.len()).is_err();
+        if message.lost {
+            return Err(());
+        }
         message.bytes.extend_from_slice(payload);
         self.held += payload.len();
-        self.ready = true;
         Ok(())
     }
 
@@ -222,10 +229,12 @@ impl Collectives {
         self.news.push_back((group, member, error));
     }
 
-    /// The whole message that is next from `peer`.
+    /// The message that is next from `peer`, if it is whole, or will never be.
     fn take_message(&mut self, group: u64, peer: PeerId) -> Option<Message> {
         let queue = self.arrived.get_mut(&(group, peer))?;
-        let whole = queue.front().is_some_and(|message| message.bytes.len() == message.total);
+        let whole = queue
+            .front()
+            .is_some_and(|message| message.lost || message.bytes.len() == message.total);
         let message = if whole { queue.pop_front() } else { None }?;
         self.held -= message.bytes.len();
         if queue.is_empty() {
@@ -256,7 +265,12 @@ impl Collectives {
             match step {
                 Step::Copy { from, to } => op.work.copy_within(from, to),
                 Step::Send { to, part } => {
-                    let bytes = op.work.get(part).unwrap_or(&[]).to_vec();
+                    let from = op.work.get(part).unwrap_or(&[]);
+                    let mut bytes = Vec::new();
+                    if bytes.try_reserve_exact(from.len()).is_err() {
+                        return Err((libc::ENOMEM, Cause::MemberGone));
+                    }
+                    bytes.extend_from_slice(from);
                     if let Some(error) = group.gone(to) {
                         return Err((error, Cause::MemberGone));
                     }
@@ -272,6 +286,9 @@ impl Collectives {
                     };
                     if (message.what, message.sequence) != (what, sequence) {
                         return Err(disagree());
+                    }
+                    if message.lost {
+                        return Err((libc::ENOMEM, Cause::MemberGone));
                     }
                     self.apply(id, part, how, &message.bytes)?;
                 }
@@ -552,7 +569,9 @@ impl<I: Iface> Engine<I> {
             return Err(OpError::Again);
         }
         let plan = plan::plan(op.what, group.me, group.members.len(), op.block).ok_or(invalid)?;
-        let mut work = vec![0; plan.len];
+        let mut work = Vec::new();
+        work.try_reserve_exact(plan.len).map_err(|_| OpError::Error(libc::ENOMEM))?;
+        work.resize(plan.len, 0);
         if let Some(to) = work.get_mut(plan.input.clone()) {
             op.input.copy_out(0, to);
         }

@@ -96,14 +96,15 @@ impl Results {
             || self.list.iter().filter(|(_, (to, _))| *to == peer).count() < window
     }
 
-    /// Zeros.
-    fn of_length(&mut self, len: usize) -> Kept {
+    /// Zeros. `None`: there is no memory.
+    fn of_length(&mut self, len: usize) -> Option<Kept> {
         if len <= FEW {
-            return Kept::Few([0; FEW], len);
+            return Some(Kept::Few([0; FEW], len));
         }
         let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.try_reserve(len).ok()?;
         buffer.resize(len, 0);
-        Kept::Many(buffer)
+        Some(Kept::Many(buffer))
     }
 
     fn add(&mut self, peer: PeerId, kept: Kept) -> Key {
@@ -318,7 +319,10 @@ impl Core {
                 return Some(());
             }
         };
-        let mut kept = self.rma.results.of_length(if fetches { total } else { 0 });
+        let Some(mut kept) = self.rma.results.of_length(if fetches { total } else { 0 }) else {
+            self.answer_with(request, Answer::Done(libc::ENOMEM as u32));
+            return Some(());
+        };
         let (operand, compare) = match operation.operands() {
             0 => (bytes, bytes),
             _ => bytes.split_at_checked(total)?,

@@ -1,13 +1,14 @@
 //! Groups of 1 to 16 members, in any order, over a network that delays and refuses: every operation
 //! against its definition, and members that go away at any moment. A failure prints its seed.
 
-use super::fixture::{LIMITS, Memory, Report, World, receive_op, send_op};
+use super::fixture::{LIMITS, Memory, Report, World, lend, receive_op, send_op};
 use super::rng::Rng;
 use super::sim::Weather;
 use crate::memory::SegmentList;
 use crate::memory::atomic::Operation;
 use crate::protocol::{Collective, CollectiveOp, Direction, Limits, OpError};
 use crate::sys::Errno;
+use crate::sys::reserve::tests::without_memory;
 use crate::transport::{Departure, PeerId};
 
 const SUM_U32: (u32, u32) = (2, 5);
@@ -375,6 +376,27 @@ fn members_that_disagree_fail() {
         group.start(&mut world, 0, Collective::Barrier, 0, empty),
         Err(OpError::Error(libc::EINVAL))
     );
+}
+
+#[test]
+fn an_operation_that_finds_no_memory_fails_at_all_members() {
+    const BLOCK: usize = 20_000;
+    let mut world = world(2);
+    let group = Group::join(&mut world, vec![0, 1], &|_| 5);
+    joined(&mut world, &group);
+    let (mut input, mut output) = (vec![1u8; BLOCK], vec![0u8; 2 * BLOCK]);
+    let lists = (lend(&mut input, &[]), lend(&mut output, &[]));
+    let refused =
+        without_memory(BLOCK, || group.start(&mut world, 0, Collective::AllGather, BLOCK, lists));
+    assert_eq!(refused, Err(OpError::Error(libc::ENOMEM)));
+    for me in 0..2 {
+        group.start(&mut world, me, Collective::AllGather, BLOCK, lists).unwrap();
+    }
+    without_memory(BLOCK / 2, || world.settle());
+    for me in 0..2 {
+        let found = reports(&mut world, &group, me);
+        assert!(matches!(found[..], [Err(f)] if f.error == libc::ENOMEM), "{found:?}");
+    }
 }
 
 #[test]

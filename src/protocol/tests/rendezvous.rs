@@ -6,6 +6,7 @@ use super::sim::{Reach, Weather};
 use crate::protocol::packet::{Packet, Ranges};
 use crate::protocol::{Cause, FI_ETRUNC, Limits, PeekAction, ReceiveOp, SendOp};
 use crate::sys::Errno;
+use crate::sys::reserve::tests::without_memory;
 use crate::transport::Departure;
 
 const LEN: usize = 20_000;
@@ -234,6 +235,39 @@ fn a_discarded_description_completes_its_send() {
 /// A world in which what was sent arrives, and long messages are pushed as a whole.
 fn lasting_world() -> World {
     World::new(2, Weather { push_max: 2 * LEN, outlives: true, ..Weather::fair() }, LIMITS)
+}
+
+/// Where there is no memory for it at once, and for what comes of it later. A sender that waits for an answer hears of it.
+#[test]
+fn a_message_that_finds_no_memory_ends_as_an_error() {
+    const MEBIBYTE: usize = 1 << 20;
+    for (len, at_once) in [(LEN, true), (3 * MEBIBYTE, false)] {
+        for delivery in [false, true] {
+            let weather =
+                Weather { push_max: 2 * len, outlives: true, batch: 1, ..Weather::fair() };
+            let limits = Limits { unexpected_max: 2 * len, ..LIMITS };
+            let mut world = World::new(2, weather, limits);
+            let peer = world.peer(0, 1);
+            let (mut from, mut to) = (Memory::zeroed(len), Memory::zeroed(len));
+            world.send(0, &SendOp { delivery, ..send_op(peer, &mut from, 1) }).unwrap();
+            if !at_once {
+                world.progress(1);
+            }
+            without_memory(len.min(MEBIBYTE + 1), || world.settle());
+            assert_eq!(world.node(1).engine.core.unexpected_bytes, 0);
+            match world.sends(0)[..] {
+                [Ok(_)] if !delivery => {}
+                [Err(failure)] if delivery => assert_eq!(failure.error, libc::ENOMEM),
+                ref other => panic!("{delivery}: {other:?}"),
+            }
+            if !(at_once && delivery) {
+                world.receive(1, &receive_op(&mut to, 2)).unwrap();
+                world.settle();
+                assert_eq!(world.receive_failed(1).error, libc::ENOMEM);
+            }
+            world.assert_empty();
+        }
+    }
 }
 
 #[test]

@@ -1,12 +1,50 @@
 //! The same from the tables of /proc/net (proc(5)).
 
-use super::{Owner, Protocol};
+use crate::sys::errno::Result;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Which table of sockets is meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Protocol {
+    Udp,
+    /// Connections, and else listeners.
+    Tcp,
+}
+
+/// Whose a socket is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    /// The user who made it, as this process's user name space calls it; see [`super::user::whose`].
+    User(u32),
+    /// There is no such socket, or its process has closed it.
+    Nobody,
+    /// The kernel does not say.
+    Unknown,
+}
+
+/// A socket that holds a UDP port: the address that it is bound to, and its user.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PortHolder {
+    pub(crate) ip: IpAddr,
+    pub(crate) uid: u32,
+}
+
+/// A table of the network name space that this thread is in, which may be another one than the first thread's.
+fn table(name: &str) -> std::io::Result<String> {
+    std::fs::read_to_string(format!("/proc/thread-self/net/{name}"))
+}
+
+/// The sockets of this network name space that have a UDP port, at whatever address. Errors: those of reading the table.
+pub(crate) fn udp_port_holders(port: u16) -> Result<Vec<PortHolder>> {
+    // There is none without IPv6.
+    let tables = [table("udp")?, table("udp6").unwrap_or_default()];
+    let lines = tables.iter().flat_map(|table| table.lines()).filter_map(Line::read);
+    let holders = lines.filter(|line| line.local.1 == port);
+    Ok(holders.map(|line| PortHolder { ip: line.local.0, uid: line.uid }).collect())
+}
 
 /// Whose socket gets what is sent from `remote` to `local`. Of the sockets that may be the one, all have to be of the same user.
 pub(super) fn owner(protocol: Protocol, local: &SocketAddr, remote: &SocketAddr) -> Owner {
-    // Threads may be in other network name spaces than the first one.
-    let table = |name: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{name}"));
     let names = match protocol {
         Protocol::Udp => ["udp", "udp6"],
         Protocol::Tcp => ["tcp", "tcp6"],
@@ -105,6 +143,17 @@ mod tests {
   18: 0100007F:1F96 00000000:0000 07 00000000:00000000 00:00000000 00000000  1002        0 4718 2 0000000000000000 0
  nonsense 0100007F:1F97
 ";
+
+    #[test]
+    fn a_port_is_held_by_the_user_who_bound_it() {
+        let uid = crate::sys::process::effective_uid();
+        for any in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            let any: SocketAddr = any.parse().unwrap();
+            let Ok((socket, port)) = crate::sys::net::reserve_port(&any) else { continue };
+            assert!(udp_port_holders(port).unwrap().contains(&PortHolder { ip: any.ip(), uid }));
+            drop(socket);
+        }
+    }
 
     #[test]
     #[cfg(target_endian = "little")]

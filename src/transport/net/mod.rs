@@ -24,7 +24,8 @@ use super::{
 use crate::config::ReadPolicy;
 use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
-use crate::sys::net::{self, PortHolder, interfaces};
+use crate::sys::net::interfaces;
+use crate::sys::sock_diag::{PortHolder, udp_port_holders};
 use crate::sys::visited::{Owner, visited};
 use crate::sys::{Errno, clock, process, spare};
 use crate::telemetry::log;
@@ -702,7 +703,7 @@ fn goes_direct(core: &mut Core, inner: PeerId) -> bool {
 
 /// Who has a UDP port of this node. Errors: the kernel does not tell.
 fn port_holders(port: u16) -> Result<Vec<PortHolder>, Errno> {
-    let holders = || net::udp_port_holders(port);
+    let holders = || udp_port_holders(port);
     match holders() {
         Err(e) if e.is_shortage() => spare::lend(holders),
         other => other,

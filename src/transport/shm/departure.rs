@@ -138,7 +138,7 @@ impl Shm {
             known = true;
             link.end_sharing();
             if let Some(unsettled) = link.end_reaching() {
-                self.unsettled.push(unsettled);
+                self.reaching.unsettled.push(unsettled);
                 self.settle();
             }
             closed_in_order |= link.consumer.producer_closed();

@@ -79,7 +79,7 @@ impl End {
     /// Closes, and opens again at the same address.
     pub(super) fn next_life(self) -> Self {
         let Self { shm, me, _socket, .. } = self;
-        let cma = shm.cma;
+        let cma = shm.settings.cma;
         drop(shm);
         open(me, cma, _socket)
     }
@@ -106,8 +106,8 @@ impl End {
 pub(super) fn linked(processors: usize, cma: CmaPolicy, push: Option<usize>) -> [(End, PeerId); 2] {
     let (mut a, mut b) = (end(cma), end(cma));
     for one in [&mut a, &mut b] {
-        one.shm.processors = processors;
-        one.shm.set_bounds(push, push);
+        one.shm.crowd.processors = processors;
+        (one.shm.settings.push_max, one.shm.settings.share_min) = (push, push);
     }
     let names = [a.connect(&b), b.connect(&a)];
     for _ in 0..1000 {

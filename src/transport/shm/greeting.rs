@@ -427,7 +427,7 @@ impl Shm {
             None => return Err(MALFORMED),
         }
         let hello = Hello::decode(bytes).ok_or(MALFORMED)?;
-        if hello.mark != self.mark {
+        if hello.mark != self.settings.mark {
             return Err(Reject { reason: RejectReason::Key, detail: 0 });
         }
         let ip = hello.source.0.ip();

@@ -54,8 +54,8 @@ impl Shm {
         self.take_callers_first(peer)?;
         if self.inbound_of(peer).is_some_and(|link| link.has_ended(credentials.pid)) {
             // Another life than the one that listens now: it has to be seen off first.
-            self.stale.push(peer);
-            self.urgent = true;
+            self.due.stale.push(peer);
+            self.due.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
         let wanted = match self.outbound_count {
@@ -70,15 +70,15 @@ impl Shm {
             source: self.me,
             nonce: self.nonce,
             geometry,
-            probe_addr: self.gate.address(),
+            probe_addr: self.reaching.gate.address(),
             features: hello::PLACES
-                | match self.cma {
+                | match self.settings.cma {
                     CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS | hello::REACHES,
                     CmaPolicy::ReadOnly => hello::REACHES,
                     CmaPolicy::Off => 0,
                 },
             identity,
-            mark: self.mark,
+            mark: self.settings.mark,
         };
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
         if let Err(e) = unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()]) {
@@ -115,7 +115,7 @@ impl Shm {
         if self.inbound_of(peer).is_some() || !self.door.has_callers() {
             return Ok(());
         }
-        self.urgent = true;
+        self.due.urgent = true;
         Err(Errno(libc::EAGAIN))
     }
 
@@ -148,9 +148,9 @@ impl Shm {
         let (can_get, can_put) = self.probe_attach(pid, &hello);
         let places = (hello.features & hello::PLACES != 0)
             .then(|| Area::new(consumer.memory().clone(), hello.geometry, hello.identity));
-        if self.waits {
+        if self.waiting.asked {
             consumer.set_waits();
-            self.settles_at = clock::now_ns().saturating_add(super::SETTLES_NS);
+            self.waiting.settles_at = clock::now_ns().saturating_add(super::SETTLES_NS);
         }
         if self.pressure {
             consumer.set_pressure(true);
@@ -240,14 +240,17 @@ impl Shm {
     /// Tries a real cross-memory read and write on the words that the peer offers. Its process id
     /// is the kernel's word; a wrong one (another pid name space) does not yield the nonce.
     pub(super) fn probe_attach(&self, pid: i32, hello: &Hello) -> (bool, bool) {
-        if self.cma == CmaPolicy::Off || pid <= 0 {
+        if self.settings.cma == CmaPolicy::Off || pid <= 0 {
             return (false, false);
         }
         let remote = [Range { addr: hello.probe_addr, len: 8 }];
         let readable = probe_read(pid, &remote) == Some(hello.nonce);
         let target = [Range { addr: hello.probe_addr.wrapping_add(8), len: 8 }];
         let writable = readable && probe_write(pid, hello.nonce, &target);
-        (readable && self.cma != CmaPolicy::WriteOnly, writable && self.cma != CmaPolicy::ReadOnly)
+        (
+            readable && self.settings.cma != CmaPolicy::WriteOnly,
+            writable && self.settings.cma != CmaPolicy::ReadOnly,
+        )
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod attach;
 mod copy_rate;
+mod crowd;
 mod departure;
 #[cfg(test)]
 mod fixture;
@@ -35,12 +36,12 @@ use crate::memory::Segment;
 use crate::sys::cancel::Shield;
 use crate::sys::event::Epoll;
 use crate::sys::gate::Gate;
-use crate::sys::process::Processors;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
 use attach::Entrance;
 use copy_rate::CopyRate;
+use crowd::Crowd;
 use greeting::Door;
 use layout::{FRUGAL, MOVABLE_MAX, SLOT_ROOM};
 use names::{Found, Kind, Names};
@@ -133,33 +134,66 @@ impl Inbound {
     }
 }
 
+/// What the user, and the job key, want of links.
+#[derive(Debug)]
+struct Settings {
+    cma: CmaPolicy,
+    /// Of the application's job key, 0 without one.
+    mark: u64,
+    push_max: Option<usize>,
+    share_min: Option<usize>,
+}
+
+/// What peers do to our memory by themselves.
+#[derive(Debug)]
+struct Reaching {
+    /// Holds `nonce` for peers to read, and a word that is theirs to write: probes of cross-memory attach, and the
+    /// beginning of each copy.
+    gate: Gate,
+    /// Peers that were in the middle of a copy when what they were told became void.
+    unsettled: Vec<Unsettled>,
+}
+
+/// What the next look at the sockets has to do.
+#[derive(Debug, Default)]
+struct Due {
+    /// Peers that broke the protocol while being polled.
+    broken: Vec<PeerId>,
+    /// Peers whose incoming link was found to be of an earlier life.
+    stale: Vec<PeerId>,
+    /// It comes with the next poll.
+    urgent: bool,
+}
+
+impl Due {
+    /// `peer` broke the protocol.
+    fn end(&mut self, peer: PeerId) {
+        self.broken.push(peer);
+        self.urgent = true;
+    }
+}
+
+/// Whether somebody sleeps on the rings.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Senders were asked to look.
+    asked: bool,
+    /// No sleep before, nanoseconds.
+    settles_at: u64,
+    sleeping: bool,
+}
+
 /// The shared-memory interface of one endpoint.
 #[derive(Debug)]
 pub(crate) struct Shm {
     me: Address,
     host: LocalHost,
     nonce: u64,
+    settings: Settings,
     door: Door,
     epoll: Arc<Epoll>,
-    /// Holds `nonce` for peers to read, and a word that is theirs to write: probes of cross-memory attach, and the
-    /// beginning of each copy.
-    gate: Gate,
-    /// Peers that were in the middle of a copy when what they were told became void.
-    unsettled: Vec<Unsettled>,
-    cma: CmaPolicy,
-    /// Of the application's job key, 0 without one.
-    mark: u64,
-    /// As the user wants them.
-    push_max: Option<usize>,
-    share_min: Option<usize>,
-    /// Of this machine.
-    machine: usize,
-    /// That this process may use.
-    processors: usize,
-    /// Which those are; `None`: all, or that cannot be told.
-    bound: Option<Processors>,
-    /// How many other processes we talk with that may use one of them.
-    others: usize,
+    reaching: Reaching,
+    crowd: Crowd,
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
     inbound: Vec<Inbound>,
@@ -168,18 +202,10 @@ pub(crate) struct Shm {
     refusals: Refusals,
     /// One per peer that has links.
     watches: Vec<Watch>,
-    /// Peers that broke the protocol while being polled.
-    broken: Vec<PeerId>,
-    /// Peers whose incoming link was found to be of an earlier life.
-    stale: Vec<PeerId>,
-    /// The sockets are to be looked at with the next poll.
-    urgent: bool,
+    due: Due,
     liveness_at: u64,
     pressure: bool,
-    waits: bool,
-    /// No sleep before.
-    settles_at: u64,
-    sleeping: bool,
+    waiting: Waiting,
     owner: i32,
 }
 
@@ -200,38 +226,25 @@ impl Shm {
         if cma != CmaPolicy::Off && process::yama_ptrace_scope() == Some(1) {
             process::allow_attach_by_same_user();
         }
-        let machine = process::machine().1;
-        let bound = Processors::of(0).filter(|set| set.count() < machine);
         Ok(Self {
             me,
             host,
             nonce,
+            settings: Settings { cma, mark: 0, push_max: None, share_min: None },
             door,
             epoll,
-            gate: Gate::new(nonce)?,
-            unsettled: Vec::new(),
-            cma,
-            mark: 0,
-            push_max: None,
-            share_min: None,
-            machine,
-            processors: bound.as_ref().map_or(machine, Processors::count),
-            bound,
-            others: 0,
+            reaching: Reaching { gate: Gate::new(nonce)?, unsettled: Vec::new() },
+            crowd: Crowd::new(),
             outbound: Vec::new(),
             outbound_count: 0,
             inbound: Vec::new(),
             returned: Vec::new(),
             refusals: Refusals::default(),
             watches: Vec::new(),
-            broken: Vec::new(),
-            stale: Vec::new(),
-            urgent: false,
+            due: Due::default(),
             liveness_at: 0,
             pressure: false,
-            waits: false,
-            settles_at: 0,
-            sleeping: false,
+            waiting: Waiting::default(),
             owner: process::pid(),
         })
     }
@@ -265,9 +278,9 @@ impl Shm {
     /// Accepts links, reads answers, notices peers that went away. A few system calls.
     #[cold]
     fn poll_sockets(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
-        self.urgent = false;
+        self.due.urgent = false;
         let mut n = 0;
-        for peer in std::mem::take(&mut self.broken) {
+        for peer in std::mem::take(&mut self.due.broken) {
             log::limited!(
                 "{}: malformed message in its ring",
                 peers.address(peer).unwrap_or(self.me)
@@ -275,7 +288,7 @@ impl Shm {
             self.depart(peer, Some(Errno(libc::EPROTO)), handler);
             n += 1;
         }
-        for peer in std::mem::take(&mut self.stale) {
+        for peer in std::mem::take(&mut self.due.stale) {
             self.depart(peer, None, handler);
             n += 1;
         }
@@ -415,8 +428,9 @@ impl Transport for Shm {
         if config.shm && !config.net && !shm.door.open {
             return Err(Errno(libc::EADDRINUSE));
         }
-        shm.set_bounds(config.push_max, config.share_min);
-        shm.mark = if opening.key_source.is_given() { opening.key.mark() } else { 0 };
+        let mark = if opening.key_source.is_given() { opening.key.mark() } else { 0 };
+        let (push_max, share_min) = (config.push_max, config.share_min);
+        shm.settings = Settings { cma: config.cma, mark, push_max, share_min };
         Ok(Some(shm))
     }
 
@@ -475,15 +489,13 @@ impl Transport for Shm {
                         let out =
                             self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
                         if out.is_some_and(|out| !out.producer.receive(&handed)) {
-                            self.broken.push(peer);
-                            self.urgent = true;
+                            self.due.end(peer);
                             break;
                         }
                     }
                     Popped::Empty => break,
                     Popped::Malformed => {
-                        self.broken.push(peer);
-                        self.urgent = true;
+                        self.due.end(peer);
                         break;
                     }
                 }
@@ -507,7 +519,7 @@ impl Transport for Shm {
 
     #[inline]
     fn is_urgent(&self) -> bool {
-        self.urgent
+        self.due.urgent
     }
 
     fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
@@ -520,8 +532,7 @@ impl Transport for Shm {
                 Popped::Message => {}
                 Popped::Handed(handed) => {
                     if producer.as_mut().is_some_and(|producer| !producer.receive(&handed)) {
-                        self.broken.push(peer);
-                        self.urgent = true;
+                        self.due.end(peer);
                         return;
                     }
                 }
@@ -544,28 +555,28 @@ impl Transport for Shm {
 
     #[inline]
     fn is_crowded(&self, endpoints: usize) -> bool {
-        self.has_crowd(endpoints)
+        self.crowd.is_there(endpoints)
     }
 
     fn enable_waiting(&mut self) {
-        if !self.waits {
-            self.waits = true;
+        if !self.waiting.asked {
+            self.waiting.asked = true;
             for link in &self.inbound {
                 link.consumer.set_waits();
-                self.settles_at = clock::now_ns().saturating_add(SETTLES_NS);
+                self.waiting.settles_at = clock::now_ns().saturating_add(SETTLES_NS);
             }
         }
     }
 
     fn sleep(&mut self) -> bool {
         self.enable_waiting();
-        if self.settles_at != 0 {
-            while clock::now_ns() < self.settles_at {
+        if self.waiting.settles_at != 0 {
+            while clock::now_ns() < self.waiting.settles_at {
                 process::yield_now();
             }
-            self.settles_at = 0;
+            self.waiting.settles_at = 0;
         }
-        self.sleeping = true;
+        self.waiting.sleeping = true;
         if self.inbound.iter().all(|link| link.consumer.sleep()) {
             return true;
         }
@@ -574,13 +585,13 @@ impl Transport for Shm {
     }
 
     fn awake(&mut self) {
-        if self.sleeping {
-            self.sleeping = false;
+        if self.waiting.sleeping {
+            self.waiting.sleeping = false;
             for link in &self.inbound {
                 link.consumer.awake();
             }
             // What woke us may be a socket.
-            self.urgent = true;
+            self.due.urgent = true;
         }
     }
 }
@@ -600,11 +611,11 @@ impl Drop for Shm {
                 link.producer.close();
             }
             // What this endpoint's receives and sends lend is the application's again.
-            self.gate.close();
+            self.reaching.gate.close();
             for link in &mut self.inbound {
                 link.consumer.close();
                 link.end_sharing();
-                self.unsettled.extend(link.end_reaching());
+                self.reaching.unsettled.extend(link.end_reaching());
             }
             self.settle();
             self.leave_unsettled();

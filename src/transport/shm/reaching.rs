@@ -22,7 +22,7 @@
 mod words;
 
 use super::layout::EPOCH;
-use super::{Inbound, Shm};
+use super::{Inbound, Reaching, Shm};
 use crate::memory::SegmentList;
 use crate::sys::cma::Range;
 use crate::sys::gate::Gate;
@@ -97,8 +97,10 @@ impl Shm {
 
     /// The endpoint closes before all have settled. What regions they may reach is the domain's.
     pub(super) fn leave_unsettled(&mut self) {
-        if !self.unsettled.is_empty() && !self.gate.is_open() {
-            LEFT.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.unsettled);
+        if !self.reaching.unsettled.is_empty() && !self.reaching.gate.is_open() {
+            LEFT.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .append(&mut self.reaching.unsettled);
         }
     }
 
@@ -161,7 +163,8 @@ impl OneSided for Shm {
     }
 
     fn epoch(&self, peer: PeerId) -> Option<u32> {
-        let link = self.inbound_of(peer).filter(|link| link.reaches && self.gate.is_open())?;
+        let link =
+            self.inbound_of(peer).filter(|link| link.reaches && self.reaching.gate.is_open())?;
         Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
     }
 
@@ -183,7 +186,7 @@ impl OneSided for Shm {
 
     fn revoke(&mut self, peer: PeerId) -> bool {
         let unsettled = self.inbound_of(peer).and_then(Inbound::end_reaching);
-        self.unsettled.extend(unsettled);
+        self.reaching.unsettled.extend(unsettled);
         true
     }
 
@@ -202,7 +205,7 @@ impl OneSided for Shm {
     }
 
     fn is_settled(&mut self, insists: bool) -> bool {
-        let Self { unsettled, gate, .. } = self;
+        let Reaching { unsettled, gate } = &mut self.reaching;
         unsettled.retain(|one| one.is_busy(gate.is_open()));
         if let (Some(first), true) = (unsettled.first(), insists) {
             close_gate(gate, first.pid);
@@ -278,7 +281,7 @@ mod tests {
         assert_eq!((theirs, a.shm.get(peer, &local, &[remote])), ([1; 100], Ok(100)));
         theirs = [3; 100];
         // As one does that was stopped behind its look at the epoch.
-        assert!(b.shm.gate.close());
+        assert!(b.shm.reaching.gate.close());
         let refused = SendError::Unreachable(Errno(libc::EPERM));
         assert_eq!(a.shm.reach(peer, &spot, &local, WRITE), Err(refused));
         assert_eq!((theirs, mine), ([3; 100], [1; 100]));
@@ -301,10 +304,12 @@ mod tests {
             let word = a.shm.out(peer).unwrap().producer.memory().clone();
             word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
             b.shm.revoke(back);
-            assert!(!b.shm.is_settled(false) && b.shm.gate.is_open());
+            assert!(!b.shm.is_settled(false) && b.shm.reaching.gate.is_open());
             let began = Instant::now();
             assert!(!settle(|insists| b.shm.is_settled(insists)));
-            assert!(!b.shm.gate.is_open() && began.elapsed().as_nanos() as u64 >= SETTLE_NS);
+            assert!(
+                !b.shm.reaching.gate.is_open() && began.elapsed().as_nanos() as u64 >= SETTLE_NS
+            );
             // It goes on.
             word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
             assert!(b.shm.is_settled(false));
@@ -324,7 +329,7 @@ mod tests {
             let words = [format!("-{signal}"), pid.to_string()];
             std::process::Command::new("kill").args(words).status().unwrap();
             assert!(settle(|insists| b.shm.is_settled(insists)));
-            assert_eq!(b.shm.gate.is_open(), signal == libc::SIGKILL, "{signal}");
+            assert_eq!(b.shm.reaching.gate.is_open(), signal == libc::SIGKILL, "{signal}");
         }
         child.wait().unwrap();
     }

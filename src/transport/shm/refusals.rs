@@ -156,8 +156,8 @@ mod tests {
     /// `a` and `b` have different keys; `a` has sent five messages before it heard so.
     fn strangers() -> (End, End, PeerId) {
         let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto));
-        a.shm.mark = 1;
-        b.shm.mark = 2;
+        a.shm.settings.mark = 1;
+        b.shm.settings.mark = 2;
         let (peer, made) = contact(&mut a, &b);
         assert_eq!(made, Ok(Contact::Linked));
         assert!(!a.shm.has_refused(peer), "who has refused nothing is sent to at once");
@@ -193,7 +193,7 @@ mod tests {
             assert_eq!(hears(&mut a).left, [Departure::Failed(REJECTED)]);
             assert_eq!(contact(&mut a, &b).1, Ok(Contact::Refused(REJECTED)));
         }
-        b.shm.mark = 1;
+        b.shm.settings.mark = 1;
         a_second_later(&mut a);
         assert_eq!(contact(&mut a, &b).1, Ok(Contact::Linked));
         hears(&mut b);
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn a_link_from_a_peer_that_had_refused_ends_that() {
         let (mut a, mut b, peer) = strangers();
-        b.shm.mark = 1;
+        b.shm.settings.mark = 1;
         let (back, made) = contact(&mut b, &a);
         assert_eq!(made, Ok(Contact::Linked));
         send(&mut b, back, 1);

@@ -187,7 +187,7 @@ impl Shm {
         }
         self.count_processes();
         self.returned.push(Returned { peer, pid: link.pid, errno, messages });
-        self.urgent = true;
+        self.due.urgent = true;
     }
 }
 

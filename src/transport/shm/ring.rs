@@ -18,7 +18,7 @@ use super::layout::{
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
-use crate::transport::Head;
+use crate::transport::{Head, MAX_HEADER};
 pub(super) use places::{Area, Handed};
 use places::{Place, Places};
 use std::sync::Arc;
@@ -573,7 +573,7 @@ impl<M: Storage> Consumer<M> {
             }
             _ => return Popped::Malformed,
         };
-        if header_len > SLOT_ROOM {
+        if header_len > MAX_HEADER {
             return Popped::Malformed;
         }
         if kind <= BULK {

@@ -4,7 +4,6 @@ use super::layout::{CELL, CELLS, LAVISH, PIECE_MAX};
 use super::{Inbound, Shm};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::cma::Range;
-use crate::sys::process::Processors;
 use crate::sys::shared_memory::SharedMemory;
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
 use crate::transport::{PeerId, Sharing, piece_of};
@@ -39,22 +38,11 @@ impl Shm {
         self.inbound.iter_mut().find(|link| link.peer == peer)
     }
 
-    /// Longest message that is pushed, and shortest one of the others that both ends copy; shorter
-    /// ones their receiver copies alone.
-    pub(super) fn set_bounds(&mut self, push_max: Option<usize>, share_min: Option<usize>) {
-        self.push_max = push_max;
-        self.share_min = share_min;
-    }
-
     /// Looks whether there are processors for all processes that talk here and may use the same ones. Where two of
     /// them take turns on one, the one cannot copy while the other does: the least work is the fastest.
     pub(super) fn count_processes(&mut self) {
-        let mut processes: Vec<i32> = self.inbound.iter().map(|link| link.pid).collect();
-        processes.sort_unstable();
-        processes.dedup();
-        processes.retain(|pid| *pid != self.owner && self.meets(*pid));
-        self.others = processes.len();
-        let lap = if self.has_crowd(1) { CROWDED_LAP } else { LAVISH.bulk };
+        self.crowd.count(self.inbound.iter().map(|link| link.pid));
+        let lap = if self.crowd.is_there(1) { CROWDED_LAP } else { LAVISH.bulk };
         for link in self.outbound.iter_mut().flatten() {
             link.producer.set_lap(lap);
         }
@@ -62,41 +50,22 @@ impl Shm {
 
     /// Launchers and applications bind processes and threads at any time, peers too.
     pub(super) fn look_at_processors(&mut self) {
-        let now = Processors::of(0).filter(|set| set.count() < self.machine);
-        let again = now != self.bound;
-        if again {
-            self.processors = now.as_ref().map_or(self.machine, Processors::count);
-            self.bound = now;
-        }
-        if again || self.bound.is_some() {
+        if self.crowd.look_again() {
             self.count_processes();
         }
-    }
-
-    /// Whether a process may use a processor that this one uses too.
-    fn meets(&self, pid: i32) -> bool {
-        let Some(mine) = &self.bound else { return true };
-        // Of a process without a number here (pid_namespaces(7)) nothing can be known.
-        let theirs = if pid > 0 { Processors::of(pid) } else { None };
-        theirs.is_none_or(|theirs| mine.overlaps(&theirs))
-    }
-
-    /// Whether the processes that talk here may want more processors than there are, if this one has
-    /// so many endpoints: each may have a thread of its own that polls it.
-    #[inline]
-    pub(super) fn has_crowd(&self, endpoints: usize) -> bool {
-        self.others.saturating_add(endpoints) > self.processors
     }
 
     /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
     pub(super) fn push_max(&self, peer: PeerId, attaches: bool) -> usize {
         let slow = self.out(peer).is_some_and(|link| link.copy_rate.is_slow());
-        let reads = attaches && (self.has_crowd(1) || slow);
-        self.push_max.unwrap_or(if reads { 0 } else { PUSH_MAX })
+        let reads = attaches && (self.crowd.is_there(1) || slow);
+        self.settings.push_max.unwrap_or(if reads { 0 } else { PUSH_MAX })
     }
 
     fn shortest_shared(&self) -> usize {
-        self.share_min.unwrap_or_else(|| if self.has_crowd(1) { usize::MAX } else { SHARE_MIN })
+        self.settings
+            .share_min
+            .unwrap_or_else(|| if self.crowd.is_there(1) { usize::MAX } else { SHARE_MIN })
     }
 }
 

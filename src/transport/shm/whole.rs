@@ -29,8 +29,7 @@ impl Shm {
         }
         if link.push_pieces(first, payload, piece, next).is_err() {
             debug_assert!(false, "there was room");
-            self.broken.push(peer);
-            self.urgent = true;
+            self.due.end(peer);
         }
         true
     }
@@ -123,7 +122,7 @@ mod tests {
             let pieces = len.div_ceil(piece_of(len, 64 * 1024));
             assert!(hear(&mut b) == [(bytes, pieces)], "{len}");
         }
-        assert!(a.shm.broken.is_empty());
+        assert!(a.shm.due.broken.is_empty());
     }
 
     #[test]
@@ -166,7 +165,7 @@ mod tests {
         assert!(heard.iter().all(|(bytes, _)| *bytes == pattern(LEN)));
         assert!(send(&mut a, peer, &pattern(LEN)), "there is room again");
         assert!(!send(&mut b, PeerId(back.0 + 1), b"to nobody"));
-        assert!(a.shm.broken.is_empty());
+        assert!(a.shm.due.broken.is_empty());
     }
 
     #[test]

@@ -79,18 +79,21 @@ impl Buffers {
         class
     }
 
-    /// A buffer with room for `len` bytes, with any contents; `None` when the limit is reached.
+    /// A buffer with room for `len` bytes, with any contents; `None` when the limit is reached, or there is no memory.
     pub(super) fn take(&mut self, len: usize) -> Option<Buffer> {
         let (class, size) = self.class(len);
         if len > size || self.used + size > self.limit {
             return None;
         }
+        let buffer = match self.free.get_mut(class).and_then(Vec::pop) {
+            Some(buffer) => {
+                self.idle -= size;
+                buffer
+            }
+            None => Buffer::try_new(size)?,
+        };
         self.used += size;
-        if let Some(buffer) = self.free.get_mut(class).and_then(Vec::pop) {
-            self.idle -= size;
-            return Some(buffer);
-        }
-        Some(Buffer::new(size))
+        Some(buffer)
     }
 
     /// The same for a packet that is made to be sent.

@@ -118,13 +118,15 @@ impl Incoming {
             self.waits = true;
             return Ok(false);
         }
-        self.sequence += 1;
-        self.filled = 0;
         let target = sink.place(self.peer, header.message(), header.len);
         let kept = target.as_ref().map_or(0, SegmentList::len);
         if kept < header.len && self.bounce.len() < header.len {
+            let more = header.len - self.bounce.len();
+            self.bounce.try_reserve(more).map_err(|_| Errno(libc::ENOMEM))?;
             self.bounce.resize(header.len, 0);
         }
+        self.sequence += 1;
+        self.filled = 0;
         self.frame = Some(Frame { header, done: 0, target });
         Ok(true)
     }

@@ -93,20 +93,23 @@ impl Outgoing {
         self.sequence += 1;
         self.used_at = now;
         if taken < head.len() + payload.len() {
-            self.keep(&head, payload, taken);
+            self.keep(&head, payload, taken)?;
             self.member.watch_writable(true); // the rest leaves once there is room
         }
         Ok(true)
     }
 
     /// The caller may do with its memory what it likes afterwards: what is left of the frame is
-    /// copied.
-    fn keep(&mut self, head: &[u8], payload: &SegmentList, taken: usize) {
+    /// copied. Errors: ENOMEM.
+    fn keep(&mut self, head: &[u8], payload: &SegmentList, taken: usize) -> Result<(), Errno> {
+        let left = head.len() + payload.len() - taken;
+        self.rest.try_reserve(left).map_err(|_| Errno(libc::ENOMEM))?;
         self.rest.extend_from_slice(head.get(taken..).unwrap_or(&[]));
         let from = taken.saturating_sub(head.len());
         let start = self.rest.len();
         self.rest.resize(start + payload.len() - from, 0);
         payload.copy_out(from, self.rest.get_mut(start..).unwrap_or_default());
+        Ok(())
     }
 
     /// Nothing of it is on its way.

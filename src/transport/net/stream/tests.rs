@@ -8,6 +8,7 @@ use super::wire::{GREETING_TAG_AT, Greeting, HEADER_TAG_AT, Header};
 use super::*;
 use crate::config::{Config, RdmaPolicy};
 use crate::memory::OwnedBuffer;
+use crate::sys::reserve::tests::without_memory;
 use crate::transport::address::LocalHost;
 use crate::transport::net::job_key::Source;
 use crate::transport::peers::PeerTable;
@@ -259,6 +260,17 @@ fn both_ends_hear_of_a_loss() {
     assert!(a.has_stream(to_b, &mut b, 5));
     assert!(a.frame(to_b, 3, &pattern(10)));
     assert_eq!(b.hears(1), [Message(3, pattern(10))]);
+}
+
+#[test]
+fn a_frame_that_finds_no_memory_ends_the_stream_and_nothing_else() {
+    let (mut a, mut b, to_b) = pair();
+    assert!(a.frame(to_b, 1, &pattern(PAYLOAD_MAX)));
+    without_memory(PAYLOAD_MAX, || {
+        assert_eq!(b.hears(1), [Lost(StreamEnd::Incoming)]);
+    });
+    assert_eq!(a.hears(1), [Lost(StreamEnd::Outgoing)]);
+    assert!(a.net.is_connected(to_b));
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Reassembly {
         assembly.header.extend_from_slice(header);
         assembly.total = total;
         assembly.payload.clear();
-        assembly.payload.reserve(total);
+        assembly.payload.try_reserve(total).map_err(|_| Malformed)?;
         assembly.payload.extend_from_slice(payload);
         self.begun = Some(assembly);
         Ok(())
