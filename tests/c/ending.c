@@ -155,7 +155,9 @@ static void second_endpoint(struct side *me)
 		there = insert(me, theirs);
 		/* They have met. */
 		POST(me, fi_write(me->ep, memory, 8, NULL, there, 0, KEY, NULL));
-		completion(me->tx);
+		POST(me, fi_write(me->ep, memory, 8, NULL, me->peer, 0, KEY, NULL));
+		for (int i = 0; i < 2; i++)
+			completion(me->tx);
 		barrier(me);
 		POST(me, fi_write(me->ep, memory, 8, NULL, there, 0, KEY, NULL));
 		POST(me, fi_write(me->ep, memory, 8, NULL, me->peer, 0, KEY, NULL));
