@@ -610,9 +610,14 @@ impl Core {
                 self.activate(peer, *envelope, rts, target, bytes, host);
             }
             None => {
-                let Some(kept) = copy_of(bytes, (rts.pushed as usize).min(PUSHED_AT_ONCE)) else {
-                    let waits = (!rts.leaves).then_some(rts.tx);
-                    return self.run_short(peer, envelope, rts.len as usize, waits, host);
+                let room = (rts.pushed as usize).min(PUSHED_AT_ONCE);
+                let Some(kept) = copy_of(bytes, room).or_else(|| copy_of(bytes, 0)) else {
+                    if !rts.leaves {
+                        let status = libc::ENOMEM as u32;
+                        self.outbox.push_back((peer, Packet::Fin { tx: rts.tx, status }));
+                    }
+                    // The receive that it is for hears of it too.
+                    return self.run_short(peer, envelope, rts.len as usize, None, host);
                 };
                 self.unexpected_bytes += bytes.len();
                 let body = Body::Rts { rts, bytes: kept };

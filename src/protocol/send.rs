@@ -272,23 +272,29 @@ impl<I: Iface> Engine<I> {
         sent
     }
 
-    fn new_request(&mut self, op: &SendOp, envelope: Envelope, state: TxState) -> Option<Key> {
+    fn new_request(
+        &mut self,
+        op: &SendOp,
+        envelope: Envelope,
+        state: TxState,
+    ) -> Result<Key, OpError> {
         if self.core.tx.len() >= self.core.limits.tx_max {
-            return None;
+            return Err(OpError::Again);
         }
         let payload = if op.inject {
             let most = self.core.limits.tx_max.saturating_mul(COPY_MEAN);
             let copied = self.core.copied + op.payload.len();
             if copied > most && self.core.copied > 0 {
-                return None;
+                return Err(OpError::Again);
             }
-            let copy = OwnedBuffer::try_copy_of(&op.payload)?;
+            let none = OpError::Error(libc::ENOMEM);
+            let copy = OwnedBuffer::try_copy_of(&op.payload).ok_or(none)?;
             self.core.copied = copied;
             Payload::Owned(copy)
         } else {
             Payload::Lent(op.payload)
         };
-        Some(self.core.tx.push_back(TxRequest {
+        Ok(self.core.tx.push_back(TxRequest {
             peer: op.peer,
             envelope,
             payload,
@@ -320,7 +326,7 @@ impl<I: Iface> Engine<I> {
     fn defer(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
         let envelope = op.envelope();
         let state = TxState::Deferred { fence: op.fence, access: None };
-        let key = self.new_request(op, envelope, state).ok_or(OpError::Again)?;
+        let key = self.new_request(op, envelope, state)?;
         self.core.deferred.push_back(key);
         if let Some(peer) = self.core.peer(op.peer) {
             peer.deferred += 1;
@@ -332,7 +338,7 @@ impl<I: Iface> Engine<I> {
     /// A send whose bytes leave now: nothing of the application's buffer is needed afterwards.
     pub(super) fn request_without_bytes(&mut self, op: &SendOp, envelope: Envelope) -> Option<Key> {
         let plain = SendOp { inject: false, ..*op };
-        let key = self.new_request(&plain, envelope, TxState::AwaitingAnswer)?;
+        let key = self.new_request(&plain, envelope, TxState::AwaitingAnswer).ok()?;
         if let Some(request) = self.core.tx.get_mut(key) {
             request.payload = Payload::Lent(SegmentList::EMPTY);
         }
@@ -358,7 +364,7 @@ impl<I: Iface> Engine<I> {
         envelope: Envelope,
         host: &mut impl Host,
     ) -> Result<(), OpError> {
-        let key = self.new_request(op, envelope, TxState::AwaitingAnswer).ok_or(OpError::Again)?;
+        let key = self.new_request(op, envelope, TxState::AwaitingAnswer)?;
         // Without delivery it had this chance already.
         let one = op.payload.one().filter(|_| op.delivery);
         let whole = one.is_some_and(|one| self.send_whole(op.peer, &envelope, one, (key, false)));

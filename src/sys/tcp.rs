@@ -75,6 +75,20 @@ pub(crate) fn accept(
     }
 }
 
+/// Whether an error of [`accept`] is one of the network that a new connection has met (accept(2)): others may be taken.
+pub(crate) fn passes(errno: Errno) -> bool {
+    matches!(
+        errno.0,
+        libc::ENETDOWN
+            | libc::ENOPROTOOPT
+            | libc::EHOSTDOWN
+            | libc::ENONET
+            | libc::EHOSTUNREACH
+            | libc::EOPNOTSUPP
+            | libc::ENETUNREACH
+    )
+}
+
 /// The near end of a connection.
 pub(crate) fn local_addr(fd: BorrowedFd<'_>) -> Result<SocketAddr> {
     let mut name = [0u8; 28];

@@ -200,9 +200,12 @@ impl Transport for Loopback {
     }
 
     fn sleep(&mut self) -> bool {
+        if !self.queue.is_empty() {
+            return false;
+        }
         self.doorbell.silence();
-        self.sleeping = self.queue.is_empty();
-        self.sleeping
+        self.sleeping = true;
+        true
     }
 
     fn awake(&mut self) {

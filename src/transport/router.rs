@@ -161,7 +161,7 @@ impl Router {
                     "{address} has had no room for us for long: its messages go another way"
                 ),
                 Err(SendError::Unreachable(errno)) => {
-                    failed = failed.or(Some(errno));
+                    failed = Some(errno);
                     let way = on_lane!(self.lanes, *lane, t => name_of(t), "");
                     log::limited!(cause: errno.0, "{address} is not reached by {way}: {errno}");
                 }
@@ -170,7 +170,7 @@ impl Router {
         if (missing, failed) == (None, None) {
             log::limited!("no transport of this endpoint reaches {address}");
         }
-        Err(SendError::Unreachable(missing.or(failed).unwrap_or(Errno(libc::EHOSTUNREACH))))
+        Err(SendError::Unreachable(failed.or(missing).unwrap_or(Errno(libc::EHOSTUNREACH))))
     }
 
     /// A transport has no room for `peer` now. False: that takes too long, and others come after it.
@@ -211,10 +211,11 @@ impl Router {
                 continue
             );
             if self.pace.is_due(*lane as usize, now, every) || urgent {
-                // What a peer has sent by other transports comes before its departure by this one.
+                // What a peer has sent by later transports comes before its departure by this one. What it has sent by
+                // earlier ones is drained with its departure.
                 if self.mixed {
-                    for other in Lane::ALL.iter().filter(|other| *other != lane) {
-                        n += self.turn(*other, handler).0;
+                    for later in Lane::ALL.iter().rev().take_while(|later| *later != lane) {
+                        n += self.turn(*later, handler).0;
                     }
                 }
                 n += self.turn(*lane, handler).0;
@@ -248,11 +249,9 @@ impl Router {
 
     /// Prepares for sleep on [`Router::wait_fd`]; `false` means there is work already.
     pub(crate) fn sleep(&mut self) -> bool {
+        // Where there is work, transports that sleep already go on: somebody else may have put them to sleep.
         let mut idle = self.moving.is_empty();
         each_lane_mut!(self.lanes, (lane, t) => idle = idle && t.sleep());
-        if !idle {
-            self.awake();
-        }
         idle
     }
 
@@ -724,6 +723,7 @@ impl Iface for Router {
 mod tests {
     use super::pace::STILL_POLLS;
     use super::*;
+    use crate::sys::event::wait_readable;
     use crate::sys::shared_memory::REFUSED;
     use crate::transport::shm::Shm;
 
@@ -832,6 +832,29 @@ mod tests {
         assert_eq!((failed, &left.0[..]), (Some(refused), &[Departure::Failed(refused)][..]));
         assert_eq!(a.unacknowledged(), 0);
         REFUSED.set(None);
+    }
+
+    #[test]
+    fn who_finds_work_does_not_wake_who_sleeps() {
+        let (mut a, mut b) = (on_loopback(), on_loopback());
+        let to = b.connect(&a.address()).unwrap();
+        b.send(to, Mode::Short, b"header", 0, |_, _| ()).unwrap();
+        let mut ear = Ear::default();
+        let begun = clock::now_ns();
+        while ear.0.is_empty() {
+            a.poll(&mut ear);
+            b.poll(&mut Ear::default());
+            assert!(clock::now_ns() - begun < 60_000_000_000);
+        }
+        assert!(a.sleep(), "nothing is to be done");
+        // Another thread sends to its own endpoint, and looks before it sleeps too.
+        let me = a.connect(&a.address()).unwrap();
+        a.send(me, Mode::Short, b"header", 0, |_, _| ()).unwrap();
+        assert!(!a.sleep());
+        a.poll(&mut Ear::default());
+        b.send(to, Mode::Short, b"header", 0, |_, _| ()).unwrap();
+        assert!(wait_readable(a.epoll.fd(), 10_000).unwrap(), "the first one hears of a message");
+        a.awake();
     }
 
     #[test]

@@ -68,9 +68,10 @@ impl Stream {
         }
     }
 
+    /// Takes what has come, up to the end of a frame that is longer than the queue.
     fn fill(&mut self) {
         let mut room = [0; 16 << 10];
-        while !self.ended && self.received.len() < QUEUE_MAX {
+        while !self.ended && self.received.len() < QUEUE_MAX.max(self.frame().unwrap_or(0)) {
             match self.socket.read(&mut room) {
                 Ok(0) => self.ended = true,
                 Ok(n) => self.received.extend_from_slice(room.get(..n).unwrap_or(&[])),
@@ -83,14 +84,19 @@ impl Stream {
         }
     }
 
+    /// Bytes of the next frame, with its length.
+    fn frame(&self) -> Option<usize> {
+        Some(4 + u32::from_le_bytes(*self.received.first_chunk()?) as usize)
+    }
+
     /// The next frame that is here as a whole: kind, header, payload.
     fn next(&mut self) -> Option<(u8, Vec<u8>, Vec<u8>)> {
-        let len = u32::from_le_bytes(*self.received.first_chunk()?) as usize;
-        let frame = self.received.get(4..4 + len)?;
+        let end = self.frame()?;
+        let frame = self.received.get(4..end)?;
         let (kind, header) = (*frame.first()?, usize::from(*frame.get(1)?));
         let (header, payload) = frame.get(2..)?.split_at_checked(header)?;
         let frame = (kind, header.to_vec(), payload.to_vec());
-        self.received.drain(..4 + len);
+        self.received.drain(..end);
         Some(frame)
     }
 }

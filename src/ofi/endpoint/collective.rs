@@ -12,7 +12,7 @@ use crate::ofi::lock::Guard;
 use crate::ofi::progress::{By, Progress};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::ofi::trigger::{Account, Kind};
-use crate::protocol::{Collective, CollectiveOp, Direction, OpError};
+use crate::protocol::{Collective, CollectiveOp, Direction, Host, OpError};
 use crate::sys::clock::Deadline;
 use crate::transport::PeerId;
 use libfabric_sys::{
@@ -203,7 +203,10 @@ fn met(
     let deadline = Deadline::after_ms(CONTACT_MS);
     loop {
         match meeting(ep, av, members, guard) {
-            Err(OpError::Again) if !deadline.expired() => ep.progress(By::Others, guard),
+            // Without room for completions nothing is taken in.
+            Err(OpError::Again) if !deadline.expired() && ep.host(guard).has_room() => {
+                ep.progress(By::Others, guard)
+            }
             outcome => return outcome.map_err(error_number),
         };
     }

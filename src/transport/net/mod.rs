@@ -511,18 +511,20 @@ impl Net {
     }
 
     /// Where the network finds `address` of this host. Within a node the port alone counts, but a UDP socket is bound to
-    /// one address. `None`: this user has no such port.
-    fn find_here(address: &Address) -> Option<Address> {
-        let Ok(all) = port_holders(address.port()) else { return Some(*address) };
+    /// one address. `None`: this user has no such port. Errors: the kernel does not tell.
+    fn find_here(address: &Address) -> Result<Option<Address>, Errno> {
+        let all = port_holders(address.port())?;
         let me = process::effective_uid();
         let ours = || all.iter().filter(|one| one.uid == me).map(|one| one.ip);
         let finds = |ip: IpAddr| ip.is_unspecified() || ip == address.0.ip();
         let mut at = *address;
         if !ours().any(finds) {
-            let ip = ours().find(|ip| ip.is_ipv4() == at.0.is_ipv4());
-            at.0.set_ip(ip?);
+            let Some(ip) = ours().find(|ip| ip.is_ipv4() == at.0.is_ipv4()) else {
+                return Ok(None);
+            };
+            at.0.set_ip(ip);
         }
-        Some(at)
+        Ok(Some(at))
     }
 
     fn send_late(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
@@ -1030,11 +1032,11 @@ impl Transport for Net {
         let near = self.core.enter().ok_or(ORPHANED)?.peers.host().owns(address.0.ip());
         let at = match (near, missing) {
             (false, _) => *address,
-            (true, false) => Self::find_here(address).unwrap_or(*address),
+            (true, false) => Self::find_here(address).ok().flatten().unwrap_or(*address),
             // An endpoint whose names others have taken is known by its port alone.
             (true, true) => match Self::find_here(address) {
-                Some(at) => at,
-                None => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
+                Ok(Some(at)) => at,
+                Ok(None) | Err(_) => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
             },
         };
         self.begin(peer, &at).map(|()| Contact::Linked)
@@ -1087,8 +1089,8 @@ impl Transport for Net {
         }
     }
 
-    fn every_ns(still: bool, _: bool) -> u64 {
-        if still { 10_000 } else { 100_000 }
+    fn every_ns(still: bool, busy: bool) -> u64 {
+        if still && !busy { 10_000 } else { 100_000 }
     }
 
     #[inline]

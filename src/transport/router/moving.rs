@@ -53,7 +53,10 @@ impl Router {
                         moving.pid,
                         moving.messages.len()
                     );
-                    on_lane_mut!(self.lanes, moving.from, t => t.give_up(moving.peer, errno), ());
+                    if moving.to.is_none() {
+                        let (peer, from) = (moving.peer, moving.from);
+                        on_lane_mut!(self.lanes, from, t => t.give_up(peer, errno), ());
+                    }
                     set_route(&mut self.routes, moving.peer, Route::None);
                     handler.on_departure(moving.peer, Departure::Failed(errno));
                 }
@@ -106,7 +109,9 @@ impl Router {
 
     /// `peer` is gone from this transport, and what was on its way to it by that with it.
     pub(super) fn forget_moving(&mut self, peer: PeerId, lane: Lane) {
-        let gone = |moving: &Moving| moving.peer == peer && moving.from != lane;
+        let gone = |moving: &Moving| {
+            moving.peer == peer && (moving.from != lane || moving.to == Some(lane))
+        };
         if let Some(at) = self.moving.iter().position(gone) {
             self.moving.swap_remove(at);
             set_route(&mut self.routes, peer, Route::None);

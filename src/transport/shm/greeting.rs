@@ -76,6 +76,8 @@ pub(super) struct Door {
     backoff: u64,
     /// Since when somebody has waited each time that it was looked, nanoseconds; 0: nobody did the last time.
     callers_since: u64,
+    /// When that was looked at last, nanoseconds.
+    callers_seen: u64,
     /// As if there were no descriptors left.
     #[cfg(test)]
     pub(super) full: bool,
@@ -96,6 +98,7 @@ impl Door {
             paused_until: 0,
             backoff: 0,
             callers_since: 0,
+            callers_seen: 0,
             #[cfg(test)]
             full: false,
         })
@@ -116,9 +119,12 @@ impl Door {
         let some = self.names.listener.as_ref().is_some_and(waits)
             || self.greetings.iter().any(Option::is_some);
         let now = clock::now_ns();
+        // What was seen long ago may have been somebody else.
+        let recent = now.saturating_sub(self.callers_seen) < CALLERS_NS;
+        self.callers_seen = now;
         match (some, self.callers_since) {
             (false, _) => self.callers_since = 0,
-            (true, 0) => self.callers_since = now,
+            (true, since) if since == 0 || !recent => self.callers_since = now,
             (true, _) => {}
         }
         some && now.saturating_sub(self.callers_since) < CALLERS_NS

@@ -141,9 +141,21 @@ impl Buffers {
         self.used
     }
 
-    /// True when `count` buffers for `len` bytes each can be taken.
-    pub(super) fn has_room_for(&self, count: usize, len: usize) -> bool {
-        self.has_room(count * self.class(len).1)
+    /// Puts `count` buffers for `len` bytes each into the free list, so that they can be taken. False: that is more than
+    /// the limit, or there is no memory.
+    pub(super) fn prepare(&mut self, count: usize, len: usize) -> bool {
+        let (class, size) = self.class(len);
+        let room = self.has_room(count * size);
+        let Some(list) = self.free.get_mut(class).filter(|_| room) else { return false };
+        while list.len() < count {
+            let Some(buffer) = Buffer::try_new(size) else { return false };
+            if list.try_reserve(1).is_err() {
+                return false;
+            }
+            list.push(buffer);
+            self.idle += size;
+        }
+        true
     }
 
     /// True while there is room for `len` bytes.
@@ -155,6 +167,7 @@ impl Buffers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::reserve::tests::without_memory;
 
     #[test]
     fn buffers_are_reused_and_bounded() {
@@ -173,8 +186,17 @@ mod tests {
         assert_eq!(again.as_ptr(), at);
         buffers.give(b);
         assert_eq!(buffers.used(), 9000);
-        assert!(buffers.has_room_for(1, 9000) && !buffers.has_room_for(2, 9000));
+        assert!(buffers.prepare(1, 9000) && !buffers.prepare(2, 9000));
         assert!(buffers.take(9001).is_none());
+    }
+
+    #[test]
+    fn what_was_prepared_is_there_without_memory() {
+        let mut buffers = Buffers::new(9000, 1 << 20);
+        assert!(!without_memory(200, || buffers.prepare(2, 3000)));
+        assert!(buffers.prepare(2, 3000));
+        let taken = without_memory(200, || [(); 3].map(|()| buffers.take(4096).is_some()));
+        assert_eq!(taken, [true, true, false]);
     }
 
     #[test]
@@ -231,7 +253,7 @@ mod tests {
         let pool = Pool::new(4096).unwrap();
         let mut buffers = Buffers::new(4096, 8192);
         buffers.lend(pool);
-        assert!(buffers.has_room_for(2, 4000));
+        assert!(buffers.prepare(2, 4000));
         let one = buffers.take_to_send(4000).unwrap();
         let two = buffers.take_to_send(4000).unwrap();
         assert!(one.is_pooled() && two.is_pooled() && buffers.take_to_send(4000).is_none());

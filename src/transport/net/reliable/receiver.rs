@@ -11,7 +11,7 @@ use super::packet::{
 use super::shared::Shared;
 pub(super) use acknowledgement::{ACK_EVERY, Acknowledgement};
 use order::{Order, Place};
-pub(super) use reassembly::{Assembly, Malformed, Reassembly};
+pub(super) use reassembly::{Assembly, Fault, Reassembly};
 
 /// Bytes of buffers that the longest message takes, in the shortest packets.
 const SENDING: usize = MESSAGE_MAX.div_ceil(DATAGRAM_LEAST - HEADER_LEN - FRAME_LEN) * 2048;
@@ -62,7 +62,7 @@ impl Receiver {
         packet: &Arrival<'_>,
         frames: &[u8],
         on_message: &mut impl FnMut(&[u8], &[u8]),
-    ) -> Result<(), Malformed> {
+    ) -> Result<(), Fault> {
         self.note_arrival(shared, packet);
         match self.order.place_of(packet.header.psn) {
             Place::Next => self.take_in_order(shared, frames, on_message)?,
@@ -131,7 +131,7 @@ impl Receiver {
         shared: &mut Shared,
         frames: &[u8],
         on_message: &mut impl FnMut(&[u8], &[u8]),
-    ) -> Result<(), Malformed> {
+    ) -> Result<(), Fault> {
         self.reassembly.take(frames, &mut shared.spare, on_message)?;
         while let Some(next) = self.order.advance() {
             let result = self.reassembly.take(&next, &mut shared.spare, on_message);

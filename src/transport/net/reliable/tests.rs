@@ -4,6 +4,7 @@ use super::handshake::{HALF_OPEN_FREE, HINTS_MAX};
 use super::packet::{Dump, HEADER_LEN, HEADER_TAGS, Hello, HelloKind};
 use super::tag::JobKey;
 use super::*;
+use crate::sys::reserve::tests::without_memory;
 use crate::telemetry::log::captured;
 use crate::transport::Departure;
 use crate::transport::net::job_key::Source;
@@ -257,6 +258,36 @@ impl Bench {
             numbered(n)(0, &mut expected);
             assert_eq!((&header[..], payload), (&n.to_le_bytes()[..], &expected));
         }
+    }
+}
+
+#[test]
+fn a_message_that_finds_no_memory_is_refused_as_a_whole() {
+    for len in [1, 1000, 1400, 5000, 30_000] {
+        let mut bench = Bench::connected();
+        let send = |bench: &mut Bench| {
+            let pack = |_: usize, to: &mut [u8]| to.fill(7);
+            bench.a.machine.send(PeerId(0), b"head", len, pack, bench.now)
+        };
+        // What the free lists have is used up; then there is nothing.
+        let mut sent = 0;
+        let refused = without_memory(100, || {
+            loop {
+                match send(&mut bench) {
+                    Ok(()) => sent += 1,
+                    Err(e) => return e,
+                }
+                assert!(sent < 100);
+            }
+        });
+        assert_eq!(refused, SendError::Again, "{len}");
+        send(&mut bench).unwrap();
+        for _ in 0..50 {
+            bench.exchange(|_| true);
+        }
+        let whole = (b"head".to_vec(), vec![7; len]);
+        assert!(bench.b.heard.messages.iter().all(|message| *message == whole), "{len}");
+        assert_eq!(bench.b.heard.messages.len(), sent + 1, "{len}");
     }
 }
 

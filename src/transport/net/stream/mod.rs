@@ -439,7 +439,9 @@ impl Streams {
         listener.watch(accepted.is_ok());
         match accepted {
             Ok(()) => {}
-            Err(errno) if errno.is_shortage() => self.deaf_until = now + RETRY_NS,
+            Err(errno) if errno.is_shortage() || tcp::passes(errno) => {
+                self.deaf_until = now + RETRY_NS;
+            }
             Err(_) => self.listener = None,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::super::interface::Sink;
 use super::super::packet::{HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, TAG_AT, widen};
-use super::super::receiver::Arrival;
+use super::super::receiver::{Arrival, Fault};
 use super::super::sender::Sender;
 use super::super::shared::Shared;
 use super::super::tag::same;
@@ -79,8 +79,12 @@ impl Connection {
             Kind::Data => {
                 let mut give =
                     |head: &[u8], payload: &[u8]| sink.on_message(self.peer, head, payload);
-                let taken = self.receiver.on_data(shared, packet, frames, &mut give);
-                sound = taken.is_ok();
+                match self.receiver.on_data(shared, packet, frames, &mut give) {
+                    Ok(()) => {}
+                    Err(Fault::Malformed) => sound = false,
+                    // Earlier frames of the packet are delivered: it cannot come again.
+                    Err(Fault::NoMemory) => return Some(End::failed(libc::ENOMEM)),
+                }
             }
         }
         shared.counts.malformed += u64::from(!sound);

@@ -97,9 +97,10 @@ impl Connection {
         }
         let division = self.divide(header.len(), len);
         let Division { room, joint, here, packets } = division;
-        if !self.has_room_for(shared, &division, FRAME_LEN + header.len() + len, opens) {
+        let whole = FRAME_LEN + header.len() + len;
+        let Some(largest) = self.make_room_for(shared, &division, whole, opens) else {
             return Err(SendError::Again);
-        }
+        };
         // It, or it and those before it, would fill more.
         if FRAME_LEN + header.len() + len >= room || self.coalescer.open {
             let (established, base) = (self.handshake.is_established(), self.sender.window.base);
@@ -122,8 +123,9 @@ impl Connection {
             let piece = room.saturating_sub(front).min(len - offset);
             self.coalescer.open = opens && i == packets && front + piece < joint;
             let used = if self.coalescer.open { joint } else { front + piece };
-            // There is room for all of them, as was asked above.
-            let mut bytes = shared.buffers.take_to_send(HEADER_LEN + used).unwrap_or_default();
+            // Buffers for all of them are there, as was asked above: the last packet may be of a smaller class.
+            let taken = shared.buffers.take_to_send(HEADER_LEN + used);
+            let mut bytes = taken.or_else(|| shared.buffers.take(largest)).unwrap_or_default();
             bytes.resize(HEADER_LEN + front + piece);
             if let Some(to) = bytes.get_mut(HEADER_LEN..) {
                 put_frame(to, kind, header, (piece, len), |to| pack(offset, to));
@@ -152,14 +154,15 @@ impl Connection {
         Division { room, joint, here, packets }
     }
 
-    /// Whether a message of `whole` bytes, with its frame, may wait here.
-    fn has_room_for(
+    /// Makes room for a message of `whole` bytes, with its frame: how long its longest packet is, bytes. `None`: it may
+    /// not wait here, or there is no memory for it.
+    fn make_room_for(
         &self,
-        shared: &Shared,
+        shared: &mut Shared,
         division: &Division,
         whole: usize,
         opens: bool,
-    ) -> bool {
+    ) -> Option<usize> {
         let Division { room, joint, packets, .. } = *division;
         let largest = match packets {
             1 => HEADER_LEN + whole.max(if opens { joint } else { 0 }).min(room),
@@ -167,9 +170,10 @@ impl Connection {
         };
         let waiting = self.sender.window.waiting();
         let backlog = (BACKLOG_BYTES / room.max(1)).max(BACKLOG_PACKETS);
-        (waiting == 0 || waiting + packets <= backlog)
+        let may = (waiting == 0 || waiting + packets <= backlog)
             && self.sender.window.has_room_for(packets)
-            && shared.buffers.has_room_for(packets, largest)
+            && shared.buffers.prepare(packets, largest);
+        may.then_some(largest)
     }
 
     /// A message was taken.

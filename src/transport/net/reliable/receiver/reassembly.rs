@@ -2,10 +2,16 @@
 
 use super::super::packet::{Frame, MESSAGE_MAX};
 use crate::transport::MAX_HEADER;
+use Fault::{Malformed, NoMemory};
 
-/// The frames make no sense.
-#[derive(Debug)]
-pub(crate) struct Malformed;
+/// Why a packet's frames were not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fault {
+    /// They make no sense.
+    Malformed,
+    /// There is no memory for the message that they belong to.
+    NoMemory,
+}
 
 /// A message of which the beginning has arrived.
 #[derive(Debug, Default)]
@@ -36,7 +42,7 @@ impl Reassembly {
         mut frames: &[u8],
         spare: &mut Option<Box<Assembly>>,
         on_message: &mut impl FnMut(&[u8], &[u8]),
-    ) -> Result<(), Malformed> {
+    ) -> Result<(), Fault> {
         while !frames.is_empty() {
             let (frame, rest) = Frame::decode(frames).ok_or(Malformed)?;
             frames = rest;
@@ -73,7 +79,7 @@ impl Reassembly {
         total: usize,
         header: &[u8],
         payload: &[u8],
-    ) -> Result<(), Malformed> {
+    ) -> Result<(), Fault> {
         let fits = total <= MESSAGE_MAX && payload.len() <= total && header.len() <= MAX_HEADER;
         if self.begun.is_some() || !fits {
             return Err(Malformed);
@@ -82,13 +88,13 @@ impl Reassembly {
         assembly.header.extend_from_slice(header);
         assembly.total = total;
         assembly.payload.clear();
-        assembly.payload.try_reserve(total).map_err(|_| Malformed)?;
+        assembly.payload.try_reserve(total).map_err(|_| NoMemory)?;
         assembly.payload.extend_from_slice(payload);
         self.begun = Some(assembly);
         Ok(())
     }
 
-    fn add(&mut self, payload: &[u8]) -> Result<(), Malformed> {
+    fn add(&mut self, payload: &[u8]) -> Result<(), Fault> {
         let assembly = self.begun.as_mut().ok_or(Malformed)?;
         if assembly.payload.len() + payload.len() > assembly.total {
             return Err(Malformed);
