@@ -1,39 +1,39 @@
-//! Every `FI_UDRV_*` variable, in one table: parsed here, listed by `fi_info -e`, documented in
-//! `man/fi_udrv.7` (a test compares them).
+//! Every `FI_UDRV_*` variable, in one table. The variables are parsed here, listed by `fi_info -e`, and
+//! documented in `man/fi_udrv.7` (a test compares them).
 
 use crate::telemetry::log;
 use std::fmt;
 
-/// Which ways of cross-memory attach are used (FI_UDRV_CMA).
+/// Which directions of cross-memory attach are used (FI_UDRV_CMA).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CmaPolicy {
-    /// Whatever a real attempt between the two processes shows to work.
+    /// The directions that work when the two processes try them.
     Auto,
     /// None: long messages are copied through the rings.
     Off,
-    /// Only receivers read.
+    /// Only the receiver attaches: it reads from the sender's buffer.
     ReadOnly,
-    /// Only senders write.
+    /// Only the sender attaches: it writes into the receiver's buffer.
     WriteOnly,
 }
 
 /// Whether RDMA devices are used (FI_UDRV_RDMA).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RdmaPolicy {
-    /// Where one works.
+    /// They are used if one works.
     Auto,
     Off,
-    /// Without one there is no endpoint.
+    /// An endpoint is opened only if a device works.
     Require,
 }
 
 /// Whether the kernel's rv module carries long messages (FI_UDRV_RV).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RvPolicy {
-    /// Where it works.
+    /// It is used if it works.
     Auto,
     Off,
-    /// Without it there is no endpoint.
+    /// An endpoint is opened only if it works.
     Require,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum RvPolicy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadPolicy {
     Off,
-    /// If both are on one host and threads of its kernel are the device, so that processors move the bytes: both do.
+    /// Only between processes of one host whose device is soft-RoCE: then the CPUs of both processes move the bytes.
     Auto,
     Always,
 }
@@ -49,23 +49,23 @@ pub(crate) enum ReadPolicy {
 /// How registrations of the application's memory are kept (FI_UDRV_CACHE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CachePolicy {
-    /// Until the kernel tells that their addresses map something else.
+    /// Until userfaultfd reports that the address range no longer maps the same memory.
     Userfaultfd,
-    /// Not at all: each transfer registers for itself.
+    /// Not kept: each transfer registers its own buffer.
     Off,
 }
 
-/// FI_UDRV_CACHE and what belongs to it.
+/// FI_UDRV_CACHE and the limits of that cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CacheSettings {
     pub(crate) policy: CachePolicy,
-    /// FI_UDRV_CACHE_BYTES or FI_MR_CACHE_MAX_SIZE; `None`: what the machine allows.
+    /// FI_UDRV_CACHE_BYTES or FI_MR_CACHE_MAX_SIZE, bytes; `None`: as many as the machine allows.
     pub(crate) bytes: Option<usize>,
     /// FI_UDRV_CACHE_COUNT or FI_MR_CACHE_MAX_COUNT.
     pub(crate) count: usize,
 }
 
-/// A name of FI_UDRV_NIC: a device, and perhaps one port of it.
+/// One name in FI_UDRV_NIC: a device, optionally with one of its ports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct NicName {
     pub(crate) device: String,
@@ -73,7 +73,7 @@ pub(crate) struct NicName {
 }
 
 impl NicName {
-    /// The names of a list such as `mlx5_0,mlx5_2:1`; `None` if it is none.
+    /// Parses a list such as `mlx5_0,mlx5_2:1`; `None` if a name is malformed.
     pub(crate) fn list(text: &str) -> Option<Vec<Self>> {
         text.split(',').map(|name| Self::one(name.trim())).collect()
     }
@@ -96,10 +96,10 @@ impl fmt::Display for NicName {
     }
 }
 
-/// One variable.
+/// One variable, as `fi_info -e` lists it.
 #[derive(Debug)]
 pub(crate) struct Variable {
-    /// Without the prefix, as `fi_param_define` wants it.
+    /// Name without the prefix `FI_UDRV_`, as `fi_param_define` expects it.
     pub(crate) name: &'static str,
     /// One sentence with unit, range and default.
     pub(crate) help: &'static str,
@@ -213,7 +213,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     },
 ];
 
-/// A value that no log may show.
+/// A value that must not appear in the log.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(pub(crate) String);
 
@@ -223,7 +223,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Values of all variables.
+/// The values of all variables.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Config {
     /// FI_UDRV_IFACE
@@ -248,7 +248,7 @@ pub(crate) struct Config {
     pub(crate) rx_max: usize,
     /// FI_UDRV_SPIN_US, microseconds
     pub(crate) spin_us: u64,
-    /// FI_UDRV_JOB_KEY, as it was given
+    /// FI_UDRV_JOB_KEY, unchecked
     pub(crate) job_key: Option<Secret>,
     /// FI_UDRV_SHM
     pub(crate) shm: bool,
@@ -308,12 +308,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// From the environment of this process. Where a value makes no sense the default stays.
+    /// Reads the environment of this process. An invalid value leaves the default in place.
     pub(crate) fn from_environment() -> Self {
         Self::from_lookup(environment, of_libfabric, |_, _, _| ())
     }
 
-    /// Names the values that make no sense in the log; called once, when udrv is loaded.
+    /// Logs the invalid values. Called once, when udrv is loaded.
     pub(crate) fn check_environment() {
         Self::from_lookup(environment, of_libfabric, |name, text, wanted| {
             log::warn(format_args!("FI_UDRV_{name}={text} ignored: it must be {wanted}"));
@@ -357,8 +357,8 @@ impl Config {
         size("STREAMS", 0, 65536, &mut config.streams);
         size("RC_CONNECTIONS", 0, 65536, &mut config.rc_connections);
         let cache = &mut config.cache;
-        // Those of libfabric's own cache (fi_mr(3)) say what ours does not: who sets them means any.
-        // Where they make no sense libfabric complains.
+        // The limits of libfabric's own cache (fi_mr(3)) apply if udrv's variables are not set: a user that sets them
+        // means any registration cache. libfabric itself reports invalid values.
         let count = |name: &str| of_libfabric(name)?.trim().parse::<usize>().ok();
         cache.bytes = count("MR_CACHE_MAX_SIZE");
         cache.count = count("MR_CACHE_MAX_COUNT").unwrap_or(cache.count);
@@ -381,7 +381,7 @@ impl Config {
         switch("SHM", &mut config.shm);
         switch("NET", &mut config.net);
         config.iface = lookup("IFACE").filter(|text| !text.is_empty());
-        // Judged where it is used, which refuses a bad one; ignoring it would open the job.
+        // Checked where it is used, which refuses a bad key: to ignore it here would leave the job without a key.
         config.job_key = lookup("JOB_KEY").map(Secret);
         if let Some(text) = lookup("RDMA") {
             match text.trim().to_ascii_lowercase().as_str() {
@@ -427,11 +427,11 @@ impl Config {
 }
 
 fn environment(name: &str) -> Option<String> {
-    // What is not UTF-8 must not pass for absent: it would leave a job without its key.
+    // A value that is not UTF-8 must not count as absent: that would leave a job without its key.
     std::env::var_os(format!("FI_UDRV_{name}")).map(|text| text.to_string_lossy().into_owned())
 }
 
-/// A variable of libfabric's own.
+/// The value of one of libfabric's own variables.
 fn of_libfabric(name: &str) -> Option<String> {
     std::env::var(format!("FI_{name}")).ok()
 }

@@ -1,6 +1,6 @@
 //! udrv: a libfabric provider.
 //!
-//! The house has four floors and arrows point downwards only (ARCHITECTURE.md):
+//! The source has four layers; each uses only the layers below it (ARCHITECTURE.md):
 //! `ofi` (the fid objects) → `protocol` (what to send next) → `transport` (how bytes move) →
 //! `memory` and `sys`. The shared object exports one symbol, [`fi_prov_ini`].
 #![deny(unsafe_code)]
@@ -20,8 +20,8 @@ use libfabric_sys::fi_provider;
 #[global_allocator]
 static ALLOCATOR: sys::reserve::Reserved = sys::reserve::Reserved;
 
-/// The entry point of a dynamically loaded provider (fi_provider.3). May be called again after the
-/// library was closed and opened: each call initialises everything afresh.
+/// The entry point of a dynamically loaded provider (fi_provider.3). The core may call it again after it
+/// has closed and reopened the library: each call initialises everything afresh.
 #[allow(unsafe_code)] // the symbol that the core looks up
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut fi_provider {

@@ -1,17 +1,17 @@
-//! Memory that the application has registered (fi_mr(3)). Who transfers from one part of a region will
-//! transfer from others, so what a device has to know of the one may as well be said of its surroundings.
+//! Memory that the application has registered (fi_mr(3)). An application that transfers from one part of a region will
+//! transfer from others, so a device may as well register the surroundings of a buffer at once.
 //!
-//! It is a hint: nothing goes wrong where a region is missing here, or is no longer what it was.
+//! These regions are hints: nothing goes wrong if one is missing here, or has been unmapped.
 
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Regions that are looked at for one question: those that begin last before an address.
+/// Regions that one look-up examines: those with the highest starts at or below an address.
 const LOOKS: usize = 8;
 
-/// The end of each region, by its beginning and a number of its own.
+/// The end of each region, by its start and a number that makes the key unique.
 static REGIONS: Mutex<Regions> = Mutex::new(Regions { ends: BTreeMap::new(), last: 0 });
 
 #[derive(Debug)]
@@ -24,13 +24,13 @@ fn regions() -> MutexGuard<'static, Regions> {
     REGIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A region of the application, until this is dropped.
+/// The entry of a region of the application, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Declaration {
     key: (usize, u64),
 }
 
-/// The application has registered `len` bytes at `addr`.
+/// Records that the application has registered `len` bytes at `addr`.
 pub(crate) fn declare(addr: usize, len: usize) -> Declaration {
     let mut regions = regions();
     regions.last += 1;
@@ -45,7 +45,7 @@ impl Drop for Declaration {
     }
 }
 
-/// A region with all of `len` bytes at `addr` in it: its first address, and the one behind its last.
+/// A region that contains the `len` bytes at `addr`: its first address, and the one after its last.
 pub(crate) fn around(addr: usize, len: usize) -> Option<(usize, usize)> {
     let end = addr.checked_add(len)?;
     let regions = regions();
@@ -57,7 +57,7 @@ pub(crate) fn around(addr: usize, len: usize) -> Option<(usize, usize)> {
 mod tests {
     use super::*;
 
-    // Addresses that nothing else in this process has.
+    // Addresses that no other code in this process uses.
     const BASE: usize = 1 << 62;
 
     #[test]

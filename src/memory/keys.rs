@@ -1,32 +1,32 @@
-//! Memory that peers may reach: regions by key, and what each lets them do.
+//! The memory regions that peers may access: their keys, and the rights that each grants.
 //!
-//! A region is looked up anew for every piece that is moved, under the lock that closing it takes
-//! too. So nobody reaches it once it is closed.
+//! A region is looked up again for every chunk that is moved, under the lock that closing it takes too. So no peer
+//! accesses it once it is closed.
 
 use super::SegmentList;
 use crate::sys::numbers::NumberMap;
 use crate::sys::process;
 
-/// What a peer wants to do.
+/// The kind of access that a peer requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Right {
     Read,
     Write,
-    /// An atomic operation that changes the memory,
+    /// An atomic operation that changes the memory.
     Update,
-    /// that changes it and tells what was there,
+    /// An atomic operation that changes the memory and fetches the old values.
     Exchange,
-    /// or only tells.
+    /// An atomic operation that only fetches the values.
     Fetch,
 }
 
 impl Right {
-    /// The region has to be open for reading.
+    /// Whether the region must grant the right to read.
     pub(crate) fn reads(self) -> bool {
         matches!(self, Self::Read | Self::Exchange | Self::Fetch)
     }
 
-    /// The region has to be open for writing.
+    /// Whether the region must grant the right to write.
     pub(crate) fn writes(self) -> bool {
         matches!(self, Self::Write | Self::Update | Self::Exchange)
     }
@@ -36,38 +36,38 @@ impl Right {
     }
 }
 
-/// Why a peer may not.
+/// Why an access is denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Denied {
-    /// No region has the key, or none any more.
+    /// No region has the key, or its region was closed.
     Key,
-    /// The region does not reach so far, or does not grant this right.
+    /// The access goes beyond the region, or the region does not grant this right.
     Access,
 }
 
-/// One region.
+/// One memory region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
-    /// Lent until the region is removed.
+    /// Borrowed from the application until the region is removed.
     pub(crate) memory: SegmentList,
-    /// What peers call its first byte: 0, or its address.
+    /// The remote address of its first byte: 0, or its virtual address.
     pub(crate) base: u64,
     pub(crate) remote_read: bool,
     pub(crate) remote_write: bool,
 }
 
-/// A part of a region that a peer may reach.
+/// A part of a region that a peer may access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) memory: SegmentList,
-    /// Of the region; never given twice.
+    /// The id of the region, which is never reused.
     pub(crate) id: u64,
 }
 
-/// All regions of a domain.
+/// All memory regions of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct RegionTable {
-    /// By keys, which are the application's or ours.
+    /// By key: chosen by the application or by this provider.
     regions: NumberMap<u64, (u64, Region)>,
     last_id: u64,
 }
@@ -76,30 +76,30 @@ pub(crate) struct RegionTable {
 const KEY_NOTAVAIL: u64 = u64::MAX;
 
 impl RegionTable {
-    /// A key that no region of this table has: 64 bits of the kernel's randomness. Nobody guesses one, and one that a region
-    /// once had is not given again, but once in 2^64 times.
+    /// A key that no region of this table has: 64 random bits from the kernel. A peer cannot guess it, and the key of a
+    /// closed region is given again with probability 2^-64 only.
     pub(crate) fn new_key(&self) -> u64 {
         self.first_free(process::random_u64)
     }
 
-    /// The first one of `draw` that may be a key.
+    /// The first value of `draw` that may be a key.
     fn first_free(&self, mut draw: impl FnMut() -> u64) -> u64 {
         loop {
             let key = draw();
-            // 0 is what an application asks for that does not mind, and the other means that there is none (fi_mr(3)).
+            // Key 0 leaves the choice to the provider, and KEY_NOTAVAIL means "no key" (fi_mr(3)).
             if key != 0 && key != KEY_NOTAVAIL && !self.regions.contains_key(&key) {
                 return key;
             }
         }
     }
 
-    /// The id of a region that no peer reaches, and that is not kept here.
+    /// A new id for a region that peers cannot access, and that is not in this table.
     pub(crate) fn new_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
     }
 
-    /// Adds a region; its id, or `None` if the key is in use.
+    /// Adds a region and returns its id. `None`: the key is in use.
     pub(crate) fn insert(&mut self, key: u64, region: Region) -> Option<u64> {
         if self.regions.contains_key(&key) {
             return None;
@@ -109,18 +109,17 @@ impl RegionTable {
         Some(id)
     }
 
-    /// From now on nobody reaches it.
+    /// Removes a region: from now on no peer can access it.
     pub(crate) fn remove(&mut self, key: u64) {
         self.regions.remove(&key);
     }
 
-    /// A whole region, and its id.
+    /// The id and the description of a region.
     pub(crate) fn whole(&self, key: u64) -> Option<(u64, Region)> {
         self.regions.get(&key).copied()
     }
 
-    /// The memory behind `len` bytes at `addr` of the region `key`. Nothing at all is behind no
-    /// bytes: that needs no key.
+    /// The memory of `len` bytes at `addr` of the region `key`. An access of no bytes needs no key, and has no memory.
     pub(crate) fn find(
         &self,
         key: u64,
@@ -192,7 +191,7 @@ mod tests {
         assert_eq!(keys.len(), KEYS as usize);
         for bit in 0..64 {
             let set = keys.iter().filter(|key| *key >> bit & 1 == 1).count();
-            // The deviation of such a count is 22: nobody meets one of 200.
+            // The standard deviation of such a count is 22: one of 200 does not occur.
             assert!((800..1200).contains(&set), "bit {bit} is set in {set} of {KEYS}");
         }
     }

@@ -1,4 +1,4 @@
-//! The memory of the application: what it lent to an operation, and how bytes get in and out of it.
+//! Application memory: the buffers that an operation borrows, copies to and from them, registration, atomic operations.
 
 pub(crate) mod atomic;
 pub(crate) mod cache;

@@ -2,9 +2,9 @@
 //!
 //! # Safety
 //!
-//! An application that passes a buffer to `fi_send` or `fi_recv` promises that it stays valid until
-//! the operation completes. That promise enters here, once, through the unsafe constructors; the
-//! layers above then copy through safe functions, and forbid `unsafe` themselves.
+//! An application that passes a buffer to `fi_send` or `fi_recv` promises that it stays valid until the operation
+//! completes. That promise enters here, once, through the unsafe constructors. The layers above copy through safe
+//! functions, and forbid `unsafe` themselves.
 #![allow(unsafe_code)]
 
 use crate::sys::cma::{self, Range};
@@ -28,21 +28,21 @@ pub(crate) struct Segment {
     len: usize,
 }
 
-/// Longest copy that is made without a call.
+/// Longest copy that is made without a function call, bytes.
 const FEW: usize = 128;
 
-/// As [`std::ptr::copy_nonoverlapping`], without a call where there are few bytes: such a copy costs
-/// less than finding out how to make it.
+/// As [`std::ptr::copy_nonoverlapping`], with short copies inlined: for these, choosing a method costs more than the
+/// copy.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
 #[inline(always)]
 unsafe fn copy_few(from: *const u8, to: *mut u8, len: usize) {
-    /// The first and the last bytes of a range that is at least as long as `T` and at most twice.
+    /// Copies the first and the last `size_of::<T>()` bytes of a range that is one to two times as long as `T`.
     #[inline(always)]
     unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, len: usize) {
         let last = len - size_of::<T>();
-        // SAFETY: both lie inside the ranges.
+        // SAFETY: `len >= size_of::<T>()`, so both accesses lie inside the ranges.
         unsafe {
             let (a, b) =
                 (from.cast::<T>().read_unaligned(), from.add(last).cast::<T>().read_unaligned());
@@ -50,7 +50,7 @@ unsafe fn copy_few(from: *const u8, to: *mut u8, len: usize) {
             to.add(last).cast::<T>().write_unaligned(b);
         }
     }
-    // SAFETY: the caller vouches for `len` bytes; each branch stays inside them.
+    // SAFETY: the caller guarantees `len` bytes at both ends; each branch stays inside them.
     unsafe {
         match len {
             8.. => match len {
@@ -106,7 +106,7 @@ impl Segment {
     pub(crate) fn copy_out(self, to: &mut [u8]) {
         let len = self.len.min(to.len());
         let from = std::ptr::with_exposed_provenance::<u8>(self.addr);
-        // SAFETY: the application lent `self.len` readable bytes; `to` is our own memory.
+        // SAFETY: the application lent `self.len` readable bytes; `to` is memory of this provider.
         unsafe { copy_few(from, to.as_mut_ptr(), len) };
     }
 }
@@ -119,12 +119,12 @@ impl From<Segment> for SegmentList {
     }
 }
 
-/// The memory of one operation, as its call gives it. What is generic over it is written once, and costs a call with
-/// one buffer nothing for the lists that other calls may have.
+/// The memory of one operation, as its call passes it. Code that is generic over it is written once, and a call with
+/// one buffer does not pay for the lists that other calls may have.
 pub(crate) trait Buffers: Copy {
-    /// Bytes in all.
+    /// Length of all segments, bytes.
     fn len(&self) -> usize;
-    /// The one segment that has all of them, if it is one.
+    /// The one segment that has all of the bytes, if there is one.
     fn one(&self) -> Option<Segment>;
     /// The same memory as a list.
     fn list(&self) -> SegmentList;
@@ -175,11 +175,11 @@ impl SegmentList {
     /// The range stays valid for the copies that its operation makes (reads for a send, writes for a
     /// receive) until that operation has completed, been cancelled or its endpoint closed.
     pub(crate) unsafe fn contiguous(addr: *const u8, len: usize) -> Self {
-        // SAFETY: the caller vouches.
+        // SAFETY: the caller guarantees what `Segment::new` requires.
         unsafe { Segment::new(addr, len) }.into()
     }
 
-    /// Several ranges, at most [`MAX_SEGMENTS`]; `None` if there are more or their sum overflows.
+    /// Several ranges, at most [`MAX_SEGMENTS`]. `None`: there are more, or the sum of their lengths overflows.
     ///
     /// # Safety
     /// As for [`SegmentList::contiguous`], for each range.
@@ -191,8 +191,8 @@ impl SegmentList {
         Some(list)
     }
 
-    /// Puts a segment at an index that has none yet. `None`: there are no more than [`MAX_SEGMENTS`], or the sum
-    /// overflows.
+    /// Sets the segment at an index that has none yet. `None`: the index is not below [`MAX_SEGMENTS`], or the sum of
+    /// the lengths overflows.
     #[inline(always)]
     pub(crate) fn set(&mut self, at: usize, segment: Segment) -> Option<()> {
         *self.segments.get_mut(at)? = segment;
@@ -200,7 +200,7 @@ impl SegmentList {
         Some(())
     }
 
-    /// Bytes in all segments together.
+    /// Length of all segments, bytes.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -225,7 +225,7 @@ impl SegmentList {
         None
     }
 
-    /// The part from `offset` on, at most `len` bytes long.
+    /// The part at `offset`, at most `len` bytes long.
     pub(crate) fn slice(&self, offset: usize, len: usize) -> Self {
         let mut list = Self::EMPTY;
         if let Some(addr) = self.one_piece(offset, len) {
@@ -238,7 +238,7 @@ impl SegmentList {
         let mut to = list.segments.iter_mut();
         let mut total = 0;
         for segment in &self.segments {
-            // An empty part has an address too: completions report it.
+            // An empty part keeps the address of its offset: completions report it.
             if skip > segment.len || (skip == segment.len && want > 0) {
                 skip -= segment.len;
                 continue;
@@ -258,7 +258,7 @@ impl SegmentList {
         list
     }
 
-    /// Where the `len` bytes from `offset` on are, if they are all in the first range.
+    /// Address of the `len` bytes at `offset`, if they are all in the first segment.
     #[inline(always)]
     fn one_piece(&self, offset: usize, len: usize) -> Option<usize> {
         let [first, ..] = &self.segments;
@@ -266,38 +266,38 @@ impl SegmentList {
         fits.then(|| first.addr + offset)
     }
 
-    /// Copies from the list, starting `offset` bytes into it, to fill `to`; returns bytes copied.
+    /// Copies from `offset` of the list to fill `to`. Returns the number of bytes copied.
     #[inline]
     pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> usize {
         if let Some(from) = self.one_piece(offset, to.len()) {
             let from = std::ptr::with_exposed_provenance::<u8>(from);
-            // SAFETY: the application lent so many readable bytes; `to` is our own memory.
+            // SAFETY: the application lent these readable bytes; `to` is memory of this provider.
             unsafe { copy_few(from, to.as_mut_ptr(), to.len()) };
             return to.len();
         }
         let mut done = 0;
         self.for_each(offset, to.len(), |addr, len| {
             let from = std::ptr::with_exposed_provenance::<u8>(addr);
-            // SAFETY: as above; `done + len <= to.len()` because `for_each` was given that bound.
+            // SAFETY: the application lent these bytes; `for_each` keeps `done + len <= to.len()`.
             unsafe { simd::copy(from, to.as_mut_ptr().add(done), len) };
             done += len;
         });
         done
     }
 
-    /// Copies `from` into the list, starting `offset` bytes into it. False: it is not in the first range there, and
-    /// nothing was done.
+    /// Copies `from` to `offset` of the list, if it fits into the first segment there. False: it does not, and nothing
+    /// was done.
     #[inline(always)]
     pub(crate) fn copy_in_one(&self, offset: usize, from: &[u8]) -> bool {
         let Some(to) = self.one_piece(offset, from.len()) else { return from.is_empty() };
         let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
-        // SAFETY: the application lent so many writable bytes.
+        // SAFETY: `one_piece` found that many writable bytes, which the application lent.
         unsafe { copy_few(from.as_ptr(), to, from.len()) };
         true
     }
 
-    /// Copies `from` into the list, starting `offset` bytes into it; returns bytes copied, which is
-    /// less than `from.len()` when the list ends.
+    /// Copies `from` to `offset` of the list. Returns the number of bytes copied, which is less than `from.len()` if
+    /// the list ends before.
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> usize {
         if self.copy_in_one(offset, from) {
@@ -306,27 +306,27 @@ impl SegmentList {
         let mut done = 0;
         self.for_each(offset, from.len(), |addr, len| {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
-            // SAFETY: as above; `done + len <= from.len()`.
+            // SAFETY: the application lent these bytes; `for_each` keeps `done + len <= from.len()`.
             unsafe { simd::copy(from.as_ptr().add(done), to, len) };
             done += len;
         });
         done
     }
 
-    /// As [`Self::copy_in`], around the caches.
+    /// As [`Self::copy_in`], with non-temporal stores (past the caches).
     pub(crate) fn copy_in_past_caches(&self, offset: usize, from: &[u8]) -> usize {
         let mut done = 0;
         self.for_each(offset, from.len(), |addr, len| {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
-            // SAFETY: as above; `done + len <= from.len()`.
+            // SAFETY: the application lent these bytes; `for_each` keeps `done + len <= from.len()`.
             unsafe { simd::copy_past_caches(from.as_ptr().add(done), to, len) };
             done += len;
         });
         done
     }
 
-    /// Copies from this list into `to` (both memory of this process), for a message to oneself.
-    /// Ranges may overlap. Returns bytes copied.
+    /// Copies from this list into `to`, both memory of this process, for messages to oneself. Ranges may overlap.
+    /// Returns the number of bytes copied.
     pub(crate) fn copy_to(&self, offset: usize, to: &Self, to_offset: usize, len: usize) -> usize {
         if let (Some(from), Some(to)) = (self.one_piece(offset, len), to.one_piece(to_offset, len))
         {
@@ -353,25 +353,25 @@ impl SegmentList {
         done
     }
 
-    /// Sends `head` and then all of the list on a connection; returns bytes taken: [`tcp::send`].
+    /// Sends `head` and then the list on a connection. Returns the number of bytes taken. Errors: as [`tcp::send`].
     pub(crate) fn send_behind(&self, fd: BorrowedFd<'_>, head: &[u8]) -> Result<usize, Errno> {
         let (ranges, n) = self.ranges();
-        // SAFETY: the application lent these bytes, and does not change them meanwhile.
+        // SAFETY: the application lent these bytes, and does not change them before the operation completes.
         unsafe { tcp::send(fd, head, ranges.get(..n).unwrap_or(&[])) }
     }
 
-    /// Fills the list and then `tail` from a connection: [`tcp::receive`].
+    /// Receives into the list and then into `tail` from a connection: [`tcp::receive`].
     pub(crate) fn fill_from(
         &self,
         fd: BorrowedFd<'_>,
         tail: &mut [u8],
     ) -> Result<tcp::Received, Errno> {
         let (ranges, n) = self.ranges();
-        // SAFETY: the application lent these bytes, and does not use them meanwhile.
+        // SAFETY: the application lent these bytes, and does not use them before the operation completes.
         unsafe { tcp::receive(fd, ranges.get(..n).unwrap_or(&[]), tail) }
     }
 
-    /// The ranges as numbers, for a peer or for cross-memory attach.
+    /// The non-empty segments as address ranges, for a peer or for cross-memory attach.
     pub(crate) fn ranges(&self) -> ([Range; MAX_SEGMENTS], usize) {
         let mut out = [Range::default(); MAX_SEGMENTS];
         let mut n = 0;
@@ -382,13 +382,13 @@ impl SegmentList {
         (out, n)
     }
 
-    /// Whether `len` bytes from `offset` on can be read here, and written if `writes`: what a copy of ours needs of memory
-    /// that another process could not reach. Costs system calls.
+    /// Whether this process can read `len` bytes at `offset`, and write them if `writes`. Asked before it copies memory
+    /// that another process could not access. Costs system calls.
     pub(crate) fn is_accessible(&self, offset: usize, len: usize, writes: bool) -> bool {
         let mut all = true;
         self.for_each(offset, len, |addr, len| {
             let range = Range { addr: addr as u64, len: len as u64 };
-            // SAFETY: the application lent the range to an operation that is pending, which has it to itself.
+            // SAFETY: the application lent the range to a pending operation, and does not use it meanwhile.
             all = all && unsafe { cma::is_accessible(range, writes) };
         });
         all
@@ -402,8 +402,8 @@ impl SegmentList {
     }
 }
 
-/// A copy of an application's bytes that an operation keeps for itself, because the application may
-/// reuse its own buffer at once (FI_INJECT).
+/// A copy of an application's bytes that an operation owns, because the application may reuse its own buffer at once
+/// (FI_INJECT).
 #[derive(Debug)]
 pub(crate) struct OwnedBuffer(Box<[u8]>);
 
@@ -429,10 +429,10 @@ impl OwnedBuffer {
         Self(vec![0; len].into())
     }
 
-    /// The buffer as a list; valid while `self` lives, which is as long as its operation pends.
+    /// The buffer as a list, which is valid as long as `self` lives, until its operation has completed.
     pub(crate) fn segments(&self) -> SegmentList {
-        // SAFETY: the box neither moves nor changes while `self` lives, and an operation drops it
-        // only when nothing refers to it any more.
+        // SAFETY: the box neither moves nor changes while `self` lives, and an operation drops it only when nothing
+        // refers to it any more.
         unsafe { SegmentList::contiguous(self.0.as_ptr(), self.0.len()) }
     }
 }

@@ -1,5 +1,5 @@
-//! The one loop behind `fi_cq_sread`, `fi_cntr_wait` and their kin: poll a little, then sleep until
-//! an endpoint's doorbell, a link, a signal or the timeout ends it.
+//! The one loop behind `fi_cq_sread`, `fi_cntr_wait` and similar calls: poll a little, then sleep until
+//! an endpoint's doorbell, a link, a signal or the timeout ends the sleep.
 
 use super::domain::Domain;
 use super::elsewhere::Elsewhere;
@@ -12,7 +12,7 @@ use crate::sys::process;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// A call that waits. Nothing of it is to be dropped: its thread may end between two turns
+/// The state of a blocking call. It must need no drop, because its thread may be cancelled between two turns
 /// (`guard::waiting_entry`).
 #[derive(Debug)]
 pub(crate) struct Blocking {
@@ -22,7 +22,7 @@ pub(crate) struct Blocking {
 }
 
 impl Blocking {
-    /// `timeout_ms`: -1 waits for ever.
+    /// `timeout_ms`: milliseconds; -1 waits without a limit.
     pub(crate) fn begin(domain: &Domain, timeout_ms: i32) -> Self {
         let begun = now_ns();
         Self {
@@ -32,10 +32,10 @@ impl Blocking {
         }
     }
 
-    /// Calls `ready` with the domain locked until it answers, the time is over (`None`), or the thread has slept
-    /// once. `source` finds the source inside the locked state.
+    /// Calls `ready` with the domain locked until it returns a result, the time is over (`None`), or the thread has
+    /// slept once. `source` finds the source inside the locked state.
     ///
-    /// `ready` progresses and looks; it returns `None` to keep waiting.
+    /// `ready` makes progress and checks for a result; it returns `None` to keep waiting.
     pub(crate) fn turn<T, R>(
         &mut self,
         domain: &Domain,
@@ -56,7 +56,7 @@ impl Blocking {
                 std::hint::spin_loop();
                 continue;
             }
-            // SAFETY: the guard is of this state's domain; nothing else is borrowed from the cell.
+            // SAFETY: the guard belongs to this state's domain; nothing else is borrowed from the cell.
             let source = source(unsafe { state.get(&guard) });
             break match &source.waiter {
                 Some(waiter) if waiter.kind() != WaitKind::Yield => {
@@ -75,10 +75,10 @@ impl Blocking {
             -1 => self.elsewhere.slice_ms(),
             ms => ms.min(self.elsewhere.slice_ms()),
         };
-        // A signal ends the sleep early; the loop looks again.
+        // A signal ends the sleep early; the loop then checks again.
         let _ = waiter.block(timeout);
         let guard = domain.lock.lock();
-        // SAFETY: as above.
+        // SAFETY: the guard belongs to this state's domain; nothing else is borrowed from the cell.
         source(unsafe { state.get(&guard) }).end_sleep(&guard);
         drop(guard);
         self.elsewhere.look(Some(domain));
@@ -86,8 +86,8 @@ impl Blocking {
     }
 }
 
-/// A queue or counter is opened: what its wait object asks for begins.
-/// Errors: ENOMEM, ENOSPC; for a condition, which needs the domain's thread: EMFILE, ENFILE.
+/// Registers a newly opened queue or counter with the progress thread or the wait set, if its wait object needs that.
+/// Errors: ENOMEM, ENOSPC; for a condition, which needs the progress thread: ENOMEM, EMFILE, ENFILE.
 pub(super) fn begin_waiting<T: Waitable + 'static>(
     of: &Arc<T>,
     wait: &WaitObject,

@@ -19,26 +19,26 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// Operations that may wait for one counter; more get FI_EAGAIN.
+/// Most operations that may wait for one counter; more get FI_EAGAIN.
 const QUEUE_MAX: usize = 65536;
 
-/// The values, under the domain's lock.
+/// The values and the waiting operations, under the domain's lock.
 #[derive(Debug)]
 pub(crate) struct CntrState {
     value: u64,
     errors: u64,
     pub(crate) source: Source,
-    /// Operations that wait for a value, by threshold, and in their order where it is the same.
+    /// Operations that wait for a value, by threshold; those with the same threshold in order of arrival.
     waiting: VecDeque<Work>,
 }
 
 impl CntrState {
-    /// Changes when anything happens.
+    /// The sum of both values: changes with every event.
     fn sum(&self) -> u64 {
         self.value.wrapping_add(self.errors)
     }
 
-    /// Whether something that waits may be due.
+    /// Whether a waiting operation may be due.
     #[inline]
     fn reaches(&self) -> bool {
         self.waiting
@@ -56,7 +56,7 @@ impl CntrState {
     }
 }
 
-/// What endpoints share of a counter.
+/// The part of a counter that endpoints share.
 #[derive(Debug)]
 pub(crate) struct Counter {
     pub(crate) domain: Arc<Domain>,
@@ -148,7 +148,7 @@ pub(crate) unsafe fn open(
 }
 
 /// The shared part of a counter.
-/// Errors: EINVAL for what is not ours.
+/// Errors: EINVAL for an object of another provider.
 ///
 /// # Safety
 /// `cntr` is null or an open object.
@@ -157,7 +157,7 @@ pub(crate) unsafe fn shared<'a>(cntr: *mut fid) -> Result<&'a Arc<Counter>, i32>
     unsafe { own::<CntrFid>(cntr) }.map(|own| &own.shared)
 }
 
-/// The same for a counter that a structure names. Errors: EINVAL for what is not ours.
+/// The same for a counter that a structure names. Errors: EINVAL for an object of another provider.
 ///
 /// # Safety
 /// `cntr` is null or an open object.
@@ -170,7 +170,7 @@ impl Counter {
     #[inline]
     #[allow(clippy::mut_from_ref)] // see Locked::get
     fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut CntrState {
-        // SAFETY: guards passed here are of this counter's domain, and each caller uses the result
+        // SAFETY: guards passed here belong to this counter's domain, and each caller uses the result
         // for one step that reaches no endpoint.
         unsafe { self.state.get(guard) }
     }
@@ -185,19 +185,19 @@ impl Counter {
         Source::progress(&self.state, |state| &mut state.source, guard);
     }
 
-    /// The sum of both values after a turn of progress: changes when anything happened.
+    /// Makes progress, and returns the sum of both values, which changes with every event.
     pub(crate) fn poll(&self, guard: &Guard<'_>) -> u64 {
         self.progress(guard);
         self.state(guard).sum()
     }
 
-    /// An operation succeeded.
+    /// Counts an operation that succeeded.
     #[inline]
     pub(crate) fn count(&self, guard: &Guard<'_>) {
         self.change(guard, |state| state.value = state.value.wrapping_add(1));
     }
 
-    /// Changes a value, wakes whoever waits for it, and hands on what waited for it.
+    /// Changes a value, wakes waiting threads, and hands over the operations that have become due.
     #[inline]
     fn change(&self, guard: &Guard<'_>, change: impl FnOnce(&mut CntrState)) {
         let state = self.state(guard);
@@ -215,8 +215,8 @@ impl Counter {
         }
     }
 
-    /// Queues `work` behind the counter, or starts it if that has come so far already.
-    /// Errors: EAGAIN when too much waits.
+    /// Queues `work` behind the counter, or starts it if the counter has reached its threshold already.
+    /// Errors: EAGAIN when `QUEUE_MAX` operations wait.
     pub(super) fn queue(self: &Arc<Self>, work: Work, guard: &Guard<'_>) -> Result<(), i32> {
         let waiting = &mut self.state(guard).waiting;
         if waiting.len() >= QUEUE_MAX {
@@ -230,7 +230,7 @@ impl Counter {
         Ok(())
     }
 
-    /// Whether nobody else has it and nothing waits for it.
+    /// Whether no other object refers to the counter and no operation waits for it.
     fn may_close(self: &Arc<Self>) -> Result<(), c_int> {
         self.domain.lock.may_close(|guard| {
             let used = Arc::strong_count(self) > 1 || !self.state(guard).waiting.is_empty();
@@ -241,7 +241,7 @@ impl Counter {
         })
     }
 
-    /// The application changes a value. Returns 0.
+    /// Changes a value for the application. Returns 0.
     fn update(&self, change: impl FnOnce(&mut CntrState)) -> c_int {
         let guard = self.domain.lock.lock();
         self.change(&guard, change);
@@ -311,7 +311,7 @@ entries! { entry -> c_int;
 }
 
 /// # Safety
-/// `cntr` is a counter of ours.
+/// `cntr` is a counter of this provider.
 unsafe fn counter<'a>(cntr: *mut fid_cntr) -> &'a Counter {
     // SAFETY: the caller vouches.
     unsafe { &(*cntr.cast::<CntrFid>()).shared }
@@ -319,7 +319,7 @@ unsafe fn counter<'a>(cntr: *mut fid_cntr) -> &'a Counter {
 
 unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
     data_entry("fi_cntr_read", || {
-        // SAFETY: a counter of ours.
+        // SAFETY: a counter of this provider.
         let cntr = unsafe { counter(cntr) };
         let value = {
             let guard = cntr.domain.lock.lock();
@@ -334,7 +334,7 @@ unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
 
 unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
     data_entry("fi_cntr_readerr", || {
-        // SAFETY: a counter of ours.
+        // SAFETY: a counter of this provider.
         let cntr = unsafe { counter(cntr) };
         let guard = cntr.domain.lock.lock();
         cntr.progress(&guard);
@@ -354,10 +354,10 @@ unsafe extern "C-unwind" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c
     let mut call = None;
     let mut errors_before = 0;
     let turn = || {
-        // SAFETY: a counter of ours.
+        // SAFETY: a counter of this provider.
         let cntr = unsafe { counter(cntr) };
         let call = call.get_or_insert_with(|| {
-            // Without a wait object this polls: fi_cntr.3 asks for none, applications do not.
+            // Without a wait object this polls: fi_cntr.3 demands one, but applications call without.
             errors_before = cntr.state(&cntr.domain.lock.lock()).errors;
             Blocking::begin(&cntr.domain, timeout)
         });

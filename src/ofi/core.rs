@@ -1,6 +1,6 @@
-//! The libfabric core that loaded us: its version, its log, its parameters. Nothing of it is linked;
-//! what it offers is looked up when it loads us and forgotten when it lets us go, because another
-//! copy of libfabric may load us later in the same process.
+//! The libfabric core that loaded this provider: its version, its log, its parameters. The provider does not
+//! link with libfabric. It looks the core's functions up when it is loaded and forgets them when it is
+//! unloaded, because another copy of libfabric may load it later in the same process.
 
 use crate::sys::dl::Library;
 use crate::telemetry::log::{self, Level, Sink};
@@ -40,9 +40,9 @@ struct CoreApi {
     param_define: Option<ParamDefineFn>,
 }
 
-// SAFETY: `provider` is the address of our static provider table; the rest are code addresses.
+// SAFETY: `provider` is the address of the static provider table; the rest are code addresses.
 unsafe impl Send for CoreApi {}
-// SAFETY: as above.
+// SAFETY: shared references only read the addresses, which never change.
 unsafe impl Sync for CoreApi {}
 
 static API: RwLock<Option<CoreApi>> = RwLock::new(None);
@@ -51,9 +51,9 @@ fn api() -> Option<CoreApi> {
     API.read().ok().and_then(|slot| *slot)
 }
 
-/// Looks the core up and sends the log there.
+/// Looks the core's functions up and sends the log there.
 pub(crate) fn attach(provider: *const fi_provider) {
-    // A library under another name, or linked into the application, is found by what calls us.
+    // `caller` finds a core under another file name, or one that is linked into the application.
     let library = Library::caller()
         .filter(|library| library.symbol(c"fi_log_enabled").is_some())
         .or_else(|| Library::loaded(c"libfabric.so.1"))
@@ -75,7 +75,7 @@ pub(crate) fn attach(provider: *const fi_provider) {
     log::attach(Some(Sink { enabled: log_enabled, write: log_write }));
 }
 
-/// Forgets the core: it is about to go away.
+/// Forgets the core, which is about to be unloaded.
 pub(crate) fn detach() {
     log::attach(None);
     if let Ok(mut slot) = API.write() {
@@ -91,8 +91,8 @@ unsafe fn cast<F: Copy>(symbol: NonNull<c_void>) -> F {
     unsafe { std::mem::transmute_copy(&symbol) }
 }
 
-/// API version of the loaded core, so that it never finds us too old for a request; the newest whose
-/// structures we know when there is no core to ask.
+/// API version of the loaded core, so that the core never finds this provider too old for a request. Without
+/// a core to ask: the newest version whose structures this provider knows.
 pub(crate) fn version() -> u32 {
     match api().and_then(|api| api.version) {
         // SAFETY: fi_version takes nothing and always succeeds.
@@ -101,7 +101,7 @@ pub(crate) fn version() -> u32 {
     }
 }
 
-/// Tells the core about a variable, for `fi_info -e`.
+/// Declares a variable to the core, for `fi_info -e`.
 pub(crate) fn define_parameter(name: &str, help: &str) {
     let Some(api) = api() else { return };
     let (Some(define), Ok(name), Ok(help)) =
@@ -122,7 +122,7 @@ fn core_level(level: Level) -> fi_log_level {
 
 fn log_enabled(level: Level) -> bool {
     let Some(api) = api() else { return false };
-    // SAFETY: our provider table is static.
+    // SAFETY: the provider table is static.
     api.log_enabled.is_some_and(
         |enabled| unsafe { enabled(api.provider, core_level(level), FI_LOG_CORE) } != 0,
     )

@@ -23,9 +23,9 @@ use std::ops::ControlFlow;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Entries of a queue whose size the application leaves to us.
+/// Default number of entries of a queue.
 const DEFAULT_SIZE: usize = 4096;
-/// Largest queue that is allocated at once; larger ones grow when needed.
+/// Most entries that are allocated when the queue is opened; a larger queue grows when needed.
 const PREALLOCATE: usize = 64 * 1024;
 
 /// One completion, in the widest format.
@@ -47,7 +47,7 @@ pub(crate) struct ErrorEntry {
     pub(crate) error: i32,
     pub(crate) cause: i32,
     pub(crate) overflow: usize,
-    /// Completions that were written before it.
+    /// Number of completions that were written before it.
     at: u64,
 }
 
@@ -56,18 +56,18 @@ pub(crate) struct ErrorEntry {
 pub(crate) struct CqState {
     entries: VecDeque<Entry>,
     errors: VecDeque<ErrorEntry>,
-    /// Entries ever written and ever read.
+    /// Number of entries ever written, and ever read.
     written: u64,
     read: u64,
     size: usize,
     format: u32,
-    /// Where a read of the empty queue wants what comes meanwhile.
+    /// Where a read of the empty queue wants the entries that complete during it.
     reader: Reader,
     pub(crate) source: Source,
 }
 
-/// The application's arrays, during a read of an empty queue: what completes then is written straight
-/// there.
+/// The application's arrays, during a read of an empty queue: operations that complete then write their
+/// entries straight there.
 #[derive(Debug)]
 struct Reader {
     buffer: *mut c_void,
@@ -81,7 +81,7 @@ impl Reader {
     const NONE: Self = Self { buffer: null_mut(), sources: null_mut(), count: 0, n: 0 };
 }
 
-/// Takes the arrays back when the read is over, and when a panic ends it: they are its caller's.
+/// Takes the arrays back when the read returns or panics, because they belong to its caller.
 struct Lent<'a>(&'a CompletionQueue, &'a Guard<'a>);
 
 impl Drop for Lent<'_> {
@@ -91,7 +91,7 @@ impl Drop for Lent<'_> {
 }
 
 impl CqState {
-    /// False when the application must read before more is started.
+    /// False when the application must read entries before it may start more operations.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.entries.len() + self.errors.len() < self.size
@@ -118,7 +118,7 @@ impl CqState {
 
     pub(crate) fn push_error(&mut self, entry: Entry, error: i32, cause: i32, overflow: usize) {
         let at = self.written;
-        // What comes after it is read after it.
+        // Completions after the error must be read after it, so they go to the queue.
         self.reader.count = self.reader.n;
         self.errors.push_back(ErrorEntry { entry, error, cause, overflow, at });
         self.source.notify();
@@ -133,7 +133,7 @@ impl CqState {
         }
     }
 
-    /// What a read says that found no entry.
+    /// The result of a read that found no entry.
     #[inline]
     fn nothing(&self) -> isize {
         if self.errors.is_empty() || self.readable() > 0 {
@@ -149,7 +149,7 @@ impl CqState {
     }
 }
 
-/// What endpoints share of a completion queue.
+/// The part of a completion queue that endpoints share.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) domain: Arc<Domain>,
@@ -260,7 +260,7 @@ pub(crate) unsafe fn open(
 }
 
 /// The shared part of a completion queue.
-/// Errors: EINVAL for what is not ours.
+/// Errors: EINVAL for an object of another provider.
 ///
 /// # Safety
 /// `cq` is null or an open object.
@@ -273,7 +273,7 @@ impl CompletionQueue {
     #[inline]
     #[allow(clippy::mut_from_ref)] // see Locked::get
     fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut CqState {
-        // SAFETY: guards passed here are of this queue's domain, and each caller uses the result for
+        // SAFETY: guards passed here belong to this queue's domain, and each caller uses the result for
         // one step that reaches no endpoint.
         unsafe { self.state.get(guard) }
     }
@@ -283,13 +283,13 @@ impl CompletionQueue {
         &mut self.state(guard).source
     }
 
-    /// Progresses the endpoints that report here.
+    /// Progresses the endpoints that report to this queue.
     #[inline]
     fn progress(&self, guard: &Guard<'_>) {
         Source::progress(&self.state, |state| &mut state.source, guard);
     }
 
-    /// Whether there is something to read after a turn of progress.
+    /// Whether there is an entry or error to read, after a turn of progress.
     pub(crate) fn poll(&self, guard: &Guard<'_>) -> bool {
         if !self.state(guard).has_events() {
             self.progress(guard);
@@ -321,7 +321,7 @@ impl CompletionQueue {
                 n => n as isize,
             };
         }
-        // A read of nothing is how applications ask for progress alone.
+        // Applications read no entries to ask for progress alone.
         if count == 0 {
             self.progress(guard);
         }
@@ -336,7 +336,7 @@ impl CompletionQueue {
         if n == 0 { state.nothing() } else { n as isize }
     }
 
-    /// One turn of a blocking read, of which `call` is kept from one to the next.
+    /// One turn of a blocking read; `call` is its state across turns.
     ///
     /// # Safety
     /// As [`CompletionQueue::read`]; `cond` is a count if the queue was opened for thresholds.
@@ -374,7 +374,7 @@ impl CompletionQueue {
                 Some(unsafe { self.read(guard, buffer, count, sources) })
             },
         );
-        // A timeout still delivers what there is below the threshold.
+        // A timeout still delivers the entries, though fewer than the threshold.
         turn.map_break(|result| {
             // SAFETY: the caller vouches.
             result.unwrap_or_else(|| unsafe {
@@ -468,7 +468,7 @@ unsafe fn read_common(
     count: usize,
     sources: *mut fi_addr_t,
 ) -> isize {
-    // SAFETY: a queue of ours and the application's arrays.
+    // SAFETY: a queue of this provider and the application's arrays.
     unsafe {
         let cq = &(*cq.cast::<CqFid>()).shared;
         let n = cq.read(&cq.domain.lock.lock(), buffer, count, sources);
@@ -535,13 +535,13 @@ unsafe extern "C-unwind" fn sreadfrom(
 
 unsafe extern "C" fn readerr(cq: *mut fid_cq, buffer: *mut fi_cq_err_entry, _flags: u64) -> isize {
     data_entry("fi_cq_readerr", || {
-        // SAFETY: a queue of ours and the application's entry.
+        // SAFETY: a queue of this provider and the application's entry.
         unsafe {
             let cq = &(*cq.cast::<CqFid>()).shared;
             let Some(out) = buffer.as_mut() else { return -(FI_EINVAL as isize) };
             let guard = cq.domain.lock.lock();
             let state = cq.state(&guard);
-            // An error is due once the completions before it were read.
+            // An error is due once the completions before it have been read.
             if state.readable() > 0 {
                 return -(FI_EAGAIN as isize);
             }
@@ -571,7 +571,7 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buffer: *mut fi_cq_err_entry, _fla
 
 unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
     data_entry("fi_cq_signal", || {
-        // SAFETY: a queue of ours.
+        // SAFETY: a queue of this provider.
         let cq = unsafe { &(*cq.cast::<CqFid>()).shared };
         let Some(waiter) = &cq.wait.waiter else { return -FI_ENOSYS };
         let guard = cq.domain.lock.lock();
@@ -609,5 +609,5 @@ fn cause_text(cause: i32) -> &'static std::ffi::CStr {
         .map_or(c"no provider-specific error", |(_, text)| text.as_c_str())
 }
 
-/// Source of entries that have none.
+/// Source of entries without a known source.
 pub(crate) const NO_SOURCE: fi_addr_t = FI_ADDR_NOTAVAIL;

@@ -1,5 +1,5 @@
 //! `struct fid_domain`: the parent of endpoints, queues, counters, address vectors and regions, and
-//! the owner of the lock that they share. What opens them is above them (`ops::domain`).
+//! the owner of the lock that they share. The calls that open these are in `ops::domain`.
 
 use super::elsewhere::{self, Neighbour};
 use super::fabric::Fabric;
@@ -21,7 +21,7 @@ use std::ptr::addr_eq;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// What the children of a domain share.
+/// The part of a domain that its children share.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) fabric: Arc<Fabric>,
@@ -30,36 +30,36 @@ pub(crate) struct Domain {
     pub(crate) key: DomainKey,
     /// Address format of the info that the domain was opened with.
     pub(crate) addr_format: u32,
-    /// Keys of regions are ours to choose (FI_MR_BASIC, FI_MR_PROV_KEY).
+    /// The provider chooses the keys of regions (FI_MR_BASIC, FI_MR_PROV_KEY).
     pub(crate) chooses_keys: bool,
-    /// Peers name places in regions by address (FI_MR_BASIC, FI_MR_VIRT_ADDR); else by offset.
+    /// Peers address regions by virtual address (FI_MR_BASIC, FI_MR_VIRT_ADDR); else by offset.
     pub(crate) names_addresses: bool,
     pub(crate) state: Locked<DomainState>,
-    /// Who polls had better let another process have the processor.
+    /// A polling thread should yield the CPU to another process.
     pub(crate) yields: AtomicBool,
-    /// What waits for counters.
+    /// Operations that wait for counters.
     pub(super) triggers: Triggers,
     pub(super) thread: OnceCell<ProgressThread>,
 }
 
-/// What changes while the domain is open.
+/// The part of a domain that changes while it is open.
 #[derive(Debug, Default)]
 pub(crate) struct DomainState {
-    /// Enabled endpoints; each removes itself before it goes away.
+    /// Enabled endpoints; each removes itself before it is freed.
     endpoints: Vec<*const dyn Progress>,
-    /// Queues and counters whose wait object is a condition: someone must signal it.
+    /// Queues and counters whose wait object is a condition, which the progress thread must signal.
     conditions: Vec<Weak<dyn Waitable>>,
-    /// Memory that peers may reach.
+    /// Memory that peers may access.
     pub(crate) regions: RegionTable,
     /// Counters of regions, by the region's id.
     pub(super) region_counters: NumberMap<u64, RegionCounters>,
-    /// Job keys of those regions that are not for all endpoints of the domain, by the region's id.
+    /// Job keys of the regions that not all endpoints of the domain may access, by the region's id.
     pub(crate) region_keys: NumberMap<u64, JobKey>,
-    /// Counters that were ever bound to a region, or raised by deferred work: every endpoint feeds them.
+    /// Counters that were ever bound to a region, or raised by deferred work: every endpoint may raise them.
     fed: Vec<Weak<dyn Count>>,
 }
 
-/// What is counted of a region.
+/// The counters that are bound to a region.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RegionCounters {
     pub(super) read: Option<Arc<dyn Count>>,
@@ -67,8 +67,8 @@ pub(super) struct RegionCounters {
 }
 
 impl RegionCounters {
-    /// Those that count an access: what exchanges reads the memory and changes it (fi_mr.3), and is
-    /// one event of a counter that is bound for both.
+    /// The counters that count an access. An access that both reads and changes the memory (fi_mr.3) is one event
+    /// of a counter that is bound for both.
     pub(super) fn told(&self, right: Right) -> impl Iterator<Item = &Arc<dyn Count>> {
         let write = self.write.as_ref().filter(|_| right.writes());
         let read = self.read.as_ref().filter(|_| right.reads());
@@ -78,8 +78,8 @@ impl RegionCounters {
 }
 
 impl Domain {
-    /// Lets another process have the processor, if the last poll of an endpoint was for that. Not
-    /// under the lock: other threads may want it meanwhile.
+    /// Yields the CPU to another process, if the last poll of an endpoint asked for it. Called without the
+    /// lock, which other threads may want meanwhile.
     #[inline]
     pub(super) fn give_way(&self) {
         if self.yields.load(Ordering::Relaxed) {
@@ -93,21 +93,21 @@ impl Domain {
         &self,
         guard: &'g Guard<'_>,
     ) -> impl Iterator<Item = &'g (dyn Progress + 'static)> + use<'g> {
-        // SAFETY: the guard is of this domain; the copy ends the borrow.
+        // SAFETY: the guard belongs to this domain; the copy ends the borrow.
         let endpoints = unsafe { self.state(guard) }.endpoints.clone();
-        // SAFETY: endpoints leave the list, under the lock, before they go away.
+        // SAFETY: endpoints leave the list, under the lock, before they are freed.
         endpoints.into_iter().map(|endpoint| unsafe { &*endpoint })
     }
 
-    /// An endpoint was enabled: it feeds the counters that all feed, and wakes the progress thread.
-    /// Errors: of those counters' wait objects.
+    /// Adds an enabled endpoint: it raises the counters in `fed`, and wakes the progress thread.
+    /// Errors: those of the counters' wait objects.
     pub(super) fn enter(
         &self,
         endpoint: *const dyn Progress,
         fd: i32,
         guard: &Guard<'_>,
     ) -> Result<(), i32> {
-        // SAFETY: the guard is of this domain; one short step.
+        // SAFETY: the guard belongs to this domain; one short step.
         let state = unsafe { self.state(guard) };
         state.endpoints.push(endpoint);
         let fed = state.fed();
@@ -119,12 +119,12 @@ impl Domain {
         Ok(())
     }
 
-    /// The inverse of `enter`, for one that may not have been enabled.
+    /// The inverse of `enter`, also for an endpoint that was never enabled.
     pub(super) fn leave(&self, endpoint: *const dyn Progress, fd: Option<i32>, guard: &Guard<'_>) {
         if let (Some(thread), Some(fd)) = (self.thread(), fd) {
             thread.unwatch(fd);
         }
-        // SAFETY: the guard is of this domain; one short step.
+        // SAFETY: the guard belongs to this domain; one short step.
         let state = unsafe { self.state(guard) };
         let before = state.endpoints.len();
         state.endpoints.retain(|known| !addr_eq(*known, endpoint));
@@ -134,10 +134,10 @@ impl Domain {
         self.triggers.forget(endpoint, guard);
     }
 
-    /// From now on every endpoint of the domain feeds `counter`, whoever progresses for it.
-    /// Errors: of the counter's wait object.
+    /// Adds `counter` to `fed`: a thread that waits for it is woken by every endpoint of the domain.
+    /// Errors: those of the counter's wait object.
     pub(super) fn feed(&self, counter: Arc<dyn Count>, guard: &Guard<'_>) -> Result<(), i32> {
-        // SAFETY: the guard is of this domain; one short step.
+        // SAFETY: the guard belongs to this domain; one short step.
         let fed = &mut unsafe { self.state(guard) }.fed;
         if fed.iter().any(|known| addr_eq(known.as_ptr(), Arc::as_ptr(&counter))) {
             return Ok(());
@@ -147,24 +147,24 @@ impl Domain {
         self.endpoints(guard).try_for_each(|endpoint| feed(endpoint, &*counter, guard))
     }
 
-    /// `endpoint` feeds again what all feed; to feed it twice does nothing. Errors: of the counters' wait objects.
+    /// Attaches `endpoint` to all counters in `fed`; repeating it does nothing. Errors: those of the wait objects.
     pub(super) fn feed_all(
         &self,
         endpoint: &(dyn Progress + 'static),
         guard: &Guard<'_>,
     ) -> Result<(), i32> {
-        // SAFETY: the guard is of this domain; the copy ends the borrow.
+        // SAFETY: the guard belongs to this domain; the copy ends the borrow.
         let fed = unsafe { self.state(guard) }.fed();
         fed.iter().try_for_each(|counter| feed(endpoint, &**counter, guard))
     }
 
-    /// Peers do not reach this region without us any more, once this has returned and then [`Domain::settle`].
+    /// Ends direct RMA to this region: once this and then [`Domain::settle`] returned, no peer reaches it by itself.
     pub(super) fn revoke(&self, region: u64, guard: &Guard<'_>) {
         self.endpoints(guard).for_each(|endpoint| endpoint.revoke(region, guard));
     }
 
-    /// Waits until no peer is in the middle of what it began before a `revoke`; nobody holds the lock meanwhile. False:
-    /// one still is, which is neither stopped nor has ended.
+    /// Waits, without the lock, until no peer is in the middle of an access that it began before a `revoke`.
+    /// False: a peer still is, and it is neither stopped nor done.
     pub(super) fn settle(&self) -> bool {
         router::settle(|insists| {
             let guard = self.lock.lock();
@@ -172,8 +172,8 @@ impl Domain {
         })
     }
 
-    /// Starts the thread that progresses without the application, if it does not run yet.
-    /// Errors: EAGAIN when the system has no more threads, EMFILE.
+    /// Starts the thread that progresses without the application, if it is not running yet.
+    /// Errors: ENOMEM, also when the system has no more threads; EMFILE, ENFILE.
     pub(crate) fn require_thread(self: &Arc<Self>) -> Result<(), i32> {
         self.lock.need();
         let domain = DomainPtr(Arc::as_ptr(self));
@@ -182,12 +182,12 @@ impl Domain {
         self.thread.get_or_try_init(|| ProgressThread::start(turn)).map(|_| ())
     }
 
-    /// The thread, if there is one.
+    /// The progress thread, if there is one.
     pub(crate) fn thread(&self) -> Option<&ProgressThread> {
         self.thread.get()
     }
 
-    /// One turn of the thread; returns how long it may sleep, milliseconds.
+    /// One turn of the progress thread. Returns how long the thread may sleep, milliseconds.
     fn turn(&self) -> i32 {
         let guard = self.lock.lock();
         let mut timeout = progress::SLEEP_MS;
@@ -201,21 +201,21 @@ impl Domain {
                 timeout = 0;
             }
         }
-        // SAFETY: the guard is of this domain; one short step.
+        // SAFETY: the guard belongs to this domain; one short step.
         let conditions = &mut unsafe { self.state(&guard) }.conditions;
         conditions.retain(|condition| condition.strong_count() > 0);
         let conditions = conditions.iter().filter_map(Weak::upgrade);
         let waiters: Vec<_> = conditions.filter_map(|one| one.take_condition(&guard)).collect();
         drop(guard);
-        // Without the lock: the application may hold the mutex.
+        // Without the lock, because the application may hold the condition's mutex.
         waiters.iter().for_each(|waiter| waiter.broadcast());
         timeout
     }
 
-    /// The thread signals the condition of a queue or counter from now on. Errors: as `require_thread`.
+    /// From now on the progress thread signals the condition of a queue or counter. Errors: as `require_thread`.
     pub(super) fn signal_condition(self: &Arc<Self>, of: Weak<dyn Waitable>) -> Result<(), i32> {
         let guard = self.lock.lock();
-        // SAFETY: the guard is of this domain; one short step.
+        // SAFETY: the guard belongs to this domain; one short step.
         unsafe { self.state(&guard) }.conditions.push(of);
         drop(guard);
         self.require_thread()
@@ -227,7 +227,7 @@ impl Domain {
     /// As [`Locked::get`].
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut DomainState {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees what `Locked::get` demands.
         unsafe { self.state.get(guard) }
     }
 }
@@ -241,19 +241,19 @@ fn feed(
 }
 
 impl DomainState {
-    /// Whether a region is for an endpoint to which the application has given this job key.
+    /// Whether an endpoint to which the application has given this job key may access the region.
     pub(crate) fn is_for(&self, region: u64, key: Option<JobKey>) -> bool {
         self.region_keys.get(&region).is_none_or(|wanted| Some(*wanted) == key)
     }
 
-    /// Those of `fed` that still are.
+    /// The counters in `fed` that are still open.
     fn fed(&self) -> Vec<Arc<dyn Count>> {
         self.fed.iter().filter_map(Weak::upgrade).collect()
     }
 }
 
-/// The domain that owns the thread: it joins the thread before it goes away, and an owning pointer
-/// here would make closing it look busy.
+/// The domain, as its progress thread refers to it. The domain joins the thread before it is freed; an
+/// `Arc` here would keep the domain busy, so that it could not be closed.
 struct DomainPtr(*const Domain);
 
 // SAFETY: a domain may be used from any thread under its lock.
@@ -261,7 +261,7 @@ unsafe impl Send for DomainPtr {}
 
 impl DomainPtr {
     /// # Safety
-    /// By the thread only, which ends before the domain does.
+    /// Called by the progress thread only, which ends before the domain is freed.
     unsafe fn get(&self) -> &Domain {
         // SAFETY: the caller vouches.
         unsafe { &*self.0 }
@@ -274,7 +274,7 @@ impl Neighbour for Domain {
     }
 
     fn progress_visiting(&self) -> usize {
-        // Some have a thread of ours for this.
+        // A domain with a progress thread needs no visitor.
         let guard = self.lock.visit().filter(|_| self.thread().is_none());
         guard.map_or(0, |guard| self.progress_for_others(&guard))
     }
@@ -288,7 +288,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // In a forked child nobody looks at it, and a thread of the parent may have had the list.
+        // A forked child does not use the list, and a thread of the parent may have held its lock during the fork.
         if self.lock.is_here() {
             elsewhere::leave(self);
         }
@@ -298,7 +298,7 @@ impl Drop for Domain {
     }
 }
 
-/// What an application knows as a `fid_domain`.
+/// The object that an application knows as a `fid_domain`.
 #[repr(C)]
 pub(super) struct DomainFid {
     pub(super) fid: fid_domain,

@@ -1,5 +1,5 @@
-//! What a thread inside a blocking call does for endpoints that it does not wait for: under
-//! FI_PROGRESS_MANUAL nobody else may ever progress them, and what it waits for may depend on them.
+//! Cross-endpoint progress. A thread inside a blocking call also progresses endpoints that it does not wait
+//! for: under FI_PROGRESS_MANUAL no other thread might progress them, and the awaited event may depend on them.
 
 use crate::sys::clock::now_ns;
 use crate::sys::process;
@@ -7,51 +7,51 @@ use std::ptr::addr_eq;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-/// How long a call has to have waited until it looks elsewhere, milliseconds.
+/// Time that a blocking call has to wait before its first cross-endpoint progress, milliseconds.
 const FIRST_MS: i32 = 8;
-/// Longest single sleep, milliseconds: bounds the time until a peer's death is noticed even when a
-/// forked child keeps the dead peer's sockets open.
+/// Longest single sleep, milliseconds. It bounds the time until a peer's death is noticed when a forked
+/// child keeps the dead peer's sockets open.
 const SLICE_MS: i32 = 500;
 
-/// Enabled endpoints of this process.
+/// Number of enabled endpoints of this process.
 static ENABLED: AtomicUsize = AtomicUsize::new(0);
 
-/// How many endpoints of this process are enabled.
+/// Number of enabled endpoints of this process.
 pub(super) fn enabled() -> usize {
     ENABLED.load(Ordering::Relaxed)
 }
 
-/// One more is.
+/// Counts an endpoint that was enabled.
 pub(super) fn count_enabled() {
     ENABLED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// So many are no more.
+/// Subtracts endpoints that are enabled no longer.
 pub(super) fn count_left(endpoints: usize) {
     ENABLED.fetch_sub(endpoints, Ordering::Relaxed);
 }
 
-/// A domain, as blocking calls of the process know it.
+/// A domain, as blocking calls anywhere in the process see it.
 pub(super) trait Neighbour {
-    /// Progresses its endpoints for a call that is one of the domain's own. Returns how much moved.
+    /// Progresses its endpoints for a blocking call on one of the domain's own objects. Returns how much moved.
     fn progress_own(&self) -> usize;
-    /// The same for a call that is not, from a thread that the application need not have serialised.
+    /// The same for a visitor: a thread that waits elsewhere, and that the application need not have serialised.
     fn progress_visiting(&self) -> usize;
 }
 
-/// A domain of this process, as others find it.
+/// A domain in the list of this process.
 struct Entry {
     domain: *const dyn Neighbour,
-    /// The process that opened it: in a forked child it is not the child's.
+    /// The process that opened it: a forked child does not own it.
     owner: i32,
-    /// The domain is there for as long as this is true, and while it is locked.
+    /// The domain exists while this is true, and as long as the mutex is held after that was read.
     open: Mutex<bool>,
 }
 
 // SAFETY: the pointer is used only while `open` is locked and true; a domain may be used from any thread
 // under its own lock.
 unsafe impl Send for Entry {}
-// SAFETY: as above.
+// SAFETY: shared references use the pointer under the same condition.
 unsafe impl Sync for Entry {}
 
 static ENTRIES: Mutex<Vec<Arc<Entry>>> = Mutex::new(Vec::new());
@@ -60,13 +60,13 @@ fn entries() -> MutexGuard<'static, Vec<Arc<Entry>>> {
     ENTRIES.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// From now on calls that wait for other domains look here. Until [`leave`].
+/// Adds the domain to the list that blocking calls progress. Until [`leave`].
 pub(super) fn enter(domain: *const dyn Neighbour) {
     let owner = process::pid();
     entries().push(Arc::new(Entry { domain, owner, open: Mutex::new(true) }));
 }
 
-/// The domain is about to go away. Waits for whoever looks at it now.
+/// Removes a domain that is about to be freed. Waits for a thread that progresses it now.
 pub(super) fn leave(domain: *const dyn Neighbour) {
     let mut entries = entries();
     let owner = process::pid();
@@ -77,8 +77,8 @@ pub(super) fn leave(domain: *const dyn Neighbour) {
     *entry.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = false;
 }
 
-/// When a blocking call looks elsewhere next: after [`FIRST_MS`], ever less often while nothing moves
-/// there, and all the time while something does.
+/// When a blocking call next makes cross-endpoint progress: first after [`FIRST_MS`], then less and less
+/// often while nothing moves there, and continuously while something does.
 #[derive(Debug)]
 pub(super) struct Elsewhere {
     at_ns: u64,
@@ -99,8 +99,8 @@ impl Elsewhere {
         if enabled() > 1 { self.pause_ms } else { SLICE_MS }
     }
 
-    /// Progresses all endpoints of the process, if it is time to. `mine`: the domain of the caller, of which it does
-    /// not hold the lock.
+    /// Progresses all endpoints of the process, if it is time to. `mine`: the domain of the caller, which must
+    /// not hold its lock.
     pub(super) fn look(&mut self, mine: Option<&dyn Neighbour>) {
         if enabled() <= 1 {
             return;
@@ -117,7 +117,7 @@ impl Elsewhere {
     }
 }
 
-/// Returns how much moved.
+/// Progresses every domain in the list. Returns how much moved.
 fn progress_all(mine: Option<&dyn Neighbour>) -> usize {
     let mut moved = mine.map_or(0, Neighbour::progress_own);
     let known = entries().clone();
@@ -128,10 +128,10 @@ fn progress_all(mine: Option<&dyn Neighbour>) -> usize {
         let open = match entry.open.try_lock() {
             Ok(open) => open,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => continue, // another thread is here
+            Err(TryLockError::WouldBlock) => continue, // another thread progresses it
         };
         if *open {
-            // SAFETY: see `Entry`.
+            // SAFETY: `open` is locked and true, so the domain exists (see `Entry`).
             moved += unsafe { &*entry.domain }.progress_visiting();
         }
     }

@@ -20,7 +20,7 @@ use std::ops::ControlFlow;
 use std::ptr::addr_eq;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// Events that an application may leave unread before fi_eq_write says FI_EAGAIN.
+/// Most events that an application may leave unread before fi_eq_write returns FI_EAGAIN.
 const MAX_EVENTS: usize = 65536;
 /// Longest single sleep of a blocking read, milliseconds.
 const SLICE_MS: i32 = 500;
@@ -36,20 +36,20 @@ struct EqState {
     events: VecDeque<Event>,
 }
 
-/// What address vectors share of an event queue.
+/// The part of an event queue that other objects share.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
     fabric: Arc<Fabric>,
     state: Mutex<EqState>,
     wait: WaitObject,
     writable: bool,
-    /// Endpoints that join groups: who reads events progresses them.
+    /// Endpoints that join groups: a thread that reads events progresses them.
     joining: Mutex<Vec<Weak<dyn Join>>>,
 }
 
 /// An endpoint that joins a group.
 pub(super) trait Join: Debug + Send + Sync {
-    /// A turn of progress. False: all joins are over.
+    /// Makes one turn of progress. False: all joins are over.
     fn progress_joins(&self) -> bool;
 }
 
@@ -127,7 +127,7 @@ pub(crate) unsafe fn open(
 }
 
 /// The shared part of an event queue.
-/// Errors: EINVAL for what is not ours.
+/// Errors: EINVAL for an object of another provider.
 ///
 /// # Safety
 /// `eq` is null or an open object.
@@ -169,7 +169,7 @@ impl EventQueue {
         }
     }
 
-    /// `endpoint` joins a group, and will report here.
+    /// Adds an endpoint that joins a group and will report to this queue.
     pub(super) fn progress_of(&self, endpoint: &Arc<dyn Join>) {
         if let Ok(mut joining) = self.joining.lock() {
             joining.retain(|known| !addr_eq(known.as_ptr(), Arc::as_ptr(endpoint)));
@@ -177,7 +177,7 @@ impl EventQueue {
         }
     }
 
-    /// A turn of progress for who joins. True: somebody still does.
+    /// Progresses the endpoints that join groups. True: at least one still does.
     fn progress_joins(&self) -> bool {
         let joining = match self.joining.lock() {
             Ok(mut joining) if !joining.is_empty() => std::mem::take(&mut *joining),
@@ -193,19 +193,19 @@ impl EventQueue {
         pending
     }
 
-    /// All members of a group have joined it.
+    /// Reports that all members of a group have joined it.
     pub(crate) fn push_join_complete(&self, fid: *mut fid, context: *mut c_void) {
         let entry = fi_eq_entry { fid, context, data: 0 };
         self.push(Event::Data { event: FI_JOIN_COMPLETE, bytes: bytes_of(&entry) });
     }
 
-    /// `count` addresses of an asynchronous insertion are in.
+    /// Reports that `count` addresses of an asynchronous insertion have been added.
     pub(crate) fn push_av_complete(&self, fid: *mut fid, context: *mut c_void, count: u64) {
         let entry = fi_eq_entry { fid, context, data: count };
         self.push(Event::Data { event: FI_AV_COMPLETE, bytes: bytes_of(&entry) });
     }
 
-    /// One address of an asynchronous insertion, number `data`, failed.
+    /// Reports that the address with index `data` of an asynchronous insertion failed.
     pub(crate) fn push_error(&self, fid: *mut fid, context: *mut c_void, data: u64, error: i32) {
         self.push(Event::Error {
             fid: fid.expose_provenance(),
@@ -292,7 +292,7 @@ unsafe extern "C-unwind" fn sread(
 ) -> isize {
     let deadline = Deadline::after_ms(timeout);
     let turn = || {
-        // SAFETY: a queue of ours.
+        // SAFETY: a queue of this provider.
         let eq = unsafe { &(*eq.cast::<EqFid>()).shared };
         let Some(waiter) = &eq.wait.waiter else {
             return ControlFlow::Break(-(FI_ENOSYS as isize));
@@ -308,12 +308,12 @@ unsafe extern "C-unwind" fn sread(
             return ControlFlow::Continue(());
         }
         let slice = match deadline.poll_ms() {
-            // Nothing wakes us when a member's message comes.
+            // No descriptor wakes this thread when a member's message arrives.
             _ if joins => 1,
             -1 => SLICE_MS,
             ms => ms.min(SLICE_MS),
         };
-        // A signal ends the sleep early; the next turn looks again.
+        // A signal ends the sleep early; the next turn checks again.
         let _ = waiter.block(slice);
         ControlFlow::Continue(())
     };
@@ -323,7 +323,7 @@ unsafe extern "C-unwind" fn sread(
 
 unsafe extern "C" fn readerr(eq: *mut fid_eq, buffer: *mut fi_eq_err_entry, flags: u64) -> isize {
     entry("fi_eq_readerr", || {
-        // SAFETY: a queue of ours and the application's entry.
+        // SAFETY: a queue of this provider and the application's entry.
         unsafe {
             let eq = &(*eq.cast::<EqFid>()).shared;
             let Some(out) = buffer.as_mut() else { return -(FI_EINVAL as isize) };
@@ -358,7 +358,7 @@ unsafe extern "C" fn write(
     _flags: u64,
 ) -> isize {
     entry("fi_eq_write", || {
-        // SAFETY: a queue of ours; `buffer` has `len` bytes.
+        // SAFETY: a queue of this provider; `buffer` has `len` bytes.
         unsafe {
             let eq = &(*eq.cast::<EqFid>()).shared;
             if !eq.writable || (buffer.is_null() && len > 0) {

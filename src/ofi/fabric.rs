@@ -1,11 +1,11 @@
-//! What the objects of a fabric know of it. What opens them is above them (`ops::fabric`).
+//! The part of a fabric that its objects use. The calls that open these are in `ops::fabric`.
 
 use crate::sys::process::Home;
 
-/// What the children of a fabric share.
+/// The part of a fabric that its children share.
 #[derive(Debug)]
 pub(crate) struct Fabric {
-    /// Where the core keeps the API version that the application asked for.
+    /// The API version that the application asked for, as the core passed it on.
     pub(super) api_version: u32,
     pub(crate) home: Home,
 }

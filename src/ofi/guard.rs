@@ -1,4 +1,4 @@
-//! The one guard at every entry: a panic never crosses into C, where it would end the process.
+//! The one guard at every entry point: a panic must not unwind into C, where it would end the process.
 
 use crate::sys::cancel::{self, Shield};
 use crate::sys::process::Home;
@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What an entry point returns: the negative error numbers of libfabric.
+/// A return type of entry points, which tells errors as libfabric's negative error numbers.
 pub(crate) trait EntryResult {
     /// From a negative error number.
     fn from_error(error: i32) -> Self;
@@ -49,14 +49,14 @@ impl<R: EntryResult> EntryResult for ControlFlow<R> {
     }
 }
 
-/// Runs an entry point; a panic becomes -FI_EOTHER and one line in the log. The thread is not cancelled meanwhile.
+/// Runs an entry point. A panic becomes -FI_EOTHER and one line in the log. The thread is not cancelled meanwhile.
 #[inline]
 pub(crate) fn entry<R: EntryResult>(name: &'static str, body: impl FnOnce() -> R) -> R {
     let _shield = Shield::raise();
     data_entry(name, body)
 }
 
-/// Runs an entry point that waits: `turn` until it has a result. A thread that was cancelled ends between two turns.
+/// Runs a blocking entry point: calls `turn` until it has a result. A cancelled thread ends between two turns.
 ///
 /// # Safety
 /// No frame between the application and this has anything to drop, and the outermost is of an
@@ -76,8 +76,8 @@ pub(crate) unsafe fn waiting_entry<R: EntryResult, F: FnMut() -> ControlFlow<R>>
     }
 }
 
-/// As [`entry`], for calls that make something: -FI_ENOMEM while the system has no memory, and the reserve has to
-/// last for what is under way.
+/// As [`entry`], for calls that create an object. They return -FI_ENOMEM while the system has no memory, because
+/// the memory in reserve is for the operations under way.
 #[inline]
 pub(crate) fn making_entry<R: EntryResult>(name: &'static str, body: impl FnOnce() -> R) -> R {
     if reserve::is_low() {
@@ -87,8 +87,8 @@ pub(crate) fn making_entry<R: EntryResult>(name: &'static str, body: impl FnOnce
     entry(name, body)
 }
 
-/// As [`entry`], for the data path: what may come to a point of cancellation there has a shield of its own
-/// (`sys::cancel`).
+/// As [`entry`], for the data path, without a shield: functions there that may reach a cancellation point have
+/// shields of their own (`sys::cancel`).
 #[inline]
 pub(crate) fn data_entry<R: EntryResult>(name: &'static str, body: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
@@ -108,13 +108,13 @@ fn tell_of_panic(name: &str, payload: &(dyn Any + Send)) {
     log::limited!("{name}: internal error, please report: {text}");
 }
 
-/// Entries behind the guard of this name, with their result: what they are called here and in the log, their arguments,
-/// and one expression.
+/// Defines entry points behind the guard of this name, with their return type. Each has its Rust name, its name in the
+/// log, its arguments, and one expression.
 ///
 /// # Safety
 ///
-/// What an entry is called with is as the man page of its call says: objects are open and ours, structures valid, buffers
-/// and lists as long as they say, and lent until the operation completes.
+/// Callers pass arguments as the man page of the call demands: objects are open and belong to this provider, structures
+/// are valid, buffers and lists have the given length, and they stay lent until the operation completes.
 macro_rules! entries {
     (
         $guard:ident -> $of:ty;
@@ -136,8 +136,8 @@ pub(crate) fn code(result: Result<(), i32>) -> i32 {
     }
 }
 
-/// Whether an object that so many have may be closed, or what `fi_close` says: EBUSY. In a forked child the others may
-/// never let it go (`DomainLock::is_lost`): there it stays as it is, and nobody is told to try again.
+/// Whether an object with `uses` owners may be closed; else what `fi_close` returns: -FI_EBUSY. In a forked child the
+/// other owners may never release it (`DomainLock::is_lost`): there the object stays, and `fi_close` returns 0.
 pub(crate) fn may_close(uses: usize, home: Home) -> Result<(), c_int> {
     match uses {
         1 => Ok(()),
@@ -146,7 +146,7 @@ pub(crate) fn may_close(uses: usize, home: Home) -> Result<(), c_int> {
     }
 }
 
-/// What `fi_cq_strerror` and its like return: `text`, in the application's buffer if there is one.
+/// The result of `fi_cq_strerror` and similar calls: `text`, in the application's buffer if there is one.
 ///
 /// # Safety
 /// `buffer` is null or has `len` bytes.
@@ -180,7 +180,7 @@ mod tests {
     fn a_text_is_cut_to_the_buffer_that_it_is_told_in() {
         let mut buffer = [1 as c_char; 4];
         let at = buffer.as_mut_ptr();
-        // SAFETY: the buffer has as many bytes, or there is none.
+        // SAFETY: the buffer has that many bytes, or it is null.
         unsafe {
             assert_eq!(CStr::from_ptr(told(c"longer", at, 4)), c"lon");
             assert_eq!(CStr::from_ptr(told(c"no", at, 4)), c"no");

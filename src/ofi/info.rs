@@ -1,9 +1,8 @@
-//! `fi_getinfo`: what udrv offers, checked against what the application wants.
+//! `fi_getinfo`: what udrv offers, matched with the application's hints.
 //!
-//! The C arguments become one Rust value ([`hints`]), two safe files decide ([`attributes`] about
-//! everything but addresses, [`place`] about addresses), and two write the answer in memory that
-//! libfabric frees ([`reply`], and [`nic`] for the device). What does not match is named in one line of the log with the wanted
-//! and the offered value.
+//! The C arguments become one Rust value ([`hints`]). Two safe files decide: [`attributes`] about everything but
+//! addresses, [`place`] about addresses. Two write the answer in memory that libfabric frees ([`reply`], and [`nic`]
+//! for the device). A refused hint is named in one line of the log, with the wanted and the offered value.
 
 mod attributes;
 mod hints;
@@ -71,7 +70,7 @@ pub(crate) unsafe fn getinfo(
 
 fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer, Refusal> {
     if request.flags & FI_PROV_ATTR_ONLY != 0 {
-        // Asks what providers exist, usable or not: default values (fi_getinfo(3)).
+        // The caller asks which providers exist, usable or not: default values (fi_getinfo(3)).
         let attributes = attributes::negotiate(request.version, &Hints::none(), config)?;
         return Ok(Offer { attributes, place: None, nic: None });
     }
@@ -79,7 +78,7 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
     job_key::of_environment(config).map_err(|bad| {
         Refusal::new("job key", format_args!("{} {}", bad.source, bad.fault), bad.wanted())
     })?;
-    // A domain that has the name of a device is on that device.
+    // A domain named like an RDMA device uses that device.
     let device = hints.domain_name.as_deref().and_then(verbs::device_named);
     let named = match device {
         Some(nic) => Some((insist(config, &nic)?, on_device(hints, nic))),

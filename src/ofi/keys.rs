@@ -1,4 +1,4 @@
-//! The job keys of domains, endpoints and regions: those that applications give (auth_key), and that of the environment.
+//! The job keys of domains, endpoints and regions: from the application (auth_key), or from the environment.
 
 use super::fabric::Fabric;
 use crate::config::Config;
@@ -7,18 +7,18 @@ use crate::transport::net::job_key;
 use crate::transport::net::reliable::tag::JobKey;
 use libfabric_sys::{FI_AV_AUTH_KEY, FI_EINVAL, fi_version};
 
-/// Where endpoints that bring no job key have it from.
+/// The source of the job key of endpoints that are opened without one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DomainKey {
-    /// The application gave it with the domain.
+    /// The key that the application gave with the domain.
     Given(JobKey),
-    /// The application gave none: that of the environment, and what it was made of.
+    /// The application gave none: the key of the environment, and where that was found.
     Environment(JobKey, job_key::Source),
-    /// Each endpoint's address vector has one (FI_AV_AUTH_KEY).
+    /// The key of each endpoint's address vector (FI_AV_AUTH_KEY).
     InVectors,
 }
 
-/// That of a domain. Errors: EINVAL, also for a FI_UDRV_JOB_KEY, or a key file, that is none.
+/// The key of a domain. Errors: EINVAL, also for an invalid FI_UDRV_JOB_KEY or key file.
 ///
 /// # Safety
 /// As [`auth_key`].
@@ -42,8 +42,8 @@ pub(super) unsafe fn of_domain(
     }
 }
 
-/// The job key that an application gives with a domain, an endpoint or a region, if it gives one. Members
-/// of this name are ignored before API version 1.5 (fi_domain(3), fi_endpoint(3), fi_mr(3)).
+/// The job key that an application gives with a domain, an endpoint or a region, if any. These
+/// members are ignored before API version 1.5 (fi_domain(3), fi_endpoint(3), fi_mr(3)).
 /// Errors: EINVAL for a key that `fi_getinfo` would not have offered.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
-//! One lock per domain. Everything that a domain's objects share is reached through it, so there is
-//! one order of locks. Under FI_THREAD_DOMAIN the application serialises and the lock is next to free:
-//! who uses the domain says that he is inside, without a barrier, and a visitor from elsewhere in the
-//! process, who is rare and never waits, makes the barrier for both.
+//! One lock per domain, biased towards the application. All shared state of a domain's objects is reached
+//! through it, so there is only one order of locks. Under FI_THREAD_DOMAIN the application serialises and the
+//! lock is next to free: the owner (the application's thread) only notes that it is inside, without a barrier.
+//! A visitor (a thread from elsewhere in the process) is rare, never waits, and issues the barrier for both.
 
 use crate::sys::order::{self, AtomicBool, AtomicU8, Mutex, MutexGuard};
 use crate::sys::process::Home;
@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 /// The lock of a domain.
 #[derive(Debug)]
 pub(crate) struct DomainLock {
-    /// Why the application has to take the mutex; 0 if it need not.
+    /// Why the application has to take the mutex (`NEEDED`, `VISITED`); 0 if it need not.
     reasons: AtomicU8,
     /// The application is inside, and has not taken the mutex.
     inside: AtomicBool,
@@ -27,20 +27,20 @@ pub(crate) struct DomainLock {
     home: Home,
 }
 
-/// The application does not serialise, or has a thread of ours beside it.
+/// The application does not serialise, or other threads progress the domain ([`DomainLock::need`]).
 const NEEDED: u8 = 1;
-/// Who has the mutex comes from elsewhere.
+/// A visitor has the mutex.
 const VISITED: u8 = 2;
 
-/// Proof that the domain is ours: what a [`Hold`] lends. It is in no register and in no memory, whoever it is handed to,
-/// but in debug builds, where it says of which domain.
+/// Proof that the caller holds the domain's lock, borrowed from a [`Hold`]. It takes no register and no memory,
+/// except in debug builds, where it records which domain's lock is held.
 pub(crate) struct Guard<'a> {
     #[cfg(debug_assertions)]
     lock: *const DomainLock,
     _of: PhantomData<(&'a DomainLock, *const ())>,
 }
 
-/// Has the lock until it is dropped.
+/// Holds the lock until it is dropped.
 pub(crate) struct Hold<'a> {
     lock: &'a DomainLock,
     mutex: ManuallyDrop<Option<MutexGuard<'a, ()>>>,
@@ -75,7 +75,7 @@ impl<'a> Deref for Hold<'a> {
 impl Drop for Hold<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: nobody looks at it after this.
+        // SAFETY: the field is not used after this.
         match unsafe { ManuallyDrop::take(&mut self.mutex) } {
             None => self.lock.inside.store(false, Ordering::Release),
             Some(mutex) => self.lock.unlock_mutex(mutex),
@@ -94,41 +94,41 @@ impl DomainLock {
         }
     }
 
-    /// False in a forked child of the process that opened the domain.
+    /// Whether this process opened the domain: false in a forked child.
     pub(crate) fn is_here(&self) -> bool {
         self.home.is_here()
     }
 
-    /// In a forked child: a thread of the parent was inside at that moment. It is not there to leave any more, and
-    /// the domain is as it had it, half changed perhaps: nothing of it can be used, closed or given back, ever.
+    /// In a forked child: a thread of the parent was inside during the fork. It will never leave, and it may have left
+    /// the domain half changed: nothing of the domain may be used, closed or freed in this process.
     pub(crate) fn is_lost(&self) -> bool {
         !self.is_here()
             && (self.inside.load(Ordering::Relaxed)
                 || matches!(self.mutex.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Whether an object of the domain may be closed, or what `fi_close` says of one that stays: EBUSY if it is used.
+    /// Whether an object of the domain may be closed; else what `fi_close` returns: -FI_EBUSY, or 0 if it is lost.
     pub(crate) fn may_close(&self, is_used: impl FnOnce(&Guard<'_>) -> bool) -> Result<(), c_int> {
         if self.is_lost() {
             return Err(0);
         }
-        // The progress thread borrows objects under the lock at times.
+        // Under the lock, because the progress thread borrows objects at times.
         if is_used(&self.lock()) { Err(-FI_EBUSY) } else { Ok(()) }
     }
 
-    /// From now on the mutex is taken: a thread of ours joins. Called while the application
-    /// serialises, before that thread starts.
+    /// From now on the mutex is taken, because another thread joins: the progress thread, or a thread that reads the
+    /// event queue of a joining group. Called while the application serialises, before that thread may enter.
     pub(crate) fn need(&self) {
         self.reasons.fetch_or(NEEDED, Ordering::Release);
     }
 
-    /// Takes the lock. A panic of an earlier holder does not stop later ones: it was reported then.
+    /// Takes the lock. A panic of an earlier holder does not stop later ones: it was reported when it happened.
     #[inline(always)]
     pub(crate) fn lock(&self) -> Hold<'_> {
         self.inside.store(true, Ordering::Relaxed);
-        // The processor may look before others see the store: a visitor makes it do the one and then the other.
+        // The CPU may read `reasons` before others see this store; a visitor's heavy barrier orders the two.
         order::light();
-        // 0: what a visitor did before it went out is here (`unlock_mutex`).
+        // If this reads 0, the changes of the last visitor are visible (`unlock_mutex`).
         let needs = self.reasons.load(Ordering::Acquire) != 0;
         Hold::new(self, needs.then(|| self.lock_mutex()))
     }
@@ -149,7 +149,7 @@ impl DomainLock {
         drop(mutex);
     }
 
-    /// Takes the lock if nobody has it, from a thread that the application need not have serialised.
+    /// Takes the lock if it is free, from a thread that the application need not have serialised.
     pub(crate) fn visit(&self) -> Option<Hold<'_>> {
         let mutex = match self.mutex.try_lock() {
             Ok(mutex) => mutex,
@@ -160,25 +160,25 @@ impl DomainLock {
         if self.reasons.fetch_or(VISITED, Ordering::Acquire) & NEEDED != 0 {
             return Some(guard);
         }
-        // Not inside: what the application did before it went out is here (`Hold::drop`).
+        // If the application is not inside, its changes are visible (`Hold::drop`).
         let alone = order::heavy() && !self.inside.load(Ordering::Acquire);
         alone.then_some(guard)
     }
 }
 
-/// State that belongs to whoever holds the domain's lock.
+/// State that only the holder of the domain's lock may access.
 #[derive(Debug, Default)]
 pub(crate) struct Locked<T> {
-    /// The lock whose guard has opened it first.
+    /// The lock whose guard accessed the state first: all later guards must be of the same lock.
     #[cfg(debug_assertions)]
     lock: AtomicPtr<DomainLock>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: access needs a `Guard`, which only the holder of the domain's lock has (under
-// FI_THREAD_DOMAIN that is the one thread that the application lets in, or a visitor while it is out).
+// SAFETY: access needs a `Guard`, which only the holder of the domain's lock has. Under FI_THREAD_DOMAIN
+// the holder is the one thread that the application lets in, or a visitor while no thread is inside.
 unsafe impl<T> Sync for Locked<T> {}
-// SAFETY: what is inside moves between threads only under the lock.
+// SAFETY: the value moves between threads only under the lock.
 unsafe impl<T> Send for Locked<T> {}
 
 impl<T> Locked<T> {
@@ -193,18 +193,18 @@ impl<T> Locked<T> {
     /// The state.
     ///
     /// # Safety
-    /// `guard` is of the domain that owns this state, and no other reference obtained here is alive
-    /// while the result is used: callers keep it for one short step and call nothing meanwhile that
-    /// reaches the same cell.
+    /// `guard` belongs to the domain that owns this state, and no other reference obtained here is used while
+    /// the result is alive: a caller keeps the result for one short step, and in it calls nothing that reaches
+    /// the same cell.
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn get<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut T {
         self.check(guard);
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees that this is the only reference.
         unsafe { &mut *self.value.get() }
     }
 
-    /// In debug builds: `guard` is of the domain that owns this state.
+    /// Debug builds assert that `guard` belongs to the domain that owns this state.
     #[inline(always)]
     fn check(&self, guard: &Guard<'_>) {
         #[cfg(debug_assertions)]
@@ -218,8 +218,8 @@ impl<T> Locked<T> {
     }
 }
 
-/// State of which many parts are read at once, and that is changed rarely: to change it takes the hold itself, so
-/// nothing that was read under it is still there then.
+/// State of which several parts are read at once, and which changes rarely. To change it takes a mutable borrow of
+/// the [`Hold`], so that no reference that was read under the hold is still alive then.
 #[derive(Debug, Default)]
 pub(crate) struct ReadMostly<T>(Locked<T>);
 
@@ -228,18 +228,18 @@ impl<T> ReadMostly<T> {
         Self(Locked::new(value))
     }
 
-    /// The state. The guard is of the domain that owns it.
+    /// The state, to read. The guard belongs to the domain that owns it.
     #[inline]
     pub(crate) fn read<'g>(&'g self, guard: &'g Guard<'_>) -> &'g T {
         self.0.check(guard);
-        // SAFETY: a reference that could change it, as `write` gives, has borrowed the hold for itself.
+        // SAFETY: a mutable reference, which only `write` gives, would have borrowed the hold exclusively.
         unsafe { &*self.0.value.get() }
     }
 
-    /// The same, to change it.
+    /// The state, to change. The hold belongs to the domain that owns it.
     pub(crate) fn write<'g>(&'g self, hold: &'g mut Hold<'_>) -> &'g mut T {
         self.0.check(hold);
-        // SAFETY: every other reference to the state has borrowed the hold, and is gone.
+        // SAFETY: every other reference to the state has borrowed the hold, and its borrow has ended.
         unsafe { &mut *self.0.value.get() }
     }
 }
@@ -254,11 +254,11 @@ mod tests {
 
     /// Adds one, so slowly that another addition meanwhile is lost.
     fn add(count: &Locked<u64>, guard: &Guard<'_>) {
-        // SAFETY: the test is whether nobody else is here.
+        // SAFETY: exclusive if the lock works, which is what the test checks.
         let before = *unsafe { count.get(guard) };
         std::hint::black_box(&before);
         std::hint::spin_loop();
-        // SAFETY: as above.
+        // SAFETY: exclusive if the lock works, which is what the test checks.
         *unsafe { count.get(guard) } = before + 1;
     }
 
@@ -292,13 +292,13 @@ mod tests {
         });
         assert!(inside > 1000 && visits > 100, "{inside} {visits}");
         let guard = lock.lock();
-        // SAFETY: nobody else is here any more.
+        // SAFETY: the visitors have been joined, and this thread holds the lock.
         assert_eq!(*unsafe { count.get(&guard) }, inside + visits);
     }
 
-    /// What a forked child makes of a lock, while this thread is outside and inside.
+    /// What `is_lost` says in a forked child, while this thread is outside or inside.
     fn lost_in_a_child(lock: &DomainLock) -> bool {
-        // SAFETY: the child only looks at the lock, and ends.
+        // SAFETY: the child only reads the lock, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: ends this process.

@@ -1,10 +1,10 @@
-//! The libfabric objects: what an application sees. Checks arguments, translates flags, owns the C
-//! layouts; holds no protocol.
+//! The libfabric objects, as applications see them. This layer checks arguments, translates flags and
+//! owns the C layouts; it holds no protocol.
 //!
 //! # Safety
 //!
 //! Every `extern "C"` function here is called by libfabric or by an application through a table of
-//! function pointers, with the pointers and lifetimes that the man pages promise: a `fid` stays valid
+//! function pointers. Its pointers and lifetimes are those that the man pages promise: a `fid` stays valid
 //! until `fi_close`, buffers until their operation completes, attribute structures during the call.
 //! Each entry turns its arguments into references once, at its top, inside [`guard::entry`].
 #![allow(unsafe_code)]

@@ -1,5 +1,5 @@
-//! `struct fid_mr`: memory regions, which peers reach by one-sided operations. Memory of messages
-//! and of the initiator needs none.
+//! `struct fid_mr`: memory regions, which peers access by one-sided operations. Buffers of messages
+//! and local buffers of one-sided operations need none.
 
 use super::domain::{self, Domain};
 use super::guard::{code, entry, making_entry};
@@ -26,13 +26,13 @@ struct MrFid {
     fid: fid_mr,
     slack: Slack,
     domain: Arc<Domain>,
-    /// Of the region, in the domain.
+    /// The region's id in the domain.
     id: u64,
-    /// Peers reach it by its key.
+    /// Peers may access it, by its key.
     remote: bool,
-    /// What peers call the region's first byte.
+    /// The address that peers use for the region's first byte.
     base: u64,
-    /// What buffers in it are registered with.
+    /// Declarations of its parts: hints how far around a buffer a device registers (`memory::declared`).
     declared: Vec<Declaration>,
 }
 
@@ -44,7 +44,7 @@ static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     ..unsafe { stubs::<fi_ops, 6>() }
 });
 
-/// Registration, as part of the domain's object.
+/// The registration calls, as part of the domain's object.
 pub(crate) static OPS: Table<fi_ops_mr> = Table::new(fi_ops_mr {
     reg: Some(reg),
     regv: Some(regv),
@@ -53,7 +53,7 @@ pub(crate) static OPS: Table<fi_ops_mr> = Table::new(fi_ops_mr {
     ..unsafe { stubs::<fi_ops_mr, 3>() }
 });
 
-/// What an application registers.
+/// The arguments of a registration.
 struct Registration<'a> {
     parts: &'a [libc::iovec],
     access: u64,
@@ -61,17 +61,17 @@ struct Registration<'a> {
     requested_key: u64,
     flags: u64,
     context: *mut c_void,
-    /// Whose peers may reach it: of endpoints with this authorization key, or all.
+    /// The authorization key of the endpoints whose peers may access it; `None`: all endpoints.
     key: Option<JobKey>,
 }
 
-/// Whether there can be memory here.
+/// Whether this range can be memory.
 fn is_memory(part: &libc::iovec) -> bool {
     part.iov_len == 0
         || !part.iov_base.is_null() && part.iov_base.addr().checked_add(part.iov_len).is_some()
 }
 
-/// `None` for too many parts, and for what cannot be memory.
+/// The parts as a list; `None` for too many parts, or a part that cannot be memory.
 ///
 /// # Safety
 /// The parts are lent for as long as the result is used.
@@ -85,9 +85,9 @@ unsafe fn gathered(parts: &[libc::iovec]) -> Option<SegmentList> {
     unsafe { SegmentList::gather(list) }
 }
 
-/// A key names a region to peers. A region that no peer may access needs none: its key is not looked at, and
-/// any number of such regions may have the same one. Open MPI, MPICH and the plug-ins of NCCL register the
-/// buffers of their messages so, all with the key 0.
+/// A key names a region to peers. The key of a region that no peer may access is not checked, and any number of
+/// such regions may have the same one. Open MPI, MPICH and the plug-ins of NCCL register their message buffers
+/// like this, all with the key 0.
 ///
 /// Errors: EINVAL, also for parts that cannot be memory; ENOKEY when the application's key is in use;
 /// EOPNOTSUPP for FI_MR_DMABUF.
@@ -118,13 +118,13 @@ unsafe fn register(
         remote_write: wanted.access & FI_REMOTE_WRITE != 0,
     };
     let guard = domain.lock.lock();
-    // SAFETY: the guard is of this domain; one short step.
+    // SAFETY: the guard belongs to this domain; one short step.
     let regions = &mut unsafe { domain.state(&guard) }.regions;
     let key = if domain.chooses_keys { regions.new_key() } else { wanted.requested_key };
     let remote = region.remote_read || region.remote_write;
     let id = if remote { regions.insert(key, region).ok_or(FI_ENOKEY)? } else { regions.new_id() };
     if let Some(key) = wanted.key {
-        // SAFETY: as above.
+        // SAFETY: the guard belongs to this domain; one short step.
         unsafe { domain.state(&guard) }.region_keys.insert(id, key);
     }
     drop(guard);
@@ -161,7 +161,7 @@ unsafe fn parts<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::iovec]
     unsafe { std::slice::from_raw_parts(list, count) }
 }
 
-/// Errors: EOPNOTSUPP where address vectors have the keys: such a region is registered with one.
+/// Errors: EOPNOTSUPP if the keys are in address vectors, because each region then needs one of them.
 fn demands_no_key(domain: &Domain) -> Result<(), i32> {
     if matches!(domain.key, DomainKey::InVectors) {
         log::warn(format_args!(
@@ -172,11 +172,11 @@ fn demands_no_key(domain: &Domain) -> Result<(), i32> {
     Ok(())
 }
 
-/// The authorization key of a region, if it has one of its own. Errors: EINVAL for one that is none;
-/// ENOKEY for an address vector without one.
+/// The authorization key of a region, if it has its own. Errors: EINVAL for an invalid key;
+/// ENOKEY for an address vector without a key.
 ///
 /// # Safety
-/// `attr` is as fi_mr.3 says for the API version of the domain: what older ones lack is not read.
+/// `attr` is as fi_mr.3 says for the API version of the domain: members that it lacks are not read.
 unsafe fn key_of(
     domain: &Arc<Domain>,
     attr: *const fi_mr_attr,
@@ -295,18 +295,18 @@ unsafe extern "C" fn regattr(
     })
 }
 
-/// After this nobody reaches the memory any more: operations under way look it up for every piece. -FI_EBUSY: a peer has
-/// been in the middle of a copy for too long, and may be for a while; the region is open until another call.
+/// After this no peer accesses the memory: operations under way look the region up for every fragment. -FI_EBUSY: a
+/// peer has been in the middle of a copy for too long; the region stays open until another call succeeds.
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(mr)", || {
-        // SAFETY: a region of ours, open until now.
+        // SAFETY: a region of this provider, open until this call.
         if unsafe { &*fid.cast::<MrFid>() }.domain.lock.is_lost() {
             return 0;
         }
-        // SAFETY: as above.
+        // SAFETY: the box that `register` made; this call ends its use.
         let mut mr = unsafe { Box::from_raw(fid.cast::<MrFid>()) };
         let guard = mr.domain.lock.lock();
-        // SAFETY: the guard is of the region's domain; one short step.
+        // SAFETY: the guard belongs to the region's domain; one short step.
         let state = unsafe { mr.domain.state(&guard) };
         if mr.remote {
             state.regions.remove(mr.fid.key);
@@ -316,7 +316,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         mr.domain.revoke(mr.id, &guard);
         drop(guard);
         if !mr.domain.lock.is_here() {
-            // A thread of the parent may have had the list of declarations.
+            // A thread of the parent may have held the lock of the list of declarations during the fork.
             std::mem::forget(mr.declared);
             return 0;
         }
@@ -331,11 +331,11 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
 
 unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
     entry("fi_mr_bind", || {
-        // SAFETY: a region of ours and an object of the application.
+        // SAFETY: a region of this provider and an object of the application.
         unsafe {
             let mr = &*fid.cast::<MrFid>();
             match other.as_ref().map(|other| other.fclass) {
-                // Every endpoint of the domain reaches it anyway.
+                // Every endpoint of the domain gives access to it without a binding.
                 Some(FI_CLASS_EP) => 0,
                 Some(FI_CLASS_CNTR) => {
                     code(cntr::shared(other).and_then(|counter| bind_counter(mr, counter, flags)))
@@ -354,7 +354,7 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
         return Err(FI_EINVAL);
     }
     let guard = mr.domain.lock.lock();
-    // SAFETY: the guard is of the region's domain; one short step.
+    // SAFETY: the guard belongs to the region's domain; one short step.
     let state = unsafe { mr.domain.state(&guard) };
     let counters = state.region_counters.entry(mr.id).or_default();
     for (flag, slot) in
@@ -367,7 +367,7 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
             *slot = Some(counter.clone());
         }
     }
-    // From now on somebody hears of what peers do to it.
+    // Ends direct RMA to the region, because the counter must see each access from now on.
     mr.domain.revoke(mr.id, &guard);
     let fed = mr.domain.feed(counter.clone(), &guard);
     drop(guard);
@@ -377,17 +377,17 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(mr)", || match command {
-        // Regions are enabled from the start.
+        // Regions are enabled when they are registered.
         FI_ENABLE => 0,
-        // A device may have pages of it that are there no longer.
+        // A device may refer to pages that the region no longer has.
         FI_REFRESH => {
-            // SAFETY: a region of ours.
+            // SAFETY: a region of this provider.
             let mr = unsafe { &*fid.cast::<MrFid>() };
             mr.domain.revoke(mr.id, &mr.domain.lock.lock());
             mr.domain.settle();
             0
         }
-        // SAFETY: a region of ours; `arg` is as fi_mr.3 says.
+        // SAFETY: a region of this provider; `arg` is as fi_mr.3 says.
         FI_GET_RAW_MR => code(unsafe { raw_attr(&*fid.cast::<MrFid>(), arg.cast()) }),
         _ => -FI_ENOSYS,
     })
@@ -415,7 +415,7 @@ unsafe fn raw_attr(mr: &MrFid, arg: *const fi_mr_raw_attr) -> Result<(), i32> {
     Ok(())
 }
 
-/// `fi_mr_map_raw` and `fi_mr_unmap_key`: our raw keys are keys.
+/// `fi_mr_map_raw` and `fi_mr_unmap_key`: a raw key of this provider is the key itself.
 ///
 /// # Safety
 /// `arg` is as fi_mr.3 says for the command.

@@ -1,6 +1,6 @@
-//! Objects that arrive in arguments: whether one is ours. An application may pass the object of another
-//! provider; and what it opened through libfabric's hooks (FI_HOOK) is an object of the hook, which translates
-//! arguments of calls, but nothing inside the structures that they point to.
+//! Checks whether an object in an argument is this provider's: an application may pass another provider's. An
+//! object that it opened through libfabric's hooks (FI_HOOK) is an object of the hook, which translates the
+//! arguments of calls, but not the structures that they point to.
 
 use crate::sys::cma::{self, Range};
 use crate::sys::process;
@@ -9,22 +9,22 @@ use libfabric_sys::{FI_EINVAL, fi_ops, fid};
 use std::ffi::c_int;
 use std::mem::offset_of;
 
-/// Most hooks over each other that are looked through.
+/// Most hooks, one on top of the other, that are followed.
 const HOOKS_MAX: usize = 16;
 
-/// A structure of ours that an application knows as a `fid`.
+/// A structure of this provider that an application knows as a `fid`.
 ///
 /// # Safety
-/// It is `repr(C)` and begins with `Shown`, which begins with a `fid`; and whatever has `table` in its `fid` is
+/// It is `repr(C)` and begins with `Shown`, which begins with a `fid`; and every `fid` with `table` belongs to
 /// a structure of this type.
 pub(super) unsafe trait Object {
-    /// What libfabric declares of it.
+    /// The part that libfabric declares.
     type Shown;
     /// The operations in its `fid`, which no other type has.
     fn table() -> *mut fi_ops;
 }
 
-/// The structure behind an object. Errors: EINVAL for null, and for what is not ours.
+/// The structure behind an object. Errors: EINVAL for null, and for an object of another provider or class.
 ///
 /// # Safety
 /// `object` is null or points to an open object of any provider.
@@ -39,13 +39,13 @@ pub(super) unsafe fn own<'a, T: Object>(object: *const fid) -> Result<&'a T, i32
         );
         return Err(FI_EINVAL);
     }
-    // SAFETY: see `Object`.
+    // SAFETY: an object with this table is a `T` (see `Object`).
     Ok(unsafe { &*object.cast::<T>() })
 }
 
-/// The same for an object that a structure names: it may be one that a hook shows instead of ours. Each of
-/// libfabric's hooks has the object that it stands for right behind the part that the application knows
-/// (include/ofi_hook.h: `struct hook_cntr`, `struct hook_ep`).
+/// The same for an object that a structure names, which may be a hook's object. Each of libfabric's hooks has the
+/// address of the hooked object right behind the part that the application knows (include/ofi_hook.h:
+/// `struct hook_cntr`, `struct hook_ep`).
 ///
 /// # Safety
 /// As for [`own`].
@@ -54,7 +54,7 @@ pub(super) unsafe fn own_behind_hooks<'a, T: Object>(object: *const fid) -> Resu
     for _ in 0..HOOKS_MAX {
         let Some(table) = word(at.wrapping_add(offset_of!(fid, ops))) else { break };
         if table == T::table().expose_provenance() {
-            // SAFETY: see `Object`.
+            // SAFETY: an object with this table is a `T` (see `Object`).
             return Ok(unsafe { &*std::ptr::with_exposed_provenance(at) });
         }
         match word(at.wrapping_add(size_of::<T::Shown>())) {
@@ -62,11 +62,11 @@ pub(super) unsafe fn own_behind_hooks<'a, T: Object>(object: *const fid) -> Resu
             None => break,
         }
     }
-    // SAFETY: the caller vouches. This says what it is.
+    // SAFETY: the caller vouches. This call logs what the object is, and fails.
     unsafe { own(object) }
 }
 
-/// The structure behind an object of ours.
+/// The structure behind an object that is known to be a `T`.
 ///
 /// # Safety
 /// `object` is an open `T`.
@@ -76,10 +76,10 @@ pub(super) unsafe fn ours<'a, T>(object: *const fid) -> &'a T {
     unsafe { &*object.cast::<T>() }
 }
 
-/// `fi_close`. `may_go`: what is returned if the object stays as it is.
+/// `fi_close`. `may_go`: an error is the value to return, and the object stays as it is.
 ///
 /// # Safety
-/// `object` is an open `T` in a box, and nobody uses it any more if it may go.
+/// `object` is an open `T` in a box, and no other reference to it is used if it may go.
 pub(super) unsafe fn close<T>(
     object: *mut fid,
     may_go: impl FnOnce(&T) -> Result<(), c_int>,
@@ -88,13 +88,13 @@ pub(super) unsafe fn close<T>(
     if let Err(code) = may_go(unsafe { ours(object) }) {
         return code;
     }
-    // SAFETY: as above.
+    // SAFETY: the caller vouches that no other reference is left.
     drop(unsafe { Box::from_raw(object.cast::<T>()) });
     0
 }
 
-/// The word at an address, if there is one. Read by the kernel: what lies behind the object of another
-/// provider is not known, and need not be the address of anything.
+/// The word at an address, if it is readable. The kernel reads it, because the word behind an object of another
+/// provider is unknown and need not be a valid address.
 fn word(at: usize) -> Option<usize> {
     let mut word = 0usize;
     let to =
@@ -126,10 +126,10 @@ mod tests {
 
     // SAFETY: fi_ops has six slots.
     static TABLE: Table<fi_ops> = Table::new(unsafe { stubs::<fi_ops, 6>() });
-    // SAFETY: as above.
+    // SAFETY: fi_ops has six slots.
     static OTHER: Table<fi_ops> = Table::new(unsafe { stubs::<fi_ops, 6>() });
 
-    // SAFETY: as the trait demands; the tests have no other structure with this table.
+    // SAFETY: it begins with a `fid_cntr`; the tests have no other structure with this table.
     unsafe impl Object for Ours {
         type Shown = fid_cntr;
         fn table() -> *mut fi_ops {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     fn found(object: usize) -> Option<u64> {
-        // SAFETY: the tests pass objects that are there.
+        // SAFETY: the tests pass live objects.
         let found = unsafe { own_behind_hooks::<Ours>(std::ptr::with_exposed_provenance(object)) };
         found.ok().map(|ours| ours.value)
     }
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(found(address(&ours)), Some(7));
         assert_eq!(found(address(&first)), Some(7));
         assert_eq!(found(address(&second)), Some(7));
-        // SAFETY: an object that is there.
+        // SAFETY: a live object.
         assert!(unsafe { own::<Ours>(&raw const first.shown.fid) }.is_err());
         assert_eq!(ours.shown.fid.fclass, FI_CLASS_CNTR);
     }
@@ -175,7 +175,7 @@ mod tests {
             let foreign = hook(behind);
             assert_eq!(found(address(&foreign)), None, "{behind:#x}");
         }
-        // Round in a circle.
+        // A cycle of hooks.
         let mut foreign = hook(0);
         foreign.behind = address(&foreign);
         assert_eq!(found(address(&foreign)), None);

@@ -1,4 +1,4 @@
-//! `struct fid_poll`: asking several queues and counters at once.
+//! `struct fid_poll`: polls several queues and counters at once.
 
 use super::cntr::{self, Counter};
 use super::cq::{self, CompletionQueue};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 enum Object {
     Queue(Arc<CompletionQueue>),
-    /// And its value when it was last reported.
+    /// A counter, and its value when it was last reported.
     Counter(Arc<Counter>, u64),
 }
 
@@ -93,7 +93,7 @@ entries! { entry -> c_int;
 
 unsafe extern "C" fn add(set: *mut fid_poll, object: *mut fid, _flags: u64) -> c_int {
     entry("fi_poll_add", || {
-        // SAFETY: a set of ours and an object of the application, a queue or counter of ours.
+        // SAFETY: a set of this provider, and a queue or counter of this provider.
         unsafe {
             let set = &*set.cast::<PollFid>();
             let Some(fid) = object.as_ref() else { return -FI_EINVAL };
@@ -118,7 +118,7 @@ unsafe extern "C" fn add(set: *mut fid_poll, object: *mut fid, _flags: u64) -> c
 
 unsafe extern "C" fn remove(set: *mut fid_poll, object: *mut fid, _flags: u64) -> c_int {
     entry("fi_poll_del", || {
-        // SAFETY: a set of ours.
+        // SAFETY: a set of this provider.
         let set = unsafe { &*set.cast::<PollFid>() };
         let mut members = set.members();
         let before = members.len();
@@ -129,7 +129,7 @@ unsafe extern "C" fn remove(set: *mut fid_poll, object: *mut fid, _flags: u64) -
 
 unsafe extern "C" fn poll(set: *mut fid_poll, contexts: *mut *mut c_void, count: c_int) -> c_int {
     entry("fi_poll", || {
-        // SAFETY: a set of ours.
+        // SAFETY: a set of this provider.
         let set = unsafe { &*set.cast::<PollFid>() };
         let room = usize::try_from(count).unwrap_or(0);
         let mut found = 0;

@@ -1,9 +1,9 @@
-//! Who progresses an endpoint: the objects that it reports to, in calls of the application, and the
-//! thread behind FI_PROGRESS_AUTO and FI_WAIT_MUTEX_COND, which progresses a domain's endpoints while
-//! the application does something else, and signals conditions.
+//! Progress of endpoints. The objects that an endpoint reports to progress it in calls of the application. The
+//! progress thread, for FI_PROGRESS_AUTO and FI_WAIT_MUTEX_COND, progresses a domain's endpoints while the
+//! application does something else, and signals conditions.
 //!
-//! While the application polls an endpoint, the thread only looks every few milliseconds whether it
-//! still does. Once it stops, the thread takes that endpoint over: it sleeps until a doorbell rings.
+//! While the application polls an endpoint, the thread only checks every few milliseconds that it still
+//! does. Once it stops, the thread takes the endpoint over and sleeps until a doorbell rings.
 
 use super::lock::Guard;
 use crate::protocol::Failure;
@@ -15,7 +15,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// On whose behalf a turn of progress is.
+/// On behalf of which caller a turn of progress is made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     /// The application polls.
@@ -23,37 +23,37 @@ pub(super) enum By {
     Others,
 }
 
-/// An endpoint, as its domain and the objects that it reports to know it. It is in lists of theirs, as a pointer, and
-/// leaves them under the domain's lock before it goes away. The guards are of that domain.
+/// An endpoint, as its domain and the objects that it reports to see it. It is in their lists as a pointer, and
+/// removes itself under the domain's lock before it is freed. The guards belong to that domain.
 pub(super) trait Progress {
     /// A turn of progress. Returns how much moved.
     fn progress(&self, by: By, guard: &Guard<'_>) -> usize;
-    /// Whether the application has polled since this was asked last.
+    /// Whether the application has polled since the last call of this.
     fn take_polled(&self, guard: &Guard<'_>) -> bool;
     /// A waiter is about to sleep: false if there is work.
     fn arm(&self, guard: &Guard<'_>) -> bool;
-    /// As `arm`, for a waiter that is counted already.
+    /// As `arm`, for a waiter that is already counted.
     fn rearm(&self, guard: &Guard<'_>) -> bool;
     /// A waiter woke up.
     fn disarm(&self, guard: &Guard<'_>);
-    /// The progress thread will sleep on it: false if there is work.
+    /// The progress thread is about to sleep on it: false if there is work.
     fn hand_to_thread(&self, guard: &Guard<'_>) -> bool;
     /// The descriptor that wakes its waiters, once it is enabled.
     fn wait_fd(&self, guard: &Guard<'_>) -> Option<RawFd>;
-    /// Peers do not reach a region any more without the endpoint, once this has returned and all has settled.
+    /// Ends direct RMA to a region: peers stop once this has returned and all endpoints have settled.
     fn revoke(&self, region: u64, guard: &Guard<'_>);
-    /// Whether no peer is in the middle of what it began before a `revoke`.
+    /// Whether no peer is in the middle of an access that it began before a `revoke`.
     fn is_settled(&self, insists: bool, guard: &Guard<'_>) -> bool;
-    /// Whether it is bound to the address vector at this place in memory.
+    /// Whether it is bound to the address vector at this address.
     fn has_vector(&self, vector: *const (), guard: &Guard<'_>) -> bool;
     /// Reports an operation that failed before it was started.
     fn fail(&self, failure: &Failure, guard: &Guard<'_>);
 }
 
-/// Turns of an endpoint that has work and does not get to it.
+/// Most turns for an endpoint that has work but does not reach it.
 const TURNS_MAX: usize = 64;
 
-/// Not every turn looks everywhere: turns until something moved, or there is nothing to. Returns how much moved.
+/// Makes turns until something moves or no work is left, as not every turn polls everything. Returns how much moved.
 pub(super) fn progress_for_others(endpoint: &dyn Progress, guard: &Guard<'_>) -> usize {
     let has_work = || {
         let idle = endpoint.arm(guard);
@@ -69,9 +69,9 @@ pub(super) fn progress_for_others(endpoint: &dyn Progress, guard: &Guard<'_>) ->
         .unwrap_or(0)
 }
 
-/// How long the application must not have polled an endpoint before the thread takes it over, milliseconds.
+/// How long after the application's last poll of an endpoint the thread takes it over, milliseconds.
 pub(super) const WATCH_MS: i32 = 2;
-/// Longest sleep, milliseconds.
+/// Longest sleep of the thread, milliseconds.
 pub(super) const SLEEP_MS: i32 = 500;
 /// Stack of the thread, bytes.
 const STACK: usize = 256 * 1024;
@@ -83,7 +83,7 @@ struct Shared {
     bell: Doorbell,
 }
 
-/// The thread of one domain.
+/// The progress thread of one domain.
 #[derive(Debug)]
 pub(crate) struct ProgressThread {
     shared: Arc<Shared>,
@@ -92,7 +92,7 @@ pub(crate) struct ProgressThread {
 }
 
 impl ProgressThread {
-    /// `turn` returns how long to sleep, milliseconds.
+    /// Starts a thread that calls `turn`, which returns how long to sleep, milliseconds.
     /// Errors: ENOMEM, also when the system has no more threads; EMFILE, ENFILE.
     pub(super) fn start(turn: impl FnMut() -> i32 + Send + 'static) -> Result<Self, i32> {
         let epoll = Epoll::new().map_err(|e| e.0)?;
@@ -102,7 +102,7 @@ impl ProgressThread {
         let mine = shared.clone();
         let handle = Thread::start(c"udrv-progress", STACK, move || run(&mine, turn))
             .map_err(|e| {
-                // Not -FI_EAGAIN, which asks to try again.
+                // Not -FI_EAGAIN, which would ask the application to try again.
                 log::warn(format_args!(
                     "no thread for FI_PROGRESS_AUTO or FI_WAIT_MUTEX_COND: {e}; raise the limit of processes (ulimit -u, or the container's), or use FI_PROGRESS_MANUAL"
                 ));
@@ -113,12 +113,12 @@ impl ProgressThread {
         Ok(Self { shared, handle: Mutex::new(Some(handle)), owner })
     }
 
-    /// Makes the thread look now.
+    /// Wakes the thread.
     pub(crate) fn kick(&self) {
         self.shared.bell.ring();
     }
 
-    /// An endpoint's descriptor wakes the thread.
+    /// Lets an endpoint's descriptor wake the thread.
     pub(crate) fn watch(&self, fd: i32, token: u64) {
         // SAFETY: the endpoint's descriptor is open during the call.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -138,7 +138,7 @@ impl ProgressThread {
         self.shared.stop.store(true, Ordering::Release);
         self.kick();
         let handle = self.handle.lock().ok().and_then(|mut slot| slot.take());
-        // A forked child has no such thread to wait for; nor can the thread wait for itself.
+        // A forked child has no such thread to join, and the thread cannot join itself.
         if self.owner != crate::sys::process::pid() {
             std::mem::forget(handle);
         } else if let Some(handle) = handle {

@@ -1,4 +1,4 @@
-//! `struct fi_provider`: what the core gets when it loads us.
+//! `struct fi_provider`: the table that the core gets when it loads this provider.
 
 use super::guard::{code, entry};
 use super::ops::fabric;
@@ -8,11 +8,11 @@ use libfabric_sys::{fi_context, fi_fabric_attr, fi_info, fi_provider, fi_version
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 
-/// Writable: the core keeps its own notes in `context`.
+/// The table is writable, because the core keeps its own data in `context`.
 #[repr(transparent)]
 struct ProviderTable(UnsafeCell<fi_provider>);
 
-// SAFETY: written by `initialise` while the core loads us, and by the core under its own lock.
+// SAFETY: written by `initialise` while the core loads the provider, and by the core under its own lock.
 unsafe impl Sync for ProviderTable {}
 
 static PROVIDER: ProviderTable = ProviderTable(UnsafeCell::new(fi_provider {
@@ -25,14 +25,14 @@ static PROVIDER: ProviderTable = ProviderTable(UnsafeCell::new(fi_provider {
     cleanup: Some(cleanup),
 }));
 
-/// Our own version, as the core orders providers of one name: 100 * major + minor, in its encoding.
+/// This provider's version, by which the core orders providers of one name: 100 * major + minor, in its encoding.
 const VERSION: u32 = fi_version(0, 1);
 
-/// Sets everything up, also when the library stayed mapped since an earlier load.
+/// Initialises the provider, also when the library stayed mapped since an earlier load.
 pub(crate) fn initialise() -> *mut fi_provider {
     let provider = PROVIDER.0.get();
     core::attach(provider);
-    // SAFETY: the core calls `fi_prov_ini` from one thread at a time, and nobody else has the table
+    // SAFETY: the core calls `fi_prov_ini` from one thread at a time, and no other thread uses the table
     // between loads.
     unsafe {
         (*provider).version = VERSION;

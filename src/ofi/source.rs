@@ -1,5 +1,5 @@
-//! What completion queues and counters have in common: endpoints that feed them, and someone who
-//! waits for them. All of it belongs to the holder of the domain's lock.
+//! The common part of completion queues and counters: the endpoints that feed them, and the threads that wait
+//! for them. Only the holder of the domain's lock may access it.
 
 use super::lock::{Guard, Locked};
 use super::progress::{By, Progress};
@@ -10,11 +10,11 @@ use std::sync::Arc;
 /// The endpoints of a queue or counter, and its wait object.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// Endpoints bound to it. Each removes itself before it goes away.
+    /// Enabled endpoints bound to it. Each removes itself before it is freed.
     endpoints: Vec<*const dyn Progress>,
     /// `None`: FI_WAIT_NONE.
     pub(crate) waiter: Option<Arc<Waiter>>,
-    /// Blocking calls that sleep now.
+    /// Number of blocking calls that sleep now.
     sleepers: u32,
     /// The application sleeps on the descriptor (after fi_trywait).
     fd_armed: bool,
@@ -44,17 +44,17 @@ impl Source {
         pick: impl Fn(&mut T) -> &mut Self,
         guard: &Guard<'_>,
     ) {
-        // SAFETY: the guard is of the domain of the state; the borrow ends with the statement.
+        // SAFETY: the guard belongs to the domain of the state; the borrow ends with the statement.
         let at = |i: usize| pick(unsafe { state.get(guard) }).endpoints.get(i).copied();
         let mut i = 0;
         while let Some(endpoint) = at(i) {
-            // SAFETY: an endpoint removes itself from the list, under the lock that we hold, before it goes away.
+            // SAFETY: an endpoint removes itself from the list, under this lock, before it is freed.
             unsafe { &*endpoint }.progress(By::Application, guard);
             i += 1;
         }
     }
 
-    /// An endpoint was enabled: it feeds this source and wakes its waiter.
+    /// Adds an enabled endpoint, which feeds this source and wakes its waiter.
     pub(crate) fn attach(
         &mut self,
         endpoint: *const dyn Progress,
@@ -78,12 +78,12 @@ impl Source {
         self.endpoints.retain(|known| !addr_eq(*known, endpoint));
     }
 
-    /// True while someone has to be woken by the next event.
+    /// True while the next event has to wake a waiter.
     fn is_armed(&self) -> bool {
         self.fd_armed || self.sleepers > 0
     }
 
-    /// There is a new event: wakes whoever waits.
+    /// Reports a new event: wakes the waiters.
     #[inline]
     pub(crate) fn notify(&mut self) {
         let Some(waiter) = &self.waiter else { return };
@@ -111,10 +111,10 @@ impl Source {
                 waiter.silence();
             }
             for (i, endpoint) in self.endpoints.iter().enumerate() {
-                // SAFETY: an endpoint removes itself from here before it goes away.
+                // SAFETY: an endpoint removes itself from here before it is freed.
                 if !unsafe { &**endpoint }.arm(guard) {
                     for armed in self.endpoints.iter().take(i) {
-                        // SAFETY: as above.
+                        // SAFETY: an endpoint removes itself from here before it is freed.
                         unsafe { &**armed }.disarm(guard);
                     }
                     return false;
@@ -122,7 +122,7 @@ impl Source {
             }
             return true;
         }
-        // SAFETY: as above.
+        // SAFETY: an endpoint removes itself from here before it is freed.
         self.endpoints.iter().all(|endpoint| unsafe { &**endpoint }.rearm(guard))
     }
 
@@ -131,7 +131,7 @@ impl Source {
             return;
         }
         for endpoint in &self.endpoints {
-            // SAFETY: an endpoint removes itself from here before it goes away.
+            // SAFETY: an endpoint removes itself from here before it is freed.
             unsafe { &**endpoint }.disarm(guard);
         }
         if let Some(waiter) = &self.waiter {
@@ -148,7 +148,7 @@ impl Source {
         ready
     }
 
-    /// It woke up.
+    /// That call woke up.
     pub(crate) fn end_sleep(&mut self, guard: &Guard<'_>) {
         self.sleepers = self.sleepers.saturating_sub(1);
         self.disarm(guard);

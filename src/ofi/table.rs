@@ -1,22 +1,22 @@
-//! Tables of function pointers that answer -FI_ENOSYS wherever we have nothing better, also in the
+//! Tables of function pointers that answer -FI_ENOSYS in every slot without an implementation, also in the
 //! slots that a later libfabric may append.
 
 use libfabric_sys::FI_ENOSYS;
 
 type Stub = unsafe extern "C" fn() -> isize;
 
-/// Slots behind each table for operations that a newer core calls without looking at `size`.
+/// Spare slots behind each table, for operations that a newer core calls without checking `size`.
 const SPARE: usize = 16;
 
-/// An operations table with its spare slots. Tables are read-only for everyone.
+/// An operations table with its spare slots. Tables are read-only.
 #[repr(C)]
 pub(crate) struct Table<T> {
     ops: T,
     spare: [Stub; SPARE],
 }
 
-/// Every C caller passes arguments that this ignores; all return types are integers of at most
-/// pointer size.
+/// The stub of every operation. It ignores the arguments, whatever their number; all operations return
+/// integers of at most pointer size.
 unsafe extern "C" fn not_supported() -> isize {
     -(FI_ENOSYS as isize)
 }
@@ -48,16 +48,16 @@ impl<T> Table<T> {
         Self { ops, spare: [not_supported as Stub; SPARE] }
     }
 
-    /// As the `fid` structures want it; nobody writes through it.
+    /// The pointer type that the `fid` structures want; no code writes through it.
     pub(crate) const fn as_mut_ptr(&'static self) -> *mut T {
         (&raw const self.ops).cast_mut()
     }
 }
 
-/// An `extern "C-unwind"` function, which may end its thread, as libfabric's tables have it.
+/// Turns an `extern "C-unwind"` function, whose thread may be cancelled in it, into the type of libfabric's tables.
 macro_rules! cancellable {
     ($function:ident: fn($($argument:ty),*) -> $result:ty) => {
-        // SAFETY: the ABI is the same.
+        // SAFETY: both ABIs pass arguments and results in the same way.
         Some(unsafe {
             std::mem::transmute::<
                 unsafe extern "C-unwind" fn($($argument),*) -> $result,
@@ -68,10 +68,10 @@ macro_rules! cancellable {
 }
 pub(super) use cancellable;
 
-/// Zeroed room behind each structure that we hand out, for members that a newer core may expect.
+/// Zeroed room behind each structure of this provider, for members that a newer core may expect.
 pub(crate) type Slack = [u64; 8];
 
-/// See [`Slack`].
+/// The value of every [`Slack`].
 pub(crate) const SLACK: Slack = [0; 8];
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ mod tests {
         static TABLE: Table<fi_ops_cntr_2_7> = Table::new(unsafe { stubs::<_, 8>() });
         assert_eq!(TABLE.ops.base.size, size_of::<fi_ops_cntr_2_7>());
         let add = TABLE.ops.base.add.unwrap();
-        // SAFETY: the stub looks at no argument.
+        // SAFETY: the stub reads no argument.
         assert_eq!(unsafe { add(std::ptr::null_mut(), 1) }, -FI_ENOSYS);
         assert!(TABLE.ops.export_xpu.is_some());
     }

@@ -1,9 +1,9 @@
 //! Operations that wait for a counter (fi_trigger.3): triggered operations (FI_TRIGGER) and deferred
 //! work (FI_QUEUE_WORK).
 //!
-//! What waits is in its counter, by threshold. What raises a counter mostly works inside an engine,
-//! where nothing can be started: so it only moves what has become due to the domain's list, and
-//! [`Triggers::run_due`] starts that as soon as the engine is free again, under the same hold of the lock.
+//! Waiting operations are in their counter, by threshold. A counter is mostly raised inside an engine, where no
+//! operation can be started. So raising it only moves the operations that are due to the domain's list, and
+//! [`Triggers::run_due`] starts them once the engine is free again, under the same hold of the lock.
 
 use super::lock::{Guard, Locked};
 use super::progress::Progress;
@@ -15,23 +15,23 @@ use std::fmt::Debug;
 use std::ptr::addr_eq;
 use std::sync::{Arc, Weak};
 
-/// A counter, as regions, deferred work and the domain know it. The guards are of its domain.
+/// A counter, as regions, deferred work and the domain see it. The guards belong to its domain.
 pub(super) trait Count: Debug {
     /// Adds to the value.
     fn raise(&self, by: u64, guard: &Guard<'_>);
     /// Sets the value.
     fn assign(&self, to: u64, guard: &Guard<'_>);
-    /// An operation failed.
+    /// Counts an operation that failed.
     fn count_error(&self, guard: &Guard<'_>);
-    /// Takes out what waits for it and `pick` picks.
+    /// Takes out the waiting operations that `pick` selects.
     fn take_waiting(&self, guard: &Guard<'_>, pick: &dyn Fn(&Work) -> bool) -> Vec<Work>;
-    /// From now on `endpoint`, whose waiters `fd` wakes, feeds it. Errors: of its wait object.
+    /// Adds `endpoint`, which feeds the counter and whose waiters `fd` wakes. Errors: those of the wait object.
     fn attach(&self, endpoint: *const dyn Progress, fd: i32, guard: &Guard<'_>) -> Result<(), i32>;
     /// The inverse of `attach`.
     fn detach(&self, endpoint: *const dyn Progress, fd: Option<i32>, guard: &Guard<'_>);
 }
 
-/// What an operation's end is reported with.
+/// How an operation's end is reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account {
     pub(super) context: u64,
@@ -39,7 +39,7 @@ pub(super) struct Account {
     pub(super) report: Report,
 }
 
-/// What an operation is, for an entry that tells its failure.
+/// The kind of an operation, for the error entry of its failure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     pub(super) direction: Direction,
@@ -47,13 +47,13 @@ pub(super) struct Kind {
     pub(super) tag: u64,
 }
 
-/// Starts a checked operation of an endpoint that is there; called again after [`OpError::Again`].
+/// Starts a checked operation of a live endpoint; called again after [`OpError::Again`].
 pub(super) type Start = Box<dyn Fn(&Guard<'_>, Account) -> Result<(), OpError>>;
 
-/// What is done when a counter has come so far. Whatever an endpoint can start is a `Transfer`.
+/// The action when a counter reaches its threshold. All operations that an endpoint starts are a `Transfer`.
 pub(super) enum Action {
     Transfer {
-        /// It takes its work back before it goes away.
+        /// The endpoint takes its work back before it is freed.
         endpoint: *const dyn Progress,
         kind: Kind,
         start: Start,
@@ -62,21 +62,21 @@ pub(super) enum Action {
     Set(Arc<dyn Count>, u64),
 }
 
-/// Who hears of its end.
+/// The objects to which the end of an operation is reported.
 #[derive(Clone)]
 pub(super) enum Owner {
-    /// A triggered operation: the endpoint, as of any other operation.
+    /// A triggered operation: reported to the endpoint, as any other operation.
     Endpoint(Account),
-    /// A deferred one: a counter, and the endpoint only if asked to.
+    /// A deferred operation: reported to a counter, and to the endpoint only if the application asked for that.
     Deferred {
-        /// The application's `fi_deferred_work`, which names the request and is not looked at again.
+        /// The address of the application's `fi_deferred_work`, which names the request and is not read again.
         request: usize,
         counter: Option<Arc<dyn Count>>,
         account: Account,
     },
 }
 
-/// An operation that waits.
+/// An operation that waits for a counter.
 pub(super) struct Work {
     pub(super) threshold: u64,
     pub(super) action: Action,
@@ -112,19 +112,19 @@ struct Started {
     account: Account,
 }
 
-/// What of a domain waits for counters, or has ceased to. All belongs to the holder of the domain's lock, of which the
-/// guards are.
+/// The operations of a domain that wait for counters, or have become due. Only the holder of the domain's lock may
+/// access them; the guards belong to that domain.
 #[derive(Debug, Default)]
 pub(super) struct Triggers(Locked<Lists>);
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// To be started, in order.
+    /// Operations to be started, in order.
     due: VecDeque<Work>,
-    /// Deferred operations by the context that the engine knows them by, which is the address of
-    /// the record, so that it is nobody else's.
+    /// Started deferred operations, by the context that the engine has for them. The context is the
+    /// address of the record, so it is unique.
     started: HashMap<u64, Box<Started>>,
-    /// Counters that something was queued behind, by their place in memory, until they are closed.
+    /// Counters with queued operations, by their address, until they are closed.
     counters: HashMap<usize, Weak<dyn Count>>,
     running: bool,
 }
@@ -138,12 +138,12 @@ impl Lists {
 /// How a deferred operation ended.
 pub(super) struct Ended {
     counter: Option<Arc<dyn Count>>,
-    /// As the application knows it.
+    /// The application's context and flags.
     pub(super) account: Account,
 }
 
 impl Ended {
-    /// Counts it. True: the endpoint reports it too, as it would any other.
+    /// Counts the success. True: the endpoint must report it too, as for any other operation.
     pub(super) fn succeed(&self, guard: &Guard<'_>) -> bool {
         if let Some(counter) = &self.counter {
             counter.raise(1, guard);
@@ -151,7 +151,7 @@ impl Ended {
         self.account.report.entry()
     }
 
-    /// The same for a failure, which the endpoint reports as well if no counter does.
+    /// The same for a failure, which the endpoint must report if there is no counter.
     pub(super) fn fail(&self, guard: &Guard<'_>) -> bool {
         if let Some(counter) = &self.counter {
             counter.count_error(guard);
@@ -160,12 +160,12 @@ impl Ended {
     }
 }
 
-/// What [`Triggers::cancel`] found.
+/// The result of [`Triggers::cancel`].
 pub(super) enum Cancel {
     Unknown,
-    /// It is cancelled, and was told so.
+    /// The operation is cancelled, and that was reported.
     Done,
-    /// The engine has it under this context.
+    /// The engine has started it, under this context.
     Started(u64),
 }
 
@@ -173,12 +173,12 @@ impl Triggers {
     #[inline]
     #[allow(clippy::mut_from_ref)] // see Locked::get
     fn lists<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Lists {
-        // SAFETY: the guard is of this domain; each caller uses the result for one step that reaches no endpoint and
-        // no counter.
+        // SAFETY: the guard belongs to this domain; each caller uses the result for one step that reaches no endpoint
+        // and no counter.
         unsafe { self.0.get(guard) }
     }
 
-    /// Whether nothing is to be started.
+    /// Whether no operation is due.
     #[inline]
     pub(super) fn are_idle(&self, guard: &Guard<'_>) -> bool {
         self.lists(guard).due.is_empty()
@@ -188,24 +188,24 @@ impl Triggers {
         self.lists(guard).due.push_back(work);
     }
 
-    /// Something waits for a counter.
+    /// Remembers a counter for which an operation waits.
     pub(super) fn note_counter(&self, counter: Arc<dyn Count>, guard: &Guard<'_>) {
         let at = Arc::as_ptr(&counter).cast::<()>().addr();
         self.lists(guard).counters.entry(at).or_insert_with(|| Arc::downgrade(&counter));
     }
 
-    /// The counter at this place in memory is closed: nothing waits for it.
+    /// Forgets a counter, by its address, which is being closed: no operation waits for it.
     pub(super) fn forget_counter(&self, counter: *const (), guard: &Guard<'_>) {
         self.lists(guard).counters.remove(&counter.addr());
     }
 
-    /// Whether a deferred operation was started and has not ended.
+    /// Whether a started deferred operation has not ended yet.
     #[inline]
     pub(super) fn are_under_way(&self, guard: &Guard<'_>) -> bool {
         !self.lists(guard).started.is_empty()
     }
 
-    /// The deferred operation behind `context`, which has ended, if it is one.
+    /// Takes out the deferred operation behind `context`, which has ended; `None` if it is no deferred one.
     #[inline]
     pub(super) fn ended(&self, context: u64, guard: &Guard<'_>) -> Option<Ended> {
         let started = &mut self.lists(guard).started;
@@ -216,7 +216,7 @@ impl Triggers {
         Some(Ended { counter: record.counter, account: record.account })
     }
 
-    /// Starts what has become due. Called whenever an engine has worked and is free again.
+    /// Starts the operations that are due. Called whenever an engine has worked and is free again.
     #[inline]
     pub(super) fn run_due(&self, guard: &Guard<'_>) {
         if !self.are_idle(guard) {
@@ -229,7 +229,7 @@ impl Triggers {
         if std::mem::replace(&mut self.lists(guard).running, true) {
             return;
         }
-        // What finds no room keeps its place, and what its endpoint has behind it too.
+        // An operation without room keeps its place, and so do the later ones of its endpoint.
         let mut starved: Vec<*const dyn Progress> = Vec::new();
         let mut kept = VecDeque::new();
         while let Some(work) = { self.lists(guard).due.pop_front() } {
@@ -252,7 +252,7 @@ impl Triggers {
         lists.running = false;
     }
 
-    /// Starts a transfer, and gives it back if there is no room.
+    /// Starts a transfer, or returns it if there is no room.
     fn start(&self, work: Work, guard: &Guard<'_>) -> Option<Work> {
         let Action::Transfer { endpoint, start, .. } = &work.action else { return None };
         let (outcome, key) = match &work.owner {
@@ -282,7 +282,7 @@ impl Triggers {
         }
     }
 
-    /// Takes out what `pick` picks of all that waits or is due.
+    /// Takes out the waiting or due operations that `pick` selects.
     fn take(&self, guard: &Guard<'_>, pick: impl Fn(&Work) -> bool) -> Vec<Work> {
         let counters = self.lists(guard).waited_for();
         let mut taken: Vec<_> =
@@ -293,14 +293,14 @@ impl Triggers {
         taken
     }
 
-    /// FI_CANCEL_WORK: how many requests that `request` names had not been started, and never will be.
+    /// FI_CANCEL_WORK: cancels the requests named `request` that were not started, and returns their number.
     pub(super) fn cancel_request(&self, request: usize, guard: &Guard<'_>) -> usize {
         let named =
             |work: &Work| matches!(work.owner, Owner::Deferred { request: r, .. } if r == request);
         self.take(guard, named).len()
     }
 
-    /// FI_FLUSH_WORK: all deferred work that waits, or that waits for `counter`.
+    /// FI_FLUSH_WORK: cancels all deferred work that was not started, or only that which waits for `counter`.
     pub(super) fn flush(&self, counter: Option<&dyn Count>, guard: &Guard<'_>) {
         let deferred = |work: &Work| matches!(work.owner, Owner::Deferred { .. });
         match counter {
@@ -309,7 +309,7 @@ impl Triggers {
         }
     }
 
-    /// `fi_cancel` of what waits for a counter, or the engine's context of a deferred operation.
+    /// `fi_cancel` of an operation that waits for a counter; finds the engine's context of a started deferred one.
     pub(super) fn cancel(
         &self,
         endpoint: *const dyn Progress,
@@ -333,14 +333,14 @@ impl Triggers {
         found.map_or(Cancel::Unknown, |(key, _)| Cancel::Started(*key))
     }
 
-    /// An endpoint goes: what waits for it is forgotten, as what it has posted.
+    /// Forgets the operations of an endpoint that is closed, as its posted receives are dropped.
     pub(super) fn forget(&self, endpoint: *const dyn Progress, guard: &Guard<'_>) {
         drop(self.take(guard, |work| work.is_of(endpoint)));
         self.lists(guard).started.retain(|_, started| !addr_eq(started.endpoint, endpoint));
     }
 }
 
-/// Tells that `work` failed without having been started.
+/// Reports that `work` failed without having been started.
 fn fail(work: &Work, error: i32, cause: Cause, guard: &Guard<'_>) {
     let Action::Transfer { endpoint, kind, .. } = &work.action else { return };
     let (account, told) = match &work.owner {
@@ -363,7 +363,7 @@ fn fail(work: &Work, error: i32, cause: Cause, guard: &Guard<'_>) {
             source: UNKNOWN_SOURCE,
             buffer_released: false,
         };
-        // SAFETY: an endpoint takes its work back, under the lock that we hold, before it goes away.
+        // SAFETY: an endpoint takes its work back, under this lock, before it is freed.
         unsafe { &**endpoint }.fail(&Failure { completion, error, overflow: 0, cause }, guard);
     }
 }

@@ -1,4 +1,4 @@
-//! Waiting for an object: what `FI_WAIT_*` asks for, built of one epoll set and one doorbell.
+//! Wait objects: the kinds of `FI_WAIT_*`, built from one epoll set and one doorbell.
 
 use super::lock::Guard;
 use crate::sys::Errno;
@@ -15,17 +15,17 @@ use std::sync::Arc;
 
 /// A queue, a counter or a set of them that an application waits for.
 pub(crate) trait Waitable: Debug + Send + Sync {
-    /// Prepares for sleep (fi_trywait); false if there is something to report.
+    /// Prepares for sleep (fi_trywait); false if there is an event to report.
     fn try_wait(&self) -> bool;
     /// Ends what `try_wait` began.
     fn end_wait(&self) {}
-    /// The waiter whose condition is to be signalled, once. The guard is of its domain.
+    /// Takes the waiter whose condition must be signalled now. The guard belongs to its domain.
     fn take_condition(&self, _guard: &Guard<'_>) -> Option<Arc<Waiter>> {
         None
     }
 }
 
-/// What an application may wait on.
+/// The kinds of wait objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitKind {
     /// A descriptor, or a blocking call.
@@ -58,7 +58,7 @@ impl WaitKind {
     }
 }
 
-/// A mutex and condition whose addresses the application gets.
+/// A mutex and condition, whose addresses the application gets.
 struct MutexCond {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     cond: UnsafeCell<libc::pthread_cond_t>,
@@ -74,7 +74,7 @@ pub(crate) struct Waiter {
 
 // SAFETY: the mutex and condition are made for use by several threads; the rest is descriptors.
 unsafe impl Send for Waiter {}
-// SAFETY: as above.
+// SAFETY: the mutex and condition are made for use by several threads; the rest is descriptors.
 unsafe impl Sync for Waiter {}
 
 impl std::fmt::Debug for Waiter {
@@ -114,8 +114,8 @@ impl Waiter {
         self.bell.silence();
     }
 
-    /// Wakes those who wait on the condition. Never called with the domain's lock held: the
-    /// application may hold the mutex while it calls us.
+    /// Wakes the threads that wait on the condition. Never called with the domain's lock held: the
+    /// application may hold the mutex while it calls libfabric.
     pub(crate) fn broadcast(&self) {
         let Some(pair) = &self.mutex_cond else { return };
         // SAFETY: both were statically initialised and live as long as `self`.
@@ -126,7 +126,7 @@ impl Waiter {
         }
     }
 
-    /// Wakes up when `fd` does.
+    /// Lets `fd` wake the waiter.
     pub(crate) fn watch(&self, fd: RawFd, token: u64) -> Result<(), i32> {
         // SAFETY: the caller's descriptor is open during the call.
         self.epoll.add(unsafe { BorrowedFd::borrow_raw(fd) }, token).map_err(|e| e.0)
@@ -138,7 +138,7 @@ impl Waiter {
         self.epoll.remove(unsafe { BorrowedFd::borrow_raw(fd) });
     }
 
-    /// Blocks until something rings, at most `timeout_ms`.
+    /// Blocks until a watched descriptor or the doorbell is ready, at most `timeout_ms`.
     pub(crate) fn block(&self, timeout_ms: i32) -> Result<bool, Errno> {
         wait_readable(self.epoll.fd(), timeout_ms)
     }
@@ -159,7 +159,7 @@ impl Waiter {
         if arg.is_null() {
             return -FI_EINVAL;
         }
-        // SAFETY: a fi_wait_obj, an int or a fi_mutex_cond, says the caller.
+        // SAFETY: room for a fi_wait_obj, an int or a fi_mutex_cond, by the caller's contract.
         unsafe {
             match (self.kind, &self.mutex_cond) {
                 _ if command == FI_GETWAITOBJ => {

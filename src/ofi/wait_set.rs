@@ -1,4 +1,4 @@
-//! `struct fid_wait`: several queues and counters waited for together.
+//! `struct fid_wait`: a thread waits for several queues and counters together.
 
 use super::elsewhere::Elsewhere;
 use super::fabric::Fabric;
@@ -15,12 +15,12 @@ use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// What members share of their set.
+/// The part of a wait set that its members share.
 #[derive(Debug)]
 pub(crate) struct WaitSet {
     fabric: Arc<Fabric>,
     waiter: Waiter,
-    /// With their descriptors, which wake the set.
+    /// The members, with their descriptors, which wake the set.
     members: Mutex<Vec<(i32, Weak<dyn Waitable>)>>,
 }
 
@@ -118,7 +118,7 @@ pub(crate) unsafe fn open(
     Ok(())
 }
 
-/// The shared part of a wait set. Errors: EINVAL for what is not ours.
+/// The shared part of a wait set. Errors: EINVAL for an object of another provider.
 ///
 /// # Safety
 /// `set` is null or an open object.
@@ -127,7 +127,7 @@ pub(crate) unsafe fn shared<'a>(set: *mut fid) -> Result<&'a Arc<WaitSet>, i32> 
     unsafe { own::<WaitFid>(set) }.map(|own| &own.shared)
 }
 
-/// What a queue or counter is waited for with.
+/// The wait object of a queue or counter.
 #[derive(Debug)]
 pub(super) struct WaitObject {
     /// `None`: FI_WAIT_NONE.
@@ -136,11 +136,11 @@ pub(super) struct WaitObject {
 }
 
 impl WaitObject {
-    /// What attributes ask for. Errors: EINVAL, also for FI_WAIT_SET without one; ENOSYS for FI_WAIT_POLLFD; EMFILE,
-    /// ENFILE, ENOMEM.
+    /// The wait object that attributes ask for. Errors: EINVAL, also for FI_WAIT_SET without a set; ENOSYS for
+    /// FI_WAIT_POLLFD; EMFILE, ENFILE, ENOMEM.
     ///
     /// # Safety
-    /// `set` is null or an open object if `object` is FI_WAIT_SET; else it is not looked at.
+    /// If `object` is FI_WAIT_SET, `set` is null or an open object; else it is not read.
     pub(super) unsafe fn open(object: fi_wait_obj, set: *mut fid_wait) -> Result<Self, i32> {
         let kind = WaitKind::from_attr(object)?;
         let set = match object {
@@ -151,7 +151,7 @@ impl WaitObject {
         Ok(Self { waiter: kind.map(Waiter::new).transpose()?.map(Arc::new), set })
     }
 
-    /// Whether it is a condition.
+    /// Whether the wait object is a condition.
     pub(super) fn is_condition(&self) -> bool {
         self.waiter.as_ref().is_some_and(|waiter| waiter.kind() == WaitKind::MutexCond)
     }
@@ -160,7 +160,7 @@ impl WaitObject {
         self.set.as_deref().zip(self.waiter.as_ref().map(|waiter| waiter.raw_fd()))
     }
 
-    /// What is waited for with it belongs to its set from now on. Errors: ENOMEM, ENOSPC.
+    /// Adds the queue or counter to the wait object's set, if it has one. Errors: ENOMEM, ENOSPC.
     pub(super) fn join(&self, member: Weak<dyn Waitable>) -> Result<(), i32> {
         let Some((set, fd)) = self.in_set() else { return Ok(()) };
         set.waiter.watch(fd, 1)?;
@@ -168,8 +168,8 @@ impl WaitObject {
         Ok(())
     }
 
-    /// What is waited for with it is being closed. In a forked child the set is the parent's, one of whose threads may
-    /// have had the list.
+    /// Removes the queue or counter, which is being closed, from the set. In a forked child the set is the parent's,
+    /// one of whose threads may have held the lock of the list.
     pub(super) fn leave(&self) {
         if let Some((set, fd)) = self.in_set().filter(|(set, _)| set.fabric.home.is_here()) {
             set.waiter.unwatch(fd);
@@ -177,7 +177,7 @@ impl WaitObject {
         }
     }
 
-    /// `fi_control` of what is waited for with it.
+    /// `fi_control` of the queue or counter.
     ///
     /// # Safety
     /// `arg` is as fi_cq.3 says for the command.
@@ -199,7 +199,7 @@ unsafe extern "C-unwind" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {
     let deadline = Deadline::after_ms(timeout);
     let mut elsewhere = Elsewhere::after(now_ns());
     let turn = || {
-        // SAFETY: a set of ours.
+        // SAFETY: a set of this provider.
         let Ok(set) = (unsafe { shared(set.cast()) }) else {
             return ControlFlow::Break(-FI_EINVAL);
         };
@@ -210,7 +210,7 @@ unsafe extern "C-unwind" fn wait(set: *mut fid_wait, timeout: c_int) -> c_int {
             -1 => elsewhere.slice_ms(),
             ms => ms.min(elsewhere.slice_ms()),
         };
-        // A signal ends the sleep early; the next turn looks again.
+        // A signal ends the sleep early; the next turn checks again.
         let _ = set.waiter.block(slice);
         set.end_wait();
         if deadline.expired() {

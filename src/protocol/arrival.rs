@@ -1,7 +1,7 @@
 //! Transmit-complete: sends that are complete when the peer's endpoint has them (fi_cq.3, FI_TRANSMIT_COMPLETE).
 //!
-//! Where the transport keeps what it has taken until the peer acknowledges it, and loses it with this process, an eager
-//! send of that level pends until then. Where it does not, and for long messages, whose receivers answer, there is nothing to add.
+//! Some transports keep a message until the peer acknowledges it, and lose it if this process ends. There an eager send
+//! of that level waits for the acknowledgement. Elsewhere, and for long messages, which are answered, nothing is added.
 
 use super::engine::{Core, Engine};
 use super::index_list::Key;
@@ -11,11 +11,11 @@ use super::{Host, OpError};
 use crate::transport::{Iface, Mark, PeerId};
 use std::collections::VecDeque;
 
-/// Sends that wait for a peer's acknowledgement.
+/// Sends that wait for the acknowledgement of one peer.
 #[derive(Debug)]
 pub(super) struct Leaving {
     peer: PeerId,
-    /// In the order in which they were sent.
+    /// In the order of sending.
     sends: VecDeque<(Mark, Key)>,
 }
 
@@ -39,7 +39,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// The message of this send was taken, and counts as outstanding.
+    /// Waits for the acknowledgement of a send that the transport has taken. The send is counted as outstanding.
     pub(super) fn await_arrival(&mut self, peer: PeerId, key: Key, host: &mut impl Host) {
         let Some(mark) = self.iface.tracked(peer) else {
             self.core.count_outstanding(peer, -1);
@@ -55,7 +55,7 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Completes what has been acknowledged.
+    /// Completes the sends that have been acknowledged.
     pub(super) fn advance_leaving(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         for at in (0..self.core.leaving.len()).rev() {
@@ -69,7 +69,7 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
-    /// The peer has everything before `upto`. Returns how many sends that completes.
+    /// The peer has acknowledged everything before `upto`. Returns how many sends that completes.
     pub(super) fn on_acknowledged(
         &mut self,
         peer: PeerId,
@@ -94,7 +94,7 @@ impl Core {
         n
     }
 
-    /// The peer is gone: nothing of this will be acknowledged.
+    /// The peer has departed: no acknowledgements will come.
     pub(super) fn forget_leaving(&mut self, peer: PeerId) {
         self.leaving.retain(|leaving| leaving.peer != peer);
     }

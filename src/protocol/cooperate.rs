@@ -1,6 +1,6 @@
-//! Long messages that both ends copy (PROTOCOL.md §4.13): the sender, whenever it has a turn, sends another
-//! part, or writes it, and the receiver takes what comes and reads what does not. A sender that has no turn
-//! costs nothing.
+//! Split copy (PROTOCOL.md §4.13): both ends copy a long message. In each of its progress passes the sender takes
+//! chunks and sends or writes them; the receiver places what arrives and reads the other chunks. A sender that makes no
+//! progress costs nothing.
 
 use super::Host;
 use super::engine::{Core, Engine};
@@ -14,31 +14,31 @@ use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Assisted, Iface, Mode, PeerId, SendError, Share, Taken, slice_ranges};
 
-/// What of a receive is shared with its sender: all bytes from `base` on.
+/// The receiver's side of a split copy: all bytes of the receive from `base` on.
 #[derive(Debug)]
 pub(super) struct Sharing {
     share: Share,
     base: usize,
-    /// Taken to be copied here, and not copied yet: the first byte, and the one behind the last.
+    /// The chunks in progress here: their first byte and the one after the last.
     hand: (usize, usize),
-    /// Copying failed here, and nothing else is done before the sender has put down what it has.
+    /// Copying failed here: the receive only waits until the sender has finished its chunks.
     failure: Option<Errno>,
-    /// Units that came as messages, and are not accounted for yet.
+    /// Chunks that came as messages and are not counted in the work descriptor yet.
     came: u32,
-    /// The receive's buffer was looked at before the first of them was copied to it.
+    /// The receive's buffer was checked before the first of them was copied to it.
     checked: bool,
-    /// What is taken next is a trial, after which it is seen whether the sender sends any.
+    /// The next take is a trial: only [`TRIAL`] chunks, to see whether the sender takes the others.
     trial: bool,
 }
 
-/// Units of a trial.
+/// Chunks of a trial.
 const TRIAL: u32 = 4;
-/// Turns without anything from a sender who has sent some before, after which it may have none.
+/// Passes without a fragment from a sender that has sent some, after which it is taken to send none.
 const PATIENCE: u64 = 64;
-/// Most units that are sent in one turn.
+/// Most chunks that are sent in one progress pass.
 const PIECES: u32 = 4;
 
-/// A message of ours that its receiver shares.
+/// The sender's side of a split copy.
 #[derive(Debug)]
 pub(super) struct Assist {
     pub(super) tx: Key,
@@ -46,9 +46,9 @@ pub(super) struct Assist {
     share: Share,
     /// The receiver's buffer from `base` on.
     ranges: Ranges,
-    /// How it is copied: what was begun one way goes on so.
+    /// How it copies. A split copy that began in one way continues in it.
     way: Option<Way>,
-    /// Taken to be sent, and not sent yet: the first byte, and the one behind the last.
+    /// The chunks in progress, taken and not sent yet: their first byte and the one after the last.
     hand: (usize, usize),
 }
 
@@ -61,7 +61,7 @@ enum Way {
 }
 
 impl<I: Iface> Engine<I> {
-    /// Shares what is missing of a receive, if that is worth it, and tells the sender.
+    /// Begins a split copy of the missing bytes of a receive, if that is worth it, and tells the sender.
     pub(super) fn begin_sharing(&mut self, key: Key) {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return };
@@ -78,7 +78,7 @@ impl<I: Iface> Engine<I> {
             share,
             ranges: Ranges::new(rest.ranges()),
         };
-        // At once, before anything is copied. A sender that cannot be told does not help.
+        // Sent before anything is copied. A sender that cannot be told does not take part.
         let told = iface.send(peer, Mode::Short, packet.encode().as_slice(), 0, |_, _| ());
         if told.is_err() {
             iface.stop_sharing(peer, &share);
@@ -90,7 +90,7 @@ impl<I: Iface> Engine<I> {
         core.pushed.insert(peer, active.tx, Place::Active(key));
     }
 
-    /// Copies a part of a receive that is shared, at most a bounded number of bytes.
+    /// Copies chunks of a split receive, at most `bulk_chunk` bytes.
     pub(super) fn pull_shared(&mut self, key: Key, host: &mut impl Host) -> Step {
         let mut budget = self.core.limits.bulk_chunk;
         let mut copied = false;
@@ -103,7 +103,7 @@ impl<I: Iface> Engine<I> {
                 if sharing.came > 0 {
                     self.iface.arrived(peer, &sharing.share, std::mem::take(&mut sharing.came));
                 }
-                // What comes by itself costs less.
+                // To place chunks that the sender sends costs less than to read them.
                 let most = if copied || comes {
                     0
                 } else if std::mem::take(&mut sharing.trial) {
@@ -116,7 +116,7 @@ impl<I: Iface> Engine<I> {
                         let from = sharing.base.saturating_add(offset).min(want);
                         sharing.hand = (from, from.saturating_add(len).min(want));
                     }
-                    // More of it may have come meanwhile.
+                    // More chunks may have arrived meanwhile.
                     Taken::Wait if copied => return Step::Moved,
                     Taken::Wait => return Step::Again,
                     Taken::Over => {
@@ -160,17 +160,17 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Copies a part of a message of ours that its receiver shares.
+    /// Copies chunks of a message that its receiver has split.
     pub(super) fn advance_assists(&mut self) -> usize {
         while let Some(assist) = self.core.assists.front_mut() {
             if let Some(request) = self.core.tx.get(assist.tx) {
                 let caps = self.iface.caps(request.peer);
                 let sends = caps.push_max > 0 && caps.fragment_max >= assist.share.unit as usize;
-                // Who receives as well has enough to do: one copy is less work than two.
+                // A process that also receives has enough to do: to write is one copy, to send is two.
                 let best = if sends && self.core.pulls.is_empty() { Way::Send } else { Way::Write };
                 let way = *assist.way.get_or_insert(best);
                 if way == Way::Send {
-                    // Where that is slow now, the receiver reads faster.
+                    // The ring is slow now: the receiver reads faster.
                     let goes_on = sends || assist.hand.0 < assist.hand.1;
                     match goes_on.then(|| self.send_pieces()).flatten() {
                         Some(sent) => return usize::from(sent > 0),
@@ -200,8 +200,7 @@ impl<I: Iface> Engine<I> {
         0
     }
 
-    /// Sends a part of the first message of ours that is shared. Returns how many bytes; `None`: nothing is
-    /// left of it.
+    /// Sends chunks of the first split message. Returns the number of bytes. `None`: no chunk of it is left.
     fn send_pieces(&mut self) -> Option<usize> {
         let Self { iface, core } = self;
         let assist = core.assists.front_mut()?;
@@ -233,7 +232,7 @@ impl<I: Iface> Engine<I> {
                     assist.hand.0 += len;
                     core.counts.assisted_bytes += len as u64;
                 }
-                // If the peer is gone, we hear of that.
+                // A departure of the peer is reported by `on_departure`.
                 Err(_) => break,
             }
         }
@@ -242,7 +241,7 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
-    /// A unit of a receive that is shared has come.
+    /// A chunk of a split receive has come as a message.
     pub(super) fn place_piece(&mut self, key: Key, offset: u64, payload: &[u8]) {
         let Some(active) = self.active.get_mut(key) else { return };
         let Some(sharing) = &mut active.sharing else { return };
@@ -254,7 +253,7 @@ impl Core {
         }
         sharing.came = sharing.came.saturating_add(1);
         sharing.trial = true;
-        // Where nothing is, the kernel says so to a copy that it is asked for; a store of ours would end the process.
+        // The kernel reports an unmapped address to a copy by system call; a store here would end the process.
         let (from, len) = (offset as usize, payload.len());
         if !std::mem::replace(&mut sharing.checked, true)
             && !active.target.segments.is_accessible(from, len, true)
@@ -270,13 +269,13 @@ impl Core {
         }
     }
 
-    /// Whether pieces of long messages come from `peer`.
+    /// Whether fragments of long messages have come from `peer` lately.
     pub(super) fn is_fed(&self, peer: PeerId) -> bool {
         let state = self.peers.get(peer.index());
         state.is_some_and(|state| state.fed > 0 && self.turn - state.fed < PATIENCE)
     }
 
-    /// The receiver shares the copying of a message.
+    /// COOPERATE: the receiver begins a split copy of a message.
     pub(super) fn on_cooperate(
         &mut self,
         peer: PeerId,

@@ -1,4 +1,4 @@
-//! When a peer goes away: everything that pends on it ends, with an error.
+//! The departure of a peer: every operation that is pending on it ends with an error.
 
 use super::engine::Core;
 use super::index_list::Key;
@@ -86,7 +86,7 @@ impl Core {
         }
     }
 
-    /// Messages that were announced but never sent fail the receive that asks for them.
+    /// A message that was announced but not sent as a whole fails the receive that will match it.
     fn lose_unexpected(&mut self, peer: PeerId, error: i32) {
         for space in self.spaces() {
             let list = self.unexpected.of(space);
@@ -114,8 +114,8 @@ impl Unexpected {
                 self.body = Body::Lost { len: rts.len, error, cause: Cause::SenderLost };
                 return dropped;
             }
-            // Nobody waits for the answer. The sender's next life at the same address would take it
-            // for the answer to one of its own messages.
+            // The sender no longer waits for a FIN, and its next incarnation at the same address would take the FIN for
+            // one of its own messages.
             Body::Eager { ack, .. } => *ack = None,
             Body::Whole(_) | Body::Lost { .. } => {}
         }

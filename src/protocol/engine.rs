@@ -1,4 +1,4 @@
-//! The endpoint's state and its turn of work.
+//! The endpoint's protocol state and its progress function.
 
 use super::arrival::Leaving;
 use super::collective::{CollectivePacket, Collectives};
@@ -22,27 +22,27 @@ use std::collections::{HashMap, VecDeque};
 /// Bounds and thresholds of one endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Longest message sent eagerly, bytes; longer ones go by rendezvous.
+    /// Longest message sent eagerly, bytes. Longer messages go by rendezvous.
     pub(crate) eager_max: usize,
-    /// Sends that may pend (rendezvous, delivery-complete, fenced) before FI_EAGAIN.
+    /// Sends that may be pending (rendezvous, delivery-complete, fenced) before FI_EAGAIN.
     pub(crate) tx_max: usize,
     /// Receives that may be posted before FI_EAGAIN.
     pub(crate) rx_max: usize,
-    /// Shortest message whose pieces are stored around the caches, bytes.
+    /// Shortest message whose fragments are stored with non-temporal stores (past the caches), bytes.
     pub(crate) past_caches_min: usize,
-    /// Payload bytes of unexpected messages held before peers are asked to hold theirs.
+    /// Payload bytes of unexpected messages that are kept before peers are asked to hold theirs back.
     pub(crate) unexpected_max: usize,
-    /// Bytes of one message moved by one turn of work.
+    /// Bytes of one message that are moved in one progress pass.
     pub(crate) bulk_chunk: usize,
-    /// One-sided operations of fewer bytes are left to the target.
+    /// Shortest one-sided operation that the initiator carries out by direct RMA, bytes.
     pub(crate) alone_min: usize,
-    /// Receive contexts.
+    /// Number of receive contexts.
     pub(crate) contexts: usize,
-    /// Receives are posted to a queue that the host has, for several endpoints.
+    /// Receives are posted to a queue of the host that several endpoints share.
     pub(crate) shares_receives: bool,
 }
 
-/// What has happened so far; plain counts since the endpoint was enabled.
+/// Event counts since the endpoint was enabled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) eager_sent: u64,
@@ -50,102 +50,102 @@ pub(crate) struct Counts {
     pub(crate) unexpected: u64,
     pub(crate) pulled_bytes: u64,
     pub(crate) pushed_bytes: u64,
-    /// Bytes that this endpoint wrote of messages that it and their receiver copied together.
+    /// Bytes that this endpoint sent or wrote as the sender of split copies.
     pub(crate) assisted_bytes: u64,
-    /// Bytes that this endpoint moved to and from regions of its peers by itself.
+    /// Bytes that this endpoint moved to and from regions of its peers by direct RMA.
     pub(crate) reached_bytes: u64,
     pub(crate) fragment_bytes: u64,
     pub(crate) stream_bytes: u64,
-    /// Messages whose stream or windows failed, and that went on as fragments.
+    /// Messages whose stream or remote buffers failed, and that continued as fragments.
     pub(crate) resumed: u64,
-    /// Bytes that this endpoint wrote into windows of its peers.
+    /// Bytes that this endpoint wrote into remote buffers (PUT rendezvous).
     pub(crate) window_bytes: u64,
-    /// Windows that this endpoint had lent when their connection ended.
+    /// Buffers that this endpoint had advertised when the connection ended.
     pub(crate) windows_lost: u64,
-    /// Bytes that this endpoint read of messages that it and their senders moved together.
+    /// Bytes that this endpoint read from messages that their senders had advertised (GET rendezvous).
     pub(crate) read_bytes: u64,
-    /// Messages that this endpoint could not write into the windows it was lent.
+    /// Messages that this endpoint could not write into the buffers that the receiver had advertised.
     pub(crate) declined: u64,
     pub(crate) dropped: u64,
-    /// Pushed packets that the receive had no room for, or whose message was discarded.
+    /// Unsolicited packets that the receive had no room for, or whose message was discarded.
     pub(crate) surplus: u64,
 }
 
-/// What the engine knows of a peer.
+/// The engine's record of a peer.
 #[derive(Debug)]
 pub(super) struct PeerState {
     address: Option<Address>,
     source: u64,
     /// Epoch of the address book at which `source` was looked up.
     epoch: u64,
-    /// Pending sends that have left this endpoint.
+    /// Pending sends of which this endpoint has sent something.
     pub(super) outstanding: u32,
     /// Pending sends that wait for earlier ones.
     pub(super) deferred: u32,
-    /// It is among the dead ([`Core::dead`]).
+    /// The peer is listed in [`Core::dead`].
     pub(super) dead: bool,
-    /// The turn in which a piece of a long message came last; 0: none did.
+    /// The last pass ([`Core::turn`]) in which a fragment of a long message came from this peer; 0: none has come.
     pub(super) fed: u64,
 }
 
 impl PeerState {
-    /// Nothing that was sent earlier waits, and the peer was there when it was heard of last.
+    /// No earlier send to the peer waits, and the peer is not known to be dead.
     #[inline(always)]
     pub(super) fn is_ready(&self) -> bool {
         self.deferred == 0 && !self.dead
     }
 }
 
-/// Everything but the interface, so that messages can be handled while the interface delivers.
+/// All state but the interface: a type of its own, so that messages can be handled while the interface delivers them.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) limits: Limits,
     pub(super) peers: Vec<PeerState>,
     pub(super) tx: IndexList<TxRequest>,
-    /// Bytes of those that were injected.
+    /// Bytes of the copies that pending injected sends own.
     pub(super) copied: usize,
-    /// What the next message is called that is complete when it is announced.
+    /// The number of the next message that is complete when it is announced, and so needs no entry in `tx`.
     pub(super) passing: Key,
     /// Sends behind a fence, in order.
     pub(super) deferred: VecDeque<Key>,
-    /// One of them could start if its ring had room: nobody tells us when it has.
+    /// A deferred send could start if its ring had room. The ring does not notify when it has.
     pub(super) deferred_starved: bool,
-    /// Sends that a CTS has released.
+    /// Sends that a CTS has released, or whose unsolicited bytes are being sent.
     pub(super) streams: VecDeque<Key>,
     pub(super) unexpected: Spaces<Unexpected>,
     pub(super) unexpected_bytes: usize,
-    /// Messages that were set aside, by receive context and the application's context.
+    /// Messages that a peek has claimed, by receive context and the application's context.
     pub(super) claimed: HashMap<(u8, u64), Unexpected>,
-    /// Our own, unless they are shared ([`Core::receives`]).
+    /// The endpoint's own receive queue, unused if the queue is shared ([`Core::receives`]).
     pub(super) own: Receives,
     pub(super) active: IndexList<Active>,
-    /// Messages of which bytes still come unasked.
+    /// Messages whose unsolicited bytes are still arriving.
     pub(super) pushed: PushedMessages,
-    /// Rendezvous receives that are ours to move.
+    /// Rendezvous receives whose bytes this endpoint has to move.
     pub(super) pulls: VecDeque<Key>,
-    /// Turns in which there were some, and one.
+    /// One more than the number of passes in which `pulls` had an entry.
     pub(super) turn: u64,
-    /// Parts of receives that their senders may write, or that we read. The key of each is its token.
+    /// Parts of receives that are advertised to their senders, or that this endpoint reads. The key is the token.
     pub(super) lent: IndexList<Lent>,
-    /// Those of them that we are to read instead.
+    /// The entries of `lent` that this endpoint has to read.
     pub(super) reads: VecDeque<Key>,
-    /// Offers of ours that nobody reads any more.
+    /// Messages that this endpoint advertised for reading and whose keys are to be invalidated.
     pub(super) withdrawn: Vec<(PeerId, Ticket)>,
-    /// Windows of peers that our bytes are to be written into, in order.
+    /// Remote buffers that bytes of this endpoint are to be written into, in order.
     pub(super) due: VecDeque<Due>,
-    /// Messages that their receivers share with us.
+    /// Messages of this endpoint that their receivers copy with it (split copy).
     pub(super) assists: VecDeque<Assist>,
     /// Sends that are complete when their peers' endpoints have them.
     pub(super) leaving: Vec<Leaving>,
-    /// Answers to peers; one per pending request at most, and one for each window that is lent.
+    /// Replies to peers: at most one per pending request, and one for each buffer that is advertised.
     pub(super) outbox: VecDeque<(PeerId, Packet)>,
-    /// Answers that nobody waits for.
+    /// Replies that are not urgent.
     pub(super) late: VecDeque<(PeerId, Packet)>,
-    /// Peers that died and have not been heard of since, and how operations on them end.
+    /// Peers that died and have not been heard of since, with the error and cause of operations on them.
     pub(super) dead: Vec<(PeerId, i32, Cause)>,
     /// One-sided operations.
     pub(super) rma: Rma,
-    /// Groups.
+    /// Collective groups.
     pub(super) collectives: Collectives,
     pub(super) counts: Counts,
     pub(super) pressure: bool,
@@ -154,7 +154,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// The record of `peer`, made if it is new.
+    /// The record of `peer`, created if it is new.
     pub(super) fn peer(&mut self, peer: PeerId) -> Option<&mut PeerState> {
         while self.peers.len() <= peer.index() {
             self.peers.push(PeerState {
@@ -170,7 +170,7 @@ impl Core {
         self.peers.get_mut(peer.index())
     }
 
-    /// The address book's number of `peer`.
+    /// The index of `peer` in the address book.
     #[inline]
     pub(super) fn source(&mut self, peer: PeerId, host: &impl Host) -> u64 {
         lookup_source(&mut self.peers, peer, host)
@@ -194,18 +194,18 @@ impl PeerState {
     }
 }
 
-/// One endpoint's protocol over one interface.
+/// The protocol of one endpoint over one interface.
 #[derive(Debug)]
 pub(crate) struct Engine<I> {
     pub(super) iface: I,
     pub(super) core: Core,
 }
 
-/// Handles what the interface delivers.
+/// Handles what the interface delivers during one poll.
 struct Delivery<'a, H> {
     core: &'a mut Core,
     host: &'a mut H,
-    /// A send has ended that its receiver had to answer.
+    /// A send has ended for which the receiver's answer was needed.
     answered: bool,
 }
 
@@ -218,7 +218,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     #[inline]
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
         if let Some(envelope) = EagerHeader::decode_head(header) {
-            // What is not taken is decoded again: to keep it meanwhile costs all others more.
+            // A message that `try_fill` refuses is decoded again: to keep the envelope would slow down all others.
             if !self.core.try_fill(peer, envelope, payload, self.host) {
                 self.on_any(peer, header, payload);
             }
@@ -229,8 +229,8 @@ impl<H: Host> Handler for Delivery<'_, H> {
         }
     }
 
-    /// Who waited for the delivery of a message may receive the answer to it next, and the answer may be here
-    /// already: taken now, it would be copied twice.
+    /// An application that waited for a message's delivery may receive the reply to it next, and the reply may have
+    /// arrived already. Taken before that receive is posted, it would be copied twice.
     #[inline]
     fn wants_pause(&mut self) -> bool {
         std::mem::take(&mut self.answered)
@@ -292,7 +292,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
 }
 
 impl<H: Host> Delivery<'_, H> {
-    /// All but unsolicited fragments and the eager messages that are taken as they are.
+    /// Everything but unsolicited fragments and the eager messages of the fast path.
     #[inline(never)]
     fn on_any(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
         match Packet::decode(header) {
@@ -352,12 +352,12 @@ impl Core {
         &mut self.own
     }
 
-    /// All matching spaces.
+    /// All matching spaces of the endpoint.
     pub(super) fn spaces(&self) -> impl Iterator<Item = Space> + use<> {
         Space::all(self.limits.contexts)
     }
 
-    /// The peer, or its next life, is there.
+    /// The peer, or its next incarnation, is alive.
     #[inline]
     pub(super) fn mark_alive(&mut self, peer: PeerId) {
         if let Some(state) = self.peers.get_mut(peer.index()).filter(|state| state.dead) {
@@ -423,12 +423,12 @@ impl<I: Iface> Engine<I> {
         &self.iface
     }
 
-    /// What has happened so far.
+    /// Event counts so far.
     pub(crate) fn counts(&self) -> Counts {
         self.core.counts
     }
 
-    /// The peer at `address`, contacted if this is the first time.
+    /// The peer at `address`; makes contact if this is the first call for it.
     pub(crate) fn connect(&mut self, address: &Address) -> Result<PeerId, super::OpError> {
         let peer = self.iface.connect(address).map_err(super::send::op_error)?;
         if let Some(known) = self.iface.address_of(peer) {
@@ -437,7 +437,7 @@ impl<I: Iface> Engine<I> {
         Ok(peer)
     }
 
-    /// A turn of work: takes what has arrived, moves what can move. Returns how much happened.
+    /// One progress pass: receives what has arrived and moves what can be moved. Returns the number of events.
     #[inline]
     pub(crate) fn progress(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
@@ -454,7 +454,7 @@ impl<I: Iface> Engine<I> {
         n
     }
 
-    /// Messages the application believes sent, or answers a peer waits for, are still here.
+    /// Whether this process still holds messages that the application believes sent, or replies that a peer waits for.
     pub(crate) fn has_unsent(&self) -> bool {
         !self.core.outbox.is_empty()
             || !self.core.late.is_empty()
@@ -468,13 +468,13 @@ impl<I: Iface> Engine<I> {
         let mut n = self.advance_pulls(host);
         n += self.advance_streams(host);
         n += self.advance_writes();
-        // What we receive comes first: our peers help with that, too.
+        // Receives come first: their senders help with those.
         if n == 0 {
             n += self.advance_assists();
         }
         n += self.advance_leaving(host);
         n += self.flush_outbox(host) + self.flush_late(host);
-        // What the senders are to do is under way.
+        // After the outbox: the senders' chunks are advertised before this endpoint begins to read its own.
         n += self.advance_reads();
         n += self.advance_deferred(host);
         if self.core.rma.work() > 0 {
@@ -507,7 +507,7 @@ impl<I: Iface> Engine<I> {
 impl Core {
     #[inline]
     fn has_work(&self) -> bool {
-        // One question instead of many: this is asked whenever somebody looks.
+        // One comparison instead of many: every progress call asks this.
         let items = self.outbox.len()
             | self.late.len()
             | self.leaving.len()
@@ -538,7 +538,7 @@ impl Core {
 }
 
 impl<I: Iface> Engine<I> {
-    /// True when this endpoint must be polled although nothing arrives.
+    /// Whether this endpoint must be polled although nothing arrives.
     pub(crate) fn is_busy(&self) -> bool {
         let core = &self.core;
         let silent = |peer: PeerId| !self.iface.caps(peer).announces_room;
@@ -561,20 +561,20 @@ impl<I: Iface> Engine<I> {
 }
 
 impl<I> Engine<I> {
-    /// Sends that may still pend.
+    /// How many more sends may be pending.
     pub(crate) fn room_for_sends(&self) -> usize {
         let pending = self.core.tx.len() + self.core.rma.pending();
         self.core.limits.tx_max.saturating_sub(pending)
     }
 
-    /// Operations of a transmit context that have still to be reported.
+    /// Operations of a transmit context that have not been reported yet.
     pub(crate) fn pending_of(&self, context: u8) -> usize {
         let sends = self.core.tx.iter();
         let sends = sends.filter(|(_, tx)| !tx.completed && tx.report.context() == context);
         sends.count() + self.core.rma.pending_of(context)
     }
 
-    /// Receives that may still be posted to a receive context of our own.
+    /// How many more receives may be posted to a receive context of the endpoint's own queue.
     pub(crate) fn room_for_receives(&self, context: u8) -> usize {
         self.core.limits.rx_max.saturating_sub(self.core.own.posted.len_of(context))
     }

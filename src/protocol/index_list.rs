@@ -1,7 +1,7 @@
-//! An ordered list in a slab: order of posting, removal anywhere in constant time, and keys that
-//! tell a reused place from the entry it once held.
+//! An ordered list in a slab: posting order, removal anywhere in constant time, and keys that tell a reused slot from
+//! the entry that was there before.
 
-/// Names an entry: place and generation. Fits into 64 bits on the wire.
+/// The name of an entry: slot and generation. Fits into 64 bits on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Key {
     index: u32,
@@ -9,25 +9,25 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// As a number for packets.
+    /// The key as a number for packets.
     pub(crate) fn to_wire(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// The first of the keys that name no entry of any list.
+    /// The first key of the sequence of keys that name no entry of any list.
     pub(crate) const NAMELESS: Self = Self { index: NONE, generation: 0 };
 
-    /// The next of them.
+    /// The next key of that sequence.
     pub(crate) fn next_nameless(self) -> Self {
         Self { index: NONE, generation: self.generation.wrapping_add(1) }
     }
 
-    /// Whether this is one of those before `other`.
+    /// Whether this key is in that sequence, before `other`.
     pub(crate) fn is_nameless_before(self, other: Self) -> bool {
         self.index == NONE && self.generation < other.generation
     }
 
-    /// From a packet; only a lookup tells whether it names anything.
+    /// The key in a packet. Only a look-up tells whether it names an entry.
     pub(crate) fn from_wire(wire: u64) -> Self {
         Self { index: wire as u32, generation: (wire >> 32) as u32 }
     }
@@ -43,7 +43,7 @@ struct Node<T> {
     value: Option<T>,
 }
 
-/// See the module.
+/// An ordered list: see the module.
 #[derive(Debug)]
 pub(crate) struct IndexList<T> {
     nodes: Vec<Node<T>>,
@@ -60,17 +60,17 @@ impl<T> Default for IndexList<T> {
 }
 
 impl<T> IndexList<T> {
-    /// Entries now.
+    /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// True when there are none.
+    /// Whether the list is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds at the end. Allocates only when there have never been so many entries before.
+    /// Adds an entry at the end. Allocates only when there have never been this many entries before.
     #[inline(always)]
     pub(crate) fn push_back(&mut self, value: T) -> Key {
         if self.free == NONE {
@@ -102,26 +102,26 @@ impl<T> IndexList<T> {
         self.nodes.get(key.index as usize).filter(|n| n.generation == key.generation)
     }
 
-    /// Whether `key` named an entry once.
+    /// Whether `key` named an entry that has been removed.
     pub(crate) fn is_gone(&self, key: Key) -> bool {
         let node = self.nodes.get(key.index as usize);
         node.is_some_and(|node| (node.generation.wrapping_sub(key.generation) as i32) > 0)
     }
 
-    /// The entry of `key`, unless it is gone.
+    /// The entry of `key`, unless it was removed.
     #[inline]
     pub(crate) fn get(&self, key: Key) -> Option<&T> {
         self.node(key)?.value.as_ref()
     }
 
-    /// The entry of `key`, unless it is gone.
+    /// The entry of `key`, unless it was removed.
     #[inline]
     pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let node = self.nodes.get_mut(key.index as usize)?;
         if node.generation == key.generation { node.value.as_mut() } else { None }
     }
 
-    /// Takes the entry of `key` out.
+    /// Removes the entry of `key` and returns it.
     #[inline]
     pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
         let node = self.nodes.get_mut(key.index as usize)?;
@@ -133,7 +133,7 @@ impl<T> IndexList<T> {
         Some(value)
     }
 
-    /// Drops the entry of `key` where it lies, unless it is gone.
+    /// Drops the entry of `key` in place, without moving it out, unless it was removed.
     #[inline]
     pub(crate) fn discard(&mut self, key: Key) {
         let Some(node) = self.nodes.get_mut(key.index as usize) else { return };
@@ -143,7 +143,7 @@ impl<T> IndexList<T> {
         }
     }
 
-    /// An entry's value is out: its place is free.
+    /// Frees the slot of an entry whose value was taken.
     #[inline(always)]
     fn unlink(&mut self, index: u32) {
         let free = self.free;
@@ -163,7 +163,7 @@ impl<T> IndexList<T> {
         }
     }
 
-    /// Shows `serve` the first entry that `wanted` accepts, and drops it if something comes of that.
+    /// Passes the first entry that `wanted` accepts to `serve`, and drops the entry if `serve` returns `Some`.
     #[inline(always)]
     pub(crate) fn serve_first<R>(
         &mut self,
@@ -196,7 +196,7 @@ impl<T> IndexList<T> {
     }
 }
 
-/// Iterates in order.
+/// Iterates in list order.
 pub(crate) struct Iter<'a, T> {
     list: &'a IndexList<T>,
     at: u32,

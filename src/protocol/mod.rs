@@ -1,8 +1,8 @@
-//! What to send next: matching, eager and rendezvous messages, completion levels, back-pressure.
+//! The message protocol: matching, eager and rendezvous messages, completion levels, back-pressure.
 //!
-//! State machines over transport capabilities. No system call, no clock, no raw pointer, and no
-//! `fi_*` type: the endpoint above translates, the [`Iface`](crate::transport::Iface) below moves
-//! bytes. PROTOCOL.md §3 numbers what is said on the wire.
+//! State machines over the capabilities of a transport. They make no system call, read no clock, and know no raw
+//! pointer and no `fi_*` type: the endpoint above translates, and the [`Iface`](crate::transport::Iface) below moves
+//! bytes. PROTOCOL.md §3 defines the packets.
 #![forbid(unsafe_code)]
 
 mod arrival;
@@ -38,10 +38,10 @@ pub(crate) use thresholds::Threshold;
 use crate::memory::keys::{Denied, Granted, Region, Right};
 use crate::transport::Address;
 
-/// A source that matches every peer.
+/// A receive from any peer.
 pub(crate) const ANY_SOURCE: u64 = u64::MAX;
 
-/// A sender that the address book does not know.
+/// The source of a message whose sender is not in the address book.
 pub(crate) const UNKNOWN_SOURCE: u64 = u64::MAX;
 
 /// Which operation a completion belongs to.
@@ -51,19 +51,19 @@ pub(crate) enum Direction {
     Send,
     /// A receive.
     Receive,
-    /// A one-sided read of a peer's memory.
+    /// A one-sided read of a peer's memory (RMA read).
     Read,
-    /// A one-sided write to it.
+    /// A one-sided write to a peer's memory (RMA write).
     Write,
-    /// An atomic operation on it that gives nothing back.
+    /// An atomic operation that returns no old values.
     Update,
-    /// One that gives back what was there.
+    /// An atomic operation that fetches the old values.
     Fetch,
-    /// An operation of a group.
+    /// A collective operation.
     Collective,
 }
 
-/// Where the end of an operation is reported: one word, which travels in a register.
+/// Where the completion of an operation is reported: one word, so that it travels in a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Report(u16);
 
@@ -75,13 +75,13 @@ impl Report {
         Self((entry as u16) << 8 | context as u16)
     }
 
-    /// A completion entry is wanted; counters count in any case.
+    /// The application wants a completion entry. Counters count in any case.
     #[inline]
     pub(crate) const fn entry(self) -> bool {
         self.0 & Self::ENTRY != 0
     }
 
-    /// The transmit or receive context that it was started on; an ordinary endpoint has number 0 only.
+    /// The transmit or receive context that the operation was started on. An ordinary endpoint has only number 0.
     #[inline]
     pub(crate) const fn context(self) -> u8 {
         self.0 as u8
@@ -91,42 +91,42 @@ impl Report {
 /// One finished operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Completion {
-    /// What it was.
+    /// The kind of the operation.
     pub(crate) direction: Direction,
     /// Tagged or plain message.
     pub(crate) tagged: bool,
     /// The application's context.
     pub(crate) context: u64,
-    /// Where it is reported, and whether by an entry.
+    /// The context that it is reported to, and whether a completion entry is wanted.
     pub(crate) report: Report,
     /// Bytes received; 0 for sends.
     pub(crate) len: usize,
-    /// Where the bytes are, for receives into a multi-receive buffer.
+    /// Address of the bytes, for receives into a multi-receive buffer.
     pub(crate) buffer: u64,
     /// Remote completion data.
     pub(crate) data: Option<u64>,
     /// The message's tag.
     pub(crate) tag: u64,
-    /// Who sent it, in the address book's numbers; [`UNKNOWN_SOURCE`] if not in it.
+    /// The sender's index in the address book (`fi_addr_t`), or [`UNKNOWN_SOURCE`].
     pub(crate) source: u64,
-    /// A multi-receive buffer goes back to the application with this completion.
+    /// This completion releases a multi-receive buffer (FI_MULTI_RECV).
     pub(crate) buffer_released: bool,
 }
 
 /// One operation that ended in an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Failure {
-    /// The operation, with what is known of it.
+    /// The operation, as far as it is known.
     pub(crate) completion: Completion,
-    /// A positive error number that libfabric knows (equal to errno below 256).
+    /// A positive error number of libfabric (equal to errno below 256).
     pub(crate) error: i32,
     /// Bytes that did not fit (truncation).
     pub(crate) overflow: usize,
-    /// What happened, for `fi_cq_strerror`.
+    /// The cause, for `fi_cq_strerror`.
     pub(crate) cause: Cause,
 }
 
-/// What happened to a failed operation: the provider's own error numbers (`prov_errno`).
+/// The cause of a failure: the provider's own error numbers (`prov_errno`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub(crate) enum Cause {
@@ -179,7 +179,7 @@ impl Cause {
         Self::ALL.into_iter().find(|cause| *cause as i32 == number)
     }
 
-    /// One sentence.
+    /// The message of this cause: one sentence.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Truncated => "the message is longer than the receive buffer",
@@ -207,58 +207,58 @@ impl Cause {
     }
 }
 
-/// Why an operation was not taken.
+/// Why an operation was not started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OpError {
-    /// No room now: read completions, then try again.
+    /// No room now: the application reads completions, then tries again.
     Again,
-    /// Never: a positive error number.
+    /// A permanent error: a positive error number.
     Error(i32),
 }
 
-/// What the protocol needs from the endpoint above it.
+/// The services that the protocol needs from the endpoint above it.
 pub(crate) trait Host {
     /// An operation finished.
     fn complete(&mut self, completion: &Completion);
-    /// The same, made a part of the caller: for the cheapest cases.
+    /// As `complete`, always inlined into the caller: for the fast paths.
     #[inline(always)]
     fn complete_inline(&mut self, completion: &Completion) {
         self.complete(completion);
     }
     /// An operation failed.
     fn fail(&mut self, failure: &Failure);
-    /// The address book's number for `address`, or [`UNKNOWN_SOURCE`].
+    /// The index of `address` in the address book, or [`UNKNOWN_SOURCE`].
     fn source_of(&self, address: &Address) -> u64;
     /// Changes whenever `source_of` may answer differently.
     fn book_epoch(&self) -> u64;
-    /// False while the completion queues are full: nothing new is started then.
+    /// False while the completion queues are full: no operation is started then.
     fn has_room(&self) -> bool;
-    /// The same for the queue that sends of a transmit context are reported to.
+    /// As `has_room`, for the queue that sends of transmit context `context` are reported to.
     fn has_room_for_sends(&self, context: u8) -> bool {
         let _ = context;
         self.has_room()
     }
-    /// Our memory behind `range`, if a peer has this right to it.
+    /// The local memory behind `range`, if peers have the right `right` to it.
     fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied>;
-    /// The region with this key, with the rights that a peer may use without anybody here hearing of
-    /// it, and its id. `None`: there is none, or it has no such rights.
+    /// The id of the region with this key, and the region with the rights that peers may use by direct RMA, of which
+    /// this process is not notified. `None`: there is no such region, or it has no such rights.
     fn offer(&self, key: u64) -> Option<(u64, Region)>;
-    /// The queue of receives that this endpoint shares with others, if it does.
+    /// The receive queue that this endpoint shares with others (`fi_srx_context`), if any.
     fn shared_receives(&mut self) -> Option<&mut Receives> {
         None
     }
-    /// The same, to look at.
+    /// As `shared_receives`, for reading.
     fn see_shared_receives(&self) -> Option<&Receives> {
         None
     }
-    /// Whether a receive that asks for no entry gets none: for receives of a shared queue, which
-    /// belong to no endpoint until a message comes.
+    /// Whether a receive that asks for no entry gets one all the same. For receives of a shared queue, which belong to
+    /// no endpoint until a message matches them.
     fn reports_all_receives(&self) -> bool {
         true
     }
-    /// A peer has read or written our memory.
+    /// A peer has read or written memory of this endpoint.
     fn accessed(&mut self, access: &RemoteAccess<'_>);
-    /// All members have joined a group, or it failed: a positive error number.
+    /// All members have joined a group, or the join failed: a positive error number.
     fn joined(&mut self, group: u64, outcome: Result<(), i32>);
 }
 

@@ -21,7 +21,7 @@ const GONE: u8 = 12;
 const FAULT: u8 = 13;
 
 const TAGGED: u8 = 1;
-/// Of a CTS.
+/// A flag of CTS.
 const FAULTED: u8 = 1;
 const DATA: u8 = 2;
 const ACK: u8 = 4;
@@ -30,7 +30,7 @@ const LEAVES: u8 = 16;
 const SEES: u8 = 32;
 const OFFERS: u8 = 64;
 
-/// Ranges of a buffer, for the peer to read from or write to.
+/// Address ranges of a buffer that the peer may read or write.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Ranges {
     list: [Range; MAX_SEGMENTS],
@@ -38,7 +38,7 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// None: the peer cannot reach the buffer, or need not.
+    /// No ranges: the peer cannot access the buffer, or need not.
     pub(crate) const NONE: Self = Self { list: [Range { addr: 0, len: 0 }; MAX_SEGMENTS], len: 0 };
 
     pub(crate) fn new((list, len): ([Range; MAX_SEGMENTS], usize)) -> Self {
@@ -56,15 +56,15 @@ impl fmt::Debug for Ranges {
     }
 }
 
-/// What identifies a message to its receiver.
+/// The fields that a message is matched by, and its remote data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Envelope {
-    /// A tagged message, and its tag (0 otherwise).
+    /// Whether the message is tagged, and its tag (0 otherwise).
     pub(crate) tagged: bool,
     pub(crate) tag: u64,
     /// Remote completion data.
     pub(crate) data: Option<u64>,
-    /// The receive context that it is for.
+    /// The receive context that the message is for.
     pub(crate) rx: u8,
 }
 
@@ -75,16 +75,16 @@ impl Envelope {
     }
 }
 
-/// One header.
+/// One packet header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Packet {
-    /// A whole message; `ack` asks for a FIN once it is in the application's buffer.
+    /// An eager message, complete in this packet. `ack` asks for a FIN once it is in the application's buffer.
     Eager { envelope: Envelope, ack: Option<u64> },
-    /// A message of `len` bytes that waits at its sender, in `ranges`.
-    /// The first `pushed` bytes follow unasked: some with this packet, more in [`Packet::Pushed`].
-    /// `leaves`: they are all there is, and cannot be lost: the sender wants no FIN.
-    /// `sees`: it hears itself that what it has written into windows is there: a FIN may take its time.
-    /// `offer`: the receiver may read it, or parts of it, from there.
+    /// Announces a message of `len` bytes, which is at the sender in `ranges`.
+    /// * `pushed`: the number of unsolicited bytes; some come with this packet, the others in [`Packet::Pushed`].
+    /// * `leaves`: these bytes are the whole message and cannot be lost; the sender needs no FIN.
+    /// * `sees`: sender-side delivery completion; a FIN may be late.
+    /// * `offer`: the message is advertised for reading (GET rendezvous), with this remote key.
     Rts {
         envelope: Envelope,
         tx: u64,
@@ -95,33 +95,33 @@ pub(crate) enum Packet {
         offer: Option<Ticket>,
         ranges: Ranges,
     },
-    /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`. `faulted`: the sender's memory
-    /// could not be read from outside, so the sender looks whether it is there.
+    /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`. `faulted`: a copy from the
+    /// sender's memory failed with EFAULT, so the sender has to check its own buffer.
     Cts { tx: u64, rx: u64, len: u64, faulted: bool, ranges: Ranges },
-    /// The stream that carried message `tx` broke, or its windows did not work: the receiver has the
-    /// first `from` bytes and wants those up to `len` as fragments.
+    /// The stream of message `tx` broke, or its remote buffers failed: the receiver has the first `from` bytes and
+    /// wants those up to `len` as fragments.
     Resume { tx: u64, rx: u64, from: u64, len: u64 },
-    /// Payload of a rendezvous message, to be placed at `offset`.
+    /// Payload of a rendezvous message for `offset`.
     Fragment { rx: u64, offset: u64 },
-    /// Payload of message `tx` that nobody had to ask for, to be placed at `offset`.
+    /// Unsolicited payload of message `tx` for `offset`.
     Pushed { tx: u64, offset: u64 },
     /// The sender has written everything into the receiver's ranges.
     PutDone { rx: u64 },
     /// The receiver has finished with message `tx`: 0, or an error number.
     Fin { tx: u64, status: u32 },
-    /// The `len` bytes of message `tx` from `offset` on may be written to where `ticket` says.
+    /// Advertises a remote buffer: `ticket` says where the `len` bytes of message `tx` from `offset` on may be written.
     Window { tx: u64, rx: u64, offset: u64, len: u64, ticket: Ticket },
-    /// The sender writes nothing into windows of this message from `offset` on.
+    /// NACK: the sender will write no bytes of this message from `offset` on.
     Decline { rx: u64, offset: u64 },
-    /// The sender has nothing of this message any more, and takes it for delivered.
+    /// The sender has completed this message as delivered, and has none of its bytes any more.
     Gone { rx: u64 },
     /// The sender cannot read its own memory: the receive ends with EFAULT.
     Fault { rx: u64 },
-    /// The bytes of message `tx` from `offset` on are shared, and go to `ranges`.
+    /// Split copy: both ends copy the bytes of message `tx` from `offset` on, whose destination is `ranges`.
     Cooperate { tx: u64, offset: u64, share: Share, ranges: Ranges },
 }
 
-/// A header in its wire form.
+/// An encoded header.
 pub(crate) struct Encoded {
     bytes: [u8; MAX_HEADER],
     len: usize,
@@ -177,25 +177,24 @@ impl Encoded {
         }
     }
 
-    /// The wire form.
+    /// The encoded bytes.
     #[inline]
     pub(crate) fn as_slice(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or(&[])
     }
 }
 
-/// The header of [`Packet::Eager`] in its wire form: most messages have no other, so it is made and
-/// read on a road of its own.
+/// The encoded header of [`Packet::Eager`]. Most messages have no other header, so it has its own encoder and decoder.
 pub(crate) struct EagerHeader {
     bytes: [u8; Self::MAX],
     len: usize,
 }
 
 impl EagerHeader {
-    /// Kind and flags, tag, remote data, number.
+    /// Kind and flags, tag, remote data, number for the FIN.
     const MAX: usize = 8 + 8 + 8 + 8;
 
-    /// The wire form.
+    /// Encodes the header.
     #[inline]
     pub(crate) fn new(envelope: &Envelope, ack: Option<u64>) -> Self {
         let mut words = [0; Self::MAX / 8];
@@ -226,7 +225,7 @@ impl EagerHeader {
         Self { bytes, len }
     }
 
-    /// The same without an acknowledgement, in words.
+    /// As [`Self::new`] without an acknowledgement, as words.
     #[inline(always)]
     pub(crate) fn head(envelope: &Envelope) -> Head {
         let flags = envelope_flags(envelope);
@@ -242,19 +241,19 @@ impl EagerHeader {
         self.bytes.get(..self.len).unwrap_or(&[])
     }
 
-    /// The envelope, if `bytes` are such a header, and without an acknowledgement.
+    /// The envelope, if `bytes` are an EAGER header that asks for no acknowledgement.
     #[inline(always)]
     pub(crate) fn decode_head(bytes: &[u8]) -> Option<Envelope> {
         let mut r = Reader(bytes);
         let [kind, flags, _, context, ..] = r.take::<8>()?;
-        // Both questions in one.
+        // One comparison for kind and flag.
         if u16::from_le_bytes([kind, flags & ACK]) != u16::from(EAGER) {
             return None;
         }
         r.envelope(flags, context)
     }
 
-    /// Envelope and acknowledgement, if `bytes` are such a header.
+    /// The envelope and the number for the FIN, if `bytes` are an EAGER header.
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Envelope, Option<u64>)> {
         let mut r = Reader(bytes);
@@ -268,8 +267,8 @@ impl EagerHeader {
     }
 }
 
-/// The header of [`Packet::Fragment`] or [`Packet::Pushed`] in its wire form: a long message has one for each
-/// few thousand bytes.
+/// The encoded header of [`Packet::Fragment`] or [`Packet::Pushed`]: a long message has one for each few thousand
+/// bytes.
 pub(crate) struct PieceHeader([u8; Self::LEN]);
 
 impl PieceHeader {
@@ -293,13 +292,13 @@ impl PieceHeader {
         Self::new(PUSHED, tx, offset)
     }
 
-    /// The same in words.
+    /// As [`Self::pushed`], as words.
     #[inline]
     pub(crate) fn pushed_head(tx: u64, offset: u64) -> Head {
         Head { words: [u64::from(PUSHED), tx, offset].map(u64::to_le), len: Self::LEN }
     }
 
-    /// Message and offset, if `bytes` are the header of pushed bytes.
+    /// Message number and offset, if `bytes` are the header of unsolicited data.
     #[inline]
     pub(crate) fn decode_pushed(bytes: &[u8]) -> Option<(u64, u64)> {
         let mut r = Reader(bytes);
@@ -372,7 +371,7 @@ fn envelope_flags(envelope: &Envelope) -> u8 {
 }
 
 impl Packet {
-    /// To the wire.
+    /// Encodes the header.
     #[inline]
     pub(crate) fn encode(&self) -> Encoded {
         match self {
@@ -469,7 +468,7 @@ impl Packet {
         }
     }
 
-    /// From the wire; `None` for bytes that no udrv of this version sends.
+    /// Decodes a header. `None`: bytes that no udrv of this version sends.
     #[inline(always)]
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         match PieceHeader::decode_pushed(bytes) {
@@ -478,7 +477,7 @@ impl Packet {
         }
     }
 
-    /// Any but pushed bytes, of which a long message has many.
+    /// Decodes any header but that of unsolicited data, which a long message has many of.
     fn decode_rare(bytes: &[u8]) -> Option<Self> {
         let mut r = Reader(bytes);
         let [kind, flags, count, context] = r.take::<4>()?;
@@ -488,7 +487,7 @@ impl Packet {
                 let (envelope, ack) = EagerHeader::decode(bytes)?;
                 Self::Eager { envelope, ack }
             }
-            // One of them says all, and a header has no room for more.
+            // Each of the three gives access to the message, and a header has no room for more than one.
             RTS if (flags & (PUSHES | OFFERS)).count_ones() + u32::from(count > 0) > 1 => {
                 return None;
             }

@@ -1,4 +1,4 @@
-//! Long messages that begin to arrive before anybody asked for them (PROTOCOL.md §4.10).
+//! Long messages with unsolicited data, which arrives before any CTS (PROTOCOL.md §4.10).
 
 use super::engine::Core;
 use super::index_list::Key;
@@ -9,44 +9,44 @@ use super::{Cause, Host};
 use crate::transport::{PeerId, Ticket};
 use std::collections::HashMap;
 
-/// What an RTS says of its message.
+/// The contents of an RTS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Announcement {
-    /// The sender's number of it.
+    /// The sender's number of the message.
     pub(super) tx: u64,
-    /// Its length, bytes.
+    /// Length of the message, bytes.
     pub(super) len: u64,
-    /// How many of them come unasked.
+    /// The number of unsolicited bytes.
     pub(super) pushed: u64,
-    /// Nobody waits for an answer.
+    /// The sender needs no FIN.
     pub(super) leaves: bool,
-    /// The sender hears itself that what it has written is there.
+    /// Sender-side delivery completion: a FIN may be late.
     pub(super) sees: bool,
-    /// The stream that was to bring them broke: the rest has to be asked for as fragments.
+    /// The stream with the bytes broke: the rest has to be requested as fragments.
     pub(super) broken: bool,
-    /// Where the transport may read it.
+    /// The remote key under which the sender advertises the message (GET rendezvous).
     pub(super) offer: Option<Ticket>,
-    /// Where it is in the sender's memory.
+    /// The message's ranges in the sender's memory.
     pub(super) ranges: Ranges,
 }
 
-/// Where the bytes of a pushed message belong.
+/// Where the unsolicited bytes of a message go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// Into the buffer of its receive.
+    /// To the buffer of its receive.
     Active(Key),
-    /// To a message without a receive.
+    /// To an unexpected message.
     Unexpected(Space, Key),
-    /// To one that was set aside for a receive with this context, on this receive context.
+    /// To a message that a peek has claimed: its receive context, and the application's context.
     Claimed((u8, u64)),
 }
 
-/// Messages of which bytes still come, by peer and number.
+/// Messages whose unsolicited bytes are still arriving, by peer and number.
 #[derive(Debug, Default)]
 pub(super) struct PushedMessages {
-    /// The last one that was looked for: mostly it is the only one, and the next bytes are for it too.
+    /// The message of the last look-up: usually the only one, and the next bytes are for it too.
     last: Option<((PeerId, u64), Place)>,
-    /// The others.
+    /// All other messages.
     places: HashMap<(PeerId, u64), Place>,
 }
 
@@ -66,7 +66,7 @@ impl PushedMessages {
         }
     }
 
-    /// The message has another place now, if bytes still come for it.
+    /// Changes the place of a message, if bytes of it are still to come.
     pub(super) fn moved(&mut self, peer: PeerId, tx: u64, place: Place) {
         if self.find(peer, tx).is_some() {
             self.last = Some(((peer, tx), place));
@@ -84,7 +84,7 @@ impl PushedMessages {
         Some(place)
     }
 
-    /// A peer is gone.
+    /// Forgets the messages of a peer that has departed.
     pub(super) fn forget(&mut self, peer: PeerId) {
         self.places.retain(|(from, _), _| *from != peer);
         self.last = self.last.filter(|((from, _), _)| *from != peer);
@@ -92,7 +92,7 @@ impl PushedMessages {
 }
 
 impl Core {
-    /// Bytes that were not asked for.
+    /// Unsolicited bytes of a message have come.
     #[inline]
     pub(super) fn on_pushed(
         &mut self,
@@ -107,8 +107,8 @@ impl Core {
         }
     }
 
-    /// The cheapest case: the next bytes of the message that the last ones were for, which has its receive. False:
-    /// nothing was done.
+    /// The fast path: the next bytes of the message of the last look-up, which has its receive. False: nothing was
+    /// done.
     #[inline]
     fn try_place_next(
         &mut self,
@@ -175,7 +175,7 @@ impl Core {
         }
     }
 
-    /// Bytes for a message that has its receive.
+    /// Unsolicited bytes, or chunks of a split copy, for a message that has its receive.
     fn place_pushed(&mut self, key: Key, offset: u64, payload: &[u8], host: &mut impl Host) {
         if self.active.get(key).is_some_and(|active| active.sharing.is_some()) {
             return self.place_piece(key, offset, payload);
@@ -195,7 +195,7 @@ impl Core {
         }
     }
 
-    /// Asks the sender of a pushed message for what it does not push, or has stopped to push.
+    /// Sends a CTS for the bytes that the sender does not send unsolicited, or has stopped sending.
     pub(super) fn ask_for_rest(&mut self, key: Key) {
         let Some(active) = self.active.get_mut(key).filter(|active| !active.asked) else { return };
         active.asked = true;
@@ -210,8 +210,8 @@ impl Core {
         self.attentive = true;
     }
 
-    /// A CTS could not be sent. Whether its receive ends without it: all that it wants is pushed, so it comes from
-    /// where the sender has left it, or the sender's departure ends the receive.
+    /// A CTS could not be sent. Returns whether its receive completes without it: all bytes that it wants are
+    /// unsolicited, so that they arrive from the ring, or the sender's departure ends the receive.
     pub(super) fn needs_no_cts(&mut self, key: Key) -> bool {
         let active = self.active.get_mut(key).filter(|active| {
             active.asked && !active.resumed && active.want as u64 <= active.pushed
@@ -221,7 +221,7 @@ impl Core {
         true
     }
 
-    /// From now on senders stop to push what they were not asked for.
+    /// PRESSURE is set, and senders stop sending unsolicited bytes: requests those of messages that have their receive.
     pub(super) fn ask_for_pushed(&mut self) {
         for key in self.active.keys_where(|active| active.cleared && !active.asked) {
             let pushes = self.active.get(key).map(|active| (active.peer, active.tx));
@@ -236,7 +236,7 @@ impl Core {
 
 #[cfg(test)]
 impl Core {
-    /// Bytes of pushed messages without a receive.
+    /// Bytes of unexpected long messages that are kept here.
     pub(super) fn pushed_bytes(&mut self) -> usize {
         let held = |body: &Body| match body {
             Body::Rts { bytes, .. } | Body::Whole(bytes) => bytes.len(),
@@ -250,14 +250,14 @@ impl Core {
     }
 }
 
-/// What became of a piece of a message without a receive.
+/// The outcome of appending a fragment to an unexpected message.
 enum Appended {
-    /// It is not the next one.
+    /// Refused: it is not the next fragment.
     No,
-    /// More come unasked, or this was the last that does.
+    /// Appended, and more unsolicited bytes will come (`More`) or this was the last fragment (`All`).
     More,
     All,
-    /// The message is lost, of which so many bytes were here. `waits`: its sender waits for an answer.
+    /// The message is lost, with `kept` bytes that were here. `waits`: its sender waits for a FIN.
     NoMemory {
         kept: usize,
         waits: bool,
@@ -265,7 +265,7 @@ enum Appended {
 }
 
 impl Body {
-    /// More of a message without a receive.
+    /// Appends a fragment to an unexpected message.
     fn append(&mut self, offset: u64, payload: &[u8]) -> Appended {
         let Self::Rts { rts, bytes } = self else { return Appended::No };
         let end = offset.saturating_add(payload.len() as u64);

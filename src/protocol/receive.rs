@@ -1,4 +1,4 @@
-//! Receiving: matching in posting order, unexpected messages in arrival order.
+//! Receiving: messages match receives in posting order, and receives match unexpected messages in arrival order.
 
 use super::cooperate::Sharing;
 use super::engine::{Core, Engine, Limits, lookup_source};
@@ -12,26 +12,26 @@ use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, 
 use crate::memory::{Buffers, SegmentList};
 use crate::transport::{Iface, PeerId, Ticket};
 
-/// Bytes kept free at once for what an announcement says is pushed.
+/// Bytes of an unexpected message that are allocated when it is announced, at most.
 const PUSHED_AT_ONCE: usize = 1 << 20;
 
-/// A receive as the endpoint asks for it.
+/// A receive, as requested by the endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveOp<B = SegmentList> {
     /// The buffer.
     pub(crate) segments: B,
-    /// Tagged or plain messages.
+    /// Whether it matches tagged or plain messages.
     pub(crate) tagged: bool,
-    /// Tag wanted, and the bits of it that do not matter (all of them for plain messages).
+    /// The tag wanted, and the tag bits that are ignored (all of them for plain messages).
     pub(crate) tag: u64,
     pub(crate) ignore: u64,
-    /// Sender wanted, or [`ANY_SOURCE`].
+    /// The sender wanted, or [`ANY_SOURCE`].
     pub(crate) source: u64,
     /// The application's context.
     pub(crate) context: u64,
-    /// Where it is reported; the receive context that it is posted to.
+    /// Where the completion is reported, and the receive context that the receive is posted to.
     pub(crate) report: Report,
-    /// `Some(n)`: take messages until less than `n` bytes are free.
+    /// `Some(n)`: a multi-receive buffer, which takes messages until fewer than `n` bytes are free.
     pub(crate) multi_min: Option<usize>,
 }
 
@@ -40,23 +40,23 @@ pub(crate) struct ReceiveOp<B = SegmentList> {
 pub(crate) enum PeekAction {
     /// Leave it.
     Look,
-    /// Set it aside for a receive with the same context.
+    /// Set it aside for a receive with the same context (FI_CLAIM).
     Claim,
-    /// Throw it away.
+    /// Discard it (FI_DISCARD).
     Discard,
 }
 
-/// A message that came before its receive.
+/// An unexpected message: it came before its receive.
 #[derive(Debug)]
 pub(super) struct Unexpected {
     pub(super) peer: PeerId,
     pub(super) envelope: Envelope,
     pub(super) body: Body,
-    /// When it came, among all messages for a shared queue.
+    /// Its number among all unexpected messages of a shared queue (0 without one).
     arrival: u64,
 }
 
-/// Its bytes, or where they are.
+/// The payload of an unexpected message, or its announcement.
 #[derive(Debug)]
 pub(super) enum Body {
     Eager {
@@ -65,12 +65,12 @@ pub(super) enum Body {
     },
     Rts {
         rts: Announcement,
-        /// The first bytes, if the sender pushes.
+        /// The unsolicited bytes that are here.
         bytes: Vec<u8>,
     },
-    /// All bytes of an announced message whose sender is gone: nobody waits for an answer.
+    /// All bytes of an announced message whose sender has departed. No FIN is due.
     Whole(Vec<u8>),
-    /// The sender went away before the bytes came, or there was no memory for them.
+    /// The sender departed before the bytes came, or there was no memory for them.
     Lost {
         len: u64,
         error: i32,
@@ -78,7 +78,7 @@ pub(super) enum Body {
     },
 }
 
-/// A copy, with room for `room` bytes in all. `None`: there is no memory. That must not end the application.
+/// A copy, in an allocation of at least `room` bytes. `None`: no memory, which must not end the application.
 fn copy_of(payload: &[u8], room: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(room.max(payload.len())).ok()?;
@@ -97,14 +97,14 @@ impl Unexpected {
     }
 }
 
-/// How a matched receive ended.
+/// The outcome of a matched receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
-    /// Bytes placed.
+    /// Bytes placed in the buffer.
     pub(super) len: usize,
     /// Bytes that did not fit.
     pub(super) overflow: usize,
-    /// What went wrong otherwise: a positive error number and its cause.
+    /// Any other failure: a positive error number and its cause.
     pub(super) error: Option<(i32, Cause)>,
 }
 
@@ -114,46 +114,46 @@ impl Outcome {
     }
 }
 
-/// A matched rendezvous message on its way.
+/// A rendezvous message that has its receive, and whose bytes are on their way.
 #[derive(Debug)]
 pub(super) struct Active {
     pub(super) peer: PeerId,
     pub(super) envelope: Envelope,
     pub(super) target: Target,
     pub(super) tx: u64,
-    /// Length of the message.
+    /// Length of the message, bytes.
     pub(super) len: u64,
-    /// Bytes that fit, to be moved.
+    /// Bytes that fit into the buffer, and are to be moved.
     pub(super) want: usize,
-    /// Bytes moved.
+    /// Bytes moved so far, from the start without gaps.
     pub(super) received: usize,
-    /// The sender's buffer.
+    /// The sender's buffer, if this endpoint may read it.
     pub(super) ranges: Ranges,
-    /// The sender moves the bytes: a CTS was sent, or it pushes.
+    /// The sender moves the bytes: a CTS was sent, or they come unsolicited.
     pub(super) cleared: bool,
-    /// Bytes that come without a CTS.
+    /// The number of unsolicited bytes that were announced.
     pub(super) pushed: u64,
-    /// A CTS was sent for a message that is pushed.
+    /// A CTS was sent for a message with unsolicited bytes.
     pub(super) asked: bool,
-    /// Its stream broke or windows did not work, and the rest comes as fragments.
+    /// The stream broke or the remote buffers failed, and the rest comes as fragments.
     pub(super) resumed: bool,
-    /// Its next bytes are being written to its buffer by a stream: nobody else may, and it may not
+    /// A stream is writing the next bytes to the buffer: other packets are dropped meanwhile, and the receive must not
     /// end.
     pub(super) placing: bool,
-    /// Its sender waits for no answer.
+    /// The sender needs no FIN.
     pub(super) leaves: bool,
-    /// It sees that windows are filled, and needs no answer soon.
+    /// Sender-side delivery completion: the sender needs no FIN soon.
     pub(super) sees: bool,
-    /// Where we may read it.
+    /// The remote key to read the message by, if the sender advertises it.
     pub(super) offer: Option<Ticket>,
-    /// What of it is lent to the sender.
+    /// The remote buffers of this receive that are advertised to the sender.
     pub(super) lending: Lending,
-    /// What of it both ends copy.
+    /// The split copy of this receive, if one is running.
     pub(super) sharing: Option<Sharing>,
 }
 
 impl Active {
-    /// Copies bytes of the message to where they belong; returns how many there was room for.
+    /// Copies bytes of the message to where they belong. Returns how many there was room for.
     #[inline]
     pub(super) fn place(&self, offset: usize, bytes: &[u8], limits: &Limits) -> usize {
         let segments = &self.target.segments;
@@ -181,15 +181,15 @@ fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Co
 }
 
 impl<I: Iface> Engine<I> {
-    /// Posts a receive, or serves it from the messages that are here already.
+    /// Posts a receive, or serves it with an unexpected message.
     pub(crate) fn receive(&mut self, op: &ReceiveOp, host: &mut impl Host) -> Result<(), OpError> {
         let posted = self.core.receive(op, host);
         self.answer_at_once(host);
         posted
     }
 
-    /// The cheapest case: a receive of one message into one segment, for which no message waits and some peer may still
-    /// have one. False: nothing was done, and [`Engine::receive`] goes on.
+    /// The fast path: a receive of one message into one segment, no unexpected message in its space, and not only a
+    /// dead peer as its source. False: nothing was done, and the caller uses [`Engine::receive`].
     #[inline(always)]
     pub(crate) fn try_post<B: Buffers>(
         &mut self,
@@ -213,8 +213,8 @@ impl<I: Iface> Engine<I> {
         true
     }
 
-    /// Sends the answers of a call that has found its message here. Its completion is in the queue
-    /// already: who reads that need not poll again, and a sender may be waiting.
+    /// Sends the replies of a call that matched an unexpected message. The application finds the completion in its
+    /// queue without a progress call, and the sender may be waiting.
     #[inline]
     fn answer_at_once(&mut self, host: &mut impl Host) {
         if !self.core.outbox.is_empty() {
@@ -222,14 +222,14 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Whether only a dead peer could serve a receive from `source`.
+    /// Whether a receive from `source` could only be served by a dead peer.
     #[cold]
     pub(crate) fn is_hopeless(&mut self, source: u64, host: &impl Host) -> bool {
         self.core.hopeless(source, host).is_some()
     }
 
-    /// Looks for a message that matches `op`; reports it, or fails with ENOMSG.
-    /// Errors: EINVAL for a claim whose context has a message set aside already.
+    /// Looks for a message that matches `op`: reports it, or fails with ENOMSG. Errors: EINVAL for a claim if a message
+    /// is already claimed for that context.
     pub(crate) fn peek(
         &mut self,
         op: &ReceiveOp,
@@ -244,7 +244,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// Receives (or discards) the message that an earlier peek set aside for `op.context`.
+    /// Receives (or discards) the message that an earlier peek claimed for `op.context`.
     pub(crate) fn receive_claimed(
         &mut self,
         op: &ReceiveOp,
@@ -264,25 +264,24 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// Whether an earlier peek has set a message aside for `op.context`.
+    /// Whether an earlier peek has claimed a message for `op.context`.
     pub(crate) fn has_claimed(&self, op: &ReceiveOp) -> bool {
         self.core.claimed.contains_key(&op.claim())
     }
 
-    /// Takes back the oldest receive with `context` that is posted to receive context `rx`. False:
-    /// there is none.
+    /// Cancels the oldest receive with `context` that is posted to receive context `rx`. False: there is none.
     pub(crate) fn cancel(&mut self, rx: u8, context: u64, host: &mut impl Host) -> bool {
         self.core.cancel(rx, context, host)
     }
 
-    /// When the first message came that waits here and matches `op`, which is about a shared queue.
+    /// The arrival number of the first unexpected message that matches `op`, a receive for a shared queue.
     pub(crate) fn first_arrival(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<u64> {
         let key = self.core.find_unexpected(op, host)?;
         self.core.unexpected.of(op.space()).get(key).map(|message| message.arrival)
     }
 
-    /// Hands the message that `first_arrival` found to the shared queue, which `op` was posted to.
-    /// False: the queue has no receive for it.
+    /// Gives the message that `first_arrival` found to the shared queue, which `op` was posted to. False: no receive of
+    /// the queue matches the message.
     pub(crate) fn serve_first(&mut self, op: &ReceiveOp, host: &mut impl Host) -> bool {
         let Some(key) = self.core.find_unexpected(op, host) else { return false };
         let Some(message) = self.core.unexpected.of(op.space()).get(key) else { return false };
@@ -295,8 +294,8 @@ impl<I: Iface> Engine<I> {
         true
     }
 
-    /// Fails a receive for a shared queue that only a peer could serve that is dead, as seen from
-    /// here. False: it may be posted.
+    /// Fails a receive for a shared queue if only a peer could serve it that this endpoint knows to be dead. False: it
+    /// may be posted.
     pub(crate) fn fail_hopeless(&mut self, op: &ReceiveOp, host: &mut impl Host) -> bool {
         if op.source == ANY_SOURCE {
             return false;
@@ -308,8 +307,8 @@ impl<I: Iface> Engine<I> {
         true
     }
 
-    /// The receives that messages are on their way to end, because the endpoint goes: their buffers
-    /// are of a shared queue that stays.
+    /// Ends the receives whose messages are still arriving: the endpoint closes, and their buffers belong to a shared
+    /// queue that stays.
     pub(crate) fn abandon_receives(&mut self, host: &mut impl Host) {
         for key in self.core.active.keys_where(|_| true) {
             let Some(active) = self.core.active.remove(key) else { continue };
@@ -319,8 +318,7 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// A receive context goes: nothing is posted to it any more. False: messages are on their way to
-    /// its buffers.
+    /// Closes a receive context: removes its posted receives. False: messages are still arriving in its buffers.
     pub(crate) fn close_receives(&mut self, rx: u8) -> bool {
         for tagged in [true, false] {
             let space = Space { rx, tagged };
@@ -385,7 +383,7 @@ impl Core {
         Ok(())
     }
 
-    /// How a receive from `source` ends if that is a dead peer.
+    /// The error and cause of a receive from `source` if that is a dead peer.
     #[inline(never)]
     fn hopeless(&mut self, source: u64, host: &impl Host) -> Option<(i32, Cause)> {
         let Self { dead, peers, .. } = self;
@@ -394,7 +392,7 @@ impl Core {
             .map(|(_, error, cause)| (*error, *cause))
     }
 
-    /// Posts a receive that no message here matches, or fails it if none can come.
+    /// Posts a receive that no unexpected message matches, or fails it if no message can come.
     #[inline]
     fn post_or_fail(&mut self, op: &ReceiveOp, target: Target, host: &mut impl Host) {
         if !self.dead.is_empty() && op.source != ANY_SOURCE {
@@ -431,7 +429,7 @@ impl Core {
             .map(|(key, _)| key)
     }
 
-    /// Takes the first posted receive that matches out of the list (or reserves its part).
+    /// Takes the first posted receive that matches out of the list, or reserves space in its multi-receive buffer.
     #[inline]
     fn take_match(
         &mut self,
@@ -464,7 +462,7 @@ impl Core {
         Some(target)
     }
 
-    /// Keeps a message that came before its receive.
+    /// Keeps an unexpected message.
     fn keep(&mut self, peer: PeerId, envelope: &Envelope, body: Body, host: &mut impl Host) -> Key {
         self.counts.unexpected += 1;
         let arrival = match self.limits.shares_receives {
@@ -475,13 +473,13 @@ impl Core {
         self.unexpected.of(envelope.space()).push_back(message)
     }
 
-    /// Whether a message is for a receive context that there is.
+    /// Whether the receive context of a message exists.
     #[inline]
     fn has_context(&self, envelope: &Envelope) -> bool {
         usize::from(envelope.rx) < self.limits.contexts
     }
 
-    /// A message is for a receive context that there is not.
+    /// Refuses a message for a receive context that does not exist.
     #[cold]
     fn refuse(&mut self, peer: PeerId, tx: Option<u64>) {
         self.counts.dropped += 1;
@@ -491,7 +489,7 @@ impl Core {
         }
     }
 
-    /// The cheapest case: a message for a posted receive that takes it as it is. False: nothing was done.
+    /// The fast path: a message for a posted receive that takes it in one segment. False: nothing was done.
     #[inline(always)]
     pub(super) fn try_fill(
         &mut self,
@@ -522,7 +520,7 @@ impl Core {
         true
     }
 
-    /// Any eager message.
+    /// Any eager message that the fast path does not take.
     #[inline(never)]
     pub(super) fn on_eager(
         &mut self,
@@ -548,13 +546,13 @@ impl Core {
         }
     }
 
-    /// There is no memory for what is kept already.
+    /// Lowers the limit for unexpected messages: memory ran out with what is kept now.
     pub(super) fn keep_less(&mut self) {
         self.limits.unexpected_max = self.limits.unexpected_max.min(self.unexpected_bytes / 2);
     }
 
-    /// There is no memory for a message: its sender hears of that, or the receive that takes it does.
-    /// From now on peers keep theirs.
+    /// There is no memory for a message: its sender gets a FIN with ENOMEM if it waits for one, else the receive that
+    /// matches it fails. From now on peers are asked to hold messages back earlier.
     #[cold]
     fn run_short(
         &mut self,
@@ -574,7 +572,7 @@ impl Core {
         self.keep(peer, envelope, Body::Lost { len: len as u64, error, cause }, host);
     }
 
-    /// Copies a whole message to its target and completes it.
+    /// Copies a complete message to its target and reports the receive.
     #[inline]
     fn place(
         &mut self,
@@ -629,7 +627,7 @@ impl Core {
         }
     }
 
-    /// A receive was found for an announced message, whose first `bytes` may be here.
+    /// Begins the receive of an announced message, whose first `bytes` may be here.
     fn activate(
         &mut self,
         peer: PeerId,
@@ -696,8 +694,8 @@ impl Core {
                 self.unexpected_bytes -= bytes.len();
                 self.pushed.remove(peer, rts.tx);
                 self.activate(peer, envelope, rts, target, &bytes, host);
-                // The sender may be waiting for us to have memory again. One that waits for no answer may
-                // have ended, with all of the message in its ring; it goes on by itself.
+                // The sender may be waiting until PRESSURE is cleared. A sender that needs no FIN may have ended, with
+                // the whole message in its ring; it continues by itself.
                 if (bytes.len() as u64) < rts.pushed && !rts.leaves {
                     if let Some(Place::Active(key)) = self.pushed.find(peer, rts.tx) {
                         self.ask_for_rest(key);
@@ -853,8 +851,8 @@ impl Core {
         }
     }
 
-    /// Fails a receive that is in no list; a buffer with messages on their way goes back with the
-    /// last of them.
+    /// Fails a receive that was taken out of its list. A multi-receive buffer in which messages are still arriving is
+    /// released with the last of them.
     fn fail_posted(
         &mut self,
         posted: &Posted,

@@ -21,23 +21,23 @@ impl Posted {
     }
 }
 
-/// Where a matched message goes.
+/// Where the bytes and the completion of a matched message go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) segments: SegmentList,
     pub(super) context: u64,
     pub(super) report: Report,
-    /// Part of this multi-receive buffer.
+    /// The multi-receive buffer that `segments` are a part of.
     pub(super) multi: Option<Key>,
 }
 
-/// Whether a posted receive is for a message with this tag from there.
+/// Whether a posted receive matches a message with this tag from this source.
 #[inline(always)]
 fn matches(tag: u64, source: u64) -> impl Fn(&Posted) -> bool {
     move |p| (p.tag ^ tag) & !p.ignore == 0 && (p.source == ANY_SOURCE || p.source == source)
 }
 
-/// A receive that has its message.
+/// A receive that was served by the fast path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Filled {
     pub(super) buffer: u64,
@@ -45,48 +45,47 @@ pub(super) struct Filled {
     pub(super) report: Report,
 }
 
-/// A buffer that takes several messages.
+/// A multi-receive buffer.
 #[derive(Debug)]
 struct MultiBuffer {
     segments: SegmentList,
     used: usize,
     min_free: usize,
-    /// Messages being placed.
+    /// Messages whose bytes are still arriving.
     in_flight: usize,
-    /// No further message is matched.
+    /// No further message is matched to it.
     retired: bool,
-    /// Cancelled while messages were being placed.
+    /// Cancelled while messages were still arriving.
     cancelled: bool,
 }
 
-/// What becomes of a multi-receive buffer when one of its messages is in place.
+/// The state of a multi-receive buffer when one of its messages is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PartEnd {
-    /// Others follow, or are being placed.
+    /// Other messages follow, or are still arriving.
     Goes,
-    /// It goes back to the application with this message.
+    /// The buffer is released with this message.
     Released,
-    /// It was cancelled meanwhile.
+    /// The receive was cancelled meanwhile, and ends now.
     Cancelled,
 }
 
-/// See the module.
+/// A receive queue: see the module.
 #[derive(Debug)]
 pub(crate) struct Receives {
     pub(super) posted: Spaces<Posted>,
     buffers: IndexList<MultiBuffer>,
-    /// Messages that came before their receive: endpoints that share the queue tell by it whose came
-    /// first.
+    /// The number of unexpected messages so far: endpoints that share the queue learn from it whose message came first.
     arrivals: u64,
 }
 
 impl Receives {
-    /// For so many receive contexts.
+    /// A queue for so many receive contexts.
     pub(crate) fn new(contexts: usize) -> Self {
         Self { posted: Spaces::new(contexts), buffers: IndexList::default(), arrivals: 0 }
     }
 
-    /// Receives that wait for a message.
+    /// Number of posted receives.
     pub(crate) fn len(&self) -> usize {
         self.posted.len()
     }
@@ -115,7 +114,7 @@ impl Receives {
         self.posted.of(space).push_back(Posted { source, tag, ignore, target });
     }
 
-    /// Where messages for a receive go; for one that takes several, its buffer is made known.
+    /// The target of a receive. Registers the buffer of a multi-receive.
     pub(super) fn target(&mut self, op: &ReceiveOp) -> Target {
         let multi = op.multi_min.map(|min| {
             self.buffers.push_back(MultiBuffer {
@@ -138,8 +137,8 @@ impl Receives {
         posted.find(|(_, p)| matches(p)).map(|(key, _)| key)
     }
 
-    /// Serves the first posted receive that matches with all of a message, if it is for one message
-    /// and takes it in one piece.
+    /// Serves the first posted receive that matches with a complete message, if it is not a multi-receive and takes the
+    /// message in one segment.
     #[inline(always)]
     pub(super) fn fill(
         &mut self,
@@ -158,7 +157,7 @@ impl Receives {
         })
     }
 
-    /// Takes the first posted receive that matches out of the list (or reserves its part).
+    /// Takes the first posted receive that matches out of the list, or reserves space in its multi-receive buffer.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -180,7 +179,7 @@ impl Receives {
         Some(part)
     }
 
-    /// The part of a multi-receive buffer that the next message gets; other targets as they are.
+    /// Reserves space for a message of `len` bytes in a multi-receive buffer. Other targets stay as they are.
     #[inline]
     pub(super) fn reserve(&mut self, target: Target, len: usize) -> Target {
         let Some(buffer) = target.multi.and_then(|multi| self.buffers.get_mut(multi)) else {
@@ -193,12 +192,12 @@ impl Receives {
         Target { segments, ..target }
     }
 
-    /// Whether a buffer takes no more messages.
+    /// Whether a multi-receive buffer takes no more messages.
     pub(super) fn is_retired(&self, multi: Key) -> bool {
         self.buffers.get(multi).is_none_or(|buffer| buffer.retired)
     }
 
-    /// A message is in its part of a buffer, or failed to get there.
+    /// A message of a multi-receive buffer is complete or has failed.
     pub(super) fn end_part(&mut self, multi: Key) -> PartEnd {
         let Some(buffer) = self.buffers.get_mut(multi) else { return PartEnd::Goes };
         buffer.in_flight = buffer.in_flight.saturating_sub(1);
@@ -210,8 +209,8 @@ impl Receives {
         if cancelled { PartEnd::Cancelled } else { PartEnd::Released }
     }
 
-    /// A receive that was taken out of its list ends. False: messages are on their way to its buffer,
-    /// which goes back with the last of them.
+    /// Ends a receive that was taken out of its list. False: messages are still arriving in its multi-receive buffer,
+    /// which is released with the last of them.
     pub(super) fn withdraw(&mut self, target: &Target, cancelled: bool) -> bool {
         let Some(multi) = target.multi else { return true };
         if let Some(buffer) = self.buffers.get_mut(multi).filter(|buffer| buffer.in_flight > 0) {
@@ -223,7 +222,7 @@ impl Receives {
         true
     }
 
-    /// The number of a message that came before its receive.
+    /// Counts an unexpected message, and returns its number.
     pub(super) fn count_arrival(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals

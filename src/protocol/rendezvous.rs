@@ -1,5 +1,5 @@
-//! Moving the bytes of long messages: the receiver pulls where it can, else lends windows or clears
-//! the sender to push or to stream fragments.
+//! Moving the bytes of long messages. The receiver reads them where it can. Otherwise it advertises remote buffers, or
+//! sends a CTS, and the sender writes the bytes or sends fragments.
 
 use super::engine::{Core, Engine};
 use super::index_list::Key;
@@ -12,36 +12,36 @@ use crate::sys::cma::Range;
 use crate::transport::{Iface, Mode, PeerId, SendError, piece_of, slice_ranges};
 use std::collections::VecDeque;
 
-/// Fragments of one message sent in one turn of work.
+/// Fragments of one message that are sent in one progress pass.
 const FRAGMENT_BATCH: usize = 64;
-/// The same for what goes by stream.
+/// Stream frames of one message that are sent in one progress pass.
 const STREAM_BATCH: usize = 4;
-/// Fragments after which the first ones leave, so that both sides work at the same time.
+/// Fragments after which the transport is flushed, so that the receiver works while the rest is sent.
 const FLUSH_AFTER: usize = 16;
 
 /// Outcome of one step of a transfer.
 pub(super) enum Step {
-    /// More to do later.
+    /// Nothing moved; more to do later.
     Again,
-    /// Moved something; more to do.
+    /// Something moved; more to do.
     Moved,
-    /// Nothing left to do here.
+    /// No further step is needed here.
     Done,
 }
 
-/// Whether an attach that failed this way may still work by another way.
+/// Whether process_vm_readv or process_vm_writev is not permitted or not available: another method may work.
 pub(super) fn is_refusal(errno: Errno) -> bool {
     matches!(errno.0, libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EOPNOTSUPP)
 }
 
 impl<I: Iface> Engine<I> {
-    /// Works on the rendezvous receives that are ours to move.
+    /// Advances the rendezvous receives whose bytes this endpoint has to move.
     pub(super) fn advance_pulls(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         self.core.turn += u64::from(!self.core.pulls.is_empty());
         for _ in 0..self.core.pulls.len() {
             let Some(key) = self.core.pulls.pop_front() else { break };
-            // The next one too, so that its sender has something to do until its turn comes.
+            // Also the next receive, so that its sender can copy before its turn comes.
             self.begin_sharing(key);
             if let Some(next) = self.core.pulls.front() {
                 self.begin_sharing(*next);
@@ -71,13 +71,13 @@ impl<I: Iface> Engine<I> {
         if active.lending.gone {
             self.take_back_declined(key);
             if self.core.active.get(key).is_some_and(|active| active.lending.out > 0) {
-                return Step::Done; // when the device has read what it is at
+                return Step::Done; // the device is still reading, and its completion goes on
             }
             self.core.fail_active(key, libc::EIO, Cause::LinkBroke, host);
             return Step::Done;
         }
         if self.core.is_fed(peer) {
-            return Step::Again; // its sender has others to send
+            return Step::Again; // the sender's fragments come, which cost less
         }
         let caps = self.iface.caps(peer);
         if !caps.get || active.ranges.as_slice().is_empty() || active.lending.begun {
@@ -112,12 +112,12 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// The sender's memory cannot be read: asks it to send, if that may work.
+    /// The sender's memory cannot be read: asks the sender to send the bytes, if that may work.
     pub(super) fn pull_failed(&mut self, key: Key, errno: Errno, host: &mut impl Host) -> Step {
         let Some(active) = self.core.active.get(key) else { return Step::Done };
         let (from, want) = (active.received, active.want);
-        // The sender can read what others cannot: memfd_secret(2), the memory of a device. Whose address it was that
-        // is wrong, each side finds out for itself.
+        // A sender may be able to read memory that other processes cannot: memfd_secret(2), device memory. Which side's
+        // address was wrong, each side checks for its own buffer (PROTOCOL.md §4.5).
         let faulted = errno.0 == libc::EFAULT;
         if faulted && !active.target.segments.is_accessible(from, want - from, true) {
             self.core.fail_active(key, errno.0, Cause::BufferUnwritable, host);
@@ -130,7 +130,7 @@ impl<I: Iface> Engine<I> {
         Step::Done
     }
 
-    /// Works on the sends that a CTS has released.
+    /// Advances the sends that a CTS has released, and those with unsolicited bytes left.
     pub(super) fn advance_streams(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         for _ in 0..self.core.streams.len() {
@@ -184,7 +184,7 @@ impl<I: Iface> Engine<I> {
                 Step::Done
             }
             Err(SendError::Again) => Step::Again,
-            // Nobody can read them, not even we.
+            // This process cannot read its own buffer either.
             Err(SendError::Unreachable(errno))
                 if errno.0 == libc::EFAULT
                     && !request.payload.segments().is_accessible(0, end, false) =>
@@ -194,7 +194,7 @@ impl<I: Iface> Engine<I> {
                 Step::Done
             }
             Err(SendError::Unreachable(_)) => {
-                // The receiver counts what arrives in fragments: begin again from the start.
+                // The receiver counts the bytes of fragments only: start from offset 0.
                 request.state = TxState::Streaming { rx, offset: 0, end };
                 Step::Moved
             }
@@ -223,7 +223,7 @@ impl<I: Iface> Engine<I> {
                         continue;
                     }
                     if request.leaves {
-                        // All of it is on its way, and its buffer is the application's again.
+                        // All of it is in the ring: the buffer is the application's again.
                         self.core.count_outstanding(peer, -1);
                         self.core.finish_send(key, None, host);
                     } else {
@@ -231,7 +231,7 @@ impl<I: Iface> Engine<I> {
                     }
                     return Step::Done;
                 }
-                // The receiver has no memory for what it did not ask for.
+                // The receiver is short of memory for unsolicited bytes.
                 TxState::Announced { asked: None, .. } if self.iface.under_pressure(peer) => {
                     return Step::Again;
                 }
@@ -253,7 +253,7 @@ impl<I: Iface> Engine<I> {
             if streams {
                 let part = request.payload.segments().slice(at, len);
                 if self.iface.send_by_stream(peer, header.as_slice(), &part).is_err() {
-                    // If it is gone, we hear of that.
+                    // A broken stream is reported by `on_stream_lost`.
                     return if i > 0 { Step::Moved } else { Step::Again };
                 }
                 *offset = at + len;
@@ -289,7 +289,7 @@ impl<I: Iface> Engine<I> {
         Step::Moved
     }
 
-    /// Sends the first bytes of a message that was just announced.
+    /// Sends the first unsolicited bytes of a message that was just announced.
     pub(super) fn begin_push(&mut self, key: Key, host: &mut impl Host) {
         if self.core.tx.get(key).is_some_and(|request| request.carrier == Carrier::Stream) {
             self.iface.flush(); // the announcement
@@ -300,7 +300,7 @@ impl<I: Iface> Engine<I> {
         self.iface.flush();
     }
 
-    /// Sends answers while there is room.
+    /// Sends the queued replies while there is room.
     pub(super) fn flush_outbox(&mut self, host: &mut impl Host) -> usize {
         let mut answers = std::mem::take(&mut self.core.outbox);
         let n = self.send_answers(&mut answers, host);
@@ -312,7 +312,7 @@ impl<I: Iface> Engine<I> {
         n
     }
 
-    /// Sends those that nobody waits for: they may leave with others.
+    /// Sends the replies that are not urgent: they are not flushed, and may share a packet with others.
     pub(super) fn flush_late(&mut self, host: &mut impl Host) -> usize {
         let mut answers = std::mem::take(&mut self.core.late);
         let n = self.send_answers(&mut answers, host);
@@ -320,8 +320,8 @@ impl<I: Iface> Engine<I> {
         n
     }
 
-    /// Has those of `answers` leave that there is room for, to one peer in their order: with others, or at the next
-    /// `flush`.
+    /// Sends those of `answers` that there is room for, in order for each peer. They may be coalesced with others until
+    /// the next `flush`.
     fn send_answers(
         &mut self,
         answers: &mut VecDeque<(PeerId, Packet)>,
@@ -341,7 +341,7 @@ impl<I: Iface> Engine<I> {
                     full.push(peer);
                     answers.push_back((peer, packet));
                 }
-                // The peer waits for it. Once there is room we can reach it, or it departs.
+                // The peer needs this reply. Later there will be resources for it, or the peer departs.
                 Err(SendError::Unreachable(errno)) if errno.is_shortage() => {
                     full.push(peer);
                     answers.push_back((peer, packet));
@@ -369,15 +369,15 @@ impl<I: Iface> Engine<I> {
                     self.core.fail_unanswered(key, errno, host);
                 }
             }
-            // Whoever waited for this answer is gone.
+            // The peer that waited for this reply has departed.
             _ => self.core.counts.dropped += 1,
         }
     }
 }
 
 impl Core {
-    /// Asks the sender for the bytes. `one_sided`: it may be able to write them to where they go. `faulted`: it had
-    /// better look whether they are there.
+    /// Sends a CTS. `one_sided`: the sender may be able to write to the buffer. `faulted`: the sender has to check
+    /// whether it can read its own buffer.
     fn clear_to_send(&mut self, key: Key, one_sided: bool, faulted: bool) {
         let Some(active) = self.active.get_mut(key) else { return };
         active.cleared = true;
@@ -404,7 +404,7 @@ impl Core {
         if active.sees && active.lending.seen as u64 == active.len {
             self.late.push_back(fin);
         } else if !active.leaves || active.len > active.want as u64 {
-            // A sender who still pushes what there is no room for may stop.
+            // A sender whose unsolicited bytes do not all fit may stop sending them.
             self.outbox.push_back(fin);
         }
         let overflow = (active.len as usize).saturating_sub(active.want);
@@ -413,7 +413,7 @@ impl Core {
         self.finish_receive(peer, &envelope, &target, outcome, host);
     }
 
-    /// Ends a rendezvous receive in an error and tells the sender.
+    /// Ends a rendezvous receive with an error and tells the sender.
     pub(super) fn fail_active(&mut self, key: Key, error: i32, cause: Cause, host: &mut impl Host) {
         let Some(active) = self.active.remove(key) else { return };
         self.pushed.remove(active.peer, active.tx);
@@ -424,7 +424,7 @@ impl Core {
         self.finish_receive(peer, &envelope, &target, outcome, host);
     }
 
-    /// Nobody can be asked for the bytes of a receive.
+    /// The sender cannot be reached, so the bytes of a receive cannot be requested.
     fn fail_unanswered(&mut self, key: Key, errno: Errno, host: &mut impl Host) {
         if let Some(active) = self.active.remove(key) {
             self.pushed.remove(active.peer, active.tx);
@@ -451,7 +451,7 @@ impl Core {
                 )
         });
         let Some(request) = request else {
-            // All of it may have left before it asked.
+            // A send that needs no FIN may have completed before this CTS came.
             self.counts.dropped += u64::from(!self.has_left(key));
             return;
         };
@@ -464,7 +464,7 @@ impl Core {
         }
         if let TxState::Announced { asked, .. } = &mut request.state {
             *asked = Some((rx, end));
-            return; // among the streams already
+            return; // it is in `streams` already
         }
         if request.pushed > 0 {
             if end > request.pushed {
@@ -491,7 +491,7 @@ impl Core {
     ) {
         let key = Key::from_wire(rx);
         let received = self.active.get(key).map_or(0, |active| active.received as u64);
-        // What was sent before a message was resumed may come once more.
+        // After a RESUME fragments may repeat bytes that are here (PROTOCOL.md §4.11).
         let known = usize::try_from(received.saturating_sub(offset)).unwrap_or(usize::MAX);
         let payload = payload.get(known..).unwrap_or(&[]);
         let active = self.active.get_mut(key).filter(|active| {
@@ -512,7 +512,7 @@ impl Core {
         }
     }
 
-    /// The sender cannot read its own memory.
+    /// FAULT: the sender cannot read its own memory.
     pub(super) fn on_fault(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
         let key = Key::from_wire(rx);
         if self.active.get(key).is_some_and(|a| a.peer == peer && a.cleared && !a.placing) {

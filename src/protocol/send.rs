@@ -1,4 +1,4 @@
-//! Sending: eager when short, by rendezvous when long, in order, and never queued in secret.
+//! Sending, in order: short messages eagerly, long ones by rendezvous. FI_EAGAIN if there is no room: no hidden queue.
 
 use super::engine::{Core, Engine, PeerState};
 use super::index_list::Key;
@@ -7,34 +7,34 @@ use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOW
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, Mode, PeerId, SendError, Ticket, Windows};
 
-/// Of what is injected and has to wait, so many bytes are kept for each send that may pend.
+/// The copies of injected sends that are pending have at most this many bytes for each send that may be pending.
 pub(super) const COPY_MEAN: usize = 4096;
 
-/// A send as the endpoint asks for it.
+/// A send, as requested by the endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendOp<B = SegmentList> {
     /// The receiver.
     pub(crate) peer: PeerId,
-    /// One of its receive contexts.
+    /// The receive context at the receiver.
     pub(crate) rx: u8,
-    /// The bytes.
+    /// The payload.
     pub(crate) payload: B,
-    /// A tagged message, and its tag (0 otherwise).
+    /// Whether the message is tagged, and its tag (0 otherwise).
     pub(crate) tagged: bool,
     pub(crate) tag: u64,
     /// Remote completion data.
     pub(crate) data: Option<u64>,
     /// The application's context.
     pub(crate) context: u64,
-    /// Where its end is reported.
+    /// Where the completion is reported.
     pub(crate) report: Report,
-    /// The buffer is the application's again when the call returns.
+    /// The application may reuse the buffer when the call returns (FI_INJECT).
     pub(crate) inject: bool,
-    /// Complete only when the message is in the receiver's buffer.
+    /// Complete only when the message is in the receiver's buffer (FI_DELIVERY_COMPLETE).
     pub(crate) delivery: bool,
-    /// Complete only when the receiver's endpoint has the message.
+    /// Complete only when the receiver's endpoint has the message (FI_TRANSMIT_COMPLETE).
     pub(crate) transmitted: bool,
-    /// Start only when all earlier sends to this peer have completed.
+    /// Start only when all earlier sends to this peer have completed (FI_FENCE).
     pub(crate) fence: bool,
 }
 
@@ -45,12 +45,12 @@ impl<B: Buffers> SendOp<B> {
     }
 }
 
-/// The bytes of a pending send.
+/// The payload of a pending send.
 #[derive(Debug)]
 pub(super) enum Payload {
     /// In the application's buffer.
     Lent(SegmentList),
-    /// In our copy of it.
+    /// In a copy that the engine owns.
     Owned(OwnedBuffer),
 }
 
@@ -72,41 +72,41 @@ impl Payload {
     }
 }
 
-/// How the bytes of a long message leave.
+/// The path of a long message's bytes: all of one message take the same (PROTOCOL.md §4.11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Carrier {
-    /// It shows when the first ones do.
+    /// Decided when the first bytes are sent.
     Undecided,
     Fragments,
     Stream,
 }
 
-/// Where a pending send stands.
+/// The state of a pending send.
 #[derive(Debug)]
 pub(super) enum TxState {
-    /// Behind a fence; nothing was sent. `access`: it stands for this one-sided operation.
+    /// Behind a fence; nothing was sent. `access`: the entry stands for this one-sided operation.
     Deferred { fence: bool, access: Option<Key> },
     /// The receiver has to answer.
     AwaitingAnswer,
-    /// Announced, and pushed without being asked from `offset` to the end of what is pushed. `asked`:
-    /// the receiver's number and how much it wants, once it has asked for the rest.
+    /// Announced; the unsolicited bytes from `offset` to `pushed` are still to be sent. `asked`: the receiver's number
+    /// and the length that it wants, once it has sent a CTS.
     Announced { offset: usize, asked: Option<(u64, usize)> },
-    /// Released by a CTS: fragments from `offset` to `end`.
+    /// Released by a CTS: fragments from `offset` to `end` are to be sent.
     Streaming { rx: u64, offset: usize, end: usize },
-    /// Released by a CTS: written into the receiver's ranges from `offset` to `end`.
+    /// Released by a CTS: the bytes from `offset` to `end` are to be written into the receiver's ranges.
     Pushing { rx: u64, offset: usize, end: usize, ranges: Ranges },
-    /// The receiver lends windows, `queued` of which wait for their bytes.
+    /// The receiver advertises remote buffers, `queued` of which have still to be written.
     Writing { rx: u64, queued: u8 },
-    /// Nothing is written into windows from `from` on; the receiver has to ask for it otherwise.
+    /// This sender sent a NACK: it writes no bytes from `from` on, and the receiver has to request them in another way.
     Declined { rx: u64, from: usize },
-    /// In the transport's hands, which has to hear that the peer has it.
+    /// The transport has the message, and the peer has not acknowledged it yet.
     Leaving,
-    /// All of it was written, and is the application's again; the receiver says so some time. `told`: it wanted more,
-    /// and knows that there is none.
+    /// All of it was written and the send is complete; a FIN will follow some time. `told`: the receiver asked for more
+    /// and was answered that there is none (GONE).
     Over { told: bool },
 }
 
-/// A send that is not complete when its call returns.
+/// A send that is pending: not complete when its call returns.
 #[derive(Debug)]
 pub(super) struct TxRequest {
     pub(super) peer: PeerId,
@@ -114,20 +114,20 @@ pub(super) struct TxRequest {
     pub(super) payload: Payload,
     pub(super) context: u64,
     pub(super) report: Report,
-    /// The completion was given already.
+    /// The completion was reported already.
     pub(super) completed: bool,
-    /// It is due when the message is in the receiver's buffer.
+    /// The completion is due when the message is in the receiver's buffer.
     pub(super) delivery: bool,
-    /// It is due when the receiver's endpoint has it.
+    /// The completion is due when the receiver's endpoint has the message.
     pub(super) transmitted: bool,
-    /// Bytes that the announcement said would follow unasked.
+    /// The number of unsolicited bytes that the RTS announced.
     pub(super) pushed: usize,
-    /// It said too that nobody waits for an answer: the send is complete when they have left.
+    /// The RTS said that the sender needs no FIN: the send is complete when the unsolicited bytes are sent.
     pub(super) leaves: bool,
-    /// It said that the send is complete once all of it is written into windows: bytes of its beginning of which we
-    /// have heard that they are.
+    /// `Some` if the RTS announced sender-side delivery completion: the number of bytes from the start of the message
+    /// that are known to be delivered.
     pub(super) seen: Option<usize>,
-    /// It said that the receiver may read it from there.
+    /// The remote key under which the RTS advertised the message for reading.
     pub(super) offer: Option<Ticket>,
     pub(super) carrier: Carrier,
     pub(super) state: TxState,
@@ -167,8 +167,8 @@ pub(super) fn op_error(error: SendError) -> OpError {
 }
 
 impl<I: Iface> Engine<I> {
-    /// Starts a send. `Again`: no room in the ring, in the completion queue or for another pending
-    /// send. Completed sends are reported before this returns.
+    /// Starts a send. `Again`: no room in the ring, in the completion queue or for another pending send. Sends that
+    /// complete at once are reported before this returns.
     pub(crate) fn send(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
         if !host.has_room_for_sends(op.report.context()) {
             return Err(OpError::Again);
@@ -176,8 +176,8 @@ impl<I: Iface> Engine<I> {
         if self.try_send(op, host) { Ok(()) } else { self.send_any(op, host) }
     }
 
-    /// The cheapest case: one segment that the transport takes now and that nobody has to remember. False: nothing was
-    /// done, and [`Engine::send`] goes on.
+    /// The fast path: one segment that the transport takes now and that needs no entry in `tx`. False: nothing was
+    /// done, and the caller uses [`Engine::send`].
     #[inline(always)]
     pub(crate) fn try_send<B: Buffers>(&mut self, op: &SendOp<B>, host: &mut impl Host) -> bool {
         let Some(payload) = op.payload.one() else { return false };
@@ -200,7 +200,7 @@ impl<I: Iface> Engine<I> {
         true
     }
 
-    /// The same for a long message: announced and pushed in one go.
+    /// The fast path of a long message: announced and sent unsolicited in one call.
     #[inline(never)]
     fn try_push(
         &mut self,
@@ -218,7 +218,7 @@ impl<I: Iface> Engine<I> {
         true
     }
 
-    /// What the cheapest case does not take.
+    /// Any send that the fast path does not take.
     #[inline(never)]
     fn send_any(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
         let shut = op.fence && !self.is_fence_open(op.peer);
@@ -243,7 +243,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// Announces and pushes a message, if there is room for all of it. `leaves`: nobody waits for an answer.
+    /// Announces a message and sends all of it, if there is room for that. `leaves`: the sender needs no FIN.
     fn send_whole(
         &mut self,
         peer: PeerId,
@@ -312,7 +312,7 @@ impl<I: Iface> Engine<I> {
         }))
     }
 
-    /// An injected send is complete as soon as its bytes are copied, unless it asked for more.
+    /// Reports an injected send once its bytes are copied, unless it asked for a higher completion level.
     fn complete_injected(&mut self, key: Key, op: &SendOp, host: &mut impl Host) {
         if !op.inject || op.delivery || op.transmitted {
             return;
@@ -335,7 +335,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// A send whose bytes leave now: nothing of the application's buffer is needed afterwards.
+    /// An entry for a send whose bytes are sent now: it does not refer to the application's buffer.
     pub(super) fn request_without_bytes(&mut self, op: &SendOp, envelope: Envelope) -> Option<Key> {
         let plain = SendOp { inject: false, ..*op };
         let key = self.new_request(&plain, envelope, TxState::AwaitingAnswer).ok()?;
@@ -365,7 +365,7 @@ impl<I: Iface> Engine<I> {
         host: &mut impl Host,
     ) -> Result<(), OpError> {
         let key = self.new_request(op, envelope, TxState::AwaitingAnswer)?;
-        // Without delivery it had this chance already.
+        // Without delivery complete, the fast path has tried this already.
         let one = op.payload.one().filter(|_| op.delivery);
         let whole = one.is_some_and(|one| self.send_whole(op.peer, &envelope, one, (key, false)));
         if whole {
@@ -385,19 +385,19 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// Announces a message, and begins to push it where that is worth it.
+    /// Announces a message. If the message is sent unsolicited, its first bytes go with the announcement.
     fn send_rts(&mut self, key: Key) -> Result<(), SendError> {
         let Some(request) = self.core.tx.get_mut(key) else { return Ok(()) };
         let segments = request.payload.segments();
         let peer = request.peer;
         let caps = self.iface.caps(peer);
-        // What the receiver lends windows for does not leave before.
+        // A message for remote buffers sends no bytes before the receiver has advertised them.
         let windows = caps.window_max > 0
             && segments.len() >= caps.window_min
             && self.iface.windows(peer) != Windows::No;
         let streams = !windows && streams(&mut self.iface, &caps, peer, segments.len());
         request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
-        // What may be copied once is pushed as a whole, or not at all.
+        // Where the receiver may read the message instead, a message is sent unsolicited as a whole or not at all.
         let pushes = caps.push_max > 0 && !(caps.one_sided && segments.len() > caps.push_max);
         if pushes && !windows && !self.iface.under_pressure(peer) {
             let pushed = segments.len().min(caps.push_max);
@@ -414,7 +414,7 @@ impl<I: Iface> Engine<I> {
             };
             let header = packet.encode();
             let header = header.as_slice();
-            // What comes by stream is not worth a packet of its own.
+            // Bytes for the stream are not worth a packet of their own.
             let room = if streams { 0 } else { caps.short_max.saturating_sub(header.len()) };
             let len = pushed.min(room);
             let pack = |at: usize, to: &mut [u8]| {
@@ -431,7 +431,7 @@ impl<I: Iface> Engine<I> {
         if windows && request.offer.is_none() {
             request.offer = self.iface.offer(peer, &segments);
         }
-        // Of what the receiver reads we hear from it alone.
+        // If the receiver reads the message, only its FIN tells the sender of delivery.
         let sees = windows && request.offer.is_none() && !request.delivery;
         request.seen = sees.then_some(0);
         let packet = Packet::Rts {
@@ -474,7 +474,7 @@ impl<I: Iface> Engine<I> {
             if let Some(access) = access.filter(|_| !waits) {
                 self.core.tx.remove(key);
                 self.core.release_access(access);
-                // Before what was deferred behind it.
+                // Before the operations that were deferred behind it.
                 n += self.pump(peer, host);
             } else if !waits && self.start_deferred(key, host) == Err(SendError::Again) {
                 self.core.deferred_starved = true;
@@ -537,7 +537,7 @@ pub(super) fn streams<I: Iface>(iface: &mut I, caps: &Caps, peer: PeerId, len: u
     caps.stream_max > 0 && len >= caps.stream_min && iface.has_stream(peer)
 }
 
-/// One eager message, short if it fits beside its header.
+/// Sends one eager message: in a slot if it fits there beside its header, else through the bulk space.
 #[inline]
 pub(super) fn send_eager<I: Iface>(
     iface: &mut I,
@@ -561,7 +561,7 @@ pub(super) fn send_eager<I: Iface>(
 }
 
 impl Core {
-    /// Puts a one-sided operation in line with the sends behind a fence. False: there is no room.
+    /// Queues a one-sided operation among the deferred sends. False: there is no room.
     pub(super) fn defer_behind(&mut self, peer: PeerId, fence: bool, access: Key) -> bool {
         if self.tx.len() >= self.limits.tx_max {
             return false;
@@ -572,7 +572,7 @@ impl Core {
             payload: Payload::Lent(SegmentList::EMPTY),
             context: 0,
             report: Report::default(),
-            // The operation reports for itself.
+            // The one-sided operation reports its own completion.
             completed: true,
             delivery: false,
             transmitted: false,
@@ -605,8 +605,8 @@ impl Core {
         Some(request)
     }
 
-    /// Ends a pending send: `error` is a number and a sentence, or `None` for success. The caller
-    /// keeps the per-peer counts.
+    /// Ends a pending send. `error`: the error number and the cause, or `None` for success. The caller keeps the
+    /// per-peer counts.
     pub(super) fn finish_send(
         &mut self,
         key: Key,
@@ -624,12 +624,12 @@ impl Core {
         }
     }
 
-    /// Whether a message was ours, and needs no answer any more.
+    /// Whether `key` named a message of this endpoint that needs no FIN any more.
     pub(super) fn has_left(&self, key: Key) -> bool {
         key.is_nameless_before(self.passing) || self.tx.is_gone(key)
     }
 
-    /// The receiver is done with one of our messages. Whether it was one that pended.
+    /// FIN: the receiver has finished with a message. Returns whether a pending send ended.
     pub(super) fn on_fin(
         &mut self,
         peer: PeerId,
@@ -643,7 +643,7 @@ impl Core {
                 && !matches!(request.state, TxState::Deferred { .. } | TxState::Leaving)
         });
         if !valid {
-            // All of it may have left before the receiver had enough.
+            // A send that needed no FIN may have completed before the receiver's FIN.
             self.counts.dropped += u64::from(!self.has_left(key));
             return false;
         }

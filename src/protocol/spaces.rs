@@ -2,28 +2,28 @@
 
 use super::index_list::IndexList;
 
-/// In which messages and receives find each other.
+/// Messages and receives match only within one space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Space {
-    /// The receive context; an ordinary endpoint has number 0 only.
+    /// The receive context. An ordinary endpoint has only number 0.
     pub(super) rx: u8,
     pub(super) tagged: bool,
 }
 
 impl Space {
-    /// Those of the first `contexts` receive contexts.
+    /// The spaces of the first `contexts` receive contexts.
     pub(super) fn all(contexts: usize) -> impl Iterator<Item = Self> {
         let numbers = 0..u8::try_from(contexts).unwrap_or(u8::MAX);
         numbers.flat_map(|rx| [true, false].map(|tagged| Self { rx, tagged }))
     }
 }
 
-/// A list for each space.
+/// One list for each matching space.
 #[derive(Debug)]
 pub(super) struct Spaces<T> {
     plain: IndexList<T>,
     tagged: IndexList<T>,
-    /// Of the contexts from 1 on: plain, tagged.
+    /// The lists of contexts 1 and up: plain, tagged.
     more: Vec<[IndexList<T>; 2]>,
 }
 
@@ -36,7 +36,7 @@ impl<T> Spaces<T> {
         }
     }
 
-    /// A context that is not there has the spaces of context 0; nobody asks for one.
+    /// The list of a space. A context that does not exist gets the lists of context 0; callers ask for none.
     #[inline]
     pub(super) fn of(&mut self, space: Space) -> &mut IndexList<T> {
         if space.rx > 0 {
@@ -65,7 +65,7 @@ impl<T> Spaces<T> {
         self.plain.len() + self.tagged.len() + more
     }
 
-    /// Those of one context.
+    /// Entries of one receive context.
     #[inline]
     pub(super) fn len_of(&self, rx: u8) -> usize {
         let Some(beyond) = usize::from(rx).checked_sub(1) else {
@@ -74,7 +74,7 @@ impl<T> Spaces<T> {
         self.more.get(beyond).map_or(0, |[plain, tagged]| plain.len() + tagged.len())
     }
 
-    /// The oldest of each: for questions that are not worth looking at all.
+    /// The 64 oldest entries of each list: for questions that need no exact answer.
     pub(super) fn first_few(&self) -> impl Iterator<Item = &T> {
         self.lists().flat_map(|list| list.iter().take(64).map(|(_, item)| item))
     }

@@ -1,5 +1,5 @@
-//! Long messages whose bytes come by stream (PROTOCOL.md §4.11): placed without a copy, and asked
-//! for again as fragments when the stream breaks.
+//! Long messages whose bytes arrive by stream (PROTOCOL.md §4.11): placed without a copy, and requested again as
+//! fragments when the stream breaks.
 
 use super::Host;
 use super::engine::Core;
@@ -12,8 +12,8 @@ use crate::memory::SegmentList;
 use crate::transport::PeerId;
 
 impl Core {
-    /// The receive that the payload behind `header` is for, and its place in the message, if there
-    /// is one.
+    /// The receive that the payload behind `header` is for, if it has been matched, and the payload's offset in the
+    /// message.
     pub(super) fn by_stream(&mut self, peer: PeerId, header: &[u8]) -> Option<(Key, u64)> {
         match Packet::decode(header)? {
             Packet::Pushed { tx, offset } => match self.pushed.find(peer, tx)? {
@@ -25,7 +25,7 @@ impl Core {
         }
     }
 
-    /// Where the next `len` bytes of a message belong; `None` if they are not the next ones.
+    /// Where the next `len` bytes of a message belong. `None`: the bytes at `offset` are not the next ones.
     pub(super) fn place_streamed(
         &mut self,
         peer: PeerId,
@@ -45,7 +45,7 @@ impl Core {
         Some(active.target.segments.slice(active.received, room))
     }
 
-    /// They are there.
+    /// The stream has written `len` bytes to where [`Core::place_streamed`] said.
     pub(super) fn on_streamed(&mut self, key: Key, len: usize, host: &mut impl Host) {
         let Some(active) = self.active.get_mut(key) else { return };
         active.placing = false;
@@ -55,7 +55,7 @@ impl Core {
         }
     }
 
-    /// Our stream to `peer` broke: what it carried waits until the receiver says where to go on.
+    /// The outgoing stream to `peer` broke: the messages that it carried wait for the receiver's RESUME.
     pub(super) fn park_streamed(&mut self, peer: PeerId) {
         let Self { tx, streams, .. } = self;
         streams.retain(|key| {
@@ -69,8 +69,7 @@ impl Core {
         });
     }
 
-    /// The stream from `peer` broke: what it has not brought is asked for, or will be when its
-    /// receive is found.
+    /// The stream from `peer` broke: the missing bytes of each message are requested, now or when its receive is found.
     pub(super) fn resume_streamed(&mut self, peer: PeerId) {
         for key in self.active.keys_where(|active| active.peer == peer && active.cleared) {
             self.resume(key);
@@ -109,7 +108,7 @@ impl Core {
         self.outbox.push_back((active.peer, packet));
     }
 
-    /// The receiver says where to go on.
+    /// RESUME: the receiver says from which byte on it wants fragments.
     pub(super) fn on_resume(&mut self, peer: PeerId, tx: u64, rx: u64, from: u64, len: u64) {
         let key = Key::from_wire(tx);
         let over = |request: &TxRequest| matches!(request.state, TxState::Over { .. });
@@ -136,7 +135,7 @@ impl Core {
         let offset = end.min(from as usize);
         request.carrier = Carrier::Fragments;
         if let TxState::Declined { rx, .. } = request.state {
-            // What it answers is past, and the fragments would overtake it.
+            // The DECLINE answers WINDOWs that are void now, and the fragments would overtake it.
             self.outbox.retain(|(to, packet)| {
                 let declines = matches!(packet, Packet::Decline { rx: other, .. } if *other == rx);
                 *to != peer || !declines
@@ -153,7 +152,7 @@ impl Core {
 }
 
 impl Body {
-    /// Nothing more comes of a message without being asked for.
+    /// No more unsolicited bytes of this message will come.
     fn end_push(&mut self) {
         if let Self::Rts { rts, bytes } = self {
             if (bytes.len() as u64) < rts.pushed {

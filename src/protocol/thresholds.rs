@@ -1,43 +1,43 @@
-//! Which protocol a message takes at which size, told as `send` and `rendezvous` decide it: from the same
-//! limits and the same [`Caps`].
+//! Which protocol a message uses at which size: a report for users, derived from the same limits and the same [`Caps`]
+//! as the decisions in `send` and `rendezvous`.
 
 use super::engine::Engine;
 use super::packet::{EagerHeader, Envelope};
 use crate::transport::{Caps, Iface, PeerId, Windows};
 
-/// How messages of some sizes go.
+/// How messages of a range of sizes are sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum How {
-    /// Header and payload together, in one slot or packet.
+    /// Header and payload together in one slot or packet.
     Short,
-    /// Through the transport's memory, at once.
+    /// Eager, through the transport's memory.
     Buffers,
-    /// Rendezvous, one part of which leaves at once.
+    /// Rendezvous, of which `unasked` bytes are sent unsolicited.
     Fragments { unasked: usize },
-    /// Rendezvous: by a connection of its own.
+    /// Rendezvous: by a stream connection.
     Stream,
     /// Rendezvous: a device writes into the receiver's buffer.
     Windows,
     /// Rendezvous: the receiver reads from the sender's buffer.
     Read,
-    /// Rendezvous: the receiver reads, the sender writes the rest.
+    /// Rendezvous as a split copy: the receiver reads, and the sender writes the rest.
     Shared,
     /// Rendezvous: the sender writes into the receiver's buffer.
     Written,
 }
 
-/// One line of the answer: messages of `from` to `to` bytes, both included.
+/// One line of the report: messages of `from` to `to` bytes, both included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Threshold {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) how: How,
-    /// The variable that moves `to`, or where there is no longest message `from`. Without the prefix; `None`: it is fixed.
+    /// The variable, without its prefix, that moves `to` (in the last line, `from`). `None`: the bound is fixed.
     pub(crate) variable: Option<&'static str>,
 }
 
 impl How {
-    /// In the words of PROTOCOL.md.
+    /// The name of the protocol, as in PROTOCOL.md.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Short => "eager, short",
@@ -52,7 +52,7 @@ impl How {
         }
     }
 
-    /// The variable that moves where these sizes begin. Without the prefix.
+    /// The variable, without its prefix, that sets the shortest message of this kind.
     fn begins_by(self) -> Option<&'static str> {
         match self {
             Self::Short | Self::Buffers => None,
@@ -66,7 +66,7 @@ impl How {
         matches!(self, Self::Short | Self::Buffers)
     }
 
-    /// Why this one.
+    /// Why these sizes use this protocol.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Short => {
@@ -97,9 +97,9 @@ impl How {
 }
 
 impl<I: Iface> Engine<I> {
-    /// How tagged messages without remote data go to `peer` now, shortest first, without a gap, and to
-    /// the longest there are. Ways that are made when they are first wanted count once they are there.
-    /// What the receiver decides is told of messages that come from `peer`.
+    /// How tagged messages without remote data go to `peer` now: shortest first, without gaps, up to `usize::MAX`. A
+    /// connection that is made on first use counts once it exists. The receiver's decisions are those for messages from
+    /// `peer`.
     pub(crate) fn thresholds(&mut self, peer: PeerId) -> Vec<Threshold> {
         let Self { iface, core } = self;
         let caps = iface.caps(peer);
@@ -148,7 +148,7 @@ impl<I: Iface> Engine<I> {
     }
 }
 
-/// What carries a long message that nothing better is there for.
+/// The protocol of a long message for which no device and no stream exist.
 fn slow_way(caps: &Caps) -> How {
     if caps.get {
         How::Read

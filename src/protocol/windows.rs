@@ -1,6 +1,6 @@
-//! Long messages whose bytes the sender writes straight to where they belong (PROTOCOL.md §4.12).
-//! The receiver owns the pace: it lends its buffer piece by piece, and what cannot be lent or
-//! written comes as fragments.
+//! PUT and GET rendezvous by a device (PROTOCOL.md §4.12). The receiver advertises its buffer (WINDOW) as remote
+//! buffers, a few at a time, and the sender writes them. If the sender has advertised the message, the receiver reads
+//! every second chunk itself. Bytes that can be neither advertised nor written come as fragments.
 
 use super::Host;
 use super::engine::{Core, Engine};
@@ -16,23 +16,23 @@ use crate::transport::{
     Caps, Chunk, Iface, PeerId, Reach, Reached, SendError, Spot, Ticket, Windows,
 };
 
-/// Windows of one message that are lent at a time: one is written while others are on their way.
+/// Chunks of one message that are outstanding at a time: one is written while advertisements of others travel.
 const AHEAD: usize = 4;
-/// Windows of one message that may wait for their bytes. More than any receiver of ours lends.
+/// Remote buffers of one message that a sender queues. More than any receiver of this version advertises.
 const QUEUE_MAX: u8 = 64;
-/// After its windows were lost so often a message goes on as fragments.
+/// A message whose remote buffers were lost this often continues as fragments.
 const LOSSES_MAX: u8 = 3;
 
-/// Of what both sides move, a part is of whole pages, and of at most so many bytes: where processors move them, others wait
-/// until one is done with a part, and the kernel has threads of its own go on with what takes longer than 2 ms.
+/// If both sides move a message, its chunks are whole pages, of at most SHARE_MAX bytes. If processors emulate the
+/// device, other work waits for each chunk, and the kernel gives work of over 2 ms to its own threads.
 const PAGE: usize = 4096;
 const SHARE_MAX: usize = 128 * 1024;
-/// In one turn no further part is read after so many bytes.
+/// In one progress pass no further chunk is read after this many bytes.
 const READ_BATCH: usize = 512 * 1024;
-/// Set in tokens of reads of messages, to tell them from those of one-sided operations.
+/// Set in the tokens of reads for messages, to tell them from those of direct RMA.
 pub(super) const OF_A_MESSAGE: u64 = 1 << 31;
 
-/// A part of a receive that its sender may write, or that we read from what the sender offers.
+/// A chunk of a receive: advertised to the sender as a remote buffer, or read by this endpoint.
 #[derive(Debug)]
 pub(super) struct Lent {
     pub(super) peer: PeerId,
@@ -40,50 +40,50 @@ pub(super) struct Lent {
     pub(super) offset: usize,
     len: usize,
     ticket: Ticket,
-    /// We read it.
+    /// Whether this endpoint reads the chunk.
     reads: Reads,
-    /// It is here, and bytes before it are missing.
+    /// Its bytes are here, and bytes before it are missing.
     pub(super) filled: bool,
-    /// Its writer sees that.
+    /// The sender gets sender-side delivery completions for it.
     seen: bool,
 }
 
-/// Whether a part of a receive is one that we read.
+/// Whether this endpoint reads a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reads {
     No,
-    /// Among those that are to be read.
+    /// Queued in `Core::reads`.
     Due,
-    /// The device is at it.
+    /// The device is reading it.
     Begun,
 }
 
-/// What of a receive is lent.
+/// The chunks of a receive.
 #[derive(Debug, Default)]
 pub(super) struct Lending {
-    /// The sender was told of a window.
+    /// A remote buffer was advertised to the sender.
     pub(super) begun: bool,
-    /// No further window is lent.
+    /// No further chunk begins.
     over: bool,
-    /// Windows that are lent, written ones before which bytes are missing included.
+    /// Outstanding chunks, including complete ones that have gaps before them.
     pub(super) out: usize,
-    /// Where the next one begins.
+    /// Offset of the next chunk.
     next: usize,
-    /// Bytes that the sender has written, and knows to be here.
+    /// Bytes that the sender has written and knows to be delivered.
     pub(super) seen: usize,
-    /// How often they were lost.
+    /// How often the remote buffers were lost with their connection.
     losses: u8,
-    /// The sender has nothing of it any more.
+    /// The sender has completed the message, and has none of its bytes any more (GONE).
     pub(super) gone: bool,
-    /// The sender writes nothing from here on, and those windows are to be taken back.
+    /// The sender writes no bytes from this offset on (NACK): its chunks are to be invalidated.
     declined: Option<usize>,
-    /// What is here from there on does not count: it has to come in another way.
+    /// Bytes from this offset on do not count: they have to come in another way.
     void: Option<usize>,
-    /// The next part is one for us to read.
+    /// The next chunk is for this endpoint to read.
     reads: bool,
 }
 
-/// A window of a peer that bytes of ours are to be written into.
+/// A remote buffer that bytes of this endpoint have to be written into.
 #[derive(Debug)]
 pub(super) struct Due {
     pub(super) tx: Key,
@@ -93,8 +93,7 @@ pub(super) struct Due {
 }
 
 impl<I: Iface> Engine<I> {
-    /// Lends what may be lent of a receive. `None`: its bytes have to come in another way, and
-    /// nothing of them was lent.
+    /// Advertises remote buffers of a receive. `None`: its bytes have to come in another way, and none was advertised.
     pub(super) fn lend_windows(&mut self, key: Key, caps: &Caps) -> Option<Step> {
         self.take_back_declined(key);
         let Some(active) = self.core.active.get_mut(key) else { return Some(Step::Done) };
@@ -118,7 +117,7 @@ impl<I: Iface> Engine<I> {
         }
         let lending = &self.core.active.get(key)?.lending;
         if lending.out > 0 {
-            return Some(Step::Done); // until they are written
+            return Some(Step::Done); // until the chunks are complete
         }
         if lending.over && !lending.begun {
             return None;
@@ -129,12 +128,12 @@ impl<I: Iface> Engine<I> {
         Some(if again { Step::Again } else { Step::Done })
     }
 
-    /// Lends windows of a receive until as many are out as shall be.
+    /// Begins chunks of a receive until [`AHEAD`] are outstanding.
     fn lend_ahead(&mut self, key: Key, window_max: usize) -> Result<(), SendError> {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return Ok(()) };
         let (peer, lending) = (active.peer, &mut active.lending);
-        // An offer ends with the connection that it was made by.
+        // The sender's remote key is void when the connection that it was made for ends.
         active.offer = active.offer.filter(|offer| iface.epoch(peer) == Some(offer.connection));
         let most = match active.offer {
             Some(_) => share(active.want, window_max.min(SHARE_MAX)),
@@ -180,12 +179,12 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// Ends the windows that the sender of a message will not write.
+    /// Invalidates the remote buffers that the sender of a message will not write.
     pub(super) fn take_back_declined(&mut self, key: Key) {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return };
         let Some(from) = active.lending.declined.take() else { return };
-        // What the device is about to read is ours again when it has.
+        // A chunk that the device is reading ends when that read does.
         let ends = |lent: &Lent| lent.message == key && lent.offset >= from && !lent.is_read();
         for token in core.lent.keys_where(ends) {
             let Some(lent) = core.lent.remove(token) else { continue };
@@ -196,7 +195,7 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Reads the parts of messages that are ours to read, in order.
+    /// Invalidates the keys of finished sends, and begins the queued reads in order.
     pub(super) fn advance_reads(&mut self) -> usize {
         let Self { iface, core } = self;
         let (mut n, mut bytes) = (0, 0);
@@ -239,7 +238,7 @@ impl<I: Iface> Engine<I> {
         n
     }
 
-    /// The sender cannot be told of a window. Returns whether nothing of the message is lent now.
+    /// A WINDOW could not be sent: invalidates its remote buffer. Returns whether none of the message is outstanding.
     pub(super) fn take_back_untold(&mut self, peer: PeerId, key: Key, ticket: &Ticket) -> bool {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return false };
@@ -256,7 +255,7 @@ impl<I: Iface> Engine<I> {
         active.lending.over && active.lending.out == 0
     }
 
-    /// Writes into the windows that peers have lent, in order.
+    /// Writes into the remote buffers that peers have advertised, in order.
     pub(super) fn advance_writes(&mut self) -> usize {
         let mut n = 0;
         let mut full: Vec<PeerId> = Vec::new();
@@ -293,26 +292,26 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Lent {
-    /// It is for us to read, and not for the sender to write.
+    /// Whether this endpoint reads it, and the sender does not write it.
     #[cfg(test)]
     pub(super) fn is_ours(&self) -> bool {
         self.reads != Reads::No
     }
 
-    /// The device is reading it.
+    /// Whether the device is reading it.
     fn is_read(&self) -> bool {
         self.reads == Reads::Begun && !self.filled
     }
 }
 
 impl Lending {
-    /// Nothing further is lent, and what is behind `offset` has to come in another way.
+    /// Begins no further chunk: bytes from `offset` on have to come in another way.
     fn end_at(&mut self, offset: usize) {
         self.over = true;
         self.void = Some(self.void.map_or(offset, |before| before.min(offset)));
     }
 
-    /// The same of message `key`, and what of that is here does not count either.
+    /// As [`Self::end_at`], and drops the complete chunks of message `key` from `offset` on.
     fn void_from(&mut self, offset: usize, key: Key, lent: &mut IndexList<Lent>) {
         self.end_at(offset);
         for part in
@@ -324,14 +323,14 @@ impl Lending {
     }
 }
 
-/// How long the parts are of a message of `len` bytes that both sides move: as many for the one as for the other, none
-/// longer than `most`.
+/// Length of the chunks of a message of `len` bytes that both sides move: the same number for both sides, none longer
+/// than `most`.
 fn share(len: usize, most: usize) -> usize {
     let each = len.div_ceil(2).div_ceil(most.max(1)).max(1);
     len.div_ceil(2 * each).next_multiple_of(PAGE).min(most)
 }
 
-/// The contiguous piece of at most `len` bytes at `offset`.
+/// The contiguous range of at most `len` bytes at `offset`.
 fn piece(segments: &SegmentList, offset: usize, len: usize) -> SegmentList {
     let (ranges, _) = segments.slice(offset, len).ranges();
     let [first, ..] = ranges;
@@ -339,12 +338,12 @@ fn piece(segments: &SegmentList, offset: usize, len: usize) -> SegmentList {
 }
 
 impl Core {
-    /// The sender has written a window.
+    /// The sender has written a remote buffer.
     pub(super) fn on_filled(&mut self, peer: PeerId, token: u64, host: &mut impl Host) {
         self.on_part(peer, Key::from_wire(token), Reads::No, host);
     }
 
-    /// We have read a part of a message.
+    /// The device has read a chunk of a message.
     pub(super) fn on_part_read(&mut self, peer: PeerId, token: u64, host: &mut impl Host) {
         self.on_part(peer, Key::from_wire(token), Reads::Begun, host);
     }
@@ -372,7 +371,7 @@ impl Core {
             active.lending.out -= 1;
             active.lending.seen += if lent.seen { lent.len } else { 0 };
             next.and_then(|token| self.lent.remove(token));
-            // Windows are written in the order they were lent in, so that others are rarely there.
+            // Remote buffers are written in the order of their WINDOWs: complete ones behind a gap are rare.
             next = match active.lending.out {
                 0 => None,
                 _ => {
@@ -390,14 +389,14 @@ impl Core {
         }
     }
 
-    /// All bytes of `chunk`, which we have written, are where they belong.
+    /// The bytes of `chunk`, which this endpoint has written, are delivered.
     pub(super) fn on_written(&mut self, peer: PeerId, chunk: Chunk, host: &mut impl Host) {
         let request = self.tx.get_mut(Key::from_wire(chunk.tx));
         let Some(request) = request.filter(|request| request.peer == peer) else { return };
         let (Some(seen), TxState::Writing { .. }) = (&mut request.seen, &request.state) else {
             return;
         };
-        // In order, and some perhaps twice.
+        // The reports come in order; one may be repeated.
         if chunk.offset as usize <= *seen {
             *seen = (*seen).max((chunk.offset + chunk.len) as usize);
         }
@@ -410,7 +409,7 @@ impl Core {
         }
     }
 
-    /// A part cannot be read: it comes as fragments, with all that is behind it.
+    /// A chunk cannot be read: it comes as fragments, with all bytes behind it.
     fn give_up_read(&mut self, token: Key) {
         let Some(Lent { message: key, offset, .. }) = self.lent.remove(token) else { return };
         let Some(active) = self.active.get_mut(key) else { return };
@@ -420,7 +419,7 @@ impl Core {
         self.queue_pull(key);
     }
 
-    /// The sender has nothing of a message any more, which it believes to be here.
+    /// GONE: the sender has completed the message as delivered, and has none of its bytes any more.
     pub(super) fn on_gone(&mut self, peer: PeerId, rx: u64) {
         let Some(active) = self.lending_to(peer, rx) else { return };
         active.lending.gone = true;
@@ -429,8 +428,8 @@ impl Core {
         self.queue_pull(Key::from_wire(rx));
     }
 
-    /// The windows between `peer` and us are void. Those that we were lent stay queued: a write into
-    /// them means nothing, and a new one may be among them already.
+    /// The connection to `peer` ended, and with it the remote buffers of both sides. Those of the peer stay in `due`: a
+    /// write to them has no effect, and a new one may be among them already.
     pub(super) fn lose_windows(&mut self, peer: PeerId) {
         for token in self.lent.keys_where(|lent| lent.peer == peer) {
             self.lent.remove(token);
@@ -452,11 +451,11 @@ impl Core {
         }
     }
 
-    /// The sender will write nothing of a message from `offset` on.
+    /// NACK: the sender will write no bytes of a message from `offset` on.
     pub(super) fn on_decline(&mut self, peer: PeerId, rx: u64, offset: u64) {
         let Some(active) = self.lending_to(peer, rx) else { return };
         if active.cleared {
-            return; // asked for as fragments meanwhile
+            return; // requested as fragments meanwhile
         }
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let lending = &mut active.lending;
@@ -465,7 +464,7 @@ impl Core {
         self.queue_pull(Key::from_wire(rx));
     }
 
-    /// The receive `rx`, of which `peer` was lent a part. `None`, and counted: there is no such.
+    /// The receive `rx`, if it has advertised a remote buffer to `peer`. Else `None`, counted as dropped.
     fn lending_to(&mut self, peer: PeerId, rx: u64) -> Option<&mut Active> {
         let active = self.active.get_mut(Key::from_wire(rx));
         let active = active.filter(|active| active.peer == peer && active.lending.begun);
@@ -479,7 +478,7 @@ impl Core {
         }
     }
 
-    /// The receiver lends a window.
+    /// WINDOW: the receiver advertises a remote buffer.
     pub(super) fn on_window(
         &mut self,
         peer: PeerId,
@@ -506,7 +505,7 @@ impl Core {
             TxState::AwaitingAnswer if request.carrier == Carrier::Undecided => Some(0),
             TxState::Writing { rx: known, queued } if *known == rx => Some(*queued),
             TxState::Declined { rx: known, from } if *known == rx => {
-                // Under way when we declined, or lent anew after those before were lost.
+                // It was sent before the NACK arrived, or again after the earlier ones were lost.
                 if offset < *from {
                     *from = offset;
                     self.say_declined(peer, rx, offset);
@@ -523,7 +522,7 @@ impl Core {
         self.due.push_back(Due { tx: key, offset, len, ticket });
     }
 
-    /// Nothing more of a message is written, from the window at `offset` on.
+    /// Sends a NACK: no bytes of the message are written from `offset` on, nor from an earlier queued buffer on.
     fn decline(&mut self, tx: Key, offset: usize) {
         let same = self.due.iter().filter(|due| due.tx == tx);
         let from = same.map(|due| due.offset).fold(offset, usize::min);
@@ -535,7 +534,7 @@ impl Core {
         self.say_declined(peer, rx, from);
     }
 
-    /// There is nothing more of a message that is over. One answer says it, however often it is asked for.
+    /// Replies GONE: the message is complete and has no more bytes. One reply serves any number of requests.
     pub(super) fn say_gone(&mut self, peer: PeerId, key: Key, rx: u64) {
         let state = self.tx.get_mut(key).map(|request| &mut request.state);
         if let Some(TxState::Over { told: told @ false }) = state {
@@ -544,7 +543,7 @@ impl Core {
         }
     }
 
-    /// One answer says it, however often it is said.
+    /// Queues a NACK. A queued one for the same receive is changed instead.
     fn say_declined(&mut self, peer: PeerId, rx: u64, from: usize) {
         let from = from as u64;
         for (to, packet) in &mut self.outbox {

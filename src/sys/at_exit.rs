@@ -1,23 +1,23 @@
-//! What is to be done when the process ends in order: exit(3), or a return from `main`.
+//! Work to do at an orderly end of the process: exit(3), or a return from `main`.
 //!
-//! The loader calls the finalizers of a shared object after the handlers that atexit(3) has entered, so that what these send
-//! counts as well. The provider is linked with `-z nodelete`: nothing is finalized before the process ends. Neither _exit(2)
-//! nor a signal comes by here.
+//! The loader calls the finalizers of a shared object after the handlers registered with atexit(3), so messages sent by
+//! those handlers are included. The provider is linked with `-z nodelete`: no finalizer runs before the process ends.
+//! Neither _exit(2) nor a signal runs them.
 
 use super::process;
 use std::sync::OnceLock;
 
-/// The process that asked, and what for.
+/// The process that registered, and its function.
 static HOOK: OnceLock<(i32, fn())> = OnceLock::new();
 
-/// `hook` is called once when the process ends in order; in a forked child it is not. The first one counts.
+/// Calls `hook` once at an orderly end of this process, but not in a forked child. Only the first call registers.
 pub(crate) fn call(hook: fn()) {
     let _ = HOOK.set((process::pid(), hook));
 }
 
 extern "C" fn finalize() {
     if let Some((_, hook)) = HOOK.get().filter(|(owner, _)| *owner == process::pid()) {
-        // A panic must not leave the finalizer; it was reported where it began.
+        // A panic must not leave the finalizer; it was reported where it occurred.
         let _ = std::panic::catch_unwind(hook);
     }
 }

@@ -1,20 +1,20 @@
-//! Threads that the application cancels (pthread_cancel(3)). Most calls of the C library that ask something of
-//! the kernel are points where a thread ends that was cancelled, by an unwinding that passes no frame of Rust:
-//! it ends the process. So there is none inside of this library: calls that may come to one hold a [`Shield`],
-//! and those that wait offer a point of their own, outside of all frames that have something to give back.
+//! Threads that the application cancels (pthread_cancel(3)). Most functions of the C library that make a system call
+//! are cancellation points: a cancelled thread ends there by an unwinding that cannot pass a Rust frame and so
+//! ends the process. So this library has no cancellation points: functions that may reach one hold a [`Shield`],
+//! and those that wait offer a point of their own, outside all frames that have something to release.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
 
 const DISABLE: c_int = 1;
 
-// The C library's; not in the crate `libc` for every platform.
+// Functions of the C library that the crate `libc` lacks on some platforms.
 unsafe extern "C-unwind" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     fn pthread_testcancel();
 }
 
-/// While it lives, the thread that made it is not cancelled: that waits for a point of the application.
+/// While this lives, its thread is not cancelled: cancellation waits for the application's next cancellation point.
 #[derive(Debug)]
 pub(crate) struct Shield {
     before: c_int,
@@ -22,11 +22,11 @@ pub(crate) struct Shield {
 }
 
 impl Shield {
-    /// Two writes to memory of the thread's own, in all: no system call.
+    /// Costs two writes to memory of the thread itself, and no system call.
     #[inline]
     pub(crate) fn raise() -> Self {
         let mut before = DISABLE;
-        // SAFETY: a live local; it cannot fail for this state.
+        // SAFETY: a live local; the call cannot fail for this state.
         unsafe { pthread_setcancelstate(DISABLE, &mut before) };
         Self { before, _not_send: PhantomData }
     }
@@ -36,16 +36,16 @@ impl Drop for Shield {
     #[inline]
     fn drop(&mut self) {
         if self.before != DISABLE {
-            // SAFETY: the state that it has told; nobody asks for the old one. No point of cancellation.
+            // SAFETY: restores the state that `raise` got; the old state is not requested. Not a cancellation point.
             unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
         }
     }
 }
 
-/// The thread ends here if it was cancelled.
+/// A cancellation point: the thread ends here if it was cancelled.
 ///
 /// # Safety
-/// No frame between this and the application has anything to drop or catches panics, and all of them are of
+/// No frame between this and the application has anything to drop or catches panics, and all of them belong to
 /// `extern "C-unwind"` functions.
 #[inline]
 pub(crate) unsafe fn point() {
@@ -66,13 +66,13 @@ mod tests {
         {
             let _outer = Shield::raise();
             drop(Shield::raise());
-            // SAFETY: the calling thread, which is to be cancelled; sleeping is a point of cancellation.
+            // SAFETY: the calling thread, which is to be cancelled; sleep(3) is a cancellation point.
             unsafe {
                 libc::pthread_cancel(libc::pthread_self());
                 libc::usleep(1);
             }
         }
-        // Without a shield: closing one would be such a point, waiting for one is none.
+        // Without a shield: close(2) would be a cancellation point, and the wait under test is none.
         let set = std::mem::ManuallyDrop::new(Epoll::new());
         CAME_THROUGH.store(set.is_ok(), Ordering::Relaxed);
         std::ptr::null_mut()

@@ -8,20 +8,20 @@ pub(crate) fn now_ns() -> u64 {
     (ts.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(ts.tv_nsec as u64)
 }
 
-/// A counter of the processor that counts at a constant rate, of which `now_ns` is made: to be read where that
-/// would take too long, at every poll. What is counted by another processor may be a little less or more.
+/// A processor counter with a constant rate, the one behind `now_ns`, for code that runs at every poll. The
+/// counters of two processors may differ a little.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has the instruction, and Linux lets everybody use it who has not asked for the
-    // contrary (PR_SET_TSC).
+    // SAFETY: every x86-64 has the instruction, and Linux allows it unless the process has disabled it
+    // (PR_SET_TSC).
     unsafe {
         core::arch::x86_64::_rdtsc()
     }
     #[cfg(target_arch = "aarch64")]
     {
         let ticks: u64;
-        // SAFETY: Linux lets everybody read the virtual counter, as its vDSO does.
+        // SAFETY: Linux lets user space read the virtual counter, as its vDSO does.
         unsafe {
             core::arch::asm!(
                 "mrs {}, cntvct_el0",
@@ -35,12 +35,12 @@ pub(crate) fn ticks() -> u64 {
     now_ns()
 }
 
-/// An absolute end of waiting, made from the millisecond timeouts of libfabric.
+/// The end of a wait in absolute time, made from libfabric's timeouts in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline(Option<u64>);
 
 impl Deadline {
-    /// `timeout_ms < 0` never expires.
+    /// A negative `timeout_ms` never expires.
     pub(crate) fn after_ms(timeout_ms: i32) -> Self {
         Self(
             u64::try_from(timeout_ms)
@@ -49,7 +49,7 @@ impl Deadline {
         )
     }
 
-    /// Milliseconds left, rounded up, as `poll(2)` wants them: -1 for ever, 0 when expired.
+    /// Milliseconds left, rounded up, in the form poll(2) expects: -1 for ever, 0 when expired.
     pub(crate) fn poll_ms(self) -> i32 {
         match self.0 {
             None => -1,
@@ -60,7 +60,7 @@ impl Deadline {
         }
     }
 
-    /// True once the time is over.
+    /// True once the deadline has passed.
     pub(crate) fn expired(self) -> bool {
         self.0.is_some_and(|end| now_ns() >= end)
     }

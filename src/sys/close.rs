@@ -1,10 +1,10 @@
-//! Closing what a stranger can make slow.
+//! Closes descriptors whose close another process can make slow.
 //!
-//! The last close of a TCP socket waits for as long as SO_LINGER says, and whoever sets that may pass the socket on:
-//! closing what came with SCM_RIGHTS waits, and so does closing a unix socket in whose queue it lies unread. close(2)
-//! cannot be told not to wait. But a thread that ends does not wait: the kernel leaves the linger time out for tasks that
-//! are exiting (inet_release). So the descriptors are closed by the end of a thread that has a table of descriptors of
-//! its own: a helper thread starts it, closes the copies of the process meanwhile, and lets it end.
+//! The last close of a TCP socket waits for its SO_LINGER time, and a process may set that time and pass the socket on.
+//! Then closing a descriptor from SCM_RIGHTS waits, and so does closing a unix socket with such a message unread in its
+//! queue. close(2) has no option against that. But the end of a thread does not wait: the kernel ignores the linger
+//! time for exiting tasks (inet_release). So the descriptors are closed by the end of a thread with a descriptor table
+//! of its own. A helper thread starts it, closes the process's copies meanwhile, and lets it end.
 
 use super::thread::Thread;
 use std::os::fd::OwnedFd;
@@ -13,13 +13,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of stack of either thread.
 const STACK: usize = 64 * 1024;
-/// At most so many helpers at once: where a thread may not have a table of its own (seccomp), each may wait.
+/// Most helpers at a time: if a thread cannot have its own table (seccomp), each helper may wait.
 const HELPERS: usize = 2;
 
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// Closes `fds` without waiting for it. Gives them back if that is not possible now: too many threads do
-/// so already, or there are no threads.
+/// Closes `fds` without waiting. Returns them if that is not possible now: too many threads do so
+/// already, or no thread can be started.
 pub(crate) fn close_elsewhere(fds: Vec<OwnedFd>) -> Result<(), Vec<OwnedFd>> {
     if fds.is_empty() {
         return Ok(());
@@ -28,7 +28,7 @@ pub(crate) fn close_elsewhere(fds: Vec<OwnedFd>) -> Result<(), Vec<OwnedFd>> {
         RUNNING.fetch_sub(1, Ordering::AcqRel);
         return Err(fds);
     }
-    // A closure that could not be started is dropped here, and must not have the descriptors.
+    // If the thread does not start, its closure is dropped here; the descriptors must not be dropped with it.
     let list = Arc::new(Mutex::new(fds));
     let theirs = list.clone();
     let started = Thread::start(c"udrv-close", STACK, move || {
@@ -46,14 +46,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How far the helper and the last thread are, each in its turn.
+/// The progress of the helper and the last thread, which alternate.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 enum Step {
     #[default]
     Begun,
-    /// The last thread has its own table, or cannot have one.
+    /// The last thread has its own table, or cannot get one.
     Copied,
-    /// The helper has closed the descriptors of the process.
+    /// The helper has closed the process's copies.
     Closed,
 }
 
@@ -85,7 +85,7 @@ fn close_in_helper(fds: Vec<OwnedFd>) {
     if last.is_ok() {
         steps.wait_for(Step::Copied);
     }
-    // These are copies if that thread has a table of its own; else this waits as long as it has to.
+    // If that thread has its own table these are copies; otherwise this waits as long as the close takes.
     drop(fds);
     steps.take(Step::Closed);
     if let Ok(last) = last {
@@ -93,9 +93,9 @@ fn close_in_helper(fds: Vec<OwnedFd>) {
     }
 }
 
-/// Gives the calling thread a table of descriptors of its own, if the system lets it.
+/// Gives the calling thread its own descriptor table, if the system allows it.
 fn take_own_descriptors() {
-    // SAFETY: affects descriptors of this thread only, which opens and closes none from now on.
+    // SAFETY: affects only this thread's descriptors; it opens and closes none from now on.
     unsafe { libc::unshare(libc::CLONE_FILES) };
 }
 
@@ -107,7 +107,7 @@ mod tests {
     use std::os::fd::{AsRawFd, FromRawFd};
     use std::time::Duration;
 
-    /// A socket whose close waits for `seconds`, and what keeps it waiting.
+    /// A socket whose close waits for `seconds`, and its peer, which makes it wait.
     fn lingering(seconds: i32) -> (OwnedFd, std::net::TcpStream) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -129,14 +129,14 @@ mod tests {
         (client.into(), server)
     }
 
-    /// An end of a unix socket in whose queue `fd` lies unread.
+    /// One end of a unix socket with `fd` unread in its queue.
     fn holding(fd: OwnedFd) -> OwnedFd {
         use std::os::fd::AsFd;
         let mut ends = [0; 2];
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
         // SAFETY: room for two descriptors.
         assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) }, 0);
-        // SAFETY: both are new and owned by nobody else.
+        // SAFETY: both are new and have no other owner.
         let [ours, theirs] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         super::super::unix::send(theirs.as_fd(), b"x", &[fd.as_fd()]).unwrap();
         ours

@@ -2,10 +2,10 @@
 
 use super::errno::{Errno, Result, check_len};
 
-/// Most ranges on either side of one call here.
+/// Most ranges on either side of one call.
 pub(crate) const MAX_RANGES: usize = 8;
 
-/// A range of some process's memory, by number. Naming it touches nothing.
+/// A range of a process's memory, by number. A value of it accesses nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Range {
     /// Address in the process that owns it.
@@ -55,8 +55,8 @@ pub(crate) unsafe fn write(pid: i32, local: &[Range], remote: &[Range]) -> Resul
 /// Pages that one system call looks at.
 const PAGES: usize = 256;
 
-/// Whether this process can read `range`, and write it if `writes`. The kernel is asked, for every page, because a
-/// load of ours from memory that is not there would be a signal. What it writes is what it has read. True where the
+/// Whether this process can read `range`, and write it if `writes`. The kernel is asked for every page, because a load
+/// from memory that is not mapped would raise a signal. It writes back the bytes that it read. True if the
 /// kernel does not let a process attach to itself.
 ///
 /// # Safety
@@ -79,11 +79,11 @@ pub(crate) unsafe fn is_accessible(range: Range, writes: bool) -> bool {
             n += 1;
         }
         let kept = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: n };
-        // SAFETY: the kernel checks both sides; what it writes is `bytes`, a live local.
+        // SAFETY: the kernel checks both sides; it writes only to `bytes`, a live local.
         let read = unsafe { libc::process_vm_writev(me, pages.as_ptr(), n as _, &kept, 1, 0) };
         let mut moved = check_len(read);
         if writes && moved == Ok(n) {
-            // SAFETY: the kernel checks both sides; the caller has the range to itself, and keeps what it held.
+            // SAFETY: the kernel checks both sides; the caller guarantees exclusive access, and the contents stay.
             let written =
                 unsafe { libc::process_vm_readv(me, pages.as_ptr(), n as _, &kept, 1, 0) };
             moved = check_len(written);
@@ -118,7 +118,7 @@ mod tests {
                 assert_eq!(n, 4);
                 assert_eq!(to, from);
             }
-            // Some sandboxes forbid it; then there is nothing to compare.
+            // Some sandboxes forbid the call; then there is nothing to compare.
             Err(e) => assert!(e.0 == libc::EPERM || e.0 == libc::ENOSYS),
         }
     }
@@ -139,7 +139,7 @@ mod tests {
         unsafe { at.cast::<u8>().add(300 * page + 5).write(7) };
         let range =
             |from: usize, len: usize| Range { addr: (at.addr() + from) as u64, len: len as u64 };
-        // SAFETY: nobody else uses the mapping.
+        // SAFETY: no other thread uses the mapping.
         let there = |from, len, writes| unsafe { is_accessible(range(from, len), writes) };
         assert!(there(5, len - 5, false) && there(5, len - 5, true) && there(len, 0, true));
         // SAFETY: the byte that was written before, in a mapping that is still there.

@@ -1,23 +1,23 @@
-//! Finding symbols of libraries that may be missing, at run time.
+//! Looks up, at run time, symbols of libraries that may be missing.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
 
-/// A library that is loaded, or the global scope of the process.
+/// A loaded library, or the global scope of the process.
 pub(crate) struct Library {
     handle: *mut c_void,
     counted: bool,
 }
 
 impl Library {
-    /// The library if this process has loaded it already; no file is opened.
+    /// The library if this process has already loaded it; opens no file.
     pub(crate) fn loaded(name: &CStr) -> Option<Self> {
         // SAFETY: `name` is a C string; RTLD_NOLOAD runs no constructor.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         (!handle.is_null()).then_some(Self { handle, counted: true })
     }
 
-    /// The library, loaded now unless it is already, as the loader finds it. It stays loaded. Its
+    /// Loads the library, unless it is loaded, by the loader's search path. It stays loaded. Its
     /// constructors run.
     pub(crate) fn open(name: &CStr) -> Option<Self> {
         let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
@@ -26,8 +26,8 @@ impl Library {
         (!handle.is_null()).then_some(Self { handle, counted: false })
     }
 
-    /// The library whose code called into ours: where several copies of one library are loaded, the
-    /// only way to tell which of them is talking to us.
+    /// The library whose code called ours: if several copies of a library are loaded, only this tells
+    /// which of them is the caller.
     pub(crate) fn caller() -> Option<Self> {
         let mut search = Search { own_base: base_of(Self::caller as *const c_void), caller: None };
         // SAFETY: the callback gets `search`, which outlives the call.
@@ -38,8 +38,8 @@ impl Library {
         if !found || info.dli_fname.is_null() {
             return None;
         }
-        // SAFETY: the loader's own C string, valid while that library is loaded, which it is: its
-        // code is running.
+        // SAFETY: the loader's own C string, valid while that library is loaded, as it is: its code is
+        // running.
         Self::loaded(unsafe { CStr::from_ptr(info.dli_fname) })
     }
 
@@ -48,16 +48,16 @@ impl Library {
         Self { handle: libc::RTLD_DEFAULT, counted: false }
     }
 
-    /// The address of `symbol`, or `None` if the library does not define it. It stays valid only
-    /// while somebody keeps the library loaded: this handle does not, once dropped.
+    /// The address of `symbol`, or `None` if the library does not define it. It is valid only while
+    /// some other handle keeps the library loaded: this handle does not, once dropped.
     pub(crate) fn symbol(&self, symbol: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle came from dlopen or is RTLD_DEFAULT; `symbol` is a C string.
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
     }
 
-    /// The same for one version of a symbol, where a library has several.
+    /// Like [`Self::symbol`], for one version of a symbol that the library has in several.
     pub(crate) fn versioned(&self, symbol: &CStr, version: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: as `symbol`.
+        // SAFETY: the handle came from dlopen or is RTLD_DEFAULT; both names are C strings.
         let found = unsafe { libc::dlvsym(self.handle, symbol.as_ptr(), version.as_ptr()) };
         NonNull::new(found)
     }
@@ -66,7 +66,7 @@ impl Library {
 impl Drop for Library {
     fn drop(&mut self) {
         if self.counted {
-            // SAFETY: gives back the reference that dlopen took.
+            // SAFETY: releases the reference that dlopen took.
             unsafe { libc::dlclose(self.handle) };
         }
     }
@@ -77,7 +77,7 @@ struct Search {
     caller: Option<*const c_void>,
 }
 
-/// Of the unwinder that every Rust program links (libgcc_s; Itanium C++ ABI, level I).
+/// The context of the unwinder that every Rust program links (libgcc_s; Itanium C++ ABI, level I).
 #[repr(C)]
 struct UnwindContext {
     _private: [u8; 0],
@@ -114,7 +114,7 @@ fn empty_info() -> libc::Dl_info {
     }
 }
 
-/// Where the library that contains `address` is mapped.
+/// The base address of the library that contains `address`.
 fn base_of(address: *const c_void) -> *mut c_void {
     let mut info = empty_info();
     // SAFETY: dladdr only looks the address up.

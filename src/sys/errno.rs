@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Errno(pub(crate) i32);
 
-/// What every wrapper in `sys` returns.
+/// The result of every wrapper in `sys`.
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
 impl Errno {
@@ -15,7 +15,7 @@ impl Errno {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
     }
 
-    /// Something is used up that may be there again later.
+    /// A resource is exhausted that may become available again.
     pub(crate) fn is_shortage(self) -> bool {
         matches!(
             self.0,

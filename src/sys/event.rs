@@ -1,4 +1,4 @@
-//! Doorbells (eventfd), alarms (timerfd), and waiting for many of them (epoll, poll).
+//! Doorbells (eventfd), timers (timerfd), and waiting for many of them (epoll, poll).
 
 use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
@@ -15,11 +15,11 @@ impl Doorbell {
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: eventfd returns a new descriptor or -1.
         let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
-        // SAFETY: `fd` is new and owned by nobody else.
+        // SAFETY: `fd` is new and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Wakes whoever waits for it. A full counter is a doorbell that rings already.
+    /// Wakes the waiting threads. A full counter means that the doorbell is already ringing.
     pub(crate) fn ring(&self) {
         let one: u64 = 1;
         let _shield = Shield::raise();
@@ -52,17 +52,17 @@ impl Timer {
         let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
         // SAFETY: timerfd_create returns a new descriptor or -1.
         let fd = check(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })?;
-        // SAFETY: `fd` is new and owned by nobody else.
+        // SAFETY: `fd` is new and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Makes it readable at `at_ns` of the clock that `clock::now_ns` reads, and not before,
-    /// whatever it was armed for. A time in the past is now.
+    /// Makes the timer readable at `at_ns` of the clock of `clock::now_ns`, replacing any earlier time. A
+    /// time in the past means now.
     pub(crate) fn arm(&self, at_ns: u64) {
         self.set(at_ns.max(1)); // timerfd_settime(2): 0 disarms
     }
 
-    /// It becomes readable no more, and is not readable now.
+    /// Disarms the timer: it is not readable now or later.
     pub(crate) fn disarm(&self) {
         self.set(0);
     }
@@ -73,7 +73,7 @@ impl Timer {
         let mut time: libc::itimerspec = unsafe { std::mem::zeroed() };
         time.it_value.tv_sec = (at_ns / SECOND_NS) as _;
         time.it_value.tv_nsec = (at_ns % SECOND_NS) as _;
-        // SAFETY: a valid time and no room for the old one. It cannot fail: the time is normal.
+        // SAFETY: a valid time, and the old one is not requested. It cannot fail: the time is normalised.
         unsafe {
             libc::timerfd_settime(
                 self.0.as_raw_fd(),
@@ -91,10 +91,10 @@ impl Timer {
     }
 }
 
-/// A set of descriptors waited for together; itself a descriptor that can be waited on.
+/// A set of descriptors that are waited for together; itself a descriptor that can be waited for.
 ///
-/// A forked child shares the set with its parent (epoll(7)): what it took out would be out for both. So in a
-/// child nothing is put in, changed or taken out.
+/// A forked child shares the set with its parent (epoll(7)): a removal by the child would affect both. So in a
+/// child nothing is added, changed or removed.
 #[derive(Debug)]
 pub(crate) struct Epoll {
     fd: OwnedFd,
@@ -102,13 +102,13 @@ pub(crate) struct Epoll {
 }
 
 impl Epoll {
-    /// An empty set. Errors: EMFILE, ENFILE, ENOMEM; where a filter forbids to wait for it, what the filter says.
+    /// An empty set. Errors: EMFILE, ENFILE, ENOMEM; the error of a system-call filter that forbids waiting for it.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: epoll_create1 returns a new descriptor or -1.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: `fd` is new and owned by nobody else.
+        // SAFETY: `fd` is new and has no other owner.
         let set = Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, home: Home::here() };
-        // Later there is nobody to tell: what is not heard of looks like what has not happened.
+        // Fail now if waiting is forbidden: later, an event that cannot be read would look like no event.
         match set.wait(&mut [0], 0) {
             Ok(_) | Err(Errno(libc::EINTR)) => Ok(set),
             Err(e) => Err(e),
@@ -144,30 +144,30 @@ impl Epoll {
         Ok(())
     }
 
-    /// Whether the member `fd` counts as ready when it is writable too.
+    /// Whether the member `fd` also counts as ready when it is writable.
     pub(crate) fn watch_writable(&self, fd: BorrowedFd<'_>, token: u64, on: bool) -> Result<()> {
         let events = if on { libc::EPOLLIN | libc::EPOLLOUT } else { libc::EPOLLIN };
         self.control(libc::EPOLL_CTL_MOD, fd, events, token)
     }
 
-    /// From now on the member `fd` is known as `token`.
+    /// Changes the token of the member `fd`.
     pub(crate) fn rename(&self, fd: BorrowedFd<'_>, token: u64) -> Result<()> {
         self.watch_writable(fd, token, false)
     }
 
-    /// Removes `fd`; a descriptor that is not in the set is not an error.
+    /// Removes `fd`; it is not an error if `fd` is not in the set.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
     }
 
-    /// Fills `tokens` with those that are ready within `timeout_ms` (-1: for ever); returns how many.
+    /// Fills `tokens` with the tokens of ready members, waiting up to `timeout_ms` (-1: for ever); returns how many.
     /// A signal ends the wait early with EINTR.
     pub(crate) fn wait(&self, tokens: &mut [u64], timeout_ms: i32) -> Result<usize> {
         const BATCH: usize = 32;
         let mut events = [const { MaybeUninit::<libc::epoll_event>::uninit() }; BATCH];
         let want = tokens.len().clamp(1, BATCH);
-        // Not libc's epoll_wait: that is a point of cancellation.
-        // SAFETY: `events` has room for `want` entries; no mask of signals.
+        // Not libc's epoll_wait, which is a cancellation point.
+        // SAFETY: `events` has room for `want` entries; no signal mask.
         let n = check_len(unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait,
@@ -186,20 +186,20 @@ impl Epoll {
         Ok(n.min(tokens.len()))
     }
 
-    /// The descriptor that becomes readable when a member is ready.
+    /// The descriptor of the set, readable when a member is ready.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         use std::os::fd::AsFd;
         self.fd.as_fd()
     }
 
-    /// Its number, as libfabric hands it to an application.
+    /// Its number, as libfabric passes it to applications.
     pub(crate) fn raw(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 }
 
-/// Waits until one of `fds` is readable or has an error, or a time is over. A signal ends the wait
-/// with EINTR.
+/// Waits until one of `fds` is readable or has an error, or the timeout expires. A signal ends the
+/// wait with EINTR.
 pub(crate) fn wait_any<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     timeout_ms: i32,
@@ -212,8 +212,8 @@ pub(crate) fn wait_any<const N: usize>(
     Ok(entries.map(|entry| entry.revents != 0))
 }
 
-/// Keeps signals from the calling thread: those of the application are for its own threads.
-/// A thread that it starts inherits this.
+/// Blocks all signals in the calling thread: the application's signals are for its own threads.
+/// Threads started by it inherit the mask.
 pub(crate) fn block_signals() {
     // SAFETY: fills a local set and changes this thread's mask only.
     unsafe {
@@ -236,7 +236,7 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> Result<bool>
     Ok(n > 0)
 }
 
-/// Another descriptor of the same thing. Errors: EMFILE, and what a filter of system calls says.
+/// A duplicate of a descriptor. Errors: EMFILE, and those of a system-call filter.
 pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     let forbidden = match fd.try_clone_to_owned() {
         Ok(copy) => return Ok(copy),
@@ -245,10 +245,10 @@ pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     if forbidden.is_shortage() {
         return Err(forbidden);
     }
-    // Without fcntl(2) it takes two steps.
-    // SAFETY: a live descriptor; returns a new one or -1.
+    // Without fcntl(2) this takes two steps.
+    // SAFETY: a live descriptor; the call returns a new one or -1.
     let copy = check(unsafe { libc::dup(fd.as_raw_fd()) })?;
-    // SAFETY: `copy` is new and owned by nobody else; FIOCLEX takes no argument (ioctl_tty(2)).
+    // SAFETY: `copy` is new and has no other owner; FIOCLEX takes no argument (ioctl_tty(2)).
     unsafe {
         let copy = OwnedFd::from_raw_fd(copy);
         check(libc::ioctl(copy.as_raw_fd(), libc::FIOCLEX))?;
@@ -294,7 +294,7 @@ mod tests {
     fn a_forked_child_leaves_the_set_of_its_parent_alone() {
         let (set, bell) = (Epoll::new().unwrap(), Doorbell::new().unwrap());
         set.add(bell.fd(), 7).unwrap();
-        // SAFETY: the child makes system calls only, and ends.
+        // SAFETY: the child only makes system calls, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let refused = set.watch_writable(bell.fd(), 8, true).is_err();
@@ -303,7 +303,7 @@ mod tests {
             unsafe { libc::_exit(i32::from(!refused || set.is_here())) };
         }
         let mut status = -1;
-        // SAFETY: the child that was just made, and a live local.
+        // SAFETY: the child made above, and a live local.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0);
         bell.ring();

@@ -1,19 +1,19 @@
-//! A page that every copy between another process and this one touches first, so that closing it ends all copies that
-//! have not begun.
+//! The gate: a page that every copy between another process and this one touches first. Closing it stops all copies
+//! that have not begun.
 //!
-//! process_vm_readv(2) and process_vm_writev(2) go through their remote ranges in order and end at the first that they
-//! cannot reach; they do not override the protection of a mapping (mm/process_vm_access.c: no FOLL_FORCE). A copy that
-//! names the page first moves nothing once [`Gate::close`] has returned, whenever its process goes on.
+//! process_vm_readv(2) and process_vm_writev(2) process their remote ranges in order and stop at the first inaccessible
+//! one; they do not override the protection of a mapping (mm/process_vm_access.c: no FOLL_FORCE). So a copy that names
+//! this page first moves nothing once [`Gate::close`] has returned, whenever its process continues.
 
 use super::errno::Errno;
 use super::process::page_size;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// A mapping of its own. What closes stays reserved for as long as the process lives: somebody may still know its address.
+/// A page of its own. A closed gate stays mapped until the process ends: a peer may still know its address.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    /// [0] is what peers read to know whose memory this is, [1] is theirs to write.
+    /// Peers read [0] to check whose memory this is; they may write [1].
     words: NonNull<[AtomicU64; 2]>,
     closed: AtomicBool,
 }
@@ -23,11 +23,11 @@ unsafe impl Send for Gate {}
 // SAFETY: two atomic words, and a flag.
 unsafe impl Sync for Gate {}
 
-/// Where the last gate is: closed ones that lie side by side are one mapping.
+/// The address of the last gate: adjacent closed gates share one mapping.
 static LAST: AtomicUsize = AtomicUsize::new(0);
 
 impl Gate {
-    /// One that is open, and whose first word is `name`. Errors: ENOMEM.
+    /// An open gate whose first word is `name`. Errors: ENOMEM.
     pub(crate) fn new(name: u64) -> Result<Self, Errno> {
         let hint = match LAST.load(Ordering::Relaxed) {
             0 => 0,
@@ -35,7 +35,7 @@ impl Gate {
         };
         let (rw, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping; the hint is no more than that.
+        // SAFETY: a new mapping; the address is only a hint.
         let page = unsafe {
             libc::mmap(std::ptr::without_provenance_mut(hint), page_size(), rw, flags, -1, 0)
         };
@@ -44,31 +44,31 @@ impl Gate {
         }
         LAST.store(page.addr(), Ordering::Relaxed);
         let words = NonNull::new(page.cast::<[AtomicU64; 2]>()).ok_or(Errno(libc::ENOMEM))?;
-        // SAFETY: the page that was just mapped, which is never unmapped.
+        // SAFETY: the page mapped above, which is never unmapped.
         let [first, _] = unsafe { words.as_ref() };
         first.store(name, Ordering::Relaxed);
         Ok(Self { words, closed: AtomicBool::new(false) })
     }
 
-    /// Where the first word is; the second follows.
+    /// The address of the first word; the second follows.
     pub(crate) fn address(&self) -> u64 {
         self.words.as_ptr().expose_provenance() as u64
     }
 
-    /// No copy begins any more when this returns; those that have begun go on. False: the kernel has not done it.
+    /// When this returns true, no copy can begin any more; copies that have begun continue. False: the kernel failed.
     pub(crate) fn close(&self) -> bool {
         let page = self.words.as_ptr().cast();
-        // SAFETY: the page that `new` mapped, which nothing here touches again.
+        // SAFETY: the page that `new` mapped; this process does not access it any more.
         let closed = unsafe { libc::mprotect(page, page_size(), libc::PROT_NONE) } == 0;
         if closed {
             self.closed.store(true, Ordering::Relaxed);
-            // SAFETY: the same page: nobody reads what was in it.
+            // SAFETY: the same page; its contents are no longer needed.
             unsafe { libc::madvise(page, page_size(), libc::MADV_DONTNEED) };
         }
         closed
     }
 
-    /// Copies may begin.
+    /// Copies may still begin.
     pub(crate) fn is_open(&self) -> bool {
         !self.closed.load(Ordering::Relaxed)
     }

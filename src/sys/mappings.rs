@@ -1,5 +1,5 @@
-//! What is mapped where: /proc/self/maps, as a question about addresses where the kernel answers
-//! them (PROCMAP_QUERY, Linux 6.11), as text elsewhere.
+//! The mappings of this process: from /proc/self/maps, by a query for addresses if the kernel supports it
+//! (PROCMAP_QUERY, Linux 6.11), otherwise as text.
 
 use super::errno::{Errno, Result};
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const QUERY: libc::Ioctl = 0xc068_6611;
 const SHARED: u64 = 0x8;
 const COVERING_OR_NEXT: u64 = 0x10;
-/// Most mappings that one question may concern.
+/// Most mappings that one call of `each` may visit.
 const MOST: usize = 256;
 
 /// `struct procmap_query` of linux/fs.h.
@@ -34,14 +34,14 @@ struct Query {
     build_id: u64,
 }
 
-/// One mapping, from `start` up to and without `end`.
+/// One mapping, from `start` up to but excluding `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mapping {
     /// Its first address.
     pub(crate) start: usize,
     /// The first address after it.
     pub(crate) end: usize,
-    /// Whether it is private anonymous memory. Shared memory belongs to a file even where that has no
+    /// Whether it is private anonymous memory. Shared memory belongs to a file even if that has no
     /// name.
     pub(crate) anonymous: bool,
 }
@@ -54,21 +54,21 @@ pub(crate) struct Mappings {
 }
 
 impl Mappings {
-    /// Errors: ENOENT and others where /proc is not to be read.
+    /// Opens /proc/self/maps. Errors: ENOENT and others if /proc cannot be read.
     pub(crate) fn open() -> Result<Self> {
         Ok(Self { maps: open()?, by_text: AtomicBool::new(false) })
     }
 
-    /// Reads the text from now on, as with an older kernel.
+    /// Makes it use the text, as with an older kernel.
     #[cfg(test)]
     pub(crate) fn by_text(self) -> Self {
         self.by_text.store(true, Ordering::Relaxed);
         self
     }
 
-    /// Shows each mapping that has an address from `start` up to and without `end`, in order. About
-    /// 1 µs each, or 20 µs and more for all where text has to be read. Errors: those of reading /proc;
-    /// E2BIG for very many.
+    /// Calls `show` for each mapping that has an address in `start..end`, in order. Takes about 1 µs for
+    /// each, or at least 20 µs in all if the text is read. Errors: those of reading /proc; E2BIG for more
+    /// than [`MOST`] mappings.
     pub(crate) fn each(
         &self,
         start: usize,
@@ -90,7 +90,7 @@ impl Mappings {
                     at = mapping.end;
                 }
                 Ok(_) => return Ok(()),
-                // What is not known of any mapping is known by text.
+                // The text works for any mapping.
                 Err(_) => self.by_text.store(true, Ordering::Relaxed),
             }
             if at >= end {
@@ -125,7 +125,7 @@ fn open() -> Result<File> {
     Ok(File::open("/proc/self/maps")?)
 }
 
-/// A line of proc_pid_maps(5). What cannot be understood is a file that is everywhere.
+/// Parses a line of proc_pid_maps(5). An unparsable line counts as a file that covers all addresses.
 fn parse(line: &str) -> Mapping {
     let mut fields = line.split_ascii_whitespace();
     let range = fields.next().and_then(|range| range.split_once('-'));

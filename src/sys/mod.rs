@@ -2,9 +2,9 @@
 //!
 //! # Safety
 //!
-//! This is one of the few rooms of the house where `unsafe` is allowed. Each wrapper turns one
-//! system call into a function that cannot be misused from safe code: descriptors are owned,
-//! lengths come from slices, and results are `Result<_, Errno>`.
+//! This is one of the few modules in which `unsafe` is allowed. Each wrapper turns one system call into
+//! a function that cannot be misused from safe code: descriptors are owned, lengths come from slices,
+//! and results are `Result<_, Errno>`.
 #![allow(unsafe_code)]
 
 pub(crate) mod at_exit;

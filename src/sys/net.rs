@@ -20,20 +20,20 @@ pub(crate) struct Interface {
     pub(crate) scope: u32,
     /// True for the loopback interface.
     pub(crate) loopback: bool,
-    /// Longest IP packet that it carries, bytes; where that cannot be told, what every Ethernet does.
+    /// Longest IP packet of the interface, bytes; the MTU of any Ethernet if it is unknown.
     pub(crate) mtu: u32,
-    /// It is connected to something.
+    /// The interface has a carrier.
     pub(crate) carrier: bool,
     /// A tunnel, or another link to one host only.
     pub(crate) point_to_point: bool,
-    /// It leads to containers or virtual machines of this host only ([`kind`]).
+    /// It leads only to containers or virtual machines of this host ([`kind`]).
     pub(crate) internal: bool,
-    /// What goes to far networks leaves by it, from this address.
+    /// The default route uses this interface and this address.
     pub(crate) has_default_route: bool,
 }
 
 impl Interface {
-    /// An interface that is connected, and of which nothing else is known.
+    /// An interface with a carrier, and otherwise default properties.
     pub(crate) fn plain(name: &str, ip: IpAddr, mtu: u32) -> Self {
         Self {
             name: name.to_owned(),
@@ -49,15 +49,15 @@ impl Interface {
     }
 }
 
-/// The MTU of an interface that does not tell.
+/// The MTU of an interface whose MTU is unknown.
 const MTU_UNKNOWN: u32 = 1500;
 
-/// All addresses of all interfaces that are up, in the kernel's order; none where it tells none.
+/// All addresses of all interfaces that are up, in the kernel's order; empty on an error.
 pub(crate) fn interfaces() -> Vec<Interface> {
     list_interfaces().unwrap_or_default()
 }
 
-/// The same. Errors: those of a netlink socket (getifaddrs(3)).
+/// Like [`interfaces`]. Errors: those of a netlink socket (getifaddrs(3)).
 pub(crate) fn list_interfaces() -> Result<Vec<Interface>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: fills `list` with a heap list that is freed below.
@@ -67,7 +67,7 @@ pub(crate) fn list_interfaces() -> Result<Vec<Interface>> {
     let far = FAR.map(|address| source_towards(SocketAddr::new(address, 0)));
     let mut next = list;
     // SAFETY: the list is valid until freeifaddrs; its strings and addresses are as getifaddrs(3)
-    // says.
+    // documents.
     unsafe {
         while let Some(entry) = next.as_ref() {
             next = entry.ifa_next;
@@ -101,20 +101,20 @@ pub(crate) fn list_interfaces() -> Result<Vec<Interface>> {
     Ok(found)
 }
 
-/// Addresses that no host has (RFC 5737, RFC 3849): the way to them is the default route, if there is one.
+/// Addresses that no host has (RFC 5737, RFC 3849): they are routed by the default route, if there is one.
 const FAR: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// The address that the kernel would send to `dest` from; `None` if it knows no way. Connecting a UDP socket sends nothing.
+/// The source address that the kernel uses for `dest`; `None` without a route. Connecting a UDP socket sends nothing.
 pub(crate) fn source_towards(dest: SocketAddr) -> Option<IpAddr> {
     let any = match dest {
         SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
     let (socket, _) = reserve_port(&SocketAddr::new(any, 0)).ok()?;
-    // Port 0 cannot be connected to; which one it is does not change the route.
+    // Port 0 cannot be connected to; the port does not affect the route.
     let mut dest = dest;
     dest.set_port(9);
     socket.connect(dest).ok()?;
@@ -166,8 +166,8 @@ pub(crate) fn socket_addr_to_bytes(address: &SocketAddr) -> ([u8; 28], usize) {
 }
 
 /// Resolves a node (name or numeric address) and a service (name or number), either of which may
-/// be missing. `numeric` forbids looking names up. Errors: EINVAL for a service nobody knows,
-/// ENOENT for a node that has no address (fi_getinfo(3) says -FI_ENODATA then).
+/// be missing. `numeric` forbids name look-ups. Errors: EINVAL for an unknown service, ENOENT for a
+/// node without an address (fi_getinfo(3) returns -FI_ENODATA then).
 pub(crate) fn resolve(
     node: Option<&str>,
     service: Option<&str>,
@@ -235,7 +235,7 @@ fn lookup(node: &str, port: u16) -> Vec<SocketAddr> {
 /// `list` is a valid result of getaddrinfo.
 unsafe fn first_addresses(mut list: *mut libc::addrinfo) -> Vec<SocketAddr> {
     let mut found = Vec::new();
-    // SAFETY: the caller vouches for the list.
+    // SAFETY: the caller guarantees that the list is valid.
     unsafe {
         while let Some(entry) = list.as_ref() {
             list = entry.ai_next;
@@ -254,7 +254,7 @@ unsafe fn first_addresses(mut list: *mut libc::addrinfo) -> Vec<SocketAddr> {
     found
 }
 
-/// Reserves a UDP port: the given one, or any free one when it is 0. The port stays ours while the
+/// Reserves a UDP port: the given one, or any free one for 0. The port stays reserved while the
 /// socket lives. Errors: EADDRINUSE, EADDRNOTAVAIL, EACCES.
 pub(crate) fn reserve_port(address: &SocketAddr) -> Result<(UdpSocket, u16)> {
     let socket = UdpSocket::bind(address)?;

@@ -1,19 +1,19 @@
-//! Maps by numbers that are ours or the driver's.
+//! Maps whose keys are numbers chosen by this provider or a driver.
 
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// By peer, by queue pair, by an address or a key of ours or the application's: not by what somebody else chooses, who
-/// could choose it so that all are in one place.
+/// A map by peer, queue pair, or an address or key of this process. Never use it for numbers that a peer chooses: it
+/// could choose them so that all collide.
 pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
 /// Hashes one number in a few instructions.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct NumberHasher(u64);
 
-/// 2^64 by the golden ratio: neighbours come to lie far apart.
+/// 2^64 divided by the golden ratio: it spreads neighbouring numbers widely.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Hasher for NumberHasher {
@@ -49,7 +49,7 @@ mod tests {
             hasher.write_u32(n);
             hasher.finish()
         };
-        // What tells entries apart, and where they are: the upper and the lower bits.
+        // The upper bits tell entries apart, and the lower bits place them.
         for step in [1, 2, 3, 256, 65_536] {
             let all = |part: fn(u64) -> u64| -> HashSet<u64> {
                 (0..128).map(|n| part(hash(n * step))).collect()

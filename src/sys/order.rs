@@ -1,29 +1,29 @@
-//! The order in which threads and processes see each other's words, and what scripts/models puts in its place: under
+//! The order in which threads and processes see each other's words, and its replacement under scripts/models: under
 //! loom the atomics, the mutex and the fences below are loom's, so that the code that uses them is checked itself.
 //!
-//! Two sides that each write a word and then read the other's ("I am inside", "keep out") must not both miss what the
-//! other wrote. No processor promises that without a full barrier between the two steps of each side:
+//! Two sides that each write a word and then read the other's ("I am inside", "keep out") must not both miss the
+//! other's write. No processor guarantees that without a full barrier between the two steps of each side:
 //!
-//! * between processes both make one, [`fence`];
-//! * within a process, where one side does it all the time and the other hardly ever, the first makes [`light`], which
-//!   keeps the compiler alone from reordering, and the second [`heavy`]: membarrier(2) has every thread of the process
-//!   pass a full barrier, at whichever of its two steps it is. Under loom both are full fences, which is what the pair
-//!   amounts to.
+//! * between processes both sides use [`fence`];
+//! * within a process, if one side runs all the time and the other rarely, the frequent side uses [`light`], which
+//!   stops only the compiler from reordering, and the rare side uses [`heavy`]: membarrier(2) makes every thread of the
+//!   process pass a full barrier, at whichever of its two steps it is. Under loom both are full fences, which is the
+//!   combined effect of the pair.
 //!
-//! Words that two threads or processes share without a lock, and what orders them on processors that reorder more than x86-64
-//! does. Those with a model are run by `scripts/models` in every order that the memory model allows:
+//! These words are shared by two threads or processes without a lock, with what orders them on processors that reorder
+//! more than x86-64. `scripts/models` checks those with a model in every order that the memory model allows:
 //!
-//! | shared by | words | what orders them | model |
+//! | shared by | words | ordered by | model |
 //! |---|---|---|---|
-//! | the two ends of a ring | a slot's sequence, the progress counter | release when stored, acquire when loaded: payload and slot are between | yes |
-//! | a ring's sender and a sleeper | sequence and SLEEPING | a full fence in both; the first sleep waits until the sender has seen WAITS (`SETTLES_NS`) | yes |
-//! | the ends of a split copy | the cell (`transport::share`) | release and acquire; what is copied by the kernel comes before the release of the thread that called it | yes |
-//! | a sender that reaches a region, and its end | REACHING, EPOCH (`shm::reaching`) | a full fence in both | yes |
-//! | a domain's application and a visitor; the network's owner and the background thread | `inside`, `shares` or `reasons` (`ofi::lock`, `sys::visited`) | the compiler's fence in the one, membarrier(2) in the other (`sys::order`) | yes |
-//! | the readers of a named address vector and its keeper | an entry and its number (`ofi::av::named`) | release and acquire of every word; the number is read twice | no |
-//! | the cache and its monitor | `applying`, and the kernel's count of changes under way | the locks of userfaultfd between the two, then an acquire fence | no |
-//! | the background thread and the application | when it polled, whether it sleeps or dozes | none: hints, each bounded by a timer; `armed` is behind `sys::visited` | no |
-//! | the application and a device | buffers, completions | the barriers of libibverbs in posting and polling | no |
+//! | the ends of a ring | slot sequence, progress counter | release store, acquire load around slot and payload | yes |
+//! | ring sender, sleeper | sequence, SLEEPING | full fences; the first sleep waits for WAITS (`SETTLES_NS`) | yes |
+//! | ends of a split copy | work descriptor | release, acquire; the kernel copies before its caller's release | yes |
+//! | direct access, its end | REACHING, EPOCH (`shm::reaching`) | a full fence in both | yes |
+//! | owner, visitor (`sys::visited`, `ofi::lock`) | `inside`, `shares` or `reasons` | [`light`], [`heavy`] | yes |
+//! | readers, keeper of `ofi::av::named` | entry, its number | release and acquire; the number is read twice | no |
+//! | cache, its monitor | `applying`, kernel's count of changes | userfaultfd's locks, then an acquire fence | no |
+//! | background thread, application | last poll, asleep, dozing (not `armed`) | none: hints bounded by timers | no |
+//! | application, device | buffers, completions | libibverbs' barriers in post and poll | no |
 
 #[cfg(all(loom, test))]
 mod imp {
@@ -49,20 +49,20 @@ mod imp {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8};
     pub(crate) use std::sync::{Mutex, MutexGuard};
 
-    /// A fence that is in one order with all others.
+    /// A fence in one total order with all others.
     #[inline(always)]
     pub(crate) fn fence() {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// The side of a pair that comes often.
+    /// The fence of the frequent side.
     #[inline(always)]
     pub(crate) fn light() {
         std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// The side that comes hardly ever: it interrupts all threads of the process that run. False where the kernel has
-    /// no such barrier; then [`light`] is not enough.
+    /// The fence of the rare side: it interrupts all running threads of the process. False if the kernel lacks this
+    /// barrier; then [`light`] is not sufficient.
     pub(crate) fn heavy() -> bool {
         crate::sys::process::barrier_for_all()
     }
@@ -71,7 +71,7 @@ mod imp {
 pub(crate) use imp::*;
 use std::sync::atomic::Ordering;
 
-/// A word of 64 bits that two processes share: std's, or loom's.
+/// A 64-bit word that two processes share: std's, or loom's.
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);

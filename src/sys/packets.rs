@@ -1,10 +1,10 @@
-//! Memory that packets are made in, and kept until the other side has them: of a pool, which a device reads them from as
-//! they are, or of the heap.
+//! Memory for packets, kept until the peer has acknowledged them: from a pool, which a device reads without a copy, or
+//! from the heap.
 //!
-//! Who makes a packet owns its buffer as any other memory. A device may read it at the same time, after it was posted:
-//! that harms nobody but who receives the packet, so a buffer is not used for another one before the device has
-//! completed it. One that is sent again gets another header meanwhile, before the same bytes: of that the device may
-//! send a part of the old one and a part of the new, which the receiver drops for its tag.
+//! The maker of a packet owns its buffer like any other memory. After it is posted, a device may read it at the same
+//! time. A race with a write could only harm the receiver of the packet, so a buffer is reused for another packet only
+//! after the device has completed it. A packet that is sent again gets another header before the same bytes meanwhile:
+//! the device may send a mix of the old and the new header, which the receiver drops because its tag is wrong.
 
 use super::errno::Result;
 use super::simd;
@@ -15,21 +15,21 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Bytes of a part of a pool: a device gets to know one after the other, as they are needed.
+/// Bytes of a part of a pool: parts are registered with the device one by one, as they are needed.
 pub(crate) const PART: usize = 512 * 1024;
 /// Parts of a pool.
 pub(crate) const PARTS: usize = 2;
-/// Buffers begin on cache lines of their own.
+/// Alignment: each buffer begins on a cache line of its own.
 const LINE: usize = 64;
 
-/// Buffers of one size, in memory that one device reads. Nothing that was cut off it comes back: who has a
-/// [`Buffer`] keeps it for the next packet.
+/// Buffers of one size, in memory that one device reads. A buffer that was cut off never returns to the pool: the owner
+/// of a [`Buffer`] keeps it for its next packet.
 pub(crate) struct Pool {
     memory: Mapping,
     each: usize,
-    /// Bytes that were cut off, from the beginning.
+    /// Bytes cut off so far, from the beginning.
     cut: AtomicUsize,
-    /// Packets that were posted to the device, of this memory or not, and how many of them, from the first one on, it
+    /// Packets posted to the device, from this memory or not, and how many of them, from the first one on, the device
     /// has read.
     posted: AtomicU64,
     complete: AtomicU64,
@@ -42,7 +42,7 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// One of buffers of `each` bytes. Error: ENOMEM.
+    /// A pool of buffers of `each` bytes. Error: ENOMEM.
     pub(crate) fn new(each: usize) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             memory: Mapping::new(PARTS * PART)?,
@@ -53,29 +53,29 @@ impl Pool {
         }))
     }
 
-    /// Bytes that each of its buffers has.
+    /// Bytes of each buffer.
     #[inline]
     pub(crate) fn each(&self) -> usize {
         self.each
     }
 
-    /// A buffer that nobody had before, all zeroes; `None`: there is none left.
+    /// A buffer that was never used, all zeroes; `None`: none is left.
     pub(crate) fn cut(self: &Arc<Self>) -> Option<Buffer> {
         let step = self.each.next_multiple_of(LINE);
         let next = |at: usize| {
-            // Each lies within one part.
+            // Each buffer lies within one part.
             let at = if at % PART + step > PART { at.next_multiple_of(PART) } else { at };
             (step > 0 && step <= PART && at + step <= PARTS * PART).then_some(at)
         };
         let order = Ordering::Relaxed;
         let before = self.cut.fetch_update(order, order, |at| Some(next(at)? + step)).ok()?;
         let at = next(before)?;
-        // SAFETY: within the mapping, and nobody else's: no part of it is cut off twice.
+        // SAFETY: within the mapping, and no other buffer's: no part of it is cut off twice.
         let at = unsafe { self.memory.base().add(at) };
         Some(Buffer { at, len: 0, capacity: self.each as u32, pool: Some(self.clone()), until: 0 })
     }
 
-    /// Which part of it `bytes` lie in; `None`: not here.
+    /// The part in which `bytes` lie; `None`: not in this pool.
     #[inline]
     pub(crate) fn part_of(&self, bytes: &[u8]) -> Option<usize> {
         let base = self.memory.base().addr().get();
@@ -83,44 +83,44 @@ impl Pool {
         (at < PARTS * PART && at % PART + bytes.len() <= PART).then_some(at / PART)
     }
 
-    /// Where a part begins, for a device.
+    /// The beginning of a part, for registration.
     pub(crate) fn part(&self, part: usize) -> Option<NonNull<u8>> {
         // SAFETY: within the mapping.
         (part < PARTS).then(|| unsafe { self.memory.base().add(part * PART) })
     }
 
-    /// Packets that were posted to the device so far.
+    /// Packets posted to the device so far.
     pub(crate) fn posted(&self) -> u64 {
         self.posted.load(Ordering::Relaxed)
     }
 
-    /// So many were, in all.
+    /// Sets how many packets were posted to the device in all.
     #[inline]
     pub(crate) fn set_posted(&self, count: u64) {
         self.posted.store(count, Ordering::Relaxed);
     }
 
-    /// The device has read the first `count`, whatever becomes of the others.
+    /// The device has read the first `count` packets, whatever becomes of the others.
     #[inline]
     pub(crate) fn set_complete(&self, count: u64) {
         self.complete.store(count, Ordering::Release);
     }
 }
 
-/// Room for one packet. It holds as many bytes as were asked for; what they are before they are written is not said.
+/// Room for one packet. It holds as many bytes as were asked for; before they are written their values are unspecified.
 pub(crate) struct Buffer {
     at: NonNull<u8>,
     len: u32,
     capacity: u32,
-    /// `None`: it is of the heap.
+    /// `None`: from the heap.
     pool: Option<Arc<Pool>>,
-    /// How many packets the device has to have read before it is done with this one.
+    /// The device is done with this packet once it has read so many packets.
     until: u64,
 }
 
-// SAFETY: it is the only owner of what it points to, but for a device, which only reads.
+// SAFETY: the buffer is the only owner of its memory, except for a device, which only reads.
 unsafe impl Send for Buffer {}
-// SAFETY: as above.
+// SAFETY: the buffer is the only owner of its memory, except for a device, which only reads.
 unsafe impl Sync for Buffer {}
 
 impl fmt::Debug for Buffer {
@@ -130,7 +130,7 @@ impl fmt::Debug for Buffer {
 }
 
 impl Default for Buffer {
-    /// One without room.
+    /// A buffer without room.
     fn default() -> Self {
         let none: &mut [u8] = &mut [];
         Self { at: NonNull::from(none).cast(), len: 0, capacity: 0, pool: None, until: 0 }
@@ -138,7 +138,7 @@ impl Default for Buffer {
 }
 
 impl Buffer {
-    /// One of the heap, with room for `capacity` bytes, less than 4 GiB, all zeroes. `None`: there is no memory.
+    /// A buffer from the heap, with room for `capacity` bytes, less than 4 GiB, all zeroes. `None`: no memory.
     pub(crate) fn try_new(capacity: usize) -> Option<Self> {
         let capacity = u32::try_from(capacity).ok()?;
         let mut memory = Vec::new();
@@ -153,33 +153,33 @@ impl Buffer {
         Self::try_new(capacity).unwrap_or_default()
     }
 
-    /// Bytes that it has room for.
+    /// Bytes of room.
     #[inline]
     pub(crate) fn capacity(&self) -> usize {
         self.capacity as usize
     }
 
-    /// It is of a pool.
+    /// It belongs to a pool.
     #[inline]
     pub(crate) fn is_pooled(&self) -> bool {
         self.pool.is_some()
     }
 
-    /// It holds `len` bytes from now on, or as many as it has room for.
+    /// Sets its length to `len` bytes, or to its capacity.
     #[inline]
     pub(crate) fn resize(&mut self, len: usize) {
         self.len = len.min(self.capacity()) as u32;
     }
 
-    /// It holds these bytes, or as many of them as it has room for.
+    /// Fills it with `bytes`, or with as many of them as it has room for.
     #[inline]
     pub(crate) fn hold(&mut self, bytes: &[u8]) {
         self.resize(bytes.len());
-        // SAFETY: both have as many bytes, and this is the only owner of its own.
+        // SAFETY: both have that many bytes, and this buffer is the only owner of its own.
         unsafe { simd::copy(bytes.as_ptr(), self.at.as_ptr(), self.len as usize) };
     }
 
-    /// It was sent: what the device was given just now may be this.
+    /// It was sent: the last packet posted to the device may be this one.
     #[inline]
     pub(crate) fn note_sent(&mut self) {
         if let Some(pool) = &self.pool {
@@ -187,7 +187,7 @@ impl Buffer {
         }
     }
 
-    /// The device is done with it.
+    /// The device has finished with it.
     #[inline]
     pub(crate) fn is_read(&self) -> bool {
         self.pool.as_ref().is_none_or(|pool| self.until <= pool.complete.load(Ordering::Acquire))
@@ -199,7 +199,7 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: as many bytes are there, all initialised, and this is their only owner.
+        // SAFETY: that many bytes exist, all initialised, and this buffer is their only owner.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len as usize) }
     }
 }
@@ -207,7 +207,7 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above.
+        // SAFETY: that many bytes exist, all initialised, and this buffer is their only owner.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len as usize) }
     }
 }
@@ -216,7 +216,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if self.pool.is_none() {
             let memory = std::ptr::slice_from_raw_parts_mut(self.at.as_ptr(), self.capacity());
-            // SAFETY: what `new` has leaked.
+            // SAFETY: the box that `new` leaked.
             drop(unsafe { Box::from_raw(memory) });
         }
     }

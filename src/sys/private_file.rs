@@ -1,4 +1,4 @@
-//! Files that belong to this process's user and that nobody else may read.
+//! Files that belong to this process's user and that no other user may read.
 
 use super::errno::Errno;
 use super::process;
@@ -7,21 +7,21 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Permission bits of everybody but the owner.
+/// Permission bits of all users but the owner.
 const OTHERS: u32 = 0o077;
 
-/// Why a file that is there is not used.
+/// Why an existing file is not used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unfit {
     /// It is a directory, a pipe or the like.
     NoFile,
-    /// It belongs to this user.
+    /// It belongs to another user, with this id.
     Owner(u32),
-    /// Others have permissions: its mode.
+    /// Other users have permissions; its mode.
     Mode(u32),
-    /// It has more bytes than the caller takes.
+    /// It is longer than the caller accepts; its length in bytes.
     Long(u64),
-    /// The system's reason.
+    /// The system's error.
     Unreadable(Errno),
 }
 
@@ -39,10 +39,10 @@ impl fmt::Display for Unfit {
     }
 }
 
-/// The bytes of the file at `path`, at most `max`. A symbolic link is followed: what counts is the file that is
-/// opened, not its name. `None`: there is no such file, or it is in a directory that this user may not search.
+/// The bytes of the file at `path`, at most `max`. A symbolic link is followed: the checks apply to the opened file.
+/// `None`: there is no such file, or it is in a directory that this user may not search.
 pub(crate) fn read(path: &Path, max: usize) -> Result<Option<Vec<u8>>, Unfit> {
-    // A pipe without a writer must not hold us up; std adds O_CLOEXEC.
+    // A pipe without a writer must not block; std adds O_CLOEXEC.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = match std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
@@ -59,7 +59,7 @@ pub(crate) fn read(path: &Path, max: usize) -> Result<Option<Vec<u8>>, Unfit> {
         return Err(Unfit::Mode(facts.mode() & 0o7777));
     }
     let mut bytes = Vec::new();
-    // One byte more tells a file that is too long, whatever its length was a moment ago.
+    // Reading one byte more detects a file that is too long, whatever its length was a moment ago.
     file.take(max as u64 + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error))?;
     if bytes.len() > max {
         return Err(Unfit::Long(facts.len().max(bytes.len() as u64)));
@@ -67,7 +67,7 @@ pub(crate) fn read(path: &Path, max: usize) -> Result<Option<Vec<u8>>, Unfit> {
     Ok(Some(bytes))
 }
 
-/// The name exists, as far as this user may know, even if it is a link to nothing.
+/// The name exists, as far as this user may know, even as a dangling link.
 fn is_there(path: &Path) -> bool {
     !path.symlink_metadata().is_err_and(|error| {
         matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::EACCES))

@@ -13,8 +13,8 @@ pub(crate) fn pid() -> i32 {
     unsafe { libc::getpid() }
 }
 
-/// The process that made an object. A child that it forks has the object too, and shares what the kernel keeps
-/// of it, but is not at home there.
+/// The process that made an object. A forked child has a copy of the object and shares its kernel state, but is
+/// not at home there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Home(i32);
 
@@ -45,8 +45,8 @@ pub(crate) fn machine() -> (usize, usize) {
     (bytes, usize::try_from(processors).unwrap_or(1).max(1))
 }
 
-/// The processors that a process may use (sched_getaffinity(2)): of those that it was bound to, or that its
-/// container has.
+/// The processors that a process may use (sched_getaffinity(2)), as limited by binding or by its
+/// container.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Processors(Vec<u64>);
 
@@ -54,14 +54,14 @@ impl Processors {
     /// Most processors of a machine, in words of 64.
     const WORDS: usize = 128;
 
-    /// Of the first thread of process `pid`; 0: of the calling thread. `None` where that cannot be told.
+    /// The set of the first thread of process `pid`; 0: of the calling thread. `None` if unknown.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         if pid < 0 {
             return None;
         }
         let mut words = vec![0u64; Self::WORDS];
         let room = size_of_val(words.as_slice());
-        // SAFETY: a live buffer of as many bytes. The C library's function knows 1024 processors only.
+        // SAFETY: a live buffer of that length. The C library's function supports only 1024 processors.
         let len =
             unsafe { libc::syscall(libc::SYS_sched_getaffinity, pid, room, words.as_mut_ptr()) };
         words.truncate(usize::try_from(len).ok()? / size_of::<u64>());
@@ -73,13 +73,13 @@ impl Processors {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether both have one of them.
+    /// Whether the sets have a processor in common.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }
 }
 
-/// Bytes of the last cache that serves the first processor; `None`: the system does not say.
+/// Bytes of the last-level cache of the first processor; `None`: unknown.
 pub(crate) fn last_cache() -> Option<usize> {
     const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
     let size = |index: u32| {
@@ -89,7 +89,7 @@ pub(crate) fn last_cache() -> Option<usize> {
     (0..8).rev().find_map(size)
 }
 
-/// Bytes that this process may lock or have pinned by devices; `None`: any number.
+/// Bytes that this process may lock, or have pinned by devices; `None`: unlimited.
 pub(crate) fn locked_memory_limit() -> Option<usize> {
     const CAP_IPC_LOCK: u32 = 14;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -102,14 +102,14 @@ pub(crate) fn locked_memory_limit() -> Option<usize> {
     limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit) })
 }
 
-/// Bytes that a file of this process may have, shared memory too; `None`: any number.
+/// Largest file of this process, bytes, shared memory included; `None`: unlimited.
 pub(crate) fn file_size_limit() -> Option<usize> {
     // SAFETY: a live local.
     limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, limit) })
 }
 
-/// What a limit says that `read` asks for (getrlimit(2)); `None`: any amount. Where a filter forbids to ask, what cannot
-/// be had is noticed when it is missing.
+/// The limit that `read` queries (getrlimit(2)); `None`: unlimited, or a filter forbids the query: then exceeding the
+/// limit is noticed when it happens.
 fn limit(read: impl FnOnce(&mut libc::rlimit) -> libc::c_int) -> Option<usize> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let told = read(&mut limit) == 0;
@@ -117,7 +117,7 @@ fn limit(read: impl FnOnce(&mut libc::rlimit) -> libc::c_int) -> Option<usize> {
         .then(|| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
 }
 
-/// Tells a process from the children that it forks, at the cost of reading a word.
+/// Distinguishes a process from its forked children, at the cost of reading a word.
 #[derive(Debug)]
 pub(crate) struct ForkMark(NonNull<AtomicI32>);
 
@@ -159,7 +159,7 @@ impl Drop for ForkMark {
     }
 }
 
-/// Whether the kernel is of this version or a later one.
+/// Whether the kernel has at least this version.
 pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     version_of(&release).is_some_and(|version| version >= (major, minor))
@@ -177,15 +177,15 @@ pub(crate) fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// The process has rights that whoever started it may lack (a setuid program, or one with file capabilities): what the
-/// environment says must not name files then (secure_getenv(3)).
+/// The process has privileges that its starter may lack (a setuid program, or one with file capabilities): then the
+/// environment must not name files (secure_getenv(3)).
 pub(crate) fn is_privileged() -> bool {
     // SAFETY: reads a word that the kernel gave to the process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// False once the process has ended, reaped or not: no thread of it runs, and the first one may have ended long before the
-/// others. True when that cannot be told.
+/// False once all threads of the process have ended, whether it was reaped or not. The first thread may end long before
+/// the others. True if unknown.
 pub(crate) fn is_running(pid: i32) -> bool {
     if pid <= 0 {
         return true;
@@ -202,9 +202,9 @@ pub(crate) fn is_running(pid: i32) -> bool {
     threads.is_ok_and(|threads| threads.count() > 1)
 }
 
-/// Whether a thread of the process is within process_vm_readv(2) or process_vm_writev(2), or may be. It is not if it is
-/// stopped (SIGSTOP, or a debugger) or frozen by a control group, which happens on the way back from the kernel, or on the
-/// way in; and not if it has ended, or sleeps in another system call.
+/// Whether a thread of the process is, or may be, within process_vm_readv(2) or process_vm_writev(2). No thread is that
+/// has ended or sleeps in another system call. Neither is one that is stopped (SIGSTOP, or a debugger) or frozen by a
+/// control group: that happens only at the exit from, or the entry to, a system call.
 pub(crate) fn may_copy(pid: i32) -> bool {
     let Ok(mut threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     let elsewhere = |thread: &Path| {
@@ -215,14 +215,14 @@ pub(crate) fn may_copy(pid: i32) -> bool {
     pid <= 0 || threads.any(|thread| !thread.is_ok_and(|thread| elsewhere(&thread.path())))
 }
 
-/// Whether a thread is frozen: its state is that of any other that sleeps, and where it sleeps tells
+/// Whether a thread is frozen: its state is that of any sleeping thread, but its wait channel differs
 /// (kernel/signal.c, kernel/freezer.c; proc_pid_wchan(5)). The first function is mostly inlined into the second.
 fn is_frozen(thread: &Path) -> bool {
     let place = std::fs::read_to_string(thread.join("wchan")).unwrap_or_default();
     matches!(place.as_str(), "do_freezer_trap" | "get_signal" | "__refrigerator")
 }
 
-/// Whether a thread sleeps, and in which system call (proc_pid_syscall(5)): "running", or a number, -1 for none.
+/// Whether a thread sleeps in another system call (proc_pid_syscall(5): "running", or a number, -1 for none).
 fn sleeps_elsewhere(thread: &Path) -> bool {
     let call = std::fs::read_to_string(thread.join("syscall")).unwrap_or_default();
     let number = call.split_whitespace().next().and_then(|number| number.parse().ok());
@@ -231,14 +231,14 @@ fn sleeps_elsewhere(thread: &Path) -> bool {
     })
 }
 
-/// The state in a file `stat`: it follows the name, which ends with the last ')'.
+/// The state field of a file `stat`: it follows the name, which ends with the last ')'.
 fn state_in(stat: &Path) -> Option<char> {
     let stat = std::fs::read_to_string(stat).ok()?;
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
-/// A descriptor that becomes readable when the process ends. `None` where the kernel has none to give,
-/// and when descriptors are getting scarce: the application needs some too.
+/// A descriptor that becomes readable when the process ends. `None` if the kernel does not support that,
+/// or if descriptors are getting scarce: the application needs some too.
 pub(crate) fn watch(pid: i32) -> Option<OwnedFd> {
     if pid <= 0 {
         return None;
@@ -248,31 +248,31 @@ pub(crate) fn watch(pid: i32) -> Option<OwnedFd> {
     if fd < 0 {
         return None;
     }
-    // SAFETY: `fd` is new and owned by nobody else.
+    // SAFETY: `fd` is new and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
     descriptor_limit().is_none_or(|limit| (fd.as_raw_fd() as usize) < limit / 2).then_some(fd)
 }
 
-/// Whether `fd`, which was just made, is one of the last that this process may have: an eighth of them is left to the
-/// application. Descriptors are numbered from the lowest that is free.
+/// Whether `fd`, which was just made, is in the last eighth of the descriptors that this process may have: those are
+/// left to the application. The kernel assigns the lowest free number.
 pub(crate) fn descriptors_are_scarce(fd: &OwnedFd) -> bool {
     descriptor_limit().is_some_and(|limit| fd.as_raw_fd() as usize >= limit - limit / 8)
 }
 
-/// How many descriptors this process may have; `None`: any number.
+/// Most descriptors of this process; `None`: unlimited.
 fn descriptor_limit() -> Option<usize> {
     // SAFETY: a live local.
     limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, limit) })
 }
 
-/// Gives up the processor once.
+/// Yields the processor once.
 pub(crate) fn yield_now() {
     // SAFETY: no arguments.
     unsafe { libc::sched_yield() };
 }
 
-/// Every thread of this process has passed a full memory barrier when this returns. False where the
-/// kernel has none to offer.
+/// When this returns true, every thread of this process has passed a full memory barrier. False if the
+/// kernel does not support that.
 pub(crate) fn barrier_for_all() -> bool {
     /// membarrier(2), since Linux 4.14.
     const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
@@ -283,7 +283,7 @@ pub(crate) fn barrier_for_all() -> bool {
     call(PRIVATE_EXPEDITED) || (call(REGISTER_PRIVATE_EXPEDITED) && call(PRIVATE_EXPEDITED))
 }
 
-/// 64 random bits that nobody guesses.
+/// 64 unpredictable random bits.
 pub(crate) fn random_u64() -> u64 {
     let mut value = 0u64;
     // SAFETY: eight bytes of a live local.
@@ -291,8 +291,8 @@ pub(crate) fn random_u64() -> u64 {
     if n == 8 { value } else { random_without_call() }
 }
 
-/// The same where a filter forbids getrandom(2): from the kernel's file, and where that is missing too from the 16 random
-/// bytes that it gave to the process (AT_RANDOM, getauxval(3)), mixed with what is another one each time.
+/// Random bits if a filter forbids getrandom(2): from /dev/urandom, or without that from the 16 random bytes that the
+/// kernel gave to the process (AT_RANDOM, getauxval(3)), mixed with values that differ at each call.
 #[cold]
 fn random_without_call() -> u64 {
     let mut bytes = [0; 8];
@@ -308,19 +308,19 @@ fn random_of_process() -> u64 {
     // SAFETY: reads a word that the kernel gave to the process.
     let at = unsafe { libc::getauxval(libc::AT_RANDOM) };
     let seed = std::ptr::with_exposed_provenance::<[u8; 16]>(at as usize);
-    // SAFETY: not null, it points to 16 bytes of the initial stack, which stay.
+    // SAFETY: if not null, it points to 16 bytes of the initial stack, which stay.
     let seed = unsafe { seed.as_ref() }.copied().unwrap_or_default();
     let mut hash = std::hash::DefaultHasher::new();
     (seed, pid(), DRAWN.fetch_add(1, Ordering::Relaxed), super::clock::now_ns()).hash(&mut hash);
     hash.finish()
 }
 
-/// Yama's level when this kernel has it: 1 lets only ancestors attach unless a process allows it.
+/// Yama's ptrace level, if the kernel has it. At level 1 only ancestors may attach unless a process allows more.
 pub(crate) fn yama_ptrace_scope() -> Option<u32> {
     std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?.trim().parse().ok()
 }
 
-/// Lets any process of this user attach, which cross-memory attach needs where Yama's level is 1.
+/// Allows any process of this user to attach; cross-memory attach needs that at Yama's level 1.
 pub(crate) fn allow_attach_by_same_user() {
     static DONE: AtomicI32 = AtomicI32::new(0);
     let me = pid();
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!((version_of(""), version_of("six.one"), version_of("6")), (None, None, None));
     }
 
-    /// Whether `may_copy` becomes this, within a time.
+    /// Whether `may_copy` returns `copies` within a time.
     fn becomes(pid: i32, copies: bool) -> bool {
         let began = std::time::Instant::now();
         while may_copy(pid) != copies && began.elapsed().as_secs() < 20 {
@@ -395,13 +395,13 @@ mod tests {
         let mut child = std::process::Command::new("sh").args(endless).spawn().unwrap();
         let pid = child.id() as i32;
         assert!(becomes(pid, true));
-        // SAFETY: a child of ours.
+        // SAFETY: a child of this process.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
         assert!(becomes(pid, false) && is_running(pid));
-        // SAFETY: a child of ours.
+        // SAFETY: a child of this process.
         unsafe { libc::kill(pid, libc::SIGCONT) };
         assert!(becomes(pid, true));
-        // Who may make no control groups freezes nobody.
+        // Without the right to make control groups, freezing is not tested.
         for (root, file, on, off) in [
             ("/sys/fs/cgroup", "cgroup.freeze", "1", "0"),
             ("/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"),
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn a_process_outlives_its_first_thread() {
-        // SAFETY: the child does what a program of two threads may do, and ends by itself.
+        // SAFETY: the child does only what is allowed after a fork with two threads, and ends by itself.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let minute = std::time::Duration::from_secs(60);
@@ -462,13 +462,13 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         assert_eq!((state(), is_running(pid)), (Some('Z'), true));
-        // SAFETY: a child of ours.
+        // SAFETY: a child of this process.
         unsafe { libc::kill(pid, libc::SIGKILL) };
         while is_running(pid) && began.elapsed().as_secs() < 20 {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         assert!(!is_running(pid), "all of it has ended");
-        // SAFETY: a child of ours.
+        // SAFETY: a child of this process.
         assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
     }
 

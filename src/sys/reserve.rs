@@ -1,9 +1,9 @@
-//! Memory for when the system has none. Where malloc(3) fails, Rust's containers end the process; a library must
-//! not. So allocations of this library that fail are served from a reserve of its own: what is under way comes to
-//! its end, and calls that make something new answer -FI_ENOMEM while much of the reserve is in use
-//! ([`is_low`]). Once the reserve is gone too, or for a single allocation larger than that, the process ends.
+//! Memory for when the system has none. When malloc(3) fails, Rust's containers end the process; a library must not
+//! do that. So failing allocations of this library are served from a reserve of its own. Operations under way can then
+//! finish, and calls that create something fail with -FI_ENOMEM while much of the reserve is in use ([`is_low`]).
+//! Once the reserve is exhausted too, or for one allocation larger than the reserve, the process ends.
 //!
-//! The reserve is part of the data of the shared object, whose pages cost nothing until they are used.
+//! The reserve is in the data of the shared object; its pages cost nothing until they are used.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the reserve.
 const SIZE: usize = 2 << 20;
-/// So much of it in use: nothing new is made.
+/// With more bytes of it in use than this, nothing new is created.
 const LOW: usize = SIZE / 4;
 
-/// An arena that gives one piece after the other, and begins anew when all of them are back.
+/// An arena that gives out pieces in sequence, and starts again when all of them have been returned.
 struct Arena {
     bytes: UnsafeCell<[u8; SIZE]>,
-    /// Pieces in use in the upper half, bytes given in the lower.
+    /// Upper half: pieces in use. Lower half: bytes given out.
     state: AtomicU64,
 }
 
-// SAFETY: each piece belongs to whoever has got it; the rest is atomic.
+// SAFETY: each piece belongs to the caller that got it; the rest is atomic.
 unsafe impl Sync for Arena {}
 
 const ONE: u64 = 1 << 32;
@@ -82,7 +82,7 @@ impl Arena {
 
 static ARENA: Arena = Arena::new();
 
-/// Whether so much of the reserve is in use that nothing new should be made.
+/// Whether so much of the reserve is in use that nothing new should be created.
 #[inline]
 pub(crate) fn is_low() -> bool {
     ARENA.in_use() > LOW
@@ -91,8 +91,8 @@ pub(crate) fn is_low() -> bool {
 /// The system's allocator, with the reserve behind it.
 pub(crate) struct Reserved;
 
-// SAFETY: all memory is the system's or a piece of the arena, which has the size and alignment that were asked for
-// and belongs to nobody else until it is given back.
+// SAFETY: all memory is the system's, or a piece of the arena with the requested size and alignment that has no other
+// user until it is returned.
 unsafe impl GlobalAlloc for Reserved {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -100,7 +100,7 @@ unsafe impl GlobalAlloc for Reserved {
         if layout.size() >= tests::FAILS_FROM.get() {
             return null_mut();
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantees are passed on.
         let at = unsafe { System.alloc(layout) };
         if at.is_null() { ARENA.take(layout) } else { at }
     }
@@ -111,14 +111,14 @@ unsafe impl GlobalAlloc for Reserved {
         if layout.size() >= tests::FAILS_FROM.get() {
             return null_mut();
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantees are passed on.
         let at = unsafe { System.alloc_zeroed(layout) };
         if !at.is_null() {
             return at;
         }
         let at = ARENA.take(layout);
         if !at.is_null() {
-            // SAFETY: a piece of as many bytes; it may have been in use before.
+            // SAFETY: a piece of that many bytes; it may have been in use before.
             unsafe { at.write_bytes(0, layout.size()) };
         }
         at
@@ -129,7 +129,7 @@ unsafe impl GlobalAlloc for Reserved {
         if ARENA.owns(at) {
             ARENA.give_back();
         } else {
-            // SAFETY: passed on; it is the system's.
+            // SAFETY: the caller's guarantees are passed on; the memory is the system's.
             unsafe { System.dealloc(at, layout) };
         }
     }
@@ -141,14 +141,14 @@ unsafe impl GlobalAlloc for Reserved {
             return null_mut();
         }
         if !ARENA.owns(at) {
-            // SAFETY: passed on; it is the system's.
+            // SAFETY: the caller's guarantees are passed on; the memory is the system's.
             let larger = unsafe { System.realloc(at, layout, size) };
             if !larger.is_null() {
                 return larger;
             }
         }
         let Ok(wanted) = Layout::from_size_align(size, layout.align()) else { return null_mut() };
-        // SAFETY: as the trait's own: another piece, of which the shorter length is copied.
+        // SAFETY: as the trait requires: another piece, into which the shorter length is copied.
         unsafe {
             let other = self.alloc(wanted);
             if !other.is_null() {
@@ -166,11 +166,11 @@ pub(crate) mod tests {
     use std::cell::Cell;
 
     thread_local! {
-        /// Allocations of this thread of so many bytes and more fail, as if the reserve were gone too.
+        /// Allocations of this thread of at least so many bytes fail, as if the reserve were exhausted too.
         pub(super) static FAILS_FROM: Cell<usize> = const { Cell::new(usize::MAX) };
     }
 
-    /// Calls `f` while allocations of `bytes` and more fail.
+    /// Calls `f` while allocations of at least `bytes` fail.
     pub(crate) fn without_memory<R>(bytes: usize, f: impl FnOnce() -> R) -> R {
         FAILS_FROM.set(bytes);
         let result = f();
@@ -212,7 +212,7 @@ pub(crate) mod tests {
     #[test]
     fn containers_grow_in_the_reserve() {
         let first = Layout::array::<u64>(4).unwrap();
-        // SAFETY: each piece is used as it was asked for, and given back once.
+        // SAFETY: each piece is used with the layout that it was allocated with, and returned once.
         unsafe {
             let at = ARENA.take(first).cast::<u64>();
             let mut list = Vec::from_raw_parts(at, 0, 4);

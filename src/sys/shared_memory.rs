@@ -17,21 +17,21 @@ pub(crate) struct SharedMemory {
     len: usize,
 }
 
-// SAFETY: a mapping is plain memory; who may touch which byte when is decided by its users.
+// SAFETY: a mapping is plain memory; its users decide which of them may access which byte when.
 unsafe impl Send for SharedMemory {}
-// SAFETY: through a shared reference the bytes are reached by pointers and atomic words only.
+// SAFETY: through a shared reference the bytes are accessed by pointers and atomic words only.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Creates `len` zeroed bytes, reserved at once so that touching them later cannot fail, and in
-    /// reach, so that touching them costs no fault: faults cost who writes five times as much.
+    /// Creates `len` zeroed bytes. They are reserved at once, so that touching them later cannot fail, and
+    /// mapped at once (MAP_POPULATE), because page faults make the first write five times as expensive.
     /// Returns the mapping and the descriptor to pass on. Errors: ENOMEM, ENOSPC, EFBIG, EMFILE, ENFILE.
     pub(crate) fn create(len: usize) -> Result<(Self, OwnedFd)> {
         let fd = Self::reserve("udrv", len)?;
         Ok((Self::map(fd.as_fd_ref(), len, libc::MAP_POPULATE)?, fd))
     }
 
-    /// Reserved only, and under a label, by which [`find`] finds it. Errors: also EINVAL for a label
+    /// Only reserved, and under a label by which [`find`] finds it. Errors: also EINVAL for a label
     /// of more than 200 bytes or with a NUL.
     pub(crate) fn create_labelled(label: &str, len: usize) -> Result<(Self, OwnedFd)> {
         let fd = Self::reserve(label, len)?;
@@ -39,7 +39,7 @@ impl SharedMemory {
     }
 
     fn reserve(label: &str, len: usize) -> Result<OwnedFd> {
-        // The kernel would end a process that goes beyond (setrlimit(2), SIGXFSZ).
+        // The kernel would end a process that exceeds the limit (setrlimit(2), SIGXFSZ).
         if process::file_size_limit().is_some_and(|limit| limit < len) {
             return Err(Errno(libc::EFBIG));
         }
@@ -48,7 +48,7 @@ impl SharedMemory {
         let fd = check(unsafe {
             libc::memfd_create(label.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
         })?;
-        // SAFETY: `fd` is new and owned by nobody else.
+        // SAFETY: `fd` is new and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let size = libc::off_t::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
         // SAFETY: an owned descriptor.
@@ -61,9 +61,9 @@ impl SharedMemory {
         Ok(fd)
     }
 
-    /// Maps what a peer passed to us, in reach as well, after checking that it is a memfd of at least
-    /// `len` bytes that can no longer shrink (a shorter file would end us with SIGBUS). Errors: EINVAL,
-    /// ENOMEM.
+    /// Maps memory that a peer passed, all pages at once, after checking that it is a memfd of at least
+    /// `len` bytes that can no longer shrink (access beyond the end of a file raises SIGBUS). Errors:
+    /// EINVAL, ENOMEM.
     pub(crate) fn attach(fd: &OwnedFd, len: usize) -> Result<Self> {
         #[cfg(test)]
         if let Some(errno) = REFUSED.get() {
@@ -80,7 +80,7 @@ impl SharedMemory {
         Self::map(fd.as_fd_ref(), len, libc::MAP_POPULATE)
     }
 
-    /// The word at `offset` of memory that a peer passed to us, and that is not mapped. `None`: that cannot be told.
+    /// The word at `offset` of unmapped memory that a peer passed. `None`: it cannot be read.
     pub(crate) fn peek(fd: &OwnedFd, offset: usize) -> Option<u32> {
         let mut bytes = [0u8; 4];
         let at = libc::off_t::try_from(offset).ok()?;
@@ -112,8 +112,8 @@ impl SharedMemory {
         self.base
     }
 
-    /// The word at `offset`, which nobody may use but as an atomic one. `None`: there is none, or it is
-    /// not aligned.
+    /// The word at `offset`; all accesses to it must be atomic. `None`: it is outside the mapping or not
+    /// aligned.
     pub(crate) fn atomic(&self, offset: usize) -> Option<&AtomicU64> {
         if offset % 8 != 0 || offset.checked_add(8)? > self.len {
             return None;
@@ -130,18 +130,18 @@ impl SharedMemory {
 
 #[cfg(test)]
 thread_local! {
-    /// As if the system let this thread attach nothing.
+    /// For tests: as if the system refused every `attach` of this thread.
     pub(crate) static REFUSED: std::cell::Cell<Option<Errno>> = const { std::cell::Cell::new(None) };
 }
 
-/// Length of a memfd, bytes. Whichever of two calls a filter forbids, the other one tells.
+/// Length of a memfd, bytes. If a filter forbids one of two calls, the other one is used.
 fn file_len(fd: &OwnedFd) -> Result<usize> {
     // SAFETY: zeroed is a valid `stat` to be overwritten.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: an owned descriptor and a live local.
     let size = match check(unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) }) {
         Ok(_) => stat.st_size,
-        // SAFETY: an owned descriptor; nobody reads or writes at the position of this file.
+        // SAFETY: an owned descriptor; the file position is not used for reading or writing.
         Err(errno) => match unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_END) } {
             -1 => return Err(errno),
             end => end,
@@ -151,13 +151,13 @@ fn file_len(fd: &OwnedFd) -> Result<usize> {
 }
 
 /// The memory with this label that a process of the same user has open. Errors: ENOENT, and those of
-/// looking into /proc.
+/// reading /proc.
 pub(crate) fn find(pid: i32, label: &str) -> Result<OwnedFd> {
     let wanted = format!("/memfd:{label} (deleted)");
     let errno = |e: std::io::Error| Errno(e.raw_os_error().unwrap_or(libc::EIO));
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(errno)? {
         let path = entry.map_err(errno)?.path();
-        // What closes meanwhile is not what we look for.
+        // A descriptor that is closed meanwhile is not the one wanted.
         if std::fs::read_link(&path).is_ok_and(|target| target.as_os_str() == wanted.as_str()) {
             let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
             return file.map(OwnedFd::from).map_err(errno);

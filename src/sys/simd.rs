@@ -1,12 +1,12 @@
-//! Loops of wider vector instructions than every x86-64 has, where this processor has them.
+//! Loops with wider vector instructions than every x86-64 has, if this processor has them.
 
-/// What a C library may leave to `rep movsb`, which moves 2 GB/s on AMD's Zen 3 and 4 when source and
-/// destination are about as far into their pages (glibc's bug 30994), instead of 20 or more. Longer
-/// copies may be worth going around the cache, which the library knows about.
+/// Lengths that a C library may copy by `rep movsb`, which on AMD's Zen 3 and 4 moves 2 GB/s instead
+/// of 20 or more when source and destination have similar offsets in their pages (glibc's bug 30994).
+/// For longer copies it may pay to bypass the cache, which the library decides.
 #[cfg(target_arch = "x86_64")]
 const MICROCODED: std::ops::Range<usize> = 2048..1 << 20;
 
-/// As [`std::ptr::copy_nonoverlapping`], by vector instructions at any length where those are best.
+/// Like [`std::ptr::copy_nonoverlapping`], by vector instructions at any length for which they are best.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
@@ -21,7 +21,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
 }
 
-/// As [`copy`], to memory that is not read soon: around the caches, where the processor can.
+/// Like [`copy`], to memory that is not read soon: bypasses the caches if the processor can.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
@@ -51,7 +51,7 @@ unsafe fn copy_avx<const PAST_CACHES: bool>(from: *const u8, to: *mut u8, len: u
     unsafe {
         let load = |at: usize| _mm256_loadu_si256(from.add(at).cast());
         let store = |at: usize, value| _mm256_storeu_si256(to.add(at).cast(), value);
-        // The first and the last bytes for themselves, so that the others have aligned stores.
+        // The first and the last bytes separately, so that the others have aligned stores.
         let first = load(0);
         let end = len - STRIDE;
         let last = [load(end), load(end + WIDTH), load(end + 2 * WIDTH), load(end + 3 * WIDTH)];
@@ -69,7 +69,7 @@ unsafe fn copy_avx<const PAST_CACHES: bool>(from: *const u8, to: *mut u8, len: u
             at += STRIDE;
         }
         if PAST_CACHES {
-            // Before anybody is told that they are there.
+            // Make the stores visible before any other thread or process is told of them.
             _mm_sfence();
         }
         for (i, value) in last.into_iter().enumerate() {

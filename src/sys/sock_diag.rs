@@ -1,12 +1,12 @@
-//! Whose sockets are at the other end: the kernel is asked for the owner of one socket of this host (sock_diag(7)), and
-//! whether an address is this host's (rtnetlink(7)).
+//! The owner of the socket at the other end: asks the kernel for the owner of one socket of this host (sock_diag(7)),
+//! and whether an address belongs to this host (rtnetlink(7)).
 //!
-//! A packet's source address proves nothing by itself: a process may send from any address of its host (IP_PKTINFO, ip(7)).
-//! So the question is not who sent a packet, but who gets what is sent back, which the kernel decides by the same look-up
-//! for a packet and for a request of sock_diag that names one socket. An answer that only this receiver can know is then the
-//! proof that it is the sender too (PROTOCOL.md §7.2).
+//! A packet's source address proves nothing by itself: a process may send from any address of its host (IP_PKTINFO,
+//! ip(7)). So the question is not which process sent a packet, but which socket receives the answer. The kernel decides
+//! that by the same look-up for a packet and for a sock_diag request that names one socket. A reply that only this
+//! receiver can know then proves that it is the sender too (PROTOCOL.md §7.2).
 //!
-//! Where the kernel has no sock_diag, or a filter forbids it, the tables of /proc/net say the same, for more time.
+//! If the kernel lacks sock_diag, or a filter forbids it, the tables of /proc/net give the same answer more slowly.
 
 mod files;
 
@@ -19,13 +19,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 
-/// Whose socket gets what is sent from `remote` to `local`, an address of this host.
+/// The owner of the socket that receives packets from `remote` to `local`, an address of this host.
 pub(crate) fn owner(protocol: Protocol, local: &SocketAddr, remote: &SocketAddr) -> Owner {
     let _shield = Shield::raise();
     with_kernel(|kernel| kernel.owner(protocol, local, remote)).unwrap_or(Owner::Unknown)
 }
 
-/// Takes the descriptor that [`owner`] needs, one for the process, as long as there are some.
+/// Opens the descriptor that [`owner`] needs, one for the process, while descriptors are available.
 pub(crate) fn prepare() {
     with_kernel(|kernel| kernel.way(Protocol::Udp));
 }
@@ -34,7 +34,7 @@ fn with_kernel<T>(ask: impl FnOnce(&mut Kernel) -> T) -> Option<T> {
     static KERNEL: Mutex<Option<Kernel>> = Mutex::new(None);
     let mut kernel = KERNEL.lock().ok()?;
     let pid = process::pid();
-    // A forked child would share the socket, and its answers, with its parent.
+    // A forked child would share the socket, and its replies, with its parent.
     if kernel.as_ref().is_none_or(|kernel| kernel.pid != pid) {
         *kernel = Some(Kernel { pid, diag: None, ways: [None; 2] });
     }
@@ -45,8 +45,8 @@ fn with_kernel<T>(ask: impl FnOnce(&mut Kernel) -> T) -> Option<T> {
     Some(ask(kernel))
 }
 
-/// Whether `ip` is an address of this host: packets to it do not leave. `None`: the kernel does not say. `scope` is the
-/// interface of a link-local one, else 0.
+/// Whether `ip` is an address of this host: packets to it do not leave the host. `None`: unknown. `scope` is the
+/// interface of a link-local address, else 0.
 pub(crate) fn is_local(ip: IpAddr, scope: u32) -> Option<bool> {
     let _shield = Shield::raise();
     let mut request = Request::new(libc::RTM_GETROUTE);
@@ -62,10 +62,10 @@ pub(crate) fn is_local(ip: IpAddr, scope: u32) -> Option<bool> {
     Some(*answer.get(ROUTE_TYPE_AT)? == libc::RTN_LOCAL)
 }
 
-/// How the kernel tells whose a socket is.
+/// The means to find the owner of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
-    /// sock_diag. Requests for UDP have the two ends in an order that depends on the kernel's version.
+    /// sock_diag. The order of the two ends in requests for UDP depends on the kernel's version.
     Diag {
         swapped: bool,
     },
@@ -78,7 +78,7 @@ enum Way {
 struct Kernel {
     pid: i32,
     diag: Option<OwnedFd>,
-    /// For each protocol, once it was tried.
+    /// One for each protocol; `None` until it was tried.
     ways: [Option<Way>; 2],
 }
 
@@ -104,7 +104,7 @@ impl Kernel {
         way.unwrap_or(Way::None)
     }
 
-    /// Tries on a socket of this process what works. `None`: no socket could be made, so it is tried again next time.
+    /// Tries what works on a socket of this process. `None`: no socket could be made; it is tried again next time.
     fn find_way(&self, protocol: Protocol) -> Option<Way> {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let (fd, port) = match protocol {
@@ -133,7 +133,7 @@ impl Kernel {
         Some(if matches!(found, Owner::User(_)) { Way::Files } else { Way::None })
     }
 
-    /// The owner and the number of the inode of one socket. `swapped`: the request names the far end first.
+    /// The owner and the inode number of one socket. `swapped`: the request names the remote end first.
     fn ask(
         &self,
         protocol: Protocol,
@@ -166,7 +166,7 @@ impl Kernel {
         };
         let word = |at: usize| answer.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
         let uid = word(DIAG_UID_AT).ok_or(Errno(libc::EPROTO))?;
-        // A socket without an inode belongs to no process, and its user is said to be root (sock_i_uid).
+        // A socket without an inode belongs to no process; its user is reported as root (sock_i_uid).
         Ok(match word(DIAG_UID_AT + 4) {
             Some(0) | None => (Owner::Nobody, 0),
             Some(inode) => (Owner::User(uid), inode),
@@ -178,11 +178,11 @@ impl Kernel {
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Bytes of a struct nlmsghdr.
 const HEADER: usize = 16;
-/// Where the user stands in an answer: behind the header, four bytes, a struct inet_diag_sockid and three words.
+/// Offset of the user in a reply: behind the header, four bytes, a struct inet_diag_sockid and three words.
 const DIAG_UID_AT: usize = HEADER + 4 + 48 + 12;
-/// Where the type of a route stands: the eighth byte of a struct rtmsg.
+/// Offset of the type of a route: the eighth byte of a struct rtmsg.
 const ROUTE_TYPE_AT: usize = HEADER + 7;
-/// Longest request, and longest part of an answer that is looked at, bytes.
+/// Longest request, and longest part of a reply that is read, bytes.
 const ROOM: usize = 256;
 
 fn family_and_bytes(ip: IpAddr) -> (u8, [u8; 16]) {
@@ -202,7 +202,7 @@ fn netlink(protocol: libc::c_int) -> Result<OwnedFd> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: socket takes three integers and returns a new descriptor or -1.
     let fd = check(unsafe { libc::socket(libc::AF_NETLINK, kind, protocol) })?;
-    // SAFETY: `fd` is new and owned by nobody else.
+    // SAFETY: `fd` is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -215,7 +215,7 @@ struct Request {
 impl Request {
     fn new(kind: u16) -> Self {
         let mut request = Self { bytes: [0; ROOM], len: 0 };
-        request.put(&0u32.to_ne_bytes()); // the length: filled in when it is known
+        request.put(&0u32.to_ne_bytes()); // the length is filled in by `ask`
         request.put(&kind.to_ne_bytes());
         request.put(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
         request.put(&(process::random_u64() as u32).to_ne_bytes());
@@ -237,21 +237,21 @@ impl Request {
         self.put(payload);
     }
 
-    /// The kernel's answer. Errors: those that it answers with; EPROTO for an answer that is too short.
+    /// The kernel's reply. Errors: those that it replies with; EPROTO for a reply that is too short.
     fn ask(mut self, netlink: &OwnedFd) -> Result<[u8; ROOM]> {
         let len = self.len;
         if let Some(to) = self.bytes.get_mut(..4) {
             to.copy_from_slice(&(len as u32).to_ne_bytes());
         }
-        // The kernel is who an unconnected netlink socket sends to.
+        // An unconnected netlink socket sends to the kernel.
         // SAFETY: `bytes` has `len` bytes.
         check_len(unsafe {
             libc::send(netlink.as_raw_fd(), self.bytes.as_ptr().cast(), len, libc::MSG_NOSIGNAL)
         })?;
         loop {
             let mut answer = [0; ROOM];
-            // The kernel has answered when `send` returns (netlink_rcv_skb), so there is nothing to wait for.
-            // SAFETY: `answer` has so many bytes.
+            // The kernel has replied when `send` returns (netlink_rcv_skb), so there is no need to wait.
+            // SAFETY: `answer` has that many bytes.
             let n = check_len(unsafe {
                 libc::recv(
                     netlink.as_raw_fd(),
@@ -261,7 +261,7 @@ impl Request {
                 )
             })?;
             if answer.get(8..12) != self.bytes.get(8..12) {
-                continue; // to an earlier request
+                continue; // a reply to an earlier request
             }
             let half = |at: usize| answer.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes);
             if half(4) == Some(libc::NLMSG_ERROR as u16) {

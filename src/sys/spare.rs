@@ -1,10 +1,10 @@
-//! Two descriptors that this process keeps for the moment in which it has no other: with them it can still accept a
-//! connection, see what it brings, and refuse it by name instead of leaving its sender without an answer.
+//! Two descriptors kept in reserve for when the process has no other. With them it can still accept a connection, read
+//! its request, and refuse it with a reason instead of leaving the sender without an answer.
 
 use super::event::Doorbell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One for a connection, one for what is passed through it.
+/// One for a connection, one for the descriptor passed through it.
 const COUNT: usize = 2;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl State {
     }
 }
 
-/// Whoever has one may use the process's spare descriptors; with the last one they are closed.
+/// A user of the process's spare descriptors; they are closed when the last one is dropped.
 #[derive(Debug)]
 pub(crate) struct Spare(());
 
@@ -39,13 +39,13 @@ impl Spare {
         Self(())
     }
 
-    /// Takes again what `lend` could not.
+    /// Reserves again the descriptors that `lend` could not get back.
     pub(crate) fn refill(&self) {
         state().fill();
     }
 }
 
-/// Calls `f` while the spare descriptors are free, and takes them again as far as it has left them.
+/// Calls `f` while the spare descriptors are free, then reserves as many again as `f` has left.
 pub(crate) fn lend<R>(f: impl FnOnce() -> R) -> R {
     let mut state = state();
     let had = state.held.iter().any(Option::is_some);

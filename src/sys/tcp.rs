@@ -1,4 +1,4 @@
-//! TCP connections that never block, written from and read into memory that is named by number.
+//! TCP connections that never block; the memory that they send and receive is named by number.
 
 use super::cancel::Shield;
 use super::cma::{MAX_RANGES, Range};
@@ -8,7 +8,7 @@ use super::udp::set;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: libc::c_int = 256;
 
 fn socket(address: &SocketAddr) -> Result<OwnedFd> {
@@ -16,7 +16,7 @@ fn socket(address: &SocketAddr) -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: socket returns a new descriptor or -1.
     let fd = check(unsafe { libc::socket(family, kind, 0) })?;
-    // SAFETY: `fd` is new and owned by nobody else.
+    // SAFETY: `fd` is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -27,10 +27,10 @@ fn bind(fd: &OwnedFd, address: &SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// What both ends set: frames leave at once, and an end that hears nothing of what it has sent
-/// gives up after `patience_ms`.
+/// Options of both ends: frames are sent at once, and an end whose data is not acknowledged gives up
+/// after `patience_ms`, the liveness timeout.
 fn prepare(fd: &OwnedFd, patience_ms: u32) {
-    // A kernel without one of them carries the same bytes.
+    // A kernel without one of these options still works.
     let _ = set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     let _ = set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, patience_ms as libc::c_int);
 }
@@ -48,7 +48,7 @@ pub(crate) fn listen(address: &SocketAddr) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A connection that waits at `listener`, and where it comes from. Errors: EMFILE, ENFILE, ENOMEM.
+/// A connection that waits at `listener`, and its remote address. Errors: EMFILE, ENFILE, ENOMEM.
 pub(crate) fn accept(
     listener: BorrowedFd<'_>,
     patience_ms: u32,
@@ -62,13 +62,13 @@ pub(crate) fn accept(
         unsafe { libc::accept4(listener.as_raw_fd(), name.as_mut_ptr().cast(), &mut len, flags) };
     match check(fd) {
         Ok(fd) => {
-            // SAFETY: `fd` is new and owned by nobody else.
+            // SAFETY: `fd` is new and has no other owner.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             prepare(&fd, patience_ms);
             let from = name.get(..len as usize).and_then(socket_addr_from_bytes);
             Ok(from.map(|from| (fd, from)))
         }
-        // Gone again before it was looked at (accept(2)).
+        // The connection ended before it was accepted (accept(2)).
         Err(Errno(libc::ECONNABORTED | libc::EINTR | libc::EPROTO)) => Ok(None),
         Err(e) if e.is_would_block() => Ok(None),
         Err(e) => Err(e),
@@ -89,7 +89,7 @@ pub(crate) fn passes(errno: Errno) -> bool {
     )
 }
 
-/// The near end of a connection.
+/// The local address of a connection.
 pub(crate) fn local_addr(fd: BorrowedFd<'_>) -> Result<SocketAddr> {
     let mut name = [0u8; 28];
     let mut len = name.len() as libc::socklen_t;
@@ -98,7 +98,7 @@ pub(crate) fn local_addr(fd: BorrowedFd<'_>) -> Result<SocketAddr> {
     name.get(..len as usize).and_then(socket_addr_from_bytes).ok_or(Errno(libc::EAFNOSUPPORT))
 }
 
-/// Begins a connection from the address `from` to `to`. [`send`] tells how it went. Errors:
+/// Begins a connection from the address `from` to `to`. [`send`] reports the outcome. Errors:
 /// EADDRNOTAVAIL, ENETUNREACH, ECONNREFUSED, EMFILE, ENFILE, ENOMEM.
 pub(crate) fn connect(from: &SocketAddr, to: &SocketAddr, patience_ms: u32) -> Result<OwnedFd> {
     let fd = socket(to)?;
@@ -134,9 +134,9 @@ fn vectors(first: (*mut u8, usize), ranges: &[Range]) -> ([libc::iovec; MAX_RANG
     (list, n)
 }
 
-/// Sends `head` and then the bytes of at most 8 `ranges`; returns how many were taken, 0 for none
-/// now (the connection is not made yet, or full). Errors: those of the connection: ECONNREFUSED,
-/// ECONNRESET, EPIPE, ETIMEDOUT, EHOSTUNREACH.
+/// Sends `head` and then the bytes of at most 8 `ranges`; returns how many were accepted, 0 for none
+/// now (not yet connected, or full). Errors: those of the connection: ECONNREFUSED, ECONNRESET, EPIPE,
+/// ETIMEDOUT, EHOSTUNREACH.
 ///
 /// # Safety
 /// Every range must be readable memory of this process that nothing changes meanwhile.
@@ -147,29 +147,29 @@ pub(crate) unsafe fn send(fd: BorrowedFd<'_>, head: &[u8], ranges: &[Range]) -> 
     header.msg_iov = list.as_mut_ptr();
     header.msg_iovlen = n as _;
     let _shield = Shield::raise();
-    // SAFETY: `head` is readable, and so are the ranges, as the caller says.
+    // SAFETY: `head` is readable, and the caller guarantees that the ranges are.
     let rc = unsafe { libc::sendmsg(fd.as_raw_fd(), &header, libc::MSG_NOSIGNAL) };
     match check_len(rc) {
         Ok(n) => Ok(n),
-        // ENOTCONN, EALREADY: it is being made.
+        // ENOTCONN, EALREADY: the connection is being made.
         Err(e) if e.is_would_block() => Ok(0),
         Err(Errno(libc::ENOTCONN | libc::EALREADY | libc::EINPROGRESS | libc::EINTR)) => Ok(0),
         Err(e) => Err(e),
     }
 }
 
-/// What [`receive`] found.
+/// The result of [`receive`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Received {
     /// So many bytes.
     Bytes(usize),
-    /// Nothing now.
+    /// No data now.
     Nothing,
-    /// The other side has closed; nothing comes any more.
+    /// The peer has closed; no more data will come.
     End,
 }
 
-/// Fills at most 8 `ranges` and then `tail` with what has arrived. Errors: ECONNRESET, ETIMEDOUT.
+/// Fills at most 8 `ranges` and then `tail` with data that has arrived. Errors: ECONNRESET, ETIMEDOUT.
 ///
 /// # Safety
 /// Every range must be writable memory of this process that nothing else uses meanwhile.
@@ -183,7 +183,7 @@ pub(crate) unsafe fn receive(
         *slot = libc::iovec { iov_base: tail.as_mut_ptr().cast(), iov_len: tail.len() };
         n += 1;
     }
-    // SAFETY: `tail` is writable, and so are the ranges, as the caller says.
+    // SAFETY: `tail` is writable, and the caller guarantees that the ranges are.
     let rc = unsafe {
         libc::syscall(libc::SYS_readv, fd.as_raw_fd(), list.as_mut_ptr(), n as libc::c_int)
     };
@@ -195,7 +195,7 @@ pub(crate) unsafe fn receive(
     }
 }
 
-/// Bytes that the other side's system has not acknowledged (SIOCOUTQ, tcp(7)).
+/// Bytes that the peer's system has not acknowledged (SIOCOUTQ, tcp(7)).
 pub(crate) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
     let mut bytes: libc::c_int = 0;
     // SAFETY: fills one int.
@@ -232,12 +232,12 @@ mod tests {
             // SAFETY: no ranges.
             assert_eq!(unsafe { receive(b.as_fd(), &[], &mut tail) }, Ok(Received::Nothing));
             let (one, two) = (vec![1; 5], vec![2; 6]);
-            // SAFETY: both live, and nobody writes to them.
+            // SAFETY: both live, and no thread writes to them.
             let sent = unsafe { send(a.as_fd(), &[0; 3], &[range(&one), range(&two)]) };
             assert_eq!(sent, Ok(14));
             let (x, y) = (vec![9; 4], vec![9; 7]);
             assert_eq!(wait_readable(b.as_fd(), 1000), Ok(true));
-            // SAFETY: both live; nobody looks at them before the call is over.
+            // SAFETY: both live; nothing else accesses them before the call is over.
             let got = unsafe { receive(b.as_fd(), &[range(&x), range(&y)], &mut tail) };
             assert_eq!(got, Ok(Received::Bytes(14)));
             let all = [std::hint::black_box(x), std::hint::black_box(y), tail[..3].to_vec()];
@@ -266,7 +266,7 @@ mod tests {
         let bytes = vec![7; 1 << 20];
         let mut total = 0;
         for _ in 0..1000 {
-            // SAFETY: it lives, and nobody writes to it.
+            // SAFETY: it lives, and no thread writes to it.
             let n = unsafe { send(a.as_fd(), &[], &[range(&bytes)]) }.unwrap();
             total += n;
             if n == 0 {

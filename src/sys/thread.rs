@@ -1,8 +1,8 @@
-//! Threads of this library's own. `std::thread` allocates what a thread is known by where the process ends if that fails,
-//! whatever the global allocator (`sys::reserve`) has left. What is here allocates through it, and answers with an error
-//! where the system has no memory for a thread.
+//! Threads of this library. `std::thread` allocates the data of a thread in a way that ends the process on failure,
+//! even if the global allocator (`sys::reserve`) has memory left. The threads here allocate through that allocator, and
+//! return an error if the system has no memory for a thread.
 //!
-//! Such threads take no signals: those of the application are for its own threads.
+//! These threads block all signals: the application's signals are for its own threads.
 
 use super::Errno;
 use super::dl::Library;
@@ -10,19 +10,19 @@ use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A thread that runs; unless it is joined, nobody waits for it.
+/// A running thread; it is detached unless it is joined.
 #[derive(Debug)]
 pub(crate) struct Thread(libc::pthread_t);
 
-/// What the new thread begins with.
+/// The arguments of the new thread.
 struct Start<F> {
     name: &'static CStr,
     body: F,
 }
 
 impl Thread {
-    /// Runs `body` in a thread with so many bytes of stack, a multiple of 64 KiB. Of the name, the kernel takes 15
-    /// bytes. Errors: EAGAIN when there are no more threads, or no memory for one.
+    /// Runs `body` in a thread with `stack` bytes of stack, a multiple of 64 KiB. The kernel takes 15 bytes of the
+    /// name. Errors: EAGAIN when the limit of threads is reached, or there is no memory for one.
     pub(crate) fn start<F>(name: &'static CStr, stack: usize, body: F) -> Result<Self, Errno>
     where
         F: FnOnce() + Send + 'static,
@@ -31,20 +31,20 @@ impl Thread {
         let start = Box::into_raw(Box::new(Start { name, body }));
         let mut id = MaybeUninit::uninit();
         let mask = Mask::block_all();
-        // SAFETY: the attributes are initialised, and the box is the new thread's from now on.
+        // SAFETY: the attributes are initialised, and the new thread owns the box from now on.
         let rc =
             unsafe { libc::pthread_create(id.as_mut_ptr(), &attributes.0, run::<F>, start.cast()) };
         drop(mask);
         if rc != 0 {
-            // SAFETY: no thread has got it.
+            // SAFETY: no thread has received the box.
             drop(unsafe { Box::from_raw(start) });
             return Err(Errno(rc));
         }
-        // SAFETY: written by the call that succeeded.
+        // SAFETY: written by the call, which succeeded.
         Ok(Self(unsafe { id.assume_init() }))
     }
 
-    /// Waits until it has ended.
+    /// Waits until the thread has ended.
     pub(crate) fn join(self) {
         // SAFETY: neither joined nor detached before, because that takes `self`.
         unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
@@ -71,7 +71,7 @@ extern "C" fn run<F: FnOnce()>(start: *mut c_void) -> *mut c_void {
     let Start { name, body } = start;
     // SAFETY: a C string; the kernel copies it.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
-    // The message is written where it panics. As in `std::thread`, the thread ends and the process goes on.
+    // The panic message was written where it occurred. As in `std::thread`, the thread ends and the process goes on.
     let _ = catch_unwind(AssertUnwindSafe(body));
     std::ptr::null_mut()
 }
@@ -81,12 +81,12 @@ struct Attributes(libc::pthread_attr_t);
 impl Attributes {
     fn new(stack: usize) -> Result<Self, Errno> {
         let mut attributes = MaybeUninit::uninit();
-        // SAFETY: initialises what it is given.
+        // SAFETY: initialises its argument.
         let rc = unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) };
         if rc != 0 {
             return Err(Errno(rc));
         }
-        // SAFETY: initialised by the call that succeeded.
+        // SAFETY: initialised by the call, which succeeded.
         let mut attributes = Self(unsafe { attributes.assume_init() });
         let page = super::process::page_size();
         let size = stack.max(least_stack(&attributes.0)).next_multiple_of(page);
@@ -103,15 +103,15 @@ impl Drop for Attributes {
     }
 }
 
-/// Thread-local data of all libraries comes out of the stack: glibc knows how much that is.
+/// The thread-local data of all libraries is part of the stack: glibc knows how much it takes.
 fn least_stack(attributes: &libc::pthread_attr_t) -> usize {
     type LeastStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
     let Some(symbol) = Library::process().symbol(c"__pthread_get_minstack") else { return 0 };
-    // SAFETY: glibc's function of this name has had this type ever since it is there (2.15); `std::thread` calls it so.
+    // SAFETY: glibc's function of this name has had this type since it was added (2.15); `std::thread` calls it so.
     unsafe { std::mem::transmute::<*mut c_void, LeastStack>(symbol.as_ptr())(attributes) }
 }
 
-/// All signals are blocked as long as this lives: a thread that is started meanwhile inherits that.
+/// Blocks all signals while it lives, so that a thread started meanwhile inherits that.
 struct Mask(libc::sigset_t);
 
 impl Mask {
@@ -143,7 +143,7 @@ mod tests {
 
     const STACK: usize = 64 * 1024;
 
-    /// A line of what the kernel says of the calling thread.
+    /// A line of the calling thread's status in /proc.
     fn status(key: &str) -> String {
         let all = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         all.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned()
@@ -159,7 +159,7 @@ mod tests {
         thread.join();
         let (name, blocked) = told.recv().unwrap();
         assert_eq!(name, "udrv-test");
-        // All but SIGKILL, SIGSTOP, and the two that glibc keeps.
+        // All but SIGKILL, SIGSTOP, and the two that glibc reserves.
         let blocked = u64::from_str_radix(&blocked, 16).unwrap();
         assert_eq!(blocked | 0x1_8004_0100, u64::MAX, "{blocked:x}");
         assert_eq!(status("SigBlk:"), before);

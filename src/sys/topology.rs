@@ -1,12 +1,12 @@
-//! How far devices are: NUMA nodes, as the kernel shows them.
+//! The distance of devices: NUMA nodes, as the kernel shows them.
 
 /// Distance from the processor that runs this thread to memory node `node`, as firmware states it:
-/// 10 is the same node. `None` where it cannot be told.
+/// 10 is the same node. `None` if unknown.
 pub(crate) fn numa_distance(node: u32) -> Option<u32> {
     let here = current_node()?;
     let path = format!("/sys/devices/system/node/node{here}/distance");
     let text = std::fs::read_to_string(path).ok()?;
-    // One number for each node that is online, in their order.
+    // One number for each node that is online, in order.
     let online = std::fs::read_to_string("/sys/devices/system/node/online").ok()?;
     let at = parse_list(online.trim()).into_iter().position(|n| n == node)?;
     text.split_whitespace().nth(at)?.parse().ok()

@@ -1,6 +1,6 @@
-//! A UDP socket that moves many datagrams in one system call: several messages (sendmmsg(2),
-//! recvmmsg(2)), and several datagrams in one message where the kernel cuts and joins them
-//! (UDP_SEGMENT since 4.18, UDP_GRO since 5.0; udp(7)).
+//! A UDP socket that moves many datagrams in one system call: several messages (sendmmsg(2), recvmmsg(2)), and
+//! several datagrams in one message if the kernel splits and joins them (UDP_SEGMENT since 4.18, UDP_GRO since
+//! 5.0; udp(7)).
 
 mod control;
 mod errors;
@@ -17,23 +17,23 @@ use super::net::socket_addr_to_bytes;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Socket buffers to ask for, bytes. The kernel doubles it and counts its own structures in it: room
+/// Size of socket buffers to ask for, bytes. The kernel doubles it and counts its own structures in it: room
 /// for some 7000 datagrams of 1472 bytes.
 const BUFFER_WANTED: libc::c_int = 8 << 20;
-/// The ECN bits of the IP header (RFC 3168): this sender understands marks.
+/// The ECN bits of the IP header (RFC 3168) that say that this sender understands marks.
 const ECT_0: libc::c_int = 2;
-/// sendmsg(2) lacks names for these on some targets.
+/// The crate `libc` lacks a name for this on some targets.
 const SO_RXQ_OVFL: libc::c_int = 40;
 
 /// A non-blocking UDP socket bound to one address.
 #[derive(Debug)]
 pub(crate) struct UdpPort {
     socket: UdpSocket,
-    /// The kernel cuts a message into datagrams.
+    /// The kernel splits a message into datagrams.
     gso: bool,
     /// The kernel may join datagrams into one message.
     gro: bool,
-    /// Every datagram leaves with ECT(0), and marks of what arrives are seen.
+    /// Every datagram is sent with ECT(0), and marks of received datagrams are visible.
     ecn: bool,
     /// The error queue may hold something.
     errors_pending: bool,
@@ -41,12 +41,12 @@ pub(crate) struct UdpPort {
     headers: Box<send::Headers>,
 }
 
-/// What the socket threw away.
+/// Datagrams that the socket dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Losses {
-    /// Datagrams that were longer than any of ours, or whose parts could not be told.
+    /// Datagrams that were longer than any of this protocol, or whose boundaries are unknown.
     pub(crate) truncated: u64,
-    /// Datagrams that found the receive buffer full, as far as the kernel has told.
+    /// Datagrams that found the receive buffer full, as far as the kernel has reported.
     pub(crate) overflowed: u64,
 }
 
@@ -59,7 +59,7 @@ impl UdpPort {
         let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: socket takes three integers and returns a new descriptor or -1.
         let fd = check(unsafe { libc::socket(family, kind, 0) })?;
-        // SAFETY: `fd` is new and owned by nobody else.
+        // SAFETY: `fd` is new and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if v6 {
             set(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
@@ -81,19 +81,19 @@ impl UdpPort {
         })
     }
 
-    /// Sets what helps; a kernel without one of these works too. Returns what of GSO, GRO and ECN
-    /// there is.
+    /// Sets useful options; a kernel without one of them works too. Returns which of GSO, GRO and ECN are
+    /// available.
     fn prepare(fd: BorrowedFd<'_>, v6: bool) -> (bool, bool, bool) {
         for (plain, forced) in
             [(libc::SO_RCVBUF, libc::SO_RCVBUFFORCE), (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE)]
         {
-            // Forcing goes beyond net.core.rmem_max and needs CAP_NET_ADMIN.
+            // The forced option ignores net.core.rmem_max and needs CAP_NET_ADMIN.
             if set(fd, libc::SOL_SOCKET, forced, BUFFER_WANTED).is_err() {
                 let _ = set(fd, libc::SOL_SOCKET, plain, BUFFER_WANTED);
             }
         }
         let _ = set(fd, libc::SOL_SOCKET, SO_RXQ_OVFL, 1);
-        // PROBE: datagrams are never cut, and no ICMP message, which anybody can forge, makes the
+        // PROBE: datagrams are never fragmented, and no ICMP message, which any host can forge, makes the
         // kernel refuse a length (ip(7)).
         let ecn = if v6 {
             let level = libc::IPPROTO_IPV6;
@@ -113,7 +113,7 @@ impl UdpPort {
         (gso, gro, ecn.is_ok())
     }
 
-    /// Where it is bound, with the port that it got.
+    /// The address it is bound to, with its port.
     pub(crate) fn local_addr(&self) -> Result<SocketAddr> {
         Ok(self.socket.local_addr()?)
     }
@@ -124,14 +124,14 @@ impl UdpPort {
         self.socket.as_fd()
     }
 
-    /// The receive buffer, bytes as the kernel counts them: a datagram takes its length and some
-    /// 800 bytes more, at least.
+    /// The receive buffer, bytes as the kernel counts them: a datagram takes its length and at least
+    /// some 800 bytes more.
     pub(crate) fn receive_buffer(&self) -> usize {
         let len = option(self.fd(), libc::SOL_SOCKET, libc::SO_RCVBUF);
         len.ok().and_then(|len| usize::try_from(len).ok()).unwrap_or(0)
     }
 
-    /// Whether the kernel cuts messages into datagrams. Ends for good when a device cannot.
+    /// Whether the kernel splits messages into datagrams. Becomes false for good when a device cannot.
     pub(crate) fn gso(&self) -> bool {
         self.gso
     }
@@ -151,14 +151,14 @@ impl UdpPort {
         self.receiver.losses
     }
 
-    /// True when [`UdpPort::drain_errors`] may have something to say.
+    /// True if [`UdpPort::drain_errors`] may have something to report.
     pub(crate) fn errors_pending(&self) -> bool {
         self.errors_pending
     }
 
-    /// From now on datagrams that are too long for their path are cut (ip(7), ipv6(7)): with IPv4 by
-    /// routers too, with IPv6 by this host alone, as far as a router has told it what the path
-    /// carries. Errors: none on a kernel that has these options.
+    /// From now on datagrams that are too long for their path are fragmented (ip(7), ipv6(7)): with IPv4 by
+    /// routers too, with IPv6 by this host alone, if a router has told it the path's MTU. Errors: none on
+    /// a kernel that has these options.
     pub(crate) fn allow_fragments(&self) -> Result<()> {
         let fd = self.fd();
         if self.socket.local_addr()?.is_ipv4() {
@@ -176,7 +176,7 @@ impl UdpPort {
     }
 }
 
-/// Sets an option of a socket that is an int.
+/// Sets a socket option of type int.
 pub(super) fn set(
     fd: BorrowedFd<'_>,
     level: libc::c_int,
@@ -191,7 +191,7 @@ pub(super) fn set(
     Ok(())
 }
 
-/// Reads an option that is an int.
+/// Reads a socket option of type int.
 fn option(fd: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> Result<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -202,7 +202,7 @@ fn option(fd: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> Result<l
     Ok(value)
 }
 
-/// True for an error that only says "no room now".
+/// True for an error that only means "no room now".
 fn is_no_room(errno: Errno) -> bool {
     errno.is_would_block() || errno.0 == libc::ENOBUFS
 }

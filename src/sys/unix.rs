@@ -1,4 +1,4 @@
-//! Unix sockets in the abstract name space: proof of the same kernel and user, and the way to pass
+//! Unix sockets in the abstract namespace: they prove that the peer has the same kernel and user, and pass
 //! descriptors. They need no file and disappear with their process.
 
 use super::cancel::Shield;
@@ -11,10 +11,10 @@ pub(crate) const MAX_FDS: usize = 4;
 /// Most connections that wait to be accepted.
 pub(crate) const BACKLOG: usize = 4096;
 
-/// Who is at the other end of a socket, told by the kernel (`SO_PEERCRED`).
+/// The process at the other end of a socket, as told by the kernel (`SO_PEERCRED`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Credentials {
-    /// Process id in *our* pid name space; 0 if it is not visible there.
+    /// Process id in *our* pid namespace; 0 if it is not visible there.
     pub(crate) pid: i32,
     /// User id.
     pub(crate) uid: u32,
@@ -24,7 +24,7 @@ fn abstract_address(name: &str) -> Result<(libc::sockaddr_un, libc::socklen_t)> 
     // SAFETY: all zeroes is a valid sockaddr_un.
     let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // The first byte stays 0: the abstract name space.
+    // The first byte stays 0: the abstract namespace.
     let room = addr.sun_path.iter_mut().skip(1);
     if name.len() > room.len() {
         return Err(Errno(libc::ENAMETOOLONG));
@@ -45,12 +45,12 @@ fn seqpacket() -> Result<OwnedFd> {
             0,
         )
     })?;
-    // SAFETY: `fd` is new and owned by nobody else.
+    // SAFETY: `fd` is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Takes an abstract name without listening: others find it taken, and nobody there. Errors:
-/// EADDRINUSE when somebody has the name already.
+/// Takes an abstract name without listening: other processes find it taken, and no listener. Errors:
+/// EADDRINUSE when a socket already has the name.
 pub(crate) fn reserve(name: &str) -> Result<OwnedFd> {
     let fd = seqpacket()?;
     let (addr, len) = abstract_address(name)?;
@@ -59,7 +59,7 @@ pub(crate) fn reserve(name: &str) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Listens under an abstract name. Errors: EADDRINUSE when somebody has the name already.
+/// Listens under an abstract name. Errors: EADDRINUSE when a socket already has the name.
 pub(crate) fn listen(name: &str) -> Result<OwnedFd> {
     let fd = reserve(name)?;
     // SAFETY: an owned, bound socket. The kernel caps the backlog at net.core.somaxconn.
@@ -67,7 +67,7 @@ pub(crate) fn listen(name: &str) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Connects without waiting. Errors: ECONNREFUSED when nobody listens, EAGAIN when the backlog is
+/// Connects without waiting. Errors: ECONNREFUSED without a listener, EAGAIN when the backlog is
 /// full.
 pub(crate) fn connect(name: &str) -> Result<OwnedFd> {
     let fd = seqpacket()?;
@@ -91,14 +91,14 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
         )
     });
     match rc {
-        // SAFETY: `fd` is new and owned by nobody else.
+        // SAFETY: `fd` is new and has no other owner.
         Ok(fd) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
         Err(e) if e.is_would_block() || e.0 == libc::EINTR || e.0 == libc::ECONNABORTED => Ok(None),
         Err(e) => Err(e),
     }
 }
 
-/// Asks whether connections may be accepted at all, of no socket. Errors: what a filter of system calls says.
+/// Tests, without a socket, whether accept4(2) is allowed. Errors: those of a system-call filter.
 pub(crate) fn may_accept() -> Result<()> {
     // SAFETY: no descriptor and no addresses.
     match check(unsafe { libc::accept4(-1, std::ptr::null_mut(), std::ptr::null_mut(), 0) }) {
@@ -107,16 +107,16 @@ pub(crate) fn may_accept() -> Result<()> {
     }
 }
 
-/// Whether the other end is closed, whatever is still to be read.
+/// Whether the other end is closed, even if there is still data to read.
 pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one valid entry; no time to wait.
+    // SAFETY: one valid entry, and no wait.
     unsafe { libc::poll(&mut entry, 1, 0) };
     entry.revents & (libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// Makes the other end readable, so that a process that sleeps on it wakes. Neither waits nor raises a signal,
-/// whatever the other end does with it: a full socket is readable already.
+/// Makes the other end readable, so that a process that sleeps on it wakes. Neither blocks nor raises a signal,
+/// whatever the state of the other end: a full socket is readable already.
 pub(crate) fn ring(socket: BorrowedFd<'_>) {
     let ring = b'!';
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
@@ -124,7 +124,7 @@ pub(crate) fn ring(socket: BorrowedFd<'_>) {
     unsafe { libc::send(socket.as_raw_fd(), (&raw const ring).cast(), 1, flags) };
 }
 
-/// Who is at the other end.
+/// The process at the other end.
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -183,23 +183,23 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     if n == bytes.len() { Ok(()) } else { Err(Errno(libc::EMSGSIZE)) }
 }
 
-/// What `receive` found.
+/// The result of [`receive`].
 pub(crate) enum Received {
-    /// Nothing yet.
+    /// No message yet.
     Nothing,
     /// The other end is closed.
     Closed,
     Message(Message),
 }
 
-/// What came in one piece.
+/// One received message.
 #[derive(Debug)]
 pub(crate) struct Message {
     /// Bytes.
     pub(crate) len: usize,
     /// Descriptors, in order.
     pub(crate) fds: Vec<OwnedFd>,
-    /// More descriptors were sent, and this process had no room for them (MSG_CTRUNC).
+    /// More descriptors were sent than this process could receive (MSG_CTRUNC).
     pub(crate) cut: bool,
 }
 
@@ -225,7 +225,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Received {
     };
     let mut fds = Vec::new();
     // SAFETY: the kernel filled `msg` and the control buffer; the CMSG macros stay inside it. Each
-    // descriptor found is new and owned by nobody else.
+    // descriptor found is new and has no other owner.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&msg);
         while !header.is_null() {
@@ -259,7 +259,7 @@ mod tests {
         let client = connect(&name).unwrap();
         let server = accept(listener.as_fd()).unwrap().unwrap();
         assert!(!wait_readable(server.as_fd(), 0).unwrap());
-        // More than the socket has room for.
+        // More rings than the socket has room for.
         (0..100_000).for_each(|_| ring(client.as_fd()));
         assert!(wait_readable(server.as_fd(), 0).unwrap());
         drop(server);

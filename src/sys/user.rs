@@ -1,25 +1,25 @@
 //! Whether a process or a socket is this user's.
 //!
-//! The kernel tells a user id as this user name space maps it. Ids without a mapping all look like one and
-//! the same, `overflowuid` (user_namespaces(7)): where this process itself has that id, equal numbers prove nothing.
+//! The kernel reports user ids as mapped into this user namespace. All ids without a mapping appear as one id,
+//! `overflowuid` (user_namespaces(7)). If this process itself has that id, equal numbers prove nothing.
 
 use super::process;
 use super::unix::Credentials;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
-/// Whom a user id stands for.
+/// The users that a user id may stand for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Whose {
-    /// This process's effective user, and nobody else.
+    /// Only this process's effective user.
     Ours,
-    /// This process's effective user, or any other without a mapping.
+    /// This process's effective user, or any other user without a mapping.
     Ambiguous,
-    /// Somebody else.
+    /// Another user.
     Others,
 }
 
-/// Whom `uid`, as the kernel says it, stands for.
+/// Classifies `uid`, as reported by the kernel.
 pub(crate) fn whose(uid: u32) -> Whose {
     static NOBODY: OnceLock<Option<u32>> = OnceLock::new();
     if uid != process::effective_uid() {
@@ -31,7 +31,7 @@ pub(crate) fn whose(uid: u32) -> Whose {
     }
 }
 
-/// True if the kernel says that the process at the other end of a unix socket is this user's.
+/// True if the process at the other end of a unix socket belongs to this user, according to the kernel.
 pub(crate) fn is_ours(other: &Credentials) -> bool {
     match whose(other.uid) {
         Whose::Ours => true,
@@ -40,13 +40,13 @@ pub(crate) fn is_ours(other: &Credentials) -> bool {
     }
 }
 
-/// The id of this process stands for many users. Who has the same one may be asked while its process is there, and
-/// no longer.
+/// The id of this process stands for many users. Then a peer with this id can be verified only while its process
+/// exists.
 pub(crate) fn is_ambiguous() -> bool {
     whose(process::effective_uid()) == Whose::Ambiguous
 }
 
-/// The id of all users without a mapping; `None`: every user has one.
+/// The id that stands for all users without a mapping; `None`: every user has a mapping.
 fn overflow_uid() -> Option<u32> {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     if maps_everybody(&map) {
@@ -56,15 +56,15 @@ fn overflow_uid() -> Option<u32> {
     Some(text.trim().parse().unwrap_or(65534))
 }
 
-/// Each line is the first user here, the first outside, and how many; 2^32 - 1 is no user.
+/// Parses lines of: first user in this namespace, first user outside, and how many; 2^32 - 1 is no user.
 fn maps_everybody(map: &str) -> bool {
     let counts =
         map.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok());
     counts.sum::<u64>() >= u64::from(u32::MAX)
 }
 
-/// The process is in our user name space, and the kernel lets us look: that takes the same user id, mapped or not, or the
-/// right to trace it (ptrace(2), PTRACE_MODE_READ_FSCREDS).
+/// The process is in our user namespace, and the kernel lets us check. That needs the same user id, mapped or not, or
+/// the right to trace it (ptrace(2), PTRACE_MODE_READ_FSCREDS).
 fn shares_names(pid: i32) -> bool {
     let inode = |process: &str| {
         let name = std::fs::metadata(format!("/proc/{process}/ns/user")).ok()?;

@@ -1,7 +1,7 @@
-//! userfaultfd(2), used for its events alone: who unmaps, discards or moves pages that are watched
-//! waits until somebody has read about it. Ranges are registered for write protection and nothing is
-//! ever protected, so that no access to them faults. ioctl_userfaultfd(2) has the requests below, whose numbers
-//! differ between processors.
+//! userfaultfd(2), used only for its events: a thread that unmaps, discards or moves watched pages waits until the
+//! event has been read. Ranges are registered for write protection, and nothing is ever protected, so that no
+//! access to them faults. ioctl_userfaultfd(2) documents the requests below, whose numbers differ between
+//! processors.
 
 mod proof;
 
@@ -30,8 +30,8 @@ const API_VERSION: u64 = 0xaa;
 const EVENT_REMAP: u64 = 1 << 2;
 const EVENT_REMOVE: u64 = 1 << 3;
 const EVENT_UNMAP: u64 = 1 << 6;
-/// What a cache cannot do without. Not EVENT_FORK: a child has no use for our registrations, and
-/// since Linux 5.12 the pages of the parent stay those that a device has pinned.
+/// The features that a registration cache needs. Not EVENT_FORK: a child does not use our registrations, and
+/// since Linux 5.12 the parent keeps the pages that a device has pinned.
 const FEATURES: u64 = EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP;
 const MODE_WP: u64 = 1 << 1;
 
@@ -71,18 +71,18 @@ struct Message {
     arguments: [u64; 3],
 }
 
-/// What the kernel tells.
+/// An event reported by the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
-    /// These addresses are mapped no longer, or already to something else.
+    /// These addresses are no longer mapped, or already mapped to something else.
     Unmapped { start: usize, end: usize },
     /// The pages of these addresses are about to be discarded (madvise).
     Discarded { start: usize, end: usize },
-    /// The pages have moved (mremap). The new addresses are watched as the old ones were.
+    /// The pages have moved (mremap). The new addresses are watched like the old ones.
     Moved { from: usize, to: usize, len: usize },
-    /// Somebody waits for a page: nothing here asks for such events.
+    /// A thread waits for a page: such events are never requested here.
     Fault { address: usize },
-    /// Something that nobody asked for.
+    /// An event that was not requested.
     Other(u8),
 }
 
@@ -99,10 +99,10 @@ impl From<Message> for Event {
     }
 }
 
-/// How many descriptors a process can have at once.
+/// Most descriptors of a process at a time.
 const SLOTS: usize = 16;
-/// The descriptors that are open. A forked child closes its copies at once: while one is open, and
-/// nobody reads from it, its parent would wait for ever to unmap what is registered.
+/// The open descriptors. A forked child closes its copies at once: while a copy is open and is not read,
+/// the parent would wait for ever to unmap registered memory.
 static OPEN: [AtomicI32; SLOTS] = [const { AtomicI32::new(-1) }; SLOTS];
 
 /// Runs in every forked child (pthread_atfork), so it may only do what a signal handler may.
@@ -124,7 +124,7 @@ pub(crate) struct Userfaultfd {
 }
 
 impl Userfaultfd {
-    /// One that was not tried yet. Errors: as [`Userfaultfd::open`].
+    /// A descriptor that has not been tested. Errors: as [`Userfaultfd::open`].
     fn unproven() -> Result<Self> {
         let fd = new_descriptor()?;
         let mut handshake = Handshake { api: API_VERSION, features: FEATURES, ioctls: 0 };
@@ -147,8 +147,8 @@ impl Userfaultfd {
         Ok(Self { fd: number, slot })
     }
 
-    /// Watches whole pages. Errors: EBUSY (somebody else watches them), EINVAL (a file, nothing
-    /// mapped, a kernel that cannot), EPERM (a sealed or foreign mapping), ENOMEM.
+    /// Watches whole pages. Errors: EBUSY (another userfaultfd watches them), EINVAL (a file, nothing
+    /// mapped, or an unable kernel), EPERM (a sealed or foreign mapping), ENOMEM.
     pub(crate) fn register(&self, start: usize, end: usize) -> Result<()> {
         let range = Range { start: start as u64, len: end.saturating_sub(start) as u64 };
         let mut register = Register { range, mode: MODE_WP, ioctls: 0 };
@@ -156,17 +156,17 @@ impl Userfaultfd {
         check(unsafe { libc::ioctl(self.fd, REGISTER, &raw mut register) }).map(|_| ())
     }
 
-    /// Watches them no longer. Errors: EINVAL (nothing there, or something that cannot be watched).
+    /// Stops watching them. Errors: EINVAL (not mapped, or memory that cannot be watched).
     pub(crate) fn unregister(&self, start: usize, end: usize) -> Result<()> {
         let mut range = Range { start: start as u64, len: end.saturating_sub(start) as u64 };
         // SAFETY: the argument is what UFFDIO_UNREGISTER takes; the kernel checks the range.
         check(unsafe { libc::ioctl(self.fd, UNREGISTER, &raw mut range) }).map(|_| ())
     }
 
-    /// True while anybody is between the beginning of a change to watched pages and his return from
-    /// waiting for its reader. All requests that would change pages are refused then, and the kernel
-    /// says so (EAGAIN) before it looks at their range, which here is empty (EINVAL). Whatever else
-    /// it answers counts as true. One system call.
+    /// True while any thread is between the beginning of a change to watched pages and its return from
+    /// waiting for the reader. All requests that would change pages fail with EAGAIN then, before the kernel
+    /// checks their range, which is empty here (EINVAL). Any other answer counts as true. One system
+    /// call.
     pub(crate) fn is_changing(&self) -> bool {
         let mut nothing = WriteProtect { range: Range { start: 0, len: 0 }, mode: 0 };
         // SAFETY: the argument is what UFFDIO_WRITEPROTECT takes; an empty range changes nothing.
@@ -174,8 +174,8 @@ impl Userfaultfd {
         rc == 0 || Errno::last().0 != libc::EINVAL
     }
 
-    /// Reads what has happened, up to `events.len()` events, without waiting; returns how many.
-    /// Whoever caused them goes on as soon as this returns. Errors: EAGAIN when there are none.
+    /// Reads up to `events.len()` events without waiting; returns how many. The threads that caused them
+    /// continue as soon as this returns. Errors: EAGAIN when there are none.
     pub(crate) fn read(&self, events: &mut [Event]) -> Result<usize> {
         const BATCH: usize = 16;
         let mut messages = [Message::default(); BATCH];
@@ -191,17 +191,17 @@ impl Userfaultfd {
 
     /// Readable when there are events.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as `self` lives: the slot closes it on drop, or in a child, where
-        // nothing of this runs any more.
+        // SAFETY: open as long as `self` lives: the slot closes it on drop, or in a child, where no code
+        // uses it any more.
         unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 }
 
 impl Drop for Userfaultfd {
-    /// Ends all watching; who waits for a reader goes on.
+    /// Stops all watching; threads that wait for the reader continue.
     fn drop(&mut self) {
         if self.slot.swap(-1, Ordering::Relaxed) == self.fd {
-            // SAFETY: the slot owned the descriptor, and gave it to us.
+            // SAFETY: the slot owned the descriptor, and gave it up here.
             unsafe { libc::close(self.fd) };
         }
     }
@@ -222,7 +222,7 @@ fn new_descriptor() -> Result<OwnedFd> {
             },
             Err(_) => -1,
         };
-        // Before 5.11 there is no such flag, and every process may.
+        // Kernels before 5.11 lack the flag, and allow every process.
         if fd < 0 && refused.0 == libc::EINVAL {
             fd = by_call(flags);
         }
@@ -230,7 +230,7 @@ fn new_descriptor() -> Result<OwnedFd> {
             return Err(refused);
         }
     }
-    // SAFETY: `fd` is new and owned by nobody else.
+    // SAFETY: `fd` is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
 }
 

@@ -1,18 +1,18 @@
-//! Whether valgrind runs this process (valgrind.h, RUNNING_ON_VALGRIND). It lets one thread run at a time, and does many
-//! system calls while no other may: a thread that waits in one of them for another waits for ever.
+//! Whether valgrind runs this process (valgrind.h, RUNNING_ON_VALGRIND). It runs one thread at a time, and makes many
+//! system calls while no other thread may run: a thread that waits for another in such a call waits for ever.
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use std::arch::asm;
 
-/// The question, as valgrind.h numbers it.
+/// The number of the request in valgrind.h.
 const RUNNING: u64 = 0x1001;
 
-/// True under valgrind, with whatever tool. Elsewhere, and on processors whose question is not known here, false.
+/// True under valgrind, with any tool. False elsewhere, and on processors whose request is not implemented here.
 pub(crate) fn runs_us() -> bool {
     let request = [RUNNING, 0, 0, 0, 0, 0];
     let answer: u64;
-    // SAFETY: a processor turns one register until it is what it was, and does nothing beside; valgrind knows the
-    // sequence, reads the request, and gives its answer in the place of the default.
+    // SAFETY: a processor rotates one register until it has its old value, with no other effect; valgrind recognises
+    // the sequence, reads the request, and returns its answer in place of the default.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         asm!(
@@ -23,7 +23,7 @@ pub(crate) fn runs_us() -> bool {
             options(nostack),
         );
     }
-    // SAFETY: as above.
+    // SAFETY: as on x86-64: the sequence has no effect on a processor, and valgrind only writes the answer.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         asm!(

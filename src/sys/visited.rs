@@ -1,5 +1,5 @@
-//! A value that one side uses all the time and another hardly ever: to enter costs its owner no atomic operation, and
-//! the visitor makes the barrier for both.
+//! A biased lock: a value that its owner uses all the time and a visitor rarely. The owner enters without an atomic
+//! read-modify-write operation; the visitor makes the memory barrier for both.
 
 use super::order::{self, AtomicBool, Mutex, MutexGuard};
 use super::process;
@@ -14,8 +14,8 @@ struct Inner<T> {
     value: UnsafeCell<T>,
     /// The owner is inside.
     inside: AtomicBool,
-    /// The owner has to take the mutex: there is a visitor, or the kernel has no barrier that would let one know whether
-    /// the owner is inside.
+    /// The owner has to take the mutex: a visitor is around, or the kernel lacks the barrier that lets a visitor know
+    /// whether the owner is inside.
     shares: AtomicBool,
     mutex: Mutex<()>,
     /// The kernel has that barrier.
@@ -24,25 +24,25 @@ struct Inner<T> {
     process: i32,
 }
 
-// SAFETY: the value is reached by who is inside only: the owner, of which there is one, or the visitor once the owner is
-// known to be outside and to need the mutex.
+// SAFETY: only a side that is inside accesses the value: the one owner, or the visitor once it knows that the owner is
+// outside and needs the mutex to enter.
 unsafe impl<T: Send> Sync for Inner<T> {}
 
-/// Enters all the time, from one thread at a time.
+/// The owner's side: enters all the time, from one thread at a time.
 #[derive(Debug)]
 pub(crate) struct Owner<T> {
     inner: Arc<Inner<T>>,
     _not_sync: PhantomData<Cell<()>>,
 }
 
-/// Enters hardly ever.
+/// The visitor's side: enters rarely.
 #[derive(Debug)]
 pub(crate) struct Visitor<T>(Arc<Inner<T>>);
 
-/// The value is ours until this is dropped.
+/// Exclusive access to the value until this is dropped.
 pub(crate) struct Held<'a, T> {
     inner: &'a Inner<T>,
-    /// The owner has it.
+    /// The owner holds it.
     owns: bool,
     _mutex: Option<MutexGuard<'a, ()>>,
     _not_send: PhantomData<*const ()>,
@@ -53,7 +53,7 @@ impl<T> Deref for Held<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: nobody else has the value while this exists.
+        // SAFETY: the other side cannot enter while this exists.
         unsafe { &*self.inner.value.get() }
     }
 }
@@ -61,7 +61,7 @@ impl<T> Deref for Held<'_, T> {
 impl<T> DerefMut for Held<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: nobody else has the value while this exists.
+        // SAFETY: the other side cannot enter while this exists.
         unsafe { &mut *self.inner.value.get() }
     }
 }
@@ -90,18 +90,18 @@ pub(crate) fn visited<T: Send>(value: T) -> (Owner<T>, Visitor<T>) {
 }
 
 impl<T> Owner<T> {
-    /// The value, for a moment. `None` in a forked child whose parent's visitor was there, and for who has it already.
+    /// Access to the value. `None` if the owner is inside already, or, in a forked child, if the parent's visitor was.
     #[inline]
     pub(crate) fn enter(&self) -> Option<Held<'_, T>> {
         let inner = &*self.inner;
-        // One thread at a time has the owner: this is its own word.
+        // One thread at a time uses the owner, so only that thread writes this word.
         if inner.inside.load(Ordering::Relaxed) {
             return None;
         }
         inner.inside.store(true, Ordering::Relaxed);
-        // The processor may look before others see the store: the visitor makes it do the one and then the other.
+        // The processor may load `shares` before the store is visible: the visitor's barrier prevents that.
         order::light();
-        // False: what a visitor did before it left is here (`Visitor::leave`).
+        // False: the visitor's writes before it left are visible (`Visitor::leave`).
         if inner.shares.load(Ordering::Acquire) {
             inner.inside.store(false, Ordering::Release);
             return self.enter_by_mutex();
@@ -128,14 +128,14 @@ impl<T> Owner<T> {
 
 #[cfg(test)]
 impl<T> Owner<T> {
-    /// Enters without the mutex.
+    /// The owner enters without the mutex.
     pub(crate) fn is_alone(&self) -> bool {
         !self.inner.shares.load(Ordering::Relaxed)
     }
 }
 
 impl<T> Visitor<T> {
-    /// The value; `None` while the owner has it. From the first visit until [`Visitor::leave`] the owner takes a mutex.
+    /// Access; `None` while the owner is inside. From the first visit until [`Visitor::leave`] the owner takes a mutex.
     pub(crate) fn visit(&mut self) -> Option<Held<'_, T>> {
         let inner = &*self.0;
         let mutex = match inner.mutex.try_lock() {
@@ -145,20 +145,20 @@ impl<T> Visitor<T> {
         };
         if !inner.shares.load(Ordering::Relaxed) {
             inner.shares.store(true, Ordering::Release);
-            // Not at each visit: it interrupts all threads of the process.
+            // Only at the first visit, because it interrupts all threads of the process.
             if !order::heavy() {
                 inner.shares.store(false, Ordering::Release);
                 return None;
             }
         }
-        // False: what the owner did before it went out is here (`Held::drop`).
+        // False: the owner's writes before it left are visible (`Held::drop`).
         if inner.inside.load(Ordering::Acquire) {
             return None;
         }
         Some(Held { inner, owns: false, _mutex: Some(mutex), _not_send: PhantomData })
     }
 
-    /// There will be no visit for a while.
+    /// There will be no visit for a while: the owner needs no mutex.
     pub(crate) fn leave(&mut self) {
         if self.0.barrier && self.0.shares.load(Ordering::Relaxed) {
             self.0.shares.store(false, Ordering::Release);
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use crate::sys::clock::Deadline;
 
-    /// Adds one, so slowly that another addition meanwhile is lost.
+    /// Adds one, slowly, so that a concurrent addition would be lost.
     fn add(mut count: Held<'_, u64>) {
         let before = *count;
         std::hint::black_box(&before);

@@ -1,5 +1,5 @@
-//! Arithmetic on C's `long double` as x86-64 has it, for which Rust has no type. The bytes are those
-//! of memory: ten that count, and six behind them.
+//! Arithmetic on C's `long double` of x86-64, for which Rust has no type. The bytes are those in
+//! memory: ten significant ones and six of padding.
 
 use std::arch::asm;
 use std::cmp::Ordering;
@@ -33,7 +33,7 @@ macro_rules! operation {
 }
 
 operation!(
-    /// `a + b`; what lies behind the ten bytes is that of `a`.
+    /// `a + b`; the padding is that of `a`.
     sum,
     "faddp st(1), st"
 );

@@ -1,9 +1,9 @@
-//! Log lines of causes that somebody else can repeat: a peer, another user of the node, a system call that keeps
+//! Log lines whose cause another party can repeat: a peer, another user of the node, a system call that keeps
 //! failing.
 //!
-//! The first line of a cause is written at once. Afterwards the cause may speak again after 1 s, 4 s, 16 s and so on, up
-//! to once an hour; what happens in between is counted, and the next line says how often. A cause is a call site, or a
-//! call site and a number (an error, a reason for a refusal), so that a flood of one does not hide another.
+//! The first line of a cause is written at once. Later lines of the same cause are at least 1 s, 4 s, 16 s and so on
+//! apart, up to one hour. The events in between are counted, and the next line gives the count. A cause is a call site,
+//! or a call site and a number (an error, a reason for a refusal), so that a flood of one does not hide another.
 //!
 //! ```ignore
 //! log::limited!("cannot accept a shared-memory link: {errno}");
@@ -14,14 +14,14 @@ use crate::sys::clock;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Causes that one call site keeps apart; numbers beyond share a cause.
+/// Number of causes that one call site distinguishes; numbers beyond share a cause.
 pub(crate) const CAUSES: usize = 64;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// A cause that goes on is told once an hour.
+/// The longest time between two lines of a cause: one hour.
 const LONGEST_NS: u64 = 3600 * SECOND_NS;
 
-/// What is known about one cause, for the whole process.
+/// The state of one cause, for the whole process.
 ///
 /// The three numbers are independent of each other, so no order between them is needed: threads that race for a line
 /// agree on one winner by `next_ns` alone, and the count of the others is added to the next line.
@@ -40,7 +40,7 @@ impl Limited {
         Self { next_ns: AtomicU64::new(0), lines: AtomicU32::new(0), held: AtomicU64::new(0) }
     }
 
-    /// One event at `now_ns`. Some: it is to be written, and so many went before it unwritten.
+    /// Records one event at `now_ns`. `Some(n)`: its line is to be written, after `n` events without a line.
     fn admit(&self, now_ns: u64) -> Option<u64> {
         let next = self.next_ns.load(Relaxed);
         let pause = 4_u64
@@ -55,7 +55,7 @@ impl Limited {
         Some(self.held.swap(0, Relaxed))
     }
 
-    /// Writes the line as a warning, if its time has come.
+    /// Writes the line as a warning, if it is due.
     #[cold]
     pub(crate) fn warn(&self, line: fmt::Arguments<'_>) {
         match self.admit(clock::now_ns()) {
@@ -71,13 +71,13 @@ impl Limited {
     }
 }
 
-/// A warning about something that others can repeat, at most once in a growing time (see `limited.rs`). With
+/// A warning whose cause another party can repeat, at growing intervals (see `limited.rs`). With
 /// `cause: NUMBER,` each number up to [`CAUSES`] is a cause of its own.
 macro_rules! limited {
     (cause: $cause:expr, $($line:tt)+) => {{
         use $crate::telemetry::limited::{CAUSES, Limited};
         static SITE: [Limited; CAUSES] = [const { Limited::new() }; CAUSES];
-        // Whatever integer the cause is, only its lowest bits count.
+        // Only the lowest bits of the cause select the counter.
         if let Some(cause) = SITE.get(($cause as usize) % CAUSES) {
             cause.warn(format_args!($($line)+));
         }
@@ -99,7 +99,7 @@ mod tests {
         let cause = Limited::new();
         let mut lines = Vec::new();
         let mut told = 0;
-        // 100,000 a second for 10 s.
+        // 100,000 events a second for 10 s.
         for event in 0..1_000_000_u64 {
             let now = 77 * SECOND_NS + event * 10_000;
             if let Some(held) = cause.admit(now) {
@@ -115,7 +115,7 @@ mod tests {
     fn a_cause_that_goes_on_is_told_every_hour() {
         let cause = Limited::new();
         let lines = (0..86_400).filter(|second| cause.admit(second * SECOND_NS).is_some()).count();
-        // Six while the pauses grow to an hour, then one an hour.
+        // Six lines while the intervals grow to an hour, then one an hour.
         assert!((28..=31).contains(&lines), "{lines} lines in a day");
     }
 

@@ -1,5 +1,5 @@
-//! One place to say what happened. The lines go to libfabric's own log (FI_LOG_LEVEL), whose entry
-//! points the `ofi` layer attaches while libfabric is loaded; without one they go nowhere.
+//! The log. Lines go to libfabric's own log (FI_LOG_LEVEL), whose entry points the `ofi` layer attaches
+//! while libfabric is loaded. While none is attached, lines are discarded.
 
 use crate::sys::cancel::Shield;
 use std::fmt;
@@ -8,13 +8,13 @@ use std::sync::RwLock;
 /// Levels of `fi_log`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Level {
-    /// Something a user must know.
+    /// A condition that the user must know about.
     Warn,
-    /// What was decided, and why.
+    /// A decision of the provider, and its reason.
     Info,
 }
 
-/// Where lines go.
+/// The destination of log lines.
 #[derive(Clone, Copy)]
 pub(crate) struct Sink {
     /// Whether lines of a level are wanted.
@@ -27,7 +27,7 @@ pub(crate) use super::limited::limited;
 
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 
-/// Sends lines to `sink` from now on, or nowhere.
+/// Sends all further lines to `sink`, or discards them.
 pub(crate) fn attach(sink: Option<Sink>) {
     if let Ok(mut slot) = SINK.write() {
         *slot = sink;
@@ -45,17 +45,17 @@ fn write(level: Level, line: fmt::Arguments<'_>) {
     }
 }
 
-/// Something a user must know.
+/// A condition that the user must know about.
 pub(crate) fn warn(line: fmt::Arguments<'_>) {
     write(Level::Warn, line);
 }
 
-/// What was decided, and why.
+/// A decision of the provider, and its reason.
 pub(crate) fn info(line: fmt::Arguments<'_>) {
     write(Level::Info, line);
 }
 
-/// The log of the unit tests, which run beside each other and share it.
+/// The log of the unit tests, which run concurrently and share it.
 #[cfg(test)]
 pub(crate) mod captured {
     use super::{Sink, attach};
@@ -63,7 +63,7 @@ pub(crate) mod captured {
 
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-    /// Keeps what is written from now on.
+    /// Starts to keep the lines that are written.
     pub(crate) fn begin() {
         let write = |_, line: &str| {
             LINES.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
@@ -71,7 +71,7 @@ pub(crate) mod captured {
         attach(Some(Sink { enabled: |_| true, write }));
     }
 
-    /// The lines with `mark` in them. A test takes a mark that no other test writes.
+    /// The lines that contain `mark`. Each test uses a mark that no other test writes.
     pub(crate) fn lines_with(mark: &str) -> Vec<String> {
         let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
         lines.iter().filter(|line| line.contains(mark)).cloned().collect()

@@ -1,4 +1,4 @@
-//! What udrv tells about itself.
+//! The log and its rate limits.
 
 pub(crate) mod limited;
 pub(crate) mod log;

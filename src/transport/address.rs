@@ -1,12 +1,12 @@
-//! The address of an endpoint: an IP address and a port, as the network transports need it and as
-//! users write it. Inside a node only the port counts, because a port is unique on a node.
+//! The address of an endpoint: an IP address and a port, in the forms that network transports and users need.
+//! Within a node only the port counts, because a port is unique on a node.
 
 use crate::sys::net::{self, Interface};
 use crate::telemetry::log;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
-/// Bytes of an address inside our own packets.
+/// Bytes of an address inside packets of this provider.
 pub(crate) const WIRE_LEN: usize = 24;
 
 /// An endpoint's address.
@@ -30,7 +30,7 @@ impl Address {
         rest.parse().ok().map(Self)
     }
 
-    /// As packed into our packets: family, port, scope, IP.
+    /// The form in packets: family, port, scope, IP.
     pub(crate) fn to_wire(self) -> [u8; WIRE_LEN] {
         let (family, ip, scope) = match self.0 {
             SocketAddr::V4(v4) => (4u16, v4.ip().to_ipv6_mapped().octets(), 0),
@@ -78,19 +78,19 @@ impl fmt::Display for Address {
     }
 }
 
-/// The addresses of this host, to tell a peer of the same node by its address.
+/// The addresses of this host: they tell whether a peer is on the same node.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LocalHost {
     interfaces: Vec<Interface>,
 }
 
-/// An address with all names of this host folded into one, so that a peer reached as 127.0.0.1 is
-/// the same peer when reached as any other address of the host.
+/// An address with all addresses of this host folded into one: a peer reached as 127.0.0.1 is the same peer when it is
+/// reached at any other address of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum CanonicalAddress {
     /// On this host, by port.
     Local(u16),
-    /// Elsewhere.
+    /// On another host.
     Remote(Address),
 }
 
@@ -118,8 +118,8 @@ impl LocalHost {
         }
     }
 
-    /// The address to offer when the application names none: of the interface that most probably leads to other hosts
-    /// ([`rank`]), else loopback. `wanted` restricts it to interfaces of that name or that address (FI_UDRV_IFACE).
+    /// The address to use when the application names none: of the interface that most probably leads to other hosts
+    /// ([`rank`]), else loopback. `wanted` (FI_UDRV_IFACE) restricts the choice to an interface name or an address.
     pub(crate) fn preferred(&self, wanted: Option<&str>, v6: Option<bool>) -> Option<Interface> {
         let found = self
             .interfaces
@@ -143,9 +143,9 @@ impl LocalHost {
     }
 }
 
-/// The lower the better; the first of equals counts. An interface without a carrier reaches nobody, one of containers or virtual
-/// machines nobody elsewhere, though it may have an address that every host has, and one that is point to point one host only. A
-/// link-local address is not unique, IPv4 is what more peers have, and far hosts are reached by the default route.
+/// Lower is better; the first of equals wins. An interface without a carrier reaches no host; one of containers or VMs
+/// reaches no other host, even if every host has its address; a point-to-point one reaches one host. A link-local
+/// address is not unique, more peers have IPv4 than IPv6, and distant hosts are reached over the default route.
 fn rank(i: &Interface) -> impl Ord + use<> {
     let link_local = match i.ip {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(host.canonical(&remote), CanonicalAddress::Remote(remote));
     }
 
-    /// An interface of a table: name, address, and what is said of it.
+    /// An interface for tests: name, address, and its properties as words.
     fn entry(name: &str, ip: &str, words: &str) -> Interface {
         let has = |word: &str| words.split(' ').any(|other| other == word);
         let ip: IpAddr = ip.parse().unwrap();

@@ -1,28 +1,28 @@
-//! A hash table from addresses to entries that keeps nothing but the entries' numbers: four bytes a
-//! slot, at most three slots of four in use.
+//! A hash table from addresses to entries that stores only the entries' numbers: four bytes a slot, and at most three
+//! slots of four in use.
 //!
-//! Linear probing. A number needs only as many bits as the table has slots, and the other bits of
-//! its slot are bits of the hash, so that nearly every entry looked at is the one wanted. Removal
-//! closes the gap, so there are no tombstones.
+//! It uses linear probing. A number needs only as many bits as the table's size; the other bits of its slot hold bits
+//! of the hash, so that nearly every entry that is compared is the right one. Removal closes the gap, so there are no
+//! tombstones.
 
 #![forbid(unsafe_code)]
 
-/// Numbers of entries by the hash of what they are found by, which the caller keeps and compares.
+/// Entry numbers, found by the hash of a key. The caller keeps and compares the keys.
 #[derive(Debug, Default)]
 pub(crate) struct AddressIndex {
-    /// 0: empty. Else the entry's number plus one in the lower bits, as many as a position has, and
-    /// bits of the hash above them. A power of two of them, or none.
+    /// 0: empty. Otherwise the entry's number plus one in the lower bits, as many as a slot index has,
+    /// and bits of the hash above them. The length is a power of two, or 0.
     slots: Vec<u32>,
 }
 
-/// Entries that a table can number: with more, no bit of the hash would be left.
+/// Most entries of a table: beyond this no bit of a slot would be left for the hash.
 const ENTRIES_MAX: usize = 1 << 30;
 /// Slots of the smallest table.
 const SLOTS_MIN: usize = 16;
 
 impl AddressIndex {
-    /// Makes room for entries with numbers below `entries`; `hash_of` gives the hash of one that is
-    /// here. False without memory, or for more than 2^30.
+    /// Makes room for entries with numbers below `entries`; `hash_of` gives the hash of an entry in the
+    /// table. False if memory is short, or for more than 2^30 entries.
     pub(crate) fn reserve(&mut self, entries: usize, hash_of: impl Fn(u32) -> u64) -> bool {
         if entries <= self.slots.len() / 4 * 3 {
             return true;
@@ -45,7 +45,7 @@ impl AddressIndex {
         true
     }
 
-    /// The entry with this hash that `matches`.
+    /// The entry with this hash for which `matches` is true.
     pub(crate) fn find(&self, hash: u64, matches: impl Fn(u32) -> bool) -> Option<u32> {
         self.probe(hash)
             .take_while(|(_, slot)| *slot != 0)
@@ -54,7 +54,7 @@ impl AddressIndex {
             .find(|entry| matches(*entry))
     }
 
-    /// Adds an entry that is not here and for which there is room.
+    /// Adds an entry. It must not be in the table, and there must be room for it.
     pub(crate) fn insert(&mut self, hash: u64, entry: u32) {
         let free = self.probe(hash).find(|(_, slot)| *slot == 0);
         if let Some((at, _)) = free {
@@ -62,14 +62,14 @@ impl AddressIndex {
         }
     }
 
-    /// Puts `new` where `old` is, under the same hash.
+    /// Replaces entry `old` by `new`, under the same hash.
     pub(crate) fn replace(&mut self, hash: u64, old: u32, new: u32) {
         if let Some(at) = self.position(hash, old) {
             self.set(at, self.slot(hash, new + 1));
         }
     }
 
-    /// Takes an entry away. `hash_of` gives the hash of another one.
+    /// Removes an entry. `hash_of` gives the hash of any other entry.
     pub(crate) fn remove(&mut self, hash: u64, entry: u32, hash_of: impl Fn(u32) -> u64) {
         let Some(mut gap) = self.position(hash, entry) else { return };
         let mask = self.mask() as usize;
@@ -78,10 +78,10 @@ impl AddressIndex {
             at = (at + 1) & mask;
             let slot = self.slots.get(at).copied().unwrap_or(0);
             if slot == 0 {
-                break; // there is one: a quarter of the table is empty
+                break; // an empty slot exists: a quarter of the table is empty
             }
             let home = hash_of(self.entry(slot)) as usize & mask;
-            // The gap lies on its way from home: it is found there, and the gap is where it was.
+            // The gap lies on this entry's probe sequence, so moving the entry there keeps it findable.
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(gap) & mask {
                 self.set(gap, slot);
                 gap = at;
@@ -104,14 +104,14 @@ impl AddressIndex {
             .map(|(at, _)| at)
     }
 
-    /// The slots in the order in which an entry of this hash looks for its place.
+    /// The slots in the order in which an entry of this hash is looked for.
     fn probe(&self, hash: u64) -> impl Iterator<Item = (usize, u32)> + '_ {
         let home = hash as usize & self.mask() as usize;
         let (before, after) = self.slots.split_at(home.min(self.slots.len()));
         (home..).zip(after.iter().copied()).chain((0..).zip(before.iter().copied()))
     }
 
-    /// All bits of a position.
+    /// All bits of a slot index.
     fn mask(&self) -> u32 {
         (self.slots.len() as u32).wrapping_sub(1)
     }
@@ -131,8 +131,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    /// Operations on keys 0..64, which have so few hashes that chains run into each other and over
-    /// the end of the table.
+    /// The hash of keys 0..64: so few values that probe sequences run into each other and across the
+    /// end of the table.
     fn hash(key: u8, spread: u64) -> u64 {
         (u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15) % spread) | u64::from(key % 3) << 40
     }

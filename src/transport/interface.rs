@@ -1,7 +1,7 @@
-//! The interface of a transport, in groups of methods of which a transport implements what it can: [`Messages`],
-//! [`OneSided`], [`Lending`], [`Streaming`], [`Sharing`]. The router has the same groups, and passes each call on to the
-//! transport that carries messages to the peer ([`Iface`] is what the protocol drives); what only a transport has is in
-//! [`Transport`].
+//! The interface of a transport, in groups of methods: [`Messages`], [`OneSided`], [`Lending`], [`Streaming`] and
+//! [`Sharing`]. A transport implements the methods that it supports. The router has the same groups, and passes each
+//! call on to the transport that carries messages to the peer; the protocol layer drives it as an [`Iface`]. Methods
+//! that only transports have are in [`Transport`].
 
 use super::peers::PeerTable;
 use super::share::{Assisted, Share, Taken};
@@ -15,52 +15,52 @@ use crate::sys::udp::UdpPort;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What a transport can do towards one peer.
+/// The capabilities of a transport towards one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
     /// Most bytes of header plus payload in one short message.
     pub(crate) short_max: usize,
     /// Most payload bytes in one bcopy message.
     pub(crate) bcopy_max: usize,
-    /// Most payload bytes in one of many messages that carry a long one ([`piece_of`]).
+    /// Most payload bytes in one fragment of a long message ([`piece_of`](super::piece_of)).
     pub(crate) fragment_max: usize,
-    /// Bytes of a long message that are worth sending before the receiver has asked for them.
+    /// Most bytes of a long message that are worth sending unsolicited, before the receiver asks for them.
     pub(crate) push_max: usize,
     /// Most payload bytes of one message by stream; 0: there are no streams.
     pub(crate) stream_max: usize,
     /// Shortest long message that is worth a stream, bytes.
     pub(crate) stream_min: usize,
-    /// Most bytes of one window; 0: there are no windows ([`Lending::windows`]).
+    /// Most bytes of one remote buffer; 0: there are none ([`Lending::windows`]).
     pub(crate) window_max: usize,
-    /// Shortest long message that is worth windows, bytes.
+    /// Shortest long message that is worth remote buffers, bytes.
     pub(crate) window_min: usize,
     /// One-sided reads from the peer's application buffers work.
     pub(crate) get: bool,
     /// One-sided writes into the peer's application buffers work.
     pub(crate) put: bool,
-    /// `get` or `put` work or may yet: it is worth saying where buffers are.
+    /// `get` or `put` works, or may work later: it is worth telling the peer where buffers are.
     pub(crate) one_sided: bool,
-    /// Regions that the peer has exposed may be read, and written, by `reach`.
+    /// `reach` may read, or write, regions that the peer has advertised (direct RMA).
     pub(crate) reach_read: bool,
     pub(crate) reach_write: bool,
-    /// Shortest read, and shortest write, that is worth it where no messages are under way, bytes; others are as long as
-    /// all of one-sided operations that the initiator carries out alone.
+    /// Shortest read, and shortest write, that is worth it while no messages are under way, bytes. Otherwise the
+    /// protocol layer's own threshold for direct RMA applies.
     pub(crate) reach_read_min: usize,
     pub(crate) reach_write_min: usize,
-    /// Bytes of a region that are exposed as one part; the last part may be shorter. 0: none are.
+    /// Bytes of a region that are advertised as one part; the last part may be shorter. 0: none are.
     pub(crate) expose_max: usize,
-    /// The peer knows atomic operations; `None`: it has not said yet.
+    /// Whether the peer supports atomic operations; `None`: the peer has not said yet.
     pub(crate) atomics: Option<bool>,
-    /// The same of collective operations.
+    /// The same for collective operations.
     pub(crate) collectives: Option<bool>,
-    /// After `SendError::Again` something arrives, and wakes a sleeper, when there is room again.
+    /// After `SendError::Again` a packet arrives, and wakes a sleeping thread, as soon as there is room again.
     pub(crate) announces_room: bool,
-    /// What was taken from a buffer arrives, whatever becomes of this endpoint and its process.
+    /// Data taken from a buffer arrives, even if this endpoint closes or its process ends.
     pub(crate) outlives: bool,
 }
 
 impl Caps {
-    /// Of a peer that there is no contact with.
+    /// The capabilities towards a peer before there is contact with it.
     pub(crate) const UNKNOWN: Self = Self {
         short_max: MAX_HEADER,
         bcopy_max: BCOPY_LEAST,
@@ -84,7 +84,7 @@ impl Caps {
         outlives: false,
     };
 
-    /// `reach_read_min` if `reads`, else `reach_write_min`; `None` if that is not done at all.
+    /// `reach_read_min` if `reads`, else `reach_write_min`; `None` if such operations are not supported.
     #[inline]
     fn reach_min(&self, reads: bool) -> Option<usize> {
         match reads {
@@ -94,12 +94,12 @@ impl Caps {
     }
 }
 
-/// The header of a message in a few words, to be written without looking how many they are.
+/// The header of a message, in a fixed number of words, so that it is written without a loop over its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
-    /// In their wire form; what is beyond `len` does not matter.
+    /// In wire form; the bytes beyond `len` have no meaning.
     pub(crate) words: [u64; Self::WORDS],
-    /// Bytes.
+    /// Length, bytes.
     pub(crate) len: usize,
 }
 
@@ -107,37 +107,37 @@ impl Head {
     pub(crate) const WORDS: usize = 3;
 }
 
-/// A place in the sequence of what is sent to a peer.
+/// A sequence tag: a position in the sequence of packets sent to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mark {
-    /// Our number of the connection: each has a sequence of its own.
+    /// Our number of the connection: each connection has its own sequence.
     pub(crate) connection: u32,
-    /// The low half of a packet's number.
+    /// The low half of a packet's sequence number.
     pub(crate) psn: u32,
 }
 
 impl Mark {
-    /// Whether this comes before `upto`; not known between two connections, and then it does not.
+    /// Whether this comes before `upto`. False for marks of two connections, which have no order.
     pub(crate) fn is_before(self, upto: Self) -> bool {
         self.connection == upto.connection && (upto.psn.wrapping_sub(self.psn) as i32) > 0
     }
 }
 
-/// Why a message was not taken.
+/// Why a message was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SendError {
-    /// No room now; progress, then try again.
+    /// No room now: make progress, then try again.
     Again,
-    /// The peer cannot be reached: the system's reason.
+    /// The peer cannot be reached; the system's error.
     Unreachable(Errno),
 }
 
 /// How a peer went away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Departure {
-    /// It closed its endpoint; everything it had sent was delivered.
+    /// The peer closed its endpoint; all messages it had sent were delivered.
     Closed,
-    /// It died, or broke the protocol.
+    /// The peer died, or violated the protocol.
     Failed(Errno),
 }
 
@@ -148,168 +148,168 @@ pub(crate) enum Mode {
     Short,
     /// Through the transport's buffers: at most `bcopy_max` bytes of payload.
     Bulk,
-    /// One of many that carry a long one, at most `fragment_max` bytes of payload. It may wait for `flush` or the next
-    /// poll, to leave together with others.
+    /// One fragment of a long message, at most `fragment_max` bytes of payload. The transport may hold it until `flush`
+    /// or the next poll, to send it together with others.
     Fragment,
-    /// Without payload. Nobody waits for it: it may leave with the next one to the peer, or with the next poll.
+    /// Without payload and not urgent: it may be sent with the next message to the peer, or at the next poll.
     Late,
-    /// Without payload. It announces another one: where many follow each other, it may wait for company until the next
-    /// poll.
+    /// Without payload; it announces another message. While many such messages follow each other, the transport may
+    /// hold it until the next poll, to coalesce them.
     Announcement,
 }
 
-/// Whether windows to a peer work: parts of a receiver's buffer that its peer writes into.
+/// Whether remote buffers work with a peer: parts of a receiver's buffer that the sender writes into.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Windows {
-    /// No; or not soon enough to wait for.
+    /// No, or not soon enough to be worth waiting for.
     No,
-    /// They are being made ready. It takes milliseconds, and if it takes longer the answer becomes `No`.
+    /// They are being set up. This takes milliseconds; if it takes longer, the answer becomes `No`.
     Later,
     /// Now, in both directions.
     Ready,
 }
 
-/// What a peer has to know of a window that it is lent.
+/// The remote key: what a peer has to know of a remote buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Ticket {
-    /// The connection that it was lent by: with that one it ends.
+    /// The connection on which the key was sent: it is valid only as long as that connection.
     pub(crate) connection: u32,
-    /// Comes back with the bytes: which window it is.
+    /// The number of the remote buffer; comes back with the bytes.
     pub(crate) slot: u32,
-    /// Where it is in the receiver's memory, as the device knows it.
+    /// The buffer's address in the receiver's memory, as the device knows it.
     pub(crate) addr: u64,
     pub(crate) key: u32,
 }
 
-/// A part of a message that is written into a window.
+/// A part of a message that is written into a remote buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Chunk {
     /// The sender's number of the message.
     pub(crate) tx: u64,
-    /// Where in it the bytes are, and how many.
+    /// Offset of the bytes in the message, and how many.
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-/// How a peer may reach a region of ours by itself.
+/// How a region is advertised to a peer for direct RMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Exposure {
-    /// What it has to name: when that is void, so is all that it was told with it.
+    /// The epoch that the peer has to present. When an epoch ends, every key told with it is void.
     pub(crate) epoch: u32,
-    /// The transport's key of each range; `None`: it needs none.
+    /// The transport's key of each range; `None`: it needs no keys.
     pub(crate) keys: Option<[u32; MAX_SEGMENTS]>,
-    /// What it may do: no more than was asked for.
+    /// What the peer may do: at most what was asked for.
     pub(crate) reads: bool,
     pub(crate) writes: bool,
-    /// It can find out whether what it wrote has arrived in memory.
+    /// The peer can find out, by a flush read, whether its writes have reached memory.
     pub(crate) echoes: bool,
 }
 
-/// What becomes of the wish to expose a region.
+/// The result of a request to advertise a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exposed {
     Yes(Exposure),
-    /// It is being made ready, which takes milliseconds.
+    /// The region is being registered, which takes milliseconds.
     Later,
-    /// Not to this peer, at present.
+    /// Not to this peer at present.
     No,
-    /// Not this memory.
+    /// This memory can never be advertised.
     Never,
 }
 
-/// Where in a region of a peer something is.
+/// A location in a region of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Spot {
-    /// As the peer has told them.
+    /// As the peer advertised them.
     pub(crate) epoch: u32,
     pub(crate) key: u32,
-    /// As long as what is moved; of a write without bytes 1 byte.
+    /// As long as the data to move; for a write without bytes, 1 byte.
     pub(crate) range: Range,
 }
 
-/// Up to so many bytes a device reads from, or writes to, memory of the transport's own for `OneSided::reach`; what is longer
-/// it takes from, or puts, where the application has it.
+/// Data of at most this length, bytes, goes through the transport's bounce buffers in `OneSided::reach`. For longer
+/// data the device accesses the application's memory.
 pub(crate) const STAGED_MAX: usize = 4096;
 
-/// What is wanted of `OneSided::reach`.
+/// What the caller wants of `OneSided::reach`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Reach {
-    /// From the peer's memory into ours; else the other way.
+    /// Read the peer's memory into ours; otherwise write.
     pub(crate) reads: bool,
-    /// A write is done when its bytes, and those of all that were begun before it, are in the peer's memory; else when the
-    /// peer's device has them. With no bytes it asks for that alone.
+    /// The write completes when its bytes, and those of all earlier writes, are in the peer's memory; otherwise when
+    /// the peer's device has them. A write without bytes asks only for that.
     pub(crate) delivered: bool,
-    /// Our side is memory of the engine's that stays as long as the transport: to register it once is enough.
+    /// Our side is memory of the engine that lives as long as the transport: a persistent registration suffices.
     pub(crate) stays: bool,
-    /// What `Handler::on_reached` names.
+    /// Passed to `Handler::on_reached`.
     pub(crate) token: u64,
 }
 
-/// How a transport reaches a peer's region.
+/// The result of direct RMA on a peer's region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reached {
-    /// So many bytes have been moved, at least one.
+    /// So many bytes were moved, at least one.
     Moved(usize),
-    /// All of it is under way, and both sides' memory in use, until `Handler::on_reached`, or
+    /// The whole operation is under way. The memory of both sides is in use until `Handler::on_reached` or
     /// `Handler::on_windows_lost`, or until the peer has departed.
     Begun,
 }
 
-/// An end of a stream.
+/// One end of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamEnd {
-    /// The one that sends.
+    /// The sending end.
     Outgoing,
-    /// The one that receives.
+    /// The receiving end.
     Incoming,
 }
 
-/// What `Iface::poll` and the polls of transports reports to.
+/// Receives the events of `Iface::poll` and of the transports' polls.
 pub(crate) trait Handler {
-    /// A peer made contact; its address, before anything it sent.
+    /// A peer made contact. Called before any message of the peer is reported.
     fn on_peer(&mut self, peer: PeerId, address: &Address);
     /// An active message. The slices are valid during the call only.
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
-    /// Whether the message before was one after which the application has to have its turn, because the next one
-    /// may be what it posts a receive for only then. Asked once a message; `true` may be ignored.
+    /// Whether the application must run before the next message is delivered, because the previous message may make
+    /// it post the receive for the next one. Asked once a message; the transport may ignore `true`.
     fn wants_pause(&mut self) -> bool {
         false
     }
-    /// Where in application memory the `len` bytes of payload belong that come by stream behind this
-    /// header. `None`: they come with `on_message`. A list that is shorter takes the first of them.
-    /// It stays valid until `on_placed` or `on_stream_lost`, or until the peer has departed.
+    /// Where in application memory the `len` payload bytes belong that follow this header by stream. `None`: they are
+    /// delivered with `on_message`. A shorter list takes only the first bytes. It stays valid until `on_placed` or
+    /// `on_stream_lost`, or until the peer has departed.
     fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
         let _ = (peer, header, len);
         None
     }
-    /// The payload is where `place` wanted it.
+    /// The payload is where `place` told the transport to put it.
     fn on_placed(&mut self, peer: PeerId, header: &[u8], len: usize) {
         let _ = (peer, header, len);
     }
-    /// A stream from or to `peer` broke: what was sent on it has arrived in part, if at all.
+    /// A stream from or to `peer` broke: data sent on it has arrived in part, or not at all.
     fn on_stream_lost(&mut self, peer: PeerId, end: StreamEnd) {
         let _ = (peer, end);
     }
-    /// The peer has written all of the window that was lent with `token`, which is ours again.
+    /// The peer has filled the remote buffer that was lent with `token`; the buffer is ours again.
     fn on_filled(&mut self, peer: PeerId, token: u64) {
         let _ = (peer, token);
     }
-    /// What we have written into windows of the peer is there, and it hears of that whatever comes. In the order in
-    /// which it was written.
+    /// Our data is in the peer's remote buffers, and the peer will be notified of that whatever happens. Reported in
+    /// the order of the writes.
     fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
         let _ = (peer, chunk);
     }
-    /// Windows between `peer` and us are void: those that it was lent are ours again, and nobody
-    /// writes them any more; what it has lent to us it will offer anew, or ask for in another way. So are exposed
-    /// regions: of what `reach` has begun, any part may have been done, and no more will be.
+    /// Remote buffers between `peer` and us are void. Those that we lent to the peer are ours again, and it does not
+    /// write them any more. The peer will lend its own anew, or transfer the data otherwise. Advertised regions are
+    /// void too: any part of the operations that `reach` began may have been done, and no more will be.
     fn on_windows_lost(&mut self, peer: PeerId) {
         let _ = peer;
     }
-    /// What `OneSided::reach` has begun with `token` is done. In the order in which they were begun.
+    /// The operation that `OneSided::reach` began with `token` is complete. Reported in the order of their start.
     fn on_reached(&mut self, peer: PeerId, token: u64) {
         let _ = (peer, token);
     }
-    /// A region of which a part was exposed is so no more: its memory is no longer what it was.
+    /// A region that was advertised in part no longer is: its memory was remapped or released.
     fn on_concealed(&mut self, region: u64) {
         let _ = region;
     }
@@ -317,20 +317,20 @@ pub(crate) trait Handler {
     fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
         let _ = (peer, upto);
     }
-    /// A peer is gone; everything it sent before was reported before.
+    /// A peer has departed. Everything it sent before has been reported.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
-    /// Whether an operation waits for `peer`: its silence is worth looking into then.
+    /// Whether an operation waits for `peer`: only then is its silence worth a check.
     fn is_owed(&self, peer: PeerId) -> bool;
 }
 
-/// Messages: reliable, and in order from one peer to another. What there is no room for is refused, and nothing is
-/// queued in secret.
+/// Reliable messages, in order from one peer to another. A transport without room refuses a message; it never queues
+/// one internally.
 pub(crate) trait Messages {
-    /// What works towards `peer` at this moment; `get` and `put` may become true later.
+    /// The capabilities towards `peer` now; `get` and `put` may become true later.
     fn caps(&self, peer: PeerId) -> Caps;
 
-    /// Sends `header` and `len` payload bytes. `pack` copies payload from the offset that it is given, once or piece by
-    /// piece.
+    /// Sends `header` and `len` payload bytes. `pack` copies payload from the given offset; it is called once, or once
+    /// for each fragment.
     fn send(
         &mut self,
         peer: PeerId,
@@ -340,17 +340,17 @@ pub(crate) trait Messages {
         pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError>;
 
-    /// Sends a message at once, if the transport has a short way to `peer` and that is open. False:
-    /// nothing was done, and `send` knows why. `payload.len() <= bcopy_max`.
+    /// The fast path: sends a message if the transport has a fast path to `peer` and can use it now. False:
+    /// nothing was done, and the caller uses `send`, which tells why. `payload.len() <= bcopy_max`.
     #[inline]
     fn send_at_once(&mut self, peer: PeerId, head: &Head, payload: Segment) -> bool {
         let _ = (peer, head, payload);
         false
     }
 
-    /// Sends a long message as a whole, if the transport has a short way for that and room for all of it: `first`, and
-    /// behind it the payload in pieces, each with the header that `next` makes for its offset. False: nothing was
-    /// done. All of it arrives ([`Caps::outlives`]).
+    /// Sends a whole long message unsolicited, if the transport has a fast path for that and room for all of it: first
+    /// `first`, then the payload in fragments, each with the header that `next` makes for its offset. False: nothing
+    /// was done. True: all of it arrives ([`Caps::outlives`]).
     #[inline]
     fn send_whole(
         &mut self,
@@ -363,41 +363,41 @@ pub(crate) trait Messages {
         false
     }
 
-    /// Nothing more will join the fragments that wait.
+    /// No more fragments will join those that the transport holds back.
     fn flush(&mut self) {}
 
-    /// The next message to `peer` is one whose arrival matters. False: no message to it needs anything of this process once it
-    /// was taken, so that there is nothing to wait for.
+    /// The arrival of the next message to `peer` matters to the caller. False: once this transport has accepted a
+    /// message it needs nothing more of this process, so there is nothing to wait for.
     fn track(&mut self, peer: PeerId) -> bool {
         let _ = peer;
         false
     }
 
-    /// Where the last message to `peer` ends; `None`: the peer's endpoint has it.
+    /// The position behind the last message to `peer`; `None`: the peer's endpoint already has it.
     fn tracked(&self, peer: PeerId) -> Option<Mark> {
         let _ = peer;
         None
     }
 
-    /// Everything before this mark is with the peer's endpoint; `None`: nothing is known of it.
+    /// The peer's endpoint has everything before this position; `None`: unknown.
     fn acknowledged(&mut self, peer: PeerId) -> Option<Mark> {
         let _ = peer;
         None
     }
 
-    /// True when the peer asks for small descriptions instead of payload it must buffer.
+    /// True while the peer asks for descriptions instead of payload, which it would have to buffer.
     fn under_pressure(&self, peer: PeerId) -> bool {
         let _ = peer;
         false
     }
 
-    /// Asks every peer to send (or no longer to send) descriptions instead of payload.
+    /// Asks all peers to send descriptions instead of payload, or to send payload again.
     fn set_pressure(&mut self, on: bool) {
         let _ = on;
     }
 }
 
-/// Access to memory of a peer that takes no part in it.
+/// Access to a peer's memory without the peer's participation.
 pub(crate) trait OneSided: Messages {
     /// Reads from the peer's `remote` ranges into `local`; returns bytes moved (> 0).
     fn get(
@@ -421,8 +421,8 @@ pub(crate) trait OneSided: Messages {
         Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
     }
 
-    /// Lets `peer` reach a part of a region of ours, by their numbers, by itself (PROTOCOL.md §4.18): read it, write it,
-    /// or both.
+    /// Advertises a part of a region to `peer` for direct RMA (PROTOCOL.md §4.18), by the numbers of the region and of
+    /// the part: `rights` are to read it, to write it, or both.
     fn expose(
         &mut self,
         peer: PeerId,
@@ -434,39 +434,39 @@ pub(crate) trait OneSided: Messages {
         Exposed::No
     }
 
-    /// The epoch that regions are exposed to `peer` with at present; `None`: there is none.
+    /// The epoch with which regions are advertised to `peer` now; `None`: there is none.
     fn epoch(&self, peer: PeerId) -> Option<u32> {
         let _ = peer;
         None
     }
 
-    /// A region that `peer` was told of ends. True: what it was told with that epoch is void, and it touches
-    /// nothing of it any more once `is_settled` says so; false: the peer should hear of that region's end, in order.
+    /// A region that `peer` was told of ends. True: the epoch and all keys of it are void, and the peer accesses none
+    /// once `is_settled` returns true. False: the caller has to tell the peer, in order, that the region ends.
     fn revoke(&mut self, peer: PeerId) -> bool {
         let _ = peer;
         true
     }
 
-    /// Whether no peer is in the middle of a copy any more that it began before a `revoke`. `insists`: none that has not
-    /// begun shall begin, whatever else that takes away.
+    /// Whether no peer is still in a copy that it began before a `revoke`. `insists`: also keep peers from starting
+    /// copies that have not begun, whatever else that disables.
     fn is_settled(&mut self, insists: bool) -> bool {
         let _ = insists;
         true
     }
 
-    /// Nobody reaches this region by itself any more when this returns.
+    /// When this returns, no peer can access this region by direct RMA any more.
     fn conceal(&mut self, region: u64) {
         let _ = region;
     }
 
-    /// [`Caps::reach_min`] of its caps, of which nothing else is asked for then.
+    /// [`Caps::reach_min`] of the caps of `peer`, without the cost of the other fields.
     #[inline]
     fn reach_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
         self.caps(peer).reach_min(reads)
     }
 
-    /// Moves bytes between `local` and the peer's `spot`. What is begun later comes
-    /// later, in memory too. ESTALE: the epoch is void.
+    /// Moves bytes between `local` and the peer's `spot`. Operations take effect in the order in which they
+    /// were begun, in memory too. ESTALE: the epoch is void.
     fn reach(
         &mut self,
         peer: PeerId,
@@ -479,33 +479,32 @@ pub(crate) trait OneSided: Messages {
     }
 }
 
-/// Parts of a receiver's buffer that are lent to the peer, which writes into them; and of a sender's that it reads.
+/// Remote buffers: parts of a receiver's buffer that the peer writes, and of a sender's buffer that the peer reads.
 pub(crate) trait Lending {
-    /// Whether `lend` and `write` to `peer` work. If they may later, that begins.
+    /// Whether `lend` and `write` to `peer` work. If they may work later, this starts their set-up.
     fn windows(&mut self, peer: PeerId) -> Windows {
         let _ = peer;
         Windows::No
     }
 
-    /// Lends `part`, one contiguous piece of 1 to `window_max` bytes, to `peer` until
-    /// `Handler::on_filled` (with `token`), `Handler::on_windows_lost` or `take_back`; a peer that
-    /// departs has no windows any more when that is reported. `Again`: as many as may be are lent.
-    /// `Unreachable`: not this memory, or no windows at all (any more).
+    /// Lends `part`, 1 to `window_max` contiguous bytes, to `peer` until `Handler::on_filled` (with `token`),
+    /// `Handler::on_windows_lost` or `take_back`. A departure is reported only when the peer has no remote buffer
+    /// any more. `Again`: the most that may be lent are lent. `Unreachable`: this memory cannot be lent, or there
+    /// are no remote buffers (any more).
     fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
         let _ = (peer, part, token);
         Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
     }
 
-    /// A window ends that the peer has promised not to write.
+    /// Ends a remote buffer that the peer has promised not to write.
     fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
         let _ = (peer, ticket);
     }
 
-    /// Fills the peer's window with `payload`, straight from application memory, which may be read
-    /// until the operation it belongs to has ended. Taken is not written: the receiver hears of
-    /// that, or of `on_windows_lost`, and we by `Handler::on_written`, where `sees_writes`; a ticket
-    /// of a connection that has ended is taken and means
-    /// nothing. `Unreachable`: not this memory; the window stays lent.
+    /// Fills the peer's remote buffer with `payload`, straight from application memory, which may be read until its
+    /// operation has ended. Accepted does not mean written: the receiver is told of that, or of `on_windows_lost`,
+    /// and this side by `Handler::on_written` if `sees_writes`. A key of a connection that has ended is accepted
+    /// without effect. `Unreachable`: this memory cannot be sent so; the remote buffer stays lent.
     fn write(
         &mut self,
         peer: PeerId,
@@ -517,36 +516,36 @@ pub(crate) trait Lending {
         Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
     }
 
-    /// Lets `peer` read `payload`, one contiguous piece, by `reach`, with the ticket's connection as epoch, until
-    /// `withdraw`, or until windows between us and it are lost, or it has departed. `None`: it is not worth it, or does not work.
+    /// Advertises `payload`, contiguous, for `peer` to read by `reach` with the key's connection as epoch. Valid until
+    /// `withdraw`, the loss of remote buffers with the peer, or its departure. `None`: not worth it, or not possible.
     fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
         let _ = (peer, payload);
         None
     }
 
-    /// An offer ends that the peer has promised not to read.
+    /// Invalidates an advertised key that the peer has promised not to use.
     fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
         let _ = (peer, ticket);
     }
 
-    /// Whether who writes into the window of this ticket hears that it is filled.
+    /// Whether the writer into this key's remote buffer learns that it is filled (sender-side delivery completion).
     fn sees_writes(&mut self, ticket: &Ticket) -> bool {
         let _ = ticket;
         false
     }
 }
 
-/// Byte streams beside the messages, whose bytes land in the receiver's buffer.
+/// Byte streams beside the messages; their bytes land in the receiver's buffer.
 pub(crate) trait Streaming {
-    /// Whether `send_by_stream` to `peer` works now. If it may work later, that begins.
+    /// Whether `send_by_stream` to `peer` works now. If it may work later, this starts its set-up.
     fn has_stream(&mut self, peer: PeerId) -> bool {
         let _ = peer;
         false
     }
 
-    /// Sends `header`, of at most 32 bytes, and at most `stream_max` bytes of `payload` straight
-    /// from application memory, which is the caller's again afterwards. It comes after the messages sent before, and may come after those
-    /// sent later. Taken is not arrived: `Handler::on_stream_lost`.
+    /// Sends `header`, of at most 32 bytes, and at most `stream_max` bytes of `payload`, straight from application
+    /// memory that is free again afterwards. It arrives after all messages sent before, and possibly after some sent
+    /// later. Accepted does not mean arrived: see `Handler::on_stream_lost`.
     fn send_by_stream(
         &mut self,
         peer: PeerId,
@@ -557,45 +556,45 @@ pub(crate) trait Streaming {
         Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
     }
 
-    /// Something is to come by stream soon.
+    /// Data by stream is expected soon.
     fn attend(&mut self) {}
 }
 
-/// Long messages that both ends copy.
+/// Split copies: long messages that both ends copy.
 pub(crate) trait Sharing {
-    /// Begins to share the copying of `len` bytes with `peer`, who sends them and has to be told. `None`:
-    /// it is not worth it, does not work, or as much is shared as may be.
+    /// Begins a split copy of `len` bytes that `peer` sends; the caller has to tell the peer. `None`: not worth it, not
+    /// possible, or the most that may be under way are.
     fn share(&mut self, peer: PeerId, len: usize) -> Option<Share> {
         let _ = (peer, len);
         None
     }
 
-    /// Shortest message from `peer` that is worth sharing, bytes; `None`: none is shared.
+    /// Shortest message from `peer` that is worth a split copy, bytes; `None`: none is.
     fn share_min(&self, peer: PeerId) -> Option<usize> {
         let _ = peer;
         None
     }
 
-    /// What of a share is to be copied here next, of `most` units; 0: whether it is over. It goes on until it
-    /// is.
+    /// What this receiver copies next, at most `most` chunks; with 0 it only learns whether the split copy is over.
+    /// To be called until it returns [`Taken::Over`].
     fn take(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
         let _ = (peer, share, most);
         Taken::Over
     }
 
-    /// So many units of a share came as messages.
+    /// So many chunks of a split copy arrived as messages.
     fn arrived(&mut self, peer: PeerId, share: &Share, units: u32) {
         let _ = (peer, share, units);
     }
 
-    /// Nothing more of a share is to be copied by anybody; it is over when the peer has put down what
-    /// it has in hand.
+    /// Withdraws the chunks of a split copy that are not taken. It is over when the peer has finished the chunks
+    /// that it is copying.
     fn stop_sharing(&mut self, peer: PeerId, share: &Share) {
         let _ = (peer, share);
     }
 
-    /// Takes a part of what `peer` shares and writes it: `part` says of an offset and a length where
-    /// the bytes are, and where they go in the peer's memory. Nothing is in hand when this returns.
+    /// The sender takes a run of chunks of a split copy and writes it. `part` returns, for an offset and a length,
+    /// where the bytes are and where they go in the peer's memory. No chunk is in progress when this returns.
     fn assist(
         &mut self,
         peer: PeerId,
@@ -606,33 +605,33 @@ pub(crate) trait Sharing {
         Assisted::Over
     }
 
-    /// Takes a part of what `peer` shares, of at most so many units as can leave now as fragments of one unit each,
-    /// and of at most `most`: which bytes they are. `Wait`: nothing can leave now.
+    /// The sender takes a run of chunks, at most `most` and no more than can be sent now as fragments of one chunk
+    /// each. Returns which bytes they are. `Wait`: nothing can be sent now.
     fn begin_assist(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
         let _ = (peer, share, most);
         Taken::Over
     }
 }
 
-/// All ways to all peers, as the protocol layer sees them.
+/// All transports to all peers, as the protocol layer sees them.
 pub(crate) trait Iface: Messages + OneSided + Lending + Streaming + Sharing {
     /// The peer at `address`, contacted now if this is the first time.
     fn connect(&mut self, address: &Address) -> Result<PeerId, SendError>;
 
-    /// Whose number `peer` is.
+    /// The address of `peer`.
     fn address_of(&self, peer: PeerId) -> Option<Address>;
 
-    /// What carries messages to `peer`, for people.
+    /// Name of the transport that carries messages to `peer`, for people.
     fn way(&self, peer: PeerId) -> &'static str {
         let _ = peer;
         ""
     }
 
-    /// Delivers what has arrived, a bounded number of messages; returns how many events.
+    /// Delivers arrived messages, a bounded number; returns the number of events.
     fn poll(&mut self, handler: &mut impl Handler) -> usize;
 }
 
-/// What an endpoint opens its transports with.
+/// The arguments of [`Transport::open`].
 #[derive(Debug)]
 pub(crate) struct Opening<'a> {
     /// The endpoint's address, with its port.
@@ -642,79 +641,79 @@ pub(crate) struct Opening<'a> {
     pub(crate) host: &'a LocalHost,
     pub(crate) config: &'a Config,
     pub(crate) key: JobKey,
-    /// What the key was made of.
+    /// Where the job key came from.
     pub(crate) key_source: Source,
-    /// Who waits for the endpoint sleeps on this. Descriptors that only wake have the token [`ELSEWHERE`].
+    /// The epoll set on which waiting threads sleep. Descriptors that only wake them have the token [`ELSEWHERE`].
     pub(crate) epoll: &'a Arc<Epoll>,
-    /// Keeps the endpoint's UDP port, for the transport that wants it.
+    /// Keeps the endpoint's UDP port, for the transport that uses it.
     pub(crate) port: Option<UdpPort>,
 }
 
-/// The token of descriptors that only wake.
+/// The token of descriptors that only wake a waiting thread.
 pub(crate) const ELSEWHERE: u64 = u64::MAX;
 
-/// What a transport makes of a peer's address.
+/// The result of a transport's attempt to contact a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Contact {
     /// Messages may be sent.
     Linked,
-    /// They may once [`Transport::is_settling`] says no.
+    /// Messages may be sent once [`Transport::is_settling`] returns false.
     Settling,
-    /// Not this way.
+    /// This transport does not reach the peer.
     Elsewhere,
-    /// Not this way, and nobody who can be talked to seems to be there; a later transport may know better.
+    /// This transport found no usable endpoint at the address; a later transport may find one.
     Missing(Errno),
-    /// The peer wants none of our messages, whatever way they come.
+    /// The peer refuses our messages by any transport.
     Refused(Errno),
 }
 
-/// One message that is to go another way.
+/// One message that is to be sent by another transport.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) header: Vec<u8>,
     pub(crate) payload: Vec<u8>,
 }
 
-/// Messages that were taken and cannot be delivered this way.
+/// Messages that a transport accepted and cannot deliver.
 #[derive(Debug)]
 pub(crate) struct Returned {
     pub(crate) peer: PeerId,
-    /// The process of the peer, and why it did not take them.
+    /// The peer's process, and why it did not take the messages.
     pub(crate) pid: i32,
     pub(crate) errno: Errno,
     pub(crate) messages: VecDeque<Message>,
 }
 
-/// What a turn of a transport looked at.
+/// What the last turn of a transport polled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum LookedAt {
     #[default]
     Everything,
-    /// A device only, which has hardware of its own.
+    /// Only a device with hardware of its own.
     Device,
-    /// One that is threads of the kernel.
+    /// A device that kernel threads emulate.
     Threads,
 }
 
-/// One way to move bytes between endpoints. Every folder beside this file has one; [`super::router`] lists them.
+/// A means to move bytes between endpoints. Every folder beside this file has one; [`super::router`] lists them.
 pub(crate) trait Transport:
     Messages + OneSided + Lending + Streaming + Sharing + Sized
 {
-    /// For people.
+    /// Its name, for people.
     const NAME: &'static str;
-    /// A peer that has made contact can be sent to.
+    /// A peer that made contact by this transport can also be sent to by it.
     const TWO_WAY: bool;
 
-    /// `None`: not wanted. Errors: EADDRINUSE when the port is taken, and those of the system.
+    /// `None`: the configuration disables it. Errors: EADDRINUSE when the port is taken, and those of the system.
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno>;
 
-    /// Whether peers may be reached this way; if not, others may be told here that they are not.
+    /// Whether peers may be reached by this transport. If not, it may still exist to tell peers so.
     fn is_open(&self) -> bool {
         true
     }
 
-    /// Makes contact with `peer` at `address`, if it is to be reached this way. `missing`: an earlier transport has found
-    /// nobody there. Errors: Again, and Unreachable when this process lacks what that takes.
+    /// Contacts `peer` at `address`, if this transport reaches it. `missing`: an earlier transport found no endpoint
+    /// there. Errors: Again, and Unreachable when this process lacks a resource.
     fn connect(
         &mut self,
         peer: PeerId,
@@ -725,41 +724,41 @@ pub(crate) trait Transport:
     /// Messages to `peer` can be sent.
     fn is_connected(&self, peer: PeerId) -> bool;
 
-    /// There is contact with `peer`, which has not taken it up yet.
+    /// There is contact with `peer`, but the peer has not accepted it yet.
     fn is_settling(&self, peer: PeerId) -> bool {
         let _ = peer;
         false
     }
 
-    /// Messages of `peer` come this way.
+    /// Messages of `peer` arrive by this transport.
     fn hears(&self, peer: PeerId) -> bool {
         self.is_connected(peer)
     }
 
-    /// Delivers messages that have come, without a system call; nothing else is reported here. A bounded number; returns
-    /// how many.
+    /// Fast poll: delivers messages that have arrived, without a system call, and reports no other event. A bounded
+    /// number; returns how many.
     fn poll(&mut self, handler: &mut impl Handler) -> usize {
         let _ = handler;
         0
     }
 
-    /// Whether each poll is to have a `turn` at present. `still`: nothing has come lately by any transport.
+    /// Whether each poll should include a `turn` now. `still`: no transport has received anything lately.
     fn has_its_turn(&mut self, still: bool) -> bool {
         let _ = still;
         false
     }
 
-    /// Delivers what has come, peers that come and go included, and sends what may leave; takes system calls. A bounded
-    /// number; returns how many events.
+    /// Full progress: delivers messages, reports arrivals and departures of peers, and sends what may be sent. Makes
+    /// system calls. A bounded number; returns the number of events.
     fn turn(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize;
 
-    /// What the last turn looked at.
+    /// What the last turn polled.
     fn looked_at(&self) -> LookedAt {
         LookedAt::Everything
     }
 
-    /// Time between two turns, nanoseconds, where not each poll has one. `still`: nothing has come lately; `busy`: there
-    /// is traffic that takes a turn each poll.
+    /// Time between two turns, nanoseconds, unless each poll has one. `still`: nothing has arrived lately; `busy`: some
+    /// transport has traffic that needs a turn with each poll.
     fn every_ns(still: bool, busy: bool) -> u64;
 
     /// The next turn should not wait.
@@ -767,50 +766,50 @@ pub(crate) trait Transport:
         false
     }
 
-    /// There is traffic that takes a turn each poll.
+    /// There is traffic that needs a turn with each poll.
     fn has_traffic(&self) -> bool {
         false
     }
 
-    /// The next turn looks at everything.
+    /// Makes the next turn poll everything.
     fn hasten(&mut self) {}
 
-    /// Delivers what `peer` has sent so far: it has departed by another transport.
+    /// Delivers everything `peer` has sent so far by this transport: it has departed by another one.
     fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
         let _ = (peer, handler);
     }
 
-    /// No peer is in the middle of a copy from or to memory of an endpoint that has closed.
+    /// No peer is still in a copy from or to memory of an endpoint that has closed.
     fn are_left_settled() -> bool {
         true
     }
 
-    /// What cannot be delivered this way and was taken, since this was asked last.
+    /// Messages that were accepted and turned out undeliverable since the last call.
     fn returned(&mut self) -> Vec<Returned> {
         Vec::new()
     }
 
-    /// There is no other way for what this transport has returned, and the reason does not pass: operations to `peer` end
-    /// with it.
+    /// No other transport takes the messages that this one returned, and the reason is permanent: operations to `peer`
+    /// fail with `errno`.
     fn give_up(&mut self, peer: PeerId, errno: Errno) {
         let _ = (peer, errno);
     }
 
-    /// Messages that the peers' endpoints may not have yet, in the transport's own units.
+    /// Messages that the peers' endpoints may not have yet, in units of the transport.
     fn unacknowledged(&self) -> usize {
         0
     }
 
-    /// Whether who polls, with so many endpoints in this process, may keep others from a processor that they need.
+    /// Whether a thread that polls, with so many endpoints in this process, may keep others from a processor they need.
     fn is_crowded(&self, endpoints: usize) -> bool {
         let _ = endpoints;
         false
     }
 
-    /// From now on somebody may sleep.
+    /// From now on a thread may sleep.
     fn enable_waiting(&mut self) {}
 
-    /// Prepares for sleep: after `true`, whatever comes makes the endpoint's epoll set ready. `false`: there is work.
+    /// Prepares for sleep. `true`: an arrival from now on makes the endpoint's epoll set ready; `false`: there is work.
     fn sleep(&mut self) -> bool {
         true
     }

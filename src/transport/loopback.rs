@@ -1,9 +1,9 @@
-//! Messages to oneself: a bounded queue in this process, and plain copies between buffers.
+//! Messages of an endpoint to itself: a bounded queue in this process, and plain copies between buffers.
 //!
 //! # Safety
-//! `get` and `put` move bytes between two buffers that the application of this very process lent to
-//! a send and to a receive of one endpoint; their ranges come back to us unchanged in our own
-//! packets.
+//! `get` and `put` move bytes between two buffers that the application of this process lent to a send
+//! and to a receive of one endpoint; their ranges come back unchanged in packets that this endpoint
+//! wrote itself.
 #![allow(unsafe_code)]
 
 use super::peers::PeerTable;
@@ -17,9 +17,9 @@ use crate::sys::cma::Range;
 use crate::sys::event::Doorbell;
 use std::collections::VecDeque;
 
-/// Messages in flight to oneself before the sender is asked to progress.
+/// Messages in flight before the sender must make progress.
 const QUEUE_LEN: usize = 256;
-/// Largest bcopy payload, bytes; larger messages are copied once, from buffer to buffer.
+/// Largest bcopy payload, bytes. Larger messages are copied once, from buffer to buffer.
 const BCOPY_MAX: usize = 16 * 1024;
 const _: () = assert!(BCOPY_MAX >= BCOPY_LEAST);
 /// Messages delivered by one poll.
@@ -32,15 +32,15 @@ struct Message {
     payload: Vec<u8>,
 }
 
-/// The way to this endpoint itself.
+/// The transport from an endpoint to itself.
 #[derive(Debug)]
 pub(crate) struct Loopback {
     my_id: PeerId,
     queue: VecDeque<Message>,
     spare: Vec<Vec<u8>>,
-    /// This endpoint is short of memory for payload: prefer descriptions.
+    /// The endpoint is short of memory for payload: senders should send descriptions instead.
     pressure: bool,
-    /// Wakes who sleeps.
+    /// Wakes a thread that sleeps.
     doorbell: Doorbell,
     sleeping: bool,
 }
@@ -50,15 +50,15 @@ impl Loopback {
         from.copy_to(0, to, 0, from.len().min(to.len()))
     }
 
-    /// Our own ranges, back from a packet.
+    /// The endpoint's own ranges, as they came back in a packet.
     pub(crate) fn list(ranges: &[Range]) -> Option<SegmentList> {
         let mut parts = [(std::ptr::null::<u8>(), 0usize); crate::memory::MAX_SEGMENTS];
         let n = ranges.len();
         for (to, from) in parts.iter_mut().zip(ranges) {
             *to = (std::ptr::with_exposed_provenance(from.addr as usize), from.len as usize);
         }
-        // SAFETY: the ranges were lent by this process's application to the operation that put them
-        // into the packet, which is still pending (see the module's safety note).
+        // SAFETY: this process's application lent the ranges to the operation that put them into the
+        // packet, and that operation is still pending (see the module's safety note).
         unsafe { SegmentList::gather(parts.get(..n)?) }
     }
 

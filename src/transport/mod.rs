@@ -1,9 +1,9 @@
-//! How bytes move. Each transport is one folder, or file, beside this one, and implements [`Transport`]; the [`router`]
-//! finds one for each peer.
+//! Transports move bytes between endpoints. Each transport is one folder, or file, beside this one, and implements
+//! [`Transport`]; the [`router`] chooses one for each peer.
 //!
-//! After UCT: a transport offers messages and one-sided access, says what it can and from when on that is worth it
-//! ([`Caps`]), and the protocol layer chooses. Messages are reliable and in order per peer; what a transport cannot take
-//! now it refuses with [`SendError::Again`] and queues nothing in secret.
+//! The design follows UCX's UCT: a transport offers messages and one-sided access and states its limits and thresholds
+//! ([`Caps`]); the protocol layer chooses. Messages are reliable and in order per peer. A transport without room for
+//! a message returns [`SendError::Again`]; it never queues the message internally.
 
 pub(crate) mod address;
 pub(crate) mod address_index;
@@ -29,7 +29,7 @@ pub(crate) use share::{Assisted, Share, Taken};
 pub(crate) struct PeerId(pub(crate) u32);
 
 impl PeerId {
-    /// As an index into tables by peer.
+    /// The index of this peer in tables by peer.
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
@@ -38,22 +38,22 @@ impl PeerId {
 /// Longest active-message header, bytes. Every transport takes headers up to this length.
 pub(crate) const MAX_HEADER: usize = 104;
 
-/// Pieces of a message of at most [`PIECES`], bytes.
+/// Fragment length of messages of at most [`PIECES`], bytes.
 const PIECE: usize = 16 * 1024;
 const PIECES: usize = 32 * PIECE;
 
-/// Payload that every transport takes in one bcopy message to anybody, bytes.
+/// Payload length that every transport accepts in one bcopy message to any peer, bytes.
 pub(crate) const BCOPY_LEAST: usize = 9000;
 
-/// How long the pieces of `len` bytes are, at most `most`, bytes: short enough that both ends copy at once, long enough
-/// that what each costs beside its bytes does not count.
+/// Fragment length for a message of `len` bytes, at most `most`, bytes: short enough that both ends copy at the same
+/// time, long enough that the fixed cost of a fragment is negligible.
 #[inline]
 pub(crate) fn piece_of(len: usize, most: usize) -> usize {
     let eighth = 1 << (len / 8).max(1).ilog2();
     (if len > PIECES { eighth } else { PIECE }).min(most)
 }
 
-/// Skips `offset` bytes of `ranges` and keeps `len`: the part of a peer's buffer to move next.
+/// Skips `offset` bytes of `ranges` and keeps the next `len`. Returns how many entries of `out` were filled.
 pub(crate) fn slice_ranges(ranges: &[Range], offset: u64, len: u64, out: &mut [Range]) -> usize {
     let (mut skip, mut want, mut n) = (offset, len, 0);
     for range in ranges {

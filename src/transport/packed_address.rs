@@ -1,4 +1,4 @@
-//! An address in 24 bytes, as vectors of a million entries keep it.
+//! An address in 24 bytes, for address vectors of a million entries.
 
 #![forbid(unsafe_code)]
 
@@ -6,12 +6,12 @@ use crate::transport::Address;
 use crate::transport::address::{CanonicalAddress, LocalHost};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// An address, and whether it is this host's. Two of this host's with one port name the same
-/// endpoint and are equal here, as [`CanonicalAddress`] has it. An IPv6 flow label is no part of an
-/// address.
+/// An address, and whether it belongs to this host. Two addresses of this host with the same port name
+/// the same endpoint and compare equal, as in [`CanonicalAddress`]. The IPv6 flow label is not part of
+/// the address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedAddress {
-    /// IPv4 as IPv4-mapped IPv6.
+    /// IPv4 is stored as IPv4-mapped IPv6.
     ip: [u8; 16],
     scope: u32,
     port: u16,
@@ -39,8 +39,7 @@ impl PackedAddress {
         })
     }
 
-    /// Equal for equal addresses, and spread over all 64 bits: products of 64-bit words folded upon
-    /// themselves.
+    /// Equal for equal addresses, and spread over all 64 bits: products of 64-bit words, folded.
     pub(crate) fn hash(&self) -> u64 {
         const SEEDS: [u64; 3] =
             [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0x8cb9_2ba7_2f3d_8dd7];
@@ -136,7 +135,7 @@ mod tests {
                 high.insert((hash >> 32) as u32);
             }
         }
-        // 65536 random words of 32 bits have half a pair in common.
+        // Of 65536 random 32-bit words, about half a pair collides.
         assert!(low.len() > 65530 && high.len() > 65530, "{} {}", low.len(), high.len());
     }
 }

@@ -1,5 +1,5 @@
-//! The peers that an endpoint has met, numbered. An address that is only known to the address
-//! vector costs nothing here.
+//! Numbers the peers that an endpoint has met. An address that is only in the address vector takes
+//! no memory here.
 
 use super::PeerId;
 use super::address::{Address, LocalHost};
@@ -12,7 +12,7 @@ pub(crate) struct PeerTable {
     host: LocalHost,
     index: AddressIndex,
     addresses: Vec<PackedAddress>,
-    /// Numbers that were given back.
+    /// Numbers that were released.
     free: Vec<u32>,
 }
 
@@ -21,7 +21,7 @@ impl PeerTable {
         Self { host, index: AddressIndex::default(), addresses: Vec::new(), free: Vec::new() }
     }
 
-    /// The number of the peer at `address`, new at first contact; `None` when there is no memory, or
+    /// The number of the peer at `address`, a new one at first contact; `None` if memory is short, or
     /// after 2^30 peers.
     pub(crate) fn intern(&mut self, address: &Address) -> Option<PeerId> {
         let packed = PackedAddress::new(&self.host, address);
@@ -32,7 +32,7 @@ impl PeerTable {
         if let Some((next, place)) =
             free.last().and_then(|n| Some((*n, addresses.get_mut(*n as usize)?)))
         {
-            // The index has had room for as many.
+            // The index had room reserved for this many entries.
             index.insert(packed.hash(), next);
             *place = packed;
             free.pop();
@@ -48,7 +48,7 @@ impl PeerTable {
         Some(PeerId(next))
     }
 
-    /// Nobody has this number any more; the next peer that is met gets it.
+    /// Frees this number: the next new peer gets it.
     pub(crate) fn release(&mut self, peer: PeerId) {
         let Self { index, addresses, free, .. } = self;
         let Some(packed) = addresses.get(peer.index()) else { return };
@@ -67,12 +67,12 @@ impl PeerTable {
         self.number(&PackedAddress::new(&self.host, address))
     }
 
-    /// The address of a peer, as first met.
+    /// The address of a peer, as given at first contact.
     pub(crate) fn address(&self, peer: PeerId) -> Option<Address> {
         self.addresses.get(peer.index()).map(PackedAddress::address)
     }
 
-    /// Which addresses belong to this host.
+    /// The addresses of this host.
     pub(crate) fn host(&self) -> &LocalHost {
         &self.host
     }

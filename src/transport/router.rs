@@ -1,5 +1,5 @@
-//! The router: which transport carries messages to a peer, and the one [`Iface`] that the protocol layer drives. It names
-//! no transport; [`list`] does.
+//! The router decides which transport carries messages to a peer. It is the one [`Iface`] that the protocol layer
+//! drives. It names no transport; [`list`] does.
 
 mod list;
 mod moving;
@@ -27,12 +27,12 @@ use std::sync::Arc;
 /// Free ports tried before giving up.
 const PORT_TRIES: usize = 64;
 
-/// How long a transport that has no room for a new peer keeps its messages from the next one, nanoseconds.
+/// How long messages to a new peer wait for a transport without room before the next transport is tried, nanoseconds.
 const BLOCKED_NS: u64 = 100_000_000;
 
 impl Router {
     /// Opens all transports under `bind`; port 0 takes a free one. Errors: EADDRINUSE, EADDRNOTAVAIL, EMFILE, ENFILE,
-    /// ENOMEM; what a filter of system calls says.
+    /// ENOMEM, and those of a system-call filter.
     pub(crate) fn open(
         bind: Address,
         config: &Config,
@@ -94,7 +94,7 @@ impl Router {
         self.me
     }
 
-    /// Messages that peers may not have yet: those that are on their way from one transport to another, and what
+    /// Messages that peers may not have yet: those being moved from one transport to another, and those that the
     /// transports count.
     pub(crate) fn unacknowledged(&self) -> usize {
         let mut n = self.moving();
@@ -102,7 +102,7 @@ impl Router {
         n
     }
 
-    /// The transport to `peer`, with contact made if this is the first message or the last contact has ended.
+    /// The transport to `peer`. Makes contact for the first message, or after the last contact has ended.
     #[inline]
     fn ensure(&mut self, peer: PeerId) -> Result<Lane, SendError> {
         match self.route(peer) {
@@ -137,7 +137,7 @@ impl Router {
         }
     }
 
-    /// The first transport that makes contact with `peer`, and what that said.
+    /// The first transport that makes contact with `peer`, and its answer.
     fn choose(&mut self, peer: PeerId, address: &Address) -> Result<(Lane, Contact), SendError> {
         let (mut missing, mut failed) = (None, None);
         for lane in Lane::ALL {
@@ -173,7 +173,7 @@ impl Router {
         Err(SendError::Unreachable(failed.or(missing).unwrap_or(Errno(libc::EHOSTUNREACH))))
     }
 
-    /// A transport has no room for `peer` now. False: that takes too long, and others come after it.
+    /// A transport has no room for `peer` now. False: this has lasted too long, and later transports can be tried.
     #[cold]
     fn is_blocked(&mut self, peer: PeerId, lane: Lane) -> bool {
         let now = clock::now_ns();
@@ -188,14 +188,14 @@ impl Router {
         false
     }
 
-    /// A later transport than this one may reach the same peers.
+    /// A later transport in the list is open and may reach the same peers.
     fn has_other(&self, lane: Lane) -> bool {
         let mut others = false;
         each_lane!(self.lanes, (other, t) => others |= other as usize > lane as usize && t.is_open());
         others
     }
 
-    /// Turns of the transports for which it is time.
+    /// Runs the turns of the transports that are due.
     #[inline(never)]
     fn look_around(&mut self, handler: &mut impl Handler) -> usize {
         let _shield = Shield::raise();
@@ -211,8 +211,8 @@ impl Router {
                 continue
             );
             if self.pace.is_due(*lane as usize, now, every) || urgent {
-                // What a peer has sent by later transports comes before its departure by this one. What it has sent by
-                // earlier ones is drained with its departure.
+                // A peer's messages by later transports are delivered before its departure by this one. Its messages by
+                // earlier ones are drained with its departure.
                 if self.mixed {
                     for later in Lane::ALL.iter().rev().take_while(|later| *later != lane) {
                         n += self.turn(*later, handler).0;
@@ -225,7 +225,7 @@ impl Router {
         n
     }
 
-    /// A turn of one transport: how much has come, and what this looked at. A shield is up.
+    /// Runs a turn of one transport; returns how many events it had and what it polled. The caller holds a [`Shield`].
     #[inline(never)]
     fn turn(&mut self, lane: Lane, handler: &mut impl Handler) -> (usize, LookedAt) {
         let mut departed = Vec::new();
@@ -242,7 +242,7 @@ impl Router {
         (n, looked_at)
     }
 
-    /// From now on peers ring the doorbell when we sleep.
+    /// From now on peers ring the doorbell when this endpoint sleeps.
     pub(crate) fn enable_waiting(&mut self) {
         each_lane_mut!(self.lanes, (lane, t) => t.enable_waiting());
     }
@@ -260,7 +260,7 @@ impl Router {
         each_lane_mut!(self.lanes, (lane, t) => t.awake());
     }
 
-    /// The next poll looks at everything that something may have come to.
+    /// Makes the next poll look at everything that may have an event.
     pub(crate) fn hasten(&mut self) {
         self.pace.hasten();
         each_lane_mut!(self.lanes, (lane, t) => t.hasten());
@@ -271,9 +271,9 @@ impl Router {
         self.epoll.raw()
     }
 
-    /// Whether who polls one of this process's `endpoints` had better let somebody else have the
-    /// processor: nothing has come for a while, and there are more processes, or threads that poll, than
-    /// processors, or there may be, and what is waited for takes longer than asking.
+    /// Whether a thread that polls one of this process's `endpoints` should yield the processor. True when nothing has
+    /// arrived for a while, waiting costs more than polling, and there are, or may be, more processes or polling
+    /// threads than processors.
     #[inline]
     pub(crate) fn gives_way(&self, endpoints: usize) -> bool {
         if !self.pace.is_long() {
@@ -284,14 +284,14 @@ impl Router {
         crowded
     }
 
-    /// The transport that messages of `peer` come by.
+    /// The transport by which messages of `peer` arrive.
     fn heard_by(&self, peer: PeerId) -> Option<Lane> {
         let mut by = None;
         each_lane!(self.lanes, (lane, t) => by = by.or_else(|| t.hears(peer).then_some(lane)));
         by
     }
 
-    /// Messages of `peer` come by another transport than ours go.
+    /// Messages from `peer` arrive by another transport than messages to it take.
     fn is_mixed(&self, peer: PeerId) -> bool {
         let lane = self.lane(peer);
         let mut mixed = false;
@@ -312,7 +312,7 @@ fn every_ns<T: Transport>(_: &T, still: bool, busy: bool) -> u64 {
     T::every_ns(still, busy)
 }
 
-/// Hears what a turn of one transport tells, of peers that may be heard by others too.
+/// The handler for a turn of one transport, where other transports may also receive from the same peers.
 struct Beside<'a, H> {
     handler: &'a mut H,
     lanes: &'a mut Lanes,
@@ -326,7 +326,7 @@ struct Beside<'a, H> {
 impl<H: Handler> Handler for Beside<'_, H> {
     fn on_peer(&mut self, peer: PeerId, address: &Address) {
         let route = self.routes.get(peer.index()).copied().unwrap_or(Route::None);
-        // What we send keeps its way: each direction may have its own.
+        // Messages to the peer keep their transport: each direction may have its own.
         let keeps = match route {
             Route::None => false,
             Route::Moving => true,
@@ -337,7 +337,7 @@ impl<H: Handler> Handler for Beside<'_, H> {
         if keeps {
             *self.mixed = true;
         } else if self.two_way || route == Route::None {
-            // Without contact this way yet, that is made with the first message.
+            // If this transport has no contact yet, the first message makes it.
             set_route(self.routes, peer, Route::By(self.lane));
         }
         self.handler.on_peer(peer, address);
@@ -390,7 +390,7 @@ impl<H: Handler> Handler for Beside<'_, H> {
     }
 
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {
-        // What it has sent by other transports comes before.
+        // Messages that the peer sent by other transports are delivered first.
         each_lane_mut!(self.lanes, (lane, t) => t.drain(peer, self.handler));
         self.departed.push(peer);
         self.handler.on_departure(peer, departure);
@@ -401,14 +401,14 @@ impl<H: Handler> Handler for Beside<'_, H> {
     }
 }
 
-/// Asks `settled` until it says that no peer is in the middle of a copy from or to memory that it was told not to reach
-/// any more, nor any that endpoints which have closed had left behind. Its argument: to insist. False: one still is,
-/// after two seconds, which is neither stopped nor has ended.
+/// Calls `settled` until no peer is still in a copy from or to memory that it was told not to access any more, and no
+/// copy is left of endpoints that have closed. Its argument: to insist. False: a peer that is neither stopped nor ended
+/// is still copying after two seconds.
 pub(crate) fn settle(mut settled: impl FnMut(bool) -> bool) -> bool {
     settling::settle(|insists| settled(insists) && list::are_left_settled())
 }
 
-/// A wildcard address has no use for a peer: give it the name of the preferred interface.
+/// Peers cannot use a wildcard address: replaces it by the address of the preferred interface.
 fn named(address: Address, host: &LocalHost) -> Address {
     let mut address = address;
     if address.0.ip().is_unspecified() {
@@ -485,7 +485,7 @@ impl Messages for Router {
     }
 
     fn acknowledged(&mut self, peer: PeerId) -> Option<Mark> {
-        // Also of messages that went by a transport that carries none any more.
+        // Includes messages that went by a transport that carries none any more.
         let mut mark = None;
         each_lane_mut!(self.lanes, (lane, t) => mark = mark.or_else(|| t.acknowledged(peer)));
         mark
@@ -527,7 +527,7 @@ impl OneSided for Router {
         memory: &SegmentList,
         rights: (bool, bool),
     ) -> Exposed {
-        // Who does not answer this way does not reach us this way.
+        // A peer that does not send by this transport does not access our memory by it.
         if self.is_mixed(peer) {
             return Exposed::No;
         }
@@ -572,7 +572,7 @@ impl OneSided for Router {
 
 impl Lending for Router {
     fn windows(&mut self, peer: PeerId) -> Windows {
-        // They work in both directions, or not at all.
+        // Remote buffers work in both directions or not at all.
         if self.is_mixed(peer) {
             return Windows::No;
         }
@@ -798,7 +798,7 @@ mod tests {
             if sent < COUNT && a.send(to, Mode::Bulk, b"header", len, pack).is_ok() {
                 sent += 1;
             }
-            // The first ones are refused again and again.
+            // The first links are refused again and again.
             b.lanes.shm.as_mut().unwrap().refuse_all(clock::now_ns() - begun < 100_000_000);
             a.poll(&mut Ear::default());
             b.poll(&mut ear);
@@ -897,7 +897,7 @@ mod tests {
         let to = a.peers.intern(&b.address()).unwrap();
         let (mut sent, mut failed, mut left) = (0, 0_u32, Farewells::default());
         let begun = clock::now_ns();
-        // Until it has refused twice, and once more without a link in between.
+        // Until the peer has refused twice, and once more without a link in between.
         while left.0.len() < 2 || failed < 2000 {
             match a.send(to, Mode::Short, b"header", 8, |_, _| ()) {
                 Ok(()) => sent += 1,

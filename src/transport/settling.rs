@@ -1,15 +1,15 @@
-//! How long anybody waits for peers that are in the middle of a copy from or to memory that they are not to reach any more.
+//! How long a caller waits for peers that are still copying from or to memory that they no longer may access.
 
 use crate::sys::{clock, process};
 
-/// From when on peers that do not go on are kept out by other means, nanoseconds.
+/// After this time, peers that do not finish are locked out by other means, nanoseconds.
 const INSIST_NS: u64 = 500_000_000;
-/// How long anybody waits, nanoseconds.
+/// Longest wait, nanoseconds.
 pub(crate) const SETTLE_NS: u64 = 2_000_000_000;
-/// Copies mostly end sooner; then the kernel is asked what became of their processes, a thousand times a second.
+/// Most copies end within this time, nanoseconds. Later the kernel is asked about the peers, each millisecond.
 const BRIEF_NS: u64 = 2_000_000;
 
-/// Asks `settled` until it says yes; not for longer than [`SETTLE_NS`]. Its argument: to insist.
+/// Calls `settled` until it returns true, for at most [`SETTLE_NS`]. Its argument: whether to lock the peers out.
 pub(crate) fn settle(mut settled: impl FnMut(bool) -> bool) -> bool {
     let began = clock::now_ns();
     loop {

@@ -1,75 +1,75 @@
-//! One long message that two processes copy together. A *cell* in shared memory says what of it nobody
-//! has taken yet (PROTOCOL.md §2.9): the receiver takes from its front, the sender from its back, so that
-//! a buffer that is used again and again stays in the same caches.
+//! The split copy: the receiver and the sender of a long message copy it together. A work descriptor (a *cell*) in
+//! shared memory says which chunks are not yet taken (PROTOCOL.md §2.9). The receiver takes chunks from the front, the
+//! sender from the back, so that a buffer that is used again and again stays in the same caches.
 //!
-//! The receiver of the message owns the cell. A part that the sender has taken is the sender's until
-//! it says that it is done or has failed; nobody else touches it, and the receive does not end before.
-//! A taker who comes too late finds another generation in the cell, or nothing left.
+//! The receiver of the message owns the work descriptor. A run of chunks that the sender has taken belongs to the
+//! sender until it reports success or failure: the receiver does not touch it, and its receive does not complete
+//! before. A sender that comes too late finds another generation in the descriptor, or no chunk left.
 
 use crate::sys::order::Word;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A message that is shared.
+/// One split copy: a message that both ends copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Share {
-    /// Which cell, and which use of it.
+    /// Index of the work descriptor, and which use of it this is.
     pub(crate) cell: u32,
     pub(crate) generation: u32,
-    /// Bytes that parts are counted in.
+    /// Bytes of a chunk.
     pub(crate) unit: u32,
     /// Bytes of the message.
     pub(crate) len: u64,
 }
 
-/// What an end gets to do next.
+/// What the receiver or the sender does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
-    /// To copy, or to send, these bytes.
+    /// Copy, or send, these bytes.
     Part { offset: usize, len: usize },
-    /// To wait: the sender still copies, or nothing can leave.
+    /// Wait: the sender is still copying, or no packet can be sent now.
     Wait,
-    /// Nobody copies any more. The share has ended.
+    /// Neither end copies any more. The split copy has ended.
     Over,
 }
 
-/// What became of an offer to help.
+/// The result of the sender's attempt to help.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Assisted {
     /// So many bytes were written.
     Moved(usize),
-    /// Nothing is left to do, or it does not work.
+    /// No chunk is left, or the copy failed.
     Over,
 }
 
-/// Units `first..first + count` of a message.
+/// A run of chunks: `first..first + count` of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Part {
     first: u32,
     count: u32,
 }
 
-/// A part is this fraction of what is left, so that both finish at the same time (measured: fewer calls
-/// than with a quarter, 7 % at 512 KiB), ...
+/// A run is this fraction of the chunks that are left, so that both ends finish at the same time (measured:
+/// fewer calls than with a quarter, 7 % at 512 KiB).
 const FRACTION: u32 = 2;
-/// ... at least so many units, ...
+/// Fewest chunks of a run, unless fewer are left.
 const PART_MIN: u32 = 4;
-/// ... and at most so many.
+/// Most chunks of a run.
 const PART_MAX: u32 = 32;
-/// Bytes that the sender takes at once, unless a unit has more. Of a long message, whose units are long, this is less than
-/// [`PART_MAX`] units: the receiver waits for what a sender has in hand that has no processor.
+/// Most bytes that the sender takes at once, unless one chunk is longer. For a long message, whose chunks are long,
+/// this is less than [`PART_MAX`] chunks: the receiver has to wait for the run of a sender that lost its processor.
 const HAND_MAX: u32 = 2 << 20;
 
-/// Most units of a message.
+/// Most chunks of a message.
 const UNITS_MAX: u32 = 0xffff;
 
 impl Share {
-    /// `None`: no message is as long as that, in these units.
+    /// Chunks of the message; `None`: the message is too long for chunks of this length.
     pub(crate) fn units(&self) -> Option<u32> {
         let units = self.len.checked_add(u64::from(self.unit).checked_sub(1)?)?;
         u32::try_from(units / u64::from(self.unit)).ok().filter(|units| *units <= UNITS_MAX)
     }
 
-    /// Offset and length of a part, bytes.
+    /// Offset and length of a run of chunks, bytes.
     pub(crate) fn span(&self, part: Part) -> (usize, usize) {
         let at = |units: u64| (units * u64::from(self.unit)).min(self.len);
         let first = u64::from(part.first);
@@ -78,12 +78,12 @@ impl Share {
     }
 }
 
-/// The words that both processes see. The first is {generation, what is left}, changed by exchange
-/// only; the second {units done, first unit of a part that failed + 1}, written by the sender, who
-/// copies nothing more of a message of which a part has failed.
+/// A work descriptor: the words that both processes see. `left` is {generation, chunks left} and changes by exchange
+/// only. `status` is {chunks done, first chunk of a failed run + 1}. The sender writes it, and stops copying after a
+/// failure.
 ///
-/// Order: taking a part (acquire) comes after the cell was made ready (release of `left`). What the sender has copied
-/// (release of `status`) is there when the receiver counts it (acquire), and only then is the cell used again.
+/// Ordering: taking a run (acquire) follows the set-up of the descriptor (release of `left`). What the sender copied
+/// (release of `status`) is visible when the receiver counts it (acquire); only then is the descriptor reused.
 #[derive(Debug)]
 pub(crate) struct Cell<'a, W = AtomicU64> {
     pub(crate) left: &'a W,
@@ -106,14 +106,14 @@ fn split(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
-/// Who takes.
+/// The end that takes a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Receiver,
     Sender,
 }
 
-/// What is left: units `first..end`.
+/// Packs the chunks that are left, `first..end`.
 fn pack(first: u32, end: u32) -> u32 {
     end << 16 | first
 }
@@ -122,7 +122,7 @@ fn unpack(left: u32) -> (u32, u32) {
     (left & UNITS_MAX, left >> 16)
 }
 
-/// The next part for one end, of `most` units, and the word that takes it.
+/// The next run for one end, of at most `most` chunks, and the new word that takes it.
 fn next_part(word: u64, generation: u32, who: End, most: u32) -> Option<(Part, u64)> {
     let (now, left) = split(word);
     let (first, end) = unpack(left);
@@ -149,13 +149,13 @@ impl<W: Word> Cell<'_, W> {
         }
     }
 
-    /// Whether there is something that nobody has taken.
+    /// Whether any chunk is not yet taken.
     fn has_more(self, generation: u32) -> bool {
         next_part(self.left.load(Ordering::Acquire), generation, End::Receiver, 1).is_some()
     }
 
-    /// The sender takes a part of at most `most` units, to send it as messages: offset and length. It does
-    /// not say that it is done with it; the receiver counts what comes.
+    /// The sender takes a run of at most `most` chunks to send as messages; returns its offset and length. It does
+    /// not report them as done: the receiver counts the chunks that arrive.
     pub(crate) fn begin_assist(self, share: &Share, most: u32) -> Option<(usize, usize)> {
         let (_, failed) = split(self.status.load(Ordering::Relaxed));
         if failed != 0 || share.units().is_none() || most == 0 {
@@ -164,7 +164,7 @@ impl<W: Word> Cell<'_, W> {
         Some(share.span(self.take(share.generation, End::Sender, most)?))
     }
 
-    /// The sender copies one part by `copy(offset, len)`, which says how many bytes it has moved.
+    /// The sender copies one run with `copy(offset, len)`, which returns how many bytes it moved.
     pub(crate) fn assist(
         self,
         share: &Share,
@@ -178,7 +178,7 @@ impl<W: Word> Cell<'_, W> {
         let Some(part) = self.take(share.generation, End::Sender, most) else {
             return Assisted::Over;
         };
-        // Ours alone from here on, until the status says what became of the part.
+        // Only the sender writes `status` from here on, until it reports the result of this run.
         let (done, _) = split(self.status.load(Ordering::Relaxed));
         let (mut offset, mut left) = share.span(part);
         let len = left;
@@ -199,17 +199,17 @@ impl<W: Word> Cell<'_, W> {
     }
 }
 
-/// A share as its receiver counts.
+/// The receiver's count of one split copy.
 #[derive(Clone, Copy, Debug)]
 struct Use {
     generation: u32,
     units: u32,
-    /// Units that the receiver has taken, that came as messages, or that nobody shall take.
+    /// Chunks that the receiver took, that arrived as messages, or that were withdrawn.
     mine: u32,
     stopped: bool,
 }
 
-/// Cells of one link, kept by the receiver of its messages.
+/// The work descriptors of one link, kept by the receiver of its messages.
 #[derive(Debug, Default)]
 pub(crate) struct CellTable {
     uses: [Option<Use>; Self::LEN],
@@ -217,10 +217,10 @@ pub(crate) struct CellTable {
 }
 
 impl CellTable {
-    /// Messages of one link that may be shared at a time.
+    /// Most split copies of one link at a time.
     pub(crate) const LEN: usize = 16;
 
-    /// Begins to share a message of `len` bytes in a free cell; `cell` tells where each is.
+    /// Begins the split copy of a message of `len` bytes in a free descriptor; `cell` returns descriptor number i.
     pub(crate) fn begin<'a, W: Word + 'a>(
         &mut self,
         len: usize,
@@ -246,14 +246,14 @@ impl CellTable {
         slot.filter(|used| used.generation == share.generation)
     }
 
-    /// Units that the sender has taken came as messages.
+    /// So many chunks that the sender had taken arrived as messages.
     pub(crate) fn arrived(&mut self, share: &Share, units: u32) {
         if let Some(used) = self.find(share) {
             used.mine = used.mine.saturating_add(units);
         }
     }
 
-    /// What the receiver does next, who takes `most` units. After `Over` the cell serves other messages.
+    /// What the receiver does next; it takes at most `most` chunks. After `Over` the descriptor is free.
     pub(crate) fn take<W: Word>(&mut self, share: &Share, cell: Cell<'_, W>, most: u32) -> Taken {
         let Some(used) = self.find(share) else { return Taken::Wait };
         let span = |part| {
@@ -283,14 +283,14 @@ impl CellTable {
         Taken::Over
     }
 
-    /// Nobody takes any more of it; the message is given up.
+    /// Withdraws all chunks that are not taken: the message is given up.
     pub(crate) fn stop<W: Word>(&mut self, share: &Share, cell: Cell<'_, W>) {
         if let Some(used) = self.find(share) {
             used.stop(cell);
         }
     }
 
-    /// Stops all that is shared. Returns whether the sender still copies something of it.
+    /// Stops all split copies. Returns whether the sender is still copying a run of one of them.
     pub(crate) fn stop_all<'a, W: Word + 'a>(
         &mut self,
         cell: impl Fn(usize) -> Option<Cell<'a, W>>,

@@ -10,9 +10,9 @@
 //! `bindings.rs` is generated from the headers of libfabric 1.17 (see
 //! `generate/`) and committed, so that building needs neither libclang nor
 //! libfabric. `newer.rs` adds by hand what later releases appended: libfabric
-//! moves no member of a public structure, it only adds at the end. Which of the
-//! appended members may be touched depends on the API version of the object in
-//! hand, not on this crate.
+//! moves no member of a public structure, it only adds at the end. The API
+//! version of an object, not this crate, decides which of the appended members
+//! may be accessed.
 //!
 //! Types of the constants:
 //!
@@ -25,7 +25,7 @@
 //! | `FI_CLASS_*`, `FI_SHARED_CONTEXT`, `FI_AV_AUTH_KEY` | `usize` |
 //! | `FI_ADDR_UNSPEC`, `FI_ADDR_NOTAVAIL`, `FI_KEY_NOTAVAIL` | `u64` |
 //!
-//! All of it is for Linux with 64-bit pointers, whose processors agree about these layouts.
+//! The crate supports Linux with 64-bit pointers, where all processors have these layouts.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("the layouts in this crate are those of 64-bit Linux");

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
 
-//! What libfabric added after 1.17.
+//! The public definitions that libfabric added after 1.17.
 //!
 //! A structure that grew appears a second time, as `name_MAJOR_MINOR` after the
 //! release of its last addition: the 1.17 structure under `base`, then the new
 //! members. A pointer to it is also a pointer to the older one.
 //!
-//! Additions marked 2.7 are on libfabric's main branch and in no release yet;
-//! their place follows from the rule that members are only appended.
+//! Additions marked 2.7 are on libfabric's main branch and in no release yet.
+//! Their position follows from the rule that members are only appended.
 
 #![allow(non_camel_case_types)]
 
@@ -42,13 +42,13 @@ opaque! {
 
 // Capabilities and operation flags.
 
-/// 2.2: flag of `fi_getinfo`, look for devices afresh.
+/// 2.2: flag of `fi_getinfo`, search for devices again.
 pub const FI_RESCAN: u64 = 1 << 35;
 /// 2.2: capability and `fi_av_insert` flag, the peer cannot be connected to from here.
 pub const FI_FIREWALL_ADDR: u64 = 1 << 42;
 /// 2.7: capability, accelerators start transfers. 1.17 has `FI_XPU_TRIGGER` here.
 pub const FI_XPU: u64 = 1 << 44;
-/// 2.0: capability, `FI_DIRECTED_RECV` for tagged messages alone.
+/// 2.0: capability, `FI_DIRECTED_RECV` for tagged messages only.
 pub const FI_TAGGED_DIRECTED_RECV: u64 = 1 << 45;
 /// 2.0: capability, `FI_MULTI_RECV` on tagged receives.
 pub const FI_TAGGED_MULTI_RECV: u64 = 1 << 46;
@@ -184,9 +184,9 @@ pub const FI_EFIREWALLADDR: i32 = 271;
 pub struct fi_mr_dmabuf {
     /// The dmabuf.
     pub fd: c_int,
-    /// Where the region starts in it.
+    /// Offset of the region in it, bytes.
     pub offset: u64,
-    /// Length of the region.
+    /// Length of the region, bytes.
     pub len: usize,
     /// Address of the dmabuf's first byte.
     pub base_addr: *mut c_void,
@@ -284,9 +284,9 @@ pub struct fi_mr_attr_2_0 {
     pub hmem_data: *mut c_void,
     /// 1.22: page size, 0 for unknown.
     pub page_size: usize,
-    /// 2.0: registration that this one is a part of.
+    /// 2.0: the registration of which this one is a part.
     pub base_mr: *const fid_mr,
-    /// 2.0: parts that will be registered of this one.
+    /// 2.0: number of parts of this one that will be registered.
     pub sub_mr_cnt: usize,
 }
 

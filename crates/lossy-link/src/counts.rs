@@ -1,27 +1,27 @@
-//! What was done to how many frames.
+//! Counts of the frames that the switch forwarded, lost or changed.
 
 use std::fmt;
 
-/// Counts of frames since the start. Frames that are no payload (ARP, neighbour discovery) are in
+/// Counts of frames since the start. Frames without payload (ARP, neighbour discovery) are counted in
 /// `forwarded` and `cut` only.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Counts {
     /// Written to a port.
     pub(crate) forwarded: u64,
-    /// Payload frames for which dice were thrown.
+    /// Payload frames for which a fate was drawn.
     pub(crate) offered: u64,
     pub(crate) lost: u64,
     pub(crate) repeated: u64,
     pub(crate) reordered: u64,
     pub(crate) corrupted: u64,
     pub(crate) forged: u64,
-    /// Lost because they are longer than the path carries (`black-hole`).
+    /// Lost because they were longer than the path carries (`black-hole`).
     pub(crate) swallowed: u64,
-    /// Lost because the link is cut.
+    /// Lost because the link was cut.
     pub(crate) cut: u64,
     /// Lost because the queue of a port was full (`rate`).
     pub(crate) overflowed: u64,
-    /// Lost because the receiving host's device did not take them.
+    /// Lost because the receiving host's device refused them.
     pub(crate) refused: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What the switch reads of an Ethernet frame, and how it damages one.
+//! The parts of an Ethernet frame that the switch reads, and how it damages a frame.
 
 use crate::random::Random;
 
@@ -9,13 +9,13 @@ const UDP: u8 = 17;
 const UDP_HEADER: usize = 8;
 const ICMPV6: u8 = 58;
 
-/// Longest frame that is taken, bytes: the longest MTU of a TAP device and an Ethernet header.
+/// Longest frame, bytes: the longest MTU of a TAP device and an Ethernet header.
 pub(crate) const MAX_FRAME: usize = 65_535 + ETHERNET;
 
 /// A MAC address.
 pub(crate) type Mac = [u8; 6];
 
-/// Destination and source of a frame; `None` for one that is no frame.
+/// Destination and source of a frame; `None` if it is too short for a header.
 pub(crate) fn macs(frame: &[u8]) -> Option<(Mac, Mac)> {
     if frame.len() < ETHERNET {
         return None;
@@ -28,14 +28,14 @@ pub(crate) fn is_group(mac: Mac) -> bool {
     mac.first().is_some_and(|first| first & 1 != 0)
 }
 
-/// True for what a network's users send. The rest (ARP, neighbour discovery) is how hosts find each
-/// other: one lost request of it is a wait of a second that says nothing of a transport.
+/// True for frames that the hosts' programs send. The rest (ARP, neighbour discovery) is how hosts find each
+/// other: losing one such request means a wait of a second, which says nothing about a transport.
 pub(crate) fn is_payload(frame: &[u8]) -> bool {
     match be16(frame, 12) {
         Some(ETHERTYPE_IPV4) => true,
         Some(ETHERTYPE_IPV6) => {
-            // Types 133 to 137 are neighbour discovery (RFC 4861), 143 is MLDv2. A hop-by-hop
-            // header (0) stands in front of the latter.
+            // Types 133 to 137 are neighbour discovery (RFC 4861), 143 is MLDv2, which follows a hop-by-hop
+            // header (0).
             let next = frame.get(ETHERNET + 6).copied();
             let kind = frame.get(ETHERNET + 40).copied().unwrap_or(0);
             !(next == Some(0) || (next == Some(ICMPV6) && (133..=137).contains(&kind)))
@@ -58,7 +58,7 @@ fn udp(frame: &[u8]) -> Option<(usize, usize)> {
     let header = match be16(frame, 12)? {
         ETHERTYPE_IPV4 => {
             let words = usize::from(frame.get(ETHERNET)? & 0xf);
-            // More fragments, or an offset: the datagram is not all here.
+            // A fragment (more fragments, or an offset) does not hold the whole datagram.
             let fragment = be16(frame, ETHERNET + 6)? & 0x3fff;
             (*frame.get(ETHERNET + 9)? == UDP && fragment == 0).then_some(ETHERNET + words * 4)?
         }
@@ -69,7 +69,7 @@ fn udp(frame: &[u8]) -> Option<(usize, usize)> {
     (payload > 0 && header + UDP_HEADER + payload <= frame.len()).then_some((header, payload))
 }
 
-/// Flips one bit of the payload of a UDP datagram, and leaves its checksum, which no longer fits.
+/// Flips one bit of the payload of a UDP datagram and leaves its checksum, which is then wrong.
 /// False if the frame is no datagram with a payload.
 pub(crate) fn corrupt(frame: &mut [u8], random: &mut Random) -> bool {
     let Some((header, payload)) = udp(frame) else { return false };
@@ -79,11 +79,11 @@ pub(crate) fn corrupt(frame: &mut [u8], random: &mut Random) -> bool {
     true
 }
 
-/// Like [`corrupt`], and makes the checksum fit again (RFC 1624): only a check of the receiving
-/// application's own can find it.
+/// Like [`corrupt`], but corrects the checksum (RFC 1624): only a check by the receiving application
+/// can detect the change.
 pub(crate) fn forge(frame: &mut [u8], random: &mut Random) -> bool {
     let Some((header, payload)) = udp(frame) else { return false };
-    // The 16-bit word that holds the byte; a last odd byte stands in the high half.
+    // The 16-bit word with the byte; a last odd byte is in its high half.
     let word = random.below(payload.div_ceil(2) as u64) as usize * 2;
     let bit = if word + 1 == payload { 8 + random.below(8) } else { random.below(16) };
     let at = header + UDP_HEADER + word;
@@ -91,7 +91,7 @@ pub(crate) fn forge(frame: &mut [u8], random: &mut Random) -> bool {
     let new = old ^ (1 << bit);
     let [high, low] = new.to_be_bytes();
     let Some(sum) = be16(frame, header + 6) else { return false };
-    // RFC 1624, equation 3: HC' = ~(~HC + ~m + m'). 0 says "no checksum" and stays.
+    // RFC 1624, equation 3: HC' = ~(~HC + ~m + m'). 0 means "no checksum" and is left.
     let mut total = u32::from(!sum) + u32::from(!old) + u32::from(new);
     total = (total & 0xffff) + (total >> 16);
     total = (total & 0xffff) + (total >> 16);
@@ -124,7 +124,7 @@ fn set(frame: &mut [u8], at: usize, value: u8) {
 pub(crate) mod tests {
     use super::*;
 
-    /// The Internet checksum of `bytes`, as it stands in a header.
+    /// The Internet checksum of `bytes`, as headers have it.
     fn checksum(bytes: &[u8]) -> u16 {
         let mut total: u32 = bytes
             .chunks(2)
@@ -136,7 +136,7 @@ pub(crate) mod tests {
         !(total as u16)
     }
 
-    /// An IPv4 UDP frame between hosts `from` and `to` whose checksum fits.
+    /// An IPv4 UDP frame from host `from` to host `to`, with a correct checksum.
     pub(crate) fn datagram(from: u8, to: u8, payload: &[u8]) -> Vec<u8> {
         let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 8, 0];
         let len = 20 + UDP_HEADER + payload.len();
@@ -153,7 +153,7 @@ pub(crate) mod tests {
         frame
     }
 
-    /// What the checksum covers: both addresses, protocol, length, then the datagram.
+    /// The bytes that the checksum covers: both addresses, protocol, length, then the datagram.
     fn pseudo(frame: &[u8]) -> Vec<u8> {
         let mut bytes = frame[ETHERNET + 12..ETHERNET + 20].to_vec();
         bytes.extend([0, UDP]);

@@ -1,50 +1,50 @@
-//! What happens to the frames of one direction between two ports: thrown dice, and the frames that
-//! are held back for later ones to overtake.
+//! The fate of the frames of one direction between two ports: random events, and frames that are held
+//! back so that later ones overtake them.
 
 use crate::counts::Counts;
 use crate::frame;
 use crate::random::Random;
 use crate::settings::Settings;
 
-/// Longest that a frame is held back when nothing overtakes it, nanoseconds.
+/// Longest time that a frame is held back when no frame overtakes it, nanoseconds.
 const HELD_NS: u64 = 2_000_000;
 
-/// Longest that a burst lasts, nanoseconds: a connection that says little would not outlive one that
-/// is counted in frames alone.
+/// Longest duration of a burst, nanoseconds: if bursts were counted in frames alone, a connection with
+/// few frames would not survive one.
 const BURST_NS: u64 = 10_000_000;
 
-/// What the dice say about one frame.
+/// The random fate of one frame.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Fate {
     pub(crate) lost: bool,
     pub(crate) twice: bool,
     pub(crate) corrupted: bool,
     pub(crate) forged: bool,
-    /// So many later frames overtake it; 0 for none.
+    /// Number of later frames that overtake it; 0 for none.
     pub(crate) overtaken: u32,
 }
 
 struct Held {
     frame: Vec<u8>,
-    /// The frames that still have to overtake it.
+    /// Number of frames that still have to overtake it.
     remaining: u32,
-    /// It goes at this time at the latest.
+    /// It is released at this time at the latest.
     until_ns: u64,
 }
 
 /// One direction between two ports.
 pub(crate) struct Gate {
     random: Random,
-    /// Which bit is damaged: dice of their own, because not every frame throws them.
+    /// Selects the damaged bit. A generator of its own, because not every frame draws from it.
     bits: Random,
-    /// Frames still to be lost of a burst.
+    /// Number of frames that the current burst still loses.
     burst: u32,
     burst_until_ns: u64,
     held: Vec<Held>,
 }
 
 impl Gate {
-    /// The gate of `stream` under `seed`: its dice repeat.
+    /// The gate of `stream` under `seed`, which makes its random events repeatable.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         Self {
             random: Random::new(seed, stream),
@@ -55,8 +55,8 @@ impl Gate {
         }
     }
 
-    /// Throws the dice for the next frame, at `now_ns`. As many are thrown for every frame, so that one setting
-    /// does not change what the others do to which frame.
+    /// Draws the fate of the next frame, at `now_ns`. Every frame draws as many numbers, so that one setting does not
+    /// change which frames the others affect.
     pub(crate) fn throw(&mut self, now_ns: u64, settings: &Settings) -> Fate {
         let random = &mut self.random;
         let mut fate = Fate {
@@ -86,7 +86,7 @@ impl Gate {
         fate
     }
 
-    /// Passes `frame` at `now_ns`: what comes out, at once and in this order, goes to `out`.
+    /// Passes `frame` at `now_ns`. The frames that leave the gate now go to `out`, in this order.
     pub(crate) fn pass(
         &mut self,
         now_ns: u64,
@@ -126,7 +126,7 @@ impl Gate {
                 out(frame);
                 self.overtake(out);
             }
-            // The first copy in time, the second late.
+            // The first copy is in time, the second late.
             (overtaken, true) => {
                 counts.reordered += 1;
                 let late = hold(overtaken);
@@ -141,7 +141,7 @@ impl Gate {
         }
     }
 
-    /// One frame has gone: those that waited for it follow.
+    /// Counts a frame that has passed, and releases the frames that it was the last to overtake.
     fn overtake(&mut self, out: &mut impl FnMut(&[u8])) {
         if self.held.is_empty() {
             return;
@@ -155,7 +155,7 @@ impl Gate {
         });
     }
 
-    /// Lets go what has been held for too long.
+    /// Releases the frames that have been held for too long.
     pub(crate) fn release(&mut self, now_ns: u64, out: &mut impl FnMut(&[u8])) {
         self.held.retain(|held| {
             let due = held.until_ns <= now_ns;
@@ -166,7 +166,7 @@ impl Gate {
         });
     }
 
-    /// When [`Gate::release`] has something to do.
+    /// The time at which [`Gate::release`] next has something to do.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.held.iter().map(|held| held.until_ns).min()
     }
@@ -246,7 +246,7 @@ mod tests {
         sorted.sort_unstable();
         assert_eq!(sorted, (0..10_000).collect::<Vec<_>>());
         assert_ne!(out, sorted);
-        // Held frames let others go at once, so a frame is displaced by little more than was asked.
+        // A held frame lets later ones pass at once, so it is displaced by little more than was asked.
         let late = out.iter().enumerate().map(|(i, n)| (*n as i64 - i as i64).abs()).max();
         assert!(late.unwrap() <= 20, "{late:?}");
     }

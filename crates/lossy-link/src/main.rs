@@ -1,8 +1,8 @@
-//! An Ethernet switch between network namespaces that loses, repeats, reorders, damages, delays and
+//! An Ethernet switch between network namespaces that loses, duplicates, reorders, damages, delays and
 //! paces frames. `scripts/lab` starts it; see `USAGE`.
 //!
-//! One thread, one loop: what a host sends is read from its TAP device, goes through the
-//! [`switch`], and is written to another host's.
+//! One thread runs one loop: it reads the frames of a host from its TAP device, passes them through the
+//! [`switch`], and writes them to another host's device.
 #![deny(unsafe_code)]
 
 mod counts;
@@ -50,7 +50,7 @@ Only what users of the network send is lost, repeated, reordered or damaged; ARP
 discovery are not. A cut loses all.
 ";
 
-/// Frames taken from a port before the next one has its turn.
+/// Most frames that are read from a port before the next port has its turn.
 const BATCH: usize = 64;
 
 struct Arguments {
@@ -129,7 +129,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     result.map_err(|e| e.to_string())
 }
 
-/// Forwards until a signal asks for the end.
+/// Forwards frames until a signal ends the program.
 fn forward(switch: &mut Switch, taps: &[Tap], mut control: Option<&mut Control>) -> io::Result<()> {
     let epoch = Instant::now();
     let now = || epoch.elapsed().as_nanos() as u64;
@@ -177,10 +177,10 @@ fn forward(switch: &mut Switch, taps: &[Tap], mut control: Option<&mut Control>)
     Ok(())
 }
 
-/// The control channel: a FIFO, open for writing too, so that it does not end with its writers.
+/// The control channel: a FIFO. It is open for writing too, so that it does not end when its writers close it.
 struct Control {
     fifo: File,
-    /// The beginning of a line.
+    /// The beginning of a line that is not complete yet.
     pending: Vec<u8>,
 }
 
@@ -211,6 +211,6 @@ impl Control {
 }
 
 fn say(line: &str) {
-    // Nobody may be listening any more.
+    // An error is ignored, because the reader may have gone.
     let _ = writeln!(io::stdout(), "{line}");
 }

@@ -1,14 +1,14 @@
-//! Random numbers that a seed repeats.
+//! Random numbers that are repeatable by a seed.
 
 /// A SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number
-/// generators", OOPSLA 2014). Good enough to throw dice for frames; not for keys.
+/// generators", OOPSLA 2014). Good enough for the fate of frames; not for keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Random {
     state: u64,
 }
 
 impl Random {
-    /// The generator of one `stream` under `seed`: streams of one seed do not repeat each other.
+    /// The generator of one `stream` under `seed`: streams of one seed are independent.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut random = Self { state: seed };
         random.state = random.next() ^ stream.wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -31,7 +31,7 @@ impl Random {
 
     /// True with probability `p`. One number is drawn, whatever `p` is.
     pub(crate) fn chance(&mut self, p: f64) -> bool {
-        // 53 bits, all that a double holds: never 1, so that 0 is never and 1 is always.
+        // 53 bits, the precision of a double: the fraction is below 1, so p = 0 is never and p = 1 is always true.
         ((self.next() >> 11) as f64) < p * (1u64 << 53) as f64
     }
 }

@@ -1,12 +1,12 @@
-//! What a network does to frames, and the words that say so: `--loss 0.01` on the command line and
-//! `loss 0.01` on the control channel are the same setting.
+//! The effects of the network on frames, and the words that set them: `--loss 0.01` on the command line
+//! and `loss 0.01` on the control channel are the same setting.
 
-/// How every direction of every pair of ports treats its frames.
+/// The settings of every direction of every pair of ports.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Settings {
     /// Probability that a frame is lost.
     pub(crate) loss: f64,
-    /// Probability that a run of losses begins with a frame, and the frames in a run.
+    /// Probability that a burst of losses begins with a frame, and the number of frames in a burst.
     pub(crate) burst: f64,
     pub(crate) burst_frames: u32,
     /// Probability that a frame arrives twice.
@@ -14,17 +14,17 @@ pub(crate) struct Settings {
     /// Probability that a frame is held back, and the most later frames that overtake it.
     pub(crate) reorder: f64,
     pub(crate) reorder_frames: u32,
-    /// Probability that a bit of a UDP payload flips: seen by UDP's checksum.
+    /// Probability that a bit of a UDP payload flips, which UDP's checksum detects.
     pub(crate) corrupt: f64,
-    /// The same with a checksum that fits: seen by nobody but the application.
+    /// The same with a corrected checksum: only the application can detect it.
     pub(crate) forge: f64,
     /// Longest IP packet with a UDP datagram that passes, bytes; 0 for no limit.
     pub(crate) black_hole: usize,
-    /// From a port to every other, nanoseconds.
+    /// Delay from a port to every other one, nanoseconds.
     pub(crate) delay_ns: u64,
-    /// Nanoseconds that a byte takes on the link of a port, each way; 0 for no limit.
+    /// Time that a byte takes on the link of a port, each way, nanoseconds; 0 for no limit.
     pub(crate) byte_ns: f64,
-    /// What waits for a port's link at most, bytes. Frames beyond are lost.
+    /// Most bytes that wait for a port's link. Frames beyond are lost.
     pub(crate) queue_bytes: u64,
 }
 
@@ -42,19 +42,19 @@ impl Default for Settings {
             black_hole: 0,
             delay_ns: 0,
             byte_ns: 0.0,
-            // What a switch of the kind has for a port, about.
+            // About the buffer that a real switch has for a port.
             queue_bytes: 512 << 10,
         }
     }
 }
 
-/// Which frames a cut or a heal is about.
+/// The frames that a cut or a heal affects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Which {
     All,
-    /// To and from a port.
+    /// Frames to and from a port.
     Port(usize),
-    /// From a port to another.
+    /// Frames from the first port to the second.
     OneWay(usize, usize),
 }
 
@@ -71,11 +71,11 @@ impl Settings {
     /// The settings after `word` (without dashes) and its `values`; `None` if the word is no setting.
     ///
     /// # Errors
-    /// A sentence for a value that cannot be.
+    /// A sentence for an invalid value.
     pub(crate) fn with(&self, word: &str, values: &[&str]) -> Result<Option<Self>, String> {
         let mut new = self.clone();
         let first = || values.first().copied().ok_or_else(|| format!("{word} wants a value"));
-        // A second value, given by itself or behind a colon of the first.
+        // Reads a second value, given separately or behind a colon of the first.
         let with_count = |default: u32| -> Result<(f64, u32), String> {
             let first = first()?;
             let (p, count) = first.split_once(':').unwrap_or((first, ""));
@@ -104,10 +104,10 @@ impl Settings {
 }
 
 impl Command {
-    /// Reads one line of the control channel, towards a switch of `ports` ports.
+    /// Reads one line of the control channel, for a switch of `ports` ports.
     ///
     /// # Errors
-    /// A sentence for a line that says nothing.
+    /// A sentence for an invalid line.
     pub(crate) fn parse(line: &str, now: &Settings, ports: usize) -> Result<Self, String> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let Some((&word, values)) = words.split_first() else { return Err("an empty line".into()) };
@@ -119,7 +119,7 @@ impl Command {
             "cut" => Ok(Self::Cut(which()?)),
             "heal" => Ok(Self::Heal(which()?)),
             "counts" => Ok(Self::Counts),
-            // Nothing is done to frames any more; what is cut stays cut.
+            // Ends all effects on frames, but cuts stay.
             "clear" => Ok(Self::Set(Settings::default())),
             _ => match now.with(word, values)? {
                 Some(settings) => Ok(Self::Set(settings)),
@@ -130,10 +130,10 @@ impl Command {
 }
 
 impl Which {
-    /// `2`, or `0:1` for frames from port 0 to port 1 alone.
+    /// Reads `2`, or `0:1` for only the frames from port 0 to port 1.
     ///
     /// # Errors
-    /// A sentence for ports that are not there.
+    /// A sentence for ports that do not exist.
     pub(crate) fn parse(text: &str, ports: usize) -> Result<Self, String> {
         let port = |text: &str| match text.parse() {
             Ok(port) if port < ports => Ok(port),
@@ -145,7 +145,7 @@ impl Which {
         }
     }
 
-    /// Is a frame from port `from` to port `to` meant?
+    /// Whether it includes frames from port `from` to port `to`.
     pub(crate) fn covers(self, from: usize, to: usize) -> bool {
         match self {
             Self::All => true,

@@ -8,20 +8,20 @@ use crate::settings::{Command, Settings, Which};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-/// A port's host may be ahead of its link by so much before the port is not read any more,
-/// nanoseconds: then frames wait in the host, which feels it, as behind a network card.
+/// How far a port's host may be ahead of its link, nanoseconds. Beyond that the port is not read, so that
+/// frames wait in the host, which notices it as behind a network card.
 const AHEAD_NS: u64 = 1_000_000;
 
 /// Both directions of a port's cable.
 #[derive(Default)]
 struct Port {
-    /// When the link from the host has carried what it was given.
+    /// When the link from the host has carried all of its frames.
     up_free_ns: u64,
-    /// The same of the link to the host.
+    /// The same for the link to the host.
     down_free_ns: u64,
 }
 
-/// A frame on its way: when it arrives, its number (equal times keep their order), where, what.
+/// A frame on its way: time of arrival, number (equal times keep their order), port, bytes.
 type Due = Reverse<(u64, u64, usize, Vec<u8>)>;
 
 /// The switch.
@@ -31,7 +31,7 @@ pub(crate) struct Switch {
     /// The direction from port `a` to port `b` is number `a * ports + b`.
     gates: Vec<Gate>,
     cut: Vec<bool>,
-    /// At which port a MAC address was last heard.
+    /// The port at which a MAC address was last seen as a source.
     learned: HashMap<Mac, usize>,
     due: BinaryHeap<Due>,
     number: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    /// A switch of so many ports; `seed` repeats its dice.
+    /// A switch of so many ports; `seed` makes its random events repeatable.
     pub(crate) fn new(ports: usize, settings: Settings, seed: u64) -> Self {
         let directions = ports * ports;
         Self {
@@ -62,12 +62,12 @@ impl Switch {
         &self.counts
     }
 
-    /// One frame was not taken by the device of its port.
+    /// Counts a frame that the device of its port refused.
     pub(crate) fn refused(&mut self) {
         self.counts.refused += 1;
     }
 
-    /// Does what the control channel says.
+    /// Carries out a command of the control channel.
     pub(crate) fn command(&mut self, command: Command) {
         match command {
             Command::Set(settings) => self.settings = settings,
@@ -86,12 +86,12 @@ impl Switch {
         }
     }
 
-    /// May the port be read, or is its link busy for longer than it may be?
+    /// Whether the port may be read: false while its host is too far ahead of its link.
     pub(crate) fn may_read(&self, port: usize, now_ns: u64) -> bool {
         self.ports.get(port).is_some_and(|port| port.up_free_ns <= now_ns + AHEAD_NS)
     }
 
-    /// A frame came from a port's host. What arrives somewhere at once goes to `send`.
+    /// Forwards a frame from a port's host. Frames that arrive at once go to `send`.
     pub(crate) fn on_frame(
         &mut self,
         now_ns: u64,
@@ -117,7 +117,7 @@ impl Switch {
         }
     }
 
-    /// Through the gate of one direction.
+    /// Passes a frame through the gate of one direction.
     fn pass(
         &mut self,
         now_ns: u64,
@@ -158,7 +158,7 @@ impl Switch {
         self.counts.forwarded += passed.forwarded;
     }
 
-    /// Hands over what is due at `now_ns`.
+    /// Delivers the frames that are due at `now_ns`.
     pub(crate) fn release(&mut self, now_ns: u64, send: &mut impl FnMut(usize, &[u8])) {
         let ports = self.ports.len();
         for (direction, gate) in self.gates.iter_mut().enumerate() {
@@ -188,7 +188,7 @@ impl Switch {
         }
     }
 
-    /// When [`Switch::release`], or a port that may not be read now, has something to do.
+    /// When [`Switch::release`] next has something to do, or a port that may not be read now may be read.
     pub(crate) fn next_timeout(&self, now_ns: u64) -> Option<u64> {
         let due = self.due.peek().map(|Reverse((at_ns, ..))| *at_ns);
         let held = self.gates.iter().filter_map(Gate::next_ns).min();
@@ -198,7 +198,7 @@ impl Switch {
     }
 }
 
-/// The link from the switch to one host, while frames are put on it.
+/// The link from the switch to one host, while frames are sent on it.
 struct Downlink<'a> {
     now_ns: u64,
     /// When the sender's link has carried the frame.
@@ -225,7 +225,7 @@ impl Downlink<'_> {
         let arrival_ns =
             occupy(&mut port.down_free_ns, at_switch_ns, bytes.len(), settings.byte_ns);
         self.forwarded += 1;
-        // Behind those that are on their way, so that only dice reorder.
+        // Queued behind the frames on their way, so that only the gates reorder.
         if arrival_ns <= self.now_ns && self.due.is_empty() {
             send(self.to, bytes);
         } else {
@@ -235,12 +235,12 @@ impl Downlink<'_> {
     }
 }
 
-/// Puts `len` bytes on a link that is free at `free_ns`. Returns when the last of them has left it.
+/// Sends `len` bytes on a link that is free at `free_ns`. Returns when the last byte has left.
 fn occupy(free_ns: &mut u64, now_ns: u64, len: usize, byte_ns: f64) -> u64 {
     if byte_ns == 0.0 {
         return now_ns;
     }
-    // Preamble, check sequence and gap: 24 bytes that a frame here does not have.
+    // Preamble, check sequence and gap take 24 bytes more, which frames here do not include.
     *free_ns = (*free_ns).max(now_ns) + ((len + 24) as f64 * byte_ns) as u64;
     *free_ns
 }
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
     use crate::frame::tests::datagram;
 
-    /// What left a switch: when, where, the first byte of the payload.
+    /// The frames that left a switch: time, port, the first byte of the payload.
     #[derive(Default)]
     struct Seen(Vec<(u64, usize, u8)>);
 
@@ -260,7 +260,7 @@ mod tests {
             switch.on_frame(now_ns, from, &mut frame, &mut |p, f| self.0.push((now_ns, p, f[42])));
         }
 
-        /// Runs the switch until nothing is on its way.
+        /// Runs the switch until no frame is on its way.
         fn run(&mut self, switch: &mut Switch) {
             let mut now_ns = 0;
             while let Some(next) = switch.next_timeout(now_ns) {
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_rate_spaces_frames_and_a_full_queue_loses_them() {
-        // 1042 bytes and 24 more at 1 ns a byte.
+        // 1042 bytes, and 24 more on the link, at 1 ns a byte.
         let mut switch =
             taught(Settings { byte_ns: 1.0, queue_bytes: 3000, ..Settings::default() });
         let mut seen = Seen::default();
@@ -347,7 +347,7 @@ mod tests {
         }
         seen.run(&mut switch);
         assert_eq!(seen.0, [(2132, 1, 0), (3198, 1, 1), (4264, 1, 2)]);
-        // Three hosts towards one: their links carry it, its own does not.
+        // Three hosts send to one: their own links carry it, the receiver's link does not.
         for mark in 0..30 {
             seen.offer(&mut switch, 10_000, 1 + usize::from(mark % 3), 0, mark);
         }

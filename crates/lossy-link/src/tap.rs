@@ -1,9 +1,9 @@
-//! TAP devices in network namespaces, and waiting for them.
+//! TAP devices in network namespaces, and waiting for their frames.
 //!
 //! # Safety
 //!
-//! The one module with `unsafe`: each function is one system call or two, its descriptors are owned,
-//! and its lengths come from slices.
+//! The only module with `unsafe`: each function makes one or two system calls, owns its descriptors,
+//! and takes lengths from slices.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -15,18 +15,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// `TUNSETIFF` of `<linux/if_tun.h>`: `_IOW('T', 202, int)`.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 
-/// A TAP device: what its host sends is read here, what is written here the host receives. Without
+/// A TAP device. Frames that its host sends are read here; frames written here reach the host. Without
 /// `IFF_VNET_HDR` the kernel segments and checksums every frame before it comes here.
 pub(crate) struct Tap {
     fd: OwnedFd,
 }
 
 impl Tap {
-    /// Makes the device `name` in the network namespace that the file `namespace` stands for. The
-    /// thread stays in that namespace.
+    /// Creates the device `name` in the network namespace of the file `namespace`. The thread stays in that
+    /// namespace.
     ///
     /// # Errors
-    /// What the system says; it wants the capabilities CAP_SYS_ADMIN and CAP_NET_ADMIN.
+    /// The error of the system call. It needs the capabilities CAP_SYS_ADMIN and CAP_NET_ADMIN.
     pub(crate) fn create(namespace: &Path, name: &str) -> io::Result<Self> {
         let namespace = File::open(namespace)?;
         // SAFETY: setns(2) takes a descriptor, which is open.
@@ -34,9 +34,9 @@ impl Tap {
         let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
         // SAFETY: the path ends in a NUL.
         let fd = check(unsafe { libc::open(c"/dev/net/tun".as_ptr(), flags) })?;
-        // SAFETY: a descriptor of our own, just opened.
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: ifreq is plain data, for which zeroes are a value.
+        // SAFETY: ifreq is plain data, for which all zeroes are valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         // The last byte stays NUL.
         let room = libc::IFNAMSIZ - 1;
@@ -52,7 +52,7 @@ impl Tap {
     /// The next frame that the host sent; `None` if there is none.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system call.
     pub(crate) fn read<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a mut [u8]>> {
         // SAFETY: read(2) writes at most the length of the slice.
         let n = unsafe { libc::read(self.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
@@ -71,7 +71,7 @@ impl Tap {
         }
     }
 
-    /// Hands a frame to the host. False if it did not take it.
+    /// Hands a frame to the host. False if its device refused it.
     pub(crate) fn write(&self, frame: &[u8]) -> bool {
         // SAFETY: write(2) reads at most the length of the slice.
         unsafe { libc::write(self.as_raw_fd(), frame.as_ptr().cast(), frame.len()) >= 0 }
@@ -84,12 +84,12 @@ impl AsRawFd for Tap {
     }
 }
 
-/// Waits until one of the descriptors can be read, at most `timeout_ns` (`None` for as long as it
-/// takes). Says which can. A signal ends it early.
+/// Waits until a descriptor can be read, at most `timeout_ns` (`None`: without a limit), and sets `ready` to
+/// which ones can. A signal ends the wait early.
 pub(crate) fn wait(fds: &[Option<RawFd>], timeout_ns: Option<u64>, ready: &mut Vec<bool>) {
     let mut polled: Vec<libc::pollfd> = fds
         .iter()
-        // A negative descriptor is passed over.
+        // ppoll(2) ignores a negative descriptor.
         .map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 })
         .collect();
     let timeout = timeout_ns.map(|ns| libc::timespec {
@@ -98,7 +98,7 @@ pub(crate) fn wait(fds: &[Option<RawFd>], timeout_ns: Option<u64>, ready: &mut V
     });
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let count = polled.len() as libc::nfds_t;
-    // SAFETY: as many pollfds as said; the time, if any, lives until the call is over.
+    // SAFETY: there are `count` pollfds; the time, if any, lives until the call is over.
     unsafe { libc::ppoll(polled.as_mut_ptr(), count, timeout, std::ptr::null()) };
     ready.clear();
     ready.extend(polled.iter().map(|fd| fd.revents != 0));
@@ -106,7 +106,7 @@ pub(crate) fn wait(fds: &[Option<RawFd>], timeout_ns: Option<u64>, ready: &mut V
 
 static ENDED: AtomicBool = AtomicBool::new(false);
 
-/// SIGTERM and SIGINT set what [`ended`] says; timers fire when they are due, not some 50 µs later.
+/// Lets SIGTERM and SIGINT set [`ended`], and timers fire when they are due, not some 50 µs later.
 pub(crate) fn prepare() {
     extern "C" fn end(_: libc::c_int) {
         ENDED.store(true, Ordering::Relaxed);
@@ -124,7 +124,7 @@ pub(crate) fn prepare() {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
 }
 
-/// Has a signal asked for the end?
+/// Whether a signal has asked the program to end.
 pub(crate) fn ended() -> bool {
     ENDED.load(Ordering::Relaxed)
 }

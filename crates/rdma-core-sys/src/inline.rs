@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
 
-//! What `infiniband/verbs.h` defines inline. Where a device has no such operation the answer is
-//! EOPNOTSUPP, or `None` for what makes an object.
+//! The functions that `infiniband/verbs.h` defines inline. If a device lacks an operation they return
+//! EOPNOTSUPP, or `None` if they create an object.
 //!
 //! # Safety
 //!
-//! All functions ask for the same: their objects are from libibverbs, are of one context, and live;
-//! pointers point to as much as the man page of the name says; and no other thread works with the
-//! same object at the time unless that man page allows it.
+//! All functions demand the same: their objects come from libibverbs, belong to one context, and are live;
+//! pointers point to as much memory as the man page of the name says; and no other thread uses the same
+//! object meanwhile unless that man page allows it.
 #![allow(clippy::missing_safety_doc)] // above, for all of them
 
 use crate::{
@@ -19,15 +19,15 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::mem::offset_of;
 use libc::EOPNOTSUPP;
 
-/// The value of `ibv_context::abi_compat` that says: a [`verbs_context`] is around it.
+/// The value of `ibv_context::abi_compat` that marks a context inside a [`verbs_context`].
 const EXTENDED: usize = usize::MAX;
 
-/// The context with its newer operations; null for a driver that has none.
+/// The context with its newer operations; null if the driver has none.
 ///
 /// # Safety
 /// See the module.
 pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
-    // SAFETY: a live context; where it says so it is the last member of a verbs_context.
+    // SAFETY: a live context; if it is marked so, it is the last member of a verbs_context.
     unsafe {
         if (*context).abi_compat.addr() != EXTENDED {
             return core::ptr::null_mut();
@@ -36,8 +36,8 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     }
 }
 
-/// The operation if the driver is new enough to have a place for it, and has filled it. New ones
-/// are added at the front: `sz` counts from the end.
+/// The operation, if the driver's table is new enough to have a slot for it, and the slot is filled. New
+/// operations are added at the front: `sz` counts from the end.
 macro_rules! operation {
     ($context:expr, $name:ident) => {{
         let context = verbs_get_ctx($context);
@@ -46,8 +46,8 @@ macro_rules! operation {
     }};
 }
 
-/// `ibv_query_port` as far as the driver fills the newer members too; EOPNOTSUPP: the exported
-/// function of that name has to do.
+/// `ibv_query_port`, with the newer members if the driver fills them. EOPNOTSUPP: the caller must use the
+/// exported function of that name.
 ///
 /// # Safety
 /// See the module.
@@ -65,7 +65,7 @@ pub unsafe fn ibv_query_port_extended(
     }
 }
 
-/// `None`: there is no such operation. Else null with errno set, or the queue.
+/// `None`: the driver has no such operation. Else the queue, or null with errno set.
 ///
 /// # Safety
 /// See the module.
@@ -77,7 +77,7 @@ pub unsafe fn ibv_create_cq_ex(
     unsafe { operation!(context, create_cq_ex).map(|create| create(context, attr)) }
 }
 
-/// `None`: there is no such operation. Else null with errno set, or the queue pair.
+/// `None`: the driver has no such operation. Else the queue pair, or null with errno set.
 ///
 /// # Safety
 /// See the module.
@@ -89,7 +89,7 @@ pub unsafe fn ibv_create_qp_ex(
     unsafe { operation!(context, create_qp_ex).map(|create| create(context, attr)) }
 }
 
-/// Completions taken, or a negative number.
+/// The number of completions, or a negative number for an error.
 ///
 /// # Safety
 /// See the module.
@@ -112,7 +112,7 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     }
 }
 
-/// 0 or an error number; then `bad` is the first request that was not taken.
+/// 0, or an error number; in that case `bad` is the first request that was not posted.
 ///
 /// # Safety
 /// See the module.
@@ -126,7 +126,7 @@ pub unsafe fn ibv_post_send(
     unsafe { (*(*qp).context).ops.post_send.map_or(EOPNOTSUPP, |post| post(qp, wr, bad)) }
 }
 
-/// 0 or an error number; then `bad` is the first request that was not taken.
+/// 0, or an error number; in that case `bad` is the first request that was not posted.
 ///
 /// # Safety
 /// See the module.
@@ -140,7 +140,7 @@ pub unsafe fn ibv_post_recv(
     unsafe { (*(*qp).context).ops.post_recv.map_or(EOPNOTSUPP, |post| post(qp, wr, bad)) }
 }
 
-/// 0 or an error number; then `bad` is the first request that was not taken.
+/// 0, or an error number; in that case `bad` is the first request that was not posted.
 ///
 /// # Safety
 /// See the module.
@@ -154,8 +154,8 @@ pub unsafe fn ibv_post_srq_recv(
     unsafe { (*(*srq).context).ops.post_srq_recv.map_or(EOPNOTSUPP, |post| post(srq, wr, bad)) }
 }
 
-/// Defines calls that go through a table of a queue pair or a completion queue. A driver fills all
-/// slots for what the object was made for; an empty one does nothing and answers `$none`.
+/// Defines calls through a table of a queue pair or a completion queue. A driver fills all slots of
+/// features that the object was created for; an empty slot does nothing and returns `$none`.
 macro_rules! through_table {
     ($($name:ident($object:ident: $type:ty $(, $arg:ident: $arg_type:ty)*)
         -> $result:ty = $slot:ident or $none:expr;)*) => {$(

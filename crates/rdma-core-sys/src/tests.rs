@@ -59,7 +59,7 @@ fn constants_of_the_headers() {
     assert_eq!((IBV_QP_EX_WITH_SEND, IBV_ACCESS_LOCAL_WRITE), (4, 1));
 }
 
-/// A context whose driver says that its table is `size` bytes long.
+/// A context whose driver reports a table of `size` bytes.
 fn context(size: usize, compat: usize) -> Box<verbs_context> {
     // SAFETY: all zeroes is a valid verbs_context: no operation, null pointers.
     let mut context: Box<verbs_context> = unsafe { Box::new(MaybeUninit::zeroed().assume_init()) };
@@ -92,7 +92,7 @@ fn operations_that_a_driver_is_too_old_for_are_not_called() {
         let mut context = context(size, compat);
         context.create_cq_ex = Some(no_cq);
         let base: *mut verbs_context = &raw mut *context;
-        // SAFETY: the whole table is there, and the operation looks at nothing.
+        // SAFETY: the whole table exists, and the operation reads no argument.
         unsafe {
             let inner = &raw mut (*base).context;
             assert_eq!(ibv_create_cq_ex(inner, core::ptr::null_mut()).is_some(), there);
@@ -106,7 +106,7 @@ fn operations_that_a_driver_is_too_old_for_are_not_called() {
 fn the_data_path_goes_through_the_context() {
     let mut context = context(0, 0);
     context.context.ops.poll_cq = Some(three_polled);
-    // SAFETY: all zeroes is a valid ibv_cq; the operation looks at nothing.
+    // SAFETY: all zeroes is a valid ibv_cq; the operation reads no argument.
     unsafe {
         let mut cq: ibv_cq = MaybeUninit::zeroed().assume_init();
         cq.context = &raw mut context.context;

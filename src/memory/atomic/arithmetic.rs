@@ -1,22 +1,22 @@
-//! What an operation makes of two values, as fi_atomic(3) says it in C. Integers wrap.
+//! The result of each operation on two values, as fi_atomic(3) defines it in C. Integers wrap.
 
 use super::op::Op;
 
-/// A value in memory.
+/// The type of an element.
 pub(super) trait Element: Copy {
-    /// Bytes.
+    /// Length in memory, bytes.
     const SIZE: usize;
     const ZERO: Self;
 
-    /// From its bytes in memory.
+    /// The value that these bytes have in memory.
     fn read(bytes: &[u8]) -> Self;
-    /// To its bytes in memory.
+    /// Stores the value as its bytes in memory.
     fn write(self, to: &mut [u8]);
-    /// The new value, or `None` if the old one stays.
+    /// The new value. `None`: the old one stays.
     fn update(op: Op, old: Self, new: Self, compare: Self) -> Option<Self>;
 }
 
-/// What all types can.
+/// The arithmetic that all types have.
 pub(super) trait Number: Element + PartialEq {
     const ONE: Self;
     fn sum(self, other: Self) -> Self;
@@ -46,7 +46,7 @@ fn common<T: Number>(op: Op, old: T, new: T, compare: T) -> Option<T> {
         Op::Write => Some(new),
         Op::Cswap => when(compare == old, new),
         Op::CswapNe => when(compare != old, new),
-        // What a type does not have is refused before.
+        // `is_offered` refuses operations that a type does not have.
         _ => None,
     }
 }
@@ -151,7 +151,7 @@ macro_rules! reals {
 
 reals!(f32 f64);
 
-/// Real part, imaginary part.
+/// A complex number: real part, imaginary part.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Complex<T> {
     re: T,
@@ -192,7 +192,7 @@ impl<T: Number> Number for Complex<T> {
         Self { re: self.re.difference(other.re), im: self.im.difference(other.im) }
     }
 
-    /// By the formula: infinities are not recovered as C's Annex G would.
+    /// By the textbook formula: infinities are not recovered as in Annex G of C.
     fn product(self, other: Self) -> Self {
         let part = |a: T, b: T| a.product(b);
         Self {

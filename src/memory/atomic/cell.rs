@@ -1,9 +1,8 @@
-//! Changing one element, so that nobody sees or loses half of a change.
+//! Changes one element, so that other threads neither see nor lose half of a change.
 //!
-//! Elements of 1 to 8 bytes are words for which the machine has instructions, if they are aligned.
-//! The others are changed under one of some locks, chosen by address, which all domains of the
-//! process share; where they can, they too are read and written as aligned words, so that an
-//! application that looks at them sees no half of a word.
+//! Aligned elements of 1 to 8 bytes are changed by atomic instructions. Other elements are changed under one of a set
+//! of locks, chosen by address, which all domains of the process share. If these are aligned to 8 bytes, they too are
+//! read and written as words, so that an application that reads them sees no half of a word.
 //!
 //! # Safety
 //!
@@ -28,8 +27,8 @@ fn lock(addr: usize) -> Option<MutexGuard<'static, ()>> {
     Some(lock.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Changes the element `at` bytes into `memory` to what `update` makes of it, or leaves it. Returns
-/// what it was. `update` may be called several times.
+/// Changes the element at `at` of `memory` to what `update` returns, or leaves it for `None`. Returns the old value.
+/// `update` may be called several times.
 #[inline]
 pub(super) fn change<T: Element>(
     memory: &SegmentList,
@@ -42,7 +41,7 @@ pub(super) fn change<T: Element>(
             let _held = lock(addr);
             modify(update, |to| load(addr, to), |from| store(addr, from))
         }
-        // It has parts here and there, or an odd address.
+        // The element is split between segments, or its address is not aligned.
         place => {
             let _held = lock(place.or_else(|| memory.address(at, 1)).unwrap_or(0));
             modify(
@@ -77,7 +76,7 @@ fn modify<T: Element>(
 /// Reads aligned words.
 fn load(addr: usize, to: &mut [u8]) {
     for (i, to) in to.chunks_exact_mut(WORD).enumerate() {
-        // SAFETY: within an element that the application lent, at a multiple of 8.
+        // SAFETY: the word lies within an element that the application lent, at a multiple of 8.
         let word = unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(addr + i * WORD)) };
         to.copy_from_slice(&word.load(Acquire).to_ne_bytes());
     }
@@ -86,7 +85,7 @@ fn load(addr: usize, to: &mut [u8]) {
 /// Writes aligned words.
 fn store(addr: usize, from: &[u8]) {
     for (i, from) in from.chunks_exact(WORD).enumerate() {
-        // SAFETY: as above.
+        // SAFETY: the word lies within an element that the application lent, at a multiple of 8.
         let word = unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(addr + i * WORD)) };
         if let Some(from) = from.first_chunk() {
             word.store(u64::from_ne_bytes(*from), Release);
@@ -113,7 +112,7 @@ macro_rules! exchange {
     }};
 }
 
-/// An aligned word.
+/// Changes an aligned element of 1, 2, 4 or 8 bytes.
 #[inline]
 fn word<T: Element>(addr: usize, update: impl Fn(T) -> Option<T>) -> T {
     match T::SIZE {

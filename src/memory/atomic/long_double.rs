@@ -1,11 +1,11 @@
-//! C's long double on x86-64. C compilers of other machines give it other formats.
+//! C's long double on x86-64. On other machines it has other formats.
 
 use super::arithmetic::{Element, Number, ordered};
 use super::op::Op;
 use crate::sys::x87;
 use std::cmp::Ordering;
 
-/// The x87's double extended format: ten bytes, and six that mean nothing.
+/// The x87's double extended format: ten bytes, and six of padding.
 #[derive(Clone, Copy)]
 pub(super) struct LongDouble([u8; 16]);
 

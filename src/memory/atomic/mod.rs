@@ -1,8 +1,8 @@
-//! Atomic operations on elements of application memory: what there is, and carrying it out.
+//! Atomic operations on elements of application memory: which ones exist, and how they are carried out.
 //!
-//! An element is changed as a whole, whoever changes it: another endpoint, another domain of this
-//! process, or, for elements of 1 to 8 bytes at addresses that are a multiple of their size, the
-//! application's own atomic instructions ([`cell`]). There is no lock for all of them.
+//! An element is changed as a whole, even if others change it at the same time: another endpoint or domain of this
+//! process, or the application's own atomic instructions, for elements of 1 to 8 bytes at multiples of their size
+//! ([`cell`]). There is no global lock.
 
 mod arithmetic;
 mod cell;
@@ -19,8 +19,8 @@ use long_double::LongDouble;
 use op::Kind;
 pub(crate) use op::{Datatype, Form, Op};
 
-/// Most bytes of target memory in one operation. Its packet, with two operands of that size, goes
-/// into one message of every transport.
+/// Most bytes of target memory in one operation. Its packet, with two operands of that size, fits into one message of
+/// every transport.
 pub(crate) const MAX_BYTES: usize = 4096;
 
 /// An operation on elements of a type.
@@ -30,7 +30,7 @@ pub(crate) struct Operation {
     pub(crate) datatype: Datatype,
 }
 
-/// `$body` with `$type` as the type of `$datatype`; nothing for one that is not offered here.
+/// Expands to `$body` with `$type` as the type of `$datatype`, or to nothing for a type that this machine lacks.
 macro_rules! with_type {
     ($datatype:expr, $type:ident => $body:expr) => {
         with_type!($datatype, $type, $body,
@@ -52,12 +52,12 @@ macro_rules! with_type {
 }
 
 impl Operation {
-    /// From the numbers of libfabric and of the wire; `None` for those that nobody knows.
+    /// The operation with these numbers, in libfabric and on the wire. `None`: a number is unknown.
     pub(crate) fn from_numbers(op: u32, datatype: u32) -> Option<Self> {
         Some(Self { op: Op::from_number(op)?, datatype: Datatype::from_number(datatype)? })
     }
 
-    /// Whether there is such an operation: with this answer [`Operation::apply`] agrees.
+    /// Whether the operation exists in this form. Only such operations may be applied ([`Operation::apply`]).
     pub(crate) fn is_offered(self, form: Form) -> bool {
         let called_so = match self.op {
             Op::Read => form == Form::Fetch,
@@ -74,7 +74,7 @@ impl Operation {
         called_so && has_sense && self.datatype.exists()
     }
 
-    /// Operands that come with each element.
+    /// Number of operands for each element.
     pub(crate) fn operands(self) -> usize {
         match self.op {
             Op::Read => 0,
@@ -83,9 +83,9 @@ impl Operation {
         }
     }
 
-    /// Carries it out on each element of `memory`, which has a whole number of them, with as many
-    /// in `operand` and `compare` as it has operands. `old`, unless it is empty, gets what was there
-    /// before.
+    /// Carries out the operation on each element of `memory`, which is a whole number of elements. `operand` and
+    /// `compare` have one value for each element if the operation has these operands. `old`, unless it is empty, gets
+    /// the old values.
     pub(crate) fn apply(
         self,
         memory: &SegmentList,
@@ -96,15 +96,15 @@ impl Operation {
         with_type!(self.datatype, T => each::<T>(self.op, memory, operand, compare, old));
     }
 
-    /// One of those that a collective operation may reduce with (fi_collective(3)): the result of
-    /// two values is one of both.
+    /// An operation that a collective may reduce with (fi_collective(3)): it combines two values into one of the same
+    /// type.
     pub(crate) fn of_reduction(op: u32, datatype: u32) -> Option<Self> {
         Self::from_numbers(op, datatype)
             .filter(|operation| operation.op as u8 <= Op::Bxor as u8)
             .filter(|operation| operation.is_offered(Form::Base))
     }
 
-    /// `to[i] = to[i] op from[i]`, for as many whole elements as both have.
+    /// `to[i] = to[i] op from[i]`, for each whole element that both have.
     pub(crate) fn combine(self, to: &mut [u8], from: &[u8]) {
         with_type!(self.datatype, T => fold::<T>(self.op, to, from));
     }

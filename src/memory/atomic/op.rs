@@ -1,6 +1,6 @@
-//! The operations and the types of elements, by the numbers that libfabric and the wire give them.
+//! The operations and the types of elements, numbered as in libfabric and on the wire.
 
-/// What is done to an element. The numbers are those of fi_atomic(3) and of PROTOCOL.md §4.16.
+/// An operation on an element. The numbers are those of fi_atomic(3) and of PROTOCOL.md §4.16.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Op {
@@ -52,13 +52,13 @@ impl Op {
         Self::ALL.get(number as usize).copied()
     }
 
-    /// It compares, so it has two operands.
+    /// Whether the operation compares, and so has two operands.
     pub(super) fn compares(self) -> bool {
         self as u8 >= Self::Cswap as u8
     }
 }
 
-/// The type of an element, numbered likewise.
+/// The type of an element, numbered in the same way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Datatype {
@@ -80,7 +80,7 @@ pub(crate) enum Datatype {
     Uint128,
 }
 
-/// What of arithmetic a type has.
+/// The kind of arithmetic that a type has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Integer,
@@ -112,7 +112,7 @@ impl Datatype {
         Self::ALL.get(number as usize).copied()
     }
 
-    /// Bytes of one element.
+    /// Length of one element, bytes.
     pub(crate) fn size(self) -> usize {
         match self {
             Self::Int8 | Self::Uint8 => 1,
@@ -132,20 +132,20 @@ impl Datatype {
         }
     }
 
-    /// Whether there is arithmetic for it.
+    /// Whether this machine has arithmetic for the type.
     pub(super) fn exists(self) -> bool {
         let long = matches!(self, Self::LongDouble | Self::LongDoubleComplex);
         !long || cfg!(target_arch = "x86_64")
     }
 }
 
-/// The three sets of calls of fi_atomic(3).
+/// The three forms of the calls of fi_atomic(3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
-    /// Changes the target.
+    /// Changes the target (fi_atomic).
     Base,
-    /// Gives back what was there before.
+    /// Also returns the old values (fi_fetch_atomic).
     Fetch,
-    /// The same, and compares first.
+    /// Compares first, and returns the old values (fi_compare_atomic).
     Compare,
 }

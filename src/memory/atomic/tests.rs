@@ -1,5 +1,5 @@
-//! Every operation on every type, against values that were found in another way; and what several
-//! threads make of one element.
+//! Every operation on every type, against values that were computed in another way, and concurrent changes of one
+//! element by several threads.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ fn list(bytes: &mut [u8]) -> SegmentList {
     unsafe { SegmentList::contiguous(bytes.as_mut_ptr(), bytes.len()) }
 }
 
-/// What an operation makes of one element, and what it says that was there.
+/// The new value of one element, and the old value that the operation returns.
 fn one(op: Op, datatype: Datatype, old: &[u8], new: &[u8], compare: &[u8]) -> (Vec<u8>, Vec<u8>) {
     #[repr(align(32))]
     struct Aligned([u8; 32]);
@@ -45,7 +45,7 @@ fn is_signed(datatype: Datatype) -> bool {
 fn expected(op: Op, datatype: Datatype, old: u128, new: u128, compare: u128) -> u128 {
     let bits = 8 * datatype.size() as u32;
     let mask = u128::MAX >> (128 - bits);
-    // Turns the order of signed numbers into that of unsigned ones.
+    // Maps the order of signed numbers to that of unsigned ones.
     let rank = |v: u128| if is_signed(datatype) { v ^ (1 << (bits - 1)) } else { v };
     let swap = |holds: bool| if holds { new } else { old };
     let (o, n, c) = (rank(old), rank(new), rank(compare));
@@ -99,7 +99,7 @@ fn integers_are_as_in_c() {
     }
 }
 
-/// The extended format of a number, made bit by bit.
+/// The extended format of a number, composed bit by bit.
 fn extended(value: f64) -> [u8; 16] {
     let bits = value.to_bits();
     let sign = (bits >> 63) as u16;
@@ -115,7 +115,7 @@ fn extended(value: f64) -> [u8; 16] {
     bytes
 }
 
-/// One value of a type, from parts that all formats hold exactly.
+/// A value of a type, from parts that all formats represent exactly.
 fn real(datatype: Datatype, re: f64, im: f64) -> Vec<u8> {
     let parts = |of: fn(f64) -> Vec<u8>| [of(re), of(im)].concat();
     let float = |v: f64| (v as f32).to_ne_bytes().to_vec();
@@ -233,7 +233,7 @@ fn long_doubles_have_64_bits() {
     let mut wanted = extended(1.0);
     wanted[0] = 1;
     assert_eq!(after, wanted);
-    // What lies behind the value stays what it was.
+    // The padding behind the value does not change.
     let mut old = extended(2.0);
     old[12] = 0x77;
     let (after, _) = one(Op::Prod, Datatype::LongDouble, &old, &extended(4.0), &[]);
@@ -248,7 +248,7 @@ fn what_is_offered_makes_sense() {
         all.filter(|(op, datatype)| offered(form, *op, *datatype)).count()
     };
     if cfg!(target_arch = "x86_64") {
-        // 10 integer types with 11 operations, 3 real ones with 8, 3 complex ones with 6.
+        // 10 integer types with 11 operations, 3 real types with 8, 3 complex types with 6.
         assert_eq!(count(Form::Base), 110 + 24 + 18);
         assert_eq!(count(Form::Fetch), 120 + 27 + 21);
         assert_eq!(count(Form::Compare), 70 + 18 + 6);
@@ -293,7 +293,7 @@ fn elements_may_lie_anywhere() {
     }
 }
 
-/// Nothing is lost between threads, whether the machine has an instruction for it or not.
+/// No change is lost between threads, with or without an atomic instruction for the type.
 #[test]
 fn threads_count_together() {
     const THREADS: u64 = 4;
@@ -341,13 +341,13 @@ fn threads_count_together() {
     }
 }
 
-/// Who looks with an instruction of its own sees one value or the other.
+/// A thread that reads with an atomic instruction of its own sees either value.
 #[test]
 fn words_do_not_tear() {
     let cells: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
     let done = AtomicBool::new(false);
     #[allow(unsafe_code)]
-    // SAFETY: the cells outlive the list; atomics may be changed from everywhere.
+    // SAFETY: the cells outlive the list, and every thread may change atomics.
     let place = unsafe { SegmentList::contiguous(cells.as_ptr().cast(), 32) };
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -385,7 +385,7 @@ fn buffers_are_combined() {
     // (1 + 2i)(3 - i) = 5 + 5i
     let pair = |re: f32, im: f32| [re.to_ne_bytes(), im.to_ne_bytes()].concat();
     assert_eq!(combined(3, 10, pair(1.0, 2.0), &pair(3.0, -1.0)), pair(5.0, 5.0));
-    // Bits of a float, the smaller complex number, a read, a comparison, half a float, no type.
+    // Refused: bits of a float, min of complex, a read, a comparison, half a float, and unknown types.
     for (op, datatype) in [(6, 8), (0, 10), (10, 4), (12, 4), (2, 16), (2, 256), (19, 4)] {
         assert_eq!(Operation::of_reduction(op, datatype), None);
     }

@@ -1,12 +1,11 @@
-//! Which registrations there are: by address, by age, and within limits. Pure bookkeeping, without
-//! system calls; and, because the monitor's thread waits for its lock, **nothing here allocates or
-//! frees** (`monitor.rs` says why). Entries come and go as `Arc`s that others make and drop.
+//! The index of a cache's registrations: by address, by age, and within limits. It is bookkeeping without system calls.
+//! The monitor's thread waits for its lock, so **nothing here allocates or frees memory** (`monitor.rs` says why):
+//! callers create and drop the `Arc`s of entries.
 //!
-//! Listed entries may overlap, but none is within another. So their ends are in the same order as
-//! their starts: of all that begin at or before an address, the last one reaches furthest, and
-//! one look at a tree of starts finds a registration that covers a request, if there is one. An
-//! application that slides a window over an array registers each window once; merging them instead
-//! would register the beginning of the array again with every step.
+//! Listed entries may overlap, but none lies within another. So their ends are in the same order as their starts: of
+//! all entries that begin at or before an address, the last one reaches furthest. One look-up in a tree of starts finds
+//! a registration that covers a request, if there is one. An application that moves a buffer along an array registers
+//! each position once; merged entries would register the beginning of the array again at every step.
 
 use super::monitor::Change;
 use super::registrar::{Access, Limits};
@@ -19,30 +18,29 @@ use intrusive_collections::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// How long nothing is kept for addresses whose pages somebody began to discard. The kernel does it
-/// after it has told, when the thread gets a processor again; a stall of a second is far beyond what
-/// a machine in use shows.
+/// How long no registration is kept for addresses whose pages are being discarded. The kernel reports a discard first,
+/// and carries it out when the thread runs again. A machine in use does not stall a thread for a second.
 pub(super) const QUARANTINE_NS: u64 = 1_000_000_000;
 const QUARANTINED: usize = 128;
 
-/// A registration. What changes in it changes under the lock of its index.
+/// A registration. Its fields change only under the lock of its index.
 pub(super) struct Entry<H> {
-    /// The device's.
+    /// The device's registration.
     pub(super) handle: H,
-    _account: Account, // after the handle: counts when that is gone
+    _account: Account, // dropped after the handle: it counts its end
     pub(super) span: Span,
     pub(super) access: Access,
-    /// Transfers that use it.
+    /// Number of transfers that use it.
     leases: AtomicU32,
     /// Whether requests can find it.
     listed: AtomicBool,
-    /// Whether it was ever to be found, and so is for the worker to deregister.
+    /// Whether it has ever been listed, so that the worker has to deregister it.
     kept: AtomicBool,
-    /// Whether none of its addresses maps any more what they did: nothing is left to be watched.
+    /// Whether all of its addresses were unmapped or replaced: there is nothing left to unwatch.
     gone: AtomicBool,
-    /// When it was last used, in uses of the index.
+    /// When it was last used, in ticks of the index's clock.
     used: AtomicU64,
-    /// Its key in `by_age`, brought up to date when it comes to be the oldest.
+    /// Its key in `ages`, which is updated when the entry comes to be the oldest.
     queued: AtomicU64,
     by_address: RBTreeAtomicLink,
     by_age: RBTreeAtomicLink,
@@ -50,7 +48,7 @@ pub(super) struct Entry<H> {
 }
 
 impl<H> Entry<H> {
-    /// A registration that one transfer uses.
+    /// A registration with one lease, not listed yet.
     pub(super) fn leased(handle: H, account: Account, span: Span, access: Access) -> Arc<Self> {
         Arc::new(Self {
             handle,
@@ -69,17 +67,17 @@ impl<H> Entry<H> {
         })
     }
 
-    /// What need not be watched for it any longer. Not what is gone: somebody else may watch by now
-    /// what is mapped there, and kernels before 6.14 would end that too.
+    /// The range that needs no watching for it any longer. `None` if the range is gone: another user may watch what is
+    /// mapped there now, and kernels before 6.14 would end that watch too.
     pub(super) fn unwatch(&self) -> Option<Span> {
         (!self.gone.load(Relaxed)).then_some(self.span)
     }
 }
 
-/// A registration that is being made, or addresses that somebody else watches over.
+/// A registration that is being made, or the range of a vigil.
 pub(super) struct Pending {
     pub(super) span: Span,
-    /// Set when its addresses change meanwhile, and when none of them maps any more what it did.
+    /// `void`: its addresses have changed since. `gone`: all of them were unmapped or replaced.
     void: AtomicBool,
     gone: AtomicBool,
     link: LinkedListAtomicLink,
@@ -91,7 +89,7 @@ impl Pending {
         Arc::new(Self { span, void, gone, link: LinkedListAtomicLink::new() })
     }
 
-    /// Its addresses have stayed what they were.
+    /// Whether its addresses have not changed.
     pub(super) fn is_unchanged(&self) -> bool {
         !self.void.load(Relaxed)
     }
@@ -101,7 +99,7 @@ impl Pending {
         (!self.gone.load(Relaxed)).then_some(self.span)
     }
 
-    /// Notes a change. True if it is the first one.
+    /// Notes a change. Returns whether it is the first one.
     fn note(&self, span: Span, change: Change) -> bool {
         if !self.span.overlaps(span) {
             return false;
@@ -132,38 +130,38 @@ impl<'a, H> KeyAdapter<'a> for ByAge<H> {
     }
 }
 
-/// What becomes of an entry that is given back.
+/// What happens with an entry whose lease ends.
 pub(super) enum Released<H> {
-    /// Others hold it.
+    /// Other references hold it.
     Held,
-    /// It waits for the worker.
+    /// It is dead, and waits for the worker.
     Dead,
-    /// The caller drops it, outside of the lock: it was never to be found.
+    /// The caller drops it, outside of the lock: it has never been listed.
     Yours(Arc<Entry<H>>),
 }
 
-/// The registrations of one cache.
+/// The index of one cache.
 pub(super) struct Index<H> {
     listed: RBTree<ByAddress<H>>,
     ages: RBTree<ByAge<H>>,
     dead: LinkedList<ByDeath<H>>,
     announced: LinkedList<Announced>,
     vigils: LinkedList<Announced>,
-    /// Until when nothing is kept for which addresses.
+    /// Ranges for which no registration is kept, and until when, ns.
     quarantine: [Option<(Span, u64)>; QUARANTINED],
     pub(super) limits: Limits,
     count: usize,
     bytes: usize,
     clock: u64,
-    /// Entries that a change or a wider entry took out.
+    /// Entries that were removed for a change, or for a wider entry.
     pub(super) invalidations: u64,
-    /// Entries that were taken out for room.
+    /// Entries that were removed for room.
     pub(super) evictions: u64,
-    /// Vigils that saw a change.
+    /// Vigils that have seen a change.
     pub(super) disturbed: u64,
 }
 
-/// Takes `pending` out of the list that it is in.
+/// Removes `pending` from the list that it is in.
 fn remove(list: &mut LinkedList<Announced>, pending: &Arc<Pending>) {
     let mut cursor = list.front_mut();
     while let Some(other) = cursor.get() {
@@ -194,7 +192,7 @@ impl<H> Index<H> {
         }
     }
 
-    /// A registration of all of `want` that allows `access`, with one more lease.
+    /// Finds a registration that covers `want` and allows `access`, and adds a lease.
     pub(super) fn hit(&mut self, want: Span, access: Access) -> Option<Arc<Entry<H>>> {
         let cursor = self.listed.upper_bound(Bound::Included(&want.start));
         let entry = cursor.get().filter(|e| e.span.covers(want) && e.access.contains(access))?;
@@ -204,8 +202,8 @@ impl<H> Index<H> {
         cursor.clone_pointer()
     }
 
-    /// Begins a registration: changes to its addresses are noted from now on. False, and nothing is
-    /// begun, if it could not be kept at `now_ns`.
+    /// Begins a registration: from now on changes to its addresses are noted. False: it could not be kept at `now_ns`,
+    /// and nothing was begun.
     pub(super) fn announce(&mut self, pending: &Arc<Pending>, now_ns: u64) -> bool {
         let span = pending.span;
         if self.limits.count == 0 || span.len() > self.limits.bytes || !self.is_calm(span, now_ns) {
@@ -215,8 +213,8 @@ impl<H> Index<H> {
         true
     }
 
-    /// Begins to watch over addresses, until `end_vigil`. False, and nothing is begun, if that says
-    /// nothing at `now_ns`.
+    /// Begins a vigil, until `end_vigil`. False: pages there are being discarded at `now_ns`, so it would show nothing;
+    /// nothing was begun.
     pub(super) fn begin_vigil(&mut self, pending: &Arc<Pending>, now_ns: u64) -> bool {
         let calm = self.is_calm(pending.span, now_ns);
         if calm {
@@ -229,7 +227,7 @@ impl<H> Index<H> {
         remove(&mut self.vigils, pending);
     }
 
-    /// Whether nobody is discarding anything there.
+    /// Whether no pages of `span` are being discarded.
     fn is_calm(&mut self, span: Span, now_ns: u64) -> bool {
         for slot in &mut self.quarantine {
             match *slot {
@@ -241,14 +239,14 @@ impl<H> Index<H> {
         true
     }
 
-    /// Ends a registration that was begun. True if its addresses have stayed what they were.
+    /// Ends the announcement of a registration. Returns whether its addresses have not changed.
     pub(super) fn conclude(&mut self, pending: &Arc<Pending>) -> bool {
         remove(&mut self.announced, pending);
         pending.is_unchanged()
     }
 
-    /// Lists a leased entry, so that requests find it; takes out those within it, one around it that
-    /// allows less, and old ones for room. False, and it is not listed, if one within which it lies is there, or there is no room.
+    /// Lists a leased entry, so that requests find it. Removes entries within it, one around it that allows less, and
+    /// old ones for room. False: an entry around it allows as much, or there is no room; it is not listed.
     pub(super) fn insert(&mut self, entry: &Arc<Entry<H>>) -> bool {
         let span = entry.span;
         while let Some(around) = self.reaching_furthest(span.start).filter(|e| e.span.covers(span))
@@ -279,8 +277,8 @@ impl<H> Index<H> {
         true
     }
 
-    /// Takes out what was not used for longest and is not in use, until one more entry of `len` bytes
-    /// is within the limits. False if that cannot be.
+    /// Removes the least recently used idle entries until an entry of `len` bytes is within the limits. False: that is
+    /// not possible.
     pub(super) fn make_room(&mut self, len: usize) -> bool {
         while self.count >= self.limits.count || self.bytes.saturating_add(len) > self.limits.bytes
         {
@@ -291,9 +289,9 @@ impl<H> Index<H> {
         true
     }
 
-    /// Takes out the entry that was not used for longest, of those that are not in use; its bytes.
+    /// Removes the least recently used idle entry. Returns its bytes.
     pub(super) fn evict(&mut self) -> Option<usize> {
-        // Each entry comes up at most twice: to be dated anew, and then.
+        // Each entry comes up at most twice: to update its age, and to be removed.
         for _ in 0..=self.count.saturating_mul(2) {
             let mut cursor = self.ages.front_mut();
             let oldest = cursor.get()?;
@@ -313,10 +311,10 @@ impl<H> Index<H> {
         None
     }
 
-    /// Takes a lease back.
+    /// Ends a lease.
     pub(super) fn release(&mut self, entry: Arc<Entry<H>>) -> Released<H> {
         if entry.leases.fetch_sub(1, Relaxed) > 1 {
-            return Released::Held; // another lease holds it too: nothing is freed here
+            return Released::Held; // other leases hold it: nothing is freed here
         }
         self.clock += 1;
         entry.used.store(self.clock, Relaxed);
@@ -330,7 +328,7 @@ impl<H> Index<H> {
         Released::Dead
     }
 
-    /// Takes out all that overlap `span`. True if some wait for the worker now.
+    /// Removes all entries that overlap `span`. Returns whether entries wait for the worker.
     pub(super) fn change(&mut self, span: Span, change: Change, now_ns: u64) -> bool {
         for pending in &self.announced {
             pending.note(span, change);
@@ -348,19 +346,19 @@ impl<H> Index<H> {
         self.has_dead()
     }
 
-    /// Takes out all. What is leased dies with its last lease.
+    /// Removes all entries. A leased entry is dead when its last lease ends.
     pub(super) fn clear(&mut self) {
         while let Some(start) = self.listed.front().get().map(|entry| entry.span.start) {
             self.unlist(start, false);
         }
     }
 
-    /// Whether any wait to be deregistered.
+    /// Whether entries wait to be deregistered.
     pub(super) fn has_dead(&self) -> bool {
         !self.dead.is_empty()
     }
 
-    /// One that waits to be deregistered.
+    /// The next entry that waits to be deregistered.
     pub(super) fn next_dead(&mut self) -> Option<Arc<Entry<H>>> {
         self.dead.pop_front()
     }
@@ -383,7 +381,7 @@ impl<H> Index<H> {
         } // else its leases hold it: nothing is freed here
     }
 
-    /// Of the entries that begin at or before an address, the one that reaches furthest.
+    /// The entry that reaches furthest of those that begin at or before an address.
     fn reaching_furthest(&self, address: usize) -> Option<&Entry<H>> {
         self.listed.upper_bound(Bound::Included(&address)).get()
     }
@@ -393,8 +391,8 @@ impl<H> Index<H> {
         span.covers(first.span).then_some(first.span.start)
     }
 
-    /// Ends are in the order of starts, so if the last to begin before `span` ends does not overlap,
-    /// none does.
+    /// The last entry that overlaps `span`. Ends are in the order of starts: if the last entry that begins before the
+    /// end of `span` does not overlap it, no entry does.
     fn last_overlapping(&self, span: Span) -> Option<Span> {
         let last = self.listed.upper_bound(Bound::Excluded(&span.end)).get()?;
         last.span.overlaps(span).then_some(last.span)
@@ -409,7 +407,7 @@ impl<H> Index<H> {
             *slot = Some((span, until));
             return;
         }
-        // Without a free place the nearest grows: nothing is kept for too much rather than too little.
+        // If no slot is free, the nearest range grows: too little is kept rather than too much.
         let growth = |slot: &&mut Option<(Span, u64)>| {
             slot.map_or(0, |(closed, _)| closed.hull(span).len() - closed.len())
         };
@@ -418,7 +416,7 @@ impl<H> Index<H> {
         }
     }
 
-    /// Listed entries and their bytes.
+    /// Number of listed entries, and their bytes.
     pub(super) fn size(&self) -> (usize, usize) {
         (self.count, self.bytes)
     }

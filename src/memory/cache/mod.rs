@@ -1,32 +1,32 @@
-//! The registration cache: memory of the application that a device may use, kept registered after a
-//! transfer because the next one often comes from the same buffer.
+//! The registration cache: memory of the application stays registered with a device after a transfer, because the next
+//! transfer often uses the same buffer.
 //!
-//! The worst that can happen is a registration of pages that are no longer at their addresses:
-//! the device would send what the application had there before. What is done against it:
+//! The worst failure is a registration of pages that are no longer mapped at their addresses: the device would send old
+//! data of the application. These measures prevent it:
 //!
-//! | danger | answer | test |
+//! | danger | measure | test |
 //! |---|---|---|
-//! | addresses are unmapped, or moved, while registered | userfaultfd events take the entry out | `kinds` |
-//! | unmapped and mapped anew, and the event is not yet read | the kernel is asked before each hit whether anybody is on the way ([`monitor`]) | `a_change_that_is_not_yet_read_hides_all` |
-//! | the event is read but not yet applied | a flag, set before the read, which the hit waits for | `a_change_that_is_read_but_not_applied_is_waited_for` |
-//! | unmapped during the registration | the range is watched before the device sees it; a change since then is noted in what was announced, and the registration serves this request alone | `a_change_during_registration_keeps_it_from_the_list` |
-//! | pages are discarded after the event | nothing is kept there for a second | `what_is_being_discarded_is_not_kept` |
-//! | a range is no longer watched although another entry needs it | announcing with watching, and searching with unwatching, exclude each other | `what_others_need_stays_watched` |
-//! | changes that nobody is told of: files that shrink or get holes, shared memory | only private anonymous memory is kept, looked up while it is watched | `kinds` |
-//! | fork: the child's pages are not the parent's | a child gets nothing ([`ForkMark`]), the parent's pages stay (Linux 5.12) | `a_child_gets_nothing`, `torture` |
-//! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only takes out; a worker deregisters; nothing is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |
-//! | the monitor's stack lies beside a buffer, and is watched when its thread ends | who waits for the thread has given up the userfaultfd before | `a_monitor_ends_even_if_its_own_stack_is_watched` |
+//! | addresses are unmapped, or moved, while registered | userfaultfd events remove the entry | `kinds` |
+//! | unmapped and mapped again, and the event is not read yet | before each hit the kernel is asked whether a change is in progress ([`monitor`]) | `a_change_that_is_not_yet_read_hides_all` |
+//! | the event is read but not applied yet | a flag, set before the read, which the hit waits for | `a_change_that_is_read_but_not_applied_is_waited_for` |
+//! | unmapped during the registration | the range is watched before the device learns of it; a later change is noted in the announcement, and the registration then serves this request alone | `a_change_during_registration_keeps_it_from_the_list` |
+//! | pages are discarded after the event | no registration of them is kept for a second | `what_is_being_discarded_is_not_kept` |
+//! | watching of a range ends although another entry needs it | announcing and watching exclude searching and unwatching | `what_others_need_stays_watched` |
+//! | changes without an event: files that shrink or get holes, shared memory | only private anonymous memory is kept; its kind is checked while it is watched | `kinds` |
+//! | fork: the child's pages are not the parent's | a child gets no registration ([`ForkMark`]); the parent's pages stay (Linux 5.12) | `a_child_gets_nothing`, `torture` |
+//! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only removes entries; a worker deregisters; no memory is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |
+//! | the monitor's stack is next to a buffer, and is watched when its thread ends | a thread that joins the monitor has released the userfaultfd before | `a_monitor_ends_even_if_its_own_stack_is_watched` |
 //!
-//! One hole stays, because the kernel tells nobody and it can be neither seen nor foreseen:
-//! `shmat(SHM_REMAP)` over private memory. And huge pages of hugetlbfs are not kept.
+//! One gap remains, because the kernel reports it in no way: `shmat(SHM_REMAP)` over private memory. Huge pages of
+//! hugetlbfs are not kept.
 //!
-//! What it costs the application: who unmaps, moves or discards memory in a watched mapping waits for the
-//! monitor (6 µs on the project machine); khugepaged leaves such mappings alone; another user of userfaultfd gets EBUSY
-//! for them; and where a part of a watched mapping was mapped over, mremap(2) of the whole is EFAULT.
+//! The cost for the application: a thread that unmaps, moves or discards memory in a watched mapping waits for the
+//! monitor (6 µs on the project machine). khugepaged leaves such mappings alone. Another user of userfaultfd gets EBUSY
+//! for them. If a part of a watched mapping was mapped over, mremap(2) of the whole fails with EFAULT.
 //!
-//! Without userfaultfd (a sandbox, an old kernel) every request gets a registration of its own, which
-//! ends with its lease: correct, and slower. Nothing here waits for anybody for long, and what
-//! cannot be had is a [`Refusal`], upon which the caller sends fragments.
+//! Without userfaultfd (a sandbox, an old kernel) every request gets a registration of its own, which ends with its
+//! lease: correct, but slower. No call here waits long. If there is no registration, the caller gets a [`Refusal`] and
+//! sends fragments.
 
 mod index;
 pub(crate) mod monitor;
@@ -55,35 +55,35 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use worker::Worker;
 
-/// Where a buffer lies in a region of the application's, what is registered is the part of the region
-/// between two multiples of this, bytes: as much as a huge page.
+/// For a buffer in a region of the application, the cache registers the part of the region between two multiples of
+/// this many bytes: the size of a huge page.
 const BLOCK: usize = 2 << 20;
-/// ... unless that is more than this fraction of all that is kept.
+/// ... unless that is more than this fraction of the cache's limit.
 const SHARE: usize = 8;
 
-/// How often a registration is tried again after the device had no room for it.
+/// How often a registration is tried if the device has no room for it.
 const ATTEMPTS: usize = 4;
 
-/// A registration or why there is none, and whether it is kept.
+/// A registration or the reason why there is none, and whether it is kept.
 type Made<H, E> = (Result<Arc<Entry<H>>, E>, bool);
 
-/// Why there is no registration.
+/// Why a request got no registration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
     /// No bytes, or addresses that do not exist.
     Nowhere,
     /// This is a forked child of the process that made the cache.
     Forked,
-    /// The device, or the limit on locked memory, has no room, although nothing idle is left.
+    /// The device, or the limit on locked memory, has no room, even after idle registrations were removed.
     NoRoom,
     /// The device cannot use this memory.
     Device(Errno),
 }
 
-/// The registrations of one protection domain.
+/// The registration cache of one protection domain.
 pub(crate) struct Cache<R: Registrar> {
     shared: Arc<Shared<R>>,
-    /// What the monitor knows of it, and the thread that deregisters; `None` without a monitor.
+    /// The cache as the monitor's subscriber, and the thread that deregisters. `None` without a monitor.
     watched: Option<(Arc<dyn Subscriber>, Worker)>,
 }
 
@@ -93,14 +93,14 @@ pub(crate) struct Lease<R: Registrar> {
     entry: Arc<Entry<R::Handle>>,
 }
 
-/// Watches over addresses; see [`Cache::watch_over`].
+/// A watch on an address range; see [`Cache::watch_over`].
 pub(crate) struct Vigil<R: Registrar> {
     shared: Arc<Shared<R>>,
     pending: Arc<Pending>,
 }
 
 impl<R: Registrar> Vigil<R> {
-    /// Whether the addresses still map what they did when this began.
+    /// Whether the addresses have mapped the same memory since the watch began.
     pub(crate) fn is_sound(&self) -> bool {
         let settled = self.shared.monitor.as_ref().is_some_and(|monitor| monitor.is_settled());
         settled && self.pending.is_unchanged()
@@ -120,9 +120,8 @@ impl<R: Registrar> Drop for Vigil<R> {
 }
 
 impl<R: Registrar> Cache<R> {
-    /// A cache that keeps up to `limits`, or nothing without a monitor. Where memory allows it,
-    /// registrations are made for `generous` access too, so that one serves sends and receives.
-    /// Errors: ENOMEM.
+    /// A cache that keeps up to `limits`, or nothing without a monitor. Where the memory allows it, registrations also
+    /// allow `generous` access, so that one serves sends and receives. Errors: ENOMEM.
     pub(crate) fn new(
         registrar: R,
         monitor: Option<Arc<Monitor>>,
@@ -161,8 +160,8 @@ impl<R: Registrar> Cache<R> {
         Ok(Self { shared, watched })
     }
 
-    /// A registration of `len` bytes at `addr` that allows `access`: one that is there, or a new one.
-    /// A hit costs a system call (a quarter of a microsecond) and a look at a tree.
+    /// A registration of `len` bytes at `addr` that allows `access`: an existing one, or a new one. A hit costs a
+    /// system call (a quarter of a microsecond) and a look-up in a tree.
     pub(crate) fn get(&self, addr: usize, len: usize, access: Access) -> Result<Lease<R>, Refusal> {
         if self.shared.mark.is_child() {
             return Err(Refusal::Forked);
@@ -171,7 +170,7 @@ impl<R: Registrar> Cache<R> {
         let result = match &self.shared.monitor {
             None => self.once(want, access),
             Some(monitor) => {
-                // First this question, then the look: `monitor.rs` says why.
+                // The question comes before the look-up: `monitor.rs` says why.
                 let settled = monitor.is_settled();
                 match settled.then(|| lock(&self.shared.index).hit(want, access)).flatten() {
                     Some(entry) => {
@@ -190,8 +189,8 @@ impl<R: Registrar> Cache<R> {
         result.inspect_err(|_| count(&self.shared.counters.refused))
     }
 
-    /// Watches over what `len` bytes at `addr` map, for a registration of somebody else. `None`: these addresses
-    /// cannot be watched, or nobody does.
+    /// Watches the memory of `len` bytes at `addr` for a registration that is not in the cache. `None`: these addresses
+    /// cannot be watched, or there is no monitor.
     pub(crate) fn watch_over(&self, addr: usize, len: usize) -> Option<Vigil<R>> {
         let shared = &self.shared;
         let monitor = shared.monitor.as_ref().filter(|_| !shared.mark.is_child())?;
@@ -200,21 +199,21 @@ impl<R: Registrar> Cache<R> {
         let watched =
             monitor.watch(pending.span, || lock(&shared.index).begin_vigil(&pending, now));
         let vigil = Vigil { shared: shared.clone(), pending };
-        // Else it ends with this.
+        // Otherwise the watch ends here.
         (watched == Ok(Watched::Yes)).then_some(vigil)
     }
 
-    /// Bytes that may be kept registered.
+    /// Most bytes that may be kept registered.
     pub(crate) fn limit(&self) -> usize {
         lock(&self.shared.index).limits.bytes
     }
 
-    /// Counts what may make [`Vigil::is_sound`] untrue. A look at it costs nothing.
+    /// Number of changes that may have made a [`Vigil`] unsound. Reading it costs no system call.
     pub(crate) fn changes(&self) -> u64 {
         self.shared.changes.load(Ordering::Acquire)
     }
 
-    /// What it did so far.
+    /// Counts of what the cache has done so far.
     pub(crate) fn statistics(&self) -> Statistics {
         let index = lock(&self.shared.index);
         let (entries, entry_bytes) = index.size();
@@ -227,7 +226,7 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// What to register for a buffer instead of `want`, the pages that it touches.
+    /// The surroundings of a buffer to register instead of `want`, the pages that it touches.
     fn surroundings(&self, addr: usize, len: usize, want: Span) -> Option<Span> {
         let (start, end) = declared::around(addr, len)?;
         let from = start.max(addr - addr % BLOCK);
@@ -236,7 +235,7 @@ impl<R: Registrar> Cache<R> {
         (span != want && span.len() <= self.limit() / SHARE).then_some(span)
     }
 
-    /// A new registration, to be kept if it can be: of `wide`, if that works, else of what is wanted.
+    /// Makes a new registration, of `wide` if that works, else of `want`, and keeps it if possible.
     fn miss(
         &self,
         monitor: &Monitor,
@@ -259,7 +258,7 @@ impl<R: Registrar> Cache<R> {
         Ok(self.lease(entry))
     }
 
-    /// What `register` makes while `span` is watched, kept if that is possible. `None`: it cannot be
+    /// Runs `register` while `span` is watched, and keeps the registration if possible. `None`: `span` cannot be
     /// watched.
     fn keep<E>(
         &self,
@@ -280,7 +279,7 @@ impl<R: Registrar> Cache<R> {
             }
             return None;
         }
-        // From here on, a change to the range is noted in `pending`.
+        // From here on, a change of the range is noted in `pending`.
         let made = register();
         let mut index = lock(&shared.index);
         let unchanged = index.conclude(&pending);
@@ -291,7 +290,7 @@ impl<R: Registrar> Cache<R> {
             monitor.unwatch(span);
         }
         if work {
-            self.shared.bury(); // what had to go for this one: pinned memory keeps to its limit
+            self.shared.bury(); // pinned memory stays within its limit
         }
         Some((made, listed))
     }
@@ -311,7 +310,7 @@ impl<R: Registrar> Cache<R> {
         Ok(Entry::leased(handle, account, span, allowed))
     }
 
-    /// A new registration. When there is no room, what is not in use goes first.
+    /// A new registration. If there is no room, idle ones are removed first.
     fn register(&self, span: Span, access: Access) -> Result<Arc<Entry<R::Handle>>, Refusal> {
         let shared = &*self.shared;
         let mut allowed = access.union(shared.generous);
@@ -325,14 +324,14 @@ impl<R: Registrar> Cache<R> {
                         return Err(Refusal::NoRoom);
                     }
                 }
-                Err(_) if allowed != access => allowed = access, // memory that is only to be read
+                Err(_) if allowed != access => allowed = access, // read-only memory
                 Err(error) => return Err(Refusal::Device(error)),
             }
         }
     }
 
-    /// Says once that some memory cannot be watched: somebody else does (EBUSY), it is a file (EINVAL),
-    /// or the process has no more mappings to give (ENOMEM). It is no failure of the request.
+    /// Logs once that some memory cannot be watched: another user watches it (EBUSY), it is a file (EINVAL), or the
+    /// process has no more mappings to give (ENOMEM). The request does not fail.
     fn tell_of(&self, error: Errno) {
         if !self.shared.told.swap(true, Ordering::Relaxed) {
             log::info(format_args!(
@@ -356,7 +355,7 @@ impl<R: Registrar> Lease<R> {
 impl<R: Registrar> Drop for Lease<R> {
     fn drop(&mut self) {
         if self.shared.mark.is_child() {
-            std::mem::forget(self.entry.clone()); // it is the parent's to deregister
+            std::mem::forget(self.entry.clone()); // the parent deregisters it
             return;
         }
         let released = lock(&self.shared.index).release(self.entry.clone());

@@ -1,28 +1,25 @@
-//! Learns from the kernel which addresses change what they map, and tells the caches of this process.
+//! Learns from the kernel which addresses change their mappings, and tells the caches of this process.
 //!
-//! There is one monitor in a process, because a page can be watched by one userfaultfd only. Its
-//! thread reads an event and takes the registrations of those addresses out of every cache. Whoever
-//! made the change waits in the kernel until the event is read, and may hold any lock of the
-//! application or of its allocator while it waits. From this follows what may happen here:
+//! A process has one monitor, because a page can be watched by only one userfaultfd. Its thread reads an event and
+//! removes the registrations of those addresses from every cache. The thread that made the change waits in the kernel
+//! until the event is read, and may hold any lock of the application or of its allocator. These rules follow:
 //!
-//! * The thread never allocates, frees, unmaps or deregisters, and takes no lock under which anybody
-//!   does: nothing is allocated or freed under `reading`, `subscribers`, and the lock of an index
-//!   (`index.rs`).
+//! * The monitor's thread never allocates, frees, unmaps or deregisters. It takes no lock under which another thread
+//!   does: none allocates or frees under `reading`, `subscribers`, or the lock of an index (`index.rs`).
 //! * Locks are taken in the order `watching`, `reading`, `subscribers`, index.
 //!
 //! # When a registration may be used
 //!
-//! The kernel unmaps first and tells later. Between the two, another thread may get the same
-//! addresses from mmap, fill them, and send from them: a cache that relies on events alone finds the
-//! registration of the pages that are gone. The kernel however counts who is on the way from the
-//! beginning of a change to the end of his wait, and [`Userfaultfd::is_changing`] asks for that count.
-//! So a cache asks [`Monitor::is_settled`] *before* it looks, and uses what it finds only if nobody is on
-//! the way, and no event that was read is still to be applied. Then every change that ended before
-//! the question has been applied. `tests/races.rs` stops the world at each of these points.
+//! The kernel unmaps first and reports later. Meanwhile another thread may get the same addresses from mmap, fill them,
+//! and send from them. A cache that relied on events alone would find the registration of the old pages. But the kernel
+//! counts changes from their beginning until the changing thread need not wait any more, and
+//! [`Userfaultfd::is_changing`] reads that count. So a cache asks [`Monitor::is_settled`] *before* its look-up. It uses
+//! what it finds only if no change is in progress, and no event that was read has still to be applied. Then every
+//! change that ended before the question has been applied. `tests/races.rs` stops all threads at each of these points.
 //!
-//! A discard (madvise) is the other way round: the kernel tells first, and takes the pages away
-//! later, at a time that nobody can see. What was registered in between would be stale, so the index
-//! keeps nothing for those addresses for a second ([`super::index::QUARANTINE_NS`]).
+//! A discard (madvise) is the reverse: the kernel reports it first, and takes the pages away later, at a time that
+//! cannot be observed. A registration made in between would be stale, so the index keeps none for those addresses for a
+//! second ([`super::index::QUARANTINE_NS`]).
 
 use super::span::Span;
 use crate::sys::Errno;
@@ -35,38 +32,38 @@ use crate::telemetry::log;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Caches at once: one per protection domain.
+/// Most caches at a time: one per protection domain.
 const SUBSCRIBERS: usize = 64;
-/// How often [`Monitor::is_settled`] looks again while somebody is on the way: some 10 µs.
+/// How often [`Monitor::is_settled`] asks again while a change is in progress: about 10 µs.
 const TRIES: usize = 40;
 const STACK: usize = 128 * 1024;
 
-/// What happened to addresses.
+/// A change of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
-    /// They map something else now, or nothing.
+    /// They were unmapped or replaced.
     Gone,
     /// Their pages will be discarded.
     Discarded,
 }
 
-/// What became of a wish to watch.
+/// Result of a request to watch a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Watched {
     /// It is watched.
     Yes,
     /// Nothing was done.
     No,
-    /// It is watched, in part at least, but what is there cannot be kept.
+    /// The range is watched, at least in part, but its memory cannot be kept.
     InVain,
 }
 
-/// A cache, as the monitor sees it. Neither function may allocate or free.
+/// A cache, as the monitor sees it. Neither function may allocate or free memory.
 pub(super) trait Subscriber: Send + Sync {
-    /// Forgets all registrations that overlap `span`.
+    /// Removes all registrations that overlap `span`.
     fn on_change(&self, span: Span, change: Change);
 
-    /// Whether it has, or makes, a registration that must go when anything in `span` changes.
+    /// Whether the cache has, or makes, a registration that a change in `span` would end.
     fn needs(&self, span: Span) -> bool;
 }
 
@@ -80,26 +77,26 @@ struct Inner {
     mark: ForkMark,
     stop: Doorbell,
     stopping: AtomicBool,
-    /// Held while ranges are announced and registered, and while what is no longer needed is found
-    /// and unregistered, so that neither undoes the other.
+    /// Held while ranges are announced and registered, and while unneeded ones are found and unregistered, so that
+    /// neither undoes the other.
     watching: Mutex<()>,
-    /// Held from before an event is read until it is applied.
+    /// Held from before an event is read until it has been applied.
     reading: Mutex<()>,
-    /// True while `reading` is held for that.
+    /// True while `reading` is held for that purpose.
     applying: AtomicBool,
     subscribers: Mutex<[Option<Arc<dyn Subscriber>>; SUBSCRIBERS]>,
 }
 
 /// The monitor of this process.
 pub(crate) struct Monitor {
-    // They go in this order.
+    // The fields are dropped in this order.
     inner: Arc<Inner>,
     thread: Option<Ending>,
 }
 
-/// Waits for the end of the thread, once nobody else has the userfaultfd. A thread discards its stack in
-/// the end, and where a buffer of the application lies beside it, both are one mapping that may
-/// be watched: then this waits for somebody to read of it, or for the end of the userfaultfd.
+/// Joins the thread on drop, after the monitor's reference to the userfaultfd was released. A thread that ends
+/// discards its stack. The stack may be next to a buffer, in one watched mapping: then the thread waits until its event
+/// is read, or the userfaultfd ends.
 struct Ending(Option<Thread>);
 
 impl Drop for Ending {
@@ -113,8 +110,8 @@ impl Drop for Ending {
 static SHARED: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
 
 impl Monitor {
-    /// The one of this process, which lives as long as somebody has it. `None` where the system
-    /// allows none, or not all of what is needed; the log says why, once a call.
+    /// The monitor of this process, which lives as long as it is referenced. `None`: the system lacks something that it
+    /// needs; each call logs what.
     pub(crate) fn shared() -> Option<Arc<Self>> {
         let usable = |monitor: &Arc<Self>| !monitor.inner.mark.is_child();
         let there = lock(&SHARED).upgrade();
@@ -133,7 +130,7 @@ impl Monitor {
         let mut slot = lock(&SHARED);
         match slot.upgrade().filter(usable) {
             Some(other) => {
-                drop(slot); // ours ends, outside of the lock
+                drop(slot); // ends the new one outside of the lock
                 Some(other)
             }
             None => {
@@ -167,25 +164,25 @@ impl Monitor {
         Ok(Self { inner, thread: Some(Ending(Some(thread))) })
     }
 
-    /// One of its own for a test, with what is mapped read in the way given.
+    /// A monitor of its own for a test, which reads the mappings as given.
     #[cfg(test)]
     pub(super) fn for_test(mappings: Mappings) -> Option<Arc<Self>> {
         Self::start(|| Ok(mappings)).map(Arc::new).ok()
     }
 
-    /// Keeps events from being read, as if the thread got no processor.
+    /// Keeps events from being read, as if the monitor's thread got no processor.
     #[cfg(test)]
     pub(super) fn stall(&self) -> MutexGuard<'_, ()> {
         lock(&self.inner.reading)
     }
 
-    /// The tests' look at the kernel's count.
+    /// The kernel's count, for tests.
     #[cfg(test)]
     pub(super) fn is_changing(&self) -> bool {
         self.inner.userfaultfd.is_changing()
     }
 
-    /// From now on `cache` hears of changes. False if there are too many caches.
+    /// Reports changes to `cache` from now on. False: there are too many caches.
     pub(super) fn subscribe(&self, cache: Arc<dyn Subscriber>) -> bool {
         let mut slots = lock(&self.inner.subscribers);
         match slots.iter_mut().find(|slot| slot.is_none()) {
@@ -201,7 +198,7 @@ impl Monitor {
         }
     }
 
-    /// `cache` hears no more.
+    /// Ends the reports to `cache`.
     pub(super) fn unsubscribe(&self, cache: &Arc<dyn Subscriber>) {
         let mut slots = lock(&self.inner.subscribers);
         let slot =
@@ -211,12 +208,12 @@ impl Monitor {
         drop(gone); // outside of the lock
     }
 
-    /// Whether all changes that ended before this call have been applied. If not, somebody is still on
-    /// the way, and nothing that a cache holds may be used. Two system calls or so, never a long wait.
+    /// Whether all changes that ended before this call have been applied. If not, a change is in progress, and no entry
+    /// of a cache may be used. Costs about two system calls, and never waits long.
     pub(super) fn is_settled(&self) -> bool {
         for _ in 0..TRIES {
             if !self.inner.userfaultfd.is_changing() {
-                // Who is no longer on the way saw his event read, after `applying` was set.
+                // A change that is no longer counted had its event read, after `applying` was set.
                 fence(Ordering::Acquire);
                 if self.inner.applying.load(Ordering::Acquire) {
                     drop(lock(&self.inner.reading));
@@ -229,13 +226,12 @@ impl Monitor {
         false
     }
 
-    /// Calls `announce`, and watches `span` if that agrees. Whatever changes from then on reaches what
-    /// was announced. Only private anonymous memory is watched: the kernel tells nobody when a file is
-    /// truncated or gets a hole (by whatever process), nor when System V memory is detached. Errors: of
-    /// [`Userfaultfd::register`].
+    /// Calls `announce`, and watches `span` if that returns true. Later changes are noted in what was announced. Only
+    /// private anonymous memory is watched: the kernel sends no event if a file is truncated or gets a hole (by any
+    /// process), or if System V memory is detached. Errors: those of [`Userfaultfd::register`].
     ///
-    /// Mappings are watched as a whole, because watching a part makes two of one, and mremap(2) cannot
-    /// resize both at once: the application would get EFAULT where it got none before.
+    /// Mappings are watched as a whole: to watch a part splits the mapping, and mremap(2) cannot resize both parts at
+    /// once, so the application would get an EFAULT that it did not get before.
     pub(super) fn watch(
         &self,
         span: Span,
@@ -249,12 +245,12 @@ impl Monitor {
             }
             self.inner.userfaultfd.register(whole.start, whole.end)?;
         }
-        // Once more, now that it is watched: it may have been another mapping before.
+        // Checked again now that it is watched: it may have been another mapping before.
         let still = self.inner.anonymous(span).is_some();
         Ok(if still { Watched::Yes } else { Watched::InVain })
     }
 
-    /// Ceases to watch the mappings of `span`, except those in which any cache needs anything.
+    /// Stops watching the mappings of `span`, except those in which a cache needs an address.
     pub(super) fn unwatch(&self, span: Span) {
         let _held = lock(&self.inner.watching);
         let _ = self.inner.mappings.each(span.start, span.end, |mapping| {
@@ -269,7 +265,7 @@ impl Monitor {
 impl Inner {
     fn run(&self) {
         while !self.stopping.load(Ordering::Acquire) {
-            // A signal or a lack of memory ends the wait early: the loop looks again.
+            // A signal or a lack of memory ends the wait early: the loop asks again.
             let ready = wait_any([self.userfaultfd.fd(), self.stop.fd()], -1);
             if let Ok([true, _]) = ready {
                 self.apply_events();
@@ -277,7 +273,7 @@ impl Inner {
         }
     }
 
-    /// Reads what there is, and has it applied before anybody may rely on it.
+    /// Reads the pending events and applies them. `is_settled` waits for that.
     fn apply_events(&self) {
         let _held = lock(&self.reading);
         self.applying.store(true, Ordering::SeqCst); // before read(): see `is_settled`
@@ -298,7 +294,7 @@ impl Inner {
                 self.tell(Span { start: to, end: to.saturating_add(len) }, Change::Gone);
                 (Span { start: from, end: from.saturating_add(len) }, Change::Gone)
             }
-            // Nothing is protected, so this is somebody's error; who waits must not wait for ever.
+            // No page is protected, so this is an error elsewhere; but the faulting thread must not wait forever.
             Event::Fault { address } => {
                 let Some(page) = Span::pages(address, 1, crate::sys::process::page_size()) else {
                     return;
@@ -318,7 +314,7 @@ impl Inner {
         }
     }
 
-    /// The mappings of `span` as a whole, if all are private anonymous memory.
+    /// The mappings that `span` touches, as a whole, if all are private anonymous memory.
     fn anonymous(&self, span: Span) -> Option<Span> {
         let (mut whole, mut all) = (span, true);
         let show = |mapping: Mapping| {
@@ -333,7 +329,7 @@ impl Inner {
         lock(&self.subscribers).iter().flatten().any(|cache| cache.needs(span))
     }
 
-    /// What is no longer mapped, or maps a file by now, makes this an error, and need not be watched.
+    /// Fails for memory that was unmapped, or maps a file now, which need not be watched.
     fn unregister(&self, span: Span) {
         let _ = self.userfaultfd.unregister(span.start, span.end);
     }
@@ -341,7 +337,7 @@ impl Inner {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // In a forked child there is no such thread, and its doorbell is the parent's.
+        // A forked child does not have the thread, and its doorbell is the parent's.
         if self.inner.mark.is_child() {
             std::mem::forget(self.thread.take());
             return;

@@ -1,47 +1,47 @@
-//! What a cache asks of a device, and how much it keeps of it.
+//! The interface of a cache to a device, and the cache's limits.
 
 use crate::sys::Errno;
 
-/// What a device may do with memory.
+/// The access of a device to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Access(u8);
 
 impl Access {
-    /// Read it, for this process: a send.
+    /// Local read: for sends.
     pub(crate) const READ: Self = Self(0);
-    /// Write it, for this process: a receive.
+    /// Local write: for receives.
     pub(crate) const WRITE: Self = Self(1);
-    /// Write it for a peer.
+    /// Write by a peer.
     pub(crate) const REMOTE_WRITE: Self = Self(2);
-    /// Read it for a peer.
+    /// Read by a peer.
     pub(crate) const REMOTE_READ: Self = Self(4);
 
-    /// Whether all of `other` is allowed.
+    /// Whether this access includes all of `other`.
     pub(crate) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Both.
+    /// Both accesses together.
     pub(crate) const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// What registers memory with a device: a protection domain.
+/// Registers memory with a device: a protection domain.
 pub(crate) trait Registrar: Send + Sync + 'static {
-    /// A registration; given back to the device on drop.
+    /// A registration, which ends on drop.
     type Handle: Send + Sync + 'static;
 
-    /// Registers whole pages. Called without any lock. Errors: ENOMEM, EAGAIN (no room: the cache lets go
-    /// of what is not in use, and tries again), others (it cannot be).
+    /// Registers whole pages. Called without any lock. Errors: ENOMEM, EAGAIN (no room: the cache removes idle entries,
+    /// and tries again); any other means that this memory cannot be registered.
     fn register(&self, addr: usize, len: usize, access: Access) -> Result<Self::Handle, Errno>;
 }
 
-/// How much is kept. Zero of either keeps nothing.
+/// Limits of a cache. If either is zero, nothing is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limits {
-    /// Registrations.
+    /// Number of registrations.
     pub(crate) count: usize,
-    /// Their bytes.
+    /// Bytes of all registrations.
     pub(crate) bytes: usize,
 }

@@ -1,4 +1,4 @@
-//! What a cache, its leases, its monitor and the thread that deregisters have in common.
+//! The state that a cache shares with its leases, its monitor and the thread that deregisters.
 
 use super::index::Index;
 use super::monitor::{Change, Monitor, Subscriber, lock};
@@ -15,21 +15,21 @@ pub(super) struct Shared<R: Registrar> {
     pub(super) monitor: Option<Arc<Monitor>>,
     pub(super) mark: ForkMark,
     pub(super) page: usize,
-    /// What a registration allows beside what is asked for, where that is possible.
+    /// Access that registrations allow in addition to what is requested, where the memory permits it.
     pub(super) generous: Access,
     pub(super) index: Mutex<Index<R::Handle>>,
-    /// Rings when the index has dead entries, or the worker is to end.
+    /// Notified when the index has dead entries, or the worker has to end.
     pub(super) work: Condvar,
     pub(super) counters: Arc<Counters>,
-    /// Vigils so far that saw a change.
+    /// Watches (vigils) that have seen a change so far.
     pub(super) changes: AtomicU64,
-    /// Set when the cache is gone and leases remain: nobody else deregisters then.
+    /// The cache is gone and leases remain: the last lease of an entry deregisters it.
     pub(super) closed: AtomicBool,
     pub(super) told: AtomicBool,
 }
 
 impl<R: Registrar> Shared<R> {
-    /// Takes out at least `bytes` of what is not in use, and deregisters it. False if nothing was.
+    /// Removes idle entries of at least `bytes` in all, and deregisters them. False: there were none.
     pub(super) fn let_go(&self, bytes: usize) -> bool {
         let mut gone = 0;
         while gone < bytes {
@@ -39,7 +39,7 @@ impl<R: Registrar> Shared<R> {
         self.bury() || gone > 0
     }
 
-    /// Deregisters all that is dead; the caller holds no lock. True if there was any.
+    /// Deregisters all dead entries; the caller holds no lock. Returns whether there were any.
     pub(super) fn bury(&self) -> bool {
         let mut any = false;
         loop {

@@ -1,38 +1,38 @@
 //! A range of addresses, in whole pages.
 
-/// From `start` up to and without `end`; never empty.
+/// The addresses from `start` to `end`, without `end`; never empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Span {
     /// The first address.
     pub(crate) start: usize,
-    /// The first address that is no longer part of it.
+    /// The address after the last.
     pub(crate) end: usize,
 }
 
 impl Span {
-    /// The pages that `len` bytes at `addr` touch; `None` for no bytes, and where addresses end.
+    /// The pages that `len` bytes at `addr` touch. `None`: no bytes, or the address space ends before.
     pub(crate) fn pages(addr: usize, len: usize, page: usize) -> Option<Self> {
         let end = addr.checked_add(len)?.checked_next_multiple_of(page)?;
         let start = addr - addr % page;
         (len > 0).then_some(Self { start, end })
     }
 
-    /// Bytes.
+    /// Length, bytes.
     pub(crate) fn len(self) -> usize {
         self.end - self.start
     }
 
-    /// Whether all of `other` is part of it.
+    /// Whether `other` lies within this range.
     pub(crate) fn covers(self, other: Self) -> bool {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// Whether they have an address in common.
+    /// Whether the two ranges have an address in common.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         self.start < other.end && other.start < self.end
     }
 
-    /// The least range with both in it.
+    /// The smallest range that contains both.
     pub(crate) fn hull(self, other: Self) -> Self {
         Self { start: self.start.min(other.start), end: self.end.max(other.end) }
     }

@@ -1,40 +1,40 @@
-//! What a cache did.
+//! Counts of what a cache has done.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A moment's counts. Bytes are those of whole pages, once for each registration they are part of.
+/// A snapshot of the counts. Bytes are those of whole pages, counted once for each registration of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Statistics {
     /// Requests that found a registration.
     pub(crate) hits: u64,
-    /// Requests that made one which others can find.
+    /// Requests that made a registration which other requests can find.
     pub(crate) misses: u64,
-    /// Requests that made one for themselves alone.
+    /// Requests that made a registration for themselves alone.
     pub(crate) uncached: u64,
-    /// Of these: because somebody's change was on the way.
+    /// Requests that made one because a change was in progress, which hid all entries.
     pub(crate) unsettled: u64,
-    /// Requests that got none.
+    /// Requests that got no registration.
     pub(crate) refused: u64,
     /// Registrations made with the device.
     pub(crate) registrations: u64,
-    /// Registrations given back to it.
+    /// Registrations ended with the device.
     pub(crate) deregistrations: u64,
-    /// Entries that a change of their addresses, or a wider entry, took out.
+    /// Entries that were removed because their addresses changed, or for a wider entry.
     pub(crate) invalidations: u64,
-    /// Entries that were taken out for room.
+    /// Entries that were removed for room.
     pub(crate) evictions: u64,
-    /// Entries that requests can find, and their bytes.
+    /// Entries that requests can find now.
     pub(crate) entries: u64,
     /// Bytes of `entries`.
     pub(crate) entry_bytes: u64,
     /// Bytes registered with the device.
     pub(crate) pinned: u64,
-    /// Most bytes that ever were.
+    /// Most bytes that were registered with the device at any time.
     pub(crate) pinned_peak: u64,
 }
 
-/// The counts that are made without the lock of the index.
+/// The counters that change without the lock of the index.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) hits: AtomicU64,
@@ -69,7 +69,7 @@ impl Counters {
     }
 }
 
-/// Bytes that are registered as long as this lives.
+/// Counts bytes as registered as long as this lives.
 #[derive(Debug)]
 pub(super) struct Account {
     counters: Arc<Counters>,

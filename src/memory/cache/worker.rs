@@ -1,5 +1,5 @@
-//! The thread that deregisters. Invalid registrations are handed to it by the monitor, which must not
-//! do that itself, and by transfers, which should not be held up.
+//! The thread that deregisters. It gets dead entries from the monitor, which must not deregister, and from transfers,
+//! which should not wait for it.
 
 use super::monitor::lock;
 use super::registrar::Registrar;
@@ -17,7 +17,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Errors: EAGAIN when the system has no more threads.
+    /// Starts the thread. Errors: EAGAIN if the system has no more threads.
     pub(super) fn start<R: Registrar>(shared: &Arc<Shared<R>>) -> Result<Self, Errno> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (shared, stop) = (shared.clone(), stopping.clone());
@@ -25,10 +25,10 @@ impl Worker {
         Ok(Self { stopping, thread })
     }
 
-    /// Ends it; what is dead then is left to the caller.
+    /// Ends the thread. Entries that are dead then are left to the caller.
     pub(super) fn stop<R: Registrar>(self, shared: &Shared<R>) {
         {
-            let _held = lock(&shared.index); // or it could miss the bell
+            let _held = lock(&shared.index); // else it could miss the notification
             self.stopping.store(true, Ordering::Release);
         }
         shared.work.notify_all();

@@ -1,5 +1,5 @@
-//! The authorization key of an address vector (fi_av.3, fi_av_insert_auth_key): in a domain with
-//! FI_AV_AUTH_KEY the endpoints that are bound to the vector have it, and so have all addresses in it.
+//! The authorization key of an address vector (fi_av.3, fi_av_insert_auth_key). In a domain with
+//! FI_AV_AUTH_KEY, the endpoints that are bound to the vector and all addresses in it use this key.
 
 use super::vector::{AddressVector, AuthKey, AvFid};
 use crate::ofi::guard::{code, entry};
@@ -12,18 +12,18 @@ use libfabric_sys::{FI_EBUSY, FI_EINVAL, FI_ENOSPC, fi_addr_t, fid_av};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// The `fi_addr_t` of the key: that of no address.
+/// The `fi_addr_t` of the key, which no address has.
 const HANDLE: fi_addr_t = 1 << 62;
 
 impl AddressVector {
     #[allow(clippy::mut_from_ref)] // see Locked::get
     fn auth_key<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Option<AuthKey> {
-        // SAFETY: guards passed here are of the vector's domain; each caller uses the result for one
+        // SAFETY: guards passed here belong to the vector's domain; each caller uses the result for one
         // step that reaches no other vector.
         unsafe { self.auth_key.get(guard) }
     }
 
-    /// The job key that the vector's authorization key makes, if it has one.
+    /// The job key derived from the vector's authorization key, if it has one.
     pub(crate) fn job_key(&self, guard: &Guard<'_>) -> Option<JobKey> {
         self.auth_key(guard).as_ref().map(|key| key.job_key)
     }
@@ -33,7 +33,7 @@ impl AddressVector {
         fi_addr == HANDLE && self.auth_key(guard).is_some()
     }
 
-    /// Errors: ENOSPC if the vector has another one.
+    /// Errors: ENOSPC if the vector has a different key.
     fn insert_key(&self, bytes: &[u8], guard: &Guard<'_>) -> Result<fi_addr_t, i32> {
         match self.auth_key(guard) {
             Some(key) if key.bytes == bytes => key.uses += 1,
@@ -51,7 +51,7 @@ impl AddressVector {
         Ok(HANDLE)
     }
 
-    /// Errors: EINVAL for what is no key; EBUSY while an endpoint is enabled with it, or an address has it.
+    /// Errors: EINVAL for the handle of no key; EBUSY while the vector has addresses or an enabled endpoint uses it.
     pub(super) fn remove_key(&self, fi_addr: fi_addr_t, guard: &Guard<'_>) -> Result<(), i32> {
         let key = self.auth_key(guard).as_mut().filter(|_| fi_addr == HANDLE).ok_or(FI_EINVAL)?;
         if key.uses > 1 {
@@ -60,7 +60,7 @@ impl AddressVector {
         }
         let this = std::ptr::from_ref(self).cast();
         let bound = self.domain.endpoints(guard).any(|endpoint| endpoint.has_vector(this, guard));
-        // SAFETY: the guard is of the domain of this vector; one short step.
+        // SAFETY: the guard belongs to the domain of this vector; one short step.
         if bound || !unsafe { self.state.get(guard) }.is_empty() {
             return Err(FI_EBUSY);
         }
@@ -69,10 +69,10 @@ impl AddressVector {
     }
 }
 
-/// The vector behind a handle, of a domain whose vectors have keys.
+/// The vector behind a handle. Errors: EINVAL unless the keys of its domain are in its vectors.
 ///
 /// # Safety
-/// `av` is an open vector of ours.
+/// `av` is an open address vector of this provider.
 unsafe fn keyed<'a>(av: *mut fid_av) -> Result<&'a Arc<AddressVector>, i32> {
     // SAFETY: the caller vouches.
     let av = unsafe { &(*av.cast::<AvFid>()).shared };
@@ -96,7 +96,7 @@ pub(super) unsafe extern "C" fn insert(
     flags: u64,
 ) -> c_int {
     entry("fi_av_insert_auth_key", || {
-        // SAFETY: a vector of ours; `auth_key` has so many bytes; `fi_addr` is null or one element.
+        // SAFETY: a vector of this provider; `auth_key` has `auth_key_size` bytes; `fi_addr` is null or one element.
         code(unsafe {
             keyed(av).and_then(|av| {
                 let to = fi_addr.as_mut().filter(|_| flags == 0).ok_or(FI_EINVAL)?;
@@ -108,7 +108,7 @@ pub(super) unsafe extern "C" fn insert(
     })
 }
 
-/// `fi_av_lookup_auth_key`: cuts the key to the room there is, and says how long it is. Errors: EINVAL.
+/// `fi_av_lookup_auth_key`: truncates the key to the buffer, and returns its full length. Errors: EINVAL.
 pub(super) unsafe extern "C" fn lookup(
     av: *mut fid_av,
     fi_addr: fi_addr_t,
@@ -116,7 +116,7 @@ pub(super) unsafe extern "C" fn lookup(
     auth_key_size: *mut usize,
 ) -> c_int {
     entry("fi_av_lookup_auth_key", || {
-        // SAFETY: a vector of ours; `auth_key` is null or has `*auth_key_size` bytes.
+        // SAFETY: an address vector of this provider; `auth_key` is null or has `*auth_key_size` bytes.
         code(unsafe {
             keyed(av).and_then(|av| {
                 let size = auth_key_size.as_mut().ok_or(FI_EINVAL)?;

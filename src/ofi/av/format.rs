@@ -1,11 +1,11 @@
-//! Addresses as applications lay them out in memory.
+//! Addresses in the memory layout of applications.
 
 use crate::sys::net;
 use crate::transport::Address;
 use libfabric_sys::{FI_ADDR_STR, FI_EINVAL, FI_ETOOSMALL, FI_SOCKADDR_IN6};
 use std::ffi::{CStr, c_char, c_void};
 
-/// Bytes of one address of `format`, as applications lay out arrays of them.
+/// Bytes of one address of `format` in an application's array.
 pub(super) fn stride(format: u32) -> usize {
     match format {
         FI_SOCKADDR_IN6 => size_of::<libc::sockaddr_in6>(),
@@ -43,8 +43,8 @@ pub(super) unsafe fn read_address(format: u32, at: *const u8) -> Option<Address>
     }
 }
 
-/// Writes an address in `format` to a caller's buffer of `*len` bytes and sets `*len` to the bytes
-/// it needs; cuts it (FI_ETOOSMALL) if there is less room.
+/// Writes an address in `format` to a caller's buffer of `*len` bytes and sets `*len` to the bytes that
+/// the whole address needs. FI_ETOOSMALL if there is less room: the address is truncated.
 ///
 /// # Safety
 /// `len` is valid, and `buffer` has `*len` bytes or is null.

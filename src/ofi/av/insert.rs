@@ -15,30 +15,30 @@ use libfabric_sys::{
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// What became of one address of an insertion.
+/// The progress of one call that inserts addresses.
 struct Insertion<'a> {
     av: &'a AvFid,
     fi_addr: *mut fi_addr_t,
-    /// FI_SYNC_ERR: one error number per address.
+    /// FI_SYNC_ERR: receives one error number per address.
     errors: *mut c_int,
     context: *mut c_void,
-    /// FI_AUTH_KEY: `fi_addr` has a key for each address.
+    /// FI_AUTH_KEY: `fi_addr` holds the handle of a key for each address.
     keyed: bool,
     inserted: usize,
     at: usize,
-    /// Events to come when the lock is free: number of the address, and its error.
+    /// Events to write when the lock is free: the index of the address, and its error.
     failed: Vec<(u64, i32)>,
 }
 
 impl Insertion<'_> {
-    /// Takes the next address, or its error. The guard is of the vector's domain.
+    /// Inserts the next address, or records its error. The guard belongs to the vector's domain.
     ///
     /// # Safety
-    /// The arrays of the application have room for it.
+    /// The application's arrays have an element for it.
     unsafe fn add(&mut self, guard: &Guard<'_>, address: Result<Address, i32>) {
-        // SAFETY: the guard is of the domain of this vector; one short step.
+        // SAFETY: the guard belongs to the domain of this vector; one short step.
         let state = unsafe { self.av.shared.state.get(guard) };
-        // SAFETY: the caller vouches; not null where keys are given.
+        // SAFETY: the caller vouches; `fi_addr` is not null where keys are given.
         let keyless =
             self.keyed && !self.av.shared.is_key(unsafe { *self.fi_addr.add(self.at) }, guard);
         let result = address
@@ -58,7 +58,7 @@ impl Insertion<'_> {
         self.at += 1;
     }
 
-    /// The result of the call: a count, or 0 with the count in an event.
+    /// The result of the call: a count, or 0 with the count in an event if the vector is asynchronous.
     fn finish(self) -> c_int {
         match (&self.av.eq, self.av.asynchronous) {
             (Some(eq), true) => {
@@ -110,7 +110,7 @@ pub(super) unsafe extern "C" fn insert(
     context: *mut c_void,
 ) -> c_int {
     making_entry("fi_av_insert", || {
-        // SAFETY: a vector of ours; `addr` and `fi_addr` are arrays of `count` elements.
+        // SAFETY: an address vector of this provider; `addr` and `fi_addr` are arrays of `count` elements.
         unsafe {
             let av = &*av.cast::<AvFid>();
             if addr.is_null() && count > 0 {
@@ -162,7 +162,7 @@ pub(super) unsafe extern "C" fn insert_service(
     context: *mut c_void,
 ) -> c_int {
     making_entry("fi_av_insertsvc", || {
-        // SAFETY: a vector of ours; C strings; `fi_addr` has one element.
+        // SAFETY: an address vector of this provider; C strings; `fi_addr` has one element.
         unsafe {
             let av = &*av.cast::<AvFid>();
             let (Some(node), Some(service)) = (text(node), text(service)) else {
@@ -179,15 +179,15 @@ pub(super) unsafe extern "C" fn insert_service(
     })
 }
 
-/// Most addresses of one call of `fi_av_insertsym`: as many as a named vector may have.
+/// Most addresses of one call of `fi_av_insertsym`: the capacity limit of a named vector.
 const SYMMETRIC_MAX: usize = 1 << 24;
-/// Most nodes of it: each takes a look-up.
+/// Most nodes of one call of `fi_av_insertsym`: each takes a name lookup.
 const NODES_MAX: usize = 1 << 20;
-/// So many names in a row that nobody knows mean that nobody knows those behind them: a look-up that fails
+/// After this many unknown names in a row the names behind them count as unknown too: a lookup that fails
 /// may take seconds.
 const UNKNOWN_MAX: usize = 8;
 
-/// The `by`-th name after `first`: an address counts up as a number, a name by its trailing number
+/// The `by`-th name after `first`. An address counts up as a number, a name by its trailing number
 /// (`node07` → `node08`).
 fn increment(first: &str, by: usize) -> Option<String> {
     let next = match first.parse() {
@@ -206,13 +206,13 @@ fn increment(first: &str, by: usize) -> Option<String> {
     Some(next)
 }
 
-/// The addresses of consecutive nodes, by `resolve`. Errors: EINVAL for a name that does not count up,
-/// EADDRNOTAVAIL.
+/// The addresses of consecutive nodes, as `resolve` finds them. Errors: EINVAL for a name without a number
+/// to count up, EADDRNOTAVAIL for a name that is unknown.
 struct Nodes<'a, R> {
     first: &'a str,
     service: &'a str,
     resolve: R,
-    /// Names in a row that nobody knew.
+    /// Number of unknown names in a row.
     unknown: usize,
 }
 
@@ -233,7 +233,7 @@ impl<R: Fn(&str, &str) -> Result<Address, i32>> Nodes<'_, R> {
     }
 }
 
-/// The same node's `by`-th port after this one. Errors: EINVAL where there is none.
+/// The address of the same node with the `by`-th port after this one. Errors: EINVAL beyond port 65535.
 fn port_after(address: Address, by: usize) -> Result<Address, i32> {
     let port = usize::from(address.port()).checked_add(by).and_then(|n| u16::try_from(n).ok());
     Ok(Address(SocketAddr::new(address.0.ip(), port.ok_or(FI_EINVAL)?)))
@@ -250,7 +250,7 @@ pub(super) unsafe extern "C" fn insert_symmetric(
     context: *mut c_void,
 ) -> c_int {
     making_entry("fi_av_insertsym", || {
-        // SAFETY: a vector of ours; C strings; `fi_addr` has node_count x service_count elements.
+        // SAFETY: an address vector of this provider; C strings; `fi_addr` has node_count x service_count elements.
         unsafe {
             let av = &*av.cast::<AvFid>();
             let (Some(node), Some(service)) = (text(node), text(service)) else {
@@ -273,7 +273,7 @@ pub(super) unsafe extern "C" fn insert_symmetric(
             }
             let mut nodes = Nodes { first: node, service, resolve: resolve_one, unknown: 0 };
             for n in 0..node_count {
-                // Not under the lock: names may take long.
+                // Without the lock: a name lookup may take long.
                 let address = nodes.address(n);
                 let guard = av.shared.domain.lock.lock();
                 for s in 0..service_count {

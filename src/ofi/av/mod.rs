@@ -47,8 +47,8 @@ static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
     ..STUBS
 });
 
-/// `fi_av_open`. Errors: EINVAL; for a vector with a name ENOENT (nobody keeps one, FI_READ), EADDRINUSE
-/// (somebody does), EACCES (another user), ENAMETOOLONG, ENOMEM.
+/// `fi_av_open`. Errors: EINVAL; for a named vector ENOENT (FI_READ, and no process has created it), EADDRINUSE
+/// (it exists), EACCES (it belongs to another user), ENAMETOOLONG, ENOMEM.
 ///
 /// # Safety
 /// As libfabric calls `fi_av_open`.
@@ -92,7 +92,7 @@ pub(crate) unsafe fn open(
         }
         state = state.with_board(board, reads);
     } else if attr.flags & FI_READ != 0 {
-        return Err(FI_EINVAL); // of whom?
+        return Err(FI_EINVAL); // FI_READ without a name
     }
     let av = Box::new(AvFid {
         fid: fid_av {
@@ -120,7 +120,7 @@ unsafe extern "C" fn remove(
     flags: u64,
 ) -> c_int {
     entry("fi_av_remove", || {
-        // SAFETY: a vector of ours; `fi_addr` has `count` elements.
+        // SAFETY: an address vector of this provider; `fi_addr` has `count` elements.
         unsafe {
             let av = &*av.cast::<AvFid>();
             if fi_addr.is_null() && count > 0 {
@@ -150,14 +150,14 @@ unsafe extern "C" fn lookup(
     len: *mut usize,
 ) -> c_int {
     entry("fi_av_lookup", || {
-        // SAFETY: a vector of ours.
+        // SAFETY: an address vector of this provider.
         let av = unsafe { &*av.cast::<AvFid>() };
         let guard = av.shared.domain.lock.lock();
-        // SAFETY: the guard is of the domain of this vector.
+        // SAFETY: the guard belongs to the domain of this vector.
         let found = unsafe { av.shared.state.get(&guard) }.address(fi_addr);
         let Some(address) = found else { return -FI_EINVAL };
         let format = av.shared.domain.addr_format;
-        // fi_av_lookup cuts silently and tells the size (fi_av.3).
+        // fi_av_lookup truncates without an error, and returns the size (fi_av.3).
         // SAFETY: the application's buffer and length.
         match unsafe { write_address(format, &address, addr, len) } {
             Ok(()) | Err(FI_ETOOSMALL) => 0,
@@ -173,7 +173,7 @@ unsafe extern "C" fn straddr(
     len: *mut usize,
 ) -> *const c_char {
     entry("fi_av_straddr", || {
-        // SAFETY: a vector of ours; `addr` is one address in its format; `buffer` has `*len` bytes.
+        // SAFETY: an address vector of this provider; `addr` is one address in its format; `buffer` has `*len` bytes.
         unsafe {
             let av = &*av.cast::<AvFid>();
             if addr.is_null() || len.is_null() {

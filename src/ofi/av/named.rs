@@ -1,14 +1,14 @@
-//! Address vectors with a name: one process fills the vector, others of the same user on the node read
+//! Named address vectors: one process fills the vector, other processes of the same user on the node read
 //! it (fi_av.3, name and FI_READ).
 //!
-//! The entries are in a memfd. Its keeper holds an abstract socket of the vector's name, which tells
-//! readers who it is, and they open the memfd through /proc: it has nothing to answer, and nothing is
-//! left behind when it dies. Readers that have it mapped keep what it had.
+//! The entries are in a memfd. Its keeper, the process that fills it, holds an abstract socket of the vector's
+//! name. Readers learn the keeper's pid from that socket and open the memfd through /proc: the keeper answers no
+//! requests, and its death leaves nothing behind. Readers that have mapped the memfd keep the entries.
 //!
-//! All is in words of 64 bits. The first four say what it is, how many entries there are room for, how
-//! many there have been, and how often one was removed. From byte 4096 on each entry has four: 0 if it is
-//! vacant, else a number that changes with each use, and an address in the form of PROTOCOL.md §1. Behind
-//! them is the table that `map_addr` points to, the `fi_addr_t` of each entry.
+//! The memfd consists of 64-bit words. The first four: the magic number, the capacity in entries, the number of
+//! entries ever used, the number of changes to used entries. From byte 4096 on each entry has four words: a tag (0 if
+//! vacant, else a number that changes with each use), and an address as in PROTOCOL.md §1. Behind the entries is the
+//! table that `map_addr` points to: the `fi_addr_t` of each entry.
 
 #![forbid(unsafe_code)]
 
@@ -22,22 +22,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const MAGIC: u64 = u64::from_le_bytes(*b"UDRVAV\x00\x01");
 const ENTRIES_AT: usize = 4096;
 const ENTRY_LEN: usize = 32;
-/// Longest name, bytes: with what comes before it has to fit into the address of a socket.
+/// Longest name, bytes: with its prefix it has to fit into a socket address.
 const NAME_MAX: usize = 80;
-/// Entries of a vector whose size the application leaves to us, and the most that one may have.
+/// Default number of entries of a vector, and the maximum.
 const CAPACITY: usize = 16 * 1024;
 const CAPACITY_MAX: usize = 1 << 24;
 
-/// The entries of a named vector, as its keeper and all readers have them mapped.
+/// The shared memory of a named vector, as its keeper and all readers have mapped it.
 #[derive(Debug)]
 pub(super) struct Board {
     memory: SharedMemory,
     capacity: usize,
-    /// What makes the name ours, if we keep the vector.
+    /// In the keeper: the socket that reserves the name, and the memfd.
     _keeper: Option<(OwnedFd, OwnedFd)>,
 }
 
-/// How far a reader has read.
+/// The state that a reader has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     pub(super) entries: usize,
@@ -52,8 +52,8 @@ fn label(name: &str) -> Result<String, Errno> {
 }
 
 impl Board {
-    /// A vector of our own with room for `count` entries. Errors: EADDRINUSE if there is one of that
-    /// name, ENAMETOOLONG, ENOMEM.
+    /// Creates a vector with room for at least `count` entries. Errors: EADDRINUSE if the name is taken,
+    /// ENAMETOOLONG, ENOMEM.
     pub(super) fn create(name: &str, count: usize) -> Result<Self, Errno> {
         let label = label(name)?;
         let capacity = count.saturating_mul(2).clamp(CAPACITY, CAPACITY_MAX);
@@ -65,13 +65,13 @@ impl Board {
         }
         board.store(8, capacity as u64);
         board.store(0, MAGIC);
-        // Who finds the socket finds the memory, complete.
+        // The socket comes last: a reader that finds it finds the memory complete.
         board._keeper = Some((unix::listen(&label)?, fd));
         Ok(board)
     }
 
-    /// Somebody else's vector. Errors: ENOENT, EACCES for another user's, EPROTO for one of
-    /// another version.
+    /// Opens a vector of another process. Errors: ENOENT, EACCES for another user's, EPROTO for another
+    /// version of the layout.
     pub(super) fn open(name: &str) -> Result<Self, Errno> {
         let label = label(name)?;
         let socket = unix::connect(&label).map_err(|e| match e.0 {
@@ -98,7 +98,7 @@ impl Board {
         ENTRIES_AT + self.capacity * ENTRY_LEN
     }
 
-    /// Where the `fi_addr_t` of each entry are.
+    /// Address of the table with the `fi_addr_t` of each entry.
     pub(super) fn map_addr(&self) -> *mut u8 {
         self.memory.base().as_ptr().wrapping_add(self.map_at())
     }
@@ -117,18 +117,18 @@ impl Board {
         self.word(offset).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Whether there is room for an entry of this number.
+    /// Whether this entry is below the capacity.
     pub(super) fn has(&self, entry: usize) -> bool {
         entry < self.capacity
     }
 
-    /// An address has got this number, or lost it. By the keeper only.
+    /// Publishes that an entry has this address, or none. Called by the keeper only.
     pub(super) fn publish(&self, entry: usize, address: Option<&Address>) {
         if !self.has(entry) {
             return;
         }
         let at = ENTRIES_AT + entry * ENTRY_LEN;
-        // Who reads meanwhile sees that it changes: the word of the entry, and then the counts.
+        // A concurrent reader notices the change by the tag of the entry, and then by the counts.
         self.store(at, 0);
         match address {
             Some(address) => {
@@ -137,7 +137,7 @@ impl Board {
                     let bytes: [u8; 8] = bytes.try_into().unwrap_or_default();
                     self.store(at + 8 * (i + 1), u64::from_le_bytes(bytes));
                 }
-                // Numbers of removals differ for each use of an entry.
+                // The count of changes differs for each use of an entry, so the tag does too.
                 self.store(at, self.load(24) << 1 | 1);
                 if entry as u64 >= self.load(16) {
                     self.store(16, entry as u64 + 1);
@@ -149,8 +149,8 @@ impl Board {
         }
     }
 
-    /// The address of an entry. `None`: vacant, or changing now, which shows in [`Board::progress`]
-    /// later.
+    /// The address of an entry. `None`: vacant, or changing at this moment, which shows in [`Board::progress`]
+    /// afterwards.
     pub(super) fn read(&self, entry: usize) -> Option<Address> {
         if !self.has(entry) {
             return None;
@@ -167,7 +167,7 @@ impl Board {
         Address::from_wire(&wire)
     }
 
-    /// What there is to read.
+    /// The state that there is to read.
     #[inline]
     pub(super) fn progress(&self) -> Progress {
         let removals = self.load(24);
@@ -176,7 +176,7 @@ impl Board {
 }
 
 impl Progress {
-    /// The first entry that a reader who has come so far has to look at.
+    /// The first entry that a reader with this state has to read again.
     pub(super) fn first(self, now: Self) -> usize {
         if self.removals == now.removals { self.entries } else { 0 }
     }
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(keeper.read(CAPACITY - 1), Some(address(1)));
     }
 
-    /// An entry that changes all the time is never read as a mixture.
+    /// A reader never sees a mixture of two addresses, even if an entry changes all the time.
     #[test]
     fn an_entry_is_one_of_those_it_was() {
         let name = name("race");

@@ -1,4 +1,4 @@
-//! `struct fid_av_set`: an ordered part of an address vector (fi_av_set.3), of which a collective
+//! `struct fid_av_set`: an ordered subset of an address vector (fi_av_set.3), from which a collective
 //! group can be made.
 
 use super::vector::{AddressVector, shared};
@@ -13,7 +13,7 @@ use libfabric_sys::{
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// What `fi_av_set_addr` says: whoever joins passes the set itself.
+/// The result of `fi_av_set_addr`: an application that joins passes the set itself.
 pub(crate) const SET_ADDRESS: fi_addr_t = 1 << 61;
 
 #[repr(C)]
@@ -49,7 +49,7 @@ static OPS: Table<fi_ops_av_set> = Table::new(fi_ops_av_set {
     ..unsafe { stubs::<fi_ops_av_set, 6>() }
 });
 
-/// The set behind a handle. Errors: EINVAL for what is not ours.
+/// The set behind a handle. Errors: EINVAL for an object of another provider.
 ///
 /// # Safety
 /// `set` is null or an open object.
@@ -62,13 +62,13 @@ impl AvSet {
     /// The members, in their order.
     #[allow(clippy::mut_from_ref)] // see Locked::get
     pub(crate) fn members<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut Vec<fi_addr_t> {
-        // SAFETY: guards passed here are of the vector's domain; each caller uses the result for one
+        // SAFETY: guards passed here belong to the vector's domain; each caller uses the result for one
         // step that reaches no other set mutably.
         unsafe { self.members.get(guard) }
     }
 
     fn knows(&self, address: fi_addr_t, guard: &Guard<'_>) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the guard belongs to the vector's domain, and the result is not kept.
         unsafe { self.av.state.get(guard) }.address(address).is_some()
     }
 }
@@ -81,7 +81,7 @@ pub(super) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     making_entry("fi_av_set", || {
-        // SAFETY: a vector of ours, and the application's attributes.
+        // SAFETY: an address vector of this provider, and the application's attributes.
         code(unsafe {
             attr.as_ref().filter(|_| !out.is_null()).ok_or(FI_EINVAL).and_then(|attr| {
                 let set = make(shared(av.cast())?, attr, context)?;
@@ -110,7 +110,7 @@ fn make(
         members: Locked::new(Vec::new()),
     });
     let guard = av.domain.lock.lock();
-    // SAFETY: the guard is of the vector's domain; one short step.
+    // SAFETY: the guard belongs to the vector's domain; one short step.
     let entries = unsafe { av.state.get(&guard) }.entries() as fi_addr_t;
     let (start, end) = (attr.start_addr, attr.end_addr);
     let (start, end, stride) = if attr.flags & FI_UNIVERSE != 0 {
@@ -134,7 +134,7 @@ entries! { entry -> c_int;
     close "fi_close(av_set)" (fid: *mut fid) => close_object(fid, |object: &AvSet| object.av.domain.lock.may_close(|_| false));
 }
 
-/// Changes `dst` by what is in `src`.
+/// Combines the members of `src` into `dst`.
 ///
 /// # Safety
 /// Both are null or open sets.
@@ -183,7 +183,7 @@ unsafe extern "C" fn diff(dst: *mut fid_av_set, src: *const fid_av_set) -> c_int
 
 unsafe extern "C" fn insert(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
     entry("fi_av_set_insert", || {
-        // SAFETY: a set of ours.
+        // SAFETY: a set of this provider.
         let Ok(set) = (unsafe { av_set(set) }) else { return -FI_EINVAL };
         let guard = set.av.domain.lock.lock();
         if !set.knows(address, &guard) || set.members(&guard).contains(&address) {
@@ -196,7 +196,7 @@ unsafe extern "C" fn insert(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
 
 unsafe extern "C" fn remove(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
     entry("fi_av_set_remove", || {
-        // SAFETY: a set of ours.
+        // SAFETY: a set of this provider.
         let Ok(set) = (unsafe { av_set(set) }) else { return -FI_EINVAL };
         let guard = set.av.domain.lock.lock();
         let members = set.members(&guard);

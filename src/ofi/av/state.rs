@@ -1,4 +1,4 @@
-//! The entries of an address vector, and the way back from an address to its entry.
+//! The entries of an address vector, and the index from an address to its entry.
 
 #![forbid(unsafe_code)]
 
@@ -14,36 +14,36 @@ use libfabric_sys::{FI_ADDR_NOTAVAIL, FI_EACCES, FI_EINVAL, FI_ENOMEM, fi_addr_t
 pub(crate) struct AvState {
     host: LocalHost,
     entries: Vec<Entry>,
-    /// The first vacant entry, to be used again before the vector grows: one of churning peers stays
-    /// small.
+    /// The first vacant entry. It is used again before the vector grows, so that a vector of churning peers
+    /// stays small.
     vacant: Option<u32>,
-    /// One entry of each address.
+    /// Finds one entry of each address.
     index: AddressIndex,
-    /// Entries whose address has another entry in the index.
+    /// Number of entries whose address has another entry in the index.
     duplicates: usize,
     epoch: u64,
     removals: u64,
     /// Highest bits of an `fi_addr` that name a receive context (fi_rx_addr).
     rx_bits: u8,
-    /// A vector with a name.
+    /// The part that only a named vector has.
     named: Option<Box<Named>>,
 }
 
-/// What a vector with a name shares with other processes.
+/// The part of a named vector that it shares with other processes.
 #[derive(Debug)]
 struct Named {
     board: Board,
-    /// `Some`: somebody else fills it, and so much of it is here.
+    /// `Some`: another process fills the vector, and this process has read so much of it.
     read: Option<Progress>,
 }
 
-/// Messages name a receive context in one byte.
+/// Messages name a receive context in one byte, so at most 8 bits.
 pub(super) const RX_BITS_MAX: u8 = 8;
 
 #[derive(Clone, Copy, Debug)]
 enum Entry {
     Address(PackedAddress),
-    /// With the next vacant one.
+    /// Holds the next vacant entry.
     Vacant(Option<u32>),
 }
 
@@ -67,7 +67,7 @@ fn hash_of(entries: &[Entry], entry: u32) -> u64 {
 }
 
 impl AvState {
-    /// For about `count` addresses.
+    /// Reserves memory for about `count` addresses.
     pub(super) fn new(host: LocalHost, count: usize) -> Self {
         let mut state = Self {
             host,
@@ -80,12 +80,12 @@ impl AvState {
             rx_bits: 0,
             named: None,
         };
-        // Memory that nobody has touched yet costs nothing; a number that makes no sense, neither.
+        // Untouched memory costs nothing. A failure, as for an absurd count, is no error here.
         let _ = state.entries.try_reserve_exact(count.min(1 << 20));
         state
     }
 
-    /// So many of the highest bits of an `fi_addr` name a receive context: at most [`RX_BITS_MAX`].
+    /// Sets how many of the highest bits of an `fi_addr` name a receive context: at most [`RX_BITS_MAX`].
     pub(super) fn with_rx_bits(self, rx_bits: u8) -> Self {
         Self { rx_bits: rx_bits.min(RX_BITS_MAX), ..self }
     }
@@ -98,12 +98,12 @@ impl AvState {
         }
     }
 
-    /// Says that `count` addresses follow, so that the vector grows once.
+    /// Announces that `count` addresses follow, so that the vector grows once.
     pub(super) fn expect(&mut self, count: usize) {
         let entries = self.entries.len().saturating_add(count);
         if entries > self.entries.capacity() {
-            // Never by less than an eighth, so that growing does not add up. Not to be had is no
-            // error yet: addresses may be vacant or invalid.
+            // At least by an eighth, so that the cost of growing does not add up. A failure is no error yet:
+            // addresses may be vacant or invalid.
             let more = count.max(self.entries.len() / 8).max(64);
             let _ = self.entries.try_reserve_exact(more);
         }
@@ -113,13 +113,13 @@ impl AvState {
         }
     }
 
-    /// The vector is that of `board`: we fill it, or, if `reads`, somebody else does.
+    /// Makes this the vector of `board`: this process fills it, or, if `reads`, another one does.
     pub(super) fn with_board(self, board: Board, reads: bool) -> Self {
         let read = reads.then(Progress::default);
         Self { named: Some(Box::new(Named { board, read })), ..self }
     }
 
-    /// Takes over what the keeper of the vector has changed, if it is another process.
+    /// Copies the changes of the vector's keeper, if that is another process.
     #[inline(never)]
     fn follow(&mut self) {
         let Some(mut named) = self.named.take() else { return };
@@ -133,7 +133,7 @@ impl AvState {
         self.named = Some(named);
     }
 
-    /// An entry has this address at its keeper, or none.
+    /// Gives an entry the address that it has at the keeper, or none.
     fn mirror(&mut self, entry: usize, address: Option<Address>) {
         let address = address.map(|address| PackedAddress::new(&self.host, &address));
         while self.entries.len() <= entry {
@@ -147,14 +147,14 @@ impl AvState {
             return;
         }
         if old.is_some() {
-            let _ = self.vacate(entry); // it is there
+            let _ = self.vacate(entry); // the entry exists
         }
         if let Some(address) = address {
             self.occupy(entry, address);
         }
     }
 
-    /// Adds an address; one that is here already gets another entry. Errors: ENOMEM; EACCES in a
+    /// Adds an address; one that is in the vector already gets another entry. Errors: ENOMEM; EACCES in a
     /// vector that was opened for reading.
     pub(super) fn insert(&mut self, new: &Address) -> Result<fi_addr_t, i32> {
         if self.named.as_ref().is_some_and(|named| named.read.is_some()) {
@@ -178,7 +178,7 @@ impl AvState {
         Ok(fi_addr_t::from(entry))
     }
 
-    /// A vacant entry gets an address.
+    /// Gives a vacant entry an address.
     fn occupy(&mut self, entry: u32, address: PackedAddress) {
         if let Some(slot) = self.entries.get_mut(entry as usize) {
             *slot = Entry::Address(address);
@@ -192,7 +192,7 @@ impl AvState {
         self.epoch += 1;
     }
 
-    /// One more entry, vacant and not on the list of those.
+    /// Appends an entry that is vacant and not on the list of vacant entries.
     fn grow(&mut self) -> Result<u32, i32> {
         self.expect(1);
         let entry = self.entries.len();
@@ -206,7 +206,7 @@ impl AvState {
         Ok(entry as u32)
     }
 
-    /// Errors: EINVAL for what is no entry; EACCES in a vector that was opened for reading.
+    /// Errors: EINVAL for an `fi_addr` without an address; EACCES in a vector that was opened for reading.
     pub(super) fn remove(&mut self, fi_addr: fi_addr_t) -> Result<(), i32> {
         let entry = u32::try_from(fi_addr).map_err(|_| FI_EINVAL)?;
         if self.named.as_ref().is_some_and(|named| named.read.is_some()) {
@@ -223,7 +223,7 @@ impl AvState {
         let address = *address_of(&self.entries, entry).ok_or(FI_EINVAL)?;
         let hash = address.hash();
         if self.find(hash, &address) == Some(entry) {
-            // Only duplicates make it worth looking for another entry of the address.
+            // The search for another entry of the address is worth its time only if there are duplicates.
             let other = (self.duplicates > 0).then(|| self.other_entry(entry, &address)).flatten();
             let entries = &self.entries;
             match other {
@@ -256,12 +256,12 @@ impl AvState {
         self.index.find(hash, |entry| address_of(&self.entries, entry) == Some(address))
     }
 
-    /// Whether no address is in it.
+    /// Whether the vector has no address.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.iter().all(|entry| entry.address().is_none())
     }
 
-    /// One more than the last `fi_addr` there may be.
+    /// One more than the highest `fi_addr` in use.
     pub(crate) fn entries(&self) -> usize {
         self.entries.len()
     }
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(av.insert(&address("10.0.0.1:1")), Ok(0));
     }
 
-    /// The same, in the plainest way there is.
+    /// The same as `AvState`, implemented in the simplest way.
     #[derive(Default)]
     struct Oracle {
         entries: Vec<Option<Address>>,
@@ -444,7 +444,7 @@ mod tests {
         Remove(usize),
     }
 
-    /// Few enough that duplicates and churn are the rule.
+    /// One of a few addresses, so that duplicates and churn are the rule.
     fn candidate(n: usize) -> Address {
         match n % 4 {
             0 => address(&format!("127.0.0.{}:{}", n % 3 + 1, n % 7 + 1)),

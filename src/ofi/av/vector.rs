@@ -1,4 +1,4 @@
-//! What others know of an address vector.
+//! The address vector, as other modules use it.
 
 use super::state::AvState;
 use crate::ofi::domain::Domain;
@@ -12,25 +12,25 @@ use libfabric_sys::{FI_EINVAL, fi_ops, fid, fid_av};
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// What endpoints share of an address vector.
+/// The part of an address vector that endpoints share.
 #[derive(Debug)]
 pub(crate) struct AddressVector {
     pub(crate) domain: Arc<Domain>,
     pub(crate) state: Locked<AvState>,
-    /// Of a domain with FI_AV_AUTH_KEY.
+    /// `Some` only in a domain with FI_AV_AUTH_KEY.
     pub(super) auth_key: Locked<Option<AuthKey>>,
 }
 
-/// A key that was inserted.
+/// The authorization key that was inserted.
 pub(super) struct AuthKey {
     pub(super) bytes: Vec<u8>,
     pub(super) job_key: JobKey,
-    /// How often it was inserted more than it was removed.
+    /// Number of insertions less number of removals.
     pub(super) uses: usize,
 }
 
 impl std::fmt::Debug for AuthKey {
-    /// Without the bytes: a log must not give them away.
+    /// Without the bytes, which must not appear in a log.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AuthKey").field("uses", &self.uses).finish_non_exhaustive()
     }
@@ -41,7 +41,7 @@ pub(super) struct AvFid {
     pub(super) fid: fid_av,
     pub(super) slack: Slack,
     pub(super) shared: Arc<AddressVector>,
-    /// FI_EVENT: insertions are reported there.
+    /// FI_EVENT: insertions are reported to `eq`.
     pub(super) asynchronous: bool,
     pub(super) eq: Option<Arc<EventQueue>>,
 }
@@ -65,7 +65,7 @@ pub(super) static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
 pub(crate) const NO_SUCH_ADDRESS: i32 = FI_EINVAL;
 
 /// The shared part of an address vector.
-/// Errors: EINVAL for what is not ours.
+/// Errors: EINVAL for an object of another provider.
 ///
 /// # Safety
 /// `av` is null or an open object.

@@ -1,4 +1,4 @@
-//! `fi_ep_bind`: what an endpoint reports to and takes receives from.
+//! `fi_ep_bind`: the objects that an endpoint reports to and takes receives from.
 
 use super::contexts::Role;
 use super::shared::{ReceiveFid, TransmitFid};
@@ -18,7 +18,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 pub(super) unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
-    // SAFETY: a handle of ours and an object of the application.
+    // SAFETY: a handle of this provider and an object of the application.
     entry("fi_ep_bind", || code(unsafe { bind_object(&*fid.cast::<EndpointFid>(), other, flags) }))
 }
 
@@ -32,7 +32,7 @@ unsafe fn bind_object(handle: &EndpointFid, other: *mut fid, flags: u64) -> Resu
         return Err(FI_EINVAL);
     }
     let mut guard = ep.domain.lock.lock();
-    // Sandia OpenSHMEM binds counters and a shared transmit context to an endpoint that is enabled.
+    // Sandia OpenSHMEM binds counters and a shared transmit context to an enabled endpoint.
     let enabled = ep.is_enabled(handle, &guard);
     if enabled && !matches!(class, FI_CLASS_CNTR | FI_CLASS_STX_CTX) {
         return Err(FI_EOPBADSTATE);
@@ -124,9 +124,9 @@ fn bind_counter(
 }
 
 impl Endpoint {
-    /// An endpoint that has not asked for FI_SHARED_CONTEXT keeps its own, and does not hold this one:
-    /// Sandia OpenSHMEM binds one to such an endpoint, and closes it first.
-    /// Errors: EINVAL for another domain's, or a second one.
+    /// An endpoint that has not asked for FI_SHARED_CONTEXT ignores the shared context, and keeps no reference to
+    /// it: Sandia OpenSHMEM binds one to such an endpoint, and closes it first.
+    /// Errors: EINVAL for a context of another domain, or a second one.
     ///
     /// # Safety
     /// `other` is an open object.
@@ -146,7 +146,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Errors: EINVAL if FI_SHARED_CONTEXT was not asked for, for another domain's, or a second one.
+    /// Errors: EINVAL if FI_SHARED_CONTEXT was not asked for, for a context of another domain, or a second one.
     ///
     /// # Safety
     /// `other` is an open object.
@@ -165,10 +165,10 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Whether objects of this class, and these flags, belong to this kind of handle.
+    /// Whether this kind of handle may be bound to objects of this class, with these flags.
     fn may_bind(&self, handle: &EndpointFid, class: usize, flags: u64) -> bool {
         let transmit = FI_SEND | FI_READ | FI_WRITE | FI_TRANSMIT | FI_SELECTIVE_COMPLETION;
-        // What peers read and write is reported by receive context 0.
+        // Accesses of peers are reported by receive context 0.
         let remote = if handle.context == 0 { FI_REMOTE_READ | FI_REMOTE_WRITE } else { 0 };
         let receive = FI_RECV | remote | FI_SELECTIVE_COMPLETION;
         let reports = matches!(class, FI_CLASS_CQ | FI_CLASS_CNTR);

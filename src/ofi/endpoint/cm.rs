@@ -1,4 +1,4 @@
-//! `struct fi_ops_cm`: an unconnected endpoint has a name, and no connections.
+//! `struct fi_ops_cm`: an unconnected endpoint has a name, but no connections.
 
 use super::collective;
 use super::state::endpoint;
@@ -17,15 +17,15 @@ pub(super) static OPS: Table<fi_ops_cm> = Table::new(fi_ops_cm {
     ..unsafe { stubs::<fi_ops_cm, 9>() }
 });
 
-/// Those of a shared receive context, which has no name.
+/// The operations of a shared receive context, which has no name.
 pub(super) static NO_OPS: Table<fi_ops_cm> =
     // SAFETY: fi_ops_cm has nine slots.
     Table::new(unsafe { stubs::<fi_ops_cm, 9>() });
 
-/// `fi_setname`: the address to open under, before fi_enable.
+/// `fi_setname`: the address under which fi_enable opens the endpoint.
 unsafe extern "C" fn setname(fid: fid_t, addr: *mut c_void, len: usize) -> c_int {
     entry("fi_setname", || {
-        // SAFETY: a handle of ours; `addr` has `len` bytes in the endpoint's format.
+        // SAFETY: a handle of this provider; `addr` has `len` bytes in the endpoint's format.
         unsafe {
             let ep = &endpoint(fid.cast::<fid_ep>()).shared;
             if addr.is_null() {
@@ -50,7 +50,7 @@ unsafe extern "C" fn setname(fid: fid_t, addr: *mut c_void, len: usize) -> c_int
 /// `fi_getname`. Errors: ETOOSMALL with the size needed; EOPBADSTATE before fi_enable.
 unsafe extern "C" fn getname(fid: fid_t, addr: *mut c_void, len: *mut usize) -> c_int {
     entry("fi_getname", || {
-        // SAFETY: a handle of ours; the application's buffer has `*len` bytes.
+        // SAFETY: a handle of this provider; the application's buffer has `*len` bytes.
         unsafe {
             let ep = &endpoint(fid.cast::<fid_ep>()).shared;
             let guard = ep.domain.lock.lock();

@@ -1,4 +1,4 @@
-//! `struct fi_ops_collective` and groups (fi_collective.3).
+//! `struct fi_ops_collective` and collective groups (fi_collective.3).
 
 use super::state::{Endpoint, EndpointFid, Membership, endpoint};
 use super::transfer::{error_number, persist, result, trigger};
@@ -26,13 +26,13 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Address of a group: this, and its number at the endpoint.
+/// Address of a group: this bit, and the group's number at the endpoint.
 const GROUP_ADDRESS: fi_addr_t = 1 << 62;
-/// One member's share in an operation, bytes.
+/// Most data of one member in an operation, bytes.
 const BLOCK_MAX: usize = 1 << 24;
-/// How long a join tries to make contact with members that have no room for it, milliseconds.
+/// How long a join tries to reach members that have no room for its messages, milliseconds.
 const CONTACT_MS: i32 = 1000;
-/// Members of a group.
+/// Most members of a group.
 const MEMBERS_MAX: usize = 4096;
 
 #[repr(C)]
@@ -64,8 +64,8 @@ pub(super) static OPS: Table<fi_ops_collective> = Table::new(fi_ops_collective {
     ..unsafe { stubs::<fi_ops_collective, 11>() }
 });
 
-/// Bytes of an element, by libfabric's number of its type. Those of 16 bits and less that come after
-/// the types of atomic operations are moved, and not computed with.
+/// Bytes of an element, by libfabric's number of its type. The types of at most 16 bits that follow the types
+/// of atomic operations are transported only, not computed with.
 fn size_of(datatype: u32) -> Option<usize> {
     match datatype {
         16 | 17 => Some(2), // FI_FLOAT16, FI_BFLOAT16
@@ -104,8 +104,8 @@ pub(in crate::ofi) unsafe fn query(
     Ok(())
 }
 
-/// `fi_join` of a collective group. Errors: EINVAL, also for an endpoint that is no member; ENOEQ,
-/// EOPBADSTATE; EOPNOTSUPP without FI_COLLECTIVE.
+/// `fi_join` of a collective group. Errors: EINVAL, also if the endpoint is no member; ENOEQ; EOPBADSTATE;
+/// EOPNOTSUPP without FI_COLLECTIVE.
 pub(super) unsafe extern "C" fn join(
     ep: *mut fid_ep,
     address: *const c_void,
@@ -137,7 +137,7 @@ unsafe fn join_set(
     }
     // SAFETY: the caller vouches for an open set.
     let set = unsafe { av_set(address.set) }?;
-    // Whoever reads the event queue progresses the join, in any thread.
+    // Any thread that reads the event queue progresses the join.
     ep.domain.lock.need();
     let guard = ep.domain.lock.lock();
     let bindings = ep.bindings(&guard);
@@ -183,17 +183,17 @@ unsafe fn join_set(
     Ok(())
 }
 
-/// The members of a group, as all of them see it.
+/// The members of a group, as all of them agree on it.
 struct Meeting {
     peers: Vec<PeerId>,
-    /// Which of them the endpoint is.
+    /// The position of this endpoint among them.
     me: usize,
-    /// Of the set of members, and of their order.
+    /// Hash of the set of members, and of their order.
     name: u64,
     order: u64,
 }
 
-/// The same, when what members have sent already is taken in: contact is made behind that.
+/// As [`meeting`], but makes progress and tries again for [`CONTACT_MS`] while there is no room to connect.
 fn met(
     ep: &Endpoint,
     av: &AddressVector,
@@ -212,7 +212,7 @@ fn met(
     }
 }
 
-/// Errors: EINVAL for what is not in the vector, or a group without the endpoint; of connecting.
+/// Errors: EINVAL for a member that is not in the vector, or a group without this endpoint; those of connecting.
 fn meeting(
     ep: &Endpoint,
     av: &AddressVector,
@@ -223,7 +223,7 @@ fn meeting(
     let mut names = Vec::with_capacity(members.len());
     let mut peers = Vec::with_capacity(members.len());
     for member in members {
-        // SAFETY: the guard is of the domain of vector and endpoint; one short step.
+        // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
         let name = unsafe { av.state.get(guard) }.address(*member).ok_or(invalid)?;
         names.push(name.to_wire());
         peers.push(ep.peer(*member, guard)?);
@@ -238,7 +238,7 @@ fn meeting(
     Ok(Meeting { peers, me, name, order })
 }
 
-/// FNV-1a, which every member computes alike.
+/// FNV-1a: every member must compute the same hash.
 fn hash<T: AsRef<[u8]>>(names: &[T]) -> u64 {
     let bytes = names.iter().flat_map(|name| name.as_ref());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -248,11 +248,11 @@ fn hash<T: AsRef<[u8]>>(names: &[T]) -> u64 {
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(mc)", || {
-        // SAFETY: a group of ours, open until now.
+        // SAFETY: a group of this provider, open until this call.
         if unsafe { &*fid.cast::<McFid>() }.endpoint.domain.lock.is_lost() {
             return 0;
         }
-        // SAFETY: as above.
+        // SAFETY: the box of that group; this call ends its use.
         let mc = unsafe { Box::from_raw(fid.cast::<McFid>()) };
         let ep = &*mc.endpoint;
         let guard = ep.domain.lock.lock();
@@ -267,7 +267,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     })
 }
 
-/// An operation in the application's terms.
+/// The arguments of one operation, as the application passes them.
 struct Call {
     coll: fi_collective_op,
     input: *const c_void,
@@ -277,14 +277,14 @@ struct Call {
     root: fi_addr_t,
     datatype: fi_datatype,
     op: fi_op,
-    /// `None`: the endpoint's.
+    /// `None`: the endpoint's default flags.
     flags: Option<u64>,
     context: *mut c_void,
 }
 
 impl Call {
-    /// The operation, where `root` is the number of its root if that is a member; its reduction, if it has one; and
-    /// bytes of a member's share. Errors: EINVAL, EOPNOTSUPP, EMSGSIZE.
+    /// The operation, its reduction if it has one, and the bytes of one member's data. `root` is the position of the
+    /// root if that is a member. Errors: EINVAL, EOPNOTSUPP, EMSGSIZE.
     fn meaning(&self, root: Option<usize>) -> Result<(Collective, Option<Operation>, usize), i32> {
         let root = || root.ok_or(FI_EINVAL);
         let what = match self.coll {
@@ -345,20 +345,20 @@ unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
     };
     if op_flags & FI_TRIGGER != 0 {
         let kind = Kind { direction: Direction::Collective, tagged: false, tag: 0 };
-        // SAFETY: fi_trigger.3: the context says what to wait for.
+        // SAFETY: under FI_TRIGGER the context is a `fi_triggered_context` (fi_trigger.3).
         return unsafe { trigger(ep, kind, call.context, report, begin, &guard) };
     }
     let account = Account { context: call.context.expose_provenance() as u64, report };
     persist(ep, &guard, |guard: &Guard<'_>| begin(ep, guard, account))?;
-    // The first messages leave now.
+    // This turn of progress sends the first messages.
     ep.progress(By::Application, &guard);
     Ok(())
 }
 
-/// All members are there.
+/// Starts a barrier.
 ///
 /// # Safety
-/// As the entries.
+/// Arguments are as the man page of the call says.
 unsafe fn meet(
     ep: *mut fid_ep,
     group: fi_addr_t,
@@ -371,7 +371,7 @@ unsafe fn meet(
 }
 
 /// # Safety
-/// As the entries.
+/// Arguments are as the man page of the call says.
 unsafe fn begin(
     ep: *mut fid_ep,
     (coll, datatype, op): (fi_collective_op, fi_datatype, fi_op),
@@ -398,7 +398,7 @@ entries! { entry -> isize;
     );
 }
 
-/// Entries that have a result and neither root nor operation, or one of them, or both.
+/// Defines the entries with a result buffer. Each has a root, an operation, both, or neither.
 macro_rules! with_result {
     ($($name:ident $coll:ident $text:literal ($($root:ident)?) $of_root:expr, ($($op:ident)?) $of_op:expr;)*) => {$(
         entries! { entry -> isize;

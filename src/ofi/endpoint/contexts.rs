@@ -1,4 +1,4 @@
-//! What a handle of an endpoint is, and the transmit and receive contexts of an endpoint.
+//! The roles of an endpoint's handles, and its transmit and receive contexts.
 
 use crate::ofi::info::MAX_CONTEXTS;
 use crate::ofi::lock::Locked;
@@ -7,15 +7,15 @@ use libfabric_sys::{
     FI_CLASS_EP, FI_CLASS_RX_CTX, FI_CLASS_SEP, FI_CLASS_TX_CTX, FI_EINVAL, FI_SHARED_CONTEXT,
 };
 
-/// What a handle is.
+/// The role of a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::ofi) enum Role {
     Endpoint,
-    /// A scalable endpoint, whose contexts do the work.
+    /// A scalable endpoint, whose contexts transfer the data.
     Scalable,
-    /// A transmit context of one.
+    /// A transmit context of a scalable endpoint.
     Transmit,
-    /// A receive context of one.
+    /// A receive context of a scalable endpoint.
     Receive,
 }
 
@@ -30,7 +30,7 @@ impl Role {
     }
 }
 
-/// Contexts in some state, a bit for each number.
+/// A set of contexts, one bit for each number.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     transmit: u64,
@@ -65,7 +65,7 @@ impl Contexts {
         }
     }
 
-    /// Those of `fi_endpoint`. Errors: EINVAL for more than one of a kind.
+    /// The contexts for `fi_endpoint`. Errors: EINVAL for more than one of a kind.
     pub(super) fn ordinary(counts: (usize, usize)) -> Result<Self, i32> {
         let single = |count: usize| count <= 1 || count == FI_SHARED_CONTEXT;
         if !single(counts.0) || !single(counts.1) {
@@ -78,7 +78,7 @@ impl Contexts {
         Ok(Self::new(1, 1))
     }
 
-    /// Those of `fi_scalable_ep`. Errors: EINVAL for too many, and for shared ones.
+    /// The contexts for `fi_scalable_ep`. Errors: EINVAL for too many, and for shared ones.
     pub(super) fn scalable(counts: (usize, usize)) -> Result<Self, i32> {
         let number = |name: &str, count: usize| {
             u8::try_from(count.max(1)).ok().filter(|n| usize::from(*n) <= MAX_CONTEXTS).ok_or_else(
@@ -96,7 +96,7 @@ impl Contexts {
         ))
     }
 
-    /// Numbers of contexts.
+    /// One more than the highest number of a context.
     #[inline]
     pub(super) fn count(&self) -> u8 {
         self.transmit.max(self.receive)

@@ -1,7 +1,7 @@
-//! Deferred work (fi_trigger.3, "Deferred work queues"): what an application queues at a domain, as
-//! operations of its endpoints.
+//! Deferred work (fi_trigger.3, "Deferred work queues"): requests that an application queues at a domain
+//! become operations of its endpoints.
 //!
-//! Requests are copied when they are queued: their structures are not looked at again.
+//! Requests are copied when they are queued: their structures are not read again.
 
 use super::atomic::{Changing, Request};
 use super::handle::named;
@@ -25,14 +25,14 @@ use libfabric_sys::{
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// A transfer in our terms.
+/// A request, translated into an action.
 struct Transfer {
     action: Action,
     context: *mut c_void,
     flags: u64,
 }
 
-/// FI_QUEUE_WORK. Errors: EINVAL, EMSGSIZE, EAGAIN; ENOSYS for what is not supported.
+/// FI_QUEUE_WORK. Errors: EINVAL, EMSGSIZE, EAGAIN; ENOSYS for an operation that is not supported.
 ///
 /// # Safety
 /// `request` is null or as fi_trigger.3 says.
@@ -72,7 +72,7 @@ pub(in crate::ofi) unsafe fn queue(
             _ => return Err(FI_ENOSYS),
         };
         if let Some(raises) = raises {
-            // Whoever waits for it has to progress what raises it.
+            // A thread that waits for this counter has to progress the endpoint that raises it.
             domain.feed(raises.clone(), &guard)?;
         }
         let account = Account {
@@ -89,7 +89,7 @@ pub(in crate::ofi) unsafe fn queue(
     }
 }
 
-/// FI_CANCEL_WORK. Errors: ENOENT when nothing of this request waits (any more).
+/// FI_CANCEL_WORK. Errors: ENOENT when no operation of this request waits (any more).
 ///
 /// # Safety
 /// `request` is only compared.
@@ -107,7 +107,7 @@ pub(in crate::ofi) unsafe fn cancel(
     }
 }
 
-/// FI_FLUSH_WORK: all work of the domain, or what waits for the `triggering_cntr` of a request.
+/// FI_FLUSH_WORK: all work of the domain, or the work that waits for the `triggering_cntr` of a request.
 ///
 /// # Safety
 /// `request` is null or as fi_trigger.3 says.
@@ -124,7 +124,7 @@ pub(in crate::ofi) unsafe fn flush(
     Ok(())
 }
 
-/// Errors: EINVAL for a counter of another domain, or that is not ours.
+/// Errors: EINVAL for a counter of another domain or provider.
 ///
 /// # Safety
 /// `cntr` is null or an open counter.
@@ -144,7 +144,7 @@ unsafe fn counter<'a>(
 /// or a further context of a scalable endpoint.
 ///
 /// # Safety
-/// `ep` is null or an open endpoint of ours.
+/// `ep` is null or an open endpoint of this provider.
 unsafe fn triggerable<'a>(
     domain: &Arc<Domain>,
     ep: *mut fid_ep,
@@ -174,7 +174,7 @@ unsafe fn queue_count(
     if raises.is_some() {
         return Err(FI_EINVAL); // fi_trigger.3: "must be NULL for counter operations"
     }
-    // SAFETY: as above.
+    // SAFETY: the caller vouches for the counters that the request names.
     let changed = unsafe { counter(domain, op.cntr) }?.ok_or(FI_EINVAL)?;
     domain.feed(changed.clone(), guard)?;
     let action = match work.op_type {
@@ -187,7 +187,7 @@ unsafe fn queue_count(
     waits_for.queue(Work { threshold: work.threshold, action, owner }, guard)
 }
 
-/// What both kinds of messages have.
+/// The common parts of plain and tagged messages.
 struct Message {
     ep: *mut fid_ep,
     memory: SegmentList,
@@ -235,7 +235,7 @@ unsafe fn send(domain: &Arc<Domain>, message: Message, guard: &Guard<'_>) -> Res
     Ok(Transfer { action, context, flags })
 }
 
-/// Receives that end more than once, or look before they receive, are for the application alone.
+/// Deferred receives complete once and involve no peek: no FI_MULTI_RECV, FI_PEEK, FI_CLAIM or FI_DISCARD.
 ///
 /// # Safety
 /// The message's endpoint is null or open.
@@ -252,7 +252,7 @@ unsafe fn receive(
     }
     let bindings = endpoint.bindings(guard);
     if bindings.shared_receive.is_some() {
-        return Err(FI_EOPNOTSUPP); // they are posted to the shared context
+        return Err(FI_EOPNOTSUPP); // receives are posted to the shared context
     }
     if !bindings.reports_received() {
         return Err(FI_ENOCQ);

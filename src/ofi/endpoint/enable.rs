@@ -19,33 +19,33 @@ use libfabric_sys::{
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// Bytes moved for one long message by one turn of progress.
+/// Bytes that one turn of progress moves of one long message.
 const BULK_CHUNK: usize = 1 << 20;
-/// One-sided operations of fewer bytes are left to the target.
+/// One-sided operations of fewer bytes are carried out by the target's engine, not by direct RMA.
 const ALONE_MIN: usize = 16 * 1024;
-/// Messages are stored around the caches from this part of the last one on.
+/// Messages of at least this fraction (1/4) of the last-level cache are stored with non-temporal stores.
 const CACHE_PART: usize = 4;
-/// The same where nobody knows how large that one is, bytes.
+/// The same threshold if the size of that cache is unknown, bytes.
 const PAST_CACHES_MIN: usize = 8 << 20;
-/// How long closing waits for messages that the application believes sent, milliseconds.
+/// How long closing waits for messages that the application considers sent, milliseconds.
 const LINGER_MS: i32 = 1000;
-/// How long it goes on taking what comes, milliseconds: what was there is taken sooner, but peers may send on and on.
+/// How long closing goes on receiving, milliseconds: enough for messages that have arrived, but peers may keep sending.
 const DRAIN_MS: i32 = 100;
 
 impl Endpoint {
-    /// Whether it is too late to bind something to a handle.
+    /// Whether the endpoint or context of the handle is enabled, so that it is too late to bind.
     pub(super) fn is_enabled(&self, handle: &EndpointFid, guard: &Guard<'_>) -> bool {
         match handle.role {
             Role::Endpoint | Role::Scalable => self.engine(guard).is_some(),
             role => {
-                // SAFETY: the guard is of the domain of the endpoint; one short step.
+                // SAFETY: the guard belongs to the domain of the endpoint; one short step.
                 *unsafe { self.contexts.enabled.get(guard) }.of(role) & (1 << handle.context) != 0
             }
         }
     }
 
-    /// `fi_enable`. Errors: ENOCQ, ENOAV, EOPBADSTATE when enabled already or without the shared
-    /// context that was asked for, ENOKEY without a key where vectors have them, EADDRINUSE,
+    /// `fi_enable`. Errors: ENOCQ, ENOAV; EOPBADSTATE if enabled already or without the shared context that
+    /// was asked for; ENOKEY if the keys are in the address vectors and this vector has none; EADDRINUSE,
     /// EADDRNOTAVAIL, EMFILE, ENFILE, ENOMEM.
     pub(super) fn enable(&self) -> Result<(), i32> {
         let guard = self.domain.lock.lock();
@@ -71,7 +71,7 @@ impl Endpoint {
         bindings.attach(self, wait_fd, &guard)
     }
 
-    /// Someone may sleep on what the endpoint reports to.
+    /// Prepares the interface for threads that may sleep on a queue or counter of the endpoint.
     fn enable_waiting(&self, guard: &Guard<'_>) {
         if let Some(engine) = self.engine(guard) {
             engine.iface_mut().enable_waiting();
@@ -106,7 +106,7 @@ impl Endpoint {
             contexts: usize::from(self.contexts.receive()),
             shares_receives: self.shares.1,
         };
-        // SAFETY: the guard is of this domain; the cell is reached by nobody else in this step.
+        // SAFETY: the guard belongs to this domain; no other reference to the engine exists in this step.
         unsafe { *self.engine.get(guard) = Some(Engine::new(router, limits)) };
         self.domain.enter(self, wait_fd, guard)?;
         Ok(wait_fd)
@@ -120,8 +120,8 @@ impl Endpoint {
         Ok(Address(std::net::SocketAddr::new(interface.ip, 0)))
     }
 
-    /// Leaves all lists and lets the interface go. Messages that the application believes sent get
-    /// a bounded time to leave.
+    /// Leaves all lists and closes the interface. Messages that the application considers sent get a bounded
+    /// time to leave.
     pub(super) fn shut_down(&self) {
         let deadline = Deadline::after_ms(LINGER_MS);
         let drained = Deadline::after_ms(DRAIN_MS);
@@ -130,7 +130,7 @@ impl Endpoint {
         let mine = process::pid() == self.owner;
         loop {
             let mut guard = self.domain.lock.lock();
-            // What has arrived is answered: a peer may wait for that.
+            // Messages that have arrived are answered, because a peer may wait for the answer.
             let taken = mine && !drained.expired() && self.take_all(&guard) > 0;
             let unsent = self
                 .engine(&guard)
@@ -146,7 +146,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes what has come by any way. Returns how much that was.
+    /// Receives from every transport at once. Returns how much moved.
     fn take_all(&self, guard: &Guard<'_>) -> usize {
         if let Some(engine) = self.engine(guard) {
             engine.iface_mut().hasten();
@@ -168,7 +168,7 @@ impl Endpoint {
                 engine.counts()
             ));
         }
-        // SAFETY: the guard is of this domain; nobody reaches the engine any more.
+        // SAFETY: the guard belongs to this domain; the endpoint is in no list, so no other code reaches the engine.
         unsafe { *self.engine.get(guard) = None };
         *self.bindings.write(guard) = AllBindings::default();
     }
@@ -188,7 +188,7 @@ impl Endpoint {
         }
         let Some(shared) = &own.shared_receive else { return Ok(()) };
         let first = shared.state(guard).endpoints.first().copied();
-        // SAFETY: an endpoint removes itself from the list before it goes away.
+        // SAFETY: an endpoint removes itself from the list before it is freed.
         let other = first.and_then(|first| unsafe { &*first }.bindings(guard).av.as_ref());
         match (other, &own.av) {
             (Some(other), Some(own)) if !Arc::ptr_eq(other, own) => {
@@ -201,14 +201,14 @@ impl Endpoint {
         }
     }
 
-    /// From now on messages take receives of the shared context.
+    /// Lets messages take receives of the shared context.
     fn join_shared(&self, own: &Bindings, guard: &Guard<'_>) {
         if let Some(shared) = &own.shared_receive {
             shared.state(guard).endpoints.push(self);
         }
     }
 
-    /// The endpoint goes. Receives that its messages had taken end with ECANCELED.
+    /// Leaves the shared context. Receives that messages of this endpoint had taken end with ECANCELED.
     fn leave_shared(&self, guard: &Guard<'_>) {
         let Some(shared) = self.bindings(guard).shared_receive.clone() else { return };
         if let Some(engine) = self.engine(guard) {
@@ -218,12 +218,12 @@ impl Endpoint {
         shared.state(guard).endpoints.retain(|endpoint| *endpoint != this);
     }
 
-    /// `fi_enable` of a scalable endpoint or of one of its contexts, in any order: the first of them
-    /// opens the interface. Errors: as [`Endpoint::enable`].
+    /// `fi_enable` of a scalable endpoint or of one of its contexts, in any order: the first call opens the
+    /// interface. Errors: as [`Endpoint::enable`].
     pub(super) fn enable_part(&self, handle: &EndpointFid) -> Result<(), i32> {
         let guard = self.domain.lock.lock();
         let bindings = self.bindings_of(handle.context, &guard);
-        // SAFETY: the guard is of the domain of the endpoint; one short step.
+        // SAFETY: the guard belongs to the domain of the endpoint; one short step.
         let begun = unsafe { self.contexts.begun.get(&guard) };
         let again = match handle.role {
             Role::Scalable => *begun,
@@ -256,13 +256,13 @@ impl Endpoint {
             self.enable_waiting(&guard);
         }
         bindings.attach(self, wait_fd, &guard)?;
-        // SAFETY: as above.
+        // SAFETY: the guard belongs to the domain of the endpoint; one short step.
         *unsafe { self.contexts.enabled.get(&guard) }.of(handle.role) |= 1 << handle.context;
         Ok(())
     }
 
-    /// `fi_close` of a context. Receives that are posted are dropped. Operations under way get a
-    /// bounded time to end: they use memory of the application. Errors: EBUSY if they do not.
+    /// `fi_close` of a context. Posted receives are dropped. Operations under way use memory of the application,
+    /// so they get a bounded time to end. Errors: EBUSY if they do not.
     pub(super) fn close_context(&self, handle: &EndpointFid) -> Result<(), i32> {
         let deadline = Deadline::after_ms(LINGER_MS);
         let mut elsewhere = Elsewhere::after(now_ns());
@@ -287,9 +287,9 @@ impl Endpoint {
         }
     }
 
-    /// A context reports to nobody any more.
+    /// Removes the bindings of a context.
     fn unbind(&self, handle: &EndpointFid, guard: &mut Hold<'_>) {
-        // SAFETY: the guard is of the domain of the endpoint; one short step each.
+        // SAFETY: the guard belongs to the domain of the endpoint; one short step each.
         unsafe {
             *self.contexts.open.get(guard).of(handle.role) &= !(1 << handle.context);
             *self.contexts.enabled.get(guard).of(handle.role) &= !(1 << handle.context);
@@ -298,7 +298,7 @@ impl Endpoint {
         let fd = self.wait_fd(guard);
         half.detach(self, fd, guard);
         let Some(fd) = fd else { return };
-        // What others report to too stays attached; attaching twice does nothing.
+        // Objects to which other contexts report stay attached; attaching twice does nothing.
         let mut attached = self.domain.feed_all(self, guard);
         for number in 0..self.contexts.count() {
             let again = self.bindings_of(number, guard).attach(self, fd, guard);

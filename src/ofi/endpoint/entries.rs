@@ -1,6 +1,6 @@
-//! The C entries of messages, plain and tagged, and their tables.
+//! The C entries of plain and tagged messages, and their tables.
 
-/// The three forms of a receive at what `$handle` finds; messages have so many tags, of which a `Tagging` is made.
+/// The three forms of a receive at the handle `$handle`. The parameters `$tag` make up its `Tagging`.
 macro_rules! receives {
     (
         $receive:ident($handle:ident), ($($tag:ident)*) $tagging:expr, $message:ty, $of_message:expr;
@@ -62,11 +62,11 @@ macro_rules! sends {
     };
 }
 
-/// The tables of messages: of an endpoint, of a transmit and a receive context, and of a scalable endpoint, whose contexts
-/// have them.
+/// The tables of message calls: for an endpoint, a transmit context, a receive context, and a scalable endpoint, which
+/// has no message calls of its own.
 macro_rules! tables {
     ($ops:ident) => {
-        // SAFETY: it has nine slots.
+        // SAFETY: fi_ops_msg and fi_ops_tagged have nine slots.
         const NO_CALLS: $ops = unsafe { stubs::<$ops, 9>() };
         const SENDS: $ops = $ops {
             send: Some(send_one),

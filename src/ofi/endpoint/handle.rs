@@ -1,7 +1,7 @@
-//! `struct fid_ep` of type FI_EP_RDM: what an application has of an endpoint, of a scalable one, and of its contexts.
+//! `struct fid_ep` of type FI_EP_RDM: the handles of an endpoint, of a scalable endpoint, and of its contexts.
 //!
-//! Scalable endpoints (fi_endpoint.3) have one address and several transmit and receive contexts, each with queues and
-//! counters of its own. An ordinary endpoint is the case of one of each, both number 0.
+//! A scalable endpoint (fi_endpoint.3) has one address and several transmit and receive contexts, each with queues
+//! and counters of its own. An ordinary endpoint has one of each, both with number 0.
 
 use super::bind::bind;
 use super::contexts::{Contexts, Role};
@@ -65,8 +65,8 @@ static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
     ..STUBS
 });
 
-/// `fi_endpoint`, and `fi_scalable_ep` for [`Role::Scalable`]. Errors: EINVAL, also for counts of contexts that the call
-/// does not offer; ENOSYS for types other than FI_EP_RDM.
+/// `fi_endpoint`, and `fi_scalable_ep` for [`Role::Scalable`]. Errors: EINVAL, also for more contexts than the call
+/// offers; ENOSYS for types other than FI_EP_RDM.
 ///
 /// # Safety
 /// As libfabric calls these.
@@ -77,11 +77,11 @@ pub(in crate::ofi) unsafe fn open(
     out: *mut *mut fid_ep,
     context: *mut c_void,
 ) -> Result<(), i32> {
-    // SAFETY: an info of ours (or a copy), valid during the call.
+    // SAFETY: an info of this provider, or a copy of one, valid during the call.
     let info = unsafe { info.as_ref() }.filter(|_| !out.is_null()).ok_or(FI_EINVAL)?;
-    // SAFETY: as above, and so are its parts.
+    // SAFETY: the attributes of that info: null or valid during the call.
     let (tx, rx) = unsafe { (info.tx_attr.as_ref(), info.rx_attr.as_ref()) };
-    // SAFETY: as above.
+    // SAFETY: the info and its attributes are valid during the call.
     let shared = Arc::new(unsafe { described(role, domain, info, tx) }?);
     let tx_flags = tx.map_or(0, |tx: &fi_tx_attr| tx.op_flags);
     let rx_flags = rx.map_or(0, |rx: &fi_rx_attr| rx.op_flags);
@@ -109,7 +109,7 @@ unsafe fn described(
         Role::Scalable => Contexts::scalable(counts)?,
         _ => Contexts::ordinary(counts)?,
     };
-    // SAFETY: `src_addr` is as `src_addrlen` and `addr_format` say, the key as long as the application says.
+    // SAFETY: `src_addr` is as `src_addrlen` and `addr_format` say; the key is as long as the application says.
     let (bind, own_key) = unsafe {
         (source_address(info), auth_key(&domain.fabric, attr.auth_key, attr.auth_key_size)?)
     };
@@ -186,7 +186,7 @@ unsafe fn source_address(info: &fi_info) -> Option<Address> {
     }
 }
 
-/// The endpoint behind a handle that a structure names. Errors: EINVAL for what is not ours.
+/// The endpoint behind a handle that a structure names. Errors: EINVAL for an object of another provider.
 ///
 /// # Safety
 /// `ep` is null or an open object.
@@ -197,7 +197,7 @@ pub(super) unsafe fn named<'a>(ep: *mut fid_ep) -> Result<&'a EndpointFid, i32> 
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     entry("fi_close(ep)", || {
-        // SAFETY: a handle of ours, open until now.
+        // SAFETY: a handle of this provider, open until this call.
         unsafe {
             let handle = &*fid.cast::<EndpointFid>();
             if handle.shared.domain.lock.is_lost() {
@@ -229,7 +229,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(ep)", || {
-        // SAFETY: a handle of ours; `arg` is as fi_endpoint.3 says for each command.
+        // SAFETY: a handle of this provider; `arg` is as fi_endpoint.3 says for each command.
         unsafe {
             let handle = &*fid.cast::<EndpointFid>();
             match command {
@@ -302,7 +302,7 @@ unsafe fn open_alias(handle: &EndpointFid, arg: *mut fi_alias) -> Result<(), i32
     Ok(())
 }
 
-/// The calls that a handle offers.
+/// The tables of calls that a handle offers.
 struct Tables {
     msg: &'static Table<fi_ops_msg>,
     tagged: &'static Table<fi_ops_tagged>,
@@ -337,7 +337,7 @@ unsafe extern "C" fn open_transmit(
     context: *mut c_void,
 ) -> c_int {
     making_entry("fi_tx_context", || {
-        // SAFETY: a handle of ours; the application's attributes, if any.
+        // SAFETY: a handle of this provider; the application's attributes, if any.
         let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
         let mut flags = sep.tx_flags.get();
         if let Some(attr) = attr {
@@ -358,7 +358,7 @@ unsafe extern "C" fn open_transmit(
             attr.size = if attr.size == 0 { CONTEXT_SIZE } else { attr.size };
             (attr.iov_limit, attr.rma_iov_limit) = (IOV_LIMIT, RMA_IOV_LIMIT);
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller vouches for this contract too.
         code(unsafe { open_context(sep, Role::Transmit, index, (flags, 0), out, context) })
     })
 }
@@ -371,7 +371,7 @@ unsafe extern "C" fn open_receive(
     context: *mut c_void,
 ) -> c_int {
     making_entry("fi_rx_context", || {
-        // SAFETY: a handle of ours; the application's attributes, if any.
+        // SAFETY: a handle of this provider; the application's attributes, if any.
         let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
         let mut flags = sep.rx_flags.get();
         if let Some(attr) = attr {
@@ -388,12 +388,12 @@ unsafe extern "C" fn open_receive(
             attr.size = if attr.size == 0 { CONTEXT_SIZE } else { attr.size };
             (attr.total_buffered_recv, attr.iov_limit) = (0, IOV_LIMIT);
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller vouches for this contract too.
         code(unsafe { open_context(sep, Role::Receive, index, (0, flags), out, context) })
     })
 }
 
-/// Errors: EINVAL for a number that the endpoint does not have, or an endpoint that has none; EBUSY
+/// Errors: EINVAL for a number that the endpoint does not have, or an endpoint that is not scalable; EBUSY
 /// for a context that is open.
 ///
 /// # Safety
@@ -413,7 +413,7 @@ unsafe fn open_context(
         return Err(FI_EINVAL);
     };
     let guard = sep.shared.domain.lock.lock();
-    // SAFETY: the guard is of the domain of the endpoint; one short step.
+    // SAFETY: the guard belongs to the domain of the endpoint; one short step.
     let open = unsafe { contexts.open.get(&guard) }.of(role);
     if *open & (1 << number) != 0 {
         return Err(FI_EBUSY);

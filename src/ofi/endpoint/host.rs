@@ -1,4 +1,4 @@
-//! What the protocol reports, in libfabric's terms: queue entries, counters, sources.
+//! The reports of the protocol engine, in libfabric's terms: queue entries, counters, sources.
 
 use super::state::{Bindings, Endpoint, QueueBinding};
 use crate::memory::keys::{Denied, Granted, Region, Right};
@@ -17,7 +17,7 @@ use libfabric_sys::{
 };
 use std::sync::Arc;
 
-/// See the module. Holds the domain's lock through `guard`.
+/// The endpoint, as its engine reports to it. `guard` shows that the domain's lock is held.
 pub(super) struct EndpointHost<'a> {
     guard: &'a Guard<'a>,
     endpoint: &'a Endpoint,
@@ -48,25 +48,25 @@ impl EndpointHost<'_> {
             Direction::Write | Direction::Update => {
                 (to.transmit.as_ref(), to.write_counter.as_ref(), FI_WRITE)
             }
-            // Collective operations are atomic ones (fi_collective.3), and those write.
+            // Collective operations count as atomic operations (fi_collective.3), and those write.
             Direction::Collective => {
                 (self.bindings().transmit.as_ref(), self.bindings().write_counter.as_ref(), 0)
             }
         }
     }
 
-    /// Whether peers of the endpoint may know of the region.
+    /// Whether peers of the endpoint may access the region.
     fn may_reach(&self, state: &DomainState, region: u64) -> bool {
         state.region_keys.is_empty() || state.is_for(region, self.endpoint.given_key(self.guard))
     }
 
     #[inline(always)]
     fn is_roomy(&self, binding: &Option<QueueBinding>) -> bool {
-        // SAFETY: the guard is of the domain of queue and endpoint; one short step.
+        // SAFETY: the guard belongs to the domain of queue and endpoint; one short step.
         binding.as_ref().is_none_or(|b| unsafe { b.queue.state.get(self.guard) }.has_room())
     }
 
-    /// The deferred operation that has ended, if this is one.
+    /// The ended deferred operation, if the completion is one of those.
     #[inline]
     fn deferred(&self, c: &Completion) -> Option<Ended> {
         if !self.endpoint.triggers {
@@ -75,7 +75,7 @@ impl EndpointHost<'_> {
         self.endpoint.domain.triggers.ended(c.context, self.guard)
     }
 
-    /// The end of an operation that may have been deferred work.
+    /// Completes an operation that may be a deferred one.
     #[inline(never)]
     fn complete_deferred(&self, c: &Completion) {
         match self.deferred(c) {
@@ -87,13 +87,13 @@ impl EndpointHost<'_> {
         }
     }
 
-    /// Queue and counter hear of it.
+    /// Reports a completion to its queue and counter.
     #[inline(always)]
     fn tell(&self, c: &Completion) {
         let (queue, counter, flag) = self.route(c);
         if let (true, Some(binding)) = (c.report.entry(), queue) {
             let entry = self.entry(c, flag);
-            // SAFETY: the guard is of the domain of queue and endpoint; one short step.
+            // SAFETY: the guard belongs to the domain of queue and endpoint; one short step.
             unsafe { binding.queue.state.get(self.guard) }.push(entry);
         }
         if let Some(counter) = counter {
@@ -161,7 +161,7 @@ impl Host for EndpointHost<'_> {
         let (queue, counter, flag) = self.route(&f.completion);
         if let Some(binding) = queue {
             let entry = self.entry(&f.completion, flag);
-            // SAFETY: the guard is of the domain of queue and endpoint; one short step.
+            // SAFETY: the guard belongs to the domain of queue and endpoint; one short step.
             unsafe { binding.queue.state.get(self.guard) }.push_error(
                 entry,
                 f.error,
@@ -175,7 +175,7 @@ impl Host for EndpointHost<'_> {
     }
 
     fn source_of(&self, address: &Address) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: the guard belongs to this endpoint's domain; one short step.
         self.bindings()
             .av
             .as_ref()
@@ -184,7 +184,7 @@ impl Host for EndpointHost<'_> {
 
     #[inline]
     fn book_epoch(&self) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: the guard belongs to this endpoint's domain; one short step.
         self.bindings().av.as_ref().map_or(0, |av| unsafe { av.state.get(self.guard) }.epoch())
     }
 
@@ -219,14 +219,14 @@ impl Host for EndpointHost<'_> {
         if !self.endpoint.lets(right) {
             return Err(Denied::Access);
         }
-        // SAFETY: as above.
+        // SAFETY: the guard belongs to this endpoint's domain; one short step.
         let state = unsafe { self.endpoint.domain.state(self.guard) };
         let granted = state.regions.find(range.key, range.addr, range.len, right)?;
         if self.may_reach(state, granted.id) { Ok(granted) } else { Err(Denied::Key) }
     }
 
     fn offer(&self, key: u64) -> Option<(u64, Region)> {
-        // SAFETY: as above; the copies end the borrow.
+        // SAFETY: the guard belongs to this endpoint's domain; the copies end the borrow.
         let state = unsafe { self.endpoint.domain.state(self.guard) };
         let (id, mut region) = state.regions.whole(key)?;
         if !self.may_reach(state, id) {
@@ -265,7 +265,7 @@ impl Host for EndpointHost<'_> {
             counter.count(self.guard);
         }
         for region in access.regions {
-            // SAFETY: as above; the copy ends the borrow.
+            // SAFETY: the guard belongs to this endpoint's domain; the copy ends the borrow.
             let state = unsafe { self.endpoint.domain.state(self.guard) };
             let counters = state.region_counters.get(region).cloned().unwrap_or_default();
             counters.told(access.right).for_each(|counter| counter.raise(1, self.guard));
@@ -282,7 +282,7 @@ impl Host for EndpointHost<'_> {
                 tag: 0,
                 source: if self.endpoint.source { access.source } else { NO_SOURCE },
             };
-            // SAFETY: as above.
+            // SAFETY: the guard belongs to this endpoint's domain; one short step.
             unsafe { binding.queue.state.get(self.guard) }.push(entry);
         }
     }

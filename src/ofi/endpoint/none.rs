@@ -1,4 +1,4 @@
-//! Tables of operations that an object does not offer: each slot answers -FI_ENOSYS.
+//! Tables of operations that an object does not have: each slot answers -FI_ENOSYS.
 
 use crate::ofi::table::{Table, stubs};
 use libfabric_sys::{fi_ops_atomic, fi_ops_collective};

@@ -1,4 +1,4 @@
-//! `fi_getopt` and `fi_setopt` (fi_endpoint.3), and the sizes left.
+//! `fi_getopt` and `fi_setopt` (fi_endpoint.3), `fi_tx_size_left` and `fi_rx_size_left`.
 
 use super::state::{Endpoint, EndpointState, endpoint};
 use crate::memory::atomic::MAX_BYTES;
@@ -44,23 +44,23 @@ pub(super) unsafe fn take_size(value: *const c_void, len: usize) -> Result<usize
     Ok(unsafe { value.cast::<usize>().read_unaligned() })
 }
 
-/// A limit for injected messages. Errors: EINVAL for more than the endpoint was opened with.
+/// Reads a limit for injected messages. Errors: EINVAL if it exceeds the size that the endpoint was opened with.
 ///
 /// # Safety
 /// `value` has `len` bytes.
 unsafe fn take_inject(ep: &Endpoint, value: *const c_void, len: usize) -> Result<usize, i32> {
-    // SAFETY: passed on.
+    // SAFETY: the caller vouches for this contract too.
     let size = unsafe { take_size(value, len) }?;
     if size <= ep.inject_size { Ok(size) } else { Err(FI_EINVAL) }
 }
 
-/// What FI_OPT_INJECT_RMA_SIZE says. As long as the application has not set it, writes are injected that are longer, too:
-/// it may go by `tx_attr->inject_size`.
+/// The value of FI_OPT_INJECT_RMA_SIZE. Until the application has set it, longer writes are injected, too: the
+/// application may go by `tx_attr->inject_size`.
 fn inject_rma_size(ep: &Endpoint, state: &EndpointState) -> usize {
     state.inject_rma_size.unwrap_or_else(|| ep.inject_size.min(INJECT_RMA_SIZE))
 }
 
-/// Errors: EOPBADSTATE once enabled; ENOPROTOOPT if nothing else reaches peers of the node.
+/// Errors: EOPBADSTATE once enabled; ENOPROTOOPT if no other transport reaches peers of the node.
 fn permit_shm(
     ep: &Endpoint,
     state: &mut EndpointState,
@@ -91,7 +91,7 @@ pub(super) unsafe extern "C" fn getopt(
         if level != FI_OPT_ENDPOINT {
             return -FI_ENOPROTOOPT;
         }
-        // SAFETY: a handle of ours; the application's buffer has `*len` bytes.
+        // SAFETY: a handle of this provider; the application's buffer has `*len` bytes.
         unsafe {
             let ep = &endpoint(fid.cast::<fid_ep>()).shared;
             let guard = ep.domain.lock.lock();
@@ -125,7 +125,7 @@ pub(super) unsafe extern "C" fn setopt(
         if level != FI_OPT_ENDPOINT {
             return -FI_ENOPROTOOPT;
         }
-        // SAFETY: a handle of ours; the application's value has `len` bytes.
+        // SAFETY: a handle of this provider; the application's value has `len` bytes.
         unsafe {
             let ep = &endpoint(fid.cast::<fid_ep>()).shared;
             let guard = ep.domain.lock.lock();
@@ -158,9 +158,9 @@ pub(super) unsafe extern "C" fn setopt(
                 FI_OPT_INJECT_ATOMIC_SIZE => {
                     take_inject(ep, value, len).map(|size| state.inject_atomic_size = size)
                 }
-                // This version makes no CUDA calls: both answers hold.
+                // This provider makes no CUDA calls, so it complies with either value.
                 FI_OPT_CUDA_API_PERMITTED if len == 1 => Ok(()),
-                // Without it, peers of the node are reached through the network.
+                // Without shared memory, the network reaches peers of the node.
                 FI_OPT_SHARED_MEMORY_PERMITTED if len == 1 && !value.is_null() => {
                     permit_shm(ep, state, *value.cast::<u8>() != 0, &guard)
                 }
@@ -172,7 +172,7 @@ pub(super) unsafe extern "C" fn setopt(
 
 pub(super) unsafe extern "C" fn rx_size_left(ep: *mut fid_ep) -> isize {
     entry("fi_rx_size_left", || {
-        // SAFETY: a handle of ours.
+        // SAFETY: a handle of this provider.
         let handle = unsafe { endpoint(ep) };
         let ep = &handle.shared;
         let guard = ep.domain.lock.lock();
@@ -182,7 +182,7 @@ pub(super) unsafe extern "C" fn rx_size_left(ep: *mut fid_ep) -> isize {
 
 pub(super) unsafe extern "C" fn tx_size_left(ep: *mut fid_ep) -> isize {
     entry("fi_tx_size_left", || {
-        // SAFETY: a handle of ours.
+        // SAFETY: a handle of this provider.
         let ep = unsafe { &endpoint(ep).shared };
         let guard = ep.domain.lock.lock();
         ep.engine(&guard).map_or(0, |engine| engine.room_for_sends() as isize)

@@ -1,4 +1,4 @@
-//! Progress of an endpoint: on behalf of the objects that it reports to, of its domain, and of whoever sleeps on it.
+//! Progress of an endpoint, for the objects that it reports to, for its domain, and for sleeping threads.
 
 use super::state::Endpoint;
 use crate::ofi::elsewhere::enabled;
@@ -108,7 +108,7 @@ impl Endpoint {
         }
     }
 
-    /// The application polls again: doorbells would only cost.
+    /// The application polls again: doorbells for the thread would only cost time.
     #[cold]
     fn take_from_thread(&self, guard: &Guard<'_>) {
         self.state(guard).thread_armed = false;

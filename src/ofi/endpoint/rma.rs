@@ -32,12 +32,12 @@ pub(super) static OPS: Table<fi_ops_rma> = Table::new(fi_ops_rma {
     ..unsafe { stubs::<fi_ops_rma, 9>() }
 });
 
-/// Those of a receive context or scalable endpoint.
+/// The operations of a receive context or scalable endpoint.
 pub(super) static NO_OPS: Table<fi_ops_rma> =
     // SAFETY: fi_ops_rma has nine slots.
     Table::new(unsafe { stubs::<fi_ops_rma, 9>() });
 
-/// One operation in our terms.
+/// The arguments of one operation, translated.
 struct Access {
     right: Right,
     local: Result<SegmentList, i32>,
@@ -48,7 +48,7 @@ struct Access {
     flags: Flags,
 }
 
-/// The one range of a target that is as long as `local`.
+/// A single remote range, as long as `local`.
 fn one(local: &Result<SegmentList, i32>, addr: u64, key: u64) -> Result<RemoteRanges, i32> {
     let len = local.as_ref().map_or(0, SegmentList::len) as u64;
     let mut ranges = RemoteRanges::NONE;
@@ -56,7 +56,7 @@ fn one(local: &Result<SegmentList, i32>, addr: u64, key: u64) -> Result<RemoteRa
     Ok(ranges)
 }
 
-/// Several ranges of a target. Errors: EINVAL for more than four.
+/// Several remote ranges. Errors: EINVAL for more than four.
 ///
 /// # Safety
 /// `list` has `count` elements.
@@ -75,8 +75,8 @@ unsafe fn several(list: *const fi_rma_iov, count: usize) -> Result<RemoteRanges,
     Ok(ranges)
 }
 
-/// All forms. Every completion level is met by the last of them: an operation is complete when the
-/// target has carried it out.
+/// Starts an operation of any form. It completes when the target has carried it out, which satisfies every
+/// completion level.
 #[inline]
 fn start(handle: &EndpointFid, access: Access) -> isize {
     result(try_start(handle, access))
@@ -91,14 +91,14 @@ fn try_start(handle: &EndpointFid, access: Access) -> Result<(), i32> {
     let report = handle.report(op_flags, inject_call, &guard);
     if op_flags & FI_TRIGGER != 0 {
         let (kind, start) = (accessing.kind(), accessing.starter());
-        // SAFETY: fi_trigger.3: the context says what to wait for.
+        // SAFETY: under FI_TRIGGER the context is a `fi_triggered_context` (fi_trigger.3).
         return unsafe { trigger(ep, kind, context, report, start, &guard) };
     }
     let account = Account { context: context.expose_provenance() as u64, report };
     persist(ep, &guard, |guard: &Guard<'_>| accessing.start(ep, guard, account))
 }
 
-/// An operation that was checked and can be started.
+/// A checked operation, ready to be started.
 #[derive(Clone, Copy)]
 pub(super) struct Accessing {
     right: Right,
@@ -167,7 +167,7 @@ impl Accessing {
         engine.access(&op, &mut host)
     }
 
-    /// What is injected is copied now: the application's buffer is its own while this waits.
+    /// Injected data is copied now: the application may reuse its buffer while the operation waits.
     pub(super) fn starter(self) -> impl Starter {
         let kept = self.inject.then(|| OwnedBuffer::copy_of(&self.local));
         move |ep: &Endpoint, guard: &Guard<'_>, account| {
@@ -203,10 +203,10 @@ unsafe fn message(right: Right, m: &fi_msg_rma, flags: u64) -> Access {
     }
 }
 
-/// An access to one place, in the application's terms.
+/// Starts an access to one remote range.
 ///
 /// # Safety
-/// As the entries.
+/// Arguments are as the man page of the call says.
 unsafe fn access(
     ep: *mut fid_ep,
     (right, data): (Right, Option<u64>),
@@ -221,7 +221,7 @@ unsafe fn access(
 }
 
 /// # Safety
-/// As the entries.
+/// Arguments are as the man page of the call says.
 unsafe fn told(ep: *mut fid_ep, right: Right, msg: *const fi_msg_rma, flags: u64) -> isize {
     // SAFETY: the caller vouches.
     unsafe {

@@ -1,9 +1,9 @@
 //! Contexts that several endpoints share (fi_endpoint.3, SHARED CONTEXTS).
 //!
-//! A shared transmit context costs nothing here and saves nothing: endpoints have no transmit queue in
-//! a device that they could share. A shared receive context is one queue of posted receives: a message
-//! for any of its endpoints takes the first receive that matches. Messages without a receive stay with
-//! the endpoint that they came to, numbered by their arrival.
+//! A shared transmit context has no function here: endpoints have no transmit queue of a device that they
+//! could share. A shared receive context is one queue of posted receives: a message for any of its endpoints
+//! takes the first receive that matches. Messages without a receive stay with the endpoint that received
+//! them, and are numbered by their arrival.
 
 use super::entries::receives;
 use super::none::{NO_ATOMIC, NO_COLLECTIVE};
@@ -64,7 +64,7 @@ static TRANSMIT_FID_OPS: Table<fi_ops> = Table::new(fi_ops {
 // SAFETY: fi_ops_ep_2_7 has eight slots.
 const STUBS: fi_ops_ep_2_7 = unsafe { stubs::<fi_ops_ep_2_7, 8>() };
 
-/// Of a shared transmit context, with which nothing can be done.
+/// The operations of a shared transmit context, which has none.
 static TRANSMIT_OPS: Table<fi_ops_ep_2_7> = Table::new(STUBS);
 
 // SAFETY: it begins with a fid_ep; nothing else has this table.
@@ -195,11 +195,11 @@ unsafe fn context<'a>(ep: *mut fid_ep) -> &'a ReceiveFid {
 impl SharedReceive {
     fn endpoints<'g>(&self, guard: &'g Guard<'_>) -> impl Iterator<Item = &'g Endpoint> + use<'g> {
         let endpoints = self.state(guard).endpoints.clone();
-        // SAFETY: an endpoint removes itself from the list, under the lock, before it goes away.
+        // SAFETY: an endpoint removes itself from the list, under the lock, before it is freed.
         endpoints.into_iter().map(|endpoint| unsafe { &*endpoint })
     }
 
-    /// The endpoint where the oldest message waits that matches.
+    /// The endpoint with the oldest message that matches.
     fn oldest<'g>(&self, op: &ReceiveOp, guard: &'g Guard<'_>) -> Option<&'g Endpoint> {
         self.endpoints(guard)
             .filter_map(|endpoint| {
@@ -210,7 +210,7 @@ impl SharedReceive {
             .map(|(_, endpoint)| endpoint)
     }
 
-    /// The source that a receive wants, as completions name it: all endpoints have one vector.
+    /// The source that a receive wants, as completions name it. All endpoints have the same address vector.
     fn wanted_source(
         &self,
         source: fi_addr_t,
@@ -293,8 +293,8 @@ fn try_receive(
     Ok(())
 }
 
-/// FI_PEEK, FI_CLAIM and FI_DISCARD (fi_tagged.3). A message that is not there is reported by the
-/// first endpoint.
+/// FI_PEEK, FI_CLAIM and FI_DISCARD (fi_tagged.3). The first endpoint reports that no message was
+/// found.
 fn special_receive(
     shared: &SharedReceive,
     op: ReceiveOp,
@@ -329,13 +329,13 @@ receives!(
     trecv "fi_trecv(srx)" trecvv "fi_trecvv(srx)" trecvmsg "fi_trecvmsg(srx)"
 );
 
-// SAFETY of the entries below: the handle is an open context of ours.
+// SAFETY of the entries below: the handle is an open context of this provider.
 
-/// `fi_cancel`: reported by the first endpoint. Errors: ENOENT when no posted receive has the context
+/// `fi_cancel`, which the first endpoint reports. Errors: ENOENT when no posted receive has the context
 /// (any more); EOPBADSTATE while no endpoint is bound.
 unsafe extern "C" fn cancel(fid: fid_t, op_context: *mut c_void) -> isize {
     entry("fi_cancel(srx)", || {
-        // SAFETY: see above; `fid` is the first member.
+        // SAFETY: an open context of this provider; `fid` is the first member.
         let shared = unsafe { &context(fid.cast()).shared };
         let guard = shared.domain.lock.lock();
         let Some(endpoint) = shared.endpoints(&guard).next() else {
@@ -353,7 +353,7 @@ unsafe extern "C" fn cancel(fid: fid_t, op_context: *mut c_void) -> isize {
 
 unsafe extern "C" fn size_left(ep: *mut fid_ep) -> isize {
     entry("fi_rx_size_left(srx)", || {
-        // SAFETY: see above.
+        // SAFETY: an open context of this provider.
         let shared = unsafe { &context(ep).shared };
         let guard = shared.domain.lock.lock();
         let posted = shared.state(&guard).receives.len();
@@ -372,7 +372,7 @@ unsafe extern "C" fn getopt(
         if (level, name) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
             return -FI_ENOPROTOOPT;
         }
-        // SAFETY: see above; the application's buffer has `*len` bytes.
+        // SAFETY: an open context of this provider; the application's buffer has `*len` bytes.
         unsafe {
             let shared = &context(fid.cast()).shared;
             let guard = shared.domain.lock.lock();
@@ -392,7 +392,7 @@ unsafe extern "C" fn setopt(
         if (level, name) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
             return -FI_ENOPROTOOPT;
         }
-        // SAFETY: see above; the application's value has `len` bytes.
+        // SAFETY: an open context of this provider; the application's value has `len` bytes.
         unsafe {
             let shared = &context(fid.cast()).shared;
             let guard = shared.domain.lock.lock();
@@ -404,10 +404,10 @@ unsafe extern "C" fn setopt(
     })
 }
 
-/// FI_ENABLE has nothing to do: receives may be posted from the start.
+/// FI_ENABLE does nothing: receives may be posted once the context is open.
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(srx)", || {
-        // SAFETY: see above; `arg` is null or as fi_endpoint.3 says.
+        // SAFETY: an open context of this provider; `arg` is null or as fi_endpoint.3 says.
         let (handle, flags) = unsafe { (context(fid.cast()), arg.cast::<u64>().as_mut()) };
         match (command, flags) {
             (FI_ENABLE, _) => 0,
@@ -430,7 +430,7 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
     })
 }
 
-// EBUSY: an endpoint is bound.
+// Errors: EBUSY while an endpoint is bound.
 entries! { entry -> c_int;
     close "fi_close(srx)" (fid: *mut fid) => close_object(fid, |srx: &ReceiveFid| {
         srx.shared.domain.lock.may_close(|_| Arc::strong_count(&srx.shared) > 1)

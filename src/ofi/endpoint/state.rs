@@ -1,4 +1,4 @@
-//! An endpoint and what it reports to; with what several of them share.
+//! An endpoint and the objects that it reports to, and the contexts that endpoints share.
 
 use super::contexts::{Contexts, Role};
 use crate::memory::atomic::MAX_BYTES;
@@ -25,18 +25,18 @@ use libfabric_sys::{
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// Free bytes below which a multi-receive buffer goes back, unless FI_OPT_MIN_MULTI_RECV says other.
+/// Free bytes below which a multi-receive buffer is released, unless FI_OPT_MIN_MULTI_RECV is set.
 pub(super) const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
-/// One direction's completion queue.
+/// The completion queue of one direction.
 #[derive(Debug)]
 pub(super) struct QueueBinding {
     pub(super) queue: Arc<CompletionQueue>,
-    /// FI_SELECTIVE_COMPLETION: only operations that ask get an entry.
+    /// FI_SELECTIVE_COMPLETION: only operations with FI_COMPLETION get an entry.
     pub(super) selective: bool,
 }
 
-/// What an endpoint reports to. Once it is enabled, counters alone are added.
+/// The objects that an endpoint reports to. Once it is enabled, only counters are added.
 #[derive(Debug, Default)]
 pub(super) struct Bindings {
     pub(super) transmit: Option<QueueBinding>,
@@ -53,22 +53,22 @@ pub(super) struct Bindings {
     pub(super) eq: Option<Arc<EventQueue>>,
 }
 
-/// The same for all contexts of an endpoint.
+/// The bindings of all contexts of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct AllBindings {
-    /// Of context 0, which is the only one of an ordinary endpoint.
+    /// Those of context 0, which is the only one of an ordinary endpoint.
     pub(super) first: Bindings,
-    /// Of the contexts from 1 on of a scalable endpoint, transmit and receive contexts of one number together.
+    /// Those of the other contexts of a scalable endpoint; transmit and receive context of one number together.
     pub(super) more: Vec<Bindings>,
 }
 
-/// What endpoints hold of a shared transmit context.
+/// The part of a shared transmit context that endpoints share.
 #[derive(Debug)]
 pub(super) struct SharedTransmit {
     pub(super) domain: Arc<Domain>,
 }
 
-/// What endpoints hold of a shared receive context.
+/// The part of a shared receive context that endpoints share.
 #[derive(Debug)]
 pub(super) struct SharedReceive {
     pub(super) domain: Arc<Domain>,
@@ -81,7 +81,7 @@ pub(super) struct SharedReceive {
 #[derive(Debug)]
 pub(super) struct ReceiveState {
     pub(super) receives: Receives,
-    /// Enabled endpoints; each removes itself before it goes away.
+    /// Enabled endpoints; each removes itself before it is freed.
     pub(super) endpoints: Vec<*const Endpoint>,
     pub(super) min_multi_recv: usize,
 }
@@ -89,9 +89,9 @@ pub(super) struct ReceiveState {
 /// State under the domain's lock.
 #[derive(Debug)]
 pub(super) struct EndpointState {
-    /// Peer of each `fi_addr`, plus one; 0: not met yet.
+    /// The peer of each `fi_addr`, plus one; 0: not connected yet.
     pub(super) routes: Vec<u32>,
-    /// Removals of the address vector that `routes` has seen.
+    /// The count of the address vector's removals for which `routes` is valid.
     pub(super) removals: u64,
     pub(super) min_multi_recv: usize,
     pub(super) max_msg_size: usize,
@@ -99,29 +99,29 @@ pub(super) struct EndpointState {
     pub(super) max_rma_size: usize,
     pub(super) inject_msg_size: usize,
     pub(super) inject_tagged_size: usize,
-    /// What the application has set: see `options::inject_rma_size`.
+    /// FI_OPT_INJECT_RMA_SIZE, if the application has set it: see `options::inject_rma_size`.
     pub(super) inject_rma_size: Option<usize>,
     pub(super) inject_atomic_size: usize,
     /// FI_OPT_SHARED_MEMORY_PERMITTED.
     pub(super) shm_permitted: bool,
     pub(super) max_atomic_size: usize,
     pub(super) bind: Option<Address>,
-    /// Waiters that sleep on us.
+    /// Number of waiters that sleep on this endpoint.
     pub(super) armed: u32,
-    /// The progress thread sleeps on us.
+    /// The progress thread sleeps on this endpoint.
     pub(super) thread_armed: bool,
-    /// The application has polled since the progress thread looked.
+    /// The application has polled since the progress thread last checked.
     pub(super) polled: bool,
-    /// Collective groups.
+    /// The collective groups of the endpoint.
     pub(super) groups: Vec<Membership>,
 }
 
-/// A group that an endpoint has joined, or joins.
+/// A collective group that an endpoint has joined, or is joining.
 #[derive(Debug)]
 pub(super) struct Membership {
     pub(super) group: u64,
     pub(super) members: Vec<fi_addr_t>,
-    /// The handle and the context of the join, until that is over.
+    /// The handle and the context of the join, until the join is over.
     pub(super) joining: Option<(usize, usize)>,
 }
 
@@ -132,12 +132,12 @@ pub(in crate::ofi) struct Endpoint {
     pub(super) addr_format: u32,
     pub(super) bindings: ReadMostly<AllBindings>,
     pub(super) contexts: Contexts,
-    /// FI_SHARED_CONTEXT was asked for, for transmit and for receive.
+    /// Whether FI_SHARED_CONTEXT was asked for, for transmit and for receive.
     pub(super) shares: (bool, bool),
     pub(super) engine: Locked<Option<Engine<Router>>>,
     pub(super) state: Locked<EndpointState>,
     pub(super) inject_size: usize,
-    /// The application gave it with the endpoint.
+    /// The key that the application gave with the endpoint.
     pub(super) own_key: Option<JobKey>,
     /// FI_DIRECTED_RECV was asked for: `src_addr` of receives counts.
     pub(super) directed: bool,
@@ -159,9 +159,9 @@ pub(in crate::ofi) struct EndpointFid {
     pub(super) tx_flags: Cell<u64>,
     pub(super) rx_flags: Cell<u64>,
     pub(super) role: Role,
-    /// The context of the endpoint that operations through this handle belong to.
+    /// The number of the context that operations through this handle belong to.
     pub(super) context: u8,
-    /// Common to a handle and its aliases.
+    /// Shared by a handle and its aliases.
     pub(super) family: Arc<()>,
     pub(super) alias: bool,
 }
@@ -169,7 +169,7 @@ pub(in crate::ofi) struct EndpointFid {
 /// The endpoint behind a handle.
 ///
 /// # Safety
-/// `ep` came from `fi_endpoint` or its kin and is not closed.
+/// `ep` came from `fi_endpoint` or a similar call and is not closed.
 #[inline]
 pub(in crate::ofi) unsafe fn endpoint<'a>(ep: *mut fid_ep) -> &'a EndpointFid {
     // SAFETY: the caller vouches.
@@ -180,7 +180,7 @@ impl Endpoint {
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(super) fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut EndpointState {
-        // SAFETY: guards passed here are of this endpoint's domain; each caller uses the result for
+        // SAFETY: guards passed here belong to this endpoint's domain; each caller uses the result for
         // one step that reaches nothing else.
         unsafe { self.state.get(guard) }
     }
@@ -190,7 +190,7 @@ impl Endpoint {
         &self.bindings.read(guard).first
     }
 
-    /// What a transmit or receive context reports to.
+    /// The objects that a transmit or receive context reports to.
     #[inline]
     pub(super) fn bindings_of<'g>(&'g self, context: u8, guard: &'g Guard<'_>) -> &'g Bindings {
         if context > 0 {
@@ -205,7 +205,7 @@ impl Endpoint {
         all.more.get(usize::from(context).wrapping_sub(1)).unwrap_or(&all.first)
     }
 
-    /// The same, to change them.
+    /// The same, to change it.
     pub(super) fn change_bindings<'g>(
         &'g self,
         context: u8,
@@ -215,25 +215,25 @@ impl Endpoint {
         all.more.get_mut(usize::from(context).wrapping_sub(1)).unwrap_or(&mut all.first)
     }
 
-    /// The engine, once enabled. While it is borrowed only the host is called, which reaches
-    /// queues, counters and the address vector, never this cell.
+    /// The engine, once enabled. While the engine is borrowed it calls only its host, which accesses queues,
+    /// counters and the address vector, never this cell.
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(in crate::ofi) fn engine<'g>(
         &'g self,
         guard: &'g Guard<'_>,
     ) -> Option<&'g mut Engine<Router>> {
-        // SAFETY: see above.
+        // SAFETY: the guard belongs to this endpoint's domain, and the engine's host never reaches this cell.
         unsafe { self.engine.get(guard) }.as_mut()
     }
 
-    /// Whether the endpoint may do this to others' memory: without a direction FI_RMA, and FI_ATOMIC,
-    /// has all.
+    /// Whether the endpoint may start such an access to peers' memory. FI_RMA or FI_ATOMIC without a direction
+    /// allows all directions.
     pub(super) fn may(&self, right: Right) -> bool {
         self.has_directions(right, FI_READ, FI_WRITE)
     }
 
-    /// Whether others may do this to memory through the endpoint.
+    /// Whether peers may make such an access through the endpoint.
     pub(super) fn lets(&self, right: Right) -> bool {
         self.has_directions(right, FI_REMOTE_READ, FI_REMOTE_WRITE)
     }
@@ -245,7 +245,7 @@ impl Endpoint {
         self.caps & primary != 0 && (self.caps & wanted == wanted || self.caps & all == 0)
     }
 
-    /// Whether it can do something that completes, and whether messages can come to it.
+    /// Whether it can start operations that complete, and whether it can receive messages.
     pub(super) fn directions(&self) -> (bool, bool) {
         let messages = self.caps & (FI_MSG | FI_TAGGED) != 0;
         let both = self.caps & (FI_SEND | FI_RECV) == 0;
@@ -256,8 +256,8 @@ impl Endpoint {
         (sends || collects || all.into_iter().any(|right| self.may(right)), receives)
     }
 
-    /// The endpoint's job key, and what it was made of.
-    /// Errors: ENOKEY where address vectors have the keys and this one has none.
+    /// The endpoint's job key, and where it comes from.
+    /// Errors: ENOKEY if the keys are in the address vectors and this vector has none.
     pub(super) fn job_key(&self, guard: &Guard<'_>) -> Result<(JobKey, job_key::Source), i32> {
         let given = match (self.own_key, self.domain.key) {
             (Some(key), _) | (None, DomainKey::Given(key)) => key,
@@ -283,7 +283,7 @@ impl Endpoint {
 }
 
 impl EndpointState {
-    /// As an endpoint is opened, with this limit for injected messages, and at this address if the application has one.
+    /// The state of a newly opened endpoint, with this limit for injected messages, and at this address if any.
     pub(super) fn new(inject_size: usize, bind: Option<Address>) -> Self {
         Self {
             routes: Vec::new(),
@@ -310,7 +310,7 @@ impl EndpointState {
 impl SharedReceive {
     #[allow(clippy::mut_from_ref)]
     pub(super) fn state<'g>(&'g self, guard: &'g Guard<'_>) -> &'g mut ReceiveState {
-        // SAFETY: guards passed here are of this context's domain; each caller uses the result for
+        // SAFETY: guards passed here belong to this context's domain; each caller uses the result for
         // one step that reaches nothing else.
         unsafe { self.state.get(guard) }
     }
@@ -330,24 +330,24 @@ impl Bindings {
         self.send_counter.iter().chain(&self.read_counter).chain(&self.write_counter)
     }
 
-    /// Whether anyone learns of messages that come. An endpoint for one-sided operations does
-    /// without where no message does: receives are refused then.
+    /// Whether received messages are reported. An endpoint for one-sided operations needs no such report:
+    /// it then refuses receives.
     pub(super) fn reports_received(&self) -> bool {
         self.receive.is_some() || self.receive_counter.is_some()
     }
 
-    /// Whether anyone learns of the end of what the application starts.
+    /// Whether the end of operations that the application starts is reported.
     pub(super) fn reports_initiated(&self) -> bool {
         self.transmit.is_some() || self.initiating_counters().next().is_some()
     }
 
-    /// Of queues and counters, each to be used before the next.
+    /// The sources of the queues and counters; each must be used before the next one is taken.
     fn sources<'g>(&'g self, guard: &'g Guard<'_>) -> impl Iterator<Item = &'g mut Source> {
         let queues = self.queues().map(|queue| queue.source(guard));
         queues.chain(self.counters().map(|counter| counter.source(guard)))
     }
 
-    /// Whether anyone may sleep on the endpoint.
+    /// Whether a thread may sleep on the endpoint.
     pub(super) fn waits(&self, guard: &Guard<'_>) -> bool {
         self.sources(guard).any(|source| source.waiter.is_some())
     }
@@ -360,7 +360,7 @@ impl Bindings {
         self.sources(guard).for_each(|source| source.detach(ep, fd));
     }
 
-    /// Takes out what belongs to one direction.
+    /// Takes out the bindings of one direction.
     pub(super) fn take_half(&mut self, role: Role) -> Self {
         let mut half = Self::default();
         if role == Role::Transmit {

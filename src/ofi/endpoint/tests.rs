@@ -1,4 +1,4 @@
-//! An endpoint as an application has it, through the tables of its objects.
+//! An endpoint, used as by an application: through the tables of its objects.
 
 use super::state::{Bindings, Endpoint, EndpointFid, endpoint};
 use crate::ofi::cq;
@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
 use std::time::Instant;
 
-/// Everything that an endpoint needs, and the endpoint, which is enabled. It is closed in the order of C.
+/// An enabled endpoint and the objects that it needs. They are closed in the order that C programs use.
 struct World {
     fabric: *mut fid_fabric,
     domain: *mut fid_domain,
@@ -29,7 +29,7 @@ fn ok(rc: i32) {
 }
 
 /// # Safety
-/// An open object, which is not used any more.
+/// `fid` is an open object, which is not used any more.
 unsafe fn close(fid: *mut fid) {
     // SAFETY: the caller vouches.
     ok(unsafe { (*(*fid).ops).close.unwrap()(fid) });
@@ -39,7 +39,7 @@ impl World {
     fn new() -> Self {
         let (mut info, mut fabric, mut domain) = (null_mut(), null_mut(), null_mut());
         let (mut av, mut cq, mut ep, mut own) = (null_mut(), null_mut(), null_mut(), 0);
-        // SAFETY: as libfabric calls these, in order.
+        // SAFETY: called as libfabric does, in this order.
         unsafe {
             ok(getinfo(fi_version(2, 1), null(), null(), 0, null(), &mut info));
             (*(*info).fabric_attr).api_version = fi_version(2, 1);
@@ -66,7 +66,7 @@ impl World {
     }
 
     fn handle(&self) -> &EndpointFid {
-        // SAFETY: it is open.
+        // SAFETY: the object is open.
         unsafe { endpoint(self.ep) }
     }
 
@@ -74,10 +74,10 @@ impl World {
         &self.handle().shared
     }
 
-    /// A counter that is bound to the enabled endpoint, for what `flags` say.
+    /// Opens a counter that is bound to the enabled endpoint, for the events of `flags`.
     fn counter(&mut self, flags: u64) -> *mut fid_cntr {
         let mut counter = null_mut();
-        // SAFETY: as libfabric calls these.
+        // SAFETY: called as libfabric does.
         unsafe {
             let mut attr: fi_cntr_attr = std::mem::zeroed();
             let open = (*(*self.domain).ops).cntr_open.unwrap();
@@ -89,7 +89,7 @@ impl World {
         counter
     }
 
-    /// A message of eight bytes to the endpoint itself, received.
+    /// Sends a message of eight bytes to the endpoint itself, and receives it.
     fn exchange(&self) {
         let (from, mut to) = ([7u8; 8], [0u8; 8]);
         // SAFETY: the buffers live until both operations are complete.
@@ -116,7 +116,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // SAFETY: open objects; each is closed before what it belongs to.
+        // SAFETY: open objects; each is closed before its parent.
         unsafe {
             close(self.ep.cast());
             self.counters.iter().for_each(|counter| close(counter.cast()));
@@ -128,7 +128,7 @@ impl Drop for World {
     }
 }
 
-/// What is read of the bindings cannot change under whoever has it: `bind` takes the hold itself.
+/// Bindings cannot change while a reference to them is read: `bind` takes the hold itself.
 #[test]
 fn bindings_are_shared_while_they_are_read() {
     let read: for<'g> fn(&'g Endpoint, &'g Guard<'_>) -> &'g Bindings = Endpoint::bindings;
@@ -154,7 +154,7 @@ fn bindings_are_shared_while_they_are_read() {
 fn the_guard_of_another_domain_opens_nothing() {
     let (one, other) = (World::new(), World::new());
     let (ep, theirs) = (one.endpoint(), other.endpoint().domain.lock.lock());
-    // SAFETY: it is open.
+    // SAFETY: the object is open.
     let queue = unsafe { cq::shared(one.cq.cast()) }.unwrap();
     let refuses = |open: &dyn Fn()| catch_unwind(AssertUnwindSafe(open)).is_err();
     assert!(refuses(&|| _ = ep.bindings(&theirs).reports_received()));

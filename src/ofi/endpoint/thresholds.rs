@@ -1,4 +1,4 @@
-//! Which protocol messages take at which size, in lines of text: `fi_ops_udrv.thresholds`.
+//! The protocol that messages take at each size, in lines of text: `fi_ops_udrv.thresholds`.
 
 use super::state::Endpoint;
 use super::transfer::error_number;
@@ -8,7 +8,7 @@ use crate::transport::Iface;
 use libfabric_sys::{FI_EOPBADSTATE, fi_addr_t};
 
 impl Endpoint {
-    /// One line a range of sizes, towards a peer that is met now if it never was.
+    /// One line for each range of sizes, for a peer that is connected now if it is not yet.
     pub(in crate::ofi) fn thresholds(
         &self,
         peer: fi_addr_t,

@@ -1,4 +1,4 @@
-//! The data calls: arguments checked, flags translated, handed to the protocol.
+//! The data calls: they check arguments, translate flags, and call the protocol engine.
 
 use super::state::{Endpoint, EndpointFid, EndpointState, endpoint};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
@@ -23,7 +23,7 @@ use libfabric_sys::{
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Which kind of message, and its tag.
+/// Whether a message is tagged, and its tag.
 #[derive(Clone, Copy)]
 pub(super) struct Tagging {
     pub(super) tagged: bool,
@@ -32,7 +32,7 @@ pub(super) struct Tagging {
 }
 
 impl Tagging {
-    /// A plain message: nothing to match.
+    /// A plain message: no tag is matched.
     pub(super) const PLAIN: Self = Self { tagged: false, tag: 0, ignore: u64::MAX };
 
     #[inline]
@@ -40,33 +40,33 @@ impl Tagging {
         Self { tagged: true, tag, ignore }
     }
 
-    /// Of a plain message that a structure describes.
+    /// For a plain message that a structure describes.
     #[inline]
     pub(super) const fn plain(_: &fi_msg) -> Self {
         Self::PLAIN
     }
 
-    /// Of a tagged one that is to be received.
+    /// For the receive of a tagged message that a structure describes.
     #[inline]
     pub(super) const fn wanted(m: &fi_msg_tagged) -> Self {
         Self::tagged(m.tag, m.ignore)
     }
 
-    /// Of a tagged one that is sent.
+    /// For the send of a tagged message that a structure describes.
     #[inline]
     pub(super) const fn sent(m: &fi_msg_tagged) -> Self {
         Self::tagged(m.tag, 0)
     }
 }
 
-/// Whose flags count for an operation.
+/// Which flags an operation has.
 #[derive(Clone, Copy)]
 pub(super) enum Flags {
-    /// The endpoint's defaults (fi_send and the like).
+    /// The endpoint's default flags (fi_send and similar calls).
     Default,
-    /// Those of the call (fi_sendmsg and the like).
+    /// The flags of the call (fi_sendmsg and similar calls).
     Call(u64),
-    /// fi_inject and the like: copied, and no entry.
+    /// fi_inject and similar calls: the data is copied, and there is no completion entry.
     Inject,
 }
 
@@ -119,8 +119,8 @@ pub(super) unsafe fn vector(iov: *const libc::iovec, count: usize) -> Result<Seg
 }
 
 impl Flags {
-    /// Those that count for an operation that sends or accesses, and whether it is fi_inject or the
-    /// like.
+    /// The flags of a send or one-sided operation, and whether the call is fi_inject or a
+    /// similar one.
     #[inline]
     pub(super) fn of_transmit(self, handle: &EndpointFid) -> (u64, bool) {
         match self {
@@ -144,7 +144,7 @@ impl EndpointState {
 }
 
 impl EndpointFid {
-    /// Where the end of such an operation is reported.
+    /// Where the completion of such an operation is reported.
     #[inline]
     pub(super) fn report(&self, op_flags: u64, inject_call: bool, guard: &Guard<'_>) -> Report {
         self.shared.report(self.context, op_flags, inject_call, guard)
@@ -171,13 +171,13 @@ pub(super) fn result(outcome: Result<(), i32>) -> isize {
 }
 
 impl Endpoint {
-    /// The peer that `fi_addr` names, met now if it never was.
+    /// The peer that `fi_addr` names, connected now if it is not yet.
     #[inline]
     pub(super) fn peer(&self, fi_addr: fi_addr_t, guard: &Guard<'_>) -> Result<PeerId, OpError> {
         self.destination(fi_addr, guard).map(|(peer, _)| peer)
     }
 
-    /// The same, and which of its receive contexts.
+    /// The same, and the number of its receive context.
     #[inline]
     pub(super) fn destination(
         &self,
@@ -186,7 +186,7 @@ impl Endpoint {
     ) -> Result<(PeerId, u8), OpError> {
         let invalid = OpError::Error(NO_SUCH_ADDRESS);
         let av = self.bindings(guard).av.as_ref().ok_or(invalid)?;
-        // SAFETY: the guard is of the domain of vector and endpoint; one short step.
+        // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
         let removals = unsafe { av.state.get(guard) }.removals();
         let state = self.state(guard);
         if state.removals != removals {
@@ -200,7 +200,7 @@ impl Endpoint {
         }
     }
 
-    /// An address that names a receive context (fi_rx_addr), or one that was not used before.
+    /// Resolves an address that names a receive context (fi_rx_addr), or one that is used for the first time.
     #[cold]
     fn named_context(
         &self,
@@ -209,7 +209,7 @@ impl Endpoint {
     ) -> Result<(PeerId, u8), OpError> {
         let invalid = OpError::Error(NO_SUCH_ADDRESS);
         let av = self.bindings(guard).av.as_ref().ok_or(invalid)?;
-        // SAFETY: as above.
+        // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
         let (base, rx) = unsafe { av.state.get(guard) }.split(fi_addr);
         let index = usize::try_from(base).map_err(|_| invalid)?;
         match self.state(guard).routes.get(index) {
@@ -222,7 +222,7 @@ impl Endpoint {
     fn meet(&self, fi_addr: fi_addr_t, index: usize, guard: &Guard<'_>) -> Result<PeerId, OpError> {
         let invalid = OpError::Error(NO_SUCH_ADDRESS);
         let av = self.bindings(guard).av.as_ref().ok_or(invalid)?;
-        // SAFETY: as above.
+        // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
         let address = unsafe { av.state.get(guard) }.address(fi_addr).ok_or(invalid)?;
         let engine = self.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         let peer = engine.connect(&address)?;
@@ -237,13 +237,13 @@ impl Endpoint {
     }
 }
 
-/// Flags with which a send waits for something, or has more to report than that its bytes have left.
+/// Flags with which a send has to wait, or reports more than that its bytes have left.
 const UNUSUAL_TX: u64 =
     FI_TRIGGER | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_FENCE | FI_INJECT;
-/// Flags with which a receive waits for a counter, is for several messages, or looks for one that is here.
+/// Flags with which a receive waits for a counter, takes several messages, or looks for one that has arrived.
 const UNUSUAL_RX: u64 = FI_TRIGGER | FI_MULTI_RECV | FI_AUTH_KEY | FI_PEEK | FI_CLAIM | FI_DISCARD;
 
-/// All forms of send.
+/// Sends, in any form of the call.
 #[inline(always)]
 pub(super) fn send<B: Buffers>(
     handle: &EndpointFid,
@@ -268,7 +268,7 @@ pub(super) fn send<B: Buffers>(
     let sending = Sending { payload, tagging, data, dest, inject, delivery, transmitted, fence };
     let usual = inject || op_flags & UNUSUAL_TX == 0;
     if usual && sending.try_start(ep, &guard, account) {
-        // What is complete already may have raised a counter.
+        // An operation that is already complete may have raised a counter.
         ep.domain.triggers.run_due(&guard);
         return 0;
     }
@@ -327,7 +327,7 @@ impl<B: Buffers> Sending<B> {
 }
 
 impl Sending {
-    /// What these flags make of it. Errors: EMSGSIZE.
+    /// Checks a send with these flags. Errors: EMSGSIZE.
     pub(super) fn check(
         ep: &Endpoint,
         payload: SegmentList,
@@ -347,7 +347,7 @@ impl Sending {
         Ok(Self { payload, tagging, data, dest, inject, delivery, transmitted, fence })
     }
 
-    /// What [`Sending::try_start`] does not take: with unusual flags, or without room.
+    /// The general case, which [`Sending::try_start`] leaves: unusual flags, or no room.
     #[inline(never)]
     fn go_on(
         &self,
@@ -361,7 +361,7 @@ impl Sending {
         if op_flags & FI_TRIGGER != 0 {
             let context = std::ptr::with_exposed_provenance_mut(account.context as usize);
             let (kind, report) = (sending.kind(), account.report);
-            // SAFETY: fi_trigger.3: the context says what to wait for.
+            // SAFETY: under FI_TRIGGER the context is a `fi_triggered_context` (fi_trigger.3).
             return unsafe { trigger(ep, kind, context, report, sending.starter(), guard) };
         }
         persist(ep, guard, |guard: &Guard<'_>| sending.start(ep, guard, account))
@@ -373,7 +373,7 @@ impl Sending {
         engine.send(&self.op(destination, account), &mut ep.host(guard))
     }
 
-    /// What is injected is copied now: the application's buffer is its own while this waits.
+    /// Injected data is copied now: the application may reuse its buffer while the operation waits.
     pub(super) fn starter(self) -> impl Starter {
         let kept = self.inject.then(|| OwnedBuffer::copy_of(&self.payload));
         move |ep: &Endpoint, guard: &Guard<'_>, account| {
@@ -395,17 +395,17 @@ pub(super) trait Starter:
 
 impl<S: Fn(&Endpoint, &Guard<'_>, Account) -> Result<(), OpError> + 'static> Starter for S {}
 
-/// The operation, to be started when a counter has come so far.
+/// The operation as an action, to be started when a counter reaches its threshold.
 pub(super) fn transfer(ep: &Endpoint, kind: Kind, start: impl Starter) -> Action {
     let endpoint: *const Endpoint = ep;
-    // SAFETY: an endpoint takes its work back, under the lock that its caller holds, before it goes away.
+    // SAFETY: an endpoint takes its work back, under the lock that its caller holds, before it is freed.
     let start =
         Box::new(move |guard: &Guard<'_>, account| start(unsafe { &*endpoint }, guard, account));
     Action::Transfer { endpoint, kind, start }
 }
 
-/// Has a checked operation wait for the counter that its context names (fi_trigger.3).
-/// Errors: EINVAL without FI_TRIGGER, or for no context or a counter of another domain; ENOSYS for
+/// Lets a checked operation wait for the counter that its context names (fi_trigger.3).
+/// Errors: EINVAL without FI_TRIGGER or a context, or for a counter of another domain; ENOSYS for
 /// other events than FI_TRIGGER_THRESHOLD; EAGAIN.
 ///
 /// # Safety
@@ -449,17 +449,17 @@ pub(super) fn persist(
         Ok(()) => Ok(()),
         Err(OpError::Error(error)) => return Err(error),
         Err(OpError::Again) => {
-            // An application may only read its queue later: make room ourselves, once.
+            // The application may not read its queue until later, so this call makes room itself, once.
             ep.progress(By::Application, guard);
             attempt(guard).map_err(error_number)
         }
     };
-    // What is complete already may have raised a counter.
+    // An operation that is already complete may have raised a counter.
     ep.domain.triggers.run_due(guard);
     outcome
 }
 
-/// All forms of receive.
+/// Receives, in any form of the call.
 #[inline(always)]
 pub(super) fn receive<B: Buffers>(
     handle: &EndpointFid,
@@ -481,7 +481,7 @@ pub(super) fn receive<B: Buffers>(
     };
     let bindings = ep.bindings_of(number, &guard);
     if bindings.shared_receive.is_some() {
-        return -(FI_EOPNOTSUPP as isize); // they are posted to the shared context
+        return -(FI_EOPNOTSUPP as isize); // receives are posted to the shared context
     }
     let selective = match &bindings.receive {
         Some(queue) => queue.selective,
@@ -506,7 +506,7 @@ pub(super) fn receive<B: Buffers>(
 pub(super) struct Receiving<B = SegmentList> {
     segments: B,
     tagging: Tagging,
-    /// As the call names it; once it was checked, as completions do.
+    /// As in the call; after the check, as in completions.
     source: u64,
     multi_min: Option<usize>,
 }
@@ -565,7 +565,7 @@ impl Receiving {
         Ok(Self { segments, tagging, source, multi_min })
     }
 
-    /// What [`Receiving::try_start`] does not take: with unusual flags, or with a message that is here.
+    /// The general case, which [`Receiving::try_start`] leaves: unusual flags, or a message that has arrived.
     #[inline(never)]
     fn go_on(
         &self,
@@ -583,7 +583,7 @@ impl Receiving {
             }
             let context = std::ptr::with_exposed_provenance_mut(account.context as usize);
             let (kind, report) = (receiving.kind(), account.report);
-            // SAFETY: fi_trigger.3: the context says what to wait for.
+            // SAFETY: under FI_TRIGGER the context is a `fi_triggered_context` (fi_trigger.3).
             return unsafe { trigger(ep, kind, context, report, receiving.starter(), guard) };
         }
         if looks {
@@ -616,7 +616,7 @@ pub(super) fn error_number(error: OpError) -> i32 {
 }
 
 impl Endpoint {
-    /// Why an endpoint takes no receives whose messages nobody would hear of.
+    /// The error of a receive at an endpoint that would not report the message.
     #[cold]
     fn cannot_receive(&self, guard: &Guard<'_>) -> i32 {
         if self.engine(guard).is_some() { FI_ENOCQ } else { FI_EOPBADSTATE }
@@ -629,12 +629,12 @@ impl Endpoint {
             return Ok(ANY_SOURCE);
         }
         let av = self.bindings(guard).av.as_ref().ok_or(FI_EINVAL)?;
-        // SAFETY: the guard is of the domain of vector and endpoint; one short step.
+        // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
         unsafe { av.state.get(guard) }.representative(source).ok_or(FI_EINVAL)
     }
 
-    /// The source of a receive from whoever has the authorization key (FI_AUTH_KEY): all that the
-    /// endpoint hears of have its own. Errors: EINVAL for what is no such key.
+    /// The source of a receive from all peers with the authorization key (FI_AUTH_KEY). All peers that the endpoint
+    /// accepts have its own key. Errors: EINVAL for the handle of no key.
     pub(super) fn wanted_key(&self, key: fi_addr_t, guard: &Guard<'_>) -> Result<u64, i32> {
         let av = self.bindings(guard).av.as_ref().ok_or(FI_EINVAL)?;
         if av.is_key(key, guard) { Ok(ANY_SOURCE) } else { Err(FI_EINVAL) }
@@ -654,18 +654,18 @@ fn special_receive(
     special.carry_out(ep, op, guard)
 }
 
-/// What FI_PEEK, FI_CLAIM and FI_DISCARD together ask for.
+/// The meaning of FI_PEEK, FI_CLAIM and FI_DISCARD in combination.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Special {
     Peek(PeekAction),
-    /// The message that a peek has set aside, to be received or thrown away.
+    /// The message that a peek has claimed, to be received or discarded.
     Claimed {
         discard: bool,
     },
 }
 
 impl Special {
-    /// `None`: they make no sense together.
+    /// `None`: an invalid combination.
     pub(super) fn of(flags: u64) -> Option<Self> {
         match (flags & FI_PEEK != 0, flags & FI_CLAIM != 0, flags & FI_DISCARD != 0) {
             (true, true, true) | (false, false, _) => None,
@@ -695,7 +695,7 @@ impl Special {
 /// `fi_cancel`. Errors: ENOENT when no posted receive has the context (any more).
 pub(super) unsafe extern "C" fn cancel(fid: fid_t, context: *mut c_void) -> isize {
     entry("fi_cancel", || {
-        // SAFETY: a handle of ours; `fid` is its first member.
+        // SAFETY: a handle of this provider; `fid` is its first member.
         let handle = unsafe { endpoint(fid.cast::<fid_ep>()) };
         let ep = &handle.shared;
         let guard = ep.domain.lock.lock();

@@ -1,8 +1,8 @@
-//! Everything that an info says but addresses: which wishes are met, and with what.
+//! All parts of an info but its addresses: which hints are met, and with which values.
 //!
-//! The rule of fi_getinfo(3): a wish that is not zero is met or the call fails. Where nothing else
-//! is said, what is returned is the most that is offered, so that asking for exactly what was
-//! returned succeeds and returns the same.
+//! The rule of fi_getinfo(3): every hint that is not zero is met, or the call fails. Without a hint the
+//! most that is offered is returned. So asking for exactly what was returned succeeds and returns the
+//! same.
 
 use super::hints::Hints;
 use super::limits::{
@@ -34,18 +34,18 @@ pub(super) struct Attributes {
     pub(super) rx: fi_rx_attr,
     pub(super) ep: fi_ep_attr_2_7,
     pub(super) domain: fi_domain_attr_2_7,
-    /// `auth_key` of `ep` and of `domain`; no bytes: none.
+    /// `auth_key` of `ep` and of `domain`; empty: no key.
     pub(super) ep_auth_key: Vec<u8>,
     pub(super) domain_auth_key: Vec<u8>,
 }
 
-/// Meets all wishes or says which one cannot be met.
+/// Meets all hints, or returns the first that cannot be met.
 pub(super) fn negotiate(
     version: u32,
     hints: &Hints,
     config: &Config,
 ) -> Result<Attributes, Refusal> {
-    // First, because libfabric's layering providers ask everybody for endpoints of other types.
+    // First, because libfabric's layering providers ask every provider for endpoints of other types.
     let ep = endpoint(&hints.ep)?;
     names_of_ours(hints)?;
     let caps = capabilities(hints, config)?;
@@ -92,8 +92,8 @@ fn names_of_ours(hints: &Hints) -> Result<(), Refusal> {
     }
 }
 
-/// Primary capabilities come only when asked for, secondary ones also when they cost nothing
-/// (fi_getinfo(3), "Capabilities may be grouped"). FI_SOURCE costs a look-up per message.
+/// Primary capabilities are granted only on request, secondary ones also when they cost nothing
+/// (fi_getinfo(3), "Capabilities may be grouped"). FI_SOURCE costs a lookup per message.
 fn capabilities(hints: &Hints, config: &Config) -> Result<u64, Refusal> {
     subset("caps", hints.caps, CAPS, names::CAPS)?;
     subset("domain_attr->caps", hints.domain.base.caps, DOMAIN_CAPS, names::CAPS)?;
@@ -109,11 +109,11 @@ fn capabilities(hints: &Hints, config: &Config) -> Result<u64, Refusal> {
     Ok(caps | FI_LOCAL_COMM | reach | hints.domain.base.caps & FI_SHARED_AV)
 }
 
-/// Directions of messages, and of one-sided operations.
+/// The direction bits of messages, and those of one-sided operations.
 const MESSAGE_DIRECTIONS: u64 = FI_SEND | FI_RECV;
 const RMA_DIRECTIONS: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// What is named without a direction goes all ways.
+/// A capability without any of its directions has all of them.
 fn with_directions(caps: u64) -> u64 {
     let mut all = caps;
     if caps & (FI_MSG | FI_TAGGED) != 0 && caps & MESSAGE_DIRECTIONS == 0 {
@@ -125,9 +125,9 @@ fn with_directions(caps: u64) -> u64 {
     all
 }
 
-/// Capabilities of one direction: what its hints ask for, or what the endpoint has. `offered` are
-/// all of this direction, `messages` and `rma` its own bits, `extra` what comes unasked with
-/// messages.
+/// Capabilities of one direction: those that its hints ask for, or those of the endpoint. `offered` are
+/// all of this direction, `messages` and `rma` are its direction bits, `extra` is granted with messages
+/// without a request.
 fn context_caps(
     attribute: &'static str,
     wanted: u64,
@@ -137,7 +137,7 @@ fn context_caps(
     rma: u64,
     extra: u64,
 ) -> Result<u64, Refusal> {
-    // Bits of the other direction are ignored, as everywhere: applications copy all they have.
+    // Bits of the other direction are ignored, because applications copy all capabilities here.
     let foreign = (TX_CAPS | RX_CAPS | DOMAIN_CAPS) & !offered;
     let mut available = endpoint & offered;
     subset(attribute, wanted & !foreign, available, names::CAPS)?;
@@ -213,7 +213,7 @@ fn receive(caps: u64, hints: &fi_rx_attr, config: &Config) -> Result<fi_rx_attr,
         op_flags: hints.op_flags,
         msg_order: MSG_ORDER,
         comp_order: 0,
-        // A hint of old, which "the provider may adjust or ignore".
+        // An obsolete hint, which "the provider may adjust or ignore".
         total_buffered_recv: 0,
         size: context_size(hints.size, config.rx_max),
         iov_limit: IOV_LIMIT,
@@ -255,10 +255,10 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
             max_msg_size: usize::MAX,
             msg_prefix_size: 0,
             max_order_raw_size: usize::MAX,
-            // Of the orders that are offered, WAR is of atomic operations alone.
+            // Of the offered orders, only atomic operations have WAR.
             max_order_war_size: MAX_BYTES,
             max_order_waw_size: usize::MAX,
-            // All bits are matched one by one, which serves every format of fields.
+            // All tag bits are compared, which serves every format of fields.
             mem_tag_format: FI_TAG_GENERIC,
             tx_ctx_cnt,
             rx_ctx_cnt,
@@ -269,7 +269,7 @@ fn endpoint(hints: &fi_ep_attr) -> Result<fi_ep_attr_2_7, Refusal> {
     })
 }
 
-/// Fails for what no domain offers.
+/// Fails for a domain attribute that no domain of this provider offers.
 fn check_domain(hints: &fi_domain_attr_2_7) -> Result<(), Refusal> {
     let wanted = &hints.base;
     known("domain_attr->threading", wanted.threading, FI_THREAD_ENDPOINT)?;
@@ -341,7 +341,7 @@ fn domain(
     })
 }
 
-/// Whether authorization keys are to be those of address vectors.
+/// Whether the authorization keys are to be in the address vectors.
 fn has_keys_in_vectors(version: u32, hints: &Hints) -> bool {
     version >= fi_version(1, 20) && hints.domain.base.auth_key_size == FI_AV_AUTH_KEY
 }
@@ -367,7 +367,7 @@ fn domain_auth_key(version: u32, hints: &Hints) -> Result<Vec<u8>, Refusal> {
     auth_key(attribute, size, hints.domain_auth_key.as_deref())
 }
 
-/// The key to offer, which is the one that was wanted: no bytes, or `size` of them.
+/// The key to offer, which is the wanted one: empty, or `size` bytes.
 fn auth_key(
     attribute: &'static str,
     size: usize,
@@ -380,7 +380,7 @@ fn auth_key(
     }
 }
 
-/// Fails for an enumerator above the last one that we know; all others are served.
+/// Fails for an enumerator above `last`, the last known one; all others are supported.
 fn known(attribute: &'static str, wanted: u32, last: u32) -> Result<(), Refusal> {
     if wanted > last {
         return Err(Refusal::new(attribute, wanted, format_args!("0 to {last}")));
@@ -388,8 +388,8 @@ fn known(attribute: &'static str, wanted: u32, last: u32) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Registration asks nothing of the application, so every set of mode bits is met with none. The two
-/// values of before 1.5 stand alone and come back as they are (fi_domain(3), mr_mode); before 1.5 no
+/// Registration needs nothing from the application, so every set of mode bits is answered with none. The
+/// two values of before 1.5 stand alone and are returned unchanged (fi_domain(3), mr_mode). Before 1.5 no
 /// other value exists, and 0 asks for either.
 fn mr_mode(version: u32, wanted: i32) -> Result<i32, Refusal> {
     let old = version < fi_version(1, 5);

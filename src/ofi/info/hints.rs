@@ -1,5 +1,5 @@
 //! The hints of `fi_getinfo` as one Rust value. An attribute structure that the application left
-//! out reads as all zeroes, which fi_getinfo(3) defines as "no wish" for every member.
+//! out reads as all zeroes, which fi_getinfo(3) defines as "no hint" for every member.
 
 use crate::transport::net::job_key::SECRET_MAX;
 use crate::transport::net::verbs::NamedDevice;
@@ -9,7 +9,7 @@ use libfabric_sys::{
 };
 use std::ffi::{CStr, c_char, c_void};
 
-/// What the application wants.
+/// The application's hints.
 #[derive(Clone, Debug)]
 pub(super) struct Hints {
     pub(super) caps: u64,
@@ -20,9 +20,9 @@ pub(super) struct Hints {
     pub(super) tx: fi_tx_attr,
     pub(super) rx: fi_rx_attr,
     pub(super) ep: fi_ep_attr,
-    /// The bytes of `ep.auth_key`, `None` for a null pointer or a size that nobody offers.
+    /// The bytes of `ep.auth_key`; `None` for a null pointer or a size that this provider does not offer.
     pub(super) ep_auth_key: Option<Vec<u8>>,
-    /// The bytes of `domain.base.auth_key`, likewise; of FI_AV_AUTH_KEY, no bytes for a pointer that is not null.
+    /// The same of `domain.base.auth_key`; with FI_AV_AUTH_KEY, empty for a pointer that is not null.
     pub(super) domain_auth_key: Option<Vec<u8>>,
     /// Members younger than the caller's API version are zero.
     pub(super) domain: fi_domain_attr_2_7,
@@ -34,9 +34,9 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    /// No wishes at all.
+    /// Hints that ask for nothing.
     pub(super) fn none() -> Self {
-        // SAFETY: integers and pointers, for all of which zero is a value.
+        // SAFETY: the members are integers and pointers, for which zero is a valid value.
         let (tx, rx, ep, domain) = unsafe {
             (std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed())
         };
@@ -98,7 +98,7 @@ impl Hints {
             hints.domain.base.auth_key_size = 0;
         }
         let (ep, domain) = (&mut hints.ep, &mut hints.domain.base);
-        // SAFETY: fi_endpoint(3), fi_domain(3): so many bytes are there.
+        // SAFETY: the keys have `auth_key_size` bytes (fi_endpoint(3), fi_domain(3)).
         unsafe {
             hints.ep_auth_key = auth_key(ep.auth_key, ep.auth_key_size);
             hints.domain_auth_key = auth_key(domain.auth_key, domain.auth_key_size);
@@ -126,8 +126,8 @@ unsafe fn read_domain(version: u32, attr: *const fi_domain_attr) -> fi_domain_at
     domain
 }
 
-/// A C string as text, `None` for a null pointer. What is not UTF-8 can match nothing of ours and
-/// is shown with replacement characters.
+/// A C string as text; `None` for a null pointer. Bytes that are not UTF-8 become replacement characters:
+/// such a name matches nothing of this provider.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -139,7 +139,7 @@ pub(super) unsafe fn text(text: *const c_char) -> Option<String> {
     Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// A size that is not offered is not a number of bytes either.
+/// Reads an authorization key. A size that is not offered is not taken as a number of bytes.
 ///
 /// # Safety
 /// `at` is null or points to `len` bytes if `len` is at most [`SECRET_MAX`].

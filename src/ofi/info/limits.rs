@@ -1,4 +1,4 @@
-//! What is offered: names, capabilities, flags, orders and sizes.
+//! The offer of this provider: names, capabilities, flags, orders and sizes.
 
 use libfabric_sys::{
     FI_ATOMIC, FI_COLLECTIVE, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_FENCE,
@@ -12,17 +12,17 @@ use libfabric_sys::{
 
 /// Name of the one fabric.
 pub(crate) const FABRIC_NAME: &str = "udrv";
-/// `fi_ep_attr.protocol`: ours alone, "udrv" in ASCII. Without the bit of FI_PROV_SPECIFIC, as the protocols
-/// of all other providers: with it the number is negative in an `int`, and Mercury refuses it.
+/// `fi_ep_attr.protocol`: "udrv" in ASCII, used by this provider only. Without the bit FI_PROV_SPECIFIC, as in
+/// all other providers' protocols: with it the number is negative in an `int`, and Mercury refuses it.
 pub(crate) const PROTOCOL: u32 = 0x7564_7276;
 const _: () = assert!(PROTOCOL <= i32::MAX as u32);
 /// `fi_ep_attr.protocol_version`.
 pub(crate) const PROTOCOL_VERSION: u32 = 1;
 
-/// All capabilities, which an application gets that names none. Without a network (FI_UDRV_NET=0)
-/// FI_REMOTE_COMM is granted to those who ask, and not offered to others: Open MPI insists on it.
+/// All capabilities. An application that asks for none gets all of them. Without a network (FI_UDRV_NET=0),
+/// FI_REMOTE_COMM is granted on request, because Open MPI insists on it, and is not offered otherwise.
 pub(crate) const CAPS: u64 = TX_CAPS | RX_CAPS | DOMAIN_CAPS;
-/// Those of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
+/// The bits of [`CAPS`] that a transmit context has (fi_endpoint(3), fi_tx_attr).
 pub(crate) const TX_CAPS: u64 = FI_MSG
     | FI_TAGGED
     | FI_RMA
@@ -34,7 +34,7 @@ pub(crate) const TX_CAPS: u64 = FI_MSG
     | FI_FENCE
     | FI_NAMED_RX_CTX
     | FI_TRIGGER;
-/// Those of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
+/// The bits of [`CAPS`] that a receive context has (fi_endpoint(3), fi_rx_attr).
 pub(crate) const RX_CAPS: u64 = FI_MSG
     | FI_TAGGED
     | FI_RMA
@@ -48,7 +48,7 @@ pub(crate) const RX_CAPS: u64 = FI_MSG
     | FI_SOURCE
     | FI_RMA_EVENT
     | FI_TRIGGER;
-/// Capabilities of a domain, of which fi_domain(3) knows only these.
+/// Capabilities of a domain: the only ones that fi_domain(3) allows.
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SHARED_AV;
 
 /// Default operation flags that a transmit context may have.
@@ -60,7 +60,7 @@ pub(crate) const TX_OP_FLAGS: u64 = FI_INJECT
     | FI_TRIGGER;
 /// Default operation flags that a receive context may have.
 pub(crate) const RX_OP_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION | FI_TRIGGER;
-/// Message orders that are kept: messages among themselves, and of one-sided operations all but
+/// Message orders that are kept: all orders among messages, and all orders of one-sided operations except
 /// writes after reads.
 pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS
     | FI_ORDER_RAR
@@ -74,14 +74,14 @@ pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS
     | FI_ORDER_ATOMIC_WAR
     | FI_ORDER_ATOMIC_WAW;
 
-/// Most transmit and most receive contexts of an endpoint: sets of them are words of 64 bits.
+/// Most transmit and most receive contexts of an endpoint: sets of them are 64-bit words.
 pub(crate) const MAX_CONTEXTS: usize = 64;
-/// Authorization keys of an endpoint: whom it talks to has the same one.
+/// Authorization keys of an endpoint: all of its peers have the same one.
 pub(crate) const MAX_EP_AUTH_KEY: usize = 1;
-/// Longest message of `fi_inject`, bytes. MPICH and Intel MPI ask for delivery of all that is longer, and wait for that.
+/// Longest message of `fi_inject`, bytes. MPICH and Intel MPI wait for the delivery completion of a longer message.
 pub(crate) const INJECT_SIZE: usize = 16 * 1024;
-/// Longest write that is better injected than written from where it is, bytes: to copy what is longer takes more than
-/// to tell of its end.
+/// Longest write that is faster injected than written from its buffer, bytes: copying a longer one costs more than
+/// reporting its completion.
 pub(crate) const INJECT_RMA_SIZE: usize = 4096;
 /// Elements of a scatter-gather list.
 pub(crate) const IOV_LIMIT: usize = 4;
@@ -95,7 +95,7 @@ pub(crate) const CONTEXT_SIZE: usize = 1024;
 pub(crate) const CQ_DATA_SIZE: usize = 8;
 /// Bytes of a memory registration key.
 pub(crate) const MR_KEY_SIZE: usize = 8;
-/// Endpoints of a domain: each has one of the 65535 ports of the node.
+/// Endpoints of a domain: each takes one of the 65535 ports of the node.
 pub(crate) const EP_COUNT: usize = 65535;
-/// Objects of other kinds that a domain is comfortable with.
+/// Objects of each other kind that a domain is expected to handle well.
 pub(crate) const OBJECT_COUNT: usize = 65536;

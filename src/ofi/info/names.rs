@@ -1,4 +1,4 @@
-//! C names of bits and enumerators, for the lines of the log.
+//! C names of bits and enumerators, for the log.
 
 use libfabric_sys::*;
 
@@ -11,7 +11,7 @@ macro_rules! bits {
 }
 
 impl Bits {
-    /// Such as `FI_MSG|FI_SEND|0x8000`, or `0`.
+    /// The set as text, such as `FI_MSG|FI_SEND|0x8000`, or `0`.
     pub(super) fn text(self, set: u64) -> String {
         let mut rest = set;
         let mut parts = Vec::new();

@@ -1,8 +1,8 @@
 //! `struct fid_nic`: the device behind the interface of an info (fi_nic(3)).
 //!
-//! libfabric closes it through our table, but copies it in two ways: by FI_DUP, and, in its
-//! layering providers, member by member with malloc(3), our table included. So every member is a
-//! block of its own that free(3) takes.
+//! libfabric closes it through this provider's table, but copies it in two ways: by FI_DUP, and, in its
+//! layering providers, member by member with malloc(3), the table's address included. So every member is
+//! a block of its own that free(3) accepts.
 
 use super::parts::Parts;
 use crate::ofi::guard::entry;
@@ -25,16 +25,16 @@ static OPS: Table<fi_ops> = Table::new(fi_ops {
     ..unsafe { stubs::<fi_ops, 6>() }
 });
 
-/// The device of `interface`, such as `eth0`. None for what has no hardware (loopback, tunnels), and
-/// none without a carrier: MPICH refuses an info whose link is down, though the node is reached.
+/// The device of `interface`, such as `eth0`. `None` for an interface without hardware (loopback, tunnels) or
+/// without a carrier: MPICH refuses an info whose link is down, even if the node can be reached.
 pub(super) fn behind(interface: &str) -> Option<Nic> {
-    // An address with a label has that for its interface: eth0:1 (getifaddrs(3)).
+    // The interface name of a labelled address includes the label: eth0:1 (getifaddrs(3)).
     let nic = Nic::of(interface.split(':').next().unwrap_or(interface));
     let is_device = nic.mac.is_some() || nic.pci.is_some();
     (is_device && nic.running != Some(false)).then_some(nic)
 }
 
-/// The C structure, or `None` when there is no memory. It belongs to `parts` as all its members do.
+/// The C structure, or `None` without memory. `parts` owns it and all its members.
 pub(super) fn write(parts: &mut Parts, nic: &Nic) -> Option<*mut fid_nic> {
     let device = fi_device_attr {
         name: parts.text(&nic.name)?,
@@ -44,10 +44,10 @@ pub(super) fn write(parts: &mut Parts, nic: &Nic) -> Option<*mut fid_nic> {
         driver: optional(parts, nic.driver.as_deref())?,
         firmware: optional(parts, nic.firmware.as_deref())?,
     };
-    // Of an interface never FI_BUS_PCI, though the place is known: MPICH up to 5.0 ends the process in
-    // MPI_Init when its hwloc does not know that place, as where that was built without PCI
-    // (mpir_hwtopo.c, "io_device"). It would serve to choose among several infos, and there is only
-    // this one. An RDMA device tells it, as those of other providers do.
+    // Never FI_BUS_PCI for an interface, though its PCI address is known: MPICH up to 5.0 ends the process in
+    // MPI_Init when its hwloc does not know that address, as in builds without PCI (mpir_hwtopo.c, "io_device").
+    // The address would serve to choose among several infos, but there is only one. An RDMA device reports its
+    // address, as in other providers.
     let place = nic.pci.filter(|_| nic.rdma.is_some());
     let pci = place.map_or(
         fi_pci_attr { domain_id: 0, bus_id: 0, device_id: 0, function_id: 0 },
@@ -105,8 +105,8 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         if fid.is_null() {
             return -FI_EINVAL;
         }
-        // SAFETY: a fid_nic with our table, ours or a copy (see the module): every member is null or
-        // from malloc, and nobody uses it any more.
+        // SAFETY: a fid_nic with this table, or a copy of one (see the module): every member is null or
+        // from malloc, and the caller has given it up.
         unsafe {
             let nic = *fid.cast::<fid_nic>();
             if let Some(device) = nic.device_attr.as_ref() {
@@ -143,7 +143,7 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
             return -FI_EINVAL;
         }
         let mut parts = Parts::default();
-        // SAFETY: as `close`; FI_DUP has a pointer to the pointer that it fills.
+        // SAFETY: a fid_nic as in `close`; the argument of FI_DUP points to the pointer to fill.
         unsafe {
             let Some(copy) = copy(&mut parts, &*fid.cast::<fid_nic>()) else { return -FI_ENOMEM };
             arg.cast::<*mut fid_nic>().write(copy);
@@ -194,16 +194,16 @@ unsafe fn text_of(text: *const c_char) -> Option<String> {
     unsafe { super::hints::text(text) }
 }
 
-/// Appends to the text in `buf`, as fi_tostr(3) has it for the members of an info.
+/// Appends to the text in `buf`, in the format that fi_tostr(3) has for the members of an info.
 unsafe extern "C" fn tostr(fid: *const fid, buf: *mut c_char, len: usize) -> c_int {
     entry("fi_tostr(nic)", || {
         if fid.is_null() || buf.is_null() || len == 0 {
             return -FI_EINVAL;
         }
-        // SAFETY: as `close`; `buf` has `len` bytes, and begins with a C string or is full.
+        // SAFETY: a fid_nic as in `close`; `buf` has `len` bytes, and begins with a C string or is full.
         unsafe {
             let used = libc::strnlen(buf, len);
-            // One byte for the end.
+            // One byte is for the final NUL.
             let Some(room) = (len - used).checked_sub(1) else { return 0 };
             let text = describe(&*fid.cast::<fid_nic>());
             let n = room.min(text.len());
@@ -217,13 +217,13 @@ unsafe extern "C" fn tostr(fid: *const fid, buf: *mut c_char, len: usize) -> c_i
 /// # Safety
 /// As [`copy`].
 unsafe fn describe(nic: &fid_nic) -> String {
-    // As C programs print a null pointer.
+    // The text with which glibc prints a null pointer.
     let text = |text: *const c_char| {
         // SAFETY: the caller vouches.
         unsafe { text_of(text) }.unwrap_or_else(|| "(null)".to_owned())
     };
     let mut out = "    nic:\n".to_owned();
-    // Writing to a String does not fail.
+    // Writing to a String cannot fail.
     // SAFETY: the caller vouches.
     if let Some(device) = unsafe { nic.device_attr.as_ref() } {
         out.push_str("        fi_device_attr:\n");
@@ -240,7 +240,7 @@ unsafe fn describe(nic: &fid_nic) -> String {
     }
     // SAFETY: the caller vouches.
     if let Some(bus) = unsafe { nic.bus_attr.as_ref() } {
-        // SAFETY: plain numbers, of the only kind of bus that has any.
+        // SAFETY: plain numbers, of FI_BUS_PCI, the only kind of bus with attributes.
         let fi_pci_attr { domain_id, bus_id, device_id, function_id } = unsafe { bus.attr.pci };
         out.push_str("        fi_bus_attr:\n            bus_type: ");
         match bus.bus_type {

@@ -1,14 +1,14 @@
-//! Memory of an answer. libfabric frees it with free(3), member by member (`fi_freeinfo`), so it comes from calloc(3)
-//! and nothing of Rust's allocator is in it.
+//! Memory of an answer. libfabric frees it member by member with free(3) (`fi_freeinfo`), so it comes from calloc(3)
+//! and never from Rust's allocator.
 
 use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 
-/// Zeroed bytes behind every structure, so that an application built on a later libfabric finds
-/// zeroes where its structure is longer than ours.
+/// Zeroed bytes behind every structure: an application built for a later libfabric reads zeroes where its
+/// structure is longer than this provider's.
 const SLACK: usize = 64;
 
-/// Pieces that are freed unless the whole succeeds.
+/// The allocations of an answer, freed unless all of them succeed.
 #[derive(Default)]
 pub(super) struct Parts {
     owned: Vec<NonNull<c_void>>,
@@ -17,14 +17,14 @@ pub(super) struct Parts {
 impl Drop for Parts {
     fn drop(&mut self) {
         for part in &self.owned {
-            // SAFETY: from calloc, and nobody else has it.
+            // SAFETY: from calloc, and only this list refers to it.
             unsafe { libc::free(part.as_ptr()) };
         }
     }
 }
 
 impl Parts {
-    /// Everything belongs to the whole from now on.
+    /// Hands over all allocations: they are not freed here any more.
     pub(super) fn give(&mut self) {
         self.owned.clear();
     }

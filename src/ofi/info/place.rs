@@ -1,5 +1,5 @@
-//! Where an endpoint would live and whom it would reach: node, service and the addresses in the
-//! hints, as fi_getinfo(3) combines them.
+//! Where an endpoint would be and which peer it would reach: node, service and the addresses in the
+//! hints, combined as fi_getinfo(3) says.
 
 use super::hints::Hints;
 use super::refusal::{Refusal, Request};
@@ -26,15 +26,15 @@ pub(super) struct Place {
     pub(super) dest: Option<Address>,
     /// Interface of `source`.
     pub(super) interface: String,
-    /// The name of the domain: that of the interface, or of the device that was asked for.
+    /// The domain's name: the name of the interface, or of the device that was asked for.
     pub(super) domain: String,
-    /// Why this one.
+    /// Why this interface was chosen, for the log.
     pub(super) reason: &'static str,
 }
 
 impl Place {
-    /// One line about the interface for the log, unless the last one said the same: an application
-    /// and libfabric's layering providers ask many times.
+    /// Logs one line about the interface, unless the last one said the same: an application and libfabric's
+    /// layering providers call fi_getinfo many times.
     pub(super) fn explain(&self) {
         static LAST: Mutex<String> = Mutex::new(String::new());
         let (interface, ip) = (&self.interface, self.source.0.ip());
@@ -53,7 +53,7 @@ impl Place {
     }
 }
 
-/// Why an interface is the best of those that are up.
+/// Why an interface is the best of the interfaces that are up.
 pub(super) fn why(interface: &Interface) -> &'static str {
     match against(interface) {
         _ if interface.loopback => "no other is up",
@@ -63,7 +63,7 @@ pub(super) fn why(interface: &Interface) -> &'static str {
     }
 }
 
-/// What speaks against an interface, to follow its address.
+/// The drawback of an interface, as text to follow its address.
 fn against(interface: &Interface) -> &'static str {
     match interface {
         Interface { loopback: true, .. } => "",
@@ -74,7 +74,7 @@ fn against(interface: &Interface) -> &'static str {
     }
 }
 
-/// Where an endpoint would live: address, interface, and why there.
+/// Where an endpoint would be: address, interface, and the reason.
 type Choice = (SocketAddr, String, &'static str);
 
 const BY_USER: &str = "FI_UDRV_IFACE names it";
@@ -97,7 +97,7 @@ pub(super) fn find(
         if is_source { None } else { format.read("src_addr", hints.source.as_deref())? };
     let hinted_dest =
         if named && !is_source { None } else { format.read("dest_addr", hints.dest.as_deref())? };
-    // The family that everything else has to have.
+    // The address family that all other addresses must have.
     let v6 = format.v6.or_else(|| hinted_source.or(hinted_dest).map(|a| a.is_ipv6()));
     let finder = Finder { host: LocalHost::detect(), hints, config, v6 };
 
@@ -109,7 +109,7 @@ pub(super) fn find(
         (hinted_source, hinted_dest)
     };
     let dest = match dest {
-        // "This host", where nothing more was said.
+        // A wildcard destination means this host.
         Some(dest) if dest.ip().is_unspecified() => Some(finder.here(dest)?.0),
         dest => dest,
     };
@@ -133,23 +133,23 @@ pub(super) fn find(
     })
 }
 
-/// Opens once, and closes, what an endpoint at this place needs, because an info is a promise.
+/// Opens and closes everything that an endpoint at this place needs, because an info is a promise.
 pub(super) fn probe(place: &Place, config: &Config) -> Result<(), Refusal> {
     let failed =
         |what: &'static str| move |errno: Errno| Refusal::by_system("src_addr", what, errno);
     let any_port = with_port(place.source.0, 0);
     let (_socket, port) = net::reserve_port(&any_port).map_err(failed("a UDP port"))?;
-    // The port is ours for the moment, which makes the name unique.
+    // This process holds the port at this moment, which makes the name unique.
     unix::listen(&format!("udrv-probe-{port}-{}", std::process::id()))
         .map_err(failed("a unix socket"))?;
-    // Without it (RLIMIT_FSIZE, a filter of system calls) peers of this node are reached over the network.
+    // Without shared memory (RLIMIT_FSIZE, a filter of system calls) the network reaches the peers of this node.
     if config.shm && !config.net {
         SharedMemory::create(4096).map_err(failed("shared memory"))?;
     }
     Ok(())
 }
 
-/// What `addr_format` of the hints asks for.
+/// The address format that the hints ask for.
 #[derive(Clone, Copy, Debug)]
 struct Format {
     is_text: bool,
@@ -175,7 +175,7 @@ impl Format {
         Ok(Self { is_text, v6 })
     }
 
-    /// An address of the hints.
+    /// Reads an address of the hints.
     fn read(
         self,
         attribute: &'static str,
@@ -209,11 +209,11 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// The interface that the application (by domain name) or else the user insists on.
+    /// The interface that the application (by domain name) or else the user demands.
     fn pinned(&self) -> Option<String> {
         let by_user = self.config.iface.clone();
         match &self.hints.device {
-            // The address of a port is that of the interface which is the same port.
+            // The address of a device's port is the address of the interface of that port.
             Some(device) => by_user.or_else(|| {
                 let fits = |ip: &&IpAddr| self.v6.is_none_or(|v6| ip.is_ipv6() == v6);
                 let own = device.ips.iter().filter(fits).filter(|ip| self.host.owns(**ip));
@@ -223,7 +223,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The interface that the application names.
+    /// The interface that the application names as the domain.
     fn named(&self) -> Option<&str> {
         self.hints.domain_name.as_deref().filter(|_| self.hints.device.is_none())
     }
@@ -257,12 +257,12 @@ impl Finder<'_> {
         Ok((address_on(&interface, port), interface.name, reason))
     }
 
-    /// The wildcard address made definite, port kept.
+    /// Replaces the wildcard by the preferred address; the port is kept.
     fn here(&self, wildcard: SocketAddr) -> Result<Choice, Refusal> {
         self.preferred(Some(self.v6.unwrap_or_else(|| wildcard.is_ipv6())), wildcard.port())
     }
 
-    /// An explicit source address with its interface: must be this host's.
+    /// An explicit source address with its interface: it must be one of this host's.
     fn own(&self, source: SocketAddr) -> Result<Choice, Refusal> {
         if source.ip().is_unspecified() {
             return self.here(source);
@@ -271,7 +271,7 @@ impl Finder<'_> {
             return Err(Refusal::new("src_addr", source.ip(), self.interfaces()));
         }
         let Some(interface) = self.host.interface_of(source.ip()) else {
-            // Loopback exists even where no interface shows it.
+            // Loopback exists even if no interface is listed with it.
             return self.on("lo", source);
         };
         self.on(&interface.name, with_scope(source, interface))
@@ -288,8 +288,8 @@ impl Finder<'_> {
         }
     }
 
-    /// A source address that reaches `dest`: for this host's own addresses the same one, else the
-    /// one that the kernel would route from.
+    /// A source address that reaches `dest`: `dest` itself if it is this host's, else the one that the kernel
+    /// would choose for the route.
     fn towards(&self, dest: SocketAddr) -> Result<Choice, Refusal> {
         let v6 = Some(dest.is_ipv6());
         if self.pinned().is_some() {
@@ -307,7 +307,7 @@ impl Finder<'_> {
         }
     }
 
-    /// Node and service under FI_SOURCE.
+    /// Resolves node and service under FI_SOURCE.
     fn local_name(&self, request: &Request<'_>) -> Result<SocketAddr, Refusal> {
         let found = self.resolve(request)?;
         found
@@ -318,7 +318,7 @@ impl Finder<'_> {
             .ok_or_else(|| self.unknown(request))
     }
 
-    /// Node and service of a peer.
+    /// Resolves node and service of a peer.
     fn remote_name(&self, request: &Request<'_>) -> Result<SocketAddr, Refusal> {
         self.resolve(request)?.first().copied().ok_or_else(|| self.unknown(request))
     }
@@ -340,7 +340,7 @@ impl Finder<'_> {
         let service = request.service.unwrap_or("");
         let no_service = || Refusal::new("service", service, "a port or a known service");
         if service.parse::<u16>().is_err() && service.parse::<u64>().is_ok() {
-            return Err(no_service()); // getaddrinfo(3) would take it modulo 65536
+            return Err(no_service()); // getaddrinfo(3) would reduce it modulo 65536
         }
         let mut found = net::resolve(request.node, request.service, numeric).map_err(|errno| {
             if errno == Errno(libc::EINVAL) { no_service() } else { self.unknown(request) }
@@ -355,7 +355,7 @@ impl Finder<'_> {
 
     fn family(&self, mut found: Vec<SocketAddr>) -> Vec<SocketAddr> {
         found.retain(|address| self.v6.is_none_or(|v6| address.is_ipv6() == v6));
-        // By hand: sorting that keeps the order takes 4 KiB of the stack.
+        // Not `sort_by_key`: a stable sort takes 4 KiB of the stack.
         let (four, six): (Vec<_>, Vec<_>) = found.into_iter().partition(SocketAddr::is_ipv4);
         [four, six].concat()
     }
@@ -381,7 +381,7 @@ fn address_on(interface: &Interface, port: u16) -> SocketAddr {
     with_scope(SocketAddr::new(interface.ip, port), interface)
 }
 
-/// A link-local address means nothing without its interface.
+/// Adds the scope to a link-local address, which is ambiguous without its interface.
 fn with_scope(mut address: SocketAddr, interface: &Interface) -> SocketAddr {
     if let SocketAddr::V6(v6) = &mut address {
         if v6.scope_id() == 0 {

@@ -1,4 +1,4 @@
-//! The arguments of `fi_getinfo`, and why they get no answer.
+//! The arguments of `fi_getinfo`, and the reasons why a call gets no answer.
 
 use crate::sys::Errno;
 use libfabric_sys::{FI_EINVAL, FI_ENODATA};
@@ -13,16 +13,16 @@ pub(super) struct Request<'a> {
     pub(super) flags: u64,
 }
 
-/// Why there is no match: the one line for the log, and what `fi_getinfo` returns.
+/// Why there is no match: the line for the log, and the result of `fi_getinfo`.
 #[derive(Debug)]
 pub(super) struct Refusal {
-    /// The attribute as C programmers spell it.
+    /// The attribute, as C programs spell it.
     pub(super) attribute: &'static str,
     pub(super) wanted: String,
     pub(super) offered: String,
     /// Positive `FI_E*`.
     pub(super) error: i32,
-    /// The system refused what any endpoint needs: that is a warning, not only a match that failed.
+    /// The system refused a resource that any endpoint needs: this is logged as a warning.
     pub(super) by_system: bool,
 }
 
@@ -42,7 +42,7 @@ impl Refusal {
         }
     }
 
-    /// The system does not let us have what an endpoint needs: FI_ENODATA.
+    /// The system refuses a resource that an endpoint needs: FI_ENODATA.
     pub(super) fn by_system(
         attribute: &'static str,
         wanted: impl fmt::Display,

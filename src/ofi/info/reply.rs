@@ -15,7 +15,7 @@ use std::ptr::{NonNull, null_mut};
 /// Name of the domain when only the provider was asked for (FI_PROV_ATTR_ONLY).
 const NO_INTERFACE: &str = "none";
 
-/// Everything that one `fi_info` says.
+/// The contents of one `fi_info`.
 #[derive(Debug)]
 pub(super) struct Offer {
     pub(super) attributes: Attributes,
@@ -24,7 +24,7 @@ pub(super) struct Offer {
     pub(super) nic: Option<Nic>,
 }
 
-/// The info, or `None` when there is no memory.
+/// The C structure, or `None` without memory.
 pub(super) fn write(offer: &Offer, hints: &Hints) -> Option<NonNull<fi_info>> {
     let mut parts = Parts::default();
     let info = parts.write(offer, hints)?;

@@ -1,4 +1,4 @@
-//! `getinfo` as C calls it; what is refused and where addresses come from is in the submodules.
+//! `getinfo` as C calls it; refusals and addresses are tested in the submodules.
 
 mod devices;
 mod places;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 
-/// API version of the calls that do not care.
+/// API version of calls where it does not matter.
 const NEW: u32 = fi_version(2, 1);
 
 fn request(flags: u64) -> Request<'static> {
@@ -91,12 +91,12 @@ fn ask(
     }
 }
 
-/// What `fi_getinfo` returned; dropped as `fi_freeinfo` of libfabric 1.17 and 2.1 does it.
+/// The result of `fi_getinfo`; dropped as `fi_freeinfo` of libfabric 1.17 and 2.1 does it.
 struct Info(*mut fi_info);
 
 impl Drop for Info {
     fn drop(&mut self) {
-        // SAFETY: each part is from malloc, and nobody else's.
+        // SAFETY: each part is from calloc, and only this info refers to it.
         unsafe {
             let info = &*self.0;
             assert!(info.next.is_null());
@@ -123,17 +123,17 @@ impl Drop for Info {
 }
 
 impl Info {
-    /// Read back as a caller of the newest API would give it as hints.
+    /// Reads the info as hints, as a caller of the newest API would pass it.
     fn as_hints(&self) -> Hints {
         // SAFETY: a live info.
         unsafe { Hints::read(fi_version(2, 7), self.0) }
     }
 
-    /// All of it as text, for comparisons, without the addresses of the C strings.
+    /// The whole info as text, for comparisons, without the addresses of the C strings.
     fn text(&self) -> String {
         let mut hints = self.as_hints();
         hints.domain.base.name = null_mut();
-        // SAFETY: a live info, with our own allocation size.
+        // SAFETY: a live info, with this provider's allocation size.
         let (mode, domain) =
             unsafe { ((*self.0).mode, *(*self.0).domain_attr.cast::<fi_domain_attr_2_7>()) };
         hints.domain.max_cntr_value = domain.max_cntr_value;
@@ -167,13 +167,13 @@ fn hints_that_are_all_zero_are_no_hints() {
     assert_eq!(CHints::new(Hints::none()).ask(NEW).unwrap().text(), none);
 }
 
-/// Where peers may be.
+/// The capabilities that say where peers may be.
 const REACH: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
 
 #[test]
 fn attribute_structures_may_be_missing() {
     let mut hints: fi_info =
-        // SAFETY: integers and pointers.
+        // SAFETY: integers and pointers, for which zero is a valid value.
         unsafe { std::mem::zeroed() };
     hints.caps = FI_TAGGED;
     let info = ask(NEW, None, None, 0, &hints).unwrap().as_hints();
@@ -212,7 +212,7 @@ fn providers_may_be_listed_without_opening_anything() {
 #[test]
 fn unknown_flags_are_ignored_and_null_results_refused() {
     assert!(ask(NEW, None, None, 1 << 59 | 1 << 60, null()).is_ok());
-    // SAFETY: null pointers are what is tested.
+    // SAFETY: getinfo refuses a null pointer for the list.
     let rc = unsafe { getinfo(NEW, null(), null(), 0, null(), null_mut()) };
     assert_eq!(rc, -FI_EINVAL);
     assert_eq!(ask(NEW, None, None, FI_SOURCE, null()).err(), Some(-FI_EINVAL));
@@ -275,7 +275,7 @@ fn without_a_network_remote_peers_are_promised_to_those_who_insist() {
 fn caps_of_one_context_may_be_fewer() {
     let mut hints = Hints::none();
     hints.caps = FI_MSG | FI_TAGGED;
-    // As applications copy it: all capabilities, those of the other direction included.
+    // As applications copy them: all capabilities, also those of the other direction.
     hints.tx.caps = FI_TAGGED | FI_SEND | FI_RECV | FI_MULTI_RECV | FI_LOCAL_COMM;
     hints.rx.caps = FI_MSG | FI_SEND;
     let info = CHints::new(hints).ask(NEW).unwrap().as_hints();
@@ -427,7 +427,7 @@ proptest! {
         let second = ask(version, None, None, 0, first.0);
         prop_assert!(second.is_ok(), "{}", first.text());
         prop_assert_eq!(second.unwrap().text(), first.text());
-        // Nothing that was asked for got lost.
+        // No requested capability got lost.
         let got = first.as_hints();
         prop_assert_eq!(wanted.caps & !got.caps, 0);
         prop_assert_eq!(wanted.domain.base.caps & !got.domain.base.caps, 0);

@@ -1,5 +1,5 @@
-//! The lock of a domain under loom, in every order that the application and a visitor may see each other's words
-//! (scripts/models).
+//! The lock of a domain under loom, in every order in which the application and a visitor may see each other's
+//! stores (scripts/models).
 #![allow(unsafe_code)] // counts what loom watches
 
 use super::*;
@@ -7,15 +7,15 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-/// A lock, and a number that loom watches: who changes it while another does ends the model.
+/// A lock, and a number that loom watches: two threads that access it at once fail the model.
 struct Domain {
     lock: DomainLock,
     count: UnsafeCell<u32>,
 }
 
-// SAFETY: loom tells when two threads are at the number.
+// SAFETY: loom reports two threads that access the number at once.
 unsafe impl Sync for Domain {}
-// SAFETY: as above.
+// SAFETY: loom reports two threads that access the number at once.
 unsafe impl Send for Domain {}
 
 impl Domain {
@@ -24,7 +24,7 @@ impl Domain {
     }
 
     fn add(&self, _guard: &Guard<'_>) {
-        // SAFETY: as above.
+        // SAFETY: loom reports two threads that access the number at once.
         self.count.with_mut(|count| unsafe { *count += 1 });
     }
 }

@@ -1,4 +1,4 @@
-//! `struct fi_ops_domain`: opens what a domain has, on top of all these objects.
+//! `struct fi_ops_domain`: opens the objects of a domain. This module is above all of them.
 
 use crate::config::Config;
 use crate::ofi::domain::{Domain, DomainFid, DomainState, shared};
@@ -54,7 +54,7 @@ static OPS: Table<fi_ops_domain_2_7> = Table::new(fi_ops_domain_2_7 {
     ..STUBS
 });
 
-/// `fi_domain`. Errors: EINVAL, also for a job key that is none; EAGAIN, EMFILE (a thread).
+/// `fi_domain`. Errors: EINVAL, also for an invalid job key; ENOMEM, EMFILE, ENFILE (the progress thread).
 ///
 /// # Safety
 /// `info` and `out` are as libfabric passes them to `fi_domain`.
@@ -64,17 +64,17 @@ pub(crate) unsafe fn open(
     out: *mut *mut fid_domain,
     context: *mut c_void,
 ) -> Result<(), i32> {
-    // SAFETY: an info of ours (or a copy), valid during the call.
+    // SAFETY: an info of this provider, or a copy of one, valid during the call.
     let info = unsafe { info.as_ref() }.ok_or(FI_EINVAL)?;
-    // SAFETY: as above.
+    // SAFETY: the attributes of that info: null or valid during the call.
     let attr = unsafe { info.domain_attr.as_ref() }.ok_or(FI_EINVAL)?;
     if out.is_null() {
         return Err(FI_EINVAL);
     }
-    // SAFETY: as above: null or a C string.
+    // SAFETY: null or a C string, valid during the call.
     let name = unsafe { attr.name.as_ref().map(|name| CStr::from_ptr(name)) };
     let config = config_of(name.and_then(|name| name.to_str().ok()))?;
-    // SAFETY: as above; the application says how long its key is.
+    // SAFETY: the key is null or has as many bytes as the application says.
     let key = unsafe { keys::of_domain(fabric, attr.auth_key, attr.auth_key_size, &config) }?;
     let auto = attr.data_progress == FI_PROGRESS_AUTO || attr.control_progress == FI_PROGRESS_AUTO;
     let shared = Arc::new(Domain {
@@ -127,7 +127,7 @@ entries! { entry -> c_int;
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     entry("fi_control(domain)", || {
-        // SAFETY: a domain of ours; `arg` is as fi_trigger.3 and fi_mr.3 say for each command.
+        // SAFETY: a domain of this provider; `arg` is as fi_trigger.3 and fi_mr.3 say for each command.
         unsafe {
             let domain = shared(fid.cast());
             match command {
@@ -142,15 +142,15 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
 
 unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
     entry("fi_domain_bind", || {
-        // SAFETY: an object of the application.
+        // SAFETY: null or an object of the application.
         let Some(other) = (unsafe { other.as_ref() }) else { return -FI_EINVAL };
         if other.fclass != FI_CLASS_EQ {
             return -FI_EINVAL;
         }
         if flags & FI_REG_MR != 0 {
-            return -FI_EOPNOTSUPP; // registrations complete at once here
+            return -FI_EOPNOTSUPP; // registrations complete at once
         }
-        // Address vectors report to the queue that is bound to them.
+        // Address vectors report to the event queue to which they are bound themselves.
         eq::accept_bind()
     })
 }

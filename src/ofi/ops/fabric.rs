@@ -1,4 +1,4 @@
-//! `struct fid_fabric`: opens domains, event queues and wait sets, on top of all these objects.
+//! `struct fid_fabric`: opens domains, event queues and wait sets. This module is above all of them.
 
 use super::domain;
 use crate::ofi::fabric::Fabric;
@@ -48,7 +48,7 @@ pub(crate) unsafe fn open(
     out: *mut *mut fid_fabric,
     context: *mut c_void,
 ) -> Result<(), i32> {
-    // SAFETY: the core passes the attributes of one of our infos.
+    // SAFETY: the core passes the attributes of one of this provider's infos.
     let attr = unsafe { attr.as_ref() }.ok_or(FI_EINVAL)?;
     if out.is_null() {
         return Err(FI_EINVAL);
@@ -118,8 +118,8 @@ unsafe extern "C" fn try_wait(
     })
 }
 
-/// `fi_trywait` for one object: EAGAIN if it has something to report. Errors: EINVAL for what is not ours,
-/// ENOSYS for objects that nobody waits for.
+/// `fi_trywait` for one object. Errors: EAGAIN if it has an event to report; EINVAL for an object of another
+/// provider; ENOSYS for an object that cannot be waited for.
 ///
 /// # Safety
 /// `object` is null or an open object.

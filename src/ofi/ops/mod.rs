@@ -1,4 +1,4 @@
-//! The calls that open objects: they know all of them, and no object knows them.
+//! The calls that open objects. They use all objects, and no object uses them.
 
 mod domain;
 pub(super) mod fabric;

@@ -1,11 +1,11 @@
 //! Collective operations by active messages (PROTOCOL.md §4.17).
 //!
-//! Each operation of a group follows a [`plan`], step by step, on a work buffer of its own; the
-//! operations of a group follow each other. Nothing ends before all members have begun it, so
-//! a member is never more than one operation ahead, and that much is kept of it.
+//! Each operation of a group follows a [`plan`] step by step, on a work buffer of its own. The operations of a group
+//! run one after the other. No operation ends before all members have begun it, so a member is at most one operation
+//! ahead of another, and only so much of its data is kept.
 //!
-//! Who goes away, or fails, is waited for no more: every other member hears of it, fails what still
-//! needs it, and says so in turn.
+//! No member waits for a member that has departed or failed. The others are told, fail the operations that still need
+//! it, and tell the others in turn.
 
 mod packet;
 mod plan;
@@ -20,33 +20,33 @@ pub(crate) use plan::What;
 use plan::{How, Plan, Step};
 use std::collections::{HashMap, VecDeque};
 
-/// Operations of a group that may wait for each other.
+/// Operations of a group that may wait, at most.
 const RUNNING_MAX: usize = 64;
-/// Bytes kept of operations that this member has not begun.
+/// Bytes kept of operations that this member has not begun, at most.
 const HELD_MAX: usize = 1 << 30;
-/// Departures kept of groups that this member has not joined.
+/// Failure notices kept for groups that this member has not joined, at most.
 const NEWS_MAX: usize = 1024;
-/// Packets that leave in one turn of work.
+/// Packets that are sent in one progress pass.
 const BATCH: usize = 64;
-/// Bytes of what the members compare when they join.
+/// Bytes that the members compare when they join (PROTOCOL.md §4.17, rule 1).
 const PROOF_LEN: usize = 8;
 
-/// A collective operation as the endpoint asks for it.
+/// A collective operation, as requested by the endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CollectiveOp {
-    /// As [`Engine::join`] named it.
+    /// The id that [`Engine::join`] returned.
     pub(crate) group: u64,
     pub(crate) what: What,
-    /// One member's share, bytes.
+    /// Length of one member's block, bytes.
     pub(crate) block: usize,
-    /// How operands are combined, where they are.
+    /// How operands are combined, in reductions.
     pub(crate) reduction: Option<Operation>,
-    /// As long as [`Engine::collective_needs`] says.
+    /// Input buffer, as long as [`Engine::collective_needs`] says.
     pub(crate) input: SegmentList,
     pub(crate) output: SegmentList,
     /// The application's context.
     pub(crate) context: u64,
-    /// Whether a completion entry is wanted.
+    /// Where the completion is reported, and whether by an entry.
     pub(crate) report: Report,
 }
 
@@ -64,27 +64,27 @@ struct Running {
 
 #[derive(Debug)]
 struct Member {
-    /// `None`: ourselves.
+    /// `None`: this endpoint.
     peer: Option<PeerId>,
-    /// Something was sent to it, so that its end is noticed.
+    /// Something was sent to the member, so that its departure is noticed.
     contacted: bool,
-    /// Nothing more comes from it: an error number.
+    /// The member has departed or failed: an error number.
     gone: Option<i32>,
 }
 
 #[derive(Debug)]
 struct Group {
-    /// The name that all members have for it.
+    /// The group's name, the same at all members.
     name: u64,
     me: usize,
     members: Vec<Member>,
     sequence: u32,
     running: VecDeque<Running>,
-    /// An operation has failed, and so do all later ones.
+    /// An operation has failed with this error, and all later ones fail too.
     broken: Option<i32>,
 }
 
-/// A message on its way in.
+/// An incoming message.
 #[derive(Debug)]
 struct Message {
     what: u8,
@@ -95,7 +95,7 @@ struct Message {
     lost: bool,
 }
 
-/// A message on its way out.
+/// An outgoing message.
 #[derive(Debug)]
 struct Outgoing {
     peer: PeerId,
@@ -109,21 +109,21 @@ struct Outgoing {
 pub(super) struct Collectives {
     groups: HashMap<u64, Group>,
     next: u64,
-    /// How often groups of these members were joined.
+    /// How often groups of the same members were joined, by their name.
     joins: HashMap<u64, u64>,
-    /// What has come, by group and sender.
+    /// Messages that have arrived, by group and sender.
     arrived: HashMap<(u64, PeerId), VecDeque<Message>>,
     held: usize,
-    /// Members that left groups which we have not joined.
+    /// Failure notices of groups that this endpoint has not joined: group, member, error.
     news: VecDeque<(u64, usize, i32)>,
     outbox: VecDeque<Outgoing>,
-    /// Who was sent something, and has not said yet whether it knows such messages.
+    /// Peers that were sent a message and have not announced yet whether they support collective operations.
     strangers: Vec<PeerId>,
-    /// Something may go on.
+    /// A step of some operation may be possible.
     ready: bool,
 }
 
-/// Why an operation ends: a number and a sentence.
+/// Why an operation failed: the error number and the cause.
 type End = (i32, Cause);
 
 impl Group {
@@ -152,14 +152,14 @@ impl Collectives {
         !self.outbox.is_empty()
     }
 
-    /// Whether this endpoint must be polled although nothing arrives.
+    /// Whether this endpoint must be polled although nothing arrives. `silent`: the peer does not notify of room.
     pub(super) fn is_busy(&self, silent: impl Fn(PeerId) -> bool) -> bool {
         self.ready
             || !self.strangers.is_empty()
             || self.outbox.iter().any(|message| silent(message.peer))
     }
 
-    /// Whether a group cannot go on without `peer`.
+    /// Whether a group needs a message from `peer` to continue.
     pub(super) fn awaits(&self, peer: PeerId) -> bool {
         self.groups.values().any(|group| {
             let step = group.running.front().and_then(|op| op.plan.steps.front());
@@ -167,7 +167,7 @@ impl Collectives {
         })
     }
 
-    /// Puts a message to a member into the outbox.
+    /// Queues a message to a member.
     fn send(&mut self, id: u64, to: usize, packet: CollectivePacket, bytes: Vec<u8>) {
         let Some(member) = self.groups.get_mut(&id).and_then(|group| group.members.get_mut(to))
         else {
@@ -229,7 +229,7 @@ impl Collectives {
         self.news.push_back((group, member, error));
     }
 
-    /// The message that is next from `peer`, if it is whole, or will never be.
+    /// The next message from `peer`, if it is complete or will never be.
     fn take_message(&mut self, group: u64, peer: PeerId) -> Option<Message> {
         let queue = self.arrived.get_mut(&(group, peer))?;
         let whole = queue
@@ -254,7 +254,7 @@ impl Collectives {
         });
     }
 
-    /// Goes as far as it goes with the first operation of a group. True: it has come to its end.
+    /// Carries out the steps of a group's first operation that are possible now. True: the operation has ended.
     fn follow(&mut self, id: u64) -> Result<bool, End> {
         loop {
             let Some(group) = self.groups.get_mut(&id) else { return Ok(false) };
@@ -300,7 +300,7 @@ impl Collectives {
         }
     }
 
-    /// A message is missing: it will come, or its sender's end will be noticed.
+    /// A message is missing: makes sure that the departure of its sender will be noticed.
     fn wait_for(&mut self, id: u64, from: usize) -> Result<bool, End> {
         let Some(group) = self.groups.get(&id) else { return Ok(false) };
         if let Some(error) = group.gone(from) {
@@ -335,7 +335,7 @@ impl Collectives {
         Ok(())
     }
 
-    /// Tells every member that `member` takes no part any more.
+    /// Sends GONE about `member` to every other member.
     fn announce(&mut self, id: u64, member: usize, error: i32) {
         let Some(group) = self.groups.get(&id) else { return };
         let packet = CollectivePacket::Gone {
@@ -351,7 +351,7 @@ impl Collectives {
     }
 }
 
-/// The members do not mean the same operation.
+/// The members have started different operations.
 fn disagree() -> End {
     (libc::EINVAL, Cause::MembersDisagree)
 }
@@ -391,7 +391,7 @@ impl Core {
         }
     }
 
-    /// A peer went away. `died`: its groups hear of it, also those members that never met it.
+    /// A peer has departed. `died`: the members of its groups are told, including those that have no link to it.
     pub(super) fn end_collectives(&mut self, peer: PeerId, error: i32, died: bool) {
         let all = &mut self.collectives;
         all.outbox.retain(|message| message.peer != peer);
@@ -463,14 +463,14 @@ impl Core {
 }
 
 impl<I: Iface> Engine<I> {
-    /// What [`Engine::join`] will return next.
+    /// The id that [`Engine::join`] will return next.
     pub(crate) fn name_of_next_group(&self) -> u64 {
         self.core.collectives.next
     }
 
-    /// Joins the group of `members`, of whom number `me` is this endpoint; `name` is what all of them
-    /// call this set, and `order` what they call this order of it. The host hears when all are there;
-    /// `alone`: at once. Returns how this endpoint calls the group.
+    /// Joins the group of `members`, where this endpoint has index `me`. `name` is a hash of the set and `order` a hash
+    /// of its order, the same at all members. Returns the group's id. The host is told when all members have joined, or
+    /// at once if this endpoint is `alone`.
     pub(crate) fn join(
         &mut self,
         members: &[PeerId],
@@ -526,7 +526,7 @@ impl<I: Iface> Engine<I> {
         Ok(id)
     }
 
-    /// Leaves a group; what still runs in it ends as cancelled.
+    /// Leaves a group. Its unfinished operations are cancelled.
     pub(crate) fn leave_group(&mut self, id: u64, host: &mut impl Host) {
         let Some(group) = self.core.collectives.groups.get(&id) else { return };
         let name = group.name;
@@ -538,8 +538,8 @@ impl<I: Iface> Engine<I> {
         all.forget_messages(|group, _| group == name);
     }
 
-    /// How many bytes an operation takes and gives. `None`: there is no such group or root, or it
-    /// would be too long.
+    /// The input and output lengths of an operation, bytes. `None`: the group or the root does not exist, or a length
+    /// would overflow.
     pub(crate) fn collective_needs(
         &self,
         id: u64,
@@ -551,7 +551,7 @@ impl<I: Iface> Engine<I> {
         Some((plan.input.len(), plan.output.len()))
     }
 
-    /// Starts an operation. `Again`: too many of the group run.
+    /// Starts an operation. `Again`: too many operations of the group wait.
     pub(crate) fn collective(
         &mut self,
         op: &CollectiveOp,
@@ -608,7 +608,7 @@ impl<I: Iface> Engine<I> {
         all.ready = true;
     }
 
-    /// A turn of work for all groups.
+    /// One progress pass for all groups.
     pub(super) fn advance_collectives(&mut self, host: &mut impl Host) -> usize {
         let mut n = self.know_members();
         if host.has_room() {
@@ -618,7 +618,7 @@ impl<I: Iface> Engine<I> {
         n
     }
 
-    /// A member of a version that has no collective operations will never answer: its groups end.
+    /// Ends the groups of members whose version has no collective operations, and that will never answer.
     fn know_members(&mut self) -> usize {
         let mut n = 0;
         for peer in std::mem::take(&mut self.core.collectives.strangers) {
@@ -636,7 +636,7 @@ impl<I: Iface> Engine<I> {
 
     fn flush_collectives(&mut self) -> usize {
         let mut n = 0;
-        // Messages to one member keep their order.
+        // The messages to one member stay in order.
         let mut starved: Vec<PeerId> = Vec::new();
         let mut kept = VecDeque::new();
         while let Some(mut message) = self.core.collectives.outbox.pop_front() {
@@ -697,7 +697,7 @@ impl<I: Iface> Engine<I> {
 
 #[cfg(test)]
 impl Collectives {
-    /// Nothing runs, and nothing is kept for anybody.
+    /// Asserts that no operation runs and no message is kept.
     pub(super) fn assert_empty(&self) {
         assert!(self.outbox.is_empty(), "{:?}", self.outbox);
         assert!(self.arrived.is_empty() && self.held == 0, "{:?}", self.arrived);

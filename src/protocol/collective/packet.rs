@@ -3,29 +3,29 @@
 const PART: u8 = 40;
 const HELLO: u8 = 41;
 const GONE: u8 = 42;
-/// A header, bytes.
+/// Length of a header, bytes.
 pub(super) const HEADER_LEN: usize = 32;
 
-/// One header. `group` is the name that all members have for it.
+/// One header. `group` is the group's name, the same at all members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CollectivePacket {
-    /// The payload is the part from `offset` on of a message of `total` bytes, of the group's
-    /// operation number `sequence`, which is a `what`.
+    /// The payload is the fragment at `offset` of a message of `total` bytes, for operation number `sequence` of the
+    /// group, whose kind is `what`.
     Part { group: u64, what: u8, sequence: u32, total: u64, offset: u64 },
-    /// Somebody waits for us, and wants to hear if we go away.
+    /// The sender waits for the receiver, and has to notice its departure.
     Hello,
-    /// Nothing more comes from this member of the group: an error number.
+    /// This member of the group has departed or failed: an error number.
     Gone { group: u64, member: u32, error: u32 },
 }
 
 impl CollectivePacket {
-    /// Whether a header is one of these.
+    /// Whether a header is one of a collective operation.
     #[inline]
     pub(crate) fn is_one(header: &[u8]) -> bool {
         header.first().is_some_and(|kind| (PART..=GONE).contains(kind))
     }
 
-    /// To the wire.
+    /// Encodes the header.
     pub(crate) fn encode(&self) -> [u8; HEADER_LEN] {
         let (kind, what, word, fields) = match *self {
             Self::Part { group, what, sequence, total, offset } => {
@@ -43,7 +43,7 @@ impl CollectivePacket {
         bytes
     }
 
-    /// From the wire; `None` for bytes that no udrv of this version sends.
+    /// Decodes a header. `None`: bytes that no udrv of this version sends.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let ([kind, what, ..], rest) = bytes.split_first_chunk::<4>()?;
         let (word, rest) = rest.split_first_chunk::<4>()?;

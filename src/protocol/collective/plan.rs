@@ -1,14 +1,14 @@
-//! What each member of a group does in a collective operation: whom it sends which part of its work
-//! buffer, and what it does with what it gets. Two members exchange their messages in the same order
-//! at both ends, so nothing else names them.
+//! What each member of a group does in a collective operation: which part of its work buffer it sends to which member,
+//! and what it does with each message that it receives. Two members exchange their messages in the same order at both
+//! ends, so a message needs no further number.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// The operations. Roots are members' numbers.
+/// The operations. Roots are indexes of members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum What {
-    /// All members are there, and mean the same group.
+    /// Checks that all members are there, and mean the same group.
     Join,
     Barrier,
     Broadcast {
@@ -30,7 +30,7 @@ pub(crate) enum What {
 }
 
 impl What {
-    /// On the wire.
+    /// The operation's number in packets.
     pub(super) fn number(self) -> u8 {
         match self {
             Self::Join => 0,
@@ -47,12 +47,12 @@ impl What {
     }
 }
 
-/// What is done with a message.
+/// What is done with a received message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum How {
     Store,
     Combine,
-    /// It has to be what is there already.
+    /// It must be equal to what the work buffer has there.
     Compare,
 }
 
@@ -67,27 +67,27 @@ pub(super) enum Step {
         part: Range<usize>,
         how: How,
     },
-    /// Within the work buffer.
+    /// A copy within the work buffer.
     Copy {
         from: Range<usize>,
         to: usize,
     },
 }
 
-/// One member's part.
+/// What one member does in an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Plan {
     pub(super) steps: VecDeque<Step>,
-    /// Bytes of the work buffer.
+    /// Length of the work buffer, bytes.
     pub(super) len: usize,
-    /// Where the application's input goes in it; empty: there is none.
+    /// The part of the work buffer that the application's input goes to; empty: there is no input.
     pub(super) input: Range<usize>,
-    /// What of it the application gets in the end.
+    /// The part of it that the application gets in the end.
     pub(super) output: Range<usize>,
 }
 
-/// What member `me` of `n` does. `block` is one member's share, bytes. `None`: it would be too long,
-/// or there is no such root.
+/// The plan of member `me` of `n`. `block` is the length of one member's block, bytes. `None`: a length would overflow,
+/// or the root does not exist.
 pub(super) fn plan(what: What, me: usize, n: usize, block: usize) -> Option<Plan> {
     let all = block.checked_mul(n)?;
     let mine = me.checked_mul(block)?..(me + 1).checked_mul(block)?;
@@ -136,7 +136,7 @@ pub(super) fn plan(what: What, me: usize, n: usize, block: usize) -> Option<Plan
         What::AllGather => {
             let of = |member: usize| member * block..(member + 1) * block;
             for k in 1..n {
-                // A ring: each passes on what it got last.
+                // A ring: each member passes on the block that it received last.
                 b.send((me + 1) % n, of((me + n + 1 - k) % n));
                 b.receive((me + n - 1) % n, of((me + n - k) % n), How::Store);
             }
@@ -187,7 +187,7 @@ impl Builder {
         self.steps.push_back(Step::Receive { from, part, how });
     }
 
-    /// Dissemination: after round k each has heard, at least at second hand, of 2^k members.
+    /// Dissemination: after round k each member has heard, directly or indirectly, of 2^k members.
     fn barrier(&mut self, part: &Range<usize>, how: How) {
         let mut distance = 1;
         while distance < self.n {
@@ -219,8 +219,7 @@ impl Builder {
         self.steps.extend(steps);
     }
 
-    /// The same tree, towards `root`. The order of operands is fixed, so that every run has the
-    /// same result.
+    /// The same tree, towards `root`. The order of the operands is fixed, so that every run has the same result.
     fn reduce(&mut self, root: usize, part: &Range<usize>) {
         let rank = (self.me + self.n - root) % self.n;
         let member = |rank: usize| (rank + root) % self.n;

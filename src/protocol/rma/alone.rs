@@ -1,6 +1,6 @@
-//! One-sided operations that the initiator carries out alone (PROTOCOL.md §4.18): a target tells
-//! where its regions are, and the initiator moves bytes itself, or has its device move them, while what it was told
-//! is valid. Whatever is not plain goes the other way, where the target decides.
+//! Direct RMA (PROTOCOL.md §4.18): the target advertises parts of its regions, and the initiator moves the bytes
+//! itself, or has its device move them, while these keys are valid. All other operations go by messages, where the
+//! target detects errors.
 
 use super::packet::{Prefix, RmaPacket};
 use super::{Channel, RemoteRange, RemoteRanges, State};
@@ -16,40 +16,40 @@ use crate::sys::numbers::NumberMap;
 use crate::transport::{Exposed, Exposure, Iface, Mode, PeerId, Reach, Reached, SendError, Spot};
 use std::collections::BTreeMap;
 
-/// Parts of regions that a peer is told of.
+/// Parts of regions that are advertised to a peer, at most.
 const TOLD_MAX: usize = 1024;
-/// Ranges of which a peer may be told.
+/// Ranges that wait to be advertised, at most.
 const OFFERS_MAX: usize = 64;
-/// Short reads and writes after each of which a peer is told where it may do so: not every peer is worth a connection.
+/// A target advertises after this many short reads and writes of a peer: not every peer is worth a connection.
 const OFTEN: u32 = 16;
-/// A write may be worth it on some transport if it is as long as this part of one that is on all.
+/// Writes from `alone_min` bytes on are worth direct RMA on all transports, from this fraction of it on only on some.
 const WRITE_SHARE: usize = 8;
-/// Bytes of one operation that are moved in one turn.
+/// Bytes of one operation that are moved in one progress pass.
 const TURN: usize = 4 << 20;
-/// Names the question whether all that our device has written is in the target's memory. No list of operations has so many
-/// entries that one had this name, and no read of a message has it.
+/// The token of a flush read. No list of operations has so many entries that one could have this token, and no read of
+/// a message has it.
 const FLUSH: u64 = OF_A_MESSAGE - 1;
 
 /// A part of a region of a target.
 #[derive(Debug)]
 struct Part {
     key: u64,
-    /// What we call its first byte.
+    /// The remote address of its first byte, as operations name it.
     base: u64,
     len: u64,
     reads: bool,
     writes: bool,
     echoes: bool,
     ranges: Ranges,
-    /// The transport's, of each range.
+    /// The transport's remote key of each range.
     keys: Option<[u32; MAX_SEGMENTS]>,
 }
 
-/// What one target has told us, all of it at one time.
+/// The cache of one target's remote keys, all of one epoch.
 #[derive(Debug, Default)]
 pub(super) struct Granted {
     epoch: u32,
-    /// In the order of keys and bases.
+    /// Sorted by key and base.
     parts: Vec<Part>,
 }
 
@@ -58,20 +58,20 @@ impl Granted {
         self.parts.clear();
     }
 
-    /// The place behind all parts that do not begin behind `addr` of `key`.
+    /// The index behind all parts that begin at or before `addr` of `key`.
     fn behind(&self, key: u64, addr: u64) -> usize {
         self.parts.partition_point(|part| (part.key, part.base) <= (key, addr))
     }
 
-    /// The part of a region that `addr` is in, and where in it.
+    /// The part of a region that contains `addr`, and the offset in it.
     fn find(&self, key: u64, addr: u64) -> Option<(&Part, u64)> {
         let part = self.parts.get(self.behind(key, addr).checked_sub(1)?)?;
         let at = addr.checked_sub(part.base).filter(|_| part.key == key)?;
         (at < part.len).then_some((part, at))
     }
 
-    /// Whether all of `remote` can be reached for this. What is written has to be asked for before something else leaves:
-    /// see [`Engine::flush_alone`].
+    /// Whether `remote` lies within advertised parts that allow this access. A write needs parts with flush reads: see
+    /// [`Engine::flush_alone`].
     fn cover(&self, remote: &RemoteRanges, right: Right) -> bool {
         let allows = |part: &Part| match right {
             Right::Read => part.reads,
@@ -90,7 +90,7 @@ impl Granted {
         })
     }
 
-    /// At most `len` bytes from `offset` of `remote` on, of one range at the target.
+    /// The first range of the target's memory at `offset` of `remote`: at most `len` bytes.
     fn piece(&self, remote: &RemoteRanges, offset: usize, len: usize) -> Option<Spot> {
         let mut skip = offset as u64;
         for range in remote.as_slice() {
@@ -112,7 +112,7 @@ impl Granted {
         None
     }
 
-    /// Adds a part, instead of those that it overlaps. `None`: there are too many.
+    /// Adds a part, and removes those that it overlaps. `None`: there are too many.
     fn insert(&mut self, part: Part) -> Option<()> {
         let Part { key, base, len, .. } = part;
         let end = base.checked_add(len).filter(|_| len > 0)?;
@@ -131,14 +131,14 @@ impl Granted {
         self.parts.retain(|part| part.key != key);
     }
 
-    /// Whether a part of `key` has this key of the transport's.
+    /// Whether a part of `key` has the transport key of `spot`.
     fn names(&self, key: u64, spot: &Spot) -> bool {
         let mut keys =
             self.parts.iter().filter(|part| part.key == key).filter_map(|part| part.keys);
         spot.epoch == self.epoch && keys.any(|keys| keys.contains(&spot.key))
     }
 
-    /// A byte of any part that has echoes.
+    /// A byte of any part that allows flush reads.
     fn any_byte(&self) -> Option<Spot> {
         self.parts.iter().filter(|part| part.echoes).find_map(|part| {
             let (keys, range) = (part.keys?, part.ranges.as_slice().first()?);
@@ -148,23 +148,23 @@ impl Granted {
     }
 }
 
-/// What we have told one of them.
+/// The keys that are advertised to one peer.
 #[derive(Debug, Default)]
 struct ToldTo {
     epoch: Option<u32>,
-    /// Short reads and writes that it has asked us for.
+    /// Short reads and writes that the peer has sent as messages.
     short: u32,
-    /// With the keys of the regions; or without, of those that are not to be told.
+    /// By region id and part number: the region's key, or `None` for a part that cannot be advertised.
     parts: BTreeMap<(u64, u32), Option<u64>>,
 }
 
-/// What we have told our peers: parts of regions, by the ids of the regions.
+/// The keys that are advertised to all peers.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     regions: NumberMap<PeerId, ToldTo>,
-    /// Ranges that peers may want to reach.
+    /// Ranges that may be worth advertising.
     pub(super) offers: Vec<(PeerId, RemoteRange)>,
-    /// Keys of regions that peers were told of, and have to hear that they are void.
+    /// Keys of regions that have to be invalidated at the peer (RETRACT).
     pub(super) retracted: Vec<(PeerId, u64)>,
 }
 
@@ -175,7 +175,7 @@ impl Told {
         self.retracted.retain(|(to, _)| *to != peer);
     }
 
-    /// Whoever knows anything of this region has to hear that it is void.
+    /// Invalidates this region at each peer that it was advertised to.
     fn retract(&mut self, region: u64) {
         for (peer, told) in &mut self.regions {
             let mut known = None;
@@ -189,14 +189,14 @@ impl Told {
         }
     }
 
-    /// `peer` has read or written a little. True, now and then: it does that often.
+    /// Counts a short operation of `peer`. Returns true at every [`OFTEN`]th.
     pub(super) fn asks_often(&mut self, peer: PeerId) -> bool {
         let short = &mut self.regions.entry(peer).or_default().short;
         *short = short.wrapping_add(1);
         *short % OFTEN == 0
     }
 
-    /// `peer` has used these ranges, and may want to do so alone.
+    /// Notes ranges that `peer` has accessed, to advertise them to it.
     pub(super) fn offer(&mut self, peer: PeerId, remote: &RemoteRanges) {
         for range in remote.as_slice().iter().filter(|range| range.len > 0) {
             let offer = (peer, *range);
@@ -207,60 +207,60 @@ impl Told {
     }
 }
 
-/// How far an operation has come.
+/// Progress of an operation.
 pub(super) enum Moved {
-    /// All of it.
+    /// Complete.
     Whole,
-    /// All of it that is not done is under way.
+    /// The device is moving all that is left.
     Begun,
-    /// The rest in another turn.
+    /// The rest is moved in another progress pass.
     Part,
-    /// It has to go the other way.
+    /// It has to go by messages.
     Nothing,
 }
 
-/// Shortest write that peers hear of because it comes often, bytes.
+/// Shortest write that is counted for [`OFTEN`], bytes.
 pub(super) fn write_min(limits: &Limits) -> u64 {
     (limits.alone_min / WRITE_SHARE) as u64
 }
 
 impl Channel {
-    /// An operation leaves as a message; `write_min`: of [`write_min`].
+    /// Counts an operation that is sent as a message. `write_min`: the result of [`write_min`].
     pub(super) fn on_request(&mut self, right: Right, len: u64, write_min: u64) {
         if right == Right::Write && len >= write_min {
             self.short_writes = self.short_writes.saturating_add(1);
         }
     }
 
-    /// Whether a write that is not long may go alone. It does not wait for messages to end, unless so many such have left
-    /// as messages that they would for ever. To find out whether it is `delivered` costs more than a message, but what
-    /// follows one that is under way had better not wait for its end.
+    /// Whether a short write may be direct. It does not wait for the answers to earlier messages, except after so many
+    /// writes by message that it might wait forever. With `delivered`, a message costs less than a flush read. But
+    /// behind a direct operation in progress a write is direct too: a message would have to wait for its end.
     fn admits_write(&self, delivered: bool) -> bool {
         let begins = !delivered && (self.is_drained() || self.short_writes >= OFTEN);
         begins || !self.reaching.is_empty()
     }
 
-    /// Nothing that we carry out alone is under way, and what was written so is in the target's memory.
+    /// No direct operation is in progress, and all direct writes are in the target's memory.
     #[inline]
     pub(super) fn is_flushed(&self) -> bool {
         self.reaching.is_empty() && self.unflushed.is_none() && !self.flushing
     }
 
-    /// Our device has begun to read or write `spot`. What it reads comes after all that it has written before.
+    /// The device has begun to read or write `spot`. A read is carried out after all earlier writes of the device.
     fn note_begun(&mut self, spot: &Spot, how: Reach) {
         let addr = spot.range.addr.wrapping_add(spot.range.len.saturating_sub(1));
         let last = Spot { range: Range { addr, len: 1 }, ..*spot };
         self.unflushed = (!how.reads && !how.delivered).then_some(last);
     }
 
-    /// Nothing has left that is not answered.
+    /// All messages that were sent have their answer.
     pub(super) fn is_drained(&self) -> bool {
         [self.writes, self.pulls, self.reads, self.fetches] == [0; 4]
     }
 }
 
 impl<I: Iface> Engine<I> {
-    /// Whether we can carry out such an operation ourselves. What the target has to hear of it cannot.
+    /// Whether such an operation may be direct. One that the target must be notified of may not.
     #[inline]
     pub(super) fn is_granted(
         &self,
@@ -285,14 +285,13 @@ impl<I: Iface> Engine<I> {
         (long || len >= min as u64) && channel.granted.cover(remote, right)
     }
 
-    /// Asks `peer`'s device whether all that ours has written is in its memory, if that is not known: before anything to it
-    /// leaves another way, and before what is fenced.
+    /// Begins a flush read if direct writes to `peer` may not be in its memory yet: before a message or a fenced
+    /// operation.
     ///
-    /// A device acknowledges an RDMA Write when it has the packets. Nobody promises that they are in memory then, and
-    /// a message takes another queue pair, or UDP. An RDMA Read is carried out after all writes that were posted before it on
-    /// the same queue pair (InfiniBand 1.7, 10.8.3.3), also by devices that place packets out of order
-    /// (mlx5dv_create_qp(3)), and its read of memory does not pass writes of the same device on the bus (PCI Express 5.0,
-    /// 2.4.1). So one byte is read (a flush read).
+    /// A device acknowledges an RDMA Write when it has the packets; nothing guarantees that they are in memory.
+    /// Messages take other queue pairs, or UDP. An RDMA Read is carried out after all earlier writes of its queue pair
+    /// (InfiniBand 1.7, 10.8.3.3), also by devices that place packets out of order (mlx5dv_create_qp(3)). Its read of
+    /// memory does not pass writes of the device on the bus (PCI Express 5.0, 2.4.1). One byte is enough.
     #[inline]
     pub(in crate::protocol) fn flush_alone(&mut self, peer: PeerId) {
         let channel = self.core.rma.channels.get(peer.index());
@@ -304,7 +303,7 @@ impl<I: Iface> Engine<I> {
     #[cold]
     fn begin_flush(&mut self, peer: PeerId, spot: Spot) {
         let how = Reach { reads: false, delivered: true, stays: false, token: FLUSH };
-        // Where it does not begin now the next turn tries again, or the connection has ended, and all of it is void.
+        // If it does not begin, the next pass tries again, or the connection has ended and nothing is left to flush.
         if self.iface.reach(peer, &spot, &SegmentList::EMPTY, how) == Ok(Reached::Begun) {
             let channel = self.core.rma.channel(peer);
             (channel.unflushed, channel.flushing) = (None, true);
@@ -313,7 +312,7 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Everything before a fence has come to its end, and what was written is in the target's memory.
+    /// Whether everything before a fence has completed, and all direct writes are in the target's memory.
     pub(in crate::protocol) fn is_fence_open(&mut self, peer: PeerId) -> bool {
         self.flush_alone(peer);
         let channel = self.core.rma.channels.get(peer.index());
@@ -360,8 +359,8 @@ impl<I: Iface> Engine<I> {
                     len
                 }
                 Err(SendError::Again) => return Err(SendError::Again),
-                // Another region may have the key, or none, or the buffer is not for this: the target says what is
-                // wrong, or does it.
+                // The key may be another region's now, or void, or the buffer is not fit for direct access. The target
+                // detects errors, or carries the operation out.
                 Err(SendError::Unreachable(errno)) => {
                     if errno.0 != libc::EFAULT {
                         channel.granted.clear();
@@ -383,12 +382,12 @@ impl<I: Iface> Engine<I> {
                 op.state = State::Queued;
                 Ok(Moved::Nothing)
             }
-            // What is under way still uses the buffer.
+            // The device still uses the buffer for what it has begun.
             (true, _) => Err(SendError::Again),
         }
     }
 
-    /// Tells peers of regions, unless somebody here wants to hear of what is done to them.
+    /// Invalidates keys at peers, and advertises regions, except those whose accesses a counter here counts.
     pub(super) fn grant(&mut self, host: &impl Host) -> usize {
         let mut n = 0;
         for (peer, key) in std::mem::take(&mut self.core.rma.told.retracted) {
@@ -408,7 +407,7 @@ impl<I: Iface> Engine<I> {
         n
     }
 
-    /// Tells `peer` of those parts of a region that a range is in. `Again`: not of all of them yet.
+    /// Advertises to `peer` the parts of a region that a range lies in. `Again`: not all of them yet.
     fn grant_parts(
         &mut self,
         peer: PeerId,
@@ -429,7 +428,7 @@ impl<I: Iface> Engine<I> {
         let last = first.saturating_add(range.len - 1).min(len - 1);
         let told = self.core.rma.told.regions.entry(peer).or_default();
         if told.epoch.is_some() && told.epoch != self.iface.epoch(peer) {
-            *told = ToldTo::default(); // it is void, and nobody has said so
+            *told = ToldTo::default(); // the connection ended; all is void
         }
         let mut n = 0;
         for part in first / most..=last / most {
@@ -493,7 +492,7 @@ impl<I: Iface> Engine<I> {
         self.iface.is_settled(insists)
     }
 
-    /// Nobody reaches this region by itself any more, once this has returned and [`Engine::is_settled`].
+    /// No peer accesses this region directly any more, once this has returned and [`Engine::is_settled`].
     pub(crate) fn revoke(&mut self, region: u64) {
         let Self { core, iface, .. } = self;
         let told = &mut core.rma.told;
@@ -503,7 +502,7 @@ impl<I: Iface> Engine<I> {
         });
         told.retract(region);
         iface.conceal(region);
-        // Before anything that the application sends next, if it can be.
+        // Before any later message of the application, if there is room.
         for (peer, key) in std::mem::take(&mut self.core.rma.told.retracted) {
             if self.send_retract(peer, key) == Err(SendError::Again) {
                 self.core.rma.told.retracted.push((peer, key));
@@ -513,7 +512,7 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
-    /// A target tells where a region is. `None`: nobody sends this.
+    /// GRANT: a target advertises a part of a region. `None`: no udrv sends this.
     pub(super) fn on_grant(
         &mut self,
         peer: PeerId,
@@ -531,18 +530,18 @@ impl Core {
         granted.insert(Part { key, base, len, reads, writes, echoes, ranges: *ranges, keys })
     }
 
-    /// A region of a target may not be reached any more.
+    /// RETRACT: a target invalidates the key of a region.
     pub(super) fn on_retract(&mut self, peer: PeerId, key: u64) {
         let channel = self.rma.channel(peer);
         let ended = channel.unflushed.is_some_and(|spot| channel.granted.names(key, &spot));
         channel.granted.remove(key);
-        // What was written to a region is there when its registration has ended. Of the others any byte tells the same.
+        // The end of its registration flushes a region. For writes to others, a read of any byte is a flush read.
         if ended {
             channel.unflushed = channel.granted.any_byte();
         }
     }
 
-    /// All that our device has written to `peer` is in its memory, or will never be heard of.
+    /// All direct writes to `peer` are in its memory, or it will never be known.
     pub(super) fn end_flush(&mut self, peer: PeerId) {
         let channel = self.rma.channels.get_mut(peer.index());
         if channel.is_some_and(|channel| std::mem::take(&mut channel.flushing)) {
@@ -550,12 +549,12 @@ impl Core {
         }
     }
 
-    /// The memory of a region of ours is no longer what it was.
+    /// The memory of a region of this endpoint has been unmapped or replaced: its keys are void.
     pub(in crate::protocol) fn on_concealed(&mut self, region: u64) {
         self.rma.told.retract(region);
     }
 
-    /// A piece of an operation is done.
+    /// The device has finished one segment of an operation.
     pub(in crate::protocol) fn on_reached(
         &mut self,
         peer: PeerId,
@@ -587,11 +586,11 @@ impl Core {
         }
     }
 
-    /// What was under way to `peer` alone may have been done or not, and what we have told each other is void:
-    /// it is done once more, the other way.
+    /// The connection to `peer` ended, and both sides' keys are void. Direct operations in progress may have been done
+    /// or not: they are repeated as messages.
     pub(in crate::protocol) fn lose_reaches(&mut self, peer: PeerId) {
         self.rma.told.forget(peer);
-        // The peer has ended its queue pair before it hears what we send next: nothing is under way to its memory then.
+        // The peer ends its queue pair before it handles later packets: no write is on its way to its memory then.
         self.end_flush(peer);
         let Some(channel) = self.rma.channels.get_mut(peer.index()) else { return };
         channel.unflushed = None;
@@ -599,7 +598,7 @@ impl Core {
         let idle = channel.queue.is_empty();
         while let Some(key) = channel.reaching.pop_back() {
             let Some(op) = self.rma.ops.get_mut(key) else { continue };
-            // One that is still moving is the first of the queue.
+            // An operation that is still moving is already the first of the queue.
             if op.state == State::Begun {
                 channel.queue.push_front(key);
             }
@@ -631,7 +630,7 @@ mod tests {
             assert_eq!(granted.insert(part(key, 0, 10)).is_some(), key < TOLD_MAX as u64);
         }
         assert_eq!(granted.parts.len(), TOLD_MAX);
-        // One in place of another is no more than there were.
+        // A part that replaces another does not add to their number.
         assert!(
             granted.insert(part(5, 3, 10)).is_some() && granted.insert(part(5, 20, 10)).is_none()
         );

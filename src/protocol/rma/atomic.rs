@@ -1,5 +1,5 @@
-//! Atomic operations (PROTOCOL.md §4.16), from both sides. Each is one packet, and the target carries
-//! it out when that comes.
+//! Atomic operations (PROTOCOL.md §4.16), both sides. Each is one packet, and the target carries it out when the packet
+//! arrives.
 
 use super::packet::{Prefix, REMOTE_LEN, RmaPacket};
 use super::target::{Place, Request};
@@ -14,15 +14,15 @@ use crate::protocol::send::Payload;
 use crate::protocol::{Cause, Host, OpError, Report};
 use crate::transport::{BCOPY_LEAST, Iface, Mode, PeerId, SendError};
 
-// The largest one, with two operands and all ranges, has to fit.
+// An operation of the largest size, with two operands and all ranges, has to fit into one packet.
 const _: () = assert!(2 * MAX_BYTES + MAX_RANGES * REMOTE_LEN <= BCOPY_LEAST);
 
-/// Results up to this length need no memory of their own, bytes: two of the longest real numbers.
+/// Results up to this length need no allocation, bytes: two elements of the longest real type.
 const FEW: usize = 32;
-/// Buffers of longer results that are kept for the next ones.
+/// Buffers of longer results that are kept for reuse.
 const SPARE_MAX: usize = 16;
 
-/// An atomic operation as the endpoint asks for it: one that is offered in its form.
+/// An atomic operation, as requested by the endpoint, which has checked that the operation exists in this form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AtomicOp {
     pub(crate) peer: PeerId,
@@ -30,23 +30,23 @@ pub(crate) struct AtomicOp {
     pub(crate) form: Form,
     /// As long as `remote`, or empty if the operation has no operand.
     pub(crate) operand: SegmentList,
-    /// As long as `remote` in the form that compares, else empty.
+    /// As long as `remote` if the form compares, else empty.
     pub(crate) compare: SegmentList,
-    /// As long as `remote`, or empty in the form that gives nothing back.
+    /// As long as `remote` if the form fetches, else empty.
     pub(crate) result: SegmentList,
-    /// Whole elements each, at most [`MAX_BYTES`] and not nothing.
+    /// Whole elements in each range, at most [`MAX_BYTES`] in all, and not empty.
     pub(crate) remote: RemoteRanges,
     /// Remote completion data.
     pub(crate) data: Option<u64>,
     pub(crate) context: u64,
     pub(crate) report: Report,
-    /// `operand` and `compare` are the application's again when the call returns.
+    /// The application may reuse `operand` and `compare` when the call returns.
     pub(crate) inject: bool,
     /// Start only when all earlier operations to this peer have completed.
     pub(crate) fence: bool,
 }
 
-/// What the operation does to the target's memory.
+/// The access that the operation needs to the target's memory.
 pub(crate) fn right_of(operation: Operation, form: Form) -> Right {
     match form {
         Form::Base => Right::Update,
@@ -55,7 +55,7 @@ pub(crate) fn right_of(operation: Operation, form: Form) -> Right {
     }
 }
 
-/// What an operation that is not complete has beside that which all one-sided ones have.
+/// The fields that a pending atomic operation has in addition to those of every one-sided operation.
 #[derive(Debug)]
 pub(super) struct Operands {
     operation: Operation,
@@ -64,7 +64,7 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// The application's buffer is its own again.
+    /// Copies the compare operand: the application may reuse its buffer.
     pub(super) fn keep(&mut self) {
         self.compare = Payload::Owned(OwnedBuffer::copy_of(&self.compare.segments()));
     }
@@ -74,14 +74,14 @@ impl Operands {
     }
 }
 
-/// What was there before, on its way to whoever asked.
+/// The old values that an operation has fetched, until they are sent to the initiator.
 #[derive(Debug)]
 enum Kept {
     Few([u8; FEW], usize),
     Many(Vec<u8>),
 }
 
-/// All of these.
+/// All results that are waiting to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     list: IndexList<(PeerId, Kept)>,
@@ -89,14 +89,14 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// One more result may wait for `peer`.
+    /// Whether one more result may wait for `peer`.
     fn has_room(&self, peer: PeerId) -> bool {
         let window = FETCH_WINDOW as usize;
         self.list.len() < window
             || self.list.iter().filter(|(_, (to, _))| *to == peer).count() < window
     }
 
-    /// Zeros. `None`: there is no memory.
+    /// A zeroed result of `len` bytes. `None`: there is no memory.
     fn of_length(&mut self, len: usize) -> Option<Kept> {
         if len <= FEW {
             return Some(Kept::Few([0; FEW], len));
@@ -143,7 +143,7 @@ impl Kept {
 }
 
 impl Rma {
-    /// Enters an operation that is in this state.
+    /// Adds a pending operation in this state.
     #[inline]
     pub(super) fn insert(&mut self, op: &RmaOp, state: State, operands: Option<&Operands>) -> Key {
         let operands = operands.map(|other| {
@@ -154,7 +154,7 @@ impl Rma {
         self.ops.push_back(Op::new(op, state, operands))
     }
 
-    /// Drops one.
+    /// Removes a pending operation.
     #[inline]
     pub(super) fn discard(&mut self, key: Key) {
         let Some(op) = self.ops.get(key) else { return };
@@ -169,8 +169,8 @@ impl Rma {
 }
 
 impl<I: Iface> Engine<I> {
-    /// Starts an atomic operation. Errors: as [`Engine::access`], and EOPNOTSUPP if the peer is of a
-    /// version that has none.
+    /// Starts an atomic operation. Errors: as [`Engine::access`], and EOPNOTSUPP if the peer's version has no atomic
+    /// operations.
     #[inline]
     pub(crate) fn atomic(&mut self, op: &AtomicOp, host: &mut impl Host) -> Result<(), OpError> {
         if self.iface.caps(op.peer).atomics == Some(false) {
@@ -190,8 +190,8 @@ impl<I: Iface> Engine<I> {
         self.begin(&access, Some(&operands), host)
     }
 
-    /// Whether an operation may leave: `None` if it is atomic and the target has not said yet that it
-    /// knows such operations. It waits as behind a fence then, so that nothing overtakes it.
+    /// Whether an operation may be sent now. `None`: it is atomic, and the target has not announced yet that it
+    /// supports atomic operations. It then waits as behind a fence, so that nothing overtakes it.
     pub(in crate::protocol) fn may_send_atomic(
         &mut self,
         peer: PeerId,
@@ -205,7 +205,7 @@ impl<I: Iface> Engine<I> {
             Some(true) => Some(Ok(())),
             Some(false) => Some(Err((libc::EOPNOTSUPP, Cause::NoAtomics))),
             None => {
-                // It says so as soon as there is a link.
+                // The target announces it as soon as there is a link.
                 let address = self.iface.address_of(peer);
                 let linked = address.map(|address| self.iface.connect(&address));
                 if let Some(Err(SendError::Unreachable(errno))) = linked {
@@ -217,7 +217,7 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Sends an atomic operation as a whole.
+    /// Sends an atomic operation in one packet.
     pub(super) fn send_atomic(&mut self, key: Key, operands: Key) -> Result<(), SendError> {
         let rma = &mut self.core.rma;
         let (Some(op), Some(other)) = (rma.ops.get_mut(key), rma.operands.get(operands)) else {
@@ -257,7 +257,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// Sends a result.
+    /// Sends a result to the initiator.
     pub(super) fn send_result(&mut self, peer: PeerId, tx: u64, key: Key) -> Result<(), SendError> {
         let Some((_, kept)) = self.core.rma.results.list.get(key) else { return Ok(()) };
         let bytes = kept.bytes();
@@ -277,7 +277,7 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
-    /// A peer's atomic operation. `None`: nobody sends this.
+    /// ATOMIC: a peer's atomic operation. `None`: no udrv sends this.
     pub(super) fn on_atomic(
         &mut self,
         request: &Request,
@@ -288,7 +288,7 @@ impl Core {
     ) -> Option<()> {
         let total = usize::try_from(request.ranges.total()).ok()?;
         let busy = self.rma.inbound.get(&request.peer).is_some_and(|i| i.has_writes());
-        // The initiator waits until a write is here before it sends what must not overtake it.
+        // An initiator sends no atomic operation before its writes that come in several packets have ended.
         if busy || total == 0 || total > MAX_BYTES {
             return None;
         }
@@ -329,7 +329,7 @@ impl Core {
         };
         let mut done = 0;
         while done < total {
-            // Nobody closed a region since it was found.
+            // No region is closed between the check and this.
             let memory = place.piece(done as u64, total - done, host).ok()?.memory;
             let old = kept.bytes_mut().get_mut(done..).unwrap_or(&mut []);
             let operand = operand.get(done..).unwrap_or(&[]);
@@ -347,7 +347,7 @@ impl Core {
         Some(())
     }
 
-    /// What was there before an atomic operation of ours.
+    /// The old values of an atomic operation that this endpoint started.
     pub(super) fn on_result(
         &mut self,
         peer: PeerId,

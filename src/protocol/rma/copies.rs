@@ -1,24 +1,23 @@
-//! Copies of what operations write, where the application may use its buffer again before the bytes have left
-//! (FI_INJECT). They are parts of one piece of memory: a device that is to read it has to know one piece, and not
-//! each anew.
+//! Copies of the data of injected writes (FI_INJECT) that have not been sent when the call returns. They are slots of
+//! one allocation, so that a device that reads them needs one registration, and not one for each copy.
 
 use crate::memory::declared::{self, Declaration};
 use crate::memory::{OwnedBuffer, SegmentList};
 
-/// Bytes of a place: as many as may be injected.
+/// Length of a slot, bytes: the longest injected write.
 const PLACE: usize = 16 * 1024;
 const PLACES: usize = 64;
 
-/// See the module.
+/// A pool of such slots: see the module.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    // Ended in this order. Made at first need.
+    // The fields are dropped in this order. Allocated on first use.
     memory: Option<(Declaration, OwnedBuffer)>,
     free: Vec<usize>,
 }
 
 impl Copies {
-    /// Copies `from` to a place, until [`Self::leave`]. `None`: it is empty or too long, or there is none.
+    /// Copies `from` to a slot, until [`Self::leave`]. `None`: it is empty or too long, or no slot is free.
     pub(super) fn take(&mut self, from: &SegmentList) -> Option<(usize, SegmentList)> {
         if !(1..=PLACE).contains(&from.len()) {
             return None;
@@ -35,7 +34,7 @@ impl Copies {
         Some((place, copy))
     }
 
-    /// Nobody reads it any more.
+    /// Frees a slot that is read no more.
     pub(super) fn leave(&mut self, place: usize) {
         self.free.push(place);
     }

@@ -1,4 +1,4 @@
-//! The side that reads and writes somebody else's memory.
+//! The initiator's side: the endpoint that reads and writes a peer's memory.
 
 use super::Answer;
 use super::alone::{Moved, write_min};
@@ -57,24 +57,24 @@ impl Op {
     }
 }
 
-/// How a request leaves.
+/// How an operation is carried out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// In one packet, with the bytes of a write.
+    /// In one packet, which has the bytes of a write.
     Whole,
-    /// The target moves the bytes, or says that it cannot.
+    /// The request names the initiator's buffer, and the target moves the bytes or says that it cannot.
     Described,
-    /// Its bytes follow in packets.
+    /// The bytes of a write follow in packets.
     Packets,
-    /// Not at all: we move the bytes.
+    /// Direct RMA: this endpoint moves the bytes, and sends no request.
     Alone,
 }
 
 impl Way {
-    /// Whether what is under way lets an operation leave so: it must come before it.
+    /// Whether an operation may begin in this way, given the operations in progress, which must come first.
     fn is_open(self, channel: &Channel, right: Right) -> bool {
         match self {
-            // Of those that we carry out ourselves the transport keeps the order.
+            // The transport keeps direct operations in order.
             Self::Alone => channel.is_drained(),
             Self::Whole | Self::Described | Self::Packets => {
                 channel.admits(right, self == Self::Described)
@@ -84,14 +84,14 @@ impl Way {
 }
 
 impl<I: Iface> Engine<I> {
-    /// Starts a one-sided operation. `Again`: no room in the ring, in the completion queue or for
-    /// another one.
+    /// Starts a one-sided operation. `Again`: no room in the ring, in the completion queue or for another pending
+    /// operation.
     #[inline]
     pub(crate) fn access(&mut self, op: &RmaOp, host: &mut impl Host) -> Result<(), OpError> {
         self.begin(op, None, host)
     }
 
-    /// The same, with what else an atomic operation has.
+    /// As [`Self::access`]; `operands` are the additional fields of an atomic operation.
     pub(super) fn begin(
         &mut self,
         op: &RmaOp,
@@ -122,7 +122,7 @@ impl<I: Iface> Engine<I> {
             if channel.queue.len() >= QUEUE_MAX || copies {
                 return Err(OpError::Again);
             }
-            // It need not be asked once more what was asked just now.
+            // `Moving`: whether it may be direct was checked just now.
             let state = if waits { State::Queued } else { State::Moving { offset: 0 } };
             let key = self.core.rma.insert(op, state, operands);
             self.keep_injected(key, op);
@@ -130,10 +130,10 @@ impl<I: Iface> Engine<I> {
                 self.core.enqueue_access(key);
             } else if !self.begin_alone(op.peer, key, host) {
                 self.core.enqueue_access(key);
-                // Left to the target after all: the message leaves now, as others do.
+                // It goes by messages after all, and the first one is sent now, as for other operations.
                 if self.core.rma.ops.get(key).is_some_and(|op| op.state == State::Queued) {
                     self.pump(op.peer, host);
-                    // It is the last that was put there.
+                    // `op.peer` is the last entry.
                     if self.core.rma.channel(op.peer).queue.is_empty() {
                         self.core.rma.pumping.pop_back();
                     }
@@ -161,7 +161,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// The application's buffer is its own again, and the bytes have not left.
+    /// Copies the buffer of an injected operation that is not sent yet.
     fn keep_injected(&mut self, key: Key, op: &RmaOp) {
         let super::Rma { ops, operands, copies, .. } = &mut self.core.rma;
         if let Some(kept) = ops.get_mut(key).filter(|_| op.inject) {
@@ -188,7 +188,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// `alone`: we may carry it out.
+    /// `alone`: direct RMA is allowed.
     fn way(&self, peer: PeerId, right: Right, remote: &RemoteRanges, alone: bool) -> Way {
         if right.is_atomic() {
             return Way::Whole;
@@ -211,7 +211,7 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Tells the target what is wanted. After `Ok` the operation is in its next state.
+    /// Sends the request to the target. After `Ok` the operation is in its next state.
     fn send_request(&mut self, key: Key, way: Way) -> Result<(), SendError> {
         let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(()) };
         if let Some(operands) = op.operands {
@@ -235,7 +235,7 @@ impl<I: Iface> Engine<I> {
                     Way::Whole => segments.len(),
                     Way::Described | Way::Alone => 0,
                     Way::Packets => {
-                        // A header longer than that of other fragments has to fit too.
+                        // The header is longer than that of other fragments, and has to fit too.
                         let taken = prefix.len() + HEADER_MAX;
                         let piece = piece_of(segments.len(), caps.fragment_max);
                         segments.len().min(piece.saturating_sub(taken))
@@ -269,7 +269,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// Sends what waits for `peer`, in order, as long as there is room.
+    /// Sends the operations in `peer`'s queue, in order, as long as there is room.
     pub(in crate::protocol) fn pump(&mut self, peer: PeerId, host: &mut impl Host) -> usize {
         let mut n = 0;
         while n < BATCH {
@@ -316,7 +316,7 @@ impl<I: Iface> Engine<I> {
                 Ok(()) => n += 1,
                 Err(SendError::Again) => {
                     self.core.rma.channel(peer).starved = true;
-                    self.iface.flush(); // a part of it may have begun
+                    self.iface.flush(); // a segment of it may have begun
                     break;
                 }
                 Err(SendError::Unreachable(errno)) => {
@@ -345,24 +345,24 @@ impl<I: Iface> Engine<I> {
         n
     }
 
-    /// Carries out an operation before which nothing waits. False: not all of it has begun.
+    /// Carries out an operation directly that has none before it. False: not all of it has begun.
     #[inline]
     fn begin_alone(&mut self, peer: PeerId, key: Key, host: &mut impl Host) -> bool {
         self.core.count_outstanding(peer, 1);
         let begun = self.go_alone(key, 0, host).is_ok()
             && self.core.rma.ops.get(key).is_none_or(|op| op.state == State::Begun);
         if !begun {
-            self.core.count_outstanding(peer, -1); // as is done when it waits
+            self.core.count_outstanding(peer, -1); // one that waits is not counted
         }
         self.iface.flush();
         begun
     }
 
-    /// Carries out a part of an operation, from `offset` on.
+    /// Carries out a part of an operation directly, from `offset` on.
     fn go_alone(&mut self, key: Key, offset: usize, host: &mut impl Host) -> Result<(), SendError> {
         match self.move_alone(key, offset)? {
             Moved::Whole => self.core.end_access(key, None, host),
-            // The transport tells of the end.
+            // `on_reached` completes it.
             Moved::Begun => {}
             Moved::Part => {
                 if let Some(op) = self.core.rma.ops.get(key) {
@@ -375,7 +375,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// One more packet of a write.
+    /// Sends one more packet of a write.
     fn send_more(&mut self, key: Key, offset: usize) -> Result<(), SendError> {
         let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(()) };
         let segments = op.local.segments();
@@ -404,7 +404,7 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
-    /// The fence before it has opened.
+    /// The fence before the operation has opened.
     pub(in crate::protocol) fn release_access(&mut self, key: Key) {
         let Some(op) = self.rma.ops.get_mut(key) else { return };
         op.state = State::Queued;
@@ -422,7 +422,7 @@ impl Core {
         self.count_outstanding(peer, 1);
     }
 
-    /// Ends an operation that is in no queue: `error` is a number and a sentence, or `None`.
+    /// Ends an operation that is in no queue. `error`: the error number and the cause, or `None`.
     pub(super) fn end_access(
         &mut self,
         key: Key,
@@ -447,7 +447,7 @@ impl Core {
         }
     }
 
-    /// Bytes of a read of ours. `None`: they are not the next ones of any.
+    /// READ_DATA: bytes of a read. `None`: they are not the next ones of any read.
     pub(super) fn on_read_data(
         &mut self,
         peer: PeerId,
@@ -475,7 +475,7 @@ impl Core {
         Some(())
     }
 
-    /// The target has done what the payload names, or refuses to.
+    /// DONE: the target has carried out the operations that the payload names, or refuses them.
     pub(super) fn on_done(
         &mut self,
         peer: PeerId,
@@ -488,7 +488,7 @@ impl Core {
         }
         for name in payload.chunks_exact(size_of::<u64>()).filter_map(<[u8]>::first_chunk) {
             let key = Key::from_wire(u64::from_le_bytes(*name));
-            // A read that went well without our buffer being reached has bytes missing.
+            // For a read, success ends it only if the target could write to the buffer: else bytes are missing.
             let ended = self.rma.ops.get(key).is_some_and(|op| {
                 let complete = match op.right {
                     Right::Write | Right::Update => true,
@@ -508,7 +508,7 @@ impl Core {
         Some(())
     }
 
-    /// The target cannot fetch a write; `faulted`: from memory that it cannot read.
+    /// PUSH: the target cannot fetch a write. `faulted`: its copy from this process's memory failed with EFAULT.
     pub(super) fn on_push(&mut self, peer: PeerId, tx: u64, faulted: bool) -> Option<()> {
         let key = Key::from_wire(tx);
         let op = self.rma.ops.get_mut(key)?;
@@ -517,7 +517,7 @@ impl Core {
         }
         let local = op.local.segments();
         if faulted && !local.is_accessible(0, local.len(), false) {
-            // The target's answer ends it.
+            // The target's answer to FAULT ends the operation.
             self.rma.answers.push_back((peer, tx, Answer::Fault));
             return Some(());
         }
@@ -536,7 +536,7 @@ impl Core {
         Some(())
     }
 
-    /// The peer is gone: everything between it and us ends.
+    /// The peer has departed: all its operations, and all to it, end.
     pub(in crate::protocol) fn end_rma(
         &mut self,
         peer: PeerId,
@@ -569,7 +569,7 @@ impl Core {
     }
 }
 
-/// What a target's answer means.
+/// The error and cause that a target's status stands for.
 fn failure_of(status: u32) -> Option<(i32, Cause)> {
     let status = i32::try_from(status).unwrap_or(libc::EIO);
     match status {

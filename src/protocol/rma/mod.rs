@@ -1,9 +1,9 @@
-//! One-sided operations by active messages (PROTOCOL.md §4.15): an *initiator* reads or writes
-//! memory of a *target*, whose engine moves the bytes.
+//! One-sided operations by messages (PROTOCOL.md §4.15): an *initiator* reads or writes memory of a *target*, whose
+//! engine moves the bytes.
 //!
-//! An initiator's operations to one target leave in their order. The target carries out each write
-//! before it looks at what was sent later, so that writes and reads see earlier writes. Atomic
-//! operations go the same way (§4.16), and are carried out when they come.
+//! An initiator sends its operations to one target in order. The target carries out each write before it handles any
+//! later packet, so that writes and reads see earlier writes. Atomic operations use the same order (§4.16), and are
+//! carried out when they arrive.
 
 mod alone;
 mod atomic;
@@ -29,24 +29,24 @@ use target::Inbound;
 /// Most ranges of a target's memory in one operation: `rma_iov_limit`.
 pub(crate) const MAX_RANGES: usize = 4;
 
-/// Writes to one target that may wait for their answer.
+/// Writes to one target that may be without an answer.
 const WRITE_WINDOW: u32 = 256;
-/// The same for those that the target fetches.
+/// Writes that the target fetches and that may be without an answer.
 const PULL_WINDOW: u32 = 64;
-/// Reads from one target that may wait.
+/// Reads from one target that may be without an answer.
 const READ_WINDOW: u32 = 64;
-/// Atomic operations that give something back, likewise.
+/// Fetching atomic operations to one target that may be without an answer.
 const FETCH_WINDOW: u32 = 64;
-/// Operations to one target that may wait until others have left.
+/// Operations to one target that may wait to be sent.
 const QUEUE_MAX: usize = 1024;
-/// Longest injected write that is copied to wait there, bytes.
+/// Longest injected write that is copied to wait in that queue, bytes.
 pub(super) const COPY_MAX: usize = 1024;
-/// Packets of one operation sent in one turn of work.
+/// Packets of one operation that are sent in one progress pass.
 const BATCH: usize = 64;
-/// Packets after which the first ones leave, so that both sides work at the same time.
+/// Packets after which the transport is flushed, so that the target works while the rest is sent.
 const FLUSH_AFTER: usize = 16;
 
-/// A part of a target's memory.
+/// A range of a target's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct RemoteRange {
     pub(crate) key: u64,
@@ -54,7 +54,7 @@ pub(crate) struct RemoteRange {
     pub(crate) len: u64,
 }
 
-/// What of a target's memory an operation is about, in order.
+/// The ranges of a target's memory that an operation accesses, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RemoteRanges {
     list: [RemoteRange; MAX_RANGES],
@@ -66,7 +66,7 @@ impl RemoteRanges {
     pub(crate) const NONE: Self =
         Self { list: [RemoteRange { key: 0, addr: 0, len: 0 }; MAX_RANGES], count: 0, total: 0 };
 
-    /// Adds one; `None` if there are too many, or the sum of the lengths overflows.
+    /// Adds a range. `None`: there are too many, or the sum of the lengths overflows.
     pub(crate) fn push(&mut self, range: RemoteRange) -> Option<()> {
         *self.list.get_mut(self.count)? = range;
         self.total = self.total.checked_add(range.len)?;
@@ -78,67 +78,67 @@ impl RemoteRanges {
         self.list.get(..self.count).unwrap_or(&[])
     }
 
-    /// Bytes in all of them.
+    /// The length of all ranges, bytes.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 }
 
-/// A one-sided operation as the endpoint asks for it. `local` is as long as `remote`.
+/// A one-sided operation, as requested by the endpoint. `local` is as long as `remote`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RmaOp {
     pub(crate) peer: PeerId,
-    /// What is done to the target's memory.
+    /// The kind of access to the target's memory.
     pub(crate) right: Right,
     pub(crate) local: SegmentList,
     pub(crate) remote: RemoteRanges,
-    /// Remote completion data, of a write.
+    /// Remote completion data of a write.
     pub(crate) data: Option<u64>,
     /// The application's context.
     pub(crate) context: u64,
-    /// Where its end is reported.
+    /// Where the completion is reported.
     pub(crate) report: Report,
-    /// The buffer is the application's again when the call returns (writes).
+    /// The application may reuse the buffer of a write when the call returns.
     pub(crate) inject: bool,
-    /// A write is complete when its bytes are in the target's memory.
+    /// A write completes only when its bytes are in the target's memory (FI_DELIVERY_COMPLETE).
     pub(crate) delivered: bool,
     /// Start only when all earlier operations to this peer have completed.
     pub(crate) fence: bool,
 }
 
-/// What a peer has done to our memory.
+/// An access of a peer to this endpoint's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemoteAccess<'a> {
     pub(crate) right: Right,
-    /// Regions that it was done to.
+    /// The ids of the regions that were accessed.
     pub(crate) regions: &'a [u64],
     pub(crate) len: usize,
     /// Remote completion data.
     pub(crate) data: Option<u64>,
-    /// Who it was, in the address book's numbers.
+    /// The initiator's index in the address book.
     pub(crate) source: u64,
 }
 
-/// Where an operation stands.
+/// The state of a pending operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Behind a fence; it is among the deferred sends.
+    /// Behind a fence, in the list of deferred sends.
     Deferred,
     /// In its channel's queue; nothing was sent.
     Queued,
-    /// A write of which the bytes before `offset` have left.
+    /// A write of which the bytes before `offset` were sent.
     Sending { offset: usize },
-    /// What we carry out alone, of which the bytes before `offset` are moved, or under way.
+    /// A direct operation of which the bytes before `offset` were moved or are being moved.
     Moving { offset: usize },
-    /// The same, of which no more has to be begun: it is in no queue.
+    /// A direct operation of which the device moves all that is left: it is in no queue.
     Begun,
-    /// A write that the target was told of, and fetches.
+    /// A write whose request was sent and whose bytes the target fetches.
     Pulled,
-    /// A write that has left, or a read that was asked for and of which `received` bytes are here.
+    /// A write that was sent, or a read whose request was sent and of which `received` bytes are here.
     Sent { received: usize },
 }
 
-/// An operation that is not complete.
+/// A pending operation.
 #[derive(Debug)]
 struct Op {
     peer: PeerId,
@@ -148,54 +148,54 @@ struct Op {
     data: Option<u64>,
     context: u64,
     report: Report,
-    /// The target was told where a read's buffer is.
+    /// The request told the target where the buffer of a read is.
     reachable: bool,
     state: State,
     delivered: bool,
-    /// Pieces that the transport moves.
+    /// Segments that the device is moving.
     begun: u32,
-    /// It has to go the other way, once none of them is under way.
+    /// Direct access failed: the operation goes by messages once `begun` is 0.
     barred: bool,
-    /// What else an atomic operation has.
+    /// The additional fields of an atomic operation.
     operands: Option<Key>,
-    /// The place of what it writes, if that is a copy.
+    /// The slot of the copied data, if it has one.
     copy: Option<usize>,
 }
 
-/// What we have under way to one target.
+/// The operations to one target.
 #[derive(Debug, Default)]
 struct Channel {
-    /// Operations that have still to leave, in order.
+    /// Operations that have not been sent as a whole, in order.
     queue: VecDeque<Key>,
-    /// Those that have left and wait: writes and updates, writes among them that the target fetches,
-    /// reads, and atomic operations that give something back.
+    /// Operations without an answer: writes and non-fetching atomics, those writes among them that the target fetches,
+    /// reads, and fetching atomics.
     writes: u32,
     pulls: u32,
     reads: u32,
     fetches: u32,
-    /// The first of the queue could leave if there were room.
+    /// The first of the queue could be sent if there were room.
     starved: bool,
-    /// The target has not said yet whether it knows atomic operations.
+    /// The target has not announced yet whether it supports atomic operations.
     asks: bool,
-    /// We are about to move more of the first of the queue ourselves.
+    /// The first of the queue is direct, and this endpoint has to move more of it.
     moving: bool,
-    /// What we may reach alone.
+    /// The cache of the target's remote keys.
     granted: alone::Granted,
-    /// Operations of which pieces are under way alone, in order.
+    /// Direct operations that the device is moving segments of, in order.
     reaching: VecDeque<Key>,
-    /// Where our device has written last, if nobody has asked since whether that is in the target's memory; and whether
-    /// that question is under way.
+    /// `unflushed`: where the device has written last, if no flush read has begun since. `flushing`: one is in
+    /// progress.
     unflushed: Option<Spot>,
     flushing: bool,
-    /// Writes of some length that have left as messages since one went alone.
+    /// Writes of a certain length that were sent as messages since the last direct operation.
     short_writes: u32,
 }
 
 impl Channel {
-    /// Whether an operation that the target hears of may leave now. What a target fetches takes its time: nothing else
-    /// may overtake it meanwhile.
+    /// Whether an operation by message may be sent now. A target fetches a write in its own time: no other operation
+    /// may be sent until it has.
     fn admits(&self, right: Right, pulled: bool) -> bool {
-        // It goes another way, and must not come before them.
+        // Direct operations take another path: a message must not overtake them.
         if !self.is_flushed() {
             return false;
         }
@@ -203,14 +203,14 @@ impl Channel {
             (Right::Write, true) => self.pulls < PULL_WINDOW,
             (Right::Write | Right::Update, _) => self.pulls == 0 && self.writes < WRITE_WINDOW,
             (Right::Read, _) => self.pulls == 0 && self.reads < READ_WINDOW,
-            // The target answers at once, and reads when it gets to it.
+            // A target carries out an atomic at once, but an earlier read later.
             (Right::Exchange | Right::Fetch, _) => {
                 self.pulls == 0 && self.reads == 0 && self.fetches < FETCH_WINDOW
             }
         }
     }
 
-    /// Counts one of a kind more or less.
+    /// Adds `by` to the counts for an operation of this kind.
     fn count(&mut self, right: Right, pulled: bool, by: i32) {
         let add = |count: &mut u32| *count = count.saturating_add_signed(by);
         match right {
@@ -224,16 +224,16 @@ impl Channel {
     }
 }
 
-/// What a target says to an initiator.
+/// A reply from target to initiator, or [`Answer::Fault`] back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Answer {
-    /// It is done: 0, or an error number.
+    /// The operation is done: 0, or an error number.
     Done(u32),
-    /// Send the bytes, if they are there: a read of them `faulted`.
+    /// The initiator has to send the bytes of a write. `faulted`: the copy from its memory failed with EFAULT.
     Push { faulted: bool },
-    /// From the initiator: they are not there.
+    /// From the initiator: it cannot read its own memory.
     Fault,
-    /// What was there before: of [`Results`].
+    /// The old values of an atomic operation, an entry of [`Results`].
     Result(Key),
 }
 
@@ -241,18 +241,18 @@ enum Answer {
 #[derive(Debug, Default)]
 pub(super) struct Rma {
     ops: IndexList<Op>,
-    /// Of those that are atomic.
+    /// The additional fields of atomic operations.
     operands: IndexList<Operands>,
-    /// Of what they write.
+    /// Copies of the data of injected writes.
     copies: copies::Copies,
-    /// By peer.
+    /// Indexed by peer.
     channels: Vec<Channel>,
-    /// Peers whose channel has a queue.
+    /// Peers whose channel has a non-empty queue.
     pumping: VecDeque<PeerId>,
     inbound: NumberMap<PeerId, Inbound>,
-    /// Peers for whom there is something to move.
+    /// Peers that this endpoint has to move bytes for, as their target.
     serving: VecDeque<PeerId>,
-    /// One per operation that a peer waits for.
+    /// One reply for each operation that a peer waits for, at most.
     answers: VecDeque<(PeerId, u64, Answer)>,
     results: Results,
     told: alone::Told,
@@ -283,35 +283,34 @@ impl Rma {
             | self.told.retracted.len()
     }
 
-    /// Operations that have not completed.
+    /// Number of pending operations.
     pub(super) fn pending(&self) -> usize {
         self.ops.len()
     }
 
-    /// Those that were started on this transmit context.
+    /// Number of pending operations that were started on this transmit context.
     pub(super) fn pending_of(&self, context: u8) -> usize {
         self.ops.iter().filter(|(_, op)| op.report.context() == context).count()
     }
 
-    /// What the application believes written, or a peer waits for, has not left.
+    /// Whether this process still holds injected data, or replies that a peer waits for.
     pub(super) fn has_unsent(&self) -> bool {
         !self.answers.is_empty()
             || self.ops.iter().any(|(_, op)| matches!(op.local, Payload::Owned(_)))
             || self.operands.iter().any(|(_, other)| other.is_owned())
     }
 
-    /// Whether `peer` has begun something that it has to go on with.
+    /// Whether `peer` has an unfinished operation here.
     pub(super) fn awaits(&self, peer: PeerId) -> bool {
         self.inbound.contains_key(&peer)
     }
 
-    /// Whether something waits for `peer` to say that it knows atomic operations.
+    /// Whether an operation waits for `peer` to announce that it supports atomic operations.
     pub(super) fn asks(&self, peer: PeerId) -> bool {
         self.channels.get(peer.index()).is_some_and(|c| c.asks)
     }
 
-    /// Whether something could move although nothing arrives. `silent`: the peer does not say when
-    /// it has room again.
+    /// Whether this endpoint must be polled although nothing arrives. `silent`: the peer does not notify of room.
     pub(super) fn is_busy(&self, silent: impl Fn(PeerId) -> bool) -> bool {
         let starved = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.starved);
         let moving = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.moving);
@@ -325,9 +324,9 @@ impl Rma {
 }
 
 impl<I: Iface> Engine<I> {
-    /// Moves what can be moved.
+    /// One progress pass for one-sided operations.
     pub(super) fn advance_rma(&mut self, host: &mut impl super::Host) -> usize {
-        // First, because it would wait long behind the bytes that it makes needless.
+        // Advertised keys come first: behind the bytes that they make unnecessary they would wait long.
         let mut n = self.grant(host);
         n += self.serve(host);
         n += self.answer();
@@ -343,7 +342,7 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
-    /// A message of a one-sided operation.
+    /// A packet of a one-sided operation has come.
     pub(super) fn on_rma(
         &mut self,
         peer: PeerId,
@@ -413,7 +412,7 @@ impl Core {
     }
 }
 
-/// What goes wrong with a request, as its answer says it.
+/// The status that tells the initiator why its request was refused.
 fn status_of(denied: crate::memory::keys::Denied) -> u32 {
     use crate::memory::keys::Denied;
     match denied {
@@ -422,14 +421,14 @@ fn status_of(denied: crate::memory::keys::Denied) -> u32 {
     }
 }
 
-/// The error of an operation that was not taken.
+/// The error of an operation that was not started.
 pub(super) fn refusal(error: crate::transport::SendError) -> OpError {
     super::send::op_error(error)
 }
 
 #[cfg(test)]
 impl Rma {
-    /// Nothing pends, on either side.
+    /// Asserts that nothing is pending, on either side.
     #[track_caller]
     pub(super) fn assert_empty(&self) {
         assert!(self.ops.is_empty(), "operations: {:?}", self.ops);

@@ -1,5 +1,5 @@
-//! Headers of one-sided operations, and the ranges before their bytes: PROTOCOL.md §4.15. All
-//! integers are little-endian.
+//! Headers of one-sided operations, and the ranges before their payload (PROTOCOL.md §4.15). All integers are
+//! little-endian.
 
 use super::{MAX_RANGES, RemoteRange, RemoteRanges};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
@@ -19,58 +19,58 @@ const GRANT: u8 = 24;
 const RETRACT: u8 = 25;
 const FAULT: u8 = 26;
 
-/// Of a PUSH and a READ_DATA: a copy from or to the initiator's memory has faulted.
+/// A flag of PUSH and READ_DATA: a copy from or to the initiator's memory failed with EFAULT.
 const FAULTED: u8 = 1;
 const DATA: u8 = 2;
 const MORE: u8 = 16;
 const FETCH: u8 = 32;
-/// Of a GRANT.
+/// A flag of GRANT.
 const READS: u8 = 64;
 const WRITES: u8 = 128;
 const ECHOES: u8 = 32;
 
 /// Longest header, bytes.
 pub(super) const HEADER_MAX: usize = 32;
-/// A range of the target, bytes.
+/// Encoded length of a range of the target's memory, bytes.
 pub(super) const REMOTE_LEN: usize = 24;
 const LOCAL_LEN: usize = 16;
-/// Longest description of both sides' memory, bytes.
+/// Longest list of both sides' ranges, bytes.
 const PREFIX_MAX: usize = MAX_RANGES * REMOTE_LEN + MAX_SEGMENTS * LOCAL_LEN;
 const KEY_LEN: usize = 4;
 
-/// One header.
+/// One packet header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RmaPacket {
-    /// A write into `ranges` ranges, which the payload begins with. `more`: how long it is, because
-    /// the bytes do not all follow: they are in the `sources` ranges behind, or come in
-    /// [`RmaPacket::WriteMore`]. Without it all bytes follow.
+    /// A write into `ranges` ranges, which the payload begins with. Without `more` all bytes follow. `more`: the length
+    /// of the write, whose bytes are in the `sources` ranges that come next, or arrive here and in
+    /// [`RmaPacket::WriteMore`].
     Write { tx: u64, data: Option<u64>, more: Option<u64>, ranges: u8, sources: u8 },
-    /// More bytes of write `tx`, to be placed at `offset`.
+    /// More bytes of write `tx`, for `offset`.
     WriteMore { tx: u64, offset: u64 },
-    /// A read from `ranges` ranges, which are the payload, into the `sinks` ranges behind them.
+    /// A read from `ranges` ranges, which the payload begins with, into the `sinks` ranges behind them.
     Read { tx: u64, ranges: u8, sinks: u8 },
-    /// Bytes of read `tx` from `offset` on.
+    /// Bytes of read `tx`, from `offset` on.
     ReadData { tx: u64, offset: u64, faulted: bool },
-    /// The operations that the payload names have ended: 0, or an error number.
+    /// The operations whose numbers are the payload have ended: 0, or an error number.
     Done { status: u32 },
-    /// The target cannot fetch the bytes of write `tx`: they are to be sent.
+    /// The target cannot fetch the bytes of write `tx`: the initiator has to send them.
     Push { tx: u64, faulted: bool },
-    /// The initiator of write `tx`, which was asked to send it, cannot read its own memory.
+    /// The initiator of write `tx` got a PUSH, but cannot read its own memory.
     Fault { tx: u64 },
-    /// An atomic operation, by its numbers, on the elements in `ranges` ranges, which the payload
-    /// begins with; the operands follow. `fetches`: what was there before is wanted.
+    /// An atomic operation, by its numbers, on the elements in `ranges` ranges, which the payload begins with; the
+    /// operands follow. `fetches`: the initiator wants the old values.
     Atomic { tx: u64, data: Option<u64>, fetches: bool, ranges: u8, op: u8, datatype: u8 },
-    /// The payload is what was there before atomic operation `tx`.
+    /// The payload is the old values of atomic operation `tx`.
     Result { tx: u64 },
-    /// The region `key`, whose first byte is called `base`, is in the `ranges` ranges of the payload,
-    /// for whoever may read or write it by itself until the epoch is another. Behind them is a key of the
-    /// transport for each, where it has such.
+    /// Advertises a part of region `key`: `base` is the remote address of its first byte, and the payload begins with
+    /// its `ranges` ranges. The initiator may read or write it directly as long as the epoch stays the same. The
+    /// transport's key of each range follows, if it has keys.
     Grant { key: u64, base: u64, epoch: u32, reads: bool, writes: bool, echoes: bool, ranges: u8 },
-    /// What was granted of the region `key` is void.
+    /// Invalidates all keys of region `key`.
     Retract { key: u64 },
 }
 
-/// A header in its wire form.
+/// An encoded header.
 pub(crate) struct Encoded {
     bytes: [u8; HEADER_MAX],
     len: usize,
@@ -99,14 +99,14 @@ impl Encoded {
         self
     }
 
-    /// The wire form.
+    /// The encoded bytes.
     #[inline]
     pub(crate) fn as_slice(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or(&[])
     }
 }
 
-/// Reads 8-byte fields from the front.
+/// Decodes 8-byte fields from the front.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -119,13 +119,13 @@ impl Fields<'_> {
 }
 
 impl RmaPacket {
-    /// Whether a header is one of these.
+    /// Whether a header is one of a one-sided operation.
     #[inline]
     pub(crate) fn is_one(header: &[u8]) -> bool {
         header.first().is_some_and(|kind| (WRITE..=FAULT).contains(kind))
     }
 
-    /// To the wire.
+    /// Encodes the header.
     #[inline]
     pub(crate) fn encode(&self) -> Encoded {
         match *self {
@@ -171,7 +171,7 @@ impl RmaPacket {
         }
     }
 
-    /// From the wire; `None` for bytes that no udrv of this version sends.
+    /// Decodes a header. `None`: bytes that no udrv of this version sends.
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (head, rest) = bytes.split_first_chunk::<8>()?;
@@ -268,14 +268,14 @@ impl fmt::Display for RmaPacket {
     }
 }
 
-/// The ranges before the bytes of a request.
+/// The encoded ranges before the payload of a request.
 pub(super) struct Prefix {
     bytes: [u8; PREFIX_MAX],
     len: usize,
 }
 
 impl Prefix {
-    /// `local` only if the target may move the bytes itself.
+    /// `local`: the initiator's ranges if the target may move the bytes itself, else none.
     pub(super) fn new(remote: &RemoteRanges, local: &Ranges) -> Self {
         let mut prefix = Self { bytes: [0; PREFIX_MAX], len: 0 };
         for range in remote.as_slice() {
@@ -290,7 +290,7 @@ impl Prefix {
         prefix
     }
 
-    /// The same of a grant, with the transport's keys.
+    /// The prefix of a GRANT, with the transport's keys.
     pub(super) fn of_grant(ranges: &Ranges, keys: Option<&[u32; MAX_SEGMENTS]>) -> Self {
         let mut prefix = Self::new(&RemoteRanges::NONE, ranges);
         for key in keys.into_iter().flatten().take(ranges.as_slice().len()) {
@@ -314,7 +314,7 @@ impl Prefix {
         self.len
     }
 
-    /// Fills `to` from place `at` of the prefix with `segments` behind it.
+    /// Fills `to` with the bytes at `at` of the prefix, as if `segments` came behind it.
     pub(super) fn pack(&self, segments: &SegmentList, at: usize, to: &mut [u8]) {
         let head = self.bytes.get(at.min(self.len)..self.len).unwrap_or(&[]);
         let n = head.len().min(to.len());
@@ -325,8 +325,8 @@ impl Prefix {
         }
     }
 
-    /// The ranges that a request names, and the bytes behind them; `None` if it is cut off, or if
-    /// the lengths of one side cannot be added.
+    /// Decodes the ranges of a request, and returns them with the bytes behind. `None`: it is cut off, or the sum of
+    /// one side's lengths overflows.
     pub(super) fn read(
         payload: &[u8],
         ranges: u8,
@@ -346,7 +346,7 @@ impl Prefix {
         Some((remote, Ranges::new((list, usize::from(locals))), fields.0))
     }
 
-    /// The keys behind the ranges of a grant: one for each, or none at all. `None`: other bytes.
+    /// Decodes the keys behind the ranges of a GRANT: one for each, or none at all. `None`: other bytes.
     pub(super) fn read_keys(rest: &[u8], ranges: &Ranges) -> Option<Option<[u32; MAX_SEGMENTS]>> {
         if rest.is_empty() {
             return Some(None);

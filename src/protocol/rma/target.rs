@@ -1,5 +1,5 @@
-//! The side whose memory is read and written. Its engine moves the bytes, in pieces, and asks for
-//! each piece again whether the peer may reach it.
+//! The target's side: the endpoint whose memory is read and written. Its engine moves the bytes in chunks, and checks
+//! the peer's rights again for each chunk.
 
 use super::alone::write_min;
 use super::packet::RmaPacket;
@@ -18,22 +18,22 @@ use crate::sys::cma::Range;
 use crate::transport::{Caps, Iface, Mode, PeerId, SendError, piece_of, slice_ranges};
 use std::collections::VecDeque;
 
-/// Operations that one answer names at most.
+/// Operations that one DONE names, at most.
 const NAMES_MAX: usize = 32;
 
-/// What an initiator asks for.
+/// A request of an initiator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) peer: PeerId,
     pub(super) tx: u64,
     pub(super) data: Option<u64>,
-    /// Of ours.
+    /// Ranges of this endpoint's memory.
     pub(super) ranges: RemoteRanges,
-    /// Of the initiator's; none if it cannot be reached.
+    /// Ranges of the initiator's memory; none if this endpoint cannot access it.
     pub(super) local: Ranges,
 }
 
-/// Our memory that a request is about: the regions as they were when it came.
+/// The local memory of a request, with the ids that its regions had when the request came.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) ranges: RemoteRanges,
@@ -41,37 +41,37 @@ pub(super) struct Place {
     right: Right,
 }
 
-/// A write whose bytes do not all come with it.
+/// A write whose bytes do not all come with its request.
 #[derive(Debug)]
 struct Write {
     request: Request,
     place: Place,
     done: u64,
-    /// We fetch the bytes; else they come.
+    /// This endpoint fetches the bytes. Else the initiator sends them.
     pulls: bool,
-    /// What is answered once the bytes are here that nobody wants any more.
+    /// The write was refused: its bytes are dropped, and this status is the answer once all have come.
     refused: Option<u32>,
 }
 
-/// A read.
+/// A read in progress.
 #[derive(Debug)]
 struct Read {
     request: Request,
     place: Place,
     done: u64,
-    /// We put the bytes into the initiator's buffer; else they are sent.
+    /// This endpoint writes the bytes into the initiator's buffer. Else it sends them.
     puts: bool,
-    /// That has faulted.
+    /// Writing them failed with EFAULT.
     faulted: bool,
 }
 
-/// What one peer has begun here.
+/// The unfinished operations of one initiator.
 #[derive(Debug, Default)]
 pub(super) struct Inbound {
-    /// Only the first one is written; those behind it are all fetched.
+    /// Only the first write is in progress. Those behind it are all to be fetched.
     writes: VecDeque<Write>,
     reads: VecDeque<Read>,
-    /// Among those that are served.
+    /// The peer is in `Rma::serving`.
     served: bool,
 }
 
@@ -80,29 +80,29 @@ impl Inbound {
         self.writes.is_empty() && self.reads.is_empty()
     }
 
-    /// A write is not here as a whole.
+    /// Whether a write is unfinished.
     pub(super) fn has_writes(&self) -> bool {
         !self.writes.is_empty()
     }
 
-    /// There is something for us to move.
+    /// Whether this endpoint has bytes to move.
     fn has_work(&self) -> bool {
         !self.reads.is_empty() || self.writes.front().is_some_and(|write| write.pulls)
     }
 }
 
-/// Outcome of one step.
+/// Outcome of one step of an operation.
 enum Step {
-    /// Not now.
+    /// Nothing could be moved now.
     Again,
-    /// Some bytes.
+    /// Some bytes were moved.
     Moved,
-    /// The operation has ended, or goes on in another way.
+    /// The operation has ended, or continues in another way.
     Done,
 }
 
 impl Place {
-    /// Asks whether a peer may reach all of `ranges`.
+    /// Checks that a peer has the right to all of `ranges`.
     pub(super) fn find(
         ranges: &RemoteRanges,
         right: Right,
@@ -115,7 +115,7 @@ impl Place {
         Ok(Self { ranges: *ranges, regions, right })
     }
 
-    /// The memory from `offset` on, of one range and at most `len` bytes.
+    /// The memory at `offset`: one range of at most `len` bytes.
     pub(super) fn piece(
         &self,
         offset: u64,
@@ -141,11 +141,11 @@ impl Place {
         Err(Denied::Access)
     }
 
-    /// Whether this process reaches all of it from `offset` on, of `len` bytes: a copy from there or to it has faulted.
+    /// Whether this process can access its own memory from `offset` on, of `len` bytes: a copy failed with EFAULT.
     fn is_accessible(&self, offset: u64, len: u64, host: &impl Host) -> bool {
         let mut at = offset;
         while at < len {
-            let Ok(piece) = self.piece(at, usize::MAX, host) else { return true }; // refused in its turn
+            let Ok(piece) = self.piece(at, usize::MAX, host) else { return true }; // refused later
             let memory = &piece.memory;
             if memory.len() == 0
                 || !memory.is_accessible(0, memory.len(), self.right == Right::Write)
@@ -157,7 +157,7 @@ impl Place {
         true
     }
 
-    /// Copies `bytes` to where they belong from `offset` on.
+    /// Copies `bytes` to `offset`.
     fn fill(&self, offset: u64, bytes: &[u8], host: &impl Host) -> Result<(), Denied> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -169,7 +169,7 @@ impl Place {
         Ok(())
     }
 
-    /// The regions that are concerned, each once, and how many.
+    /// The ids of the regions, each once, and their number.
     fn distinct(&self) -> ([u64; MAX_RANGES], usize) {
         let (mut out, mut n) = ([0; MAX_RANGES], 0);
         for (id, range) in self.regions.iter().zip(self.ranges.as_slice()) {
@@ -188,7 +188,7 @@ impl Core {
         self.rma.answers.push_back((request.peer, request.tx, answer));
     }
 
-    /// A peer has done what it wanted.
+    /// Reports an access of a peer that is complete.
     pub(super) fn accessed(&mut self, request: &Request, place: &Place, host: &mut impl Host) {
         let (regions, n) = place.distinct();
         let source = self.source(request.peer, host);
@@ -201,8 +201,8 @@ impl Core {
         });
     }
 
-    /// The peer may want to do the same alone the next time; `whole`: a write that came in one message, which it may
-    /// where such come often.
+    /// Notes a request whose ranges may be worth advertising. `whole`: a short write in one message, of which only
+    /// every 16th counts.
     fn offer(&mut self, request: &Request, whole: bool) {
         let (total, long) = (request.ranges.total(), self.limits.alone_min as u64);
         let counts = whole && total >= write_min(&self.limits);
@@ -219,8 +219,7 @@ impl Core {
         }
     }
 
-    /// A write: `more` says how long it is if its bytes do not all come with it. `None`: nobody
-    /// sends this.
+    /// WRITE: `more` is the length of the write if its bytes do not all come with it. `None`: no udrv sends this.
     pub(super) fn on_write(
         &mut self,
         request: &Request,
@@ -238,7 +237,7 @@ impl Core {
             Some(len) => len == total && bytes.len() as u64 <= total,
         };
         let waiting = self.rma.inbound.get(&request.peer).map_or(0, |i| i.writes.len());
-        // The initiator waits until a write is here before it sends what must not overtake it.
+        // The initiator sends nothing behind an unfinished write but writes that are to be fetched.
         let in_turn = waiting == 0 || (pulls && waiting < PULL_WINDOW as usize);
         if !good || !in_turn {
             return None;
@@ -268,7 +267,7 @@ impl Core {
                 self.answer_with(request, Answer::Done(status_of(denied)));
                 return Some(());
             }
-            // The bytes that come are nobody's.
+            // The bytes of a refused write are dropped as they come.
             Err(denied) => {
                 let nowhere =
                     Place { ranges: request.ranges, regions: [0; MAX_RANGES], right: Right::Write };
@@ -285,7 +284,7 @@ impl Core {
         Some(())
     }
 
-    /// More bytes of the write that is under way.
+    /// WRITE_MORE: more bytes of the write in progress.
     pub(super) fn on_write_more(
         &mut self,
         peer: PeerId,
@@ -317,7 +316,7 @@ impl Core {
         }
     }
 
-    /// The first write of a peer has ended.
+    /// Ends the first write of a peer.
     fn end_write(&mut self, peer: PeerId, status: u32, host: &mut impl Host) {
         let Some(inbound) = self.rma.inbound.get_mut(&peer) else { return };
         let Some(Write { request, place, .. }) = inbound.writes.pop_front() else { return };
@@ -328,7 +327,7 @@ impl Core {
         self.tidy(peer);
     }
 
-    /// The initiator cannot read the bytes of the first write either.
+    /// FAULT: the initiator cannot read the bytes of the first write either.
     pub(super) fn on_fault_of_write(
         &mut self,
         peer: PeerId,
@@ -352,7 +351,7 @@ impl Core {
         self.tidy(peer);
     }
 
-    /// Forgets a peer that has nothing under way, or serves it if it has.
+    /// Forgets a peer without unfinished operations, or queues it to be served.
     fn tidy(&mut self, peer: PeerId) {
         match self.rma.inbound.get(&peer) {
             Some(inbound) if inbound.is_empty() && !inbound.served => {
@@ -393,7 +392,7 @@ impl Core {
 }
 
 impl<I: Iface> Engine<I> {
-    /// Moves bytes for peers, a bounded piece for each.
+    /// Moves bytes for peers, at most a chunk for each.
     pub(super) fn serve(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         for _ in 0..self.core.rma.serving.len() {
@@ -412,7 +411,7 @@ impl<I: Iface> Engine<I> {
         n
     }
 
-    /// Fetches a piece of the first write of `peer`.
+    /// Fetches a chunk of the first write of `peer`.
     fn fetch(&mut self, peer: PeerId, host: &mut impl Host) -> Step {
         let front = self.core.rma.inbound.get(&peer).and_then(|inbound| inbound.writes.front());
         let Some(write) = front.filter(|write| write.pulls) else { return Step::Again };
@@ -447,7 +446,7 @@ impl<I: Iface> Engine<I> {
             }
             Err(SendError::Again) => Step::Again,
             Err(SendError::Unreachable(errno)) => {
-                // What others cannot read, the initiator may be able to.
+                // The initiator may be able to read memory that other processes cannot.
                 let faulted = errno.0 == libc::EFAULT && place.is_accessible(done, total, host);
                 if faulted || is_refusal(errno) {
                     self.ask_for_bytes(peer, faulted);
@@ -459,7 +458,7 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// The first write of `peer` cannot be fetched; `faulted`: from memory that we cannot read.
+    /// Asks the initiator for the bytes of the first write. `faulted`: a copy from its memory failed with EFAULT.
     fn ask_for_bytes(&mut self, peer: PeerId, faulted: bool) {
         let inbound = self.core.rma.inbound.get_mut(&peer);
         if let Some(write) = inbound.and_then(|inbound| inbound.writes.front_mut()) {
@@ -470,7 +469,7 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Moves a part of the first read of `peer` to it.
+    /// Moves a chunk of the first read of `peer` to it.
     fn give(&mut self, peer: PeerId, host: &mut impl Host) -> Step {
         let front = self.core.rma.inbound.get(&peer).and_then(|inbound| inbound.reads.front());
         let Some(read) = front else { return Step::Again };
@@ -514,7 +513,7 @@ impl<I: Iface> Engine<I> {
                     self.core.end_read(peer, Some(status_of_errno(errno)), host);
                     return Step::Done;
                 }
-                // The initiator counts what is sent: from the start.
+                // The initiator counts only the bytes that are sent: start from offset 0.
                 (read.puts, read.faulted, read.done) = (false, faulted, 0);
                 Step::Moved
             }
@@ -569,7 +568,7 @@ impl<I: Iface> Engine<I> {
                     }
                 }
                 Err(SendError::Again) => break,
-                // Whoever waited for it is gone.
+                // The peer that waited for these bytes has departed.
                 Err(SendError::Unreachable(_)) => {
                     if let Some(inbound) = self.core.rma.inbound.get_mut(&peer) {
                         inbound.reads.clear();
@@ -588,7 +587,7 @@ impl<I: Iface> Engine<I> {
         outcome
     }
 
-    /// Sends answers while there is room: to one peer and with one status together.
+    /// Sends DONE and other answers while there is room. One DONE names operations of one peer with the same status.
     pub(super) fn answer(&mut self) -> usize {
         let mut n = 0;
         let mut full: Vec<PeerId> = Vec::new();
@@ -608,7 +607,7 @@ impl<I: Iface> Engine<I> {
                     full.push(peer);
                     continue;
                 }
-                // Whoever waited for it is gone.
+                // The peer that waited for it has departed.
                 Err(SendError::Unreachable(_)) => self.core.counts.dropped += count as u64,
             }
             for (_, _, answer) in self.core.rma.answers.drain(..count) {
@@ -625,7 +624,7 @@ impl<I: Iface> Engine<I> {
         self.iface.send(peer, Mode::Short, packet.encode().as_slice(), 0, |_, _| ())
     }
 
-    /// Sends the first answer, and those of the `left` first ones that go with it. Returns how many.
+    /// Sends the first answer, and those of the first `left` answers that go with it. Returns their number.
     fn say(
         &mut self,
         (peer, tx, answer): (PeerId, u64, Answer),

@@ -1,6 +1,5 @@
-//! What an endpoint costs for each peer that it has talked to, in all its layers: the engine, the
-//! transports, the machine of the network, and a real UDP socket. `UDRV_TEST_NODES` is the number of
-//! peers.
+//! The cost of each peer that an endpoint has talked to, in all layers: the engine, the transports, the network state
+//! machine, and a real UDP socket. `UDRV_TEST_NODES` is the number of peers.
 
 use super::fixture::{LIMITS, Memory, TestHost, receive_op, send_op};
 use super::sim::Log;
@@ -19,15 +18,15 @@ use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Peers of `cargo test`, and those that are met before anything is measured.
+/// Peers in `cargo test`, and peers that the endpoint meets before anything is measured.
 const PEERS: usize = 8000;
 const BEFORE: usize = 2000;
-/// What each may cost when it is idle again, bytes.
+/// The most that an idle peer may cost, bytes.
 const PEER_BYTES: usize = 1024;
-/// Messages each way, the last of which needs several packets.
+/// Messages in each direction, the last of which needs several packets.
 const MESSAGES: usize = 10;
 const LONG: usize = 20_000;
-/// After that an idle connection has given back what it does not need.
+/// By then an idle connection has freed what it does not need.
 const REST: Duration = Duration::from_millis(1500);
 const KEY: [u8; 16] = [5; 16];
 
@@ -40,7 +39,7 @@ struct Hub {
     address: Address,
 }
 
-/// One peer, which vanishes without a word when it has talked.
+/// A peer that vanishes without notice after it has talked.
 struct Peer {
     machine: Reliable,
     wire: Wire,
@@ -56,7 +55,7 @@ struct Wire {
 #[derive(Default)]
 struct Got {
     messages: usize,
-    /// Bytes that are missing of a long message, and its name.
+    /// Missing bytes of a long message, and the message's number.
     rest: usize,
     announced: u64,
     finished: Option<u64>,
@@ -142,7 +141,7 @@ impl Hub {
         Self { engine, host, log, memory: Memory::zeroed(LONG), address }
     }
 
-    /// Talks with a peer at `socket`: some messages each way, all of them received and acknowledged.
+    /// Talks with a peer at `socket`: a few messages in each direction, all received and acknowledged.
     fn meet(&mut self, socket: UdpSocket) {
         let mut peer = Peer::new(socket, self.address);
         for context in 0..MESSAGES {
@@ -186,7 +185,7 @@ impl Hub {
         }
     }
 
-    /// Nanoseconds that a turn takes in which nothing happens: the best of some.
+    /// Duration of a progress pass in which nothing happens, ns: the best of several.
     fn turn_ns(&mut self) -> f64 {
         let turns = 10_000;
         let mut time = || {
@@ -244,20 +243,20 @@ impl Peer {
     }
 }
 
-/// One for each port that is free, below those that the system gives out.
+/// A socket for each free port below those that the system assigns.
 fn sockets() -> impl Iterator<Item = UdpSocket> {
     let free = (2000..32_768).filter_map(|port| UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok());
     free.inspect(|socket| socket.set_nonblocking(true).unwrap())
 }
 
-/// Bytes of memory that this process occupies.
+/// Resident memory of this process, bytes.
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages = text.split(' ').nth(1).unwrap();
     pages.parse::<usize>().unwrap() * 4096
 }
 
-/// Alone in its process: see below.
+/// Runs alone in its process: see below.
 #[test]
 #[ignore = "run by a_peer_that_was_active_is_small"]
 fn a_peer_that_was_active_is_small_alone() {
@@ -278,7 +277,7 @@ fn a_peer_that_was_active_is_small_alone() {
     assert!(each <= PEER_BYTES, "{each} bytes for each peer");
 }
 
-/// Memory of the process is measured, so nothing else may run in it.
+/// The memory of the process is measured, so no other test may run in it.
 #[test]
 fn a_peer_that_was_active_is_small() {
     let name = concat!(module_path!(), "::a_peer_that_was_active_is_small_alone");

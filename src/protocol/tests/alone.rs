@@ -1,4 +1,4 @@
-//! One-sided operations without a turn of the target, one behaviour a test: by attach, and by a device.
+//! Direct RMA, without any progress of the target, one behaviour per test: by attach, and by a device.
 
 use super::fixture::{LIMITS, Memory, Report, World, receive_op, remote, rma_op, send_op};
 use super::sim::{Reach, Weather};
@@ -23,7 +23,7 @@ fn ended(world: &mut World) -> Vec<Report> {
     all
 }
 
-/// Endpoint 0 writes and reads region `KEY` of 1 once, and is told of it.
+/// Endpoint 0 writes and reads region `KEY` of 1 once, so that 1 advertises it.
 fn acquaint(world: &mut World) {
     let (mut from, mut back) = (Memory::pattern(5, LEN), Memory::zeroed(LEN));
     let peer = world.peer(0, 1);
@@ -61,7 +61,7 @@ fn a_target_that_was_asked_once_has_nothing_more_to_do() {
     }
 }
 
-/// What the target has to hear of, what is short, and what it may not do.
+/// Not direct: operations that notify the target, short ones, and those that the target's region does not allow.
 #[test]
 fn everything_else_is_left_to_the_target() {
     let mut world = world(Reach::On, Reach::On);
@@ -124,7 +124,7 @@ fn a_region_that_is_closed_is_not_touched_any_more() {
         assert_eq!(region.0, Memory::pattern(5, LEN).0);
     }
     assert_eq!(next.0, local.0);
-    // The new one it knows by now.
+    // The new region has been advertised by now.
     world.accesses(1);
     world.access(0, &rma_op(peer, Write, &mut local, KEY, 6)).unwrap();
     assert_eq!(ended(&mut world).len(), 1);
@@ -159,7 +159,7 @@ fn what_was_sent_before_comes_before() {
     world.assert_empty();
 }
 
-/// More than one turn's worth; nothing arrives meanwhile, so that who waits has to go on by itself.
+/// Longer than one progress pass moves. Nothing arrives meanwhile, so the initiator has to continue by itself.
 #[test]
 fn a_very_long_one_takes_several_turns() {
     const LONG: usize = 9 << 20;
@@ -210,7 +210,7 @@ fn distant(windows: Glazing) -> World {
     World::new(2, weather, Limits { alone_min: 1000, ..LIMITS })
 }
 
-/// Until endpoint 0 reaches region `KEY` of 1: a transport may hesitate.
+/// Repeats operations until endpoint 0 accesses region `KEY` of 1 directly: a transport may delay that.
 fn introduce(world: &mut World) {
     for _ in 0..100 {
         acquaint(world);
@@ -242,7 +242,7 @@ fn a_device_moves_bytes_and_the_target_has_nothing_to_do() {
     assert!(ended(&mut world).is_empty(), "the device has only begun");
     assert_eq!(reached(&mut world) - before, 4 * LEN as u64, "all of them: none waits for another");
     for _ in 0..200 {
-        world.progress(0); // only here
+        world.progress(0); // only endpoint 0
     }
     assert_eq!(ended(&mut world).iter().filter(|report| report.is_ok()).count(), 3);
     assert!(region.0[..LEN] == next.0 && region.0[LEN..1000 + LEN] == from.0[LEN - 1000..]);
@@ -252,7 +252,7 @@ fn a_device_moves_bytes_and_the_target_has_nothing_to_do() {
     world.assert_empty();
 }
 
-/// What goes another way waits for the device, and the other way round.
+/// Operations by message wait for the device, and direct ones for messages.
 #[test]
 fn a_device_is_not_overtaken() {
     let mut world = distant(Glazing::none());
@@ -271,13 +271,13 @@ fn a_device_is_not_overtaken() {
     let ended = ended(&mut world);
     assert!(ended.len() == 4 && ended.iter().all(Result::is_ok));
     assert!(region.0[..10] == last.0 && region.0[10..] == long.0[10..] && back.0 == last.0);
-    // A short write behind a long one goes the same way, and need not wait for its end.
+    // A short write behind a long one is direct too, and need not wait for its end.
     assert_eq!(world.accesses(1), [(Write, 10, None), (Read, 10, None)]);
     world.assert_empty();
 }
 
-/// A device acknowledges a write before its bytes are in memory: what is seen afterwards, because it came by a message, comes
-/// after a flush read.
+/// A device acknowledges a write before its bytes are in memory: what the target sees later by a message comes after a
+/// flush read.
 #[test]
 fn what_was_written_is_in_memory_before_a_message_says_so() {
     let mut world = distant(Glazing::none());
@@ -294,7 +294,7 @@ fn what_was_written_is_in_memory_before_a_message_says_so() {
         while ended(&mut world).is_empty() {
             world.progress(0);
         }
-        from.0.fill(0); // it is ours again
+        from.0.fill(0); // the buffer is the application's again
         if by_send {
             world.receive(1, &receive_op(&mut sink, 2)).unwrap();
             let op = SendOp { fence: true, ..send_op(peer, &mut small, 3) };
@@ -353,7 +353,7 @@ fn a_region_that_ends_takes_the_device_s_way_along() {
     let (id, _) = node.host.regions.whole(KEY).unwrap();
     node.host.regions.remove(KEY);
     node.engine.revoke(id);
-    // Another one takes its key, and the initiator has been told by then, or not.
+    // Another region takes its key; the initiator may have been told by then, or not.
     world.register(1, KEY, &mut next, &BOTH);
     world.access(0, &rma_op(peer, Write, &mut local, KEY, 5)).unwrap();
     world.settle();
@@ -391,7 +391,7 @@ fn a_buffer_that_a_device_refuses_costs_the_others_nothing() {
     let (mut a, mut b) = (Memory::pattern(1, LEN), Memory::pattern(2, LEN));
     world.net.borrow_mut().weather.windows.write_refusals = 100;
     world.access(0, &rma_op(peer, Write, &mut a, KEY, 1)).unwrap();
-    // It left with the call, whether or not its initiator polls.
+    // It was sent by the call, whether or not its initiator polls.
     (0..100).for_each(|_| world.progress(1));
     assert_eq!(world.accesses(1), [(Write, LEN, None)], "the target has done it");
     world.settle();
@@ -405,8 +405,8 @@ fn a_buffer_that_a_device_refuses_costs_the_others_nothing() {
     world.assert_empty();
 }
 
-/// A target tells who writes often. Writes that are not long go alone where none is under way as a message; but not for
-/// ever as messages because one always is.
+/// A target advertises to a peer that writes often. Short writes are direct while none is in progress as a message, but
+/// are not sent as messages forever because one always is.
 #[test]
 fn a_device_does_writes_that_are_not_long_too() {
     let mut world = distant(Glazing::none());
@@ -428,7 +428,7 @@ fn a_device_does_writes_that_are_not_long_too() {
         }
     };
     let served = |world: &mut World| world.accesses(1).len();
-    // Too short to be told of it, or to go alone.
+    // Too short for the target to advertise, or to be direct.
     (0..40).for_each(|_| write(&mut world, 100, true));
     assert_eq!(served(&mut world), 40);
     (0..40).for_each(|_| write(&mut world, 200, true));
@@ -439,7 +439,7 @@ fn a_device_does_writes_that_are_not_long_too() {
     write(&mut world, 100, true);
     assert_eq!(served(&mut world), 1);
 
-    // A message is under way whenever one begins.
+    // A message is in progress whenever a write begins.
     write(&mut world, 100, false);
     (0..40).for_each(|_| write(&mut world, 200, false));
     world.settle();
@@ -450,7 +450,7 @@ fn a_device_does_writes_that_are_not_long_too() {
     world.assert_empty();
 }
 
-/// A target tells who reads a little often.
+/// A target advertises to a peer that often reads a little.
 #[test]
 fn a_device_does_short_reads_too() {
     let mut world = distant(Glazing::none());
@@ -470,7 +470,7 @@ fn a_device_does_short_reads_too() {
     assert!((16..40).contains(&asked), "not for a few, and not for ever: {asked}");
     assert_eq!(read_one(&mut world, 7), 0, "the target has nothing to do");
 
-    // So it is with many at once; but not before all that left as messages is answered.
+    // The same holds for many reads at once, but not before all messages have their answer.
     let mut sinks: Vec<_> = (0..8).map(|_| Memory::zeroed(100)).collect();
     let mut many = |world: &mut World| {
         for sink in &mut sinks {

@@ -1,4 +1,4 @@
-//! Atomic operations, one behaviour a test. Random ones are among those of [`rma_property`].
+//! Atomic operations, one behaviour per test. [`rma_property`] has random ones.
 //!
 //! [`rma_property`]: super::rma_property
 
@@ -39,7 +39,7 @@ fn value(memory: &Memory) -> u64 {
     u64::from_ne_bytes(memory.0[..8].try_into().unwrap())
 }
 
-/// One element at the start of region `KEY`, to be refined.
+/// An operation on one element at the start of region `KEY`, to be refined.
 fn base(peer: PeerId, operation: Operation, operand: &mut Memory, context: u64) -> AtomicOp {
     AtomicOp {
         peer,
@@ -135,7 +135,7 @@ fn a_region_has_to_allow_what_is_done() {
                 ref other => panic!("{other:?}"),
             }
         }
-        // Another key, and beyond the end.
+        // Another key, and a range beyond the end.
         for (remote, error) in
             [(remote(7, 0, 8), libc::EKEYREJECTED), (remote(KEY, 1, 8), libc::EACCES)]
         {
@@ -151,7 +151,7 @@ fn a_region_has_to_allow_what_is_done() {
 
 #[test]
 fn operands_that_are_injected_are_kept() {
-    // The second one waits for an answer, or for the first one.
+    // The second operation waits for an answer, or for the first one.
     for atomics in [Some(true), None] {
         let mut world = world(atomics);
         let (mut region, mut seven, mut five) = (number(5), number(7), number(5));
@@ -172,7 +172,7 @@ fn operands_that_are_injected_are_kept() {
     }
 }
 
-/// More than may be under way, and mixed with writes and reads, all in their order.
+/// More operations than may be in progress, mixed with writes and reads, all in order.
 #[test]
 fn what_waits_keeps_its_place() {
     for atomics in [Some(true), None] {
@@ -208,7 +208,7 @@ fn what_waits_keeps_its_place() {
     }
 }
 
-/// A long read is answered later than what comes after it: so a fetch waits for it.
+/// A long read is answered later than operations behind it, so a fetch waits for it.
 #[test]
 fn a_fetch_does_not_overtake_a_read() {
     let mut world = world(Some(true));
@@ -231,7 +231,7 @@ fn a_fetch_does_not_overtake_a_read() {
     world.assert_empty();
 }
 
-/// Whoever hears of a message that was sent after an operation sees what that has done.
+/// An endpoint that gets a message sees the effects of operations that were started before the message was sent.
 #[test]
 fn a_message_does_not_overtake_the_first_operation() {
     let mut world = world(None);
@@ -266,7 +266,7 @@ fn a_peer_of_before_atomic_operations_gets_none() {
     let mut world = world(None);
     let (mut one, mut old) = (number(1), number(0));
     let peer = world.peer(0, 1);
-    // Its answer is not here yet.
+    // Its answer has not come yet.
     world.atomic(0, &base(peer, ADD, &mut one, 1)).unwrap();
     world.atomic(0, &fetch(base(peer, ADD, &mut one, 2), &mut old)).unwrap();
     world.progress(0);
@@ -304,7 +304,7 @@ fn who_goes_away_leaves_nothing_behind() {
             world.settle();
             let reports = ended(&mut world, 0);
             assert_eq!(reports.len(), if leaves == 1 { 100 } else { 0 });
-            // What was answered before counts.
+            // Operations that were answered before have succeeded.
             let failures = reports.iter().filter_map(|report| report.err());
             let errors: Vec<_> = failures.map(|failure| failure.error).collect();
             assert!(leaves == 0 || errors.len() > 30 && (atomics.is_some() || errors.len() == 100));
@@ -357,7 +357,7 @@ fn packets_that_nobody_sends_are_dropped() {
         world.settle();
         assert_eq!(world.dropped(1) - before, 1, "{packet}");
     }
-    // What a later version may know is refused by name. Nobody asked, so the answer is dropped.
+    // An operation of a later version is refused by number. No operation waits for the answer, so it is dropped.
     for packet in [
         RmaPacket::Atomic { tx: 1, data: None, fetches: true, ranges: 1, op: 200, datatype: 7 },
         RmaPacket::Atomic { tx: 1, data: None, fetches: true, ranges: 1, op: 2, datatype: 99 },
@@ -382,7 +382,7 @@ fn only_the_target_can_answer_and_only_what_it_was_asked() {
     world.peer(2, 0);
     world.settle();
     world.atomic(0, &fetch(base(peer, ADD, &mut one, 1), &mut old)).unwrap();
-    // It is the first operation, so this is its name.
+    // It is the first operation, so this is its number.
     let tx = 0;
     let strange = [
         (2, RmaPacket::Result { tx }, words(&[9])),

@@ -1,5 +1,5 @@
-//! Groups of 1 to 16 members, in any order, over a network that delays and refuses: every operation
-//! against its definition, and members that go away at any moment. A failure prints its seed.
+//! Groups of 1 to 16 members in any order, over a network that delays and refuses. Each operation is checked against
+//! its definition, and members leave at any moment. A failure prints its seed.
 
 use super::fixture::{LIMITS, Memory, Report, World, lend, receive_op, send_op};
 use super::rng::Rng;
@@ -14,7 +14,7 @@ use crate::transport::{Departure, PeerId};
 const SUM_U32: (u32, u32) = (2, 5);
 const ELEMENT: usize = 4;
 
-/// A group in which member i is the endpoint at `slots[i]`, and what each of them calls it.
+/// A group in which member i is the endpoint at `slots[i]`, and the id that each of them has for it.
 struct Group {
     slots: Vec<usize>,
     ids: Vec<u64>,
@@ -29,7 +29,7 @@ fn shuffled(rng: &mut Rng, n: usize) -> Vec<usize> {
 }
 
 impl Group {
-    /// All join; nobody waits for them to be done. `orders`: what each takes for the common order.
+    /// All members join; this does not wait for the end of that. `orders`: what each member takes for the common order.
     fn join(world: &mut World, slots: Vec<usize>, orders: &dyn Fn(usize) -> u64) -> Self {
         let ids = (0..slots.len())
             .map(|me| {
@@ -93,7 +93,7 @@ fn sum(parts: &[&[u8]]) -> Vec<u8> {
         .collect()
 }
 
-/// What member `me` has to get, by the definition of the operation.
+/// The result that member `me` has to get, by the definition of the operation.
 fn wanted(what: Collective, me: usize, block: usize, inputs: &[Vec<u8>]) -> Vec<u8> {
     let all: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let mine = me * block..(me + 1) * block;
@@ -111,7 +111,7 @@ fn wanted(what: Collective, me: usize, block: usize, inputs: &[Vec<u8>]) -> Vec<
     }
 }
 
-/// One operation of a group: what its members lent, and what came of it.
+/// One operation of a group: the buffers of its members, and its outcome.
 struct Running {
     what: Collective,
     block: usize,
@@ -171,7 +171,7 @@ fn joined(world: &mut World, group: &Group) {
     }
 }
 
-/// Runs `body` with each of many seeds, and says which one failed.
+/// Runs `body` with each of many seeds, and prints the seed that failed.
 fn with_seeds(body: impl Fn(&mut Rng) + std::panic::RefUnwindSafe) {
     for seed in 1..=80u64 {
         let run = std::panic::catch_unwind(|| body(&mut Rng::new(seed)));
@@ -265,7 +265,7 @@ fn a_lost_member_ends_what_needs_it_at_all_others() {
         let mut world = world(n);
         let slots = shuffled(rng, n);
         let group = Group::join(&mut world, slots, &|_| 5);
-        // Some begin before they know that all have joined.
+        // Some members begin before they know that all have joined.
         if rng.percent(80) {
             joined(&mut world, &group);
         }
@@ -288,7 +288,7 @@ fn a_lost_member_ends_what_needs_it_at_all_others() {
                 ref other => panic!("{what:?}: {other:?}"),
             }
         }
-        // The next one cannot succeed, and ends too.
+        // The next operation cannot succeed, and ends too.
         let mut refused = 0;
         let empty = (SegmentList::EMPTY, SegmentList::EMPTY);
         for me in (0..n).filter(|me| *me != lost) {
@@ -310,7 +310,7 @@ fn a_member_of_before_collective_operations_ends_the_join_of_all_others() {
         let n = 2 + rng.below(15);
         let mut world = world(n);
         let old = rng.below(n);
-        // It says so at once, or some time after its first messages.
+        // Its version is announced at once, or some time after its first messages.
         let said = rng.pick(&[None, Some(false)]);
         world.net.borrow_mut().weather.lonely = vec![(old, said)];
         let slots: Vec<usize> = shuffled(rng, n);
@@ -340,7 +340,7 @@ fn a_member_of_before_collective_operations_ends_the_join_of_all_others() {
             let node = world.node(at);
             assert!(!node.engine.is_busy());
         }
-        // It is a good neighbour otherwise.
+        // Other messages to and from it work.
         let (mut out, mut inbox) = (Memory::pattern(1, 100), Memory::zeroed(100));
         let (from, to) = ((old + 1) % n, world.peer((old + 1) % n, old));
         world.receive(old, &receive_op(&mut inbox, 1)).unwrap();
@@ -415,7 +415,7 @@ fn who_leaves_a_group_ends_what_runs_in_it() {
     assert!(reports(&mut world, &group, 1)[0].is_err());
     let node = world.node(1);
     node.engine.leave_group(group.ids[1], &mut node.host);
-    // The same members meet again.
+    // The same members form a group again.
     let group = Group::join(&mut world, vec![0, 1], &|_| 5);
     joined(&mut world, &group);
     world.assert_empty();

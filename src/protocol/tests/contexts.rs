@@ -1,4 +1,4 @@
-//! Receive contexts: matching spaces that a message names.
+//! Receive contexts: the matching spaces that a message names.
 
 use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
 use super::sim::Weather;
@@ -8,7 +8,7 @@ fn on(rx: u8, op: ReceiveOp) -> ReceiveOp {
     ReceiveOp { report: Report::new(true, rx), ..op }
 }
 
-/// Whether peers can read each other, or messages are pushed.
+/// Worlds in which peers can read each other's memory, and in which messages are sent unsolicited.
 fn worlds() -> impl Iterator<Item = World> {
     let limits = Limits { contexts: 3, ..LIMITS };
     [0, 1000].into_iter().map(move |push_max| {

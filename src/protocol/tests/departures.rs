@@ -1,4 +1,4 @@
-//! A peer goes away, in every state that something can be in.
+//! Departures of a peer, in every state that an operation can be in.
 
 use super::fixture::{LIMITS, Memory, Node, World, receive_op, send_op, source};
 use super::sim::{Reach, Weather};
@@ -9,7 +9,7 @@ use crate::transport::Departure;
 
 const DIED: Departure = Departure::Failed(Errno(libc::EHOSTDOWN));
 
-/// Each way to go, with what must be reported.
+/// Each kind of departure, with the error that must be reported.
 const WAYS: [(Departure, i32, Cause); 3] = [
     (Departure::Closed, libc::ECONNRESET, Cause::PeerClosed),
     (DIED, libc::EHOSTUNREACH, Cause::PeerDied),
@@ -21,7 +21,7 @@ fn unreachable_memory() -> World {
     World::new(2, weather, LIMITS)
 }
 
-/// 1 leaves while 0 has sends in all states; `turns` of work before that decide how far they are.
+/// 1 leaves while 0 has sends in all states. The number of progress passes before that decides how far they are.
 fn receiver_leaves(turns: usize, refine: impl Fn(SendOp) -> SendOp, len: usize) {
     for (how, error, cause) in WAYS {
         let mut world = unreachable_memory();
@@ -64,7 +64,7 @@ fn sends_awaiting_an_answer_fail_with_those_behind_them() {
 
 #[test]
 fn sends_that_stream_fail_with_those_behind_them() {
-    // One turn sends 32 fragments of 1024 bytes.
+    // One progress pass sends 32 fragments of 1024 bytes.
     receiver_leaves(2, |op| op, 150_000);
 }
 
@@ -110,7 +110,7 @@ fn a_pull_from_a_sender_that_is_gone_fails_once() {
     world.send(0, &send_op(peer, &mut from, 1)).unwrap();
     world.progress(1);
     assert_eq!(world.node(1).engine.core.pulls.len(), 1);
-    world.node(1).host.room = false; // its end is not read yet
+    world.node(1).host.room = false; // its departure is not read yet
     world.leave(0, DIED);
     world.progress(1);
     let f = world.receive_failed(1);
@@ -229,7 +229,7 @@ fn answers_to_a_peer_that_is_gone_are_dropped() {
     let mut world = World::new(2, weather, LIMITS);
     let peer = world.peer(0, 1);
     let (mut from, mut to) = (Memory::pattern(0, 100), Memory::zeroed(5000));
-    // The only place of the link back is taken, so that the answer waits.
+    // The only slot of the link back is taken, so that the FIN waits.
     let back = world.peer(1, 0);
     world.progress(0);
     world.progress(1);
@@ -243,7 +243,7 @@ fn answers_to_a_peer_that_is_gone_are_dropped() {
     world.sends(1);
     world.leave(0, DIED);
     world.start(0);
-    // The new life numbers its sends as the old one did.
+    // The new incarnation numbers its sends as the old one did.
     let peer = world.peer(0, 1);
     world.progress(1);
     let op = SendOp { delivery: true, tagged: true, ..send_op(peer, &mut from, 3) };
@@ -276,7 +276,7 @@ fn a_late_acknowledgement_does_not_reach_the_next_life_of_the_sender() {
             world.leave(0, DIED);
             world.start(0);
             let peer = world.peer(0, 1);
-            // The new life numbers its sends as the old one did.
+            // The new incarnation numbers its sends as the old one did.
             world.send(0, &SendOp { peer, tagged: true, context: 3, ..op }).unwrap();
             world.settle();
             match (claim, discard) {
@@ -343,7 +343,7 @@ fn a_broken_link_fails_both_sides_and_is_made_anew() {
     world.assert_empty();
 }
 
-/// What is sent to others, and received from them, still takes the cheapest case.
+/// Sends to and receives from other peers still take the fast path.
 #[test]
 fn a_dead_peer_slows_nobody_else() {
     let mut world = World::new(3, Weather::fair(), LIMITS);

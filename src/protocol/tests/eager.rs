@@ -153,7 +153,7 @@ fn the_answer_to_what_was_delivered_waits_for_its_receive() {
         });
         assert!(delivered);
         assert_eq!(world.received(1).len, len);
-        // Both the word of the delivery and the answer are there before the sender looks again.
+        // The FIN and the reply are both there before the sender polls again.
         world.send(1, &send_op(back, &mut answer, 3)).unwrap();
         let seen = (0..1000).any(|_| {
             world.node(0).progress();
@@ -194,7 +194,7 @@ fn a_sender_outside_the_address_book_is_unknown() {
 
 #[test]
 fn messages_go_short_when_they_fit_and_bcopy_when_not() {
-    // The simulated interface checks the bounds; here: the border is used on both sides.
+    // The simulated interface checks the bounds. This test uses both sides of each.
     let mut world = World::pair();
     let peer = world.peer(0, 1);
     for len in [0, 119, 120, 121, 256] {

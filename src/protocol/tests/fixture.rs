@@ -1,4 +1,4 @@
-//! Endpoints of a test: an engine, what it reported, and the memory it may use.
+//! The endpoints of a test: an engine, its reports, and the memory that it may use.
 
 use super::sim::{Entry, Log, Net, SharedNet, SimIface, Slot, Weather, What, address};
 use crate::memory::SegmentList;
@@ -13,7 +13,7 @@ use crate::transport::loopback::Loopback;
 use crate::transport::{Address, PeerId};
 use std::collections::HashMap;
 
-/// The address book's number of the endpoint at `slot`.
+/// The index of the endpoint at `slot` in the address book.
 pub(super) fn source(slot: Slot) -> u64 {
     100 + slot as u64
 }
@@ -30,14 +30,14 @@ pub(super) fn lend(bytes: &mut [u8], cuts: &[usize]) -> SegmentList {
     Loopback::list(&ranges).unwrap()
 }
 
-/// What an endpoint is, to its engine.
+/// The host of an engine.
 #[derive(Debug)]
 pub(super) struct TestHost {
     slot: Slot,
     log: Log,
     pub(super) room: bool,
     pub(super) regions: RegionTable,
-    /// Groups that were joined, or failed.
+    /// Groups that were joined, or failed to join.
     pub(super) joined: Vec<(u64, Result<(), i32>)>,
     book: HashMap<Address, u64>,
     epoch: u64,
@@ -122,7 +122,7 @@ impl Node {
         Self { engine, host: TestHost::new(slot, log.clone()) }
     }
 
-    /// As the endpoint does it: the cheapest case first.
+    /// As a real endpoint does it: the fast path first.
     pub(super) fn send(&mut self, op: &SendOp) -> Result<(), OpError> {
         let Self { engine, host } = self;
         if engine.try_send(op, host) { Ok(()) } else { engine.send(op, host) }
@@ -139,7 +139,7 @@ impl Node {
         self.engine.progress(&mut self.host)
     }
 
-    /// Nothing pends inside, and nothing was forgotten there.
+    /// Asserts that nothing is pending inside, and nothing was forgotten there.
     #[track_caller]
     pub(super) fn assert_empty(&self) {
         let core = &self.engine.core;
@@ -185,7 +185,7 @@ pub(super) struct World {
     nodes: Vec<Option<Node>>,
 }
 
-/// An operation's buffer; must live until the operation has ended.
+/// The buffer of an operation; must live until the operation has ended.
 pub(super) struct Memory(pub(super) Vec<u8>);
 
 impl Memory {
@@ -221,7 +221,7 @@ pub(super) fn send_op(peer: PeerId, memory: &mut Memory, context: u64) -> SendOp
     }
 }
 
-/// A plain receive from anybody, to be refined.
+/// A plain receive from any peer, to be refined.
 pub(super) fn receive_op(memory: &mut Memory, context: u64) -> ReceiveOp {
     ReceiveOp {
         segments: memory.list(),
@@ -264,7 +264,7 @@ pub(super) fn rma_op(
     }
 }
 
-/// What an endpoint reported of one operation.
+/// An endpoint's report of one operation.
 pub(super) type Report = Result<Completion, Failure>;
 
 impl World {
@@ -282,7 +282,7 @@ impl World {
         Self::new(2, Weather::fair(), LIMITS)
     }
 
-    /// A new endpoint at `slot`, which knows everybody.
+    /// A new endpoint at `slot`, which knows all others.
     pub(super) fn start(&mut self, slot: Slot) {
         let mut node = Node::new(&self.net, &self.log, slot, self.limits);
         for peer in 0..16 {
@@ -324,7 +324,7 @@ impl World {
         self.node(at).host.regions.insert(key, region).unwrap();
     }
 
-    /// What peers did to memory of `at` since the last call: what, how much, and the data.
+    /// Accesses of peers to memory of `at` since the last call: kind, length, and data.
     pub(super) fn accesses(&mut self, at: Slot) -> Vec<(Right, usize, Option<u64>)> {
         let mut taken = Vec::new();
         self.log.borrow_mut().retain(|entry| match entry.what {
@@ -360,7 +360,7 @@ impl World {
         self.node(at).progress();
     }
 
-    /// Everybody works until nothing moves.
+    /// Runs all endpoints until nothing moves.
     pub(super) fn settle(&mut self) {
         let mut quiet = 0;
         for _ in 0..10_000 {
@@ -382,7 +382,7 @@ impl World {
         panic!("the endpoints never rest");
     }
 
-    /// What `at` reported of the operations in `direction` since the last call, in order.
+    /// Reports of `at` on operations in `direction` since the last call, in order.
     pub(super) fn reports(&mut self, at: Slot, direction: Direction) -> Vec<Report> {
         let mut taken = Vec::new();
         self.log.borrow_mut().retain(|entry| {
@@ -409,7 +409,7 @@ impl World {
         self.reports(at, Direction::Receive)
     }
 
-    /// The one receive that `at` completed.
+    /// The one receive that completed at `at`.
     #[track_caller]
     pub(super) fn received(&mut self, at: Slot) -> Completion {
         match self.receives(at)[..] {
@@ -436,7 +436,7 @@ impl World {
         }
     }
 
-    /// Nobody has anything left to do or to say.
+    /// Asserts that no endpoint has anything left to do or to send.
     #[track_caller]
     pub(super) fn assert_empty(&mut self) {
         for node in self.nodes.iter().flatten() {

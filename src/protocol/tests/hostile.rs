@@ -1,4 +1,4 @@
-//! Packets that no udrv sends, or not then: they are counted, and change nothing.
+//! Packets that no udrv sends, or not in this state: they are counted, and change nothing.
 
 use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
 use super::rng::Rng;
@@ -102,7 +102,7 @@ fn only_the_receiver_can_answer_a_send() {
             Packet::Cts { tx, rx: 0, len: 5000, faulted: false, ranges },
         ],
     );
-    // The receiver itself cannot answer what was not sent, nor under another life's number.
+    // Nor may the receiver itself answer a message that was not sent, or one with the number of another incarnation.
     let older = tx | 1 << 32;
     assert_dropped(
         &mut world,
@@ -198,7 +198,7 @@ fn a_description_of_memory_that_is_not_there_fails_the_receive() {
             &[],
         );
         world.settle();
-        // Without ranges, or with some that cannot be read, it is cleared to send, and never does.
+        // Without ranges, or with ranges that cannot be read, the sender gets a CTS, and never sends.
         assert_eq!(world.node(1).engine.core.active.len(), 1);
         if count > 0 {
             let active = &world.node(1).engine.core.active;
@@ -234,7 +234,7 @@ fn a_second_answer_to_one_send_does_no_harm() {
     world.received(1);
     assert!(to.0 == from.0);
     assert_eq!(world.sends(0).len(), 1);
-    // What has left without waiting for an answer may get one.
+    // A message that needs no FIN may get one.
     world.forge(1, 0, &Packet::Fin { tx, status: 0 }, &[]);
     world.settle();
     assert_eq!(world.dropped(0), 1);

@@ -1,4 +1,4 @@
-//! Windows that nobody may lend, decline or fill: they are counted, and change nothing.
+//! WINDOW and DECLINE packets and writes that no peer may send: they are counted, and change nothing.
 
 use super::fixture::{Memory, World, receive_op, send_op};
 use super::windows::{Begun, LEN, WINDOW, glazing, seen, world};
@@ -6,14 +6,13 @@ use crate::protocol::SendOp;
 use crate::protocol::packet::{Packet, Ranges};
 use crate::transport::{Departure, PeerId, Ticket};
 
-/// A window that may be written, and lies nowhere.
+/// A remote buffer that may be written, without an address.
 fn window(tx: u64, rx: u64, offset: u64, len: u64) -> Packet {
     let ticket = Ticket { connection: u32::MAX, ..Ticket::default() };
     Packet::Window { tx, rx, offset, len, ticket }
 }
 
-/// A message that 0 has announced to 1, which has no receive for it, and its number; 2 has links to
-/// both.
+/// A message that 0 has announced to 1, which has no receive for it, and the message's number. 2 has links to both.
 fn announced(from: &mut Memory) -> (World, u64) {
     let mut world = world(glazing(), 3);
     let peer = world.peer(0, 1);
@@ -25,12 +24,12 @@ fn announced(from: &mut Memory) -> (World, u64) {
     (world, tx)
 }
 
-/// The number of the `n`th send that pends at 0.
+/// The number of the `n`th pending send at 0.
 fn tx_of(world: &mut World, n: usize) -> u64 {
     world.node(0).engine.core.tx.keys_where(|_| true)[n].to_wire()
 }
 
-/// Forges `packets` from `from` to `to`; returns how many of them are dropped.
+/// Forges `packets` from `from` to `to`. Returns how many of them are dropped.
 fn dropped(world: &mut World, from: usize, to: usize, packets: &[Packet]) -> u64 {
     let before = world.dropped(to);
     for packet in packets {
@@ -77,7 +76,7 @@ fn a_receiver_that_lends_without_end_is_not_obeyed() {
     world.net.borrow_mut().weather.again_percent = 0;
     world.progress(0);
     assert!(world.node(0).engine.core.due.is_empty());
-    // The message is lent windows under one name.
+    // All remote buffers of the message have the same receive number.
     assert_eq!(dropped(&mut world, 1, 0, &[window(tx, 2, 0, 1), window(tx, 1, 0, 1)]), 1);
     world.leave(1, Departure::Closed);
     world.settle();
@@ -174,7 +173,7 @@ fn only_the_sender_declines_and_only_what_it_is_lent() {
     let rx = world.node(1).engine.core.active.keys_where(|_| true)[0].to_wire();
     let wrong = [rx | 1 << 32, u64::MAX].map(|rx| Packet::Decline { rx, offset: 0 });
     assert_eq!(dropped(world, 0, 1, &wrong), 2);
-    // It lies behind what is lent: the rest is asked for when that is there.
+    // It lies behind the advertised chunks: the rest is requested when these are complete.
     let last = Packet::Decline { rx, offset: u64::MAX };
     assert_eq!(dropped(world, 0, 1, &[last, last]), 0);
     world.settle();
@@ -203,7 +202,7 @@ fn a_sender_that_has_declined_says_so_again_of_what_is_lent_before() {
             })
             .collect::<Vec<_>>()
     };
-    // What waits is declined with what fails: of an earlier connection, and lent anew.
+    // Remote buffers that wait are declined with one that fails: an old connection's, and new ones.
     let [first, second, third, fourth] = [0, 1, 2, 3].map(|n| window(tx, 9, n * 700, 700));
     assert_eq!(declines(&mut world, &[fourth, third]), [1400]);
     assert_eq!(declines(&mut world, &[fourth]), []);
@@ -227,7 +226,7 @@ fn a_message_that_its_sender_has_no_more_is_not_waited_for() {
         assert_eq!(dropped(world, 1, 0, &asked), 0);
         assert_eq!(world.on_wire(0, 1), [Packet::Gone { rx }], "it is said once");
     }
-    // Here they are lost though they were taken, which no device does that works.
+    // They are lost though the device has taken them, which no working device does.
     let peer = world.peer(1, 0);
     world.node(1).engine.core.lose_windows(peer);
     world.settle();

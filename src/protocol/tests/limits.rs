@@ -1,4 +1,4 @@
-//! Back-pressure, fences: what waits, what is refused, and that nothing is lost by it.
+//! Back-pressure and fences: which operations wait, which are refused, and that nothing is lost by it.
 
 use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
 use super::sim::{Reach, Weather};
@@ -77,7 +77,7 @@ fn copies_of_pending_sends_are_bounded() {
     const LEN: usize = COPY_MEAN + 1;
     let mut world = World::pair();
     let peer = world.peer(0, 1);
-    // One may always be copied, however long.
+    // One injected send may always be copied, however long.
     let lens: Vec<usize> = [LIMITS.tx_max * COPY_MEAN + 1].into_iter().chain([LEN; 7]).collect();
     let mut from: Vec<_> = lens.iter().map(|len| Memory::pattern(1, *len)).collect();
     let mut send = |world: &mut World, i: usize, inject: bool| {
@@ -182,7 +182,7 @@ fn pressure_switches_to_descriptions_and_back() {
     world.assert_empty();
 }
 
-/// A send that pends, then those of `ops`; returns the buffers.
+/// A send that stays pending, then those of `ops`. Returns the buffers.
 fn behind_a_pending_send(world: &mut World, peer: PeerId, ops: &[SendOp]) -> Memory {
     let mut first = Memory::pattern(0, 1000);
     world.send(0, &send_op(peer, &mut first, 0)).unwrap();

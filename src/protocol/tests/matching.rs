@@ -1,4 +1,4 @@
-//! Which receive gets which message.
+//! Which receive each message matches.
 
 use super::fixture::{LIMITS, Memory, World, receive_op, send_op, source};
 use super::sim::Weather;
@@ -8,7 +8,7 @@ fn tagged(op: ReceiveOp, tag: u64, ignore: u64) -> ReceiveOp {
     ReceiveOp { tagged: true, tag, ignore, ..op }
 }
 
-/// Sends `tags` from 0 to 1, each as a message of one byte: its place in the list.
+/// Sends `tags` from 0 to 1, each as a message of one byte: its index in the list.
 fn send_tags(world: &mut World, tags: &[u64]) {
     let peer = world.peer(0, 1);
     for (i, tag) in tags.iter().enumerate() {

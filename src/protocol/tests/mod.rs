@@ -1,7 +1,7 @@
-//! The protocol without a device: engines over a simulated network, deterministic from one seed.
+//! The protocol without a device: engines over a simulated network, reproducible from one seed.
 //!
-//! [`property`] drives random operations against an oracle of the matching rules; the other files
-//! hold one directed test per behaviour.
+//! [`property`] checks random operations against an oracle of the matching rules. The other files have one directed
+//! test for each behaviour.
 
 mod active_peers;
 mod alone;

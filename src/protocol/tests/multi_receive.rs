@@ -1,4 +1,4 @@
-//! Buffers that take several messages.
+//! Multi-receive buffers, which take several messages.
 
 use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
 use super::sim::{Reach, Weather};

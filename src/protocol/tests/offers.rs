@@ -1,4 +1,4 @@
-//! Messages that their senders offer for reading: both sides move them.
+//! GET rendezvous: messages that their senders advertise for reading, so that both sides move them.
 
 use super::fixture::{Memory, World, receive_op, send_op};
 use super::sim_window::Glazing;
@@ -12,13 +12,13 @@ fn offering() -> Glazing {
     Glazing { offers: 100, ..glazing() }
 }
 
-/// Bytes that endpoint 0 wrote into windows and sent as fragments, and that endpoint 1 read.
+/// Bytes that endpoint 0 wrote into remote buffers and sent as fragments, and that endpoint 1 read.
 fn moved(world: &mut World) -> (u64, u64, u64) {
     let (sender, receiver) = (world.node(0).engine.counts(), world.node(1).engine.counts());
     (sender.window_bytes, sender.fragment_bytes, receiver.read_bytes)
 }
 
-/// Where parts begin that endpoint 1 reads: tokens, and how far from the beginning of its buffer.
+/// The chunks that endpoint 1 is reading: tokens, and offsets in its buffer.
 fn reading(begun: &Begun) -> Vec<(u64, u64)> {
     let first = begun.to.0.as_ptr().expose_provenance() as u64;
     let net = begun.world.net.borrow();
@@ -46,7 +46,7 @@ fn both_sides_move_a_message_that_is_offered() {
     assert_eq!(lent, [0, 2 * window]);
     let starts: Vec<u64> = reading(&begun).iter().map(|(_, at)| *at).collect();
     assert_eq!(starts, [window, 3 * window]);
-    // The sender waits for the word of the receiver, though all that it writes is written.
+    // The sender waits for the FIN, though all that it writes is written.
     while begun.received() < 4 * WINDOW {
         begun.world.progress(0);
         begun.world.progress(1);
@@ -103,7 +103,7 @@ fn what_cannot_be_read_comes_as_fragments() {
         begun.world.progress(0);
         begun.world.progress(1);
     }
-    // The offer is void, and nobody has said so.
+    // The remote key is void, without a notice.
     for key in begun.world.node(1).engine.core.active.keys_where(|_| true) {
         let active = begun.world.node(1).engine.core.active.get_mut(key).unwrap();
         active.offer.as_mut().unwrap().addr = u64::MAX;
@@ -143,7 +143,7 @@ fn an_offer_of_another_connection_is_not_taken() {
 
 #[test]
 fn a_receive_does_not_end_while_its_buffer_is_read_into() {
-    // A sender that declines what it has offered, and one that has it no more: both break the rules.
+    // A sender that declines a message that it has advertised, and one that replies GONE: both break the rules.
     for gone in [false, true] {
         let mut begun = Begun::new(Glazing { waits: 99, ..offering() });
         begun.world.net.borrow_mut().weather.windows.waits = 0;
@@ -190,7 +190,7 @@ fn hostile_offers_and_reports_change_nothing() {
         }
         let node = world.node(1);
         assert!(node.engine.counts().read_bytes == 0 && node.engine.core.reads.is_empty());
-        // Nor is a window one that was read.
+        // Nor may a read complete a chunk that is advertised for writing.
         let lent = node.engine.core.lent.keys_where(|_| true);
         assert!(!lent.is_empty());
         let before = node.engine.counts().dropped;

@@ -1,5 +1,5 @@
-//! What must happen, said once more and simply: matching in posting and arrival order over plain
-//! vectors. It sees what the network delivers and checks every report against it.
+//! A second, simpler implementation of the matching rules: posting and arrival order over plain vectors. It sees what
+//! the network delivers and checks every report against it.
 
 use super::fixture::source;
 use super::rng::{Bytes, payload};
@@ -11,11 +11,11 @@ use crate::protocol::{
 use crate::transport::Departure;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// What receive buffers hold before, and all buffers after their operation.
+/// The contents of receive buffers before their operation, and of all buffers after it.
 pub(super) const FRESH: u8 = 0xa5;
 pub(super) const SPENT: u8 = 0x5a;
 
-/// A get that fails with this is not tried another way.
+/// A read of the sender's memory that fails with this error is not tried in another way.
 pub(super) const HARD_ERROR: i32 = libc::EIO;
 
 const SEND: u64 = 1 << 32;
@@ -26,22 +26,22 @@ enum Stage {
     Queued,
     Sent,
     Arrived,
-    /// In the receive buffer, or thrown away on purpose.
+    /// In the receive buffer, or discarded on purpose.
     Consumed,
-    /// The receive failed with this error, and says so.
+    /// The receive failed with this error, and reports it.
     Refused(i32),
 }
 
-/// Where its send is.
+/// The state of a message's send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sending {
-    /// In its call.
+    /// Its call has not returned.
     Offered,
     Pending,
-    /// Must fail before the current call returns.
+    /// It must fail before the current call returns.
     Doomed(i32, Cause),
     Done,
-    /// Not taken, or its endpoint is gone.
+    /// It was not started, or its endpoint is closed.
     Void,
 }
 
@@ -62,9 +62,9 @@ pub(super) struct Message {
     stage: Stage,
     rendezvous: bool,
     link: usize,
-    /// Complete since all of it was on its way, or written.
+    /// Complete because all of it was sent or written.
     left: bool,
-    /// Some of it left over a link that had broken: nobody knows how much.
+    /// Some of it was sent over a link that had broken; how much is unknown.
     adrift: bool,
 }
 
@@ -107,7 +107,7 @@ pub(super) struct Posting {
 struct Waiting {
     message: usize,
     lost: Option<i32>,
-    /// It is, unless all of it was sent before.
+    /// `lost` holds, unless all of the message was sent before.
     perhaps: bool,
 }
 
@@ -118,7 +118,7 @@ struct Buffer {
     in_flight: usize,
     retired: bool,
     cancelled: bool,
-    /// How it ends if all messages for it were there already: nobody sends more.
+    /// How it ends once all messages for it are complete, if no peer can send more.
     hopeless: Option<(i32, Cause)>,
 }
 
@@ -130,7 +130,7 @@ enum Ending {
     /// With the length of a message.
     Told,
     Failed(i32, Cause),
-    /// As `Placed`, or by the loss of the sender.
+    /// As `Placed`, or by the departure of the sender.
     Either(i32),
 }
 
@@ -143,9 +143,9 @@ struct Expect {
     want: usize,
     addr: Option<u64>,
     ending: Ending,
-    /// Before the current call returns.
+    /// It must be reported before the current call returns.
     now: bool,
-    /// `None`: as the multi-receive buffer says.
+    /// `None`: the multi-receive buffer decides.
     released: Option<bool>,
 }
 
@@ -168,7 +168,7 @@ pub(super) struct Side {
 pub(super) struct Oracle {
     pub(super) messages: Vec<Message>,
     pub(super) sides: Vec<Side>,
-    /// Eager messages sent by the current call.
+    /// Eager messages that were sent by the current call.
     due: Vec<usize>,
     pub(super) reports: usize,
 }
@@ -220,12 +220,12 @@ impl Side {
         self.memory.get_mut(&context).unwrap()
     }
 
-    /// The buffer of an operation that was not taken after all.
+    /// Removes the buffer of an operation that was not started.
     pub(super) fn unlend(&mut self, context: u64) {
         self.memory.remove(&context);
     }
 
-    /// The message goes to the receive (or to the next part of the multi-receive buffer).
+    /// Matches the message to the receive, or to the next part of the multi-receive buffer.
     fn bind(&mut self, messages: &[Message], waiting: Waiting, posting: &Posting) {
         let Waiting { message, lost, perhaps } = waiting;
         let Message { len, rendezvous, .. } = messages[message];
@@ -301,7 +301,7 @@ impl Side {
             posting.source != ANY_SOURCE && self.source_of(*slot) == posting.source
         });
         match dead {
-            // A buffer that has messages on their way goes back with the last of them.
+            // A buffer in which messages are still arriving is released with the last of them.
             Some((_, error, cause))
                 if self.expects.iter().any(|e| e.posting.context == posting.context && !e.now) =>
             {
@@ -353,7 +353,7 @@ impl Side {
         }
     }
 
-    /// Whether there is such a receive to cancel.
+    /// Cancels a receive. Returns whether there was one.
     pub(super) fn cancel(&mut self, context: u64) -> bool {
         for space in [1, 0] {
             let Some(at) = self.posted[space].iter().position(|p| p.context == context) else {
@@ -445,7 +445,7 @@ impl Side {
             .sum()
     }
 
-    /// Whether this report is the end of that operation.
+    /// Whether this report ends that operation.
     fn is_end_of(
         &self,
         expect: &Expect,
@@ -508,7 +508,7 @@ impl Side {
         net: &Net,
     ) {
         let ends = |(_, e): &(usize, &Expect)| self.is_end_of(e, c, failure, messages, net);
-        // Empty messages in one place of one buffer look alike: first the one that is due.
+        // Empty messages at one offset of one buffer look alike: the one that is due comes first.
         let candidates = self.expects.iter().enumerate().filter(ends);
         let found = candidates.min_by_key(|(_, e)| !e.now).map(|(at, _)| at);
         let Some(at) = found else {
@@ -542,7 +542,7 @@ impl Side {
         assert_eq!(c.buffer_released, released, "release of {expect:?}");
     }
 
-    /// Whether a multi-receive buffer goes back with this report.
+    /// Whether a multi-receive buffer is released with this report.
     fn release(&mut self, expect: &Expect, told: bool) -> bool {
         let context = expect.posting.context;
         let Some(buffer) = self.buffers.get_mut(&context) else { return false };
@@ -552,7 +552,7 @@ impl Side {
         }
         let Buffer { cancelled, hopeless, .. } = *buffer;
         self.buffers.remove(&context);
-        // Pushed messages were there as a whole, before it was seen that nothing more can come.
+        // Unsolicited messages were complete before the receiver noticed that no more can come.
         if let Some((error, cause)) = hopeless.filter(|_| !told) {
             self.expect_failure(expect.posting, error, cause);
             return false;
@@ -585,7 +585,7 @@ impl Side {
         }
     }
 
-    /// The application may use the buffer again, and does.
+    /// The application may reuse the buffer, and does.
     fn retire(&mut self, context: u64) {
         if let Some(mut memory) = self.memory.remove(&context) {
             memory.fill(SPENT);
@@ -678,7 +678,7 @@ impl Oracle {
         );
         let injected = message.inject && !message.delivery;
         let whole = message.rendezvous && message.len <= net.weather.push_max;
-        // It was written, and the receiver will hear of that.
+        // It was written, and the receiver will be notified.
         let seen = net.weather.windows.max > 0 && message.stage == Stage::Arrived;
         let seen = seen && message.rendezvous && !message.delivery;
         let may_leave = net.weather.outlives && whole && !message.delivery || seen;
@@ -725,7 +725,7 @@ impl Oracle {
         assert!(late.is_none(), "not reported: {late:?}");
     }
 
-    /// The endpoint at `at` is gone, with everything that pended there.
+    /// Forgets the endpoint at `at`, with everything that was pending there.
     pub(super) fn forget(&mut self, at: Slot) {
         for message in self.messages.iter_mut().filter(|m| m.from == at) {
             if message.sending != Sending::Done {
@@ -736,12 +736,12 @@ impl Oracle {
         self.sides[at] = Side { spent: Vec::new(), ..Side::default() };
     }
 
-    /// Nobody touched a buffer after its operation had ended.
+    /// Asserts that no buffer changed after its operation had ended.
     pub(super) fn check_spent(&self, at: Slot) {
         assert!(self.sides[at].spent.iter().all(|m| is_all(m, SPENT)), "a late write at {at}");
     }
 
-    /// Every send that pends waits for a receive, or behind one that does.
+    /// Asserts that every pending send waits for a receive, or behind one that does.
     pub(super) fn check_at_rest(&self) {
         for (slot, side) in self.sides.iter().enumerate() {
             assert!(side.expects.is_empty(), "{slot} never reported {:?}", side.expects);

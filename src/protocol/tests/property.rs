@@ -1,7 +1,7 @@
-//! Random operations of several endpoints in random weather, against the oracle.
+//! Random operations of several endpoints over a random network, checked against the oracle.
 //!
-//! `UDRV_TEST_CASES=n` runs more cases; `UDRV_TEST_SEED=s` begins at another seed (with
-//! `UDRV_TEST_CASES=1`: repeats one case); `UDRV_TEST_TRACE=1` prints what is done.
+//! `UDRV_TEST_CASES=n` runs more cases. `UDRV_TEST_SEED=s` begins at another seed (with `UDRV_TEST_CASES=1` it repeats
+//! one case). `UDRV_TEST_TRACE=1` prints each step.
 
 use super::fixture::{Node, lend};
 use super::oracle::{HARD_ERROR, Message, Oracle, Posting, Sending, Side};
@@ -60,13 +60,13 @@ impl Habits {
 fn weather(rng: &mut Rng) -> Weather {
     let refusal = Reach::Fails { after: 2, errno: libc::EPERM };
     let hard = Reach::Fails { after: 1, errno: HARD_ERROR };
-    // The memory is there, as its owner finds out.
+    // EFAULT although the memory exists, as its owner finds out.
     let fault = Reach::Fails { after: 1, errno: libc::EFAULT };
     let all = [Reach::Off, Reach::Later, Reach::On, Reach::Short, Reach::Shy, refusal, fault, hard];
     let one = rng.pick(&all);
     let put = all[..7].to_vec();
     let push_max = rng.pick(&[0, 0, 600, 5000, 1 << 20]);
-    // What pushes is a network, or a node whose shorter messages go through rings.
+    // Messages are sent unsolicited over a network, or within a node, where shorter ones go through rings.
     let node = push_max == 0 || push_max < 1 << 20 && rng.pick(&[false, true]);
     let (get, put) = match node {
         true => (
@@ -88,7 +88,7 @@ fn weather(rng: &mut Rng) -> Weather {
         windows: glazing(rng, node),
         teamwork: teamwork(rng),
         push_max,
-        // What breaks does not.
+        // Streams can break, so they do not outlive their sender.
         outlives: stream_max == 0 && rng.pick(&[false, true]),
         get,
         put,
@@ -214,7 +214,7 @@ impl Run {
         self.nodes[slot].as_mut().unwrap()
     }
 
-    /// The call on `at` has returned: checks what it reported and what is left inside.
+    /// The call on `at` has returned: checks its reports and the state left inside.
     fn end_call(&mut self, at: Slot) {
         let entries = std::mem::take(&mut *self.log.borrow_mut());
         for entry in entries {
@@ -227,7 +227,7 @@ impl Run {
         let core = &mut nodes[at].as_mut().unwrap().engine.core;
         let net = self.net.borrow();
         let held = |token| net.held(at).any(|held| held.token == token);
-        // What is lent is not there yet, and nobody else was asked for it.
+        // A chunk that is advertised is not complete, and only its sender may write it.
         let out = || core.lent.iter().filter(|(_, lent)| !lent.filled && !lent.is_ours());
         assert_eq!(out().count(), net.held(at).count(), "windows of {at}");
         for (token, lent) in out() {
@@ -249,7 +249,7 @@ impl Run {
         assert!(core.tx.len() <= core.limits.tx_max && core.own.posted.len() <= core.limits.rx_max);
     }
 
-    /// Nothing of a receive that has ended is lent.
+    /// Asserts that no buffer of a receive that has ended is advertised.
     fn check_returned(&self, entry: &Entry) {
         let c = match entry.what {
             What::Completed(c) => c,
@@ -542,7 +542,7 @@ impl Run {
         }
     }
 
-    /// Everybody works until nothing can move.
+    /// Runs all endpoints until nothing can move.
     fn settle(&mut self) {
         self.net.borrow_mut().weather.again_percent = 0;
         let mut quiet = 0;
@@ -555,7 +555,7 @@ impl Run {
                 }
             }
             let busy = self.nodes.iter().flatten().any(|node| {
-                // What is pushed may have to wait for memory of the receiver.
+                // Unsolicited bytes may have to wait for memory of the receiver.
                 let core = &node.engine.core;
                 let waits = |key| match core.tx.get(key).map(|tx| &tx.state) {
                     Some(TxState::Announced { asked, .. }) => asked.is_none(),
@@ -578,7 +578,7 @@ impl Run {
         panic!("the endpoints never rest");
     }
 
-    /// Takes everything that waits, until nothing does.
+    /// Receives all waiting messages, until there are none.
     fn finish(&mut self) {
         self.settle();
         for _ in 0..1000 {
@@ -616,14 +616,14 @@ impl Run {
             self.oracle.check_spent(at);
             node.assert_empty();
             let dropped = node.engine.counts().dropped;
-            // What is sent again after a stream broke may be there already.
+            // Bytes that are sent again after a stream broke may be there already.
             let breaks = self.net.borrow().weather.stream_breaks > 0;
             assert!(dropped == 0 || self.habits.departures || breaks, "{dropped} packets dropped");
         }
     }
 }
 
-/// Names the seed of a case that fails.
+/// Prints the seed of a case that fails.
 struct Guard(u64);
 
 impl Drop for Guard {

@@ -1,4 +1,4 @@
-//! Long messages: who moves the bytes, and what happens when a way turns out closed.
+//! Long messages: which side moves the bytes, and what happens when a method turns out not to work.
 
 use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op, source};
 use super::oracle::HARD_ERROR;
@@ -11,15 +11,15 @@ use crate::transport::Departure;
 
 const LEN: usize = 20_000;
 
-/// A copy from or to memory that other processes do not reach.
+/// A copy from or to memory that other processes cannot access.
 const FAULTS: Reach = Reach::Fails { after: 1, errno: libc::EFAULT };
 
 fn world(get: Reach, put: Reach) -> World {
     World::new(2, Weather { get: vec![get], put: vec![put], ..Weather::fair() }, LIMITS)
 }
 
-/// A message of [`LEN`] bytes meets a receive of `room` bytes; returns who moved how many:
-/// (pulled, pushed, in fragments).
+/// Sends a message of [`LEN`] bytes to a receive of `room` bytes. Returns the bytes that were read by the receiver,
+/// written by the sender, and sent as fragments.
 fn exchange(mut world: World, room: usize, early: bool) -> (u64, u64, u64) {
     let peer = world.peer(0, 1);
     let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(room));
@@ -121,7 +121,7 @@ fn truncation_moves_only_what_fits() {
     }
 }
 
-/// How the receiver takes a message that has wholly arrived, in one call.
+/// How the receiver takes a message that has arrived completely, in one call.
 #[derive(Clone, Copy, Debug)]
 enum Taken {
     Received,
@@ -151,7 +151,7 @@ fn who_takes_what_is_here_has_answered_when_the_call_returns() {
                 }
                 DiscardedUnseen => world.peek(1, &op, PeekAction::Discard),
             }
-            // The receiver computes from here on.
+            // The receiver makes no progress from here on.
             for _ in 0..10 {
                 world.progress(0);
             }
@@ -189,7 +189,7 @@ fn a_sender_that_cannot_be_read_fails_both_sides() {
 
 #[test]
 fn an_injected_long_message_is_kept_until_it_is_taken() {
-    // Too long for eager here, as under pressure.
+    // The message is too long for eager here, as under pressure.
     let limits = Limits { eager_max: 16, ..LIMITS };
     let mut world = World::new(2, Weather::fair(), limits);
     let peer = world.peer(0, 1);
@@ -232,12 +232,13 @@ fn a_discarded_description_completes_its_send() {
     world.assert_empty();
 }
 
-/// A world in which what was sent arrives, and long messages are pushed as a whole.
+/// A world in which sent messages arrive even if their sender ends, and long ones are sent unsolicited as a whole.
 fn lasting_world() -> World {
     World::new(2, Weather { push_max: 2 * LEN, outlives: true, ..Weather::fair() }, LIMITS)
 }
 
-/// Where there is no memory for it at once, and for what comes of it later. The receive hears of it, and a sender that waits for an answer.
+/// Memory runs out at once, or for later fragments. The receive ends with the error, and so does a sender that waits for
+/// a FIN.
 #[test]
 fn a_message_that_finds_no_memory_ends_as_an_error() {
     const MEBIBYTE: usize = 1 << 20;
@@ -326,7 +327,7 @@ fn what_has_left_outlives_its_sender() {
             }
             world.leave(0, how);
             world.settle();
-            // Its next life has sent nothing that could be answered.
+            // Its next incarnation has sent nothing that could be answered.
             world.start(0);
             world.peer(0, 1);
             match taken {
@@ -356,8 +357,8 @@ fn memory_that_only_its_owner_reaches_goes_by_the_ring() {
     }
 }
 
-/// The receive is posted when a part of the message has been read, and the sender has gone: whoever asks for the rest
-/// asks nobody, and the rest is there.
+/// The receive is posted when a part of the message has been read and the sender has gone. A request for the rest
+/// reaches no process, but the rest is in the ring.
 #[test]
 fn a_message_that_is_read_in_several_turns_outlives_its_sender() {
     let died = Departure::Failed(Errno(libc::EHOSTDOWN));
@@ -405,7 +406,7 @@ fn what_has_left_pends_no_more() {
     let mut from: Vec<Memory> = (0..many).map(|i| Memory::pattern(i, LEN)).collect();
     let mut to: Vec<Memory> = from.iter().map(|_| Memory::zeroed(LEN)).collect();
     for (i, from) in from.iter_mut().enumerate() {
-        // By the general road, and by the short one.
+        // By the general path, and by the fast path.
         let fence = i % 2 == 0;
         world.send(0, &SendOp { fence, ..send_op(peer, from, i as u64) }).unwrap();
         world.settle();
@@ -426,7 +427,7 @@ fn what_has_left_pends_no_more() {
 
 #[test]
 fn who_asks_too_late_for_the_rest_has_it_already() {
-    // By the general road, and by the short one.
+    // By the general path, and by the fast path.
     for fence in [true, false] {
         let mut world = lasting_world();
         let peer = world.peer(0, 1);
@@ -470,7 +471,7 @@ fn pushed_messages_of_several_senders_do_not_mix() {
     let mut world = World::new(4, weather, LIMITS);
     let mut from: Vec<Memory> = (0..6).map(|i| Memory::pattern(i, LEN + i)).collect();
     let mut to: Vec<Memory> = (0..6).map(|i| Memory::zeroed(LEN + i)).collect();
-    // Two each, one of which has its receive already.
+    // Two messages each, one of which has its receive already.
     for (i, memory) in from.iter_mut().enumerate() {
         let peer = world.peer(i % 3, 3);
         if i < 3 {

@@ -1,4 +1,4 @@
-//! One-sided operations, one behaviour a test.
+//! One-sided operations, one behaviour per test.
 
 use super::fixture::{LIMITS, Memory, Report, World, receive_op, remote, rma_op, send_op};
 use super::sim::{Reach, Weather};
@@ -31,10 +31,10 @@ fn refused(world: &mut World, at: usize) -> (i32, Cause) {
     }
 }
 
-/// Every size at which the way changes, with and without the other side's reach.
+/// Every size at which the method changes, with and without access to the other side's memory.
 #[test]
 fn bytes_go_there_and_back() {
-    // Memory that only its owner reaches.
+    // Memory that only its owner can access.
     let (first, later) = ([0, 1]).map(|after| Reach::Fails { after, errno: libc::EFAULT }).into();
     let ways = [
         (Reach::Off, Reach::Off),
@@ -123,7 +123,7 @@ fn what_is_not_allowed_is_refused_and_changes_nothing() {
                     let remote = remote(key, addr, len);
                     let op = RmaOp { remote, ..rma_op(peer, right, &mut local, KEY, 1) };
                     world.access(0, &op).unwrap();
-                    // What comes behind it is not hurt.
+                    // An operation behind it is not affected.
                     let mut fine = Memory::pattern(9, 0);
                     world.access(0, &rma_op(peer, Write, &mut fine, KEY, 2)).unwrap();
                     world.settle();
@@ -172,7 +172,7 @@ fn a_region_that_is_closed_is_not_touched_any_more() {
             world.progress(1);
             world.progress(1);
             world.node(1).host.regions.remove(KEY);
-            // Another one takes the key.
+            // Another region takes the key.
             let mut other = Memory::pattern(8, 150_000);
             world.register(1, KEY, &mut other, &BOTH);
             let before = region.0.clone();
@@ -239,7 +239,7 @@ fn a_fence_holds_between_messages_and_one_sided_operations() {
     world.access(0, &rma_op(peer, Write, &mut long, KEY, 1)).unwrap();
     world.send(0, &SendOp { fence: true, ..send_op(peer, &mut a, 2) }).unwrap();
     assert!(world.sends(0).is_empty());
-    // A read behind that message, because it is behind the fence.
+    // A read waits behind that message, because that is behind the fence.
     world.access(0, &rma_op(peer, Read, &mut c, KEY, 3)).unwrap();
     let [Err(OpError::Again) | Ok(())] = [world.access(0, &rma_op(peer, Read, &mut c, KEY, 4))]
     else {
@@ -320,7 +320,7 @@ fn forge(world: &World, from: usize, to: usize, packet: &RmaPacket, payload: &[u
     world.net.borrow_mut().forge(from, to, packet.encode().as_slice(), payload);
 }
 
-/// Fields of 8 bytes.
+/// Encoded fields of 8 bytes.
 fn words(of: &[u64]) -> Vec<u8> {
     of.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
@@ -373,7 +373,7 @@ fn only_the_target_can_answer_and_only_what_it_was_asked() {
     let peer = world.peer(0, 1);
     world.peer(2, 0);
     world.access(0, &rma_op(peer, Read, &mut local, KEY, 1)).unwrap();
-    // It is the first operation, so this is its name.
+    // It is the first operation, so this is its number.
     let tx = 0;
     let strange = [
         (2, RmaPacket::ReadData { tx, offset: 0, faulted: false }, vec![9; 100]),
@@ -406,7 +406,7 @@ fn a_target_bounds_what_one_peer_begins() {
     world.register(1, KEY, &mut region, &BOTH);
     world.peer(2, 1);
     world.settle();
-    // A write that never ends lets no other one in.
+    // A write that never ends lets no other write in.
     let packet = RmaPacket::Write { tx: 0, data: None, more: Some(10), ranges: 1, sources: 0 };
     for _ in 0..50 {
         forge(&world, 2, 1, &packet, &words(&[KEY, 0, 10]));

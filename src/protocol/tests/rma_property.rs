@@ -1,9 +1,9 @@
-//! Random one-sided operations of several endpoints in random weather, against a model of the memory.
+//! Random one-sided operations of several endpoints over a random network, checked against a model of the memory.
 //!
-//! Each endpoint has a region for each of them. The model has every byte as it must be once all
-//! that was started is done, so that a write after a write and a read after a write are checked
-//! wherever they meet. Atomic operations are among them; what they make of two values is tested
-//! elsewhere. `UDRV_TEST_CASES`, `UDRV_TEST_SEED`, `UDRV_TEST_TRACE`: as in [`property`].
+//! Each endpoint has one region for each endpoint. The model has every byte as it must be once all operations are done.
+//! So a write after a write, and a read after a write, are checked wherever they overlap. Atomic operations are among
+//! them; their results are tested elsewhere. `UDRV_TEST_CASES`, `UDRV_TEST_SEED`, `UDRV_TEST_TRACE`: as in
+//! [`property`].
 //!
 //! [`property`]: super::property
 
@@ -32,7 +32,7 @@ struct Zone {
     base: u64,
     memory: Box<[u8]>,
     model: Vec<u8>,
-    /// What the memory holds is not known: something failed.
+    /// The contents of the memory are not known: an operation failed.
     vague: bool,
 }
 
@@ -46,11 +46,11 @@ struct Pending {
     /// Operands of an atomic operation.
     operands: [Vec<u8>; 2],
     data: Option<u64>,
-    /// What a read, or an atomic operation, must find.
+    /// The values that a read, or an atomic operation, must find.
     expected: Option<Vec<u8>>,
-    /// How it must fail.
+    /// The error that it must fail with.
     error: Option<i32>,
-    /// It may fail, because somebody left or closed a region.
+    /// It may fail, because an endpoint left or closed a region.
     may_fail: bool,
     fence: bool,
     accessed: bool,
@@ -64,22 +64,22 @@ struct Run {
     limits: Limits,
     rng: Rng,
     zones: Vec<Zone>,
-    /// Closed regions, as they were when they were closed.
+    /// Closed regions, with the contents that they had then.
     closed: Vec<(Box<[u8]>, Vec<u8>)>,
     ops: Vec<Pending>,
     next_key: u64,
     troubles: bool,
-    /// Since the last rest a link has ended.
+    /// A link has ended since everything was settled last.
     turmoil: bool,
     fences: u64,
-    /// Peers take their time to say that they know atomic operations.
+    /// Peers announce late that they support atomic operations.
     hesitant: bool,
-    /// Initiators may carry operations out that the target does not see.
+    /// Initiators may use direct RMA, which the target does not see.
     alone: bool,
     trace: bool,
 }
 
-/// An atomic operation that is offered, and its form.
+/// A random atomic operation that exists, and its form.
 fn any_operation(rng: &mut Rng) -> (Operation, Form) {
     loop {
         let operation = Operation { op: rng.pick(&Op::ALL), datatype: rng.pick(&Datatype::ALL) };
@@ -109,7 +109,7 @@ fn weather(rng: &mut Rng) -> Weather {
     if !device {
         return weather;
     }
-    // Another node: its device moves bytes, and nothing else does.
+    // On another node: its device moves bytes, and there is no other access.
     let windows = Glazing {
         count: rng.pick(&[1, 3, 64]),
         begin: vec![Windows::Ready, Windows::Later],
@@ -183,7 +183,7 @@ impl Run {
         }
     }
 
-    /// A new region of `at` for `from`.
+    /// Opens a new region of `at` for `from`.
     fn open(&mut self, at: Slot, from: Slot) {
         let mut memory = vec![0; REGION_LEN].into_boxed_slice();
         let mut cuts: Vec<_> = (0..self.rng.below(4)).map(|_| self.rng.below(REGION_LEN)).collect();
@@ -203,7 +203,7 @@ impl Run {
         self.zones.push(Zone { at, from, key, base, memory, model, vague });
     }
 
-    /// Nobody touches the regions that `which` names any more.
+    /// Closes the regions that `which` selects: no peer may access them any more.
     fn close(&mut self, which: impl Fn(&Zone) -> bool) {
         for i in (0..self.zones.len()).rev() {
             if !which(&self.zones[i]) {
@@ -223,7 +223,7 @@ impl Run {
         }
     }
 
-    /// Something happened between two endpoints that ends operations.
+    /// Notes an event between two endpoints that ends operations.
     fn disturb(&mut self, a: Slot, b: Slot) {
         self.turmoil = true;
         let between = |from, to| (from, to) == (a, b) || (from, to) == (b, a);
@@ -277,7 +277,7 @@ impl Run {
         };
         let count = if self.rng.percent(70) { 1 } else { self.rng.below(5) };
         let bcopy_max = self.net.borrow().weather.bcopy_max;
-        // Two operands, and at most four ranges before them.
+        // Two operands, with at most four ranges before them.
         let most = MAX_BYTES.min((bcopy_max - 4 * 24) / 2) / 4;
         let (longest, unit) = match atomic {
             Some((operation, _)) => (self.rng.pick(&[40, most]), operation.datatype.size()),
@@ -294,7 +294,7 @@ impl Run {
         if atomic.is_some() && ranges.iter().all(|(_, len)| *len == 0) {
             return;
         }
-        // A read may see what is written after it.
+        // A read may see bytes that are written after it.
         if right.writes() && self.overlaps_a_read(from, to, &ranges) {
             return;
         }
@@ -340,7 +340,7 @@ impl Run {
         self.net.borrow_mut().said_again = false;
         let node = self.nodes[from].as_mut().unwrap();
         let pending = node.engine.core.rma.pending().max(node.engine.core.tx.len());
-        // Reports of the call name the operation.
+        // The reports during the call name the operation.
         self.ops.push(Pending {
             from,
             to,
@@ -466,7 +466,7 @@ impl Run {
 
     fn ended(&mut self, at: Slot, how: Direction, context: u64, error: Option<(i32, Cause)>) {
         let (from, to) = (self.ops[context as usize].from, self.ops[context as usize].to);
-        // What the target saw of one that failed may have passed for another one like it.
+        // The target's report of an operation that failed may have passed for another one like it.
         let unsure = self.ops.iter().any(|op| op.may_fail && (op.from, op.to) == (from, to));
         let op = &mut self.ops[context as usize];
         assert!(op.from == at && !op.done, "operation {context} ends twice");
@@ -503,7 +503,7 @@ impl Run {
         let same = |op: &Pending| {
             op.ranges.iter().map(|(_, len)| len).sum::<usize>() == len && op.data == data
         };
-        // All but reads in the order in which they were started.
+        // All but reads are reported in the order in which they were started.
         let strict = |op: &Pending| right != Right::Read && !op.may_fail;
         let Some(found) = self.ops.iter().position(|op| waits(op) && (same(op) || strict(op)))
         else {
@@ -563,7 +563,7 @@ impl Run {
         }
     }
 
-    /// Everybody works until nothing moves; then memory is as the model has it.
+    /// Runs all endpoints until nothing moves. Then the memory must be as in the model.
     fn settle(&mut self) {
         let weather = self.net.borrow().weather.again_percent;
         self.net.borrow_mut().weather.again_percent = 0;
@@ -606,7 +606,7 @@ impl Run {
     }
 }
 
-/// Names the seed of a case that fails.
+/// Prints the seed of a case that fails.
 struct Guard(u64);
 
 impl Drop for Guard {

@@ -1,4 +1,4 @@
-//! Randomness that one seed reproduces.
+//! Random numbers, reproducible from one seed.
 
 use std::sync::LazyLock;
 
@@ -19,12 +19,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Below `n`, which is not 0.
+    /// A number below `n`, which is not 0.
     pub(super) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    /// True `percent` times in a hundred.
+    /// True with a probability of `percent`.
     pub(super) fn percent(&mut self, percent: u64) -> bool {
         self.next() % 100 < percent
     }
@@ -42,8 +42,7 @@ static POOL: LazyLock<Vec<u8>> = LazyLock::new(|| {
     (0..2 * LEN_MAX / 8).flat_map(|_| rng.next().to_le_bytes()).collect()
 });
 
-/// Random bytes that all payloads are cut from: `len` of them from `at`, which is at most
-/// [`LEN_MAX`].
+/// Random bytes that all payloads are cut from: `len` of them from `at`, which is at most [`LEN_MAX`].
 pub(super) fn payload(at: usize, len: usize) -> &'static [u8] {
     &POOL[at..at + len]
 }

@@ -1,5 +1,4 @@
-//! Messages that both ends copy: who copies what, and what becomes of a message when one of them is
-//! late, cannot, or is gone.
+//! Split copies: which end copies which chunks, and how the message ends if one end is late, cannot copy, or departs.
 
 use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op};
 use super::oracle::HARD_ERROR;
@@ -22,7 +21,7 @@ fn world(get: Reach, put: Reach, teamwork: Teamwork) -> World {
     World::new(2, weather, Limits { bulk_chunk: 1000, ..LIMITS })
 }
 
-/// A message of [`LEN`] bytes for which a receive was just found.
+/// A message of [`LEN`] bytes that has just found its receive.
 struct Begun {
     world: World,
     from: Memory,
@@ -46,7 +45,7 @@ impl Begun {
         Self::new(world(Reach::On, Reach::On, teamwork()), LEN)
     }
 
-    /// The message arrives. Returns how much each end has copied: receiver, sender.
+    /// Runs until the message has arrived. Returns how much each end has copied: receiver, sender.
     fn finish(mut self) -> (u64, u64) {
         self.world.settle();
         assert_eq!(self.world.received(1).len, LEN);
@@ -62,7 +61,7 @@ fn moved(world: &mut World) -> (u64, u64) {
     (world.node(1).engine.counts().pulled_bytes, world.node(0).engine.counts().assisted_bytes)
 }
 
-/// The packets that ask the sender for help.
+/// The packets that ask the sender for a split copy.
 fn asked(world: &World) -> usize {
     world.on_wire(1, 0).iter().filter(|p| matches!(p, Packet::Cooperate { .. })).count()
 }
@@ -150,7 +149,7 @@ fn the_receiver_copies_what_the_sender_could_not() {
     assert_eq!(Begun::new(world(Reach::On, Reach::On, fails), LEN).finish(), (LEN as u64, 0));
 }
 
-/// The receiver has done what it can, and the sender has a part in hand.
+/// The receiver has done all that it can, and a chunk of the sender is in progress.
 fn in_hand() -> Begun {
     let late = Teamwork { late: 100, arrives: 0, ..teamwork() };
     let mut begun = Begun::new(world(Reach::On, Reach::On, late), LEN);
@@ -266,7 +265,7 @@ fn what_nobody_asked_for_is_dropped() {
     begun.world.assert_empty();
 }
 
-/// Messages longer than 1000 bytes are shared, and senders send their parts.
+/// Messages longer than 1000 bytes are split, and senders send their chunks.
 fn ring() -> World {
     let weather = Weather {
         get: vec![Reach::On],
@@ -278,7 +277,7 @@ fn ring() -> World {
     World::new(2, weather, Limits { bulk_chunk: 1000, ..LIMITS })
 }
 
-/// The pieces that are on their way to the receiver.
+/// The chunks that are on their way to the receiver.
 fn pieces(world: &World) -> Vec<(u64, u64)> {
     let piece = |p: &Packet| match p {
         Packet::Pushed { tx, offset } => Some((*tx, *offset)),
@@ -294,7 +293,7 @@ fn a_sender_sends_its_parts() {
     let first = pieces(&begun.world);
     assert_eq!(first.len(), 4, "a part of four units, from the back: {first:?}");
     assert!(first.iter().all(|(_, offset)| *offset >= (LEN - 4 * UNIT as usize) as u64));
-    // While pieces come nothing is read, but for what was begun.
+    // While chunks come, the receiver reads none but those that it has begun.
     let (pulled, assisted) = begun.finish();
     assert_eq!((pulled, pulled + assisted), (4 * u64::from(UNIT), LEN as u64));
 }

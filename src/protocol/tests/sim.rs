@@ -1,8 +1,7 @@
-//! A simulated network: bounded queues between the endpoints of one process, all its weather drawn
-//! from one seed.
+//! A simulated network: bounded queues between the endpoints of one process, with all faults drawn from one seed.
 //!
-//! A *slot* is an address that one endpoint after another may live at. A *link* joins two of them
-//! and ends once; what was sent over it before is delivered before its end is reported.
+//! A *slot* is an address that one endpoint after another may have. A *link* joins two slots and ends once. Messages
+//! that were sent over it before are delivered before its end is reported.
 
 use super::rng::{Rng, payload};
 use super::sim_share::{Shares, Teamwork};
@@ -40,50 +39,50 @@ pub(super) enum Reach {
     /// Not yet.
     Later,
     On,
-    /// Moves less than asked.
+    /// Moves less than requested.
     Short,
     /// Is often busy.
     Shy,
-    /// Moves less than asked `after` times, then fails.
+    /// Moves less than requested `after` times, then fails.
     Fails {
         after: u32,
         errno: i32,
     },
 }
 
-/// What does not change during a run.
+/// Parameters that do not change during a run.
 #[derive(Clone, Debug)]
 pub(super) struct Weather {
-    /// Messages in flight in one direction of a link.
+    /// Messages in flight in one direction of a link, at most.
     pub(super) queue_len: usize,
     pub(super) short_max: usize,
     pub(super) bcopy_max: usize,
-    /// Bytes of a long message that are sent unasked.
+    /// Unsolicited bytes of a long message, at most.
     pub(super) push_max: usize,
-    /// What was sent arrives, whatever becomes of the sender, and transports say so.
+    /// Sent messages arrive even if the sender ends, and the transport says so.
     pub(super) outlives: bool,
-    /// Most bytes of a message by stream; 0: there are none. How often one breaks, in 1000.
+    /// Most bytes of a stream frame; 0: there are no streams. How often a stream breaks, in 1000.
     pub(super) stream_max: usize,
     pub(super) stream_breaks: u64,
     pub(super) windows: Glazing,
     pub(super) teamwork: Teamwork,
-    /// How often a message is refused for no reason, percent.
+    /// How often a message is refused without a reason, percent.
     pub(super) again_percent: u64,
-    /// Most messages delivered by one poll.
+    /// Messages that one poll delivers, at most.
     pub(super) batch: usize,
-    /// Peers may describe memory that is not there.
+    /// Peers may describe memory that does not exist.
     pub(super) lies: bool,
     /// Drawn from for each side of each new link.
     pub(super) get: Vec<Reach>,
     pub(super) put: Vec<Reach>,
-    /// Whether peers know atomic operations, as they say.
+    /// Whether peers announce that they support atomic operations.
     pub(super) atomics: Option<bool>,
-    /// Who knows no collective operations, and has said so or not.
+    /// Slots without collective operations, and whether they have announced that.
     pub(super) lonely: Vec<(Slot, Option<bool>)>,
 }
 
 impl Weather {
-    /// Nothing out of the ordinary.
+    /// A network without faults.
     pub(super) fn fair() -> Self {
         Self {
             queue_len: 64,
@@ -111,17 +110,17 @@ impl Weather {
     }
 }
 
-/// Everything that happens, in order.
+/// All events, in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
-    /// A message of [`Net::expect`] left, at length or (rendezvous) by description.
+    /// A message of [`Net::expect`] was sent: its bytes, or (rendezvous) its announcement.
     Sent {
         message: usize,
         link: usize,
         rendezvous: bool,
         pressed: bool,
     },
-    /// It cannot leave, for ever.
+    /// The message can never be sent.
     Refused {
         message: usize,
         errno: i32,
@@ -140,7 +139,7 @@ pub(super) enum What {
     },
     Completed(Completion),
     Failed(Failure),
-    /// A peer has reached memory of ours.
+    /// A peer has accessed memory of the endpoint.
     Accessed {
         right: Right,
         len: usize,
@@ -157,7 +156,7 @@ pub(super) struct Entry {
 
 pub(super) type Log = Rc<RefCell<Vec<Entry>>>;
 
-/// The next message that must leave for a peer.
+/// The next message that must be sent to a peer.
 #[derive(Debug)]
 pub(super) struct Expected {
     pub(super) message: usize,
@@ -184,21 +183,21 @@ enum Item {
 struct Link {
     ends: [Slot; 2],
     broken: bool,
-    /// `queues[i]` is what `ends[i]` will read; a link to oneself uses only the second.
+    /// `queues[i]` is read by `ends[i]`. A link to oneself uses only the second.
     queues: [VecDeque<Item>; 2],
-    /// As the queues.
+    /// Indexed like the queues.
     flows: [Flow; 2],
     panes: Panes,
-    /// Of what the queues bring.
+    /// Split copies of the messages in each queue.
     shares: [Shares; 2],
     get: [Reach; 2],
     put: [Reach; 2],
-    /// What `ends[i]` has to know of to reach the other one's regions.
+    /// The epoch that `ends[i]` has to name to access the other end's regions.
     epochs: [u32; 2],
 }
 
 impl Link {
-    /// Index of the queue that `slot` reads, and of what it can reach.
+    /// Index of the queue that `slot` reads, and of its access to the other end.
     fn reads(&self, slot: Slot) -> usize {
         usize::from(self.ends[1] == slot)
     }
@@ -212,7 +211,7 @@ impl Link {
 struct Place {
     alive: bool,
     pressure: bool,
-    /// By peer, oldest first; all but the last have ended.
+    /// By peer, oldest first. All but the last have ended.
     links: BTreeMap<Slot, VecDeque<usize>>,
 }
 
@@ -224,7 +223,7 @@ pub(super) struct Net {
     links: Vec<Link>,
     log: Log,
     expected: HashMap<(Slot, Slot), VecDeque<Expected>>,
-    /// Some message was refused for now.
+    /// A message was refused with `Again`.
     pub(super) said_again: bool,
 }
 
@@ -249,17 +248,17 @@ impl Net {
         self.log.borrow_mut().push(Entry { at, what });
     }
 
-    /// `message` is the last one that is to leave `from` for `to`.
+    /// Records that `message` is the next one to be sent from `from` to `to`, after those before.
     pub(super) fn expect(&mut self, from: Slot, to: Slot, expected: Expected) {
         self.expected.entry((from, to)).or_default().push_back(expected);
     }
 
-    /// Messages from `from` that did not leave for `to` yet.
+    /// Messages from `from` to `to` that have not been sent yet.
     pub(super) fn unsent(&self, from: Slot, to: Slot) -> usize {
         self.expected.get(&(from, to)).map_or(0, VecDeque::len)
     }
 
-    /// `message` will not leave: its call failed.
+    /// Forgets `message`, whose call failed.
     pub(super) fn forget(&mut self, from: Slot, to: Slot, message: usize) {
         if let Some(list) = self.expected.get_mut(&(from, to)) {
             list.retain(|e| e.message != message);
@@ -289,7 +288,7 @@ impl Net {
         self.links[link].broken
     }
 
-    /// The endpoint at `slot` goes away.
+    /// The endpoint at `slot` departs.
     pub(super) fn leave(&mut self, slot: Slot, departure: Departure) {
         let place = std::mem::take(&mut self.places[slot]);
         for (peer, links) in place.links {
@@ -305,7 +304,7 @@ impl Net {
         self.expected.retain(|(from, _), _| *from != slot);
     }
 
-    /// The link between two endpoints that live on breaks.
+    /// The link between two endpoints that stay breaks.
     pub(super) fn break_link(&mut self, a: Slot, b: Slot, departure: Departure) {
         let Some(link) = self.current(a, b).filter(|_| a != b) else { return };
         if !self.links[link].broken {
@@ -327,7 +326,7 @@ impl Net {
         }
         link.shares[side].die(rng);
         let queue = &mut link.queues[side];
-        // The greeting is part of making the link: it is never lost.
+        // The first packet is part of making the link: it is never lost.
         if departure != Departure::Closed && !weather.outlives {
             let keep = (1 + rng.below(queue.len() + 1)).max(queue.len() / 2);
             queue.truncate(keep);
@@ -378,7 +377,7 @@ impl Net {
         let id = self.ensure(me, peer)?;
         let link = &self.links[id];
         if link.broken {
-            // Until its end is reported, a broken link takes messages or refuses them.
+            // Until its end is reported, a broken link takes messages and loses them, or refuses them.
             let vanishes = self.rng.percent(50);
             return if vanishes { Ok(id) } else { Err(SendError::Unreachable(Errno(libc::EPIPE))) };
         }
@@ -433,7 +432,7 @@ impl Net {
         Ok(())
     }
 
-    /// Checks that messages leave in the order of their sends, unchanged.
+    /// Checks that messages are sent in the order of their sends, unchanged.
     fn take_expected(
         &mut self,
         me: Slot,
@@ -457,7 +456,7 @@ impl Net {
         Some(message)
     }
 
-    /// The packets on their way to `to` from `from`.
+    /// The packets on their way from `from` to `to`.
     pub(super) fn on_wire(&self, from: Slot, to: Slot) -> Vec<Packet> {
         let Some(link) = self.current(to, from).map(|link| &self.links[link]) else {
             return Vec::new();
@@ -482,7 +481,7 @@ impl Net {
         });
     }
 
-    /// True when nothing is on its way to an endpoint that lives.
+    /// Whether nothing is on its way to an endpoint that exists.
     pub(super) fn is_idle(&self) -> bool {
         self.places.iter().enumerate().all(|(slot, place)| {
             place.links.values().flatten().all(|link| {
@@ -496,7 +495,7 @@ impl Net {
         })
     }
 
-    /// A device has something to do, or to tell.
+    /// Whether a device has something to do, or to report.
     pub(super) fn has_begun(&self) -> bool {
         let panes = self.links.iter().filter(|link| !link.broken).map(|link| &link.panes);
         self.weather.windows.reaches()
@@ -512,7 +511,7 @@ impl Net {
             .filter(|(_, link)| {
                 let link = &links[*link];
                 let side = link.reads(me);
-                // What the peer has written is heard of before its departure.
+                // The peer's writes are reported before its departure.
                 match link.queues[side].front() {
                     Some(Item::Departed(_)) => link.panes.is_settled(side),
                     front => front.is_some(),
@@ -556,7 +555,7 @@ impl Net {
         Some(&mut link.flows[side])
     }
 
-    /// What streams do at `me` now: one step of one of them.
+    /// One step of one of the streams at `me`.
     fn stream_step(&mut self, me: Slot) -> Option<(Slot, Step)> {
         let breaks = self.weather.stream_breaks;
         let peers: Vec<Slot> = self.places[me].links.keys().copied().collect();
@@ -580,8 +579,8 @@ impl Net {
         None
     }
 
-    /// The windows between two endpoints that have a link, the end of them that `me` is, and what
-    /// they depend on.
+    /// The device state of the link between two endpoints, the end of it that `me` is, and the parameters and random
+    /// numbers that it depends on.
     fn panes(&mut self, me: Slot, peer: Slot) -> Option<(&mut Panes, usize, &Glazing, &mut Rng)> {
         let glazed = self.weather.windows.max > 0 || self.weather.windows.exposes;
         let link = self.current(me, peer).filter(|_| me != peer && glazed)?;
@@ -591,7 +590,7 @@ impl Net {
         Some((&mut link.panes, side, &weather.windows, rng))
     }
 
-    /// What is lent by `me`.
+    /// The buffers that `me` advertises.
     pub(super) fn held(&self, me: Slot) -> impl Iterator<Item = &Held> {
         let links = self.places[me].links.values().flatten().map(|link| &self.links[*link]);
         links.flat_map(move |link| link.panes.held(link.reads(me)))
@@ -603,19 +602,19 @@ impl Net {
         link.panes.epoch(link.reads(a))
     }
 
-    /// Whether `peer` may read what `me` has offered.
+    /// Whether `peer` may read the message that `me` has advertised.
     pub(super) fn is_offered(&self, me: Slot, peer: Slot, ticket: &Ticket) -> bool {
         let link = &self.links[self.current(me, peer).unwrap()];
         link.panes.is_offered(link.reads(me), ticket)
     }
 
-    /// What `me` reads of messages: tokens, and where it goes.
+    /// The reads of messages that `me` has begun: tokens, and their destinations.
     pub(super) fn reading(&self, me: Slot) -> impl Iterator<Item = (u64, &SegmentList)> {
         let links = self.places[me].links.values().flatten().map(|link| &self.links[*link]);
         links.flat_map(move |link| link.panes.reading(link.reads(me)))
     }
 
-    /// Nobody reaches this region of `me` any more.
+    /// Ends all direct access to this region of `me`.
     fn conceal(&mut self, me: Slot, region: u64) {
         let links: Vec<usize> = self.places[me].links.values().flatten().copied().collect();
         for link in links {
@@ -624,7 +623,7 @@ impl Net {
         }
     }
 
-    /// The connection between `a` and `b` that windows are lent by ends.
+    /// Ends the device connection between `a` and `b`.
     pub(super) fn lose_windows(&mut self, a: Slot, b: Slot, state: Windows) {
         let (panes, _, _, rng) = self.panes(a, b).unwrap();
         panes.lose(state, rng);
@@ -634,7 +633,7 @@ impl Net {
         self.panes(a, b).unwrap().0.state = state;
     }
 
-    /// Something that happens to the windows of `me`.
+    /// One event of the device connections of `me`.
     fn window_step(&mut self, me: Slot) -> Option<(Slot, sim_window::Step)> {
         let peers: Vec<Slot> = self.places[me].links.keys().copied().collect();
         peers.into_iter().find_map(|peer| {
@@ -643,7 +642,7 @@ impl Net {
         })
     }
 
-    /// What `me` shares with `peer`, who sends it.
+    /// The split copies between `me` and `peer`, which sends the messages.
     fn shares(&mut self, me: Slot, peer: Slot) -> Option<(&mut Shares, &Teamwork, &mut Rng)> {
         let link = self.current(me, peer).filter(|_| me != peer)?;
         let Self { links, weather, rng, .. } = self;
@@ -652,7 +651,7 @@ impl Net {
         Some((&mut link.shares[side], &weather.teamwork, rng))
     }
 
-    /// What a one-sided access of `len` bytes by `me` may move.
+    /// How many bytes a one-sided access of `len` bytes by `me` may move.
     fn reach(&mut self, me: Slot, peer: Slot, get: bool, len: usize) -> Result<usize, SendError> {
         assert!(len > 0, "a one-sided access moves something");
         let Some(link) = self.current(me, peer).filter(|link| !self.links[*link].broken) else {
@@ -698,7 +697,7 @@ impl SimIface {
         self.peers[peer.index()]
     }
 
-    /// What `peer` has to name to reach our regions.
+    /// The epoch that `peer` has to name to access the regions of this endpoint.
     fn epoch_of(&self, peer: Slot) -> Option<u32> {
         let net = self.net.borrow();
         let link = &net.links[net.current(peer, self.me).filter(|_| peer != self.me)?];
@@ -708,7 +707,7 @@ impl SimIface {
         })
     }
 
-    /// The system finds out that a peer has no memory where it says.
+    /// Fails if the peer has no memory where it says, as the kernel would find.
     fn check_described(&self, remote: usize, local: usize) -> Result<(), SendError> {
         let lies = self.net.borrow().weather.lies;
         assert!(lies || remote == local, "access of {remote} B for {local} B");
@@ -758,7 +757,7 @@ impl SimIface {
 }
 
 impl SimIface {
-    /// A few things that happen to windows; returns how many.
+    /// Runs a few events of the device connections. Returns how many.
     fn run_windows(&mut self, handler: &mut impl Handler) -> usize {
         let steps = self.net.borrow_mut().rng.below(4);
         for n in 0..steps {
@@ -776,7 +775,7 @@ impl SimIface {
         steps
     }
 
-    /// Nobody else writes what is lent.
+    /// Asserts that `work` does not change buffers that are advertised.
     fn check_lent<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
         let bytes = |net: &Net| net.held(self.me).map(Held::bytes).collect::<Vec<_>>();
         let before = bytes(&self.net.borrow());
@@ -786,7 +785,7 @@ impl SimIface {
         result
     }
 
-    /// A few steps of the streams to and from here; returns how many.
+    /// Runs a few steps of the streams to and from this endpoint. Returns how many.
     fn run_streams(&mut self, handler: &mut impl Handler) -> usize {
         for n in 0..4 {
             let step = self.net.borrow_mut().stream_step(self.me);
@@ -1126,7 +1125,7 @@ impl Sharing for SimIface {
         }
         let again = net.weather.again_percent;
         let Some((shares, _, rng)) = net.shares(slot, self.me) else { return Taken::Over };
-        // There may be less room than it takes: what was begun then goes on later.
+        // There may be less room than needed: chunks in progress then continue later.
         match rng.percent(again) {
             true => Taken::Wait,
             false => shares.begin_assist(share, most),

@@ -1,21 +1,21 @@
-//! Sharing in the simulated network: the cells are those of shared memory, but what a sender has taken
-//! arrives in its own time, in part, or never.
+//! Split copies in the simulated network: the work descriptors are those of shared memory, but chunks that a sender has
+//! taken arrive in their own time, in part, or never.
 
 use super::rng::Rng;
 use crate::memory::SegmentList;
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What does not change during a run.
+/// Parameters that do not change during a run.
 #[derive(Clone, Debug)]
 pub(super) struct Teamwork {
-    /// Shortest message that is shared; 0: none is. What its parts are counted in.
+    /// Shortest message that is split (0: none is), and the length of a chunk, bytes.
     pub(super) min: usize,
     pub(super) unit: u32,
-    /// How often a part does not arrive at once, and how often a late one does when it might, percent.
+    /// How often a chunk does not arrive at once, and how often a late one then arrives, percent.
     pub(super) late: u64,
     pub(super) arrives: u64,
-    /// How often a part cannot be written, percent.
+    /// How often a chunk cannot be written, percent.
     pub(super) failures: u64,
 }
 
@@ -25,21 +25,21 @@ impl Teamwork {
     }
 }
 
-/// What a sender has in hand.
+/// The chunks that a sender has in progress.
 #[derive(Debug)]
 struct Landing {
     bytes: Vec<(Vec<u8>, SegmentList)>,
-    /// Where it says that it is done, and how.
+    /// The descriptor whose second word the sender will write, and the value.
     cell: usize,
     status: u64,
 }
 
-/// What one side of a link shares with its sender.
+/// The split copies of one side of a link, as receiver.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     table: CellTable,
     words: [[AtomicU64; 2]; CellTable::LEN],
-    /// What the sender believes that it has said: of which use of which cell.
+    /// The sender's own view of the second word: descriptor, generation, value.
     said: (u32, u32, AtomicU64),
     landing: Option<Landing>,
 }
@@ -68,7 +68,7 @@ impl Shares {
         self.table.arrived(share, units);
     }
 
-    /// The sender takes a part, to send it.
+    /// The sender takes chunks, to send them.
     pub(super) fn begin_assist(&mut self, share: &Share, most: u32) -> Taken {
         let said = (self.said.0, self.said.1) == (share.cell, share.generation);
         let none = AtomicU64::new(0);
@@ -85,7 +85,7 @@ impl Shares {
         table.stop(share, cell(words, share.cell as usize).unwrap());
     }
 
-    /// The sender takes a part; `copy` hands over what it writes.
+    /// The sender takes chunks; `copy` returns the bytes that it writes.
     pub(super) fn assist(
         &mut self,
         share: &Share,
@@ -117,7 +117,7 @@ impl Shares {
         assisted
     }
 
-    /// What the sender has in hand arrives, and it says so.
+    /// The chunks in progress arrive, and the sender says so.
     pub(super) fn land(&mut self) {
         let Some(Landing { bytes, cell, status }) = self.landing.take() else { return };
         for (bytes, to) in bytes {
@@ -126,7 +126,7 @@ impl Shares {
         self.words[cell][1].store(status, Ordering::Release);
     }
 
-    /// The sender dies: what it has in hand arrives in part, and nobody is told.
+    /// The sender dies: its chunks in progress arrive in part, and it says nothing.
     pub(super) fn die(&mut self, rng: &mut Rng) {
         let Some(Landing { bytes, .. }) = self.landing.take() else { return };
         for (bytes, to) in bytes {
@@ -134,7 +134,7 @@ impl Shares {
         }
     }
 
-    /// The memory that it would arrive in is gone.
+    /// The memory that the chunks would arrive in is gone.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }

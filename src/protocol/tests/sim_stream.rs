@@ -1,15 +1,15 @@
-//! Streams of the simulated network: frames that come after the messages sent before them, arrive
-//! in two steps, and are lost from some point on when the stream breaks.
+//! Streams of the simulated network. Frames come after the messages that were sent before them, arrive in two steps,
+//! and are lost from some point on when the stream breaks.
 
 use super::rng::Rng;
 use crate::memory::SegmentList;
 use crate::transport::StreamEnd;
 use std::collections::VecDeque;
 
-/// Frames of one reader's end that are being read.
+/// The reading of frames at one reader's end.
 #[derive(Debug, Default)]
 pub(super) struct Way {
-    /// What `place` said of the first frame, once it was asked.
+    /// What `place` returned for the first frame, once it was called.
     pub(super) target: Option<Option<SegmentList>>,
 }
 
@@ -30,27 +30,27 @@ pub(super) struct Flow {
     frames: VecDeque<Frame>,
     number: u32,
     open: bool,
-    /// It broke, and the writer has not noticed.
+    /// The stream broke, and the writer has not noticed.
     broken: bool,
     /// The reader has noticed.
     told: bool,
-    /// The writer has noticed, and not said so yet.
+    /// The writer has noticed, and has not reported it yet.
     noticed: Option<u32>,
     pub(super) way: Way,
 }
 
-/// What happens at one end.
+/// An event at one end.
 #[derive(Debug)]
 pub(super) enum Step {
     Lost(StreamEnd),
     /// A frame begins: its header and length.
     Begin(Vec<u8>, usize),
-    /// Its bytes are all there.
+    /// All of its bytes are there.
     Placed(Vec<u8>, Vec<u8>, Option<SegmentList>),
 }
 
 impl Flow {
-    /// Nothing is on its way, and nobody has still to learn of a loss.
+    /// Whether nothing is on its way, and both ends have learned of all losses.
     pub(super) fn is_idle(&self) -> bool {
         self.frames.is_empty() && self.noticed.is_none() && !(self.broken && self.open)
     }
@@ -65,7 +65,7 @@ impl Flow {
         self.open
     }
 
-    /// Takes a frame; false: not now.
+    /// Takes a frame. False: not now.
     pub(super) fn send(&mut self, header: &[u8], payload: Vec<u8>, room: usize) -> bool {
         if self.broken || !self.open {
             self.notice();
@@ -101,10 +101,10 @@ impl Flow {
         self.frames.retain(|frame| frame.number > number);
     }
 
-    /// What the reader finds; it breaks `breaks` times in 1000.
+    /// The next event at the reader. The stream breaks `breaks` times in 1000.
     pub(super) fn step(&mut self, rng: &mut Rng, breaks: u64) -> Option<Step> {
         if self.open && !self.broken && rng.next() % 1000 < breaks {
-            // What is on its way arrives in part.
+            // The frames on their way arrive in part.
             self.broken = true;
             let keep = rng.below(self.frames.len() + 1);
             self.frames.truncate(keep);
@@ -129,7 +129,7 @@ impl Flow {
         match self.way.target.take() {
             None => Some(Step::Begin(frame.header.clone(), frame.payload.len())),
             Some(target) if rng.percent(30) => {
-                self.way.target = Some(target); // half of it is there
+                self.way.target = Some(target); // half of the frame is there
                 None
             }
             Some(target) => {

@@ -1,6 +1,5 @@
-//! Windows of the simulated network: written in their own time, beside all messages, and void when
-//! their connection ends, of which each side learns when it learns of it. So it is with regions that a side
-//! exposes, and what the other one does to them by itself.
+//! Devices of the simulated network: remote buffers and advertised regions. Writes to them arrive in their own time, in
+//! no order with messages. All keys are void when the connection ends, which each side learns later.
 
 use super::rng::Rng;
 use crate::memory::{MAX_SEGMENTS, SegmentList};
@@ -13,36 +12,36 @@ use crate::transport::{
 };
 use std::collections::{HashMap, VecDeque};
 
-/// The numbers of what is offered, among those of regions.
+/// Marks the numbers of messages that are advertised for reading, among those of regions.
 const OFFER: u64 = 1 << 62;
 
-/// What does not change during a run.
+/// Parameters that do not change during a run.
 #[derive(Clone, Debug)]
 pub(super) struct Glazing {
-    /// Most bytes of a window; 0: there are none. Shortest message that is worth them.
+    /// Longest remote buffer (0: there are no devices), and shortest message that uses them, bytes.
     pub(super) max: usize,
     pub(super) min: usize,
-    /// Windows that one side lends to the other at a time.
+    /// Remote buffers that one side advertises to the other at a time.
     pub(super) count: usize,
     /// Drawn from for each new link.
     pub(super) begin: Vec<Windows>,
     /// How often `Later` becomes something else, percent.
     pub(super) changes: u64,
-    /// How often a connection ends, in 1000; without another one after it, percent.
+    /// How often a connection ends, in 1000, and how often no other one follows, percent.
     pub(super) breaks: u64,
     pub(super) ends: u64,
-    /// How often memory is refused, percent.
+    /// How often the registration of memory is refused, percent.
     pub(super) lend_refusals: u64,
     pub(super) write_refusals: u64,
     /// How often a write has to wait, percent.
     pub(super) waits: u64,
-    /// How often a message is offered for reading, percent.
+    /// How often a message is advertised for reading, percent.
     pub(super) offers: u64,
-    /// Regions can be exposed.
+    /// Regions can be advertised.
     pub(super) exposes: bool,
-    /// Bytes of a part.
+    /// Length of a part of a region, bytes.
     pub(super) expose_max: usize,
-    /// How often one is concealed because its memory changes, in 1000.
+    /// How often a region is invalidated because its memory changes, in 1000.
     pub(super) conceals: u64,
 }
 
@@ -66,13 +65,13 @@ impl Glazing {
         }
     }
 
-    /// What one side does to memory of the other goes by their connection.
+    /// Whether direct accesses of one side to the other's memory use their device connection.
     pub(super) fn reaches(&self) -> bool {
         self.exposes || self.offers > 0
     }
 }
 
-/// A window that is lent.
+/// An advertised remote buffer.
 #[derive(Debug)]
 pub(super) struct Held {
     slot: u32,
@@ -95,7 +94,7 @@ enum Event {
         slot: u32,
         bytes: Vec<u8>,
         chunk: Chunk,
-        /// Its writer's device knows that it will be heard of.
+        /// The writer's device knows that the write will be reported.
         taken: bool,
     },
     Wrote {
@@ -109,7 +108,7 @@ enum Event {
     },
 }
 
-/// What one side does to memory of the other.
+/// A direct access that one side has posted.
 #[derive(Debug)]
 struct Posted {
     how: Reach,
@@ -127,26 +126,26 @@ impl Posted {
     }
 }
 
-/// What one side of a link knows and lends.
+/// The state of one side of a link.
 #[derive(Debug, Default)]
 struct End {
-    /// The connection that it believes in.
+    /// The connection as this side knows it.
     known: u32,
     held: Vec<Held>,
     /// The last of them that was written.
     written: u32,
-    /// What it will hear of.
+    /// Events that have not been reported to it.
     events: VecDeque<Event>,
-    /// Regions that the other side may reach, and their keys.
+    /// Regions that the other side may access, and their keys.
     exposed: HashMap<(u64, u32), u32>,
-    /// What it has begun to do to memory of the other side.
+    /// Accesses to the other side's memory that it has posted.
     posted: VecDeque<Posted>,
-    /// What of that the other device has taken, and acknowledged, and is not in memory yet.
+    /// Writes that the other device has acknowledged and that are not in memory yet.
     unplaced: VecDeque<(Range, Vec<u8>)>,
 }
 
 impl End {
-    /// The oldest of what the other device has taken comes to memory.
+    /// The oldest acknowledged write gets into memory.
     fn place(&mut self) -> Option<()> {
         let (range, bytes) = self.unplaced.pop_front()?;
         assert_eq!(Loopback::list(&[range]).unwrap().copy_in(0, &bytes), bytes.len());
@@ -158,7 +157,7 @@ impl End {
     }
 }
 
-/// The windows of a link.
+/// The device state of a link.
 #[derive(Debug)]
 pub(super) struct Panes {
     pub(super) state: Windows,
@@ -167,7 +166,7 @@ pub(super) struct Panes {
     ends: [End; 2],
 }
 
-/// What one side hears.
+/// An event that one side gets.
 #[derive(Debug)]
 pub(super) enum Step {
     Filled(u64),
@@ -199,17 +198,17 @@ impl Panes {
         end.events.is_empty() && end.posted.is_empty() && end.unplaced.is_empty()
     }
 
-    /// Whether `side` has everything that was written to it and that it will hear of.
+    /// Whether `side` has got all of its events.
     pub(super) fn is_settled(&self, side: usize) -> bool {
         self.ends[side].events.is_empty()
     }
 
-    /// Whether who writes by this connection hears what becomes of it.
+    /// Whether a writer gets sender-side delivery completions on this connection.
     pub(super) fn sees_writes(connection: u32) -> bool {
         connection % 4 != 3
     }
 
-    /// The oldest write of `side` that its device has not heard of yet is taken by the other one.
+    /// The other device takes the oldest write of `side` that was not acknowledged yet.
     fn take(&mut self, side: usize) {
         let is_loss = |event: &Event| matches!(event, Event::Lost { .. });
         let there = &mut self.ends[1 - side].events;
@@ -287,7 +286,7 @@ impl Panes {
         assert_eq!(held.remove(at).connection, ticket.connection);
     }
 
-    /// `side` writes into a window of the other.
+    /// `side` writes into a remote buffer of the other.
     pub(super) fn write(
         &mut self,
         side: usize,
@@ -354,7 +353,7 @@ impl Panes {
         }
     }
 
-    /// What `side` reads of messages of the other: tokens and where it goes.
+    /// The reads of the other side's messages that `side` has begun: tokens, and their destinations.
     pub(super) fn reading(&self, side: usize) -> impl Iterator<Item = (u64, &SegmentList)> {
         let end = &self.ends[side];
         let of_a_message = |posted: &&Posted| posted.how.token & OF_A_MESSAGE != 0;
@@ -396,7 +395,7 @@ impl Panes {
 
     /// See [`crate::transport::OneSided::conceal`].
     pub(super) fn conceal(&mut self, side: usize, region: u64) {
-        // A registration that has ended has nothing under way.
+        // When a registration has ended, no access to it is in progress.
         self.ends[1 - side].place_all();
         self.ends[side].exposed.retain(|(other, _), _| *other != region);
     }
@@ -422,13 +421,13 @@ impl Panes {
         if end.posted.len() >= glazing.count || rng.percent(glazing.waits) {
             return Err(SendError::Again);
         }
-        // Who does not know yet that the connection has ended posts in vain.
+        // A side that does not know yet that the connection has ended posts in vain.
         end.posted.push_back(Posted { how, spot: *spot, local: *local });
         Ok(Reached::Begun)
     }
 
-    /// The oldest that `side` has posted is carried out, or ends the connection. A write is acknowledged when the other
-    /// device has taken it; it is in memory some time later, at the latest when a read that was posted behind it is.
+    /// Carries out the oldest access that `side` has posted, or ends the connection. A write is acknowledged when the
+    /// other device has taken it. It is in memory later, at the latest when a read that was posted behind it is done.
     fn carry_out(&mut self, side: usize, rng: &mut Rng) {
         if self.ends[side].known != self.connection {
             return;
@@ -452,12 +451,12 @@ impl Panes {
         self.ends[side].events.push_back(Event::Reached { token });
     }
 
-    /// The connection ends; `state` says what follows.
+    /// The connection ends. `state` says what follows.
     pub(super) fn lose(&mut self, state: Windows, rng: &mut Rng) {
         self.state = state;
         for side in 0..2 {
             self.ends[side].place_all();
-            // So it is with what is on its way to memory that is exposed.
+            // Accesses on their way to advertised memory are carried out in part.
             let alive = self.ends[side].known == self.connection;
             let mut left = if alive { rng.below(self.ends[side].posted.len() + 1) } else { 0 };
             for posted in std::mem::take(&mut self.ends[side].posted) {
@@ -474,10 +473,10 @@ impl Panes {
         self.connection += 1;
         for end in &mut self.ends {
             end.posted.clear();
-            // Of what was on its way some is reported, some is there and nobody hears of it.
+            // Some of the writes on their way are reported, and some arrive without a report.
             let is_loss = |event: &Event| matches!(event, Event::Lost { .. });
             let first = end.events.iter().rposition(is_loss).map_or(0, |at| at + 1);
-            // What its writer's device knows to be taken is reported.
+            // A write that its writer's device knows to be taken is reported.
             let is_taken = |event: &Event| matches!(event, Event::Written { taken: true, .. });
             let taken = end.events.iter().rposition(is_taken).map_or(0, |at| at + 1);
             let keep = (first + rng.below(end.events.len() - first + 1)).max(taken);
@@ -492,7 +491,7 @@ impl Panes {
         }
     }
 
-    /// What `side` hears now.
+    /// The next event of `side`.
     pub(super) fn step(&mut self, side: usize, glazing: &Glazing, rng: &mut Rng) -> Option<Step> {
         if self.state == Windows::Ready && rng.next() % 1000 < glazing.breaks {
             let next = if rng.percent(glazing.ends) {
@@ -521,7 +520,7 @@ impl Panes {
                 return Some(Step::Concealed(part.0));
             }
         }
-        // No device does that, and nobody relies on it.
+        // No device reports out of order, and no code relies on the order.
         let both_written =
             end.events.iter().take(2).filter(|e| matches!(e, Event::Written { .. })).count() == 2;
         if both_written && glazing.breaks > 0 && rng.percent(20) {
@@ -541,7 +540,7 @@ impl Panes {
             Event::Reached { token } => Some(Step::Reached(token)),
             Event::Lost { now } => {
                 end.known = now;
-                // What was posted since then leads nowhere.
+                // Accesses that were posted since then are lost.
                 end.posted.clear();
                 end.held.retain(|held| held.connection == now);
                 end.exposed.retain(|(region, _), _| region & OFFER == 0);
@@ -552,7 +551,7 @@ impl Panes {
 }
 
 impl End {
-    /// Bytes reach memory.
+    /// Stores bytes in memory.
     fn land(&self, slot: u32, bytes: &[u8]) {
         let held = self.held.iter().find(|held| held.slot == slot);
         let held = held.unwrap_or_else(|| panic!("memory is written that is not lent any more"));

@@ -1,4 +1,4 @@
-//! Windows: who lends what when, and what becomes of a message when they do not work.
+//! PUT rendezvous: when remote buffers are advertised, and how a message ends if they do not work.
 
 use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op};
 use super::sim::{Reach, Weather};
@@ -14,7 +14,7 @@ pub(super) fn glazing() -> Glazing {
     Glazing { max: WINDOW, min: 1000, ..Glazing::none() }
 }
 
-/// Endpoints of a network that has windows.
+/// The endpoints of a network with devices.
 pub(super) fn world(windows: Glazing, slots: usize) -> World {
     let weather = Weather {
         push_max: 1000,
@@ -26,14 +26,14 @@ pub(super) fn world(windows: Glazing, slots: usize) -> World {
     World::new(slots, weather, LIMITS)
 }
 
-/// Bytes that endpoint 0 wrote into windows and sent as fragments, messages that endpoint 1 went on
-/// to ask for as fragments, and messages that 0 declined to write.
+/// Bytes that endpoint 0 wrote into remote buffers and sent as fragments, messages that endpoint 1 requested the rest
+/// of as fragments, and messages that 0 declined to write.
 fn moved(world: &mut World) -> (u64, u64, u64, u64) {
     let (sender, receiver) = (world.node(0).engine.counts(), world.node(1).engine.counts());
     (sender.window_bytes, sender.fragment_bytes, receiver.resumed, sender.declined)
 }
 
-/// The windows that endpoint 1 has just told 0 of: offset and length.
+/// The remote buffers that endpoint 1 has just advertised to 0: offset and length.
 fn offered(world: &World) -> Vec<(u64, u64)> {
     let window = |packet| match packet {
         Packet::Window { offset, len, .. } => Some((offset, len)),
@@ -42,7 +42,7 @@ fn offered(world: &World) -> Vec<(u64, u64)> {
     world.on_wire(1, 0).into_iter().filter_map(window).collect()
 }
 
-/// A message of [`LEN`] bytes for which windows were just lent.
+/// A message of [`LEN`] bytes of which remote buffers were just advertised.
 pub(super) struct Begun {
     pub(super) world: World,
     pub(super) from: Memory,
@@ -60,7 +60,7 @@ impl Begun {
         Self { world, from, to }
     }
 
-    /// Lets 0 write `n` windows, and 1 take note of them.
+    /// Lets 0 write `n` remote buffers, and 1 take note of them.
     fn fill(&mut self, n: usize) {
         let before = self.received();
         for _ in 0..1000 {
@@ -90,7 +90,7 @@ impl Begun {
         panic!("nobody hears of the loss");
     }
 
-    /// The message arrives.
+    /// Runs until the message has arrived.
     pub(super) fn finish(mut self) -> World {
         self.world.settle();
         assert_eq!(self.world.received(1).len, LEN);
@@ -203,7 +203,7 @@ fn without_windows_nothing_waits() {
 fn memory_that_cannot_be_lent_is_filled_by_fragments() {
     let mut world = Begun::new(Glazing { lend_refusals: 100, ..glazing() }).finish();
     assert_eq!(moved(&mut world), (0, LEN as u64, 0, 0));
-    // From the first piece on that is refused.
+    // From the first chunk on that is refused.
     let begun = Begun::new(glazing());
     begun.world.net.borrow_mut().weather.windows.lend_refusals = 100;
     let mut world = begun.finish();
@@ -312,7 +312,7 @@ fn a_peer_that_goes_has_no_windows() {
     }
 }
 
-/// A message of four windows, which endpoint 0 has written, and knows to be taken, before 1 has looked at them.
+/// A message of four remote buffers. Endpoint 0 has written them and knows them to be taken, before 1 has polled.
 pub(super) fn seen() -> Begun {
     let mut world = world(glazing(), 2);
     let peer = world.peer(0, 1);
@@ -331,7 +331,7 @@ fn a_send_is_complete_when_its_windows_are_written() {
     let mut begun = seen();
     assert_eq!(begun.world.sends(0).len(), 1, "nobody answered");
     assert_eq!(begun.received(), 0);
-    // Its buffer is the application's again, and its number is kept for the answer.
+    // Its buffer is the application's again, and its number is kept for the FIN.
     begun.from.0.fill(9);
     assert_eq!(begun.world.node(0).engine.core.tx.len(), 1);
     begun.world.settle();

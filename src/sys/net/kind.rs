@@ -1,8 +1,8 @@
-//! What an interface is good for, as far as the kernel tells: which of several leads to other hosts.
+//! Which of several interfaces leads to other hosts, as far as the kernel tells.
 
 use std::path::Path;
 
-/// How names begin that container engines and libvirt give to what they make on a host.
+/// Prefixes of the names that container engines and libvirt give to interfaces they make.
 const MADE: [&str; 18] = [
     "docker",
     "br-",
@@ -24,14 +24,14 @@ const MADE: [&str; 18] = [
     "vmnet",
 ];
 
-/// Whether the interface connects this host with what runs on it, and not with others: a bridge that none of the host's
-/// own devices is a port of, or something with a name that container engines or libvirt give. Such an interface often has the same
-/// address on every host.
+/// Whether the interface connects this host only with containers or VMs on it: a bridge without any of the host's own
+/// devices as a port, or an interface with a name that container engines or libvirt give. Such an interface often has
+/// the same address on every host.
 pub(super) fn is_internal(name: &str) -> bool {
     decide(name, bridge_ports(Path::new("/sys/class/net"), name).as_deref())
 }
 
-/// `ports`: those of a bridge, each with whether a device of this host is behind it.
+/// `ports`: the ports of a bridge, each with whether a device of this host is behind it.
 fn decide(name: &str, ports: Option<&[(String, bool)]>) -> bool {
     let made = MADE.iter().any(|start| name.starts_with(start));
     let outward = |(port, device): &(String, bool)| *device || leads_outward(port);
@@ -41,12 +41,12 @@ fn decide(name: &str, ports: Option<&[(String, bool)]>) -> bool {
     }
 }
 
-/// Devices that are made of others: a bond, a team, a VLAN.
+/// Devices made of other devices: a bond, a team, a VLAN.
 fn leads_outward(port: &str) -> bool {
     ["bond", "team", "vlan"].iter().any(|start| port.starts_with(start)) || port.contains('.')
 }
 
-/// `None`: it is no bridge, or sysfs does not tell (it may be of another network namespace, where the name is missing).
+/// `None`: not a bridge, or sysfs does not tell (it may belong to another network namespace, which lacks the name).
 fn bridge_ports(devices: &Path, name: &str) -> Option<Vec<(String, bool)>> {
     let ports = std::fs::read_dir(devices.join(name).join("brif")).ok()?;
     let names = ports.filter_map(|port| port.ok()?.file_name().into_string().ok());

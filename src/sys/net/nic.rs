@@ -1,16 +1,16 @@
-//! What the kernel knows about the device behind an interface (netdevice(7), ethtool).
+//! What the kernel tells about the device behind an interface (netdevice(7), ethtool).
 
 use crate::sys::errno::check;
 use std::mem::offset_of;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
-/// A network device, in the terms of libfabric's `fi_nic`. What a device does not tell is `None`.
+/// A network device, in the terms of libfabric's `fi_nic`. `None` stands for unknown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Nic {
-    /// Of the interface, such as `eth0`.
+    /// Name of the interface, such as `eth0`.
     pub(crate) name: String,
-    /// Such as `mlx5_core`.
+    /// Name of the driver, such as `mlx5_core`.
     pub(crate) driver: Option<String>,
     /// Version of the device's firmware.
     pub(crate) firmware: Option<String>,
@@ -24,16 +24,16 @@ pub(crate) struct Nic {
     pub(crate) mtu: Option<u32>,
     /// Bits a second.
     pub(crate) speed_bps: Option<u64>,
-    /// True when it is up and has a carrier.
+    /// True if the interface is up and has a carrier.
     pub(crate) running: Option<bool>,
-    /// Of an RDMA device, whose name is its own and not an interface's.
+    /// Facts of an RDMA device, whose name is not an interface's.
     pub(crate) rdma: Option<RdmaFacts>,
 }
 
-/// What an RDMA device tells beside.
+/// Additional facts about an RDMA device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RdmaFacts {
-    /// Of the hardware.
+    /// Version of the hardware.
     pub(crate) version: u32,
     /// The port's GID, as text.
     pub(crate) address: String,
@@ -41,7 +41,7 @@ pub(crate) struct RdmaFacts {
     pub(crate) network: &'static str,
 }
 
-/// Where a device is on the PCI bus.
+/// A device's location on the PCI bus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PciAddress {
     pub(crate) domain: u16,
@@ -51,7 +51,7 @@ pub(crate) struct PciAddress {
 }
 
 impl PciAddress {
-    /// From `0000:3b:00.1`.
+    /// Parses `0000:3b:00.1`.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         let mut parts = text.split([':', '.']);
         let mut part = |digits: usize| {
@@ -70,7 +70,7 @@ impl Nic {
         let queries = Queries::new();
         let info = queries.as_ref().and_then(|q| q.driver_info(name));
         let (driver, firmware, bus) = info.unwrap_or_default();
-        // The bus of a device that is part of another, such as virtio's, is that one's parent.
+        // A device that is part of another, such as virtio's, has no PCI location: use its parent's.
         let link = std::fs::canonicalize(format!("/sys/class/net/{name}/device")).ok();
         let pci = PciAddress::from_text(&bus).or_else(|| {
             let parts = link.as_deref()?.iter().rev();
@@ -100,12 +100,12 @@ impl Nic {
     }
 }
 
-/// Asks about interfaces of this process's network namespace. sysfs may belong to another one.
+/// Queries about interfaces of this process's network namespace. sysfs may belong to another one.
 #[derive(Debug)]
 pub(super) struct Queries(UdpSocket);
 
 impl Queries {
-    /// `None` when there is no descriptor left, or no IP.
+    /// `None` if no descriptor is left, or there is no IP.
     pub(super) fn new() -> Option<Self> {
         let bound = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"));
         bound.ok().map(Self)
@@ -135,11 +135,11 @@ impl Queries {
         ethernet.then_some([a, b, c, d, e, f])
     }
 
-    /// Driver, firmware version and place on the bus, empty where unknown.
+    /// Driver, firmware version and bus location, empty if unknown.
     fn driver_info(&self, name: &str) -> Option<(String, String, String)> {
         const GDRVINFO: u32 = 3;
         const TEXT: usize = 32;
-        /// The beginning of ethtool_drvinfo, and as much room as the whole has.
+        /// The beginning of ethtool_drvinfo, padded to its length.
         #[repr(C)]
         struct DriverInfo {
             command: u32,
@@ -169,7 +169,7 @@ impl Queries {
 
     fn speed_bps(&self, name: &str) -> Option<u64> {
         const GLINKSETTINGS: u32 = 0x4c;
-        /// ethtool_link_settings with room for all link modes that a kernel can name.
+        /// ethtool_link_settings with room for all link modes that a kernel can report.
         #[repr(C)]
         struct LinkSettings {
             command: u32,
@@ -192,13 +192,13 @@ impl Queries {
         };
         // SAFETY: `LinkSettings` has room for as many modes as the command can ask for.
         unsafe { self.ethtool(name, &mut settings) }?;
-        // The first answer only says, as a negative number, how many words of modes there are.
+        // The first answer only tells, as a negative number, how many words the modes take.
         settings.command = GLINKSETTINGS;
         settings.mode_words = settings.mode_words.checked_neg().filter(|words| *words > 0)?;
         // SAFETY: `LinkSettings` has room for as many modes as the command can ask for.
         unsafe { self.ethtool(name, &mut settings) }?;
         let mbps = settings.speed_mbps;
-        // SPEED_UNKNOWN is -1; a driver that never set it says 0.
+        // SPEED_UNKNOWN is -1; a driver that never set the speed says 0.
         let known = mbps != u32::MAX && mbps != 0;
         known.then(|| u64::from(mbps) * 1_000_000)
     }
@@ -209,18 +209,18 @@ impl Queries {
         unsafe { self.request(name, request, std::ptr::null_mut()) }
     }
 
-    /// One of ethtool's requests, which fills `data`.
+    /// One ethtool request, which fills `data`.
     ///
     /// # Safety
-    /// `T` begins with the command and has all that the command fills.
+    /// `T` begins with the command and has room for all that the command fills.
     unsafe fn ethtool<T>(&self, name: &str, data: &mut T) -> Option<()> {
         let data = (&raw mut *data).cast();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees the layout of `T`.
         unsafe { self.request(name, libc::SIOCETHTOOL, data) }.map(|_| ())
     }
 
     /// # Safety
-    /// `data` is as `request` asks for.
+    /// `data` is what `request` expects.
     unsafe fn request(
         &self,
         name: &str,

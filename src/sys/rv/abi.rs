@@ -1,26 +1,26 @@
 //! The module's ABI, version 1.6, to the byte: requests, structures, and what older versions lack.
-//! All members are little-endian as the machine is, in natural alignment; where an answer shares the
-//! bytes of its question, both are views of one buffer.
+//! All members are in the machine's order, little-endian, and naturally aligned. Where an answer shares
+//! the bytes of its question, both are views of one buffer.
 
-/// Its device.
+/// The module's device.
 pub(super) const PATH: &std::ffi::CStr = c"/dev/rv";
 
-/// The version that is spoken here.
+/// The version implemented here.
 pub(crate) const MAJOR: u16 = 1;
 pub(crate) const MINOR: u16 = 6;
-/// The oldest that is understood: those before have no CAPABILITY, and do not say whether they evict.
+/// The oldest version supported: earlier ones lack CAPABILITY, and do not say whether they evict.
 pub(crate) const MINOR_MIN: u16 = 3;
 
-/// What a module can (CAPABILITY).
+/// Capabilities of a module (CAPABILITY).
 #[cfg(test)]
 pub(super) const CAN_USER_MR: u64 = 1 << 0;
 pub(super) const CAN_EVICT: u64 = 1 << 1;
-/// It serves a maker's GPUs, and tells an event ring from a GPU's memory by MAP_LOCKED.
+/// It supports GPUs of some vendor, and distinguishes an event ring from GPU memory by MAP_LOCKED.
 pub(super) const CAN_GPU: u64 = 0b111 << 61;
 
 /// Kernel RC queue pairs and kernel registrations.
 pub(super) const MODE_KERNEL: u8 = 1;
-/// Most bytes of a device's name, with its end.
+/// Most bytes of a device's name, including the terminating zero.
 pub(super) const NAME_LEN: usize = 64;
 /// Most bytes of a job key.
 pub(crate) const JOB_KEY_LEN: usize = 16;
@@ -31,7 +31,7 @@ pub(super) const ALL: u8 = 255;
 
 pub(super) const ACCESS_LOCAL_WRITE: u32 = 1;
 pub(super) const ACCESS_REMOTE_WRITE: u32 = 2;
-/// For the module's queue pairs, not for those of the process.
+/// For queue pairs of the module, not for those of the process.
 pub(super) const ACCESS_KERNEL: u32 = 0x8000_0000;
 
 pub(super) const EVICT_RANGE: u8 = 2;
@@ -40,7 +40,7 @@ pub(super) const EVICT_AMOUNT: u8 = 3;
 const READ: u32 = 2;
 const WRITE: u32 = 1;
 
-/// A request's number, as asm-generic/ioctl.h makes it: direction, bytes, the RDMA subsystem's
+/// A request's number, as defined by asm-generic/ioctl.h: direction, bytes, the RDMA subsystem's
 /// letter 0x1b, and the request.
 const fn request(direction: u32, number: u32, bytes: usize) -> u32 {
     direction << 30 | (bytes as u32) << 16 | 0x1b << 8 | number
@@ -52,7 +52,7 @@ pub(super) const fn argument_len(request: u32) -> usize {
 }
 
 pub(super) const CAPABILITY: u32 = request(READ | WRITE, 0xfc, size_of::<Capability>());
-/// All that modules up to 1.2 have.
+/// The only query of modules up to 1.2.
 pub(super) const QUERY: u32 = request(READ, 0xfc, size_of::<Capability>());
 pub(super) const ATTACH: u32 = request(READ | WRITE, 0xf1, size_of::<Attach>());
 pub(super) const ATTACH_UP_TO_5: u32 = request(READ | WRITE, 0xf1, 152);
@@ -70,7 +70,7 @@ pub(super) const CONN_STATS: u32 = request(READ | WRITE, 0xfd, size_of::<Connect
 pub(super) const EVENT_STATS: u32 = request(READ, 0xfe, size_of::<EventStatistics>());
 pub(super) const CONN_COUNT: u32 = request(READ | WRITE, 0xff, size_of::<ConnCount>());
 
-/// The word of field manuals for a request, for the log.
+/// The name of a request, for the log.
 pub(super) fn name_of(request: u32) -> &'static str {
     match request & 0xff {
         0xf1 => "ATTACH",
@@ -90,13 +90,13 @@ pub(super) fn name_of(request: u32) -> &'static str {
     }
 }
 
-/// A structure of plain numbers without padding: any bytes make one, and all of its bytes are its own.
+/// A structure of plain numbers without padding: any bytes are a valid value, and all its bytes are initialised.
 ///
 /// # Safety
 /// `repr(C)`, of integers and arrays of them only, and as long as its members together.
 pub(super) unsafe trait Plain: Copy + Default {}
 
-/// Declares structures, and holds them to their size and the offsets of their members.
+/// Declares structures, and checks their size and the offsets of their members.
 macro_rules! layout {
     ($($(#[$doc:meta])* $name:ident: $size:literal { $($at:literal $member:ident: $type:ty,)* })*) => { $(
         $(#[$doc])*
@@ -111,7 +111,7 @@ macro_rules! layout {
             }
         }
 
-        // SAFETY: integers only; the assertion below finds padding.
+        // SAFETY: integers only; the assertion below detects padding.
         unsafe impl Plain for $name {}
 
         const _: () = {
@@ -132,7 +132,7 @@ layout! {
         16 reserved: [u64; 6],
     }
 
-    /// Question of ATTACH; those up to 1.5 end before `page_list_len`.
+    /// Question of ATTACH; up to 1.5 it ends before `page_list_len`.
     Attach: 160 {
         0 device: [u8; NAME_LEN],
         64 cache_mib: u32,
@@ -158,7 +158,7 @@ layout! {
         152 page_list_len: u32,
         156 pad3: u32,
     }
-    /// Its answer; up to 1.3 without the last.
+    /// Answer of ATTACH; up to 1.3 without the last member.
     Attached: 24 {
         0 index: u32,
         4 cache_mib: u32,
@@ -180,7 +180,7 @@ layout! {
         48 alloc_id: u64,
         56 base_addr: u64,
     }
-    /// Its answer.
+    /// Answer of REG_MEM.
     Registered: 24 {
         0 handle: u64,
         8 iova: u64,
@@ -205,7 +205,7 @@ layout! {
         24 access: u32,
         28 pad1: u32,
     }
-    /// Its answer.
+    /// Answer of EVICT.
     Evicted: 16 {
         0 bytes: u64,
         8 count: u32,
@@ -233,7 +233,7 @@ layout! {
         104 evicted: u64,
     }
 
-    /// Question of CONN_CREATE: `struct ib_uverbs_ah_attr`, and who that is.
+    /// Question of CONN_CREATE: `struct ib_uverbs_ah_attr`, and the peer's address.
     ConnCreate: 48 {
         0 gid: [u8; 16],
         16 flow_label: u32,
@@ -252,13 +252,13 @@ layout! {
         36 pad2: u32,
         40 context: u64,
     }
-    /// Its answer: what names the connection in requests, and in events.
+    /// Answer of CONN_CREATE: the names of the connection in requests, and in events.
     ConnCreated: 16 {
         0 handle: u64,
         8 conn: u64,
     }
 
-    /// CONN_CONNECT: `struct ib_user_path_rec`. Members that the network's byte order rules are arrays.
+    /// CONN_CONNECT: `struct ib_user_path_rec`. Members in network byte order are arrays.
     ConnConnect: 72 {
         0 handle: u64,
         8 remote_gid: [u8; 16],
@@ -308,7 +308,7 @@ layout! {
         72 immediate: u32,
         76 pad: u32,
     }
-    /// Its answer: which queue pair, and how often that was connected.
+    /// Answer of POST_RDMA_WR_IMMED: which queue pair was used, and how often that was connected.
     Posted: 8 {
         0 index: u8,
         1 pad: [u8; 3],
@@ -356,7 +356,7 @@ layout! {
     }
 }
 
-// The numbers as the module's own compilation has them.
+// The values that the module's own compilation yields.
 const _: () = {
     assert!(CAPABILITY == 0xc040_1bfc && QUERY == 0x8040_1bfc);
     assert!(ATTACH == 0xc0a0_1bf1 && ATTACH_UP_TO_5 == 0xc098_1bf1);
@@ -368,12 +368,12 @@ const _: () = {
     assert!(CONN_STATS == 0xc138_1bfd && EVENT_STATS == 0x8030_1bfe && CONN_COUNT == 0xc010_1bff);
 };
 
-/// The request that attaches to a module of version 1.`minor`.
+/// The attach request for a module of version 1.`minor`.
 pub(super) fn attach_of(minor: u16) -> u32 {
     if minor <= 5 { ATTACH_UP_TO_5 } else { ATTACH }
 }
 
-/// The request that registers memory with it.
+/// The request that registers memory with a module of version 1.`minor`.
 pub(super) fn reg_mem_of(minor: u16) -> u32 {
     match minor {
         0 | 1 => REG_MEM_UP_TO_1,
@@ -388,18 +388,18 @@ pub(super) fn to_bytes<T: Plain>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
-/// The structure that `bytes` begin with; zeroes where they end before it.
+/// The structure at the beginning of `bytes`; members beyond their end are zero.
 pub(super) fn from_bytes<T: Plain>(bytes: &[u8]) -> T {
     let mut value = T::default();
     let len = bytes.len().min(size_of::<T>());
-    // SAFETY: within both; any bytes make a `Plain`.
+    // SAFETY: within both; any bytes are a valid `Plain`.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut value).cast::<u8>(), len);
     }
     value
 }
 
-/// Largest argument.
+/// Longest argument of a request.
 pub(super) const ARGUMENT_MAX: usize = size_of::<ConnectionStatistics>();
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! A double of the module, for tests: several nodes in one process, behind the calls that the real one gets,
-//! with the same arguments byte by byte. Time passes when a test lets writes arrive.
+//! A double of the module, for tests: several nodes in one process, behind the same system calls as the real
+//! module, with the same arguments byte by byte. A write arrives when a test delivers it.
 
 use super::abi::*;
 use super::kernel::Kernel;
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const PAIRS: usize = 4;
 const PAGE: u64 = 4096;
 
-/// A registration that the module keeps.
+/// A registration kept by the module.
 #[derive(Debug)]
 struct Mr {
     user: usize,
@@ -25,7 +25,7 @@ struct Mr {
     used: u64,
 }
 
-/// A process's descriptor.
+/// A process's open descriptor.
 #[derive(Debug, Default)]
 struct User {
     node: usize,
@@ -33,9 +33,9 @@ struct User {
     attach: Option<Attach>,
     index: u32,
     ring: Option<Arc<Mapping>>,
-    /// By handle: which node it leads to.
+    /// By handle: the node that the connection leads to.
     conns: HashMap<u64, usize>,
-    /// Its next events are lost.
+    /// So many of its next events are lost.
     overflow: u32,
     open: bool,
 }
@@ -45,7 +45,7 @@ enum Link {
     #[default]
     New,
     Up,
-    /// The module tries again.
+    /// The module tries to reconnect.
     Broken,
     Dead,
 }
@@ -76,7 +76,7 @@ struct Node {
     capability: u64,
     layout: Layout,
     gone: bool,
-    /// Next answers, by the request's low byte.
+    /// Errors of the next calls, by the request's low byte.
     faults: HashMap<u8, VecDeque<i32>>,
     registrations_max: usize,
 }
@@ -88,16 +88,16 @@ pub(crate) struct State {
     mrs: HashMap<u64, Mr>,
     pairs: HashMap<(usize, usize), Pair>,
     clock: u64,
-    /// Polls that a connection takes.
+    /// Polls that it takes to connect.
     pub(crate) slow: u32,
-    /// Requests that came.
+    /// Bytes that were evicted.
     pub(crate) evicted: u64,
-    /// Queue pairs that were asked for and are not there.
+    /// Requests for queue pairs that do not exist.
     pub(crate) strays: u64,
     pub(crate) posted: u64,
 }
 
-/// All nodes.
+/// All nodes of a test.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fabric(Arc<Mutex<State>>);
 
@@ -111,7 +111,7 @@ fn pair_of(a: usize, b: usize) -> (usize, usize) {
     (a.min(b), a.max(b))
 }
 
-/// The kernel's pointer to the connection of node `at` with `to`.
+/// The kernel's pointer to node `at`'s end of the connection to `to`.
 fn conn_of(at: usize, to: usize) -> u64 {
     0xffff_8880_0000_0000 | (at as u64) << 16 | (to as u64) << 8
 }
@@ -198,15 +198,15 @@ impl Fabric {
         mrs.retain(|_, mr| users[mr.user].node != node);
     }
 
-    /// The next `count` events of the processes of `node` find no room.
+    /// The next `count` events of each process of `node` find the ring full.
     pub(crate) fn overflow(&self, node: usize, count: u32) {
         for user in self.state().users.iter_mut().filter(|user| user.node == node) {
             user.overflow = count;
         }
     }
 
-    /// The connection of `a` and `b` breaks: what was under way has failed. The module makes it again,
-    /// or never (`dead`).
+    /// The connection of `a` and `b` breaks: writes under way fail. The module reconnects it, or never
+    /// does (`dead`).
     pub(crate) fn cut(&self, a: usize, b: usize, dead: bool) {
         let mut state = self.state();
         let Some(pair) = state.pairs.get_mut(&pair_of(a, b)) else { return };
@@ -238,7 +238,7 @@ impl Fabric {
     }
 
     /// The oldest write between `a` and `b` arrives; `untold`: its receiver's event is lost with the
-    /// connection. False: there is none.
+    /// connection. False: no write is under way.
     pub(crate) fn deliver(&self, a: usize, b: usize, untold: bool) -> bool {
         let mut state = self.state();
         let Some(pair) = state.pairs.get_mut(&pair_of(a, b)) else { return false };
@@ -255,7 +255,7 @@ impl Fabric {
             self.cut(a, b, false);
             return true;
         }
-        // SAFETY: the test keeps what is registered alive while it is, and both ends in this process.
+        // SAFETY: the test keeps registered memory alive while it is registered, and both ends are in this process.
         unsafe { std::ptr::copy(addr as *const u8, remote_addr as *mut u8, len as usize) };
         let index = immediate >> (32 - super::INDEX_BITS);
         let (from, to) = (state.users[write.user].node, write.to);
@@ -299,7 +299,7 @@ impl State {
         }
     }
 
-    /// What is registered, in use, and of which process.
+    /// Registrations in use.
     pub(crate) fn in_use(&self) -> usize {
         self.mrs.values().filter(|mr| mr.references > 0).count()
     }
@@ -333,7 +333,7 @@ impl State {
         match request {
             CAPABILITY | QUERY => {
                 if request == CAPABILITY && minor <= 2 {
-                    return invalid; // it does not know that one
+                    return invalid; // the handle is unknown
                 }
                 self.users[user].asked = true;
                 let theirs = Capability { major: 1, minor, capability, ..Capability::default() };
@@ -502,7 +502,7 @@ impl State {
                         Ok(1)
                     }
                     Link::New => Ok(0),
-                    Link::Up | Link::Broken => Ok(1), // it was once
+                    Link::Up | Link::Broken => Ok(1), // it was connected once
                 };
             }
             CONN_COUNT => {
@@ -588,7 +588,7 @@ impl Kernel for Descriptor {
 }
 
 impl Drop for Descriptor {
-    /// The last close: everything of the process ends.
+    /// The last close: everything that belongs to the process ends.
     fn drop(&mut self) {
         let mut state = self.fabric.state();
         let user = self.user;
@@ -705,7 +705,7 @@ mod tests {
             let written = Event::Written { wr_id: 42, conn: to_b.conn, status: 0 };
             assert_eq!((a_ring.pop(), a_ring.pop()), (Ok(Some(written)), Ok(None)));
             assert_eq!(from, to);
-            // A connection that breaks, comes again, and dies.
+            // A connection that breaks, is reconnected, and dies.
             write().unwrap();
             fabric.cut(0, 1, false);
             assert_eq!(write().unwrap_err().remedy(), Remedy::Later);

@@ -1,4 +1,4 @@
-//! What it means when the module says no.
+//! The meaning of the module's errors.
 
 use super::abi::{MAJOR, MINOR_MIN, name_of};
 use crate::sys::errno::Errno;
@@ -11,18 +11,18 @@ pub(crate) struct Failure {
     pub(crate) errno: Errno,
 }
 
-/// What is to be done about it.
+/// How to react to a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Remedy {
-    /// Once more, later: queues are full, or the module reconnects.
+    /// Retry later: queues are full, or the module reconnects.
     Later,
-    /// Make room among the registrations, then once more.
+    /// Evict registrations, then retry.
     Evict,
-    /// That connection is over; others go on.
+    /// This connection is lost; others are not affected.
     Connection,
-    /// The device has gone, or this process never had it: nothing works any more.
+    /// The device has gone, or belongs to another process: nothing works any more.
     Module,
-    /// It was wrong to ask.
+    /// The request was invalid.
     Mistake,
 }
 
@@ -43,7 +43,7 @@ impl Failure {
         }
     }
 
-    /// The module's reason.
+    /// The reason for the module's error, for the log.
     fn why(&self) -> &'static str {
         match (name_of(self.request), self.errno.0) {
             (_, libc::ENXIO) => "the device has gone",
@@ -94,7 +94,7 @@ impl fmt::Display for Failure {
 pub(crate) enum Refusal {
     /// There is no /dev/rv.
     Absent,
-    /// It may not be opened, or could not be.
+    /// It could not be opened, or access is denied.
     Closed(Errno),
     TooOld {
         major: u16,
@@ -104,11 +104,11 @@ pub(crate) enum Refusal {
         major: u16,
         minor: u16,
     },
-    /// It cannot end a registration when it has to.
+    /// It cannot evict registrations.
     CannotEvict,
-    /// A step on the way failed.
+    /// A step of the set-up failed.
     Failed(Failure),
-    /// There is no event ring.
+    /// The event ring could not be mapped.
     NoRing(Errno),
 }
 

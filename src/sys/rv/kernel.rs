@@ -1,4 +1,4 @@
-//! The boundary to the module: two system calls on its descriptor. Tests put a double behind it.
+//! The boundary to the module: two system calls on its descriptor. Tests replace it by a double.
 
 use super::abi::{PATH, argument_len};
 use super::mapping::Mapping;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A descriptor of the module.
 pub(super) trait Kernel: Debug + Send + Sync {
-    /// ioctl(2) with an argument of exactly the length that `request` says. Returns what the call does.
+    /// ioctl(2) with an argument of exactly the length encoded in `request`. Returns the call's result.
     /// Errors: the module's.
     fn ioctl(&self, request: u32, argument: &mut [u8]) -> Result<i32>;
 
@@ -17,7 +17,7 @@ pub(super) trait Kernel: Debug + Send + Sync {
     fn map(&self, len: usize, locked: bool) -> Result<Arc<Mapping>>;
 }
 
-/// The real one.
+/// The real module.
 #[derive(Debug)]
 pub(super) struct Device(OwnedFd);
 
@@ -26,7 +26,7 @@ impl Device {
     pub(super) fn open() -> Result<Self> {
         // SAFETY: a C string; returns a new descriptor or -1.
         let fd = check(unsafe { libc::open(PATH.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })?;
-        // SAFETY: `fd` is new and owned by nobody else.
+        // SAFETY: `fd` is new and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 }
@@ -36,8 +36,8 @@ impl Kernel for Device {
         if argument.len() != argument_len(request) {
             return Err(Errno(libc::EINVAL));
         }
-        // SAFETY: the module reads and writes as many bytes as the request says. What it does with
-        // addresses that are among them is for the caller to answer for.
+        // SAFETY: the module reads and writes as many bytes as the request encodes. The caller is responsible
+        // for what the module does with addresses in the argument.
         check(unsafe {
             libc::ioctl(self.0.as_raw_fd(), request as libc::Ioctl, argument.as_mut_ptr())
         })

@@ -1,26 +1,26 @@
-//! A mapping that others write: the module, or in tests its double.
+//! A mapping that the module, or in tests its double, writes.
 
 use crate::sys::errno::{Errno, Result};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-/// Pages shared with the one behind a descriptor; unmapped with it. A forked child does not have them:
-/// otherwise its copy would keep the module's file open.
+/// Pages shared with the process or kernel behind a descriptor; unmapped on drop. Forked children do not inherit
+/// them: a child's copy would keep the module's file open.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: plain memory; how it is accessed is decided by its users.
+// SAFETY: plain memory; its users decide how it is accessed.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: plain memory; its users decide how it is accessed.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `fd`, from its beginning; `None`: of nothing. `locked` is what a module with
-    /// GPU support tells a ring by, and counts against RLIMIT_MEMLOCK. Errors: EINVAL (too short, or
-    /// mapped before), EAGAIN (not so much may be locked), ENOMEM.
+    /// Maps `len` bytes of `fd`, from its beginning; `None`: anonymous memory. A module with GPU support
+    /// recognises a ring by `locked`, which counts against RLIMIT_MEMLOCK. Errors: EINVAL (too short, or
+    /// already mapped), EAGAIN (RLIMIT_MEMLOCK), ENOMEM.
     pub(super) fn new(fd: Option<BorrowedFd<'_>>, len: usize, locked: bool) -> Result<Self> {
         let mut flags = libc::MAP_SHARED;
         flags |= if locked { libc::MAP_LOCKED | libc::MAP_POPULATE } else { 0 };
@@ -33,7 +33,7 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(Errno::last());
         }
-        // SAFETY: a mapping of our own. Where it is refused, children have it, as before.
+        // SAFETY: a mapping made here. If the kernel refuses, children inherit it, as by default.
         unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
         NonNull::new(base.cast()).map(|base| Self { base, len }).ok_or(Errno(libc::ENOMEM))
     }
@@ -49,7 +49,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, to which nothing refers any more.
+        // SAFETY: the mapping made by `new`, to which nothing refers any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

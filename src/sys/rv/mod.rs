@@ -1,9 +1,9 @@
-//! The kernel's rv module (/dev/rv): RC connections that belong to a pair of nodes and are shared by all
-//! processes of a job there, with registrations that the kernel keeps and ends when addresses change.
+//! The kernel's rv module (/dev/rv): RC connections between pairs of nodes, shared by all processes of a job on
+//! them, with registrations that the kernel caches and ends when addresses change.
 //!
-//! Everything goes through ioctl(2) on one descriptor, and a ring of events in shared memory that nobody
-//! can wait for. The module keeps what is deregistered, and its keys valid: only [`Module::evict`] ends
-//! them. A connection has no end but that of the descriptor.
+//! All requests go through ioctl(2) on one descriptor; events come in a ring in shared memory, and no call can
+//! wait for them. The module keeps deregistered memory registered, and its keys valid: only [`Module::evict`]
+//! ends them. A connection ends only with the descriptor.
 
 mod abi;
 mod failure;

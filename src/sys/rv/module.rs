@@ -1,4 +1,4 @@
-//! What the module does, as calls with values.
+//! The module's requests, as typed calls.
 
 use super::abi::{self, *};
 use super::failure::{Failure, Refusal};
@@ -8,20 +8,20 @@ use crate::sys::errno::Errno;
 use crate::sys::process;
 use std::sync::Arc;
 
-/// Bits of an immediate, from its top, that say which process of a node it is for.
+/// Top bits of an immediate that say for which process of a node it is.
 pub(crate) const INDEX_BITS: u32 = 9;
-/// How long the module tries to make a connection that broke again, seconds.
+/// How long the module tries to reconnect a broken connection, seconds.
 pub(crate) const RECONNECT_S: u32 = 30;
-/// How often it makes sure that a silent connection stands, milliseconds.
+/// Interval at which the module checks a silent connection, milliseconds.
 const HEARTBEAT_MS: u32 = 1000;
-/// Hops that packets may take.
+/// Hop limit of packets.
 const HOPS: u8 = 64;
-/// 4.096 us * 2^16: how long a packet may live, as the kernel says of RoCE.
+/// Packet lifetime: 4.096 us * 2^16, the kernel's value for RoCE.
 const LIFE_TIME: u8 = 16;
-/// Selector of a path record: exactly this.
+/// Selector of a path record: exactly this value.
 const EXACTLY: u8 = 2;
 
-/// Where a process attaches, and as whom.
+/// The port and the job with which a process attaches.
 #[derive(Clone, Debug)]
 pub(crate) struct Here {
     pub(crate) device: String,
@@ -31,7 +31,7 @@ pub(crate) struct Here {
     /// 0 with RoCE.
     pub(crate) lid: u16,
     pub(crate) service_level: u8,
-    /// Names the job to the module, and to the other side's.
+    /// Identifies the job to the module, and to the module of the other node.
     pub(crate) job: [u8; JOB_KEY_LEN],
 }
 
@@ -41,11 +41,11 @@ pub(crate) struct There {
     pub(crate) gid: [u8; 16],
     /// 0 with RoCE.
     pub(crate) lid: u16,
-    /// Packets on the way, bytes: what both ports carry.
+    /// Packet length, bytes: what both ports support.
     pub(crate) mtu: u16,
 }
 
-/// The module, found and understood.
+/// A module that was opened, and whose version is supported.
 #[derive(Debug)]
 pub(crate) struct Found {
     kernel: Box<dyn Kernel>,
@@ -54,7 +54,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Opens the module. Errors: why it is of no use.
+    /// Opens the module. Errors: why it is unusable.
     pub(crate) fn open() -> Result<Self, Refusal> {
         match Device::open() {
             Ok(device) => Self::over(Box::new(device)),
@@ -63,7 +63,7 @@ impl Found {
         }
     }
 
-    /// Asks what is behind `kernel` for what it can.
+    /// Queries the capabilities of the module behind `kernel`.
     pub(super) fn over(kernel: Box<dyn Kernel>) -> Result<Self, Refusal> {
         let own = Capability { major: MAJOR, minor: MINOR, ..Capability::default() };
         let ask = |request: u32| {
@@ -94,7 +94,7 @@ impl Found {
         Ok(Self { kernel, minor, capability })
     }
 
-    /// Attaches to a port. Errors: why not.
+    /// Attaches to a port. Errors: why that failed.
     pub(crate) fn attach(self, here: &Here) -> Result<(Arc<Module>, Ring), Refusal> {
         let mut question = Attach {
             mode: MODE_KERNEL,
@@ -108,7 +108,7 @@ impl Found {
             events: EVENTS,
             reconnect_timeout_s: RECONNECT_S,
             heartbeat_ms: HEARTBEAT_MS,
-            ..Attach::default() // the rest as the module's parameters say
+            ..Attach::default() // the rest as set by the module's parameters
         };
         let name = here.device.as_bytes();
         match question.device.get_mut(..name.len()) {
@@ -132,17 +132,17 @@ impl Found {
     }
 }
 
-/// A connection to another node, for all processes of the job on both.
+/// A connection to another node, shared by all processes of the job on both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Connection {
-    /// What requests name it by.
+    /// Its name in requests.
     pub(crate) handle: u64,
-    /// What events name it by.
+    /// Its name in events.
     pub(crate) conn: u64,
 }
 
-/// The module, attached to a port. What it has of the process ends with it, in the process that
-/// attached.
+/// The module, attached to a port. Everything the process has in it ends with this, if dropped in the process
+/// that attached.
 #[derive(Debug)]
 pub(crate) struct Module {
     kernel: Box<dyn Kernel>,
@@ -152,7 +152,7 @@ pub(crate) struct Module {
     process: i32,
 }
 
-/// 32 bits that name a port to its neighbours: the LID, or the end of the GID, which for RoCE over
+/// 32 bits that identify a port to its neighbours: the LID, or the end of the GID, which for RoCE over
 /// IPv4 is the address.
 fn short(gid: &[u8; 16], lid: u16) -> u32 {
     let [.., a, b, c, d] = *gid;
@@ -177,7 +177,7 @@ impl Module {
         }
     }
 
-    /// Which of the node's processes this is.
+    /// The index of this process among the node's.
     pub(crate) fn index(&self) -> u32 {
         self.attached.index
     }
@@ -190,13 +190,13 @@ impl Module {
         self.minor
     }
 
-    /// Longest registration, bytes; `None`: it does not say.
+    /// Longest registration, bytes; `None`: unknown.
     pub(crate) fn registration_max(&self) -> Option<usize> {
         usize::try_from(self.attached.registration_max).ok().filter(|max| *max > 0)
     }
 
-    /// Registers memory, or finds it registered; `remote`: for peers to write, else for us to read.
-    /// Registering alone moves no byte; who hands the key out answers for what comes.
+    /// Registers memory, or finds it registered; `remote`: for peers to write, otherwise for this side to read.
+    /// Registering alone moves no byte; code that gives the key out is responsible for the consequences.
     pub(crate) fn register(
         self: &Arc<Self>,
         addr: u64,
@@ -210,8 +210,8 @@ impl Module {
         Ok(Region { module: self.clone(), registered, addr, len, access })
     }
 
-    /// Ends what is registered and not in use of these addresses, whole pages: when this returns, its
-    /// keys mean nothing. Returns bytes.
+    /// Ends registrations in this range, whole pages, that are not in use: when this returns, their keys are
+    /// void. Returns bytes.
     pub(crate) fn evict(&self, addr: u64, len: u64) -> Result<u64, Failure> {
         let page = process::page_size() as u64;
         let (start, end) = (addr / page * page, addr.saturating_add(len).div_ceil(page) * page);
@@ -224,14 +224,14 @@ impl Module {
         self.call(EVICT, &question).map(|(Evicted { bytes, .. }, _)| bytes)
     }
 
-    /// Ends so many bytes of registrations that were not used for long. Returns bytes.
+    /// Ends at least so many bytes of the least recently used registrations. Returns bytes.
     pub(crate) fn evict_amount(&self, bytes: u64) -> Result<u64, Failure> {
         let question =
             Evict { kind: EVICT_AMOUNT, addr_or_bytes: bytes, len_or_count: 1, ..Evict::default() };
         self.call(EVICT, &question).map(|(Evicted { bytes, .. }, _)| bytes)
     }
 
-    /// What a connection to `there` needs here. Both nodes do this before either connects.
+    /// Allocates a connection to `there` on this node. Both nodes do this before either connects.
     pub(crate) fn create(&self, there: &There) -> Result<Connection, Failure> {
         let question = ConnCreate {
             gid: there.gid,
@@ -271,24 +271,24 @@ impl Module {
         self.call::<_, ConnConnected>(CONN_CONNECT, &question).map(|_| ())
     }
 
-    /// Whether the connection stands. Errors: EIO, it was given up.
+    /// Whether the connection is up. Errors: EIO, it was given up.
     pub(crate) fn is_connected(&self, handle: u64) -> Result<bool, Failure> {
         let question = ConnConnected { handle };
         self.call::<_, ConnConnected>(CONN_CONNECTED, &question).map(|(_, rc)| rc > 0)
     }
 
-    /// How often queue pair `index` of a connection was connected. Errors: EINVAL, there are not so many.
+    /// How often queue pair `index` of a connection was connected. Errors: EINVAL, there is no such queue pair.
     pub(crate) fn conn_count(&self, handle: u64, index: u8) -> Result<u32, Failure> {
         let question = ConnCount { handle, index, ..ConnCount::default() };
         let (ConnCount { handle: answer, .. }, _) = self.call(CONN_COUNT, &question)?;
         Ok(answer as u32)
     }
 
-    /// Writes the `len` bytes at `addr`, which lie in `region`, to `remote_addr`, and tells the process
-    /// there `immediate`. An event with `wr_id` says when that has ended. The region may end before.
+    /// Writes the `len` bytes at `addr`, which lie in `region`, to `remote_addr`, and sends the process there
+    /// `immediate`. An event with `wr_id` reports the end of the write. The region may end before.
     ///
     /// # Safety
-    /// The bytes may be read until then.
+    /// The bytes stay readable until that event.
     pub(crate) unsafe fn write(
         &self,
         handle: u64,
@@ -323,15 +323,15 @@ impl Module {
         self.call(EVENT_STATS, &EventStatistics::default()).map(|(answer, _)| answer)
     }
 
-    /// Of all queue pairs of a connection together.
+    /// Statistics of all queue pairs of a connection together.
     pub(crate) fn statistics(&self, handle: u64) -> Result<ConnectionStatistics, Failure> {
         let question = ConnCount { handle, index: ALL, ..ConnCount::default() };
         self.call(CONN_STATS, &question).map(|(answer, _)| answer)
     }
 }
 
-/// Memory that the module's queue pairs may use. Ends with it; the module keeps it until somebody
-/// evicts it, or its addresses change.
+/// Memory that the module's queue pairs may use. Deregistered on drop; the module keeps it until it is
+/// evicted, or its addresses change.
 #[derive(Debug)]
 pub(crate) struct Region {
     module: Arc<Module>,
@@ -346,7 +346,7 @@ impl Region {
         self.registered.rkey
     }
 
-    /// Where it is, to who has the key.
+    /// Its address for peers that use the key.
     pub(crate) fn iova(&self) -> u64 {
         self.registered.iova
     }
@@ -360,7 +360,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         let Self { registered: Registered { handle, .. }, addr, len, access, .. } = *self;
         let question = DeregMem { handle, addr, len, access, pad: 0 };
-        // It fails only where there is nothing to end any more.
+        // It fails only if the registration has already ended.
         let _ = self.module.call::<_, DeregMem>(DEREG_MEM, &question);
     }
 }

@@ -1,8 +1,8 @@
-//! The event ring: the module writes at its tail, we read at its head, in memory that both map.
+//! The event ring: the module writes at its tail, this process reads at its head, in memory that both map.
 //!
-//! An entry is **65 bytes** long and unaligned in modules of ABI 1.0 to 1.6: their structure is packed, but its
-//! members are not, so that compilers leave a byte before each of them out of place. The module's own
-//! comments say 64. Which one it is in a later ABI shows by the length that the module wants to have mapped.
+//! An entry is **65 bytes** long and unaligned in modules of ABI 1.0 to 1.6: the structure is packed, but its members
+//! are not, so compilers insert a byte before they lay them out, and all are misaligned. The module's own comments
+//! say 64. In a later ABI, the length that the module wants mapped tells which it is.
 
 use super::abi::{EVENTS_MAX, MINOR};
 use super::mapping::Mapping;
@@ -17,10 +17,10 @@ pub(super) const HEAD_AT: usize = 0;
 pub(super) const TAIL_AT: usize = 4;
 pub(super) const OVERFLOWS_AT: usize = 8;
 
-/// How the entries lie.
+/// The layout of the entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
-    /// Bytes from one to the next.
+    /// Bytes from one entry to the next.
     pub(super) stride: usize,
     immediate: usize,
     wr_id: usize,
@@ -28,34 +28,34 @@ pub(crate) struct Layout {
     len: usize,
 }
 
-/// As the compilers make it, and as the comments have it.
+/// The layout that compilers generate, and the one in the module's comments.
 pub(crate) const PACKED_65: Layout =
     Layout { stride: 65, immediate: 4, wr_id: 9, conn: 17, len: 25 };
 pub(crate) const PLAIN_64: Layout =
     Layout { stride: 64, immediate: 4, wr_id: 8, conn: 16, len: 24 };
 
-/// Events of a ring: so many that the two layouts need mappings of different length, see [`map`].
+/// Events of a ring: a number for which the two layouts need mappings of different lengths, see [`map`].
 pub(crate) const EVENTS: u32 = 1983;
 
-/// What has happened.
+/// An event of the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
-    /// A write of ours has ended, with an `ib_wc_status`; 0: it is done.
+    /// A write of this process has ended, with an `ib_wc_status`; 0: success.
     Written { wr_id: u64, conn: u64, status: u8 },
-    /// A peer behind connection `conn` has written `len` bytes, and told us `immediate`.
+    /// A peer behind connection `conn` has written `len` bytes, and sent `immediate`.
     Filled { conn: u64, immediate: u32, len: u32, status: u8 },
-    /// One of a kind that is not known here.
+    /// An event of an unknown kind.
     Unknown(u8),
 }
 
-/// The bytes of a ring with so many entries of this layout, in whole pages.
+/// Bytes of a ring with `events` entries of this layout, in whole pages.
 pub(super) fn mapped_len(events: u32, layout: Layout) -> usize {
     (HEADER + events as usize * layout.stride).next_multiple_of(process::page_size())
 }
 
-/// Maps a ring of a module of ABI 1.`minor`. The layout of one that is not known is found out: asks for the
-/// shorter mapping first, which a module with the longer entries refuses (EINVAL), with a line in the kernel's
-/// log. Where pages are so large that both need the same, the longer one is believed.
+/// Maps a ring of a module of ABI 1.`minor`. For an unknown ABI it probes the layout: it first asks for the
+/// shorter mapping, which a module with the longer entries refuses (EINVAL), with a line in the kernel's log. If
+/// pages are so large that both layouts need the same length, it assumes the longer entries.
 pub(super) fn map<T>(
     minor: u16,
     events: u32,
@@ -78,8 +78,8 @@ pub(crate) struct Ring {
     memory: Arc<Mapping>,
     layout: Layout,
     events: u32,
-    /// The next one to read. The copy in the ring is for the module only: who else writes there
-    /// misleads nobody.
+    /// The next entry to read. The copy in the ring is only for the module: a process that overwrites it
+    /// misleads only the module.
     head: u32,
     overflows: u64,
 }
@@ -98,11 +98,10 @@ impl Ring {
         self.layout
     }
 
-    /// The oldest event that was not read. Errors: EIO, where the module's end of the ring makes no
-    /// sense.
+    /// The oldest unread event. Errors: EIO if the module's tail is impossible.
     pub(crate) fn pop(&mut self) -> Result<Option<Event>> {
-        // The module publishes an entry by moving the tail behind it. Its processor does so after it has polled the device's
-        // completion of the write with immediate: what was written is in memory before that.
+        // The module publishes an entry by moving the tail behind it, after it has polled the device's completion of
+        // the write with immediate: the written data is in memory before that.
         let tail = self.word(TAIL_AT).load(Ordering::Acquire);
         if tail == self.head {
             return Ok(None);
@@ -112,7 +111,7 @@ impl Ring {
         }
         let event = decode(&self.entry(self.head), self.layout);
         self.head = if self.head + 1 == self.events { 0 } else { self.head + 1 };
-        // The module may write there again once it sees this.
+        // The module may reuse the entry once it sees this.
         self.word(HEAD_AT).store(self.head, Ordering::Release);
         Ok(Some(event))
     }
@@ -121,7 +120,7 @@ impl Ring {
         self.word(TAIL_AT).load(Ordering::Acquire) == self.head
     }
 
-    /// Events that found no room since this was asked last: they are lost.
+    /// Events lost since the last call because the ring was full.
     pub(crate) fn overflows(&mut self) -> u64 {
         // SAFETY: within the header, aligned, and valid for any bits.
         let count = unsafe {
@@ -135,16 +134,16 @@ impl Ring {
 
     fn word(&self, at: usize) -> &AtomicU32 {
         // SAFETY: within the header (`HEAD_AT` and `TAIL_AT`), aligned, and valid for any bits; the
-        // module changes it as a whole.
+        // module changes it atomically.
         unsafe { self.memory.base().add(at).cast::<AtomicU32>().as_ref() }
     }
 
     fn entry(&self, index: u32) -> [u8; 65] {
         let mut bytes = [0; 65];
         let at = HEADER + index as usize * self.layout.stride;
-        // SAFETY: `new` has seen that all entries are within the mapping. Between the tail's move and
-        // ours of the head the module does not touch this one; what one that does not keep to that
-        // makes are wrong numbers, which are checked, never a wrong address.
+        // SAFETY: `new` has checked that all entries are within the mapping. Between the module's move of the tail
+        // and ours of the head, the module does not touch this entry; if it does, the values may be wrong and are
+        // checked, but the address is never wrong.
         unsafe {
             let from = self.memory.base().add(at).as_ptr();
             std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), self.layout.stride);
@@ -168,7 +167,7 @@ fn decode(entry: &[u8; 65], layout: Layout) -> Event {
     }
 }
 
-/// The module's end of a ring, for its double.
+/// The module's end of a ring, for the double.
 #[cfg(test)]
 pub(super) mod writer {
     use super::*;
@@ -193,15 +192,15 @@ pub(super) mod writer {
         bytes
     }
 
-    /// As the module does: an event that finds no room is counted and dropped.
+    /// Like the module: an event that finds the ring full is counted and dropped.
     pub(in crate::sys::rv) fn push(
         memory: &Mapping,
         events: u32,
         layout: Layout,
         event: &Event,
     ) -> bool {
-        // SAFETY: the header is within the mapping, its words are atomic, and entries behind the tail
-        // are the writer's, of which there is one at a time.
+        // SAFETY: the header is within the mapping, its words are atomic, and entries behind the tail belong
+        // to the writer, of which there is one at a time.
         unsafe {
             let word = |at: usize| memory.base().add(at).cast::<AtomicU32>().as_ref();
             let tail = word(TAIL_AT).load(Ordering::Relaxed);
@@ -276,7 +275,7 @@ mod tests {
         assert_eq!(asked, [mapped_len(EVENTS, PACKED_65)], "nothing is tried");
         let refused: Result<((), Layout)> = map(MINOR, EVENTS, |_| Err(Errno(libc::EAGAIN)));
         assert_eq!(refused, Err(Errno(libc::EAGAIN)), "not asked again");
-        // Pages of 64 KiB: both are the same, and the real one is believed.
+        // With pages of 64 KiB both lengths are equal, and the real layout is assumed.
         assert_eq!(mapped_len(EVENTS, PACKED_65), 32 * 4096);
         assert_eq!(mapped_len(EVENTS, PLAIN_64), 31 * 4096);
     }
@@ -299,7 +298,7 @@ mod tests {
     #[test]
     fn a_tail_that_makes_no_sense_is_an_error() {
         let (mut ring, memory) = ring(4, PACKED_65);
-        // SAFETY: within the mapping, whose other users are these tests.
+        // SAFETY: within the mapping, which only these tests use.
         unsafe { memory.base().add(TAIL_AT).cast::<u32>().write(4) };
         assert_eq!(ring.pop(), Err(Errno(libc::EIO)));
         let short = Arc::new(Mapping::new(None, 4096, false).unwrap());

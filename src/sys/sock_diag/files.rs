@@ -1,20 +1,20 @@
-//! The same from the tables of /proc/net (proc(5)).
+//! The owner of a socket from the tables of /proc/net (proc(5)).
 
 use crate::sys::errno::Result;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Which table of sockets is meant.
+/// Which table of sockets to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Protocol {
     Udp,
-    /// Connections, and else listeners.
+    /// Connections first, then listeners.
     Tcp,
 }
 
-/// Whose a socket is.
+/// The owner of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
-    /// The user who made it, as this process's user name space calls it; see [`super::user::whose`].
+    /// The user that made it, as mapped into this process's user namespace; see [`super::user::whose`].
     User(u32),
     /// There is no such socket, or its process has closed it.
     Nobody,
@@ -29,21 +29,21 @@ pub(crate) struct PortHolder {
     pub(crate) uid: u32,
 }
 
-/// A table of the network name space that this thread is in, which may be another one than the first thread's.
+/// A table of the network namespace of this thread, which may differ from the first thread's.
 fn table(name: &str) -> std::io::Result<String> {
     std::fs::read_to_string(format!("/proc/thread-self/net/{name}"))
 }
 
-/// The sockets of this network name space that have a UDP port, at whatever address. Errors: those of reading the table.
+/// The sockets of this network namespace that have a UDP port, at any address. Errors: those of reading the table.
 pub(crate) fn udp_port_holders(port: u16) -> Result<Vec<PortHolder>> {
-    // There is none without IPv6.
+    // The table is missing without IPv6.
     let tables = [table("udp")?, table("udp6").unwrap_or_default()];
     let lines = tables.iter().flat_map(|table| table.lines()).filter_map(Line::read);
     let holders = lines.filter(|line| line.local.1 == port);
     Ok(holders.map(|line| PortHolder { ip: line.local.0, uid: line.uid }).collect())
 }
 
-/// Whose socket gets what is sent from `remote` to `local`. Of the sockets that may be the one, all have to be of the same user.
+/// The owner of the socket that receives packets from `remote` to `local`; unknown if the best matches differ in it.
 pub(super) fn owner(protocol: Protocol, local: &SocketAddr, remote: &SocketAddr) -> Owner {
     let names = match protocol {
         Protocol::Udp => ["udp", "udp6"],
@@ -74,7 +74,7 @@ impl Line {
         Some(Self { local, remote, uid, inode })
     }
 
-    /// How well it fits; 0: not at all.
+    /// How well it matches; 0: not at all.
     fn fits(&self, local: &SocketAddr, remote: &SocketAddr) -> u32 {
         let one = |(ip, port): (IpAddr, u16), to: &SocketAddr| {
             let exact = ip == to.ip() && port == to.port();
@@ -110,7 +110,7 @@ fn find<'a>(
     best.1
 }
 
-/// "0100007F:1F90": words of the address as they are in memory, in hexadecimal, and the port. What IPv6 carries of IPv4 is that.
+/// Parses "0100007F:1F90": address words as in memory, in hexadecimal, and the port. IPv4-mapped IPv6 becomes IPv4.
 fn end(text: &str) -> Option<(IpAddr, u16)> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

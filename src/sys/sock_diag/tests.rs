@@ -32,7 +32,7 @@ fn the_socket_is_the_one_that_the_packet_would_reach() {
     for way in WAYS {
         assert_eq!(way(Protocol::Udp, &other, &at), Owner::Nobody);
     }
-    // Connected to somebody else: it gets nothing of ours.
+    // It is connected to another port, so it gets nothing from us.
     one.connect("127.0.0.1:9").unwrap();
     let far = SocketAddr::new(at.ip(), 10);
     for way in WAYS {

@@ -1,4 +1,4 @@
-//! Control messages (cmsg(3)): what travels beside a message's bytes.
+//! Control messages (cmsg(3)): data that travels beside a message's bytes.
 
 use std::mem::MaybeUninit;
 
@@ -12,7 +12,7 @@ const ROOM: usize = 128;
 pub(super) struct Control([MaybeUninit<u8>; ROOM]);
 
 impl Control {
-    /// Nothing yet.
+    /// Empty room.
     pub(super) const fn new() -> Self {
         Self([MaybeUninit::uninit(); ROOM])
     }
@@ -27,7 +27,7 @@ impl Control {
         ROOM
     }
 
-    /// Makes this one message that says how long each segment is, and points `header` at it.
+    /// Stores one control message with the segment length, and points `header` at it.
     pub(super) fn put_segment(&mut self, header: &mut libc::msghdr, segment: u16) {
         // SAFETY: these compute sizes only.
         let (len, space) = unsafe { (libc::CMSG_LEN(2), libc::CMSG_SPACE(2)) };
@@ -46,26 +46,26 @@ impl Control {
     }
 }
 
-/// What came beside a received message.
+/// The control data of a received message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Beside {
     /// The ECN bits of its IP header.
     pub(super) ecn: u8,
-    /// Bytes of each datagram but the last, when several were joined.
+    /// Bytes of each datagram but the last, if several were joined.
     pub(super) segment: Option<usize>,
-    /// Datagrams that found the receive buffer full so far.
+    /// Count of datagrams that found the receive buffer full so far.
     pub(super) overflowed: Option<u32>,
 }
 
 impl Beside {
-    /// Reads the control messages that the kernel has put under `header`.
+    /// Parses the control messages that the kernel has stored under `header`.
     ///
     /// # Safety
     /// `header.msg_control` points to `header.msg_controllen` bytes that the kernel has written.
     #[inline]
     pub(super) unsafe fn read(header: &libc::msghdr) -> Self {
         let mut beside = Self::default();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees that the kernel has written the messages.
         unsafe {
             each(header, |level, kind, data| match (level, kind) {
                 // One byte for IPv4, an int for IPv6 (ip(7), ipv6(7)).
@@ -86,13 +86,13 @@ impl Beside {
 /// Calls `f` with level, type and bytes of each control message.
 ///
 /// # Safety
-/// As [`Beside::read`].
+/// The same requirements as for [`Beside::read`].
 pub(super) unsafe fn each(
     header: &libc::msghdr,
     mut f: impl FnMut(libc::c_int, libc::c_int, &[u8]),
 ) {
-    // SAFETY: the macros stay within msg_controllen; a message that claims more than there is left
-    // is cut to it.
+    // SAFETY: the macros stay within msg_controllen; a message that claims more than is left is cut to
+    // that.
     unsafe {
         let end = header.msg_control.cast::<u8>().add(header.msg_controllen);
         let mut next = libc::CMSG_FIRSTHDR(header);

@@ -1,4 +1,4 @@
-//! The error queue: what routers and peers say about datagrams that were sent (IP_RECVERR, ip(7)).
+//! The error queue: reports by routers and peers about sent datagrams (IP_RECVERR, ip(7)).
 
 use super::UdpPort;
 use super::control::{self, Control};
@@ -8,30 +8,30 @@ use crate::sys::net::socket_addr_from_bytes;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 
-/// Messages taken from the queue in one go.
+/// Most messages taken from the queue by one call.
 const MESSAGES: usize = 32;
-/// Bytes of a datagram that are looked at where a message quotes it. Linux quotes some 500 of IPv4 and 1200 of IPv6.
+/// Bytes of a quoted datagram that are kept. Linux quotes some 500 of IPv4 and 1200 of IPv6.
 const QUOTE: usize = 128;
 
 /// Why a datagram did not arrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PortError {
-    /// Where it was to go.
+    /// Its destination.
     pub(crate) to: SocketAddr,
-    /// ECONNREFUSED: nobody listens there. EHOSTUNREACH, ENETUNREACH, EACCES and others: a router
-    /// or the last hop says so. EMSGSIZE: it was longer than the path takes.
+    /// ECONNREFUSED: no socket has that port. EHOSTUNREACH, ENETUNREACH, EACCES and others: reported by
+    /// a router or the last hop. EMSGSIZE: it was longer than the path's MTU.
     pub(crate) errno: Errno,
-    /// True when this host found out by itself, false for an ICMP message.
+    /// True if this host detected the error itself, false for an ICMP message.
     pub(crate) local: bool,
-    /// With EMSGSIZE, what the path takes: bytes with the IP header, 0 if not known.
+    /// With EMSGSIZE, the path's MTU: bytes with the IP header, 0 if unknown.
     pub(crate) mtu: u32,
 }
 
 impl UdpPort {
     /// Takes a bounded number of messages from the error queue. Returns how many there were.
     ///
-    /// `each` also gets the beginning of the datagram that the message is about, as it quotes it: anybody may send such a
-    /// message, but only who has seen a datagram can quote it.
+    /// `each` also gets the quoted beginning of the datagram that a message is about: any host may send such a message,
+    /// but only a host that has seen the datagram can quote it.
     pub(crate) fn drain_errors(&mut self, mut each: impl FnMut(PortError, &[u8])) -> usize {
         self.errors_pending = false;
         let mut quote = [0; QUOTE];
@@ -60,11 +60,11 @@ impl UdpPort {
         header.msg_controllen = Control::room() as _;
         let fd = self.socket.as_raw_fd();
         let _shield = Shield::raise();
-        // SAFETY: `header` points to live rooms of the lengths that it says.
+        // SAFETY: `header` points to live buffers of the lengths it states.
         let received = check_len(unsafe { libc::recvmsg(fd, &mut header, libc::MSG_ERRQUEUE) });
         let Ok(quoted) = received else { return Next::Empty };
         let mut found = None;
-        // SAFETY: the kernel has filled `header` just now.
+        // SAFETY: the kernel has just filled `header`.
         unsafe {
             control::each(&header, |level, kind, data| match (level, kind) {
                 (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => {
@@ -87,13 +87,13 @@ impl UdpPort {
 
 enum Next {
     Empty,
-    /// A message that cannot be understood.
+    /// A message of unknown form.
     Unknown,
-    /// And how many bytes it quotes.
+    /// An error, and how many bytes of the datagram it quotes.
     Error(PortError, usize),
 }
 
-/// What is of use in a sock_extended_err.
+/// The useful fields of a sock_extended_err.
 struct Extended {
     errno: u32,
     origin: u8,
@@ -101,7 +101,7 @@ struct Extended {
 }
 
 impl Extended {
-    /// `None` for another origin than this host and ICMP.
+    /// `None` for an origin other than this host and ICMP.
     fn read(data: &[u8]) -> Option<Self> {
         let word = |at: usize| data.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
         let origin = *data.get(std::mem::offset_of!(libc::sock_extended_err, ee_origin))?;

@@ -1,5 +1,5 @@
-//! Receiving: one message a call while few arrive, several once they come faster than they are
-//! looked at.
+//! Receiving: one message a call while few arrive, several a call once they arrive faster than they are
+//! taken.
 
 use super::control::{Beside, Control};
 use super::{Losses, UdpPort};
@@ -11,43 +11,43 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 
-/// Messages of one recvmmsg(2) at most.
+/// Most messages of one recvmmsg(2).
 const MESSAGES: usize = 8;
-/// Bytes of a receive buffer: as many as an IP packet has, which is what the kernel may join.
+/// Bytes of a receive buffer: the length of the longest IP packet, which limits what the kernel joins.
 const BUFFER_LEN: usize = 64 << 10;
-/// How often a receive is tried again that met the error of an earlier datagram.
+/// How often a receive is retried after the error of an earlier datagram.
 const RETRIES: usize = 3;
-/// One of so many fruitless receives has the error queue looked at, because a send may have
-/// swallowed the one error that announces it, and a waiter would be woken for it without end.
+/// One in so many empty receives checks the error queue. A send may have consumed the one error that
+/// announces an entry, and a waiting thread would be woken by that entry again and again.
 const LOOK_EVERY: u32 = 64;
-/// The ECN bits that a router sets which is about to drop datagrams.
+/// The ECN bits set by a router that is about to drop datagrams (CE).
 const CE: u8 = 3;
 
 /// Room for a sockaddr_in or sockaddr_in6.
 type Name = [u8; 28];
 
-/// Buffers, and what was noticed while they were filled.
+/// Buffers, and observations made while they were filled.
 #[derive(Debug, Default)]
 pub(super) struct Receiver {
-    /// `MESSAGES` buffers of `BUFFER_LEN`; none before the first receive. What no datagram has
-    /// reached takes no memory.
+    /// `MESSAGES` buffers of `BUFFER_LEN`; empty before the first receive. Parts that no datagram has
+    /// reached take no memory.
     buffers: Vec<u8>,
-    /// The last receive found something: there may be more.
+    /// The last receive found a message: there may be more.
     streaming: bool,
-    /// Receives that found nothing.
+    /// Receives that found no message.
     fruitless: u32,
     pub(super) losses: Losses,
 }
 
 impl UdpPort {
-    /// Takes what has arrived, in one system call, and gives `each` datagram with its source and
-    /// whether a router marked it. Returns how many datagrams there were: those of 8 messages at
-    /// most, each of up to 64 KiB and 64 datagrams.
+    /// Takes arrived datagrams in one system call, and calls `each` with the source, the datagram, and whether a
+    /// router marked it. Returns the number of datagrams: those of at most 8 messages, each of up to 64 KiB
+    /// and 64 datagrams.
     pub(crate) fn receive_batch(&mut self, mut each: impl FnMut(SocketAddr, &[u8], bool)) -> usize {
         let fd = self.socket.as_raw_fd();
         let receiver = &mut self.receiver;
         if receiver.buffers.is_empty() {
-            // Without memory the datagrams stay where they are.
+            // Without memory the datagrams stay in the socket.
             let Some(buffers) = zeroed(MESSAGES * BUFFER_LEN) else { return 0 };
             receiver.buffers = buffers;
         }
@@ -60,7 +60,7 @@ impl UdpPort {
             match result {
                 Ok(datagrams) => return datagrams,
                 Err(e) if e.is_would_block() => break,
-                // The error of an earlier datagram, once (udp(7)); it stays in the error queue.
+                // The error of an earlier datagram, reported once (udp(7)); it stays in the error queue.
                 Err(_) => self.errors_pending = true,
             }
         }
@@ -73,18 +73,18 @@ impl UdpPort {
     }
 }
 
-/// Zeroes that take no memory before they are touched. `None`: there is no room, which must not end the
+/// Zeroes that take no memory before they are touched. `None`: no memory, which must not end the
 /// application.
 fn zeroed(len: usize) -> Option<Vec<u8>> {
     let layout = Layout::array::<u8>(len).ok().filter(|layout| layout.size() > 0)?;
     // SAFETY: a layout that is not empty.
     let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-    // SAFETY: just allocated, as `len` bytes that are all zero, with the layout that a vector of so many has.
+    // SAFETY: just allocated, `len` bytes that are all zero, with the layout of a vector of that capacity.
     Some(unsafe { Vec::from_raw_parts(base.as_ptr(), len, len) })
 }
 
 impl Receiver {
-    /// One message: the shortest system call, which is what an idle endpoint and a ping-pong make.
+    /// Receives one message: the shortest system call, used by idle endpoints and ping-pongs.
     #[inline]
     fn one(&mut self, fd: RawFd, each: &mut impl FnMut(SocketAddr, &[u8], bool)) -> Result<usize> {
         let mut name: Name = [0; size_of::<Name>()];
@@ -92,16 +92,16 @@ impl Receiver {
         let mut vector = vector(self.buffers.get_mut(..BUFFER_LEN).unwrap_or_default());
         let mut header = header(&mut name, &mut vector, &mut control);
         // Not libc's recvmsg: that is a cancellation point, 30 ns more in a process with threads.
-        // SAFETY: `header` points to live rooms of the lengths that it says.
+        // SAFETY: `header` points to live buffers of the lengths it states.
         let rc = unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut header, 0) };
         let len = check_len(rc as isize)?;
         self.streaming = true;
         let bytes = self.buffers.get(..len.min(BUFFER_LEN)).unwrap_or_default();
-        // SAFETY: the kernel has filled `header` just now.
+        // SAFETY: the kernel has just filled `header`.
         Ok(unsafe { deliver(&header, &name, bytes, &mut self.losses, each) })
     }
 
-    /// As many messages as there are, up to `MESSAGES`.
+    /// Receives as many messages as there are, up to `MESSAGES`.
     fn many(&mut self, fd: RawFd, each: &mut impl FnMut(SocketAddr, &[u8], bool)) -> Result<usize> {
         let mut names: [Name; MESSAGES] = [[0; size_of::<Name>()]; MESSAGES];
         let mut controls = [const { Control::new() }; MESSAGES];
@@ -117,7 +117,7 @@ impl Receiver {
         }
         let room = messages.len() as libc::c_uint;
         let _shield = Shield::raise();
-        // SAFETY: the headers point to live rooms of the lengths that they say.
+        // SAFETY: the headers point to live buffers of the lengths they state.
         let n = check(unsafe {
             libc::recvmmsg(fd, messages.as_mut_ptr(), room, 0, std::ptr::null_mut())
         })? as usize;
@@ -126,7 +126,7 @@ impl Receiver {
         let filled = messages.iter().zip(&names).zip(self.buffers.chunks_exact(BUFFER_LEN)).take(n);
         for ((message, name), buffer) in filled {
             let bytes = buffer.get(..message.msg_len as usize).unwrap_or_default();
-            // SAFETY: the kernel has filled this header just now.
+            // SAFETY: the kernel has just filled this header.
             datagrams += unsafe { deliver(&message.msg_hdr, name, bytes, &mut self.losses, each) };
         }
         Ok(datagrams)
@@ -149,8 +149,8 @@ fn header(name: &mut Name, vector: &mut libc::iovec, control: &mut Control) -> l
     header
 }
 
-/// Gives `each` the datagrams of one message. Returns how many there were, one that is dropped
-/// here included.
+/// Calls `each` for the datagrams of one message. Returns how many there were, including one that is
+/// dropped here.
 ///
 /// # Safety
 /// The kernel has filled `header`, and its control messages are still there.
@@ -162,7 +162,7 @@ unsafe fn deliver(
     losses: &mut Losses,
     each: &mut impl FnMut(SocketAddr, &[u8], bool),
 ) -> usize {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the kernel has filled `header`.
     let beside = unsafe { Beside::read(header) };
     if let Some(total) = beside.overflowed {
         // The kernel's count has 32 bits and wraps.
@@ -170,7 +170,7 @@ unsafe fn deliver(
         losses.overflowed = losses.overflowed.wrapping_add(u64::from(more));
     }
     let known = name.get(..header.msg_namelen as usize).and_then(socket_addr_from_bytes);
-    // Without its control messages it cannot be told where one datagram ends.
+    // Without its control messages the boundaries of the datagrams are unknown.
     let cut = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
     let Some(source) = known.filter(|_| !cut) else {
         losses.truncated = losses.truncated.wrapping_add(1);
@@ -183,6 +183,6 @@ unsafe fn deliver(
         each(source, datagram, congested);
         datagrams += 1;
     }
-    // One without bytes is none of ours, but it was there.
+    // An empty datagram is not of this protocol, but it arrived.
     datagrams.max(1)
 }

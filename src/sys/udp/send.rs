@@ -1,4 +1,4 @@
-//! Sending: one datagram as cheaply as the system call goes, several in as few calls as possible.
+//! Sending: one datagram by the cheapest system call, several by as few calls as possible.
 
 use super::control::Control;
 use super::{UdpPort, is_no_room};
@@ -9,13 +9,13 @@ use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 
-/// Messages of one sendmmsg(2) at most.
+/// Most messages of one sendmmsg(2).
 const MESSAGES: usize = 32;
-/// Datagrams that one message may be cut into: UDP_MAX_SEGMENTS of the kernels since 4.18.
+/// Most datagrams that one message may be split into: UDP_MAX_SEGMENTS of the kernels since 4.18.
 const SEGMENTS: usize = 64;
-/// Bytes of one message at most: a little less than an IP packet holds.
+/// Most bytes of one message: a little less than an IP packet holds.
 const MESSAGE_BYTES: usize = 65_000;
-/// How often a send is tried again that met the error of an earlier datagram.
+/// How often a send is retried after the error of an earlier datagram.
 const RETRIES: usize = 3;
 
 /// A socket address as the kernel reads it.
@@ -26,7 +26,7 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    /// Where datagrams shall go.
+    /// The destination of datagrams.
     pub(crate) fn new(address: &SocketAddr) -> Self {
         let (bytes, len) = socket_addr_to_bytes(address);
         Self { bytes, len: len as libc::socklen_t }
@@ -37,7 +37,7 @@ impl Destination {
     }
 }
 
-/// What one call of sendmmsg(2) sends. Not on the stack, of which threads of applications may have little.
+/// The messages of one sendmmsg(2). Not on the stack, because application threads may have little of it.
 pub(super) struct Headers {
     messages: [libc::mmsghdr; MESSAGES],
     controls: [Control; MESSAGES],
@@ -51,9 +51,9 @@ impl Headers {
     }
 }
 
-// SAFETY: between two calls nobody reads the pointers in it.
+// SAFETY: the pointers in it are used only during a call.
 unsafe impl Send for Headers {}
-// SAFETY: as above.
+// SAFETY: the pointers in it are used only during a call.
 unsafe impl Sync for Headers {}
 
 impl std::fmt::Debug for Headers {
@@ -63,10 +63,10 @@ impl std::fmt::Debug for Headers {
 }
 
 impl UdpPort {
-    /// Sends `packets` to one place; all but the last have the same length, none is empty and the
-    /// last is not longer. Returns how many were taken, in order. Fewer than there are: no room, or
-    /// the next one is refused, which another call tells. Errors, of the first packet: EMSGSIZE for
-    /// one longer than the interface takes, EPERM of a packet filter, ENETUNREACH.
+    /// Sends `packets` to one destination. All but the last have the same length, none is empty and the
+    /// last is not longer. Returns how many were accepted, in order. Fewer than given: there is no room, or
+    /// the next one is refused, which another call reports. Errors, of the first packet: EMSGSIZE for
+    /// one longer than the interface's MTU, EPERM of a packet filter, ENETUNREACH.
     pub(crate) fn send_batch(
         &mut self,
         to: &Destination,
@@ -83,8 +83,8 @@ impl UdpPort {
             Err(e) if packets.len() == 1 || !self.gso => return Err(e),
             Err(e) => e,
         };
-        // A message of several datagrams was refused, perhaps for what it is: a device may be unable
-        // to cut, or may have lost the checksum offload that cutting needs.
+        // A message of several datagrams was refused, perhaps for being split: a device may be unable to
+        // split, or may have lost the checksum offload that splitting needs.
         let plain = self.retried(|port| port.send_messages(to, packets, false));
         if plain.is_ok() && matches!(refused.0, libc::EIO | libc::EINVAL) {
             self.gso = false;
@@ -92,8 +92,8 @@ impl UdpPort {
         plain.or_else(|e| if is_no_room(e) { Ok(0) } else { Err(e) })
     }
 
-    /// An ICMP message that came for an earlier datagram makes the next call fail, once, whatever it
-    /// sends (udp(7)). The message itself stays in the error queue.
+    /// Calls `send`, and again after an error of an earlier datagram: an ICMP message makes the next call
+    /// fail, once, whatever it sends (udp(7)). The message itself stays in the error queue.
     fn retried(&mut self, mut send: impl FnMut(&mut Self) -> Result<usize>) -> Result<usize> {
         let mut result = send(self);
         for _ in 0..RETRIES {
@@ -109,8 +109,8 @@ impl UdpPort {
     #[inline]
     fn send_one(&self, to: &Destination, packet: &[u8]) -> Result<usize> {
         let fd = self.socket.as_raw_fd();
-        // sendto(2) is 65 ns shorter than sendmsg(2). Not libc's: that is a cancellation point, 30 ns
-        // more in a process with threads.
+        // sendto(2) takes 65 ns less than sendmsg(2). Not libc's, which is a cancellation point and takes
+        // 30 ns more in a process with threads.
         // SAFETY: `packet` and `to` are readable for their lengths.
         let rc = unsafe {
             let (packet, len) = (packet.as_ptr(), packet.len());
@@ -120,7 +120,7 @@ impl UdpPort {
         Ok(1)
     }
 
-    /// One system call for as many of `packets` as it holds.
+    /// One system call for as many of `packets` as it can take.
     fn send_messages(
         &mut self,
         to: &Destination,
@@ -155,14 +155,14 @@ impl UdpPort {
             return Ok(packets.len() - rest.len());
         }
         let _shield = Shield::raise();
-        // SAFETY: the first `n` headers are as above.
+        // SAFETY: the first `n` headers point to live slices, a live address and live control messages.
         let sent = check(unsafe { libc::sendmmsg(fd, messages.as_mut_ptr(), n as _, 0) })?;
         Ok(messages.iter().take(sent as usize).map(|m| m.msg_hdr.msg_iovlen).sum())
     }
 }
 
-/// How many of `packets` make one message that the kernel can cut: all as long as the first, but
-/// for the last, which may be shorter.
+/// How many of `packets` form one message that the kernel can split: all as long as the first, except
+/// the last, which may be shorter.
 fn run(packets: &[IoSlice<'_>]) -> usize {
     let Some(segment) = packets.first().map(|packet| packet.len()) else { return 0 };
     let most = (MESSAGE_BYTES / segment.max(1)).clamp(1, SEGMENTS);

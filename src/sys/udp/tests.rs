@@ -17,7 +17,7 @@ fn to(port: &UdpPort) -> Destination {
     Destination::new(&port.local_addr().unwrap())
 }
 
-/// Everything that arrives until there are `want` datagrams, or nothing for half a second.
+/// Everything that arrives until there are `want` datagrams, or no datagram for half a second.
 fn receive(port: &mut UdpPort, want: usize) -> Vec<(SocketAddr, Vec<u8>, bool)> {
     let mut got = Vec::new();
     while got.len() < want && wait_readable(port.fd(), 500) == Ok(true) {
@@ -118,7 +118,7 @@ fn a_burst_beyond_the_buffer_is_counted() {
     }
     let got = receive(&mut b, usize::MAX).len();
     assert!(0 < got && got < sent);
-    // The kernel tells with the next datagram.
+    // The kernel reports the error with the next datagram.
     a.send_batch(&there, &[IoSlice::new(&packet)]).unwrap();
     assert_eq!(receive(&mut b, 1).len(), 1);
     assert!(b.losses().overflowed > 0);
@@ -135,7 +135,7 @@ fn a_closed_port_shows_in_the_error_queue_and_nothing_else_is_lost() {
             let packets = packets(batch, 50, 0);
             let slices: Vec<IoSlice<'_>> = packets.iter().map(|p| IoSlice::new(p)).collect();
             assert_eq!(a.send_batch(&nobody, &slices), Ok(batch));
-            // The answer is pending now; the next packets go elsewhere and must arrive.
+            // The error is pending now; the next packets go to another port and must arrive.
             assert_eq!(exchange(&mut a, &mut b, &packets), packets);
             assert!(a.errors_pending());
             let mut told = Vec::new();
@@ -148,7 +148,7 @@ fn a_closed_port_shows_in_the_error_queue_and_nothing_else_is_lost() {
             );
             assert!(!a.errors_pending());
         }
-        // A receiver notices as well.
+        // A receiver notices it as well.
         assert_eq!(a.send_batch(&nobody, &[IoSlice::new(b"x")]), Ok(1));
         assert_eq!(a.receive_batch(|_, _, _| panic!("nothing was sent here")), 0);
         assert!(a.errors_pending());
@@ -185,13 +185,13 @@ fn what_is_too_long_is_refused_and_no_reason_to_stop_cutting() {
 #[test]
 fn a_device_that_cannot_cut_gets_datagrams_one_by_one() {
     let (mut a, mut b) = pair(&"127.0.0.1:0".parse().unwrap());
-    // The kernel cuts only what it may sum (udp(7), UDP_SEGMENT).
+    // The kernel splits only what it may checksum (udp(7), UDP_SEGMENT).
     set(a.fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     let packets = packets(100, 500, 20);
     assert_eq!(exchange(&mut a, &mut b, &packets), packets);
     assert!(!a.gso());
     assert_eq!(exchange(&mut a, &mut b, &packets), packets);
-    // An address that takes nothing is no reason.
+    // An address without a receiver is no reason to stop splitting.
     let (mut a, _) = pair(&"127.0.0.1:0".parse().unwrap());
     let (gso, nowhere) = (a.gso(), Destination::new(&"127.0.0.1:0".parse().unwrap()));
     let both = [IoSlice::new(b"one"), IoSlice::new(b"two")];

@@ -1,6 +1,6 @@
-//! Tries on pages of its own what a cache relies on, because a kernel or a sandbox may differ: that
-//! each change is told, to the page, that [`Userfaultfd::is_changing`] is true before, and that it stays
-//! true while another change is on the way (before Linux 5.15 the first to end would hide the others).
+//! Tests the properties that the registration cache relies on with pages of its own, because a kernel or a sandbox may
+//! differ: each change is reported, to the exact page; [`Userfaultfd::is_changing`] is true before that, and stays true
+//! while another change is under way (before Linux 5.15 the first to end would hide the others).
 
 use super::super::clock::now_ns;
 use super::super::errno::{Errno, Result};
@@ -18,11 +18,10 @@ const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 const NO: Errno = Errno(libc::ENOTSUP);
 
 impl Userfaultfd {
-    /// Opens one in the way that this process may: faults of system calls are not wanted, which is
-    /// why no privilege is needed. Errors: EPERM, EACCES (forbidden by a sandbox, or an old kernel),
-    /// ENOSYS, EINVAL (a kernel without what is needed), ENOTSUP (it was tried, and does not do what
-    /// it should), EMFILE, ENFILE, ENOMEM; EDEADLK under valgrind, where a thread that unmaps would keep the reader
-    /// from running.
+    /// Opens a descriptor in the way that this process may. Faults of system calls are not requested, so no
+    /// privilege is needed. Errors: EPERM, EACCES (forbidden by a sandbox, or an old kernel), ENOSYS, EINVAL
+    /// (a kernel without the features), ENOTSUP (it was tested, and does not behave as needed), EMFILE, ENFILE,
+    /// ENOMEM; EDEADLK under valgrind, where a thread that unmaps would keep the reader from running.
     pub(crate) fn open() -> Result<Self> {
         if valgrind::runs_us() {
             return Err(Errno(libc::EDEADLK));
@@ -31,8 +30,8 @@ impl Userfaultfd {
     }
 }
 
-/// Hands `watcher` back if it works. Errors: those of registering; ENOTSUP if it reports something
-/// else than what happens; EAGAIN, ENOMEM without a thread or memory. Takes about 300 µs.
+/// Returns `watcher` if it works. Errors: those of registering; ENOTSUP if its reports differ from the
+/// changes; EAGAIN, ENOMEM without a thread or memory. Takes about 300 µs.
 fn prove(watcher: Userfaultfd) -> Result<Userfaultfd> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -46,7 +45,7 @@ fn prove(watcher: Userfaultfd) -> Result<Userfaultfd> {
     })
 }
 
-/// One thread discards, moves and unmaps a page.
+/// One thread discards, moves and unmaps a page; each must be reported.
 fn tells_each<'scope>(
     watcher: &Userfaultfd,
     scope: &'scope Scope<'scope, '_>,
@@ -57,7 +56,7 @@ fn tells_each<'scope>(
     let (from, to) = (base + page, base + 3 * page);
     watcher.register(from, from + page)?;
     let thread = spawn(scope, move || {
-        // SAFETY: pages of the mapping above. Once moved, `from` is no longer ours.
+        // SAFETY: pages of the mapping above. After the move `from` is not used.
         unsafe {
             libc::madvise(at(from), page, libc::MADV_DONTNEED);
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
@@ -96,7 +95,7 @@ fn tells_each<'scope>(
     if wanted.iter().all(|(_, seen)| *seen) && !watcher.is_changing() { Ok(()) } else { Err(NO) }
 }
 
-/// Two threads map over a page each, and the event of one is read.
+/// Two threads each map over a page, and the events are read one by one.
 fn counts_all<'scope>(watcher: &Userfaultfd, scope: &'scope Scope<'scope, '_>) -> Result<()> {
     let page = page_size();
     let base = map(3 * page)?;
@@ -113,7 +112,7 @@ fn counts_all<'scope>(watcher: &Userfaultfd, scope: &'scope Scope<'scope, '_>) -
         })?;
         threads.push((address, thread));
     }
-    // Once the new pages are there, both are on the way.
+    // Once the new pages are mapped, both changes are under way.
     while threads.iter().any(|(address, _)| word(*address).load(Ordering::Relaxed) != 0) {
         if now_ns() > end {
             return Err(NO);
@@ -143,13 +142,13 @@ fn at(address: usize) -> *mut libc::c_void {
     std::ptr::with_exposed_provenance_mut(address)
 }
 
-/// The first word of a page of [`counts_all`], which is mapped as long as anybody asks.
+/// The first word of a page of [`counts_all`], which stays mapped while it is used.
 fn word<'a>(address: usize) -> &'a AtomicU32 {
     // SAFETY: aligned, mapped, and only reached through atomics.
     unsafe { &*at(address).cast() }
 }
 
-/// Pages that nobody else knows. They stay when the proof fails, for a thread may still be at them.
+/// Pages for the test alone. They stay mapped if it fails, because a thread may still use them.
 fn map(len: usize) -> Result<usize> {
     // SAFETY: a new private mapping at an address of the kernel's choice.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), len, READ_WRITE, ANONYMOUS, -1, 0) };
@@ -160,7 +159,7 @@ fn map(len: usize) -> Result<usize> {
 }
 
 fn unmap(address: usize, len: usize) {
-    // SAFETY: only called with pages of `map` that are still there, and no longer used.
+    // SAFETY: only called with pages of `map` that are still mapped and no longer used.
     unsafe { libc::munmap(at(address), len) };
 }
 

@@ -1,4 +1,4 @@
-//! Completion queues, and the channel that tells of their entries.
+//! Completion queues, and the channel that signals their entries.
 
 use super::device::{Context, set_nonblocking};
 use super::owned::{Owned, check};
@@ -12,21 +12,21 @@ use rdma_core_sys::{
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Entries that one call takes at most.
+/// Most entries that one call takes.
 pub(super) const BATCH: usize = 32;
 
-/// What became of a work request.
+/// The completion of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Completion {
-    /// Of the work request.
+    /// The id of the work request.
     pub(super) id: u64,
-    /// An `ibv_wc_status`; 0 is success, and otherwise the rest means nothing.
+    /// An `ibv_wc_status`; 0 is success, otherwise the other fields are undefined.
     pub(super) status: u32,
     /// Bytes received.
     pub(super) len: u32,
     /// Number of the sender's queue pair.
     pub(super) source: u32,
-    /// A global routing header is in front of what was received.
+    /// A global routing header precedes the received data.
     pub(super) routed: bool,
 }
 
@@ -41,7 +41,7 @@ impl Channel {
     /// Errors: EMFILE, ENOMEM.
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let verbs = context.verbs;
-        // SAFETY: a live context; the channel is ended after its queue, which holds it.
+        // SAFETY: a live context; the channel is destroyed after its queue, which holds it.
         let raw = unsafe {
             Owned::new((verbs.create_comp_channel)(context.as_ptr()), verbs.destroy_comp_channel)
         }?;
@@ -61,11 +61,11 @@ impl Channel {
 #[derive(Debug)]
 pub(super) struct Cq {
     object: Arc<CqObject>,
-    /// It has operations of its own (ibv_create_cq_ex(3)).
+    /// It is polled through its own operations (ibv_create_cq_ex(3)).
     extended: bool,
 }
 
-/// It lives as long as anybody holds this.
+/// The queue itself; it lives as long as any reference to this.
 #[derive(Debug)]
 pub(super) struct CqObject {
     raw: Owned<ibv_cq>,
@@ -80,8 +80,8 @@ impl CqObject {
 }
 
 impl Cq {
-    /// A queue for `entries`; `channel` tells of them when it is armed. `newer`: with operations of
-    /// its own if the driver has them. Errors: EINVAL, ENOMEM, the driver's.
+    /// A queue for `entries`; `channel` signals them when the queue is armed. `newer`: with operations of its
+    /// own if the driver supports that. Errors: EINVAL, ENOMEM, the driver's.
     pub(super) fn new(
         context: &Arc<Context>,
         entries: u32,
@@ -95,7 +95,7 @@ impl Cq {
         attr.cqe = entries;
         attr.channel = events;
         attr.wc_flags = u64::from(IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_SRC_QP);
-        // SAFETY: a live context and channel. An ibv_cq_ex begins as an ibv_cq and is ended as one.
+        // SAFETY: a live context and channel. An ibv_cq_ex begins as an ibv_cq and is destroyed as one.
         let made = unsafe {
             let raw = if newer { ibv_create_cq_ex(raw_context, &mut attr) } else { None };
             raw.and_then(|raw| Owned::new(raw.cast::<ibv_cq>(), verbs.destroy_cq).ok())
@@ -104,7 +104,7 @@ impl Cq {
             Some(raw) => (raw, true),
             None => {
                 let entries = entries as i32;
-                // SAFETY: as above.
+                // SAFETY: a live context and channel.
                 let raw = unsafe {
                     let none = std::ptr::null_mut();
                     let raw = (verbs.create_cq)(raw_context, entries, none, events, 0);
@@ -125,32 +125,32 @@ impl Cq {
         self.object.raw.as_ptr()
     }
 
-    /// Keeps it from being ended.
+    /// Keeps the queue alive.
     pub(super) fn object(&self) -> Arc<CqObject> {
         self.object.clone()
     }
 
-    /// It is polled through operations of its own.
+    /// It is polled through its own operations.
     pub(super) fn is_extended(&self) -> bool {
         self.extended
     }
 
-    /// Takes completions, at most as many as there is room for. Errors: the driver's; the queue is
-    /// of no use any more.
+    /// Takes completions, as many as there is room for. Errors: the driver's; the queue is
+    /// unusable then.
     #[inline]
     pub(super) fn poll(&mut self, room: &mut [Completion; BATCH]) -> Result<usize> {
         if self.extended { self.poll_extended(room) } else { self.poll_plain(room) }
     }
 
-    /// One entry between start and end: what `ibv_next_poll` leaves behind when there is no other is
-    /// not the same with all drivers. The man page wants `ibv_end_poll` after it, rxe's of rdma-core
-    /// 44 has done that by itself, and would throw the next entry away.
+    /// Takes one entry between start and end, because drivers differ in the state that `ibv_next_poll` leaves when
+    /// there is no further entry. The man page requires `ibv_end_poll` after it; the rxe driver of rdma-core 44 has
+    /// already done that itself, and would drop the next entry.
     fn poll_extended(&mut self, room: &mut [Completion; BATCH]) -> Result<usize> {
         let cq: *mut ibv_cq_ex = self.as_ptr().cast();
         for (n, completion) in room.iter_mut().enumerate() {
             let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
-            // SAFETY: a live extended queue, polled by nobody else (`&mut self`); values are read
-            // between start and end, and beyond id and status only where that is success.
+            // SAFETY: a live extended queue, polled by no other thread (`&mut self`). Values are read between
+            // start and end, and those beyond id and status only on success.
             unsafe {
                 match ibv_start_poll(cq, &mut attr) {
                     0 => (),
@@ -186,23 +186,23 @@ impl Cq {
         Ok(n)
     }
 
-    /// Entries as they are, of a queue without operations of its own.
+    /// Raw entries, from a queue without operations of its own.
     #[inline]
     pub(super) fn poll_entries(&mut self, entries: &mut [ibv_wc; BATCH]) -> Result<usize> {
         debug_assert!(!self.extended);
-        // SAFETY: a live queue, polled by nobody else (`&mut self`), and room for so many entries.
+        // SAFETY: a live queue, polled by no other thread (`&mut self`), and room for so many entries.
         let n = unsafe { ibv_poll_cq(self.as_ptr(), BATCH as i32, entries.as_mut_ptr()) };
         usize::try_from(n).map_err(|_| Errno(libc::EIO))
     }
 
-    /// The next entry makes the channel readable, once. Who then finds the queue empty may sleep.
-    /// Errors: the driver's.
+    /// Arms the queue: the next entry makes the channel readable, once. A thread that then finds the queue empty
+    /// may sleep. Errors: the driver's.
     pub(super) fn arm(&mut self) -> Result<()> {
         // SAFETY: a live queue.
         check(unsafe { ibv_req_notify_cq(self.as_ptr(), 0) })
     }
 
-    /// Makes the channel unreadable. An event keeps the queue from being ended until it is
+    /// Makes the channel unreadable. The queue cannot be destroyed before its events are
     /// acknowledged.
     pub(super) fn silence(&mut self) {
         let Some(channel) = &self.object.channel else { return };

@@ -1,4 +1,4 @@
-//! Devices, and what they tell of themselves.
+//! Devices, and the facts that they report.
 
 use super::library::{CLASS, Verbs, verbs};
 use super::owned::{Owned, check};
@@ -20,14 +20,14 @@ pub(crate) struct DeviceList {
     len: usize,
 }
 
-/// One of them; its context may outlive the list.
+/// A device of the list; its context may outlive the list.
 #[derive(Clone, Copy)]
 pub(crate) struct Device<'a> {
     list: &'a DeviceList,
     raw: *mut ibv_device,
 }
 
-/// A device that is open.
+/// The context of an open device.
 pub(super) struct Context {
     raw: Owned<ibv_context>,
     pub(super) verbs: &'static Verbs,
@@ -41,10 +41,10 @@ pub(super) struct Pd {
     pub(super) context: Arc<Context>,
 }
 
-/// The vendor of soft-RoCE's devices, a number that no manufacturer has (the kernel's RXE_VENDOR_ID).
+/// The vendor id of soft-RoCE devices, which no manufacturer has (the kernel's RXE_VENDOR_ID).
 const SOFT_ROCE: &str = "0xffffff";
 
-/// What a device tells of itself.
+/// The facts that a device reports.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct DeviceFacts {
     pub(crate) firmware: Option<String>,
@@ -53,17 +53,17 @@ pub(crate) struct DeviceFacts {
     pub(crate) device_id: Option<String>,
     pub(crate) version: u32,
     pub(crate) ports: u8,
-    /// Most work requests of a queue, and entries of a completion queue.
+    /// Most work requests of a queue, and most entries of a completion queue.
     pub(crate) max_requests: u32,
     pub(crate) max_completions: u32,
-    /// From sysfs; a device without hardware, such as rdma_rxe's, is nowhere.
+    /// From sysfs; `None` for a device without hardware, such as rdma_rxe's.
     pub(crate) pci: Option<PciAddress>,
     pub(crate) numa_node: Option<u32>,
     pub(crate) driver: Option<String>,
 }
 
 impl DeviceList {
-    /// Errors: ENOSYS without libibverbs or without support in the kernel, ENOMEM, EPERM.
+    /// Lists the devices. Errors: ENOSYS without libibverbs or kernel support, ENOMEM, EPERM.
     pub(crate) fn new() -> Result<Self> {
         let verbs = verbs()?;
         let mut len = 0;
@@ -83,13 +83,13 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: the list is the library's and nobody uses it any more; open devices stay valid.
+        // SAFETY: the list is the library's and no longer used; open devices stay valid.
         unsafe { (self.verbs.free_device_list)(self.list) };
     }
 }
 
 impl Device<'_> {
-    /// Such as `mlx5_0`.
+    /// Its name, such as `mlx5_0`.
     pub(crate) fn name(&self) -> String {
         // SAFETY: a device of a live list; the name is a C string.
         unsafe { CStr::from_ptr((&raw const (*self.raw).name).cast()) }
@@ -97,7 +97,7 @@ impl Device<'_> {
             .into_owned()
     }
 
-    /// Such as `/sys/class/infiniband_verbs/uverbs0`.
+    /// Its directory in sysfs, such as `/sys/class/infiniband_verbs/uverbs0`.
     fn node(&self) -> Option<PathBuf> {
         // SAFETY: a device of a live list; the path is a C string.
         let path = unsafe { CStr::from_ptr((&raw const (*self.raw).dev_path).cast()) };
@@ -105,8 +105,8 @@ impl Device<'_> {
         path.exists().then_some(path)
     }
 
-    /// True for InfiniBand and RoCE adapters. Others have no UD queue pairs as InfiniBand defines
-    /// them (iWARP), or ones of their own kind (EFA).
+    /// True for InfiniBand and RoCE adapters. Others lack UD queue pairs as InfiniBand defines them
+    /// (iWARP), or have their own kind (EFA).
     pub(crate) fn is_adapter(&self) -> bool {
         // SAFETY: a device of a live list.
         unsafe {
@@ -117,23 +117,23 @@ impl Device<'_> {
     /// Opens it. Errors: EACCES, EPERM, EMFILE, ENODEV, ENOMEM …
     pub(crate) fn open(&self) -> Result<OpenDevice> {
         let verbs = self.list.verbs;
-        // SAFETY: a device of a live list; the context is ended after all that was made of it,
-        // because they hold it.
+        // SAFETY: a device of a live list; the context is closed after everything made from it, which
+        // holds it.
         let raw = unsafe { Owned::new((verbs.open_device)(self.raw), verbs.close_device) }?;
         let home = process::pid();
         let context = Context { raw, verbs, home };
-        // Nobody waits for events in a call.
+        // Reading asynchronous events must not block.
         // SAFETY: a live context; the member does not change.
         set_nonblocking(unsafe { (*context.as_ptr()).async_fd })?;
         Ok(OpenDevice { name: self.name(), node: self.node(), context: Arc::new(context) })
     }
 }
 
-/// A device that is open, by name.
+/// An open device.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenDevice {
     pub(super) name: String,
-    /// Where sysfs has it for as long as it may be used.
+    /// Its directory in sysfs, which exists as long as the device may be used.
     pub(super) node: Option<PathBuf>,
     pub(super) context: Arc<Context>,
 }
@@ -143,7 +143,7 @@ impl OpenDevice {
         &self.name
     }
 
-    /// What it tells of itself. Errors: the driver's.
+    /// Queries its facts. Errors: the driver's.
     pub(crate) fn facts(&self) -> Result<DeviceFacts> {
         // SAFETY: all zeroes is a valid ibv_device_attr; the call fills it.
         let attr = unsafe {
@@ -167,14 +167,14 @@ impl OpenDevice {
             max_requests: u32::try_from(attr.max_qp_wr).unwrap_or(0),
             max_completions: u32::try_from(attr.max_cqe).unwrap_or(0),
             pci: device.and_then(last).and_then(|name| PciAddress::from_text(&name)),
-            // -1 where the system has no such thing.
+            // -1 if the system has no NUMA nodes
             numa_node: file("numa_node").and_then(|text| text.trim().parse().ok()),
             driver: std::fs::canonicalize(place.join("driver")).ok().and_then(last),
         })
     }
 
-    /// Whether threads of the kernel do what hardware should: it is soft-RoCE (rdma_rxe), which may be over any Ethernet,
-    /// of a kernel in which it has such. In Linux 6.1 whoever posts a request does it, in 6.12 threads do.
+    /// Whether kernel threads do the work of the hardware: soft-RoCE (rdma_rxe), over any Ethernet, in kernels where it
+    /// has threads. In Linux 6.1 the posting thread itself does the work, in 6.12 kernel threads do.
     pub(crate) fn is_threads(&self) -> bool {
         let vendor = self.facts().ok().and_then(|facts| facts.vendor_id);
         vendor.as_deref() == Some(SOFT_ROCE) && process::kernel_is_at_least(6, 12)
@@ -187,7 +187,7 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// This is the process that opened it.
+    /// This process opened it.
     pub(super) fn is_at_home(&self) -> bool {
         process::pid() == self.home
     }
@@ -202,8 +202,8 @@ impl std::fmt::Debug for Context {
 impl Pd {
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let verbs = context.verbs;
-        // SAFETY: a live context; the domain is ended after all that was made of it, because they
-        // hold it.
+        // SAFETY: a live context; the domain is deallocated after everything made from it, which
+        // holds it.
         let raw = unsafe { Owned::new((verbs.alloc_pd)(context.as_ptr()), verbs.dealloc_pd) }?;
         Ok(Arc::new(Self { raw, context: context.clone() }))
     }
@@ -214,7 +214,7 @@ impl Pd {
     }
 }
 
-/// Makes `fd` return at once where it would wait.
+/// Makes `fd` non-blocking.
 pub(super) fn set_nonblocking(fd: RawFd) -> Result<()> {
     // SAFETY: flags of a descriptor that the caller has open.
     unsafe {

@@ -1,4 +1,4 @@
-//! What a device says unasked (ibv_get_async_event(3)): that a queue pair broke, a port went down, an
+//! Asynchronous events of a device (ibv_get_async_event(3)): a queue pair broke, a port went down, an
 //! address changed, or the device itself is gone.
 
 use super::device::OpenDevice;
@@ -13,27 +13,27 @@ use rdma_core_sys::{
 };
 use std::os::fd::BorrowedFd;
 
-/// What an event is about.
+/// The subject of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum About {
-    /// The queue pair of this number is of no use any more.
+    /// The queue pair of this number is unusable.
     BrokenQueuePair(u32),
-    /// A completion queue or a shared receive queue is of no use any more.
+    /// A completion queue or a shared receive queue is unusable.
     BrokenQueue,
     /// This port may have become active.
     PortUp(u8),
-    /// This port's state or addresses are other ones.
+    /// This port's state or addresses have changed.
     Port(u8),
-    /// The device is of no use any more.
+    /// The device is unusable.
     Device,
-    /// Something that changes nothing here.
+    /// An event that needs no action here.
     Nothing,
 }
 
-/// An event.
+/// An asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DeviceEvent {
-    /// As infiniband/verbs.h has it, without its prefix.
+    /// The name in infiniband/verbs.h, without its prefix.
     pub(crate) name: &'static str,
     pub(crate) about: About,
 }
@@ -45,9 +45,9 @@ impl OpenDevice {
         unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
     }
 
-    /// The next event. It takes a system call. Errors: the device is gone (EIO).
+    /// The next event. Makes a system call. Errors: the device is gone (EIO).
     pub(crate) fn take_event(&self) -> Result<Option<DeviceEvent>> {
-        // A forked child would take its parent's.
+        // A forked child would take its parent's events.
         if !self.context.is_at_home() {
             return Ok(None);
         }
@@ -62,13 +62,13 @@ impl OpenDevice {
             };
         }
         let event = read(&raw);
-        // SAFETY: the event just taken. Unacknowledged ones would keep objects from being ended.
+        // SAFETY: the event just taken. Unacknowledged events would keep objects from being destroyed.
         unsafe { (verbs.ack_async_event)(&mut raw) };
         Ok(Some(event))
     }
 
-    /// True while the system shows the device. One whose driver cannot take it from processes waits,
-    /// when it is removed, until they have let it go: all that shows is that its node goes away.
+    /// True while the system shows the device. If its driver cannot take a removed device away from processes, the
+    /// removal waits until they have closed it; the only sign of that is that its node disappears.
     pub(crate) fn is_there(&self) -> bool {
         self.node.as_ref().is_none_or(|node| node.exists())
     }
@@ -79,7 +79,7 @@ fn read(event: &ibv_async_event) -> DeviceEvent {
     DeviceEvent { name, about: about(event) }
 }
 
-/// The name of a kind of events, and how one is read.
+/// The name of an event type, and the function that reads such an event.
 fn kind(kind: ibv_event_type) -> (&'static str, fn(&ibv_async_event) -> About) {
     const NOTHING: fn(&ibv_async_event) -> About = |_| About::Nothing;
     const QUEUE: fn(&ibv_async_event) -> About = |_| About::BrokenQueue;
@@ -109,14 +109,14 @@ fn kind(kind: ibv_event_type) -> (&'static str, fn(&ibv_async_event) -> About) {
 }
 
 fn broken_queue_pair(event: &ibv_async_event) -> About {
-    // SAFETY: events of this kind are about a queue pair, which cannot end before they are
+    // SAFETY: events of this type are about a queue pair, which cannot be destroyed before they are
     // acknowledged.
     let number = unsafe { event.element.qp.as_ref() }.map(|qp| qp.qp_num);
     number.map_or(About::Nothing, About::BrokenQueuePair)
 }
 
 fn port(event: &ibv_async_event) -> u8 {
-    // SAFETY: events of this kind are about a port.
+    // SAFETY: events of this type are about a port.
     u8::try_from(unsafe { event.element.port_num }).unwrap_or(0)
 }
 
@@ -138,7 +138,7 @@ mod tests {
             raw.event_type = kind;
             assert_eq!(read(&raw), DeviceEvent { name, about });
         }
-        // SAFETY: as above.
+        // SAFETY: all zeroes is a valid ibv_qp.
         let mut qp: rdma_core_sys::ibv_qp = unsafe { std::mem::zeroed() };
         qp.qp_num = 17;
         (raw.event_type, raw.element.qp) = (IBV_EVENT_QP_FATAL, &mut qp);

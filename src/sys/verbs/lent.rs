@@ -1,26 +1,26 @@
-//! Packets that a queue pair sends from where they were made.
+//! Sends packets directly from the memory in which they were made: registers a pool with a queue pair's device.
 
 use super::mr::{Permission, Registrar, Registration};
 use crate::sys::packets::{PART, PARTS, Pool};
 use std::sync::Arc;
 
-/// A part of the pool, as the device knows it.
+/// The registration of a part of the pool.
 #[derive(Debug)]
 enum Part {
-    /// Not yet: nothing of it was sent.
+    /// Not registered yet: no packet in it was sent.
     New,
     Known(Registration),
-    /// It does not take it, or the process may lock no more memory.
+    /// The device refused it, or RLIMIT_MEMLOCK is exhausted.
     Refused,
 }
 
-/// The pool of one queue pair. It ends after that one, and then nothing of the pool is under way.
+/// The pool of one queue pair. It is dropped after the queue pair, when no packet of the pool is under way.
 #[derive(Debug)]
 pub(super) struct Lent {
     pool: Arc<Pool>,
     registrar: Registrar,
     parts: [Part; PARTS],
-    /// Packets posted to queue pairs before this one, and counted here.
+    /// Packets posted to earlier queue pairs, included in the pool's count.
     before: u64,
 }
 
@@ -30,7 +30,7 @@ impl Lent {
         Self { pool, registrar, parts: std::array::from_fn(|_| Part::New), before }
     }
 
-    /// The key by which the device reads `bytes`; `None`: it does not.
+    /// The key by which the device can read `bytes`; `None`: it cannot.
     #[inline]
     pub(super) fn key_of(&mut self, bytes: &[u8]) -> Option<u32> {
         let at = self.pool.part_of(bytes)?;
@@ -55,13 +55,13 @@ impl Lent {
         key
     }
 
-    /// Of this queue pair's, so many were posted so far.
+    /// So many packets were posted to this queue pair so far.
     #[inline]
     pub(super) fn note_posted(&self, count: u64) {
         self.pool.set_posted(self.before + count);
     }
 
-    /// Of them, so many are complete.
+    /// So many of them are complete.
     #[inline]
     pub(super) fn note_complete(&self, count: u64) {
         self.pool.set_complete(self.before + count);

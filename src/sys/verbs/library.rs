@@ -1,4 +1,4 @@
-//! libibverbs itself: found when a device is there, never linked.
+//! libibverbs, loaded at run time if a device exists, never linked.
 
 use crate::sys::dl::Library;
 use crate::sys::errno::{Errno, Result};
@@ -12,42 +12,42 @@ use rdma_core_sys::{
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 
-/// Where the kernel lists RDMA devices.
+/// The directory in which the kernel lists RDMA devices.
 pub(super) const CLASS: &str = "/sys/class/infiniband";
 
-/// True if this host shows any RDMA device. Without one libibverbs is not even looked for.
+/// True if this host has any RDMA device. Without one, libibverbs is not even looked for.
 pub(crate) fn present() -> bool {
     std::fs::read_dir(CLASS).is_ok_and(|mut entries| entries.next().is_some())
 }
 
-/// True if one of them is called `name`.
+/// True if an RDMA device is called `name`.
 pub(crate) fn shows(name: &str) -> bool {
     let plain = !name.is_empty() && !name.starts_with('.') && !name.contains('/');
     plain && std::path::Path::new(CLASS).join(name).exists()
 }
 
-/// Declares the table of functions, each with the version that it is asked for: most have an older
-/// one too, for programs of before 2008.
+/// Declares the table of functions, each with its symbol version: most exist in an older version too,
+/// for programs from before 2008.
 macro_rules! table {
     (
         $($name:ident = $symbol:literal $version:literal ($($arg:ty),*) $(-> $result:ty)?;)*
         ;
         $($may:ident = $its:literal $since:literal ($($of:ty),*) $(-> $gives:ty)?;)*
     ) => {
-        /// The functions of libibverbs that are called here.
+        /// The functions of libibverbs that are used here.
         pub(super) struct Verbs {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
             $(pub(super) $may: Option<unsafe extern "C" fn($($of),*) $(-> $gives)?>,)*
         }
 
         impl Verbs {
-            /// Error: the function that it lacks.
+            /// Error: the missing function.
             fn load(library: &Library) -> std::result::Result<Self, &'static CStr> {
                 Ok(Self {
                     $($name: {
                         let found = library.versioned($symbol, $version).ok_or($symbol)?;
-                        // SAFETY: infiniband/verbs.h declares the function of this name and version
-                        // so, and the library stays loaded.
+                        // SAFETY: infiniband/verbs.h declares the function of this name and version with
+                        // this type, and the library stays loaded.
                         unsafe {
                             std::mem::transmute::<
                                 NonNull<c_void>,
@@ -55,7 +55,7 @@ macro_rules! table {
                             >(found)
                         }
                     },)*
-                    // SAFETY: as above.
+                    // SAFETY: infiniband/verbs.h declares it with this type, and the library stays loaded.
                     $($may: library.versioned($its, $since).map(|found| unsafe {
                         std::mem::transmute::<
                             NonNull<c_void>,
@@ -104,7 +104,7 @@ table! {
     create_ah = c"ibv_create_ah" c"IBVERBS_1.1" (*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
     destroy_ah = c"ibv_destroy_ah" c"IBVERBS_1.1" (*mut ibv_ah) -> c_int;
 
-    ; // What follows may be missing.
+    ; // The following functions may be missing.
     create_srq = c"ibv_create_srq" c"IBVERBS_1.1"
         (*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
     destroy_srq = c"ibv_destroy_srq" c"IBVERBS_1.1" (*mut ibv_srq) -> c_int;
@@ -112,9 +112,9 @@ table! {
     is_fork_initialized = c"ibv_is_fork_initialized" c"IBVERBS_1.13" () -> ibv_fork_status;
 }
 
-/// The library, loaded at the first call. Errors: ENOSYS when there is none, or too old a one.
+/// The library, loaded by the first call. Errors: ENOSYS if it is missing or too old.
 pub(super) fn verbs() -> Result<&'static Verbs> {
-    // What was found stays: the library is never unloaded.
+    // The table stays valid: the library is never unloaded.
     static VERBS: OnceCell<Verbs> = OnceCell::new();
     VERBS.get_or_try_init(|| {
         let Some(library) = Library::open(c"libibverbs.so.1") else {

@@ -1,4 +1,4 @@
-//! Memory that a device reads and writes.
+//! Registered memory of this library that a device reads and writes.
 
 use super::device::Pd;
 use super::owned::Owned;
@@ -8,8 +8,8 @@ use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_mr};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Slots of one size, registered with a device, and nobody else's. What a slot holds belongs to the
-/// device from the moment it is posted until it is complete.
+/// Slots of one size, registered with a device and used for nothing else. The contents of a slot belong to the
+/// device from the moment it is posted until its completion.
 #[derive(Debug)]
 pub(super) struct Slots {
     mr: Owned<ibv_mr>,
@@ -19,16 +19,16 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// `count` slots of `len` bytes. Errors: ENOMEM, also where the process may lock no more memory
-    /// (RLIMIT_MEMLOCK); the driver's.
+    /// `count` slots of `len` bytes. Errors: ENOMEM, also if RLIMIT_MEMLOCK is exhausted; the
+    /// driver's.
     pub(super) fn new(pd: &Arc<Pd>, count: usize, len: usize) -> Result<Self> {
-        // Each on cache lines of its own.
+        // Each slot has cache lines of its own.
         let slot = len.next_multiple_of(64);
         let memory = Mapping::new(count * slot)?;
         let verbs = pd.context.verbs;
         let access = IBV_ACCESS_LOCAL_WRITE as i32;
         let base = memory.base.as_ptr().cast();
-        // SAFETY: a live domain and mapping; the region is ended before both, by the order of the
+        // SAFETY: a live domain and mapping; the region is deregistered before both, by the order of the
         // members.
         let mr = unsafe {
             Owned::new((verbs.reg_mr)(pd.as_ptr(), base, memory.len, access), verbs.dereg_mr)
@@ -36,14 +36,14 @@ impl Slots {
         Ok(Self { mr, memory, slot, _pd: pd.clone() })
     }
 
-    /// The key by which the device knows the memory.
+    /// The local key of the memory.
     #[inline]
     pub(super) fn lkey(&self) -> u32 {
         // SAFETY: a live region; the member does not change.
         unsafe { (*self.mr.as_ptr()).lkey }
     }
 
-    /// Where slot `index` begins.
+    /// The address of slot `index`.
     #[inline]
     pub(super) fn address(&self, index: usize) -> Option<NonNull<u8>> {
         let at = index.checked_mul(self.slot)?;
@@ -63,13 +63,13 @@ impl Slots {
     #[inline]
     pub(super) fn fill(&mut self, index: usize, from: &[u8]) -> Option<NonNull<u8>> {
         let slot = self.address(index).filter(|_| from.len() <= self.slot)?;
-        // SAFETY: within the slot, and nobody's now; `from` is other memory.
+        // SAFETY: within the slot, which no device uses now; `from` is other memory.
         unsafe { simd::copy(from.as_ptr(), slot.as_ptr(), from.len()) };
         Some(slot)
     }
 }
 
-/// Anonymous memory that forked children do not get.
+/// Anonymous memory that forked children do not inherit.
 #[derive(Debug)]
 pub(in crate::sys) struct Mapping {
     base: NonNull<u8>,
@@ -77,9 +77,9 @@ pub(in crate::sys) struct Mapping {
     home: i32,
 }
 
-// SAFETY: plain memory; its owner decides who touches it.
+// SAFETY: plain memory; its owner decides which thread accesses it.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: plain memory; its owner decides which thread accesses it.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -100,13 +100,13 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(Errno::last());
         }
-        // SAFETY: the mapping just made. A kernel that refuses has made it all the same.
+        // SAFETY: the mapping made above. It is valid even if the kernel refuses this.
         unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
         let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
         Ok(Self { base, len, home: process::pid() })
     }
 
-    /// Where it begins.
+    /// Its first byte.
     #[inline]
     pub(in crate::sys) fn base(&self) -> NonNull<u8> {
         self.base
@@ -115,9 +115,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // In a forked child something else may be there.
+        // In a forked child another mapping may be there.
         if process::pid() == self.home {
-            // SAFETY: our mapping, which nobody uses any more.
+            // SAFETY: our own mapping, which is no longer used.
             unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
         }
     }

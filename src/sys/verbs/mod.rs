@@ -1,15 +1,14 @@
-//! RDMA devices: libibverbs, opened at run time where there is a device, and its objects as owners
-//! that cannot be misused from safe code.
+//! RDMA devices: libibverbs, opened at run time if there is a device, and its objects with owners that
+//! cannot be misused from safe code.
 //!
-//! **Fork.** A forked child has the descriptors of its parent's devices, and would end the parent's
+//! **Fork.** A forked child has the descriptors of its parent's devices, and would destroy the parent's
 //! queue pairs with them. So every object remembers its process, and does nothing in another one.
 //!
-//! `ibv_fork_init` is never called: it changes the whole process, which is not ours. What it is for
-//! are kernels before 5.12, where a page that a device writes into could become the child's page
-//! after a fork and the parent's buffer a copy that the device does not know. Our own rings are kept
-//! from children by MADV_DONTFORK, on any kernel. The application's memory is to be registered on
-//! later kernels only ([`fork_hazard`]), and a driver's own queues are on an earlier one the
-//! application's affair as with every provider.
+//! `ibv_fork_init` is never called: it changes the whole process, which belongs to the application. It is for
+//! kernels before 5.12, where after a fork the child may keep the page that a device writes into, while the
+//! parent gets a copy that the device does not know. MADV_DONTFORK keeps this library's rings from children, on
+//! any kernel. The application's memory is registered on later kernels only ([`fork_hazard`]). On earlier
+//! kernels a driver's own queues are the application's responsibility, as with every provider.
 
 mod cq;
 mod device;

@@ -1,4 +1,4 @@
-//! Memory of the application that a device may use.
+//! Registrations of the application's memory.
 
 use super::device::Pd;
 use super::library::verbs;
@@ -12,14 +12,14 @@ use rdma_core_sys::{
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::Arc;
 
-/// What the device may do with memory; each of the first three includes those before it.
+/// What a device may do with memory; each of the first three includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Permission {
     Read,
     Write,
-    /// Write it for whoever knows the remote key.
+    /// Write it for peers that know the remote key.
     RemoteWrite,
-    /// Read it for whoever knows the remote key, and nothing else; or write it, too.
+    /// Read it, or write it, or both, for peers that know the remote key; nothing else.
     Exposed {
         reads: bool,
         writes: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Registrar {
     pub(super) pd: Arc<Pd>,
 }
 
-/// A registration; ends with it, in the process that made it.
+/// A registration; it ends when this is dropped, in the process that made it.
 #[derive(Debug)]
 pub(crate) struct Registration {
     mr: Owned<ibv_mr>,
@@ -40,10 +40,10 @@ pub(crate) struct Registration {
 }
 
 impl Registrar {
-    /// Registers `len` bytes at `addr`: the pages stay where they are for the device. Registering
-    /// alone moves no byte; who hands the remote key out answers for what comes. Errors: ENOMEM,
-    /// also where the process may lock no more memory (RLIMIT_MEMLOCK); EFAULT where there is no
-    /// memory, or none of this permission; the driver's.
+    /// Registers `len` bytes at `addr`: the pages are pinned for the device. Registering alone moves no
+    /// byte; code that gives the remote key out is responsible for the consequences. Errors: ENOMEM, also if
+    /// RLIMIT_MEMLOCK is exhausted; EFAULT if there is no memory, or none with this permission; the
+    /// driver's.
     pub(crate) fn register(
         &self,
         addr: usize,
@@ -56,13 +56,13 @@ impl Registrar {
             Permission::RemoteWrite => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
             Permission::Exposed { reads, writes } => {
                 let read = if reads { IBV_ACCESS_REMOTE_READ } else { 0 };
-                // What is written from far has to be writable from here (ibv_reg_mr.3).
+                // Remote write access requires local write access (ibv_reg_mr.3).
                 let write = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
                 read | if writes { write } else { 0 }
             }
         };
-        // Never IBV_ACCESS_RELAXED_ORDERING: flush reads (PROTOCOL.md §7.16, rule 2) rest on the order of a device's
-        // own requests on its bus.
+        // Never IBV_ACCESS_RELAXED_ORDERING: flush reads (PROTOCOL.md §7.16, rule 2) rely on the order of a
+        // device's own requests on its bus.
         if addr.checked_add(len).is_none() {
             return Err(Errno(libc::EFAULT));
         }
@@ -76,9 +76,9 @@ impl Registrar {
     }
 }
 
-/// Why registering the application's memory would be a danger to it, if it forks; `None`: it is none.
-/// Where the kernel does not copy pinned pages for a child at the fork (before Linux 5.12), the parent
-/// gets the copy at its next write, and the device goes on with the page that the child has.
+/// Why registering the application's memory would be unsafe if the application forks; `None`: it is safe.
+/// Before Linux 5.12 the kernel does not copy pinned pages for the child at the fork: the parent gets a copy
+/// at its next write, and the device continues with the page that the child has.
 pub(crate) fn fork_hazard() -> Option<&'static str> {
     if !process::kernel_is_at_least(5, 12) {
         return Some("the kernel is older than 5.12");
@@ -90,17 +90,17 @@ pub(crate) fn fork_hazard() -> Option<&'static str> {
 }
 
 impl Registration {
-    /// The key by which our own queue pairs name the memory.
+    /// The local key, for queue pairs of this process.
     #[inline]
     pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: a live region; the member does not change.
         unsafe { (*self.mr.as_ptr()).lkey }
     }
 
-    /// The key by which those of others do.
+    /// The remote key, for queue pairs of peers.
     #[inline]
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: a live region; the member does not change.
         unsafe { (*self.mr.as_ptr()).rkey }
     }
 }

@@ -1,4 +1,4 @@
-//! One object of libibverbs, and what ends it.
+//! An object of libibverbs with its destructor.
 
 use crate::sys::errno::{Errno, Result};
 use crate::sys::process;
@@ -6,25 +6,25 @@ use std::ffi::c_int;
 use std::fmt;
 use std::ptr::NonNull;
 
-/// An object that ends with its owner, in the process that made it.
+/// An object that is destroyed with its owner, in the process that made it.
 pub(super) struct Owned<T> {
     raw: NonNull<T>,
     destroy: unsafe extern "C" fn(*mut T) -> c_int,
     home: i32,
 }
 
-// SAFETY: libibverbs lets any thread use an object. What two threads must not do at once takes
+// SAFETY: libibverbs lets any thread use an object. Calls that two threads must not make at once take
 // `&mut` of its owner here.
 unsafe impl<T> Send for Owned<T> {}
-// SAFETY: as above.
+// SAFETY: libibverbs lets any thread use an object, and calls that exclude each other take `&mut` here.
 unsafe impl<T> Sync for Owned<T> {}
 
 impl<T> Owned<T> {
-    /// Takes over what a call returned; null is that call's errno.
+    /// Takes ownership of a call's result; null means failure, with the call's errno.
     ///
     /// # Safety
-    /// `raw` is null or a new object that `destroy` ends, that nobody else does, and that may be
-    /// ended whenever the owner is dropped.
+    /// `raw` is null or a new object that `destroy` destroys, that no other code destroys, and that may be
+    /// destroyed whenever the owner is dropped.
     pub(super) unsafe fn new(
         raw: *mut T,
         destroy: unsafe extern "C" fn(*mut T) -> c_int,
@@ -42,7 +42,7 @@ impl<T> Owned<T> {
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
         if process::pid() == self.home {
-            // SAFETY: as `new` has it. What refuses to end is left to the process's end.
+            // SAFETY: the caller of `new` vouched for it. An object that refuses to end stays until the process ends.
             unsafe { (self.destroy)(self.raw.as_ptr()) };
         }
     }
@@ -54,7 +54,7 @@ impl<T> fmt::Debug for Owned<T> {
     }
 }
 
-/// The convention of calls that return 0 or an error number.
+/// Converts the result of calls that return 0 or an error number.
 #[inline]
 pub(super) fn check(rc: c_int) -> Result<()> {
     if rc == 0 { Ok(()) } else { Err(Errno(rc.abs())) }

@@ -1,4 +1,4 @@
-//! Ports of a device, and the addresses (GIDs) that they have.
+//! Ports of a device, and their addresses (GIDs).
 
 use super::device::OpenDevice;
 use super::owned::check;
@@ -9,22 +9,22 @@ use rdma_core_sys::{
     ibv_query_port_extended,
 };
 
-/// Most GIDs of a device, all ports together: the kernel counts the bytes of the answer in 16 bits.
+/// Most GIDs of a device, all ports together: the kernel counts the answer's bytes in 16 bits.
 const GIDS_MAX: usize = 2000;
 
-/// What a port is connected to.
+/// The network of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LinkLayer {
     InfiniBand,
     Ethernet,
 }
 
-/// The state of a port.
+/// The attributes of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Port {
     pub(crate) number: u8,
     pub(crate) link: LinkLayer,
-    /// It is up, and configured by the subnet manager where it needs one.
+    /// It is up, and configured by the subnet manager if it needs one.
     pub(crate) active: bool,
     /// Longest payload of a datagram, bytes.
     pub(crate) mtu: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Port {
     pub(crate) service_level: u8,
 }
 
-/// How packets with a GID are carried.
+/// The encapsulation of packets with a GID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GidKind {
     InfiniBand,
@@ -45,7 +45,7 @@ pub(crate) enum GidKind {
     RoceV2,
 }
 
-/// An entry of a port's table.
+/// An entry of a port's GID table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Gid {
     pub(crate) index: u8,
@@ -59,8 +59,8 @@ impl OpenDevice {
         // SAFETY: all zeroes is a valid ibv_port_attr.
         let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
         let (context, verbs) = (self.context.as_ptr(), self.context.verbs);
-        // SAFETY: a live context; both calls fill the structure or its first members, which are
-        // those of the older one.
+        // SAFETY: a live context; both calls fill the structure or its first members, which are those
+        // of its older version.
         let rc = unsafe {
             match ibv_query_port_extended(context, number, &mut attr) {
                 libc::EOPNOTSUPP => {
@@ -83,13 +83,13 @@ impl OpenDevice {
         })
     }
 
-    /// All GIDs of port `number` that are set. Errors: the driver's.
+    /// All valid GIDs of port `number`. Errors: the driver's.
     pub(crate) fn gids(&self, number: u8) -> Result<Vec<Gid>> {
         // SAFETY: all zeroes is a valid ibv_gid_entry.
         let mut entries: Vec<ibv_gid_entry> = vec![unsafe { std::mem::zeroed() }; GIDS_MAX];
         let size = size_of::<ibv_gid_entry>();
         let query = self.context.verbs.query_gids;
-        // SAFETY: a live context; the call fills at most so many entries of this size.
+        // SAFETY: a live context; the call fills at most `GIDS_MAX` entries of this size.
         let n = unsafe { query(self.context.as_ptr(), entries.as_mut_ptr(), GIDS_MAX, 0, size) };
         let n = usize::try_from(n).map_err(|_| Errno(i32::try_from(-n).unwrap_or(libc::EIO)))?;
         let of_port = |entry: &&ibv_gid_entry| entry.port_num == u32::from(number);
@@ -97,7 +97,7 @@ impl OpenDevice {
     }
 }
 
-/// `None` for kinds that are not known here, and where an address handle has no room for the index.
+/// `None` for unknown kinds, and if an address handle has no room for the index.
 fn gid(entry: &ibv_gid_entry) -> Option<Gid> {
     let kind = match entry.gid_type {
         IBV_GID_TYPE_IB => GidKind::InfiniBand,
@@ -109,12 +109,12 @@ fn gid(entry: &ibv_gid_entry) -> Option<Gid> {
     Some(Gid { index: u8::try_from(entry.gid_index).ok()?, raw: unsafe { entry.gid.raw }, kind })
 }
 
-/// Bytes of an `ibv_mtu`.
+/// Bytes of the MTU with this `ibv_mtu` code.
 fn mtu(code: u32) -> usize {
     if (1..=5).contains(&code) { 128 << code } else { 0 }
 }
 
-/// Bits a second of a link, from its codes (InfiniBand 1.7, PortInfo).
+/// The speed of a link in bits a second, from its codes (InfiniBand 1.7, PortInfo).
 fn speed_bps(speed: u8, width: u8) -> u64 {
     const MBPS: [(u8, u64); 9] = [
         (1, 2_500),

@@ -1,4 +1,4 @@
-//! UD queue pairs, and the handles of the addresses that they send to.
+//! UD queue pairs, and address handles of their destinations.
 
 use super::cq::Cq;
 use super::device::Pd;
@@ -16,17 +16,17 @@ use rdma_core_sys::{
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// Work requests that are posted together at most.
+/// Most work requests posted together.
 pub(super) const BATCH: usize = 64;
-/// Lengths that are asked for as what a send may carry within its request, bytes: devices refuse a
-/// queue pair that wants more than they have.
+/// Lengths of inline data to ask for, in turn, bytes: devices refuse a queue pair that wants more than they
+/// support.
 const INLINE: [u32; 4] = [220, 128, 60, 0];
 
-/// Where datagrams go.
+/// The destination of datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct AhSettings {
     pub(crate) port: u8,
-    /// The receiver's GID, if packets are routed by it, and the index of ours.
+    /// The receiver's GID, if packets are routed by it, and the index of our GID.
     pub(crate) gid: Option<([u8; 16], u8)>,
     /// InfiniBand only.
     pub(crate) lid: u16,
@@ -42,11 +42,11 @@ pub(crate) struct Ah {
 
 /// Packets may be marked instead of dropped (ECN, RFC 3168): ECT(0).
 const ECN_CAPABLE: u8 = 2;
-/// As IP has it for what crosses routers.
+/// The usual hop limit of IP packets across routers.
 const HOPS: u8 = 64;
 
 impl Ah {
-    /// Errors: EHOSTUNREACH, ETIMEDOUT, EINVAL and others when the address leads nowhere; ENOMEM.
+    /// Errors: EHOSTUNREACH, ETIMEDOUT, EINVAL and others if the address is unreachable; ENOMEM.
     pub(super) fn new(pd: &Arc<Pd>, to: &AhSettings) -> Result<Self> {
         // SAFETY: all zeroes is a valid ibv_ah_attr.
         let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
@@ -72,13 +72,13 @@ impl Ah {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SendRequest {
     pub(super) id: u64,
-    /// What is sent: copied at once if `inline`, else it belongs to the device until completion.
+    /// The data: copied at once if `inline`, otherwise the device's until completion.
     pub(super) from: NonNull<u8>,
     pub(super) len: u32,
-    /// The key by which the device reads it, if it does.
+    /// The key by which the device reads it, unless `inline`.
     pub(super) lkey: u32,
     pub(super) inline: bool,
-    /// Completion is reported.
+    /// Its completion is reported.
     pub(super) signaled: bool,
 }
 
@@ -91,19 +91,19 @@ fn flags(request: &SendRequest) -> u32 {
 /// A queue pair of type UD, ready to send.
 pub(super) struct UdQp {
     raw: Owned<ibv_qp>,
-    /// Sends go through operations of its own (ibv_create_qp_ex(3)), for which this is the place.
+    /// The interface for its own send operations (ibv_create_qp_ex(3)), if it has them.
     extended: Option<NonNull<ibv_qp_ex>>,
-    /// Bytes that a send may carry within its request.
+    /// Most bytes that a send may carry inline.
     pub(super) inline_max: usize,
-    /// Room for requests and their one segment each, for a device without such operations.
+    /// Buffers for requests with one segment each, for a device without such operations.
     requests: Vec<(ibv_send_wr, ibv_sge)>,
     _pd: Arc<Pd>,
 }
 
-// SAFETY: the pointer is of the same object as `raw`, for which this holds; those in `requests` mean
-// nothing between calls.
+// SAFETY: the pointer belongs to the same object as `raw`, which may be sent; those in `requests` are
+// meaningless between calls.
 unsafe impl Send for UdQp {}
-// SAFETY: as above.
+// SAFETY: `extended` belongs to `raw`, which may be shared; `requests` is accessed by `&mut self` only.
 unsafe impl Sync for UdQp {}
 
 impl std::fmt::Debug for UdQp {
@@ -113,8 +113,8 @@ impl std::fmt::Debug for UdQp {
 }
 
 impl UdQp {
-    /// A queue pair on `port` that takes datagrams with the Q_Key `qkey`; `depths` are of sends and
-    /// receives. `newer`: with operations of its own if the driver has them. Errors: EINVAL where the device has no such, ENOMEM, the driver's.
+    /// A queue pair on `port` for datagrams with the Q_Key `qkey`; `depths` are for sends and receives. `newer`: with
+    /// its own operations if the driver supports them. Errors: EINVAL if the device has no UD, ENOMEM, the driver's.
     pub(super) fn new(
         pd: &Arc<Pd>,
         queues: (&Cq, &Cq),
@@ -155,13 +155,13 @@ impl UdQp {
         attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         attr.pd = pd.as_ptr();
         attr.send_ops_flags = u64::from(IBV_QP_EX_WITH_SEND);
-        // SAFETY: live objects of one context; the queue pair is ended before its queues: the owner
-        // of all of them sees to it.
+        // SAFETY: live objects of one context; the owner of all of them destroys the queue pair before its
+        // queues.
         let raw = unsafe {
             let raw = ibv_create_qp_ex(pd.context.as_ptr(), &mut attr);
             Owned::new(raw.ok_or(Errno(libc::EOPNOTSUPP))?, verbs.destroy_qp)
         }?;
-        // SAFETY: a live queue pair made with SEND_OPS_FLAGS; the place lives as long.
+        // SAFETY: a live queue pair made with SEND_OPS_FLAGS; the interface lives as long.
         let extended = NonNull::new(unsafe { (verbs.qp_to_qp_ex)(raw.as_ptr()) });
         let extended = Some(extended.ok_or(Errno(libc::EOPNOTSUPP))?);
         Ok(Self::of(pd, raw, extended, &attr.cap))
@@ -175,7 +175,7 @@ impl UdQp {
         attr.recv_cq = receive.as_ptr();
         attr.cap = cap;
         attr.qp_type = IBV_QPT_UD;
-        // SAFETY: as in `extended`.
+        // SAFETY: live objects of one context; the owner destroys the queue pair before its queues.
         let raw =
             unsafe { Owned::new((verbs.create_qp)(pd.as_ptr(), &mut attr), verbs.destroy_qp) }?;
         Ok(Self::of(pd, raw, None, &attr.cap))
@@ -199,12 +199,12 @@ impl UdQp {
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
-    /// Its sends go through operations of its own.
+    /// Its sends use its own operations.
     pub(super) fn is_extended(&self) -> bool {
         self.extended.is_some()
     }
 
-    /// Through INIT and RTR to RTS (InfiniBand 1.7, 10.3.1). Receives may be posted from INIT on.
+    /// Moves it through INIT and RTR to RTS (InfiniBand 1.7, 10.3.1). Receives may be posted from INIT on.
     fn make_ready(&self, port: u8, qkey: u32) -> Result<()> {
         // SAFETY: all zeroes is a valid ibv_qp_attr.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -231,12 +231,12 @@ impl UdQp {
         check(unsafe { modify(self.raw.as_ptr(), &mut attr, IBV_QP_STATE as i32) })
     }
 
-    /// Posts sends, at most [`BATCH`], to queue pair `qpn` behind `ah`. Returns how many there was room
-    /// for. Errors: the driver's; none was posted.
+    /// Posts sends, at most [`BATCH`], to queue pair `qpn` behind `ah`. Returns for how many there was
+    /// room. Errors: the driver's; none was posted.
     ///
     /// # Safety
-    /// What a request names is readable: if it is inline during the call, else, under its key, until
-    /// its completion or the end of the queue pair. So long `ah` is not dropped either.
+    /// The memory of a request is readable: during the call if it is inline, otherwise, under its key, until its
+    /// completion or the end of the queue pair. `ah` lives as long.
     #[inline]
     pub(super) unsafe fn send(
         &mut self,
@@ -251,13 +251,13 @@ impl UdQp {
         };
         let qp = qp.as_ptr();
         let mut count = 0;
-        // SAFETY: a live queue pair made for sends, used by nobody else (`&mut self`); the caller
+        // SAFETY: a live queue pair made for sends, used by no other thread (`&mut self`); the caller
         // vouches for the rest.
         unsafe {
             ibv_wr_start(qp);
             for request in requests {
                 (*qp).wr_id = request.id;
-                // Drivers that have to be told that data is inline are told (rxe); others know it.
+                // Some drivers have to be told that data is inline (rxe); others detect it.
                 (*qp).wr_flags = flags(&request);
                 count += 1;
                 ibv_wr_send(qp);
@@ -276,7 +276,7 @@ impl UdQp {
     }
 
     /// # Safety
-    /// As `send`.
+    /// The same requirements as for [`Self::send`].
     unsafe fn send_plain(
         &mut self,
         ah: &Ah,
@@ -303,7 +303,7 @@ impl UdQp {
             count += 1;
         }
         let mut next: *mut ibv_send_wr = null_mut();
-        // From the last to the first, so that each knows its successor.
+        // From the last to the first, because each links to its successor.
         for (wr, sge) in self.requests.iter_mut().take(count).rev() {
             wr.next = next;
             wr.sg_list = sge;
@@ -325,12 +325,12 @@ impl UdQp {
         }
     }
 
-    /// Posts one buffer of `len` bytes for each of `slots`, which are numbers and addresses, at most
+    /// Posts one buffer of `len` bytes for each of `slots`, given as numbers and addresses, at most
     /// [`super::cq::BATCH`]. Errors: the driver's.
     ///
     /// # Safety
-    /// The memory is writable under `lkey`, and nobody else's until its completion or the end of
-    /// the queue pair.
+    /// The memory is writable under `lkey`, and only the device accesses it until its completion or
+    /// the end of the queue pair.
     pub(super) unsafe fn receive(
         &mut self,
         lkey: u32,

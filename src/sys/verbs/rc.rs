@@ -1,5 +1,5 @@
-//! What the connected queue pairs (RC) of an endpoint share: a completion queue with its channel, and
-//! the receives that writes with immediate take.
+//! Shared parts of an endpoint's connected queue pairs (RC): a completion queue with its channel, and
+//! the receives that writes with immediate consume.
 
 use super::cq::{self, Channel, Cq, CqObject};
 use super::device::{OpenDevice, Pd};
@@ -17,52 +17,52 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Receives that are given back to the device together.
+/// Receives that are posted again together.
 const REPOST: u32 = 16;
-/// Segments that one write may be gathered from, if the device can: as many as an operation has.
+/// Most segments of one write, if the device supports them: as many as an operation has.
 pub(super) const SEGMENTS: u32 = 4;
-/// The `wr_id` of sends; that of receives is 0.
+/// The `wr_id` of sends; receives have 0.
 pub(super) const WRITE: u64 = 1;
 
-/// How a port and its queue pairs are to be.
+/// Settings of a port and its queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RcSettings {
     pub(crate) port: u8,
-    /// The index of the port's GID that packets come from; `None`: InfiniBand.
+    /// The index of the port's GID that packets are sent from; `None`: InfiniBand.
     pub(crate) gid: Option<u8>,
     /// Longest packet of the port, bytes.
     pub(crate) mtu: usize,
     pub(crate) service_level: u8,
-    /// Most connections at a time. It may get fewer.
+    /// Most connections at a time. The port may support fewer.
     pub(crate) connections: usize,
-    /// Receives that wait for writes of peers: of all, or of each queue pair if not `shared`. It may
-    /// get fewer, or a few more.
+    /// Receives for writes of peers: for all connections, or for each queue pair if not `shared`. The port
+    /// may have fewer, or a few more.
     pub(crate) receives: u32,
-    /// Requests under way at most, of each queue pair. It may get fewer.
+    /// Most requests under way on each queue pair. The port may support fewer.
     pub(crate) sends: u32,
-    /// Reads that its device works on at the same time at most, for us, and for the peer. It may get fewer; zero:
-    /// reads do not work.
+    /// Most reads that its device processes at a time: those we issue, and those of the peer. The port may support
+    /// fewer; zero: reads do not work.
     pub(crate) reads: u8,
     pub(crate) serves: u8,
-    /// Receives are shared where the device can.
+    /// Receives are shared if the device supports that.
     pub(crate) shared: bool,
 }
 
-/// What has happened to a connection.
+/// An event of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RcEvent {
-    /// A write of the peer has arrived, all of it.
+    /// A write of the peer has arrived completely.
     Filled { qp: u32, immediate: u32, len: u32 },
-    /// The oldest request of ours is complete: [`RcQp::on_written`] is to be called.
+    /// Our oldest request is complete: the caller has to call [`RcQp::on_written`].
     Written { qp: u32 },
-    /// A request has failed (`ibv_wc_status`): the connection is of no use any more, and nothing else
-    /// is reported of it. The far end of a write that fails may hear nothing: with shared receives
-    /// it has no request that could.
+    /// A request has failed (`ibv_wc_status`): the connection is unusable, and no further event of it is reported.
+    /// The far end of a failed write may get no event: with shared receives, no request of its own is
+    /// there to fail.
     Failed { qp: u32, status: u32 },
 }
 
 impl RcEvent {
-    /// The number of the queue pair that it is of.
+    /// The number of the event's queue pair.
     pub(crate) fn qp(&self) -> u32 {
         match *self {
             Self::Filled { qp, .. } | Self::Written { qp } | Self::Failed { qp, .. } => qp,
@@ -70,46 +70,46 @@ impl RcEvent {
     }
 }
 
-/// What queue pairs keep alive.
+/// Objects that the queue pairs keep alive.
 #[derive(Debug)]
 pub(super) struct Queues {
-    // Ended in this order.
+    // Destroyed in this order.
     pub(super) srq: Option<Srq>,
     pub(super) cq: Arc<CqObject>,
     pub(super) pd: Arc<Pd>,
-    /// A queue pair has ended, and the driver may have dropped receives with it.
+    /// A queue pair was destroyed, and the driver may have dropped receives with it.
     pub(super) ended: AtomicBool,
 }
 
-/// A connection, as the port knows it.
+/// The port's record of a connection.
 struct Known {
     slot: Arc<Slot>,
-    /// Receives taken since the last were posted, if they are its own.
+    /// Receives consumed since the last were posted, if they are not shared.
     taken: u32,
     failed: bool,
 }
 
-/// See the module. It reports nothing of a queue pair that was dropped, nor of another one that had
-/// its number before.
+/// The RC port of an endpoint. It reports nothing of a queue pair that was dropped, nor of an earlier one with
+/// the same number.
 pub(crate) struct RcPort {
     queues: Arc<Queues>,
     cq: Cq,
     channel: Arc<Channel>,
     settings: RcSettings,
     segments: u32,
-    /// By number; those that have ended stay until there is no room.
+    /// By number; destroyed ones stay until there is no room.
     known: NumberMap<u32, Known>,
-    /// Shared receives taken since the last were posted.
+    /// Shared receives consumed since the last were posted.
     taken: u32,
-    /// Room for entries, and what was found in them and not yet reported.
+    /// Room for entries, and the events found in them that are not yet reported.
     entries: Box<[ibv_wc; cq::BATCH]>,
     found: VecDeque<RcEvent>,
     armed: bool,
-    /// Why it is of no use any more.
+    /// The error that made it unusable.
     broken: Option<Errno>,
 }
 
-// SAFETY: entries hold plain numbers; the rest may be moved by itself.
+// SAFETY: entries hold plain numbers; all other members are `Send`.
 unsafe impl Send for RcPort {}
 
 impl std::fmt::Debug for RcPort {
@@ -119,7 +119,7 @@ impl std::fmt::Debug for RcPort {
 }
 
 impl RcPort {
-    /// Opens it on `device`. Errors: ENOMEM; EINVAL where the device has no room for one connection;
+    /// Opens it on `device`. Errors: ENOMEM; EINVAL if the device has no room for one connection;
     /// the driver's.
     pub(crate) fn open(device: &OpenDevice, settings: RcSettings) -> Result<Self> {
         let context = &device.context;
@@ -145,8 +145,8 @@ impl RcPort {
         settings.reads = settings.reads.min(at_once(attr.max_qp_init_rd_atom));
         settings.serves = settings.serves.min(at_once(attr.max_qp_rd_atom));
 
-        // The completion queue never runs over. Shared receives: drivers round their number up, and
-        // after a connection has ended as many may be posted again as are complete (`refill`).
+        // The completion queue must never overflow. Drivers round the number of shared receives up, and after the
+        // end of a connection as many may be posted again as are complete (`give_back`).
         let (fixed, each) = match settings.shared {
             true => (settings.receives.saturating_add(1).next_power_of_two() * 2, settings.sends),
             false => (0, settings.sends + settings.receives),
@@ -179,7 +179,7 @@ impl RcPort {
         })
     }
 
-    /// How it came out.
+    /// The settings that are in effect.
     pub(crate) fn settings(&self) -> &RcSettings {
         &self.settings
     }
@@ -189,12 +189,12 @@ impl RcPort {
         Registrar { pd: self.queues.pd.clone() }
     }
 
-    /// The descriptor that becomes readable when something happens after `sleep`.
+    /// The descriptor that becomes readable at an event after `sleep`.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.channel.fd()
     }
 
-    /// A queue pair that is not yet connected. Errors: EAGAIN when there are as many as may be;
+    /// A new queue pair, not yet connected. Errors: EAGAIN when there are as many as allowed;
     /// ENOMEM; the driver's.
     pub(crate) fn connection<L>(&mut self) -> Result<RcQp<L>> {
         if let Some(errno) = self.broken {
@@ -208,8 +208,8 @@ impl RcPort {
         }
         let qp = RcQp::new(&self.queues, &self.settings, self.segments)?;
         let number = qp.number();
-        // Whoever had this number before has ended: all that its driver may have left behind is in the
-        // queue now, and not one entry of the new one.
+        // An earlier queue pair with this number has ended: all entries that its driver left are in the queue
+        // now, and none of the new one.
         self.known.remove(&number);
         self.found.retain(|event| event.qp() != number);
         self.drain()?;
@@ -220,7 +220,7 @@ impl RcPort {
         Ok(qp)
     }
 
-    /// Takes all entries that are there now.
+    /// Takes all entries in the queue now.
     fn drain(&mut self) -> Result<()> {
         let each = self.settings.sends + self.settings.receives;
         let most = each as usize * (self.settings.connections + 2);
@@ -232,8 +232,8 @@ impl RcPort {
         Ok(())
     }
 
-    /// Reports what has happened, a bounded number of events, in order. Returns how many there were.
-    /// Errors: it is broken.
+    /// Reports events, a bounded number, in order. Returns how many there were. Errors: the port is
+    /// broken.
     #[inline]
     pub(crate) fn poll(&mut self, mut each: impl FnMut(RcEvent)) -> Result<usize> {
         if self.armed {
@@ -253,7 +253,7 @@ impl RcPort {
         Ok(n)
     }
 
-    /// Takes one batch of entries, and gives receives back. Returns how many there were.
+    /// Takes one batch of entries, and posts receives again. Returns how many entries there were.
     #[inline]
     fn fetch(&mut self) -> Result<usize> {
         if let Some(errno) = self.broken {
@@ -285,9 +285,9 @@ impl RcPort {
     fn give_back(&mut self, n: usize) -> Result<()> {
         let threshold = REPOST.min(self.settings.receives.div_ceil(2));
         if let Some(srq) = &self.queues.srq {
-            // A connection that ends may take receives along: drivers drop its completions, and
-            // nobody hears of them. The queue is filled up then. Only when nothing is
-            // complete, or there would be too many completions in the end.
+            // A connection that ends may take receives along: drivers drop their completions silently. Then
+            // the queue is refilled, but only when no completion is waiting; otherwise the completion queue
+            // could overflow.
             if n < cq::BATCH && self.queues.ended.swap(false, Ordering::AcqRel) {
                 self.taken = 0;
                 srq.post(self.settings.receives as usize)?;
@@ -309,7 +309,7 @@ impl RcPort {
         *self.broken.get_or_insert(errno)
     }
 
-    /// Prepares for sleep on the descriptor. False: something has happened.
+    /// Prepares for sleep on the descriptor. False: there is an event.
     pub(crate) fn sleep(&mut self) -> bool {
         if !self.found.is_empty() {
             return false;
@@ -322,13 +322,13 @@ impl RcPort {
             self.break_down(errno);
             return true;
         }
-        // What happened before it was armed tells nobody.
+        // Events before the queue was armed do not make the channel readable.
         while self.found.is_empty() && self.fetch() == Ok(cq::BATCH) {}
         self.found.is_empty()
     }
 }
 
-/// What an entry means. `None`: a message that is no write, which no peer of ours sends.
+/// The event of an entry. `None`: a message that is not a write, which no peer of this protocol sends.
 fn event(entry: &ibv_wc) -> Option<RcEvent> {
     let qp = entry.qp_num;
     if entry.status != IBV_WC_SUCCESS {
@@ -339,7 +339,7 @@ fn event(entry: &ibv_wc) -> Option<RcEvent> {
     }
     let filled = entry.opcode == IBV_WC_RECV_RDMA_WITH_IMM && entry.wc_flags & IBV_WC_WITH_IMM != 0;
     filled.then(|| {
-        // SAFETY: the flag says that this member is set.
+        // SAFETY: the flag says that this member is valid.
         let immediate = u32::from_be(unsafe { entry.__bindgen_anon_1.imm_data });
         RcEvent::Filled { qp, immediate, len: entry.byte_len }
     })

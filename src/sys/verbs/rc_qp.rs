@@ -1,4 +1,4 @@
-//! A connected queue pair (RC), which writes and reads memory of its one peer.
+//! A connected queue pair (RC), which writes and reads the memory of its one peer.
 
 use super::owned::{Owned, check};
 use super::rc::{self, Queues, RcSettings, WRITE};
@@ -20,45 +20,45 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A packet that nobody acknowledges is sent again after 4.096 µs × 2^16 (268 ms), at least.
+/// Retransmission timeout: an unacknowledged packet is sent again after 4.096 µs × 2^16 (268 ms), at least.
 const TIMEOUT: u8 = 16;
-/// So many times, all that the field has room for: a peer is given up after 2 s at the earliest.
+/// Retransmissions, the most that the field allows: a peer is given up after 2 s at the earliest.
 const RETRIES: u8 = 7;
-/// A peer without receives is asked again for ever (7): it posts them when it polls.
+/// A peer without receives is retried for ever (7): it posts receives when it polls.
 const RNR_FOR_EVER: u8 = 7;
-/// How soon, as code: 0.64 ms (InfiniBand 1.7, table 46).
+/// Delay of such a retry, as code: 0.64 ms (InfiniBand 1.7, table 46).
 const RNR_DELAY: u8 = 12;
-/// As with datagrams: ECT(0) and IP's usual number.
+/// As for datagrams: ECT(0) and IP's usual hop limit.
 const ECN_CAPABLE: u8 = 2;
 const HOPS: u8 = 64;
 const SEGMENTS_MAX: usize = rc::SEGMENTS as usize;
 
-/// What is asked of the peer's memory.
+/// An operation on the peer's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RcRequest {
-    /// Written, and announced to the peer with this number.
+    /// Write, and send the peer this number.
     Announced(u32),
-    /// Written, once all reads that were posted before are complete.
+    /// Write, after all reads that were posted before are complete.
     Write,
     /// Read.
     Read,
 }
 
-/// The far end of a connection.
+/// The address of the far end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RcAddress {
     pub(crate) number: u32,
-    /// Of its first packet; 24 bits.
+    /// Sequence number of its first packet; 24 bits.
     pub(crate) psn: u32,
     /// Longest packet of its port, bytes.
     pub(crate) mtu: usize,
     pub(crate) lid: u16,
     pub(crate) gid: [u8; 16],
-    /// Reads that its device works on at the same time, for us.
+    /// Reads of ours that its device processes at a time.
     pub(crate) serves: u8,
 }
 
-/// Where a queue pair is: the connection takes it out when it ends.
+/// Shares a queue pair with its port; the connection takes it out when it ends.
 #[derive(Debug)]
 pub(super) struct Slot(Mutex<Option<Owned<ibv_qp>>>);
 
@@ -74,7 +74,7 @@ impl Slot {
     /// Posts receives of its own. Errors: the driver's.
     pub(super) fn post_receives(&self, count: usize) -> Result<()> {
         match &*self.lock() {
-            // SAFETY: it lives while it is borrowed.
+            // SAFETY: the queue pair lives while it is borrowed.
             Some(qp) => unsafe { srq::post_to(qp.as_ptr(), count) }.map(|_| ()),
             None => Ok(()),
         }
@@ -87,17 +87,17 @@ struct Request {
     segments: [ibv_sge; SEGMENTS_MAX],
 }
 
-/// See the module. `L` is what a request needs until it is complete. Dropped, the queue pair ends first:
-/// then no device reads or writes any more what its requests named.
+/// A connected queue pair. `L` is what a request keeps until it is complete. On drop the queue pair is destroyed
+/// first, so no device accesses the memory of its requests any more.
 pub(crate) struct RcQp<L> {
     raw: *mut ibv_qp,
     slot: Arc<Slot>,
     queues: Arc<Queues>,
-    /// Of requests under way and those that wait, oldest first: whether each reads, and what is dropped with it.
+    /// For requests under way and those that wait, oldest first: whether each reads, and what to drop with it.
     kept: VecDeque<(bool, L)>,
-    /// Those of them that read.
+    /// Number of reads among them.
     reads: usize,
-    /// What of them waits to be posted, oldest first.
+    /// Those that wait to be posted, oldest first.
     waiting: Vec<Request>,
     settings: RcSettings,
     segments_max: usize,
@@ -105,10 +105,10 @@ pub(crate) struct RcQp<L> {
     home: i32,
 }
 
-// SAFETY: the pointers are of the object in `slot`, which any thread may use, and in `waiting`, set anew before they
-// are used; what two must not do at once takes `&mut`.
+// SAFETY: the pointers refer to the object in `slot`, which any thread may use, and to `waiting`, where they are set
+// anew before use; calls that two threads must not make at once take `&mut`.
 unsafe impl<L: Send> Send for RcQp<L> {}
-// SAFETY: as above.
+// SAFETY: any thread may use the object in `slot`; calls that two threads must not make at once take `&mut`.
 unsafe impl<L: Sync> Sync for RcQp<L> {}
 
 impl<L> std::fmt::Debug for RcQp<L> {
@@ -118,7 +118,7 @@ impl<L> std::fmt::Debug for RcQp<L> {
 }
 
 impl<L> RcQp<L> {
-    /// In state INIT, for writes of its peer. Errors: ENOMEM, the driver's.
+    /// A queue pair in state INIT, ready for writes of its peer. Errors: ENOMEM, the driver's.
     pub(super) fn new(queues: &Arc<Queues>, settings: &RcSettings, segments: u32) -> Result<Self> {
         let verbs = queues.pd.context.verbs;
         // SAFETY: all zeroes is a valid ibv_qp_init_attr.
@@ -134,7 +134,7 @@ impl<L> RcQp<L> {
             max_recv_sge: u32::from(queues.srq.is_none()),
             max_inline_data: 0,
         };
-        // SAFETY: live objects of one context, which are held until after the queue pair.
+        // SAFETY: live objects of one context, which are held until after the end of the queue pair.
         let qp = unsafe {
             Owned::new((verbs.create_qp)(queues.pd.as_ptr(), &mut attr), verbs.destroy_qp)
         }?;
@@ -175,8 +175,8 @@ impl<L> RcQp<L> {
         check(unsafe { modify(self.raw, attr, (IBV_QP_STATE | mask) as i32) })
     }
 
-    /// Connects it to the queue pair `to`, which has heard, or will, that our first packet has number
-    /// `own_psn`. Errors: those of an address that leads nowhere; the driver's. It is of no use
+    /// Connects it to the queue pair `to`, which has been told, or will be, that our first packet has number
+    /// `own_psn`. Errors: those of an unreachable address; the driver's. The queue pair is unusable
     /// then.
     pub(crate) fn connect(&mut self, to: &RcAddress, own_psn: u32) -> Result<()> {
         let mut attr = blank();
@@ -223,25 +223,25 @@ impl<L> RcQp<L> {
     /// Posts requests, linked from `first` on. Errors: the driver's, and the first request that was not posted.
     ///
     /// # Safety
-    /// They are valid, and so is what they name until they are complete, or this is dropped; no more than fit.
+    /// The requests fit, and they and their memory are valid until they are complete, or this is dropped.
     #[inline]
     unsafe fn submit(
         &mut self,
         first: *mut ibv_send_wr,
     ) -> std::result::Result<(), (Errno, *mut ibv_send_wr)> {
         let mut bad = null_mut();
-        // SAFETY: a live queue pair, to which nobody else posts sends (`&mut self`); the caller vouches for
+        // SAFETY: a live queue pair, to which no other thread posts sends (`&mut self`); the caller vouches for
         // the requests.
         check(unsafe { ibv_post_send(self.raw, first, &mut bad) }).map_err(|errno| (errno, bad))
     }
 
-    /// Requests that may be added now.
+    /// How many requests may be added now.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         (self.settings.sends as usize).saturating_sub(self.kept.len())
     }
 
-    /// Segments that one request may name.
+    /// Most segments of one request.
     pub(crate) fn segments_max(&self) -> usize {
         self.segments_max
     }
@@ -252,12 +252,12 @@ impl<L> RcQp<L> {
         self.waiting.len()
     }
 
-    /// Moves bytes between `local` (address, length, local key), one piece after the other, and `remote_addr` of the
-    /// peer, under its `rkey`: once [`Self::post_waiting`] is called. `keep` is dropped when that is complete. Errors:
-    /// EAGAIN without room; EINVAL with too many segments; ENOTCONN. Nothing is added then.
+    /// Adds a request that moves bytes between `local` (address, length, local key), segment after segment, and
+    /// `remote_addr` of the peer, under its `rkey`; [`Self::post_waiting`] posts it. `keep` is dropped when it is
+    /// complete. Errors, with nothing added: EAGAIN without room; EINVAL with too many segments; ENOTCONN.
     ///
     /// # Safety
-    /// What `local` names may be read, or written by a [`RcRequest::Read`], until the request is complete
+    /// The memory of `local` may be read, or written by a [`RcRequest::Read`], until the request is complete
     /// ([`super::RcEvent::Written`]), or this is dropped.
     #[inline]
     pub(crate) unsafe fn add(
@@ -293,8 +293,8 @@ impl<L> RcQp<L> {
             }
             RcRequest::Write => {
                 wr.opcode = IBV_WR_RDMA_WRITE;
-                // A write may overtake reads that were posted before it, unless it is fenced (InfiniBand 1.7, 10.8.3.3); a
-                // read never overtakes a write. Some drivers (rxe) let what is fenced wait for all requests.
+                // A write may overtake earlier reads unless it is fenced (InfiniBand 1.7, 10.8.3.3); a read never
+                // overtakes a write. Some drivers (rxe) make a fenced request wait for all requests.
                 if self.reads > 0 {
                     wr.send_flags |= IBV_SEND_FENCE;
                 }
@@ -309,8 +309,8 @@ impl<L> RcQp<L> {
         Ok(())
     }
 
-    /// Posts all that waits, with one call of the driver. Errors: EAGAIN (some still wait), the driver's (what was
-    /// not posted has to go with the connection).
+    /// Posts all waiting requests, with one call of the driver. Errors: EAGAIN (some still wait), the driver's
+    /// (requests that were not posted have to go with the connection).
     #[inline]
     pub(crate) fn post_waiting(&mut self) -> Result<()> {
         let mut next = null_mut();
@@ -321,21 +321,21 @@ impl<L> RcQp<L> {
         if next.is_null() {
             return Ok(());
         }
-        // SAFETY: valid requests, of which the driver keeps nothing; whoever added them vouched for the memory.
+        // SAFETY: valid requests, which the driver copies; the callers of `add` vouched for the memory.
         let Err((errno, bad)) = (unsafe { self.submit(next) }) else {
             self.waiting.clear();
             return Ok(());
         };
         let rest = self.waiting.iter().position(|request| std::ptr::eq(&raw const request.wr, bad));
         self.waiting.drain(..rest.unwrap_or(0));
-        // There is no room, whatever we have counted.
+        // The queue is full, whatever our count says.
         Err(if errno.0 == libc::ENOMEM { Errno(libc::EAGAIN) } else { errno })
     }
 
-    /// Adds one, as [`Self::add`] does, and posts all that waits. Errors: of both.
+    /// Adds a request as [`Self::add`] does, and posts all waiting ones. Errors: of both.
     ///
     /// # Safety
-    /// As of [`Self::add`].
+    /// The same requirements as for [`Self::add`].
     #[cfg(test)]
     pub(crate) unsafe fn post(
         &mut self,
@@ -350,7 +350,7 @@ impl<L> RcQp<L> {
         self.post_waiting()
     }
 
-    /// The oldest request is complete: for each [`super::RcEvent::Written`] of this queue pair.
+    /// The oldest request is complete: to be called for each [`super::RcEvent::Written`] of this queue pair.
     #[inline]
     pub(crate) fn on_written(&mut self) {
         let done = self.kept.pop_front();
@@ -361,12 +361,12 @@ impl<L> RcQp<L> {
 impl<L> Drop for RcQp<L> {
     fn drop(&mut self) {
         if process::pid() != self.home {
-            return; // the parent's; and somebody who is not here may have held the lock
+            return; // the parent's, and another thread may have held the lock at the fork
         }
         let qp = self.slot.lock().take();
         drop(qp);
         self.queues.ended.store(true, Ordering::Release);
-        // What was kept goes after this.
+        // `kept` is dropped after this.
     }
 }
 

@@ -1,5 +1,5 @@
-//! Receives of no bytes: what a write with immediate takes one of at its end. They are in a queue
-//! for all connections where the device has such, else in one of each queue pair.
+//! Receives without memory: each write with immediate consumes one at its end. They are in one queue for
+//! all connections if the device supports that, otherwise in one for each queue pair.
 
 use super::device::Pd;
 use super::owned::{Owned, check};
@@ -10,14 +10,14 @@ use rdma_core_sys::{
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Receives that one call posts at most.
+/// Most receives that one call posts.
 const BATCH: usize = 32;
 
 /// A shared receive queue.
 #[derive(Debug)]
 pub(super) struct Srq {
     raw: Owned<ibv_srq>,
-    /// Receives that it has room for.
+    /// Most receives that it has room for.
     pub(super) depth: u32,
     _pd: Arc<Pd>,
 }
@@ -31,7 +31,7 @@ impl Srq {
         };
         let attr = ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
         let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
-        // SAFETY: a live domain, which is held; the queue is ended after its queue pairs: they hold it.
+        // SAFETY: a live domain, which is held; the queue is destroyed after its queue pairs: they hold it.
         let raw = unsafe { Owned::new(create(pd.as_ptr(), &mut attr), destroy) }?;
         Ok(Self { raw, depth: attr.attr.max_wr.max(depth), _pd: pd.clone() })
     }
@@ -40,20 +40,20 @@ impl Srq {
         self.raw.as_ptr()
     }
 
-    /// Posts receives. True: all that were asked for; false: as many as there was room for. Errors: the
+    /// Posts receives. True: all of them; false: as many as there was room for. Errors: the
     /// driver's.
     pub(super) fn post(&self, count: usize) -> Result<bool> {
-        // SAFETY: a live queue; receives of no bytes name no memory.
+        // SAFETY: a live queue; receives without segments name no memory.
         post(count, |first, bad| unsafe { ibv_post_srq_recv(self.as_ptr(), first, bad) })
     }
 }
 
-/// The same for a queue pair's own receives.
+/// Like [`Srq::post`], for a queue pair's own receives.
 ///
 /// # Safety
 /// The queue pair lives.
 pub(super) unsafe fn post_to(qp: *mut ibv_qp, count: usize) -> Result<bool> {
-    // SAFETY: the caller vouches; receives of no bytes name no memory.
+    // SAFETY: the caller guarantees that the queue pair lives; receives without segments name no memory.
     post(count, |first, bad| unsafe { ibv_post_recv(qp, first, bad) })
 }
 

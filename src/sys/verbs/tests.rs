@@ -1,5 +1,5 @@
-//! With a device these tests meet it; without one they have nothing to do, unless UDRV_TEST_RDMA=1
-//! says that there has to be one.
+//! These tests use a device. Without one they do nothing, unless UDRV_TEST_RDMA=1 says that a device must
+//! exist.
 
 mod rc;
 
@@ -9,7 +9,7 @@ use crate::sys::event::wait_readable;
 use crate::sys::packets::Pool;
 use std::io::IoSlice;
 
-/// A device, an active port of it, and an address of that port.
+/// A device, one of its active ports, and an address of that port.
 fn device() -> Option<(OpenDevice, Port, Gid)> {
     let found = present().then(|| {
         let list = DeviceList::new().unwrap();
@@ -48,7 +48,7 @@ fn pair(settings: UdSettings) -> Option<(UdPort, UdPort, Ah)> {
     Some((a, b, ah))
 }
 
-/// What arrives within a second of silence, at most `most`.
+/// The datagrams that arrive until a second of silence, at most `most`.
 fn arrived(port: &mut UdPort, most: usize) -> Vec<(u32, Vec<u8>)> {
     let mut all = Vec::new();
     while all.len() < most {
@@ -107,7 +107,7 @@ fn what_is_made_in_a_pool_is_sent_from_there() {
     let pool = Pool::new(1024).unwrap();
     a.lend(pool.clone());
     let mut packet = pool.cut().unwrap();
-    // Not of the pool: these are copied.
+    // Not from the pool, so these are copied.
     let other = [7; 1000];
     for round in 0..100u8 {
         packet.resize(1024);
@@ -122,14 +122,14 @@ fn what_is_made_in_a_pool_is_sent_from_there() {
     }
     let counts = a.counts();
     assert_eq!((counts.sent, counts.inline, counts.lent), (200, 0, 100));
-    // Of what was sent last no completion tells; the end of the queue pair does.
+    // No completion covers the last packets sent; the end of the queue pair does.
     a.reap().unwrap();
     assert!(!packet.is_read());
     assert_eq!(pool.posted(), 200);
     drop(a);
     assert!(packet.is_read());
 
-    // Another one goes on counting.
+    // The next queue pair continues the count.
     let Some((mut a, mut b, ah)) = pair(SETTINGS) else { return };
     a.lend(pool.clone());
     assert_eq!(a.send(&ah, b.number(), &[IoSlice::new(&packet)]), Ok(1));
@@ -177,7 +177,7 @@ fn a_sleeper_is_woken_once() {
         assert_eq!(arrived(&mut b, 1).len(), 1);
         assert_eq!(wait_readable(b.fd(), 0), Ok(false));
     }
-    // What arrives before it sleeps is found by it.
+    // `sleep` finds a datagram that arrives before it.
     assert_eq!(a.send(&ah, b.number(), &[IoSlice::new(b"early")]), Ok(1));
     let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
     while b.sleep() && std::time::Instant::now() < end {
@@ -187,9 +187,9 @@ fn a_sleeper_is_woken_once() {
     assert_eq!(arrived(&mut b, 1).len(), 1);
 }
 
-/// Bare messages of 136 bytes between two devices, and the same where whoever has got one calls functions that do
-/// nothing, on pages of their own, before it answers. An emulated processor looks up where each call and each return
-/// goes, and forgets over that what it knew of the kernel's.
+/// Bare messages of 136 bytes between two devices, and the same with receivers that call functions that do nothing, on
+/// pages of their own, before they answer. An emulated processor looks up the target of each call and return, and
+/// thereby evicts its translations of the kernel's code.
 ///
 /// `scripts/lab.d/rdma-units bare_messages_and_calls --ignored --nocapture`
 #[cfg(target_arch = "x86_64")]
@@ -217,7 +217,7 @@ fn bare_messages_and_calls() {
         }
     }
 
-    /// Answers every message, `ROUNDS` times; who is `first` begins.
+    /// Answers every message, `ROUNDS` times; the side with `first` begins.
     fn play(first: bool, port: &mut UdPort, (ah, to): (&Ah, u32), functions: &[extern "C" fn()]) {
         let end = std::time::Instant::now() + crate::patience::seconds(20);
         // SAFETY: an empty set is valid; of this thread.
@@ -302,7 +302,7 @@ fn another_key_keeps_strangers_out() {
 #[allow(unsafe_code)]
 fn a_forked_child_ends_nothing() {
     let Some((mut a, mut b, ah)) = pair(SETTINGS) else { return };
-    // SAFETY: the child drops what it has and leaves without returning.
+    // SAFETY: the child drops its copies and exits without returning.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop((a, b, ah));
@@ -310,7 +310,7 @@ fn a_forked_child_ends_nothing() {
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: our child.
+    // SAFETY: our own child.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
     assert_eq!(a.send(&ah, b.number(), &[IoSlice::new(b"still here")]), Ok(1));

@@ -1,6 +1,6 @@
-//! A UD queue pair with its rings: datagrams go out from where they were made, if the device knows that
-//! memory, or from slots of one ring, and come in in slots of the other. Safe, because nobody but this file
-//! knows which slot is whose.
+//! A UD queue pair with its rings. It sends datagrams from where they were made, if the device can read that memory,
+//! or from slots of one ring, and receives them in slots of the other. It is safe because only this file knows
+//! which slots belong to the device.
 
 use super::cq::{self, Channel, Completion, Cq};
 use super::device::{OpenDevice, Pd};
@@ -15,67 +15,67 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes in front of every datagram that arrives: room for a global routing header, whether there
-/// is one or not.
+/// Bytes before every received datagram: room for a global routing header, whether there is one
+/// or not.
 const GRH: usize = 40;
-/// One send of so many reports its completion; it stands for those before it.
+/// One in so many sends reports its completion, which stands for those before it.
 const SIGNAL_EVERY: u64 = 32;
-/// Sends under way from which on each call looks for completions: what was sent from where it was made is used
-/// again while processors still have it in their caches.
+/// With at least so many sends under way, each call polls for completions: then packets sent from where they were
+/// made are reused while processors still have them in their caches.
 const MANY: u64 = 2 * SIGNAL_EVERY;
-/// Datagrams at most that are under way and were copied for that.
+/// Most datagrams under way that were copied to be sent.
 const COPIES: u32 = 128;
-/// Slots that are given back to the device together, when nothing has arrived; and when something has,
-/// for which whoever waits for it would wait.
+/// Slots that are posted again together: when no datagram has arrived, and when some have, because
+/// reposting delays the thread that waits for them.
 const REPOST: usize = 16;
 const REPOST_MAX: usize = 32;
-/// Smallest rings that are of use.
+/// Smallest useful rings.
 const RING_MIN: u32 = 64;
 const _: () = assert!(RING_MIN as usize >= 2 * REPOST_MAX);
 
-/// Of the packets that RoCE makes.
+/// The IP version of RoCE packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum IpVersion {
     V4,
     V6,
 }
 
-/// How a queue pair is to be.
+/// Settings of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct UdSettings {
     pub(crate) port: u8,
-    /// What RoCE packets are made of; `None`: InfiniBand.
+    /// The IP version of RoCE packets; `None`: InfiniBand.
     pub(crate) ip: Option<IpVersion>,
     /// Longest datagram, bytes.
     pub(crate) mtu: usize,
-    /// The high bit is not set: such keys are for the system (InfiniBand 1.7, 10.2.5).
+    /// The high bit is clear: keys with it are reserved for the system (InfiniBand 1.7, 10.2.5).
     pub(crate) qkey: u32,
-    /// Sends under way at most, and slots to receive in. It may get fewer, but no fewer than 64.
+    /// Most sends under way, and slots to receive in. The port may have fewer, but not fewer than 64.
     pub(crate) send_slots: u32,
     pub(crate) receive_slots: u32,
-    /// Through the newer operations (`ibv_wr_*`, `ibv_start_poll`) where the driver has them.
+    /// Use the newer operations (`ibv_wr_*`, `ibv_start_poll`) if the driver has them.
     pub(crate) newer: bool,
 }
 
-/// What it has done so far.
+/// Counts since the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct UdCounts {
     pub(crate) sent: u64,
-    /// Of them, within their requests.
+    /// Sent inline.
     pub(crate) inline: u64,
-    /// Of them, from where they were made.
+    /// Sent from where they were made.
     pub(crate) lent: u64,
-    /// Calls that posted them.
+    /// Calls that posted sends.
     pub(crate) posts: u64,
     pub(crate) received: u64,
-    /// Of them, marked by a router.
+    /// Received with a router's mark.
     pub(crate) marked: u64,
-    /// Completions of sends: one stands for many.
+    /// Completions of sends: each stands for many.
     pub(crate) send_completions: u64,
 }
 
 impl UdCounts {
-    /// Those of both.
+    /// The sum of both.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             sent: self.sent + other.sent,
@@ -89,7 +89,7 @@ impl UdCounts {
     }
 }
 
-/// A datagram that has arrived.
+/// A received datagram.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival<'a> {
     /// Number of the sender's queue pair.
@@ -99,10 +99,10 @@ pub(crate) struct Arrival<'a> {
     pub(crate) congested: bool,
 }
 
-/// See the module.
+/// The UD port of an endpoint.
 #[derive(Debug)]
 pub(crate) struct UdPort {
-    // Ended in this order.
+    // Destroyed in this order.
     qp: UdQp,
     lent: Option<Lent>,
     send_queue: Cq,
@@ -113,23 +113,23 @@ pub(crate) struct UdPort {
     pd: Arc<Pd>,
 
     settings: UdSettings,
-    /// Sends posted, and complete, since the beginning; their difference is under way.
+    /// Sends posted, and complete, since the beginning; the difference is under way.
     posted: u64,
     complete: u64,
-    /// Slots to be given back to the device.
+    /// Slots to be posted again.
     returned: Vec<u32>,
-    /// Room for completions of receives, and how many of them `sleep` has found.
+    /// Room for completions of receives, and how many of them `sleep` or `has_arrived` has found.
     arrivals: [Completion; cq::BATCH],
     early: usize,
     armed: bool,
-    /// Why it is of no use any more.
+    /// The error that made it unusable.
     broken: Option<Errno>,
     counts: UdCounts,
 }
 
 impl UdPort {
-    /// Opens it on `device`, ready to send and to receive. Errors: ENOMEM, also where the process
-    /// may lock too little memory (RLIMIT_MEMLOCK); EINVAL where the device has no UD; the driver's.
+    /// Opens it on `device`, ready to send and to receive. Errors: ENOMEM, also if RLIMIT_MEMLOCK is too
+    /// low; EINVAL if the device has no UD; the driver's.
     pub(crate) fn open(device: &OpenDevice, settings: UdSettings) -> Result<Self> {
         let facts = device.facts()?;
         let most = facts.max_requests.min(facts.max_completions / 2).max(1);
@@ -181,8 +181,8 @@ impl UdPort {
         Ok(port)
     }
 
-    /// Packets of `pool` are sent from where they are from now on. Whoever uses a buffer of it again asks the pool
-    /// whether it was read.
+    /// From now on packets of `pool` are sent directly from it. Before a buffer of the pool is reused, its owner has to
+    /// ask the pool whether the device has read it.
     pub(crate) fn lend(&mut self, pool: Arc<Pool>) {
         self.lent = Some(Lent::new(pool, Registrar { pd: self.pd.clone() }));
     }
@@ -192,23 +192,23 @@ impl UdPort {
         self.qp.number()
     }
 
-    /// How it came out.
+    /// The settings that are in effect.
     pub(crate) fn settings(&self) -> &UdSettings {
         &self.settings
     }
 
-    /// Datagrams that there is always room for between two calls of `receive`: the other slots may not be
-    /// given back yet.
+    /// Datagrams for which there is always room between two calls of `receive`: the other slots may not be
+    /// posted yet.
     pub(crate) fn receive_room(&self) -> usize {
         (self.settings.receive_slots as usize).saturating_sub(REPOST_MAX).max(1)
     }
 
-    /// Bytes that a send carries within its request.
+    /// Most bytes that a send carries inline.
     pub(crate) fn inline_max(&self) -> usize {
         self.qp.inline_max
     }
 
-    /// Whether sends, and completions, go through the newer operations.
+    /// Whether sends, and completions, use the newer operations.
     pub(crate) fn is_extended(&self) -> (bool, bool) {
         (self.qp.is_extended(), self.receive_queue.is_extended())
     }
@@ -217,7 +217,7 @@ impl UdPort {
         self.counts
     }
 
-    /// Why it carries nothing any more.
+    /// The error that made it unusable.
     pub(crate) fn broken(&self) -> Option<Errno> {
         self.broken
     }
@@ -227,15 +227,15 @@ impl UdPort {
         self.channel.fd()
     }
 
-    /// A handle of an address. May take a system call, and on some networks time. Errors: those of
-    /// an address that leads nowhere.
+    /// A handle of an address. May make a system call, and take time on some networks. Errors: those of
+    /// an unreachable address.
     pub(crate) fn address(&self, to: &AhSettings) -> Result<Ah> {
         Ah::new(&self.pd, to)
     }
 
-    /// Sends `packets` to queue pair `qpn` at `ah`. Returns how many were taken, in order; fewer: no
-    /// room now. `ah` is not dropped before this port, or before as many more sends as there are
-    /// slots: those still under way would be lost. Errors: it is broken.
+    /// Sends `packets` to queue pair `qpn` at `ah`. Returns how many were accepted, in order; fewer: no room
+    /// now. `ah` must live until this port ends, or until as many more sends as there are slots: otherwise
+    /// sends under way may be lost. Errors: the port is broken.
     #[inline]
     pub(crate) fn send(&mut self, ah: &Ah, qpn: u32, packets: &[IoSlice<'_>]) -> Result<usize> {
         let slots = u64::from(self.settings.send_slots);
@@ -275,13 +275,13 @@ impl UdPort {
             id += 1;
             Some(request)
         });
-        // SAFETY: inline packets are borrowed during the call; those of the pool stay where they are as long as `lent`,
-        // which ends after the queue pair; others lie in slots that are free: fewer than all are under way, and they
-        // are used in turn. A handle that is dropped early loses datagrams, which are allowed to be lost: the driver
-        // has copied what it needs of it.
+        // SAFETY: inline packets are borrowed during the call. Packets of the pool stay where they are as long as
+        // `lent`, which ends after the queue pair. Others lie in free slots: fewer than all are under way, and slots
+        // are used in turn. A handle dropped early loses datagrams, which may be lost anyway: the driver has copied
+        // what it needs.
         let taken = match unsafe { qp.send(ah, qpn, settings.qkey, requests) } {
             Ok(taken) => taken,
-            Err(Errno(libc::ENOMEM)) => 0, // its queue is full, whatever we have counted
+            Err(Errno(libc::ENOMEM)) => 0, // the queue is full, whatever our count says
             Err(errno) => return Err(self.break_down(errno)),
         };
         self.posted += taken as u64;
@@ -316,7 +316,7 @@ impl UdPort {
         }
     }
 
-    /// Puts the queue pair into the error state, as a device does that has found something wrong.
+    /// Puts the queue pair into the error state, as a device does after an error.
     #[cfg(test)]
     pub(crate) fn break_queue_pair(&mut self) {
         self.qp.to_error().unwrap();
@@ -326,8 +326,8 @@ impl UdPort {
         *self.broken.get_or_insert(errno)
     }
 
-    /// Takes what has arrived, a bounded number of datagrams, and gives their slots back. Returns
-    /// how many there were. Errors: it is broken.
+    /// Takes arrived datagrams, a bounded number, and posts their slots again. Returns how many there
+    /// were. Errors: the port is broken.
     #[inline]
     pub(crate) fn receive(&mut self, mut each: impl FnMut(Arrival<'_>)) -> Result<usize> {
         if self.armed {
@@ -384,16 +384,16 @@ impl UdPort {
         self.early > 0 || self.armed
     }
 
-    /// Nothing has arrived: there is time to give slots back.
+    /// No datagram has arrived: there is time to post slots.
     #[inline]
     fn restock(&mut self) {
         if self.returned.len() >= REPOST {
-            // An error is kept, for whoever receives next.
+            // The error is kept for the next call of `receive`.
             let _ = self.repost();
         }
     }
 
-    /// Gives slots back to the device.
+    /// Posts the returned slots.
     fn repost(&mut self) -> Result<()> {
         let len = (GRH + self.settings.mtu) as u32;
         let lkey = self.incoming.lkey();
@@ -404,7 +404,7 @@ impl UdPort {
                 .returned
                 .drain(from..)
                 .filter_map(|slot| Some((u64::from(slot), incoming.address(slot as usize)?)));
-            // SAFETY: the slots are complete, and their bytes borrowed by nobody.
+            // SAFETY: the slots are complete, and their bytes are not borrowed.
             if let Err(errno) = unsafe { qp.receive(lkey, len, slots) } {
                 return Err(self.break_down(errno));
             }
@@ -412,7 +412,7 @@ impl UdPort {
         Ok(())
     }
 
-    /// Prepares for sleep on the descriptor. False: something has arrived.
+    /// Prepares for sleep on the descriptor. False: a datagram has arrived.
     pub(crate) fn sleep(&mut self) -> bool {
         if self.early > 0 {
             return false;
@@ -425,7 +425,7 @@ impl UdPort {
             self.break_down(errno);
             return true;
         }
-        // What arrived before it was armed tells nobody.
+        // Datagrams before the queue was armed do not make the channel readable.
         self.early = self.receive_queue.poll(&mut self.arrivals).unwrap_or(0);
         self.early == 0
     }

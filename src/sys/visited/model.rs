@@ -1,18 +1,18 @@
-//! Owner and visitor under loom, in every order that they may see each other's words (scripts/models).
+//! The biased lock under loom: every order in which owner and visitor may see each other's words (scripts/models).
 
 use super::*;
 use loom::cell::UnsafeCell;
 use loom::thread;
 
-/// A number that loom watches: who changes it while another does ends the model.
+/// A number that loom watches: the model fails if two threads change it at a time.
 struct Watched(UnsafeCell<u32>);
 
-// SAFETY: loom tells when two threads are at it.
+// SAFETY: loom reports two threads that access it at a time.
 unsafe impl Send for Watched {}
 
 impl Watched {
     fn add(&self) {
-        // SAFETY: as above.
+        // SAFETY: loom reports two threads that access it at a time.
         self.0.with_mut(|count| unsafe { *count += 1 });
     }
 }
@@ -23,7 +23,7 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// The visitor comes, leaves and comes again. The two are never inside together, and each sees what the other has done.
+/// The visitor comes, leaves and comes again. The sides are never inside together, and each sees the other's writes.
 #[test]
 fn nobody_is_inside_together() {
     explore(|| {
@@ -48,7 +48,7 @@ fn nobody_is_inside_together() {
     });
 }
 
-/// Several visits without leaving: the barrier of the first one holds for those after it.
+/// Several visits without leaving: the barrier of the first one suffices for the later ones.
 #[test]
 fn who_stays_needs_no_other_barrier() {
     explore(|| {

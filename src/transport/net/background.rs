@@ -1,9 +1,9 @@
-//! The thread that keeps an endpoint's connections while the application is elsewhere: it
-//! acknowledges, sends again, answers handshakes and signs of life, and keeps what arrives.
+//! The thread that keeps an endpoint's connections while the application does not poll: it acknowledges, retransmits,
+//! answers handshakes and liveness checks, and keeps arrivals.
 //!
-//! While the application polls, the thread only looks now and then whether it still does. Once it
-//! stops, the thread takes over and sleeps until something arrives or is due, or the application is
-//! back: as long as the thread rules, the application pays for a mutex.
+//! While the application polls, the thread only checks now and then that it still does. Once it stops, the thread takes
+//! over and sleeps until something arrives, a deadline passes, or the application is back. In that time the
+//! application's calls pay for a mutex.
 
 use super::core::Core;
 use super::ending;
@@ -15,24 +15,24 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The application is elsewhere when it has not polled for so long, nanoseconds.
+/// The application counts as absent when it has not polled for this long, nanoseconds.
 pub(super) const ABSENT_NS: u64 = 10_000_000;
-/// Between two looks at an application that polls: the first, longer and longer ones while there is traffic, and
-/// without any; nanoseconds. Each takes the processor from whoever has it.
+/// Time between two checks of an application that polls: the first one, the increasing one while there is traffic, and
+/// the one without any; nanoseconds. Each check takes a processor away from its present thread.
 const LOOK_NS: u64 = 10_000_000;
 const LOOK_BUSY_NS: u64 = 40_000_000;
 const LOOK_MAX_NS: u64 = 1_000_000_000;
-/// The same while the process ends.
+/// The same while the process exits.
 const LOOK_LAST_NS: u64 = 1_000_000;
 /// Stack of the thread, bytes.
 const STACK: usize = 256 * 1024;
 
-/// What the application's threads and the background thread share.
+/// State that the application's threads and the background thread share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Until when the application counts as present, nanoseconds.
+    /// When the application begins to count as absent, nanoseconds.
     present_until: AtomicU64,
-    /// There was traffic since the thread has last looked.
+    /// There was traffic since the thread's last check.
     traffic: AtomicBool,
     /// The thread sleeps longer than `LOOK_NS`.
     dozes: AtomicBool,
@@ -43,9 +43,9 @@ pub(super) struct Shared {
     timer: Timer,
     bell: Doorbell,
     stop: AtomicBool,
-    /// The process ends: what is not acknowledged is, before it does.
+    /// The process exits: everything must be acknowledged first.
     ends: AtomicBool,
-    /// Nothing is left that is not.
+    /// Everything is acknowledged.
     flushed: AtomicBool,
     owner: i32,
 }
@@ -77,13 +77,13 @@ impl Shared {
         }
     }
 
-    /// Until when it counts as present, nanoseconds.
+    /// When the application begins to count as absent, nanoseconds.
     #[cfg(test)]
     pub(super) fn present_until(&self) -> u64 {
         self.present_until.load(Ordering::Relaxed)
     }
 
-    /// Something was sent or has arrived.
+    /// A message was sent or has arrived.
     #[inline]
     pub(super) fn note_traffic(&self) {
         if !self.traffic.load(Ordering::Relaxed) {
@@ -95,7 +95,7 @@ impl Shared {
         }
     }
 
-    /// Wakes whoever sleeps on the endpoint's descriptors.
+    /// Wakes threads that sleep on the endpoint's descriptors.
     pub(super) fn timer(&self) -> &Timer {
         &self.timer
     }
@@ -107,23 +107,23 @@ impl Shared {
             Some(at) => self.timer.arm(at),
             None => self.timer.disarm(),
         }
-        // It looks after its connections itself, as long as its longest sleep takes.
+        // It keeps its connections itself, as long as its longest sleep takes.
         self.present_until.store(clock::now_ns() + LOOK_MAX_NS, Ordering::Relaxed);
     }
 
-    /// It is awake.
+    /// The application is awake.
     pub(super) fn disarm(&self) {
         self.armed.store(false, Ordering::Relaxed);
         self.timer.disarm();
     }
 
-    /// The process ends: the thread is to have everything acknowledged, whether the application polls or not.
+    /// The process exits: the thread gets everything acknowledged, whether the application polls or not.
     pub(super) fn flush(&self) {
         self.ends.store(true, Ordering::Release);
         self.bell.ring();
     }
 
-    /// Everything was acknowledged after `flush`, or there is nobody any more to do so.
+    /// Everything was acknowledged after `flush`, or the thread has stopped and cannot do so.
     pub(super) fn is_flushed(&self) -> bool {
         self.flushed.load(Ordering::Acquire) || self.stop.load(Ordering::Acquire)
     }
@@ -151,7 +151,7 @@ impl Shared {
             look = LOOK_NS;
             let Some(mut core) = core.visit() else {
                 let look = if ends { LOOK_LAST_NS } else { LOOK_NS };
-                self.wait(&[], Some(now + look)); // the application is there
+                self.wait(&[], Some(now + look)); // the application polls
                 continue;
             };
             core.turn_in_background(now);
@@ -171,7 +171,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until one of `links`, at most two, is readable, the bell rings, or `until` has come.
+    /// Sleeps until one of `links`, at most two, is readable, the doorbell rings, or `until` has come.
     fn wait(&self, links: &[OwnedFd], until: Option<u64>) {
         let ms = match until {
             None => -1,
@@ -181,7 +181,7 @@ impl Shared {
             }
         };
         let bell = self.bell.fd();
-        // A signal or a lack of memory ends the sleep early: the loop looks again.
+        // A signal or a lack of memory may end the sleep early: the loop checks again.
         let _ = match links {
             [] => wait_any([bell], ms).map(|ready| ready[0]),
             [socket] => wait_any([bell, socket.as_fd()], ms).map(|ready| ready[0]),
@@ -201,8 +201,8 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// The thread looks after `core`, and sleeps on `links`. Errors: EAGAIN when the system has no more threads, or
-    /// whatever else it says where threads are forbidden.
+    /// Starts the thread, which keeps `core` and sleeps on `links`. Errors: EAGAIN when the system has no more threads,
+    /// or the system's reason where threads are forbidden.
     pub(super) fn start(
         shared: &Arc<Shared>,
         mut core: Visitor<Core>,

@@ -1,5 +1,5 @@
-//! The part of the network transport that the application's threads and the background thread
-//! share: the machine, its link, and what arrived while nobody was there to take it.
+//! The part of the network transport that the application's threads and the background thread share: the state machine,
+//! its link, and messages that arrived while the application did not poll.
 
 use super::link::{Condition, Link, LinkSink};
 use super::neighbours::{Neighbours, Standing};
@@ -12,13 +12,13 @@ use crate::transport::{Address, Departure, MAX_HEADER, Mark, PeerId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of messages that wait for the application; beyond, packets with data are dropped, and
-/// their senders keep them.
+/// Bytes of messages that wait for the application. Beyond that, packets with data are dropped, and their senders keep
+/// them.
 const INBOX_MAX: usize = 16 << 20;
-/// What an event costs beside its payload, bytes.
+/// Bytes that an event counts beside its payload.
 const EVENT_COST: usize = 256;
 
-/// What happened while the application was elsewhere. Peers have the machine's numbers.
+/// An event that happened while the application did not poll. Peers have the state machine's numbers.
 #[derive(Debug)]
 pub(super) enum Event {
     Connected(PeerId, Address),
@@ -27,21 +27,21 @@ pub(super) enum Event {
     Departure(PeerId, Departure),
 }
 
-/// See the module.
+/// The shared part of an endpoint's network transport.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) machine: Reliable,
     pub(super) link: HybridLink,
-    /// The machine's numbers of peers: it meets some before the application does.
+    /// The state machine's peer numbers: it meets some peers before the application does.
     pub(super) peers: PeerTable,
     pub(super) neighbours: Arc<Neighbours>,
     inbox: VecDeque<Event>,
     inbox_bytes: usize,
-    /// Turns that the background thread has made.
+    /// Turns of the background thread.
     pub(super) background_turns: u64,
 }
 
-/// Keeps what arrives for later.
+/// Keeps events for the application's next poll.
 struct Keep<'a> {
     peers: &'a mut PeerTable,
     neighbours: &'a Neighbours,
@@ -92,25 +92,25 @@ impl Sink for Keep<'_> {
         self.inbox.push_back(Event::Departure(peer, departure));
     }
 
-    /// Whoever waits for a peer asks for its health when it polls again.
+    /// An application that waits for a peer asks for its health when it polls again.
     fn is_owed(&self, _: PeerId) -> bool {
         false
     }
 }
 
-/// Takes what the link brings to the machine.
+/// Passes received datagrams to the state machine.
 struct Inwards<'a, S> {
     machine: &'a mut Reliable,
     now: u64,
     sink: S,
-    /// Packets with data have no place.
+    /// There is no room for packets with data.
     full: bool,
 }
 
 impl<S: Sink> LinkSink for Inwards<'_, S> {
     #[inline]
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
-        // Acknowledgements need no room, and without them all that we have sent would be sent again.
+        // Acknowledgements need no room, and without them everything would be retransmitted.
         if self.full && Header::decode(bytes).is_some_and(|(header, _)| header.kind == Kind::Data) {
             return;
         }
@@ -122,7 +122,7 @@ impl<S: Sink> LinkSink for Inwards<'_, S> {
     }
 
     fn on_refused(&mut self, to: &Address, errno: Errno, quote: &[u8]) {
-        // A network that is down for a while is no reason to give a peer up; that nobody listens is.
+        // A temporary network failure is no reason to give a peer up; a closed port is.
         if errno.0 == libc::ECONNREFUSED {
             self.machine.on_refused(self.now, to, quote, &mut self.sink);
         }
@@ -144,7 +144,7 @@ impl Core {
         Self { machine, link, peers, neighbours, inbox, inbox_bytes: 0, background_turns: 0 }
     }
 
-    /// What arrived while the application was elsewhere, oldest first.
+    /// The oldest event that happened while the application did not poll.
     #[inline]
     pub(super) fn take_event(&mut self) -> Option<Event> {
         let event = self.inbox.pop_front()?;
@@ -154,7 +154,7 @@ impl Core {
         Some(event)
     }
 
-    /// When a turn has something to do though nothing arrives.
+    /// When a turn has something to do even if nothing arrives.
     pub(super) fn next_timeout(&self) -> Option<u64> {
         let (machine, link) = (self.machine.next_timeout(), self.link.next_timeout());
         machine.into_iter().chain(link).min()
@@ -164,13 +164,13 @@ impl Core {
         !self.inbox.is_empty()
     }
 
-    /// True if a turn would find nothing but what the clock says, and what has come through the device.
+    /// True if a turn would find only expired timers, and arrivals from the device.
     #[inline]
     pub(super) fn is_calm(&self) -> bool {
         self.inbox.is_empty() && !self.machine.has_unsent() && self.link.is_calm()
     }
 
-    /// Takes what has come through the device, and sends what that asks for. Returns how much arrived.
+    /// Takes arrivals from the device, and sends the replies. Returns the number of arrivals.
     #[inline]
     pub(super) fn take_arrived<'a, S: Sink>(
         &'a mut self,
@@ -186,7 +186,7 @@ impl Core {
         n
     }
 
-    /// Acknowledges what has arrived, and says whether everything that was sent is acknowledged.
+    /// Acknowledges all arrivals, and returns whether all sent packets are acknowledged.
     pub(super) fn is_flushed(&mut self, now: u64) -> bool {
         let Self { machine, link, .. } = self;
         machine.acknowledge_all();
@@ -194,8 +194,8 @@ impl Core {
         machine.unacknowledged() == 0
     }
 
-    /// Receives, does what is due, and sends what may leave. `sink` makes what the machine reports
-    /// to of the table of peers. Returns how much arrived.
+    /// Receives, handles deadlines, and sends. `sink` makes the state machine's sink from the table of peers. Returns
+    /// the number of arrivals.
     #[inline]
     pub(super) fn turn<'a, S: Sink>(
         &'a mut self,
@@ -206,7 +206,7 @@ impl Core {
         turn(machine, link, now, sink(peers, neighbours), false)
     }
 
-    /// The same on behalf of an application that is elsewhere: what arrives is kept.
+    /// The same on behalf of an application that does not poll: arrivals are kept.
     pub(super) fn turn_in_background(&mut self, now: u64) -> usize {
         let Self { machine, link, peers, neighbours, inbox, inbox_bytes, .. } = self;
         self.background_turns += 1;

@@ -1,10 +1,10 @@
-//! The end of the process: what the application believes sent is sent before.
+//! The exit of the process: messages that the application believes sent are sent first.
 //!
-//! A message between nodes is complete when it is in packets, which this process keeps until the peer's endpoint has
-//! acknowledged them. An application that has read its completion may end without closing anything, as it may over
-//! TCP, where the kernel goes on sending. So an orderly end waits, for a bounded time, until everything is acknowledged. The background
-//! threads do the work: they know how to come between the application's threads, and touch no memory of the application's, some of which is
-//! gone at that point.
+//! A message between nodes completes when it is in packets, which this process keeps until the peer has acknowledged
+//! them. An application that has read its completion may exit without closing anything, as over TCP, where the kernel
+//! goes on sending. So an orderly exit waits, for a bounded time, until everything is acknowledged. The background
+//! threads do the work: they can run between calls of the application's threads, and touch no memory of the
+//! application, some of which is gone by then.
 
 use super::background::Shared;
 use crate::sys::{at_exit, clock, process};
@@ -13,19 +13,19 @@ use std::time::Duration;
 
 /// Longest wait for acknowledgements, nanoseconds: a peer may be gone, or stopped.
 const PATIENCE_NS: u64 = 2_000_000_000;
-/// Between two looks.
+/// Time between two checks.
 const LOOK: Duration = Duration::from_micros(100);
 
 /// Endpoints that are open.
 static ENDPOINTS: Mutex<Vec<Arc<Shared>>> = Mutex::new(Vec::new());
 
-/// The endpoint is open: its packets count.
+/// The endpoint is open: the exit waits for its packets.
 pub(super) fn enter(endpoint: &Arc<Shared>) {
     at_exit::call(flush);
     ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner).push(endpoint.clone());
 }
 
-/// It is closed, and its thread has ended.
+/// The endpoint is closed, and its thread has ended.
 pub(super) fn leave(endpoint: &Arc<Shared>) {
     let mut endpoints = ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner);
     endpoints.retain(|other| !Arc::ptr_eq(other, endpoint));
@@ -41,7 +41,7 @@ fn flush() {
     }
 }
 
-/// Another thread may be opening or closing one, and it may be the one that was stopped at that by exit(3).
+/// The open endpoints. Another thread may hold the lock, and exit(3) may have stopped just that thread.
 fn open_endpoints(until: u64) -> Option<Vec<Arc<Shared>>> {
     let me = process::pid();
     loop {

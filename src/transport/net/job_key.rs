@@ -1,12 +1,11 @@
-//! Where the job key comes from.
+//! The source of the job key.
 //!
-//! In this order: an `auth_key` of the application, FI_UDRV_JOB_KEY, a file of the user's own, and a key that everybody
-//! knows. The first three are secrets that somebody gave: endpoints with another key are refused, on one node as
-//! well as between nodes.
+//! In this order: an `auth_key` of the application, FI_UDRV_JOB_KEY, a file of the user's own, and a public default
+//! key. The first three are secrets: endpoints with another key are refused, on one node as well as between nodes.
 //!
-//! Nothing is derived from what a launcher says about the job. Its names for jobs are known to every user of the node (`ps`
-//! shows them), so they would keep nobody out; and processes of one user that were started separately, each an MPI
-//! singleton for example, have different names and would keep each other out.
+//! Nothing is derived from the launcher's name for the job. Every user of the node knows such names (`ps` shows them),
+//! so they would keep no one out; and separately started processes of one user, such as MPI singletons, have different
+//! names and would keep each other out.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +28,7 @@ const FILE_MAX: usize = 4096;
 /// The key file in the user's directory of configurations (XDG Base Directory Specification).
 const FILE: &str = "udrv/key";
 
-/// What a job key was made of; prints as the log says it.
+/// The source of a job key; prints as in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
     /// `auth_key` of a `fi_info`
@@ -38,11 +37,11 @@ pub(crate) enum Source {
     Variable,
     /// The file with this name
     File(&'static str),
-    /// Nothing: the key that everybody knows.
+    /// No secret was given: the public default key.
     Nothing,
 }
 
-/// Sorts of secrets, for [`JobKey::from_secret`]. A file's text in FI_UDRV_JOB_KEY is the same key.
+/// Kinds of secrets for [`JobKey::from_secret`]. The text of a key file makes the same key in FI_UDRV_JOB_KEY.
 const AUTH_KEY: u64 = 1;
 const SECRET: u64 = 2;
 const NOTHING: u64 = 4;
@@ -57,12 +56,12 @@ impl Source {
         (JobKey::from_secret(kind, secret), self)
     }
 
-    /// Somebody gave the key: it is enforced, on this node too.
+    /// The key is a secret that was given: it is enforced, on this node too.
     pub(crate) fn is_given(self) -> bool {
         self != Self::Nothing
     }
 
-    /// What an endpoint with this key writes when it is started.
+    /// Logs the source of the key when an endpoint opens.
     pub(crate) fn explain(self) {
         match self {
             Self::Nothing => log::info(format_args!(
@@ -84,16 +83,16 @@ impl fmt::Display for Source {
     }
 }
 
-/// A FI_UDRV_JOB_KEY or a key file that is none. It is refused and not passed over, because whoever made it wants to be
-/// alone.
+/// An invalid FI_UDRV_JOB_KEY or key file. It is an error rather than ignored, because the user who made it wants to
+/// keep others out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct BadJobKey {
-    /// What [`Source`] says.
+    /// Where it came from.
     pub(crate) source: Source,
     pub(crate) fault: Fault,
 }
 
-/// What is wrong with it.
+/// What is wrong with the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     /// It has this many bytes.
@@ -113,7 +112,7 @@ impl fmt::Display for Fault {
 }
 
 impl BadJobKey {
-    /// What is offered instead.
+    /// Describes a valid key of this source.
     pub(crate) fn wanted(&self) -> &'static str {
         match self.source {
             Source::File(_) => "a regular file of the user's own, mode 0600, with 16 to 4096 bytes",
@@ -127,8 +126,7 @@ pub(crate) fn of_auth_key(auth_key: &[u8]) -> JobKey {
     Source::AuthKey.key(auth_key).0
 }
 
-/// The key of endpoints for which the application gave none, and what it was made of. The file is read once in the life of
-/// the process.
+/// The key of endpoints for which the application gave none, and its source. The file is read once per process.
 pub(crate) fn of_environment(config: &Config) -> Result<(JobKey, Source), BadJobKey> {
     static FILE_KEY: OnceLock<Result<Option<(JobKey, Source)>, BadJobKey>> = OnceLock::new();
     let found = match &config.job_key {
@@ -145,7 +143,7 @@ pub(crate) fn of_environment(config: &Config) -> Result<(JobKey, Source), BadJob
     }
 }
 
-/// Where this user's key file would be: the environment's word, which does not count in a privileged process.
+/// The path of this user's key file. It comes from the environment, which is ignored in a privileged process.
 fn own_file() -> Option<PathBuf> {
     let path = path_of(|name| std::env::var_os(name));
     if process::is_privileged() {
@@ -170,12 +168,12 @@ fn path_of(lookup: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 
 /// The key in the file at `path`, if there is one.
 fn of_file(path: &Path) -> Result<Option<(JobKey, Source)>, BadJobKey> {
-    // One for each life of the process.
+    // Leaks once per process.
     let source = || Source::File(Box::leak(path.to_string_lossy().into_owned().into_boxed_str()));
     let bad = |fault| BadJobKey { source: source(), fault };
     let bytes = private_file::read(path, FILE_MAX).map_err(|unfit| bad(Fault::Unfit(unfit)))?;
     let Some(bytes) = bytes else { return Ok(None) };
-    // An editor, or `echo`, ends a text with a line break.
+    // An editor, or `echo`, ends the text with a line break.
     let secret = bytes.trim_ascii();
     if secret.len() < SECRET_MIN {
         return Err(bad(Fault::Length(secret.len())));

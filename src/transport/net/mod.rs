@@ -1,4 +1,4 @@
-//! Peers on other hosts: the reliable machine over a link that carries datagrams.
+//! Peers on other hosts: the reliable state machine over a link that carries datagrams.
 
 mod background;
 pub(crate) mod bulk;
@@ -41,49 +41,46 @@ use stream::{StreamSink, Streams};
 use udp::UdpLink;
 use verbs::{HybridLink, RdmaSettings};
 
-/// First byte of the message that tells a peer which of our streams to it broke; PROTOCOL.md §7.12.
+/// First byte of the message that tells a peer which stream to it broke; PROTOCOL.md §7.12.
 const STREAM_BROKEN: u8 = 0xf1;
-/// Longest payload of one message that is sent in several packets at once, bytes.
+/// Longest payload of one message that is split over packets at once, bytes.
 const BCOPY_MAX: usize = reliable::MESSAGE_MAX;
 const _: () = assert!(BCOPY_MAX >= BCOPY_LEAST);
-/// Bytes of a long message that do not wait for an answer of the receiver: about what is under way
-/// until it comes.
+/// Unsolicited bytes of a long message, which are sent before the receiver answers: about what is in flight until then.
 const PUSH_MAX: usize = 256 * 1024;
-/// Shortest message that goes by stream, bytes: below, the calls for a stream cost more than the
-/// packets.
+/// Shortest message that goes by stream, bytes. Below it the system calls for a stream cost more than the packets.
 const STREAM_MIN: usize = 32 * 1024;
-/// Shortest read, and shortest write, of a region that is left to the device, bytes: a shorter write is done sooner by a
-/// datagram.
+/// Shortest direct RMA read and write that are left to the device, bytes: a datagram does a shorter write sooner.
 const REACH_READ_MIN: usize = 1;
 const REACH_WRITE_MIN: usize = 2048;
-/// Bytes of a region that are exposed at a time: registering them takes some milliseconds.
+/// Bytes of a region whose key is advertised at a time: registering them takes some milliseconds.
 const EXPOSE_MAX: usize = 32 << 20;
 /// Bytes of the header of a fragment (PROTOCOL.md §3).
 const FRAGMENT_HEADER: usize = 24;
-/// A write into a window, or a read of at least so many bytes, that takes longer has held up what was to be said,
-/// nanoseconds.
+/// A PUT into a remote buffer, or a read of at least `LONG_READ` bytes, that takes longer than this has held up packets
+/// to send, nanoseconds.
 const LONG_NS: u64 = 100_000;
 const LONG_READ: usize = 16 * 1024;
-/// Polls without traffic after which the socket is looked at only now and then.
+/// Polls without traffic after which the socket is polled only now and then.
 const COOLING: u32 = 4096;
-/// One poll of so many looks at the socket before that, while messages come by other ways.
+/// Before that, while messages arrive by other paths, one in this many polls checks the socket.
 const BUSY_SHARE: u32 = 8;
-/// While messages come through the device, one turn in this time looks at more than that, nanoseconds: nothing else
-/// is urgent, and to look at everything takes several times as long as to look at the device.
+/// While messages arrive through the device, only one turn in this time makes full progress, nanoseconds. Nothing else
+/// is urgent then, and full progress costs several times as much as a fast poll of the device.
 const WHOLE_NS: u64 = 100_000;
-/// For how long the processor's counter is watched to learn how fast it is, nanoseconds.
+/// How long the processor's counter is measured to learn its frequency, nanoseconds.
 const MEASURE_NS: u64 = 20_000;
-/// Messages handed out by one poll of those that arrived before.
+/// Most messages that one poll hands out of those that arrived before.
 const BATCH: usize = 256;
-/// Bytes that a packet of the largest size occupies in the socket's buffer beside its own: the
-/// kernel counts its structures too.
+/// Bytes that a packet of the largest size takes in the socket's buffer beside its own: the kernel also counts its
+/// structures.
 const PACKET_COST: usize = 1024;
 
-/// What the network transport of an endpoint is made with.
+/// The settings of an endpoint's network transport.
 #[derive(Debug)]
 pub(crate) struct NetSettings {
     pub(crate) key: JobKey,
-    /// What it was made of.
+    /// The source of the key.
     pub(crate) key_source: job_key::Source,
     /// FI_UDRV_PEER_TIMEOUT, seconds.
     pub(crate) peer_timeout_s: u64,
@@ -91,16 +88,16 @@ pub(crate) struct NetSettings {
     pub(crate) buffer_bytes: usize,
     /// FI_UDRV_STREAMS.
     pub(crate) streams: usize,
-    /// Devices beside the socket.
+    /// The devices beside the socket.
     pub(crate) rdma: RdmaSettings,
 }
 
-/// Which of the machine's peers is which of the endpoint's.
+/// Maps the state machine's peer numbers to the endpoint's, and back.
 #[derive(Debug, Default)]
 struct Numbers {
-    /// By the endpoint's number: the machine's, plus one.
+    /// By the endpoint's number: the state machine's number, plus one.
     inner: Vec<u32>,
-    /// By the machine's number: the endpoint's, plus one.
+    /// By the state machine's number: the endpoint's number, plus one.
     outer: Vec<u32>,
 }
 
@@ -136,47 +133,47 @@ pub(crate) struct Net {
     numbers: Numbers,
     /// `None`: FI_UDRV_STREAMS=0.
     streams: Option<Streams>,
-    /// `None`: no device, or none that may use the application's memory.
+    /// `None`: there is no device, or it may not use the application's memory.
     bulk: Option<Box<dyn Bulk>>,
-    /// It is to be flushed.
+    /// One-sided operations were queued: the bulk path must be flushed.
     reached: bool,
-    /// Shortest message that is worth a stream or windows; `None`: as measured.
+    /// Shortest message that is worth a stream or a PUT rendezvous; `None`: as measured.
     bulk_min: Option<usize>,
-    /// Receivers may be to read a part of what we send: FI_UDRV_RDMA_READ is not off.
+    /// Receivers may read a part of a message (GET rendezvous): FI_UDRV_RDMA_READ is not off.
     offers: bool,
-    /// This host's addresses, once they were asked for.
+    /// This host's addresses, once they were looked up.
     here: Option<Vec<IpAddr>>,
-    /// Moves of the device that the bulk path knows of.
+    /// The device's last move to another port that the bulk path knows of.
     moves: u64,
     me: Address,
     armed: bool,
-    /// There was contact with a peer.
+    /// This endpoint had contact with a peer.
     used: bool,
     rhythm: Rhythm,
     owner: i32,
 }
 
-/// What is looked at how often.
+/// The polling budget: how often the socket, the device and the bulk path are polled.
 #[derive(Debug, Default)]
 struct Rhythm {
-    /// Polls left that look at the network each time.
+    /// Polls left that check the network each time.
     hot: u32,
-    /// The bulk path may have something to do at any poll; else it is asked in whole turns.
+    /// The bulk path may have work at any poll; otherwise only full progress asks it.
     bulk_hot: bool,
-    /// The last turn was a brief one.
+    /// The last turn was a fast poll.
     brief: bool,
-    /// Threads of the kernel are the device.
+    /// The device is emulated by kernel threads.
     threads: bool,
-    /// When the last whole turn was, by the processor's counter, and how much that counts until the next one; 0:
-    /// not known yet, or the next turn is to be a whole one.
+    /// When full progress was last made, in ticks of the processor's counter, and the ticks until the next time; 0: not
+    /// measured yet, or full progress is due in the next turn.
     whole_at: u64,
     span: u64,
-    /// Counter and clock, nanoseconds, at the beginning of a measurement of it.
+    /// Counter, and clock in nanoseconds, at the beginning of that measurement.
     measured: (u64, u64),
 }
 
 impl Rhythm {
-    /// A turn begins. True: it need not look at everything.
+    /// A turn begins. True: a fast poll suffices.
     #[inline]
     fn begin(&mut self, ticks: impl FnOnce() -> u64) -> bool {
         let passed = || ticks().wrapping_sub(self.whole_at);
@@ -184,7 +181,7 @@ impl Rhythm {
         self.brief
     }
 
-    /// The turn is a whole one, at this time, nanoseconds. Without a `device` all are.
+    /// The turn makes full progress; `now` is in nanoseconds. Without a `device` every turn does.
     #[inline]
     fn begin_whole(&mut self, now: u64, ticks: u64, device: bool) {
         self.brief = false;
@@ -197,12 +194,12 @@ impl Rhythm {
         let (passed, ns) = (ticks.wrapping_sub(ticks_then), now.saturating_sub(then));
         if ns >= MEASURE_NS {
             self.measured = (ticks, now);
-            // No counter is faster than that.
+            // No processor has a faster counter.
             self.span = (passed.saturating_mul(WHOLE_NS) / ns).min(8 * WHOLE_NS);
         }
     }
 
-    /// Something has arrived or was sent.
+    /// A message has arrived or was sent.
     #[inline]
     fn on_traffic(&mut self, shared: &Shared) {
         self.hot = COOLING;
@@ -210,17 +207,17 @@ impl Rhythm {
     }
 }
 
-/// The endpoint as the machine sees it.
+/// The endpoint as the reliable state machine sees it.
 struct Upwards<'a, H> {
-    /// The machine's peers.
+    /// The state machine's peers.
     inner: &'a mut PeerTable,
     neighbours: &'a Neighbours,
-    /// The endpoint's.
+    /// The endpoint's peers.
     outer: &'a mut PeerTable,
     numbers: &'a mut Numbers,
     streams: &'a mut Option<Streams>,
     bulk: &'a mut Option<Box<dyn Bulk>>,
-    /// Streams or the bulk path have heard something.
+    /// Streams or the bulk path have received something.
     beside: &'a mut bool,
     now: u64,
     used: &'a mut bool,
@@ -276,7 +273,7 @@ impl<H: Handler> Sink for Upwards<'_, H> {
             streams.forget(inner);
         }
         if let Some(bulk) = self.bulk {
-            // What it has written before is here.
+            // The peer's writes from before have arrived: reports them first.
             let mut above = Above { numbers: self.numbers, handler: self.handler };
             bulk.settle(self.now, &mut above);
             bulk.forget(inner);
@@ -305,7 +302,7 @@ impl<H: Handler> Upwards<'_, H> {
         streams.on_broken(inner, u32::from_le_bytes(number), &mut above);
     }
 
-    /// The peer's bulk path has something to say to ours.
+    /// A message of the peer's bulk path.
     #[cold]
     fn on_control(&mut self, inner: PeerId, message: &[u8]) {
         *self.beside = true;
@@ -376,19 +373,19 @@ impl<H: Handler> BulkSink for Above<'_, H> {
     }
 }
 
-/// The parent's thread held what a forked child wants.
+/// A forked child wants a lock that a thread of its parent held.
 const ORPHANED: SendError = SendError::Unreachable(Errno(libc::EOWNERDEAD));
 
-/// What bytes of an endpoint move by.
+/// The layers below an endpoint: its datagrams and its bulk path.
 struct Below {
     link: Box<HybridLink>,
     bulk: Option<Box<dyn Bulk>>,
 }
 
 impl Net {
-    /// The transport of the endpoint `me` over `link`, and over a device where there is one; `peers`
-    /// knows this host and nobody yet. Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread), ENODEV
-    /// (no device, and one has to be).
+    /// The transport of the endpoint `me` over `link`, and over a device where there is one. `peers` knows this host
+    /// and no other peer yet. Errors: EMFILE, ENFILE, ENOMEM, EAGAIN (no thread), ENODEV (no device, but one is
+    /// required).
     #[inline(never)]
     fn with(
         me: Address,
@@ -400,8 +397,8 @@ impl Net {
         Self::over(me, below, peers, settings)
     }
 
-    /// A function of its own, as the next one: threads of applications have small stacks, and what each of the two
-    /// builds takes a large part of one.
+    /// A function of its own, like the next one: threads of applications have small stacks, and the objects that each
+    /// of the two builds take a large part of one.
     #[inline(never)]
     fn beside_a_device(me: Address, link: UdpLink, settings: &NetSettings) -> Result<Below, Errno> {
         let (rdma, bulk) = verbs::open(&settings.rdma, &me, &settings.key)?.unzip();
@@ -483,7 +480,7 @@ impl Net {
         })
     }
 
-    /// Adds the descriptors that tell of work to `epoll`.
+    /// Adds the descriptors that signal work to `epoll`.
     pub(crate) fn watch(&self, epoll: &Epoll, token: u64) -> Result<(), Errno> {
         let core = self.core.enter().ok_or(Errno(libc::EOWNERDEAD))?;
         for fd in core.link.fds() {
@@ -498,7 +495,7 @@ impl Net {
         epoll.add(self.shared.timer().fd(), token)
     }
 
-    /// Starts a connection to `peer`, unless there is one. Errors: EPERM for another user's process of this host.
+    /// Starts a connection to `peer`, unless there is one. Errors: EPERM for another user's process on this host.
     fn begin(&mut self, peer: PeerId, address: &Address) -> Result<(), SendError> {
         let mut core = self.core.enter().ok_or(ORPHANED)?;
         if matches!(core.neighbours.peer(address), Standing::Stranger(_) | Standing::Unknown) {
@@ -510,8 +507,8 @@ impl Net {
         core.machine.connect(inner, address, clock::now_ns())
     }
 
-    /// Where the network finds `address` of this host. Within a node the port alone counts, but a UDP socket is bound to
-    /// one address. `None`: this user has no such port. Errors: the kernel does not tell.
+    /// The address at which the network reaches `address` of this host. Shared memory compares only the port, but a UDP
+    /// socket is bound to one address. `None`: this user has no such port. Errors: the kernel does not tell.
     fn find_here(address: &Address) -> Result<Option<Address>, Errno> {
         let all = port_holders(address.port())?;
         let me = process::effective_uid();
@@ -555,11 +552,11 @@ impl Net {
         true
     }
 
-    /// What was begun at this time, nanoseconds, is with the device, which may have done it meanwhile.
+    /// Requests begun at `began`, nanoseconds, were given to the device, which may have carried them out meanwhile.
     fn on_posted(&mut self, began: u64) {
         let now = clock::now_ns();
         if now.saturating_sub(began) > LONG_NS {
-            // Who moves bytes for long is not elsewhere.
+            // An application that moves bytes for long is not absent.
             self.shared.present(now);
             if let Some(mut core) = self.core.enter() {
                 core.machine.on_return(now);
@@ -567,7 +564,7 @@ impl Net {
         }
     }
 
-    /// The bulk path has something to do.
+    /// Whether the bulk path has something to do.
     #[inline]
     fn bulk_has_work(&mut self) -> bool {
         if self.rhythm.bulk_hot {
@@ -576,7 +573,7 @@ impl Net {
         self.rhythm.bulk_hot
     }
 
-    /// The bulk path's part of a turn. `None`: it has none now.
+    /// The bulk path's part of a turn. `None`: it has nothing to do.
     fn bulk_turn(&mut self, handler: &mut impl Handler) -> Option<usize> {
         let Self { core, bulk, numbers, rhythm, shared, .. } = self;
         let mut core = core.enter()?;
@@ -590,8 +587,7 @@ impl Net {
         Some(n)
     }
 
-    /// A turn that looks at nothing but the device, and hands over what has come there; the rest waits for a whole
-    /// one. `None`: it does not wait.
+    /// A fast poll: takes messages from the device only; the rest waits for full progress. `None`: that is due now.
     #[inline]
     fn brief_turn(&mut self, outer: &mut PeerTable, handler: &mut impl Handler) -> Option<usize> {
         let Self { core, shared, numbers, streams, bulk, rhythm, used, .. } = self;
@@ -601,7 +597,7 @@ impl Net {
         }
         core.machine.on_poll();
         if !core.link.has_arrived() {
-            // There is time for what was less urgent than the last message.
+            // There is time for work that was less urgent than the last message.
             let more = core.machine.has_put_off() && core.machine.catch_up(clock::now_ns());
             return if more { None } else { Some(0) };
         }
@@ -634,7 +630,7 @@ impl Net {
         self.shared.present(now);
         let (numbers, used) = (&mut self.numbers, &mut self.used);
         let (mut n, mut beside) = (0, false);
-        // What is new comes after what is here already.
+        // New messages come after the ones that were kept.
         while core.has_events() {
             if n >= BATCH {
                 return n;
@@ -697,13 +693,13 @@ impl Net {
     }
 }
 
-/// Whether what is posted for this peer of the machine goes through a device.
+/// Whether requests to this peer of the state machine go through a device.
 fn goes_direct(core: &mut Core, inner: PeerId) -> bool {
     let Some(address) = core.peers.address(inner) else { return false };
     core.machine.takes_windows(inner) && core.link.goes_direct(&address)
 }
 
-/// Who has a UDP port of this node. Errors: the kernel does not tell.
+/// The sockets that hold a UDP port on this node. Errors: the kernel does not tell.
 fn port_holders(port: u16) -> Result<Vec<PortHolder>, Errno> {
     let holders = || udp_port_holders(port);
     match holders() {
@@ -766,7 +762,7 @@ impl Messages for Net {
         let inner = self.numbers.inner(peer).ok_or(unknown)?;
         let mut core = self.core.enter().ok_or(ORPHANED)?;
         let Core { machine, link, .. } = &mut *core;
-        // What is longer than a datagram may leave as it is.
+        // A message longer than a datagram can be sent at once.
         let long = !later && len > machine.packet_room(inner, header.len());
         if long && machine.send_at_once(inner, header, len, &mut pack, clock::now_ns, link) {
             self.rhythm.on_traffic(&self.shared);
@@ -878,7 +874,7 @@ impl OneSided for Net {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
         let now = clock::now_ns();
-        // A device without hardware does all of it meanwhile: as for `write`.
+        // An emulated device carries the request out meanwhile, as in `write`.
         self.shared.present(now);
         bulk.reach(inner, spot, local, how, now)?;
         self.reached = true;
@@ -969,7 +965,7 @@ impl Streaming for Net {
         };
         let Some(mut core) = self.core.enter() else { return false };
         let Some(address) = core.peers.address(inner) else { return false };
-        // A device places bytes better than the kernel's TCP.
+        // A device places bytes faster than the kernel's TCP.
         if core.link.goes_direct(&address) {
             return false;
         }
@@ -1033,7 +1029,7 @@ impl Transport for Net {
         let at = match (near, missing) {
             (false, _) => *address,
             (true, false) => Self::find_here(address).ok().flatten().unwrap_or(*address),
-            // An endpoint whose names others have taken is known by its port alone.
+            // Where another process has taken an endpoint's shared-memory names, only its port identifies it.
             (true, true) => match Self::find_here(address) {
                 Ok(Some(at)) => at,
                 Ok(None) | Err(_) => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
@@ -1048,8 +1044,8 @@ impl Transport for Net {
         self.core.enter().is_some_and(|core| core.machine.is_connected(inner))
     }
 
-    /// Whether there was traffic lately, so that every poll should take a turn; not quite every one
-    /// while the node is busy (not `still`), for which a look at a socket is long.
+    /// Whether there was traffic recently, so that every poll should take a turn. While the node is busy (not `still`),
+    /// only some polls do, because checking a socket takes long.
     #[inline]
     fn has_its_turn(&mut self, still: bool) -> bool {
         if self.rhythm.hot == 0 {
@@ -1071,7 +1067,7 @@ impl Transport for Net {
                     }
                     n = taken;
                 }
-                // What streams and the bulk path have to say to what they heard goes before anything else.
+                // Replies of streams and the bulk path to what they received are sent first.
                 (Some(taken), false) if self.rhythm.bulk_hot => n = taken,
                 (Some(taken), false) => return taken,
                 (None, _) => {}
@@ -1115,7 +1111,7 @@ impl Transport for Net {
     fn sleep(&mut self) -> bool {
         let Some(mut core) = self.core.enter() else { return true };
         let told = self.streams.as_ref().is_none_or(|streams| !streams.has_broken());
-        self.rhythm.span = 0; // whoever is woken makes a whole one
+        self.rhythm.span = 0; // after waking, the next turn makes full progress
         if core.has_events() || !told {
             self.rhythm.hot = self.rhythm.hot.max(1);
             return false;
@@ -1146,7 +1142,7 @@ impl Transport for Net {
     }
 }
 
-/// What streams have to do in a turn, once all messages are with the endpoint.
+/// The streams' part of a turn, once all messages are delivered to the endpoint.
 #[inline]
 fn streams_turn(
     streams: &mut Streams,
@@ -1171,7 +1167,7 @@ fn streams_turn(
     n
 }
 
-/// Lets the bulk path do what it can, and sends what it has to say. Returns how much happened there.
+/// Lets the bulk path progress, and sends its messages. Returns the number of events.
 fn poll_bulk(bulk: &mut dyn Bulk, core: &mut Core, now: u64, sink: &mut dyn BulkSink) -> usize {
     let n = bulk.poll(now, sink);
     let Core { machine, link, .. } = core;
@@ -1181,7 +1177,7 @@ fn poll_bulk(bulk: &mut dyn Bulk, core: &mut Core, now: u64, sink: &mut dyn Bulk
     n
 }
 
-/// Sends what the bulk path has to say. Returns how much.
+/// Sends the bulk path's messages. Returns their number.
 fn say(bulk: &mut dyn Bulk, machine: &mut Reliable, now: u64) -> usize {
     for n in 0..BATCH {
         let Some((peer, message)) = bulk.next_control() else { return n };
@@ -1195,12 +1191,12 @@ fn say(bulk: &mut dyn Bulk, machine: &mut Reliable, now: u64) -> usize {
 
 #[cfg(test)]
 impl Net {
-    /// What its device has done so far.
+    /// The counts of its device.
     fn rdma_counts(&self) -> Option<verbs::RdmaCounts> {
         self.core.enter()?.link.rdma_counts()
     }
 
-    /// What its bulk path has done so far.
+    /// The counts of its bulk path.
     fn bulk_counts(&self) -> bulk::BulkCounts {
         self.bulk.as_ref().map(|bulk| bulk.counts()).unwrap_or_default()
     }
@@ -1212,7 +1208,7 @@ impl Net {
         }
     }
 
-    /// Ends its device without a word to anybody.
+    /// Removes its device without telling any peer.
     fn drop_device(&mut self) {
         if let Some(mut core) = self.core.enter() {
             core.link.drop_device();
@@ -1220,7 +1216,7 @@ impl Net {
     }
 }
 
-/// Nothing depends on the thread but how soon peers are answered while the application is elsewhere.
+/// Without the thread, peers are only answered later while the application does not poll.
 fn without_thread(error: &Errno) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
@@ -1232,7 +1228,7 @@ fn without_thread(error: &Errno) {
 
 impl Drop for Net {
     fn drop(&mut self) {
-        // Ends the thread, or forgets it in a forked child, which must not speak for its parent.
+        // Ends the thread. A forked child only forgets it: the child must not send in its parent's name.
         self.background = None;
         if process::pid() != self.owner {
             return;

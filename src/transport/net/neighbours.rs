@@ -1,10 +1,10 @@
-//! Peers at addresses of this host that are reached over the network all the same (FI_UDRV_SHM=0): the kernel is asked whose
-//! they are, as it is for shared memory. Without that, the key that everybody knows would let other users of the node in.
+//! Peers at addresses of this host that are reached over the network all the same (FI_UDRV_SHM=0). The kernel is asked
+//! which user they belong to, as for shared memory: otherwise the public key would admit other users of the node.
 //!
-//! A source address proves nothing on one host: any process may send from any of the host's addresses. What is asked is whose
-//! socket gets the answers to a packet, before they leave; and once more when a secret of an answer comes back
-//! (PROTOCOL.md §7.2), because the socket may have changed hands in between. So a connection is with the user's own process
-//! from the first message on, and packets of the connection need no question: nobody else knows its key.
+//! A source address proves nothing on one host: any process may send from any of its addresses. So the kernel is asked
+//! whose socket receives the answers to a packet before they leave, and again when a secret of an answer comes back, as
+//! the socket may have changed hands (PROTOCOL.md §7.2). So a connection is with the user's own process from the first
+//! message on, and its packets need no further check: no other process knows its key.
 
 #![forbid(unsafe_code)]
 
@@ -16,31 +16,31 @@ use crate::transport::Address;
 use crate::transport::address::LocalHost;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Who a peer is, as far as this host's kernel knows.
+/// Whose process a peer is, as far as this host's kernel knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Standing {
-    /// Of another host, or of this user.
+    /// On another host, or this user's.
     #[default]
     Admitted,
-    /// At an address of this host, where nobody is now.
+    /// At an address of this host where no socket is bound now.
     Absent,
-    /// This other user's process.
+    /// A process of this other user.
     Stranger(u32),
-    /// The kernel does not say, and there is no secret key that could.
+    /// The kernel does not say, and there is no secret key that could prove it.
     Unknown,
 }
 
-/// See the module.
+/// Checks which users the peers on this host belong to.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     me: SocketAddr,
     host: LocalHost,
-    /// Somebody gave a job key: who has it is let in where the kernel does not say whose he is.
+    /// There is a secret job key: a peer that has it is admitted where the kernel does not say whose it is.
     keyed: bool,
 }
 
 impl Neighbours {
-    /// Those of the endpoint `me`; `host` is asked for addresses of this host if the kernel does not answer.
+    /// For peers of the endpoint `me`; `host` tells addresses of this host if the kernel does not answer.
     pub(crate) fn new(me: &Address, host: LocalHost, keyed: bool) -> Self {
         sock_diag::prepare();
         Self { me: me.0, host, keyed }
@@ -51,13 +51,13 @@ impl Neighbours {
         self.standing(Protocol::Udp, &address.0, &self.me)
     }
 
-    /// Whoever listens for streams at `address`.
+    /// The process that listens for streams at `address`.
     pub(crate) fn listener(&self, address: &SocketAddr) -> Standing {
-        // No connection comes from there, so it is the listener that is found.
+        // No connection comes from port 0, so the listener is found.
         self.standing(Protocol::Tcp, address, &SocketAddr::new(self.me.ip(), 0))
     }
 
-    /// Whoever has connected from `from` to `to`, which is ours.
+    /// The process that has connected from `from` to `to`, an address of this endpoint.
     pub(crate) fn caller(&self, from: &SocketAddr, to: &SocketAddr) -> Standing {
         self.standing(Protocol::Tcp, from, to)
     }
@@ -65,13 +65,13 @@ impl Neighbours {
     fn standing(&self, protocol: Protocol, at: &SocketAddr, from: &SocketAddr) -> Standing {
         let mut at = *at;
         if at.ip().is_unspecified() {
-            // The kernel takes that for the loopback interface.
+            // The kernel takes the wildcard address for the loopback interface.
             at.set_ip(loopback(&at));
         }
         if !self.is_here(&at) {
             return Standing::Admitted;
         }
-        // Ends of two families meet nowhere; which far end is named does not matter then.
+        // Sockets of two families never connect; which remote end is named does not matter then.
         let from = if from.is_ipv4() == at.is_ipv4() && !from.ip().is_unspecified() {
             *from
         } else {
@@ -94,7 +94,7 @@ impl Neighbours {
         }
     }
 
-    /// The kernel does not say whose `at` is.
+    /// The result for `at` if the kernel does not say whose it is.
     fn unknown(&self, at: &SocketAddr) -> Standing {
         if self.keyed {
             return Standing::Admitted;

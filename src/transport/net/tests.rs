@@ -1,5 +1,4 @@
-//! Endpoints on this host, over the loopback interface: what happens while an application computes
-//! and polls nothing.
+//! Endpoints on this host, over the loopback interface: what happens while an application computes and does not poll.
 
 use super::*;
 use crate::config::{Config, RdmaPolicy};
@@ -12,7 +11,7 @@ use crate::transport::net::job_key::Source;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// One endpoint, and what it has heard.
+/// One endpoint, and the events it has received.
 struct End {
     net: Net,
     peers: PeerTable,
@@ -25,7 +24,7 @@ struct Got {
     /// First header byte and payload length of each message.
     messages: Vec<(u8, usize)>,
     departures: Vec<Departure>,
-    /// What a peer had acknowledged when it departed.
+    /// Up to where a peer had acknowledged when it departed.
     upto: Vec<Mark>,
 }
 
@@ -48,7 +47,7 @@ impl Handler for Got {
 }
 
 impl End {
-    /// Neither knows the host: the other one is as far away as any.
+    /// Neither endpoint recognises this host: the peer counts as remote.
     fn open() -> Self {
         Self::open_at(0)
     }
@@ -97,7 +96,7 @@ impl End {
     }
 }
 
-/// Calls `step` until it says that it is done; false after `seconds`.
+/// Calls `step` until it returns true; false after `seconds`.
 fn within(seconds: u64, mut step: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + crate::patience::seconds(seconds);
     while Instant::now() < end {
@@ -111,7 +110,7 @@ fn within(seconds: u64, mut step: impl FnMut() -> bool) -> bool {
 
 #[test]
 fn turns_are_brief_for_a_while_by_the_counter_and_only_with_a_device() {
-    // A counter of three ticks a nanosecond.
+    // The counter has three ticks per nanosecond.
     let (whole, start) = (WHOLE_NS, 1_000_000);
     let mut rhythm = Rhythm { hot: 1, ..Rhythm::default() };
     assert!(!rhythm.begin(|| unreachable!()), "nothing is known of the counter");
@@ -121,7 +120,7 @@ fn turns_are_brief_for_a_while_by_the_counter_and_only_with_a_device() {
     assert!(rhythm.begin(|| 3 * (at + whole) - 1) && rhythm.brief);
     assert!(!rhythm.begin(|| 3 * (at + whole)) && !rhythm.brief);
     assert!(!rhythm.begin(|| 3 * at - 1), "another processor's is behind");
-    // However fast it seems to be, for so long at most.
+    // However fast it seems, the span is limited.
     rhythm.begin_whole(at + MEASURE_NS, u64::MAX / 2, true);
     assert!(!rhythm.begin(|| u64::MAX / 2 + 8 * whole));
     rhythm.begin_whole(at + 2 * MEASURE_NS, 0, false);
@@ -133,7 +132,7 @@ fn an_application_that_never_polls_is_met() {
     let (mut a, mut b) = (End::open(), End::open());
     let to_b = a.meet(&b);
     assert!(a.send(to_b, 1, 100));
-    // Acknowledged, therefore alive and provably of this job.
+    // An acknowledgement proves that the peer is alive and of this job.
     assert!(within(2, || {
         a.poll();
         a.net.unacknowledged() == 0
@@ -156,7 +155,7 @@ fn whoever_is_back_has_the_machine_to_himself_again() {
     let mut end = End::open();
     for _ in 0..3 {
         assert!(within(2, || end.background_turns() > 0 && !end.net.core.is_alone()));
-        // Nothing arrives, and nothing is due: who polls has to tell the thread.
+        // Nothing arrives, and nothing is due: a poll must tell the thread.
         assert!(within(2, || {
             end.poll();
             end.net.core.is_alone()
@@ -164,7 +163,7 @@ fn whoever_is_back_has_the_machine_to_himself_again() {
     }
 }
 
-/// A device without hardware does all of a write while it is posted: the background thread would do nothing but disturb.
+/// An emulated device does all of a write while it is posted: the background thread would only disturb.
 #[test]
 fn whoever_writes_for_long_is_not_elsewhere() {
     let (mut a, b) = (End::open(), End::open());
@@ -230,7 +229,7 @@ fn what_waited_is_delivered_once_and_in_order() {
     let (mut a, mut b) = (End::open(), End::open());
     let to_b = a.meet(&b);
     let mut sent = 0;
-    // Until the other side has taken what it takes.
+    // Until the peer accepts no more.
     let mut since = Instant::now();
     within(20, || {
         while sent < COUNT && a.send(to_b, sent as u8, LEN) {
@@ -260,7 +259,7 @@ fn what_waited_is_delivered_once_and_in_order() {
 fn an_endpoint_that_holds_enough_still_hears_acknowledgements() {
     let (mut a, mut b) = (End::open(), End::open());
     let (to_b, to_a) = (a.meet(&b), b.meet(&a));
-    // `b` holds all it may, and goes away for good.
+    // `b` holds as much as it may, and goes away for good.
     let mut since = Instant::now();
     within(20, || {
         if a.send(to_b, 1, 60_000) {
@@ -290,13 +289,13 @@ fn silence_wakes_nobody() {
         b.poll();
         a.net.unacknowledged() == 0 && b.got.messages.len() == 1
     }));
-    // Once the threads have taken over and said what was left to say.
+    // Once the threads have taken over and sent what was left to send.
     std::thread::sleep(Duration::from_millis(1500));
     let turns = || [&a, &b, &idle].map(End::background_turns);
     let before = turns();
     std::thread::sleep(Duration::from_secs(2));
     let after = turns();
-    // A connection is looked at every 5 s.
+    // A connection is checked every 5 s.
     assert!(after[0] - before[0] <= 2 && after[1] - before[1] <= 2, "{before:?} {after:?}");
     assert_eq!(after[2], before[2]);
     assert!(after[2] <= 2, "{after:?}");
@@ -318,7 +317,7 @@ fn who_sends_hears_that_it_has_arrived_even_from_a_peer_that_departs() {
         a.net.acknowledged(there).is_some_and(|upto| first.is_before(upto))
     }));
     assert_eq!((a.net.tracked(there), b.got.messages.len()), (None, 1));
-    // It takes the second one, closes, and both news come together.
+    // b receives the second message and closes, and a learns both at once.
     let second = send(&mut a, 2);
     assert!(within(20, || {
         b.poll();
@@ -342,7 +341,7 @@ fn a_process_that_ends_has_its_packets_acknowledged_without_a_poll() {
     for i in 0..20 {
         assert!(a.send(there, i, 1000));
     }
-    // They are not even connected. The other one does not poll either: its thread answers for it.
+    // They are not even connected. The peer does not poll either: its thread answers for it.
     a.net.shared.flush();
     assert!(within(20, || a.net.shared.is_flushed()));
     assert_eq!(a.net.unacknowledged(), 0);

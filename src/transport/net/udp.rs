@@ -13,23 +13,23 @@ use std::os::fd::BorrowedFd;
 /// Headers of IP and UDP before a datagram, bytes.
 const HEADERS_V4: usize = 20 + 8;
 const HEADERS_V6: usize = 40 + 8;
-/// Longest datagram, bytes: less than IP carries, so that all sums of lengths fit 16 bits.
+/// Longest datagram, bytes: below IP's limit, so that all sums of lengths fit 16 bits.
 const DATAGRAM_MAX: usize = 65_000;
-/// What every IPv4 host must take, bytes (RFC 791); nothing is told to use less.
+/// Length that every IPv4 host must accept, bytes (RFC 791); no setting goes below it.
 const MTU_MIN: usize = 576;
 
-/// What a link has done so far.
+/// Counts of a link's datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct LinkCounts {
     /// Datagrams that the kernel took.
     pub(crate) sent: u64,
     /// Datagrams that arrived.
     pub(crate) received: u64,
-    /// Of them, how many a router had marked.
+    /// Datagrams that arrived with a router's congestion mark.
     pub(crate) marked: u64,
-    /// Datagrams that the kernel did not want to send, and lost therefore.
+    /// Datagrams that the kernel refused to send, and that are therefore lost.
     pub(crate) refused: u64,
-    /// ICMP messages and the like about datagrams that were sent.
+    /// Error messages (such as ICMP) about datagrams that were sent.
     pub(crate) errors: u64,
 }
 
@@ -38,21 +38,20 @@ pub(crate) struct LinkCounts {
 pub(crate) struct UdpLink {
     port: UdpPort,
     datagram_max: usize,
-    /// Where the last datagrams went: mostly the next go there too.
+    /// Where the last datagrams went: the next ones mostly go there too.
     last: (Address, Destination),
     counts: LinkCounts,
-    /// Datagrams may be cut on their way: some path carries only `whole_max` bytes.
+    /// Datagrams may be fragmented, because some path carries only `whole_max` bytes.
     fragments: bool,
-    /// The longest datagram that no path is known to cut, bytes.
+    /// The longest datagram that is not known to be fragmented on any path, bytes.
     whole_max: usize,
-    /// What the interface was found to carry in a datagram to somebody, to be reported.
+    /// A length that the interface was found to carry to a peer, which is to be reported.
     narrowed: Option<(Address, usize)>,
 }
 
 impl UdpLink {
-    /// A socket bound to `address`; port 0 takes a free one. `mtu_limit` (FI_UDRV_MTU, bytes with
-    /// the IP header) lowers what the interface carries. Errors: EADDRINUSE, EADDRNOTAVAIL, EACCES,
-    /// EMFILE, ENFILE, ENOMEM.
+    /// A socket bound to `address`; port 0 takes a free one. `mtu_limit` (FI_UDRV_MTU, bytes with the IP header) lowers
+    /// the interface's MTU. Errors: EADDRINUSE, EADDRNOTAVAIL, EACCES, EMFILE, ENFILE, ENOMEM.
     #[cfg(test)]
     pub(crate) fn open(address: &SocketAddr, mtu_limit: Option<usize>) -> Result<Self, Errno> {
         Self::over(UdpPort::bind(address)?, mtu_limit)
@@ -82,12 +81,12 @@ impl UdpLink {
         })
     }
 
-    /// Where it is bound.
+    /// The address it is bound to.
     pub(crate) fn local_addr(&self) -> Result<SocketAddr, Errno> {
         self.port.local_addr()
     }
 
-    /// The receive buffer, bytes as the kernel counts them, with its own structures.
+    /// The receive buffer, bytes as the kernel counts them, including its own structures.
     pub(crate) fn receive_buffer(&self) -> usize {
         self.port.receive_buffer()
     }
@@ -97,13 +96,12 @@ impl UdpLink {
         self.port.fd()
     }
 
-    /// What it has done so far.
+    /// Counts of datagrams.
     pub(crate) fn counts(&self) -> LinkCounts {
         self.counts
     }
 
-    /// Datagrams that arrived and were thrown away: the receive buffer was full, or they were not
-    /// whole.
+    /// Datagrams that arrived and were discarded: the receive buffer was full, or they were truncated.
     pub(crate) fn dropped(&self) -> u64 {
         let losses = self.port.losses();
         losses.overflowed.wrapping_add(losses.truncated)
@@ -114,12 +112,12 @@ impl UdpLink {
         log::limited!(cause: errno.0, "the system does not send to {to}: {errno}");
     }
 
-    /// Reports what the network says about datagrams that were sent.
+    /// Reports errors about datagrams that were sent.
     fn drain_errors(&mut self, sink: &mut impl LinkSink) -> usize {
         let mut narrow = None;
         let n = self.port.drain_errors(|PortError { to, errno, local, mtu }, quote| {
             if errno.0 == libc::EMSGSIZE && !local {
-                // Not a word about the peer. The datagram is lost, and so will be all as long.
+                // That says nothing about the peer. The datagram is lost, and so is every other one as long.
                 let carried = (mtu as usize).saturating_sub(headers(&to));
                 if sink.on_too_long(&Address(to), carried) {
                     narrow = Some((to, carried));
@@ -135,9 +133,9 @@ impl UdpLink {
         n
     }
 
-    /// Lets datagrams to `to` of more than `carried` bytes leave in parts, because those that wait
-    /// to be sent again cannot be made shorter. `told`: the kernel knows what the path carries;
-    /// without that it cuts nothing for IPv6, where routers cut nothing either.
+    /// Allows fragmentation of datagrams to `to` of more than `carried` bytes, because packets that wait for
+    /// retransmission cannot be made shorter. `told`: the kernel knows what the path carries; without that it does not
+    /// fragment for IPv6, where routers do not either.
     fn cut(&mut self, to: &SocketAddr, carried: usize, told: bool) {
         self.whole_max = self.whole_max.min(carried.max(MTU_MIN - headers(to)));
         if self.fragments {
@@ -165,8 +163,8 @@ impl Link for UdpLink {
         }
         let mut rest = packets;
         while !rest.is_empty() {
-            // The kernel does not cut a message into datagrams that it has to cut once more, and would
-            // be taken for one that cannot cut at all.
+            // Segmentation offload cannot send datagrams that need IP fragmentation as well: the error would look as if
+            // the kernel had no such offload.
             let whole = rest.first().is_none_or(|packet| packet.len() <= self.whole_max);
             let batch = if whole { rest } else { rest.get(..1).unwrap_or(rest) };
             let taken = match self.port.send_batch(&self.last.1, batch) {
@@ -176,8 +174,8 @@ impl Link for UdpLink {
                     n
                 }
                 Err(Errno(libc::EMSGSIZE)) if !self.fragments => {
-                    // The interface carries less than it did. The error queue says so too, but not
-                    // to whom the datagram was to go.
+                    // The interface carries less than before. The error queue says so too, but not where the datagram
+                    // was to go.
                     let local = self.port.local_addr().unwrap_or(to.0);
                     let carried = datagram_max(&local, carried(&local, &net::interfaces()), None);
                     self.cut(&to.0, carried, true);
@@ -218,8 +216,8 @@ impl Link for UdpLink {
     }
 }
 
-/// The MTU towards all peers that a socket bound to `address` may have, bytes: that of the
-/// interface with this address, and for the wildcard the least of all that lead out of the host.
+/// The MTU of a socket bound to `address` towards all peers, bytes: that of the interface with this address; for the
+/// wildcard address the smallest of all interfaces that lead out of the host.
 fn carried(address: &SocketAddr, interfaces: &[Interface]) -> u32 {
     let ip = address.ip();
     let family = || interfaces.iter().filter(|i| i.ip.is_ipv6() == ip.is_ipv6());
@@ -229,7 +227,7 @@ fn carried(address: &SocketAddr, interfaces: &[Interface]) -> u32 {
         outward().or_else(loopback)
     } else {
         let own = family().find(|i| i.ip == ip).map(|i| i.mtu);
-        // 127.0.0.2 is the loopback interface's too, though it has no entry.
+        // 127.0.0.2 also belongs to the loopback interface, though it has no entry.
         own.or_else(|| loopback().filter(|_| ip.is_loopback()))
     };
     found.unwrap_or(MTU_MIN as u32)

@@ -1,22 +1,22 @@
 //! The list of transports.
 
-/// Makes the list: in the order in which the router asks them for a peer, which is that of their costs.
+/// Makes the list. Its order is the order in which the router tries transports for a peer: by increasing cost.
 ///
-/// `on_lane!(lanes, lane, t => a, b)` is `a` with the transport `t` of that lane, or `b` if it is not open;
-/// `each_lane!(lanes, (lane, t) => a)` does `a` with all that are open; `..._mut!` are the same for `&mut`.
-/// An entry with a path (`name: Type = "path"`) is a transport that lies outside this folder.
+/// `on_lane!(lanes, lane, t => a, b)` is `a` with the transport `t` of that lane, or `b` if that transport is not open;
+/// `each_lane!(lanes, (lane, t) => a)` does `a` with each open transport; `..._mut!` are the same for `&mut`.
+/// An entry with a path (`name: Type = "path"`) is a transport outside this folder.
 macro_rules! transports {
     (($d:tt) $($name:ident: $kind:ty $(= $path:literal)?),* $(,)?) => {
         $($(#[path = $path] mod $name;)?)*
 
-        /// The transports of an endpoint that are open.
+        /// The open transports of an endpoint.
         #[derive(Debug)]
         pub(super) struct Lanes {
             $(pub(super) $name: Option<Box<$kind>>,)*
         }
 
         impl Lanes {
-            /// Opens all that are wanted. Errors: those of [`crate::transport::Transport::open`].
+            /// Opens all enabled transports. Errors: those of [`crate::transport::Transport::open`].
             pub(super) fn open(opening: &mut crate::transport::Opening<'_>) -> Result<Self, crate::sys::Errno> {
                 Ok(Self {
                     $($name: <$kind as crate::transport::Transport>::open(opening)?.map(Box::new),)*
@@ -24,19 +24,19 @@ macro_rules! transports {
             }
         }
 
-        /// [`crate::transport::Transport::are_left_settled`] of all.
+        /// [`crate::transport::Transport::are_left_settled`] of all transports.
         pub(super) fn are_left_settled() -> bool {
             true $(&& <$kind as crate::transport::Transport>::are_left_settled())*
         }
 
-        /// One of the list.
+        /// A transport of the list.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[allow(non_camel_case_types)]
         pub(super) enum Lane {
             $($name,)*
         }
 
-        /// How many there are.
+        /// The number of transports.
         pub(super) const COUNT: usize = Lane::ALL.len();
 
         impl Lane {
@@ -79,7 +79,7 @@ macro_rules! transports {
             };
         }
 
-        /// As `on_lane!`, with the transport taken out of the list meanwhile.
+        /// As `on_lane!`, with the transport taken out of the list while the body runs.
         macro_rules! without_lane {
             ($d lanes:expr, $d lane:expr, $d t:ident => $d body:expr, $d none:expr) => {
                 match $d lane {

@@ -1,9 +1,9 @@
-//! Messages that a transport has returned, on their way to the peer by another one.
+//! Moves messages that one transport has returned to another transport.
 //!
-//! They count as sent, so they go before anything that is sent to the peer from now on: until the last of them is taken,
-//! its route is [`Route::Moving`], which takes no messages. Where there is no other transport it is the same one, tried
-//! again and again until the peer has room for it. A peer that refused for a reason that does not pass (a filter of system
-//! calls) gets none: the messages are lost, and operations to it end with the error of the refusal.
+//! These messages count as sent, so they go before anything that is sent to the peer from now on: until the last one is
+//! accepted, the peer's route is [`Route::Moving`], which takes no messages. Without another transport the same one is
+//! retried until the peer has room. If the peer refused for a permanent reason (a system-call filter), the messages are
+//! lost, and operations to the peer fail with the error of the refusal.
 
 use super::list::{Lane, each_lane_mut, on_lane, on_lane_mut};
 use super::routes::{Moving, NO_WAY, Route, Router, set_route};
@@ -14,11 +14,11 @@ use crate::transport::{
 };
 use std::collections::VecDeque;
 
-/// Between two attempts, nanoseconds: the first pause, and the longest.
+/// The pause between two attempts, nanoseconds: the first one, and the longest.
 const RETRY_NS: (u64, u64) = (10_000_000, 1_000_000_000);
 
 impl Router {
-    /// Takes over what transports have given back, and sends what can be sent.
+    /// Takes over the messages that transports have returned, and sends those that can be sent.
     pub(super) fn move_messages(&mut self, handler: &mut impl Handler) {
         let mut all = Vec::new();
         each_lane_mut!(self.lanes, (lane, t) => {
@@ -78,7 +78,7 @@ impl Router {
             );
         }
         let pause = match self.moving.iter().position(|moving| moving.peer == peer) {
-            // The next link was refused as well, with the first of them in it.
+            // The next link was refused as well; it held the first of these messages.
             Some(at) => {
                 let before = self.moving.swap_remove(at);
                 messages.extend(before.messages);
@@ -92,7 +92,7 @@ impl Router {
         self.moving.push(Moving { peer, pid, errno, messages, from, to, settles, at, pause });
     }
 
-    /// Nothing is sent to `peer`, with which contact was just made, before it has taken that up.
+    /// Contact with `peer` was just made: holds back all messages until the peer has accepted it.
     pub(super) fn wait_for_link(&mut self, peer: PeerId, lane: Lane) -> SendError {
         set_route(&mut self.routes, peer, Route::Moving);
         let (messages, from, to) = (VecDeque::new(), lane, Some(lane));
@@ -102,12 +102,12 @@ impl Router {
         SendError::Again
     }
 
-    /// Messages that wait here.
+    /// Number of messages that wait here.
     pub(super) fn moving(&self) -> usize {
         self.moving.iter().map(|moving| moving.messages.len()).sum()
     }
 
-    /// `peer` is gone from this transport, and what was on its way to it by that with it.
+    /// `peer` has departed by `lane`: drops the messages that were being moved to it from another transport.
     pub(super) fn forget_moving(&mut self, peer: PeerId, lane: Lane) {
         let gone = |moving: &Moving| {
             moving.peer == peer && (moving.from != lane || moving.to == Some(lane))
@@ -146,7 +146,7 @@ impl Router {
         Ok(())
     }
 
-    /// The first transport that makes contact, if there is one, beside the one that has returned the messages.
+    /// The first transport that makes contact. The one that returned the messages is tried last, or not at all.
     fn other_way(&mut self, moving: &mut Moving) -> Result<Lane, SendError> {
         let unknown = SendError::Unreachable(Errno(libc::EADDRNOTAVAIL));
         let peer = moving.peer;

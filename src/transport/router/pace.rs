@@ -1,33 +1,33 @@
-//! How often the router looks at what takes system calls.
+//! How often the router polls sources that need system calls.
 
 use super::list::COUNT;
 use crate::transport::LookedAt;
 
 /// Polls between two looks at the clock.
 const CLOCK_POLLS: u32 = 16;
-/// So many polls without a message from this node, and it is still.
+/// After so many polls without a message the endpoint counts as still.
 pub(super) const STILL_POLLS: u32 = 64;
-/// As many that look at a device only take as long.
+/// The same in polls of a device only, which are shorter.
 const DEVICE_POLLS: u32 = 4 * STILL_POLLS;
-/// What waits for threads of the kernel gives way to them after so many.
+/// When waiting for kernel threads, one in so many polls yields the processor to them.
 const THREADS_POLLS: u32 = 8;
 
-/// When transports have their turns.
+/// Schedules the turns of the transports.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     polls: u32,
-    /// Polls without a message since the last one.
+    /// Polls since the last message.
     empty: u32,
-    /// What the last one looked at; if at a device only, as those before and after it do, there is no time to look around.
+    /// What the last poll looked at. While polls look at a device only, no transport's turn is due.
     looked_at: LookedAt,
-    /// It is time to.
+    /// The clock should be read.
     wants: bool,
     /// When the next turn of each transport is due, nanoseconds.
     due: [u64; COUNT],
 }
 
 impl Pace {
-    /// A poll brought so many messages. True: nothing has come for a while.
+    /// A poll delivered so many messages. True: nothing has arrived for a while.
     #[inline]
     pub(super) fn count(&mut self, messages: usize) -> bool {
         self.polls = self.polls.wrapping_add(1);
@@ -35,13 +35,13 @@ impl Pace {
         self.is_still()
     }
 
-    /// Nothing has come for a while.
+    /// Nothing has arrived for a while.
     #[inline]
     pub(super) fn is_still(&self) -> bool {
         self.empty >= STILL_POLLS
     }
 
-    /// Whether it is time to look around.
+    /// Whether the router should look for turns that are due.
     #[inline]
     pub(super) fn is_time(&mut self, looked_at: LookedAt) -> bool {
         self.looked_at = looked_at;
@@ -49,7 +49,7 @@ impl Pace {
         self.wants && looked_at == LookedAt::Everything
     }
 
-    /// Now and then of those that nothing has come for.
+    /// True for one in so many polls while nothing arrives: the thread may yield its processor.
     #[inline]
     pub(super) fn is_long(&self) -> bool {
         let every = match self.looked_at {
@@ -60,12 +60,12 @@ impl Pace {
         self.polls % every == 0 && self.is_still()
     }
 
-    /// The router looks around.
+    /// The router looks for turns that are due.
     pub(super) fn begin(&mut self) {
         self.wants = false;
     }
 
-    /// Whether a transport's turn is due at this time; if so the next one is after so many nanoseconds.
+    /// Whether a transport's turn is due now. If so, the next one is due after `every_ns` nanoseconds.
     pub(super) fn is_due(&mut self, lane: usize, now: u64, every_ns: u64) -> bool {
         let Some(due) = self.due.get_mut(lane) else { return false };
         let is_due = now >= *due;
@@ -75,13 +75,13 @@ impl Pace {
         is_due
     }
 
-    /// After so many polls without a message.
+    /// The state after so many polls without a message.
     #[cfg(test)]
     pub(super) fn after(empty: u32) -> Self {
         Self { empty, ..Self::default() }
     }
 
-    /// The next poll looks around, at everything.
+    /// Makes the next poll run the turns of all transports.
     pub(super) fn hasten(&mut self) {
         (self.wants, self.due) = (true, [0; COUNT]);
     }

@@ -1,4 +1,4 @@
-//! What the router knows: the transports, and which of them each peer's messages go by.
+//! The state of the router: the transports, and the transport that each peer's messages take.
 
 use super::list::{Lane, Lanes};
 use super::pace::Pace;
@@ -15,29 +15,29 @@ pub(super) const NO_WAY: SendError = SendError::Unreachable(Errno(libc::EOPNOTSU
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Route {
-    /// Known by address only.
+    /// Only its address is known.
     None,
-    /// By this transport.
+    /// Messages go by this transport.
     By(Lane),
-    /// What was sent by one transport was refused, and is on its way by another: nothing may overtake it.
+    /// Messages that one transport refused are being moved to another: no message may overtake them.
     Moving,
 }
 
-/// What is on its way to one peer.
+/// Messages that are being moved, for one peer.
 #[derive(Debug)]
 pub(super) struct Moving {
     pub(super) peer: PeerId,
-    /// Of the contact that was refused: the process, and why.
+    /// The process of the refused contact, and why it was refused.
     pub(super) pid: i32,
     pub(super) errno: Errno,
     pub(super) messages: VecDeque<Message>,
-    /// The transport that they come from.
+    /// The transport that returned them.
     pub(super) from: Lane,
-    /// `None`: not chosen yet.
+    /// The transport to use; `None`: not chosen yet.
     pub(super) to: Option<Lane>,
-    /// The peer has to take up the contact first.
+    /// The peer has to accept the contact first.
     pub(super) settles: bool,
-    /// No attempt before; and the next pause, nanoseconds.
+    /// Time of the next attempt, and the pause after it, nanoseconds.
     pub(super) at: u64,
     pub(super) pause: u64,
 }
@@ -49,16 +49,16 @@ pub(crate) struct Router {
     pub(super) routes: Vec<Route>,
     pub(super) me: Address,
     pub(super) lanes: Lanes,
-    /// The endpoint's port, which no transport wanted.
+    /// Holds the endpoint's port if no transport uses it.
     pub(super) _port: Option<UdpPort>,
     pub(super) epoll: Arc<Epoll>,
     pub(super) pace: Pace,
-    /// What was said last of a peer that cannot be reached: who tries again is not told again.
+    /// The last unreachable peer that was logged: repeated attempts are not logged again.
     pub(super) complained: Option<(PeerId, Errno)>,
     pub(super) moving: Vec<Moving>,
-    /// There was a peer whose messages come by another transport than ours go.
+    /// There was a peer whose messages arrive by another transport than messages to it take.
     pub(super) mixed: bool,
-    /// Peers that a transport had no room for, and since when.
+    /// Peers for which a transport had no room, and since when.
     pub(super) blocked: Vec<(PeerId, u64)>,
 }
 
@@ -67,7 +67,7 @@ impl Router {
         self.routes.get(peer.index()).copied().unwrap_or(Route::None)
     }
 
-    /// The transport that messages to `peer` go by.
+    /// The transport that carries messages to `peer`.
     pub(super) fn lane(&self, peer: PeerId) -> Option<Lane> {
         match self.route(peer) {
             Route::By(lane) => Some(lane),

@@ -1,4 +1,4 @@
-//! A message that both ends copy, under loom: in every order that they may see the words of its cell (scripts/models).
+//! The split copy under loom: every order in which both ends may see the words of a work descriptor (scripts/models).
 #![allow(unsafe_code)] // touches what loom watches
 
 use super::*;
@@ -7,20 +7,20 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
-/// Units of one byte; a part has four of them.
+/// Chunks of one byte; a run has four of them.
 const LEN: usize = 8;
 
-/// The words of a cell, and two messages that are copied with it, byte for byte as loom watches them: two threads at one
-/// byte, or one that reads it before the copy of the other is known to be over, end the model.
+/// The words of a descriptor, and two messages that are copied with it. Loom watches each byte: the model fails if two
+/// threads access one at a time, or if a byte is read before the other end's copy of it is known to have ended.
 struct Link {
     left: AtomicU64,
     status: AtomicU64,
     messages: [[UnsafeCell<()>; LEN]; 2],
 }
 
-// SAFETY: loom tells when two threads are at a byte.
+// SAFETY: loom reports two threads that access one byte at a time.
 unsafe impl Sync for Link {}
-// SAFETY: as above.
+// SAFETY: loom reports two threads that access one byte at a time.
 unsafe impl Send for Link {}
 
 impl Link {
@@ -38,7 +38,7 @@ impl Link {
         self.messages[message][offset..offset + len].iter().for_each(|byte| byte.with_mut(|_| ()));
     }
 
-    /// The receiver does its part until the message is complete, and reads all of it.
+    /// The receiver copies its runs until the message is complete, and reads all of it.
     fn receive(&self, table: &mut CellTable, share: &Share, message: usize) {
         loop {
             match table.take(share, self.cell(), 32) {
@@ -61,8 +61,8 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Each byte is copied by one end; the receiver reads what the sender has copied; and a sender that comes too late
-/// touches nothing of the message that the cell serves next.
+/// Each byte is copied by one end, and the receiver reads what the sender copied. A sender that comes too late does not
+/// touch the message that uses the descriptor next.
 #[test]
 fn a_message_is_whole_and_the_next_one_is_another() {
     explore(|| {
@@ -85,7 +85,7 @@ fn a_message_is_whole_and_the_next_one_is_another() {
     });
 }
 
-/// What the sender cannot copy the receiver does, after the sender has said so.
+/// The receiver copies the run that the sender could not copy, after the sender has reported the failure.
 #[test]
 fn a_part_that_fails_is_copied_by_the_receiver() {
     explore(|| {
@@ -104,7 +104,7 @@ fn a_part_that_fails_is_copied_by_the_receiver() {
     });
 }
 
-/// A message that is given up: the receiver's memory is its own again when nothing is in the sender's hand.
+/// After a message is given up, the receiver may reuse its memory once the sender is copying no run of it.
 #[test]
 fn what_is_given_up_is_not_touched() {
     explore(|| {

@@ -1,4 +1,4 @@
-//! Every order in which receiver and sender can meet in a cell, and then both at full speed.
+//! Every order in which receiver and sender can meet in a work descriptor, and then both at full speed.
 
 use super::*;
 use std::collections::BTreeSet;
@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicBool, AtomicU8};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Action {
-    /// The receiver takes a part, and copies it.
+    /// The receiver takes a run, and copies it.
     Take,
     /// The receiver gives the message up.
     Stop,
-    /// The sender takes a part.
+    /// The sender takes a run.
     Begin,
-    /// It has copied it, or could not.
+    /// The sender has copied its run (`Done`), or could not (`Fail`).
     Done,
     Fail,
-    /// A sender of an earlier message comes late.
+    /// A sender of an earlier message arrives late.
     Late,
-    /// The sender takes a part, and sends it.
+    /// The sender takes a run, and sends it as messages.
     Send,
-    /// A unit that it has sent comes.
+    /// A chunk that the sender sent arrives.
     Come,
 }
 
@@ -39,12 +39,12 @@ struct Scene<'a> {
     table: CellTable,
     share: Share,
     old: Share,
-    /// Units that have arrived.
+    /// Chunks that have arrived.
     there: BTreeSet<usize>,
     in_hand: BTreeSet<usize>,
-    /// Sent, and not here yet.
+    /// Chunks that were sent and have not arrived.
     sent: BTreeSet<usize>,
-    /// Whether it sends what it copies, or writes it: not both.
+    /// Whether the sender sends its chunks or copies them: never both. `None`: undecided.
     sends: Option<bool>,
     stopped: bool,
     over: bool,
@@ -101,7 +101,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Does what comes until the sender is to put down what it has; true: it has copied it.
+    /// Does the actions until the sender's run ends; true: the sender has copied it.
     fn run(&mut self, actions: &mut impl Iterator<Item = Action>, holds: bool) -> Option<bool> {
         while let Some(action) = actions.next() {
             match action {
@@ -280,7 +280,7 @@ fn two_threads_copy_each_unit_once() {
                     assert!(!ended.load(Ordering::Relaxed));
                     n = n.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                     if n >> 28 == 0 {
-                        return None; // and what was written is written again
+                        return None; // the receiver writes the run again
                     }
                     let len = 1 + (n >> 8) as usize % len;
                     for byte in &bytes[offset..offset + len] {
@@ -309,7 +309,7 @@ fn two_threads_copy_each_unit_once() {
                     Taken::Over => break,
                 }
             }
-            // A part that failed midway was begun by the one and copied by the other.
+            // A run that failed midway was begun by the sender and copied by the receiver.
             let twice = bytes.iter().filter(|b| b.load(Ordering::Relaxed) == 2).count();
             assert!(bytes.iter().all(|b| (1..=2).contains(&b.load(Ordering::Relaxed))));
             assert!(twice <= 16 * PART_MAX as usize);

@@ -1,16 +1,16 @@
-//! Cross-memory attach between the buffers of two processes.
+//! Cross-memory attach: copies between the buffers of two processes.
 //!
 //! # Safety
 //!
-//! Every copy names a word of the other process's gate first. The local ranges come from a `SegmentList`: memory that the application lent to an operation that
-//! is pending. Probes use locals.
+//! Every copy first accesses a word of the other process's gate. The local ranges come from a `SegmentList`: memory
+//! that the application lent to an operation that is pending. Probes use local variables.
 #![allow(unsafe_code)]
 
 use crate::sys::Errno;
 use crate::sys::cma::{self, MAX_RANGES, Range};
 
-/// The way into a process: its id, and where the two words are that it lets peers touch (`sys::gate`). The first one holds
-/// `name`.
+/// What a copy needs of the peer's process: its id, and the address of the two words that peers may access
+/// (`sys::gate`). The first word holds `name`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entrance {
     pub(super) pid: i32,
@@ -21,7 +21,7 @@ pub(super) struct Entrance {
 /// Bytes of a word of a gate.
 const WORD: u64 = 8;
 
-/// `first`, and then the others.
+/// `first`, followed by the others.
 fn behind(first: Range, others: &[Range]) -> ([Range; MAX_RANGES], usize) {
     let mut ranges = [first; MAX_RANGES];
     let rest = ranges.get_mut(1..).unwrap_or_default();
@@ -32,8 +32,8 @@ fn behind(first: Range, others: &[Range]) -> ([Range; MAX_RANGES], usize) {
 }
 
 impl Entrance {
-    /// Copies from `remote` to `local`, and says how many bytes. Errors: EPERM for a closed gate, ESRCH for another process
-    /// that has the id by now, EFAULT.
+    /// Copies from `remote` to `local`; returns the number of bytes. Errors: EPERM if the gate is closed, ESRCH if the
+    /// id now belongs to another process, EFAULT.
     pub(super) fn read(&self, local: &[Range], remote: &[Range]) -> Result<usize, Errno> {
         let mut word = 0u64;
         let here = Range { addr: (&raw mut word).expose_provenance() as u64, len: WORD };
@@ -41,12 +41,12 @@ impl Entrance {
         let (remote, remotes) = behind(Range { addr: self.gate, len: WORD }, remote);
         let (local, remote) = (local.get(..locals), remote.get(..remotes));
         let (local, remote) = (local.unwrap_or_default(), remote.unwrap_or_default());
-        // SAFETY: a live local, and what was lent to a receive that is pending.
+        // SAFETY: a live local, and memory that the application lent to a receive that is pending.
         let moved = past_gate(unsafe { cma::read(self.pid, local, remote) })?;
         if word == self.name { Ok(moved) } else { Err(Errno(libc::ESRCH)) }
     }
 
-    /// The same from `local` to `remote`.
+    /// Like [`Self::read`], from `local` to `remote`.
     pub(super) fn write(&self, local: &[Range], remote: &[Range]) -> Result<usize, Errno> {
         let here = Range { addr: (&raw const self.name).expose_provenance() as u64, len: WORD };
         let there = Range { addr: self.gate.wrapping_add(WORD), len: WORD };
@@ -54,12 +54,12 @@ impl Entrance {
         let (remote, remotes) = behind(there, remote);
         let (local, remote) = (local.get(..locals), remote.get(..remotes));
         let (local, remote) = (local.unwrap_or_default(), remote.unwrap_or_default());
-        // SAFETY: a live field, and what was lent to a send that is pending.
+        // SAFETY: a live field, and memory that the application lent to a send that is pending.
         past_gate(unsafe { cma::write(self.pid, local, remote) })
     }
 }
 
-/// Bytes that were copied behind the word of a gate. What does not come so far has found it closed.
+/// Bytes that were copied beyond the word of the gate. A copy that did not get beyond it has found the gate closed.
 fn past_gate(moved: Result<usize, Errno>) -> Result<usize, Errno> {
     match moved {
         Ok(moved) => moved.checked_sub(WORD as usize).ok_or(Errno(libc::EPERM)),

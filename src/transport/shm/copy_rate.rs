@@ -1,42 +1,42 @@
-//! How fast payload goes into a ring.
+//! Measures how fast the sender copies payload into a ring.
 //!
-//! What passes through a ring is handed from core to core twice: its lines on the way there, and their
-//! ownership on the way back. Its sender, who has to get that ownership, copies at 20 GB/s and more as a
-//! rule, and at 3 in the slow mode of PERFORMANCE.md, while its receiver copies as fast as ever, and so does
-//! who reads from the sender's memory, where each line is handed over once. Processes wander, and the cores
-//! that a machine shows need not be those it has, so the sender measures.
+//! Cache lines of a ring pass between two cores twice: with the data on the way to the receiver, and with their
+//! ownership on the way back. The sender, which has to regain that ownership, usually copies at 20 GB/s and more, but
+//! at 3 GB/s in the slow mode of PERFORMANCE.md. The receiver copies as fast as ever then, and so does a receiver that
+//! reads from the sender's memory, where each line passes once. Processes migrate, and the cores that a machine shows
+//! need not be physical cores, so the sender measures.
 //!
-//! A sender who is half a ring ahead does not: it is the receiver that is slow then, and what was read just now takes
-//! 100 to 200 ps a byte to get back.
+//! A sender that is half a ring ahead does not measure: then the receiver is the slow end, and lines that it has just
+//! read take 100 to 200 ps a byte to regain.
 
 use super::Outbound;
 use super::ring::{Full, Wake};
 use crate::sys::clock;
 use crate::telemetry::log;
 
-/// Payload of fewer bytes is not timed: what else is done for a message would count as copying.
+/// Shorter payloads are not timed: the other work for a message would count as copying. Bytes.
 const TIMED_LEAST: usize = 8 * 1024;
-/// Copies that are timed for one judgement. Most of them count: a processor that is taken away disturbs few, and in
-/// the slow mode one in four is not slow.
+/// Copies timed for one verdict; the majority decides. Losing the processor disturbs few of them, and in the slow mode
+/// one in four is not slow.
 pub(super) const SAMPLES: u32 = 8;
-/// Of the payloads that go as fast as usual, one in so many is timed.
+/// While copies are fast, one payload in so many is timed.
 const ONE_IN: u32 = 8;
-/// Before the first one, so many pass: pages that were never touched take longer.
+/// So many payloads pass before the first one is timed: the first use of a page takes longer.
 pub(super) const UNTOUCHED: u32 = 160;
-/// Copies that take longer than this are slow, picoseconds a byte. Usual are 20 to 60, in the slow mode 200 to 400.
+/// Slower copies count as slow, picoseconds a byte. Usual are 20 to 60, in the slow mode 200 to 400.
 const SLOW_PS: u64 = 150;
 
-/// Of one ring, at its sender.
+/// The copy rate of one ring, measured by its sender.
 #[derive(Debug)]
 pub(super) struct CopyRate {
     slow: bool,
-    /// Payloads between two that are timed, and those that pass before the next one is.
+    /// Payloads between two that are timed, and those that still pass before the next one is.
     between: u32,
     pass: u32,
-    /// Copies still to be timed before a judgement, and those that were slow so far.
+    /// Copies still to be timed before the verdict, and how many were slow so far.
     left: u32,
     slow_ones: u32,
-    /// It has been said that this ring was slow.
+    /// It was logged that this ring is slow.
     said: bool,
 }
 
@@ -47,12 +47,12 @@ impl Default for CopyRate {
 }
 
 impl CopyRate {
-    /// By the last judgement, if there was one.
+    /// The last verdict; false before the first one.
     pub(super) fn is_slow(&self) -> bool {
         self.slow
     }
 
-    /// Whether the payload that is about to be copied is to be timed.
+    /// Whether to time the payload that is about to be copied.
     #[inline]
     fn is_due(&mut self) -> bool {
         match self.pass.checked_sub(1) {
@@ -64,17 +64,17 @@ impl CopyRate {
         }
     }
 
-    /// So many payloads went by without being asked about.
+    /// So many payloads were copied without a call of `is_due`.
     pub(super) fn passed(&mut self, payloads: u32) {
         self.pass = self.pass.saturating_sub(payloads);
     }
 
-    /// Not this one.
+    /// Times a later payload instead of this one.
     fn put_off(&mut self) {
         self.pass = ONE_IN - 1;
     }
 
-    /// A copy of `len` bytes took `ns` nanoseconds. True: it is slow from now on.
+    /// A copy of `len` bytes took `ns` nanoseconds. True: the ring just became slow.
     fn note(&mut self, len: usize, ns: u64) -> bool {
         let picoseconds = ns.saturating_mul(1000) / (len as u64).max(1);
         self.slow_ones += u32::from(picoseconds > SLOW_PS);
@@ -89,7 +89,7 @@ impl CopyRate {
         slow && !before
     }
 
-    /// Slow rings are tried again now and then: processes wander.
+    /// Measures a slow ring again: processes migrate.
     pub(super) fn try_again(&mut self) {
         if self.slow {
             *self = Self { pass: 0, said: self.said, ..Self::default() };
@@ -98,7 +98,7 @@ impl CopyRate {
 }
 
 impl Outbound {
-    /// Publishes a message with so many bytes of payload by `push`, and times that if it is due.
+    /// Publishes a message with `len` bytes of payload by `push`, and times that if it is due.
     #[inline]
     pub(super) fn timed(
         &mut self,
@@ -137,7 +137,7 @@ mod tests {
 
     const LEN: usize = 16 * 1024;
 
-    /// How many payloads pass until it is judged slow, or fast, if `ns` of each says how long it takes.
+    /// How many payloads pass until the verdict is `slow`, if payload i takes `ns(i)`.
     fn until(slow: bool, rate: &mut CopyRate, ns: impl Fn(u32) -> u64) -> Option<u32> {
         (0..2000).find(|i| {
             if rate.is_due() {

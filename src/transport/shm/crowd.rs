@@ -1,4 +1,4 @@
-//! Whether the processes that talk with this endpoint want more processors than there are.
+//! Whether the processes that communicate with this endpoint outnumber the processors that they share.
 
 use crate::sys::process::{self, Processors};
 
@@ -6,11 +6,11 @@ use crate::sys::process::{self, Processors};
 pub(super) struct Crowd {
     /// Processors of this machine.
     machine: usize,
-    /// Those that this process may use.
+    /// Processors that this process may use.
     pub(super) processors: usize,
-    /// Which those are; `None`: all, or that cannot be told.
+    /// The set of them; `None`: all, or unknown.
     bound: Option<Processors>,
-    /// How many other processes we talk with that may use one of them.
+    /// Other processes with a link to this endpoint that may use one of these processors.
     others: usize,
 }
 
@@ -23,7 +23,7 @@ impl Crowd {
         crowd
     }
 
-    /// Looks again which processors this process may use. True: the processes that talk here have to be counted again.
+    /// Reads again which processors this process may use. True: the peers' processes have to be counted again.
     pub(super) fn look_again(&mut self) -> bool {
         let now = Processors::of(0).filter(|set| set.count() < self.machine);
         let again = now != self.bound;
@@ -34,7 +34,7 @@ impl Crowd {
         again || self.bound.is_some()
     }
 
-    /// Counts the processes among these that may use a processor that this one uses too.
+    /// Counts the other processes among `pids` that may use a processor of this one.
     pub(super) fn count(&mut self, pids: impl Iterator<Item = i32>) {
         let mut processes: Vec<i32> = pids.collect();
         processes.sort_unstable();
@@ -44,16 +44,16 @@ impl Crowd {
         self.others = processes.len();
     }
 
-    /// Whether a process may use a processor that this one uses too.
+    /// Whether a process may use a processor of this one.
     fn meets(&self, pid: i32) -> bool {
         let Some(mine) = &self.bound else { return true };
-        // Of a process without a number here (pid_namespaces(7)) nothing can be known.
+        // The processors of a process without an id here (pid_namespaces(7)) are unknown.
         let theirs = if pid > 0 { Processors::of(pid) } else { None };
         theirs.is_none_or(|theirs| mine.overlaps(&theirs))
     }
 
-    /// Whether all of them may want more processors than there are, if this process has so many endpoints: each may have a
-    /// thread of its own that polls it.
+    /// Whether the processes may need more processors than there are, with so many endpoints in this process: each
+    /// endpoint may have a thread that polls it.
     #[inline]
     pub(super) fn is_there(&self, endpoints: usize) -> bool {
         self.others.saturating_add(endpoints) > self.processors

@@ -1,4 +1,4 @@
-//! The end of links: noticing that a peer left or died, and taking its links down.
+//! The end of links: detects that a peer has closed or died, and takes its links down.
 
 use super::handshake::{Answer, read_answer};
 use super::hello::{self, Reject, RejectReason};
@@ -44,7 +44,7 @@ impl Shm {
         }
     }
 
-    /// The endpoint that we have connected to takes no links any more, and never took ours.
+    /// The endpoint we connected to takes no links any more, and never accepted ours.
     fn has_withdrawn(&self, peer: PeerId, peers: &PeerTable) -> bool {
         let (Some(link), Some(address)) = (self.out(peer), peers.address(peer)) else {
             return false;
@@ -70,7 +70,7 @@ impl Shm {
         self.depart(peer, Some(errno), handler);
     }
 
-    /// The process of `peer` has ended, unless a link that was taken in a moment ago is of the next one.
+    /// The process of `peer` has ended, unless a link accepted a moment ago belongs to its next incarnation.
     pub(super) fn on_process_ready(
         &mut self,
         peer: PeerId,
@@ -86,14 +86,14 @@ impl Shm {
         1
     }
 
-    /// `peer` has closed, or its process has ended. Its own link may wait to be taken in as yet, with what it
-    /// had sent: that comes first.
+    /// `peer` has closed, or its process has ended. A link that it made may still wait to be accepted: the
+    /// messages in it are delivered first.
     fn see_off(&mut self, peer: PeerId, peers: &mut PeerTable, handler: &mut impl Handler) {
         if self.inbound_of(peer).is_none() {
             let ours = |shm: &Self| shm.out(peer).map(|link| link.identity);
             let ended = ours(self);
             self.take_in(peers, handler);
-            // Links of its next life have ended those of this one.
+            // Links of the peer's next incarnation have already ended those of this one.
             if ours(self) != ended {
                 return;
             }
@@ -106,7 +106,7 @@ impl Shm {
         let mut bytes = [0; hello::LEN];
         match unix::receive(link.socket.as_fd(), &mut bytes) {
             unix::Received::Nothing => 0,
-            // It rings: what it has sent is in its ring. It has no descriptors to send.
+            // A doorbell: its messages are in its ring. The peer has no descriptors to send.
             unix::Received::Message(message) => {
                 let _ = close_elsewhere(message.fds);
                 0
@@ -118,15 +118,15 @@ impl Shm {
         }
     }
 
-    /// Takes both links to `peer` down: first delivers all that lies in its ring, however much that is, then reports
-    /// how it left. Without an error the sender's closing mark tells an orderly end from a death.
+    /// Takes both links to `peer` down: first delivers everything in its ring, however much, then reports its
+    /// departure. Without an error, the sender's CLOSING word tells an orderly close from a death.
     pub(super) fn depart(
         &mut self,
         peer: PeerId,
         error: Option<Errno>,
         handler: &mut impl Handler,
     ) {
-        // What it had sent before was refused, unknown to it.
+        // Links that were refused, which the peer never learned, hold its earlier messages.
         let refused = if error.is_none() { self.read_refused(peer, handler) } else { Ok(false) };
         let error = error.or_else(|| refused.err());
         let mut closed_in_order = refused.unwrap_or(false);
@@ -142,8 +142,8 @@ impl Shm {
                 self.settle();
             }
             closed_in_order |= link.consumer.producer_closed();
-            // Bounded by the ring: its producer is gone or is no longer listened to. What a broken one holds
-            // cannot be told.
+            // Bounded by the ring: its producer is gone, or we no longer accept messages from it. The rest of a
+            // corrupt ring is unreadable.
             while error != Some(Errno(libc::EPROTO)) {
                 match link.consumer.pop(|header, data| handler.on_message(peer, header, data)) {
                     Popped::Message | Popped::Handed(_) => {}
@@ -177,7 +177,7 @@ impl Shm {
         }
     }
 
-    /// Notices processes that have ended and that no descriptor watches.
+    /// Detects the end of processes that no descriptor watches.
     pub(super) fn check_liveness(
         &mut self,
         peers: &mut PeerTable,
@@ -190,7 +190,7 @@ impl Shm {
             .map(|watch| (watch.peer, watch.pid))
             .collect();
         for (peer, pid) in &dead {
-            // The last one's end may have brought links of this one's next life.
+            // The end of an earlier peer in this loop may have brought links of this one's next incarnation.
             if self.watches.iter().any(|watch| watch.peer == *peer && watch.pid == *pid) {
                 self.see_off(*peer, peers, handler);
             }
@@ -198,7 +198,7 @@ impl Shm {
         dead.len()
     }
 
-    /// There is no link with `peer` any more.
+    /// No link with `peer` is left.
     pub(super) fn unwatch(&mut self, peer: PeerId) {
         if let Some(at) = self.watches.iter().position(|watch| watch.peer == peer) {
             if let Some(fd) = self.watches.swap_remove(at).fd {
@@ -207,7 +207,7 @@ impl Shm {
         }
     }
 
-    /// Watches the process of `peer`, unless it is watched already.
+    /// Watches the process of `peer`, unless it is already watched.
     pub(super) fn watch(&mut self, peer: PeerId, pid: i32) {
         if self.watches.iter().any(|watch| watch.peer == peer) {
             return;
@@ -240,7 +240,7 @@ mod tests {
         [end(CmaPolicy::Auto), end(CmaPolicy::Auto)]
     }
 
-    /// As if its process had been killed.
+    /// Ends an endpoint as if its process had been killed.
     fn kill(mut end: End) {
         end.shm.owner = 0;
     }
@@ -253,10 +253,10 @@ mod tests {
                 send(&mut a, &b, 100);
                 assert_eq!(hears(&mut b), [Message(100)]);
                 if welcomed {
-                    // Our epoll set has the link to `b` before the listener from now on.
+                    // From now on our epoll set lists the link to `b` before the listener.
                     a.turn(&mut Deaf);
                 }
-                // It has both directions: its payload lies in a place.
+                // `b` has both directions: its payload lies in a recycled payload buffer.
                 send(&mut b, &a, 1000);
                 send(&mut b, &a, 2000);
                 leave(b);
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn the_end_of_one_life_leaves_the_links_of_the_next_alone() {
-        // Which links there were: to `b` that it has taken in or not, and from `b`.
+        // Which links exist: to `b`, accepted by it or not, and from `b`.
         for (taken, back) in [(false, false), (false, true), (true, false), (true, true)] {
             let [mut a, mut b] = end_pair();
             send(&mut a, &b, 100);
@@ -308,7 +308,7 @@ mod tests {
         let [mut a, mut b] = end_pair();
         send(&mut b, &a, 1000);
         let mut b = b.next_life();
-        // It waits at the door for too long.
+        // The link waits too long to be accepted.
         send(&mut a, &b, 2000);
         assert_eq!(hears(&mut b), [Message(2000)]);
         assert_eq!(hears(&mut a), []);

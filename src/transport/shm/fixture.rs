@@ -10,7 +10,7 @@ use crate::transport::{Address, Departure, Handler, PeerId, SendError, Transport
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Hears nothing.
+/// A handler that ignores everything.
 pub(super) struct Deaf;
 
 impl Handler for Deaf {
@@ -24,7 +24,7 @@ impl Handler for Deaf {
 
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Heard {
-    /// One of so many bytes.
+    /// A message of so many bytes.
     Message(usize),
     Left(Departure),
 }
@@ -45,7 +45,7 @@ impl Handler for Ears {
     }
 }
 
-/// What `end` hears in a few turns.
+/// What `end` receives in a few turns.
 pub(super) fn hears(end: &mut End) -> Vec<Heard> {
     let mut ears = Ears::default();
     for _ in 0..10 {
@@ -58,7 +58,7 @@ pub(super) struct End {
     pub(super) shm: Shm,
     pub(super) peers: PeerTable,
     pub(super) me: Address,
-    /// Keeps the port.
+    /// Reserves the port.
     _socket: std::net::UdpSocket,
 }
 
@@ -76,7 +76,7 @@ fn open(me: Address, cma: CmaPolicy, socket: std::net::UdpSocket) -> End {
 }
 
 impl End {
-    /// Closes, and opens again at the same address.
+    /// Closes the endpoint, and opens its next incarnation at the same address.
     pub(super) fn next_life(self) -> Self {
         let Self { shm, me, _socket, .. } = self;
         let cma = shm.settings.cma;
@@ -84,7 +84,7 @@ impl End {
         open(me, cma, _socket)
     }
 
-    /// Makes the link to `other`. Whoever has connected to this end is not taken in before.
+    /// Makes the link to `other`. Links to this end that wait are not accepted before.
     pub(super) fn connect(&mut self, other: &Self) -> PeerId {
         let peer = self.peers.intern(&other.me).unwrap();
         let begun = std::time::Instant::now();
@@ -95,14 +95,14 @@ impl End {
         peer
     }
 
-    /// One look at everything.
+    /// One turn that looks at everything.
     pub(super) fn turn(&mut self, handler: &mut impl Handler) {
         self.shm.poll(handler);
         self.shm.poll_sockets(&mut self.peers, handler);
     }
 }
 
-/// Two ends of a link on a machine with so many processors, and what each calls the other.
+/// Two ends of a link on a machine with so many processors, and each one's number of the other.
 pub(super) fn linked(processors: usize, cma: CmaPolicy, push: Option<usize>) -> [(End, PeerId); 2] {
     let (mut a, mut b) = (end(cma), end(cma));
     for one in [&mut a, &mut b] {

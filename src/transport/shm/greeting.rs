@@ -1,10 +1,10 @@
-//! Taking links: connections from the moment in which they are accepted until it is clear whose they are, and which of
-//! them become links (PROTOCOL.md §2.1).
+//! Accepts links: handles a connection from the moment it is accepted until its owner is known, and decides whether it
+//! becomes a link (PROTOCOL.md §2.1).
 //!
-//! Anybody on the node may connect. The kernel is asked whose a connection is before a byte of it is read; one of another
-//! user is closed, by a thread that may wait for it (`sys::close`). One of this user has a time to say hello, and the
-//! address that it claims has to be its own: its process listens there. All of that is bounded, so that whoever connects
-//! and says nothing takes neither descriptors nor time from anybody else.
+//! Any process on the node may connect. Before a byte of a connection is read, the kernel is asked which user owns it.
+//! A connection of another user is closed by a thread that may block (`sys::close`). A connection of this user must
+//! send a connect request in time, and its process must listen at the address that the request names. All of this is
+//! bounded, so that connections that send nothing cost other peers neither descriptors nor time.
 
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
 use super::names::{self, Names};
@@ -24,34 +24,34 @@ use crate::transport::peers::PeerTable;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Connections of this user that have not said hello; one more ends the oldest.
+/// Most connections of this user without a connect request; one more ends the oldest.
 const GREETINGS_MAX: usize = 64;
-/// Time in which a hello has to come, nanoseconds.
+/// Time in which a connect request has to arrive, nanoseconds.
 const HELLO_NS: u64 = 5_000_000_000;
-/// Time in which a process that has just ended or closed has done so altogether, nanoseconds.
+/// Time that a process which is just closing or ending gets to finish, nanoseconds.
 const CLAIM_NS: u64 = 200_000_000;
-/// Connections of others that wait to be closed; with more none is accepted.
+/// Most connections of other users that wait to be closed; beyond that no connection is accepted.
 const STRANGERS_MAX: usize = 16;
-/// How long a link to somebody waits for those that have connected to us to be taken in, nanoseconds.
+/// How long a new link waits for the connections at our own listener to be accepted, nanoseconds.
 const CALLERS_NS: u64 = 50_000_000;
-/// How long nothing is accepted after a turn that has met other users, and after a first error, nanoseconds; after
-/// further errors it is twice as long each time, up to the last value.
+/// Pauses in accepting, nanoseconds: one after a turn with connections of other users, and a backoff after errors: its
+/// first value, doubled with each further error, and its last value.
 const PAUSE_NS: u64 = 1_000_000;
 const BACKOFF_NS: (u64, u64) = (10_000_000, 1_000_000_000);
 
-/// A connection of this user that is not a link yet.
+/// A connection of this user that is not yet a link.
 #[derive(Debug)]
 struct Greeting {
     socket: OwnedFd,
     credentials: Credentials,
     since: u64,
-    /// There was no descriptor left for it: it cannot stay.
+    /// No descriptor was left for it: it cannot become a link.
     scarce: bool,
-    /// What it has said, while it is not clear whether that is true.
+    /// Its connect request, until it is clear whether its address is true.
     claim: Option<Claim>,
 }
 
-/// A hello, and the segment that came with it.
+/// A connect request, and the segment that came with it.
 #[derive(Debug)]
 struct Claim {
     hello: Hello,
@@ -59,22 +59,22 @@ struct Claim {
     since: u64,
 }
 
-/// Where others come in.
+/// The accepting side of an endpoint.
 #[derive(Debug)]
 pub(super) struct Door {
     names: Names,
-    /// The names say that links are taken here.
+    /// The endpoint's names say that it takes links.
     pub(super) open: bool,
     greetings: Vec<Option<Greeting>>,
-    /// To be closed.
+    /// Connections to be closed.
     strangers: Vec<OwnedFd>,
     spare: Spare,
-    /// Links whose messages their senders are to take back.
+    /// Refused links whose senders have to take their messages back.
     pub(super) refused: Vec<Refused>,
-    /// The listener is not watched before; 0: it is watched.
+    /// The listener is not watched until this time, nanoseconds; 0: it is watched.
     paused_until: u64,
     backoff: u64,
-    /// Since when somebody has waited each time that it was looked, nanoseconds; 0: nobody did the last time.
+    /// Since when every check found a connection waiting, nanoseconds; 0: the last check found none.
     callers_since: u64,
     /// When that was looked at last, nanoseconds.
     callers_seen: u64,
@@ -104,7 +104,7 @@ impl Door {
         })
     }
 
-    /// Something here waits for time to pass.
+    /// Something here needs a later look even if no descriptor becomes ready.
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         self.paused_until != 0
@@ -113,7 +113,7 @@ impl Door {
             || self.greetings.iter().any(Option::is_some)
     }
 
-    /// Somebody has connected and is not taken in, and has not been so for long: others cannot keep us from making links.
+    /// A connection waits to be accepted. False after a bounded time: peers cannot keep us from making links.
     pub(super) fn has_callers(&mut self) -> bool {
         let waits = |listener: &OwnedFd| wait_readable(listener.as_fd(), 0).unwrap_or(false);
         let some = self.names.listener.as_ref().is_some_and(waits)
@@ -130,7 +130,7 @@ impl Door {
         some && now.saturating_sub(self.callers_since) < CALLERS_NS
     }
 
-    /// Accepts nothing for a while.
+    /// Stops accepting for so many nanoseconds.
     fn pause(&mut self, epoll: &Epoll, ns: u64) {
         if let (Some(listener), 0) = (&self.names.listener, self.paused_until) {
             epoll.remove(listener.as_fd());
@@ -149,7 +149,7 @@ impl Door {
         }
     }
 
-    /// The next connection that waits, and whether it took a spare descriptor.
+    /// The next waiting connection, and whether it used a spare descriptor.
     fn next(&mut self) -> Result<Option<(OwnedFd, bool)>, Errno> {
         let Some(listener) = self.names.listener.as_ref().map(AsFd::as_fd) else { return Ok(None) };
         match unix::accept(listener) {
@@ -167,8 +167,8 @@ impl Door {
         }
     }
 
-    /// Nothing could be accepted. What will not change for the better is not tried again: the endpoint is reached
-    /// over the network from now on.
+    /// Accepting failed. After a permanent error the endpoint stops accepting: from then on it is reached over
+    /// the network.
     fn on_error(&mut self, call: &str, errno: Errno, port: u16, epoll: &Epoll) {
         let passes = errno.is_shortage();
         let then = if passes { "they wait" } else { "they are to come over the network" };
@@ -186,7 +186,7 @@ impl Door {
         }
     }
 
-    /// Closes what is to be closed, as far as that is possible without waiting.
+    /// Closes the connections that are to be closed, as far as possible without blocking.
     fn close_strangers(&mut self) {
         if let Err(rest) = close_elsewhere(std::mem::take(&mut self.strangers)) {
             self.strangers = rest;
@@ -208,7 +208,7 @@ impl Door {
 }
 
 impl Shm {
-    /// Accepts up to `most` of the connections that wait, and takes in the links of those whose hello is here.
+    /// Accepts up to `most` waiting connections, and makes links of those whose connect request has arrived.
     pub(super) fn accept(
         &mut self,
         most: usize,
@@ -231,7 +231,7 @@ impl Shm {
             };
             let who = match unix::credentials(socket.as_fd()) {
                 Ok(who) => who,
-                // It sees the listener gone when it sees this closed, and takes its messages back.
+                // The peer sees the listener gone when it sees this socket closed, and takes its messages back.
                 Err(e) => {
                     self.door.on_error("getsockopt", e, self.me.port(), &self.epoll);
                     self.door.strangers.push(socket);
@@ -260,7 +260,7 @@ impl Shm {
         n
     }
 
-    /// Somebody of this user has connected.
+    /// Handles a new connection of this user.
     fn meet(
         &mut self,
         socket: OwnedFd,
@@ -284,7 +284,7 @@ impl Shm {
         self.greet(at, peers, handler)
     }
 
-    /// Takes in every link that somebody has made.
+    /// Accepts every link that a peer has made.
     pub(super) fn take_in(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) {
         for at in 0..self.door.greetings.len() {
             self.greet(at, peers, handler);
@@ -292,7 +292,7 @@ impl Shm {
         self.accept(unix::BACKLOG, peers, handler);
     }
 
-    /// What only time brings forward: connections that say nothing, listeners that rest, links that were refused.
+    /// Time-driven work: connections that send nothing, paused listeners, refused links.
     #[cold]
     pub(super) fn look_after_door(
         &mut self,
@@ -322,7 +322,7 @@ impl Shm {
         n
     }
 
-    /// Reads the hello of an accepted socket, if it is there, and answers it.
+    /// Reads the connect request of an accepted socket, if it has arrived, and answers it.
     pub(super) fn greet(
         &mut self,
         at: usize,
@@ -353,7 +353,7 @@ impl Shm {
             Ok(claim) if self.proves(&claim, &greeting) => {
                 return self.admit(greeting, claim, peers, handler);
             }
-            // Its process may be about to end.
+            // The peer's process may be about to end.
             Ok(claim) if clock::now_ns().saturating_sub(claim.since) < CLAIM_NS => {
                 greeting.claim = Some(claim);
                 if let Some(slot) = self.door.greetings.get_mut(at) {
@@ -374,13 +374,13 @@ impl Shm {
         log::limited!(cause: reject.reason, "refused a shared-memory link: {reject}");
         self.epoll.remove(greeting.socket.as_fd());
         refuse(&greeting.socket, &reject);
-        // It may have sent more, of whatever kind.
+        // The peer may have sent more, including descriptors.
         self.door.strangers.push(greeting.socket);
         self.door.close_strangers();
         0
     }
 
-    /// What a connection of this user has said.
+    /// Reads what a connection of this user has sent.
     fn hear(&mut self, greeting: &Greeting, peers: &PeerTable) -> Heard {
         let mut bytes = [0; hello::LEN];
         let socket = greeting.socket.as_fd();
@@ -408,7 +408,7 @@ impl Shm {
             }
             (Ok(_), None) => MALFORMED,
             (Err(reject), memory) => {
-                // Whatever it is.
+                // A descriptor of unknown type may block when it is closed.
                 self.door.strangers.extend(memory);
                 reject
             }
@@ -416,7 +416,7 @@ impl Shm {
         Heard::Refused(reject)
     }
 
-    /// Reads a hello, and maps the segment that came with it, if the system lets us.
+    /// Decodes a connect request, and maps the segment that came with it if the system allows it.
     fn read(
         &self,
         bytes: &[u8],
@@ -452,7 +452,7 @@ impl Shm {
         }
     }
 
-    /// Whether the address of a hello is its sender's own: its process listens there, or did until it left.
+    /// Whether the address in a connect request is the sender's own: its process listens there, or did until it ended.
     fn proves(&self, claim: &Claim, greeting: &Greeting) -> bool {
         let (port, pid) = (claim.hello.source.port(), greeting.credentials.pid);
         let listens = || names::listens(port, pid);
@@ -460,11 +460,11 @@ impl Shm {
             Err(e) if e.is_shortage() => spare::lend(listens),
             other => other,
         };
-        // Where nobody can be asked, it is a process of this user at least.
+        // If this cannot be checked, the sender is at least a process of this user.
         listens.unwrap_or(true) || has_left(claim, greeting)
     }
 
-    /// Answers a hello that is believed: with a link, if there is a descriptor and memory for it.
+    /// Answers a verified connect request: with a link, if there are a descriptor and memory for it.
     fn admit(
         &mut self,
         greeting: Greeting,
@@ -485,7 +485,7 @@ impl Shm {
         };
         let answered = unix::send(socket.as_fd(), &answer, &[]).is_ok();
         match (segment, lack.filter(|_| answered)) {
-            // A sender that is gone already left its messages in the segment.
+            // Even if the sender is gone, its messages are in the segment.
             (Segment::Mapped(consumer), None) => {
                 self.install(hello, consumer, socket, pid, peers, handler);
                 1
@@ -507,7 +507,7 @@ impl Shm {
     }
 }
 
-/// What [`Shm::hear`] has heard.
+/// The result of [`Shm::hear`].
 enum Heard {
     Nothing,
     Closed,
@@ -522,11 +522,11 @@ fn resources(errno: Errno) -> Reject {
 }
 
 fn refuse(socket: &OwnedFd, reject: &Reject) {
-    // A peer that is gone already needs no answer.
+    // A peer that is gone needs no answer.
     let _ = unix::send(socket.as_fd(), &reject.encode(), &[]);
 }
 
-/// The sender has closed, or its process has ended: what it has left is all that will come.
+/// The sender has closed, or its process has ended: no more messages will come.
 fn has_left(claim: &Claim, greeting: &Greeting) -> bool {
     claim.segment.producer_closed()
         || unix::has_hung_up(greeting.socket.as_fd())

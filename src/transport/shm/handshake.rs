@@ -1,5 +1,5 @@
-//! Making links: connecting, and what becomes of a connection whose hello is believed (PROTOCOL.md §2). What comes in
-//! between is in `greeting`.
+//! Makes links: connects to a receiver, and installs the links whose connect request is accepted (PROTOCOL.md §2). The
+//! steps between are in `greeting`.
 
 use super::attach::{probe_read, probe_write};
 use super::copy_rate::CopyRate;
@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 impl Shm {
-    /// Makes the link to `peer`, which listens at `address`, if it takes links and is this user's. Errors: Again
-    /// when its backlog is full; Unreachable when this process lacks what a link takes.
+    /// Makes the link to `peer`, which listens at `address`, if it takes links and belongs to this user. Errors:
+    /// Again when its backlog is full; Unreachable when this process lacks a resource for the link.
     pub(super) fn link(&mut self, peer: PeerId, address: &Address) -> Result<Contact, SendError> {
         if let Some(errno) = self.refusals.holds(peer) {
             return Ok(Contact::Refused(errno));
@@ -50,10 +50,10 @@ impl Shm {
         if process::descriptors_are_scarce(&socket) {
             return Err(Errno(libc::EMFILE));
         }
-        // Again: what it had sent in an earlier life is here by now, if it is not yet taken in.
+        // Again: the links of an earlier incarnation of the peer have arrived by now, if not yet accepted.
         self.take_callers_first(peer)?;
         if self.inbound_of(peer).is_some_and(|link| link.has_ended(credentials.pid)) {
-            // Another life than the one that listens now: it has to be seen off first.
+            // The link is from another incarnation than the one that listens now: end that one first.
             self.due.stale.push(peer);
             self.due.urgent = true;
             return Err(Errno(libc::EAGAIN));
@@ -83,7 +83,7 @@ impl Shm {
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
         if let Err(e) = unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()]) {
             self.epoll.remove(socket.as_fd());
-            // Whoever listened there has closed meanwhile: the next look tells.
+            // The peer has closed meanwhile: the next attempt shows its state.
             let has_closed = matches!(e.0, libc::EPIPE | libc::ECONNRESET);
             return Err(if has_closed { Errno(libc::EAGAIN) } else { e });
         }
@@ -109,8 +109,8 @@ impl Shm {
         Ok(Contact::Linked)
     }
 
-    /// The last messages of an earlier life of `peer` may wait at our door. They are delivered, and that life seen off,
-    /// before there is a link to the next. Errors: EAGAIN.
+    /// The last messages of an earlier incarnation of `peer` may wait at our listener. They are delivered, and that
+    /// incarnation departs, before there is a link to the next one. Errors: EAGAIN.
     fn take_callers_first(&mut self, peer: PeerId) -> Result<(), Errno> {
         if self.inbound_of(peer).is_some() || !self.door.has_callers() {
             return Ok(());
@@ -131,8 +131,8 @@ impl Shm {
         let Some(peer) = peers.intern(&hello.source) else {
             return self.epoll.remove(socket.as_fd());
         };
-        // An endpoint has one link to us, and ours to it is to the same life. What belongs to an earlier one
-        // has ended.
+        // An endpoint has one link to us, and our link to it is to the same incarnation. Links of an earlier
+        // incarnation have ended.
         match self.compare(peer, pid, &hello, &consumer, peers, handler) {
             Ours::Later => {
                 log::limited!(
@@ -155,7 +155,7 @@ impl Shm {
         if self.pressure {
             consumer.set_pressure(true);
         }
-        // It is a member, as a greeting: to rename it takes nothing that may be short.
+        // The socket is already in the epoll set, as a greeting: renaming it needs no resource that may be short.
         if let Err(e) = self.epoll.rename(socket.as_fd(), TOKEN_INBOUND | u64::from(peer.0)) {
             log::limited!(cause: e.0, "cannot watch the link from {}: {e}", hello.source);
         }
@@ -187,8 +187,8 @@ impl Shm {
         self.watch(peer, pid);
     }
 
-    /// Of which life of `peer` our link to it is, beside that of `hello`, which process `pid` has sent with what
-    /// `consumer` receives.
+    /// Compares our link to `peer` with a connect request of process `pid`, whose messages `consumer` receives: do both
+    /// belong to the same incarnation of the peer?
     fn compare(
         &mut self,
         peer: PeerId,
@@ -199,7 +199,7 @@ impl Shm {
         handler: &mut impl Handler,
     ) -> Ours {
         let mut closed = false;
-        // There is a welcome, and then the end.
+        // The peer may have sent a connect reply and then closed.
         for _ in 0..2 {
             let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
             match link.map_or(Answer::None, read_answer) {
@@ -214,7 +214,7 @@ impl Shm {
         let same = link.pid == pid
             && match link.nonce {
                 Some(nonce) => nonce == hello.nonce,
-                // Whoever closed before it took our link in may be the one that closed after it sent this.
+                // A peer that closed before it accepted our link may have sent this request before it closed.
                 None => !closed || has_closed,
             };
         match same {
@@ -224,7 +224,7 @@ impl Shm {
         }
     }
 
-    /// Payloads to and from `peer` may lie in places, if there are both directions and it knows of that.
+    /// Enables recycled payload buffers to and from `peer`, if there are both directions and the peer supports them.
     fn share_places(&mut self, peer: PeerId) {
         let inbound = self.inbound.iter_mut().find(|link| link.peer == peer);
         let outbound = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
@@ -237,8 +237,8 @@ impl Shm {
         inbound.consumer.share_places(theirs.clone(), ours);
     }
 
-    /// Tries a real cross-memory read and write on the words that the peer offers. Its process id
-    /// is the kernel's word; a wrong one (another pid name space) does not yield the nonce.
+    /// Tries a real cross-memory read and write on the words that the peer offers. The kernel vouches for the process
+    /// id; an id of another pid namespace does not yield the nonce.
     pub(super) fn probe_attach(&self, pid: i32, hello: &Hello) -> (bool, bool) {
         if self.settings.cma == CmaPolicy::Off || pid <= 0 {
             return (false, false);
@@ -254,19 +254,19 @@ impl Shm {
     }
 }
 
-/// Of which life of a peer our link to it is.
+/// The incarnation of the peer to which our link leads, compared with the sender of a connect request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ours {
-    /// The one that has just said hello; or there is no link.
+    /// The same incarnation, or there is no link.
     Same,
-    /// One that has ended.
+    /// An earlier one, which has ended.
     Earlier,
-    /// The one that is there now: who said hello has ended.
+    /// A later one: the sender of the connect request has ended.
     Later,
 }
 
-/// A zeroed segment of the `wanted` sizes, or of the smallest where that is too much for the system or its limits. Errors:
-/// those of [`SharedMemory::create`].
+/// A zeroed segment of the `wanted` sizes, or of the smallest ones if that exceeds the system's memory or limits.
+/// Errors: those of [`SharedMemory::create`].
 fn segment(wanted: Geometry) -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
     let of = |geometry: Geometry| {
         SharedMemory::create(geometry.len()).map(|(memory, fd)| (geometry, memory, fd))
@@ -274,7 +274,7 @@ fn segment(wanted: Geometry) -> Result<(Geometry, SharedMemory, OwnedFd), Errno>
     of(wanted).or_else(|e| if e.is_shortage() && wanted != FRUGAL { of(FRUGAL) } else { Err(e) })
 }
 
-/// What a receiver said to our hello.
+/// The receiver's answer to our connect request.
 pub(super) enum Answer {
     None,
     Welcome,
@@ -282,14 +282,14 @@ pub(super) enum Answer {
     Closed,
 }
 
-/// Reads what the receiver said, if it did.
+/// Reads the receiver's answer, if there is one.
 pub(super) fn read_answer(link: &mut Outbound) -> Answer {
     let mut bytes = [0; hello::LEN];
     match unix::receive(link.socket.as_fd(), &mut bytes) {
         unix::Received::Nothing => Answer::None,
         unix::Received::Closed => Answer::Closed,
         unix::Received::Message(unix::Message { len, fds, .. }) => {
-            // An answer brings no descriptors. Who sends some does not decide how long it takes to close them.
+            // An answer carries no descriptors. If the peer sent some, closing them must not block this thread.
             let _ = close_elsewhere(fds);
             let bytes = bytes.get(..len).unwrap_or(&[]);
             if let Some(reject) = Reject::decode(bytes) {

@@ -1,5 +1,5 @@
-//! The handshake of a shared-memory link, PROTOCOL.md §2: a hello with the sender's segment, answered
-//! by a welcome, or by a reject with a reason.
+//! The handshake of a shared-memory link, PROTOCOL.md §2: a connect request (`Hello`) with the sender's segment,
+//! answered by a connect reply (`Welcome`), or by a reject with a reason.
 
 use super::layout::Geometry;
 use crate::sys::Errno;
@@ -16,35 +16,35 @@ const KIND_WELCOME: u16 = 3;
 /// Bytes of every handshake message; zero-padded.
 pub(super) const LEN: usize = 96;
 
-/// The first message of a link, from the side that will send over it.
+/// The connect request: the first message of a link, from the side that will send over it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Hello {
     /// Layout version the sender speaks.
     pub(super) version: u16,
-    /// The sender's own endpoint address, where answers go.
+    /// The sender's endpoint address.
     pub(super) source: Address,
-    /// Identifies this life of the sender's endpoint.
+    /// Identifies this incarnation of the sender's endpoint.
     pub(super) nonce: u64,
     /// Sizes of the segment that travels beside this message.
     pub(super) geometry: Geometry,
     /// Address, in the sender's memory, of two words for probing cross-memory attach. The first
-    /// holds `nonce`; the second may be overwritten with it.
+    /// holds `nonce`; a peer may write `nonce` over the second.
     pub(super) probe_addr: u64,
-    /// What the sender can do beyond what this version asks for.
+    /// Optional features of the sender.
     pub(super) features: u32,
-    /// What names the segment in messages whose payload lies in one of its places: 24 random bits.
+    /// Identifies the segment in messages whose payload lies in one of its payload buffers: 24 random bits.
     pub(super) identity: u32,
-    /// Of the job key that somebody has given, 0 without one.
+    /// Fingerprint of the job key; 0 if none was given.
     pub(super) mark: u64,
 }
 
-/// The sender helps to copy its messages when it is asked to (PROTOCOL.md §4.13).
+/// The sender takes part in split copies of its messages when asked (PROTOCOL.md §4.13).
 pub(super) const ASSISTS: u32 = 1;
 
-/// The sender may reach regions by itself (PROTOCOL.md §4.18).
+/// The sender can use direct RMA (PROTOCOL.md §4.18).
 pub(super) const REACHES: u32 = 8;
 
-/// The sender knows of payloads in places (PROTOCOL.md §2.5).
+/// The sender supports recycled payload buffers (PROTOCOL.md §2.5).
 pub(super) const PLACES: u32 = 16;
 
 /// The receiver carries out atomic operations (PROTOCOL.md §4.16).
@@ -56,11 +56,11 @@ pub(super) const COLLECTIVES: u32 = 4;
 /// Why a link was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RejectReason {
-    /// Versions differ; the one we speak is in `detail`.
+    /// Versions differ; `detail` is the receiver's.
     Version,
-    /// Another user.
+    /// The sender belongs to another user.
     User,
-    /// A handshake message that makes no sense.
+    /// The handshake message is malformed.
     Malformed,
     /// The receiver lacks memory or descriptors; `detail` is its errno.
     Resources,
@@ -68,7 +68,7 @@ pub(super) enum RejectReason {
     Key,
 }
 
-/// The answer to a hello that is not accepted.
+/// The answer to a connect request that is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Reject {
     pub(super) reason: RejectReason,
@@ -76,7 +76,7 @@ pub(super) struct Reject {
 }
 
 impl Reject {
-    /// The error of operations to who has said this.
+    /// The error of operations to a peer that sent this reject.
     pub(super) fn errno(&self) -> Errno {
         Errno(match self.reason {
             RejectReason::Key => libc::EKEYREJECTED,
@@ -105,12 +105,12 @@ impl fmt::Display for Reject {
     }
 }
 
-/// The answer to a hello that is accepted.
+/// The connect reply: the answer to a connect request that is accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Welcome {
-    /// Identifies this life of the receiver's endpoint.
+    /// Identifies this incarnation of the receiver's endpoint.
     pub(super) nonce: u64,
-    /// What the receiver can do beyond what this version asks for.
+    /// Optional features of the receiver.
     pub(super) features: u32,
 }
 
@@ -172,7 +172,7 @@ impl Hello {
         w.bytes
     }
 
-    /// The version alone is read from any hello, so that a newer one is refused by name.
+    /// Reads only the version, from a request of any version, so that a newer one is refused with reason `Version`.
     pub(super) fn version(bytes: &[u8]) -> Option<u16> {
         let mut r = Reader(bytes);
         (r.take::<4>()? == MAGIC && r.u16()? == KIND_HELLO).then(|| r.u16())?

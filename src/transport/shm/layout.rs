@@ -2,20 +2,20 @@
 //!
 //! ```text
 //! 0      CONSUMED   u32: slots the receiver has finished with     (receiver writes)
-//! 128    FLAGS      u32: what the receiver wants                  (receiver sets, sender clears SLEEPING)
+//! 128    FLAGS      u32: requests of the receiver                 (receiver sets, sender clears SLEEPING)
 //! 256    CLOSING    u32: 1 when the sender has closed in order    (sender writes)
 //! 260    MOVED      u32: 1 when the sender of a refused link sends its messages another way   (sender writes)
-//! 512    CELLS      16 x 64 bytes: messages that both ends copy    (both write)
-//! 1536   REACHING   u64: odd while the sender reaches regions     (sender writes)
-//! 1600   EPOCH      u64: of what the sender was told of regions   (receiver writes)
+//! 512    CELLS      16 x 64 bytes: work descriptors of split copies   (both write)
+//! 1536   REACHING   u64: odd during a direct access by the sender (sender writes)
+//! 1600   EPOCH      u64: of the keys that the sender knows        (receiver writes)
 //! 4096   slots      `slots` x 128 bytes
 //!        bulk       `bulk` bytes, used as a ring by payloads that do not fit in a slot
-//!        places     `places` x 17408 bytes, each for one payload; who has read one may write the next
+//!        places     `places` x 17408 bytes: payload buffers, in which the reader may write its next payload
 //! ```
 //!
-//! A slot is published by its sequence word, which sits in the same cache line as the header and the
-//! first payload bytes: one line handed over per small message. Slots are consumed in order, so bulk
-//! space is freed in order too.
+//! A slot is published by its sequence word, which is in the same cache line as the header and the first payload
+//! bytes: a small message moves one line between caches. Slots are consumed in order, so bulk space is freed in order
+//! too.
 
 use crate::transport::BCOPY_LEAST;
 
@@ -23,17 +23,17 @@ use crate::transport::BCOPY_LEAST;
 pub(super) const CONSUMED: usize = 0;
 /// Offset of the receiver's flags.
 pub(super) const FLAGS: usize = 128;
-/// Offset of the sender's closing mark.
+/// Offset of the word that says that the sender has closed in order.
 pub(super) const CLOSING: usize = 256;
-/// Offset of the mark of a sender that takes back what it has written.
+/// Offset of the word that says that the sender of a refused link has taken its messages back.
 pub(super) const MOVED: usize = 260;
-/// Offset of the first cell.
+/// Offset of the first work descriptor.
 pub(super) const CELLS: usize = 512;
-/// Bytes of a cell: one cache line.
+/// Bytes of a work descriptor: one cache line.
 pub(super) const CELL: usize = 64;
-/// Offset of the word that is odd while the sender reaches the receiver's regions.
+/// Offset of the word that is odd during a direct access of the sender to the receiver's memory.
 pub(super) const REACHING: usize = 1536;
-/// Offset of the epoch that the sender has to know for that.
+/// Offset of the epoch of the keys that the sender knows.
 pub(super) const EPOCH: usize = 1600;
 /// Offset of the first slot.
 pub(super) const SLOTS: usize = 4096;
@@ -41,14 +41,14 @@ pub(super) const SLOTS: usize = 4096;
 pub(super) const SLOT: usize = 128;
 /// Bytes of the slot's own header: sequence, payload length, bulk offset, header length, kind.
 pub(super) const SLOT_HEADER: usize = 16;
-/// Bytes of a slot that carry the active-message header and an inline payload.
+/// Bytes of a slot for the active-message header and an inline payload.
 pub(super) const SLOT_ROOM: usize = SLOT - SLOT_HEADER;
 
-/// The receiver may sleep at times: publish, then fence, then look at SLEEPING.
+/// The receiver may sleep at times: a sender has to publish, then fence, then check SLEEPING.
 pub(super) const FLAG_WAITS: u32 = 1;
-/// The receiver sleeps: clear this flag and ring its doorbell.
+/// The receiver sleeps: the sender has to clear this flag and ring the doorbell.
 pub(super) const FLAG_SLEEPING: u32 = 2;
-/// The receiver is short of memory for unexpected payload.
+/// The receiver is short of memory to buffer unexpected payload.
 pub(super) const FLAG_PRESSURE: u32 = 4;
 /// The receiver has closed in order.
 pub(super) const FLAG_CLOSED: u32 = 8;
@@ -60,42 +60,41 @@ pub(super) struct Geometry {
     pub(super) slots: u32,
     /// Bytes of bulk space; a power of two, at least twice the largest payload.
     pub(super) bulk: u32,
-    /// Places for payloads that change hands, at most [`PLACES_MAX`].
+    /// Number of recycled payload buffers, at most [`PLACES_MAX`].
     pub(super) places: u8,
 }
 
-/// Longest payload that a place has room for, bytes.
+/// Longest payload of a recycled payload buffer, bytes.
 pub(super) const PLACE_ROOM: usize = 16 * 1024;
-/// Bytes from one place to the next: [`APART`] lies between.
+/// Bytes from one payload buffer to the next, including the gap [`APART`].
 const PLACE: usize = PLACE_ROOM + APART as usize;
-/// Most places of a segment.
+/// Most payload buffers of a segment.
 pub(super) const PLACES_MAX: u8 = 64;
 
-/// Largest payload of one message, bytes, where there is more room.
+/// Largest payload of one message, bytes, unless the segment allows only less.
 const PAYLOAD_MAX: u32 = 128 * 1024;
 
-/// Largest payload of one message while the receiver may refuse the link, bytes: every transport takes it.
+/// Largest payload of one message before the receiver has accepted the link, bytes: every transport takes it.
 pub(super) const MOVABLE_MAX: usize = 64 * 1024;
 
-/// Longest piece of a long message, bytes: from there on it does not matter what each one costs.
+/// Longest fragment of a long message, bytes: beyond this the cost of a fragment does not matter.
 pub(super) const PIECE_MAX: usize = 64 * 1024;
 
-/// Bytes that are left free behind a payload of at most [`APART_MAX`], where the ring is large enough: the
-/// receiver's processor fetches what follows a payload before it is asked to, and would take lines
-/// from the sender that is about to write them (AMD Zen 4: 4 KiB take 0.29 instead of 0.41 µs).
+/// Bytes left free behind a payload of at most [`APART_MAX`], if the ring is large enough. The receiver's
+/// processor prefetches beyond a payload, and would take lines away from the sender that is about to write
+/// them (AMD Zen 4: 4 KiB take 0.29 instead of 0.41 µs).
 const APART: u32 = 1024;
 
-/// Longest payload that is kept apart from the next one, bytes: longer ones gain nothing.
+/// Longest payload followed by such a gap, bytes: longer ones gain nothing.
 const APART_MAX: usize = 16 * 1024;
 
-/// For the first peers. Bytes that lie where neither core's own cache has them any more, because so
-/// many others were there since, are handed over three times as fast as those that one has written
-/// and the other read a moment ago (AMD Zen 4: 26 instead of 8 GB/s), so the space is larger than
-/// such a cache.
+/// For the first peers. Lines that were evicted from both cores' own caches pass between the cores three times as fast
+/// as lines that one has just written and the other just read (AMD Zen 4: 26 instead of 8 GB/s). So the space is
+/// larger than such a cache.
 pub(super) const LAVISH: Geometry = Geometry { slots: 256, bulk: 2 * 1024 * 1024, places: 16 };
-/// For a process with few active peers.
+/// For the next peers of a process.
 pub(super) const GENEROUS: Geometry = Geometry { slots: 256, bulk: 256 * 1024, places: 2 };
-/// For a process with many, so that a node of 256 ranks stays within some tens of MiB a process.
+/// For all later peers, so that a node of 256 ranks needs only some tens of MiB a process.
 pub(super) const FRUGAL: Geometry = Geometry { slots: 64, bulk: 32 * 1024, places: 0 };
 
 const _: () = assert!(FRUGAL.payload_max() >= BCOPY_LEAST);
@@ -106,12 +105,12 @@ impl Geometry {
         self.places_at() + self.places as usize * PLACE
     }
 
-    /// Offset of the first place.
+    /// Offset of the first payload buffer.
     fn places_at(self) -> usize {
         self.bulk_at() + self.bulk as usize
     }
 
-    /// Offset of place `index`, if there is one.
+    /// Offset of payload buffer `index`, if there is one.
     #[inline]
     pub(super) fn place(self, index: u8) -> Option<usize> {
         (index < self.places).then(|| self.places_at() + index as usize * PLACE)
@@ -128,7 +127,7 @@ impl Geometry {
         if half < PAYLOAD_MAX { half as usize } else { PAYLOAD_MAX as usize }
     }
 
-    /// Bytes that are left free behind a payload of `len` bytes; a multiple of 64.
+    /// Bytes left free behind a payload of `len` bytes; a multiple of 64.
     #[inline]
     pub(super) const fn apart(self, len: usize) -> u32 {
         let share = (self.bulk / 256) & !63;
@@ -139,19 +138,19 @@ impl Geometry {
         }
     }
 
-    /// Longest piece of a long message, bytes.
+    /// Longest fragment of a long message, bytes.
     pub(super) const fn fragment_max(self) -> usize {
         let eighth = (self.bulk / 8) as usize;
         if eighth < PIECE_MAX { eighth } else { PIECE_MAX }
     }
 
-    /// Longest message that is worth copying through the segment although it might be copied once,
-    /// bytes: one that fits.
+    /// Longest message that is worth copying through the segment even if a single copy is possible, bytes: one that
+    /// fits into it.
     pub(super) const fn push_max(self) -> usize {
         if self.bulk < LAVISH.bulk { 0 } else { self.bulk as usize }
     }
 
-    /// Whether a sender may announce this: bounds that keep all arithmetic in range.
+    /// Whether a connect request may announce these sizes: bounds that keep all arithmetic in range.
     pub(super) fn is_sane(self) -> bool {
         self.slots.is_power_of_two()
             && (2..=1 << 16).contains(&self.slots)

@@ -1,10 +1,10 @@
 //! Messages between processes of one node: one ring per direction in shared memory, and
 //! cross-memory attach for bulk.
 //!
-//! A sender makes a segment, connects to the receiver's unix socket and passes the segment along;
-//! it may write messages at once, before the receiver has looked. The kernel proves who is at the
-//! other end (same kernel by the socket, same user by its credentials) and tells when the other
-//! process ends: the socket closes. Nothing has a name in a file system.
+//! A sender makes a segment, connects to the receiver's unix socket and passes the segment along; it may write
+//! messages at once, before the receiver has accepted. The kernel proves which process is at the other end (same
+//! kernel by the socket, same user by its credentials) and reports when that process ends: the socket closes. No
+//! file system holds a name of it.
 
 mod attach;
 mod copy_rate;
@@ -52,19 +52,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Messages taken from one ring before the next ring has its turn.
+/// Messages taken from one ring before the next ring is polled.
 const BATCH: usize = 16;
 /// Connections accepted in one turn.
 const ACCEPTS: usize = 64;
-/// Outgoing links that get a large segment, and a middling one; later ones get a small one.
+/// Outgoing links that get a large segment, and a medium one; later ones get a small one.
 const LAVISH_LINKS: usize = 8;
 const GENEROUS_LINKS: usize = 16;
-/// Between two checks that the processes of all links exist, and two trials of slow rings, nanoseconds.
+/// Time between two checks that the processes of all links exist, and between two trials of slow rings, nanoseconds.
 const LIVENESS_NS: u64 = 500_000_000;
 
-/// From when a sender is asked to look whether we sleep until we may, nanoseconds. A message that it
-/// publishes before it sees that rings no doorbell, and we may not see it at once either
-/// (`ring::model`): by then we do.
+/// Time from when a sender is asked to check for sleepers until we may sleep, nanoseconds. Before the sender sees that
+/// request, it publishes messages without ringing the doorbell, and we may not see those at once either
+/// (`ring::model`). After this time both have happened.
 const SETTLES_NS: u64 = 50_000;
 
 const TOKEN_LISTENER: u64 = 1;
@@ -76,22 +76,22 @@ const TOKEN_PROCESS: u64 = 4 << 32;
 #[derive(Debug)]
 struct Outbound {
     producer: Producer,
-    /// Of its segment.
+    /// Identity of its segment.
     identity: u32,
     socket: OwnedFd,
     pid: i32,
-    /// What the receiver knows, and its life, as its welcome says.
+    /// The receiver's features and its incarnation, as in its connect reply.
     features: Option<u32>,
     nonce: Option<u64>,
     copy_rate: CopyRate,
 }
 
-/// Tells when a peer's process ends although a child it forked keeps its sockets open.
+/// Reports the end of a peer's process even if a forked child keeps its sockets open.
 #[derive(Debug)]
 struct Watch {
     peer: PeerId,
     pid: i32,
-    /// Without it the process is looked at now and then.
+    /// Without a descriptor, the process is checked periodically.
     fd: Option<OwnedFd>,
 }
 
@@ -102,22 +102,22 @@ struct Inbound {
     socket: Arc<OwnedFd>,
     pid: i32,
     nonce: u64,
-    /// Where its gate is, and whether we have found that closed.
+    /// Address of the sender's gate, and whether we have found it closed.
     gate: u64,
     shut: AtomicBool,
     can_get: bool,
     can_put: bool,
-    /// The sender helps to copy long messages.
+    /// The sender takes part in split copies.
     assists: bool,
-    /// It may reach our regions by itself.
+    /// The sender can use direct RMA on our regions.
     reaches: bool,
-    /// The places of its segment, if it knows of such.
+    /// The payload buffers of its segment, if the sender supports recycled ones.
     places: Option<Area<Arc<SharedMemory>>>,
     cells: CellTable,
 }
 
 impl Inbound {
-    /// We may copy from the memory of its sender, and to it.
+    /// Whether we may copy from the sender's memory, and to it.
     fn reach(&self) -> (bool, bool) {
         let open = !self.shut.load(Ordering::Relaxed);
         (self.can_get && open, self.can_put && open)
@@ -127,58 +127,58 @@ impl Inbound {
         Entrance { pid: self.pid, gate: self.gate, name: self.nonce }
     }
 
-    /// Whether this link is of another life than the one of process `listener`.
+    /// Whether this link belongs to another incarnation than process `listener`.
     fn has_ended(&self, listener: i32) -> bool {
         self.pid != listener
             || matches!(unix::receive(self.socket.as_fd(), &mut [0]), unix::Received::Closed)
     }
 }
 
-/// What the user, and the job key, want of links.
+/// Settings of the user and the job key that apply to links.
 #[derive(Debug)]
 struct Settings {
     cma: CmaPolicy,
-    /// Of the application's job key, 0 without one.
+    /// Fingerprint of the application's job key; 0 without one.
     mark: u64,
     push_max: Option<usize>,
     share_min: Option<usize>,
 }
 
-/// What peers do to our memory by themselves.
+/// Direct access of peers to our memory.
 #[derive(Debug)]
 struct Reaching {
-    /// Holds `nonce` for peers to read, and a word that is theirs to write: probes of cross-memory attach, and the
-    /// beginning of each copy.
+    /// Holds `nonce` for peers to read, and a word that peers may write: used by probes of cross-memory attach and at
+    /// the beginning of each copy.
     gate: Gate,
-    /// Peers that were in the middle of a copy when what they were told became void.
+    /// Peers that were in the middle of a copy when their keys were invalidated.
     unsettled: Vec<Unsettled>,
 }
 
-/// What the next look at the sockets has to do.
+/// Work for the next turn.
 #[derive(Debug, Default)]
 struct Due {
-    /// Peers that broke the protocol while being polled.
+    /// Peers that violated the protocol in `poll`.
     broken: Vec<PeerId>,
-    /// Peers whose incoming link was found to be of an earlier life.
+    /// Peers whose incoming link belongs to an earlier incarnation.
     stale: Vec<PeerId>,
-    /// It comes with the next poll.
+    /// The next poll has to run a turn.
     urgent: bool,
 }
 
 impl Due {
-    /// `peer` broke the protocol.
+    /// `peer` violated the protocol.
     fn end(&mut self, peer: PeerId) {
         self.broken.push(peer);
         self.urgent = true;
     }
 }
 
-/// Whether somebody sleeps on the rings.
+/// Whether a thread sleeps until a ring has a message.
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Senders were asked to look.
+    /// Senders were asked to check for sleepers.
     asked: bool,
-    /// No sleep before, nanoseconds.
+    /// No sleep before this time, nanoseconds.
     settles_at: u64,
     sleeping: bool,
 }
@@ -197,10 +197,10 @@ pub(crate) struct Shm {
     outbound: Vec<Option<Box<Outbound>>>,
     outbound_count: usize,
     inbound: Vec<Inbound>,
-    /// What was in rings of links that were refused, for the endpoint to send another way.
+    /// Messages from the rings of refused links, for the endpoint to send another way.
     returned: Vec<Returned>,
     refusals: Refusals,
-    /// One per peer that has links.
+    /// One for each peer that has links.
     watches: Vec<Watch>,
     due: Due,
     liveness_at: u64,
@@ -210,8 +210,8 @@ pub(crate) struct Shm {
 }
 
 impl Shm {
-    /// Opens the interface under the port of `me`. Unless it is `open` it takes no links; its name
-    /// says so. Errors: EADDRINUSE when another endpoint of this user has the port; EMFILE, ENFILE,
+    /// Opens the interface under the port of `me`. Unless `open`, it takes no links, and its name says so.
+    /// Errors: EADDRINUSE when another endpoint of this user has the port; EMFILE, ENFILE,
     /// ENOMEM.
     fn with(
         me: Address,
@@ -257,25 +257,25 @@ impl Shm {
         self.inbound.iter().find(|link| link.peer == peer)
     }
 
-    /// Who has the port of `address`, of this node. Errors: Again, and those of a system that lets us make no sockets.
+    /// Finds which endpoint has the port of `address` on this node. Errors: Again, and those of creating a socket.
     fn look_for(address: &Address) -> Result<Contact, SendError> {
         match names::find(address.port()) {
             Ok(Found::Open(..) | Found::Aloof(_)) => Ok(Contact::Elsewhere),
             Ok(Found::Stranger(uid)) => Ok(stranger(address, uid)),
             Ok(Found::Nobody) => Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
-            // Its backlog is full: somebody is there.
+            // The backlog is full: an endpoint listens there.
             Err(e) if e.is_would_block() => Ok(Contact::Elsewhere),
             Err(e) => Err(SendError::Unreachable(e)),
         }
     }
 
-    /// Takes no links, for want of descriptors, or does again.
+    /// For tests: refuse all links, as for want of descriptors, or accept them again.
     #[cfg(test)]
     pub(crate) fn refuse_all(&mut self, on: bool) {
         self.door.full = on;
     }
 
-    /// Accepts links, reads answers, notices peers that went away. A few system calls.
+    /// Accepts links, reads answers, detects departed peers. A few system calls.
     #[cold]
     fn poll_sockets(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
         self.due.urgent = false;
@@ -335,8 +335,8 @@ impl Messages for Shm {
             window_min: 0,
             get,
             put,
-            // Whoever cannot be seen from here lives in another pid name space, and its end, or that it is stopped, could
-            // not be told from a copy that goes on.
+            // A peer whose pid is not visible lives in another pid namespace: we could not tell its end, or that it is
+            // stopped, from a copy in progress.
             one_sided: self.out(peer).is_none_or(|link| link.pid > 0),
             reach_read: get,
             reach_write: put,
@@ -415,7 +415,7 @@ impl Transport for Shm {
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
         let config = opening.config;
         if config.shm && !config.net {
-            // Peers would count as sent what lies before a closed door.
+            // Otherwise peers would count messages as sent that a process unable to accept never reads.
             unix::may_accept()?;
         }
         let mut shm = Self::with(
@@ -446,8 +446,8 @@ impl Transport for Shm {
             true => self.link(peer, address),
             false => Self::look_for(address),
         };
-        // The receiver cannot tell whose the link of a process is that has ended; and what is sent to one that refuses
-        // is lost.
+        // The receiver cannot verify the link of a process that has ended if user ids are ambiguous, and messages to a
+        // peer that refuses are lost: so wait for its answer.
         match contact {
             Ok(Contact::Linked) if user::is_ambiguous() || self.has_refused(peer) => {
                 Ok(Contact::Settling)
@@ -590,13 +590,13 @@ impl Transport for Shm {
             for link in &self.inbound {
                 link.consumer.awake();
             }
-            // What woke us may be a socket.
+            // A socket may have woken us.
             self.due.urgent = true;
         }
     }
 }
 
-/// Another user has the port.
+/// The port belongs to another user.
 fn stranger(address: &Address, uid: u32) -> Contact {
     log::limited!("{address} belongs to user {uid}, not to {}: refused", process::effective_uid());
     Contact::Missing(Errno(libc::EPERM))
@@ -604,13 +604,13 @@ fn stranger(address: &Address, uid: u32) -> Contact {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // A forked child that closes or exits must not speak for its parent.
+        // A forked child that closes or exits must not act for its parent.
         if process::pid() == self.owner {
             self.read_last_answers();
             for link in self.outbound.iter().flatten() {
                 link.producer.close();
             }
-            // What this endpoint's receives and sends lend is the application's again.
+            // The application owns the memory of pending receives and sends again after this.
             self.reaching.gate.close();
             for link in &mut self.inbound {
                 link.consumer.close();
@@ -624,7 +624,7 @@ impl Drop for Shm {
 }
 
 impl Outbound {
-    /// A message was published: wakes the receiver if that is due.
+    /// A message was published: wakes the receiver if necessary.
     #[inline]
     fn tell(&mut self, published: Wake) {
         match published {
@@ -633,7 +633,7 @@ impl Outbound {
         }
     }
 
-    /// The receiver sleeps on the other end of the socket, accepted or not.
+    /// Rings the doorbell; this works whether or not the receiver has accepted the socket.
     #[cold]
     fn wake(&self) {
         let _shield = Shield::raise();

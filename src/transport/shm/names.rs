@@ -1,9 +1,9 @@
-//! Names under which endpoints of this node are found: abstract unix sockets, `udrv/PORT` and alternatives to it.
+//! Names by which endpoints of this node are found: abstract unix sockets, `udrv/PORT` and alternatives to it.
 //!
-//! Anybody may bind an abstract name, listen there, or connect to it. So a name proves nothing; what counts is the user
-//! that the kernel names at the other end (SO_PEERCRED). An endpoint whose first name is taken by another user binds an
-//! alternative, and a peer tries all of them until a listener is this user's. An endpoint that gets none is reached over
-//! the network (PROTOCOL.md §2.1).
+//! Any process may bind an abstract name, listen there, or connect to it. So a name proves nothing; what counts is the
+//! user at the other end, as told by the kernel (SO_PEERCRED). If another user has an endpoint's first name, the
+//! endpoint binds an alternative, and a peer tries all of them until a listener belongs to this user. An endpoint that
+//! gets no name is reached over the network (PROTOCOL.md §2.1).
 
 use crate::sys::close::close_elsewhere;
 use crate::sys::unix::{self, Credentials};
@@ -13,16 +13,16 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// Names that a port may have.
 const NAMES: u32 = 4;
-/// An endpoint binds its name a moment before it listens there: so often a name is asked again whose owner
-/// says nothing.
+/// An endpoint binds its name shortly before it listens there. So a name whose owner does not answer is tried again, so
+/// many times.
 const TRIES: u32 = 20;
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// An endpoint that takes links.
     Open,
-    /// One that is reached over the network.
+    /// An endpoint with shm disabled, which is reached over the network.
     Aloof,
 }
 
@@ -40,20 +40,20 @@ impl Kind {
     }
 }
 
-/// Who is behind the names of a port.
+/// The owner of the names of a port.
 #[derive(Debug)]
 pub(super) enum Found {
     /// An endpoint of this user, and a connection to it.
     Open(OwnedFd, Credentials),
-    /// One of this user that is reached over the network, process `pid`.
+    /// An endpoint of this user with shm disabled, process `pid`.
     Aloof(i32),
-    /// Nobody but another user, with this id.
+    /// Only another user, with this id.
     Stranger(u32),
     Nobody,
 }
 
-/// Looks for the endpoint of this user that has `port`. Errors: EAGAIN when somebody's backlog is full and nobody else
-/// is found; EMFILE, ENFILE, ENOMEM, and those of a system that lets us make no sockets.
+/// Looks for the endpoint of this user that has `port`. Errors: EAGAIN when a listener's backlog is full and no other
+/// listener is found; EMFILE, ENFILE, ENOMEM, and those of a system that forbids sockets.
 pub(super) fn find(port: u16) -> Result<Found, Errno> {
     let mut search = Search::default();
     if let Some((socket, credentials)) = search.visit(Kind::Open, port, |_| true)? {
@@ -69,15 +69,15 @@ pub(super) fn find(port: u16) -> Result<Found, Errno> {
     }
 }
 
-/// Whether process `pid` of this user listens under a name of `port`. True as well if that cannot be told, because a
-/// backlog is full. Errors: as `find`.
+/// Whether process `pid` of this user listens under a name of `port`. Also true if a full backlog makes that
+/// unknowable. Errors: as `find`.
 pub(super) fn listens(port: u16, pid: i32) -> Result<bool, Errno> {
     let mut search = Search::default();
     let found = search.visit(Kind::Open, port, |credentials| credentials.pid == pid)?;
     Ok(found.is_some() || search.full)
 }
 
-/// What was met on the way.
+/// What a search for a listener has met besides.
 #[derive(Default)]
 struct Search {
     stranger: Option<u32>,
@@ -85,7 +85,7 @@ struct Search {
 }
 
 impl Search {
-    /// The first listener of this user under a name of `port` that is `wanted`.
+    /// The first listener of this user under a name of `port` for which `wanted` is true.
     fn visit(
         &mut self,
         kind: Kind,
@@ -106,7 +106,7 @@ impl Search {
             let credentials = unix::credentials(socket.as_fd())?;
             if !user::is_ours(&credentials) {
                 self.stranger = Some(credentials.uid);
-                // It may have sent something already.
+                // The listener may already have sent something, and closing may block.
                 let _ = close_elsewhere(vec![socket]);
             } else if wanted(&credentials) {
                 return Ok(Some((socket, credentials)));
@@ -116,19 +116,19 @@ impl Search {
     }
 }
 
-/// The names of an endpoint.
+/// The names that an endpoint holds.
 #[derive(Debug)]
 pub(super) struct Names {
     /// `None`: other users have all names.
     pub(super) listener: Option<OwnedFd>,
-    /// Keeps the port's name from others while nobody is listened to under it.
+    /// Reserves the port's name while the endpoint does not listen under it.
     #[allow(dead_code)]
     reserved: Option<OwnedFd>,
 }
 
 impl Names {
-    /// Takes the names of `port` for an endpoint of this `kind`. Errors: EADDRINUSE when another endpoint of this user has
-    /// the port; EMFILE, ENFILE, ENOMEM.
+    /// Takes the names of `port` for an endpoint of this `kind`. Errors: EADDRINUSE when another endpoint of this user
+    /// has the port; EMFILE, ENFILE, ENOMEM.
     pub(super) fn take(port: u16, kind: Kind) -> Result<Self, Errno> {
         let name = Kind::Open.names(port).next().unwrap_or_default();
         let first = match kind {
@@ -156,21 +156,21 @@ impl Names {
         Ok(Self { listener: None, reserved })
     }
 
-    /// The same endpoint takes no links any more: gives up its listener, and says so under another name.
+    /// The endpoint stops taking links: closes its listener, and says so under a name of the other kind.
     pub(super) fn withdraw(&mut self, port: u16) {
         self.listener = Kind::Aloof.names(port).find_map(|name| unix::listen(&name).ok());
         self.reserved = Kind::Open.names(port).find_map(|name| unix::reserve(&name).ok());
     }
 }
 
-/// No endpoint of this user has `port`, as far as its names tell.
+/// No endpoint of this user has `port`, as far as the names tell.
 fn is_free(port: u16) -> Result<bool, Errno> {
     for _ in 0..TRIES {
         match find(port) {
             Ok(Found::Open(..) | Found::Aloof(_)) => return Ok(false),
             Ok(Found::Stranger(_)) => return Ok(true),
             Ok(Found::Nobody) => process::yield_now(),
-            // Nobody's backlog is full who has not listened for long.
+            // A listener that was bound a moment ago has no full backlog.
             Err(e) if e.is_would_block() => return Ok(true),
             Err(e) => return Err(e),
         }
@@ -182,7 +182,7 @@ fn is_free(port: u16) -> Result<bool, Errno> {
 mod tests {
     use super::*;
 
-    /// A port that the system gives to nobody who does not ask for it.
+    /// A port that the system assigns only on request.
     fn port() -> u16 {
         1 + process::random_u64() as u16 % 32000
     }

@@ -1,23 +1,23 @@
-//! Copies that one end of a link makes from and to the other's memory (PROTOCOL.md §2.10), and how that memory becomes its
-//! owner's alone again.
+//! Direct access: copies that one end of a link makes from and to the other's memory (PROTOCOL.md §2.10), and how that
+//! memory becomes its owner's alone again.
 //!
-//! The sender of a link makes REACHING odd, looks at EPOCH, copies, and makes REACHING even. The receiver changes EPOCH,
-//! and then looks at REACHING. So one of the two sees the other. A receiver that sees an odd number waits, for the
-//! owner may use the memory for something else at once. The sender may be in one of these states:
+//! The sender of a link makes REACHING odd, reads EPOCH, copies, and makes REACHING even. The receiver changes EPOCH,
+//! then reads REACHING. So one of the two sees the other. A receiver that reads an odd number waits, because the owner
+//! may reuse the memory at once. The sender may be in one of these states:
 //!
 //! 1. *Copying.* That ends by itself: a copy is bounded, and a process is not stopped within a system call.
 //! 2. *Ended.* The hang-up of its socket says so, or the kernel by its process id.
-//! 3. *Stopped* (SIGSTOP, a debugger, a frozen control group), behind its copy or before it. Nothing tells the one from the
-//!    other, and before it is the danger: it would copy when it goes on, into memory that has another use by then. So the
-//!    owner closes its gate (`sys::gate`), a page that every copy touches first. From then on a sender of which no thread
-//!    is within a copy (`process::may_copy`) finds nothing to copy.
+//! 3. *Stopped* (SIGSTOP, a debugger, a frozen control group), after its copy or before it. The two cannot be told
+//!    apart, and before it is dangerous: when the sender continues, it would copy into memory that has another use by
+//!    then. So the owner closes its gate (`sys::gate`), a page that every copy touches first. From then on a sender
+//!    with no thread inside a copy (`process::may_copy`) cannot begin one.
 //!
-//! After half a second the gate is closed for good, and with it for all peers of the endpoint, which go on through the rings.
-//! What has not settled after two seconds is a sender that runs, or is said to, and does not come to the end of its copy:
-//! fi_close of a region is -FI_EBUSY then, and the region stays. Nobody holds the domain's lock while fi_close of a
-//! region waits; an endpoint that closes, or a link that breaks, holds it for that long at most.
+//! After half a second the gate is closed for good, for all peers of the endpoint; they continue through the rings. A
+//! sender that has not settled after two seconds is running, or appears to be, and does not finish its copy: fi_close
+//! of a region returns -FI_EBUSY then, and the region stays. The domain's lock is not held while fi_close of a region
+//! waits; the close of an endpoint or a broken link holds it for at most that long.
 //!
-//! Whoever cannot be seen from here (another pid name space) is told of no region, and of no buffer to write to.
+//! A peer whose pid is not visible (another pid namespace) is told of no region, and of no buffer to write to.
 
 mod words;
 
@@ -40,7 +40,7 @@ use words::Words;
 #[derive(Debug)]
 pub(super) struct Unsettled {
     memory: Arc<SharedMemory>,
-    /// What REACHING was.
+    /// The value of REACHING then.
     seen: u64,
     pid: i32,
     /// Hangs up when the peer ends.
@@ -48,7 +48,7 @@ pub(super) struct Unsettled {
 }
 
 impl Unsettled {
-    /// It still copies, or may. `open`: so may a process that is not within a copy now.
+    /// The peer still copies, or may. `open`: a process that is not within a copy may still begin one.
     fn is_busy(&self, open: bool) -> bool {
         let copies = Words::of(&self.memory).is_some_and(|words| !words.has_ended(self.seen));
         let ended = || {
@@ -59,7 +59,7 @@ impl Unsettled {
     }
 }
 
-/// Of endpoints that have closed, and whose gates are closed.
+/// Unsettled peers of endpoints that have closed, whose gates are closed.
 static LEFT: Mutex<Vec<Unsettled>> = Mutex::new(Vec::new());
 
 /// Whether no peer of an endpoint that has closed is in the middle of a copy.
@@ -70,7 +70,7 @@ pub(super) fn are_left_settled() -> bool {
 }
 
 impl Inbound {
-    /// What the sender was told is void. It touches nothing of it when this returns `None`.
+    /// Invalidates all keys that the sender was told. `None`: the sender accesses none of our memory any more.
     pub(super) fn end_reaching(&self) -> Option<Unsettled> {
         let memory = self.consumer.memory();
         let seen = Words::of(memory)?.void()?;
@@ -79,7 +79,7 @@ impl Inbound {
     }
 }
 
-/// For the log, once: why peers do not attach any more.
+/// Closes the gate, and logs once why peers no longer use cross-memory attach.
 fn close_gate(gate: &Gate, pid: i32) {
     if gate.is_open() && gate.close() {
         log::warn(format_args!(
@@ -90,12 +90,12 @@ fn close_gate(gate: &Gate, pid: i32) {
 }
 
 impl Shm {
-    /// Waits for those that are in the middle of a copy.
+    /// Waits for peers that are in the middle of a copy.
     pub(super) fn settle(&mut self) {
         settle(|insists| self.is_settled(insists));
     }
 
-    /// The endpoint closes before all have settled. What regions they may reach is the domain's.
+    /// The endpoint closes before all peers have settled. The domain keeps the regions that they may access.
     pub(super) fn leave_unsettled(&mut self) {
         if !self.reaching.unsettled.is_empty() && !self.reaching.gate.is_open() {
             LEFT.lock()
@@ -104,7 +104,7 @@ impl Shm {
         }
     }
 
-    /// One copy between `local` and memory of `peer`, from there if `reads`. With an epoch only while that is valid.
+    /// One copy between `local` and memory of `peer`, a read if `reads`. With an epoch, only while that is valid.
     pub(super) fn copy(
         &self,
         peer: PeerId,
@@ -168,7 +168,7 @@ impl OneSided for Shm {
         Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
     }
 
-    // Whoever knows the epoch needs nothing else.
+    // The epoch is all that a peer needs.
     fn expose(
         &mut self,
         peer: PeerId,
@@ -217,7 +217,7 @@ impl OneSided for Shm {
 
 const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
 
-/// Tells "later" from "never".
+/// Distinguishes temporary errors from permanent ones.
 fn tell_when(moved: Result<usize, Errno>) -> Result<usize, SendError> {
     match moved {
         Ok(0) => Err(SendError::Unreachable(Errno(libc::EFAULT))),
@@ -240,7 +240,7 @@ mod tests {
 
     const WRITE: Reach = Reach { reads: false, delivered: true, stays: false, token: 0 };
 
-    /// A process that runs, and never comes to the end of anything.
+    /// A process that keeps running and never finishes anything.
     struct Runner(std::process::Child);
 
     impl Runner {
@@ -271,7 +271,7 @@ mod tests {
     fn a_copy_that_begins_behind_a_closed_gate_moves_nothing() {
         let [(mut a, peer), (b, back)] = linked(2, CmaPolicy::Auto, None);
         if !a.shm.caps(peer).put {
-            return; // attaching is forbidden here
+            return; // cross-memory attach is forbidden here
         }
         let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
         let ((local, _), (_, remote)) = (list(&mut mine), list(&mut theirs));
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(a.shm.reach(peer, &spot, &local, WRITE), Ok(Reached::Moved(100)));
         assert_eq!((theirs, a.shm.get(peer, &local, &[remote])), ([1; 100], Ok(100)));
         theirs = [3; 100];
-        // As one does that was stopped behind its look at the epoch.
+        // Like a sender that was stopped after it read EPOCH.
         assert!(b.shm.reaching.gate.close());
         let refused = SendError::Unreachable(Errno(libc::EPERM));
         assert_eq!(a.shm.reach(peer, &spot, &local, WRITE), Err(refused));
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_peer_for_ever() {
-        // One that is seen and runs, and one of another pid name space.
+        // A process that is visible and runs, and one of another pid namespace.
         let runner = Runner::new();
         for pid in [runner.pid(), 0] {
             let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
@@ -310,7 +310,7 @@ mod tests {
             assert!(
                 !b.shm.reaching.gate.is_open() && began.elapsed().as_nanos() as u64 >= SETTLE_NS
             );
-            // It goes on.
+            // The sender continues.
             word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
             assert!(b.shm.is_settled(false));
         }

@@ -1,10 +1,10 @@
-//! Peers that have refused a link for a reason that does not pass by itself: another job key, user or version, or a
-//! connect request that makes no sense to them (PROTOCOL.md §2.12).
+//! Peers that have refused a link for a lasting reason: another job key, user or version, or a connect request that is
+//! malformed to them (PROTOCOL.md §2.12).
 //!
-//! A sender writes into its segment before it has an answer, and what is there counts as sent. The receiver never reads
-//! it, so it is lost; that is told, and must not happen again with each send. So for a second after a refusal no link is
-//! made and operations fail with its error. Afterwards one is tried again, which takes messages only when the peer has
-//! taken it.
+//! A sender writes into its segment before it has an answer, and messages there count as sent. The receiver never reads
+//! them, so they are lost. That is logged, and must not happen again with each send. So for a second after a refusal no
+//! link is made, and operations fail with its error. Afterwards a new link is tried, which takes messages only once the
+//! peer has accepted it.
 
 use super::handshake::{Answer, read_answer};
 use super::hello::{Reject, RejectReason};
@@ -15,30 +15,30 @@ use crate::telemetry::log;
 use crate::transport::PeerId;
 use std::fmt;
 
-/// From a refusal to the next attempt, nanoseconds.
+/// Time from a refusal to the next attempt, nanoseconds.
 const PAUSE_NS: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 struct Refusal {
     peer: PeerId,
     errno: Errno,
-    /// No attempt before.
+    /// No attempt before this time, nanoseconds.
     until: u64,
 }
 
-/// One for each peer whose last link was refused.
+/// The peers that refused their last link.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Vec<Refusal>);
 
 impl Refusals {
-    /// `peer` has refused a link just now.
+    /// `peer` has just refused a link.
     pub(super) fn add(&mut self, peer: PeerId, errno: Errno) {
         self.forget(peer);
         let until = clock::now_ns().saturating_add(PAUSE_NS);
         self.0.push(Refusal { peer, errno, until });
     }
 
-    /// `peer` takes links, or makes one itself.
+    /// `peer` accepts links, or makes one itself.
     pub(super) fn forget(&mut self, peer: PeerId) {
         self.0.retain(|refusal| refusal.peer != peer);
     }
@@ -47,23 +47,23 @@ impl Refusals {
         self.0.iter().find(|refusal| refusal.peer == peer)
     }
 
-    /// The error of a refusal so short a time ago that no link is tried.
+    /// The error of a refusal that is so recent that no link is tried.
     pub(super) fn holds(&self, peer: PeerId) -> Option<Errno> {
         self.of(peer).filter(|refusal| clock::now_ns() < refusal.until).map(|refusal| refusal.errno)
     }
 }
 
 impl Shm {
-    /// The last link to `peer` was refused: the next one takes messages only when it has been taken.
+    /// The last link to `peer` was refused: the next one takes messages only after the peer has accepted it.
     pub(super) fn has_refused(&self, peer: PeerId) -> bool {
         self.refusals.of(peer).is_some()
     }
 
-    /// Tells of links whose refusal nobody will read any more: this endpoint closes.
+    /// This endpoint closes: logs the refusals that no later call would read.
     pub(super) fn read_last_answers(&mut self) {
         for link in self.outbound.iter_mut().flatten().filter(|link| link.nonce.is_none()) {
             match read_answer(link) {
-                // Its receiver reads what is in the ring.
+                // The receiver reads the messages in the ring.
                 Answer::Rejected(reject) if reject.reason == RejectReason::Resources => {}
                 Answer::Rejected(reject) => {
                     say(
@@ -78,8 +78,8 @@ impl Shm {
     }
 }
 
-/// Messages in the ring of a link that is refused: they count as sent. 0 where the peer had taken the link at first, as
-/// nobody knows then how many it has read.
+/// Messages in the ring of a refused link: they count as sent. 0 if the peer had first accepted the link, because
+/// then it is unknown how many it has read.
 pub(super) fn lost(link: &Outbound) -> usize {
     if link.nonce.is_some() {
         return 0;
@@ -91,7 +91,7 @@ pub(super) fn lost(link: &Outbound) -> usize {
     count
 }
 
-/// Tells that `peer` has refused a link with so many messages in it.
+/// Logs that `peer` has refused a link with so many messages in it.
 pub(super) fn say(peer: fmt::Arguments<'_>, reject: &Reject, lost: usize) {
     let reason = reject.reason;
     if lost == 0 {
@@ -153,7 +153,7 @@ mod tests {
 
     const REJECTED: Errno = Errno(libc::EKEYREJECTED);
 
-    /// `a` and `b` have different keys; `a` has sent five messages before it heard so.
+    /// `a` and `b` have different keys; `a` has sent five messages before it learned of the refusal.
     fn strangers() -> (End, End, PeerId) {
         let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto));
         a.shm.settings.mark = 1;

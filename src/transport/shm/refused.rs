@@ -1,10 +1,10 @@
-//! Links that their receiver cannot take, because it has no descriptor or no memory for them (PROTOCOL.md §2.11).
+//! Links that their receiver refuses because it has no descriptor or no memory for them (PROTOCOL.md §2.11).
 //!
-//! A sender writes into its segment before it has an answer, and what is there counts as sent. The receiver of a
-//! refused link reads nothing of it; the sender, when it hears of that, sets MOVED, takes its messages out of the
-//! ring again and sends them another way, in their order and before any other. A sender that ends without having set MOVED has
-//! not heard: then the receiver, which has the segment still, takes what is in the ring. A segment that it could not map is
-//! tried again for a while; what is in one that cannot be mapped then is lost, and the peer has failed.
+//! A sender writes into its segment before it has an answer, and messages there count as sent. The receiver of a
+//! refused link reads none of them. When the sender learns of the refusal, it sets MOVED, takes its messages out of the
+//! ring and sends them another way, in their order and before any other. A sender that ends without setting MOVED has
+//! not learned: then the receiver, which still has the segment, delivers the messages in it. A segment that it could
+//! not map is tried again for a while; after that its messages are lost, and the peer has failed.
 
 use super::Shm;
 use super::layout::{CLOSING, Geometry, MOVED};
@@ -17,19 +17,19 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Between two looks at a segment that could not be mapped, and how long it is tried after its sender has left,
+/// Time between two attempts to map a segment, and how long attempts continue after its sender has ended,
 /// nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
 const GIVE_UP_NS: u64 = 2_000_000_000;
 
-/// The segment of a link that somebody has made to us.
+/// The segment of a link that a peer made to us.
 #[derive(Debug)]
 pub(super) enum Segment {
     Mapped(Consumer),
     Unmapped(Unmapped),
 }
 
-/// One that could not be mapped, for this reason: it may be later.
+/// A segment that could not be mapped, and why; it may be later.
 #[derive(Debug)]
 pub(super) struct Unmapped {
     pub(super) file: OwnedFd,
@@ -52,7 +52,7 @@ impl Segment {
         }
     }
 
-    /// Maps it, if it is not mapped. False: that cannot be done.
+    /// Maps the segment, if it is not mapped. False: that failed.
     fn map(&mut self) -> bool {
         let Self::Unmapped(Unmapped { file, geometry, errno }) = self else { return true };
         match SharedMemory::attach(file, geometry.len()) {
@@ -63,14 +63,14 @@ impl Segment {
     }
 }
 
-/// A link that was refused here, whose sender may not have heard of it yet.
+/// A link that was refused here; its sender may not know it yet.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) peer: PeerId,
     pub(super) source: Address,
     pub(super) pid: i32,
     pub(super) segment: Segment,
-    /// When to look at one that is not mapped, and to do so no more, nanoseconds. 0: now; its sender has not left.
+    /// When to try again to map the segment, and when to give up, nanoseconds. 0: now; the sender has not ended.
     look_at: u64,
     until: u64,
 }
@@ -80,12 +80,12 @@ impl Refused {
         Self { peer, source, pid, segment, look_at: 0, until: 0 }
     }
 
-    /// The sender will not hear of it any more.
+    /// The sender has closed or ended, so it cannot learn of the refusal any more.
     fn is_left(&self) -> bool {
         self.segment.producer_closed() || !process::is_running(self.pid)
     }
 
-    /// What its sender has left can be read, or will never be.
+    /// The messages that the sender left can be read, or never will be.
     fn is_ready(&mut self, now: u64) -> bool {
         if !self.is_left() {
             return false;
@@ -98,8 +98,8 @@ impl Refused {
 }
 
 impl Shm {
-    /// The links that were refused here: those whose senders have taken their messages back are forgotten, and those
-    /// whose senders have ended without are read.
+    /// Looks at the links that were refused here: forgets those whose senders have taken their messages back, and reads
+    /// those whose senders have ended without doing so.
     pub(super) fn look_after_refused(&mut self, handler: &mut impl Handler) -> usize {
         let now = clock::now_ns();
         let mut ready = None;
@@ -119,7 +119,7 @@ impl Shm {
             true
         });
         let Some(peer) = ready else { return 0 };
-        // With links to it, their end comes soon, and takes these messages along.
+        // If there are links to the peer, their end will come soon, and `depart` delivers these messages.
         if self.out(peer).is_some() || self.inbound_of(peer).is_some() {
             return 0;
         }
@@ -132,8 +132,8 @@ impl Shm {
         1
     }
 
-    /// Delivers what `peer`, which has left, had written into links that were refused. True: it has closed in order.
-    /// Error: something of it is lost, because it cannot be mapped.
+    /// Delivers the messages that `peer`, which has ended, wrote into refused links. True: it has closed in order.
+    /// Error: messages are lost, because a segment cannot be mapped.
     pub(super) fn read_refused(
         &mut self,
         peer: PeerId,
@@ -142,7 +142,7 @@ impl Shm {
         let mut end = Ok(false);
         while let Some(at) = self.door.refused.iter().position(|refused| refused.peer == peer) {
             let mut refused = self.door.refused.swap_remove(at);
-            // In this order: who has left moves nothing.
+            // In this order: a sender that has ended does not set MOVED any more.
             if !refused.is_left() || refused.segment.has_moved() {
                 continue;
             }
@@ -170,7 +170,7 @@ impl Shm {
         end
     }
 
-    /// `peer` does not take our link, and has read nothing of it: what lies there is to go another way.
+    /// `peer` has refused our link and read nothing of it: its messages are to go another way.
     pub(super) fn take_back(&mut self, peer: PeerId, errno: Errno) {
         let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) else { return };
         self.outbound_count -= 1;
@@ -220,13 +220,13 @@ mod tests {
     const NO_DESCRIPTOR: Errno = Errno(libc::EMFILE);
     const NO_MEMORY: Errno = Errno(libc::ENOMEM);
 
-    /// `end` has no room for links, for this reason.
+    /// `end` refuses all links, for this reason.
     fn refuse(end: &mut End, errno: Option<Errno>) {
         end.shm.refuse_all(errno == Some(NO_DESCRIPTOR));
         REFUSED.set(errno.filter(|errno| *errno != NO_DESCRIPTOR));
     }
 
-    /// `a` has sent to `b`, which has no room; `back`: there is a link the other way.
+    /// `a` has sent to `b`, which refuses its link; `back`: there is a link the other way.
     fn refused(back: bool, errno: Errno) -> (End, End, PeerId) {
         let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto));
         refuse(&mut b, None);
@@ -245,7 +245,7 @@ mod tests {
         [false, true].into_iter().flat_map(|back| [NO_DESCRIPTOR, NO_MEMORY].map(|e| (back, e)))
     }
 
-    /// Until it has heard that somebody left; time passes meanwhile.
+    /// Runs turns until `end` has seen the departure of its peer; time passes meanwhile.
     fn hears_the_end(end: &mut End) -> Vec<Heard> {
         let (mut all, begun) = (Vec::new(), clock::now_ns());
         while !matches!(all.last(), Some(Left(_))) {

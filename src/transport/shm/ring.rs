@@ -26,9 +26,9 @@ use std::sync::atomic::Ordering;
 
 const INLINE: u8 = 0;
 const BULK: u8 = 1;
-/// In a place of the segment that the message came through.
+/// Payload in a recycled payload buffer of the segment that the message came through.
 const PLACED: u8 = 2;
-/// In a place of the segment of the other direction.
+/// Payload in a recycled payload buffer of the other direction's segment.
 const RETURNED: u8 = 3;
 
 fn word<M: Storage>(memory: &M, offset: usize) -> &M::Word {
@@ -43,9 +43,9 @@ fn word<M: Storage>(memory: &M, offset: usize) -> &M::Word {
 /// There is room for them, on a multiple of eight.
 #[inline(always)]
 unsafe fn put_head(room: *mut u8, head: &Head) {
-    // One by one, as they were made: a wider load would wait for their stores.
+    // One by one, as they were made: a wider load would wait for their stores (store forwarding).
     for (i, word) in head.words.into_iter().enumerate() {
-        // SAFETY: the caller vouches.
+        // SAFETY: the caller guarantees the room.
         unsafe { room.cast::<u64>().add(i).write_volatile(word) };
     }
 }
@@ -54,24 +54,24 @@ unsafe fn put_head(room: *mut u8, head: &Head) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Full;
 
-/// Where a payload goes.
+/// The room chosen for a payload beside its slot.
 struct Spot {
     start: *mut u8,
     kind: u8,
-    /// What the slot says of it.
+    /// The offset field of the slot.
     offset: u32,
-    /// Of a place: how many we were handed so far.
+    /// The count of the slot: messages with payload beside their slots that we have received, modulo 2^16.
     seen: u16,
-    /// The value of `bulk_tail` after it.
+    /// The value of `bulk_tail` after this payload.
     end: u32,
 }
 
-/// What the consumer asked for, seen after publishing.
+/// The consumer's state, as seen after publishing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wake {
-    /// It is polling.
+    /// The consumer is polling.
     NotNeeded,
-    /// It sleeps: ring its doorbell.
+    /// The consumer sleeps: ring its doorbell.
     Needed,
 }
 
@@ -80,16 +80,16 @@ pub(super) enum Wake {
 pub(super) struct Producer<M = Arc<SharedMemory>> {
     memory: M,
     geometry: Geometry,
-    /// The receiver has taken the link.
+    /// The receiver has accepted the link.
     settled: bool,
     /// Longest payload, bytes.
     payload_max: usize,
     /// Slots published so far.
     tail: u32,
-    /// Last value of the progress counter that we read.
+    /// Last value of the progress counter that was read.
     consumed: u32,
-    /// The first bytes of the bulk space, a power of two of them, that are used; and how many are to
-    /// be used once all is free.
+    /// Bytes at the beginning of the bulk space that are used, a power of two; and how many are to be used
+    /// once all of it is free.
     lap: u32,
     next_lap: u32,
     /// Bulk bytes allocated so far (free-running).
@@ -98,15 +98,15 @@ pub(super) struct Producer<M = Arc<SharedMemory>> {
     bulk_head: u32,
     /// `bulk_tail` after each slot, to know what a consumed slot frees.
     bulk_after: Box<[u32]>,
-    /// Messages with payload beside their slots: sent, and known to have come the other way, modulo 2^16.
+    /// Messages with payload beside their slots, modulo 2^16: sent, and known to have been received from the peer.
     sent: u16,
     seen: u16,
-    /// Once there are both directions.
+    /// Set once there are links in both directions.
     places: Option<Places<M>>,
 }
 
 impl<M: Storage> Producer<M> {
-    /// The end of a new, zeroed segment, whose messages may have to go another way.
+    /// The sending end of a new, zeroed segment, whose messages may have to go another way.
     pub(super) fn new(memory: M, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
         let payload_max = geometry.payload_max().min(MOVABLE_MAX);
@@ -129,8 +129,8 @@ impl<M: Storage> Producer<M> {
         }
     }
 
-    /// The receiver has taken the link. Before, no payload lies in a place: where the link is refused, its messages are
-    /// read by one that has this segment alone.
+    /// The receiver has accepted the link. Before that no payload may lie in a recycled buffer: if the link is refused,
+    /// its messages are read by a process that has this segment alone.
     pub(super) fn settle(&mut self) {
         self.settled = true;
         self.payload_max = self.geometry.payload_max();
@@ -141,13 +141,13 @@ impl<M: Storage> Producer<M> {
         self.payload_max
     }
 
-    /// The other end sends to us through the segment that has `theirs`, and knows of places: those that we
-    /// have made may be used.
+    /// The peer sends to us through the segment of `theirs` and supports recycled payload buffers: the
+    /// buffers of our segment, `ours`, may be used.
     pub(super) fn share_places(&mut self, ours: Area<M>, theirs: Area<M>) {
         self.places = Some(Places::new(ours, theirs));
     }
 
-    /// A message from the other end has come. False: it hands over a place that we had.
+    /// A message from the peer was received. False: it hands over a payload buffer that we own already.
     #[inline]
     pub(super) fn receive(&mut self, handed: &Handed) -> bool {
         let answers = handed.seen == self.sent;
@@ -159,15 +159,15 @@ impl<M: Storage> Producer<M> {
         handed.place.is_none_or(|place| places.give(place, handed.len))
     }
 
-    /// From now on uses no more than the first `bytes` of the bulk space, a power of two of them, or as
-    /// many as the longest payload takes.
+    /// Limits the use of the bulk space to its first `bytes`, a power of two, but not below what the longest
+    /// payload needs.
     pub(super) fn set_lap(&mut self, bytes: u32) {
         debug_assert!(bytes.is_power_of_two());
         let least = 2 * self.geometry.payload_max() as u32;
         self.next_lap = bytes.clamp(least, self.geometry.bulk);
     }
 
-    /// Places are counted by laps: the length of one may only change while all is free.
+    /// Offsets are computed modulo the lap: its length may only change while all of it is free.
     #[cold]
     fn change_lap(&mut self) {
         self.refresh();
@@ -204,12 +204,12 @@ impl<M: Storage> Producer<M> {
     }
 
     fn has_slot(&self) -> bool {
-        // A counter beyond `tail` is a broken peer: never room.
+        // A counter beyond `tail` means a corrupt peer: no room.
         let used = self.tail.wrapping_sub(self.consumed);
         used < self.geometry.slots
     }
 
-    /// So many payloads of `len` bytes can be pushed now; `most` is enough.
+    /// How many payloads of `len` bytes can be pushed now, at most `most`.
     pub(super) fn room_for(&mut self, len: u32, most: u32) -> u32 {
         if len as usize > self.payload_max {
             return 0;
@@ -219,7 +219,7 @@ impl<M: Storage> Producer<M> {
             let slots = ring.geometry.slots.saturating_sub(ring.tail.wrapping_sub(ring.consumed));
             let used = ring.bulk_tail.wrapping_sub(ring.bulk_head);
             let bulk = ring.lap.min(ring.next_lap).saturating_sub(used);
-            // What does not fit behind the last one leaves the rest of a lap out.
+            // A payload that does not fit at the end of a lap skips the rest of the lap: reserve one.
             slots.min((bulk / len).saturating_sub(1))
         };
         if room(self) < most {
@@ -248,7 +248,7 @@ impl<M: Storage> Producer<M> {
             start = start.wrapping_add(mask).wrapping_add(1) & !mask; // skip the rest of this lap
         }
         let end = start.wrapping_add(len);
-        // What is left free ends with the lap, and may be in use as yet.
+        // The gap ends with the lap; its bytes may still be in use.
         let free = apart.min(end.wrapping_neg() & mask);
         let fits = end.wrapping_sub(self.bulk_head) <= self.lap;
         fits.then_some((start & mask, end.wrapping_add(free)))
@@ -273,7 +273,7 @@ impl<M: Storage> Producer<M> {
             }
         }
         let slot = self.slot();
-        // SAFETY: the slot is ours until published; header and payload fit in it (checked above).
+        // SAFETY: the producer owns the slot until it is published; header and payload fit in it (checked above).
         unsafe {
             let room = slot.add(SLOT_HEADER);
             std::ptr::copy_nonoverlapping(header.as_ptr(), room, header.len());
@@ -296,8 +296,8 @@ impl<M: Storage> Producer<M> {
         }
         let spot = self.find_spot(len)?;
         let slot = self.slot();
-        // SAFETY: the slot and the spot found are ours until published; both lie inside their segments
-        // by their geometries.
+        // SAFETY: the producer owns the slot and the spot until they are published; both lie inside their
+        // segments by their geometries.
         unsafe {
             pack(std::slice::from_raw_parts_mut(spot.start, len));
             std::ptr::copy_nonoverlapping(header.as_ptr(), slot.add(SLOT_HEADER), header.len());
@@ -306,7 +306,7 @@ impl<M: Storage> Producer<M> {
         Ok(self.publish(slot, header.len(), len, (spot.offset, spot.seen), spot.kind))
     }
 
-    /// A slot, and a spot for `len` bytes of payload.
+    /// A slot, and room for `len` bytes of payload.
     #[inline(always)]
     fn find_spot(&mut self, len: usize) -> Result<Spot, Full> {
         if !self.has_slot() {
@@ -322,7 +322,7 @@ impl<M: Storage> Producer<M> {
         if self.lap != self.next_lap {
             self.change_lap();
         }
-        // Before anything is counted.
+        // Check for room before anything is counted.
         let room = match self.find_bulk(len as u32) {
             Some(room) => room,
             None => {
@@ -343,15 +343,15 @@ impl<M: Storage> Producer<M> {
             }
         }
         let (offset, end) = room;
-        // SAFETY: it lies inside the segment by its geometry.
+        // SAFETY: the offset lies inside the segment by its geometry.
         let start =
             unsafe { self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset as usize) };
         self.memory.written(start, len);
         Ok(Spot { start, kind: BULK, offset, seen, end })
     }
 
-    /// The short way of both: one payload of one segment. `None`: the consumer is short of memory, or
-    /// the ring is full, or the message too long for it.
+    /// The fast path: pushes a payload of one segment. `None`: the consumer is short of memory, the ring is
+    /// full, or the message is too long.
     #[inline]
     pub(super) fn push_at_once(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
         const { assert!(size_of::<[u64; Head::WORDS]>() <= SLOT_ROOM) };
@@ -361,7 +361,7 @@ impl<M: Storage> Producer<M> {
         self.push(head, payload)
     }
 
-    /// The same, whether the consumer is short of memory or not.
+    /// Like [`Self::push_at_once`], but regardless of the consumer's memory.
     #[inline(always)]
     pub(super) fn push(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
         if head.len + payload.len() > SLOT_ROOM {
@@ -374,8 +374,8 @@ impl<M: Storage> Producer<M> {
             }
         }
         let slot = self.slot();
-        // SAFETY: the slot is ours until published; all words of a head fit in it, and the payload
-        // behind those that count (checked above).
+        // SAFETY: the producer owns the slot until it is published. All words of a head fit in it, and so does
+        // the payload behind those that count (checked above).
         unsafe {
             let room = slot.add(SLOT_HEADER);
             put_head(room, head);
@@ -384,7 +384,7 @@ impl<M: Storage> Producer<M> {
         Some(self.publish(slot, head.len, payload.len(), (0, 0), INLINE))
     }
 
-    /// What [`Self::push`] does with a payload that does not fit beside its header.
+    /// [`Self::push`] for a payload that does not fit beside its header.
     #[inline(never)]
     fn push_long(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
         if payload.len() > self.payload_max {
@@ -392,7 +392,7 @@ impl<M: Storage> Producer<M> {
         }
         let spot = self.find_spot(payload.len()).ok()?;
         let slot = self.slot();
-        // SAFETY: the slot and the spot found are ours until published, and a head fits in a slot.
+        // SAFETY: the producer owns the slot and the spot until they are published, and a head fits in a slot.
         unsafe {
             put_head(slot.add(SLOT_HEADER), head);
             payload.copy_out(std::slice::from_raw_parts_mut(spot.start, payload.len()));
@@ -423,8 +423,8 @@ impl<M: Storage> Producer<M> {
             *after = self.bulk_tail;
         }
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the slot is ours until the last store, is 128-byte aligned, and the sequence word
-        // is accessed atomically by both ends.
+        // SAFETY: the producer owns the slot until the last store. The slot is 128-byte aligned, and both ends
+        // access the sequence word atomically.
         unsafe {
             slot.add(4).cast::<u32>().write(len as u32);
             slot.add(8).cast::<u32>().write(offset);
@@ -438,7 +438,7 @@ impl<M: Storage> Producer<M> {
         if flags.load(Ordering::Relaxed) & FLAG_WAITS == 0 {
             return Wake::NotNeeded;
         }
-        // Pairs with the fence in `Consumer::sleep`: either we see SLEEPING or it sees the slot.
+        // Pairs with the fence in `Consumer::sleep`: either we see SLEEPING or the consumer sees the slot.
         M::fence();
         if flags.load(Ordering::Relaxed) & FLAG_SLEEPING == 0 {
             return Wake::NotNeeded;
@@ -447,12 +447,12 @@ impl<M: Storage> Producer<M> {
         if before & FLAG_SLEEPING != 0 { Wake::Needed } else { Wake::NotNeeded }
     }
 
-    /// Tells the consumer that nothing follows and that this is no accident.
+    /// Tells the consumer that no more messages follow, by an orderly close.
     pub(super) fn close(&self) {
         word(&self.memory, CLOSING).store(1, Ordering::Release);
     }
 
-    /// The receiver has refused the link: what was written is taken back, to go another way.
+    /// The receiver has refused the link: the messages in the ring are taken back, to go another way.
     pub(super) fn take_back(&self) {
         word(&self.memory, MOVED).store(1, Ordering::Release);
     }
@@ -463,15 +463,15 @@ impl<M: Storage> Producer<M> {
     }
 }
 
-/// What the consumer found.
+/// The result of a look at the ring.
 pub(super) enum Popped {
     /// Nothing new.
     Empty,
     /// One message was delivered.
     Message,
-    /// The same, and the producer of the other direction has to learn this.
+    /// One message was delivered, and the producer of the other direction has to be told this.
     Handed(Handed),
-    /// The peer wrote lengths that cannot be.
+    /// The peer wrote impossible lengths.
     Malformed,
 }
 
@@ -486,7 +486,7 @@ pub(super) struct Consumer<M = Arc<SharedMemory>> {
     published: u32,
     /// Messages with payload beside their slots so far, modulo 2^16.
     received: u16,
-    /// The places of this segment, and of the one of the other direction, once there are both.
+    /// The payload buffers of this segment and of the other direction's, once there are both.
     places: Option<[Area<M>; 2]>,
 }
 
@@ -500,7 +500,7 @@ impl<M: Storage> Consumer<M> {
         &self.memory
     }
 
-    /// Payloads may lie in the places of this segment, or in those of the one that we send through.
+    /// Payloads may lie in the recycled buffers of this segment, or of the segment that we send through.
     pub(super) fn share_places(&mut self, this: Area<M>, other: Area<M>) {
         self.places = Some([this, other]);
     }
@@ -511,7 +511,7 @@ impl<M: Storage> Consumer<M> {
         unsafe { self.memory.base().as_ptr().add(SLOTS + index * SLOT) }
     }
 
-    /// Most messages that wait.
+    /// Most messages that can wait.
     pub(super) fn slots(&self) -> u32 {
         self.geometry.slots
     }
@@ -531,7 +531,7 @@ impl<M: Storage> Consumer<M> {
     /// Delivers the next message, if any, to `deliver(header, payload)`.
     #[inline]
     pub(super) fn pop(&mut self, deliver: impl FnOnce(&[u8], &[u8])) -> Popped {
-        // What is read before the sequence is not read again after it.
+        // Read before the sequence word, so that it is not read again after it.
         let (slot, next, quarter) =
             (self.slot(), self.head.wrapping_add(1), self.geometry.slots / 4);
         if !self.is_next(slot, next) {
@@ -552,7 +552,7 @@ impl<M: Storage> Consumer<M> {
                 slot.add(14).cast::<u16>().read_volatile(),
             )
         };
-        // SAFETY: the slot's own room lies behind its header.
+        // SAFETY: the slot's room lies behind its header.
         let room = unsafe { slot.add(SLOT_HEADER) };
         let mut place = None;
         let payload = match kind {
@@ -579,8 +579,8 @@ impl<M: Storage> Consumer<M> {
         if kind <= BULK {
             self.memory.read(payload, len);
         }
-        // SAFETY: both ranges lie inside their segments (checked), and the producer does not touch them until the
-        // progress counter passes this slot, or a place until it is handed back.
+        // SAFETY: both ranges lie inside their segments (checked). The producer does not touch them until the progress
+        // counter passes this slot, or, for a payload buffer, until it is handed back.
         let (header, payload) = unsafe {
             (std::slice::from_raw_parts(room, header_len), std::slice::from_raw_parts(payload, len))
         };
@@ -601,12 +601,12 @@ impl<M: Storage> Consumer<M> {
         word(&self.memory, CONSUMED).store(self.head, Ordering::Release);
     }
 
-    /// Says that this end will sleep at times, so that the producer looks.
+    /// Announces that this end will sleep at times, so that the producer checks for that.
     pub(super) fn set_waits(&self) {
         word(&self.memory, FLAGS).fetch_or(FLAG_WAITS, Ordering::AcqRel);
     }
 
-    /// Announces sleep; false (and no sleep) if a message is there already.
+    /// Announces sleep; false (and no sleep) if a message is already there.
     pub(super) fn sleep(&self) -> bool {
         let flags = word(&self.memory, FLAGS);
         flags.fetch_or(FLAG_WAITS | FLAG_SLEEPING, Ordering::AcqRel);
@@ -614,7 +614,7 @@ impl<M: Storage> Consumer<M> {
         !self.has_message()
     }
 
-    /// Takes the announcement back.
+    /// Withdraws the announcement.
     pub(super) fn awake(&self) {
         let flags = word(&self.memory, FLAGS);
         if flags.load(Ordering::Relaxed) & FLAG_SLEEPING != 0 {
@@ -622,7 +622,7 @@ impl<M: Storage> Consumer<M> {
         }
     }
 
-    /// Asks the producer for descriptions instead of payload, or no longer.
+    /// Asks the producer for descriptions instead of payload, or for payload again.
     pub(super) fn set_pressure(&self, on: bool) {
         let flags = word(&self.memory, FLAGS);
         if on {
@@ -632,7 +632,7 @@ impl<M: Storage> Consumer<M> {
         }
     }
 
-    /// Tells the producer that nobody reads any more and that this is no accident.
+    /// Tells the producer that no more messages are read, by an orderly close.
     pub(super) fn close(&self) {
         word(&self.memory, FLAGS).fetch_or(FLAG_CLOSED, Ordering::AcqRel);
     }
@@ -713,7 +713,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(50))]
 
-        /// Laps of another length begin when all is free, lose nothing, and are kept to.
+        /// A lap of another length begins when all is free, loses nothing, and is respected.
         #[test]
         fn a_lap_may_become_shorter_and_longer(
             ops in prop::collection::vec((0u8..100, 1usize..128 * 1024), 1..600)
@@ -756,8 +756,8 @@ mod tests {
     }
 
     proptest! {
-        /// What lies behind a payload is free, up to the end of the lap or to what was there before; and as
-        /// many payloads fit as are promised.
+        /// The gap behind a payload is free, up to the end of the lap or to the previous contents; and as many
+        /// payloads fit as `room_for` promises.
         #[test]
         fn payloads_are_kept_apart(lens in prop::collection::vec(1usize..20_000, 1..40)) {
             let geometry = Geometry { slots: 64, bulk: 256 * 1024, places: 0 };
@@ -782,7 +782,7 @@ mod tests {
         }
     }
 
-    /// Two ends with both directions between them.
+    /// Two ends with links in both directions.
     fn both_ways(places: [u8; 2]) -> [(Producer, Consumer); 2] {
         let [(a_to_b, b_from_a), (b_to_a, a_from_b)] =
             places.map(|places| pair(Geometry { slots: 8, bulk: 64 * 1024, places }));
@@ -792,7 +792,7 @@ mod tests {
         [a, b]
     }
 
-    /// At end 1 or 2, whose segment has that identity.
+    /// For end 1 or 2, whose segment has that identity.
     fn share_places((tx, rx): (&mut Producer, &mut Consumer), end: u32) {
         let ours = Area::new(tx.memory.clone(), tx.geometry, end);
         let theirs = Area::new(rx.memory.clone(), rx.geometry, 3 - end);
@@ -801,8 +801,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever goes which way when, payloads arrive whole and in order, each place belongs to one end or
-        /// to a message, and both ends agree.
+        /// Whatever is sent which way and when: payloads arrive whole and in order, each payload buffer belongs to
+        /// one end or to a message, and both ends agree.
         #[test]
         fn places_change_hands_and_none_is_lost(
             places in (0u8..4, 4u8..9),
@@ -854,7 +854,7 @@ mod tests {
         }
     }
 
-    /// Takes a message that came to the end that has `tx`. True: it lay in a place.
+    /// Receives a message at the end that has `tx`. True: its payload was in a recycled buffer.
     fn is_placed(rx: &mut Consumer, tx: &mut Producer) -> bool {
         let Popped::Handed(handed) = rx.pop(|_, _| ()) else { panic!("nothing beside a slot") };
         assert!(tx.receive(&handed));
@@ -880,7 +880,7 @@ mod tests {
             b.push_bulk(b"h", 16 * 1024, fill(1)).unwrap();
             assert_eq!(at(&mut from_b, &mut a), first);
         }
-        // What has no place goes through the ring: too long, or none left.
+        // Payloads without a recycled buffer go through the ring: too long, or no buffer left.
         a.push_bulk(b"h", 16 * 1024 + 1, fill(1)).unwrap();
         assert!(!is_placed(&mut from_a, &mut b));
         for placed in [true, true, false] {
@@ -932,7 +932,7 @@ mod tests {
     #[test]
     fn places_that_cannot_be_are_malformed() {
         for (kind, name) in [
-            (PLACED, 1 << 8 | 2), // there are two
+            (PLACED, 1 << 8 | 2), // there are two buffers
             (PLACED, 2 << 8),     // of the other segment
             (RETURNED, 2 << 8 | 3),
             (RETURNED, 1 << 8),
@@ -951,19 +951,19 @@ mod tests {
                 "{kind} {name:x}"
             );
         }
-        // Longer than a place; and handed over twice.
+        // A payload longer than a buffer; and a buffer that is handed over twice.
         let [(mut a, _), (mut b, mut from_a)] = both_ways([2, 3]);
         a.push_bulk(b"h", 1000, fill(1)).unwrap();
         let Popped::Handed(handed) = from_a.pop(|_, _| ()) else { panic!("not in a place") };
         assert!(b.receive(&handed));
         assert!(!b.receive(&handed));
         a.push_bulk(b"h", 1000, fill(1)).unwrap();
-        // SAFETY: as above.
+        // SAFETY: inside the segment; plays the part of a broken peer.
         unsafe {
             a.memory.base().as_ptr().add(SLOTS + SLOT + 4).cast::<u32>().write(16 * 1024 + 1)
         };
         assert!(matches!(from_a.pop(|_, _| panic!("delivered")), Popped::Malformed));
-        // Before there are both directions nobody knows of places.
+        // With one direction only, neither end uses recycled buffers.
         let (mut tx, mut rx) = pair(Geometry { slots: 8, bulk: 4096, places: 2 });
         tx.push_bulk(b"h", 200, fill(1)).unwrap();
         assert!(matches!(rx.pop(|_, _| ()), Popped::Handed(Handed { place: None, .. })));

@@ -1,4 +1,4 @@
-//! Messages that both processes copy: the receiver reads parts of them, the sender writes others.
+//! Split copies over a link: the receiver reads chunks of a message, the sender writes others.
 
 use super::layout::{CELL, CELLS, LAVISH, PIECE_MAX};
 use super::{Inbound, Shm};
@@ -8,12 +8,12 @@ use crate::sys::shared_memory::SharedMemory;
 use crate::transport::share::{Assisted, Cell, CellTable, Share, Taken};
 use crate::transport::{PeerId, Sharing, piece_of};
 
-/// Longest message that is pushed, unless FI_UDRV_PUSH_MAX says otherwise, bytes.
+/// Longest message sent unsolicited, unless FI_UDRV_PUSH_MAX says otherwise, bytes.
 const PUSH_MAX: usize = 1024 * 1024;
-/// Shorter messages are copied by their receiver alone, unless FI_UDRV_SHARE_MIN says otherwise.
+/// Shorter messages are copied by the receiver alone, unless FI_UDRV_SHARE_MIN says otherwise, bytes.
 const SHARE_MIN: usize = 128 * 1024;
-/// Of each bulk space, bytes that are used where processes take turns: their rings had better stay in
-/// the caches.
+/// Bytes of each bulk space that are used while processes share processors: then their rings should stay in the
+/// caches.
 const CROWDED_LAP: u32 = 256 * 1024;
 
 fn cell(memory: &SharedMemory, at: usize) -> Option<Cell<'_>> {
@@ -25,7 +25,7 @@ fn cell(memory: &SharedMemory, at: usize) -> Option<Cell<'_>> {
 }
 
 impl Inbound {
-    /// No part of any message is taken any more. What the sender copies just now ends before `Unsettled` does.
+    /// Withdraws all chunks not yet taken. The copy that the sender is making ends before its `Unsettled` does.
     pub(super) fn end_sharing(&mut self) {
         let Self { cells, consumer, .. } = self;
         let memory = consumer.memory();
@@ -38,8 +38,8 @@ impl Shm {
         self.inbound.iter_mut().find(|link| link.peer == peer)
     }
 
-    /// Looks whether there are processors for all processes that talk here and may use the same ones. Where two of
-    /// them take turns on one, the one cannot copy while the other does: the least work is the fastest.
+    /// Counts the peers' processes that may use the same processors as this one. If there are more of them than
+    /// processors, two ends cannot copy at the same time: the least work is the fastest then.
     pub(super) fn count_processes(&mut self) {
         self.crowd.count(self.inbound.iter().map(|link| link.pid));
         let lap = if self.crowd.is_there(1) { CROWDED_LAP } else { LAVISH.bulk };
@@ -48,14 +48,14 @@ impl Shm {
         }
     }
 
-    /// Launchers and applications bind processes and threads at any time, peers too.
+    /// Checks the processors again: launchers and applications bind processes and threads at any time, peers too.
     pub(super) fn look_at_processors(&mut self) {
         if self.crowd.look_again() {
             self.count_processes();
         }
     }
 
-    /// Longest message that is pushed, bytes, to a peer that may attach (`attaches`) or has to.
+    /// Longest message sent unsolicited, bytes, to a peer that may read it by attach instead (`attaches`) or may not.
     pub(super) fn push_max(&self, peer: PeerId, attaches: bool) -> usize {
         let slow = self.out(peer).is_some_and(|link| link.copy_rate.is_slow());
         let reads = attaches && (self.crowd.is_there(1) || slow);
@@ -85,7 +85,7 @@ impl Sharing for Shm {
     }
 
     fn take(&mut self, peer: PeerId, share: &Share, most: u32) -> Taken {
-        // Without a link the peer has departed, as we shall hear.
+        // Without a link the peer has departed; that will be reported.
         let Some(link) = self.inbound_of_mut(peer) else { return Taken::Wait };
         match cell(link.consumer.memory(), share.cell as usize) {
             Some(cell) => link.cells.take(share, cell, most),
@@ -148,13 +148,13 @@ mod tests {
     use crate::transport::{Messages, Mode, Transport};
     use std::time::Duration;
 
-    /// What `push_max` and `share_min` are for the other end.
+    /// The results of `push_max` and `share_min` at the other end.
     fn bounds(processors: usize, cma: CmaPolicy, push: Option<usize>) -> (usize, Option<usize>) {
         let [(a, peer), _] = linked(processors, cma, push);
         (a.shm.caps(peer).push_max, a.shm.share_min(peer))
     }
 
-    /// Two ends, after so many payloads of 16 KiB that take long to copy.
+    /// Two ends, after so many payloads of 16 KiB that were slow to copy.
     fn after(slow: u32, cma: CmaPolicy) -> [(End, PeerId); 2] {
         let [(mut a, peer), (mut b, back)] = linked(2, cma, None);
         for i in 0..UNTOUCHED + slow {
@@ -200,7 +200,7 @@ mod tests {
         for i in 0..half + 90 {
             assert_eq!(send(i >= half), PUSH_MAX, "payload {i}");
         }
-        // The receiver is there again.
+        // The receiver runs again.
         while b.shm.poll(&mut Deaf) > 0 {}
         let noticed = (0..1000).any(|_| {
             let bound = send(true);
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn who_shares_processors_copies_once() {
-        // Both ends are of this process, which is one.
+        // Both ends are in this process, which counts once.
         assert_eq!(bounds(1, CmaPolicy::Auto, None), (PUSH_MAX, Some(SHARE_MIN)));
         assert_eq!(bounds(0, CmaPolicy::Auto, None), (0, None));
         assert_eq!(bounds(0, CmaPolicy::Off, None), (PUSH_MAX, None), "there is no other way");

@@ -1,8 +1,8 @@
-//! What a ring lies in: a segment of shared memory, or a model of one that loom watches (`ring::model`).
+//! The memory of a ring: a segment of shared memory, or a model of one that loom watches (`ring::model`).
 //!
 //! # Safety
 //!
-//! A word is made of a place inside the mapping, which the caller vouches for.
+//! A word is made from a position inside the mapping; the caller guarantees that the position is valid.
 #![allow(unsafe_code)]
 
 use crate::sys::shared_memory::SharedMemory;
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// A word that both ends use.
+/// A word that both ends access.
 pub(super) trait Word {
     fn load(&self, order: Ordering) -> u32;
     fn store(&self, value: u32, order: Ordering);
@@ -33,16 +33,16 @@ pub(super) trait Storage {
     /// Inside the memory and aligned, and only ever used atomically.
     unsafe fn word(&self, place: *mut u8) -> &Self::Word;
 
-    /// A fence that is in one order with all others.
+    /// A fence that is in one total order with all others.
     fn fence();
 
-    /// `len` plain bytes at `place` are written, or were since the last word that was stored.
+    /// Marks `len` plain bytes at `place` as written since the last word was stored (for loom).
     #[inline(always)]
     fn written(&self, place: *const u8, len: usize) {
         let _ = (place, len);
     }
 
-    /// `len` plain bytes at `place` are read.
+    /// Marks `len` plain bytes at `place` as read (for loom).
     #[inline(always)]
     fn read(&self, place: *const u8, len: usize) {
         let _ = (place, len);
@@ -63,7 +63,7 @@ impl Storage for SharedMemory {
 
     #[inline(always)]
     unsafe fn word(&self, place: *mut u8) -> &AtomicU32 {
-        // SAFETY: the caller vouches.
+        // SAFETY: the caller guarantees a valid position.
         unsafe { AtomicU32::from_ptr(place.cast()) }
     }
 
@@ -87,7 +87,7 @@ impl<S: Storage> Storage for Arc<S> {
 
     #[inline(always)]
     unsafe fn word(&self, place: *mut u8) -> &S::Word {
-        // SAFETY: the caller vouches.
+        // SAFETY: the caller guarantees a valid position.
         unsafe { S::word(self, place) }
     }
 

@@ -1,4 +1,4 @@
-//! Long messages that go through a ring as a whole, without anybody having to remember them.
+//! Long messages that go through a ring at once, unsolicited: no state about them is kept.
 
 use super::ring::Full;
 use super::{Outbound, Shm};
@@ -73,7 +73,7 @@ mod tests {
 
     const LEN: usize = 300_000;
 
-    /// Puts together what comes: bytes of messages, and in how many pieces.
+    /// Reassembles messages: the bytes of each, and the number of its fragments.
     #[derive(Default)]
     struct Ear(Vec<(Vec<u8>, usize)>);
 
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn what_a_ring_takes_comes_in_pieces_and_in_order() {
         let [(mut a, peer), (mut b, _)] = linked(2, CmaPolicy::Off, None);
-        // Many laps, with every way to meet their ends.
+        // Many laps, with every position at their ends.
         for len in [1, 20_000, LEN, 1 << 20, 999_999].repeat(7) {
             let bytes = pattern(len);
             assert!(send(&mut a, peer, &bytes));
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn what_follows_waits_where_a_pause_is_wanted() {
-        /// Wants one after each third message.
+        /// Wants a pause after each third message.
         struct Slow(usize);
         impl Handler for Slow {
             fn on_peer(&mut self, _: PeerId, _: &Address) {}

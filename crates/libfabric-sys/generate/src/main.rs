@@ -17,7 +17,7 @@ use std::{
 /// Prefix of the enumerators in `wrapper.h` that stand for macros with a cast.
 const CAST: &str = "CAST_";
 
-/// Chooses the Rust type of every macro, and gives cast macros their name back.
+/// Chooses the Rust type of every macro, and restores the names of cast macros.
 #[derive(Debug)]
 struct Names;
 
@@ -37,7 +37,7 @@ impl ParseCallbacks for Names {
 }
 
 fn macro_kind(name: &str, value: i64) -> IntKind {
-    // Flags that start like an errno.
+    // Flags whose names start like error numbers.
     let flag = ["FI_EVENT", "FI_EXACT_DIRECTED_RECV"].contains(&name);
     let errno =
         name == "FI_SUCCESS" || name.starts_with("FI_E") && !flag && (0..4096).contains(&value);
@@ -52,8 +52,8 @@ fn macro_kind(name: &str, value: i64) -> IntKind {
     }
 }
 
-/// The type of an enumerator that belongs to an unnamed enum (or to one whose
-/// name says nothing): that of the structure member or argument it is for.
+/// The type of an enumerator of an unnamed enum (or of one whose name says
+/// nothing): the type of the structure member or argument that it is for.
 fn constant_type(name: &str, enum_name: &str, value: &str) -> Option<&'static str> {
     if enum_name == "cast_macros" {
         return Some(match name {
@@ -87,7 +87,7 @@ fn constant_type(name: &str, enum_name: &str, value: &str) -> Option<&'static st
     )
 }
 
-/// Retypes the constants and drops the alias types that this leaves without use.
+/// Retypes the constants and drops the type aliases that are no longer used.
 fn retype(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
@@ -107,7 +107,7 @@ fn retype(text: &str) -> String {
     out
 }
 
-/// `1.17.0` out of the `FI_*_VERSION` macros of `rdma/fabric.h`.
+/// The version, such as `1.17.0`, from the `FI_*_VERSION` macros of `rdma/fabric.h`.
 fn header_version(include: &Path) -> Result<String, Box<dyn Error>> {
     let path = include.join("rdma/fabric.h");
     let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -162,7 +162,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .generate()?
         .to_string();
 
-    // One item per line is what `retype` reads: rustfmt comes first, and again last.
+    // `retype` reads one item per line, so rustfmt runs first, and again last.
     let header = format!(
         "// SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only\n\
          //\n\

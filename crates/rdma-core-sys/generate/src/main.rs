@@ -15,7 +15,7 @@ use std::{
     process::Command,
 };
 
-/// Macros are `u32`, as the members are that they are for; some device flags need more.
+/// Macros are `u32`, like the members that they are for; some device flags need more bits.
 #[derive(Debug)]
 struct Kinds;
 
@@ -25,16 +25,16 @@ impl ParseCallbacks for Kinds {
     }
 }
 
-/// The words of a line that may be names.
+/// The words of a line that may be identifiers.
 fn names(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// Layouts hold for every Linux of 64 bits, but for structures with a lock of the C library inside: its size is each
-/// processor's own (a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64). Those are compared on x86-64 alone, where
-/// they were read; elsewhere the compiler lays them out by the `libc` crate's types.
+/// Layouts are the same on every 64-bit Linux, except for structures that contain a lock of the C library, whose size
+/// depends on the processor (a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64). Those are compared on x86-64
+/// only, where they were generated; elsewhere the compiler lays them out by the `libc` crate's types.
 fn layouts_by_processor(text: &str) -> String {
-    // A structure comes after those that it holds.
+    // A structure comes after the structures that it contains.
     let mut with_lock: HashSet<&str> = HashSet::from(["pthread_mutex_t", "pthread_cond_t"]);
     let (mut open, mut out) = (None, String::with_capacity(text.len()));
     let mut lines = text.lines().peekable();
@@ -46,7 +46,7 @@ fn layouts_by_processor(text: &str) -> String {
         }
         let held = line.strip_prefix("    pub ").and_then(|field| field.split_once(": "));
         if let (Some(name), Some((_, kind))) = (open, held) {
-            // Behind a pointer, or as an argument, it takes no room.
+            // A pointer to it, or an argument of it, takes no room in the structure.
             if !kind.contains('*') && names(kind).any(|word| with_lock.contains(word)) {
                 with_lock.insert(name);
             }
@@ -63,7 +63,7 @@ fn layouts_by_processor(text: &str) -> String {
     out
 }
 
-/// `1.14.44.0` out of the pkg-config file that comes with the headers; the headers name no version.
+/// The version, such as `1.14.44.0`, from the headers' pkg-config file; the headers name no version.
 fn header_version() -> Result<String, Box<dyn Error>> {
     let out = Command::new("pkg-config").args(["--modversion", "libibverbs"]).output()?;
     if !out.status.success() {
@@ -110,7 +110,7 @@ fn main() -> Result<(), Box<dyn Error>> {
          // (Debian 12: package libibverbs-dev). Do not edit: run `generate/run` in this\n\
          // crate to write this file again, `generate/check` to see whether it is current.\n\n"
     );
-    // One item per line is what `layouts_by_processor` reads: rustfmt comes first, and again last.
+    // `layouts_by_processor` reads one item per line, so rustfmt runs first, and again last.
     fs::write(&output, bindings)?;
     rustfmt(&output)?;
     let text = layouts_by_processor(&fs::read_to_string(&output)?);

@@ -1,5 +1,5 @@
-//! A device that copies what it registers, so that it shows for ever what was there at that time.
-//! The copy is made by the kernel: a range that is not all there is EFAULT, as with a real one.
+//! A device that copies the memory that it registers, so that it keeps the contents of that time. The kernel makes the
+//! copy: a range with holes gives EFAULT, as with a real device.
 
 use crate::memory::cache::{Access, Registrar, Span};
 use crate::sys::cma::{self, Range};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 type Hook = Box<dyn Fn(Span) + Send + Sync>;
 
-/// Room for `room` bytes; `during` runs at the end of each registration.
+/// A device with room for `room` bytes; `during` runs at the end of each registration.
 #[derive(Clone)]
 pub(super) struct Copying(Arc<State>);
 
@@ -65,11 +65,11 @@ impl Registrar for Copying {
             return Err(Errno(libc::ENOMEM));
         }
         let span = Span { start: addr, end: addr + len };
-        // From here on the bytes are given back on drop.
+        // From here on the bytes are deregistered on drop.
         let mut copy = Copy { span, access, bytes: vec![0; len], device: state.clone() };
         let local = [Range { addr: copy.bytes.as_mut_ptr() as u64, len: len as u64 }];
         let remote = [Range { addr: addr as u64, len: len as u64 }];
-        // SAFETY: the local range is our own vector.
+        // SAFETY: the local range is a vector of this function.
         if unsafe { cma::read(process::pid(), &local, &remote) }? < len {
             return Err(Errno(libc::EFAULT));
         }
@@ -87,17 +87,17 @@ impl Drop for Copy {
     }
 }
 
-/// What a device finds at an address of the application through a registration.
+/// A device's view of an address of the application through a registration.
 pub(super) trait Device: Registrar {
     fn word(&self, handle: &Self::Handle, addr: usize) -> u64;
 
-    /// Whether it sees what the application writes after the registration.
+    /// Whether it sees writes of the application after the registration.
     const LIVE: bool;
 
-    /// It writes a word into memory that was registered for that: a receive.
+    /// Writes a word into memory that was registered for that: a receive.
     fn receive(&self, handle: &Self::Handle, addr: usize, value: u64);
 
-    /// Whether it finds all that the application sees there, if it can move so much.
+    /// Whether it sees the same bytes as the application, if it can move that many.
     fn shows(&self, _: &Self::Handle, _: usize, _: usize) -> bool {
         true
     }

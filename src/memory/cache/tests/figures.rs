@@ -1,4 +1,4 @@
-//! What a hit costs, and what an application that reuses its buffers gains.
+//! The cost of a hit, and the gain for an application that reuses its buffers.
 //! `cargo test --release --lib cache::tests::figures -- --ignored --nocapture`
 
 use super::device::{Copying, Device};
@@ -8,7 +8,7 @@ use super::{PAGE, PLENTY, monitor};
 use crate::memory::cache::{Access, Cache, Registrar};
 use crate::sys::clock::now_ns;
 
-/// The least nanoseconds that one of `n` calls took on average, of 50 series.
+/// The average time of one of `n` calls, ns: the least of 50 series.
 fn least(n: u64, mut work: impl FnMut(u64)) -> u64 {
     let series = |_| {
         let begun = now_ns();
@@ -59,7 +59,7 @@ fn what_watching_costs_who_discards() {
     eprintln!("madvise of a page: {unwatched} ns, watched {watched} ns");
 }
 
-/// Registers nothing, at no cost.
+/// A device that registers nothing, at no cost.
 struct Nothing;
 
 impl Registrar for Nothing {
@@ -70,7 +70,7 @@ impl Registrar for Nothing {
     }
 }
 
-/// 16 buffers in turn, as a stencil code has them, and a new one now and then.
+/// Uses 16 buffers in turn, as a stencil code does, and a new one now and then.
 fn reuse<R: Device>(what: &str, cache: &Cache<R>, pages: usize) {
     const SENDS: u64 = 20_000;
     let buffers: Vec<usize> = (0..16).map(|_| map(pages * PAGE)).collect();

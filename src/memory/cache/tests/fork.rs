@@ -1,4 +1,4 @@
-//! Children: those of the process that has the cache.
+//! Forked children of the process that has the cache.
 
 use super::device::{Copying, Device};
 use super::memory::{fill, map, map_over, unmap};
@@ -8,14 +8,14 @@ use crate::sys::mappings::Mappings;
 
 const LEN: usize = 4 * PAGE;
 
-/// Runs `work` in a forked child, which does nothing that a fork among threads forbids; its result.
+/// Runs `work` in a forked child, which does nothing that a fork with threads forbids. Returns its result.
 pub(super) fn in_child(work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs `work` alone and ends without anything of the parent's.
+    // SAFETY: the child runs `work` alone and ends without running code of the parent.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: a number. Whatever hangs here ends, and does not outlive the test for long.
+            // SAFETY: an integer argument. A child that hangs ends, and does not outlive the test for long.
             unsafe { libc::alarm(20) };
-            // A panic must not go on into what the child has of the test harness.
+            // A panic must not unwind into the child's copy of the test harness.
             let work = std::panic::AssertUnwindSafe(work);
             let status = i32::from(!std::panic::catch_unwind(work).unwrap_or(false));
             // SAFETY: ends the child at once.
@@ -24,7 +24,7 @@ pub(super) fn in_child(work: impl FnOnce() -> bool) -> bool {
         child => {
             assert!(child > 0);
             let mut status = 0;
-            // SAFETY: our own child, and a live local.
+            // SAFETY: a child of this process, and a live local.
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
             if status != 0 {
                 eprintln!("the child ended with {status:#x}");
@@ -47,10 +47,10 @@ fn a_child_gets_nothing() {
     let right = in_child(|| {
         let refused = cache.as_ref().and_then(|c| c.get(addr, LEN, Access::READ).err());
         let before = device.registered_bytes();
-        // What a child inherits it may drop; it deregisters nothing, and waits for nobody.
+        // A child may drop what it inherits: it deregisters nothing, and does not wait.
         lease.take();
         cache.take();
-        // Its memory is its own, and nobody has to read of what it does with it.
+        // Its memory is its own: no monitor has to read events of its changes.
         map_over(addr, LEN);
         unmap(addr, LEN);
         refused == Some(Refusal::Forked) && before == LEN && device.registered_bytes() == LEN
@@ -62,8 +62,8 @@ fn a_child_gets_nothing() {
     assert_eq!(cache.statistics().hits, 1, "the parent's is as it was");
 }
 
-/// A child that lives on holds copies of the parent's descriptors. When the parent's cache goes, and
-/// with it whoever reads events, the parent must still be able to unmap.
+/// A child that lives on has copies of the parent's descriptors. After the parent's cache and its monitor have ended,
+/// the parent must still be able to unmap.
 #[test]
 fn a_child_does_not_keep_its_parent_from_unmapping() {
     if monitor().is_none() {
@@ -90,7 +90,7 @@ fn a_child_does_not_keep_its_parent_from_unmapping() {
             drop(lease);
             drop(cache);
             unmap(moved, 64 * LEN);
-            // SAFETY: our own child.
+            // SAFETY: a child of this process.
             unsafe {
                 libc::kill(child, libc::SIGKILL);
                 libc::waitpid(child, std::ptr::null_mut(), 0);
@@ -112,7 +112,7 @@ fn a_child_may_have_a_cache_of_its_own() {
             let addr = map(LEN);
             fill(addr, LEN, 1);
             drop(parents.get(addr, LEN, Access::READ).unwrap());
-            // Only this test's thread and those of the cache run here, which hold no allocator lock.
+            // Only this test's thread and those of the cache run here, and these hold no allocator lock.
             assert!(in_child(|| {
                 let device = Copying::new();
                 let cache = cache_of(device.clone(), monitor());

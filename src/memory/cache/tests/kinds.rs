@@ -1,4 +1,4 @@
-//! Each kind of memory, and each way to change it: what the device has is what the application sees.
+//! Each kind of memory, and each way to change it: the device must see the same bytes as the application.
 
 use super::device::{Copying, Device};
 use super::memory::{ANON, advise, file, fill, map, map_as, map_over, protect, remap, unmap, word};
@@ -18,7 +18,7 @@ struct Bench<R: Device> {
     monitor: Arc<Monitor>,
 }
 
-/// With a device that pins, so that it sees what the application writes later.
+/// A bench with a device that pins, so that it sees later writes of the application.
 fn pinning() -> Option<Bench<Ring>> {
     let Some(device) = Ring::new() else {
         eprintln!("skipped: no io_uring");
@@ -27,7 +27,7 @@ fn pinning() -> Option<Bench<Ring>> {
     Some(Bench::new(device, own_monitor()?))
 }
 
-/// With a device that takes any memory.
+/// A bench with a device that takes any memory.
 fn copying() -> Option<Bench<Copying>> {
     Some(Bench::new(Copying::new(), own_monitor()?))
 }
@@ -48,7 +48,7 @@ impl<R: Device + Clone> Bench<R> {
         }
     }
 
-    /// Sends it twice; says whether the second found what the first had registered.
+    /// Sends the range twice. Returns whether the second send found the registration of the first.
     fn is_kept(&self, addr: usize, len: usize) -> bool {
         self.check(addr, len);
         let before = self.cache.statistics().hits;
@@ -56,7 +56,7 @@ impl<R: Device + Clone> Bench<R> {
         self.cache.statistics().hits > before
     }
 
-    /// Sends it until it is kept: another test may have discarded something at these addresses.
+    /// Sends the range until it is kept: another test may have discarded pages at these addresses.
     fn keep(&self, addr: usize, len: usize) {
         let end = Instant::now() + crate::patience::seconds(10);
         while !self.is_kept(addr, len) {
@@ -134,7 +134,7 @@ fn discarded() {
         fill(addr, LEN, 2);
         bench.check(addr, LEN);
         assert!(!bench.is_kept(addr, LEN), "not in its first second");
-        bench.keep(addr + 2 * PAGE, PAGE); // what was not discarded
+        bench.keep(addr + 2 * PAGE, PAGE); // the pages that were not discarded
     }
 }
 
@@ -165,7 +165,7 @@ fn the_break() {
     super::process::alone("memory::cache::tests::kinds::the_break", &[], || {
         let Some(bench) = pinning() else { return };
         let grow = |by: isize| {
-            // SAFETY: this process is ours; malloc copes with a break that others move.
+            // SAFETY: this process runs only this test; malloc copes with a break that it did not move.
             unsafe { libc::sbrk(by) }.expose_provenance()
         };
         let addr = grow(2 * LEN as isize).next_multiple_of(PAGE);
@@ -201,7 +201,7 @@ fn stacks_of_threads_that_end() {
     assert!(seen.values().any(|times| *times > 1), "no stack was used again: {seen:?}");
 }
 
-/// Whatever files do, nobody tells: nothing of them is kept.
+/// No event reports changes of files: no registration of them is kept.
 #[test]
 fn files_and_shared_memory() {
     let Some(bench) = copying() else { return };
@@ -225,7 +225,7 @@ fn files_and_shared_memory() {
             fill(addr, LEN, 2);
             bench.check(addr, LEN);
         }
-        // Anonymous memory beside it, in one request.
+        // Anonymous memory next to it, in one request.
         let both = map(2 * LEN);
         map_as(both + LEN, LEN, flags | libc::MAP_FIXED, fd).unwrap();
         assert!(!bench.is_kept(both + LEN - PAGE, 2 * PAGE), "{what}, in part");
@@ -235,7 +235,7 @@ fn files_and_shared_memory() {
     }
     assert!(bench.monitor.is_settled());
     assert_eq!(bench.cache.statistics().entries, 0);
-    // SAFETY: a new segment, attached wherever the kernel likes, gone with its last user.
+    // SAFETY: a new segment, attached at an address that the kernel chooses, which ends with its last user.
     let (id, segment) = unsafe {
         let id = libc::shmget(libc::IPC_PRIVATE, LEN, 0o600 | libc::IPC_CREAT);
         let segment = libc::shmat(id, std::ptr::null(), 0);

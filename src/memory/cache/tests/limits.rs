@@ -1,4 +1,4 @@
-//! How much is kept, and what happens when there is no room.
+//! The limits of a cache, and what happens when there is no room.
 
 use super::device::Copying;
 use super::memory::{fill, map, unmap};
@@ -35,14 +35,14 @@ fn the_oldest_goes_first() {
     let after = cache.statistics();
     assert_eq!((after.entries, after.entry_bytes), (2, 8 * PAGE as u64));
     assert_eq!(device.registered_bytes(), 8 * PAGE, "what went is deregistered");
-    // What is in use does not go: others are for themselves then.
+    // Registrations in use are not removed: then other requests get their own.
     let leases = [get(40, 7), get(10, 1)];
     let alone = get(50, 1);
     assert_eq!((cache.statistics().entries, cache.statistics().uncached), (2, 1));
     drop(alone);
     assert_eq!(device.registered_bytes(), 8 * PAGE);
     drop(leases);
-    // And what is larger than all is not kept at all.
+    // A registration larger than the limit is not kept at all.
     drop(get(0, 9));
     assert_eq!((cache.statistics().entries, cache.statistics().uncached), (2, 2));
 }
@@ -102,7 +102,7 @@ fn a_buffer_is_registered_with_its_region() {
     let limits = Limits { count: 100, bytes: room };
     let cache = Cache::new(device.clone(), Some(monitor), limits, Access::WRITE).unwrap();
     let get = |addr: usize, len: usize| cache.get(addr, len, Access::READ).unwrap();
-    // Two blocks of which the region has the second half of one and the first half of the other.
+    // Two blocks; the region is the second half of the first and the first half of the second.
     let middle = map(4 * BLOCK).next_multiple_of(BLOCK) + BLOCK;
     let region = declare(middle - BLOCK / 2 + 100, BLOCK);
     drop(get(middle - 3 * PAGE, PAGE));
@@ -136,13 +136,13 @@ fn surroundings_that_cannot_be_registered_cost_nothing() {
     }
     let statistics = cache.statistics();
     assert_eq!((statistics.entries, statistics.evictions, statistics.refused), (8, 0, 0));
-    // Nor is more than a part of what may be kept spent on them.
+    // Surroundings may use only a part of the limit.
     let device = Copying::new();
     let limits = Limits { count: 100, bytes: BLOCK };
     let cache = Cache::new(device.clone(), Some(monitor), limits, Access::WRITE).unwrap();
     drop(cache.get(addr, PAGE, Access::READ).unwrap());
     assert_eq!(device.registered_bytes(), PAGE);
-    // Where a part of the region is gone, the rest of it can still be used.
+    // If a part of the region was unmapped, the rest of it can still be used.
     let device = Copying::new();
     let cache = cache_of(device.clone(), own_monitor());
     let addr = map(2 * BLOCK).next_multiple_of(BLOCK);
@@ -152,12 +152,12 @@ fn surroundings_that_cannot_be_registered_cost_nothing() {
     assert_eq!(device.registered_bytes(), PAGE);
 }
 
-/// Whether what is deregistered can be registered again at once. That of Linux 6.1 takes its time.
+/// Whether deregistered memory can be registered again at once. Linux 6.1 takes its time.
 fn gives_back(ring: &Ring, addr: usize, len: usize) -> bool {
     (0..8).all(|_| ring.register(addr, len, Access::READ).is_ok())
 }
 
-/// RLIMIT_MEMLOCK itself, which counts what io_uring pins for a process without privileges.
+/// RLIMIT_MEMLOCK itself, which counts the memory that io_uring pins for a process without privileges.
 #[test]
 fn the_limit_on_locked_memory() {
     const ROOM: usize = 64;

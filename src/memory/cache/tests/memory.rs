@@ -1,19 +1,19 @@
-//! Memory of an application, by number, as it comes and goes.
+//! Mapping, changing and unmapping of memory by address.
 
 use super::PAGE;
 use std::ptr::with_exposed_provenance_mut as at;
 
 pub(super) const ANON: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-/// mmap for reading and writing; `addr` 0: wherever the kernel likes. `None` if it refuses.
+/// mmap for reading and writing; `addr` 0: the kernel chooses the address. `None`: it refuses.
 pub(super) fn map_as(addr: usize, len: usize, flags: i32, fd: i32) -> Option<usize> {
-    // SAFETY: tests only ask for addresses that are theirs, or that are free (MAP_FIXED_NOREPLACE).
+    // SAFETY: tests pass only addresses of their own mappings, or free ones (MAP_FIXED_NOREPLACE).
     let got =
         unsafe { libc::mmap(at(addr), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
     (got != libc::MAP_FAILED).then(|| got.expose_provenance())
 }
 
-/// A mapping of its own: pages on both sides keep it from becoming one with another test's.
+/// A mapping of its own: pages on both sides prevent merging with another test's mapping.
 pub(super) fn map(len: usize) -> usize {
     let addr = map_as(0, len + 2 * PAGE, ANON, -1).expect("memory");
     protect(addr, PAGE, libc::PROT_NONE);
@@ -21,12 +21,12 @@ pub(super) fn map(len: usize) -> usize {
     addr + PAGE
 }
 
-/// New pages at an address of ours, in place of what is there.
+/// Maps new pages over an existing mapping of the test.
 pub(super) fn map_over(addr: usize, len: usize) {
     assert_eq!(map_as(addr, len, ANON | libc::MAP_FIXED, -1), Some(addr));
 }
 
-/// New pages at an address that may be free. With older kernels the address is a hint.
+/// Maps new pages at an address that may be free. For older kernels the address is a hint.
 pub(super) fn map_free(addr: usize, len: usize) -> bool {
     match map_as(addr, len, ANON | libc::MAP_FIXED_NOREPLACE, -1) {
         Some(got) if got == addr => true,

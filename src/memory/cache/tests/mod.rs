@@ -1,4 +1,4 @@
-//! The cache against the kernel of this machine, on devices of our own.
+//! The cache with the kernel of this machine, on simulated and real devices.
 #![allow(unsafe_code)] // memory is mapped, unmapped and moved here
 
 mod device;
@@ -21,8 +21,8 @@ use std::sync::Arc;
 pub(super) const PAGE: usize = 4096;
 pub(super) const PLENTY: Limits = Limits { count: 1 << 20, bytes: 1 << 40 };
 
-/// The monitor of this process, or the reason to skip a test. A test that runs as root on a kernel
-/// with userfaultfd is never skipped: UDRV_TEST_NO_MONITOR is for those who know that there is none.
+/// The monitor of this process, or the reason to skip a test. A test that runs as root on a kernel with userfaultfd is
+/// never skipped, unless UDRV_TEST_NO_MONITOR says that there is no monitor.
 pub(super) fn monitor() -> Option<Arc<Monitor>> {
     let monitor = Monitor::shared();
     if monitor.is_none() {
@@ -36,7 +36,7 @@ pub(super) fn monitor() -> Option<Arc<Monitor>> {
     monitor
 }
 
-/// One that no other test shares: what others do with their memory unsettles nobody here.
+/// A monitor that no other test shares, so that other tests' changes do not unsettle this one.
 pub(super) fn own_monitor() -> Option<Arc<Monitor>> {
     monitor()?;
     Monitor::for_test(crate::sys::mappings::Mappings::open().unwrap())

@@ -1,4 +1,4 @@
-//! The index against a list that does the same without cleverness, on random operations.
+//! The index against a simple list with the same rules, on random operations.
 
 use crate::memory::cache::index::{Entry, Index, Pending, Released};
 use crate::memory::cache::monitor::Change;
@@ -11,7 +11,7 @@ const PLACES: usize = 24;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request, which registers when nothing is found; `disturbed`: by a change meanwhile.
+    /// A request, which registers if it finds no registration. `disturbed`: by a change meanwhile.
     Get {
         span: Span,
         access: Access,
@@ -23,7 +23,7 @@ enum Step {
     Evict,
     /// Time passes, in tenths of the quarantine.
     Wait(u64),
-    /// The worker comes.
+    /// The worker deregisters dead entries.
     Bury,
 }
 
@@ -61,7 +61,7 @@ struct Known {
     used: u64,
 }
 
-/// What the index should hold.
+/// The contents that the index should have.
 struct Oracle {
     limits: Limits,
     listed: Vec<Known>,
@@ -70,7 +70,7 @@ struct Oracle {
 }
 
 impl Oracle {
-    /// The listed entry that begins last, of those that begin no later than `want`.
+    /// The listed entry with the highest start that is not above the start of `want`.
     fn find(&self, want: Span) -> Option<usize> {
         let before = |n: &usize| self.listed[*n].span.start <= want.start;
         let best = (0..self.listed.len()).filter(before).max_by_key(|n| self.listed[*n].span.start);
@@ -242,7 +242,7 @@ proptest! {
             }
             run.check();
         }
-        // Nothing is lost: with the last lease and the last entry, all is given back.
+        // With the last lease and the last entry, every registration has ended.
         while !run.leases.is_empty() {
             run.release(0);
         }

@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 const ALONE: &str = "UDRV_TEST_ALONE";
 
-/// What the process may not do.
+/// A privilege or resource that the process does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Without {
-    /// Be root: it is nobody.
+    /// Root: it runs as user nobody.
     Root,
-    /// Call userfaultfd, or have its device: a filter as containers use it.
+    /// userfaultfd(2) and its device: a seccomp filter forbids them, as in containers.
     Userfaultfd,
-    /// Lock more than this many bytes.
+    /// Locking more than this many bytes.
     LockedMemory(u64),
 }
 
-/// Runs `work` in a process in which no other test runs, as the test that is called `name`.
+/// Runs `work` as the test `name`, in a process in which no other test runs.
 pub(super) fn alone(name: &str, without: &[Without], work: impl FnOnce()) {
     if std::env::var_os(ALONE).is_some() {
         return work();
@@ -41,7 +41,7 @@ pub(super) fn alone(name: &str, without: &[Without], work: impl FnOnce()) {
         }
         Ok(())
     };
-    // SAFETY: what runs in the child are system calls on live locals.
+    // SAFETY: the closure makes only system calls on live locals.
     unsafe { command.pre_exec(apply) };
     let mut child = match command.stdin(Stdio::null()).spawn() {
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
@@ -65,7 +65,7 @@ pub(super) fn alone(name: &str, without: &[Without], work: impl FnOnce()) {
     assert!(status.success(), "{name}: {status} (signal {:?})", status.signal());
 }
 
-/// Where each thread of a process waits in the kernel, as far as that may be seen.
+/// Where each thread of a process waits in the kernel, as far as that is readable.
 fn threads_of(pid: u32) -> String {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let one = |task: std::path::PathBuf| {
@@ -94,7 +94,7 @@ fn limit_locked_memory(bytes: u64) -> std::io::Result<()> {
     checked(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) })
 }
 
-/// A filter that answers EPERM to userfaultfd(2), as container runtimes do.
+/// Installs a filter that fails userfaultfd(2) with EPERM, as container runtimes do.
 fn forbid_userfaultfd() -> std::io::Result<()> {
     let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [

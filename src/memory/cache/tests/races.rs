@@ -1,4 +1,4 @@
-//! The races of `mod.rs`, each with the world stopped at the point that matters.
+//! The races of `mod.rs`, each with all threads stopped at the critical point.
 
 use super::device::{Copying, Device};
 use super::memory::{advise, fill, map, map_over, word};
@@ -48,13 +48,13 @@ fn a_change_that_is_not_yet_read_hides_all() {
     let stalled = monitor.stall();
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| map_over(addr, LEN));
-        // New pages are there long before mmap returns, as they would be if munmap and the mmap of
-        // another thread had put them there.
+        // The new pages are there long before mmap returns, as they would be if another thread had mapped them after a
+        // munmap.
         until("new pages are there", || word(addr) == 0);
         fill(addr, LEN, 2);
         assert!(!thread.is_finished() && monitor.is_changing());
-        // Both sends wait for the lock that this test holds, as they would for the monitor's thread if
-        // it had been put off the processor while it read: they go on once it has gone on.
+        // Both sends wait for the lock that this test holds. They would wait in the same way for a monitor's thread
+        // that lost its processor while it read, and continue when it does.
         let (cache, device) = (&cache, &device);
         let send = scope.spawn(move || sees(device, cache, addr, 2));
         let send_other = scope.spawn(move || sees(device, cache, other, 7));
@@ -69,8 +69,8 @@ fn a_change_that_is_not_yet_read_hides_all() {
     sees(&device, &cache, addr, 2);
 }
 
-/// A subscriber that comes before the cache, and stops the monitor's thread at the moment when it has
-/// read of a change and the cache does not know yet.
+/// A subscriber that comes before the cache. It stops the monitor's thread when that has read an event of which the
+/// cache does not know yet.
 struct Gate {
     armed: AtomicBool,
     reached: mpsc::Sender<()>,
@@ -104,7 +104,7 @@ fn a_change_that_is_read_but_not_applied_is_waited_for() {
     fill(addr, LEN, 1);
     sees(&device, &cache, addr, 1);
     gate.armed.store(true, SeqCst);
-    map_over(addr, LEN); // returns: it has been read of
+    map_over(addr, LEN); // returns: the event was read
     at_gate.recv_timeout(crate::patience::seconds(10)).unwrap();
     until("nobody is on the way", || !monitor.is_changing());
     assert_eq!(cache.statistics().entries, 1, "the cache does not know yet");
@@ -151,8 +151,8 @@ fn a_change_during_registration_keeps_it_from_the_list() {
 #[test]
 fn what_is_being_discarded_is_not_kept() {
     let Some((monitor, device, cache, addr)) = set_up() else { return };
-    // The kernel tells of a discard before it discards. What is registered between the two is what
-    // this sends: it must not be found again.
+    // The kernel reports a discard before it discards. A registration that is made in between must not be found again;
+    // this test makes one.
     let stalled = monitor.stall();
     let told = std::thread::scope(|scope| {
         let thread = scope.spawn(|| assert!(advise(addr, LEN, libc::MADV_DONTNEED)));
@@ -174,7 +174,7 @@ fn what_is_being_discarded_is_not_kept() {
     });
 }
 
-/// One cache lets go of a range that another, and another entry of its own, need.
+/// A cache stops watching a range that another cache, and another entry of its own, need.
 #[test]
 fn what_others_need_stays_watched() {
     let Some((monitor, device, cache, addr)) = set_up() else { return };
@@ -188,7 +188,7 @@ fn what_others_need_stays_watched() {
     assert_eq!((little.statistics().entries, little.statistics().evictions), (1, 1));
     map_over(addr + PAGE, PAGE);
     until("the other cache is told", || cache.statistics().entries == 0);
-    // The same within one cache: overlapping windows, of which one goes with a wider one.
+    // The same within one cache: overlapping ranges, of which one is replaced by a wider one.
     fill(addr, LEN, 2);
     drop(cache.get(addr, 2 * PAGE, Access::READ).unwrap());
     drop(cache.get(addr + PAGE, 2 * PAGE, Access::READ).unwrap());
@@ -197,7 +197,7 @@ fn what_others_need_stays_watched() {
     until("the inner one is gone", || device.registered_bytes() == 5 * PAGE);
     map_over(addr + PAGE, PAGE);
     until("both are told", || cache.statistics().entries == 0);
-    // And what nobody needs is watched no longer: another monitor may.
+    // A range that no cache needs is watched no longer: another monitor may watch it.
     fill(addr, LEN, 3);
     until("it is free", || {
         let third = Monitor::for_test(Mappings::open().unwrap()).unwrap();
@@ -232,7 +232,7 @@ fn two_that_register_the_same_range_share_it_in_the_end() {
     assert!(statistics.hits >= 396, "{statistics:?}");
 }
 
-/// Leases keep what they hold, whatever becomes of the addresses or the cache.
+/// Leases keep their registrations, whatever happens to the addresses or the cache.
 #[test]
 fn a_lease_outlives_its_memory_and_its_cache() {
     let Some((monitor, device, cache, addr)) = set_up() else { return };
@@ -253,8 +253,8 @@ fn a_lease_outlives_its_memory_and_its_cache() {
     assert_eq!(device.registered_bytes(), 0);
 }
 
-/// The stack of the monitor's thread, and a buffer of the application beside it, are one mapping for the
-/// kernel. When the thread ends, the C library discards its stack, and nobody is left to read of it.
+/// The stack of the monitor's thread and a buffer of the application next to it are one mapping for the kernel. When
+/// the thread ends, the C library discards its stack, and no thread is left to read the event.
 #[test]
 fn a_monitor_ends_even_if_its_own_stack_is_watched() {
     alone(
@@ -271,11 +271,11 @@ fn a_monitor_ends_even_if_its_own_stack_is_watched() {
     );
 }
 
-/// Where the stack of the thread of this name is, while it waits in the kernel.
+/// The stack address of the thread of this name, while it waits in the kernel.
 fn stack_of(name: &str) -> Option<usize> {
     std::fs::read_dir("/proc/self/task").unwrap().flatten().find_map(|task| {
         let read = |what| std::fs::read_to_string(task.path().join(what)).unwrap_or_default();
-        // The number of the call and six arguments, then the stack pointer.
+        // The number of the system call and six arguments, then the stack pointer.
         let pointer = read("syscall").split_whitespace().nth(7)?.strip_prefix("0x")?.to_owned();
         (read("comm").trim() == name).then(|| usize::from_str_radix(&pointer, 16).ok())?
     })

@@ -1,7 +1,6 @@
-//! The device that the cache is for: an RDMA device, which reads what it sends from the application's
-//! memory and writes there what it receives. Two ports of it, one of which has the application's
-//! registrations. Without a device there is nothing to do, unless UDRV_TEST_RDMA=1 says that there has
-//! to be one.
+//! The cache with an RDMA device, which reads the data that it sends from the application's memory, and writes the data
+//! that it receives there. Two of its ports are used, one of which has the application's registrations. Without a
+//! device the tests are skipped, unless UDRV_TEST_RDMA=1 requires one.
 
 use super::device::Device;
 use super::memory::{fill, map, map_as, word};
@@ -17,8 +16,7 @@ use std::ptr::with_exposed_provenance as at;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A peer that was starved of its processor counts as dead to the device: then there is another
-/// connection (IBV_WC_RETRY_EXC_ERR).
+/// To the device, a peer that got no processor for long is dead: then a new connection is made (IBV_WC_RETRY_EXC_ERR).
 const RETRIES_EXCEEDED: u32 = 12;
 
 #[derive(Clone)]
@@ -49,7 +47,7 @@ struct End {
 }
 
 impl End {
-    /// `None`: this host has no device that works.
+    /// `None`: this host has no working device.
     fn new() -> Option<Self> {
         let list = verbs::present().then(|| verbs::DeviceList::new().ok()).flatten()?;
         list.iter().filter(|device| device.is_adapter()).find_map(|device| {
@@ -91,7 +89,7 @@ impl End {
 }
 
 impl Rdma {
-    /// With room for transfers of `len` bytes.
+    /// A pair with room for transfers of `len` bytes.
     pub(super) fn new(len: usize) -> Option<Self> {
         let wanted = std::env::var_os("UDRV_TEST_RDMA").is_some();
         let ends = End::new().zip(End::new());
@@ -115,7 +113,7 @@ impl Rdma {
         Some(Self(Arc::new(Inner { registrar, state: Mutex::new(state) })))
     }
 
-    /// Sends `len` bytes at `addr`: the far end has them when this returns.
+    /// Sends `len` bytes at `addr`. The far end has them when this returns.
     pub(super) fn send(&self, handle: &Registration, addr: usize, len: usize) -> Sent<'_> {
         let mut state = self.0.state.lock().unwrap();
         assert!(len <= state.sink_len);
@@ -126,7 +124,7 @@ impl Rdma {
     }
 }
 
-/// What has arrived at the far end.
+/// The bytes that have arrived at the far end.
 pub(super) struct Sent<'a> {
     state: std::sync::MutexGuard<'a, State>,
     len: usize,
@@ -134,7 +132,7 @@ pub(super) struct Sent<'a> {
 
 impl Sent<'_> {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the sink, which nobody writes while its lock is held.
+        // SAFETY: the sink, which no transfer writes while its lock is held.
         unsafe { std::slice::from_raw_parts(at(self.state.sink), self.len) }
     }
 }
@@ -146,7 +144,7 @@ impl State {
         self.far.qp.connect(&here, 5).unwrap();
     }
 
-    /// One write in one direction, until both ends have heard of it.
+    /// One write in one direction, until both ends have been notified.
     fn transfer(&mut self, out: bool, local: &[(u64, u32, u32)], to: u64, key: u32) {
         let begun = Instant::now();
         let mut tries = 0;
@@ -156,7 +154,7 @@ impl State {
             } else {
                 (&mut self.far, &mut self.application)
             };
-            // SAFETY: the memory is the test's, and stays until this returns.
+            // SAFETY: the memory belongs to the test, and stays mapped until this returns.
             unsafe { from.qp.post(local, to, key, RcRequest::Announced(7), ()) }.unwrap();
             let (mut written, mut filled, mut heard) = (false, false, Vec::new());
             while !(written && filled) {
@@ -218,7 +216,7 @@ impl Device for Rdma {
     }
 
     fn shows(&self, handle: &Registration, addr: usize, len: usize) -> bool {
-        // The far end has less room than the torture's longest buffer, malloc's.
+        // The far end has less room than the torture's longest buffer, which comes from malloc.
         let room = self.0.state.lock().unwrap().sink_len;
         (addr..addr + len).step_by(room).all(|from| {
             let len = room.min(addr + len - from);
@@ -230,7 +228,7 @@ impl Device for Rdma {
 }
 
 const NAME: &str = "memory::cache::tests::rdma::";
-/// The room at the far end; what is longer is compared in pieces.
+/// Room at the far end; longer buffers are compared in parts.
 const MOST: usize = 48 * PAGE;
 
 #[test]
@@ -243,7 +241,7 @@ fn it_sends_and_receives_what_is_there() {
     assert!(device.shows(lease.handle(), addr, MOST));
     device.receive(lease.handle(), addr + PAGE, 9);
     assert_eq!((word(addr + PAGE), device.word(lease.handle(), addr + PAGE)), (9, 9));
-    // Memory that is only to be read is sent from all the same.
+    // Read-only memory can be sent from all the same.
     let constants = map(PAGE);
     fill(constants, PAGE, 6);
     super::memory::protect(constants, PAGE, libc::PROT_READ);
@@ -259,12 +257,12 @@ fn under_torture() {
         let Some(device) = Rdma::new(MOST) else { return };
         let Some(statistics) = torture(device, true, LIMITS) else { return };
         assert!(statistics.hits > 0 && statistics.invalidations > 0);
-        // An emulator whose machine has much to do may not get so far.
+        // An emulator on a busy machine may not get so far.
         assert!(statistics.evictions > 0 || statistics.misses < 200);
     });
 }
 
-/// As a container has it.
+/// With the privileges of a container.
 #[test]
 fn under_torture_where_little_is_allowed() {
     let without = [Without::Root, Without::Userfaultfd, Without::LockedMemory(6 << 20)];
@@ -286,7 +284,7 @@ fn under_torture_for_nobody() {
     });
 }
 
-/// What is more than may be locked is refused at once, and what is kept makes room for others.
+/// A request beyond the limit on locked memory is refused at once, and kept registrations make room for others.
 #[test]
 fn the_limit_on_locked_memory_is_a_refusal() {
     let without = [Without::Root, Without::LockedMemory(4 << 20)];
@@ -318,7 +316,7 @@ fn the_limit_on_locked_memory_is_a_refusal() {
     });
 }
 
-/// An application that uses its buffers again, and one whose buffers are new each time.
+/// An application that reuses its buffers, and one whose buffers are new each time.
 /// `UDRV_TEST_RDMA=1 TESTS memory::cache::tests::rdma::figures --ignored --nocapture`
 #[test]
 #[ignore = "a measurement"]

@@ -1,6 +1,6 @@
-//! Threads that map, unmap, move, discard and fork while they send, on addresses that others take
-//! over at once; each send is compared with what the application sees. UDRV_TEST_SECONDS makes it longer,
-//! UDRV_TEST_SEED repeats the choices of the threads (not their timing).
+//! Threads that map, unmap, move, discard and fork while they send, on addresses that other threads take over at once.
+//! Each send is compared with the application's view. UDRV_TEST_SECONDS sets the duration, and UDRV_TEST_SEED repeats
+//! the choices of the threads (not their timing).
 
 use super::device::{Copying, Device};
 use super::fork::in_child;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const THREADS: u64 = 6;
 const MOST: usize = 48;
 
-/// How long each torture lasts.
+/// Duration of each torture, s.
 pub(super) fn seconds() -> u64 {
     number("UDRV_TEST_SECONDS").unwrap_or(5)
 }
@@ -47,7 +47,7 @@ impl Random {
 struct Buffer {
     addr: usize,
     pages: usize,
-    /// What each page holds.
+    /// The contents of each page.
     stamp: u64,
 }
 
@@ -60,10 +60,10 @@ struct World<R: Device> {
     changes: AtomicU64,
     forks: AtomicU64,
     unmovable: AtomicU64,
-    /// An address that somebody is unmapping right now, and its pages.
+    /// An address that a thread is unmapping right now, and its pages.
     relay: Mutex<Option<(usize, usize)>>,
     relayed: AtomicU64,
-    /// A step of any thread.
+    /// Counts the steps of all threads.
     pulse: AtomicUsize,
     stop: AtomicBool,
 }
@@ -73,7 +73,7 @@ impl<R: Device> World<R> {
         self.stamps.fetch_add(1, SeqCst) + 1
     }
 
-    /// Sends a part of the buffer: what the device has must be what is there.
+    /// Sends a part of the buffer: the device must see the buffer's contents.
     fn send(&self, random: &mut Random, buffer: &mut Buffer) -> Option<Lease<R>> {
         let first = if random.chance(50) { 0 } else { random.below(buffer.pages) };
         let rest = buffer.pages - first;
@@ -121,7 +121,7 @@ impl<R: Device> World<R> {
         buffer
     }
 
-    /// Changes the buffer in one way or another; `None` if it is gone.
+    /// Changes the buffer in a random way. `None`: it was unmapped.
     fn change(&self, random: &mut Random, buffer: Buffer) -> Option<Buffer> {
         self.changes.fetch_add(1, SeqCst);
         let Buffer { addr, pages, stamp } = buffer;
@@ -130,7 +130,7 @@ impl<R: Device> World<R> {
         let (part, part_len) = (addr + first * PAGE, some * PAGE);
         let fresh = |addr, pages| {
             if !R::LIVE {
-                map_over(addr, pages * PAGE); // what is written now, the device would not see
+                map_over(addr, pages * PAGE); // the device would not see later writes
             }
             let stamp = self.stamp();
             fill(addr, pages * PAGE, stamp);
@@ -139,7 +139,7 @@ impl<R: Device> World<R> {
         match random.below(20) {
             0..=3 => unmap(addr, pages * PAGE),
             4..=6 => {
-                // The head or the tail goes.
+                // Unmaps the head or the tail.
                 let keep = pages - some;
                 if keep == 0 {
                     unmap(addr, pages * PAGE);
@@ -153,7 +153,7 @@ impl<R: Device> World<R> {
             }
             7 | 8 => {
                 let wanted = 1 + random.below(MOST);
-                // What was mapped over in part may be several mappings: EFAULT.
+                // A buffer that was mapped over in part may be several mappings: EFAULT.
                 let Some(new) = remap(addr, pages * PAGE, wanted * PAGE, 0) else {
                     self.unmovable.fetch_add(1, SeqCst);
                     return Some(buffer);
@@ -202,7 +202,7 @@ impl<R: Device> World<R> {
         None
     }
 
-    /// Unmaps, while another thread waits for just these addresses.
+    /// Unmaps, while another thread waits for these addresses.
     fn relay(&self, random: &mut Random, buffer: Buffer) -> Option<Buffer> {
         let len = buffer.pages * PAGE;
         *self.relay.lock().unwrap() = Some((buffer.addr, buffer.pages));
@@ -210,7 +210,7 @@ impl<R: Device> World<R> {
         self.take_over(random)
     }
 
-    /// Takes addresses while they are being unmapped, before munmap has returned to who unmaps.
+    /// Takes addresses while they are being unmapped, before munmap has returned to the other thread.
     fn take_over(&self, random: &mut Random) -> Option<Buffer> {
         let (addr, pages) = self.relay.lock().unwrap().take()?;
         for _ in 0..2000 {
@@ -260,12 +260,12 @@ impl<R: Device> World<R> {
     }
 }
 
-/// Moves the break up and down and sends from there. Only in a process where nobody else does: malloc
-/// takes care of a break that others move up, and the threads here have arenas of their own.
+/// Moves the break up and down and sends from there. Only in a process in which no other code does: malloc copes with a
+/// break that others move up, and the threads here have arenas of their own.
 fn move_the_break<R: Device>(world: &World<R>) {
     let mut random = Random(99);
     let grow = |by: isize| {
-        // SAFETY: as above.
+        // SAFETY: malloc copes with a break that others move, and its other users here have their own arenas.
         unsafe { libc::sbrk(by) }.expose_provenance()
     };
     while !world.stop.load(SeqCst) {
@@ -340,7 +340,7 @@ pub(super) fn torture<R: Device + Clone>(
     while monitor.as_ref().is_some_and(|monitor| !monitor.is_settled()) {
         assert!(Instant::now() < end, "somebody is on the way for ever");
     }
-    assert!(world.sends.load(SeqCst) > seconds()); // in an emulator whose machine has much to do
+    assert!(world.sends.load(SeqCst) > seconds()); // in an emulator on a busy machine
     let all = world.relayed.load(SeqCst) > 0 && world.forks.load(SeqCst) > 0;
     assert!(all || world.changes.load(SeqCst) < 1000, "one in a hundred changes is a fork");
     assert!(statistics.pinned_peak < 1 << 30, "{statistics:?}");
@@ -371,7 +371,7 @@ fn a_device_that_pins() {
     });
 }
 
-/// As a container has it: nobody, without userfaultfd, and little memory to lock.
+/// With the privileges of a container: user nobody, without userfaultfd, and little memory to lock.
 #[test]
 fn a_device_that_pins_where_little_is_allowed() {
     let without = [Without::Root, Without::Userfaultfd, Without::LockedMemory(6 << 20)];
@@ -383,7 +383,7 @@ fn a_device_that_pins_where_little_is_allowed() {
     });
 }
 
-/// Any user may watch his own memory.
+/// Any user may watch the memory of its own processes.
 #[test]
 fn a_device_that_pins_for_nobody() {
     let without = [Without::Root, Without::LockedMemory(6 << 20)];

@@ -1,6 +1,6 @@
-//! A device that really pins: the registered buffers of io_uring. The kernel reads and writes the pages
-//! that were there at registration, whatever is mapped at their addresses later, just as an RDMA
-//! device does; and it counts them against RLIMIT_MEMLOCK.
+//! A device that really pins: the registered buffers of io_uring. The kernel reads and writes the pages that were
+//! mapped at registration, whatever is mapped there later, as an RDMA device does. It counts them against
+//! RLIMIT_MEMLOCK.
 
 use super::device::Device;
 use crate::memory::cache::{Access, Registrar, Span};
@@ -48,7 +48,7 @@ struct Inner {
     rings: usize,
     entries: usize,
     parameters: Parameters,
-    /// Buffers that are free; held for one operation at a time.
+    /// Free buffers; locked for one operation at a time.
     state: Mutex<Vec<u16>>,
     file: File,
 }
@@ -60,7 +60,7 @@ pub(super) struct Buffer {
 }
 
 impl Ring {
-    /// `None` where io_uring is forbidden or too old (before 5.19).
+    /// `None`: io_uring is forbidden or too old (before 5.19).
     pub(super) fn new() -> Option<Self> {
         let mut parameters: Parameters = [0; 30];
         // SAFETY: the argument is what io_uring_setup takes.
@@ -70,11 +70,11 @@ impl Ring {
         }
         // SAFETY: `fd` is new.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        // Since 5.4 both rings are in one mapping; a page or two is more than one entry needs.
+        // Since 5.4 both rings are in one mapping; one or two pages are more than one entry needs.
         let map = |offset| {
             let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
             let rw = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: a new mapping wherever the kernel likes.
+            // SAFETY: a new mapping at an address that the kernel chooses.
             let got = unsafe {
                 libc::mmap(std::ptr::null_mut(), 4096, rw, flags, fd.as_raw_fd(), offset)
             };
@@ -95,7 +95,7 @@ impl Ring {
 }
 
 fn register(fd: &OwnedFd, code: u32, what: *const u8, n: u32) -> Result<(), Errno> {
-    // SAFETY: callers pass what the code takes.
+    // SAFETY: callers pass the arguments that `code` requires.
     let rc = unsafe { libc::syscall(libc::SYS_io_uring_register, fd.as_raw_fd(), code, what, n) };
     if rc < 0 { Err(Errno::last()) } else { Ok(()) }
 }
@@ -139,7 +139,7 @@ impl Inner {
             libc::syscall(libc::SYS_io_uring_enter, fd, 1, 1, ENTER_GETEVENTS, null, 0)
         };
         assert_eq!(rc, 1, "{}", Errno::last());
-        // Completions: user_data, result, flags. There are two places, used in turn.
+        // Completions: user_data, result, flags. There are two slots, used in turn.
         let (at_head, slots) = (head.load(Ordering::Relaxed), self.parameters[1]);
         let place = (at_head % slots) as usize * 16 + self.parameters[25] as usize; // cq_off.cqes
         // SAFETY: a completion that has been waited for.

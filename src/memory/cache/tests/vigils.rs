@@ -1,4 +1,4 @@
-//! Addresses that are watched for a registration of somebody else.
+//! Vigils: watches on addresses for registrations that are not in the cache.
 
 use super::device::Copying;
 use super::memory::{advise, file, fill, map, map_as, map_over, remap, unmap};
@@ -24,7 +24,7 @@ fn a_vigil_sees_what_happens_to_its_addresses_and_nothing_else() {
         let (at, other) = (map(LEN), map(LEN));
         fill(at, LEN, 1);
         let begin = |at| -> Vigil<Copying> {
-            // Another test may have discarded something at these addresses.
+            // Another test may have discarded pages at these addresses.
             let end = Instant::now() + crate::patience::seconds(10);
             loop {
                 match cache.watch_over(at + 100, LEN - 200) {

@@ -1,4 +1,4 @@
-//! Atomic operations: their arguments checked, and `fi_query_atomic`. The calls are [`entries`].
+//! Atomic operations: the checks of their arguments, and `fi_query_atomic`. The calls are in [`entries`].
 
 mod entries;
 
@@ -37,7 +37,7 @@ pub(crate) fn query(datatype: fi_datatype, op: fi_op, flags: u64) -> Result<fi_a
         FI_COMPARE_ATOMIC => Form::Compare,
         _ => return Err(FI_EINVAL),
     };
-    // Targets are regions, not receive buffers.
+    // The target is a memory region, not a receive buffer.
     if flags & FI_TAGGED != 0 {
         return Err(FI_EOPNOTSUPP);
     }
@@ -45,7 +45,7 @@ pub(crate) fn query(datatype: fi_datatype, op: fi_op, flags: u64) -> Result<fi_a
     Ok(fi_atomic_attr { count: MAX_BYTES / size, size })
 }
 
-/// One buffer of so many elements, or several.
+/// The local elements of an operation: one buffer, or several.
 #[derive(Clone, Copy)]
 struct Elements {
     list: *const fi_ioc,
@@ -65,7 +65,7 @@ impl Elements {
         Self { list, parts, one: null_mut(), count: 0 }
     }
 
-    /// How many, however many parts they have.
+    /// The number of elements, in one part or several.
     ///
     /// # Safety
     /// `list` has `parts` elements.
@@ -78,7 +78,7 @@ impl Elements {
         (0..self.parts).map(count).fold(0, usize::saturating_add)
     }
 
-    /// The memory. Errors: EINVAL for more than four parts, or more bytes than there can be.
+    /// The memory. Errors: EINVAL for more than four parts, or more bytes than an address space has.
     ///
     /// # Safety
     /// `list` has `parts` elements; the application lends each until the operation completes.
@@ -92,16 +92,16 @@ impl Elements {
             *first = iovec { iov_base: self.one.cast_mut(), iov_len: bytes(self.count)? };
         }
         for (i, part) in parts.iter_mut().enumerate().take(self.parts) {
-            // SAFETY: the caller vouches for so many elements.
+            // SAFETY: the caller vouches for the number of elements.
             let from = unsafe { &*self.list.add(i) };
             *part = iovec { iov_base: from.addr, iov_len: bytes(from.count)? };
         }
-        // SAFETY: the caller vouches for each.
+        // SAFETY: the caller vouches for each part.
         unsafe { vector(parts.as_ptr(), parts.len()) }
     }
 }
 
-/// Elements of a target.
+/// The elements at the target.
 #[derive(Clone, Copy)]
 enum Target {
     One { addr: u64, key: u64 },
@@ -109,11 +109,11 @@ enum Target {
 }
 
 impl Target {
-    /// The ranges; one range has `count` elements. Errors: EINVAL for more than four, or more bytes
-    /// than there can be.
+    /// The remote ranges; a single range has `count` elements. Errors: EINVAL for more than four, or more
+    /// bytes than an address space has.
     ///
     /// # Safety
-    /// A list has as many elements as it says.
+    /// The list of a target has the number of elements that the target says.
     unsafe fn ranges(self, count: usize, size: usize) -> Result<RemoteRanges, i32> {
         let mut ranges = RemoteRanges::NONE;
         let mut push = |addr, key, count: usize| {
@@ -127,7 +127,7 @@ impl Target {
                     return Err(FI_EINVAL);
                 }
                 for i in 0..parts {
-                    // SAFETY: the caller vouches for so many elements.
+                    // SAFETY: the caller vouches for the number of elements.
                     let from = unsafe { &*list.add(i) };
                     push(from.addr, from.key, from.count)?;
                 }
@@ -137,7 +137,7 @@ impl Target {
     }
 }
 
-/// One operation in the application's terms.
+/// The arguments of one operation, as the application passes them.
 struct Call {
     form: Form,
     op: fi_op,
@@ -152,8 +152,8 @@ struct Call {
     flags: Flags,
 }
 
-/// All forms. Every completion level is met by the last of them: an operation is complete when the
-/// target has carried it out.
+/// Starts an operation of any form. It completes when the target has carried it out, which satisfies every
+/// completion level.
 ///
 /// # Safety
 /// Buffers and lists are as fi_atomic(3) says.
@@ -174,14 +174,14 @@ unsafe fn try_start(handle: &EndpointFid, call: Call) -> Result<(), i32> {
     let report = handle.report(op_flags, inject_call, &guard);
     if op_flags & FI_TRIGGER != 0 {
         let (kind, start) = (changing.kind(), changing.starter());
-        // SAFETY: fi_trigger.3: the context says what to wait for.
+        // SAFETY: under FI_TRIGGER the context is a `fi_triggered_context` (fi_trigger.3).
         return unsafe { trigger(ep, kind, call.context, report, start, &guard) };
     }
     let account = Account { context: call.context.expose_provenance() as u64, report };
     persist(ep, &guard, |guard: &Guard<'_>| changing.start(ep, guard, account))
 }
 
-/// An operation that was checked and can be started.
+/// A checked operation, ready to be started.
 #[derive(Clone, Copy)]
 pub(super) struct Changing {
     operation: Operation,
@@ -197,7 +197,7 @@ pub(super) struct Changing {
 }
 
 impl Changing {
-    /// Errors: EINVAL, EMSGSIZE; EOPNOTSUPP for what is not offered, or an endpoint without it.
+    /// Errors: EINVAL, EMSGSIZE; EOPNOTSUPP for an operation that is not offered, or an endpoint without its direction.
     ///
     /// # Safety
     /// As [`start`].
@@ -214,9 +214,9 @@ impl Changing {
         let size = operation.datatype.size();
         let (has_operand, compares, fetches) =
             (operation.operands() > 0, call.form == Form::Compare, call.form != Form::Base);
-        // An operation that only fetches has no operand.
+        // A fetch has no operand: its result gives the number of elements.
         let targets = if call.form == Form::Fetch { call.result } else { call.operand };
-        // SAFETY: the caller vouches; what an operation does not use may be anything.
+        // SAFETY: the caller vouches; buffers that an operation does not use are not read.
         let (operand, compare, result, remote) = unsafe {
             let list = |used: bool, elements: Elements| {
                 if used { elements.memory(size) } else { Ok(SegmentList::EMPTY) }
@@ -292,7 +292,7 @@ impl Changing {
         engine.atomic(&op, &mut host)
     }
 
-    /// What is injected is copied now: the application's buffers are its own while this waits.
+    /// Injected data is copied now: the application may reuse its buffers while the operation waits.
     pub(super) fn starter(self) -> impl Starter {
         let keep = |list| self.inject.then(|| OwnedBuffer::copy_of(list));
         let (operand, compare) = (keep(&self.operand), keep(&self.compare));
@@ -314,7 +314,7 @@ impl Changing {
     }
 }
 
-/// What a deferred request says.
+/// The message of a deferred request.
 pub(super) enum Request<'a> {
     Base(&'a fi_msg_atomic),
     Fetch(&'a fi_msg_atomic, &'a fi_msg_fetch),
@@ -328,7 +328,7 @@ impl Request<'_> {
     }
 }
 
-/// An operation described by a structure.
+/// The call that a structure describes.
 fn described(
     form: Form,
     m: &fi_msg_atomic,
@@ -351,7 +351,7 @@ fn described(
     }
 }
 
-/// An operation on one place.
+/// A call on one contiguous target.
 fn one_place(
     (form, datatype, op): (Form, fi_datatype, fi_op),
     (operand, compare, result): (Elements, Elements, Elements),
@@ -362,7 +362,7 @@ fn one_place(
     Call { form, op, datatype, operand, compare, result, target, data: None, peer, context, flags }
 }
 
-/// One that a structure describes, started.
+/// Starts the operation that a structure describes.
 ///
 /// # Safety
 /// `msg` is null or as fi_atomic(3) says.
@@ -381,10 +381,10 @@ unsafe fn message(
     }
 }
 
-/// How many elements an operation may have. Errors: EINVAL, EOPNOTSUPP.
+/// The most elements that an operation may have. Errors: EINVAL, EOPNOTSUPP.
 ///
 /// # Safety
-/// `ep` is an endpoint of ours, `count` null or valid.
+/// `ep` is an endpoint of this provider, `count` null or valid.
 unsafe fn valid(
     ep: *mut fid_ep,
     datatype: fi_datatype,

@@ -52,7 +52,7 @@ fn written(nic: &Nic) -> *mut fid_nic {
     written
 }
 
-/// As libfabric calls the table.
+/// Calls the table as libfabric does.
 fn duplicate(nic: *mut fid_nic) -> *mut fid_nic {
     let mut copy: *mut fid_nic = null_mut();
     // SAFETY: a live fid_nic.
@@ -71,9 +71,9 @@ fn close(nic: *mut fid_nic) {
     assert_eq!(unsafe { (*(*nic).fid.ops).close.unwrap()(nic.cast()) }, 0);
 }
 
-/// What is appended to `before` in a buffer of `len` bytes.
+/// The text that is appended to `before` in a buffer of `len` bytes.
 fn printed(nic: *mut fid_nic, before: &str, len: usize) -> String {
-    // What lies behind the buffer must stay.
+    // The bytes behind the buffer must not change.
     let mut buf = vec![0x55u8; len + 8];
     buf[..before.len()].copy_from_slice(before.as_bytes());
     if before.len() < len {
@@ -155,7 +155,7 @@ fn what_a_device_does_not_tell_is_left_open() {
 #[test]
 fn the_info_shows_the_device_of_its_interface() {
     if crate::sys::verbs::present() {
-        return; // it shows an RDMA device then
+        return; // an info shows an RDMA device then
     }
     for interface in interfaces() {
         let device = behind(&interface.name);
@@ -170,17 +170,17 @@ fn the_info_shows_the_device_of_its_interface() {
             assert_eq!(nic.fid.fclass, FI_CLASS_NIC);
             assert_eq!(CStr::from_ptr((*nic.device_attr).name).to_str().unwrap(), interface.name);
             assert_eq!((*nic.link_attr).mtu, interface.mtu as usize);
-            // Anything else ends MPICH where its hwloc does not know the place.
+            // Any other bus type ends MPICH where its hwloc does not know the address.
             assert_eq!((*nic.bus_attr).bus_type, FI_BUS_UNKNOWN);
         }
-        // As hints it is no hindrance.
+        // The device in the hints does not prevent a match.
         assert!(ask(NEW, None, None, 0, info.0).is_ok());
     }
 }
 
 #[test]
 fn a_domain_may_have_the_name_of_an_rdma_device() {
-    // Those of a guest of scripts/lab rdma.
+    // The devices of a guest of `scripts/lab rdma`.
     let devices = std::env::var("UDRV_LAB_DEVICES").unwrap_or_default();
     for device in devices.split_whitespace() {
         for name in [device.to_owned(), format!("{device}:1")] {
@@ -193,7 +193,7 @@ fn a_domain_may_have_the_name_of_an_rdma_device() {
                 let nic = CStr::from_ptr((*(*(*info.0).nic).device_attr).name);
                 assert_eq!((domain.to_str().unwrap(), nic.to_str().unwrap()), (&*name, device));
             }
-            // As hints it leads to the same.
+            // As hints it leads to the same device.
             assert!(ask(NEW, None, None, 0, info.0).is_ok());
         }
         let mut hints = Hints::none();

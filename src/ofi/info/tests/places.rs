@@ -54,7 +54,7 @@ fn a_source_is_one_of_ours() {
     assert_eq!(place.source.0, socket("127.0.0.1:7471"));
     assert_eq!((place.dest, place.interface.as_str()), (None, "lo"));
     assert_eq!(place.format, FI_SOCKADDR_IN);
-    // Only a service, or the wildcard: any address of ours.
+    // Only a service, or the wildcard: any address of this host.
     for node in [None, Some("0.0.0.0")] {
         let place = plain(node, Some("7471"), FI_SOURCE).unwrap();
         assert_eq!(place.source.0.port(), 7471);
@@ -69,11 +69,11 @@ fn a_destination_brings_a_source_that_reaches_it() {
     let place = plain(Some("127.0.0.1"), Some("9228"), 0).unwrap();
     assert_eq!(place.dest, Some(Address(socket("127.0.0.1:9228"))));
     assert_eq!(place.source.0, socket("127.0.0.1:0"));
-    // This host, by its port alone.
+    // A port alone means this host.
     let place = plain(None, Some("9228"), 0).unwrap();
     assert_eq!(place.dest.unwrap().0, SocketAddr::new(preferred().ip(), 9228));
     assert_eq!(place.source.0, preferred());
-    // Elsewhere: offered too, it fails when it is used.
+    // An address elsewhere is offered too; it fails when it is used.
     let place = plain(Some("203.0.113.77"), Some("9228"), 0).unwrap();
     assert_eq!(place.dest.unwrap().0, socket("203.0.113.77:9228"));
     assert!(LocalHost::detect().owns(place.source.0.ip()));
@@ -121,7 +121,7 @@ fn addresses_of_the_hints_count_where_the_call_names_none() {
         (place.source.0.port(), place.dest.map(|dest| dest.0.port()))
     };
     assert_eq!(find(None, None, 0), (1111, Some(2222)));
-    // Ignored: the destination beside a node, the source beside FI_SOURCE.
+    // Ignored: the destination when there is a node, and the source under FI_SOURCE.
     assert_eq!(find(Some("127.0.0.1"), Some("3333"), 0), (1111, Some(3333)));
     assert_eq!(find(Some("127.0.0.1"), Some("3333"), FI_SOURCE), (3333, Some(2222)));
     assert_eq!(find(None, Some("3333"), FI_SOURCE), (3333, Some(2222)));
@@ -198,7 +198,7 @@ fn strings_are_addresses_too() {
     let second = ask(NEW, None, None, 0, first.0).unwrap();
     assert_eq!(text(&second), expected);
 
-    // As a node, whatever the format; then without a service.
+    // As a node, in either address format; then without a service.
     let node = "fi_sockaddr_in://127.0.0.1:7";
     let place = plain(Some(node), None, FI_SOURCE).unwrap();
     assert_eq!((place.format, place.source.0), (FI_SOCKADDR_IN, socket("127.0.0.1:7")));

@@ -1,8 +1,8 @@
-//! Each wish that is not met, and the line that says so.
+//! Each hint that cannot be met, and its line in the log.
 
 use super::*;
 
-/// A refused hint and the line for it.
+/// A refused hint and its line in the log.
 type Case = (fn(&mut Hints), &'static str);
 
 const CASES: &[Case] = &[

@@ -6,7 +6,7 @@ use crate::sys::verbs::RcRequest::Announced;
 use rdma_core_sys::IBV_WC_REM_ACCESS_ERR;
 use std::time::{Duration, Instant};
 
-/// Something that a write keeps, and that tells when it goes.
+/// Kept by a write; its count tells when it is dropped.
 type Keep = std::sync::Arc<()>;
 
 struct End {
@@ -16,7 +16,7 @@ struct End {
     gid: [u8; 16],
 }
 
-/// Both kinds of receives.
+/// Shared receives, and receives of each queue pair.
 const KINDS: [bool; 2] = [true, false];
 
 fn end(change: impl Fn(&mut RcSettings)) -> Option<End> {
@@ -103,7 +103,7 @@ fn writes_of_all_sizes_arrive_whole_and_in_order() {
             let mr = (len > 0).then(|| a.register(&source, Permission::Read));
             let segments = mr.iter().flat_map(|mr| local(&source, mr)).collect::<Vec<_>>();
             let keep = Keep::default();
-            // SAFETY: `source` and `target` live until both have heard of it.
+            // SAFETY: `source` and `target` live until both ends have reported the write.
             unsafe { from.post(&segments, at, remote.rkey(), Announced(immediate), keep.clone()) }
                 .unwrap();
             let filled = RcEvent::Filled { qp: to.number(), immediate, len: len as u32 };
@@ -112,7 +112,7 @@ fn writes_of_all_sizes_arrive_whole_and_in_order() {
             assert_eq!(Keep::strong_count(&keep), 2);
             from.on_written();
             assert_eq!(Keep::strong_count(&keep), 1);
-            // SAFETY: as above; nobody writes now.
+            // SAFETY: `target` lives, and no write is under way.
             let got = unsafe { std::slice::from_raw_parts(target.as_ptr(), len) };
             assert!(got == source, "{len} bytes, shared {shared}");
         }
@@ -132,14 +132,14 @@ fn segments_are_put_together() {
     let list = |n| -> Vec<_> { parts(n).iter().flat_map(|part| local(part, &mr)).collect() };
     let at = target.as_ptr().expose_provenance() as u64;
     let too_many = vec![(at, 1, mr.lkey()); most + 1];
-    // SAFETY: `source` and `target` live until both have heard of it.
+    // SAFETY: `source` and `target` live until both ends have reported the write.
     let refused = unsafe { from.post(&too_many, at, remote.rkey(), Announced(1), Keep::default()) };
     assert_eq!(refused, Err(Errno(libc::EINVAL)));
-    // SAFETY: as above.
+    // SAFETY: `source` and `target` live until both ends have reported the write.
     unsafe { from.post(&list(most), at + 5, remote.rkey(), Announced(2), Keep::default()) }
         .unwrap();
     assert_eq!(b.events(1).len(), 1);
-    // SAFETY: as above; nobody writes now.
+    // SAFETY: `target` lives, and no write is under way.
     let got = unsafe { std::slice::from_raw_parts(target.as_ptr().add(5), most * 3001) };
     assert!(got == parts(most).concat());
     assert_eq!(a.events(1).len(), 1);
@@ -152,7 +152,7 @@ fn a_key_that_is_none_ends_the_connection_and_writes_nothing() {
         let (mut from, to) = connect(&mut a, &mut b);
         let (source, target) = (noise(20_000, 1), vec![0u8; 20_000]);
         let mr = a.register(&source, Permission::Read);
-        // Its key allows nothing to peers.
+        // The key allows peers nothing.
         let remote = b.register(&target, Permission::Write);
         let at = target.as_ptr().expose_provenance() as u64;
         for immediate in 1..=3 {
@@ -169,7 +169,7 @@ fn a_key_that_is_none_ends_the_connection_and_writes_nothing() {
         std::thread::sleep(Duration::from_millis(20));
         a.poll();
         assert_eq!(a.events, [], "the other writes are not worth an event each");
-        // The far end hears of it from its own receives, if it has any.
+        // The far end gets an event from its own receives, if it has any.
         b.poll();
         let heard = std::mem::take(&mut b.events);
         let failed =
@@ -177,11 +177,11 @@ fn a_key_that_is_none_ends_the_connection_and_writes_nothing() {
         assert!(heard.iter().all(failed) && heard.len() == usize::from(!shared), "{heard:?}");
         assert!(target.iter().all(|byte| *byte == 0));
 
-        // The ports are as good as before.
+        // The ports still work.
         drop((from, to));
         let (mut from, _to) = connect(&mut a, &mut b);
         let remote = b.register(&target, Permission::RemoteWrite);
-        // SAFETY: as above.
+        // SAFETY: `source` and `target` live until the connection ends.
         unsafe {
             from.post(&local(&source, &mr), at, remote.rkey(), Announced(4), Keep::default())
         }
@@ -204,7 +204,7 @@ fn without_receives_writes_wait() {
         let remote = b.register(&target, Permission::RemoteWrite);
         let at = target.as_ptr().expose_provenance() as u64;
         for immediate in 0..200 {
-            // SAFETY: `source` and `target` live until all have been heard of.
+            // SAFETY: `source` and `target` live until all writes have been reported.
             unsafe {
                 from.post(
                     &local(&source, &mr),
@@ -243,7 +243,7 @@ fn more_writes_than_there_is_room_for_are_refused() {
         let keep = Keep::default();
         loop {
             let segments = local(&source, &mr);
-            // SAFETY: `source` and `target` live until all have been heard of.
+            // SAFETY: `source` and `target` live until all writes have been reported.
             match unsafe { from.post(&segments, at, remote.rkey(), Announced(0), keep.clone()) } {
                 Ok(()) => posted += 1,
                 Err(errno) => {
@@ -276,12 +276,12 @@ fn what_waits_is_posted_together_and_done_in_order() {
     let at = target.as_ptr().expose_provenance() as u64;
     let keep = Keep::default();
     let add = |qp: &mut RcQp<Keep>, list: &[(u64, u32, u32)], to: usize, request: RcRequest| {
-        // SAFETY: what is named lives until the connection ends.
+        // SAFETY: the memory lives until the connection ends.
         unsafe { qp.add(list, at + to as u64, remote.rkey(), request, keep.clone()) }
     };
     let (out, back) = (local(&source, &mr), local(&sink, &into));
     from.post_waiting().unwrap();
-    // Of the same bytes, what comes later counts: a read finds what was written before.
+    // For the same bytes, the later request wins: a read returns what was written before it.
     add(&mut from, &out, PART, RcRequest::Write).unwrap();
     add(&mut from, &back, PART, RcRequest::Read).unwrap();
     for part in 0..4 {
@@ -299,12 +299,12 @@ fn what_waits_is_posted_together_and_done_in_order() {
     assert_eq!(a.events(7), [RcEvent::Written { qp: from.number() }; 7]);
     (0..7).for_each(|_| from.on_written());
     assert_eq!((from.room(), Keep::strong_count(&keep)), (sends, 1));
-    // SAFETY: as above; nobody writes now.
+    // SAFETY: the memory lives, and no request is under way.
     let bytes =
         |memory: &[u8]| unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()) };
     assert!(bytes(&sink) == source && bytes(&target)[..100] == source[300..400]);
     assert!(bytes(&target)[PART..] == source);
-    // There is room for so many, posted or not; and what was never posted is never done.
+    // Requests count whether posted or not; a request that was never posted is never done.
     for _ in 0..sends {
         add(&mut from, &out, 0, RcRequest::Write).unwrap();
     }
@@ -315,8 +315,8 @@ fn what_waits_is_posted_together_and_done_in_order() {
     assert!(bytes(&target)[..100] == source[300..400]);
 }
 
-/// Whatever either end can, all that is read comes, and is whole. A device may break the connection of whoever asks for
-/// more than it serves; soft-RoCE lets that pass.
+/// Whatever limits the ends have, all reads complete, with the right data. A device may break the connection of a peer
+/// that issues more reads than it serves; soft-RoCE accepts them.
 #[test]
 fn ends_that_read_and_serve_unlike_numbers_read_all_the_same() {
     const PART: usize = 5000;
@@ -334,13 +334,13 @@ fn ends_that_read_and_serve_unlike_numbers_read_all_the_same() {
         for i in 0..count {
             let list = local(&sink[i * PART..][..PART], &into);
             let (at, keep) = (at + (i * PART) as u64, Keep::default());
-            // SAFETY: what is named lives until the connection ends.
+            // SAFETY: the memory lives until the connection ends.
             unsafe { from.add(&list, at, remote.rkey(), RcRequest::Read, keep) }.unwrap();
         }
         from.post_waiting().unwrap();
         let read = a.events(count);
         assert_eq!(read, vec![RcEvent::Written { qp: from.number() }; count], "{reads} {serves}");
-        // SAFETY: as above; nobody writes now.
+        // SAFETY: `sink` lives, and no read is under way.
         assert!(unsafe { std::slice::from_raw_parts(sink.as_ptr(), sink.len()) } == source);
     }
 }
@@ -387,7 +387,7 @@ fn a_connection_that_ends_under_writes_lets_go_of_what_it_kept() {
             }
             assert_eq!(Keep::strong_count(&keep), 1);
         }
-        // Nothing is heard of those that have ended, and all receives are there again.
+        // No event of ended connections is reported, and all receives are posted again.
         a.poll();
         b.poll();
         assert_eq!((&a.events[..], &b.events[..]), (&[][..], &[][..]));
@@ -463,7 +463,7 @@ fn a_forked_child_ends_no_connection() {
     let (source, target) = (noise(5000, 1), vec![0u8; 5000]);
     let mr = a.register(&source, Permission::Read);
     let remote = b.register(&target, Permission::RemoteWrite);
-    // SAFETY: the child drops what it has and leaves without returning.
+    // SAFETY: the child drops its copies and exits without returning.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop((from, to, mr, remote, a, b));
@@ -471,11 +471,11 @@ fn a_forked_child_ends_no_connection() {
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: our child.
+    // SAFETY: our own child.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
     let at = target.as_ptr().expose_provenance() as u64;
-    // SAFETY: both live until it is heard of.
+    // SAFETY: both live until the write is reported.
     unsafe { from.post(&local(&source, &mr), at, remote.rkey(), Announced(1), Keep::default()) }
         .unwrap();
     assert_eq!(b.events(1), [RcEvent::Filled { qp: to.number(), immediate: 1, len: 5000 }]);

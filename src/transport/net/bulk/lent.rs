@@ -1,23 +1,23 @@
-//! Windows that are lent: each has a slot, whose number and generation come back as the immediate of
-//! the write that fills it.
+//! Remote buffers (windows) that are advertised to peers for PUT rendezvous. Each has a slot, whose number and
+//! generation come back as the immediate of the write that fills it.
 
 use crate::transport::PeerId;
 
-/// Bits of an immediate that number the slot, and those above that tell its generation. The rest stays free: the
-/// kernel's rv module wants the upper 9 bits.
+/// Bits of an immediate for the slot's number, and above them for its generation. The rest is unused: the kernel's rv
+/// module needs the upper 9 bits.
 const INDEX_BITS: u32 = 12;
 const GENERATION_BITS: u32 = 11;
 
-/// Windows that are lent at the same time at most.
+/// Most remote buffers that can be advertised at the same time.
 pub(crate) const SLOTS_MAX: usize = 1 << INDEX_BITS;
 
-/// A window that a peer may write.
+/// A remote buffer that a peer may write.
 pub(crate) struct Window<L> {
     pub(crate) peer: PeerId,
     pub(crate) token: u64,
     /// Bytes.
     pub(crate) len: usize,
-    /// What keeps it registered.
+    /// Its registration, which ends with it.
     pub(crate) lease: L,
 }
 
@@ -26,7 +26,7 @@ struct Slot<L> {
     window: Option<Window<L>>,
 }
 
-/// The windows that an endpoint has lent.
+/// The remote buffers that an endpoint has advertised.
 pub(crate) struct Lent<L> {
     slots: Vec<Slot<L>>,
     free: Vec<u32>,
@@ -34,12 +34,12 @@ pub(crate) struct Lent<L> {
 }
 
 impl<L> Lent<L> {
-    /// At most `limit` at the same time, and never more than [`SLOTS_MAX`].
+    /// At most `limit` at the same time, and at most [`SLOTS_MAX`].
     pub(crate) fn new(limit: usize) -> Self {
         Self { slots: Vec::new(), free: Vec::new(), limit: limit.min(SLOTS_MAX) }
     }
 
-    /// Windows that are lent now.
+    /// Remote buffers that are advertised now.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -48,7 +48,7 @@ impl<L> Lent<L> {
         self.len() >= self.limit
     }
 
-    /// Lends `window`. Returns its immediate; `None` when as many as may be are lent.
+    /// Adds a remote buffer. Returns its immediate; `None` when the limit is reached.
     pub(crate) fn insert(&mut self, window: Window<L>) -> Option<u32> {
         if self.is_full() {
             return None;
@@ -65,7 +65,7 @@ impl<L> Lent<L> {
         Some(slot.generation << INDEX_BITS | index)
     }
 
-    /// Takes the window of `peer` with this immediate out; `None`: it has none such (any more).
+    /// Removes the buffer of `peer` with this immediate; `None`: the peer has none such, or no longer.
     pub(crate) fn remove(&mut self, peer: PeerId, immediate: u32) -> Option<Window<L>> {
         let index = immediate & ((1 << INDEX_BITS) - 1);
         let slot = self.slots.get_mut(index as usize)?;
@@ -78,19 +78,19 @@ impl<L> Lent<L> {
         Some(window)
     }
 
-    /// The window with this immediate, whoever has it.
+    /// The remote buffer with this immediate, of any peer.
     pub(crate) fn get(&self, immediate: u32) -> Option<&Window<L>> {
         let index = immediate & ((1 << INDEX_BITS) - 1);
         let slot = self.slots.get(index as usize)?;
         slot.window.as_ref().filter(|_| slot.generation == immediate >> INDEX_BITS)
     }
 
-    /// All that are lent.
+    /// All remote buffers.
     pub(crate) fn windows(&self) -> impl Iterator<Item = &Window<L>> {
         self.slots.iter().filter_map(|slot| slot.window.as_ref())
     }
 
-    /// Takes all windows of `peer` out.
+    /// Removes all remote buffers of `peer`.
     pub(crate) fn remove_all(&mut self, peer: PeerId) -> Vec<Window<L>> {
         let of_peer = |(index, slot): (usize, &Slot<L>)| {
             let window = slot.window.as_ref().filter(|window| window.peer == peer);

@@ -1,30 +1,30 @@
-//! What two endpoints say to each other to make a connection for windows and to end it (PROTOCOL.md
-//! §7.14, §7.15). Decoding takes any bytes; the machine below has proven whose they are.
+//! The messages that make and end a connection of the bulk path (PROTOCOL.md §7.14, §7.15). Decoding takes any bytes;
+//! the state machine below has authenticated their sender.
 
 use super::{BULK_CONTROL, CONTROL_LEN, Control};
 use crate::transport::net::verbs::Network;
 
-/// The bulk path that speaks.
+/// The kind of bulk path that a message is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     /// RC queue pairs of the process.
     Rc = 1,
-    /// Those of the kernel's rv module.
+    /// Queue pairs of the kernel's rv module.
     Rv = 2,
 }
 
 impl Way {
-    /// That of a message, by its byte; it may be of one that is not known here.
+    /// The kind of a message, as its byte; this version may not know it.
     pub(crate) fn byte_of(bytes: &[u8]) -> Option<u8> {
         bytes.get(2).copied().filter(|_| bytes.len() == CONTROL_LEN)
     }
 
-    /// The way of the connection with this number.
+    /// The kind of the connection with this number.
     pub(crate) fn of_connection(number: u32) -> Self {
         if number >> 31 == 0 { Self::Rc } else { Self::Rv }
     }
 
-    /// `number` as one of this way: its highest bit says which.
+    /// `number` as a connection number of this kind, which the highest bit marks.
     pub(crate) fn numbered(self, number: u32) -> u32 {
         number << 1 >> 1 | u32::from(self == Self::Rv) << 31
     }
@@ -33,31 +33,31 @@ impl Way {
 /// One end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct End {
-    /// Number of the queue pair, and of its first packet; or the module's number of the process, and 0.
+    /// Number of the queue pair, and of its first packet; for the rv module its number of the process, and 0.
     pub(crate) number: u32,
     pub(crate) psn: u32,
-    /// Bytes of a packet that its port carries.
+    /// Packet size that its port carries, bytes.
     pub(crate) mtu: u16,
     /// Address of its port.
     pub(crate) network: Network,
     pub(crate) lid: u16,
     pub(crate) gid: [u8; 16],
-    /// Reads that its device works on at the same time, for the other end; 0: it says nothing of that.
+    /// Reads that its device serves for the peer at the same time; 0: not stated.
     pub(crate) serves: u8,
 }
 
-/// One message. Each names the connection that it is about.
+/// A message of the bulk path. Each names the connection that it is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
-    /// Let us make a connection; this is my end.
+    /// Asks for a connection, and describes the sender's end.
     Ask(u32, End),
-    /// Agreed; this is mine, and it takes what you write.
+    /// Agrees, and describes the sender's end, which accepts writes from now on.
     Ready(u32, End),
-    /// So does mine.
+    /// The sender's end accepts writes, too.
     Go(u32),
-    /// Not now.
+    /// Refuses the connection for now.
     Refuse(u32),
-    /// It has ended, because others needed its place, or because it broke.
+    /// The connection has ended, because others needed its slot, or because it broke.
     Over { connection: u32, broken: bool },
 }
 
@@ -111,7 +111,7 @@ impl Message {
         })
     }
 
-    /// The refusal of a way that is not known here, if `bytes` ask for it.
+    /// The refusal of a kind that this version does not know, if `bytes` ask for it.
     pub(crate) fn refuse_unknown(bytes: &[u8]) -> Option<Control> {
         let bytes: &Control = bytes.try_into().ok()?;
         let [BULK_CONTROL, 1, way, 0, number @ ..] = bytes else { return None };

@@ -1,8 +1,8 @@
-//! The bulk path: windows of application memory that a peer writes into, on connections that are
-//! made at first need. A way to do it is one implementation of [`Bulk`].
+//! The bulk path: PUT rendezvous, in which a peer writes into remote buffers (windows) of the application's memory, and
+//! other RDMA on the same connections, which are made at first need. Each kind of such a path implements [`Bulk`].
 //!
-//! What two sides of a way have to tell each other goes as messages of the machine, in order with all others:
-//! whoever lends a window says so after the connection that it is lent by was agreed on.
+//! The two sides' control messages go through the reliable state machine, in order with all others: a side sends the
+//! RTR (remote key) of a buffer after it has agreed on the connection to use.
 
 pub(crate) mod lent;
 pub(crate) mod message;
@@ -19,13 +19,13 @@ use std::os::fd::BorrowedFd;
 
 /// First byte of a message from one bulk path to another; PROTOCOL.md §7.14.
 pub(crate) const BULK_CONTROL: u8 = 0xf2;
-/// Bytes of one.
+/// Length of such a message, bytes.
 pub(crate) const CONTROL_LEN: usize = 44;
 
 /// A message from one bulk path to another.
 pub(crate) type Control = [u8; CONTROL_LEN];
 
-/// What a bulk path reports to. Peers have the machine's numbers.
+/// Callbacks of a bulk path. Peers have the state machine's numbers.
 pub(crate) trait BulkSink {
     /// See [`crate::transport::Handler::on_filled`].
     fn on_filled(&mut self, peer: PeerId, token: u64);
@@ -41,30 +41,30 @@ pub(crate) trait BulkSink {
     fn on_concealed(&mut self, region: u64);
 }
 
-/// What a bulk path has done so far.
+/// Counts of a bulk path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct BulkCounts {
     /// Connections that exist, and that were made.
     pub(crate) connections: usize,
     pub(crate) made: u64,
-    /// Connections that others had to give way to, that a side refused, and that broke.
+    /// Connections that were closed to make room, that a side refused, and that broke.
     pub(crate) evicted: u64,
     pub(crate) refused: u64,
     pub(crate) broken: u64,
-    /// Windows that were lent, and came back filled.
+    /// Remote buffers that were advertised to peers (RTR), and that peers have filled.
     pub(crate) lent: u64,
     pub(crate) filled: u64,
     pub(crate) filled_bytes: u64,
-    /// Windows of others that we wrote.
+    /// Peers' remote buffers that this endpoint has written.
     pub(crate) written: u64,
     pub(crate) written_bytes: u64,
-    /// Pieces of regions of others that we wrote and read, and parts of regions of ours that others may.
+    /// Direct RMA requests to peers' regions, and parts of this endpoint's regions whose keys were advertised.
     pub(crate) reached: u64,
     pub(crate) reached_bytes: u64,
     pub(crate) exposed: u64,
     /// Memory that could not be registered.
     pub(crate) unregistered: u64,
-    /// Offers of connections that had ended, and immediates that named no window.
+    /// RTRs of connections that had ended, and immediates that named no remote buffer.
     pub(crate) stale: u64,
     pub(crate) wrong: u64,
 }
@@ -90,12 +90,12 @@ impl std::ops::AddAssign for BulkCounts {
     }
 }
 
-/// A way to write into a peer's memory. One endpoint's, driven under its lock.
+/// A kind of RDMA path into peers' memory, for one endpoint. It is used under the endpoint's lock.
 pub(crate) trait Bulk: fmt::Debug + Send {
-    /// Bytes of a window at most, and of a message that is worth one at least.
+    /// The longest remote buffer, and the shortest message that is worth one, bytes.
     fn sizes(&self) -> (usize, usize);
 
-    /// See [`crate::transport::Lending::windows`]. A peer that has no bulk path, or no way to, is not asked for.
+    /// See [`crate::transport::Lending::windows`]. Only called for peers with a bulk path that the device reaches.
     fn windows(&mut self, peer: PeerId, now: u64) -> Windows;
 
     /// See [`crate::transport::Lending::lend`].
@@ -167,7 +167,7 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         let _ = region;
     }
 
-    /// See [`crate::transport::OneSided::reach`]: what is taken has begun, or begins with `flush`.
+    /// See [`crate::transport::OneSided::reach`]: an accepted request is posted now or by `flush`.
     fn reach(
         &mut self,
         peer: PeerId,
@@ -180,42 +180,42 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         Err(STALE)
     }
 
-    /// What was to be reached begins now; a little of it, where much is under way, with the next `poll`.
+    /// Posts the requests that wait; where many are in flight, a few may wait until the next `poll`.
     fn flush(&mut self) {}
 
-    /// The other side of `peer` says something.
+    /// `peer` has sent a control message.
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink);
 
-    /// `windows` would answer `Ready`. Nothing begins.
+    /// Whether `windows` would answer `Ready`. Does not start anything.
     fn is_ready(&self, peer: PeerId) -> bool;
 
-    /// The connection to `peer` ends, with its windows, and the other side is told; nobody here is.
+    /// Ends the connection to `peer` with its remote buffers, and tells the peer; the layer above is not told.
     fn leave(&mut self, peer: PeerId);
 
-    /// Something to be said to a peer, in this order.
+    /// The next control message to send, and its peer; they must be sent in this order.
     fn next_control(&mut self) -> Option<(PeerId, Control)>;
 
-    /// It could not be said now.
+    /// The message could not be sent now.
     fn put_back(&mut self, control: (PeerId, Control));
 
-    /// Something is to be said, or to be looked at.
+    /// There are messages to send, or events to process.
     fn has_work(&self) -> bool;
 
-    /// Takes what has happened, a bounded number of events. Returns how many.
+    /// Processes a bounded number of events. Returns their number.
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize;
 
-    /// The device that it uses has gone elsewhere, or away, or is back: windows that do not outlive that are lost.
+    /// The device has moved to another port, was removed, or is back: remote buffers that do not survive that are lost.
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink);
 
-    /// What peers have written is heard of: their windows may end next.
+    /// Processes peers' completed writes, because their remote buffers may end next.
     fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
         let _ = (now, sink);
     }
 
-    /// `peer` is gone: its windows end before this returns.
+    /// `peer` is gone: its remote buffers end before this returns.
     fn forget(&mut self, peer: PeerId);
 
-    /// The descriptor that becomes readable when something happens after `sleep`.
+    /// Becomes readable when an event happens after `sleep`.
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// Prepares for sleep on the descriptor. False: there is work.
@@ -223,12 +223,12 @@ pub(crate) trait Bulk: fmt::Debug + Send {
 
     fn counts(&self) -> BulkCounts;
 
-    /// What became of the registrations, as text for the log.
+    /// The state of the registrations, as text for the log.
     fn registrations(&self) -> Option<String>;
 }
 
-/// Memory of the application that cannot be registered.
+/// The application's memory cannot be registered.
 pub(crate) const UNREGISTERED: SendError = SendError::Unreachable(Errno(libc::EFAULT));
 
-/// A region that is not exposed on this connection, or no longer.
+/// The region's key is not advertised on this connection, or no longer.
 pub(crate) const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));

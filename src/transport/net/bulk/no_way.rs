@@ -1,4 +1,4 @@
-//! For tests: a way that never works.
+//! For tests: a bulk path that never works.
 
 use super::{Bulk, BulkCounts, BulkSink, Control};
 use crate::memory::SegmentList;
@@ -7,7 +7,7 @@ use crate::transport::{Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// See the module.
+/// A bulk path that never works.
 #[derive(Debug)]
 pub(crate) struct NoWay {
     bell: Doorbell,
@@ -15,7 +15,7 @@ pub(crate) struct NoWay {
 }
 
 impl NoWay {
-    /// To write, and to reach a region, takes so long, milliseconds.
+    /// Writes and direct RMA take this long, milliseconds.
     pub(crate) fn taking(takes_ms: u64) -> Box<dyn Bulk> {
         Box::new(Self { bell: Doorbell::new().unwrap(), takes_ms })
     }

@@ -1,6 +1,6 @@
-//! Attempts that came to nothing, and how long nobody tries again.
+//! Back-off after failed attempts.
 
-/// After the first failure, and at most, nanoseconds.
+/// Pause after the first failure, and at most, nanoseconds.
 pub(crate) const PAUSE_NS: u64 = 100_000_000;
 pub(crate) const PAUSE_MAX_NS: u64 = 30_000_000_000;
 
@@ -8,12 +8,12 @@ pub(crate) const PAUSE_MAX_NS: u64 = 30_000_000_000;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Failures {
     pub(crate) count: u32,
-    /// Nobody tries before, nanoseconds.
+    /// No attempt is made before this time, nanoseconds.
     pub(crate) until: u64,
 }
 
 impl Failures {
-    /// One more: each pause is twice as long as the last.
+    /// One more failure: the pause doubles.
     pub(crate) fn again(&mut self, now: u64) {
         let pause = (PAUSE_NS << self.count.min(10)).min(PAUSE_MAX_NS);
         self.count += 1;

@@ -1,5 +1,5 @@
-//! The ways that an endpoint has for windows, as one: the kernel's rv module first, RC queue pairs of the
-//! process where a peer has no module, or its module and ours do not come together (PROTOCOL.md §7.15).
+//! All bulk paths of an endpoint as one: the kernel's rv module first; RC queue pairs of the process where a peer has
+//! no module, or its module and this one cannot connect (PROTOCOL.md §7.15).
 
 use super::message::{Message, Way};
 use super::{Bulk, BulkCounts, BulkSink, Control, STALE};
@@ -10,24 +10,24 @@ use crate::transport::{Chunk, Exposed, PeerId, Reach, SendError, Spot, Ticket, W
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
-/// Refusals that may wait to be sent.
+/// Most refusals that may wait to be sent.
 const REFUSALS_MAX: usize = 4096;
 
-/// A way, where there is one.
+/// One of the bulk paths, if it exists.
 type Path = Option<Box<dyn Bulk>>;
 
-/// See the module.
+/// All bulk paths of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Ways {
     rv: Path,
     rc: Path,
     epoll: Epoll,
-    /// What is to be said about ways that are not here, and what could not be said before.
+    /// Messages about kinds of paths that do not exist here, and messages that could not be sent before.
     controls: VecDeque<(PeerId, Control)>,
 }
 
-/// Hears of one way. Whoever hears that windows of a peer are lost takes back all that it was lent: what it
-/// was lent by the other way has ended before.
+/// Sink of one of the paths. A layer that is told that remote buffers of a peer are lost takes back all of that peer's:
+/// so those on the other path end first.
 struct Guard<'a> {
     other: &'a mut Path,
     sink: &'a mut dyn BulkSink,
@@ -61,7 +61,7 @@ impl BulkSink for Guard<'_> {
 const NO_WAY: SendError = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
 
 impl Ways {
-    /// Those two; `None`: there is none. Errors: EMFILE, ENFILE.
+    /// The two paths as one; `None`: neither exists. Errors: EMFILE, ENFILE.
     pub(crate) fn of(rv: Path, rc: Path) -> Result<Path, Errno> {
         if rv.is_none() && rc.is_none() {
             return Ok(None);
@@ -99,7 +99,7 @@ impl Bulk for Ways {
         let by_rv = self.rv.as_mut().map_or(Windows::No, |rv| rv.windows(peer, now));
         match (by_rv, &mut self.rc) {
             (Windows::No, Some(rc)) => rc.windows(peer, now),
-            // It serves until the better one is there.
+            // RC serves until the rv module's connection is ready.
             (Windows::Later, Some(rc)) if rc.is_ready(peer) => Windows::Ready,
             (by_rv, _) => by_rv,
         }
@@ -134,7 +134,7 @@ impl Bulk for Ways {
         way.write(peer, payload, ticket, chunk, now)
     }
 
-    /// As for regions.
+    /// As for `expose`: only RC, and not where the module serves the peer.
     fn offer(
         &mut self,
         peer: PeerId,
@@ -159,8 +159,7 @@ impl Bulk for Ways {
         way.is_some_and(|way| way.sees_writes(ticket))
     }
 
-    /// The module knows no writes without an immediate, and where it serves a peer, no queue pair of the
-    /// process is made for it.
+    /// The module has no writes without an immediate, and where it serves a peer, no queue pair of the process is made.
     fn expose(
         &mut self,
         peer: PeerId,

@@ -1,12 +1,11 @@
-//! Memory for packets: taken from free lists by size, so that the data path does not allocate, and
-//! bounded.
+//! Memory for packets: bounded, and taken from free lists by size, so that the data path does not allocate.
 
 use crate::sys::packets::{Buffer, Pool};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Sizes of the smaller classes, bytes; the last class is that of the largest datagram.
+/// Sizes of the smaller classes, bytes; the last class is for the largest datagram.
 const SIZES: [usize; 3] = [256, 2048, 4096];
 /// Bytes of free buffers kept for later.
 const KEEP: usize = 4 << 20;
@@ -16,23 +15,23 @@ const KEEP: usize = 4 << 20;
 pub(super) struct Buffers {
     free: [Vec<Buffer>; SIZES.len() + 1],
     sizes: [usize; SIZES.len() + 1],
-    /// Packets of some sizes, where a device reads them as they are.
+    /// Pools for packets of some sizes, from which a device sends without a copy.
     lent: Vec<Lent>,
-    /// Bytes in use, by capacity.
+    /// Bytes in use, by the capacity of the buffers.
     used: usize,
-    /// Bytes that lie in the free lists.
+    /// Bytes in the free lists.
     idle: usize,
     limit: usize,
 }
 
-/// What a device reads from.
+/// A pool of memory that a device sends from.
 #[derive(Debug)]
 struct Lent {
     pool: Arc<Pool>,
-    /// Sizes of packets that are made there, bytes: more than what the next smaller class has.
+    /// Sizes of packets that are made there, bytes: larger than the next smaller class.
     sizes: RangeInclusive<usize>,
     free: Vec<Buffer>,
-    /// Given back before the device was known to be done with them.
+    /// Buffers that were given back before the device was known to be done with them.
     resting: VecDeque<Buffer>,
 }
 
@@ -50,7 +49,7 @@ impl Lent {
 }
 
 impl Buffers {
-    /// At most `limit` bytes, in buffers for packets, and for datagrams of at most `large` bytes.
+    /// At most `limit` bytes, in buffers for packets and for datagrams of at most `large` bytes.
     pub(super) fn new(large: usize, limit: usize) -> Self {
         let mut sizes = [large; SIZES.len() + 1];
         sizes.iter_mut().zip(SIZES).for_each(|(to, size)| *to = size);
@@ -58,7 +57,7 @@ impl Buffers {
         Self { free: Default::default(), sizes, lent: Vec::new(), used: 0, idle: 0, limit }
     }
 
-    /// Packets of the class of its buffers are made in `pool` from now on, as long as it has room.
+    /// From now on packets of the size class of `pool`'s buffers are made in `pool`, as long as it has room.
     pub(super) fn lend(&mut self, pool: Arc<Pool>) {
         let each = pool.each();
         let smaller = self.sizes.into_iter().filter(|size| *size < each).max().unwrap_or(0);
@@ -66,7 +65,7 @@ impl Buffers {
         self.lent.push(Lent { pool, sizes: smaller + 1..=each, free, resting });
     }
 
-    /// The class for `len` bytes, and its size: the last one, if there is none.
+    /// The class for `len` bytes and its size; the last class if `len` is too long for any.
     #[inline]
     fn class(&self, len: usize) -> (usize, usize) {
         let mut class = (0, 0);
@@ -79,7 +78,7 @@ impl Buffers {
         class
     }
 
-    /// A buffer with room for `len` bytes, with any contents; `None` when the limit is reached, or there is no memory.
+    /// A buffer for `len` bytes, with arbitrary contents; `None` when the limit is reached, or there is no memory.
     pub(super) fn take(&mut self, len: usize) -> Option<Buffer> {
         let (class, size) = self.class(len);
         if len > size || self.used + size > self.limit {
@@ -96,7 +95,7 @@ impl Buffers {
         Some(buffer)
     }
 
-    /// The same for a packet that is made to be sent.
+    /// The same for a packet to send.
     #[inline]
     pub(super) fn take_to_send(&mut self, len: usize) -> Option<Buffer> {
         if let Some(lent) = self.lent.iter_mut().find(|lent| lent.sizes.contains(&len)) {
@@ -212,7 +211,7 @@ mod tests {
         assert!(!pooled(&mut buffers, 2048) && buffers.take_to_send(4097).is_none());
         assert!(!buffers.take(4096).unwrap().is_pooled());
 
-        // The device gets a packet, and another one that it reads before it is known to have arrived.
+        // The device gets a packet, and another one that it still reads when that is known to have arrived.
         let mut first = buffers.take_to_send(4096).unwrap();
         let place = first.as_ptr();
         pool.set_posted(1);
@@ -233,7 +232,7 @@ mod tests {
         buffers.give(second);
         assert_eq!(buffers.take_to_send(4096).unwrap().as_ptr(), place);
 
-        // One that was given back unread rests as long as it takes; without any left the heap has some.
+        // A buffer given back before it was read is not reused until it has been; meanwhile the heap supplies others.
         let mut taken: Vec<Buffer> =
             std::iter::from_fn(|| buffers.take_to_send(4096).filter(Buffer::is_pooled)).collect();
         let mut last = taken.pop().unwrap();

@@ -1,10 +1,9 @@
-//! How much may be under way to one peer, and how long to wait for its answer.
+//! Congestion control: how much may be in flight to one peer, and the retransmission timeout.
 //!
-//! The window grows by a packet a round trip, after a slow start, and shrinks once a round by the
-//! fraction that was lost in it: packets that are lost by chance cost little, and where too many
-//! are sent the fraction lost is the fraction too many. Where round trips have become long the
-//! loss is a full queue, and half of the window goes (RFC 5681). Congestion marks count as DCTCP
-//! has them (RFC 8257).
+//! After a slow start the window grows by a packet per round trip. Once per round trip it shrinks by the fraction of
+//! packets lost in it: chance losses cost little, and where too many packets are sent, that fraction is the excess.
+//! Loss with long round trips means a full queue, and halves the window (RFC 5681). Congestion marks count as in DCTCP
+//! (RFC 8257).
 
 /// Smallest window, packets.
 const WINDOW_MIN: u32 = 2;
@@ -12,31 +11,31 @@ const WINDOW_MIN: u32 = 2;
 const WINDOW_START: u32 = 16;
 /// Largest window, packets: what a selective acknowledgement covers.
 pub(super) const WINDOW_MAX: u32 = 1024;
-/// One: of what has a fractional part, so much makes a whole. Integers, because every packet counts with them.
+/// The unit of fixed-point fractions. Integers, because they are calculated for every packet.
 const ONE: u32 = 1 << 16;
 /// Bounds of the retransmission timeout, nanoseconds.
 pub(super) const TIMEOUT_MIN_NS: u64 = 1_000_000;
 pub(super) const TIMEOUT_MAX_NS: u64 = 1_000_000_000;
-/// What is waited for a peer whose core is busy, beyond what the network takes, nanoseconds.
+/// Time to wait for a peer whose core is busy, beyond the time of the network, nanoseconds.
 const CROWDED_NS: u64 = 8_000_000;
-/// How often the variation that is waited for doubles, and after how many round trips without that need it halves.
+/// How often the timeout's variation can double; round trips without an early timeout after which it halves.
 const EARLY_MAX: u8 = 2;
 const IN_TIME: u8 = 200;
 /// The timeout before the first round trip was measured.
 const TIMEOUT_START_NS: u64 = 20_000_000;
-/// By which part of itself the longest answer of late shrinks with each answer.
+/// The recent longest answer time shrinks by 1/`ANSWER_STEP` with each answer.
 const ANSWER_STEP: u32 = 32;
-/// How long the shortest round trip counts, nanoseconds.
+/// How long a shortest round trip counts, nanoseconds.
 const SHORTEST_AGE_NS: u64 = 10_000_000_000;
-/// Smallest and largest cut of a round with loss, of [`ONE`].
+/// Smallest and largest reduction of the window after a round with loss, in units of [`ONE`].
 const CUT_MIN: u32 = ONE / 50;
 const CUT_MAX: u32 = ONE / 2;
-/// By which part of itself a round moves the fraction of marked packets.
+/// Weight of a round in the smoothed fraction of marked packets, as a divisor.
 const MARKS_STEP: u32 = 16;
-/// Round trips above twice the shortest and this much, nanoseconds, come from a full queue.
+/// A round trip above twice the shortest and this much means a full queue, nanoseconds.
 const QUEUE_NS: u64 = 50_000;
 
-/// What is known of the path to one peer.
+/// The congestion state of the path to one peer.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Congestion {
     /// Packets, times [`ONE`].
@@ -47,9 +46,9 @@ pub(super) struct Congestion {
     variation_ns: u32,
     shortest_ns: u32,
     shortest_at: u64,
-    /// What the peer takes to answer, beside the round trip: the longest of late, nanoseconds.
+    /// The peer's recent longest time to answer, beside the round trip, nanoseconds.
     answer_ns: u32,
-    /// How often of late an answer came after the timeout, and the samples since that last happened.
+    /// How often answers recently came after the timeout, and the samples since the last one.
     early: u8,
     in_time: u8,
     /// The round ends when this transmission is acknowledged.
@@ -57,7 +56,7 @@ pub(super) struct Congestion {
     acked: u32,
     lost: u32,
     marked: u32,
-    /// Fraction of marked packets, of [`ONE`], smoothed.
+    /// Smoothed fraction of marked packets, in units of [`ONE`].
     marks: u32,
 }
 
@@ -67,13 +66,13 @@ impl Congestion {
         Self { window, slow_start: true, shortest_ns: u32::MAX, ..Self::default() }
     }
 
-    /// Packets that may be under way.
+    /// Packets that may be in flight.
     #[inline]
     pub(super) fn window(&self) -> u32 {
         self.window / ONE
     }
 
-    /// How long an answer may take before something has to be sent again, nanoseconds.
+    /// The retransmission timeout, nanoseconds.
     #[inline]
     pub(super) fn timeout_ns(&self) -> u64 {
         if self.rtt_ns == 0 {
@@ -81,13 +80,13 @@ impl Congestion {
         }
         let variation = u64::from(self.variation_ns) << (2 + self.early);
         let wait = u64::from(self.rtt_ns) + variation + u64::from(self.answer_ns);
-        // Round trips and answers that are long beside the shortest are time slices of a crowded node. Who
-        // asks too early loses a packet, who waits for every one of them loses the time.
+        // Round trips and answers much longer than the shortest are time slices of a crowded node. A timeout that is
+        // too early costs a packet; one that covers every time slice costs that time after each loss.
         let most = 4 * u64::from(self.shortest_ns) + CROWDED_NS;
         wait.min(most).clamp(TIMEOUT_MIN_NS, TIMEOUT_MAX_NS)
     }
 
-    /// A packet was answered, so long after the link was asked to take it.
+    /// A packet was answered `sample_ns` after the link was asked to send it.
     pub(super) fn on_round_trip(&mut self, sample_ns: u64, now: u64) {
         self.in_time = self.in_time.saturating_add(1);
         if self.in_time == IN_TIME {
@@ -104,8 +103,8 @@ impl Congestion {
             return;
         }
         if sample < self.rtt_ns / 2 {
-            // The peer was busy before. Who waits too long after a loss loses more than who asks
-            // too early, which costs a packet.
+            // The peer was busy before. After a loss a timeout that is too late costs more than one that is too early,
+            // which costs one packet.
             self.rtt_ns -= (self.rtt_ns - sample) / 2;
             self.variation_ns /= 2;
             return;
@@ -115,14 +114,14 @@ impl Congestion {
         self.rtt_ns = self.rtt_ns - self.rtt_ns / 8 + sample / 8;
     }
 
-    /// The peer answered so long after what it answers had arrived there.
+    /// The peer answered `delay_ns` after the packet had arrived there.
     #[inline]
     pub(super) fn on_answer(&mut self, delay_ns: u64) {
         let delay = delay_ns.min(CROWDED_NS) as u32;
         self.answer_ns = delay.max(self.answer_ns - self.answer_ns.div_ceil(ANSWER_STEP));
     }
 
-    /// What was sent again after a timeout had arrived the first time: the answer took longer.
+    /// A packet that was sent again after a timeout had arrived the first time: the timeout was too early.
     pub(super) fn on_early(&mut self) {
         self.in_time = 0;
         self.early = (self.early + 1).min(EARLY_MAX);
@@ -132,7 +131,7 @@ impl Congestion {
         u64::from(self.rtt_ns) > 2 * u64::from(self.shortest_ns) + QUEUE_NS
     }
 
-    /// `packets` have arrived, `marked` of them with a mark; `full`: the window was in use.
+    /// `packets` have arrived, `marked` of them with a congestion mark; `full`: the window was in use.
     #[inline]
     pub(super) fn on_acknowledged(&mut self, packets: u32, marked: u32, full: bool) {
         self.acked = self.acked.saturating_add(packets);
@@ -155,12 +154,12 @@ impl Congestion {
         self.slow_start = false;
     }
 
-    /// Packets that counted as lost have arrived.
+    /// Packets that were declared lost have arrived.
     pub(super) fn on_late(&mut self, packets: u32) {
         self.lost = self.lost.saturating_sub(packets);
     }
 
-    /// The highest transmission that has arrived, and the next one to be made.
+    /// `echo` is the highest transmission that has arrived, `next` the next one to be made.
     #[inline]
     pub(super) fn on_echo(&mut self, echo: u64, next: u64) {
         if echo < self.round_end {
@@ -186,18 +185,18 @@ impl Congestion {
         (self.acked, self.lost, self.marked) = (0, 0, 0);
     }
 
-    /// What `packets` are of all of this round, of [`ONE`].
+    /// The fraction that `packets` are of this round, in units of [`ONE`].
     fn fraction(&self, packets: u32) -> u32 {
         let all = u64::from(self.acked.saturating_add(self.lost).max(1));
         (u64::from(packets) * u64::from(ONE) / all).min(u64::from(ONE)) as u32
     }
 
-    /// The part of the window that `fraction`, of [`ONE`], is.
+    /// `fraction`, in units of [`ONE`], of the window.
     fn part(&self, fraction: u32) -> u32 {
         (u64::from(self.window) * u64::from(fraction) / u64::from(ONE)) as u32
     }
 
-    /// Nothing was heard for several timeouts.
+    /// No answer has come for several timeouts.
     pub(super) fn on_silence(&mut self) {
         self.window = WINDOW_MIN * ONE;
         self.slow_start = true;
@@ -228,7 +227,7 @@ mod tests {
         let quick = c.timeout_ns();
         c.on_answer(4_000_000);
         assert!((4_000_000..6_000_000).contains(&c.timeout_ns()), "{}", c.timeout_ns());
-        // Not for longer than a crowded node's time slice, and not for ever.
+        // It waits neither longer than a crowded node's time slice, nor without end.
         c.on_answer(1 << 40);
         assert!(c.timeout_ns() <= 2_000_000 + CROWDED_NS, "{}", c.timeout_ns());
         for _ in 0..600 {

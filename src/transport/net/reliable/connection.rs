@@ -1,4 +1,4 @@
-//! One peer's connection: its parts, and what its deadlines mean.
+//! One peer's connection: its parts, and what happens at its deadlines.
 
 pub(super) mod coalescer;
 pub(super) mod handshake;
@@ -21,39 +21,39 @@ use handshake::{ACCEPT, DOUBT, Handshake, INIT, PROBE, Phase};
 use liveness::Liveness;
 use path::{Front, Path};
 
-/// How long a handshake waits for its answer at first, nanoseconds; twice as long each time.
+/// How long a handshake waits for its first reply, nanoseconds; the wait doubles with each attempt.
 const GREETING_NS: u64 = 20_000_000;
-/// Connections whose other side has not proven yet that it is there, at most.
+/// Most connections whose peer has not yet proven that it is there.
 pub(super) const HALF_OPEN_MAX: usize = 4096;
 
 /// Why a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// With this report.
+    /// It is reported to the layer above.
     Departed(Departure),
-    /// Nobody knew of it.
+    /// The layer above did not know of it.
     Silent,
 }
 
 impl End {
-    /// With an error.
+    /// It ends with this error.
     pub(super) fn failed(errno: i32) -> Self {
         Self::Departed(Departure::Failed(Errno(errno)))
     }
 }
 
-/// A connection.
+/// A connection with one peer.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: PeerId,
     pub(super) address: Address,
-    /// Our number of it.
+    /// This endpoint's number of the connection.
     pub(super) id: u32,
-    /// The layer above has asked for it, or was told of it: it has to learn of its end.
+    /// The layer above asked for it, or was told of it, and so must learn of its end.
     pub(super) known: bool,
-    /// It waits for its turn to send.
+    /// It is in the queue of connections that have something to send.
     pub(super) queued: bool,
-    /// The entry in the timers.
+    /// The time of its entry in the timers.
     pub(super) timer_at: u64,
     pub(super) handshake: Handshake,
     pub(super) path: Path,
@@ -88,10 +88,10 @@ impl Connection {
         }
     }
 
-    /// The other side, as it has introduced itself.
+    /// The peer has introduced itself with `hello`.
     pub(super) fn adopt(&mut self, shared: &Shared, hello: &Hello) {
         if !self.handshake.is_with(hello) && self.sender.window.packets.is_empty() {
-            // It has as long as those before to answer. Nobody here waits for it.
+            // A different peer: it has the full time to answer. The layer above does not wait for it.
             self.liveness.heard(shared.patience);
         }
         let settings = &shared.settings;
@@ -101,7 +101,7 @@ impl Connection {
         self.sender.grant(hello.credit);
     }
 
-    /// A handshake packet from us.
+    /// A handshake packet to the peer.
     pub(super) fn hello(&self, shared: &Shared, kind: HelloKind) -> Hello {
         let (settings, handshake) = (&shared.settings, &self.handshake);
         let (answered, established) = match kind {
@@ -139,23 +139,23 @@ impl Connection {
         self.liveness.owe(shared.patience, now);
     }
 
-    /// The other side has answered an INIT of `len` bytes.
+    /// The peer has answered an INIT of `len` bytes.
     pub(super) fn on_answered(&mut self, len: u16, now: u64) {
         let (front, hellos) = (self.front(), &mut self.handshake.hellos);
         if !self.path.on_probe_answer(len, now, hellos) {
-            // One that asked for something else than the path may wait for the proof.
+            // A peer whose INIT was not a path probe may be waiting for proof.
             self.receiver.acknowledgement.now = true;
         }
         let timeout = &mut self.sender.timeout;
         if timeout.attempts > 0 {
-            // It is there: what waits for an answer need not wait longer.
+            // The peer is there: packets that wait for an answer need not wait longer.
             self.path.on_answer(len, timeout.attempts, front, hellos);
             timeout.attempts = 0;
             timeout.at = now;
         }
     }
 
-    /// The network carries datagrams of at most `carried` bytes there. Returns true if packets are longer.
+    /// The network carries datagrams of at most `carried` bytes to the peer. Returns true if queued packets are longer.
     pub(super) fn carry_at_most(&mut self, carried: usize) -> bool {
         let carried = self.path.carry_at_most(carried, &mut self.handshake.hellos);
         self.sender.window.packets.iter().any(|packet| packet.bytes.len() > carried)
@@ -165,12 +165,12 @@ impl Connection {
         Front { base: self.sender.window.base, sent: self.sender.first_sent() }
     }
 
-    /// Up to where the other side has acknowledged what was sent.
+    /// How far the peer has acknowledged.
     pub(super) fn acknowledged(&self) -> Mark {
         Mark { connection: self.id, psn: self.sender.window.base as u32 }
     }
 
-    /// When it has to be looked at.
+    /// When [`Self::on_deadline`] must be called next.
     pub(super) fn deadline(&self) -> u64 {
         let acknowledgement = self.receiver.acknowledgement.at;
         acknowledgement.min(self.sender.timeout.at).min(self.liveness.look_at).min(self.path.due())
@@ -195,7 +195,7 @@ impl Connection {
         if self.liveness.look_at <= now { self.look(shared, now, sink) } else { None }
     }
 
-    /// No answer has come in time.
+    /// The retransmission timeout has expired.
     fn retry(&mut self, shared: &mut Shared, now: u64) {
         let timeout = &mut self.sender.timeout;
         timeout.attempts = timeout.attempts.saturating_add(1);
@@ -207,8 +207,8 @@ impl Connection {
                 let first = u64::from(shared.settings.first_psn);
                 let unheard = std::mem::take(&mut self.handshake.unheard);
                 if unheard && self.sender.window.base == first {
-                    // Somebody may have sent an old INIT to it since it answered ours: this one
-                    // says that ours is the new one.
+                    // The peer may have received an old, replayed INIT since it answered. This INIT tells it which
+                    // connection is the current one.
                     self.handshake.hellos |= INIT;
                 }
                 if self.sender.timeout.attempts >= SUSPICION {
@@ -223,21 +223,21 @@ impl Connection {
         self.wait_for_greeting(shared, now);
     }
 
-    /// The other side has some time to answer the handshake.
+    /// Gives the peer some time to answer the handshake.
     fn wait_for_greeting(&mut self, shared: &mut Shared, now: u64) {
         let timeout = &mut self.sender.timeout;
         timeout.at = now + shared.jittered(timeout.doubled(GREETING_NS));
     }
 
-    /// Is the other side still there?
+    /// Checks whether the peer is still there.
     fn look(&mut self, shared: &mut Shared, now: u64, sink: &impl Sink) -> Option<End> {
         let (patience, phase) = (shared.patience, self.handshake.phase);
         let timeout = shared.settings.peer_timeout_ns;
         let waiting = !self.sender.window.packets.is_empty() || phase == Phase::Greeting;
         let (liveness, hellos) = (&mut self.liveness, &mut self.handshake.hellos);
         if phase == Phase::HalfOpen && !waiting {
-            // Its process may be stopped before it reads our answer, and believe afterwards that we
-            // know of it.
+            // The peer's process may be stopped before it reads the reply, and believe afterwards that this endpoint
+            // knows of it.
             let silent = liveness.look_at_half_open(patience, now);
             if silent >= timeout || shared.half_open >= HALF_OPEN_MAX {
                 return Some(End::Silent);
@@ -255,12 +255,12 @@ impl Connection {
         None
     }
 
-    /// Asks whether the other side is there: the network says that it is not.
+    /// The network says that the peer is not there: asks the peer.
     pub(super) fn ask_whether_there(&mut self, now: u64) {
         self.liveness.ask(now, &mut self.handshake.hellos);
     }
 
-    /// Gives all buffers back.
+    /// Returns all buffers.
     pub(super) fn release(self, shared: &mut Shared) {
         shared.unacknowledged -= self.sender.window.release(&mut shared.buffers);
         self.receiver.release(shared);

@@ -1,8 +1,7 @@
-//! How connections come to be, are tested, and give way to the next life of a peer.
+//! How connections are made, are tested, and are replaced when a peer has a new incarnation.
 //!
-//! Who sends a handshake packet has the job key, because the tag says so; but it may be an old
-//! packet that someone has sent again. Therefore nothing that exists is given up for an INIT: the
-//! other side has to answer to a nonce of ours first.
+//! The tag of a handshake packet proves that its sender has the job key, but an attacker may replay an old one.
+//! Therefore an INIT alone never ends an existing connection: the peer must first answer to a nonce of this endpoint.
 
 use super::Reliable;
 use super::connection::handshake::{ACCEPT, INIT, Phase, Rival};
@@ -17,14 +16,14 @@ use crate::transport::address::WIRE_LEN;
 use crate::transport::net::neighbours::Standing;
 use crate::transport::{Address, PeerId};
 
-/// Connections whose other side has not proven yet that it is there, of which on INITs of unknown peers have to come from
-/// where they say: nothing is kept of those that do not (PROTOCOL.md §7.2).
+/// Above this many half-open connections, INITs of unknown peers must prove their source address with a cookie, and
+/// nothing is kept of the others (PROTOCOL.md §7.2).
 pub(super) const HALF_OPEN_FREE: usize = 64;
-/// For how long a proof of that is good, once or twice, as a power of two of nanoseconds.
+/// A cookie is valid for one to two times this period, as a power of two of nanoseconds.
 const COOKIE_SHIFT: u32 = 33;
-/// Answers to strangers that wait to be sent.
+/// Most replies to peers without a connection that wait to be sent.
 const REPLIES_MAX: usize = 64;
-/// Senders of handshakes that are told that their job key is another one, at most so many in this time, nanoseconds.
+/// Most handshakes with another job key that are answered with a hint within `HINTS_NS`, nanoseconds.
 pub(super) const HINTS_MAX: u32 = 64;
 const HINTS_NS: u64 = 1_000_000_000;
 
@@ -65,7 +64,7 @@ impl Reliable {
         }
     }
 
-    /// A handshake packet has a tag that our key did not make.
+    /// A handshake packet has a tag that was not made with this endpoint's key.
     #[cold]
     fn drop_forged(&mut self, now: u64, from: &Address, hello: &Hello) {
         self.shared.counts.forged += 1;
@@ -84,21 +83,20 @@ impl Reliable {
         if self.hints > HINTS_MAX {
             return;
         }
-        // Its sender waits for an answer, and cannot know why none comes. What it is told has no tag, which tells
-        // nothing of our key; repeats what only the receiver of its INIT knows; goes where that came from; and is
-        // not longer than that.
+        // Its sender waits for an answer, and cannot know why none comes. The hint has no tag, so it reveals nothing of
+        // the key; it repeats what only a receiver of the INIT knows, goes where the INIT came from, and is not longer.
         self.reply(*from, self.refusal(hello, REFUSED_KEY).encode());
     }
 
-    /// Answers somebody without a connection, unless too many answers wait.
+    /// Sends a reply to a peer without a connection, unless too many wait.
     fn reply(&mut self, to: Address, packet: [u8; HELLO_LEN]) {
         if self.replies.len() < REPLIES_MAX {
             self.replies.push_back((to, packet));
         }
     }
 
-    /// The peer says that our INIT has another job key than it has. Anybody on the way may have said so: it is told, and
-    /// ends nothing before its time.
+    /// The peer says that it has another job key. The packet may be forged, so it is logged, and the handshake's time
+    /// is not cut short.
     #[cold]
     fn on_other_key(&mut self, hello: &Hello) {
         let source = self.shared.settings.key_source;
@@ -112,16 +110,16 @@ impl Reliable {
         }
     }
 
-    /// The connection that `hello` answers to. The answer has to come from whom we asked: somebody
-    /// may have sent our question elsewhere.
+    /// The connection that `hello` answers to. The answer must come from the peer that was asked: an attacker may have
+    /// forwarded the INIT to another one.
     fn addressee(&mut self, hello: &Hello, sink: &impl Sink) -> Option<u32> {
         let from = sink.find(&hello.address)?;
         let (place, c) = self.table.numbered(hello.dest)?;
         (c.handshake.nonce == hello.echo && c.peer == from).then_some(place)
     }
 
-    /// The sender of an INIT that came from `from` is of another host, or of this user: what is sent to it, wherever
-    /// it says that it is, gets to no other user of this host.
+    /// The sender of an INIT that came from `from` is on another host, or belongs to this user: no other user of this
+    /// host gets packets that are sent to it, whatever address it names.
     fn admits(&mut self, from: &Address, hello: &Hello, sink: &impl Sink) -> bool {
         let admitted = |address: &Address| sink.standing(address) == Standing::Admitted;
         let both = admitted(&hello.address) && (*from == hello.address || admitted(from));
@@ -129,13 +127,13 @@ impl Reliable {
         both
     }
 
-    /// `hello` is of a connection that both sides have proven.
+    /// `hello` belongs to the established connection at `main`.
     fn is_known(&mut self, hello: &Hello, main: Option<u32>) -> bool {
         let c = main.and_then(|place| self.table.at(place));
         c.is_some_and(|c| c.handshake.is_established() && c.handshake.is_with(hello))
     }
 
-    /// `len`: of the whole datagram.
+    /// `len` is the length of the whole datagram, bytes.
     fn on_init(
         &mut self,
         now: u64,
@@ -171,10 +169,10 @@ impl Reliable {
         if !c.handshake.is_established() || c.handshake.is_with(hello) {
             return self.take_init(main, now, hello, len, sink);
         }
-        // Another life, or another connection, of the same address: it has to prove that it
-        // is not an old packet.
+        // Another incarnation, or another connection, of the same address: it must prove that this is not a replayed
+        // packet.
         if c.handshake.nonce == hello.echo {
-            // Two lives have answered one question of ours: which of them is there?
+            // Two incarnations have answered the same INIT: a new one shows which of them is there.
             c.handshake.hellos |= INIT;
             self.settle(main);
         } else if let Some(Rival::Challenger(place)) = c.handshake.rival {
@@ -184,19 +182,19 @@ impl Reliable {
         }
     }
 
-    /// An INIT of `len` bytes is for the connection at `place`.
+    /// Processes an INIT of `len` bytes for the connection at `place`.
     fn take_init(&mut self, place: u32, now: u64, hello: &Hello, len: usize, sink: &mut impl Sink) {
         let Some(c) = self.table.at(place) else { return };
         if c.handshake.is_established() {
             c.liveness.heard(self.shared.patience);
         } else if hello.echo != 0 && (hello.echo, hello.dest) == (c.handshake.nonce, c.id) {
-            // It has got our answer, and knows a nonce that no old packet can know.
+            // It has received the reply, and knows a nonce that no replayed packet can contain.
             c.adopt(&self.shared, hello);
             if !self.establish(place, now, sink) {
                 return;
             }
         } else {
-            // We asked at the same time, or it asks again, or somebody sends an old packet.
+            // Both sides asked at the same time, or the INIT was sent again, or is a replay.
             self.shared.half_open += usize::from(c.handshake.phase == Phase::Greeting);
             c.handshake.phase = Phase::HalfOpen;
             let answer = (c.handshake.hellos & ACCEPT != 0 && !c.handshake.is_with(hello))
@@ -212,7 +210,7 @@ impl Reliable {
         self.settle(place);
     }
 
-    /// Somebody asks for a connection that we do not have.
+    /// Makes a half-open connection for an INIT.
     fn half_open(
         &mut self,
         now: u64,
@@ -238,8 +236,8 @@ impl Reliable {
         Some(place)
     }
 
-    /// What `init` has to echo to be kept while many ask: only who gets packets at its address has it, and we need not
-    /// remember that it was sent.
+    /// The cookie that `init` must echo while many connections are half-open. Only a peer that receives packets at its
+    /// address can know it, and this endpoint need not remember that it was sent.
     fn cookie(&self, age: u64, init: &Hello) -> u64 {
         let Hello { life, nonce, connection, address, .. } = init;
         let mut bytes = [0; 8 * 4 + WIRE_LEN];
@@ -257,14 +255,14 @@ impl Reliable {
             && [age, age.wrapping_sub(1)].iter().any(|age| same(self.cookie(*age, init), init.echo))
     }
 
-    /// Many ask: this one shall show that it is where it says. It is told to who is there, which costs nothing to keep.
+    /// Too many are half-open: sends the cookie to the address that the INIT names. That keeps no state.
     fn ask_again(&mut self, now: u64, init: &Hello) {
         let nonce = self.cookie(now >> COOKIE_SHIFT, init);
         let answer = Hello { kind: HelloKind::Retry, nonce, ..self.refusal(init, 0) };
         self.reply(init.address, answer.signed(&self.shared.settings.key));
     }
 
-    /// The other side wants to hear our INIT once more, with what it says.
+    /// The peer wants this side's INIT again, with its nonce as the echo.
     fn on_retry(&mut self, place: u32, hello: &Hello) {
         let Some(c) = self.table.at(place) else { return };
         if c.handshake.phase == Phase::Greeting && c.handshake.echo != hello.nonce {
@@ -284,7 +282,7 @@ impl Reliable {
                 return;
             }
             if let Some(c) = self.table.at(place) {
-                // The proof that the other side waits for.
+                // This acknowledgement is the proof that the peer waits for.
                 c.receiver.acknowledgement.now = true;
                 c.handshake.unheard = true;
             }
@@ -292,11 +290,11 @@ impl Reliable {
             c.liveness.heard(self.shared.patience);
             c.on_answered(hello.answered, now);
         } else if !hello.established {
-            // It answers what we asked before there was a connection: an earlier life may have
-            // said that, long ago. Which of them is there?
+            // It answers an INIT sent before this connection was established, perhaps from an earlier incarnation. A
+            // new INIT shows which of them is there.
             c.handshake.hellos |= INIT;
         } else {
-            // It answers our nonce, and knows nothing of the connection.
+            // The peer answers the nonce, and knows nothing of the connection.
             let end = gone(c.handshake.life() == Some(hello.life));
             self.remove(place, end, sink);
             return;
@@ -331,7 +329,7 @@ impl Reliable {
         }
     }
 
-    /// The answer to an INIT that is not accepted for this reason.
+    /// The answer that refuses an INIT for this reason.
     pub(super) fn refusal(&self, init: &Hello, reason: u32) -> Hello {
         let settings = &self.shared.settings;
         Hello {
@@ -354,13 +352,13 @@ impl Reliable {
         }
     }
 
-    /// The other side of `place` has proven that it is there. False: it is another user's process of this host.
+    /// The peer at `place` has proven that it is there. False: it is another user's process on this host.
     pub(super) fn establish(&mut self, place: u32, now: u64, sink: &mut impl Sink) -> bool {
         let Some(c) = self.table.at(place) else { return false };
         let standing = sink.standing(&c.address);
         if standing != Standing::Admitted {
             self.shared.counts.strangers += 1;
-            // The one that we asked, or answered, has closed if it is absent; there may be another one soon.
+            // If it is absent, the process that was asked has closed its socket; there may be another one soon.
             if standing != Standing::Absent {
                 self.remove(place, End::failed(libc::EPERM), sink);
             }
@@ -373,7 +371,7 @@ impl Reliable {
         let (peer, address) = (c.peer, c.address);
         let (life, rival) = (c.handshake.life(), c.handshake.rival);
         if let Some(Rival::Incumbent(old)) = rival {
-            // This one is the main one then.
+            // This connection becomes the main one.
             let same_life = self.table.at(old).is_none_or(|c| c.handshake.life() == life);
             self.remove(old, gone(same_life), sink);
         }
@@ -383,7 +381,7 @@ impl Reliable {
     }
 }
 
-/// What becomes of a connection that the other side knows nothing of.
+/// How a connection ends that the peer knows nothing of.
 fn gone(same_life: bool) -> End {
     End::failed(if same_life { libc::ECONNRESET } else { libc::EHOSTDOWN })
 }

@@ -1,5 +1,5 @@
-//! What the network says of a path without a key, by ICMP: anybody may have made it up, so it is a reason to ask, and
-//! ends nothing by itself.
+//! ICMP messages about a path. They have no key and may be forged, so each is a reason to ask the peer, and ends
+//! nothing by itself.
 
 use super::Reliable;
 use super::connection::End;
@@ -7,17 +7,17 @@ use super::interface::Sink;
 use super::packet::{Hello, HelloKind};
 use crate::transport::Address;
 
-/// How long INITs of ours are refused, nanoseconds, until a peer counts as gone that was there.
+/// How long INITs are refused until a peer that was there counts as gone, nanoseconds.
 const REFUSED_NS: u64 = 200_000_000;
-/// The same of a peer that was never there yet: one that is started a little later is met.
+/// The same for a peer that was never there, nanoseconds: it may be started a little later.
 const ABSENT_NS: u64 = 1_400_000_000;
 
 impl Reliable {
-    /// The network says that nobody listens at `to`, where the datagram was to go that begins with `quote`.
+    /// An ICMP message says that the port at `to` is closed; it quotes the datagram that begins with `quote`.
     ///
-    /// Anybody may have made that message up, so it ends nothing: it is a reason to ask. It counts when it quotes an
-    /// INIT of ours, whose nonce nobody knows who has not seen it, and when that happens again after [`REFUSED_NS`] without
-    /// an answer in between (PROTOCOL.md §7.10).
+    /// It may be forged, so it is only a reason to ask. It counts if it quotes an INIT of this endpoint, whose nonce
+    /// only those that saw the INIT can know, and if that happens again after [`REFUSED_NS`] without an answer in
+    /// between (PROTOCOL.md §7.10).
     pub(crate) fn on_refused(
         &mut self,
         now: u64,
@@ -46,9 +46,8 @@ impl Reliable {
         }
     }
 
-    /// The path to `to` carries datagrams of at most `carried` bytes. Anybody may have made up the
-    /// message that says so, so it is believed down to what every network carries. Returns true if
-    /// packets are longer that have to be sent.
+    /// The path to `to` carries datagrams of at most `carried` bytes. The message that says so may be forged, so it is
+    /// believed only down to the length that every network carries. Returns true if queued packets are longer.
     pub(crate) fn on_too_long(&mut self, to: &Address, carried: usize, sink: &impl Sink) -> bool {
         let Some(place) = sink.find(to).and_then(|peer| self.table.place_of(peer)) else {
             return false;

@@ -1,29 +1,29 @@
-//! What the layer above gives the machine, and what it is told.
+//! The interface to the layer above: its settings, the counts it can read, and the callbacks it implements.
 
 use super::tag::JobKey;
 use crate::transport::net::job_key::Source;
 use crate::transport::net::neighbours::Standing;
 use crate::transport::{Address, Departure, Mark, PeerId};
 
-/// What an endpoint is, and its limits.
+/// Identity and limits of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// Random and odd: this life of the endpoint.
+    /// Identifies this incarnation of the endpoint: random and odd.
     pub(crate) life: u64,
     /// The endpoint's address.
     pub(crate) address: Address,
     pub(crate) key: JobKey,
-    /// What it was made of.
+    /// The source of the key.
     pub(crate) key_source: Source,
-    /// Largest datagram that our link carries, bytes.
+    /// Largest datagram that the link carries, bytes.
     pub(crate) datagram_max: usize,
-    /// A peer that is silent for so long while something is owed is dead, nanoseconds.
+    /// Liveness timeout, nanoseconds: a peer that is silent for this long while it owes something counts as dead.
     pub(crate) peer_timeout_ns: u64,
-    /// Most bytes of packets kept, to be sent again or until those before them arrive.
+    /// Most bytes of packets kept for retransmission, or until the packets before them arrive.
     pub(crate) buffer_bytes: usize,
-    /// What we offer in handshakes: [`STREAMS`](super::packet::STREAMS) and those beside it.
+    /// Features offered in handshakes: [`STREAMS`](super::packet::STREAMS) and those beside it.
     pub(crate) features: u32,
-    /// Packets that all peers together may have under way to us.
+    /// Packets that all peers together may have in flight to this endpoint.
     pub(crate) receive_window: u32,
     /// First packet sequence number of a connection.
     pub(crate) first_psn: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Settings {
     pub(crate) seed: [u8; 16],
 }
 
-/// What has happened so far.
+/// Counts of events since the endpoint was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) data_sent: u64,
@@ -40,43 +40,43 @@ pub(crate) struct Counts {
     pub(crate) hellos_sent: u64,
     pub(crate) data_received: u64,
     pub(crate) duplicates: u64,
-    /// Packets that came before those in front of them, and were kept.
+    /// Packets that arrived before their predecessors, and were kept.
     pub(crate) early: u64,
-    /// Packets in order or early that there was no memory or no room for.
+    /// Packets in order or early that were dropped for lack of memory or room.
     pub(crate) no_room: u64,
     pub(crate) timeouts: u64,
-    /// Packets whose tag is wrong: of another job, forged, damaged, or of an earlier connection.
+    /// Packets with a wrong tag: from another job, forged, damaged, or of an earlier connection.
     pub(crate) forged: u64,
     /// Packets for a connection that does not exist.
     pub(crate) stray: u64,
-    /// Packets that are no packets.
+    /// Datagrams that cannot be decoded.
     pub(crate) malformed: u64,
-    /// Handshakes from addresses of this host that are not this user's.
+    /// Handshakes from addresses of this host that belong to another user.
     pub(crate) strangers: u64,
-    /// Handshakes of a version that is not understood here.
+    /// Handshakes of a version that this endpoint does not understand.
     pub(crate) versions: u64,
     pub(crate) connected: u64,
     pub(crate) departed: u64,
 }
 
-/// The layer above.
+/// The callbacks that the layer above implements.
 pub(crate) trait Sink {
-    /// Numbers the peer at `address`; `None`: there is no room for another one.
+    /// The number of the peer at `address`, which is assigned if necessary; `None`: no number is free.
     fn peer_of(&mut self, address: &Address) -> Option<PeerId>;
-    /// Its number, if it has one.
+    /// The number of the peer at `address`, if it has one.
     fn find(&self, address: &Address) -> Option<PeerId>;
-    /// The peer has not proven that it is there, and nobody was told of it: its number may be another one's.
+    /// The peer never proved that it is there, and its number was never reported: the number may be reused.
     fn forget(&mut self, peer: PeerId);
-    /// Who the peer at `address` is, as far as this host knows: asked when a connection is made, before anything that a
-    /// packet says is believed.
+    /// Which user owns `address`, as far as this host knows. Asked when a connection is made, before anything in a
+    /// packet is trusted.
     fn standing(&self, address: &Address) -> Standing;
-    /// A peer has proven that it is there; before its first message.
+    /// A peer has proven that it is there; called before its first message is delivered.
     fn on_connected(&mut self, peer: PeerId, address: &Address);
-    /// A message. The slices are valid during the call only.
+    /// A message has arrived. The slices are valid during the call only.
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
     /// The peer, which is about to depart, has acknowledged everything before `upto`.
     fn on_acknowledged(&mut self, _peer: PeerId, _upto: Mark) {}
-    /// A peer is gone; what arrived in order was reported before.
+    /// A peer is gone; everything that had arrived in order was reported before.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
     /// Whether the layer above waits for something from `peer`.
     fn is_owed(&self, peer: PeerId) -> bool;

@@ -1,11 +1,11 @@
-//! Reliable, ordered messages over datagrams: one machine per endpoint, without socket and clock.
+//! Reliable, ordered messages over datagrams: one state machine per endpoint, which has no socket and no clock.
 //!
-//! Time is an argument. What arrives goes into [`Reliable::on_datagram`], what is to leave comes
-//! out of [`Reliable::poll_transmit`], and [`Reliable::next_timeout`] says when
-//! [`Reliable::on_timeout`] wants to be called. The wire format and the rules are PROTOCOL.md §7.
+//! Time is an argument. A received datagram goes into [`Reliable::on_datagram`], packets to send come out of
+//! [`Reliable::poll_transmit`], and [`Reliable::next_timeout`] says when [`Reliable::on_timeout`] must be called.
+//! PROTOCOL.md §7 defines the wire format and the rules.
 //!
-//! The work per packet does not depend on the number of peers, and an idle peer costs nothing but
-//! its memory and a look every few seconds.
+//! The work per packet does not depend on the number of peers. An idle peer costs its memory and one check every few
+//! seconds.
 #![forbid(unsafe_code)]
 
 mod buffers;
@@ -46,33 +46,33 @@ use std::sync::Arc;
 use table::Table;
 use timers::{NEVER, Timers};
 
-/// Turns of this much at most count as time in which a peer was silent, nanoseconds: while nobody
-/// polled we could not hear it.
+/// At most this much of the time between two calls counts as silence of a peer, nanoseconds: while the application does
+/// not poll, no peer can be heard.
 const TURN_MAX_NS: u64 = 1_000_000_000;
-/// Who sends later than this after a message has come is in no hurry, nanoseconds.
+/// A message sent later than this after the last arrival is not latency-bound, nanoseconds.
 const PROMPT_NS: u64 = 100_000;
 
-/// See the module.
+/// The state machine of one endpoint: see the module.
 #[derive(Debug)]
 pub(crate) struct Reliable {
     shared: Shared,
     table: Table,
     timers: Timers,
-    /// Places of connections that have something to send, in turn.
+    /// Slots of connections that have something to send, in round-robin order.
     ready: VecDeque<u32>,
-    /// Answers to peers without a connection.
+    /// Replies to peers without a connection.
     replies: VecDeque<(Address, [u8; HELLO_LEN])>,
-    /// [`handshake::HINTS_MAX`]: how many were told, and since when.
+    /// How many hints were sent (limit: [`handshake::HINTS_MAX`]), and since when they are counted.
     hints: u32,
     hints_since: u64,
     last_turn: u64,
-    /// The link took less than it was offered.
+    /// The link took fewer packets than it was given.
     blocked: bool,
-    /// What the last packet says of ours, while its message was more urgent.
+    /// The acknowledgement in the last packet, which is read after its message was delivered.
     put_off: Option<PutOff>,
 }
 
-/// What a packet of connection `id` acknowledges, which came at `came`, nanoseconds: see
+/// An acknowledgement that connection `id` received at `came`, nanoseconds, and has not processed yet: see
 /// [`Connection::take_plain`].
 #[derive(Debug)]
 struct PutOff {
@@ -97,17 +97,17 @@ impl Reliable {
         }
     }
 
-    /// The link sends packets that are made in `pool` from there as they are.
+    /// The link can send packets that are made in `pool` without copying them.
     pub(crate) fn lend(&mut self, pool: Arc<Pool>) {
         self.shared.buffers.lend(pool);
     }
 
-    /// Tells peers that send whether they should describe long messages rather than send them.
+    /// Tells sending peers whether to announce long messages (rendezvous) instead of sending their payload.
     pub(crate) fn set_pressure(&mut self, on: bool) {
         self.shared.pressure = on;
     }
 
-    /// When `on_timeout` wants to be called, nanoseconds. May be earlier than necessary.
+    /// When `on_timeout` must be called, nanoseconds. May be earlier than necessary.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         let timer = self.timers.next();
         if self.blocked || !self.ready.is_empty() {
@@ -123,7 +123,7 @@ impl Reliable {
         self.has_unsent() || self.has_put_off()
     }
 
-    /// True when there is something to catch up with.
+    /// True when an acknowledgement was put off.
     #[inline]
     pub(crate) fn has_put_off(&self) -> bool {
         self.put_off.is_some()
@@ -135,7 +135,7 @@ impl Reliable {
         !self.ready.is_empty() || !self.replies.is_empty()
     }
 
-    /// Does what was put off. Returns whether there is something to send now.
+    /// Processes the acknowledgement that was put off. Returns whether there is something to send now.
     #[inline]
     pub(crate) fn catch_up(&mut self, now: u64) -> bool {
         if let Some(put_off) = self.put_off.take() {
@@ -147,12 +147,12 @@ impl Reliable {
     #[inline(never)]
     fn acknowledge(&mut self, PutOff { id, header, came }: &PutOff, now: u64) {
         let Some((place, c)) = self.table.numbered(*id) else { return };
-        // That it names nothing else than what was sent was looked at when it came.
+        // `take_plain` has checked that it acknowledges only packets that were sent.
         c.sender.on_acknowledgement(&mut self.shared, header, &[], *came, now);
         self.settle(place);
     }
 
-    /// A line for the first, the second, the fourth … packet of a kind that was dropped.
+    /// Logs the first, second, fourth … dropped packet of a kind.
     #[cold]
     fn tell(&self, count: u64, what: &str, from: &Address, bytes: &[u8]) {
         if count.is_power_of_two() {
@@ -167,7 +167,7 @@ impl Reliable {
         self.last_turn = self.last_turn.max(now);
     }
 
-    /// Puts a connection where its deadline and its wish to send belong.
+    /// Sets the timer of a connection, and queues it if it has something to send.
     fn settle(&mut self, place: u32) {
         let Some(c) = self.table.at(place) else { return };
         self.timers.set(place, c.deadline(), &mut c.timer_at);
@@ -195,8 +195,8 @@ impl Reliable {
         Ok(())
     }
 
-    /// Takes a message: `header`, and `len` bytes of payload that `pack` copies piece by piece from
-    /// the given offset. `Again` when there is no room. It leaves with `poll_transmit`.
+    /// Queues a message: `header`, and `len` bytes of payload that `pack` copies in fragments from the given offset.
+    /// `Again` when there is no room. `poll_transmit` sends it.
     pub(crate) fn send(
         &mut self,
         peer: PeerId,
@@ -208,7 +208,7 @@ impl Reliable {
         self.accept(peer, (header, len), pack, false, now)
     }
 
-    /// The same of one without payload that shares its packet with what is sent before that leaves.
+    /// The same for a message without payload that may share a packet with messages queued before `poll_transmit`.
     pub(crate) fn send_with_others(
         &mut self,
         peer: PeerId,
@@ -235,19 +235,19 @@ impl Reliable {
         Ok(())
     }
 
-    /// Nothing could be said for a while until `now`, and the application polls.
+    /// The endpoint could not send until `now`, and the application polls again.
     pub(crate) fn on_return(&mut self, now: u64) {
         self.shared.back_at = now;
     }
 
-    /// The application polls: what it sends before it does so again is one burst.
+    /// The application polls: the messages it sends until the next poll count as one burst.
     #[inline]
     pub(crate) fn on_poll(&mut self) {
         self.shared.backoff.on_poll();
     }
 
-    /// The fast path: takes a message that can leave now, and sends it, or holds it back if it is one of a burst. `pack` copies the `len` bytes of its payload piece by piece from the given offset. False: nothing was
-    /// done, and `send` knows why.
+    /// The fast path: sends a message that can leave now, or coalesces it if it is one of a burst. `pack` copies the
+    /// `len` bytes of its payload in fragments from the given offset. False: nothing was done, and `send` knows why.
     #[inline]
     pub(crate) fn send_at_once(
         &mut self,
@@ -287,7 +287,7 @@ impl Reliable {
         true
     }
 
-    /// Takes a datagram that came from `from`.
+    /// Processes a datagram that came from `from`.
     pub(crate) fn on_datagram(
         &mut self,
         now: u64,
@@ -335,14 +335,14 @@ impl Reliable {
         }
     }
 
-    /// Does what time asks for.
+    /// Handles the deadlines that have passed.
     pub(crate) fn on_timeout(&mut self, now: u64, sink: &mut impl Sink) {
         self.turn(now);
         self.catch_up(now);
         while let Some((at, place)) = self.timers.pop(now) {
             let Some(c) = self.table.at(place) else { continue };
             if c.timer_at != at {
-                continue; // of an earlier connection here, or overtaken
+                continue; // the entry is of an earlier connection in this slot, or was replaced by a later one
             }
             c.timer_at = NEVER;
             match c.on_deadline(&mut self.shared, now, sink) {
@@ -352,8 +352,8 @@ impl Reliable {
         }
     }
 
-    /// Sends what may be sent now, a bounded amount for each peer in turn. Returns how many
-    /// packets left.
+    /// Sends what may be sent now, a bounded number of packets for each peer in turn. Returns the number of packets
+    /// sent.
     pub(crate) fn poll_transmit(&mut self, now: u64, link: &mut impl Link) -> usize {
         self.turn(now);
         self.catch_up(now);
@@ -391,7 +391,7 @@ impl Reliable {
         n
     }
 
-    /// Ends a connection.
+    /// Ends a connection, and reports that if the layer above knows of it.
     fn remove(&mut self, place: u32, end: End, sink: &mut impl Sink) {
         let Some(c) = self.table.remove(place) else { return };
         self.shared.half_open -= usize::from(c.handshake.phase == Phase::HalfOpen);
@@ -418,20 +418,20 @@ impl Reliable {
         }
     }
 
-    /// What is sent next to `peer` asks for an answer at once.
+    /// The next packet to `peer` asks for an immediate acknowledgement.
     pub(crate) fn ask_soon(&mut self, peer: PeerId) {
         if let Some(c) = self.table.place_of(peer).and_then(|place| self.table.at(place)) {
             c.sender.asks = true;
         }
     }
 
-    /// The first packet that `peer` has not acknowledged, or the next one.
+    /// The first packet that `peer` has not acknowledged, or the next one if there is none.
     pub(crate) fn acknowledged(&mut self, peer: PeerId, now: u64) -> Option<Mark> {
         self.catch_up(now);
         self.table.of(peer).map(Connection::acknowledged)
     }
 
-    /// What has arrived is acknowledged with the next `poll_transmit`.
+    /// The next `poll_transmit` acknowledges all that has arrived.
     pub(crate) fn acknowledge_all(&mut self) {
         for place in self.table.places() {
             let ack = self.table.at(place).map(|c| &mut c.receiver.acknowledgement);
@@ -442,7 +442,7 @@ impl Reliable {
         }
     }
 
-    /// Says goodbye to all peers.
+    /// Sends a CLOSE to all peers.
     pub(crate) fn close(&mut self, now: u64, link: &mut impl Link) {
         self.turn(now);
         for c in self.table.iter_mut() {
@@ -453,7 +453,7 @@ impl Reliable {
 
 #[cfg(test)]
 impl Reliable {
-    /// The packets that are under way, for a measurement.
+    /// The packets in flight, for a measurement.
     fn each_in_flight(&mut self, mut each: impl FnMut(&[u8])) {
         for c in self.table.iter_mut() {
             for packet in

@@ -1,6 +1,5 @@
-//! The datagrams of the reliable layer (PROTOCOL.md §7). Decoding takes any bytes and never fails
-//! in another way than `None`; what it returns has been checked for length only. A packet prints
-//! itself as a line that a person can read.
+//! The datagrams of the reliable layer (PROTOCOL.md §7). Decoding accepts any bytes and fails only with `None`; results
+//! are checked for length only. A packet prints itself as a readable line.
 
 use super::tag::{BlockHash, JobKey, SessionKey};
 use crate::transport::Address;
@@ -8,53 +7,53 @@ use std::fmt;
 
 /// First bytes of a handshake packet.
 pub(crate) const MAGIC: [u8; 4] = *b"UDRV";
-/// The version of the protocol that is spoken here.
+/// The protocol version of this endpoint.
 pub(crate) const VERSION: u16 = 1;
-/// The oldest version that is understood.
+/// The oldest version that this endpoint understands.
 pub(crate) const VERSION_MIN: u16 = 1;
 
 /// Bytes of a handshake packet.
 pub(crate) const HELLO_LEN: usize = 88;
-/// Where its tag stands: over all before it.
+/// Offset of its tag, which covers all before it.
 pub(crate) const HELLO_TAG_AT: usize = 80;
 /// Bytes of the header of a packet within a connection.
 pub(crate) const HEADER_LEN: usize = 40;
-/// Where its tag stands: over all before it, and over what follows it.
+/// Offset of its tag, which covers all before it and all after it.
 pub(crate) const TAG_AT: usize = 32;
 /// Most 64-bit words of selective acknowledgement.
 pub(crate) const SACK_WORDS: usize = 16;
 /// Bytes in front of a frame, in a packet with data.
 pub(crate) const FRAME_LEN: usize = 4;
-/// The same for the first frame of several.
+/// The same for the first frame of a message of several frames.
 pub(crate) const FIRST_FRAME_LEN: usize = 8;
 /// Unit of `Header::ack_delay`, nanoseconds.
 pub(crate) const DELAY_UNIT_NS: u64 = 4096;
 
 /// Longest payload of a message, bytes.
 pub(crate) const MESSAGE_MAX: usize = 64 * 1024;
-/// Datagrams that any network carries, bytes: used until more has been found to pass (connection/path.rs).
+/// Longest datagram that any network carries, bytes: used until a longer one passes (connection/path.rs).
 pub(super) const DATAGRAM_START: usize = 1200;
-/// What everybody takes, whatever it says, if need be as IP fragments: devices with datagrams of 1024
-/// bytes take less than others begin with. With much less the longest message would be more packets than
-/// there may be buffers for.
+/// Every endpoint takes datagrams of this length, whatever it announces, as IP fragments if necessary. It is below
+/// `DATAGRAM_START` because some devices take datagrams of only 1024 bytes. With a much smaller one the longest message
+/// would need more packets than there may be buffers.
 pub(super) const DATAGRAM_LEAST: usize = 1024;
-/// Acknowledge this at once.
+/// Asks for an immediate acknowledgement.
 pub(crate) const ACK_REQUEST: u8 = 1;
 /// The sender of this packet is short of memory for payload (PROTOCOL.md §4.7).
 pub(crate) const PRESSURE: u8 = 2;
 /// `echo` names a transmission.
 pub(crate) const HAS_ECHO: u8 = 4;
-/// The tag covers the header only: the network guards the rest (PROTOCOL.md §7.13).
+/// The tag covers the header only: the network protects the rest (PROTOCOL.md §7.13).
 pub(crate) const HEADER_ONLY: u8 = 8;
 
-/// What a packet within a connection is.
+/// Types of packets within a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// Frames, numbered by `psn`.
     Data = 1,
-    /// Acknowledgement only; `psn` is the next one that will be sent.
+    /// Acknowledgement only; `psn` is the next packet that will be sent.
     Ack,
-    /// The endpoint closes; `psn` is the one after the last.
+    /// The endpoint closes; `psn` is one after the last packet.
     Close,
 }
 
@@ -71,32 +70,31 @@ pub(crate) struct Header {
     pub(crate) psn: u32,
     /// Number of this transmission: a packet that is sent again has another one.
     pub(crate) transmission: u32,
-    /// The next PSN that is expected: all before it have arrived.
+    /// The next PSN that is expected: all packets before it have arrived.
     pub(crate) ack: u32,
     /// The highest transmission that has arrived.
     pub(crate) echo: u32,
-    /// How long ago that was, in units of [`DELAY_UNIT_NS`].
+    /// How long ago that transmission arrived, in units of [`DELAY_UNIT_NS`].
     pub(crate) ack_delay: u16,
-    /// Packets from `ack` on that there is room for.
+    /// Packets from `ack` on that the sender of this header has room for.
     pub(crate) credit: u16,
-    /// Packets that arrived with a congestion mark so far.
+    /// Packets that have arrived with a congestion mark so far.
     pub(crate) marks: u32,
     pub(crate) tag: u64,
 }
 
-/// A packet that makes or tests a connection.
+/// A handshake packet: makes or tests a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello {
     pub(crate) kind: HelloKind,
-    /// In an INIT: its sender has established the connection. In an ACCEPT: that of the INIT that
-    /// it answers.
+    /// In an INIT: its sender has established the connection. In an ACCEPT: a copy from the INIT that it answers.
     pub(crate) established: bool,
-    /// The version that its sender speaks, and the oldest that it understands.
+    /// The version of its sender, and the oldest that it understands.
     pub(crate) version: u16,
     pub(crate) version_min: u16,
     /// Largest datagram that its sender takes, bytes.
     pub(crate) datagram_max: u16,
-    /// Features that its sender has ([`STREAMS`] and those beside it); in a refusal the reason.
+    /// Features of its sender ([`STREAMS`] and those beside it); in a refusal the reason.
     pub(crate) features: u32,
     /// Its sender's number of the connection.
     pub(crate) connection: u32,
@@ -104,47 +102,47 @@ pub(crate) struct Hello {
     pub(crate) answered: u16,
     /// Packets that may be sent before the first acknowledgement.
     pub(crate) credit: u16,
-    /// Random, odd, one for each life of an endpoint.
+    /// Random, odd, one for each incarnation of an endpoint.
     pub(crate) life: u64,
     /// Random, one for each connection.
     pub(crate) nonce: u64,
-    /// The other side's nonce, 0 if its sender does not know it.
+    /// The peer's nonce, 0 if its sender does not know it.
     pub(crate) echo: u64,
     pub(crate) address: Address,
     /// The receiver's number of the connection, 0 if its sender does not know it.
     pub(crate) dest: u32,
-    /// The port that it is meant for.
+    /// The receiver's port.
     pub(crate) dest_port: u16,
     pub(crate) tag: u64,
 }
 
-/// What a handshake packet is.
+/// Types of handshake packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HelloKind {
     /// Asks for a connection, or whether it still exists.
     Init = 0x10,
-    /// Agrees.
+    /// Accepts a connection.
     Accept,
-    /// Does not agree: `features` says why.
+    /// Refuses it: `features` says why.
     Refuse,
-    /// Agrees if the INIT comes again with `nonce` as its echo: many ask at the moment.
+    /// Will accept if the INIT comes again with `nonce` as its echo: too many connections are half-open.
     Retry,
 }
 
-/// A feature: TCP connections for long messages are taken at the endpoint's port (PROTOCOL.md §7.12).
+/// Feature: accepts TCP connections for long messages at the endpoint's port (PROTOCOL.md §7.12).
 pub(crate) const STREAMS: u32 = 1;
-/// Feature: it has a bulk path, and takes the messages that begin one (PROTOCOL.md §7.14).
+/// Feature: has a bulk path, and takes the messages that make its connections (PROTOCOL.md §7.14).
 pub(crate) const WINDOWS: u32 = 2;
-/// A feature: atomic operations are carried out (§4.16).
+/// Feature: carries out atomic operations (§4.16).
 pub(crate) const ATOMICS: u32 = 4;
-/// A feature: it takes part in collective operations (§4.17).
+/// Feature: takes part in collective operations (§4.17).
 pub(crate) const COLLECTIVES: u32 = 8;
-/// A feature: it takes packets that say [`HEADER_ONLY`], where the network guards the rest (§7.13).
+/// Feature: takes packets with [`HEADER_ONLY`], where the network protects the rest (§7.13).
 pub(crate) const HEADER_TAGS: u32 = 16;
 
-/// Reasons of a refusal: another version,
+/// Reason of a refusal: another version.
 pub(crate) const REFUSED_VERSION: u32 = 1;
-/// another job key. Such a refusal has no tag that its receiver could check.
+/// Reason of a refusal: another job key. Such a refusal has no tag that its receiver could check.
 pub(crate) const REFUSED_KEY: u32 = 2;
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -190,9 +188,9 @@ impl Header {
         Some((header, rest))
     }
 
-    /// The tag of a packet of which `signed` is the header and `body` what follows it. If the network guards what follows
-    /// ([`HEADER_ONLY`]), it is over the header and the length of that: that the header says so keeps such a tag from
-    /// being one of the other kind.
+    /// The tag of a packet with the header `signed` and the contents `body`. If the network protects the contents
+    /// ([`HEADER_ONLY`]), the tag is over the header and their length. The header contains that flag, so such a tag is
+    /// never valid for the other kind.
     #[inline]
     pub(super) fn tag(
         key: &SessionKey,
@@ -208,7 +206,7 @@ impl Header {
         key.tag_without(direction, signed, body.len())
     }
 
-    /// The bytes, with the tag of a packet with `body` behind this header.
+    /// The encoded header, with the tag of a packet that has `body` behind it.
     #[inline]
     pub(crate) fn signed(
         &self,
@@ -225,7 +223,7 @@ impl Header {
         bytes
     }
 
-    /// The bytes, with the tag as it stands.
+    /// The encoded header, with the tag as it is.
     #[inline]
     pub(crate) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut b = [0; HEADER_LEN];
@@ -244,8 +242,8 @@ impl Header {
 }
 
 impl Hello {
-    /// `None` for anything that is no handshake packet. A packet of another version is decoded as
-    /// far as all versions agree: magic, kind, versions, sender's connection, nonce and address.
+    /// `None` for anything but a handshake packet. A packet of another version is decoded as far as all versions agree:
+    /// magic, kind, versions, sender's connection, nonce and address.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.get(..4)? != MAGIC || bytes.len() < HELLO_LEN {
             return None;
@@ -277,7 +275,7 @@ impl Hello {
         })
     }
 
-    /// The bytes, with their tag.
+    /// The encoded packet, with its tag.
     pub(super) fn signed(&self, key: &JobKey) -> [u8; HELLO_LEN] {
         let mut bytes = self.encode();
         let (body, tag) = bytes.split_at_mut(HELLO_TAG_AT);
@@ -285,7 +283,7 @@ impl Hello {
         bytes
     }
 
-    /// The bytes, with the tag as it stands.
+    /// The encoded packet, with the tag as it is.
     pub(crate) fn encode(&self) -> [u8; HELLO_LEN] {
         let mut b = [0; HELLO_LEN];
         put(&mut b, 0, &MAGIC);
@@ -308,24 +306,24 @@ impl Hello {
     }
 }
 
-/// The 64-bit number nearest to `near` whose low half is `low`, which is all that packets say of it.
+/// The 64-bit number nearest to `near` with the low half `low`. Packets carry only the low half.
 #[inline]
 pub(super) fn widen(low: u32, near: u64) -> u64 {
-    // Below 0 there is none: it is the one above then.
+    // If it would be negative, the next one above is meant.
     let off = i64::from(low.wrapping_sub(near as u32) as i32);
     near.checked_add_signed(off).unwrap_or_else(|| u64::from(low))
 }
 
-/// A piece of a message, in a packet with data.
+/// A fragment of a message, in a packet with data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Frame<'a> {
     /// A message.
     Whole { header: &'a [u8], payload: &'a [u8] },
     /// The beginning of a message with `total` bytes of payload.
     First { total: usize, header: &'a [u8], payload: &'a [u8] },
-    /// More of it.
+    /// The next fragment of it.
     More { payload: &'a [u8] },
-    /// The end of it.
+    /// The last fragment of it.
     Last { payload: &'a [u8] },
 }
 
@@ -355,8 +353,8 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Writes what stands in front of a frame's payload into `to`: frame bytes and `header`. Returns
-/// how many bytes that were. `kind`: 0 whole, 1 first (with `total`), 2 more, 3 last.
+/// Writes the part of a frame before its payload into `to`: frame bytes and `header`. Returns its length, bytes.
+/// `kind`: 0 whole, 1 first (with `total`), 2 more, 3 last.
 #[inline]
 pub(crate) fn put_frame(to: &mut [u8], kind: u8, header: &[u8], len: usize, total: usize) -> usize {
     put(to, 0, &[header.len() as u8, kind]);
@@ -401,7 +399,7 @@ impl fmt::Display for Hello {
     }
 }
 
-/// Any datagram as a line: for the log, and for whoever looks at a capture.
+/// Prints any datagram as a line, for the log and for readers of a packet capture.
 pub(crate) struct Dump<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Dump<'_> {

@@ -1,4 +1,4 @@
-//! What the rest of the network asks about connections.
+//! Queries of the other parts of the net transport about connections.
 
 use super::Reliable;
 use super::interface::Counts;
@@ -6,12 +6,12 @@ use super::packet::{DATAGRAM_START, FRAME_LEN, HEADER_LEN, STREAMS, TAG_AT, WIND
 use crate::transport::{Mark, PeerId};
 
 impl Reliable {
-    /// What has happened so far.
+    /// Counts of events since the endpoint was opened.
     pub(crate) fn counts(&self) -> &Counts {
         &self.shared.counts
     }
 
-    /// Bytes of packets kept.
+    /// Bytes of packets in memory.
     #[cfg(test)]
     pub(crate) fn memory(&self) -> usize {
         self.shared.buffers.used()
@@ -43,7 +43,7 @@ impl Reliable {
         room.saturating_sub(HEADER_LEN + FRAME_LEN + header)
     }
 
-    /// Our and the other side's number of the connection to `peer`, if it takes streams.
+    /// This endpoint's and the peer's number of the connection to `peer`, if it accepts streams.
     pub(crate) fn takes_streams(&self, peer: PeerId) -> Option<(u32, u32)> {
         let c = self.table.of(peer)?;
         let remote = c
@@ -53,25 +53,25 @@ impl Reliable {
         Some((c.id, remote.id))
     }
 
-    /// What `peer` knows beyond the first version, if it has introduced itself.
+    /// The features of `peer`, if it has introduced itself.
     pub(crate) fn features_of(&self, peer: PeerId) -> Option<u32> {
         Some(self.table.of(peer)?.handshake.remote?.features)
     }
 
-    /// Whether `peer` is there and may lend windows, and be lent some.
+    /// Whether `peer` is connected and takes part in PUT rendezvous, as sender and as receiver.
     pub(crate) fn takes_windows(&self, peer: PeerId) -> bool {
         self.table
             .of(peer)
             .is_some_and(|c| c.handshake.is_established() && c.handshake.knows(WINDOWS))
     }
 
-    /// Whom our connection number `id` is the one to.
+    /// The peer that is reached by this endpoint's connection number `id`.
     pub(crate) fn owner_of(&self, id: u32) -> Option<PeerId> {
         let peer = self.table.established(id)?.peer;
         self.table.of(peer).is_some_and(|c| c.id == id).then_some(peer)
     }
 
-    /// Messages that were taken from, and given to, the layer above on connection `id`.
+    /// Messages that connection `id` took from the layer above, and delivered to it.
     pub(crate) fn sent(&self, id: u32) -> Option<u64> {
         Some(self.table.established(id)?.sender.sent)
     }
@@ -80,8 +80,8 @@ impl Reliable {
         Some(self.table.established(id)?.receiver.reassembly.delivered)
     }
 
-    /// The tag of `bytes` that we, or the other side, send beside the datagrams of connection `id`.
-    /// They are never as long as what is signed of a datagram.
+    /// The tag of `bytes` that this endpoint (`ours`) or the peer sends beside the datagrams of connection `id`. Their
+    /// length differs from that of the signed part of a datagram, so that neither tag can be used for the other.
     pub(crate) fn sign(&self, id: u32, ours: bool, bytes: &[u8]) -> Option<u64> {
         debug_assert_ne!(bytes.len(), TAG_AT);
         let remote = self.table.established(id)?.handshake.remote?;
@@ -89,7 +89,7 @@ impl Reliable {
         Some(remote.key.tag(&self.shared.hash, direction, bytes, &[]))
     }
 
-    /// The last packet that was taken for `peer`; `None`: it has acknowledged all.
+    /// The last packet that was queued for `peer`; `None`: it has acknowledged all.
     pub(crate) fn last_sent(&self, peer: PeerId) -> Option<Mark> {
         let c = self.table.of(peer).filter(|c| !c.sender.window.packets.is_empty())?;
         Some(Mark { connection: c.id, psn: c.sender.window.next_psn().wrapping_sub(1) as u32 })

@@ -1,4 +1,4 @@
-//! The receiving half of a connection: order, duplicates, acknowledgements, and messages made of several packets.
+//! The receiving half of a connection: order, duplicates, acknowledgements, and reassembly of messages.
 
 mod acknowledgement;
 mod order;
@@ -13,36 +13,36 @@ pub(super) use acknowledgement::{ACK_EVERY, Acknowledgement};
 use order::{Order, Place};
 pub(super) use reassembly::{Assembly, Fault, Reassembly};
 
-/// Bytes of buffers that the longest message takes, in the shortest packets.
+/// Bytes of buffers that sending the longest message in the shortest packets takes.
 const SENDING: usize = MESSAGE_MAX.div_ceil(DATAGRAM_LEAST - HEADER_LEN - FRAME_LEN) * 2048;
 
-/// A packet within a connection, as it came.
+/// A received packet within a connection.
 pub(super) struct Arrival<'a> {
     pub(super) header: Header,
     pub(super) body: &'a [u8],
-    /// With a congestion mark.
+    /// It has a congestion mark.
     pub(super) congested: bool,
-    /// When, nanoseconds.
+    /// When it arrived, nanoseconds.
     pub(super) at: u64,
 }
 
-/// See the module.
+/// The receiving half of one connection.
 #[derive(Debug)]
 pub(super) struct Receiver {
     pub(super) order: Order,
     pub(super) reassembly: Reassembly,
     pub(super) acknowledgement: Acknowledgement,
-    /// The highest transmission that has arrived here plus one, and when.
+    /// The highest transmission that has arrived here plus one, and when it arrived.
     pub(super) arrived: u64,
     pub(super) arrived_at: u64,
-    /// Packets that came with a congestion mark.
+    /// Packets that arrived with a congestion mark.
     pub(super) marks: u32,
-    /// The epoch in which it last sent (`Shared::count_sender`).
+    /// The epoch in which the peer last sent data (`Shared::count_sender`).
     epoch: u64,
 }
 
 impl Receiver {
-    /// `first` is the number of the other side's first packet.
+    /// `first` is the number of the peer's first packet.
     pub(super) fn new(first: u64) -> Self {
         Self {
             order: Order::new(first),
@@ -55,7 +55,7 @@ impl Receiver {
         }
     }
 
-    /// Takes the frames of a genuine packet with data, and gives out the messages that can be.
+    /// Takes the frames of a genuine packet with data, and delivers the messages that are complete and in order.
     pub(super) fn on_data(
         &mut self,
         shared: &mut Shared,
@@ -84,7 +84,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// A packet with data is here.
+    /// A packet with data has arrived.
     fn note_arrival(&mut self, shared: &mut Shared, packet: &Arrival<'_>) {
         shared.counts.data_received += 1;
         shared.count_sender(packet.at, &mut self.epoch);
@@ -97,8 +97,8 @@ impl Receiver {
         self.acknowledgement.owed = self.acknowledgement.owed.saturating_add(1);
     }
 
-    /// The fast path: header and payload of the message of a genuine packet that is the next one, has no other and asks
-    /// for nothing. It counts as delivered. `None`: nothing was done.
+    /// The fast path: header and payload of the message of a genuine packet that is the next in order, has exactly one
+    /// message and asks for nothing. The message counts as delivered. `None`: nothing was done.
     #[inline]
     pub(super) fn take_plain<'a>(
         &mut self,
@@ -142,7 +142,7 @@ impl Receiver {
     }
 
     fn keep_early(&mut self, shared: &mut Shared, at: usize, frames: &[u8]) {
-        // What waits here may not take the memory that sending needs: the peer that it waits for may be gone.
+        // Early packets may not take the memory that sending needs: the peer that has to fill the gap may be gone.
         let spare = (shared.settings.buffer_bytes / 4).max(SENDING) + frames.len();
         let room = at + 1 < WINDOW_MAX as usize && shared.buffers.has_room(spare);
         let Some(mut packet) = room.then(|| shared.buffers.take(frames.len())).flatten() else {
@@ -154,12 +154,12 @@ impl Receiver {
         shared.counts.early += 1;
     }
 
-    /// A deadline may have come; `back_at`: until when nothing could be said, nanoseconds.
+    /// A deadline may have passed; `back_at`: until when the endpoint could not send, nanoseconds.
     pub(super) fn on_deadline(&mut self, now: u64, back_at: u64) {
         self.acknowledgement.on_deadline(now, back_at, self.arrived_at);
     }
 
-    /// Gives all buffers back.
+    /// Returns all buffers.
     pub(super) fn release(self, shared: &mut Shared) {
         self.order.into_early().for_each(|packet| shared.buffers.give(packet));
     }

@@ -1,4 +1,4 @@
-//! The sending half of a connection: what may leave, and what the other side says about what has left.
+//! The sending half of a connection: which packets may leave, and how acknowledgements are processed.
 
 mod loss;
 mod timeout;
@@ -17,18 +17,18 @@ use timeout::{SILENCE, Timeout};
 pub(super) use window::Stage;
 use window::Window;
 
-/// See the module.
+/// The sending half of one connection.
 #[derive(Debug)]
 pub(super) struct Sender {
     pub(super) window: Window,
     loss: Loss,
     pub(super) timeout: Timeout,
     congestion: Congestion,
-    /// Packets from here on may not be sent yet.
+    /// The first packet beyond the peer's credit.
     credit_end: u64,
     /// The transmission after the last one that asked for an answer.
     asked: u64,
-    /// The next packet asks for an answer: somebody waits for it.
+    /// The next packet asks for an answer: the application waits for it.
     pub(super) asks: bool,
     /// The peer is short of memory for payload.
     pub(super) peer_pressure: bool,
@@ -59,13 +59,13 @@ impl Sender {
         self.credit_end = self.window.base + u64::from(packets.max(1));
     }
 
-    /// Packets that may be under way.
+    /// Packets that may be in flight.
     pub(super) fn limit(&self) -> u64 {
         let credit = self.credit_end.saturating_sub(self.window.base);
         u64::from(self.congestion.window()).min(credit)
     }
 
-    /// Whether the next packet may leave without a look at anything else.
+    /// Whether window, credit, losses and the peer's memory allow the next packet to leave at once.
     pub(super) fn is_clear(&self) -> bool {
         self.window.unsent < self.credit_end
             && self.window.in_flight < self.congestion.window()
@@ -88,7 +88,7 @@ impl Sender {
     }
 
     /// The next packets to send, at most `budget`, all but the last of one length: lost ones first. They count as sent
-    /// already. Also whether they were never sent before.
+    /// from here on. Also returns whether they are sent for the first time.
     pub(super) fn choose(&mut self, budget: usize) -> (Range<u64>, bool) {
         self.window.forget_arrived();
         let (from, fresh) = self.window.next();
@@ -108,10 +108,10 @@ impl Sender {
         (from..next, fresh)
     }
 
-    /// Whether the last of the next `count` transmissions, which are chosen, asks for an answer.
+    /// Whether the last of the next `count` transmissions, which are already chosen, asks for an answer.
     pub(super) fn wants_answer(&self, count: usize) -> bool {
-        // What waits needs an answer soon. Where much may be under way, and nothing was lost lately, those
-        // that come unasked do.
+        // Packets that wait for the window need an answer soon. Where the window is large, and nothing was lost
+        // recently, the periodic acknowledgements suffice.
         let starved = !self.may_send() && self.window.waiting() > 0;
         let first = self.window.transmission;
         let (last, every) = (first + (count as u64).saturating_sub(1), u64::from(ACK_EVERY));
@@ -120,8 +120,8 @@ impl Sender {
         self.timeout.attempts > 0 || starved && !enough || self.asks
     }
 
-    /// The link took the first `taken` packets of `batch`, the last of which `asks` for an answer; what it did not take
-    /// is as it was before.
+    /// The link took the first `taken` packets of `batch`; the last of the batch `asks` for an answer. The others are
+    /// as they were before.
     pub(super) fn on_taken(
         &mut self,
         batch: Range<u64>,
@@ -140,7 +140,7 @@ impl Sender {
         }
     }
 
-    /// `bytes` is the packet of a message, has left as the next transmission, and `asks` for an answer.
+    /// `bytes` is a packet that left as the next transmission, and `asks` for an answer.
     pub(super) fn on_single(&mut self, bytes: Buffer, asks: bool, now: u64) {
         self.window.push_sent(bytes, now);
         if asks {
@@ -155,13 +155,13 @@ impl Sender {
         }
     }
 
-    /// The answer to what is under way may take as long from now on as any.
+    /// Restarts the retransmission timeout.
     pub(super) fn restart(&mut self, now: u64) {
         self.timeout.at = now + self.timeout.doubled(self.congestion.timeout_ns());
     }
 
-    /// Nothing was heard in time: sends the first packet again; after several times, all of them,
-    /// little by little.
+    /// The retransmission timeout has expired: sends the first packet again; after several timeouts all packets,
+    /// gradually.
     pub(super) fn send_again(&mut self) {
         if self.timeout.attempts == SILENCE {
             self.congestion.on_silence();
@@ -175,8 +175,8 @@ impl Sender {
         }
     }
 
-    /// Reads what a packet that came at `came` says about what we have sent. `words`: the selective
-    /// acknowledgement. False: it names packets that were never sent.
+    /// Processes the acknowledgement in a packet that came at `came`. `words`: the selective acknowledgement. False: it
+    /// names packets that were never sent.
     pub(super) fn on_acknowledgement(
         &mut self,
         shared: &mut Shared,
@@ -188,7 +188,7 @@ impl Sender {
         let before = self.window.base;
         let ack = widen(header.ack, before);
         if ack < before {
-            return true; // overtaken by a later one
+            return true; // older than one that was already processed
         }
         if ack > self.window.unsent {
             return false;
@@ -234,8 +234,8 @@ impl Sender {
         true
     }
 
-    /// Whether a packet that acknowledges what is known to have arrived says nothing else that is new: those behind the
-    /// first one of a burst do not.
+    /// Whether an acknowledgement that names no newly arrived packet also says nothing else that is new: so in all
+    /// packets of a burst but the first.
     fn says_the_same(&self, header: &Header) -> bool {
         header.flags & HAS_ECHO != 0
             && header.echo.wrapping_add(1) == self.loss.echoed as u32
@@ -245,7 +245,7 @@ impl Sender {
             && (self.window.in_flight > 0 || self.timeout.at == NEVER)
     }
 
-    /// What there is room for, unless a later packet has said it already.
+    /// Takes the peer's credit, unless a later packet has already brought a newer one.
     fn take_credit(&mut self, header: &Header, ack: u64, echo: Option<u64>) {
         self.credit_end = self.credit_end.max(ack).min(ack + u64::from(WINDOW_MAX));
         if echo.is_none_or(|echo| echo + 1 >= self.loss.echoed) {
@@ -254,22 +254,22 @@ impl Sender {
         }
     }
 
-    /// How long the answer took to what was `sent_at`.
+    /// Measures the round trip of the packet that was `sent_at`.
     fn take_time(&mut self, header: &Header, sent_at: Option<u64>, came: u64) {
-        // A delay that has no room in its field is none to calculate with.
+        // A delay that does not fit in its field cannot be used.
         if header.ack_delay == u16::MAX {
             return;
         }
         let delay = u64::from(header.ack_delay) * DELAY_UNIT_NS;
         self.congestion.on_answer(delay);
-        // Nor is one that is longer than the whole: some other packet's.
+        // Neither can one longer than the round trip: it is that of another packet.
         let whole = sent_at.map_or(0, |sent_at| came.saturating_sub(sent_at));
         if whole > delay {
             self.congestion.on_round_trip(whole - delay, came);
         }
     }
 
-    /// Packets with a congestion mark that were not told of before.
+    /// The number of packets with a congestion mark that are newly reported.
     fn take_marks(&mut self, header: &Header) -> u32 {
         let marked = header.marks.wrapping_sub(self.marks_seen);
         let marked = if marked <= u32::from(u16::MAX) { marked } else { 0 };
@@ -277,7 +277,7 @@ impl Sender {
         marked
     }
 
-    /// What was sent well before something that has arrived, and has not arrived, is lost.
+    /// Declares packets lost that were sent well before a packet that has arrived.
     fn find_lost(&mut self) {
         while let Some(lost) = self.window.lose_oldest(self.loss.lost_before()) {
             if lost {
@@ -287,7 +287,7 @@ impl Sender {
         }
     }
 
-    /// Length of the first packet that is not acknowledged, if it was sent.
+    /// Length of the first unacknowledged packet, if it was sent.
     pub(super) fn first_sent(&self) -> Option<usize> {
         let first = self.window.packets.front()?;
         matches!(first.stage, Stage::InFlight | Stage::Lost).then_some(first.bytes.len())

@@ -1,4 +1,4 @@
-//! What all connections of an endpoint share.
+//! State that all connections of an endpoint share.
 
 use super::buffers::Buffers;
 use super::congestion::WINDOW_MAX;
@@ -7,17 +7,17 @@ use super::interface::{Counts, Settings};
 use super::receiver::Assembly;
 use super::tag::{BlockHash, JobKey};
 
-/// Sort of secret that cookies are made with, for [`JobKey::from_secret`].
+/// Purpose of the secret that cookies are made with, for [`JobKey::from_secret`].
 const COOKIE_SECRET: u64 = 5;
-/// Span in which peers that send count as sending at once, as a power of two of nanoseconds.
+/// Length of an epoch, as a power of two of nanoseconds: peers that send within one count as sending at once.
 const EPOCH_SHIFT: u32 = 23;
 
-/// See the module.
+/// State that all connections of an endpoint share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) hash: BlockHash,
-    /// What cookies are made with.
+    /// The key that cookies are made with.
     pub(super) cookies: JobKey,
     pub(super) buffers: Buffers,
     pub(super) counts: Counts,
@@ -26,15 +26,15 @@ pub(super) struct Shared {
     pub(super) pressure: bool,
     /// Packets that are not acknowledged.
     pub(super) unacknowledged: usize,
-    /// Connections whose other side has not proven yet that it is there.
+    /// Connections whose peer has not yet proven that it is there.
     pub(super) half_open: usize,
-    /// Time that counts as silence of a peer.
+    /// Clock for a peer's silence, nanoseconds: it stands still while the application does not poll.
     pub(super) patience: u64,
-    /// Until when nothing could be said, nanoseconds.
+    /// Until when the endpoint could not send, nanoseconds.
     pub(super) back_at: u64,
     senders: Senders,
     pub(super) backoff: Backoff,
-    /// What the last message of several packets was put together in, for the next one.
+    /// Memory in which the last message of several packets was reassembled, kept for the next one.
     pub(super) spare: Option<Box<Assembly>>,
 }
 
@@ -64,18 +64,18 @@ impl Shared {
         JobKey::from_bytes(self.settings.seed).tag(&self.draws.to_le_bytes())
     }
 
-    /// `ns`, and up to a quarter more.
+    /// `ns` plus up to a quarter of it.
     pub(super) fn jittered(&mut self, ns: u64) -> u64 {
         ns + self.random() % (ns / 4 + 1)
     }
 
-    /// Packets that one peer may have under way to us: a fair share.
+    /// Packets that one peer may have in flight to this endpoint: its fair share of the receive window.
     pub(super) fn credit(&self) -> u16 {
         let senders = self.senders.now.max(self.senders.before).max(1);
         (self.settings.receive_window / senders).clamp(4, WINDOW_MAX) as u16
     }
 
-    /// A connection delivers data, which it last did in the epoch `seen`: counts it once an epoch.
+    /// A connection delivers data. Counts it once an epoch; `seen` is the epoch in which it was last counted.
     pub(super) fn count_sender(&mut self, now: u64, seen: &mut u64) {
         let (epoch, senders) = (now >> EPOCH_SHIFT, &mut self.senders);
         if epoch != senders.epoch {

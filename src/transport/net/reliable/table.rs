@@ -1,41 +1,41 @@
-//! The connections of an endpoint: by place, by number and by peer.
+//! The connections of an endpoint, found by slot, by number and by peer.
 
 use super::connection::Connection;
 use crate::transport::PeerId;
 
-/// Bits of a connection's number that are its place; the others are its generation.
+/// Bits of a connection's number that are its slot; the others are its generation.
 const PLACE_BITS: u32 = 20;
-/// Mark of a peer that has been there, beside its place: places have fewer bits.
+/// Bit beside a slot: this endpoint was connected to the peer. Slots have fewer bits.
 const MET: u32 = 1 << 31;
 
-/// A place for a connection.
+/// A slot for a connection.
 #[derive(Debug, Default)]
 struct Slot {
     generation: u32,
     connection: Option<Box<Connection>>,
 }
 
-/// See the module.
+/// The connections of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Place of each peer's connection, plus one, and [`MET`].
+    /// Slot of each peer's connection, plus one, and [`MET`].
     by_peer: Vec<u32>,
 }
 
 impl Table {
-    /// How many there are.
+    /// The number of connections.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// All of them.
+    /// All connections.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
         self.slots.iter_mut().filter_map(|slot| slot.connection.as_deref_mut())
     }
 
-    /// Where they may be.
+    /// The slots in which there may be connections.
     pub(super) fn places(&self) -> std::ops::Range<u32> {
         0..self.slots.len() as u32
     }
@@ -45,7 +45,7 @@ impl Table {
         self.slots.iter().filter_map(|slot| slot.connection.as_deref())
     }
 
-    /// Place of the connection that `peer` is reached by.
+    /// Slot of the connection that `peer` is reached by.
     pub(super) fn place_of(&self, peer: PeerId) -> Option<u32> {
         (self.by_peer.get(peer.index())? & !MET).checked_sub(1)
     }
@@ -59,19 +59,19 @@ impl Table {
         self.slots.get(self.place_of(peer)? as usize)?.connection.as_deref()
     }
 
-    /// The connection with our number `id`, and its place.
+    /// The connection with this endpoint's number `id`, and its slot.
     pub(super) fn numbered(&mut self, id: u32) -> Option<(u32, &mut Connection)> {
         let place = id & ((1 << PLACE_BITS) - 1);
         self.at(place).filter(|c| c.id == id).map(|c| (place, c))
     }
 
-    /// The same, once both sides have proven that they are there.
+    /// The connection with number `id`, if it is established.
     pub(super) fn established(&self, id: u32) -> Option<&Connection> {
         let slot = self.slots.get((id & ((1 << PLACE_BITS) - 1)) as usize)?;
         slot.connection.as_deref().filter(|c| c.id == id && c.handshake.is_established())
     }
 
-    /// Enters a new connection under its peer, and perhaps as the one that the peer is reached by.
+    /// Inserts a new connection under its peer; if it is the `main` one, the peer is reached by it.
     pub(super) fn insert(&mut self, mut connection: Box<Connection>, main: bool) -> Option<u32> {
         let place = match self.free.pop() {
             Some(place) => place,
@@ -92,7 +92,7 @@ impl Table {
         Some(place)
     }
 
-    /// `peer` is reached by the connection at `place`.
+    /// From now on `peer` is reached by the connection at `place`.
     pub(super) fn set_main(&mut self, peer: PeerId, place: u32) {
         if self.by_peer.len() <= peer.index() {
             self.by_peer.resize(peer.index() + 1, 0);
@@ -102,7 +102,7 @@ impl Table {
         }
     }
 
-    /// Takes the connection at `place` out; its peer is not reached by it any more.
+    /// Removes the connection at `place`; its peer is no longer reached by it.
     pub(super) fn remove(&mut self, place: u32) -> Option<Box<Connection>> {
         let connection = self.slots.get_mut(place as usize)?.connection.take()?;
         self.free.push(place);
@@ -114,7 +114,7 @@ impl Table {
         Some(connection)
     }
 
-    /// `peer` was connected to, now or earlier.
+    /// This endpoint is or was connected to `peer`.
     pub(super) fn was_met(&self, peer: PeerId) -> bool {
         self.by_peer.get(peer.index()).is_some_and(|entry| entry & MET != 0)
     }

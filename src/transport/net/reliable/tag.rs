@@ -1,13 +1,13 @@
-//! Authentication of datagrams: who is not of the job cannot make, change or repeat one. Where a device's
-//! network guards payload, that is said of its header and length ([`HEADER_ONLY`](super::packet::HEADER_ONLY)). Why a UD queue pair may leave the payload
-//! out is said at [`crate::transport::net::link::Link::is_sound`].
+//! Authentication of datagrams: only a process of the job can make, change or repeat one. Where a device's network
+//! protects the payload, the tag covers the header and the length ([`HEADER_ONLY`](super::packet::HEADER_ONLY)). Why a
+//! UD queue pair may leave the payload out is explained at [`crate::transport::net::link::Link::is_sound`].
 //!
-//! A tag is SipHash-2-4 under a key that only the job has. SipHash moves 2 GB/s, too few for
-//! payload: all but the shortest is first condensed by a faster hash ([`BlockHash`]) that is as
-//! strong as long as nobody sees its results, which SipHash hides.
+//! A tag is SipHash-2-4 under a key that only the job has. SipHash moves 2 GB/s, too little for payload. Payload of
+//! more than a few words is condensed first by a faster hash ([`BlockHash`]), which is as strong as long as its results
+//! stay secret; SipHash hides them.
 //!
-//! Measured on one core of a 2026 Xeon, SSE2 only, header of 40 bytes: 29 ns without payload, 41 ns
-//! with 64 bytes, 135 ns with 1472, 640 ns with 8972; 14 GB/s for long ones.
+//! Measured on one core of a 2026 Xeon, SSE2 only, header of 40 bytes: 29 ns without payload, 41 ns with 64 bytes, 135
+//! ns with 1472, 640 ns with 8972; 14 GB/s for long ones.
 
 #![forbid(unsafe_code)]
 
@@ -19,18 +19,18 @@ use siphash::SipHash;
 use std::fmt;
 
 impl BlockHash {
-    /// The one that all processes with this job key have.
+    /// The hash that all processes with this job key share.
     pub(crate) fn new(key: &JobKey) -> Self {
         Self::of_words(|n| u128::from_le_bytes(key.derive([Purpose::BlockHash as u64, n])))
     }
 }
 
-/// 128 bits that all processes of a job share and nobody else has.
+/// 128 bits that only the processes of a job share.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JobKey([u8; 16]);
 
-/// What a job key is used for; the first word that goes into the function, so that no value made
-/// for one purpose serves another.
+/// The purpose of a derived value. It is the first word of the function's input, so a value made for one purpose never
+/// serves another.
 #[derive(Clone, Copy)]
 enum Purpose {
     Handshake = 1,
@@ -40,7 +40,7 @@ enum Purpose {
     Mark = 5,
 }
 
-/// The key under which job keys themselves are made: known to everybody.
+/// The public key that job keys are derived with.
 const PUBLIC: [u8; 16] = *b"udrv job key 1  ";
 
 impl JobKey {
@@ -49,12 +49,11 @@ impl JobKey {
         Self(bytes)
     }
 
-    /// The key that `secret` makes, of any length. `kind` keeps apart what was said in different
-    /// places.
+    /// The key that `secret`, of any length, makes. `kind` separates secrets that come from different places.
     ///
-    /// SipHash is no hash function in the sense that nobody could find two secrets with one key.
-    /// That harms nobody: who may choose the secret has the key anyway. What counts, that the key
-    /// tells of no secret but the right one, its 128 bits do, and they do not leave the process.
+    /// SipHash does not prevent finding two secrets with one key. That does no harm: a user that can choose the secret
+    /// has the key anyway. What counts is that no wrong secret happens to make the key: its 128 bits ensure that, and
+    /// they never leave the process.
     pub(crate) fn from_secret(kind: u64, secret: &[u8]) -> Self {
         let mut state = SipHash::new_128(&PUBLIC);
         state.word(kind);
@@ -69,22 +68,21 @@ impl JobKey {
         state.finish_with(bytes)
     }
 
-    /// The key of one connection, the same on both sides. Each side is named by the nonce of its
-    /// endpoint's life and its nonce of this connection.
+    /// The key of one connection, the same on both sides. Each side is identified by its endpoint's incarnation and its
+    /// nonce of this connection.
     pub(crate) fn session(&self, mine: (u64, u64), theirs: (u64, u64)) -> SessionKey {
         let (first, second) = if mine <= theirs { (mine, theirs) } else { (theirs, mine) };
         let words = [Purpose::Session as u64, first.0, first.1, second.0, second.1];
         SessionKey(self.derive(words))
     }
 
-    /// What names the job to the kernel's rv module, which shows it to other nodes' modules: it tells
-    /// nothing of the key.
+    /// The job's identifier for the kernel's rv module, which shows it to other nodes' modules. It reveals nothing of
+    /// the key.
     pub(crate) fn for_rv(&self) -> [u8; 16] {
         self.derive([Purpose::RvModule as u64])
     }
 
-    /// What tells keys apart between processes of one user on one node; not 0, and it tells nothing of
-    /// the key.
+    /// Tells keys of one user's processes on one node apart. Not 0, and reveals nothing of the key.
     pub(crate) fn mark(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.derive([Purpose::Mark as u64]);
         u64::from_le_bytes([a, b, c, d, e, f, g, h]).max(1)
@@ -100,7 +98,7 @@ impl JobKey {
 }
 
 impl fmt::Debug for JobKey {
-    /// Without the bits: a log must not give them away.
+    /// Does not print the key: a log must not reveal it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JobKey")
     }
@@ -110,16 +108,16 @@ impl fmt::Debug for JobKey {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionKey([u8; 16]);
 
-/// Payload up to this many bytes goes through SipHash itself, which is faster for it.
+/// Payload up to this many bytes goes through SipHash itself, which is faster then.
 const DIRECT_MAX: usize = 32;
 
-/// Bytes of the header of a packet that are signed.
+/// Usual length of the signed part of a header, bytes.
 const USUAL: usize = 32;
 
 impl SessionKey {
-    /// Tag of a packet: over its header and its payload, their lengths, and `direction`, the way it
-    /// goes: 0 from the side whose (life, connection nonce) is smaller, else 1, so that a packet sent
-    /// back to its sender fails. `blocks` is of the same job key.
+    /// Tag of a packet: over its header and payload, their lengths, and `direction`. The direction is 0 for packets
+    /// from the side whose (incarnation, connection nonce) is smaller, else 1, so that a packet sent back to its sender
+    /// fails. `blocks` is of the same job key.
     pub(crate) fn tag(
         &self,
         blocks: &BlockHash,
@@ -136,13 +134,13 @@ impl SessionKey {
         state.finish()
     }
 
-    /// Tag of a packet over its header and the length of its payload, which the network guards.
+    /// Tag of a packet over its header and the length of its payload, which the network protects.
     #[inline]
     pub(super) fn tag_without(&self, direction: u8, header: &[u8], payload: usize) -> u64 {
         self.begin(direction, header, payload).finish()
     }
 
-    /// What every tag begins with: the direction, the lengths and the header.
+    /// The common beginning of all tags: the direction, the lengths and the header.
     #[inline(always)]
     fn begin(&self, direction: u8, header: &[u8], payload: usize) -> SipHash {
         let mut state = SipHash::new(&self.0);
@@ -165,8 +163,7 @@ impl fmt::Debug for SessionKey {
     }
 }
 
-/// True if two tags are equal. Takes the same time whether they differ early or late, as a
-/// comparison of one word does.
+/// True if two tags are equal. Comparing one word takes the same time wherever they differ.
 pub(crate) fn same(a: u64, b: u64) -> bool {
     std::hint::black_box(a ^ b) == 0
 }

@@ -1,4 +1,4 @@
-//! Two endpoints on a bench, step by step. Everything at random is in `sim`.
+//! Two endpoints on a bench, step by step. All random tests are in `sim`.
 
 use super::handshake::{HALF_OPEN_FREE, HINTS_MAX};
 use super::packet::{Dump, HEADER_LEN, HEADER_TAGS, Hello, HelloKind};
@@ -14,13 +14,13 @@ use std::io::IoSlice;
 
 const MS: u64 = 1_000_000;
 
-/// What an endpoint has sent.
+/// The packets that an endpoint has sent.
 #[derive(Default)]
 struct Wire {
     packets: Vec<Vec<u8>>,
-    /// Nothing on it is damaged.
+    /// It delivers no damaged packets.
     sound: bool,
-    /// Packets that it takes at a time, if that is bounded.
+    /// Packets that it takes at a time, if limited.
     most: Option<usize>,
 }
 
@@ -44,7 +44,7 @@ impl Link for Wire {
     }
 }
 
-/// What an endpoint has heard.
+/// The events that an endpoint has received.
 #[derive(Default)]
 struct Heard {
     events: Vec<String>,
@@ -126,7 +126,7 @@ impl Bench {
         Self { a: end(1, 7, 101), b: end(2, 7, 103), now: MS }
     }
 
-    /// Delivers what was sent and `keep` lets through, one way and then the other.
+    /// Delivers sent packets that `keep` accepts, in one direction and then in the other.
     fn exchange(&mut self, keep: impl Fn(&[u8]) -> bool) {
         self.now += 10_000;
         for (from, to) in [(&mut self.a, &mut self.b)] {
@@ -188,7 +188,7 @@ fn messages_arrive_after_a_handshake() {
     assert_eq!(bench.a.machine.counts().retransmitted, 0);
 }
 
-/// Packs the message of that number.
+/// Packs the message with this number.
 fn numbered(number: u32) -> impl Fn(usize, &mut [u8]) + Copy {
     move |at, to| {
         for (i, byte) in to.iter_mut().enumerate() {
@@ -198,7 +198,7 @@ fn numbered(number: u32) -> impl Fn(usize, &mut [u8]) + Copy {
 }
 
 impl Bench {
-    /// Both know each other.
+    /// Two endpoints that are connected.
     fn connected() -> Self {
         let mut bench = Self::new();
         bench.send(b"first", 0).unwrap();
@@ -209,22 +209,21 @@ impl Bench {
         bench
     }
 
-    /// The same, and the path is known to carry what the link does.
+    /// The same, and the path is known to carry the link's longest datagram.
     fn probed() -> Self {
         let mut bench = Self::connected();
         bench.know_path();
         bench
     }
 
-    /// The path carries what the link does.
+    /// Makes the path known to carry the link's longest datagram.
     fn know_path(&mut self) {
         for c in self.a.machine.table.iter_mut() {
             c.path.know(self.a.wire.datagram_max());
         }
     }
 
-    /// A message by the short road if that is open, `ns` after the one before. Returns how many packets
-    /// left.
+    /// Sends a message, over the fast path if possible, `ns` after the one before. Returns how many packets left.
     fn push(&mut self, ns: u64, number: u32, len: usize) -> usize {
         self.now += ns;
         let (before, header) = (self.a.wire.packets.len(), number.to_le_bytes());
@@ -237,8 +236,8 @@ impl Bench {
         self.a.wire.packets.len() - before
     }
 
-    /// The application of `a` polls, b gets what has left, and answers in time. Returns how many packets had
-    /// left since.
+    /// The application of `a` polls; `b` receives the packets and answers in time. Returns how many packets had left
+    /// since the last poll.
     fn poll(&mut self) -> usize {
         self.a.machine.on_poll();
         self.a.machine.poll_transmit(self.now, &mut self.a.wire);
@@ -249,7 +248,7 @@ impl Bench {
         packets
     }
 
-    /// All messages from number 0 on, of `len` bytes, and nothing else.
+    /// Checks that exactly the messages from number 0 on, of `len` bytes, have arrived.
     fn assert_heard(&self, messages: u32, len: usize) {
         let heard = &self.b.heard.messages;
         assert_eq!(heard.len(), messages as usize);
@@ -360,7 +359,7 @@ fn who_fills_packets_with_short_messages_finds_out_how_long_they_may_be() {
     for (count, probes) in [(5, 0), (6, 1)] {
         let mut bench = Bench::connected();
         let before = bench.a.machine.counts().hellos_sent;
-        // Two leave at once, and three share a packet of 1200 bytes.
+        // The first two leave at once, and then three share a packet of 1200 bytes.
         (0..count).for_each(|n| _ = bench.push(500, n, 300));
         for _ in 0..3 {
             bench.exchange(|_| true);
@@ -390,7 +389,7 @@ fn long_messages_of_a_burst_run_on_from_one_packet_into_the_next() {
     };
     for (len, count) in [(700, 40), (3000, 12), (16384, 5)] {
         let mut bench = Bench::connected();
-        // What makes packets as long as the path allows.
+        // This makes packets as long as the path allows.
         bench.send(b"long", 4000).unwrap();
         for _ in 0..20 {
             bench.exchange(|_| true);
@@ -408,7 +407,7 @@ fn long_messages_of_a_burst_run_on_from_one_packet_into_the_next() {
             bench.poll();
         }
         let packets = (first_sent(&bench) - sent) as usize;
-        // Less than a piece and its header is left empty.
+        // Less than a fragment and its header is left empty.
         let together = ((count as usize - 2) * (len + 12 + 8)).div_ceil(room - 256);
         assert!(packets <= 2 * alone + together, "{len}: {packets} {together} {room}");
         assert!(packets < count as usize * alone, "{len}: {packets}");
@@ -458,7 +457,7 @@ fn who_lets_messages_wait_too_long_has_them_leave_at_once() {
     };
     assert_eq!(burst(&mut bench, 10), 2);
     bench.now += MS;
-    bench.poll(); // or the thread that looks after the connection
+    bench.poll(); // or the thread that keeps the connection
     for _ in 0..4 {
         assert_eq!(burst(&mut bench, 10), 10);
         bench.poll();
@@ -475,7 +474,7 @@ fn who_lets_messages_wait_too_long_has_them_leave_at_once() {
 #[test]
 fn what_has_to_wait_shares_packets() {
     let mut bench = Bench::connected();
-    // As many packets as are allowed are under way.
+    // As many packets as allowed are in flight.
     let mut sent = 0u32;
     while {
         let pack = numbered(sent);
@@ -533,7 +532,7 @@ fn who_answers_late_is_waited_for() {
         bench.push(MS, n, 100);
         let Bench { a, b, now } = &mut bench;
         let condition = Condition { congested: false, sound: false };
-        // b takes it, and has something else to do before it answers.
+        // b receives it, and does something else before it answers.
         for packet in a.wire.packets.drain(..) {
             b.machine.on_datagram(*now, &a.address, &packet, condition, &mut b.heard);
         }
@@ -586,7 +585,7 @@ fn a_silent_peer_is_dead_in_time() {
     assert!((9_000..12_000).contains(&silent), "{silent} ms");
     assert_eq!(bench.a.heard.events[1], "Failed(Errno(110))");
     assert_eq!((bench.a.machine.memory(), bench.a.machine.connections()), (0, 0));
-    // It asked now and then, and sent no storm.
+    // It asked now and then, without a storm.
     assert!(bench.a.machine.counts().retransmitted < 30);
 }
 
@@ -706,7 +705,7 @@ fn whoever_has_another_key_is_told_and_goes_on_until_its_time() {
     assert!(bench.now - begin > 9_900 * MS, "not before FI_UDRV_PEER_TIMEOUT");
     assert_eq!(bench.b.heard.events, [] as [&str; 0]);
 
-    // Who does not know what our INIT says cannot make the answer up; and a connection that stands is not asked.
+    // A sender that has not seen the INIT cannot forge the answer; and an established connection is not affected.
     let mut bench = Bench::new();
     bench.send(b"x", 10).unwrap();
     bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
@@ -765,12 +764,12 @@ fn those_with_another_key_are_told_now_and_then() {
         assert!(bench.b.wire.packets.drain(..).all(|packet| packet.len() <= init.len()));
     }
     assert_eq!(answers, HINTS_MAX as usize);
-    // Of this test and those beside it, after 0, 1, 5, 21 and 85 s.
+    // Lines of this test and its neighbours, after 0, 1, 5, 21 and 85 s.
     assert!(captured::lines_with("a handshake from").len() <= 5);
 }
 
-/// How long it takes until a hears that b is gone, ms: of what a sends, the network says that nobody is there. Somebody who
-/// sees nothing of that says so too, every `forged_ms`.
+/// How long it takes until a learns that b is gone, ms: each packet of a is refused. An attacker that has not seen the
+/// packets forges refusals as well, every `forged_ms`.
 fn refused_for(bench: &mut Bench, forged_ms: u64, answers: bool) -> Option<u64> {
     let (since, to) = (bench.now, bench.b.address);
     bench.a.heard.events.clear();
@@ -813,7 +812,7 @@ fn nobody_there_is_noticed_by_refusals() {
     let after = refused_for(&mut bench, 0, false).unwrap();
     assert_eq!(bench.a.heard.events, ["Failed(Errno(111))"]);
     assert!((1400..2000).contains(&after), "after {after} ms");
-    // It was: when it is gone, that is so.
+    // The peer has started: its end is noticed as usual.
     bench.send(b"x", 10).unwrap();
     bench.exchange(|_| true);
     bench.exchange(|_| true);
@@ -847,12 +846,12 @@ fn a_refusal_that_somebody_made_up_ends_nothing() {
     bench.send(b"x", 10).unwrap();
     bench.exchange(|_| true);
     bench.exchange(|_| true);
-    // Nothing is owed, nothing is sent, but the questions that the forger gets, which are answered and are not many.
+    // Nothing is owed and nothing is sent, except the INITs that the attacker causes, which are answered and are few.
     let before = bench.a.machine.counts().hellos_sent;
     assert_eq!(refused_for(&mut bench, 3, true), None);
     let asked = bench.a.machine.counts().hellos_sent - before;
     assert!((20..=120).contains(&asked), "asked {asked} times in 8 s");
-    // Who quotes another INIT than the one that asks is a forger too.
+    // A refusal that quotes another INIT than the present one is forged, too.
     bench.send(b"y", 10).unwrap();
     bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
     bench.a.wire.packets.clear();
@@ -873,7 +872,7 @@ fn a_refusal_that_somebody_made_up_ends_nothing() {
     assert_eq!(bench.a.heard.events, ["Failed(Errno(112))"], "that one counts");
 }
 
-/// A layer above that numbers its peers as the real one does.
+/// A layer above that numbers its peers like the real one.
 struct Guests {
     peers: crate::transport::peers::PeerTable,
     connected: Vec<PeerId>,
@@ -912,7 +911,7 @@ fn those_who_are_not_where_they_say_cost_nothing_and_keep_nobody_out() {
     let mut a = end(1, 7, 101);
     let mut b = end(2, 7, 103);
     let mut now = MS;
-    // The real peer's INIT, of which the others have what can be known.
+    // The real peer's INIT, of which the attackers know all that can be known.
     a.machine.connect(PeerId(0), &b.address, now).unwrap();
     a.machine.poll_transmit(now, &mut a.wire);
     let real = a.wire.packets.remove(0);
@@ -943,7 +942,7 @@ fn those_who_are_not_where_they_say_cost_nothing_and_keep_nobody_out() {
     flood(&mut b, &mut guests, &mut now, &made_up);
     assert!(b.machine.connections() <= HALF_OPEN_FREE);
     assert!(guests.peers.find(&at(INITS - 1)).is_none(), "nothing is kept of it");
-    // Echoes that are made up as well help nobody.
+    // Forged echoes do not help.
     flood(&mut b, &mut guests, &mut now, &|n| Hello { echo: u64::from(n) + 1, ..made_up(n) });
     assert!(b.machine.connections() <= HALF_OPEN_FREE);
 
@@ -964,7 +963,7 @@ fn those_who_are_not_where_they_say_cost_nothing_and_keep_nobody_out() {
     assert_eq!(a.heard.events, ["connected"]);
     assert_eq!(guests.connected.len(), 1);
 
-    // Those that said nothing more are forgotten, and their numbers are given again.
+    // Peers that never confirmed are forgotten, and their numbers are reused.
     for _ in 0..20 {
         now += 1000 * MS;
         b.machine.on_timeout(now, &mut guests);
@@ -977,8 +976,8 @@ fn those_who_are_not_where_they_say_cost_nothing_and_keep_nobody_out() {
 
 #[test]
 fn packets_have_what_both_sides_take() {
-    // RoCE and InfiniBand of 4096 and 1024 bytes, either way round, and as little as IP allows, which
-    // gets fragments.
+    // RoCE and InfiniBand of 4096 and 1024 bytes, in both directions, and the least that IP allows, which is
+    // fragmented.
     for (ours, theirs) in [(4096, 1024), (1024, 4096), (4096, 548), (1472, 4096)] {
         let mut bench = Bench::new();
         for (end, port, max) in [(&mut bench.a, 1, ours), (&mut bench.b, 2, theirs)] {
@@ -1004,7 +1003,7 @@ fn packets_have_what_both_sides_take() {
     }
 }
 
-/// What a has under way after a message of 100 bytes, over wires of a kind, between ends with these
+/// The packet that a has in flight after a message of 100 bytes, over a kind of wires, between endpoints with these
 /// features; and the bench.
 fn under_way(sound: bool, features: [u32; 2]) -> (Bench, Vec<u8>) {
     let mut bench = Bench::new();
@@ -1025,7 +1024,7 @@ fn under_way(sound: bool, features: [u32; 2]) -> (Bench, Vec<u8>) {
     (bench, packet)
 }
 
-/// How many of the packets that arrive so are taken for a message.
+/// How many messages are delivered when this packet arrives.
 fn taken(bench: &mut Bench, packet: &[u8], sound: bool) -> usize {
     let (before, from) = (bench.b.heard.messages.len(), bench.a.address);
     let condition = Condition { congested: false, sound };
@@ -1039,7 +1038,7 @@ fn where_the_network_guards_payload_the_tag_covers_the_header() {
     const BOTH: [u32; 2] = [HEADER_TAGS; 2];
     let (mut bench, packet) = under_way(true, BOTH);
     assert_eq!(packet[1] & HEADER_ONLY, HEADER_ONLY);
-    // Elsewhere nobody vouches for its payload; and its header is as well guarded as any.
+    // On other paths nothing protects its payload. Its header is protected like any other.
     assert_eq!(taken(&mut bench, &packet, false), 0);
     for at in 0..HEADER_LEN {
         let mut other = packet.clone();
@@ -1052,7 +1051,7 @@ fn where_the_network_guards_payload_the_tag_covers_the_header() {
     assert_eq!(bench.b.heard.messages[1], (b"second".to_vec(), payload(100)));
     assert_eq!(bench.b.heard.events, ["connected"]);
 
-    // A tag of everything is one everywhere.
+    // A tag over everything is valid on every path.
     let (mut bench, packet) = under_way(false, BOTH);
     assert_eq!(packet[1] & HEADER_ONLY, 0);
     let mut other = packet.clone();
@@ -1071,7 +1070,7 @@ fn who_does_not_know_tags_of_the_header_gets_none() {
     assert_eq!(taken(&mut bench, &packet, true), 1);
 }
 
-/// What the machine costs by itself: `cargo test --release costs -- --ignored --nocapture`.
+/// The cost of the state machine itself: `cargo test --release costs -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn costs() {
@@ -1105,7 +1104,7 @@ fn costs() {
             let mut null = Null(|_: &[u8]| ());
             bench.a.machine.poll_transmit(now, &mut null);
             let t2 = time();
-            // The same packets again, for their bytes.
+            // Collects the same packets again, for their bytes.
             packets.clear();
             bench.a.machine.each_in_flight(|p| packets.push(p.to_vec()));
             bench.b.heard.messages.clear();
@@ -1150,7 +1149,7 @@ fn costs() {
     }
 }
 
-/// A message of `a` was answered by another one, which `a` has got.
+/// A message of `a` was answered by another one, which `a` has received.
 fn answered() -> Bench {
     let mut bench = Bench::connected();
     bench.poll();
@@ -1175,7 +1174,7 @@ fn a_message_is_handed_over_before_what_its_packet_acknowledges() {
     assert_eq!(a.heard.messages, [(b"back".to_vec(), Vec::new())]);
     assert_eq!(a.machine.unacknowledged(), 1);
     assert!(a.machine.has_put_off() && !a.machine.has_unsent());
-    // Its answer does not wait for that either, unless it has taken its time anyway.
+    // Its reply does not wait for that either, unless it is late anyway.
     let put_off = |bench: &Bench| (bench.a.machine.unacknowledged(), bench.a.machine.has_put_off());
     assert_eq!((prompt.push(1000, 1, 10), put_off(&prompt)), (1, (2, true)));
     let mut late = answered();
@@ -1190,7 +1189,7 @@ fn a_message_is_handed_over_before_what_its_packet_acknowledges() {
     }
 }
 
-/// What of the machine's work a message waits for: `cargo test --release waits -- --ignored --nocapture`.
+/// The work that a message waits for: `cargo test --release waits -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn waits() {
@@ -1242,7 +1241,7 @@ fn waits() {
     );
 }
 
-/// Takes every packet, and shows it.
+/// Takes every packet, and shows it to a closure.
 struct Null<F>(F);
 
 impl<F: FnMut(&[u8])> Link for Null<F> {
@@ -1258,7 +1257,7 @@ impl<F: FnMut(&[u8])> Link for Null<F> {
     }
 }
 
-/// Says when there is a message.
+/// Calls a closure for each message.
 struct Deaf<F>(F);
 
 impl<F: FnMut()> Sink for Deaf<F> {

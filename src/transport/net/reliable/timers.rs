@@ -1,5 +1,5 @@
-//! When which connection wants to be looked at. A deadline that moves further away costs nothing:
-//! the entry stays where it is and is put in anew when its time has come.
+//! Which connection must be looked at when. Moving a deadline further away costs nothing: the old entry stays, and is
+//! inserted again when its time has come.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,14 +7,14 @@ use std::collections::BinaryHeap;
 /// No time.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// Connections by time.
+/// Connections ordered by deadline.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
 impl Timers {
-    /// Looks at `id` at `at` or earlier. `entry` is the time of the entry that exists for it.
+    /// Makes sure that `id` is looked at by `at`. `entry` is the time of its present entry, or [`NEVER`].
     #[inline]
     pub(super) fn set(&mut self, id: u32, at: u64, entry: &mut u64) {
         if at < *entry {
@@ -28,7 +28,7 @@ impl Timers {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// The next entry whose time has come.
+    /// Removes and returns the earliest entry whose time has come.
     pub(super) fn pop(&mut self, now: u64) -> Option<(u64, u32)> {
         if self.next()? > now {
             return None;

@@ -1,13 +1,13 @@
-//! The bulk path over the kernel's rv module: its connections belong to a pair of nodes, and all processes
-//! of the job there write through them. What two endpoints agree on by ASK, READY and GO (PROTOCOL.md
-//! §7.15) is therefore no queue pair but who is who: the immediate of a write says in its upper bits which
-//! process it is for, and below which window.
+//! The bulk path over the kernel's rv module. Its connections are between nodes, and all processes of the job there
+//! write through them. So ASK, READY and GO between two endpoints (PROTOCOL.md §7.15) agree on no queue pair, but on
+//! numbers: the upper bits of a write's immediate name the process it is for, and the lower bits the remote buffer
+//! (window).
 //!
-//! The module keeps registrations, and their keys valid, after their end. So a window that nobody may
-//! write any more is evicted before anybody hears that it is lost. That ends whatever lies on the same
-//! pages; windows of other peers that share a registration with it are lost together with it.
+//! The module keeps registrations and their keys valid after their end. So a buffer that no peer may write any more is
+//! evicted before its loss is reported. That invalidates everything on the same pages; other peers' buffers in the same
+//! registration are lost with it.
 //!
-//! Nothing tells when an event comes: who sleeps is woken by a timer while something is due.
+//! Nothing signals events: a sleeping thread is woken by a timer while something is due.
 
 mod node;
 mod open;
@@ -36,39 +36,39 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Bytes of a window at most, where the module registers as much at once, and of a message that is worth one.
+/// Longest remote buffer, if the module registers as much at once, and shortest message that is worth one, bytes.
 const WINDOW_MAX: usize = 1 << 20;
 const WINDOW_MIN: usize = 32 * 1024;
-/// Windows that one peer is lent at the same time at most, and all together; writes under way to one, and to
-/// all: fewer than the event ring has room for.
+/// Most remote buffers advertised to one peer at a time, and to all; most writes in flight to one peer, and to all. The
+/// event ring has room for more.
 const PEER_WINDOWS: u32 = 32;
 const WINDOWS: usize = 1024;
 const PEER_WRITES: u32 = 32;
 const WRITES: usize = 512;
-/// Bits of an immediate below the index of the process.
+/// Bits of an immediate below the number of the process.
 const SLOT_BITS: u32 = 32 - INDEX_BITS;
-/// How long somebody who has a message to send waits for a connection, nanoseconds.
+/// How long the sender of a message waits for a connection, nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000_000;
-/// How long a write may be refused for now, nanoseconds: the module itself gives up before.
+/// How long a write may be refused temporarily, nanoseconds: the module itself gives up before.
 const REFUSED_NS: u64 = (RECONNECT_S as u64 + 10) * 1_000_000_000;
-/// How soon a sleeper looks first, and how late at most, nanoseconds.
+/// How soon the timer first wakes a sleeper, and how late at most, nanoseconds.
 const NAP_NS: u64 = 100_000;
 const NAP_MAX_NS: u64 = 2_000_000;
-/// Answers that may wait to be sent.
+/// Most control messages that may wait to be sent.
 const CONTROLS_MAX: usize = 4096;
-/// Events of one `poll` at most.
+/// Most events of one `poll`.
 const BATCH: usize = 128;
 
-/// Where a connection stands.
+/// The phases of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// We have asked for it.
+    /// This side has asked for it.
     Asked,
-    /// We have agreed.
+    /// This side has agreed.
     Agreed,
-    /// Both have; the module connects the nodes.
+    /// Both have agreed; the module connects the nodes.
     Connecting,
-    /// Windows may be lent.
+    /// Remote buffers may be advertised.
     Ready,
 }
 
@@ -80,30 +80,30 @@ struct Peer {
     /// Its node, once it is known.
     node: Option<There>,
     since: u64,
-    /// Windows that it is lent, and writes of ours that are under way.
+    /// Remote buffers advertised to the peer, and writes to it in flight.
     lent: u32,
     writes: u32,
-    /// Since when writes are refused for now.
+    /// Since when writes have been refused temporarily, nanoseconds.
     refused: Option<u64>,
 }
 
-/// A write that is under way.
+/// A write in flight.
 #[derive(Debug)]
 struct Write {
     peer: PeerId,
     id: u32,
-    /// Bytes that did not lie together.
+    /// A copy of payload that was not contiguous.
     _copy: Option<OwnedBuffer>,
 }
 
-/// The module, as long as it works.
+/// The open module, as long as it works.
 #[derive(Debug)]
 struct Attached {
     module: Arc<Module>,
     ring: Ring,
 }
 
-/// See the module.
+/// The bulk path over the rv module.
 pub(super) struct Rv {
     attached: Option<Attached>,
     network: Network,
@@ -114,16 +114,16 @@ pub(super) struct Rv {
     writes: HashMap<u64, Write>,
     failures: HashMap<PeerId, Failures>,
     controls: VecDeque<(PeerId, Control)>,
-    /// Connections that failed outside of `poll`, which ends them; and those that have ended there already.
+    /// Connections that failed outside of `poll`, which ends them; and connections that have already ended there.
     doomed: Vec<PeerId>,
     ended: Vec<(PeerId, u32)>,
-    /// Why the module is of no use any more.
+    /// Why the module cannot be used any more.
     broken: Option<String>,
     next_id: u32,
     next_write: u64,
-    /// Something was refused for now.
+    /// A request was refused temporarily.
     blocked: bool,
-    /// Whether the endpoint is at the port that the module was attached to, and that it was not when asked last.
+    /// Tells whether the endpoint is at the module's port; `away`: it was not when last asked.
     home: Box<dyn Fn() -> bool + Send>,
     away: bool,
     timer: Timer,
@@ -139,8 +139,8 @@ impl std::fmt::Debug for Rv {
 }
 
 impl Rv {
-    /// Over `module`, whose port takes packets of `mtu` bytes; `home`: whether the endpoint is there. Errors:
-    /// EMFILE, ENFILE, ENOMEM.
+    /// A bulk path over `module`, whose port takes packets of `mtu` bytes; `home` tells whether the endpoint is there.
+    /// Errors: EMFILE, ENFILE, ENOMEM.
     fn new(
         (module, ring): (Arc<Module>, Ring),
         network: Network,
@@ -176,14 +176,14 @@ impl Rv {
         self.controls.push_back((peer, message.encode(Way::Rv)));
     }
 
-    /// What a peer has to know of this end.
+    /// The description of this end for a peer.
     fn end_here(&self, module: &Module) -> End {
         let here = module.here();
         let (number, mtu, network) = (module.index(), self.mtu, self.network);
         End { number, psn: 0, mtu, network, lid: here.lid, gid: here.gid, serves: 0 }
     }
 
-    /// The node that a peer says it is on. Errors: it cannot be reached from here.
+    /// The node of a peer's end. Errors: it cannot be reached from here.
     fn node_of(&self, module: &Module, end: &End) -> Result<There, Errno> {
         let here = module.here();
         let reachable = self.network.reaches(&here.gid, end.network, &end.gid)
@@ -194,7 +194,7 @@ impl Rv {
         if reachable { Ok(there) } else { Err(Errno(libc::EHOSTUNREACH)) }
     }
 
-    /// Nobody tries to reach `peer` for a while.
+    /// No connection to `peer` is tried for a while.
     fn note_failure(&mut self, peer: PeerId, now: u64) {
         self.failures.entry(peer).or_default().again(now);
     }
@@ -204,12 +204,12 @@ impl Rv {
         self.peers.insert(peer, new);
     }
 
-    /// Ends the connection to `peer` and with it its windows, which nobody can write when this returns. Others
-    /// that had to end too are put on `ended`. Returns its number.
+    /// Ends the connection to `peer`. When this returns no peer can write its remote buffers. Other connections that
+    /// had to end too are put on `ended`. Returns its number.
     fn end(&mut self, peer: PeerId) -> Option<u32> {
         let id = self.peers.remove(&peer)?.id;
         let mut gone = HashSet::from([peer]);
-        // Keys of registrations that windows of those who go lie in.
+        // Keys of the registrations that contain remote buffers of the ended connections.
         let mut keys = HashSet::new();
         loop {
             let of_gone = self.lent.windows().filter(|window| gone.contains(&window.peer));
@@ -231,11 +231,11 @@ impl Rv {
                 self.ended.push((other, shared.id));
             }
         }
-        // All are deregistered by now, so that nothing holds their keys.
+        // All are deregistered by now, so that none still holds a key.
         for (addr, len) in ranges {
             let Some(Attached { module, .. }) = &self.attached else { break };
             if let Err(failure) = module.evict(addr, len) {
-                // Its end takes all keys along.
+                // Closing the module invalidates all keys.
                 self.attached = None;
                 self.broken = Some(failure.to_string());
             }
@@ -243,7 +243,7 @@ impl Rv {
         Some(id)
     }
 
-    /// A connection that was seen to fail.
+    /// Ends a connection that failed, and reports it.
     fn lose(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
         let Some(connection) = self.end(peer) else { return };
         self.counts.broken += 1;
@@ -252,7 +252,7 @@ impl Rv {
         sink.on_lost(peer);
     }
 
-    /// All connections to a node.
+    /// Ends all connections to a node; with `lent_only`, only those with remote buffers.
     fn lose_node(&mut self, node: &There, lent_only: bool, now: u64, sink: &mut dyn BulkSink) {
         let theirs = |(_, peer): &(&PeerId, &Peer)| {
             peer.node.as_ref() == Some(node) && (!lent_only || peer.lent > 0)
@@ -263,14 +263,14 @@ impl Rv {
         }
     }
 
-    /// The module is of no use any more.
+    /// The module cannot be used any more.
     #[cold]
     fn give_up(&mut self, why: &str, now: u64, sink: &mut dyn BulkSink) {
         log::limited!(
             "the rv module makes no connections any more ({why}): long messages go without it"
         );
         self.log_statistics();
-        // Keys end with it where they could not be evicted.
+        // Closing it invalidates keys that could not be evicted.
         self.attached = None;
         let peers: Vec<PeerId> = self.peers.keys().copied().collect();
         for peer in peers {
@@ -301,21 +301,21 @@ impl Rv {
         }
     }
 
-    /// The peer wants a connection.
+    /// The peer asks for a connection.
     fn on_ask(&mut self, peer: PeerId, id: u32, end: &End, now: u64, sink: &mut dyn BulkSink) {
         if let Some(known) = self.peers.get(&peer) {
-            // Both have asked: the smaller number counts, and both know which one that is.
+            // Both have asked: the connection with the smaller number is made, and both sides know that.
             if known.state == State::Asked && known.id < id {
                 return;
             }
             let asked = known.state == State::Asked;
             self.end(peer);
             if !asked {
-                sink.on_lost(peer); // the peer has forgotten what was
+                sink.on_lost(peer); // the peer has forgotten the old connection
             }
         }
         if self.controls.len() >= CONTROLS_MAX {
-            return; // who asks more often than we can answer waits in vain
+            return; // too many answers wait: the peer gets none
         }
         match self.prepare(end) {
             Ok((node, own)) => {
@@ -329,7 +329,7 @@ impl Rv {
         }
     }
 
-    /// Makes ready for the node of `end`. Errors: why not.
+    /// Prepares the node of `end`. Errors: the reason, as text.
     fn prepare(&mut self, end: &End) -> Result<(There, End), String> {
         let attached = self.attached.as_ref().ok_or("it has gone")?;
         let module = attached.module.clone();
@@ -338,7 +338,7 @@ impl Rv {
         Ok((node, self.end_here(&module)))
     }
 
-    /// What failed, as text; if that was the module, its end is near.
+    /// The failure as text; if it is the module's, the module will be closed.
     fn judge(&mut self, failure: Failure) -> String {
         if failure.remedy() == Remedy::Module {
             self.broken = Some(failure.to_string());
@@ -346,7 +346,7 @@ impl Rv {
         failure.to_string()
     }
 
-    /// Both sides are prepared: the nodes connect, if they are not.
+    /// Both sides are prepared: connects the nodes, if they are not yet.
     fn connect(&mut self, peer: PeerId, node: There, now: u64) -> Result<(), String> {
         let module = self.attached.as_ref().ok_or("it has gone")?.module.clone();
         let up = self.nodes.connect(&module, &node, now).map_err(|failure| self.judge(failure))?;
@@ -383,7 +383,7 @@ impl Rv {
         }
     }
 
-    /// A connection that comes to nothing: no window was lent by it.
+    /// Ends a connection that could not be made: no buffer was advertised over it.
     fn fail(&mut self, peer: PeerId, why: &str, now: u64) {
         let Some(connection) = self.end(peer) else { return };
         self.tell_of(why);
@@ -442,7 +442,7 @@ impl Rv {
         let ours = index == Some(immediate >> SLOT_BITS) && status == 0;
         let Some(Window { peer, token, len: wanted, .. }) = self.lent.get(slot).filter(|_| ours)
         else {
-            self.counts.wrong += 1; // nobody can tell who that was
+            self.counts.wrong += 1; // the writer cannot be identified
             return;
         };
         let (peer, token, wanted) = (*peer, *token, *wanted);
@@ -464,7 +464,7 @@ impl Rv {
         sink.on_filled(peer, token);
     }
 
-    /// Looks after connections between nodes that are being made, or may have been lost and made again.
+    /// Checks connections between nodes that are being made, or may have been lost and made again.
     fn look_at_nodes(&mut self, now: u64, sink: &mut dyn BulkSink) {
         let Some(Attached { module, .. }) = &self.attached else { return };
         let module = module.clone();
@@ -480,7 +480,7 @@ impl Rv {
                         self.peers.iter().filter(waits).map(|(peer, _)| *peer).collect();
                     peers.into_iter().for_each(|peer| self.begin(peer, now));
                 }
-                // What was written before may have been told to nobody.
+                // The completions of earlier writes may have been lost.
                 node::News::Again => {
                     log::info(format_args!("the rv module has made a connection again"));
                     self.lose_node(&node, true, now, sink);
@@ -494,7 +494,7 @@ impl Rv {
         }
     }
 
-    /// Memory for a peer to write (`remote`), or for a write to read.
+    /// Registers memory that a peer writes (`remote`), or that a write reads.
     fn register(&mut self, addr: u64, len: u64, remote: bool) -> Option<Region> {
         let module = self.attached.as_ref()?.module.clone();
         let mut result = module.register(addr, len, remote);
@@ -523,7 +523,7 @@ impl Rv {
         }
     }
 
-    /// What the module says of itself.
+    /// The module's statistics.
     fn statistics(&self) -> Option<String> {
         let Attached { module, .. } = self.attached.as_ref()?;
         let cache = module.cache_statistics().ok()?;
@@ -615,7 +615,7 @@ impl Bulk for Rv {
             Some(Peer { state: State::Ready, node: Some(node), writes, .. }) => {
                 (*node, *writes >= PEER_WRITES || self.writes.len() >= WRITES)
             }
-            // The other side is ahead of us.
+            // The peer is already connected; this side is not yet.
             Some(Peer { state: State::Connecting, .. }) => return Err(self.refuse(peer, now)),
             _ => {
                 self.counts.stale += 1;
@@ -636,9 +636,9 @@ impl Bulk for Rv {
         let Some(Attached { module, .. }) = &self.attached else { return Ok(()) };
         let wr_id = self.next_write;
         let to = (ticket.addr, ticket.key);
-        // SAFETY: the range is the application's, lent for the operation that this belongs to, or a copy that
-        // is kept until the event. The module pins its pages until then. A read of memory that the application
-        // has taken back meanwhile is of those pages, and its bytes nobody takes.
+        // SAFETY: the range belongs to the application, which lends it for the operation, or to a copy that is kept
+        // until the event. The module pins its pages until then. If the application takes the memory back early, a read
+        // still finds those pages, and its bytes are discarded.
         let posted = unsafe { module.write(handle, &region, range, to, ticket.slot, wr_id) };
         let Err(failure) = posted else {
             self.next_write += 1;
@@ -732,7 +732,7 @@ impl Bulk for Rv {
                 log::limited!("events of the rv module were lost: all messages are sent again");
                 let peers: Vec<PeerId> = self.peers.keys().copied().collect();
                 peers.into_iter().for_each(|peer| self.lose(peer, now, sink));
-                // Whose events were lost nobody knows; the others come and mean nothing.
+                // It is unknown whose events were lost; those that still come are ignored.
                 self.writes.clear();
                 continue;
             }
@@ -763,8 +763,8 @@ impl Bulk for Rv {
         n
     }
 
-    /// The module stays with the port that it was attached to, and itself makes connections again that broke with
-    /// it. So nothing ends here; nothing begins while the endpoint is elsewhere.
+    /// The module stays with the port that it was attached to, and repairs broken connections itself. So nothing ends
+    /// here; but no new connection is made while the endpoint is on another port.
     fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {
         self.away = !(self.home)();
     }
@@ -804,7 +804,7 @@ impl Bulk for Rv {
 }
 
 impl Rv {
-    /// Something to be said or ended.
+    /// Whether there are messages to send or connections to end.
     fn has_news(&self) -> bool {
         !self.controls.is_empty()
             || !self.doomed.is_empty()
@@ -815,7 +815,7 @@ impl Rv {
 }
 
 impl Drop for Rv {
-    /// A forked child of ours may hold a copy of the descriptor: keys do not wait for its end.
+    /// Evicts all keys: a forked child may hold a copy of the descriptor, which would keep them valid.
     fn drop(&mut self) {
         let peers: Vec<PeerId> = self.peers.keys().copied().collect();
         for peer in peers {

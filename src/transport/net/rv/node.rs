@@ -1,13 +1,13 @@
-//! Connections of the module to other nodes: one to each, for all peers there, made at first need and
-//! kept until the module is closed.
+//! The rv module's connections to other nodes: one to each, for all peers there. They are made at first need and kept
+//! until the module is closed.
 
 use crate::sys::rv::{Connection, Failure, Module, Remedy, There};
 use std::collections::{HashMap, HashSet};
 
-/// How often one that is being made is asked for, and one that may have been made again, nanoseconds.
+/// How often to ask whether a connection that is being made is up, and whether one was made again, nanoseconds.
 const CONNECTING_NS: u64 = 1_000_000;
 const COUNT_NS: u64 = 100_000_000;
-/// Queue pairs of a connection at most.
+/// Most queue pairs of a connection.
 const PAIRS_MAX: u32 = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,7 +15,7 @@ enum State {
     Prepared,
     Connecting,
     Up,
-    /// The module gave it up, and does not make another.
+    /// The module gave it up, and does not make it again.
     Dead,
 }
 
@@ -23,13 +23,13 @@ enum State {
 struct Node {
     connection: Connection,
     state: State,
-    /// When it was asked for last, nanoseconds.
+    /// When its state was last asked for, nanoseconds.
     asked: u64,
     /// How often each of its queue pairs was connected.
     counts: Vec<u32>,
 }
 
-/// What became of a connection.
+/// A change of a connection's state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum News {
     Up,
@@ -42,15 +42,15 @@ pub(super) enum News {
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     nodes: HashMap<There, Node>,
-    /// How many are being made.
+    /// Connections that are being made.
     connecting: usize,
-    /// Those whose end was not told yet.
+    /// Dead connections that were not reported yet.
     dead: Vec<(There, Failure)>,
 }
 
 impl Nodes {
-    /// Makes ready for connections with `there`. Returns by which of its names the node is known here:
-    /// the first packet length that was agreed on stays.
+    /// Prepares connections with `there`. Returns the name under which the node is already known: the packet length
+    /// agreed on first stays.
     pub(super) fn prepare(&mut self, module: &Module, there: &There) -> Result<There, Failure> {
         let same = |known: &&There| known.gid == there.gid && known.lid == there.lid;
         if let Some(known) = self.nodes.keys().find(same) {
@@ -62,7 +62,7 @@ impl Nodes {
         Ok(*there)
     }
 
-    /// Both nodes are ready. True: the connection stands already.
+    /// Both nodes are prepared. True: the connection is already up.
     pub(super) fn connect(
         &mut self,
         module: &Module,
@@ -82,7 +82,7 @@ impl Nodes {
             State::Prepared => (),
         }
         if let Err(failure) = module.connect(node.connection.handle, there) {
-            // The module has forgotten the handle.
+            // The module has invalidated the handle.
             self.nodes.remove(there);
             return Err(failure);
         }
@@ -92,18 +92,18 @@ impl Nodes {
         Ok(false)
     }
 
-    /// What requests name a connection by that is of use.
+    /// The handle of a usable connection, for requests.
     pub(super) fn handle(&self, there: &There) -> Option<u64> {
         let node = self.nodes.get(there).filter(|node| node.state != State::Dead)?;
         Some(node.connection.handle)
     }
 
-    /// Whether events name it `conn`.
+    /// Whether events identify it by `conn`.
     pub(super) fn is(&self, there: &There, conn: u64) -> bool {
         self.nodes.get(there).is_some_and(|node| node.connection.conn == conn)
     }
 
-    /// It was seen to be dead. `look` will say so.
+    /// It was found to be dead. `look` will report that.
     pub(super) fn bury(&mut self, there: &There, failure: Failure) {
         if let Some(node) = self.nodes.get_mut(there).filter(|node| node.state != State::Dead) {
             node.state = State::Dead;
@@ -119,7 +119,7 @@ impl Nodes {
         self.connecting > 0
     }
 
-    /// Asks the module what became of connections, those that are `used` among them, and not too often.
+    /// Asks the module, at intervals, for the state of connections that are being made or `used`.
     pub(super) fn look(
         &mut self,
         module: &Module,
@@ -155,7 +155,7 @@ impl Nodes {
         all
     }
 
-    /// The module's statistics of all of them, as text.
+    /// The module's statistics, summed over all connections, as text.
     pub(super) fn statistics(&self, module: &Module) -> String {
         let sum =
             self.nodes.values().filter_map(|node| module.statistics(node.connection.handle).ok());
@@ -194,7 +194,7 @@ impl Node {
     }
 }
 
-/// How often each queue pair was connected. The module writes into the kernel's log who asks for one too many.
+/// How often each queue pair was connected. Asks only for existing ones: the module logs each request for another.
 fn counts(module: &Module, handle: u64) -> Result<Vec<u32>, Failure> {
     let pairs = module.statistics(handle)?.queue_pairs.min(PAIRS_MAX);
     (0..pairs).map(|index| module.conn_count(handle, index as u8)).collect()

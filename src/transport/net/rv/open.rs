@@ -1,4 +1,4 @@
-//! Whether the rv module is used (FI_UDRV_RV), and how an endpoint comes to it.
+//! Whether the rv module is used (FI_UDRV_RV), and opening it for an endpoint.
 
 use super::Rv;
 use crate::config::RvPolicy;
@@ -8,9 +8,9 @@ use crate::telemetry::log;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::verbs::Network;
 
-/// The bulk path of an endpoint at `here`, whose port takes packets of `mtu` bytes; `home` says later whether it
-/// still is there. `None`: none is wanted, or none works and none has to. Errors: ENODEV, where one has to;
-/// EMFILE, ENFILE.
+/// The bulk path of an endpoint at `here`, whose port takes packets of `mtu` bytes; `home` tells whether the endpoint
+/// is still there. `None`: not wanted, or does not work and is not required. Errors: ENODEV, if it is required; EMFILE,
+/// ENFILE.
 pub(in crate::transport::net) fn open(
     policy: RvPolicy,
     here: &Here,
@@ -20,7 +20,7 @@ pub(in crate::transport::net) fn open(
     if policy == RvPolicy::Off {
         return Ok(None);
     }
-    // Before, a fork could part the application's pages from those that are registered.
+    // In earlier kernels a fork could separate the application's pages from the registered ones.
     let forks = if process::kernel_is_at_least(5, 12) {
         Ok(())
     } else {
@@ -47,7 +47,7 @@ pub(in crate::transport::net) fn open(
     }
 }
 
-/// Whether there is a module where there has to be one, for who does not attach yet. Errors: ENODEV.
+/// Checks that a required module exists, without attaching to it. Errors: ENODEV.
 pub(in crate::transport::net) fn check(policy: RvPolicy) -> Result<(), Errno> {
     if policy != RvPolicy::Require {
         return Ok(());
@@ -55,7 +55,7 @@ pub(in crate::transport::net) fn check(policy: RvPolicy) -> Result<(), Errno> {
     Found::open().map(|_| ()).or_else(|refusal| missing(policy, &refusal.to_string()))
 }
 
-/// Errors: ENODEV, where it has to be there.
+/// The module is missing. Errors: ENODEV, if it is required.
 fn missing(policy: RvPolicy, why: &str) -> Result<(), Errno> {
     if policy == RvPolicy::Require {
         log::warn(format_args!("FI_UDRV_RV=require cannot be met: {why}"));

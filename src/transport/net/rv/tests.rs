@@ -1,5 +1,5 @@
-//! Endpoints on nodes whose modules are doubles, from a seed: who asks whom, what arrives when, and what
-//! fails, is drawn.
+//! Endpoints on nodes with simulated modules. A seed determines which endpoints connect, when messages arrive, and
+//! which operations fail.
 
 use super::*;
 use crate::sys::rv::double::{Fabric, gid};
@@ -12,18 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const POST: u8 = 0xfb;
 const REG: u8 = 0xf3;
 
-/// What one endpoint says to another.
+/// A message from one endpoint to another.
 enum Said {
     Control(Control),
-    /// A window, and the byte that is to fill it.
+    /// A remote buffer, and the byte to fill it with.
     Window(Ticket, usize, u8),
 }
 
 struct Node {
     bulk: Box<dyn Bulk>,
-    /// Windows that are lent: by token, to whom, the memory, and what is to be there.
+    /// Remote buffers by token: the peer, the memory, and the expected contents.
     lent: HashMap<u64, (PeerId, OwnedBuffer, u8)>,
-    /// Memory of windows that were lost, as it was then: nobody may write it any more.
+    /// Memory of lost buffers and its contents at that time: no peer may write it any more.
     retired: Vec<(OwnedBuffer, Vec<u8>)>,
     /// Memory that writes read from.
     sources: Vec<OwnedBuffer>,
@@ -132,7 +132,7 @@ impl World {
                 Ok(()) => drop(end.to_write[peer].pop_front()),
                 Err(_) => {
                     end.sources.pop();
-                    return; // tried again: queues empty, and memory may come back
+                    return; // retried: queues become empty, and memory may be available again
                 }
             }
         }
@@ -189,14 +189,14 @@ impl World {
         answer
     }
 
-    /// Both may lend.
+    /// Connects both endpoints, so that they may advertise buffers.
     fn join(&mut self, a: usize, b: usize) {
         assert_eq!(self.windows(a, b), Windows::Later);
         self.settle();
         assert_eq!((self.windows(a, b), self.windows(b, a)), (Windows::Ready, Windows::Ready));
     }
 
-    /// Nothing is owed, kept or registered, and nobody wrote what was not lent.
+    /// Checks that nothing is owed, kept or registered, and that only advertised memory was written.
     fn assert_clean(&self, what: &str) {
         for (at, end) in self.ends.iter().enumerate() {
             assert!(end.lent.is_empty(), "{what}: {at} waits for {} windows", end.lent.len());
@@ -273,7 +273,7 @@ fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
     let Some(Said::Control(ask)) = world.said.get_mut(&(0, 1)).unwrap().pop_front() else {
         panic!()
     };
-    // As an endpoint with other ways answers.
+    // The answer of an endpoint with other bulk paths.
     let mut other = Ways::of(None, Some(NoWay::taking(0))).unwrap().unwrap();
     let mut told =
         Told { lent: &mut HashMap::new(), retired: &mut Vec::new(), filled: &mut 0, lost: &mut 0 };
@@ -336,7 +336,7 @@ fn a_connection_that_is_made_again_voids_what_was_lent() {
     world.join(2, 3);
     world.lend(0, 1, 4000).unwrap();
     world.hear(0, 1); // it is posted
-    // The bytes are there, and the event that says so is lost with the queue pair.
+    // The bytes have arrived, and the event that reports them is lost with the queue pair.
     assert!(world.fabric.deliver(0, 1, true));
     world.fabric.heal(0, 1);
     world.settle();
@@ -425,7 +425,7 @@ fn windows_on_one_page_end_together() {
     let mut world = World::new(3, 1);
     world.join(0, 1);
     world.join(0, 2);
-    // The second window lies on the pages of the first, so that the module registers both as one.
+    // The second buffer is on the pages of the first, so that the module registers both as one.
     let memory = OwnedBuffer::from(vec![0; 40_000]);
     let all = memory.segments();
     let first = world.ends[0].bulk.lend(PeerId(1), &all, 7, 1).unwrap();
@@ -484,7 +484,7 @@ fn hostile_controls_change_nothing() {
         }
     }
     assert_eq!(world.windows(0, 1), Windows::Ready);
-    // An index out of range, ourselves, and another network cannot be reached.
+    // An index out of range, this node itself, and another network cannot be reached.
     let wrong = [
         end,
         End { number: 0, gid: gid(0), ..end },
@@ -518,7 +518,7 @@ fn who_sleeps_is_woken_by_the_clock_while_something_is_due() {
     world.assert_clean("sleep");
 }
 
-/// What happens in a run from `seed`. Returns windows filled, and losses heard of.
+/// A random run from `seed`. Returns the remote buffers filled, and the reported losses.
 fn run(seed: u64) -> (u64, u64) {
     let mut rng = Rng::new(seed);
     let nodes = 2 + rng.below(2) as usize;

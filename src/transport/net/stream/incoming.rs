@@ -10,7 +10,7 @@ use crate::transport::PeerId;
 use crate::transport::net::reliable::Reliable;
 use crate::transport::net::reliable::tag::same;
 
-/// Reads of one turn at most.
+/// Most reads in one turn.
 const READS: usize = 16;
 
 /// A stream from a peer.
@@ -18,7 +18,7 @@ const READS: usize = 16;
 pub(super) struct Incoming {
     pub(super) member: Member,
     pub(super) peer: PeerId,
-    /// Our number of the connection that it belongs to.
+    /// This endpoint's number of the connection that it belongs to.
     pub(super) id: u32,
     /// The sender's number of the stream.
     pub(super) number: u32,
@@ -28,7 +28,7 @@ pub(super) struct Incoming {
     head: [u8; HEADER_LEN],
     filled: usize,
     frame: Option<Frame>,
-    /// Payload that has no place yet, or none at all.
+    /// Payload whose destination is not known yet, or that has none.
     bounce: Vec<u8>,
 }
 
@@ -43,9 +43,9 @@ struct Frame {
 /// How a turn of reading ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Turn {
-    /// So many frames were delivered; the stream goes on.
+    /// This many frames were delivered; the stream goes on.
     Goes(usize),
-    /// It ended where a frame ends.
+    /// It ended at a frame boundary.
     Closed,
     /// It broke.
     Lost(Errno),
@@ -67,12 +67,12 @@ impl Incoming {
         }
     }
 
-    /// A frame of it was, or is being, delivered.
+    /// A frame of it was delivered, or is arriving.
     pub(super) fn has_begun(&self) -> bool {
         self.sequence > 0
     }
 
-    /// Takes what has arrived, a bounded amount.
+    /// Reads a bounded amount.
     pub(super) fn read(&mut self, machine: &Reliable, sink: &mut impl StreamSink) -> Turn {
         let mut frames = 0;
         self.waits = false;
@@ -103,12 +103,12 @@ impl Incoming {
         Turn::Goes(frames)
     }
 
-    /// A header is complete. False: it is not its turn yet.
+    /// A header is complete. False: messages that come before it have not arrived yet.
     fn begin(&mut self, machine: &Reliable, sink: &mut impl StreamSink) -> Result<bool, Errno> {
         let broken = Errno(libc::EPROTO);
         let header = Header::decode(&self.head).ok_or(broken)?;
         let signed = self.head.get(..HEADER_TAG_AT).ok_or(broken)?;
-        // Without a connection nobody can say whose it is.
+        // Without a connection its key is unknown, and the tag cannot be checked.
         let tag = machine.sign(self.id, false, signed).ok_or(Errno(libc::ECONNRESET))?;
         if !same(tag, header.tag) || header.sequence != self.sequence {
             return Err(broken);
@@ -131,7 +131,7 @@ impl Incoming {
         Ok(true)
     }
 
-    /// One system call: the rest of the payload, and the next header if it is there.
+    /// One system call: reads the rest of the payload, and the next header if it is there.
     fn fill(&mut self) -> Result<Received, Errno> {
         let Some(frame) = &self.frame else {
             let tail = self.head.get_mut(self.filled..).unwrap_or_default();

@@ -1,18 +1,18 @@
-//! A descriptor that is watched for as long as it is open.
+//! A descriptor that an epoll set watches for as long as it is open.
 
 use crate::sys::Errno;
 use crate::sys::event::Epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Leaves its set when it is dropped: closing alone does not do that while a forked child has the
-/// descriptor too.
+/// Removes itself from its set when it is dropped: closing the descriptor alone does not do that while a forked child
+/// has it too.
 #[derive(Debug)]
 pub(super) struct Member {
     fd: OwnedFd,
     set: Arc<Epoll>,
     token: u64,
-    /// It is in the set; also for writing.
+    /// It is in the set; it is also watched for writing.
     present: bool,
     writable: bool,
 }
@@ -28,20 +28,20 @@ impl Member {
         self.fd.as_fd()
     }
 
-    /// The set calls it `token` from now on.
+    /// Changes its token in the set.
     pub(super) fn rename(&mut self, token: u64) {
         self.token = token;
         let _ = self.set.watch_writable(self.fd.as_fd(), token, self.writable);
     }
 
-    /// The set tells when it is writable, too, or no longer.
+    /// Starts or stops watching for writing.
     pub(super) fn watch_writable(&mut self, on: bool) {
         if self.writable != on && self.set.watch_writable(self.fd.as_fd(), self.token, on).is_ok() {
             self.writable = on;
         }
     }
 
-    /// The set tells of it, or not for now.
+    /// Adds it to the set, or removes it for now.
     pub(super) fn watch(&mut self, on: bool) {
         if on && !self.present {
             self.present = self.set.add(self.fd.as_fd(), self.token).is_ok();

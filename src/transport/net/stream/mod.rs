@@ -1,12 +1,11 @@
-//! TCP connections beside the datagrams, for the bytes of long messages: the system cuts, checks
-//! and places them with the help of every network card, straight between the applications'
-//! buffers. One to a peer at most, made when the first long message goes there, and few in all.
+//! TCP connections beside the datagrams, for the bytes of long messages: with any network card the kernel splits,
+//! checks and places them directly between the applications' buffers. At most one to each peer, made for the first long
+//! message to it, and few in all.
 //!
-//! A stream carries frames: a message header, and a payload that the receiver reads to where it
-//! belongs. A frame comes after the messages that left as datagrams before it. Streams are a
-//! convenience: where there is none, or it breaks, all goes as datagrams, and what a stream had
-//! not delivered is asked for again (PROTOCOL.md §4.11). They go one way: who has long messages
-//! makes one.
+//! A stream carries frames: a message header, and a payload that the receiver reads to its destination. A frame is
+//! ordered after the messages sent as datagrams before it. Streams are optional: where there is none, or it breaks,
+//! everything goes as datagrams, and bytes that a stream had not delivered are requested again (PROTOCOL.md §4.11).
+//! They are one-way: the sender of long messages makes one.
 
 #![forbid(unsafe_code)]
 
@@ -36,53 +35,53 @@ use strangers::Strangers;
 use wire::Greeting;
 pub(crate) use wire::PAYLOAD_MAX;
 
-/// How long an end waits for the other one's system to take what it has sent, milliseconds:
-/// datagrams take over then.
+/// How long TCP waits for the peer's kernel to acknowledge data, milliseconds (TCP_USER_TIMEOUT): then datagrams take
+/// over.
 const PATIENCE_MS: u32 = 5000;
-/// A stream that was not used for so long may give way to another one, nanoseconds.
+/// A stream that was not used for this long may be closed to make room for another, nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
-/// A stream that has lived so long was none of those that always fail, nanoseconds.
+/// A stream that has lived this long resets the failure count, nanoseconds.
 const LONG_NS: u64 = 10_000_000_000;
-/// Streams that are taken for each that may be made: more peers than we have long messages for may
-/// have some for us.
+/// Incoming streams accepted for each outgoing one allowed: more peers may have long messages for this endpoint than it
+/// has for others.
 const INCOMING: usize = 4;
-/// How long to do without after a failure, nanoseconds; twice as long each time, up to 64 times.
+/// Pause after a failure, nanoseconds; it doubles each time, up to 64 times.
 const RETRY_NS: u64 = 1_000_000_000;
-/// Polls without a frame after which streams are looked at only now and then, and how often then,
+/// Polls without a frame after which streams are polled only now and then, and the time between such polls,
 /// nanoseconds.
 const HOT: u32 = 2048;
 const LOOK_NS: u64 = 50_000;
-/// The same while there are none: whoever makes one has time, what it is for goes in datagrams.
+/// The same while there are no streams: a new one can wait, its messages go as datagrams meanwhile.
 const IDLE_LOOK_NS: u64 = 1_000_000;
-/// One of so many polls asks which streams have something; the others try the last one.
+/// One in this many polls asks which streams are ready; the others try the last one.
 const ASK_EVERY: u32 = 8;
 
-/// Which member of the set a token names.
+/// The members of the epoll set that tokens name.
 const LISTENER: u64 = 0;
 const TO_PEER: u64 = 1 << 32;
 const FROM_PEER: u64 = 2 << 32;
 const STRANGER: u64 = 3 << 32;
 
-/// The layer above; peers have the machine's numbers.
+/// The layer above; peers have the state machine's numbers.
 pub(super) trait StreamSink {
-    /// Where the payload that follows belongs; see [`crate::transport::Handler::place`].
+    /// The destination of the payload that follows; see [`crate::transport::Handler::place`].
     fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList>;
-    /// It is there.
+    /// The payload has arrived there.
     fn on_placed(&mut self, peer: PeerId, header: &[u8], len: usize);
-    /// A frame whose payload had no place.
+    /// A frame whose payload had no destination.
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
     /// A stream broke.
     fn on_lost(&mut self, peer: PeerId, end: StreamEnd);
 }
 
-/// Streams that could not be made.
+/// Failures in a row to make a stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct Failures {
     count: u32,
     until: u64,
 }
 
-/// What has happened so far.
+/// Counts of events since the endpoint was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct StreamCounts {
     pub(crate) made: u64,
@@ -106,32 +105,32 @@ pub(super) struct Streams {
     incoming: Vec<Option<Incoming>>,
     strangers: Strangers,
     number: u32,
-    /// The last stream that was taken from each peer, of which connection.
+    /// Connection and number of the last stream that was accepted from each peer.
     seen: HashMap<PeerId, (u32, u32)>,
     failures: HashMap<PeerId, Failures>,
-    /// Outgoing streams that broke, of which the other side has to be told.
+    /// Outgoing streams that broke and of which the peer must be told.
     broken: VecDeque<(PeerId, u32)>,
-    /// Some of the incoming ones wait for messages.
+    /// Some incoming streams wait for messages that come as datagrams.
     waits: bool,
     /// The stream that was last read from.
     latest: usize,
     hot: u32,
     looked_at: u64,
-    /// Nobody is accepted before: there was no descriptor left, nanoseconds.
+    /// No stream is accepted before this time, because there was no descriptor left, nanoseconds.
     deaf_until: u64,
     counts: StreamCounts,
 }
 
 impl Streams {
-    /// At most `limit` outgoing streams of the endpoint whose datagrams come to `bound`. Errors:
-    /// EMFILE, ENFILE, ENOMEM.
+    /// At most `limit` outgoing streams for the endpoint whose datagrams arrive at `bound`. Errors: EMFILE, ENFILE,
+    /// ENOMEM.
     pub(super) fn open(
         bound: SocketAddr,
         limit: usize,
         neighbours: Arc<Neighbours>,
     ) -> Result<Self, Errno> {
         let epoll = Arc::new(Epoll::new()?);
-        // Peers find it at the port that they know. If somebody has it, they send datagrams.
+        // Peers find it at the port that they know. If another process has that TCP port, they send datagrams.
         let listener = tcp::listen(&bound).and_then(|fd| Member::new(fd, &epoll, LISTENER));
         if let Err(errno) = &listener {
             log::info(format_args!("no streams come to {bound}: {errno}"));
@@ -159,7 +158,7 @@ impl Streams {
         })
     }
 
-    /// Whether peers may make streams to us.
+    /// Whether peers can make streams to this endpoint.
     pub(super) fn listens(&self) -> bool {
         self.listener.is_some()
     }
@@ -169,12 +168,12 @@ impl Streams {
         self.epoll.fd()
     }
 
-    /// What has happened so far.
+    /// Counts of events since the endpoint was opened.
     pub(super) fn counts(&self) -> StreamCounts {
         self.counts
     }
 
-    /// Something is expected: `poll` looks each time for a while.
+    /// A frame is expected: the next polls check each time.
     pub(super) fn attend(&mut self) {
         if self.incoming.iter().any(Option::is_some) {
             self.hot = HOT;
@@ -183,7 +182,7 @@ impl Streams {
         }
     }
 
-    /// Whether `send` to `peer` works now. If it may work later, that begins.
+    /// Whether `send` to `peer` works now. If a stream has to be made first, that begins.
     pub(super) fn is_ready(
         &mut self,
         machine: &Reliable,
@@ -204,7 +203,7 @@ impl Streams {
         }
         let flushed = if stream.greeted { Ok(true) } else { stream.flush() };
         let known = flushed.and_then(|ready| {
-            // Only the greeting has left, which says nothing: another user may have taken the port of a peer that
+            // Only the greeting has left, which reveals nothing: another user may have taken the port of a peer that
             // has ended.
             match ready && self.neighbours.listener(&stream.to) != Standing::Admitted {
                 true => Err(Errno(libc::EPERM)),
@@ -254,7 +253,7 @@ impl Streams {
         }
     }
 
-    /// Streams to `peer` do not work now; returns how often in a row.
+    /// A stream to `peer` failed; returns the number of failures in a row.
     fn count_failure(&mut self, peer: PeerId, now: u64) -> u32 {
         let failures = self.failures.entry(peer).or_default();
         failures.until = now + (RETRY_NS << failures.count.min(6));
@@ -262,15 +261,15 @@ impl Streams {
         failures.count
     }
 
-    /// Closes the stream that was not used for longest, if nothing of it is on its way.
+    /// Closes the least recently used stream, if nothing of it is in flight.
     fn make_room(&mut self, now: u64) -> bool {
         let idle = self.outgoing.iter().filter(|(_, s)| s.used_at + IDLE_NS < now && s.is_idle());
         let oldest = idle.min_by_key(|(_, stream)| stream.used_at).map(|(peer, _)| *peer);
         oldest.is_some_and(|peer| self.outgoing.remove(&peer).is_some())
     }
 
-    /// Sends a frame; `message` has at most 32 bytes, `payload` at most [`PAYLOAD_MAX`]. `Again`:
-    /// no room now, or the stream is gone, which the next poll reports.
+    /// Sends a frame; `message` has at most 32 bytes, `payload` at most [`PAYLOAD_MAX`]. `Again`: there is no room now,
+    /// or the stream is gone, which the next poll reports.
     pub(super) fn send(
         &mut self,
         machine: &Reliable,
@@ -280,7 +279,7 @@ impl Streams {
         now: u64,
     ) -> Result<(), SendError> {
         let Some(stream) = self.outgoing.get_mut(&peer) else {
-            // Closed to make room, or broken: whoever still wants it has to be told.
+            // It was closed to make room, or broke: a user of this stream must be told.
             if !self.broken.iter().any(|(p, _)| *p == peer) {
                 self.broken.push_back((peer, self.number));
             }
@@ -320,12 +319,12 @@ impl Streams {
         self.broken.push_back((peer, stream.number));
     }
 
-    /// An outgoing stream that broke: the other side has to be told its number.
+    /// An outgoing stream that broke, and its number, which the peer must be told.
     pub(super) fn take_broken(&mut self) -> Option<(PeerId, u32)> {
         self.broken.pop_front()
     }
 
-    /// The other side could not be told yet.
+    /// The peer could not be told yet.
     pub(super) fn put_back(&mut self, broken: (PeerId, u32)) {
         self.broken.push_front(broken);
     }
@@ -334,9 +333,9 @@ impl Streams {
         !self.broken.is_empty()
     }
 
-    /// The sender of streams to us up to `number` says that they broke.
+    /// The peer says that its streams to this endpoint up to `number` broke.
     pub(super) fn on_broken(&mut self, peer: PeerId, number: u32, sink: &mut impl StreamSink) {
-        // A later one has not begun: its frames come after this message.
+        // A later one has no frames yet: they come after this message.
         self.drop_incoming(peer, |stream| stream.number <= number || stream.has_begun());
         sink.on_lost(peer, StreamEnd::Incoming);
     }
@@ -358,19 +357,19 @@ impl Streams {
         }
     }
 
-    /// The next `poll` looks.
+    /// Makes the next `poll` check all streams.
     pub(super) fn wake(&mut self) {
         self.looked_at = 0;
     }
 
-    /// There was a frame lately.
+    /// There was a frame recently.
     #[inline]
     pub(super) fn is_hot(&self) -> bool {
         self.hot > 0
     }
 
-    /// Takes what has arrived, in order with the messages that the machine has delivered, which
-    /// must be all with the layer above. Returns how many frames.
+    /// Reads frames in order with the messages that the state machine has delivered, all of which the layer above must
+    /// have received. Returns the number of frames.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -421,7 +420,7 @@ impl Streams {
             self.deaf_until = 0;
             self.accept(now);
         }
-        // The set tells nothing of those that wait. Each that still does says so again.
+        // The epoll set does not report streams that wait. Each one that still waits sets this again.
         let waiting = if std::mem::take(&mut self.waits) { self.incoming.len() } else { 0 };
         for slot in 0..waiting {
             if self.incoming.get(slot).is_some_and(|s| s.as_ref().is_some_and(|s| s.waits)) {
@@ -431,8 +430,8 @@ impl Streams {
         n
     }
 
-    /// Takes those that have connected. Where there is no descriptor left they wait, and wake nobody. Where none will
-    /// ever be taken, they see that nobody listens, and send datagrams.
+    /// Accepts connections. Without a free descriptor they stay in the backlog, and cause no wakeups. If accepting
+    /// never works, the listener closes, so that peers are refused and send datagrams.
     fn accept(&mut self, now: u64) {
         let Some(listener) = &mut self.listener else { return };
         let accepted = self.strangers.accept(listener, &self.epoll, &self.neighbours, now);
@@ -446,10 +445,10 @@ impl Streams {
         }
     }
 
-    /// There is room, or the other side has closed.
+    /// An outgoing stream is writable, or the peer has closed it.
     fn on_outgoing(&mut self, peer: PeerId, now: u64) {
         let Some(stream) = self.outgoing.get_mut(&peer) else { return };
-        // It never sends anything: what can be read is its end.
+        // The peer never sends anything on it: being readable means its end.
         let mut nothing = [0; 1];
         let end = SegmentList::EMPTY.fill_from(stream.member.fd(), &mut nothing);
         let flushed = match end {
@@ -473,7 +472,7 @@ impl Streams {
         let Some(place) = self.incoming.get_mut(slot) else { return 0 };
         let Some(stream) = place else { return 0 };
         let (turn, peer) = (stream.read(machine, sink), stream.peer);
-        // What may not be read yet shall not keep anybody awake.
+        // A stream that may not be read yet must not cause wakeups.
         stream.member.watch(!stream.waits);
         self.waits |= stream.waits;
         match turn {
@@ -488,8 +487,8 @@ impl Streams {
                 0
             }
             Turn::Lost(errno) => {
-                // What its messages wait for may come in another way from now on: no stream may
-                // write to their buffers.
+                // The messages it carried may now arrive by another path: no stream may write to their buffers any
+                // more.
                 self.drop_incoming(peer, |_| true);
                 self.counts.broken += 1;
                 log::info(format_args!("a stream to us broke: {errno}; datagrams take over"));
@@ -499,7 +498,7 @@ impl Streams {
         }
     }
 
-    /// Somebody who has connected says who it is.
+    /// A new connection has sent its greeting.
     fn meet(&mut self, number: u32, machine: &Reliable) {
         let Some((mut member, greeting)) = self.strangers.greet(number) else { return };
         let tag = machine.sign(greeting.dest, false, &greeting.signed());
@@ -509,7 +508,7 @@ impl Streams {
             return;
         };
         let (connection, number) = (greeting.dest, greeting.number);
-        // An old greeting that somebody has sent again is none.
+        // A replayed greeting is refused.
         if self.seen.get(&peer).is_some_and(|(id, last)| *id == connection && *last >= number) {
             self.counts.refused += 1;
             return;

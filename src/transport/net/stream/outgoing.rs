@@ -12,19 +12,19 @@ use std::net::SocketAddr;
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) member: Member,
-    /// Our number of the connection that it belongs to.
+    /// This endpoint's number of the connection that it belongs to.
     pub(super) id: u32,
     pub(super) number: u32,
     pub(super) to: SocketAddr,
     pub(super) made_at: u64,
     /// When it was last written to, nanoseconds.
     pub(super) used_at: u64,
-    /// The greeting has left: frames may.
+    /// The greeting was sent: frames may follow.
     pub(super) greeted: bool,
-    /// Whoever has taken it is not another user of this host.
+    /// The process that accepted it was checked not to be another user's on this host.
     pub(super) known: bool,
     sequence: u64,
-    /// What the system did not take of the last frame, and how much of it it has taken since.
+    /// The bytes of the last frame that the kernel did not take, and how many of them it has taken since.
     rest: Vec<u8>,
     at: usize,
 }
@@ -52,7 +52,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether the system has taken all that was to leave.
+    /// Whether the kernel has taken all bytes to send.
     pub(super) fn flush(&mut self) -> Result<bool, Errno> {
         if self.at < self.rest.len() {
             let rest = self.rest.get(self.at..).unwrap_or(&[]);
@@ -99,8 +99,7 @@ impl Outgoing {
         Ok(true)
     }
 
-    /// The caller may do with its memory what it likes afterwards: what is left of the frame is
-    /// copied. Errors: ENOMEM.
+    /// Copies the rest of the frame, because the caller may reuse its memory after `send`. Errors: ENOMEM.
     fn keep(&mut self, head: &[u8], payload: &SegmentList, taken: usize) -> Result<(), Errno> {
         let left = head.len() + payload.len() - taken;
         self.rest.try_reserve(left).map_err(|_| Errno(libc::ENOMEM))?;
@@ -112,7 +111,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Nothing of it is on its way.
+    /// Nothing of it is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.greeted && self.rest.is_empty() && tcp::unacknowledged(self.member.fd()) == 0
     }

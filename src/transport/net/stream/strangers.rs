@@ -1,4 +1,4 @@
-//! Connections of which it is not known yet whose they are.
+//! Accepted connections that have not sent their greeting yet.
 
 use super::member::Member;
 use super::wire::{GREETING_LEN, Greeting};
@@ -12,14 +12,14 @@ use crate::transport::net::neighbours::{Neighbours, Standing};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// At most so many wait to be known.
+/// Most connections that may wait for their greeting.
 const STRANGERS_MAX: usize = 64;
 /// Connections accepted in one turn.
 const ACCEPTS: usize = 16;
-/// How long one may stay unknown, nanoseconds.
+/// How long one may wait, nanoseconds.
 const WAIT_NS: u64 = 5_000_000_000;
 
-/// One of them.
+/// An accepted connection without a greeting.
 #[derive(Debug)]
 struct Stranger {
     member: Member,
@@ -29,7 +29,7 @@ struct Stranger {
     filled: usize,
 }
 
-/// All of them, oldest first.
+/// All such connections, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Strangers {
     list: Vec<Stranger>,
@@ -37,7 +37,7 @@ pub(super) struct Strangers {
 }
 
 impl Strangers {
-    /// Takes those that have connected, some of them. Errors: EMFILE, ENFILE, ENOMEM; what a filter of system calls says.
+    /// Accepts some connections. Errors: EMFILE, ENFILE, ENOMEM; the error of a system-call filter.
     pub(super) fn accept(
         &mut self,
         listener: &Member,
@@ -47,8 +47,8 @@ impl Strangers {
     ) -> Result<(), Errno> {
         for _ in 0..ACCEPTS {
             let fd = match tcp::accept(listener.fd(), PATIENCE_MS) {
-                // Another user of this host takes nobody's place. One that has closed already has no user; what it
-                // says of itself tells.
+                // Another user of this host is refused at once. A socket that was closed meanwhile has no user; its
+                // greeting identifies it.
                 Ok(Some((fd, from))) => match tcp::local_addr(fd.as_fd()) {
                     Ok(here)
                         if !matches!(neighbours.caller(&from, &here), Standing::Stranger(_)) =>
@@ -76,8 +76,8 @@ impl Strangers {
         Ok(())
     }
 
-    /// Reads what number `number` says of itself; one that says nonsense is dropped. Gives it out
-    /// once it has said all.
+    /// Reads the greeting of connection `number`; an invalid one is dropped. Returns the connection once the greeting
+    /// is complete.
     pub(super) fn greet(&mut self, number: u32) -> Option<(Member, Greeting)> {
         let at = self.list.iter().position(|stranger| stranger.number == number)?;
         let stranger = self.list.get_mut(at)?;
@@ -97,13 +97,13 @@ impl Strangers {
         Greeting::decode(&bytes).map(|greeting| (member, greeting))
     }
 
-    /// Nobody is here.
+    /// There are none.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Drops those that have not said who they are.
+    /// Drops connections whose greeting did not come in time.
     pub(super) fn expire(&mut self, now: u64) {
         self.list.retain(|stranger| now.saturating_sub(stranger.since) < WAIT_NS);
     }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 enum Event {
     /// First byte of the header, and the payload.
     Message(u8, Vec<u8>),
-    /// First byte of the header, length of the payload, and what is in its place.
+    /// First byte of the header, length of the payload, and the bytes at its destination.
     Placed(u8, usize, Vec<u8>),
     Lost(StreamEnd),
 }
@@ -29,7 +29,7 @@ use Event::{Lost, Message, Placed};
 
 #[derive(Default)]
 struct Got {
-    /// Payload by stream has a place of this many bytes.
+    /// The destination of payload from a stream has this many bytes.
     room: Option<usize>,
     place: Option<OwnedBuffer>,
     events: Vec<Event>,
@@ -109,12 +109,12 @@ impl End {
         peer
     }
 
-    /// A message as a datagram.
+    /// Sends a message as a datagram.
     fn say(&mut self, peer: PeerId, mark: u8) {
         self.net.send(peer, Mode::Short, &[mark], 0, |_, _| ()).unwrap();
     }
 
-    /// Until there is a stream to `other`, or not.
+    /// Waits until there is a stream to `other`, or returns false.
     fn has_stream(&mut self, peer: PeerId, other: &mut Self, seconds: u64) -> bool {
         within(seconds, || {
             self.poll();
@@ -183,7 +183,7 @@ fn payload_goes_to_its_place_in_order_with_messages() {
         assert!(a.frame(to_b, 8, &pattern(len)));
         assert_eq!(b.hears(2), [Message(7, vec![]), Placed(8, len, pattern(len))]);
     }
-    // Several at once, with a place and without, and one with too little.
+    // Several at once, with a destination and without, and with one that is too short.
     for room in [Some(usize::MAX), None, Some(1000), Some(0)] {
         b.got.room = room;
         a.say(to_b, 1);
@@ -209,10 +209,10 @@ fn payload_goes_to_its_place_in_order_with_messages() {
 fn a_frame_waits_for_the_messages_before_it() {
     let (mut a, mut b, to_b) = pair();
     b.got.room = Some(usize::MAX);
-    // The message does not leave yet; the frame does.
+    // The message does not leave yet, but the frame does.
     a.net.send(to_b, Mode::Fragment, &[1], 0, |_, _| ()).unwrap();
     assert!(a.frame(to_b, 2, &pattern(500)));
-    std::thread::sleep(Duration::from_millis(5)); // less than until the thread takes over
+    std::thread::sleep(Duration::from_millis(5)); // shorter than the time until the thread takes over
     for _ in 0..100 {
         b.poll();
     }
@@ -246,7 +246,7 @@ fn what_the_system_does_not_take_at_once_leaves_later() {
 fn both_ends_hear_of_a_loss() {
     let (mut a, mut b, to_b) = pair();
     while a.frame(to_b, 1, &pattern(PAYLOAD_MAX)) {}
-    // In the middle of a frame.
+    // The stream breaks in the middle of a frame.
     a.streams().outgoing.clear();
     assert!(within(10, || {
         b.poll();
@@ -256,7 +256,7 @@ fn both_ends_hear_of_a_loss() {
     assert!(!a.frame(to_b, 2, &pattern(10)));
     assert_eq!(a.hears(1), [Lost(StreamEnd::Outgoing)]);
     assert_eq!(b.hears(1), [Lost(StreamEnd::Incoming)]);
-    // And there is another one.
+    // A new stream is made.
     assert!(a.has_stream(to_b, &mut b, 5));
     assert!(a.frame(to_b, 3, &pattern(10)));
     assert_eq!(b.hears(1), [Message(3, pattern(10))]);
@@ -311,10 +311,10 @@ fn strangers_forgers_and_repeaters_are_refused() {
         }));
     }
     assert_eq!((b.streams().counts().refused, b.streams().counts().taken), (2, 1));
-    // The genuine one has not suffered.
+    // The genuine stream is not affected.
     assert!(a.frame(to_b, 1, &pattern(99)));
     assert_eq!(b.hears(1), [Message(1, pattern(99))]);
-    // A genuine greeting, and then a frame that is not: the tag, the order, nonsense.
+    // After a genuine greeting comes an invalid frame: wrong tag, wrong order, random bytes.
     for (n, nonsense) in [0u8, 1, 2].into_iter().enumerate() {
         let mut stream = TcpStream::connect(at).unwrap();
         let greeting = if n == 0 { fresh.clone() } else { greet(&mut a, 10 + n as u32, 0) };
@@ -344,7 +344,7 @@ fn an_old_stream_gives_way_to_a_new_one() {
     std::thread::sleep(Duration::from_millis(150));
     assert!(a.has_stream(to_c, &mut c, 5));
     assert_eq!(a.streams().outgoing.len(), 1);
-    // Who wanted to go on with the old one hears that it is gone.
+    // A user of the old stream is told that it is gone.
     assert!(!a.frame(to_b, 1, &pattern(10)));
     assert_eq!(a.hears(1), [Lost(StreamEnd::Outgoing)]);
     assert!(a.frame(to_c, 1, &pattern(10)));

@@ -1,17 +1,16 @@
-//! What goes through a stream (PROTOCOL.md §7.12): a greeting, then frames, each a header of fixed
-//! length and its payload.
+//! The format of a stream (PROTOCOL.md §7.12): a greeting, then frames, each a header of fixed length and its payload.
 
 #![forbid(unsafe_code)]
 
 /// First bytes of a greeting.
 const MAGIC: [u8; 4] = *b"UDST";
-/// The version of what follows it.
+/// The version of this format.
 const VERSION: u16 = 1;
 
-/// Bytes of a greeting, and where its tag stands: over all before it.
+/// Length of a greeting, bytes, and offset of its tag, which covers all before it.
 pub(super) const GREETING_LEN: usize = 24;
 pub(super) const GREETING_TAG_AT: usize = 16;
-/// Bytes of a frame's header, and where its tag stands: over all before it.
+/// Length of a frame's header, bytes, and offset of its tag, which covers all before it.
 pub(super) const HEADER_LEN: usize = 64;
 pub(super) const HEADER_TAG_AT: usize = 56;
 /// Longest message header in a frame, bytes.
@@ -19,7 +18,7 @@ pub(super) const MESSAGE_HEADER_MAX: usize = 32;
 /// Longest payload of a frame, bytes.
 pub(crate) const PAYLOAD_MAX: usize = 512 * 1024;
 
-/// Says whose stream it is.
+/// The first bytes of a stream: names the connection it belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Greeting {
     /// The receiver's number of the connection that the stream belongs to.
@@ -29,12 +28,12 @@ pub(super) struct Greeting {
     pub(super) tag: u64,
 }
 
-/// What stands before a payload.
+/// The header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     /// Bytes of payload.
     pub(super) len: usize,
-    /// Messages that left as datagrams before this frame did, and come before it.
+    /// Messages that left as datagrams before this frame; it is ordered after them.
     pub(super) after: u64,
     /// Number of the frame in its stream, from 0.
     pub(super) sequence: u64,
@@ -51,7 +50,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// Writes `parts` one behind the other.
+/// Concatenates `parts`.
 fn fill<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
     let mut bytes = [0; N];
     for (to, from) in bytes.iter_mut().zip(parts.iter().flat_map(|part| part.iter())) {
@@ -72,12 +71,12 @@ impl Greeting {
         ])
     }
 
-    /// What its tag is of.
+    /// The bytes that its tag covers.
     pub(super) fn signed(&self) -> [u8; GREETING_TAG_AT] {
         fill(&[&self.encode()])
     }
 
-    /// `None` for what no udrv of this version sends.
+    /// `None` if no udrv of this version sends these bytes.
     pub(super) fn decode(bytes: &[u8; GREETING_LEN]) -> Option<Self> {
         let known = bytes.starts_with(&MAGIC) && bytes.get(4..6)? == VERSION.to_le_bytes();
         let (dest, number, tag) =
@@ -87,7 +86,7 @@ impl Greeting {
 }
 
 impl Header {
-    /// `None` if `message` or the payload is longer than a frame takes.
+    /// `None` if `message` or the payload is too long for a frame.
     pub(super) fn new(message: &[u8], len: usize, after: u64, sequence: u64) -> Option<Self> {
         if message.len() > MESSAGE_HEADER_MAX || len > PAYLOAD_MAX {
             return None;
@@ -112,7 +111,7 @@ impl Header {
         ])
     }
 
-    /// `None` for what no udrv of this version sends.
+    /// `None` if no udrv of this version sends these bytes.
     pub(super) fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
         let len = u32_at(bytes, 0)? as usize;
         let message_len = usize::from(*bytes.get(4)?);

@@ -1,5 +1,5 @@
-//! Which port of which device an endpoint uses, and with which of its addresses: decided from what
-//! the devices tell, so that it can be tested without any.
+//! Which port of which device an endpoint uses, and with which of its addresses: decided from the devices' attributes,
+//! so that it can be tested without any.
 
 use super::spread::Spread;
 use crate::config::NicName;
@@ -7,7 +7,7 @@ use crate::sys::verbs::{Gid, GidKind, LinkLayer, Port};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Smallest longest datagram of a port that is used, bytes.
+/// Least MTU that a port must have to be used, bytes.
 const MTU_MIN: usize = 1024;
 
 /// A port that might be used.
@@ -16,17 +16,17 @@ pub(super) struct Candidate {
     pub(super) device: String,
     pub(super) port: Port,
     pub(super) gids: Vec<Gid>,
-    /// From the processor that asks, 10 is near; `None`: unknown.
+    /// Distance from the calling processor, 10 is nearest; `None`: unknown.
     pub(super) distance: Option<u32>,
 }
 
-/// One that is used, if it works.
+/// A port to use, if it works.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Choice {
     pub(super) device: String,
     pub(super) port: Port,
     pub(super) gid: Gid,
-    /// Why this one.
+    /// Why it was chosen.
     pub(super) reason: String,
 }
 
@@ -43,14 +43,14 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What is asked for.
+/// The requirements of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish<'a> {
     /// FI_UDRV_NIC; empty: any.
     pub(super) nics: &'a [NicName],
     /// The endpoint's address.
     pub(super) ip: IpAddr,
-    /// Who asks, where several ports are as good.
+    /// Tells the endpoint's turn, where several ports are equally good.
     pub(super) spread: Spread,
 }
 
@@ -62,7 +62,7 @@ pub(super) fn choose(candidates: &[Candidate], wish: &Wish<'_>) -> (Vec<Choice>,
         let named = wish.nics.iter().any(|nic| names(nic, candidate));
         match judge(candidate, wish, named) {
             Ok((rank, choice)) => {
-                // Whoever names several means them alike: the nearest one then.
+                // Several named devices are equally acceptable: the nearest is best.
                 let near = candidate.distance.unwrap_or(u32::MAX);
                 let key = if named { (0, near, rank) } else { (rank, near, 0) };
                 fit.push((key, choice));
@@ -74,7 +74,7 @@ pub(super) fn choose(candidates: &[Candidate], wish: &Wish<'_>) -> (Vec<Choice>,
         }
     }
     fit.sort_by_key(|(key, _)| *key);
-    // The best ones in turn.
+    // The endpoints of a node take the best ones in turn.
     if let Some(best) = fit.first().map(|(key, _)| *key) {
         let equal = fit.iter().take_while(|(key, _)| *key == best).count();
         if let Some(equal) = fit.get_mut(..equal).filter(|equal| equal.len() > 1) {
@@ -94,7 +94,7 @@ fn names(nic: &NicName, candidate: &Candidate) -> bool {
     nic.device == candidate.device && nic.port.is_none_or(|port| port == candidate.port.number)
 }
 
-/// How good a port is (0 is best), and how it would be used; or why it cannot be.
+/// How good a port is (0 is best), and how it would be used; or why it cannot be used.
 fn judge(
     candidate: &Candidate,
     wish: &Wish<'_>,
@@ -133,8 +133,8 @@ fn judge(
     Ok((rank, Choice { device: device.clone(), port: *port, gid, reason }))
 }
 
-/// The address of a RoCE port to use, and whether it is the endpoint's. A link-local one leads
-/// nowhere as a rule: address handles cannot be made, or reach nobody behind a router.
+/// The address of a RoCE port to use, and whether it is the endpoint's. Link-local ones usually do not work: address
+/// handles cannot be made, or do not reach peers behind a router.
 fn roce_gid(gids: &[Gid], ip: IpAddr) -> Result<(bool, Gid), &'static str> {
     let own = match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -149,7 +149,7 @@ fn roce_gid(gids: &[Gid], ip: IpAddr) -> Result<(bool, Gid), &'static str> {
         let v4_local = ip.to_ipv4_mapped().is_some_and(|v4| v4.is_link_local() || v4.is_loopback());
         !ip.is_unicast_link_local() && !ip.is_multicast() && !ip.is_loopback() && !v4_local
     };
-    // IPv4 first, unless the endpoint's address is not.
+    // IPv4 is preferred, unless the endpoint's address is IPv6.
     let family = |gid: &&Gid| Ipv6Addr::from(gid.raw).to_ipv4_mapped().is_some() != ip.is_ipv4();
     let found = v2().filter(routable).min_by_key(family);
     match found {

@@ -1,5 +1,5 @@
-//! Address handles: one for each port that is sent to, however many peers are behind it, and a
-//! bounded number. Making one takes a system call, so they are kept until there are too many.
+//! Address handles: a bounded number, one for each remote port, however many peers are behind it. Making one takes a
+//! system call, so they are kept until there are too many.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -19,7 +19,7 @@ struct Slot<K, V> {
     value: V,
 }
 
-/// The last used values by key, at most a certain number.
+/// A cache of the most recently used values by key, of bounded size.
 #[derive(Debug)]
 pub(super) struct Handles<K, V> {
     slots: Vec<Slot<K, V>>,
@@ -37,7 +37,7 @@ impl<K: Copy + Eq + Hash, V> Handles<K, V> {
         self.slots.len()
     }
 
-    /// The value of `id`, unless others have taken its place.
+    /// The value of `id`, unless it was evicted.
     #[inline]
     pub(super) fn get(&mut self, id: HandleId) -> Option<&V> {
         self.clock += 1;
@@ -49,7 +49,7 @@ impl<K: Copy + Eq + Hash, V> Handles<K, V> {
         Some(&slot.value)
     }
 
-    /// The id of `key`, made if it is not there; then the one that was used least recently may go.
+    /// The id of `key`, which is made if it does not exist; that may evict the least recently used one.
     pub(super) fn find<E>(
         &mut self,
         key: K,

@@ -1,5 +1,5 @@
-//! Both links of an endpoint: UDP, which reaches everybody, and a UD queue pair for those peers that
-//! it is proven to reach (PROTOCOL.md §7.13). The machine above sees one link.
+//! Both links of an endpoint: UDP, which reaches every peer, and a UD queue pair for the peers whose path over it is
+//! validated (PROTOCOL.md §7.13). The state machine above sees one link.
 
 use super::handles::HandleId;
 use super::introduction::{
@@ -25,54 +25,54 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// First byte of a packet that ends a connection (PROTOCOL.md §7.3). It goes over UDP: nobody would
-/// wait until a queue pair that is about to end has sent it.
+/// First byte of a packet that ends a connection (PROTOCOL.md §7.3). It goes over UDP: the queue pair may end before it
+/// has sent it.
 const CLOSE: u8 = 3;
 
-/// How long after it had something the socket is looked at each time, and how often later on,
-/// nanoseconds: a look at the socket is a system call, one at the device is none.
+/// How long after an arrival the socket is polled in each turn, and the time between polls later on, nanoseconds:
+/// polling the socket takes a system call, polling the device does not.
 const SOCKET_HOT_NS: u64 = 500_000;
 const SOCKET_LOOK_NS: u64 = 1_000_000;
 
-/// What the device's part has done so far.
+/// Counts of the device's part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct RdmaCounts {
     pub(crate) datagrams: UdCounts,
-    /// Calls made to prove ways, and answers given.
+    /// Path challenges sent, and path responses sent.
     pub(crate) calls: u64,
     pub(crate) answers: u64,
-    /// Ways that were proven, and doubted afterwards.
+    /// Paths that were validated, and that became suspect afterwards.
     pub(crate) proven: u64,
     pub(crate) doubted: u64,
     /// Address handles that exist.
     pub(crate) handles: usize,
-    /// Queue pairs that were made after the first one broke, and peers that were told of that.
+    /// Queue pairs that replaced a broken one, and address updates sent because of that.
     pub(crate) made: u64,
     pub(crate) news: u64,
 }
 
-/// The device's part.
+/// The device's part of a link.
 #[derive(Debug)]
 pub(crate) struct Rdma {
-    /// `None`: it broke, and is not made anew yet.
+    /// `None`: it broke, and is not replaced yet.
     pub(super) link: Option<UdLink>,
-    /// What packets are made in, of the size that they have; `None`: there is no memory for it.
+    /// A pool in which packets of full size are made; `None`: there is no memory for it.
     pub(super) pool: Option<Arc<Pool>>,
-    /// What it is on; kept without it too, because it says when a port is up again.
+    /// The device of the queue pair; kept while there is none, because the device reports when a port is up again.
     pub(super) device: Option<OpenDevice>,
     /// The same for the bulk path, and how often it changed.
     pub(super) spot: Spot,
     pub(super) moves: u64,
-    /// Where the queue pair is, and where the last one was, with number 0.
+    /// The queue-pair address; after the queue pair broke, the last one with number 0.
     pub(super) place: Place,
     pub(super) recovery: Recovery,
-    /// Becomes readable when one of the device's descriptors does, whichever those are.
+    /// Becomes readable when any of the device's descriptors does.
     pub(super) watch: Epoll,
-    /// When `tend` has to be called, nanoseconds.
+    /// When `tend` must be called, nanoseconds.
     pub(super) tend_at: u64,
-    /// The next peer to be told of the place.
+    /// The next peer to send an address update to.
     pub(super) untold: Option<usize>,
-    /// Why it could not be made anew, as the log has it.
+    /// Why it could not be replaced, as it is logged.
     pub(super) why: String,
     pub(super) settings: RdmaSettings,
     pub(super) spread: Spread,
@@ -81,9 +81,9 @@ pub(crate) struct Rdma {
     pub(super) me: Address,
     /// The sender of the last datagram.
     pub(super) source: (u32, Address),
-    /// Calls that have arrived and are not answered yet.
+    /// Path challenges that arrived and are not answered yet.
     pub(super) called: Vec<Call>,
-    /// Counts of queue pairs that broke.
+    /// Counts of earlier queue pairs.
     pub(super) earlier: UdCounts,
     pub(super) made: u64,
     pub(super) news: u64,
@@ -91,12 +91,12 @@ pub(crate) struct Rdma {
     answers: u64,
     /// The time of this turn, nanoseconds.
     now: u64,
-    /// Until when every look includes the socket, and when the next one does, nanoseconds.
+    /// Until when every turn polls the socket, and when it is polled next, nanoseconds.
     socket_hot: u64,
     socket_due: u64,
 }
 
-/// See the module.
+/// UDP and a UD queue pair as one link.
 #[derive(Debug)]
 pub(crate) struct HybridLink {
     udp: UdpLink,
@@ -108,16 +108,15 @@ impl HybridLink {
         Self { udp, rdma }
     }
 
-    /// Datagrams that there is room for until the next `receive`, where one costs `cost` bytes in a
-    /// socket's buffer.
+    /// Datagrams for which there is room until the next `receive`, where one costs `cost` bytes in a socket's buffer.
     pub(crate) fn receive_window(&self, cost: usize) -> usize {
         let udp = self.udp.receive_buffer() / cost;
         let device = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
         device.map_or(udp, |link| udp.min(link.receive_room()))
     }
 
-    /// What packets of `each` bytes are to be made in, so that a device sends them from there as they are; `None`: there is
-    /// no device, or no memory for it.
+    /// A pool for packets of `each` bytes, which a device sends without a copy; `None`: there is no device, or no
+    /// memory for it.
     pub(crate) fn pool(&mut self, each: usize) -> Option<Arc<Pool>> {
         let rdma = self.rdma.as_mut()?;
         let pool = Pool::new(each).ok()?;
@@ -128,12 +127,12 @@ impl HybridLink {
         Some(pool)
     }
 
-    /// Where the socket is bound.
+    /// The address that the socket is bound to.
     pub(crate) fn local_addr(&self) -> Result<SocketAddr, Errno> {
         self.udp.local_addr()
     }
 
-    /// How often the device's part went elsewhere: what is beside its queue pair has to follow.
+    /// How often the device's part moved to another port; the bulk path must follow.
     #[inline]
     pub(crate) fn moves(&self) -> u64 {
         self.rdma.as_ref().map_or(0, |rdma| rdma.moves)
@@ -144,13 +143,12 @@ impl HybridLink {
         self.rdma.as_mut().is_some_and(|rdma| rdma.ways.open(to).is_some())
     }
 
-    /// The descriptors that become readable when there is something to receive; that of a device
-    /// only after `sleep`.
+    /// The descriptors that become readable when there is something to receive; a device's only after `sleep`.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.udp.fd()).chain(self.rdma.iter().map(|rdma| rdma.watch.fd()))
     }
 
-    /// Copies of them, for a thread that waits.
+    /// Copies of the descriptors, for a sleeping thread.
     pub(crate) fn watched(&self) -> Result<Vec<OwnedFd>, Errno> {
         self.fds().map(duplicate).collect()
     }
@@ -159,13 +157,13 @@ impl HybridLink {
     #[inline]
     pub(crate) fn sleep(&mut self) -> bool {
         let Some(rdma) = &mut self.rdma else { return true };
-        // Whoever is woken looks at both.
+        // After waking, both links are checked.
         rdma.socket_due = 0;
         rdma.tend_at = 0;
         rdma.link.as_mut().is_none_or(UdLink::sleep)
     }
 
-    /// A turn begins: looks after the device, if it is time for that.
+    /// A turn begins: maintains the device if that is due.
     #[inline]
     pub(crate) fn tend(&mut self, now: u64) {
         let Some(rdma) = &mut self.rdma else { return };
@@ -181,46 +179,46 @@ impl HybridLink {
         self.rdma.as_ref().is_some_and(|rdma| rdma.link.is_some())
     }
 
-    /// True if threads of the kernel are the device.
+    /// True if the device is emulated by kernel threads.
     #[inline]
     pub(crate) fn is_threads(&self) -> bool {
         let link = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
         link.is_some_and(UdLink::is_threads)
     }
 
-    /// True if there is a device and the socket has been quiet: all but what comes through the device can wait for a
-    /// turn.
+    /// True if there is a device and the socket has been quiet: everything but the device can wait for the next full
+    /// progress.
     #[inline]
     pub(crate) fn is_calm(&self) -> bool {
         let Some(rdma) = &self.rdma else { return false };
         rdma.now >= rdma.socket_hot && rdma.called.is_empty() && rdma.link.is_some()
     }
 
-    /// True if something has arrived through the device.
+    /// True if the device has received something.
     #[inline]
     pub(crate) fn has_arrived(&mut self) -> bool {
         let Some(rdma) = &mut self.rdma else { return false };
         rdma.link.as_mut().is_some_and(UdLink::has_arrived)
     }
 
-    /// Takes what has. Returns how much.
+    /// Receives from the device. Returns the number of datagrams.
     #[inline]
     pub(crate) fn take_arrived(&mut self, sink: &mut impl LinkSink) -> usize {
         let Some(rdma) = &mut self.rdma else { return 0 };
         rdma.receive(sink)
     }
 
-    /// When `tend` has something to do though nothing arrives, nanoseconds.
+    /// When `tend` has something to do even if nothing arrives, nanoseconds.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         self.rdma.as_ref()?.wake_at(0)
     }
 
-    /// What the socket has done so far.
+    /// Counts of the socket.
     pub(crate) fn counts(&self) -> LinkCounts {
         self.udp.counts()
     }
 
-    /// What the device has done so far.
+    /// Counts of the device.
     pub(crate) fn rdma_counts(&self) -> Option<RdmaCounts> {
         let rdma = self.rdma.as_ref()?;
         Some(RdmaCounts {
@@ -235,7 +233,7 @@ impl HybridLink {
         })
     }
 
-    /// Datagrams that the socket threw away on arrival.
+    /// Datagrams that the socket discarded on arrival.
     pub(crate) fn dropped(&self) -> u64 {
         self.udp.dropped()
     }
@@ -243,12 +241,12 @@ impl HybridLink {
 
 #[cfg(test)]
 impl HybridLink {
-    /// Ends the device without a word to anybody.
+    /// Removes the device without telling any peer.
     pub(crate) fn drop_device(&mut self) {
         self.rdma = None;
     }
 
-    /// Breaks the queue pair, as a device does.
+    /// Breaks the queue pair, as a device would.
     pub(crate) fn break_queue_pair(&mut self) {
         self.rdma.as_mut().unwrap().link.as_mut().unwrap().break_queue_pair();
     }
@@ -274,7 +272,7 @@ impl Link for HybridLink {
         }
         match rdma.send(to, packets) {
             Some(taken) => taken,
-            // They would be forged ones there. What is sent next asks again.
+            // Over UDP their tags would be invalid. The next attempt calls `is_sound` again.
             None if first.get(1).is_some_and(|flags| flags & HEADER_ONLY != 0) => 0,
             None => self.udp.send(to, packets),
         }
@@ -315,7 +313,7 @@ impl Link for HybridLink {
     }
 }
 
-/// Reads what handshake packets tell of queue pairs, and passes everything on.
+/// Reads queue-pair addresses from handshake packets, and passes everything on.
 struct Introduced<'a, S> {
     rdma: &'a mut Rdma,
     sink: &'a mut S,
@@ -326,7 +324,7 @@ impl<S: LinkSink> LinkSink for Introduced<'_, S> {
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
         if let Some((address, place)) = read_trailer(&self.rdma.key, bytes) {
             self.sink.on_datagram(from, bytes, condition);
-            // Of addresses that were made up nothing is kept.
+            // Nothing is kept of addresses that may be made up.
             if self.sink.knows(&address) {
                 self.rdma.ways.learn(&address, place, process::random_u64());
             }
@@ -399,7 +397,7 @@ impl Rdma {
         self.link.as_ref().map_or(self.earlier, |link| self.earlier.plus(link.counts()))
     }
 
-    /// True if the socket is to be looked at now.
+    /// True if the socket is to be polled now.
     #[inline]
     fn looks_at_socket(&mut self) -> bool {
         let now = self.now;
@@ -410,7 +408,7 @@ impl Rdma {
         false
     }
 
-    /// The handshake packet `hello` with our place behind it, if there is room for that.
+    /// The handshake packet `hello` with this endpoint's queue-pair address behind it, if there is room for that.
     #[cold]
     fn introduce(&mut self, hello: &[u8]) -> Option<[u8; INTRODUCED_LEN]> {
         self.call();
@@ -427,7 +425,7 @@ impl Rdma {
         len <= link.longest_to(way.place)
     }
 
-    /// Sends `packets` if the way is open and carries them; `None`: they have to go over UDP.
+    /// Sends `packets` if the path is open and carries them; `None`: they must go over UDP.
     #[inline]
     fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> Option<usize> {
         let first = packets.first()?;
@@ -454,7 +452,7 @@ impl Rdma {
         }
     }
 
-    /// Takes what has arrived from the device.
+    /// Receives from the device.
     #[inline]
     fn receive(&mut self, sink: &mut impl LinkSink) -> usize {
         let Self { link, ways, key, source, called, .. } = self;
@@ -507,7 +505,7 @@ impl Rdma {
         }
     }
 
-    /// Makes the calls that are due.
+    /// Sends the path challenges that are due.
     #[inline]
     fn call(&mut self) {
         while let Some(ask) = self.ways.next_ask() {
@@ -521,7 +519,7 @@ impl Rdma {
         }
     }
 
-    /// A call that is not sent is as good as lost.
+    /// A challenge or response that cannot be sent counts as lost.
     fn try_send(&mut self, to: &Place, call: &Call) {
         let bytes = call.encode(&self.key);
         let Some(link) = &mut self.link else { return };

@@ -1,27 +1,27 @@
-//! How endpoints tell each other where their queue pairs are, and try the way (PROTOCOL.md §7.13).
-//! Decoding takes any bytes; what it returns is proven to be of the same job.
+//! How endpoints exchange queue-pair addresses and validate paths (PROTOCOL.md §7.13). Decoding takes any bytes; its
+//! results are authenticated as from the same job.
 
 use crate::transport::Address;
 use crate::transport::address::WIRE_LEN;
 use crate::transport::net::reliable::packet::{HELLO_LEN, Hello, HelloKind, MAGIC};
 use crate::transport::net::reliable::tag::{JobKey, same};
 
-/// Bytes of a [`Place`].
+/// Length of a queue-pair address ([`Place`]), bytes.
 const PLACE_LEN: usize = 32;
-/// Bytes behind a handshake packet that carries a place: the place and a tag.
+/// Bytes behind a handshake packet with a queue-pair address: the address and a tag.
 const TRAILER_LEN: usize = PLACE_LEN + 8;
-/// Bytes of a handshake packet with one.
+/// Length of a handshake packet with both, bytes.
 pub(super) const INTRODUCED_LEN: usize = HELLO_LEN + TRAILER_LEN;
-/// First bytes of a place.
+/// First bytes of a queue-pair address.
 const PLACE_MAGIC: [u8; 4] = *b"RDMA";
-/// Where the parts of a call stand.
+/// Offsets in a [`Call`].
 const NONCE_AT: usize = 8;
 const ADDRESS_AT: usize = 16;
 const PLACE_AT: usize = ADDRESS_AT + WIRE_LEN;
 const TAG_AT: usize = PLACE_AT + PLACE_LEN;
-/// Bytes of a [`Call`].
+/// Length of a [`Call`], bytes.
 const CALL_LEN: usize = TAG_AT + 8;
-/// The version of this section.
+/// The version of this part of the protocol.
 const VERSION: u8 = 1;
 
 /// The network that a queue pair is on.
@@ -40,9 +40,8 @@ impl Network {
         }
     }
 
-    /// Whether a port at `here` on this network can reach one at `there` on another at all: it has to
-    /// be the same kind, and on InfiniBand the same subnet, because nobody here knows the routers
-    /// between subnets.
+    /// Whether a port at `here` on this network can reach one at `there` on another: they must be of the same kind, and
+    /// on InfiniBand in the same subnet, because routers between subnets are not known here.
     pub(crate) fn reaches(self, here: &[u8; 16], other: Self, there: &[u8; 16]) -> bool {
         self == other && (self == Self::Roce || here.get(..8) == there.get(..8))
     }
@@ -56,15 +55,15 @@ impl Network {
     }
 }
 
-/// Where an endpoint's queue pair is.
+/// The queue-pair address of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
     pub(super) network: Network,
     /// Longest datagram that it takes, bytes.
     pub(super) mtu: u16,
-    /// Its number; 0: there is none now.
+    /// Number of the queue pair; 0: there is none now.
     pub(super) number: u32,
-    /// Address of its port: on InfiniBand within the subnet, and everywhere.
+    /// Addresses of its port: in the InfiniBand subnet, and global.
     pub(super) lid: u16,
     pub(super) gid: [u8; 16],
 }
@@ -95,15 +94,15 @@ impl Place {
     }
 }
 
-/// `bytes` are a handshake packet that a place may stand behind.
+/// Whether `bytes` are a handshake packet that may be followed by a queue-pair address.
 #[inline]
 pub(super) fn is_greeting(bytes: &[u8]) -> bool {
     let greets = |hello: Hello| matches!(hello.kind, HelloKind::Init | HelloKind::Accept);
     bytes.len() == HELLO_LEN && Hello::decode(bytes).is_some_and(greets)
 }
 
-/// The handshake packet with the place behind it; `None` if there is no room for it, because it is
-/// long for a reason of its own.
+/// The handshake packet with the queue-pair address behind it; `None` if there is no room, because it is a padded path
+/// probe.
 pub(super) fn with_trailer(
     key: &JobKey,
     hello: &[u8],
@@ -117,7 +116,7 @@ pub(super) fn with_trailer(
     Some(bytes)
 }
 
-/// Who sent the handshake packet `bytes`, and where its queue pair is.
+/// The sender of the handshake packet `bytes`, and its queue-pair address.
 #[inline]
 pub(super) fn read_trailer(key: &JobKey, bytes: &[u8]) -> Option<(Address, Place)> {
     if bytes.get(..4)? != MAGIC {
@@ -130,29 +129,29 @@ pub(super) fn read_trailer(key: &JobKey, bytes: &[u8]) -> Option<(Address, Place
     Some((Hello::decode(bytes)?.address, place))
 }
 
-/// What a [`Call`] is for.
+/// The kinds of [`Call`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CallKind {
-    /// It tries a way, through the queue pairs.
+    /// A path challenge, sent through the queue pairs.
     Ping,
-    /// It answers one.
+    /// The path response to one.
     Pong,
-    /// It says over UDP that its sender's queue pair is another one, or gone.
+    /// An address update, sent over UDP: the sender's queue pair was replaced, or is gone.
     News,
 }
 
-/// A packet that tries a way, or tells of one.
+/// A packet that validates a path, or updates a queue-pair address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Call {
     pub(super) kind: CallKind,
-    /// The one who asks draws it, the answer repeats it.
+    /// The challenge's random number, which the response repeats.
     pub(super) nonce: u64,
-    /// Of its sender.
+    /// The sender's address.
     pub(super) address: Address,
     pub(super) place: Place,
 }
 
-/// News of a queue pair, if `bytes` from the socket are that.
+/// The address update in `bytes` from the socket, if they are one.
 #[inline]
 pub(super) fn read_news(key: &JobKey, bytes: &[u8]) -> Option<Call> {
     if bytes.len() != CALL_LEN {
@@ -203,8 +202,8 @@ fn put(bytes: &mut [u8], at: usize, from: &[u8]) {
     }
 }
 
-/// Writes the tag over the first `at` bytes behind them. No handshake packet has a tag over as many:
-/// one cannot pass for the other.
+/// Appends the tag over the first `at` bytes. Tags of handshake packets cover another length, so neither can pass for
+/// the other.
 fn sign(key: &JobKey, bytes: &mut [u8], at: usize) {
     let tag = key.tag(bytes.get(..at).unwrap_or(&[]));
     put(bytes, at, &tag.to_le_bytes());
@@ -216,7 +215,7 @@ fn is_signed(key: &JobKey, bytes: &[u8], at: usize) -> bool {
     same(key.tag(signed), tag)
 }
 
-/// The Q_Key of a job: the device drops what comes with another one.
+/// The Q_Key of a job: the device drops packets with another one.
 pub(super) fn qkey(key: &JobKey) -> u32 {
     // The high bit marks keys that only the system may use.
     (key.tag(b"udrv Q_Key") as u32 & 0x7fff_ffff).max(1)

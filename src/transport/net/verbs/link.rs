@@ -1,4 +1,4 @@
-//! The UD queue pair of one endpoint, and the handles of those that it sends to.
+//! The UD queue pair of one endpoint, and its address handles.
 
 use super::handles::{HandleId, Handles};
 use super::introduction::{Network, Place};
@@ -10,36 +10,36 @@ use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Address handles that an endpoint has at most: one for each port that it sends to.
+/// Most address handles of an endpoint: one for each remote port.
 const HANDLES_MAX: usize = 4096;
-/// How long a port counts as out of reach, nanoseconds.
+/// How long a port counts as unreachable, nanoseconds.
 const UNREACHABLE_NS: u64 = 30_000_000_000;
 
-/// What a handle is for.
+/// The remote port that a handle is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct HandleKey {
     lid: u16,
     gid: [u8; 16],
 }
 
-/// See the module.
+/// The UD queue pair of one endpoint.
 #[derive(Debug)]
 pub(super) struct UdLink {
-    // The queue pair ends first.
+    // The queue pair is dropped first.
     port: UdPort,
     handles: Handles<HandleKey, Ah>,
-    /// Ports that no handle could be made for, and until when that is believed, nanoseconds: where
-    /// the network has to be asked, each attempt takes a second.
+    /// Ports for which no handle could be made, and until when they are not tried again, nanoseconds: each attempt that
+    /// has to ask the network takes a second.
     unreachable: HashMap<HandleKey, u64>,
     place: Place,
     gid_index: u8,
     service_level: u8,
-    /// Threads of the kernel are the device.
+    /// The device is emulated by kernel threads.
     threads: bool,
 }
 
 impl UdLink {
-    /// `threads`: those of the kernel are the device.
+    /// `threads`: the device is emulated by kernel threads.
     pub(super) fn new(
         port: UdPort,
         place: Place,
@@ -52,7 +52,7 @@ impl UdLink {
         Self { port, handles, unreachable, place, gid_index, service_level, threads }
     }
 
-    /// Threads of the kernel are the device: they need the processor that waits for it.
+    /// The device is emulated by kernel threads, which need the processor that polls.
     #[inline]
     pub(super) fn is_threads(&self) -> bool {
         self.threads
@@ -63,7 +63,7 @@ impl UdLink {
         self.port.lend(pool);
     }
 
-    /// Where it is.
+    /// Its queue-pair address.
     pub(super) fn place(&self) -> &Place {
         &self.place
     }
@@ -73,13 +73,13 @@ impl UdLink {
         usize::from(self.place.mtu)
     }
 
-    /// The same to `there`.
+    /// Longest datagram to `there`, bytes.
     #[inline]
     pub(super) fn longest_to(&self, there: &Place) -> usize {
         usize::from(self.place.mtu.min(there.mtu))
     }
 
-    /// Datagrams that there is room for until the next `receive`.
+    /// Datagrams for which there is room until the next `receive`.
     pub(super) fn receive_room(&self) -> usize {
         self.port.receive_room()
     }
@@ -88,12 +88,12 @@ impl UdLink {
         self.port.counts()
     }
 
-    /// Handles that exist.
+    /// Address handles that exist.
     pub(super) fn handles(&self) -> usize {
         self.handles.len()
     }
 
-    /// Why it carries nothing any more.
+    /// Why the queue pair can no longer be used.
     pub(super) fn broken(&self) -> Option<Errno> {
         self.port.broken()
     }
@@ -108,7 +108,7 @@ impl UdLink {
         here.network.reaches(&here.gid, there.network, &there.gid)
     }
 
-    /// The handle of the port that `there` is on. Errors: those of an address that leads nowhere.
+    /// The handle of the port of `there`. Errors: those for an unreachable address.
     pub(super) fn handle(&mut self, there: &Place) -> Result<HandleId, Errno> {
         if !self.reaches(there) {
             return Err(Errno(libc::EHOSTUNREACH));
@@ -137,8 +137,8 @@ impl UdLink {
         })
     }
 
-    /// Sends `packets` to `there`; `handle` is filled if it is not of use. Returns how many were
-    /// taken. Errors: `there` cannot be reached, or the queue pair is broken.
+    /// Sends `packets` to `there`; `handle` is set if it is not valid. Returns how many were taken. Errors: `there`
+    /// cannot be reached, or the queue pair is broken.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -155,7 +155,7 @@ impl UdLink {
         self.port.send(ah, there.number, packets)
     }
 
-    /// Takes what has arrived. Returns how much; when it is broken nothing arrives.
+    /// Receives datagrams. Returns their number; 0 once the queue pair is broken.
     #[inline]
     pub(super) fn receive(&mut self, each: impl FnMut(Arrival<'_>)) -> usize {
         self.port.receive(each).unwrap_or(0)
@@ -167,7 +167,7 @@ impl UdLink {
         self.port.has_arrived()
     }
 
-    /// Whether `device`, which it is on, still has it where it says that it is. Error: what changed.
+    /// Whether its port on `device` still has the same state and address. Error: what changed.
     pub(super) fn fits(&self, device: &OpenDevice) -> Result<(), String> {
         let number = self.port.settings().port;
         let port = device.port(number).map_err(|errno| format!("its port: {errno}"))?;

@@ -1,8 +1,8 @@
 //! InfiniBand and RoCE: datagrams through a UD queue pair, for peers that it reaches.
 //!
-//! The socket stays. It is the address that everybody knows, and carries handshakes; behind them both
-//! sides say where their queue pairs are, and try the way. What cannot go through the device goes
-//! through the socket as before.
+//! The socket stays. Its address is the one that peers know, and it carries handshakes; behind those both sides append
+//! their queue-pair addresses, and validate the path. Everything that cannot go through the device goes through the
+//! socket.
 
 mod choice;
 mod handles;
@@ -45,25 +45,25 @@ use spread::Spread;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Slots that an endpoint sends from and receives in.
+/// Send and receive slots of an endpoint.
 const SEND_SLOTS: u32 = 256;
 const RECEIVE_SLOTS: u32 = 1024;
-/// The same for a queue pair that is only tried.
+/// Slots of a queue pair that is only opened to test a device.
 const TRIED_SLOTS: u32 = 64;
-/// How long what was offered counts as still there, nanoseconds.
+/// How long a device found for `fi_nic` counts as present, nanoseconds.
 const OFFER_NS: u64 = 5_000_000_000;
 
-/// Whether and which devices are used.
+/// Which devices are used, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RdmaSettings {
     pub(crate) policy: RdmaPolicy,
     /// FI_UDRV_NIC; empty: any.
     pub(crate) nics: Vec<NicName>,
-    /// The kernel's rv module, for long messages.
+    /// Use of the kernel's rv module, for long messages.
     pub(crate) rv: RvPolicy,
-    /// Connections of our own for them, at most.
+    /// Most RC connections of an endpoint, for long messages.
     pub(crate) rc_connections: usize,
-    /// Whether receivers read a part of them.
+    /// Whether receivers read a part of long messages (GET rendezvous).
     pub(crate) read: ReadPolicy,
     pub(crate) cache: CacheSettings,
 }
@@ -81,11 +81,11 @@ impl RdmaSettings {
     }
 }
 
-/// What an endpoint has of a device: its datagrams, and what long messages go by.
+/// The device's parts of an endpoint: its datagrams, and its bulk path.
 pub(crate) type Parts = (Box<Rdma>, Option<Box<dyn Bulk>>);
 
-/// Opens the device of the endpoint `me`. `None`: none is wanted, or none works and none has to.
-/// Errors: ENODEV, where one has to; EMFILE, ENFILE.
+/// Opens the device of the endpoint `me`. `None`: not wanted, or none works and none is required. Errors: ENODEV, if
+/// one is required; EMFILE, ENFILE.
 pub(crate) fn open(
     settings: &RdmaSettings,
     me: &Address,
@@ -98,7 +98,7 @@ pub(crate) fn open(
     }
 }
 
-/// A function of its own, as the next one: both take much of a stack.
+/// A function of its own, like the next one: both take much stack.
 #[inline(never)]
 fn found_by(
     settings: &RdmaSettings,
@@ -132,7 +132,7 @@ fn through(
     Ok((rdma, bulk))
 }
 
-/// The same again for an endpoint whose queue pair broke. Error: why not.
+/// The same for an endpoint whose queue pair broke. Error: why it failed.
 fn reopen(
     settings: &RdmaSettings,
     me: &Address,
@@ -145,13 +145,13 @@ fn reopen(
     found.map(make).ok_or_else(|| reasons(&refused))
 }
 
-/// A queue pair, and the port that it is on.
+/// A queue pair and its port.
 struct Made {
     link: UdLink,
     at: At,
 }
 
-/// A port that is in use, for other queue pairs on it.
+/// A port in use, for further queue pairs on it.
 #[derive(Clone, Debug)]
 struct At {
     device: OpenDevice,
@@ -159,7 +159,7 @@ struct At {
     /// Index of the GID; `None`: InfiniBand.
     gid: Option<u8>,
     gid_index: u8,
-    /// Where the UD queue pair is.
+    /// The address of the UD queue pair.
     place: Place,
 }
 
@@ -169,7 +169,7 @@ impl At {
             == (&here.device, here.port, here.gid)
     }
 
-    /// The same for the rv module.
+    /// The port, as the rv module names it.
     fn here(&self, key: &JobKey) -> Here {
         Here {
             device: self.device.name().to_owned(),
@@ -183,7 +183,7 @@ impl At {
     }
 }
 
-/// The port of an endpoint at this moment; `None`: its device is gone, or fails.
+/// The present port of an endpoint; `None`: its device is gone, or fails.
 type Spot = Arc<Mutex<Option<At>>>;
 
 fn make(found: Found) -> Made {
@@ -211,10 +211,9 @@ fn reasons(refused: &[String]) -> String {
     if refused.is_empty() { "no RDMA device".to_owned() } else { refused.join("; ") }
 }
 
-/// The device that an endpoint at `ip` would have, opened and tried, for `fi_nic`. Errors: ENODEV,
-/// where there has to be one.
+/// The device that an endpoint at `ip` would have, opened and tested, for `fi_nic`. Errors: ENODEV, if one is required.
 pub(crate) fn offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
-    /// What was found last, when, by which process, and for whom: an application and libfabric's
+    /// The last result: when, by which process, and for which settings and address. An application and libfabric's
     /// layering providers ask many times, and opening a device takes time.
     type Last = (u64, i32, RdmaSettings, IpAddr, Option<Nic>);
     static LAST: Mutex<Option<Last>> = Mutex::new(None);
@@ -263,7 +262,7 @@ fn find_offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno>
     }))
 }
 
-/// Errors: ENODEV, where there has to be a module, which needs one.
+/// There is no device. Errors: ENODEV, if the rv module is required, which needs one.
 fn without_device(settings: &RdmaSettings) -> Result<(), Errno> {
     if settings.rv == RvPolicy::Require {
         log::warn(format_args!("FI_UDRV_RV=require cannot be met: no RDMA device is used"));
@@ -336,7 +335,7 @@ fn search(
     (None, refused)
 }
 
-/// All ports of all devices, opened, and why others are not among them.
+/// All ports of all devices, opened, and the reasons why others are missing.
 fn candidates() -> (Vec<(OpenDevice, Candidate)>, Vec<String>) {
     let (mut all, mut refused) = (Vec::new(), Vec::new());
     let list = match DeviceList::new() {
@@ -372,7 +371,7 @@ fn candidates() -> (Vec<(OpenDevice, Candidate)>, Vec<String>) {
     (all, refused)
 }
 
-/// Opens a queue pair there, and makes a handle of its own address, as one of a peer's will be.
+/// Opens a queue pair there, and tests an address handle for its own address, as for a peer's.
 fn open_at(
     device: &OpenDevice,
     choice: &Choice,

@@ -1,5 +1,4 @@
-//! A device that an application chooses by giving the domain its name, as providers of other kinds
-//! call their domains.
+//! Devices that an application selects by the domain's name, as other providers name their domains.
 
 use super::candidates;
 use crate::config::{Config, NicName, RdmaPolicy};
@@ -15,8 +14,8 @@ pub(crate) struct NamedDevice {
     pub(crate) ips: Vec<IpAddr>,
 }
 
-/// The device that is called so, such as `mlx5_0`, or with its port `mlx5_0:1`. `None` if there is
-/// none, or an interface is called so too.
+/// The device with this name, such as `mlx5_0`, or with its port `mlx5_0:1`. `None` if there is none, or if an
+/// interface has that name too.
 pub(crate) fn device_named(name: &str) -> Option<NicName> {
     let nic = match NicName::list(name)?.as_slice() {
         [nic] => nic.clone(),
@@ -46,8 +45,8 @@ impl NamedDevice {
     }
 }
 
-/// The configuration of a domain that is to use `nic` and no other. Error: the variable that the user
-/// has set otherwise.
+/// The configuration of a domain that must use `nic` and no other device. Error: the variable with which the user
+/// excludes that.
 pub(crate) fn insisting(config: &Config, nic: &NicName) -> Result<Config, &'static str> {
     if !config.net {
         return Err("no network (FI_UDRV_NET=0)");
@@ -58,7 +57,7 @@ pub(crate) fn insisting(config: &Config, nic: &NicName) -> Result<Config, &'stat
     let allows = |allowed: &NicName| {
         allowed.device == nic.device && (allowed.port.is_none() || allowed.port == nic.port)
     };
-    // One port of it is what the user allows, and the application does not say which.
+    // The user allows only one port of it, and the application names no port.
     let narrower = |allowed: &&NicName| allowed.device == nic.device && nic.port.is_none();
     let nics = if config.nics.is_empty() || config.nics.iter().any(allows) {
         vec![nic.clone()]

@@ -1,30 +1,30 @@
-//! When a queue pair that broke is made anew: decided without device and clock.
+//! When to replace a queue pair that broke: the decisions, without device and clock.
 //!
-//! The first attempt comes soon, because mostly one queue pair broke and the device is well. What
-//! breaks again and again, or cannot be made, is tried less and less often. What the device says (a
-//! port is up) is worth an attempt at once, but no more than one a second.
+//! The first attempt comes soon, because usually only one queue pair broke and the device works. After repeated
+//! failures the pauses become longer. An event of the device (a port is up) triggers an attempt at once, but at most
+//! one a second.
 
 /// Pause before the first attempt, and at most, nanoseconds.
 const FIRST_NS: u64 = 100_000_000;
 const LAST_NS: u64 = 30_000_000_000;
-/// Between two attempts at least, whatever the device says.
+/// Least time between two attempts, whatever events come, nanoseconds.
 const HINT_NS: u64 = 1_000_000_000;
-/// What has worked for so long was no bad attempt.
+/// A queue pair that has worked for this long resets the pause, nanoseconds.
 const CALM_NS: u64 = 60_000_000_000;
 
-/// See the module.
+/// The back-off of one queue pair's replacement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Recovery {
-    /// When it was made last, or that was tried.
+    /// When it was last made, or an attempt failed.
     tried_at: u64,
-    /// Before the next attempt.
+    /// Pause before the next attempt.
     pause_ns: u64,
-    /// When it is to be made anew; `None`: it works.
+    /// When it is to be replaced; `None`: it works.
     due_at: Option<u64>,
 }
 
 impl Recovery {
-    /// One that works since `now`, nanoseconds.
+    /// A queue pair that works since `now`, nanoseconds.
     pub(super) fn new(now: u64) -> Self {
         Self { tried_at: now, pause_ns: FIRST_NS, due_at: None }
     }
@@ -37,7 +37,7 @@ impl Recovery {
         self.wait(now);
     }
 
-    /// An attempt was in vain.
+    /// An attempt failed.
     pub(super) fn failed(&mut self, now: u64) {
         self.tried_at = now;
         self.wait(now);
@@ -48,12 +48,12 @@ impl Recovery {
         self.pause_ns = (self.pause_ns * 2).min(LAST_NS);
     }
 
-    /// An attempt has made it anew.
+    /// An attempt succeeded.
     pub(super) fn made(&mut self, now: u64) {
         (self.tried_at, self.due_at) = (now, None);
     }
 
-    /// The device says something that makes an attempt promising.
+    /// An event of the device makes an attempt promising.
     pub(super) fn hint(&mut self, now: u64) {
         let soon = now.max(self.tried_at.saturating_add(HINT_NS));
         self.due_at = self.due_at.map(|at| at.min(soon));
@@ -72,7 +72,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// When attempts are made that are all in vain, of the first `count`.
+    /// The times of the first `count` attempts, if all fail.
     fn attempts(recovery: &mut Recovery, count: usize) -> Vec<u64> {
         let attempt = |_| {
             let at = recovery.due_at()?;
@@ -107,7 +107,7 @@ mod tests {
             made += 1;
         }
         assert!(made < 30, "{made}");
-        // After a quiet time it is as new.
+        // After a quiet time the pause is short again.
         now += CALM_NS;
         recovery.broke(now);
         assert_eq!(recovery.due_at(), Some(now + FIRST_NS));

@@ -1,5 +1,4 @@
-//! Registrations of the application's memory for the connections of an endpoint, and the cache of
-//! them.
+//! Registrations of the application's memory for the connections of an endpoint, and their cache.
 
 use crate::config::{CachePolicy, CacheSettings};
 use crate::memory::cache::{self, Access, Cache, Limits, Monitor};
@@ -8,10 +7,10 @@ use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use std::sync::OnceLock;
 
-/// What the connections of one endpoint may read and write.
+/// The registration cache of one endpoint.
 pub(super) type Memory = Cache<Registrar>;
 
-/// The least that is kept where nothing else is said, bytes.
+/// Bytes kept at least, where no setting says otherwise.
 const KEPT_MIN: usize = 64 << 20;
 
 impl cache::Registrar for Registrar {
@@ -32,8 +31,7 @@ impl cache::Registrar for Registrar {
     }
 }
 
-/// Whether the application's memory may be registered. Where that would be a danger to an application
-/// that forks, the log says so.
+/// Whether the application's memory may be registered. Logs where that would endanger an application that forks.
 pub(super) fn is_safe() -> bool {
     let hazard = fork_hazard();
     if let Some(why) = &hazard {
@@ -44,7 +42,7 @@ pub(super) fn is_safe() -> bool {
     hazard.is_none()
 }
 
-/// Why a device has no more memory of ours, and what to do; `limit`: bytes that this process may lock, if that is bounded.
+/// Why a device refuses memory, and what to do; `limit`: bytes that this process may lock, if that is limited.
 pub(super) fn reason(errno: Errno, limit: Option<usize>) -> String {
     match limit {
         Some(limit) if errno.0 == libc::ENOMEM => format!(
@@ -55,10 +53,10 @@ pub(super) fn reason(errno: Errno, limit: Option<usize>) -> String {
     }
 }
 
-/// A device does not take memory that long messages or one-sided operations were to use: one line for each cause.
+/// A device refuses memory for long messages or one-sided operations: logs one line per cause.
 #[cold]
 pub(super) fn tell_refused(errno: Errno) {
-    /// The limit of a process changes rarely, and to ask for it takes system calls.
+    /// The limit of a process rarely changes, and reading it takes system calls.
     static LIMIT: OnceLock<Option<usize>> = OnceLock::new();
     let limit = *LIMIT.get_or_init(process::locked_memory_limit);
     log::limited!(
@@ -68,7 +66,7 @@ pub(super) fn tell_refused(errno: Errno) {
     );
 }
 
-/// The registrations of `port`; `offers`: peers read some of it. Errors: ENOMEM.
+/// The registration cache for `port`; `offers`: peers read some of the memory. Errors: ENOMEM.
 pub(super) fn memory(
     port: &RcPort,
     settings: &CacheSettings,
@@ -85,8 +83,8 @@ pub(super) fn memory(
     Cache::new(port.registrar(), monitor, limits, generous)
 }
 
-/// How much is kept. A node is shared by as many processes as it has processors, and half of its
-/// memory is theirs to compute in; what is locked beyond the limit is refused to others too.
+/// How much is kept. A node is shared by as many processes as it has processors, and they need half of its memory for
+/// computing. Memory locked here counts against the process's limit, so at most half of that is used.
 fn limits(
     settings: &CacheSettings,
     (bytes, processors): (usize, usize),

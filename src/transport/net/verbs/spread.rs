@@ -1,9 +1,9 @@
-//! Which of several ports that are as good an endpoint takes, so that those of a node share them
-//! evenly: decided without talking to each other, from what the launcher says.
+//! How an endpoint chooses among equally good ports, so that the endpoints of a node share them evenly. They do not
+//! communicate for that, but use the launcher's environment.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where launchers say which process of its node one is, from 0 on.
+/// Variables in which launchers give a process's local rank, from 0 on.
 const LOCAL_RANKS: [&str; 7] = [
     "OMPI_COMM_WORLD_LOCAL_RANK", // Open MPI, PRRTE
     "MPI_LOCALRANKID",            // Hydra: MPICH, Intel MPI
@@ -14,19 +14,19 @@ const LOCAL_RANKS: [&str; 7] = [
     "SLURM_LOCALID",
 ];
 
-/// One of those that share.
+/// An endpoint that shares ports with others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Spread {
-    /// Of the process on its node, as the launcher has it.
+    /// The process's local rank, from the launcher.
     pub(super) local_rank: Option<u32>,
-    /// Of the endpoint in its process.
+    /// The endpoint's number in its process.
     pub(super) nth: u32,
-    /// Of the endpoint: all there is where no launcher says anything.
+    /// The endpoint's port: all that is known without a launcher.
     pub(super) port: u16,
 }
 
 impl Spread {
-    /// Of a new endpoint at `port`; `counted`: it is opened, and the next one is another.
+    /// For a new endpoint at `port`; `counted`: it is being opened, and the next one gets another number.
     pub(super) fn new(port: u16, counted: bool) -> Self {
         static OPENED: AtomicU32 = AtomicU32::new(0);
         let nth = if counted { OPENED.fetch_add(1, Ordering::Relaxed) } else { 0 };
@@ -34,11 +34,11 @@ impl Spread {
         Self { local_rank, nth, port }
     }
 
-    /// Its turn among `count`, from 0 on.
+    /// Its port among `count`, from 0 on.
     ///
-    /// A rank counts by the sum of its digits to the base `count`. The ports that are nearest to a
-    /// process are shared by those of its socket, and launchers put every rank there, or every second,
-    /// or every fourth: the last digit alone would be the same for all of them.
+    /// A rank counts by the sum of its digits to the base `count`. The processes of one socket share the ports nearest
+    /// to it, and launchers place every rank there, or every second, or every fourth: then the last digit alone would
+    /// be the same for all of them.
     pub(super) fn turn(&self, count: usize) -> usize {
         let base = u32::try_from(count).unwrap_or(u32::MAX).max(2);
         let rank = match self.local_rank {
@@ -55,7 +55,7 @@ impl Spread {
         rank.wrapping_add(self.nth) as usize % count.max(1)
     }
 
-    /// For the log.
+    /// The reason for the choice, for the log.
     pub(super) fn reason(&self) -> String {
         match self.local_rank {
             Some(rank) => format!("local rank {rank}"),

@@ -1,5 +1,5 @@
-//! Endpoints on one device. Without a device there is nothing to do, unless UDRV_TEST_RDMA=1 says
-//! that there has to be one; UDRV_TEST_RDMA_IP names an address of its interface.
+//! Endpoints on one device. Without a device nothing is tested, unless UDRV_TEST_RDMA=1 requires one; UDRV_TEST_RDMA_IP
+//! names an address of its interface.
 
 mod exposing;
 mod windows;
@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 struct Got {
     messages: Vec<Vec<u8>>,
     departures: Vec<Departure>,
-    /// Tokens of windows that were filled, and how often windows were lost.
+    /// Tokens of remote buffers that were filled, and how often buffers were lost.
     filled: Vec<u64>,
-    /// What was written, as our device says.
+    /// Chunks whose writes this endpoint's device has completed.
     written: Vec<Chunk>,
     lost: usize,
-    /// Tokens of what was reached, and regions that were concealed.
+    /// Tokens of completed direct RMA requests, and regions whose key was invalidated by the device.
     reached: Vec<u64>,
     concealed: Vec<u64>,
 }
@@ -69,7 +69,7 @@ fn settings(policy: RdmaPolicy) -> RdmaSettings {
     RdmaSettings { policy, ..RdmaSettings::of(&Config::default()) }
 }
 
-/// An address that a device has.
+/// An address of a device.
 fn address() -> Option<IpAddr> {
     let ips = interfaces().into_iter().filter(|i| !i.loopback).map(|i| i.ip);
     let found =
@@ -167,13 +167,13 @@ fn messages_go_through_the_device_once_it_is_proven() {
         assert!(is_intact(message, i as u8, sizes[i % sizes.len()]), "message {i}");
     }
     let (from, to) = (a.rdma(), b.rdma());
-    // More than once where a slow machine has made one of them doubt the other.
+    // More than once if a slow machine has made a path suspect meanwhile.
     assert!(from.proven >= 1 && to.proven >= 1, "{from:?} {to:?}");
-    // All but what was made before the way was proven.
+    // All packets but those made before the path was validated.
     assert!(from.datagrams.sent as usize > COUNT, "{from:?}");
     assert!(to.datagrams.received as usize > COUNT, "{to:?}");
     assert!(from.datagrams.inline > 0 && from.datagrams.posts < from.datagrams.sent, "{from:?}");
-    // Those of messages of 4000 bytes and more.
+    // The packets of messages of 4000 bytes and more.
     assert!(from.datagrams.lent > 0 && from.datagrams.lent < from.datagrams.sent, "{from:?}");
     assert_eq!((from.handles, to.handles), (1, 1));
 }
@@ -211,7 +211,7 @@ fn a_way_that_ends_is_left_for_udp() {
     };
     assert!(exchange(&mut a, &mut b, 1));
     assert!(within(10, || exchange(&mut a, &mut b, 2) && a.rdma().datagrams.sent > 0));
-    // As if a firewall had come between the devices.
+    // As if a firewall now separated the devices.
     b.net.drop_device();
     let sent = a.rdma().datagrams.sent;
     for mark in 3..10 {
@@ -253,8 +253,8 @@ fn a_sleeper_is_woken_by_the_device() {
 
 mod failures;
 
-/// `cargo test --release --lib verbs::tests::costs_of_datagrams -- --ignored --nocapture`: what long
-/// messages cost where UDP carries less than the device, and all packets have what UDP carries.
+/// `cargo test --release --lib verbs::tests::costs_of_datagrams -- --ignored --nocapture`: the cost of long messages
+/// where UDP carries less than the device, and all packets have UDP's length.
 #[test]
 #[ignore = "a measurement"]
 fn costs_of_datagrams() {

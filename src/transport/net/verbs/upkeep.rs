@@ -1,5 +1,5 @@
-//! What keeps the device's part going: what the device says is heard, a queue pair that broke is given
-//! up and made anew, and peers are told where it is (PROTOCOL.md §7.13). UDP carries meanwhile.
+//! Maintenance of the device's part: processes its events, replaces a queue pair that broke, and sends peers address
+//! updates (PROTOCOL.md §7.13). UDP carries data meanwhile.
 
 use super::hybrid::Rdma;
 use super::introduction::{Call, CallKind};
@@ -13,16 +13,16 @@ use crate::transport::net::udp::UdpLink;
 use std::io::IoSlice;
 use std::sync::PoisonError;
 
-/// Between two looks at what the device says while somebody polls, nanoseconds: a system call each.
-/// Whoever sleeps is woken.
+/// Time between two checks for device events while the application polls, nanoseconds: each takes a system call. A
+/// sleeping thread is woken by events.
 const LOOK_NS: u64 = 100_000_000;
-/// Events taken by one look.
+/// Most events in one check.
 const EVENTS: usize = 64;
-/// Peers that are told in one turn.
+/// Most peers that are told in one turn.
 const NEWS: usize = 32;
 
 impl Rdma {
-    /// Does what is due. `udp` carries news.
+    /// Does the maintenance that is due. `udp` carries address updates.
     #[cold]
     pub(super) fn tend(&mut self, now: u64, udp: &mut UdpLink) {
         self.hear(now);
@@ -36,7 +36,7 @@ impl Rdma {
         self.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
     }
 
-    /// When there is something to do though nothing arrives, nanoseconds.
+    /// When there is something to do even if nothing arrives, nanoseconds.
     pub(super) fn wake_at(&self, now: u64) -> Option<u64> {
         if self.untold.is_some() { Some(now) } else { self.recovery.due_at() }
     }
@@ -76,7 +76,7 @@ impl Rdma {
         }
     }
 
-    /// Nothing more is to be expected of the device.
+    /// The device cannot be used any more.
     fn lose_device(&mut self, why: &str, now: u64) {
         self.give_up(why, now);
         if let Some(device) = self.device.take() {
@@ -98,7 +98,7 @@ impl Rdma {
         self.start_over();
     }
 
-    /// Nothing that was proven with the last queue pair counts for the next one.
+    /// Forgets paths that were validated with the last queue pair.
     fn start_over(&mut self) {
         self.ways.reset(process::random_u64);
         self.called.clear();
@@ -125,7 +125,7 @@ impl Rdma {
         }
     }
 
-    /// Takes over what was made.
+    /// Takes over a new queue pair.
     fn adopt(&mut self, mut made: Made) {
         if let Some(pool) = &self.pool {
             made.link.lend(pool.clone());
@@ -139,13 +139,13 @@ impl Rdma {
         self.watch_device();
     }
 
-    /// From now on it is `at`, or nowhere.
+    /// From now on the endpoint's port is `at`, or none.
     pub(super) fn settle(&mut self, at: Option<At>) {
         *self.spot.lock().unwrap_or_else(PoisonError::into_inner) = at;
         self.moves += 1;
     }
 
-    /// Lets the descriptors of the device wake sleepers.
+    /// Registers the device's descriptors, so that they wake sleepers.
     pub(super) fn watch_device(&mut self) {
         let link = self.link.as_ref().map(UdLink::fd);
         let device = self.device.as_ref().map(|device| device.events());
@@ -156,8 +156,7 @@ impl Rdma {
         }
     }
 
-    /// Tells peers over UDP where the queue pair is now. Whoever does not hear of it notices that
-    /// nothing arrives.
+    /// Sends peers address updates over UDP. A peer that misses its update notices that nothing arrives.
     fn tell(&mut self, udp: &mut UdpLink) {
         for _ in 0..NEWS {
             let Some(at) = self.untold else { return };
@@ -175,7 +174,7 @@ impl Rdma {
         }
     }
 
-    /// A peer's queue pair is another one, or gone.
+    /// A peer's queue pair was replaced, or is gone.
     #[cold]
     pub(super) fn on_news(&mut self, news: &Call) {
         let Call { address, place, .. } = news;

@@ -1,76 +1,76 @@
-//! Which peers are reached through the device: what is decided, without device and clock.
+//! Which peers are reached through the device (path validation): the decisions, without device and clock.
 //!
-//! A way is used once a call over it was answered over it. Where the machine begins to doubt that a
-//! peer is there (it sends INIT), its way is doubted too: data goes over UDP until a call is answered
-//! again. So a way that fails, at whatever end, costs what a few lost packets cost.
+//! A path is validated, and then used, once a path challenge over it was answered over it. When the state machine
+//! suspects that a peer is gone (it sends INIT), the path is suspect too: data goes over UDP until a challenge is
+//! answered again. So a path that fails, at either end, costs no more than a few lost packets.
 
 use super::introduction::Place;
 use crate::transport::Address;
 use std::collections::HashMap;
 
-/// Packets over UDP after which a peer whose way is not proven is called again, at most.
+/// At most this many packets go over UDP before a peer whose path is not validated is challenged again.
 const CALL_EVERY: u32 = 1024;
 
-/// What is known of the way to a peer.
+/// The state of the path to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// It was never answered.
+    /// It was never validated.
     Asked,
     Proven,
-    /// It was, once.
+    /// It was validated, and is suspect now.
     Doubted,
 }
 
-/// A call to be sent.
+/// A path challenge to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ask {
     pub(super) to: Place,
     pub(super) nonce: u64,
 }
 
-/// The way to a peer.
+/// The path to a peer.
 #[derive(Debug)]
 struct Way<H> {
     address: Address,
     place: Place,
-    /// How the device knows the place, once it does.
+    /// The device's handle for it, once there is one.
     handle: Option<H>,
     nonce: u64,
     state: State,
-    /// The peer has said since that it lives elsewhere: not proven yet, it may be an old packet.
+    /// The peer has since announced another queue-pair address, which is not validated: the packet may be an old one.
     next: Option<Ask>,
-    /// Packets that went over UDP since it was called first.
+    /// Packets that went over UDP since the first challenge.
     detours: u32,
 }
 
-/// A way that may be used.
+/// A path that may be used.
 #[derive(Debug)]
 pub(super) struct Open<'a, H> {
     pub(super) place: &'a Place,
     pub(super) handle: &'a mut Option<H>,
 }
 
-/// What an answer opens.
+/// What the answer to a challenge validates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Opened {
-    /// A way that was never used.
+    /// A path that was never used.
     First,
-    /// One that was doubted.
+    /// A path that was suspect.
     Again,
 }
 
-/// The ways to all peers.
+/// The paths to all peers.
 #[derive(Debug)]
 pub(super) struct Ways<H> {
     list: Vec<Way<H>>,
     by_address: HashMap<Address, usize>,
-    /// The last one that was looked for: mostly the next one too.
+    /// The path that was last looked up: mostly it is the next one too.
     last: (Option<Address>, usize),
-    /// Address by number of the queue pair, for the log: two hosts may have the same number.
+    /// Address by queue-pair number, for the log only: two hosts may use the same number.
     by_number: HashMap<u32, Address>,
-    /// Calls to be sent.
+    /// Challenges to send.
     asks: Vec<Ask>,
-    /// Ways that were proven, and that were doubted afterwards, all told.
+    /// How often a path was validated, and how often it became suspect afterwards.
     pub(super) proven: u64,
     pub(super) doubted: u64,
 }
@@ -99,7 +99,7 @@ impl<H> Ways<H> {
         self.list.get_mut(self.last.1)
     }
 
-    /// The way to `address` if it may be used.
+    /// The path to `address` if it may be used.
     #[inline]
     pub(super) fn open(&mut self, address: &Address) -> Option<Open<'_, H>> {
         let way = self.find(address)?;
@@ -133,7 +133,7 @@ impl<H> Ways<H> {
                 (way.place, way.nonce, way.handle) = (place, nonce, None);
                 [Some(ask), None]
             }
-            // Whichever answers is right.
+            // The peer is at the one that answers.
             (State::Proven | State::Doubted, false) => {
                 let next = way.next.filter(|next| next.to == place).unwrap_or(ask);
                 way.next = Some(next);
@@ -143,7 +143,7 @@ impl<H> Ways<H> {
         self.asks.extend(asks.into_iter().flatten());
     }
 
-    /// A call was answered from `address`, whose queue pair is at `place`. Returns what that opens.
+    /// A challenge was answered from `address`, whose queue pair is at `place`. Returns what that validates.
     pub(super) fn answered(
         &mut self,
         address: &Address,
@@ -170,7 +170,7 @@ impl<H> Ways<H> {
         Some(opened)
     }
 
-    /// Is somebody there at all? `nonce` is random. Returns whether that closes the way.
+    /// The peer may be gone: its path is suspect. `nonce` is random. Returns whether the path was in use until now.
     pub(super) fn doubt(&mut self, address: &Address, nonce: u64) -> bool {
         let Some(way) = self.find(address) else { return false };
         let was_open = way.state == State::Proven;
@@ -183,8 +183,8 @@ impl<H> Ways<H> {
         was_open
     }
 
-    /// Our own queue pair is another one: no way is proven any more, and no handle known. `nonce`
-    /// draws random numbers.
+    /// This endpoint's queue pair was replaced: no path is validated any more, and no handle is known. `nonce` draws
+    /// random numbers.
     pub(super) fn reset(&mut self, mut nonce: impl FnMut() -> u64) {
         self.asks.clear();
         for way in &mut self.list {
@@ -200,17 +200,17 @@ impl<H> Ways<H> {
         self.list.get(at).map(|way| &way.address)
     }
 
-    /// The device does not send to `address`: `nonce` is random.
+    /// The device cannot send to `address`: closes its path. `nonce` is random.
     pub(super) fn close(&mut self, address: &Address, nonce: u64) {
         if let Some(way) = self.find(address) {
             way.handle = None;
         }
         self.doubt(address, nonce);
-        // Not at once: it would be refused again.
+        // The challenge is not sent at once: it would be refused again.
         self.asks.pop();
     }
 
-    /// A packet to `address` goes over UDP: now and then the way is tried again.
+    /// A packet to `address` goes over UDP: now and then that triggers another challenge.
     #[inline]
     pub(super) fn detour(&mut self, address: &Address) {
         let Some(way) = self.find(address) else { return };
@@ -223,13 +223,13 @@ impl<H> Ways<H> {
         }
     }
 
-    /// A call to be sent.
+    /// The next challenge to send.
     #[inline]
     pub(super) fn next_ask(&mut self) -> Option<Ask> {
         self.asks.pop()
     }
 
-    /// Who has the queue pair of this number: for the log only.
+    /// The peer with this queue-pair number: for the log only.
     pub(super) fn by_number(&self, number: u32) -> Option<&Address> {
         self.by_number.get(&number)
     }

@@ -1,5 +1,5 @@
-//! The two words of a link by which its ends agree whether the one copies from or to the other's memory. Each side writes
-//! one, passes a full fence and reads the other's.
+//! The two words of a link by which its ends agree whether the sender may copy from or to the receiver's memory. Each
+//! side writes one, passes a full fence and reads the other's.
 
 use super::super::layout::{EPOCH, REACHING};
 use crate::sys::order::{self, Word};
@@ -18,23 +18,23 @@ impl<'a> Words<'a> {
 }
 
 impl<W: Word> Words<'_, W> {
-    /// The sender copies until [`Self::end`].
+    /// The sender copies from now until [`Self::end`].
     pub(super) fn begin(&self) {
         self.reaching.fetch_add(1, Ordering::Relaxed);
         order::fence();
     }
 
-    /// Since [`Self::begin`]: what the sender was told at `epoch` holds until [`Self::end`].
+    /// After [`Self::begin`]: whether the keys of `epoch` are valid until [`Self::end`].
     pub(super) fn is_valid(&self, epoch: u32) -> bool {
         self.epoch.load(Ordering::Acquire) as u32 == epoch
     }
 
-    /// What the sender has copied is there for the receiver that sees this.
+    /// Ends the copy. A receiver that sees this also sees the data.
     pub(super) fn end(&self) {
         self.reaching.fetch_add(1, Ordering::Release);
     }
 
-    /// What the sender was told is void. Some: it copies, see [`Self::has_ended`].
+    /// Invalidates the sender's keys. Some: the sender is copying, see [`Self::has_ended`].
     pub(super) fn void(&self) -> Option<u64> {
         self.epoch.fetch_add(1, Ordering::Release);
         order::fence();

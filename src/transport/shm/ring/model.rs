@@ -1,6 +1,6 @@
-//! The ring under loom: the same code, in memory whose every access loom orders in every way that the
-//! memory model allows (scripts/models). What it proves holds for a ring of two slots and two lines of
-//! bulk space, which a few messages lap.
+//! The ring under loom: the same code, in memory whose accesses loom orders in every way that the memory model allows
+//! (scripts/models). The proof is for a ring of two slots and two lines of bulk space, which a few messages fill
+//! several times.
 
 use super::super::layout::{CELLS, CLOSING, CONSUMED, FLAGS, Geometry, SLOT, SLOTS};
 use super::super::storage::{Storage, Word};
@@ -14,11 +14,11 @@ use std::sync::atomic::Ordering;
 
 const LINE: usize = 64;
 const GEOMETRY: Geometry = Geometry { slots: 2, bulk: 2 * LINE as u32, places: 1 };
-/// Takes a line. It would fit in a slot, but the caller says which way a message takes.
+/// Takes a line. It would fit in a slot, but the caller chooses where a payload lies.
 const BULK_BYTES: usize = 8;
 
-/// Plain bytes lie on the heap. Beside them are the words, and a cell for each slot, each line of
-/// the bulk space and the place, by which loom knows who touches what.
+/// Plain bytes on the heap. Beside them are the words, and one loom cell for each slot, each line of the bulk
+/// space and the payload buffer, by which loom detects conflicting accesses.
 struct Segment {
     bytes: std::cell::UnsafeCell<Box<[u128]>>,
     len: usize,
@@ -29,9 +29,9 @@ struct Segment {
     place: UnsafeCell<()>,
 }
 
-// SAFETY: what is plain is watched by `slots`, `bulk` and `place`.
+// SAFETY: loom watches the plain bytes by `slots`, `bulk` and `place`.
 unsafe impl Sync for Segment {}
-// SAFETY: as above.
+// SAFETY: loom watches the plain bytes by `slots`, `bulk` and `place`.
 unsafe impl Send for Segment {}
 
 #[derive(Clone)]
@@ -58,7 +58,7 @@ impl Memory {
         offset
     }
 
-    /// The cells of `len` bytes at `place`.
+    /// The cells that cover `len` bytes at `place`.
     fn cells(&self, place: *const u8, len: usize) -> &[UnsafeCell<()>] {
         let (at, bulk) = (self.offset(place), GEOMETRY.bulk_at());
         if at >= GEOMETRY.place(0).unwrap() {
@@ -136,13 +136,13 @@ fn pair() -> (Producer<Memory>, Consumer<Memory>) {
     (producer, Consumer::new(memory, GEOMETRY))
 }
 
-/// Message `i` goes through the bulk space if `bulk`.
+/// Pushes message `i`, through the bulk space if `bulk`.
 fn push(tx: &mut Producer<Memory>, i: u8, bulk: bool) -> Result<Wake, Full> {
     let fill = |to: &mut [u8]| to.fill(i);
     if bulk { tx.push_bulk(&[i], BULK_BYTES, fill) } else { tx.push_short(&[i], 3, fill) }
 }
 
-/// Takes message `i` if it is there.
+/// Receives message `i` if it is there.
 fn pop(rx: &mut Consumer<Memory>, i: u8) -> bool {
     let popped = rx.pop(|header, payload| {
         assert_eq!(header, [i]);
@@ -153,7 +153,7 @@ fn pop(rx: &mut Consumer<Memory>, i: u8) -> bool {
     matches!(popped, Popped::Message | Popped::Handed(_))
 }
 
-/// Both directions between two ends that know of places.
+/// Two ends with links in both directions that support recycled payload buffers.
 fn both_ways() -> [End; 2] {
     let [a, b] = [Memory::new(), Memory::new()];
     [(a.clone(), b.clone(), 1), (b, a, 2)].map(|(ours, theirs, identity)| {
@@ -180,7 +180,7 @@ impl End {
         }
     }
 
-    /// Waits for message `i`. True: it lay in a place.
+    /// Waits for message `i`. True: its payload lay in a recycled buffer.
     fn receive(&mut self, i: u8) -> bool {
         loop {
             let popped = self.rx.pop(|header, payload| {
@@ -241,7 +241,7 @@ fn short_and_long_messages_take_turns() {
     all_arrive(&[false, true, true, false]);
 }
 
-/// Who has read a place writes there, while its ring has something in it as well.
+/// The reader of a payload buffer writes into it, while its ring is in use as well.
 #[test]
 fn a_place_goes_back_and_forth() {
     explore(3, || {
@@ -260,7 +260,7 @@ fn a_place_goes_back_and_forth() {
     });
 }
 
-/// Both ends have one of their own, and send at once.
+/// Both ends own a payload buffer, and send at the same time.
 #[test]
 fn places_cross_each_other() {
     explore(3, || {
@@ -277,13 +277,13 @@ fn places_cross_each_other() {
     });
 }
 
-/// A receiver that sleeps is woken by what is published; one that is not woken has seen it. Loom calls a
-/// lost doorbell a deadlock.
+/// A sleeping receiver is woken by a published message; a receiver that is not woken has seen it. Loom reports a lost
+/// doorbell as a deadlock.
 #[test]
 fn no_sleeper_is_forgotten() {
     explore(4, || {
         let (mut tx, mut rx) = pair();
-        // As `Shm::enable_waiting`, some time before the first sleep.
+        // Like `Shm::enable_waiting`, some time before the first sleep.
         rx.set_waits();
         let doorbell = Arc::new(Notify::new());
         let bell = Arc::clone(&doorbell);
@@ -306,7 +306,7 @@ fn no_sleeper_is_forgotten() {
     });
 }
 
-/// A receiver that sleeps at once after it has asked to be woken may be forgotten: `SETTLES_NS`.
+/// A receiver that sleeps immediately after it has asked to be woken may be missed: hence `SETTLES_NS`.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn a_first_sleep_takes_time() {
@@ -329,7 +329,7 @@ fn a_first_sleep_takes_time() {
     });
 }
 
-/// What was sent before the end is there when the end is seen.
+/// Messages sent before the end are visible when the end is.
 #[test]
 fn an_end_is_seen_after_the_last_message() {
     explore(4, || {

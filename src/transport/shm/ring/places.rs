@@ -1,41 +1,41 @@
-//! Places for payloads that change hands: who has read one may write the next payload the other way there.
+//! Recycled payload buffers (*places*): the reader of one may write its next payload there, in the other direction.
 //!
-//! A line that a core has just read it gets for writing sooner than one that it has written and the other
-//! core has read since: a ring for each direction has only the latter, unless it is so large that its lines have left
-//! both caches when their turn comes again (PERFORMANCE.md). A place passes between the two ends with the
-//! messages that lie in it. At first the end that made its segment has it; it is lost to nobody, because
-//! the message that hands it over is received, or the link ends.
+//! A core gets write access to a line that it has just read sooner than to one that it wrote and the other core has
+//! read since. A ring for each direction has only lines of the latter kind, unless it is so large that they have left
+//! both caches before their next use (PERFORMANCE.md). A payload buffer changes its owner with each message whose
+//! payload it holds. Its first owner is the end that made its segment. No buffer is ever lost: the message that hands
+//! it over is received, or the link ends.
 
 use super::super::layout::{Geometry, PLACE_ROOM};
 use super::super::storage::Storage;
 use std::collections::VecDeque;
 
-/// One of the places of two segments, those of both directions.
+/// A payload buffer of one of the two segments, one for each direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) struct Place {
-    /// In the segment that we have made.
+    /// It is in the segment that we made.
     pub(super) ours: bool,
     pub(super) index: u8,
 }
 
-/// What a message with payload beside its slot tells of the way back.
+/// What a message with payload beside its slot says about the other direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) struct Handed {
-    /// Where it lay, if that is handed over.
+    /// The payload buffer that the message hands over, if any.
     pub(super) place: Option<Place>,
-    /// Its bytes.
+    /// Bytes of the payload.
     pub(super) len: u32,
-    /// How many such messages its sender had received, and we have by now, modulo 2^16.
+    /// How many such messages the sender had received, and how many we have by now, modulo 2^16.
     pub(super) seen: u16,
     pub(super) count: u16,
 }
 
-/// The places of one segment.
+/// The payload buffers of one segment.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Area<M> {
     memory: M,
     geometry: Geometry,
-    /// Names the segment, in messages whose payload lies here: 24 bits.
+    /// Identifies the segment in messages whose payload lies here: 24 bits.
     identity: u32,
 }
 
@@ -49,13 +49,13 @@ impl<M: Storage> Area<M> {
         &self.memory
     }
 
-    /// What a slot says of a payload in place `index`.
+    /// The offset field of a slot whose payload lies in buffer `index`.
     #[inline]
     pub(super) fn name(&self, index: u8) -> u32 {
         self.identity << 8 | u32::from(index)
     }
 
-    /// The place that a slot means by `name`, if a payload of `len` bytes can lie there.
+    /// The payload buffer that a slot means by `name`, if it exists and `len` bytes fit.
     #[inline]
     pub(super) fn find(&self, name: u32, len: usize) -> Option<(u8, *mut u8)> {
         let index = name as u8;
@@ -63,50 +63,50 @@ impl<M: Storage> Area<M> {
         Some((index, self.start(index).filter(|_| fits)?))
     }
 
-    /// First byte of place `index`.
+    /// First byte of payload buffer `index`.
     #[inline]
     pub(super) fn start(&self, index: u8) -> Option<*mut u8> {
         let offset = self.geometry.place(index)?;
-        // SAFETY: the place lies inside the segment by its geometry.
+        // SAFETY: the buffer lies inside the segment by its geometry.
         Some(unsafe { self.memory.base().as_ptr().add(offset) })
     }
 }
 
-/// A place that we have.
+/// A payload buffer that we own.
 #[derive(Clone, Copy, Debug)]
 struct Free {
     place: Place,
-    /// So many bytes of it we have read since we have written there, or nobody has ever used it.
+    /// Bytes of it that we have read since we last wrote there; all of it if it was never used.
     read: u32,
-    /// The clock when it became ours.
+    /// The value of `clock` when we became its owner.
     since: u32,
 }
 
-/// How many of the places that became ours last are looked at.
+/// How many of the most recently received buffers are considered.
 const LOOKS: usize = 4;
-/// Bytes after which a place is in no cache any more.
+/// After so many bytes of payload a buffer is in no cache any more.
 const COLD: u32 = 2 << 20;
-/// Payloads that go through the ring after one that was sent before all of ours had come: where both ends send at
-/// once, what the other one has just written is no sooner to be had than lines that are in neither cache.
+/// So many payloads go through the ring after the peer sent one before it had received all of ours. If both ends send
+/// at once, lines that the peer has just written are no cheaper than lines that are in neither cache.
 const REST: u32 = 128;
 
-/// The places that a producer has, of the segments of both directions.
+/// The payload buffers that a producer owns, of the segments of both directions.
 #[derive(Debug)]
 pub(super) struct Places<M> {
     pub(super) ours: Area<M>,
     pub(super) theirs: Area<M>,
-    /// Those that we have, the one that became ours last at the end.
+    /// The buffers that we own, the most recently received one at the end.
     free: VecDeque<Free>,
-    /// The same as bits, of theirs and of ours.
+    /// The same as bits: those of `theirs`, then those of `ours`.
     bits: [u64; 2],
-    /// Payloads that shall go through the ring.
+    /// Payloads that still have to go through the ring.
     rest: u32,
     /// Bytes of payloads sent so far.
     clock: u32,
 }
 
 impl<M: Storage> Places<M> {
-    /// All of `ours`, and none of `theirs`.
+    /// We own all of `ours`, and none of `theirs`.
     pub(super) fn new(ours: Area<M>, theirs: Area<M>) -> Self {
         let all = usize::from(ours.geometry.places) + usize::from(theirs.geometry.places);
         let fresh =
@@ -123,8 +123,8 @@ impl<M: Storage> Places<M> {
         (if place.ours { ours } else { theirs }, 1 << (place.index & 63))
     }
 
-    /// A payload of `len` bytes is to be sent: a place for it. Not one that the other end has read further than
-    /// we have since, unless that is long ago.
+    /// A payload buffer for a payload of `len` bytes. Not one of which the peer has read more than we have since,
+    /// unless that was long ago.
     #[inline]
     pub(super) fn take(&mut self, len: usize) -> Option<Place> {
         self.clock = self.clock.wrapping_add(len as u32);
@@ -153,12 +153,12 @@ impl<M: Storage> Places<M> {
         Some(free.place)
     }
 
-    /// The other end has sent before all of ours had come.
+    /// The peer has sent before it had received all of our messages.
     pub(super) fn rest(&mut self) {
         self.rest = REST;
     }
 
-    /// A payload of `len` bytes has come in `place`. False: the other end did not have it.
+    /// A payload of `len` bytes was received in `place`. False: the peer did not own it.
     #[inline]
     pub(super) fn give(&mut self, place: Place, len: u32) -> bool {
         let (bits, bit) = self.bit(place);
@@ -170,7 +170,7 @@ impl<M: Storage> Places<M> {
         true
     }
 
-    /// Those that we have.
+    /// The buffers that we own.
     #[cfg(test)]
     pub(super) fn had(&self) -> impl Iterator<Item = Place> {
         self.free.iter().map(|free| free.place)

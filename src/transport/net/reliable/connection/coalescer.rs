@@ -1,40 +1,39 @@
-//! Small messages share packets while many are sent between two polls (as Nagle's algorithm has it, RFC 896): the first
-//! ones leave by themselves, those after them wait for more, until there is enough or the application polls. An
-//! application that sends many and then does not poll loses more by that than it gains; [`Backoff`] finds that out.
+//! Coalescing: small messages share packets while many are sent between two polls (like Nagle's algorithm, RFC 896).
+//! The first ones leave by themselves; later ones wait until there are enough, or until the application polls. That
+//! costs an application that sends many messages and then does not poll more than it gains; [`Backoff`] detects that.
 
-/// Messages to a peer that leave by themselves after a poll: those after them share packets, until the next
-/// poll.
+/// Messages to a peer after a poll that leave by themselves. Later ones share packets until the next poll.
 const ALONE: u32 = 2;
-/// Messages further apart than this, beside the time that the link takes, do not come in a burst, nanoseconds.
+/// Messages further apart than this, not counting the time the link takes, are not a burst, nanoseconds.
 const BURST_GAP_NS: u64 = 20_000;
-/// What was held back for longer than this has waited too long, nanoseconds.
+/// Messages that were held back for longer than this have waited too long, nanoseconds.
 const LATE_NS: u64 = 200_000;
 
-/// One connection's part of it.
+/// The coalescing state of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Coalescer {
-    /// The last packet takes more messages until it leaves.
+    /// The last packet takes more messages until it is sent.
     pub(super) open: bool,
-    /// It is held back for that, not because it may not leave.
+    /// That packet is held back for coalescing, not because it may not be sent.
     pub(super) held: bool,
-    /// Messages by the fast path since the poll of this number; when the last one came.
+    /// Fast-path messages since the poll with number `burst_poll`; when the last one came.
     burst: u32,
     burst_poll: u64,
     last_at: u64,
 }
 
-/// The endpoint's part of it.
+/// The back-off of an endpoint: for a while nothing is held back.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     /// Polls so far.
     polls: u64,
-    /// Messages that are not held back, and of how many the last time was.
+    /// Messages that are still exempt from coalescing, and the size of the last such exemption.
     apart: u32,
     penalty: u32,
 }
 
 impl Coalescer {
-    /// Whether a message that comes `now` is held back: it is one of many, between which the application does not poll.
+    /// Whether a message that comes `now` is held back: it is one of a burst without polls in between.
     pub(super) fn holds(&mut self, backoff: &mut Backoff, now: u64) -> bool {
         let dense = now.saturating_sub(self.last_at) < BURST_GAP_NS;
         self.last_at = now;
@@ -46,14 +45,14 @@ impl Coalescer {
         dense && self.burst > ALONE && backoff.may()
     }
 
-    /// Packets of a message have left: what the link took for that is no pause of the application.
+    /// Packets of a message have left: the time the link took for that is not a pause of the application.
     pub(crate) fn on_left(&mut self, clock: impl Fn() -> u64) {
         if self.burst >= ALONE {
             self.last_at = clock();
         }
     }
 
-    /// What is held back leaves, if anything is.
+    /// Sends what is held back, if anything is.
     pub(super) fn release(&mut self, backoff: &mut Backoff, now: u64) {
         if std::mem::take(&mut self.held) {
             backoff.on_release(now.saturating_sub(self.last_at));
@@ -62,7 +61,7 @@ impl Coalescer {
 }
 
 impl Backoff {
-    /// Most and least messages that leave by themselves after some were held back too long.
+    /// Least and most messages that are exempt from coalescing after some were held back too long.
     const PENALTY: (u32, u32) = (64, 65536);
 
     /// The application polls.
@@ -70,7 +69,7 @@ impl Backoff {
         self.polls = self.polls.wrapping_add(1);
     }
 
-    /// What was held back for `ns` leaves.
+    /// Messages that were held back for `ns` leave.
     fn on_release(&mut self, ns: u64) {
         let (least, most) = Self::PENALTY;
         if ns > LATE_NS {

@@ -1,56 +1,56 @@
-//! How far two sides have proven to each other that they are there: what is known of the other one, and which handshake
-//! packets are to be sent. What they mean is decided in `../handshake.rs`.
+//! The handshake of one connection: how far the two sides have proven to each other that they are there, what is known
+//! of the peer, and which handshake packets to send. `../handshake.rs` decides what received ones mean.
 
 use super::super::packet::Hello;
 use super::super::tag::{JobKey, SessionKey};
 
-/// How far a connection has come.
+/// The phases of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Phase {
-    /// We asked for it.
+    /// This side asked for it.
     #[default]
     Greeting,
-    /// The other side asked; it has not proven yet that it is there now.
+    /// The peer asked; it has not yet proven that it is there now.
     HalfOpen,
     /// Both sides have proven that they are there.
     Established,
 }
 
-/// Handshake packets to send; PROBE is an INIT as long as the path asks for, DOUBT is none, but goes
-/// with an INIT to a peer that is silent.
+/// Handshake packets to send. PROBE is an INIT of the length that the path asks for. DOUBT is not a packet: it
+/// accompanies an INIT to a silent peer.
 pub(crate) const INIT: u8 = 1;
 pub(crate) const ACCEPT: u8 = 2;
 pub(crate) const PROBE: u8 = 4;
 pub(crate) const DOUBT: u8 = 8;
 
-/// The other side, as it has introduced itself.
+/// The peer, as it has introduced itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remote {
-    /// Its number of the connection.
+    /// The peer's number of the connection.
     pub(crate) id: u32,
     pub(crate) life: u64,
     pub(crate) features: u32,
     pub(crate) key: SessionKey,
-    /// Which of the two sides we are, for the tags.
+    /// Which of the two sides this endpoint is, for the tags.
     pub(crate) direction: u8,
 }
 
 /// Another connection that the same peer has asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rival {
-    /// It was asked for while this one exists.
+    /// The peer asked for it while this connection exists.
     Challenger(u32),
-    /// It existed when this one was asked for.
+    /// It existed when the peer asked for this connection.
     Incumbent(u32),
 }
 
-/// See the module.
+/// The state of one connection's handshake.
 #[derive(Debug, Default)]
 pub(crate) struct Handshake {
     pub(crate) phase: Phase,
-    /// Random, ours.
+    /// Random, this side's.
     pub(crate) nonce: u64,
-    /// What the other side wants to hear again: its nonce.
+    /// The peer's nonce, which this side's packets repeat.
     pub(crate) echo: u64,
     pub(crate) remote: Option<Remote>,
     pub(crate) rival: Option<Rival>,
@@ -60,11 +60,11 @@ pub(crate) struct Handshake {
     pub(crate) answers: u16,
     /// [`Hello::established`] of the INIT that the next ACCEPT answers.
     pub(super) asked_by_established: bool,
-    /// The other side has answered our INIT, and nothing is known to have reached it since.
+    /// The peer has answered the last INIT, and it is unknown whether a packet has reached it since.
     pub(crate) unheard: bool,
-    /// Our INITs are answered: the other side has another job key.
+    /// INITs were refused: the peer has another job key.
     pub(crate) key_refused: bool,
-    /// The peer's number was made for this connection: with the connection it goes, unless somebody was told of it.
+    /// The peer's number was assigned for this connection, and is given up with it unless it was reported.
     pub(crate) provisional: bool,
 }
 
@@ -77,22 +77,22 @@ impl Handshake {
         self.phase == Phase::Established
     }
 
-    /// The other side has introduced itself, and knows `feature`.
+    /// The peer has introduced itself, and supports `feature`.
     pub(crate) fn knows(&self, feature: u32) -> bool {
         self.remote.is_some_and(|remote| remote.features & feature != 0)
     }
 
-    /// The other side's life, if it has introduced itself.
+    /// The peer's incarnation, if it has introduced itself.
     pub(crate) fn life(&self) -> Option<u64> {
         self.remote.map(|remote| remote.life)
     }
 
-    /// Whether `hello` is of the life and the connection that we know.
+    /// Whether `hello` is from the incarnation and the connection that this side knows.
     pub(crate) fn is_with(&self, hello: &Hello) -> bool {
         self.life() == Some(hello.life) && self.echo == hello.nonce
     }
 
-    /// `hello` is of the other side; `life` and `key` are ours.
+    /// `hello` is from the peer; `life` and `key` are this endpoint's.
     pub(super) fn adopt(&mut self, hello: &Hello, life: u64, key: &JobKey) {
         let (mine, theirs) = ((life, self.nonce), (hello.life, hello.nonce));
         self.echo = hello.nonce;
@@ -105,7 +105,7 @@ impl Handshake {
         });
     }
 
-    /// Agrees to `init`, of `len` bytes.
+    /// Answers `init`, of `len` bytes, with an ACCEPT.
     pub(crate) fn accept(&mut self, init: &Hello, len: usize) {
         self.hellos |= ACCEPT;
         self.asked_by_established = init.established;

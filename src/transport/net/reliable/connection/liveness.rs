@@ -1,37 +1,37 @@
-//! Whether the other side is still there: when to ask, and when not to wait any longer.
+//! Whether the peer is still there: when to ask it, and when to give up.
 //!
-//! Silence counts only while something is owed, and in time in which it could be heard (`Shared::patience`). What the
-//! network says, that nobody listens there, anybody may have made up: it is a reason to ask, and it counts when it quotes
-//! an INIT of ours, whose nonce nobody knows who has not seen it (PROTOCOL.md §7.10).
+//! Silence counts only while the peer owes something, and only in time in which it could be heard (`Shared::patience`).
+//! An ICMP message that the port is closed may be forged, so it is only a reason to ask. It counts if it quotes an INIT
+//! of this endpoint, whose nonce only those that saw the INIT can know (PROTOCOL.md §7.10).
 
 use super::handshake::{DOUBT, INIT};
 
-/// Between two looks at a silent peer that owes us something, and at any other, nanoseconds.
+/// Time between two checks of a silent peer that owes something, and of any other, nanoseconds.
 const OWED_LOOK_NS: u64 = 500_000_000;
 const IDLE_LOOK_NS: u64 = 5_000_000_000;
-/// Between two looks at a side that has not proven yet that it is there, nanoseconds.
+/// Time between two checks of a peer that has not yet proven that it is there, nanoseconds.
 const HALF_OPEN_LOOK_NS: u64 = 2_000_000_000;
-/// Between two questions whether a peer is there of which the network says that it is not, nanoseconds; after so many of them
-/// twice as long each time, up to a limit.
+/// Time between two INITs to a peer that the network says is not there, nanoseconds. After `QUESTIONS` of them the time
+/// doubles with each one, up to a limit.
 const QUESTION_NS: u64 = 70_000_000;
 const QUESTIONS: u8 = 3;
 const QUESTION_MAX_NS: u64 = OWED_LOOK_NS;
-/// So many INITs of ours that were refused, without an answer in between: nobody is there any more. More would take
-/// seconds: systems send six such messages at once, and then one a second (net.ipv4.icmp_ratelimit, icmp(7)).
+/// This many refused INITs without an answer in between mean that the peer is gone. More would take seconds: systems
+/// send six such messages at once, and then one a second (net.ipv4.icmp_ratelimit, icmp(7)).
 const REFUSALS: u8 = 2;
 
-/// See the module.
+/// The liveness of one peer.
 #[derive(Debug, Default)]
 pub(crate) struct Liveness {
-    /// When to look next, nanoseconds.
+    /// When to check next, nanoseconds.
     pub(super) look_at: u64,
-    /// In patience, not in time.
+    /// By the clock `Shared::patience`.
     heard_at: u64,
     owed_since: Option<u64>,
-    /// INITs that were refused since it was heard of, and when the first one was, nanoseconds.
+    /// INITs that were refused since the peer was last heard, and when the first one was, nanoseconds.
     pub(super) refusals: u8,
     refused_at: u64,
-    /// When it was asked last for that reason, nanoseconds, and how often since it was heard of.
+    /// When the peer was last asked for that reason, nanoseconds, and how often since it was last heard.
     asked_at: u64,
     questions: u8,
 }
@@ -46,32 +46,32 @@ impl Liveness {
         }
     }
 
-    /// A sign of life.
+    /// The peer was heard.
     pub(crate) fn heard(&mut self, patience: u64) {
         self.heard_at = patience;
         self.refusals = 0;
         self.questions = 0;
     }
 
-    /// Something is owed from now on.
+    /// The peer owes something from now on.
     pub(crate) fn owe(&mut self, patience: u64, now: u64) {
         self.owed_since = Some(patience);
         self.look_at = self.look_at.min(now + OWED_LOOK_NS);
     }
 
-    /// Nothing is owed.
+    /// The peer owes nothing.
     pub(super) fn rest(&mut self, now: u64) {
         self.owed_since = None;
         self.look_at = now + IDLE_LOOK_NS;
     }
 
-    /// It has not proven yet that it is there, and nothing is owed. Returns for how long it was silent, nanoseconds.
+    /// A half-open peer that owes nothing. Returns for how long it was silent, nanoseconds.
     pub(super) fn look_at_half_open(&mut self, patience: u64, now: u64) -> u64 {
         self.look_at = now + HALF_OPEN_LOOK_NS;
         patience - self.heard_at.min(patience)
     }
 
-    /// Something is owed. False: it was silent for `timeout`, nanoseconds.
+    /// A peer that owes something. False: it was silent for `timeout`, nanoseconds.
     pub(super) fn look_at_debtor(
         &mut self,
         patience: u64,
@@ -89,7 +89,7 @@ impl Liveness {
         silent < timeout
     }
 
-    /// The network says that nobody is there; `ours`: of an INIT of ours. True: that has been so for `span`, nanoseconds.
+    /// The port is closed; `ours`: an INIT of this endpoint is quoted. True: it goes on for `span`, nanoseconds.
     pub(crate) fn on_refused(&mut self, ours: bool, span: u64, now: u64) -> bool {
         if ours && self.refusals == 0 {
             self.refused_at = now;
@@ -98,14 +98,14 @@ impl Liveness {
         self.refusals >= REFUSALS && now.saturating_sub(self.refused_at) >= span
     }
 
-    /// Asks whether it is there, but not more often than it is worth. Once an INIT was refused as well, the next one
-    /// goes without such a message.
+    /// Asks the peer whether it is there, with increasing pauses. Once an INIT was refused as well, the next one is
+    /// sent without waiting for another ICMP message.
     pub(crate) fn ask(&mut self, now: u64, hellos: &mut u8) {
         let pause = |questions: u8| {
             (QUESTION_NS << questions.saturating_sub(QUESTIONS).min(3)).min(QUESTION_MAX_NS)
         };
         if self.asked_at == 0 || self.asked_at + pause(self.questions) <= now {
-            // While only strangers say so, a device's path is not doubted.
+            // As long as no INIT was refused the message may be forged: the device's path is not suspected.
             *hellos |= INIT | if self.refusals > 0 { DOUBT } else { 0 };
             self.asked_at = now;
             self.questions = self.questions.saturating_add(1);

@@ -1,83 +1,81 @@
-//! What the path to a peer carries. The interfaces at both ends do not tell: a tunnel between them
-//! may carry less, and then some routers say so, and some drop what is long without a word
-//! (RFC 2923). IPv6 cuts nothing on its way.
+//! The largest datagram that the path to a peer carries. The interfaces at both ends do not tell: a tunnel between them
+//! may carry less. Some routers then report that, others drop long packets silently (RFC 2923); IPv6 routers do not
+//! fragment.
 //!
-//! So a connection begins with what every network carries. When messages want more, an INIT of the
-//! full length asks for it, which the other side answers as any other; packets become longer when
-//! the answer is here (RFC 8899 calls this probing).
+//! So a connection begins with a length that every network carries. When messages want more, an INIT padded to the full
+//! length probes the path; the peer answers it like any other. After the answer packets become longer (RFC 8899).
 //!
-//! A path may become narrower later. Loss alone does not show it: a peer that is short of memory
-//! drops long packets too, and answers handshakes. So a peer that answers while long packets stay
-//! unacknowledged is asked again in that way. If the path carried it, the packets are lost for
-//! another reason.
+//! A path may become narrower later. Loss alone does not show it: a peer that is short of memory also drops long
+//! packets, and answers handshakes. So a peer that answers while long packets stay unacknowledged is probed again with
+//! a long INIT. If the path carries that, the packets are lost for another reason.
 
 use super::super::packet::{DATAGRAM_START, HELLO_LEN};
 use super::super::timers::NEVER;
 use super::handshake::{INIT, PROBE};
 
-/// What is asked for when the full length is not answered, bytes: what IPv6 has in 1500, which most
-/// of the paths carry that are narrower than their ends.
+/// The length that is probed when the full length is not answered, bytes: that of IPv6 in 1500, which most paths carry
+/// that are narrower than their ends.
 const COMMON: u16 = 1452;
-/// Time to wait for the answer to a probe, nanoseconds; twice as long each time.
+/// Time to wait for the answer to a probe, nanoseconds; it doubles with each attempt.
 const PROBE_NS: u64 = 20_000_000;
 const SILENCE_NS: u64 = 200_000_000;
-/// So many are not answered: the path does not carry it.
+/// After this many unanswered probes the path does not carry the length.
 const PROBES: u8 = 4;
-/// Then the full length is asked for again, nanoseconds: bad luck should not last, and paths change.
+/// Then the full length is probed again after this time, nanoseconds: the loss may have been chance, and paths change.
 const RAISE_NS: u64 = 60_000_000_000;
-/// Unanswered long INITs after which a short one is asked again.
+/// Unanswered long INITs after which a short one is sent.
 const LONG_TRIES: u8 = 3;
-/// Timeouts in a row after which an answer says that something may be wrong with the path.
+/// Timeouts in a row after which an answer suggests that something may be wrong with the path.
 const ATTEMPTS: u8 = 3;
 
-/// How far the question has come whether the path has become narrower.
+/// The stages of finding out whether the path has become narrower.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Question {
-    /// Nothing is wrong, as far as is known.
+    /// Nothing is suspected.
     #[default]
     None,
-    /// Short INITs are answered: so many long ones were sent since. Once packet `base` has arrived there is no question.
+    /// Short INITs are answered: `sent` long ones were sent since. The suspicion ends once packet `base` has arrived.
     Long { sent: u8, base: u64 },
-    /// Long ones were not answered: is the peer still there?
+    /// Long INITs were not answered: a short one asks whether the peer is still there.
     Short { base: u64 },
 }
 
-/// Whether the path carries more.
+/// The search for a longer datagram that the path carries.
 #[derive(Clone, Copy, Debug)]
 enum Search {
-    /// It is not asked for before this time, nanoseconds.
+    /// There is no probe before this time, nanoseconds.
     Rests { until: u64 },
-    /// An INIT of `len` bytes asks for it, so often in vain, again at `at`, nanoseconds; `base` was the first
-    /// unacknowledged packet.
+    /// An INIT of `len` bytes probes the path. It was not answered `unanswered` times, and is sent again at `at`,
+    /// nanoseconds; `base` was the first unacknowledged packet.
     Probes { len: u16, unanswered: u8, base: u32, at: u64 },
 }
 
-/// See the module.
+/// The largest datagram that the path to a peer carries, and the search for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
     /// Longest datagram to this peer, bytes.
     carried: u16,
     /// Longest datagram that both sides take, and that no router has refused; bytes.
     limit: u16,
-    /// Messages want more than what is carried for certain.
+    /// Messages want longer packets than the path is known to carry.
     wanted: bool,
     search: Search,
     question: Question,
-    /// The path was found to drop what is long: the link has to be told that such packets leave in parts.
+    /// The path was found to drop long packets: the link must be told that such packets are to be fragmented.
     pub(super) cut: bool,
 }
 
-/// How far a connection has come with its packets.
+/// The oldest packet of a connection that is not acknowledged.
 #[derive(Clone, Copy)]
 pub(super) struct Front {
-    /// The first packet that is not acknowledged.
+    /// Its number, or that of the next packet if all are acknowledged.
     pub(super) base: u64,
     /// Its length, if it was sent, bytes.
     pub(super) sent: Option<usize>,
 }
 
 impl Path {
-    /// Datagrams of `carried` bytes pass.
+    /// The path carries datagrams of `carried` bytes.
     pub(super) fn new(carried: usize) -> Self {
         Self {
             carried: carried as u16,
@@ -89,7 +87,7 @@ impl Path {
         }
     }
 
-    /// As if datagrams of `carried` bytes had been found to pass.
+    /// Assumes that the path carries datagrams of `carried` bytes.
     #[cfg(test)]
     pub(crate) fn know(&mut self, carried: usize) {
         self.carried = carried as u16;
@@ -114,7 +112,7 @@ impl Path {
         *self = Self { limit, wanted, ..Self::new(usize::from(limit).min(DATAGRAM_START)) };
     }
 
-    /// A message fills what the path carries for certain, or several that share a packet do.
+    /// A message, or several that share a packet, fill the longest packet that the path is known to carry.
     pub(super) fn want_long(&mut self, established: bool, base: u64, now: u64, hellos: &mut u8) {
         if !established {
             self.wanted = true;
@@ -125,7 +123,7 @@ impl Path {
         }
     }
 
-    /// The other side is there.
+    /// The connection is established.
     pub(super) fn on_established(&mut self, base: u64, now: u64, hellos: &mut u8) {
         if self.wanted {
             self.want_long(true, base, now, hellos);
@@ -138,7 +136,7 @@ impl Path {
         *hellos |= PROBE;
     }
 
-    /// A probe was not answered in time. `waiting`: packets are not acknowledged.
+    /// A probe was not answered in time. `waiting`: there are unacknowledged packets.
     pub(super) fn probe_again(&mut self, psn: u64, waiting: bool, now: u64, hellos: &mut u8) {
         let Search::Probes { len, unanswered, base, at } = &mut self.search else { return };
         if *base == psn as u32 && waiting {
@@ -170,13 +168,13 @@ impl Path {
         true
     }
 
-    /// No datagram has more than `most` bytes from now on, but what every network carries. Returns how many that are.
+    /// Limits datagrams to `most` bytes, but not below what every network carries. Returns the limit.
     pub(super) fn carry_at_most(&mut self, most: usize, hellos: &mut u8) -> usize {
         let carried = u16::try_from(most.max(DATAGRAM_START)).unwrap_or(u16::MAX);
         self.limit = self.limit.min(carried);
         self.carried = self.carried.min(carried);
         match &mut self.search {
-            // That was the probe: a shorter one passes.
+            // The router refused the probe: a shorter one passes.
             Search::Probes { len, unanswered, .. }
                 if *len > self.limit && self.carried < self.limit =>
             {
@@ -191,13 +189,13 @@ impl Path {
         usize::from(carried)
     }
 
-    /// Length of the first packet that is not acknowledged, if the path may be why.
+    /// Length of the first unacknowledged packet, if the path may be the reason.
     fn suspect(&self, front: Front) -> Option<usize> {
         let untested = self.carried() > DATAGRAM_START;
         front.sent.filter(|len| *len > DATAGRAM_START && untested)
     }
 
-    /// A timeout: asks again, if there is a question.
+    /// A retransmission timeout: sends an INIT again, if the path is suspect.
     pub(super) fn ask(&mut self, front: Front, hellos: &mut u8) {
         let (Question::Long { base, .. } | Question::Short { base }) = self.question else {
             return;
@@ -212,7 +210,7 @@ impl Path {
         *hellos |= INIT;
     }
 
-    /// How long this handshake packet is to be, bytes; `None`: as it is.
+    /// The length to pad this handshake packet to, bytes; `None`: no padding.
     pub(super) fn padding(&mut self, hello: u8, front: Front) -> Option<usize> {
         match (hello, self.search, self.question) {
             (PROBE, Search::Probes { len, .. }, _) => Some(usize::from(len)),
@@ -226,7 +224,7 @@ impl Path {
         }
     }
 
-    /// The other side answers an INIT of `len` bytes while packets are not acknowledged, after so many `attempts`.
+    /// The peer answers an INIT of `len` bytes while packets are unacknowledged, after `attempts` timeouts.
     pub(super) fn on_answer(&mut self, len: u16, attempts: u8, front: Front, hellos: &mut u8) {
         let long = usize::from(len) > HELLO_LEN;
         let suspect = self.suspect(front).is_some();

@@ -1,4 +1,4 @@
-//! A packet has come for a connection: is it genuine, and what does it say?
+//! Receiving a packet: whether it is genuine, and what it says.
 
 use super::super::interface::Sink;
 use super::super::packet::{HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, TAG_AT, widen};
@@ -11,7 +11,7 @@ use crate::transport::Departure;
 use crate::transport::net::link::Condition;
 
 impl Connection {
-    /// Whether the tag of a packet shows that the other side made it, for this connection.
+    /// Whether the tag of a packet shows that the peer made it for this connection.
     #[inline]
     pub(crate) fn is_genuine(
         &self,
@@ -33,9 +33,9 @@ impl Connection {
         same(tag, header.tag)
     }
 
-    /// The fast path: header and payload of the message of a genuine packet that is the next one, has no other and asks
-    /// for nothing. It counts as delivered; what the packet acknowledges has been sent, and waits. `None`: nothing was
-    /// done.
+    /// The fast path: header and payload of the message of a genuine packet that is the next in order, has exactly one
+    /// message and asks for nothing. The message counts as delivered; the acknowledgement is valid and is processed
+    /// later. `None`: nothing was done.
     #[inline]
     pub(crate) fn take_plain<'a>(
         &mut self,
@@ -54,7 +54,7 @@ impl Connection {
         Some(message)
     }
 
-    /// Takes a genuine packet; `Some`: the connection ends.
+    /// Processes a genuine packet; `Some`: the connection ends.
     pub(crate) fn on_packet(
         &mut self,
         shared: &mut Shared,

@@ -1,4 +1,4 @@
-//! Messages from the layer above: divided into packets, several in one, or sent at once.
+//! Messages from the layer above: split over packets, coalesced into one, or sent at once.
 
 use super::super::packet::{self, FIRST_FRAME_LEN, FRAME_LEN, HEADER_LEN, MESSAGE_MAX};
 use super::super::shared::Shared;
@@ -10,39 +10,39 @@ use crate::sys::Errno;
 use crate::transport::SendError;
 use crate::transport::net::link::Link;
 
-/// Bytes that may wait for their first transmission, and packets if those are small.
+/// Bytes that may wait for their first transmission; if packets are small, so many packets.
 const BACKLOG_BYTES: usize = 128 * 1024;
 const BACKLOG_PACKETS: usize = 32;
-/// Longest packet that messages share, bytes, and the part of it up to which a message is not divided.
+/// Longest packet that messages share, bytes. A message of up to 1/`JOINT_SHARE` of it is not split.
 const JOINT_MAX: usize = 4096;
 const JOINT_SHARE: usize = 3;
-/// Least payload of a longer one that runs on from the packet that messages share into the next, bytes.
+/// Least payload of a message's fragment in a shared packet, if the message continues in the next one, bytes.
 const PIECE_MIN: usize = 256;
-/// Packets, and bytes, that are held back at most.
+/// Most packets, and bytes, that are held back.
 const HELD_PACKETS: usize = 16;
 const HELD_BYTES: usize = 32 * 1024;
 
-/// What became of a message that the fast path took.
+/// What happened to a message that the fast path took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pushed {
     Left,
-    /// The link took no more: packets wait.
+    /// The link took no more: packets are queued.
     Blocked,
     /// It is held back: it leaves when there are enough, or with the next poll.
     Held,
-    /// Its end is held back, or waits for room in the window; something has left.
+    /// A part has left; the rest is held back, or waits for room in the window.
     Partly,
 }
 
-/// How a message is divided, bytes.
+/// How a message is split over packets, bytes.
 struct Division {
-    /// Frames that a packet has room for.
+    /// Frame bytes that fit in a packet.
     room: usize,
-    /// The same of one that messages share.
+    /// Frame bytes that fit in a packet that messages share.
     joint: usize,
-    /// Payload in the packet that is there.
+    /// Payload that goes into the open packet.
     here: usize,
-    /// Packets of its own.
+    /// Number of packets of its own.
     packets: usize,
 }
 
@@ -74,15 +74,15 @@ impl Connection {
         if len > MESSAGE_MAX || header.len() > usize::from(u8::MAX) {
             return Err(SendError::Unreachable(Errno(libc::EMSGSIZE)));
         }
-        // What waits anyway may as well share a packet. Of a new connection nobody knows yet what is lost, and
-        // several packets tell it sooner.
+        // Messages that wait anyway may share a packet. On a new connection packet loss is still unknown, and separate
+        // packets reveal it sooner.
         let opens = self.sender.window.waiting() > 0 || shares;
         let opens = opens && self.handshake.is_established();
         self.put(shared, header, len, pack, opens, now)
     }
 
-    /// Puts a message behind what waits: into the packet that messages share, as far as that has room, and into
-    /// packets of its own, of which the last takes others if it `opens`. What has no room changes nothing.
+    /// Queues a message: into the open packet as far as it has room, and into packets of its own. The last of those
+    /// takes further messages if the message `opens` it. If there is no room nothing changes.
     fn put(
         &mut self,
         shared: &mut Shared,
@@ -101,7 +101,7 @@ impl Connection {
         let Some(largest) = self.make_room_for(shared, &division, whole, opens) else {
             return Err(SendError::Again);
         };
-        // It, or it and those before it, would fill more.
+        // The message, alone or with those before it, would fill a longer packet.
         if FRAME_LEN + header.len() + len >= room || self.coalescer.open {
             let (established, base) = (self.handshake.is_established(), self.sender.window.base);
             self.path.want_long(established, base, now, &mut self.handshake.hellos);
@@ -123,7 +123,7 @@ impl Connection {
             let piece = room.saturating_sub(front).min(len - offset);
             self.coalescer.open = opens && i == packets && front + piece < joint;
             let used = if self.coalescer.open { joint } else { front + piece };
-            // Buffers for all of them are there, as was asked above: the last packet may be of a smaller class.
+            // `make_room_for` has prepared a buffer for each packet; the last packet may be of a smaller class.
             let taken = shared.buffers.take_to_send(HEADER_LEN + used);
             let mut bytes = taken.or_else(|| shared.buffers.take(largest)).unwrap_or_default();
             bytes.resize(HEADER_LEN + front + piece);
@@ -137,7 +137,7 @@ impl Connection {
         Ok(())
     }
 
-    /// How a message is divided that the packet that messages share has no room for.
+    /// How to split a message for which the open packet has no room.
     fn divide(&self, header: usize, len: usize) -> Division {
         let room = self.path.carried().saturating_sub(HEADER_LEN);
         let joint = room.min(JOINT_MAX - HEADER_LEN);
@@ -154,8 +154,8 @@ impl Connection {
         Division { room, joint, here, packets }
     }
 
-    /// Makes room for a message of `whole` bytes, with its frame: how long its longest packet is, bytes. `None`: it may
-    /// not wait here, or there is no memory for it.
+    /// Prepares buffers for a message of `whole` bytes, with its frame. Returns the length of its longest packet, bytes.
+    /// `None`: the message may not be queued, or there is no memory for it.
     fn make_room_for(
         &self,
         shared: &mut Shared,
@@ -176,7 +176,7 @@ impl Connection {
         may.then_some(largest)
     }
 
-    /// A message was taken.
+    /// A message was accepted.
     fn note_message(&mut self, shared: &mut Shared, now: u64) {
         self.known = true;
         self.sender.sent += 1;
@@ -213,7 +213,7 @@ impl Connection {
         bytes.resize(HEADER_LEN + whole);
         put_frame(bytes.get_mut(HEADER_LEN..)?, 0, header, (len, 0), |to| pack(0, to));
         let left = self.send_single(turn, &mut bytes)?;
-        // The packet is on its way: all the rest does not hold it up.
+        // The packet has left: the bookkeeping does not delay it.
         self.note_message(turn.shared, turn.now);
         turn.shared.unacknowledged += 1;
         if !left {
@@ -224,7 +224,7 @@ impl Connection {
         Some(Pushed::Left)
     }
 
-    /// The same of what is longer than a packet, one of a burst, or comes after what was held back.
+    /// The same for a message that is longer than a packet, is one of a burst, or follows messages that were held back.
     #[inline(never)]
     fn push_more_at_once(
         &mut self,
@@ -239,7 +239,7 @@ impl Connection {
         }
         self.put(turn.shared, header, len, pack, holds, turn.now).ok()?;
         let waiting = self.sender.window.waiting();
-        // While some wait, others are under way.
+        // While some are held back, others are in flight.
         let packets = (HELD_BYTES / self.path.carried()).min(HELD_PACKETS);
         let most = packets.min(self.sender.limit() as usize / 4).max(1);
         self.coalescer.held = holds && (self.coalescer.open || waiting < most);
@@ -255,7 +255,7 @@ impl Connection {
         })
     }
 
-    /// Bytes that the packet that messages share has room for.
+    /// Bytes that still fit in the open packet.
     fn room_left(&self) -> usize {
         let Some(last) = self.sender.window.packets.back().filter(|_| self.coalescer.open) else {
             return 0;
@@ -264,7 +264,7 @@ impl Connection {
         room.saturating_sub(last.bytes.len())
     }
 
-    /// Adds a message to the packet that messages share. False: there is none, or it has no room.
+    /// Adds a message to the open packet. False: there is none, or it has no room.
     fn join(&mut self, header: &[u8], len: usize, pack: impl FnOnce(&mut [u8])) -> bool {
         let whole = FRAME_LEN + header.len() + len;
         if whole > self.room_left() {

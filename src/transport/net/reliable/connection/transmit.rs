@@ -1,4 +1,4 @@
-//! What leaves, in packets: handshakes, messages, acknowledgements, and the goodbye.
+//! Sending packets: handshakes, messages, acknowledgements, and CLOSE.
 
 use super::super::packet::{
     ACK_REQUEST, DELAY_UNIT_NS, HAS_ECHO, HEADER_LEN, HEADER_ONLY, HEADER_TAGS, Header, HelloKind,
@@ -14,21 +14,21 @@ use crate::transport::net::link::Link;
 use std::io::IoSlice;
 use std::ops::Range;
 
-/// Packets of one peer that leave in one turn, and packets that are few.
+/// Most packets that one peer sends in its turn, and how many count as few.
 const BURST: usize = 64;
 const FEW: usize = 8;
 
-/// What a connection sends with, and when.
+/// What a connection needs for sending: the shared state, the link and the time.
 pub(crate) struct Turn<'a, L> {
     pub(crate) shared: &'a mut Shared,
     pub(crate) link: &'a mut L,
     pub(crate) now: u64,
-    /// Packets that have left.
+    /// Packets sent so far.
     pub(crate) sent: usize,
 }
 
 impl Connection {
-    /// Whether the next packet may leave without a look at anything else.
+    /// Whether the next packet may leave at once, because nothing else has to be sent or checked first.
     pub(super) fn is_clear(&self) -> bool {
         self.handshake.is_established()
             && self.sender.is_clear()
@@ -43,7 +43,7 @@ impl Connection {
         self.handshake.hellos != 0 || self.handshake.is_established() && wants()
     }
 
-    /// Sends what may leave, a bounded amount. False: the link took no more.
+    /// Sends packets, a bounded number. False: the link took no more.
     pub(crate) fn transmit(&mut self, turn: &mut Turn<'_, impl Link>) -> bool {
         if std::mem::take(&mut self.path.cut) {
             turn.link.allow_fragments(&self.address, self.path.carried());
@@ -54,7 +54,7 @@ impl Connection {
         if !self.handshake.is_established() {
             return true;
         }
-        // What came early is told first: packets with data cannot tell it.
+        // Packets that came early are acknowledged first: packets with data have no room for that list.
         if !self.receiver.order.is_whole() && !self.acknowledge(turn) {
             return false;
         }
@@ -72,7 +72,7 @@ impl Connection {
         !self.receiver.acknowledgement.now || self.send_control(turn, Kind::Ack)
     }
 
-    /// Sends what may leave of what waits, at most `budget` packets. False: the link took no more.
+    /// Sends queued packets that may leave, at most `budget`. False: the link took no more.
     pub(super) fn send_waiting(
         &mut self,
         turn: &mut Turn<'_, impl Link>,
@@ -126,8 +126,8 @@ impl Connection {
         true
     }
 
-    /// Sends these packets, at most `N`, none of which was sent before if they are `fresh`; what the link does not take is
-    /// as it was before. Returns how many it took.
+    /// Sends these packets, at most `N`; if they are `fresh`, none was sent before. Packets that the link does not take
+    /// are as they were before. Returns how many it took.
     #[inline]
     fn send_batch<const N: usize>(
         &mut self,
@@ -139,7 +139,7 @@ impl Connection {
         let count = (batch.end - batch.start) as usize;
         let asks = self.sender.wants_answer(count);
         let mut header = self.header(turn, &remote, Kind::Data);
-        // The first one is the longest.
+        // The first packet is the longest.
         let longest = self.sender.window.len_of(batch.start);
         header.flags |= remote.goes_sound(turn, &self.address, longest);
         let mut slices = [IoSlice::new(&[]); N];
@@ -168,7 +168,7 @@ impl Connection {
         taken
     }
 
-    /// Sends the only packet that waits, as it stands in `bytes`. False: the link did not take it; `None`: it cannot.
+    /// Sends the only queued packet, which `bytes` holds. False: the link did not take it; `None`: it cannot be sent.
     #[inline]
     pub(super) fn send_single(
         &self,
@@ -189,7 +189,7 @@ impl Connection {
         Some(left)
     }
 
-    /// What [`Self::send_single`] sent has left.
+    /// The packet that [`Self::send_single`] sent has left.
     #[inline]
     pub(super) fn note_single(&mut self, turn: &mut Turn<'_, impl Link>, bytes: Buffer) {
         let asked = self.sender.timeout.attempts > 0;
@@ -198,18 +198,18 @@ impl Connection {
         self.note_told();
     }
 
-    /// Packets with data have left, which say what has arrived in order: they have no room for the list of what came early.
+    /// Packets with data have left. They acknowledge what arrived in order, but have no room for early packets.
     fn note_told(&mut self) {
         let all = self.receiver.order.is_whole();
         self.receiver.acknowledgement.on_sent(all);
     }
 
-    /// What every packet says about the other direction.
+    /// The header fields that acknowledge the other direction.
     fn header(&self, turn: &Turn<'_, impl Link>, remote: &Remote, kind: Kind) -> Header {
         let receiver = &self.receiver;
         let mut flags = if turn.shared.pressure { PRESSURE } else { 0 };
-        // What came early is told by acknowledgements only: an echo without it would say that it
-        // is lost.
+        // Only acknowledgement packets list packets that came early. An echo without that list would make the peer take
+        // them for lost.
         if receiver.arrived_at != 0 && (kind != Kind::Data || receiver.order.is_whole()) {
             flags |= HAS_ECHO;
         }
@@ -243,7 +243,7 @@ impl Connection {
         if kind == Kind::Close {
             header.psn = self.sender.window.next_psn() as u32;
         } else {
-            // A packet that ends a connection goes over UDP.
+            // A CLOSE always goes over UDP.
             header.flags |= remote.goes_sound(turn, &self.address, len);
         }
         head.copy_from_slice(&header.signed(
@@ -262,7 +262,7 @@ impl Connection {
         true
     }
 
-    /// Says goodbye.
+    /// Sends a CLOSE.
     pub(crate) fn send_close(&mut self, turn: &mut Turn<'_, impl Link>) {
         if self.handshake.is_established() {
             self.send_control(turn, Kind::Close);
@@ -271,7 +271,7 @@ impl Connection {
 }
 
 impl Remote {
-    /// [`HEADER_ONLY`] if the network guards what a packet of `len` bytes carries, and the other side knows of that.
+    /// [`HEADER_ONLY`] if the network protects the contents of a packet of `len` bytes, and the peer supports that.
     fn goes_sound(&self, turn: &mut Turn<'_, impl Link>, address: &Address, len: usize) -> u8 {
         let sound = self.features & HEADER_TAGS != 0 && turn.link.is_sound(address, len);
         if sound { HEADER_ONLY } else { 0 }

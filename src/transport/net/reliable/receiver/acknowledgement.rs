@@ -1,22 +1,22 @@
-//! When what has arrived is acknowledged: with the next packet that goes there anyway, and otherwise soon.
+//! When arrivals are acknowledged: with the next packet that goes there anyway, otherwise after a short delay.
 
 use super::super::timers::NEVER;
 
-/// Packets that are acknowledged together.
+/// Arrived packets after which an acknowledgement is sent at once.
 pub(crate) const ACK_EVERY: u16 = 16;
-/// How long an acknowledgement waits for something to travel with, nanoseconds.
+/// How long an acknowledgement waits for a packet to travel with, nanoseconds.
 const ACK_DELAY_NS: u64 = 200_000;
 
-/// See the module.
+/// The acknowledgement that one connection owes.
 #[derive(Debug)]
 pub(crate) struct Acknowledgement {
-    /// Packets since the last one.
+    /// Packets since the last acknowledgement.
     pub(crate) owed: u16,
-    /// It leaves as soon as it may.
+    /// It is sent as soon as possible.
     pub(crate) now: bool,
-    /// When it leaves at the latest, nanoseconds.
+    /// When it is sent at the latest, nanoseconds.
     pub(crate) at: u64,
-    /// That was put off once.
+    /// That deadline was postponed once.
     put_off: bool,
 }
 
@@ -27,18 +27,18 @@ impl Default for Acknowledgement {
 }
 
 impl Acknowledgement {
-    /// What has arrived is acknowledged within the delay.
+    /// Makes sure that arrivals are acknowledged within the delay.
     pub(super) fn wait(&mut self, now: u64) {
         self.at = self.at.min(now + ACK_DELAY_NS);
     }
 
-    /// So much that the next packet is to be acknowledged at once.
+    /// Whether `more` packets would make an immediate acknowledgement due.
     pub(super) fn is_full(&self, more: u16) -> bool {
         self.owed.saturating_add(more) >= ACK_EVERY
     }
 
-    /// Its time may have come. Whoever wrote with a device until `back_at` will have something to say soon, which
-    /// acknowledges as well; and what only arrived at `arrived_at` may be the end of a long message, which is answered next.
+    /// Its deadline may have passed. An endpoint that wrote with a device until `back_at` will soon send something that
+    /// acknowledges as well. A packet that arrived only at `arrived_at` may end a long message, which is answered next.
     pub(super) fn on_deadline(&mut self, now: u64, back_at: u64, arrived_at: u64) {
         if self.at > now {
             return;
@@ -49,7 +49,7 @@ impl Acknowledgement {
         self.at = if self.put_off { later } else { NEVER };
     }
 
-    /// A packet has told what arrived; `all` of it, or only what is in order.
+    /// A packet has acknowledged `all` that arrived, or only what is in order.
     pub(crate) fn on_sent(&mut self, all: bool) {
         *self = Self { now: self.now && !all, ..Self::default() };
     }

@@ -1,31 +1,31 @@
-//! The order of arrivals: which packet is expected next, and those that came before it.
+//! The order of arrivals: which packet is expected next, and the packets that came before it.
 
 use super::super::packet::{SACK_WORDS, widen};
 use crate::sys::packets::Buffer;
 use std::collections::VecDeque;
 
-/// Where a packet stands.
+/// The position of a packet relative to the expected one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     /// It has arrived before.
     Old,
     Next,
-    /// So many are between it and the expected one.
+    /// So many packets are between it and the expected one.
     Ahead(usize),
 }
 
-/// See the module.
+/// The order of arrivals of one connection.
 #[derive(Debug)]
 pub(crate) struct Order {
-    /// All before it have arrived.
+    /// All packets before it have arrived.
     pub(crate) expected: u64,
     early: Option<Box<Early>>,
 }
 
-/// Packets that came before those in front of them.
+/// Packets that came before their predecessors.
 #[derive(Debug, Default)]
 struct Early {
-    /// From the one after the expected packet on.
+    /// Starts with the packet after the expected one.
     packets: VecDeque<Option<Buffer>>,
     held: usize,
     /// A bit for each packet of `packets`.
@@ -33,7 +33,7 @@ struct Early {
 }
 
 impl Order {
-    /// `first` is expected first.
+    /// The first expected packet is `first`.
     pub(super) fn new(first: u64) -> Self {
         Self { expected: first, early: None }
     }
@@ -58,7 +58,7 @@ impl Order {
         self.early.as_ref().is_some_and(|e| e.packets.get(at).is_some_and(Option::is_some))
     }
 
-    /// Keeps a packet for which [`Place::Ahead`] was said.
+    /// Keeps a packet whose place is [`Place::Ahead`].
     pub(super) fn keep(&mut self, at: usize, packet: Buffer) {
         let early = self.early.get_or_insert_default();
         if early.packets.len() <= at {
@@ -73,7 +73,7 @@ impl Order {
         early.held += 1;
     }
 
-    /// The expected packet has arrived: gives out the next one if it is here.
+    /// The expected packet has arrived: returns the next one if it is here.
     pub(super) fn advance(&mut self) -> Option<Buffer> {
         self.expected += 1;
         let early = self.early.as_mut()?;
@@ -91,7 +91,7 @@ impl Order {
         next
     }
 
-    /// Writes the words of selective acknowledgement to `to`, as many as matter; returns how many.
+    /// Writes the words of selective acknowledgement, up to the last that is not zero, to `to`; returns their number.
     pub(crate) fn write_sack(&self, to: &mut [u8]) -> usize {
         let Some(early) = &self.early else { return 0 };
         let mut count = 0;

@@ -1,4 +1,4 @@
-//! Messages made of the frames of packets, one or several.
+//! Reassembly of messages from the frames of one or several packets.
 
 use super::super::packet::{Frame, MESSAGE_MAX};
 use crate::transport::MAX_HEADER;
@@ -13,7 +13,7 @@ pub(crate) enum Fault {
     NoMemory,
 }
 
-/// A message of which the beginning has arrived.
+/// A message whose beginning has arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
     header: Vec<u8>,
@@ -21,22 +21,22 @@ pub(crate) struct Assembly {
     total: usize,
 }
 
-/// See the module.
+/// The reassembly of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Reassembly {
-    /// Messages given to the layer above.
+    /// Messages delivered to the layer above.
     pub(crate) delivered: u64,
     begun: Option<Box<Assembly>>,
 }
 
 impl Reassembly {
-    /// No message is half here.
+    /// No message is incomplete.
     pub(super) fn is_idle(&self) -> bool {
         self.begun.is_none()
     }
 
-    /// Takes the frames of the next packet, and gives out the messages that end in it. `spare`: what the last message of
-    /// several packets was put together in.
+    /// Takes the frames of the next packet, and delivers the messages that end in it. `spare`: memory in which the last
+    /// message of several packets was reassembled.
     pub(super) fn take(
         &mut self,
         mut frames: &[u8],
@@ -109,7 +109,7 @@ mod tests {
     use super::super::super::packet::{FIRST_FRAME_LEN, put_frame};
     use super::*;
 
-    /// Frames as they are put: kind, header, payload, and the total of a first one.
+    /// Encodes frames: kind, header, payload, and the total of a first one.
     fn packet(frames: &[(u8, &[u8], &[u8], usize)]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (kind, header, payload, total) in frames {
@@ -121,7 +121,7 @@ mod tests {
         bytes
     }
 
-    /// The messages in `packets`, and whether all of those made sense.
+    /// The messages in `packets`, and whether all packets were valid.
     fn taken(packets: &[Vec<u8>]) -> (Vec<[Vec<u8>; 2]>, bool) {
         let (mut messages, mut spare) = (Vec::new(), None);
         let mut reassembly = Reassembly::default();

@@ -1,26 +1,26 @@
-//! When a packet counts as lost: once packets that were sent so much later have arrived.
+//! Loss detection: a packet counts as lost once packets that were sent sufficiently later have arrived.
 //!
-//! Networks reorder. How far is learned: each packet that arrives after it counted as lost doubles the distance, and many
-//! that arrive in order halve it again.
+//! Networks reorder packets, and the distance adapts to that: each packet that arrives after it was declared lost
+//! doubles it, and many arrivals without such an event halve it again.
 
-/// Later transmissions that arrive before one counts as lost, at first and at most.
+/// Later transmissions that must arrive before a packet counts as lost: initially, and at most.
 const REORDERING_MIN: u64 = 3;
 const REORDERING_MAX: u64 = 128;
-/// Packets without such an event after which half as many are enough again.
+/// Packets without such an event after which the distance is halved.
 const IN_ORDER: u32 = 8192;
-/// Transmissions after the last loss from which on the path counts as one that loses nothing.
+/// Transmissions without a loss after which the path counts as lossless.
 const CLEAN: u64 = 8192;
 
-/// See the module.
+/// The loss detection of one connection.
 #[derive(Debug)]
 pub(crate) struct Loss {
-    /// The highest transmission that has arrived there, plus one.
+    /// The highest transmission that the peer has received, plus one.
     pub(super) echoed: u64,
-    /// How many later transmissions arrive before one counts as lost.
+    /// How many later transmissions must arrive before a packet counts as lost.
     reordering: u64,
-    /// Packets that have arrived since one was last given up too early.
+    /// Packets that have arrived since one was last declared lost too early.
     in_order: u32,
-    /// From which transmission on nothing was lost lately.
+    /// The transmission from which on the path counts as lossless.
     clean_from: u64,
 }
 
@@ -40,12 +40,12 @@ impl Loss {
         self.echoed = self.echoed.max(transmission + 1);
     }
 
-    /// A packet was lost before the transmission that is the next one.
+    /// A packet was lost; `next` is the next transmission.
     pub(super) fn on_lost(&mut self, next: u64) {
         self.clean_from = next + CLEAN;
     }
 
-    /// A packet that counted as lost has arrived.
+    /// A packet that was declared lost has arrived.
     pub(super) fn on_late(&mut self) {
         self.reordering = (self.reordering * 2).min(REORDERING_MAX);
         self.in_order = 0;
@@ -60,7 +60,7 @@ impl Loss {
         }
     }
 
-    /// Nothing was lost lately before `transmission`.
+    /// Nothing was lost recently before `transmission`.
     pub(super) fn is_clean(&self, transmission: u64) -> bool {
         transmission >= self.clean_from
     }

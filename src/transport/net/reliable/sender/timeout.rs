@@ -1,16 +1,16 @@
-//! When something is sent again because no answer has come: twice as late each time.
+//! The retransmission timeout, with exponential back-off.
 
 use super::super::timers::NEVER;
 
 /// The longest time between two attempts, nanoseconds.
 const RETRY_MAX_NS: u64 = 1_000_000_000;
-/// Timeouts in a row after which all that is under way counts as lost, and after which we ask
-/// whether the connection still exists. A peer that shares its core with others is silent for some
-/// of them without having lost anything.
+/// Timeouts in a row after which all packets in flight count as lost, and after which this side asks whether the
+/// connection still exists. A peer that shares its core with other processes may be silent for some of them without
+/// having lost anything.
 pub(super) const SILENCE: u8 = 7;
 pub(crate) const SUSPICION: u8 = 5;
 
-/// See the module.
+/// The retransmission timeout of one connection.
 #[derive(Debug)]
 pub(crate) struct Timeout {
     pub(crate) at: u64,
@@ -25,7 +25,7 @@ impl Timeout {
         Self { at: NEVER, attempts: 0, extra: 0 }
     }
 
-    /// `ns`, twice as long for each timeout in a row.
+    /// `ns`, doubled for each timeout in a row.
     pub(crate) fn doubled(&self, ns: u64) -> u64 {
         (ns << self.attempts.min(10)).min(RETRY_MAX_NS)
     }

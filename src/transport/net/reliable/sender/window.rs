@@ -1,4 +1,4 @@
-//! The packets of one direction: they wait here until the other side has them.
+//! The send window: the packets of one direction, which are kept until the peer has acknowledged them.
 
 use super::super::buffers::Buffers;
 use super::super::congestion::WINDOW_MAX;
@@ -6,19 +6,19 @@ use crate::sys::packets::Buffer;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Where a packet stands.
+/// The state of a packet in the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Stage {
     #[default]
     Unsent,
     InFlight,
-    /// The other side has it, and not all before it.
+    /// The peer has it, but not all packets before it.
     Arrived,
     /// To be sent again.
     Lost,
 }
 
-/// A packet, until all up to it have arrived.
+/// A packet that is kept until it and all before it have arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     /// Room for the header, then frames.
@@ -26,19 +26,19 @@ pub(crate) struct Outgoing {
     pub(crate) transmission: u64,
     pub(crate) sent_at: u64,
     pub(crate) stage: Stage,
-    /// It counts as lost because nothing was heard, not because later ones have arrived.
+    /// It was declared lost because of a timeout, not because later packets have arrived.
     pub(super) overdue: bool,
 }
 
 impl Outgoing {
-    /// It was sent again because nothing was heard, and in vain: see `was_late`.
+    /// It was sent again after a timeout although it had arrived: see [`Self::was_late`].
     pub(super) fn was_early(&self, echo: Option<u64>) -> bool {
         self.overdue && echo.is_some_and(|echo| self.transmission > echo)
     }
 
-    /// It counted as lost because later ones had arrived, and arrives now all the same: it was
-    /// overtaken. What was sent again was so in vain if none of the transmissions up to `echo`,
-    /// which alone can have arrived, is the last one.
+    /// It was declared lost because later packets had arrived, and has arrived after all: it was reordered. If its last
+    /// transmission is after `echo`, the highest one that can have arrived, then an earlier one has arrived and the
+    /// retransmission was unnecessary.
     pub(super) fn was_late(&self, echo: Option<u64>) -> bool {
         let again = echo.is_some_and(|echo| self.transmission > echo);
         let counted = self.stage == Stage::Lost || self.stage == Stage::InFlight && again;
@@ -46,7 +46,7 @@ impl Outgoing {
     }
 }
 
-/// See the module.
+/// The send window of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     /// Packets from `base` on.
@@ -63,21 +63,21 @@ pub(crate) struct Window {
     pub(crate) lost: VecDeque<u64>,
 }
 
-/// What an acknowledgement says that was not known.
+/// The new information in an acknowledgement.
 #[derive(Default)]
 pub(super) struct News {
     /// Packets that have arrived.
     pub(super) arrived: u32,
-    /// Of those, packets that counted as lost: see [`Outgoing::was_late`].
+    /// Of those, packets that were declared lost: see [`Outgoing::was_late`].
     pub(super) late: u32,
     /// One was sent again too early.
     pub(super) early: bool,
-    /// When the transmission left that the other side answers, nanoseconds.
+    /// When the transmission that the peer answers left, nanoseconds.
     pub(super) sent_at: Option<u64>,
 }
 
 impl News {
-    /// `packet` has arrived. Returns 1 if it was under way, 0 if it counted as lost.
+    /// `packet` has arrived. Returns 1 if it was in flight, 0 if it was declared lost.
     fn count(&mut self, packet: &Outgoing, echo: Option<u64>) -> u32 {
         let under_way = packet.stage == Stage::InFlight;
         self.arrived += 1;
@@ -110,7 +110,7 @@ impl Window {
         self.packets.len() + packets <= WINDOW_MAX as usize
     }
 
-    /// The last packet gets `more` bytes: these.
+    /// Extends the last packet by `more` bytes, and returns these.
     pub(crate) fn extend_last(&mut self, more: usize) -> Option<&mut [u8]> {
         let bytes = &mut self.packets.back_mut()?.bytes;
         let at = bytes.len();
@@ -118,12 +118,12 @@ impl Window {
         bytes.get_mut(at..)
     }
 
-    /// Adds a packet that was not sent.
+    /// Adds a packet that is not yet sent.
     pub(crate) fn push(&mut self, bytes: Buffer) {
         self.packets.push_back(Outgoing { bytes, ..Outgoing::default() });
     }
 
-    /// Adds a packet that has left already, as the next transmission: none waits.
+    /// Adds a packet that has already left as the next transmission; no other packet waits.
     pub(super) fn push_sent(&mut self, bytes: Buffer, now: u64) {
         let (transmission, stage) = (self.transmission, Stage::InFlight);
         let packet = Outgoing { bytes, transmission, sent_at: now, stage, overdue: false };
@@ -138,12 +138,12 @@ impl Window {
         self.packets.get_mut(usize::try_from(psn.checked_sub(self.base)?).ok()?)
     }
 
-    /// Bytes of packet `psn`, 0 if it is not here.
+    /// Length of packet `psn`, bytes; 0 if it is not in the window.
     pub(crate) fn len_of(&mut self, psn: u64) -> usize {
         self.packet(psn).map_or(0, |packet| packet.bytes.len())
     }
 
-    /// What was lost and has arrived since is not sent again.
+    /// Removes packets that have arrived from the list of lost ones.
     pub(super) fn forget_arrived(&mut self) {
         while let Some(psn) = self.lost.front().copied() {
             if self.packet(psn).is_some_and(|packet| packet.stage == Stage::Lost) {
@@ -153,12 +153,12 @@ impl Window {
         }
     }
 
-    /// The packet that is sent next, and whether it was never sent before.
+    /// The packet to send next, and whether it is sent for the first time.
     pub(super) fn next(&self) -> (u64, bool) {
         self.lost.front().map_or((self.unsent, true), |psn| (*psn, false))
     }
 
-    /// Packet `psn` counts as sent if it is the next one, and has at most `len_max` bytes: its length.
+    /// Marks packet `psn` as sent if it is the next one and has at most `len_max` bytes; returns its length.
     pub(super) fn take_next(&mut self, psn: u64, fresh: bool, len_max: usize) -> Option<usize> {
         if self.next() != (psn, fresh) {
             return None;
@@ -179,7 +179,7 @@ impl Window {
         Some(len)
     }
 
-    /// The packets of `batch`, each with the number of its transmission from now on.
+    /// The packets of `batch`, each with a new transmission number.
     pub(crate) fn transmit(
         &mut self,
         batch: Range<u64>,
@@ -195,8 +195,8 @@ impl Window {
         })
     }
 
-    /// The link took the first `taken` packets of `batch`. The others were no transmissions: in the gap they would count
-    /// as arrived later.
+    /// The link took the first `taken` packets of `batch`. The transmission numbers of the others are reused: a gap
+    /// would count as reordered packets.
     pub(super) fn note_taken(&mut self, batch: Range<u64>, taken: usize, fresh: bool) {
         self.transmission += taken as u64;
         let at = (batch.start - self.base) as usize;
@@ -208,7 +208,7 @@ impl Window {
         }
     }
 
-    /// A packet that the link did not take.
+    /// Undoes the transmission of a packet that the link did not take.
     fn take_back(&mut self, psn: u64, fresh: bool) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.transmissions.pop_back();
@@ -223,7 +223,7 @@ impl Window {
         }
     }
 
-    /// Nothing was heard in time: the first packet is to be sent again.
+    /// After a timeout: the first packet is to be sent again.
     pub(super) fn lose_first(&mut self) {
         let Some(first) = self.packets.front_mut().filter(|p| p.stage == Stage::InFlight) else {
             return;
@@ -233,7 +233,7 @@ impl Window {
         self.lost.push_front(self.base);
     }
 
-    /// The same of all that were sent.
+    /// The same for all packets that were sent.
     pub(super) fn lose_all(&mut self) {
         self.lost.clear();
         for (psn, packet) in (self.base..).zip(&mut self.packets) {
@@ -245,8 +245,8 @@ impl Window {
         self.in_flight = 0;
     }
 
-    /// The oldest transmission of which nothing is known is lost if it was sent `before` this one, and is forgotten
-    /// then. Returns whether its packet is to be sent again, `None`: it was sent later.
+    /// The oldest transmission with unknown fate is lost if it is older than `before`, and is then forgotten. Returns
+    /// whether its packet must be sent again; `None`: the transmission is not older.
     pub(super) fn lose_oldest(&mut self, before: u64) -> Option<bool> {
         let (transmission, psn) = *self.transmissions.front().filter(|(t, _)| *t < before)?;
         self.transmissions.pop_front();
@@ -260,7 +260,7 @@ impl Window {
     }
 
     /// All packets before `ack` have arrived, and those that `words`, the selective acknowledgement, names. `echo`: the
-    /// latest transmission that has.
+    /// highest transmission that has arrived.
     pub(super) fn acknowledge(
         &mut self,
         buffers: &mut Buffers,
@@ -294,7 +294,7 @@ impl Window {
         news
     }
 
-    /// Gives back memory that a busier time has left behind; all packets have arrived.
+    /// Returns memory left from a busier time; all packets have arrived.
     pub(crate) fn trim(&mut self) {
         self.packets.shrink_to_fit();
         self.transmissions.retain(|(_, psn)| *psn >= self.base);
@@ -303,7 +303,7 @@ impl Window {
         self.lost.shrink_to_fit();
     }
 
-    /// Gives all buffers back; returns how many packets that were.
+    /// Returns all buffers, and the number of packets that had them.
     pub(crate) fn release(self, buffers: &mut Buffers) -> usize {
         let count = self.packets.len();
         self.packets.into_iter().for_each(|packet| buffers.give(packet.bytes));
@@ -315,7 +315,7 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// `sent` packets under way, and one that waits.
+    /// A window with `sent` packets in flight, and one that waits.
     fn window(sent: u64) -> Window {
         let mut window = Window::new(10);
         (0..=sent).for_each(|_| window.push(Buffer::new(1)));
@@ -323,7 +323,7 @@ mod tests {
         window
     }
 
-    /// The next `count` packets leave, of which the link takes some.
+    /// Sends the next `count` packets, of which the link takes `taken`.
     fn leave(window: &mut Window, count: u64, taken: u64) {
         let (first, fresh) = window.next();
         for psn in first..first + count {

@@ -1,4 +1,4 @@
-//! The application of an endpoint: what it sends, and what it is told.
+//! The application of an endpoint: what it sends, and the events it receives.
 
 use super::super::{Reliable, Sink};
 use super::network::{Slot, address, slot_of};
@@ -8,10 +8,10 @@ use crate::transport::net::neighbours::Standing;
 use crate::transport::{Address, Departure, PeerId, SendError};
 use std::collections::HashMap;
 
-/// Messages that are offered in one turn.
+/// Most messages that it tries to send in one turn.
 const SENDS: usize = 64;
 
-/// What the application sends to one peer.
+/// The messages that the application sends to one peer.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
     pub(super) to: Slot,
@@ -22,9 +22,9 @@ pub(super) struct Flow {
     /// Messages in a row, and the time until the next ones, nanoseconds.
     pub(super) burst: u32,
     pub(super) idle_ns: u64,
-    /// Not before.
+    /// The next ones are not sent before this time.
     pub(super) next_at: u64,
-    /// How many times it goes on after the peer has gone.
+    /// How many times it starts again after the peer was lost.
     pub(super) retries: u32,
     left: u32,
     credit_left: u32,
@@ -46,7 +46,7 @@ impl Flow {
         }
     }
 
-    /// It answers each message, and begins with `credit` of them.
+    /// It answers each message, and may send `credit` messages first.
     pub(super) fn ping_pong(mut self, credit: u32) -> Self {
         (self.credit, self.credit_left) = (credit, credit);
         self
@@ -75,7 +75,7 @@ impl Flow {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) slot: Slot,
-    /// Since when it has been there, or we have tried; nanoseconds.
+    /// Since when it has been connected, or this side has tried; nanoseconds.
     pub(super) since: Option<u64>,
     connected: bool,
     outbound: Option<u32>,
@@ -92,9 +92,9 @@ pub(super) struct Report {
     pub(super) departure: Departure,
     /// Since when the peer had been there.
     pub(super) since: u64,
-    /// When the life that reports it began.
+    /// When the incarnation that reports it began.
     pub(super) born: u64,
-    /// A life's end explains it.
+    /// The end of an incarnation explains it.
     pub(super) ended: bool,
 }
 
@@ -108,7 +108,7 @@ pub(super) struct App {
     by_slot: HashMap<Slot, PeerId, std::hash::BuildHasherDefault<std::hash::DefaultHasher>>,
     pub(super) flows: Vec<Flow>,
     waits: bool,
-    /// Departures, until they are looked at.
+    /// Departures that were not checked yet.
     pub(super) reports: Vec<Report>,
     pub(super) departures: u64,
 }
@@ -139,8 +139,8 @@ impl App {
         })
     }
 
-    /// Sends what it has to send and what is taken, by the short road if that is open: in one turn all
-    /// messages, in another every other one, in another none.
+    /// Sends what it has to send, as far as it is accepted. It uses the fast path for all messages in one turn, for
+    /// every other one in another, for none in a third.
     pub(super) fn offer(
         &mut self,
         machine: &mut Reliable,
@@ -211,7 +211,7 @@ impl App {
     }
 }
 
-/// The application during a turn.
+/// The layer above during a turn.
 pub(super) struct Upper<'a> {
     pub(super) app: &'a mut App,
     pub(super) oracle: &'a mut Oracle,

@@ -1,4 +1,4 @@
-//! An outsider who hears everything, can send anything under any address, and has no key.
+//! An attacker without the key that hears everything, and can send anything from any address.
 
 use super::super::packet::{
     HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, MAGIC, VERSION, VERSION_MIN,
@@ -19,7 +19,7 @@ pub(super) fn strike(network: &mut Network, rng: &mut Rng, nodes: &[Option<Box<N
         }
         1 => network.inject(from, to, &greeting(rng, from, to, nodes)),
         2..5 => {
-            // Again, from wherever.
+            // A replay from any address.
             let Some((to, bytes)) = network.captured() else { return };
             network.inject(from, to, &bytes);
         }
@@ -35,8 +35,7 @@ pub(super) fn strike(network: &mut Network, rng: &mut Rng, nodes: &[Option<Box<N
     }
 }
 
-/// A handshake packet with everything right that an eavesdropper can know, and the tag of another
-/// key.
+/// A handshake packet with all values that an eavesdropper can know, and the tag of another key.
 fn greeting(rng: &mut Rng, from: Slot, to: Slot, nodes: &[Option<Box<Node>>]) -> [u8; HELLO_LEN] {
     let life = |slot: Slot| nodes[slot as usize].as_ref().map_or(1, |n| n.life);
     let hello = Hello {

@@ -1,21 +1,21 @@
-//! Virtual time: what happens next.
+//! Virtual time and its events.
 
 use super::network::Slot;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// What happens at a moment.
+/// An event at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Event {
     /// A datagram reaches the port of its receiver.
     Arrive(u32),
-    /// A node takes a turn, if that is still what it waits for.
+    /// A node takes a turn, if it still waits for that.
     Turn(Slot),
-    /// The system tells a life of `at` that nobody listens at `of`.
+    /// The system reports to an incarnation of `at` that the port of `of` is closed.
     Refused { at: Slot, life: u32, of: Slot, id: u32 },
     /// An entry of the scenario.
     Act(u32),
-    /// Everything is looked over.
+    /// Everything is checked.
     Inspect,
 }
 
@@ -35,7 +35,7 @@ impl Clock {
         self.heap.push(Reverse((at.max(self.now), self.planned, event)));
     }
 
-    /// The next event; the time is now that of it.
+    /// The next event; advances the time to it.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Event> {
         let Reverse((at, _, event)) = self.heap.pop()?;

@@ -1,6 +1,5 @@
-//! Bytes that nobody should send: to each decoder, and to a machine in the middle of its work, with
-//! tags that are right. `UDRV_FUZZ_SECONDS` says how long each target runs; a failure names its
-//! seed, which `UDRV_TEST_SEED` repeats.
+//! Fuzzing: invalid bytes for each decoder, and, with correct tags, for a state machine at work. `UDRV_FUZZ_SECONDS`
+//! says how long each target runs; a failure prints its seed, which `UDRV_TEST_SEED` repeats.
 
 use super::super::connection::Connection;
 use super::super::packet::{
@@ -38,7 +37,7 @@ fn fuzz(name: &str, mut target: impl FnMut(u64)) {
     eprintln!("{name}: {rounds} rounds");
 }
 
-/// Values at which something may go wrong, near `near`.
+/// Boundary values near `near`.
 fn number_near(rng: &mut Rng, near: u32) -> u32 {
     match rng.below(8) {
         0 => rng.next() as u32,
@@ -52,7 +51,7 @@ fn number_near(rng: &mut Rng, near: u32) -> u32 {
 }
 
 fn header(rng: &mut Rng, connection: Option<&Connection>) -> Header {
-    // What the other side of `connection` would say: it has sent up to `expected`.
+    // Fields as the peer of `connection` would send them: it has sent up to `expected`.
     let (dest, psn, ack) = match connection {
         Some(c) => (c.id, c.receiver.order.expected as u32, c.sender.window.base as u32),
         None => (rng.next() as u32, 1, 1),
@@ -75,7 +74,7 @@ fn header(rng: &mut Rng, connection: Option<&Connection>) -> Header {
     }
 }
 
-/// Frames as they may be, and as they may not.
+/// Valid and invalid frames.
 fn frames(rng: &mut Rng, room: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..rng.below(5) {
@@ -144,7 +143,7 @@ fn decoders_take_any_bytes() {
     });
 }
 
-/// What is decoded is encoded as it was, but for bytes that have no meaning.
+/// Decoded packets encode to the same bytes, except for bytes without meaning.
 fn decode(bytes: &[u8]) {
     if let Some(hello) = Hello::decode(bytes) {
         assert_eq!(Hello::decode(&hello.encode()), Some(hello));
@@ -169,7 +168,7 @@ fn decode(bytes: &[u8]) {
     }
 }
 
-/// One of three endpoints, all of a job, sends whatever it likes. The two others must not notice.
+/// One of three endpoints of a job sends arbitrary packets. The two others must not be disturbed.
 #[test]
 fn a_member_of_the_job_can_harm_only_itself() {
     fuzz("hostile member", |seed| {
@@ -204,7 +203,7 @@ fn a_member_of_the_job_can_harm_only_itself() {
     });
 }
 
-/// A datagram with the right tag of what the victim's peer at slot 1 might say, or anybody.
+/// A datagram with a correct tag that the victim's peer at slot 1, or any other sender, might send.
 fn hostile(rng: &mut Rng, victim: &Node) -> Vec<u8> {
     let c = victim.connections().find(|c| c.address == address(1));
     if c.is_none() || rng.percent(25) {
@@ -216,7 +215,7 @@ fn hostile(rng: &mut Rng, victim: &Node) -> Vec<u8> {
         return Vec::new();
     };
     let header = header(rng, Some(c));
-    // Harmless more often than not, so that the connection lasts.
+    // Harmless in most cases, so that the connection lasts.
     let header = if c.handshake.is_established() && rng.percent(70) {
         let (expected, base) = (c.receiver.order.expected, c.sender.window.base);
         Header { kind: Kind::Data, psn: expected as u32 + 1, ack: base as u32, ..header }

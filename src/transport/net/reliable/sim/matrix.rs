@@ -1,6 +1,5 @@
-//! How fast one sender is over a link of 10 Gbit/s and 40 µs, by the fraction that is lost and by
-//! the packets that may be under way. The figures are a snapshot beside this file: what changes
-//! them shows there. `UDRV_ACCEPT=1` writes it anew.
+//! Throughput of one sender over a link of 10 Gbit/s and 40 µs, by loss rate and send window. The figures are a
+//! snapshot beside this file, which shows when a change affects them. `UDRV_ACCEPT=1` rewrites it.
 
 use super::app::Flow;
 use super::node::Habits;
@@ -14,7 +13,7 @@ use std::fmt::Write;
 
 const LOSSES: [f64; 7] = [0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0];
 const WINDOWS: [u32; 4] = [8, 32, 128, 512];
-/// What is sent: so many messages of so many bytes.
+/// Number and length of the messages, bytes.
 const MESSAGES: u32 = 512;
 const LEN: u32 = 8192;
 const SNAPSHOT: &str =

@@ -1,9 +1,9 @@
-//! A simulated network: many endpoints, one virtual clock, all its weather drawn from one seed.
+//! A simulated network: many endpoints, one virtual clock, and network conditions drawn from one seed.
 //!
-//! `UDRV_TEST_CASES=n` runs more cases; `UDRV_TEST_SEED=s` begins at another seed (with
-//! `UDRV_TEST_CASES=1`: repeats one case); `UDRV_TEST_TRACE=1` prints every packet;
-//! `UDRV_TEST_PACKETS=n` goes on with longer cases, on all processors, until so many datagrams were
-//! sent; `UDRV_TEST_SIZE=n` says how many messages a case has, about.
+//! `UDRV_TEST_CASES=n` runs more cases; `UDRV_TEST_SEED=s` begins at another seed (with `UDRV_TEST_CASES=1`: repeats
+//! one case); `UDRV_TEST_TRACE=1` prints every packet; `UDRV_TEST_PACKETS=n` runs further, longer cases on all
+//! processors, until that many datagrams were sent; `UDRV_TEST_SIZE=n` sets the approximate number of messages of a
+//! case.
 
 mod app;
 mod attack;
@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Cases of `cargo test`.
 const CASES: u64 = 200;
-/// Messages of a case, about, and of one with `UDRV_TEST_PACKETS`.
+/// Approximate number of messages of a case, and of one with `UDRV_TEST_PACKETS`.
 const SHORT: u64 = 400;
 const LONG: u64 = 3000;
 
@@ -36,10 +36,10 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.replace('_', "").parse().ok()
 }
 
-/// Names the seed of a case that fails.
+/// Prints the seed of a case that fails.
 struct Guard {
     seed: u64,
-    /// What else repeats it.
+    /// Other variables needed to repeat it.
     also: String,
 }
 

@@ -1,4 +1,4 @@
-//! Misfortunes one at a time, and how soon they are noticed.
+//! Single failures, and how soon they are noticed.
 
 use super::app::{Flow, Report};
 use super::network::Slot;
@@ -24,7 +24,7 @@ fn pair(until: u64) -> World {
     world
 }
 
-/// What `by` has reported in `world`: when, and what.
+/// The reports of `by` in `world`: time, ms, and departure.
 fn told(world: &World, by: Slot) -> Vec<(u64, Departure)> {
     let by_it = |r: &&Report| r.by == by;
     world.reports.iter().filter(by_it).map(|r| (r.at / MS, r.departure)).collect()
@@ -137,7 +137,7 @@ fn pressure_is_told_to_who_sends() {
     }
 }
 
-/// Sends 100 messages over a path that swallows what is longer than `carries`.
+/// Sends 100 messages over a path that silently drops datagrams longer than `carries`.
 fn narrow(carries: usize, datagram_max: usize) -> Outcome {
     let mut weather = Weather::fair();
     weather.path.carries = carries;

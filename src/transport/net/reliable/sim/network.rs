@@ -1,5 +1,4 @@
-//! The wires: what happens to a datagram between the endpoint that sends it and the port of the one
-//! that is to receive it.
+//! The network: what happens to a datagram between its sender and the receiver's switch port.
 //!
 //! A datagram passes the sender's interface (a rate, and a queue that blocks when it is full), a
 //! path (loss, delay, damage, partitions), and the switch's port to the receiver (a rate, a queue
@@ -16,15 +15,15 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// A place in the network: an address that one endpoint after another may live at.
+/// An address in the network, which one endpoint after another may use.
 pub(super) type Slot = u32;
 
 /// Bytes on the wire beside those of a datagram: UDP, IPv4, and Ethernet with preamble and gap.
 const WIRE_OVERHEAD: u64 = 66;
-/// Datagrams that an eavesdropper keeps, to send them again.
+/// Most datagrams that an eavesdropper keeps for replays.
 const CAPTURE: usize = 512;
 const PORT: u16 = 7471;
-/// Slots of a network small enough to keep something for each pair.
+/// Number of slots up to which the network keeps state for each pair.
 const SMALL: usize = 64;
 
 pub(super) fn address(slot: Slot) -> Address {
@@ -32,29 +31,29 @@ pub(super) fn address(slot: Slot) -> Address {
     Address(SocketAddr::from((Ipv4Addr::new(10, a, b, c), PORT)))
 }
 
-/// Whose address that is.
+/// The slot with this address.
 pub(super) fn slot_of(address: &Address) -> Slot {
     let IpAddr::V4(ip) = address.0.ip() else { panic!("{address} is nobody's") };
     let [_, a, b, c] = ip.octets();
     u32::from_be_bytes([0, a, b, c])
 }
 
-/// What happened to datagrams.
+/// Counts of datagrams by their fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fates {
     pub(super) sent: u64,
-    /// By chance, in bursts, in cuts.
+    /// Lost by chance, in bursts, or in partitions.
     pub(super) lost: u64,
     pub(super) cut: u64,
-    /// By full ports and sockets.
+    /// Dropped by full ports and sockets.
     pub(super) port_full: u64,
     pub(super) socket_full: u64,
-    /// To slots where nobody was.
+    /// Sent to slots without an endpoint.
     pub(super) nobody: u64,
     pub(super) damaged: u64,
     pub(super) too_long: u64,
     pub(super) duplicated: u64,
-    /// Overtaken by one that was sent later.
+    /// Overtaken by a datagram that was sent later.
     pub(super) reordered: u64,
     pub(super) marked: u64,
     pub(super) forged: u64,
@@ -80,7 +79,7 @@ impl Fates {
         }
     }
 
-    /// Datagrams that did not arrive as they were sent.
+    /// Datagrams that did not arrive, or not unchanged.
     pub(super) fn gone(&self) -> u64 {
         self.lost
             + self.cut
@@ -110,7 +109,7 @@ impl Datagram {
 pub(super) struct Network {
     pub(super) clock: Clock,
     pub(super) rng: Rng,
-    /// Draws which ways are in doubt.
+    /// Draws which device paths are suspect.
     ways: Rng,
     pub(super) weather: Weather,
     pub(super) cuts: Vec<Cut>,
@@ -121,7 +120,7 @@ pub(super) struct Network {
     free: Vec<u32>,
     /// When each interface will have sent what it has taken, picoseconds.
     busy: Vec<u64>,
-    /// Whose long datagrams leave in parts.
+    /// Whether a slot's long datagrams are fragmented.
     pub(super) in_parts: Vec<bool>,
     /// Index into `weather.others` plus one, by sender and receiver; empty if all are alike.
     paths: Vec<u16>,
@@ -129,7 +128,7 @@ pub(super) struct Network {
     bursts: Vec<u64>,
     /// When the latest datagram of each path arrives, nanoseconds; empty in large networks.
     latest: Vec<u64>,
-    /// With the time from which on the eavesdropper has them.
+    /// Captured datagrams; the eavesdropper can use each from this time on.
     captured: VecDeque<(u64, Slot, Vec<u8>)>,
     pub(super) capture: bool,
 }
@@ -167,7 +166,7 @@ impl Network {
         }
     }
 
-    /// Whether a cut or bad luck takes a datagram between two slots now.
+    /// Whether a partition or chance loses a datagram between two slots now.
     pub(super) fn loses(&mut self, from: Slot, to: Slot) -> bool {
         let now = self.clock.now;
         if self.is_cut(from, to) {
@@ -197,7 +196,7 @@ impl Network {
         })
     }
 
-    /// How long a datagram is on its way, without its own length, nanoseconds.
+    /// How long a datagram is in flight, apart from its transmission time, nanoseconds.
     pub(super) fn draw_delay(&mut self, from: Slot, to: Slot) -> u64 {
         let at = from as usize * self.slots + to as usize;
         let Self { weather, paths, rng, .. } = self;
@@ -212,13 +211,13 @@ impl Network {
         delay
     }
 
-    /// When the interface of `slot` takes more, nanoseconds.
+    /// When the interface of `slot` can take more, nanoseconds.
     pub(super) fn interface_opens(&self, slot: Slot) -> u64 {
         let half = self.weather.interface_bytes / 2 * self.weather.byte_ps;
         self.busy[slot as usize].saturating_sub(half) / 1000
     }
 
-    /// Sends one datagram. False: the interface takes no more now.
+    /// Sends one datagram. False: the interface cannot take more now.
     fn transmit(&mut self, from: Slot, to: Slot, bytes: &[u8]) -> bool {
         let sound = !bytes.starts_with(&MAGIC) && bytes[1] & HEADER_ONLY != 0;
         let now = self.clock.now;
@@ -280,7 +279,7 @@ impl Network {
         true
     }
 
-    /// A datagram that nobody here has sent, or not now: straight to the port of `to`.
+    /// A datagram that no endpoint has sent, or not now: goes directly to the port of `to`.
     pub(super) fn inject(&mut self, from: Slot, to: Slot, bytes: &[u8]) {
         self.fates.forged += 1;
         if self.trace {
@@ -290,12 +289,12 @@ impl Network {
         self.clock.at(self.clock.now, Event::Arrive(id));
     }
 
-    /// The datagrams that were captured, and to whom they went.
+    /// The captured datagrams and their receivers.
     pub(super) fn heard(&self) -> impl Iterator<Item = (Slot, &[u8])> {
         self.captured.iter().map(|(_, to, bytes)| (*to, bytes.as_slice()))
     }
 
-    /// One of the datagrams that were captured, and to whom it went.
+    /// One of the captured datagrams, and its receiver.
     pub(super) fn captured(&mut self) -> Option<(Slot, Vec<u8>)> {
         if self.captured.is_empty() {
             return None;
@@ -327,7 +326,7 @@ impl Network {
         self.datagrams[id as usize].condition.congested = true;
     }
 
-    /// The datagram has arrived somewhere, or nowhere.
+    /// Frees a datagram that was delivered or dropped.
     pub(super) fn free(&mut self, id: u32) {
         self.free.push(id);
     }
@@ -340,7 +339,7 @@ fn path_at<'a>(weather: &'a Weather, paths: &[u16], at: usize) -> &'a Path {
     }
 }
 
-/// Flips bits, cuts off the end, or adds to it.
+/// Flips bits, truncates the datagram, or extends it.
 pub(super) fn spoil(rng: &mut Rng, bytes: &mut Vec<u8>) {
     match rng.below(8) {
         0 => bytes.truncate(rng.clone().index(bytes.len() + 1)),
@@ -364,9 +363,9 @@ pub(super) struct SimLink<'a> {
     pub(super) network: &'a mut Network,
     pub(super) slot: Slot,
     pub(super) datagram_max: usize,
-    /// It has a way on which nothing arrives damaged.
+    /// It has a path that delivers no damaged packets.
     pub(super) sound: bool,
-    /// Packets that were taken, and whether some were refused.
+    /// Packets that it took, and whether it refused some.
     pub(super) taken: usize,
     pub(super) refused: bool,
 }
@@ -400,7 +399,7 @@ impl Link for SimLink<'_> {
     }
 
     fn is_sound(&mut self, _: &Address, _: usize) -> bool {
-        // Now and then a way is in doubt.
+        // Now and then a path is suspect.
         self.sound && self.network.ways.percent(90)
     }
 

@@ -1,4 +1,4 @@
-//! An endpoint: the machine under test, its socket, and the turns that it takes.
+//! An endpoint: the state machine under test, its socket, and its turns.
 
 use super::super::connection::Connection;
 use super::super::{Counts, Reliable, Settings};
@@ -11,43 +11,43 @@ use crate::transport::net::job_key::Source;
 use crate::transport::net::reliable::tag::JobKey;
 use std::collections::VecDeque;
 
-/// Datagrams that are taken in one turn.
+/// Most datagrams that are received in one turn.
 const TAKES: usize = 64;
-/// Packets that one turn may send: `BURST` and a few for each connection, and answers.
+/// Most packets that one turn may send: `BURST` and a few for each connection, and replies.
 const BURST_MAX: usize = 72;
 const REPLIES_MAX: usize = 64;
 
-/// What an endpoint is.
+/// The properties of an endpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Habits {
     pub(super) datagram_max: usize,
-    /// It has ways on which nothing arrives damaged.
+    /// It has paths that deliver no damaged packets.
     pub(super) sound: bool,
-    /// What it offers in handshakes.
+    /// The features it offers in handshakes.
     pub(super) features: u32,
     pub(super) peer_timeout_ns: u64,
     pub(super) buffer_bytes: usize,
     pub(super) receive_window: u32,
     /// The same at all endpoints.
     pub(super) first_psn: u32,
-    /// Which job it is of.
+    /// Its job.
     pub(super) job: u8,
-    /// A thread keeps its connections while the application is elsewhere.
+    /// A thread keeps its connections while the application does not poll.
     pub(super) background: bool,
-    /// Between two turns, nanoseconds.
+    /// Time between two turns, nanoseconds.
     pub(super) turn_ns: u64,
-    /// It waits for every peer that it has ever heard of.
+    /// It waits for every peer that it has ever met.
     pub(super) waits: bool,
 }
 
-/// See the module.
+/// An endpoint.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) slot: Slot,
     pub(super) machine: Reliable,
     pub(super) app: App,
     pub(super) habits: Habits,
-    /// The nonce of this life.
+    /// The nonce of this incarnation.
     pub(super) life: u64,
     /// Datagrams at the switch's port and when they will have passed it, and in the socket.
     port: VecDeque<(u64, u32)>,
@@ -61,7 +61,7 @@ pub(super) struct Node {
     pub(super) paused_until: u64,
     /// Nothing of it runs in a pause.
     pub(super) stopped: bool,
-    /// Turns in a row after which the machine wanted another one at once.
+    /// Turns in a row after which the state machine wanted another one at once.
     spins: u32,
     pub(super) turns: u64,
     pub(super) memory_peak: usize,
@@ -149,7 +149,7 @@ impl Node {
         self.plan(network, passes);
     }
 
-    /// Moves what has passed the port into the socket.
+    /// Moves datagrams that have passed the port into the socket.
     fn pass_port(&mut self, network: &mut Network, now: u64) {
         while let Some((passes, id)) = self.port.front().copied() {
             if passes > now {
@@ -169,7 +169,7 @@ impl Node {
         }
     }
 
-    /// Takes a turn at `at`, or as soon after as the node takes turns.
+    /// Plans a turn at `at`, or as soon after that as the node takes turns.
     pub(super) fn plan(&mut self, network: &mut Network, at: u64) {
         let rests = if self.stopped { self.paused_until } else { 0 };
         let at = at.max(self.last_turn + self.habits.turn_ns).max(rests);
@@ -179,7 +179,7 @@ impl Node {
         }
     }
 
-    /// A planned turn has come: datagrams, timers, the application, and what is to leave.
+    /// A planned turn: receives, handles timers, runs the application, and sends.
     pub(super) fn turn(&mut self, network: &mut Network, oracle: &mut Oracle) {
         let now = network.clock.now;
         if now != self.turn_at {
@@ -253,7 +253,7 @@ impl Node {
         }
     }
 
-    /// What must hold after every turn.
+    /// Checks what must hold after every turn.
     fn check(&mut self, now: u64) {
         let memory = self.machine.memory();
         self.memory_peak = self.memory_peak.max(memory);
@@ -264,7 +264,7 @@ impl Node {
         assert!(self.spins < 2, "{}: its next timeout stays in the past", self.slot);
     }
 
-    /// The system says that nobody listens at `of`, where a datagram was to go that begins so.
+    /// The system reports that the port of `of` is closed, and quotes the beginning of the datagram.
     pub(super) fn refused(
         &mut self,
         network: &mut Network,
@@ -279,7 +279,7 @@ impl Node {
         self.plan(network, now);
     }
 
-    /// Says goodbye to all.
+    /// Sends CLOSE to all peers.
     pub(super) fn close(&mut self, network: &mut Network) {
         let now = network.clock.now;
         let Habits { datagram_max, sound, .. } = self.habits;
@@ -288,14 +288,14 @@ impl Node {
         self.machine.close(now, &mut link);
     }
 
-    /// The end of this life: what lies in its queues is gone.
+    /// Ends this incarnation: the contents of its queues are lost.
     pub(super) fn bury(self, network: &mut Network) {
         for id in self.socket.into_iter().chain(self.port.into_iter().map(|(_, id)| id)) {
             network.free(id);
         }
     }
 
-    /// It has sent everything that it wants to send, and everything has arrived.
+    /// It has sent all its messages, and all were acknowledged.
     pub(super) fn is_settled(&self) -> bool {
         self.app.flows.iter().all(Flow::is_done) && self.machine.unacknowledged() == 0
     }

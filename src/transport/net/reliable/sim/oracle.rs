@@ -1,24 +1,24 @@
-//! What must arrive. A *stream* is what one life of an endpoint sends to one address until it is
-//! told that the peer is gone: its messages reach one life there, each once, in order, unchanged.
+//! The expected deliveries. A *stream* is the messages that one incarnation of an endpoint sends to one address until
+//! it learns that the peer is gone. They reach one incarnation there, each once, in order, unchanged.
 //!
-//! A message carries the number of its stream and its own; everything else about it follows from
-//! these two, so nothing is kept of what is under way.
+//! A message carries the number of its stream and its own; everything else in it follows from these two, so no copies
+//! of messages in flight are kept.
 
 use super::super::MESSAGE_MAX;
 use super::network::Slot;
 use super::rng::{bytes, mix};
 use crate::transport::MAX_HEADER;
 
-/// Bytes of a header that say which message it is.
+/// Bytes of a header that identify the message.
 const HEADER_MIN: usize = 8;
 
-/// Longer than a datagram is on its way, nanoseconds.
+/// Longer than a datagram is in flight, nanoseconds.
 pub(super) const UNDER_WAY_NS: u64 = 100_000_000;
 
-/// How long messages are.
+/// The lengths of messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sizes {
-    /// Up to so many bytes of payload, each length as likely.
+    /// Up to so many bytes of payload, all lengths equally likely.
     UpTo(u32),
     /// Mostly small ones, sometimes up to the longest.
     Mixed,
@@ -26,15 +26,15 @@ pub(super) enum Sizes {
     Exactly(u32),
 }
 
-/// An endpoint's life.
+/// An incarnation of an endpoint.
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) slot: Slot,
-    /// Nanoseconds; `u64::MAX`: it lives.
+    /// Nanoseconds; `u64::MAX`: it still runs.
     pub(super) ended: u64,
-    /// It said goodbye.
+    /// It sent CLOSE.
     pub(super) closed: bool,
-    /// Which job it is of.
+    /// Its job.
     pub(super) job: u8,
 }
 
@@ -46,15 +46,15 @@ pub(super) struct Stream {
     sizes: Sizes,
     pub(super) accepted: u32,
     pub(super) delivered: u32,
-    /// Which life reads it.
+    /// The incarnation that reads it.
     pub(super) reader: Option<u32>,
     /// The sender does not know that the peer is gone.
     pub(super) open: bool,
-    /// The last time that something moved while something was to be moved.
+    /// The last time that a message moved while there were messages to move.
     moved_at: u64,
 }
 
-/// A message that is to be sent.
+/// A message to send.
 pub(super) struct Message {
     pub(super) header: [u8; MAX_HEADER],
     pub(super) header_len: usize,
@@ -70,12 +70,11 @@ pub(super) struct Oracle {
     pub(super) payload: u64,
     /// When the last message arrived, nanoseconds.
     pub(super) delivered_at: u64,
-    /// Nothing is believed of what this one sends, or gets.
+    /// Messages from and to this slot are not checked.
     pub(super) hostile: Option<Slot>,
-    /// Nothing hinders anybody from here on, nanoseconds.
+    /// From here on nothing hinders any endpoint, nanoseconds.
     pub(super) calm_from: u64,
-    /// The longest time from there on in which a stream did not move although it had something to
-    /// move, nanoseconds.
+    /// The longest time from there on in which a stream did not move although it had messages to move, nanoseconds.
     pub(super) longest_stall: u64,
 }
 
@@ -89,7 +88,7 @@ impl Oracle {
         self.lives.len() as u32 - 1
     }
 
-    /// How many lives at `slot` have ended that one could hear of that began at `born`.
+    /// How many incarnations at `slot` have ended of which one that began at `born` could hear.
     pub(super) fn ends(&self, slot: Slot, born: u64) -> usize {
         let heard = |l: &&Life| l.ended.saturating_add(UNDER_WAY_NS) >= born;
         let ended = self.lives.iter().filter(|l| l.slot == slot && l.ended != u64::MAX);
@@ -159,8 +158,8 @@ impl Oracle {
         Message { header, header_len, payload: bytes(at, len as usize) }
     }
 
-    /// `reader`, at `slot`, has got a message over a connection to `peer` on which `inbound` came
-    /// so far. Returns its stream, if that is known.
+    /// `reader`, at `slot`, has received a message over a connection to `peer`, on which `inbound` has come so far.
+    /// Returns its stream, if that is known.
     pub(super) fn deliver(
         &mut self,
         (slot, reader): (Slot, u32),
@@ -213,7 +212,7 @@ impl Oracle {
         Some(id)
     }
 
-    /// The sender has been told that the peer is gone.
+    /// The sender has learnt that the peer is gone.
     pub(super) fn end(&mut self, stream: u32) {
         self.streams[stream as usize].open = false;
     }

@@ -1,4 +1,4 @@
-//! What has come of runs, and what they may cost.
+//! Results of runs, and bounds for their costs.
 
 use super::super::Counts;
 use super::network::Fates;
@@ -6,13 +6,13 @@ use super::node::Node;
 use std::fmt;
 use std::time::Instant;
 
-/// Bounds of what [`Outcome`] measures.
+/// Bounds for the ratios of [`Outcome`].
 const AGAIN: f64 = 1.5;
 const HELLOS: f64 = 3.0;
 const ACKS: f64 = 1.5;
 const STALL_NS: u64 = 6_000_000_000;
 
-/// What has come of a run.
+/// The results of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outcome {
     pub(super) fates: Fates,
@@ -25,7 +25,7 @@ pub(super) struct Outcome {
     pub(super) ended: u64,
     /// When the last message arrived, nanoseconds.
     pub(super) delivered_at: u64,
-    /// The longest that a stream had to wait with nothing in its way, nanoseconds.
+    /// The longest time that a stream waited without a reason, nanoseconds.
     pub(super) longest_stall: u64,
     pub(super) memory_peak: usize,
     pub(super) socket_peak: u64,
@@ -37,7 +37,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// A life is over.
+    /// Adds the counts of an incarnation that has ended.
     pub(super) fn tally(&mut self, node: &Node) {
         self.counts = sum(&self.counts, node.counts());
         self.lives += 1;
@@ -48,8 +48,8 @@ impl Outcome {
         self.port_peak = self.port_peak.max(node.port_peak);
     }
 
-    /// Packets that were sent again for each that was lost, overtaken, not taken in for want of
-    /// memory, or not acknowledged in time.
+    /// Retransmissions for each packet that was lost, reordered, dropped for lack of memory, or not acknowledged in
+    /// time.
     pub(super) fn again(&self) -> f64 {
         let causes = self.fates.gone()
             + self.fates.reordered
@@ -60,8 +60,8 @@ impl Outcome {
         self.counts.retransmitted as f64 / (causes + 100) as f64
     }
 
-    /// Handshake packets for each connection that came to be, or was tried, for each fourth
-    /// timeout, and for each second and pair.
+    /// Handshake packets for each connection that was made or tried, for each fourth timeout, and for each second and
+    /// pair.
     pub(super) fn hellos(&self) -> f64 {
         let seconds = self.ended as f64 / 1e9;
         let pairs = (self.slots * (self.slots - 1)) as f64;
@@ -78,8 +78,8 @@ impl Outcome {
         self.counts.acks_sent as f64 / (packets + 10) as f64
     }
 
-    /// Nothing is sent in vain without measure, and nothing waits without reason. The worst of 10^8
-    /// packets in 40,000 cases came close to two thirds of these bounds.
+    /// Checks that there are no excessive retransmissions and no long stalls. The worst of 10^8 packets in 40,000 cases
+    /// came close to two thirds of these bounds.
     pub(super) fn assert_no_storm(&self) {
         assert!(self.again() < AGAIN, "{:.2} sent again for each lost: {self:?}", self.again());
         assert!(self.hellos() < HELLOS, "{:.2} handshakes: {self:?}", self.hellos());
@@ -115,13 +115,13 @@ pub(super) struct Report {
     pub(super) total: Outcome,
     began: Instant,
     cases: u64,
-    /// The worst ones, and their seeds.
+    /// The worst results, and their seeds.
     worst: [(f64, u64); 5],
 }
 
 type Measure = (&'static str, fn(&Outcome) -> f64);
 
-/// What is worst.
+/// The measures for which the worst results are kept.
 const MEASURES: [Measure; 5] = [
     ("sent again for each packet lost", Outcome::again),
     ("handshakes for each occasion", Outcome::hellos),

@@ -1,4 +1,4 @@
-//! Old handshakes of a peer, sent again by an outsider while a new one is under way.
+//! Old handshakes of a peer, replayed by an attacker during a new handshake.
 
 use super::super::packet::{Hello, HelloKind};
 use super::app::Flow;
@@ -11,13 +11,13 @@ use super::world::World;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
-/// Lives whose handshakes the outsider has heard, and lives that it disturbs.
+/// Incarnations whose handshakes the attacker has captured, and incarnations that it disturbs.
 const EARLIER: usize = 12;
 const LATER: usize = 60;
 const MESSAGES: u32 = 5;
 
-/// Starts a life at slot 0 that sends to slot 1, and lets it `ns`, in which `disturb` does what it
-/// likes every few microseconds. All that it sends has to arrive in that time.
+/// Starts an incarnation at slot 0 that sends to slot 1, and runs it for `ns`, calling `disturb` every few
+/// microseconds. All its messages must arrive in that time.
 fn live(world: &mut World, both_ask: bool, ns: u64, mut disturb: impl FnMut(&mut World)) {
     let mut rng = Rng::new(world.network.clock.now);
     let mut now = world.network.clock.now;

@@ -1,4 +1,4 @@
-//! Randomness that one seed reproduces, and the bytes that messages are made of.
+//! Reproducible random numbers, and the bytes of messages.
 
 use super::super::MESSAGE_MAX;
 use std::sync::LazyLock;
@@ -18,7 +18,7 @@ impl Rng {
         mix(self.0)
     }
 
-    /// Below `n`, which is not 0.
+    /// A number below `n`, which is not 0.
     #[inline]
     pub(in crate::transport::net) fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
@@ -28,7 +28,7 @@ impl Rng {
         self.below(n as u64) as usize
     }
 
-    /// From `from` to `to`, both included.
+    /// A number from `from` to `to`, both included.
     pub(super) fn range(&mut self, from: u64, to: u64) -> u64 {
         from + self.below(to - from + 1)
     }
@@ -47,7 +47,7 @@ impl Rng {
     }
 }
 
-/// The finish of SplitMix64: a hash of one word.
+/// The finalizer of SplitMix64: a hash of one word.
 #[inline]
 pub(super) fn mix(word: u64) -> u64 {
     let z = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -55,14 +55,14 @@ pub(super) fn mix(word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// How often something happens, in units of 2^-32.
+/// The probability of an event, in units of 2^-32.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Chance(u64);
 
 impl Chance {
     pub(super) const NEVER: Self = Self(0);
 
-    /// `percent` times in a hundred.
+    /// A probability of `percent` percent.
     pub(super) fn percent(percent: f64) -> Self {
         Self((percent / 100.0 * 2f64.powi(32)) as u64)
     }

@@ -1,6 +1,5 @@
-//! Many peers: that they meet without a storm, what one costs in memory, and that those who are
-//! idle cost no time. `UDRV_TEST_NODES=10000` takes so many, `UDRV_TEST_PEERS=100` so many peers of
-//! each where they are drawn.
+//! Many peers: they connect without a storm, need little memory each, and cost no time while idle.
+//! `UDRV_TEST_NODES=10000` sets the number of nodes, `UDRV_TEST_PEERS=100` the number of peers that each one draws.
 
 use super::super::{Reliable, Settings, Sink};
 use super::app::Flow;
@@ -21,25 +20,25 @@ use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
 use std::time::Instant;
 
-/// Nodes of `cargo test`, peers that each of them draws, and nodes where all meet all.
+/// Nodes of `cargo test`, peers that each of them draws, and nodes where each connects to all others.
 const NODES: u64 = 200;
 const PEERS: u64 = 8;
 const ALL: u64 = 60;
 const MS: u64 = 1_000_000;
-/// What an idle peer may cost, bytes.
+/// Most memory of an idle peer, bytes.
 const PEER_BYTES: usize = 1024;
 
 fn nodes() -> Slot {
     number("UDRV_TEST_NODES").unwrap_or(NODES) as Slot
 }
 
-/// Sockets as the system makes them, at a switch with 1 MiB for each port.
+/// Sockets with the system's defaults, at a switch with 1 MiB for each port.
 fn weather() -> Weather {
     Weather { port_bytes: 1 << 20, socket_bytes: 208 << 10, ..Weather::fair() }
 }
 
-/// Runs a world in which everybody begins within a millisecond. Slot 0 takes in a million packets a
-/// second, the others as many as come.
+/// Runs a world in which all nodes begin within a millisecond. Slot 0 receives a million packets a second, the others
+/// are not limited.
 fn meet(nodes: Slot, to: impl Fn(&mut Rng, Slot) -> Vec<Slot>, messages: u32) -> Outcome {
     let mut rng = Rng::new(5);
     let mut world = World::new(6, nodes as usize, weather());
@@ -104,13 +103,13 @@ fn everybody_meets_everybody_at_once() {
     assert!(outcome.counts.hellos_sent <= 8 * connections, "{outcome:?}");
 }
 
-/// Somebody else than `me`, as likely as the others.
+/// A node other than `me`, all equally likely.
 fn other(rng: &mut Rng, me: Slot, nodes: u64) -> Slot {
     let to = rng.below(nodes - 1) as Slot;
     if to >= me { to + 1 } else { to }
 }
 
-/// What an endpoint has sent, and to whom.
+/// The packets of an endpoint, and their receivers.
 #[derive(Default)]
 struct Wire(Vec<(Slot, Vec<u8>)>);
 
@@ -180,7 +179,7 @@ fn machine(slot: Slot, now: u64) -> Reliable {
     Reliable::new(settings, now)
 }
 
-/// An endpoint that has met `peers` others, each of which has sent it some messages and got some.
+/// An endpoint that is connected to `peers` others, and has exchanged some messages with each.
 fn hub(peers: Slot) -> (Reliable, u64) {
     let mut now = MS;
     let mut hub = machine(0, now);
@@ -222,7 +221,7 @@ fn introduce(hub: &mut Reliable, slot: Slot, now: &mut u64) {
     }
 }
 
-/// Lets time pass in which nobody sends anything.
+/// Lets time pass in which there is nothing to send.
 fn rest(hub: &mut Reliable, now: &mut u64, ns: u64) {
     let end = *now + ns;
     let mut count = Count::default();
@@ -234,14 +233,14 @@ fn rest(hub: &mut Reliable, now: &mut u64, ns: u64) {
     *now = end;
 }
 
-/// Bytes of memory that this process occupies.
+/// Resident memory of this process, bytes.
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages = text.split(' ').nth(1).unwrap();
     pages.parse::<usize>().unwrap() * 4096
 }
 
-/// Alone in its process: see below.
+/// Runs alone in its process: see below.
 #[test]
 #[ignore = "run by an_idle_peer_is_small"]
 fn an_idle_peer_is_small_alone() {
@@ -259,7 +258,7 @@ fn an_idle_peer_is_small_alone() {
     eprintln!("{each} bytes for each of {peers} idle peers");
 }
 
-/// Memory of the process is measured, so nothing else may run in it.
+/// The memory of the whole process is measured, so nothing else may run in it.
 #[test]
 fn an_idle_peer_is_small() {
     let name = concat!(module_path!(), "::an_idle_peer_is_small_alone");
@@ -274,7 +273,7 @@ fn an_idle_peer_is_small() {
     eprint!("{text}");
 }
 
-/// Nanoseconds that a turn takes in which nothing is due.
+/// Nanoseconds of a turn in which nothing is due.
 fn turn_ns(hub: &mut Reliable, now: &mut u64) -> f64 {
     let (mut count, mut wire) = (Count::default(), Wire::default());
     let turns = 20_000;

@@ -12,7 +12,7 @@ use crate::transport::net::reliable::packet::HEADER_TAGS;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 
-/// Nothing out of the ordinary: a socket on a network of 1500 bytes.
+/// Ordinary properties: a socket on a network of 1500 bytes.
 pub(super) fn plain() -> Habits {
     Habits {
         datagram_max: 1472,
@@ -29,7 +29,7 @@ pub(super) fn plain() -> Habits {
     }
 }
 
-/// A world with everything in it, about `size` messages.
+/// A world with all kinds of events and about `size` messages.
 pub(super) fn draw(seed: u64, size: u32) -> World {
     let mut rng = Rng::new(seed ^ 0x5eed);
     let slots = 2 + rng.below(rng.clone().range(1, 8)) as usize;
@@ -50,22 +50,22 @@ pub(super) fn draw(seed: u64, size: u32) -> World {
     world
 }
 
-/// What the endpoints of one world have in common.
+/// The common properties of a world's endpoints.
 struct Cast {
     base: Habits,
     stranger: Option<Slot>,
     jumbo: bool,
-    /// Who goes ways on which nothing arrives damaged, and who knows of such, a bit for each place.
+    /// Which slots have paths that deliver no damaged packets, and which know that feature, a bit for each slot.
     sound: u64,
     knowing: u64,
 }
 
 impl Cast {
-    /// `apart` draws what came later, so that the worlds before are still those of their seeds.
+    /// `apart` draws properties that were added later, so that earlier seeds still make the same worlds.
     fn draw(rng: &mut Rng, apart: &mut Rng, slots: usize) -> Self {
         let base = Habits {
             peer_timeout_ns: rng.pick(&[3000, 4000, 10_000]) * MS,
-            // A little above what one message and its answer need.
+            // A little more than one message and its reply need.
             buffer_bytes: rng.pick(&[256 << 10, 400 << 10, 1 << 20, 8 << 20]),
             receive_window: rng.pick(&[4, 8, 32, 128, 512, 2048]),
             background: rng.percent(80),
@@ -93,7 +93,7 @@ impl Cast {
     }
 }
 
-/// Wires, and whether they are so bad that peers may be taken for dead.
+/// The network's conditions, and whether they are so bad that live peers may be declared dead.
 fn weather(rng: &mut Rng, slots: usize, rough: bool) -> (Weather, bool) {
     let mut weather = Weather::fair();
     weather.path.delay_ns = rng.pick(&[2 * US, 10 * US, 20 * US, 100 * US, 2 * MS]);
@@ -193,7 +193,7 @@ fn flows(rng: &mut Rng, slots: Slot, from: Slot, messages: u32, span: u64) -> Ve
             match rng.below(4) {
                 0 => flow.ping_pong(1 + rng.below(4) as u32),
                 1 => flow.bursts(1 + rng.below(200) as u32, rng.below(20 * MS)),
-                // So rarely that everything has been tidied away in between.
+                // So rarely that all state has been freed in between.
                 2 if rng.percent(10) => flow.bursts(share / 4 + 1, 6000 * MS),
                 _ => flow,
             }
@@ -201,7 +201,7 @@ fn flows(rng: &mut Rng, slots: Slot, from: Slot, messages: u32, span: u64) -> Ve
         .collect()
 }
 
-/// What befalls the endpoints within `span`.
+/// The events at the endpoints within `span`.
 fn trouble(rng: &mut Rng, world: &mut World, cast: &Cast, slots: Slot, span: u64, size: u32) {
     let timeout = cast.base.peer_timeout_ns;
     for _ in 0..1 + rng.below(4) {
@@ -222,7 +222,7 @@ fn trouble(rng: &mut Rng, world: &mut World, cast: &Cast, slots: Slot, span: u64
             }
             2 | 3 => {
                 let length = rng.pick(&[MS, 100 * MS, 1000 * MS, timeout / 2]);
-                // Without that thread, a process that does nothing for long is dead.
+                // Without that thread, a process that does not poll for long counts as dead.
                 let length =
                     if cast.base.background && rng.percent(30) { timeout * 3 } else { length };
                 let stopped = rng.percent(20);
@@ -258,7 +258,7 @@ fn trouble(rng: &mut Rng, world: &mut World, cast: &Cast, slots: Slot, span: u64
     }
     if rng.percent(40) {
         world.network.capture = true;
-        // Who carries long handshakes around a narrow path by hand makes it seem wide.
+        // An attacker who forwards long handshakes around a narrow path would make it seem wide.
         world.network.weather.each_path(|path| path.uncut = false);
         let count = 1 + rng.below(8) as u32;
         let every_ns = 20 * US + rng.below(MS);

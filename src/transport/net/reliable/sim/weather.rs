@@ -1,10 +1,9 @@
-//! What the wires do to datagrams.
+//! Network conditions.
 
 use super::network::Slot;
 use super::rng::Chance;
 
-/// Losses that come together: a datagram begins a time of at most `length_ns` in which each is lost
-/// with this chance.
+/// Losses in bursts: a datagram begins a time of at most `length_ns` in which each one is lost with this probability.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Burst {
     pub(super) begins: Chance,
@@ -16,7 +15,7 @@ pub(super) struct Burst {
 #[derive(Clone, Debug)]
 pub(super) struct Path {
     pub(super) delay_ns: u64,
-    /// A random delay up to this comes on top.
+    /// A random delay of up to this is added.
     pub(super) jitter_ns: u64,
     pub(super) loss: Chance,
     pub(super) burst: Burst,
@@ -24,30 +23,30 @@ pub(super) struct Path {
     /// A datagram is delayed by up to `reorder_ns` more.
     pub(super) reorder: Chance,
     pub(super) reorder_ns: u64,
-    /// Bits flip, or the end is missing.
+    /// Bits flip, or the end is cut off.
     pub(super) damage: Chance,
-    /// Longer datagrams vanish, unless they leave in parts; bytes.
+    /// Longer datagrams vanish, unless they are fragmented; bytes.
     pub(super) carries: usize,
-    /// They vanish in any case, as with IPv6.
+    /// They vanish even if fragmented.
     pub(super) uncut: bool,
 }
 
-/// What holds everywhere.
+/// The conditions of the whole network.
 #[derive(Clone, Debug)]
 pub(super) struct Weather {
     pub(super) path: Path,
     /// Paths that differ, by sender and receiver.
     pub(super) others: Vec<(Slot, Slot, Path)>,
-    /// Picoseconds that a byte takes at every interface and port; 0: no time.
+    /// Picoseconds that a byte takes at every interface and port; 0: none.
     pub(super) byte_ps: u64,
-    /// Bytes that wait at an interface before it refuses more.
+    /// Bytes queued at an interface before it refuses more.
     pub(super) interface_bytes: u64,
-    /// Bytes that wait at a switch's port before it drops, and before it marks.
+    /// Bytes queued at a switch's port before it drops, and before it marks.
     pub(super) port_bytes: u64,
     pub(super) mark_bytes: u64,
-    /// Bytes that wait in a receiver's socket.
+    /// Bytes queued in a receiver's socket.
     pub(super) socket_bytes: u64,
-    /// How often an interface refuses for no reason.
+    /// How often an interface refuses without a reason.
     pub(super) again: Chance,
 }
 
@@ -83,7 +82,7 @@ impl Weather {
     }
 }
 
-/// Nothing passes from any of `from` to any of `to` (sets of slots, a bit each) for a while.
+/// A partition: for a while nothing passes from any of `from` to any of `to` (sets of slots, a bit each).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     pub(super) from: u64,

@@ -1,5 +1,5 @@
-//! Everything together: nodes, wires, and what befalls them. [`World::run`] goes on until all that
-//! was sent has arrived or its loss was reported, and checks on the way that nothing else happens.
+//! The whole simulation: nodes, network, and events. [`World::run`] goes on until every message has arrived or its loss
+//! was reported, and checks that nothing else happens.
 
 use super::app::{Flow, Report};
 use super::clock::Event;
@@ -11,17 +11,16 @@ use super::rng::Rng;
 use super::weather::{Cut, Weather};
 use crate::transport::Departure;
 
-/// Between two looks at everything, nanoseconds.
+/// Time between two checks of everything, nanoseconds.
 const INSPECT_NS: u64 = 5_000_000;
-/// What an endpoint may need beyond its peers' timeout to say that one is gone, or to deliver,
-/// nanoseconds.
+/// Time beyond the peers' timeout within which an endpoint must report a lost peer, or deliver, nanoseconds.
 const SLACK_NS: u64 = 6_000_000_000;
-/// The same where most of the tries are in vain.
+/// The same where most attempts fail.
 const FRAGILE_NS: u64 = 100_000_000_000;
-/// How long an endpoint that closes waits for what it has sent to arrive, nanoseconds.
+/// How long an endpoint that closes waits until its messages have arrived, nanoseconds.
 const LINGER_NS: u64 = 10_000_000_000;
 
-/// What befalls a slot.
+/// An event at a slot.
 #[derive(Clone, Debug)]
 pub(super) enum Act {
     Start {
@@ -29,17 +28,17 @@ pub(super) enum Act {
         habits: Habits,
         flows: Vec<Flow>,
     },
-    /// The process dies; with `refuses`, its system says so to whoever sends there.
+    /// The process dies; with `refuses`, its system sends ICMP errors to its peers.
     Crash {
         slot: Slot,
         refuses: bool,
     },
-    /// It closes its endpoint after what it has sent has arrived; `abrupt`: without waiting.
+    /// It closes its endpoint once its messages have arrived; `abrupt`: without waiting.
     Close {
         slot: Slot,
         abrupt: bool,
     },
-    /// It takes no turns until then; `stopped`: nor does its background thread run.
+    /// It takes no turns until then; `stopped`: neither does its background thread.
     Pause {
         slot: Slot,
         until: u64,
@@ -49,7 +48,7 @@ pub(super) enum Act {
         slot: Slot,
         on: bool,
     },
-    /// An outsider sends so many datagrams, now and every `every_ns`, until then.
+    /// An outsider sends `count` datagrams, now and every `every_ns`, until then.
     Attack {
         count: u32,
         every_ns: u64,
@@ -75,9 +74,9 @@ pub(super) struct World {
     refuses: Vec<bool>,
     rng: Rng,
     acts: Vec<Act>,
-    /// From here on everybody can reach everybody, and nothing more befalls anybody.
+    /// From here on every slot can reach every other, and there are no further events.
     pub(super) horizon: u64,
-    /// So much is lost that peers may be taken for dead.
+    /// Losses are so heavy that live peers may be declared dead.
     pub(super) fragile: bool,
     closing: Vec<(Slot, u32, u64)>,
     pauses: Vec<Pause>,
@@ -145,7 +144,7 @@ impl World {
         self.nodes[slot as usize] = Some(Box::new(node));
     }
 
-    /// The life at `slot` is over.
+    /// The incarnation at `slot` ends.
     fn end(&mut self, slot: Slot, closed: bool, refuses: bool) {
         self.refuses[slot as usize] = refuses;
         let Some(mut node) = self.nodes[slot as usize].take() else { return };
@@ -158,7 +157,7 @@ impl World {
         node.bury(&mut self.network);
     }
 
-    /// Lets everything happen until all is settled.
+    /// Runs until everything is settled.
     pub(super) fn run(&mut self) -> Outcome {
         self.network.clock.at(INSPECT_NS, Event::Inspect);
         while let Some(event) = self.network.clock.next() {
@@ -174,7 +173,7 @@ impl World {
         self.finish()
     }
 
-    /// Lets everything happen that happens before `until`.
+    /// Runs until the time `until`.
     pub(super) fn run_until(&mut self, until: u64) {
         self.network.clock.at(until, Event::Inspect);
         while let Some(event) = self.network.clock.next() {
@@ -217,7 +216,7 @@ impl World {
         }
     }
 
-    /// A datagram comes to where nobody is.
+    /// A datagram arrives where there is no endpoint.
     fn vanish(&mut self, id: u32) {
         let network = &mut self.network;
         let datagram = network.datagram(id);
@@ -279,12 +278,12 @@ impl World {
         }
     }
 
-    /// Looks at what a node has reported.
+    /// Checks the reports of a node.
     fn judge(&mut self, slot: Slot) {
         let Some(node) = &mut self.nodes[slot as usize] else { return };
         let job = node.habits.job;
         for mut report in std::mem::take(&mut node.app.reports) {
-            // A life may have ended before it was heard of: what it had sent was still on its way.
+            // An incarnation may have ended before this one heard of it: its packets were still in flight.
             let Report { by, of, born, .. } = report;
             let earlier = |r: &&Report| r.ended && (r.by, r.of, r.born) == (by, of, born);
             let earlier = self.reports.iter().filter(earlier).count();
@@ -300,11 +299,11 @@ impl World {
             return ended && self.oracle.lives.iter().any(|l| l.slot == of && l.closed);
         }
         let stranger = self.nodes[of as usize].as_ref().is_none_or(|n| n.habits.job != job);
-        // What it hears first after a pause may be older than that pause.
+        // The first packet after a pause may be older than the pause.
         let before = |p: &&Pause| p.slot == by && (p.start..p.end + UNDER_WAY_NS).contains(&since);
         let heard = self.pauses.iter().filter(before).map(|p| p.start).min().unwrap_or(since);
         let gave_up = self.reports.iter().any(|r| r.by == of && r.of == by && r.at >= heard);
-        // As long as that they may have heard nothing of each other.
+        // Partitions long enough that they may have heard nothing of each other.
         let apart = |cut: &Cut| {
             let between = |a: Slot, b: Slot| cut.from >> a & 1 == 1 && cut.to >> b & 1 == 1;
             let within = cut.end.min(at).saturating_sub(cut.start.max(since));
@@ -344,7 +343,7 @@ impl World {
         if moved != self.progress.0 {
             self.progress = (moved, now);
         }
-        // Who rests between two bursts need not have noticed anything.
+        // An endpoint that rests between two bursts need not have noticed anything.
         let flows = self.nodes.iter().flatten().flat_map(|n| &n.app.flows);
         let rested = flows.filter(|f| !f.is_done()).map(|f| f.next_at).max();
         self.progress.1 = self.progress.1.max(rested.unwrap_or(0).min(now));
@@ -358,13 +357,13 @@ impl World {
         false
     }
 
-    /// No endpoint that waits for its peers holds a connection that the other side does not have.
+    /// Whether an endpoint that waits for its peers holds a connection that its peer does not have.
     fn waits_in_vain(&self) -> bool {
         let mut waiting = self.nodes.iter().flatten().filter(|n| n.app.waits());
         waiting.any(|node| self.talks_to_nobody(node))
     }
 
-    /// Whether `node` has a connection that the other side does not have, or no longer.
+    /// Whether `node` has a connection that its peer does not have, or no longer.
     fn talks_to_nobody(&self, node: &Node) -> bool {
         node.connections().filter(|c| c.handshake.is_established()).any(|c| {
             let there = self.nodes[slot_of(&c.address) as usize].as_ref();
@@ -378,7 +377,7 @@ impl World {
         })
     }
 
-    /// What must hold in the end.
+    /// Checks the state at the end.
     fn finish(&mut self) -> Outcome {
         let now = self.network.clock.now;
         for stream in &self.oracle.streams {
@@ -389,7 +388,7 @@ impl World {
             }
         }
         for node in self.nodes.iter().flatten() {
-            // What came early over a connection that the other side gave up may wait for the rest.
+            // Early packets of a connection that the peer has given up may still wait.
             let empty = node.machine.memory() == 0;
             assert!(empty || self.talks_to_nobody(node), "{}", node.describe());
         }

@@ -1,33 +1,31 @@
-//! Payload condensed to two words for each block by NH (Black, Halevi, Krawczyk, Krovetz and
-//! Rogaway, "UMAC: fast and secure message authentication", 1999): the sum of the products of
-//! neighbouring 32-bit words, each with a key word added.
+//! Payload condensed to two words per block by NH (Black, Halevi, Krawczyk, Krovetz and Rogaway, "UMAC: fast and secure
+//! message authentication", 1999): the sum of the products of neighbouring 32-bit words, each with a key word added.
 //!
-//! NH asks that its key is secret and its results stay hidden. One sum keeps its value under a
-//! change of the block with a chance of 2^-32 at most, so there are two, with different keys.
+//! NH needs a secret key and hidden results. One sum keeps its value under a change of the block with a probability of
+//! 2^-32 at most, so there are two, with different keys.
 
 use super::siphash::partial;
 use crate::sys::simd::{nh_product, nh_sums};
 use std::fmt;
 
-/// Bytes that NH makes into two words.
+/// Bytes that NH condenses to two words.
 const BLOCK: usize = 1024;
 /// 64-bit lanes of a block.
 const LANES: usize = BLOCK / 8;
-/// Lanes that the second sum is ahead in the key: UMAC's "Toeplitz" way to get two keys of one.
+/// Lanes by which the second sum's key is shifted: UMAC's "Toeplitz" construction gets two keys from one.
 const SHIFT: usize = 2;
 
-/// The key of the fast payload hash, derived from the job key: one for all connections of an
-/// endpoint, 2 KiB.
+/// The key of the fast payload hash, derived from the job key: one for all connections of an endpoint, 2 KiB.
 pub(crate) struct BlockHash {
-    /// Added to the low half of each lane. 32 bits are used; in a word of its own, a key needs no
-    /// shuffle to meet its data.
+    /// Added to the low half of each lane. Each 32-bit key word has 64 bits of its own, so that it needs no shuffle to
+    /// meet its data.
     low: [u64; LANES + SHIFT],
     /// Added to the high half of each lane.
     high: [u64; LANES + SHIFT],
 }
 
 impl BlockHash {
-    /// The one whose key is what `words` says for 0, 1, 2 and so on.
+    /// The hash whose key words are `words` of 0, 1, 2 and so on.
     pub(super) fn of_words(words: impl Fn(u64) -> u128) -> Self {
         let mut hash = Self { low: [0; LANES + SHIFT], high: [0; LANES + SHIFT] };
         for (n, (low, high)) in (0u64..).zip(hash.low.iter_mut().zip(&mut hash.high)) {
@@ -61,7 +59,7 @@ impl BlockHash {
         nh_sums(lanes, &self.low, &self.high, low_2, high_2)
     }
 
-    /// What lane `at` of a block adds to them.
+    /// The contribution of lane `at` of a block to the two sums.
     #[inline]
     fn products(&self, at: usize, lane: u64) -> (u64, u64) {
         let key = |at: usize| {
@@ -74,7 +72,7 @@ impl BlockHash {
 }
 
 impl fmt::Debug for BlockHash {
-    /// Without the bits.
+    /// Does not print the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("BlockHash")
     }

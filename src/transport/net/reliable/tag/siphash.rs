@@ -1,5 +1,4 @@
-//! SipHash-2-4: Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012, and the form with
-//! 128 bits that they added in 2014.
+//! SipHash-2-4: Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012, and its 128-bit variant of 2014.
 
 /// The state of SipHash-2-4, fed a word at a time.
 pub(super) struct SipHash {
@@ -54,14 +53,14 @@ impl SipHash {
         self.v[0] ^= word;
     }
 
-    /// Eight more bytes.
+    /// Adds eight bytes.
     #[inline(always)]
     pub(super) fn word(&mut self, word: u64) {
         self.length = self.length.wrapping_add(8);
         self.absorb(word);
     }
 
-    /// `bytes`, with zeros up to a whole word.
+    /// Adds `bytes`, padded with zeros to a whole word.
     #[inline]
     pub(super) fn padded(&mut self, bytes: &[u8]) {
         let chunks = bytes.chunks_exact(8);
@@ -74,7 +73,7 @@ impl SipHash {
         }
     }
 
-    /// `N` bytes, whole words.
+    /// Adds `N` bytes, which are whole words.
     #[inline(always)]
     pub(super) fn words<const N: usize>(&mut self, bytes: &[u8; N]) {
         const { assert!(N % 8 == 0) };
@@ -92,7 +91,7 @@ impl SipHash {
         self.squeeze()
     }
 
-    /// The last `bytes`, and the end of the function's message.
+    /// Adds the last `bytes`, and the end of the message.
     fn last(&mut self, bytes: &[u8]) {
         let (whole, rest) = bytes.split_at(bytes.len() / 8 * 8);
         self.padded(whole);

@@ -19,17 +19,17 @@ use crate::transport::net::verbs::{At, RdmaSettings, Spot};
 use std::os::fd::BorrowedFd;
 use std::sync::PoisonError;
 
-/// Requests under way on one connection at most.
+/// Most requests in flight on one connection.
 ///
-/// A device that waits for each answer of a network moves as much as is under way in a round trip.
+/// A device that waits for each answer of a network moves in a round trip what is in flight.
 const REQUESTS: u32 = 64;
-/// Of them, reads, where both devices can (rxe 128 at a time, ConnectX 16).
+/// Most reads among them, where both devices can do so many (rxe 128 at a time, ConnectX 16).
 const READS: u8 = 64;
-/// Reads that a device serves at the same time for a peer that may read at all: who says nothing of that serves so many.
+/// Reads at the same time that the device of a peer with reads serves, if it does not state a number.
 const SERVES_MIN: u8 = 8;
 
-/// The bulk path over the port that `spot` names; `None` if none is wanted, or if a device must not know the
-/// application's memory. Errors: EMFILE, ENFILE.
+/// The bulk path over the port that `spot` names; `None` if none is wanted, or if the application's memory must not be
+/// registered. Errors: EMFILE, ENFILE.
 pub(in crate::transport::net::verbs) fn open(
     spot: &Spot,
     settings: &RdmaSettings,
@@ -63,8 +63,8 @@ pub(in crate::transport::net::verbs) fn open(
             device.name(),
             if shared { "for all" } else { "each" },
         ));
-        // Before there were such threads, a request could stay for ever when a link went down meanwhile, and where receivers
-        // read there are more of them.
+        // Without kernel threads (older rxe), a request could hang forever when a link went down, and GET rendezvous
+        // makes more requests.
         let offers = match policy {
             ReadPolicy::Auto => (device.is_threads(), false),
             ReadPolicy::Always => (true, true),
@@ -76,13 +76,13 @@ pub(in crate::transport::net::verbs) fn open(
     Ok(Some(Box::new(Rc::new(opener, limit)?)))
 }
 
-/// See [`Device`].
+/// A port of a real device.
 struct Port {
-    // Registrations end before their protection domain: they hold it.
+    // Registrations end before their protection domain, which they hold.
     port: RcPort,
     memory: Memory,
     place: Place,
-    /// Receivers on this host, and elsewhere, are to read parts of what we send them.
+    /// Whether receivers on this host, and elsewhere, may read parts of messages (GET rendezvous).
     offers: (bool, bool),
 }
 
@@ -96,9 +96,9 @@ impl Region for Lease<Registrar> {
     }
 }
 
-/// Memory that peers may reach by themselves.
+/// Memory open to direct RMA by peers.
 struct Shown {
-    /// Exactly that, for them.
+    /// A registration of exactly this memory.
     registration: Registration,
     vigil: Vigil<Registrar>,
 }
@@ -130,8 +130,8 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
     }
 
     fn write(&mut self, from: Local<'_, Lease<Registrar>>, to: &Ticket) -> Result<(), Errno> {
-        // SAFETY: the ranges are the application's, lent for the operation that this belongs to. A read of memory
-        // that the application has taken back meanwhile finds pinned pages, and its bytes nobody takes.
+        // SAFETY: the ranges belong to the application, which lends them for the operation. If it takes the memory back
+        // early, a read still finds pinned pages, and its bytes are discarded.
         unsafe { add(self, from, (to.addr, to.key), RcRequest::Announced(to.slot)) }
     }
 
@@ -142,8 +142,8 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
         reads: bool,
     ) -> Result<(), Errno> {
         let request = if reads { RcRequest::Read } else { RcRequest::Write };
-        // SAFETY: as above; and the operation ends, and gives the ranges back, only when this is complete or the
-        // queue pair has ended.
+        // SAFETY: the ranges belong to the application, which lends them for the operation. The operation ends, and
+        // returns them, only when this request is complete or the queue pair has ended.
         unsafe { add(self, local, to, request) }
     }
 
@@ -160,10 +160,10 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
     }
 }
 
-/// Adds a request. Errors: EOPNOTSUPP for more pieces than it can name; of [`RcQp::add`].
+/// Adds a request. Errors: EOPNOTSUPP for more segments than a request can have; those of [`RcQp::add`].
 ///
 /// # Safety
-/// As of [`RcQp::add`]. The memory is registered under its keys for as long as what is kept.
+/// As for [`RcQp::add`]. The memory stays registered under its keys for as long as `local.kept` is kept.
 unsafe fn add(
     qp: &mut RcQp<Kept<Lease<Registrar>>>,
     local: Local<'_, Lease<Registrar>>,
@@ -179,7 +179,7 @@ unsafe fn add(
         *to = (range.addr, u32::try_from(range.len).unwrap_or(u32::MAX), *key);
     }
     let list = list.get(..count).unwrap_or(&[]);
-    // SAFETY: the caller vouches.
+    // SAFETY: the caller guarantees the requirements of [`RcQp::add`].
     unsafe { qp.add(list, addr, key, request, local.kept) }
 }
 
@@ -234,7 +234,7 @@ impl Device for Port {
 
     fn expose(&self, part: &SegmentList, (reads, writes): (bool, bool)) -> Result<Shown, Errno> {
         let at = part.first_addr() as usize;
-        // First this, so that no change is missed.
+        // The watch begins before the registration, so that no change is missed.
         let vigil = self.memory.watch_over(at, part.len()).ok_or(Errno(libc::EOPNOTSUPP))?;
         let permission = Permission::Exposed { reads, writes };
         let registration = self.port.registrar().register(at, part.len(), permission)?;

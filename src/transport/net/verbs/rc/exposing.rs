@@ -1,8 +1,8 @@
-//! Regions that peers read and write by themselves (PROTOCOL.md §7.16), and how we do that with theirs.
+//! Direct RMA: regions that peers read and write (PROTOCOL.md §7.16), and requests to regions of peers.
 //!
-//! A region has a registration of its own, of exactly its bytes, which ends with it: whoever names its key
-//! afterwards loses the connection. The cache's monitor watches over its addresses, and when they mean something else
-//! the registration ends too.
+//! A region has a registration of exactly its bytes, which ends with it: a peer that uses its key afterwards loses the
+//! connection. The cache's monitor watches the region's addresses; when their mapping changes, the registration ends
+//! too.
 
 use super::{
     Connection, Device, Local, Posted, QueuePair, Rc, Region, State, conclude, register,
@@ -17,23 +17,23 @@ use crate::transport::net::verbs::registrar::tell_refused;
 use crate::transport::{self, Exposure, PeerId, Reach, STAGED_MAX, SendError, Spot, Windows};
 use std::collections::BTreeMap;
 
-/// Regions that are exposed at most.
+/// Most regions whose keys are advertised.
 const EXPOSED_MAX: usize = 1024;
 
-/// Pieces of memory that stays which are kept registered at most.
+/// Most persistent registrations.
 const RESIDENTS_MAX: usize = 128;
 
-/// Bytes, and a registration for each range.
+/// The bytes of a part, and its registrations.
 type Part<D> = (usize, Vec<<D as Device>::Exposed>);
 
-/// What peers may reach, by the numbers of the regions and their parts.
+/// Memory that peers may reach by direct RMA, by the numbers of regions and parts.
 pub(super) struct Exposed<D: Device> {
     regions: BTreeMap<(u64, u32), Part<D>>,
-    /// Bytes of all of them.
+    /// Bytes of all parts.
     bytes: usize,
-    /// Parts so far.
+    /// Parts advertised so far.
     pub(super) made: u64,
-    /// Changes of the device's memory that were looked at.
+    /// The device's count of mapping changes at the last check.
     seen: u64,
 }
 
@@ -44,7 +44,7 @@ impl<D: Device> Default for Exposed<D> {
 }
 
 impl<D: Device> Exposed<D> {
-    /// From now on nobody reaches it.
+    /// From now on no peer reaches it.
     pub(super) fn remove(&mut self, region: u64) {
         while let Some((part, _)) = self.regions.range((region, 0)..=(region, u32::MAX)).next() {
             let part = *part;
@@ -52,7 +52,7 @@ impl<D: Device> Exposed<D> {
         }
     }
 
-    /// Nobody reaches any of them.
+    /// From now on no peer reaches any region.
     pub(super) fn clear(&mut self) {
         self.regions.clear();
         self.bytes = 0;
@@ -63,7 +63,7 @@ impl<D: Device> Exposed<D> {
         !self.regions.is_empty() && device.changes() != self.seen
     }
 
-    /// Ends those whose memory is no longer what it was.
+    /// Ends regions whose mapping has changed.
     #[inline]
     pub(super) fn check(&mut self, device: &D, sink: &mut dyn BulkSink) {
         if self.has_changed(device) {
@@ -80,7 +80,7 @@ impl<D: Device> Exposed<D> {
         }
     }
 
-    /// The keys of a region, which is exposed now if it is not. Errors: it cannot be.
+    /// The keys of a region, which is registered for peers if it is not yet. Errors: it cannot be.
     fn keys(
         &mut self,
         device: &D,
@@ -120,7 +120,7 @@ impl<D: Device> Exposed<D> {
     }
 }
 
-/// The key of memory that stays and is read from, registered once. `None`: it cannot be, or there is too much of it.
+/// The key of a persistent registration of memory to read from. `None`: it cannot be registered, or there are too many.
 fn resident<D: Device>(
     residents: &mut NumberMap<u64, (usize, D::Region)>,
     device: &D,
@@ -129,7 +129,7 @@ fn resident<D: Device>(
     let (addr, len) = (local.first_addr(), local.len());
     match residents.get(&addr) {
         Some((all, region)) if len <= *all => return Some(region.lkey()),
-        // It is another piece that begins there: nothing is under way from the one before.
+        // Another segment begins at this address: no request uses the old one any more.
         Some(_) => {}
         None if residents.len() >= RESIDENTS_MAX => return None,
         None => {}
@@ -164,8 +164,8 @@ impl<D: Device> Rc<D> {
         if memory.len() == 0 || !(reads || writes) {
             return transport::Exposed::Never;
         }
-        // What it wrote a peer may read back. That it reads nothing else is its engine's part, as is the question of
-        // where the region is.
+        // A peer may read back what it has written. Its engine makes sure that it reads nothing else, and asks where
+        // the region is.
         match self.exposed.keys(device, region, memory, (reads || echoes, writes)) {
             Ok(keys) => {
                 connection.used = now;
@@ -183,7 +183,7 @@ impl<D: Device> Rc<D> {
         }
     }
 
-    /// Only asks whether what was written before is in the peer's memory: reads the byte at `spot`.
+    /// A flush read alone: asks whether earlier writes are in the peer's memory, by reading the byte at `spot`.
     fn ask_alone(
         &mut self,
         peer: PeerId,
@@ -198,7 +198,7 @@ impl<D: Device> Rc<D> {
         let staging = staging.get_or_insert_default();
         let lease = staging.lease(|memory| device.register(memory, true).ok());
         let Some(key) = lease.map(Region::lkey) else {
-            // What follows must not go before this is answered, so the connection ends, and all goes by messages.
+            // Later requests must not overtake the flush, so the connection ends, and messages are used instead.
             log::info(format_args!(
                 "the memory for flush reads cannot be registered: a queue pair ends, and messages do its work"
             ));
@@ -237,7 +237,7 @@ impl<D: Device> Rc<D> {
         if local.len() == 0 && asks {
             return self.ask_alone(peer, spot, how, now);
         }
-        // Everything that may be refused, before anything has begun.
+        // Checks everything that can fail before anything is posted.
         let stays = how.stays && !how.reads;
         let known = stays.then(|| resident(residents, device, local)).flatten();
         let short = known.is_none() && local.len() <= STAGED_MAX;
@@ -284,16 +284,16 @@ impl<D: Device> Rc<D> {
         self.counts.reached_bytes += local.len() as u64;
         let mut added = Ok(());
         if let Some((byte, key)) = echo {
-            // See `Engine::flush_alone` for what this rests on.
+            // `Engine::flush_alone` explains why this works.
             connection.note(Posted::Silent, local.len(), now);
             self.writes += 1;
             let last = (spot.range.addr + spot.range.len.saturating_sub(1), spot.key);
             added = connection.qp.reach(Local::known(&byte, key), last, true);
         }
-        // Even if the echo was refused: it ends with the connection, and not before.
+        // Even if the flush read was refused: the write ends with the connection, not before.
         connection.note(done, local.len(), now);
         let posted = added.and_then(|()| connection.post(local.len()));
-        // What was written may arrive or not, and ends with the connection, if that is broken.
+        // If the connection is broken, the write may or may not arrive, and ends with the connection.
         conclude(peer, connection, posted, waiting, doomed);
         Ok(())
     }

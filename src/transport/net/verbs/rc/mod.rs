@@ -1,10 +1,10 @@
-//! The bulk path over RC queue pairs of the process: one to each peer that long messages go to or come
-//! from, made at first need, at most a certain number, the one that was used least recently giving
-//! way. All receive what announces a write (the immediate) from one shared queue.
+//! The bulk path over RC queue pairs of the process: one to each peer with long messages, made at first need. Their
+//! number is limited, and the least recently used one is closed to make room. All receive the immediates that announce
+//! writes from one shared queue.
 //!
-//! A connection is agreed on by three messages (PROTOCOL.md §7.14): ASK, READY, GO. Whoever sees it fail ends
-//! its queue pair, says so, and the other side ends its own; only then a window that was lent by it counts as
-//! ours again, so that nobody writes what has another owner.
+//! Three messages agree on a connection (PROTOCOL.md §7.14): ASK, READY, GO. A side that sees it fail ends its queue
+//! pair and tells the peer, which ends its own. Only then do remote buffers (windows) advertised over it belong to the
+//! application again, so that no peer writes memory with another owner.
 
 mod device;
 mod exposing;
@@ -32,68 +32,67 @@ use staging::Staging;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
-/// Bytes of a window at most: long enough that the messages around it do not matter, short enough that the
-/// first one is under way while the next ones are registered.
+/// Longest remote buffer (window), bytes: long enough that control messages do not matter, short enough that the first
+/// write is in flight while the next buffers are registered.
 const WINDOW_MAX: usize = 1 << 20;
-/// Shortest message that is worth a window, bytes.
+/// Shortest message that is worth a PUT rendezvous, bytes.
 const WINDOW_MIN: usize = 32 * 1024;
-/// Longest message that is offered to its receiver for reading: all of it is registered before anything leaves, bytes.
+/// Longest message whose receiver may read it (GET rendezvous), bytes: all of it is registered before anything is sent.
 const OFFER_MAX: usize = 32 << 20;
-/// Windows that one peer is lent at the same time at most, and all peers together.
+/// Most remote buffers advertised to one peer at a time, and to all peers together.
 const PEER_WINDOWS: u32 = 32;
 pub(super) const WINDOWS: usize = 1024;
-/// How long somebody who has a message to send waits for a connection, nanoseconds.
+/// How long the sender of a message waits for a connection, nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000_000;
-/// A connection gives way to another one if it was not used for so long, nanoseconds.
+/// A connection that was not used for this long may be closed to make room for another, nanoseconds.
 const IDLE_NS: u64 = 20_000_000;
-/// A connection whose oldest request has come to no end for so long is taken for broken, nanoseconds, and
-/// how much more time each of its bytes has. A device gives up by itself, after two seconds at the earliest; but
-/// soft-RoCE of Linux 6.1 has been seen to wait for ever, when packets of a write and of a read behind it
-/// were lost.
+/// A connection whose oldest request has not completed for this long counts as broken, nanoseconds; each of its bytes
+/// adds time. A device gives up by itself, after two seconds at the earliest; but soft-RoCE of Linux 6.1 has been seen
+/// to wait forever, when packets of a write and of a read behind it were lost.
 const STUCK_NS: u64 = 4_000_000_000;
 const STUCK_BYTE_NS: u64 = 1_000;
-/// Between two looks at that.
+/// Time between two checks for that, nanoseconds.
 const LOOK_NS: u64 = 500_000_000;
-/// So many requests are posted together if they are no longer than this, bytes; and where there was no room, there is
-/// none before there is for so many.
+/// So many requests are posted together if they are no longer than this, bytes. After a full queue, requests are
+/// refused until it has room for as many.
 const TOGETHER: usize = 8;
 const TOGETHER_LEN: usize = 16 * 1024;
-/// Where so many are under way, others wait for company until the next turn: the device has enough to do.
+/// Where so many requests are in flight, others are batched until the next turn: the device has enough to do.
 const PLENTY: usize = 32;
-/// Answers that may wait to be sent.
+/// Most control messages that may wait to be sent.
 const CONTROLS_MAX: usize = 4096;
-/// Events of one `poll` at most, roughly.
+/// Most events of one `poll`, roughly.
 const BATCH: usize = 128;
-/// And of one `settle`: more than there is room for in what a device reports to.
+/// Most events of one `settle`: more than a completion queue has room for.
 const SETTLE_MAX: usize = 1 << 16;
 
-/// What happened on a queue pair, by its number.
+/// An event of a queue pair, which is named by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
-    /// The other side has written `len` bytes, with this immediate.
+    /// The peer has written `len` bytes, with this immediate.
     Filled { qp: u32, immediate: u32, len: u32 },
-    /// The oldest of our requests is complete.
+    /// The oldest request of this endpoint is complete.
     Written { qp: u32 },
     /// It has failed, with an `ibv_wc_status`.
     Failed { qp: u32, status: u32 },
 }
 
-/// A piece of memory that a device may use.
+/// Registered memory.
 pub(super) trait Region: Send {
     fn lkey(&self) -> u32;
     fn rkey(&self) -> u32;
 }
 
-/// Memory of ours that a request names.
+/// This endpoint's memory for a request.
 pub(super) struct Local<'a, R> {
     pub(super) list: &'a SegmentList,
-    /// Of each piece, the key of its registration.
+    /// The key of the registration of each segment.
     pub(super) keys: [u32; MAX_SEGMENTS],
-    /// The registrations that end when nobody needs them.
+    /// The registrations to keep until the request is complete.
     pub(super) kept: Kept<R>,
 }
 
-/// Registrations of the pieces of a request: most have one piece, and need no memory for this.
+/// Registrations of the segments of a request. Most have one segment, and need no allocation for this.
 #[derive(Debug)]
 pub(super) struct Kept<R> {
     first: Option<R>,
@@ -101,107 +100,107 @@ pub(super) struct Kept<R> {
 }
 
 impl<'a, R> Local<'a, R> {
-    /// One piece, of memory that stays registered.
+    /// One segment, of memory that stays registered.
     fn known(list: &'a SegmentList, key: u32) -> Self {
         let kept = Kept { first: None, others: Vec::new() };
         Self { list, keys: [key; MAX_SEGMENTS], kept }
     }
 }
 
-/// A queue pair. Ends when it is dropped: nothing is read or written through it any more.
+/// A queue pair. It ends when it is dropped: nothing is read or written through it any more.
 pub(super) trait QueuePair<R>: Send {
     fn number(&self) -> u32;
-    /// Ready to write to `to`, and to be written by it. Errors: the driver's.
+    /// Makes it ready to write to `to`, and to be written by it. Errors: the driver's.
     fn connect(&mut self, to: &End, own_psn: u32) -> Result<(), Errno>;
-    /// Requests that may still be added.
+    /// Requests that can still be added.
     fn room(&self) -> usize;
-    /// Writes `from` to `addr` at the other side, once `post` is called; its registrations are kept until that is
-    /// complete. Errors: EAGAIN (no room), EOPNOTSUPP (too many pieces), others (it is broken).
+    /// Adds a write of `from` to `addr` at the peer; `post` starts it. The registrations are kept until it is complete.
+    /// Errors: EAGAIN (no room), EOPNOTSUPP (too many segments), others (the queue pair is broken).
     fn write(&mut self, from: Local<'_, R>, to: &Ticket) -> Result<(), Errno>;
-    /// Moves bytes between `local` and the peer's memory at `addr`, under its `key`: from there to here if it `reads`.
-    /// Requests are done in order, and a write not before the reads that were added earlier; the registrations are kept
-    /// until then. Errors: as of `write`.
+    /// Adds a transfer between `local` and the peer's memory at `addr`, under its `key`; if it `reads`, from the peer
+    /// to here. Requests are carried out in order, and a write not before earlier reads. The registrations are kept
+    /// until then. Errors: as for `write`.
     fn reach(&mut self, local: Local<'_, R>, to: (u64, u32), reads: bool) -> Result<(), Errno>;
     /// Requests that wait for `post`.
     fn waiting(&self) -> usize;
-    /// Posts all that waits. Errors: EAGAIN (some still wait), others (it is broken).
+    /// Posts all requests that wait. Errors: EAGAIN (some still wait), others (it is broken).
     fn post(&mut self) -> Result<(), Errno>;
     /// The oldest request is complete.
     fn on_written(&mut self);
 }
 
-/// A device, as much of it as is needed here.
+/// The interface to a device.
 pub(super) trait Device: Send {
     type Region: Region;
-    /// Memory that peers may reach by themselves. They cannot any more when it is dropped.
+    /// Memory for direct RMA by peers, which ends when this is dropped.
     type Exposed: Region;
     type Qp: QueuePair<Self::Region>;
-    /// A queue pair that is not connected. Errors: EAGAIN (as many as may be), ENOMEM, the driver's.
+    /// A queue pair that is not connected. Errors: EAGAIN (the limit is reached), ENOMEM, the driver's.
     fn connection(&mut self) -> Result<Self::Qp, Errno>;
-    /// What a peer has to know of it to reach `qp`, whose first packet has the number `psn`.
+    /// The description of `qp` for a peer; its first packet has the number `psn`.
     fn end(&self, qp: &Self::Qp, psn: u32) -> End;
     /// Whether `end` can be reached from here at all.
     fn reaches(&self, end: &End) -> bool;
-    /// Registers the one piece that `part` is; `write`: for a peer to write it, else for us to read it.
+    /// Registers the one segment of `part`; `write`: for a peer to write it, else for this side's writes to read it.
     /// Errors: it cannot be.
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno>;
-    /// Whether it is worth offering messages to their receivers for reading; `near`: to those on this host.
+    /// Whether GET rendezvous pays off; `near`: for receivers on this host.
     fn offers(&self, near: bool) -> bool;
-    /// Registers the one piece that `part` is, for a peer to read it. Errors: it cannot be.
+    /// Registers the one segment of `part`, for a peer to read it. Errors: it cannot be.
     fn offer(&self, part: &SegmentList) -> Result<Self::Region, Errno>;
-    /// Lets peers read, or write, exactly the one piece that `part` is. Errors: EAGAIN (it is just changing), others
-    /// (this memory cannot be: also where nobody would hear that its addresses mean something else).
+    /// Lets peers read, or write, exactly the one segment of `part`. Errors: EAGAIN (it is just changing), others (this
+    /// memory cannot be registered, or changes of its mapping would go unnoticed).
     fn expose(&self, part: &SegmentList, rights: (bool, bool)) -> Result<Self::Exposed, Errno>;
-    /// Bytes that may be exposed at the same time: they are locked in memory.
+    /// Most bytes that may be open to direct RMA at the same time: they are locked in memory.
     fn exposes(&self) -> usize;
-    /// Whether its addresses still mean the same.
+    /// Whether its addresses still map to the same memory.
     fn is_sound(&self, exposed: &Self::Exposed) -> bool;
-    /// Counts what may make that untrue of something that is exposed.
+    /// Counts changes of mappings that may concern memory open to direct RMA.
     fn changes(&self) -> u64;
-    /// Whether peers can read what is exposed, and we what is theirs.
+    /// Whether peers can read such memory, and this endpoint theirs.
     fn reads(&self) -> bool;
-    /// Takes a bounded number of events. Errors: it is of no use any more.
+    /// Processes a bounded number of events. Errors: the device cannot be used any more.
     fn poll(&mut self, each: impl FnMut(Event)) -> Result<usize, Errno>;
     fn fd(&self) -> BorrowedFd<'_>;
     /// False: something has happened.
     fn sleep(&mut self) -> bool;
-    /// What became of the registrations, for the log.
+    /// The state of the registrations, for the log.
     fn registrations(&self) -> Option<String>;
 }
 
-/// Where a connection stands.
+/// The phases of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// We have asked for it.
+    /// This side has asked for it.
     Asked,
-    /// We have agreed, and may be written to.
+    /// This side has agreed, and may be written to.
     Agreed,
-    /// Both may write.
+    /// Both sides may write.
     Ready,
 }
 
 struct Connection<Q> {
-    /// Its number: the one who asked has chosen it.
+    /// Its number, which the side that asked has chosen.
     id: u32,
     qp: Q,
-    /// Number of our first packet.
+    /// Number of this side's first packet.
     psn: u32,
     state: State,
-    /// Since when it is in the making, and when it was used last, nanoseconds.
+    /// Since when it is being made, and when it was last used, nanoseconds.
     since: u64,
     used: u64,
-    /// Windows that the peer is lent.
+    /// Remote buffers advertised to the peer.
     lent: u32,
-    /// Requests of ours that are under way, or wait to be posted, oldest first, and their bytes.
+    /// This side's requests that are in flight or wait to be posted, oldest first, and their bytes.
     posted: VecDeque<(Posted, usize)>,
-    /// Since when the first of them is that, nanoseconds.
+    /// Since when the first of them has been the oldest, nanoseconds.
     first_since: u64,
-    /// There was no room for a request: there is none for others before there is for several.
+    /// The send queue was full: requests are refused until it has room for several.
     full: bool,
 }
 
 impl<Q> Connection<Q> {
-    /// There is room for `n` requests.
+    /// Whether there is room for `n` requests.
     #[inline]
     fn has_room<R>(&mut self, n: usize) -> bool
     where
@@ -213,8 +212,8 @@ impl<Q> Connection<Q> {
         !self.full
     }
 
-    /// Posts what waits, unless there may be more of it soon: of what is short, a call of the driver is a good part.
-    /// Errors: it is broken.
+    /// Posts the requests that wait, unless more may follow soon: for short requests the driver call is a large part of
+    /// the cost. Errors: the connection is broken.
     #[inline]
     fn post<R>(&mut self, len: usize) -> Result<(), Errno>
     where
@@ -226,7 +225,7 @@ impl<Q> Connection<Q> {
         self.post_all()
     }
 
-    /// What waits is little, and may go on waiting while the device does others.
+    /// Few requests wait, and may be batched while many others are in flight.
     #[inline]
     fn is_patient<R>(&self) -> bool
     where
@@ -236,13 +235,13 @@ impl<Q> Connection<Q> {
         waiting < TOGETHER && self.posted.len() - waiting >= PLENTY
     }
 
-    /// Posts what waits. Errors: it is broken.
+    /// Posts all requests that wait. Errors: the connection is broken.
     fn post_all<R>(&mut self) -> Result<(), Errno>
     where
         Q: QueuePair<R>,
     {
         match self.qp.post() {
-            // Whoever is under way makes room.
+            // Requests in flight will make room.
             Err(Errno(libc::EAGAIN)) if self.posted.len() > self.qp.waiting() => Ok(()),
             other => other,
         }
@@ -257,7 +256,7 @@ impl<Q> Connection<Q> {
         self.used = now;
     }
 
-    /// The device does not say what became of the first one.
+    /// The device has not completed the first request in time.
     fn is_stuck(&self, now: u64) -> bool {
         let Some((_, len)) = self.posted.front() else { return false };
         let patience = STUCK_NS.saturating_add((*len as u64).saturating_mul(STUCK_BYTE_NS));
@@ -265,57 +264,57 @@ impl<Q> Connection<Q> {
     }
 }
 
-/// Who hears that a request is complete.
+/// The recipient of a request's completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Posted {
-    /// Nobody here: the peer does, or what comes next says it.
+    /// None: the peer is notified, or a later request's completion covers it.
     Silent,
-    /// Whoever sends this.
+    /// The sender of this chunk.
     Window(Chunk),
-    /// Whoever wanted to reach the peer's memory.
+    /// The direct RMA request with this token.
     Reach(u64),
-    /// The same, by way of this place of the staging memory.
+    /// The same, through this slot of the bounce buffers.
     Staged(u64, usize),
 }
 
-/// How a device is opened: when the first connection is wanted, because most endpoints never send a
-/// long message, and again after it failed.
+/// Opens a device: when the first connection is wanted, because most endpoints never send a long message, and again
+/// after it failed.
 pub(super) type Opener<D> = Box<dyn FnMut() -> Result<D, Errno> + Send>;
 
-/// See the module. `D` is opened when the first connection is wanted.
+/// The bulk path over RC queue pairs. `D` is opened when the first connection is wanted.
 pub(super) struct Rc<D: Device> {
-    // Queue pairs end before the windows that they write into are given up, and before the device.
+    // Queue pairs are dropped before the remote buffers that peers write through them, and before the device.
     connections: NumberMap<PeerId, Connection<D::Qp>>,
     lent: Lent<D::Region>,
-    /// What peers may read of messages that we send them.
+    /// Messages that peers may read (GET rendezvous).
     offered: Lent<D::Region>,
     exposed: Exposed<D>,
-    /// Made at first need, and kept registered.
+    /// Bounce buffers; made at first need, and kept registered.
     staging: Option<Staging<D::Region>>,
-    /// Memory that stays, by its address: bytes, and the registration.
+    /// Persistent registrations by address, and their bytes.
     residents: NumberMap<u64, (usize, D::Region)>,
     device: Option<D>,
     opener: Opener<D>,
-    /// How often it could not be opened, or failed, and until when it is left alone.
+    /// How often it could not be opened, or failed, and until when it is not tried.
     trouble: Failures,
     /// Holds the device's descriptor once there is one.
     epoll: Epoll,
-    /// Whose a queue pair is.
+    /// The peers of queue pairs, by number.
     owners: NumberMap<u32, PeerId>,
-    /// Connections at most: FI_UDRV_RC_CONNECTIONS.
+    /// Most connections: FI_UDRV_RC_CONNECTIONS.
     limit: usize,
     failures: NumberMap<PeerId, Failures>,
     controls: VecDeque<(PeerId, Control)>,
-    /// Connections that failed outside of `poll`: it reports them.
+    /// Connections that failed outside of `poll`, which reports them.
     doomed: Vec<PeerId>,
     /// Connections with requests that wait to be posted, and maybe others.
     waiting: Vec<PeerId>,
-    /// Writes under way on all connections, and when to look whether one is stuck, nanoseconds.
+    /// Writes in flight on all connections, and when to check whether one is stuck, nanoseconds.
     writes: u32,
     look_at: u64,
     next_id: u32,
     armed: bool,
-    /// Of a call of `take`: empty, memory that is used again.
+    /// Memory for a call of `take`; empty in between.
     events: Vec<Event>,
     counts: BulkCounts,
 }
@@ -355,7 +354,7 @@ impl<D: Device> Rc<D> {
         })
     }
 
-    /// The device, opened now if it is not. Errors: why there is none.
+    /// The device, which is opened if necessary. Errors: why there is none.
     fn device(&mut self, now: u64) -> Result<&mut D, Errno> {
         if self.device.is_none() {
             self.open(now)?;
@@ -395,12 +394,12 @@ impl<D: Device> Rc<D> {
         self.controls.push_back((peer, message.encode(Way::Rc)));
     }
 
-    /// Nobody tries to reach `peer` for a while.
+    /// No connection to `peer` is tried for a while.
     fn note_failure(&mut self, peer: PeerId, now: u64) {
         self.failures.entry(peer).or_default().again(now);
     }
 
-    /// A place for one more connection, if need be that of one which nobody uses.
+    /// Whether one more connection may be made; an idle one is closed for it if necessary.
     fn has_place(&mut self, now: u64) -> bool {
         if self.connections.len() < self.limit {
             return true;
@@ -419,7 +418,7 @@ impl<D: Device> Rc<D> {
         true
     }
 
-    /// A queue pair for a connection to `peer`.
+    /// Makes a queue pair for a connection to `peer`.
     fn add(&mut self, peer: PeerId, id: u32, state: State, now: u64) -> Result<End, Errno> {
         let psn = process::random_u64() as u32 & 0x00ff_ffff;
         let device = self.device(now)?;
@@ -442,13 +441,13 @@ impl<D: Device> Rc<D> {
         Ok(end)
     }
 
-    /// Ends the connection to `peer` and with it its windows. Returns its number.
+    /// Ends the connection to `peer` and with it its remote buffers. Returns its number.
     fn end(&mut self, peer: PeerId) -> Option<u32> {
         let Connection { id, qp, posted, .. } = self.connections.remove(&peer)?;
         self.owners.remove(&qp.number());
         self.writes = self.writes.saturating_sub(posted.len() as u32);
         drop(qp);
-        // Nobody writes into them any more.
+        // No peer writes into them any more.
         for (posted, _) in posted {
             if let (Posted::Staged(_, place), Some(staging)) = (posted, &mut self.staging) {
                 staging.leave(place);
@@ -480,7 +479,7 @@ impl<D: Device> Rc<D> {
     #[cold]
     fn tell_of(&mut self, errno: Errno) {
         self.counts.refused += 1;
-        // That there are as many as there may be, or that nobody is to be reached, is no fault of the device.
+        // A reached limit, or a peer that cannot be reached, is no fault of the device.
         let expected = [libc::ENOSPC, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENODEV];
         if !expected.contains(&errno.0) {
             log::limited!(
@@ -495,21 +494,21 @@ impl<D: Device> Rc<D> {
         }
     }
 
-    /// The peer wants a connection.
+    /// The peer asks for a connection.
     fn on_ask(&mut self, peer: PeerId, id: u32, end: &End, now: u64, sink: &mut dyn BulkSink) {
         if let Some(known) = self.connections.get(&peer) {
-            // Both have asked: the smaller number counts, and both know which one that is.
+            // Both have asked: the connection with the smaller number is made, and both sides know that.
             if known.state == State::Asked && known.id < id {
                 return;
             }
             let asked = known.state == State::Asked;
             self.end(peer);
             if !asked {
-                sink.on_lost(peer); // the peer has forgotten what was
+                sink.on_lost(peer); // the peer has forgotten the old connection
             }
         }
         if self.controls.len() >= CONTROLS_MAX {
-            return; // who asks more often than we can answer waits in vain
+            return; // too many answers wait: the peer gets none
         }
         match self.agree(peer, id, end, now) {
             Ok(own) => self.say(peer, &Message::Ready(id, own)),
@@ -557,7 +556,7 @@ impl<D: Device> Rc<D> {
         self.say(peer, &Message::Go(id));
     }
 
-    /// Both may write.
+    /// Both sides may write.
     fn begin(&mut self, peer: PeerId, now: u64) {
         let Some(connection) = self.connections.get_mut(&peer) else { return };
         connection.state = State::Ready;
@@ -571,7 +570,7 @@ impl<D: Device> Rc<D> {
         }
     }
 
-    /// A connection that was seen to fail.
+    /// Ends a connection that failed, and reports it.
     fn lose(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
         let Some(connection) = self.end(peer) else { return };
         self.counts.broken += 1;
@@ -587,7 +586,7 @@ impl<D: Device> Rc<D> {
         }
     }
 
-    /// Posts what waits to be; `patient`: but for what may get company.
+    /// Posts requests that wait; if `patient`, not those that may be batched.
     #[inline]
     fn post_waiting(&mut self, patient: bool) {
         let Self { waiting, connections, doomed, .. } = self;
@@ -664,8 +663,9 @@ impl<D: Device> Rc<D> {
                     );
                     return self.lose(peer, now, sink);
                 }
-                // The completion of a write with immediate says that all of its bytes are in memory, in whatever order they
-                // came (InfiniBand 1.7, 10.8; ibv_query_qp_data_in_order(3)). Each window has one write and so one completion.
+                // The completion of a write with immediate means that all of its bytes are in memory, in whatever order
+                // they came (InfiniBand 1.7, 10.8; ibv_query_qp_data_in_order(3)). Each buffer has one write, and so
+                // one completion.
                 self.counts.filled += 1;
                 self.counts.filled_bytes += window.len as u64;
                 self.failures.remove(&peer);
@@ -676,7 +676,7 @@ impl<D: Device> Rc<D> {
                     cause: status,
                     "a connection of RC queue pairs broke (work completion status {status}): its messages are sent again"
                 );
-                // What was written before may be among what is still to be taken.
+                // Completions of earlier writes may still be in the queue.
                 if !self.doomed.contains(&peer) {
                     self.doomed.push(peer);
                 }
@@ -684,7 +684,7 @@ impl<D: Device> Rc<D> {
         }
     }
 
-    /// Takes what has happened, up to `most` events. Returns how many; fewer: there are no more.
+    /// Processes up to `most` events. Returns their number; if fewer, there are no more.
     fn take(&mut self, most: usize, now: u64, sink: &mut dyn BulkSink) -> usize {
         let mut events = std::mem::take(&mut self.events);
         let mut n = 0;
@@ -708,7 +708,7 @@ impl<D: Device> Rc<D> {
         n
     }
 
-    /// The device is of no use any more: another one, or the same again, may be.
+    /// The device cannot be used any more; it, or another one, may be opened later.
     #[cold]
     fn give_up(&mut self, errno: Errno, now: u64, sink: &mut dyn BulkSink) {
         log::limited!(
@@ -719,7 +719,7 @@ impl<D: Device> Rc<D> {
         self.trouble.again(now);
     }
 
-    /// Ends all connections, and closes the device after them.
+    /// Ends all connections, and then closes the device.
     fn close(&mut self, now: u64, sink: &mut dyn BulkSink) {
         let peers: Vec<PeerId> = self.connections.keys().copied().collect();
         for peer in peers {
@@ -736,7 +736,7 @@ impl<D: Device> Rc<D> {
     }
 }
 
-/// Keeps in mind whether requests to `peer` wait to be posted, and whether they cannot be.
+/// Notes whether requests to `peer` wait to be posted, and whether the connection is broken.
 #[inline]
 fn conclude<Q: QueuePair<R>, R>(
     peer: PeerId,
@@ -760,7 +760,7 @@ fn tell_broken(errno: Errno) {
     log::info(format_args!("a queue pair takes no requests ({errno}): it ends"));
 }
 
-/// Registers all pieces of `payload`; `write`: to be written here. Errors: one cannot be.
+/// Registers all segments of `payload`; `write`: to be written here. Errors: one cannot be.
 fn register<'a, D: Device>(
     device: &D,
     payload: &'a SegmentList,
@@ -782,7 +782,7 @@ fn register<'a, D: Device>(
     Ok(local)
 }
 
-/// Whether this is connection `id`, and has come so far.
+/// Whether this is connection `id` in phase `state`.
 fn is<Q>(connection: &Connection<Q>, id: u32, state: State) -> bool {
     connection.id == id && connection.state == state
 }
@@ -852,7 +852,7 @@ impl<D: Device> Bulk for Rc<D> {
         now: u64,
     ) -> Result<(), SendError> {
         if self.connections.get(&peer).is_some_and(|c| is(c, ticket.connection, State::Agreed)) {
-            self.begin(peer, now); // the ticket says what GO would: it has come first
+            self.begin(peer, now); // the RTR implies GO, and came first
         }
         let current = |c: &&mut Connection<D::Qp>| is(c, ticket.connection, State::Ready);
         let Some(connection) = self.connections.get_mut(&peer).filter(current) else {
@@ -882,9 +882,9 @@ impl<D: Device> Bulk for Rc<D> {
         Ok(())
     }
 
-    /// Where processors do what the device should, the one who writes does all of it for a peer on the same host. So the
-    /// peer reads a part of the message, and both have their share. Not after something
-    /// was lost: soft-RoCE of Linux 6.1 does not come to an end with reads behind writes then (`STUCK_NS`).
+    /// On an emulated device, the sender's processor does all the work of writing to a peer on the same host. With GET
+    /// rendezvous the peer reads a part of the message, and both share the work. Not after a loss: soft-RoCE of Linux
+    /// 6.1 then never completes reads behind writes (`STUCK_NS`).
     fn offer(
         &mut self,
         peer: PeerId,
@@ -910,9 +910,9 @@ impl<D: Device> Bulk for Rc<D> {
         }
     }
 
-    /// A write is complete when the other device has taken it, and says so to its process. That its bytes are in
-    /// memory is said by that process's completion of the write with immediate, not by ours: a send that is complete
-    /// only then (FI_DELIVERY_COMPLETE) waits for FIN, and does not ask this.
+    /// A write is complete when the other device has taken it and notifies its process. That the bytes are in memory is
+    /// known from that process's completion of the write with immediate, not from this one. A send that completes only
+    /// then (FI_DELIVERY_COMPLETE) waits for FIN, and does not ask this.
     fn sees_writes(&mut self, _: &Ticket) -> bool {
         true
     }
@@ -1017,13 +1017,13 @@ impl<D: Device> Bulk for Rc<D> {
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
         if !self.waiting.is_empty() {
-            self.post_waiting(false); // what there was no room for
+            self.post_waiting(false); // requests for which there was no room
         }
         if let Some(device) = &self.device {
             self.exposed.check(device, sink);
         }
         let n = self.take(BATCH, now, sink);
-        // What is complete does not wait: only now it shows what is stuck, and what is lost.
+        // Completions are processed first: only then is it certain which requests are stuck, and which are lost.
         if n < BATCH {
             if now >= self.look_at {
                 self.look(now);
@@ -1033,7 +1033,7 @@ impl<D: Device> Bulk for Rc<D> {
         n
     }
 
-    /// A peer whose writes were taken here believes them to be read: they are, before their windows end.
+    /// A peer whose writes have completed believes them to be processed: they are, before its remote buffers end.
     fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
         self.take(SETTLE_MAX, now, sink);
     }

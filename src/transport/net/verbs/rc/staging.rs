@@ -1,26 +1,26 @@
-//! Memory of ours, registered once, by way of which short pieces of peers' regions are written and read: to look up
-//! where the application's buffer is registered costs more than to copy so little, and to register it far more. An
-//! application that writes and reads a little here and there never has its memory locked for that.
+//! Bounce buffers: this endpoint's memory, registered once, through which short direct RMA requests go. Finding the
+//! registration of an application's buffer costs more than copying so few bytes, and making one far more. An
+//! application that writes and reads only a few bytes now and then never has its memory locked for that.
 
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::transport::STAGED_MAX;
 
-/// Pieces that there may be at the same time.
+/// Number of bounce buffers.
 const PLACES: usize = 64;
 
-/// What a place is for.
+/// The use of a bounce buffer.
 #[derive(Clone, Copy, Debug)]
 enum Use {
     Free,
-    /// What is written is read from here.
+    /// A write reads from it.
     Leaves,
-    /// What is read lands here, and goes there.
+    /// A read arrives in it, and is copied to these segments.
     Lands(SegmentList),
 }
 
-/// See the module. `R` is its registration.
+/// The bounce buffers of an endpoint. `R` is their registration.
 pub(super) struct Staging<R> {
-    // Ended in this order.
+    // Fields are dropped in this order.
     lease: Option<R>,
     memory: OwnedBuffer,
     places: Vec<Use>,
@@ -31,7 +31,7 @@ impl<R> Default for Staging<R> {
     fn default() -> Self {
         Self {
             lease: None,
-            // The last byte is of no place.
+            // The last byte belongs to no slot.
             memory: OwnedBuffer::zeroed(PLACES * STAGED_MAX + 1),
             places: vec![Use::Free; PLACES],
             free: (0..PLACES).rev().collect(),
@@ -40,7 +40,7 @@ impl<R> Default for Staging<R> {
 }
 
 impl<R> Staging<R> {
-    /// Its registration, made now if it is not there.
+    /// The registration, which is made if it does not exist.
     pub(super) fn lease(&mut self, register: impl FnOnce(&SegmentList) -> Option<R>) -> Option<&R> {
         if self.lease.is_none() {
             self.lease = register(&self.memory.segments());
@@ -48,12 +48,12 @@ impl<R> Staging<R> {
         self.lease.as_ref()
     }
 
-    /// It is no longer registered.
+    /// The memory is no longer registered.
     pub(super) fn forget_lease(&mut self) {
         self.lease = None;
     }
 
-    /// A byte where anything may land.
+    /// A byte that any flush read may overwrite.
     pub(super) fn byte(&self) -> SegmentList {
         self.memory.segments().slice(PLACES * STAGED_MAX, 1)
     }
@@ -62,8 +62,8 @@ impl<R> Staging<R> {
         self.memory.segments().slice(place * STAGED_MAX, len)
     }
 
-    /// A place for a piece that goes to `local` (`reads`), or that `local` is copied to now, and its memory. `None`: it
-    /// is too long, or there is no place.
+    /// A bounce buffer for a request that `reads` to `local`, or that writes the bytes of `local`, which are copied
+    /// now. `None`: it is too long, or no buffer is free.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -84,7 +84,7 @@ impl<R> Staging<R> {
         Some((place, memory))
     }
 
-    /// The request is complete: what was read goes where it was meant to go.
+    /// The request is complete: copies the bytes of a read to their destination.
     #[inline]
     pub(super) fn finish(&mut self, place: usize) {
         if let Some(to) = self.leave(place) {
@@ -92,14 +92,14 @@ impl<R> Staging<R> {
         }
     }
 
-    /// Places in use.
+    /// Bounce buffers in use.
     #[cfg(test)]
     pub(super) fn in_use(&self) -> usize {
         PLACES - self.free.len()
     }
 
-    /// Nothing lands there, or leaves from there, any more: the queue pair has ended, or the request has not begun.
-    /// Returns where it was to go.
+    /// Frees a bounce buffer that no request uses any more: the queue pair has ended, or the request was not begun.
+    /// Returns the destination of its read.
     pub(super) fn leave(&mut self, place: usize) -> Option<SegmentList> {
         let used = self.places.get_mut(place)?;
         let to = match std::mem::replace(used, Use::Free) {

@@ -1,5 +1,5 @@
-//! The bulk path of several endpoints over a simulated network of queue pairs, from a seed: who may be
-//! connected to whom, what fails when, and in which order messages and events come, is drawn.
+//! The bulk path of several endpoints over a simulated network of queue pairs. A seed determines which endpoints may
+//! connect, what fails when, and in which order messages and events come.
 
 use super::*;
 use crate::memory::OwnedBuffer;
@@ -12,13 +12,13 @@ use crate::transport::{Chunk, STAGED_MAX};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// What the network knows of a queue pair.
+/// The network's state of a queue pair.
 #[derive(Debug, Default)]
 struct Wire {
     node: usize,
-    /// The other one, once connected.
+    /// The queue pair that it is connected to.
     to: Option<u32>,
-    /// Requests that are not done yet, and how often any were posted.
+    /// Requests that are not complete, and how often requests were posted.
     requests: VecDeque<Request>,
     posts: u32,
     failed: bool,
@@ -33,22 +33,22 @@ enum Request {
 #[derive(Debug, Default)]
 struct Fabric {
     pairs: HashMap<u32, Wire>,
-    /// By remote key: whose it is, and what is registered.
+    /// By remote key: the owner, and the registered memory.
     regions: HashMap<u32, (usize, SegmentList)>,
     events: Vec<VecDeque<Event>>,
     next: u32,
-    /// Requests that a pair has room for.
+    /// Requests for which a queue pair has room.
     depth: usize,
     /// Registrations fail.
     refuses: bool,
     /// The devices of these nodes fail.
     dead: Vec<usize>,
-    /// By key, what is exposed, and whether its memory is still what it was.
+    /// By key, memory open to direct RMA, and whether its mapping is unchanged.
     exposed: HashMap<u32, bool>,
     changes: u64,
-    /// Nothing can be exposed.
+    /// No memory can be opened to direct RMA.
     unwatched: bool,
-    /// Messages are offered to be read.
+    /// GET rendezvous is on.
     offers: bool,
 }
 
@@ -58,7 +58,7 @@ impl Fabric {
         self.next
     }
 
-    /// The write that is the oldest on pair `number` arrives.
+    /// The oldest write on queue pair `number` arrives.
     fn deliver(&mut self, number: u32) {
         let Some(wire) = self.pairs.get_mut(&number) else { return };
         let Some(to) = wire.to.filter(|_| !wire.failed) else { return };
@@ -71,7 +71,7 @@ impl Fabric {
         let (from, ticket) = match request {
             Request::Write(from, ticket) => (from, ticket),
             Request::Reach { local, addr, key, reads } => {
-                // Nothing is promised of a key.
+                // A key need not be valid.
                 let known = self.regions.get(&key).filter(|_| self.exposed.contains_key(&key));
                 let Some((_, region)) = known.filter(|(owner, _)| *owner == far) else {
                     return self.fail(number, 10);
@@ -88,7 +88,7 @@ impl Fabric {
                 return self.events[node].push_back(Event::Written { qp: number });
             }
         };
-        // The pair lives: so must the region, or memory would be written that has another owner.
+        // The queue pair exists, so the region must too, or memory with another owner would be written.
         let (owner, region) =
             self.regions.get(&ticket.key).expect("a window that is not lent is written");
         assert_eq!(*owner, far, "a key is of one protection domain");
@@ -286,27 +286,27 @@ impl Device for FakeDevice {
     }
 }
 
-/// What one endpoint says to another.
+/// A message from one endpoint to another.
 #[derive(Debug)]
 enum Said {
     Control(Control),
-    /// A window, and the byte that is to fill it.
+    /// A remote buffer, and the byte to fill it with.
     Window(Ticket, usize, u8),
 }
 
 struct Node {
     bulk: Rc<FakeDevice>,
-    /// Windows that are lent: by token, to whom, the memory, and what is to be there.
+    /// Remote buffers by token: the peer, the memory, and the expected contents.
     lent: HashMap<u64, (PeerId, OwnedBuffer, u8)>,
-    /// Memory that writes read from: nobody takes it back during a test.
+    /// Memory that writes read from: kept during the whole test.
     sources: Vec<OwnedBuffer>,
-    /// Windows to be written, in order.
+    /// Remote buffers to write, in order.
     to_write: Vec<VecDeque<(Ticket, usize, u8)>>,
     filled: u64,
-    /// Writes of its own that are there.
+    /// This endpoint's own writes that are complete.
     seen: u64,
     lost: u64,
-    /// Tokens of what was reached, and regions that were concealed.
+    /// Tokens of completed direct RMA requests, and regions whose key was invalidated by the device.
     reached: Vec<u64>,
     concealed: Vec<u64>,
 }
@@ -338,7 +338,7 @@ impl BulkSink for Told<'_> {
         *self.seen += 1;
     }
     fn on_lost(&mut self, peer: PeerId) {
-        // Its memory is given back: whoever writes it afterwards finds no region.
+        // The memory is given back: a later write would find no region.
         self.lent.retain(|_, (to, ..)| *to != peer);
         *self.lost += 1;
     }
@@ -353,7 +353,7 @@ impl BulkSink for Told<'_> {
 struct World {
     fabric: Shared,
     nodes: Vec<Node>,
-    /// What is under way, in order, from one to another.
+    /// Messages in flight, in order, by sender and receiver.
     said: HashMap<(usize, usize), VecDeque<Said>>,
     now: u64,
     token: u64,
@@ -407,7 +407,7 @@ impl World {
         }
     }
 
-    /// Writes what `peer` has lent to `at`.
+    /// Writes to the remote buffers that `peer` has advertised to `at`.
     fn write(&mut self, at: usize, peer: usize) {
         let now = self.now;
         let node = &mut self.nodes[at];
@@ -417,7 +417,7 @@ impl World {
             match node.bulk.write(PeerId(peer as u32), &from, &ticket, Chunk::default(), now) {
                 Ok(()) => drop(node.to_write[peer].pop_front()),
                 Err(SendError::Again) => return,
-                Err(SendError::Unreachable(_)) => return, // tried again: memory may come back
+                Err(SendError::Unreachable(_)) => return, // retried: memory may be available again
             }
         }
     }
@@ -449,7 +449,7 @@ impl World {
         self.poll(to);
     }
 
-    /// Everything that is under way arrives.
+    /// Everything in flight arrives.
     fn settle(&mut self) {
         for _ in 0..50 {
             self.now += 1000;
@@ -537,7 +537,7 @@ fn the_budget_is_kept_and_the_idle_give_way() {
     assert_eq!(world.windows(1, 0), Windows::Later, "who gave way may ask again");
     world.settle();
     assert_eq!(world.windows(1, 0), Windows::Ready);
-    // Those in use stay.
+    // Connections in use are kept.
     let used: Vec<usize> = (1..6)
         .filter(|peer| {
             let known = world.nodes[0].bulk.connections.contains_key(&PeerId(*peer as u32));
@@ -557,7 +557,7 @@ fn whoever_has_no_room_refuses_and_is_not_asked_again_at_once() {
     world.settle();
     world.lend(1, 0, 10).unwrap(); // in use from here on
     assert_eq!(world.windows(2, 0), Windows::Later);
-    // The window is not written: its message is not heard.
+    // The remote buffer is not written, because its RTR is not delivered.
     for _ in 0..3 {
         world.hear(2, 0);
         world.hear(0, 2);
@@ -584,7 +584,7 @@ fn a_departed_peer_has_no_windows_any_more() {
     assert!(world.fabric.lock().unwrap().regions.is_empty());
 }
 
-/// Its writer believes it to be read.
+/// The peer believes that its write was processed.
 #[test]
 fn what_was_taken_is_heard_of_before_its_window_ends() {
     for cause in 0..5 {
@@ -607,7 +607,7 @@ fn what_was_taken_is_heard_of_before_its_window_ends() {
                 world.hear(1, 0);
             }
             1 => {
-                // Of two queues, one may be looked at before the other.
+                // One of two queues may be polled before the other.
                 let failed = Event::Failed { qp: of(0), status: 12 };
                 world.fabric.lock().unwrap().events[0].push_front(failed);
                 world.poll(0);
@@ -643,7 +643,7 @@ fn a_device_that_forgets_a_request_loses_the_connection() {
     world.lend(0, 1, LEN).unwrap();
     world.hear(0, 1);
     let posted = world.now;
-    // Nothing arrives, and nobody says so.
+    // Nothing arrives, and no error is reported.
     for node in [0, 1] {
         assert!(world.nodes[node].bulk.has_work());
     }
@@ -655,7 +655,7 @@ fn a_device_that_forgets_a_request_loses_the_connection() {
     assert_eq!((world.nodes[1].lost, world.nodes[0].lost), (1, 0));
     world.settle();
     assert_eq!(world.nodes[0].lost, 1, "its peer is told");
-    // A slow one that goes on is left alone.
+    // A slow connection that progresses is kept.
     world.now += 60_000_000_000;
     world.windows(0, 1);
     world.settle();
@@ -671,7 +671,7 @@ fn a_device_that_forgets_a_request_loses_the_connection() {
         world.poll(0);
     }
     assert_eq!((world.nodes[0].filled, world.nodes[1].lost), (10, 1));
-    // So is one that was done long before anybody looked.
+    // So is a connection whose request was completed long before the next check.
     world.lend(0, 1, 1000).unwrap();
     world.hear(0, 1);
     world.fabric.lock().unwrap().deliver(number);
@@ -778,14 +778,14 @@ fn hostile_controls_change_nothing() {
         });
     }
     assert_eq!(world.windows(0, 1), Windows::Ready);
-    // A stranger that cannot be reached is refused.
+    // An unknown peer that cannot be reached is refused.
     let ask = Message::Ask(5, end).encode(Way::Rc);
     world.with(0, |bulk, now, told| bulk.on_control(PeerId(9), &ask, now, told));
     let refused = world.nodes[0].bulk.next_control().unwrap();
     assert_eq!(refused, (PeerId(9), Message::Refuse(5).encode(Way::Rc)));
 }
 
-/// What happens in a run from `seed`. Returns windows filled, and connections that broke.
+/// A random run from `seed`. Returns the remote buffers filled, and the connections that broke.
 fn run(seed: u64) -> (u64, u64) {
     let mut rng = Rng::new(seed);
     let count = 2 + rng.below(3) as usize;
@@ -850,7 +850,7 @@ fn every_window_is_filled_or_lost_whatever_happens() {
     assert!(filled > seeds * 5 && broken > seeds / 4, "{filled} filled, {broken} broken");
 }
 
-/// `at` exposes `memory` as region 7 to `peer`, over a connection that is made for it.
+/// `at` advertises the key of `memory`, as region 7, to `peer`, over a connection made for that.
 fn expose(world: &mut World, at: usize, peer: usize, memory: &SegmentList) -> Spot {
     let ask = |world: &mut World| {
         world.with(at, |bulk, now, _| {
@@ -911,7 +911,7 @@ fn an_exposed_region_is_written_and_read_and_then_is_not() {
     assert_eq!(world.fabric.lock().unwrap().regions.len(), 1, "but what reads land in");
 }
 
-/// Whoever waits for it would wait for ever.
+/// An operation that waits for it would wait forever.
 #[test]
 fn a_flush_read_that_has_no_memory_ends_the_connection() {
     let mut world = World::new(2, 4);
@@ -951,7 +951,7 @@ fn memory_that_stays_is_registered_once() {
     let region = OwnedBuffer::zeroed(100);
     let long = OwnedBuffer::from(vec![5; STAGED_MAX + 2]);
     let spot = expose(&mut world, 0, 1, &region.segments());
-    // The fake device does not look at what is written before it is.
+    // The fake device does not check the target of a write before the write is delivered.
     let spot = Spot { range: long.segments().ranges().0[0], ..spot };
     let write = Reach { reads: false, delivered: false, stays: true, token: 1 };
     let registered = |world: &mut World, len: usize, how: Reach| {
@@ -962,18 +962,18 @@ fn memory_that_stays_is_registered_once() {
     assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 1);
     assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 0);
     assert_eq!(registered(&mut world, STAGED_MAX + 1, Reach { stays: false, ..write }), 1);
-    // A longer piece that begins there takes the place of the shorter one.
+    // A longer segment that begins at the same address replaces the shorter one.
     assert_eq!(registered(&mut world, STAGED_MAX + 2, write), 0);
     assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 0);
     assert_eq!(world.nodes[1].bulk.residents.len(), 1);
-    // What is short is not copied once more.
+    // A short segment is not copied to a bounce buffer.
     assert_eq!(registered(&mut world, STAGED_MAX, write), 0);
     assert!(world.nodes[1].bulk.staging.is_none());
     world.with(1, |bulk, now, sink| bulk.renew(now, sink));
     assert!(world.nodes[1].bulk.residents.is_empty(), "it ends with the device");
 }
 
-/// What is posted of the connection from 1 to 0, and how often anything was.
+/// Requests posted on the connection from 1 to 0, and how often any were.
 fn posted(world: &World) -> (usize, u32) {
     let number = world.nodes[1].bulk.connections[&PeerId(0)].qp.number;
     let fabric = world.fabric.lock().unwrap();
@@ -1003,7 +1003,7 @@ fn short_requests_are_posted_together() {
     assert_eq!(posted(&world), (T + 3, 3), "if nobody says so, until the next look");
     assert!(more(&mut world, 3 * T - 3) && !more(&mut world, 1), "there is room for so many");
     world.nodes[1].bulk.flush();
-    // Then for none before there is for several.
+    // Then others are refused until there is room for several.
     let number = world.nodes[1].bulk.connections[&PeerId(0)].qp.number;
     for n in 0..T {
         assert!(!more(&mut world, 1), "{n} are complete");
@@ -1018,7 +1018,7 @@ fn short_requests_are_posted_together() {
     assert_eq!(bytes(&region), [5; 100]);
 }
 
-/// Who posts one at a time behind many gets company for it, and it leaves with the next look at the latest.
+/// Single requests behind many others are batched, and are posted in the next turn at the latest.
 #[test]
 fn behind_many_requests_few_wait_for_company() {
     let mut world = World::new(2, 4);
@@ -1064,7 +1064,7 @@ fn what_is_long_or_ends_a_window_waits_for_nothing() {
     };
     short(&mut world, 2);
     assert_eq!(posted(&world).0, 0);
-    // The fake device does not look at what is written before it is.
+    // The fake device does not check the target of a write before the write is delivered.
     let long = OwnedBuffer::zeroed(TOGETHER_LEN + 1);
     let wide = Spot { range: long.segments().ranges().0[0], ..spot };
     reach(&mut world, &wide, &long.segments(), write).unwrap();
@@ -1074,7 +1074,7 @@ fn what_is_long_or_ends_a_window_waits_for_nothing() {
     world.lend(0, 1, 10).unwrap();
     world.hear(0, 1);
     assert_eq!(posted(&world).0, 6);
-    // What waits when a connection ends is never posted, and gives back what it has.
+    // Requests that wait when a connection ends are never posted, and their bounce buffers are freed.
     short(&mut world, 2);
     world.nodes[1].bulk.leave(PeerId(0));
     assert_eq!(world.nodes[1].bulk.staging.as_ref().unwrap().in_use(), 0);
@@ -1125,7 +1125,7 @@ fn whoever_gave_way_has_another_epoch() {
     assert!(again.epoch != first.epoch && again.key == first.key);
 }
 
-/// A ready connection between 0 and 1, whose devices offer messages.
+/// A ready connection between 0 and 1, whose devices use GET rendezvous.
 fn offering() -> World {
     let mut world = World::new(2, 4);
     world.fabric.lock().unwrap().offers = true;
@@ -1135,12 +1135,12 @@ fn offering() -> World {
     world
 }
 
-/// 0 offers `memory` to 1.
+/// 0 advertises `memory` to 1 (GET rendezvous).
 fn offer(world: &mut World, memory: &OwnedBuffer) -> Option<Ticket> {
     world.with(0, |bulk, now, _| bulk.offer(PeerId(1), &memory.segments(), true, now))
 }
 
-/// How 1 reads what it is offered, all of it.
+/// 1 reads all of the memory that is advertised to it.
 fn read_offer(world: &mut World, ticket: &Ticket, sink: &OwnedBuffer) -> Result<(), SendError> {
     let range = Range { addr: ticket.addr, len: sink.segments().len() as u64 };
     let spot = Spot { epoch: ticket.connection, key: ticket.key, range };
@@ -1160,7 +1160,7 @@ fn a_message_is_read_until_its_offer_is_withdrawn() {
     let other = offer(&mut world, &source).unwrap();
     assert_ne!(other.slot, ticket.slot);
     world.nodes[0].bulk.withdraw(PeerId(1), &ticket);
-    // Nobody's any more.
+    // Remote keys that belong to no region are ignored.
     world.nodes[0].bulk.withdraw(PeerId(1), &ticket);
     world.nodes[0].bulk.withdraw(PeerId(1), &Ticket { connection: !other.connection, ..other });
     read_offer(&mut world, &other, &sink).unwrap();
@@ -1169,7 +1169,7 @@ fn a_message_is_read_until_its_offer_is_withdrawn() {
     read_offer(&mut world, &ticket, &sink).unwrap();
     world.settle();
     assert_eq!((world.nodes[1].reached.len(), world.nodes[1].lost), (2, 1));
-    // With its connection an offer ends; and after that nothing is offered.
+    // An advertised key ends with its connection; and after a loss none is advertised.
     assert!(world.fabric.lock().unwrap().regions.is_empty());
     world.now += 100 * 1_000_000_000;
     world.windows(0, 1);

@@ -1,5 +1,5 @@
-//! Regions that another endpoint on one device reads and writes by itself. The memory is mapped for them, because only
-//! such is watched that nothing else shares.
+//! Direct RMA between endpoints on one device. The memory has mappings of its own, because only unshared mappings can
+//! be watched.
 
 use super::windows::{await_windows, contents, pair, pattern};
 use super::*;
@@ -13,7 +13,7 @@ fn expose(end: &mut End, to: PeerId, memory: &OwnedBuffer) -> Option<Exposure> {
     let list = memory.segments();
     match end.net.expose(to, (REGION, 0), &list, (true, true)) {
         Exposed::Yes(exposure) => Some(exposure),
-        // Without userfaultfd nobody would hear that the memory is another.
+        // Without userfaultfd a change of the mapping would go unnoticed.
         Exposed::Never if std::env::var_os("UDRV_TEST_RDMA").is_none() => None,
         other => panic!("{other:?}"),
     }
@@ -43,7 +43,7 @@ fn a_region_is_written_and_read_without_its_owner() {
         let last = Reach { reads: false, delivered: true, stays: false, token: 3 };
         a.net.reach(to_b, &spot, &other.segments(), last).unwrap();
         assert!(within(30, || {
-            a.poll(); // nobody polls b
+            a.poll(); // b does not poll
             a.got.reached.len() == 3
         }));
         assert_eq!(std::mem::take(&mut a.got.reached), [1, 2, 3]);
@@ -81,7 +81,7 @@ fn a_region_that_has_ended_ends_the_connection_of_who_touches_it() {
 fn a_region_whose_memory_goes_is_concealed() {
     let Some(ip) = address() else { return };
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
-    // Long enough to be a mapping of its own, which goes when it is freed.
+    // Long enough for a mapping of its own, which is unmapped when it is freed.
     let region = OwnedBuffer::zeroed(64 << 20);
     let Some(exposure) = expose(&mut b, to_a, &region) else { return };
     let spot = Spot {

@@ -1,12 +1,12 @@
-//! Devices that fail under traffic. Breaking a queue pair takes a device; what is done to ports and
-//! devices takes a guest of `scripts/lab rdma`, and that no other test runs beside it
-//! (`--test-threads=1`): its two devices are the ends of one cable. UDRV_TEST_LOG=1 shows the log.
+//! Devices that fail under traffic. Breaking a queue pair needs a device. Changing ports and devices needs a guest of
+//! `scripts/lab rdma`, and that no other test runs at the same time (`--test-threads=1`): its two devices are the ends
+//! of one cable. UDRV_TEST_LOG=1 shows the log.
 
 use super::*;
 use std::process::Command;
 use std::sync::MutexGuard;
 
-/// Two endpoints that have met, and the marks of the messages between them.
+/// Two connected endpoints, and the marks of the messages between them.
 struct Pair {
     ends: [End; 2],
     peers: [PeerId; 2],
@@ -25,7 +25,7 @@ impl Pair {
         Self { ends, peers, mark: 0 }
     }
 
-    /// A message each way; false if they have not arrived within 20 s.
+    /// Sends a message in each direction; false if they have not arrived within 20 s.
     fn exchange(&mut self) -> bool {
         self.mark = self.mark.wrapping_add(1);
         let Self { ends: [a, b], peers, mark } = self;
@@ -60,12 +60,12 @@ impl Pair {
         self.ends.each_ref().map(End::rdma)
     }
 
-    /// Datagrams that each end has sent over UDP.
+    /// Datagrams that each endpoint has sent over UDP.
     fn over_udp(&self) -> [u64; 2] {
         self.ends.each_ref().map(|end| end.net.core.enter().unwrap().link.counts().sent)
     }
 
-    /// Both ends send everything through the device.
+    /// Waits until both endpoints send everything through the device; false after `seconds`.
     fn goes_direct(&mut self, seconds: u64) -> bool {
         let end = Instant::now() + crate::patience::seconds(seconds);
         while Instant::now() < end {
@@ -94,7 +94,7 @@ fn a_queue_pair_that_breaks_is_made_anew() {
         assert!(pair.until(20, |pair| pair.rdma()[broken].made > before.made), "{:?}", pair.rdma());
         let made_after = since.elapsed();
         assert!(pair.goes_direct(20), "{:?}", pair.rdma());
-        // The next queue pair knows the memory that packets are made in, too.
+        // The next queue pair also has the pool registered in which packets are made.
         let lent = before.datagrams.lent;
         assert!(pair.until(20, |pair| pair.rdma()[broken].datagrams.lent > lent));
         println!("{round}: made anew after {made_after:?}, in use {:?}", since.elapsed());
@@ -109,7 +109,7 @@ fn an_endpoint_that_is_not_polled_is_told_of_news() {
     let Some(ip) = address() else { return };
     let mut pair = Pair::open(ip, &settings(RdmaPolicy::Require));
     assert!(pair.goes_direct(20), "{:?}", pair.rdma());
-    // Its background thread looks after it.
+    // Its background thread replaces it.
     pair.ends[1].net.break_queue_pair();
     assert!(within(20, || {
         std::thread::sleep(Duration::from_millis(10));
@@ -136,7 +136,7 @@ impl Second {
         Some(Self { device, interface, _alone: alone })
     }
 
-    /// Endpoints on it, whose UDP goes elsewhere.
+    /// Endpoints on it, whose UDP uses another interface.
     fn pair(&self) -> Pair {
         let nics = NicName::list(&self.device).unwrap();
         let rdma = RdmaSettings { nics, ..settings(RdmaPolicy::Require) };
@@ -154,7 +154,7 @@ impl Second {
     }
 }
 
-/// Data goes over UDP now.
+/// Whether data goes over UDP now.
 fn is_over_udp(pair: &mut Pair) -> bool {
     let before = pair.rdma();
     for _ in 0..4 {

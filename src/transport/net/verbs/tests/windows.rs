@@ -1,4 +1,4 @@
-//! Windows between endpoints on one device.
+//! PUT rendezvous between endpoints on one device.
 
 use super::*;
 use crate::config::ReadPolicy;
@@ -6,7 +6,7 @@ use crate::memory::OwnedBuffer;
 use crate::sys::cma::Range;
 use crate::transport::{Reach, Spot, Ticket, Windows};
 
-/// Two endpoints that may lend each other windows, and how they name each other.
+/// Two endpoints that may advertise buffers to each other, and their numbers for each other.
 pub(super) fn pair(ip: IpAddr) -> ((End, PeerId), (End, PeerId)) {
     pair_with(ip, ReadPolicy::Off)
 }
@@ -37,7 +37,7 @@ pub(super) fn contents(buffer: &OwnedBuffer) -> Vec<u8> {
     bytes
 }
 
-/// `b` lends `a` a window for each of `buffers`.
+/// `b` advertises `buffers` to `a`.
 fn lend(b: &mut End, to_a: PeerId, buffers: &[OwnedBuffer]) -> Vec<Ticket> {
     let lend = |(token, buffer): (usize, &OwnedBuffer)| {
         b.net.lend(to_a, &buffer.segments(), token as u64).unwrap()
@@ -99,7 +99,7 @@ fn a_connection_that_breaks_is_made_again() {
             (a.got.lost, b.got.lost) == (round, round)
         }));
         assert_eq!(a.net.bulk_counts().connections + b.net.bulk_counts().connections, 0);
-        // An old ticket means nothing any more.
+        // An old remote key has no effect any more.
         a.net.write(to_b, &pattern(4, 10_000).segments(), &tickets[1], Chunk::default()).unwrap();
         assert!(contents(&buffers[1]) == contents(&pattern(2, 10_000)));
         await_windows(&mut a, to_b, &mut b, to_a);
@@ -159,7 +159,7 @@ fn a_peer_that_ends_takes_its_windows_along() {
     assert!(contents(&buffers[0]) == contents(&pattern(1, 10_000)));
 }
 
-/// Whether threads of the kernel are the devices, as sysfs has it.
+/// Whether the devices are emulated by kernel threads, according to sysfs.
 fn is_threads() -> bool {
     let devices = std::fs::read_dir("/sys/class/infiniband").unwrap();
     let mut names =
@@ -184,7 +184,7 @@ fn a_message_is_read_by_its_receiver_where_that_helps() {
             };
             assert_eq!(ticket.is_some(), wanted, "{read:?}");
             let Some(ticket) = ticket else { continue };
-            // Two parts of it, the later one first.
+            // Reads two parts of it, the later one first.
             for (token, at) in [(1, 200_000), (2, 0)] {
                 let part = sink.segments().slice(at, LEN - at);
                 let range = Range { addr: ticket.addr + at as u64, len: part.len() as u64 };
@@ -193,7 +193,7 @@ fn a_message_is_read_by_its_receiver_where_that_helps() {
                 b.net.reach(to_a, &spot, &part, how).unwrap();
             }
             assert!(within(30, || {
-                b.poll(); // nobody polls a
+                b.poll(); // a does not poll
                 b.got.reached.len() == 2
             }));
             assert_eq!(std::mem::take(&mut b.got.reached), [1, 2]);

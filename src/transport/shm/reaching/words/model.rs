@@ -1,4 +1,4 @@
-//! Direct access to a region and its end, under loom: in every order that both ends may see each other's word
+//! Direct access to a region and its end, under loom: in every order in which both ends may see each other's word
 //! (scripts/models).
 #![allow(unsafe_code)] // touches what loom watches
 
@@ -8,16 +8,16 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
-/// The words of a link, and a region: two threads at it end the model.
+/// The words of a link, and a region: the model fails if two threads access it at a time.
 struct Link {
     epoch: AtomicU64,
     reaching: AtomicU64,
     region: UnsafeCell<()>,
 }
 
-// SAFETY: loom tells when two threads are at the region.
+// SAFETY: loom reports two threads that access the region at a time.
 unsafe impl Sync for Link {}
-// SAFETY: as above.
+// SAFETY: loom reports two threads that access the region at a time.
 unsafe impl Send for Link {}
 
 impl Link {
@@ -26,7 +26,7 @@ impl Link {
     }
 }
 
-/// Once the region is closed nobody reaches it, and what was written there before is seen.
+/// Once a region is closed no peer accesses it, and earlier writes are visible.
 #[test]
 fn a_closed_region_is_not_reached() {
     let mut builder = loom::model::Builder::new();

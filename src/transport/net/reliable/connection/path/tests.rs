@@ -1,4 +1,4 @@
-//! Two machines and a path that is narrower than both believe.
+//! Two state machines, and a path that is narrower than both believe.
 
 use super::super::super::packet::{DATAGRAM_START, HELLO_LEN, MAGIC};
 use super::super::super::tag::JobKey;
@@ -12,10 +12,10 @@ use std::io::IoSlice;
 
 const MS: u64 = 1_000_000;
 const LONG: usize = 1472;
-/// Bytes of the messages: more than what every network carries, and less than a packet.
+/// Length of the messages, bytes: too long for a path of unknown length, and shorter than a packet.
 const PAYLOAD: usize = 1300;
 
-/// What one side has sent, and what it was told about the path.
+/// The packets that one side has sent, and the fragmentation it was told to allow.
 #[derive(Default)]
 struct Wire {
     sent: Vec<Vec<u8>>,
@@ -38,7 +38,7 @@ impl Link for Wire {
     }
 }
 
-/// Lengths of the messages that one side has got.
+/// Lengths of the messages that one side has received.
 #[derive(Default)]
 struct Got(Vec<usize>);
 
@@ -107,12 +107,12 @@ struct Bench {
     a: Side,
     b: Side,
     now: u64,
-    /// Long handshake packets that `a` has sent.
+    /// Lengths of the padded handshake packets that `a` has sent.
     probes: Vec<usize>,
 }
 
 impl Bench {
-    /// Two sides that know each other and have exchanged a short message.
+    /// Two sides that are connected and have exchanged a short message.
     fn connected() -> Self {
         let mut bench = Self { a: side(1), b: side(2), now: MS, probes: Vec::new() };
         bench.send(10);
@@ -122,7 +122,7 @@ impl Bench {
         bench
     }
 
-    /// The same, and the path has been found to carry all that they send.
+    /// The same, and the path has been found to carry the full length.
     fn acquainted() -> Self {
         let mut bench = Self::connected();
         bench.send(PAYLOAD);
@@ -138,7 +138,7 @@ impl Bench {
         self.a.machine.send(PeerId(0), b"head", len, |_, _| (), now).unwrap();
     }
 
-    /// Lets `ms` pass; of what `a` sends only what `keep` lets through arrives.
+    /// Lets `ms` pass; of the packets of `a` only those arrive that `keep` accepts.
     fn run(&mut self, ms: u64, keep: impl Fn(&[u8]) -> bool) {
         for _ in 0..ms {
             self.now += MS;
@@ -169,7 +169,7 @@ fn a_path_that_carries_all_is_found_in_a_round_trip() {
     bench.send(5 * PAYLOAD);
     bench.run(3, |_| true);
     assert_eq!((bench.packet_max(), bench.probes.as_slice()), (LONG, [LONG].as_slice()));
-    // The other direction is another path.
+    // The other direction is a different path.
     assert_eq!(bench.b.machine.table.of(PeerId(0)).unwrap().path.carried(), DATAGRAM_START);
 }
 
@@ -187,7 +187,7 @@ fn a_path_that_never_carries_what_is_long_delays_nothing() {
         let asked = bench.probes.len();
         let common = if narrow == DATAGRAM_START { usize::from(PROBES) } else { 1 };
         assert_eq!(asked, usize::from(PROBES) + common);
-        // It is seldom asked again, and only if somebody wants it.
+        // It is probed rarely, and only if a message wants it.
         bench.run(RAISE_NS / MS, |packet| packet.len() <= narrow);
         assert_eq!(bench.probes.len(), asked);
         bench.send(5 * PAYLOAD);
@@ -235,7 +235,7 @@ fn a_path_that_drops_what_is_long_is_found() {
     bench.run(3000, |packet| packet.len() <= DATAGRAM_START);
     assert_eq!(bench.a.wire.cut, [DATAGRAM_START]);
     assert_eq!(bench.packet_max(), DATAGRAM_START);
-    // What is new passes, once what was made before does so in parts.
+    // New packets pass, once the earlier ones pass as fragments.
     bench.send(PAYLOAD);
     bench.run(1000, |_| true);
     assert_eq!(bench.b.got.0, [PAYLOAD, PAYLOAD]);
@@ -262,7 +262,7 @@ fn a_network_that_is_down_is_no_narrow_path() {
     bench.send(PAYLOAD);
     for _ in 0..5 {
         bench.run(4000, |_| false);
-        // Only questions pass for a moment, whatever their length.
+        // Only handshakes pass for a moment, whatever their length.
         bench.run(20, is_hello);
     }
     assert_eq!(bench.a.wire.cut, []);
