@@ -2,7 +2,7 @@
 //!
 //! A core gets write access to a line that it has just read sooner than to one that it wrote and the other core has
 //! read since. A ring for each direction has only lines of the latter kind, unless it is so large that they have left
-//! both caches before their next use (PERFORMANCE.md). A payload buffer changes its owner with each message whose
+//! both caches before their next use (bench/notes/node.md). A payload buffer changes its owner with each message whose
 //! payload it holds. Its first owner is the end that made its segment. No buffer is ever lost: the message that hands
 //! it over is received, or the link ends.
 
