@@ -138,7 +138,7 @@ impl Pair {
         self.outgoing.get_mut(peer.index())?.as_mut()
     }
 
-    /// A peer's request: to read or write `len` bytes of ours at `addr`.
+    /// Carries out a peer's request to read or write `len` bytes at `addr` of an exposed region.
     fn carry_out(&self, kind: u8, request: &[u8], payload: &[u8]) -> Option<Vec<u8>> {
         let (epoch, addr, len) = (word(request, 0)?, word(request, 1)?, word(request, 2)?);
         let inside = |one: &&Exposing| {

@@ -47,7 +47,7 @@ impl What {
     }
 }
 
-/// What is done with a received message.
+/// How a received message is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum How {
     Store,

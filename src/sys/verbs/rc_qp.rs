@@ -54,7 +54,7 @@ pub(crate) struct RcAddress {
     pub(crate) mtu: usize,
     pub(crate) lid: u16,
     pub(crate) gid: [u8; 16],
-    /// Reads of ours that its device processes at a time.
+    /// RDMA Reads of this side that its device processes at a time.
     pub(crate) serves: u8,
 }
 

@@ -92,7 +92,7 @@ pub(crate) struct BadJobKey {
     pub(crate) fault: Fault,
 }
 
-/// What is wrong with the key.
+/// Why a key is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     /// It has this many bytes.

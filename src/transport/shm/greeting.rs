@@ -119,7 +119,7 @@ impl Door {
         let some = self.names.listener.as_ref().is_some_and(waits)
             || self.greetings.iter().any(Option::is_some);
         let now = clock::now_ns();
-        // What was seen long ago may have been somebody else.
+        // Callers seen long ago may have been others.
         let recent = now.saturating_sub(self.callers_seen) < CALLERS_NS;
         self.callers_seen = now;
         match (some, self.callers_since) {

@@ -86,8 +86,8 @@ struct Free {
 const LOOKS: usize = 4;
 /// After so many bytes of payload a buffer is in no cache any more.
 const COLD: u32 = 2 << 20;
-/// So many payloads go through the ring after the peer sent one before it had received all of ours. If both ends send
-/// at once, lines that the peer has just written are no cheaper than lines that are in neither cache.
+/// Payloads that go through the ring after the peer sent one before it had received all from this end. If both ends
+/// send at once, lines that the peer has just written are no cheaper than lines that are in neither cache.
 const REST: u32 = 128;
 
 /// The payload buffers that a producer owns, of the segments of both directions.
