@@ -727,9 +727,6 @@ impl Messages for Net {
             stream_min: self.bulk_min.unwrap_or(STREAM_MIN),
             window_max: window.0,
             window_min: self.bulk_min.unwrap_or(window.1),
-            get: false,
-            put: false,
-            one_sided: false,
             reach_read: self.bulk.is_some(),
             reach_write: self.bulk.is_some(),
             reach_read_min: REACH_READ_MIN,
@@ -738,7 +735,7 @@ impl Messages for Net {
             atomics: features.map(|all| all & reliable::packet::ATOMICS != 0),
             collectives: features.map(|all| all & reliable::packet::COLLECTIVES != 0),
             announces_room: true,
-            outlives: false,
+            ..Caps::UNKNOWN
         }
     }
 

@@ -329,10 +329,6 @@ impl Messages for Shm {
             bcopy_max: self.out(peer).map_or(MOVABLE_MAX, |link| link.producer.payload_max()),
             fragment_max: geometry.fragment_max(),
             push_max: geometry.push_max().min(self.push_max(peer, get)),
-            stream_max: 0,
-            stream_min: 0,
-            window_max: 0,
-            window_min: 0,
             get,
             put,
             // A peer whose pid is not visible lives in another pid namespace: we could not tell its end, or that it is
@@ -340,13 +336,11 @@ impl Messages for Shm {
             one_sided: self.out(peer).is_none_or(|link| link.pid > 0),
             reach_read: get,
             reach_write: put,
-            reach_read_min: usize::MAX,
-            reach_write_min: usize::MAX,
             expose_max: usize::MAX,
             atomics: features.map(|all| all & hello::ATOMICS != 0),
             collectives: features.map(|all| all & hello::COLLECTIVES != 0),
-            announces_room: false,
             outlives: true,
+            ..Caps::UNKNOWN
         }
     }
 
