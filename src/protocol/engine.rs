@@ -1,17 +1,17 @@
 //! The endpoint's protocol state and its progress function.
 
-use super::arrival::Leaving;
 use super::collective::{CollectivePacket, Collectives};
-use super::cooperate::Assist;
 use super::index_list::{IndexList, Key};
 use super::packet::{EagerHeader, Packet, PieceHeader};
-use super::pushed::{Announcement, PushedMessages};
 use super::receive::{Active, Unexpected};
 use super::receives::{Posted, Receives};
 use super::rma::{Rma, RmaPacket};
+use super::schemes::eager::Leaving;
+use super::schemes::push::{Announcement, PushedMessages};
+use super::schemes::put::{Due, Lent, OF_A_MESSAGE};
+use super::schemes::split::Assist;
 use super::send::TxRequest;
 use super::spaces::{Space, Spaces};
-use super::windows::{Due, Lent, OF_A_MESSAGE};
 use super::{Cause, Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
 use crate::transport::{

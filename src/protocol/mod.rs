@@ -5,25 +5,20 @@
 //! bytes. PROTOCOL.md §3 defines the packets.
 #![forbid(unsafe_code)]
 
-mod arrival;
 mod collective;
-mod cooperate;
 mod departure;
 mod engine;
 mod index_list;
 mod packet;
-mod pushed;
 mod receive;
 mod receives;
-mod rendezvous;
 mod rma;
+mod schemes;
 mod send;
 mod spaces;
-mod streamed;
 #[cfg(test)]
 mod tests;
 mod thresholds;
-mod windows;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
 pub(crate) use engine::{Engine, Limits};

@@ -1,13 +1,13 @@
 //! Receiving: messages match receives in posting order, and receives match unexpected messages in arrival order.
 
-use super::cooperate::Sharing;
 use super::engine::{Core, Engine, Limits, lookup_source};
 use super::index_list::Key;
 use super::packet::{Envelope, Packet, Ranges};
-use super::pushed::{Announcement, Place};
 use super::receives::{Filled, PartEnd, Posted, Receives, Target};
+use super::schemes::push::{Announcement, Place};
+use super::schemes::put::Lending;
+use super::schemes::split::Sharing;
 use super::spaces::Space;
-use super::windows::Lending;
 use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report};
 use crate::memory::{Buffers, SegmentList};
 use crate::transport::{Iface, PeerId, Ticket};

@@ -1,5 +1,5 @@
 //! Which protocol a message uses at which size: a report for users, derived from the same limits and the same [`Caps`]
-//! as the decisions in `send` and `rendezvous`.
+//! as the decisions of senders and receivers.
 
 use super::engine::Engine;
 use super::packet::{EagerHeader, Envelope};

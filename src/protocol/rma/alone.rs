@@ -9,7 +9,7 @@ use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::Ranges;
-use crate::protocol::windows::OF_A_MESSAGE;
+use crate::protocol::schemes::put::OF_A_MESSAGE;
 use crate::protocol::{Host, Limits};
 use crate::sys::cma::Range;
 use crate::sys::numbers::NumberMap;

@@ -12,7 +12,7 @@ use crate::memory::keys::{Denied, Granted, Right};
 use crate::protocol::Host;
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::packet::Ranges;
-use crate::protocol::rendezvous::is_refusal;
+use crate::protocol::schemes::fragments::is_refusal;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Caps, Iface, Mode, PeerId, SendError, piece_of, slice_ranges};

@@ -5,7 +5,7 @@ use super::sim_window::Glazing;
 use super::windows::{Begun, LEN, WINDOW, glazing, world};
 use crate::protocol::SendOp;
 use crate::protocol::packet::{Envelope, Packet, Ranges};
-use crate::protocol::windows::OF_A_MESSAGE;
+use crate::protocol::schemes::put::OF_A_MESSAGE;
 use crate::transport::{Departure, PeerId, Ticket, Windows};
 
 fn offering() -> Glazing {

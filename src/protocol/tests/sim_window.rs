@@ -3,7 +3,7 @@
 
 use super::rng::Rng;
 use crate::memory::{MAX_SEGMENTS, SegmentList};
-use crate::protocol::windows::OF_A_MESSAGE;
+use crate::protocol::schemes::put::OF_A_MESSAGE;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;

@@ -1,38 +1,38 @@
 //! Long messages with unsolicited data, which arrives before any CTS (PROTOCOL.md §4.10).
 
-use super::engine::Core;
-use super::index_list::Key;
-use super::packet::{Packet, Ranges};
-use super::receive::Body;
-use super::spaces::Space;
-use super::{Cause, Host};
+use crate::protocol::engine::Core;
+use crate::protocol::index_list::Key;
+use crate::protocol::packet::{Packet, Ranges};
+use crate::protocol::receive::Body;
+use crate::protocol::spaces::Space;
+use crate::protocol::{Cause, Host};
 use crate::transport::{PeerId, Ticket};
 use std::collections::HashMap;
 
 /// The contents of an RTS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Announcement {
+pub(in crate::protocol) struct Announcement {
     /// The sender's number of the message.
-    pub(super) tx: u64,
+    pub(in crate::protocol) tx: u64,
     /// Length of the message, bytes.
-    pub(super) len: u64,
+    pub(in crate::protocol) len: u64,
     /// The number of unsolicited bytes.
-    pub(super) pushed: u64,
+    pub(in crate::protocol) pushed: u64,
     /// The sender needs no FIN.
-    pub(super) leaves: bool,
+    pub(in crate::protocol) leaves: bool,
     /// Sender-side delivery completion: a FIN may be late.
-    pub(super) sees: bool,
+    pub(in crate::protocol) sees: bool,
     /// The stream with the bytes broke: the rest has to be requested as fragments.
-    pub(super) broken: bool,
+    pub(in crate::protocol) broken: bool,
     /// The remote key under which the sender advertises the message (GET rendezvous).
-    pub(super) offer: Option<Ticket>,
+    pub(in crate::protocol) offer: Option<Ticket>,
     /// The message's ranges in the sender's memory.
-    pub(super) ranges: Ranges,
+    pub(in crate::protocol) ranges: Ranges,
 }
 
 /// Where the unsolicited bytes of a message go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(in crate::protocol) enum Place {
     /// To the buffer of its receive.
     Active(Key),
     /// To an unexpected message.
@@ -43,7 +43,7 @@ pub(super) enum Place {
 
 /// Messages whose unsolicited bytes are still arriving, by peer and number.
 #[derive(Debug, Default)]
-pub(super) struct PushedMessages {
+pub(in crate::protocol) struct PushedMessages {
     /// The message of the last look-up: usually the only one, and the next bytes are for it too.
     last: Option<((PeerId, u64), Place)>,
     /// All other messages.
@@ -51,14 +51,14 @@ pub(super) struct PushedMessages {
 }
 
 impl PushedMessages {
-    pub(super) fn insert(&mut self, peer: PeerId, tx: u64, place: Place) {
+    pub(in crate::protocol) fn insert(&mut self, peer: PeerId, tx: u64, place: Place) {
         self.remove(peer, tx);
         if let Some((key, other)) = self.last.replace(((peer, tx), place)) {
             self.places.insert(key, other);
         }
     }
 
-    pub(super) fn remove(&mut self, peer: PeerId, tx: u64) {
+    pub(in crate::protocol) fn remove(&mut self, peer: PeerId, tx: u64) {
         if self.last.is_some_and(|(key, _)| key == (peer, tx)) {
             self.last = None;
         } else if !self.places.is_empty() {
@@ -67,13 +67,13 @@ impl PushedMessages {
     }
 
     /// Changes the place of a message, if bytes of it are still to come.
-    pub(super) fn moved(&mut self, peer: PeerId, tx: u64, place: Place) {
+    pub(in crate::protocol) fn moved(&mut self, peer: PeerId, tx: u64, place: Place) {
         if self.find(peer, tx).is_some() {
             self.last = Some(((peer, tx), place));
         }
     }
 
-    pub(super) fn find(&mut self, peer: PeerId, tx: u64) -> Option<Place> {
+    pub(in crate::protocol) fn find(&mut self, peer: PeerId, tx: u64) -> Option<Place> {
         if let Some((_, place)) = self.last.filter(|(key, _)| *key == (peer, tx)) {
             return Some(place);
         }
@@ -85,7 +85,7 @@ impl PushedMessages {
     }
 
     /// Forgets the messages of a peer that has departed.
-    pub(super) fn forget(&mut self, peer: PeerId) {
+    pub(in crate::protocol) fn forget(&mut self, peer: PeerId) {
         self.places.retain(|(from, _), _| *from != peer);
         self.last = self.last.filter(|((from, _), _)| *from != peer);
     }
@@ -94,7 +94,7 @@ impl PushedMessages {
 impl Core {
     /// Unsolicited bytes of a message have come.
     #[inline]
-    pub(super) fn on_pushed(
+    pub(in crate::protocol) fn on_pushed(
         &mut self,
         peer: PeerId,
         tx: u64,
@@ -196,7 +196,7 @@ impl Core {
     }
 
     /// Sends a CTS for the bytes that the sender does not send unsolicited, or has stopped sending.
-    pub(super) fn ask_for_rest(&mut self, key: Key) {
+    pub(in crate::protocol) fn ask_for_rest(&mut self, key: Key) {
         let Some(active) = self.active.get_mut(key).filter(|active| !active.asked) else { return };
         active.asked = true;
         let packet = Packet::Cts {
@@ -212,7 +212,7 @@ impl Core {
 
     /// A CTS could not be sent. Returns whether its receive completes without it: all bytes that it wants are
     /// unsolicited, so that they arrive from the ring, or the sender's departure ends the receive.
-    pub(super) fn needs_no_cts(&mut self, key: Key) -> bool {
+    pub(in crate::protocol) fn needs_no_cts(&mut self, key: Key) -> bool {
         let active = self.active.get_mut(key).filter(|active| {
             active.asked && !active.resumed && active.want as u64 <= active.pushed
         });
@@ -222,7 +222,7 @@ impl Core {
     }
 
     /// PRESSURE is set, and senders stop sending unsolicited bytes: requests those of messages that have their receive.
-    pub(super) fn ask_for_pushed(&mut self) {
+    pub(in crate::protocol) fn ask_for_pushed(&mut self) {
         for key in self.active.keys_where(|active| active.cleared && !active.asked) {
             let pushes = self.active.get(key).map(|active| (active.peer, active.tx));
             if let Some((peer, tx)) = pushes {
@@ -237,7 +237,7 @@ impl Core {
 #[cfg(test)]
 impl Core {
     /// Bytes of unexpected long messages that are kept here.
-    pub(super) fn pushed_bytes(&mut self) -> usize {
+    pub(in crate::protocol) fn pushed_bytes(&mut self) -> usize {
         let held = |body: &Body| match body {
             Body::Rts { bytes, .. } | Body::Whole(bytes) => bytes.len(),
             _ => 0,

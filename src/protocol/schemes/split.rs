@@ -2,21 +2,21 @@
 //! chunks and sends or writes them; the receiver places what arrives and reads the other chunks. A sender that makes no
 //! progress costs nothing.
 
-use super::Host;
-use super::engine::{Core, Engine};
-use super::index_list::Key;
-use super::packet::{Packet, Ranges};
-use super::pushed::Place;
-use super::rendezvous::Step;
-use super::send::{Carrier, TxState};
 use crate::memory::MAX_SEGMENTS;
+use crate::protocol::Host;
+use crate::protocol::engine::{Core, Engine};
+use crate::protocol::index_list::Key;
+use crate::protocol::packet::{Packet, Ranges};
+use crate::protocol::schemes::fragments::Step;
+use crate::protocol::schemes::push::Place;
+use crate::protocol::send::{Carrier, TxState};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Assisted, Iface, Mode, PeerId, SendError, Share, Taken, slice_ranges};
 
 /// The receiver's side of a split copy: all bytes of the receive from `base` on.
 #[derive(Debug)]
-pub(super) struct Sharing {
+pub(in crate::protocol) struct Sharing {
     share: Share,
     base: usize,
     /// The chunks in progress here: their first byte and the one after the last.
@@ -40,8 +40,8 @@ const PIECES: u32 = 4;
 
 /// The sender's side of a split copy.
 #[derive(Debug)]
-pub(super) struct Assist {
-    pub(super) tx: Key,
+pub(in crate::protocol) struct Assist {
+    pub(in crate::protocol) tx: Key,
     base: usize,
     share: Share,
     /// The receiver's buffer from `base` on.
@@ -62,7 +62,7 @@ enum Way {
 
 impl<I: Iface> Engine<I> {
     /// Begins a split copy of the missing bytes of a receive, if that is worth it, and tells the sender.
-    pub(super) fn begin_sharing(&mut self, key: Key) {
+    pub(in crate::protocol) fn begin_sharing(&mut self, key: Key) {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return };
         let (peer, base) = (active.peer, active.received);
@@ -91,7 +91,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Copies chunks of a split receive, at most `bulk_chunk` bytes.
-    pub(super) fn pull_shared(&mut self, key: Key, host: &mut impl Host) -> Step {
+    pub(in crate::protocol) fn pull_shared(&mut self, key: Key, host: &mut impl Host) -> Step {
         let mut budget = self.core.limits.bulk_chunk;
         let mut copied = false;
         let comes = self.core.active.get(key).is_some_and(|active| self.core.is_fed(active.peer));
@@ -161,7 +161,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Copies chunks of a message that its receiver has split.
-    pub(super) fn advance_assists(&mut self) -> usize {
+    pub(in crate::protocol) fn advance_assists(&mut self) -> usize {
         while let Some(assist) = self.core.assists.front_mut() {
             if let Some(request) = self.core.tx.get(assist.tx) {
                 let caps = self.iface.caps(request.peer);
@@ -242,7 +242,7 @@ impl<I: Iface> Engine<I> {
 
 impl Core {
     /// A chunk of a split receive has come as a message.
-    pub(super) fn place_piece(&mut self, key: Key, offset: u64, payload: &[u8]) {
+    pub(in crate::protocol) fn place_piece(&mut self, key: Key, offset: u64, payload: &[u8]) {
         let Some(active) = self.active.get_mut(key) else { return };
         let Some(sharing) = &mut active.sharing else { return };
         let (unit, base) = (u64::from(sharing.share.unit), sharing.base as u64);
@@ -270,13 +270,13 @@ impl Core {
     }
 
     /// Whether fragments of long messages have come from `peer` lately.
-    pub(super) fn is_fed(&self, peer: PeerId) -> bool {
+    pub(in crate::protocol) fn is_fed(&self, peer: PeerId) -> bool {
         let state = self.peers.get(peer.index());
         state.is_some_and(|state| state.fed > 0 && self.turn - state.fed < PATIENCE)
     }
 
     /// COOPERATE: the receiver begins a split copy of a message.
-    pub(super) fn on_cooperate(
+    pub(in crate::protocol) fn on_cooperate(
         &mut self,
         peer: PeerId,
         tx: u64,

@@ -1,20 +1,24 @@
 //! Long messages whose bytes arrive by stream (PROTOCOL.md §4.11): placed without a copy, and requested again as
 //! fragments when the stream breaks.
 
-use super::Host;
-use super::engine::Core;
-use super::index_list::Key;
-use super::packet::Packet;
-use super::pushed::Place;
-use super::receive::Body;
-use super::send::{Carrier, TxRequest, TxState};
 use crate::memory::SegmentList;
+use crate::protocol::Host;
+use crate::protocol::engine::Core;
+use crate::protocol::index_list::Key;
+use crate::protocol::packet::Packet;
+use crate::protocol::receive::Body;
+use crate::protocol::schemes::push::Place;
+use crate::protocol::send::{Carrier, TxRequest, TxState};
 use crate::transport::PeerId;
 
 impl Core {
     /// The receive that the payload behind `header` is for, if it has been matched, and the payload's offset in the
     /// message.
-    pub(super) fn by_stream(&mut self, peer: PeerId, header: &[u8]) -> Option<(Key, u64)> {
+    pub(in crate::protocol) fn by_stream(
+        &mut self,
+        peer: PeerId,
+        header: &[u8],
+    ) -> Option<(Key, u64)> {
         match Packet::decode(header)? {
             Packet::Pushed { tx, offset } => match self.pushed.find(peer, tx)? {
                 Place::Active(key) => Some((key, offset)),
@@ -26,7 +30,7 @@ impl Core {
     }
 
     /// Where the next `len` bytes of a message belong. `None`: the bytes at `offset` are not the next ones.
-    pub(super) fn place_streamed(
+    pub(in crate::protocol) fn place_streamed(
         &mut self,
         peer: PeerId,
         key: Key,
@@ -46,7 +50,7 @@ impl Core {
     }
 
     /// The stream has written `len` bytes to where [`Core::place_streamed`] said.
-    pub(super) fn on_streamed(&mut self, key: Key, len: usize, host: &mut impl Host) {
+    pub(in crate::protocol) fn on_streamed(&mut self, key: Key, len: usize, host: &mut impl Host) {
         let Some(active) = self.active.get_mut(key) else { return };
         active.placing = false;
         active.received += len.min(active.want - active.received);
@@ -56,7 +60,7 @@ impl Core {
     }
 
     /// The outgoing stream to `peer` broke: the messages that it carried wait for the receiver's RESUME.
-    pub(super) fn park_streamed(&mut self, peer: PeerId) {
+    pub(in crate::protocol) fn park_streamed(&mut self, peer: PeerId) {
         let Self { tx, streams, .. } = self;
         streams.retain(|key| {
             let Some(request) = tx.get_mut(*key) else { return false };
@@ -70,7 +74,7 @@ impl Core {
     }
 
     /// The stream from `peer` broke: the missing bytes of each message are requested, now or when its receive is found.
-    pub(super) fn resume_streamed(&mut self, peer: PeerId) {
+    pub(in crate::protocol) fn resume_streamed(&mut self, peer: PeerId) {
         for key in self.active.keys_where(|active| active.peer == peer && active.cleared) {
             self.resume(key);
         }
@@ -90,7 +94,7 @@ impl Core {
     }
 
     /// Asks for the rest of a message as fragments.
-    pub(super) fn resume(&mut self, key: Key) {
+    pub(in crate::protocol) fn resume(&mut self, key: Key) {
         let Some(active) = self.active.get_mut(key).filter(|active| !active.resumed) else {
             return;
         };
@@ -109,7 +113,14 @@ impl Core {
     }
 
     /// RESUME: the receiver says from which byte on it wants fragments.
-    pub(super) fn on_resume(&mut self, peer: PeerId, tx: u64, rx: u64, from: u64, len: u64) {
+    pub(in crate::protocol) fn on_resume(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        rx: u64,
+        from: u64,
+        len: u64,
+    ) {
         let key = Key::from_wire(tx);
         let over = |request: &TxRequest| matches!(request.state, TxState::Over { .. });
         if self.tx.get(key).is_some_and(|request| request.peer == peer && over(request)) {

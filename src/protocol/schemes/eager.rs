@@ -3,17 +3,17 @@
 //! Some transports keep a message until the peer acknowledges it, and lose it if this process ends. There an eager send
 //! of that level waits for the acknowledgement. Elsewhere, and for long messages, which are answered, nothing is added.
 
-use super::engine::{Core, Engine};
-use super::index_list::Key;
-use super::packet::Envelope;
-use super::send::{SendOp, TxState, op_error, send_eager};
-use super::{Host, OpError};
+use crate::protocol::engine::{Core, Engine};
+use crate::protocol::index_list::Key;
+use crate::protocol::packet::Envelope;
+use crate::protocol::send::{SendOp, TxState, op_error, send_eager};
+use crate::protocol::{Host, OpError};
 use crate::transport::{Iface, Mark, PeerId};
 use std::collections::VecDeque;
 
 /// Sends that wait for the acknowledgement of one peer.
 #[derive(Debug)]
-pub(super) struct Leaving {
+pub(in crate::protocol) struct Leaving {
     peer: PeerId,
     /// In the order of sending.
     sends: VecDeque<(Mark, Key)>,
@@ -21,7 +21,7 @@ pub(super) struct Leaving {
 
 impl<I: Iface> Engine<I> {
     /// Sends an eager message that is complete when the peer's endpoint has it.
-    pub(super) fn send_tracked(
+    pub(in crate::protocol) fn send_tracked(
         &mut self,
         op: &SendOp,
         envelope: Envelope,
@@ -40,7 +40,12 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Waits for the acknowledgement of a send that the transport has taken. The send is counted as outstanding.
-    pub(super) fn await_arrival(&mut self, peer: PeerId, key: Key, host: &mut impl Host) {
+    pub(in crate::protocol) fn await_arrival(
+        &mut self,
+        peer: PeerId,
+        key: Key,
+        host: &mut impl Host,
+    ) {
         let Some(mark) = self.iface.tracked(peer) else {
             self.core.count_outstanding(peer, -1);
             return self.core.finish_send(key, None, host);
@@ -56,7 +61,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Completes the sends that have been acknowledged.
-    pub(super) fn advance_leaving(&mut self, host: &mut impl Host) -> usize {
+    pub(in crate::protocol) fn advance_leaving(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         for at in (0..self.core.leaving.len()).rev() {
             let Some(peer) = self.core.leaving.get(at).map(|leaving| leaving.peer) else { break };
@@ -70,7 +75,7 @@ impl<I: Iface> Engine<I> {
 
 impl Core {
     /// The peer has acknowledged everything before `upto`. Returns how many sends that completes.
-    pub(super) fn on_acknowledged(
+    pub(in crate::protocol) fn on_acknowledged(
         &mut self,
         peer: PeerId,
         upto: Mark,
@@ -95,7 +100,7 @@ impl Core {
     }
 
     /// The peer has departed: no acknowledgements will come.
-    pub(super) fn forget_leaving(&mut self, peer: PeerId) {
+    pub(in crate::protocol) fn forget_leaving(&mut self, peer: PeerId) {
         self.leaving.retain(|leaving| leaving.peer != peer);
     }
 }

@@ -2,14 +2,14 @@
 //! buffers, a few at a time, and the sender writes them. If the sender has advertised the message, the receiver reads
 //! every second chunk itself. Bytes that can be neither advertised nor written come as fragments.
 
-use super::Host;
-use super::engine::{Core, Engine};
-use super::index_list::{IndexList, Key};
-use super::packet::Packet;
-use super::receive::Active;
-use super::rendezvous::Step;
-use super::send::{Carrier, TxState};
 use crate::memory::SegmentList;
+use crate::protocol::Host;
+use crate::protocol::engine::{Core, Engine};
+use crate::protocol::index_list::{IndexList, Key};
+use crate::protocol::packet::Packet;
+use crate::protocol::receive::Active;
+use crate::protocol::schemes::fragments::Step;
+use crate::protocol::send::{Carrier, TxState};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{
@@ -30,20 +30,20 @@ const SHARE_MAX: usize = 128 * 1024;
 /// In one progress pass no further chunk is read after this many bytes.
 const READ_BATCH: usize = 512 * 1024;
 /// Set in the tokens of reads for messages, to tell them from those of direct RMA.
-pub(super) const OF_A_MESSAGE: u64 = 1 << 31;
+pub(in crate::protocol) const OF_A_MESSAGE: u64 = 1 << 31;
 
 /// A chunk of a receive: advertised to the sender as a remote buffer, or read by this endpoint.
 #[derive(Debug)]
-pub(super) struct Lent {
-    pub(super) peer: PeerId,
-    pub(super) message: Key,
-    pub(super) offset: usize,
+pub(in crate::protocol) struct Lent {
+    pub(in crate::protocol) peer: PeerId,
+    pub(in crate::protocol) message: Key,
+    pub(in crate::protocol) offset: usize,
     len: usize,
     ticket: Ticket,
     /// Whether this endpoint reads the chunk.
     reads: Reads,
     /// Its bytes are here, and bytes before it are missing.
-    pub(super) filled: bool,
+    pub(in crate::protocol) filled: bool,
     /// The sender gets sender-side delivery completions for it.
     seen: bool,
 }
@@ -60,21 +60,21 @@ enum Reads {
 
 /// The chunks of a receive.
 #[derive(Debug, Default)]
-pub(super) struct Lending {
+pub(in crate::protocol) struct Lending {
     /// A remote buffer was advertised to the sender.
-    pub(super) begun: bool,
+    pub(in crate::protocol) begun: bool,
     /// No further chunk begins.
     over: bool,
     /// Outstanding chunks, including complete ones that have gaps before them.
-    pub(super) out: usize,
+    pub(in crate::protocol) out: usize,
     /// Offset of the next chunk.
     next: usize,
     /// Bytes that the sender has written and knows to be delivered.
-    pub(super) seen: usize,
+    pub(in crate::protocol) seen: usize,
     /// How often the remote buffers were lost with their connection.
     losses: u8,
     /// The sender has completed the message, and has none of its bytes any more (GONE).
-    pub(super) gone: bool,
+    pub(in crate::protocol) gone: bool,
     /// The sender writes no bytes from this offset on (NACK): its chunks are to be invalidated.
     declined: Option<usize>,
     /// Bytes from this offset on do not count: they have to come in another way.
@@ -85,8 +85,8 @@ pub(super) struct Lending {
 
 /// A remote buffer that bytes of this endpoint have to be written into.
 #[derive(Debug)]
-pub(super) struct Due {
-    pub(super) tx: Key,
+pub(in crate::protocol) struct Due {
+    pub(in crate::protocol) tx: Key,
     offset: usize,
     len: usize,
     ticket: Ticket,
@@ -94,7 +94,7 @@ pub(super) struct Due {
 
 impl<I: Iface> Engine<I> {
     /// Advertises remote buffers of a receive. `None`: its bytes have to come in another way, and none was advertised.
-    pub(super) fn lend_windows(&mut self, key: Key, caps: &Caps) -> Option<Step> {
+    pub(in crate::protocol) fn lend_windows(&mut self, key: Key, caps: &Caps) -> Option<Step> {
         self.take_back_declined(key);
         let Some(active) = self.core.active.get_mut(key) else { return Some(Step::Done) };
         let (peer, lending) = (active.peer, &mut active.lending);
@@ -180,7 +180,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Invalidates the remote buffers that the sender of a message will not write.
-    pub(super) fn take_back_declined(&mut self, key: Key) {
+    pub(in crate::protocol) fn take_back_declined(&mut self, key: Key) {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return };
         let Some(from) = active.lending.declined.take() else { return };
@@ -196,7 +196,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Invalidates the keys of finished sends, and begins the queued reads in order.
-    pub(super) fn advance_reads(&mut self) -> usize {
+    pub(in crate::protocol) fn advance_reads(&mut self) -> usize {
         let Self { iface, core } = self;
         let (mut n, mut bytes) = (0, 0);
         for (peer, offer) in core.withdrawn.drain(..) {
@@ -239,7 +239,12 @@ impl<I: Iface> Engine<I> {
     }
 
     /// A WINDOW could not be sent: invalidates its remote buffer. Returns whether none of the message is outstanding.
-    pub(super) fn take_back_untold(&mut self, peer: PeerId, key: Key, ticket: &Ticket) -> bool {
+    pub(in crate::protocol) fn take_back_untold(
+        &mut self,
+        peer: PeerId,
+        key: Key,
+        ticket: &Ticket,
+    ) -> bool {
         let Self { iface, core } = self;
         let Some(active) = core.active.get_mut(key) else { return false };
         let is_it = |lent: &Lent| {
@@ -256,7 +261,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Writes into the remote buffers that peers have advertised, in order.
-    pub(super) fn advance_writes(&mut self) -> usize {
+    pub(in crate::protocol) fn advance_writes(&mut self) -> usize {
         let mut n = 0;
         let mut full: Vec<PeerId> = Vec::new();
         for _ in 0..self.core.due.len() {
@@ -294,7 +299,7 @@ impl<I: Iface> Engine<I> {
 impl Lent {
     /// Whether this endpoint reads it, and the sender does not write it.
     #[cfg(test)]
-    pub(super) fn is_ours(&self) -> bool {
+    pub(in crate::protocol) fn is_ours(&self) -> bool {
         self.reads != Reads::No
     }
 
@@ -339,12 +344,22 @@ fn piece(segments: &SegmentList, offset: usize, len: usize) -> SegmentList {
 
 impl Core {
     /// The sender has written a remote buffer.
-    pub(super) fn on_filled(&mut self, peer: PeerId, token: u64, host: &mut impl Host) {
+    pub(in crate::protocol) fn on_filled(
+        &mut self,
+        peer: PeerId,
+        token: u64,
+        host: &mut impl Host,
+    ) {
         self.on_part(peer, Key::from_wire(token), Reads::No, host);
     }
 
     /// The device has read a chunk of a message.
-    pub(super) fn on_part_read(&mut self, peer: PeerId, token: u64, host: &mut impl Host) {
+    pub(in crate::protocol) fn on_part_read(
+        &mut self,
+        peer: PeerId,
+        token: u64,
+        host: &mut impl Host,
+    ) {
         self.on_part(peer, Key::from_wire(token), Reads::Begun, host);
     }
 
@@ -390,7 +405,12 @@ impl Core {
     }
 
     /// The bytes of `chunk`, which this endpoint has written, are delivered.
-    pub(super) fn on_written(&mut self, peer: PeerId, chunk: Chunk, host: &mut impl Host) {
+    pub(in crate::protocol) fn on_written(
+        &mut self,
+        peer: PeerId,
+        chunk: Chunk,
+        host: &mut impl Host,
+    ) {
         let request = self.tx.get_mut(Key::from_wire(chunk.tx));
         let Some(request) = request.filter(|request| request.peer == peer) else { return };
         let (Some(seen), TxState::Writing { .. }) = (&mut request.seen, &request.state) else {
@@ -420,7 +440,7 @@ impl Core {
     }
 
     /// GONE: the sender has completed the message as delivered, and has none of its bytes any more.
-    pub(super) fn on_gone(&mut self, peer: PeerId, rx: u64) {
+    pub(in crate::protocol) fn on_gone(&mut self, peer: PeerId, rx: u64) {
         let Some(active) = self.lending_to(peer, rx) else { return };
         active.lending.gone = true;
         active.lending.end_at(0);
@@ -430,7 +450,7 @@ impl Core {
 
     /// The connection to `peer` ended, and with it the remote buffers of both sides. Those of the peer stay in `due`: a
     /// write to them has no effect, and a new one may be among them already.
-    pub(super) fn lose_windows(&mut self, peer: PeerId) {
+    pub(in crate::protocol) fn lose_windows(&mut self, peer: PeerId) {
         for token in self.lent.keys_where(|lent| lent.peer == peer) {
             self.lent.remove(token);
             self.counts.windows_lost += 1;
@@ -452,7 +472,7 @@ impl Core {
     }
 
     /// NACK: the sender will write no bytes of a message from `offset` on.
-    pub(super) fn on_decline(&mut self, peer: PeerId, rx: u64, offset: u64) {
+    pub(in crate::protocol) fn on_decline(&mut self, peer: PeerId, rx: u64, offset: u64) {
         let Some(active) = self.lending_to(peer, rx) else { return };
         if active.cleared {
             return; // requested as fragments meanwhile
@@ -479,7 +499,7 @@ impl Core {
     }
 
     /// WINDOW: the receiver advertises a remote buffer.
-    pub(super) fn on_window(
+    pub(in crate::protocol) fn on_window(
         &mut self,
         peer: PeerId,
         tx: u64,
@@ -535,7 +555,7 @@ impl Core {
     }
 
     /// Replies GONE: the message is complete and has no more bytes. One reply serves any number of requests.
-    pub(super) fn say_gone(&mut self, peer: PeerId, key: Key, rx: u64) {
+    pub(in crate::protocol) fn say_gone(&mut self, peer: PeerId, key: Key, rx: u64) {
         let state = self.tx.get_mut(key).map(|request| &mut request.state);
         if let Some(TxState::Over { told: told @ false }) = state {
             *told = true;

@@ -1,12 +1,12 @@
 //! Moving the bytes of long messages. The receiver reads them where it can. Otherwise it advertises remote buffers, or
 //! sends a CTS, and the sender writes the bytes or sends fragments.
 
-use super::engine::{Core, Engine};
-use super::index_list::Key;
-use super::packet::{Packet, PieceHeader, Ranges};
-use super::receive::{Active, Outcome};
-use super::send::{Carrier, TxState, streams};
-use super::{Cause, Host};
+use crate::protocol::engine::{Core, Engine};
+use crate::protocol::index_list::Key;
+use crate::protocol::packet::{Packet, PieceHeader, Ranges};
+use crate::protocol::receive::{Active, Outcome};
+use crate::protocol::send::{Carrier, TxState, streams};
+use crate::protocol::{Cause, Host};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Iface, Mode, PeerId, SendError, piece_of, slice_ranges};
@@ -20,7 +20,7 @@ const STREAM_BATCH: usize = 4;
 const FLUSH_AFTER: usize = 16;
 
 /// Outcome of one step of a transfer.
-pub(super) enum Step {
+pub(in crate::protocol) enum Step {
     /// Nothing moved; more to do later.
     Again,
     /// Something moved; more to do.
@@ -30,13 +30,13 @@ pub(super) enum Step {
 }
 
 /// Whether process_vm_readv or process_vm_writev is not permitted or not available: another method may work.
-pub(super) fn is_refusal(errno: Errno) -> bool {
+pub(in crate::protocol) fn is_refusal(errno: Errno) -> bool {
     matches!(errno.0, libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EOPNOTSUPP)
 }
 
 impl<I: Iface> Engine<I> {
     /// Advances the rendezvous receives whose bytes this endpoint has to move.
-    pub(super) fn advance_pulls(&mut self, host: &mut impl Host) -> usize {
+    pub(in crate::protocol) fn advance_pulls(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         self.core.turn += u64::from(!self.core.pulls.is_empty());
         for _ in 0..self.core.pulls.len() {
@@ -113,7 +113,12 @@ impl<I: Iface> Engine<I> {
     }
 
     /// The sender's memory cannot be read: asks the sender to send the bytes, if that may work.
-    pub(super) fn pull_failed(&mut self, key: Key, errno: Errno, host: &mut impl Host) -> Step {
+    pub(in crate::protocol) fn pull_failed(
+        &mut self,
+        key: Key,
+        errno: Errno,
+        host: &mut impl Host,
+    ) -> Step {
         let Some(active) = self.core.active.get(key) else { return Step::Done };
         let (from, want) = (active.received, active.want);
         // A sender may be able to read memory that other processes cannot: memfd_secret(2), device memory. Which side's
@@ -131,7 +136,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Advances the sends that a CTS has released, and those with unsolicited bytes left.
-    pub(super) fn advance_streams(&mut self, host: &mut impl Host) -> usize {
+    pub(in crate::protocol) fn advance_streams(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         for _ in 0..self.core.streams.len() {
             let Some(key) = self.core.streams.pop_front() else { break };
@@ -290,7 +295,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Sends the first unsolicited bytes of a message that was just announced.
-    pub(super) fn begin_push(&mut self, key: Key, host: &mut impl Host) {
+    pub(in crate::protocol) fn begin_push(&mut self, key: Key, host: &mut impl Host) {
         if self.core.tx.get(key).is_some_and(|request| request.carrier == Carrier::Stream) {
             self.iface.flush(); // the announcement
         }
@@ -301,7 +306,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Sends the queued replies while there is room.
-    pub(super) fn flush_outbox(&mut self, host: &mut impl Host) -> usize {
+    pub(in crate::protocol) fn flush_outbox(&mut self, host: &mut impl Host) -> usize {
         let mut answers = std::mem::take(&mut self.core.outbox);
         let n = self.send_answers(&mut answers, host);
         answers.append(&mut self.core.outbox);
@@ -313,7 +318,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Sends the replies that are not urgent: they are not flushed, and may share a packet with others.
-    pub(super) fn flush_late(&mut self, host: &mut impl Host) -> usize {
+    pub(in crate::protocol) fn flush_late(&mut self, host: &mut impl Host) -> usize {
         let mut answers = std::mem::take(&mut self.core.late);
         let n = self.send_answers(&mut answers, host);
         self.core.late = answers;
@@ -397,7 +402,7 @@ impl Core {
         self.outbox.push_back((active.peer, packet));
     }
 
-    pub(super) fn finish_active(&mut self, key: Key, host: &mut impl Host) {
+    pub(in crate::protocol) fn finish_active(&mut self, key: Key, host: &mut impl Host) {
         let Some(active) = self.active.remove(key) else { return };
         self.pushed.remove(active.peer, active.tx);
         let fin = (active.peer, Packet::Fin { tx: active.tx, status: 0 });
@@ -414,7 +419,13 @@ impl Core {
     }
 
     /// Ends a rendezvous receive with an error and tells the sender.
-    pub(super) fn fail_active(&mut self, key: Key, error: i32, cause: Cause, host: &mut impl Host) {
+    pub(in crate::protocol) fn fail_active(
+        &mut self,
+        key: Key,
+        error: i32,
+        cause: Cause,
+        host: &mut impl Host,
+    ) {
         let Some(active) = self.active.remove(key) else { return };
         self.pushed.remove(active.peer, active.tx);
         let status = error.unsigned_abs();
@@ -434,7 +445,7 @@ impl Core {
         }
     }
 
-    pub(super) fn on_cts(
+    pub(in crate::protocol) fn on_cts(
         &mut self,
         peer: PeerId,
         (tx, rx): (u64, u64),
@@ -481,7 +492,7 @@ impl Core {
         self.streams.push_back(key);
     }
 
-    pub(super) fn on_fragment(
+    pub(in crate::protocol) fn on_fragment(
         &mut self,
         peer: PeerId,
         rx: u64,
@@ -513,7 +524,7 @@ impl Core {
     }
 
     /// FAULT: the sender cannot read its own memory.
-    pub(super) fn on_fault(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
+    pub(in crate::protocol) fn on_fault(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
         let key = Key::from_wire(rx);
         if self.active.get(key).is_some_and(|a| a.peer == peer && a.cleared && !a.placing) {
             self.fail_active(key, libc::EFAULT, Cause::SenderUnreadable, host);
@@ -522,7 +533,7 @@ impl Core {
         }
     }
 
-    pub(super) fn on_put_done(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
+    pub(in crate::protocol) fn on_put_done(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
         let key = Key::from_wire(rx);
         let active = self.active.get_mut(key).filter(|a| a.peer == peer && a.cleared && !a.placing);
         let Some(active) = active else {
