@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::memory::keys::{RegionTable, Right};
 use crate::sys::numbers::NumberMap;
 use crate::sys::process;
-use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::JobKey;
 use crate::transport::router;
 use libfabric_sys::fid_domain;
 use once_cell::sync::OnceCell;

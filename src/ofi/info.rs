@@ -16,12 +16,11 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-use crate::config::{Config, NicName};
+use crate::config::Config;
 use crate::sys::net::Nic;
 use crate::telemetry::log;
-use crate::transport::net::verbs::{NamedDevice, RdmaSettings};
-use crate::transport::net::{job_key, verbs};
-use hints::Hints;
+use crate::transport::{job_key, router};
+use hints::{Hints, NamedDevice};
 use libfabric_sys::{FI_EINVAL, FI_ENOMEM, FI_PROV_ATTR_ONLY, FI_REMOTE_COMM, fi_info};
 pub(crate) use limits::*;
 use place::Place;
@@ -78,10 +77,9 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
     job_key::of_environment(config).map_err(|bad| {
         Refusal::new("job key", format_args!("{} {}", bad.source, bad.fault), bad.wanted())
     })?;
-    // A domain named like an RDMA device uses that device.
-    let device = hints.domain_name.as_deref().and_then(verbs::device_named);
-    let named = match device {
-        Some(nic) => Some((insist(config, &nic)?, on_device(hints, nic))),
+    // A domain named like a transport's device uses that device.
+    let named = match &hints.domain_name {
+        Some(name) => on_device(config, hints, name)?,
         None => None,
     };
     let (config, hints) = named.as_ref().map_or((config, hints), |(config, hints)| (config, hints));
@@ -93,27 +91,30 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
             "FI_REMOTE_COMM is granted because it was asked for, but only peers of this node are reached: FI_UDRV_NET=0"
         ));
     }
-    let rdma = if config.net { rdma_device(&place, hints, config)? } else { None };
-    let nic = rdma.or_else(|| nic::behind(&place.interface));
+    let device = device_at(&place, hints, config)?;
+    let nic = device.or_else(|| nic::behind(&place.interface));
     Ok(Offer { attributes, place: Some(place), nic })
 }
 
-fn insist(config: &Config, nic: &NicName) -> Result<Config, Refusal> {
-    verbs::insisting(config, nic).map_err(|offered| Refusal::new("domain_attr->name", nic, offered))
+/// Configuration and hints of a domain that has the name of a transport's device; `None`: no device has this name.
+fn on_device(
+    config: &Config,
+    hints: &Hints,
+    name: &str,
+) -> Result<Option<(Config, Hints)>, Refusal> {
+    let Some(config) = router::with_device(config, name) else { return Ok(None) };
+    let config = config.map_err(|offered| Refusal::new("domain_attr->name", name, offered))?;
+    let device = NamedDevice { name: name.to_owned(), ips: router::addresses_of(name) };
+    Ok(Some((config, Hints { device: Some(device), ..hints.clone() })))
 }
 
-fn on_device(hints: &Hints, nic: NicName) -> Hints {
-    Hints { device: Some(NamedDevice::new(nic)), ..hints.clone() }
-}
-
-/// The RDMA device that an endpoint at `place` would use beside its interface.
-fn rdma_device(place: &Place, hints: &Hints, config: &Config) -> Result<Option<Nic>, Refusal> {
-    let settings = RdmaSettings::of(config);
-    verbs::offer(&settings, place.source.0.ip()).map_err(|_| {
+/// The device that an endpoint at `place` would use beside its interface.
+fn device_at(place: &Place, hints: &Hints, config: &Config) -> Result<Option<Nic>, Refusal> {
+    router::device_at(config, place.source.0.ip()).map_err(|variable| {
         let none = "no RDMA device that works for this address";
         match &hints.device {
-            Some(device) => Refusal::new("domain_attr->name", &device.nic, none),
-            None => Refusal::new("FI_UDRV_RDMA", "require", none),
+            Some(device) => Refusal::new("domain_attr->name", &device.name, none),
+            None => Refusal::new(variable, "require", none),
         }
     })
 }

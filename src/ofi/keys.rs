@@ -3,8 +3,8 @@
 use super::fabric::Fabric;
 use crate::config::Config;
 use crate::telemetry::log;
-use crate::transport::net::job_key;
-use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::JobKey;
+use crate::transport::job_key;
 use libfabric_sys::{FI_AV_AUTH_KEY, FI_EINVAL, fi_version};
 
 /// The source of the job key of endpoints that are opened without one.

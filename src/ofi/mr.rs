@@ -10,7 +10,7 @@ use crate::memory::declared::{Declaration, declare};
 use crate::memory::keys::Region;
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::telemetry::log;
-use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::JobKey;
 use libfabric_sys::{
     FI_AUTH_KEY, FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EBUSY, FI_EINVAL, FI_ENABLE,
     FI_ENOKEY, FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_SYSTEM,

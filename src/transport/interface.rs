@@ -11,8 +11,10 @@ use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::sys::event::Epoll;
+use crate::sys::net::Nic;
 use crate::sys::udp::UdpPort;
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// The capabilities of a transport towards one peer.
@@ -777,6 +779,26 @@ pub(crate) trait Transport:
     /// Delivers everything `peer` has sent so far by this transport: it has departed by another one.
     fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
         let _ = (peer, handler);
+    }
+
+    /// The configuration of a domain that has the name of a device of this transport: it uses no other device. `None`:
+    /// no device has this name. Errors: the variable with which the user excludes the device.
+    fn with_device(config: &Config, name: &str) -> Option<Result<Config, &'static str>> {
+        let _ = (config, name);
+        None
+    }
+
+    /// The IP addresses of the ports of the device `name`.
+    fn addresses_of(name: &str) -> Vec<IpAddr> {
+        let _ = name;
+        Vec::new()
+    }
+
+    /// The device that an endpoint at `ip` would use beside its interface, opened and tested. Errors: the variable that
+    /// requires one, if none works.
+    fn device_at(config: &Config, ip: IpAddr) -> Result<Option<Nic>, &'static str> {
+        let _ = (config, ip);
+        Ok(None)
     }
 
     /// No peer is still in a copy from or to memory of an endpoint that has closed.

@@ -8,6 +8,7 @@
 pub(crate) mod address;
 pub(crate) mod address_index;
 pub(crate) mod interface;
+pub(crate) mod job_key;
 pub(crate) mod loopback;
 pub(crate) mod net;
 pub(crate) mod packed_address;
@@ -20,8 +21,7 @@ pub(crate) mod shm;
 use crate::sys::cma::Range;
 pub(crate) use address::{Address, LocalHost};
 pub(crate) use interface::*;
-pub(crate) use net::job_key::Source;
-pub(crate) use net::reliable::tag::JobKey;
+pub(crate) use job_key::{JobKey, Source};
 pub(crate) use share::{Assisted, Share, Taken};
 
 /// A peer endpoint, numbered at first contact by the interface that talks to it.

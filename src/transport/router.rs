@@ -18,6 +18,7 @@ use crate::sys::udp::UdpPort;
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
 use list::{Lane, Lanes, each_lane, each_lane_mut, on_lane, on_lane_mut, without_lane};
+pub(crate) use list::{addresses_of, device_at, with_device};
 use pace::Pace;
 pub(crate) use routes::Router;
 use routes::{NO_WAY, Route, set_route};

@@ -7,7 +7,7 @@ use crate::ofi::guard::{code, entries};
 use crate::ofi::lock::Locked;
 use crate::ofi::own::{Object, close as close_object, own, own_behind_hooks};
 use crate::ofi::table::{Slack, Table, stubs};
-use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::JobKey;
 use libfabric_sys::{FI_EINVAL, fi_ops, fid, fid_av};
 use std::ffi::c_int;
 use std::sync::Arc;

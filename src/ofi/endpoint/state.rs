@@ -15,8 +15,8 @@ use crate::ofi::table::Slack;
 use crate::protocol::{Engine, Receives};
 use crate::telemetry::log;
 use crate::transport::Address;
-use crate::transport::net::job_key;
-use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::JobKey;
+use crate::transport::job_key;
 use crate::transport::router::Router;
 use libfabric_sys::{
     FI_ATOMIC, FI_COLLECTIVE, FI_ENOAV, FI_ENOKEY, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ,

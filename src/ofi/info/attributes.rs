@@ -14,7 +14,7 @@ use super::names;
 use super::refusal::Refusal;
 use crate::config::Config;
 use crate::memory::atomic::MAX_BYTES;
-use crate::transport::net::job_key::SECRET_MAX;
+use crate::transport::job_key::SECRET_MAX;
 use libfabric_sys::{
     FI_ATOMIC, FI_AV_AUTH_KEY, FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM,
     FI_MR_BASIC, FI_MR_SCALABLE, FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX,

@@ -1,13 +1,21 @@
 //! The hints of `fi_getinfo` as one Rust value. An attribute structure that the application left
 //! out reads as all zeroes, which fi_getinfo(3) defines as "no hint" for every member.
 
-use crate::transport::net::job_key::SECRET_MAX;
-use crate::transport::net::verbs::NamedDevice;
+use crate::transport::job_key::SECRET_MAX;
 use libfabric_sys::{
     FI_AV_AUTH_KEY, fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr, fi_info, fi_rx_attr,
     fi_tx_attr, fi_version, fid_t,
 };
 use std::ffi::{CStr, c_char, c_void};
+use std::net::IpAddr;
+
+/// A device, or one of its ports, that the application names as the domain.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct NamedDevice {
+    pub(super) name: String,
+    /// The IP addresses of its ports, if it has any.
+    pub(super) ips: Vec<IpAddr>,
+}
 
 /// The application's hints.
 #[derive(Clone, Debug)]
@@ -27,7 +35,7 @@ pub(super) struct Hints {
     /// Members younger than the caller's API version are zero.
     pub(super) domain: fi_domain_attr_2_7,
     pub(super) domain_name: Option<String>,
-    /// The RDMA device of that name.
+    /// The device of that name.
     pub(super) device: Option<NamedDevice>,
     pub(super) fabric_name: Option<String>,
     pub(super) prov_name: Option<String>,

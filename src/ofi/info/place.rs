@@ -122,7 +122,7 @@ pub(super) fn find(
         return Err(Refusal::new("dest_addr", dest, format_args!("addresses like {source}")));
     }
     let by_family = if source.is_ipv6() { FI_SOCKADDR_IN6 } else { FI_SOCKADDR_IN };
-    let device = hints.device.as_ref().map(|device| device.nic.to_string());
+    let device = hints.device.as_ref().map(|device| device.name.clone());
     Ok(Place {
         domain: device.unwrap_or_else(|| interface.clone()),
         format: if format.is_text { FI_ADDR_STR } else { by_family },

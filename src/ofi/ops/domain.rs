@@ -11,7 +11,7 @@ use crate::ofi::table::{SLACK, Table, stubs};
 use crate::ofi::trigger::Triggers;
 use crate::ofi::{av, cntr, cq, elsewhere, endpoint, eq, keys, mr, poll_set};
 use crate::telemetry::log;
-use crate::transport::net::verbs;
+use crate::transport::router;
 use libfabric_sys::{
     FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP,
     FI_FLUSH_WORK, FI_MR_BASIC, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_QUEUE_WORK,
@@ -112,9 +112,9 @@ pub(crate) unsafe fn open(
 /// `fi_getinfo` would not have offered.
 fn config_of(name: Option<&str>) -> Result<Config, i32> {
     let config = Config::from_environment();
-    let Some(nic) = name.and_then(verbs::device_named) else { return Ok(config) };
-    verbs::insisting(&config, &nic).map_err(|offered| {
-        log::warn(format_args!("domain_attr->name refused: {nic}, offered {offered}"));
+    let Some(name) = name else { return Ok(config) };
+    router::with_device(&config, name).unwrap_or(Ok(config)).map_err(|offered| {
+        log::warn(format_args!("domain_attr->name refused: {name}, offered {offered}"));
         FI_EINVAL
     })
 }

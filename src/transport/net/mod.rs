@@ -4,7 +4,6 @@ mod background;
 pub(crate) mod bulk;
 mod core;
 mod ending;
-pub(crate) mod job_key;
 pub(crate) mod link;
 pub(crate) mod neighbours;
 pub(crate) mod reliable;
@@ -19,20 +18,20 @@ use super::peers::PeerTable;
 use super::{
     Address, BCOPY_LEAST, Caps, Chunk, Contact, Departure, ELSEWHERE, Exposed, Handler, Head,
     Lending, LookedAt, MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PeerId, Reach, Reached,
-    SendError, Sharing, Spot, StreamEnd, Streaming, Ticket, Transport, Windows,
+    SendError, Sharing, Source, Spot, StreamEnd, Streaming, Ticket, Transport, Windows,
 };
-use crate::config::ReadPolicy;
+use crate::config::{Config, ReadPolicy};
 use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
-use crate::sys::net::interfaces;
+use crate::sys::net::{Nic, interfaces};
 use crate::sys::sock_diag::{PortHolder, udp_port_holders};
 use crate::sys::visited::{Owner, visited};
 use crate::sys::{Errno, clock, process, spare};
 use crate::telemetry::log;
+use crate::transport::JobKey;
 use bulk::{BULK_CONTROL, Bulk, BulkSink, CONTROL_LEN};
 use link::Link;
 use neighbours::{Neighbours, Standing};
-use reliable::tag::JobKey;
 use reliable::{Reliable, Settings, Sink};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -81,7 +80,7 @@ const PACKET_COST: usize = 1024;
 pub(crate) struct NetSettings {
     pub(crate) key: JobKey,
     /// The source of the key.
-    pub(crate) key_source: job_key::Source,
+    pub(crate) key_source: Source,
     /// FI_UDRV_PEER_TIMEOUT, seconds.
     pub(crate) peer_timeout_s: u64,
     /// FI_UDRV_NET_BUFFER, bytes.
@@ -994,6 +993,21 @@ impl Sharing for Net {}
 impl Transport for Net {
     const NAME: &'static str = "network";
     const TWO_WAY: bool = true;
+
+    fn with_device(config: &Config, name: &str) -> Option<Result<Config, &'static str>> {
+        verbs::with_device(config, name)
+    }
+
+    fn addresses_of(name: &str) -> Vec<IpAddr> {
+        verbs::addresses_of(name)
+    }
+
+    fn device_at(config: &Config, ip: IpAddr) -> Result<Option<Nic>, &'static str> {
+        if !config.net {
+            return Ok(None);
+        }
+        verbs::device_at(&RdmaSettings::of(config), ip).map_err(|_| "FI_UDRV_RDMA")
+    }
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
         let config = opening.config;

@@ -4,10 +4,10 @@ use super::*;
 use crate::config::{Config, RdmaPolicy};
 use crate::memory::OwnedBuffer;
 use crate::transport::Range;
+use crate::transport::Source;
 use crate::transport::address::LocalHost;
 use crate::transport::net::background::ABSENT_NS;
 use crate::transport::net::bulk::no_way::NoWay;
-use crate::transport::net::job_key::Source;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 

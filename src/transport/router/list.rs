@@ -29,6 +29,32 @@ macro_rules! transports {
             true $(&& <$kind as crate::transport::Transport>::are_left_settled())*
         }
 
+        /// [`crate::transport::Transport::with_device`] of the first transport that has the device.
+        pub(crate) fn with_device(
+            config: &crate::config::Config,
+            name: &str,
+        ) -> Option<Result<crate::config::Config, &'static str>> {
+            None$(.or_else(|| <$kind as crate::transport::Transport>::with_device(config, name)))*
+        }
+
+        /// [`crate::transport::Transport::addresses_of`] of all transports.
+        pub(crate) fn addresses_of(name: &str) -> Vec<std::net::IpAddr> {
+            let mut all = Vec::new();
+            $(all.extend(<$kind as crate::transport::Transport>::addresses_of(name));)*
+            all
+        }
+
+        /// [`crate::transport::Transport::device_at`] of the first transport that has one.
+        pub(crate) fn device_at(
+            config: &crate::config::Config,
+            ip: std::net::IpAddr,
+        ) -> Result<Option<crate::sys::net::Nic>, &'static str> {
+            $(if let Some(nic) = <$kind as crate::transport::Transport>::device_at(config, ip)? {
+                return Ok(Some(nic));
+            })*
+            Ok(None)
+        }
+
         /// A transport of the list.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[allow(non_camel_case_types)]

@@ -10,9 +10,9 @@ use super::interface::Sink;
 use super::packet::{
     HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_KEY, REFUSED_VERSION, VERSION, VERSION_MIN,
 };
-use super::tag::same;
 use crate::telemetry::log;
 use crate::transport::address::WIRE_LEN;
+use crate::transport::job_key::same;
 use crate::transport::net::neighbours::Standing;
 use crate::transport::{Address, PeerId};
 

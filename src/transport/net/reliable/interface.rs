@@ -1,7 +1,7 @@
 //! The interface to the layer above: its settings, the counts it can read, and the callbacks it implements.
 
-use super::tag::JobKey;
-use crate::transport::net::job_key::Source;
+use crate::transport::JobKey;
+use crate::transport::Source;
 use crate::transport::net::neighbours::Standing;
 use crate::transport::{Address, Departure, Mark, PeerId};
 

@@ -1,8 +1,9 @@
 //! The datagrams of the reliable layer (PROTOCOL.md §7). Decoding accepts any bytes and fails only with `None`; results
 //! are checked for length only. A packet prints itself as a readable line.
 
-use super::tag::{BlockHash, JobKey, SessionKey};
+use super::tag::{BlockHash, SessionKey};
 use crate::transport::Address;
+use crate::transport::JobKey;
 use std::fmt;
 
 /// First bytes of a handshake packet.

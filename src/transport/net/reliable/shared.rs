@@ -5,7 +5,8 @@ use super::congestion::WINDOW_MAX;
 use super::connection::coalescer::Backoff;
 use super::interface::{Counts, Settings};
 use super::receiver::Assembly;
-use super::tag::{BlockHash, JobKey};
+use super::tag::BlockHash;
+use crate::transport::JobKey;
 
 /// Purpose of the secret that cookies are made with, for [`JobKey::from_secret`].
 const COOKIE_SECRET: u64 = 5;

@@ -12,10 +12,9 @@
 #![forbid(unsafe_code)]
 
 mod block_hash;
-mod siphash;
 
+use crate::transport::job_key::{JobKey, Purpose, SipHash};
 pub(crate) use block_hash::BlockHash;
-use siphash::SipHash;
 use std::fmt;
 
 impl BlockHash {
@@ -25,86 +24,7 @@ impl BlockHash {
     }
 }
 
-/// 128 bits that only the processes of a job share.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct JobKey([u8; 16]);
-
-/// The purpose of a derived value. It is the first word of the function's input, so a value made for one purpose never
-/// serves another.
-#[derive(Clone, Copy)]
-enum Purpose {
-    Handshake = 1,
-    Session = 2,
-    BlockHash = 3,
-    RvModule = 4,
-    Mark = 5,
-}
-
-/// The public key that job keys are derived with.
-const PUBLIC: [u8; 16] = *b"udrv job key 1  ";
-
-impl JobKey {
-    /// A key of these bits.
-    pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(bytes)
-    }
-
-    /// The key that `secret`, of any length, makes. `kind` separates secrets that come from different places.
-    ///
-    /// SipHash does not prevent finding two secrets with one key. That does no harm: a user that can choose the secret
-    /// has the key anyway. What counts is that no wrong secret happens to make the key: its 128 bits ensure that, and
-    /// they never leave the process.
-    pub(crate) fn from_secret(kind: u64, secret: &[u8]) -> Self {
-        let mut state = SipHash::new_128(&PUBLIC);
-        state.word(kind);
-        state.word(secret.len() as u64);
-        Self(state.finish_128_with(secret))
-    }
-
-    /// Tag of a handshake packet.
-    pub(crate) fn tag(&self, bytes: &[u8]) -> u64 {
-        let mut state = SipHash::new(&self.0);
-        state.word(Purpose::Handshake as u64);
-        state.finish_with(bytes)
-    }
-
-    /// The key of one connection, the same on both sides. Each side is identified by its endpoint's incarnation and its
-    /// nonce of this connection.
-    pub(crate) fn session(&self, mine: (u64, u64), theirs: (u64, u64)) -> SessionKey {
-        let (first, second) = if mine <= theirs { (mine, theirs) } else { (theirs, mine) };
-        let words = [Purpose::Session as u64, first.0, first.1, second.0, second.1];
-        SessionKey(self.derive(words))
-    }
-
-    /// The job's identifier for the kernel's rv module, which shows it to other nodes' modules. It reveals nothing of
-    /// the key.
-    pub(crate) fn for_rv(&self) -> [u8; 16] {
-        self.derive([Purpose::RvModule as u64])
-    }
-
-    /// Tells keys of one user's processes on one node apart. Not 0, and reveals nothing of the key.
-    pub(crate) fn mark(&self) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = self.derive([Purpose::Mark as u64]);
-        u64::from_le_bytes([a, b, c, d, e, f, g, h]).max(1)
-    }
-
-    fn derive(&self, words: impl IntoIterator<Item = u64>) -> [u8; 16] {
-        let mut state = SipHash::new_128(&self.0);
-        for word in words {
-            state.word(word);
-        }
-        state.finish_128_with(&[])
-    }
-}
-
-impl fmt::Debug for JobKey {
-    /// Does not print the key: a log must not reveal it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JobKey")
-    }
-}
-
-/// The key of one connection: [`JobKey::session`].
+/// The key of one connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionKey([u8; 16]);
 
@@ -115,6 +35,14 @@ const DIRECT_MAX: usize = 32;
 const USUAL: usize = 32;
 
 impl SessionKey {
+    /// The key of one connection, the same on both sides. Each side is identified by its endpoint's incarnation and its
+    /// nonce of this connection.
+    pub(crate) fn new(job: &JobKey, mine: (u64, u64), theirs: (u64, u64)) -> Self {
+        let (first, second) = if mine <= theirs { (mine, theirs) } else { (theirs, mine) };
+        let words = [Purpose::Session as u64, first.0, first.1, second.0, second.1];
+        Self(job.derive(words))
+    }
+
     /// Tag of a packet: over its header and payload, their lengths, and `direction`. The direction is 0 for packets
     /// from the side whose (incarnation, connection nonce) is smaller, else 1, so that a packet sent back to its sender
     /// fails. `blocks` is of the same job key.
@@ -163,41 +91,40 @@ impl fmt::Debug for SessionKey {
     }
 }
 
-/// True if two tags are equal. Comparing one word takes the same time wherever they differ.
-pub(crate) fn same(a: u64, b: u64) -> bool {
-    std::hint::black_box(a ^ b) == 0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KEY: JobKey = JobKey([0x42; 16]);
+    const KEY: JobKey = JobKey::from_bytes([0x42; 16]);
     const CLIENT: (u64, u64) = (7, 1);
     const SERVER: (u64, u64) = (5, 9);
 
+    fn session(key: &JobKey, mine: (u64, u64), theirs: (u64, u64)) -> SessionKey {
+        SessionKey::new(key, mine, theirs)
+    }
+
     /// A session's tag on packets of one connection from its client.
     fn tag(header: &[u8], payload: &[u8]) -> u64 {
-        KEY.session(CLIENT, SERVER).tag(&BlockHash::new(&KEY), 1, header, payload)
+        session(&KEY, CLIENT, SERVER).tag(&BlockHash::new(&KEY), 1, header, payload)
     }
 
     #[test]
     fn both_sides_have_the_same_key_and_directions_differ() {
-        assert_eq!(KEY.session(CLIENT, SERVER), KEY.session(SERVER, CLIENT));
-        let (key, blocks) = (KEY.session(CLIENT, SERVER), BlockHash::new(&KEY));
+        assert_eq!(session(&KEY, CLIENT, SERVER), session(&KEY, SERVER, CLIENT));
+        let (key, blocks) = (session(&KEY, CLIENT, SERVER), BlockHash::new(&KEY));
         assert_ne!(key.tag(&blocks, 0, b"header", b""), key.tag(&blocks, 1, b"header", b""));
     }
 
     #[test]
     fn every_nonce_and_the_job_key_matter() {
-        let key = KEY.session(CLIENT, SERVER);
-        assert_ne!(key, KEY.session((CLIENT.0 + 1, CLIENT.1), SERVER));
-        assert_ne!(key, KEY.session((CLIENT.0, CLIENT.1 + 1), SERVER));
-        assert_ne!(key, KEY.session(CLIENT, (SERVER.0 + 1, SERVER.1)));
-        assert_ne!(key, KEY.session(CLIENT, (SERVER.0, SERVER.1 + 1)));
-        let other = JobKey([0x43; 16]);
-        assert_ne!(key, other.session(CLIENT, SERVER));
+        let key = session(&KEY, CLIENT, SERVER);
+        assert_ne!(key, session(&KEY, (CLIENT.0 + 1, CLIENT.1), SERVER));
+        assert_ne!(key, session(&KEY, (CLIENT.0, CLIENT.1 + 1), SERVER));
+        assert_ne!(key, session(&KEY, CLIENT, (SERVER.0 + 1, SERVER.1)));
+        assert_ne!(key, session(&KEY, CLIENT, (SERVER.0, SERVER.1 + 1)));
+        let other = JobKey::from_bytes([0x43; 16]);
+        assert_ne!(key, session(&other, CLIENT, SERVER));
         assert_ne!(KEY.tag(b"hello"), other.tag(b"hello"));
         let payload = [1; 100];
         let (mine, strange) = (BlockHash::new(&KEY), BlockHash::new(&other));
@@ -220,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_key_prints_nothing_of_itself() {
-        assert_eq!(format!("{KEY:?} {:?}", KEY.session(CLIENT, SERVER)), "JobKey SessionKey");
+        assert_eq!(format!("{KEY:?} {:?}", session(&KEY, CLIENT, SERVER)), "JobKey SessionKey");
     }
 
     proptest! {

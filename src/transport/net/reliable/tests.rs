@@ -2,12 +2,12 @@
 
 use super::handshake::{HALF_OPEN_FREE, HINTS_MAX};
 use super::packet::{Dump, HEADER_LEN, HEADER_TAGS, Hello, HelloKind};
-use super::tag::JobKey;
 use super::*;
 use crate::sys::reserve::tests::without_memory;
 use crate::telemetry::log::captured;
 use crate::transport::Departure;
-use crate::transport::net::job_key::Source;
+use crate::transport::JobKey;
+use crate::transport::Source;
 use crate::transport::net::neighbours::Standing;
 use std::cell::RefCell;
 use std::io::IoSlice;

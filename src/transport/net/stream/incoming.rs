@@ -7,8 +7,8 @@ use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::tcp::Received;
 use crate::transport::PeerId;
+use crate::transport::job_key::same;
 use crate::transport::net::reliable::Reliable;
-use crate::transport::net::reliable::tag::same;
 
 /// Most reads in one turn.
 const READS: usize = 16;

@@ -502,7 +502,7 @@ impl Streams {
     fn meet(&mut self, number: u32, machine: &Reliable) {
         let Some((mut member, greeting)) = self.strangers.greet(number) else { return };
         let tag = machine.sign(greeting.dest, false, &greeting.signed());
-        let genuine = tag.is_some_and(|tag| super::reliable::tag::same(tag, greeting.tag));
+        let genuine = tag.is_some_and(|tag| crate::transport::job_key::same(tag, greeting.tag));
         let Some(peer) = machine.owner_of(greeting.dest).filter(|_| genuine) else {
             self.counts.refused += 1;
             return;

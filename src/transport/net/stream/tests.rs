@@ -1,6 +1,5 @@
 //! Streams between endpoints on this host, over the loopback interface.
 
-use super::super::reliable::tag::JobKey;
 use super::super::udp::UdpLink;
 use super::super::verbs::RdmaSettings;
 use super::super::{Net, NetSettings};
@@ -9,8 +8,9 @@ use super::*;
 use crate::config::{Config, RdmaPolicy};
 use crate::memory::OwnedBuffer;
 use crate::sys::reserve::tests::without_memory;
+use crate::transport::JobKey;
+use crate::transport::Source;
 use crate::transport::address::LocalHost;
-use crate::transport::net::job_key::Source;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler, Messages, Mode, Streaming, Transport};
 use std::io::{Read, Write};

@@ -3,8 +3,8 @@
 
 use crate::transport::Address;
 use crate::transport::address::WIRE_LEN;
+use crate::transport::job_key::{JobKey, same};
 use crate::transport::net::reliable::packet::{HELLO_LEN, Hello, HelloKind, MAGIC};
-use crate::transport::net::reliable::tag::{JobKey, same};
 
 /// Length of a queue-pair address ([`Place`]), bytes.
 const PLACE_LEN: usize = 32;

@@ -21,7 +21,7 @@ mod ways;
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
 pub(crate) use introduction::Network;
-pub(crate) use named::{NamedDevice, device_named, insisting};
+pub(super) use named::{addresses_of, with_device};
 
 use crate::config::{CacheSettings, Config, NicName, RdmaPolicy, ReadPolicy, RvPolicy};
 use crate::sys::net::{Nic, RdmaFacts};
@@ -34,9 +34,9 @@ use crate::sys::verbs::{
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
+use crate::transport::JobKey;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::bulk::ways::Ways;
-use crate::transport::net::reliable::tag::JobKey;
 use crate::transport::net::rv;
 use choice::{Candidate, Choice, Wish, choose};
 use introduction::{Place, qkey};
@@ -211,8 +211,8 @@ fn reasons(refused: &[String]) -> String {
     if refused.is_empty() { "no RDMA device".to_owned() } else { refused.join("; ") }
 }
 
-/// The device that an endpoint at `ip` would have, opened and tested, for `fi_nic`. Errors: ENODEV, if one is required.
-pub(crate) fn offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
+/// See [`crate::transport::Transport::device_at`]. Errors: ENODEV, if one is required.
+pub(super) fn device_at(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
     /// The last result: when, by which process, and for which settings and address. An application and libfabric's
     /// layering providers ask many times, and opening a device takes time.
     type Last = (u64, i32, RdmaSettings, IpAddr, Option<Nic>);
@@ -228,12 +228,12 @@ pub(crate) fn offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, 
             return Ok(nic.clone());
         }
     }
-    let nic = find_offer(settings, ip)?;
+    let nic = find_at(settings, ip)?;
     *last = Some((now, pid, settings.clone(), ip, nic.clone()));
     Ok(nic)
 }
 
-fn find_offer(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
+fn find_at(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
     let me = Address(std::net::SocketAddr::new(ip, 0));
     let spread = Spread::new(0, false);
     let found = first_that_works(settings, &me, spread, 1, (TRIED_SLOTS, TRIED_SLOTS))?;

@@ -6,17 +6,9 @@ use crate::sys::net::interfaces;
 use crate::sys::verbs::{GidKind, shows};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// A device of this host, or a port of it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct NamedDevice {
-    pub(crate) nic: NicName,
-    /// The IP addresses of its ports, if it has any: RoCE's GIDs.
-    pub(crate) ips: Vec<IpAddr>,
-}
-
 /// The device with this name, such as `mlx5_0`, or with its port `mlx5_0:1`. `None` if there is none, or if an
 /// interface has that name too.
-pub(crate) fn device_named(name: &str) -> Option<NicName> {
+fn device_named(name: &str) -> Option<NicName> {
     let nic = match NicName::list(name)?.as_slice() {
         [nic] => nic.clone(),
         _ => return None,
@@ -25,29 +17,31 @@ pub(crate) fn device_named(name: &str) -> Option<NicName> {
     (shows(&nic.device) && !taken()).then_some(nic)
 }
 
-impl NamedDevice {
-    /// Opens the device called `nic` to ask for its addresses.
-    pub(crate) fn new(nic: NicName) -> Self {
-        let (devices, _) = candidates();
-        let ips = devices
-            .iter()
-            .filter(|(_, port)| {
-                port.device == nic.device
-                    && nic.port.is_none_or(|number| number == port.port.number)
-            })
-            .flat_map(|(_, port)| &port.gids)
-            .filter(|gid| gid.kind == GidKind::RoceV2)
-            .map(|gid| Ipv6Addr::from(gid.raw))
-            .filter(|ip| !ip.is_unicast_link_local())
-            .map(|ip| ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4))
-            .collect();
-        Self { nic, ips }
-    }
+/// See [`crate::transport::Transport::addresses_of`]: RoCE's GIDs. Opens the device.
+pub(crate) fn addresses_of(name: &str) -> Vec<IpAddr> {
+    let Some(nic) = device_named(name) else { return Vec::new() };
+    let (devices, _) = candidates();
+    devices
+        .iter()
+        .filter(|(_, port)| {
+            port.device == nic.device && nic.port.is_none_or(|number| number == port.port.number)
+        })
+        .flat_map(|(_, port)| &port.gids)
+        .filter(|gid| gid.kind == GidKind::RoceV2)
+        .map(|gid| Ipv6Addr::from(gid.raw))
+        .filter(|ip| !ip.is_unicast_link_local())
+        .map(|ip| ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4))
+        .collect()
+}
+
+/// See [`crate::transport::Transport::with_device`].
+pub(crate) fn with_device(config: &Config, name: &str) -> Option<Result<Config, &'static str>> {
+    device_named(name).map(|nic| insisting(config, &nic))
 }
 
 /// The configuration of a domain that must use `nic` and no other device. Error: the variable with which the user
 /// excludes that.
-pub(crate) fn insisting(config: &Config, nic: &NicName) -> Result<Config, &'static str> {
+fn insisting(config: &Config, nic: &NicName) -> Result<Config, &'static str> {
     if !config.net {
         return Err("no network (FI_UDRV_NET=0)");
     }

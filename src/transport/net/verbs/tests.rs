@@ -72,8 +72,9 @@ fn settings(policy: RdmaPolicy) -> RdmaSettings {
 /// An address of a device.
 fn address() -> Option<IpAddr> {
     let ips = interfaces().into_iter().filter(|i| !i.loopback).map(|i| i.ip);
-    let found =
-        ips.into_iter().find(|ip| matches!(offer(&settings(RdmaPolicy::Auto), *ip), Ok(Some(_))));
+    let found = ips
+        .into_iter()
+        .find(|ip| matches!(device_at(&settings(RdmaPolicy::Auto), *ip), Ok(Some(_))));
     let wanted = std::env::var_os("UDRV_TEST_RDMA").is_some();
     assert!(found.is_some() || !wanted, "no RDMA device works");
     found
@@ -93,7 +94,7 @@ impl End {
         let me = Address(SocketAddr::new(ip, link.local_addr().unwrap().port()));
         let settings = NetSettings {
             key: JobKey::from_bytes([7; 16]),
-            key_source: crate::transport::net::job_key::Source::AuthKey,
+            key_source: crate::transport::job_key::Source::AuthKey,
             peer_timeout_s: 20,
             buffer_bytes: 64 << 20,
             streams: 0,
@@ -290,10 +291,10 @@ fn costs_of_datagrams() {
 #[test]
 fn what_is_not_there_is_not_offered() {
     let loopback = "127.0.0.1".parse().unwrap();
-    assert_eq!(offer(&settings(RdmaPolicy::Off), loopback), Ok(None));
-    assert_eq!(offer(&settings(RdmaPolicy::Auto), loopback), Ok(None));
-    assert_eq!(offer(&settings(RdmaPolicy::Require), loopback), Err(Errno(libc::ENODEV)));
+    assert_eq!(device_at(&settings(RdmaPolicy::Off), loopback), Ok(None));
+    assert_eq!(device_at(&settings(RdmaPolicy::Auto), loopback), Ok(None));
+    assert_eq!(device_at(&settings(RdmaPolicy::Require), loopback), Err(Errno(libc::ENODEV)));
     let nics = NicName::list("no_such_0").unwrap();
     let named = RdmaSettings { nics, ..settings(RdmaPolicy::Require) };
-    assert_eq!(offer(&named, loopback), Err(Errno(libc::ENODEV)));
+    assert_eq!(device_at(&named, loopback), Err(Errno(libc::ENODEV)));
 }

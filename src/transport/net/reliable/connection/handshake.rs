@@ -2,7 +2,8 @@
 //! of the peer, and which handshake packets to send. `../handshake.rs` decides what received ones mean.
 
 use super::super::packet::Hello;
-use super::super::tag::{JobKey, SessionKey};
+use super::super::tag::SessionKey;
+use crate::transport::JobKey;
 
 /// The phases of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -100,7 +101,7 @@ impl Handshake {
             id: hello.connection,
             life: hello.life,
             features: hello.features,
-            key: key.session(mine, theirs),
+            key: SessionKey::new(key, mine, theirs),
             direction: u8::from(mine > theirs),
         });
     }

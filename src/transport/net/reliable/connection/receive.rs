@@ -5,9 +5,9 @@ use super::super::packet::{HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, TAG_
 use super::super::receiver::{Arrival, Fault};
 use super::super::sender::Sender;
 use super::super::shared::Shared;
-use super::super::tag::same;
 use super::{Connection, End};
 use crate::transport::Departure;
+use crate::transport::job_key::same;
 use crate::transport::net::link::Condition;
 
 impl Connection {

@@ -6,7 +6,7 @@ use super::super::packet::{
 use super::network::{Network, Slot, address, spoil};
 use super::node::Node;
 use super::rng::Rng;
-use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::JobKey;
 
 /// Sends one datagram that no endpoint has sent, or not now.
 pub(super) fn strike(network: &mut Network, rng: &mut Rng, nodes: &[Option<Box<Node>>]) {

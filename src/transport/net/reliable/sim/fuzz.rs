@@ -15,7 +15,7 @@ use super::scenario::plain;
 use super::weather::Weather;
 use super::world::{Act, World};
 use super::{Guard, number};
-use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::JobKey;
 use std::time::{Duration, Instant};
 
 /// How long each target runs under `cargo test`, seconds.

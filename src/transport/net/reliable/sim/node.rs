@@ -7,8 +7,8 @@ use super::clock::Event;
 use super::network::{Network, SimLink, Slot, address, slot_of};
 use super::oracle::Oracle;
 use super::rng::Rng;
-use crate::transport::net::job_key::Source;
-use crate::transport::net::reliable::tag::JobKey;
+use crate::transport::JobKey;
+use crate::transport::Source;
 use std::collections::VecDeque;
 
 /// Most datagrams that are received in one turn.

@@ -4,8 +4,8 @@
 //! NH needs a secret key and hidden results. One sum keeps its value under a change of the block with a probability of
 //! 2^-32 at most, so there are two, with different keys.
 
-use super::siphash::partial;
 use crate::sys::simd::{nh_product, nh_sums};
+use crate::transport::job_key::partial;
 use std::fmt;
 
 /// Bytes that NH condenses to two words.
@@ -80,8 +80,8 @@ impl fmt::Debug for BlockHash {
 
 #[cfg(test)]
 mod tests {
-    use super::super::JobKey;
     use super::*;
+    use crate::transport::JobKey;
     use proptest::prelude::*;
 
     const KEY: JobKey = JobKey::from_bytes([0x42; 16]);

@@ -1,10 +1,10 @@
 //! Two state machines, and a path that is narrower than both believe.
 
 use super::super::super::packet::{DATAGRAM_START, HELLO_LEN, MAGIC};
-use super::super::super::tag::JobKey;
 use super::super::super::{Reliable, Settings, Sink};
 use super::{COMMON, PROBES, RAISE_NS};
-use crate::transport::net::job_key::Source;
+use crate::transport::JobKey;
+use crate::transport::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::neighbours::Standing;
 use crate::transport::{Address, Departure, PeerId};

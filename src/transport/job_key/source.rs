@@ -7,9 +7,7 @@
 //! so they would keep no one out; and separately started processes of one user, such as MPI singletons, have different
 //! names and would keep each other out.
 
-#![forbid(unsafe_code)]
-
-use super::reliable::tag::JobKey;
+use super::JobKey;
 use crate::config::Config;
 use crate::sys::private_file::{self, Unfit};
 use crate::sys::process;

@@ -1,14 +1,14 @@
 //! SipHash-2-4: Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012, and its 128-bit variant of 2014.
 
 /// The state of SipHash-2-4, fed a word at a time.
-pub(super) struct SipHash {
+pub(crate) struct SipHash {
     v: [u64; 4],
     length: usize,
 }
 
 impl SipHash {
     /// With a result of 64 bits.
-    pub(super) fn new(key: &[u8; 16]) -> Self {
+    pub(crate) fn new(key: &[u8; 16]) -> Self {
         let bits = u128::from_le_bytes(*key);
         let (k0, k1) = (bits as u64, (bits >> 64) as u64);
         Self {
@@ -23,7 +23,7 @@ impl SipHash {
     }
 
     /// With a result of 128 bits.
-    pub(super) fn new_128(key: &[u8; 16]) -> Self {
+    pub(crate) fn new_128(key: &[u8; 16]) -> Self {
         let mut state = Self::new(key);
         state.v[1] ^= 0xee;
         state
@@ -55,14 +55,14 @@ impl SipHash {
 
     /// Adds eight bytes.
     #[inline(always)]
-    pub(super) fn word(&mut self, word: u64) {
+    pub(crate) fn word(&mut self, word: u64) {
         self.length = self.length.wrapping_add(8);
         self.absorb(word);
     }
 
     /// Adds `bytes`, padded with zeros to a whole word.
     #[inline]
-    pub(super) fn padded(&mut self, bytes: &[u8]) {
+    pub(crate) fn padded(&mut self, bytes: &[u8]) {
         let chunks = bytes.chunks_exact(8);
         let rest = chunks.remainder();
         for chunk in chunks {
@@ -75,7 +75,7 @@ impl SipHash {
 
     /// Adds `N` bytes, which are whole words.
     #[inline(always)]
-    pub(super) fn words<const N: usize>(&mut self, bytes: &[u8; N]) {
+    pub(crate) fn words<const N: usize>(&mut self, bytes: &[u8; N]) {
         const { assert!(N % 8 == 0) };
         for chunk in bytes.chunks_exact(8) {
             self.word(chunk.try_into().map_or(0, u64::from_le_bytes));
@@ -84,7 +84,7 @@ impl SipHash {
 
     /// The result.
     #[inline(always)]
-    pub(super) fn finish(mut self) -> u64 {
+    pub(crate) fn finish(mut self) -> u64 {
         let length = self.length as u64;
         self.absorb(length << 56);
         self.v[2] ^= 0xff;
@@ -100,14 +100,14 @@ impl SipHash {
     }
 
     /// The result, after `bytes` more.
-    pub(super) fn finish_with(mut self, bytes: &[u8]) -> u64 {
+    pub(crate) fn finish_with(mut self, bytes: &[u8]) -> u64 {
         self.last(bytes);
         self.v[2] ^= 0xff;
         self.squeeze()
     }
 
     /// The result of 128 bits, after `bytes` more.
-    pub(super) fn finish_128_with(mut self, bytes: &[u8]) -> [u8; 16] {
+    pub(crate) fn finish_128_with(mut self, bytes: &[u8]) -> [u8; 16] {
         self.last(bytes);
         self.v[2] ^= 0xee;
         let low = self.squeeze();
@@ -127,7 +127,7 @@ impl SipHash {
 
 /// Fewer than eight bytes as the low bytes of a word.
 #[inline(always)]
-pub(super) fn partial(bytes: &[u8]) -> u64 {
+pub(crate) fn partial(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 
