@@ -1,8 +1,9 @@
 //! The departure of a peer: every operation that is pending on it ends with an error.
 
+use super::arrivals::Active;
 use super::engine::Core;
 use super::index_list::Key;
-use super::receive::{Active, Body, Outcome, Unexpected};
+use super::matching::Outcome;
 use super::send::TxState;
 use super::{Cause, Host};
 use crate::transport::{Departure, PeerId};
@@ -25,25 +26,23 @@ impl Core {
             }
             Departure::Failed(errno) => (errno.0, Cause::LinkBroke),
         };
-        self.outbox.retain(|(to, _)| *to != peer);
-        self.late.retain(|(to, _)| *to != peer);
+        self.outbox.forget(peer);
         self.forget_leaving(peer);
         self.fail_sends(peer, error, cause, host);
         self.fail_rendezvous_receives(peer, error, cause, host);
         self.end_rma(peer, error, cause, host);
         self.end_collectives(peer, error, departure != Departure::Closed);
-        self.lose_unexpected(peer, error);
-        self.pushed.forget(peer);
+        let matching = &mut self.matching;
+        let mut dropped = 0;
+        matching.change_messages_of(peer, |message| dropped += message.lose_sender(error));
+        matching.bytes -= dropped;
+        self.arrivals.pushed.forget(peer);
         if departure != Departure::Closed {
-            let source = self.source(peer, host);
+            let source = self.peers.source(peer, host);
             if source != super::UNKNOWN_SOURCE {
                 self.fail_directed(source, error, cause, host);
             }
-            self.mark_alive(peer);
-            if let Some(state) = self.peer(peer) {
-                state.dead = true;
-                self.dead.push((peer, error, cause));
-            }
+            self.peers.mark_dead(peer, error, cause);
         }
     }
 
@@ -59,9 +58,9 @@ impl Core {
                 .tx
                 .get(key)
                 .is_some_and(|request| matches!(request.state, TxState::Deferred { .. }));
-            if let Some(state) = self.peer(peer) {
-                let count = if deferred { &mut state.deferred } else { &mut state.outstanding };
-                *count = count.saturating_sub(1);
+            match deferred {
+                true => self.peers.count_deferred(peer, -1),
+                false => self.peers.count_outstanding(peer, -1),
             }
             self.finish_send(key, Some((error, cause)), host);
         }
@@ -74,51 +73,12 @@ impl Core {
         cause: Cause,
         host: &mut impl Host,
     ) {
-        for key in self.lent.keys_where(|lent| lent.peer == peer) {
-            self.lent.remove(key);
+        self.arrivals.chunks.forget(peer);
+        for key in self.arrivals.active.keys_where(|active| active.message.peer == peer) {
+            self.arrivals.pulls.retain(|k| *k != key);
+            let Some(Active { message, .. }) = self.arrivals.active.remove(key) else { continue };
+            let outcome = Outcome::failed(message.received, error, cause);
+            self.end_active(&message, outcome, host);
         }
-        for key in self.active.keys_where(|active| active.peer == peer) {
-            self.pulls.retain(|k| *k != key);
-            let Some(active) = self.active.remove(key) else { continue };
-            let Active { envelope, target, received, .. } = active;
-            let outcome = Outcome::failed(received, error, cause);
-            self.finish_receive(peer, &envelope, &target, outcome, host);
-        }
-    }
-
-    /// A message that was announced but not sent as a whole fails the receive that will match it.
-    fn lose_unexpected(&mut self, peer: PeerId, error: i32) {
-        for space in self.spaces() {
-            let list = self.unexpected.of(space);
-            for key in list.keys_where(|m| m.peer == peer) {
-                if let Some(message) = list.get_mut(key) {
-                    self.unexpected_bytes -= message.lose_sender(error);
-                }
-            }
-        }
-        for message in self.claimed.values_mut().filter(|m| m.peer == peer) {
-            self.unexpected_bytes -= message.lose_sender(error);
-        }
-    }
-}
-
-impl Unexpected {
-    /// Returns how many bytes need not be kept any more.
-    fn lose_sender(&mut self, error: i32) -> usize {
-        match &mut self.body {
-            Body::Rts { rts, bytes } if bytes.len() as u64 == rts.len => {
-                self.body = Body::Whole(std::mem::take(bytes));
-            }
-            Body::Rts { rts, bytes } => {
-                let dropped = bytes.len();
-                self.body = Body::Lost { len: rts.len, error, cause: Cause::SenderLost };
-                return dropped;
-            }
-            // The sender no longer waits for a FIN, and its next incarnation at the same address would take the FIN for
-            // one of its own messages.
-            Body::Eager { ack, .. } => *ack = None,
-            Body::Whole(_) | Body::Lost { .. } => {}
-        }
-        0
     }
 }

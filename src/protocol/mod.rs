@@ -5,15 +5,23 @@
 //! bytes. PROTOCOL.md §3 defines the packets.
 #![forbid(unsafe_code)]
 
+mod arrivals;
 mod collective;
 mod departure;
 mod engine;
 mod index_list;
+mod limits;
+mod matching;
+mod message;
+mod outbox;
 mod packet;
+mod peers;
 mod receive;
 mod receives;
+mod rendezvous;
 mod rma;
 mod schemes;
+mod select;
 mod send;
 mod spaces;
 #[cfg(test)]
@@ -21,9 +29,10 @@ mod tests;
 mod thresholds;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
-pub(crate) use engine::{Engine, Limits};
-pub(crate) use receive::{PeekAction, ReceiveOp};
-pub(crate) use receives::Receives;
+pub(crate) use engine::Engine;
+pub(crate) use limits::Limits;
+pub(crate) use receive::PeekAction;
+pub(crate) use receives::{ReceiveOp, Receives};
 pub(crate) use rma::{
     AtomicOp, MAX_RANGES, RemoteAccess, RemoteRange, RemoteRanges, RmaOp, right_of,
 };

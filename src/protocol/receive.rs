@@ -1,39 +1,20 @@
 //! Receiving: messages match receives in posting order, and receives match unexpected messages in arrival order.
 
-use super::engine::{Core, Engine, Limits, lookup_source};
+use super::arrivals::Active;
+use super::engine::{Core, Engine};
 use super::index_list::Key;
-use super::packet::{Envelope, Packet, Ranges};
-use super::receives::{Filled, PartEnd, Posted, Receives, Target};
-use super::schemes::push::{Announcement, Place};
-use super::schemes::put::Lending;
-use super::schemes::split::Sharing;
+use super::matching::{Body, Matching, Outcome, Unexpected};
+use super::message::Announcement;
+use super::packet::Envelope;
+use super::receives::{Filled, PartEnd, Posted, ReceiveOp, Receives, Target};
+use super::schemes::push::Place;
 use super::spaces::Space;
 use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report};
 use crate::memory::{Buffers, SegmentList};
-use crate::transport::{Iface, PeerId, Ticket};
+use crate::transport::{Iface, PeerId};
 
 /// Bytes of an unexpected message that are allocated when it is announced, at most.
 const PUSHED_AT_ONCE: usize = 1 << 20;
-
-/// A receive, as requested by the endpoint.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReceiveOp<B = SegmentList> {
-    /// The buffer.
-    pub(crate) segments: B,
-    /// Whether it matches tagged or plain messages.
-    pub(crate) tagged: bool,
-    /// The tag wanted, and the tag bits that are ignored (all of them for plain messages).
-    pub(crate) tag: u64,
-    pub(crate) ignore: u64,
-    /// The sender wanted, or [`ANY_SOURCE`].
-    pub(crate) source: u64,
-    /// The application's context.
-    pub(crate) context: u64,
-    /// Where the completion is reported, and the receive context that the receive is posted to.
-    pub(crate) report: Report,
-    /// `Some(n)`: a multi-receive buffer, which takes messages until fewer than `n` bytes are free.
-    pub(crate) multi_min: Option<usize>,
-}
 
 /// What to do with a message that a peek finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,123 +27,12 @@ pub(crate) enum PeekAction {
     Discard,
 }
 
-/// An unexpected message: it came before its receive.
-#[derive(Debug)]
-pub(super) struct Unexpected {
-    pub(super) peer: PeerId,
-    pub(super) envelope: Envelope,
-    pub(super) body: Body,
-    /// Its number among all unexpected messages of a shared queue (0 without one).
-    arrival: u64,
-}
-
-/// The payload of an unexpected message, or its announcement.
-#[derive(Debug)]
-pub(super) enum Body {
-    Eager {
-        bytes: Box<[u8]>,
-        ack: Option<u64>,
-    },
-    Rts {
-        rts: Announcement,
-        /// The unsolicited bytes that are here.
-        bytes: Vec<u8>,
-    },
-    /// All bytes of an announced message whose sender has departed. No FIN is due.
-    Whole(Vec<u8>),
-    /// The sender departed before the bytes came, or there was no memory for them.
-    Lost {
-        len: u64,
-        error: i32,
-        cause: Cause,
-    },
-}
-
 /// A copy, in an allocation of at least `room` bytes. `None`: no memory, which must not end the application.
 fn copy_of(payload: &[u8], room: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(room.max(payload.len())).ok()?;
     bytes.extend_from_slice(payload);
     Some(bytes)
-}
-
-impl Unexpected {
-    fn len(&self) -> usize {
-        match &self.body {
-            Body::Eager { bytes, .. } => bytes.len(),
-            Body::Rts { rts, .. } => rts.len as usize,
-            Body::Whole(bytes) => bytes.len(),
-            Body::Lost { len, .. } => *len as usize,
-        }
-    }
-}
-
-/// The outcome of a matched receive.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Outcome {
-    /// Bytes placed in the buffer.
-    pub(super) len: usize,
-    /// Bytes that did not fit.
-    pub(super) overflow: usize,
-    /// Any other failure: a positive error number and its cause.
-    pub(super) error: Option<(i32, Cause)>,
-}
-
-impl Outcome {
-    pub(super) fn failed(len: usize, error: i32, cause: Cause) -> Self {
-        Self { len, overflow: 0, error: Some((error, cause)) }
-    }
-}
-
-/// A rendezvous message that has its receive, and whose bytes are on their way.
-#[derive(Debug)]
-pub(super) struct Active {
-    pub(super) peer: PeerId,
-    pub(super) envelope: Envelope,
-    pub(super) target: Target,
-    pub(super) tx: u64,
-    /// Length of the message, bytes.
-    pub(super) len: u64,
-    /// Bytes that fit into the buffer, and are to be moved.
-    pub(super) want: usize,
-    /// Bytes moved so far, from the start without gaps.
-    pub(super) received: usize,
-    /// The sender's buffer, if this endpoint may read it.
-    pub(super) ranges: Ranges,
-    /// The sender moves the bytes: a CTS was sent, or they come unsolicited.
-    pub(super) cleared: bool,
-    /// The number of unsolicited bytes that were announced.
-    pub(super) pushed: u64,
-    /// A CTS was sent for a message with unsolicited bytes.
-    pub(super) asked: bool,
-    /// The stream broke or the remote buffers failed, and the rest comes as fragments.
-    pub(super) resumed: bool,
-    /// A stream is writing the next bytes to the buffer: other packets are dropped meanwhile, and the receive must not
-    /// end.
-    pub(super) placing: bool,
-    /// The sender needs no FIN.
-    pub(super) leaves: bool,
-    /// Sender-side delivery completion: the sender needs no FIN soon.
-    pub(super) sees: bool,
-    /// The remote key to read the message by, if the sender advertises it.
-    pub(super) offer: Option<Ticket>,
-    /// The remote buffers of this receive that are advertised to the sender.
-    pub(super) lending: Lending,
-    /// The split copy of this receive, if one is running.
-    pub(super) sharing: Option<Sharing>,
-}
-
-impl Active {
-    /// Copies bytes of the message to where they belong. Returns how many there was room for.
-    #[inline]
-    pub(super) fn place(&self, offset: usize, bytes: &[u8], limits: &Limits) -> usize {
-        let segments = &self.target.segments;
-        if self.want < limits.past_caches_min {
-            segments.copy_in(offset, bytes)
-        } else {
-            segments.copy_in_past_caches(offset, bytes)
-        }
-    }
 }
 
 fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Completion {
@@ -196,20 +66,20 @@ impl<I: Iface> Engine<I> {
         op: &ReceiveOp<B>,
         is_hopeless: impl FnOnce(&mut Self) -> bool,
     ) -> bool {
-        if op.source != ANY_SOURCE && !self.core.dead.is_empty() && is_hopeless(self) {
+        if op.source != ANY_SOURCE && self.core.peers.has_dead() && is_hopeless(self) {
             return false;
         }
         let core = &mut self.core;
         let space = op.space();
         let Some(segment) = op.segments.one() else { return false };
         if op.multi_min.is_some()
-            || !core.unexpected.of(space).is_empty()
-            || core.own.posted.len_of(space.rx) >= core.limits.rx_max
+            || !core.matching.unexpected.of(space).is_empty()
+            || core.matching.own.posted.len_of(space.rx) >= core.limits.rx_max
         {
             return false;
         }
         let end = (op.context, op.report);
-        core.own.post_segment((space, op.tag, op.ignore), op.source, segment, end);
+        core.matching.own.post_segment((space, op.tag, op.ignore), op.source, segment, end);
         true
     }
 
@@ -225,7 +95,7 @@ impl<I: Iface> Engine<I> {
     /// Whether a receive from `source` could only be served by a dead peer.
     #[cold]
     pub(crate) fn is_hopeless(&mut self, source: u64, host: &impl Host) -> bool {
-        self.core.hopeless(source, host).is_some()
+        self.core.peers.hopeless(source, host).is_some()
     }
 
     /// Looks for a message that matches `op`: reports it, or fails with ENOMSG. Errors: EINVAL for a claim if a message
@@ -251,7 +121,7 @@ impl<I: Iface> Engine<I> {
         discard: bool,
         host: &mut impl Host,
     ) -> Result<(), OpError> {
-        let Some(message) = self.core.claimed.remove(&op.claim()) else {
+        let Some(message) = self.core.matching.claimed.remove(&op.claim()) else {
             return Err(OpError::Error(libc::EINVAL));
         };
         if discard {
@@ -266,7 +136,7 @@ impl<I: Iface> Engine<I> {
 
     /// Whether an earlier peek has claimed a message for `op.context`.
     pub(crate) fn has_claimed(&self, op: &ReceiveOp) -> bool {
-        self.core.claimed.contains_key(&op.claim())
+        self.core.matching.claimed.contains_key(&op.claim())
     }
 
     /// Cancels the oldest receive with `context` that is posted to receive context `rx`. False: there is none.
@@ -277,17 +147,19 @@ impl<I: Iface> Engine<I> {
     /// The arrival number of the first unexpected message that matches `op`, a receive for a shared queue.
     pub(crate) fn first_arrival(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<u64> {
         let key = self.core.find_unexpected(op, host)?;
-        self.core.unexpected.of(op.space()).get(key).map(|message| message.arrival)
+        self.core.matching.unexpected.of(op.space()).get(key).map(|message| message.arrival)
     }
 
     /// Gives the message that `first_arrival` found to the shared queue, which `op` was posted to. False: no receive of
     /// the queue matches the message.
     pub(crate) fn serve_first(&mut self, op: &ReceiveOp, host: &mut impl Host) -> bool {
         let Some(key) = self.core.find_unexpected(op, host) else { return false };
-        let Some(message) = self.core.unexpected.of(op.space()).get(key) else { return false };
+        let Some(message) = self.core.matching.unexpected.of(op.space()).get(key) else {
+            return false;
+        };
         let (peer, envelope, len) = (message.peer, message.envelope, message.len());
         let Some(target) = self.core.take_match(peer, &envelope, len, host) else { return false };
-        if let Some(message) = self.core.unexpected.of(op.space()).remove(key) {
+        if let Some(message) = self.core.matching.unexpected.of(op.space()).remove(key) {
             self.core.serve_into(message, target, host);
         }
         self.answer_at_once(host);
@@ -300,7 +172,7 @@ impl<I: Iface> Engine<I> {
         if op.source == ANY_SOURCE {
             return false;
         }
-        let Some((error, cause)) = self.core.hopeless(op.source, host) else { return false };
+        let Some((error, cause)) = self.core.peers.hopeless(op.source, host) else { return false };
         let mut completion = received(&op.envelope(), &op.target(), op.source, 0);
         completion.buffer_released = op.multi_min.is_some();
         host.fail(&Failure { completion, error, overflow: 0, cause });
@@ -310,11 +182,12 @@ impl<I: Iface> Engine<I> {
     /// Ends the receives whose messages are still arriving: the endpoint closes, and their buffers belong to a shared
     /// queue that stays.
     pub(crate) fn abandon_receives(&mut self, host: &mut impl Host) {
-        for key in self.core.active.keys_where(|_| true) {
-            let Some(active) = self.core.active.remove(key) else { continue };
-            let Active { peer, envelope, target, received, .. } = active;
-            let outcome = Outcome::failed(received, libc::ECANCELED, Cause::Cancelled);
-            self.core.finish_receive(peer, &envelope, &target, outcome, host);
+        for key in self.core.arrivals.active.keys_where(|_| true) {
+            let Some(Active { message, .. }) = self.core.arrivals.active.remove(key) else {
+                continue;
+            };
+            let outcome = Outcome::failed(message.received, libc::ECANCELED, Cause::Cancelled);
+            self.core.end_active(&message, outcome, host);
         }
     }
 
@@ -322,53 +195,30 @@ impl<I: Iface> Engine<I> {
     pub(crate) fn close_receives(&mut self, rx: u8) -> bool {
         for tagged in [true, false] {
             let space = Space { rx, tagged };
-            for key in self.core.own.posted.of(space).keys_where(|_| true) {
-                if let Some(posted) = self.core.own.posted.of(space).remove(key) {
-                    self.core.own.withdraw(&posted.target, false);
+            for key in self.core.matching.own.posted.of(space).keys_where(|_| true) {
+                if let Some(posted) = self.core.matching.own.posted.of(space).remove(key) {
+                    self.core.matching.own.withdraw(&posted.target, false);
                 }
             }
         }
-        self.core.active.iter().all(|(_, active)| active.envelope.rx != rx)
-    }
-}
-
-impl<B: Buffers> ReceiveOp<B> {
-    #[inline(always)]
-    pub(super) fn space(&self) -> Space {
-        Space { rx: self.report.context(), tagged: self.tagged }
-    }
-}
-
-impl ReceiveOp {
-    fn claim(&self) -> (u8, u64) {
-        (self.report.context(), self.context)
-    }
-
-    fn envelope(&self) -> Envelope {
-        let rx = self.report.context();
-        Envelope { tagged: self.tagged, tag: self.tag, data: None, rx }
-    }
-
-    #[inline]
-    pub(super) fn target(&self) -> Target {
-        Target { segments: self.segments, context: self.context, report: self.report, multi: None }
+        self.core.arrivals.active.iter().all(|(_, active)| active.message.envelope.rx != rx)
     }
 }
 
 impl Core {
     fn receive(&mut self, op: &ReceiveOp, host: &mut impl Host) -> Result<(), OpError> {
         let space = op.space();
-        if self.own.posted.len_of(space.rx) >= self.limits.rx_max {
+        if self.matching.own.posted.len_of(space.rx) >= self.limits.rx_max {
             return Err(OpError::Again);
         }
         if op.multi_min.is_none() {
-            if self.unexpected.of(space).is_empty() {
+            if self.matching.unexpected.of(space).is_empty() {
                 self.post_or_fail(op, op.target(), host);
                 return Ok(());
             }
             return match self.find_unexpected(op, host) {
                 Some(key) => {
-                    if let Some(message) = self.unexpected.of(space).remove(key) {
+                    if let Some(message) = self.matching.unexpected.of(space).remove(key) {
                         self.serve(message, op.target(), host);
                     }
                     Ok(())
@@ -383,34 +233,25 @@ impl Core {
         Ok(())
     }
 
-    /// The error and cause of a receive from `source` if that is a dead peer.
-    #[inline(never)]
-    fn hopeless(&mut self, source: u64, host: &impl Host) -> Option<(i32, Cause)> {
-        let Self { dead, peers, .. } = self;
-        dead.iter()
-            .find(|(peer, ..)| lookup_source(peers, *peer, host) == source)
-            .map(|(_, error, cause)| (*error, *cause))
-    }
-
     /// Posts a receive that no unexpected message matches, or fails it if no message can come.
     #[inline]
     fn post_or_fail(&mut self, op: &ReceiveOp, target: Target, host: &mut impl Host) {
-        if !self.dead.is_empty() && op.source != ANY_SOURCE {
-            if let Some((error, cause)) = self.hopeless(op.source, host) {
+        if self.peers.has_dead() && op.source != ANY_SOURCE {
+            if let Some((error, cause)) = self.peers.hopeless(op.source, host) {
                 self.fail_posted(&Posted::new(op, target), &op.envelope(), error, cause, host);
                 return;
             }
         }
-        self.own.post_at(op, target);
+        self.matching.own.post_at(op, target);
     }
 
     fn post_multi(&mut self, op: &ReceiveOp, host: &mut impl Host) {
-        let target = self.own.target(op);
+        let target = self.matching.own.target(op);
         while let Some(key) = self.find_unexpected(op, host) {
-            let Some(message) = self.unexpected.of(op.space()).remove(key) else { break };
-            let place = self.own.reserve(target, message.len());
+            let Some(message) = self.matching.unexpected.of(op.space()).remove(key) else { break };
+            let place = self.matching.own.reserve(target, message.len());
             self.serve_into(message, place, host);
-            if target.multi.is_none_or(|multi| self.own.is_retired(multi)) {
+            if target.multi.is_none_or(|multi| self.matching.own.is_retired(multi)) {
                 return;
             }
         }
@@ -418,13 +259,13 @@ impl Core {
     }
 
     fn find_unexpected(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<Key> {
-        let Self { unexpected, peers, .. } = self;
+        let Self { matching: Matching { unexpected, .. }, peers, .. } = self;
         unexpected
             .of(op.space())
             .iter()
             .find(|(_, m)| {
                 (m.envelope.tag ^ op.tag) & !op.ignore == 0
-                    && (op.source == ANY_SOURCE || lookup_source(peers, m.peer, host) == op.source)
+                    && (op.source == ANY_SOURCE || peers.source(m.peer, host) == op.source)
             })
             .map(|(key, _)| key)
     }
@@ -441,8 +282,8 @@ impl Core {
         if self.limits.shares_receives {
             return self.take_shared(peer, envelope, len, host);
         }
-        let source = self.source(peer, host);
-        self.own.take(envelope.space(), envelope.tag, len, source)
+        let source = self.peers.source(peer, host);
+        self.matching.own.take(envelope.space(), envelope.tag, len, source)
     }
 
     fn take_shared(
@@ -452,7 +293,7 @@ impl Core {
         len: usize,
         host: &mut impl Host,
     ) -> Option<Target> {
-        let source = self.source(peer, host);
+        let source = self.peers.source(peer, host);
         let receives = host.shared_receives()?;
         let mut target = receives.take(envelope.space(), envelope.tag, len, source)?;
         target.report = Report::new(
@@ -470,7 +311,7 @@ impl Core {
             false => 0,
         };
         let message = Unexpected { peer, envelope: *envelope, body, arrival };
-        self.unexpected.of(envelope.space()).push_back(message)
+        self.matching.unexpected.of(envelope.space()).push_back(message)
     }
 
     /// Whether the receive context of a message exists.
@@ -484,8 +325,7 @@ impl Core {
     fn refuse(&mut self, peer: PeerId, tx: Option<u64>) {
         self.counts.dropped += 1;
         if let Some(tx) = tx {
-            let status = libc::ECONNREFUSED as u32;
-            self.outbox.push_back((peer, Packet::Fin { tx, status }));
+            self.outbox.finish(peer, tx, libc::ECONNREFUSED);
         }
     }
 
@@ -502,8 +342,8 @@ impl Core {
         if self.limits.shares_receives || (rx > 0 && !self.has_context(&envelope)) {
             return false;
         }
-        let source = self.source(peer, host);
-        let filled = self.own.fill(Space { rx, tagged }, tag, payload, source);
+        let source = self.peers.source(peer, host);
+        let filled = self.matching.own.fill(Space { rx, tagged }, tag, payload, source);
         let Some(Filled { buffer, context, report }) = filled else { return false };
         host.complete_inline(&Completion {
             direction: Direction::Receive,
@@ -537,7 +377,7 @@ impl Core {
             Some(target) => self.place(peer, envelope, ack, payload, &target, host),
             None => match copy_of(payload, 0) {
                 Some(bytes) => {
-                    self.unexpected_bytes += payload.len();
+                    self.matching.bytes += payload.len();
                     let bytes = bytes.into_boxed_slice();
                     self.keep(peer, envelope, Body::Eager { bytes, ack }, host);
                 }
@@ -548,7 +388,7 @@ impl Core {
 
     /// Lowers the limit for unexpected messages: memory ran out with what is kept now.
     pub(super) fn keep_less(&mut self) {
-        self.limits.unexpected_max = self.limits.unexpected_max.min(self.unexpected_bytes / 2);
+        self.limits.unexpected_max = self.limits.unexpected_max.min(self.matching.bytes / 2);
     }
 
     /// There is no memory for a message: its sender gets a FIN with ENOMEM if it waits for one, else the receive that
@@ -564,8 +404,7 @@ impl Core {
     ) {
         self.keep_less();
         if let Some(tx) = ack {
-            let status = libc::ENOMEM as u32;
-            self.outbox.push_back((peer, Packet::Fin { tx, status }));
+            self.outbox.finish(peer, tx, libc::ENOMEM);
             return;
         }
         let (error, cause) = (libc::ENOMEM, Cause::ReceiverRefused);
@@ -585,7 +424,7 @@ impl Core {
     ) {
         let len = target.segments.copy_in(0, payload);
         if let Some(tx) = ack {
-            self.outbox.push_back((peer, Packet::Fin { tx, status: 0 }));
+            self.outbox.finish(peer, tx, 0);
         }
         let outcome = Outcome { len, overflow: payload.len() - len, error: None };
         self.finish_receive(peer, envelope, target, outcome, host);
@@ -611,17 +450,20 @@ impl Core {
                 let room = (rts.pushed as usize).min(PUSHED_AT_ONCE);
                 let Some(kept) = copy_of(bytes, room).or_else(|| copy_of(bytes, 0)) else {
                     if !rts.leaves {
-                        let status = libc::ENOMEM as u32;
-                        self.outbox.push_back((peer, Packet::Fin { tx: rts.tx, status }));
+                        self.outbox.finish(peer, rts.tx, libc::ENOMEM);
                     }
                     // The receive that it is for hears of it too.
                     return self.run_short(peer, envelope, rts.len as usize, None, host);
                 };
-                self.unexpected_bytes += bytes.len();
+                self.matching.bytes += bytes.len();
                 let body = Body::Rts { rts, bytes: kept };
                 let key = self.keep(peer, envelope, body, host);
                 if (bytes.len() as u64) < rts.pushed {
-                    self.pushed.insert(peer, rts.tx, Place::Unexpected(envelope.space(), key));
+                    self.arrivals.pushed.insert(
+                        peer,
+                        rts.tx,
+                        Place::Unexpected(envelope.space(), key),
+                    );
                 }
             }
         }
@@ -637,49 +479,18 @@ impl Core {
         bytes: &[u8],
         host: &mut impl Host,
     ) {
-        let Announcement { tx, len, pushed, leaves, sees, broken, offer, ranges } = rts;
-        let want = target.segments.len().min(len as usize);
-        let received =
-            target.segments.copy_in(0, bytes.get(..bytes.len().min(want)).unwrap_or(&[]));
-        let key = self.active.push_back(Active {
-            peer,
-            envelope,
-            target,
-            tx,
-            len,
-            want,
-            received,
-            ranges,
-            cleared: pushed > 0 || broken,
-            pushed,
-            asked: false,
-            resumed: false,
-            placing: false,
-            leaves,
-            sees,
-            offer,
-            lending: Lending::default(),
-            sharing: None,
-        });
-        if broken && received < want {
-            self.resume(key);
-        } else if pushed == 0 && !broken {
-            self.pulls.push_back(key);
-        } else if received == want {
-            self.finish_active(key, host);
-        } else {
-            if (bytes.len() as u64) < pushed {
-                self.pushed.insert(peer, tx, Place::Active(key));
-                self.attentive = true;
-            }
-            if want as u64 > pushed || self.pressure {
-                self.ask_for_rest(key);
-            }
+        let Self { arrivals, outbox, counts, matching, .. } = self;
+        let with = (matching.presses, outbox, counts);
+        if let Some(whole) = arrivals.begin((peer, envelope, target), &rts, bytes, with) {
+            self.finish_active(whole, host);
         }
     }
 
     fn serve(&mut self, message: Unexpected, target: Target, host: &mut impl Host) {
-        let place = self.receives(host).reserve(target, message.len());
+        let place = self
+            .matching
+            .receives(self.limits.shares_receives, host)
+            .reserve(target, message.len());
         self.serve_into(message, place, host);
     }
 
@@ -687,23 +498,23 @@ impl Core {
         let Unexpected { peer, envelope, body, .. } = message;
         match body {
             Body::Eager { bytes, ack } => {
-                self.unexpected_bytes -= bytes.len();
+                self.matching.bytes -= bytes.len();
                 self.place(peer, &envelope, ack, &bytes, &target, host);
             }
             Body::Rts { rts, bytes } => {
-                self.unexpected_bytes -= bytes.len();
-                self.pushed.remove(peer, rts.tx);
+                self.matching.bytes -= bytes.len();
+                self.arrivals.pushed.remove(peer, rts.tx);
                 self.activate(peer, envelope, rts, target, &bytes, host);
                 // The sender may be waiting until PRESSURE is cleared. A sender that needs no FIN may have ended, with
                 // the whole message in its ring; it continues by itself.
                 if (bytes.len() as u64) < rts.pushed && !rts.leaves {
-                    if let Some(Place::Active(key)) = self.pushed.find(peer, rts.tx) {
-                        self.ask_for_rest(key);
+                    if let Some(Place::Active(key)) = self.arrivals.pushed.find(peer, rts.tx) {
+                        self.arrivals.ask_for_rest(key, &mut self.outbox);
                     }
                 }
             }
             Body::Whole(bytes) => {
-                self.unexpected_bytes -= bytes.len();
+                self.matching.bytes -= bytes.len();
                 self.place(peer, &envelope, None, &bytes, &target, host);
             }
             Body::Lost { error, cause, .. } => {
@@ -724,11 +535,11 @@ impl Core {
         host: &mut impl Host,
     ) {
         let Outcome { len, overflow, error } = outcome;
-        let source = self.source(peer, host);
+        let source = self.peers.source(peer, host);
         let mut completion = received(envelope, target, source, len);
         let mut cancelled = false;
         if let Some(multi) = target.multi {
-            let end = self.receives(host).end_part(multi);
+            let end = self.matching.receives(self.limits.shares_receives, host).end_part(multi);
             completion.buffer_released = end == PartEnd::Released;
             cancelled = end == PartEnd::Cancelled;
         }
@@ -771,23 +582,23 @@ impl Core {
             return;
         };
         if action == PeekAction::Discard {
-            if let Some(message) = self.unexpected.of(op.space()).remove(key) {
+            if let Some(message) = self.matching.unexpected.of(op.space()).remove(key) {
                 self.discard(message, op, host);
             }
             return;
         }
-        let Self { unexpected, peers, .. } = self;
+        let Self { matching: Matching { unexpected, .. }, peers, .. } = self;
         if let Some(message) = unexpected.of(op.space()).get(key) {
-            let source = lookup_source(peers, message.peer, host);
+            let source = peers.source(message.peer, host);
             let target = Target { segments: SegmentList::EMPTY, ..op.target() };
             host.complete(&received(&message.envelope, &target, source, message.len()));
         }
         if action == PeekAction::Claim {
-            if let Some(message) = self.unexpected.of(op.space()).remove(key) {
+            if let Some(message) = self.matching.unexpected.of(op.space()).remove(key) {
                 if let Body::Rts { rts, .. } = &message.body {
-                    self.pushed.moved(message.peer, rts.tx, Place::Claimed(op.claim()));
+                    self.arrivals.pushed.moved(message.peer, rts.tx, Place::Claimed(op.claim()));
                 }
-                self.claimed.insert(op.claim(), message);
+                self.matching.claimed.insert(op.claim(), message);
             }
         }
     }
@@ -796,29 +607,29 @@ impl Core {
         let len = message.len();
         match message.body {
             Body::Eager { bytes, ack } => {
-                self.unexpected_bytes -= bytes.len();
+                self.matching.bytes -= bytes.len();
                 if let Some(tx) = ack {
-                    self.outbox.push_back((message.peer, Packet::Fin { tx, status: 0 }));
+                    self.outbox.finish(message.peer, tx, 0);
                 }
             }
             Body::Rts { rts, bytes } => {
-                self.unexpected_bytes -= bytes.len();
-                self.pushed.remove(message.peer, rts.tx);
+                self.matching.bytes -= bytes.len();
+                self.arrivals.pushed.remove(message.peer, rts.tx);
                 if !rts.leaves || rts.pushed > bytes.len() as u64 {
-                    self.outbox.push_back((message.peer, Packet::Fin { tx: rts.tx, status: 0 }));
+                    self.outbox.finish(message.peer, rts.tx, 0);
                 }
             }
-            Body::Whole(bytes) => self.unexpected_bytes -= bytes.len(),
+            Body::Whole(bytes) => self.matching.bytes -= bytes.len(),
             Body::Lost { .. } => {}
         }
-        let source = self.source(message.peer, host);
+        let source = self.peers.source(message.peer, host);
         let target = Target { segments: SegmentList::EMPTY, ..op.target() };
         host.complete(&received(&message.envelope, &target, source, len));
     }
 
     fn cancel(&mut self, rx: u8, context: u64, host: &mut impl Host) -> bool {
         for tagged in [true, false] {
-            let receives = self.receives(host);
+            let receives = self.matching.receives(self.limits.shares_receives, host);
             let list = receives.posted.of(Space { rx, tagged });
             let found = list.iter().find(|(_, p)| p.target.context == context);
             let Some(key) = found.map(|(key, _)| key) else { continue };
@@ -841,9 +652,17 @@ impl Core {
         host: &mut impl Host,
     ) {
         for Space { rx, tagged } in self.spaces() {
-            let list = self.receives(host).posted.of(Space { rx, tagged });
+            let list = self
+                .matching
+                .receives(self.limits.shares_receives, host)
+                .posted
+                .of(Space { rx, tagged });
             for key in list.keys_where(|p| p.source == source) {
-                let list = self.receives(host).posted.of(Space { rx, tagged });
+                let list = self
+                    .matching
+                    .receives(self.limits.shares_receives, host)
+                    .posted
+                    .of(Space { rx, tagged });
                 let Some(posted) = list.remove(key) else { continue };
                 let envelope = Envelope { tagged, tag: posted.tag, data: None, rx };
                 self.fail_posted(&posted, &envelope, error, cause, host);
@@ -862,7 +681,11 @@ impl Core {
         host: &mut impl Host,
     ) {
         let mut completion = received(envelope, &posted.target, posted.source, 0);
-        if !self.receives(host).withdraw(&posted.target, false) {
+        if !self
+            .matching
+            .receives(self.limits.shares_receives, host)
+            .withdraw(&posted.target, false)
+        {
             return;
         }
         completion.buffer_released = posted.target.multi.is_some();

@@ -1,10 +1,53 @@
 //! The queue that receives are posted to: an endpoint's own, or one that several endpoints share.
 
 use super::index_list::{IndexList, Key};
-use super::receive::ReceiveOp;
+use super::packet::Envelope;
 use super::spaces::{Space, Spaces};
 use super::{ANY_SOURCE, Report};
-use crate::memory::{Segment, SegmentList};
+use crate::memory::{Buffers, Segment, SegmentList};
+
+/// A receive, as requested by the endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceiveOp<B = SegmentList> {
+    /// The buffer.
+    pub(crate) segments: B,
+    /// Whether it matches tagged or plain messages.
+    pub(crate) tagged: bool,
+    /// The tag wanted, and the tag bits that are ignored (all of them for plain messages).
+    pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+    /// The sender wanted, or [`ANY_SOURCE`].
+    pub(crate) source: u64,
+    /// The application's context.
+    pub(crate) context: u64,
+    /// Where the completion is reported, and the receive context that the receive is posted to.
+    pub(crate) report: Report,
+    /// `Some(n)`: a multi-receive buffer, which takes messages until fewer than `n` bytes are free.
+    pub(crate) multi_min: Option<usize>,
+}
+
+impl<B: Buffers> ReceiveOp<B> {
+    #[inline(always)]
+    pub(super) fn space(&self) -> Space {
+        Space { rx: self.report.context(), tagged: self.tagged }
+    }
+}
+
+impl ReceiveOp {
+    pub(super) fn claim(&self) -> (u8, u64) {
+        (self.report.context(), self.context)
+    }
+
+    pub(super) fn envelope(&self) -> Envelope {
+        let rx = self.report.context();
+        Envelope { tagged: self.tagged, tag: self.tag, data: None, rx }
+    }
+
+    #[inline]
+    pub(super) fn target(&self) -> Target {
+        Target { segments: self.segments, context: self.context, report: self.report, multi: None }
+    }
+}
 
 /// A posted receive.
 #[derive(Debug)]

@@ -1,8 +1,9 @@
 //! Sending, in order: short messages eagerly, long ones by rendezvous. FI_EAGAIN if there is no room: no hidden queue.
 
-use super::engine::{Core, Engine, PeerState};
+use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::packet::{EagerHeader, Envelope, Packet, PieceHeader, Ranges};
+use super::peers::PeerState;
 use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
 use crate::transport::{Caps, Iface, MAX_HEADER, Mode, PeerId, SendError, Ticket, Windows};
@@ -181,7 +182,7 @@ impl<I: Iface> Engine<I> {
     #[inline(always)]
     pub(crate) fn try_send<B: Buffers>(&mut self, op: &SendOp<B>, host: &mut impl Host) -> bool {
         let Some(payload) = op.payload.one() else { return false };
-        let ready = self.core.peers.get(op.peer.index()).is_some_and(PeerState::is_ready);
+        let ready = self.core.peers.get(op.peer).is_some_and(PeerState::is_ready);
         if !ready || op.delivery || op.fence || !host.has_room_for_sends(op.report.context()) {
             return false;
         }
@@ -222,7 +223,7 @@ impl<I: Iface> Engine<I> {
     #[inline(never)]
     fn send_any(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
         let shut = op.fence && !self.is_fence_open(op.peer);
-        if shut || self.core.peer(op.peer).is_some_and(|peer| peer.deferred > 0) {
+        if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred > 0) {
             return self.defer(op, host);
         }
         let envelope = op.envelope();
@@ -237,7 +238,7 @@ impl<I: Iface> Engine<I> {
             return self.send_tracked(op, envelope, host);
         }
         send_eager(&mut self.iface, op.peer, &envelope, None, &op.payload).map_err(op_error)?;
-        self.core.mark_alive(op.peer);
+        self.core.peers.mark_alive(op.peer);
         self.core.counts.eager_sent += 1;
         host.complete(&sent(envelope, op.context, op.report));
         Ok(())
@@ -328,7 +329,7 @@ impl<I: Iface> Engine<I> {
         let state = TxState::Deferred { fence: op.fence, access: None };
         let key = self.new_request(op, envelope, state)?;
         self.core.deferred.push_back(key);
-        if let Some(peer) = self.core.peer(op.peer) {
+        if let Some(peer) = self.core.peers.of(op.peer) {
             peer.deferred += 1;
         }
         self.complete_injected(key, op, host);
@@ -352,9 +353,9 @@ impl<I: Iface> Engine<I> {
             self.core.tx.remove(key);
             return Err(op_error(e));
         }
-        self.core.mark_alive(op.peer);
+        self.core.peers.mark_alive(op.peer);
         self.core.counts.eager_sent += 1;
-        self.core.count_outstanding(op.peer, 1);
+        self.core.peers.count_outstanding(op.peer, 1);
         Ok(())
     }
 
@@ -376,8 +377,8 @@ impl<I: Iface> Engine<I> {
             self.core.remove_send(key);
             return Err(op_error(e));
         }
-        self.core.mark_alive(op.peer);
-        self.core.count_outstanding(op.peer, 1);
+        self.core.peers.mark_alive(op.peer);
+        self.core.peers.count_outstanding(op.peer, 1);
         self.complete_injected(key, op, host);
         if !whole && self.core.tx.get(key).is_some_and(|request| request.pushed > 0) {
             self.begin_push(key, host);
@@ -485,7 +486,7 @@ impl<I: Iface> Engine<I> {
                 self.core.deferred.push_back(key);
                 continue;
             }
-            if let Some(state) = self.core.peer(peer) {
+            if let Some(state) = self.core.peers.of(peer) {
                 state.deferred = state.deferred.saturating_sub(1);
             }
             n += 1;
@@ -507,16 +508,16 @@ impl<I: Iface> Engine<I> {
             self.send_rts(key)
         };
         if sent.is_ok() {
-            self.core.mark_alive(peer);
+            self.core.peers.mark_alive(peer);
         }
         match sent {
             Ok(()) if tracked => {
-                self.core.count_outstanding(peer, 1);
+                self.core.peers.count_outstanding(peer, 1);
                 self.await_arrival(peer, key, host);
             }
             Ok(()) if eager && !delivery => self.core.finish_send(key, None, host),
             Ok(()) => {
-                self.core.count_outstanding(peer, 1);
+                self.core.peers.count_outstanding(peer, 1);
                 match self.core.tx.get_mut(key) {
                     Some(request) if request.pushed > 0 => self.core.streams.push_back(key),
                     Some(request) => request.state = TxState::AwaitingAnswer,
@@ -584,16 +585,10 @@ impl Core {
             state: TxState::Deferred { fence, access: Some(access) },
         });
         self.deferred.push_back(key);
-        if let Some(peer) = self.peer(peer) {
+        if let Some(peer) = self.peers.of(peer) {
             peer.deferred += 1;
         }
         true
-    }
-
-    pub(super) fn count_outstanding(&mut self, peer: PeerId, by: i32) {
-        if let Some(state) = self.peer(peer) {
-            state.outstanding = state.outstanding.saturating_add_signed(by);
-        }
     }
 
     fn remove_send(&mut self, key: Key) -> Option<TxRequest> {
@@ -647,7 +642,7 @@ impl Core {
             self.counts.dropped += u64::from(!self.has_left(key));
             return false;
         }
-        self.count_outstanding(peer, -1);
+        self.peers.count_outstanding(peer, -1);
         self.streams.retain(|k| *k != key);
         self.assists.retain(|assist| assist.tx != key);
         let error = (status != 0).then_some((status as i32, Cause::ReceiverRefused));

@@ -60,6 +60,10 @@ impl<T> Spaces<T> {
         [&self.plain, &self.tagged].into_iter().chain(self.more.iter().flatten())
     }
 
+    pub(super) fn lists_mut(&mut self) -> impl Iterator<Item = &mut IndexList<T>> {
+        [&mut self.plain, &mut self.tagged].into_iter().chain(self.more.iter_mut().flatten())
+    }
+
     pub(super) fn len(&self) -> usize {
         let more: usize = self.more.iter().flatten().map(IndexList::len).sum();
         self.plain.len() + self.tagged.len() + more

@@ -685,7 +685,7 @@ impl<I: Iface> Engine<I> {
             } else {
                 self.iface.send(message.peer, Mode::Bulk, &header, part.len(), pack)?;
             }
-            self.core.mark_alive(message.peer);
+            self.core.peers.mark_alive(message.peer);
             message.sent += part.len();
             *n += 1;
             if message.sent >= message.bytes.len() {

@@ -307,7 +307,7 @@ impl<I: Iface> Engine<I> {
         if self.iface.reach(peer, &spot, &SegmentList::EMPTY, how) == Ok(Reached::Begun) {
             let channel = self.core.rma.channel(peer);
             (channel.unflushed, channel.flushing) = (None, true);
-            self.core.count_outstanding(peer, 1);
+            self.core.peers.count_outstanding(peer, 1);
             self.iface.flush();
         }
     }
@@ -317,7 +317,7 @@ impl<I: Iface> Engine<I> {
         self.flush_alone(peer);
         let channel = self.core.rma.channels.get(peer.index());
         channel.is_none_or(|channel| channel.unflushed.is_none())
-            && self.core.peer(peer).is_none_or(|peer| peer.outstanding == 0)
+            && self.core.peers.of(peer).is_none_or(|peer| peer.outstanding == 0)
     }
 
     /// Moves bytes of the operation, which is the first of its channel.
@@ -545,7 +545,7 @@ impl Core {
     pub(super) fn end_flush(&mut self, peer: PeerId) {
         let channel = self.rma.channels.get_mut(peer.index());
         if channel.is_some_and(|channel| std::mem::take(&mut channel.flushing)) {
-            self.count_outstanding(peer, -1);
+            self.peers.count_outstanding(peer, -1);
         }
     }
 

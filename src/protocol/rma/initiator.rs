@@ -103,7 +103,7 @@ impl<I: Iface> Engine<I> {
             return Err(OpError::Again);
         }
         let shut = op.fence && !self.is_fence_open(op.peer);
-        if shut || self.core.peer(op.peer).is_some_and(|peer| peer.deferred > 0) {
+        if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred > 0) {
             return self.defer_access(op, operands);
         }
         if operands.is_some() && self.iface.caps(op.peer).atomics.is_none() {
@@ -149,8 +149,8 @@ impl<I: Iface> Engine<I> {
             self.core.rma.discard(key);
             return Err(super::refusal(error));
         }
-        self.core.mark_alive(op.peer);
-        self.core.count_outstanding(op.peer, 1);
+        self.core.peers.mark_alive(op.peer);
+        self.core.peers.count_outstanding(op.peer, 1);
         if way == Way::Packets {
             self.core.rma.channel(op.peer).queue.push_front(key);
             self.pump(op.peer, host);
@@ -348,11 +348,11 @@ impl<I: Iface> Engine<I> {
     /// Carries out an operation directly that has none before it. False: not all of it has begun.
     #[inline]
     fn begin_alone(&mut self, peer: PeerId, key: Key, host: &mut impl Host) -> bool {
-        self.core.count_outstanding(peer, 1);
+        self.core.peers.count_outstanding(peer, 1);
         let begun = self.go_alone(key, 0, host).is_ok()
             && self.core.rma.ops.get(key).is_none_or(|op| op.state == State::Begun);
         if !begun {
-            self.core.count_outstanding(peer, -1); // one that waits is not counted
+            self.core.peers.count_outstanding(peer, -1); // one that waits is not counted
         }
         self.iface.flush();
         begun
@@ -419,7 +419,7 @@ impl Core {
         if first {
             self.rma.pumping.push_back(peer);
         }
-        self.count_outstanding(peer, 1);
+        self.peers.count_outstanding(peer, 1);
     }
 
     /// Ends an operation that is in no queue. `error`: the error number and the cause, or `None`.
@@ -434,7 +434,7 @@ impl Core {
         let completion = op.completion();
         self.rma.discard(key);
         if state != State::Deferred {
-            self.count_outstanding(peer, -1);
+            self.peers.count_outstanding(peer, -1);
         }
         let alone = matches!(state, State::Moving { .. } | State::Begun);
         if !matches!(state, State::Deferred | State::Queued) && !alone {

@@ -11,8 +11,8 @@ use crate::memory::MAX_SEGMENTS;
 use crate::memory::keys::{Denied, Granted, Right};
 use crate::protocol::Host;
 use crate::protocol::engine::{Core, Engine};
+use crate::protocol::message::is_refusal;
 use crate::protocol::packet::Ranges;
-use crate::protocol::schemes::fragments::is_refusal;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Caps, Iface, Mode, PeerId, SendError, piece_of, slice_ranges};
@@ -191,7 +191,7 @@ impl Core {
     /// Reports an access of a peer that is complete.
     pub(super) fn accessed(&mut self, request: &Request, place: &Place, host: &mut impl Host) {
         let (regions, n) = place.distinct();
-        let source = self.source(request.peer, host);
+        let source = self.peers.source(request.peer, host);
         host.accessed(&RemoteAccess {
             right: place.right,
             regions: regions.get(..n).unwrap_or(&[]),

@@ -32,9 +32,9 @@ impl<I: Iface> Engine<I> {
             self.core.tx.remove(key);
             return Err(op_error(e));
         }
-        self.core.mark_alive(op.peer);
+        self.core.peers.mark_alive(op.peer);
         self.core.counts.eager_sent += 1;
-        self.core.count_outstanding(op.peer, 1);
+        self.core.peers.count_outstanding(op.peer, 1);
         self.await_arrival(op.peer, key, host);
         Ok(())
     }
@@ -47,7 +47,7 @@ impl<I: Iface> Engine<I> {
         host: &mut impl Host,
     ) {
         let Some(mark) = self.iface.tracked(peer) else {
-            self.core.count_outstanding(peer, -1);
+            self.core.peers.count_outstanding(peer, -1);
             return self.core.finish_send(key, None, host);
         };
         if let Some(request) = self.core.tx.get_mut(key) {
@@ -89,7 +89,7 @@ impl Core {
             let first = leaving.sends.front().filter(|(mark, _)| mark.is_before(upto));
             let Some((_, key)) = first.copied() else { break };
             leaving.sends.pop_front();
-            self.count_outstanding(peer, -1);
+            self.peers.count_outstanding(peer, -1);
             self.finish_send(key, None, host);
             n += 1;
         }

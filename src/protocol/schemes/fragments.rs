@@ -4,13 +4,11 @@
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::{Packet, PieceHeader, Ranges};
-use crate::protocol::receive::{Active, Outcome};
 use crate::protocol::send::{Carrier, TxState, streams};
 use crate::protocol::{Cause, Host};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Iface, Mode, PeerId, SendError, piece_of, slice_ranges};
-use std::collections::VecDeque;
 
 /// Fragments of one message that are sent in one progress pass.
 const FRAGMENT_BATCH: usize = 64;
@@ -19,7 +17,41 @@ const STREAM_BATCH: usize = 4;
 /// Fragments after which the transport is flushed, so that the receiver works while the rest is sent.
 const FLUSH_AFTER: usize = 16;
 
-/// Outcome of one step of a transfer.
+/// The receiver's side: it has asked for fragments.
+#[derive(Debug)]
+pub(in crate::protocol) struct Receiver {
+    asked: Asked,
+    /// See [`stream`](super::stream).
+    pub(in crate::protocol) placing: bool,
+}
+
+/// How the receiver has asked for fragments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::protocol) enum Asked {
+    /// By CTS: for all bytes.
+    Cts,
+    /// By RESUME, after a stream: for the missing bytes.
+    AfterStream,
+    /// By RESUME, after remote buffers.
+    AfterPut,
+}
+
+impl Receiver {
+    pub(in crate::protocol) fn new(asked: Asked) -> Self {
+        Self { asked, placing: false }
+    }
+
+    pub(in crate::protocol) fn is_resumed(&self) -> bool {
+        self.asked != Asked::Cts
+    }
+
+    /// Remote buffers were advertised to the sender before.
+    pub(in crate::protocol) fn is_after_put(&self) -> bool {
+        self.asked == Asked::AfterPut
+    }
+}
+
+/// Outcome of one step of a send.
 pub(in crate::protocol) enum Step {
     /// Nothing moved; more to do later.
     Again,
@@ -29,112 +61,7 @@ pub(in crate::protocol) enum Step {
     Done,
 }
 
-/// Whether process_vm_readv or process_vm_writev is not permitted or not available: another method may work.
-pub(in crate::protocol) fn is_refusal(errno: Errno) -> bool {
-    matches!(errno.0, libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EOPNOTSUPP)
-}
-
 impl<I: Iface> Engine<I> {
-    /// Advances the rendezvous receives whose bytes this endpoint has to move.
-    pub(in crate::protocol) fn advance_pulls(&mut self, host: &mut impl Host) -> usize {
-        let mut n = 0;
-        self.core.turn += u64::from(!self.core.pulls.is_empty());
-        for _ in 0..self.core.pulls.len() {
-            let Some(key) = self.core.pulls.pop_front() else { break };
-            // Also the next receive, so that its sender can copy before its turn comes.
-            self.begin_sharing(key);
-            if let Some(next) = self.core.pulls.front() {
-                self.begin_sharing(*next);
-            }
-            match self.pull(key, host) {
-                Step::Again => self.core.pulls.push_back(key),
-                Step::Moved => {
-                    n += 1;
-                    self.core.pulls.push_back(key);
-                }
-                Step::Done => n += 1,
-            }
-        }
-        n
-    }
-
-    fn pull(&mut self, key: Key, host: &mut impl Host) -> Step {
-        let Some(active) = self.core.active.get(key) else { return Step::Done };
-        if active.sharing.is_some() {
-            return self.pull_shared(key, host);
-        }
-        if active.received == active.want {
-            self.core.finish_active(key, host);
-            return Step::Done;
-        }
-        let peer = active.peer;
-        if active.lending.gone {
-            self.take_back_declined(key);
-            if self.core.active.get(key).is_some_and(|active| active.lending.out > 0) {
-                return Step::Done; // the device is still reading, and its completion goes on
-            }
-            self.core.fail_active(key, libc::EIO, Cause::LinkBroke, host);
-            return Step::Done;
-        }
-        if self.core.is_fed(peer) {
-            return Step::Again; // the sender's fragments come, which cost less
-        }
-        let caps = self.iface.caps(peer);
-        if !caps.get || active.ranges.as_slice().is_empty() || active.lending.begun {
-            if let Some(step) = self.lend_windows(key, &caps) {
-                return step;
-            }
-            self.core.clear_to_send(key, caps.one_sided, false);
-            return Step::Done;
-        }
-        let chunk = (active.want - active.received).min(self.core.limits.bulk_chunk);
-        let local = active.target.segments.slice(active.received, chunk);
-        let mut remote = [Range::default(); crate::memory::MAX_SEGMENTS];
-        let count = slice_ranges(
-            active.ranges.as_slice(),
-            active.received as u64,
-            chunk as u64,
-            &mut remote,
-        );
-        match self.iface.get(peer, &local, remote.get(..count).unwrap_or(&[])) {
-            Ok(moved) => {
-                self.core.counts.pulled_bytes += moved as u64;
-                let Some(active) = self.core.active.get_mut(key) else { return Step::Done };
-                active.received = (active.received + moved).min(active.want);
-                if active.received < active.want {
-                    return Step::Moved;
-                }
-                self.core.finish_active(key, host);
-                Step::Done
-            }
-            Err(SendError::Again) => Step::Again,
-            Err(SendError::Unreachable(errno)) => self.pull_failed(key, errno, host),
-        }
-    }
-
-    /// The sender's memory cannot be read: asks the sender to send the bytes, if that may work.
-    pub(in crate::protocol) fn pull_failed(
-        &mut self,
-        key: Key,
-        errno: Errno,
-        host: &mut impl Host,
-    ) -> Step {
-        let Some(active) = self.core.active.get(key) else { return Step::Done };
-        let (from, want) = (active.received, active.want);
-        // A sender may be able to read memory that other processes cannot: memfd_secret(2), device memory. Which side's
-        // address was wrong, each side checks for its own buffer (PROTOCOL.md §4.5).
-        let faulted = errno.0 == libc::EFAULT;
-        if faulted && !active.target.segments.is_accessible(from, want - from, true) {
-            self.core.fail_active(key, errno.0, Cause::BufferUnwritable, host);
-        } else if faulted || is_refusal(errno) {
-            let one_sided = self.iface.caps(active.peer).one_sided;
-            self.core.clear_to_send(key, one_sided, faulted);
-        } else {
-            self.core.fail_active(key, errno.0, Cause::SenderUnreadable, host);
-        }
-        Step::Done
-    }
-
     /// Advances the sends that a CTS has released, and those with unsolicited bytes left.
     pub(in crate::protocol) fn advance_streams(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
@@ -185,7 +112,7 @@ impl<I: Iface> Engine<I> {
                     return Step::Moved;
                 }
                 request.state = TxState::AwaitingAnswer;
-                self.core.outbox.push_back((peer, Packet::PutDone { rx }));
+                self.core.outbox.reply(peer, Packet::PutDone { rx });
                 Step::Done
             }
             Err(SendError::Again) => Step::Again,
@@ -195,7 +122,7 @@ impl<I: Iface> Engine<I> {
                     && !request.payload.segments().is_accessible(0, end, false) =>
             {
                 request.state = TxState::AwaitingAnswer;
-                self.core.outbox.push_back((peer, Packet::Fault { rx }));
+                self.core.outbox.reply(peer, Packet::Fault { rx });
                 Step::Done
             }
             Err(SendError::Unreachable(_)) => {
@@ -229,7 +156,7 @@ impl<I: Iface> Engine<I> {
                     }
                     if request.leaves {
                         // All of it is in the ring: the buffer is the application's again.
-                        self.core.count_outstanding(peer, -1);
+                        self.core.peers.count_outstanding(peer, -1);
                         self.core.finish_send(key, None, host);
                     } else {
                         request.state = TxState::AwaitingAnswer;
@@ -284,7 +211,7 @@ impl<I: Iface> Engine<I> {
                 }
                 Err(SendError::Again) => return Step::Again,
                 Err(SendError::Unreachable(errno)) => {
-                    self.core.count_outstanding(peer, -1);
+                    self.core.peers.count_outstanding(peer, -1);
                     let error = Some((errno.0, Cause::PeerUnreachable));
                     self.core.finish_send(key, error, host);
                     return Step::Done;
@@ -304,147 +231,9 @@ impl<I: Iface> Engine<I> {
         }
         self.iface.flush();
     }
-
-    /// Sends the queued replies while there is room.
-    pub(in crate::protocol) fn flush_outbox(&mut self, host: &mut impl Host) -> usize {
-        let mut answers = std::mem::take(&mut self.core.outbox);
-        let n = self.send_answers(&mut answers, host);
-        answers.append(&mut self.core.outbox);
-        self.core.outbox = answers;
-        if n > 0 {
-            self.iface.flush();
-        }
-        n
-    }
-
-    /// Sends the replies that are not urgent: they are not flushed, and may share a packet with others.
-    pub(in crate::protocol) fn flush_late(&mut self, host: &mut impl Host) -> usize {
-        let mut answers = std::mem::take(&mut self.core.late);
-        let n = self.send_answers(&mut answers, host);
-        self.core.late = answers;
-        n
-    }
-
-    /// Sends those of `answers` that there is room for, in order for each peer. They may be coalesced with others until
-    /// the next `flush`.
-    fn send_answers(
-        &mut self,
-        answers: &mut VecDeque<(PeerId, Packet)>,
-        host: &mut impl Host,
-    ) -> usize {
-        let mut n = 0;
-        let mut full: Vec<PeerId> = Vec::new();
-        for _ in 0..answers.len() {
-            let Some((peer, packet)) = answers.pop_front() else { break };
-            if full.contains(&peer) {
-                answers.push_back((peer, packet));
-                continue;
-            }
-            match self.iface.send(peer, Mode::Late, packet.encode().as_slice(), 0, |_, _| ()) {
-                Ok(()) => n += 1,
-                Err(SendError::Again) => {
-                    full.push(peer);
-                    answers.push_back((peer, packet));
-                }
-                // The peer needs this reply. Later there will be resources for it, or the peer departs.
-                Err(SendError::Unreachable(errno)) if errno.is_shortage() => {
-                    full.push(peer);
-                    answers.push_back((peer, packet));
-                }
-                Err(SendError::Unreachable(errno)) => {
-                    n += 1;
-                    self.answer_failed(peer, packet, errno, host);
-                }
-            }
-        }
-        n
-    }
-
-    fn answer_failed(&mut self, peer: PeerId, packet: Packet, errno: Errno, host: &mut impl Host) {
-        match packet {
-            Packet::Cts { rx, .. } => {
-                let key = Key::from_wire(rx);
-                if !self.core.needs_no_cts(key) {
-                    self.core.fail_unanswered(key, errno, host);
-                }
-            }
-            Packet::Window { rx, ticket, .. } => {
-                let key = Key::from_wire(rx);
-                if self.take_back_untold(peer, key, &ticket) {
-                    self.core.fail_unanswered(key, errno, host);
-                }
-            }
-            // The peer that waited for this reply has departed.
-            _ => self.core.counts.dropped += 1,
-        }
-    }
 }
 
 impl Core {
-    /// Sends a CTS. `one_sided`: the sender may be able to write to the buffer. `faulted`: the sender has to check
-    /// whether it can read its own buffer.
-    fn clear_to_send(&mut self, key: Key, one_sided: bool, faulted: bool) {
-        let Some(active) = self.active.get_mut(key) else { return };
-        active.cleared = true;
-        active.received = 0;
-        self.attentive = true;
-        let packet = Packet::Cts {
-            tx: active.tx,
-            rx: key.to_wire(),
-            len: active.want as u64,
-            faulted,
-            ranges: if one_sided {
-                Ranges::new(active.target.segments.ranges())
-            } else {
-                Ranges::NONE
-            },
-        };
-        self.outbox.push_back((active.peer, packet));
-    }
-
-    pub(in crate::protocol) fn finish_active(&mut self, key: Key, host: &mut impl Host) {
-        let Some(active) = self.active.remove(key) else { return };
-        self.pushed.remove(active.peer, active.tx);
-        let fin = (active.peer, Packet::Fin { tx: active.tx, status: 0 });
-        if active.sees && active.lending.seen as u64 == active.len {
-            self.late.push_back(fin);
-        } else if !active.leaves || active.len > active.want as u64 {
-            // A sender whose unsolicited bytes do not all fit may stop sending them.
-            self.outbox.push_back(fin);
-        }
-        let overflow = (active.len as usize).saturating_sub(active.want);
-        let Active { peer, envelope, target, received, .. } = active;
-        let outcome = Outcome { len: received, overflow, error: None };
-        self.finish_receive(peer, &envelope, &target, outcome, host);
-    }
-
-    /// Ends a rendezvous receive with an error and tells the sender.
-    pub(in crate::protocol) fn fail_active(
-        &mut self,
-        key: Key,
-        error: i32,
-        cause: Cause,
-        host: &mut impl Host,
-    ) {
-        let Some(active) = self.active.remove(key) else { return };
-        self.pushed.remove(active.peer, active.tx);
-        let status = error.unsigned_abs();
-        self.outbox.push_back((active.peer, Packet::Fin { tx: active.tx, status }));
-        let Active { peer, envelope, target, received, .. } = active;
-        let outcome = Outcome::failed(received, error, cause);
-        self.finish_receive(peer, &envelope, &target, outcome, host);
-    }
-
-    /// The sender cannot be reached, so the bytes of a receive cannot be requested.
-    fn fail_unanswered(&mut self, key: Key, errno: Errno, host: &mut impl Host) {
-        if let Some(active) = self.active.remove(key) {
-            self.pushed.remove(active.peer, active.tx);
-            let Active { peer, envelope, target, received, .. } = active;
-            let outcome = Outcome::failed(received, errno.0, Cause::PeerUnreachable);
-            self.finish_receive(peer, &envelope, &target, outcome, host);
-        }
-    }
-
     pub(in crate::protocol) fn on_cts(
         &mut self,
         peer: PeerId,
@@ -470,7 +259,7 @@ impl Core {
         let end = segments.len().min(len as usize);
         if faulted && !segments.is_accessible(0, end, false) {
             // The receiver's FIN ends the send.
-            self.outbox.push_back((peer, Packet::Fault { rx }));
+            self.outbox.reply(peer, Packet::Fault { rx });
             return;
         }
         if let TxState::Announced { asked, .. } = &mut request.state {
@@ -490,57 +279,5 @@ impl Core {
             TxState::Pushing { rx, offset: 0, end, ranges }
         };
         self.streams.push_back(key);
-    }
-
-    pub(in crate::protocol) fn on_fragment(
-        &mut self,
-        peer: PeerId,
-        rx: u64,
-        offset: u64,
-        payload: &[u8],
-        host: &mut impl Host,
-    ) {
-        let key = Key::from_wire(rx);
-        let received = self.active.get(key).map_or(0, |active| active.received as u64);
-        // After a RESUME fragments may repeat bytes that are here (PROTOCOL.md §4.11).
-        let known = usize::try_from(received.saturating_sub(offset)).unwrap_or(usize::MAX);
-        let payload = payload.get(known..).unwrap_or(&[]);
-        let active = self.active.get_mut(key).filter(|active| {
-            active.peer == peer
-                && active.cleared
-                && !active.placing
-                && offset <= received
-                && (known == 0 || active.resumed)
-                && active.received + payload.len() <= active.want
-        });
-        let Some(active) = active else {
-            self.counts.dropped += 1;
-            return;
-        };
-        active.received += active.place(active.received, payload, &self.limits);
-        if active.received == active.want {
-            self.finish_active(key, host);
-        }
-    }
-
-    /// FAULT: the sender cannot read its own memory.
-    pub(in crate::protocol) fn on_fault(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
-        let key = Key::from_wire(rx);
-        if self.active.get(key).is_some_and(|a| a.peer == peer && a.cleared && !a.placing) {
-            self.fail_active(key, libc::EFAULT, Cause::SenderUnreadable, host);
-        } else {
-            self.counts.dropped += 1;
-        }
-    }
-
-    pub(in crate::protocol) fn on_put_done(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
-        let key = Key::from_wire(rx);
-        let active = self.active.get_mut(key).filter(|a| a.peer == peer && a.cleared && !a.placing);
-        let Some(active) = active else {
-            self.counts.dropped += 1;
-            return;
-        };
-        active.received = active.want;
-        self.finish_active(key, host);
     }
 }

@@ -3,6 +3,7 @@
 
 pub(super) mod eager;
 pub(super) mod fragments;
+pub(super) mod get;
 pub(super) mod push;
 pub(super) mod put;
 pub(super) mod split;

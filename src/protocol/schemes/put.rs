@@ -3,18 +3,17 @@
 //! every second chunk itself. Bytes that can be neither advertised nor written come as fragments.
 
 use crate::memory::SegmentList;
-use crate::protocol::Host;
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::{IndexList, Key};
+use crate::protocol::message::{Inbound, Next};
+use crate::protocol::outbox::Outbox;
 use crate::protocol::packet::Packet;
-use crate::protocol::receive::Active;
-use crate::protocol::schemes::fragments::Step;
 use crate::protocol::send::{Carrier, TxState};
+use crate::protocol::{Cause, Host};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{
-    Caps, Chunk, Iface, PeerId, Reach, Reached, SendError, Spot, Ticket, Windows,
-};
+use crate::transport::{Chunk, Iface, PeerId, Reach, Reached, SendError, Spot, Ticket, Windows};
+use std::collections::VecDeque;
 
 /// Chunks of one message that are outstanding at a time: one is written while advertisements of others travel.
 const AHEAD: usize = 4;
@@ -28,7 +27,9 @@ const LOSSES_MAX: u8 = 3;
 const PAGE: usize = 4096;
 const SHARE_MAX: usize = 128 * 1024;
 /// In one progress pass no further chunk is read after this many bytes.
-const READ_BATCH: usize = 512 * 1024;
+pub(in crate::protocol) const READ_BATCH: usize = 512 * 1024;
+/// The remote key of a message is void.
+const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
 /// Set in the tokens of reads for messages, to tell them from those of direct RMA.
 pub(in crate::protocol) const OF_A_MESSAGE: u64 = 1 << 31;
 
@@ -39,48 +40,77 @@ pub(in crate::protocol) struct Lent {
     pub(in crate::protocol) message: Key,
     pub(in crate::protocol) offset: usize,
     len: usize,
-    ticket: Ticket,
-    /// Whether this endpoint reads the chunk.
-    reads: Reads,
+    mover: Mover,
     /// Its bytes are here, and bytes before it are missing.
     pub(in crate::protocol) filled: bool,
-    /// The sender gets sender-side delivery completions for it.
-    seen: bool,
 }
 
-/// Whether this endpoint reads a chunk.
+/// Which side moves a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Reads {
-    No,
-    /// Queued in `Core::reads`.
+enum Mover {
+    /// The sender writes it. `seen`: it gets a sender-side delivery completion.
+    Sender { ticket: Ticket, seen: bool },
+    /// This endpoint reads it; queued in [`Chunks::due`].
     Due,
     /// The device is reading it.
-    Begun,
+    Device,
 }
 
-/// The chunks of a receive.
+impl Lent {
+    /// Whether this endpoint reads it, and the sender does not write it.
+    #[cfg(test)]
+    pub(in crate::protocol) fn is_ours(&self) -> bool {
+        !matches!(self.mover, Mover::Sender { .. })
+    }
+}
+
+/// The chunks of all receives.
 #[derive(Debug, Default)]
-pub(in crate::protocol) struct Lending {
-    /// A remote buffer was advertised to the sender.
-    pub(in crate::protocol) begun: bool,
-    /// No further chunk begins.
-    over: bool,
+pub(in crate::protocol) struct Chunks {
+    /// The key is the token that the transport returns.
+    pub(in crate::protocol) list: IndexList<Lent>,
+    /// Those that this endpoint has to read.
+    pub(in crate::protocol) due: VecDeque<Key>,
+}
+
+/// The receiver's side before the first remote buffer: what the RTS said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(in crate::protocol) struct Announced {
+    /// The remote key to read the message by, if the sender advertises it.
+    pub(in crate::protocol) offer: Option<Ticket>,
+    /// Sender-side delivery completion: a FIN may be late.
+    pub(in crate::protocol) sees: bool,
+}
+
+/// The receiver's side, once a remote buffer was advertised.
+#[derive(Debug)]
+pub(in crate::protocol) struct Receiver {
+    /// As in [`Announced`], as long as it is valid.
+    pub(in crate::protocol) offer: Option<Ticket>,
     /// Outstanding chunks, including complete ones that have gaps before them.
-    pub(in crate::protocol) out: usize,
+    out: usize,
     /// Offset of the next chunk.
     next: usize,
-    /// Bytes that the sender has written and knows to be delivered.
-    pub(in crate::protocol) seen: usize,
-    /// How often the remote buffers were lost with their connection.
-    losses: u8,
-    /// The sender has completed the message, and has none of its bytes any more (GONE).
-    pub(in crate::protocol) gone: bool,
-    /// The sender writes no bytes from this offset on (NACK): its chunks are to be invalidated.
-    declined: Option<usize>,
-    /// Bytes from this offset on do not count: they have to come in another way.
-    void: Option<usize>,
     /// The next chunk is for this endpoint to read.
     reads: bool,
+    /// Sender-side delivery completion: bytes that the sender has written and knows to be delivered. `None`: it waits
+    /// for the FIN.
+    seen: Option<usize>,
+    /// How often the remote buffers were lost with their connection.
+    losses: u8,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Further chunks begin.
+    Open,
+    /// No further chunk begins.
+    /// * Bytes from `void` on do not count: they have to come in another way.
+    /// * The sender writes no bytes from `nack` on (NACK).
+    Over { void: usize, nack: usize },
+    /// The sender has completed the message, and has none of its bytes any more (GONE).
+    Gone,
 }
 
 /// A remote buffer that bytes of this endpoint have to be written into.
@@ -92,172 +122,337 @@ pub(in crate::protocol) struct Due {
     ticket: Ticket,
 }
 
-impl<I: Iface> Engine<I> {
-    /// Advertises remote buffers of a receive. `None`: its bytes have to come in another way, and none was advertised.
-    pub(in crate::protocol) fn lend_windows(&mut self, key: Key, caps: &Caps) -> Option<Step> {
-        self.take_back_declined(key);
-        let Some(active) = self.core.active.get_mut(key) else { return Some(Step::Done) };
-        let (peer, lending) = (active.peer, &mut active.lending);
-        if caps.window_max == 0 || active.want < caps.window_min {
-            lending.over = true;
+impl Receiver {
+    /// Advertises the first remote buffers of a receive. Errors: as `Lending::lend`, and no buffer is advertised.
+    pub(in crate::protocol) fn begin(
+        iface: &mut impl Iface,
+        chunks: &mut Chunks,
+        outbox: &mut Outbox,
+        (key, message): (Key, &Inbound),
+        (announced, most): (Announced, usize),
+    ) -> Result<Self, SendError> {
+        let Announced { offer, sees } = announced;
+        let (next, seen, phase) = (message.received, sees.then_some(0), Phase::Open);
+        let mut begun = Self { offer, out: 0, next, reads: false, seen, losses: 0, phase };
+        match begun.advertise(iface, chunks, outbox, (key, message), most) {
+            Err(error) if begun.out == 0 => return Err(error),
+            Err(SendError::Unreachable(_)) => begun.close(usize::MAX),
+            Ok(()) | Err(SendError::Again) => {}
         }
-        let mut again = false;
-        if !lending.over {
-            match self.iface.windows(peer) {
-                Windows::No => lending.over = true,
-                Windows::Later => again = true,
-                Windows::Ready => match self.lend_ahead(key, caps.window_max) {
-                    Ok(()) => {}
-                    Err(SendError::Again) => again = true,
-                    Err(SendError::Unreachable(_)) => {
-                        self.core.active.get_mut(key)?.lending.over = true;
-                    }
-                },
-            }
-        }
-        let lending = &self.core.active.get(key)?.lending;
-        if lending.out > 0 {
-            return Some(Step::Done); // until the chunks are complete
-        }
-        if lending.over && !lending.begun {
-            return None;
-        }
-        if lending.over {
-            self.core.resume(key);
-        }
-        Some(if again { Step::Again } else { Step::Done })
+        Ok(begun)
     }
 
-    /// Begins chunks of a receive until [`AHEAD`] are outstanding.
-    fn lend_ahead(&mut self, key: Key, window_max: usize) -> Result<(), SendError> {
-        let Self { iface, core } = self;
-        let Some(active) = core.active.get_mut(key) else { return Ok(()) };
-        let (peer, lending) = (active.peer, &mut active.lending);
+    /// Advertises more remote buffers. `ready`: whether remote buffers work now.
+    pub(in crate::protocol) fn step(
+        &mut self,
+        iface: &mut impl Iface,
+        chunks: &mut Chunks,
+        outbox: &mut Outbox,
+        (key, message): (Key, &Inbound),
+        (ready, most): (Windows, usize),
+    ) -> Next {
+        self.take_back(iface, chunks, key);
+        let mut again = false;
+        match (self.phase, ready) {
+            // A device that is reading goes on, and its completion leads here again.
+            (Phase::Gone, _) if self.out > 0 => return Next::Waits,
+            (Phase::Gone, _) => return Next::Failed(libc::EIO, Cause::LinkBroke),
+            (Phase::Over { .. }, _) => {}
+            (Phase::Open, Windows::No) => self.close(usize::MAX),
+            (Phase::Open, Windows::Later) => again = true,
+            (Phase::Open, Windows::Ready) => {
+                match self.advertise(iface, chunks, outbox, (key, message), most) {
+                    Ok(()) => {}
+                    Err(SendError::Again) => again = true,
+                    Err(SendError::Unreachable(_)) => self.close(usize::MAX),
+                }
+            }
+        }
+        match self.phase {
+            _ if self.out > 0 => Next::Waits, // until the chunks are complete
+            Phase::Open if again => Next::Again,
+            Phase::Open => Next::Waits,
+            _ => Next::Resume,
+        }
+    }
+
+    /// Begins chunks until [`AHEAD`] are outstanding.
+    fn advertise(
+        &mut self,
+        iface: &mut impl Iface,
+        chunks: &mut Chunks,
+        outbox: &mut Outbox,
+        (key, message): (Key, &Inbound),
+        window_max: usize,
+    ) -> Result<(), SendError> {
+        let peer = message.peer;
         // The sender's remote key is void when the connection that it was made for ends.
-        active.offer = active.offer.filter(|offer| iface.epoch(peer) == Some(offer.connection));
-        let most = match active.offer {
-            Some(_) => share(active.want, window_max.min(SHARE_MAX)),
+        self.offer = self.offer.filter(|offer| iface.epoch(peer) == Some(offer.connection));
+        let most = match self.offer {
+            Some(_) => share(message.want, window_max.min(SHARE_MAX)),
             None => window_max,
         };
-        while lending.out < AHEAD && lending.next < active.want {
-            let offset = lending.next;
-            let part = piece(&active.target.segments, offset, most.min(active.want - offset));
+        while self.out < AHEAD && self.next < message.want {
+            let offset = self.next;
+            let part = piece(&message.target.segments, offset, most.min(message.want - offset));
             let len = part.len();
             if len == 0 {
                 return Err(SendError::Unreachable(Errno(libc::EINVAL)));
             }
-            let reads =
-                if lending.reads && active.offer.is_some() { Reads::Due } else { Reads::No };
-            let (ticket, filled, seen) = (Ticket::default(), false, false);
-            let lent = Lent { peer, message: key, offset, len, ticket, reads, filled, seen };
-            let token = core.lent.push_back(lent);
-            if reads == Reads::Due {
-                core.reads.push_back(token);
-                lending.reads = false;
-                lending.out += 1;
-                lending.next += len;
-                continue;
-            }
-            let ticket = match iface.lend(peer, &part, token.to_wire()) {
-                Ok(ticket) => ticket,
-                Err(error) => {
-                    core.lent.remove(token);
-                    return Err(error);
+            let (mover, filled) = (Mover::Due, false);
+            let token =
+                chunks.list.push_back(Lent { peer, message: key, offset, len, mover, filled });
+            if self.reads && self.offer.is_some() {
+                chunks.due.push_back(token);
+                self.reads = false;
+            } else {
+                let ticket = match iface.lend(peer, &part, token.to_wire()) {
+                    Ok(ticket) => ticket,
+                    Err(error) => {
+                        chunks.list.remove(token);
+                        return Err(error);
+                    }
+                };
+                if let Some(lent) = chunks.list.get_mut(token) {
+                    lent.mover = Mover::Sender { ticket, seen: iface.sees_writes(&ticket) };
                 }
-            };
-            if let Some(lent) = core.lent.get_mut(token) {
-                (lent.ticket, lent.seen) = (ticket, iface.sees_writes(&ticket));
+                self.reads = true;
+                let (tx, rx, offset, len) = (message.tx, key.to_wire(), offset as u64, len as u64);
+                outbox.reply(peer, Packet::Window { tx, rx, offset, len, ticket });
             }
-            lending.begun = true;
-            lending.reads = true;
-            lending.out += 1;
-            lending.next += len;
-            let (offset, len) = (offset as u64, len as u64);
-            let window = Packet::Window { tx: active.tx, rx: key.to_wire(), offset, len, ticket };
-            core.outbox.push_back((peer, window));
+            self.out += 1;
+            self.next += len;
         }
         Ok(())
     }
 
-    /// Invalidates the remote buffers that the sender of a message will not write.
-    pub(in crate::protocol) fn take_back_declined(&mut self, key: Key) {
-        let Self { iface, core } = self;
-        let Some(active) = core.active.get_mut(key) else { return };
-        let Some(from) = active.lending.declined.take() else { return };
+    /// Invalidates the remote buffers that the sender will not write.
+    fn take_back(&mut self, iface: &mut impl Iface, chunks: &mut Chunks, key: Key) {
+        let from = match self.phase {
+            Phase::Open => return,
+            Phase::Over { nack, .. } => nack,
+            Phase::Gone => 0,
+        };
         // A chunk that the device is reading ends when that read does.
-        let ends = |lent: &Lent| lent.message == key && lent.offset >= from && !lent.is_read();
-        for token in core.lent.keys_where(ends) {
-            let Some(lent) = core.lent.remove(token) else { continue };
-            active.lending.out -= 1;
-            if !lent.filled && lent.reads == Reads::No {
-                iface.take_back(lent.peer, &lent.ticket);
+        let is_read = |lent: &Lent| lent.mover == Mover::Device && !lent.filled;
+        let ends = |lent: &Lent| lent.message == key && lent.offset >= from && !is_read(lent);
+        for token in chunks.list.keys_where(ends) {
+            let Some(lent) = chunks.list.remove(token) else { continue };
+            self.out -= 1;
+            if let (Mover::Sender { ticket, .. }, false) = (lent.mover, lent.filled) {
+                iface.take_back(lent.peer, &ticket);
             }
         }
-    }
-
-    /// Invalidates the keys of finished sends, and begins the queued reads in order.
-    pub(in crate::protocol) fn advance_reads(&mut self) -> usize {
-        let Self { iface, core } = self;
-        let (mut n, mut bytes) = (0, 0);
-        for (peer, offer) in core.withdrawn.drain(..) {
-            iface.withdraw(peer, &offer);
-        }
-        for _ in 0..core.reads.len() {
-            if bytes >= READ_BATCH {
-                break;
-            }
-            let Some(token) = core.reads.pop_front() else { break };
-            let Some(lent) = core.lent.get_mut(token) else { continue };
-            let (peer, offset, len) = (lent.peer, lent.offset, lent.len);
-            let Some(active) = core.active.get(lent.message) else { continue };
-            let end = active.offer.and_then(|offer| offer.addr.checked_add(offset as u64));
-            let read = match (active.offer, end) {
-                (Some(Ticket { connection, key, .. }), Some(addr)) => {
-                    let range = Range { addr, len: len as u64 };
-                    let spot = Spot { epoch: connection, key, range };
-                    let token = token.to_wire() | OF_A_MESSAGE;
-                    let how = Reach { reads: true, delivered: false, stays: false, token };
-                    iface.reach(peer, &spot, &active.target.segments.slice(offset, len), how)
-                }
-                _ => Err(SendError::Unreachable(Errno(libc::ESTALE))),
-            };
-            match read {
-                Ok(Reached::Begun) => {
-                    n += 1;
-                    bytes += len;
-                    lent.reads = Reads::Begun;
-                    core.counts.read_bytes += len as u64;
-                }
-                Err(SendError::Again) => core.reads.push_back(token),
-                Ok(Reached::Moved(_)) | Err(SendError::Unreachable(_)) => {
-                    n += 1;
-                    core.give_up_read(token);
-                }
-            }
-        }
-        n
     }
 
     /// A WINDOW could not be sent: invalidates its remote buffer. Returns whether none of the message is outstanding.
     pub(in crate::protocol) fn take_back_untold(
         &mut self,
-        peer: PeerId,
+        iface: &mut impl Iface,
+        chunks: &mut Chunks,
         key: Key,
         ticket: &Ticket,
     ) -> bool {
-        let Self { iface, core } = self;
-        let Some(active) = core.active.get_mut(key) else { return false };
         let is_it = |lent: &Lent| {
-            let waits = lent.reads == Reads::No && !lent.filled;
-            lent.message == key && lent.ticket == *ticket && waits
+            let its = matches!(lent.mover, Mover::Sender { ticket: other, .. } if other == *ticket);
+            lent.message == key && its && !lent.filled
         };
-        for token in core.lent.keys_where(is_it) {
-            let Some(lent) = core.lent.remove(token) else { continue };
-            iface.take_back(peer, ticket);
-            active.lending.out -= 1;
-            active.lending.void_from(lent.offset, key, &mut core.lent);
+        for token in chunks.list.keys_where(is_it) {
+            let Some(lent) = chunks.list.remove(token) else { continue };
+            iface.take_back(lent.peer, ticket);
+            self.out -= 1;
+            self.void_from(lent.offset, key, chunks);
         }
-        active.lending.over && active.lending.out == 0
+        self.phase != Phase::Open && self.out == 0
+    }
+
+    /// Begins no further chunk: bytes from `offset` on have to come in another way.
+    fn close(&mut self, offset: usize) {
+        self.phase = match self.phase {
+            Phase::Open => Phase::Over { void: offset, nack: usize::MAX },
+            Phase::Over { void, nack } => Phase::Over { void: void.min(offset), nack },
+            Phase::Gone => Phase::Gone,
+        };
+    }
+
+    /// As [`Self::close`], and drops the complete chunks from `offset` on.
+    fn void_from(&mut self, offset: usize, key: Key, chunks: &mut Chunks) {
+        self.close(offset);
+        let voids = |lent: &Lent| lent.message == key && lent.filled && lent.offset >= offset;
+        for part in chunks.list.keys_where(voids) {
+            chunks.list.remove(part);
+            self.out -= 1;
+        }
+    }
+
+    /// NACK: the sender will write no bytes from `offset` on.
+    pub(in crate::protocol) fn on_decline(&mut self, offset: usize) {
+        self.close(offset);
+        if let Phase::Over { nack, .. } = &mut self.phase {
+            *nack = offset.min(*nack);
+        }
+    }
+
+    /// GONE: the sender has completed the message as delivered, and has none of its bytes any more.
+    pub(in crate::protocol) fn on_gone(&mut self) {
+        self.phase = Phase::Gone;
+    }
+
+    /// The connection ended, and with it the remote buffers of both sides. False: none was outstanding.
+    pub(in crate::protocol) fn lose(&mut self, message: &Inbound) -> bool {
+        if self.out == 0 {
+            return false;
+        }
+        self.offer = None;
+        self.out = 0;
+        self.next = message.received;
+        self.losses += 1;
+        if self.losses >= LOSSES_MAX {
+            self.close(usize::MAX);
+        }
+        true
+    }
+
+    /// A chunk is complete: moves the start of the missing bytes behind it, if none are missing before it.
+    pub(in crate::protocol) fn on_part(
+        &mut self,
+        chunks: &mut Chunks,
+        token: Key,
+        message: &mut Inbound,
+    ) {
+        let Some(Lent { message: key, offset, .. }) = chunks.list.get(token) else { return };
+        let (key, offset) = (*key, *offset);
+        let void = match self.phase {
+            Phase::Open => usize::MAX,
+            Phase::Over { void, .. } => void,
+            Phase::Gone => 0,
+        };
+        if offset >= void {
+            chunks.list.remove(token);
+            self.out -= 1;
+            return;
+        }
+        let mut next = Some(token);
+        while let Some(token) = next {
+            let Some(lent) = chunks.list.get(token).filter(|lent| lent.offset == message.received)
+            else {
+                break;
+            };
+            message.received += lent.len;
+            self.out -= 1;
+            if let (Some(seen), Mover::Sender { seen: true, .. }) = (&mut self.seen, lent.mover) {
+                *seen += lent.len;
+            }
+            chunks.list.remove(token);
+            // Remote buffers are written in the order of their WINDOWs: complete ones behind a gap are rare.
+            next = match self.out {
+                0 => None,
+                _ => {
+                    let at = message.received;
+                    let follows =
+                        |lent: &Lent| lent.message == key && lent.filled && lent.offset == at;
+                    chunks.list.keys_where(follows).first().copied()
+                }
+            };
+        }
+    }
+
+    /// The sender knows already that all of the message is delivered.
+    pub(in crate::protocol) fn is_seen(&self, message: &Inbound) -> bool {
+        self.seen.is_some_and(|seen| seen as u64 == message.len)
+    }
+
+    /// Begins to read a chunk that this endpoint has to read. Returns its length. Errors: `Again`; `Unreachable`: it
+    /// has to come in another way.
+    pub(in crate::protocol) fn read(
+        &mut self,
+        iface: &mut impl Iface,
+        chunks: &mut Chunks,
+        message: &Inbound,
+        token: Key,
+    ) -> Result<usize, SendError> {
+        let Some(lent) = chunks.list.get_mut(token) else { return Ok(0) };
+        let reached = self.spot(lent).and_then(|spot| {
+            let token = token.to_wire() | OF_A_MESSAGE;
+            let how = Reach { reads: true, delivered: false, stays: false, token };
+            let local = message.target.segments.slice(lent.offset, lent.len);
+            iface.reach(message.peer, &spot, &local, how)
+        });
+        match reached {
+            Ok(Reached::Begun) => {
+                lent.mover = Mover::Device;
+                Ok(lent.len)
+            }
+            Err(SendError::Again) => {
+                chunks.due.push_back(token);
+                Err(SendError::Again)
+            }
+            Ok(Reached::Moved(_)) | Err(SendError::Unreachable(_)) => {
+                self.give_up_read(chunks, token);
+                Err(STALE)
+            }
+        }
+    }
+
+    /// Where the bytes of a chunk are in the sender's memory.
+    fn spot(&self, lent: &Lent) -> Result<Spot, SendError> {
+        let Ticket { connection, key, addr, .. } = self.offer.ok_or(STALE)?;
+        let addr = addr.checked_add(lent.offset as u64).ok_or(STALE)?;
+        Ok(Spot { epoch: connection, key, range: Range { addr, len: lent.len as u64 } })
+    }
+
+    /// A chunk cannot be read: it comes as fragments, with all bytes behind it.
+    fn give_up_read(&mut self, chunks: &mut Chunks, token: Key) {
+        let Some(Lent { message: key, offset, .. }) = chunks.list.remove(token) else { return };
+        self.offer = None;
+        self.out -= 1;
+        self.void_from(offset, key, chunks);
+    }
+}
+
+impl Chunks {
+    /// The sender has written a chunk, or (`read`) the device has read it. `None`: it was not expected.
+    pub(in crate::protocol) fn fill(
+        &mut self,
+        peer: PeerId,
+        token: Key,
+        read: bool,
+    ) -> Option<Key> {
+        let waits = |lent: &&mut Lent| {
+            let by_it = match lent.mover {
+                Mover::Sender { .. } => !read,
+                Mover::Due => false,
+                Mover::Device => read,
+            };
+            lent.peer == peer && !lent.filled && by_it
+        };
+        let lent = self.list.get_mut(token).filter(waits)?;
+        lent.filled = true;
+        Some(lent.message)
+    }
+
+    /// The peers whose memory is to be read.
+    pub(in crate::protocol) fn readers(&self) -> impl Iterator<Item = PeerId> {
+        self.due.iter().filter_map(|token| self.list.get(*token)).map(|lent| lent.peer)
+    }
+
+    /// The peer, or the connection to it, is gone. Returns how many chunks of it there were.
+    pub(in crate::protocol) fn forget(&mut self, peer: PeerId) -> u64 {
+        let keys = self.list.keys_where(|lent| lent.peer == peer);
+        for token in &keys {
+            self.list.remove(*token);
+        }
+        keys.len() as u64
+    }
+}
+
+impl<I: Iface> Engine<I> {
+    /// Invalidates the keys of finished sends.
+    pub(in crate::protocol) fn withdraw_offers(&mut self) -> usize {
+        for (peer, offer) in self.core.withdrawn.drain(..) {
+            self.iface.withdraw(peer, &offer);
+        }
+        0
     }
 
     /// Writes into the remote buffers that peers have advertised, in order.
@@ -296,38 +491,6 @@ impl<I: Iface> Engine<I> {
     }
 }
 
-impl Lent {
-    /// Whether this endpoint reads it, and the sender does not write it.
-    #[cfg(test)]
-    pub(in crate::protocol) fn is_ours(&self) -> bool {
-        self.reads != Reads::No
-    }
-
-    /// Whether the device is reading it.
-    fn is_read(&self) -> bool {
-        self.reads == Reads::Begun && !self.filled
-    }
-}
-
-impl Lending {
-    /// Begins no further chunk: bytes from `offset` on have to come in another way.
-    fn end_at(&mut self, offset: usize) {
-        self.over = true;
-        self.void = Some(self.void.map_or(offset, |before| before.min(offset)));
-    }
-
-    /// As [`Self::end_at`], and drops the complete chunks of message `key` from `offset` on.
-    fn void_from(&mut self, offset: usize, key: Key, lent: &mut IndexList<Lent>) {
-        self.end_at(offset);
-        for part in
-            lent.keys_where(|lent| lent.message == key && lent.filled && lent.offset >= offset)
-        {
-            lent.remove(part);
-            self.out -= 1;
-        }
-    }
-}
-
 /// Length of the chunks of a message of `len` bytes that both sides move: the same number for both sides, none longer
 /// than `most`.
 fn share(len: usize, most: usize) -> usize {
@@ -343,67 +506,6 @@ fn piece(segments: &SegmentList, offset: usize, len: usize) -> SegmentList {
 }
 
 impl Core {
-    /// The sender has written a remote buffer.
-    pub(in crate::protocol) fn on_filled(
-        &mut self,
-        peer: PeerId,
-        token: u64,
-        host: &mut impl Host,
-    ) {
-        self.on_part(peer, Key::from_wire(token), Reads::No, host);
-    }
-
-    /// The device has read a chunk of a message.
-    pub(in crate::protocol) fn on_part_read(
-        &mut self,
-        peer: PeerId,
-        token: u64,
-        host: &mut impl Host,
-    ) {
-        self.on_part(peer, Key::from_wire(token), Reads::Begun, host);
-    }
-
-    fn on_part(&mut self, peer: PeerId, token: Key, reads: Reads, host: &mut impl Host) {
-        let waits = |lent: &&mut Lent| lent.peer == peer && !lent.filled && lent.reads == reads;
-        let Some(lent) = self.lent.get_mut(token).filter(waits) else {
-            self.counts.dropped += 1;
-            return;
-        };
-        lent.filled = true;
-        let (key, offset) = (lent.message, lent.offset);
-        let Some(active) = self.active.get_mut(key) else { return };
-        if active.lending.void.is_some_and(|void| offset >= void) {
-            self.lent.remove(token);
-            active.lending.out -= 1;
-            return self.queue_pull(key);
-        }
-        let mut next = Some(token);
-        while let Some(lent) = next.and_then(|token| self.lent.get(token)) {
-            if lent.offset != active.received {
-                break;
-            }
-            active.received += lent.len;
-            active.lending.out -= 1;
-            active.lending.seen += if lent.seen { lent.len } else { 0 };
-            next.and_then(|token| self.lent.remove(token));
-            // Remote buffers are written in the order of their WINDOWs: complete ones behind a gap are rare.
-            next = match active.lending.out {
-                0 => None,
-                _ => {
-                    let at = active.received;
-                    let follows =
-                        |lent: &Lent| lent.message == key && lent.filled && lent.offset == at;
-                    self.lent.keys_where(follows).first().copied()
-                }
-            };
-        }
-        if active.received == active.want {
-            self.finish_active(key, host);
-        } else {
-            self.queue_pull(key);
-        }
-    }
-
     /// The bytes of `chunk`, which this endpoint has written, are delivered.
     pub(in crate::protocol) fn on_written(
         &mut self,
@@ -426,75 +528,6 @@ impl Core {
         request.state = TxState::Over { told: false };
         if !std::mem::replace(&mut request.completed, true) {
             host.complete(&request.completion());
-        }
-    }
-
-    /// A chunk cannot be read: it comes as fragments, with all bytes behind it.
-    fn give_up_read(&mut self, token: Key) {
-        let Some(Lent { message: key, offset, .. }) = self.lent.remove(token) else { return };
-        let Some(active) = self.active.get_mut(key) else { return };
-        active.offer = None;
-        active.lending.out -= 1;
-        active.lending.void_from(offset, key, &mut self.lent);
-        self.queue_pull(key);
-    }
-
-    /// GONE: the sender has completed the message as delivered, and has none of its bytes any more.
-    pub(in crate::protocol) fn on_gone(&mut self, peer: PeerId, rx: u64) {
-        let Some(active) = self.lending_to(peer, rx) else { return };
-        active.lending.gone = true;
-        active.lending.end_at(0);
-        active.lending.declined = Some(0);
-        self.queue_pull(Key::from_wire(rx));
-    }
-
-    /// The connection to `peer` ended, and with it the remote buffers of both sides. Those of the peer stay in `due`: a
-    /// write to them has no effect, and a new one may be among them already.
-    pub(in crate::protocol) fn lose_windows(&mut self, peer: PeerId) {
-        for token in self.lent.keys_where(|lent| lent.peer == peer) {
-            self.lent.remove(token);
-            self.counts.windows_lost += 1;
-        }
-        let void = |(to, packet): &(PeerId, Packet)| {
-            *to == peer && matches!(packet, Packet::Window { .. })
-        };
-        self.outbox.retain(|answer| !void(answer));
-        for key in self.active.keys_where(|active| active.peer == peer && active.lending.out > 0) {
-            let Some(active) = self.active.get_mut(key) else { continue };
-            active.offer = None;
-            let lending = &mut active.lending;
-            lending.out = 0;
-            lending.next = active.received;
-            lending.losses += 1;
-            lending.over |= lending.losses >= LOSSES_MAX;
-            self.queue_pull(key);
-        }
-    }
-
-    /// NACK: the sender will write no bytes of a message from `offset` on.
-    pub(in crate::protocol) fn on_decline(&mut self, peer: PeerId, rx: u64, offset: u64) {
-        let Some(active) = self.lending_to(peer, rx) else { return };
-        if active.cleared {
-            return; // requested as fragments meanwhile
-        }
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        let lending = &mut active.lending;
-        lending.end_at(offset);
-        lending.declined = Some(lending.declined.map_or(offset, |before| before.min(offset)));
-        self.queue_pull(Key::from_wire(rx));
-    }
-
-    /// The receive `rx`, if it has advertised a remote buffer to `peer`. Else `None`, counted as dropped.
-    fn lending_to(&mut self, peer: PeerId, rx: u64) -> Option<&mut Active> {
-        let active = self.active.get_mut(Key::from_wire(rx));
-        let active = active.filter(|active| active.peer == peer && active.lending.begun);
-        self.counts.dropped += u64::from(active.is_none());
-        active
-    }
-
-    fn queue_pull(&mut self, key: Key) {
-        if !self.pulls.contains(&key) {
-            self.pulls.push_back(key);
         }
     }
 
@@ -559,14 +592,14 @@ impl Core {
         let state = self.tx.get_mut(key).map(|request| &mut request.state);
         if let Some(TxState::Over { told: told @ false }) = state {
             *told = true;
-            self.outbox.push_back((peer, Packet::Gone { rx }));
+            self.outbox.reply(peer, Packet::Gone { rx });
         }
     }
 
     /// Queues a NACK. A queued one for the same receive is changed instead.
     fn say_declined(&mut self, peer: PeerId, rx: u64, from: usize) {
         let from = from as u64;
-        for (to, packet) in &mut self.outbox {
+        for (to, packet) in &mut self.outbox.urgent {
             if let Packet::Decline { rx: other, offset } = packet {
                 if *to == peer && *other == rx {
                     *offset = from.min(*offset);
@@ -574,6 +607,6 @@ impl Core {
                 }
             }
         }
-        self.outbox.push_back((peer, Packet::Decline { rx, offset: from }));
+        self.outbox.reply(peer, Packet::Decline { rx, offset: from });
     }
 }

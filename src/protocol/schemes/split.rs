@@ -3,12 +3,11 @@
 //! progress costs nothing.
 
 use crate::memory::MAX_SEGMENTS;
-use crate::protocol::Host;
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::Key;
+use crate::protocol::limits::{Counts, Limits};
+use crate::protocol::message::{Inbound, Next};
 use crate::protocol::packet::{Packet, Ranges};
-use crate::protocol::schemes::fragments::Step;
-use crate::protocol::schemes::push::Place;
 use crate::protocol::send::{Carrier, TxState};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
@@ -16,7 +15,9 @@ use crate::transport::{Assisted, Iface, Mode, PeerId, SendError, Share, Taken, s
 
 /// The receiver's side of a split copy: all bytes of the receive from `base` on.
 #[derive(Debug)]
-pub(in crate::protocol) struct Sharing {
+pub(in crate::protocol) struct Receiver {
+    /// The message in the sender's memory.
+    ranges: Ranges,
     share: Share,
     base: usize,
     /// The chunks in progress here: their first byte and the one after the last.
@@ -33,8 +34,6 @@ pub(in crate::protocol) struct Sharing {
 
 /// Chunks of a trial.
 const TRIAL: u32 = 4;
-/// Passes without a fragment from a sender that has sent some, after which it is taken to send none.
-const PATIENCE: u64 = 64;
 /// Most chunks that are sent in one progress pass.
 const PIECES: u32 = 4;
 
@@ -60,106 +59,134 @@ enum Way {
     Write,
 }
 
-impl<I: Iface> Engine<I> {
+impl Receiver {
     /// Begins a split copy of the missing bytes of a receive, if that is worth it, and tells the sender.
-    pub(in crate::protocol) fn begin_sharing(&mut self, key: Key) {
-        let Self { iface, core } = self;
-        let Some(active) = core.active.get_mut(key) else { return };
-        let (peer, base) = (active.peer, active.received);
-        let unfit = active.sharing.is_some() || active.lending.begun;
-        if unfit || active.ranges.as_slice().is_empty() {
-            return;
-        }
-        let Some(share) = iface.share(peer, active.want - base) else { return };
-        let rest = active.target.segments.slice(base, active.want - base);
+    pub(in crate::protocol) fn begin(
+        iface: &mut impl Iface,
+        message: &Inbound,
+        ranges: &Ranges,
+    ) -> Option<Self> {
+        let (peer, base) = (message.peer, message.received);
+        let share = iface.share(peer, message.want - base)?;
         let packet = Packet::Cooperate {
-            tx: active.tx,
+            tx: message.tx,
             offset: base as u64,
             share,
-            ranges: Ranges::new(rest.ranges()),
+            ranges: Ranges::new(message.rest().ranges()),
         };
         // Sent before anything is copied. A sender that cannot be told does not take part.
         let told = iface.send(peer, Mode::Short, packet.encode().as_slice(), 0, |_, _| ());
         if told.is_err() {
             iface.stop_sharing(peer, &share);
             iface.take(peer, &share, 0);
-            return;
+            return None;
         }
-        let (failure, came, checked, trial) = (None, 0, false, true);
-        active.sharing = Some(Sharing { share, base, hand: (0, 0), failure, came, checked, trial });
-        core.pushed.insert(peer, active.tx, Place::Active(key));
+        let (ranges, hand, failure) = (*ranges, (0, 0), None);
+        Some(Self { ranges, share, base, hand, failure, came: 0, checked: false, trial: true })
     }
 
-    /// Copies chunks of a split receive, at most `bulk_chunk` bytes.
-    pub(in crate::protocol) fn pull_shared(&mut self, key: Key, host: &mut impl Host) -> Step {
-        let mut budget = self.core.limits.bulk_chunk;
-        let mut copied = false;
-        let comes = self.core.active.get(key).is_some_and(|active| self.core.is_fed(active.peer));
+    /// Copies chunks, at most `most` bytes. `fed`: the sender's chunks come as messages.
+    pub(in crate::protocol) fn step(
+        &mut self,
+        iface: &mut impl Iface,
+        message: &mut Inbound,
+        (most, fed): (usize, bool),
+        counts: &mut Counts,
+    ) -> Next {
+        let mut budget = most;
         loop {
-            let Some(active) = self.core.active.get_mut(key) else { return Step::Done };
-            let (peer, want, tx) = (active.peer, active.want, active.tx);
-            let Some(sharing) = &mut active.sharing else { return Step::Done };
-            if sharing.hand.0 == sharing.hand.1 {
-                if sharing.came > 0 {
-                    self.iface.arrived(peer, &sharing.share, std::mem::take(&mut sharing.came));
-                }
-                // To place chunks that the sender sends costs less than to read them.
-                let most = if copied || comes {
-                    0
-                } else if std::mem::take(&mut sharing.trial) {
-                    TRIAL
-                } else {
-                    u32::MAX
-                };
-                match self.iface.take(peer, &sharing.share, most) {
+            let copied = budget < most;
+            if self.hand.0 == self.hand.1 {
+                match self.take(iface, message, copied || fed) {
                     Taken::Part { offset, len } => {
-                        let from = sharing.base.saturating_add(offset).min(want);
-                        sharing.hand = (from, from.saturating_add(len).min(want));
+                        let from = self.base.saturating_add(offset).min(message.want);
+                        self.hand = (from, from.saturating_add(len).min(message.want));
                     }
                     // More chunks may have arrived meanwhile.
-                    Taken::Wait if copied => return Step::Moved,
-                    Taken::Wait => return Step::Again,
-                    Taken::Over => {
-                        let failure = sharing.failure;
-                        active.sharing = None;
-                        if let Some(errno) = failure {
-                            self.core.pushed.remove(peer, tx);
-                            return self.pull_failed(key, errno, host);
-                        }
-                        active.received = want;
-                        self.core.finish_active(key, host);
-                        return Step::Done;
-                    }
+                    Taken::Wait if copied => return Next::Moved,
+                    Taken::Wait => return Next::Again,
+                    Taken::Over => return self.end(message),
                 }
                 continue;
             }
             if budget == 0 {
-                return Step::Moved;
+                return Next::Moved;
             }
-            let (from, to) = sharing.hand;
+            let (from, to) = self.hand;
             let len = (to - from).min(budget);
-            let local = active.target.segments.slice(from, len);
-            let mut remote = [Range::default(); MAX_SEGMENTS];
-            let ranges = active.ranges.as_slice();
-            let count = slice_ranges(ranges, from as u64, len as u64, &mut remote);
-            match self.iface.get(peer, &local, remote.get(..count).unwrap_or(&[])) {
+            match message.read(iface, &self.ranges, from, len) {
                 Ok(moved) => {
-                    copied = true;
                     let moved = moved.min(len);
-                    sharing.hand.0 += moved;
+                    self.hand.0 += moved;
                     budget -= moved;
-                    self.core.counts.pulled_bytes += moved as u64;
+                    counts.pulled_bytes += moved as u64;
                 }
-                Err(SendError::Again) => return Step::Again,
+                Err(SendError::Again) => return Next::Again,
                 Err(SendError::Unreachable(errno)) => {
-                    sharing.failure = Some(errno);
-                    sharing.hand = (0, 0);
-                    self.iface.stop_sharing(peer, &sharing.share);
+                    self.failure = Some(errno);
+                    self.hand = (0, 0);
+                    iface.stop_sharing(message.peer, &self.share);
                 }
             }
         }
     }
 
+    /// What this side copies next. `looks`: only whether the split copy is over.
+    fn take(&mut self, iface: &mut impl Iface, message: &Inbound, looks: bool) -> Taken {
+        if self.came > 0 {
+            iface.arrived(message.peer, &self.share, std::mem::take(&mut self.came));
+        }
+        // To place chunks that the sender sends costs less than to read them.
+        let most = if looks {
+            0
+        } else if std::mem::take(&mut self.trial) {
+            TRIAL
+        } else {
+            u32::MAX
+        };
+        iface.take(message.peer, &self.share, most)
+    }
+
+    fn end(&self, message: &mut Inbound) -> Next {
+        match self.failure {
+            Some(errno) => message.unreadable(errno),
+            None => {
+                message.received = message.want;
+                Next::Whole
+            }
+        }
+    }
+
+    /// A chunk has come as a message. False: it is none of this split copy.
+    pub(in crate::protocol) fn place(
+        &mut self,
+        message: &Inbound,
+        offset: u64,
+        payload: &[u8],
+        limits: &Limits,
+    ) -> bool {
+        let (unit, base) = (u64::from(self.share.unit), self.base as u64);
+        let at = offset.checked_sub(base).filter(|at| *at < self.share.len && at % unit == 0);
+        if at.is_none_or(|at| payload.len() as u64 != unit.min(self.share.len - at)) {
+            return false;
+        }
+        self.came = self.came.saturating_add(1);
+        self.trial = true;
+        // The kernel reports an unmapped address to a copy by system call; a store here would end the process.
+        let (from, len) = (offset as usize, payload.len());
+        if !std::mem::replace(&mut self.checked, true)
+            && !message.target.segments.is_accessible(from, len, true)
+        {
+            self.failure = Some(Errno(libc::EFAULT));
+        }
+        if self.failure.is_none() {
+            message.place(from, payload, limits);
+        }
+        true
+    }
+}
+
+impl<I: Iface> Engine<I> {
     /// Copies chunks of a message that its receiver has split.
     pub(in crate::protocol) fn advance_assists(&mut self) -> usize {
         while let Some(assist) = self.core.assists.front_mut() {
@@ -167,7 +194,11 @@ impl<I: Iface> Engine<I> {
                 let caps = self.iface.caps(request.peer);
                 let sends = caps.push_max > 0 && caps.fragment_max >= assist.share.unit as usize;
                 // A process that also receives has enough to do: to write is one copy, to send is two.
-                let best = if sends && self.core.pulls.is_empty() { Way::Send } else { Way::Write };
+                let best = if sends && self.core.arrivals.pulls.is_empty() {
+                    Way::Send
+                } else {
+                    Way::Write
+                };
                 let way = *assist.way.get_or_insert(best);
                 if way == Way::Send {
                     // The ring is slow now: the receiver reads faster.
@@ -241,40 +272,6 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
-    /// A chunk of a split receive has come as a message.
-    pub(in crate::protocol) fn place_piece(&mut self, key: Key, offset: u64, payload: &[u8]) {
-        let Some(active) = self.active.get_mut(key) else { return };
-        let Some(sharing) = &mut active.sharing else { return };
-        let (unit, base) = (u64::from(sharing.share.unit), sharing.base as u64);
-        let at = offset.checked_sub(base).filter(|at| *at < sharing.share.len && at % unit == 0);
-        if at.is_none_or(|at| payload.len() as u64 != unit.min(sharing.share.len - at)) {
-            self.counts.dropped += 1;
-            return;
-        }
-        sharing.came = sharing.came.saturating_add(1);
-        sharing.trial = true;
-        // The kernel reports an unmapped address to a copy by system call; a store here would end the process.
-        let (from, len) = (offset as usize, payload.len());
-        if !std::mem::replace(&mut sharing.checked, true)
-            && !active.target.segments.is_accessible(from, len, true)
-        {
-            sharing.failure = Some(Errno(libc::EFAULT));
-        }
-        if sharing.failure.is_none() {
-            active.place(from, payload, &self.limits);
-        }
-        let (peer, turn) = (active.peer, self.turn);
-        if let Some(state) = self.peer(peer) {
-            state.fed = turn;
-        }
-    }
-
-    /// Whether fragments of long messages have come from `peer` lately.
-    pub(in crate::protocol) fn is_fed(&self, peer: PeerId) -> bool {
-        let state = self.peers.get(peer.index());
-        state.is_some_and(|state| state.fed > 0 && self.turn - state.fed < PATIENCE)
-    }
-
     /// COOPERATE: the receiver begins a split copy of a message.
     pub(in crate::protocol) fn on_cooperate(
         &mut self,

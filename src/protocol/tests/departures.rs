@@ -91,7 +91,7 @@ fn rendezvous_receives_fail() {
         world.progress(1);
         world.progress(0);
         world.progress(1);
-        assert_eq!(world.node(1).engine.core.active.len(), 1);
+        assert_eq!(world.node(1).engine.core.arrivals.active.len(), 1);
         world.leave(0, how);
         world.settle();
         let f = world.receive_failed(1);
@@ -109,7 +109,7 @@ fn a_pull_from_a_sender_that_is_gone_fails_once() {
     world.receive(1, &receive_op(&mut to, 2)).unwrap();
     world.send(0, &send_op(peer, &mut from, 1)).unwrap();
     world.progress(1);
-    assert_eq!(world.node(1).engine.core.pulls.len(), 1);
+    assert_eq!(world.node(1).engine.core.arrivals.pulls.len(), 1);
     world.node(1).host.room = false; // its departure is not read yet
     world.leave(0, DIED);
     world.progress(1);

@@ -14,7 +14,7 @@ fn an_unexpected_message_waits_for_its_receive() {
     let sent = world.sends(0);
     assert!(matches!(sent[..], [Ok(c)] if c.context == 1 && c.direction == Direction::Send));
     world.settle();
-    assert_eq!(world.node(1).engine.core.unexpected_bytes, 100);
+    assert_eq!(world.node(1).engine.core.matching.bytes, 100);
     world
         .receive(1, &ReceiveOp { tagged: true, tag: 7, ignore: 0, ..receive_op(&mut to, 2) })
         .unwrap();

@@ -144,18 +144,25 @@ impl Node {
     pub(super) fn assert_empty(&self) {
         let core = &self.engine.core;
         assert!(core.tx.is_empty(), "sends: {:?}", core.tx);
-        assert!(core.active.is_empty(), "rendezvous receives: {:?}", core.active);
-        assert!(!core.own.has_buffers(), "multi-receive buffers: {:?}", core.own);
+        assert!(core.arrivals.active.is_empty(), "rendezvous receives: {:?}", core.arrivals.active);
+        assert!(!core.matching.own.has_buffers(), "multi-receive buffers: {:?}", core.matching.own);
         assert!(core.outbox.is_empty(), "answers: {:?}", core.outbox);
-        assert!(core.streams.is_empty() && core.pulls.is_empty() && core.deferred.is_empty());
-        assert!(core.lent.is_empty() && core.due.is_empty(), "{:?} {:?}", core.lent, core.due);
+        assert!(
+            core.streams.is_empty() && core.arrivals.pulls.is_empty() && core.deferred.is_empty()
+        );
+        assert!(
+            core.arrivals.chunks.list.is_empty() && core.due.is_empty(),
+            "{:?} {:?}",
+            core.arrivals.chunks.list,
+            core.due
+        );
         assert!(core.assists.is_empty(), "{:?}", core.assists);
-        assert!(core.claimed.is_empty(), "claimed: {:?}", core.claimed);
-        assert_eq!((core.unexpected.len(), core.unexpected_bytes), (0, 0));
-        assert_eq!(core.own.posted.len(), 0);
+        assert!(core.matching.claimed.is_empty(), "claimed: {:?}", core.matching.claimed);
+        assert_eq!((core.matching.unexpected.len(), core.matching.bytes), (0, 0));
+        assert_eq!(core.matching.own.posted.len(), 0);
         core.rma.assert_empty();
         core.collectives.assert_empty();
-        for peer in &core.peers {
+        for peer in core.peers.iter() {
             assert_eq!((peer.outstanding, peer.deferred), (0, 0));
         }
         assert!(!self.engine.is_busy() && !self.engine.has_unsent());
@@ -367,7 +374,7 @@ impl World {
             let moved: usize = self.nodes.iter_mut().flatten().map(Node::progress).sum();
             let core = |node: &Node| {
                 !node.engine.core.outbox.is_empty()
-                    || !node.engine.core.pulls.is_empty()
+                    || !node.engine.core.arrivals.pulls.is_empty()
                     || !node.engine.core.streams.is_empty()
                     || !node.engine.core.due.is_empty()
                     || node.engine.core.rma.work() > 0

@@ -134,7 +134,7 @@ fn only_the_sender_can_fill_a_receive_and_only_in_order() {
     world.receive(1, &receive_op(&mut to, 3)).unwrap();
     world.send(0, &send_op(peer, &mut from, 1)).unwrap();
     world.progress(1);
-    let rx = world.node(1).engine.core.active.keys_where(|_| true)[0].to_wire();
+    let rx = world.node(1).engine.core.arrivals.active.keys_where(|_| true)[0].to_wire();
     let before = world.dropped(1);
     for packet in [Packet::Fragment { rx, offset: 0 }, Packet::PutDone { rx }] {
         world.forge(2, 1, &packet, &[9; 10]);
@@ -157,12 +157,12 @@ fn nobody_fills_a_receive_that_pulls() {
     let (mut from, mut to) = (Memory::pattern(0, 50_000), Memory::zeroed(50_000));
     world.receive(1, &receive_op(&mut to, 3)).unwrap();
     world.send(0, &send_op(peer, &mut from, 1)).unwrap();
-    while world.node(1).engine.core.active.is_empty() {
+    while world.node(1).engine.core.arrivals.active.is_empty() {
         world.progress(1);
     }
-    let active = &world.node(1).engine.core.active;
+    let active = &world.node(1).engine.core.arrivals.active;
     let (key, at) =
-        active.iter().map(|(key, active)| (key, active.received as u64)).next().unwrap();
+        active.iter().map(|(key, active)| (key, active.message.received as u64)).next().unwrap();
     let rx = key.to_wire();
     world.forge(0, 1, &Packet::PutDone { rx }, &[]);
     world.forge(0, 1, &Packet::Fragment { rx, offset: at }, &[9; 10]);
@@ -199,15 +199,15 @@ fn a_description_of_memory_that_is_not_there_fails_the_receive() {
         );
         world.settle();
         // Without ranges, or with ranges that cannot be read, the sender gets a CTS, and never sends.
-        assert_eq!(world.node(1).engine.core.active.len(), 1);
+        assert_eq!(world.node(1).engine.core.arrivals.active.len(), 1);
         if count > 0 {
-            let active = &world.node(1).engine.core.active;
+            let active = &world.node(1).engine.core.arrivals.active;
             let rx = active.iter().map(|(key, _)| key.to_wire()).next().unwrap();
             world.forge(2, 1, &Packet::Fault { rx }, &[]);
             world.settle();
             let f = world.receive_failed(1);
             assert_eq!((f.error, f.cause), (libc::EFAULT, Cause::SenderUnreadable));
-            assert_eq!(world.node(1).engine.core.active.len(), 0);
+            assert_eq!(world.node(1).engine.core.arrivals.active.len(), 0);
         }
         world.leave(2, crate::transport::Departure::Closed);
         world.settle();
@@ -295,6 +295,6 @@ fn random_packets_never_stop_the_engine() {
         assert_eq!(reports.len(), 1, "{reports:?}");
         world.receives(0);
         let core = &world.node(0).engine.core;
-        assert!(core.tx.is_empty() && core.active.is_empty() && core.outbox.is_empty());
+        assert!(core.tx.is_empty() && core.arrivals.active.is_empty() && core.outbox.is_empty());
     }
 }

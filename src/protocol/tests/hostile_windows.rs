@@ -3,6 +3,7 @@
 use super::fixture::{Memory, World, receive_op, send_op};
 use super::windows::{Begun, LEN, WINDOW, glazing, seen, world};
 use crate::protocol::SendOp;
+use crate::protocol::engine::Core;
 use crate::protocol::packet::{Packet, Ranges};
 use crate::transport::{Departure, PeerId, Ticket};
 
@@ -130,9 +131,10 @@ fn what_is_lent_is_filled_by_its_windows_only() {
         .node(1)
         .engine
         .core
+        .arrivals
         .active
         .iter()
-        .map(|(key, active)| (key, active.tx))
+        .map(|(key, active)| (key, active.message.tx))
         .collect::<Vec<_>>()[..]
     else {
         panic!()
@@ -149,7 +151,7 @@ fn what_is_lent_is_filled_by_its_windows_only() {
     assert_eq!(world.node(1).engine.counts().surplus, surplus + 1);
     assert!(begun.to.0.iter().all(|byte| *byte == 0));
     let node = begun.world.node(1);
-    let tokens = node.engine.core.lent.keys_where(|_| true);
+    let tokens = node.engine.core.arrivals.chunks.list.keys_where(|_| true);
     let before = node.engine.counts().dropped;
     let (unknown, stranger) = (PeerId(0), PeerId(77));
     for (peer, token) in [
@@ -157,7 +159,7 @@ fn what_is_lent_is_filled_by_its_windows_only() {
         (unknown, tokens[0].to_wire() | 1 << 40),
         (stranger, tokens[0].to_wire()),
     ] {
-        node.engine.core.on_filled(peer, token, &mut node.host);
+        node.engine.core.on_part(peer, token, false, &mut node.host);
     }
     assert_eq!(node.engine.counts().dropped, before + 3);
     assert_eq!(begun.received(), 0);
@@ -170,7 +172,7 @@ fn what_is_lent_is_filled_by_its_windows_only() {
 fn only_the_sender_declines_and_only_what_it_is_lent() {
     let mut begun = Begun::new(glazing());
     let world = &mut begun.world;
-    let rx = world.node(1).engine.core.active.keys_where(|_| true)[0].to_wire();
+    let rx = world.node(1).engine.core.arrivals.active.keys_where(|_| true)[0].to_wire();
     let wrong = [rx | 1 << 32, u64::MAX].map(|rx| Packet::Decline { rx, offset: 0 });
     assert_eq!(dropped(world, 0, 1, &wrong), 2);
     // It lies behind the advertised chunks: the rest is requested when these are complete.
@@ -220,7 +222,7 @@ fn a_message_that_its_sender_has_no_more_is_not_waited_for() {
     assert_eq!(begun.world.sends(0).len(), 1);
     let tx = tx_of(&mut begun.world, 0);
     let world = &mut begun.world;
-    let rx = world.node(1).engine.core.active.keys_where(|_| true)[0].to_wire();
+    let rx = world.node(1).engine.core.arrivals.active.keys_where(|_| true)[0].to_wire();
     let again = [window(tx, rx, 0, 700), Packet::Resume { tx, rx, from: 0, len: 2800 }];
     for asked in [[again[0], again[1]], [again[1], again[0]]] {
         assert_eq!(dropped(world, 1, 0, &asked), 0);
@@ -228,7 +230,8 @@ fn a_message_that_its_sender_has_no_more_is_not_waited_for() {
     }
     // They are lost though the device has taken them, which no working device does.
     let peer = world.peer(1, 0);
-    world.node(1).engine.core.lose_windows(peer);
+    let Core { arrivals, outbox, counts, .. } = &mut world.node(1).engine.core;
+    arrivals.lose_windows(peer, outbox, counts);
     world.settle();
     assert_eq!(world.receive_failed(1).error, libc::EIO);
     assert_eq!(dropped(world, 0, 1, &[Packet::Gone { rx }, Packet::Gone { rx: u64::MAX }]), 2);

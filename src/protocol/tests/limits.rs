@@ -211,7 +211,7 @@ fn a_fence_holds_later_sends_until_earlier_ones_complete() {
     from[4].0.fill(0);
     assert!(matches!(world.sends(0)[..], [Ok(c)] if c.context == 5), "only the injected one");
     world.settle();
-    assert_eq!(world.node(1).engine.core.unexpected.len(), 1);
+    assert_eq!(world.node(1).engine.core.matching.unexpected.len(), 1);
     let mut to = Memory::zeroed(2000);
     for i in 0..6 {
         world.receive(1, &receive_op(&mut to, 2)).unwrap();

@@ -58,7 +58,7 @@ fn the_buffer_is_released_with_the_last_message_to_be_placed() {
     let peer = world.peer(0, 1);
     world.send(0, &send_op(peer, &mut long, 0)).unwrap();
     world.send(0, &send_op(peer, &mut short, 0)).unwrap();
-    while world.node(1).engine.core.own.posted.len() > 0 {
+    while world.node(1).engine.core.matching.own.posted.len() > 0 {
         world.progress(1);
     }
     let c = world.received(1);
@@ -127,7 +127,7 @@ fn cancelling_a_buffer_waits_for_the_message_in_flight() {
     world.receive(1, &multi(&mut to, 7, 1)).unwrap();
     let peer = world.peer(0, 1);
     world.send(0, &send_op(peer, &mut long, 0)).unwrap();
-    while world.node(1).engine.core.active.is_empty() {
+    while world.node(1).engine.core.arrivals.active.is_empty() {
         world.progress(1);
     }
     assert!(world.cancel(1, 7));
@@ -155,7 +155,7 @@ fn a_sender_that_dies_leaves_the_buffer_posted_or_releases_it() {
         world.receive(1, &multi(&mut to, 7, min_free)).unwrap();
         let peer = world.peer(0, 1);
         world.send(0, &send_op(peer, &mut long, 0)).unwrap();
-        while world.node(1).engine.core.active.is_empty() {
+        while world.node(1).engine.core.arrivals.active.is_empty() {
             world.progress(1);
         }
         world.leave(0, Departure::Failed(Errno(libc::EHOSTDOWN)));

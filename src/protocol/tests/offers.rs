@@ -4,6 +4,7 @@ use super::fixture::{Memory, World, receive_op, send_op};
 use super::sim_window::Glazing;
 use super::windows::{Begun, LEN, WINDOW, glazing, world};
 use crate::protocol::SendOp;
+use crate::protocol::arrivals::Receiver;
 use crate::protocol::packet::{Envelope, Packet, Ranges};
 use crate::protocol::schemes::put::OF_A_MESSAGE;
 use crate::transport::{Departure, PeerId, Ticket, Windows};
@@ -27,7 +28,7 @@ fn reading(begun: &Begun) -> Vec<(u64, u64)> {
 
 /// The number that endpoint 1 has given to the message.
 fn rx(begun: &mut Begun) -> u64 {
-    begun.world.node(1).engine.core.active.keys_where(|_| true)[0].to_wire()
+    begun.world.node(1).engine.core.arrivals.active.keys_where(|_| true)[0].to_wire()
 }
 
 #[test]
@@ -104,9 +105,10 @@ fn what_cannot_be_read_comes_as_fragments() {
         begun.world.progress(1);
     }
     // The remote key is void, without a notice.
-    for key in begun.world.node(1).engine.core.active.keys_where(|_| true) {
-        let active = begun.world.node(1).engine.core.active.get_mut(key).unwrap();
-        active.offer.as_mut().unwrap().addr = u64::MAX;
+    for key in begun.world.node(1).engine.core.arrivals.active.keys_where(|_| true) {
+        let active = begun.world.node(1).engine.core.arrivals.active.get_mut(key).unwrap();
+        let Receiver::Put(put) = &mut active.scheme else { panic!("{active:?}") };
+        put.offer.as_mut().unwrap().addr = u64::MAX;
     }
     let (windows, fragments, read) = moved(&mut begun.finish());
     assert!(fragments > 0 && windows + read + fragments >= LEN as u64);
@@ -157,8 +159,10 @@ fn a_receive_does_not_end_while_its_buffer_is_read_into() {
         while !reading(&begun).is_empty() {
             begun.world.progress(1);
             turns += 1;
-            let active = begun.world.node(1).engine.core.active.iter().next();
-            let open = active.is_some_and(|(_, active)| !active.cleared);
+            let active = begun.world.node(1).engine.core.arrivals.active.iter().next();
+            let open = active.is_some_and(|(_, active)| {
+                matches!(active.scheme, Receiver::Announced(_) | Receiver::Put(_))
+            });
             assert!(open || reading(&begun).is_empty());
             assert!(turns < 1000);
         }
@@ -189,14 +193,16 @@ fn hostile_offers_and_reports_change_nothing() {
             world.progress(1);
         }
         let node = world.node(1);
-        assert!(node.engine.counts().read_bytes == 0 && node.engine.core.reads.is_empty());
+        assert!(
+            node.engine.counts().read_bytes == 0 && node.engine.core.arrivals.chunks.due.is_empty()
+        );
         // Nor may a read complete a chunk that is advertised for writing.
-        let lent = node.engine.core.lent.keys_where(|_| true);
+        let lent = node.engine.core.arrivals.chunks.list.keys_where(|_| true);
         assert!(!lent.is_empty());
         let before = node.engine.counts().dropped;
         for token in &lent {
             assert_eq!(token.to_wire() & OF_A_MESSAGE, 0);
-            node.engine.core.on_part_read(PeerId(0), token.to_wire(), &mut node.host);
+            node.engine.core.on_part(PeerId(0), token.to_wire(), true, &mut node.host);
         }
         assert_eq!(node.engine.counts().dropped, before + lent.len() as u64);
         world.leave(0, Departure::Closed);

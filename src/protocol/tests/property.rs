@@ -9,6 +9,7 @@ use super::rng::{LEN_MAX, Rng};
 use super::sim::{Entry, Expected, Log, Net, Reach, SharedNet, Slot, Weather, What, address};
 use super::sim_share::Teamwork;
 use super::sim_window::Glazing;
+use crate::protocol::arrivals::{Active, Receiver};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::Envelope;
 use crate::protocol::send::{COPY_MEAN, TxState};
@@ -228,25 +229,34 @@ impl Run {
         let net = self.net.borrow();
         let held = |token| net.held(at).any(|held| held.token == token);
         // A chunk that is advertised is not complete, and only its sender may write it.
-        let out = || core.lent.iter().filter(|(_, lent)| !lent.filled && !lent.is_ours());
+        let out =
+            || core.arrivals.chunks.list.iter().filter(|(_, lent)| !lent.filled && !lent.is_ours());
         assert_eq!(out().count(), net.held(at).count(), "windows of {at}");
+        let put = |active: &Active| matches!(active.scheme, Receiver::Put(_));
         for (token, lent) in out() {
-            let active = core.active.get(lent.message);
-            let right = active.is_some_and(|a| !a.cleared && a.received <= lent.offset);
+            let active = core.arrivals.active.get(lent.message);
+            let right = active.is_some_and(|a| put(a) && a.message.received <= lent.offset);
             assert!(held(token.to_wire()) && right, "{lent:?} of {active:?}");
         }
         for (token, part) in net.reading(at) {
-            let lent = core.lent.get(Key::from_wire(token));
-            let active = lent.and_then(|lent| core.active.get(lent.message));
-            let right = active.is_some_and(|a| !a.cleared && part.len() <= a.want - a.received);
+            let lent = core.arrivals.chunks.list.get(Key::from_wire(token));
+            let active = lent.and_then(|lent| core.arrivals.active.get(lent.message));
+            let right =
+                active.is_some_and(|a| put(a) && part.len() <= a.message.want - a.message.received);
             assert!(right, "{lent:?} of {active:?} is read");
         }
         let side = &oracle.sides[at];
-        assert_eq!(core.own.posted.len(), side.posted_len());
-        assert_eq!(core.unexpected.len() + core.claimed.len(), side.waiting_len());
-        let eager = core.unexpected_bytes - core.pushed_bytes();
+        assert_eq!(core.matching.own.posted.len(), side.posted_len());
+        assert_eq!(
+            core.matching.unexpected.len() + core.matching.claimed.len(),
+            side.waiting_len()
+        );
+        let eager = core.matching.bytes - core.matching.pushed_bytes();
         assert_eq!(eager, side.unexpected_bytes(&oracle.messages));
-        assert!(core.tx.len() <= core.limits.tx_max && core.own.posted.len() <= core.limits.rx_max);
+        assert!(
+            core.tx.len() <= core.limits.tx_max
+                && core.matching.own.posted.len() <= core.limits.rx_max
+        );
     }
 
     /// Asserts that no buffer of a receive that has ended is advertised.
@@ -273,7 +283,7 @@ impl Run {
         trace!(self, "{at} progresses");
         let moved = self.node(at).progress();
         self.end_call(at);
-        let bytes = self.node(at).engine.core.unexpected_bytes;
+        let bytes = self.node(at).engine.core.matching.bytes;
         let pressed = self.net.borrow().is_pressed(at);
         assert!(pressed || bytes <= self.limits.unexpected_max, "no pressure at {bytes}");
         assert!(!pressed || bytes > self.limits.unexpected_max / 2, "pressure at {bytes}");
@@ -562,9 +572,9 @@ impl Run {
                     _ => false,
                 };
                 !(core.outbox.is_empty()
-                    && core.pulls.is_empty()
+                    && core.arrivals.pulls.is_empty()
                     && core.due.is_empty()
-                    && core.reads.is_empty()
+                    && core.arrivals.chunks.due.is_empty()
                     && core.assists.is_empty()
                     && core.streams.iter().all(|key| waits(*key)))
             });

@@ -255,7 +255,7 @@ fn a_message_that_finds_no_memory_ends_as_an_error() {
                 world.progress(1);
             }
             without_memory(len.min(MEBIBYTE + 1), || world.settle());
-            assert_eq!(world.node(1).engine.core.unexpected_bytes, 0);
+            assert_eq!(world.node(1).engine.core.matching.bytes, 0);
             match world.sends(0)[..] {
                 [Ok(_)] if !delivery => {}
                 [Err(failure)] if delivery => assert_eq!(failure.error, libc::ENOMEM),

@@ -74,7 +74,15 @@ impl Begun {
     }
 
     pub(super) fn received(&mut self) -> usize {
-        self.world.node(1).engine.core.active.iter().map(|(_, active)| active.received).sum()
+        self.world
+            .node(1)
+            .engine
+            .core
+            .arrivals
+            .active
+            .iter()
+            .map(|(_, active)| active.message.received)
+            .sum()
     }
 
     fn lose(&mut self, state: Windows) {
@@ -112,7 +120,7 @@ fn a_long_message_is_written_window_by_window() {
         begun.world.progress(1);
         begun.world.progress(0);
         let node = begun.world.node(1);
-        assert!(node.engine.core.lent.len() <= 4);
+        assert!(node.engine.core.arrivals.chunks.list.len() <= 4);
         assert!(!node.engine.is_busy(), "what is lent is heard of");
     }
     let mut world = begun.finish();
@@ -242,10 +250,10 @@ fn after_the_third_loss_the_rest_comes_as_fragments() {
     let mut begun = Begun::new(glazing());
     begun.fill(2);
     for _ in 0..3 {
-        assert!(!begun.world.node(1).engine.core.lent.is_empty());
+        assert!(!begun.world.node(1).engine.core.arrivals.chunks.list.is_empty());
         begun.lose(Windows::Ready);
     }
-    assert!(begun.world.node(1).engine.core.lent.is_empty());
+    assert!(begun.world.node(1).engine.core.arrivals.chunks.list.is_empty());
     let there = begun.received() as u64;
     let (_, fragments, resumed, _) = moved(&mut begun.finish());
     assert_eq!((fragments, resumed), (LEN as u64 - there, 1));

@@ -1,0 +1,133 @@
+//! What every scheme knows of a long message that arrives, and what a step of a scheme leads to.
+
+use super::Cause;
+use super::limits::Limits;
+use super::packet::{Envelope, Ranges};
+use super::receives::Target;
+use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::sys::Errno;
+use crate::sys::cma::Range;
+use crate::transport::{Iface, PeerId, SendError, Ticket, slice_ranges};
+
+/// The contents of an RTS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Announcement {
+    /// The sender's number of the message.
+    pub(super) tx: u64,
+    /// Length of the message, bytes.
+    pub(super) len: u64,
+    /// The number of unsolicited bytes.
+    pub(super) pushed: u64,
+    /// The sender needs no FIN.
+    pub(super) leaves: bool,
+    /// Sender-side delivery completion: a FIN may be late.
+    pub(super) sees: bool,
+    /// The stream with the bytes broke: the rest has to be requested as fragments.
+    pub(super) broken: bool,
+    /// The remote key under which the sender advertises the message (GET rendezvous).
+    pub(super) offer: Option<Ticket>,
+    /// The message's ranges in the sender's memory.
+    pub(super) ranges: Ranges,
+}
+
+/// A long message that has its receive, and whose bytes are on their way.
+#[derive(Debug)]
+pub(super) struct Inbound {
+    pub(super) peer: PeerId,
+    pub(super) envelope: Envelope,
+    pub(super) target: Target,
+    /// The sender's number of the message.
+    pub(super) tx: u64,
+    /// Length of the message, bytes.
+    pub(super) len: u64,
+    /// Bytes that fit into the buffer, and are to be moved.
+    pub(super) want: usize,
+    /// Bytes moved so far, from the start without gaps.
+    pub(super) received: usize,
+    /// The sender needs no FIN.
+    pub(super) leaves: bool,
+}
+
+impl Inbound {
+    /// All bytes that are to be moved are here.
+    pub(super) fn is_whole(&self) -> bool {
+        self.received == self.want
+    }
+
+    /// The part of the buffer whose bytes are missing.
+    pub(super) fn rest(&self) -> SegmentList {
+        self.target.segments.slice(self.received, self.want - self.received)
+    }
+
+    /// Copies bytes of the message to where they belong. Returns how many there was room for.
+    #[inline]
+    pub(super) fn place(&self, offset: usize, bytes: &[u8], limits: &Limits) -> usize {
+        let segments = &self.target.segments;
+        if self.want < limits.past_caches_min {
+            segments.copy_in(offset, bytes)
+        } else {
+            segments.copy_in_past_caches(offset, bytes)
+        }
+    }
+
+    /// Copies the next bytes of the message, as many as there is room for. Returns whether it is whole now.
+    pub(super) fn append(&mut self, bytes: &[u8], limits: &Limits) -> bool {
+        let room = self.want - self.received;
+        let bytes = bytes.get(..bytes.len().min(room)).unwrap_or(&[]);
+        self.received += self.place(self.received, bytes, limits);
+        self.is_whole()
+    }
+
+    /// Reads at most `len` bytes of the message at `offset` from `ranges` of the sender's memory.
+    pub(super) fn read(
+        &self,
+        iface: &mut impl Iface,
+        ranges: &Ranges,
+        offset: usize,
+        len: usize,
+    ) -> Result<usize, SendError> {
+        let local = self.target.segments.slice(offset, len);
+        let mut remote = [Range::default(); MAX_SEGMENTS];
+        let count = slice_ranges(ranges.as_slice(), offset as u64, len as u64, &mut remote);
+        iface.get(self.peer, &local, remote.get(..count).unwrap_or(&[]))
+    }
+
+    /// The sender's memory cannot be read: asks the sender to send the bytes, if that may work.
+    pub(super) fn unreadable(&self, errno: Errno) -> Next {
+        // A sender may be able to read memory that other processes cannot: memfd_secret(2), device memory. Which side's
+        // address was wrong, each side checks for its own buffer (PROTOCOL.md §4.5).
+        let faulted = errno.0 == libc::EFAULT;
+        let rest = self.rest();
+        if faulted && !rest.is_accessible(0, rest.len(), true) {
+            Next::Failed(errno.0, Cause::BufferUnwritable)
+        } else if faulted || is_refusal(errno) {
+            Next::Ask { faulted }
+        } else {
+            Next::Failed(errno.0, Cause::SenderUnreadable)
+        }
+    }
+}
+
+/// Whether process_vm_readv or process_vm_writev is not permitted or not available: another method may work.
+pub(super) fn is_refusal(errno: Errno) -> bool {
+    matches!(errno.0, libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EOPNOTSUPP)
+}
+
+/// What a step of a receive leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Next {
+    /// Nothing moved; more to do later.
+    Again,
+    /// Something moved; more to do.
+    Moved,
+    /// Nothing to do until something arrives.
+    Waits,
+    /// The message is whole.
+    Whole,
+    /// The receive fails with this error number and cause.
+    Failed(i32, Cause),
+    /// The sender has to send the bytes, from the first one on. `faulted`: a copy from its memory failed with EFAULT.
+    Ask { faulted: bool },
+    /// The sender has to send the missing bytes.
+    Resume,
+}

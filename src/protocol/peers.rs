@@ -1,0 +1,165 @@
+//! What the engine knows of its peers.
+
+use super::{Cause, Host, UNKNOWN_SOURCE};
+use crate::transport::{Address, PeerId};
+
+/// Passes without a fragment from a sender that has sent some, after which it is taken to send none.
+const PATIENCE: u64 = 64;
+
+/// The engine's record of a peer.
+#[derive(Debug)]
+pub(super) struct PeerState {
+    address: Option<Address>,
+    pub(super) source: u64,
+    /// Epoch of the address book at which `source` was looked up.
+    epoch: u64,
+    /// Pending sends of which this endpoint has sent something.
+    pub(super) outstanding: u32,
+    /// Pending sends that wait for earlier ones.
+    pub(super) deferred: u32,
+    /// The peer is listed in [`Peers::dead`].
+    dead: bool,
+    /// The last pass in which a chunk of a split copy came from this peer; 0: none has come.
+    fed: u64,
+}
+
+impl PeerState {
+    const NEW: Self = Self {
+        address: None,
+        source: UNKNOWN_SOURCE,
+        epoch: u64::MAX,
+        outstanding: 0,
+        deferred: 0,
+        dead: false,
+        fed: 0,
+    };
+
+    /// No earlier send to the peer waits, and the peer is not known to be dead.
+    #[inline(always)]
+    pub(super) fn is_ready(&self) -> bool {
+        self.deferred == 0 && !self.dead
+    }
+
+    #[cold]
+    fn look_up(&mut self, host: &impl Host) {
+        self.epoch = host.book_epoch();
+        self.source = self.address.map_or(UNKNOWN_SOURCE, |a| host.source_of(&a));
+    }
+}
+
+/// All peers of an endpoint.
+#[derive(Debug)]
+pub(super) struct Peers {
+    list: Vec<PeerState>,
+    /// Peers that died and have not been heard of since, with the error and cause of operations on them.
+    dead: Vec<(PeerId, i32, Cause)>,
+    /// One more than the number of passes in which a receive waited for bytes.
+    turn: u64,
+}
+
+impl Default for Peers {
+    fn default() -> Self {
+        Self { list: Vec::new(), dead: Vec::new(), turn: 1 }
+    }
+}
+
+impl Peers {
+    /// The record of `peer`, if there is one.
+    #[inline(always)]
+    pub(super) fn get(&self, peer: PeerId) -> Option<&PeerState> {
+        self.list.get(peer.index())
+    }
+
+    /// The record of `peer`, created if it is new.
+    pub(super) fn of(&mut self, peer: PeerId) -> Option<&mut PeerState> {
+        if self.list.len() <= peer.index() {
+            self.list.resize_with(peer.index() + 1, || PeerState::NEW);
+        }
+        self.list.get_mut(peer.index())
+    }
+
+    /// The index of `peer` in the address book.
+    #[inline]
+    pub(super) fn source(&mut self, peer: PeerId, host: &impl Host) -> u64 {
+        let Some(state) = self.list.get_mut(peer.index()) else { return UNKNOWN_SOURCE };
+        if state.epoch != host.book_epoch() {
+            state.look_up(host);
+        }
+        state.source
+    }
+
+    pub(super) fn meet(&mut self, peer: PeerId, address: &Address) {
+        if let Some(state) = self.of(peer) {
+            state.address = Some(*address);
+            state.epoch = u64::MAX;
+        }
+    }
+
+    /// The peer, or its next incarnation, is alive.
+    #[inline]
+    pub(super) fn mark_alive(&mut self, peer: PeerId) {
+        if let Some(state) = self.list.get_mut(peer.index()).filter(|state| state.dead) {
+            state.dead = false;
+            self.dead.retain(|(dead, ..)| *dead != peer);
+        }
+    }
+
+    /// The peer died: operations on it fail with this error and cause.
+    pub(super) fn mark_dead(&mut self, peer: PeerId, error: i32, cause: Cause) {
+        self.mark_alive(peer);
+        if let Some(state) = self.of(peer) {
+            state.dead = true;
+            self.dead.push((peer, error, cause));
+        }
+    }
+
+    /// Whether some peer died and has not been heard of since.
+    #[inline(always)]
+    pub(super) fn has_dead(&self) -> bool {
+        !self.dead.is_empty()
+    }
+
+    /// The error and cause of a receive from `source` if that is a dead peer.
+    #[inline(never)]
+    pub(super) fn hopeless(&mut self, source: u64, host: &impl Host) -> Option<(i32, Cause)> {
+        (0..self.dead.len()).find_map(|at| {
+            let (peer, error, cause) = *self.dead.get(at)?;
+            (self.source(peer, host) == source).then_some((error, cause))
+        })
+    }
+
+    pub(super) fn count_outstanding(&mut self, peer: PeerId, by: i32) {
+        if let Some(state) = self.of(peer) {
+            state.outstanding = state.outstanding.saturating_add_signed(by);
+        }
+    }
+
+    pub(super) fn count_deferred(&mut self, peer: PeerId, by: i32) {
+        if let Some(state) = self.of(peer) {
+            state.deferred = state.deferred.saturating_add_signed(by);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PeerState> {
+        self.list.iter()
+    }
+
+    /// A pass begins in which receives wait for bytes.
+    pub(super) fn begin_turn(&mut self) {
+        self.turn += 1;
+    }
+
+    /// A chunk of a split copy has come from `peer`.
+    pub(super) fn note_fed(&mut self, peer: PeerId) {
+        let turn = self.turn;
+        if let Some(state) = self.of(peer) {
+            state.fed = turn;
+        }
+    }
+
+    /// Whether chunks of split copies have come from `peer` lately.
+    pub(super) fn is_fed(&self, peer: PeerId) -> bool {
+        self.get(peer).is_some_and(|state| state.fed > 0 && self.turn - state.fed < PATIENCE)
+    }
+}
