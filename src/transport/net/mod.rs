@@ -1,11 +1,13 @@
 //! Peers on other hosts: the reliable state machine over a link that carries datagrams.
 
+pub(crate) mod agreement;
 mod background;
 pub(crate) mod bulk;
 mod core;
 mod ending;
 pub(crate) mod link;
 pub(crate) mod neighbours;
+pub(crate) mod network;
 pub(crate) mod reliable;
 mod rv;
 pub(crate) mod stream;
@@ -29,7 +31,8 @@ use crate::sys::visited::{Owner, visited};
 use crate::sys::{Errno, clock, process, spare};
 use crate::telemetry::log;
 use crate::transport::JobKey;
-use bulk::{BULK_CONTROL, Bulk, BulkSink, CONTROL_LEN};
+use agreement::message::{Message, Way};
+use bulk::{Bulk, BulkSink};
 use link::Link;
 use neighbours::{Neighbours, Standing};
 use reliable::{Reliable, Settings, Sink};
@@ -40,8 +43,6 @@ use stream::{StreamSink, Streams};
 use udp::UdpLink;
 use verbs::{HybridLink, RdmaSettings};
 
-/// First byte of the message that tells a peer which stream to it broke; PROTOCOL.md §7.12.
-const STREAM_BROKEN: u8 = 0xf1;
 /// Longest payload of one message that is split over packets at once, bytes.
 const BCOPY_MAX: usize = reliable::MESSAGE_MAX;
 const _: () = assert!(BCOPY_MAX >= BCOPY_LEAST);
@@ -249,11 +250,8 @@ impl<H: Handler> Sink for Upwards<'_, H> {
 
     #[inline]
     fn on_message(&mut self, inner: PeerId, header: &[u8], payload: &[u8]) {
-        if let [STREAM_BROKEN, 0, 0, 0, number @ ..] = header {
-            return self.on_broken(inner, number);
-        }
-        if header.len() == CONTROL_LEN && header.first() == Some(&BULK_CONTROL) {
-            return self.on_control(inner, header);
+        if let Some(way) = Way::byte_of(header) {
+            return self.on_control(inner, way, header);
         }
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_message(peer, header, payload);
@@ -290,23 +288,19 @@ impl<H: Handler> Sink for Upwards<'_, H> {
 }
 
 impl<H: Handler> Upwards<'_, H> {
-    /// The peer says that its streams up to a number broke.
+    /// A message of the peer about a stream, or a connection of its bulk path.
     #[cold]
-    fn on_broken(&mut self, inner: PeerId, number: &[u8]) {
+    fn on_control(&mut self, inner: PeerId, way: u8, message: &[u8]) {
         *self.beside = true;
-        let (Ok(number), Some(streams)) = (number.try_into(), self.streams.as_mut()) else {
-            return;
-        };
         let mut above = Above { numbers: self.numbers, handler: self.handler };
-        streams.on_broken(inner, u32::from_le_bytes(number), &mut above);
-    }
-
-    /// A message of the peer's bulk path.
-    #[cold]
-    fn on_control(&mut self, inner: PeerId, message: &[u8]) {
-        *self.beside = true;
-        if let Some(bulk) = self.bulk.as_mut() {
-            let mut above = Above { numbers: self.numbers, handler: self.handler };
+        if way == Way::Stream as u8 {
+            let over = Message::decode(message, Way::Stream);
+            if let (Some(Message::Over { connection, .. }), Some(streams)) =
+                (over, &mut self.streams)
+            {
+                streams.on_broken(inner, connection, &mut above);
+            }
+        } else if let Some(bulk) = self.bulk {
             bulk.on_control(inner, message, self.now, &mut above);
         }
     }
@@ -1166,10 +1160,8 @@ fn streams_turn(
         let Some((peer, number)) = streams.take_broken() else { break };
         above.on_lost(peer, StreamEnd::Outgoing);
         n += 1;
-        let mut header = [STREAM_BROKEN, 0, 0, 0, 0, 0, 0, 0];
-        if let Some(to) = header.get_mut(4..) {
-            to.copy_from_slice(&number.to_le_bytes());
-        }
+        let over = Message::Over { connection: number, broken: true };
+        let header = over.encode(Way::Stream);
         if machine.send(peer, &header, 0, |_, _| (), now) == Err(SendError::Again) {
             streams.put_back((peer, number));
             break;

@@ -5,25 +5,17 @@
 //! RTR (remote key) of a buffer after it has agreed on the connection to use.
 
 pub(crate) mod lent;
-pub(crate) mod message;
 #[cfg(test)]
 pub(crate) mod no_way;
-pub(crate) mod pause;
 pub(crate) mod ways;
 
 use crate::memory::SegmentList;
 use crate::sys::Errno;
+use crate::transport::net::agreement::message::Control;
+use crate::transport::net::agreement::{Agreement, Counts};
 use crate::transport::{Chunk, Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::fmt;
 use std::os::fd::BorrowedFd;
-
-/// First byte of a message from one bulk path to another; PROTOCOL.md §7.14.
-pub(crate) const BULK_CONTROL: u8 = 0xf2;
-/// Length of such a message, bytes.
-pub(crate) const CONTROL_LEN: usize = 44;
-
-/// A message from one bulk path to another.
-pub(crate) type Control = [u8; CONTROL_LEN];
 
 /// Callbacks of a bulk path. Peers have the state machine's numbers.
 pub(crate) trait BulkSink {
@@ -67,6 +59,14 @@ pub(crate) struct BulkCounts {
     /// RTRs of connections that had ended, and immediates that named no remote buffer.
     pub(crate) stale: u64,
     pub(crate) wrong: u64,
+}
+
+impl BulkCounts {
+    /// With the counts of the path's connections.
+    pub(crate) fn with<L>(self, agreement: &Agreement<L>) -> Self {
+        let Counts { made, evicted, refused, broken } = agreement.counts;
+        Self { connections: agreement.len(), made, evicted, refused, broken, ..self }
+    }
 }
 
 impl std::ops::AddAssign for BulkCounts {

@@ -1,8 +1,9 @@
 //! For tests: a bulk path that never works.
 
-use super::{Bulk, BulkCounts, BulkSink, Control};
+use super::{Bulk, BulkCounts, BulkSink};
 use crate::memory::SegmentList;
 use crate::sys::event::Doorbell;
+use crate::transport::net::agreement::message::Control;
 use crate::transport::{Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;

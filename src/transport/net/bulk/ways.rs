@@ -1,11 +1,11 @@
 //! All bulk paths of an endpoint as one: the kernel's rv module first; RC queue pairs of the process where a peer has
 //! no module, or its module and this one cannot connect (PROTOCOL.md §7.15).
 
-use super::message::{Message, Way};
-use super::{Bulk, BulkCounts, BulkSink, Control, STALE};
+use super::{Bulk, BulkCounts, BulkSink, STALE};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::event::Epoll;
+use crate::transport::net::agreement::message::{Control, Message, Way};
 use crate::transport::{Chunk, Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -84,7 +84,7 @@ impl Ways {
     fn of_connection(&mut self, number: u32) -> &mut Path {
         match Way::of_connection(number) {
             Way::Rc => &mut self.rc,
-            Way::Rv => &mut self.rv,
+            Way::Rv | Way::Stream => &mut self.rv,
         }
     }
 }

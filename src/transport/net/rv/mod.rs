@@ -16,13 +16,11 @@ mod tests;
 
 pub(super) use open::{check, open};
 
+use super::agreement::message::{Control, End, Message, Way};
+use super::agreement::{Agreement, Connection, Phase, Side};
 use super::bulk::lent::{Lent, Window};
-use super::bulk::message::{End, Message, Way};
-use super::bulk::pause::Failures;
-#[cfg(test)]
-use super::bulk::pause::{PAUSE_MAX_NS, PAUSE_NS};
-use super::bulk::{Bulk, BulkCounts, BulkSink, Control, UNREGISTERED};
-use super::verbs::Network;
+use super::bulk::{Bulk, BulkCounts, BulkSink, UNREGISTERED};
+use super::network::Network;
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::sys::event::Timer;
 use crate::sys::rv::{
@@ -32,7 +30,7 @@ use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::{Chunk, PeerId, SendError, Ticket, Windows};
 use node::Nodes;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -47,39 +45,19 @@ const PEER_WRITES: u32 = 32;
 const WRITES: usize = 512;
 /// Bits of an immediate below the number of the process.
 const SLOT_BITS: u32 = 32 - INDEX_BITS;
-/// How long the sender of a message waits for a connection, nanoseconds.
-const PATIENCE_NS: u64 = 1_000_000_000;
 /// How long a write may be refused temporarily, nanoseconds: the module itself gives up before.
 const REFUSED_NS: u64 = (RECONNECT_S as u64 + 10) * 1_000_000_000;
 /// How soon the timer first wakes a sleeper, and how late at most, nanoseconds.
 const NAP_NS: u64 = 100_000;
 const NAP_MAX_NS: u64 = 2_000_000;
-/// Most control messages that may wait to be sent.
-const CONTROLS_MAX: usize = 4096;
 /// Most events of one `poll`.
 const BATCH: usize = 128;
 
-/// The phases of a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// This side has asked for it.
-    Asked,
-    /// This side has agreed.
-    Agreed,
-    /// Both have agreed; the module connects the nodes.
-    Connecting,
-    /// Remote buffers may be advertised.
-    Ready,
-}
-
-/// A connection to one endpoint.
+/// This side's end of a connection to one endpoint.
 #[derive(Debug)]
-struct Peer {
-    id: u32,
-    state: State,
-    /// Its node, once it is known.
+pub(super) struct Link {
+    /// The endpoint's node, once it is known.
     node: Option<There>,
-    since: u64,
     /// Remote buffers advertised to the peer, and writes to it in flight.
     lent: u32,
     writes: u32,
@@ -103,32 +81,58 @@ struct Attached {
     ring: Ring,
 }
 
+/// The port that the module was attached to.
+struct Port {
+    network: Network,
+    /// Packet size that it carries, bytes.
+    mtu: u16,
+    /// Tells whether the endpoint is there; `away`: it was not when last asked.
+    is_home: Box<dyn Fn() -> bool + Send>,
+    away: bool,
+}
+
+/// The timer that wakes a sleeper, because nothing signals the module's events.
+#[derive(Debug)]
+struct Nap {
+    timer: Timer,
+    /// How soon it wakes next, nanoseconds.
+    ns: u64,
+    armed: bool,
+}
+
+impl Nap {
+    /// Errors: EMFILE, ENFILE, ENOMEM.
+    fn new() -> Result<Self, Errno> {
+        Ok(Self { timer: Timer::new()?, ns: NAP_NS, armed: false })
+    }
+
+    fn begin(&mut self, now: u64) {
+        self.timer.arm(now + self.ns);
+        self.ns = (self.ns * 2).min(NAP_MAX_NS);
+        self.armed = true;
+    }
+
+    fn end(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.timer.disarm();
+        }
+    }
+}
+
 /// The bulk path over the rv module.
 pub(super) struct Rv {
     attached: Option<Attached>,
-    network: Network,
-    mtu: u16,
-    nodes: Nodes,
-    peers: HashMap<PeerId, Peer>,
-    lent: Lent<Region>,
-    writes: HashMap<u64, Write>,
-    failures: HashMap<PeerId, Failures>,
-    controls: VecDeque<(PeerId, Control)>,
-    /// Connections that failed outside of `poll`, which ends them; and connections that have already ended there.
-    doomed: Vec<PeerId>,
-    ended: Vec<(PeerId, u32)>,
     /// Why the module cannot be used any more.
     broken: Option<String>,
-    next_id: u32,
+    port: Port,
+    nodes: Nodes,
+    peers: Agreement<Link>,
+    lent: Lent<Region>,
+    writes: HashMap<u64, Write>,
     next_write: u64,
     /// A request was refused temporarily.
     blocked: bool,
-    /// Tells whether the endpoint is at the module's port; `away`: it was not when last asked.
-    home: Box<dyn Fn() -> bool + Send>,
-    away: bool,
-    timer: Timer,
-    nap_ns: u64,
-    armed: bool,
+    nap: Nap,
     counts: BulkCounts,
 }
 
@@ -149,117 +153,45 @@ impl Rv {
     ) -> Result<Self, Errno> {
         Ok(Self {
             attached: Some(Attached { module, ring }),
-            network,
-            mtu,
+            broken: None,
+            port: Port { network, mtu, is_home: home, away: false },
             nodes: Nodes::default(),
-            peers: HashMap::new(),
+            peers: Agreement::new(Way::Rv, process::random_u64() as u32),
             lent: Lent::new(WINDOWS),
             writes: HashMap::new(),
-            failures: HashMap::new(),
-            controls: VecDeque::new(),
-            doomed: Vec::new(),
-            ended: Vec::new(),
-            broken: None,
-            next_id: process::random_u64() as u32,
             next_write: 0,
             blocked: false,
-            home,
-            away: false,
-            timer: Timer::new()?,
-            nap_ns: NAP_NS,
-            armed: false,
+            nap: Nap::new()?,
             counts: BulkCounts::default(),
         })
-    }
-
-    fn say(&mut self, peer: PeerId, message: &Message) {
-        self.controls.push_back((peer, message.encode(Way::Rv)));
     }
 
     /// The description of this end for a peer.
     fn end_here(&self, module: &Module) -> End {
         let here = module.here();
-        let (number, mtu, network) = (module.index(), self.mtu, self.network);
+        let Port { mtu, network, .. } = self.port;
+        let number = module.index();
         End { number, psn: 0, mtu, network, lid: here.lid, gid: here.gid, serves: 0 }
     }
 
     /// The node of a peer's end. Errors: it cannot be reached from here.
     fn node_of(&self, module: &Module, end: &End) -> Result<There, Errno> {
         let here = module.here();
-        let reachable = self.network.reaches(&here.gid, end.network, &end.gid)
+        let reachable = self.port.network.reaches(&here.gid, end.network, &end.gid)
             && end.gid != here.gid
             && end.number >> INDEX_BITS == 0;
         let lid = if end.network == Network::Roce { 0 } else { end.lid };
-        let there = There { gid: end.gid, lid, mtu: end.mtu.min(self.mtu) };
+        let there = There { gid: end.gid, lid, mtu: end.mtu.min(self.port.mtu) };
         if reachable { Ok(there) } else { Err(Errno(libc::EHOSTUNREACH)) }
-    }
-
-    /// No connection to `peer` is tried for a while.
-    fn note_failure(&mut self, peer: PeerId, now: u64) {
-        self.failures.entry(peer).or_default().again(now);
-    }
-
-    fn add(&mut self, peer: PeerId, id: u32, state: State, node: Option<There>, now: u64) {
-        let new = Peer { id, state, node, since: now, lent: 0, writes: 0, refused: None };
-        self.peers.insert(peer, new);
-    }
-
-    /// Ends the connection to `peer`. When this returns no peer can write its remote buffers. Other connections that
-    /// had to end too are put on `ended`. Returns its number.
-    fn end(&mut self, peer: PeerId) -> Option<u32> {
-        let id = self.peers.remove(&peer)?.id;
-        let mut gone = HashSet::from([peer]);
-        // Keys of the registrations that contain remote buffers of the ended connections.
-        let mut keys = HashSet::new();
-        loop {
-            let of_gone = self.lent.windows().filter(|window| gone.contains(&window.peer));
-            keys.extend(of_gone.map(|window| window.lease.rkey()));
-            let shared = self.lent.windows().filter(|window| keys.contains(&window.lease.rkey()));
-            let more: Vec<PeerId> =
-                shared.map(|window| window.peer).filter(|peer| !gone.contains(peer)).collect();
-            if more.is_empty() {
-                break;
-            }
-            gone.extend(more);
-        }
-        let mut ranges = Vec::new();
-        for other in gone {
-            for window in self.lent.remove_all(other) {
-                ranges.push(window.lease.range());
-            }
-            if let Some(shared) = self.peers.remove(&other) {
-                self.ended.push((other, shared.id));
-            }
-        }
-        // All are deregistered by now, so that none still holds a key.
-        for (addr, len) in ranges {
-            let Some(Attached { module, .. }) = &self.attached else { break };
-            if let Err(failure) = module.evict(addr, len) {
-                // Closing the module invalidates all keys.
-                self.attached = None;
-                self.broken = Some(failure.to_string());
-            }
-        }
-        Some(id)
-    }
-
-    /// Ends a connection that failed, and reports it.
-    fn lose(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
-        let Some(connection) = self.end(peer) else { return };
-        self.counts.broken += 1;
-        self.note_failure(peer, now);
-        self.say(peer, &Message::Over { connection, broken: true });
-        sink.on_lost(peer);
     }
 
     /// Ends all connections to a node; with `lent_only`, only those with remote buffers.
     fn lose_node(&mut self, node: &There, lent_only: bool, now: u64, sink: &mut dyn BulkSink) {
-        let theirs = |(_, peer): &(&PeerId, &Peer)| {
-            peer.node.as_ref() == Some(node) && (!lent_only || peer.lent > 0)
+        let theirs = |known: &Connection<Link>| {
+            known.link.node.as_ref() == Some(node) && (!lent_only || known.link.lent > 0)
         };
-        let peers: Vec<PeerId> = self.peers.iter().filter(theirs).map(|(peer, _)| *peer).collect();
-        for peer in peers {
-            self.lose(peer, now, sink);
+        for peer in self.peers.peers(theirs) {
+            self.lose(peer, now, &mut |peer| sink.on_lost(peer));
         }
     }
 
@@ -272,65 +204,13 @@ impl Rv {
         self.log_statistics();
         // Closing it invalidates keys that could not be evicted.
         self.attached = None;
-        let peers: Vec<PeerId> = self.peers.keys().copied().collect();
-        for peer in peers {
-            self.lose(peer, now, sink);
-        }
+        self.lose_all(now, &mut |peer| sink.on_lost(peer));
         self.writes.clear();
         self.nodes = Nodes::default();
     }
 
-    fn ask(&mut self, peer: PeerId, now: u64) -> Windows {
-        let Some(Attached { module, .. }) = &self.attached else { return Windows::No };
-        let end = self.end_here(module);
-        self.next_id = Way::Rv.numbered(self.next_id.wrapping_add(1));
-        let id = self.next_id;
-        self.add(peer, id, State::Asked, None, now);
-        self.say(peer, &Message::Ask(id, end));
-        Windows::Later
-    }
-
-    #[cold]
-    fn tell_of(&mut self, why: &str) {
-        self.counts.refused += 1;
-        if self.counts.refused.is_power_of_two() {
-            log::info(format_args!(
-                "no connection through the rv module ({why}): long messages go without it ({} such so far)",
-                self.counts.refused
-            ));
-        }
-    }
-
-    /// The peer asks for a connection.
-    fn on_ask(&mut self, peer: PeerId, id: u32, end: &End, now: u64, sink: &mut dyn BulkSink) {
-        if let Some(known) = self.peers.get(&peer) {
-            // Both have asked: the connection with the smaller number is made, and both sides know that.
-            if known.state == State::Asked && known.id < id {
-                return;
-            }
-            let asked = known.state == State::Asked;
-            self.end(peer);
-            if !asked {
-                sink.on_lost(peer); // the peer has forgotten the old connection
-            }
-        }
-        if self.controls.len() >= CONTROLS_MAX {
-            return; // too many answers wait: the peer gets none
-        }
-        match self.prepare(end) {
-            Ok((node, own)) => {
-                self.add(peer, id, State::Agreed, Some(node), now);
-                self.say(peer, &Message::Ready(id, own));
-            }
-            Err(why) => {
-                self.tell_of(&why);
-                self.say(peer, &Message::Refuse(id));
-            }
-        }
-    }
-
     /// Prepares the node of `end`. Errors: the reason, as text.
-    fn prepare(&mut self, end: &End) -> Result<(There, End), String> {
+    fn prepare_node(&mut self, end: &End) -> Result<(There, End), String> {
         let attached = self.attached.as_ref().ok_or("it has gone")?;
         let module = attached.module.clone();
         let there = self.node_of(&module, end).map_err(|errno| errno.to_string())?;
@@ -346,80 +226,23 @@ impl Rv {
         failure.to_string()
     }
 
-    /// Both sides are prepared: connects the nodes, if they are not yet.
-    fn connect(&mut self, peer: PeerId, node: There, now: u64) -> Result<(), String> {
-        let module = self.attached.as_ref().ok_or("it has gone")?.module.clone();
-        let up = self.nodes.connect(&module, &node, now).map_err(|failure| self.judge(failure))?;
-        if let Some(known) = self.peers.get_mut(&peer) {
-            known.node = Some(node);
-            known.state = State::Connecting;
-            known.since = now;
-        }
-        if up {
-            self.begin(peer, now);
-        }
-        Ok(())
-    }
-
-    fn on_ready(&mut self, peer: PeerId, id: u32, end: &End, now: u64) {
-        let asked = |known: &Peer| known.id == id && known.state == State::Asked;
-        if !self.peers.get(&peer).is_some_and(asked) {
-            return; // given up since: the peer was told, or will be
-        }
-        let connected = self.prepare(end).and_then(|(node, _)| self.connect(peer, node, now));
-        match connected {
-            Ok(()) => self.say(peer, &Message::Go(id)),
-            Err(why) => self.fail(peer, &why, now),
-        }
-    }
-
-    fn on_go(&mut self, peer: PeerId, id: u32, now: u64) {
-        let agreed = |known: &&Peer| known.id == id && known.state == State::Agreed;
-        let Some(node) = self.peers.get(&peer).filter(agreed).and_then(|known| known.node) else {
-            return;
-        };
-        if let Err(why) = self.connect(peer, node, now) {
-            self.fail(peer, &why, now);
-        }
-    }
-
-    /// Ends a connection that could not be made: no buffer was advertised over it.
-    fn fail(&mut self, peer: PeerId, why: &str, now: u64) {
-        let Some(connection) = self.end(peer) else { return };
-        self.tell_of(why);
-        self.note_failure(peer, now);
-        self.say(peer, &Message::Over { connection, broken: true });
-    }
-
-    fn begin(&mut self, peer: PeerId, now: u64) {
-        let Some(known) = self.peers.get_mut(&peer) else { return };
-        known.state = State::Ready;
-        known.since = now;
-        self.counts.made += 1;
-        if self.counts.made == 1 {
-            log::info(format_args!(
-                "the first connection through the rv module is made: long messages go by RDMA Write of the kernel"
-            ));
-        }
-    }
-
     fn on_event(&mut self, event: Event, now: u64, sink: &mut dyn BulkSink) {
         match event {
             Event::Written { wr_id, status, .. } => {
                 let Some(Write { peer, id, .. }) = self.writes.remove(&wr_id) else { return };
-                let Some(known) = self.peers.get_mut(&peer).filter(|known| known.id == id) else {
+                let Some(known) = self.peers.get_mut(peer).filter(|known| known.id == id) else {
                     return; // of a connection that has ended
                 };
-                known.writes = known.writes.saturating_sub(1);
+                known.link.writes = known.link.writes.saturating_sub(1);
                 if status == 0 {
-                    self.failures.remove(&peer);
+                    self.peers.note_success(peer);
                     return;
                 }
                 log::limited!(
                     cause: status,
                     "a write through the rv module failed (work completion status {status}): its messages are sent again"
                 );
-                self.lose(peer, now, sink);
+                self.lose(peer, now, &mut |peer| sink.on_lost(peer));
             }
             Event::Filled { conn, immediate, len, status } => {
                 self.on_filled(conn, immediate, len, status, now, sink);
@@ -446,21 +269,21 @@ impl Rv {
             return;
         };
         let (peer, token, wanted) = (*peer, *token, *wanted);
-        let node = self.peers.get(&peer).and_then(|known| known.node);
+        let node = self.peers.get(peer).and_then(|known| known.link.node);
         if wanted != len as usize || !node.is_some_and(|node| self.nodes.is(&node, conn)) {
             self.counts.wrong += 1;
             log::limited!(
                 "{len} bytes were written to a window of {wanted}, or by another node: the connection ends"
             );
-            return self.lose(peer, now, sink);
+            return self.lose(peer, now, &mut |peer| sink.on_lost(peer));
         }
         drop(self.lent.remove(peer, slot));
-        if let Some(known) = self.peers.get_mut(&peer) {
-            known.lent = known.lent.saturating_sub(1);
+        if let Some(known) = self.peers.get_mut(peer) {
+            known.link.lent = known.link.lent.saturating_sub(1);
         }
         self.counts.filled += 1;
         self.counts.filled_bytes += u64::from(len);
-        self.failures.remove(&peer);
+        self.peers.note_success(peer);
         sink.on_filled(peer, token);
     }
 
@@ -468,16 +291,15 @@ impl Rv {
     fn look_at_nodes(&mut self, now: u64, sink: &mut dyn BulkSink) {
         let Some(Attached { module, .. }) = &self.attached else { return };
         let module = module.clone();
-        let nodes: HashSet<There> =
-            self.peers.values().filter(|peer| peer.lent > 0).filter_map(|peer| peer.node).collect();
+        let lent = self.peers.iter().filter(|(_, known)| known.link.lent > 0);
+        let nodes: HashSet<There> = lent.filter_map(|(_, known)| known.link.node).collect();
         for (node, news) in self.nodes.look(&module, &nodes, now) {
             match news {
                 node::News::Up => {
-                    let waits = |(_, peer): &(&PeerId, &Peer)| {
-                        peer.node == Some(node) && peer.state == State::Connecting
+                    let waits = |known: &Connection<Link>| {
+                        known.link.node == Some(node) && known.phase == Phase::Joining
                     };
-                    let peers: Vec<PeerId> =
-                        self.peers.iter().filter(waits).map(|(peer, _)| *peer).collect();
+                    let peers = self.peers.peers(waits);
                     peers.into_iter().for_each(|peer| self.begin(peer, now));
                 }
                 // The completions of earlier writes may have been lost.
@@ -487,7 +309,7 @@ impl Rv {
                 }
                 node::News::Dead(failure) => {
                     let why = self.judge(failure);
-                    self.tell_of(&why);
+                    self.tell(why);
                     self.lose_node(&node, false, now, sink);
                 }
             }
@@ -508,10 +330,10 @@ impl Rv {
 
     fn refuse(&mut self, peer: PeerId, now: u64) -> SendError {
         self.blocked = true;
-        if let Some(known) = self.peers.get_mut(&peer) {
-            let since = *known.refused.get_or_insert(now);
+        if let Some(known) = self.peers.get_mut(peer) {
+            let since = *known.link.refused.get_or_insert(now);
             if now.saturating_sub(since) > REFUSED_NS {
-                self.doomed.push(peer);
+                self.peers.doom(peer);
             }
         }
         SendError::Again
@@ -533,6 +355,95 @@ impl Rv {
     }
 }
 
+impl Side for Rv {
+    type Link = Link;
+    type Why = String;
+
+    fn agreement(&mut self) -> &mut Agreement<Link> {
+        &mut self.peers
+    }
+
+    fn has_place(&mut self, _: u64) -> bool {
+        self.attached.is_some()
+    }
+
+    fn prepare(&mut self, _: PeerId, to: Option<&End>, _: u64) -> Result<(Link, End), String> {
+        let (node, own) = match to {
+            Some(end) => self.prepare_node(end).map(|(node, own)| (Some(node), own))?,
+            None => (None, self.end_here(&self.attached.as_ref().ok_or("it has gone")?.module)),
+        };
+        Ok((Link { node, lent: 0, writes: 0, refused: None }, own))
+    }
+
+    /// Connects the nodes, if they are not yet.
+    fn join(&mut self, peer: PeerId, to: Option<&End>, now: u64) -> Result<bool, String> {
+        let node = match to {
+            Some(end) => Some(self.prepare_node(end)?.0),
+            None => self.peers.get(peer).and_then(|known| known.link.node),
+        };
+        let (Some(node), Some(Attached { module, .. })) = (node, &self.attached) else {
+            return Err("it has gone".to_owned());
+        };
+        let module = module.clone();
+        let up = self.nodes.connect(&module, &node, now).map_err(|failure| self.judge(failure))?;
+        if let Some(known) = self.peers.get_mut(peer) {
+            known.link.node = Some(node);
+        }
+        Ok(up)
+    }
+
+    /// With the link end the peer's remote buffers, and connections whose buffers are in the same registrations.
+    fn release(&mut self, peer: PeerId, _: Link) {
+        let mut gone = HashSet::from([peer]);
+        // Keys of the registrations that contain remote buffers of the ended connections.
+        let mut keys = HashSet::new();
+        loop {
+            let of_gone = self.lent.windows().filter(|window| gone.contains(&window.peer));
+            keys.extend(of_gone.map(|window| window.lease.rkey()));
+            let shared = self.lent.windows().filter(|window| keys.contains(&window.lease.rkey()));
+            let more: Vec<PeerId> =
+                shared.map(|window| window.peer).filter(|peer| !gone.contains(peer)).collect();
+            if more.is_empty() {
+                break;
+            }
+            gone.extend(more);
+        }
+        let mut ranges = Vec::new();
+        for other in gone {
+            for window in self.lent.remove_all(other) {
+                ranges.push(window.lease.range());
+            }
+            self.peers.end_too(other);
+        }
+        // All are deregistered by now, so that none still holds a key.
+        for (addr, len) in ranges {
+            let Some(Attached { module, .. }) = &self.attached else { break };
+            if let Err(failure) = module.evict(addr, len) {
+                // Closing the module invalidates all keys.
+                self.attached = None;
+                self.broken = Some(failure.to_string());
+            }
+        }
+    }
+
+    #[cold]
+    fn tell(&mut self, why: String) {
+        let refused = &mut self.peers.counts.refused;
+        *refused += 1;
+        if refused.is_power_of_two() {
+            log::info(format_args!(
+                "no connection through the rv module ({why}): long messages go without it ({refused} such so far)"
+            ));
+        }
+    }
+
+    fn tell_first(&mut self, _: PeerId) {
+        log::info(format_args!(
+            "the first connection through the rv module is made: long messages go by RDMA Write of the kernel"
+        ));
+    }
+}
+
 impl Bulk for Rv {
     fn sizes(&self) -> (usize, usize) {
         // Registrations are of whole pages.
@@ -543,24 +454,11 @@ impl Bulk for Rv {
     }
 
     fn windows(&mut self, peer: PeerId, now: u64) -> Windows {
-        if self.away {
-            return Windows::No;
-        }
-        match self.peers.get(&peer) {
-            Some(known) => match known.state {
-                State::Ready => Windows::Ready,
-                _ if now.saturating_sub(known.since) < PATIENCE_NS => Windows::Later,
-                _ => Windows::No,
-            },
-            None if self.failures.get(&peer).is_some_and(|failures| now < failures.until) => {
-                Windows::No
-            }
-            None => self.ask(peer, now),
-        }
+        if self.port.away { Windows::No } else { self.contact(peer, now) }
     }
 
     fn is_ready(&self, peer: PeerId) -> bool {
-        !self.away && self.peers.get(&peer).is_some_and(|known| known.state == State::Ready)
+        !self.port.away && self.peers.ready(peer).is_some()
     }
 
     fn lend(
@@ -571,9 +469,8 @@ impl Bulk for Rv {
         _: u64,
     ) -> Result<Ticket, SendError> {
         let gone = SendError::Unreachable(Errno(libc::ENOTCONN));
-        let known = self.peers.get(&peer).filter(|known| known.state == State::Ready);
-        let known = known.ok_or(gone)?;
-        let (id, lent) = (known.id, known.lent);
+        let known = self.peers.ready(peer).ok_or(gone)?;
+        let (id, lent) = (known.id, known.link.lent);
         if lent >= PEER_WINDOWS || self.lent.is_full() {
             self.blocked = true;
             return Err(SendError::Again);
@@ -586,18 +483,18 @@ impl Bulk for Rv {
         let (addr, key) = (lease.iova(), lease.rkey());
         let window = Window { peer, token, len: part.len(), lease };
         let slot = self.lent.insert(window).ok_or(SendError::Again)?;
-        if let Some(known) = self.peers.get_mut(&peer) {
-            known.lent += 1;
+        if let Some(known) = self.peers.get_mut(peer) {
+            known.link.lent += 1;
         }
         self.counts.lent += 1;
         Ok(Ticket { connection: id, slot: index << SLOT_BITS | slot, addr, key })
     }
 
     fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        let Some(known) = self.peers.get_mut(&peer) else { return };
+        let Some(known) = self.peers.get_mut(peer) else { return };
         let slot = ticket.slot & ((1 << SLOT_BITS) - 1);
         if known.id == ticket.connection && self.lent.remove(peer, slot).is_some() {
-            known.lent = known.lent.saturating_sub(1);
+            known.link.lent = known.link.lent.saturating_sub(1);
         }
     }
 
@@ -610,13 +507,13 @@ impl Bulk for Rv {
         _: Chunk,
         now: u64,
     ) -> Result<(), SendError> {
-        let known = self.peers.get(&peer).filter(|known| known.id == ticket.connection);
-        let (node, full) = match known {
-            Some(Peer { state: State::Ready, node: Some(node), writes, .. }) => {
+        let known = self.peers.get(peer).filter(|known| known.id == ticket.connection);
+        let (node, full) = match known.map(|known| (known.phase, &known.link)) {
+            Some((Phase::Ready, Link { node: Some(node), writes, .. })) => {
                 (*node, *writes >= PEER_WRITES || self.writes.len() >= WRITES)
             }
             // The peer is already connected; this side is not yet.
-            Some(Peer { state: State::Connecting, .. }) => return Err(self.refuse(peer, now)),
+            Some((Phase::Joining, _)) => return Err(self.refuse(peer, now)),
             _ => {
                 self.counts.stale += 1;
                 return Ok(());
@@ -644,9 +541,9 @@ impl Bulk for Rv {
             self.next_write += 1;
             let id = ticket.connection;
             self.writes.insert(wr_id, Write { peer, id, _copy: copy });
-            if let Some(known) = self.peers.get_mut(&peer) {
-                known.writes += 1;
-                known.refused = None;
+            if let Some(known) = self.peers.get_mut(peer) {
+                known.link.writes += 1;
+                known.link.refused = None;
             }
             self.counts.written += 1;
             self.counts.written_bytes += range.1;
@@ -656,9 +553,9 @@ impl Bulk for Rv {
             Remedy::Later | Remedy::Evict => return Err(self.refuse(peer, now)),
             Remedy::Connection => self.nodes.bury(&node, failure),
             Remedy::Module => drop(self.judge(failure)),
-            Remedy::Mistake => self.doomed.push(peer),
+            Remedy::Mistake => self.peers.doom(peer),
         }
-        self.tell_of(&failure.to_string());
+        self.tell(failure.to_string());
         self.blocked = true;
         Ok(())
     }
@@ -668,70 +565,40 @@ impl Bulk for Rv {
             self.counts.wrong += 1;
             return;
         };
-        match message {
-            Message::Ask(id, end) => self.on_ask(peer, id, &end, now, sink),
-            Message::Ready(id, end) => self.on_ready(peer, id, &end, now),
-            Message::Go(id) => self.on_go(peer, id, now),
-            Message::Refuse(id) => {
-                let asked = |known: &Peer| known.id == id && known.state == State::Asked;
-                if self.peers.get(&peer).is_some_and(asked) {
-                    self.counts.refused += 1;
-                    self.end(peer);
-                    self.note_failure(peer, now);
-                }
-            }
-            Message::Over { connection, broken } => {
-                if self.peers.get(&peer).is_none_or(|known| known.id != connection) {
-                    return;
-                }
-                self.end(peer);
-                if broken {
-                    self.counts.broken += 1;
-                    self.note_failure(peer, now);
-                }
-                sink.on_lost(peer);
-            }
-        }
+        self.on_message(peer, &message, now, &mut |peer| sink.on_lost(peer));
     }
 
     fn leave(&mut self, peer: PeerId) {
-        if let Some(connection) = self.end(peer) {
-            self.say(peer, &Message::Over { connection, broken: false });
-        }
+        self.retire(peer);
     }
 
     fn next_control(&mut self) -> Option<(PeerId, Control)> {
-        self.controls.pop_front()
+        self.peers.next_control()
     }
 
     fn put_back(&mut self, control: (PeerId, Control)) {
-        self.controls.push_front(control);
+        self.peers.put_back(control);
     }
 
     #[inline]
     fn has_work(&self) -> bool {
         !self.writes.is_empty()
             || self.lent.len() > 0
-            || self.armed
+            || self.nap.armed
             || self.blocked
             || self.nodes.are_connecting()
             || self.has_news()
     }
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
-        if std::mem::take(&mut self.armed) {
-            self.timer.disarm();
-        }
+        self.nap.end();
         self.blocked = false;
-        for peer in std::mem::take(&mut self.doomed) {
-            self.lose(peer, now, sink);
-        }
+        self.lose_doomed(now, &mut |peer| sink.on_lost(peer));
         let mut n = 0;
         while let Some(Attached { ring, .. }) = self.attached.as_mut().filter(|_| n < BATCH) {
             if ring.overflows() > 0 {
                 log::limited!("events of the rv module were lost: all messages are sent again");
-                let peers: Vec<PeerId> = self.peers.keys().copied().collect();
-                peers.into_iter().for_each(|peer| self.lose(peer, now, sink));
+                self.lose_all(now, &mut |peer| sink.on_lost(peer));
                 // It is unknown whose events were lost; those that still come are ignored.
                 self.writes.clear();
                 continue;
@@ -750,15 +617,9 @@ impl Bulk for Rv {
         if let Some(why) = self.broken.take() {
             self.give_up(&why, now, sink);
         }
-        for (peer, connection) in std::mem::take(&mut self.ended) {
-            self.counts.broken += 1;
-            self.note_failure(peer, now);
-            self.say(peer, &Message::Over { connection, broken: true });
-            sink.on_lost(peer);
-            n += 1;
-        }
+        n += self.lose_doomed(now, &mut |peer| sink.on_lost(peer));
         if n > 0 {
-            self.nap_ns = NAP_NS;
+            self.nap.ns = NAP_NS;
         }
         n
     }
@@ -766,19 +627,15 @@ impl Bulk for Rv {
     /// The module stays with the port that it was attached to, and repairs broken connections itself. So nothing ends
     /// here; but no new connection is made while the endpoint is on another port.
     fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {
-        self.away = !(self.home)();
+        self.port.away = !(self.port.is_home)();
     }
 
     fn forget(&mut self, peer: PeerId) {
-        self.end(peer);
-        self.failures.remove(&peer);
-        self.controls.retain(|(to, _)| *to != peer);
-        self.doomed.retain(|doomed| *doomed != peer);
-        self.ended.retain(|(ended, _)| *ended != peer);
+        self.erase(peer);
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.timer.fd()
+        self.nap.timer.fd()
     }
 
     fn sleep(&mut self) -> bool {
@@ -787,15 +644,13 @@ impl Bulk for Rv {
             return false;
         }
         if self.has_work() {
-            self.timer.arm(clock::now_ns() + self.nap_ns);
-            self.nap_ns = (self.nap_ns * 2).min(NAP_MAX_NS);
-            self.armed = true;
+            self.nap.begin(clock::now_ns());
         }
         true
     }
 
     fn counts(&self) -> BulkCounts {
-        BulkCounts { connections: self.peers.len(), ..self.counts }
+        self.counts.with(&self.peers)
     }
 
     fn registrations(&self) -> Option<String> {
@@ -806,19 +661,14 @@ impl Bulk for Rv {
 impl Rv {
     /// Whether there are messages to send or connections to end.
     fn has_news(&self) -> bool {
-        !self.controls.is_empty()
-            || !self.doomed.is_empty()
-            || !self.ended.is_empty()
-            || self.nodes.have_dead()
-            || self.broken.is_some()
+        self.peers.has_news() || self.nodes.have_dead() || self.broken.is_some()
     }
 }
 
 impl Drop for Rv {
     /// Evicts all keys: a forked child may hold a copy of the descriptor, which would keep them valid.
     fn drop(&mut self) {
-        let peers: Vec<PeerId> = self.peers.keys().copied().collect();
-        for peer in peers {
+        for peer in self.peers.peers(|_| true) {
             self.end(peer);
         }
     }

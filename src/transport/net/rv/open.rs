@@ -6,7 +6,7 @@ use crate::sys::rv::{Found, Here};
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::net::bulk::Bulk;
-use crate::transport::net::verbs::Network;
+use crate::transport::net::network::Network;
 
 /// The bulk path of an endpoint at `here`, whose port takes packets of `mtu` bytes; `home` tells whether the endpoint
 /// is still there. `None`: not wanted, or does not work and is not required. Errors: ENODEV, if it is required; EMFILE,

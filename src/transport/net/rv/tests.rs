@@ -4,9 +4,11 @@
 use super::*;
 use crate::sys::rv::double::{Fabric, gid};
 use crate::transport::Chunk;
+use crate::transport::net::agreement::pause::{PAUSE_MAX_NS, PAUSE_NS};
 use crate::transport::net::bulk::no_way::NoWay;
 use crate::transport::net::bulk::ways::Ways;
 use crate::transport::net::reliable::sim::rng::Rng;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const POST: u8 = 0xfb;

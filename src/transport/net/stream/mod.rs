@@ -17,6 +17,7 @@ mod strangers;
 mod tests;
 mod wire;
 
+use super::agreement::pause::Failures;
 use super::neighbours::{Neighbours, Standing};
 use super::reliable::Reliable;
 use crate::memory::SegmentList;
@@ -45,7 +46,7 @@ const LONG_NS: u64 = 10_000_000_000;
 /// Incoming streams accepted for each outgoing one allowed: more peers may have long messages for this endpoint than it
 /// has for others.
 const INCOMING: usize = 4;
-/// Pause after a failure, nanoseconds; it doubles each time, up to 64 times.
+/// Pause after a failure, nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 /// Polls without a frame after which streams are polled only now and then, and the time between such polls,
 /// nanoseconds.
@@ -72,13 +73,6 @@ pub(super) trait StreamSink {
     fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
     /// A stream broke.
     fn on_lost(&mut self, peer: PeerId, end: StreamEnd);
-}
-
-/// Failures in a row to make a stream.
-#[derive(Clone, Copy, Debug, Default)]
-struct Failures {
-    count: u32,
-    until: u64,
 }
 
 /// Counts of events since the endpoint was opened.
@@ -227,7 +221,7 @@ impl Streams {
     #[cold]
     fn connect(&mut self, machine: &Reliable, peer: PeerId, address: &Address, now: u64) {
         let Some((id, remote_id)) = machine.takes_streams(peer) else { return };
-        let waits = self.failures.get(&peer).is_some_and(|failures| now < failures.until);
+        let waits = self.failures.get(&peer).is_some_and(|failures| failures.pause(now));
         if waits || self.outgoing.len() >= self.limit && !self.make_room(now) {
             return;
         }
@@ -256,8 +250,7 @@ impl Streams {
     /// A stream to `peer` failed; returns the number of failures in a row.
     fn count_failure(&mut self, peer: PeerId, now: u64) -> u32 {
         let failures = self.failures.entry(peer).or_default();
-        failures.until = now + (RETRY_NS << failures.count.min(6));
-        failures.count += 1;
+        failures.again(now, RETRY_NS);
         failures.count
     }
 

@@ -4,6 +4,7 @@
 use crate::transport::Address;
 use crate::transport::address::WIRE_LEN;
 use crate::transport::job_key::{JobKey, same};
+use crate::transport::net::network::Network;
 use crate::transport::net::reliable::packet::{HELLO_LEN, Hello, HelloKind, MAGIC};
 
 /// Length of a queue-pair address ([`Place`]), bytes.
@@ -23,37 +24,6 @@ const TAG_AT: usize = PLACE_AT + PLACE_LEN;
 const CALL_LEN: usize = TAG_AT + 8;
 /// The version of this part of the protocol.
 const VERSION: u8 = 1;
-
-/// The network that a queue pair is on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Network {
-    InfiniBand,
-    /// RoCE v2.
-    Roce,
-}
-
-impl Network {
-    pub(crate) fn to_wire(self) -> u8 {
-        match self {
-            Self::InfiniBand => 1,
-            Self::Roce => 2,
-        }
-    }
-
-    /// Whether a port at `here` on this network can reach one at `there` on another: they must be of the same kind, and
-    /// on InfiniBand in the same subnet, because routers between subnets are not known here.
-    pub(crate) fn reaches(self, here: &[u8; 16], other: Self, there: &[u8; 16]) -> bool {
-        self == other && (self == Self::Roce || here.get(..8) == there.get(..8))
-    }
-
-    pub(crate) fn from_wire(byte: u8) -> Option<Self> {
-        match byte {
-            1 => Some(Self::InfiniBand),
-            2 => Some(Self::Roce),
-            _ => None,
-        }
-    }
-}
 
 /// The queue-pair address of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

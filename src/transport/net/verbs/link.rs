@@ -1,10 +1,11 @@
 //! The UD queue pair of one endpoint, and its address handles.
 
 use super::handles::{HandleId, Handles};
-use super::introduction::{Network, Place};
+use super::introduction::Place;
 use crate::sys::packets::Pool;
 use crate::sys::verbs::{Ah, AhSettings, Arrival, Gid, OpenDevice, UdCounts, UdPort};
 use crate::sys::{Errno, clock};
+use crate::transport::net::network::Network;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;

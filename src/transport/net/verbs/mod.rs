@@ -20,7 +20,6 @@ mod ways;
 #[cfg(test)]
 pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
-pub(crate) use introduction::Network;
 pub(super) use named::{addresses_of, with_device};
 
 use crate::config::{CacheSettings, Config, NicName, RdmaPolicy, ReadPolicy, RvPolicy};
@@ -37,6 +36,7 @@ use crate::transport::Address;
 use crate::transport::JobKey;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::bulk::ways::Ways;
+use crate::transport::net::network::Network;
 use crate::transport::net::rv;
 use choice::{Candidate, Choice, Wish, choose};
 use introduction::{Place, qkey};

@@ -237,8 +237,8 @@ impl<H> Ways<H> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::introduction::Network;
     use super::*;
+    use crate::transport::net::network::Network;
 
     fn place(number: u32) -> Place {
         Place { network: Network::Roce, mtu: 1024, number, lid: 0, gid: [1; 16] }

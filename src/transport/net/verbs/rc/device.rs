@@ -11,8 +11,8 @@ use crate::sys::verbs::{
 };
 use crate::telemetry::log;
 use crate::transport::Ticket;
+use crate::transport::net::agreement::message::End;
 use crate::transport::net::bulk::Bulk;
-use crate::transport::net::bulk::message::End;
 use crate::transport::net::verbs::introduction::Place;
 use crate::transport::net::verbs::registrar::{self, Memory};
 use crate::transport::net::verbs::{At, RdmaSettings, Spot};

@@ -5,14 +5,14 @@
 //! too.
 
 use super::{
-    Connection, Device, Local, Posted, QueuePair, Rc, Region, State, conclude, register,
-    tell_broken,
+    Connection, Device, Local, Posted, QueuePair, Rc, Region, conclude, register, tell_broken,
 };
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
 use crate::sys::numbers::NumberMap;
 use crate::telemetry::log;
-use crate::transport::net::bulk::{Bulk, BulkSink, STALE, UNREGISTERED};
+use crate::transport::net::agreement::Side;
+use crate::transport::net::bulk::{BulkSink, STALE, UNREGISTERED};
 use crate::transport::net::verbs::registrar::tell_refused;
 use crate::transport::{self, Exposure, PeerId, Reach, STAGED_MAX, SendError, Spot, Windows};
 use std::collections::BTreeMap;
@@ -150,12 +150,12 @@ impl<D: Device> Rc<D> {
         (reads, writes): (bool, bool),
         now: u64,
     ) -> transport::Exposed {
-        match self.windows(peer, now) {
+        match self.contact(peer, now) {
             Windows::No => return transport::Exposed::No,
             Windows::Later => return transport::Exposed::Later,
             Windows::Ready => {}
         }
-        let (Some(device), Some(connection)) = (&self.device, self.connections.get_mut(&peer))
+        let (Some(device), Some(connection)) = (&self.device, self.connections.get_mut(peer))
         else {
             return transport::Exposed::No;
         };
@@ -168,7 +168,7 @@ impl<D: Device> Rc<D> {
         // the region is.
         match self.exposed.keys(device, region, memory, (reads || echoes, writes)) {
             Ok(keys) => {
-                connection.used = now;
+                connection.link.used = now;
                 let (epoch, keys) = (connection.id, Some(keys));
                 transport::Exposed::Yes(Exposure { epoch, keys, reads, writes, echoes })
             }
@@ -191,8 +191,9 @@ impl<D: Device> Rc<D> {
         how: Reach,
         now: u64,
     ) -> Result<(), SendError> {
-        let Self { connections, device, doomed, waiting, staging, .. } = self;
-        let (Some(connection), Some(device)) = (connections.get_mut(&peer), device) else {
+        let Self { connections, device, waiting, staging, .. } = self;
+        let (Some(Connection { link, .. }), Some(device)) = (connections.get_mut(peer), device)
+        else {
             return Err(STALE);
         };
         let staging = staging.get_or_insert_default();
@@ -203,17 +204,19 @@ impl<D: Device> Rc<D> {
                 "the memory for flush reads cannot be registered: a queue pair ends, and messages do its work"
             ));
             self.counts.unregistered += 1;
-            doomed.push(peer);
+            connections.doom(peer);
             return Err(STALE);
         };
         let to = (spot.range.addr, spot.key);
-        let added = connection.qp.reach(Local::known(&staging.byte(), key), to, true);
+        let added = link.qp.reach(Local::known(&staging.byte(), key), to, true);
         if added.is_ok() {
-            connection.note(Posted::Reach(how.token), 1, now);
+            link.note(Posted::Reach(how.token), 1, now);
             self.writes += 1;
         }
-        let posted = added.and_then(|()| connection.post_all());
-        conclude(peer, connection, posted, waiting, doomed);
+        let posted = added.and_then(|()| link.post_all());
+        if !conclude(peer, link, posted, waiting) {
+            connections.doom(peer);
+        }
         Ok(())
     }
 
@@ -226,12 +229,13 @@ impl<D: Device> Rc<D> {
         how: Reach,
         now: u64,
     ) -> Result<(), SendError> {
-        let Self { connections, device, doomed, waiting, staging, residents, .. } = self;
-        let current = |c: &&mut Connection<D::Qp>| c.id == spot.epoch && c.state == State::Ready;
-        let connection = connections.get_mut(&peer).filter(current).ok_or(STALE)?;
-        let device = device.as_ref().filter(|_| !doomed.contains(&peer)).ok_or(STALE)?;
+        let Self { connections, device, waiting, staging, residents, .. } = self;
+        let doomed = connections.is_doomed(peer);
+        let current = |c: &&mut Connection<D::Qp>| c.is_ready(spot.epoch);
+        let Connection { link, .. } = connections.get_mut(peer).filter(current).ok_or(STALE)?;
+        let device = device.as_ref().filter(|_| !doomed).ok_or(STALE)?;
         let asks = how.delivered && !how.reads;
-        if !connection.has_room(1 + usize::from(asks)) {
+        if !link.has_room(1 + usize::from(asks)) {
             return Err(SendError::Again);
         }
         if local.len() == 0 && asks {
@@ -268,7 +272,7 @@ impl<D: Device> Rc<D> {
             },
         };
         let to = (spot.range.addr, spot.key);
-        if let Err(errno) = connection.qp.reach(from, to, how.reads) {
+        if let Err(errno) = link.qp.reach(from, to, how.reads) {
             if let (Posted::Staged(_, place), Some(staging)) = (done, &mut self.staging) {
                 staging.leave(place);
             }
@@ -276,7 +280,7 @@ impl<D: Device> Rc<D> {
                 return Err(UNREGISTERED);
             }
             tell_broken(errno);
-            doomed.push(peer);
+            connections.doom(peer);
             return Err(STALE);
         }
         self.writes += 1;
@@ -285,16 +289,18 @@ impl<D: Device> Rc<D> {
         let mut added = Ok(());
         if let Some((byte, key)) = echo {
             // `Engine::flush_alone` explains why this works.
-            connection.note(Posted::Silent, local.len(), now);
+            link.note(Posted::Silent, local.len(), now);
             self.writes += 1;
             let last = (spot.range.addr + spot.range.len.saturating_sub(1), spot.key);
-            added = connection.qp.reach(Local::known(&byte, key), last, true);
+            added = link.qp.reach(Local::known(&byte, key), last, true);
         }
         // Even if the flush read was refused: the write ends with the connection, not before.
-        connection.note(done, local.len(), now);
-        let posted = added.and_then(|()| connection.post(local.len()));
+        link.note(done, local.len(), now);
+        let posted = added.and_then(|()| link.post(local.len()));
         // If the connection is broken, the write may or may not arrive, and ends with the connection.
-        conclude(peer, connection, posted, waiting, doomed);
+        if !conclude(peer, link, posted, waiting) {
+            connections.doom(peer);
+        }
         Ok(())
     }
 }

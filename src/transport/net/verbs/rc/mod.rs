@@ -14,12 +14,11 @@ mod tests;
 
 pub(super) use device::open;
 
+use super::super::agreement::message::{Control, End, Message, Way};
+use super::super::agreement::pause::{Failures, PAUSE_NS};
+use super::super::agreement::{self, Agreement, Phase, Side};
 use super::super::bulk::lent::{Lent, Window};
-use super::super::bulk::message::{End, Message, Way};
-#[cfg(test)]
-use super::super::bulk::pause::PAUSE_NS;
-use super::super::bulk::pause::{Failures, PAUSE_MAX_NS};
-use super::super::bulk::{Bulk, BulkCounts, BulkSink, Control, UNREGISTERED};
+use super::super::bulk::{Bulk, BulkCounts, BulkSink, UNREGISTERED};
 use super::registrar::{reason, tell_refused};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::event::Epoll;
@@ -42,8 +41,6 @@ const OFFER_MAX: usize = 32 << 20;
 /// Most remote buffers advertised to one peer at a time, and to all peers together.
 const PEER_WINDOWS: u32 = 32;
 pub(super) const WINDOWS: usize = 1024;
-/// How long the sender of a message waits for a connection, nanoseconds.
-const PATIENCE_NS: u64 = 1_000_000_000;
 /// A connection that was not used for this long may be closed to make room for another, nanoseconds.
 const IDLE_NS: u64 = 20_000_000;
 /// A connection whose oldest request has not completed for this long counts as broken, nanoseconds; each of its bytes
@@ -59,8 +56,6 @@ const TOGETHER: usize = 8;
 const TOGETHER_LEN: usize = 16 * 1024;
 /// Where so many requests are in flight, others are batched until the next turn: the device has enough to do.
 const PLENTY: usize = 32;
-/// Most control messages that may wait to be sent.
-const CONTROLS_MAX: usize = 4096;
 /// Most events of one `poll`, roughly.
 const BATCH: usize = 128;
 /// Most events of one `settle`: more than a completion queue has room for.
@@ -168,26 +163,12 @@ pub(super) trait Device: Send {
     fn registrations(&self) -> Option<String>;
 }
 
-/// The phases of a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// This side has asked for it.
-    Asked,
-    /// This side has agreed, and may be written to.
-    Agreed,
-    /// Both sides may write.
-    Ready,
-}
-
-struct Connection<Q> {
-    /// Its number, which the side that asked has chosen.
-    id: u32,
+/// This side's end of a connection.
+pub(super) struct Link<Q> {
     qp: Q,
     /// Number of this side's first packet.
     psn: u32,
-    state: State,
-    /// Since when it is being made, and when it was last used, nanoseconds.
-    since: u64,
+    /// When it was last used, nanoseconds.
     used: u64,
     /// Remote buffers advertised to the peer.
     lent: u32,
@@ -199,7 +180,15 @@ struct Connection<Q> {
     full: bool,
 }
 
-impl<Q> Connection<Q> {
+/// A connection, and its link.
+type Connection<Q> = agreement::Connection<Link<Q>>;
+
+impl<Q> Link<Q> {
+    fn new(qp: Q, psn: u32, now: u64) -> Self {
+        let (posted, first_since) = (VecDeque::new(), now);
+        Self { qp, psn, used: now, lent: 0, posted, first_since, full: false }
+    }
+
     /// Whether there is room for `n` requests.
     #[inline]
     fn has_room<R>(&mut self, n: usize) -> bool
@@ -266,7 +255,7 @@ impl<Q> Connection<Q> {
 
 /// The recipient of a request's completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Posted {
+pub(super) enum Posted {
     /// None: the peer is notified, or a later request's completion covers it.
     Silent,
     /// The sender of this chunk.
@@ -284,7 +273,7 @@ pub(super) type Opener<D> = Box<dyn FnMut() -> Result<D, Errno> + Send>;
 /// The bulk path over RC queue pairs. `D` is opened when the first connection is wanted.
 pub(super) struct Rc<D: Device> {
     // Queue pairs are dropped before the remote buffers that peers write through them, and before the device.
-    connections: NumberMap<PeerId, Connection<D::Qp>>,
+    connections: Agreement<Link<D::Qp>>,
     lent: Lent<D::Region>,
     /// Messages that peers may read (GET rendezvous).
     offered: Lent<D::Region>,
@@ -303,16 +292,11 @@ pub(super) struct Rc<D: Device> {
     owners: NumberMap<u32, PeerId>,
     /// Most connections: FI_UDRV_RC_CONNECTIONS.
     limit: usize,
-    failures: NumberMap<PeerId, Failures>,
-    controls: VecDeque<(PeerId, Control)>,
-    /// Connections that failed outside of `poll`, which reports them.
-    doomed: Vec<PeerId>,
     /// Connections with requests that wait to be posted, and maybe others.
     waiting: Vec<PeerId>,
     /// Writes in flight on all connections, and when to check whether one is stuck, nanoseconds.
     writes: u32,
     look_at: u64,
-    next_id: u32,
     armed: bool,
     /// Memory for a call of `take`; empty in between.
     events: Vec<Event>,
@@ -329,7 +313,7 @@ impl<D: Device> Rc<D> {
     /// At most `limit` connections, over the device that `opener` opens. Errors: EMFILE, ENFILE.
     pub(super) fn new(opener: Opener<D>, limit: usize) -> Result<Self, Errno> {
         Ok(Self {
-            connections: NumberMap::default(),
+            connections: Agreement::new(Way::Rc, process::random_u64() as u32),
             lent: Lent::new(WINDOWS),
             offered: Lent::new(WINDOWS),
             exposed: Exposed::default(),
@@ -341,13 +325,9 @@ impl<D: Device> Rc<D> {
             epoll: Epoll::new()?,
             owners: NumberMap::default(),
             limit,
-            failures: NumberMap::default(),
-            controls: VecDeque::new(),
-            doomed: Vec::new(),
             waiting: Vec::new(),
             writes: 0,
             look_at: 0,
-            next_id: process::random_u64() as u32,
             armed: false,
             events: Vec::new(),
             counts: BulkCounts::default(),
@@ -364,7 +344,7 @@ impl<D: Device> Rc<D> {
 
     #[cold]
     fn open(&mut self, now: u64) -> Result<(), Errno> {
-        if now < self.trouble.until {
+        if self.trouble.pause(now) {
             return Err(Errno(libc::ENODEV));
         }
         let opened = (self.opener)().and_then(|device| {
@@ -384,223 +364,27 @@ impl<D: Device> Rc<D> {
                         reason(errno, process::locked_memory_limit())
                     );
                 }
-                self.trouble.again(now);
+                self.trouble.again(now, PAUSE_NS);
                 Err(errno)
             }
-        }
-    }
-
-    fn say(&mut self, peer: PeerId, message: &Message) {
-        self.controls.push_back((peer, message.encode(Way::Rc)));
-    }
-
-    /// No connection to `peer` is tried for a while.
-    fn note_failure(&mut self, peer: PeerId, now: u64) {
-        self.failures.entry(peer).or_default().again(now);
-    }
-
-    /// Whether one more connection may be made; an idle one is closed for it if necessary.
-    fn has_place(&mut self, now: u64) -> bool {
-        if self.connections.len() < self.limit {
-            return true;
-        }
-        let idle = |c: &Connection<D::Qp>| {
-            let stuck = c.state != State::Ready && now.saturating_sub(c.since) > PAUSE_MAX_NS;
-            let unused = c.state == State::Ready && now.saturating_sub(c.used) >= IDLE_NS;
-            c.lent == 0 && c.posted.is_empty() && (unused || stuck)
-        };
-        let oldest = self.connections.iter().filter(|(_, c)| idle(c)).min_by_key(|(_, c)| c.used);
-        let Some(peer) = oldest.map(|(peer, _)| *peer) else { return false };
-        if let Some(connection) = self.end(peer) {
-            self.say(peer, &Message::Over { connection, broken: false });
-            self.counts.evicted += 1;
-        }
-        true
-    }
-
-    /// Makes a queue pair for a connection to `peer`.
-    fn add(&mut self, peer: PeerId, id: u32, state: State, now: u64) -> Result<End, Errno> {
-        let psn = process::random_u64() as u32 & 0x00ff_ffff;
-        let device = self.device(now)?;
-        let qp = device.connection()?;
-        let end = device.end(&qp, psn);
-        self.owners.insert(qp.number(), peer);
-        let connection = Connection {
-            id,
-            qp,
-            psn,
-            state,
-            since: now,
-            used: now,
-            lent: 0,
-            posted: VecDeque::new(),
-            first_since: now,
-            full: false,
-        };
-        self.connections.insert(peer, connection);
-        Ok(end)
-    }
-
-    /// Ends the connection to `peer` and with it its remote buffers. Returns its number.
-    fn end(&mut self, peer: PeerId) -> Option<u32> {
-        let Connection { id, qp, posted, .. } = self.connections.remove(&peer)?;
-        self.owners.remove(&qp.number());
-        self.writes = self.writes.saturating_sub(posted.len() as u32);
-        drop(qp);
-        // No peer writes into them any more.
-        for (posted, _) in posted {
-            if let (Posted::Staged(_, place), Some(staging)) = (posted, &mut self.staging) {
-                staging.leave(place);
-            }
-        }
-        drop((self.lent.remove_all(peer), self.offered.remove_all(peer)));
-        Some(id)
-    }
-
-    fn ask(&mut self, peer: PeerId, now: u64) -> Windows {
-        if !self.has_place(now) {
-            return Windows::No;
-        }
-        self.next_id = Way::Rc.numbered(self.next_id.wrapping_add(1));
-        let id = self.next_id;
-        match self.add(peer, id, State::Asked, now) {
-            Ok(end) => {
-                self.say(peer, &Message::Ask(id, end));
-                Windows::Later
-            }
-            Err(errno) => {
-                self.tell_of(errno);
-                self.note_failure(peer, now);
-                Windows::No
-            }
-        }
-    }
-
-    #[cold]
-    fn tell_of(&mut self, errno: Errno) {
-        self.counts.refused += 1;
-        // A reached limit, or a peer that cannot be reached, is no fault of the device.
-        let expected = [libc::ENOSPC, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENODEV];
-        if !expected.contains(&errno.0) {
-            log::limited!(
-                cause: errno.0,
-                "an RDMA device makes no RC queue pair ({errno}): long messages go as datagrams"
-            );
-        } else if self.counts.refused.is_power_of_two() {
-            log::info(format_args!(
-                "no RC queue pair ({errno}): long messages go as datagrams ({} such so far)",
-                self.counts.refused
-            ));
-        }
-    }
-
-    /// The peer asks for a connection.
-    fn on_ask(&mut self, peer: PeerId, id: u32, end: &End, now: u64, sink: &mut dyn BulkSink) {
-        if let Some(known) = self.connections.get(&peer) {
-            // Both have asked: the connection with the smaller number is made, and both sides know that.
-            if known.state == State::Asked && known.id < id {
-                return;
-            }
-            let asked = known.state == State::Asked;
-            self.end(peer);
-            if !asked {
-                sink.on_lost(peer); // the peer has forgotten the old connection
-            }
-        }
-        if self.controls.len() >= CONTROLS_MAX {
-            return; // too many answers wait: the peer gets none
-        }
-        match self.agree(peer, id, end, now) {
-            Ok(own) => self.say(peer, &Message::Ready(id, own)),
-            Err(errno) => {
-                self.end(peer);
-                self.tell_of(errno);
-                self.say(peer, &Message::Refuse(id));
-            }
-        }
-    }
-
-    fn agree(&mut self, peer: PeerId, id: u32, end: &End, now: u64) -> Result<End, Errno> {
-        if !self.device(now)?.reaches(end) {
-            return Err(Errno(libc::EHOSTUNREACH));
-        }
-        if !self.has_place(now) {
-            return Err(Errno(libc::ENOSPC));
-        }
-        let own = self.add(peer, id, State::Agreed, now)?;
-        self.connect(peer, end)?;
-        Ok(own)
-    }
-
-    fn connect(&mut self, peer: PeerId, to: &End) -> Result<(), Errno> {
-        let connection = self.connections.get_mut(&peer).ok_or(Errno(libc::ENOTCONN))?;
-        connection.qp.connect(to, connection.psn)
-    }
-
-    fn on_ready(&mut self, peer: PeerId, id: u32, end: &End, now: u64) {
-        let asked = |c: &Connection<D::Qp>| c.id == id && c.state == State::Asked;
-        if !self.connections.get(&peer).is_some_and(asked) {
-            return; // given up since: the peer was told, or will be
-        }
-        let reaches = self.device.as_ref().is_some_and(|device| device.reaches(end));
-        let connected =
-            if reaches { self.connect(peer, end) } else { Err(Errno(libc::EHOSTUNREACH)) };
-        if let Err(errno) = connected {
-            self.end(peer);
-            self.tell_of(errno);
-            self.note_failure(peer, now);
-            self.say(peer, &Message::Over { connection: id, broken: true });
-            return;
-        }
-        self.begin(peer, now);
-        self.say(peer, &Message::Go(id));
-    }
-
-    /// Both sides may write.
-    fn begin(&mut self, peer: PeerId, now: u64) {
-        let Some(connection) = self.connections.get_mut(&peer) else { return };
-        connection.state = State::Ready;
-        connection.used = now;
-        self.counts.made += 1;
-        if self.counts.made == 1 {
-            log::info(format_args!(
-                "the first connection of RC queue pairs is made, number {:#x}: long messages go by RDMA Write",
-                connection.qp.number()
-            ));
-        }
-    }
-
-    /// Ends a connection that failed, and reports it.
-    fn lose(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
-        let Some(connection) = self.end(peer) else { return };
-        self.counts.broken += 1;
-        self.note_failure(peer, now);
-        self.say(peer, &Message::Over { connection, broken: true });
-        sink.on_lost(peer);
-    }
-
-    /// Reports connections that failed outside of `poll`.
-    fn lose_doomed(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        for peer in std::mem::take(&mut self.doomed) {
-            self.lose(peer, now, sink);
         }
     }
 
     /// Posts requests that wait; if `patient`, not those that may be batched.
     #[inline]
     fn post_waiting(&mut self, patient: bool) {
-        let Self { waiting, connections, doomed, .. } = self;
+        let Self { waiting, connections, .. } = self;
         waiting.retain(|peer| {
-            let Some(connection) = connections.get_mut(peer) else { return false };
-            if patient && connection.is_patient() {
+            let Some(Connection { link, .. }) = connections.get_mut(*peer) else { return false };
+            if patient && link.is_patient() {
                 return true;
             }
-            if let Err(errno) = connection.post_all() {
+            if let Err(errno) = link.post_all() {
                 tell_broken(errno);
-                doomed.push(*peer);
+                connections.doom(*peer);
                 return false;
             }
-            connection.qp.waiting() > 0
+            link.qp.waiting() > 0
         });
     }
 
@@ -608,68 +392,29 @@ impl<D: Device> Rc<D> {
     #[cold]
     fn look(&mut self, now: u64) {
         self.look_at = now.saturating_add(LOOK_NS);
-        for (peer, connection) in &self.connections {
-            if connection.is_stuck(now) {
+        for peer in self.connections.peers(|c| c.link.is_stuck(now)) {
+            if let Some(Connection { link, .. }) = self.connections.get(peer) {
                 log::limited!(
                     "queue pair {:#x} has said nothing of a request for {} s: it ends, and its messages are sent again",
-                    connection.qp.number(),
-                    now.saturating_sub(connection.first_since) / 1_000_000_000
+                    link.qp.number(),
+                    now.saturating_sub(link.first_since) / 1_000_000_000
                 );
-                self.doomed.push(*peer);
             }
+            self.connections.doom(peer);
         }
     }
 
     fn on_event(&mut self, event: Event, now: u64, sink: &mut dyn BulkSink) {
         let (Event::Filled { qp, .. } | Event::Written { qp } | Event::Failed { qp, .. }) = event;
         let Some(peer) = self.owners.get(&qp).copied() else { return };
-        let Some(connection) = self.connections.get_mut(&peer) else { return };
         match event {
-            Event::Written { .. } => {
-                connection.qp.on_written();
-                let posted = connection.posted.pop_front();
-                (connection.used, connection.first_since) = (now, now);
-                self.writes = self.writes.saturating_sub(1);
-                if !self.failures.is_empty() {
-                    self.failures.remove(&peer);
-                }
-                match posted {
-                    Some((Posted::Reach(token), _)) => sink.on_reached(peer, token),
-                    Some((Posted::Staged(token, place), _)) => {
-                        if let Some(staging) = &mut self.staging {
-                            staging.finish(place);
-                        }
-                        sink.on_reached(peer, token);
-                    }
-                    Some((Posted::Window(chunk), _)) => sink.on_written(peer, chunk),
-                    Some((Posted::Silent, _)) | None => {}
-                }
-            }
+            Event::Written { .. } => self.on_written(peer, now, sink),
             Event::Filled { immediate, len, .. } => {
-                connection.used = now;
-                let Some(window) = self.lent.remove(peer, immediate) else {
+                if let Err(why) = self.on_filled(peer, immediate, len, now, sink) {
                     self.counts.wrong += 1;
-                    log::limited!(
-                        "a peer has written to a window that it was not lent: the connection ends"
-                    );
-                    return self.lose(peer, now, sink);
-                };
-                connection.lent = connection.lent.saturating_sub(1);
-                if window.len != len as usize {
-                    self.counts.wrong += 1;
-                    log::limited!(
-                        "a peer has written {len} bytes to a window of {}: the connection ends",
-                        window.len
-                    );
-                    return self.lose(peer, now, sink);
+                    log::limited!("a peer has written {why}: the connection ends");
+                    self.lose(peer, now, &mut |peer| sink.on_lost(peer));
                 }
-                // The completion of a write with immediate means that all of its bytes are in memory, in whatever order
-                // they came (InfiniBand 1.7, 10.8; ibv_query_qp_data_in_order(3)). Each buffer has one write, and so
-                // one completion.
-                self.counts.filled += 1;
-                self.counts.filled_bytes += window.len as u64;
-                self.failures.remove(&peer);
-                sink.on_filled(peer, window.token);
             }
             Event::Failed { status, .. } => {
                 log::limited!(
@@ -677,11 +422,57 @@ impl<D: Device> Rc<D> {
                     "a connection of RC queue pairs broke (work completion status {status}): its messages are sent again"
                 );
                 // Completions of earlier writes may still be in the queue.
-                if !self.doomed.contains(&peer) {
-                    self.doomed.push(peer);
-                }
+                self.connections.doom(peer);
             }
         }
+    }
+
+    /// The oldest request to `peer` is complete.
+    fn on_written(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
+        let Some(Connection { link, .. }) = self.connections.get_mut(peer) else { return };
+        link.qp.on_written();
+        let posted = link.posted.pop_front();
+        (link.used, link.first_since) = (now, now);
+        self.writes = self.writes.saturating_sub(1);
+        self.connections.note_success(peer);
+        match posted {
+            Some((Posted::Reach(token), _)) => sink.on_reached(peer, token),
+            Some((Posted::Staged(token, place), _)) => {
+                if let Some(staging) = &mut self.staging {
+                    staging.finish(place);
+                }
+                sink.on_reached(peer, token);
+            }
+            Some((Posted::Window(chunk), _)) => sink.on_written(peer, chunk),
+            Some((Posted::Silent, _)) | None => {}
+        }
+    }
+
+    /// `peer` has filled a remote buffer. Errors: it has not, and what it has written instead.
+    fn on_filled(
+        &mut self,
+        peer: PeerId,
+        immediate: u32,
+        len: u32,
+        now: u64,
+        sink: &mut dyn BulkSink,
+    ) -> Result<(), String> {
+        let Some(Connection { link, .. }) = self.connections.get_mut(peer) else { return Ok(()) };
+        link.used = now;
+        let Some(window) = self.lent.remove(peer, immediate) else {
+            return Err("to a window that it was not lent".to_owned());
+        };
+        link.lent = link.lent.saturating_sub(1);
+        if window.len != len as usize {
+            return Err(format!("{len} bytes to a window of {}", window.len));
+        }
+        // The completion of a write with immediate means that all of its bytes are in memory, in whatever order they
+        // came (InfiniBand 1.7, 10.8; ibv_query_qp_data_in_order(3)). Each buffer has one write, and so one completion.
+        self.counts.filled += 1;
+        self.counts.filled_bytes += window.len as u64;
+        self.connections.note_success(peer);
+        sink.on_filled(peer, window.token);
+        Ok(())
     }
 
     /// Processes up to `most` events. Returns their number; if fewer, there are no more.
@@ -716,15 +507,12 @@ impl<D: Device> Rc<D> {
             "RC queue pairs fail ({errno}): long messages go as datagrams until there are others"
         );
         self.close(now, sink);
-        self.trouble.again(now);
+        self.trouble.again(now, PAUSE_NS);
     }
 
     /// Ends all connections, and then closes the device.
     fn close(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        let peers: Vec<PeerId> = self.connections.keys().copied().collect();
-        for peer in peers {
-            self.lose(peer, now, sink);
-        }
+        self.lose_all(now, &mut |peer| sink.on_lost(peer));
         self.exposed.clear();
         if let Some(staging) = &mut self.staging {
             staging.forget_lease();
@@ -736,23 +524,118 @@ impl<D: Device> Rc<D> {
     }
 }
 
-/// Notes whether requests to `peer` wait to be posted, and whether the connection is broken.
+impl<D: Device> Side for Rc<D> {
+    type Link = Link<D::Qp>;
+    type Why = Errno;
+
+    fn agreement(&mut self) -> &mut Agreement<Self::Link> {
+        &mut self.connections
+    }
+
+    fn has_place(&mut self, now: u64) -> bool {
+        if self.connections.len() < self.limit {
+            return true;
+        }
+        let idle = |(_, c): &(PeerId, &Connection<D::Qp>)| {
+            let unused = c.phase == Phase::Ready && now.saturating_sub(c.link.used) >= IDLE_NS;
+            c.link.lent == 0 && c.link.posted.is_empty() && (unused || c.is_stale(now))
+        };
+        let oldest = self.connections.iter().filter(idle).min_by_key(|(_, c)| c.link.used);
+        let Some((peer, _)) = oldest else { return false };
+        self.retire(peer);
+        self.connections.counts.evicted += 1;
+        true
+    }
+
+    fn prepare(
+        &mut self,
+        peer: PeerId,
+        to: Option<&End>,
+        now: u64,
+    ) -> Result<(Self::Link, End), Errno> {
+        if let Some(to) = to {
+            if !self.device(now)?.reaches(to) {
+                return Err(Errno(libc::EHOSTUNREACH));
+            }
+            if !self.has_place(now) {
+                return Err(Errno(libc::ENOSPC));
+            }
+        }
+        let psn = process::random_u64() as u32 & 0x00ff_ffff;
+        let device = self.device(now)?;
+        let mut qp = device.connection()?;
+        let own = device.end(&qp, psn);
+        to.map_or(Ok(()), |to| qp.connect(to, psn))?;
+        self.owners.insert(qp.number(), peer);
+        Ok((Link::new(qp, psn, now), own))
+    }
+
+    fn join(&mut self, peer: PeerId, to: Option<&End>, now: u64) -> Result<bool, Errno> {
+        let Self { connections, device, .. } = self;
+        let Some(Connection { link, .. }) = connections.get_mut(peer) else { return Ok(true) };
+        link.used = now;
+        let Some(to) = to else { return Ok(true) };
+        if !device.as_ref().is_some_and(|device| device.reaches(to)) {
+            return Err(Errno(libc::EHOSTUNREACH));
+        }
+        link.qp.connect(to, link.psn).map(|()| true)
+    }
+
+    /// With the link end the peer's remote buffers.
+    fn release(&mut self, peer: PeerId, link: Self::Link) {
+        let Link { qp, posted, .. } = link;
+        self.owners.remove(&qp.number());
+        self.writes = self.writes.saturating_sub(posted.len() as u32);
+        drop(qp);
+        // No peer writes into them any more.
+        for (posted, _) in posted {
+            if let (Posted::Staged(_, place), Some(staging)) = (posted, &mut self.staging) {
+                staging.leave(place);
+            }
+        }
+        drop((self.lent.remove_all(peer), self.offered.remove_all(peer)));
+    }
+
+    #[cold]
+    fn tell(&mut self, errno: Errno) {
+        let refused = &mut self.connections.counts.refused;
+        *refused += 1;
+        // A reached limit, or a peer that cannot be reached, is no fault of the device.
+        let expected = [libc::ENOSPC, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENODEV];
+        if !expected.contains(&errno.0) {
+            log::limited!(
+                cause: errno.0,
+                "an RDMA device makes no RC queue pair ({errno}): long messages go as datagrams"
+            );
+        } else if refused.is_power_of_two() {
+            log::info(format_args!(
+                "no RC queue pair ({errno}): long messages go as datagrams ({refused} such so far)"
+            ));
+        }
+    }
+
+    fn tell_first(&mut self, peer: PeerId) {
+        let number = self.connections.get(peer).map_or(0, |c| c.link.qp.number());
+        log::info(format_args!(
+            "the first connection of RC queue pairs is made, number {number:#x}: long messages go by RDMA Write"
+        ));
+    }
+}
+
+/// Notes whether requests to `peer` wait to be posted. False: the connection is broken.
 #[inline]
 fn conclude<Q: QueuePair<R>, R>(
     peer: PeerId,
-    connection: &Connection<Q>,
+    link: &Link<Q>,
     posted: Result<(), Errno>,
     waiting: &mut Vec<PeerId>,
-    doomed: &mut Vec<PeerId>,
-) {
+) -> bool {
     match posted {
-        Err(errno) => {
-            tell_broken(errno);
-            doomed.push(peer);
-        }
-        Ok(()) if connection.qp.waiting() > 0 && !waiting.contains(&peer) => waiting.push(peer),
+        Err(errno) => tell_broken(errno),
+        Ok(()) if link.qp.waiting() > 0 && !waiting.contains(&peer) => waiting.push(peer),
         Ok(()) => {}
     }
+    posted.is_ok()
 }
 
 #[cold]
@@ -782,28 +665,13 @@ fn register<'a, D: Device>(
     Ok(local)
 }
 
-/// Whether this is connection `id` in phase `state`.
-fn is<Q>(connection: &Connection<Q>, id: u32, state: State) -> bool {
-    connection.id == id && connection.state == state
-}
-
 impl<D: Device> Bulk for Rc<D> {
     fn sizes(&self) -> (usize, usize) {
         (WINDOW_MAX, WINDOW_MIN)
     }
 
     fn windows(&mut self, peer: PeerId, now: u64) -> Windows {
-        match self.connections.get(&peer) {
-            Some(connection) => match connection.state {
-                State::Ready => Windows::Ready,
-                _ if now.saturating_sub(connection.since) < PATIENCE_NS => Windows::Later,
-                _ => Windows::No,
-            },
-            None if self.failures.get(&peer).is_some_and(|failures| now < failures.until) => {
-                Windows::No
-            }
-            None => self.ask(peer, now),
-        }
+        self.contact(peer, now)
     }
 
     fn lend(
@@ -814,11 +682,8 @@ impl<D: Device> Bulk for Rc<D> {
         now: u64,
     ) -> Result<Ticket, SendError> {
         let gone = SendError::Unreachable(Errno(libc::ENOTCONN));
-        let connection = self.connections.get_mut(&peer).ok_or(gone)?;
-        if connection.state != State::Ready {
-            return Err(gone);
-        }
-        if connection.lent >= PEER_WINDOWS || self.lent.is_full() {
+        let connection = self.connections.ready_mut(peer).ok_or(gone)?;
+        if connection.link.lent >= PEER_WINDOWS || self.lent.is_full() {
             return Err(SendError::Again);
         }
         let device = self.device.as_ref().ok_or(gone)?;
@@ -830,16 +695,16 @@ impl<D: Device> Bulk for Rc<D> {
         let key = lease.rkey();
         let window = Window { peer, token, len: part.len(), lease };
         let slot = self.lent.insert(window).ok_or(SendError::Again)?;
-        connection.lent += 1;
-        connection.used = now;
+        connection.link.lent += 1;
+        connection.link.used = now;
         self.counts.lent += 1;
         Ok(Ticket { connection: connection.id, slot, addr: part.first_addr(), key })
     }
 
     fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        let Some(connection) = self.connections.get_mut(&peer) else { return };
-        if connection.id == ticket.connection && self.lent.remove(peer, ticket.slot).is_some() {
-            connection.lent = connection.lent.saturating_sub(1);
+        let Some(Connection { id, link, .. }) = self.connections.get_mut(peer) else { return };
+        if *id == ticket.connection && self.lent.remove(peer, ticket.slot).is_some() {
+            link.lent = link.lent.saturating_sub(1);
         }
     }
 
@@ -851,18 +716,17 @@ impl<D: Device> Bulk for Rc<D> {
         chunk: Chunk,
         now: u64,
     ) -> Result<(), SendError> {
-        if self.connections.get(&peer).is_some_and(|c| is(c, ticket.connection, State::Agreed)) {
+        if self.connections.is(peer, ticket.connection, Phase::Agreed) {
             self.begin(peer, now); // the RTR implies GO, and came first
         }
-        let current = |c: &&mut Connection<D::Qp>| is(c, ticket.connection, State::Ready);
-        let Some(connection) = self.connections.get_mut(&peer).filter(current) else {
+        let doomed = self.connections.is_doomed(peer);
+        let current = |c: &&mut Connection<D::Qp>| c.is_ready(ticket.connection);
+        let Some(Connection { link, .. }) = self.connections.get_mut(peer).filter(current) else {
             self.counts.stale += 1;
             return Ok(()); // the peer knows, or will be told, that it has ended
         };
-        let Some(device) = self.device.as_ref().filter(|_| !self.doomed.contains(&peer)) else {
-            return Ok(());
-        };
-        if !connection.has_room(1) {
+        let Some(device) = self.device.as_ref().filter(|_| !doomed) else { return Ok(()) };
+        if !link.has_room(1) {
             return Err(SendError::Again);
         }
         let from = register(device, payload, false).map_err(|errno| {
@@ -870,15 +734,17 @@ impl<D: Device> Bulk for Rc<D> {
             tell_refused(errno);
             UNREGISTERED
         })?;
-        let added = connection.qp.write(from, ticket);
+        let added = link.qp.write(from, ticket);
         if added.is_ok() {
-            connection.note(Posted::Window(chunk), payload.len(), now);
+            link.note(Posted::Window(chunk), payload.len(), now);
             self.writes += 1;
             self.counts.written += 1;
             self.counts.written_bytes += payload.len() as u64;
         }
-        let posted = added.and_then(|()| connection.post_all());
-        conclude(peer, connection, posted, &mut self.waiting, &mut self.doomed);
+        let posted = added.and_then(|()| link.post_all());
+        if !conclude(peer, link, posted, &mut self.waiting) {
+            self.connections.doom(peer);
+        }
         Ok(())
     }
 
@@ -892,20 +758,21 @@ impl<D: Device> Bulk for Rc<D> {
         near: bool,
         now: u64,
     ) -> Option<Ticket> {
-        let connection = self.connections.get_mut(&peer).filter(|c| c.state == State::Ready)?;
+        let broke = self.connections.counts.broken > 0;
+        let connection = self.connections.ready_mut(peer)?;
         let device = self.device.as_ref().filter(|device| device.offers(near))?;
-        if self.counts.broken > 0 || payload.len() > OFFER_MAX || self.offered.is_full() {
+        if broke || payload.len() > OFFER_MAX || self.offered.is_full() {
             return None;
         }
         let lease = device.offer(payload).ok()?;
         let (key, len) = (lease.rkey(), payload.len());
         let slot = self.offered.insert(Window { peer, token: 0, len, lease })?;
-        connection.used = now;
+        connection.link.used = now;
         Some(Ticket { connection: connection.id, slot, addr: payload.first_addr(), key })
     }
 
     fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
-        if self.connections.get(&peer).is_some_and(|c| c.id == ticket.connection) {
+        if self.connections.get(peer).is_some_and(|c| c.id == ticket.connection) {
             drop(self.offered.remove(peer, ticket.slot));
         }
     }
@@ -929,7 +796,7 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn epoch(&self, peer: PeerId) -> Option<u32> {
-        self.connections.get(&peer).filter(|c| c.state == State::Ready).map(|c| c.id)
+        self.connections.ready(peer).map(|c| c.id)
     }
 
     fn conceal(&mut self, region: u64) {
@@ -957,59 +824,30 @@ impl<D: Device> Bulk for Rc<D> {
             return;
         };
         self.settle(now, sink);
-        match message {
-            Message::Ask(id, end) => self.on_ask(peer, id, &end, now, sink),
-            Message::Ready(id, end) => self.on_ready(peer, id, &end, now),
-            Message::Go(id) => {
-                if self.connections.get(&peer).is_some_and(|c| is(c, id, State::Agreed)) {
-                    self.begin(peer, now);
-                }
-            }
-            Message::Refuse(id) => {
-                if self.connections.get(&peer).is_some_and(|c| is(c, id, State::Asked)) {
-                    self.counts.refused += 1;
-                    self.end(peer);
-                    self.note_failure(peer, now);
-                }
-            }
-            Message::Over { connection, broken } => {
-                if self.connections.get(&peer).is_none_or(|c| c.id != connection) {
-                    return;
-                }
-                self.end(peer);
-                if broken {
-                    self.counts.broken += 1;
-                    self.note_failure(peer, now);
-                }
-                sink.on_lost(peer);
-            }
-        }
+        self.on_message(peer, &message, now, &mut |peer| sink.on_lost(peer));
     }
 
     fn is_ready(&self, peer: PeerId) -> bool {
-        self.connections.get(&peer).is_some_and(|c| c.state == State::Ready)
+        self.connections.ready(peer).is_some()
     }
 
     fn leave(&mut self, peer: PeerId) {
-        if let Some(connection) = self.end(peer) {
-            self.say(peer, &Message::Over { connection, broken: false });
-        }
+        self.retire(peer);
     }
 
     fn next_control(&mut self) -> Option<(PeerId, Control)> {
-        self.controls.pop_front()
+        self.connections.next_control()
     }
 
     fn put_back(&mut self, control: (PeerId, Control)) {
-        self.controls.push_front(control);
+        self.connections.put_back(control);
     }
 
     #[inline]
     fn has_work(&self) -> bool {
         self.writes > 0
             || self.lent.len() > 0
-            || !self.controls.is_empty()
-            || !self.doomed.is_empty()
+            || self.connections.has_news()
             || self.armed
             || self.device.as_ref().is_some_and(|device| self.exposed.has_changed(device))
     }
@@ -1028,7 +866,7 @@ impl<D: Device> Bulk for Rc<D> {
             if now >= self.look_at {
                 self.look(now);
             }
-            self.lose_doomed(now, sink);
+            self.lose_doomed(now, &mut |peer| sink.on_lost(peer));
         }
         n
     }
@@ -1041,15 +879,12 @@ impl<D: Device> Bulk for Rc<D> {
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
         self.settle(now, sink);
         self.close(now, sink);
-        self.failures.clear();
+        self.connections.forget_failures();
         self.trouble = Failures::default();
     }
 
     fn forget(&mut self, peer: PeerId) {
-        self.end(peer);
-        self.failures.remove(&peer);
-        self.controls.retain(|(to, _)| *to != peer);
-        self.doomed.retain(|doomed| *doomed != peer);
+        self.erase(peer);
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -1057,7 +892,7 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn sleep(&mut self) -> bool {
-        if !self.controls.is_empty() || !self.doomed.is_empty() {
+        if self.connections.has_news() {
             return false;
         }
         let Some(device) = self.device.as_mut().filter(|_| self.writes > 0 || self.lent.len() > 0)
@@ -1069,8 +904,7 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn counts(&self) -> BulkCounts {
-        let (connections, exposed) = (self.connections.len(), self.exposed.made);
-        BulkCounts { connections, exposed, ..self.counts }
+        BulkCounts { exposed: self.exposed.made, ..self.counts.with(&self.connections) }
     }
 
     fn registrations(&self) -> Option<String> {

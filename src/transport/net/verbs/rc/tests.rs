@@ -5,9 +5,10 @@ use super::*;
 use crate::memory::OwnedBuffer;
 use crate::sys::cma::Range;
 use crate::sys::event::Doorbell;
+use crate::transport::net::agreement::pause::PAUSE_MAX_NS;
 use crate::transport::net::bulk::STALE;
+use crate::transport::net::network::Network;
 use crate::transport::net::reliable::sim::rng::Rng;
-use crate::transport::net::verbs::introduction::Network;
 use crate::transport::{Chunk, STAGED_MAX};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -540,7 +541,7 @@ fn the_budget_is_kept_and_the_idle_give_way() {
     // Connections in use are kept.
     let used: Vec<usize> = (1..6)
         .filter(|peer| {
-            let known = world.nodes[0].bulk.connections.contains_key(&PeerId(*peer as u32));
+            let known = world.nodes[0].bulk.connections.get(PeerId(*peer as u32)).is_some();
             known && world.lend(0, *peer, 10).is_ok()
         })
         .collect();
@@ -618,7 +619,7 @@ fn what_was_taken_is_heard_of_before_its_window_ends() {
             }
             3 => world.with(0, |bulk, now, told| bulk.renew(now, told)),
             _ => {
-                world.nodes[0].bulk.doomed.push(PeerId(1));
+                world.nodes[0].bulk.connections.doom(PeerId(1));
                 world.poll(0);
             }
         }
@@ -835,7 +836,7 @@ fn run(seed: u64) -> (u64, u64) {
     }
     assert!(world.fabric.lock().unwrap().regions.is_empty(), "seed {seed}");
     let sum = |f: fn(&Node) -> u64| world.nodes.iter().map(f).sum();
-    (sum(|node| node.filled), sum(|node| node.bulk.counts.broken))
+    (sum(|node| node.filled), sum(|node| node.bulk.connections.counts.broken))
 }
 
 #[test]
@@ -975,7 +976,7 @@ fn memory_that_stays_is_registered_once() {
 
 /// Requests posted on the connection from 1 to 0, and how often any were.
 fn posted(world: &World) -> (usize, u32) {
-    let number = world.nodes[1].bulk.connections[&PeerId(0)].qp.number;
+    let number = world.nodes[1].bulk.connections.get(PeerId(0)).unwrap().link.qp.number;
     let fabric = world.fabric.lock().unwrap();
     (fabric.pairs[&number].requests.len(), fabric.pairs[&number].posts)
 }
@@ -1004,7 +1005,7 @@ fn short_requests_are_posted_together() {
     assert!(more(&mut world, 3 * T - 3) && !more(&mut world, 1), "there is room for so many");
     world.nodes[1].bulk.flush();
     // Then others are refused until there is room for several.
-    let number = world.nodes[1].bulk.connections[&PeerId(0)].qp.number;
+    let number = world.nodes[1].bulk.connections.get(PeerId(0)).unwrap().link.qp.number;
     for n in 0..T {
         assert!(!more(&mut world, 1), "{n} are complete");
         world.fabric.lock().unwrap().deliver(number);
@@ -1041,7 +1042,7 @@ fn behind_many_requests_few_wait_for_company() {
     assert_eq!(call(&mut world), PLENTY + TOGETHER);
     world.poll(1);
     assert_eq!(posted(&world).0, PLENTY + TOGETHER + 1);
-    let number = world.nodes[1].bulk.connections[&PeerId(0)].qp.number;
+    let number = world.nodes[1].bulk.connections.get(PeerId(0)).unwrap().link.qp.number;
     for _ in 0..TOGETHER + 2 {
         world.fabric.lock().unwrap().deliver(number);
     }

@@ -1,27 +1,45 @@
-//! The messages that make and end a connection of the bulk path (PROTOCOL.md §7.14, §7.15). Decoding takes any bytes;
-//! the state machine below has authenticated their sender.
+//! The messages that make and end a connection beside the messages (PROTOCOL.md §7.12, §7.14, §7.15). Decoding takes
+//! any bytes; the state machine below has authenticated their sender.
 
-use super::{BULK_CONTROL, CONTROL_LEN, Control};
-use crate::transport::net::verbs::Network;
+use crate::transport::net::network::Network;
 
-/// The kind of bulk path that a message is about.
+/// First byte of such a message.
+const CONTROL: u8 = 0xf2;
+/// Its length, bytes.
+pub(crate) const CONTROL_LEN: usize = 44;
+
+/// A message about a connection, as it travels.
+pub(crate) type Control = [u8; CONTROL_LEN];
+
+/// The kind of connection that a message is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     /// RC queue pairs of the process.
     Rc = 1,
     /// Queue pairs of the kernel's rv module.
     Rv = 2,
+    /// TCP streams, which are only ever reported as over.
+    Stream = 3,
 }
 
 impl Way {
-    /// The kind of a message, as its byte; this version may not know it.
+    /// The kind of a message, as its byte; this version may not know it. `None`: this is no message about a connection.
+    #[inline]
     pub(crate) fn byte_of(bytes: &[u8]) -> Option<u8> {
-        bytes.get(2).copied().filter(|_| bytes.len() == CONTROL_LEN)
+        match bytes {
+            [CONTROL, _, way, 0, ..] if bytes.len() == CONTROL_LEN => Some(*way),
+            _ => None,
+        }
     }
 
     /// The kind of the connection with this number.
     pub(crate) fn of_connection(number: u32) -> Self {
         if number >> 31 == 0 { Self::Rc } else { Self::Rv }
+    }
+
+    /// Whether a connection of this kind can have this number. Streams are numbered by themselves.
+    fn has(self, number: u32) -> bool {
+        self == Self::Stream || Self::of_connection(number) == self
     }
 
     /// `number` as a connection number of this kind, which the highest bit marks.
@@ -46,7 +64,7 @@ pub(crate) struct End {
     pub(crate) serves: u8,
 }
 
-/// A message of the bulk path. Each names the connection that it is about.
+/// A message about a connection, which it names by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
     /// Asks for a connection, and describes the sender's end.
@@ -79,7 +97,7 @@ impl Message {
             }
             at += part.len();
         };
-        put(&[BULK_CONTROL, kind, way as u8, 0]);
+        put(&[CONTROL, kind, way as u8, 0]);
         put(&connection.to_le_bytes());
         if let Some(end) = end {
             put(&end.number.to_le_bytes());
@@ -94,10 +112,10 @@ impl Message {
 
     pub(crate) fn decode(bytes: &[u8], way: Way) -> Option<Self> {
         let bytes: &Control = bytes.try_into().ok()?;
-        let [BULK_CONTROL, kind, by, 0, rest @ ..] = bytes else { return None };
+        let [CONTROL, kind, by, 0, rest @ ..] = bytes else { return None };
         let (connection, rest) = rest.split_first_chunk()?;
         let connection = u32::from_le_bytes(*connection);
-        if *by != way as u8 || Way::of_connection(connection) != way {
+        if *by != way as u8 || !way.has(connection) {
             return None;
         }
         Some(match kind {
@@ -114,9 +132,9 @@ impl Message {
     /// The refusal of a kind that this version does not know, if `bytes` ask for it.
     pub(crate) fn refuse_unknown(bytes: &[u8]) -> Option<Control> {
         let bytes: &Control = bytes.try_into().ok()?;
-        let [BULK_CONTROL, 1, way, 0, number @ ..] = bytes else { return None };
+        let [CONTROL, 1, way, 0, number @ ..] = bytes else { return None };
         let mut answer = [0; CONTROL_LEN];
-        let head = [BULK_CONTROL, 4, *way, 0];
+        let head = [CONTROL, 4, *way, 0];
         for (to, from) in answer.iter_mut().zip(head.iter().chain(number.first_chunk::<4>()?)) {
             *to = *from;
         }
@@ -165,6 +183,8 @@ mod tests {
             for message in all {
                 assert_eq!(Message::decode(&message.encode(Way::Rc), Way::Rc), Some(message));
                 assert_eq!(Message::decode(&message.encode(Way::Rc), Way::Rv), None);
+                let stream = message.encode(Way::Stream);
+                assert_eq!(Message::decode(&stream, Way::Stream), Some(message));
                 let other = message.encode(Way::Rv);
                 assert_eq!(Message::decode(&other, Way::Rv), None, "a number of the other way");
             }
@@ -205,7 +225,7 @@ mod tests {
             Message::decode(&bytes, Way::Rc);
             Message::refuse_unknown(&bytes);
             bytes.resize(CONTROL_LEN, 1);
-            bytes[..4].copy_from_slice(&[BULK_CONTROL, kind, 1, 0]);
+            bytes[..4].copy_from_slice(&[CONTROL, kind, 1, 0]);
             if let Some(Message::Ask(_, end) | Message::Ready(_, end)) = Message::decode(&bytes, Way::Rc) {
                 prop_assert!(end.number >> 24 == 0 && end.psn >> 24 == 0);
             }

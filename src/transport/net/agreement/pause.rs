@@ -13,10 +13,15 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// One more failure: the pause doubles.
-    pub(crate) fn again(&mut self, now: u64) {
-        let pause = (PAUSE_NS << self.count.min(10)).min(PAUSE_MAX_NS);
+    /// One more failure: the pause is `first_ns` after the first one, and doubles.
+    pub(crate) fn again(&mut self, now: u64, first_ns: u64) {
+        let pause = (first_ns << self.count.min(10)).min(PAUSE_MAX_NS);
         self.count += 1;
         self.until = now.saturating_add(pause);
+    }
+
+    /// No attempt is to be made yet.
+    pub(crate) fn pause(&self, now: u64) -> bool {
+        now < self.until
     }
 }
