@@ -1,4 +1,4 @@
-# A process of the same user that does not keep to PROTOCOL.md §2: friend.py claim PORT, or friend.py pipe|full PORT.
+# A process of the same user that does not keep to PROTOCOL.md §2: friend.py claim PORT, or friend.py nobody|full PORT.
 import array
 import fcntl
 import mmap
@@ -16,7 +16,8 @@ WAITS_AND_SLEEPS = struct.pack("<I", 3)
 def hello(port):
     address = struct.pack("<HHI", 4, port, 0) + bytes(10) + b"\xff\xff" + socket.inet_aton("127.0.0.1")
     text = b"UDRV" + struct.pack("<HHQQII", 1, 1, 0x1234567, 0, SLOTS, BULK) + address
-    return (text + struct.pack("<IIQ", 0, 0x123456 << 8, 0)).ljust(96, b"\0")
+    bell = struct.pack("<8sQ", b"friend", 1)
+    return (text + struct.pack("<IIQ", 0, 0x123456 << 8, 0) + bell).ljust(96, b"\0")
 
 
 def claim(port, source):
@@ -34,7 +35,7 @@ def claim(port, source):
 
 
 def doorbell(what, port):
-    """Answers a hello with a pipe, which nobody reads or which is full."""
+    """Answers a hello with a doorbell that nobody has, or that nobody reads."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"\0udrv/{port}")
     listener.listen(8)
@@ -47,19 +48,14 @@ def doorbell(what, port):
         if text:
             break
     memory = mmap.mmap(fds[0], os.fstat(fds[0]).st_size)
-    reads, writes = os.pipe()
-    if what == "pipe":
-        os.close(reads)
-    else:
-        os.set_blocking(writes, False)
-        try:
-            while True:
-                os.write(writes, b"x" * 4096)
-        except BlockingIOError:
-            os.set_blocking(writes, True)
+    name = f"{what}{port % 100}".encode()
+    if what == "full":
+        bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        bell.bind(b"\0" + name)
+    memory[1664:1680] = struct.pack("<8sQ", name, 1)
     welcome = (b"UDRV" + struct.pack("<HHQI", 3, 1, 77, 0)).ljust(96, b"\0")
     memory[128:132] = WAITS_AND_SLEEPS
-    link.sendmsg([welcome], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [writes]))])
+    link.sendmsg([welcome])
     end = time.monotonic() + 6
     while time.monotonic() < end:
         memory[128:132] = WAITS_AND_SLEEPS

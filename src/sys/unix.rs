@@ -115,15 +115,6 @@ pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     entry.revents & (libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// Makes the other end readable, so that a process that sleeps on it wakes. Neither blocks nor raises a signal,
-/// whatever the state of the other end: a full socket is readable already.
-pub(crate) fn ring(socket: BorrowedFd<'_>) {
-    let ring = b'!';
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: one byte of a live local.
-    unsafe { libc::send(socket.as_raw_fd(), (&raw const ring).cast(), 1, flags) };
-}
-
 /// The process at the other end.
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
@@ -251,20 +242,6 @@ mod tests {
     use super::super::event::{Doorbell, wait_readable};
     use super::*;
     use std::os::fd::AsFd;
-
-    #[test]
-    fn a_ring_never_waits() {
-        let name = format!("udrv-test-{}-ring", super::super::process::pid());
-        let listener = listen(&name).unwrap();
-        let client = connect(&name).unwrap();
-        let server = accept(listener.as_fd()).unwrap().unwrap();
-        assert!(!wait_readable(server.as_fd(), 0).unwrap());
-        // More rings than the socket has room for.
-        (0..100_000).for_each(|_| ring(client.as_fd()));
-        assert!(wait_readable(server.as_fd(), 0).unwrap());
-        drop(server);
-        ring(client.as_fd());
-    }
 
     #[test]
     fn a_descriptor_travels() {

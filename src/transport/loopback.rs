@@ -14,8 +14,9 @@ use super::{
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::sys::event::Doorbell;
+use crate::sys::event::{Doorbell, Epoll};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Messages in flight before the sender must make progress.
 const QUEUE_LEN: usize = 256;
@@ -40,8 +41,9 @@ pub(crate) struct Loopback {
     spare: Vec<Vec<u8>>,
     /// The endpoint is short of memory for payload: senders should send descriptions instead.
     pressure: bool,
-    /// Wakes a thread that sleeps.
-    doorbell: Doorbell,
+    /// Wakes a thread that sleeps; made before the first sleep.
+    doorbell: Option<Doorbell>,
+    epoll: Arc<Epoll>,
     sleeping: bool,
 }
 
@@ -106,7 +108,7 @@ impl Messages for Loopback {
             return Err(SendError::Again);
         }
         if self.sleeping {
-            self.doorbell.ring();
+            self.doorbell.iter().for_each(Doorbell::ring);
         }
         let mut payload = self.spare.pop().unwrap_or_default();
         payload.try_reserve(len).map_err(|_| SendError::Again)?;
@@ -165,14 +167,13 @@ impl Transport for Loopback {
     const TWO_WAY: bool = true;
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
-        let doorbell = Doorbell::new()?;
-        opening.epoll.add(doorbell.fd(), ELSEWHERE)?;
         Ok(Some(Self {
             my_id: opening.my_id,
             queue: VecDeque::new(),
             spare: Vec::new(),
             pressure: false,
-            doorbell,
+            doorbell: None,
+            epoll: opening.epoll.clone(),
             sleeping: false,
         }))
     }
@@ -203,14 +204,19 @@ impl Transport for Loopback {
         if !self.queue.is_empty() {
             return false;
         }
-        self.doorbell.silence();
+        if self.doorbell.is_none() {
+            let added = |bell: &Doorbell| self.epoll.add(bell.fd(), ELSEWHERE).is_ok();
+            self.doorbell = Doorbell::new().ok().filter(added);
+        }
+        let Some(doorbell) = &self.doorbell else { return false };
+        doorbell.silence();
         self.sleeping = true;
         true
     }
 
     fn awake(&mut self) {
         if std::mem::take(&mut self.sleeping) {
-            self.doorbell.silence();
+            self.doorbell.as_ref().map(Doorbell::silence);
         }
     }
 }

@@ -5,10 +5,9 @@ use super::hello::{self, Reject, RejectReason};
 use super::names::{self, Found};
 use super::refusals;
 use super::ring::Popped;
-use super::{Shm, TOKEN_PROCESS, Watch};
+use super::{Inbound, Outbound, Shm, TOKEN_PROCESS};
 use crate::sys::close::close_elsewhere;
-use crate::sys::event::wait_readable;
-use crate::sys::{Errno, process, unix};
+use crate::sys::{Errno, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler, PeerId};
@@ -23,7 +22,7 @@ impl Shm {
     ) -> usize {
         let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
         let Some(link) = link else { return 0 };
-        match read_answer(link) {
+        match read_answer(link, &self.epoll) {
             Answer::None => 0,
             Answer::Welcome => {
                 self.refusals.forget(peer);
@@ -70,20 +69,61 @@ impl Shm {
         self.depart(peer, Some(errno), handler);
     }
 
-    /// The process of `peer` has ended, unless a link accepted a moment ago belongs to its next incarnation.
+    /// Process `pid` has ended, unless the event is that of an earlier process with this id.
     pub(super) fn on_process_ready(
         &mut self,
-        peer: PeerId,
+        pid: i32,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let watch = self.watches.iter().find(|watch| watch.peer == peer);
-        let fd = watch.and_then(|watch| watch.fd.as_ref());
-        if !fd.is_some_and(|fd| wait_readable(fd.as_fd(), 0).unwrap_or(false)) {
-            return 0;
+        match self.watches.reports(pid) {
+            true => self.see_process_off(pid, peers, handler),
+            false => 0,
         }
-        self.see_off(peer, peers, handler);
-        1
+    }
+
+    /// The bell rings: wakes a thread that sleeps, or a peer has closed.
+    pub(super) fn on_bell(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
+        self.bell.silence();
+        let outbound = |link: &Outbound| link.producer.consumer_closed();
+        self.see_off_if(outbound, |link| link.consumer.producer_closed(), peers, handler)
+    }
+
+    /// Takes down the links with peers whose outgoing link satisfies `outbound`, or whose incoming one `inbound`.
+    fn see_off_if(
+        &mut self,
+        outbound: impl Fn(&Outbound) -> bool,
+        inbound: impl Fn(&Inbound) -> bool,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
+        let ours = (0..).map(PeerId).zip(&self.outbound);
+        let ours = ours.filter(|(_, link)| link.as_deref().is_some_and(&outbound));
+        let theirs = self.inbound.iter().filter(|link| inbound(link)).map(|link| link.peer);
+        let mut ended: Vec<PeerId> = ours.map(|(peer, _)| peer).chain(theirs).collect();
+        ended.sort_unstable_by_key(|peer| peer.0);
+        ended.dedup();
+        for peer in &ended {
+            // The end of an earlier peer in this loop may have brought links of this one's next incarnation.
+            if self.out(*peer).is_some_and(&outbound)
+                || self.inbound_of(*peer).is_some_and(&inbound)
+            {
+                self.see_off(*peer, peers, handler);
+            }
+        }
+        ended.len()
+    }
+
+    /// Process `pid` has ended: takes all links with it down.
+    fn see_process_off(
+        &mut self,
+        pid: i32,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
+        let ended = self.see_off_if(|link| link.pid == pid, |link| link.pid == pid, peers, handler);
+        self.unwatch(pid);
+        ended
     }
 
     /// `peer` has closed, or its process has ended. A link that it made may still wait to be accepted: the
@@ -104,9 +144,10 @@ impl Shm {
     pub(super) fn on_inbound_ready(&mut self, peer: PeerId, handler: &mut impl Handler) -> usize {
         let Some(link) = self.inbound_of(peer) else { return 0 };
         let mut bytes = [0; hello::LEN];
-        match unix::receive(link.socket.as_fd(), &mut bytes) {
+        let Some(socket) = &link.socket else { return 0 };
+        match unix::receive(socket.as_fd(), &mut bytes) {
             unix::Received::Nothing => 0,
-            // A doorbell: its messages are in its ring. The peer has no descriptors to send.
+            // The peer has nothing to send here.
             unix::Received::Message(message) => {
                 let _ = close_elsewhere(message.fds);
                 0
@@ -131,29 +172,24 @@ impl Shm {
         let error = error.or_else(|| refused.err());
         let mut closed_in_order = refused.unwrap_or(false);
         let mut known = false;
+        let mut ended = Vec::new();
         if let Some(at) = self.inbound.iter().position(|link| link.peer == peer) {
             let mut link = self.inbound.swap_remove(at);
             self.count_processes();
-            self.epoll.remove(link.socket.as_fd());
+            if let Some(socket) = &link.socket {
+                self.epoll.remove(socket.as_fd());
+            }
             known = true;
+            ended.push(link.pid);
             link.end_sharing();
             if let Some(unsettled) = link.end_reaching() {
                 self.reaching.unsettled.push(unsettled);
                 self.settle();
             }
             closed_in_order |= link.consumer.producer_closed();
-            // Bounded by the ring: its producer is gone, or we no longer accept messages from it. The rest of a
-            // corrupt ring is unreadable.
-            while error != Some(Errno(libc::EPROTO)) {
-                match link.consumer.pop(|header, data| handler.on_message(peer, header, data)) {
-                    Popped::Message | Popped::Handed(_) => {}
-                    Popped::Empty => break,
-                    Popped::Malformed => {
-                        log::limited!("peer {}: malformed message in its ring", peer.0);
-                        closed_in_order = false;
-                        break;
-                    }
-                }
+            // The rest of a corrupt ring is unreadable.
+            if error != Some(Errno(libc::EPROTO)) && !link.deliver_rest(handler) {
+                closed_in_order = false;
             }
             log::info(format_args!(
                 "link of peer {} (pid {}, life {:#x}) ended",
@@ -162,11 +198,16 @@ impl Shm {
         }
         if let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) {
             self.outbound_count -= 1;
-            self.epoll.remove(link.socket.as_fd());
+            if let Some(socket) = &link.socket {
+                self.epoll.remove(socket.as_fd());
+            }
+            ended.push(link.pid);
             closed_in_order |= link.producer.consumer_closed();
             known = true;
         }
-        self.unwatch(peer);
+        for pid in ended {
+            self.unwatch(pid);
+        }
         if known {
             let departure = match error {
                 None if closed_in_order => Departure::Closed,
@@ -177,44 +218,65 @@ impl Shm {
         }
     }
 
-    /// Detects the end of processes that no descriptor watches.
+    /// Detects the end of endpoints and processes that no descriptor reports.
     pub(super) fn check_liveness(
         &mut self,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let dead: Vec<(PeerId, i32)> = self
-            .watches
-            .iter()
-            .filter(|watch| watch.fd.is_none() && !process::is_running(watch.pid))
-            .map(|watch| (watch.peer, watch.pid))
-            .collect();
-        for (peer, pid) in &dead {
-            // The end of an earlier peer in this loop may have brought links of this one's next incarnation.
-            if self.watches.iter().any(|watch| watch.peer == *peer && watch.pid == *pid) {
-                self.see_off(*peer, peers, handler);
+        let bell = self.bell.clone();
+        let mut n = self.see_off_if(
+            |link| link.has_ended(&bell),
+            |link| link.has_ended(&bell),
+            peers,
+            handler,
+        );
+        let Self { watches, outbound, inbound, .. } = self;
+        let owed = |pid: i32| {
+            let ours = (0..).map(PeerId).zip(&*outbound);
+            let ours = ours.filter(|(_, link)| link.as_ref().is_some_and(|link| link.pid == pid));
+            let theirs = inbound.iter().filter(|link| link.pid == pid).map(|link| link.peer);
+            ours.map(|(peer, _)| peer).chain(theirs).any(|peer| handler.is_owed(peer))
+        };
+        for pid in watches.next_to_check(owed) {
+            if self.watches.has_ended(pid) {
+                n += self.see_process_off(pid, peers, handler);
             }
         }
-        dead.len()
+        n
     }
 
-    /// No link with `peer` is left.
-    pub(super) fn unwatch(&mut self, peer: PeerId) {
-        if let Some(at) = self.watches.iter().position(|watch| watch.peer == peer) {
-            if let Some(fd) = self.watches.swap_remove(at).fd {
-                self.epoll.remove(fd.as_fd());
+    /// No link with process `pid` may be left.
+    pub(super) fn unwatch(&mut self, pid: i32) {
+        let linked = self.outbound.iter().flatten().any(|link| link.pid == pid)
+            || self.inbound.iter().any(|link| link.pid == pid);
+        if !linked {
+            self.watches.remove(pid, &self.epoll);
+        }
+    }
+
+    /// There is a link with process `pid`.
+    pub(super) fn watch(&mut self, pid: i32) {
+        let token = TOKEN_PROCESS | u64::from(pid.unsigned_abs());
+        self.watches.add(pid, token, &self.epoll);
+    }
+}
+
+impl Inbound {
+    /// Delivers what is in the ring of a producer that is gone, or of which we accept no more messages. False: the ring
+    /// is corrupt.
+    fn deliver_rest(&mut self, handler: &mut impl Handler) -> bool {
+        let peer = self.peer;
+        loop {
+            match self.consumer.pop(|header, data| handler.on_message(peer, header, data)) {
+                Popped::Message | Popped::Handed(_) => {}
+                Popped::Empty => return true,
+                Popped::Malformed => {
+                    log::limited!("peer {}: malformed message in its ring", peer.0);
+                    return false;
+                }
             }
         }
-    }
-
-    /// Watches the process of `peer`, unless it is already watched.
-    pub(super) fn watch(&mut self, peer: PeerId, pid: i32) {
-        if self.watches.iter().any(|watch| watch.peer == peer) {
-            return;
-        }
-        let token = TOKEN_PROCESS | u64::from(peer.0);
-        let fd = process::watch(pid).filter(|fd| self.epoll.add(fd.as_fd(), token).is_ok());
-        self.watches.push(Watch { peer, pid, fd });
     }
 }
 

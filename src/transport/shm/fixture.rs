@@ -98,6 +98,7 @@ impl End {
     /// One turn that looks at everything.
     pub(super) fn turn(&mut self, handler: &mut impl Handler) {
         self.shm.poll(handler);
+        self.shm.watches.checked_at = 0;
         self.shm.poll_sockets(&mut self.peers, handler);
     }
 }

@@ -6,6 +6,7 @@
 //! send a connect request in time, and its process must listen at the address that the request names. All of this is
 //! bounded, so that connections that send nothing cost other peers neither descriptors nor time.
 
+use super::handshake::stays;
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
 use super::names::{self, Names};
 use super::refused::{Refused, Segment, Unmapped};
@@ -153,12 +154,10 @@ impl Door {
     fn next(&mut self) -> Result<Option<(OwnedFd, bool)>, Errno> {
         let Some(listener) = self.names.listener.as_ref().map(AsFd::as_fd) else { return Ok(None) };
         match unix::accept(listener) {
-            Ok(socket) => Ok(socket.map(|socket| {
-                let scarce = process::descriptors_are_scarce(&socket);
-                #[cfg(test)]
-                let scarce = scarce || self.full;
-                (socket, scarce)
-            })),
+            #[cfg(test)]
+            Ok(socket) => Ok(socket.map(|socket| (socket, self.full))),
+            #[cfg(not(test))]
+            Ok(socket) => Ok(socket.map(|socket| (socket, false))),
             Err(Errno(libc::EMFILE | libc::ENFILE)) => {
                 let socket = spare::lend(|| unix::accept(listener))?;
                 Ok(socket.map(|socket| (socket, true)))
@@ -282,6 +281,15 @@ impl Shm {
             *slot = Some(Greeting { socket, credentials, since, scarce, claim: None });
         }
         self.greet(at, peers, handler)
+    }
+
+    /// Closes the connection of a link that was accepted. The peer may have sent more, including descriptors.
+    pub(super) fn dismiss(&mut self, socket: OwnedFd) {
+        self.epoll.remove(socket.as_fd());
+        if matches!(unix::receive(socket.as_fd(), &mut [0]), unix::Received::Message(_)) {
+            self.door.strangers.push(socket);
+            self.door.close_strangers();
+        }
     }
 
     /// Accepts every link that a peer has made.
@@ -478,7 +486,7 @@ impl Shm {
             Segment::Unmapped(unmapped) => Some(unmapped.errno),
             Segment::Mapped(_) => scarce.then_some(Errno(libc::EMFILE)),
         };
-        let features = hello::ATOMICS | hello::COLLECTIVES;
+        let features = hello::ATOMICS | hello::COLLECTIVES | stays(pid);
         let answer = match lack {
             Some(errno) => resources(errno).encode(),
             None => Welcome { nonce: self.nonce, features }.encode(),

@@ -4,13 +4,15 @@
 use super::attach::{probe_read, probe_write};
 use super::copy_rate::CopyRate;
 use super::hello::{self, Hello, Reject, Welcome};
-use super::layout::{FRUGAL, GENEROUS, Geometry, LAVISH};
+use super::layout::{FRUGAL, GENEROUS, Geometry, LAVISH, receivers_bell, set_receivers_bell};
 use super::names::{self, Found};
 use super::ring::{Area, Consumer, Producer};
 use super::{GENEROUS_LINKS, Inbound, LAVISH_LINKS, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
 use crate::config::CmaPolicy;
+use crate::sys::bell::Bell;
 use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
+use crate::sys::event::Epoll;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
@@ -20,6 +22,9 @@ use crate::transport::{Address, Contact, Handler, PeerId, SendError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+
+/// Time in which a receiver should answer, nanoseconds.
+const ANSWER_NS: u64 = 2_000_000_000;
 
 impl Shm {
     /// Makes the link to `peer`, which listens at `address`, if it takes links and belongs to this user. Errors:
@@ -47,12 +52,13 @@ impl Shm {
             Found::Stranger(uid) => return Ok(super::stranger(address, uid)),
             Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
-        if process::descriptors_are_scarce(&socket) {
-            return Err(Errno(libc::EMFILE));
+        if process::descriptors_are_scarce(&socket) && self.awaits_answers() {
+            return Err(Errno(libc::EAGAIN));
         }
         // Again: the links of an earlier incarnation of the peer have arrived by now, if not yet accepted.
         self.take_callers_first(peer)?;
-        if self.inbound_of(peer).is_some_and(|link| link.has_ended(credentials.pid)) {
+        let ended = |link: &Inbound| link.pid != credentials.pid || link.has_ended(&self.bell);
+        if self.inbound_of(peer).is_some_and(ended) {
             // The link is from another incarnation than the one that listens now: end that one first.
             self.due.stale.push(peer);
             self.due.urgent = true;
@@ -72,6 +78,7 @@ impl Shm {
             geometry,
             probe_addr: self.reaching.gate.address(),
             features: hello::PLACES
+                | stays(credentials.pid)
                 | match self.settings.cma {
                     CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS | hello::REACHES,
                     CmaPolicy::ReadOnly => hello::REACHES,
@@ -79,6 +86,7 @@ impl Shm {
                 },
             identity,
             mark: self.settings.mark,
+            bell: self.bell.address(),
         };
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
         if let Err(e) = unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()]) {
@@ -90,8 +98,10 @@ impl Shm {
         let link = Outbound {
             producer: Producer::new(Arc::new(memory), geometry),
             identity,
-            socket,
+            socket: Some(socket),
             pid: credentials.pid,
+            since: clock::now_ns(),
+            bell: self.bell.clone(),
             features: None,
             nonce: None,
             copy_rate: CopyRate::default(),
@@ -105,8 +115,16 @@ impl Shm {
         }
         self.share_places(peer);
         self.count_processes();
-        self.watch(peer, credentials.pid);
+        self.watch(credentials.pid);
         Ok(Contact::Linked)
+    }
+
+    /// Connections that wait for an answer will soon be closed. False if none was made lately: peers that do not answer
+    /// cannot keep us from making links.
+    fn awaits_answers(&self) -> bool {
+        let now = clock::now_ns();
+        let recent = |link: &Outbound| now.saturating_sub(link.since) < ANSWER_NS;
+        self.outbound.iter().flatten().any(|link| link.nonce.is_none() && recent(link))
     }
 
     /// The last messages of an earlier incarnation of `peer` may wait at our listener. They are delivered, and that
@@ -148,6 +166,7 @@ impl Shm {
         let (can_get, can_put) = self.probe_attach(pid, &hello);
         let places = (hello.features & hello::PLACES != 0)
             .then(|| Area::new(consumer.memory().clone(), hello.geometry, hello.identity));
+        set_receivers_bell(consumer.memory(), self.bell.address());
         if self.waiting.asked {
             consumer.set_waits();
             self.waiting.settles_at = clock::now_ns().saturating_add(super::SETTLES_NS);
@@ -156,9 +175,15 @@ impl Shm {
             consumer.set_pressure(true);
         }
         // The socket is already in the epoll set, as a greeting: renaming it needs no resource that may be short.
-        if let Err(e) = self.epoll.rename(socket.as_fd(), TOKEN_INBOUND | u64::from(peer.0)) {
-            log::limited!(cause: e.0, "cannot watch the link from {}: {e}", hello.source);
-        }
+        let socket = if stays(pid) | hello.features & hello::STAYS == 0 {
+            self.dismiss(socket);
+            None
+        } else {
+            if let Err(e) = self.epoll.rename(socket.as_fd(), TOKEN_INBOUND | u64::from(peer.0)) {
+                log::limited!(cause: e.0, "cannot watch the link from {}: {e}", hello.source);
+            }
+            Some(socket)
+        };
         log::info(format_args!(
             "shared-memory link from {} (pid {pid}): cross-memory read {}, write {}",
             hello.source,
@@ -170,9 +195,10 @@ impl Shm {
         self.inbound.push(Inbound {
             peer,
             consumer,
-            socket: Arc::new(socket),
+            socket,
             pid,
             nonce: hello.nonce,
+            bell: hello.bell,
             gate: hello.probe_addr,
             shut: AtomicBool::new(false),
             can_get,
@@ -184,7 +210,7 @@ impl Shm {
         });
         self.share_places(peer);
         self.count_processes();
-        self.watch(peer, pid);
+        self.watch(pid);
     }
 
     /// Compares our link to `peer` with a connect request of process `pid`, whose messages `consumer` receives: do both
@@ -202,7 +228,7 @@ impl Shm {
         // The peer may have sent a connect reply and then closed.
         for _ in 0..2 {
             let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
-            match link.map_or(Answer::None, read_answer) {
+            match link.map_or(Answer::None, |link| read_answer(link, &self.epoll)) {
                 Answer::None => break,
                 Answer::Welcome => self.refusals.forget(peer),
                 Answer::Rejected(reject) => self.on_rejected(peer, &reject, peers, handler),
@@ -210,6 +236,7 @@ impl Shm {
             }
         }
         let Some(link) = self.out(peer) else { return Ours::Same };
+        closed |= link.has_ended(&self.bell);
         let has_closed = consumer.producer_closed();
         let same = link.pid == pid
             && match link.nonce {
@@ -282,10 +309,24 @@ pub(super) enum Answer {
     Closed,
 }
 
-/// Reads the receiver's answer, if there is one.
-pub(super) fn read_answer(link: &mut Outbound) -> Answer {
+impl Outbound {
+    /// The receiver has accepted the link, and has closed or ended since.
+    pub(super) fn has_ended(&self, bell: &Bell) -> bool {
+        let theirs = receivers_bell(self.producer.memory());
+        self.producer.consumer_closed() || theirs.is_some_and(|theirs| bell.is_gone(theirs))
+    }
+}
+
+/// The features of a side that sees `pid` as the other's process id.
+pub(super) fn stays(pid: i32) -> u32 {
+    if pid > 0 { 0 } else { hello::STAYS }
+}
+
+/// Reads the receiver's answer, if there is one. A connection that is no longer needed is closed.
+pub(super) fn read_answer(link: &mut Outbound, epoll: &Epoll) -> Answer {
     let mut bytes = [0; hello::LEN];
-    match unix::receive(link.socket.as_fd(), &mut bytes) {
+    let Some(socket) = &link.socket else { return Answer::None };
+    match unix::receive(socket.as_fd(), &mut bytes) {
         unix::Received::Nothing => Answer::None,
         unix::Received::Closed => Answer::Closed,
         unix::Received::Message(unix::Message { len, fds, .. }) => {
@@ -299,6 +340,10 @@ pub(super) fn read_answer(link: &mut Outbound) -> Answer {
                 link.features = Some(welcome.features);
                 link.nonce = Some(welcome.nonce);
                 link.producer.settle();
+                if stays(link.pid) | welcome.features & hello::STAYS == 0 {
+                    epoll.remove(socket.as_fd());
+                    link.socket = None;
+                }
             }
             Answer::Welcome
         }

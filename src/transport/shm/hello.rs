@@ -3,6 +3,7 @@
 
 use super::layout::Geometry;
 use crate::sys::Errno;
+use crate::sys::bell::BellAddress;
 use crate::transport::address::{self, Address};
 use std::fmt;
 
@@ -36,6 +37,8 @@ pub(super) struct Hello {
     pub(super) identity: u32,
     /// Fingerprint of the job key; 0 if none was given.
     pub(super) mark: u64,
+    /// The sender's doorbell.
+    pub(super) bell: BellAddress,
 }
 
 /// The sender takes part in split copies of its messages when asked (PROTOCOL.md §4.13).
@@ -52,6 +55,9 @@ pub(super) const ATOMICS: u32 = 2;
 
 /// The receiver takes part in collective operations (PROTOCOL.md §4.17).
 pub(super) const COLLECTIVES: u32 = 4;
+
+/// The connection has to stay open: the side that says so does not see the other's process id.
+pub(super) const STAYS: u32 = 32;
 
 /// Why a link was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -169,6 +175,9 @@ impl Hello {
             .put(&self.features.to_le_bytes())
             .put(&(u32::from(self.geometry.places) | self.identity << 8).to_le_bytes())
             .put(&self.mark.to_le_bytes());
+        for word in self.bell.to_words() {
+            w.put(&word.to_le_bytes());
+        }
         w.bytes
     }
 
@@ -190,6 +199,7 @@ impl Hello {
         let (identity, places) = (places >> 8, places as u8);
         let geometry = Geometry { slots, bulk, places };
         let mark = r.u64()?;
+        let bell = BellAddress::from_words([r.u64()?, r.u64()?])?;
         (geometry.is_sane() && source.port() != 0).then_some(Self {
             version,
             source,
@@ -199,6 +209,7 @@ impl Hello {
             features,
             identity,
             mark,
+            bell,
         })
     }
 }
@@ -268,6 +279,7 @@ mod tests {
             features: ASSISTS,
             identity: 0x00ab_cdef,
             mark: 0x99aa_bbcc_ddee_ff00,
+            bell: BellAddress::from_words([0x31_3030_3030, 0x0123_4567_89ab_cdef]).unwrap(),
         }
     }
 

@@ -8,6 +8,7 @@
 //! 512    CELLS      16 x 64 bytes: work descriptors of split copies   (both write)
 //! 1536   REACHING   u64: odd during a direct access by the sender (sender writes)
 //! 1600   EPOCH      u64: of the keys that the sender knows        (receiver writes)
+//! 1664   BELL       2 x u64: the receiver's doorbell              (receiver writes)
 //! 4096   slots      `slots` x 128 bytes
 //!        bulk       `bulk` bytes, used as a ring by payloads that do not fit in a slot
 //!        places     `places` x 17408 bytes: payload buffers, in which the reader may write its next payload
@@ -17,7 +18,10 @@
 //! bytes: a small message moves one line between caches. Slots are consumed in order, so bulk space is freed in order
 //! too.
 
+use crate::sys::bell::BellAddress;
+use crate::sys::shared_memory::SharedMemory;
 use crate::transport::BCOPY_LEAST;
+use std::sync::atomic::Ordering;
 
 /// Offset of the receiver's progress counter.
 pub(super) const CONSUMED: usize = 0;
@@ -35,6 +39,8 @@ pub(super) const CELL: usize = 64;
 pub(super) const REACHING: usize = 1536;
 /// Offset of the epoch of the keys that the sender knows.
 pub(super) const EPOCH: usize = 1600;
+/// Offset of the receiver's doorbell: two words.
+const BELL: usize = 1664;
 /// Offset of the first slot.
 pub(super) const SLOTS: usize = 4096;
 /// Bytes of one slot: two cache lines, fetched together by the adjacent-line prefetcher.
@@ -52,6 +58,23 @@ pub(super) const FLAG_SLEEPING: u32 = 2;
 pub(super) const FLAG_PRESSURE: u32 = 4;
 /// The receiver has closed in order.
 pub(super) const FLAG_CLOSED: u32 = 8;
+
+/// Tells the sender of a segment which doorbell to ring. Before the receiver first sets SLEEPING.
+pub(super) fn set_receivers_bell(memory: &SharedMemory, bell: BellAddress) {
+    let [name, secret] = bell.to_words();
+    // The name last: without it there is no bell.
+    for (at, word) in [(BELL + 8, secret), (BELL, name)] {
+        if let Some(place) = memory.atomic(at) {
+            place.store(word, Ordering::Release);
+        }
+    }
+}
+
+/// The receiver's doorbell; `None`: it has not accepted the link.
+pub(super) fn receivers_bell(memory: &SharedMemory) -> Option<BellAddress> {
+    let word = |at| memory.atomic(at).map(|place| place.load(Ordering::Acquire));
+    BellAddress::from_words([word(BELL)?, word(BELL + 8)?])
+}
 
 /// Sizes of one segment, chosen by its sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

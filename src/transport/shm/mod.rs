@@ -23,6 +23,7 @@ mod refused;
 mod ring;
 mod sharing;
 mod storage;
+mod watching;
 mod whole;
 
 use super::peers::PeerTable;
@@ -33,6 +34,7 @@ use super::{
 };
 use crate::config::CmaPolicy;
 use crate::memory::Segment;
+use crate::sys::bell::{Bell, BellAddress};
 use crate::sys::cancel::Shield;
 use crate::sys::event::Epoll;
 use crate::sys::gate::Gate;
@@ -51,6 +53,7 @@ use ring::{Area, Consumer, Popped, Producer, Wake};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use watching::{LIVENESS_NS, Watches};
 
 /// Messages taken from one ring before the next ring is polled.
 const BATCH: usize = 16;
@@ -59,8 +62,6 @@ const ACCEPTS: usize = 64;
 /// Outgoing links that get a large segment, and a medium one; later ones get a small one.
 const LAVISH_LINKS: usize = 8;
 const GENEROUS_LINKS: usize = 16;
-/// Time between two checks that the processes of all links exist, and between two trials of slow rings, nanoseconds.
-const LIVENESS_NS: u64 = 500_000_000;
 
 /// Time from when a sender is asked to check for sleepers until we may sleep, nanoseconds. Before the sender sees that
 /// request, it publishes messages without ringing the doorbell, and we may not see those at once either
@@ -72,36 +73,36 @@ const TOKEN_GREETING: u64 = 1 << 32;
 const TOKEN_OUTBOUND: u64 = 2 << 32;
 const TOKEN_INBOUND: u64 = 3 << 32;
 const TOKEN_PROCESS: u64 = 4 << 32;
+const TOKEN_BELL: u64 = 2;
 
 #[derive(Debug)]
 struct Outbound {
     producer: Producer,
     /// Identity of its segment.
     identity: u32,
-    socket: OwnedFd,
+    /// The connection, until the receiver has answered; afterwards only between processes that do not both see each
+    /// other's id.
+    socket: Option<OwnedFd>,
     pid: i32,
+    /// When the link was made, nanoseconds.
+    since: u64,
+    bell: Arc<Bell>,
     /// The receiver's features and its incarnation, as in its connect reply.
     features: Option<u32>,
     nonce: Option<u64>,
     copy_rate: CopyRate,
 }
 
-/// Reports the end of a peer's process even if a forked child keeps its sockets open.
-#[derive(Debug)]
-struct Watch {
-    peer: PeerId,
-    pid: i32,
-    /// Without a descriptor, the process is checked periodically.
-    fd: Option<OwnedFd>,
-}
-
 #[derive(Debug)]
 struct Inbound {
     peer: PeerId,
     consumer: Consumer,
-    socket: Arc<OwnedFd>,
+    /// The connection, between processes that do not both see each other's id.
+    socket: Option<OwnedFd>,
     pid: i32,
     nonce: u64,
+    /// The sender's doorbell.
+    bell: BellAddress,
     /// Address of the sender's gate, and whether we have found it closed.
     gate: u64,
     shut: AtomicBool,
@@ -127,10 +128,11 @@ impl Inbound {
         Entrance { pid: self.pid, gate: self.gate, name: self.nonce }
     }
 
-    /// Whether this link belongs to another incarnation than process `listener`.
-    fn has_ended(&self, listener: i32) -> bool {
-        self.pid != listener
-            || matches!(unix::receive(self.socket.as_fd(), &mut [0]), unix::Received::Closed)
+    /// The sender has closed, or its process has ended.
+    fn has_ended(&self, bell: &Bell) -> bool {
+        self.consumer.producer_closed()
+            || bell.is_gone(self.bell)
+            || self.socket.as_ref().is_some_and(|socket| unix::has_hung_up(socket.as_fd()))
     }
 }
 
@@ -192,6 +194,7 @@ pub(crate) struct Shm {
     settings: Settings,
     door: Door,
     epoll: Arc<Epoll>,
+    bell: Arc<Bell>,
     reaching: Reaching,
     crowd: Crowd,
     outbound: Vec<Option<Box<Outbound>>>,
@@ -200,10 +203,8 @@ pub(crate) struct Shm {
     /// Messages from the rings of refused links, for the endpoint to send another way.
     returned: Vec<Returned>,
     refusals: Refusals,
-    /// One for each peer that has links.
-    watches: Vec<Watch>,
+    watches: Watches,
     due: Due,
-    liveness_at: u64,
     pressure: bool,
     waiting: Waiting,
     owner: i32,
@@ -222,6 +223,8 @@ impl Shm {
     ) -> Result<Self, Errno> {
         let names = Names::take(me.port(), if open { Kind::Open } else { Kind::Aloof })?;
         let door = Door::new(names, open, &epoll)?;
+        let bell = Arc::new(Bell::new()?);
+        epoll.add(bell.fd(), TOKEN_BELL)?;
         let nonce = process::random_u64() | 1;
         if cma != CmaPolicy::Off && process::yama_ptrace_scope() == Some(1) {
             process::allow_attach_by_same_user();
@@ -233,6 +236,7 @@ impl Shm {
             settings: Settings { cma, mark: 0, push_max: None, share_min: None },
             door,
             epoll,
+            bell,
             reaching: Reaching { gate: Gate::new(nonce)?, unsettled: Vec::new() },
             crowd: Crowd::new(),
             outbound: Vec::new(),
@@ -240,9 +244,8 @@ impl Shm {
             inbound: Vec::new(),
             returned: Vec::new(),
             refusals: Refusals::default(),
-            watches: Vec::new(),
+            watches: Watches::default(),
             due: Due::default(),
-            liveness_at: 0,
             pressure: false,
             waiting: Waiting::default(),
             owner: process::pid(),
@@ -300,8 +303,9 @@ impl Shm {
                 TOKEN_GREETING => n += self.greet(id as usize, peers, handler),
                 TOKEN_OUTBOUND => n += self.on_outbound_ready(PeerId(id), peers, handler),
                 TOKEN_INBOUND => n += self.on_inbound_ready(PeerId(id), handler),
-                TOKEN_PROCESS => n += self.on_process_ready(PeerId(id), peers, handler),
+                TOKEN_PROCESS => n += self.on_process_ready(id as i32, peers, handler),
                 _ if token == TOKEN_LISTENER => n += self.accept(ACCEPTS, peers, handler),
+                _ if token == TOKEN_BELL => n += self.on_bell(peers, handler),
                 _ => {}
             }
         }
@@ -309,8 +313,8 @@ impl Shm {
             n += self.look_after_door(peers, handler);
         }
         let now = clock::now_ns();
-        if now.saturating_sub(self.liveness_at) > LIVENESS_NS {
-            self.liveness_at = now;
+        if now.saturating_sub(self.watches.checked_at) > LIVENESS_NS {
+            self.watches.checked_at = now;
             n += self.check_liveness(peers, handler);
             self.look_at_processors();
             self.outbound.iter_mut().flatten().for_each(|link| link.copy_rate.try_again());
@@ -572,6 +576,7 @@ impl Transport for Shm {
         }
         self.waiting.sleeping = true;
         if self.inbound.iter().all(|link| link.consumer.sleep()) {
+            self.watches.wake_for_checks(&self.epoll);
             return true;
         }
         self.awake();
@@ -584,6 +589,7 @@ impl Transport for Shm {
             for link in &self.inbound {
                 link.consumer.awake();
             }
+            self.watches.awake();
             // A socket may have woken us.
             self.due.urgent = true;
         }
@@ -603,11 +609,13 @@ impl Drop for Shm {
             self.read_last_answers();
             for link in self.outbound.iter().flatten() {
                 link.producer.close();
+                link.wake();
             }
             // The application owns the memory of pending receives and sends again after this.
             self.reaching.gate.close();
             for link in &mut self.inbound {
                 link.consumer.close();
+                self.bell.ring(link.bell);
                 link.end_sharing();
                 self.reaching.unsettled.extend(link.end_reaching());
             }
@@ -627,10 +635,12 @@ impl Outbound {
         }
     }
 
-    /// Rings the doorbell; this works whether or not the receiver has accepted the socket.
+    /// Rings the receiver's doorbell, once the receiver has accepted the link.
     #[cold]
     fn wake(&self) {
         let _shield = Shield::raise();
-        unix::ring(self.socket.as_fd());
+        if let Some(bell) = layout::receivers_bell(self.producer.memory()) {
+            self.bell.ring(bell);
+        }
     }
 }

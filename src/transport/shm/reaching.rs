@@ -27,11 +27,10 @@ use crate::memory::SegmentList;
 use crate::sys::cma::Range;
 use crate::sys::gate::Gate;
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{Errno, process, unix};
+use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::settling::settle;
 use crate::transport::{Exposed, Exposure, OneSided, PeerId, Reach, Reached, SendError, Spot};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use words::Words;
@@ -43,19 +42,13 @@ pub(super) struct Unsettled {
     /// The value of REACHING then.
     seen: u64,
     pid: i32,
-    /// Hangs up when the peer ends.
-    socket: Arc<OwnedFd>,
 }
 
 impl Unsettled {
     /// The peer still copies, or may. `open`: a process that is not within a copy may still begin one.
     fn is_busy(&self, open: bool) -> bool {
         let copies = Words::of(&self.memory).is_some_and(|words| !words.has_ended(self.seen));
-        let ended = || {
-            let hung_up = unix::receive(self.socket.as_fd(), &mut [0]);
-            matches!(hung_up, unix::Received::Closed) || !process::is_running(self.pid)
-        };
-        copies && !ended() && (open || process::may_copy(self.pid))
+        copies && process::is_running(self.pid) && (open || process::may_copy(self.pid))
     }
 }
 
@@ -74,8 +67,7 @@ impl Inbound {
     pub(super) fn end_reaching(&self) -> Option<Unsettled> {
         let memory = self.consumer.memory();
         let seen = Words::of(memory)?.void()?;
-        let (memory, socket) = (memory.clone(), self.socket.clone());
-        Some(Unsettled { memory, seen, pid: self.pid, socket })
+        Some(Unsettled { memory: memory.clone(), seen, pid: self.pid })
     }
 }
 

@@ -62,7 +62,7 @@ impl Shm {
     /// This endpoint closes: logs the refusals that no later call would read.
     pub(super) fn read_last_answers(&mut self) {
         for link in self.outbound.iter_mut().flatten().filter(|link| link.nonce.is_none()) {
-            match read_answer(link) {
+            match read_answer(link, &self.epoll) {
                 // The receiver reads the messages in the ring.
                 Answer::Rejected(reject) if reject.reason == RejectReason::Resources => {}
                 Answer::Rejected(reject) => {

@@ -174,7 +174,9 @@ impl Shm {
     pub(super) fn take_back(&mut self, peer: PeerId, errno: Errno) {
         let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) else { return };
         self.outbound_count -= 1;
-        self.epoll.remove(link.socket.as_fd());
+        if let Some(socket) = &link.socket {
+            self.epoll.remove(socket.as_fd());
+        }
         let producer = &link.producer;
         producer.take_back();
         let mut consumer = Consumer::new(producer.memory().clone(), producer.geometry());
@@ -182,9 +184,7 @@ impl Shm {
         while let Popped::Message | Popped::Handed(_) = consumer.pop(|header, payload| {
             messages.push_back(Message { header: header.to_vec(), payload: payload.to_vec() });
         }) {}
-        if self.inbound_of(peer).is_none() {
-            self.unwatch(peer);
-        }
+        self.unwatch(link.pid);
         self.count_processes();
         self.returned.push(Returned { peer, pid: link.pid, errno, messages });
         self.due.urgent = true;

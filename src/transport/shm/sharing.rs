@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "not known yet");
         let [(mut a, peer), _other] = after(SAMPLES, CmaPolicy::Auto);
         assert_eq!(a.shm.caps(peer).push_max, 0);
-        a.shm.liveness_at = 0;
+        a.shm.watches.checked_at = 0;
         a.shm.poll_sockets(&mut a.peers, &mut Deaf);
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "tried again");
     }
