@@ -23,16 +23,29 @@ fn names_in(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Name and help of each variable: the string literals of the table in src/config.rs.
+/// All Rust files under `folder`.
+fn sources(folder: &Path, found: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|ext| ext == "rs") {
+            found.push(std::fs::read_to_string(&path).expect("a source"));
+        }
+    }
+}
+
+/// Name and help of each variable: the string literals of the groups' tables.
 fn variables() -> Vec<(String, String)> {
-    let source = read("src/config.rs");
-    let (_, table) = source.split_once("const VARIABLES").expect("src/config.rs has the table");
-    let (table, _) = table.split_once("\n];").expect("the table ends");
-    let literals: Vec<&str> = table.split('"').skip(1).step_by(2).collect();
-    assert!(
-        !literals.is_empty() && literals.len() % 2 == 0,
-        "name and help by turns: {literals:?}"
-    );
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    let tables = files.iter().filter_map(|source| {
+        let (_, table) = source.split_once("const VARIABLES: &'static [Variable] = &[")?;
+        table.split_once("];").map(|(table, _)| table)
+    });
+    let literals: Vec<&str> =
+        tables.flat_map(|table| table.split('"').skip(1).step_by(2)).collect();
+    assert!(literals.len() > 40 && literals.len() % 2 == 0, "name and help by turns: {literals:?}");
     literals
         .chunks_exact(2)
         .map(|pair| {

@@ -27,7 +27,7 @@ impl Blocking {
         let begun = now_ns();
         Self {
             deadline: Deadline::after_ms(timeout_ms),
-            spin_until: begun.saturating_add(domain.config.spin_us.saturating_mul(1000)),
+            spin_until: begun.saturating_add(domain.config.endpoint.spin_us.saturating_mul(1000)),
             elsewhere: Elsewhere::after(begun),
         }
     }

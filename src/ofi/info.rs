@@ -74,7 +74,7 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
         return Ok(Offer { attributes, place: None, nic: None });
     }
     let attributes = attributes::negotiate(request.version, hints, config)?;
-    job_key::of_environment(config).map_err(|bad| {
+    job_key::of_environment(config.endpoint.job_key.as_ref()).map_err(|bad| {
         Refusal::new("job key", format_args!("{} {}", bad.source, bad.fault), bad.wanted())
     })?;
     // A domain named like a transport's device uses that device.
@@ -86,7 +86,7 @@ fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer
     let place = place::find(request, hints, config)?;
     place::probe(&place, config)?;
     place.explain();
-    if attributes.caps & FI_REMOTE_COMM != 0 && !config.net {
+    if attributes.caps & FI_REMOTE_COMM != 0 && !config.net.on {
         log::info(format_args!(
             "FI_REMOTE_COMM is granted because it was asked for, but only peers of this node are reached: FI_UDRV_NET=0"
         ));

@@ -35,7 +35,8 @@ pub(super) unsafe fn of_domain(
     match unsafe { auth_key(fabric, at, len) }? {
         Some(key) => Ok(DomainKey::Given(key)),
         None => {
-            let (key, source) = job_key::of_environment(config).map_err(|_| FI_EINVAL)?;
+            let (key, source) =
+                job_key::of_environment(config.endpoint.job_key.as_ref()).map_err(|_| FI_EINVAL)?;
             source.explain();
             Ok(DomainKey::Environment(key, source))
         }

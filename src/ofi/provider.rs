@@ -3,7 +3,7 @@
 use super::guard::{code, entry};
 use super::ops::fabric;
 use super::{core, info};
-use crate::config::{Config, VARIABLES};
+use crate::config::{Config, variables};
 use libfabric_sys::{fi_context, fi_fabric_attr, fi_info, fi_provider, fi_version, fid_fabric};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -39,7 +39,7 @@ pub(crate) fn initialise() -> *mut fi_provider {
         (*provider).fi_version = core::version();
         (*provider).context = fi_context { internal: [std::ptr::null_mut(); 4] };
     }
-    for variable in VARIABLES {
+    for variable in variables() {
         core::define_parameter(variable.name, variable.help);
     }
     Config::check_environment();

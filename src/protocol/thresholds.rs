@@ -182,7 +182,8 @@ mod tests {
     }
 
     fn to_oneself(eager_max: usize) -> Vec<Threshold> {
-        let config = Config { net: false, ..Config::default() };
+        let mut config = Config::default();
+        config.net.on = false;
         let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         let router =
             Router::open(bind, &config, (JobKey::from_bytes([0; 16]), Source::Nothing)).unwrap();

@@ -779,7 +779,8 @@ mod tests {
     }
 
     fn with_key(key: u8, source: Source) -> Router {
-        let config = Config { net: false, ..Config::default() };
+        let mut config = Config::default();
+        config.net.on = false;
         let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         Router::open(bind, &config, (JobKey::from_bytes([key; 16]), source)).unwrap()
     }

@@ -31,6 +31,7 @@
 mod index;
 pub(crate) mod monitor;
 mod registrar;
+mod settings;
 mod shared;
 mod span;
 mod statistics;
@@ -40,6 +41,7 @@ mod worker;
 
 pub(crate) use monitor::Monitor;
 pub(crate) use registrar::{Access, Limits, Registrar};
+pub(crate) use settings::{CachePolicy, CacheSettings};
 pub(crate) use span::Span;
 pub(crate) use statistics::Statistics;
 

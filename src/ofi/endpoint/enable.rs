@@ -87,12 +87,13 @@ impl Endpoint {
             None => self.default_address()?,
         };
         let mut permitted = config.clone();
-        permitted.shm &= self.state(guard).shm_permitted;
+        permitted.shm.on &= self.state(guard).shm_permitted;
         let router = Router::open(bind, &permitted, (key, source)).map_err(|e| {
             log::limited!(cause: e.0, "cannot open an endpoint at {bind}: {e}");
             if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
         })?;
         let wait_fd = router.wait_fd();
+        let config = &config.endpoint;
         let limits = Limits {
             eager_max: config.eager_max,
             tx_max: config.tx_max * usize::from(self.contexts.transmit()),
@@ -115,7 +116,7 @@ impl Endpoint {
     fn default_address(&self) -> Result<Address, i32> {
         let v6 = (self.addr_format == FI_SOCKADDR_IN6).then_some(true);
         let interface = LocalHost::detect()
-            .preferred(self.domain.config.iface.as_deref(), v6)
+            .preferred(self.domain.config.endpoint.iface.as_deref(), v6)
             .ok_or(libfabric_sys::FI_EADDRNOTAVAIL)?;
         Ok(Address(std::net::SocketAddr::new(interface.ip, 0)))
     }

@@ -343,11 +343,11 @@ unsafe extern "C" fn open_transmit(
         if let Some(attr) = attr {
             if attr.caps & !TX_CAPS & RX_CAPS != 0
                 || attr.inject_size > INJECT_SIZE
-                || attr.size > sep.shared.domain.config.tx_max
+                || attr.size > sep.shared.domain.config.endpoint.tx_max
             {
                 log::warn(format_args!(
                     "fi_tx_context refused: inject_size {}, size {}, offered at most {INJECT_SIZE}, {}",
-                    attr.inject_size, attr.size, sep.shared.domain.config.tx_max
+                    attr.inject_size, attr.size, sep.shared.domain.config.endpoint.tx_max
                 ));
                 return -FI_EINVAL;
             }
@@ -375,10 +375,10 @@ unsafe extern "C" fn open_receive(
         let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
         let mut flags = sep.rx_flags.get();
         if let Some(attr) = attr {
-            if attr.size > sep.shared.domain.config.rx_max {
+            if attr.size > sep.shared.domain.config.endpoint.rx_max {
                 log::warn(format_args!(
                     "fi_rx_context refused: size {}, offered at most {}",
-                    attr.size, sep.shared.domain.config.rx_max
+                    attr.size, sep.shared.domain.config.endpoint.rx_max
                 ));
                 return -FI_EINVAL;
             }

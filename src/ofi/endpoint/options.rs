@@ -73,7 +73,7 @@ fn permit_shm(
     if ep.engine(guard).is_some() {
         return Err(FI_EOPBADSTATE);
     }
-    if !permitted && !ep.domain.config.net {
+    if !permitted && !ep.domain.config.net.on {
         return Err(FI_ENOPROTOOPT);
     }
     state.shm_permitted = permitted;

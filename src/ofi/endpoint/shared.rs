@@ -151,8 +151,8 @@ pub(in crate::ofi) unsafe fn open_receive(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
-    if size > domain.config.rx_max {
-        let most = domain.config.rx_max;
+    if size > domain.config.endpoint.rx_max {
+        let most = domain.config.endpoint.rx_max;
         log::warn(format_args!("fi_srx_context refused: size {size}, offered at most {most}"));
         return Err(FI_EINVAL);
     }
@@ -270,7 +270,7 @@ fn try_receive(
     if op_flags & special != 0 {
         return special_receive(shared, op, op_flags, &guard);
     }
-    if shared.state(&guard).receives.len() >= shared.domain.config.rx_max {
+    if shared.state(&guard).receives.len() >= shared.domain.config.endpoint.rx_max {
         return Err(FI_EAGAIN);
     }
     for endpoint in shared.endpoints(&guard) {
@@ -357,7 +357,7 @@ unsafe extern "C" fn size_left(ep: *mut fid_ep) -> isize {
         let shared = unsafe { &context(ep).shared };
         let guard = shared.domain.lock.lock();
         let posted = shared.state(&guard).receives.len();
-        shared.domain.config.rx_max.saturating_sub(posted) as isize
+        shared.domain.config.endpoint.rx_max.saturating_sub(posted) as isize
     })
 }
 

@@ -105,7 +105,8 @@ fn capabilities(hints: &Hints, config: &Config) -> Result<u64, Refusal> {
     if caps & (FI_SEND | FI_READ | FI_WRITE) != 0 {
         caps |= FI_FENCE;
     }
-    let reach = if config.net { FI_REMOTE_COMM } else { hints.domain.base.caps & FI_REMOTE_COMM };
+    let reach =
+        if config.net.on { FI_REMOTE_COMM } else { hints.domain.base.caps & FI_REMOTE_COMM };
     Ok(caps | FI_LOCAL_COMM | reach | hints.domain.base.caps & FI_SHARED_AV)
 }
 
@@ -174,7 +175,7 @@ fn transmit(caps: u64, hints: &fi_tx_attr, config: &Config) -> Result<fi_tx_attr
     subset("tx_attr->msg_order", hints.msg_order, MSG_ORDER, names::ORDER)?;
     subset("tx_attr->comp_order", hints.comp_order, 0, names::ORDER)?;
     at_most("tx_attr->inject_size", hints.inject_size, INJECT_SIZE)?;
-    at_most("tx_attr->size", hints.size, config.tx_max)?;
+    at_most("tx_attr->size", hints.size, config.endpoint.tx_max)?;
     at_most("tx_attr->iov_limit", hints.iov_limit, IOV_LIMIT)?;
     at_most("tx_attr->rma_iov_limit", hints.rma_iov_limit, RMA_IOV_LIMIT)?;
     Ok(fi_tx_attr {
@@ -184,7 +185,7 @@ fn transmit(caps: u64, hints: &fi_tx_attr, config: &Config) -> Result<fi_tx_attr
         msg_order: MSG_ORDER,
         comp_order: 0,
         inject_size: INJECT_SIZE,
-        size: context_size(hints.size, config.tx_max),
+        size: context_size(hints.size, config.endpoint.tx_max),
         iov_limit: IOV_LIMIT,
         rma_iov_limit: RMA_IOV_LIMIT,
         tclass: hints.tclass,
@@ -205,7 +206,7 @@ fn receive(caps: u64, hints: &fi_rx_attr, config: &Config) -> Result<fi_rx_attr,
     subset("rx_attr->op_flags", hints.op_flags, RX_OP_FLAGS, names::OP_FLAGS)?;
     subset("rx_attr->msg_order", hints.msg_order, MSG_ORDER, names::ORDER)?;
     subset("rx_attr->comp_order", hints.comp_order, 0, names::ORDER)?;
-    at_most("rx_attr->size", hints.size, config.rx_max)?;
+    at_most("rx_attr->size", hints.size, config.endpoint.rx_max)?;
     at_most("rx_attr->iov_limit", hints.iov_limit, IOV_LIMIT)?;
     Ok(fi_rx_attr {
         caps,
@@ -215,7 +216,7 @@ fn receive(caps: u64, hints: &fi_rx_attr, config: &Config) -> Result<fi_rx_attr,
         comp_order: 0,
         // An obsolete hint, which "the provider may adjust or ignore".
         total_buffered_recv: 0,
-        size: context_size(hints.size, config.rx_max),
+        size: context_size(hints.size, config.endpoint.rx_max),
         iov_limit: IOV_LIMIT,
     })
 }

@@ -143,7 +143,7 @@ pub(super) fn probe(place: &Place, config: &Config) -> Result<(), Refusal> {
     unix::listen(&format!("udrv-probe-{port}-{}", std::process::id()))
         .map_err(failed("a unix socket"))?;
     // Without shared memory (RLIMIT_FSIZE, a filter of system calls) the network reaches the peers of this node.
-    if config.shm && !config.net {
+    if config.shm.on && !config.net.on {
         SharedMemory::create(4096).map_err(failed("shared memory"))?;
     }
     Ok(())
@@ -211,7 +211,7 @@ struct Finder<'a> {
 impl Finder<'_> {
     /// The interface that the application (by domain name) or else the user demands.
     fn pinned(&self) -> Option<String> {
-        let by_user = self.config.iface.clone();
+        let by_user = self.config.endpoint.iface.clone();
         match &self.hints.device {
             // The address of a device's port is the address of the interface of that port.
             Some(device) => by_user.or_else(|| {
@@ -231,7 +231,7 @@ impl Finder<'_> {
     /// The best of this host's addresses, and its interface.
     fn preferred(&self, v6: Option<bool>, port: u16) -> Result<Choice, Refusal> {
         let pinned = self.pinned();
-        let attribute = match (self.named(), &self.config.iface) {
+        let attribute = match (self.named(), &self.config.endpoint.iface) {
             (Some(_), _) => "domain_attr->name",
             (None, Some(_)) => "FI_UDRV_IFACE",
             (None, None) => "src_addr",
@@ -248,7 +248,7 @@ impl Finder<'_> {
                 self.interfaces(),
             )
         })?;
-        let reason = match (self.named(), &self.config.iface) {
+        let reason = match (self.named(), &self.config.endpoint.iface) {
             (Some(_), _) => "the application names it",
             (None, Some(_)) => BY_USER,
             (None, None) if pinned.is_some() => BY_DEVICE,

@@ -255,7 +255,8 @@ fn capabilities_follow_what_is_asked() {
 
 #[test]
 fn without_a_network_remote_peers_are_promised_to_those_who_insist() {
-    let config = Config { net: false, ..Config::default() };
+    let mut config = Config::default();
+    config.net.on = false;
     let granted = |caps, domain_caps| {
         let mut hints = Hints::none();
         (hints.caps, hints.domain.base.caps) = (caps, domain_caps);

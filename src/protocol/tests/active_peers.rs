@@ -3,7 +3,7 @@
 
 use super::fixture::{LIMITS, Memory, TestHost, receive_op, send_op};
 use super::sim::Log;
-use crate::config::{CmaPolicy, Config, RdmaPolicy};
+use crate::config::Config;
 use crate::protocol::packet::{Envelope, Packet};
 use crate::protocol::{Engine, Limits};
 use crate::sys::clock;
@@ -12,7 +12,9 @@ use crate::transport::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::neighbours::Standing;
 use crate::transport::net::reliable::{Reliable, Settings, Sink};
+use crate::transport::net::verbs::config::RdmaPolicy;
 use crate::transport::router::Router;
+use crate::transport::shm::config::{CmaPolicy, ShmConfig};
 use crate::transport::{Address, Departure, PeerId};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -123,15 +125,15 @@ impl Sink for Got {
 impl Hub {
     fn open() -> Self {
         let bind = Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let config = Config {
+        let shm = ShmConfig {
+            on: false,
             cma: CmaPolicy::Off,
-            shm: false,
             push_max: Some(512 << 10),
             share_min: Some(1 << 20),
-            bulk_min: 1 << 20,
-            rdma: RdmaPolicy::Off,
-            ..Config::default()
         };
+        let mut config = Config { shm, ..Config::default() };
+        config.net.bulk_min = 1 << 20;
+        config.net.rdma.policy = RdmaPolicy::Off;
         let router =
             Router::open(bind, &config, (JobKey::from_bytes(KEY), Source::AuthKey)).unwrap();
         let address = router.address();

@@ -8,7 +8,7 @@
 //! names and would keep each other out.
 
 use super::JobKey;
-use crate::config::Config;
+use crate::config::variable::Secret;
 use crate::sys::private_file::{self, Unfit};
 use crate::sys::process;
 use crate::telemetry::log;
@@ -125,9 +125,9 @@ pub(crate) fn of_auth_key(auth_key: &[u8]) -> JobKey {
 }
 
 /// The key of endpoints for which the application gave none, and its source. The file is read once per process.
-pub(crate) fn of_environment(config: &Config) -> Result<(JobKey, Source), BadJobKey> {
+pub(crate) fn of_environment(variable: Option<&Secret>) -> Result<(JobKey, Source), BadJobKey> {
     static FILE_KEY: OnceLock<Result<Option<(JobKey, Source)>, BadJobKey>> = OnceLock::new();
-    let found = match &config.job_key {
+    let found = match variable {
         Some(secret) => of_variable(&secret.0).map(Some),
         None => FILE_KEY.get_or_init(|| own_file().map_or(Ok(None), |path| of_file(&path))).clone(),
     };
@@ -194,7 +194,6 @@ fn of_variable(text: &str) -> Result<(JobKey, Source), BadJobKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Secret;
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
 
@@ -211,9 +210,8 @@ mod tests {
         assert_ne!(set.0, of_auth_key(b"between the two of us"));
         assert_ne!(set.0, Source::Nothing.key(&[]).0);
         assert_ne!(of_auth_key(b"a"), of_auth_key(b"a\0"));
-        let text = Some(Secret("between the two of us".to_owned()));
-        let config = Config { job_key: text, ..Config::default() };
-        assert_eq!(of_environment(&config), Ok(set), "and comes before a file");
+        let text = Secret("between the two of us".to_owned());
+        assert_eq!(of_environment(Some(&text)), Ok(set), "and comes before a file");
     }
 
     #[test]

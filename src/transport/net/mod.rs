@@ -3,13 +3,14 @@
 pub(crate) mod agreement;
 mod background;
 pub(crate) mod bulk;
+pub(crate) mod config;
 mod core;
 mod ending;
 pub(crate) mod link;
 pub(crate) mod neighbours;
 pub(crate) mod network;
 pub(crate) mod reliable;
-mod rv;
+pub(crate) mod rv;
 pub(crate) mod stream;
 pub(crate) mod udp;
 pub(crate) mod verbs;
@@ -22,7 +23,7 @@ use super::{
     Lending, LookedAt, MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PeerId, Reach, Reached,
     SendError, Sharing, Source, Spot, StreamEnd, Streaming, Ticket, Transport, Windows,
 };
-use crate::config::{Config, ReadPolicy};
+use crate::config::Config;
 use crate::memory::{Segment, SegmentList};
 use crate::sys::event::Epoll;
 use crate::sys::net::{Nic, interfaces};
@@ -41,7 +42,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use stream::{StreamSink, Streams};
 use udp::UdpLink;
-use verbs::{HybridLink, RdmaSettings};
+use verbs::HybridLink;
+use verbs::config::{RdmaSettings, ReadPolicy};
 
 /// Longest payload of one message that is split over packets at once, bytes.
 const BCOPY_MAX: usize = reliable::MESSAGE_MAX;
@@ -997,15 +999,15 @@ impl Transport for Net {
     }
 
     fn device_at(config: &Config, ip: IpAddr) -> Result<Option<Nic>, &'static str> {
-        if !config.net {
+        if !config.net.on {
             return Ok(None);
         }
-        verbs::device_at(&RdmaSettings::of(config), ip).map_err(|_| "FI_UDRV_RDMA")
+        verbs::device_at(&config.net.rdma, ip).map_err(|_| "FI_UDRV_RDMA")
     }
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
-        let config = opening.config;
-        let Some(port) = (if config.net { opening.port.take() } else { None }) else {
+        let config = &opening.config.net;
+        let Some(port) = (if config.on { opening.port.take() } else { None }) else {
             return Ok(None);
         };
         let link = UdpLink::over(port, config.mtu)?;
@@ -1013,9 +1015,9 @@ impl Transport for Net {
             key: opening.key,
             key_source: opening.key_source,
             peer_timeout_s: config.peer_timeout_s,
-            buffer_bytes: config.net_buffer,
+            buffer_bytes: config.buffer_bytes,
             streams: config.streams,
-            rdma: RdmaSettings::of(config),
+            rdma: config.rdma.clone(),
         };
         let peers = PeerTable::new(opening.host.clone());
         let mut net = Self::with(opening.me, link, peers, settings)?;

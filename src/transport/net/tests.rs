@@ -1,13 +1,13 @@
 //! Endpoints on this host, over the loopback interface: what happens while an application computes and does not poll.
 
 use super::*;
-use crate::config::{Config, RdmaPolicy};
 use crate::memory::OwnedBuffer;
 use crate::transport::Range;
 use crate::transport::Source;
 use crate::transport::address::LocalHost;
 use crate::transport::net::background::ABSENT_NS;
 use crate::transport::net::bulk::no_way::NoWay;
+use crate::transport::net::verbs::config::RdmaPolicy;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ impl End {
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
             streams: 4,
-            rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
+            rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::default() },
         };
         let peers = PeerTable::new(LocalHost::default());
         let net = Net::with(me, link, PeerTable::new(LocalHost::default()), settings).unwrap();

@@ -285,7 +285,7 @@ mod tests {
     use super::super::fixture::Heard::{Left, Message};
     use super::super::fixture::{Deaf, End, end, hears};
     use super::*;
-    use crate::config::CmaPolicy;
+    use crate::transport::shm::config::CmaPolicy;
     use crate::transport::{Messages, Mode, SendError, Transport};
 
     const DIED: Departure = Departure::Failed(Errno(libc::EHOSTDOWN));

@@ -1,11 +1,11 @@
 //! Two ends of a link, for tests.
 
 use super::Shm;
-use crate::config::CmaPolicy;
 use crate::sys::event::Epoll;
 use crate::sys::net;
 use crate::transport::address::LocalHost;
 use crate::transport::peers::PeerTable;
+use crate::transport::shm::config::CmaPolicy;
 use crate::transport::{Address, Departure, Handler, PeerId, SendError, Transport};
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -8,7 +8,6 @@ use super::layout::{FRUGAL, GENEROUS, Geometry, LAVISH, receivers_bell, set_rece
 use super::names::{self, Found};
 use super::ring::{Area, Consumer, Producer};
 use super::{GENEROUS_LINKS, Inbound, LAVISH_LINKS, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
-use crate::config::CmaPolicy;
 use crate::sys::bell::Bell;
 use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
@@ -18,6 +17,7 @@ use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
 use crate::transport::share::CellTable;
+use crate::transport::shm::config::CmaPolicy;
 use crate::transport::{Address, Contact, Handler, PeerId, SendError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -7,6 +7,7 @@
 //! file system holds a name of it.
 
 mod attach;
+pub(crate) mod config;
 mod copy_rate;
 mod crowd;
 mod departure;
@@ -32,7 +33,6 @@ use super::{
     Address, Caps, Contact, Handler, Head, Lending, LocalHost, Messages, Mode, Opening, PeerId,
     Returned, SendError, Streaming, Transport,
 };
-use crate::config::CmaPolicy;
 use crate::memory::Segment;
 use crate::sys::bell::{Bell, BellAddress};
 use crate::sys::cancel::Shield;
@@ -42,6 +42,7 @@ use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
 use attach::Entrance;
+use config::CmaPolicy;
 use copy_rate::CopyRate;
 use crowd::Crowd;
 use greeting::Door;
@@ -411,8 +412,8 @@ impl Transport for Shm {
     const TWO_WAY: bool = false;
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
-        let config = opening.config;
-        if config.shm && !config.net {
+        let (config, net) = (&opening.config.shm, opening.config.net.on);
+        if config.on && !net {
             // Otherwise peers would count messages as sent that a process unable to accept never reads.
             unix::may_accept()?;
         }
@@ -420,10 +421,10 @@ impl Transport for Shm {
             opening.me,
             opening.host.clone(),
             config.cma,
-            config.shm,
+            config.on,
             opening.epoll.clone(),
         )?;
-        if config.shm && !config.net && !shm.door.open {
+        if config.on && !net && !shm.door.open {
             return Err(Errno(libc::EADDRINUSE));
         }
         let mark = if opening.key_source.is_given() { opening.key.mark() } else { 0 };

@@ -224,10 +224,10 @@ mod tests {
     use super::super::fixture::linked;
     use super::super::layout::REACHING;
     use super::*;
-    use crate::config::CmaPolicy;
     use crate::transport::Messages;
     use crate::transport::loopback::Loopback;
     use crate::transport::settling::SETTLE_NS;
+    use crate::transport::shm::config::CmaPolicy;
     use std::time::Instant;
 
     const WRITE: Reach = Reach { reads: false, delivered: true, stays: false, token: 0 };

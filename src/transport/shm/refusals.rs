@@ -109,7 +109,7 @@ mod tests {
     use super::super::Contact;
     use super::super::fixture::{End, end};
     use super::*;
-    use crate::config::CmaPolicy;
+    use crate::transport::shm::config::CmaPolicy;
     use crate::transport::{Address, Departure, Handler, SendError};
     use crate::transport::{Messages, Mode, Transport};
 

@@ -196,8 +196,8 @@ mod tests {
     use super::super::fixture::Heard::{Left, Message as Came};
     use super::super::fixture::{End, Heard, end, hears};
     use super::*;
-    use crate::config::CmaPolicy;
     use crate::sys::shared_memory::REFUSED;
+    use crate::transport::shm::config::CmaPolicy;
     use crate::transport::{Messages, Mode, Transport};
 
     fn send(from: &mut End, to: &End, lens: &[usize]) -> PeerId {

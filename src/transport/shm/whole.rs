@@ -65,10 +65,10 @@ impl Outbound {
 mod tests {
     use super::super::fixture::{End, linked};
     use super::*;
-    use crate::config::CmaPolicy;
     use crate::memory::Buffers;
     use crate::sys::cma::Range;
     use crate::transport::loopback::Loopback;
+    use crate::transport::shm::config::CmaPolicy;
     use crate::transport::{Address, Departure, Handler, Messages, Mode, Transport};
 
     const LEN: usize = 300_000;

@@ -148,7 +148,8 @@ fn both_addresses_are_of_one_family() {
 fn a_domain_name_chooses_the_interface() {
     let mut hints = Hints::none();
     hints.domain_name = Some("lo".to_owned());
-    let config = Config { iface: Some("nosuch0".to_owned()), ..Config::default() };
+    let mut config = Config::default();
+    config.endpoint.iface = Some("nosuch0".to_owned());
     let place = place(None, None, 0, &hints, &config).unwrap();
     assert_eq!((place.interface.as_str(), place.source.0), ("lo", socket("127.0.0.1:0")));
     if let Some(other) = interfaces().iter().find(|i| !i.loopback && i.ip.is_ipv4()) {
@@ -166,7 +167,11 @@ fn a_domain_name_chooses_the_interface() {
 
 #[test]
 fn the_user_chooses_the_interface_where_the_application_does_not() {
-    let choose = |iface: &str| Config { iface: Some(iface.to_owned()), ..Config::default() };
+    let choose = |iface: &str| {
+        let mut config = Config::default();
+        config.endpoint.iface = Some(iface.to_owned());
+        config
+    };
     let none = Hints::none();
     for iface in ["lo", "127.0.0.1"] {
         let place = place(None, None, 0, &none, &choose(iface)).unwrap();

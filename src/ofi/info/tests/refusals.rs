@@ -1,6 +1,7 @@
 //! Each hint that cannot be met, and its line in the log.
 
 use super::*;
+use crate::config::variable::Secret;
 
 /// A refused hint and its line in the log.
 type Case = (fn(&mut Hints), &'static str);
@@ -166,8 +167,8 @@ fn the_core_decides_about_lists_of_providers() {
 
 #[test]
 fn a_bad_job_key_of_the_environment_is_refused_without_printing_it() {
-    let config =
-        Config { job_key: Some(crate::config::Secret("secret!".to_owned())), ..Config::default() };
+    let mut config = Config::default();
+    config.endpoint.job_key = Some(Secret("secret!".to_owned()));
     let refusal = answer(&request(0), &Hints::none(), &config).unwrap_err();
     let line = "job key: wanted FI_UDRV_JOB_KEY has 7 bytes, offered text of 16 to 256 bytes";
     assert_eq!(refusal.to_string(), line);
@@ -175,7 +176,8 @@ fn a_bad_job_key_of_the_environment_is_refused_without_printing_it() {
 
 #[test]
 fn limits_of_the_user_limit_contexts() {
-    let config = Config { tx_max: 100, rx_max: 1 << 24, ..Config::default() };
+    let mut config = Config::default();
+    (config.endpoint.tx_max, config.endpoint.rx_max) = (100, 1 << 24);
     let mut hints = Hints::none();
     let offer = answer(&request(0), &hints, &config).unwrap();
     assert_eq!((offer.attributes.tx.size, offer.attributes.rx.size), (100, 1024));

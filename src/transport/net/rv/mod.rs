@@ -9,6 +9,7 @@
 //!
 //! Nothing signals events: a sleeping thread is woken by a timer while something is due.
 
+pub(crate) mod config;
 mod node;
 mod open;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Whether the rv module is used (FI_UDRV_RV), and opening it for an endpoint.
 
 use super::Rv;
-use crate::config::RvPolicy;
+use super::config::RvPolicy;
 use crate::sys::rv::{Found, Here};
 use crate::sys::{Errno, process};
 use crate::telemetry::log;

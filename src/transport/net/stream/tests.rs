@@ -1,16 +1,15 @@
 //! Streams between endpoints on this host, over the loopback interface.
 
 use super::super::udp::UdpLink;
-use super::super::verbs::RdmaSettings;
 use super::super::{Net, NetSettings};
 use super::wire::{GREETING_TAG_AT, Greeting, HEADER_TAG_AT, Header};
 use super::*;
-use crate::config::{Config, RdmaPolicy};
 use crate::memory::OwnedBuffer;
 use crate::sys::reserve::tests::without_memory;
 use crate::transport::JobKey;
 use crate::transport::Source;
 use crate::transport::address::LocalHost;
+use crate::transport::net::verbs::config::{RdmaPolicy, RdmaSettings};
 use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler, Messages, Mode, Streaming, Transport};
 use std::io::{Read, Write};
@@ -78,7 +77,7 @@ impl End {
             peer_timeout_s: 120,
             buffer_bytes: 64 << 20,
             streams,
-            rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::of(&Config::default()) },
+            rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::default() },
         };
         let table = || PeerTable::new(LocalHost::default());
         let net = Net::with(me, link, table(), settings).unwrap();

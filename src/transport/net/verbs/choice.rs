@@ -1,8 +1,8 @@
 //! Which port of which device an endpoint uses, and with which of its addresses: decided from the devices' attributes,
 //! so that it can be tested without any.
 
+use super::config::NicName;
 use super::spread::Spread;
-use crate::config::NicName;
 use crate::sys::verbs::{Gid, GidKind, LinkLayer, Port};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};

@@ -5,6 +5,7 @@
 //! socket.
 
 mod choice;
+pub(crate) mod config;
 mod handles;
 mod hybrid;
 mod introduction;
@@ -22,7 +23,6 @@ pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
 pub(super) use named::{addresses_of, with_device};
 
-use crate::config::{CacheSettings, Config, NicName, RdmaPolicy, ReadPolicy, RvPolicy};
 use crate::sys::net::{Nic, RdmaFacts};
 use crate::sys::rv::Here;
 use crate::sys::topology::numa_distance;
@@ -38,7 +38,9 @@ use crate::transport::net::bulk::Bulk;
 use crate::transport::net::bulk::ways::Ways;
 use crate::transport::net::network::Network;
 use crate::transport::net::rv;
+use crate::transport::net::rv::config::RvPolicy;
 use choice::{Candidate, Choice, Wish, choose};
+use config::{RdmaPolicy, RdmaSettings};
 use introduction::{Place, qkey};
 use link::UdLink;
 use spread::Spread;
@@ -52,34 +54,6 @@ const RECEIVE_SLOTS: u32 = 1024;
 const TRIED_SLOTS: u32 = 64;
 /// How long a device found for `fi_nic` counts as present, nanoseconds.
 const OFFER_NS: u64 = 5_000_000_000;
-
-/// Which devices are used, and how.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct RdmaSettings {
-    pub(crate) policy: RdmaPolicy,
-    /// FI_UDRV_NIC; empty: any.
-    pub(crate) nics: Vec<NicName>,
-    /// Use of the kernel's rv module, for long messages.
-    pub(crate) rv: RvPolicy,
-    /// Most RC connections of an endpoint, for long messages.
-    pub(crate) rc_connections: usize,
-    /// Whether receivers read a part of long messages (GET rendezvous).
-    pub(crate) read: ReadPolicy,
-    pub(crate) cache: CacheSettings,
-}
-
-impl RdmaSettings {
-    pub(crate) fn of(config: &Config) -> Self {
-        Self {
-            policy: config.rdma,
-            nics: config.nics.clone(),
-            rv: config.rv,
-            rc_connections: config.rc_connections,
-            read: config.read,
-            cache: config.cache,
-        }
-    }
-}
 
 /// The device's parts of an endpoint: its datagrams, and its bulk path.
 pub(crate) type Parts = (Box<Rdma>, Option<Box<dyn Bulk>>);

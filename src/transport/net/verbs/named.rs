@@ -1,7 +1,8 @@
 //! Devices that an application selects by the domain's name, as other providers name their domains.
 
 use super::candidates;
-use crate::config::{Config, NicName, RdmaPolicy};
+use super::config::{NicName, RdmaPolicy};
+use crate::config::Config;
 use crate::sys::net::interfaces;
 use crate::sys::verbs::{GidKind, shows};
 use std::net::{IpAddr, Ipv6Addr};
@@ -42,10 +43,11 @@ pub(crate) fn with_device(config: &Config, name: &str) -> Option<Result<Config, 
 /// The configuration of a domain that must use `nic` and no other device. Error: the variable with which the user
 /// excludes that.
 fn insisting(config: &Config, nic: &NicName) -> Result<Config, &'static str> {
-    if !config.net {
+    if !config.net.on {
         return Err("no network (FI_UDRV_NET=0)");
     }
-    if config.rdma == RdmaPolicy::Off {
+    let rdma = &config.net.rdma;
+    if rdma.policy == RdmaPolicy::Off {
         return Err("no RDMA (FI_UDRV_RDMA=off)");
     }
     let allows = |allowed: &NicName| {
@@ -53,15 +55,17 @@ fn insisting(config: &Config, nic: &NicName) -> Result<Config, &'static str> {
     };
     // The user allows only one port of it, and the application names no port.
     let narrower = |allowed: &&NicName| allowed.device == nic.device && nic.port.is_none();
-    let nics = if config.nics.is_empty() || config.nics.iter().any(allows) {
+    let nics = if rdma.nics.is_empty() || rdma.nics.iter().any(allows) {
         vec![nic.clone()]
     } else {
-        config.nics.iter().filter(narrower).cloned().collect()
+        rdma.nics.iter().filter(narrower).cloned().collect()
     };
     if nics.is_empty() {
         return Err("those of FI_UDRV_NIC");
     }
-    Ok(Config { rdma: RdmaPolicy::Require, nics, ..config.clone() })
+    let mut config = config.clone();
+    (config.net.rdma.policy, config.net.rdma.nics) = (RdmaPolicy::Require, nics);
+    Ok(config)
 }
 
 #[cfg(test)]
@@ -69,8 +73,11 @@ mod tests {
     use super::*;
 
     fn config(nics: &str) -> Config {
-        let nics = if nics.is_empty() { Vec::new() } else { NicName::list(nics).unwrap() };
-        Config { nics, ..Config::default() }
+        let mut config = Config::default();
+        if !nics.is_empty() {
+            config.net.rdma.nics = NicName::list(nics).unwrap();
+        }
+        config
     }
 
     #[test]
@@ -92,13 +99,16 @@ mod tests {
             ("a:2", "a:2", "a:2"),
         ] {
             let config = insisting(&config(allowed), &nic(asked)).unwrap();
-            assert_eq!(config.nics, NicName::list(want).unwrap(), "{allowed} {asked}");
-            assert_eq!(config.rdma, RdmaPolicy::Require);
+            assert_eq!(config.net.rdma.nics, NicName::list(want).unwrap(), "{allowed} {asked}");
+            assert_eq!(config.net.rdma.policy, RdmaPolicy::Require);
         }
         assert_eq!(insisting(&config("b"), &nic("a")), Err("those of FI_UDRV_NIC"));
         assert_eq!(insisting(&config("a:1"), &nic("a:2")), Err("those of FI_UDRV_NIC"));
-        let off = Config { rdma: RdmaPolicy::Off, ..config("") };
+        let mut off = config("");
+        off.net.rdma.policy = RdmaPolicy::Off;
         assert!(insisting(&off, &nic("a")).is_err());
-        assert!(insisting(&Config { net: false, ..config("") }, &nic("a")).is_err());
+        let mut off = config("");
+        off.net.on = false;
+        assert!(insisting(&off, &nic("a")).is_err());
     }
 }

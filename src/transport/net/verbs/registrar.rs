@@ -1,7 +1,6 @@
 //! Registrations of the application's memory for the connections of an endpoint, and their cache.
 
-use crate::config::{CachePolicy, CacheSettings};
-use crate::memory::cache::{self, Access, Cache, Limits, Monitor};
+use crate::memory::cache::{self, Access, Cache, CachePolicy, CacheSettings, Limits, Monitor};
 use crate::sys::verbs::{Permission, RcPort, Registrar, Registration, fork_hazard};
 use crate::sys::{Errno, process};
 use crate::telemetry::log;

@@ -8,6 +8,7 @@ use super::*;
 use crate::sys::net::interfaces;
 use crate::transport::address::LocalHost;
 use crate::transport::net::udp::UdpLink;
+use crate::transport::net::verbs::config::NicName;
 use crate::transport::net::{Net, NetSettings};
 use crate::transport::peers::PeerTable;
 use crate::transport::{
@@ -66,7 +67,7 @@ struct End {
 }
 
 fn settings(policy: RdmaPolicy) -> RdmaSettings {
-    RdmaSettings { policy, ..RdmaSettings::of(&Config::default()) }
+    RdmaSettings { policy, ..RdmaSettings::default() }
 }
 
 /// An address of a device.

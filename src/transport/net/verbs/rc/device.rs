@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use super::{Device, Event, Kept, Local, QueuePair, Rc, Region, WINDOWS};
-use crate::config::ReadPolicy;
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;
@@ -13,6 +12,7 @@ use crate::telemetry::log;
 use crate::transport::Ticket;
 use crate::transport::net::agreement::message::End;
 use crate::transport::net::bulk::Bulk;
+use crate::transport::net::verbs::config::ReadPolicy;
 use crate::transport::net::verbs::introduction::Place;
 use crate::transport::net::verbs::registrar::{self, Memory};
 use crate::transport::net::verbs::{At, RdmaSettings, Spot};

@@ -3,6 +3,7 @@
 //! of one cable. UDRV_TEST_LOG=1 shows the log.
 
 use super::*;
+use crate::transport::net::verbs::config::NicName;
 use std::process::Command;
 use std::sync::MutexGuard;
 

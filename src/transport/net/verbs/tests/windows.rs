@@ -1,9 +1,9 @@
 //! PUT rendezvous between endpoints on one device.
 
 use super::*;
-use crate::config::ReadPolicy;
 use crate::memory::OwnedBuffer;
 use crate::sys::cma::Range;
+use crate::transport::net::verbs::config::ReadPolicy;
 use crate::transport::{Reach, Spot, Ticket, Windows};
 
 /// Two endpoints that may advertise buffers to each other, and their numbers for each other.

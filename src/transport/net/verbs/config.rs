@@ -1,0 +1,148 @@
+//! The variables of RDMA devices.
+
+use crate::config::variable::{Group, Reader, Variable, set};
+use crate::memory::cache::CacheSettings;
+use crate::transport::net::rv::config::RvPolicy;
+use std::fmt;
+
+/// Whether RDMA devices are used (FI_UDRV_RDMA).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RdmaPolicy {
+    /// They are used if one works.
+    Auto,
+    Off,
+    /// An endpoint is opened only if a device works.
+    Require,
+}
+
+/// Whether the receiver of a long message reads a part of it by RDMA (FI_UDRV_RDMA_READ).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ReadPolicy {
+    Off,
+    /// Only between processes of one host whose device is soft-RoCE: then the CPUs of both processes move the bytes.
+    Auto,
+    Always,
+}
+
+/// One name in FI_UDRV_NIC: a device, optionally with one of its ports.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct NicName {
+    pub(crate) device: String,
+    pub(crate) port: Option<u8>,
+}
+
+impl NicName {
+    /// Parses a list such as `mlx5_0,mlx5_2:1`; `None` if a name is malformed.
+    pub(crate) fn list(text: &str) -> Option<Vec<Self>> {
+        text.split(',').map(|name| Self::one(name.trim())).collect()
+    }
+
+    fn one(text: &str) -> Option<Self> {
+        let (device, port) = match text.split_once(':') {
+            Some((device, port)) => (device, Some(port.parse().ok().filter(|port| *port > 0)?)),
+            None => (text, None),
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        let good = !device.is_empty() && device.chars().all(plain);
+        good.then(|| Self { device: device.to_owned(), port })
+    }
+}
+
+impl fmt::Display for NicName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.device)?;
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// Which devices are used, and how.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RdmaSettings {
+    /// FI_UDRV_RDMA
+    pub(crate) policy: RdmaPolicy,
+    /// FI_UDRV_NIC; empty: any
+    pub(crate) nics: Vec<NicName>,
+    /// FI_UDRV_RC_CONNECTIONS
+    pub(crate) rc_connections: usize,
+    /// FI_UDRV_RDMA_READ
+    pub(crate) read: ReadPolicy,
+    pub(crate) rv: RvPolicy,
+    pub(crate) cache: CacheSettings,
+}
+
+impl Default for RdmaSettings {
+    fn default() -> Self {
+        Self {
+            policy: RdmaPolicy::Auto,
+            nics: Vec::new(),
+            rc_connections: 128,
+            read: ReadPolicy::Auto,
+            rv: RvPolicy::default(),
+            cache: CacheSettings::default(),
+        }
+    }
+}
+
+impl Group for RdmaSettings {
+    const VARIABLES: &'static [Variable] = &[
+        Variable {
+            name: "RDMA",
+            help: "InfiniBand and RoCE devices for peers of other nodes: auto (where one works), off, or require (without one there is no endpoint) (default: auto)",
+        },
+        Variable {
+            name: "NIC",
+            help: "RDMA devices that may be used, names with or without a port, such as mlx5_0,mlx5_2:1; the nearest of them is (default: any, first the one that has the endpoint's address)",
+        },
+        Variable {
+            name: "RC_CONNECTIONS",
+            help: "Connected RDMA queue pairs that an endpoint has at most, for long messages, 0 to 65536; 0: they go as datagrams (default: 128)",
+        },
+        Variable {
+            name: "RDMA_READ",
+            help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, through soft-RoCE of Linux 6.12 or later), always, or off (default: auto)",
+        },
+    ];
+
+    fn read(&mut self, from: &Reader<'_>) {
+        let policies = [
+            ("auto", RdmaPolicy::Auto),
+            ("1", RdmaPolicy::Auto),
+            ("off", RdmaPolicy::Off),
+            ("0", RdmaPolicy::Off),
+            ("require", RdmaPolicy::Require),
+        ];
+        set(&mut self.policy, from.choice("RDMA", "auto, off or require", &policies));
+        let wanted = "a list of devices such as mlx5_0,mlx5_2:1";
+        let list =
+            |text: &str| if text.is_empty() { Some(Vec::new()) } else { NicName::list(text) };
+        set(&mut self.nics, from.parsed("NIC", wanted, list));
+        set(&mut self.rc_connections, from.size("RC_CONNECTIONS", 0..=65536));
+        let policies = [
+            ("auto", ReadPolicy::Auto),
+            ("off", ReadPolicy::Off),
+            ("0", ReadPolicy::Off),
+            ("always", ReadPolicy::Always),
+            ("1", ReadPolicy::Always),
+        ];
+        set(&mut self.read, from.choice("RDMA_READ", "auto, off or always", &policies));
+        self.rv.read(from);
+        self.cache.read(from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_nics() {
+        let one = |text: &str| NicName::list(text).map(|list| list.len());
+        assert_eq!(
+            (one("mlx5_0"), one("mlx5_0:1, rxe0"), one("a,b:2,c")),
+            (Some(1), Some(2), Some(3))
+        );
+        for bad in ["", ",", "a:", "a:x", "a:0", "a:300", "../x", "a b"] {
+            assert_eq!(one(bad), None, "{bad}");
+        }
+    }
+}
