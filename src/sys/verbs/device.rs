@@ -1,6 +1,6 @@
 //! Devices, and the facts that they report.
 
-use super::library::{CLASS, Verbs, verbs};
+use super::library::{Verbs, class, verbs};
 use super::owned::{Owned, check};
 use crate::sys::errno::{Errno, Result};
 use crate::sys::net::PciAddress;
@@ -154,7 +154,7 @@ impl OpenDevice {
         // SAFETY: fw_ver is a C string.
         let firmware = unsafe { CStr::from_ptr(attr.fw_ver.as_ptr()) }.to_string_lossy();
         let number = |id: u32| (id != 0).then(|| format!("0x{id:04x}"));
-        let place = PathBuf::from(format!("{CLASS}/{}/device", self.name));
+        let place = class().join(&self.name).join("device");
         let file = |what: &str| std::fs::read_to_string(place.join(what)).ok();
         let device = std::fs::canonicalize(&place).ok();
         let last = |path: PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());

@@ -10,20 +10,27 @@ use rdma_core_sys::{
     ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
 };
 use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::path::PathBuf;
 use std::ptr::NonNull;
 
-/// The directory in which the kernel lists RDMA devices.
-pub(super) const CLASS: &str = "/sys/class/infiniband";
+/// The directory in which the kernel lists RDMA devices, where libibverbs looks for it: SYSFS_PATH moves it, unless the
+/// program runs with another user's rights (`ibv_get_sysfs_path` of rdma-core's libibverbs/sysfs.c).
+pub(super) fn class() -> PathBuf {
+    // SAFETY: the calls only return numbers.
+    let plain = unsafe { libc::getuid() == libc::geteuid() };
+    let moved = std::env::var_os("SYSFS_PATH").filter(|path| plain && !path.is_empty());
+    moved.map_or_else(|| PathBuf::from("/sys"), PathBuf::from).join("class/infiniband")
+}
 
 /// True if this host has any RDMA device. Without one, libibverbs is not even looked for.
 pub(crate) fn present() -> bool {
-    std::fs::read_dir(CLASS).is_ok_and(|mut entries| entries.next().is_some())
+    std::fs::read_dir(class()).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 /// True if an RDMA device is called `name`.
 pub(crate) fn shows(name: &str) -> bool {
     let plain = !name.is_empty() && !name.starts_with('.') && !name.contains('/');
-    plain && std::path::Path::new(CLASS).join(name).exists()
+    plain && class().join(name).exists()
 }
 
 /// Declares the table of functions, each with its symbol version: most exist in an older version too,
