@@ -290,7 +290,7 @@ impl RcPort {
             // could overflow.
             if n < cq::BATCH && self.queues.ended.swap(false, Ordering::AcqRel) {
                 self.taken = 0;
-                srq.post(self.settings.receives as usize)?;
+                srq.fill();
             } else if self.taken >= threshold {
                 srq.post(std::mem::take(&mut self.taken) as usize)?;
             }

@@ -46,6 +46,12 @@ impl Srq {
         // SAFETY: a live queue; receives without segments name no memory.
         post(count, |first, bad| unsafe { ibv_post_srq_recv(self.as_ptr(), first, bad) })
     }
+
+    /// Posts receives until the queue is full. Any refusal means that: the drivers of mlx4 and mthca answer −1 then, and
+    /// not ENOMEM (providers/mlx4/srq.c). A queue that is broken refuses the next [`Self::post`] as well.
+    pub(super) fn fill(&self) {
+        let _ = self.post(self.depth as usize);
+    }
 }
 
 /// Like [`Srq::post`], for a queue pair's own receives.
