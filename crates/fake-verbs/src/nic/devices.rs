@@ -1,0 +1,244 @@
+//! Open devices, their ports, and the events of both.
+
+use super::Nic;
+use super::pair::Pair;
+use crate::counters::{Counter, count};
+use crate::personality::{Device, Link, Port};
+use crate::sys::Count;
+use crate::sysfs;
+use crate::wire::Route;
+use rdma_core_sys::{
+    IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, ibv_event_type,
+};
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+/// How long a port is down.
+const DOWN: Duration = Duration::from_millis(300);
+
+/// An open device.
+#[derive(Debug)]
+pub(crate) struct Context {
+    device: usize,
+    count: Count,
+    events: VecDeque<Event>,
+}
+
+/// What an event is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum EventKind {
+    Port(u8),
+    Device,
+}
+
+/// An asynchronous event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Event {
+    pub(crate) kind: EventKind,
+    pub(crate) code: ibv_event_type,
+}
+
+/// The state of ports and devices that the weather changes.
+#[derive(Debug, Default)]
+pub(super) struct Climate {
+    /// Datagrams that have arrived.
+    pub(super) datagrams: u32,
+    flapped: bool,
+    down_until: Option<Instant>,
+    removed: bool,
+}
+
+/// A port, with its addresses on this host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PortView {
+    pub(crate) port: &'static Port,
+    pub(crate) active: bool,
+    pub(crate) lid: u16,
+    /// Unspecific ones come first, as in the kernel.
+    pub(crate) gids: [[u8; 16]; 2],
+}
+
+impl PortView {
+    pub(crate) fn is_infiniband(&self) -> bool {
+        matches!(self.port.link, Link::InfiniBand { .. })
+    }
+
+    pub(crate) fn needs_grh(&self) -> bool {
+        matches!(self.port.link, Link::InfiniBand { needs_grh: true, .. })
+    }
+
+    /// The GIDs by index. InfiniBand has one; RoCE has two addresses, each as version 1 and 2.
+    pub(crate) fn gid(&self, index: usize) -> Option<[u8; 16]> {
+        let at = if self.is_infiniband() && index > 0 { 2 } else { index / 2 };
+        self.gids.get(at).copied()
+    }
+
+    /// How many there are.
+    pub(crate) fn gid_count(&self) -> usize {
+        if self.is_infiniband() { 1 } else { 4 }
+    }
+}
+
+/// The addresses of a port on host number `host`.
+fn view(port: &'static Port, active: bool, host: u8) -> PortView {
+    let mut local = [0; 16];
+    let (lid, ends) = match port.link {
+        Link::InfiniBand { lid: 0, .. } => (0, [1, 0, 0, 0]),
+        Link::InfiniBand { lid, .. } => {
+            (lid + u16::from(host), [1, port.fabric, lid as u8, lid as u8 + host])
+        }
+        Link::Ethernet { ip: [a, b, c, d] } => (0, [a, b, c, d + host]),
+    };
+    fill(&mut local, 0, &[0xfe, 0x80]);
+    fill(&mut local, 12, &ends);
+    let mut mapped = [0; 16];
+    fill(&mut mapped, 10, &[0xff, 0xff]);
+    fill(&mut mapped, 12, &ends);
+    PortView { port, active, lid, gids: [local, mapped] }
+}
+
+fn fill(gid: &mut [u8; 16], at: usize, from: &[u8]) {
+    for (to, byte) in gid.iter_mut().skip(at).zip(from) {
+        *to = *byte;
+    }
+}
+
+impl Nic {
+    /// The devices that are there, with their numbers and directories.
+    pub(crate) fn devices(&self) -> Vec<(usize, &'static Device, std::path::PathBuf)> {
+        let all = self.personality.devices.iter().enumerate();
+        let place = |(at, device)| (at, device, sysfs::node(&self.directory, at));
+        all.map(place).filter(|(_, _, node)| node.exists()).collect()
+    }
+
+    /// Its handle and the descriptor of its events. Error: errno.
+    pub(crate) fn open_device(&mut self, device: usize) -> Result<(u32, RawFd), i32> {
+        if self.climate.removed {
+            return Err(libc::ENODEV);
+        }
+        let count = Count::new().ok_or(libc::EMFILE)?;
+        let (id, fd) = (self.new_id(), count.fd());
+        self.tables.contexts.insert(id, Context { device, count, events: VecDeque::new() });
+        Ok((id, fd))
+    }
+
+    pub(crate) fn close_device(&mut self, context: u32) {
+        self.tables.contexts.remove(&context);
+    }
+
+    pub(crate) fn device(&self, context: u32) -> Option<&'static Device> {
+        self.personality.devices.get(self.tables.contexts.get(&context)?.device)
+    }
+
+    /// Port `number`, from 1 on.
+    pub(crate) fn port(&self, context: u32, number: u8) -> Option<PortView> {
+        let port = self.device(context)?.ports.get(usize::from(number.checked_sub(1)?))?;
+        let active = port.active && self.climate.down_until.is_none() && !self.climate.removed;
+        Some(view(port, active, self.host))
+    }
+
+    /// The next event of a context whose count was taken.
+    pub(crate) fn next_event(&mut self, context: u32) -> Option<Event> {
+        self.tables.contexts.get_mut(&context)?.events.pop_front()
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        self.climate.removed
+    }
+
+    fn raise(&mut self, context: u32, event: Event) {
+        if let Some(context) = self.tables.contexts.get_mut(&context) {
+            count(Counter::Events);
+            context.events.push_back(event);
+            context.count.raise();
+        }
+    }
+
+    fn raise_everywhere(&mut self, kind: EventKind, code: ibv_event_type) {
+        let contexts: Vec<u32> = self.tables.contexts.keys().copied().collect();
+        for context in contexts {
+            self.raise(context, Event { kind, code });
+        }
+    }
+
+    /// Takes ports down and up, and devices away.
+    pub(super) fn change_climate(&mut self) {
+        let due = |after: u32, so_far: u32| after > 0 && so_far >= after;
+        let so_far = self.climate.datagrams;
+        if due(self.weather.flap_after, so_far) && !self.climate.flapped {
+            self.climate.flapped = true;
+            self.climate.down_until = Some(Instant::now() + DOWN);
+            self.raise_everywhere(EventKind::Port(1), IBV_EVENT_PORT_ERR);
+        }
+        if self.climate.down_until.is_some_and(|until| until < Instant::now()) {
+            self.climate.down_until = None;
+            self.raise_everywhere(EventKind::Port(1), IBV_EVENT_PORT_ACTIVE);
+        }
+        if due(self.weather.removal_after, so_far) && !self.climate.removed {
+            self.climate.removed = true;
+            self.remove_devices();
+        }
+    }
+
+    fn remove_devices(&mut self) {
+        for (at, device) in self.personality.devices.iter().enumerate() {
+            // Another process may have done it.
+            let _ = std::fs::remove_dir_all(sysfs::node(&self.directory, at));
+            let _ = std::fs::remove_dir_all(sysfs::class(&self.directory, device.name));
+        }
+        let pairs: Vec<u32> = self.pairs.keys().copied().collect();
+        for number in pairs {
+            self.with_pair(number, Self::break_pair);
+        }
+        self.raise_everywhere(EventKind::Device, IBV_EVENT_DEVICE_FATAL);
+    }
+
+    /// Whether a packet on `route` reaches `pair`.
+    pub(super) fn is_for(&self, pair: &Pair, route: &Route) -> bool {
+        let Some(port) = self.port(pair.made.context, pair.attributes.port) else { return false };
+        let index = usize::from(pair.attributes.pkey_index);
+        let pkey = port.port.pkeys.get(index).copied().unwrap_or(0);
+        let global = route.gids.map(|(_, to)| to);
+        let addressed = match (port.is_infiniband(), global) {
+            (true, None) => route.lid == port.lid && !port.needs_grh(),
+            (true, Some(gid)) => route.lid == port.lid && port.gid(0) == Some(gid),
+            (false, Some(gid)) => port.gids.contains(&gid),
+            (false, None) => false,
+        };
+        port.active && route.fabric == port.port.fabric && addressed && share(route.pkey, pkey)
+    }
+}
+
+/// Whether two members of partitions may talk (InfiniBand 1.7, 10.9.1.2): of the same one, and at least one of them a
+/// full member.
+fn share(one: u16, other: u16) -> bool {
+    const FULL: u16 = 0x8000;
+    one & !FULL == other & !FULL && one & !FULL != 0 && (one | other) & FULL != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limited_members_do_not_talk_to_each_other() {
+        assert!(share(0xffff, 0xffff) && share(0xffff, 0x7fff) && share(0x8012, 0x12));
+        assert!(!share(0x7fff, 0x7fff) && !share(0x8012, 0x8013) && !share(0, 0x8000));
+    }
+
+    #[test]
+    fn hosts_have_addresses_of_their_own() {
+        for personality in crate::personality::ALL {
+            for port in personality.devices.iter().flat_map(|device| device.ports) {
+                let (one, two) = (view(port, true, 0), view(port, true, 1));
+                assert!(
+                    port.link == Link::InfiniBand { lid: 0, needs_grh: false }
+                        || one.gids != two.gids
+                );
+                assert_eq!(one.gid(one.gid_count()), None);
+                assert!(one.gid(one.gid_count() - 1).is_some());
+            }
+        }
+    }
+}

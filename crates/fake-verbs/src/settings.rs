@@ -1,0 +1,24 @@
+//! The environment in which a process finds its devices.
+
+use std::path::PathBuf;
+
+/// The directory of the run: sockets, counters, violations, and `sys`, its tree of devices.
+pub const DIRECTORY: &str = "FAKE_VERBS";
+/// The name of the personality.
+pub const PERSONALITY: &str = "FAKE_VERBS_PERSONALITY";
+/// The weather: see [`crate::weather::Weather::parse`].
+pub const WEATHER: &str = "FAKE_VERBS_WEATHER";
+/// The seed of the weather; a number.
+pub const SEED: &str = "FAKE_VERBS_SEED";
+/// The number of the host that the process is on, from 0 on: hosts have ports with addresses of their own.
+pub const HOST: &str = "FAKE_VERBS_HOST";
+
+/// The directory of the run, if there is one.
+pub fn directory() -> Option<PathBuf> {
+    std::env::var_os(DIRECTORY).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// A number from the environment; 0 if it is not set, or none.
+pub(crate) fn number(name: &str) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}

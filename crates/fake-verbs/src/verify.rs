@@ -1,0 +1,62 @@
+//! The verifier: what no driver checks. A violation ends the process with one line, so that a test fails there and not
+//! later.
+//!
+//! It is a violation
+//! 1. to post a request with memory outside of the registration that its key names, of another protection domain, or of
+//!    a registration that does not allow the access; likewise if the registration has ended before the transfer;
+//! 2. to change the memory of a send, or of the source of a write, between post and completion;
+//! 3. to write into a posted receive buffer;
+//! 4. to use an object after its destruction, or to destroy one that others need;
+//! 5. to overrun a completion queue, or a queue pair's own queues by more than the driver refuses;
+//! 6. to use another process's memory under a key that does not allow it.
+
+use std::io::Write;
+
+/// The line that every violation begins with.
+pub const PREFIX: &str = "fake-verbs: VIOLATION:";
+
+/// Writes the line, to the error output and to the run's directory, and aborts.
+#[cold]
+pub(crate) fn violation(what: &str) -> ! {
+    let line = format!("{PREFIX} process {}: {what}\n", std::process::id());
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    if let Some(directory) = crate::settings::directory() {
+        let path = directory.join("violations");
+        if let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path) {
+            let _ = file.write_all(line.as_bytes());
+        }
+    }
+    std::process::abort()
+}
+
+/// A fast checksum: any changed bit changes it.
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+    const PRIME: u64 = 0x9e37_79b9_7f4a_7c15;
+    let words = bytes.chunks_exact(8);
+    let rest = words.remainder();
+    let mut sum = bytes.len() as u64;
+    for word in words.filter_map(|word| word.try_into().ok()) {
+        sum = (sum ^ u64::from_le_bytes(word)).wrapping_mul(PRIME).rotate_left(29);
+    }
+    for byte in rest {
+        sum = (sum ^ u64::from(*byte)).wrapping_mul(PRIME).rotate_left(29);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_bit_changes_the_checksum() {
+        let bytes: Vec<u8> = (0..77).collect();
+        let sum = checksum(&bytes);
+        for at in 0..bytes.len() * 8 {
+            let mut other = bytes.clone();
+            other[at / 8] ^= 1 << (at % 8);
+            assert_ne!(checksum(&other), sum, "{at}");
+        }
+        assert_ne!(checksum(&bytes[..76]), sum);
+    }
+}
