@@ -2,9 +2,7 @@
 
 use super::arrivals::Active;
 use super::engine::Core;
-use super::index_list::Key;
 use super::matching::Outcome;
-use super::send::TxState;
 use super::{Cause, Host};
 use crate::transport::{Departure, PeerId};
 
@@ -27,8 +25,7 @@ impl Core {
             Departure::Failed(errno) => (errno.0, Cause::LinkBroke),
         };
         self.outbox.forget(peer);
-        self.forget_leaving(peer);
-        self.fail_sends(peer, error, cause, host);
+        self.sends.end_all(peer, (error, cause), &mut self.peers, host);
         self.fail_rendezvous_receives(peer, error, cause, host);
         self.end_rma(peer, error, cause, host);
         self.end_collectives(peer, error, departure != Departure::Closed);
@@ -43,26 +40,6 @@ impl Core {
                 self.fail_directed(source, error, cause, host);
             }
             self.peers.mark_dead(peer, error, cause);
-        }
-    }
-
-    fn fail_sends(&mut self, peer: PeerId, error: i32, cause: Cause, host: &mut impl Host) {
-        let Self { tx, due, assists, .. } = self;
-        assists.retain(|assist| tx.get(assist.tx).is_some_and(|request| request.peer != peer));
-        due.retain(|due| tx.get(due.tx).is_some_and(|request| request.peer != peer));
-        let keys: Vec<Key> = self.tx.keys_where(|request| request.peer == peer);
-        for key in keys {
-            self.streams.retain(|k| *k != key);
-            self.deferred.retain(|k| *k != key);
-            let deferred = self
-                .tx
-                .get(key)
-                .is_some_and(|request| matches!(request.state, TxState::Deferred { .. }));
-            match deferred {
-                true => self.peers.count_deferred(peer, -1),
-                false => self.peers.count_outstanding(peer, -1),
-            }
-            self.finish_send(key, Some((error, cause)), host);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::arrivals::Arrivals;
 use super::collective::{CollectivePacket, Collectives};
-use super::index_list::{IndexList, Key};
+use super::index_list::Key;
 use super::limits::{Counts, Limits};
 use super::matching::Matching;
 use super::message::Announcement;
@@ -11,17 +11,12 @@ use super::packet::{EagerHeader, Packet, PieceHeader};
 use super::peers::Peers;
 use super::receives::Posted;
 use super::rma::{Rma, RmaPacket};
-use super::schemes::eager::Leaving;
-use super::schemes::put::{Due, OF_A_MESSAGE};
-use super::schemes::split::Assist;
-use super::send::TxRequest;
+use super::schemes::put::OF_A_MESSAGE;
+use super::sends::{Pending, Sends};
 use super::spaces::Space;
 use super::{Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
-use crate::transport::{
-    Address, Chunk, Departure, Handler, Iface, Mark, PeerId, StreamEnd, Ticket,
-};
-use std::collections::VecDeque;
+use crate::transport::{Address, Chunk, Departure, Handler, Iface, Mark, PeerId, StreamEnd};
 
 /// All state but the interface: a type of its own, so that messages can be handled while the interface delivers them.
 #[derive(Debug)]
@@ -32,25 +27,7 @@ pub(super) struct Core {
     pub(super) outbox: Outbox,
     pub(super) matching: Matching,
     pub(super) arrivals: Arrivals,
-    pub(super) tx: IndexList<TxRequest>,
-    /// Bytes of the copies that pending injected sends own.
-    pub(super) copied: usize,
-    /// The number of the next message that is complete when it is announced, and so needs no entry in `tx`.
-    pub(super) passing: Key,
-    /// Sends behind a fence, in order.
-    pub(super) deferred: VecDeque<Key>,
-    /// A deferred send could start if its ring had room. The ring does not notify when it has.
-    pub(super) deferred_starved: bool,
-    /// Sends that a CTS has released, or whose unsolicited bytes are being sent.
-    pub(super) streams: VecDeque<Key>,
-    /// Messages that this endpoint advertised for reading and whose keys are to be invalidated.
-    pub(super) withdrawn: Vec<(PeerId, Ticket)>,
-    /// Remote buffers that bytes of this endpoint are to be written into, in order.
-    pub(super) due: VecDeque<Due>,
-    /// Messages of this endpoint that their receivers copy with it (split copy).
-    pub(super) assists: VecDeque<Assist>,
-    /// Sends that are complete when their peers' endpoints have them.
-    pub(super) leaving: Vec<Leaving>,
+    pub(super) sends: Sends,
     /// One-sided operations.
     pub(super) rma: Rma,
     /// Collective groups.
@@ -114,8 +91,13 @@ impl<H: Host> Handler for Delivery<'_, H> {
 
     fn on_stream_lost(&mut self, peer: PeerId, end: StreamEnd) {
         match end {
-            StreamEnd::Outgoing => self.core.park_streamed(peer),
-            StreamEnd::Incoming => self.core.resume_streamed(peer),
+            StreamEnd::Outgoing => self.core.sends.park_streamed(peer),
+            // The missing bytes of each message are requested, now or when its receive is found.
+            StreamEnd::Incoming => {
+                let Core { arrivals, outbox, counts, matching, .. } = &mut *self.core;
+                arrivals.resume_streamed(peer, outbox, counts);
+                matching.change_messages_of(peer, |message| message.body.end_push());
+            }
         }
     }
 
@@ -124,7 +106,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
-        self.core.on_written(peer, chunk, self.host);
+        self.core.sends.on_written(peer, chunk, self.host);
     }
 
     fn on_windows_lost(&mut self, peer: PeerId) {
@@ -174,10 +156,10 @@ impl<H: Host> Delivery<'_, H> {
                 self.core.on_pushed(peer, tx, offset, payload, self.host);
             }
             Some(Packet::Cts { tx, rx, len, faulted, ranges }) => {
-                self.core.on_cts(peer, (tx, rx), len, faulted, ranges);
+                self.core.on_cts(peer, (tx, rx), (len, faulted), ranges, self.host);
             }
             Some(Packet::Resume { tx, rx, from, len }) => {
-                self.core.on_resume(peer, tx, rx, from, len);
+                self.core.on_resume(peer, (tx, rx), (from, len), self.host);
             }
             Some(Packet::Fragment { rx, offset }) => {
                 self.core.on_fragment(peer, rx, offset, payload, self.host);
@@ -187,10 +169,12 @@ impl<H: Host> Delivery<'_, H> {
                 self.answered = self.core.on_fin(peer, tx, status, self.host);
             }
             Some(Packet::Window { tx, rx, offset, len, ticket }) => {
-                self.core.on_window(peer, tx, rx, offset, len, ticket);
+                let Core { sends, outbox, counts, .. } = &mut *self.core;
+                sends.on_window(peer, (tx, rx), (offset, len), ticket, (outbox, counts));
             }
             Some(Packet::Cooperate { tx, offset, share, ranges }) => {
-                self.core.on_cooperate(peer, tx, offset, share, ranges);
+                let taken = self.core.sends.on_cooperate(peer, tx, offset, share, ranges);
+                self.core.counts.dropped += u64::from(!taken);
             }
             Some(Packet::Decline { rx, offset }) => {
                 let taken = self.core.arrivals.on_decline(peer, Key::from_wire(rx), offset);
@@ -227,16 +211,7 @@ impl<I: Iface> Engine<I> {
                 outbox: Outbox::default(),
                 matching: Matching::new(limits.contexts),
                 arrivals: Arrivals::default(),
-                tx: IndexList::default(),
-                copied: 0,
-                passing: Key::NAMELESS,
-                deferred: VecDeque::new(),
-                deferred_starved: false,
-                streams: VecDeque::new(),
-                withdrawn: Vec::new(),
-                due: VecDeque::new(),
-                assists: VecDeque::new(),
-                leaving: Vec::new(),
+                sends: Sends::new(),
                 rma: Rma::default(),
                 collectives: Collectives::default(),
             },
@@ -260,7 +235,7 @@ impl<I: Iface> Engine<I> {
 
     /// The peer at `address`; makes contact if this is the first call for it.
     pub(crate) fn connect(&mut self, address: &Address) -> Result<PeerId, super::OpError> {
-        let peer = self.iface.connect(address).map_err(super::send::op_error)?;
+        let peer = self.iface.connect(address)?;
         if let Some(known) = self.iface.address_of(peer) {
             self.core.peers.meet(peer, &known);
         }
@@ -287,7 +262,7 @@ impl<I: Iface> Engine<I> {
     /// Whether this process still holds messages that the application believes sent, or replies that a peer waits for.
     pub(crate) fn has_unsent(&self) -> bool {
         !self.core.outbox.is_empty()
-            || self.core.tx.iter().any(|(_, tx)| tx.is_owned())
+            || self.core.sends.pending.iter().any(|(_, send)| send.message.payload.is_owned())
             || self.core.rma.has_unsent()
             || self.core.collectives.has_unsent()
     }
@@ -304,7 +279,7 @@ impl<I: Iface> Engine<I> {
         n += self.advance_leaving(host);
         n += self.flush_outbox(host) + self.flush_late(host);
         // After the outbox: the senders' chunks are advertised before this endpoint begins to read its own.
-        n += self.withdraw_offers();
+        self.withdraw_offers();
         n += self.core.arrivals.begin_reads(&mut self.iface, &mut self.core.counts);
         n += self.advance_deferred(host);
         if self.core.rma.work() > 0 {
@@ -336,13 +311,8 @@ impl Core {
     fn has_work(&self) -> bool {
         // One comparison instead of many: every progress call asks this.
         let items = self.outbox.len()
-            | self.leaving.len()
+            | self.sends.work()
             | self.arrivals.work()
-            | self.streams.len()
-            | self.due.len()
-            | self.withdrawn.len()
-            | self.assists.len()
-            | self.deferred.len()
             | self.rma.work()
             | self.collectives.work();
         items > 0 || self.matching.presses || self.matching.bytes > self.limits.unexpected_max
@@ -367,15 +337,16 @@ impl<I: Iface> Engine<I> {
     pub(crate) fn is_busy(&self) -> bool {
         let core = &self.core;
         let silent = |peer: PeerId| !self.iface.caps(peer).announces_room;
-        let receiver = |key: &Key| core.tx.get(*key).map(|tx| tx.peer);
+        let receiver = |key: &Key| core.sends.receiver(*key);
         !core.arrivals.pulls.is_empty()
-            || !core.assists.is_empty()
+            || !core.sends.assists.is_empty()
             || core.outbox.receivers().any(silent)
-            || core.streams.iter().filter_map(receiver).any(silent)
-            || core.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
+            || core.sends.streams.iter().filter_map(receiver).any(silent)
+            || core.sends.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
             || core.arrivals.chunks.readers().any(silent)
-            || core.deferred.iter().filter_map(receiver).any(|peer| core.rma.asks(peer))
-            || core.deferred_starved && core.deferred.iter().filter_map(receiver).any(silent)
+            || core.sends.deferred.iter().any(|deferred| core.rma.asks(deferred.peer))
+            || core.sends.deferred_starved
+                && core.sends.deferred.iter().any(|deferred| silent(deferred.peer))
             || core.rma.is_busy(silent)
             || core.collectives.is_busy(silent)
     }
@@ -384,14 +355,15 @@ impl<I: Iface> Engine<I> {
 impl<I> Engine<I> {
     /// How many more sends may be pending.
     pub(crate) fn room_for_sends(&self) -> usize {
-        let pending = self.core.tx.len() + self.core.rma.pending();
+        let pending = self.core.sends.pending.len() + self.core.rma.pending();
         self.core.limits.tx_max.saturating_sub(pending)
     }
 
     /// Operations of a transmit context that have not been reported yet.
     pub(crate) fn pending_of(&self, context: u8) -> usize {
-        let sends = self.core.tx.iter();
-        let sends = sends.filter(|(_, tx)| !tx.completed && tx.report.context() == context);
+        let sends = self.core.sends.pending.iter().filter(|(_, Pending { message, .. })| {
+            !message.completed && message.report.context() == context
+        });
         sends.count() + self.core.rma.pending_of(context)
     }
 

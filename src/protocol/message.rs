@@ -1,13 +1,86 @@
-//! What every scheme knows of a long message that arrives, and what a step of a scheme leads to.
+//! What every scheme knows of a message that leaves or arrives.
 
-use super::Cause;
 use super::limits::Limits;
-use super::packet::{Envelope, Ranges};
+use super::packet::{Encoded, Envelope, Packet, Ranges};
 use super::receives::Target;
-use crate::memory::{MAX_SEGMENTS, SegmentList};
+use super::{Cause, Completion, Direction, Report, UNKNOWN_SOURCE};
+use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Iface, PeerId, SendError, Ticket, slice_ranges};
+
+/// The payload of a pending send.
+#[derive(Debug)]
+pub(super) enum Payload {
+    /// In the application's buffer.
+    Lent(SegmentList),
+    /// In a copy that the engine owns.
+    Owned(OwnedBuffer),
+}
+
+impl Payload {
+    pub(super) fn segments(&self) -> SegmentList {
+        match self {
+            Self::Lent(list) => *list,
+            Self::Owned(buffer) => buffer.segments(),
+        }
+    }
+
+    /// Length, bytes.
+    pub(super) fn len(&self) -> usize {
+        self.segments().len()
+    }
+
+    /// As [`SegmentList::copy_out`].
+    #[inline]
+    pub(super) fn copy_out(&self, offset: usize, to: &mut [u8]) -> usize {
+        match self {
+            Self::Lent(list) => list.copy_out(offset, to),
+            Self::Owned(buffer) => buffer.segments().copy_out(offset, to),
+        }
+    }
+
+    pub(super) fn is_owned(&self) -> bool {
+        matches!(self, Self::Owned(_))
+    }
+}
+
+/// A send that is pending: not complete when its call returns.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    pub(super) peer: PeerId,
+    pub(super) envelope: Envelope,
+    pub(super) payload: Payload,
+    pub(super) context: u64,
+    pub(super) report: Report,
+    /// The completion was reported already.
+    pub(super) completed: bool,
+    /// The remote key under which the message is advertised for reading: valid until the send ends.
+    pub(super) offer: Option<Ticket>,
+}
+
+impl Outbound {
+    pub(super) fn completion(&self) -> Completion {
+        sent(self.envelope, self.context, self.report)
+    }
+}
+
+/// The completion of a send.
+#[inline(always)]
+pub(super) fn sent(envelope: Envelope, context: u64, report: Report) -> Completion {
+    Completion {
+        direction: Direction::Send,
+        tagged: envelope.tagged,
+        context,
+        report,
+        len: 0,
+        buffer: 0,
+        data: None,
+        tag: envelope.tag,
+        source: UNKNOWN_SOURCE,
+        buffer_released: false,
+    }
+}
 
 /// The contents of an RTS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,6 +101,14 @@ pub(super) struct Announcement {
     pub(super) offer: Option<Ticket>,
     /// The message's ranges in the sender's memory.
     pub(super) ranges: Ranges,
+}
+
+impl Announcement {
+    /// The RTS.
+    pub(super) fn encode(&self, envelope: Envelope) -> Encoded {
+        let Self { tx, len, pushed, leaves, sees, offer, ranges, .. } = *self;
+        Packet::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges }.encode()
+    }
 }
 
 /// A long message that has its receive, and whose bytes are on their way.

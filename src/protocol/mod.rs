@@ -9,6 +9,7 @@ mod arrivals;
 mod collective;
 mod departure;
 mod engine;
+mod flow;
 mod index_list;
 mod limits;
 mod matching;
@@ -23,10 +24,12 @@ mod rma;
 mod schemes;
 mod select;
 mod send;
+mod sends;
 mod spaces;
 #[cfg(test)]
 mod tests;
 mod thresholds;
+mod transmit;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
 pub(crate) use engine::Engine;
@@ -40,7 +43,7 @@ pub(crate) use send::SendOp;
 pub(crate) use thresholds::Threshold;
 
 use crate::memory::keys::{Denied, Granted, Region, Right};
-use crate::transport::Address;
+use crate::transport::{Address, SendError};
 
 /// A receive from any peer.
 pub(crate) const ANY_SOURCE: u64 = u64::MAX;
@@ -218,6 +221,15 @@ pub(crate) enum OpError {
     Again,
     /// A permanent error: a positive error number.
     Error(i32),
+}
+
+impl From<SendError> for OpError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Again => Self::Again,
+            SendError::Unreachable(errno) => Self::Error(errno.0),
+        }
+    }
 }
 
 /// The services that the protocol needs from the endpoint above it.

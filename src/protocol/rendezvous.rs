@@ -71,7 +71,7 @@ impl<I: Iface> Engine<I> {
             return Next::Again; // the sender's fragments come, which cost less
         }
         let readable = matches!(scheme, Receiver::Get(_));
-        match (select::fetch(iface, &caps, message, readable), &*scheme) {
+        match (select::fetch(iface, &caps, message.peer, message.want, readable), &*scheme) {
             (Fetch::Read, Receiver::Get(get)) => get.step(iface, message, most, &mut core.counts),
             (Fetch::Later, _) => Next::Again,
             (Fetch::RemoteBuffers, now) => {

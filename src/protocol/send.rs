@@ -1,12 +1,17 @@
 //! Sending, in order: short messages eagerly, long ones by rendezvous. FI_EAGAIN if there is no room: no hidden queue.
 
 use super::engine::{Core, Engine};
+use super::flow::Flow;
 use super::index_list::Key;
-use super::packet::{EagerHeader, Envelope, Packet, PieceHeader, Ranges};
+use super::message::{Announcement, Outbound, Payload, sent};
+use super::packet::{EagerHeader, Envelope, PieceHeader, Ranges};
 use super::peers::PeerState;
-use super::{Cause, Completion, Direction, Failure, Host, OpError, Report, UNKNOWN_SOURCE};
+use super::schemes::{eager, push};
+use super::select::{self, Announce, Carrier};
+use super::sends::{Deferred, Pending, Sender, What};
+use super::{Cause, Host, OpError, Report};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
-use crate::transport::{Caps, Iface, MAX_HEADER, Mode, PeerId, SendError, Ticket, Windows};
+use crate::transport::{Iface, Mode, PeerId, SendError};
 
 /// The copies of injected sends that are pending have at most this many bytes for each send that may be pending.
 pub(super) const COPY_MEAN: usize = 4096;
@@ -43,127 +48,6 @@ impl<B: Buffers> SendOp<B> {
     #[inline(always)]
     fn envelope(&self) -> Envelope {
         Envelope { tagged: self.tagged, tag: self.tag, data: self.data, rx: self.rx }
-    }
-}
-
-/// The payload of a pending send.
-#[derive(Debug)]
-pub(super) enum Payload {
-    /// In the application's buffer.
-    Lent(SegmentList),
-    /// In a copy that the engine owns.
-    Owned(OwnedBuffer),
-}
-
-impl Payload {
-    pub(super) fn segments(&self) -> SegmentList {
-        match self {
-            Self::Lent(list) => *list,
-            Self::Owned(buffer) => buffer.segments(),
-        }
-    }
-
-    /// As [`SegmentList::copy_out`].
-    #[inline]
-    pub(super) fn copy_out(&self, offset: usize, to: &mut [u8]) -> usize {
-        match self {
-            Self::Lent(list) => list.copy_out(offset, to),
-            Self::Owned(buffer) => buffer.segments().copy_out(offset, to),
-        }
-    }
-}
-
-/// The path of a long message's bytes: all of one message take the same (PROTOCOL.md §4.11).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Carrier {
-    /// Decided when the first bytes are sent.
-    Undecided,
-    Fragments,
-    Stream,
-}
-
-/// The state of a pending send.
-#[derive(Debug)]
-pub(super) enum TxState {
-    /// Behind a fence; nothing was sent. `access`: the entry stands for this one-sided operation.
-    Deferred { fence: bool, access: Option<Key> },
-    /// The receiver has to answer.
-    AwaitingAnswer,
-    /// Announced; the unsolicited bytes from `offset` to `pushed` are still to be sent. `asked`: the receiver's number
-    /// and the length that it wants, once it has sent a CTS.
-    Announced { offset: usize, asked: Option<(u64, usize)> },
-    /// Released by a CTS: fragments from `offset` to `end` are to be sent.
-    Streaming { rx: u64, offset: usize, end: usize },
-    /// Released by a CTS: the bytes from `offset` to `end` are to be written into the receiver's ranges.
-    Pushing { rx: u64, offset: usize, end: usize, ranges: Ranges },
-    /// The receiver advertises remote buffers, `queued` of which have still to be written.
-    Writing { rx: u64, queued: u8 },
-    /// This sender sent a NACK: it writes no bytes from `from` on, and the receiver has to request them in another way.
-    Declined { rx: u64, from: usize },
-    /// The transport has the message, and the peer has not acknowledged it yet.
-    Leaving,
-    /// All of it was written and the send is complete; a FIN will follow some time. `told`: the receiver asked for more
-    /// and was answered that there is none (GONE).
-    Over { told: bool },
-}
-
-/// A send that is pending: not complete when its call returns.
-#[derive(Debug)]
-pub(super) struct TxRequest {
-    pub(super) peer: PeerId,
-    pub(super) envelope: Envelope,
-    pub(super) payload: Payload,
-    pub(super) context: u64,
-    pub(super) report: Report,
-    /// The completion was reported already.
-    pub(super) completed: bool,
-    /// The completion is due when the message is in the receiver's buffer.
-    pub(super) delivery: bool,
-    /// The completion is due when the receiver's endpoint has the message.
-    pub(super) transmitted: bool,
-    /// The number of unsolicited bytes that the RTS announced.
-    pub(super) pushed: usize,
-    /// The RTS said that the sender needs no FIN: the send is complete when the unsolicited bytes are sent.
-    pub(super) leaves: bool,
-    /// `Some` if the RTS announced sender-side delivery completion: the number of bytes from the start of the message
-    /// that are known to be delivered.
-    pub(super) seen: Option<usize>,
-    /// The remote key under which the RTS advertised the message for reading.
-    pub(super) offer: Option<Ticket>,
-    pub(super) carrier: Carrier,
-    pub(super) state: TxState,
-}
-
-impl TxRequest {
-    pub(super) fn completion(&self) -> Completion {
-        sent(self.envelope, self.context, self.report)
-    }
-
-    pub(super) fn is_owned(&self) -> bool {
-        matches!(self.payload, Payload::Owned(_))
-    }
-}
-
-#[inline(always)]
-fn sent(envelope: Envelope, context: u64, report: Report) -> Completion {
-    Completion {
-        direction: Direction::Send,
-        tagged: envelope.tagged,
-        context,
-        report,
-        len: 0,
-        buffer: 0,
-        data: None,
-        tag: envelope.tag,
-        source: UNKNOWN_SOURCE,
-        buffer_released: false,
-    }
-}
-
-pub(super) fn op_error(error: SendError) -> OpError {
-    match error {
-        SendError::Again => OpError::Again,
-        SendError::Unreachable(errno) => OpError::Error(errno.0),
     }
 }
 
@@ -211,10 +95,10 @@ impl<I: Iface> Engine<I> {
         (context, report): (u64, Report),
         host: &mut impl Host,
     ) -> bool {
-        if !self.send_whole(peer, &envelope, payload, (self.core.passing, true)) {
+        if !self.send_whole(peer, &envelope, payload, (self.core.sends.passing, true)) {
             return false;
         }
-        self.core.passing = self.core.passing.next_nameless();
+        self.core.sends.passing = self.core.sends.passing.next_nameless();
         host.complete(&sent(envelope, context, report));
         true
     }
@@ -226,18 +110,15 @@ impl<I: Iface> Engine<I> {
         if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred > 0) {
             return self.defer(op, host);
         }
+        if !select::is_eager(&self.iface, &self.core.limits, op.peer, op.payload.len()) {
+            return self.start_rendezvous(op, host);
+        }
+        let tracked = !op.delivery && op.transmitted && self.iface.track(op.peer);
+        if op.delivery || tracked {
+            return self.send_answered(op, tracked, host);
+        }
         let envelope = op.envelope();
-        let len = op.payload.len();
-        if len > self.core.limits.eager_max || self.iface.under_pressure(op.peer) {
-            return self.start_rendezvous(op, envelope, host);
-        }
-        if op.delivery {
-            return self.send_acknowledged(op, envelope);
-        }
-        if op.transmitted && self.iface.track(op.peer) {
-            return self.send_tracked(op, envelope, host);
-        }
-        send_eager(&mut self.iface, op.peer, &envelope, None, &op.payload).map_err(op_error)?;
+        eager::send(&mut self.iface, op.peer, &envelope, None, &op.payload)?;
         self.core.peers.mark_alive(op.peer);
         self.core.counts.eager_sent += 1;
         host.complete(&sent(envelope, op.context, op.report));
@@ -253,19 +134,18 @@ impl<I: Iface> Engine<I> {
         (key, leaves): (Key, bool),
     ) -> bool {
         let (tx, len) = (key.to_wire(), payload.len() as u64);
-        let (envelope, ranges) = (*envelope, Ranges::NONE);
-        let rts = Packet::Rts {
-            envelope,
+        let rts = Announcement {
             tx,
             len,
             pushed: len,
             leaves,
             sees: false,
+            broken: false,
             offer: None,
-            ranges,
+            ranges: Ranges::NONE,
         };
         let next = |offset: usize| PieceHeader::pushed_head(tx, offset as u64);
-        let sent = self.iface.send_whole(peer, rts.encode().as_slice(), payload, next);
+        let sent = self.iface.send_whole(peer, rts.encode(*envelope).as_slice(), payload, next);
         if sent {
             self.core.counts.rendezvous_sent += 1;
             self.core.counts.fragment_bytes += len;
@@ -273,44 +153,34 @@ impl<I: Iface> Engine<I> {
         sent
     }
 
-    fn new_request(
-        &mut self,
-        op: &SendOp,
-        envelope: Envelope,
-        state: TxState,
-    ) -> Result<Key, OpError> {
-        if self.core.tx.len() >= self.core.limits.tx_max {
+    fn new_request(&mut self, op: &SendOp, scheme: Sender) -> Result<Key, OpError> {
+        let Core { sends, limits, .. } = &mut self.core;
+        if sends.pending.len() >= limits.tx_max {
             return Err(OpError::Again);
         }
         let payload = if op.inject {
-            let most = self.core.limits.tx_max.saturating_mul(COPY_MEAN);
-            let copied = self.core.copied + op.payload.len();
-            if copied > most && self.core.copied > 0 {
+            let most = limits.tx_max.saturating_mul(COPY_MEAN);
+            let copied = sends.copied + op.payload.len();
+            if copied > most && sends.copied > 0 {
                 return Err(OpError::Again);
             }
             let none = OpError::Error(libc::ENOMEM);
             let copy = OwnedBuffer::try_copy_of(&op.payload).ok_or(none)?;
-            self.core.copied = copied;
+            sends.copied = copied;
             Payload::Owned(copy)
         } else {
             Payload::Lent(op.payload)
         };
-        Ok(self.core.tx.push_back(TxRequest {
+        let message = Outbound {
             peer: op.peer,
-            envelope,
+            envelope: op.envelope(),
             payload,
             context: op.context,
             report: op.report,
             completed: false,
-            delivery: op.delivery,
-            transmitted: op.transmitted,
-            pushed: 0,
-            leaves: false,
-            seen: None,
             offer: None,
-            carrier: Carrier::Undecided,
-            state,
-        }))
+        };
+        Ok(sends.pending.push_back(Pending { message, scheme }))
     }
 
     /// Reports an injected send once its bytes are copied, unless it asked for a higher completion level.
@@ -318,144 +188,122 @@ impl<I: Iface> Engine<I> {
         if !op.inject || op.delivery || op.transmitted {
             return;
         }
-        if let Some(request) = self.core.tx.get_mut(key) {
-            request.completed = true;
-            host.complete(&request.completion());
+        if let Some(Pending { message, .. }) = self.core.sends.pending.get_mut(key) {
+            message.completed = true;
+            host.complete(&message.completion());
         }
     }
 
     fn defer(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
-        let envelope = op.envelope();
-        let state = TxState::Deferred { fence: op.fence, access: None };
-        let key = self.new_request(op, envelope, state)?;
-        self.core.deferred.push_back(key);
-        if let Some(peer) = self.core.peers.of(op.peer) {
-            peer.deferred += 1;
-        }
+        let SendOp { delivery, transmitted, .. } = *op;
+        let key = self.new_request(op, Sender::Deferred { delivery, transmitted })?;
+        self.core.defer_behind(op.peer, op.fence, What::Send(key));
         self.complete_injected(key, op, host);
         Ok(())
     }
 
-    /// An entry for a send whose bytes are sent now: it does not refer to the application's buffer.
-    pub(super) fn request_without_bytes(&mut self, op: &SendOp, envelope: Envelope) -> Option<Key> {
-        let plain = SendOp { inject: false, ..*op };
-        let key = self.new_request(&plain, envelope, TxState::AwaitingAnswer).ok()?;
-        if let Some(request) = self.core.tx.get_mut(key) {
-            request.payload = Payload::Lent(SegmentList::EMPTY);
-        }
-        Some(key)
-    }
-
-    fn send_acknowledged(&mut self, op: &SendOp, envelope: Envelope) -> Result<(), OpError> {
-        let key = self.request_without_bytes(op, envelope).ok_or(OpError::Again)?;
-        let ack = Some(key.to_wire());
-        if let Err(e) = send_eager(&mut self.iface, op.peer, &envelope, ack, &op.payload) {
-            self.core.tx.remove(key);
-            return Err(op_error(e));
+    /// Sends an eager message that is complete when the receiver answers or, if `tracked`, when the peer's endpoint has
+    /// it.
+    fn send_answered(
+        &mut self,
+        op: &SendOp,
+        tracked: bool,
+        host: &mut impl Host,
+    ) -> Result<(), OpError> {
+        // Its bytes are sent now: the entry does not refer to the application's buffer.
+        let without_bytes = SendOp { inject: false, payload: SegmentList::EMPTY, ..*op };
+        let key = self.new_request(&without_bytes, Sender::Sent)?;
+        let ack = (!tracked).then_some(key.to_wire());
+        let envelope = op.envelope();
+        if let Err(e) = eager::send(&mut self.iface, op.peer, &envelope, ack, &op.payload) {
+            self.core.sends.pending.remove(key);
+            return Err(e.into());
         }
         self.core.peers.mark_alive(op.peer);
         self.core.counts.eager_sent += 1;
         self.core.peers.count_outstanding(op.peer, 1);
+        if tracked {
+            self.await_arrival(op.peer, key, host);
+        }
         Ok(())
     }
 
-    fn start_rendezvous(
-        &mut self,
-        op: &SendOp,
-        envelope: Envelope,
-        host: &mut impl Host,
-    ) -> Result<(), OpError> {
-        let key = self.new_request(op, envelope, TxState::AwaitingAnswer)?;
+    fn start_rendezvous(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
+        let key = self.new_request(op, Sender::Sent)?;
         // Without delivery complete, the fast path has tried this already.
         let one = op.payload.one().filter(|_| op.delivery);
+        let envelope = op.envelope();
         let whole = one.is_some_and(|one| self.send_whole(op.peer, &envelope, one, (key, false)));
         if whole {
-            if let Some(request) = self.core.tx.get_mut(key) {
-                (request.pushed, request.carrier) = (op.payload.len(), Carrier::Fragments);
+            // As a whole, and a CTS may still come.
+            let flow = Flow::fragments(op.payload.len(), op.payload.len());
+            if let Some(pending) = self.core.sends.pending.get_mut(key) {
+                pending.scheme = Sender::Push(push::Sender::new(flow, false));
             }
-        } else if let Err(e) = self.send_rts(key) {
-            self.core.remove_send(key);
-            return Err(op_error(e));
+        } else if let Err(e) = self.announce(key, op.delivery) {
+            self.core.sends.remove(key);
+            return Err(e.into());
         }
         self.core.peers.mark_alive(op.peer);
         self.core.peers.count_outstanding(op.peer, 1);
         self.complete_injected(key, op, host);
-        if !whole && self.core.tx.get(key).is_some_and(|request| request.pushed > 0) {
+        if !whole && self.core.sends.pushes(key) {
             self.begin_push(key, host);
         }
         Ok(())
     }
 
-    /// Announces a message. If the message is sent unsolicited, its first bytes go with the announcement.
-    fn send_rts(&mut self, key: Key) -> Result<(), SendError> {
-        let Some(request) = self.core.tx.get_mut(key) else { return Ok(()) };
-        let segments = request.payload.segments();
-        let peer = request.peer;
-        let caps = self.iface.caps(peer);
-        // A message for remote buffers sends no bytes before the receiver has advertised them.
-        let windows = caps.window_max > 0
-            && segments.len() >= caps.window_min
-            && self.iface.windows(peer) != Windows::No;
-        let streams = !windows && streams(&mut self.iface, &caps, peer, segments.len());
-        request.carrier = if streams { Carrier::Stream } else { Carrier::Fragments };
-        // Where the receiver may read the message instead, a message is sent unsolicited as a whole or not at all.
-        let pushes = caps.push_max > 0 && !(caps.one_sided && segments.len() > caps.push_max);
-        if pushes && !windows && !self.iface.under_pressure(peer) {
-            let pushed = segments.len().min(caps.push_max);
-            let leaves = pushed == segments.len() && caps.outlives && !streams && !request.delivery;
-            let packet = Packet::Rts {
-                envelope: request.envelope,
-                tx: key.to_wire(),
-                len: segments.len() as u64,
-                pushed: pushed as u64,
-                leaves,
-                sees: false,
-                offer: None,
-                ranges: Ranges::NONE,
-            };
-            let header = packet.encode();
-            let header = header.as_slice();
-            // Bytes for the stream are not worth a packet of their own.
-            let room = if streams { 0 } else { caps.short_max.saturating_sub(header.len()) };
-            let len = pushed.min(room);
-            let pack = |at: usize, to: &mut [u8]| {
-                segments.copy_out(at, to);
-            };
-            self.iface.send(peer, Mode::Fragment, header, len, pack)?;
-            request.pushed = pushed;
-            request.leaves = leaves;
-            request.state = TxState::Announced { offset: len, asked: None };
-            self.core.counts.rendezvous_sent += 1;
+    /// Announces a message (RTS). If it is sent unsolicited, its first bytes go with the announcement.
+    fn announce(&mut self, key: Key, delivery: bool) -> Result<(), SendError> {
+        let Self { iface, core } = self;
+        let Some(Pending { message, scheme }) = core.sends.pending.get_mut(key) else {
             return Ok(());
-        }
-        request.carrier = Carrier::Undecided;
-        if windows && request.offer.is_none() {
-            request.offer = self.iface.offer(peer, &segments);
-        }
-        // If the receiver reads the message, only its FIN tells the sender of delivery.
-        let sees = windows && request.offer.is_none() && !request.delivery;
-        request.seen = sees.then_some(0);
-        let packet = Packet::Rts {
-            envelope: request.envelope,
+        };
+        let (peer, segments) = (message.peer, message.payload.segments());
+        let caps = iface.caps(peer);
+        let mut rts = Announcement {
             tx: key.to_wire(),
             len: segments.len() as u64,
             pushed: 0,
             leaves: false,
-            sees,
-            offer: request.offer,
-            ranges: if caps.one_sided && !windows {
-                Ranges::new(segments.ranges())
-            } else {
-                Ranges::NONE
-            },
+            sees: false,
+            broken: false,
+            offer: None,
+            ranges: Ranges::NONE,
         };
-        let header = packet.encode();
-        if windows {
-            self.iface.send(peer, Mode::Announcement, header.as_slice(), 0, |_, _| ())?;
-        } else {
-            self.iface.send(peer, Mode::Short, header.as_slice(), 0, |_, _| ())?;
+        let (mut mode, mut now) = (Mode::Short, 0);
+        match select::announce(iface, &caps, peer, segments.len()) {
+            Announce::Push { bytes, carrier } => {
+                let streams = carrier == Carrier::Stream;
+                rts.pushed = bytes as u64;
+                rts.leaves = bytes == segments.len() && caps.outlives && !streams && !delivery;
+                mode = Mode::Fragment;
+                // Bytes for the stream are not worth a packet of their own.
+                let header = rts.encode(message.envelope).as_slice().len();
+                now = if streams { 0 } else { bytes.min(caps.short_max.saturating_sub(header)) };
+                let flow = Flow { offset: now, end: bytes, carrier: Some(carrier) };
+                *scheme = Sender::Push(push::Sender::new(flow, rts.leaves));
+            }
+            Announce::RemoteBuffers => {
+                message.offer = message.offer.or_else(|| iface.offer(peer, &segments));
+                rts.offer = message.offer;
+                // If the receiver reads the message, only its FIN tells the sender of delivery.
+                rts.sees = rts.offer.is_none() && !delivery;
+                mode = Mode::Announcement;
+                *scheme = Sender::Announced { sees: rts.sees };
+            }
+            how @ (Announce::Ranges | Announce::Bare) => {
+                if how == Announce::Ranges {
+                    rts.ranges = Ranges::new(segments.ranges());
+                }
+                *scheme = Sender::Announced { sees: false };
+            }
         }
-        self.core.counts.rendezvous_sent += 1;
+        let pack = |at: usize, to: &mut [u8]| {
+            segments.copy_out(at, to);
+        };
+        iface.send(peer, mode, rts.encode(message.envelope).as_slice(), now, pack)?;
+        core.counts.rendezvous_sent += 1;
         Ok(())
     }
 
@@ -463,190 +311,93 @@ impl<I: Iface> Engine<I> {
     pub(super) fn advance_deferred(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
         let mut blocked: Vec<PeerId> = Vec::new();
-        self.core.deferred_starved = false;
-        for _ in 0..self.core.deferred.len() {
-            let Some(key) = self.core.deferred.pop_front() else { break };
-            let Some(request) = self.core.tx.get(key) else { continue };
-            let peer = request.peer;
-            let TxState::Deferred { fence, access } = request.state else { continue };
-            let mut waits = blocked.contains(&peer)
-                || (fence && !self.is_fence_open(peer))
-                || access.is_some_and(|access| self.may_send_atomic(peer, access).is_none());
-            if let Some(access) = access.filter(|_| !waits) {
-                self.core.tx.remove(key);
-                self.core.release_access(access);
-                // Before the operations that were deferred behind it.
-                n += self.pump(peer, host);
-            } else if !waits && self.start_deferred(key, host) == Err(SendError::Again) {
-                self.core.deferred_starved = true;
-                waits = true;
+        self.core.sends.deferred_starved = false;
+        for _ in 0..self.core.sends.deferred.len() {
+            let Some(deferred) = self.core.sends.deferred.pop_front() else { break };
+            let Deferred { peer, fence, what } = deferred;
+            let shut = blocked.contains(&peer) || (fence && !self.is_fence_open(peer));
+            let started = match what {
+                _ if shut => None,
+                What::Access(access) => self.start_access(peer, access, host),
+                What::Send(key) => self.start_deferred(key, host),
+            };
+            match started {
+                Some(moved) => {
+                    n += 1 + moved;
+                    self.core.peers.count_deferred(peer, -1);
+                }
+                None => {
+                    blocked.push(peer);
+                    self.core.sends.deferred.push_back(deferred);
+                }
             }
-            if waits {
-                blocked.push(peer);
-                self.core.deferred.push_back(key);
-                continue;
-            }
-            if let Some(state) = self.core.peers.of(peer) {
-                state.deferred = state.deferred.saturating_sub(1);
-            }
-            n += 1;
         }
         n
     }
 
-    fn start_deferred(&mut self, key: Key, host: &mut impl Host) -> Result<(), SendError> {
-        let Some(request) = self.core.tx.get(key) else { return Ok(()) };
-        let (peer, envelope, delivery) = (request.peer, request.envelope, request.delivery);
-        let segments = request.payload.segments();
-        let eager =
-            segments.len() <= self.core.limits.eager_max && !self.iface.under_pressure(peer);
-        let ack = delivery.then_some(key.to_wire());
-        let tracked = eager && !delivery && request.transmitted && self.iface.track(peer);
-        let sent = if eager {
-            send_eager(&mut self.iface, peer, &envelope, ack, &segments)
-        } else {
-            self.send_rts(key)
-        };
-        if sent.is_ok() {
-            self.core.peers.mark_alive(peer);
-        }
-        match sent {
-            Ok(()) if tracked => {
-                self.core.peers.count_outstanding(peer, 1);
-                self.await_arrival(peer, key, host);
-            }
-            Ok(()) if eager && !delivery => self.core.finish_send(key, None, host),
-            Ok(()) => {
-                self.core.peers.count_outstanding(peer, 1);
-                match self.core.tx.get_mut(key) {
-                    Some(request) if request.pushed > 0 => self.core.streams.push_back(key),
-                    Some(request) => request.state = TxState::AwaitingAnswer,
-                    None => {}
-                }
-            }
-            Err(SendError::Again) => return Err(SendError::Again),
-            Err(SendError::Unreachable(errno)) => {
-                self.core.finish_send(key, Some((errno.0, Cause::PeerUnreachable)), host);
-            }
-        }
-        Ok(())
+    /// Starts a one-sided operation. `None`: it has to wait. Else how many operations were sent.
+    fn start_access(&mut self, peer: PeerId, access: Key, host: &mut impl Host) -> Option<usize> {
+        // The pump ends an operation that the target does not know.
+        let _ = self.may_send_atomic(peer, access)?;
+        self.core.release_access(access);
+        // Before the operations that were deferred behind it.
+        Some(self.pump(peer, host))
     }
-}
 
-/// Whether `len` bytes to `peer` go by stream.
-pub(super) fn streams<I: Iface>(iface: &mut I, caps: &Caps, peer: PeerId, len: usize) -> bool {
-    caps.stream_max > 0 && len >= caps.stream_min && iface.has_stream(peer)
-}
-
-/// Sends one eager message: in a slot if it fits there beside its header, else through the bulk space.
-#[inline]
-pub(super) fn send_eager<I: Iface>(
-    iface: &mut I,
-    peer: PeerId,
-    envelope: &Envelope,
-    ack: Option<u64>,
-    payload: &SegmentList,
-) -> Result<(), SendError> {
-    let header = EagerHeader::new(envelope, ack);
-    let header = header.as_slice();
-    debug_assert!(header.len() <= MAX_HEADER);
-    let len = payload.len();
-    let pack = |at: usize, to: &mut [u8]| {
-        payload.copy_out(at, to);
-    };
-    if header.len() + len <= iface.caps(peer).short_max {
-        iface.send(peer, Mode::Short, header, len, pack)
-    } else {
-        iface.send(peer, Mode::Bulk, header, len, pack)
+    /// Starts a send. `None`: it has to wait.
+    fn start_deferred(&mut self, key: Key, host: &mut impl Host) -> Option<usize> {
+        let pending = self.core.sends.pending.get(key);
+        let Some(Pending { message, scheme: Sender::Deferred { delivery, transmitted } }) = pending
+        else {
+            return Some(0);
+        };
+        let (peer, envelope, segments) =
+            (message.peer, message.envelope, message.payload.segments());
+        let (delivery, transmitted) = (*delivery, *transmitted);
+        let eager = select::is_eager(&self.iface, &self.core.limits, peer, segments.len());
+        let tracked = eager && !delivery && transmitted && self.iface.track(peer);
+        let ack = delivery.then_some(key.to_wire());
+        let sent = match eager {
+            true => eager::send(&mut self.iface, peer, &envelope, ack, &segments),
+            false => self.announce(key, delivery),
+        };
+        match sent {
+            Ok(()) => self.core.peers.mark_alive(peer),
+            Err(SendError::Again) => {
+                if let Some(pending) = self.core.sends.pending.get_mut(key) {
+                    pending.scheme = Sender::Deferred { delivery, transmitted };
+                }
+                self.core.sends.deferred_starved = true;
+                return None;
+            }
+            Err(SendError::Unreachable(errno)) => {
+                let error = Some((errno.0, Cause::PeerUnreachable));
+                self.core.sends.finish(key, error, host);
+                return Some(0);
+            }
+        }
+        if eager && !delivery && !tracked {
+            self.core.sends.finish(key, None, host);
+            return Some(0);
+        }
+        self.core.peers.count_outstanding(peer, 1);
+        if tracked {
+            self.await_arrival(peer, key, host);
+        } else if eager {
+            if let Some(pending) = self.core.sends.pending.get_mut(key) {
+                pending.scheme = Sender::Sent;
+            }
+        } else if self.core.sends.pushes(key) {
+            self.core.sends.streams.push_back(key);
+        }
+        Some(0)
     }
 }
 
 impl Core {
-    /// Queues a one-sided operation among the deferred sends. False: there is no room.
-    pub(super) fn defer_behind(&mut self, peer: PeerId, fence: bool, access: Key) -> bool {
-        if self.tx.len() >= self.limits.tx_max {
-            return false;
-        }
-        let key = self.tx.push_back(TxRequest {
-            peer,
-            envelope: Envelope { tagged: false, tag: 0, data: None, rx: 0 },
-            payload: Payload::Lent(SegmentList::EMPTY),
-            context: 0,
-            report: Report::default(),
-            // The one-sided operation reports its own completion.
-            completed: true,
-            delivery: false,
-            transmitted: false,
-            pushed: 0,
-            leaves: false,
-            seen: None,
-            offer: None,
-            carrier: Carrier::Undecided,
-            state: TxState::Deferred { fence, access: Some(access) },
-        });
-        self.deferred.push_back(key);
-        if let Some(peer) = self.peers.of(peer) {
-            peer.deferred += 1;
-        }
-        true
-    }
-
-    fn remove_send(&mut self, key: Key) -> Option<TxRequest> {
-        let request = self.tx.remove(key)?;
-        self.withdrawn.extend(request.offer.map(|offer| (request.peer, offer)));
-        if let Payload::Owned(bytes) = &request.payload {
-            self.copied -= bytes.segments().len();
-        }
-        Some(request)
-    }
-
-    /// Ends a pending send. `error`: the error number and the cause, or `None` for success. The caller keeps the
-    /// per-peer counts.
-    pub(super) fn finish_send(
-        &mut self,
-        key: Key,
-        error: Option<(i32, Cause)>,
-        host: &mut impl Host,
-    ) {
-        let Some(request) = self.remove_send(key) else { return };
-        if request.completed {
-            return;
-        }
-        let completion = request.completion();
-        match error {
-            None => host.complete(&completion),
-            Some((error, cause)) => host.fail(&Failure { completion, error, overflow: 0, cause }),
-        }
-    }
-
-    /// Whether `key` named a message of this endpoint that needs no FIN any more.
-    pub(super) fn has_left(&self, key: Key) -> bool {
-        key.is_nameless_before(self.passing) || self.tx.is_gone(key)
-    }
-
-    /// FIN: the receiver has finished with a message. Returns whether a pending send ended.
-    pub(super) fn on_fin(
-        &mut self,
-        peer: PeerId,
-        tx: u64,
-        status: u32,
-        host: &mut impl Host,
-    ) -> bool {
-        let key = Key::from_wire(tx);
-        let valid = self.tx.get(key).is_some_and(|request| {
-            request.peer == peer
-                && !matches!(request.state, TxState::Deferred { .. } | TxState::Leaving)
-        });
-        if !valid {
-            // A send that needed no FIN may have completed before the receiver's FIN.
-            self.counts.dropped += u64::from(!self.has_left(key));
-            return false;
-        }
-        self.peers.count_outstanding(peer, -1);
-        self.streams.retain(|k| *k != key);
-        self.assists.retain(|assist| assist.tx != key);
-        let error = (status != 0).then_some((status as i32, Cause::ReceiverRefused));
-        self.finish_send(key, error, host);
-        true
+    /// Queues an operation behind the earlier ones on its peer.
+    pub(super) fn defer_behind(&mut self, peer: PeerId, fence: bool, what: What) {
+        self.sends.deferred.push_back(Deferred { peer, fence, what });
+        self.peers.count_deferred(peer, 1);
     }
 }

@@ -1,9 +1,9 @@
-//! Which protocol a message uses at which size: a report for users, derived from the same limits and the same [`Caps`]
-//! as the decisions of senders and receivers.
+//! Which protocol a message uses at which size: a report for users, made by asking [`select`](super::select).
 
 use super::engine::Engine;
 use super::packet::{EagerHeader, Envelope};
-use crate::transport::{Caps, Iface, PeerId, Windows};
+use super::select::{self, Announce, Carrier, Fetch};
+use crate::transport::{Caps, Iface, PeerId};
 
 /// How messages of a range of sizes are sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,61 +101,70 @@ impl<I: Iface> Engine<I> {
     /// connection that is made on first use counts once it exists. The receiver's decisions are those for messages from
     /// `peer`.
     pub(crate) fn thresholds(&mut self, peer: PeerId) -> Vec<Threshold> {
-        let Self { iface, core } = self;
-        let caps = iface.caps(peer);
+        let caps = self.iface.caps(peer);
         let envelope = Envelope { tagged: true, tag: 0, data: None, rx: 0 };
         let header = EagerHeader::new(&envelope, None).as_slice().len();
-        let eager_max = core.limits.eager_max;
-        let short_max = caps.short_max.saturating_sub(header).min(eager_max);
-        let mut list = Vec::new();
+        let (eager_max, short_max) =
+            (self.core.limits.eager_max, caps.short_max.saturating_sub(header));
+        let share_min = self.iface.share_min(peer).unwrap_or(0);
+        // Between two of these lengths no decision changes.
+        let last = [share_min, caps.window_min, caps.stream_min].map(|min| min.saturating_sub(1));
+        let mut ends = [short_max, eager_max, caps.push_max, usize::MAX, last[0], last[1], last[2]];
+        ends.sort_unstable();
+        let mut list: Vec<Threshold> = Vec::new();
         let mut next = Some(0);
-        let mut until = |to: usize, how: How| {
-            if let Some(from) = next.filter(|from| *from <= to) {
-                list.push(Threshold { from, to, how, variable: how.begins_by() });
-                next = to.checked_add(1);
-            }
-        };
-        until(short_max, How::Short);
-        until(eager_max, How::Buffers);
-        let slow = slow_way(&caps);
-        let pushes = caps.one_sided && caps.push_max > 0;
-        if pushes {
-            until(caps.push_max, How::Fragments { unasked: caps.push_max });
-        }
-        if slow == How::Read {
-            if let Some(share_min) = iface.share_min(peer) {
-                until(share_min.saturating_sub(1), slow);
-                until(usize::MAX, How::Shared);
-            }
-        } else if caps.window_max > 0 && iface.windows(peer) != Windows::No {
-            until(caps.window_min.saturating_sub(1), slow);
-            until(usize::MAX, How::Windows);
-        } else if caps.stream_max > 0 && iface.has_stream(peer) {
-            until(caps.stream_min.saturating_sub(1), slow);
-            until(usize::MAX, How::Stream);
-        }
-        until(usize::MAX, slow);
-        let beginnings: Vec<How> = list.iter().skip(1).map(|t| t.how).collect();
-        for (threshold, next) in list.iter_mut().zip(beginnings) {
-            let last_eager = threshold.how.is_eager() && !next.is_eager();
-            threshold.variable = match threshold.how {
-                _ if last_eager => Some("EAGER_MAX"),
-                How::Fragments { unasked } if pushes && unasked > 0 => Some("PUSH_MAX"),
-                _ => next.begins_by(),
+        for to in ends {
+            let Some(from) = next.filter(|from| *from <= to) else { continue };
+            next = to.checked_add(1);
+            let eager = select::is_eager(&self.iface, &self.core.limits, peer, from);
+            let how = match eager {
+                true if from <= short_max => How::Short,
+                true => How::Buffers,
+                false => self.rendezvous(&caps, peer, from),
             };
+            match list.last_mut().filter(|before| before.how == how) {
+                Some(before) => before.to = to,
+                None => list.push(Threshold { from, to, how, variable: how.begins_by() }),
+            }
         }
+        name_variables(&mut list, caps.one_sided);
         list
+    }
+
+    /// How a message of `len` bytes goes that is not sent eagerly.
+    fn rendezvous(&mut self, caps: &Caps, peer: PeerId, len: usize) -> How {
+        let iface = &mut self.iface;
+        let announced = select::announce(iface, caps, peer, len);
+        match announced {
+            Announce::RemoteBuffers => return How::Windows,
+            Announce::Push { carrier: Carrier::Stream, .. } => return How::Stream,
+            Announce::Push { .. } => return How::Fragments { unasked: caps.push_max },
+            Announce::Ranges | Announce::Bare => {}
+        }
+        let readable = announced == Announce::Ranges;
+        match select::fetch(iface, caps, peer, len, readable) {
+            Fetch::Read if iface.share_min(peer).is_some_and(|min| len >= min) => How::Shared,
+            Fetch::Read => How::Read,
+            Fetch::RemoteBuffers | Fetch::Later => How::Windows,
+            Fetch::Request if readable && caps.put => How::Written,
+            Fetch::Request => match select::carrier(iface, caps, peer, len) {
+                Carrier::Stream => How::Stream,
+                Carrier::Fragments => How::Fragments { unasked: 0 },
+            },
+        }
     }
 }
 
-/// The protocol of a long message for which no device and no stream exist.
-fn slow_way(caps: &Caps) -> How {
-    if caps.get {
-        How::Read
-    } else if caps.put {
-        How::Written
-    } else {
-        How::Fragments { unasked: if caps.one_sided { 0 } else { caps.push_max } }
+/// Names the variable that moves the end of each line.
+fn name_variables(list: &mut [Threshold], one_sided: bool) {
+    let beginnings: Vec<How> = list.iter().skip(1).map(|t| t.how).collect();
+    for (threshold, next) in list.iter_mut().zip(beginnings) {
+        let last_eager = threshold.how.is_eager() && !next.is_eager();
+        threshold.variable = match threshold.how {
+            _ if last_eager => Some("EAGER_MAX"),
+            How::Fragments { unasked } if one_sided && unasked > 0 => Some("PUSH_MAX"),
+            _ => next.begins_by(),
+        };
     }
 }
 

@@ -30,6 +30,17 @@ pub(crate) enum What {
 }
 
 impl What {
+    /// The member that has or gets the data of all.
+    fn root(self) -> Option<usize> {
+        match self {
+            Self::Broadcast { root }
+            | Self::Reduce { root }
+            | Self::Scatter { root }
+            | Self::Gather { root } => Some(root),
+            _ => None,
+        }
+    }
+
     /// The operation's number in packets.
     pub(super) fn number(self) -> u8 {
         match self {
@@ -92,14 +103,8 @@ pub(super) fn plan(what: What, me: usize, n: usize, block: usize) -> Option<Plan
     let all = block.checked_mul(n)?;
     let mine = me.checked_mul(block)?..(me + 1).checked_mul(block)?;
     let own = 0..block;
-    if let What::Broadcast { root }
-    | What::Reduce { root }
-    | What::Scatter { root }
-    | What::Gather { root } = what
-    {
-        if root >= n {
-            return None;
-        }
+    if what.root().is_some_and(|root| root >= n) {
+        return None;
     }
     let mut b = Builder { me, n, steps: VecDeque::new() };
     let (len, input, output) = match what {
@@ -118,14 +123,7 @@ pub(super) fn plan(what: What, me: usize, n: usize, block: usize) -> Option<Plan
         }
         What::AllToAll => {
             let len = all.checked_mul(2)?;
-            let to = |member: usize| member * block..(member + 1) * block;
-            let from = |member: usize| all + member * block..all + (member + 1) * block;
-            b.steps.push_back(Step::Copy { from: to(me), to: from(me).start });
-            for k in 1..n {
-                let (next, previous) = ((me + k) % n, (me + n - k) % n);
-                b.send(next, to(next));
-                b.receive(previous, from(previous), How::Store);
-            }
+            b.all_to_all(block, all);
             (len, 0..all, all..len)
         }
         What::AllReduce => {
@@ -134,12 +132,7 @@ pub(super) fn plan(what: What, me: usize, n: usize, block: usize) -> Option<Plan
             (block, own.clone(), own)
         }
         What::AllGather => {
-            let of = |member: usize| member * block..(member + 1) * block;
-            for k in 1..n {
-                // A ring: each member passes on the block that it received last.
-                b.send((me + 1) % n, of((me + n + 1 - k) % n));
-                b.receive((me + n - 1) % n, of((me + n - k) % n), How::Store);
-            }
+            b.all_gather(block);
             (all, mine, 0..all)
         }
         What::ReduceScatter => {
@@ -158,13 +151,7 @@ pub(super) fn plan(what: What, me: usize, n: usize, block: usize) -> Option<Plan
             (all, if me == root { 0..all } else { 0..0 }, mine)
         }
         What::Gather { root } => {
-            for member in (0..n).filter(|member| *member != root) {
-                if me == root {
-                    b.receive(member, member * block..(member + 1) * block, How::Store);
-                } else if me == member {
-                    b.send(root, mine.clone());
-                }
-            }
+            b.gather(root, block, &mine);
             b.barrier(&(0..0), How::Store);
             (all, mine, if me == root { 0..all } else { 0..0 })
         }
@@ -246,6 +233,39 @@ impl Builder {
         }
         for member in (0..self.n).filter(|member| *member != root) {
             self.send(member, member * block..(member + 1) * block);
+        }
+    }
+
+    fn gather(&mut self, root: usize, block: usize, mine: &Range<usize>) {
+        if self.me != root {
+            self.send(root, mine.clone());
+            return;
+        }
+        for member in (0..self.n).filter(|member| *member != root) {
+            self.receive(member, member * block..(member + 1) * block, How::Store);
+        }
+    }
+
+    /// A ring: each member passes on the block that it received last.
+    fn all_gather(&mut self, block: usize) {
+        let (me, n) = (self.me, self.n);
+        let of = |member: usize| member * block..(member + 1) * block;
+        for k in 1..n {
+            self.send((me + 1) % n, of((me + n + 1 - k) % n));
+            self.receive((me + n - 1) % n, of((me + n - k) % n), How::Store);
+        }
+    }
+
+    /// The blocks to send are at the beginning, those that come from `all` on.
+    fn all_to_all(&mut self, block: usize, all: usize) {
+        let (me, n) = (self.me, self.n);
+        let to = |member: usize| member * block..(member + 1) * block;
+        let from = |member: usize| all + member * block..all + (member + 1) * block;
+        self.steps.push_back(Step::Copy { from: to(me), to: from(me).start });
+        for k in 1..n {
+            let (next, previous) = ((me + k) % n, (me + n - k) % n);
+            self.send(next, to(next));
+            self.receive(previous, from(previous), How::Store);
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::memory::keys::Right;
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::{IndexList, Key};
+use crate::protocol::message::Payload;
 use crate::protocol::packet::Ranges;
-use crate::protocol::send::Payload;
 use crate::protocol::{Cause, Host, OpError, Report};
 use crate::transport::{BCOPY_LEAST, Iface, Mode, PeerId, SendError};
 
@@ -298,27 +298,42 @@ impl Core {
             (_, true) => Form::Fetch,
             (_, false) => Form::Base,
         };
-        let Some(operation) = known.filter(|operation| operation.is_offered(form(*operation)))
-        else {
-            self.answer_with(request, Answer::Done(libc::EOPNOTSUPP as u32));
-            return Some(());
-        };
-        let size = operation.datatype.size();
-        let whole = request.ranges.as_slice().iter().all(|range| range.len % size as u64 == 0);
-        if !whole || bytes.len() != total * operation.operands() {
-            return None;
-        }
-        if fetches && !self.rma.results.has_room(request.peer) {
-            return None;
-        }
-        let right = right_of(operation, form(operation));
-        let place = match Place::find(&request.ranges, right, host) {
-            Ok(place) => place,
-            Err(denied) => {
-                self.answer_with(request, Answer::Done(status_of(denied)));
-                return Some(());
+        let known = known.filter(|operation| operation.is_offered(form(*operation)));
+        let status = match known {
+            Some(operation) => {
+                let size = operation.datatype.size() as u64;
+                let whole = request.ranges.as_slice().iter().all(|range| range.len % size == 0);
+                if !whole || bytes.len() != total * operation.operands() {
+                    return None;
+                }
+                if fetches && !self.rma.results.has_room(request.peer) {
+                    return None;
+                }
+                let right = right_of(operation, form(operation));
+                match Place::find(&request.ranges, right, host) {
+                    Ok(place) => {
+                        return self.apply(request, fetches, operation, &place, bytes, host);
+                    }
+                    Err(denied) => status_of(denied),
+                }
             }
+            None => libc::EOPNOTSUPP as u32,
         };
+        self.answer_with(request, Answer::Done(status));
+        Some(())
+    }
+
+    /// Carries out an atomic operation.
+    fn apply(
+        &mut self,
+        request: &Request,
+        fetches: bool,
+        operation: Operation,
+        place: &Place,
+        bytes: &[u8],
+        host: &mut impl Host,
+    ) -> Option<()> {
+        let total = place.ranges.total() as usize;
         let Some(mut kept) = self.rma.results.of_length(if fetches { total } else { 0 }) else {
             self.answer_with(request, Answer::Done(libc::ENOMEM as u32));
             return Some(());
@@ -343,7 +358,7 @@ impl Core {
             Answer::Done(0)
         };
         self.answer_with(request, answer);
-        self.accessed(request, &place, host);
+        self.accessed(request, place, host);
         Some(())
     }
 

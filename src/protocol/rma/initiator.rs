@@ -10,8 +10,9 @@ use crate::memory::OwnedBuffer;
 use crate::memory::keys::Right;
 use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::Key;
+use crate::protocol::message::Payload;
 use crate::protocol::packet::Ranges;
-use crate::protocol::send::Payload;
+use crate::protocol::sends::What;
 use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
 use crate::transport::{Iface, Mode, PeerId, SendError, piece_of};
 
@@ -117,28 +118,11 @@ impl<I: Iface> Engine<I> {
         }
         let channel = self.core.rma.channel(op.peer);
         let waits = !channel.queue.is_empty() || !way.is_open(channel, op.right);
-        if waits || way == Way::Alone {
-            let copies = waits && op.inject && op.local.len() > COPY_MAX;
-            if channel.queue.len() >= QUEUE_MAX || copies {
-                return Err(OpError::Again);
-            }
-            // `Moving`: whether it may be direct was checked just now.
-            let state = if waits { State::Queued } else { State::Moving { offset: 0 } };
-            let key = self.core.rma.insert(op, state, operands);
-            self.keep_injected(key, op);
-            if waits {
-                self.core.enqueue_access(key);
-            } else if !self.begin_alone(op.peer, key, host) {
-                self.core.enqueue_access(key);
-                // It goes by messages after all, and the first one is sent now, as for other operations.
-                if self.core.rma.ops.get(key).is_some_and(|op| op.state == State::Queued) {
-                    self.pump(op.peer, host);
-                    // `op.peer` is the last entry.
-                    if self.core.rma.channel(op.peer).queue.is_empty() {
-                        self.core.rma.pumping.pop_back();
-                    }
-                }
-            }
+        if waits {
+            return self.queue_access(op, operands);
+        }
+        if way == Way::Alone {
+            self.start_alone(op, operands, host);
             return Ok(());
         }
         let key = self.core.rma.insert(op, State::Queued, operands);
@@ -147,7 +131,7 @@ impl<I: Iface> Engine<I> {
         }
         if let Err(error) = self.send_request(key, way) {
             self.core.rma.discard(key);
-            return Err(super::refusal(error));
+            return Err(error.into());
         }
         self.core.peers.mark_alive(op.peer);
         self.core.peers.count_outstanding(op.peer, 1);
@@ -159,6 +143,36 @@ impl<I: Iface> Engine<I> {
             }
         }
         Ok(())
+    }
+
+    /// Queues an operation behind the earlier ones.
+    fn queue_access(&mut self, op: &RmaOp, operands: Option<&Operands>) -> Result<(), OpError> {
+        let copies = op.inject && op.local.len() > COPY_MAX;
+        if self.core.rma.channel(op.peer).queue.len() >= QUEUE_MAX || copies {
+            return Err(OpError::Again);
+        }
+        let key = self.core.rma.insert(op, State::Queued, operands);
+        self.keep_injected(key, op);
+        self.core.enqueue_access(key);
+        Ok(())
+    }
+
+    /// Starts a direct operation that has none before it. Whether it may be direct was checked just now.
+    fn start_alone(&mut self, op: &RmaOp, operands: Option<&Operands>, host: &mut impl Host) {
+        let key = self.core.rma.insert(op, State::Moving { offset: 0 }, operands);
+        self.keep_injected(key, op);
+        if self.begin_alone(op.peer, key, host) {
+            return;
+        }
+        self.core.enqueue_access(key);
+        // It goes by messages after all, and the first one is sent now, as for other operations.
+        if self.core.rma.ops.get(key).is_some_and(|op| op.state == State::Queued) {
+            self.pump(op.peer, host);
+            // `op.peer` is the last entry.
+            if self.core.rma.channel(op.peer).queue.is_empty() {
+                self.core.rma.pumping.pop_back();
+            }
+        }
     }
 
     /// Copies the buffer of an injected operation that is not sent yet.
@@ -180,10 +194,7 @@ impl<I: Iface> Engine<I> {
 
     fn defer_access(&mut self, op: &RmaOp, operands: Option<&Operands>) -> Result<(), OpError> {
         let key = self.core.rma.insert(op, State::Deferred, operands);
-        if !self.core.defer_behind(op.peer, op.fence, key) {
-            self.core.rma.discard(key);
-            return Err(OpError::Again);
-        }
+        self.core.defer_behind(op.peer, op.fence, What::Access(key));
         self.keep_injected(key, op);
         Ok(())
     }
@@ -286,32 +297,7 @@ impl<I: Iface> Engine<I> {
                 }
                 None => break,
             }
-            let sent = match self.core.rma.ops.get(key) {
-                Some(op) if op.state == State::Queued => {
-                    let right = op.right;
-                    let alone = op.data.is_none()
-                        && !op.barred
-                        && self.is_granted(peer, right, &op.remote, op.delivered);
-                    let way = self.way(peer, right, &op.remote, alone);
-                    if way != Way::Alone {
-                        self.flush_alone(peer);
-                    }
-                    if !way.is_open(self.core.rma.channel(peer), right) {
-                        break;
-                    }
-                    if way == Way::Alone {
-                        self.go_alone(key, 0, host)
-                    } else {
-                        self.send_request(key, way)
-                    }
-                }
-                Some(op) => match op.state {
-                    State::Sending { offset } => self.send_more(key, offset),
-                    State::Moving { offset } => self.go_alone(key, offset, host),
-                    _ => Ok(()),
-                },
-                None => Ok(()),
-            };
+            let Some(sent) = self.advance_access(peer, key, host) else { break };
             match sent {
                 Ok(()) => n += 1,
                 Err(SendError::Again) => {
@@ -343,6 +329,38 @@ impl<I: Iface> Engine<I> {
             self.iface.flush();
         }
         n
+    }
+
+    /// Sends the next packet of an operation, or moves a part of it. `None`: it may not begin yet.
+    fn advance_access(
+        &mut self,
+        peer: PeerId,
+        key: Key,
+        host: &mut impl Host,
+    ) -> Option<Result<(), SendError>> {
+        let Some(op) = self.core.rma.ops.get(key) else { return Some(Ok(())) };
+        match op.state {
+            State::Queued => {}
+            State::Sending { offset } => return Some(self.send_more(key, offset)),
+            State::Moving { offset } => return Some(self.go_alone(key, offset, host)),
+            _ => return Some(Ok(())),
+        }
+        let right = op.right;
+        let alone = op.data.is_none()
+            && !op.barred
+            && self.is_granted(peer, right, &op.remote, op.delivered);
+        let way = self.way(peer, right, &op.remote, alone);
+        if way != Way::Alone {
+            self.flush_alone(peer);
+        }
+        if !way.is_open(self.core.rma.channel(peer), right) {
+            return None;
+        }
+        Some(if way == Way::Alone {
+            self.go_alone(key, 0, host)
+        } else {
+            self.send_request(key, way)
+        })
     }
 
     /// Carries out an operation directly that has none before it. False: not all of it has begun.

@@ -12,10 +12,10 @@ mod initiator;
 mod packet;
 mod target;
 
+use super::Report;
 use super::engine::{Core, Engine};
 use super::index_list::{IndexList, Key};
-use super::send::Payload;
-use super::{OpError, Report};
+use super::message::Payload;
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
 use crate::sys::numbers::NumberMap;
@@ -419,11 +419,6 @@ fn status_of(denied: crate::memory::keys::Denied) -> u32 {
         Denied::Key => libc::EKEYREJECTED as u32,
         Denied::Access => libc::EACCES as u32,
     }
-}
-
-/// The error of an operation that was not started.
-pub(super) fn refusal(error: crate::transport::SendError) -> OpError {
-    super::send::op_error(error)
 }
 
 #[cfg(test)]

@@ -244,28 +244,51 @@ impl Core {
         }
         let found = Place::find(&request.ranges, Right::Write, host);
         if more.is_none() {
-            let written = found.and_then(|place| {
-                place.fill(0, bytes, host)?;
-                Ok(place)
-            });
-            match written {
-                Ok(place) => {
-                    self.offer(request, true);
-                    self.answer_with(request, Answer::Done(0));
-                    self.accessed(request, &place, host);
-                }
-                Err(denied) => self.answer_with(request, Answer::Done(status_of(denied))),
-            }
-            return Some(());
+            self.write_whole(request, found, bytes, host);
+        } else {
+            self.begin_write(request, found, pulls, bytes, host);
         }
+        Some(())
+    }
+
+    /// A write whose bytes have all come with it.
+    fn write_whole(
+        &mut self,
+        request: &Request,
+        found: Result<Place, Denied>,
+        bytes: &[u8],
+        host: &mut impl Host,
+    ) {
+        let written = found.and_then(|place| {
+            place.fill(0, bytes, host)?;
+            Ok(place)
+        });
+        match written {
+            Ok(place) => {
+                self.offer(request, true);
+                self.answer_with(request, Answer::Done(0));
+                self.accessed(request, &place, host);
+            }
+            Err(denied) => self.answer_with(request, Answer::Done(status_of(denied))),
+        }
+    }
+
+    /// Begins a write of which at most the first `bytes` are here.
+    fn begin_write(
+        &mut self,
+        request: &Request,
+        found: Result<Place, Denied>,
+        pulls: bool,
+        bytes: &[u8],
+        host: &mut impl Host,
+    ) {
         let (place, refused) = match found {
             Ok(place) => {
                 self.offer(request, false);
                 (place, None)
             }
             Err(denied) if pulls => {
-                self.answer_with(request, Answer::Done(status_of(denied)));
-                return Some(());
+                return self.answer_with(request, Answer::Done(status_of(denied)));
             }
             // The bytes of a refused write are dropped as they come.
             Err(denied) => {
@@ -281,7 +304,6 @@ impl Core {
         } else {
             self.take_bytes(request.peer, bytes, host);
         }
-        Some(())
     }
 
     /// WRITE_MORE: more bytes of the write in progress.
@@ -521,61 +543,12 @@ impl<I: Iface> Engine<I> {
     }
 
     fn send_read(&mut self, peer: PeerId, host: &mut impl Host) -> Step {
-        let Caps { fragment_max, reach_read_min, .. } = self.iface.caps(peer);
-        let short = reach_read_min as u64..self.core.limits.alone_min as u64;
+        let caps = self.iface.caps(peer);
         let mut outcome = Step::Again;
         for i in 0..BATCH {
-            let inbound = self.core.rma.inbound.get_mut(&peer);
-            let Some(read) = inbound.and_then(|i| i.reads.front_mut()).filter(|read| !read.puts)
-            else {
-                break;
-            };
-            let most = piece_of(read.request.ranges.total() as usize, fragment_max);
-            let piece = match read.place.piece(read.done, most, host) {
-                Ok(piece) => piece.memory,
-                Err(denied) => {
-                    self.core.end_read(peer, Some(status_of(denied)), host);
-                    outcome = Step::Done;
-                    continue;
-                }
-            };
-            let packet = RmaPacket::ReadData {
-                tx: read.request.tx,
-                offset: read.done,
-                faulted: read.faulted,
-            };
-            let sent = self.iface.send(
-                peer,
-                Mode::Fragment,
-                packet.encode().as_slice(),
-                piece.len(),
-                |at, to| {
-                    piece.copy_out(at, to);
-                },
-            );
-            match sent {
-                Ok(()) => {
-                    read.done += piece.len() as u64;
-                    self.core.counts.fragment_bytes += piece.len() as u64;
-                    outcome = Step::Moved;
-                    if read.done >= read.request.ranges.total() {
-                        let ranges = read.request.ranges;
-                        self.core.end_read(peer, None, host);
-                        let told = &mut self.core.rma.told;
-                        if short.contains(&ranges.total()) && told.asks_often(peer) {
-                            told.offer(peer, &ranges);
-                        }
-                    }
-                }
-                Err(SendError::Again) => break,
-                // The peer that waited for these bytes has departed.
-                Err(SendError::Unreachable(_)) => {
-                    if let Some(inbound) = self.core.rma.inbound.get_mut(&peer) {
-                        inbound.reads.clear();
-                    }
-                    outcome = Step::Done;
-                    break;
-                }
+            match self.send_piece(peer, &caps, host) {
+                Some(Step::Again) | None => break,
+                Some(step) => outcome = step,
             }
             if i == FLUSH_AFTER {
                 self.iface.flush();
@@ -585,6 +558,47 @@ impl<I: Iface> Engine<I> {
             self.iface.flush();
         }
         outcome
+    }
+
+    /// Sends a piece of the first read of `peer`. `None`: nothing is to be sent.
+    fn send_piece(&mut self, peer: PeerId, caps: &Caps, host: &mut impl Host) -> Option<Step> {
+        let inbound = self.core.rma.inbound.get_mut(&peer)?;
+        let read = inbound.reads.front_mut().filter(|read| !read.puts)?;
+        let most = piece_of(read.request.ranges.total() as usize, caps.fragment_max);
+        let piece = match read.place.piece(read.done, most, host) {
+            Ok(piece) => piece.memory,
+            Err(denied) => {
+                self.core.end_read(peer, Some(status_of(denied)), host);
+                return Some(Step::Done);
+            }
+        };
+        let (tx, offset, faulted) = (read.request.tx, read.done, read.faulted);
+        let header = RmaPacket::ReadData { tx, offset, faulted }.encode();
+        let pack = |at: usize, to: &mut [u8]| {
+            piece.copy_out(at, to);
+        };
+        match self.iface.send(peer, Mode::Fragment, header.as_slice(), piece.len(), pack) {
+            Ok(()) => {
+                read.done += piece.len() as u64;
+                self.core.counts.fragment_bytes += piece.len() as u64;
+                if read.done >= read.request.ranges.total() {
+                    let ranges = read.request.ranges;
+                    self.core.end_read(peer, None, host);
+                    let short = caps.reach_read_min as u64..self.core.limits.alone_min as u64;
+                    let told = &mut self.core.rma.told;
+                    if short.contains(&ranges.total()) && told.asks_often(peer) {
+                        told.offer(peer, &ranges);
+                    }
+                }
+                Some(Step::Moved)
+            }
+            Err(SendError::Again) => Some(Step::Again),
+            // The peer that waited for these bytes has departed.
+            Err(SendError::Unreachable(_)) => {
+                inbound.reads.clear();
+                Some(Step::Done)
+            }
+        }
     }
 
     /// Sends DONE and other answers while there is room. One DONE names operations of one peer with the same status.

@@ -1,106 +1,83 @@
-//! Transmit-complete: sends that are complete when the peer's endpoint has them (fi_cq.3, FI_TRANSMIT_COMPLETE).
+//! Eager: the whole message in one packet. Its send is complete at once, or when the receiver's FIN comes, or when the
+//! peer's endpoint has it (fi_cq.3, FI_TRANSMIT_COMPLETE).
 //!
 //! Some transports keep a message until the peer acknowledges it, and lose it if this process ends. There an eager send
-//! of that level waits for the acknowledgement. Elsewhere, and for long messages, which are answered, nothing is added.
+//! of the last level waits for the acknowledgement. Elsewhere, and for long messages, which are answered, nothing is
+//! added.
 
-use crate::protocol::engine::{Core, Engine};
+use crate::memory::SegmentList;
 use crate::protocol::index_list::Key;
-use crate::protocol::packet::Envelope;
-use crate::protocol::send::{SendOp, TxState, op_error, send_eager};
-use crate::protocol::{Host, OpError};
-use crate::transport::{Iface, Mark, PeerId};
+use crate::protocol::packet::{EagerHeader, Envelope};
+use crate::transport::{Iface, MAX_HEADER, Mark, Mode, PeerId, SendError};
 use std::collections::VecDeque;
 
-/// Sends that wait for the acknowledgement of one peer.
-#[derive(Debug)]
-pub(in crate::protocol) struct Leaving {
+/// Sends one eager message: in a slot if it fits there beside its header, else through the bulk space.
+#[inline]
+pub(in crate::protocol) fn send<I: Iface>(
+    iface: &mut I,
     peer: PeerId,
-    /// In the order of sending.
+    envelope: &Envelope,
+    ack: Option<u64>,
+    payload: &SegmentList,
+) -> Result<(), SendError> {
+    let header = EagerHeader::new(envelope, ack);
+    let header = header.as_slice();
+    debug_assert!(header.len() <= MAX_HEADER);
+    let len = payload.len();
+    let pack = |at: usize, to: &mut [u8]| {
+        payload.copy_out(at, to);
+    };
+    if header.len() + len <= iface.caps(peer).short_max {
+        iface.send(peer, Mode::Short, header, len, pack)
+    } else {
+        iface.send(peer, Mode::Bulk, header, len, pack)
+    }
+}
+
+/// Sends that wait for the acknowledgement of one peer, in the order of sending.
+#[derive(Debug)]
+struct Leaving {
+    peer: PeerId,
     sends: VecDeque<(Mark, Key)>,
 }
 
-impl<I: Iface> Engine<I> {
-    /// Sends an eager message that is complete when the peer's endpoint has it.
-    pub(in crate::protocol) fn send_tracked(
-        &mut self,
-        op: &SendOp,
-        envelope: Envelope,
-        host: &mut impl Host,
-    ) -> Result<(), OpError> {
-        let key = self.request_without_bytes(op, envelope).ok_or(OpError::Again)?;
-        if let Err(e) = send_eager(&mut self.iface, op.peer, &envelope, None, &op.payload) {
-            self.core.tx.remove(key);
-            return Err(op_error(e));
-        }
-        self.core.peers.mark_alive(op.peer);
-        self.core.counts.eager_sent += 1;
-        self.core.peers.count_outstanding(op.peer, 1);
-        self.await_arrival(op.peer, key, host);
-        Ok(())
+/// All sends that are complete when their peers' endpoints have them.
+#[derive(Debug, Default)]
+pub(in crate::protocol) struct Tracked(Vec<Leaving>);
+
+impl Tracked {
+    #[inline]
+    pub(in crate::protocol) fn len(&self) -> usize {
+        self.0.len()
     }
 
-    /// Waits for the acknowledgement of a send that the transport has taken. The send is counted as outstanding.
-    pub(in crate::protocol) fn await_arrival(
-        &mut self,
-        peer: PeerId,
-        key: Key,
-        host: &mut impl Host,
-    ) {
-        let Some(mark) = self.iface.tracked(peer) else {
-            self.core.peers.count_outstanding(peer, -1);
-            return self.core.finish_send(key, None, host);
-        };
-        if let Some(request) = self.core.tx.get_mut(key) {
-            request.state = TxState::Leaving;
-        }
-        let of_peer = self.core.leaving.iter_mut().find(|leaving| leaving.peer == peer);
-        match of_peer {
+    /// Waits for the acknowledgement of everything before and at `mark`.
+    pub(in crate::protocol) fn add(&mut self, peer: PeerId, mark: Mark, key: Key) {
+        match self.0.iter_mut().find(|leaving| leaving.peer == peer) {
             Some(leaving) => leaving.sends.push_back((mark, key)),
-            None => self.core.leaving.push(Leaving { peer, sends: [(mark, key)].into() }),
+            None => self.0.push(Leaving { peer, sends: [(mark, key)].into() }),
         }
     }
 
-    /// Completes the sends that have been acknowledged.
-    pub(in crate::protocol) fn advance_leaving(&mut self, host: &mut impl Host) -> usize {
-        let mut n = 0;
-        for at in (0..self.core.leaving.len()).rev() {
-            let Some(peer) = self.core.leaving.get(at).map(|leaving| leaving.peer) else { break };
-            if let Some(upto) = self.iface.acknowledged(peer).filter(|_| host.has_room()) {
-                n += self.core.on_acknowledged(peer, upto, host);
-            }
-        }
-        n
+    /// One of the peers that acknowledgements are due from.
+    pub(in crate::protocol) fn peer_at(&self, at: usize) -> Option<PeerId> {
+        self.0.get(at).map(|leaving| leaving.peer)
     }
-}
 
-impl Core {
-    /// The peer has acknowledged everything before `upto`. Returns how many sends that completes.
-    pub(in crate::protocol) fn on_acknowledged(
-        &mut self,
-        peer: PeerId,
-        upto: Mark,
-        host: &mut impl Host,
-    ) -> usize {
-        let Some(at) = self.leaving.iter().position(|leaving| leaving.peer == peer) else {
-            return 0;
-        };
-        let mut n = 0;
-        while let Some(leaving) = self.leaving.get_mut(at) {
-            let first = leaving.sends.front().filter(|(mark, _)| mark.is_before(upto));
-            let Some((_, key)) = first.copied() else { break };
-            leaving.sends.pop_front();
-            self.peers.count_outstanding(peer, -1);
-            self.finish_send(key, None, host);
-            n += 1;
+    /// A send to the peer that is complete, once the peer has acknowledged everything before `upto`.
+    pub(in crate::protocol) fn take(&mut self, peer: PeerId, upto: Mark) -> Option<Key> {
+        let at = self.0.iter().position(|leaving| leaving.peer == peer)?;
+        let sends = &mut self.0.get_mut(at)?.sends;
+        let (_, key) = *sends.front().filter(|(mark, _)| mark.is_before(upto))?;
+        sends.pop_front();
+        if sends.is_empty() {
+            self.0.swap_remove(at);
         }
-        if self.leaving.get(at).is_some_and(|leaving| leaving.sends.is_empty()) {
-            self.leaving.swap_remove(at);
-        }
-        n
+        Some(key)
     }
 
     /// The peer has departed: no acknowledgements will come.
-    pub(in crate::protocol) fn forget_leaving(&mut self, peer: PeerId) {
-        self.leaving.retain(|leaving| leaving.peer != peer);
+    pub(in crate::protocol) fn forget(&mut self, peer: PeerId) {
+        self.0.retain(|leaving| leaving.peer != peer);
     }
 }

@@ -7,4 +7,4 @@ pub(super) mod get;
 pub(super) mod push;
 pub(super) mod put;
 pub(super) mod split;
-pub(super) mod stream;
+pub(super) mod write;

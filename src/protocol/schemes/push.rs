@@ -1,12 +1,13 @@
 //! Long messages with unsolicited data, which arrives before any CTS (PROTOCOL.md §4.10).
 
+use crate::protocol::flow::{Flow, Onward};
 use crate::protocol::index_list::Key;
-use crate::protocol::limits::Limits;
-use crate::protocol::message::Inbound;
+use crate::protocol::limits::{Counts, Limits};
+use crate::protocol::message::{Inbound, Outbound};
 use crate::protocol::outbox::Outbox;
-use crate::protocol::packet::{Packet, Ranges};
+use crate::protocol::packet::{Packet, PieceHeader, Ranges};
 use crate::protocol::spaces::Space;
-use crate::transport::PeerId;
+use crate::transport::{Iface, PeerId, SendError};
 use std::collections::HashMap;
 
 /// The receiver's side.
@@ -16,7 +17,7 @@ pub(in crate::protocol) struct Receiver {
     announced: u64,
     /// A CTS was sent, for the bytes behind them or because the sender may have stopped.
     asked: bool,
-    /// See [`stream`](super::stream).
+    /// A stream is writing the next bytes to the buffer.
     pub(in crate::protocol) placing: bool,
 }
 
@@ -85,6 +86,81 @@ impl Receiver {
         let needless = self.asked && message.want as u64 <= self.announced;
         self.asked &= !needless;
         needless
+    }
+}
+
+/// The sender's side.
+#[derive(Debug)]
+pub(in crate::protocol) struct Sender {
+    /// The unsolicited bytes that are still to be sent.
+    flow: Flow,
+    /// The send is complete when they are sent: the RTS said that the sender needs no FIN.
+    leaves: bool,
+    /// The receiver's number and the length that it wants, once it has sent a CTS.
+    asked: Option<(u64, usize)>,
+}
+
+impl Sender {
+    pub(in crate::protocol) fn new(flow: Flow, leaves: bool) -> Self {
+        Self { flow, leaves, asked: None }
+    }
+
+    /// Sends unsolicited bytes.
+    pub(in crate::protocol) fn step(
+        &mut self,
+        iface: &mut impl Iface,
+        message: &Outbound,
+        key: Key,
+        counts: &mut Counts,
+    ) -> Onward {
+        let header = |offset: u64| PieceHeader::pushed(key.to_wire(), offset);
+        match self.flow.send(iface, message, self.asked.is_none(), header, counts) {
+            Ok(true) => self.end(),
+            Ok(false) => Onward::Moved,
+            Err(SendError::Again) => Onward::Again,
+            Err(SendError::Unreachable(errno)) => Onward::Lost(errno),
+        }
+    }
+
+    /// All unsolicited bytes are sent, or their stream broke.
+    fn end(&self) -> Onward {
+        match self.asked {
+            Some((rx, end)) if end > self.flow.end => {
+                let flow = Flow { offset: self.flow.end, end, carrier: self.flow.carrier };
+                Onward::Fragments { rx, flow }
+            }
+            // All of it is in the ring: the buffer is the application's again.
+            _ if self.leaves => Onward::Complete,
+            _ => Onward::Waits,
+        }
+    }
+
+    /// CTS: the receiver wants the first `end` bytes. `None`: it has asked before.
+    pub(in crate::protocol) fn on_cts(&mut self, rx: u64, end: usize) -> Option<Onward> {
+        if self.asked.replace((rx, end)).is_some() {
+            return None;
+        }
+        // Before all unsolicited bytes are sent, the next step goes on.
+        Some(if self.flow.is_over() { self.end() } else { Onward::Waits })
+    }
+
+    /// The stream broke: the receiver's RESUME says what is missing. False: the bytes go in another way.
+    pub(in crate::protocol) fn park(&mut self) -> bool {
+        let parks = self.flow.is_by_stream();
+        if parks {
+            self.flow = Flow::fragments(self.flow.end, self.flow.end);
+        }
+        parks
+    }
+
+    pub(in crate::protocol) fn is_by_stream(&self) -> bool {
+        self.flow.is_by_stream()
+    }
+
+    /// The receiver may hold it back: it has not asked for the bytes.
+    #[cfg(test)]
+    pub(in crate::protocol) fn may_wait(&self) -> bool {
+        self.asked.is_none()
     }
 }
 

@@ -3,13 +3,12 @@
 //! every second chunk itself. Bytes that can be neither advertised nor written come as fragments.
 
 use crate::memory::SegmentList;
-use crate::protocol::engine::{Core, Engine};
+use crate::protocol::Cause;
 use crate::protocol::index_list::{IndexList, Key};
-use crate::protocol::message::{Inbound, Next};
+use crate::protocol::limits::Counts;
+use crate::protocol::message::{Inbound, Next, Outbound};
 use crate::protocol::outbox::Outbox;
 use crate::protocol::packet::Packet;
-use crate::protocol::send::{Carrier, TxState};
-use crate::protocol::{Cause, Host};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Chunk, Iface, PeerId, Reach, Reached, SendError, Spot, Ticket, Windows};
@@ -111,6 +110,19 @@ enum Phase {
     Over { void: usize, nack: usize },
     /// The sender has completed the message, and has none of its bytes any more (GONE).
     Gone,
+}
+
+/// The sender's side, once the receiver has advertised a remote buffer.
+#[derive(Debug)]
+pub(in crate::protocol) enum Sender {
+    /// `queued` remote buffers have still to be written. `seen`: with sender-side delivery completion, the number of
+    /// bytes from the start of the message that are known to be delivered.
+    Writing { rx: u64, queued: u8, seen: Option<usize> },
+    /// A NACK was sent: no bytes are written from `from` on, and the receiver has to request them in another way.
+    Declined { rx: u64, from: usize },
+    /// All of it was written and the send is complete; a FIN will follow some time. `told`: the receiver asked for more
+    /// and was answered that there is none (GONE).
+    Over { told: bool },
 }
 
 /// A remote buffer that bytes of this endpoint have to be written into.
@@ -446,49 +458,114 @@ impl Chunks {
     }
 }
 
-impl<I: Iface> Engine<I> {
-    /// Invalidates the keys of finished sends.
-    pub(in crate::protocol) fn withdraw_offers(&mut self) -> usize {
-        for (peer, offer) in self.core.withdrawn.drain(..) {
-            self.iface.withdraw(peer, &offer);
+impl Sender {
+    /// WINDOW: the receiver advertises a remote buffer. `None`: it is dropped, or it gets this reply. Else the write that
+    /// is due.
+    pub(in crate::protocol) fn on_window(
+        &mut self,
+        (peer, tx, rx): (PeerId, Key, u64),
+        (offset, len): (usize, usize),
+        ticket: Ticket,
+        (outbox, counts): (&mut Outbox, &mut Counts),
+    ) -> Option<Due> {
+        match self {
+            Self::Writing { rx: known, queued, .. } if *known == rx && *queued < QUEUE_MAX => {
+                *queued += 1;
+                return Some(Due { tx, offset, len, ticket });
+            }
+            Self::Writing { .. } => counts.dropped += 1,
+            Self::Over { .. } => self.say_gone(peer, rx, outbox),
+            Self::Declined { rx: known, .. } if *known != rx => counts.dropped += 1,
+            // It was sent before the NACK arrived, or again after the earlier ones were lost.
+            Self::Declined { from, .. } => {
+                if offset < *from {
+                    *from = offset;
+                    say_declined(peer, rx, offset, outbox);
+                }
+            }
         }
-        0
+        None
     }
 
-    /// Writes into the remote buffers that peers have advertised, in order.
-    pub(in crate::protocol) fn advance_writes(&mut self) -> usize {
-        let mut n = 0;
-        let mut full: Vec<PeerId> = Vec::new();
-        for _ in 0..self.core.due.len() {
-            let Some(due) = self.core.due.pop_front() else { break };
-            let Some(request) = self.core.tx.get_mut(due.tx) else { continue };
-            let peer = request.peer;
-            let TxState::Writing { queued, .. } = &mut request.state else { continue };
-            if full.contains(&peer) {
-                self.core.due.push_back(due);
-                continue;
-            }
-            let part = request.payload.segments().slice(due.offset, due.len);
-            let (offset, len) = (due.offset as u64, due.len as u64);
-            let chunk = Chunk { tx: due.tx.to_wire(), offset, len };
-            match self.iface.write(peer, &part, &due.ticket, chunk) {
-                Ok(()) => {
-                    n += 1;
-                    *queued = queued.saturating_sub(1);
-                    self.core.counts.window_bytes += due.len as u64;
-                }
-                Err(SendError::Again) => {
-                    full.push(peer);
-                    self.core.due.push_back(due);
-                }
-                Err(SendError::Unreachable(_)) => {
-                    n += 1;
-                    self.core.decline(due.tx, due.offset);
-                }
+    /// Writes into a remote buffer. `Unreachable`: it cannot be written.
+    pub(in crate::protocol) fn write(
+        &mut self,
+        iface: &mut impl Iface,
+        message: &Outbound,
+        due: &Due,
+        counts: &mut Counts,
+    ) -> Result<(), SendError> {
+        let Self::Writing { queued, .. } = self else { return Ok(()) };
+        let part = message.payload.segments().slice(due.offset, due.len);
+        let (offset, len) = (due.offset as u64, due.len as u64);
+        let chunk = Chunk { tx: due.tx.to_wire(), offset, len };
+        iface.write(message.peer, &part, &due.ticket, chunk)?;
+        *queued = queued.saturating_sub(1);
+        counts.window_bytes += len;
+        Ok(())
+    }
+
+    /// Sends a NACK: no bytes of the message are written from that of `due` on, nor from an earlier queued buffer on.
+    pub(in crate::protocol) fn decline<'a>(
+        &mut self,
+        peer: PeerId,
+        due: &Due,
+        queued: impl Iterator<Item = &'a Due>,
+        outbox: &mut Outbox,
+    ) {
+        let Self::Writing { rx, .. } = *self else { return };
+        let same = queued.filter(|other| other.tx == due.tx);
+        let from = same.map(|other| other.offset).fold(due.offset, usize::min);
+        *self = Self::Declined { rx, from };
+        say_declined(peer, rx, from, outbox);
+    }
+
+    /// The bytes of `chunk` are delivered. Returns whether all of the message is.
+    pub(in crate::protocol) fn on_written(&mut self, chunk: Chunk, len: usize) -> bool {
+        let Self::Writing { seen: Some(seen), .. } = self else { return false };
+        // The reports come in order; one may be repeated.
+        if chunk.offset as usize <= *seen {
+            *seen = (*seen).max((chunk.offset + chunk.len) as usize);
+        }
+        let whole = *seen >= len;
+        if whole {
+            *self = Self::Over { told: false };
+        }
+        whole
+    }
+
+    /// Replies GONE: the message is complete and has no more bytes. One reply serves any number of requests.
+    pub(in crate::protocol) fn say_gone(&mut self, peer: PeerId, rx: u64, outbox: &mut Outbox) {
+        if let Self::Over { told: told @ false } = self {
+            *told = true;
+            outbox.reply(peer, Packet::Gone { rx });
+        }
+    }
+
+    /// The receiver asks for the missing bytes: a NACK that waits would answer WINDOWs that are void now, and the
+    /// fragments would overtake it.
+    pub(in crate::protocol) fn end(&self, peer: PeerId, outbox: &mut Outbox) {
+        if let Self::Declined { rx, .. } = self {
+            outbox.urgent.retain(|(to, packet)| {
+                let declines = matches!(packet, Packet::Decline { rx: other, .. } if other == rx);
+                *to != peer || !declines
+            });
+        }
+    }
+}
+
+/// Queues a NACK. A queued one for the same receive is changed instead.
+fn say_declined(peer: PeerId, rx: u64, from: usize, outbox: &mut Outbox) {
+    let from = from as u64;
+    for (to, packet) in &mut outbox.urgent {
+        if let Packet::Decline { rx: other, offset } = packet {
+            if *to == peer && *other == rx {
+                *offset = from.min(*offset);
+                return;
             }
         }
-        n
     }
+    outbox.reply(peer, Packet::Decline { rx, offset: from });
 }
 
 /// Length of the chunks of a message of `len` bytes that both sides move: the same number for both sides, none longer
@@ -503,110 +580,4 @@ fn piece(segments: &SegmentList, offset: usize, len: usize) -> SegmentList {
     let (ranges, _) = segments.slice(offset, len).ranges();
     let [first, ..] = ranges;
     segments.slice(offset, first.len as usize)
-}
-
-impl Core {
-    /// The bytes of `chunk`, which this endpoint has written, are delivered.
-    pub(in crate::protocol) fn on_written(
-        &mut self,
-        peer: PeerId,
-        chunk: Chunk,
-        host: &mut impl Host,
-    ) {
-        let request = self.tx.get_mut(Key::from_wire(chunk.tx));
-        let Some(request) = request.filter(|request| request.peer == peer) else { return };
-        let (Some(seen), TxState::Writing { .. }) = (&mut request.seen, &request.state) else {
-            return;
-        };
-        // The reports come in order; one may be repeated.
-        if chunk.offset as usize <= *seen {
-            *seen = (*seen).max((chunk.offset + chunk.len) as usize);
-        }
-        if *seen < request.payload.segments().len() {
-            return;
-        }
-        request.state = TxState::Over { told: false };
-        if !std::mem::replace(&mut request.completed, true) {
-            host.complete(&request.completion());
-        }
-    }
-
-    /// WINDOW: the receiver advertises a remote buffer.
-    pub(in crate::protocol) fn on_window(
-        &mut self,
-        peer: PeerId,
-        tx: u64,
-        rx: u64,
-        offset: u64,
-        len: u64,
-        ticket: Ticket,
-    ) {
-        let key = Key::from_wire(tx);
-        let Some(request) = self.tx.get_mut(key).filter(|request| request.peer == peer) else {
-            self.counts.dropped += 1;
-            return;
-        };
-        let total = request.payload.segments().len() as u64;
-        let inside = len > 0 && offset.checked_add(len).is_some_and(|end| end <= total);
-        let (offset, len) = (offset as usize, len as usize);
-        let queued = match &mut request.state {
-            _ if !inside => None,
-            TxState::Over { .. } => {
-                self.say_gone(peer, key, rx);
-                return;
-            }
-            TxState::AwaitingAnswer if request.carrier == Carrier::Undecided => Some(0),
-            TxState::Writing { rx: known, queued } if *known == rx => Some(*queued),
-            TxState::Declined { rx: known, from } if *known == rx => {
-                // It was sent before the NACK arrived, or again after the earlier ones were lost.
-                if offset < *from {
-                    *from = offset;
-                    self.say_declined(peer, rx, offset);
-                }
-                return;
-            }
-            _ => None,
-        };
-        let Some(queued) = queued.filter(|queued| *queued < QUEUE_MAX) else {
-            self.counts.dropped += 1;
-            return;
-        };
-        request.state = TxState::Writing { rx, queued: queued + 1 };
-        self.due.push_back(Due { tx: key, offset, len, ticket });
-    }
-
-    /// Sends a NACK: no bytes of the message are written from `offset` on, nor from an earlier queued buffer on.
-    fn decline(&mut self, tx: Key, offset: usize) {
-        let same = self.due.iter().filter(|due| due.tx == tx);
-        let from = same.map(|due| due.offset).fold(offset, usize::min);
-        let Some(request) = self.tx.get_mut(tx) else { return };
-        let TxState::Writing { rx, .. } = request.state else { return };
-        request.state = TxState::Declined { rx, from };
-        let peer = request.peer;
-        self.counts.declined += 1;
-        self.say_declined(peer, rx, from);
-    }
-
-    /// Replies GONE: the message is complete and has no more bytes. One reply serves any number of requests.
-    pub(in crate::protocol) fn say_gone(&mut self, peer: PeerId, key: Key, rx: u64) {
-        let state = self.tx.get_mut(key).map(|request| &mut request.state);
-        if let Some(TxState::Over { told: told @ false }) = state {
-            *told = true;
-            self.outbox.reply(peer, Packet::Gone { rx });
-        }
-    }
-
-    /// Queues a NACK. A queued one for the same receive is changed instead.
-    fn say_declined(&mut self, peer: PeerId, rx: u64, from: usize) {
-        let from = from as u64;
-        for (to, packet) in &mut self.outbox.urgent {
-            if let Packet::Decline { rx: other, offset } = packet {
-                if *to == peer && *other == rx {
-                    *offset = from.min(*offset);
-                    return;
-                }
-            }
-        }
-        self.outbox.reply(peer, Packet::Decline { rx, offset: from });
-    }
 }

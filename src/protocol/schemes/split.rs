@@ -3,15 +3,13 @@
 //! progress costs nothing.
 
 use crate::memory::MAX_SEGMENTS;
-use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::Key;
 use crate::protocol::limits::{Counts, Limits};
-use crate::protocol::message::{Inbound, Next};
-use crate::protocol::packet::{Packet, Ranges};
-use crate::protocol::send::{Carrier, TxState};
+use crate::protocol::message::{Inbound, Next, Outbound};
+use crate::protocol::packet::{Packet, PieceHeader, Ranges};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Assisted, Iface, Mode, PeerId, SendError, Share, Taken, slice_ranges};
+use crate::transport::{Assisted, Iface, Mode, SendError, Share, Taken, slice_ranges};
 
 /// The receiver's side of a split copy: all bytes of the receive from `base` on.
 #[derive(Debug)]
@@ -39,8 +37,7 @@ const PIECES: u32 = 4;
 
 /// The sender's side of a split copy.
 #[derive(Debug)]
-pub(in crate::protocol) struct Assist {
-    pub(in crate::protocol) tx: Key,
+pub(in crate::protocol) struct Sender {
     base: usize,
     share: Share,
     /// The receiver's buffer from `base` on.
@@ -186,120 +183,79 @@ impl Receiver {
     }
 }
 
-impl<I: Iface> Engine<I> {
-    /// Copies chunks of a message that its receiver has split.
-    pub(in crate::protocol) fn advance_assists(&mut self) -> usize {
-        while let Some(assist) = self.core.assists.front_mut() {
-            if let Some(request) = self.core.tx.get(assist.tx) {
-                let caps = self.iface.caps(request.peer);
-                let sends = caps.push_max > 0 && caps.fragment_max >= assist.share.unit as usize;
-                // A process that also receives has enough to do: to write is one copy, to send is two.
-                let best = if sends && self.core.arrivals.pulls.is_empty() {
-                    Way::Send
-                } else {
-                    Way::Write
-                };
-                let way = *assist.way.get_or_insert(best);
-                if way == Way::Send {
-                    // The ring is slow now: the receiver reads faster.
-                    let goes_on = sends || assist.hand.0 < assist.hand.1;
-                    match goes_on.then(|| self.send_pieces()).flatten() {
-                        Some(sent) => return usize::from(sent > 0),
-                        None => {
-                            self.core.assists.pop_front();
-                            continue;
-                        }
-                    }
-                }
-                let segments = request.payload.segments();
-                let part = |offset: usize, len: usize| {
-                    let mut remote = [Range::default(); MAX_SEGMENTS];
-                    let ranges = assist.ranges.as_slice();
-                    let count = slice_ranges(ranges, offset as u64, len as u64, &mut remote);
-                    (segments.slice(assist.base.saturating_add(offset), len), remote, count)
-                };
-                match self.iface.assist(request.peer, &assist.share, part) {
-                    Assisted::Moved(bytes) => {
-                        self.core.counts.assisted_bytes += bytes as u64;
-                        return 1;
-                    }
-                    Assisted::Over => {}
-                }
-            }
-            self.core.assists.pop_front();
-        }
-        0
+impl Sender {
+    /// COOPERATE: the receiver begins a split copy of a message of `len` bytes. `None`: it cannot be meant.
+    pub(in crate::protocol) fn new(
+        len: usize,
+        offset: u64,
+        share: Share,
+        ranges: Ranges,
+    ) -> Option<Self> {
+        offset.checked_add(share.len).filter(|end| *end <= len as u64)?;
+        Some(Self { base: offset as usize, share, ranges, way: None, hand: (0, 0) })
     }
 
-    /// Sends chunks of the first split message. Returns the number of bytes. `None`: no chunk of it is left.
-    fn send_pieces(&mut self) -> Option<usize> {
-        let Self { iface, core } = self;
-        let assist = core.assists.front_mut()?;
-        let request = core.tx.get(assist.tx)?;
-        let peer = request.peer;
-        if assist.hand.0 == assist.hand.1 {
-            match iface.begin_assist(peer, &assist.share, PIECES) {
+    /// Copies a run of chunks. `receives`: this endpoint also copies as a receiver. Returns the number of bytes. `None`:
+    /// no chunk is left.
+    pub(in crate::protocol) fn step(
+        &mut self,
+        iface: &mut impl Iface,
+        message: &Outbound,
+        key: Key,
+        receives: bool,
+    ) -> Option<usize> {
+        let caps = iface.caps(message.peer);
+        let sends = caps.push_max > 0 && caps.fragment_max >= self.share.unit as usize;
+        // A process that also receives has enough to do: to write is one copy, to send is two.
+        let best = if sends && !receives { Way::Send } else { Way::Write };
+        match *self.way.get_or_insert(best) {
+            // The ring is slow now: the receiver reads faster.
+            Way::Send if !sends && self.hand.0 == self.hand.1 => None,
+            Way::Send => self.send(iface, message, key),
+            Way::Write => self.write(iface, message),
+        }
+    }
+
+    fn write(&self, iface: &mut impl Iface, message: &Outbound) -> Option<usize> {
+        let segments = message.payload.segments();
+        let part = |offset: usize, len: usize| {
+            let mut remote = [Range::default(); MAX_SEGMENTS];
+            let ranges = self.ranges.as_slice();
+            let count = slice_ranges(ranges, offset as u64, len as u64, &mut remote);
+            (segments.slice(self.base.saturating_add(offset), len), remote, count)
+        };
+        match iface.assist(message.peer, &self.share, part) {
+            Assisted::Moved(bytes) => Some(bytes),
+            Assisted::Over => None,
+        }
+    }
+
+    fn send(&mut self, iface: &mut impl Iface, message: &Outbound, key: Key) -> Option<usize> {
+        if self.hand.0 == self.hand.1 {
+            match iface.begin_assist(message.peer, &self.share, PIECES) {
                 Taken::Part { offset, len } => {
-                    let from = assist.base.saturating_add(offset);
-                    assist.hand = (from, from.saturating_add(len));
+                    let from = self.base.saturating_add(offset);
+                    self.hand = (from, from.saturating_add(len));
                 }
                 Taken::Wait => return Some(0),
                 Taken::Over => return None,
             }
         }
-        let segments = request.payload.segments();
         let mut sent = 0;
-        while assist.hand.0 < assist.hand.1 {
-            let (at, end) = assist.hand;
-            let len = (end - at).min(assist.share.unit as usize);
-            let packet = Packet::Pushed { tx: assist.tx.to_wire(), offset: at as u64 };
-            let pushed =
-                iface.send(peer, Mode::Fragment, packet.encode().as_slice(), len, |from, to| {
-                    segments.copy_out(at + from, to);
-                });
-            match pushed {
-                Ok(()) => {
-                    sent += len;
-                    assist.hand.0 += len;
-                    core.counts.assisted_bytes += len as u64;
-                }
-                // A departure of the peer is reported by `on_departure`.
-                Err(_) => break,
+        while self.hand.0 < self.hand.1 {
+            let (at, end) = self.hand;
+            let len = (end - at).min(self.share.unit as usize);
+            let header = PieceHeader::pushed(key.to_wire(), at as u64);
+            let pack = |from: usize, to: &mut [u8]| {
+                message.payload.copy_out(at + from, to);
+            };
+            // A departure of the peer is reported by `on_departure`.
+            if iface.send(message.peer, Mode::Fragment, header.as_slice(), len, pack).is_err() {
+                break;
             }
+            sent += len;
+            self.hand.0 += len;
         }
         Some(sent)
-    }
-}
-
-impl Core {
-    /// COOPERATE: the receiver begins a split copy of a message.
-    pub(in crate::protocol) fn on_cooperate(
-        &mut self,
-        peer: PeerId,
-        tx: u64,
-        offset: u64,
-        share: Share,
-        ranges: Ranges,
-    ) {
-        let key = Key::from_wire(tx);
-        let request = self.tx.get(key).filter(|request| {
-            let total = request.payload.segments().len() as u64;
-            request.peer == peer
-                && matches!(request.state, TxState::AwaitingAnswer)
-                && request.carrier == Carrier::Undecided
-                && offset.checked_add(share.len).is_some_and(|end| end <= total)
-        });
-        if request.is_none() || self.assists.iter().any(|assist| assist.tx == key) {
-            self.counts.dropped += 1;
-            return;
-        }
-        self.assists.push_back(Assist {
-            tx: key,
-            base: offset as usize,
-            share,
-            ranges,
-            way: None,
-            hand: (0, 0),
-        });
     }
 }

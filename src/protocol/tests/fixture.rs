@@ -143,20 +143,22 @@ impl Node {
     #[track_caller]
     pub(super) fn assert_empty(&self) {
         let core = &self.engine.core;
-        assert!(core.tx.is_empty(), "sends: {:?}", core.tx);
+        assert!(core.sends.pending.is_empty(), "sends: {:?}", core.sends.pending);
         assert!(core.arrivals.active.is_empty(), "rendezvous receives: {:?}", core.arrivals.active);
         assert!(!core.matching.own.has_buffers(), "multi-receive buffers: {:?}", core.matching.own);
         assert!(core.outbox.is_empty(), "answers: {:?}", core.outbox);
         assert!(
-            core.streams.is_empty() && core.arrivals.pulls.is_empty() && core.deferred.is_empty()
+            core.sends.streams.is_empty()
+                && core.arrivals.pulls.is_empty()
+                && core.sends.deferred.is_empty()
         );
         assert!(
-            core.arrivals.chunks.list.is_empty() && core.due.is_empty(),
+            core.arrivals.chunks.list.is_empty() && core.sends.due.is_empty(),
             "{:?} {:?}",
             core.arrivals.chunks.list,
-            core.due
+            core.sends.due
         );
-        assert!(core.assists.is_empty(), "{:?}", core.assists);
+        assert!(core.sends.assists.is_empty(), "{:?}", core.sends.assists);
         assert!(core.matching.claimed.is_empty(), "claimed: {:?}", core.matching.claimed);
         assert_eq!((core.matching.unexpected.len(), core.matching.bytes), (0, 0));
         assert_eq!(core.matching.own.posted.len(), 0);
@@ -375,8 +377,8 @@ impl World {
             let core = |node: &Node| {
                 !node.engine.core.outbox.is_empty()
                     || !node.engine.core.arrivals.pulls.is_empty()
-                    || !node.engine.core.streams.is_empty()
-                    || !node.engine.core.due.is_empty()
+                    || !node.engine.core.sends.streams.is_empty()
+                    || !node.engine.core.sends.due.is_empty()
                     || node.engine.core.rma.work() > 0
                     || node.engine.core.collectives.work() > 0
             };

@@ -90,7 +90,7 @@ fn only_the_receiver_can_answer_a_send() {
     let (mut from, mut behind) = (Memory::pattern(0, 5000), Memory::pattern(1, 10));
     world.send(0, &send_op(peer, &mut from, 1)).unwrap();
     world.send(0, &SendOp { fence: true, ..send_op(peer, &mut behind, 2) }).unwrap();
-    let keys: Vec<Key> = world.node(0).engine.core.tx.keys_where(|_| true);
+    let keys: Vec<Key> = world.node(0).engine.core.sends.pending.keys_where(|_| true);
     let [tx, deferred] = [keys[0].to_wire(), keys[1].to_wire()];
     let ranges = Ranges::default();
     assert_dropped(
@@ -295,6 +295,10 @@ fn random_packets_never_stop_the_engine() {
         assert_eq!(reports.len(), 1, "{reports:?}");
         world.receives(0);
         let core = &world.node(0).engine.core;
-        assert!(core.tx.is_empty() && core.arrivals.active.is_empty() && core.outbox.is_empty());
+        assert!(
+            core.sends.pending.is_empty()
+                && core.arrivals.active.is_empty()
+                && core.outbox.is_empty()
+        );
     }
 }

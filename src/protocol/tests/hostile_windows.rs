@@ -27,7 +27,7 @@ fn announced(from: &mut Memory) -> (World, u64) {
 
 /// The number of the `n`th pending send at 0.
 fn tx_of(world: &mut World, n: usize) -> u64 {
-    world.node(0).engine.core.tx.keys_where(|_| true)[n].to_wire()
+    world.node(0).engine.core.sends.pending.keys_where(|_| true)[n].to_wire()
 }
 
 /// Forges `packets` from `from` to `to`. Returns how many of them are dropped.
@@ -73,10 +73,10 @@ fn a_receiver_that_lends_without_end_is_not_obeyed() {
     world.net.borrow_mut().weather.again_percent = 100;
     let many = vec![window(tx, 1, 0, 1); 100];
     assert_eq!(dropped(&mut world, 1, 0, &many), 36);
-    assert_eq!(world.node(0).engine.core.due.len(), 64);
+    assert_eq!(world.node(0).engine.core.sends.due.len(), 64);
     world.net.borrow_mut().weather.again_percent = 0;
     world.progress(0);
-    assert!(world.node(0).engine.core.due.is_empty());
+    assert!(world.node(0).engine.core.sends.due.is_empty());
     // All remote buffers of the message have the same receive number.
     assert_eq!(dropped(&mut world, 1, 0, &[window(tx, 2, 0, 1), window(tx, 1, 0, 1)]), 1);
     world.leave(1, Departure::Closed);
@@ -235,5 +235,5 @@ fn a_message_that_its_sender_has_no_more_is_not_waited_for() {
     world.settle();
     assert_eq!(world.receive_failed(1).error, libc::EIO);
     assert_eq!(dropped(world, 0, 1, &[Packet::Gone { rx }, Packet::Gone { rx: u64::MAX }]), 2);
-    assert_eq!(world.node(0).engine.core.tx.len(), 0);
+    assert_eq!(world.node(0).engine.core.sends.pending.len(), 0);
 }

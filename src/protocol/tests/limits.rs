@@ -97,11 +97,11 @@ fn copies_of_pending_sends_are_bounded() {
     for i in 1..7 {
         send(&mut world, i, true).unwrap();
     }
-    assert_eq!(world.node(0).engine.core.copied, 6 * LEN);
+    assert_eq!(world.node(0).engine.core.sends.copied, 6 * LEN);
     for _ in 0..7 {
         receive(&mut world, LEN);
     }
-    assert_eq!((world.sends(0).len(), world.node(0).engine.core.copied), (8, 0));
+    assert_eq!((world.sends(0).len(), world.node(0).engine.core.sends.copied), (8, 0));
     world.assert_empty();
 }
 

@@ -73,7 +73,7 @@ fn a_message_of_two_windows_is_halved() {
     assert_eq!(moved(&mut world), (8192, 0, len as u64 - 8192), "in whole pages");
     assert_eq!(world.sends(0).len(), 1);
     world.assert_empty();
-    assert!(world.node(0).engine.core.withdrawn.is_empty());
+    assert!(world.node(0).engine.core.sends.withdrawn.is_empty());
 }
 
 #[test]
@@ -83,7 +83,15 @@ fn an_offer_ends_with_its_message() {
     for delivery in [false, true] {
         let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
         world.send(0, &SendOp { delivery, ..send_op(peer, &mut from, 1) }).unwrap();
-        let offer = world.node(0).engine.core.tx.iter().find_map(|(_, tx)| tx.offer).unwrap();
+        let offer = world
+            .node(0)
+            .engine
+            .core
+            .sends
+            .pending
+            .iter()
+            .find_map(|(_, tx)| tx.message.offer)
+            .unwrap();
         world.receive(1, &receive_op(&mut to, 2)).unwrap();
         world.settle();
         assert_eq!((world.sends(0).len(), world.receives(1).len()), (1, 1));

@@ -12,7 +12,8 @@ use super::sim_window::Glazing;
 use crate::protocol::arrivals::{Active, Receiver};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::Envelope;
-use crate::protocol::send::{COPY_MEAN, TxState};
+use crate::protocol::send::COPY_MEAN;
+use crate::protocol::sends::Sender;
 use crate::protocol::{
     ANY_SOURCE, Direction, Limits, OpError, PeekAction, ReceiveOp, Report, SendOp,
 };
@@ -254,7 +255,7 @@ impl Run {
         let eager = core.matching.bytes - core.matching.pushed_bytes();
         assert_eq!(eager, side.unexpected_bytes(&oracle.messages));
         assert!(
-            core.tx.len() <= core.limits.tx_max
+            core.sends.pending.len() <= core.limits.tx_max
                 && core.matching.own.posted.len() <= core.limits.rx_max
         );
     }
@@ -371,7 +372,7 @@ impl Run {
         };
         let room = self.node(at).host.room;
         let core = &self.node(at).engine.core;
-        let (pending, copied) = (core.tx.len(), core.copied);
+        let (pending, copied) = (core.sends.pending.len(), core.sends.copied);
         let result = self.node(at).send(&op);
         trace!(self, "  {result:?}");
         let message = &mut self.oracle.messages[index];
@@ -567,16 +568,16 @@ impl Run {
             let busy = self.nodes.iter().flatten().any(|node| {
                 // Unsolicited bytes may have to wait for memory of the receiver.
                 let core = &node.engine.core;
-                let waits = |key| match core.tx.get(key).map(|tx| &tx.state) {
-                    Some(TxState::Announced { asked, .. }) => asked.is_none(),
+                let waits = |key| match core.sends.pending.get(key).map(|tx| &tx.scheme) {
+                    Some(Sender::Push(push)) => push.may_wait(),
                     _ => false,
                 };
                 !(core.outbox.is_empty()
                     && core.arrivals.pulls.is_empty()
-                    && core.due.is_empty()
+                    && core.sends.due.is_empty()
                     && core.arrivals.chunks.due.is_empty()
-                    && core.assists.is_empty()
-                    && core.streams.iter().all(|key| waits(*key)))
+                    && core.sends.assists.is_empty()
+                    && core.sends.streams.iter().all(|key| waits(*key)))
             });
             let calm = moved == 0 && !busy && self.net.borrow().is_idle();
             quiet = if calm { quiet + 1 } else { 0 };

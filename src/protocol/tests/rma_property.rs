@@ -339,7 +339,7 @@ impl Run {
         }
         self.net.borrow_mut().said_again = false;
         let node = self.nodes[from].as_mut().unwrap();
-        let pending = node.engine.core.rma.pending().max(node.engine.core.tx.len());
+        let pending = node.engine.core.rma.pending().max(node.engine.core.sends.pending.len());
         // The reports during the call name the operation.
         self.ops.push(Pending {
             from,

@@ -341,7 +341,7 @@ fn a_send_is_complete_when_its_windows_are_written() {
     assert_eq!(begun.received(), 0);
     // Its buffer is the application's again, and its number is kept for the FIN.
     begun.from.0.fill(9);
-    assert_eq!(begun.world.node(0).engine.core.tx.len(), 1);
+    assert_eq!(begun.world.node(0).engine.core.sends.pending.len(), 1);
     begun.world.settle();
     assert_eq!(begun.world.received(1).len, 4 * WINDOW);
     assert!(begun.to.0 == Memory::pattern(0, 4 * WINDOW).0);

@@ -1,0 +1,343 @@
+//! Sends that are pending.
+
+use super::flow::{Flow, Onward};
+use super::index_list::{IndexList, Key};
+use super::limits::Counts;
+use super::message::Outbound;
+use super::outbox::Outbox;
+use super::packet::{Packet, Ranges};
+use super::peers::Peers;
+use super::schemes::{eager, fragments, push, put, split, write};
+use super::{Cause, Failure, Host};
+use crate::transport::{Chunk, PeerId, Share, Ticket};
+use std::collections::VecDeque;
+
+/// A pending send.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) message: Outbound,
+    pub(super) scheme: Sender,
+}
+
+/// The sender's side of the scheme by which a message goes.
+#[derive(Debug)]
+pub(super) enum Sender {
+    /// Behind a fence; nothing was sent. It is complete when the message is in the receiver's buffer (`delivery`), or
+    /// when the receiver's endpoint has it (`transmitted`).
+    Deferred {
+        delivery: bool,
+        transmitted: bool,
+    },
+    /// The transport has the message, and the peer has not acknowledged it yet.
+    Leaving,
+    /// Announced, and the receiver chooses. `sees`: the RTS announced sender-side delivery completion.
+    Announced {
+        sees: bool,
+    },
+    Push(push::Sender),
+    Fragments(fragments::Sender),
+    Write(write::Sender),
+    Put(put::Sender),
+    Split(split::Sender),
+    /// All of it is sent, and the receiver's FIN is due.
+    Sent,
+}
+
+/// Something that waits for earlier operations on its peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Deferred {
+    pub(super) peer: PeerId,
+    /// It waits until all earlier operations have completed.
+    pub(super) fence: bool,
+    pub(super) what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum What {
+    Send(Key),
+    /// A one-sided operation.
+    Access(Key),
+}
+
+/// All pending sends.
+#[derive(Debug)]
+pub(super) struct Sends {
+    pub(super) pending: IndexList<Pending>,
+    /// Bytes of the copies that pending injected sends own.
+    pub(super) copied: usize,
+    /// The number of the next message that is complete when it is announced, and so needs no entry in `pending`.
+    pub(super) passing: Key,
+    /// What waits for earlier operations, in order.
+    pub(super) deferred: VecDeque<Deferred>,
+    /// A deferred send could start if its ring had room. The ring does not notify when it has.
+    pub(super) deferred_starved: bool,
+    /// Sends of which this endpoint has to send or write bytes.
+    pub(super) streams: VecDeque<Key>,
+    /// Remote buffers that bytes of this endpoint are to be written into, in order.
+    pub(super) due: VecDeque<put::Due>,
+    /// Messages of this endpoint that their receivers copy with it (split copy).
+    pub(super) assists: VecDeque<Key>,
+    /// Sends that are complete when their peers' endpoints have them.
+    pub(super) leaving: eager::Tracked,
+    /// Messages that this endpoint advertised for reading and whose keys are to be invalidated.
+    pub(super) withdrawn: Vec<(PeerId, Ticket)>,
+}
+
+impl Sends {
+    pub(super) fn new() -> Self {
+        Self {
+            pending: IndexList::default(),
+            copied: 0,
+            passing: Key::NAMELESS,
+            deferred: VecDeque::new(),
+            deferred_starved: false,
+            streams: VecDeque::new(),
+            due: VecDeque::new(),
+            assists: VecDeque::new(),
+            leaving: eager::Tracked::default(),
+            withdrawn: Vec::new(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn work(&self) -> usize {
+        self.streams.len()
+            | self.due.len()
+            | self.assists.len()
+            | self.leaving.len()
+            | self.deferred.len()
+            | self.withdrawn.len()
+    }
+
+    /// The receiver of a pending send.
+    pub(super) fn receiver(&self, key: Key) -> Option<PeerId> {
+        self.pending.get(key).map(|pending| pending.message.peer)
+    }
+
+    /// Whether unsolicited bytes of a send are being sent.
+    pub(super) fn pushes(&self, key: Key) -> bool {
+        self.pending.get(key).is_some_and(|pending| matches!(pending.scheme, Sender::Push(_)))
+    }
+
+    /// A pending send to `peer` that a packet names.
+    fn of(&mut self, peer: PeerId, tx: u64) -> Option<&mut Pending> {
+        let pending = self.pending.get_mut(Key::from_wire(tx));
+        pending.filter(|pending| pending.message.peer == peer)
+    }
+
+    pub(super) fn remove(&mut self, key: Key) -> Option<Outbound> {
+        let Pending { message, .. } = self.pending.remove(key)?;
+        self.withdrawn.extend(message.offer.map(|offer| (message.peer, offer)));
+        if message.payload.is_owned() {
+            self.copied -= message.payload.len();
+        }
+        Some(message)
+    }
+
+    /// Ends a pending send. `error`: the error number and the cause, or `None` for success. The caller keeps the
+    /// per-peer counts.
+    pub(super) fn finish(&mut self, key: Key, error: Option<(i32, Cause)>, host: &mut impl Host) {
+        let Some(message) = self.remove(key).filter(|message| !message.completed) else { return };
+        let completion = message.completion();
+        match error {
+            None => host.complete(&completion),
+            Some((error, cause)) => host.fail(&Failure { completion, error, overflow: 0, cause }),
+        }
+    }
+
+    /// The peer has departed: its sends end.
+    pub(super) fn end_all(
+        &mut self,
+        peer: PeerId,
+        error: (i32, Cause),
+        peers: &mut Peers,
+        host: &mut impl Host,
+    ) {
+        self.leaving.forget(peer);
+        let Self { pending, due, assists, streams, deferred, .. } = self;
+        let goes_on = |key: &Key| pending.get(*key).is_some_and(|p| p.message.peer != peer);
+        assists.retain(goes_on);
+        streams.retain(goes_on);
+        due.retain(|due| goes_on(&due.tx));
+        let waiting = deferred.len();
+        deferred.retain(|deferred| deferred.peer != peer);
+        peers.count_deferred(peer, -((waiting - deferred.len()) as i32));
+        for key in self.pending.keys_where(|pending| pending.message.peer == peer) {
+            let waits =
+                self.pending.get(key).is_some_and(|p| matches!(p.scheme, Sender::Deferred { .. }));
+            if !waits {
+                peers.count_outstanding(peer, -1);
+            }
+            self.finish(key, Some(error), host);
+        }
+    }
+
+    /// Whether `key` named a message of this endpoint that needs no FIN any more.
+    fn has_left(&self, key: Key) -> bool {
+        key.is_nameless_before(self.passing) || self.pending.is_gone(key)
+    }
+
+    /// FIN: the receiver has finished with a message. Returns the send that it ends.
+    pub(super) fn on_fin(&mut self, peer: PeerId, tx: u64, counts: &mut Counts) -> Option<Key> {
+        let key = Key::from_wire(tx);
+        let scheme = self.of(peer, tx).map(|pending| &pending.scheme);
+        if scheme.is_none_or(|s| matches!(s, Sender::Deferred { .. } | Sender::Leaving)) {
+            // A send that needed no FIN may have completed before the receiver's FIN.
+            counts.dropped += u64::from(!self.has_left(key));
+            return None;
+        }
+        self.streams.retain(|k| *k != key);
+        self.assists.retain(|k| *k != key);
+        Some(key)
+    }
+
+    /// CTS: the receiver wants the first `len` bytes. Returns what follows.
+    pub(super) fn on_cts(
+        &mut self,
+        peer: PeerId,
+        (tx, rx): (u64, u64),
+        (len, faulted): (u64, bool),
+        ranges: Ranges,
+        counts: &mut Counts,
+    ) -> Option<(Key, Onward)> {
+        let key = Key::from_wire(tx);
+        let onward = self.of(peer, tx).and_then(|Pending { message, scheme }| {
+            let segments = message.payload.segments();
+            let end = segments.len().min(len as usize);
+            let asks =
+                matches!(scheme, Sender::Push(_) | Sender::Announced { .. } | Sender::Split(_));
+            if asks && faulted && !segments.is_accessible(0, end, false) {
+                // The receiver's FIN ends the send.
+                return Some(Onward::Reply(Packet::Fault { rx }));
+            }
+            match scheme {
+                Sender::Push(push) => push.on_cts(rx, end),
+                Sender::Announced { .. } | Sender::Split(_) if ranges.as_slice().is_empty() => {
+                    Some(Onward::Fragments { rx, flow: Flow { offset: 0, end, carrier: None } })
+                }
+                Sender::Announced { .. } | Sender::Split(_) => {
+                    *scheme = Sender::Write(write::Sender::new(rx, end, ranges));
+                    Some(Onward::Moved)
+                }
+                _ => None,
+            }
+        });
+        if onward.is_none() {
+            // A send that needs no FIN may have completed before this CTS came.
+            counts.dropped += u64::from(!self.has_left(key));
+        }
+        onward.map(|onward| (key, onward))
+    }
+
+    /// RESUME: the receiver says from which byte on it wants fragments. `None`: it is dropped. Else what follows.
+    pub(super) fn on_resume(
+        &mut self,
+        peer: PeerId,
+        (tx, rx): (u64, u64),
+        (from, len): (u64, u64),
+        outbox: &mut Outbox,
+    ) -> Option<(Key, Onward)> {
+        let key = Key::from_wire(tx);
+        let Pending { message, scheme } = self.of(peer, tx)?;
+        match scheme {
+            Sender::Put(put @ put::Sender::Over { .. }) => {
+                put.say_gone(peer, rx, outbox);
+                return Some((key, Onward::Waits));
+            }
+            Sender::Put(put) => put.end(peer, outbox),
+            Sender::Deferred { .. } | Sender::Leaving | Sender::Write(_) => return None,
+            _ => {}
+        }
+        let end = message.payload.len().min(len as usize);
+        let flow = Flow::fragments(end.min(from as usize), end);
+        self.streams.retain(|k| *k != key);
+        Some((
+            key,
+            if flow.is_over() { Onward::Sent(None) } else { Onward::Fragments { rx, flow } },
+        ))
+    }
+
+    /// The outgoing stream to `peer` broke: the messages that it carried wait for the receiver's RESUME.
+    pub(super) fn park_streamed(&mut self, peer: PeerId) {
+        let Self { pending, streams, .. } = self;
+        streams.retain(|key| {
+            let Some(Pending { message, scheme }) = pending.get_mut(*key) else { return false };
+            if message.peer != peer {
+                return true;
+            }
+            match scheme {
+                Sender::Push(push) => !push.park(),
+                Sender::Fragments(fragments) if fragments.is_by_stream() => {
+                    *scheme = Sender::Sent;
+                    false
+                }
+                _ => true,
+            }
+        });
+    }
+
+    /// COOPERATE: the receiver begins a split copy of a message. False: it is dropped.
+    pub(super) fn on_cooperate(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        offset: u64,
+        share: Share,
+        ranges: Ranges,
+    ) -> bool {
+        let Some(Pending { message, scheme: scheme @ Sender::Announced { .. } }) =
+            self.of(peer, tx)
+        else {
+            return false;
+        };
+        let Some(split) = split::Sender::new(message.payload.len(), offset, share, ranges) else {
+            return false;
+        };
+        *scheme = Sender::Split(split);
+        self.assists.push_back(Key::from_wire(tx));
+        true
+    }
+
+    /// WINDOW: the receiver advertises a remote buffer.
+    pub(super) fn on_window(
+        &mut self,
+        peer: PeerId,
+        (tx, rx): (u64, u64),
+        (offset, len): (u64, u64),
+        ticket: Ticket,
+        (outbox, counts): (&mut Outbox, &mut Counts),
+    ) {
+        let inside = |message: &Outbound| {
+            let end = offset.checked_add(len).filter(|_| len > 0);
+            end.is_some_and(|end| end <= message.payload.len() as u64)
+        };
+        let pending = self.of(peer, tx).filter(|pending| inside(&pending.message));
+        let Some(Pending { scheme, .. }) = pending else {
+            counts.dropped += 1;
+            return;
+        };
+        if let Sender::Announced { sees } = *scheme {
+            let seen = sees.then_some(0);
+            *scheme = Sender::Put(put::Sender::Writing { rx, queued: 0, seen });
+        }
+        let Sender::Put(put) = scheme else {
+            counts.dropped += 1;
+            return;
+        };
+        let place = (offset as usize, len as usize);
+        let due = put.on_window((peer, Key::from_wire(tx), rx), place, ticket, (outbox, counts));
+        self.due.extend(due);
+    }
+
+    /// The bytes of `chunk`, which this endpoint has written, are delivered.
+    pub(super) fn on_written(&mut self, peer: PeerId, chunk: Chunk, host: &mut impl Host) {
+        let Some(Pending { message, scheme: Sender::Put(put) }) = self.of(peer, chunk.tx) else {
+            return;
+        };
+        if put.on_written(chunk, message.payload.len())
+            && !std::mem::replace(&mut message.completed, true)
+        {
+            host.complete(&message.completion());
+        }
+    }
+}

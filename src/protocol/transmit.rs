@@ -1,0 +1,222 @@
+//! Pending sends: each step of their schemes, and what follows from it.
+
+use super::engine::{Core, Engine};
+use super::flow::Onward;
+use super::index_list::Key;
+use super::packet::Ranges;
+use super::schemes::fragments;
+use super::sends::{Pending, Sender};
+use super::{Cause, Host};
+use crate::transport::{Iface, Mark, PeerId, SendError};
+
+impl<I: Iface> Engine<I> {
+    /// Advances the sends of which this endpoint has to send or write bytes.
+    pub(super) fn advance_streams(&mut self, host: &mut impl Host) -> usize {
+        let mut n = 0;
+        for _ in 0..self.core.sends.streams.len() {
+            let Some(key) = self.core.sends.streams.pop_front() else { break };
+            let onward = self.transmit(key);
+            n += usize::from(onward != Onward::Again);
+            self.core.go_on(key, onward, host);
+        }
+        n
+    }
+
+    /// One step of a send.
+    fn transmit(&mut self, key: Key) -> Onward {
+        let Self { iface, core } = self;
+        let Some(Pending { message, scheme }) = core.sends.pending.get_mut(key) else {
+            return Onward::Waits;
+        };
+        match scheme {
+            Sender::Push(push) => push.step(iface, message, key, &mut core.counts),
+            Sender::Fragments(fragments) => fragments.step(iface, message, &mut core.counts),
+            Sender::Write(write) => {
+                write.step(iface, message, core.limits.bulk_chunk, &mut core.counts)
+            }
+            _ => Onward::Waits,
+        }
+    }
+
+    /// Sends the first unsolicited bytes of a message that was just announced.
+    pub(super) fn begin_push(&mut self, key: Key, host: &mut impl Host) {
+        if let Some(Pending { scheme: Sender::Push(push), .. }) = self.core.sends.pending.get(key) {
+            if push.is_by_stream() {
+                self.iface.flush(); // the announcement
+            }
+        }
+        let onward = self.transmit(key);
+        self.core.go_on(key, onward, host);
+        self.iface.flush();
+    }
+
+    /// Invalidates the keys of finished sends.
+    pub(super) fn withdraw_offers(&mut self) {
+        for (peer, offer) in self.core.sends.withdrawn.drain(..) {
+            self.iface.withdraw(peer, &offer);
+        }
+    }
+
+    /// Writes into the remote buffers that peers have advertised, in order.
+    pub(super) fn advance_writes(&mut self) -> usize {
+        let Core { sends, outbox, counts, .. } = &mut self.core;
+        let mut n = 0;
+        let mut full: Vec<PeerId> = Vec::new();
+        for _ in 0..sends.due.len() {
+            let Some(due) = sends.due.pop_front() else { break };
+            let Some(Pending { message, scheme: Sender::Put(put) }) = sends.pending.get_mut(due.tx)
+            else {
+                continue;
+            };
+            let peer = message.peer;
+            if full.contains(&peer) {
+                sends.due.push_back(due);
+                continue;
+            }
+            match put.write(&mut self.iface, message, &due, counts) {
+                Ok(()) => n += 1,
+                Err(SendError::Again) => {
+                    full.push(peer);
+                    sends.due.push_back(due);
+                }
+                Err(SendError::Unreachable(_)) => {
+                    n += 1;
+                    counts.declined += 1;
+                    put.decline(peer, &due, sends.due.iter(), outbox);
+                }
+            }
+        }
+        n
+    }
+
+    /// Copies chunks of a message that its receiver has split.
+    pub(super) fn advance_assists(&mut self) -> usize {
+        let Core { sends, arrivals, counts, .. } = &mut self.core;
+        let receives = !arrivals.pulls.is_empty();
+        while let Some(key) = sends.assists.front().copied() {
+            if let Some(Pending { message, scheme }) = sends.pending.get_mut(key) {
+                if let Sender::Split(split) = scheme {
+                    if let Some(bytes) = split.step(&mut self.iface, message, key, receives) {
+                        counts.assisted_bytes += bytes as u64;
+                        return usize::from(bytes > 0);
+                    }
+                    *scheme = Sender::Announced { sees: false };
+                }
+            }
+            sends.assists.pop_front();
+        }
+        0
+    }
+
+    /// Waits for the acknowledgement of a send that the transport has taken. The send is counted as outstanding.
+    pub(super) fn await_arrival(&mut self, peer: PeerId, key: Key, host: &mut impl Host) {
+        let Some(mark) = self.iface.tracked(peer) else {
+            self.core.peers.count_outstanding(peer, -1);
+            return self.core.sends.finish(key, None, host);
+        };
+        if let Some(pending) = self.core.sends.pending.get_mut(key) {
+            pending.scheme = Sender::Leaving;
+        }
+        self.core.sends.leaving.add(peer, mark, key);
+    }
+
+    /// Completes the sends that have been acknowledged.
+    pub(super) fn advance_leaving(&mut self, host: &mut impl Host) -> usize {
+        let mut n = 0;
+        for at in (0..self.core.sends.leaving.len()).rev() {
+            let Some(peer) = self.core.sends.leaving.peer_at(at) else { break };
+            if let Some(upto) = self.iface.acknowledged(peer).filter(|_| host.has_room()) {
+                n += self.core.on_acknowledged(peer, upto, host);
+            }
+        }
+        n
+    }
+}
+
+impl Core {
+    /// Carries out what a step of a send, or a packet for it, leads to.
+    fn go_on(&mut self, key: Key, onward: Onward, host: &mut impl Host) {
+        let Self { sends, outbox, peers, .. } = self;
+        let Some(Pending { message, scheme }) = sends.pending.get_mut(key) else { return };
+        let peer = message.peer;
+        match onward {
+            Onward::Again | Onward::Moved => sends.streams.push_back(key),
+            Onward::Waits => {}
+            Onward::Reply(packet) => outbox.reply(peer, packet),
+            Onward::Sent(packet) => {
+                *scheme = Sender::Sent;
+                outbox.urgent.extend(packet.map(|packet| (peer, packet)));
+            }
+            Onward::Fragments { rx, flow } => {
+                *scheme = Sender::Fragments(fragments::Sender::new(rx, flow));
+                sends.streams.push_back(key);
+            }
+            Onward::Complete => {
+                peers.count_outstanding(peer, -1);
+                sends.finish(key, None, host);
+            }
+            Onward::Lost(errno) => {
+                peers.count_outstanding(peer, -1);
+                sends.finish(key, Some((errno.0, Cause::PeerUnreachable)), host);
+            }
+        }
+    }
+
+    pub(super) fn on_cts(
+        &mut self,
+        peer: PeerId,
+        numbers: (u64, u64),
+        wanted: (u64, bool),
+        ranges: Ranges,
+        host: &mut impl Host,
+    ) {
+        let Self { sends, counts, .. } = self;
+        if let Some((key, onward)) = sends.on_cts(peer, numbers, wanted, ranges, counts) {
+            self.go_on(key, onward, host);
+        }
+    }
+
+    pub(super) fn on_resume(
+        &mut self,
+        peer: PeerId,
+        numbers: (u64, u64),
+        wanted: (u64, u64),
+        host: &mut impl Host,
+    ) {
+        match self.sends.on_resume(peer, numbers, wanted, &mut self.outbox) {
+            Some((key, onward)) => self.go_on(key, onward, host),
+            None => self.counts.dropped += 1,
+        }
+    }
+
+    /// FIN. Returns whether a pending send ended.
+    pub(super) fn on_fin(
+        &mut self,
+        peer: PeerId,
+        tx: u64,
+        status: u32,
+        host: &mut impl Host,
+    ) -> bool {
+        let Some(key) = self.sends.on_fin(peer, tx, &mut self.counts) else { return false };
+        self.peers.count_outstanding(peer, -1);
+        let error = (status != 0).then_some((status as i32, Cause::ReceiverRefused));
+        self.sends.finish(key, error, host);
+        true
+    }
+
+    /// The peer has acknowledged everything before `upto`. Returns how many sends that completes.
+    pub(super) fn on_acknowledged(
+        &mut self,
+        peer: PeerId,
+        upto: Mark,
+        host: &mut impl Host,
+    ) -> usize {
+        let mut n = 0;
+        while let Some(key) = self.sends.leaving.take(peer, upto) {
+            self.peers.count_outstanding(peer, -1);
+            self.sends.finish(key, None, host);
+            n += 1;
+        }
+        n
+    }
+}
