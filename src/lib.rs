@@ -6,11 +6,16 @@
 #![deny(unsafe_code)]
 
 mod config;
+#[cfg(all(test, fuzzing))]
+#[allow(unsafe_code)] // calls libFuzzer
+mod fuzzing;
 mod memory;
 mod ofi;
 #[cfg(test)]
 mod patience;
 mod protocol;
+#[cfg(test)]
+mod random;
 mod sys;
 mod telemetry;
 mod transport;

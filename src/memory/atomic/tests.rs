@@ -277,7 +277,10 @@ fn elements_may_lie_anywhere() {
             for cut in [0, 1, size / 2, size, size + 1, 3 * size] {
                 let mut memory = vec![1; offset + 3 * size + 1];
                 let (head, tail) = memory[offset..offset + 3 * size].split_at_mut(cut);
-                let parts = [(head.as_ptr(), head.len()), (tail.as_ptr(), tail.len())];
+                let parts = [
+                    (head.as_mut_ptr().cast_const(), head.len()),
+                    (tail.as_mut_ptr().cast_const(), tail.len()),
+                ];
                 #[allow(unsafe_code)]
                 // SAFETY: the memory outlives the list.
                 let place = unsafe { SegmentList::gather(&parts).unwrap() };

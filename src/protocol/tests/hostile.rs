@@ -244,61 +244,80 @@ fn a_second_answer_to_one_send_does_no_harm() {
     world.assert_empty();
 }
 
+/// A packet as the sender at slot 2 might send it, with fields that mean something now and then.
+fn plausible(rng: &mut Rng) -> Packet {
+    let (a, b) = (rng.below(4) as u64, rng.pick(&[0, 1, 100, 300, u64::MAX]));
+    let ranges = Ranges::default();
+    match rng.below(10) {
+        0 => Packet::Eager { envelope: PLAIN, ack: Some(a) },
+        1 => Packet::Rts {
+            envelope: PLAIN,
+            tx: a,
+            len: b,
+            pushed: 0,
+            leaves: false,
+            sees: false,
+            offer: None,
+            ranges,
+        },
+        2 => Packet::Cts { tx: a, rx: b, len: b, faulted: false, ranges },
+        3 => Packet::Fragment { rx: a, offset: b },
+        4 => Packet::PutDone { rx: a },
+        5 => Packet::Resume { tx: a, rx: b, from: b, len: b },
+        6 => Packet::Window { tx: a, rx: b, offset: b, len: a, ticket: Ticket::default() },
+        7 => Packet::Decline { rx: a, offset: b },
+        8 => {
+            let share = Share { len: b, unit: a as u32, ..SHARE };
+            Packet::Cooperate { tx: a, offset: b, share, ranges }
+        }
+        _ => Packet::Fin { tx: a, status: b as u32 },
+    }
+}
+
+/// An endpoint sends to a peer, and has receives posted, while the peer sends it the headers that `header` makes. Once
+/// the peer has left, nothing is left of it.
+fn attack(rng: &mut Rng, mut header: impl FnMut(&mut Rng) -> Vec<u8>) {
+    let mut world = three(Reach::Off, Reach::Off);
+    let peer = world.peer(0, 2);
+    let mut from = Memory::pattern(0, 5000);
+    let mut to: Vec<_> = (0..8).map(|_| Memory::zeroed(300)).collect();
+    for memory in &mut to {
+        world.receive(0, &receive_op(memory, 1)).unwrap();
+    }
+    world.send(0, &send_op(peer, &mut from, 9)).unwrap();
+    for _ in 0..40 {
+        let header = header(rng);
+        let len = rng.below(400);
+        world.net.borrow_mut().forge(2, 0, &header, &vec![0; len]);
+        for at in [0, 2] {
+            world.progress(at);
+        }
+    }
+    world.leave(2, crate::transport::Departure::Closed);
+    world.settle();
+    let reports = world.sends(0);
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    world.receives(0);
+    let core = &world.node(0).engine.core;
+    assert!(
+        core.sends.pending.is_empty() && core.arrivals.active.is_empty() && core.outbox.is_empty()
+    );
+}
+
 #[test]
 fn random_packets_never_stop_the_engine() {
     for seed in 0..200 {
-        let mut rng = Rng::new(seed);
-        let mut world = three(Reach::Off, Reach::Off);
-        let peer = world.peer(0, 2);
-        let mut from = Memory::pattern(0, 5000);
-        let mut to: Vec<_> = (0..8).map(|_| Memory::zeroed(300)).collect();
-        for memory in &mut to {
-            world.receive(0, &receive_op(memory, 1)).unwrap();
-        }
-        world.send(0, &send_op(peer, &mut from, 9)).unwrap();
-        for _ in 0..40 {
-            let (a, b) = (rng.next() % 4, rng.pick(&[0, 1, 100, 300, u64::MAX]));
-            let ranges = Ranges::default();
-            let packet = match rng.below(10) {
-                0 => Packet::Eager { envelope: PLAIN, ack: Some(a) },
-                1 => Packet::Rts {
-                    envelope: PLAIN,
-                    tx: a,
-                    len: b,
-                    pushed: 0,
-                    leaves: false,
-                    sees: false,
-                    offer: None,
-                    ranges,
-                },
-                2 => Packet::Cts { tx: a, rx: b, len: b, faulted: false, ranges },
-                3 => Packet::Fragment { rx: a, offset: b },
-                4 => Packet::PutDone { rx: a },
-                5 => Packet::Resume { tx: a, rx: b, from: b, len: b },
-                6 => Packet::Window { tx: a, rx: b, offset: b, len: a, ticket: Ticket::default() },
-                7 => Packet::Decline { rx: a, offset: b },
-                8 => {
-                    let share = Share { len: b, unit: a as u32, ..SHARE };
-                    Packet::Cooperate { tx: a, offset: b, share, ranges }
-                }
-                _ => Packet::Fin { tx: a, status: b as u32 },
-            };
-            let len = rng.below(400);
-            world.forge(2, 0, &packet, &vec![0; len]);
-            for at in [0, 2] {
-                world.progress(at);
-            }
-        }
-        world.leave(2, crate::transport::Departure::Closed);
-        world.settle();
-        let reports = world.sends(0);
-        assert_eq!(reports.len(), 1, "{reports:?}");
-        world.receives(0);
-        let core = &world.node(0).engine.core;
-        assert!(
-            core.sends.pending.is_empty()
-                && core.arrivals.active.is_empty()
-                && core.outbox.is_empty()
-        );
+        attack(&mut Rng::new(seed), |rng| plausible(rng).encode().as_slice().to_vec());
     }
+}
+
+#[cfg(fuzzing)]
+#[test]
+fn fuzz_packets() {
+    crate::fuzzing::run(|input| {
+        attack(&mut Rng::scripted(input), |rng| match rng.percent(50) {
+            true => plausible(rng).encode().as_slice().to_vec(),
+            false => (0..rng.below(80)).map(|_| rng.below(256) as u8).collect(),
+        });
+    });
 }

@@ -162,15 +162,14 @@ macro_rules! trace {
 }
 
 impl Run {
-    fn new(seed: u64) -> Self {
-        let mut rng = Rng::new(seed);
+    fn new(mut rng: Rng) -> Self {
         let habits = Habits::draw(&mut rng);
         let weather = weather(&mut rng);
         let limits = limits(&mut rng, &weather);
         let slots = 2 + rng.below(3);
         let trace = std::env::var_os("UDRV_TEST_TRACE").is_some();
         if trace {
-            eprintln!("seed {seed}: {slots} endpoints, {habits:?}, {weather:?}, {limits:?}");
+            eprintln!("{slots} endpoints, {habits:?}, {weather:?}, {limits:?}");
         }
         let (net, log) = Net::new(rng.next(), slots, weather);
         let mut run = Self {
@@ -649,6 +648,21 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+fn random_run(rng: Rng) -> Run {
+    let mut run = Run::new(rng);
+    for _ in 0..20 + run.rng.below(200) {
+        run.step();
+    }
+    run.finish();
+    run
+}
+
+#[cfg(fuzzing)]
+#[test]
+fn fuzz_operations() {
+    crate::fuzzing::run(|input| drop(random_run(Rng::scripted(input))));
+}
+
 #[test]
 fn random_operations_agree_with_the_oracle() {
     let first = number("UDRV_TEST_SEED").unwrap_or(0);
@@ -658,11 +672,7 @@ fn random_operations_agree_with_the_oracle() {
     let mut assisted = 0;
     for seed in first..first + cases {
         let _guard = Guard(seed);
-        let mut run = Run::new(seed);
-        for _ in 0..20 + run.rng.below(200) {
-            run.step();
-        }
-        run.finish();
+        let run = random_run(Rng::new(seed));
         messages += run.oracle.messages.len();
         reports += run.oracle.reports;
         for counts in run.nodes.iter().flatten().map(|node| node.engine.counts()) {

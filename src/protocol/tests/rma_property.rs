@@ -127,8 +127,7 @@ fn weather(rng: &mut Rng) -> Weather {
 }
 
 impl Run {
-    fn new(seed: u64) -> Self {
-        let mut rng = Rng::new(seed);
+    fn new(mut rng: Rng) -> Self {
         let weather = weather(&mut rng);
         let limits = Limits {
             eager_max: rng.pick(&[0, 64, weather.bcopy_max]),
@@ -144,7 +143,7 @@ impl Run {
         let slots = 2 + rng.below(2);
         let trace = std::env::var_os("UDRV_TEST_TRACE").is_some();
         if trace {
-            eprintln!("seed {seed}: {slots} endpoints, {weather:?}, {limits:?}");
+            eprintln!("{slots} endpoints, {weather:?}, {limits:?}");
         }
         let (net, log) = Net::new(rng.next(), slots, weather);
         let (troubles, fences) = (rng.percent(40), rng.pick(&[0, 0, 10]));
@@ -621,6 +620,23 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+fn random_run(rng: Rng) -> Run {
+    let mut run = Run::new(rng);
+    for _ in 0..1 + run.rng.below(3) {
+        for _ in 0..20 + run.rng.below(150) {
+            run.step();
+        }
+        run.settle();
+    }
+    run
+}
+
+#[cfg(fuzzing)]
+#[test]
+fn fuzz_accesses() {
+    crate::fuzzing::run(|input| drop(random_run(Rng::scripted(input))));
+}
+
 #[test]
 fn random_accesses_agree_with_the_model() {
     let first = number("UDRV_TEST_SEED").unwrap_or(0);
@@ -628,13 +644,7 @@ fn random_accesses_agree_with_the_model() {
     let (mut ops, mut alone) = (0, 0);
     for seed in first..first + cases {
         let _guard = Guard(seed);
-        let mut run = Run::new(seed);
-        for _ in 0..1 + run.rng.below(3) {
-            for _ in 0..20 + run.rng.below(150) {
-                run.step();
-            }
-            run.settle();
-        }
+        let run = random_run(Rng::new(seed));
         ops += run.ops.len();
         let counts = run.nodes.iter().flatten().map(|node| node.engine.counts().reached_bytes);
         alone += counts.sum::<u64>();

@@ -1,36 +1,37 @@
-//! Random numbers, reproducible from one seed.
+//! Random numbers, and the bytes of messages.
 
+use crate::random;
 use std::sync::LazyLock;
 
-/// SplitMix64.
+/// As [`random::Rng`], for numbers that are lengths and indices.
 #[derive(Clone, Debug)]
-pub(super) struct Rng(u64);
+pub(super) struct Rng(random::Rng);
 
 impl Rng {
     pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(random::Rng::new(seed))
+    }
+
+    #[cfg(fuzzing)]
+    pub(super) fn scripted(input: &[u8]) -> Self {
+        Self(random::Rng::scripted(input))
     }
 
     pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next()
     }
 
     /// A number below `n`, which is not 0.
     pub(super) fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        self.0.index(n)
     }
 
-    /// True with a probability of `percent`.
     pub(super) fn percent(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
+        self.0.percent(percent)
     }
 
     pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
+        self.0.pick(from)
     }
 }
 

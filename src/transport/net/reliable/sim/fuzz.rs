@@ -171,36 +171,46 @@ fn decode(bytes: &[u8]) {
 /// One of three endpoints of a job sends arbitrary packets. The two others must not be disturbed.
 #[test]
 fn a_member_of_the_job_can_harm_only_itself() {
-    fuzz("hostile member", |seed| {
-        let mut rng = Rng::new(seed);
-        let mut world = World::new(seed, 3, Weather::fair());
-        world.oracle.hostile = Some(1);
-        let habits = Habits {
-            buffer_bytes: rng.pick(&[256 << 10, 1 << 20]),
-            receive_window: rng.pick(&[8, 512]),
-            peer_timeout_ns: 1000 * MS,
-            ..plain()
-        };
-        for slot in 0..3 {
-            let flows = (0..3)
-                .filter(|to| *to != slot)
-                .map(|to| Flow::new(to, Sizes::Mixed, 100).bursts(5, 200 * US));
-            world.start(slot, habits.clone(), flows.collect());
-        }
-        let mut now = 0;
-        for _ in 0..60 {
-            now += rng.below(200 * US);
-            world.run_until(now);
-            for _ in 0..1 + rng.below(3) {
-                let victim = rng.pick(&[0, 2]);
-                let Some(node) = &world.nodes[victim as usize] else { continue };
-                let bytes = hostile(&mut rng, node);
-                world.network.inject(1, victim, &bytes);
-            }
-        }
-        world.plan(now + 10 * MS, Act::Crash { slot: 1, refuses: true });
-        world.run();
+    fuzz("hostile member", |seed| harm(seed, Rng::new(seed)));
+}
+
+#[cfg(fuzzing)]
+#[test]
+fn fuzz_datagrams() {
+    crate::fuzzing::run(|input| {
+        decode(input);
+        harm(0, Rng::scripted(input));
     });
+}
+
+fn harm(seed: u64, mut rng: Rng) {
+    let mut world = World::new(seed, 3, Weather::fair());
+    world.oracle.hostile = Some(1);
+    let habits = Habits {
+        buffer_bytes: rng.pick(&[256 << 10, 1 << 20]),
+        receive_window: rng.pick(&[8, 512]),
+        peer_timeout_ns: 1000 * MS,
+        ..plain()
+    };
+    for slot in 0..3 {
+        let flows = (0..3)
+            .filter(|to| *to != slot)
+            .map(|to| Flow::new(to, Sizes::Mixed, 100).bursts(5, 200 * US));
+        world.start(slot, habits.clone(), flows.collect());
+    }
+    let mut now = 0;
+    for _ in 0..60 {
+        now += rng.below(200 * US);
+        world.run_until(now);
+        for _ in 0..1 + rng.below(3) {
+            let victim = rng.pick(&[0, 2]);
+            let Some(node) = &world.nodes[victim as usize] else { continue };
+            let bytes = hostile(&mut rng, node);
+            world.network.inject(1, victim, &bytes);
+        }
+    }
+    world.plan(now + 10 * MS, Act::Crash { slot: 1, refuses: true });
+    world.run();
 }
 
 /// A datagram with a correct tag that the victim's peer at slot 1, or any other sender, might send.

@@ -1,58 +1,15 @@
-//! Reproducible random numbers, and the bytes of messages.
+//! The chance of an event, and the bytes of messages.
 
 use super::super::MESSAGE_MAX;
+pub(in crate::transport::net) use crate::random::Rng;
+pub(super) use crate::random::mix;
 use std::sync::LazyLock;
 
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-#[derive(Clone, Debug)]
-pub(in crate::transport::net) struct Rng(u64);
-
 impl Rng {
-    pub(in crate::transport::net) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    #[inline]
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    /// A number below `n`, which is not 0.
-    #[inline]
-    pub(in crate::transport::net) fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
-    }
-
-    pub(super) fn index(&mut self, n: usize) -> usize {
-        self.below(n as u64) as usize
-    }
-
-    /// A number from `from` to `to`, both included.
-    pub(super) fn range(&mut self, from: u64, to: u64) -> u64 {
-        from + self.below(to - from + 1)
-    }
-
     #[inline]
     pub(super) fn happens(&mut self, chance: Chance) -> bool {
         chance.0 != 0 && (self.next() >> 32) < chance.0
     }
-
-    pub(super) fn percent(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    pub(super) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
-        from[self.index(from.len())].clone()
-    }
-}
-
-/// The finalizer of SplitMix64: a hash of one word.
-#[inline]
-pub(super) fn mix(word: u64) -> u64 {
-    let z = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// The probability of an event, in units of 2^-32.
