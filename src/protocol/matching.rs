@@ -91,8 +91,7 @@ pub(super) enum Body {
     /// The sender departed before the bytes came, or there was no memory for them.
     Lost {
         len: u64,
-        error: i32,
-        cause: Cause,
+        error: (i32, Cause),
     },
 }
 
@@ -116,7 +115,7 @@ impl Unexpected {
             }
             Body::Rts { rts, bytes } => {
                 let dropped = bytes.len();
-                self.body = Body::Lost { len: rts.len, error, cause: Cause::SenderLost };
+                self.body = Body::Lost { len: rts.len, error: (error, Cause::SenderLost) };
                 return dropped;
             }
             // The sender no longer waits for a FIN, and its next incarnation at the same address would take the FIN for
@@ -140,8 +139,8 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    pub(super) fn failed(len: usize, error: i32, cause: Cause) -> Self {
-        Self { len, overflow: 0, error: Some((error, cause)) }
+    pub(super) fn failed(len: usize, error: (i32, Cause)) -> Self {
+        Self { len, overflow: 0, error: Some(error) }
     }
 }
 
@@ -183,7 +182,7 @@ impl Body {
         }
         if bytes.try_reserve(payload.len()).is_err() {
             let (kept, waits, len) = (bytes.len(), !rts.leaves, rts.len);
-            *self = Self::Lost { len, error: libc::ENOMEM, cause: Cause::ReceiverRefused };
+            *self = Self::Lost { len, error: (libc::ENOMEM, Cause::ReceiverRefused) };
             return Appended::NoMemory { kept, waits };
         }
         bytes.extend_from_slice(payload);

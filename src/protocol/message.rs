@@ -3,7 +3,7 @@
 use super::limits::Limits;
 use super::packet::{Encoded, Envelope, Packet, Ranges};
 use super::receives::Target;
-use super::{Cause, Completion, Direction, Report, UNKNOWN_SOURCE};
+use super::{Cause, Completion, Direction, Report};
 use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
@@ -68,18 +68,8 @@ impl Outbound {
 /// The completion of a send.
 #[inline(always)]
 pub(super) fn sent(envelope: Envelope, context: u64, report: Report) -> Completion {
-    Completion {
-        direction: Direction::Send,
-        tagged: envelope.tagged,
-        context,
-        report,
-        len: 0,
-        buffer: 0,
-        data: None,
-        tag: envelope.tag,
-        source: UNKNOWN_SOURCE,
-        buffer_released: false,
-    }
+    let Envelope { tagged, tag, .. } = envelope;
+    Completion { tagged, tag, ..Completion::new(Direction::Send, context, report) }
 }
 
 /// The contents of an RTS.

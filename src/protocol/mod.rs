@@ -120,6 +120,25 @@ pub(crate) struct Completion {
     pub(crate) buffer_released: bool,
 }
 
+impl Completion {
+    /// The completion of an operation that says no more than this.
+    #[inline(always)]
+    pub(crate) const fn new(direction: Direction, context: u64, report: Report) -> Self {
+        Self {
+            direction,
+            tagged: false,
+            context,
+            report,
+            len: 0,
+            buffer: 0,
+            data: None,
+            tag: 0,
+            source: UNKNOWN_SOURCE,
+            buffer_released: false,
+        }
+    }
+}
+
 /// One operation that ended in an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Failure {
@@ -131,6 +150,12 @@ pub(crate) struct Failure {
     pub(crate) overflow: usize,
     /// The cause, for `fi_cq_strerror`.
     pub(crate) cause: Cause,
+}
+
+impl Failure {
+    fn new(completion: Completion, (error, cause): (i32, Cause)) -> Self {
+        Self { completion, error, overflow: 0, cause }
+    }
 }
 
 /// The cause of a failure: the provider's own error numbers (`prov_errno`).

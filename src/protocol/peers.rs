@@ -52,7 +52,7 @@ impl PeerState {
 pub(super) struct Peers {
     list: Vec<PeerState>,
     /// Peers that died and have not been heard of since, with the error and cause of operations on them.
-    dead: Vec<(PeerId, i32, Cause)>,
+    dead: Vec<(PeerId, (i32, Cause))>,
     /// One more than the number of passes in which a receive waited for bytes.
     turn: u64,
 }
@@ -100,16 +100,16 @@ impl Peers {
     pub(super) fn mark_alive(&mut self, peer: PeerId) {
         if let Some(state) = self.list.get_mut(peer.index()).filter(|state| state.dead) {
             state.dead = false;
-            self.dead.retain(|(dead, ..)| *dead != peer);
+            self.dead.retain(|(dead, _)| *dead != peer);
         }
     }
 
     /// The peer died: operations on it fail with this error and cause.
-    pub(super) fn mark_dead(&mut self, peer: PeerId, error: i32, cause: Cause) {
+    pub(super) fn mark_dead(&mut self, peer: PeerId, error: (i32, Cause)) {
         self.mark_alive(peer);
         if let Some(state) = self.of(peer) {
             state.dead = true;
-            self.dead.push((peer, error, cause));
+            self.dead.push((peer, error));
         }
     }
 
@@ -123,8 +123,8 @@ impl Peers {
     #[inline(never)]
     pub(super) fn hopeless(&mut self, source: u64, host: &impl Host) -> Option<(i32, Cause)> {
         (0..self.dead.len()).find_map(|at| {
-            let (peer, error, cause) = *self.dead.get(at)?;
-            (self.source(peer, host) == source).then_some((error, cause))
+            let (peer, error) = *self.dead.get(at)?;
+            (self.source(peer, host) == source).then_some(error)
         })
     }
 

@@ -172,10 +172,10 @@ impl<I: Iface> Engine<I> {
         if op.source == ANY_SOURCE {
             return false;
         }
-        let Some((error, cause)) = self.core.peers.hopeless(op.source, host) else { return false };
+        let Some(error) = self.core.peers.hopeless(op.source, host) else { return false };
         let mut completion = received(&op.envelope(), &op.target(), op.source, 0);
         completion.buffer_released = op.multi_min.is_some();
-        host.fail(&Failure { completion, error, overflow: 0, cause });
+        host.fail(&Failure::new(completion, error));
         true
     }
 
@@ -186,7 +186,7 @@ impl<I: Iface> Engine<I> {
             let Some(Active { message, .. }) = self.core.arrivals.active.remove(key) else {
                 continue;
             };
-            let outcome = Outcome::failed(message.received, libc::ECANCELED, Cause::Cancelled);
+            let outcome = Outcome::failed(message.received, (libc::ECANCELED, Cause::Cancelled));
             self.core.end_active(&message, outcome, host);
         }
     }
@@ -237,8 +237,8 @@ impl Core {
     #[inline]
     fn post_or_fail(&mut self, op: &ReceiveOp, target: Target, host: &mut impl Host) {
         if self.peers.has_dead() && op.source != ANY_SOURCE {
-            if let Some((error, cause)) = self.peers.hopeless(op.source, host) {
-                self.fail_posted(&Posted::new(op, target), &op.envelope(), error, cause, host);
+            if let Some(error) = self.peers.hopeless(op.source, host) {
+                self.fail_posted(&Posted::new(op, target), &op.envelope(), error, host);
                 return;
             }
         }
@@ -407,8 +407,8 @@ impl Core {
             self.outbox.finish(peer, tx, libc::ENOMEM);
             return;
         }
-        let (error, cause) = (libc::ENOMEM, Cause::ReceiverRefused);
-        self.keep(peer, envelope, Body::Lost { len: len as u64, error, cause }, host);
+        let error = (libc::ENOMEM, Cause::ReceiverRefused);
+        self.keep(peer, envelope, Body::Lost { len: len as u64, error }, host);
     }
 
     /// Copies a complete message to its target and reports the receive.
@@ -517,8 +517,8 @@ impl Core {
                 self.matching.bytes -= bytes.len();
                 self.place(peer, &envelope, None, &bytes, &target, host);
             }
-            Body::Lost { error, cause, .. } => {
-                let outcome = Outcome::failed(0, error, cause);
+            Body::Lost { error, .. } => {
+                let outcome = Outcome::failed(0, error);
                 self.finish_receive(peer, &envelope, &target, outcome, host);
             }
         }
@@ -543,15 +543,9 @@ impl Core {
             completion.buffer_released = end == PartEnd::Released;
             cancelled = end == PartEnd::Cancelled;
         }
-        match error {
-            None if overflow == 0 => host.complete(&completion),
-            None => host.fail(&Failure {
-                completion,
-                error: FI_ETRUNC,
-                overflow,
-                cause: Cause::Truncated,
-            }),
-            Some((error, cause)) => host.fail(&Failure { completion, error, overflow, cause }),
+        match error.or((overflow > 0).then_some((FI_ETRUNC, Cause::Truncated))) {
+            None => host.complete(&completion),
+            Some(error) => host.fail(&Failure { overflow, ..Failure::new(completion, error) }),
         }
         if cancelled {
             self.fail_cancelled(envelope, target, host);
@@ -562,23 +556,13 @@ impl Core {
         let envelope = Envelope { data: None, ..*envelope };
         let mut completion = received(&envelope, target, super::UNKNOWN_SOURCE, 0);
         completion.buffer_released = target.multi.is_some();
-        host.fail(&Failure {
-            completion,
-            error: libc::ECANCELED,
-            overflow: 0,
-            cause: Cause::Cancelled,
-        });
+        host.fail(&Failure::new(completion, (libc::ECANCELED, Cause::Cancelled)));
     }
 
     fn peek(&mut self, op: &ReceiveOp, action: PeekAction, host: &mut impl Host) {
         let Some(key) = self.find_unexpected(op, host) else {
             let completion = received(&op.envelope(), &op.target(), super::UNKNOWN_SOURCE, 0);
-            host.fail(&Failure {
-                completion,
-                error: libc::ENOMSG,
-                overflow: 0,
-                cause: Cause::NoMessage,
-            });
+            host.fail(&Failure::new(completion, (libc::ENOMSG, Cause::NoMessage)));
             return;
         };
         if action == PeekAction::Discard {
@@ -644,13 +628,7 @@ impl Core {
     }
 
     /// Fails the receives that only `source` could have served.
-    pub(super) fn fail_directed(
-        &mut self,
-        source: u64,
-        error: i32,
-        cause: Cause,
-        host: &mut impl Host,
-    ) {
+    pub(super) fn fail_directed(&mut self, source: u64, error: (i32, Cause), host: &mut impl Host) {
         for Space { rx, tagged } in self.spaces() {
             let list = self
                 .matching
@@ -665,7 +643,7 @@ impl Core {
                     .of(Space { rx, tagged });
                 let Some(posted) = list.remove(key) else { continue };
                 let envelope = Envelope { tagged, tag: posted.tag, data: None, rx };
-                self.fail_posted(&posted, &envelope, error, cause, host);
+                self.fail_posted(&posted, &envelope, error, host);
             }
         }
     }
@@ -676,8 +654,7 @@ impl Core {
         &mut self,
         posted: &Posted,
         envelope: &Envelope,
-        error: i32,
-        cause: Cause,
+        error: (i32, Cause),
         host: &mut impl Host,
     ) {
         let mut completion = received(envelope, &posted.target, posted.source, 0);
@@ -689,6 +666,6 @@ impl Core {
             return;
         }
         completion.buffer_released = posted.target.multi.is_some();
-        host.fail(&Failure { completion, error, overflow: 0, cause });
+        host.fail(&Failure::new(completion, error));
     }
 }

@@ -149,6 +149,9 @@ impl<I: Iface> Engine<I> {
                 (Packet::Window { ticket, .. }, Some((Receiver::Put(put), _))) => {
                     !put.take_back_untold(iface, &mut core.arrivals.chunks, rx, &ticket)
                 }
+                (Packet::Window { .. }, Some((Receiver::Fragments(fragments), _))) => {
+                    !fragments.is_after_put()
+                }
                 (packet, _) => matches!(packet, Packet::Window { .. }),
             };
             if !goes_on {
@@ -314,13 +317,13 @@ impl Core {
     pub(super) fn fail_active(&mut self, key: Key, error: i32, cause: Cause, host: &mut impl Host) {
         let Some(Active { message, .. }) = self.arrivals.remove(key) else { return };
         self.outbox.finish(message.peer, message.tx, error);
-        self.end_active(&message, Outcome::failed(message.received, error, cause), host);
+        self.end_active(&message, Outcome::failed(message.received, (error, cause)), host);
     }
 
     /// The sender cannot be reached, so the bytes of a receive cannot be requested.
     fn fail_unanswered(&mut self, key: Key, errno: Errno, host: &mut impl Host) {
         let Some(Active { message, .. }) = self.arrivals.remove(key) else { return };
-        let outcome = Outcome::failed(message.received, errno.0, Cause::PeerUnreachable);
+        let outcome = Outcome::failed(message.received, (errno.0, Cause::PeerUnreachable));
         self.end_active(&message, outcome, host);
     }
 

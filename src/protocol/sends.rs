@@ -141,7 +141,7 @@ impl Sends {
         let completion = message.completion();
         match error {
             None => host.complete(&completion),
-            Some((error, cause)) => host.fail(&Failure { completion, error, overflow: 0, cause }),
+            Some(error) => host.fail(&Failure::new(completion, error)),
         }
     }
 

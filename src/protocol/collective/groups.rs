@@ -4,7 +4,7 @@ use super::packet::CollectivePacket;
 use super::plan::{How, Plan, Step, What};
 use crate::memory::SegmentList;
 use crate::memory::atomic::Operation;
-use crate::protocol::{Cause, Completion, Direction, Report, UNKNOWN_SOURCE};
+use crate::protocol::{Cause, Completion, Direction, Report};
 use crate::transport::PeerId;
 use std::collections::{HashMap, VecDeque};
 
@@ -320,18 +320,7 @@ fn disagree() -> End {
 }
 
 pub(super) fn completion(op: &Running) -> Completion {
-    Completion {
-        direction: Direction::Collective,
-        tagged: false,
-        context: op.context,
-        report: op.report,
-        len: 0,
-        buffer: 0,
-        data: None,
-        tag: 0,
-        source: UNKNOWN_SOURCE,
-        buffer_released: false,
-    }
+    Completion::new(Direction::Collective, op.context, op.report)
 }
 
 #[cfg(test)]

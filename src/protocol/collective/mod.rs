@@ -100,7 +100,7 @@ impl Core {
         for op in std::mem::take(&mut group.running) {
             match op.what {
                 What::Join => host.joined(id, Err(error)),
-                _ => host.fail(&Failure { completion: completion(&op), error, overflow: 0, cause }),
+                _ => host.fail(&Failure::new(completion(&op), (error, cause))),
             }
         }
         self.collectives.announce(id, me, error);

@@ -13,7 +13,7 @@ use crate::protocol::index_list::Key;
 use crate::protocol::message::Payload;
 use crate::protocol::packet::Ranges;
 use crate::protocol::sends::What;
-use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError, UNKNOWN_SOURCE};
+use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError};
 use crate::transport::{Iface, Mode, PeerId, SendError, piece_of};
 
 impl Op {
@@ -38,23 +38,13 @@ impl Op {
     }
 
     fn completion(&self) -> Completion {
-        Completion {
-            direction: match self.right {
-                Right::Read => Direction::Read,
-                Right::Write => Direction::Write,
-                Right::Update => Direction::Update,
-                Right::Exchange | Right::Fetch => Direction::Fetch,
-            },
-            tagged: false,
-            context: self.context,
-            report: self.report,
-            len: 0,
-            buffer: 0,
-            data: None,
-            tag: 0,
-            source: UNKNOWN_SOURCE,
-            buffer_released: false,
-        }
+        let direction = match self.right {
+            Right::Read => Direction::Read,
+            Right::Write => Direction::Write,
+            Right::Update => Direction::Update,
+            Right::Exchange | Right::Fetch => Direction::Fetch,
+        };
+        Completion::new(direction, self.context, self.report)
     }
 }
 
@@ -461,7 +451,7 @@ impl Core {
         }
         match error {
             None => host.complete(&completion),
-            Some((error, cause)) => host.fail(&Failure { completion, error, overflow: 0, cause }),
+            Some(error) => host.fail(&Failure::new(completion, error)),
         }
     }
 
@@ -558,8 +548,7 @@ impl Core {
     pub(in crate::protocol) fn end_rma(
         &mut self,
         peer: PeerId,
-        error: i32,
-        cause: Cause,
+        error: (i32, Cause),
         host: &mut impl Host,
     ) {
         self.end_flush(peer);
@@ -582,7 +571,7 @@ impl Core {
             channel.unflushed = None;
         }
         for key in rma.ops.keys_where(|op| op.peer == peer) {
-            self.end_access(key, Some((error, cause)), host);
+            self.end_access(key, Some(error), host);
         }
     }
 }
