@@ -11,12 +11,12 @@ use super::packet::{EagerHeader, Packet, PieceHeader};
 use super::peers::Peers;
 use super::receives::Posted;
 use super::rma::{Rma, RmaPacket};
-use super::schemes::put::OF_A_MESSAGE;
+use super::schemes::put::{GET_OF_A_MESSAGE, PUT_OF_A_MESSAGE};
 use super::sends::{Pending, Sends};
 use super::spaces::Space;
 use super::{Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
-use crate::transport::{Address, Chunk, Departure, Handler, Iface, Mark, PeerId, StreamEnd};
+use crate::transport::{Address, Departure, Handler, Iface, Mark, PeerId, RemoteKey, StreamEnd};
 
 /// All state but the interface: a type of its own, so that messages can be handled while the interface delivers them.
 #[derive(Debug)]
@@ -101,29 +101,30 @@ impl<H: Host> Handler for Delivery<'_, H> {
         }
     }
 
-    fn on_filled(&mut self, peer: PeerId, token: u64) {
+    fn on_notify(&mut self, peer: PeerId, token: u64) {
         self.core.on_part(peer, token, false, self.host);
     }
 
-    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
-        self.core.sends.on_written(peer, chunk, self.host);
-    }
-
-    fn on_windows_lost(&mut self, peer: PeerId) {
+    fn on_lane_lost(&mut self, peer: PeerId) {
         let Core { arrivals, outbox, counts, .. } = &mut *self.core;
         arrivals.lose_windows(peer, outbox, counts);
+        self.core.sends.forget_writes(peer);
         self.core.lose_reaches(peer);
     }
 
-    fn on_reached(&mut self, peer: PeerId, token: u64) {
-        match token & OF_A_MESSAGE {
-            0 => self.core.on_reached(peer, token, self.host),
-            _ => self.core.on_part(peer, token & !OF_A_MESSAGE, true, self.host),
+    fn on_done(&mut self, peer: PeerId, token: u64) {
+        match (token & GET_OF_A_MESSAGE, token & PUT_OF_A_MESSAGE) {
+            (0, 0) => self.core.on_access_done(peer, token, self.host),
+            (0, _) => {
+                let Core { sends, counts, .. } = &mut *self.core;
+                sends.on_written(peer, token & !PUT_OF_A_MESSAGE, counts, self.host);
+            }
+            _ => self.core.on_part(peer, token & !GET_OF_A_MESSAGE, true, self.host),
         }
     }
 
-    fn on_concealed(&mut self, region: u64) {
-        self.core.on_concealed(region);
+    fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey) {
+        self.core.on_key_void(peer, key);
     }
 
     fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
@@ -168,9 +169,9 @@ impl<H: Host> Delivery<'_, H> {
             Some(Packet::Fin { tx, status }) => {
                 self.answered = self.core.on_fin(peer, tx, status, self.host);
             }
-            Some(Packet::Window { tx, rx, offset, len, ticket }) => {
+            Some(Packet::Window { tx, rx, offset, len, remote }) => {
                 let Core { sends, outbox, counts, .. } = &mut *self.core;
-                sends.on_window(peer, (tx, rx), (offset, len), ticket, (outbox, counts));
+                sends.on_window(peer, (tx, rx), (offset, len), remote, (outbox, counts));
             }
             Some(Packet::Cooperate { tx, offset, share, ranges }) => {
                 let taken = self.core.sends.on_cooperate(peer, tx, offset, share, ranges);

@@ -3,7 +3,7 @@
 use super::spaces::Space;
 use crate::memory::MAX_SEGMENTS;
 use crate::sys::cma::Range;
-use crate::transport::{Head, MAX_HEADER, Share, Ticket};
+use crate::transport::{Head, MAX_HEADER, RemoteKey, Share};
 use std::fmt;
 
 const EAGER: u8 = 1;
@@ -92,7 +92,7 @@ pub(crate) enum Packet {
         pushed: u64,
         leaves: bool,
         sees: bool,
-        offer: Option<Ticket>,
+        offer: Option<RemoteKey>,
         ranges: Ranges,
     },
     /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`. `faulted`: a copy from the
@@ -109,8 +109,8 @@ pub(crate) enum Packet {
     PutDone { rx: u64 },
     /// The receiver has finished with message `tx`: 0, or an error number.
     Fin { tx: u64, status: u32 },
-    /// Advertises a remote buffer: `ticket` says where the `len` bytes of message `tx` from `offset` on may be written.
-    Window { tx: u64, rx: u64, offset: u64, len: u64, ticket: Ticket },
+    /// Advertises a remote buffer: the `len` bytes of message `tx` from `offset` on may be put under `remote`.
+    Window { tx: u64, rx: u64, offset: u64, len: u64, remote: RemoteKey },
     /// NACK: the sender will write no bytes of this message from `offset` on.
     Decline { rx: u64, offset: u64 },
     /// The sender has completed this message as delivered, and has none of its bytes any more.
@@ -163,11 +163,13 @@ impl Encoded {
         }
     }
 
-    fn put_ticket(&mut self, ticket: &Ticket) {
-        self.put(ticket.connection.to_le_bytes());
-        self.put(ticket.slot.to_le_bytes());
-        self.put_u64(ticket.addr);
-        self.put_u64(u64::from(ticket.key));
+    fn put_key(&mut self, key: &RemoteKey) {
+        let key = key.as_slice();
+        self.put([key.len() as u8]);
+        if let Some(to) = self.bytes.get_mut(self.len..self.len + key.len()) {
+            to.copy_from_slice(key);
+            self.len += key.len();
+        }
     }
 
     fn put_ranges(&mut self, ranges: &Ranges) {
@@ -343,13 +345,11 @@ impl Reader<'_> {
         Some(Envelope { tagged, tag, data, rx })
     }
 
-    fn ticket(&mut self) -> Option<Ticket> {
-        Some(Ticket {
-            connection: self.take().map(u32::from_le_bytes)?,
-            slot: self.take().map(u32::from_le_bytes)?,
-            addr: self.u64()?,
-            key: self.u64()? as u32,
-        })
+    fn key(&mut self) -> Option<RemoteKey> {
+        let [len] = self.take()?;
+        let (key, rest) = self.0.split_at_checked(usize::from(len))?;
+        self.0 = rest;
+        RemoteKey::from_slice(key)
     }
 
     fn ranges(&mut self, count: u8) -> Option<Ranges> {
@@ -396,8 +396,8 @@ impl Packet {
                 if *pushed > 0 {
                     e.put_u64(*pushed);
                 }
-                if let Some(ticket) = offer {
-                    e.put_ticket(ticket);
+                if let Some(key) = offer {
+                    e.put_key(key);
                 }
                 e.put_ranges(ranges);
                 e
@@ -431,12 +431,12 @@ impl Packet {
                 e.put_u64(*tx);
                 e
             }
-            Self::Window { tx, rx, offset, len, ticket } => {
+            Self::Window { tx, rx, offset, len, remote } => {
                 let mut e = Encoded::new(WINDOW, 0, 0, 0);
                 for field in [*tx, *rx, *offset, *len] {
                     e.put_u64(field);
                 }
-                e.put_ticket(ticket);
+                e.put_key(remote);
                 e
             }
             Self::Cooperate { tx, offset, share, ranges } => {
@@ -499,7 +499,7 @@ impl Packet {
                     return None;
                 }
                 let sees = flags & SEES != 0;
-                let offer = if flags & OFFERS != 0 { Some(r.ticket()?) } else { None };
+                let offer = if flags & OFFERS != 0 { Some(r.key()?) } else { None };
                 let ranges = r.ranges(count)?;
                 Self::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges }
             }
@@ -519,7 +519,7 @@ impl Packet {
                 rx: r.u64()?,
                 offset: r.u64()?,
                 len: r.u64()?,
-                ticket: r.ticket()?,
+                remote: r.key()?,
             },
             COOPERATE => {
                 let (tx, offset, len) = (r.u64()?, r.u64()?, r.u64()?);
@@ -554,9 +554,7 @@ impl fmt::Display for Packet {
                     write!(f, ", sees")?
                 }
                 match offer {
-                    Some(Ticket { slot, connection, .. }) => {
-                        write!(f, ", offer {slot} of connection {connection}")
-                    }
+                    Some(key) => write!(f, ", advertised under {key}"),
                     None => Ok(()),
                 }
             }
@@ -573,10 +571,8 @@ impl fmt::Display for Packet {
             Self::Gone { rx } => write!(f, "GONE rx {rx:#x}"),
             Self::Fault { rx } => write!(f, "FAULT rx {rx:#x}"),
             Self::Fin { tx, status } => write!(f, "FIN tx {tx:#x} status {status}"),
-            Self::Window { tx, rx, offset, len, ticket } => {
-                let Ticket { connection, slot, .. } = ticket;
-                write!(f, "WINDOW tx {tx:#x} rx {rx:#x} at {offset} len {len}")?;
-                write!(f, " slot {slot} of connection {connection}")
+            Self::Window { tx, rx, offset, len, remote } => {
+                write!(f, "WINDOW tx {tx:#x} rx {rx:#x} at {offset} len {len} under {remote}")
             }
             Self::Cooperate { tx, offset, share, ranges } => {
                 let Share { cell, generation, unit, len } = share;
@@ -628,13 +624,8 @@ mod tests {
         })
     }
 
-    fn ticket() -> impl Strategy<Value = Ticket> {
-        any::<(u32, u32, u64, u32)>().prop_map(|(connection, slot, addr, key)| Ticket {
-            connection,
-            slot,
-            addr,
-            key,
-        })
+    fn key() -> impl Strategy<Value = RemoteKey> {
+        any::<(u8, u64, u64)>().prop_map(|(kind, a, b)| RemoteKey::new(kind).with(a).with(b))
     }
 
     fn packet() -> impl Strategy<Value = Packet> {
@@ -644,7 +635,7 @@ mod tests {
             (
                 envelope(),
                 any::<(u64, u64, u64)>(),
-                (any::<bool>(), any::<bool>(), prop::option::of(ticket())),
+                (any::<bool>(), any::<bool>(), prop::option::of(key())),
                 ranges()
             )
                 .prop_map(
@@ -670,9 +661,9 @@ mod tests {
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Fragment { rx, offset }),
             any::<u64>().prop_map(|rx| Packet::PutDone { rx }),
             (any::<u64>(), any::<u32>()).prop_map(|(tx, status)| Packet::Fin { tx, status }),
-            (any::<(u64, u64, u64, u64)>(), ticket()).prop_map(
-                |((tx, rx, offset, len), ticket)| Packet::Window { tx, rx, offset, len, ticket }
-            ),
+            (any::<(u64, u64, u64, u64)>(), key()).prop_map(|((tx, rx, offset, len), remote)| {
+                Packet::Window { tx, rx, offset, len, remote }
+            }),
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Decline { rx, offset }),
             (any::<(u64, u64)>(), any::<(u32, u32, u32, u64)>(), ranges()).prop_map(
                 |((tx, offset), (cell, generation, unit, len), ranges)| Packet::Cooperate {

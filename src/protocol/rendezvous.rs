@@ -146,8 +146,8 @@ impl<I: Iface> Engine<I> {
                 (Packet::Cts { .. }, Some((Receiver::Push(push), message))) => {
                     push.needs_no_cts(message)
                 }
-                (Packet::Window { ticket, .. }, Some((Receiver::Put(put), _))) => {
-                    !put.take_back_untold(iface, &mut core.arrivals.chunks, rx, &ticket)
+                (Packet::Window { remote, .. }, Some((Receiver::Put(put), _))) => {
+                    !put.take_back_untold(iface, &mut core.arrivals.chunks, rx, &remote)
                 }
                 (Packet::Window { .. }, Some((Receiver::Fragments(fragments), _))) => {
                     !fragments.is_after_put()

@@ -370,7 +370,7 @@ impl<I: Iface> Engine<I> {
     fn go_alone(&mut self, key: Key, offset: usize, host: &mut impl Host) -> Result<(), SendError> {
         match self.move_alone(key, offset)? {
             Moved::Whole => self.core.end_access(key, None, host),
-            // `on_reached` completes it.
+            // `on_access_done` completes it.
             Moved::Begun => {}
             Moved::Part => {
                 if let Some(op) = self.core.rma.ops.get(key) {

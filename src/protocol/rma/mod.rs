@@ -19,7 +19,7 @@ use super::message::Payload;
 use crate::memory::SegmentList;
 use crate::memory::keys::Right;
 use crate::sys::numbers::NumberMap;
-use crate::transport::{Exposure, Iface, PeerId, Spot};
+use crate::transport::{Iface, PeerId, Registration, Remote, RemoteKey};
 pub(crate) use atomic::{AtomicOp, right_of};
 use atomic::{Operands, Results};
 pub(crate) use packet::RmaPacket;
@@ -185,7 +185,7 @@ struct Channel {
     reaching: VecDeque<Key>,
     /// `unflushed`: where the device has written last, if no flush read has begun since. `flushing`: one is in
     /// progress.
-    unflushed: Option<Spot>,
+    unflushed: Option<Remote>,
     flushing: bool,
     /// Writes of a certain length that were sent as messages since the last direct operation.
     short_writes: u32,
@@ -316,7 +316,7 @@ impl Rma {
         let moving = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.moving);
         self.pumping.iter().any(|peer| self.asks(*peer) || moving(*peer))
             || self.told.offers.iter().any(|(peer, _)| silent(*peer))
-            || self.told.retracted.iter().any(|(peer, _)| silent(*peer))
+            || self.told.retracted.iter().any(|retracted| silent(retracted.peer()))
             || self.serving.iter().any(|peer| silent(*peer))
             || self.answers.iter().any(|(peer, ..)| silent(*peer))
             || self.pumping.iter().any(|peer| starved(*peer) && silent(*peer))
@@ -389,19 +389,15 @@ impl Core {
                 }
             }
             Some(RmaPacket::Result { tx }) => self.on_result(peer, tx, payload, host),
-            Some(RmaPacket::Grant { key, base, epoch, reads, writes, echoes, ranges }) => {
-                match packet::Prefix::read(payload, 0, ranges) {
-                    Some((_, ranges, rest)) => {
-                        packet::Prefix::read_keys(rest, &ranges).and_then(|keys| {
-                            let exposure = Exposure { epoch, keys, reads, writes, echoes };
-                            self.on_grant(peer, (key, base), exposure, &ranges)
-                        })
-                    }
-                    _ => None,
-                }
+            Some(RmaPacket::Grant { key, base, len, reads, writes, flushes }) => {
+                RemoteKey::from_slice(payload).and_then(|remote| {
+                    let confirms = flushes;
+                    let registered = Registration { key: remote, reads, writes, confirms };
+                    self.on_grant(peer, (key, base, len), registered)
+                })
             }
-            Some(RmaPacket::Retract { key }) => {
-                self.on_retract(peer, key);
+            Some(RmaPacket::Retract { key, base, len }) => {
+                self.on_retract(peer, (key, base, len));
                 Some(())
             }
             None => None,

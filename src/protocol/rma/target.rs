@@ -452,7 +452,7 @@ impl<I: Iface> Engine<I> {
         };
         let mut remote = [Range::default(); MAX_SEGMENTS];
         let count = slice_ranges(sources.as_slice(), done, piece.len() as u64, &mut remote);
-        match self.iface.get(peer, &piece, remote.get(..count).unwrap_or(&[])) {
+        match self.iface.read_from(peer, &piece, remote.get(..count).unwrap_or(&[])) {
             Ok(moved) => {
                 self.core.counts.pulled_bytes += moved as u64;
                 let done = done.saturating_add(moved as u64);
@@ -512,7 +512,7 @@ impl<I: Iface> Engine<I> {
         let sinks = read.request.local;
         let count = slice_ranges(sinks.as_slice(), read.done, piece.len() as u64, &mut remote);
         let put = if self.iface.caps(peer).put {
-            self.iface.put(peer, &piece, remote.get(..count).unwrap_or(&[]))
+            self.iface.write_to(peer, &piece, remote.get(..count).unwrap_or(&[]))
         } else {
             Err(SendError::Unreachable(Errno(libc::EPERM)))
         };
@@ -584,7 +584,8 @@ impl<I: Iface> Engine<I> {
                 if read.done >= read.request.ranges.total() {
                     let ranges = read.request.ranges;
                     self.core.end_read(peer, None, host);
-                    let short = caps.reach_read_min as u64..self.core.limits.alone_min as u64;
+                    let least = caps.read_min.unwrap_or(usize::MAX) as u64;
+                    let short = least..self.core.limits.alone_min as u64;
                     let told = &mut self.core.rma.told;
                     if short.contains(&ranges.total()) && told.asks_often(peer) {
                         told.offer(peer, &ranges);

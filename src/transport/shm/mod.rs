@@ -30,8 +30,8 @@ mod whole;
 use super::peers::PeerTable;
 use super::share::CellTable;
 use super::{
-    Address, Caps, Contact, Handler, Head, Lending, LocalHost, Messages, Mode, Opening, PeerId,
-    Returned, SendError, Streaming, Transport,
+    Address, Caps, Contact, Handler, Head, LocalHost, Messages, Mode, Opening, PeerId, Returned,
+    SendError, Streaming, Transport,
 };
 use crate::memory::Segment;
 use crate::sys::bell::{Bell, BellAddress};
@@ -339,9 +339,9 @@ impl Messages for Shm {
             // A peer whose pid is not visible lives in another pid namespace: we could not tell its end, or that it is
             // stopped, from a copy in progress.
             one_sided: self.out(peer).is_none_or(|link| link.pid > 0),
-            reach_read: get,
-            reach_write: put,
-            expose_max: usize::MAX,
+            read_min: get.then_some(usize::MAX),
+            write_min: put.then_some(usize::MAX),
+            register_max: usize::MAX,
             atomics: features.map(|all| all & hello::ATOMICS != 0),
             collectives: features.map(|all| all & hello::COLLECTIVES != 0),
             outlives: true,
@@ -404,12 +404,12 @@ impl Messages for Shm {
     }
 }
 
-impl Lending for Shm {}
 impl Streaming for Shm {}
 
 impl Transport for Shm {
     const NAME: &'static str = "shared memory";
     const TWO_WAY: bool = false;
+    const KEYS: &'static [u8] = &[reaching::KEY];
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
         let (config, net) = (&opening.config.shm, opening.config.net.on);

@@ -9,9 +9,9 @@ use crate::sys::verbs::{
     Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar, Registration,
 };
 use crate::telemetry::log;
-use crate::transport::Ticket;
 use crate::transport::net::agreement::message::End;
 use crate::transport::net::bulk::Bulk;
+use crate::transport::net::bulk::key::Key;
 use crate::transport::net::verbs::config::ReadPolicy;
 use crate::transport::net::verbs::introduction::Place;
 use crate::transport::net::verbs::registrar::{self, Memory};
@@ -129,7 +129,7 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
         Self::room(self)
     }
 
-    fn write(&mut self, from: Local<'_, Lease<Registrar>>, to: &Ticket) -> Result<(), Errno> {
+    fn write(&mut self, from: Local<'_, Lease<Registrar>>, to: &Key) -> Result<(), Errno> {
         // SAFETY: the ranges belong to the application, which lends them for the operation. If it takes the memory back
         // early, a read still finds pinned pages, and its bytes are discarded.
         unsafe { add(self, from, (to.addr, to.key), RcRequest::Announced(to.slot)) }
