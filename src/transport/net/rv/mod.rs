@@ -185,7 +185,11 @@ impl Rv {
             && end.gid != here.gid
             && end.number >> INDEX_BITS == 0;
         let lid = if end.network == Network::Roce { 0 } else { end.lid };
-        let there = There { gid: end.gid, lid, mtu: end.mtu.min(self.port.mtu) };
+        let pkey = match self.port.network {
+            Network::InfiniBand { pkey, .. } => pkey,
+            Network::Roce => 0xffff,
+        };
+        let there = There { gid: end.gid, lid, mtu: end.mtu.min(self.port.mtu), pkey };
         if reachable { Ok(there) } else { Err(Errno(libc::EHOSTUNREACH)) }
     }
 

@@ -513,7 +513,7 @@ fn hostile_controls_change_nothing() {
     let wrong = [
         end,
         End { number: 0, gid: gid(0), ..end },
-        End { number: 0, network: Network::InfiniBand, ..end },
+        End { number: 0, network: Network::InfiniBand { pkey: 0xffff, routed: false }, ..end },
     ];
     for end in wrong {
         let ask = Message::Ask(id, end).encode(Way::Rv);

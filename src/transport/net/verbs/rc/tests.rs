@@ -772,7 +772,7 @@ fn hostile_controls_change_nothing() {
         number: 1,
         psn: 2,
         mtu: 3,
-        network: Network::InfiniBand,
+        network: Network::InfiniBand { pkey: 0xffff, routed: false },
         lid: 0,
         gid: [0; 16],
         serves: 0,
