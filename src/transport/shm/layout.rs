@@ -3,7 +3,7 @@
 //! ```text
 //! 0      CONSUMED   u32: slots the receiver has finished with     (receiver writes)
 //! 128    FLAGS      u32: requests of the receiver                 (receiver sets, sender clears SLEEPING)
-//! 256    CLOSING    u32: 1 when the sender has closed in order    (sender writes)
+//! 256    CLOSING    u32: 1 when the sender has closed in order, 2 when it has taken the link down   (sender writes)
 //! 260    MOVED      u32: 1 when the sender of a refused link sends its messages another way   (sender writes)
 //! 512    CELLS      16 x 64 bytes: work descriptors of split copies   (both write)
 //! 1536   REACHING   u64: odd during a direct access by the sender (sender writes)
@@ -56,8 +56,13 @@ pub(super) const FLAG_WAITS: u32 = 1;
 pub(super) const FLAG_SLEEPING: u32 = 2;
 /// The receiver is short of memory to buffer unexpected payload.
 pub(super) const FLAG_PRESSURE: u32 = 4;
-/// The receiver has closed in order.
+/// The receiver has closed in order; with [`FLAG_BROKEN`] it has taken the link down, but has not closed.
 pub(super) const FLAG_CLOSED: u32 = 8;
+pub(super) const FLAG_BROKEN: u32 = 16;
+
+/// Values of CLOSING: the sender has closed in order, or has taken the link down but has not closed.
+pub(super) const CLOSED: u32 = 1;
+pub(super) const BROKEN: u32 = 2;
 
 /// Tells the sender of a segment which doorbell to ring. Before the receiver first sets SLEEPING.
 pub(super) fn set_receivers_bell(memory: &SharedMemory, bell: BellAddress) {

@@ -3,8 +3,9 @@
 //!
 //! A sender makes a segment, connects to the receiver's unix socket and passes the segment along; it may write
 //! messages at once, before the receiver has accepted. The kernel proves which process is at the other end (same
-//! kernel by the socket, same user by its credentials) and reports when that process ends: the socket closes. No
-//! file system holds a name of it.
+//! kernel by the socket, same user by its credentials). Once the receiver has answered, the connection closes, and a
+//! link has no descriptor: an endpoint has one doorbell for all its peers, and `watching` says how the end of a peer is
+//! noticed. No file system holds a name of a segment.
 
 mod attach;
 pub(crate) mod config;
@@ -102,8 +103,9 @@ struct Inbound {
     socket: Option<OwnedFd>,
     pid: i32,
     nonce: u64,
-    /// The sender's doorbell.
-    bell: BellAddress,
+    /// The receiver's doorbell, and the sender's.
+    bell: Arc<Bell>,
+    theirs: BellAddress,
     /// Address of the sender's gate, and whether we have found it closed.
     gate: u64,
     shut: AtomicBool,
@@ -125,14 +127,19 @@ impl Inbound {
         (self.can_get && open, self.can_put && open)
     }
 
+    /// Rings the sender's doorbell.
+    fn ring(&self) {
+        self.bell.ring(self.theirs);
+    }
+
     fn entrance(&self) -> Entrance {
         Entrance { pid: self.pid, gate: self.gate, name: self.nonce }
     }
 
     /// The sender has closed, or its process has ended.
-    fn has_ended(&self, bell: &Bell) -> bool {
+    fn has_ended(&self) -> bool {
         self.consumer.producer_closed()
-            || bell.is_gone(self.bell)
+            || self.bell.is_gone(self.theirs)
             || self.socket.as_ref().is_some_and(|socket| unix::has_hung_up(socket.as_fd()))
     }
 }
@@ -195,7 +202,8 @@ pub(crate) struct Shm {
     settings: Settings,
     door: Door,
     epoll: Arc<Epoll>,
-    bell: Arc<Bell>,
+    /// `None`: the endpoint takes no links.
+    bell: Option<Arc<Bell>>,
     reaching: Reaching,
     crowd: Crowd,
     outbound: Vec<Option<Box<Outbound>>>,
@@ -212,20 +220,18 @@ pub(crate) struct Shm {
 }
 
 impl Shm {
-    /// Opens the interface under the port of `me`. Unless `open`, it takes no links, and its name says so.
-    /// Errors: EADDRINUSE when another endpoint of this user has the port; EMFILE, ENFILE,
-    /// ENOMEM.
+    /// Opens the interface under the port of `me`. Without a `bell` it takes no links, and its name says so. Errors:
+    /// EADDRINUSE when another endpoint of this user has the port; EMFILE, ENFILE, ENOMEM.
     fn with(
         me: Address,
         host: LocalHost,
         cma: CmaPolicy,
-        open: bool,
+        bell: Option<Arc<Bell>>,
         epoll: Arc<Epoll>,
     ) -> Result<Self, Errno> {
+        let open = bell.is_some();
         let names = Names::take(me.port(), if open { Kind::Open } else { Kind::Aloof })?;
         let door = Door::new(names, open, &epoll)?;
-        let bell = Arc::new(Bell::new()?);
-        epoll.add(bell.fd(), TOKEN_BELL)?;
         let nonce = process::random_u64() | 1;
         if cma != CmaPolicy::Off && process::yama_ptrace_scope() == Some(1) {
             process::allow_attach_by_same_user();
@@ -251,6 +257,18 @@ impl Shm {
             waiting: Waiting::default(),
             owner: process::pid(),
         })
+    }
+
+    /// A doorbell that wakes those who sleep in `epoll`. Errors: those of [`Bell::new`]; ENOMEM, ENOSPC.
+    fn doorbell(epoll: &Epoll) -> Result<Arc<Bell>, Errno> {
+        let bell = Bell::new()?;
+        epoll.add(bell.fd(), TOKEN_BELL)?;
+        Ok(Arc::new(bell))
+    }
+
+    /// False in a forked child, which must not act for its parent when it closes or exits.
+    fn is_owner(&self) -> bool {
+        process::pid() == self.owner
     }
 
     fn out(&self, peer: PeerId) -> Option<&Outbound> {
@@ -417,13 +435,12 @@ impl Transport for Shm {
             // Otherwise peers would count messages as sent that a process unable to accept never reads.
             unix::may_accept()?;
         }
-        let mut shm = Self::with(
-            opening.me,
-            opening.host.clone(),
-            config.cma,
-            config.on,
-            opening.epoll.clone(),
-        )?;
+        let bell = match config.on.then(|| Self::doorbell(opening.epoll)) {
+            Some(Err(e)) if !net => return Err(e),
+            bell => bell.and_then(|bell| bell.inspect_err(without_doorbell).ok()),
+        };
+        let (me, host) = (opening.me, opening.host.clone());
+        let mut shm = Self::with(me, host, config.cma, bell, opening.epoll.clone())?;
         if config.on && !net && !shm.door.open {
             return Err(Errno(libc::EADDRINUSE));
         }
@@ -597,6 +614,13 @@ impl Transport for Shm {
     }
 }
 
+fn without_doorbell(errno: &Errno) {
+    log::limited!(
+        cause: errno.0,
+        "cannot make a doorbell ({errno}): peers on this node are reached over the network"
+    );
+}
+
 /// The port belongs to another user.
 fn stranger(address: &Address, uid: u32) -> Contact {
     log::limited!("{address} belongs to user {uid}, not to {}: refused", process::effective_uid());
@@ -605,8 +629,7 @@ fn stranger(address: &Address, uid: u32) -> Contact {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // A forked child that closes or exits must not act for its parent.
-        if process::pid() == self.owner {
+        if self.is_owner() {
             self.read_last_answers();
             for link in self.outbound.iter().flatten() {
                 link.producer.close();
@@ -616,7 +639,7 @@ impl Drop for Shm {
             self.reaching.gate.close();
             for link in &mut self.inbound {
                 link.consumer.close();
-                self.bell.ring(link.bell);
+                link.ring();
                 link.end_sharing();
                 self.reaching.unsettled.extend(link.end_reaching());
             }

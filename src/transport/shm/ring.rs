@@ -12,8 +12,8 @@
 mod places;
 
 use super::layout::{
-    CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry,
-    MOVABLE_MAX, MOVED, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
+    BROKEN, CLOSED, CLOSING, CONSUMED, FLAG_BROKEN, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING,
+    FLAG_WAITS, FLAGS, Geometry, MOVABLE_MAX, MOVED, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
 };
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
@@ -449,7 +449,12 @@ impl<M: Storage> Producer<M> {
 
     /// Tells the consumer that no more messages follow, by an orderly close.
     pub(super) fn close(&self) {
-        word(&self.memory, CLOSING).store(1, Ordering::Release);
+        word(&self.memory, CLOSING).store(CLOSED, Ordering::Release);
+    }
+
+    /// The endpoint lives on, but sends no more through this ring.
+    pub(super) fn abandon(&self) {
+        word(&self.memory, CLOSING).store(BROKEN, Ordering::Release);
     }
 
     /// The receiver has refused the link: the messages in the ring are taken back, to go another way.
@@ -460,6 +465,11 @@ impl<M: Storage> Producer<M> {
     /// The consumer closed in order.
     pub(super) fn consumer_closed(&self) -> bool {
         word(&self.memory, FLAGS).load(Ordering::Acquire) & FLAG_CLOSED != 0
+    }
+
+    /// The consumer has taken the link down, but has not closed.
+    pub(super) fn consumer_broke(&self) -> bool {
+        word(&self.memory, FLAGS).load(Ordering::Acquire) & FLAG_BROKEN != 0
     }
 }
 
@@ -637,9 +647,19 @@ impl<M: Storage> Consumer<M> {
         word(&self.memory, FLAGS).fetch_or(FLAG_CLOSED, Ordering::AcqRel);
     }
 
+    /// The endpoint lives on, but reads no more from this ring.
+    pub(super) fn abandon(&self) {
+        word(&self.memory, FLAGS).fetch_or(FLAG_CLOSED | FLAG_BROKEN, Ordering::AcqRel);
+    }
+
     /// The producer closed in order.
     pub(super) fn producer_closed(&self) -> bool {
         word(&self.memory, CLOSING).load(Ordering::Acquire) != 0
+    }
+
+    /// The producer has taken the link down, but has not closed.
+    pub(super) fn producer_broke(&self) -> bool {
+        word(&self.memory, CLOSING).load(Ordering::Acquire) == BROKEN
     }
 
     /// The producer has taken back what it had written.
@@ -1046,6 +1066,16 @@ mod tests {
         assert!(!tx.consumer_closed());
         rx.close();
         assert!(tx.consumer_closed());
+        assert!(!rx.producer_broke() && !tx.consumer_broke());
+    }
+
+    #[test]
+    fn an_end_that_lives_on_does_not_count_as_closed_in_order() {
+        let (tx, rx) = pair(Geometry { slots: 4, bulk: 4096, places: 0 });
+        tx.abandon();
+        assert!(rx.producer_closed() && rx.producer_broke());
+        rx.abandon();
+        assert!(tx.consumer_closed() && tx.consumer_broke());
     }
 
     #[test]
