@@ -1,45 +1,18 @@
 //! The endpoint's protocol state and its progress function.
 
-use super::arrivals::Arrivals;
-use super::collective::{CollectivePacket, Collectives};
+use super::collective::CollectivePacket;
 use super::index_list::Key;
-use super::limits::{Counts, Limits};
-use super::matching::Matching;
+use super::limits::Counts;
 use super::message::Announcement;
-use super::outbox::Outbox;
 use super::packet::{EagerHeader, Packet, PieceHeader};
-use super::peers::Peers;
 use super::receives::Posted;
-use super::rma::{Rma, RmaPacket};
+use super::rma::RmaPacket;
 use super::schemes::put::{GET_OF_A_MESSAGE, PUT_OF_A_MESSAGE};
-use super::sends::{Pending, Sends};
-use super::spaces::Space;
+use super::sends::Pending;
+use super::state::{Core, Engine};
 use super::{Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
 use crate::transport::{Address, Departure, Handler, Iface, Mark, PeerId, RemoteKey, StreamEnd};
-
-/// All state but the interface: a type of its own, so that messages can be handled while the interface delivers them.
-#[derive(Debug)]
-pub(super) struct Core {
-    pub(super) limits: Limits,
-    pub(super) counts: Counts,
-    pub(super) peers: Peers,
-    pub(super) outbox: Outbox,
-    pub(super) matching: Matching,
-    pub(super) arrivals: Arrivals,
-    pub(super) sends: Sends,
-    /// One-sided operations.
-    pub(super) rma: Rma,
-    /// Collective groups.
-    pub(super) collectives: Collectives,
-}
-
-/// The protocol of one endpoint over one interface.
-#[derive(Debug)]
-pub(crate) struct Engine<I> {
-    pub(super) iface: I,
-    pub(super) core: Core,
-}
 
 /// Handles what the interface delivers during one poll.
 struct Delivery<'a, H> {
@@ -194,31 +167,7 @@ impl<H: Host> Delivery<'_, H> {
     }
 }
 
-impl Core {
-    /// All matching spaces of the endpoint.
-    pub(super) fn spaces(&self) -> impl Iterator<Item = Space> + use<> {
-        Space::all(self.limits.contexts)
-    }
-}
-
 impl<I: Iface> Engine<I> {
-    pub(crate) fn new(iface: I, limits: Limits) -> Self {
-        Self {
-            iface,
-            core: Core {
-                limits,
-                counts: Counts::default(),
-                peers: Peers::default(),
-                outbox: Outbox::default(),
-                matching: Matching::new(limits.contexts),
-                arrivals: Arrivals::default(),
-                sends: Sends::new(),
-                rma: Rma::default(),
-                collectives: Collectives::default(),
-            },
-        }
-    }
-
     /// The interface, for waiting.
     pub(crate) fn iface_mut(&mut self) -> &mut I {
         &mut self.iface

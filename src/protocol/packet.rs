@@ -154,6 +154,14 @@ impl Encoded {
         self.put(value.to_le_bytes());
     }
 
+    #[inline]
+    fn with<const N: usize>(mut self, fields: [u64; N]) -> Self {
+        for field in fields {
+            self.put_u64(field);
+        }
+        self
+    }
+
     fn put_envelope(&mut self, envelope: &Envelope) {
         if envelope.tagged {
             self.put_u64(envelope.tag);
@@ -384,15 +392,13 @@ impl Packet {
                 e
             }
             Self::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges } => {
-                let pushes = if *pushed > 0 { PUSHES } else { 0 };
-                let leaves = if *leaves { LEAVES } else { 0 };
-                let sees = if *sees { SEES } else { 0 };
-                let offers = if offer.is_some() { OFFERS } else { 0 };
-                let flags = envelope_flags(envelope) | pushes | leaves | sees | offers;
+                let flag = |on: bool, flag: u8| if on { flag } else { 0 };
+                let flags = envelope_flags(envelope) | flag(*pushed > 0, PUSHES);
+                let flags = flags | flag(*leaves, LEAVES) | flag(*sees, SEES);
+                let flags = flags | flag(offer.is_some(), OFFERS);
                 let mut e = Encoded::for_context(RTS, flags, ranges.len as u8, envelope.rx, 0);
                 e.put_envelope(envelope);
-                e.put_u64(*tx);
-                e.put_u64(*len);
+                e = e.with([*tx, *len]);
                 if *pushed > 0 {
                     e.put_u64(*pushed);
                 }
@@ -404,67 +410,34 @@ impl Packet {
             }
             Self::Cts { tx, rx, len, faulted, ranges } => {
                 let flags = if *faulted { FAULTED } else { 0 };
-                let mut e = Encoded::new(CTS, flags, ranges.len as u8, 0);
-                e.put_u64(*tx);
-                e.put_u64(*rx);
-                e.put_u64(*len);
+                let count = ranges.len as u8;
+                let mut e = Encoded::new(CTS, flags, count, 0).with([*tx, *rx, *len]);
                 e.put_ranges(ranges);
                 e
             }
             Self::Resume { tx, rx, from, len } => {
-                let mut e = Encoded::new(RESUME, 0, 0, 0);
-                e.put_u64(*tx);
-                e.put_u64(*rx);
-                e.put_u64(*from);
-                e.put_u64(*len);
-                e
+                Encoded::new(RESUME, 0, 0, 0).with([*tx, *rx, *from, *len])
             }
             Self::Fragment { rx, offset } => PieceHeader::fragment(*rx, *offset).into(),
             Self::Pushed { tx, offset } => PieceHeader::pushed(*tx, *offset).into(),
-            Self::PutDone { rx } => {
-                let mut e = Encoded::new(PUT_DONE, 0, 0, 0);
-                e.put_u64(*rx);
-                e
-            }
-            Self::Fin { tx, status } => {
-                let mut e = Encoded::new(FIN, 0, 0, *status);
-                e.put_u64(*tx);
-                e
-            }
+            Self::PutDone { rx } => Encoded::new(PUT_DONE, 0, 0, 0).with([*rx]),
+            Self::Fin { tx, status } => Encoded::new(FIN, 0, 0, *status).with([*tx]),
             Self::Window { tx, rx, offset, len, remote } => {
-                let mut e = Encoded::new(WINDOW, 0, 0, 0);
-                for field in [*tx, *rx, *offset, *len] {
-                    e.put_u64(field);
-                }
+                let mut e = Encoded::new(WINDOW, 0, 0, 0).with([*tx, *rx, *offset, *len]);
                 e.put_key(remote);
                 e
             }
             Self::Cooperate { tx, offset, share, ranges } => {
-                let mut e = Encoded::new(COOPERATE, 0, ranges.len as u8, share.unit);
-                e.put_u64(*tx);
-                e.put_u64(*offset);
-                e.put_u64(share.len);
+                let e = Encoded::new(COOPERATE, 0, ranges.len as u8, share.unit);
+                let mut e = e.with([*tx, *offset, share.len]);
                 e.put(share.cell.to_le_bytes());
                 e.put(share.generation.to_le_bytes());
                 e.put_ranges(ranges);
                 e
             }
-            Self::Decline { rx, offset } => {
-                let mut e = Encoded::new(DECLINE, 0, 0, 0);
-                e.put_u64(*rx);
-                e.put_u64(*offset);
-                e
-            }
-            Self::Gone { rx } => {
-                let mut e = Encoded::new(GONE, 0, 0, 0);
-                e.put_u64(*rx);
-                e
-            }
-            Self::Fault { rx } => {
-                let mut e = Encoded::new(FAULT, 0, 0, 0);
-                e.put_u64(*rx);
-                e
-            }
+            Self::Decline { rx, offset } => Encoded::new(DECLINE, 0, 0, 0).with([*rx, *offset]),
+            Self::Gone { rx } => Encoded::new(GONE, 0, 0, 0).with([*rx]),
+            Self::Fault { rx } => Encoded::new(FAULT, 0, 0, 0).with([*rx]),
         }
     }
 

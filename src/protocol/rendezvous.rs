@@ -1,7 +1,6 @@
 //! Receives of long messages: each step of its scheme, and what follows from it.
 
 use super::arrivals::{Active, Receiver};
-use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::matching::{Appended, Outcome};
 use super::message::{Inbound, Next};
@@ -10,6 +9,7 @@ use super::packet::Packet;
 use super::schemes::push::Place;
 use super::schemes::{fragments, put, split};
 use super::select::{self, Fetch};
+use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::sys::Errno;
 use crate::transport::{Iface, PeerId, SendError};

@@ -1,6 +1,5 @@
 //! Sending, in order: short messages eagerly, long ones by rendezvous. FI_EAGAIN if there is no room: no hidden queue.
 
-use super::engine::{Core, Engine};
 use super::flow::Flow;
 use super::index_list::Key;
 use super::message::{Announcement, Outbound, Payload, sent};
@@ -9,6 +8,7 @@ use super::peers::PeerState;
 use super::schemes::{eager, push};
 use super::select::{self, Announce, Carrier};
 use super::sends::{Deferred, Pending, Sender, What};
+use super::state::{Core, Engine};
 use super::{Cause, Host, OpError, Report};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
 use crate::transport::{Iface, Mode, PeerId, Purpose, SendError};

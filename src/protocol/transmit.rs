@@ -1,11 +1,11 @@
 //! Pending sends: each step of their schemes, and what follows from it.
 
-use super::engine::{Core, Engine};
 use super::flow::Onward;
 use super::index_list::Key;
 use super::packet::Ranges;
 use super::schemes::fragments;
 use super::sends::{Pending, Sender};
+use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::transport::{Iface, Mark, PeerId, SendError};
 

@@ -2,27 +2,22 @@
 //! itself, or has its device move them, while these keys are valid. All other operations go by messages, where the
 //! target detects errors.
 
+use super::keys::{OFTEN, Part, Retracted, TOLD_MAX, ToldPart};
 use super::packet::RmaPacket;
-use super::{Channel, RemoteRange, RemoteRanges, State};
+use super::ranges::{RemoteRange, RemoteRanges};
+use super::state::{Channel, Op, State};
 use crate::memory::SegmentList;
 use crate::memory::keys::{self, Right};
-use crate::protocol::engine::{Core, Engine};
+use crate::protocol::Host;
 use crate::protocol::index_list::Key;
+use crate::protocol::limits::Limits;
 use crate::protocol::schemes::put::PUT_OF_A_MESSAGE;
-use crate::protocol::{Host, Limits};
-use crate::sys::numbers::NumberMap;
+use crate::protocol::state::{Core, Engine};
 use crate::transport::{
     Access, Iface, Mode, PeerId, Purpose, Put, Registered, Registration, Remote, RemoteKey,
     SendError,
 };
-use std::collections::BTreeMap;
 
-/// Parts of regions that are advertised to a peer, at most.
-const TOLD_MAX: usize = 1024;
-/// Ranges that wait to be advertised, at most.
-const OFFERS_MAX: usize = 64;
-/// A target advertises after this many short reads and writes of a peer: not every peer is worth a connection.
-const OFTEN: u32 = 16;
 /// Writes from `alone_min` bytes on are worth direct RMA on all transports, from this fraction of it on only on some.
 const WRITE_SHARE: usize = 8;
 /// Bytes of one operation that are moved in one progress pass.
@@ -30,231 +25,6 @@ const TURN: usize = 4 << 20;
 /// The token of a flush read. No list of operations has so many entries that one could have this token, and no access
 /// for a message has it.
 const FLUSH: u64 = PUT_OF_A_MESSAGE - 1;
-
-/// A part of a region of a target: one range under one key.
-#[derive(Debug)]
-struct Part {
-    key: u64,
-    /// The remote address of its first byte, as operations name it.
-    base: u64,
-    len: u64,
-    registered: Registration,
-}
-
-impl Part {
-    /// Whether it has bytes of these `len` of region `key` from `base` on.
-    fn overlaps(&self, key: u64, base: u64, len: u64) -> bool {
-        self.key == key && self.base < base.saturating_add(len) && base < self.base + self.len
-    }
-}
-
-/// The cache of one target's remote keys.
-#[derive(Debug, Default)]
-pub(super) struct Granted {
-    /// Sorted by key and base.
-    parts: Vec<Part>,
-}
-
-impl Granted {
-    fn clear(&mut self) {
-        self.parts.clear();
-    }
-
-    /// The index behind all parts that begin at or before `addr` of `key`.
-    fn behind(&self, key: u64, addr: u64) -> usize {
-        self.parts.partition_point(|part| (part.key, part.base) <= (key, addr))
-    }
-
-    /// The part of a region that contains `addr`, and the offset in it.
-    fn find(&self, key: u64, addr: u64) -> Option<(&Part, u64)> {
-        let part = self.parts.get(self.behind(key, addr).checked_sub(1)?)?;
-        let at = addr.checked_sub(part.base).filter(|_| part.key == key)?;
-        (at < part.len).then_some((part, at))
-    }
-
-    /// Whether `remote` lies within advertised parts that allow this access. A write needs parts with flush reads: see
-    /// [`Engine::flush_alone`].
-    fn cover(&self, remote: &RemoteRanges, right: Right) -> bool {
-        let allows = |part: &Part| match right {
-            Right::Read => part.registered.reads,
-            Right::Write => part.registered.writes && part.registered.confirms,
-            _ => false,
-        };
-        remote.as_slice().iter().all(|range| {
-            let mut done = 0;
-            while done < range.len {
-                match self.find(range.key, range.addr.wrapping_add(done)) {
-                    Some((part, at)) if allows(part) => done += part.len - at,
-                    _ => return false,
-                }
-            }
-            true
-        })
-    }
-
-    /// Where `offset` of `remote` is, and for how many bytes: at most `len`.
-    fn piece(&self, remote: &RemoteRanges, offset: usize, len: usize) -> Option<(Remote, usize)> {
-        let mut skip = offset as u64;
-        for range in remote.as_slice() {
-            if skip >= range.len {
-                skip -= range.len;
-                continue;
-            }
-            let (part, at) = self.find(range.key, range.addr.wrapping_add(skip))?;
-            let len = (range.len - skip).min(part.len - at).min(len as u64);
-            return Some((Remote { key: part.registered.key, offset: at }, len as usize));
-        }
-        None
-    }
-
-    /// Adds a part, and removes those that it overlaps. `None`: there are too many.
-    fn insert(&mut self, part: Part) -> Option<()> {
-        let Part { key, base, len, .. } = part;
-        base.checked_add(len).filter(|_| len > 0)?;
-        self.parts.retain(|other| !other.overlaps(key, base, len));
-        if self.parts.len() >= TOLD_MAX {
-            return None;
-        }
-        let at = self.behind(key, base);
-        self.parts.insert(at, part);
-        Some(())
-    }
-
-    /// Removes the parts under a transport's key.
-    fn forget(&mut self, key: &RemoteKey) {
-        self.parts.retain(|part| part.registered.key != *key);
-    }
-
-    /// Removes the parts with any of these bytes. Returns whether `key` was the transport's key of one of them.
-    fn remove(&mut self, (region, base, len): (u64, u64, u64), key: Option<RemoteKey>) -> bool {
-        let mut had = false;
-        self.parts.retain(|part| {
-            let ends = part.overlaps(region, base, len);
-            had |= ends && Some(part.registered.key) == key;
-            !ends
-        });
-        had
-    }
-
-    /// A byte of any part that allows flush reads.
-    fn any_byte(&self) -> Option<Remote> {
-        let part = self.parts.iter().find(|part| part.registered.confirms)?;
-        Some(Remote { key: part.registered.key, offset: 0 })
-    }
-}
-
-/// A part of a region that is advertised to a peer.
-#[derive(Clone, Copy, Debug)]
-struct ToldPart {
-    /// The region's key, and where the part is, as GRANT says.
-    key: u64,
-    base: u64,
-    len: u64,
-    registered: Registration,
-    /// GRANT was sent.
-    sent: bool,
-}
-
-/// The keys that are advertised to one peer.
-#[derive(Debug, Default)]
-struct ToldTo {
-    /// Short reads and writes that the peer has sent as messages.
-    short: u32,
-    /// By region id and offset; `None`: a part that cannot be advertised.
-    parts: BTreeMap<(u64, u64), Option<ToldPart>>,
-}
-
-impl ToldTo {
-    /// Takes out the parts of a region.
-    fn take(&mut self, region: u64) -> Vec<ToldPart> {
-        let mut taken = Vec::new();
-        self.parts.retain(|(other, _), part| {
-            if *other == region {
-                taken.extend(part.take());
-            }
-            *other != region
-        });
-        taken
-    }
-
-    /// The transport has voided all keys of this kind.
-    fn forget(&mut self, kind: u8) {
-        self.parts.retain(|_, part| part.is_none_or(|part| part.registered.key.kind() != kind));
-    }
-}
-
-/// The bytes of a region whose keys are to be invalidated at a peer (RETRACT).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Retracted {
-    peer: PeerId,
-    key: u64,
-    base: u64,
-    len: u64,
-}
-
-impl Retracted {
-    pub(super) fn peer(&self) -> PeerId {
-        self.peer
-    }
-
-    fn of(peer: PeerId, part: &ToldPart) -> Self {
-        let ToldPart { key, base, len, .. } = *part;
-        Self { peer, key, base, len }
-    }
-}
-
-/// The keys that are advertised to all peers.
-#[derive(Debug, Default)]
-pub(super) struct Told {
-    regions: NumberMap<PeerId, ToldTo>,
-    /// Ranges that may be worth advertising.
-    pub(super) offers: Vec<(PeerId, RemoteRange)>,
-    pub(super) retracted: Vec<Retracted>,
-}
-
-impl Told {
-    pub(super) fn forget(&mut self, peer: PeerId) {
-        self.regions.remove(&peer);
-        self.offers.retain(|(to, _)| *to != peer);
-        self.retracted.retain(|retracted| retracted.peer != peer);
-    }
-
-    /// The region ends: invalidates its keys. Peers that do not find that out by themselves are told.
-    fn end(&mut self, region: u64, iface: &mut impl Iface) {
-        for (peer, told) in &mut self.regions {
-            let mut void = None;
-            for part in told.take(region) {
-                let key = &part.registered.key;
-                if void == Some(key.kind()) {
-                    continue;
-                }
-                if iface.invalidate(*peer, key) {
-                    void = Some(key.kind());
-                    told.forget(key.kind());
-                } else if part.sent {
-                    self.retracted.push(Retracted::of(*peer, &part));
-                }
-            }
-        }
-    }
-
-    /// Counts a short operation of `peer`. Returns true at every [`OFTEN`]th.
-    pub(super) fn asks_often(&mut self, peer: PeerId) -> bool {
-        let short = &mut self.regions.entry(peer).or_default().short;
-        *short = short.wrapping_add(1);
-        *short % OFTEN == 0
-    }
-
-    /// Notes ranges that `peer` has accessed, to advertise them to it.
-    pub(super) fn offer(&mut self, peer: PeerId, remote: &RemoteRanges) {
-        for range in remote.as_slice().iter().filter(|range| range.len > 0) {
-            let offer = (peer, *range);
-            if self.offers.len() < OFFERS_MAX && !self.offers.contains(&offer) {
-                self.offers.push(offer);
-            }
-        }
-    }
-}
 
 /// Progress of an operation.
 pub(super) enum Moved {
@@ -293,6 +63,49 @@ impl Channel {
     #[inline]
     pub(super) fn is_flushed(&self) -> bool {
         self.reaching.is_empty() && self.unflushed.is_none() && !self.flushing
+    }
+
+    /// Moves, or begins to move, at most `most` bytes of an operation. Returns how many. 0: it has to go by messages.
+    fn move_part<I: Iface>(
+        &mut self,
+        iface: &mut I,
+        (key, op): (Key, &mut Op),
+        offset: usize,
+        most: usize,
+    ) -> Result<usize, SendError> {
+        let (reads, token, stays) = (op.right == Right::Read, key.to_wire(), op.copy.is_some());
+        let Some((at, len)) = self.granted.piece(&op.remote, offset, most) else {
+            op.barred = true;
+            return Ok(0);
+        };
+        let part = op.local.segments().slice(offset, len);
+        let how = Put { notify: false, delivered: op.delivered, stays, token };
+        let moved = match reads {
+            true => iface.get(op.peer, &part, &at, token),
+            false => iface.put(op.peer, &part, &at, how),
+        };
+        match moved {
+            Ok(Access::Moved(moved)) => Ok(moved),
+            Ok(Access::Begun | Access::Silent) => {
+                self.note_begun(&at, len, reads || op.delivered);
+                if op.begun == 0 {
+                    self.short_writes = 0;
+                    self.reaching.push_back(key);
+                }
+                op.begun += 1;
+                Ok(len)
+            }
+            Err(SendError::Again) => Err(SendError::Again),
+            // The key may be another region's now, or void, or the buffer is not fit for direct access. The target
+            // detects errors, or carries the operation out.
+            Err(SendError::Unreachable(errno)) => {
+                if errno.0 != libc::EFAULT {
+                    self.granted.forget(&at.key);
+                }
+                op.barred = true;
+                Ok(0)
+            }
+        }
     }
 
     /// The device has begun to access `len` bytes; `flushed`: this completes after all earlier writes of the device, and
@@ -371,51 +184,17 @@ impl<I: Iface> Engine<I> {
     /// Moves bytes of the operation, which is the first of its channel.
     pub(super) fn move_alone(&mut self, key: Key, from: usize) -> Result<Moved, SendError> {
         let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(Moved::Whole) };
-        let (peer, local) = (op.peer, op.local.segments());
-        let (reads, token) = (op.right == Right::Read, key.to_wire());
-        let stays = op.copy.is_some();
-        let how = Put { notify: false, delivered: op.delivered, stays, token };
-        let Some(channel) = self.core.rma.channels.get_mut(peer.index()) else {
+        let Some(channel) = self.core.rma.channels.get_mut(op.peer.index()) else {
             return Ok(Moved::Nothing);
         };
-        let mut offset = from;
-        while !op.barred && offset < local.len() {
+        let (len, mut offset) = (op.local.len(), from);
+        while !op.barred && offset < len {
             op.state = State::Moving { offset };
             if offset - from >= TURN {
                 return Ok(Moved::Part);
             }
-            let want = (local.len() - offset).min(self.core.limits.bulk_chunk);
-            let Some((at, len)) = channel.granted.piece(&op.remote, offset, want) else {
-                op.barred = true;
-                break;
-            };
-            let part = local.slice(offset, len);
-            let moved = match reads {
-                true => self.iface.get(peer, &part, &at, token),
-                false => self.iface.put(peer, &part, &at, how),
-            };
-            let moved = match moved {
-                Ok(Access::Moved(moved)) => moved,
-                Ok(Access::Begun | Access::Silent) => {
-                    channel.note_begun(&at, len, reads || op.delivered);
-                    if op.begun == 0 {
-                        channel.short_writes = 0;
-                        channel.reaching.push_back(key);
-                    }
-                    op.begun += 1;
-                    len
-                }
-                Err(SendError::Again) => return Err(SendError::Again),
-                // The key may be another region's now, or void, or the buffer is not fit for direct access. The target
-                // detects errors, or carries the operation out.
-                Err(SendError::Unreachable(errno)) => {
-                    if errno.0 != libc::EFAULT {
-                        channel.granted.forget(&at.key);
-                    }
-                    op.barred = true;
-                    break;
-                }
-            };
+            let most = (len - offset).min(self.core.limits.bulk_chunk);
+            let moved = channel.move_part(&mut self.iface, (key, op), offset, most)?;
             offset += moved;
             self.core.counts.reached_bytes += moved as u64;
         }
@@ -666,56 +445,5 @@ impl Core {
         if idle && !channel.queue.is_empty() {
             self.rma.pumping.push_back(peer);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn part(key: u64, base: u64, len: u64) -> Part {
-        let (remote, reads) = (RemoteKey::new(1).with(key).with(base), true);
-        let registered = Registration { key: remote, reads, writes: true, confirms: true };
-        Part { key, base, len, registered }
-    }
-
-    #[test]
-    fn what_a_target_tells_is_bounded() {
-        let mut granted = Granted::default();
-        for key in 0..3 * TOLD_MAX as u64 {
-            assert!(
-                granted.insert(part(key, 0, 0)).is_none()
-                    && granted.insert(part(key, 9, u64::MAX)).is_none()
-            );
-            assert_eq!(granted.insert(part(key, 0, 10)).is_some(), key < TOLD_MAX as u64);
-        }
-        assert_eq!(granted.parts.len(), TOLD_MAX);
-        // A part that replaces another does not add to their number.
-        assert!(
-            granted.insert(part(5, 3, 10)).is_some() && granted.insert(part(5, 20, 10)).is_none()
-        );
-        assert_eq!(granted.find(5, 2).map(|_| ()), None);
-        assert_eq!(granted.find(5, 12).map(|(_, at)| at), Some(9));
-        assert!(granted.remove((5, 0, 100), Some(part(5, 3, 10).registered.key)));
-        assert_eq!(granted.parts.len(), TOLD_MAX - 1);
-    }
-
-    #[test]
-    fn a_part_takes_the_place_of_those_that_it_overlaps() {
-        let mut granted = Granted::default();
-        for base in [0, 20, 40, 60] {
-            granted.insert(part(7, base, 10)).unwrap();
-            granted.insert(part(8, base, 10)).unwrap();
-        }
-        granted.insert(part(7, 29, 12)).unwrap();
-        let bases: Vec<_> =
-            granted.parts.iter().filter(|part| part.key == 7).map(|part| part.base).collect();
-        assert_eq!(bases, [0, 29, 60]);
-        assert_eq!(granted.parts.len(), 7);
-        let place = |addr| granted.find(7, addr).map(|(_, at)| at);
-        assert_eq!(
-            [9, 10, 28, 29, 40, 41].map(place),
-            [Some(9), None, None, Some(0), Some(11), None]
-        );
     }
 }

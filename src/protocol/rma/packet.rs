@@ -1,7 +1,7 @@
 //! Headers of one-sided operations, and the ranges before their payload (PROTOCOL.md §4.15). All integers are
 //! little-endian.
 
-use super::{MAX_RANGES, RemoteRange, RemoteRanges};
+use super::ranges::{MAX_RANGES, RemoteRange, RemoteRanges};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::protocol::packet::Ranges;
 use crate::sys::cma::Range;

@@ -4,8 +4,8 @@ use super::fixture::{Memory, World, receive_op, send_op};
 use super::sim_window;
 use super::windows::{Begun, LEN, WINDOW, glazing, seen, world};
 use crate::protocol::SendOp;
-use crate::protocol::engine::Core;
 use crate::protocol::packet::{Packet, Ranges};
+use crate::protocol::state::Core;
 use crate::transport::{Departure, PeerId};
 
 /// A remote buffer that may be written, without an address.
