@@ -109,34 +109,22 @@ fn work(watch: &Watch) {
 }
 
 impl Nic {
-    /// As the environment says. `None`: it names no run.
     fn open() -> Option<Self> {
         let directory = settings::directory()?;
         let text = |name| std::env::var(name).unwrap_or_default();
         let named = personality::find(&text(settings::PERSONALITY));
         let personality = named.or_else(|| personality::ALL.first())?;
-        counters::open(&directory);
-        let weather = Weather::parse(&text(settings::WEATHER)).ok()?;
-        let host = number(settings::HOST) as u8;
-        Self::open_in(directory, personality, weather, (number(settings::SEED), host))
-    }
-
-    fn open_in(
-        directory: PathBuf,
-        personality: &'static Personality,
-        weather: Weather,
-        (seed, host): (u64, u8),
-    ) -> Option<Self> {
         let wire = Wire::open(&directory)?;
-        let random = Random::new(seed, wire.number().into());
+        counters::open(&directory);
+        let random = Random::new(number(settings::SEED), wire.number().into());
         Some(Self {
             home: std::process::id(),
             directory,
             personality,
-            weather,
+            weather: Weather::parse(&text(settings::WEATHER)).ok()?,
             random,
             wire,
-            host,
+            host: number(settings::HOST) as u8,
             climate: Climate::default(),
             tables: Tables::default(),
             regions: Regions::default(),
@@ -269,6 +257,3 @@ impl Nic {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

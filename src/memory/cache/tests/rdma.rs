@@ -56,9 +56,7 @@ impl End {
             let gid = device.gids(1).ok()?.into_iter().find(|gid| gid.raw[0] != 0xfe)?;
             let settings = RcSettings {
                 port: 1,
-                pkey_index: 0,
-                gid: gid.index,
-                routed: at.link == verbs::LinkLayer::Ethernet,
+                gid: (at.link == verbs::LinkLayer::Ethernet).then_some(gid.index),
                 mtu: at.mtu,
                 service_level: at.service_level,
                 connections: 2,
@@ -80,7 +78,6 @@ impl End {
             psn: 5,
             mtu: self.mtu,
             lid: self.lid,
-            routed: false,
             gid: self.gid,
             serves: 0,
         }

@@ -23,9 +23,7 @@ fn end(change: impl Fn(&mut RcSettings)) -> Option<End> {
     let (device, port, gid) = device()?;
     let mut settings = RcSettings {
         port: 1,
-        pkey_index: 0,
-        gid: gid.index,
-        routed: port.link == LinkLayer::Ethernet,
+        gid: (port.link == LinkLayer::Ethernet).then_some(gid.index),
         mtu: port.mtu,
         service_level: port.service_level,
         connections: 16,
@@ -49,8 +47,7 @@ fn ends(shared: bool) -> Option<(End, End)> {
 impl End {
     fn address(&self, qp: &RcQp<Keep>, psn: u32) -> RcAddress {
         let RcSettings { mtu, serves, .. } = *self.port.settings();
-        let (number, routed) = (qp.number(), false);
-        RcAddress { number, psn, mtu, lid: self.lid, gid: self.gid, routed, serves }
+        RcAddress { number: qp.number(), psn, mtu, lid: self.lid, gid: self.gid, serves }
     }
 
     fn poll(&mut self) -> usize {

@@ -105,9 +105,7 @@ impl Message {
             put(&end.mtu.to_le_bytes());
             put(&end.lid.to_le_bytes());
             put(&end.gid);
-            let (network, pkey) = end.network.to_wire();
-            put(&[network, end.serves]);
-            put(&pkey);
+            put(&[end.network.to_wire(), end.serves]);
         }
         bytes
     }
@@ -151,12 +149,12 @@ impl End {
         let (mtu, rest) = rest.split_first_chunk()?;
         let (lid, rest) = rest.split_first_chunk()?;
         let (gid, rest) = rest.split_first_chunk()?;
-        let [network, serves, low, high, ..] = *rest else { return None };
+        let [network, serves, ..] = *rest else { return None };
         Some(Self {
             number: u32::from_le_bytes(*number) & 0x00ff_ffff,
             psn: u32::from_le_bytes(*psn) & 0x00ff_ffff,
             mtu: u16::from_le_bytes(*mtu),
-            network: Network::from_wire(network, [low, high])?,
+            network: Network::from_wire(network)?,
             lid: u16::from_le_bytes(*lid),
             gid: *gid,
             serves,
@@ -171,8 +169,7 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_were_written() {
-        let joined = Network::InfiniBand { pkey: 0x8012, routed: true };
-        for network in [joined, Network::Roce] {
+        for network in [Network::InfiniBand, Network::Roce] {
             let (number, psn, mtu) = (0x12_3456, 0x65_4321, 4096);
             let end = End { number, psn, mtu, network, lid: 7, gid: [9; 16], serves: 16 };
             let all = [

@@ -1,12 +1,10 @@
 //! For tests: a bulk path that never works.
 
-use super::{Bulk, BulkCounts, BulkSink, What};
+use super::{Bulk, BulkCounts, BulkSink};
 use crate::memory::SegmentList;
 use crate::sys::event::Doorbell;
 use crate::transport::net::agreement::message::Control;
-use crate::transport::{
-    Access, PeerId, Prepared, Purpose, Registered, Remote, RemoteKey, SendError,
-};
+use crate::transport::{Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -18,9 +16,14 @@ pub(crate) struct NoWay {
 }
 
 impl NoWay {
-    /// Accesses take this long, milliseconds.
+    /// Writes and direct RMA take this long, milliseconds.
     pub(crate) fn taking(takes_ms: u64) -> Box<dyn Bulk> {
         Box::new(Self { bell: Doorbell::new().unwrap(), takes_ms })
+    }
+
+    fn fails(&self) -> SendError {
+        std::thread::sleep(Duration::from_millis(self.takes_ms));
+        SendError::Again
     }
 }
 
@@ -28,26 +31,32 @@ impl Bulk for NoWay {
     fn sizes(&self) -> (usize, usize) {
         (1 << 20, 1)
     }
-    fn lane(&mut self, _: PeerId, _: u64) -> Prepared {
-        Prepared::No
+    fn windows(&mut self, _: PeerId, _: u64) -> Windows {
+        Windows::No
     }
-    fn register(&mut self, _: PeerId, _: &SegmentList, _: Purpose, _: bool, _: u64) -> Registered {
-        Registered::No
+    fn lend(&mut self, _: PeerId, _: &SegmentList, _: u64, _: u64) -> Result<Ticket, SendError> {
+        Err(SendError::Again)
     }
-    fn invalidate(&mut self, _: PeerId, _: &RemoteKey) {}
-    fn is_current(&self, _: PeerId, _: &RemoteKey) -> bool {
-        false
-    }
-    fn access(
+    fn take_back(&mut self, _: PeerId, _: &Ticket) {}
+    fn write(
         &mut self,
         _: PeerId,
         _: &SegmentList,
-        _: &Remote,
-        _: What,
+        _: &Ticket,
+        _: Chunk,
         _: u64,
-    ) -> Result<Access, SendError> {
-        std::thread::sleep(Duration::from_millis(self.takes_ms));
-        Err(SendError::Again)
+    ) -> Result<(), SendError> {
+        Err(self.fails())
+    }
+    fn reach(
+        &mut self,
+        _: PeerId,
+        _: &Spot,
+        _: &SegmentList,
+        _: Reach,
+        _: u64,
+    ) -> Result<(), SendError> {
+        Err(self.fails())
     }
     fn on_control(&mut self, _: PeerId, _: &[u8], _: u64, _: &mut dyn BulkSink) {}
     fn is_ready(&self, _: PeerId) -> bool {

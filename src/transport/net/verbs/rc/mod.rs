@@ -17,18 +17,15 @@ pub(super) use device::open;
 use super::super::agreement::message::{Control, End, Message, Way};
 use super::super::agreement::pause::{Failures, PAUSE_NS};
 use super::super::agreement::{self, Agreement, Phase, Side};
-use super::super::bulk::key::{Key, Use};
 use super::super::bulk::lent::{Lent, Window};
-use super::super::bulk::{Bulk, BulkCounts, BulkSink, STALE, UNREGISTERED, What};
+use super::super::bulk::{Bulk, BulkCounts, BulkSink, UNREGISTERED};
 use super::registrar::{reason, tell_refused};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::event::Epoll;
 use crate::sys::numbers::NumberMap;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
-use crate::transport::{
-    Access, PeerId, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError,
-};
+use crate::transport::{self, Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
 use exposing::Exposed;
 use staging::Staging;
 use std::collections::VecDeque;
@@ -114,7 +111,7 @@ pub(super) trait QueuePair<R>: Send {
     fn room(&self) -> usize;
     /// Adds a write of `from` to `addr` at the peer; `post` starts it. The registrations are kept until it is complete.
     /// Errors: EAGAIN (no room), EOPNOTSUPP (too many segments), others (the queue pair is broken).
-    fn write(&mut self, from: Local<'_, R>, to: &Key) -> Result<(), Errno>;
+    fn write(&mut self, from: Local<'_, R>, to: &Ticket) -> Result<(), Errno>;
     /// Adds a transfer between `local` and the peer's memory at `addr`, under its `key`; if it `reads`, from the peer
     /// to here. Requests are carried out in order, and a write not before earlier reads. The registrations are kept
     /// until then. Errors: as for `write`.
@@ -259,10 +256,12 @@ impl<Q> Link<Q> {
 /// The recipient of a request's completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Posted {
-    /// None: a later request's completion covers it.
+    /// None: the peer is notified, or a later request's completion covers it.
     Silent,
-    /// The access with this token.
-    Access(u64),
+    /// The sender of this chunk.
+    Window(Chunk),
+    /// The direct RMA request with this token.
+    Reach(u64),
     /// The same, through this slot of the bounce buffers.
     Staged(u64, usize),
 }
@@ -437,13 +436,14 @@ impl<D: Device> Rc<D> {
         self.writes = self.writes.saturating_sub(1);
         self.connections.note_success(peer);
         match posted {
-            Some((Posted::Access(token), _)) => sink.on_done(peer, token),
+            Some((Posted::Reach(token), _)) => sink.on_reached(peer, token),
             Some((Posted::Staged(token, place), _)) => {
                 if let Some(staging) = &mut self.staging {
                     staging.finish(place);
                 }
-                sink.on_done(peer, token);
+                sink.on_reached(peer, token);
             }
+            Some((Posted::Window(chunk), _)) => sink.on_written(peer, chunk),
             Some((Posted::Silent, _)) | None => {}
         }
     }
@@ -471,7 +471,7 @@ impl<D: Device> Rc<D> {
         self.counts.filled += 1;
         self.counts.filled_bytes += window.len as u64;
         self.connections.note_success(peer);
-        sink.on_notify(peer, window.token);
+        sink.on_filled(peer, window.token);
         Ok(())
     }
 
@@ -513,6 +513,7 @@ impl<D: Device> Rc<D> {
     /// Ends all connections, and then closes the device.
     fn close(&mut self, now: u64, sink: &mut dyn BulkSink) {
         self.lose_all(now, &mut |peer| sink.on_lost(peer));
+        self.exposed.clear();
         if let Some(staging) = &mut self.staging {
             staging.forget_lease();
         }
@@ -593,7 +594,6 @@ impl<D: Device> Side for Rc<D> {
             }
         }
         drop((self.lent.remove_all(peer), self.offered.remove_all(peer)));
-        self.exposed.forget(peer);
     }
 
     #[cold]
@@ -665,56 +665,67 @@ fn register<'a, D: Device>(
     Ok(local)
 }
 
-impl<D: Device> Rc<D> {
-    /// Registers a remote buffer, which one write with notice by `peer` fills.
-    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64, now: u64) -> Registered {
-        let Some(connection) = self.connections.ready_mut(peer) else { return Registered::No };
+impl<D: Device> Bulk for Rc<D> {
+    fn sizes(&self) -> (usize, usize) {
+        (WINDOW_MAX, WINDOW_MIN)
+    }
+
+    fn windows(&mut self, peer: PeerId, now: u64) -> Windows {
+        self.contact(peer, now)
+    }
+
+    fn lend(
+        &mut self,
+        peer: PeerId,
+        part: &SegmentList,
+        token: u64,
+        now: u64,
+    ) -> Result<Ticket, SendError> {
+        let gone = SendError::Unreachable(Errno(libc::ENOTCONN));
+        let connection = self.connections.ready_mut(peer).ok_or(gone)?;
         if connection.link.lent >= PEER_WINDOWS || self.lent.is_full() {
-            return Registered::Later;
+            return Err(SendError::Again);
         }
-        let Some(device) = &self.device else { return Registered::No };
-        let lease = match device.register(part, true) {
-            Ok(lease) => lease,
-            Err(errno) => {
-                self.counts.unregistered += 1;
-                tell_refused(errno);
-                return Registered::Never;
-            }
-        };
-        let (key, addr, holds) = (lease.rkey(), part.first_addr(), Use::Receive);
+        let device = self.device.as_ref().ok_or(gone)?;
+        let lease = device.register(part, true).map_err(|errno| {
+            self.counts.unregistered += 1;
+            tell_refused(errno);
+            UNREGISTERED
+        })?;
+        let key = lease.rkey();
         let window = Window { peer, token, len: part.len(), lease };
-        let Some(slot) = self.lent.insert(window) else { return Registered::Later };
+        let slot = self.lent.insert(window).ok_or(SendError::Again)?;
         connection.link.lent += 1;
         connection.link.used = now;
         self.counts.lent += 1;
-        let key = Key { connection: connection.id, slot, addr, key, holds }.encode();
-        // A write is complete when the other device has taken it and notifies its process. That the bytes are in memory
-        // is known from that process's completion of the write with immediate, not from this one. A send that completes
-        // only then (FI_DELIVERY_COMPLETE) waits for FIN, and does not ask for this.
-        Registered::Yes(Registration { key, reads: false, writes: true, confirms: true })
+        Ok(Ticket { connection: connection.id, slot, addr: part.first_addr(), key })
     }
 
-    /// Fills a remote buffer of the peer.
+    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
+        let Some(Connection { id, link, .. }) = self.connections.get_mut(peer) else { return };
+        if *id == ticket.connection && self.lent.remove(peer, ticket.slot).is_some() {
+            link.lent = link.lent.saturating_sub(1);
+        }
+    }
+
     fn write(
         &mut self,
         peer: PeerId,
         payload: &SegmentList,
-        to: &Key,
-        token: u64,
+        ticket: &Ticket,
+        chunk: Chunk,
         now: u64,
-    ) -> Result<Access, SendError> {
-        if self.connections.is(peer, to.connection, Phase::Agreed) {
+    ) -> Result<(), SendError> {
+        if self.connections.is(peer, ticket.connection, Phase::Agreed) {
             self.begin(peer, now); // the RTR implies GO, and came first
         }
         let doomed = self.connections.is_doomed(peer);
-        let current = |c: &&mut Connection<D::Qp>| c.is_ready(to.connection);
+        let current = |c: &&mut Connection<D::Qp>| c.is_ready(ticket.connection);
         let Some(Connection { link, .. }) = self.connections.get_mut(peer).filter(current) else {
             self.counts.stale += 1;
-            return Ok(Access::Silent); // the peer knows, or will be told, that it has ended
+            return Ok(()); // the peer knows, or will be told, that it has ended
         };
-        let Some(device) = self.device.as_ref().filter(|_| !doomed) else {
-            return Ok(Access::Silent);
-        };
+        let Some(device) = self.device.as_ref().filter(|_| !doomed) else { return Ok(()) };
         if !link.has_room(1) {
             return Err(SendError::Again);
         }
@@ -723,10 +734,9 @@ impl<D: Device> Rc<D> {
             tell_refused(errno);
             UNREGISTERED
         })?;
-        let added = link.qp.write(from, to);
-        let begun = if added.is_ok() { Access::Begun } else { Access::Silent };
-        if begun == Access::Begun {
-            link.note(Posted::Access(token), payload.len(), now);
+        let added = link.qp.write(from, ticket);
+        if added.is_ok() {
+            link.note(Posted::Window(chunk), payload.len(), now);
             self.writes += 1;
             self.counts.written += 1;
             self.counts.written_bytes += payload.len() as u64;
@@ -735,7 +745,7 @@ impl<D: Device> Rc<D> {
         if !conclude(peer, link, posted, &mut self.waiting) {
             self.connections.doom(peer);
         }
-        Ok(begun)
+        Ok(())
     }
 
     /// On an emulated device, the sender's processor does all the work of writing to a peer on the same host. With GET
@@ -747,7 +757,7 @@ impl<D: Device> Rc<D> {
         payload: &SegmentList,
         near: bool,
         now: u64,
-    ) -> Option<Registration> {
+    ) -> Option<Ticket> {
         let broke = self.connections.counts.broken > 0;
         let connection = self.connections.ready_mut(peer)?;
         let device = self.device.as_ref().filter(|device| device.offers(near))?;
@@ -755,81 +765,53 @@ impl<D: Device> Rc<D> {
             return None;
         }
         let lease = device.offer(payload).ok()?;
-        let (key, addr, len) = (lease.rkey(), payload.first_addr(), payload.len());
+        let (key, len) = (lease.rkey(), payload.len());
         let slot = self.offered.insert(Window { peer, token: 0, len, lease })?;
         connection.link.used = now;
-        let key = Key { connection: connection.id, slot, addr, key, holds: Use::Send }.encode();
-        Some(Registration { key, reads: true, writes: false, confirms: false })
-    }
-}
-
-impl<D: Device> Bulk for Rc<D> {
-    fn sizes(&self) -> (usize, usize) {
-        (WINDOW_MAX, WINDOW_MIN)
+        Some(Ticket { connection: connection.id, slot, addr: payload.first_addr(), key })
     }
 
-    fn lane(&mut self, peer: PeerId, now: u64) -> Prepared {
-        self.contact(peer, now)
+    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
+        if self.connections.get(peer).is_some_and(|c| c.id == ticket.connection) {
+            drop(self.offered.remove(peer, ticket.slot));
+        }
     }
 
-    fn register(
+    /// A write is complete when the other device has taken it and notifies its process. That the bytes are in memory is
+    /// known from that process's completion of the write with immediate, not from this one. A send that completes only
+    /// then (FI_DELIVERY_COMPLETE) waits for FIN, and does not ask this.
+    fn sees_writes(&mut self, _: &Ticket) -> bool {
+        true
+    }
+
+    fn expose(
         &mut self,
         peer: PeerId,
+        region: (u64, u32),
         memory: &SegmentList,
-        purpose: Purpose,
-        near: bool,
+        rights: (bool, bool),
         now: u64,
-    ) -> Registered {
-        match purpose {
-            Purpose::Region { reads, writes } => self.expose(peer, memory, (reads, writes), now),
-            Purpose::Receive { token } => self.lend(peer, memory, token, now),
-            Purpose::Send => match self.offer(peer, memory, near, now) {
-                Some(registered) => Registered::Yes(registered),
-                None => Registered::No,
-            },
-        }
+    ) -> transport::Exposed {
+        self.expose_to(peer, region, memory, rights, now)
     }
 
-    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) {
-        let Some(Key { connection, slot, key, holds, .. }) = Key::decode(key) else { return };
-        let Some(known) = self.connections.get_mut(peer).filter(|c| c.id == connection) else {
-            return;
-        };
-        match holds {
-            Use::Region => self.exposed.remove(peer, key),
-            Use::Receive => {
-                let taken = self.lent.remove(peer, slot).is_some();
-                known.link.lent = known.link.lent.saturating_sub(u32::from(taken));
-            }
-            Use::Send => drop(self.offered.remove(peer, slot)),
-        }
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        self.connections.ready(peer).map(|c| c.id)
     }
 
-    fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
-        let number = Key::decode(key).map(|key| key.connection);
-        self.connections.ready(peer).is_some_and(|c| Some(c.id) == number)
+    fn conceal(&mut self, region: u64) {
+        self.exposed.remove(region);
     }
 
-    fn access(
+    fn reach(
         &mut self,
         peer: PeerId,
+        spot: &Spot,
         local: &SegmentList,
-        at: &Remote,
-        what: What,
+        how: Reach,
         now: u64,
-    ) -> Result<Access, SendError> {
-        let key = Key::decode(&at.key).ok_or(STALE)?;
-        let to = Key { addr: key.addr.checked_add(at.offset).ok_or(STALE)?, ..key };
-        match what {
-            What::Put(how) if how.notify => return self.write(peer, local, &to, how.token, now),
-            What::Put(how) => self.reach(peer, local, &to, (false, how), now),
-            What::Get(token) => {
-                let how = Put { notify: false, delivered: false, stays: false, token };
-                self.reach(peer, local, &to, (true, how), now)
-            }
-            What::Flush(token) => self.flush_alone(peer, &to, token, now),
-        }
-        .map(|()| Access::Begun)
+    ) -> Result<(), SendError> {
+        self.reach_at(peer, spot, local, how, now)
     }
 
     fn flush(&mut self) {
@@ -876,8 +858,7 @@ impl<D: Device> Bulk for Rc<D> {
             self.post_waiting(false); // requests for which there was no room
         }
         if let Some(device) = &self.device {
-            let connections = &self.connections;
-            self.exposed.check(device, |peer| connections.get(peer).map(|c| c.id), sink);
+            self.exposed.check(device, sink);
         }
         let n = self.take(BATCH, now, sink);
         // Completions are processed first: only then is it certain which requests are stuck, and which are lost.
