@@ -63,7 +63,7 @@ def connect(port, seconds):
 
 
 def ring(seconds):
-    """Sends to every datagram socket whose name the kernel chose."""
+    """Sends to every datagram socket whose name is as long as a doorbell's."""
     rings, end = 0, time.monotonic() + seconds
     bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     bell.setblocking(False)
@@ -71,7 +71,7 @@ def ring(seconds):
         with open("/proc/net/unix") as sockets:
             names = [words[7] for words in map(str.split, sockets) if len(words) == 8 and words[4] == "0002"]
         for name in names * 100:
-            if len(name) == 6 and name[0] == "@":
+            if len(name) == 9 and name[0] == "@":
                 try:
                     rings += bell.sendto(os.urandom(8), "\0" + name[1:])
                 except OSError:

@@ -1,8 +1,8 @@
 //! The departure of a peer: every operation that is pending on it ends with an error.
 
 use super::arrivals::Active;
-use super::engine::Core;
 use super::matching::Outcome;
+use super::state::Core;
 use super::{Cause, Host};
 use crate::transport::{Departure, PeerId};
 

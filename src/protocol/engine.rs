@@ -1,45 +1,18 @@
 //! The endpoint's protocol state and its progress function.
 
-use super::arrivals::Arrivals;
-use super::collective::{CollectivePacket, Collectives};
+use super::collective::CollectivePacket;
 use super::index_list::Key;
-use super::limits::{Counts, Limits};
-use super::matching::Matching;
+use super::limits::Counts;
 use super::message::Announcement;
-use super::outbox::Outbox;
 use super::packet::{EagerHeader, Packet, PieceHeader};
-use super::peers::Peers;
 use super::receives::Posted;
-use super::rma::{Rma, RmaPacket};
-use super::schemes::put::OF_A_MESSAGE;
-use super::sends::{Pending, Sends};
-use super::spaces::Space;
+use super::rma::RmaPacket;
+use super::schemes::put::{GET_OF_A_MESSAGE, PUT_OF_A_MESSAGE};
+use super::sends::Pending;
+use super::state::{Core, Engine};
 use super::{Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
-use crate::transport::{Address, Chunk, Departure, Handler, Iface, Mark, PeerId, StreamEnd};
-
-/// All state but the interface: a type of its own, so that messages can be handled while the interface delivers them.
-#[derive(Debug)]
-pub(super) struct Core {
-    pub(super) limits: Limits,
-    pub(super) counts: Counts,
-    pub(super) peers: Peers,
-    pub(super) outbox: Outbox,
-    pub(super) matching: Matching,
-    pub(super) arrivals: Arrivals,
-    pub(super) sends: Sends,
-    /// One-sided operations.
-    pub(super) rma: Rma,
-    /// Collective groups.
-    pub(super) collectives: Collectives,
-}
-
-/// The protocol of one endpoint over one interface.
-#[derive(Debug)]
-pub(crate) struct Engine<I> {
-    pub(super) iface: I,
-    pub(super) core: Core,
-}
+use crate::transport::{Address, Departure, Handler, Iface, Mark, PeerId, RemoteKey, StreamEnd};
 
 /// Handles what the interface delivers during one poll.
 struct Delivery<'a, H> {
@@ -101,29 +74,30 @@ impl<H: Host> Handler for Delivery<'_, H> {
         }
     }
 
-    fn on_filled(&mut self, peer: PeerId, token: u64) {
+    fn on_notify(&mut self, peer: PeerId, token: u64) {
         self.core.on_part(peer, token, false, self.host);
     }
 
-    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
-        self.core.sends.on_written(peer, chunk, self.host);
-    }
-
-    fn on_windows_lost(&mut self, peer: PeerId) {
+    fn on_lane_lost(&mut self, peer: PeerId) {
         let Core { arrivals, outbox, counts, .. } = &mut *self.core;
         arrivals.lose_windows(peer, outbox, counts);
+        self.core.sends.forget_writes(peer);
         self.core.lose_reaches(peer);
     }
 
-    fn on_reached(&mut self, peer: PeerId, token: u64) {
-        match token & OF_A_MESSAGE {
-            0 => self.core.on_reached(peer, token, self.host),
-            _ => self.core.on_part(peer, token & !OF_A_MESSAGE, true, self.host),
+    fn on_done(&mut self, peer: PeerId, token: u64) {
+        match (token & GET_OF_A_MESSAGE, token & PUT_OF_A_MESSAGE) {
+            (0, 0) => self.core.on_access_done(peer, token, self.host),
+            (0, _) => {
+                let Core { sends, counts, .. } = &mut *self.core;
+                sends.on_written(peer, token & !PUT_OF_A_MESSAGE, counts, self.host);
+            }
+            _ => self.core.on_part(peer, token & !GET_OF_A_MESSAGE, true, self.host),
         }
     }
 
-    fn on_concealed(&mut self, region: u64) {
-        self.core.on_concealed(region);
+    fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey) {
+        self.core.on_key_void(peer, key);
     }
 
     fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
@@ -168,9 +142,9 @@ impl<H: Host> Delivery<'_, H> {
             Some(Packet::Fin { tx, status }) => {
                 self.answered = self.core.on_fin(peer, tx, status, self.host);
             }
-            Some(Packet::Window { tx, rx, offset, len, ticket }) => {
+            Some(Packet::Window { tx, rx, offset, len, remote }) => {
                 let Core { sends, outbox, counts, .. } = &mut *self.core;
-                sends.on_window(peer, (tx, rx), (offset, len), ticket, (outbox, counts));
+                sends.on_window(peer, (tx, rx), (offset, len), remote, (outbox, counts));
             }
             Some(Packet::Cooperate { tx, offset, share, ranges }) => {
                 let taken = self.core.sends.on_cooperate(peer, tx, offset, share, ranges);
@@ -193,31 +167,7 @@ impl<H: Host> Delivery<'_, H> {
     }
 }
 
-impl Core {
-    /// All matching spaces of the endpoint.
-    pub(super) fn spaces(&self) -> impl Iterator<Item = Space> + use<> {
-        Space::all(self.limits.contexts)
-    }
-}
-
 impl<I: Iface> Engine<I> {
-    pub(crate) fn new(iface: I, limits: Limits) -> Self {
-        Self {
-            iface,
-            core: Core {
-                limits,
-                counts: Counts::default(),
-                peers: Peers::default(),
-                outbox: Outbox::default(),
-                matching: Matching::new(limits.contexts),
-                arrivals: Arrivals::default(),
-                sends: Sends::new(),
-                rma: Rma::default(),
-                collectives: Collectives::default(),
-            },
-        }
-    }
-
     /// The interface, for waiting.
     pub(crate) fn iface_mut(&mut self) -> &mut I {
         &mut self.iface

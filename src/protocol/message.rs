@@ -7,7 +7,7 @@ use super::{Cause, Completion, Direction, Report};
 use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Iface, PeerId, SendError, Ticket, slice_ranges};
+use crate::transport::{Iface, PeerId, RemoteKey, SendError, slice_ranges};
 
 /// The payload of a pending send.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(super) struct Outbound {
     /// The completion was reported already.
     pub(super) completed: bool,
     /// The remote key under which the message is advertised for reading: valid until the send ends.
-    pub(super) offer: Option<Ticket>,
+    pub(super) offer: Option<RemoteKey>,
 }
 
 impl Outbound {
@@ -88,7 +88,7 @@ pub(super) struct Announcement {
     /// The stream with the bytes broke: the rest has to be requested as fragments.
     pub(super) broken: bool,
     /// The remote key under which the sender advertises the message (GET rendezvous).
-    pub(super) offer: Option<Ticket>,
+    pub(super) offer: Option<RemoteKey>,
     /// The message's ranges in the sender's memory.
     pub(super) ranges: Ranges,
 }
@@ -160,7 +160,7 @@ impl Inbound {
         let local = self.target.segments.slice(offset, len);
         let mut remote = [Range::default(); MAX_SEGMENTS];
         let count = slice_ranges(ranges.as_slice(), offset as u64, len as u64, &mut remote);
-        iface.get(self.peer, &local, remote.get(..count).unwrap_or(&[]))
+        iface.read_from(self.peer, &local, remote.get(..count).unwrap_or(&[]))
     }
 
     /// The sender's memory cannot be read: asks the sender to send the bytes, if that may work.

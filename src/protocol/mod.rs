@@ -26,13 +26,13 @@ mod select;
 mod send;
 mod sends;
 mod spaces;
+mod state;
 #[cfg(test)]
 mod tests;
 mod thresholds;
 mod transmit;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
-pub(crate) use engine::Engine;
 pub(crate) use limits::Limits;
 pub(crate) use receive::PeekAction;
 pub(crate) use receives::{ReceiveOp, Receives};
@@ -40,6 +40,7 @@ pub(crate) use rma::{
     AtomicOp, MAX_RANGES, RemoteAccess, RemoteRange, RemoteRanges, RmaOp, right_of,
 };
 pub(crate) use send::SendOp;
+pub(crate) use state::Engine;
 pub(crate) use thresholds::Threshold;
 
 use crate::memory::keys::{Denied, Granted, Region, Right};

@@ -3,7 +3,7 @@
 use super::spaces::Space;
 use crate::memory::MAX_SEGMENTS;
 use crate::sys::cma::Range;
-use crate::transport::{Head, MAX_HEADER, Share, Ticket};
+use crate::transport::{Head, MAX_HEADER, RemoteKey, Share};
 use std::fmt;
 
 const EAGER: u8 = 1;
@@ -92,7 +92,7 @@ pub(crate) enum Packet {
         pushed: u64,
         leaves: bool,
         sees: bool,
-        offer: Option<Ticket>,
+        offer: Option<RemoteKey>,
         ranges: Ranges,
     },
     /// The receiver wants the first `len` bytes: as fragments, or written into `ranges`. `faulted`: a copy from the
@@ -109,8 +109,8 @@ pub(crate) enum Packet {
     PutDone { rx: u64 },
     /// The receiver has finished with message `tx`: 0, or an error number.
     Fin { tx: u64, status: u32 },
-    /// Advertises a remote buffer: `ticket` says where the `len` bytes of message `tx` from `offset` on may be written.
-    Window { tx: u64, rx: u64, offset: u64, len: u64, ticket: Ticket },
+    /// Advertises a remote buffer: the `len` bytes of message `tx` from `offset` on may be put under `remote`.
+    Window { tx: u64, rx: u64, offset: u64, len: u64, remote: RemoteKey },
     /// NACK: the sender will write no bytes of this message from `offset` on.
     Decline { rx: u64, offset: u64 },
     /// The sender has completed this message as delivered, and has none of its bytes any more.
@@ -154,6 +154,14 @@ impl Encoded {
         self.put(value.to_le_bytes());
     }
 
+    #[inline]
+    fn with<const N: usize>(mut self, fields: [u64; N]) -> Self {
+        for field in fields {
+            self.put_u64(field);
+        }
+        self
+    }
+
     fn put_envelope(&mut self, envelope: &Envelope) {
         if envelope.tagged {
             self.put_u64(envelope.tag);
@@ -163,11 +171,13 @@ impl Encoded {
         }
     }
 
-    fn put_ticket(&mut self, ticket: &Ticket) {
-        self.put(ticket.connection.to_le_bytes());
-        self.put(ticket.slot.to_le_bytes());
-        self.put_u64(ticket.addr);
-        self.put_u64(u64::from(ticket.key));
+    fn put_key(&mut self, key: &RemoteKey) {
+        let key = key.as_slice();
+        self.put([key.len() as u8]);
+        if let Some(to) = self.bytes.get_mut(self.len..self.len + key.len()) {
+            to.copy_from_slice(key);
+            self.len += key.len();
+        }
     }
 
     fn put_ranges(&mut self, ranges: &Ranges) {
@@ -343,13 +353,11 @@ impl Reader<'_> {
         Some(Envelope { tagged, tag, data, rx })
     }
 
-    fn ticket(&mut self) -> Option<Ticket> {
-        Some(Ticket {
-            connection: self.take().map(u32::from_le_bytes)?,
-            slot: self.take().map(u32::from_le_bytes)?,
-            addr: self.u64()?,
-            key: self.u64()? as u32,
-        })
+    fn key(&mut self) -> Option<RemoteKey> {
+        let [len] = self.take()?;
+        let (key, rest) = self.0.split_at_checked(usize::from(len))?;
+        self.0 = rest;
+        RemoteKey::from_slice(key)
     }
 
     fn ranges(&mut self, count: u8) -> Option<Ranges> {
@@ -384,87 +392,52 @@ impl Packet {
                 e
             }
             Self::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges } => {
-                let pushes = if *pushed > 0 { PUSHES } else { 0 };
-                let leaves = if *leaves { LEAVES } else { 0 };
-                let sees = if *sees { SEES } else { 0 };
-                let offers = if offer.is_some() { OFFERS } else { 0 };
-                let flags = envelope_flags(envelope) | pushes | leaves | sees | offers;
+                let flag = |on: bool, flag: u8| if on { flag } else { 0 };
+                let flags = envelope_flags(envelope) | flag(*pushed > 0, PUSHES);
+                let flags = flags | flag(*leaves, LEAVES) | flag(*sees, SEES);
+                let flags = flags | flag(offer.is_some(), OFFERS);
                 let mut e = Encoded::for_context(RTS, flags, ranges.len as u8, envelope.rx, 0);
                 e.put_envelope(envelope);
-                e.put_u64(*tx);
-                e.put_u64(*len);
+                e = e.with([*tx, *len]);
                 if *pushed > 0 {
                     e.put_u64(*pushed);
                 }
-                if let Some(ticket) = offer {
-                    e.put_ticket(ticket);
+                if let Some(key) = offer {
+                    e.put_key(key);
                 }
                 e.put_ranges(ranges);
                 e
             }
             Self::Cts { tx, rx, len, faulted, ranges } => {
                 let flags = if *faulted { FAULTED } else { 0 };
-                let mut e = Encoded::new(CTS, flags, ranges.len as u8, 0);
-                e.put_u64(*tx);
-                e.put_u64(*rx);
-                e.put_u64(*len);
+                let count = ranges.len as u8;
+                let mut e = Encoded::new(CTS, flags, count, 0).with([*tx, *rx, *len]);
                 e.put_ranges(ranges);
                 e
             }
             Self::Resume { tx, rx, from, len } => {
-                let mut e = Encoded::new(RESUME, 0, 0, 0);
-                e.put_u64(*tx);
-                e.put_u64(*rx);
-                e.put_u64(*from);
-                e.put_u64(*len);
-                e
+                Encoded::new(RESUME, 0, 0, 0).with([*tx, *rx, *from, *len])
             }
             Self::Fragment { rx, offset } => PieceHeader::fragment(*rx, *offset).into(),
             Self::Pushed { tx, offset } => PieceHeader::pushed(*tx, *offset).into(),
-            Self::PutDone { rx } => {
-                let mut e = Encoded::new(PUT_DONE, 0, 0, 0);
-                e.put_u64(*rx);
-                e
-            }
-            Self::Fin { tx, status } => {
-                let mut e = Encoded::new(FIN, 0, 0, *status);
-                e.put_u64(*tx);
-                e
-            }
-            Self::Window { tx, rx, offset, len, ticket } => {
-                let mut e = Encoded::new(WINDOW, 0, 0, 0);
-                for field in [*tx, *rx, *offset, *len] {
-                    e.put_u64(field);
-                }
-                e.put_ticket(ticket);
+            Self::PutDone { rx } => Encoded::new(PUT_DONE, 0, 0, 0).with([*rx]),
+            Self::Fin { tx, status } => Encoded::new(FIN, 0, 0, *status).with([*tx]),
+            Self::Window { tx, rx, offset, len, remote } => {
+                let mut e = Encoded::new(WINDOW, 0, 0, 0).with([*tx, *rx, *offset, *len]);
+                e.put_key(remote);
                 e
             }
             Self::Cooperate { tx, offset, share, ranges } => {
-                let mut e = Encoded::new(COOPERATE, 0, ranges.len as u8, share.unit);
-                e.put_u64(*tx);
-                e.put_u64(*offset);
-                e.put_u64(share.len);
+                let e = Encoded::new(COOPERATE, 0, ranges.len as u8, share.unit);
+                let mut e = e.with([*tx, *offset, share.len]);
                 e.put(share.cell.to_le_bytes());
                 e.put(share.generation.to_le_bytes());
                 e.put_ranges(ranges);
                 e
             }
-            Self::Decline { rx, offset } => {
-                let mut e = Encoded::new(DECLINE, 0, 0, 0);
-                e.put_u64(*rx);
-                e.put_u64(*offset);
-                e
-            }
-            Self::Gone { rx } => {
-                let mut e = Encoded::new(GONE, 0, 0, 0);
-                e.put_u64(*rx);
-                e
-            }
-            Self::Fault { rx } => {
-                let mut e = Encoded::new(FAULT, 0, 0, 0);
-                e.put_u64(*rx);
-                e
-            }
+            Self::Decline { rx, offset } => Encoded::new(DECLINE, 0, 0, 0).with([*rx, *offset]),
+            Self::Gone { rx } => Encoded::new(GONE, 0, 0, 0).with([*rx]),
+            Self::Fault { rx } => Encoded::new(FAULT, 0, 0, 0).with([*rx]),
         }
     }
 
@@ -499,7 +472,7 @@ impl Packet {
                     return None;
                 }
                 let sees = flags & SEES != 0;
-                let offer = if flags & OFFERS != 0 { Some(r.ticket()?) } else { None };
+                let offer = if flags & OFFERS != 0 { Some(r.key()?) } else { None };
                 let ranges = r.ranges(count)?;
                 Self::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges }
             }
@@ -519,7 +492,7 @@ impl Packet {
                 rx: r.u64()?,
                 offset: r.u64()?,
                 len: r.u64()?,
-                ticket: r.ticket()?,
+                remote: r.key()?,
             },
             COOPERATE => {
                 let (tx, offset, len) = (r.u64()?, r.u64()?, r.u64()?);
@@ -554,9 +527,7 @@ impl fmt::Display for Packet {
                     write!(f, ", sees")?
                 }
                 match offer {
-                    Some(Ticket { slot, connection, .. }) => {
-                        write!(f, ", offer {slot} of connection {connection}")
-                    }
+                    Some(key) => write!(f, ", advertised under {key}"),
                     None => Ok(()),
                 }
             }
@@ -573,10 +544,8 @@ impl fmt::Display for Packet {
             Self::Gone { rx } => write!(f, "GONE rx {rx:#x}"),
             Self::Fault { rx } => write!(f, "FAULT rx {rx:#x}"),
             Self::Fin { tx, status } => write!(f, "FIN tx {tx:#x} status {status}"),
-            Self::Window { tx, rx, offset, len, ticket } => {
-                let Ticket { connection, slot, .. } = ticket;
-                write!(f, "WINDOW tx {tx:#x} rx {rx:#x} at {offset} len {len}")?;
-                write!(f, " slot {slot} of connection {connection}")
+            Self::Window { tx, rx, offset, len, remote } => {
+                write!(f, "WINDOW tx {tx:#x} rx {rx:#x} at {offset} len {len} under {remote}")
             }
             Self::Cooperate { tx, offset, share, ranges } => {
                 let Share { cell, generation, unit, len } = share;
@@ -628,13 +597,8 @@ mod tests {
         })
     }
 
-    fn ticket() -> impl Strategy<Value = Ticket> {
-        any::<(u32, u32, u64, u32)>().prop_map(|(connection, slot, addr, key)| Ticket {
-            connection,
-            slot,
-            addr,
-            key,
-        })
+    fn key() -> impl Strategy<Value = RemoteKey> {
+        any::<(u8, u64, u64)>().prop_map(|(kind, a, b)| RemoteKey::new(kind).with(a).with(b))
     }
 
     fn packet() -> impl Strategy<Value = Packet> {
@@ -644,7 +608,7 @@ mod tests {
             (
                 envelope(),
                 any::<(u64, u64, u64)>(),
-                (any::<bool>(), any::<bool>(), prop::option::of(ticket())),
+                (any::<bool>(), any::<bool>(), prop::option::of(key())),
                 ranges()
             )
                 .prop_map(
@@ -670,9 +634,9 @@ mod tests {
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Fragment { rx, offset }),
             any::<u64>().prop_map(|rx| Packet::PutDone { rx }),
             (any::<u64>(), any::<u32>()).prop_map(|(tx, status)| Packet::Fin { tx, status }),
-            (any::<(u64, u64, u64, u64)>(), ticket()).prop_map(
-                |((tx, rx, offset, len), ticket)| Packet::Window { tx, rx, offset, len, ticket }
-            ),
+            (any::<(u64, u64, u64, u64)>(), key()).prop_map(|((tx, rx, offset, len), remote)| {
+                Packet::Window { tx, rx, offset, len, remote }
+            }),
             (any::<u64>(), any::<u64>()).prop_map(|(rx, offset)| Packet::Decline { rx, offset }),
             (any::<(u64, u64)>(), any::<(u32, u32, u32, u64)>(), ranges()).prop_map(
                 |((tx, offset), (cell, generation, unit, len), ranges)| Packet::Cooperate {

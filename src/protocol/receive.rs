@@ -1,7 +1,6 @@
 //! Receiving: messages match receives in posting order, and receives match unexpected messages in arrival order.
 
 use super::arrivals::Active;
-use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::matching::{Body, Matching, Outcome, Unexpected};
 use super::message::Announcement;
@@ -9,6 +8,7 @@ use super::packet::Envelope;
 use super::receives::{Filled, PartEnd, Posted, ReceiveOp, Receives, Target};
 use super::schemes::push::Place;
 use super::spaces::Space;
+use super::state::{Core, Engine};
 use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report};
 use crate::memory::{Buffers, SegmentList};
 use crate::transport::{Iface, PeerId};
@@ -543,7 +543,7 @@ impl Core {
             completion.buffer_released = end == PartEnd::Released;
             cancelled = end == PartEnd::Cancelled;
         }
-        match error.or((overflow > 0).then_some((FI_ETRUNC, Cause::Truncated))) {
+        match error.or_else(|| (overflow > 0).then_some((FI_ETRUNC, Cause::Truncated))) {
             None => host.complete(&completion),
             Some(error) => host.fail(&Failure { overflow, ..Failure::new(completion, error) }),
         }

@@ -1,7 +1,6 @@
 //! Receives of long messages: each step of its scheme, and what follows from it.
 
 use super::arrivals::{Active, Receiver};
-use super::engine::{Core, Engine};
 use super::index_list::Key;
 use super::matching::{Appended, Outcome};
 use super::message::{Inbound, Next};
@@ -10,6 +9,7 @@ use super::packet::Packet;
 use super::schemes::push::Place;
 use super::schemes::{fragments, put, split};
 use super::select::{self, Fetch};
+use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::sys::Errno;
 use crate::transport::{Iface, PeerId, SendError};
@@ -146,8 +146,8 @@ impl<I: Iface> Engine<I> {
                 (Packet::Cts { .. }, Some((Receiver::Push(push), message))) => {
                     push.needs_no_cts(message)
                 }
-                (Packet::Window { ticket, .. }, Some((Receiver::Put(put), _))) => {
-                    !put.take_back_untold(iface, &mut core.arrivals.chunks, rx, &ticket)
+                (Packet::Window { remote, .. }, Some((Receiver::Put(put), _))) => {
+                    !put.take_back_untold(iface, &mut core.arrivals.chunks, rx, &remote)
                 }
                 (Packet::Window { .. }, Some((Receiver::Fragments(fragments), _))) => {
                     !fragments.is_after_put()

@@ -1,7 +1,7 @@
 //! Which scheme a message takes: the one place that compares its length with the capabilities of the lane to the peer.
 
 use super::limits::Limits;
-use crate::transport::{Caps, Iface, PeerId, Windows};
+use crate::transport::{Caps, Iface, PeerId, Prepared};
 
 /// How a receiver gets a message that was announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,9 +28,9 @@ pub(super) fn fetch<I: Iface>(
         return Fetch::Read;
     }
     match remote_buffers(iface, caps, peer, want) {
-        Windows::Ready => Fetch::RemoteBuffers,
-        Windows::Later => Fetch::Later,
-        Windows::No => Fetch::Request,
+        Prepared::Ready => Fetch::RemoteBuffers,
+        Prepared::Later => Fetch::Later,
+        Prepared::No => Fetch::Request,
     }
 }
 
@@ -40,8 +40,8 @@ pub(super) fn remote_buffers<I: Iface>(
     caps: &Caps,
     peer: PeerId,
     len: usize,
-) -> Windows {
-    if caps.window_max == 0 || len < caps.window_min { Windows::No } else { iface.windows(peer) }
+) -> Prepared {
+    if caps.window_max == 0 || len < caps.window_min { Prepared::No } else { iface.prepare(peer) }
 }
 
 /// How the bytes of a long message go that the sender sends in packets: all of one message in the same way.
@@ -77,7 +77,7 @@ pub(super) enum Announce {
 
 /// How a sender announces `len` bytes to `peer`.
 pub(super) fn announce<I: Iface>(iface: &mut I, caps: &Caps, peer: PeerId, len: usize) -> Announce {
-    if remote_buffers(iface, caps, peer, len) != Windows::No {
+    if remote_buffers(iface, caps, peer, len) != Prepared::No {
         return Announce::RemoteBuffers;
     }
     let carrier = carrier(iface, caps, peer, len);

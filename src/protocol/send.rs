@@ -1,6 +1,5 @@
 //! Sending, in order: short messages eagerly, long ones by rendezvous. FI_EAGAIN if there is no room: no hidden queue.
 
-use super::engine::{Core, Engine};
 use super::flow::Flow;
 use super::index_list::Key;
 use super::message::{Announcement, Outbound, Payload, sent};
@@ -9,9 +8,10 @@ use super::peers::PeerState;
 use super::schemes::{eager, push};
 use super::select::{self, Announce, Carrier};
 use super::sends::{Deferred, Pending, Sender, What};
+use super::state::{Core, Engine};
 use super::{Cause, Host, OpError, Report};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
-use crate::transport::{Iface, Mode, PeerId, SendError};
+use crate::transport::{Iface, Mode, PeerId, Purpose, SendError};
 
 /// The copies of injected sends that are pending have at most this many bytes for each send that may be pending.
 pub(super) const COPY_MEAN: usize = 4096;
@@ -285,7 +285,10 @@ impl<I: Iface> Engine<I> {
                 *scheme = Sender::Push(push::Sender::new(flow, rts.leaves));
             }
             Announce::RemoteBuffers => {
-                message.offer = message.offer.or_else(|| iface.offer(peer, &segments));
+                if message.offer.is_none() && segments.ranges().1 == 1 {
+                    let registered = iface.register(peer, &segments, Purpose::Send);
+                    message.offer = registered.key();
+                }
                 rts.offer = message.offer;
                 // If the receiver reads the message, only its FIN tells the sender of delivery.
                 rts.sees = rts.offer.is_none() && !delivery;

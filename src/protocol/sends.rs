@@ -9,7 +9,7 @@ use super::packet::{Packet, Ranges};
 use super::peers::Peers;
 use super::schemes::{eager, fragments, push, put, split, write};
 use super::{Cause, Failure, Host};
-use crate::transport::{Chunk, PeerId, Share, Ticket};
+use crate::transport::{PeerId, RemoteKey, Share};
 use std::collections::VecDeque;
 
 /// A pending send.
@@ -75,12 +75,14 @@ pub(super) struct Sends {
     pub(super) streams: VecDeque<Key>,
     /// Remote buffers that bytes of this endpoint are to be written into, in order.
     pub(super) due: VecDeque<put::Due>,
+    /// What the device is writing into such buffers, where it reports the end. The key is the token.
+    pub(super) wrote: IndexList<put::Wrote>,
     /// Messages of this endpoint that their receivers copy with it (split copy).
     pub(super) assists: VecDeque<Key>,
     /// Sends that are complete when their peers' endpoints have them.
     pub(super) leaving: eager::Tracked,
     /// Messages that this endpoint advertised for reading and whose keys are to be invalidated.
-    pub(super) withdrawn: Vec<(PeerId, Ticket)>,
+    pub(super) withdrawn: Vec<(PeerId, RemoteKey)>,
 }
 
 impl Sends {
@@ -93,6 +95,7 @@ impl Sends {
             deferred_starved: false,
             streams: VecDeque::new(),
             due: VecDeque::new(),
+            wrote: IndexList::default(),
             assists: VecDeque::new(),
             leaving: eager::Tracked::default(),
             withdrawn: Vec::new(),
@@ -154,6 +157,7 @@ impl Sends {
         host: &mut impl Host,
     ) {
         self.leaving.forget(peer);
+        self.forget_writes(peer);
         let Self { pending, due, assists, streams, deferred, .. } = self;
         let goes_on = |key: &Key| pending.get(*key).is_some_and(|p| p.message.peer != peer);
         assists.retain(goes_on);
@@ -304,7 +308,7 @@ impl Sends {
         peer: PeerId,
         (tx, rx): (u64, u64),
         (offset, len): (u64, u64),
-        ticket: Ticket,
+        remote: RemoteKey,
         (outbox, counts): (&mut Outbox, &mut Counts),
     ) {
         let inside = |message: &Outbound| {
@@ -325,16 +329,36 @@ impl Sends {
             return;
         };
         let place = (offset as usize, len as usize);
-        let due = put.on_window((peer, Key::from_wire(tx), rx), place, ticket, (outbox, counts));
+        let due = put.on_window((peer, Key::from_wire(tx), rx), place, remote, (outbox, counts));
         self.due.extend(due);
     }
 
-    /// The bytes of `chunk`, which this endpoint has written, are delivered.
-    pub(super) fn on_written(&mut self, peer: PeerId, chunk: Chunk, host: &mut impl Host) {
-        let Some(Pending { message, scheme: Sender::Put(put) }) = self.of(peer, chunk.tx) else {
+    /// The device reports no write to `peer` any more.
+    pub(super) fn forget_writes(&mut self, peer: PeerId) {
+        for token in self.wrote.keys_where(|wrote| wrote.peer == peer) {
+            self.wrote.remove(token);
+        }
+    }
+
+    /// Bytes that this endpoint has written are delivered.
+    pub(super) fn on_written(
+        &mut self,
+        peer: PeerId,
+        token: u64,
+        counts: &mut Counts,
+        host: &mut impl Host,
+    ) {
+        let key = Key::from_wire(token);
+        let known = self.wrote.get(key).is_some_and(|wrote| wrote.peer == peer);
+        let Some(wrote) = known.then(|| self.wrote.remove(key)).flatten() else {
+            counts.dropped += 1;
             return;
         };
-        if put.on_written(chunk, message.payload.len())
+        let Some(Pending { message, scheme: Sender::Put(put) }) = self.of(peer, wrote.tx.to_wire())
+        else {
+            return;
+        };
+        if put.on_written(&wrote, message.payload.len())
             && !std::mem::replace(&mut message.completed, true)
         {
             host.complete(&message.completion());

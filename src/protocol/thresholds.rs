@@ -1,8 +1,8 @@
 //! Which protocol a message uses at which size: a report for users, made by asking [`select`](super::select).
 
-use super::engine::Engine;
 use super::packet::{EagerHeader, Envelope};
 use super::select::{self, Announce, Carrier, Fetch};
+use super::state::Engine;
 use crate::transport::{Caps, Iface, PeerId};
 
 /// How messages of a range of sizes are sent.

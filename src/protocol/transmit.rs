@@ -1,11 +1,11 @@
 //! Pending sends: each step of their schemes, and what follows from it.
 
-use super::engine::{Core, Engine};
 use super::flow::Onward;
 use super::index_list::Key;
 use super::packet::Ranges;
 use super::schemes::fragments;
 use super::sends::{Pending, Sender};
+use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::transport::{Iface, Mark, PeerId, SendError};
 
@@ -53,7 +53,7 @@ impl<I: Iface> Engine<I> {
     /// Invalidates the keys of finished sends.
     pub(super) fn withdraw_offers(&mut self) {
         for (peer, offer) in self.core.sends.withdrawn.drain(..) {
-            self.iface.withdraw(peer, &offer);
+            self.iface.invalidate(peer, &offer);
         }
     }
 
@@ -73,7 +73,7 @@ impl<I: Iface> Engine<I> {
                 sends.due.push_back(due);
                 continue;
             }
-            match put.write(&mut self.iface, message, &due, counts) {
+            match put.write(&mut self.iface, message, &due, (&mut sends.wrote, counts)) {
                 Ok(()) => n += 1,
                 Err(SendError::Again) => {
                     full.push(peer);

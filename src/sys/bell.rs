@@ -13,8 +13,8 @@ use super::process::random_u64;
 use super::spare;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Bytes of the name of a bell, after the byte that says that it is in the abstract namespace.
-const NAME: usize = 8;
+/// Names that are tried before it fails to bind one.
+const TRIES: usize = 16;
 
 /// Rings taken from the queue at a time.
 const RINGS: usize = 128;
@@ -22,7 +22,7 @@ const RINGS: usize = 128;
 /// What a peer has to know to ring a bell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct BellAddress {
-    /// The abstract name, padded with zeroes; 0: no bell.
+    /// The name in the abstract namespace, padded with zeroes; 0: no bell.
     name: u64,
     secret: u64,
 }
@@ -60,13 +60,25 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// A silent bell under a name that the kernel chooses. Errors: EMFILE, ENFILE, ENOMEM, and those of a system-call
-    /// filter.
+    /// A silent bell under a random name. Other users can use up the names of unix(7), Autobind, but not these. Errors:
+    /// EMFILE, ENFILE, ENOMEM, EADDRINUSE, and those of a system-call filter.
     pub(crate) fn new() -> Result<Self> {
+        Self::with_one_of(std::iter::repeat_with(random_name).take(TRIES))
+    }
+
+    /// A silent bell under the first of these names that nobody has.
+    fn with_one_of(names: impl Iterator<Item = u64>) -> Result<Self> {
         let socket = datagram()?;
         let secret = random_u64();
         only_with(&socket, secret)?;
-        Ok(Self { address: BellAddress { name: bind_anywhere(&socket)?, secret }, socket })
+        for name in names {
+            let address = BellAddress { name, secret };
+            match bind(&socket, address) {
+                Err(Errno(libc::EADDRINUSE)) => {}
+                bound => return bound.map(|()| Self { socket, address }),
+            }
+        }
+        Err(Errno(libc::EADDRINUSE))
     }
 
     pub(crate) fn address(&self) -> BellAddress {
@@ -76,23 +88,30 @@ impl Bell {
     /// Makes another bell readable, so that a process that sleeps on it wakes. Never waits.
     #[cold]
     pub(crate) fn ring(&self, other: BellAddress) {
-        let ring = other.secret.to_be_bytes();
-        if self.send(self.socket.as_fd(), other, &ring) != Err(Errno(libc::EAGAIN)) {
-            return;
-        }
-        // Either the bell rings already, or peers that are stopped hold all that this socket may have in flight.
-        let fresh = || datagram().map(|socket| self.send(socket.as_fd(), other, &ring));
-        if fresh().is_err() {
-            let _ = spare::lend(fresh);
-        }
+        let _ = self.send(other, &other.secret.to_be_bytes());
     }
 
     /// Whether a bell has gone, with its endpoint or its process. Does not ring it.
     pub(crate) fn is_gone(&self, other: BellAddress) -> bool {
-        self.send(self.socket.as_fd(), other, &[0]) == Err(Errno(libc::ECONNREFUSED))
+        self.send(other, &[0]) == Err(Errno(libc::ECONNREFUSED))
     }
 
-    fn send(&self, from: BorrowedFd<'_>, other: BellAddress, bytes: &[u8]) -> Result<()> {
+    /// Sends without waiting. Errors: EAGAIN: `other` has very many rings; ECONNREFUSED: it has gone; EMFILE, ENFILE,
+    /// ENOMEM, ENOBUFS.
+    fn send(&self, other: BellAddress, bytes: &[u8]) -> Result<()> {
+        match Self::send_from(self.socket.as_fd(), other, bytes) {
+            Err(Errno(libc::EAGAIN)) => {}
+            sent => return sent,
+        }
+        // Either the bell rings already, or peers that are stopped hold all that this socket may have in flight.
+        let fresh = || Self::send_from(datagram()?.as_fd(), other, bytes);
+        match fresh() {
+            Err(Errno(libc::EMFILE | libc::ENFILE)) => spare::lend(fresh),
+            sent => sent,
+        }
+    }
+
+    fn send_from(from: BorrowedFd<'_>, other: BellAddress, bytes: &[u8]) -> Result<()> {
         let (addr, len) = other.socket_address();
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         let _shield = Shield::raise();
@@ -181,28 +200,17 @@ fn only_with(socket: &OwnedFd, secret: u64) -> Result<()> {
     .map(drop)
 }
 
-/// Binds the socket to an abstract name of the kernel's choice (unix(7), Autobind). Returns that name.
-fn bind_anywhere(socket: &OwnedFd) -> Result<u64> {
-    // SAFETY: all zeroes is a valid sockaddr_un.
-    let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let start = std::mem::offset_of!(libc::sockaddr_un, sun_path);
-    let mut len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: a family alone asks for a name; then room for `len` bytes.
-    unsafe {
-        let raw = socket.as_raw_fd();
-        check(libc::bind(raw, (&raw const addr).cast(), start as libc::socklen_t))?;
-        check(libc::getsockname(raw, (&raw mut addr).cast(), &mut len))?;
-    }
-    let len = (len as usize).saturating_sub(start + 1);
-    let mut name = [0; NAME];
-    for (to, from) in name.iter_mut().zip(addr.sun_path.iter().skip(1).take(len)) {
-        *to = *from as u8;
-    }
-    match u64::from_le_bytes(name) {
-        name if name != 0 && len <= NAME => Ok(name),
-        _ => Err(Errno(libc::EADDRNOTAVAIL)),
-    }
+/// Eight hexadecimal digits: a name with other bytes would break the lines of /proc/net/unix.
+fn random_name() -> u64 {
+    let digits = format!("{:08x}", random_u64() as u32);
+    digits.bytes().rev().fold(0, |name, digit| name << 8 | u64::from(digit))
+}
+
+/// Errors: EADDRINUSE when the name is taken.
+fn bind(socket: &OwnedFd, address: BellAddress) -> Result<()> {
+    let (addr, len) = address.socket_address();
+    // SAFETY: a valid sockaddr_un of `len` bytes.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const addr).cast(), len) }).map(drop)
 }
 
 #[cfg(test)]
@@ -251,6 +259,38 @@ mod tests {
             here.ring(bell.address());
         }
         assert!(stopped.iter().all(Bell::rings));
+    }
+
+    #[test]
+    fn stopped_peers_do_not_hide_the_end_of_others() {
+        let (here, there) = (Bell::new().unwrap(), Bell::new().unwrap());
+        let stopped: Vec<Bell> = (0..400).map(|_| Bell::new().unwrap()).collect();
+        stopped.iter().for_each(|bell| here.ring(bell.address()));
+        let probe = || Bell::send_from(here.fd(), there.address(), &[0]);
+        assert_eq!(probe(), Err(Errno(libc::EAGAIN)), "the socket has all in flight that it may");
+        assert!(!here.is_gone(there.address()));
+        let address = there.address();
+        drop(there);
+        assert!(here.is_gone(address));
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_left_to_its_owner() {
+        let first = Bell::new().unwrap();
+        let (taken, free) = (first.address().name, random_name());
+        let second = Bell::with_one_of([taken, free].into_iter()).unwrap();
+        assert_eq!(second.address().name, free);
+        let third = Bell::with_one_of([taken, free].into_iter());
+        assert_eq!(third.map(drop), Err(Errno(libc::EADDRINUSE)));
+        second.ring(first.address());
+        assert!(first.rings() && !second.rings());
+    }
+
+    #[test]
+    fn names_are_printable_and_of_full_length() {
+        for _ in 0..1000 {
+            assert!(random_name().to_le_bytes().iter().all(u8::is_ascii_hexdigit));
+        }
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! The interface of a transport, in groups of methods: [`Messages`], [`OneSided`], [`Lending`], [`Streaming`] and
+//! The interface of a transport, in groups of methods: [`Messages`], [`OneSided`], [`Streaming`] and
 //! [`Sharing`]. A transport implements the methods that it supports. The router has the same groups, and passes each
 //! call on to the transport that carries messages to the peer; the protocol layer drives it as an [`Iface`]. Methods
 //! that only transports have are in [`Transport`].
 
 use super::peers::PeerTable;
 use super::share::{Assisted, Share, Taken};
-use super::{Address, BCOPY_LEAST, JobKey, LocalHost, MAX_HEADER, PeerId, Source};
+use super::{Address, BCOPY_LEAST, JobKey, LocalHost, MAX_HEADER, PeerId, RemoteKey, Source};
 use crate::config::Config;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::Errno;
@@ -32,7 +32,7 @@ pub(crate) struct Caps {
     pub(crate) stream_max: usize,
     /// Shortest long message that is worth a stream, bytes.
     pub(crate) stream_min: usize,
-    /// Most bytes of one remote buffer; 0: there are none ([`Lending::windows`]).
+    /// Most bytes of one remote buffer; 0: there are none ([`Purpose::Receive`]).
     pub(crate) window_max: usize,
     /// Shortest long message that is worth remote buffers, bytes.
     pub(crate) window_min: usize,
@@ -42,15 +42,13 @@ pub(crate) struct Caps {
     pub(crate) put: bool,
     /// `get` or `put` works, or may work later: it is worth telling the peer where buffers are.
     pub(crate) one_sided: bool,
-    /// `reach` may read, or write, regions that the peer has advertised (direct RMA).
-    pub(crate) reach_read: bool,
-    pub(crate) reach_write: bool,
-    /// Shortest read, and shortest write, that is worth it while no messages are under way, bytes. Otherwise the
-    /// protocol layer's own threshold for direct RMA applies.
-    pub(crate) reach_read_min: usize,
-    pub(crate) reach_write_min: usize,
-    /// Bytes of a region that are advertised as one part; the last part may be shorter. 0: none are.
-    pub(crate) expose_max: usize,
+    /// Shortest direct read, and shortest direct write, of regions of the peer that is worth it while no messages are
+    /// under way, bytes. Otherwise the protocol layer's own threshold for direct RMA applies, and always with
+    /// `usize::MAX`. `None`: there are none.
+    pub(crate) read_min: Option<usize>,
+    pub(crate) write_min: Option<usize>,
+    /// Most bytes of a region under one key ([`OneSided::register`]). 0: regions are not registered.
+    pub(crate) register_max: usize,
     /// Whether the peer supports atomic operations; `None`: the peer has not said yet.
     pub(crate) atomics: Option<bool>,
     /// The same for collective operations.
@@ -75,24 +73,19 @@ impl Caps {
         get: false,
         put: false,
         one_sided: false,
-        reach_read: false,
-        reach_write: false,
-        reach_read_min: usize::MAX,
-        reach_write_min: usize::MAX,
-        expose_max: 0,
+        read_min: None,
+        write_min: None,
+        register_max: 0,
         atomics: None,
         collectives: None,
         announces_room: false,
         outlives: false,
     };
 
-    /// `reach_read_min` if `reads`, else `reach_write_min`; `None` if such operations are not supported.
+    /// `read_min` if `reads`, else `write_min`.
     #[inline]
-    fn reach_min(&self, reads: bool) -> Option<usize> {
-        match reads {
-            true => self.reach_read.then_some(self.reach_read_min),
-            false => self.reach_write.then_some(self.reach_write_min),
-        }
+    fn direct_min(&self, reads: bool) -> Option<usize> {
+        if reads { self.read_min } else { self.write_min }
     }
 }
 
@@ -160,101 +153,99 @@ pub(crate) enum Mode {
     Announcement,
 }
 
-/// Whether remote buffers work with a peer: parts of a receiver's buffer that the sender writes into.
+/// Whether there is a lane on which receives can be registered for a peer, and the peer's filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Windows {
+pub(crate) enum Prepared {
     /// No, or not soon enough to be worth waiting for.
     No,
-    /// They are being set up. This takes milliseconds; if it takes longer, the answer becomes `No`.
+    /// It is being set up. This takes milliseconds; if it takes longer, the answer becomes `No`.
     Later,
     /// Now, in both directions.
     Ready,
 }
 
-/// The remote key: what a peer has to know of a remote buffer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Ticket {
-    /// The connection on which the key was sent: it is valid only as long as that connection.
-    pub(crate) connection: u32,
-    /// The number of the remote buffer; comes back with the bytes.
-    pub(crate) slot: u32,
-    /// The buffer's address in the receiver's memory, as the device knows it.
-    pub(crate) addr: u64,
-    pub(crate) key: u32,
-}
-
-/// A part of a message that is written into a remote buffer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Chunk {
-    /// The sender's number of the message.
-    pub(crate) tx: u64,
-    /// Offset of the bytes in the message, and how many.
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-}
-
-/// How a region is advertised to a peer for direct RMA.
+/// What a peer may do with memory for which it gets a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Exposure {
-    /// The epoch that the peer has to present. When an epoch ends, every key told with it is void.
-    pub(crate) epoch: u32,
-    /// The transport's key of each range; `None`: it needs no keys.
-    pub(crate) keys: Option<[u32; MAX_SEGMENTS]>,
+pub(crate) enum Purpose {
+    /// A range of a region (PROTOCOL.md §4.18): the peer reads, or writes, any of it at any time.
+    Region { reads: bool, writes: bool },
+    /// A remote buffer, one range of a receive (PUT rendezvous): the peer writes all of it by one put with notice, which
+    /// `Handler::on_notify` reports with this token. That ends the key.
+    Receive { token: u64 },
+    /// A message in one range (GET rendezvous): the peer reads it.
+    Send,
+}
+
+/// A key that was made for one peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Registration {
+    pub(crate) key: RemoteKey,
     /// What the peer may do: at most what was asked for.
     pub(crate) reads: bool,
     pub(crate) writes: bool,
-    /// The peer can find out, by a flush read, whether its writes have reached memory.
-    pub(crate) echoes: bool,
+    /// The peer can find out whether its puts have reached memory: by a flush read, or, of a put with notice, by
+    /// `Handler::on_done` (sender-side delivery completion).
+    pub(crate) confirms: bool,
 }
 
-/// The result of a request to advertise a region.
+/// The result of a request for a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Exposed {
-    Yes(Exposure),
-    /// The region is being registered, which takes milliseconds.
+pub(crate) enum Registered {
+    Yes(Registration),
+    /// It is being set up, which takes milliseconds, or as many keys exist as may.
     Later,
     /// Not to this peer at present.
     No,
-    /// This memory can never be advertised.
+    /// This memory can never be registered.
     Never,
 }
 
-/// A location in a region of a peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Spot {
-    /// As the peer advertised them.
-    pub(crate) epoch: u32,
-    pub(crate) key: u32,
-    /// As long as the data to move; for a write without bytes, 1 byte.
-    pub(crate) range: Range,
+impl Registered {
+    /// The key, if there is one.
+    pub(crate) fn key(self) -> Option<RemoteKey> {
+        match self {
+            Self::Yes(registration) => Some(registration.key),
+            Self::Later | Self::No | Self::Never => None,
+        }
+    }
 }
 
-/// Data of at most this length, bytes, goes through the transport's bounce buffers in `OneSided::reach`. For longer
-/// data the device accesses the application's memory.
+/// A location in a peer's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Remote {
+    pub(crate) key: RemoteKey,
+    /// From the beginning of the memory under the key, bytes. The caller knows the length of that memory.
+    pub(crate) offset: u64,
+}
+
+/// Data of at most this length, bytes, goes through the transport's bounce buffers in `OneSided::put` and `get`. For
+/// longer data the device accesses the application's memory.
 pub(crate) const STAGED_MAX: usize = 4096;
 
-/// What the caller wants of `OneSided::reach`.
+/// What the caller wants of `OneSided::put`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Reach {
-    /// Read the peer's memory into ours; otherwise write.
-    pub(crate) reads: bool,
-    /// The write completes when its bytes, and those of all earlier writes, are in the peer's memory; otherwise when
-    /// the peer's device has them. A write without bytes asks only for that.
+pub(crate) struct Put {
+    /// The peer is notified ([`Purpose::Receive`]): the put fills all of the memory under the key.
+    pub(crate) notify: bool,
+    /// It completes when its bytes, and those of all earlier puts, are in the peer's memory; otherwise when the peer's
+    /// device has them.
     pub(crate) delivered: bool,
-    /// Our side is memory of the engine that lives as long as the transport: a persistent registration suffices.
+    /// The local memory is the engine's, and lives as long as the transport: a persistent registration suffices.
     pub(crate) stays: bool,
-    /// Passed to `Handler::on_reached`.
+    /// Passed to `Handler::on_done`.
     pub(crate) token: u64,
 }
 
-/// The result of direct RMA on a peer's region.
+/// The result of an access to a peer's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reached {
+pub(crate) enum Access {
     /// So many bytes were moved, at least one.
     Moved(usize),
-    /// The whole operation is under way. The memory of both sides is in use until `Handler::on_reached` or
-    /// `Handler::on_windows_lost`, or until the peer has departed.
+    /// The whole access is under way. The memory of both sides is in use until `Handler::on_done` or
+    /// `Handler::on_lane_lost`, or until the peer has departed.
     Begun,
+    /// A put with notice is under way, or its key is void and it has no effect. Only the peer is told.
+    Silent,
 }
 
 /// One end of a stream.
@@ -292,28 +283,24 @@ pub(crate) trait Handler {
     fn on_stream_lost(&mut self, peer: PeerId, end: StreamEnd) {
         let _ = (peer, end);
     }
-    /// The peer has filled the remote buffer that was lent with `token`; the buffer is ours again.
-    fn on_filled(&mut self, peer: PeerId, token: u64) {
+    /// The peer has filled the remote buffer that was registered with `token`; the buffer is ours again.
+    fn on_notify(&mut self, peer: PeerId, token: u64) {
         let _ = (peer, token);
     }
-    /// Our data is in the peer's remote buffers, and the peer will be notified of that whatever happens. Reported in
-    /// the order of the writes.
-    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
-        let _ = (peer, chunk);
+    /// The access that was begun with `token` is complete; the peer will be notified of a put with notice whatever
+    /// happens. Reported in the order of their start.
+    fn on_done(&mut self, peer: PeerId, token: u64) {
+        let _ = (peer, token);
     }
-    /// Remote buffers between `peer` and us are void. Those that we lent to the peer are ours again, and it does not
-    /// write them any more. The peer will lend its own anew, or transfer the data otherwise. Advertised regions are
-    /// void too: any part of the operations that `reach` began may have been done, and no more will be.
-    fn on_windows_lost(&mut self, peer: PeerId) {
+    /// All keys of both sides that a lane between `peer` and us had are void. Remote buffers that the peer had are ours
+    /// again, and it does not write them any more. Any part of the accesses that were begun may have been done, and no
+    /// more will be, nor will `on_done` come.
+    fn on_lane_lost(&mut self, peer: PeerId) {
         let _ = peer;
     }
-    /// The operation that `OneSided::reach` began with `token` is complete. Reported in the order of their start.
-    fn on_reached(&mut self, peer: PeerId, token: u64) {
-        let _ = (peer, token);
-    }
-    /// A region that was advertised in part no longer is: its memory was remapped or released.
-    fn on_concealed(&mut self, region: u64) {
-        let _ = region;
+    /// A key that was made for `peer` is void: its memory was remapped or released. The peer does not know that.
+    fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey) {
+        let _ = (peer, key);
     }
     /// The peer, which is about to depart, has acknowledged everything before `upto` ([`Messages::tracked`]).
     fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
@@ -402,140 +389,104 @@ pub(crate) trait Messages {
 /// Access to a peer's memory without the peer's participation.
 pub(crate) trait OneSided: Messages {
     /// Reads from the peer's `remote` ranges into `local`; returns bytes moved (> 0).
-    fn get(
+    fn read_from(
         &mut self,
         peer: PeerId,
         local: &SegmentList,
         remote: &[Range],
     ) -> Result<usize, SendError> {
         let _ = (peer, local, remote);
-        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
+        Err(UNSUPPORTED)
     }
 
     /// Writes `local` into the peer's `remote` ranges; returns bytes moved (> 0).
-    fn put(
+    fn write_to(
         &mut self,
         peer: PeerId,
         local: &SegmentList,
         remote: &[Range],
     ) -> Result<usize, SendError> {
         let _ = (peer, local, remote);
-        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
+        Err(UNSUPPORTED)
     }
 
-    /// Advertises a part of a region to `peer` for direct RMA (PROTOCOL.md §4.18), by the numbers of the region and of
-    /// the part: `rights` are to read it, to write it, or both.
-    fn expose(
-        &mut self,
-        peer: PeerId,
-        region: (u64, u32),
-        memory: &SegmentList,
-        (reads, writes): (bool, bool),
-    ) -> Exposed {
-        let _ = (peer, region, memory, reads, writes);
-        Exposed::No
-    }
-
-    /// The epoch with which regions are advertised to `peer` now; `None`: there is none.
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
+    /// Whether there is a lane to `peer` on which receives can be registered and filled. If there may be one later, this
+    /// starts its set-up.
+    fn prepare(&mut self, peer: PeerId) -> Prepared {
         let _ = peer;
-        None
+        Prepared::No
     }
 
-    /// A region that `peer` was told of ends. True: the epoch and all keys of it are void, and the peer accesses none
-    /// once `is_settled` returns true. False: the caller has to tell the peer, in order, that the region ends.
-    fn revoke(&mut self, peer: PeerId) -> bool {
-        let _ = peer;
+    /// Makes a key to `memory`, one range, for `peer`. It is valid until `invalidate`, `Handler::on_key_void`,
+    /// `on_lane_lost` or the peer's departure, which is reported only when the peer has no access any more.
+    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+        let _ = (peer, memory, purpose);
+        Registered::No
+    }
+
+    /// Ends a key that was made for `peer`. The peer accesses a region no more once `is_settled` returns true; other
+    /// memory it must have promised not to access. True: all
+    /// keys of this kind that the peer has are void, and it finds that out by itself. False: only this one; the caller
+    /// has to tell the peer, in order, that it ends.
+    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
+        let _ = (peer, key);
+        false
+    }
+
+    /// Whether a key that `peer` has made is one of the lane as it is now: keys of a lane that was lost are void.
+    fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
+        let _ = (peer, key);
         true
     }
 
-    /// Whether no peer is still in a copy that it began before a `revoke`. `insists`: also keep peers from starting
+    /// Whether no peer is still in a copy that it began before an `invalidate`. `insists`: also keep peers from starting
     /// copies that have not begun, whatever else that disables.
     fn is_settled(&mut self, insists: bool) -> bool {
         let _ = insists;
         true
     }
 
-    /// When this returns, no peer can access this region by direct RMA any more.
-    fn conceal(&mut self, region: u64) {
-        let _ = region;
-    }
-
-    /// [`Caps::reach_min`] of the caps of `peer`, without the cost of the other fields.
+    /// [`Caps::direct_min`] of the caps of `peer`, without the cost of the other fields.
     #[inline]
-    fn reach_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
-        self.caps(peer).reach_min(reads)
+    fn direct_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
+        self.caps(peer).direct_min(reads)
     }
 
-    /// Moves bytes between `local` and the peer's `spot`. Operations take effect in the order in which they
-    /// were begun, in memory too. ESTALE: the epoch is void.
-    fn reach(
+    /// Writes `local` to the peer's memory. Puts, gets and flushes take effect in the order in which they were begun, in
+    /// memory too. ESTALE: the key is void; EFAULT: the local memory is not fit for this.
+    fn put(
         &mut self,
         peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: Reach,
-    ) -> Result<Reached, SendError> {
-        let _ = (peer, spot, local, how);
-        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
-    }
-}
-
-/// Remote buffers: parts of a receiver's buffer that the peer writes, and of a sender's buffer that the peer reads.
-pub(crate) trait Lending {
-    /// Whether `lend` and `write` to `peer` work. If they may work later, this starts their set-up.
-    fn windows(&mut self, peer: PeerId) -> Windows {
-        let _ = peer;
-        Windows::No
+        to: &Remote,
+        how: Put,
+    ) -> Result<Access, SendError> {
+        let _ = (peer, local, to, how);
+        Err(UNSUPPORTED)
     }
 
-    /// Lends `part`, 1 to `window_max` contiguous bytes, to `peer` until `Handler::on_filled` (with `token`),
-    /// `Handler::on_windows_lost` or `take_back`. A departure is reported only when the peer has no remote buffer
-    /// any more. `Again`: the most that may be lent are lent. `Unreachable`: this memory cannot be lent, or there
-    /// are no remote buffers (any more).
-    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
-        let _ = (peer, part, token);
-        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
-    }
-
-    /// Ends a remote buffer that the peer has promised not to write.
-    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        let _ = (peer, ticket);
-    }
-
-    /// Fills the peer's remote buffer with `payload`, straight from application memory, which may be read until its
-    /// operation has ended. Accepted does not mean written: the receiver is told of that, or of `on_windows_lost`,
-    /// and this side by `Handler::on_written` if `sees_writes`. A key of a connection that has ended is accepted
-    /// without effect. `Unreachable`: this memory cannot be sent so; the remote buffer stays lent.
-    fn write(
+    /// Reads from the peer's memory into `local`. Errors as for `put`.
+    fn get(
         &mut self,
         peer: PeerId,
-        payload: &SegmentList,
-        ticket: &Ticket,
-        chunk: Chunk,
-    ) -> Result<(), SendError> {
-        let _ = (peer, payload, ticket, chunk);
-        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
+        local: &SegmentList,
+        from: &Remote,
+        token: u64,
+    ) -> Result<Access, SendError> {
+        let _ = (peer, local, from, token);
+        Err(UNSUPPORTED)
     }
 
-    /// Advertises `payload`, contiguous, for `peer` to read by `reach` with the key's connection as epoch. Valid until
-    /// `withdraw`, the loss of remote buffers with the peer, or its departure. `None`: not worth it, or not possible.
-    fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
-        let _ = (peer, payload);
-        None
-    }
-
-    /// Invalidates an advertised key that the peer has promised not to use.
-    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
-        let _ = (peer, ticket);
-    }
-
-    /// Whether the writer into this key's remote buffer learns that it is filled (sender-side delivery completion).
-    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
-        let _ = ticket;
-        false
+    /// Is complete when all puts that were begun before are in the peer's memory. A device reads the byte `at` for that:
+    /// one that earlier puts had the right to write. Errors as for `put`.
+    fn flush_puts(&mut self, peer: PeerId, at: &Remote, token: u64) -> Result<Access, SendError> {
+        let _ = (peer, at, token);
+        Err(UNSUPPORTED)
     }
 }
+
+/// The transport has no such access.
+const UNSUPPORTED: SendError = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
 
 /// Byte streams beside the messages; their bytes land in the receiver's buffer.
 pub(crate) trait Streaming {
@@ -555,7 +506,7 @@ pub(crate) trait Streaming {
         payload: &SegmentList,
     ) -> Result<(), SendError> {
         let _ = (peer, header, payload);
-        Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)))
+        Err(UNSUPPORTED)
     }
 
     /// Data by stream is expected soon.
@@ -616,7 +567,7 @@ pub(crate) trait Sharing {
 }
 
 /// All transports to all peers, as the protocol layer sees them.
-pub(crate) trait Iface: Messages + OneSided + Lending + Streaming + Sharing {
+pub(crate) trait Iface: Messages + OneSided + Streaming + Sharing {
     /// The peer at `address`, contacted now if this is the first time.
     fn connect(&mut self, address: &Address) -> Result<PeerId, SendError>;
 
@@ -698,13 +649,13 @@ pub(crate) enum LookedAt {
 }
 
 /// A means to move bytes between endpoints. Every folder beside this file has one; [`super::router`] lists them.
-pub(crate) trait Transport:
-    Messages + OneSided + Lending + Streaming + Sharing + Sized
-{
+pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
     /// Its name, for people.
     const NAME: &'static str;
     /// A peer that made contact by this transport can also be sent to by it.
     const TWO_WAY: bool;
+    /// The kinds of its remote keys ([`RemoteKey::kind`]): no other transport has keys of these kinds.
+    const KEYS: &'static [u8] = &[];
 
     /// `None`: the configuration disables it. Errors: EADDRINUSE when the port is taken, and those of the system.
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno>;

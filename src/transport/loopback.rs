@@ -1,15 +1,15 @@
 //! Messages of an endpoint to itself: a bounded queue in this process, and plain copies between buffers.
 //!
 //! # Safety
-//! `get` and `put` move bytes between two buffers that the application of this process lent to a send
+//! `read_from` and `write_to` move bytes between two buffers that the application of this process lent to a send
 //! and to a receive of one endpoint; their ranges come back unchanged in packets that this endpoint
 //! wrote itself.
 #![allow(unsafe_code)]
 
 use super::peers::PeerTable;
 use super::{
-    Address, BCOPY_LEAST, Caps, Contact, ELSEWHERE, Handler, Lending, MAX_HEADER, Messages, Mode,
-    OneSided, Opening, PeerId, SendError, Sharing, Streaming, Transport,
+    Address, BCOPY_LEAST, Caps, Contact, ELSEWHERE, Handler, MAX_HEADER, Messages, Mode, OneSided,
+    Opening, PeerId, SendError, Sharing, Streaming, Transport,
 };
 use crate::memory::SegmentList;
 use crate::sys::Errno;
@@ -133,7 +133,7 @@ impl Messages for Loopback {
 }
 
 impl OneSided for Loopback {
-    fn get(
+    fn read_from(
         &mut self,
         _: PeerId,
         local: &SegmentList,
@@ -143,7 +143,7 @@ impl OneSided for Loopback {
         Ok(Self::copy(&from, local))
     }
 
-    fn put(
+    fn write_to(
         &mut self,
         _: PeerId,
         local: &SegmentList,
@@ -153,12 +153,11 @@ impl OneSided for Loopback {
         Ok(Self::copy(local, &to))
     }
 
-    fn reach_min(&self, _: PeerId, _: bool) -> Option<usize> {
+    fn direct_min(&self, _: PeerId, _: bool) -> Option<usize> {
         None
     }
 }
 
-impl Lending for Loopback {}
 impl Streaming for Loopback {}
 impl Sharing for Loopback {}
 

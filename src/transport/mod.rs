@@ -13,6 +13,7 @@ pub(crate) mod loopback;
 pub(crate) mod net;
 pub(crate) mod packed_address;
 pub(crate) mod peers;
+mod remote_key;
 pub(crate) mod router;
 mod settling;
 pub(crate) mod share;
@@ -22,6 +23,7 @@ use crate::sys::cma::Range;
 pub(crate) use address::{Address, LocalHost};
 pub(crate) use interface::*;
 pub(crate) use job_key::{JobKey, Source};
+pub(crate) use remote_key::RemoteKey;
 pub(crate) use share::{Assisted, Share, Taken};
 
 /// A peer endpoint, numbered at first contact by the interface that talks to it.

@@ -8,7 +8,9 @@ mod routes;
 
 use super::interface::*;
 use super::peers::PeerTable;
-use super::{Address, Assisted, JobKey, LocalHost, PeerId, Share, Source, Taken, settling};
+use super::{
+    Address, Assisted, JobKey, LocalHost, PeerId, RemoteKey, Share, Source, Taken, settling,
+};
 use crate::config::Config;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::cancel::Shield;
@@ -366,24 +368,20 @@ impl<H: Handler> Handler for Beside<'_, H> {
         self.handler.on_stream_lost(peer, end);
     }
 
-    fn on_filled(&mut self, peer: PeerId, token: u64) {
-        self.handler.on_filled(peer, token);
+    fn on_notify(&mut self, peer: PeerId, token: u64) {
+        self.handler.on_notify(peer, token);
     }
 
-    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
-        self.handler.on_written(peer, chunk);
+    fn on_done(&mut self, peer: PeerId, token: u64) {
+        self.handler.on_done(peer, token);
     }
 
-    fn on_windows_lost(&mut self, peer: PeerId) {
-        self.handler.on_windows_lost(peer);
+    fn on_lane_lost(&mut self, peer: PeerId) {
+        self.handler.on_lane_lost(peer);
     }
 
-    fn on_reached(&mut self, peer: PeerId, token: u64) {
-        self.handler.on_reached(peer, token);
-    }
-
-    fn on_concealed(&mut self, region: u64) {
-        self.handler.on_concealed(region);
+    fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey) {
+        self.handler.on_key_void(peer, key);
     }
 
     fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
@@ -433,6 +431,16 @@ macro_rules! by_mut {
     ($self:ident, $peer:ident, $t:ident => $body:expr, $none:expr) => {
         match $self.lane($peer) {
             Some(lane) => on_lane_mut!($self.lanes, lane, $t => $body, $none),
+            None => $none,
+        }
+    };
+}
+
+/// `a` with the transport `t` that made the remote key, or `b` where it is not open.
+macro_rules! by_key {
+    ($on:ident, $self:ident, $key:expr, $t:ident => $body:expr, $none:expr) => {
+        match Lane::of_key($key.kind()) {
+            Some(lane) => $on!($self.lanes, lane, $t => $body, $none),
             None => $none,
         }
     };
@@ -503,46 +511,45 @@ impl Messages for Router {
 }
 
 impl OneSided for Router {
-    fn get(
+    fn read_from(
         &mut self,
         peer: PeerId,
         local: &SegmentList,
         remote: &[Range],
     ) -> Result<usize, SendError> {
-        by_mut!(self, peer, t => t.get(peer, local, remote), Err(NO_WAY))
+        by_mut!(self, peer, t => t.read_from(peer, local, remote), Err(NO_WAY))
     }
 
-    fn put(
+    fn write_to(
         &mut self,
         peer: PeerId,
         local: &SegmentList,
         remote: &[Range],
     ) -> Result<usize, SendError> {
-        by_mut!(self, peer, t => t.put(peer, local, remote), Err(NO_WAY))
+        by_mut!(self, peer, t => t.write_to(peer, local, remote), Err(NO_WAY))
     }
 
-    fn expose(
-        &mut self,
-        peer: PeerId,
-        region: (u64, u32),
-        memory: &SegmentList,
-        rights: (bool, bool),
-    ) -> Exposed {
+    fn prepare(&mut self, peer: PeerId) -> Prepared {
         // A peer that does not send by this transport does not access our memory by it.
         if self.is_mixed(peer) {
-            return Exposed::No;
+            return Prepared::No;
         }
-        by_mut!(self, peer, t => t.expose(peer, region, memory, rights), Exposed::No)
+        by_mut!(self, peer, t => t.prepare(peer), Prepared::No)
     }
 
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
-        by!(self, peer, t => t.epoch(peer), None)
+    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+        if self.is_mixed(peer) {
+            return Registered::No;
+        }
+        by_mut!(self, peer, t => t.register(peer, memory, purpose), Registered::No)
     }
 
-    fn revoke(&mut self, peer: PeerId) -> bool {
-        let mut void = true;
-        each_lane_mut!(self.lanes, (lane, t) => void &= t.revoke(peer));
-        void
+    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
+        by_key!(on_lane_mut, self, key, t => t.invalidate(peer, key), false)
+    }
+
+    fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
+        by_key!(on_lane, self, key, t => t.is_current(peer, key), false)
     }
 
     fn is_settled(&mut self, insists: bool) -> bool {
@@ -551,68 +558,33 @@ impl OneSided for Router {
         settled
     }
 
-    fn conceal(&mut self, region: u64) {
-        each_lane_mut!(self.lanes, (lane, t) => t.conceal(region));
-    }
-
     #[inline]
-    fn reach_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
-        by!(self, peer, t => t.reach_min(peer, reads), None)
+    fn direct_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
+        by!(self, peer, t => t.direct_min(peer, reads), None)
     }
 
-    fn reach(
+    fn put(
         &mut self,
         peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: Reach,
-    ) -> Result<Reached, SendError> {
-        by_mut!(self, peer, t => t.reach(peer, spot, local, how), Err(NO_WAY))
-    }
-}
-
-impl Lending for Router {
-    fn windows(&mut self, peer: PeerId) -> Windows {
-        // Remote buffers work in both directions or not at all.
-        if self.is_mixed(peer) {
-            return Windows::No;
-        }
-        by_mut!(self, peer, t => t.windows(peer), Windows::No)
+        to: &Remote,
+        how: Put,
+    ) -> Result<Access, SendError> {
+        by_key!(on_lane_mut, self, to.key, t => t.put(peer, local, to, how), Err(NO_WAY))
     }
 
-    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
-        by_mut!(self, peer, t => t.lend(peer, part, token), Err(NO_WAY))
-    }
-
-    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        each_lane_mut!(self.lanes, (lane, t) => t.take_back(peer, ticket));
-    }
-
-    fn write(
+    fn get(
         &mut self,
         peer: PeerId,
-        payload: &SegmentList,
-        ticket: &Ticket,
-        chunk: Chunk,
-    ) -> Result<(), SendError> {
-        by_mut!(self, peer, t => t.write(peer, payload, ticket, chunk), Err(NO_WAY))
+        local: &SegmentList,
+        from: &Remote,
+        token: u64,
+    ) -> Result<Access, SendError> {
+        by_key!(on_lane_mut, self, from.key, t => t.get(peer, local, from, token), Err(NO_WAY))
     }
 
-    fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
-        if self.is_mixed(peer) {
-            return None;
-        }
-        by_mut!(self, peer, t => t.offer(peer, payload), None)
-    }
-
-    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
-        each_lane_mut!(self.lanes, (lane, t) => t.withdraw(peer, ticket));
-    }
-
-    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
-        let mut sees = false;
-        each_lane_mut!(self.lanes, (lane, t) => sees |= t.sees_writes(ticket));
-        sees
+    fn flush_puts(&mut self, peer: PeerId, at: &Remote, token: u64) -> Result<Access, SendError> {
+        by_key!(on_lane_mut, self, at.key, t => t.flush_puts(peer, at, token), Err(NO_WAY))
     }
 }
 
@@ -756,6 +728,19 @@ mod tests {
             });
             assert!(times.contains(&gives_way.count()), "{looked_at:?}");
         }
+    }
+
+    #[test]
+    fn a_remote_key_names_one_transport() {
+        let mut kinds = Lane::keys();
+        kinds.sort_unstable();
+        assert!(kinds.windows(2).all(|two| two[0] != two[1]), "{kinds:?}");
+        for (kind, lane) in
+            [(0, None), (1, Some(Lane::shm)), (2, Some(Lane::net)), (3, Some(Lane::net))]
+        {
+            assert_eq!(Lane::of_key(kind), lane);
+        }
+        assert_eq!(Lane::of_key(u8::MAX), None);
     }
 
     #[derive(Default)]

@@ -6,11 +6,11 @@
 
 use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::sys::cma::Range;
 use crate::transport::peers::PeerTable;
 use crate::transport::{
-    Address, Caps, Contact, Departure, ELSEWHERE, Exposed, Exposure, Handler, Lending, Messages,
-    Mode, OneSided, Opening, PeerId, Reach, Reached, SendError, Sharing, Spot, Streaming, Transport,
+    Access, Address, Caps, Contact, Departure, ELSEWHERE, Handler, Messages, Mode, OneSided,
+    Opening, PeerId, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError, Sharing,
+    Streaming, Transport,
 };
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -104,11 +104,8 @@ impl Stream {
 /// What we have asked a peer to do to its memory, in this order: the token, and where what is read belongs.
 type Asked = VecDeque<(u64, Option<SegmentList>)>;
 
-#[derive(Debug)]
-struct Exposing {
-    region: u64,
-    memory: SegmentList,
-}
+/// The kind of our keys: the number of a region.
+const KEY: u8 = 200;
 
 /// The transport of one endpoint.
 #[derive(Debug)]
@@ -121,8 +118,8 @@ pub(crate) struct Pair {
     outgoing: Vec<Option<(Stream, Asked)>>,
     /// Of peers that have said who they are, and others.
     incoming: Vec<(Stream, Option<PeerId>)>,
-    exposed: Vec<Exposing>,
-    epoch: u32,
+    /// Memory that a peer may access, by number.
+    exposed: Vec<Option<(PeerId, SegmentList)>>,
 }
 
 fn name(port: u16) -> Result<SocketAddr, Errno> {
@@ -138,22 +135,47 @@ impl Pair {
         self.outgoing.get_mut(peer.index())?.as_mut()
     }
 
-    /// Carries out a peer's request to read or write `len` bytes at `addr` of an exposed region.
-    fn carry_out(&self, kind: u8, request: &[u8], payload: &[u8]) -> Option<Vec<u8>> {
-        let (epoch, addr, len) = (word(request, 0)?, word(request, 1)?, word(request, 2)?);
-        let inside = |one: &&Exposing| {
-            let (ranges, n) = one.memory.ranges();
-            matches!(ranges.get(..n), Some([at]) if addr >= at.addr && addr + len <= at.addr + at.len)
-        };
-        let one = self.exposed.iter().find(inside).filter(|_| epoch == u64::from(self.epoch))?;
-        let base = one.memory.ranges().0.first()?.addr;
-        let part = one.memory.slice((addr - base) as usize, len as usize);
+    /// Carries out a peer's request to read or write `len` bytes of exposed memory.
+    fn carry_out(
+        &self,
+        peer: PeerId,
+        kind: u8,
+        request: &[u8],
+        payload: &[u8],
+    ) -> Option<Vec<u8>> {
+        let [number, offset, len] = [word(request, 0)?, word(request, 1)?, word(request, 2)?];
+        let (_, memory) = self.exposed.get(number as usize)?.filter(|(to, _)| *to == peer)?;
+        offset.checked_add(len).filter(|end| *end <= memory.len() as u64)?;
+        let part = memory.slice(offset as usize, len as usize);
         let mut bytes = vec![0; if kind == READ { len as usize } else { 0 }];
         match kind {
             READ => _ = part.copy_out(0, &mut bytes),
             _ => _ = part.copy_in(0, payload),
         }
         Some(bytes)
+    }
+
+    /// Asks a peer to read or write its memory.
+    fn ask(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        at: &Remote,
+        (kind, token): (u8, u64),
+    ) -> Result<Access, SendError> {
+        let stale = SendError::Unreachable(Errno(libc::ESTALE));
+        let number = at.key.word(0).ok_or(stale)?;
+        let (stream, asked) = self.out(peer).ok_or(stale)?;
+        if stream.to_send.len() >= QUEUE_MAX {
+            return Err(SendError::Again);
+        }
+        let words = [number, at.offset, local.len() as u64].map(u64::to_le_bytes);
+        let mut payload = vec![0; if kind == READ { 0 } else { local.len() }];
+        local.copy_out(0, &mut payload);
+        stream.push(kind, words.as_flattened(), &payload);
+        asked.push_back((token, (kind == READ).then_some(*local)));
+        stream.flush();
+        Ok(Access::Begun)
     }
 
     /// What peers have sent by the sockets that they made.
@@ -174,7 +196,7 @@ impl Pair {
                         }
                     }
                     (MESSAGE, Some(peer)) => handler.on_message(peer, &header, &payload),
-                    (READ | WRITE, Some(_)) => match self.carry_out(kind, &header, &payload) {
+                    (READ | WRITE, Some(peer)) => match self.carry_out(peer, kind, &header, &payload) {
                         Some(bytes) => stream.push(DONE, &[], &bytes),
                         None => stream.push(VOID, &[], &[]),
                     },
@@ -187,6 +209,8 @@ impl Pair {
                 (false, _) => self.incoming.push((stream, peer)),
                 (true, Some(peer)) => {
                     self.outgoing.get_mut(peer.index()).map(Option::take);
+                    let theirs = |one: &mut (PeerId, SegmentList)| one.0 == peer;
+                    self.exposed.iter_mut().for_each(|one| _ = one.take_if(theirs));
                     handler.on_departure(peer, departure);
                 }
                 (true, None) => {}
@@ -208,11 +232,11 @@ impl Pair {
                 match (kind, asked.pop_front()) {
                     (DONE, Some((token, to))) => {
                         to.map(|to| to.copy_in(0, &payload));
-                        handler.on_reached(peer, token);
+                        handler.on_done(peer, token);
                     }
                     _ => {
                         asked.clear();
-                        handler.on_windows_lost(peer);
+                        handler.on_lane_lost(peer);
                     }
                 }
             }
@@ -227,11 +251,9 @@ impl Messages for Pair {
             short_max: 4096,
             bcopy_max: PAYLOAD_MAX,
             fragment_max: PAYLOAD_MAX,
-            reach_read: true,
-            reach_write: true,
-            reach_read_min: 1,
-            reach_write_min: 1,
-            expose_max: usize::MAX,
+            read_min: Some(1),
+            write_min: Some(1),
+            register_max: usize::MAX,
             atomics: Some(true),
             collectives: Some(true),
             ..Caps::UNKNOWN
@@ -260,63 +282,51 @@ impl Messages for Pair {
 }
 
 impl OneSided for Pair {
-    fn expose(
-        &mut self,
-        _: PeerId,
-        (region, _): (u64, u32),
-        memory: &SegmentList,
-        (reads, writes): (bool, bool),
-    ) -> Exposed {
-        if !self.exposed.iter().any(|one| one.region == region) {
-            self.exposed.push(Exposing { region, memory: *memory });
-        }
-        Exposed::Yes(Exposure { epoch: self.epoch, keys: None, reads, writes, echoes: true })
+    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+        let Purpose::Region { reads, writes } = purpose else { return Registered::No };
+        let key = RemoteKey::new(KEY).with(self.exposed.len() as u64);
+        self.exposed.push(Some((peer, *memory)));
+        Registered::Yes(Registration { key, reads, writes, confirms: true })
     }
 
-    fn epoch(&self, _: PeerId) -> Option<u32> {
-        Some(self.epoch)
+    fn invalidate(&mut self, _: PeerId, key: &RemoteKey) -> bool {
+        let number = key.word(0).map_or(usize::MAX, |number| number as usize);
+        self.exposed.get_mut(number).map(Option::take);
+        false
     }
 
-    fn revoke(&mut self, _: PeerId) -> bool {
-        self.epoch += 1;
-        self.exposed.clear();
-        true
-    }
-
-    fn conceal(&mut self, region: u64) {
-        self.exposed.retain(|one| one.region != region);
-    }
-
-    fn reach(
+    fn put(
         &mut self,
         peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: Reach,
-    ) -> Result<Reached, SendError> {
-        let Range { addr, len } = spot.range;
-        let stale = SendError::Unreachable(Errno(libc::ESTALE));
-        let (stream, asked) = self.out(peer).ok_or(stale)?;
-        if stream.to_send.len() >= QUEUE_MAX {
-            return Err(SendError::Again);
-        }
-        let words = [u64::from(spot.epoch), addr, len].map(u64::to_le_bytes);
-        let mut payload = vec![0; if how.reads { 0 } else { local.len() }];
-        local.copy_out(0, &mut payload);
-        stream.push(if how.reads { READ } else { WRITE }, words.as_flattened(), &payload);
-        asked.push_back((how.token, how.reads.then_some(*local)));
-        stream.flush();
-        Ok(Reached::Begun)
+        to: &Remote,
+        how: Put,
+    ) -> Result<Access, SendError> {
+        self.ask(peer, local, to, (WRITE, how.token))
+    }
+
+    fn get(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        from: &Remote,
+        token: u64,
+    ) -> Result<Access, SendError> {
+        self.ask(peer, local, from, (READ, token))
+    }
+
+    fn flush_puts(&mut self, peer: PeerId, at: &Remote, token: u64) -> Result<Access, SendError> {
+        self.ask(peer, &SegmentList::EMPTY, at, (WRITE, token))
     }
 }
 
-impl Lending for Pair {}
 impl Streaming for Pair {}
 impl Sharing for Pair {}
 
 impl Transport for Pair {
     const NAME: &'static str = "socket pairs";
     const TWO_WAY: bool = false;
+    const KEYS: &'static [u8] = &[KEY];
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
         let listener = UnixListener::bind_addr(&name(opening.me.port())?)?;
@@ -330,7 +340,6 @@ impl Transport for Pair {
             outgoing: Vec::new(),
             incoming: Vec::new(),
             exposed: Vec::new(),
-            epoch: 1,
         }))
     }
 

@@ -18,6 +18,9 @@ pub const PREFIX: &str = "fake-verbs: VIOLATION:";
 /// Writes the line, to the error output and to the run's directory, and aborts.
 #[cold]
 pub(crate) fn violation(what: &str) -> ! {
+    if cfg!(test) {
+        std::panic::panic_any(what.to_owned());
+    }
     let line = format!("{PREFIX} process {}: {what}\n", std::process::id());
     let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(directory) = crate::settings::directory() {

@@ -11,7 +11,7 @@ mod groups;
 mod packet;
 mod plan;
 
-use super::engine::{Core, Engine};
+use super::state::{Core, Engine};
 use super::{Cause, Failure, Host, OpError, Report};
 use crate::memory::SegmentList;
 use crate::memory::atomic::Operation;

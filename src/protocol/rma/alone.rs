@@ -2,210 +2,29 @@
 //! itself, or has its device move them, while these keys are valid. All other operations go by messages, where the
 //! target detects errors.
 
-use super::packet::{Prefix, RmaPacket};
-use super::{Channel, RemoteRange, RemoteRanges, State};
+use super::keys::{OFTEN, Part, Retracted, TOLD_MAX, ToldPart};
+use super::packet::RmaPacket;
+use super::ranges::{RemoteRange, RemoteRanges};
+use super::state::{Channel, Op, State};
+use crate::memory::SegmentList;
 use crate::memory::keys::{self, Right};
-use crate::memory::{MAX_SEGMENTS, SegmentList};
-use crate::protocol::engine::{Core, Engine};
+use crate::protocol::Host;
 use crate::protocol::index_list::Key;
-use crate::protocol::packet::Ranges;
-use crate::protocol::schemes::put::OF_A_MESSAGE;
-use crate::protocol::{Host, Limits};
-use crate::sys::cma::Range;
-use crate::sys::numbers::NumberMap;
-use crate::transport::{Exposed, Exposure, Iface, Mode, PeerId, Reach, Reached, SendError, Spot};
-use std::collections::BTreeMap;
+use crate::protocol::limits::Limits;
+use crate::protocol::schemes::put::PUT_OF_A_MESSAGE;
+use crate::protocol::state::{Core, Engine};
+use crate::transport::{
+    Access, Iface, Mode, PeerId, Purpose, Put, Registered, Registration, Remote, RemoteKey,
+    SendError,
+};
 
-/// Parts of regions that are advertised to a peer, at most.
-const TOLD_MAX: usize = 1024;
-/// Ranges that wait to be advertised, at most.
-const OFFERS_MAX: usize = 64;
-/// A target advertises after this many short reads and writes of a peer: not every peer is worth a connection.
-const OFTEN: u32 = 16;
 /// Writes from `alone_min` bytes on are worth direct RMA on all transports, from this fraction of it on only on some.
 const WRITE_SHARE: usize = 8;
 /// Bytes of one operation that are moved in one progress pass.
 const TURN: usize = 4 << 20;
-/// The token of a flush read. No list of operations has so many entries that one could have this token, and no read of
-/// a message has it.
-const FLUSH: u64 = OF_A_MESSAGE - 1;
-
-/// A part of a region of a target.
-#[derive(Debug)]
-struct Part {
-    key: u64,
-    /// The remote address of its first byte, as operations name it.
-    base: u64,
-    len: u64,
-    reads: bool,
-    writes: bool,
-    echoes: bool,
-    ranges: Ranges,
-    /// The transport's remote key of each range.
-    keys: Option<[u32; MAX_SEGMENTS]>,
-}
-
-/// The cache of one target's remote keys, all of one epoch.
-#[derive(Debug, Default)]
-pub(super) struct Granted {
-    epoch: u32,
-    /// Sorted by key and base.
-    parts: Vec<Part>,
-}
-
-impl Granted {
-    fn clear(&mut self) {
-        self.parts.clear();
-    }
-
-    /// The index behind all parts that begin at or before `addr` of `key`.
-    fn behind(&self, key: u64, addr: u64) -> usize {
-        self.parts.partition_point(|part| (part.key, part.base) <= (key, addr))
-    }
-
-    /// The part of a region that contains `addr`, and the offset in it.
-    fn find(&self, key: u64, addr: u64) -> Option<(&Part, u64)> {
-        let part = self.parts.get(self.behind(key, addr).checked_sub(1)?)?;
-        let at = addr.checked_sub(part.base).filter(|_| part.key == key)?;
-        (at < part.len).then_some((part, at))
-    }
-
-    /// Whether `remote` lies within advertised parts that allow this access. A write needs parts with flush reads: see
-    /// [`Engine::flush_alone`].
-    fn cover(&self, remote: &RemoteRanges, right: Right) -> bool {
-        let allows = |part: &Part| match right {
-            Right::Read => part.reads,
-            Right::Write => part.writes && part.echoes,
-            _ => false,
-        };
-        remote.as_slice().iter().all(|range| {
-            let mut done = 0;
-            while done < range.len {
-                match self.find(range.key, range.addr.wrapping_add(done)) {
-                    Some((part, at)) if allows(part) => done += part.len - at,
-                    _ => return false,
-                }
-            }
-            true
-        })
-    }
-
-    /// The first range of the target's memory at `offset` of `remote`: at most `len` bytes.
-    fn piece(&self, remote: &RemoteRanges, offset: usize, len: usize) -> Option<Spot> {
-        let mut skip = offset as u64;
-        for range in remote.as_slice() {
-            if skip >= range.len {
-                skip -= range.len;
-                continue;
-            }
-            let len = (range.len - skip).min(len as u64);
-            let (part, mut at) = self.find(range.key, range.addr.wrapping_add(skip))?;
-            for (range, key) in part.ranges.as_slice().iter().zip(part.keys.unwrap_or_default()) {
-                if at < range.len {
-                    let (addr, len) = (range.addr.wrapping_add(at), len.min(range.len - at));
-                    return Some(Spot { epoch: self.epoch, key, range: Range { addr, len } });
-                }
-                at -= range.len;
-            }
-            return None;
-        }
-        None
-    }
-
-    /// Adds a part, and removes those that it overlaps. `None`: there are too many.
-    fn insert(&mut self, part: Part) -> Option<()> {
-        let Part { key, base, len, .. } = part;
-        let end = base.checked_add(len).filter(|_| len > 0)?;
-        self.parts.retain(|other| {
-            other.key != key || other.base >= end || other.base + other.len <= base
-        });
-        if self.parts.len() >= TOLD_MAX {
-            return None;
-        }
-        let at = self.behind(key, base);
-        self.parts.insert(at, part);
-        Some(())
-    }
-
-    fn remove(&mut self, key: u64) {
-        self.parts.retain(|part| part.key != key);
-    }
-
-    /// Whether a part of `key` has the transport key of `spot`.
-    fn names(&self, key: u64, spot: &Spot) -> bool {
-        let mut keys =
-            self.parts.iter().filter(|part| part.key == key).filter_map(|part| part.keys);
-        spot.epoch == self.epoch && keys.any(|keys| keys.contains(&spot.key))
-    }
-
-    /// A byte of any part that allows flush reads.
-    fn any_byte(&self) -> Option<Spot> {
-        self.parts.iter().filter(|part| part.echoes).find_map(|part| {
-            let (keys, range) = (part.keys?, part.ranges.as_slice().first()?);
-            let range = Range { addr: range.addr, len: 1 };
-            Some(Spot { epoch: self.epoch, key: *keys.first()?, range })
-        })
-    }
-}
-
-/// The keys that are advertised to one peer.
-#[derive(Debug, Default)]
-struct ToldTo {
-    epoch: Option<u32>,
-    /// Short reads and writes that the peer has sent as messages.
-    short: u32,
-    /// By region id and part number: the region's key, or `None` for a part that cannot be advertised.
-    parts: BTreeMap<(u64, u32), Option<u64>>,
-}
-
-/// The keys that are advertised to all peers.
-#[derive(Debug, Default)]
-pub(super) struct Told {
-    regions: NumberMap<PeerId, ToldTo>,
-    /// Ranges that may be worth advertising.
-    pub(super) offers: Vec<(PeerId, RemoteRange)>,
-    /// Keys of regions that have to be invalidated at the peer (RETRACT).
-    pub(super) retracted: Vec<(PeerId, u64)>,
-}
-
-impl Told {
-    pub(super) fn forget(&mut self, peer: PeerId) {
-        self.regions.remove(&peer);
-        self.offers.retain(|(to, _)| *to != peer);
-        self.retracted.retain(|(to, _)| *to != peer);
-    }
-
-    /// Invalidates this region at each peer that it was advertised to.
-    fn retract(&mut self, region: u64) {
-        for (peer, told) in &mut self.regions {
-            let mut known = None;
-            told.parts.retain(|(other, _), key| {
-                if *other == region {
-                    known = known.or(*key);
-                }
-                *other != region
-            });
-            self.retracted.extend(known.map(|key| (*peer, key)));
-        }
-    }
-
-    /// Counts a short operation of `peer`. Returns true at every [`OFTEN`]th.
-    pub(super) fn asks_often(&mut self, peer: PeerId) -> bool {
-        let short = &mut self.regions.entry(peer).or_default().short;
-        *short = short.wrapping_add(1);
-        *short % OFTEN == 0
-    }
-
-    /// Notes ranges that `peer` has accessed, to advertise them to it.
-    pub(super) fn offer(&mut self, peer: PeerId, remote: &RemoteRanges) {
-        for range in remote.as_slice().iter().filter(|range| range.len > 0) {
-            let offer = (peer, *range);
-            if self.offers.len() < OFFERS_MAX && !self.offers.contains(&offer) {
-                self.offers.push(offer);
-            }
-        }
-    }
-}
+/// The token of a flush read. No list of operations has so many entries that one could have this token, and no access
+/// for a message has it.
+const FLUSH: u64 = PUT_OF_A_MESSAGE - 1;
 
 /// Progress of an operation.
 pub(super) enum Moved {
@@ -246,11 +65,54 @@ impl Channel {
         self.reaching.is_empty() && self.unflushed.is_none() && !self.flushing
     }
 
-    /// The device has begun to read or write `spot`. A read is carried out after all earlier writes of the device.
-    fn note_begun(&mut self, spot: &Spot, how: Reach) {
-        let addr = spot.range.addr.wrapping_add(spot.range.len.saturating_sub(1));
-        let last = Spot { range: Range { addr, len: 1 }, ..*spot };
-        self.unflushed = (!how.reads && !how.delivered).then_some(last);
+    /// Moves, or begins to move, at most `most` bytes of an operation. Returns how many. 0: it has to go by messages.
+    fn move_part<I: Iface>(
+        &mut self,
+        iface: &mut I,
+        (key, op): (Key, &mut Op),
+        offset: usize,
+        most: usize,
+    ) -> Result<usize, SendError> {
+        let (reads, token, stays) = (op.right == Right::Read, key.to_wire(), op.copy.is_some());
+        let Some((at, len)) = self.granted.piece(&op.remote, offset, most) else {
+            op.barred = true;
+            return Ok(0);
+        };
+        let part = op.local.segments().slice(offset, len);
+        let how = Put { notify: false, delivered: op.delivered, stays, token };
+        let moved = match reads {
+            true => iface.get(op.peer, &part, &at, token),
+            false => iface.put(op.peer, &part, &at, how),
+        };
+        match moved {
+            Ok(Access::Moved(moved)) => Ok(moved),
+            Ok(Access::Begun | Access::Silent) => {
+                self.note_begun(&at, len, reads || op.delivered);
+                if op.begun == 0 {
+                    self.short_writes = 0;
+                    self.reaching.push_back(key);
+                }
+                op.begun += 1;
+                Ok(len)
+            }
+            Err(SendError::Again) => Err(SendError::Again),
+            // The key may be another region's now, or void, or the buffer is not fit for direct access. The target
+            // detects errors, or carries the operation out.
+            Err(SendError::Unreachable(errno)) => {
+                if errno.0 != libc::EFAULT {
+                    self.granted.forget(&at.key);
+                }
+                op.barred = true;
+                Ok(0)
+            }
+        }
+    }
+
+    /// The device has begun to access `len` bytes; `flushed`: this completes after all earlier writes of the device, and
+    /// its own.
+    fn note_begun(&mut self, at: &Remote, len: usize, flushed: bool) {
+        let last = Remote { offset: at.offset + (len as u64).saturating_sub(1), ..*at };
+        self.unflushed = (!flushed).then_some(last);
     }
 
     /// All messages that were sent have their answer.
@@ -280,7 +142,7 @@ impl<I: Iface> Engine<I> {
         if channel.granted.parts.is_empty() || !admitted {
             return false;
         }
-        let Some(min) = self.iface.reach_min(peer, reads) else { return false };
+        let Some(min) = self.iface.direct_min(peer, reads) else { return false };
         let min = if reads || channel.reaching.is_empty() { min } else { 1 };
         (long || len >= min as u64) && channel.granted.cover(remote, right)
     }
@@ -295,16 +157,15 @@ impl<I: Iface> Engine<I> {
     #[inline]
     pub(in crate::protocol) fn flush_alone(&mut self, peer: PeerId) {
         let channel = self.core.rma.channels.get(peer.index());
-        if let Some(spot) = channel.and_then(|channel| channel.unflushed) {
-            self.begin_flush(peer, spot);
+        if let Some(at) = channel.and_then(|channel| channel.unflushed) {
+            self.begin_flush(peer, &at);
         }
     }
 
     #[cold]
-    fn begin_flush(&mut self, peer: PeerId, spot: Spot) {
-        let how = Reach { reads: false, delivered: true, stays: false, token: FLUSH };
+    fn begin_flush(&mut self, peer: PeerId, at: &Remote) {
         // If it does not begin, the next pass tries again, or the connection has ended and nothing is left to flush.
-        if self.iface.reach(peer, &spot, &SegmentList::EMPTY, how) == Ok(Reached::Begun) {
+        if self.iface.flush_puts(peer, at, FLUSH) == Ok(Access::Begun) {
             let channel = self.core.rma.channel(peer);
             (channel.unflushed, channel.flushing) = (None, true);
             self.core.peers.count_outstanding(peer, 1);
@@ -323,52 +184,17 @@ impl<I: Iface> Engine<I> {
     /// Moves bytes of the operation, which is the first of its channel.
     pub(super) fn move_alone(&mut self, key: Key, from: usize) -> Result<Moved, SendError> {
         let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(Moved::Whole) };
-        let (peer, local) = (op.peer, op.local.segments());
-        let (reads, stays) = (op.right == Right::Read, op.copy.is_some());
-        let how = Reach { reads, delivered: op.delivered, stays, token: key.to_wire() };
-        let Some(channel) = self.core.rma.channels.get_mut(peer.index()) else {
+        let Some(channel) = self.core.rma.channels.get_mut(op.peer.index()) else {
             return Ok(Moved::Nothing);
         };
-        let mut offset = from;
-        while !op.barred && offset < local.len() {
+        let (len, mut offset) = (op.local.len(), from);
+        while !op.barred && offset < len {
             op.state = State::Moving { offset };
             if offset - from >= TURN {
                 return Ok(Moved::Part);
             }
-            let want = (local.len() - offset).min(self.core.limits.bulk_chunk);
-            let reached = match channel.granted.piece(&op.remote, offset, want) {
-                Some(spot) => {
-                    let len = spot.range.len as usize;
-                    let part = local.slice(offset, len);
-                    let reached = self.iface.reach(peer, &spot, &part, how);
-                    if reached == Ok(Reached::Begun) {
-                        channel.note_begun(&spot, how);
-                    }
-                    reached.map(|reached| (reached, len))
-                }
-                None => Err(SendError::Unreachable(crate::sys::Errno(libc::ESTALE))),
-            };
-            let moved = match reached {
-                Ok((Reached::Moved(moved), _)) => moved,
-                Ok((Reached::Begun, len)) => {
-                    if op.begun == 0 {
-                        channel.short_writes = 0;
-                        channel.reaching.push_back(key);
-                    }
-                    op.begun += 1;
-                    len
-                }
-                Err(SendError::Again) => return Err(SendError::Again),
-                // The key may be another region's now, or void, or the buffer is not fit for direct access. The target
-                // detects errors, or carries the operation out.
-                Err(SendError::Unreachable(errno)) => {
-                    if errno.0 != libc::EFAULT {
-                        channel.granted.clear();
-                    }
-                    op.barred = true;
-                    break;
-                }
-            };
+            let most = (len - offset).min(self.core.limits.bulk_chunk);
+            let moved = channel.move_part(&mut self.iface, (key, op), offset, most)?;
             offset += moved;
             self.core.counts.reached_bytes += moved as u64;
         }
@@ -389,13 +215,7 @@ impl<I: Iface> Engine<I> {
 
     /// Invalidates keys at peers, and advertises regions, except those whose accesses a counter here counts.
     pub(super) fn grant(&mut self, host: &impl Host) -> usize {
-        let mut n = 0;
-        for (peer, key) in std::mem::take(&mut self.core.rma.told.retracted) {
-            match self.send_retract(peer, key) {
-                Err(SendError::Again) => self.core.rma.told.retracted.push((peer, key)),
-                Ok(()) | Err(SendError::Unreachable(_)) => n += 1,
-            }
-        }
+        let mut n = self.retract();
         for (peer, range) in std::mem::take(&mut self.core.rma.told.offers) {
             let Some((id, region)) = host.offer(range.key) else { continue };
             match self.grant_parts(peer, range, id, &region) {
@@ -416,75 +236,89 @@ impl<I: Iface> Engine<I> {
         region: &keys::Region,
     ) -> Result<usize, SendError> {
         let caps = self.iface.caps(peer);
-        let (len, most) = (region.memory.len() as u64, caps.expose_max as u64);
-        let rights = (region.remote_read, region.remote_write);
+        let (len, most) = (region.memory.len() as u64, caps.register_max as u64);
         let Some(first) = range.addr.checked_sub(region.base).filter(|at| *at < len) else {
             return Ok(0);
         };
-        let least = caps.reach_read_min.min(caps.reach_write_min).min(self.core.limits.alone_min);
+        let shortest = [caps.read_min, caps.write_min].into_iter().flatten().min();
+        let least = self.core.limits.alone_min.min(shortest.unwrap_or(usize::MAX));
         if most == 0 || range.len < least as u64 {
             return Ok(0);
         }
         let last = first.saturating_add(range.len - 1).min(len - 1);
-        let told = self.core.rma.told.regions.entry(peer).or_default();
-        if told.epoch.is_some() && told.epoch != self.iface.epoch(peer) {
-            *told = ToldTo::default(); // the connection ended; all is void
-        }
-        let mut n = 0;
-        for part in first / most..=last / most {
-            let told = self.core.rma.told.regions.entry(peer).or_default();
-            let name = (id, part as u32);
-            if told.parts.contains_key(&name) {
-                continue;
-            }
-            if told.parts.len() >= TOLD_MAX || part > u64::from(u32::MAX) {
-                break;
-            }
-            let at = part * most;
-            let memory = region.memory.slice(at as usize, most.min(len - at) as usize);
-            match self.iface.expose(peer, name, &memory, rights) {
-                Exposed::Yes(exposure) => {
-                    let place = (range.key, region.base.wrapping_add(at));
-                    self.send_grant(peer, place, &memory, &exposure)?;
-                    let told = self.core.rma.told.regions.entry(peer).or_default();
-                    told.epoch = Some(exposure.epoch);
-                    told.parts.insert(name, Some(range.key));
-                    n += 1;
-                }
-                Exposed::Later => return Err(SendError::Again),
-                Exposed::No => break,
-                Exposed::Never => {
-                    told.parts.insert(name, None);
-                }
-            }
+        let (mut n, mut next) = (0, first);
+        while next <= last {
+            let (at, memory) = part_at(&region.memory, next, most);
+            next = at + memory.len() as u64;
+            let place = (range.key, region.base.wrapping_add(at));
+            let rights = (region.remote_read, region.remote_write);
+            n += match self.register_part(peer, (id, at), place, &memory, rights) {
+                Registered::Yes(_) => self.send_grant(peer, (id, at))?,
+                Registered::Later => return Err(SendError::Again),
+                Registered::No => break,
+                Registered::Never => 0,
+            };
         }
         Ok(n)
     }
 
-    fn send_grant(
+    /// The transport's key of a part of a region, which is registered for the peer if it is not yet.
+    fn register_part(
         &mut self,
         peer: PeerId,
+        name: (u64, u64),
         (key, base): (u64, u64),
         memory: &SegmentList,
-        exposure: &Exposure,
-    ) -> Result<(), SendError> {
-        let ranges = Ranges::new(memory.ranges());
-        let Exposure { epoch, reads, writes, echoes, ref keys } = *exposure;
-        let count = ranges.as_slice().len() as u8;
-        let packet = RmaPacket::Grant { key, base, epoch, reads, writes, echoes, ranges: count };
-        let prefix = Prefix::of_grant(&ranges, keys.as_ref());
-        let pack = |at: usize, to: &mut [u8]| prefix.pack(&SegmentList::EMPTY, at, to);
-        self.iface.send(peer, Mode::Bulk, packet.encode().as_slice(), prefix.len(), pack)
+        (reads, writes): (bool, bool),
+    ) -> Registered {
+        let told = self.core.rma.told.regions.entry(peer).or_default();
+        match told.parts.get(&name) {
+            Some(Some(part)) => return Registered::Yes(part.registered),
+            Some(None) => return Registered::Never,
+            None if told.parts.len() >= TOLD_MAX => return Registered::No,
+            None => {}
+        }
+        let registered = self.iface.register(peer, memory, Purpose::Region { reads, writes });
+        match registered {
+            Registered::Yes(registered) => {
+                let len = memory.len() as u64;
+                told.parts.insert(name, Some(ToldPart { key, base, len, registered, sent: false }));
+            }
+            Registered::Never => _ = told.parts.insert(name, None),
+            Registered::Later | Registered::No => {}
+        }
+        registered
     }
 
-    fn send_retract(&mut self, peer: PeerId, key: u64) -> Result<(), SendError> {
-        self.iface.send(
-            peer,
-            Mode::Short,
-            RmaPacket::Retract { key }.encode().as_slice(),
-            0,
-            |_, _| (),
-        )
+    /// Sends the GRANT of a part, unless it was sent. Returns the number of packets.
+    fn send_grant(&mut self, peer: PeerId, name: (u64, u64)) -> Result<usize, SendError> {
+        let told = self.core.rma.told.regions.get_mut(&peer);
+        let part = told.and_then(|told| told.parts.get_mut(&name)?.as_mut());
+        let Some(part) = part.filter(|part| !part.sent) else { return Ok(0) };
+        let ToldPart { key, base, len, registered, .. } = *part;
+        let Registration { key: remote, reads, writes, confirms: flushes } = registered;
+        let packet = RmaPacket::Grant { key, base, len, reads, writes, flushes };
+        let bytes = remote.as_slice();
+        let pack = |at: usize, to: &mut [u8]| {
+            to.iter_mut().zip(bytes.get(at..).unwrap_or(&[])).for_each(|(to, byte)| *to = *byte);
+        };
+        self.iface.send(peer, Mode::Bulk, packet.encode().as_slice(), bytes.len(), pack)?;
+        part.sent = true;
+        Ok(1)
+    }
+
+    /// Sends RETRACT for keys that have ended. Returns the number of packets.
+    fn retract(&mut self) -> usize {
+        let mut n = 0;
+        for retracted in std::mem::take(&mut self.core.rma.told.retracted) {
+            let Retracted { peer, key, base, len } = retracted;
+            let packet = RmaPacket::Retract { key, base, len }.encode();
+            match self.iface.send(peer, Mode::Short, packet.as_slice(), 0, |_, _| ()) {
+                Err(SendError::Again) => self.core.rma.told.retracted.push(retracted),
+                Ok(()) | Err(SendError::Unreachable(_)) => n += 1,
+            }
+        }
+        n
     }
 
     /// See [`OneSided::is_settled`].
@@ -495,20 +329,26 @@ impl<I: Iface> Engine<I> {
     /// No peer accesses this region directly any more, once this has returned and [`Engine::is_settled`].
     pub(crate) fn revoke(&mut self, region: u64) {
         let Self { core, iface, .. } = self;
-        let told = &mut core.rma.told;
-        told.regions.retain(|peer, told| {
-            let mut known = told.parts.range((region, 0)..=(region, u32::MAX));
-            !(known.next().is_some() && iface.revoke(*peer))
-        });
-        told.retract(region);
-        iface.conceal(region);
+        core.rma.told.end(region, iface);
         // Before any later message of the application, if there is room.
-        for (peer, key) in std::mem::take(&mut self.core.rma.told.retracted) {
-            if self.send_retract(peer, key) == Err(SendError::Again) {
-                self.core.rma.told.retracted.push((peer, key));
-            }
+        self.retract();
+    }
+}
+
+/// The part of a region that has the byte at `offset`, and its own offset: a part has at most `most` bytes, begins at a
+/// multiple of that or at the beginning of a range, and lies in one range.
+fn part_at(memory: &SegmentList, offset: u64, most: u64) -> (u64, SegmentList) {
+    let (ranges, count) = memory.ranges();
+    let (mut begin, mut end) = (0, 0);
+    for range in ranges.iter().take(count) {
+        (begin, end) = (end, end + range.len);
+        if offset < end {
+            break;
         }
     }
+    let at = begin.max(offset - offset % most);
+    let end = end.min((offset - offset % most).saturating_add(most));
+    (at, memory.slice(at as usize, end.saturating_sub(at) as usize))
 }
 
 impl Core {
@@ -516,27 +356,18 @@ impl Core {
     pub(super) fn on_grant(
         &mut self,
         peer: PeerId,
-        (key, base): (u64, u64),
-        exposure: Exposure,
-        ranges: &Ranges,
+        (key, base, len): (u64, u64, u64),
+        registered: Registration,
     ) -> Option<()> {
-        let granted = &mut self.rma.channel(peer).granted;
-        let Exposure { epoch, keys, reads, writes, echoes } = exposure;
-        if granted.epoch != epoch {
-            granted.clear();
-            granted.epoch = epoch;
-        }
-        let len = ranges.as_slice().iter().map(|range| range.len).sum();
-        granted.insert(Part { key, base, len, reads, writes, echoes, ranges: *ranges, keys })
+        self.rma.channel(peer).granted.insert(Part { key, base, len, registered })
     }
 
-    /// RETRACT: a target invalidates the key of a region.
-    pub(super) fn on_retract(&mut self, peer: PeerId, key: u64) {
+    /// RETRACT: a target invalidates the keys of these bytes.
+    pub(super) fn on_retract(&mut self, peer: PeerId, bytes: (u64, u64, u64)) {
         let channel = self.rma.channel(peer);
-        let ended = channel.unflushed.is_some_and(|spot| channel.granted.names(key, &spot));
-        channel.granted.remove(key);
+        let unflushed = channel.unflushed.map(|at| at.key);
         // The end of its registration flushes a region. For writes to others, a read of any byte is a flush read.
-        if ended {
+        if channel.granted.remove(bytes, unflushed) {
             channel.unflushed = channel.granted.any_byte();
         }
     }
@@ -549,13 +380,20 @@ impl Core {
         }
     }
 
-    /// The memory of a region of this endpoint has been unmapped or replaced: its keys are void.
-    pub(in crate::protocol) fn on_concealed(&mut self, region: u64) {
-        self.rma.told.retract(region);
+    /// The memory under a key that was made for `peer` has been unmapped or replaced.
+    pub(in crate::protocol) fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey) {
+        let Self { rma, .. } = self;
+        let Some(told) = rma.told.regions.get_mut(&peer) else { return };
+        told.parts.retain(|_, part| {
+            let void = part.filter(|part| part.registered.key == *key);
+            let sent = void.filter(|part| part.sent);
+            rma.told.retracted.extend(sent.map(|part| Retracted::of(peer, &part)));
+            void.is_none()
+        });
     }
 
     /// The device has finished one segment of an operation.
-    pub(in crate::protocol) fn on_reached(
+    pub(in crate::protocol) fn on_access_done(
         &mut self,
         peer: PeerId,
         token: u64,
@@ -607,55 +445,5 @@ impl Core {
         if idle && !channel.queue.is_empty() {
             self.rma.pumping.push_back(peer);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn part(key: u64, base: u64, len: u64) -> Part {
-        let ranges = Ranges::NONE;
-        Part { key, base, len, reads: true, writes: true, echoes: true, ranges, keys: None }
-    }
-
-    #[test]
-    fn what_a_target_tells_is_bounded() {
-        let mut granted = Granted::default();
-        for key in 0..3 * TOLD_MAX as u64 {
-            assert!(
-                granted.insert(part(key, 0, 0)).is_none()
-                    && granted.insert(part(key, 9, u64::MAX)).is_none()
-            );
-            assert_eq!(granted.insert(part(key, 0, 10)).is_some(), key < TOLD_MAX as u64);
-        }
-        assert_eq!(granted.parts.len(), TOLD_MAX);
-        // A part that replaces another does not add to their number.
-        assert!(
-            granted.insert(part(5, 3, 10)).is_some() && granted.insert(part(5, 20, 10)).is_none()
-        );
-        assert_eq!(granted.find(5, 2).map(|_| ()), None);
-        assert_eq!(granted.find(5, 12).map(|(_, at)| at), Some(9));
-        granted.remove(5);
-        assert_eq!(granted.parts.len(), TOLD_MAX - 1);
-    }
-
-    #[test]
-    fn a_part_takes_the_place_of_those_that_it_overlaps() {
-        let mut granted = Granted::default();
-        for base in [0, 20, 40, 60] {
-            granted.insert(part(7, base, 10)).unwrap();
-            granted.insert(part(8, base, 10)).unwrap();
-        }
-        granted.insert(part(7, 29, 12)).unwrap();
-        let bases: Vec<_> =
-            granted.parts.iter().filter(|part| part.key == 7).map(|part| part.base).collect();
-        assert_eq!(bases, [0, 29, 60]);
-        assert_eq!(granted.parts.len(), 7);
-        let place = |addr| granted.find(7, addr).map(|(_, at)| at);
-        assert_eq!(
-            [9, 10, 28, 29, 40, 41].map(place),
-            [Some(9), None, None, Some(0), Some(11), None]
-        );
     }
 }

@@ -1,26 +1,23 @@
 //! Atomic operations (PROTOCOL.md §4.16), both sides. Each is one packet, and the target carries it out when the packet
 //! arrives.
 
+use super::operands::Operands;
 use super::packet::{Prefix, REMOTE_LEN, RmaPacket};
-use super::target::{Place, Request};
-use super::{Answer, FETCH_WINDOW, MAX_RANGES, Op, RemoteRanges, Rma, RmaOp, State, status_of};
+use super::ranges::{MAX_RANGES, RemoteRanges, RmaOp};
+use super::requests::{Place, Request};
+use super::state::{Answer, Op, Rma, State, status_of};
+use crate::memory::SegmentList;
 use crate::memory::atomic::{Form, MAX_BYTES, Operation};
 use crate::memory::keys::Right;
-use crate::memory::{OwnedBuffer, SegmentList};
-use crate::protocol::engine::{Core, Engine};
-use crate::protocol::index_list::{IndexList, Key};
+use crate::protocol::index_list::Key;
 use crate::protocol::message::Payload;
 use crate::protocol::packet::Ranges;
+use crate::protocol::state::{Core, Engine};
 use crate::protocol::{Cause, Host, OpError, Report};
 use crate::transport::{BCOPY_LEAST, Iface, Mode, PeerId, SendError};
 
 // An operation of the largest size, with two operands and all ranges, has to fit into one packet.
 const _: () = assert!(2 * MAX_BYTES + MAX_RANGES * REMOTE_LEN <= BCOPY_LEAST);
-
-/// Results up to this length need no allocation, bytes: two elements of the longest real type.
-const FEW: usize = 32;
-/// Buffers of longer results that are kept for reuse.
-const SPARE_MAX: usize = 16;
 
 /// An atomic operation, as requested by the endpoint, which has checked that the operation exists in this form.
 #[derive(Clone, Copy, Debug)]
@@ -52,93 +49,6 @@ pub(crate) fn right_of(operation: Operation, form: Form) -> Right {
         Form::Base => Right::Update,
         Form::Fetch if operation.operands() == 0 => Right::Fetch,
         Form::Fetch | Form::Compare => Right::Exchange,
-    }
-}
-
-/// The fields that a pending atomic operation has in addition to those of every one-sided operation.
-#[derive(Debug)]
-pub(super) struct Operands {
-    operation: Operation,
-    compare: Payload,
-    result: SegmentList,
-}
-
-impl Operands {
-    /// Copies the compare operand: the application may reuse its buffer.
-    pub(super) fn keep(&mut self) {
-        self.compare = Payload::Owned(OwnedBuffer::copy_of(&self.compare.segments()));
-    }
-
-    pub(super) fn is_owned(&self) -> bool {
-        matches!(self.compare, Payload::Owned(_))
-    }
-}
-
-/// The old values that an operation has fetched, until they are sent to the initiator.
-#[derive(Debug)]
-enum Kept {
-    Few([u8; FEW], usize),
-    Many(Vec<u8>),
-}
-
-/// All results that are waiting to be sent.
-#[derive(Debug, Default)]
-pub(super) struct Results {
-    list: IndexList<(PeerId, Kept)>,
-    spare: Vec<Vec<u8>>,
-}
-
-impl Results {
-    /// Whether one more result may wait for `peer`.
-    fn has_room(&self, peer: PeerId) -> bool {
-        let window = FETCH_WINDOW as usize;
-        self.list.len() < window
-            || self.list.iter().filter(|(_, (to, _))| *to == peer).count() < window
-    }
-
-    /// A zeroed result of `len` bytes. `None`: there is no memory.
-    fn of_length(&mut self, len: usize) -> Option<Kept> {
-        if len <= FEW {
-            return Some(Kept::Few([0; FEW], len));
-        }
-        let mut buffer = self.spare.pop().unwrap_or_default();
-        buffer.try_reserve(len).ok()?;
-        buffer.resize(len, 0);
-        Some(Kept::Many(buffer))
-    }
-
-    fn add(&mut self, peer: PeerId, kept: Kept) -> Key {
-        self.list.push_back((peer, kept))
-    }
-
-    pub(super) fn remove(&mut self, key: Key) {
-        if let Some((_, Kept::Many(mut buffer))) = self.list.remove(key) {
-            if self.spare.len() < SPARE_MAX {
-                buffer.clear();
-                self.spare.push(buffer);
-            }
-        }
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-}
-
-impl Kept {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Few(bytes, len) => bytes.get(..*len).unwrap_or(&[]),
-            Self::Many(bytes) => bytes,
-        }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Few(bytes, len) => bytes.get_mut(..*len).unwrap_or(&mut []),
-            Self::Many(bytes) => bytes,
-        }
     }
 }
 

@@ -1,18 +1,18 @@
 //! The initiator's side: the endpoint that reads and writes a peer's memory.
 
-use super::Answer;
 use super::alone::{Moved, write_min};
+use super::keys::Granted;
+use super::operands::Operands;
 use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
-use super::{
-    BATCH, COPY_MAX, Channel, FLUSH_AFTER, Op, Operands, QUEUE_MAX, RemoteRanges, RmaOp, State,
-};
+use super::ranges::{RemoteRanges, RmaOp};
+use super::state::{Answer, BATCH, COPY_MAX, Channel, FLUSH_AFTER, Op, QUEUE_MAX, Rma, State};
 use crate::memory::OwnedBuffer;
 use crate::memory::keys::Right;
-use crate::protocol::engine::{Core, Engine};
 use crate::protocol::index_list::Key;
 use crate::protocol::message::Payload;
 use crate::protocol::packet::Ranges;
 use crate::protocol::sends::What;
+use crate::protocol::state::{Core, Engine};
 use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError};
 use crate::transport::{Iface, Mode, PeerId, SendError, piece_of};
 
@@ -167,7 +167,7 @@ impl<I: Iface> Engine<I> {
 
     /// Copies the buffer of an injected operation that is not sent yet.
     fn keep_injected(&mut self, key: Key, op: &RmaOp) {
-        let super::Rma { ops, operands, copies, .. } = &mut self.core.rma;
+        let Rma { ops, operands, copies, .. } = &mut self.core.rma;
         if let Some(kept) = ops.get_mut(key).filter(|_| op.inject) {
             kept.local = match copies.take(&op.local) {
                 Some((place, copy)) => {
@@ -370,7 +370,7 @@ impl<I: Iface> Engine<I> {
     fn go_alone(&mut self, key: Key, offset: usize, host: &mut impl Host) -> Result<(), SendError> {
         match self.move_alone(key, offset)? {
             Moved::Whole => self.core.end_access(key, None, host),
-            // `on_reached` completes it.
+            // `on_access_done` completes it.
             Moved::Begun => {}
             Moved::Part => {
                 if let Some(op) = self.core.rma.ops.get(key) {
@@ -567,7 +567,7 @@ impl Core {
             let channel = rma.channel(peer);
             channel.queue = std::collections::VecDeque::new();
             channel.reaching = std::collections::VecDeque::new();
-            channel.granted = super::alone::Granted::default();
+            channel.granted = Granted::default();
             channel.unflushed = None;
         }
         for key in rma.ops.keys_where(|op| op.peer == peer) {

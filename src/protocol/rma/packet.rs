@@ -1,7 +1,7 @@
 //! Headers of one-sided operations, and the ranges before their payload (PROTOCOL.md §4.15). All integers are
 //! little-endian.
 
-use super::{MAX_RANGES, RemoteRange, RemoteRanges};
+use super::ranges::{MAX_RANGES, RemoteRange, RemoteRanges};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::protocol::packet::Ranges;
 use crate::sys::cma::Range;
@@ -27,7 +27,7 @@ const FETCH: u8 = 32;
 /// A flag of GRANT.
 const READS: u8 = 64;
 const WRITES: u8 = 128;
-const ECHOES: u8 = 32;
+const FLUSHES: u8 = 32;
 
 /// Longest header, bytes.
 pub(super) const HEADER_MAX: usize = 32;
@@ -36,7 +36,6 @@ pub(super) const REMOTE_LEN: usize = 24;
 const LOCAL_LEN: usize = 16;
 /// Longest list of both sides' ranges, bytes.
 const PREFIX_MAX: usize = MAX_RANGES * REMOTE_LEN + MAX_SEGMENTS * LOCAL_LEN;
-const KEY_LEN: usize = 4;
 
 /// One packet header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,12 +61,11 @@ pub(crate) enum RmaPacket {
     Atomic { tx: u64, data: Option<u64>, fetches: bool, ranges: u8, op: u8, datatype: u8 },
     /// The payload is the old values of atomic operation `tx`.
     Result { tx: u64 },
-    /// Advertises a part of region `key`: `base` is the remote address of its first byte, and the payload begins with
-    /// its `ranges` ranges. The initiator may read or write it directly as long as the epoch stays the same. The
-    /// transport's key of each range follows, if it has keys.
-    Grant { key: u64, base: u64, epoch: u32, reads: bool, writes: bool, echoes: bool, ranges: u8 },
-    /// Invalidates all keys of region `key`.
-    Retract { key: u64 },
+    /// Advertises a part of region `key`: `len` bytes from the remote address `base` on. The initiator may read or write
+    /// them with the transport's remote key, which is the payload.
+    Grant { key: u64, base: u64, len: u64, reads: bool, writes: bool, flushes: bool },
+    /// Invalidates all keys of these bytes of region `key`.
+    Retract { key: u64, base: u64, len: u64 },
 }
 
 /// An encoded header.
@@ -162,12 +160,14 @@ impl RmaPacket {
                 }
             }
             Self::Result { tx } => Encoded::new(RESULT, 0, 0, 0, 0).with(tx),
-            Self::Grant { key, base, epoch, reads, writes, echoes, ranges } => {
+            Self::Grant { key, base, len, reads, writes, flushes } => {
                 let flag = |set: bool, bit: u8| if set { bit } else { 0 };
-                let flags = flag(reads, READS) | flag(writes, WRITES) | flag(echoes, ECHOES);
-                Encoded::new(GRANT, flags, 0, ranges, epoch).with(key).with(base)
+                let flags = flag(reads, READS) | flag(writes, WRITES) | flag(flushes, FLUSHES);
+                Encoded::new(GRANT, flags, 0, 0, 0).with(key).with(base).with(len)
             }
-            Self::Retract { key } => Encoded::new(RETRACT, 0, 0, 0, 0).with(key),
+            Self::Retract { key, base, len } => {
+                Encoded::new(RETRACT, 0, 0, 0, 0).with(key).with(base).with(len)
+            }
         }
     }
 
@@ -210,13 +210,14 @@ impl RmaPacket {
             GRANT => Self::Grant {
                 key: fields.next()?,
                 base: fields.next()?,
-                epoch: u32::from_le_bytes([a, b, c, d]),
+                len: fields.next()?,
                 reads: flags & READS != 0,
                 writes: flags & WRITES != 0,
-                echoes: flags & ECHOES != 0,
-                ranges: locals,
+                flushes: flags & FLUSHES != 0,
             },
-            RETRACT => Self::Retract { key: fields.next()? },
+            RETRACT => {
+                Self::Retract { key: fields.next()?, base: fields.next()?, len: fields.next()? }
+            }
             _ => return None,
         })
     }
@@ -257,13 +258,15 @@ impl fmt::Display for RmaPacket {
                 if *fetches { write!(f, ", fetches") } else { Ok(()) }
             }
             Self::Result { tx } => write!(f, "RESULT tx {tx:#x}"),
-            Self::Grant { key, base, epoch, reads, writes, echoes, ranges } => {
-                write!(f, "GRANT key {key:#x} base {base:#x} in {ranges} ranges, epoch {epoch}")?;
+            Self::Grant { key, base, len, reads, writes, flushes } => {
+                write!(f, "GRANT key {key:#x}, {len} bytes at {base:#x}")?;
                 write!(f, "{}", if *reads { ", reads" } else { "" })?;
                 write!(f, "{}", if *writes { ", writes" } else { "" })?;
-                write!(f, "{}", if *echoes { ", echoes" } else { "" })
+                write!(f, "{}", if *flushes { ", flush reads" } else { "" })
             }
-            Self::Retract { key } => write!(f, "RETRACT key {key:#x}"),
+            Self::Retract { key, base, len } => {
+                write!(f, "RETRACT key {key:#x}, {len} bytes at {base:#x}")
+            }
         }
     }
 }
@@ -290,22 +293,10 @@ impl Prefix {
         prefix
     }
 
-    /// The prefix of a GRANT, with the transport's keys.
-    pub(super) fn of_grant(ranges: &Ranges, keys: Option<&[u32; MAX_SEGMENTS]>) -> Self {
-        let mut prefix = Self::new(&RemoteRanges::NONE, ranges);
-        for key in keys.into_iter().flatten().take(ranges.as_slice().len()) {
-            prefix.put_bytes(&key.to_le_bytes());
-        }
-        prefix
-    }
-
     fn put(&mut self, value: u64) {
-        self.put_bytes(&value.to_le_bytes());
-    }
-
-    fn put_bytes(&mut self, bytes: &[u8]) {
+        let bytes = value.to_le_bytes();
         if let Some(to) = self.bytes.get_mut(self.len..self.len + bytes.len()) {
-            to.copy_from_slice(bytes);
+            to.copy_from_slice(&bytes);
             self.len += bytes.len();
         }
     }
@@ -345,22 +336,6 @@ impl Prefix {
         list.iter().try_fold(0u64, |sum, range| sum.checked_add(range.len))?;
         Some((remote, Ranges::new((list, usize::from(locals))), fields.0))
     }
-
-    /// Decodes the keys behind the ranges of a GRANT: one for each, or none at all. `None`: other bytes.
-    pub(super) fn read_keys(rest: &[u8], ranges: &Ranges) -> Option<Option<[u32; MAX_SEGMENTS]>> {
-        if rest.is_empty() {
-            return Some(None);
-        }
-        if rest.len() != ranges.as_slice().len() * KEY_LEN {
-            return None;
-        }
-        let mut keys = [0; MAX_SEGMENTS];
-        let chunks = rest.chunks_exact(KEY_LEN).filter_map(<[u8]>::first_chunk);
-        for (key, bytes) in keys.iter_mut().zip(chunks) {
-            *key = u32::from_le_bytes(*bytes);
-        }
-        Some(Some(keys))
-    }
 }
 
 #[cfg(test)]
@@ -396,32 +371,13 @@ mod tests {
                     RmaPacket::Atomic { tx, data, fetches, ranges, op, datatype }
                 }),
             any::<u64>().prop_map(|tx| RmaPacket::Result { tx }),
-            (any::<u64>(), any::<u64>(), any::<u32>(), any::<[bool; 3]>(), 0..=4u8).prop_map(
-                |(key, base, epoch, [reads, writes, echoes], ranges)| {
-                    RmaPacket::Grant { key, base, epoch, reads, writes, echoes, ranges }
+            any::<([u64; 3], [bool; 3])>().prop_map(
+                |([key, base, len], [reads, writes, flushes])| {
+                    RmaPacket::Grant { key, base, len, reads, writes, flushes }
                 }
             ),
-            any::<u64>().prop_map(|key| RmaPacket::Retract { key }),
+            any::<[u64; 3]>().prop_map(|[key, base, len]| RmaPacket::Retract { key, base, len }),
         ]
-    }
-
-    #[test]
-    fn a_grant_has_a_key_for_each_range_or_none() {
-        let ranges = [(100, 10), (500, 5)].map(|(addr, len)| Range { addr, len });
-        let mut list = [Range::default(); MAX_SEGMENTS];
-        list[..2].copy_from_slice(&ranges);
-        let ranges = Ranges::new((list, 2));
-        for keys in [None, Some([7, u32::MAX, 0, 0])] {
-            let prefix = Prefix::of_grant(&ranges, keys.as_ref());
-            let mut bytes = vec![0; prefix.len()];
-            prefix.pack(&SegmentList::EMPTY, 0, &mut bytes);
-            let (_, read, rest) = Prefix::read(&bytes, 0, 2).unwrap();
-            assert_eq!(read.as_slice(), ranges.as_slice());
-            assert_eq!(Prefix::read_keys(rest, &read), Some(keys));
-            bytes.push(0);
-            let (_, read, rest) = Prefix::read(&bytes, 0, 2).unwrap();
-            assert_eq!(Prefix::read_keys(rest, &read), None);
-        }
     }
 
     proptest! {

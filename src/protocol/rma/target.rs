@@ -3,93 +3,20 @@
 
 use super::alone::write_min;
 use super::packet::RmaPacket;
-use super::{
-    Answer, BATCH, FLUSH_AFTER, MAX_RANGES, PULL_WINDOW, READ_WINDOW, RemoteAccess, RemoteRange,
-    RemoteRanges, status_of,
-};
+use super::ranges::{MAX_RANGES, RemoteAccess};
+use super::requests::{Place, Read, Request, Write};
+use super::state::{Answer, BATCH, FLUSH_AFTER, PULL_WINDOW, READ_WINDOW, status_of};
 use crate::memory::MAX_SEGMENTS;
-use crate::memory::keys::{Denied, Granted, Right};
+use crate::memory::keys::{Denied, Right};
 use crate::protocol::Host;
-use crate::protocol::engine::{Core, Engine};
 use crate::protocol::message::is_refusal;
-use crate::protocol::packet::Ranges;
+use crate::protocol::state::{Core, Engine};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{Caps, Iface, Mode, PeerId, SendError, piece_of, slice_ranges};
-use std::collections::VecDeque;
 
 /// Operations that one DONE names, at most.
 const NAMES_MAX: usize = 32;
-
-/// A request of an initiator.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
-    pub(super) peer: PeerId,
-    pub(super) tx: u64,
-    pub(super) data: Option<u64>,
-    /// Ranges of this endpoint's memory.
-    pub(super) ranges: RemoteRanges,
-    /// Ranges of the initiator's memory; none if this endpoint cannot access it.
-    pub(super) local: Ranges,
-}
-
-/// The local memory of a request, with the ids that its regions had when the request came.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub(super) ranges: RemoteRanges,
-    regions: [u64; MAX_RANGES],
-    right: Right,
-}
-
-/// A write whose bytes do not all come with its request.
-#[derive(Debug)]
-struct Write {
-    request: Request,
-    place: Place,
-    done: u64,
-    /// This endpoint fetches the bytes. Else the initiator sends them.
-    pulls: bool,
-    /// The write was refused: its bytes are dropped, and this status is the answer once all have come.
-    refused: Option<u32>,
-}
-
-/// A read in progress.
-#[derive(Debug)]
-struct Read {
-    request: Request,
-    place: Place,
-    done: u64,
-    /// This endpoint writes the bytes into the initiator's buffer. Else it sends them.
-    puts: bool,
-    /// Writing them failed with EFAULT.
-    faulted: bool,
-}
-
-/// The unfinished operations of one initiator.
-#[derive(Debug, Default)]
-pub(super) struct Inbound {
-    /// Only the first write is in progress. Those behind it are all to be fetched.
-    writes: VecDeque<Write>,
-    reads: VecDeque<Read>,
-    /// The peer is in `Rma::serving`.
-    served: bool,
-}
-
-impl Inbound {
-    fn is_empty(&self) -> bool {
-        self.writes.is_empty() && self.reads.is_empty()
-    }
-
-    /// Whether a write is unfinished.
-    pub(super) fn has_writes(&self) -> bool {
-        !self.writes.is_empty()
-    }
-
-    /// Whether this endpoint has bytes to move.
-    fn has_work(&self) -> bool {
-        !self.reads.is_empty() || self.writes.front().is_some_and(|write| write.pulls)
-    }
-}
 
 /// Outcome of one step of an operation.
 enum Step {
@@ -99,88 +26,6 @@ enum Step {
     Moved,
     /// The operation has ended, or continues in another way.
     Done,
-}
-
-impl Place {
-    /// Checks that a peer has the right to all of `ranges`.
-    pub(super) fn find(
-        ranges: &RemoteRanges,
-        right: Right,
-        host: &impl Host,
-    ) -> Result<Self, Denied> {
-        let mut regions = [0; MAX_RANGES];
-        for (id, range) in regions.iter_mut().zip(ranges.as_slice()) {
-            *id = host.region(range, right)?.id;
-        }
-        Ok(Self { ranges: *ranges, regions, right })
-    }
-
-    /// The memory at `offset`: one range of at most `len` bytes.
-    pub(super) fn piece(
-        &self,
-        offset: u64,
-        len: usize,
-        host: &impl Host,
-    ) -> Result<Granted, Denied> {
-        let mut skip = offset;
-        for (range, id) in self.ranges.as_slice().iter().zip(self.regions) {
-            if skip >= range.len {
-                skip -= range.len;
-                continue;
-            }
-            let part = RemoteRange {
-                key: range.key,
-                addr: range.addr.wrapping_add(skip),
-                len: (range.len - skip).min(len as u64),
-            };
-            // Another region may have the key by now.
-            return host
-                .region(&part, self.right)
-                .and_then(|granted| if granted.id == id { Ok(granted) } else { Err(Denied::Key) });
-        }
-        Err(Denied::Access)
-    }
-
-    /// Whether this process can access its own memory from `offset` on, of `len` bytes: a copy failed with EFAULT.
-    fn is_accessible(&self, offset: u64, len: u64, host: &impl Host) -> bool {
-        let mut at = offset;
-        while at < len {
-            let Ok(piece) = self.piece(at, usize::MAX, host) else { return true }; // refused later
-            let memory = &piece.memory;
-            if memory.len() == 0
-                || !memory.is_accessible(0, memory.len(), self.right == Right::Write)
-            {
-                return false;
-            }
-            at += memory.len() as u64;
-        }
-        true
-    }
-
-    /// Copies `bytes` to `offset`.
-    fn fill(&self, offset: u64, bytes: &[u8], host: &impl Host) -> Result<(), Denied> {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let at = offset + (bytes.len() - rest.len()) as u64;
-            let piece = self.piece(at, rest.len(), host)?;
-            let n = piece.memory.copy_in(0, rest);
-            rest = rest.get(n.max(1)..).unwrap_or(&[]);
-        }
-        Ok(())
-    }
-
-    /// The ids of the regions, each once, and their number.
-    fn distinct(&self) -> ([u64; MAX_RANGES], usize) {
-        let (mut out, mut n) = ([0; MAX_RANGES], 0);
-        for (id, range) in self.regions.iter().zip(self.ranges.as_slice()) {
-            let known = out.get(..n).is_some_and(|seen| seen.contains(id));
-            if let (false, Some(slot)) = (known || range.len == 0, out.get_mut(n)) {
-                *slot = *id;
-                n += 1;
-            }
-        }
-        (out, n)
-    }
 }
 
 impl Core {
@@ -452,7 +297,7 @@ impl<I: Iface> Engine<I> {
         };
         let mut remote = [Range::default(); MAX_SEGMENTS];
         let count = slice_ranges(sources.as_slice(), done, piece.len() as u64, &mut remote);
-        match self.iface.get(peer, &piece, remote.get(..count).unwrap_or(&[])) {
+        match self.iface.read_from(peer, &piece, remote.get(..count).unwrap_or(&[])) {
             Ok(moved) => {
                 self.core.counts.pulled_bytes += moved as u64;
                 let done = done.saturating_add(moved as u64);
@@ -512,7 +357,7 @@ impl<I: Iface> Engine<I> {
         let sinks = read.request.local;
         let count = slice_ranges(sinks.as_slice(), read.done, piece.len() as u64, &mut remote);
         let put = if self.iface.caps(peer).put {
-            self.iface.put(peer, &piece, remote.get(..count).unwrap_or(&[]))
+            self.iface.write_to(peer, &piece, remote.get(..count).unwrap_or(&[]))
         } else {
             Err(SendError::Unreachable(Errno(libc::EPERM)))
         };
@@ -584,7 +429,8 @@ impl<I: Iface> Engine<I> {
                 if read.done >= read.request.ranges.total() {
                     let ranges = read.request.ranges;
                     self.core.end_read(peer, None, host);
-                    let short = caps.reach_read_min as u64..self.core.limits.alone_min as u64;
+                    let least = caps.read_min.unwrap_or(usize::MAX) as u64;
+                    let short = least..self.core.limits.alone_min as u64;
                     let told = &mut self.core.rma.told;
                     if short.contains(&ranges.total()) && told.asks_often(peer) {
                         told.offer(peer, &ranges);

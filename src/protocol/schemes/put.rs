@@ -10,8 +10,9 @@ use crate::protocol::message::{Inbound, Next, Outbound};
 use crate::protocol::outbox::Outbox;
 use crate::protocol::packet::Packet;
 use crate::sys::Errno;
-use crate::sys::cma::Range;
-use crate::transport::{Chunk, Iface, PeerId, Reach, Reached, SendError, Spot, Ticket, Windows};
+use crate::transport::{
+    Access, Iface, PeerId, Prepared, Purpose, Put, Registered, Remote, RemoteKey, SendError,
+};
 use std::collections::VecDeque;
 
 /// Chunks of one message that are outstanding at a time: one is written while advertisements of others travel.
@@ -29,8 +30,9 @@ const SHARE_MAX: usize = 128 * 1024;
 pub(in crate::protocol) const READ_BATCH: usize = 512 * 1024;
 /// The remote key of a message is void.
 const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
-/// Set in the tokens of reads for messages, to tell them from those of direct RMA.
-pub(in crate::protocol) const OF_A_MESSAGE: u64 = 1 << 31;
+/// Set in the tokens of gets, and of puts, for messages, to tell them from those of direct RMA.
+pub(in crate::protocol) const GET_OF_A_MESSAGE: u64 = 1 << 31;
+pub(in crate::protocol) const PUT_OF_A_MESSAGE: u64 = 1 << 30;
 
 /// A chunk of a receive: advertised to the sender as a remote buffer, or read by this endpoint.
 #[derive(Debug)]
@@ -48,7 +50,7 @@ pub(in crate::protocol) struct Lent {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mover {
     /// The sender writes it. `seen`: it gets a sender-side delivery completion.
-    Sender { ticket: Ticket, seen: bool },
+    Sender { remote: RemoteKey, seen: bool },
     /// This endpoint reads it; queued in [`Chunks::due`].
     Due,
     /// The device is reading it.
@@ -76,7 +78,7 @@ pub(in crate::protocol) struct Chunks {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::protocol) struct Announced {
     /// The remote key to read the message by, if the sender advertises it.
-    pub(in crate::protocol) offer: Option<Ticket>,
+    pub(in crate::protocol) offer: Option<RemoteKey>,
     /// Sender-side delivery completion: a FIN may be late.
     pub(in crate::protocol) sees: bool,
 }
@@ -85,7 +87,7 @@ pub(in crate::protocol) struct Announced {
 #[derive(Debug)]
 pub(in crate::protocol) struct Receiver {
     /// As in [`Announced`], as long as it is valid.
-    pub(in crate::protocol) offer: Option<Ticket>,
+    pub(in crate::protocol) offer: Option<RemoteKey>,
     /// Outstanding chunks, including complete ones that have gaps before them.
     out: usize,
     /// Offset of the next chunk.
@@ -131,7 +133,16 @@ pub(in crate::protocol) struct Due {
     pub(in crate::protocol) tx: Key,
     offset: usize,
     len: usize,
-    ticket: Ticket,
+    remote: RemoteKey,
+}
+
+/// Bytes of a message that the device is writing.
+#[derive(Debug)]
+pub(in crate::protocol) struct Wrote {
+    pub(in crate::protocol) peer: PeerId,
+    pub(in crate::protocol) tx: Key,
+    offset: usize,
+    len: usize,
 }
 
 impl Receiver {
@@ -161,7 +172,7 @@ impl Receiver {
         chunks: &mut Chunks,
         outbox: &mut Outbox,
         (key, message): (Key, &Inbound),
-        (ready, most): (Windows, usize),
+        (ready, most): (Prepared, usize),
     ) -> Next {
         self.take_back(iface, chunks, key);
         let mut again = false;
@@ -170,9 +181,9 @@ impl Receiver {
             (Phase::Gone, _) if self.out > 0 => return Next::Waits,
             (Phase::Gone, _) => return Next::Failed(libc::EIO, Cause::LinkBroke),
             (Phase::Over { .. }, _) => {}
-            (Phase::Open, Windows::No) => self.close(usize::MAX),
-            (Phase::Open, Windows::Later) => again = true,
-            (Phase::Open, Windows::Ready) => {
+            (Phase::Open, Prepared::No) => self.close(usize::MAX),
+            (Phase::Open, Prepared::Later) => again = true,
+            (Phase::Open, Prepared::Ready) => {
                 match self.advertise(iface, chunks, outbox, (key, message), most) {
                     Ok(()) => {}
                     Err(SendError::Again) => again = true,
@@ -199,7 +210,7 @@ impl Receiver {
     ) -> Result<(), SendError> {
         let peer = message.peer;
         // The sender's remote key is void when the connection that it was made for ends.
-        self.offer = self.offer.filter(|offer| iface.epoch(peer) == Some(offer.connection));
+        self.offer = self.offer.filter(|offer| iface.is_current(peer, offer));
         let most = match self.offer {
             Some(_) => share(message.want, window_max.min(SHARE_MAX)),
             None => window_max,
@@ -218,19 +229,24 @@ impl Receiver {
                 chunks.due.push_back(token);
                 self.reads = false;
             } else {
-                let ticket = match iface.lend(peer, &part, token.to_wire()) {
-                    Ok(ticket) => ticket,
-                    Err(error) => {
+                let purpose = Purpose::Receive { token: token.to_wire() };
+                let made = match iface.register(peer, &part, purpose) {
+                    Registered::Yes(made) => made,
+                    other => {
                         chunks.list.remove(token);
-                        return Err(error);
+                        return Err(match other {
+                            Registered::Later => SendError::Again,
+                            _ => SendError::Unreachable(Errno(libc::EFAULT)),
+                        });
                     }
                 };
+                let remote = made.key;
                 if let Some(lent) = chunks.list.get_mut(token) {
-                    lent.mover = Mover::Sender { ticket, seen: iface.sees_writes(&ticket) };
+                    lent.mover = Mover::Sender { remote, seen: made.confirms };
                 }
                 self.reads = true;
                 let (tx, rx, offset, len) = (message.tx, key.to_wire(), offset as u64, len as u64);
-                outbox.reply(peer, Packet::Window { tx, rx, offset, len, ticket });
+                outbox.reply(peer, Packet::Window { tx, rx, offset, len, remote });
             }
             self.out += 1;
             self.next += len;
@@ -251,8 +267,8 @@ impl Receiver {
         for token in chunks.list.keys_where(ends) {
             let Some(lent) = chunks.list.remove(token) else { continue };
             self.out -= 1;
-            if let (Mover::Sender { ticket, .. }, false) = (lent.mover, lent.filled) {
-                iface.take_back(lent.peer, &ticket);
+            if let (Mover::Sender { remote, .. }, false) = (lent.mover, lent.filled) {
+                iface.invalidate(lent.peer, &remote);
             }
         }
     }
@@ -263,15 +279,15 @@ impl Receiver {
         iface: &mut impl Iface,
         chunks: &mut Chunks,
         key: Key,
-        ticket: &Ticket,
+        remote: &RemoteKey,
     ) -> bool {
         let is_it = |lent: &Lent| {
-            let its = matches!(lent.mover, Mover::Sender { ticket: other, .. } if other == *ticket);
+            let its = matches!(lent.mover, Mover::Sender { remote: other, .. } if other == *remote);
             lent.message == key && its && !lent.filled
         };
         for token in chunks.list.keys_where(is_it) {
             let Some(lent) = chunks.list.remove(token) else { continue };
-            iface.take_back(lent.peer, ticket);
+            iface.invalidate(lent.peer, remote);
             self.out -= 1;
             self.void_from(lent.offset, key, chunks);
         }
@@ -384,14 +400,13 @@ impl Receiver {
         token: Key,
     ) -> Result<usize, SendError> {
         let Some(lent) = chunks.list.get_mut(token) else { return Ok(0) };
-        let reached = self.spot(lent).and_then(|spot| {
-            let token = token.to_wire() | OF_A_MESSAGE;
-            let how = Reach { reads: true, delivered: false, stays: false, token };
+        let begun = self.offer.ok_or(STALE).and_then(|key| {
+            let from = Remote { key, offset: lent.offset as u64 };
             let local = message.target.segments.slice(lent.offset, lent.len);
-            iface.reach(message.peer, &spot, &local, how)
+            iface.get(message.peer, &local, &from, token.to_wire() | GET_OF_A_MESSAGE)
         });
-        match reached {
-            Ok(Reached::Begun) => {
+        match begun {
+            Ok(Access::Begun) => {
                 lent.mover = Mover::Device;
                 Ok(lent.len)
             }
@@ -399,18 +414,11 @@ impl Receiver {
                 chunks.due.push_back(token);
                 Err(SendError::Again)
             }
-            Ok(Reached::Moved(_)) | Err(SendError::Unreachable(_)) => {
+            Ok(Access::Moved(_) | Access::Silent) | Err(SendError::Unreachable(_)) => {
                 self.give_up_read(chunks, token);
                 Err(STALE)
             }
         }
-    }
-
-    /// Where the bytes of a chunk are in the sender's memory.
-    fn spot(&self, lent: &Lent) -> Result<Spot, SendError> {
-        let Ticket { connection, key, addr, .. } = self.offer.ok_or(STALE)?;
-        let addr = addr.checked_add(lent.offset as u64).ok_or(STALE)?;
-        Ok(Spot { epoch: connection, key, range: Range { addr, len: lent.len as u64 } })
     }
 
     /// A chunk cannot be read: it comes as fragments, with all bytes behind it.
@@ -465,13 +473,13 @@ impl Sender {
         &mut self,
         (peer, tx, rx): (PeerId, Key, u64),
         (offset, len): (usize, usize),
-        ticket: Ticket,
+        remote: RemoteKey,
         (outbox, counts): (&mut Outbox, &mut Counts),
     ) -> Option<Due> {
         match self {
             Self::Writing { rx: known, queued, .. } if *known == rx && *queued < QUEUE_MAX => {
                 *queued += 1;
-                return Some(Due { tx, offset, len, ticket });
+                return Some(Due { tx, offset, len, remote });
             }
             Self::Writing { .. } => counts.dropped += 1,
             Self::Over { .. } => self.say_gone(peer, rx, outbox),
@@ -493,15 +501,21 @@ impl Sender {
         iface: &mut impl Iface,
         message: &Outbound,
         due: &Due,
-        counts: &mut Counts,
+        (wrote, counts): (&mut IndexList<Wrote>, &mut Counts),
     ) -> Result<(), SendError> {
         let Self::Writing { queued, .. } = self else { return Ok(()) };
-        let part = message.payload.segments().slice(due.offset, due.len);
-        let (offset, len) = (due.offset as u64, due.len as u64);
-        let chunk = Chunk { tx: due.tx.to_wire(), offset, len };
-        iface.write(message.peer, &part, &due.ticket, chunk)?;
+        let Due { tx, offset, len, remote } = *due;
+        let (peer, part) = (message.peer, message.payload.segments().slice(offset, len));
+        let key = wrote.push_back(Wrote { peer, tx, offset, len });
+        let token = key.to_wire() | PUT_OF_A_MESSAGE;
+        let how = Put { notify: true, delivered: false, stays: false, token };
+        let begun = iface.put(peer, &part, &Remote { key: remote, offset: 0 }, how);
+        if begun != Ok(Access::Begun) {
+            wrote.remove(key);
+        }
+        begun?;
         *queued = queued.saturating_sub(1);
-        counts.window_bytes += len;
+        counts.window_bytes += len as u64;
         Ok(())
     }
 
@@ -520,12 +534,12 @@ impl Sender {
         say_declined(peer, rx, from, outbox);
     }
 
-    /// The bytes of `chunk` are delivered. Returns whether all of the message is.
-    pub(in crate::protocol) fn on_written(&mut self, chunk: Chunk, len: usize) -> bool {
+    /// Bytes are delivered. Returns whether all `len` of the message are.
+    pub(in crate::protocol) fn on_written(&mut self, wrote: &Wrote, len: usize) -> bool {
         let Self::Writing { seen: Some(seen), .. } = self else { return false };
         // The reports come in order; one may be repeated.
-        if chunk.offset as usize <= *seen {
-            *seen = (*seen).max((chunk.offset + chunk.len) as usize);
+        if wrote.offset <= *seen {
+            *seen = (*seen).max(wrote.offset + wrote.len);
         }
         let whole = *seen >= len;
         if whole {

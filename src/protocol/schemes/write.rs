@@ -39,7 +39,7 @@ impl Sender {
         let count = slice_ranges(ranges, self.offset as u64, chunk as u64, &mut remote);
         let local = message.payload.segments().slice(self.offset, chunk);
         let put = if iface.caps(peer).put {
-            iface.put(peer, &local, remote.get(..count).unwrap_or(&[]))
+            iface.write_to(peer, &local, remote.get(..count).unwrap_or(&[]))
         } else {
             Err(SendError::Unreachable(Errno(libc::EPERM)))
         };

@@ -6,7 +6,7 @@ use super::sim_window::Glazing;
 use crate::memory::keys::Right;
 use crate::memory::keys::Right::{Read, Write};
 use crate::protocol::{Direction, Limits, RmaOp, SendOp};
-use crate::transport::{Departure, Windows};
+use crate::transport::{Departure, Prepared};
 
 const KEY: u64 = 42;
 const BOTH: [Right; 2] = [Read, Write];
@@ -320,7 +320,7 @@ fn what_was_written_is_in_memory_before_a_message_says_so() {
 
 #[test]
 fn what_a_connection_takes_along_is_done_again() {
-    for next in [Windows::Ready, Windows::Later, Windows::No] {
+    for next in [Prepared::Ready, Prepared::Later, Prepared::No] {
         let mut world = distant(Glazing { changes: 5, ..Glazing::none() });
         let mut region = Memory::zeroed(LEN);
         world.register(1, KEY, &mut region, &BOTH);
@@ -409,7 +409,7 @@ fn a_buffer_that_a_device_refuses_costs_the_others_nothing() {
 /// are not sent as messages forever because one always is.
 #[test]
 fn a_device_does_writes_that_are_not_long_too() {
-    let mut world = distant(Glazing::none());
+    let mut world = distant(Glazing { steady: true, ..Glazing::none() });
     let mut region = Memory::zeroed(LEN);
     world.register(1, KEY, &mut region, &BOTH);
     let peer = world.peer(0, 1);

@@ -159,6 +159,7 @@ impl Node {
             core.sends.due
         );
         assert!(core.sends.assists.is_empty(), "{:?}", core.sends.assists);
+        assert!(core.sends.wrote.is_empty(), "{:?}", core.sends.wrote);
         assert!(core.matching.claimed.is_empty(), "claimed: {:?}", core.matching.claimed);
         assert_eq!((core.matching.unexpected.len(), core.matching.bytes), (0, 0));
         assert_eq!(core.matching.own.posted.len(), 0);

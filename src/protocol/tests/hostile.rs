@@ -6,7 +6,7 @@ use super::sim::{Reach, Weather};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::{Envelope, Packet, Ranges};
 use crate::protocol::{Cause, SendOp};
-use crate::transport::{Share, Ticket};
+use crate::transport::{RemoteKey, Share};
 
 const SHARE: Share = Share { cell: 0, generation: 1, unit: 1, len: 9 };
 const PLAIN: Envelope = Envelope { tagged: false, tag: 0, data: None, rx: 0 };
@@ -74,7 +74,7 @@ fn stray_packets_change_nothing() {
                 Packet::Cts { tx: id, rx: 0, len: 9, faulted: false, ranges },
                 Packet::Fragment { rx: id, offset: 0 },
                 Packet::PutDone { rx: id },
-                Packet::Window { tx: id, rx: 0, offset: 0, len: 9, ticket: Ticket::default() },
+                Packet::Window { tx: id, rx: 0, offset: 0, len: 9, remote: RemoteKey::default() },
                 Packet::Decline { rx: id, offset: 0 },
                 Packet::Cooperate { tx: id, offset: 0, share: SHARE, ranges },
             ],
@@ -264,7 +264,7 @@ fn plausible(rng: &mut Rng) -> Packet {
         3 => Packet::Fragment { rx: a, offset: b },
         4 => Packet::PutDone { rx: a },
         5 => Packet::Resume { tx: a, rx: b, from: b, len: b },
-        6 => Packet::Window { tx: a, rx: b, offset: b, len: a, ticket: Ticket::default() },
+        6 => Packet::Window { tx: a, rx: b, offset: b, len: a, remote: RemoteKey::default() },
         7 => Packet::Decline { rx: a, offset: b },
         8 => {
             let share = Share { len: b, unit: a as u32, ..SHARE };

@@ -1,16 +1,17 @@
 //! WINDOW and DECLINE packets and writes that no peer may send: they are counted, and change nothing.
 
 use super::fixture::{Memory, World, receive_op, send_op};
+use super::sim_window;
 use super::windows::{Begun, LEN, WINDOW, glazing, seen, world};
 use crate::protocol::SendOp;
-use crate::protocol::engine::Core;
 use crate::protocol::packet::{Packet, Ranges};
-use crate::transport::{Departure, PeerId, Ticket};
+use crate::protocol::state::Core;
+use crate::transport::{Departure, PeerId};
 
 /// A remote buffer that may be written, without an address.
 fn window(tx: u64, rx: u64, offset: u64, len: u64) -> Packet {
-    let ticket = Ticket { connection: u32::MAX, ..Ticket::default() };
-    Packet::Window { tx, rx, offset, len, ticket }
+    let remote = sim_window::key(u32::MAX, 0, 0);
+    Packet::Window { tx, rx, offset, len, remote }
 }
 
 /// A message that 0 has announced to 1, which has no receive for it, and the message's number. 2 has links to both.

@@ -1,13 +1,14 @@
 //! GET rendezvous: messages that their senders advertise for reading, so that both sides move them.
 
 use super::fixture::{Memory, World, receive_op, send_op};
+use super::sim_window;
 use super::sim_window::Glazing;
 use super::windows::{Begun, LEN, WINDOW, glazing, world};
 use crate::protocol::SendOp;
 use crate::protocol::arrivals::Receiver;
 use crate::protocol::packet::{Envelope, Packet, Ranges};
-use crate::protocol::schemes::put::OF_A_MESSAGE;
-use crate::transport::{Departure, PeerId, Ticket, Windows};
+use crate::protocol::schemes::put::GET_OF_A_MESSAGE;
+use crate::transport::{Departure, PeerId, Prepared};
 
 fn offering() -> Glazing {
     Glazing { offers: 100, ..glazing() }
@@ -95,7 +96,7 @@ fn an_offer_ends_with_its_message() {
         world.receive(1, &receive_op(&mut to, 2)).unwrap();
         world.settle();
         assert_eq!((world.sends(0).len(), world.receives(1).len()), (1, 1));
-        assert!(!world.net.borrow().is_offered(0, 1, &offer));
+        assert!(!world.net.borrow().is_registered(0, 1, &offer));
     }
 }
 
@@ -113,10 +114,11 @@ fn what_cannot_be_read_comes_as_fragments() {
         begun.world.progress(1);
     }
     // The remote key is void, without a notice.
+    let connection = begun.world.net.borrow().connection(1, 0);
     for key in begun.world.node(1).engine.core.arrivals.active.keys_where(|_| true) {
         let active = begun.world.node(1).engine.core.arrivals.active.get_mut(key).unwrap();
         let Receiver::Put(put) = &mut active.scheme else { panic!("{active:?}") };
-        put.offer.as_mut().unwrap().addr = u64::MAX;
+        put.offer = Some(sim_window::key(connection, 0, u64::MAX));
     }
     let (windows, fragments, read) = moved(&mut begun.finish());
     assert!(fragments > 0 && windows + read + fragments >= LEN as u64);
@@ -124,10 +126,10 @@ fn what_cannot_be_read_comes_as_fragments() {
 
 #[test]
 fn after_a_loss_windows_do_all() {
-    for state in [Windows::Ready, Windows::Later] {
+    for state in [Prepared::Ready, Prepared::Later] {
         let begun = Begun::new(offering());
         begun.world.net.borrow_mut().lose_windows(0, 1, state);
-        begun.world.net.borrow_mut().set_windows(0, 1, Windows::Ready);
+        begun.world.net.borrow_mut().set_windows(0, 1, Prepared::Ready);
         let mut world = begun.finish();
         let (windows, fragments, read) = moved(&mut world);
         assert_eq!(read, 2 * WINDOW as u64, "what had begun, and counts no more");
@@ -142,7 +144,7 @@ fn an_offer_of_another_connection_is_not_taken() {
     let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
     world.send(0, &send_op(peer, &mut from, 1)).unwrap();
     world.settle();
-    world.net.borrow_mut().lose_windows(0, 1, Windows::Ready);
+    world.net.borrow_mut().lose_windows(0, 1, Prepared::Ready);
     world.settle();
     world.receive(1, &receive_op(&mut to, 2)).unwrap();
     world.settle();
@@ -192,7 +194,7 @@ fn hostile_offers_and_reports_change_nothing() {
         world.settle();
         let envelope = Envelope { tagged: false, tag: 0, data: None, rx: 0 };
         let connection = world.net.borrow().connection(0, 1) ^ other;
-        let offer = Some(Ticket { connection, slot: 3, addr, key: 9 });
+        let offer = Some(sim_window::key(connection, 3, addr));
         let (tx, len, ranges) = (77, LEN as u64, Ranges::NONE);
         let (pushed, leaves, sees) = (0, false, false);
         let rts = Packet::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges };
@@ -209,7 +211,7 @@ fn hostile_offers_and_reports_change_nothing() {
         assert!(!lent.is_empty());
         let before = node.engine.counts().dropped;
         for token in &lent {
-            assert_eq!(token.to_wire() & OF_A_MESSAGE, 0);
+            assert_eq!(token.to_wire() & GET_OF_A_MESSAGE, 0);
             node.engine.core.on_part(PeerId(0), token.to_wire(), true, &mut node.host);
         }
         assert_eq!(node.engine.counts().dropped, before + lent.len() as u64);

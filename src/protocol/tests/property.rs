@@ -18,7 +18,7 @@ use crate::protocol::{
     ANY_SOURCE, Direction, Limits, OpError, PeekAction, ReceiveOp, Report, SendOp,
 };
 use crate::sys::Errno;
-use crate::transport::{Departure, Windows};
+use crate::transport::{Departure, Prepared};
 
 const CASES: u64 = 4000;
 
@@ -110,7 +110,7 @@ fn teamwork(rng: &mut Rng) -> Teamwork {
 }
 
 fn glazing(rng: &mut Rng, node: bool) -> Glazing {
-    use Windows::{Later, No, Ready};
+    use Prepared::{Later, No, Ready};
     Glazing {
         max: if node { 0 } else { rng.pick(&[0, 700, 700, 5000, 1 << 20]) },
         min: rng.pick(&[1, 300, 3000]),

@@ -19,7 +19,7 @@ use crate::protocol::{
     AtomicOp, Cause, Direction, Limits, OpError, RemoteRange, RemoteRanges, RmaOp, right_of,
 };
 use crate::sys::Errno;
-use crate::transport::{Departure, Windows};
+use crate::transport::{Departure, Prepared};
 
 const CASES: u64 = 1000;
 const REGION_LEN: usize = 30_000;
@@ -112,13 +112,14 @@ fn weather(rng: &mut Rng) -> Weather {
     // On another node: its device moves bytes, and there is no other access.
     let windows = Glazing {
         count: rng.pick(&[1, 3, 64]),
-        begin: vec![Windows::Ready, Windows::Later],
+        begin: vec![Prepared::Ready, Prepared::Later],
         changes: 20,
         breaks: rng.pick(&[0, 0, 5, 30]),
         ends: 20,
         write_refusals: rng.pick(&[0, 0, 10]),
         waits: rng.pick(&[0, 20]),
         exposes: true,
+        steady: false,
         expose_max: rng.pick(&[REGION_LEN, 7000]),
         conceals: rng.pick(&[0, 5]),
         ..Glazing::none()

@@ -17,9 +17,9 @@ use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
-    self, Address, Assisted, Caps, Chunk, Departure, Exposed, Exposure, Handler, Head, Iface,
-    Lending, MAX_HEADER, Messages, Mode, OneSided, PeerId, Reached, SendError, Share, Sharing,
-    Spot, StreamEnd, Streaming, Taken, Ticket, Windows,
+    Access, Address, Assisted, Caps, Departure, Handler, Head, Iface, MAX_HEADER, Messages, Mode,
+    OneSided, PeerId, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey,
+    SendError, Share, Sharing, StreamEnd, Streaming, Taken,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -599,13 +599,13 @@ impl Net {
     /// The connection between `a` and `b`, as `a` believes.
     pub(super) fn connection(&self, a: Slot, b: Slot) -> u32 {
         let link = &self.links[self.current(a, b).unwrap()];
-        link.panes.epoch(link.reads(a))
+        link.panes.known(link.reads(a))
     }
 
-    /// Whether `peer` may read the message that `me` has advertised.
-    pub(super) fn is_offered(&self, me: Slot, peer: Slot, ticket: &Ticket) -> bool {
+    /// Whether `me` has memory under a key that it made for `peer`.
+    pub(super) fn is_registered(&self, me: Slot, peer: Slot, key: &RemoteKey) -> bool {
         let link = &self.links[self.current(me, peer).unwrap()];
-        link.panes.is_offered(link.reads(me), ticket)
+        link.panes.is_registered(link.reads(me), key)
     }
 
     /// The reads of messages that `me` has begun: tokens, and their destinations.
@@ -614,22 +614,13 @@ impl Net {
         links.flat_map(move |link| link.panes.reading(link.reads(me)))
     }
 
-    /// Ends all direct access to this region of `me`.
-    fn conceal(&mut self, me: Slot, region: u64) {
-        let links: Vec<usize> = self.places[me].links.values().flatten().copied().collect();
-        for link in links {
-            let side = self.links[link].reads(me);
-            self.links[link].panes.conceal(side, region);
-        }
-    }
-
     /// Ends the device connection between `a` and `b`.
-    pub(super) fn lose_windows(&mut self, a: Slot, b: Slot, state: Windows) {
+    pub(super) fn lose_windows(&mut self, a: Slot, b: Slot, state: Prepared) {
         let (panes, _, _, rng) = self.panes(a, b).unwrap();
         panes.lose(state, rng);
     }
 
-    pub(super) fn set_windows(&mut self, a: Slot, b: Slot, state: Windows) {
+    pub(super) fn set_windows(&mut self, a: Slot, b: Slot, state: Prepared) {
         self.panes(a, b).unwrap().0.state = state;
     }
 
@@ -697,14 +688,11 @@ impl SimIface {
         self.peers[peer.index()]
     }
 
-    /// The epoch that `peer` has to name to access the regions of this endpoint.
+    /// The epoch of the keys that `peer` has of the regions of this endpoint, where it accesses them itself.
     fn epoch_of(&self, peer: Slot) -> Option<u32> {
         let net = self.net.borrow();
         let link = &net.links[net.current(peer, self.me).filter(|_| peer != self.me)?];
-        Some(match net.weather.windows.reaches() {
-            true => link.panes.epoch(link.reads(self.me)),
-            false => link.epochs[link.reads(peer)],
-        })
+        (!net.weather.windows.reaches()).then(|| link.epochs[link.reads(peer)])
     }
 
     /// Fails if the peer has no memory where it says, as the kernel would find.
@@ -743,11 +731,17 @@ impl SimIface {
             get,
             put,
             one_sided,
-            reach_read: get || net.weather.windows.exposes,
-            reach_write: put || net.weather.windows.exposes,
-            reach_read_min: if net.weather.windows.exposes { 64 } else { usize::MAX },
-            reach_write_min: if net.weather.windows.exposes { 128 } else { usize::MAX },
-            expose_max: net.weather.windows.expose_max,
+            read_min: if net.weather.windows.exposes {
+                Some(64)
+            } else {
+                get.then_some(usize::MAX)
+            },
+            write_min: if net.weather.windows.exposes {
+                Some(128)
+            } else {
+                put.then_some(usize::MAX)
+            },
+            register_max: net.weather.windows.expose_max,
             atomics: net.weather.atomics,
             collectives: net.weather.collectives(self.slot(peer)),
             announces_room,
@@ -765,11 +759,10 @@ impl SimIface {
             let Some((slot, step)) = step else { return n };
             let peer = self.intern(slot);
             match step {
-                sim_window::Step::Filled(token) => handler.on_filled(peer, token),
-                sim_window::Step::Wrote(chunk) => handler.on_written(peer, chunk),
-                sim_window::Step::Lost => handler.on_windows_lost(peer),
-                sim_window::Step::Reached(token) => handler.on_reached(peer, token),
-                sim_window::Step::Concealed(region) => handler.on_concealed(region),
+                sim_window::Step::Notify(token) => handler.on_notify(peer, token),
+                sim_window::Step::Lost => handler.on_lane_lost(peer),
+                sim_window::Step::Done(token) => handler.on_done(peer, token),
+                sim_window::Step::Void(key) => handler.on_key_void(peer, &key),
             }
         }
         steps
@@ -904,8 +897,54 @@ impl Messages for SimIface {
     }
 }
 
+/// The kind of the keys of direct copies: the epoch and the address.
+const COPIED: u8 = 1;
+
+const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
+
+impl SimIface {
+    /// A get, a put (`how`) or, without `local` bytes, a flush.
+    fn access(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        at: &Remote,
+        (reads, how): (bool, Put),
+    ) -> Result<Access, SendError> {
+        let (mut net, slot) = (self.net.borrow_mut(), self.slot(peer));
+        if at.key.kind() != COPIED {
+            let Weather { again_percent, queue_len, .. } = net.weather;
+            let broken = net.has_broken(self.me, slot);
+            let Some((panes, side, glazing, rng)) = net.panes(self.me, slot).filter(|_| !broken)
+            else {
+                return if how.notify { Ok(Access::Silent) } else { Err(STALE) };
+            };
+            if !how.notify {
+                return panes.reach(side, at, local, (reads, how), glazing, rng);
+            }
+            if rng.percent(again_percent) {
+                return Err(SendError::Again);
+            }
+            return panes.write(side, local, (&at.key, how.token), queue_len, glazing, rng);
+        }
+        let link = net.current(self.me, slot).map(|link| &net.links[link]);
+        let epoch = link.map(|link| u64::from(link.epochs[link.reads(self.me)]));
+        if epoch.is_none() || epoch != at.key.word(0) {
+            return Err(STALE);
+        }
+        drop(net);
+        let addr = at.key.word(1).unwrap() + at.offset;
+        let remote = [Range { addr, len: local.len() as u64 }];
+        let moved = match reads {
+            true => self.read_from(peer, local, &remote),
+            false => self.write_to(peer, local, &remote),
+        };
+        moved.map(Access::Moved)
+    }
+}
+
 impl OneSided for SimIface {
-    fn get(
+    fn read_from(
         &mut self,
         peer: PeerId,
         local: &SegmentList,
@@ -917,7 +956,7 @@ impl OneSided for SimIface {
         Ok(Loopback::copy(&from, &local.slice(0, may)))
     }
 
-    fn put(
+    fn write_to(
         &mut self,
         peer: PeerId,
         local: &SegmentList,
@@ -929,31 +968,41 @@ impl OneSided for SimIface {
         Ok(Loopback::copy(&local.slice(0, may), &to))
     }
 
-    fn expose(
-        &mut self,
-        peer: PeerId,
-        region: (u64, u32),
-        memory: &SegmentList,
-        (reads, writes): (bool, bool),
-    ) -> Exposed {
-        let (mut net, peer) = (self.net.borrow_mut(), self.slot(peer));
-        if net.weather.windows.exposes {
-            let open = net.panes(self.me, peer);
-            return open.map_or(Exposed::No, |(panes, side, _, rng)| {
-                panes.expose(side, region, memory, (reads, writes), rng)
-            });
-        }
-        let (_, Some(epoch)) = (drop(net), self.epoch_of(peer)) else { return Exposed::No };
-        Exposed::Yes(Exposure { epoch, keys: None, reads, writes, echoes: true })
-    }
-
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
-        self.epoch_of(self.slot(peer))
-    }
-
-    fn revoke(&mut self, peer: PeerId) -> bool {
+    fn prepare(&mut self, peer: PeerId) -> Prepared {
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
-        if net.weather.windows.exposes {
+        let hesitates = net.weather.again_percent;
+        let Some((panes, side, glazing, rng)) = net.panes(self.me, peer) else {
+            return Prepared::No;
+        };
+        let now = panes.prepare(side, glazing, rng);
+        if now == Prepared::Ready && rng.percent(hesitates) { Prepared::Later } else { now }
+    }
+
+    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+        let (mut net, slot) = (self.net.borrow_mut(), self.slot(peer));
+        let exposes = net.weather.windows.exposes;
+        let (again, broken) = (net.weather.again_percent, net.has_broken(self.me, slot));
+        if let (Purpose::Region { reads, writes }, false) = (purpose, exposes) {
+            drop(net);
+            let Some(epoch) = self.epoch_of(slot) else { return Registered::No };
+            let key = RemoteKey::new(COPIED).with(epoch.into()).with(memory.first_addr());
+            return Registered::Yes(Registration { key, reads, writes, confirms: true });
+        }
+        let Some((panes, side, glazing, rng)) = net.panes(self.me, slot).filter(|_| !broken) else {
+            return Registered::No;
+        };
+        if matches!(purpose, Purpose::Receive { .. }) && rng.percent(again) {
+            return Registered::Later;
+        }
+        panes.register(side, memory, purpose, glazing, rng)
+    }
+
+    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        if key.kind() != COPIED {
+            if let Some((panes, side, ..)) = net.panes(self.me, peer) {
+                panes.invalidate(side, key);
+            }
             return false;
         }
         let Some(link) = net.current(peer, self.me) else { return true };
@@ -962,101 +1011,35 @@ impl OneSided for SimIface {
         true
     }
 
-    fn conceal(&mut self, region: u64) {
-        self.net.borrow_mut().conceal(self.me, region);
+    fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        net.panes(self.me, peer).is_some_and(|(panes, side, ..)| panes.is_current(side, key))
     }
 
-    fn reach(
+    fn put(
         &mut self,
         peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: transport::Reach,
-    ) -> Result<Reached, SendError> {
-        const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
-        let (mut net, slot) = (self.net.borrow_mut(), self.slot(peer));
-        if net.weather.windows.reaches() {
-            let broken = net.has_broken(self.me, slot);
-            let open = net.panes(self.me, slot).filter(|_| !broken);
-            let (panes, side, glazing, rng) = open.ok_or(STALE)?;
-            return panes.reach(side, spot, local, how, glazing, rng);
-        }
-        let link = net.current(self.me, slot).map(|link| &net.links[link]);
-        if link.is_none_or(|link| link.epochs[link.reads(self.me)] != spot.epoch) {
-            return Err(STALE);
-        }
-        drop(net);
-        let remote = [spot.range];
-        let moved =
-            if how.reads { self.get(peer, local, &remote) } else { self.put(peer, local, &remote) };
-        moved.map(Reached::Moved)
-    }
-}
-
-impl Lending for SimIface {
-    fn windows(&mut self, peer: PeerId) -> Windows {
-        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
-        let hesitates = net.weather.again_percent;
-        let Some((panes, side, glazing, rng)) = net.panes(self.me, peer) else {
-            return Windows::No;
-        };
-        let now = panes.windows(side, glazing, rng);
-        if now == Windows::Ready && rng.percent(hesitates) { Windows::Later } else { now }
+        to: &Remote,
+        how: Put,
+    ) -> Result<Access, SendError> {
+        self.access(peer, local, to, (false, how))
     }
 
-    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
-        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
-        let (again, broken) = (net.weather.again_percent, net.has_broken(self.me, peer));
-        let Some((panes, side, glazing, rng)) = net.panes(self.me, peer).filter(|_| !broken) else {
-            return Err(SendError::Unreachable(Errno(libc::ENOTCONN)));
-        };
-        if rng.percent(again) {
-            return Err(SendError::Again);
-        }
-        panes.lend(side, part, token, glazing, rng)
-    }
-
-    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
-        let (panes, side, ..) = net.panes(self.me, peer).unwrap();
-        panes.take_back(side, ticket);
-    }
-
-    fn write(
+    fn get(
         &mut self,
         peer: PeerId,
-        payload: &SegmentList,
-        ticket: &Ticket,
-        chunk: Chunk,
-    ) -> Result<(), SendError> {
-        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
-        let Weather { again_percent, queue_len, .. } = net.weather;
-        let broken = net.has_broken(self.me, peer);
-        let Some((panes, side, glazing, rng)) = net.panes(self.me, peer).filter(|_| !broken) else {
-            return Ok(());
-        };
-        if rng.percent(again_percent) {
-            return Err(SendError::Again);
-        }
-        panes.write(side, payload, (ticket, chunk), queue_len, glazing, rng)
+        local: &SegmentList,
+        from: &Remote,
+        token: u64,
+    ) -> Result<Access, SendError> {
+        let how = Put { notify: false, delivered: false, stays: false, token };
+        self.access(peer, local, from, (true, how))
     }
 
-    fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
-        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
-        let broken = net.has_broken(self.me, peer);
-        let (panes, side, glazing, rng) = net.panes(self.me, peer).filter(|_| !broken)?;
-        panes.offer(side, payload, glazing, rng)
-    }
-
-    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
-        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
-        if let Some((panes, side, ..)) = net.panes(self.me, peer) {
-            panes.withdraw(side, ticket);
-        }
-    }
-
-    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
-        Panes::sees_writes(ticket.connection)
+    fn flush_puts(&mut self, peer: PeerId, at: &Remote, token: u64) -> Result<Access, SendError> {
+        let how = Put { notify: false, delivered: true, stays: false, token };
+        self.access(peer, &SegmentList::EMPTY, at, (false, how))
     }
 }
 

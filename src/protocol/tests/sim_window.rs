@@ -2,18 +2,30 @@
 //! no order with messages. All keys are void when the connection ends, which each side learns later.
 
 use super::rng::Rng;
-use crate::memory::{MAX_SEGMENTS, SegmentList};
-use crate::protocol::schemes::put::OF_A_MESSAGE;
+use crate::memory::SegmentList;
+use crate::protocol::schemes::put::GET_OF_A_MESSAGE;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
-    Chunk, Exposed, Exposure, Reach, Reached, SendError, Spot, Ticket, Windows,
+    Access, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
-/// Marks the numbers of messages that are advertised for reading, among those of regions.
-const OFFER: u64 = 1 << 62;
+/// The kind of the devices' keys.
+const KIND: u8 = 2;
+
+/// A key of the devices: number of the connection and of the memory, and its address.
+pub(super) fn key(connection: u32, slot: u32, addr: u64) -> RemoteKey {
+    RemoteKey::new(KIND).with(u64::from(slot) << 32 | u64::from(connection)).with(addr)
+}
+
+/// Number of the connection, and of the memory.
+fn numbers(key: &RemoteKey) -> (u32, u32) {
+    let word = key.word(0).unwrap();
+    assert_eq!(key.kind(), KIND);
+    (word as u32, (word >> 32) as u32)
+}
 
 /// Parameters that do not change during a run.
 #[derive(Clone, Debug)]
@@ -24,7 +36,7 @@ pub(super) struct Glazing {
     /// Remote buffers that one side advertises to the other at a time.
     pub(super) count: usize,
     /// Drawn from for each new link.
-    pub(super) begin: Vec<Windows>,
+    pub(super) begin: Vec<Prepared>,
     /// How often `Later` becomes something else, percent.
     pub(super) changes: u64,
     /// How often a connection ends, in 1000, and how often no other one follows, percent.
@@ -39,6 +51,8 @@ pub(super) struct Glazing {
     pub(super) offers: u64,
     /// Regions can be advertised.
     pub(super) exposes: bool,
+    /// They always can, and with flush reads.
+    pub(super) steady: bool,
     /// Length of a part of a region, bytes.
     pub(super) expose_max: usize,
     /// How often a region is invalidated because its memory changes, in 1000.
@@ -51,7 +65,7 @@ impl Glazing {
             max: 0,
             min: 0,
             count: 64,
-            begin: vec![Windows::Ready],
+            begin: vec![Prepared::Ready],
             changes: 0,
             breaks: 0,
             ends: 0,
@@ -60,6 +74,7 @@ impl Glazing {
             waits: 0,
             offers: 0,
             exposes: false,
+            steady: false,
             expose_max: usize::MAX,
             conceals: 0,
         }
@@ -93,17 +108,15 @@ enum Event {
     Written {
         slot: u32,
         bytes: Vec<u8>,
-        chunk: Chunk,
+        /// The writer's token, if the end of the write is reported to it.
+        token: Option<u64>,
         /// The writer's device knows that the write will be reported.
         taken: bool,
-    },
-    Wrote {
-        chunk: Chunk,
     },
     Lost {
         now: u32,
     },
-    Reached {
+    Done {
         token: u64,
     },
 }
@@ -111,17 +124,22 @@ enum Event {
 /// A direct access that one side has posted.
 #[derive(Debug)]
 struct Posted {
-    how: Reach,
-    spot: Spot,
+    reads: bool,
+    /// It completes when all that was written is in memory.
+    delivered: bool,
+    token: u64,
+    /// The number of the memory, and where it is accessed.
+    slot: u32,
+    addr: u64,
     local: SegmentList,
 }
 
 impl Posted {
     /// Moves the first `len` bytes.
     fn carry_out(&self, len: usize) {
-        let range = Range { len: len as u64, ..self.spot.range };
+        let range = Range { addr: self.addr, len: len as u64 };
         let (near, far) = (self.local.slice(0, len), Loopback::list(&[range]).unwrap());
-        let (from, to) = if self.how.reads { (far, near) } else { (near, far) };
+        let (from, to) = if self.reads { (far, near) } else { (near, far) };
         assert_eq!(Loopback::copy(&from, &to), len);
     }
 }
@@ -136,8 +154,8 @@ struct End {
     written: u32,
     /// Events that have not been reported to it.
     events: VecDeque<Event>,
-    /// Regions that the other side may access, and their keys.
-    exposed: HashMap<(u64, u32), u32>,
+    /// Numbers of the memory that the other side may access: whether it is a region, and its address.
+    exposed: BTreeMap<u32, (bool, u64)>,
     /// Accesses to the other side's memory that it has posted.
     posted: VecDeque<Posted>,
     /// Writes that the other device has acknowledged and that are not in memory yet.
@@ -160,7 +178,7 @@ impl End {
 /// The device state of a link.
 #[derive(Debug)]
 pub(super) struct Panes {
-    pub(super) state: Windows,
+    pub(super) state: Prepared,
     connection: u32,
     slots: u32,
     ends: [End; 2],
@@ -169,11 +187,10 @@ pub(super) struct Panes {
 /// An event that one side gets.
 #[derive(Debug)]
 pub(super) enum Step {
-    Filled(u64),
-    Wrote(Chunk),
+    Notify(u64),
     Lost,
-    Reached(u64),
-    Concealed(u64),
+    Done(u64),
+    Void(RemoteKey),
 }
 
 impl Panes {
@@ -204,7 +221,7 @@ impl Panes {
     }
 
     /// Whether a writer gets sender-side delivery completions on this connection.
-    pub(super) fn sees_writes(connection: u32) -> bool {
+    fn sees_writes(connection: u32) -> bool {
         connection % 4 != 3
     }
 
@@ -214,25 +231,25 @@ impl Panes {
         let there = &mut self.ends[1 - side].events;
         let since = there.iter().rposition(is_loss).map_or(0, |at| at + 1);
         let next = there.range_mut(since..).find_map(|event| match event {
-            Event::Written { chunk, taken, .. } if !*taken => Some((chunk, taken)),
+            Event::Written { token, taken, .. } if !*taken => Some((token, taken)),
             _ => None,
         });
-        let Some((chunk, taken)) = next else { return };
+        let Some((token, taken)) = next else { return };
         *taken = true;
-        let chunk = *chunk;
-        self.tell(side, chunk);
+        let token = *token;
+        self.tell(side, token);
     }
 
-    fn tell(&mut self, side: usize, chunk: Chunk) {
+    fn tell(&mut self, side: usize, token: Option<u64>) {
         let end = &mut self.ends[side];
-        if end.known == self.connection && Self::sees_writes(self.connection) {
-            end.events.push_back(Event::Wrote { chunk });
+        if end.known == self.connection {
+            end.events.extend(token.map(|token| Event::Done { token }));
         }
     }
 
     /// The link ends: nothing is written any more.
     pub(super) fn close(&mut self) {
-        self.state = Windows::No;
+        self.state = Prepared::No;
         for end in &mut self.ends {
             end.events.retain(|event| matches!(event, Event::Written { taken: true, .. }));
             end.posted.clear();
@@ -245,27 +262,70 @@ impl Panes {
         self.ends[side] = End::default();
     }
 
-    pub(super) fn windows(&mut self, side: usize, glazing: &Glazing, rng: &mut Rng) -> Windows {
+    pub(super) fn prepare(&mut self, side: usize, glazing: &Glazing, rng: &mut Rng) -> Prepared {
         let was = self.state;
-        if was == Windows::Later && rng.percent(glazing.changes) {
-            self.state = if rng.percent(25) { Windows::No } else { Windows::Ready };
+        if was == Prepared::Later && rng.percent(glazing.changes) {
+            self.state = if rng.percent(25) { Prepared::No } else { Prepared::Ready };
         }
         if self.ends[side].known != self.connection {
-            return rng.pick(&[Windows::Ready, Windows::Later]); // it has not noticed
+            return rng.pick(&[Prepared::Ready, Prepared::Later]); // it has not noticed
         }
         was
     }
 
-    pub(super) fn lend(
+    /// See [`crate::transport::OneSided::register`].
+    pub(super) fn register(
+        &mut self,
+        side: usize,
+        memory: &SegmentList,
+        purpose: Purpose,
+        glazing: &Glazing,
+        rng: &mut Rng,
+    ) -> Registered {
+        assert_eq!(memory.ranges().1.max(1), 1, "memory of several ranges");
+        let confirms = Self::sees_writes(self.ends[side].known);
+        match purpose {
+            Purpose::Region { reads, writes } if glazing.exposes => {
+                let doubt = |percent: u64| if glazing.steady { 0 } else { percent };
+                if self.state == Prepared::No || rng.percent(doubt(5)) {
+                    return rng.pick(&[Registered::No, Registered::Never]);
+                }
+                if self.state == Prepared::Later || rng.percent(doubt(10)) {
+                    return rng.pick(&[Registered::Later, Registered::No]);
+                }
+                let (key, confirms) = (self.expose(side, memory, true), !rng.percent(doubt(30)));
+                Registered::Yes(Registration { key, reads, writes, confirms })
+            }
+            Purpose::Receive { token } => match self.lend(side, memory, token, glazing, rng) {
+                Ok(key) => {
+                    Registered::Yes(Registration { key, reads: false, writes: true, confirms })
+                }
+                Err(SendError::Again) => Registered::Later,
+                Err(SendError::Unreachable(_)) => Registered::Never,
+            },
+            Purpose::Send if self.state == Prepared::Ready && rng.percent(glazing.offers) => {
+                let key = self.expose(side, memory, false);
+                Registered::Yes(Registration { key, reads: true, writes: false, confirms: false })
+            }
+            Purpose::Region { .. } | Purpose::Send => Registered::No,
+        }
+    }
+
+    fn expose(&mut self, side: usize, memory: &SegmentList, region: bool) -> RemoteKey {
+        self.slots += 1;
+        self.ends[side].exposed.insert(self.slots, (region, memory.first_addr()));
+        key(self.ends[side].known, self.slots, memory.first_addr())
+    }
+
+    fn lend(
         &mut self,
         side: usize,
         part: &SegmentList,
         token: u64,
         glazing: &Glazing,
         rng: &mut Rng,
-    ) -> Result<Ticket, SendError> {
+    ) -> Result<RemoteKey, SendError> {
         assert!((1..=glazing.max).contains(&part.len()), "a window of {} B", part.len());
-        assert_eq!(part.ranges().1, 1, "a window of several pieces");
         if rng.percent(glazing.lend_refusals) {
             return Err(SendError::Unreachable(Errno(libc::ENOMEM)));
         }
@@ -276,14 +336,29 @@ impl Panes {
         self.slots += 1;
         let (slot, connection) = (self.slots, end.known);
         end.held.push(Held { slot, connection, token, part: *part });
-        Ok(Ticket { connection, slot, addr: part.first_addr(), key: !slot })
+        Ok(key(connection, slot, part.first_addr()))
     }
 
-    pub(super) fn take_back(&mut self, side: usize, ticket: &Ticket) {
-        let held = &mut self.ends[side].held;
-        let at = held.iter().position(|held| held.slot == ticket.slot);
-        let at = at.unwrap_or_else(|| panic!("{ticket:?} is taken back and not lent"));
-        assert_eq!(held.remove(at).connection, ticket.connection);
+    /// See [`crate::transport::OneSided::invalidate`].
+    pub(super) fn invalidate(&mut self, side: usize, key: &RemoteKey) {
+        let (connection, slot) = numbers(key);
+        let held = self.ends[side].held.iter().position(|held| held.slot == slot);
+        let region = self.ends[side].exposed.remove(&slot).map(|(region, _)| region);
+        if let Some(at) = held {
+            assert_eq!(self.ends[side].held.remove(at).connection, connection);
+        } else if region == Some(true) {
+            // When a registration has ended, no access to it is in progress.
+            self.ends[1 - side].place_all();
+        } else if region == Some(false) && connection == self.connection {
+            let mut reads = self.ends[1 - side].posted.iter();
+            assert!(!reads.any(|read| read.slot == slot), "{key} is being read");
+        }
+    }
+
+    /// Whether `side` has memory under this key: a remote buffer, a message or a region.
+    pub(super) fn is_registered(&self, side: usize, key: &RemoteKey) -> bool {
+        let (slot, end) = (numbers(key).1, &self.ends[side]);
+        end.exposed.contains_key(&slot) || end.held.iter().any(|held| held.slot == slot)
     }
 
     /// `side` writes into a remote buffer of the other.
@@ -291,130 +366,75 @@ impl Panes {
         &mut self,
         side: usize,
         payload: &SegmentList,
-        (ticket, chunk): (&Ticket, Chunk),
+        (key, token): (&RemoteKey, u64),
         room: usize,
         glazing: &Glazing,
         rng: &mut Rng,
-    ) -> Result<(), SendError> {
+    ) -> Result<Access, SendError> {
         if rng.percent(glazing.waits) {
             return Err(SendError::Again);
         }
         if rng.percent(glazing.write_refusals) {
             return Err(SendError::Unreachable(Errno(libc::EFAULT)));
         }
-        if ticket.connection != self.connection {
-            return Ok(());
+        let (connection, slot) = numbers(key);
+        if connection != self.connection {
+            return Ok(Access::Silent);
         }
         let unaware = self.ends[side].known != self.connection;
         let end = &mut self.ends[1 - side];
         if end.events.len() >= room || unaware && rng.percent(50) {
             return Err(SendError::Again);
         }
-        let held = end.held.iter().find(|held| held.slot == ticket.slot);
-        let held = held.unwrap_or_else(|| panic!("a write into {ticket:?}, which is not lent"));
-        assert_eq!((held.part.len(), !held.slot), (payload.len(), ticket.key));
-        assert!(end.written < ticket.slot, "{ticket:?} is written after {}", end.written);
-        end.written = ticket.slot;
+        let held = end.held.iter().find(|held| held.slot == slot);
+        let held = held.unwrap_or_else(|| panic!("a write under {key}, which is void"));
+        assert_eq!((held.part.len(), Some(held.part.first_addr())), (payload.len(), key.word(1)));
+        assert!(end.written < slot, "{key} is written after {}", end.written);
+        end.written = slot;
         let mut bytes = vec![0; payload.len()];
         payload.copy_out(0, &mut bytes);
-        assert_eq!(chunk.len, payload.len() as u64);
-        end.events.push_back(Event::Written { slot: ticket.slot, bytes, chunk, taken: false });
-        Ok(())
-    }
-
-    /// See [`crate::transport::Lending::offer`].
-    pub(super) fn offer(
-        &mut self,
-        side: usize,
-        payload: &SegmentList,
-        glazing: &Glazing,
-        rng: &mut Rng,
-    ) -> Option<Ticket> {
-        if self.state != Windows::Ready || payload.ranges().1 != 1 || !rng.percent(glazing.offers) {
-            return None;
-        }
-        self.slots += 1;
-        let (slot, connection) = (self.slots, self.ends[side].known);
-        self.ends[side].exposed.insert((OFFER | u64::from(slot), 0), slot * 8);
-        Some(Ticket { connection, slot, addr: payload.first_addr(), key: slot * 8 })
-    }
-
-    pub(super) fn is_offered(&self, side: usize, ticket: &Ticket) -> bool {
-        self.ends[side].exposed.contains_key(&(OFFER | u64::from(ticket.slot), 0))
-    }
-
-    /// See [`crate::transport::Lending::withdraw`].
-    pub(super) fn withdraw(&mut self, side: usize, ticket: &Ticket) {
-        let offer = (OFFER | u64::from(ticket.slot), 0);
-        let was = self.ends[side].exposed.remove(&offer).is_some();
-        if was && ticket.connection == self.connection {
-            let mut reads = self.ends[1 - side].posted.iter();
-            assert!(!reads.any(|read| read.spot.key == ticket.key), "{ticket:?} is being read");
-        }
+        let told = !unaware && Self::sees_writes(connection);
+        let token = told.then_some(token);
+        end.events.push_back(Event::Written { slot, bytes, token, taken: false });
+        Ok(if told { Access::Begun } else { Access::Silent })
     }
 
     /// The reads of the other side's messages that `side` has begun: tokens, and their destinations.
     pub(super) fn reading(&self, side: usize) -> impl Iterator<Item = (u64, &SegmentList)> {
         let end = &self.ends[side];
-        let of_a_message = |posted: &&Posted| posted.how.token & OF_A_MESSAGE != 0;
+        let of_a_message = |posted: &&Posted| posted.token & GET_OF_A_MESSAGE != 0;
         let begun = end.posted.iter().filter(of_a_message);
-        begun.map(|posted| (posted.how.token & !OF_A_MESSAGE, &posted.local))
+        begun.map(|posted| (posted.token & !GET_OF_A_MESSAGE, &posted.local))
     }
 
-    /// See [`crate::transport::OneSided::expose`].
-    pub(super) fn expose(
-        &mut self,
-        side: usize,
-        region: (u64, u32),
-        memory: &SegmentList,
-        (reads, writes): (bool, bool),
-        rng: &mut Rng,
-    ) -> Exposed {
-        let end = &mut self.ends[side];
-        if self.state == Windows::No || rng.percent(5) {
-            return rng.pick(&[Exposed::No, Exposed::Never]);
-        }
-        if self.state == Windows::Later || rng.percent(10) {
-            return if rng.percent(50) { Exposed::Later } else { Exposed::No };
-        }
-        self.slots += 1;
-        let first = *end.exposed.entry(region).or_insert(self.slots * 8);
-        let (_, count) = memory.ranges();
-        let mut keys = [0; MAX_SEGMENTS];
-        for (n, key) in keys.iter_mut().enumerate().take(count) {
-            *key = first + n as u32;
-        }
-        let keys = Some(keys);
-        Exposed::Yes(Exposure { epoch: end.known, keys, reads, writes, echoes: rng.percent(70) })
-    }
-
-    /// See [`crate::transport::OneSided::epoch`].
-    pub(super) fn epoch(&self, side: usize) -> u32 {
+    /// The connection as `side` knows it.
+    pub(super) fn known(&self, side: usize) -> u32 {
         self.ends[side].known
     }
 
-    /// See [`crate::transport::OneSided::conceal`].
-    pub(super) fn conceal(&mut self, side: usize, region: u64) {
-        // When a registration has ended, no access to it is in progress.
-        self.ends[1 - side].place_all();
-        self.ends[side].exposed.retain(|(other, _), _| *other != region);
+    /// See [`crate::transport::OneSided::is_current`].
+    pub(super) fn is_current(&self, side: usize, key: &RemoteKey) -> bool {
+        numbers(key).0 == self.ends[side].known
     }
 
-    /// See [`crate::transport::OneSided::reach`].
+    /// A get, a put without notice (`how`) or, without `local` bytes, a flush.
     pub(super) fn reach(
         &mut self,
         side: usize,
-        spot: &Spot,
+        at: &Remote,
         local: &SegmentList,
-        how: Reach,
+        (reads, how): (bool, Put),
         glazing: &Glazing,
         rng: &mut Rng,
-    ) -> Result<Reached, SendError> {
-        assert!(local.len() as u64 == spot.range.len || local.len() == 0 && how.delivered);
+    ) -> Result<Access, SendError> {
+        let Put { delivered, token, .. } = how;
+        assert!(local.len() > 0 || delivered && !reads);
+        let (connection, slot) = numbers(&at.key);
+        let addr = at.key.word(1).unwrap().checked_add(at.offset);
         let end = &mut self.ends[side];
-        if spot.epoch != end.known {
+        let (Some(addr), true) = (addr, connection == end.known) else {
             return Err(SendError::Unreachable(Errno(libc::ESTALE)));
-        }
+        };
         if rng.percent(glazing.write_refusals) {
             return Err(SendError::Unreachable(Errno(libc::EFAULT)));
         }
@@ -422,8 +442,8 @@ impl Panes {
             return Err(SendError::Again);
         }
         // A side that does not know yet that the connection has ended posts in vain.
-        end.posted.push_back(Posted { how, spot: *spot, local: *local });
-        Ok(Reached::Begun)
+        end.posted.push_back(Posted { reads, delivered, token, slot, addr, local: *local });
+        Ok(Access::Begun)
     }
 
     /// Carries out the oldest access that `side` has posted, or ends the connection. A write is acknowledged when the
@@ -433,26 +453,26 @@ impl Panes {
             return;
         }
         let Some(posted) = self.ends[side].posted.pop_front() else { return };
-        let region = posted.spot.key / 8;
-        if !self.ends[1 - side].exposed.values().any(|key| key / 8 == region) {
+        if !self.ends[1 - side].exposed.contains_key(&posted.slot) {
             self.ends[side].posted.push_front(posted);
-            let next = rng.pick(&[Windows::Later, Windows::Ready, Windows::No]);
+            let next = rng.pick(&[Prepared::Later, Prepared::Ready, Prepared::No]);
             return self.lose(next, rng);
         }
-        let Reach { reads, delivered, token, .. } = posted.how;
+        let Posted { reads, delivered, token, addr, .. } = posted;
         if reads || delivered {
             self.ends[side].place_all();
             posted.carry_out(posted.local.len());
         } else {
             let mut bytes = vec![0; posted.local.len()];
             posted.local.copy_out(0, &mut bytes);
-            self.ends[side].unplaced.push_back((posted.spot.range, bytes));
+            let range = Range { addr, len: bytes.len() as u64 };
+            self.ends[side].unplaced.push_back((range, bytes));
         }
-        self.ends[side].events.push_back(Event::Reached { token });
+        self.ends[side].events.push_back(Event::Done { token });
     }
 
     /// The connection ends. `state` says what follows.
-    pub(super) fn lose(&mut self, state: Windows, rng: &mut Rng) {
+    pub(super) fn lose(&mut self, state: Prepared, rng: &mut Rng) {
         self.state = state;
         for side in 0..2 {
             self.ends[side].place_all();
@@ -460,9 +480,7 @@ impl Panes {
             let alive = self.ends[side].known == self.connection;
             let mut left = if alive { rng.below(self.ends[side].posted.len() + 1) } else { 0 };
             for posted in std::mem::take(&mut self.ends[side].posted) {
-                let region = posted.spot.key / 8;
-                let exposed = self.ends[1 - side].exposed.values().any(|key| key / 8 == region);
-                if left == 0 || !exposed {
+                if left == 0 || !self.ends[1 - side].exposed.contains_key(&posted.slot) {
                     break;
                 }
                 left -= 1;
@@ -493,11 +511,11 @@ impl Panes {
 
     /// The next event of `side`.
     pub(super) fn step(&mut self, side: usize, glazing: &Glazing, rng: &mut Rng) -> Option<Step> {
-        if self.state == Windows::Ready && rng.next() % 1000 < glazing.breaks {
+        if self.state == Prepared::Ready && rng.next() % 1000 < glazing.breaks {
             let next = if rng.percent(glazing.ends) {
-                Windows::No
+                Prepared::No
             } else {
-                rng.pick(&[Windows::Later, Windows::Ready])
+                rng.pick(&[Prepared::Later, Prepared::Ready])
             };
             self.lose(next, rng);
         }
@@ -514,10 +532,12 @@ impl Panes {
         }
         let end = &mut self.ends[side];
         if rng.next() % 1000 < glazing.conceals {
-            if let Some(part) = end.exposed.keys().min().copied() {
-                end.exposed.remove(&part);
+            let first = end.exposed.iter().find(|(_, (region, _))| *region);
+            if let Some((slot, (_, addr))) = first.map(|(slot, region)| (*slot, *region)) {
+                end.exposed.remove(&slot);
+                let void = key(end.known, slot, addr);
                 self.ends[1 - side].place_all();
-                return Some(Step::Concealed(part.0));
+                return Some(Step::Void(void));
             }
         }
         // No device reports out of order, and no code relies on the order.
@@ -527,23 +547,22 @@ impl Panes {
             end.events.swap(0, 1);
         }
         match end.events.pop_front()? {
-            Event::Written { slot, bytes, chunk, taken } => {
+            Event::Written { slot, bytes, token: theirs, taken } => {
                 end.land(slot, &bytes);
                 let at = end.held.iter().position(|held| held.slot == slot)?;
                 let Held { token, connection, .. } = end.held.remove(at);
                 if !taken && connection == self.connection {
-                    self.tell(1 - side, chunk);
+                    self.tell(1 - side, theirs);
                 }
-                Some(Step::Filled(token))
+                Some(Step::Notify(token))
             }
-            Event::Wrote { chunk } => Some(Step::Wrote(chunk)),
-            Event::Reached { token } => Some(Step::Reached(token)),
+            Event::Done { token } => Some(Step::Done(token)),
             Event::Lost { now } => {
                 end.known = now;
                 // Accesses that were posted since then are lost.
                 end.posted.clear();
                 end.held.retain(|held| held.connection == now);
-                end.exposed.retain(|(region, _), _| region & OFFER == 0);
+                end.exposed.clear();
                 Some(Step::Lost)
             }
         }

@@ -5,7 +5,7 @@ use super::sim::{Reach, Weather};
 use super::sim_window::Glazing;
 use crate::protocol::packet::Packet;
 use crate::protocol::{FI_ETRUNC, PeekAction, ReceiveOp, SendOp};
-use crate::transport::{Departure, Windows};
+use crate::transport::{Departure, Prepared};
 
 pub(super) const LEN: usize = 6000;
 pub(super) const WINDOW: usize = 700;
@@ -85,7 +85,7 @@ impl Begun {
             .sum()
     }
 
-    fn lose(&mut self, state: Windows) {
+    fn lose(&mut self, state: Prepared) {
         let lost = |begun: &mut Self| begun.world.node(1).engine.counts().windows_lost;
         let before = lost(self);
         self.world.net.borrow_mut().lose_windows(0, 1, state);
@@ -183,8 +183,8 @@ fn what_does_not_fit_is_not_lent() {
 
 #[test]
 fn a_receive_waits_until_windows_are_ready_or_will_not_be() {
-    for then in [Windows::Ready, Windows::No] {
-        let begin = vec![Windows::Later];
+    for then in [Prepared::Ready, Prepared::No] {
+        let begin = vec![Prepared::Later];
         let mut begun = Begun::new(Glazing { begin, ..glazing() });
         for _ in 0..10 {
             begun.world.progress(0);
@@ -194,14 +194,14 @@ fn a_receive_waits_until_windows_are_ready_or_will_not_be() {
         assert!(begun.world.node(1).engine.is_busy(), "nobody says that they are ready");
         begun.world.net.borrow_mut().set_windows(0, 1, then);
         let (windows, fragments) =
-            if then == Windows::Ready { (LEN as u64, 0) } else { (0, LEN as u64) };
+            if then == Prepared::Ready { (LEN as u64, 0) } else { (0, LEN as u64) };
         assert_eq!(moved(&mut begun.finish()), (windows, fragments, 0, 0));
     }
 }
 
 #[test]
 fn without_windows_nothing_waits() {
-    let mut begun = Begun::new(Glazing { begin: vec![Windows::No], ..glazing() });
+    let mut begun = Begun::new(Glazing { begin: vec![Prepared::No], ..glazing() });
     assert!(begun.received() > 0, "it is pushed");
     let (windows, _, resumed, declined) = moved(&mut begun.finish());
     assert_eq!((windows, resumed, declined), (0, 0, 0));
@@ -236,7 +236,7 @@ fn lost_windows_are_lent_anew() {
     let mut begun = Begun::new(glazing());
     begun.fill(1);
     for _ in 0..2 {
-        begun.lose(Windows::Ready);
+        begun.lose(Prepared::Ready);
     }
     let mut world = begun.finish();
     let (windows, fragments, resumed, declined) = moved(&mut world);
@@ -251,7 +251,7 @@ fn after_the_third_loss_the_rest_comes_as_fragments() {
     begun.fill(2);
     for _ in 0..3 {
         assert!(!begun.world.node(1).engine.core.arrivals.chunks.list.is_empty());
-        begun.lose(Windows::Ready);
+        begun.lose(Prepared::Ready);
     }
     assert!(begun.world.node(1).engine.core.arrivals.chunks.list.is_empty());
     let there = begun.received() as u64;
@@ -263,7 +263,7 @@ fn after_the_third_loss_the_rest_comes_as_fragments() {
 fn when_windows_do_not_come_back_the_rest_comes_as_fragments() {
     let mut begun = Begun::new(glazing());
     begun.fill(3);
-    begun.lose(Windows::No);
+    begun.lose(Prepared::No);
     let there = begun.received() as u64;
     let (_, fragments, resumed, _) = moved(&mut begun.finish());
     assert_eq!((fragments, resumed), (LEN as u64 - there, 1));

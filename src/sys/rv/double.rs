@@ -605,7 +605,7 @@ mod tests {
     use super::*;
 
     fn there(node: usize) -> There {
-        There { gid: gid(node), lid: 0, mtu: 4096 }
+        There { gid: gid(node), lid: 0, mtu: 4096, pkey: 0xffff }
     }
 
     fn reason(result: std::result::Result<(Arc<Module>, Ring), Refusal>) -> String {

@@ -43,6 +43,8 @@ pub(crate) struct There {
     pub(crate) lid: u16,
     /// Packet length, bytes: what both ports support.
     pub(crate) mtu: u16,
+    /// The partition of the path to it.
+    pub(crate) pkey: u16,
 }
 
 /// A module that was opened, and whose version is supported.
@@ -258,7 +260,7 @@ impl Module {
             own_lid: self.here.lid.to_be_bytes(),
             reversible: 1,
             mtu: (usize::from(there.mtu).max(256) / 256).ilog2() + 1, // enum ib_mtu
-            p_key: [0xff; 2],
+            p_key: there.pkey.to_be_bytes(),
             hop_limit: HOPS,
             paths: 1,
             service_level: self.here.service_level,

@@ -84,6 +84,7 @@ table! {
         (*mut ibv_context, *mut ibv_device_attr) -> c_int;
     query_port = c"ibv_query_port" c"IBVERBS_1.1"
         (*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
+    query_pkey = c"ibv_query_pkey" c"IBVERBS_1.1" (*mut ibv_context, u8, c_int, *mut u16) -> c_int;
     // rdma-core 33 and later.
     query_gids = c"_ibv_query_gid_table" c"IBVERBS_1.11"
         (*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;

@@ -30,7 +30,7 @@ pub(crate) use events::{About, DeviceEvent};
 pub(crate) use library::{present, shows};
 pub(in crate::sys) use memory::Mapping;
 pub(crate) use mr::{Permission, Registrar, Registration, fork_hazard};
-pub(crate) use port::{Gid, GidKind, LinkLayer, Port};
+pub(crate) use port::{Gid, GidKind, LinkLayer, Partition, Port};
 pub(crate) use qp::{Ah, AhSettings};
 pub(crate) use rc::{RcEvent, RcPort, RcSettings};
 pub(crate) use rc_qp::{RcAddress, RcQp, RcRequest};

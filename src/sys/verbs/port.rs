@@ -11,6 +11,9 @@ use rdma_core_sys::{
 
 /// Most GIDs of a device, all ports together: the kernel counts the answer's bytes in 16 bits.
 const GIDS_MAX: usize = 2000;
+/// `IBV_QPF_GRH_REQUIRED` of a port's flags: virtual functions that share the LID of their device, and Omni-Path with
+/// long addresses.
+const GRH_REQUIRED: u8 = 1;
 
 /// The network of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +36,18 @@ pub(crate) struct Port {
     /// InfiniBand only.
     pub(crate) lid: u16,
     pub(crate) service_level: u8,
+    /// InfiniBand only: it gets packets with a global routing header only.
+    pub(crate) routed: bool,
+    /// Entries of its table of partitions.
+    pub(crate) partitions: u16,
+}
+
+/// An entry of a port's table of partitions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Partition {
+    pub(crate) index: u16,
+    /// The P_Key. The highest bit marks a full member (InfiniBand 1.7, 10.9); 0: the entry is empty.
+    pub(crate) key: u16,
 }
 
 /// The encapsulation of packets with a GID.
@@ -80,7 +95,21 @@ impl OpenDevice {
             speed_bps: speed_bps(attr.active_speed, attr.active_width),
             lid: attr.lid,
             service_level: attr.sm_sl,
+            routed: !ethernet && attr.flags & GRH_REQUIRED != 0,
+            partitions: attr.pkey_tbl_len,
         })
+    }
+
+    /// The table of partitions of `port`.
+    pub(crate) fn partitions(&self, port: &Port) -> Vec<Partition> {
+        let query = self.context.verbs.query_pkey;
+        let entry = |index: u16| {
+            let mut key = 0;
+            // SAFETY: a live context; the call fills a live local.
+            let rc = unsafe { query(self.context.as_ptr(), port.number, index.into(), &mut key) };
+            (rc == 0).then(|| Partition { index, key: u16::from_be(key) })
+        };
+        (0..port.partitions).filter_map(entry).filter(|partition| partition.key != 0).collect()
     }
 
     /// All valid GIDs of port `number`. Errors: the driver's.

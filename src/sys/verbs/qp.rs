@@ -119,7 +119,7 @@ impl UdQp {
         pd: &Arc<Pd>,
         queues: (&Cq, &Cq),
         depths: (u32, u32),
-        port: u8,
+        (port, pkey_index): (u8, u16),
         qkey: u32,
         newer: bool,
     ) -> Result<Self> {
@@ -135,7 +135,7 @@ impl UdQp {
             let extended = newer.then(|| Self::extended(pd, queues, cap).ok()).flatten();
             match extended.map_or_else(|| Self::plain(pd, queues, cap), Ok) {
                 Ok(qp) => {
-                    qp.make_ready(port, qkey)?;
+                    qp.make_ready(port, pkey_index, qkey)?;
                     return Ok(qp);
                 }
                 Err(e) => last = e,
@@ -205,10 +205,11 @@ impl UdQp {
     }
 
     /// Moves it through INIT and RTR to RTS (InfiniBand 1.7, 10.3.1). Receives may be posted from INIT on.
-    fn make_ready(&self, port: u8, qkey: u32) -> Result<()> {
+    fn make_ready(&self, port: u8, pkey_index: u16, qkey: u32) -> Result<()> {
         // SAFETY: all zeroes is a valid ibv_qp_attr.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.port_num = port;
+        attr.pkey_index = pkey_index;
         attr.qkey = qkey;
         let mut step = |state, mask| {
             attr.qp_state = state;

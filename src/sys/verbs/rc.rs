@@ -28,8 +28,12 @@ pub(super) const WRITE: u64 = 1;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RcSettings {
     pub(crate) port: u8,
-    /// The index of the port's GID that packets are sent from; `None`: InfiniBand.
-    pub(crate) gid: Option<u8>,
+    /// The index of its partition.
+    pub(crate) pkey_index: u16,
+    /// The index of the port's GID that routed packets are sent from.
+    pub(crate) gid: u8,
+    /// All packets of the port have a global routing header.
+    pub(crate) routed: bool,
     /// Longest packet of the port, bytes.
     pub(crate) mtu: usize,
     pub(crate) service_level: u8,

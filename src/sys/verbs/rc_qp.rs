@@ -54,6 +54,8 @@ pub(crate) struct RcAddress {
     pub(crate) mtu: usize,
     pub(crate) lid: u16,
     pub(crate) gid: [u8; 16],
+    /// Packets to it have a global routing header.
+    pub(crate) routed: bool,
     /// RDMA Reads of this side that its device processes at a time.
     pub(crate) serves: u8,
 }
@@ -152,6 +154,7 @@ impl<L> RcQp<L> {
         };
         let mut attr = blank();
         attr.port_num = settings.port;
+        attr.pkey_index = settings.pkey_index;
         attr.qp_access_flags =
             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
         qp.go(&mut attr, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)?;
@@ -187,15 +190,13 @@ impl<L> RcQp<L> {
         attr.min_rnr_timer = RNR_DELAY;
         attr.ah_attr.port_num = self.settings.port;
         attr.ah_attr.sl = self.settings.service_level;
-        match self.settings.gid {
-            Some(index) => {
-                attr.ah_attr.is_global = 1;
-                attr.ah_attr.grh.dgid.raw = to.gid;
-                attr.ah_attr.grh.sgid_index = index;
-                attr.ah_attr.grh.hop_limit = HOPS;
-                attr.ah_attr.grh.traffic_class = ECN_CAPABLE;
-            }
-            None => attr.ah_attr.dlid = to.lid,
+        attr.ah_attr.dlid = to.lid;
+        if to.routed || self.settings.routed {
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.grh.dgid.raw = to.gid;
+            attr.ah_attr.grh.sgid_index = self.settings.gid;
+            attr.ah_attr.grh.hop_limit = HOPS;
+            attr.ah_attr.grh.traffic_class = ECN_CAPABLE;
         }
         let receive = IBV_QP_AV
             | IBV_QP_PATH_MTU

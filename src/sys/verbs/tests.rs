@@ -30,6 +30,7 @@ fn device() -> Option<(OpenDevice, Port, Gid)> {
 
 const SETTINGS: UdSettings = UdSettings {
     port: 1,
+    pkey_index: 0,
     ip: Some(IpVersion::V4),
     mtu: 1024,
     qkey: 0x1234_5678,

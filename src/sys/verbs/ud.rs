@@ -44,6 +44,8 @@ pub(crate) enum IpVersion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct UdSettings {
     pub(crate) port: u8,
+    /// The index of its partition.
+    pub(crate) pkey_index: u16,
     /// The IP version of RoCE packets; `None`: InfiniBand.
     pub(crate) ip: Option<IpVersion>,
     /// Longest datagram, bytes.
@@ -148,7 +150,8 @@ impl UdPort {
     }
 
     fn with_slots(device: &OpenDevice, settings: UdSettings) -> Result<Self> {
-        let UdSettings { port, mtu, qkey, send_slots, receive_slots, newer, .. } = settings;
+        let UdSettings { port, pkey_index, mtu, qkey, send_slots, receive_slots, newer, .. } =
+            settings;
         let context = &device.context;
         let pd = Pd::new(context)?;
         let channel = Channel::new(context)?;
@@ -157,7 +160,8 @@ impl UdPort {
         let send_queue = Cq::new(context, send_slots, None, newer)?;
         let receive_queue = Cq::new(context, receive_slots, Some(&channel), newer)?;
         let depths = (send_slots, receive_slots);
-        let qp = UdQp::new(&pd, (&send_queue, &receive_queue), depths, port, qkey, newer)?;
+        let (queues, port) = ((&send_queue, &receive_queue), (port, pkey_index));
+        let qp = UdQp::new(&pd, queues, depths, port, qkey, newer)?;
         let mut port = Self {
             qp,
             lent: None,

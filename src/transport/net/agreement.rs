@@ -15,7 +15,7 @@ pub(crate) mod pause;
 mod tests;
 
 use crate::sys::numbers::NumberMap;
-use crate::transport::{PeerId, Windows};
+use crate::transport::{PeerId, Prepared};
 use message::{Control, End, Message, Way};
 use pause::{Failures, PAUSE_MAX_NS, PAUSE_NS};
 use std::collections::VecDeque;
@@ -241,16 +241,16 @@ pub(crate) trait Side {
     fn tell_first(&mut self, peer: PeerId);
 
     /// Whether there is a connection to `peer`; asks for one if there is none.
-    fn contact(&mut self, peer: PeerId, now: u64) -> Windows {
+    fn contact(&mut self, peer: PeerId, now: u64) -> Prepared {
         let agreement = self.agreement();
         match agreement.get(peer) {
-            Some(connection) if connection.phase == Phase::Ready => return Windows::Ready,
+            Some(connection) if connection.phase == Phase::Ready => return Prepared::Ready,
             Some(connection) if now.saturating_sub(connection.since) < PATIENCE_NS => {
-                return Windows::Later;
+                return Prepared::Later;
             }
-            Some(connection) if !connection.is_stale(now) => return Windows::No,
+            Some(connection) if !connection.is_stale(now) => return Prepared::No,
             None if agreement.failures.get(&peer).is_some_and(|failures| failures.pause(now)) => {
-                return Windows::No;
+                return Prepared::No;
             }
             Some(_) => drop(self.end(peer)),
             None => {}
@@ -259,9 +259,9 @@ pub(crate) trait Side {
     }
 
     /// Asks `peer` for a connection.
-    fn ask(&mut self, peer: PeerId, now: u64) -> Windows {
+    fn ask(&mut self, peer: PeerId, now: u64) -> Prepared {
         if !self.has_place(now) {
-            return Windows::No;
+            return Prepared::No;
         }
         match self.prepare(peer, None, now) {
             Ok((link, own)) => {
@@ -270,12 +270,12 @@ pub(crate) trait Side {
                 let id = agreement.next_id;
                 agreement.insert(peer, id, Phase::Asked, link, now);
                 agreement.say(peer, &Message::Ask(id, own));
-                Windows::Later
+                Prepared::Later
             }
             Err(why) => {
                 self.tell(why);
                 self.agreement().note_failure(peer, now);
-                Windows::No
+                Prepared::No
             }
         }
     }

@@ -19,9 +19,9 @@ use self::background::{Background, Shared};
 use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
-    Address, BCOPY_LEAST, Caps, Chunk, Contact, Departure, ELSEWHERE, Exposed, Handler, Head,
-    Lending, LookedAt, MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PeerId, Reach, Reached,
-    SendError, Sharing, Source, Spot, StreamEnd, Streaming, Ticket, Transport, Windows,
+    Access, Address, BCOPY_LEAST, Caps, Contact, Departure, ELSEWHERE, Handler, Head, LookedAt,
+    MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PeerId, Prepared, Purpose, Put,
+    Registered, Remote, RemoteKey, SendError, Sharing, Source, StreamEnd, Streaming, Transport,
 };
 use crate::config::Config;
 use crate::memory::{Segment, SegmentList};
@@ -33,7 +33,7 @@ use crate::sys::{Errno, clock, process, spare};
 use crate::telemetry::log;
 use crate::transport::JobKey;
 use agreement::message::{Message, Way};
-use bulk::{Bulk, BulkSink};
+use bulk::{Bulk, BulkSink, What};
 use link::Link;
 use neighbours::{Neighbours, Standing};
 use reliable::{Reliable, Settings, Sink};
@@ -53,10 +53,10 @@ const PUSH_MAX: usize = 256 * 1024;
 /// Shortest message that goes by stream, bytes. Below it the system calls for a stream cost more than the packets.
 const STREAM_MIN: usize = 32 * 1024;
 /// Shortest direct RMA read and write that are left to the device, bytes: a datagram does a shorter write sooner.
-const REACH_READ_MIN: usize = 1;
-const REACH_WRITE_MIN: usize = 2048;
+const READ_MIN: usize = 1;
+const WRITE_MIN: usize = 2048;
 /// Bytes of a region whose key is advertised at a time: registering them takes some milliseconds.
-const EXPOSE_MAX: usize = 32 << 20;
+const REGISTER_MAX: usize = 32 << 20;
 /// Bytes of the header of a fragment (PROTOCOL.md §3).
 const FRAGMENT_HEADER: usize = 24;
 /// A PUT into a remote buffer, or a read of at least `LONG_READ` bytes, that takes longer than this has held up packets
@@ -339,32 +339,28 @@ impl<H: Handler> StreamSink for Above<'_, H> {
 }
 
 impl<H: Handler> BulkSink for Above<'_, H> {
-    fn on_filled(&mut self, inner: PeerId, token: u64) {
+    fn on_notify(&mut self, inner: PeerId, token: u64) {
         if let Some(peer) = self.numbers.outer(inner) {
-            self.handler.on_filled(peer, token);
+            self.handler.on_notify(peer, token);
         }
     }
 
-    fn on_written(&mut self, inner: PeerId, chunk: Chunk) {
+    fn on_done(&mut self, inner: PeerId, token: u64) {
         if let Some(peer) = self.numbers.outer(inner) {
-            self.handler.on_written(peer, chunk);
+            self.handler.on_done(peer, token);
         }
     }
 
     fn on_lost(&mut self, inner: PeerId) {
         if let Some(peer) = self.numbers.outer(inner) {
-            self.handler.on_windows_lost(peer);
+            self.handler.on_lane_lost(peer);
         }
     }
 
-    fn on_reached(&mut self, inner: PeerId, token: u64) {
+    fn on_key_void(&mut self, inner: PeerId, key: &RemoteKey) {
         if let Some(peer) = self.numbers.outer(inner) {
-            self.handler.on_reached(peer, token);
+            self.handler.on_key_void(peer, key);
         }
-    }
-
-    fn on_concealed(&mut self, region: u64) {
-        self.handler.on_concealed(region);
     }
 }
 
@@ -722,11 +718,9 @@ impl Messages for Net {
             stream_min: self.bulk_min.unwrap_or(STREAM_MIN),
             window_max: window.0,
             window_min: self.bulk_min.unwrap_or(window.1),
-            reach_read: self.bulk.is_some(),
-            reach_write: self.bulk.is_some(),
-            reach_read_min: REACH_READ_MIN,
-            reach_write_min: REACH_WRITE_MIN,
-            expose_max: if self.bulk.is_some() { EXPOSE_MAX } else { 0 },
+            read_min: self.bulk.as_ref().map(|_| READ_MIN),
+            write_min: self.bulk.as_ref().map(|_| WRITE_MIN),
+            register_max: if self.bulk.is_some() { REGISTER_MAX } else { 0 },
             atomics: features.map(|all| all & reliable::packet::ATOMICS != 0),
             collectives: features.map(|all| all & reliable::packet::COLLECTIVES != 0),
             announces_room: true,
@@ -820,133 +814,111 @@ impl Messages for Net {
     }
 }
 
-impl OneSided for Net {
-    fn expose(
+impl Net {
+    /// Whether the peer of this address is on this host.
+    fn is_near(&mut self, address: &Address) -> bool {
+        let list = || interfaces().into_iter().map(|interface| interface.ip).collect();
+        self.here.get_or_insert_with(list).contains(&address.0.ip())
+    }
+
+    /// An access to memory of `peer` by the bulk path.
+    fn access(
         &mut self,
         peer: PeerId,
-        region: (u64, u32),
-        memory: &SegmentList,
-        rights: (bool, bool),
-    ) -> Exposed {
-        self.rhythm.bulk_hot = true;
-        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
-            return Exposed::No;
-        };
-        if !self.core.enter().is_some_and(|mut core| goes_direct(&mut core, inner)) {
-            return Exposed::No;
-        }
-        self.rhythm.hot = COOLING;
-        bulk.expose(inner, region, memory, rights, clock::now_ns())
-    }
-
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
-        self.bulk.as_ref()?.epoch(self.numbers.inner(peer)?)
-    }
-
-    fn revoke(&mut self, peer: PeerId) -> bool {
-        self.numbers.inner(peer).is_none()
-    }
-
-    fn conceal(&mut self, region: u64) {
-        self.rhythm.bulk_hot = true;
-        if let Some(bulk) = &mut self.bulk {
-            bulk.conceal(region);
-        }
-    }
-
-    fn reach(
-        &mut self,
-        peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: Reach,
-    ) -> Result<Reached, SendError> {
-        self.rhythm.bulk_hot = true;
-        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
-            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
-        };
-        let now = clock::now_ns();
-        // An emulated device carries the request out meanwhile, as in `write`.
-        self.shared.present(now);
-        bulk.reach(inner, spot, local, how, now)?;
-        self.reached = true;
-        if local.len() >= LONG_READ {
-            self.on_posted(now);
-        }
-        Ok(Reached::Begun)
-    }
-
-    #[inline]
-    fn reach_min(&self, _: PeerId, reads: bool) -> Option<usize> {
-        let min = if reads { REACH_READ_MIN } else { REACH_WRITE_MIN };
-        self.bulk.is_some().then_some(min)
-    }
-}
-
-impl Lending for Net {
-    fn windows(&mut self, peer: PeerId) -> Windows {
-        self.rhythm.bulk_hot = true;
-        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
-            return Windows::No;
-        };
-        if !self.core.enter().is_some_and(|mut core| goes_direct(&mut core, inner)) {
-            return Windows::No;
-        }
-        self.rhythm.hot = COOLING;
-        bulk.windows(inner, clock::now_ns())
-    }
-
-    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64) -> Result<Ticket, SendError> {
-        self.rhythm.bulk_hot = true;
-        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
-            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
-        };
-        bulk.lend(inner, part, token, clock::now_ns())
-    }
-
-    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        self.rhythm.bulk_hot = true;
-        if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
-            bulk.take_back(inner, ticket);
-        }
-    }
-
-    fn write(
-        &mut self,
-        peer: PeerId,
-        payload: &SegmentList,
-        ticket: &Ticket,
-        chunk: Chunk,
-    ) -> Result<(), SendError> {
+        at: &Remote,
+        what: What,
+    ) -> Result<Access, SendError> {
         self.rhythm.bulk_hot = true;
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
         let began = clock::now_ns();
-        let written = bulk.write(inner, payload, ticket, chunk, began);
-        self.on_posted(began);
-        written
-    }
-
-    fn offer(&mut self, peer: PeerId, payload: &SegmentList) -> Option<Ticket> {
-        let Self { bulk: Some(bulk), core, numbers, here, offers: true, .. } = self else {
-            return None;
-        };
-        let inner = numbers.inner(peer)?;
-        let address = core.enter()?.peers.address(inner)?;
-        let here = here.get_or_insert_with(|| interfaces().into_iter().map(|i| i.ip).collect());
-        let near = here.contains(&address.0.ip());
-        bulk.offer(inner, payload, near, clock::now_ns())
-    }
-
-    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
-        if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
-            bulk.withdraw(inner, ticket);
+        // An emulated device carries the request out meanwhile.
+        self.shared.present(began);
+        let begun = bulk.access(inner, local, at, what, began);
+        let notifies = matches!(what, What::Put(Put { notify: true, .. }));
+        self.reached |= !notifies && begun.is_ok();
+        if notifies || local.len() >= LONG_READ && begun.is_ok() {
+            self.on_posted(began);
         }
+        begun
+    }
+}
+
+impl OneSided for Net {
+    fn prepare(&mut self, peer: PeerId) -> Prepared {
+        self.rhythm.bulk_hot = true;
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Prepared::No;
+        };
+        if !self.core.enter().is_some_and(|mut core| goes_direct(&mut core, inner)) {
+            return Prepared::No;
+        }
+        self.rhythm.hot = COOLING;
+        bulk.lane(inner, clock::now_ns())
     }
 
-    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
-        self.bulk.as_mut().is_some_and(|bulk| bulk.sees_writes(ticket))
+    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+        let region = matches!(purpose, Purpose::Region { .. });
+        if region && self.prepare(peer) == Prepared::No || purpose == Purpose::Send && !self.offers
+        {
+            return Registered::No;
+        }
+        let Some(inner) = self.numbers.inner(peer).filter(|_| self.bulk.is_some()) else {
+            return Registered::No;
+        };
+        self.rhythm.bulk_hot |= purpose != Purpose::Send;
+        let address = self.core.enter().and_then(|core| core.peers.address(inner));
+        let near = purpose == Purpose::Send && address.is_some_and(|at| self.is_near(&at));
+        self.bulk.as_mut().map_or(Registered::No, |bulk| {
+            bulk.register(inner, memory, purpose, near, clock::now_ns())
+        })
+    }
+
+    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
+        self.rhythm.bulk_hot = true;
+        if let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) {
+            bulk.invalidate(inner, key);
+        }
+        false
+    }
+
+    fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
+        let (Some(bulk), Some(inner)) = (&self.bulk, self.numbers.inner(peer)) else {
+            return false;
+        };
+        bulk.is_current(inner, key)
+    }
+
+    fn put(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        to: &Remote,
+        how: Put,
+    ) -> Result<Access, SendError> {
+        self.access(peer, local, to, What::Put(how))
+    }
+
+    fn get(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        from: &Remote,
+        token: u64,
+    ) -> Result<Access, SendError> {
+        self.access(peer, local, from, What::Get(token))
+    }
+
+    fn flush_puts(&mut self, peer: PeerId, at: &Remote, token: u64) -> Result<Access, SendError> {
+        self.access(peer, &SegmentList::EMPTY, at, What::Flush(token))
+    }
+
+    #[inline]
+    fn direct_min(&self, _: PeerId, reads: bool) -> Option<usize> {
+        let min = if reads { READ_MIN } else { WRITE_MIN };
+        self.bulk.is_some().then_some(min)
     }
 }
 
@@ -989,6 +961,7 @@ impl Sharing for Net {}
 impl Transport for Net {
     const NAME: &'static str = "network";
     const TWO_WAY: bool = true;
+    const KEYS: &'static [u8] = bulk::key::KINDS;
 
     fn with_device(config: &Config, name: &str) -> Option<Result<Config, &'static str>> {
         verbs::with_device(config, name)

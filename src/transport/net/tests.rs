@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::memory::OwnedBuffer;
-use crate::transport::Range;
 use crate::transport::Source;
 use crate::transport::address::LocalHost;
 use crate::transport::net::background::ABSENT_NS;
@@ -170,19 +169,15 @@ fn whoever_writes_for_long_is_not_elsewhere() {
     let to_b = a.meet(&b);
     a.net.bulk = Some(NoWay::taking(2));
     let memory = OwnedBuffer::zeroed(16);
-    let ticket = Ticket { connection: 1, slot: 1, addr: 0, key: 0 };
-    let range = Range { addr: 0, len: 16 };
-    let (how, spot) = (
-        Reach { reads: false, delivered: false, stays: false, token: 1 },
-        Spot { epoch: 1, key: 1, range },
-    );
+    let at = Remote { key: RemoteKey::default(), offset: 0 };
+    let put = Put { notify: true, delivered: false, stays: false, token: 1 };
     for _ in 0..2 {
         let before = clock::now_ns();
-        assert!(a.net.write(to_b, &memory.segments(), &ticket, Chunk::default()).is_err());
+        assert!(a.net.put(to_b, &memory.segments(), &at, put).is_err());
         let over = before + 2_000_000;
         assert!(a.net.shared.present_until() >= over + ABSENT_NS, "as when it was over");
         let before = clock::now_ns();
-        assert!(a.net.reach(to_b, &spot, &memory.segments(), how).is_err());
+        assert!(a.net.get(to_b, &memory.segments(), &at, 1).is_err());
         assert!(a.net.shared.present_until() >= before + ABSENT_NS, "as when it began");
     }
 }

@@ -67,6 +67,21 @@ macro_rules! transports {
 
         impl Lane {
             pub(super) const ALL: &'static [Self] = &[$(Self::$name),*];
+
+            /// The transport that makes remote keys of this kind: the first in the list.
+            #[inline]
+            pub(super) fn of_key(kind: u8) -> Option<Self> {
+                $(if <$kind as crate::transport::Transport>::KEYS.contains(&kind) {
+                    return Some(Self::$name);
+                })*
+                None
+            }
+
+            /// The kinds of remote keys of all transports.
+            #[cfg(test)]
+            pub(super) fn keys() -> Vec<u8> {
+                [$(<$kind as crate::transport::Transport>::KEYS),*].concat()
+            }
         }
 
         macro_rules! on_lane {

@@ -84,7 +84,7 @@ impl Shm {
 
     /// The bell rings: wakes a thread that sleeps, or a peer has closed.
     pub(super) fn on_bell(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
-        self.bell.silence();
+        self.bell.iter().for_each(|bell| bell.silence());
         let outbound = |link: &Outbound| link.producer.consumer_closed();
         self.see_off_if(outbound, |link| link.consumer.producer_closed(), peers, handler)
     }
@@ -160,7 +160,8 @@ impl Shm {
     }
 
     /// Takes both links to `peer` down: first delivers everything in its ring, however much, then reports its
-    /// departure. Without an error, the sender's CLOSING word tells an orderly close from a death.
+    /// departure. Without an error, the sender's CLOSING word tells an orderly close from a death. The peer may live: it
+    /// is told.
     pub(super) fn depart(
         &mut self,
         peer: PeerId,
@@ -170,51 +171,64 @@ impl Shm {
         // Links that were refused, which the peer never learned, hold its earlier messages.
         let refused = if error.is_none() { self.read_refused(peer, handler) } else { Ok(false) };
         let error = error.or_else(|| refused.err());
-        let mut closed_in_order = refused.unwrap_or(false);
-        let mut known = false;
-        let mut ended = Vec::new();
+        let mut ended = Ended { closed: refused.unwrap_or(false), ..Ended::default() };
         if let Some(at) = self.inbound.iter().position(|link| link.peer == peer) {
-            let mut link = self.inbound.swap_remove(at);
-            self.count_processes();
-            if let Some(socket) = &link.socket {
-                self.epoll.remove(socket.as_fd());
-            }
-            known = true;
-            ended.push(link.pid);
-            link.end_sharing();
-            if let Some(unsettled) = link.end_reaching() {
-                self.reaching.unsettled.push(unsettled);
-                self.settle();
-            }
-            closed_in_order |= link.consumer.producer_closed();
-            // The rest of a corrupt ring is unreadable.
-            if error != Some(Errno(libc::EPROTO)) && !link.deliver_rest(handler) {
-                closed_in_order = false;
-            }
-            log::info(format_args!(
-                "link of peer {} (pid {}, life {:#x}) ended",
-                peer.0, link.pid, link.nonce
-            ));
+            self.end_inbound(at, error, &mut ended, handler);
         }
         if let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) {
+            self.outbound_count -= 1;
             if let Some(socket) = &link.socket {
                 self.epoll.remove(socket.as_fd());
             }
-            ended.push(link.pid);
-            closed_in_order |= link.producer.consumer_closed();
-            known = true;
+            ended.pids.push(link.pid);
+            ended.closed |= link.producer.consumer_closed();
+            ended.broken |= link.producer.consumer_broke();
+            if self.is_owner() {
+                link.producer.abandon();
+                link.wake();
+            }
         }
-        for pid in ended {
-            self.unwatch(pid);
+        for pid in &ended.pids {
+            self.unwatch(*pid);
         }
-        if known {
-            let departure = match error {
-                None if closed_in_order => Departure::Closed,
-                None => Departure::Failed(Errno(libc::EHOSTDOWN)),
-                Some(e) => Departure::Failed(e),
-            };
-            handler.on_departure(peer, departure);
+        if !ended.pids.is_empty() {
+            handler.on_departure(peer, error.map_or_else(|| ended.departure(), Departure::Failed));
         }
+    }
+
+    /// Takes the incoming link number `at` down.
+    fn end_inbound(
+        &mut self,
+        at: usize,
+        error: Option<Errno>,
+        ended: &mut Ended,
+        handler: &mut impl Handler,
+    ) {
+        let mut link = self.inbound.swap_remove(at);
+        self.count_processes();
+        if let Some(socket) = &link.socket {
+            self.epoll.remove(socket.as_fd());
+        }
+        ended.pids.push(link.pid);
+        link.end_sharing();
+        if let Some(unsettled) = link.end_reaching() {
+            self.reaching.unsettled.push(unsettled);
+            self.settle();
+        }
+        ended.closed |= link.consumer.producer_closed();
+        ended.broken |= link.consumer.producer_broke();
+        // The rest of a corrupt ring is unreadable.
+        if error != Some(Errno(libc::EPROTO)) && !link.deliver_rest(handler) {
+            ended.closed = false;
+        }
+        if self.is_owner() {
+            link.consumer.abandon();
+            link.ring();
+        }
+        log::info(format_args!(
+            "link of peer {} (pid {}, incarnation {:#x}) ended",
+            link.peer.0, link.pid, link.nonce
+        ));
     }
 
     /// Detects the end of endpoints and processes that no descriptor reports.
@@ -223,13 +237,7 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let bell = self.bell.clone();
-        let mut n = self.see_off_if(
-            |link| link.has_ended(&bell),
-            |link| link.has_ended(&bell),
-            peers,
-            handler,
-        );
+        let mut n = self.see_off_if(Outbound::has_ended, Inbound::has_ended, peers, handler);
         let Self { watches, outbound, inbound, .. } = self;
         let owed = |pid: i32| {
             let ours = (0..).map(PeerId).zip(&*outbound);
@@ -258,6 +266,26 @@ impl Shm {
     pub(super) fn watch(&mut self, pid: i32) {
         let token = TOKEN_PROCESS | u64::from(pid.unsigned_abs());
         self.watches.add(pid, token, &self.epoll);
+    }
+}
+
+/// What the ends of its links tell of a peer.
+#[derive(Default)]
+struct Ended {
+    pids: Vec<i32>,
+    /// The peer has closed in order.
+    closed: bool,
+    /// The peer has taken a link down, but has not closed.
+    broken: bool,
+}
+
+impl Ended {
+    fn departure(&self) -> Departure {
+        match self {
+            Self { broken: true, .. } => Departure::Failed(Errno(libc::ECONNRESET)),
+            Self { closed: true, .. } => Departure::Closed,
+            Self { .. } => Departure::Failed(Errno(libc::EHOSTDOWN)),
+        }
     }
 }
 
@@ -324,6 +352,41 @@ mod tests {
                 let heard = [Message(1000), Message(2000), Left(departure)];
                 assert_eq!(hears(&mut a), heard, "welcomed: {welcomed}");
             }
+        }
+    }
+
+    #[test]
+    fn a_peer_that_lives_learns_that_its_links_were_taken_down() {
+        const BROKE: Departure = Departure::Failed(Errno(libc::ECONNRESET));
+        // Which links exist: to the peer, and from it.
+        for (to, from) in [(true, true), (true, false), (false, true)] {
+            let [mut a, mut b] = end_pair();
+            if to {
+                send(&mut a, &b, 100);
+                assert_eq!(hears(&mut b), [Message(100)]);
+            }
+            if from {
+                send(&mut b, &a, 200);
+                assert_eq!(hears(&mut a), [Message(200)]);
+            }
+            let _ = (hears(&mut a), hears(&mut b));
+            if to {
+                send(&mut a, &b, 300);
+            }
+            let peer = a.peers.intern(&b.me).unwrap();
+            a.shm.due.end(peer);
+            assert_eq!(hears(&mut a), [Left(Departure::Failed(Errno(libc::EPROTO)))]);
+            let bell = b.shm.bell.as_ref().unwrap();
+            assert!(bell.rings(), "{to} {from}");
+            let last = to.then_some(Message(300));
+            let heard: Vec<_> = last.into_iter().chain([Left(BROKE)]).collect();
+            assert_eq!(hears(&mut b), heard, "{to} {from}");
+            // Both may link again.
+            assert_eq!(hears(&mut a), []);
+            send(&mut b, &a, 400);
+            assert_eq!(hears(&mut a), [Message(400)]);
+            send(&mut a, &b, 500);
+            assert_eq!(hears(&mut b), [Message(500)]);
         }
     }
 

@@ -66,12 +66,13 @@ pub(super) fn end(cma: CmaPolicy) -> End {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let (socket, port) = net::reserve_port(&any).unwrap();
     let me = Address(SocketAddr::from(([127, 0, 0, 1], port)));
-    open(me, cma, socket)
+    open(me, cma, socket, true)
 }
 
-fn open(me: Address, cma: CmaPolicy, socket: std::net::UdpSocket) -> End {
-    let shm =
-        Shm::with(me, LocalHost::detect(), cma, true, Arc::new(Epoll::new().unwrap())).unwrap();
+fn open(me: Address, cma: CmaPolicy, socket: std::net::UdpSocket, bell: bool) -> End {
+    let epoll = Arc::new(Epoll::new().unwrap());
+    let bell = bell.then(|| Shm::doorbell(&epoll).unwrap());
+    let shm = Shm::with(me, LocalHost::detect(), cma, bell, epoll).unwrap();
     End { shm, peers: PeerTable::new(LocalHost::detect()), me, _socket: socket }
 }
 
@@ -81,7 +82,14 @@ impl End {
         let Self { shm, me, _socket, .. } = self;
         let cma = shm.settings.cma;
         drop(shm);
-        open(me, cma, _socket)
+        open(me, cma, _socket, true)
+    }
+
+    /// Closes the endpoint, and opens one at the same address that could make no doorbell.
+    pub(super) fn without_bell(self) -> Self {
+        let Self { shm, me, _socket, .. } = self;
+        drop(shm);
+        open(me, CmaPolicy::Off, _socket, false)
     }
 
     /// Makes the link to `other`. Links to this end that wait are not accepted before.

@@ -484,6 +484,7 @@ impl Shm {
         let Claim { hello, segment, .. } = claim;
         let lack = match &segment {
             Segment::Unmapped(unmapped) => Some(unmapped.errno),
+            Segment::Mapped(_) if self.bell.is_none() => Some(Errno(libc::ENOBUFS)),
             Segment::Mapped(_) => scarce.then_some(Errno(libc::EMFILE)),
         };
         let features = hello::ATOMICS | hello::COLLECTIVES | stays(pid);

@@ -4,13 +4,10 @@
 use super::attach::{probe_read, probe_write};
 use super::copy_rate::CopyRate;
 use super::hello::{self, Hello, Reject, Welcome};
-use super::layout::{
-    FRUGAL, Geometry, LAVISH, SLOT, SLOTS, SLOTS_STEP, receivers_bell, set_receivers_bell,
-};
+use super::layout::{FRUGAL, GENEROUS, Geometry, LAVISH, receivers_bell, set_receivers_bell};
 use super::names::{self, Found};
 use super::ring::{Area, Consumer, Producer};
-use super::{Inbound, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
-use crate::sys::bell::Bell;
+use super::{GENEROUS_LINKS, Inbound, LAVISH_LINKS, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
 use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
 use crate::sys::event::Epoll;
@@ -47,6 +44,7 @@ impl Shm {
         peer: PeerId,
         address: &Address,
     ) -> Result<Contact, Errno> {
+        let Some(bell) = self.bell.clone() else { return Ok(Contact::Elsewhere) };
         self.take_callers_first(peer)?;
         let (socket, credentials) = match names::find(address.port())? {
             Found::Open(socket, credentials) => (socket, credentials),
@@ -59,14 +57,19 @@ impl Shm {
         }
         // Again: the links of an earlier incarnation of the peer have arrived by now, if not yet accepted.
         self.take_callers_first(peer)?;
-        let ended = |link: &Inbound| link.pid != credentials.pid || link.has_ended(&self.bell);
+        let ended = |link: &Inbound| link.pid != credentials.pid || link.has_ended();
         if self.inbound_of(peer).is_some_and(ended) {
             // The link is from another incarnation than the one that listens now: end that one first.
             self.due.stale.push(peer);
             self.due.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
-        let (geometry, memory, fd) = segment()?;
+        let wanted = match self.outbound_count {
+            links if links < LAVISH_LINKS => LAVISH,
+            links if links < GENEROUS_LINKS => GENEROUS,
+            _ => FRUGAL,
+        };
+        let (geometry, memory, fd) = segment(wanted)?;
         let identity = process::random_u64() as u32 >> 8;
         let hello = Hello {
             version: hello::VERSION,
@@ -83,7 +86,7 @@ impl Shm {
                 },
             identity,
             mark: self.settings.mark,
-            bell: self.bell.address(),
+            bell: bell.address(),
         };
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
         if let Err(e) = unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()]) {
@@ -93,12 +96,12 @@ impl Shm {
             return Err(if has_closed { Errno(libc::EAGAIN) } else { e });
         }
         let link = Outbound {
-            producer: Producer::frugal(Arc::new(memory), geometry, self.settings.budget.clone()),
+            producer: Producer::new(Arc::new(memory), geometry),
             identity,
             socket: Some(socket),
             pid: credentials.pid,
             since: clock::now_ns(),
-            bell: self.bell.clone(),
+            bell,
             features: None,
             nonce: None,
             copy_rate: CopyRate::default(),
@@ -108,6 +111,7 @@ impl Shm {
         }
         if let Some(slot) = self.outbound.get_mut(peer.index()) {
             *slot = Some(Box::new(link));
+            self.outbound_count += 1;
         }
         self.share_places(peer);
         self.count_processes();
@@ -142,7 +146,7 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) {
-        let Some(peer) = peers.intern(&hello.source) else {
+        let (Some(peer), Some(bell)) = (peers.intern(&hello.source), self.bell.clone()) else {
             return self.epoll.remove(socket.as_fd());
         };
         // An endpoint has one link to us, and our link to it is to the same incarnation. Links of an earlier
@@ -162,7 +166,7 @@ impl Shm {
         let (can_get, can_put) = self.probe_attach(pid, &hello);
         let places = (hello.features & hello::PLACES != 0)
             .then(|| Area::new(consumer.memory().clone(), hello.geometry, hello.identity));
-        set_receivers_bell(consumer.memory(), self.bell.address());
+        set_receivers_bell(consumer.memory(), bell.address());
         if self.waiting.asked {
             consumer.set_waits();
             self.waiting.settles_at = clock::now_ns().saturating_add(super::SETTLES_NS);
@@ -194,7 +198,8 @@ impl Shm {
             socket,
             pid,
             nonce: hello.nonce,
-            bell: hello.bell,
+            bell,
+            theirs: hello.bell,
             gate: hello.probe_addr,
             shut: AtomicBool::new(false),
             can_get,
@@ -232,7 +237,7 @@ impl Shm {
             }
         }
         let Some(link) = self.out(peer) else { return Ours::Same };
-        closed |= link.has_ended(&self.bell);
+        closed |= link.has_ended();
         let has_closed = consumer.producer_closed();
         let same = link.pid == pid
             && match link.nonce {
@@ -288,17 +293,13 @@ enum Ours {
     Later,
 }
 
-/// A zeroed segment with its first slots reserved; a small one, all of it reserved, if a large one exceeds the system's limits. Errors: those of
-/// [`SharedMemory::create`].
-fn segment() -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
-    let of = |geometry: Geometry, reserved: usize| -> Result<_, Errno> {
-        let (memory, fd) = SharedMemory::create(geometry.len(), reserved)?;
-        Ok((geometry, memory, fd))
+/// A zeroed segment of the `wanted` sizes, or of the smallest ones if that exceeds the system's memory or limits.
+/// Errors: those of [`SharedMemory::create`].
+fn segment(wanted: Geometry) -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
+    let of = |geometry: Geometry| {
+        SharedMemory::create(geometry.len()).map(|(memory, fd)| (geometry, memory, fd))
     };
-    match of(LAVISH, SLOTS + SLOTS_STEP as usize * SLOT) {
-        Err(e) if e.is_shortage() => of(FRUGAL, FRUGAL.len()),
-        other => other,
-    }
+    of(wanted).or_else(|e| if e.is_shortage() && wanted != FRUGAL { of(FRUGAL) } else { Err(e) })
 }
 
 /// The receiver's answer to our connect request.
@@ -311,9 +312,9 @@ pub(super) enum Answer {
 
 impl Outbound {
     /// The receiver has accepted the link, and has closed or ended since.
-    pub(super) fn has_ended(&self, bell: &Bell) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         let theirs = receivers_bell(self.producer.memory());
-        self.producer.consumer_closed() || theirs.is_some_and(|theirs| bell.is_gone(theirs))
+        self.producer.consumer_closed() || theirs.is_some_and(|theirs| self.bell.is_gone(theirs))
     }
 }
 

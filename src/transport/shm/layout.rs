@@ -3,7 +3,7 @@
 //! ```text
 //! 0      CONSUMED   u32: slots the receiver has finished with     (receiver writes)
 //! 128    FLAGS      u32: requests of the receiver                 (receiver sets, sender clears SLEEPING)
-//! 256    CLOSING    u32: 1 when the sender has closed in order    (sender writes)
+//! 256    CLOSING    u32: 1 when the sender has closed in order, 2 when it has taken the link down   (sender writes)
 //! 260    MOVED      u32: 1 when the sender of a refused link sends its messages another way   (sender writes)
 //! 512    CELLS      16 x 64 bytes: work descriptors of split copies   (both write)
 //! 1536   REACHING   u64: odd during a direct access by the sender (sender writes)
@@ -56,8 +56,13 @@ pub(super) const FLAG_WAITS: u32 = 1;
 pub(super) const FLAG_SLEEPING: u32 = 2;
 /// The receiver is short of memory to buffer unexpected payload.
 pub(super) const FLAG_PRESSURE: u32 = 4;
-/// The receiver has closed in order.
+/// The receiver has closed in order; with [`FLAG_BROKEN`] it has taken the link down, but has not closed.
 pub(super) const FLAG_CLOSED: u32 = 8;
+pub(super) const FLAG_BROKEN: u32 = 16;
+
+/// Values of CLOSING: the sender has closed in order, or has taken the link down but has not closed.
+pub(super) const CLOSED: u32 = 1;
+pub(super) const BROKEN: u32 = 2;
 
 /// Tells the sender of a segment which doorbell to ring. Before the receiver first sets SLEEPING.
 pub(super) fn set_receivers_bell(memory: &SharedMemory, bell: BellAddress) {
@@ -111,19 +116,14 @@ const APART: u32 = 1024;
 /// Longest payload followed by such a gap, bytes: longer ones gain nothing.
 const APART_MAX: usize = 16 * 1024;
 
-/// The sizes of a segment. Its bulk space is used up to a limit that grows with what the link carries ([`ROOMS`]), and
-/// only that much is reserved.
-///
-/// Lines that were evicted from both cores' own caches pass between the cores three times as fast as lines that one has
-/// just written and the other just read (AMD Zen 4: 26 instead of 8 GB/s). So the whole space is larger than such a
-/// cache.
+/// For the first peers. Lines that were evicted from both cores' own caches pass between the cores three times as fast
+/// as lines that one has just written and the other just read (AMD Zen 4: 26 instead of 8 GB/s). So the space is
+/// larger than such a cache.
 pub(super) const LAVISH: Geometry = Geometry { slots: 256, bulk: 2 * 1024 * 1024, places: 16 };
-/// Where the system allows no more.
+/// For the next peers of a process.
+pub(super) const GENEROUS: Geometry = Geometry { slots: 256, bulk: 256 * 1024, places: 2 };
+/// For all later peers, so that a node of 256 ranks needs only some tens of MiB a process.
 pub(super) const FRUGAL: Geometry = Geometry { slots: 64, bulk: 32 * 1024, places: 0 };
-/// Slots that are reserved at a time: a page of them.
-pub(super) const SLOTS_STEP: u32 = 4096 / SLOT as u32;
-/// Bytes of bulk space of a link that has begun, and of one that carries more; the next is all of it.
-pub(super) const ROOMS: [u32; 2] = [FRUGAL.bulk, 256 * 1024];
 
 const _: () = assert!(FRUGAL.payload_max() >= BCOPY_LEAST);
 
@@ -133,19 +133,8 @@ impl Geometry {
         self.places_at() + self.places as usize * PLACE
     }
 
-    /// These sizes with so much bulk space.
-    pub(super) const fn with_bulk(self, bulk: u32) -> Self {
-        Self { bulk, ..self }
-    }
-
-    /// The next size of the bulk space after `bulk` bytes.
-    pub(super) fn more_than(self, bulk: u32) -> u32 {
-        let next = ROOMS.into_iter().find(|room| *room > bulk);
-        next.unwrap_or(self.bulk).min(self.bulk)
-    }
-
     /// Offset of the first payload buffer.
-    pub(super) fn places_at(self) -> usize {
+    fn places_at(self) -> usize {
         self.bulk_at() + self.bulk as usize
     }
 

@@ -3,11 +3,11 @@
 //!
 //! A sender makes a segment, connects to the receiver's unix socket and passes the segment along; it may write
 //! messages at once, before the receiver has accepted. The kernel proves which process is at the other end (same
-//! kernel by the socket, same user by its credentials) and reports when that process ends: the socket closes. No
-//! file system holds a name of it.
+//! kernel by the socket, same user by its credentials). Once the receiver has answered, the connection closes, and a
+//! link has no descriptor: an endpoint has one doorbell for all its peers, and `watching` says how the end of a peer is
+//! noticed. No file system holds a name of a segment.
 
 mod attach;
-mod budget;
 pub(crate) mod config;
 mod copy_rate;
 mod crowd;
@@ -31,8 +31,8 @@ mod whole;
 use super::peers::PeerTable;
 use super::share::CellTable;
 use super::{
-    Address, Caps, Contact, Handler, Head, Lending, LocalHost, Messages, Mode, Opening, PeerId,
-    Returned, SendError, Streaming, Transport,
+    Address, Caps, Contact, Handler, Head, LocalHost, Messages, Mode, Opening, PeerId, Returned,
+    SendError, Streaming, Transport,
 };
 use crate::memory::Segment;
 use crate::sys::bell::{Bell, BellAddress};
@@ -43,8 +43,7 @@ use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
 use attach::Entrance;
-use budget::Budget;
-use config::{CmaPolicy, ShmConfig};
+use config::CmaPolicy;
 use copy_rate::CopyRate;
 use crowd::Crowd;
 use greeting::Door;
@@ -62,6 +61,9 @@ use watching::{LIVENESS_NS, Watches};
 const BATCH: usize = 16;
 /// Connections accepted in one turn.
 const ACCEPTS: usize = 64;
+/// Outgoing links that get a large segment, and a medium one; later ones get a small one.
+const LAVISH_LINKS: usize = 8;
+const GENEROUS_LINKS: usize = 16;
 
 /// Time from when a sender is asked to check for sleepers until we may sleep, nanoseconds. Before the sender sees that
 /// request, it publishes messages without ringing the doorbell, and we may not see those at once either
@@ -101,8 +103,9 @@ struct Inbound {
     socket: Option<OwnedFd>,
     pid: i32,
     nonce: u64,
-    /// The sender's doorbell.
-    bell: BellAddress,
+    /// The receiver's doorbell, and the sender's.
+    bell: Arc<Bell>,
+    theirs: BellAddress,
     /// Address of the sender's gate, and whether we have found it closed.
     gate: u64,
     shut: AtomicBool,
@@ -124,14 +127,19 @@ impl Inbound {
         (self.can_get && open, self.can_put && open)
     }
 
+    /// Rings the sender's doorbell.
+    fn ring(&self) {
+        self.bell.ring(self.theirs);
+    }
+
     fn entrance(&self) -> Entrance {
         Entrance { pid: self.pid, gate: self.gate, name: self.nonce }
     }
 
     /// The sender has closed, or its process has ended.
-    fn has_ended(&self, bell: &Bell) -> bool {
+    fn has_ended(&self) -> bool {
         self.consumer.producer_closed()
-            || bell.is_gone(self.bell)
+            || self.bell.is_gone(self.theirs)
             || self.socket.as_ref().is_some_and(|socket| unix::has_hung_up(socket.as_fd()))
     }
 }
@@ -144,14 +152,6 @@ struct Settings {
     mark: u64,
     push_max: Option<usize>,
     share_min: Option<usize>,
-    budget: Arc<Budget>,
-}
-
-impl Settings {
-    fn new(cma: CmaPolicy, memory: usize) -> Self {
-        let budget = Arc::new(Budget::new(memory));
-        Self { cma, mark: 0, push_max: None, share_min: None, budget }
-    }
 }
 
 /// Direct access of peers to our memory.
@@ -202,10 +202,12 @@ pub(crate) struct Shm {
     settings: Settings,
     door: Door,
     epoll: Arc<Epoll>,
-    bell: Arc<Bell>,
+    /// `None`: the endpoint takes no links.
+    bell: Option<Arc<Bell>>,
     reaching: Reaching,
     crowd: Crowd,
     outbound: Vec<Option<Box<Outbound>>>,
+    outbound_count: usize,
     inbound: Vec<Inbound>,
     /// Messages from the rings of refused links, for the endpoint to send another way.
     returned: Vec<Returned>,
@@ -218,20 +220,18 @@ pub(crate) struct Shm {
 }
 
 impl Shm {
-    /// Opens the interface under the port of `me`. Unless `open`, it takes no links, and its name says so.
-    /// Errors: EADDRINUSE when another endpoint of this user has the port; EMFILE, ENFILE,
-    /// ENOMEM.
+    /// Opens the interface under the port of `me`. Without a `bell` it takes no links, and its name says so. Errors:
+    /// EADDRINUSE when another endpoint of this user has the port; EMFILE, ENFILE, ENOMEM.
     fn with(
         me: Address,
         host: LocalHost,
         cma: CmaPolicy,
-        open: bool,
+        bell: Option<Arc<Bell>>,
         epoll: Arc<Epoll>,
     ) -> Result<Self, Errno> {
+        let open = bell.is_some();
         let names = Names::take(me.port(), if open { Kind::Open } else { Kind::Aloof })?;
         let door = Door::new(names, open, &epoll)?;
-        let bell = Arc::new(Bell::new()?);
-        epoll.add(bell.fd(), TOKEN_BELL)?;
         let nonce = process::random_u64() | 1;
         if cma != CmaPolicy::Off && process::yama_ptrace_scope() == Some(1) {
             process::allow_attach_by_same_user();
@@ -240,13 +240,14 @@ impl Shm {
             me,
             host,
             nonce,
-            settings: Settings::new(cma, ShmConfig::default().memory),
+            settings: Settings { cma, mark: 0, push_max: None, share_min: None },
             door,
             epoll,
             bell,
             reaching: Reaching { gate: Gate::new(nonce)?, unsettled: Vec::new() },
             crowd: Crowd::new(),
             outbound: Vec::new(),
+            outbound_count: 0,
             inbound: Vec::new(),
             returned: Vec::new(),
             refusals: Refusals::default(),
@@ -256,6 +257,18 @@ impl Shm {
             waiting: Waiting::default(),
             owner: process::pid(),
         })
+    }
+
+    /// A doorbell that wakes those who sleep in `epoll`. Errors: those of [`Bell::new`]; ENOMEM, ENOSPC.
+    fn doorbell(epoll: &Epoll) -> Result<Arc<Bell>, Errno> {
+        let bell = Bell::new()?;
+        epoll.add(bell.fd(), TOKEN_BELL)?;
+        Ok(Arc::new(bell))
+    }
+
+    /// False in a forked child, which must not act for its parent when it closes or exits.
+    fn is_owner(&self) -> bool {
+        process::pid() == self.owner
     }
 
     fn out(&self, peer: PeerId) -> Option<&Outbound> {
@@ -323,10 +336,7 @@ impl Shm {
             self.watches.checked_at = now;
             n += self.check_liveness(peers, handler);
             self.look_at_processors();
-            for link in self.outbound.iter_mut().flatten() {
-                link.copy_rate.try_again();
-                link.producer.rest();
-            }
+            self.outbound.iter_mut().flatten().for_each(|link| link.copy_rate.try_again());
         }
         n
     }
@@ -334,23 +344,22 @@ impl Shm {
 
 impl Messages for Shm {
     fn caps(&self, peer: PeerId) -> Caps {
-        let whole = self.out(peer).map_or(FRUGAL, |link| link.producer.geometry());
-        let sizes = self.out(peer).map_or(FRUGAL, |link| link.producer.sizes());
+        let geometry = self.out(peer).map_or(FRUGAL, |link| link.producer.geometry());
         let (get, put) = self.inbound_of(peer).map_or((false, false), Inbound::reach);
         let features = self.out(peer).and_then(|link| link.features);
         Caps {
             short_max: SLOT_ROOM,
             bcopy_max: self.out(peer).map_or(MOVABLE_MAX, |link| link.producer.payload_max()),
-            fragment_max: sizes.fragment_max(),
-            push_max: whole.push_max().min(self.push_max(peer, get)),
+            fragment_max: geometry.fragment_max(),
+            push_max: geometry.push_max().min(self.push_max(peer, get)),
             get,
             put,
             // A peer whose pid is not visible lives in another pid namespace: we could not tell its end, or that it is
             // stopped, from a copy in progress.
             one_sided: self.out(peer).is_none_or(|link| link.pid > 0),
-            reach_read: get,
-            reach_write: put,
-            expose_max: usize::MAX,
+            read_min: get.then_some(usize::MAX),
+            write_min: put.then_some(usize::MAX),
+            register_max: usize::MAX,
             atomics: features.map(|all| all & hello::ATOMICS != 0),
             collectives: features.map(|all| all & hello::COLLECTIVES != 0),
             outlives: true,
@@ -413,12 +422,12 @@ impl Messages for Shm {
     }
 }
 
-impl Lending for Shm {}
 impl Streaming for Shm {}
 
 impl Transport for Shm {
     const NAME: &'static str = "shared memory";
     const TWO_WAY: bool = false;
+    const KEYS: &'static [u8] = &[reaching::KEY];
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
         let (config, net) = (&opening.config.shm, opening.config.net.on);
@@ -426,20 +435,18 @@ impl Transport for Shm {
             // Otherwise peers would count messages as sent that a process unable to accept never reads.
             unix::may_accept()?;
         }
-        let mut shm = Self::with(
-            opening.me,
-            opening.host.clone(),
-            config.cma,
-            config.on,
-            opening.epoll.clone(),
-        )?;
+        let bell = match config.on.then(|| Self::doorbell(opening.epoll)) {
+            Some(Err(e)) if !net => return Err(e),
+            bell => bell.and_then(|bell| bell.inspect_err(without_doorbell).ok()),
+        };
+        let (me, host) = (opening.me, opening.host.clone());
+        let mut shm = Self::with(me, host, config.cma, bell, opening.epoll.clone())?;
         if config.on && !net && !shm.door.open {
             return Err(Errno(libc::EADDRINUSE));
         }
         let mark = if opening.key_source.is_given() { opening.key.mark() } else { 0 };
         let (push_max, share_min) = (config.push_max, config.share_min);
-        let settings = Settings::new(config.cma, config.memory);
-        shm.settings = Settings { mark, push_max, share_min, ..settings };
+        shm.settings = Settings { cma: config.cma, mark, push_max, share_min };
         Ok(Some(shm))
     }
 
@@ -607,6 +614,13 @@ impl Transport for Shm {
     }
 }
 
+fn without_doorbell(errno: &Errno) {
+    log::limited!(
+        cause: errno.0,
+        "cannot make a doorbell ({errno}): peers on this node are reached over the network"
+    );
+}
+
 /// The port belongs to another user.
 fn stranger(address: &Address, uid: u32) -> Contact {
     log::limited!("{address} belongs to user {uid}, not to {}: refused", process::effective_uid());
@@ -615,8 +629,7 @@ fn stranger(address: &Address, uid: u32) -> Contact {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // A forked child that closes or exits must not act for its parent.
-        if process::pid() == self.owner {
+        if self.is_owner() {
             self.read_last_answers();
             for link in self.outbound.iter().flatten() {
                 link.producer.close();
@@ -626,7 +639,7 @@ impl Drop for Shm {
             self.reaching.gate.close();
             for link in &mut self.inbound {
                 link.consumer.close();
-                self.bell.ring(link.bell);
+                link.ring();
                 link.end_sharing();
                 self.reaching.unsettled.extend(link.end_reaching());
             }

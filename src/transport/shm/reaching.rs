@@ -30,7 +30,9 @@ use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::settling::settle;
-use crate::transport::{Exposed, Exposure, OneSided, PeerId, Reach, Reached, SendError, Spot};
+use crate::transport::{
+    Access, OneSided, PeerId, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError,
+};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use words::Words;
@@ -135,8 +137,36 @@ impl Shm {
     }
 }
 
+/// The kind of the remote keys of this transport: the epoch, and the address of the memory.
+pub(super) const KEY: u8 = 1;
+
+impl Shm {
+    /// The epoch of the keys that `peer` may use now; `None`: it may use none.
+    fn epoch(&self, peer: PeerId) -> Option<u32> {
+        let link =
+            self.inbound_of(peer).filter(|link| link.reaches && self.reaching.gate.is_open())?;
+        Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
+    }
+
+    /// One copy under a key of the peer.
+    fn copy_under(
+        &self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &Remote,
+        reads: bool,
+    ) -> Result<Access, SendError> {
+        let open = self.out(peer).is_some_and(|link| !link.producer.consumer_closed());
+        let (Some(epoch), Some(addr), true) = (remote.key.word(0), remote.key.word(1), open) else {
+            return Err(STALE);
+        };
+        let range = Range { addr: addr.wrapping_add(remote.offset), len: local.len() as u64 };
+        self.copy(peer, local, &[range], reads, Some(epoch as u32)).map(Access::Moved)
+    }
+}
+
 impl OneSided for Shm {
-    fn get(
+    fn read_from(
         &mut self,
         peer: PeerId,
         local: &SegmentList,
@@ -145,7 +175,7 @@ impl OneSided for Shm {
         self.copy(peer, local, remote, true, None)
     }
 
-    fn put(
+    fn write_to(
         &mut self,
         peer: PeerId,
         local: &SegmentList,
@@ -154,46 +184,38 @@ impl OneSided for Shm {
         self.copy(peer, local, remote, false, None)
     }
 
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
-        let link =
-            self.inbound_of(peer).filter(|link| link.reaches && self.reaching.gate.is_open())?;
-        Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
+    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+        let (Purpose::Region { reads, writes }, Some(epoch)) = (purpose, self.epoch(peer)) else {
+            return Registered::No;
+        };
+        let key = RemoteKey::new(KEY).with(epoch.into()).with(memory.first_addr());
+        Registered::Yes(Registration { key, reads, writes, confirms: true })
     }
 
-    // The epoch is all that a peer needs.
-    fn expose(
-        &mut self,
-        peer: PeerId,
-        _: (u64, u32),
-        _: &SegmentList,
-        (reads, writes): (bool, bool),
-    ) -> Exposed {
-        match self.epoch(peer) {
-            Some(epoch) => {
-                Exposed::Yes(Exposure { epoch, keys: None, reads, writes, echoes: true })
-            }
-            None => Exposed::No,
-        }
-    }
-
-    fn revoke(&mut self, peer: PeerId) -> bool {
+    fn invalidate(&mut self, peer: PeerId, _: &RemoteKey) -> bool {
         let unsettled = self.inbound_of(peer).and_then(Inbound::end_reaching);
         self.reaching.unsettled.extend(unsettled);
         true
     }
 
-    fn reach(
+    fn put(
         &mut self,
         peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: Reach,
-    ) -> Result<Reached, SendError> {
-        let open = self.out(peer).is_some_and(|link| !link.producer.consumer_closed());
-        if !open {
-            return Err(STALE);
-        }
-        self.copy(peer, local, &[spot.range], how.reads, Some(spot.epoch)).map(Reached::Moved)
+        to: &Remote,
+        _: Put,
+    ) -> Result<Access, SendError> {
+        self.copy_under(peer, local, to, false)
+    }
+
+    fn get(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        from: &Remote,
+        _: u64,
+    ) -> Result<Access, SendError> {
+        self.copy_under(peer, local, from, true)
     }
 
     fn is_settled(&mut self, insists: bool) -> bool {
@@ -230,7 +252,15 @@ mod tests {
     use crate::transport::shm::config::CmaPolicy;
     use std::time::Instant;
 
-    const WRITE: Reach = Reach { reads: false, delivered: true, stays: false, token: 0 };
+    const WRITE: Put = Put { notify: false, delivered: true, stays: false, token: 0 };
+
+    /// A key to `memory` of `shm`, for `peer`.
+    fn key(shm: &mut Shm, peer: PeerId, memory: &SegmentList) -> RemoteKey {
+        match shm.register(peer, memory, Purpose::Region { reads: true, writes: true }) {
+            Registered::Yes(Registration { key, reads: true, writes: true, .. }) => key,
+            other => panic!("{other:?}"),
+        }
+    }
 
     /// A process that keeps running and never finishes anything.
     struct Runner(std::process::Child);
@@ -261,21 +291,20 @@ mod tests {
 
     #[test]
     fn a_copy_that_begins_behind_a_closed_gate_moves_nothing() {
-        let [(mut a, peer), (b, back)] = linked(2, CmaPolicy::Auto, None);
+        let [(mut a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
         if !a.shm.caps(peer).put {
             return; // cross-memory attach is forbidden here
         }
         let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
-        let ((local, _), (_, remote)) = (list(&mut mine), list(&mut theirs));
-        let epoch = b.shm.epoch(back).unwrap();
-        let spot = Spot { epoch, key: 0, range: remote };
-        assert_eq!(a.shm.reach(peer, &spot, &local, WRITE), Ok(Reached::Moved(100)));
-        assert_eq!((theirs, a.shm.get(peer, &local, &[remote])), ([1; 100], Ok(100)));
+        let ((local, _), (region, range)) = (list(&mut mine), list(&mut theirs));
+        let remote = Remote { key: key(&mut b.shm, back, &region), offset: 0 };
+        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Ok(Access::Moved(100)));
+        assert_eq!((theirs, a.shm.read_from(peer, &local, &[range])), ([1; 100], Ok(100)));
         theirs = [3; 100];
         // Like a sender that was stopped after it read EPOCH.
         assert!(b.shm.reaching.gate.close());
         let refused = SendError::Unreachable(Errno(libc::EPERM));
-        assert_eq!(a.shm.reach(peer, &spot, &local, WRITE), Err(refused));
+        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Err(refused));
         assert_eq!((theirs, mine), ([3; 100], [1; 100]));
         let caps = a.shm.caps(peer);
         assert_eq!(
@@ -283,7 +312,7 @@ mod tests {
             (false, false, None),
             "not tried again"
         );
-        assert_eq!(a.shm.get(peer, &local, &[remote]), Err(refused));
+        assert_eq!(a.shm.get(peer, &local, &remote, 0), Err(refused));
     }
 
     #[test]
@@ -295,7 +324,9 @@ mod tests {
             b.shm.inbound.iter_mut().for_each(|link| link.pid = pid);
             let word = a.shm.out(peer).unwrap().producer.memory().clone();
             word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
-            b.shm.revoke(back);
+            let memory = list(&mut [0; 8]).0;
+            let told = key(&mut b.shm, back, &memory);
+            assert!(b.shm.invalidate(back, &told));
             assert!(!b.shm.is_settled(false) && b.shm.reaching.gate.is_open());
             let began = Instant::now();
             assert!(!settle(|insists| b.shm.is_settled(insists)));
@@ -317,7 +348,9 @@ mod tests {
             b.shm.inbound.iter_mut().for_each(|link| link.pid = pid);
             let word = a.shm.out(peer).unwrap().producer.memory().clone();
             word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
-            b.shm.revoke(back);
+            let memory = list(&mut [0; 8]).0;
+            let told = key(&mut b.shm, back, &memory);
+            assert!(b.shm.invalidate(back, &told));
             let words = [format!("-{signal}"), pid.to_string()];
             std::process::Command::new("kill").args(words).status().unwrap();
             assert!(settle(|insists| b.shm.is_settled(insists)));

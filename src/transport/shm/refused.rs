@@ -41,7 +41,9 @@ impl Segment {
     pub(super) fn producer_closed(&self) -> bool {
         match self {
             Self::Mapped(consumer) => consumer.producer_closed(),
-            Self::Unmapped(Unmapped { file, .. }) => SharedMemory::peek(file, CLOSING) == Some(1),
+            Self::Unmapped(Unmapped { file, .. }) => {
+                SharedMemory::peek(file, CLOSING).is_some_and(|word| word != 0)
+            }
         }
     }
 
@@ -173,6 +175,7 @@ impl Shm {
     /// `peer` has refused our link and read nothing of it: its messages are to go another way.
     pub(super) fn take_back(&mut self, peer: PeerId, errno: Errno) {
         let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) else { return };
+        self.outbound_count -= 1;
         if let Some(socket) = &link.socket {
             self.epoll.remove(socket.as_fd());
         }
@@ -197,7 +200,7 @@ mod tests {
     use super::*;
     use crate::sys::shared_memory::REFUSED;
     use crate::transport::shm::config::CmaPolicy;
-    use crate::transport::{Messages, Mode, Transport};
+    use crate::transport::{Contact, Messages, Mode, Transport};
 
     fn send(from: &mut End, to: &End, lens: &[usize]) -> PeerId {
         let peer = from.connect(to);
@@ -313,6 +316,16 @@ mod tests {
         let mut expected: Vec<Heard> = LENS.into_iter().map(Came).collect();
         expected.push(Left(Departure::Closed));
         assert_eq!(hears(&mut b), expected);
+    }
+
+    #[test]
+    fn without_a_doorbell_an_endpoint_is_reached_over_the_network() {
+        let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto).without_bell());
+        assert!(!b.shm.is_open());
+        let to = a.peers.intern(&b.me).unwrap();
+        assert_eq!(a.shm.connect(to, &b.me, false), Ok(Contact::Elsewhere));
+        let back = b.peers.intern(&a.me).unwrap();
+        assert_eq!(b.shm.connect(back, &a.me, false), Ok(Contact::Elsewhere));
     }
 
     #[test]

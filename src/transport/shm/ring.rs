@@ -9,19 +9,16 @@
 //! (proven by the kernel); lengths it writes are still checked before use, each read once.
 #![allow(unsafe_code)]
 
-mod growth;
 mod places;
 
-use super::budget::Budget;
 use super::layout::{
-    CLOSING, CONSUMED, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry,
-    MOVABLE_MAX, MOVED, ROOMS, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS, SLOTS_STEP,
+    BROKEN, CLOSED, CLOSING, CONSUMED, FLAG_BROKEN, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING,
+    FLAG_WAITS, FLAGS, Geometry, MOVABLE_MAX, MOVED, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
 };
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
 use crate::transport::{Head, MAX_HEADER};
-use growth::Growth;
 pub(super) use places::{Area, Handed};
 use places::{Place, Places};
 use std::sync::Arc;
@@ -85,17 +82,12 @@ pub(super) struct Producer<M = Arc<SharedMemory>> {
     geometry: Geometry,
     /// The receiver has accepted the link.
     settled: bool,
-    /// Its bulk space grows with what it carries.
-    growth: Option<Growth>,
-    /// Recycled payload buffers may be used: the receiver has accepted the link, and ours are reserved.
-    recycles: bool,
     /// Longest payload, bytes.
     payload_max: usize,
     /// Slots published so far.
     tail: u32,
-    /// Last value of the progress counter that was read, and the value of `tail` at which there is no slot left.
+    /// Last value of the progress counter that was read.
     consumed: u32,
-    slots_end: u32,
     /// Bytes at the beginning of the bulk space that are used, a power of two; and how many are to be used
     /// once all of it is free.
     lap: u32,
@@ -123,12 +115,9 @@ impl<M: Storage> Producer<M> {
             memory,
             geometry,
             settled: false,
-            growth: None,
-            recycles: false,
             payload_max,
             tail: 0,
             consumed: 0,
-            slots_end: geometry.slots,
             lap: geometry.bulk,
             next_lap: geometry.bulk,
             bulk_tail: 0,
@@ -140,32 +129,11 @@ impl<M: Storage> Producer<M> {
         }
     }
 
-    /// Begins with little of the bulk space, of which nothing is reserved yet, and takes more from `budget` as the link
-    /// carries more.
-    pub(super) fn frugal(memory: M, geometry: Geometry, budget: Arc<Budget>) -> Self {
-        let mut producer = Self::new(memory, geometry);
-        if geometry.bulk > ROOMS[0] {
-            producer.growth = Some(Growth::new(budget));
-            producer.lap = ROOMS[0];
-            producer.slots_end = SLOTS_STEP;
-            producer.measure();
-        }
-        producer
-    }
-
     /// The receiver has accepted the link. Before that no payload may lie in a recycled buffer: if the link is refused,
     /// its messages are read by a process that has this segment alone.
     pub(super) fn settle(&mut self) {
         self.settled = true;
-        self.measure();
-    }
-
-    /// Notes what may be used after a change.
-    fn measure(&mut self) {
-        let whole = self.sizes().payload_max();
-        self.payload_max = if self.settled { whole } else { whole.min(MOVABLE_MAX) };
-        let grown = self.growth.as_ref().is_none_or(|growth| growth.places);
-        self.recycles = self.settled && grown;
+        self.payload_max = self.geometry.payload_max();
     }
 
     /// Longest payload of one message now, bytes.
@@ -199,84 +167,17 @@ impl<M: Storage> Producer<M> {
         self.next_lap = bytes.clamp(least, self.geometry.bulk);
     }
 
-    /// Offsets are computed modulo the lap: its length may only change while all of it is free. It grows with what the
-    /// link carries.
+    /// Offsets are computed modulo the lap: its length may only change while all of it is free.
     #[cold]
     fn change_lap(&mut self) {
         self.refresh();
-        if self.bulk_head != self.bulk_tail {
-            return;
-        }
-        if let Some(growth) = &mut self.growth {
-            if growth.is_due(self.bulk_tail) {
-                let next = self.geometry.more_than(growth.room).min(self.next_lap);
-                growth.grow(&self.memory, self.geometry, next, false);
-                growth.since = self.bulk_tail;
-            }
-        }
-        self.use_room();
-    }
-
-    /// Uses all room that there is and that the lap may have.
-    fn use_room(&mut self) {
-        let mut room = self.geometry.bulk;
-        if let Some(growth) = &mut self.growth {
-            room = growth.room;
-            if room >= self.next_lap {
-                growth.reserve_places(&self.memory, self.geometry);
-            }
-        }
-        if room > 0 {
-            self.lap = self.next_lap.min(room);
-        }
-        self.measure();
-    }
-
-    /// Room for payloads of `bytes` in all, if the bulk space is free now. `must`: whatever other links have.
-    #[cold]
-    pub(super) fn grow_for(&mut self, bytes: usize, must: bool) {
-        self.refresh();
-        let Some(growth) = &mut self.growth else { return };
-        if self.bulk_head != self.bulk_tail {
-            return;
-        }
-        let mut room = growth.room;
-        while (room as usize) < bytes && room < self.next_lap {
-            room = self.geometry.more_than(room);
-        }
-        growth.grow(&self.memory, self.geometry, room.min(self.next_lap), must);
-        growth.since = self.bulk_tail;
-        self.use_room();
-    }
-
-    /// Nothing is reserved yet, or the system has no memory for it.
-    fn has_no_room(&self) -> bool {
-        self.growth.as_ref().is_some_and(|growth| growth.room == 0)
-    }
-
-    /// The bulk space may become larger.
-    pub(super) fn may_grow(&self) -> bool {
-        self.lap < self.next_lap
-    }
-
-    /// Called now and then: a link that has carried no payload beside its slots for a while gives its room back.
-    pub(super) fn rest(&mut self) {
-        self.refresh();
-        let idle = self.consumed == self.tail && self.bulk_head == self.bulk_tail;
-        let Some(growth) = &mut self.growth else { return };
-        if growth.is_idle(self.bulk_tail) && idle && growth.room > ROOMS[0] {
-            growth.shrink(&self.memory, self.geometry);
-            self.use_room();
+        if self.bulk_head == self.bulk_tail {
+            self.lap = self.next_lap;
         }
     }
 
     pub(super) fn geometry(&self) -> Geometry {
         self.geometry
-    }
-
-    /// The sizes that may be used now.
-    pub(super) fn sizes(&self) -> Geometry {
-        self.geometry.with_bulk(self.lap)
     }
 
     pub(super) fn memory(&self) -> &M {
@@ -300,28 +201,22 @@ impl<M: Storage> Producer<M> {
                 self.bulk_head = *after;
             }
         }
-        // A counter beyond `tail` means a corrupt peer: no room.
-        let used = self.tail.wrapping_sub(self.consumed);
-        let mut left = self.geometry.slots.saturating_sub(used);
-        if let Some(growth) = &mut self.growth {
-            left = left.min(growth.slots_after(self.tail, &self.memory, self.geometry));
-        }
-        self.slots_end = self.tail.wrapping_add(left);
     }
 
-    #[inline(always)]
     fn has_slot(&self) -> bool {
-        self.tail != self.slots_end
+        // A counter beyond `tail` means a corrupt peer: no room.
+        let used = self.tail.wrapping_sub(self.consumed);
+        used < self.geometry.slots
     }
 
     /// How many payloads of `len` bytes can be pushed now, at most `most`.
     pub(super) fn room_for(&mut self, len: u32, most: u32) -> u32 {
-        if len as usize > self.payload_max || self.has_no_room() {
+        if len as usize > self.payload_max {
             return 0;
         }
         let len = ((len + 63) & !63).max(64) + self.geometry.apart(len as usize);
         let room = |ring: &Self| {
-            let slots = ring.slots_end.wrapping_sub(ring.tail);
+            let slots = ring.geometry.slots.saturating_sub(ring.tail.wrapping_sub(ring.consumed));
             let used = ring.bulk_tail.wrapping_sub(ring.bulk_head);
             let bulk = ring.lap.min(ring.next_lap).saturating_sub(used);
             // A payload that does not fit at the end of a lap skips the rest of the lap: reserve one.
@@ -420,15 +315,12 @@ impl<M: Storage> Producer<M> {
                 return Err(Full);
             }
         }
+        if len > self.payload_max {
+            debug_assert!(false, "message too large for its ring");
+            return Err(Full);
+        }
         if self.lap != self.next_lap {
             self.change_lap();
-        }
-        if len > self.payload_max {
-            debug_assert!(len <= self.geometry.payload_max(), "message too large for its ring");
-            self.grow_for(4 * len, true);
-        }
-        if len > self.payload_max || self.has_no_room() {
-            return Err(Full);
         }
         // Check for room before anything is counted.
         let room = match self.find_bulk(len as u32) {
@@ -440,7 +332,7 @@ impl<M: Storage> Producer<M> {
         };
         let seen = self.seen;
         self.sent = self.sent.wrapping_add(1);
-        if let (Some(places), true) = (&mut self.places, self.recycles) {
+        if let (Some(places), true) = (&mut self.places, self.settled) {
             if let Some(place) = places.take(len) {
                 let (area, kind) =
                     if place.ours { (&places.ours, PLACED) } else { (&places.theirs, RETURNED) };
@@ -495,7 +387,7 @@ impl<M: Storage> Producer<M> {
     /// [`Self::push`] for a payload that does not fit beside its header.
     #[inline(never)]
     fn push_long(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
-        if payload.len() > self.geometry.payload_max() {
+        if payload.len() > self.payload_max {
             return None;
         }
         let spot = self.find_spot(payload.len()).ok()?;
@@ -557,7 +449,12 @@ impl<M: Storage> Producer<M> {
 
     /// Tells the consumer that no more messages follow, by an orderly close.
     pub(super) fn close(&self) {
-        word(&self.memory, CLOSING).store(1, Ordering::Release);
+        word(&self.memory, CLOSING).store(CLOSED, Ordering::Release);
+    }
+
+    /// The endpoint lives on, but sends no more through this ring.
+    pub(super) fn abandon(&self) {
+        word(&self.memory, CLOSING).store(BROKEN, Ordering::Release);
     }
 
     /// The receiver has refused the link: the messages in the ring are taken back, to go another way.
@@ -568,6 +465,11 @@ impl<M: Storage> Producer<M> {
     /// The consumer closed in order.
     pub(super) fn consumer_closed(&self) -> bool {
         word(&self.memory, FLAGS).load(Ordering::Acquire) & FLAG_CLOSED != 0
+    }
+
+    /// The consumer has taken the link down, but has not closed.
+    pub(super) fn consumer_broke(&self) -> bool {
+        word(&self.memory, FLAGS).load(Ordering::Acquire) & FLAG_BROKEN != 0
     }
 }
 
@@ -745,9 +647,19 @@ impl<M: Storage> Consumer<M> {
         word(&self.memory, FLAGS).fetch_or(FLAG_CLOSED, Ordering::AcqRel);
     }
 
+    /// The endpoint lives on, but reads no more from this ring.
+    pub(super) fn abandon(&self) {
+        word(&self.memory, FLAGS).fetch_or(FLAG_CLOSED | FLAG_BROKEN, Ordering::AcqRel);
+    }
+
     /// The producer closed in order.
     pub(super) fn producer_closed(&self) -> bool {
         word(&self.memory, CLOSING).load(Ordering::Acquire) != 0
+    }
+
+    /// The producer has taken the link down, but has not closed.
+    pub(super) fn producer_broke(&self) -> bool {
+        word(&self.memory, CLOSING).load(Ordering::Acquire) == BROKEN
     }
 
     /// The producer has taken back what it had written.
@@ -766,7 +678,7 @@ mod tests {
     use std::collections::VecDeque;
 
     fn pair(geometry: Geometry) -> (Producer, Consumer) {
-        let (memory, fd) = SharedMemory::create(geometry.len(), geometry.len()).unwrap();
+        let (memory, fd) = SharedMemory::create(geometry.len()).unwrap();
         let other = SharedMemory::attach(&fd, geometry.len()).unwrap();
         let mut producer = Producer::new(Arc::new(memory), geometry);
         producer.settle();
@@ -1154,6 +1066,16 @@ mod tests {
         assert!(!tx.consumer_closed());
         rx.close();
         assert!(tx.consumer_closed());
+        assert!(!rx.producer_broke() && !tx.consumer_broke());
+    }
+
+    #[test]
+    fn an_end_that_lives_on_does_not_count_as_closed_in_order() {
+        let (tx, rx) = pair(Geometry { slots: 4, bulk: 4096, places: 0 });
+        tx.abandon();
+        assert!(rx.producer_closed() && rx.producer_broke());
+        rx.abandon();
+        assert!(tx.consumer_closed() && tx.consumer_broke());
     }
 
     #[test]

@@ -109,22 +109,34 @@ fn work(watch: &Watch) {
 }
 
 impl Nic {
+    /// As the environment says. `None`: it names no run.
     fn open() -> Option<Self> {
         let directory = settings::directory()?;
         let text = |name| std::env::var(name).unwrap_or_default();
         let named = personality::find(&text(settings::PERSONALITY));
         let personality = named.or_else(|| personality::ALL.first())?;
-        let wire = Wire::open(&directory)?;
         counters::open(&directory);
-        let random = Random::new(number(settings::SEED), wire.number().into());
+        let weather = Weather::parse(&text(settings::WEATHER)).ok()?;
+        let host = number(settings::HOST) as u8;
+        Self::open_in(directory, personality, weather, (number(settings::SEED), host))
+    }
+
+    fn open_in(
+        directory: PathBuf,
+        personality: &'static Personality,
+        weather: Weather,
+        (seed, host): (u64, u8),
+    ) -> Option<Self> {
+        let wire = Wire::open(&directory)?;
+        let random = Random::new(seed, wire.number().into());
         Some(Self {
             home: std::process::id(),
             directory,
             personality,
-            weather: Weather::parse(&text(settings::WEATHER)).ok()?,
+            weather,
             random,
             wire,
-            host: number(settings::HOST) as u8,
+            host,
             climate: Climate::default(),
             tables: Tables::default(),
             regions: Regions::default(),
@@ -257,3 +269,6 @@ impl Nic {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

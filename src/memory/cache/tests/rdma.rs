@@ -56,7 +56,9 @@ impl End {
             let gid = device.gids(1).ok()?.into_iter().find(|gid| gid.raw[0] != 0xfe)?;
             let settings = RcSettings {
                 port: 1,
-                gid: (at.link == verbs::LinkLayer::Ethernet).then_some(gid.index),
+                pkey_index: 0,
+                gid: gid.index,
+                routed: at.link == verbs::LinkLayer::Ethernet,
                 mtu: at.mtu,
                 service_level: at.service_level,
                 connections: 2,
@@ -78,6 +80,7 @@ impl End {
             psn: 5,
             mtu: self.mtu,
             lid: self.lid,
+            routed: false,
             gid: self.gid,
             serves: 0,
         }

@@ -23,7 +23,9 @@ fn end(change: impl Fn(&mut RcSettings)) -> Option<End> {
     let (device, port, gid) = device()?;
     let mut settings = RcSettings {
         port: 1,
-        gid: (port.link == LinkLayer::Ethernet).then_some(gid.index),
+        pkey_index: 0,
+        gid: gid.index,
+        routed: port.link == LinkLayer::Ethernet,
         mtu: port.mtu,
         service_level: port.service_level,
         connections: 16,
@@ -47,7 +49,8 @@ fn ends(shared: bool) -> Option<(End, End)> {
 impl End {
     fn address(&self, qp: &RcQp<Keep>, psn: u32) -> RcAddress {
         let RcSettings { mtu, serves, .. } = *self.port.settings();
-        RcAddress { number: qp.number(), psn, mtu, lid: self.lid, gid: self.gid, serves }
+        let (number, routed) = (qp.number(), false);
+        RcAddress { number, psn, mtu, lid: self.lid, gid: self.gid, routed, serves }
     }
 
     fn poll(&mut self) -> usize {

@@ -105,7 +105,9 @@ impl Message {
             put(&end.mtu.to_le_bytes());
             put(&end.lid.to_le_bytes());
             put(&end.gid);
-            put(&[end.network.to_wire(), end.serves]);
+            let (network, pkey) = end.network.to_wire();
+            put(&[network, end.serves]);
+            put(&pkey);
         }
         bytes
     }
@@ -149,12 +151,12 @@ impl End {
         let (mtu, rest) = rest.split_first_chunk()?;
         let (lid, rest) = rest.split_first_chunk()?;
         let (gid, rest) = rest.split_first_chunk()?;
-        let [network, serves, ..] = *rest else { return None };
+        let [network, serves, low, high, ..] = *rest else { return None };
         Some(Self {
             number: u32::from_le_bytes(*number) & 0x00ff_ffff,
             psn: u32::from_le_bytes(*psn) & 0x00ff_ffff,
             mtu: u16::from_le_bytes(*mtu),
-            network: Network::from_wire(network)?,
+            network: Network::from_wire(network, [low, high])?,
             lid: u16::from_le_bytes(*lid),
             gid: *gid,
             serves,
@@ -169,7 +171,8 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_were_written() {
-        for network in [Network::InfiniBand, Network::Roce] {
+        let joined = Network::InfiniBand { pkey: 0x8012, routed: true };
+        for network in [joined, Network::Roce] {
             let (number, psn, mtu) = (0x12_3456, 0x65_4321, 4096);
             let end = End { number, psn, mtu, network, lid: 7, gid: [9; 16], serves: 16 };
             let all = [

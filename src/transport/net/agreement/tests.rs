@@ -99,7 +99,7 @@ impl Pair {
         Self { sides: [side(first, 100), side(second, 200)], to, now: 1 }
     }
 
-    fn contact(&mut self, at: usize) -> Windows {
+    fn contact(&mut self, at: usize) -> Prepared {
         let answer = self.sides[at].contact(PEER, self.now);
         self.send(at);
         answer
@@ -162,14 +162,14 @@ impl Pair {
 #[test]
 fn one_side_asks_and_both_agree() {
     let mut pair = Pair::new(5, 9);
-    assert_eq!(pair.contact(0), Windows::Later);
+    assert_eq!(pair.contact(0), Prepared::Later);
     pair.deliver(1);
     assert!(pair.sides[1].agreement.is(PEER, 5, Phase::Agreed));
-    assert_eq!(pair.contact(1), Windows::Later, "it does not ask as well");
+    assert_eq!(pair.contact(1), Prepared::Later, "it does not ask as well");
     pair.deliver(0);
-    assert_eq!((pair.contact(0), pair.agreed()), (Windows::Ready, None), "GO is on its way");
+    assert_eq!((pair.contact(0), pair.agreed()), (Prepared::Ready, None), "GO is on its way");
     pair.settle();
-    assert_eq!((pair.contact(1), pair.agreed()), (Windows::Ready, Some(5)));
+    assert_eq!((pair.contact(1), pair.agreed()), (Prepared::Ready, Some(5)));
     assert_eq!(
         pair.sides.each_ref().map(|side| (side.firsts, side.agreement.counts.made)),
         [(1, 1); 2]
@@ -181,7 +181,7 @@ fn of_two_requests_the_smaller_number_stands() {
     for (numbers, order) in [((5, 9), [0, 1]), ((9, 5), [0, 1]), ((5, 9), [1, 0]), ((9, 5), [1, 0])]
     {
         let mut pair = Pair::new(numbers.0, numbers.1);
-        assert_eq!([pair.contact(0), pair.contact(1)], [Windows::Later; 2]);
+        assert_eq!([pair.contact(0), pair.contact(1)], [Prepared::Later; 2]);
         for at in order {
             pair.deliver(at);
         }
@@ -199,7 +199,7 @@ fn a_link_that_takes_time_becomes_ready_later() {
     pair.settle();
     assert!(pair.sides[1].agreement.is(PEER, 1, Phase::Joining));
     pair.now += PAUSE_MAX_NS + PATIENCE_NS;
-    assert_eq!(pair.contact(1), Windows::No, "nor is it given up: that is for the link to say");
+    assert_eq!(pair.contact(1), Prepared::No, "nor is it given up: that is for the link to say");
     assert_eq!(pair.sides[1].firsts, 0);
     pair.sides[1].begin(PEER, pair.now);
     assert_eq!((pair.agreed(), pair.sides[1].firsts), (Some(1), 1));
@@ -213,10 +213,10 @@ fn a_refusal_pauses_the_next_request() {
     pair.settle();
     assert!(pair.is_idle(0) && pair.is_idle(1));
     assert_eq!((pair.sides[0].agreement.counts.refused, pair.sides[1].told), (1, 1));
-    assert_eq!(pair.contact(0), Windows::No);
+    assert_eq!(pair.contact(0), Prepared::No);
     pair.now += pause::PAUSE_NS;
     pair.sides[1].refuses = false;
-    assert_eq!(pair.contact(0), Windows::Later);
+    assert_eq!(pair.contact(0), Prepared::Later);
     pair.settle();
     assert!(pair.agreed().is_some());
 }
@@ -225,14 +225,14 @@ fn a_refusal_pauses_the_next_request() {
 fn a_side_without_ends_does_not_ask() {
     let mut pair = Pair::new(1, 2);
     pair.sides[0].refuses = true;
-    assert_eq!((pair.contact(0), pair.sides[0].told, pair.to[1].len()), (Windows::No, 1, 0));
+    assert_eq!((pair.contact(0), pair.sides[0].told, pair.to[1].len()), (Prepared::No, 1, 0));
     pair.sides[0].refuses = false;
-    assert_eq!(pair.contact(0), Windows::No, "for a while");
+    assert_eq!(pair.contact(0), Prepared::No, "for a while");
     pair.now += pause::PAUSE_NS;
     pair.sides[0].full = true;
-    assert_eq!(pair.contact(0), Windows::No);
+    assert_eq!(pair.contact(0), Prepared::No);
     pair.sides[0].full = false;
-    assert_eq!(pair.contact(0), Windows::Later, "a lack of room is no failure");
+    assert_eq!(pair.contact(0), Prepared::Later, "a lack of room is no failure");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn an_end_that_cannot_be_joined_ends_both() {
         pair.settle();
         assert!(pair.is_idle(0) && pair.is_idle(1), "{failing}");
         assert_eq!(pair.sides[failing].told, 1);
-        assert_eq!([pair.contact(0), pair.contact(1)], [Windows::No; 2]);
+        assert_eq!([pair.contact(0), pair.contact(1)], [Prepared::No; 2]);
     }
 }
 
@@ -259,9 +259,9 @@ fn an_answer_that_never_comes_is_asked_for_again() {
         }
         assert!(pair.to[dropped].pop_front().is_some());
         pair.now += PATIENCE_NS;
-        assert_eq!(pair.contact(0), Windows::No, "messages do not wait for it any longer");
+        assert_eq!(pair.contact(0), Prepared::No, "messages do not wait for it any longer");
         pair.now += PAUSE_MAX_NS;
-        assert_eq!(pair.contact(0), Windows::Later);
+        assert_eq!(pair.contact(0), Prepared::Later);
         pair.settle();
         assert_eq!(pair.agreed(), Some(2));
     }
@@ -331,10 +331,10 @@ fn a_failure_ends_both_ends_and_pauses() {
         pair.sides.each_ref().map(|side| (side.lost, side.agreement.counts.broken)),
         [(1, 1); 2]
     );
-    assert_eq!([pair.contact(0), pair.contact(1)], [Windows::No; 2]);
+    assert_eq!([pair.contact(0), pair.contact(1)], [Prepared::No; 2]);
     pair.now += pause::PAUSE_NS;
     pair.sides[0].agreement.note_success(PEER);
-    assert_eq!(pair.contact(0), Windows::Later);
+    assert_eq!(pair.contact(0), Prepared::Later);
     pair.settle();
     assert!(pair.agreed().is_some());
     // One that is closed to make room may be asked for at once.
@@ -342,7 +342,7 @@ fn a_failure_ends_both_ends_and_pauses() {
     pair.send(0);
     pair.settle();
     assert!(pair.is_idle(0) && pair.is_idle(1));
-    assert_eq!(pair.contact(1), Windows::Later);
+    assert_eq!(pair.contact(1), Prepared::Later);
 }
 
 #[test]
@@ -386,7 +386,7 @@ fn whatever_happens_they_agree_in_the_end() {
         let ready = pair.sides.each_ref().map(|side| side.agreement.ready(PEER).is_some());
         assert_eq!(ready[0], ready[1], "seed {seed}");
         pair.now += 40 * PAUSE_MAX_NS;
-        assert_ne!(pair.contact(0), Windows::No, "seed {seed}");
+        assert_ne!(pair.contact(0), Prepared::No, "seed {seed}");
         pair.settle();
         assert!(pair.agreed().is_some(), "seed {seed}");
     }

@@ -4,6 +4,7 @@
 //! The two sides' control messages go through the reliable state machine, in order with all others: a side sends the
 //! RTR (remote key) of a buffer after it has agreed on the connection to use.
 
+pub(crate) mod key;
 pub(crate) mod lent;
 #[cfg(test)]
 pub(crate) mod no_way;
@@ -13,24 +14,22 @@ use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::transport::net::agreement::message::Control;
 use crate::transport::net::agreement::{Agreement, Counts};
-use crate::transport::{Chunk, Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
+use crate::transport::{
+    Access, PeerId, Prepared, Purpose, Put, Registered, Remote, RemoteKey, SendError,
+};
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
 /// Callbacks of a bulk path. Peers have the state machine's numbers.
 pub(crate) trait BulkSink {
-    /// See [`crate::transport::Handler::on_filled`].
-    fn on_filled(&mut self, peer: PeerId, token: u64);
-    /// See [`crate::transport::Handler::on_written`].
-    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
-        let _ = (peer, chunk);
-    }
-    /// See [`crate::transport::Handler::on_windows_lost`].
+    /// See [`crate::transport::Handler::on_notify`].
+    fn on_notify(&mut self, peer: PeerId, token: u64);
+    /// See [`crate::transport::Handler::on_done`].
+    fn on_done(&mut self, peer: PeerId, token: u64);
+    /// See [`crate::transport::Handler::on_lane_lost`].
     fn on_lost(&mut self, peer: PeerId);
-    /// See [`crate::transport::Handler::on_reached`].
-    fn on_reached(&mut self, peer: PeerId, token: u64);
-    /// See [`crate::transport::Handler::on_concealed`].
-    fn on_concealed(&mut self, region: u64);
+    /// See [`crate::transport::Handler::on_key_void`].
+    fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey);
 }
 
 /// Counts of a bulk path.
@@ -90,95 +89,51 @@ impl std::ops::AddAssign for BulkCounts {
     }
 }
 
+/// An access to a peer's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    /// See [`crate::transport::OneSided::put`].
+    Put(Put),
+    /// See [`crate::transport::OneSided::get`], with its token.
+    Get(u64),
+    /// See [`crate::transport::OneSided::flush_puts`], with its token.
+    Flush(u64),
+}
+
 /// A kind of RDMA path into peers' memory, for one endpoint. It is used under the endpoint's lock.
 pub(crate) trait Bulk: fmt::Debug + Send {
     /// The longest remote buffer, and the shortest message that is worth one, bytes.
     fn sizes(&self) -> (usize, usize);
 
-    /// See [`crate::transport::Lending::windows`]. Only called for peers with a bulk path that the device reaches.
-    fn windows(&mut self, peer: PeerId, now: u64) -> Windows;
+    /// See [`crate::transport::OneSided::prepare`]. Only called for peers with a bulk path that the device reaches.
+    fn lane(&mut self, peer: PeerId, now: u64) -> Prepared;
 
-    /// See [`crate::transport::Lending::lend`].
-    fn lend(
+    /// See [`crate::transport::OneSided::register`]. `near`: the peer is on this host.
+    fn register(
         &mut self,
         peer: PeerId,
-        part: &SegmentList,
-        token: u64,
-        now: u64,
-    ) -> Result<Ticket, SendError>;
-
-    /// See [`crate::transport::Lending::take_back`].
-    fn take_back(&mut self, peer: PeerId, ticket: &Ticket);
-
-    /// See [`crate::transport::Lending::write`].
-    fn write(
-        &mut self,
-        peer: PeerId,
-        payload: &SegmentList,
-        ticket: &Ticket,
-        chunk: Chunk,
-        now: u64,
-    ) -> Result<(), SendError>;
-
-    /// See [`crate::transport::Lending::offer`]. `near`: the peer is on this host.
-    fn offer(
-        &mut self,
-        peer: PeerId,
-        payload: &SegmentList,
+        memory: &SegmentList,
+        purpose: Purpose,
         near: bool,
         now: u64,
-    ) -> Option<Ticket> {
-        let _ = (peer, payload, near, now);
-        None
-    }
+    ) -> Registered;
 
-    /// See [`crate::transport::Lending::withdraw`].
-    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
-        let _ = (peer, ticket);
-    }
+    /// See [`crate::transport::OneSided::invalidate`]: no other keys become void.
+    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey);
 
-    /// See [`crate::transport::Lending::sees_writes`].
-    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
-        let _ = ticket;
-        false
-    }
+    /// See [`crate::transport::OneSided::is_current`].
+    fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool;
 
-    /// See [`crate::transport::OneSided::expose`].
-    fn expose(
+    /// See [`crate::transport::OneSided::put`], `get` and `flush_puts`: an accepted request is posted now or by `flush`.
+    /// A flush has no `local` memory.
+    fn access(
         &mut self,
         peer: PeerId,
-        region: (u64, u32),
-        memory: &SegmentList,
-        rights: (bool, bool),
-        now: u64,
-    ) -> Exposed {
-        let _ = (peer, region, memory, rights, now);
-        Exposed::No
-    }
-
-    /// See [`crate::transport::OneSided::epoch`].
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
-        let _ = peer;
-        None
-    }
-
-    /// See [`crate::transport::OneSided::conceal`].
-    fn conceal(&mut self, region: u64) {
-        let _ = region;
-    }
-
-    /// See [`crate::transport::OneSided::reach`]: an accepted request is posted now or by `flush`.
-    fn reach(
-        &mut self,
-        peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: Reach,
+        at: &Remote,
+        what: What,
         now: u64,
-    ) -> Result<(), SendError> {
-        let _ = (peer, spot, local, how, now);
-        Err(STALE)
-    }
+    ) -> Result<Access, SendError>;
 
     /// Posts the requests that wait; where many are in flight, a few may wait until the next `poll`.
     fn flush(&mut self) {}
@@ -186,7 +141,7 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// `peer` has sent a control message.
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink);
 
-    /// Whether `windows` would answer `Ready`. Does not start anything.
+    /// Whether `lane` would answer `Ready`. Does not start anything.
     fn is_ready(&self, peer: PeerId) -> bool;
 
     /// Ends the connection to `peer` with its remote buffers, and tells the peer; the layer above is not told.
@@ -230,5 +185,5 @@ pub(crate) trait Bulk: fmt::Debug + Send {
 /// The application's memory cannot be registered.
 pub(crate) const UNREGISTERED: SendError = SendError::Unreachable(Errno(libc::EFAULT));
 
-/// The region's key is not advertised on this connection, or no longer.
+/// The key is not one of this connection, or no longer.
 pub(crate) const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));

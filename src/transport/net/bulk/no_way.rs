@@ -1,10 +1,12 @@
 //! For tests: a bulk path that never works.
 
-use super::{Bulk, BulkCounts, BulkSink};
+use super::{Bulk, BulkCounts, BulkSink, What};
 use crate::memory::SegmentList;
 use crate::sys::event::Doorbell;
 use crate::transport::net::agreement::message::Control;
-use crate::transport::{Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
+use crate::transport::{
+    Access, PeerId, Prepared, Purpose, Registered, Remote, RemoteKey, SendError,
+};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -16,14 +18,9 @@ pub(crate) struct NoWay {
 }
 
 impl NoWay {
-    /// Writes and direct RMA take this long, milliseconds.
+    /// Accesses take this long, milliseconds.
     pub(crate) fn taking(takes_ms: u64) -> Box<dyn Bulk> {
         Box::new(Self { bell: Doorbell::new().unwrap(), takes_ms })
-    }
-
-    fn fails(&self) -> SendError {
-        std::thread::sleep(Duration::from_millis(self.takes_ms));
-        SendError::Again
     }
 }
 
@@ -31,32 +28,26 @@ impl Bulk for NoWay {
     fn sizes(&self) -> (usize, usize) {
         (1 << 20, 1)
     }
-    fn windows(&mut self, _: PeerId, _: u64) -> Windows {
-        Windows::No
+    fn lane(&mut self, _: PeerId, _: u64) -> Prepared {
+        Prepared::No
     }
-    fn lend(&mut self, _: PeerId, _: &SegmentList, _: u64, _: u64) -> Result<Ticket, SendError> {
+    fn register(&mut self, _: PeerId, _: &SegmentList, _: Purpose, _: bool, _: u64) -> Registered {
+        Registered::No
+    }
+    fn invalidate(&mut self, _: PeerId, _: &RemoteKey) {}
+    fn is_current(&self, _: PeerId, _: &RemoteKey) -> bool {
+        false
+    }
+    fn access(
+        &mut self,
+        _: PeerId,
+        _: &SegmentList,
+        _: &Remote,
+        _: What,
+        _: u64,
+    ) -> Result<Access, SendError> {
+        std::thread::sleep(Duration::from_millis(self.takes_ms));
         Err(SendError::Again)
-    }
-    fn take_back(&mut self, _: PeerId, _: &Ticket) {}
-    fn write(
-        &mut self,
-        _: PeerId,
-        _: &SegmentList,
-        _: &Ticket,
-        _: Chunk,
-        _: u64,
-    ) -> Result<(), SendError> {
-        Err(self.fails())
-    }
-    fn reach(
-        &mut self,
-        _: PeerId,
-        _: &Spot,
-        _: &SegmentList,
-        _: Reach,
-        _: u64,
-    ) -> Result<(), SendError> {
-        Err(self.fails())
     }
     fn on_control(&mut self, _: PeerId, _: &[u8], _: u64, _: &mut dyn BulkSink) {}
     fn is_ready(&self, _: PeerId) -> bool {

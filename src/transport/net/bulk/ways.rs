@@ -1,12 +1,15 @@
 //! All bulk paths of an endpoint as one: the kernel's rv module first; RC queue pairs of the process where a peer has
 //! no module, or its module and this one cannot connect (PROTOCOL.md §7.15).
 
-use super::{Bulk, BulkCounts, BulkSink, STALE};
+use super::key::Key;
+use super::{Bulk, BulkCounts, BulkSink, STALE, What};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::event::Epoll;
 use crate::transport::net::agreement::message::{Control, Message, Way};
-use crate::transport::{Chunk, Exposed, PeerId, Reach, SendError, Spot, Ticket, Windows};
+use crate::transport::{
+    Access, PeerId, Prepared, Purpose, Registered, Remote, RemoteKey, SendError,
+};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
@@ -34,12 +37,12 @@ struct Guard<'a> {
 }
 
 impl BulkSink for Guard<'_> {
-    fn on_filled(&mut self, peer: PeerId, token: u64) {
-        self.sink.on_filled(peer, token);
+    fn on_notify(&mut self, peer: PeerId, token: u64) {
+        self.sink.on_notify(peer, token);
     }
 
-    fn on_written(&mut self, peer: PeerId, chunk: Chunk) {
-        self.sink.on_written(peer, chunk);
+    fn on_done(&mut self, peer: PeerId, token: u64) {
+        self.sink.on_done(peer, token);
     }
 
     fn on_lost(&mut self, peer: PeerId) {
@@ -49,16 +52,10 @@ impl BulkSink for Guard<'_> {
         self.sink.on_lost(peer);
     }
 
-    fn on_reached(&mut self, peer: PeerId, token: u64) {
-        self.sink.on_reached(peer, token);
-    }
-
-    fn on_concealed(&mut self, region: u64) {
-        self.sink.on_concealed(region);
+    fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey) {
+        self.sink.on_key_void(peer, key);
     }
 }
-
-const NO_WAY: SendError = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
 
 impl Ways {
     /// The two paths as one; `None`: neither exists. Errors: EMFILE, ENFILE.
@@ -81,11 +78,13 @@ impl Ways {
         self.rv.iter_mut().chain(&mut self.rc)
     }
 
-    fn of_connection(&mut self, number: u32) -> &mut Path {
-        match Way::of_connection(number) {
+    /// The path whose key this is.
+    fn of_key(&mut self, key: &RemoteKey) -> Option<&mut Box<dyn Bulk>> {
+        let path = match Way::of_connection(Key::decode(key)?.connection) {
             Way::Rc => &mut self.rc,
             Way::Rv | Way::Stream => &mut self.rv,
-        }
+        };
+        path.as_mut()
     }
 }
 
@@ -95,106 +94,53 @@ impl Bulk for Ways {
         self.all().map(|way| way.sizes()).reduce(smaller).unwrap_or_default()
     }
 
-    fn windows(&mut self, peer: PeerId, now: u64) -> Windows {
-        let by_rv = self.rv.as_mut().map_or(Windows::No, |rv| rv.windows(peer, now));
+    fn lane(&mut self, peer: PeerId, now: u64) -> Prepared {
+        let by_rv = self.rv.as_mut().map_or(Prepared::No, |rv| rv.lane(peer, now));
         match (by_rv, &mut self.rc) {
-            (Windows::No, Some(rc)) => rc.windows(peer, now),
+            (Prepared::No, Some(rc)) => rc.lane(peer, now),
             // RC serves until the rv module's connection is ready.
-            (Windows::Later, Some(rc)) if rc.is_ready(peer) => Windows::Ready,
+            (Prepared::Later, Some(rc)) if rc.is_ready(peer) => Prepared::Ready,
             (by_rv, _) => by_rv,
         }
     }
 
-    fn lend(
+    /// The module has neither writes without an immediate nor reads; and where it serves a peer, no queue pair of the
+    /// process is made.
+    fn register(
         &mut self,
         peer: PeerId,
-        part: &SegmentList,
-        token: u64,
-        now: u64,
-    ) -> Result<Ticket, SendError> {
-        let by = self.all_mut().find(|way| way.is_ready(peer));
-        by.ok_or(NO_WAY)?.lend(peer, part, token, now)
-    }
-
-    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        if let Some(way) = self.of_connection(ticket.connection) {
-            way.take_back(peer, ticket);
-        }
-    }
-
-    fn write(
-        &mut self,
-        peer: PeerId,
-        payload: &SegmentList,
-        ticket: &Ticket,
-        chunk: Chunk,
-        now: u64,
-    ) -> Result<(), SendError> {
-        let way = self.of_connection(ticket.connection).as_mut().ok_or(NO_WAY)?;
-        way.write(peer, payload, ticket, chunk, now)
-    }
-
-    /// As for `expose`: only RC, and not where the module serves the peer.
-    fn offer(
-        &mut self,
-        peer: PeerId,
-        payload: &SegmentList,
+        memory: &SegmentList,
+        purpose: Purpose,
         near: bool,
         now: u64,
-    ) -> Option<Ticket> {
-        if self.rv.as_mut().is_some_and(|rv| rv.windows(peer, now) != Windows::No) {
-            return None;
+    ) -> Registered {
+        let by = match purpose {
+            Purpose::Receive { .. } => self.all_mut().find(|way| way.is_ready(peer)),
+            _ if self.rv.as_mut().is_some_and(|rv| rv.lane(peer, now) != Prepared::No) => None,
+            _ => self.rc.as_mut(),
+        };
+        by.map_or(Registered::No, |way| way.register(peer, memory, purpose, near, now))
+    }
+
+    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) {
+        if let Some(way) = self.of_key(key) {
+            way.invalidate(peer, key);
         }
-        self.rc.as_mut()?.offer(peer, payload, near, now)
     }
 
-    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
-        if let Some(way) = self.of_connection(ticket.connection) {
-            way.withdraw(peer, ticket);
-        }
+    fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
+        self.all().any(|way| way.is_current(peer, key))
     }
 
-    fn sees_writes(&mut self, ticket: &Ticket) -> bool {
-        let way = self.of_connection(ticket.connection).as_mut();
-        way.is_some_and(|way| way.sees_writes(ticket))
-    }
-
-    /// The module has no writes without an immediate, and where it serves a peer, no queue pair of the process is made.
-    fn expose(
+    fn access(
         &mut self,
         peer: PeerId,
-        region: (u64, u32),
-        memory: &SegmentList,
-        rights: (bool, bool),
-        now: u64,
-    ) -> Exposed {
-        if self.rv.as_mut().is_some_and(|rv| rv.windows(peer, now) != Windows::No) {
-            return Exposed::No;
-        }
-        let rc = self.rc.as_mut();
-        rc.map_or(Exposed::No, |rc| rc.expose(peer, region, memory, rights, now))
-    }
-
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
-        self.rc.as_ref()?.epoch(peer)
-    }
-
-    fn conceal(&mut self, region: u64) {
-        if let Some(rc) = &mut self.rc {
-            rc.conceal(region);
-        }
-    }
-
-    fn reach(
-        &mut self,
-        peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: Reach,
+        at: &Remote,
+        what: What,
         now: u64,
-    ) -> Result<(), SendError> {
-        let way = self.of_connection(spot.epoch).as_mut().ok_or(STALE)?;
-        way.reach(peer, spot, local, how, now)
+    ) -> Result<Access, SendError> {
+        self.of_key(&at.key).ok_or(STALE)?.access(peer, local, at, what, now)
     }
 
     fn flush(&mut self) {

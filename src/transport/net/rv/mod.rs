@@ -19,8 +19,9 @@ pub(super) use open::{check, open};
 
 use super::agreement::message::{Control, End, Message, Way};
 use super::agreement::{Agreement, Connection, Phase, Side};
+use super::bulk::key::{Key, Use};
 use super::bulk::lent::{Lent, Window};
-use super::bulk::{Bulk, BulkCounts, BulkSink, UNREGISTERED};
+use super::bulk::{Bulk, BulkCounts, BulkSink, STALE, UNREGISTERED, What};
 use super::network::Network;
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::sys::event::Timer;
@@ -29,7 +30,9 @@ use crate::sys::rv::{
 };
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
-use crate::transport::{Chunk, PeerId, SendError, Ticket, Windows};
+use crate::transport::{
+    Access, PeerId, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError,
+};
 use node::Nodes;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::BorrowedFd;
@@ -182,7 +185,11 @@ impl Rv {
             && end.gid != here.gid
             && end.number >> INDEX_BITS == 0;
         let lid = if end.network == Network::Roce { 0 } else { end.lid };
-        let there = There { gid: end.gid, lid, mtu: end.mtu.min(self.port.mtu) };
+        let pkey = match self.port.network {
+            Network::InfiniBand { pkey, .. } => pkey,
+            Network::Roce => 0xffff,
+        };
+        let there = There { gid: end.gid, lid, mtu: end.mtu.min(self.port.mtu), pkey };
         if reachable { Ok(there) } else { Err(Errno(libc::EHOSTUNREACH)) }
     }
 
@@ -285,7 +292,7 @@ impl Rv {
         self.counts.filled += 1;
         self.counts.filled_bytes += u64::from(len);
         self.peers.note_success(peer);
-        sink.on_filled(peer, token);
+        sink.on_notify(peer, token);
     }
 
     /// Checks connections between nodes that are being made, or may have been lost and made again.
@@ -318,7 +325,7 @@ impl Rv {
     }
 
     /// Registers memory that a peer writes (`remote`), or that a write reads.
-    fn register(&mut self, addr: u64, len: u64, remote: bool) -> Option<Region> {
+    fn register_range(&mut self, addr: u64, len: u64, remote: bool) -> Option<Region> {
         let module = self.attached.as_ref()?.module.clone();
         let mut result = module.register(addr, len, remote);
         if result.as_ref().is_err_and(|failure| failure.remedy() == Remedy::Evict)
@@ -454,111 +461,75 @@ impl Bulk for Rv {
         (WINDOW_MAX.min(most), WINDOW_MIN)
     }
 
-    fn windows(&mut self, peer: PeerId, now: u64) -> Windows {
-        if self.port.away { Windows::No } else { self.contact(peer, now) }
+    fn lane(&mut self, peer: PeerId, now: u64) -> Prepared {
+        if self.port.away { Prepared::No } else { self.contact(peer, now) }
     }
 
     fn is_ready(&self, peer: PeerId) -> bool {
         !self.port.away && self.peers.ready(peer).is_some()
     }
 
-    fn lend(
+    /// Remote buffers only: the module has no reads, and no writes without an immediate.
+    fn register(
         &mut self,
         peer: PeerId,
         part: &SegmentList,
-        token: u64,
+        purpose: Purpose,
+        _: bool,
         _: u64,
-    ) -> Result<Ticket, SendError> {
-        let gone = SendError::Unreachable(Errno(libc::ENOTCONN));
-        let known = self.peers.ready(peer).ok_or(gone)?;
-        let (id, lent) = (known.id, known.link.lent);
+    ) -> Registered {
+        let (Purpose::Receive { token }, Some(known)) = (purpose, self.peers.ready(peer)) else {
+            return Registered::No;
+        };
+        let (connection, lent) = (known.id, known.link.lent);
         if lent >= PEER_WINDOWS || self.lent.is_full() {
             self.blocked = true;
-            return Err(SendError::Again);
+            return Registered::Later;
         }
-        let Some(lease) = self.register(part.first_addr(), part.len() as u64, true) else {
+        let Some(lease) = self.register_range(part.first_addr(), part.len() as u64, true) else {
             self.counts.unregistered += 1;
-            return Err(UNREGISTERED);
+            return Registered::Never;
         };
-        let index = self.attached.as_ref().ok_or(gone)?.module.index();
-        let (addr, key) = (lease.iova(), lease.rkey());
+        let Some(Attached { module, .. }) = &self.attached else { return Registered::No };
+        let (index, addr, key) = (module.index(), lease.iova(), lease.rkey());
         let window = Window { peer, token, len: part.len(), lease };
-        let slot = self.lent.insert(window).ok_or(SendError::Again)?;
+        let Some(slot) = self.lent.insert(window) else { return Registered::Later };
         if let Some(known) = self.peers.get_mut(peer) {
             known.link.lent += 1;
         }
         self.counts.lent += 1;
-        Ok(Ticket { connection: id, slot: index << SLOT_BITS | slot, addr, key })
+        let (slot, holds) = (index << SLOT_BITS | slot, Use::Receive);
+        let key = Key { connection, slot, addr, key, holds }.encode();
+        Registered::Yes(Registration { key, reads: false, writes: true, confirms: false })
     }
 
-    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        let Some(known) = self.peers.get_mut(peer) else { return };
-        let slot = ticket.slot & ((1 << SLOT_BITS) - 1);
-        if known.id == ticket.connection && self.lent.remove(peer, slot).is_some() {
+    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) {
+        let (Some(key), Some(known)) = (Key::decode(key), self.peers.get_mut(peer)) else { return };
+        let slot = key.slot & ((1 << SLOT_BITS) - 1);
+        if known.id == key.connection && self.lent.remove(peer, slot).is_some() {
             known.link.lent = known.link.lent.saturating_sub(1);
         }
     }
 
-    #[allow(unsafe_code)]
-    fn write(
+    fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
+        let number = Key::decode(key).map(|key| key.connection);
+        self.peers.get(peer).is_some_and(|known| Some(known.id) == number)
+    }
+
+    fn access(
         &mut self,
         peer: PeerId,
-        payload: &SegmentList,
-        ticket: &Ticket,
-        _: Chunk,
+        local: &SegmentList,
+        at: &Remote,
+        what: What,
         now: u64,
-    ) -> Result<(), SendError> {
-        let known = self.peers.get(peer).filter(|known| known.id == ticket.connection);
-        let (node, full) = match known.map(|known| (known.phase, &known.link)) {
-            Some((Phase::Ready, Link { node: Some(node), writes, .. })) => {
-                (*node, *writes >= PEER_WRITES || self.writes.len() >= WRITES)
-            }
-            // The peer is already connected; this side is not yet.
-            Some((Phase::Joining, _)) => return Err(self.refuse(peer, now)),
-            _ => {
-                self.counts.stale += 1;
-                return Ok(());
-            }
-        };
-        let Some(handle) = self.nodes.handle(&node).filter(|_| !full) else {
-            return Err(self.refuse(peer, now));
-        };
-        let (ranges, parts) = payload.ranges();
-        let copy = (parts > 1).then(|| OwnedBuffer::copy_of(payload));
-        let [first, ..] = copy.as_ref().map_or(ranges, |copy| copy.segments().ranges().0);
-        let range = (first.addr, payload.len() as u64);
-        let Some(region) = self.register(range.0, range.1, false) else {
-            self.counts.unregistered += 1;
-            return Err(UNREGISTERED);
-        };
-        let Some(Attached { module, .. }) = &self.attached else { return Ok(()) };
-        let wr_id = self.next_write;
-        let to = (ticket.addr, ticket.key);
-        // SAFETY: the range belongs to the application, which lends it for the operation, or to a copy that is kept
-        // until the event. The module pins its pages until then. If the application takes the memory back early, a read
-        // still finds those pages, and its bytes are discarded.
-        let posted = unsafe { module.write(handle, &region, range, to, ticket.slot, wr_id) };
-        let Err(failure) = posted else {
-            self.next_write += 1;
-            let id = ticket.connection;
-            self.writes.insert(wr_id, Write { peer, id, _copy: copy });
-            if let Some(known) = self.peers.get_mut(peer) {
-                known.link.writes += 1;
-                known.link.refused = None;
-            }
-            self.counts.written += 1;
-            self.counts.written_bytes += range.1;
-            return Ok(());
-        };
-        match failure.remedy() {
-            Remedy::Later | Remedy::Evict => return Err(self.refuse(peer, now)),
-            Remedy::Connection => self.nodes.bury(&node, failure),
-            Remedy::Module => drop(self.judge(failure)),
-            Remedy::Mistake => self.peers.doom(peer),
+    ) -> Result<Access, SendError> {
+        let key = Key::decode(&at.key).ok_or(STALE)?;
+        match what {
+            What::Put(Put { notify: true, .. }) => self.write(peer, local, &key, now)?,
+            _ => return Err(STALE),
         }
-        self.tell(failure.to_string());
-        self.blocked = true;
-        Ok(())
+        Ok(Access::Silent)
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
@@ -660,6 +631,68 @@ impl Bulk for Rv {
 }
 
 impl Rv {
+    /// Fills a remote buffer of the peer.
+    #[allow(unsafe_code)]
+    fn write(
+        &mut self,
+        peer: PeerId,
+        payload: &SegmentList,
+        to: &Key,
+        now: u64,
+    ) -> Result<(), SendError> {
+        let known = self.peers.get(peer).filter(|known| known.id == to.connection);
+        let (node, full) = match known.map(|known| (known.phase, &known.link)) {
+            Some((Phase::Ready, Link { node: Some(node), writes, .. })) => {
+                (*node, *writes >= PEER_WRITES || self.writes.len() >= WRITES)
+            }
+            // The peer is already connected; this side is not yet.
+            Some((Phase::Joining, _)) => return Err(self.refuse(peer, now)),
+            _ => {
+                self.counts.stale += 1;
+                return Ok(());
+            }
+        };
+        let Some(handle) = self.nodes.handle(&node).filter(|_| !full) else {
+            return Err(self.refuse(peer, now));
+        };
+        let (ranges, parts) = payload.ranges();
+        let copy = (parts > 1).then(|| OwnedBuffer::copy_of(payload));
+        let [first, ..] = copy.as_ref().map_or(ranges, |copy| copy.segments().ranges().0);
+        let range = (first.addr, payload.len() as u64);
+        let Some(region) = self.register_range(range.0, range.1, false) else {
+            self.counts.unregistered += 1;
+            return Err(UNREGISTERED);
+        };
+        let Some(Attached { module, .. }) = &self.attached else { return Ok(()) };
+        let wr_id = self.next_write;
+        let place = (to.addr, to.key);
+        // SAFETY: the range belongs to the application, which lends it for the operation, or to a copy that is kept
+        // until the event. The module pins its pages until then. If the application takes the memory back early, a read
+        // still finds those pages, and its bytes are discarded.
+        let posted = unsafe { module.write(handle, &region, range, place, to.slot, wr_id) };
+        let Err(failure) = posted else {
+            self.next_write += 1;
+            let id = to.connection;
+            self.writes.insert(wr_id, Write { peer, id, _copy: copy });
+            if let Some(known) = self.peers.get_mut(peer) {
+                known.link.writes += 1;
+                known.link.refused = None;
+            }
+            self.counts.written += 1;
+            self.counts.written_bytes += range.1;
+            return Ok(());
+        };
+        match failure.remedy() {
+            Remedy::Later | Remedy::Evict => return Err(self.refuse(peer, now)),
+            Remedy::Connection => self.nodes.bury(&node, failure),
+            Remedy::Module => drop(self.judge(failure)),
+            Remedy::Mistake => self.peers.doom(peer),
+        }
+        self.tell(failure.to_string());
+        self.blocked = true;
+        Ok(())
+    }
+
     /// Whether there are messages to send or connections to end.
     fn has_news(&self) -> bool {
         self.peers.has_news() || self.nodes.have_dead() || self.broken.is_some()

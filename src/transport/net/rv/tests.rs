@@ -3,13 +3,15 @@
 
 use super::*;
 use crate::sys::rv::double::{Fabric, gid};
-use crate::transport::Chunk;
 use crate::transport::net::agreement::pause::{PAUSE_MAX_NS, PAUSE_NS};
 use crate::transport::net::bulk::no_way::NoWay;
 use crate::transport::net::bulk::ways::Ways;
 use crate::transport::net::reliable::sim::rng::Rng;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Fills a remote buffer.
+const FILL: What = What::Put(Put { notify: true, delivered: false, stays: false, token: 0 });
 
 const POST: u8 = 0xfb;
 const REG: u8 = 0xf3;
@@ -18,7 +20,7 @@ const REG: u8 = 0xf3;
 enum Said {
     Control(Control),
     /// A remote buffer, and the byte to fill it with.
-    Window(Ticket, usize, u8),
+    Window(RemoteKey, usize, u8),
 }
 
 struct Node {
@@ -29,9 +31,24 @@ struct Node {
     retired: Vec<(OwnedBuffer, Vec<u8>)>,
     /// Memory that writes read from.
     sources: Vec<OwnedBuffer>,
-    to_write: Vec<VecDeque<(Ticket, usize, u8)>>,
+    to_write: Vec<VecDeque<(RemoteKey, usize, u8)>>,
     filled: u64,
     lost: u64,
+}
+
+/// A remote buffer of `node` for `peer`.
+fn register(
+    node: &mut Node,
+    peer: PeerId,
+    part: &SegmentList,
+    token: u64,
+) -> Result<RemoteKey, SendError> {
+    match node.bulk.register(peer, part, Purpose::Receive { token }, false, 1) {
+        Registered::Yes(registered) => Ok(registered.key),
+        Registered::Later => Err(SendError::Again),
+        Registered::No => Err(STALE),
+        Registered::Never => Err(UNREGISTERED),
+    }
 }
 
 struct Told<'a> {
@@ -49,7 +66,7 @@ fn bytes(buffer: &OwnedBuffer) -> Vec<u8> {
 }
 
 impl BulkSink for Told<'_> {
-    fn on_filled(&mut self, peer: PeerId, token: u64) {
+    fn on_notify(&mut self, peer: PeerId, token: u64) {
         let (to, buffer, byte) = self.lent.remove(&token).expect("a window is filled once");
         assert_eq!(to, peer);
         assert!(bytes(&buffer).iter().all(|b| *b == byte), "it holds what was sent");
@@ -65,11 +82,11 @@ impl BulkSink for Told<'_> {
         }
         *self.lost += 1;
     }
-    fn on_reached(&mut self, _: PeerId, _: u64) {
-        unreachable!("the module reaches nothing by itself");
+    fn on_done(&mut self, _: PeerId, _: u64) {
+        unreachable!("the module's writes are not reported");
     }
-    fn on_concealed(&mut self, _: u64) {
-        unreachable!("nor does it expose anything");
+    fn on_key_void(&mut self, _: PeerId, _: &RemoteKey) {
+        unreachable!("nor does it register regions");
     }
 }
 
@@ -127,11 +144,15 @@ impl World {
     fn write(&mut self, at: usize, peer: usize) {
         let now = self.now;
         let end = &mut self.ends[at];
-        while let Some((ticket, len, byte)) = end.to_write[peer].front().copied() {
+        while let Some((key, len, byte)) = end.to_write[peer].front().copied() {
             end.sources.push(OwnedBuffer::from(vec![byte; len]));
             let from = end.sources.last().unwrap().segments();
-            match end.bulk.write(PeerId(peer as u32), &from, &ticket, Chunk::default(), now) {
-                Ok(()) => drop(end.to_write[peer].pop_front()),
+            let at = Remote { key, offset: 0 };
+            match end.bulk.access(PeerId(peer as u32), &from, &at, FILL, now) {
+                Ok(access) => {
+                    assert_eq!(access, Access::Silent);
+                    end.to_write[peer].pop_front();
+                }
                 Err(_) => {
                     end.sources.pop();
                     return; // retried: queues become empty, and memory may be available again
@@ -145,9 +166,9 @@ impl World {
         let (token, byte) = (self.token, self.token as u8);
         let buffer = OwnedBuffer::from(vec![!byte; len]);
         let to = PeerId(peer as u32);
-        let ticket = self.ends[at].bulk.lend(to, &buffer.segments(), token, self.now)?;
+        let key = register(&mut self.ends[at], to, &buffer.segments(), token)?;
         self.ends[at].lent.insert(token, (to, buffer, byte));
-        self.said.entry((at, peer)).or_default().push_back(Said::Window(ticket, len, byte));
+        self.said.entry((at, peer)).or_default().push_back(Said::Window(key, len, byte));
         Ok(())
     }
 
@@ -159,8 +180,8 @@ impl World {
             Some(Said::Control(control)) => {
                 self.on(to, |bulk, now, told| bulk.on_control(peer, &control, now, told));
             }
-            Some(Said::Window(ticket, len, byte)) => {
-                self.ends[to].to_write[from].push_back((ticket, len, byte));
+            Some(Said::Window(key, len, byte)) => {
+                self.ends[to].to_write[from].push_back((key, len, byte));
             }
             None => (),
         }
@@ -184,18 +205,18 @@ impl World {
         }
     }
 
-    fn windows(&mut self, at: usize, peer: usize) -> Windows {
+    fn prepare(&mut self, at: usize, peer: usize) -> Prepared {
         let now = self.now;
-        let answer = self.ends[at].bulk.windows(PeerId(peer as u32), now);
+        let answer = self.ends[at].bulk.lane(PeerId(peer as u32), now);
         self.poll(at);
         answer
     }
 
     /// Connects both endpoints, so that they may advertise buffers.
     fn join(&mut self, a: usize, b: usize) {
-        assert_eq!(self.windows(a, b), Windows::Later);
+        assert_eq!(self.prepare(a, b), Prepared::Later);
         self.settle();
-        assert_eq!((self.windows(a, b), self.windows(b, a)), (Windows::Ready, Windows::Ready));
+        assert_eq!((self.prepare(a, b), self.prepare(b, a)), (Prepared::Ready, Prepared::Ready));
     }
 
     /// Checks that nothing is owed, kept or registered, and that only advertised memory was written.
@@ -216,7 +237,7 @@ fn processes_of_two_nodes_share_their_queue_pairs() {
     let mut world = World::new(2, 4);
     for a in [0, 2, 4, 6] {
         for b in [1, 3, 5, 7] {
-            world.windows(a, b);
+            world.prepare(a, b);
         }
     }
     world.settle();
@@ -247,7 +268,7 @@ fn processes_of_two_nodes_share_their_queue_pairs() {
 fn nobody_waits_in_a_call_for_a_connection() {
     let mut world = World::new(2, 1);
     world.fabric.state().slow = 6;
-    assert_eq!(world.windows(0, 1), Windows::Later);
+    assert_eq!(world.prepare(0, 1), Prepared::Later);
     for _ in 0..3 {
         world.hear(0, 1);
         world.hear(1, 0);
@@ -256,10 +277,10 @@ fn nobody_waits_in_a_call_for_a_connection() {
         world.poll(0);
         world.poll(1);
     }
-    assert_eq!(world.windows(0, 1), Windows::Later, "the module is not asked more often");
+    assert_eq!(world.prepare(0, 1), Prepared::Later, "the module is not asked more often");
     assert!(world.ends[0].bulk.has_work(), "it is looked after");
     world.settle();
-    assert_eq!(world.windows(0, 1), Windows::Ready);
+    assert_eq!(world.prepare(0, 1), Prepared::Ready);
 }
 
 #[test]
@@ -271,7 +292,7 @@ fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
             NoWay::taking(0)
         }
     });
-    assert_eq!(world.windows(0, 1), Windows::Later);
+    assert_eq!(world.prepare(0, 1), Prepared::Later);
     let Some(Said::Control(ask)) = world.said.get_mut(&(0, 1)).unwrap().pop_front() else {
         panic!()
     };
@@ -282,9 +303,9 @@ fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
     other.on_control(PeerId(0), &ask, 1, &mut told);
     let (_, refusal) = other.next_control().unwrap();
     world.on(0, |bulk, now, told| bulk.on_control(PeerId(1), &refusal, now, told));
-    assert_eq!(world.windows(0, 1), Windows::No);
+    assert_eq!(world.prepare(0, 1), Prepared::No);
     world.now += PAUSE_NS;
-    assert_eq!(world.windows(0, 1), Windows::Later, "it may have one later");
+    assert_eq!(world.prepare(0, 1), Prepared::Later, "it may have one later");
 }
 
 #[test]
@@ -302,12 +323,12 @@ fn a_port_that_is_down_for_a_while_costs_no_connection() {
     world.join(0, 1);
     world.lend(0, 1, 9000).unwrap();
     goes(&mut world, false);
-    assert_eq!(world.windows(0, 1), Windows::No, "nothing begins");
+    assert_eq!(world.prepare(0, 1), Prepared::No, "nothing begins");
     assert!(!world.ends[0].bulk.is_ready(PeerId(1)));
     world.settle();
     assert_eq!((world.ends[0].filled, world.ends[0].lost), (1, 0), "what was under way arrives");
     goes(&mut world, true);
-    assert_eq!(world.windows(0, 1), Windows::Ready);
+    assert_eq!(world.prepare(0, 1), Prepared::Ready);
     world.lend(0, 1, 9000).unwrap();
     world.settle();
     assert_eq!((world.ends[0].filled, world.ends[0].bulk.counts().made), (2, 1), "the same one");
@@ -345,7 +366,7 @@ fn a_connection_that_is_made_again_voids_what_was_lent() {
     assert_eq!((world.ends[0].filled, world.ends[0].lost, world.ends[1].lost), (0, 1, 1));
     assert_eq!((world.ends[2].lost, world.ends[3].lost), (0, 0), "they had lent nothing");
     world.now += PAUSE_NS;
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
     world.lend(0, 1, 4000).unwrap();
     world.settle();
@@ -365,12 +386,12 @@ fn a_connection_that_died_is_told_to_all_and_not_tried_at_once() {
     world.settle();
     assert_eq!((world.ends[0].lost, world.ends[1].lost, world.ends[2].lost), (1, 1, 0));
     assert_eq!(world.ends[0].filled, 1, "the other node goes on");
-    assert_ne!(world.windows(0, 1), Windows::Ready);
-    assert_eq!(world.windows(0, 2), Windows::Ready);
+    assert_ne!(world.prepare(0, 1), Prepared::Ready);
+    assert_eq!(world.prepare(0, 2), Prepared::Ready);
     world.now += PAUSE_MAX_NS;
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
-    assert_ne!(world.windows(0, 1), Windows::Ready, "the module makes no other");
+    assert_ne!(world.prepare(0, 1), Prepared::Ready, "the module makes no other");
     world.settle();
     world.assert_clean("dead");
 }
@@ -393,8 +414,8 @@ fn lost_events_and_a_lost_device_lose_no_window() {
         world.settle();
         assert_eq!((world.ends[0].lost, world.ends[1].lost), (1, 1), "{device}");
         world.now += PAUSE_MAX_NS;
-        let again = world.windows(0, 1);
-        assert_eq!(again, if device { Windows::No } else { Windows::Later });
+        let again = world.prepare(0, 1);
+        assert_eq!(again, if device { Prepared::No } else { Prepared::Later });
         if !device {
             world.settle();
             world.lend(0, 1, 70).unwrap();
@@ -430,9 +451,10 @@ fn windows_on_one_page_end_together() {
     // The second buffer is on the pages of the first, so that the module registers both as one.
     let memory = OwnedBuffer::from(vec![0; 40_000]);
     let all = memory.segments();
-    let first = world.ends[0].bulk.lend(PeerId(1), &all, 7, 1).unwrap();
-    let second = world.ends[0].bulk.lend(PeerId(2), &all.slice(8192, 100), 8, 1).unwrap();
-    assert_eq!(first.key, second.key);
+    let first = register(&mut world.ends[0], PeerId(1), &all, 7).unwrap();
+    let second = register(&mut world.ends[0], PeerId(2), &all.slice(8192, 100), 8).unwrap();
+    let [first, second] = [first, second].map(|key| Key::decode(&key).unwrap().key);
+    assert_eq!(first, second);
     world.ends[0].bulk.forget(PeerId(1));
     assert_eq!(world.fabric.state().in_use(), 0, "neither can be written");
     world.settle();
@@ -444,14 +466,15 @@ fn bytes_that_do_not_lie_together_are_copied() {
     let mut world = World::new(2, 1);
     world.join(0, 1);
     let to = OwnedBuffer::from(vec![0u8; 30]);
-    let ticket = world.ends[0].bulk.lend(PeerId(1), &to.segments(), 1, 1).unwrap();
+    let key = register(&mut world.ends[0], PeerId(1), &to.segments(), 1).unwrap();
     world.ends[0].lent.insert(1, (PeerId(1), to, 9));
     let parts = [vec![9u8; 10], vec![9u8; 20]];
     let ranges: Vec<_> = parts.iter().map(|part| (part.as_ptr(), part.len())).collect();
     #[allow(unsafe_code)]
     // SAFETY: the parts outlive the test's write.
     let payload = unsafe { SegmentList::gather(&ranges) }.unwrap();
-    world.ends[1].bulk.write(PeerId(0), &payload, &ticket, Chunk::default(), 1).unwrap();
+    let at = Remote { key, offset: 0 };
+    world.ends[1].bulk.access(PeerId(0), &payload, &at, FILL, 1).unwrap();
     world.settle();
     assert_eq!(world.ends[0].filled, 1);
     world.assert_clean("copied");
@@ -485,12 +508,12 @@ fn hostile_controls_change_nothing() {
             });
         }
     }
-    assert_eq!(world.windows(0, 1), Windows::Ready);
+    assert_eq!(world.prepare(0, 1), Prepared::Ready);
     // An index out of range, this node itself, and another network cannot be reached.
     let wrong = [
         end,
         End { number: 0, gid: gid(0), ..end },
-        End { number: 0, network: Network::InfiniBand, ..end },
+        End { number: 0, network: Network::InfiniBand { pkey: 0xffff, routed: false }, ..end },
     ];
     for end in wrong {
         let ask = Message::Ask(id, end).encode(Way::Rv);
@@ -533,7 +556,7 @@ fn run(seed: u64) -> (u64, u64) {
         let links = world.fabric.links();
         let link = (!links.is_empty()).then(|| links[rng.below(links.len() as u64) as usize]);
         match (rng.below(16), link) {
-            (0..3, _) if world.windows(at, peer) == Windows::Ready => {
+            (0..3, _) if world.prepare(at, peer) == Prepared::Ready => {
                 let _ = world.lend(at, peer, 1 + rng.below(9000) as usize);
             }
             (3..6, _) => world.hear(at, peer),

@@ -3,7 +3,7 @@
 
 use super::config::NicName;
 use super::spread::Spread;
-use crate::sys::verbs::{Gid, GidKind, LinkLayer, Port};
+use crate::sys::verbs::{Gid, GidKind, LinkLayer, Partition, Port};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -16,6 +16,7 @@ pub(super) struct Candidate {
     pub(super) device: String,
     pub(super) port: Port,
     pub(super) gids: Vec<Gid>,
+    pub(super) partitions: Vec<Partition>,
     /// Distance from the calling processor, 10 is nearest; `None`: unknown.
     pub(super) distance: Option<u32>,
 }
@@ -26,6 +27,7 @@ pub(super) struct Choice {
     pub(super) device: String,
     pub(super) port: Port,
     pub(super) gid: Gid,
+    pub(super) partition: Partition,
     /// Why it was chosen.
     pub(super) reason: String,
 }
@@ -35,7 +37,10 @@ impl fmt::Display for Choice {
         let Self { device, port, gid, .. } = self;
         write!(f, "{device}:{}", port.number)?;
         match port.link {
-            LinkLayer::InfiniBand => write!(f, ", InfiniBand, LID {:#x}", port.lid),
+            LinkLayer::InfiniBand => {
+                let partition = self.partition.key;
+                write!(f, ", InfiniBand, LID {:#x}, P_Key {partition:#06x}", port.lid)
+            }
             LinkLayer::Ethernet => {
                 write!(f, ", RoCE v2, GID {} {}", gid.index, Ipv6Addr::from(gid.raw))
             }
@@ -48,6 +53,8 @@ impl fmt::Display for Choice {
 pub(super) struct Wish<'a> {
     /// FI_UDRV_NIC; empty: any.
     pub(super) nics: &'a [NicName],
+    /// FI_UDRV_PKEY, without the membership; `None`: any.
+    pub(super) pkey: Option<u16>,
     /// The endpoint's address.
     pub(super) ip: IpAddr,
     /// Tells the endpoint's turn, where several ports are equally good.
@@ -62,10 +69,8 @@ pub(super) fn choose(candidates: &[Candidate], wish: &Wish<'_>) -> (Vec<Choice>,
         let named = wish.nics.iter().any(|nic| names(nic, candidate));
         match judge(candidate, wish, named) {
             Ok((rank, choice)) => {
-                // Several named devices are equally acceptable: the nearest is best.
                 let near = candidate.distance.unwrap_or(u32::MAX);
-                let key = if named { (0, near, rank) } else { (rank, near, 0) };
-                fit.push((key, choice));
+                fit.push(((slowness(candidate.port.speed_bps), near, rank), choice));
             }
             Err(why) => {
                 let Candidate { device, port, .. } = candidate;
@@ -94,13 +99,18 @@ fn names(nic: &NicName, candidate: &Candidate) -> bool {
     nic.device == candidate.device && nic.port.is_none_or(|port| port == candidate.port.number)
 }
 
-/// How good a port is (0 is best), and how it would be used; or why it cannot be used.
+/// Orders ports by speed, the fastest first. An unknown speed is one that is newer than the codes here: XDR.
+fn slowness(speed_bps: u64) -> u64 {
+    u64::MAX - speed_bps.wrapping_sub(1)
+}
+
+/// How near a port is to the endpoint's address (0 is best), and how it would be used; or why it cannot be used.
 fn judge(
     candidate: &Candidate,
     wish: &Wish<'_>,
     named: bool,
 ) -> Result<(u32, Choice), &'static str> {
-    let Candidate { device, port, gids, distance } = candidate;
+    let Candidate { device, port, gids, partitions, distance } = candidate;
     if !named && !wish.nics.is_empty() {
         return Err("is not in FI_UDRV_NIC");
     }
@@ -113,12 +123,14 @@ fn judge(
     if port.mtu < MTU_MIN {
         return Err("carries less than 1024 bytes");
     }
+    let mut partition = Partition { index: 0, key: FULL_MEMBER | DEFAULT };
     let (rank, gid, what) = match port.link {
         LinkLayer::InfiniBand => {
             let gid = gids.iter().find(|gid| gid.kind == GidKind::InfiniBand);
             if port.lid == 0 {
                 return Err("has no LID");
             }
+            partition = partition_of(partitions, wish.pkey)?;
             (1, *gid.ok_or("has no GID")?, "InfiniBand")
         }
         LinkLayer::Ethernet => {
@@ -130,7 +142,23 @@ fn judge(
     let by = if named { "FI_UDRV_NIC names it, " } else { "" };
     let near = distance.map(|distance| format!(", NUMA distance {distance}"));
     let reason = format!("{by}{what}{}", near.unwrap_or_default());
-    Ok((rank, Choice { device: device.clone(), port: *port, gid, reason }))
+    Ok((rank, Choice { device: device.clone(), port: *port, gid, partition, reason }))
+}
+
+/// The bit of a P_Key that marks a full member, and the default partition.
+const FULL_MEMBER: u16 = 0x8000;
+const DEFAULT: u16 = 0x7fff;
+
+/// The partition of an InfiniBand port to use: the first that it is a full member of, because limited members do not
+/// reach each other (InfiniBand 1.7, 10.9.1.2), or the one that the user wants.
+fn partition_of(all: &[Partition], wanted: Option<u16>) -> Result<Partition, &'static str> {
+    let allowed = |one: &&Partition| wanted.is_none_or(|key| one.key & !FULL_MEMBER == key);
+    let limited = |one: &&Partition| one.key & FULL_MEMBER == 0;
+    let best = all.iter().filter(allowed).min_by_key(limited);
+    best.copied().ok_or(match wanted {
+        Some(_) => "is not in the partition of FI_UDRV_PKEY",
+        None => "is in no partition",
+    })
 }
 
 /// The address of a RoCE port to use, and whether it is the endpoint's. Link-local ones usually do not work: address
@@ -172,8 +200,12 @@ mod tests {
             speed_bps: 100_000_000_000,
             lid: if link == LinkLayer::InfiniBand { 5 } else { 0 },
             service_level: 0,
+            routed: false,
+            partitions: 1,
         }
     }
+
+    const MEMBER: Partition = Partition { index: 0, key: 0xffff };
 
     fn gid(index: u8, ip: &str, kind: GidKind) -> Gid {
         let raw = match ip.parse().unwrap() {
@@ -191,13 +223,15 @@ mod tests {
             gid(3, ip, GidKind::RoceV2),
         ];
         let port = port(1, LinkLayer::Ethernet);
-        Candidate { device: device.to_owned(), port, gids, distance }
+        let partitions = vec![MEMBER];
+        Candidate { device: device.to_owned(), port, gids, partitions, distance }
     }
 
     fn infiniband(device: &str, distance: Option<u32>) -> Candidate {
         let gids = vec![gid(0, "fe80::2:3", GidKind::InfiniBand)];
         let port = port(1, LinkLayer::InfiniBand);
-        Candidate { device: device.to_owned(), port, gids, distance }
+        let partitions = vec![MEMBER];
+        Candidate { device: device.to_owned(), port, gids, partitions, distance }
     }
 
     fn spread(rank: u32) -> Spread {
@@ -206,20 +240,44 @@ mod tests {
 
     fn order(candidates: &[Candidate], nics: &str, ip: &str, rank: u32) -> Vec<String> {
         let nics = if nics.is_empty() { Vec::new() } else { NicName::list(nics).unwrap() };
-        let wish = Wish { nics: &nics, ip: ip.parse().unwrap(), spread: spread(rank) };
+        let wish = Wish { nics: &nics, pkey: None, ip: ip.parse().unwrap(), spread: spread(rank) };
         choose(candidates, &wish).0.into_iter().map(|choice| choice.device).collect()
     }
 
     #[test]
-    fn the_port_with_the_endpoints_address_comes_first() {
+    fn the_fastest_port_comes_first_wherever_the_endpoints_address_is() {
+        let mut management = roce("management", "10.0.0.1", Some(10));
+        management.port.speed_bps = 25_000_000_000;
+        let mut next = infiniband("next", Some(20));
+        next.port.speed_bps = 0;
+        let all = [management, infiniband("ib", Some(20)), next];
+        assert_eq!(order(&all, "", "10.0.0.1", 0), ["next", "ib", "management"]);
+        assert_eq!(order(&all, "management,ib", "10.0.0.1", 0), ["ib", "management"]);
+        assert_eq!(order(&all, "management", "10.0.0.1", 0), ["management"]);
+    }
+
+    #[test]
+    fn the_first_partition_with_a_full_membership_is_used() {
+        let entry = |index, key| Partition { index, key };
+        let all = [entry(0, 0x7fff), entry(2, 0x8012), entry(3, 0x0013), entry(4, 0xffff)];
+        for (wanted, index) in [(None, 2), (Some(0x7fff), 4), (Some(0x13), 3)] {
+            assert_eq!(partition_of(&all, wanted).unwrap().index, index, "{wanted:x?}");
+        }
+        assert_eq!(partition_of(&all[..1], None), Ok(all[0]), "better than none");
+        assert!(partition_of(&all, Some(0x14)).is_err() && partition_of(&[], None).is_err());
+    }
+
+    #[test]
+    fn the_port_with_the_endpoints_address_comes_first_among_equals() {
         let all = [
-            roce("far", "10.1.0.1", Some(10)),
-            infiniband("ib", Some(20)),
+            roce("far", "10.1.0.1", Some(30)),
+            infiniband("ib", Some(30)),
             roce("own", "10.0.0.1", Some(30)),
         ];
         assert_eq!(order(&all, "", "10.0.0.1", 0), ["own", "ib", "far"]);
         assert_eq!(order(&all, "", "10.9.0.1", 0), ["ib", "far", "own"]);
-        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
+        let wish =
+            Wish { nics: &[], pkey: None, ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
         let best = choose(&all, &wish).0.remove(0);
         assert_eq!(best.gid.index, 3, "the routable RoCE v2 one");
         assert_eq!(best.reason, "it has the endpoint's address, NUMA distance 30");
@@ -237,7 +295,8 @@ mod tests {
         assert_eq!(order(&all, "", "10.0.0.1", 0), ["b", "d", "a", "c"]);
         assert_eq!(order(&all, "", "10.0.0.1", 1), ["d", "b", "a", "c"]);
         assert_eq!(order(&all, "", "10.0.0.1", 3), ["b", "d", "a", "c"]);
-        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: spread(1) };
+        let wish =
+            Wish { nics: &[], pkey: None, ip: "10.0.0.1".parse().unwrap(), spread: spread(1) };
         let reason = &choose(&all, &wish).0[0].reason;
         assert_eq!(
             reason,
@@ -258,7 +317,8 @@ mod tests {
         all[0].port.number = 2;
         assert_eq!(order(&all, "a:2", "10.0.0.1", 0), ["a"]);
         let nics = NicName::list("a:1,b").unwrap();
-        let wish = Wish { nics: &nics, ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
+        let wish =
+            Wish { nics: &nics, pkey: None, ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
         let refused = choose(&all, &wish).1;
         assert_eq!(
             refused,
@@ -278,7 +338,8 @@ mod tests {
         let mut old = roce("old", "10.0.0.1", None);
         old.gids.retain(|gid| gid.kind == GidKind::RoceV1);
         all.extend([local, old]);
-        let wish = Wish { nics: &[], ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
+        let wish =
+            Wish { nics: &[], pkey: None, ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
         let (fit, refused) = choose(&all, &wish);
         assert_eq!(fit.len(), 1);
         assert_eq!(

@@ -62,6 +62,8 @@ pub(crate) struct RdmaSettings {
     pub(crate) policy: RdmaPolicy,
     /// FI_UDRV_NIC; empty: any
     pub(crate) nics: Vec<NicName>,
+    /// FI_UDRV_PKEY, without the membership; `None`: any
+    pub(crate) pkey: Option<u16>,
     /// FI_UDRV_RC_CONNECTIONS
     pub(crate) rc_connections: usize,
     /// FI_UDRV_RDMA_READ
@@ -75,12 +77,23 @@ impl Default for RdmaSettings {
         Self {
             policy: RdmaPolicy::Auto,
             nics: Vec::new(),
+            pkey: None,
             rc_connections: 128,
             read: ReadPolicy::Auto,
             rv: RvPolicy::default(),
             cache: CacheSettings::default(),
         }
     }
+}
+
+/// A P_Key without the membership: a decimal number, or a hexadecimal one behind `0x`.
+fn partition(text: &str) -> Option<u16> {
+    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    let key = match digits {
+        Some(digits) => u16::from_str_radix(digits, 16).ok()?,
+        None => text.parse().ok()?,
+    };
+    Some(key & 0x7fff).filter(|key| *key != 0)
 }
 
 impl Group for RdmaSettings {
@@ -91,7 +104,11 @@ impl Group for RdmaSettings {
         },
         Variable {
             name: "NIC",
-            help: "RDMA devices that may be used, names with or without a port, such as mlx5_0,mlx5_2:1; the nearest of them is (default: any, first the one that has the endpoint's address)",
+            help: "RDMA devices that may be used, names with or without a port, such as mlx5_0,mlx5_2:1; the fastest of them is, then the nearest (default: any)",
+        },
+        Variable {
+            name: "PKEY",
+            help: "InfiniBand partition (P_Key) to use, such as 0x8012; the highest bit does not matter (default: the first that the port is a full member of)",
         },
         Variable {
             name: "RC_CONNECTIONS",
@@ -116,6 +133,8 @@ impl Group for RdmaSettings {
         let list =
             |text: &str| if text.is_empty() { Some(Vec::new()) } else { NicName::list(text) };
         set(&mut self.nics, from.parsed("NIC", wanted, list));
+        let partition = |text: &str| partition(text).map(Some);
+        set(&mut self.pkey, from.parsed("PKEY", "a P_Key such as 0x8012", partition));
         set(&mut self.rc_connections, from.size("RC_CONNECTIONS", 0..=65536));
         let policies = [
             ("auto", ReadPolicy::Auto),
@@ -133,6 +152,13 @@ impl Group for RdmaSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn partitions_are_numbers_without_the_membership() {
+        let all = ["0x8012", "0X12", "32786", "18", "0xffff"].map(partition);
+        assert_eq!(all, [Some(0x12), Some(0x12), Some(0x12), Some(0x12), Some(0x7fff)]);
+        assert_eq!(["", "0", "0x8000", "0x10000", "x", "-1"].map(partition), [None; 6]);
+    }
 
     #[test]
     fn names_of_nics() {

@@ -42,10 +42,12 @@ impl Place {
     fn encode(&self) -> [u8; PLACE_LEN] {
         let mut bytes = [0; PLACE_LEN];
         put(&mut bytes, 0, &PLACE_MAGIC);
-        put(&mut bytes, 4, &[VERSION, self.network.to_wire()]);
+        let (network, pkey) = self.network.to_wire();
+        put(&mut bytes, 4, &[VERSION, network]);
         put(&mut bytes, 6, &self.mtu.to_le_bytes());
         put(&mut bytes, 8, &self.number.to_le_bytes());
         put(&mut bytes, 12, &self.lid.to_le_bytes());
+        put(&mut bytes, 14, &pkey);
         put(&mut bytes, 16, &self.gid);
         bytes
     }
@@ -55,7 +57,7 @@ impl Place {
             return None;
         }
         Some(Self {
-            network: Network::from_wire(*bytes.get(5)?)?,
+            network: Network::from_wire(*bytes.get(5)?, bytes.get(14..16)?.try_into().ok()?)?,
             mtu: u16::from_le_bytes(bytes.get(6..8)?.try_into().ok()?),
             number: u32::from_le_bytes(bytes.get(8..12)?.try_into().ok()?) & 0x00ff_ffff,
             lid: u16::from_le_bytes(bytes.get(12..14)?.try_into().ok()?),

@@ -3,7 +3,7 @@
 use super::handles::{HandleId, Handles};
 use super::introduction::Place;
 use crate::sys::packets::Pool;
-use crate::sys::verbs::{Ah, AhSettings, Arrival, Gid, OpenDevice, UdCounts, UdPort};
+use crate::sys::verbs::{Ah, AhSettings, Arrival, Gid, OpenDevice, Partition, UdCounts, UdPort};
 use crate::sys::{Errno, clock};
 use crate::transport::net::network::Network;
 use std::collections::HashMap;
@@ -115,7 +115,7 @@ impl UdLink {
             return Err(Errno(libc::EHOSTUNREACH));
         }
         let (port, index) = (&self.port, self.gid_index);
-        let routed = there.network == Network::Roce;
+        let routed = self.place.network.is_routed_to(there.network);
         let settings = AhSettings {
             port: port.settings().port,
             gid: routed.then_some((there.gid, index)),
@@ -178,8 +178,14 @@ impl UdLink {
         if port.mtu < self.datagram_max() {
             return Err(format!("its port carries {} bytes only", port.mtu));
         }
-        if self.place.network == Network::InfiniBand && port.lid != self.place.lid {
-            return Err(format!("its LID is {:#x} now", port.lid));
+        if let Network::InfiniBand { pkey, .. } = self.place.network {
+            if port.lid != self.place.lid {
+                return Err(format!("its LID is {:#x} now", port.lid));
+            }
+            let same = Partition { index: self.port.settings().pkey_index, key: pkey };
+            if !device.partitions(&port).contains(&same) {
+                return Err(format!("its partition {} is another one", same.index));
+            }
         }
         let gids = device.gids(number).map_err(|errno| format!("its GIDs: {errno}"))?;
         let same = |gid: &Gid| gid.index == self.gid_index && gid.raw == self.place.gid;

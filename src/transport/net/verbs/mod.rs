@@ -130,9 +130,8 @@ struct Made {
 struct At {
     device: OpenDevice,
     port: Port,
-    /// Index of the GID; `None`: InfiniBand.
-    gid: Option<u8>,
     gid_index: u8,
+    pkey_index: u16,
     /// The address of the UD queue pair.
     place: Place,
 }
@@ -177,8 +176,8 @@ fn make(found: Found) -> Made {
     ));
     let service_level = choice.port.service_level;
     let link = UdLink::new(port, place, choice.gid.index, service_level, device.is_threads());
-    let gid = (place.network == Network::Roce).then_some(choice.gid.index);
-    Made { link, at: At { device, port: choice.port, gid, gid_index: choice.gid.index, place } }
+    let (gid_index, pkey_index) = (choice.gid.index, choice.partition.index);
+    Made { link, at: At { device, port: choice.port, gid_index, pkey_index, place } }
 }
 
 fn reasons(refused: &[String]) -> String {
@@ -287,7 +286,7 @@ fn search(
 ) -> (Option<Found>, Vec<String>) {
     let (devices, mut refused) = candidates();
     let list: Vec<Candidate> = devices.iter().map(|(_, candidate)| candidate.clone()).collect();
-    let wish = Wish { nics: &settings.nics, ip: me.0.ip(), spread };
+    let wish = Wish { nics: &settings.nics, pkey: settings.pkey, ip: me.0.ip(), spread };
     let (choices, unfit) = choose(&list, &wish);
     refused.extend(unfit);
     for choice in choices {
@@ -335,7 +334,9 @@ fn candidates() -> (Vec<(OpenDevice, Candidate)>, Vec<String>) {
             match asked {
                 Ok((port, gids)) => {
                     let distance = facts.numa_node.and_then(numa_distance);
-                    let candidate = Candidate { device: name.clone(), port, gids, distance };
+                    let partitions = device.partitions(&port);
+                    let candidate =
+                        Candidate { device: name.clone(), port, gids, partitions, distance };
                     all.push((device.clone(), candidate));
                 }
                 Err(errno) => refused.push(format!("{name}:{number} does not answer: {errno}")),
@@ -359,6 +360,7 @@ fn open_at(
         device,
         UdSettings {
             port: choice.port.number,
+            pkey_index: choice.partition.index,
             ip: roce.then_some(if v4 { IpVersion::V4 } else { IpVersion::V6 }),
             mtu: choice.port.mtu,
             qkey,
@@ -369,7 +371,7 @@ fn open_at(
     )?;
     port.address(&AhSettings {
         port: choice.port.number,
-        gid: roce.then_some((gid.raw, gid.index)),
+        gid: (roce || choice.port.routed).then_some((gid.raw, gid.index)),
         lid: choice.port.lid,
         service_level: choice.port.service_level,
     })?;
@@ -378,7 +380,9 @@ fn open_at(
 
 fn place_of(choice: &Choice, port: &UdPort) -> Place {
     let network = match choice.port.link {
-        LinkLayer::InfiniBand => Network::InfiniBand,
+        LinkLayer::InfiniBand => {
+            Network::InfiniBand { pkey: choice.partition.key, routed: choice.port.routed }
+        }
         LinkLayer::Ethernet => Network::Roce,
     };
     let mtu = u16::try_from(choice.port.mtu).unwrap_or(u16::MAX);

@@ -12,7 +12,7 @@ use crate::transport::net::verbs::config::NicName;
 use crate::transport::net::{Net, NetSettings};
 use crate::transport::peers::PeerTable;
 use crate::transport::{
-    Chunk, Departure, Handler, Lending, Messages, Mode, OneSided, PeerId, SendError, Transport,
+    Departure, Handler, Messages, Mode, OneSided, PeerId, RemoteKey, SendError, Transport,
 };
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -23,12 +23,10 @@ struct Got {
     departures: Vec<Departure>,
     /// Tokens of remote buffers that were filled, and how often buffers were lost.
     filled: Vec<u64>,
-    /// Chunks whose writes this endpoint's device has completed.
-    written: Vec<Chunk>,
     lost: usize,
-    /// Tokens of completed direct RMA requests, and regions whose key was invalidated by the device.
-    reached: Vec<u64>,
-    concealed: Vec<u64>,
+    /// Tokens of completed accesses, and keys that the device invalidated.
+    done: Vec<u64>,
+    void: Vec<RemoteKey>,
 }
 
 impl Handler for Got {
@@ -36,20 +34,17 @@ impl Handler for Got {
     fn on_message(&mut self, _: PeerId, header: &[u8], payload: &[u8]) {
         self.messages.push([header, payload].concat());
     }
-    fn on_filled(&mut self, _: PeerId, token: u64) {
+    fn on_notify(&mut self, _: PeerId, token: u64) {
         self.filled.push(token);
     }
-    fn on_written(&mut self, _: PeerId, chunk: Chunk) {
-        self.written.push(chunk);
-    }
-    fn on_windows_lost(&mut self, _: PeerId) {
+    fn on_lane_lost(&mut self, _: PeerId) {
         self.lost += 1;
     }
-    fn on_reached(&mut self, _: PeerId, token: u64) {
-        self.reached.push(token);
+    fn on_done(&mut self, _: PeerId, token: u64) {
+        self.done.push(token);
     }
-    fn on_concealed(&mut self, region: u64) {
-        self.concealed.push(region);
+    fn on_key_void(&mut self, _: PeerId, key: &RemoteKey) {
+        self.void.push(*key);
     }
     fn on_departure(&mut self, _: PeerId, departure: Departure) {
         self.departures.push(departure);

@@ -9,9 +9,9 @@ use crate::sys::verbs::{
     Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar, Registration,
 };
 use crate::telemetry::log;
-use crate::transport::Ticket;
 use crate::transport::net::agreement::message::End;
 use crate::transport::net::bulk::Bulk;
+use crate::transport::net::bulk::key::Key;
 use crate::transport::net::verbs::config::ReadPolicy;
 use crate::transport::net::verbs::introduction::Place;
 use crate::transport::net::verbs::registrar::{self, Memory};
@@ -41,12 +41,14 @@ pub(in crate::transport::net::verbs) fn open(
     let (spot, cache, policy) = (spot.clone(), settings.cache, settings.read);
     let opener = Box::new(move || {
         let at = spot.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let At { device, port, gid, place, .. } = at.ok_or(Errno(libc::ENODEV))?;
+        let At { device, port, gid_index, pkey_index, place } = at.ok_or(Errno(libc::ENODEV))?;
         let port = RcPort::open(
             &device,
             RcSettings {
                 port: port.number,
-                gid,
+                pkey_index,
+                gid: gid_index,
+                routed: place.network.is_routed_to(place.network),
                 mtu: port.mtu,
                 service_level: port.service_level,
                 receives: WINDOWS as u32,
@@ -119,9 +121,10 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
     }
 
     fn connect(&mut self, to: &End, own_psn: u32) -> Result<(), Errno> {
-        let End { number, psn, mtu, lid, gid, serves, .. } = *to;
+        let End { number, psn, mtu, network, lid, gid, serves } = *to;
         let serves = if serves == 0 { SERVES_MIN } else { serves };
-        let to = RcAddress { number, psn, mtu: usize::from(mtu), lid, gid, serves };
+        let (mtu, routed) = (usize::from(mtu), network.is_routed_to(network));
+        let to = RcAddress { number, psn, mtu, lid, gid, routed, serves };
         Self::connect(self, &to, own_psn)
     }
 
@@ -129,7 +132,7 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
         Self::room(self)
     }
 
-    fn write(&mut self, from: Local<'_, Lease<Registrar>>, to: &Ticket) -> Result<(), Errno> {
+    fn write(&mut self, from: Local<'_, Lease<Registrar>>, to: &Key) -> Result<(), Errno> {
         // SAFETY: the ranges belong to the application, which lends them for the operation. If it takes the memory back
         // early, a read still finds pinned pages, and its bytes are discarded.
         unsafe { add(self, from, (to.addr, to.key), RcRequest::Announced(to.slot)) }

@@ -4,18 +4,17 @@
 //! connection. The cache's monitor watches the region's addresses; when their mapping changes, the registration ends
 //! too.
 
-use super::{
-    Connection, Device, Local, Posted, QueuePair, Rc, Region, conclude, register, tell_broken,
-};
-use crate::memory::{MAX_SEGMENTS, SegmentList};
+use super::{Device, Link, Local, Posted, QueuePair, Rc, Region, conclude, register, tell_broken};
+use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::numbers::NumberMap;
 use crate::telemetry::log;
-use crate::transport::net::agreement::Side;
+use crate::transport::net::agreement::{Agreement, Side};
+use crate::transport::net::bulk::key::{Key, Use};
 use crate::transport::net::bulk::{BulkSink, STALE, UNREGISTERED};
+use crate::transport::net::verbs::rc::staging::Staging;
 use crate::transport::net::verbs::registrar::tell_refused;
-use crate::transport::{self, Exposure, PeerId, Reach, STAGED_MAX, SendError, Spot, Windows};
-use std::collections::BTreeMap;
+use crate::transport::{PeerId, Prepared, Put, Registered, Registration, STAGED_MAX, SendError};
 
 /// Most regions whose keys are advertised.
 const EXPOSED_MAX: usize = 1024;
@@ -23,15 +22,29 @@ const EXPOSED_MAX: usize = 1024;
 /// Most persistent registrations.
 const RESIDENTS_MAX: usize = 128;
 
-/// The bytes of a part, and its registrations.
-type Part<D> = (usize, Vec<<D as Device>::Exposed>);
+/// A range that peers may reach by direct RMA.
+struct Range<D: Device> {
+    addr: u64,
+    len: usize,
+    rights: (bool, bool),
+    registration: D::Exposed,
+    /// How many keys of it each peer has.
+    peers: NumberMap<PeerId, u32>,
+}
 
-/// Memory that peers may reach by direct RMA, by the numbers of regions and parts.
+impl<D: Device> Range<D> {
+    fn is(&self, memory: &SegmentList, rights: (bool, bool)) -> bool {
+        (self.addr, self.len, self.rights) == (memory.first_addr(), memory.len(), rights)
+    }
+}
+
+/// Memory that peers may reach by direct RMA. A registration is shared by all peers that have a key of the same range,
+/// and ends with the last of these keys.
 pub(super) struct Exposed<D: Device> {
-    regions: BTreeMap<(u64, u32), Part<D>>,
-    /// Bytes of all parts.
+    ranges: Vec<Range<D>>,
+    /// Bytes of all ranges.
     bytes: usize,
-    /// Parts advertised so far.
+    /// Registrations made so far.
     pub(super) made: u64,
     /// The device's count of mapping changes at the last check.
     seen: u64,
@@ -39,84 +52,105 @@ pub(super) struct Exposed<D: Device> {
 
 impl<D: Device> Default for Exposed<D> {
     fn default() -> Self {
-        Self { regions: BTreeMap::new(), bytes: 0, made: 0, seen: 0 }
+        Self { ranges: Vec::new(), bytes: 0, made: 0, seen: 0 }
     }
 }
 
 impl<D: Device> Exposed<D> {
-    /// From now on no peer reaches it.
-    pub(super) fn remove(&mut self, region: u64) {
-        while let Some((part, _)) = self.regions.range((region, 0)..=(region, u32::MAX)).next() {
-            let part = *part;
-            self.bytes -= self.regions.remove(&part).map_or(0, |(len, _)| len);
-        }
+    /// Ends the ranges for which `stays` is false.
+    fn retain(&mut self, mut stays: impl FnMut(&mut Range<D>) -> bool) {
+        let bytes = &mut self.bytes;
+        self.ranges.retain_mut(|range| {
+            let stays = stays(range);
+            *bytes -= if stays { 0 } else { range.len };
+            stays
+        });
     }
 
-    /// From now on no peer reaches any region.
-    pub(super) fn clear(&mut self) {
-        self.regions.clear();
-        self.bytes = 0;
+    /// Ends one key of `peer`, by the device's key.
+    pub(super) fn remove(&mut self, peer: PeerId, key: u32) {
+        self.retain(|range| {
+            if range.registration.rkey() == key {
+                let left = range.peers.remove(&peer).map_or(0, |count| count - 1);
+                if left > 0 {
+                    range.peers.insert(peer, left);
+                }
+            }
+            !range.peers.is_empty()
+        });
+    }
+
+    /// Ends all keys of `peer`.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        self.retain(|range| {
+            range.peers.remove(&peer);
+            !range.peers.is_empty()
+        });
     }
 
     #[inline]
     pub(super) fn has_changed(&self, device: &D) -> bool {
-        !self.regions.is_empty() && device.changes() != self.seen
+        !self.ranges.is_empty() && device.changes() != self.seen
     }
 
-    /// Ends regions whose mapping has changed.
+    /// Ends ranges whose mapping has changed. `connection`: the number of a peer's connection.
     #[inline]
-    pub(super) fn check(&mut self, device: &D, sink: &mut dyn BulkSink) {
+    pub(super) fn check(
+        &mut self,
+        device: &D,
+        connection: impl Fn(PeerId) -> Option<u32>,
+        sink: &mut dyn BulkSink,
+    ) {
         if self.has_changed(device) {
             self.seen = device.changes();
-            let bytes = &mut self.bytes;
-            self.regions.retain(|region, (len, parts)| {
-                let sound = parts.iter().all(|part| device.is_sound(part));
-                if !sound {
-                    *bytes -= *len;
-                    sink.on_concealed(region.0);
+            self.retain(|range| {
+                let sound = device.is_sound(&range.registration);
+                for peer in range.peers.keys().filter(|_| !sound) {
+                    if let Some(connection) = connection(*peer) {
+                        sink.on_key_void(*peer, &range.key(connection).encode());
+                    }
                 }
                 sound
             });
         }
     }
 
-    /// The keys of a region, which is registered for peers if it is not yet. Errors: it cannot be.
-    fn keys(
+    /// A key of a range for `peer`. The range is registered if it is not yet. Errors: it cannot be.
+    fn add(
         &mut self,
         device: &D,
-        region: (u64, u32),
+        (peer, connection): (PeerId, u32),
         memory: &SegmentList,
         rights: (bool, bool),
-    ) -> Result<[u32; MAX_SEGMENTS], Errno> {
-        if !self.regions.contains_key(&region) {
+    ) -> Result<Key, Errno> {
+        if !self.ranges.iter().any(|range| range.is(memory, rights)) {
             let room = device.exposes();
             if memory.len() > room {
                 return Err(Errno(libc::EFBIG));
             }
-            if self.regions.len() >= EXPOSED_MAX || memory.len() > room - self.bytes.min(room) {
+            if self.ranges.len() >= EXPOSED_MAX || memory.len() > room - self.bytes.min(room) {
                 return Err(Errno(libc::ENOSPC));
             }
-            if self.regions.is_empty() {
+            if self.ranges.is_empty() {
                 self.seen = device.changes();
             }
-            let mut parts = Vec::with_capacity(1);
-            let (ranges, count) = memory.ranges();
-            let mut at = 0;
-            for range in ranges.iter().take(count) {
-                let part = memory.slice(at, range.len as usize);
-                at += range.len as usize;
-                parts.push(device.expose(&part, rights)?);
-            }
-            self.bytes += memory.len();
+            let registration = device.expose(memory, rights)?;
+            let (addr, len, peers) = (memory.first_addr(), memory.len(), NumberMap::default());
+            self.bytes += len;
             self.made += 1;
-            self.regions.insert(region, (memory.len(), parts));
+            self.ranges.push(Range { addr, len, rights, registration, peers });
         }
-        let mut keys = [0; MAX_SEGMENTS];
-        let parts = self.regions.get(&region).map(|(_, parts)| parts.as_slice());
-        for (key, part) in keys.iter_mut().zip(parts.unwrap_or_default()) {
-            *key = part.rkey();
-        }
-        Ok(keys)
+        let range = self.ranges.iter_mut().find(|range| range.is(memory, rights));
+        let range = range.ok_or(Errno(libc::ENOMEM))?;
+        *range.peers.entry(peer).or_default() += 1;
+        Ok(range.key(connection))
+    }
+}
+
+impl<D: Device> Range<D> {
+    fn key(&self, connection: u32) -> Key {
+        let (addr, key) = (self.addr, self.registration.rkey());
+        Key { connection, slot: 0, addr, key, holds: Use::Region }
     }
 }
 
@@ -141,61 +175,60 @@ fn resident<D: Device>(
 }
 
 impl<D: Device> Rc<D> {
-    /// See [`crate::transport::OneSided::expose`].
-    pub(super) fn expose_to(
+    /// Makes a key to a range of a region for `peer`.
+    pub(super) fn expose(
         &mut self,
         peer: PeerId,
-        region: (u64, u32),
         memory: &SegmentList,
         (reads, writes): (bool, bool),
         now: u64,
-    ) -> transport::Exposed {
+    ) -> Registered {
         match self.contact(peer, now) {
-            Windows::No => return transport::Exposed::No,
-            Windows::Later => return transport::Exposed::Later,
-            Windows::Ready => {}
+            Prepared::No => return Registered::No,
+            Prepared::Later => return Registered::Later,
+            Prepared::Ready => {}
         }
         let (Some(device), Some(connection)) = (&self.device, self.connections.get_mut(peer))
         else {
-            return transport::Exposed::No;
+            return Registered::No;
         };
-        let echoes = device.reads();
-        let reads = reads && echoes;
+        let confirms = device.reads();
+        let reads = reads && confirms;
         if memory.len() == 0 || !(reads || writes) {
-            return transport::Exposed::Never;
+            return Registered::Never;
         }
         // A peer may read back what it has written. Its engine makes sure that it reads nothing else, and asks where
         // the region is.
-        match self.exposed.keys(device, region, memory, (reads || echoes, writes)) {
-            Ok(keys) => {
+        let rights = (reads || confirms, writes);
+        match self.exposed.add(device, (peer, connection.id), memory, rights) {
+            Ok(key) => {
                 connection.link.used = now;
-                let (epoch, keys) = (connection.id, Some(keys));
-                transport::Exposed::Yes(Exposure { epoch, keys, reads, writes, echoes })
+                Registered::Yes(Registration { key: key.encode(), reads, writes, confirms })
             }
-            Err(Errno(libc::EAGAIN | libc::ENOSPC)) => transport::Exposed::No,
+            Err(Errno(libc::EAGAIN | libc::ENOSPC)) => Registered::No,
             Err(errno) => {
                 log::info(format_args!(
                     "a region of {} bytes is not for peers to reach by RDMA ({errno}): messages do it",
                     memory.len()
                 ));
-                transport::Exposed::Never
+                Registered::Never
             }
         }
     }
 
-    /// A flush read alone: asks whether earlier writes are in the peer's memory, by reading the byte at `spot`.
-    fn ask_alone(
+    /// A flush read alone: asks whether earlier writes are in the peer's memory, by reading the byte at `at`.
+    pub(super) fn flush_alone(
         &mut self,
         peer: PeerId,
-        spot: &Spot,
-        how: Reach,
+        at: &Key,
+        token: u64,
         now: u64,
     ) -> Result<(), SendError> {
         let Self { connections, device, waiting, staging, .. } = self;
-        let (Some(Connection { link, .. }), Some(device)) = (connections.get_mut(peer), device)
-        else {
-            return Err(STALE);
-        };
+        let (link, device) = current(connections, device, peer, at)?;
+        if !link.has_room(1) {
+            return Err(SendError::Again);
+        }
         let staging = staging.get_or_insert_default();
         let lease = staging.lease(|memory| device.register(memory, true).ok());
         let Some(key) = lease.map(Region::lkey) else {
@@ -207,10 +240,9 @@ impl<D: Device> Rc<D> {
             connections.doom(peer);
             return Err(STALE);
         };
-        let to = (spot.range.addr, spot.key);
-        let added = link.qp.reach(Local::known(&staging.byte(), key), to, true);
+        let added = link.qp.reach(Local::known(&staging.byte(), key), (at.addr, at.key), true);
         if added.is_ok() {
-            link.note(Posted::Reach(how.token), 1, now);
+            link.note(Posted::Access(token), 1, now);
             self.writes += 1;
         }
         let posted = added.and_then(|()| link.post_all());
@@ -220,50 +252,37 @@ impl<D: Device> Rc<D> {
         Ok(())
     }
 
-    /// See [`crate::transport::OneSided::reach`].
-    pub(super) fn reach_at(
+    /// A get (`true`), or a put without notice.
+    pub(super) fn reach(
         &mut self,
         peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: Reach,
+        at: &Key,
+        what: (bool, Put),
         now: u64,
     ) -> Result<(), SendError> {
         let Self { connections, device, waiting, staging, residents, .. } = self;
-        let doomed = connections.is_doomed(peer);
-        let current = |c: &&mut Connection<D::Qp>| c.is_ready(spot.epoch);
-        let Connection { link, .. } = connections.get_mut(peer).filter(current).ok_or(STALE)?;
-        let device = device.as_ref().filter(|_| !doomed).ok_or(STALE)?;
-        let asks = how.delivered && !how.reads;
+        let (link, device) = current(connections, device, peer, at)?;
+        let (reads, Put { delivered: asks, stays, token, .. }) = what;
         if !link.has_room(1 + usize::from(asks)) {
             return Err(SendError::Again);
         }
-        if local.len() == 0 && asks {
-            return self.ask_alone(peer, spot, how, now);
-        }
         // Checks everything that can fail before anything is posted.
-        let stays = how.stays && !how.reads;
         let known = stays.then(|| resident(residents, device, local)).flatten();
         let short = known.is_none() && local.len() <= STAGED_MAX;
-        let staging = (short || asks).then(|| staging.get_or_insert_default());
-        let (mut staged, mut echo) = (None, None);
-        if let Some(staging) = staging {
-            let lease = staging.lease(|memory| device.register(memory, true).ok());
-            if let Some(key) = lease.map(Region::lkey) {
-                let taken = if short { staging.take(local, how.reads) } else { None };
-                staged = taken.map(|(place, memory)| (place, memory, key));
-                echo = asks.then(|| (staging.byte(), key));
-            }
-        }
+        let (staged, echo) = match short || asks {
+            true => bounce(staging.get_or_insert_default(), device, (local, reads), (short, asks)),
+            false => (None, None),
+        };
         let (done, from) = match (&staged, known) {
             (Some((place, memory, key)), _) => {
-                (Posted::Staged(how.token, *place), Local::known(memory, *key))
+                (Posted::Staged(token, *place), Local::known(memory, *key))
             }
             (None, Some(key)) if echo.is_some() || !asks => {
-                (Posted::Reach(how.token), Local::known(local, key))
+                (Posted::Access(token), Local::known(local, key))
             }
-            (None, _) => match register(device, local, how.reads) {
-                Ok(registered) if echo.is_some() || !asks => (Posted::Reach(how.token), registered),
+            (None, _) => match register(device, local, reads) {
+                Ok(registered) if echo.is_some() || !asks => (Posted::Access(token), registered),
                 refused => {
                     self.counts.unregistered += 1;
                     refused.err().into_iter().for_each(tell_refused);
@@ -271,8 +290,7 @@ impl<D: Device> Rc<D> {
                 }
             },
         };
-        let to = (spot.range.addr, spot.key);
-        if let Err(errno) = link.qp.reach(from, to, how.reads) {
+        if let Err(errno) = link.qp.reach(from, (at.addr, at.key), reads) {
             if let (Posted::Staged(_, place), Some(staging)) = (done, &mut self.staging) {
                 staging.leave(place);
             }
@@ -283,24 +301,66 @@ impl<D: Device> Rc<D> {
             connections.doom(peer);
             return Err(STALE);
         }
-        self.writes += 1;
+        self.writes += 1 + u32::from(echo.is_some());
         self.counts.reached += 1;
         self.counts.reached_bytes += local.len() as u64;
-        let mut added = Ok(());
-        if let Some((byte, key)) = echo {
-            // `Engine::flush_alone` explains why this works.
-            link.note(Posted::Silent, local.len(), now);
-            self.writes += 1;
-            let last = (spot.range.addr + spot.range.len.saturating_sub(1), spot.key);
-            added = link.qp.reach(Local::known(&byte, key), last, true);
-        }
-        // Even if the flush read was refused: the write ends with the connection, not before.
-        link.note(done, local.len(), now);
-        let posted = added.and_then(|()| link.post(local.len()));
+        let posted = finish(link, done, (at, local.len()), echo, now);
         // If the connection is broken, the write may or may not arrive, and ends with the connection.
         if !conclude(peer, link, posted, waiting) {
             connections.doom(peer);
         }
         Ok(())
     }
+}
+
+/// A byte that a flush read may overwrite, and its key.
+type Byte = (SegmentList, u32);
+/// A bounce buffer: its number, its memory and its key.
+type Bounced = (usize, SegmentList, u32);
+
+/// A bounce buffer for `local` if that is `short`, and a byte for the flush read that the caller `asks` for. `None`:
+/// there is no buffer, or its memory cannot be registered.
+fn bounce<D: Device>(
+    staging: &mut Staging<D::Region>,
+    device: &D,
+    (local, reads): (&SegmentList, bool),
+    (short, asks): (bool, bool),
+) -> (Option<Bounced>, Option<Byte>) {
+    let lease = staging.lease(|memory| device.register(memory, true).ok());
+    let Some(key) = lease.map(Region::lkey) else { return (None, None) };
+    let taken = if short { staging.take(local, reads) } else { None };
+    let staged = taken.map(|(place, memory)| (place, memory, key));
+    (staged, asks.then(|| (staging.byte(), key)))
+}
+
+/// A request of `len` bytes was added: adds the flush read behind it, if there is one, and posts what should not wait.
+fn finish<Q: QueuePair<R>, R>(
+    link: &mut Link<Q>,
+    done: Posted,
+    (at, len): (&Key, usize),
+    flush: Option<Byte>,
+    now: u64,
+) -> Result<(), Errno> {
+    let mut added = Ok(());
+    if let Some((byte, key)) = flush {
+        // `Engine::flush_alone` explains why this works.
+        link.note(Posted::Silent, len, now);
+        let last = (at.addr + (len as u64).saturating_sub(1), at.key);
+        added = link.qp.reach(Local::known(&byte, key), last, true);
+    }
+    // Even if the flush read was refused: the write ends with the connection, not before.
+    link.note(done, len, now);
+    added.and_then(|()| link.post(len))
+}
+
+/// The link to `peer` and the device, if the key was made for this link.
+fn current<'a, D: Device>(
+    connections: &'a mut Agreement<Link<D::Qp>>,
+    device: &'a Option<D>,
+    peer: PeerId,
+    key: &Key,
+) -> Result<(&'a mut Link<D::Qp>, &'a D), SendError> {
+    let device = device.as_ref().filter(|_| !connections.is_doomed(peer)).ok_or(STALE)?;
+    let connection = connections.get_mut(peer).filter(|c| c.is_ready(key.connection));
+    Ok((&mut connection.ok_or(STALE)?.link, device))
 }

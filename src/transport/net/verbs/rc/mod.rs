@@ -17,15 +17,18 @@ pub(super) use device::open;
 use super::super::agreement::message::{Control, End, Message, Way};
 use super::super::agreement::pause::{Failures, PAUSE_NS};
 use super::super::agreement::{self, Agreement, Phase, Side};
+use super::super::bulk::key::{Key, Use};
 use super::super::bulk::lent::{Lent, Window};
-use super::super::bulk::{Bulk, BulkCounts, BulkSink, UNREGISTERED};
+use super::super::bulk::{Bulk, BulkCounts, BulkSink, STALE, UNREGISTERED, What};
 use super::registrar::{reason, tell_refused};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::event::Epoll;
 use crate::sys::numbers::NumberMap;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
-use crate::transport::{self, Chunk, PeerId, Reach, SendError, Spot, Ticket, Windows};
+use crate::transport::{
+    Access, PeerId, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError,
+};
 use exposing::Exposed;
 use staging::Staging;
 use std::collections::VecDeque;
@@ -111,7 +114,7 @@ pub(super) trait QueuePair<R>: Send {
     fn room(&self) -> usize;
     /// Adds a write of `from` to `addr` at the peer; `post` starts it. The registrations are kept until it is complete.
     /// Errors: EAGAIN (no room), EOPNOTSUPP (too many segments), others (the queue pair is broken).
-    fn write(&mut self, from: Local<'_, R>, to: &Ticket) -> Result<(), Errno>;
+    fn write(&mut self, from: Local<'_, R>, to: &Key) -> Result<(), Errno>;
     /// Adds a transfer between `local` and the peer's memory at `addr`, under its `key`; if it `reads`, from the peer
     /// to here. Requests are carried out in order, and a write not before earlier reads. The registrations are kept
     /// until then. Errors: as for `write`.
@@ -256,12 +259,10 @@ impl<Q> Link<Q> {
 /// The recipient of a request's completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Posted {
-    /// None: the peer is notified, or a later request's completion covers it.
+    /// None: a later request's completion covers it.
     Silent,
-    /// The sender of this chunk.
-    Window(Chunk),
-    /// The direct RMA request with this token.
-    Reach(u64),
+    /// The access with this token.
+    Access(u64),
     /// The same, through this slot of the bounce buffers.
     Staged(u64, usize),
 }
@@ -436,14 +437,13 @@ impl<D: Device> Rc<D> {
         self.writes = self.writes.saturating_sub(1);
         self.connections.note_success(peer);
         match posted {
-            Some((Posted::Reach(token), _)) => sink.on_reached(peer, token),
+            Some((Posted::Access(token), _)) => sink.on_done(peer, token),
             Some((Posted::Staged(token, place), _)) => {
                 if let Some(staging) = &mut self.staging {
                     staging.finish(place);
                 }
-                sink.on_reached(peer, token);
+                sink.on_done(peer, token);
             }
-            Some((Posted::Window(chunk), _)) => sink.on_written(peer, chunk),
             Some((Posted::Silent, _)) | None => {}
         }
     }
@@ -471,7 +471,7 @@ impl<D: Device> Rc<D> {
         self.counts.filled += 1;
         self.counts.filled_bytes += window.len as u64;
         self.connections.note_success(peer);
-        sink.on_filled(peer, window.token);
+        sink.on_notify(peer, window.token);
         Ok(())
     }
 
@@ -513,7 +513,6 @@ impl<D: Device> Rc<D> {
     /// Ends all connections, and then closes the device.
     fn close(&mut self, now: u64, sink: &mut dyn BulkSink) {
         self.lose_all(now, &mut |peer| sink.on_lost(peer));
-        self.exposed.clear();
         if let Some(staging) = &mut self.staging {
             staging.forget_lease();
         }
@@ -594,6 +593,7 @@ impl<D: Device> Side for Rc<D> {
             }
         }
         drop((self.lent.remove_all(peer), self.offered.remove_all(peer)));
+        self.exposed.forget(peer);
     }
 
     #[cold]
@@ -665,67 +665,56 @@ fn register<'a, D: Device>(
     Ok(local)
 }
 
-impl<D: Device> Bulk for Rc<D> {
-    fn sizes(&self) -> (usize, usize) {
-        (WINDOW_MAX, WINDOW_MIN)
-    }
-
-    fn windows(&mut self, peer: PeerId, now: u64) -> Windows {
-        self.contact(peer, now)
-    }
-
-    fn lend(
-        &mut self,
-        peer: PeerId,
-        part: &SegmentList,
-        token: u64,
-        now: u64,
-    ) -> Result<Ticket, SendError> {
-        let gone = SendError::Unreachable(Errno(libc::ENOTCONN));
-        let connection = self.connections.ready_mut(peer).ok_or(gone)?;
+impl<D: Device> Rc<D> {
+    /// Registers a remote buffer, which one write with notice by `peer` fills.
+    fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64, now: u64) -> Registered {
+        let Some(connection) = self.connections.ready_mut(peer) else { return Registered::No };
         if connection.link.lent >= PEER_WINDOWS || self.lent.is_full() {
-            return Err(SendError::Again);
+            return Registered::Later;
         }
-        let device = self.device.as_ref().ok_or(gone)?;
-        let lease = device.register(part, true).map_err(|errno| {
-            self.counts.unregistered += 1;
-            tell_refused(errno);
-            UNREGISTERED
-        })?;
-        let key = lease.rkey();
+        let Some(device) = &self.device else { return Registered::No };
+        let lease = match device.register(part, true) {
+            Ok(lease) => lease,
+            Err(errno) => {
+                self.counts.unregistered += 1;
+                tell_refused(errno);
+                return Registered::Never;
+            }
+        };
+        let (key, addr, holds) = (lease.rkey(), part.first_addr(), Use::Receive);
         let window = Window { peer, token, len: part.len(), lease };
-        let slot = self.lent.insert(window).ok_or(SendError::Again)?;
+        let Some(slot) = self.lent.insert(window) else { return Registered::Later };
         connection.link.lent += 1;
         connection.link.used = now;
         self.counts.lent += 1;
-        Ok(Ticket { connection: connection.id, slot, addr: part.first_addr(), key })
+        let key = Key { connection: connection.id, slot, addr, key, holds }.encode();
+        // A write is complete when the other device has taken it and notifies its process. That the bytes are in memory
+        // is known from that process's completion of the write with immediate, not from this one. A send that completes
+        // only then (FI_DELIVERY_COMPLETE) waits for FIN, and does not ask for this.
+        Registered::Yes(Registration { key, reads: false, writes: true, confirms: true })
     }
 
-    fn take_back(&mut self, peer: PeerId, ticket: &Ticket) {
-        let Some(Connection { id, link, .. }) = self.connections.get_mut(peer) else { return };
-        if *id == ticket.connection && self.lent.remove(peer, ticket.slot).is_some() {
-            link.lent = link.lent.saturating_sub(1);
-        }
-    }
-
+    /// Fills a remote buffer of the peer.
     fn write(
         &mut self,
         peer: PeerId,
         payload: &SegmentList,
-        ticket: &Ticket,
-        chunk: Chunk,
+        to: &Key,
+        token: u64,
         now: u64,
-    ) -> Result<(), SendError> {
-        if self.connections.is(peer, ticket.connection, Phase::Agreed) {
+    ) -> Result<Access, SendError> {
+        if self.connections.is(peer, to.connection, Phase::Agreed) {
             self.begin(peer, now); // the RTR implies GO, and came first
         }
         let doomed = self.connections.is_doomed(peer);
-        let current = |c: &&mut Connection<D::Qp>| c.is_ready(ticket.connection);
+        let current = |c: &&mut Connection<D::Qp>| c.is_ready(to.connection);
         let Some(Connection { link, .. }) = self.connections.get_mut(peer).filter(current) else {
             self.counts.stale += 1;
-            return Ok(()); // the peer knows, or will be told, that it has ended
+            return Ok(Access::Silent); // the peer knows, or will be told, that it has ended
         };
-        let Some(device) = self.device.as_ref().filter(|_| !doomed) else { return Ok(()) };
+        let Some(device) = self.device.as_ref().filter(|_| !doomed) else {
+            return Ok(Access::Silent);
+        };
         if !link.has_room(1) {
             return Err(SendError::Again);
         }
@@ -734,9 +723,10 @@ impl<D: Device> Bulk for Rc<D> {
             tell_refused(errno);
             UNREGISTERED
         })?;
-        let added = link.qp.write(from, ticket);
-        if added.is_ok() {
-            link.note(Posted::Window(chunk), payload.len(), now);
+        let added = link.qp.write(from, to);
+        let begun = if added.is_ok() { Access::Begun } else { Access::Silent };
+        if begun == Access::Begun {
+            link.note(Posted::Access(token), payload.len(), now);
             self.writes += 1;
             self.counts.written += 1;
             self.counts.written_bytes += payload.len() as u64;
@@ -745,7 +735,7 @@ impl<D: Device> Bulk for Rc<D> {
         if !conclude(peer, link, posted, &mut self.waiting) {
             self.connections.doom(peer);
         }
-        Ok(())
+        Ok(begun)
     }
 
     /// On an emulated device, the sender's processor does all the work of writing to a peer on the same host. With GET
@@ -757,7 +747,7 @@ impl<D: Device> Bulk for Rc<D> {
         payload: &SegmentList,
         near: bool,
         now: u64,
-    ) -> Option<Ticket> {
+    ) -> Option<Registration> {
         let broke = self.connections.counts.broken > 0;
         let connection = self.connections.ready_mut(peer)?;
         let device = self.device.as_ref().filter(|device| device.offers(near))?;
@@ -765,53 +755,81 @@ impl<D: Device> Bulk for Rc<D> {
             return None;
         }
         let lease = device.offer(payload).ok()?;
-        let (key, len) = (lease.rkey(), payload.len());
+        let (key, addr, len) = (lease.rkey(), payload.first_addr(), payload.len());
         let slot = self.offered.insert(Window { peer, token: 0, len, lease })?;
         connection.link.used = now;
-        Some(Ticket { connection: connection.id, slot, addr: payload.first_addr(), key })
+        let key = Key { connection: connection.id, slot, addr, key, holds: Use::Send }.encode();
+        Some(Registration { key, reads: true, writes: false, confirms: false })
+    }
+}
+
+impl<D: Device> Bulk for Rc<D> {
+    fn sizes(&self) -> (usize, usize) {
+        (WINDOW_MAX, WINDOW_MIN)
     }
 
-    fn withdraw(&mut self, peer: PeerId, ticket: &Ticket) {
-        if self.connections.get(peer).is_some_and(|c| c.id == ticket.connection) {
-            drop(self.offered.remove(peer, ticket.slot));
+    fn lane(&mut self, peer: PeerId, now: u64) -> Prepared {
+        self.contact(peer, now)
+    }
+
+    fn register(
+        &mut self,
+        peer: PeerId,
+        memory: &SegmentList,
+        purpose: Purpose,
+        near: bool,
+        now: u64,
+    ) -> Registered {
+        match purpose {
+            Purpose::Region { reads, writes } => self.expose(peer, memory, (reads, writes), now),
+            Purpose::Receive { token } => self.lend(peer, memory, token, now),
+            Purpose::Send => match self.offer(peer, memory, near, now) {
+                Some(registered) => Registered::Yes(registered),
+                None => Registered::No,
+            },
         }
     }
 
-    /// A write is complete when the other device has taken it and notifies its process. That the bytes are in memory is
-    /// known from that process's completion of the write with immediate, not from this one. A send that completes only
-    /// then (FI_DELIVERY_COMPLETE) waits for FIN, and does not ask this.
-    fn sees_writes(&mut self, _: &Ticket) -> bool {
-        true
+    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) {
+        let Some(Key { connection, slot, key, holds, .. }) = Key::decode(key) else { return };
+        let Some(known) = self.connections.get_mut(peer).filter(|c| c.id == connection) else {
+            return;
+        };
+        match holds {
+            Use::Region => self.exposed.remove(peer, key),
+            Use::Receive => {
+                let taken = self.lent.remove(peer, slot).is_some();
+                known.link.lent = known.link.lent.saturating_sub(u32::from(taken));
+            }
+            Use::Send => drop(self.offered.remove(peer, slot)),
+        }
     }
 
-    fn expose(
+    fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
+        let number = Key::decode(key).map(|key| key.connection);
+        self.connections.ready(peer).is_some_and(|c| Some(c.id) == number)
+    }
+
+    fn access(
         &mut self,
         peer: PeerId,
-        region: (u64, u32),
-        memory: &SegmentList,
-        rights: (bool, bool),
-        now: u64,
-    ) -> transport::Exposed {
-        self.expose_to(peer, region, memory, rights, now)
-    }
-
-    fn epoch(&self, peer: PeerId) -> Option<u32> {
-        self.connections.ready(peer).map(|c| c.id)
-    }
-
-    fn conceal(&mut self, region: u64) {
-        self.exposed.remove(region);
-    }
-
-    fn reach(
-        &mut self,
-        peer: PeerId,
-        spot: &Spot,
         local: &SegmentList,
-        how: Reach,
+        at: &Remote,
+        what: What,
         now: u64,
-    ) -> Result<(), SendError> {
-        self.reach_at(peer, spot, local, how, now)
+    ) -> Result<Access, SendError> {
+        let key = Key::decode(&at.key).ok_or(STALE)?;
+        let to = Key { addr: key.addr.checked_add(at.offset).ok_or(STALE)?, ..key };
+        match what {
+            What::Put(how) if how.notify => return self.write(peer, local, &to, how.token, now),
+            What::Put(how) => self.reach(peer, local, &to, (false, how), now),
+            What::Get(token) => {
+                let how = Put { notify: false, delivered: false, stays: false, token };
+                self.reach(peer, local, &to, (true, how), now)
+            }
+            What::Flush(token) => self.flush_alone(peer, &to, token, now),
+        }
+        .map(|()| Access::Begun)
     }
 
     fn flush(&mut self) {
@@ -858,7 +876,8 @@ impl<D: Device> Bulk for Rc<D> {
             self.post_waiting(false); // requests for which there was no room
         }
         if let Some(device) = &self.device {
-            self.exposed.check(device, sink);
+            let connections = &self.connections;
+            self.exposed.check(device, |peer| connections.get(peer).map(|c| c.id), sink);
         }
         let n = self.take(BATCH, now, sink);
         // Completions are processed first: only then is it certain which requests are stuck, and which are lost.

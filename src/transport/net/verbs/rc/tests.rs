@@ -3,13 +3,11 @@
 
 use super::*;
 use crate::memory::OwnedBuffer;
-use crate::sys::cma::Range;
 use crate::sys::event::Doorbell;
 use crate::transport::net::agreement::pause::PAUSE_MAX_NS;
-use crate::transport::net::bulk::STALE;
 use crate::transport::net::network::Network;
 use crate::transport::net::reliable::sim::rng::Rng;
-use crate::transport::{Chunk, STAGED_MAX};
+use crate::transport::{Put, STAGED_MAX};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -27,7 +25,7 @@ struct Wire {
 
 #[derive(Debug)]
 enum Request {
-    Write(SegmentList, Ticket),
+    Write(SegmentList, Key),
     Reach { local: SegmentList, addr: u64, key: u32, reads: bool },
 }
 
@@ -69,8 +67,8 @@ impl Fabric {
         let Some(far) = alive.map(|far| far.node) else {
             return self.fail(number, 12);
         };
-        let (from, ticket) = match request {
-            Request::Write(from, ticket) => (from, ticket),
+        let (from, buffer) = match request {
+            Request::Write(from, buffer) => (from, buffer),
             Request::Reach { local, addr, key, reads } => {
                 // A key need not be valid.
                 let known = self.regions.get(&key).filter(|_| self.exposed.contains_key(&key));
@@ -91,12 +89,12 @@ impl Fabric {
         };
         // The queue pair exists, so the region must too, or memory with another owner would be written.
         let (owner, region) =
-            self.regions.get(&ticket.key).expect("a window that is not lent is written");
+            self.regions.get(&buffer.key).expect("a window that is not lent is written");
         assert_eq!(*owner, far, "a key is of one protection domain");
-        let offset = (ticket.addr - region.first_addr()) as usize;
+        let offset = (buffer.addr - region.first_addr()) as usize;
         assert_eq!(from.copy_to(0, region, offset, from.len()), from.len());
         let len = from.len() as u32;
-        self.events[far].push_back(Event::Filled { qp: to, immediate: ticket.slot, len });
+        self.events[far].push_back(Event::Filled { qp: to, immediate: buffer.slot, len });
         self.events[node].push_back(Event::Written { qp: number });
     }
 
@@ -108,6 +106,10 @@ impl Fabric {
 }
 
 type Shared = Arc<Mutex<Fabric>>;
+
+/// The token of puts that fill remote buffers.
+const FILLING: u64 = u64::MAX;
+const FILL: Put = Put { notify: true, delivered: false, stays: false, token: FILLING };
 
 #[derive(Debug)]
 struct FakeRegion {
@@ -161,7 +163,7 @@ impl QueuePair<FakeRegion> for FakeQp {
     fn room(&self) -> usize {
         self.fabric.lock().unwrap().depth - self.kept.len()
     }
-    fn write(&mut self, from: Local<'_, FakeRegion>, to: &Ticket) -> Result<(), Errno> {
+    fn write(&mut self, from: Local<'_, FakeRegion>, to: &Key) -> Result<(), Errno> {
         self.add(Request::Write(*from.list, *to), from.kept)
     }
     fn reach(
@@ -292,7 +294,7 @@ impl Device for FakeDevice {
 enum Said {
     Control(Control),
     /// A remote buffer, and the byte to fill it with.
-    Window(Ticket, usize, u8),
+    Window(RemoteKey, usize, u8),
 }
 
 struct Node {
@@ -302,19 +304,19 @@ struct Node {
     /// Memory that writes read from: kept during the whole test.
     sources: Vec<OwnedBuffer>,
     /// Remote buffers to write, in order.
-    to_write: Vec<VecDeque<(Ticket, usize, u8)>>,
+    to_write: Vec<VecDeque<(RemoteKey, usize, u8)>>,
     filled: u64,
-    /// This endpoint's own writes that are complete.
+    /// This endpoint's own writes into remote buffers that are complete.
     seen: u64,
     lost: u64,
-    /// Tokens of completed direct RMA requests, and regions whose key was invalidated by the device.
+    /// Tokens of other completed accesses, and keys that the device invalidated.
     reached: Vec<u64>,
-    concealed: Vec<u64>,
+    void: Vec<RemoteKey>,
 }
 
 struct Told<'a> {
     reached: &'a mut Vec<u64>,
-    concealed: &'a mut Vec<u64>,
+    void: &'a mut Vec<RemoteKey>,
     lent: &'a mut HashMap<u64, (PeerId, OwnedBuffer, u8)>,
     filled: &'a mut u64,
     seen: &'a mut u64,
@@ -329,25 +331,25 @@ fn bytes(buffer: &OwnedBuffer) -> Vec<u8> {
 }
 
 impl BulkSink for Told<'_> {
-    fn on_filled(&mut self, peer: PeerId, token: u64) {
+    fn on_notify(&mut self, peer: PeerId, token: u64) {
         let (to, buffer, byte) = self.lent.remove(&token).expect("a window is filled once");
         assert_eq!(to, peer);
         assert!(bytes(&buffer).iter().all(|b| *b == byte), "it holds what was sent");
         *self.filled += 1;
-    }
-    fn on_written(&mut self, _: PeerId, _: Chunk) {
-        *self.seen += 1;
     }
     fn on_lost(&mut self, peer: PeerId) {
         // The memory is given back: a later write would find no region.
         self.lent.retain(|_, (to, ..)| *to != peer);
         *self.lost += 1;
     }
-    fn on_reached(&mut self, _: PeerId, token: u64) {
-        self.reached.push(token);
+    fn on_done(&mut self, _: PeerId, token: u64) {
+        match token {
+            FILLING => *self.seen += 1,
+            _ => self.reached.push(token),
+        }
     }
-    fn on_concealed(&mut self, region: u64) {
-        self.concealed.push(region);
+    fn on_key_void(&mut self, _: PeerId, key: &RemoteKey) {
+        self.void.push(*key);
     }
 }
 
@@ -381,7 +383,7 @@ impl World {
                 seen: 0,
                 lost: 0,
                 reached: Vec::new(),
-                concealed: Vec::new(),
+                void: Vec::new(),
             }
         };
         let nodes = (0..count).map(node).collect();
@@ -393,8 +395,8 @@ impl World {
         at: usize,
         f: impl FnOnce(&mut Rc<FakeDevice>, u64, &mut Told<'_>) -> T,
     ) -> T {
-        let Node { bulk, lent, filled, seen, lost, reached, concealed, .. } = &mut self.nodes[at];
-        f(bulk, self.now, &mut Told { reached, concealed, lent, filled, seen, lost })
+        let Node { bulk, lent, filled, seen, lost, reached, void, .. } = &mut self.nodes[at];
+        f(bulk, self.now, &mut Told { reached, void, lent, filled, seen, lost })
     }
 
     fn poll(&mut self, at: usize) {
@@ -412,11 +414,12 @@ impl World {
     fn write(&mut self, at: usize, peer: usize) {
         let now = self.now;
         let node = &mut self.nodes[at];
-        while let Some((ticket, len, byte)) = node.to_write[peer].front().copied() {
+        while let Some((key, len, byte)) = node.to_write[peer].front().copied() {
             node.sources.push(OwnedBuffer::from(vec![byte; len]));
             let from = node.sources.last().unwrap().segments();
-            match node.bulk.write(PeerId(peer as u32), &from, &ticket, Chunk::default(), now) {
-                Ok(()) => drop(node.to_write[peer].pop_front()),
+            let (at, how) = (Remote { key, offset: 0 }, What::Put(FILL));
+            match node.bulk.access(PeerId(peer as u32), &from, &at, how, now) {
+                Ok(_) => drop(node.to_write[peer].pop_front()),
                 Err(SendError::Again) => return,
                 Err(SendError::Unreachable(_)) => return, // retried: memory may be available again
             }
@@ -428,9 +431,16 @@ impl World {
         let (token, byte) = (self.token, self.token as u8);
         let buffer = OwnedBuffer::from(vec![!byte; len]);
         let to = PeerId(peer as u32);
-        let ticket = self.nodes[at].bulk.lend(to, &buffer.segments(), token, self.now)?;
+        let purpose = Purpose::Receive { token };
+        let now = self.now;
+        let key = match self.nodes[at].bulk.register(to, &buffer.segments(), purpose, false, now) {
+            Registered::Yes(registered) => registered.key,
+            Registered::Later => return Err(SendError::Again),
+            Registered::No => return Err(STALE),
+            Registered::Never => return Err(UNREGISTERED),
+        };
         self.nodes[at].lent.insert(token, (to, buffer, byte));
-        self.said.entry((at, peer)).or_default().push_back(Said::Window(ticket, len, byte));
+        self.said.entry((at, peer)).or_default().push_back(Said::Window(key, len, byte));
         Ok(())
     }
 
@@ -442,8 +452,8 @@ impl World {
             Some(Said::Control(control)) => {
                 self.with(to, |bulk, now, told| bulk.on_control(peer, &control, now, told));
             }
-            Some(Said::Window(ticket, len, byte)) => {
-                self.nodes[to].to_write[from].push_back((ticket, len, byte));
+            Some(Said::Window(key, len, byte)) => {
+                self.nodes[to].to_write[from].push_back((key, len, byte));
             }
             None => (),
         }
@@ -470,9 +480,9 @@ impl World {
         }
     }
 
-    fn windows(&mut self, at: usize, peer: usize) -> Windows {
+    fn prepare(&mut self, at: usize, peer: usize) -> Prepared {
         let now = self.now;
-        let answer = self.nodes[at].bulk.windows(PeerId(peer as u32), now);
+        let answer = self.nodes[at].bulk.lane(PeerId(peer as u32), now);
         self.poll(at);
         answer
     }
@@ -481,10 +491,10 @@ impl World {
 #[test]
 fn a_connection_is_made_at_first_need_and_serves_both_sides() {
     let mut world = World::new(2, 4);
-    assert_eq!(world.windows(0, 1), Windows::Later);
-    assert_eq!(world.lend(0, 1, 100), Err(SendError::Unreachable(Errno(libc::ENOTCONN))));
+    assert_eq!(world.prepare(0, 1), Prepared::Later);
+    assert_eq!(world.lend(0, 1, 100), Err(STALE));
     world.settle();
-    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Ready, Windows::Ready));
+    assert_eq!((world.prepare(0, 1), world.prepare(1, 0)), (Prepared::Ready, Prepared::Ready));
     for n in 0..10 {
         world.lend(0, 1, 100 + n).unwrap();
         world.lend(1, 0, 100 + n).unwrap();
@@ -500,9 +510,9 @@ fn a_connection_is_made_at_first_need_and_serves_both_sides() {
 #[test]
 fn both_ask_at_once_and_one_connection_comes_of_it() {
     let mut world = World::new(2, 4);
-    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Later, Windows::Later));
+    assert_eq!((world.prepare(0, 1), world.prepare(1, 0)), (Prepared::Later, Prepared::Later));
     world.settle();
-    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Ready, Windows::Ready));
+    assert_eq!((world.prepare(0, 1), world.prepare(1, 0)), (Prepared::Ready, Prepared::Ready));
     assert_eq!(world.fabric.lock().unwrap().pairs.len(), 2);
     world.lend(1, 0, 5).unwrap();
     world.settle();
@@ -512,10 +522,10 @@ fn both_ask_at_once_and_one_connection_comes_of_it() {
 #[test]
 fn a_window_that_overtakes_go_is_written() {
     let mut world = World::new(2, 4);
-    assert_eq!(world.windows(0, 1), Windows::Later);
+    assert_eq!(world.prepare(0, 1), Prepared::Later);
     world.hear(0, 1);
     world.hear(1, 0);
-    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Ready, Windows::Later));
+    assert_eq!((world.prepare(0, 1), world.prepare(1, 0)), (Prepared::Ready, Prepared::Later));
     world.lend(0, 1, 100).unwrap();
     world.said.get_mut(&(0, 1)).unwrap().swap(0, 1);
     world.settle();
@@ -528,16 +538,16 @@ fn a_window_that_overtakes_go_is_written() {
 fn the_budget_is_kept_and_the_idle_give_way() {
     let mut world = World::new(6, 2);
     for peer in 1..6 {
-        world.windows(0, peer);
+        world.prepare(0, peer);
         world.settle();
         world.now += IDLE_NS;
     }
     let counts = world.nodes[0].bulk.counts();
     assert_eq!((counts.connections, counts.made, counts.evicted), (2, 5, 3));
-    assert_eq!((world.windows(0, 4), world.windows(0, 5)), (Windows::Ready, Windows::Ready));
-    assert_eq!(world.windows(1, 0), Windows::Later, "who gave way may ask again");
+    assert_eq!((world.prepare(0, 4), world.prepare(0, 5)), (Prepared::Ready, Prepared::Ready));
+    assert_eq!(world.prepare(1, 0), Prepared::Later, "who gave way may ask again");
     world.settle();
-    assert_eq!(world.windows(1, 0), Windows::Ready);
+    assert_eq!(world.prepare(1, 0), Prepared::Ready);
     // Connections in use are kept.
     let used: Vec<usize> = (1..6)
         .filter(|peer| {
@@ -548,33 +558,33 @@ fn the_budget_is_kept_and_the_idle_give_way() {
     assert_eq!(used.len(), 2);
     world.now += IDLE_NS;
     let other = (1..6).find(|peer| !used.contains(peer)).unwrap();
-    assert_eq!(world.windows(0, other), Windows::No);
+    assert_eq!(world.prepare(0, other), Prepared::No);
 }
 
 #[test]
 fn whoever_has_no_room_refuses_and_is_not_asked_again_at_once() {
     let mut world = World::new(3, 1);
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
     world.lend(1, 0, 10).unwrap(); // in use from here on
-    assert_eq!(world.windows(2, 0), Windows::Later);
+    assert_eq!(world.prepare(2, 0), Prepared::Later);
     // The remote buffer is not written, because its RTR is not delivered.
     for _ in 0..3 {
         world.hear(2, 0);
         world.hear(0, 2);
     }
-    assert_eq!(world.windows(2, 0), Windows::No);
+    assert_eq!(world.prepare(2, 0), Prepared::No);
     world.settle();
     world.now += PAUSE_NS + IDLE_NS;
-    assert_eq!(world.windows(2, 0), Windows::Later);
+    assert_eq!(world.prepare(2, 0), Prepared::Later);
     world.settle();
-    assert_eq!(world.windows(2, 0), Windows::Ready);
+    assert_eq!(world.prepare(2, 0), Prepared::Ready);
 }
 
 #[test]
 fn a_departed_peer_has_no_windows_any_more() {
     let mut world = World::new(2, 4);
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
     world.lend(0, 1, 10).unwrap();
     world.hear(0, 1); // it has posted the write
@@ -590,7 +600,7 @@ fn a_departed_peer_has_no_windows_any_more() {
 fn what_was_taken_is_heard_of_before_its_window_ends() {
     for cause in 0..5 {
         let mut world = World::new(2, 4);
-        world.windows(0, 1);
+        world.prepare(0, 1);
         world.settle();
         world.lend(0, 1, 10).unwrap();
         world.hear(0, 1); // it has posted the write
@@ -639,7 +649,7 @@ fn what_was_taken_is_heard_of_before_its_window_ends() {
 fn a_device_that_forgets_a_request_loses_the_connection() {
     const LEN: usize = 1_000_000;
     let mut world = World::new(2, 4);
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
     world.lend(0, 1, LEN).unwrap();
     world.hear(0, 1);
@@ -658,7 +668,7 @@ fn a_device_that_forgets_a_request_loses_the_connection() {
     assert_eq!(world.nodes[0].lost, 1, "its peer is told");
     // A slow connection that progresses is kept.
     world.now += 60_000_000_000;
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
     for _ in 0..10 {
         world.lend(0, 1, 1000).unwrap();
@@ -684,7 +694,7 @@ fn a_device_that_forgets_a_request_loses_the_connection() {
 #[test]
 fn memory_that_cannot_be_registered_is_refused() {
     let mut world = World::new(2, 4);
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
     world.fabric.lock().unwrap().refuses = true;
     assert_eq!(world.lend(0, 1, 10), Err(UNREGISTERED));
@@ -693,8 +703,8 @@ fn memory_that_cannot_be_registered_is_refused() {
     world.fabric.lock().unwrap().refuses = true;
     world.settle();
     assert_eq!((world.nodes[0].filled, world.nodes[1].to_write[0].len()), (0, 1));
-    let (ticket, ..) = world.nodes[1].to_write[0].pop_front().unwrap();
-    world.nodes[0].bulk.take_back(PeerId(1), &ticket);
+    let (key, ..) = world.nodes[1].to_write[0].pop_front().unwrap();
+    world.nodes[0].bulk.invalidate(PeerId(1), &key);
     world.nodes[0].lent.clear();
     assert!(!world.nodes[0].bulk.has_work());
 }
@@ -703,15 +713,16 @@ fn memory_that_cannot_be_registered_is_refused() {
 fn a_wrong_immediate_or_length_ends_the_connection() {
     for wrong_length in [false, true] {
         let mut world = World::new(2, 4);
-        world.windows(0, 1);
+        world.prepare(0, 1);
         world.settle();
         world.lend(0, 1, 10).unwrap();
         let said = world.said.get_mut(&(0, 1)).unwrap();
-        let Some(Said::Window(ticket, len, _)) = said.back_mut() else { panic!() };
+        let Some(Said::Window(key, len, _)) = said.back_mut() else { panic!() };
         if wrong_length {
             *len = 9
         } else {
-            ticket.slot += 1
+            let right = Key::decode(key).unwrap();
+            *key = Key { slot: right.slot + 1, ..right }.encode();
         }
         world.settle();
         assert_eq!(world.nodes[0].bulk.counts().wrong, 1);
@@ -724,7 +735,7 @@ fn a_wrong_immediate_or_length_ends_the_connection() {
 fn a_device_that_fails_is_opened_again_when_it_works() {
     for told in [false, true] {
         let mut world = World::new(2, 4);
-        world.windows(0, 1);
+        world.prepare(0, 1);
         world.settle();
         world.lend(0, 1, 10).unwrap();
         world.lend(1, 0, 10).unwrap();
@@ -733,18 +744,18 @@ fn a_device_that_fails_is_opened_again_when_it_works() {
         assert!(world.fabric.lock().unwrap().pairs.is_empty());
         assert!(world.nodes.iter().all(|node| node.lost == 1 && node.lent.is_empty()));
         world.now += PAUSE_NS;
-        assert_eq!(world.windows(0, 1), Windows::No);
-        assert_eq!(world.windows(1, 0), Windows::Later, "it does not know");
+        assert_eq!(world.prepare(0, 1), Prepared::No);
+        assert_eq!(world.prepare(1, 0), Prepared::Later, "it does not know");
         world.settle();
-        assert_eq!(world.windows(1, 0), Windows::No, "it was refused");
+        assert_eq!(world.prepare(1, 0), Prepared::No, "it was refused");
         world.fabric.lock().unwrap().dead.clear();
-        assert_eq!(world.windows(0, 1), Windows::No, "not at once");
+        assert_eq!(world.prepare(0, 1), Prepared::No, "not at once");
         if told {
             world.with(0, |bulk, now, told| bulk.renew(now, told));
         } else {
             world.now += PAUSE_MAX_NS;
         }
-        assert_eq!(world.windows(0, 1), Windows::Later);
+        assert_eq!(world.prepare(0, 1), Prepared::Later);
         world.settle();
         world.lend(0, 1, 10).unwrap();
         world.settle();
@@ -755,13 +766,13 @@ fn a_device_that_fails_is_opened_again_when_it_works() {
 #[test]
 fn hostile_controls_change_nothing() {
     let mut world = World::new(2, 4);
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
     let end = End {
         number: 1,
         psn: 2,
         mtu: 3,
-        network: Network::InfiniBand,
+        network: Network::InfiniBand { pkey: 0xffff, routed: false },
         lid: 0,
         gid: [0; 16],
         serves: 0,
@@ -778,7 +789,7 @@ fn hostile_controls_change_nothing() {
             bulk.on_control(PeerId(1), &message.encode(Way::Rc)[..20], now, told);
         });
     }
-    assert_eq!(world.windows(0, 1), Windows::Ready);
+    assert_eq!(world.prepare(0, 1), Prepared::Ready);
     // An unknown peer that cannot be reached is refused.
     let ask = Message::Ask(5, end).encode(Way::Rc);
     world.with(0, |bulk, now, told| bulk.on_control(PeerId(9), &ask, now, told));
@@ -796,7 +807,7 @@ fn run(seed: u64) -> (u64, u64) {
         let at = rng.below(count as u64) as usize;
         let peer = (at + 1 + rng.below(count as u64 - 1) as usize) % count;
         match rng.below(12) {
-            0 | 1 if world.windows(at, peer) == Windows::Ready => {
+            0 | 1 if world.prepare(at, peer) == Prepared::Ready => {
                 let _ = world.lend(at, peer, 1 + rng.below(50) as usize);
             }
             2..=4 => world.hear(at, peer),
@@ -852,23 +863,34 @@ fn every_window_is_filled_or_lost_whatever_happens() {
 }
 
 /// `at` advertises the key of `memory`, as region 7, to `peer`, over a connection made for that.
-fn expose(world: &mut World, at: usize, peer: usize, memory: &SegmentList) -> Spot {
+fn expose(world: &mut World, at: usize, peer: usize, memory: &SegmentList) -> Remote {
     let ask = |world: &mut World| {
+        let purpose = Purpose::Region { reads: true, writes: true };
         world.with(at, |bulk, now, _| {
-            bulk.expose(PeerId(peer as u32), (7, 0), memory, (true, true), now)
+            bulk.register(PeerId(peer as u32), memory, purpose, false, now)
         })
     };
-    assert_eq!(ask(world), transport::Exposed::Later);
+    assert_eq!(ask(world), Registered::Later);
     world.poll(at);
     world.settle();
-    let transport::Exposed::Yes(exposure) = ask(world) else { panic!("it is ready") };
-    let key = exposure.keys.unwrap()[0];
-    assert_eq!(ask(world), transport::Exposed::Yes(exposure), "one registration for all");
-    Spot { epoch: exposure.epoch, key, range: memory.ranges().0[0] }
+    let Registered::Yes(registered) = ask(world) else { panic!("it is ready") };
+    assert_eq!(ask(world), Registered::Yes(registered), "one registration for all");
+    // One of the two keys.
+    world.nodes[at].bulk.invalidate(PeerId(peer as u32), &registered.key);
+    Remote { key: registered.key, offset: 0 }
 }
 
-fn reach(world: &mut World, spot: &Spot, local: &SegmentList, how: Reach) -> Result<(), SendError> {
-    world.with(1, |bulk, now, _| bulk.reach(PeerId(0), spot, local, how, now))
+const PUT: Put = Put { notify: false, delivered: false, stays: false, token: 1 };
+
+/// 1 accesses memory of 0.
+fn access(
+    world: &mut World,
+    at: &Remote,
+    local: &SegmentList,
+    what: What,
+) -> Result<(), SendError> {
+    let accessed = world.with(1, |bulk, now, _| bulk.access(PeerId(0), local, at, what, now));
+    accessed.map(|access| assert_eq!(access, Access::Begun))
 }
 
 #[test]
@@ -876,36 +898,33 @@ fn an_exposed_region_is_written_and_read_and_then_is_not() {
     let mut world = World::new(2, 4);
     let (region, source, sink) =
         (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]), OwnedBuffer::zeroed(100));
-    let spot = expose(&mut world, 0, 1, &region.segments());
-    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
-    reach(&mut world, &spot, &source.segments(), write).unwrap();
-    reach(&mut world, &spot, &sink.segments(), Reach { reads: true, token: 2, ..write }).unwrap();
+    let at = expose(&mut world, 0, 1, &region.segments());
+    let delivered = What::Put(Put { delivered: true, token: 3, ..PUT });
+    access(&mut world, &at, &source.segments(), What::Put(PUT)).unwrap();
+    access(&mut world, &at, &sink.segments(), What::Get(2)).unwrap();
     assert_eq!(
-        reach(&mut world, &spot, &source.segments(), Reach { delivered: true, token: 3, ..write }),
+        access(&mut world, &at, &source.segments(), delivered),
         Err(SendError::Again),
         "it takes two of the three places"
     );
     world.settle();
     assert_eq!(world.nodes[1].reached, [1, 2]);
     assert!(bytes(&region) == [5; 100] && bytes(&sink) == [5; 100]);
-    let delivered = Reach { delivered: true, token: 3, ..write };
-    reach(&mut world, &spot, &source.segments(), delivered).unwrap();
+    access(&mut world, &at, &source.segments(), delivered).unwrap();
     world.settle();
     assert_eq!(world.nodes[1].reached, [1, 2, 3]);
     // A flush read reads a byte, and writes none.
-    let byte = Spot { range: Range { len: 1, ..spot.range }, ..spot };
-    let flush = Reach { token: 4, ..delivered };
-    reach(&mut world, &byte, &SegmentList::EMPTY, flush).unwrap();
+    access(&mut world, &at, &SegmentList::EMPTY, What::Flush(4)).unwrap();
     world.settle();
     assert_eq!((&world.nodes[1].reached[..], bytes(&region)), (&[1, 2, 3, 4][..], vec![5; 100]));
     assert_eq!(world.nodes[0].filled, 0, "the target hears of nothing");
 
-    world.nodes[0].bulk.conceal(7);
-    reach(&mut world, &spot, &source.segments(), write).unwrap();
+    world.nodes[0].bulk.invalidate(PeerId(1), &at.key);
+    access(&mut world, &at, &source.segments(), What::Put(PUT)).unwrap();
     world.settle();
     assert_eq!((world.nodes[1].reached.len(), world.nodes[1].lost, world.nodes[0].lost), (4, 1, 1));
     assert_eq!(
-        reach(&mut world, &spot, &source.segments(), write),
+        access(&mut world, &at, &source.segments(), What::Put(PUT)),
         Err(STALE),
         "its connection has ended"
     );
@@ -917,11 +936,9 @@ fn an_exposed_region_is_written_and_read_and_then_is_not() {
 fn a_flush_read_that_has_no_memory_ends_the_connection() {
     let mut world = World::new(2, 4);
     let region = OwnedBuffer::zeroed(100);
-    let spot = expose(&mut world, 0, 1, &region.segments());
+    let at = expose(&mut world, 0, 1, &region.segments());
     world.fabric.lock().unwrap().refuses = true;
-    let byte = Spot { range: Range { len: 1, ..spot.range }, ..spot };
-    let flush = Reach { reads: false, delivered: true, stays: false, token: 1 };
-    assert_eq!(reach(&mut world, &byte, &SegmentList::EMPTY, flush), Err(STALE));
+    assert_eq!(access(&mut world, &at, &SegmentList::EMPTY, What::Flush(1)), Err(STALE));
     world.settle();
     assert_eq!((world.nodes[1].lost, world.nodes[0].lost), (1, 1), "both know");
     assert!(world.nodes[1].reached.is_empty());
@@ -931,15 +948,14 @@ fn a_flush_read_that_has_no_memory_ends_the_connection() {
 fn a_read_that_comes_to_no_end_leaves_its_buffer_alone() {
     let mut world = World::new(2, 4);
     let (region, sink) = (OwnedBuffer::from(vec![5; 100]), OwnedBuffer::zeroed(100));
-    let spot = expose(&mut world, 0, 1, &region.segments());
+    let at = expose(&mut world, 0, 1, &region.segments());
     let in_use = |world: &World| world.nodes[1].bulk.staging.as_ref().unwrap().in_use();
-    let read = Reach { reads: true, delivered: false, stays: false, token: 1 };
     for token in 1..=3 {
-        reach(&mut world, &spot, &sink.segments(), Reach { token, ..read }).unwrap();
+        access(&mut world, &at, &sink.segments(), What::Get(token)).unwrap();
     }
-    assert_eq!(reach(&mut world, &spot, &sink.segments(), read), Err(SendError::Again));
+    assert_eq!(access(&mut world, &at, &sink.segments(), What::Get(1)), Err(SendError::Again));
     assert_eq!(in_use(&world), 3, "none for what has no room");
-    world.nodes[0].bulk.conceal(7);
+    world.nodes[0].bulk.invalidate(PeerId(1), &at.key);
     world.settle();
     assert_eq!((world.nodes[1].lost, in_use(&world)), (1, 0));
     assert!(world.nodes[1].reached.is_empty() && bytes(&sink) == [0; 100]);
@@ -951,18 +967,17 @@ fn memory_that_stays_is_registered_once() {
     world.fabric.lock().unwrap().depth = 16;
     let region = OwnedBuffer::zeroed(100);
     let long = OwnedBuffer::from(vec![5; STAGED_MAX + 2]);
-    let spot = expose(&mut world, 0, 1, &region.segments());
+    let at = expose(&mut world, 0, 1, &region.segments());
     // The fake device does not check the target of a write before the write is delivered.
-    let spot = Spot { range: long.segments().ranges().0[0], ..spot };
-    let write = Reach { reads: false, delivered: false, stays: true, token: 1 };
-    let registered = |world: &mut World, len: usize, how: Reach| {
+    let write = Put { stays: true, ..PUT };
+    let registered = |world: &mut World, len: usize, how: Put| {
         let before = world.fabric.lock().unwrap().regions.len();
-        reach(world, &spot, &long.segments().slice(0, len), how).unwrap();
+        access(world, &at, &long.segments().slice(0, len), What::Put(how)).unwrap();
         world.fabric.lock().unwrap().regions.len() - before
     };
     assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 1);
     assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 0);
-    assert_eq!(registered(&mut world, STAGED_MAX + 1, Reach { stays: false, ..write }), 1);
+    assert_eq!(registered(&mut world, STAGED_MAX + 1, PUT), 1);
     // A longer segment that begins at the same address replaces the shorter one.
     assert_eq!(registered(&mut world, STAGED_MAX + 2, write), 0);
     assert_eq!(registered(&mut world, STAGED_MAX + 1, write), 0);
@@ -987,10 +1002,9 @@ fn short_requests_are_posted_together() {
     let mut world = World::new(2, 4);
     world.fabric.lock().unwrap().depth = 4 * T;
     let (region, source) = (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]));
-    let spot = expose(&mut world, 0, 1, &region.segments());
-    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
+    let at = expose(&mut world, 0, 1, &region.segments());
     let more = |world: &mut World, n: usize| {
-        (0..n).all(|_| reach(world, &spot, &source.segments(), write).is_ok())
+        (0..n).all(|_| access(world, &at, &source.segments(), What::Put(PUT)).is_ok())
     };
     assert!(more(&mut world, T - 1));
     assert_eq!(posted(&world), (0, 0), "they wait");
@@ -1025,10 +1039,9 @@ fn behind_many_requests_few_wait_for_company() {
     let mut world = World::new(2, 4);
     world.fabric.lock().unwrap().depth = 2 * PLENTY;
     let (region, source) = (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]));
-    let spot = expose(&mut world, 0, 1, &region.segments());
-    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
+    let at = expose(&mut world, 0, 1, &region.segments());
     let call = |world: &mut World| {
-        reach(world, &spot, &source.segments(), write).unwrap();
+        access(world, &at, &source.segments(), What::Put(PUT)).unwrap();
         world.nodes[1].bulk.flush();
         posted(world).0
     };
@@ -1058,17 +1071,15 @@ fn what_is_long_or_ends_a_window_waits_for_nothing() {
     let mut world = World::new(2, 4);
     world.fabric.lock().unwrap().depth = 4 * TOGETHER;
     let (region, source) = (OwnedBuffer::zeroed(140), OwnedBuffer::from(vec![5; 140]));
-    let spot = expose(&mut world, 0, 1, &region.segments());
-    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
+    let at = expose(&mut world, 0, 1, &region.segments());
     let short = |world: &mut World, n: usize| {
-        (0..n).for_each(|_| reach(world, &spot, &source.segments(), write).unwrap());
+        (0..n).for_each(|_| access(world, &at, &source.segments(), What::Put(PUT)).unwrap());
     };
     short(&mut world, 2);
     assert_eq!(posted(&world).0, 0);
     // The fake device does not check the target of a write before the write is delivered.
     let long = OwnedBuffer::zeroed(TOGETHER_LEN + 1);
-    let wide = Spot { range: long.segments().ranges().0[0], ..spot };
-    reach(&mut world, &wide, &long.segments(), write).unwrap();
+    access(&mut world, &at, &long.segments(), What::Put(PUT)).unwrap();
     assert_eq!(posted(&world).0, 3, "with what was there before");
     short(&mut world, 2);
     assert_eq!(posted(&world).0, 3);
@@ -1087,95 +1098,106 @@ fn what_is_long_or_ends_a_window_waits_for_nothing() {
 fn memory_that_changes_is_exposed_no_more() {
     let mut world = World::new(2, 4);
     let region = OwnedBuffer::zeroed(100);
-    let spot = expose(&mut world, 0, 1, &region.segments());
+    let at = expose(&mut world, 0, 1, &region.segments());
     assert!(!world.nodes[0].bulk.has_work());
     world.fabric.lock().unwrap().changes += 1;
     assert!(world.nodes[0].bulk.has_work());
     world.poll(0);
-    assert!(world.nodes[0].concealed.is_empty(), "it was something else");
+    assert!(world.nodes[0].void.is_empty(), "it was something else");
     {
         let mut fabric = world.fabric.lock().unwrap();
-        fabric.exposed.insert(spot.key, false);
+        fabric.exposed.insert(Key::decode(&at.key).unwrap().key, false);
         fabric.changes += 1;
     }
     world.poll(0);
-    assert_eq!(world.nodes[0].concealed, [7]);
+    assert_eq!(world.nodes[0].void, [at.key]);
     assert!(world.fabric.lock().unwrap().regions.is_empty());
     let long = OwnedBuffer::zeroed(151);
     let (now, list) = (world.now, long.segments());
-    let never = world.nodes[0].bulk.expose(PeerId(1), (8, 0), &list, (true, true), now);
-    assert_eq!(never, transport::Exposed::Never, "more than may be locked");
+    let purpose = Purpose::Region { reads: true, writes: true };
+    let never = world.nodes[0].bulk.register(PeerId(1), &list, purpose, false, now);
+    assert_eq!(never, Registered::Never, "more than may be locked");
     world.fabric.lock().unwrap().unwatched = true;
     let (now, list) = (world.now, region.segments());
-    let again = world.nodes[0].bulk.expose(PeerId(1), (7, 1), &list, (true, true), now);
-    assert_eq!(again, transport::Exposed::Never);
+    let again = world.nodes[0].bulk.register(PeerId(1), &list, purpose, false, now);
+    assert_eq!(again, Registered::Never);
 }
 
 #[test]
 fn whoever_gave_way_has_another_epoch() {
     let mut world = World::new(3, 1);
     let region = OwnedBuffer::zeroed(10);
-    let first = expose(&mut world, 0, 1, &region.segments());
-    assert_eq!(world.nodes[0].bulk.epoch(PeerId(1)), Some(first.epoch));
+    let first = expose(&mut world, 0, 1, &region.segments()).key;
+    assert!(world.nodes[0].bulk.is_current(PeerId(1), &first));
     world.now += IDLE_NS;
-    assert_eq!(world.windows(0, 2), Windows::Later);
-    assert_eq!(world.nodes[0].bulk.epoch(PeerId(1)), None);
+    assert_eq!(world.prepare(0, 2), Prepared::Later);
+    assert!(!world.nodes[0].bulk.is_current(PeerId(1), &first));
+    assert!(world.fabric.lock().unwrap().regions.is_empty(), "no peer has a key");
     world.settle();
     world.now += IDLE_NS;
-    let again = expose(&mut world, 0, 1, &region.segments());
-    assert!(again.epoch != first.epoch && again.key == first.key);
+    let again = expose(&mut world, 0, 1, &region.segments()).key;
+    let [first, again] = [first, again].map(|key| Key::decode(&key).unwrap());
+    assert!(again.connection != first.connection && again.addr == first.addr);
 }
 
 /// A ready connection between 0 and 1, whose devices use GET rendezvous.
 fn offering() -> World {
     let mut world = World::new(2, 4);
     world.fabric.lock().unwrap().offers = true;
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
-    assert_eq!((world.windows(0, 1), world.windows(1, 0)), (Windows::Ready, Windows::Ready));
+    assert_eq!((world.prepare(0, 1), world.prepare(1, 0)), (Prepared::Ready, Prepared::Ready));
     world
 }
 
 /// 0 advertises `memory` to 1 (GET rendezvous).
-fn offer(world: &mut World, memory: &OwnedBuffer) -> Option<Ticket> {
-    world.with(0, |bulk, now, _| bulk.offer(PeerId(1), &memory.segments(), true, now))
+fn offer(world: &mut World, memory: &OwnedBuffer) -> Option<RemoteKey> {
+    offer_to(world, memory, true)
+}
+
+fn offer_to(world: &mut World, memory: &OwnedBuffer, near: bool) -> Option<RemoteKey> {
+    let list = memory.segments();
+    match world.with(0, |bulk, now, _| bulk.register(PeerId(1), &list, Purpose::Send, near, now)) {
+        Registered::Yes(registered) => Some(registered.key),
+        Registered::No => None,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// 1 reads all of the memory that is advertised to it.
-fn read_offer(world: &mut World, ticket: &Ticket, sink: &OwnedBuffer) -> Result<(), SendError> {
-    let range = Range { addr: ticket.addr, len: sink.segments().len() as u64 };
-    let spot = Spot { epoch: ticket.connection, key: ticket.key, range };
-    let how = Reach { reads: true, delivered: false, stays: false, token: 5 };
-    reach(world, &spot, &sink.segments(), how)
+fn read_offer(world: &mut World, key: &RemoteKey, sink: &OwnedBuffer) -> Result<(), SendError> {
+    access(world, &Remote { key: *key, offset: 0 }, &sink.segments(), What::Get(5))
 }
 
 #[test]
 fn a_message_is_read_until_its_offer_is_withdrawn() {
     let mut world = offering();
     let (source, sink) = (OwnedBuffer::from(vec![8; 5000]), OwnedBuffer::zeroed(5000));
-    let ticket = offer(&mut world, &source).unwrap();
-    read_offer(&mut world, &ticket, &sink).unwrap();
+    let key = offer(&mut world, &source).unwrap();
+    read_offer(&mut world, &key, &sink).unwrap();
     world.settle();
     assert_eq!(world.nodes[1].reached, [5]);
     assert!(bytes(&sink) == [8; 5000]);
     let other = offer(&mut world, &source).unwrap();
-    assert_ne!(other.slot, ticket.slot);
-    world.nodes[0].bulk.withdraw(PeerId(1), &ticket);
+    assert_ne!(other, key);
+    world.nodes[0].bulk.invalidate(PeerId(1), &key);
     // Remote keys that belong to no region are ignored.
-    world.nodes[0].bulk.withdraw(PeerId(1), &ticket);
-    world.nodes[0].bulk.withdraw(PeerId(1), &Ticket { connection: !other.connection, ..other });
+    world.nodes[0].bulk.invalidate(PeerId(1), &key);
+    let decoded = Key::decode(&other).unwrap();
+    let elsewhere = Key { connection: decoded.connection ^ 1, ..decoded };
+    world.nodes[0].bulk.invalidate(PeerId(1), &elsewhere.encode());
     read_offer(&mut world, &other, &sink).unwrap();
     world.settle();
     assert_eq!((world.nodes[1].reached.len(), world.nodes[1].lost), (2, 0));
-    read_offer(&mut world, &ticket, &sink).unwrap();
+    read_offer(&mut world, &key, &sink).unwrap();
     world.settle();
     assert_eq!((world.nodes[1].reached.len(), world.nodes[1].lost), (2, 1));
     // An advertised key ends with its connection; and after a loss none is advertised.
     assert!(world.fabric.lock().unwrap().regions.is_empty());
     world.now += 100 * 1_000_000_000;
-    world.windows(0, 1);
+    world.prepare(0, 1);
     world.settle();
-    assert_eq!(world.windows(0, 1), Windows::Ready);
+    assert_eq!(world.prepare(0, 1), Prepared::Ready);
     assert_eq!(offer(&mut world, &source), None);
     assert_eq!(read_offer(&mut world, &other, &sink), Err(STALE));
 }
@@ -1193,8 +1215,7 @@ fn what_is_not_to_be_read_is_not_offered() {
     world.fabric.lock().unwrap().refuses = true;
     assert_eq!(offer(&mut world, &memory), None);
     world.fabric.lock().unwrap().refuses = false;
-    let far = world.with(0, |bulk, now, _| bulk.offer(PeerId(1), &memory.segments(), false, now));
-    assert_eq!(far, None);
+    assert_eq!(offer_to(&mut world, &memory, false), None, "it is far");
     let long = OwnedBuffer::zeroed(super::OFFER_MAX + 1);
     assert_eq!(offer(&mut world, &long), None);
     for _ in 0..WINDOWS {

@@ -4,24 +4,22 @@
 use super::windows::{await_windows, contents, pair, pattern};
 use super::*;
 use crate::memory::OwnedBuffer;
-use crate::transport::{Exposed, Exposure, Reach, SendError, Spot};
+use crate::transport::{Purpose, Put, Registered, Registration, Remote, SendError};
 
-const REGION: u64 = 9;
 const LEN: usize = 100_001;
 
-fn expose(end: &mut End, to: PeerId, memory: &OwnedBuffer) -> Option<Exposure> {
-    let list = memory.segments();
-    match end.net.expose(to, (REGION, 0), &list, (true, true)) {
-        Exposed::Yes(exposure) => Some(exposure),
+fn expose(end: &mut End, to: PeerId, memory: &OwnedBuffer) -> Option<Registration> {
+    let purpose = Purpose::Region { reads: true, writes: true };
+    match end.net.register(to, &memory.segments(), purpose) {
+        Registered::Yes(registered) => Some(registered),
         // Without userfaultfd a change of the mapping would go unnoticed.
-        Exposed::Never if std::env::var_os("UDRV_TEST_RDMA").is_none() => None,
+        Registered::Never if std::env::var_os("UDRV_TEST_RDMA").is_none() => None,
         other => panic!("{other:?}"),
     }
 }
 
-fn spot(exposure: &Exposure, memory: &OwnedBuffer) -> Spot {
-    let key = exposure.keys.unwrap()[0];
-    Spot { epoch: exposure.epoch, key, range: memory.segments().ranges().0[0] }
+fn put(delivered: bool, token: u64) -> Put {
+    Put { notify: false, delivered, stays: false, token }
 }
 
 #[test]
@@ -29,24 +27,21 @@ fn a_region_is_written_and_read_without_its_owner() {
     let Some(ip) = address() else { return };
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
     let region = OwnedBuffer::zeroed(LEN);
-    let Some(exposure) = expose(&mut b, to_a, &region) else { return };
-    assert!(exposure.reads && exposure.writes);
-    let spot = spot(&exposure, &region);
+    let Some(registered) = expose(&mut b, to_a, &region) else { return };
+    assert!(registered.reads && registered.writes);
+    let at = Remote { key: registered.key, offset: 0 };
     for round in 0..6 {
         let (source, sink) = (pattern(round, LEN), OwnedBuffer::zeroed(LEN));
-        let write = Reach { reads: false, delivered: round % 2 == 1, stays: false, token: 1 };
-        a.net.reach(to_b, &spot, &source.segments(), write).unwrap();
-        let read = Reach { reads: true, delivered: false, stays: false, token: 2 };
-        a.net.reach(to_b, &spot, &sink.segments(), read).unwrap();
+        a.net.put(to_b, &source.segments(), &at, put(round % 2 == 1, 1)).unwrap();
+        a.net.get(to_b, &sink.segments(), &at, 2).unwrap();
         // It waits for the read.
         let other = OwnedBuffer::zeroed(LEN);
-        let last = Reach { reads: false, delivered: true, stays: false, token: 3 };
-        a.net.reach(to_b, &spot, &other.segments(), last).unwrap();
+        a.net.put(to_b, &other.segments(), &at, put(true, 3)).unwrap();
         assert!(within(30, || {
             a.poll(); // b does not poll
-            a.got.reached.len() == 3
+            a.got.done.len() == 3
         }));
-        assert_eq!(std::mem::take(&mut a.got.reached), [1, 2, 3]);
+        assert_eq!(std::mem::take(&mut a.got.done), [1, 2, 3]);
         assert!(contents(&sink) == contents(&source), "the read has what was written before it");
         assert!(contents(&region).iter().all(|byte| *byte == 0), "and not what came later");
     }
@@ -60,18 +55,17 @@ fn a_region_that_has_ended_ends_the_connection_of_who_touches_it() {
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
     for round in 1..3 {
         let region = OwnedBuffer::zeroed(LEN);
-        let Some(exposure) = expose(&mut b, to_a, &region) else { return };
-        let spot = spot(&exposure, &region);
-        b.net.conceal(REGION);
-        let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
-        a.net.reach(to_b, &spot, &pattern(1, LEN).segments(), write).unwrap();
+        let Some(registered) = expose(&mut b, to_a, &region) else { return };
+        let at = Remote { key: registered.key, offset: 0 };
+        b.net.invalidate(to_a, &registered.key);
+        a.net.put(to_b, &pattern(1, LEN).segments(), &at, put(false, 1)).unwrap();
         assert!(within(30, || {
             a.poll();
             b.poll();
             (a.got.lost, b.got.lost) == (round, round)
         }));
-        assert!(a.got.reached.is_empty() && contents(&region).iter().all(|byte| *byte == 0));
-        let again = a.net.reach(to_b, &spot, &region.segments(), write);
+        assert!(a.got.done.is_empty() && contents(&region).iter().all(|byte| *byte == 0));
+        let again = a.net.put(to_b, &region.segments(), &at, put(false, 1));
         assert!(matches!(again, Err(SendError::Unreachable(Errno(libc::ESTALE)))), "{again:?}");
         await_windows(&mut a, to_b, &mut b, to_a);
     }
@@ -83,23 +77,19 @@ fn a_region_whose_memory_goes_is_concealed() {
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
     // Long enough for a mapping of its own, which is unmapped when it is freed.
     let region = OwnedBuffer::zeroed(64 << 20);
-    let Some(exposure) = expose(&mut b, to_a, &region) else { return };
-    let spot = Spot {
-        range: crate::sys::cma::Range { len: 100, ..spot(&exposure, &region).range },
-        ..spot(&exposure, &region)
-    };
+    let Some(registered) = expose(&mut b, to_a, &region) else { return };
     drop(region);
     assert!(within(20, || {
         b.poll();
-        !b.got.concealed.is_empty()
+        !b.got.void.is_empty()
     }));
-    assert_eq!(b.got.concealed, [REGION]);
-    let write = Reach { reads: false, delivered: false, stays: false, token: 1 };
-    a.net.reach(to_b, &spot, &pattern(1, 100).segments(), write).unwrap();
+    assert_eq!(b.got.void, [registered.key]);
+    let at = Remote { key: registered.key, offset: 0 };
+    a.net.put(to_b, &pattern(1, 100).segments(), &at, put(false, 1)).unwrap();
     assert!(within(30, || {
         a.poll();
         b.poll();
         a.got.lost == 1
     }));
-    assert!(a.got.reached.is_empty());
+    assert!(a.got.done.is_empty());
 }

@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::memory::OwnedBuffer;
-use crate::sys::cma::Range;
+use crate::transport::net::bulk::key::Key;
 use crate::transport::net::verbs::config::ReadPolicy;
-use crate::transport::{Reach, Spot, Ticket, Windows};
+use crate::transport::{
+    Access, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey,
+};
 
 /// Two endpoints that may advertise buffers to each other, and their numbers for each other.
 pub(super) fn pair(ip: IpAddr) -> ((End, PeerId), (End, PeerId)) {
@@ -23,7 +25,7 @@ pub(super) fn await_windows(a: &mut End, to_b: PeerId, b: &mut End, to_a: PeerId
     assert!(within(20, || {
         a.poll();
         b.poll();
-        a.net.windows(to_b) == Windows::Ready && b.net.windows(to_a) == Windows::Ready
+        a.net.prepare(to_b) == Prepared::Ready && b.net.prepare(to_a) == Prepared::Ready
     }));
 }
 
@@ -38,11 +40,21 @@ pub(super) fn contents(buffer: &OwnedBuffer) -> Vec<u8> {
 }
 
 /// `b` advertises `buffers` to `a`.
-fn lend(b: &mut End, to_a: PeerId, buffers: &[OwnedBuffer]) -> Vec<Ticket> {
-    let lend = |(token, buffer): (usize, &OwnedBuffer)| {
-        b.net.lend(to_a, &buffer.segments(), token as u64).unwrap()
+fn lend(b: &mut End, to_a: PeerId, buffers: &[OwnedBuffer]) -> Vec<RemoteKey> {
+    let lend = |(token, buffer): (u64, &OwnedBuffer)| {
+        let registered = b.net.register(to_a, &buffer.segments(), Purpose::Receive { token });
+        let Registered::Yes(Registration { key, confirms: true, .. }) = registered else {
+            panic!("{registered:?}");
+        };
+        key
     };
-    buffers.iter().enumerate().map(lend).collect()
+    (0..).zip(buffers).map(lend).collect()
+}
+
+/// `a` fills a remote buffer.
+fn fill(a: &mut End, to_b: PeerId, from: &OwnedBuffer, key: RemoteKey, token: u64) -> Access {
+    let how = Put { notify: true, delivered: false, stays: false, token };
+    a.net.put(to_b, &from.segments(), &Remote { key, offset: 0 }, how).unwrap()
 }
 
 #[test]
@@ -53,24 +65,17 @@ fn windows_are_filled_by_the_device() {
     let from: Vec<_> = sizes.iter().map(|len| pattern(*len, *len)).collect();
     let to: Vec<_> = sizes.iter().map(|len| OwnedBuffer::from(vec![0; *len])).collect();
     for round in 1..4 {
-        let tickets = lend(&mut b, to_a, &to);
-        for (n, (buffer, ticket)) in (0..).zip(from.iter().zip(&tickets)) {
-            assert!(a.net.sees_writes(ticket));
-            let chunk = Chunk { tx: n, offset: 0, len: buffer.segments().len() as u64 };
-            a.net.write(to_b, &buffer.segments(), ticket, chunk).unwrap();
+        let keys = lend(&mut b, to_a, &to);
+        for (n, (buffer, key)) in (0..).zip(from.iter().zip(&keys)) {
+            assert_eq!(fill(&mut a, to_b, buffer, *key, n), Access::Begun);
         }
         assert!(within(30, || {
             a.poll();
             b.poll();
-            b.got.filled.len() == round * sizes.len() && a.got.written.len() == sizes.len()
+            b.got.filled.len() == round * sizes.len() && a.got.done.len() == sizes.len()
         }));
-        let written = std::mem::take(&mut a.got.written);
-        assert!(
-            (0..)
-                .zip(&sizes)
-                .map(|(tx, len)| (tx, *len as u64))
-                .eq(written.iter().map(|c| (c.tx, c.len)))
-        );
+        let done = std::mem::take(&mut a.got.done);
+        assert!(done.into_iter().eq(0..sizes.len() as u64));
         for (from, to) in from.iter().zip(&to) {
             assert!(contents(from) == contents(to));
             to.segments().copy_in(0, &vec![0; to.segments().len()]);
@@ -89,10 +94,11 @@ fn a_connection_that_breaks_is_made_again() {
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
     for round in 1..3 {
         let buffers = [pattern(1, 10_000), pattern(2, 10_000)];
-        let tickets = lend(&mut b, to_a, &buffers);
+        let keys = lend(&mut b, to_a, &buffers);
         // The device refuses this key, and breaks the queue pair.
-        let wrong = Ticket { key: tickets[0].key ^ 1, ..tickets[0] };
-        a.net.write(to_b, &pattern(3, 10_000).segments(), &wrong, Chunk::default()).unwrap();
+        let key = Key::decode(&keys[0]).unwrap();
+        let wrong = Key { key: key.key ^ 1, ..key }.encode();
+        fill(&mut a, to_b, &pattern(3, 10_000), wrong, 0);
         assert!(within(30, || {
             a.poll();
             b.poll();
@@ -100,13 +106,13 @@ fn a_connection_that_breaks_is_made_again() {
         }));
         assert_eq!(a.net.bulk_counts().connections + b.net.bulk_counts().connections, 0);
         // An old remote key has no effect any more.
-        a.net.write(to_b, &pattern(4, 10_000).segments(), &tickets[1], Chunk::default()).unwrap();
+        assert_eq!(fill(&mut a, to_b, &pattern(4, 10_000), keys[1], 0), Access::Silent);
         assert!(contents(&buffers[1]) == contents(&pattern(2, 10_000)));
         await_windows(&mut a, to_b, &mut b, to_a);
         let again = [OwnedBuffer::from(vec![0; 50_000])];
-        let tickets = lend(&mut b, to_a, &again);
+        let keys = lend(&mut b, to_a, &again);
         let source = pattern(5, 50_000);
-        a.net.write(to_b, &source.segments(), &tickets[0], Chunk::default()).unwrap();
+        fill(&mut a, to_b, &source, keys[0], 0);
         assert!(within(30, || {
             a.poll();
             b.poll();
@@ -126,8 +132,8 @@ fn a_sleeper_is_woken_when_a_window_is_filled() {
     b.net.watch(&epoll, 1).unwrap();
     let (source, target) = ([pattern(1, 40_000)], [OwnedBuffer::from(vec![0; 40_000])]);
     for round in 1..10 {
-        let tickets = lend(&mut b, to_a, &target);
-        a.net.write(to_b, &source[0].segments(), &tickets[0], Chunk::default()).unwrap();
+        let keys = lend(&mut b, to_a, &target);
+        fill(&mut a, to_b, &source[0], keys[0], 0);
         let mut slept = 0;
         assert!(within(20, || {
             if b.net.sleep() {
@@ -176,29 +182,27 @@ fn a_message_is_read_by_its_receiver_where_that_helps() {
         let ((mut a, to_b), (mut b, to_a)) = pair_with(ip, read);
         for round in 0..4 {
             let (source, sink) = (pattern(round, LEN), OwnedBuffer::zeroed(LEN));
-            let ticket = a.net.offer(to_b, &source.segments());
+            let registered = a.net.register(to_b, &source.segments(), Purpose::Send);
             let wanted = match read {
                 ReadPolicy::Always => true,
                 ReadPolicy::Auto => is_threads(),
                 ReadPolicy::Off => false,
             };
-            assert_eq!(ticket.is_some(), wanted, "{read:?}");
-            let Some(ticket) = ticket else { continue };
+            assert_eq!(registered != Registered::No, wanted, "{read:?}");
+            let Registered::Yes(Registration { key, .. }) = registered else { continue };
             // Reads two parts of it, the later one first.
             for (token, at) in [(1, 200_000), (2, 0)] {
                 let part = sink.segments().slice(at, LEN - at);
-                let range = Range { addr: ticket.addr + at as u64, len: part.len() as u64 };
-                let spot = Spot { epoch: ticket.connection, key: ticket.key, range };
-                let how = Reach { reads: true, delivered: false, stays: false, token };
-                b.net.reach(to_a, &spot, &part, how).unwrap();
+                let from = Remote { key, offset: at as u64 };
+                b.net.get(to_a, &part, &from, token).unwrap();
             }
             assert!(within(30, || {
                 b.poll(); // a does not poll
-                b.got.reached.len() == 2
+                b.got.done.len() == 2
             }));
-            assert_eq!(std::mem::take(&mut b.got.reached), [1, 2]);
+            assert_eq!(std::mem::take(&mut b.got.done), [1, 2]);
             assert!(contents(&sink) == contents(&source));
-            a.net.withdraw(to_b, &ticket);
+            a.net.invalidate(to_b, &key);
             a.poll();
         }
         assert_eq!((a.got.lost, b.got.lost), (0, 0));

@@ -1,0 +1,301 @@
+//! Keys of regions for direct RMA: those that targets have told this endpoint, and those that it has told its peers.
+
+use super::ranges::{RemoteRange, RemoteRanges};
+use crate::memory::keys::Right;
+use crate::sys::numbers::NumberMap;
+use crate::transport::{Iface, PeerId, Registration, Remote, RemoteKey};
+use std::collections::BTreeMap;
+
+/// Parts of regions that are advertised to a peer, at most.
+pub(super) const TOLD_MAX: usize = 1024;
+
+/// Ranges that wait to be advertised, at most.
+pub(super) const OFFERS_MAX: usize = 64;
+
+/// A target advertises after this many short reads and writes of a peer: not every peer is worth a connection.
+pub(super) const OFTEN: u32 = 16;
+
+/// A part of a region of a target: one range under one key.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) key: u64,
+    /// The remote address of its first byte, as operations name it.
+    pub(super) base: u64,
+    pub(super) len: u64,
+    pub(super) registered: Registration,
+}
+
+impl Part {
+    /// Whether it has bytes of these `len` of region `key` from `base` on.
+    pub(super) fn overlaps(&self, key: u64, base: u64, len: u64) -> bool {
+        self.key == key && self.base < base.saturating_add(len) && base < self.base + self.len
+    }
+}
+
+/// The cache of one target's remote keys.
+#[derive(Debug, Default)]
+pub(super) struct Granted {
+    /// Sorted by key and base.
+    pub(super) parts: Vec<Part>,
+}
+
+impl Granted {
+    pub(super) fn clear(&mut self) {
+        self.parts.clear();
+    }
+
+    /// The index behind all parts that begin at or before `addr` of `key`.
+    pub(super) fn behind(&self, key: u64, addr: u64) -> usize {
+        self.parts.partition_point(|part| (part.key, part.base) <= (key, addr))
+    }
+
+    /// The part of a region that contains `addr`, and the offset in it.
+    pub(super) fn find(&self, key: u64, addr: u64) -> Option<(&Part, u64)> {
+        let part = self.parts.get(self.behind(key, addr).checked_sub(1)?)?;
+        let at = addr.checked_sub(part.base).filter(|_| part.key == key)?;
+        (at < part.len).then_some((part, at))
+    }
+
+    /// Whether `remote` lies within advertised parts that allow this access. A write needs parts with flush reads: see
+    /// [`Engine::flush_alone`].
+    pub(super) fn cover(&self, remote: &RemoteRanges, right: Right) -> bool {
+        let allows = |part: &Part| match right {
+            Right::Read => part.registered.reads,
+            Right::Write => part.registered.writes && part.registered.confirms,
+            _ => false,
+        };
+        remote.as_slice().iter().all(|range| {
+            let mut done = 0;
+            while done < range.len {
+                match self.find(range.key, range.addr.wrapping_add(done)) {
+                    Some((part, at)) if allows(part) => done += part.len - at,
+                    _ => return false,
+                }
+            }
+            true
+        })
+    }
+
+    /// Where `offset` of `remote` is, and for how many bytes: at most `len`.
+    pub(super) fn piece(
+        &self,
+        remote: &RemoteRanges,
+        offset: usize,
+        len: usize,
+    ) -> Option<(Remote, usize)> {
+        let mut skip = offset as u64;
+        for range in remote.as_slice() {
+            if skip >= range.len {
+                skip -= range.len;
+                continue;
+            }
+            let (part, at) = self.find(range.key, range.addr.wrapping_add(skip))?;
+            let len = (range.len - skip).min(part.len - at).min(len as u64);
+            return Some((Remote { key: part.registered.key, offset: at }, len as usize));
+        }
+        None
+    }
+
+    /// Adds a part, and removes those that it overlaps. `None`: there are too many.
+    pub(super) fn insert(&mut self, part: Part) -> Option<()> {
+        let Part { key, base, len, .. } = part;
+        base.checked_add(len).filter(|_| len > 0)?;
+        self.parts.retain(|other| !other.overlaps(key, base, len));
+        if self.parts.len() >= TOLD_MAX {
+            return None;
+        }
+        let at = self.behind(key, base);
+        self.parts.insert(at, part);
+        Some(())
+    }
+
+    /// Removes the parts under a transport's key.
+    pub(super) fn forget(&mut self, key: &RemoteKey) {
+        self.parts.retain(|part| part.registered.key != *key);
+    }
+
+    /// Removes the parts with any of these bytes. Returns whether `key` was the transport's key of one of them.
+    pub(super) fn remove(
+        &mut self,
+        (region, base, len): (u64, u64, u64),
+        key: Option<RemoteKey>,
+    ) -> bool {
+        let mut had = false;
+        self.parts.retain(|part| {
+            let ends = part.overlaps(region, base, len);
+            had |= ends && Some(part.registered.key) == key;
+            !ends
+        });
+        had
+    }
+
+    /// A byte of any part that allows flush reads.
+    pub(super) fn any_byte(&self) -> Option<Remote> {
+        let part = self.parts.iter().find(|part| part.registered.confirms)?;
+        Some(Remote { key: part.registered.key, offset: 0 })
+    }
+}
+
+/// A part of a region that is advertised to a peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ToldPart {
+    /// The region's key, and where the part is, as GRANT says.
+    pub(super) key: u64,
+    pub(super) base: u64,
+    pub(super) len: u64,
+    pub(super) registered: Registration,
+    /// GRANT was sent.
+    pub(super) sent: bool,
+}
+
+/// The keys that are advertised to one peer.
+#[derive(Debug, Default)]
+pub(super) struct ToldTo {
+    /// Short reads and writes that the peer has sent as messages.
+    pub(super) short: u32,
+    /// By region id and offset; `None`: a part that cannot be advertised.
+    pub(super) parts: BTreeMap<(u64, u64), Option<ToldPart>>,
+}
+
+impl ToldTo {
+    /// Takes out the parts of a region.
+    pub(super) fn take(&mut self, region: u64) -> Vec<ToldPart> {
+        let mut taken = Vec::new();
+        self.parts.retain(|(other, _), part| {
+            if *other == region {
+                taken.extend(part.take());
+            }
+            *other != region
+        });
+        taken
+    }
+
+    /// The transport has voided all keys of this kind.
+    pub(super) fn forget(&mut self, kind: u8) {
+        self.parts.retain(|_, part| part.is_none_or(|part| part.registered.key.kind() != kind));
+    }
+}
+
+/// The bytes of a region whose keys are to be invalidated at a peer (RETRACT).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Retracted {
+    pub(super) peer: PeerId,
+    pub(super) key: u64,
+    pub(super) base: u64,
+    pub(super) len: u64,
+}
+
+impl Retracted {
+    pub(super) fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    pub(super) fn of(peer: PeerId, part: &ToldPart) -> Self {
+        let ToldPart { key, base, len, .. } = *part;
+        Self { peer, key, base, len }
+    }
+}
+
+/// The keys that are advertised to all peers.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) regions: NumberMap<PeerId, ToldTo>,
+    /// Ranges that may be worth advertising.
+    pub(super) offers: Vec<(PeerId, RemoteRange)>,
+    pub(super) retracted: Vec<Retracted>,
+}
+
+impl Told {
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        self.regions.remove(&peer);
+        self.offers.retain(|(to, _)| *to != peer);
+        self.retracted.retain(|retracted| retracted.peer != peer);
+    }
+
+    /// The region ends: invalidates its keys. Peers that do not find that out by themselves are told.
+    pub(super) fn end(&mut self, region: u64, iface: &mut impl Iface) {
+        for (peer, told) in &mut self.regions {
+            let mut void = None;
+            for part in told.take(region) {
+                let key = &part.registered.key;
+                if void == Some(key.kind()) {
+                    continue;
+                }
+                if iface.invalidate(*peer, key) {
+                    void = Some(key.kind());
+                    told.forget(key.kind());
+                } else if part.sent {
+                    self.retracted.push(Retracted::of(*peer, &part));
+                }
+            }
+        }
+    }
+
+    /// Counts a short operation of `peer`. Returns true at every [`OFTEN`]th.
+    pub(super) fn asks_often(&mut self, peer: PeerId) -> bool {
+        let short = &mut self.regions.entry(peer).or_default().short;
+        *short = short.wrapping_add(1);
+        *short % OFTEN == 0
+    }
+
+    /// Notes ranges that `peer` has accessed, to advertise them to it.
+    pub(super) fn offer(&mut self, peer: PeerId, remote: &RemoteRanges) {
+        for range in remote.as_slice().iter().filter(|range| range.len > 0) {
+            let offer = (peer, *range);
+            if self.offers.len() < OFFERS_MAX && !self.offers.contains(&offer) {
+                self.offers.push(offer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(key: u64, base: u64, len: u64) -> Part {
+        let (remote, reads) = (RemoteKey::new(1).with(key).with(base), true);
+        let registered = Registration { key: remote, reads, writes: true, confirms: true };
+        Part { key, base, len, registered }
+    }
+
+    #[test]
+    fn what_a_target_tells_is_bounded() {
+        let mut granted = Granted::default();
+        for key in 0..3 * TOLD_MAX as u64 {
+            assert!(
+                granted.insert(part(key, 0, 0)).is_none()
+                    && granted.insert(part(key, 9, u64::MAX)).is_none()
+            );
+            assert_eq!(granted.insert(part(key, 0, 10)).is_some(), key < TOLD_MAX as u64);
+        }
+        assert_eq!(granted.parts.len(), TOLD_MAX);
+        // A part that replaces another does not add to their number.
+        assert!(
+            granted.insert(part(5, 3, 10)).is_some() && granted.insert(part(5, 20, 10)).is_none()
+        );
+        assert_eq!(granted.find(5, 2).map(|_| ()), None);
+        assert_eq!(granted.find(5, 12).map(|(_, at)| at), Some(9));
+        assert!(granted.remove((5, 0, 100), Some(part(5, 3, 10).registered.key)));
+        assert_eq!(granted.parts.len(), TOLD_MAX - 1);
+    }
+
+    #[test]
+    fn a_part_takes_the_place_of_those_that_it_overlaps() {
+        let mut granted = Granted::default();
+        for base in [0, 20, 40, 60] {
+            granted.insert(part(7, base, 10)).unwrap();
+            granted.insert(part(8, base, 10)).unwrap();
+        }
+        granted.insert(part(7, 29, 12)).unwrap();
+        let bases: Vec<_> =
+            granted.parts.iter().filter(|part| part.key == 7).map(|part| part.base).collect();
+        assert_eq!(bases, [0, 29, 60]);
+        assert_eq!(granted.parts.len(), 7);
+        let place = |addr| granted.find(7, addr).map(|(_, at)| at);
+        assert_eq!(
+            [9, 10, 28, 29, 40, 41].map(place),
+            [Some(9), None, None, Some(0), Some(11), None]
+        );
+    }
+}

@@ -1,0 +1,60 @@
+//! What an endpoint's protocol consists of.
+
+use super::arrivals::Arrivals;
+use super::collective::Collectives;
+use super::limits::{Counts, Limits};
+use super::matching::Matching;
+use super::outbox::Outbox;
+use super::peers::Peers;
+use super::rma::Rma;
+use super::sends::Sends;
+use super::spaces::Space;
+
+/// The protocol of one endpoint over one interface.
+#[derive(Debug)]
+pub(crate) struct Engine<I> {
+    pub(super) iface: I,
+    pub(super) core: Core,
+}
+
+/// All state but the interface: a type of its own, so that messages can be handled while the interface delivers them.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) limits: Limits,
+    pub(super) counts: Counts,
+    pub(super) peers: Peers,
+    pub(super) outbox: Outbox,
+    pub(super) matching: Matching,
+    pub(super) arrivals: Arrivals,
+    pub(super) sends: Sends,
+    /// One-sided operations.
+    pub(super) rma: Rma,
+    /// Collective groups.
+    pub(super) collectives: Collectives,
+}
+
+impl<I> Engine<I> {
+    pub(crate) fn new(iface: I, limits: Limits) -> Self {
+        Self {
+            iface,
+            core: Core {
+                limits,
+                counts: Counts::default(),
+                peers: Peers::default(),
+                outbox: Outbox::default(),
+                matching: Matching::new(limits.contexts),
+                arrivals: Arrivals::default(),
+                sends: Sends::new(),
+                rma: Rma::default(),
+                collectives: Collectives::default(),
+            },
+        }
+    }
+}
+
+impl Core {
+    /// All matching spaces of the endpoint.
+    pub(super) fn spaces(&self) -> impl Iterator<Item = Space> + use<> {
+        Space::all(self.limits.contexts)
+    }
+}
