@@ -12,7 +12,7 @@ use super::select::{self, Fetch};
 use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::sys::Errno;
-use crate::transport::{Iface, PeerId, SendError};
+use crate::transport::{Iface, PeerId, Prepared, SendError};
 
 impl<I: Iface> Engine<I> {
     /// Advances the receives for which this endpoint has something to do.
@@ -63,7 +63,10 @@ impl<I: Iface> Engine<I> {
         }
         let caps = iface.caps(message.peer);
         if let Receiver::Put(put) = scheme {
-            let ready = select::remote_buffers(iface, &caps, message.peer, message.want);
+            let ready = match put.is_open() {
+                true => select::remote_buffers(iface, &caps, message.peer, message.want),
+                false => Prepared::No, // to ask might connect to the peer for nothing
+            };
             let by = (ready, caps.window_max);
             return put.step(iface, &mut arrivals.chunks, outbox, (key, message), by);
         }

@@ -82,7 +82,7 @@ pub(super) fn announce<I: Iface>(iface: &mut I, caps: &Caps, peer: PeerId, len: 
     }
     let carrier = carrier(iface, caps, peer, len);
     // Where the receiver may read the message instead, a message is sent unsolicited as a whole or not at all.
-    let pushes = caps.push_max > 0 && !(caps.one_sided && len > caps.push_max);
+    let pushes = len > 0 && caps.push_max > 0 && !(caps.one_sided && len > caps.push_max);
     if pushes && !iface.under_pressure(peer) {
         Announce::Push { bytes: len.min(caps.push_max), carrier }
     } else if caps.one_sided {

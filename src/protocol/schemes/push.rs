@@ -137,9 +137,10 @@ impl Sender {
 
     /// CTS: the receiver wants the first `end` bytes. `None`: it has asked before.
     pub(in crate::protocol) fn on_cts(&mut self, rx: u64, end: usize) -> Option<Onward> {
-        if self.asked.replace((rx, end)).is_some() {
+        if self.asked.is_some() {
             return None;
         }
+        self.asked = Some((rx, end));
         // Before all unsolicited bytes are sent, the next step goes on.
         Some(if self.flow.is_over() { self.end() } else { Onward::Waits })
     }

@@ -294,6 +294,11 @@ impl Receiver {
         self.phase != Phase::Open && self.out == 0
     }
 
+    /// Whether further chunks begin.
+    pub(in crate::protocol) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
     /// Begins no further chunk: bytes from `offset` on have to come in another way.
     fn close(&mut self, offset: usize) {
         self.phase = match self.phase {

@@ -379,7 +379,9 @@ pub(crate) trait Side {
 
     /// Ends the connection to `peer`; no one is told. Returns its number.
     fn end(&mut self, peer: PeerId) -> Option<u32> {
-        let Connection { id, link, .. } = self.agreement().connections.remove(&peer)?;
+        let agreement = self.agreement();
+        agreement.doomed.retain(|doomed| *doomed != peer); // the peer's next connection has not failed
+        let Connection { id, link, .. } = agreement.connections.remove(&peer)?;
         self.release(peer, link);
         Some(id)
     }
@@ -434,7 +436,6 @@ pub(crate) trait Side {
         let agreement = self.agreement();
         agreement.failures.remove(&peer);
         agreement.outbox.retain(|(to, _)| *to != peer);
-        agreement.doomed.retain(|doomed| *doomed != peer);
         agreement.ended.retain(|(ended, _)| *ended != peer);
     }
 }

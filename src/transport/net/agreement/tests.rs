@@ -177,6 +177,22 @@ fn one_side_asks_and_both_agree() {
 }
 
 #[test]
+fn a_failure_ends_no_later_connection() {
+    let mut pair = Pair::new(5, 9);
+    pair.contact(0);
+    pair.settle();
+    // Both sides see the failure. The one that computes reads the other's OVER and new ASK before it acts on its own.
+    pair.sides[1].agreement.doom(PEER);
+    pair.fail(0);
+    pair.now += 2 * PATIENCE_NS;
+    assert_eq!(pair.contact(0), Prepared::Later);
+    pair.settle();
+    let lost = pair.sides[1].lost;
+    assert_eq!(pair.sides[1].lose_doomed(pair.now, &mut |_| panic!("lost")), 0);
+    assert_eq!((lost, pair.agreed()), (1, Some(6)));
+}
+
+#[test]
 fn of_two_requests_the_smaller_number_stands() {
     for (numbers, order) in [((5, 9), [0, 1]), ((9, 5), [0, 1]), ((5, 9), [1, 0]), ((9, 5), [1, 0])]
     {

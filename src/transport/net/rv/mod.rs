@@ -645,8 +645,8 @@ impl Rv {
             Some((Phase::Ready, Link { node: Some(node), writes, .. })) => {
                 (*node, *writes >= PEER_WRITES || self.writes.len() >= WRITES)
             }
-            // The peer is already connected; this side is not yet.
-            Some((Phase::Joining, _)) => return Err(self.refuse(peer, now)),
+            // The peer is already connected; this side is not yet. A remote key may come before the peer's GO.
+            Some((Phase::Agreed | Phase::Joining, _)) => return Err(self.refuse(peer, now)),
             _ => {
                 self.counts.stale += 1;
                 return Ok(());

@@ -265,6 +265,31 @@ fn processes_of_two_nodes_share_their_queue_pairs() {
 }
 
 #[test]
+fn a_remote_key_may_come_before_the_last_message_of_the_agreement() {
+    let mut world = World::new(2, 2);
+    world.join(0, 1); // and so the nodes are connected
+    assert_eq!(world.prepare(2, 3), Prepared::Later);
+    world.hear(2, 3);
+    world.hear(3, 2);
+    for _ in 0..10 {
+        world.now += 10_000_000;
+        for (a, b) in world.fabric.links() {
+            while world.fabric.deliver(a, b, false) {}
+        }
+        world.poll(2);
+    }
+    assert_eq!(world.prepare(2, 3), Prepared::Ready);
+    world.lend(2, 3, 100).unwrap();
+    let said = world.said.get_mut(&(2, 3)).unwrap();
+    assert_eq!(said.len(), 2, "GO, and the key");
+    said.swap(0, 1);
+    world.hear(2, 3);
+    world.settle();
+    assert_eq!(world.ends[2].filled, 1);
+    world.assert_clean("overtaken");
+}
+
+#[test]
 fn nobody_waits_in_a_call_for_a_connection() {
     let mut world = World::new(2, 1);
     world.fabric.state().slow = 6;
