@@ -1,36 +1,21 @@
-//! One lock per domain, biased towards the application. All shared state of a domain's objects is reached
-//! through it, so there is only one order of locks. Under FI_THREAD_DOMAIN the application serialises and the
-//! lock is next to free: the owner (the application's thread) only notes that it is inside, without a barrier.
-//! A visitor (a thread from elsewhere in the process) is rare, never waits, and issues the barrier for both.
+//! One lock per domain, biased towards the application ([`Biased`]). All shared state of a domain's objects is reached
+//! through it, so there is only one order of locks. Under FI_THREAD_DOMAIN the application serialises, and the lock is
+//! next to free; threads from elsewhere in the process visit.
 
-use crate::sys::order::{self, AtomicBool, AtomicU8, Mutex, MutexGuard};
-use crate::sys::process::Home;
+use crate::sys::biased::{Biased, Entry};
 use libfabric_sys::FI_EBUSY;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::sync::TryLockError;
 #[cfg(debug_assertions)]
 use std::sync::atomic::AtomicPtr;
+#[cfg(any(debug_assertions, test))]
 use std::sync::atomic::Ordering;
 
 /// The lock of a domain.
 #[derive(Debug)]
-pub(crate) struct DomainLock {
-    /// Why the application has to take the mutex (`NEEDED`, `VISITED`); 0 if it need not.
-    reasons: AtomicU8,
-    /// The application is inside, and has not taken the mutex.
-    inside: AtomicBool,
-    mutex: Mutex<()>,
-    home: Home,
-}
-
-/// The application does not serialise, or other threads progress the domain ([`DomainLock::need`]).
-const NEEDED: u8 = 1;
-/// A visitor has the mutex.
-const VISITED: u8 = 2;
+pub(crate) struct DomainLock(Biased);
 
 /// Proof that the caller holds the domain's lock, borrowed from a [`Hold`]. It takes no register and no memory,
 /// except in debug builds, where it records which domain's lock is held.
@@ -42,20 +27,24 @@ pub(crate) struct Guard<'a> {
 
 /// Holds the lock until it is dropped.
 pub(crate) struct Hold<'a> {
-    lock: &'a DomainLock,
-    mutex: ManuallyDrop<Option<MutexGuard<'a, ()>>>,
+    _entry: Entry<'a>,
     #[cfg(debug_assertions)]
     guard: Guard<'a>,
+    #[cfg(not(debug_assertions))]
+    _not_send: PhantomData<*const ()>,
 }
 
 impl<'a> Hold<'a> {
     #[inline(always)]
-    fn new(lock: &'a DomainLock, mutex: Option<MutexGuard<'a, ()>>) -> Self {
+    fn new(lock: &'a DomainLock, entry: Entry<'a>) -> Self {
+        #[cfg(not(debug_assertions))]
+        let _ = lock;
         Self {
-            lock,
-            mutex: ManuallyDrop::new(mutex),
+            _entry: entry,
             #[cfg(debug_assertions)]
             guard: Guard { lock, _of: PhantomData },
+            #[cfg(not(debug_assertions))]
+            _not_send: PhantomData,
         }
     }
 }
@@ -72,39 +61,21 @@ impl<'a> Deref for Hold<'a> {
     }
 }
 
-impl Drop for Hold<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // SAFETY: the field is not used after this.
-        match unsafe { ManuallyDrop::take(&mut self.mutex) } {
-            None => self.lock.inside.store(false, Ordering::Release),
-            Some(mutex) => self.lock.unlock_mutex(mutex),
-        }
-    }
-}
-
 impl DomainLock {
     /// `needed == false`: the application promises to serialise (FI_THREAD_DOMAIN).
     pub(crate) fn new(needed: bool) -> Self {
-        Self {
-            reasons: AtomicU8::new(if needed { NEEDED } else { 0 }),
-            inside: AtomicBool::new(false),
-            mutex: Mutex::new(()),
-            home: Home::here(),
-        }
+        Self(Biased::new(needed))
     }
 
     /// Whether this process opened the domain: false in a forked child.
     pub(crate) fn is_here(&self) -> bool {
-        self.home.is_here()
+        self.0.is_here()
     }
 
     /// In a forked child: a thread of the parent was inside during the fork. It will never leave, and it may have left
     /// the domain half changed: nothing of the domain may be used, closed or freed in this process.
     pub(crate) fn is_lost(&self) -> bool {
-        !self.is_here()
-            && (self.inside.load(Ordering::Relaxed)
-                || matches!(self.mutex.try_lock(), Err(TryLockError::WouldBlock)))
+        self.0.is_lost()
     }
 
     /// Whether an object of the domain may be closed; else what `fi_close` returns: -FI_EBUSY, or 0 if it is lost.
@@ -119,50 +90,18 @@ impl DomainLock {
     /// From now on the mutex is taken, because another thread joins: the progress thread, or a thread that reads the
     /// event queue of a joining group. Called while the application serialises, before that thread may enter.
     pub(crate) fn need(&self) {
-        self.reasons.fetch_or(NEEDED, Ordering::Release);
+        self.0.need();
     }
 
-    /// Takes the lock. A panic of an earlier holder does not stop later ones: it was reported when it happened.
+    /// Takes the lock.
     #[inline(always)]
     pub(crate) fn lock(&self) -> Hold<'_> {
-        self.inside.store(true, Ordering::Relaxed);
-        // The CPU may read `reasons` before others see this store; a visitor's heavy barrier orders the two.
-        order::light();
-        // If this reads 0, the changes of the last visitor are visible (`unlock_mutex`).
-        let needs = self.reasons.load(Ordering::Acquire) != 0;
-        Hold::new(self, needs.then(|| self.lock_mutex()))
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn lock_mutex(&self) -> MutexGuard<'_, ()> {
-        self.inside.store(false, Ordering::Release);
-        self.mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn unlock_mutex(&self, mutex: MutexGuard<'_, ()>) {
-        if self.reasons.load(Ordering::Relaxed) & VISITED != 0 {
-            self.reasons.fetch_and(!VISITED, Ordering::Release);
-        }
-        drop(mutex);
+        Hold::new(self, self.0.enter())
     }
 
     /// Takes the lock if it is free, from a thread that the application need not have serialised.
     pub(crate) fn visit(&self) -> Option<Hold<'_>> {
-        let mutex = match self.mutex.try_lock() {
-            Ok(mutex) => mutex,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        let guard = Hold::new(self, Some(mutex));
-        if self.reasons.fetch_or(VISITED, Ordering::Acquire) & NEEDED != 0 {
-            return Some(guard);
-        }
-        // If the application is not inside, its changes are visible (`Hold::drop`).
-        let alone = order::heavy() && !self.inside.load(Ordering::Acquire);
-        alone.then_some(guard)
+        self.0.visit().map(|entry| Hold::new(self, entry))
     }
 }
 
@@ -244,13 +183,11 @@ impl<T> ReadMostly<T> {
     }
 }
 
-#[cfg(all(loom, test))]
-mod model;
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sys::clock::Deadline;
+    use std::sync::atomic::AtomicBool;
 
     /// Adds one, so slowly that another addition meanwhile is lost.
     fn add(count: &Locked<u64>, guard: &Guard<'_>) {

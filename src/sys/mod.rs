@@ -9,6 +9,7 @@
 
 pub(crate) mod at_exit;
 pub(crate) mod bell;
+pub(crate) mod biased;
 pub(crate) mod cancel;
 pub(crate) mod clock;
 pub(crate) mod close;
@@ -39,7 +40,6 @@ pub(crate) mod user;
 pub(crate) mod userfaultfd;
 pub(crate) mod valgrind;
 pub(crate) mod verbs;
-pub(crate) mod visited;
 pub(crate) mod watched;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x87;

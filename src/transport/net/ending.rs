@@ -6,7 +6,7 @@
 //! threads do the work: they can run between calls of the application's threads, and touch no memory of the
 //! application, some of which is gone by then.
 
-use super::background::Shared;
+use super::shared::Shared;
 use crate::sys::{at_exit, clock, process};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;

@@ -11,11 +11,12 @@ pub(crate) mod neighbours;
 pub(crate) mod network;
 pub(crate) mod reliable;
 pub(crate) mod rv;
+mod shared;
 pub(crate) mod stream;
 pub(crate) mod udp;
 pub(crate) mod verbs;
 
-use self::background::{Background, Shared};
+use self::background::Background;
 use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
@@ -25,10 +26,10 @@ use super::{
 };
 use crate::config::Config;
 use crate::memory::{Segment, SegmentList};
+use crate::sys::biased::{Owner, visited};
 use crate::sys::event::Epoll;
 use crate::sys::net::{Nic, interfaces};
 use crate::sys::sock_diag::{PortHolder, udp_port_holders};
-use crate::sys::visited::{Owner, visited};
 use crate::sys::{Errno, clock, process, spare};
 use crate::telemetry::log;
 use crate::transport::JobKey;
@@ -37,6 +38,7 @@ use bulk::{Bulk, BulkSink, What};
 use link::Link;
 use neighbours::{Neighbours, Standing};
 use reliable::{Reliable, Settings, Sink};
+use shared::Shared;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
