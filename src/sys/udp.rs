@@ -4,16 +4,19 @@
 
 mod control;
 mod errors;
+mod headers;
 mod receive;
 mod send;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use errors::PortError;
-pub(crate) use send::Destination;
+pub(crate) use headers::Destination;
+pub(crate) use receive::Losses;
 
 use super::errno::{Errno, Result, check};
 use super::net::socket_addr_to_bytes;
+use control::SO_RXQ_OVFL;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -22,8 +25,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const BUFFER_WANTED: libc::c_int = 8 << 20;
 /// The ECN bits of the IP header (RFC 3168) that say that this sender understands marks.
 const ECT_0: libc::c_int = 2;
-/// The crate `libc` lacks a name for this on some targets.
-const SO_RXQ_OVFL: libc::c_int = 40;
 
 /// A non-blocking UDP socket bound to one address.
 #[derive(Debug)]
@@ -38,16 +39,7 @@ pub(crate) struct UdpPort {
     /// The error queue may hold something.
     errors_pending: bool,
     receiver: receive::Receiver,
-    headers: Box<send::Headers>,
-}
-
-/// Datagrams that the socket dropped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Losses {
-    /// Datagrams that were longer than any of this protocol, or whose boundaries are unknown.
-    pub(crate) truncated: u64,
-    /// Datagrams that found the receive buffer full, as far as the kernel has reported.
-    pub(crate) overflowed: u64,
+    headers: Box<headers::Headers>,
 }
 
 impl UdpPort {
@@ -77,7 +69,7 @@ impl UdpPort {
             ecn,
             errors_pending: false,
             receiver: receive::Receiver::default(),
-            headers: send::Headers::new(),
+            headers: headers::Headers::new(),
         })
     }
 
@@ -167,6 +159,15 @@ impl UdpPort {
         let level = libc::IPPROTO_IPV6;
         set(fd, level, libc::IPV6_DONTFRAG, 0)?;
         set(fd, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DONT)
+    }
+
+    /// Takes arrived datagrams in one system call, and calls `each` with the source, the datagram, and whether a
+    /// router marked it. Returns the number of datagrams: those of at most 8 messages, each of up to 64 KiB
+    /// and 64 datagrams.
+    pub(crate) fn receive_batch(&mut self, each: impl FnMut(SocketAddr, &[u8], bool)) -> usize {
+        let (datagrams, errors) = self.receiver.batch(self.socket.as_raw_fd(), each);
+        self.errors_pending |= errors;
+        datagrams
     }
 
     #[cfg(test)]

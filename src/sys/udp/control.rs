@@ -2,6 +2,8 @@
 
 use std::mem::MaybeUninit;
 
+/// The crate `libc` lacks a name for this on some targets.
+pub(super) const SO_RXQ_OVFL: libc::c_int = 40;
 /// Bytes of room for control messages: the four that a received message may have, or an extended
 /// error with its two addresses.
 const ROOM: usize = 128;
@@ -75,7 +77,7 @@ impl Beside {
                 (libc::SOL_UDP, libc::UDP_GRO) => {
                     beside.segment = Some(number(data) as usize).filter(|len| *len > 0);
                 }
-                (libc::SOL_SOCKET, super::SO_RXQ_OVFL) => beside.overflowed = Some(number(data)),
+                (libc::SOL_SOCKET, SO_RXQ_OVFL) => beside.overflowed = Some(number(data)),
                 _ => {}
             });
         }

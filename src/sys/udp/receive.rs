@@ -2,13 +2,12 @@
 //! taken.
 
 use super::control::{Beside, Control};
-use super::{Losses, UdpPort};
 use crate::sys::cancel::Shield;
 use crate::sys::errno::{Result, check, check_len};
 use crate::sys::net::socket_addr_from_bytes;
 use std::alloc::{Layout, alloc_zeroed};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
 /// Most messages of one recvmmsg(2).
@@ -26,6 +25,15 @@ const CE: u8 = 3;
 /// Room for a sockaddr_in or sockaddr_in6.
 type Name = [u8; 28];
 
+/// Datagrams that the socket dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Losses {
+    /// Datagrams that were longer than any of this protocol, or whose boundaries are unknown.
+    pub(crate) truncated: u64,
+    /// Datagrams that found the receive buffer full, as far as the kernel has reported.
+    pub(crate) overflowed: u64,
+}
+
 /// Buffers, and observations made while they were filled.
 #[derive(Debug, Default)]
 pub(super) struct Receiver {
@@ -39,40 +47,6 @@ pub(super) struct Receiver {
     pub(super) losses: Losses,
 }
 
-impl UdpPort {
-    /// Takes arrived datagrams in one system call, and calls `each` with the source, the datagram, and whether a
-    /// router marked it. Returns the number of datagrams: those of at most 8 messages, each of up to 64 KiB
-    /// and 64 datagrams.
-    pub(crate) fn receive_batch(&mut self, mut each: impl FnMut(SocketAddr, &[u8], bool)) -> usize {
-        let fd = self.socket.as_raw_fd();
-        let receiver = &mut self.receiver;
-        if receiver.buffers.is_empty() {
-            // Without memory the datagrams stay in the socket.
-            let Some(buffers) = zeroed(MESSAGES * BUFFER_LEN) else { return 0 };
-            receiver.buffers = buffers;
-        }
-        for _ in 0..=RETRIES {
-            let result = if receiver.streaming {
-                receiver.many(fd, &mut each)
-            } else {
-                receiver.one(fd, &mut each)
-            };
-            match result {
-                Ok(datagrams) => return datagrams,
-                Err(e) if e.is_would_block() => break,
-                // The error of an earlier datagram, reported once (udp(7)); it stays in the error queue.
-                Err(_) => self.errors_pending = true,
-            }
-        }
-        receiver.streaming = false;
-        receiver.fruitless = receiver.fruitless.wrapping_add(1);
-        if receiver.fruitless % LOOK_EVERY == 0 {
-            self.errors_pending = true;
-        }
-        0
-    }
-}
-
 /// Zeroes that take no memory before they are touched. `None`: no memory, which must not end the
 /// application.
 fn zeroed(len: usize) -> Option<Vec<u8>> {
@@ -84,6 +58,34 @@ fn zeroed(len: usize) -> Option<Vec<u8>> {
 }
 
 impl Receiver {
+    /// See `UdpPort::receive_batch`. Also returns whether the error queue may hold
+    /// something.
+    pub(super) fn batch(
+        &mut self,
+        fd: RawFd,
+        mut each: impl FnMut(SocketAddr, &[u8], bool),
+    ) -> (usize, bool) {
+        if self.buffers.is_empty() {
+            // Without memory the datagrams stay in the socket.
+            let Some(buffers) = zeroed(MESSAGES * BUFFER_LEN) else { return (0, false) };
+            self.buffers = buffers;
+        }
+        let mut errors = false;
+        for _ in 0..=RETRIES {
+            let result =
+                if self.streaming { self.many(fd, &mut each) } else { self.one(fd, &mut each) };
+            match result {
+                Ok(datagrams) => return (datagrams, errors),
+                Err(e) if e.is_would_block() => break,
+                // The error of an earlier datagram, reported once (udp(7)); it stays in the error queue.
+                Err(_) => errors = true,
+            }
+        }
+        self.streaming = false;
+        self.fruitless = self.fruitless.wrapping_add(1);
+        (0, errors || self.fruitless % LOOK_EVERY == 0)
+    }
+
     /// Receives one message: the shortest system call, used by idle endpoints and ping-pongs.
     #[inline]
     fn one(&mut self, fd: RawFd, each: &mut impl FnMut(SocketAddr, &[u8], bool)) -> Result<usize> {

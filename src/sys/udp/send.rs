@@ -1,66 +1,18 @@
 //! Sending: one datagram by the cheapest system call, several by as few calls as possible.
 
-use super::control::Control;
+use super::headers::{Destination, Headers};
 use super::{UdpPort, is_no_room};
 use crate::sys::cancel::Shield;
 use crate::sys::errno::{Result, check, check_len};
-use crate::sys::net::socket_addr_to_bytes;
 use std::io::IoSlice;
-use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 
-/// Most messages of one sendmmsg(2).
-const MESSAGES: usize = 32;
 /// Most datagrams that one message may be split into: UDP_MAX_SEGMENTS of the kernels since 4.18.
 const SEGMENTS: usize = 64;
 /// Most bytes of one message: a little less than an IP packet holds.
 const MESSAGE_BYTES: usize = 65_000;
 /// How often a send is retried after the error of an earlier datagram.
 const RETRIES: usize = 3;
-
-/// A socket address as the kernel reads it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Destination {
-    bytes: [u8; 28],
-    len: libc::socklen_t,
-}
-
-impl Destination {
-    /// The destination of datagrams.
-    pub(crate) fn new(address: &SocketAddr) -> Self {
-        let (bytes, len) = socket_addr_to_bytes(address);
-        Self { bytes, len: len as libc::socklen_t }
-    }
-
-    fn as_ptr(&self) -> *const libc::c_void {
-        self.bytes.as_ptr().cast()
-    }
-}
-
-/// The messages of one sendmmsg(2). Not on the stack, because application threads may have little of it.
-pub(super) struct Headers {
-    messages: [libc::mmsghdr; MESSAGES],
-    controls: [Control; MESSAGES],
-}
-
-impl Headers {
-    pub(super) fn new() -> Box<Self> {
-        let controls = [const { Control::new() }; MESSAGES];
-        // SAFETY: all zeroes is a valid mmsghdr.
-        Box::new(Self { messages: unsafe { std::mem::zeroed() }, controls })
-    }
-}
-
-// SAFETY: the pointers in it are used only during a call.
-unsafe impl Send for Headers {}
-// SAFETY: the pointers in it are used only during a call.
-unsafe impl Sync for Headers {}
-
-impl std::fmt::Debug for Headers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Headers")
-    }
-}
 
 impl UdpPort {
     /// Sends `packets` to one destination. All but the last have the same length, none is empty and the

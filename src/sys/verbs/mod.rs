@@ -22,6 +22,7 @@ mod port;
 mod qp;
 mod rc;
 mod rc_qp;
+mod rc_shared;
 mod srq;
 mod ud;
 
@@ -32,8 +33,9 @@ pub(in crate::sys) use memory::Mapping;
 pub(crate) use mr::{Permission, Registrar, Registration, fork_hazard};
 pub(crate) use port::{Gid, GidKind, LinkLayer, Partition, Port};
 pub(crate) use qp::{Ah, AhSettings};
-pub(crate) use rc::{RcEvent, RcPort, RcSettings};
+pub(crate) use rc::{RcEvent, RcPort};
 pub(crate) use rc_qp::{RcAddress, RcQp, RcRequest};
+pub(crate) use rc_shared::RcSettings;
 pub(crate) use ud::{Arrival, IpVersion, UdCounts, UdPort, UdSettings};
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Shared parts of an endpoint's connected queue pairs (RC): a completion queue with its channel, and
 //! the receives that writes with immediate consume.
 
-use super::cq::{self, Channel, Cq, CqObject};
+use super::cq::{self, Channel, Cq};
 use super::device::{OpenDevice, Pd};
 use super::mr::Registrar;
 use super::owned::check;
 use super::rc_qp::{RcQp, Slot};
+use super::rc_shared::{Queues, RcSettings, SEGMENTS, WRITE};
 use super::srq::Srq;
 use crate::sys::errno::{Errno, Result};
 use crate::sys::numbers::NumberMap;
@@ -19,39 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Receives that are posted again together.
 const REPOST: u32 = 16;
-/// Most segments of one write, if the device supports them: as many as an operation has.
-pub(super) const SEGMENTS: u32 = 4;
-/// The `wr_id` of sends; receives have 0.
-pub(super) const WRITE: u64 = 1;
-
-/// Settings of a port and its queue pairs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct RcSettings {
-    pub(crate) port: u8,
-    /// The index of its partition.
-    pub(crate) pkey_index: u16,
-    /// The index of the port's GID that routed packets are sent from.
-    pub(crate) gid: u8,
-    /// All packets of the port have a global routing header.
-    pub(crate) routed: bool,
-    /// Longest packet of the port, bytes.
-    pub(crate) mtu: usize,
-    pub(crate) service_level: u8,
-    /// Most connections at a time. The port may support fewer.
-    pub(crate) connections: usize,
-    /// Receives for writes of peers: for all connections, or for each queue pair if not `shared`. The port
-    /// may have fewer, or a few more.
-    pub(crate) receives: u32,
-    /// Most requests under way on each queue pair. The port may support fewer.
-    pub(crate) sends: u32,
-    /// Most reads that its device processes at a time: those we issue, and those of the peer. The port may support
-    /// fewer; zero: reads do not work.
-    pub(crate) reads: u8,
-    pub(crate) serves: u8,
-    /// Receives are shared if the device supports that.
-    pub(crate) shared: bool,
-}
-
 /// An event of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RcEvent {
@@ -72,17 +40,6 @@ impl RcEvent {
             Self::Filled { qp, .. } | Self::Written { qp } | Self::Failed { qp, .. } => qp,
         }
     }
-}
-
-/// Objects that the queue pairs keep alive.
-#[derive(Debug)]
-pub(super) struct Queues {
-    // Destroyed in this order.
-    pub(super) srq: Option<Srq>,
-    pub(super) cq: Arc<CqObject>,
-    pub(super) pd: Arc<Pd>,
-    /// A queue pair was destroyed, and the driver may have dropped receives with it.
-    pub(super) ended: AtomicBool,
 }
 
 /// The port's record of a connection.

@@ -1,7 +1,7 @@
 //! A connected queue pair (RC), which writes and reads the memory of its one peer.
 
 use super::owned::{Owned, check};
-use super::rc::{self, Queues, RcSettings, WRITE};
+use super::rc_shared::{Queues, RcSettings, SEGMENTS, WRITE};
 use super::srq;
 use crate::sys::errno::{Errno, Result};
 use crate::sys::process;
@@ -31,7 +31,7 @@ const RNR_DELAY: u8 = 12;
 /// As for datagrams: ECT(0) and IP's usual hop limit.
 const ECN_CAPABLE: u8 = 2;
 const HOPS: u8 = 64;
-const SEGMENTS_MAX: usize = rc::SEGMENTS as usize;
+const SEGMENTS_MAX: usize = SEGMENTS as usize;
 
 /// An operation on the peer's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

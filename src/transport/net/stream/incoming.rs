@@ -1,7 +1,7 @@
 //! The reading end of a stream.
 
-use super::StreamSink;
 use super::member::Member;
+use super::sink::StreamSink;
 use super::wire::{HEADER_LEN, HEADER_TAG_AT, Header};
 use crate::memory::SegmentList;
 use crate::sys::Errno;

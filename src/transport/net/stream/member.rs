@@ -5,6 +5,15 @@ use crate::sys::event::Epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+/// How long TCP waits for the peer's kernel to acknowledge data, milliseconds (TCP_USER_TIMEOUT): then datagrams take
+/// over.
+pub(super) const PATIENCE_MS: u32 = 5000;
+/// The members of the epoll set that tokens name.
+pub(super) const LISTENER: u64 = 0;
+pub(super) const TO_PEER: u64 = 1 << 32;
+pub(super) const FROM_PEER: u64 = 2 << 32;
+pub(super) const STRANGER: u64 = 3 << 32;
+
 /// Removes itself from its set when it is dropped: closing the descriptor alone does not do that while a forked child
 /// has it too.
 #[derive(Debug)]

@@ -12,6 +12,7 @@
 mod incoming;
 mod member;
 mod outgoing;
+mod sink;
 mod strangers;
 #[cfg(test)]
 mod tests;
@@ -26,8 +27,9 @@ use crate::sys::{Errno, tcp};
 use crate::telemetry::log;
 use crate::transport::{Address, PeerId, SendError, StreamEnd};
 use incoming::{Incoming, Turn};
-use member::Member;
+use member::{FROM_PEER, LISTENER, Member, PATIENCE_MS, TO_PEER};
 use outgoing::Outgoing;
+pub(super) use sink::StreamSink;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -36,9 +38,6 @@ use strangers::Strangers;
 use wire::Greeting;
 pub(crate) use wire::PAYLOAD_MAX;
 
-/// How long TCP waits for the peer's kernel to acknowledge data, milliseconds (TCP_USER_TIMEOUT): then datagrams take
-/// over.
-const PATIENCE_MS: u32 = 5000;
 /// A stream that was not used for this long may be closed to make room for another, nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
 /// A stream that has lived this long resets the failure count, nanoseconds.
@@ -56,24 +55,6 @@ const LOOK_NS: u64 = 50_000;
 const IDLE_LOOK_NS: u64 = 1_000_000;
 /// One in this many polls asks which streams are ready; the others try the last one.
 const ASK_EVERY: u32 = 8;
-
-/// The members of the epoll set that tokens name.
-const LISTENER: u64 = 0;
-const TO_PEER: u64 = 1 << 32;
-const FROM_PEER: u64 = 2 << 32;
-const STRANGER: u64 = 3 << 32;
-
-/// The layer above; peers have the state machine's numbers.
-pub(super) trait StreamSink {
-    /// The destination of the payload that follows; see [`crate::transport::Handler::place`].
-    fn place(&mut self, peer: PeerId, header: &[u8], len: usize) -> Option<SegmentList>;
-    /// The payload has arrived there.
-    fn on_placed(&mut self, peer: PeerId, header: &[u8], len: usize);
-    /// A frame whose payload had no destination.
-    fn on_message(&mut self, peer: PeerId, header: &[u8], payload: &[u8]);
-    /// A stream broke.
-    fn on_lost(&mut self, peer: PeerId, end: StreamEnd);
-}
 
 /// Counts of events since the endpoint was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

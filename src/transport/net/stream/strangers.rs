@@ -1,8 +1,7 @@
 //! Accepted connections that have not sent their greeting yet.
 
-use super::member::Member;
+use super::member::{Member, PATIENCE_MS, STRANGER};
 use super::wire::{GREETING_LEN, Greeting};
-use super::{PATIENCE_MS, STRANGER};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::event::Epoll;

@@ -51,6 +51,66 @@ pub(crate) struct RdmaCounts {
     pub(crate) news: u64,
 }
 
+/// How queue pairs of this endpoint are made.
+#[derive(Debug)]
+pub(super) struct Own {
+    pub(super) settings: RdmaSettings,
+    pub(super) spread: Spread,
+    pub(super) key: JobKey,
+    pub(super) me: Address,
+}
+
+/// The port in use.
+#[derive(Debug)]
+pub(super) struct PortInUse {
+    /// Its device; kept while there is no queue pair, because the device reports when a port is up again.
+    pub(super) device: Option<OpenDevice>,
+    /// The same for the bulk path, and how often it changed.
+    pub(super) spot: Spot,
+    pub(super) moves: u64,
+    /// Becomes readable when any of the device's descriptors does.
+    pub(super) watch: Epoll,
+}
+
+/// Maintenance that is under way.
+#[derive(Debug)]
+pub(super) struct Upkeep {
+    pub(super) recovery: Recovery,
+    /// When `tend` must be called, nanoseconds.
+    pub(super) tend_at: u64,
+    /// The next peer to send an address update to.
+    pub(super) untold: Option<usize>,
+    /// Why the queue pair could not be replaced, as it is logged.
+    pub(super) why: String,
+}
+
+/// How often the socket is polled.
+#[derive(Debug, Default)]
+struct SocketPace {
+    /// The time of this turn, nanoseconds.
+    now: u64,
+    /// Until when every turn polls the socket, and when it is polled next, nanoseconds.
+    hot: u64,
+    due: u64,
+}
+
+impl SocketPace {
+    /// True if the socket is to be polled now.
+    #[inline]
+    fn is_due(&mut self) -> bool {
+        let due = self.now < self.hot || self.now >= self.due;
+        if due {
+            self.due = self.now + SOCKET_LOOK_NS;
+        }
+        due
+    }
+
+    /// The socket has received something.
+    fn on_arrival(&mut self) {
+        self.hot = self.now + SOCKET_HOT_NS;
+    }
+}
+
 /// The device's part of a link.
 #[derive(Debug)]
 pub(crate) struct Rdma {
@@ -58,42 +118,19 @@ pub(crate) struct Rdma {
     pub(super) link: Option<UdLink>,
     /// A pool in which packets of full size are made; `None`: there is no memory for it.
     pub(super) pool: Option<Arc<Pool>>,
-    /// The device of the queue pair; kept while there is none, because the device reports when a port is up again.
-    pub(super) device: Option<OpenDevice>,
-    /// The same for the bulk path, and how often it changed.
-    pub(super) spot: Spot,
-    pub(super) moves: u64,
     /// The queue-pair address; after the queue pair broke, the last one with number 0.
     pub(super) place: Place,
-    pub(super) recovery: Recovery,
-    /// Becomes readable when any of the device's descriptors does.
-    pub(super) watch: Epoll,
-    /// When `tend` must be called, nanoseconds.
-    pub(super) tend_at: u64,
-    /// The next peer to send an address update to.
-    pub(super) untold: Option<usize>,
-    /// Why it could not be replaced, as it is logged.
-    pub(super) why: String,
-    pub(super) settings: RdmaSettings,
-    pub(super) spread: Spread,
     pub(super) ways: Ways<HandleId>,
-    pub(super) key: JobKey,
-    pub(super) me: Address,
     /// The sender of the last datagram.
     pub(super) source: (u32, Address),
     /// Path challenges that arrived and are not answered yet.
     pub(super) called: Vec<Call>,
-    /// Counts of earlier queue pairs.
-    pub(super) earlier: UdCounts,
-    pub(super) made: u64,
-    pub(super) news: u64,
-    calls: u64,
-    answers: u64,
-    /// The time of this turn, nanoseconds.
-    now: u64,
-    /// Until when every turn polls the socket, and when it is polled next, nanoseconds.
-    socket_hot: u64,
-    socket_due: u64,
+    pub(super) own: Own,
+    pub(super) port: PortInUse,
+    pub(super) upkeep: Upkeep,
+    pace: SocketPace,
+    /// Without `proven`, `doubted` and `handles`; the datagrams are those of earlier queue pairs.
+    pub(super) counts: RdmaCounts,
 }
 
 /// UDP and a UD queue pair as one link.
@@ -135,7 +172,7 @@ impl HybridLink {
     /// How often the device's part moved to another port; the bulk path must follow.
     #[inline]
     pub(crate) fn moves(&self) -> u64 {
-        self.rdma.as_ref().map_or(0, |rdma| rdma.moves)
+        self.rdma.as_ref().map_or(0, |rdma| rdma.port.moves)
     }
 
     /// Packets to `to` go through the device now.
@@ -145,7 +182,7 @@ impl HybridLink {
 
     /// The descriptors that become readable when there is something to receive; a device's only after `sleep`.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.udp.fd()).chain(self.rdma.iter().map(|rdma| rdma.watch.fd()))
+        std::iter::once(self.udp.fd()).chain(self.rdma.iter().map(|rdma| rdma.port.watch.fd()))
     }
 
     /// Copies of the descriptors, for a sleeping thread.
@@ -158,8 +195,8 @@ impl HybridLink {
     pub(crate) fn sleep(&mut self) -> bool {
         let Some(rdma) = &mut self.rdma else { return true };
         // After waking, both links are checked.
-        rdma.socket_due = 0;
-        rdma.tend_at = 0;
+        rdma.pace.due = 0;
+        rdma.upkeep.tend_at = 0;
         rdma.link.as_mut().is_none_or(UdLink::sleep)
     }
 
@@ -167,8 +204,8 @@ impl HybridLink {
     #[inline]
     pub(crate) fn tend(&mut self, now: u64) {
         let Some(rdma) = &mut self.rdma else { return };
-        rdma.now = now;
-        if rdma.tend_at <= now {
+        rdma.pace.now = now;
+        if rdma.upkeep.tend_at <= now {
             rdma.tend(now, &mut self.udp);
         }
     }
@@ -191,7 +228,7 @@ impl HybridLink {
     #[inline]
     pub(crate) fn is_calm(&self) -> bool {
         let Some(rdma) = &self.rdma else { return false };
-        rdma.now >= rdma.socket_hot && rdma.called.is_empty() && rdma.link.is_some()
+        rdma.pace.now >= rdma.pace.hot && rdma.called.is_empty() && rdma.link.is_some()
     }
 
     /// True if the device has received something.
@@ -223,13 +260,10 @@ impl HybridLink {
         let rdma = self.rdma.as_ref()?;
         Some(RdmaCounts {
             datagrams: rdma.datagrams(),
-            calls: rdma.calls,
-            answers: rdma.answers,
             proven: rdma.ways.proven,
             doubted: rdma.ways.doubted,
             handles: rdma.link.as_ref().map_or(0, UdLink::handles),
-            made: rdma.made,
-            news: rdma.news,
+            ..rdma.counts
         })
     }
 
@@ -301,10 +335,10 @@ impl Link for HybridLink {
     fn receive(&mut self, sink: &mut impl LinkSink) -> usize {
         let Some(rdma) = &mut self.rdma else { return self.udp.receive(sink) };
         let mut n = rdma.receive(sink);
-        if rdma.looks_at_socket() {
+        if rdma.link.is_none() || rdma.pace.is_due() {
             let arrived = self.udp.receive(&mut Introduced { rdma, sink });
             if arrived > 0 {
-                rdma.socket_hot = rdma.now + SOCKET_HOT_NS;
+                rdma.pace.on_arrival();
             }
             n += arrived;
             rdma.call();
@@ -322,7 +356,7 @@ struct Introduced<'a, S> {
 impl<S: LinkSink> LinkSink for Introduced<'_, S> {
     #[inline]
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
-        if let Some((address, place)) = read_trailer(&self.rdma.key, bytes) {
+        if let Some((address, place)) = read_trailer(&self.rdma.own.key, bytes) {
             self.sink.on_datagram(from, bytes, condition);
             // Nothing is kept of addresses that may be made up.
             if self.sink.knows(&address) {
@@ -330,7 +364,7 @@ impl<S: LinkSink> LinkSink for Introduced<'_, S> {
             }
             return;
         }
-        if let Some(news) = read_news(&self.rdma.key, bytes) {
+        if let Some(news) = read_news(&self.rdma.own.key, bytes) {
             return self.rdma.on_news(&news);
         }
         self.sink.on_datagram(from, bytes, condition);
@@ -360,33 +394,25 @@ impl Rdma {
         me: Address,
     ) -> Result<Self, Errno> {
         let nobody = Address(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
+        let port = PortInUse {
+            device: Some(made.at.device.clone()),
+            spot,
+            moves: 0,
+            watch: Epoll::new()?,
+        };
+        let recovery = Recovery::new(clock::now_ns());
         let mut rdma = Self {
             place: *made.link.place(),
             link: Some(made.link),
             pool: None,
-            device: Some(made.at.device.clone()),
-            spot,
-            moves: 0,
-            recovery: Recovery::new(clock::now_ns()),
-            watch: Epoll::new()?,
-            tend_at: 0,
-            untold: None,
-            why: String::new(),
-            settings,
-            spread,
             ways: Ways::default(),
-            key,
-            me,
-            earlier: UdCounts::default(),
-            made: 0,
-            news: 0,
             source: (u32::MAX, nobody),
             called: Vec::new(),
-            calls: 0,
-            answers: 0,
-            now: 0,
-            socket_hot: 0,
-            socket_due: 0,
+            own: Own { settings, spread, key, me },
+            port,
+            upkeep: Upkeep { recovery, tend_at: 0, untold: None, why: String::new() },
+            pace: SocketPace::default(),
+            counts: RdmaCounts::default(),
         };
         rdma.watch_device();
         rdma.settle(Some(made.at));
@@ -394,18 +420,8 @@ impl Rdma {
     }
 
     fn datagrams(&self) -> UdCounts {
-        self.link.as_ref().map_or(self.earlier, |link| self.earlier.plus(link.counts()))
-    }
-
-    /// True if the socket is to be polled now.
-    #[inline]
-    fn looks_at_socket(&mut self) -> bool {
-        let now = self.now;
-        if now < self.socket_hot || now >= self.socket_due || self.link.is_none() {
-            self.socket_due = now + SOCKET_LOOK_NS;
-            return true;
-        }
-        false
+        let earlier = self.counts.datagrams;
+        self.link.as_ref().map_or(earlier, |link| earlier.plus(link.counts()))
     }
 
     /// The handshake packet `hello` with this endpoint's queue-pair address behind it, if there is room for that.
@@ -415,7 +431,7 @@ impl Rdma {
         if !is_greeting(hello) {
             return None;
         }
-        with_trailer(&self.key, hello, self.link.as_ref()?.place())
+        with_trailer(&self.own.key, hello, self.link.as_ref()?.place())
     }
 
     /// Whether a packet of `len` bytes goes to `to` through the device.
@@ -446,7 +462,7 @@ impl Rdma {
             Err(errno) => {
                 log::info(format_args!("the device does not send to {to} ({errno}): UDP does"));
                 self.ways.close(to, process::random_u64());
-                self.tend_at = 0; // it may be broken
+                self.upkeep.tend_at = 0; // it may be broken
                 None
             }
         }
@@ -455,11 +471,11 @@ impl Rdma {
     /// Receives from the device.
     #[inline]
     fn receive(&mut self, sink: &mut impl LinkSink) -> usize {
-        let Self { link, ways, key, source, called, .. } = self;
+        let Self { link, ways, own, source, called, .. } = self;
         let Some(link) = link else { return 0 };
         let n = link.receive(|arrival| {
             if arrival.bytes.get(..4) == Some(&MAGIC) {
-                called.extend(Call::decode(key, arrival.bytes));
+                called.extend(Call::decode(&own.key, arrival.bytes));
                 return;
             }
             if source.0 != arrival.source {
@@ -471,7 +487,7 @@ impl Rdma {
             sink.on_datagram(&source.1, arrival.bytes, condition);
         });
         if link.broken().is_some() {
-            self.tend_at = 0;
+            self.upkeep.tend_at = 0;
         }
         if !self.called.is_empty() {
             self.on_calls();
@@ -483,7 +499,7 @@ impl Rdma {
     #[cold]
     fn on_calls(&mut self) {
         for call in std::mem::take(&mut self.called) {
-            if call.address == self.me || call.kind == CallKind::News {
+            if call.address == self.own.me || call.kind == CallKind::News {
                 continue;
             }
             if call.kind == CallKind::Pong {
@@ -498,9 +514,9 @@ impl Rdma {
                 continue;
             }
             self.ways.learn(&call.address, call.place, process::random_u64());
-            let (address, place) = (self.me, self.place);
+            let (address, place) = (self.own.me, self.place);
             let answer = Call { kind: CallKind::Pong, nonce: call.nonce, address, place };
-            self.answers += 1;
+            self.counts.answers += 1;
             self.try_send(&call.place, &answer);
         }
     }
@@ -512,19 +528,19 @@ impl Rdma {
             if self.link.is_none() {
                 continue;
             }
-            let (address, place) = (self.me, self.place);
+            let (address, place) = (self.own.me, self.place);
             let call = Call { kind: CallKind::Ping, nonce: ask.nonce, address, place };
-            self.calls += 1;
+            self.counts.calls += 1;
             self.try_send(&ask.to, &call);
         }
     }
 
     /// A challenge or response that cannot be sent counts as lost.
     fn try_send(&mut self, to: &Place, call: &Call) {
-        let bytes = call.encode(&self.key);
+        let bytes = call.encode(&self.own.key);
         let Some(link) = &mut self.link else { return };
         if let Err(errno) = link.send(to, &mut None, &[IoSlice::new(&bytes)]) {
-            if self.calls.is_power_of_two() {
+            if self.counts.calls.is_power_of_two() {
                 log::info(format_args!("no way through the device to {to:?}: {errno}"));
             }
         }

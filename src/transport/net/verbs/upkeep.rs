@@ -29,21 +29,21 @@ impl Rdma {
         if let Some(errno) = self.link.as_ref().and_then(UdLink::broken) {
             self.give_up(&format!("its queue pair broke: {errno}"), now);
         }
-        if self.recovery.due_at().is_some_and(|at| at <= now) {
+        if self.upkeep.recovery.due_at().is_some_and(|at| at <= now) {
             self.remake(now);
         }
         self.tell(udp);
-        self.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
+        self.upkeep.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
     }
 
     /// When there is something to do even if nothing arrives, nanoseconds.
     pub(super) fn wake_at(&self, now: u64) -> Option<u64> {
-        if self.untold.is_some() { Some(now) } else { self.recovery.due_at() }
+        if self.upkeep.untold.is_some() { Some(now) } else { self.upkeep.recovery.due_at() }
     }
 
     fn hear(&mut self, now: u64) {
         for _ in 0..EVENTS {
-            let Some(device) = &self.device else { return };
+            let Some(device) = &self.port.device else { return };
             match device.take_event() {
                 Ok(Some(event)) => self.on_event(event, now),
                 Ok(None) if device.is_there() => return,
@@ -54,7 +54,7 @@ impl Rdma {
     }
 
     fn on_event(&mut self, event: DeviceEvent, now: u64) {
-        let Some(device) = &self.device else { return };
+        let Some(device) = &self.port.device else { return };
         let name = event.name;
         log::info(format_args!("{} says {name} ({:?})", device.name(), event.about));
         match event.about {
@@ -65,7 +65,7 @@ impl Rdma {
             About::Device => self.lose_device(name, now),
             About::PortUp(_) | About::Port(_) => {
                 if matches!(event.about, About::PortUp(_)) {
-                    self.recovery.hint(now);
+                    self.upkeep.recovery.hint(now);
                 }
                 let changed = self.link.as_ref().and_then(|link| link.fits(device).err());
                 if let Some(what) = changed {
@@ -79,21 +79,21 @@ impl Rdma {
     /// The device cannot be used any more.
     fn lose_device(&mut self, why: &str, now: u64) {
         self.give_up(why, now);
-        if let Some(device) = self.device.take() {
-            self.watch.remove(device.events());
+        if let Some(device) = self.port.device.take() {
+            self.port.watch.remove(device.events());
         }
     }
 
     /// Ends the queue pair: data goes over UDP.
     fn give_up(&mut self, why: &str, now: u64) {
         let Some(link) = self.link.take() else { return };
-        let name = self.device.as_ref().map_or("", |device| device.name());
-        log::limited!("{}: {name} is left ({why}): data goes over UDP", self.me);
-        self.watch.remove(link.fd());
-        self.earlier = self.earlier.plus(link.counts());
+        let name = self.port.device.as_ref().map_or("", |device| device.name());
+        log::limited!("{}: {name} is left ({why}): data goes over UDP", self.own.me);
+        self.port.watch.remove(link.fd());
+        self.counts.datagrams = self.counts.datagrams.plus(link.counts());
         drop(link);
         self.place.number = 0;
-        self.recovery.broke(now);
+        self.upkeep.recovery.broke(now);
         self.settle(None);
         self.start_over();
     }
@@ -103,23 +103,23 @@ impl Rdma {
         self.ways.reset(process::random_u64);
         self.called.clear();
         self.source.0 = u32::MAX;
-        self.untold = Some(0);
+        self.upkeep.untold = Some(0);
     }
 
     fn remake(&mut self, now: u64) {
-        match reopen(&self.settings, &self.me, self.spread, &self.key) {
+        match reopen(&self.own.settings, &self.own.me, self.own.spread, &self.own.key) {
             Ok(made) => {
                 self.adopt(made);
-                self.recovery.made(now);
-                self.made += 1;
-                self.why.clear();
+                self.upkeep.recovery.made(now);
+                self.counts.made += 1;
+                self.upkeep.why.clear();
                 self.start_over();
             }
             Err(why) => {
-                self.recovery.failed(now);
-                if why != self.why {
-                    log::info(format_args!("still no RDMA at {}: {why}", self.me));
-                    self.why = why;
+                self.upkeep.recovery.failed(now);
+                if why != self.upkeep.why {
+                    log::info(format_args!("still no RDMA at {}: {why}", self.own.me));
+                    self.upkeep.why = why;
                 }
             }
         }
@@ -130,8 +130,8 @@ impl Rdma {
         if let Some(pool) = &self.pool {
             made.link.lend(pool.clone());
         }
-        if let Some(old) = self.device.replace(made.at.device.clone()) {
-            self.watch.remove(old.events());
+        if let Some(old) = self.port.device.replace(made.at.device.clone()) {
+            self.port.watch.remove(old.events());
         }
         self.settle(Some(made.at));
         self.place = *made.link.place();
@@ -141,17 +141,17 @@ impl Rdma {
 
     /// From now on the endpoint's port is `at`, or none.
     pub(super) fn settle(&mut self, at: Option<At>) {
-        *self.spot.lock().unwrap_or_else(PoisonError::into_inner) = at;
-        self.moves += 1;
+        *self.port.spot.lock().unwrap_or_else(PoisonError::into_inner) = at;
+        self.port.moves += 1;
     }
 
     /// Registers the device's descriptors, so that they wake sleepers.
     pub(super) fn watch_device(&mut self) {
         let link = self.link.as_ref().map(UdLink::fd);
-        let device = self.device.as_ref().map(|device| device.events());
+        let device = self.port.device.as_ref().map(|device| device.events());
         for fd in [link, device].into_iter().flatten() {
-            if let Err(errno) = self.watch.add(fd, 0) {
-                log::limited!(cause: errno.0, "{} is not woken by its device: {errno}", self.me);
+            if let Err(errno) = self.port.watch.add(fd, 0) {
+                log::limited!(cause: errno.0, "{} is not woken by its device: {errno}", self.own.me);
             }
         }
     }
@@ -159,18 +159,18 @@ impl Rdma {
     /// Sends peers address updates over UDP. A peer that misses its update notices that nothing arrives.
     fn tell(&mut self, udp: &mut UdpLink) {
         for _ in 0..NEWS {
-            let Some(at) = self.untold else { return };
+            let Some(at) = self.upkeep.untold else { return };
             let Some(to) = self.ways.peer(at).copied() else {
-                self.untold = None;
+                self.upkeep.untold = None;
                 return;
             };
-            let (address, place) = (self.me, self.place);
+            let (address, place) = (self.own.me, self.place);
             let news = Call { kind: CallKind::News, nonce: process::random_u64(), address, place };
-            if udp.send(&to, &[IoSlice::new(&news.encode(&self.key))]) == 0 {
+            if udp.send(&to, &[IoSlice::new(&news.encode(&self.own.key))]) == 0 {
                 return;
             }
-            self.news += 1;
-            self.untold = Some(at + 1);
+            self.counts.news += 1;
+            self.upkeep.untold = Some(at + 1);
         }
     }
 
@@ -178,7 +178,7 @@ impl Rdma {
     #[cold]
     pub(super) fn on_news(&mut self, news: &Call) {
         let Call { address, place, .. } = news;
-        if *address == self.me {
+        if *address == self.own.me {
             return;
         }
         let nonce = process::random_u64();
