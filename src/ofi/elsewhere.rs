@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// Time that a blocking call has to wait before its first cross-endpoint progress, milliseconds.
 const FIRST_MS: i32 = 8;
-/// Longest single sleep, milliseconds. It bounds the time until a peer's death is noticed when a forked
-/// child keeps the dead peer's sockets open.
+/// Longest single sleep, milliseconds. It bounds the time until a transport that nothing wakes checks whether its
+/// peers are there.
 const SLICE_MS: i32 = 500;
 
 /// Number of enabled endpoints of this process.

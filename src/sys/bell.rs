@@ -12,6 +12,7 @@ use super::event;
 use super::process::random_u64;
 use super::spare;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 
 /// Names that are tried before it fails to bind one.
 const TRIES: usize = 16;
@@ -57,6 +58,8 @@ impl BellAddress {
 pub(crate) struct Bell {
     socket: OwnedFd,
     address: BellAddress,
+    /// Bells to be rung again, because the system lacked a resource.
+    missed: Mutex<Vec<BellAddress>>,
 }
 
 impl Bell {
@@ -75,7 +78,7 @@ impl Bell {
             let address = BellAddress { name, secret };
             match bind(&socket, address) {
                 Err(Errno(libc::EADDRINUSE)) => {}
-                bound => return bound.map(|()| Self { socket, address }),
+                bound => return bound.map(|()| Self { socket, address, missed: Mutex::default() }),
             }
         }
         Err(Errno(libc::EADDRINUSE))
@@ -85,10 +88,27 @@ impl Bell {
         self.address
     }
 
-    /// Makes another bell readable, so that a process that sleeps on it wakes. Never waits.
+    /// Makes another bell readable, so that a process that sleeps on it wakes. Never waits. If the system lacks a
+    /// resource for that, [`Self::ring_missed`] does it.
     #[cold]
     pub(crate) fn ring(&self, other: BellAddress) {
-        let _ = self.send(other, &other.secret.to_be_bytes());
+        // Another error: it rings already, or has gone.
+        if self.send(other, &other.secret.to_be_bytes()).is_err_and(Errno::is_shortage) {
+            let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+            if !missed.contains(&other) {
+                missed.push(other);
+            }
+        }
+    }
+
+    /// Rings those bells again for which the system lacked a resource.
+    pub(crate) fn ring_missed(&self) {
+        let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !missed.is_empty() {
+            let again = std::mem::take(&mut *missed);
+            drop(missed);
+            again.into_iter().for_each(|other| self.ring(other));
+        }
     }
 
     /// Whether a bell has gone, with its endpoint or its process. Does not ring it.
@@ -99,6 +119,10 @@ impl Bell {
     /// Sends without waiting. Errors: EAGAIN: `other` has very many rings; ECONNREFUSED: it has gone; EMFILE, ENFILE,
     /// ENOMEM, ENOBUFS.
     fn send(&self, other: BellAddress, bytes: &[u8]) -> Result<()> {
+        #[cfg(test)]
+        if let Some(errno) = REFUSED.get() {
+            return Err(errno);
+        }
         match Self::send_from(self.socket.as_fd(), other, bytes) {
             Err(Errno(libc::EAGAIN)) => {}
             sent => return sent,
@@ -159,6 +183,12 @@ impl Bell {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// For tests: as if the system refused this thread every datagram.
+    pub(crate) static REFUSED: std::cell::Cell<Option<Errno>> = const { std::cell::Cell::new(None) };
 }
 
 fn datagram() -> Result<OwnedFd> {
@@ -284,6 +314,23 @@ mod tests {
         assert_eq!(third.map(drop), Err(Errno(libc::EADDRINUSE)));
         second.ring(first.address());
         assert!(first.rings() && !second.rings());
+    }
+
+    #[test]
+    fn a_ring_for_which_there_was_no_resource_is_made_up_for() {
+        let (here, there) = (Bell::new().unwrap(), Bell::new().unwrap());
+        for (errno, again) in [(libc::EMFILE, true), (libc::ENOBUFS, true), (libc::EPERM, false)] {
+            REFUSED.set(Some(Errno(errno)));
+            here.ring(there.address());
+            here.ring_missed();
+            REFUSED.set(None);
+            assert!(!there.rings());
+            here.ring_missed();
+            assert_eq!(there.rings(), again);
+            there.silence();
+            here.ring_missed();
+            assert!(!there.rings(), "once");
+        }
     }
 
     #[test]

@@ -195,7 +195,7 @@ pub(crate) fn is_running(pid: i32) -> bool {
         return Errno::last().0 != libc::ESRCH;
     }
     // A zombie answers signal 0.
-    if !matches!(state_in(format!("/proc/{pid}/stat").as_ref()), Some('Z' | 'X')) {
+    if !matches!(stat(pid), Some(Stat { state: 'Z' | 'X', .. })) {
         return true;
     }
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
@@ -208,7 +208,8 @@ pub(crate) fn is_running(pid: i32) -> bool {
 pub(crate) fn may_copy(pid: i32) -> bool {
     let Ok(mut threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     let elsewhere = |thread: &Path| {
-        matches!(state_in(&thread.join("stat")), Some('T' | 't' | 'Z' | 'X'))
+        stat_in(&thread.join("stat"))
+            .is_some_and(|stat| matches!(stat.state, 'T' | 't' | 'Z' | 'X'))
             || is_frozen(thread)
             || sleeps_elsewhere(thread)
     };
@@ -231,10 +232,25 @@ fn sleeps_elsewhere(thread: &Path) -> bool {
     })
 }
 
-/// The state field of a file `stat`: it follows the name, which ends with the last ')'.
-fn state_in(stat: &Path) -> Option<char> {
-    let stat = std::fs::read_to_string(stat).ok()?;
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+/// From proc_pid_stat(5).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Stat {
+    pub(super) state: char,
+    /// When it was started, clock ticks after the start of the system.
+    pub(super) started: Option<u64>,
+}
+
+/// `None`: there is no such process, or it is not visible.
+pub(super) fn stat(pid: i32) -> Option<Stat> {
+    stat_in(format!("/proc/{pid}/stat").as_ref())
+}
+
+fn stat_in(file: &Path) -> Option<Stat> {
+    let stat = std::fs::read_to_string(file).ok()?;
+    // The fields follow the name, which ends with the last ')'.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some(Stat { state, started: fields.nth(18).and_then(|field| field.parse().ok()) })
 }
 
 /// Whether `fd`, which was just made, is beyond the first half of the descriptors that this process may have: those are
@@ -438,7 +454,7 @@ mod tests {
             unsafe { libc::syscall(libc::SYS_exit, 0) };
         }
         assert!(pid > 0);
-        let state = || state_in(format!("/proc/{pid}/stat").as_ref());
+        let state = || stat(pid).map(|stat| stat.state);
         let began = std::time::Instant::now();
         while state() != Some('Z') && began.elapsed().as_secs() < 20 {
             std::thread::sleep(std::time::Duration::from_millis(1));

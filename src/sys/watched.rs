@@ -1,7 +1,7 @@
 //! Other processes whose end matters here.
 
 use super::event::wait_readable;
-use super::process::{descriptor_limit, descriptors_are_scarce, is_running};
+use super::process::{Stat, descriptor_limit, descriptors_are_scarce, is_running, stat};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -16,19 +16,27 @@ pub(crate) struct Identity {
 impl Identity {
     /// The process that has the id now.
     pub(crate) fn of(pid: i32) -> Self {
-        Self { pid, started: started(pid) }
+        Self { pid, started: stat(pid).and_then(|stat| stat.started) }
     }
 
     /// Like [`is_running`], and false if the id belongs to another process by now.
     pub(crate) fn is_running(&self) -> bool {
-        let now = is_running(self.pid).then(|| started(self.pid));
-        now.is_some_and(|now| now.is_none() || self.started.is_none() || now == self.started)
+        match stat(self.pid) {
+            Some(Stat { started: Some(now), .. })
+                if self.started.is_some_and(|then| then != now) =>
+            {
+                false
+            }
+            Some(Stat { state: 'Z' | 'X', .. }) | None => is_running(self.pid),
+            Some(_) => true,
+        }
     }
-}
 
-fn started(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    /// For tests: an earlier process with the same id.
+    #[cfg(test)]
+    pub(crate) fn earlier(self) -> Self {
+        Self { started: self.started.map(|at| at - 1), ..self }
+    }
 }
 
 /// Most processes that may be watched: one in so many descriptors.
@@ -105,8 +113,7 @@ mod tests {
         let (mut child, pid) = child();
         let process = Identity::of(pid);
         assert!(process.started.is_some() && process.is_running());
-        let earlier = Identity { started: process.started.map(|at| at - 1), ..process };
-        assert!(!earlier.is_running());
+        assert!(!process.earlier().is_running());
         assert!(Identity { started: None, ..process }.is_running(), "unknown");
         child.kill().unwrap();
         child.wait().unwrap();

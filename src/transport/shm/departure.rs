@@ -7,7 +7,7 @@ use super::refusals;
 use super::ring::Popped;
 use super::{Inbound, Outbound, Shm, TOKEN_PROCESS};
 use crate::sys::close::close_elsewhere;
-use crate::sys::{Errno, unix};
+use crate::sys::{Errno, process, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler, PeerId};
@@ -76,7 +76,7 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        match self.watches.reports(pid) {
+        match self.watches.has_ended(pid) {
             true => self.see_process_off(pid, peers, handler),
             false => 0,
         }
@@ -85,6 +85,11 @@ impl Shm {
     /// The bell rings: wakes a thread that sleeps, or a peer has closed.
     pub(super) fn on_bell(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
         self.bell.iter().for_each(|bell| bell.silence());
+        self.see_closed_off(peers, handler)
+    }
+
+    /// Takes down the links that the other end has closed.
+    fn see_closed_off(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
         let outbound = |link: &Outbound| link.producer.consumer_closed();
         self.see_off_if(outbound, |link| link.consumer.producer_closed(), peers, handler)
     }
@@ -231,26 +236,54 @@ impl Shm {
         ));
     }
 
-    /// Detects the end of endpoints and processes that no descriptor reports.
+    /// Detects the end of endpoints and processes that nothing has reported.
     pub(super) fn check_liveness(
         &mut self,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let mut n = self.see_off_if(Outbound::has_ended, Inbound::has_ended, peers, handler);
-        let Self { watches, outbound, inbound, .. } = self;
-        let owed = |pid: i32| {
-            let ours = (0..).map(PeerId).zip(&*outbound);
-            let ours = ours.filter(|(_, link)| link.as_ref().is_some_and(|link| link.pid == pid));
-            let theirs = inbound.iter().filter(|link| link.pid == pid).map(|link| link.peer);
-            ours.map(|(peer, _)| peer).chain(theirs).any(|peer| handler.is_owed(peer))
-        };
-        for pid in watches.next_to_check(owed) {
-            if self.watches.has_ended(pid) {
-                n += self.see_process_off(pid, peers, handler);
+        let closed = self.see_closed_off(peers, handler);
+        let ended = self.find_ended(|peer| handler.is_owed(peer));
+        for peer in &ended {
+            // The end of an earlier peer in this loop may have brought links of this one's next incarnation.
+            let (out, inbound) = (self.out(*peer), self.inbound_of(*peer));
+            if out.is_some_and(|link| self.has_gone(link.pid, || link.has_ended()))
+                || inbound.is_some_and(|link| self.has_gone(link.pid, || link.has_ended()))
+            {
+                self.see_off(*peer, peers, handler);
             }
         }
-        n
+        closed + ended.len()
+    }
+
+    /// Looks at each peer that is `owed` something, and at some of the others in turn. Returns those that have ended.
+    fn find_ended(&mut self, owed: impl Fn(PeerId) -> bool) -> Vec<PeerId> {
+        let turn = self.watches.turn(self.outbound.iter().flatten().count() + self.inbound.len());
+        let mut turn = (0..).map(|at| turn.contains(&at));
+        let mut due = |peer| turn.next().unwrap_or(true) || owed(peer);
+        let mut ended = Vec::new();
+        let mut heard = vec![false; self.outbound.len()];
+        for link in &self.inbound {
+            if let Some(heard) = heard.get_mut(link.peer.index()) {
+                *heard = true;
+            }
+            if due(link.peer) && self.has_gone(link.pid, || link.has_ended()) {
+                ended.push(link.peer);
+            }
+        }
+        // A peer with links in both directions has one doorbell.
+        for ((peer, link), heard) in (0..).map(PeerId).zip(&self.outbound).zip(heard) {
+            let Some(link) = link.as_deref().filter(|_| !heard) else { continue };
+            if due(peer) && self.has_gone(link.pid, || link.has_ended()) {
+                ended.push(peer);
+            }
+        }
+        ended
+    }
+
+    /// Process `pid` has ended, or the endpoint there, which is asked second.
+    fn has_gone(&self, pid: i32, endpoint: impl Fn() -> bool) -> bool {
+        self.watches.has_ended(pid) || endpoint()
     }
 
     /// No link with process `pid` may be left.
@@ -260,6 +293,17 @@ impl Shm {
         if !linked {
             self.watches.remove(pid, &self.epoll);
         }
+    }
+
+    /// Process `pid` is not the one with which there are links under this id, which has ended: these links are to be
+    /// taken down, in the next turn, before there is one with the new process.
+    pub(super) fn is_successor(&mut self, pid: i32) -> bool {
+        let successor = self.watches.has_ended(pid) && process::is_running(pid);
+        if successor {
+            self.due.ended.push(pid);
+            self.due.urgent = true;
+        }
+        successor
     }
 
     /// There is a link with process `pid`.
@@ -388,6 +432,39 @@ mod tests {
             send(&mut a, &b, 500);
             assert_eq!(hears(&mut b), [Message(500)]);
         }
+    }
+
+    #[test]
+    fn links_of_a_process_end_before_there_is_one_with_the_next_of_its_id() {
+        let [mut a, mut b] = end_pair();
+        send(&mut b, &a, 100);
+        assert_eq!(hears(&mut a), [Message(100)]);
+        let mut c = end(CmaPolicy::Auto);
+        for to_it in [false, true] {
+            a.shm.watches.replace_all(&a.shm.epoll);
+            if to_it {
+                let peer = a.peers.intern(&c.me).unwrap();
+                assert_eq!(a.shm.link(peer, &c.me), Err(SendError::Again));
+                assert_eq!(hears(&mut a), [Left(DIED)]);
+                a.connect(&c);
+                assert_eq!(hears(&mut a), []);
+            } else {
+                send(&mut c, &a, 200);
+                assert_eq!(hears(&mut a), [Left(DIED), Message(200)]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sender_that_closes_before_it_knows_the_doorbell_is_noticed_at_once() {
+        let [mut a, mut b] = end_pair();
+        send(&mut a, &b, 100);
+        drop(a);
+        // Not `turn`: no check is due.
+        b.shm.watches.checked_at = crate::sys::clock::now_ns();
+        let mut ears = super::super::fixture::Ears::default();
+        b.shm.poll_sockets(&mut b.peers, &mut ears);
+        assert_eq!(ears.0, [Message(100), Left(Departure::Closed)]);
     }
 
     #[test]

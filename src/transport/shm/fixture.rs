@@ -30,7 +30,7 @@ pub(super) enum Heard {
 }
 
 #[derive(Default)]
-struct Ears(Vec<Heard>);
+pub(super) struct Ears(pub(super) Vec<Heard>);
 
 impl Handler for Ears {
     fn on_peer(&mut self, _: PeerId, _: &Address) {}

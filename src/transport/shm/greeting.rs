@@ -29,7 +29,7 @@ use std::sync::Arc;
 const GREETINGS_MAX: usize = 64;
 /// Time in which a connect request has to arrive, nanoseconds.
 const HELLO_NS: u64 = 5_000_000_000;
-/// Time that a process which is just closing or ending gets to finish, nanoseconds.
+/// Time that a process which is just closing or ending gets to finish, and an answer that cannot be sent, nanoseconds.
 const CLAIM_NS: u64 = 200_000_000;
 /// Most connections of other users that wait to be closed; beyond that no connection is accepted.
 const STRANGERS_MAX: usize = 16;
@@ -58,6 +58,13 @@ struct Claim {
     hello: Hello,
     segment: Segment,
     since: u64,
+}
+
+impl Claim {
+    /// It need not be answered yet.
+    fn is_recent(&self) -> bool {
+        clock::now_ns().saturating_sub(self.since) < CLAIM_NS
+    }
 }
 
 /// The accepting side of an endpoint.
@@ -190,6 +197,14 @@ impl Door {
         if let Err(rest) = close_elsewhere(std::mem::take(&mut self.strangers)) {
             self.strangers = rest;
         }
+    }
+
+    /// A connect request that cannot be answered yet waits in slot `at`.
+    fn put_back(&mut self, at: usize, greeting: Greeting, claim: Claim) -> usize {
+        if let Some(slot) = self.greetings.get_mut(at) {
+            *slot = Some(Greeting { claim: Some(claim), ..greeting });
+        }
+        0
     }
 
     fn room(&mut self) -> usize {
@@ -358,17 +373,14 @@ impl Shm {
             },
         };
         let reject = match claim {
-            Ok(claim) if self.proves(&claim, &greeting) => {
-                return self.admit(greeting, claim, peers, handler);
+            Ok(claim)
+                if self.proves(&claim, &greeting)
+                    && !self.is_successor(greeting.credentials.pid) =>
+            {
+                return self.admit(at, greeting, claim, peers, handler);
             }
             // The peer's process may be about to end.
-            Ok(claim) if clock::now_ns().saturating_sub(claim.since) < CLAIM_NS => {
-                greeting.claim = Some(claim);
-                if let Some(slot) = self.door.greetings.get_mut(at) {
-                    *slot = Some(greeting);
-                }
-                return 0;
-            }
+            Ok(claim) if claim.is_recent() => return self.door.put_back(at, greeting, claim),
             Ok(claim) => {
                 log::limited!(
                     "process {} claims to be {}, where it does not listen: refused",
@@ -472,44 +484,71 @@ impl Shm {
         listens.unwrap_or(true) || has_left(claim, greeting)
     }
 
+    /// Why there can be no link for a connect request.
+    fn lack(&self, greeting: &Greeting, claim: &Claim) -> Option<Errno> {
+        let stays = stays(greeting.credentials.pid) | claim.hello.features & hello::STAYS != 0;
+        match &claim.segment {
+            Segment::Unmapped(unmapped) => Some(unmapped.errno),
+            Segment::Mapped(_) if self.bell.is_none() => Some(Errno(libc::ENOBUFS)),
+            Segment::Mapped(_) => {
+                let scarce =
+                    greeting.scarce || stays && process::descriptors_are_scarce(&greeting.socket);
+                scarce.then_some(Errno(libc::EMFILE))
+            }
+        }
+    }
+
     /// Answers a verified connect request: with a link, if there are a descriptor and memory for it.
     fn admit(
         &mut self,
+        at: usize,
         greeting: Greeting,
         claim: Claim,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let Greeting { socket, credentials: Credentials { pid, .. }, scarce, .. } = greeting;
-        let Claim { hello, segment, .. } = claim;
-        let lack = match &segment {
-            Segment::Unmapped(unmapped) => Some(unmapped.errno),
-            Segment::Mapped(_) if self.bell.is_none() => Some(Errno(libc::ENOBUFS)),
-            Segment::Mapped(_) => scarce.then_some(Errno(libc::EMFILE)),
+        let (source, pid) = (claim.hello.source, greeting.credentials.pid);
+        let Some(peer) = peers.intern(&source) else {
+            self.epoll.remove(greeting.socket.as_fd());
+            refuse(&greeting.socket, &resources(Errno(libc::ENOBUFS)));
+            return 0;
         };
+        let lack = self.lack(&greeting, &claim);
+        if let (Segment::Mapped(consumer), None) = (&claim.segment, lack) {
+            if !self.prepare(peer, pid, &claim.hello, consumer, peers, handler) {
+                self.epoll.remove(greeting.socket.as_fd());
+                return 0;
+            }
+        }
         let features = hello::ATOMICS | hello::COLLECTIVES | stays(pid);
         let answer = match lack {
             Some(errno) => resources(errno).encode(),
             None => Welcome { nonce: self.nonce, features }.encode(),
         };
-        let answered = unix::send(socket.as_fd(), &answer, &[]).is_ok();
-        match (segment, lack.filter(|_| answered)) {
-            // Even if the sender is gone, its messages are in the segment.
+        if unix::send(greeting.socket.as_fd(), &answer, &[]).is_err()
+            && !has_left(&claim, &greeting)
+        {
+            if claim.is_recent() {
+                return self.door.put_back(at, greeting, claim);
+            }
+            // The sender sees the connection closed, and that it has failed.
+            self.epoll.remove(greeting.socket.as_fd());
+            return 0;
+        }
+        // Even if the sender is gone, its messages are in the segment.
+        match (claim.segment, lack) {
             (Segment::Mapped(consumer), None) => {
-                self.install(hello, consumer, socket, pid, peers, handler);
+                self.install(peer, claim.hello, consumer, greeting.socket, pid, handler);
                 1
             }
-            (segment, _) => {
+            (segment, lack) => {
                 let errno = lack.unwrap_or(Errno(0));
                 log::limited!(
                     cause: errno.0,
-                    "cannot take the shared-memory link of {} ({errno}): it is to send another way",
-                    hello.source
+                    "cannot take the shared-memory link of {source} ({errno}): it is to send another way"
                 );
-                self.epoll.remove(socket.as_fd());
-                if let Some(peer) = peers.intern(&hello.source) {
-                    self.door.refused.push(Refused::new(peer, hello.source, pid, segment));
-                }
+                self.epoll.remove(greeting.socket.as_fd());
+                self.door.refused.push(Refused::new(peer, source, pid, segment));
                 0
             }
         }

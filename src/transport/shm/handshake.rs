@@ -52,8 +52,12 @@ impl Shm {
             Found::Stranger(uid) => return Ok(super::stranger(address, uid)),
             Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
-        if process::descriptors_are_scarce(&socket) && self.awaits_answers() {
+        let scarce = process::descriptors_are_scarce(&socket);
+        if scarce && self.awaits_answers() || self.is_successor(credentials.pid) {
             return Err(Errno(libc::EAGAIN));
+        }
+        if scarce && stays(credentials.pid) != 0 {
+            return Err(Errno(libc::EMFILE));
         }
         // Again: the links of an earlier incarnation of the peer have arrived by now, if not yet accepted.
         self.take_callers_first(peer)?;
@@ -137,36 +141,50 @@ impl Shm {
         Err(Errno(libc::EAGAIN))
     }
 
-    pub(super) fn install(
+    /// Tells the sender of a connect request the doorbell, and ends those links with `peer` beside which there can be no
+    /// link from it. False: the request is of an earlier incarnation of the peer.
+    pub(super) fn prepare(
         &mut self,
-        hello: Hello,
-        consumer: Consumer,
-        socket: OwnedFd,
+        peer: PeerId,
         pid: i32,
-        peers: &mut PeerTable,
+        hello: &Hello,
+        consumer: &Consumer,
+        peers: &PeerTable,
         handler: &mut impl Handler,
-    ) {
-        let (Some(peer), Some(bell)) = (peers.intern(&hello.source), self.bell.clone()) else {
-            return self.epoll.remove(socket.as_fd());
-        };
+    ) -> bool {
         // An endpoint has one link to us, and our link to it is to the same incarnation. Links of an earlier
         // incarnation have ended.
-        match self.compare(peer, pid, &hello, &consumer, peers, handler) {
+        match self.compare(peer, pid, hello, consumer, peers, handler) {
             Ours::Later => {
                 log::limited!(
                     "what process {pid} sent before {} was restarted came too late, and is lost",
                     hello.source
                 );
-                self.epoll.remove(socket.as_fd());
-                return;
+                return false;
             }
             Ours::Same if self.inbound_of(peer).is_none() => {}
             Ours::Same | Ours::Earlier => self.depart(peer, None, handler),
         }
+        if let Some(bell) = &self.bell {
+            set_receivers_bell(consumer.memory(), bell.address());
+        }
+        true
+    }
+
+    /// Makes the link whose sender has its answer, or has ended.
+    pub(super) fn install(
+        &mut self,
+        peer: PeerId,
+        hello: Hello,
+        consumer: Consumer,
+        socket: OwnedFd,
+        pid: i32,
+        handler: &mut impl Handler,
+    ) {
+        let Some(bell) = self.bell.clone() else { return };
         let (can_get, can_put) = self.probe_attach(pid, &hello);
         let places = (hello.features & hello::PLACES != 0)
             .then(|| Area::new(consumer.memory().clone(), hello.geometry, hello.identity));
-        set_receivers_bell(consumer.memory(), bell.address());
         if self.waiting.asked {
             consumer.set_waits();
             self.waiting.settles_at = clock::now_ns().saturating_add(super::SETTLES_NS);
@@ -192,6 +210,10 @@ impl Shm {
         ));
         self.refusals.forget(peer);
         handler.on_peer(peer, &hello.source);
+        // A sender that closed before it knew the doorbell did not ring: look at all links in this turn.
+        if consumer.producer_closed() {
+            self.watches.checked_at = 0;
+        }
         self.inbound.push(Inbound {
             peer,
             consumer,

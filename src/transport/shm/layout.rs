@@ -19,6 +19,7 @@
 //! too.
 
 use crate::sys::bell::BellAddress;
+use crate::sys::order::fence;
 use crate::sys::shared_memory::SharedMemory;
 use crate::transport::BCOPY_LEAST;
 use std::sync::atomic::Ordering;
@@ -73,6 +74,8 @@ pub(super) fn set_receivers_bell(memory: &SharedMemory, bell: BellAddress) {
             place.store(word, Ordering::Release);
         }
     }
+    // A sender that closes before it sees the doorbell has stored CLOSING before.
+    fence();
 }
 
 /// The receiver's doorbell; `None`: it has not accepted the link.

@@ -31,14 +31,15 @@ mod whole;
 use super::peers::PeerTable;
 use super::share::CellTable;
 use super::{
-    Address, Caps, Contact, Handler, Head, LocalHost, Messages, Mode, Opening, PeerId, Returned,
-    SendError, Streaming, Transport,
+    Address, Caps, Contact, ELSEWHERE, Handler, Head, LocalHost, Messages, Mode, Opening, PeerId,
+    Returned, SendError, Streaming, Transport,
 };
 use crate::memory::Segment;
 use crate::sys::bell::{Bell, BellAddress};
 use crate::sys::cancel::Shield;
-use crate::sys::event::Epoll;
+use crate::sys::event::{Epoll, Timer};
 use crate::sys::gate::Gate;
+use crate::sys::order::fence;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
@@ -171,6 +172,8 @@ struct Due {
     broken: Vec<PeerId>,
     /// Peers whose incoming link belongs to an earlier incarnation.
     stale: Vec<PeerId>,
+    /// Processes that have ended, while links with their successors wait to be made.
+    ended: Vec<i32>,
     /// The next poll has to run a turn.
     urgent: bool,
 }
@@ -220,16 +223,17 @@ pub(crate) struct Shm {
 }
 
 impl Shm {
-    /// Opens the interface under the port of `me`. Without a `bell` it takes no links, and its name says so. Errors:
+    /// Opens the interface under the port of `me`. Without a `doorbell` it takes no links, and its name says so. Errors:
     /// EADDRINUSE when another endpoint of this user has the port; EMFILE, ENFILE, ENOMEM.
     fn with(
         me: Address,
         host: LocalHost,
         cma: CmaPolicy,
-        bell: Option<Arc<Bell>>,
+        doorbell: Option<(Arc<Bell>, Timer)>,
         epoll: Arc<Epoll>,
     ) -> Result<Self, Errno> {
-        let open = bell.is_some();
+        let open = doorbell.is_some();
+        let (bell, timer) = doorbell.unzip();
         let names = Names::take(me.port(), if open { Kind::Open } else { Kind::Aloof })?;
         let door = Door::new(names, open, &epoll)?;
         let nonce = process::random_u64() | 1;
@@ -251,7 +255,7 @@ impl Shm {
             inbound: Vec::new(),
             returned: Vec::new(),
             refusals: Refusals::default(),
-            watches: Watches::default(),
+            watches: Watches::new(timer),
             due: Due::default(),
             pressure: false,
             waiting: Waiting::default(),
@@ -259,11 +263,13 @@ impl Shm {
         })
     }
 
-    /// A doorbell that wakes those who sleep in `epoll`. Errors: those of [`Bell::new`]; ENOMEM, ENOSPC.
-    fn doorbell(epoll: &Epoll) -> Result<Arc<Bell>, Errno> {
-        let bell = Bell::new()?;
+    /// A doorbell that wakes threads that sleep in `epoll`, and the timer for when nobody rings. Errors: those of
+    /// [`Bell::new`] and [`Timer::new`]; ENOMEM, ENOSPC.
+    fn doorbell(epoll: &Epoll) -> Result<(Arc<Bell>, Timer), Errno> {
+        let (bell, timer) = (Bell::new()?, Timer::new()?);
         epoll.add(bell.fd(), TOKEN_BELL)?;
-        Ok(Arc::new(bell))
+        epoll.add(timer.fd(), ELSEWHERE)?;
+        Ok((Arc::new(bell), timer))
     }
 
     /// False in a forked child, which must not act for its parent when it closes or exits.
@@ -314,6 +320,10 @@ impl Shm {
             self.depart(peer, None, handler);
             n += 1;
         }
+        for pid in std::mem::take(&mut self.due.ended) {
+            n += self.on_process_ready(pid, peers, handler);
+        }
+        self.bell.iter().for_each(|bell| bell.ring_missed());
         let mut tokens = [0; 32];
         let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
         for &token in tokens.iter().take(ready) {
@@ -594,7 +604,8 @@ impl Transport for Shm {
         }
         self.waiting.sleeping = true;
         if self.inbound.iter().all(|link| link.consumer.sleep()) {
-            self.watches.wake_for_checks(&self.epoll);
+            let links = !self.inbound.is_empty() || self.outbound.iter().any(Option::is_some);
+            self.watches.wake_for_checks(links);
             return true;
         }
         self.awake();
@@ -607,7 +618,6 @@ impl Transport for Shm {
             for link in &self.inbound {
                 link.consumer.awake();
             }
-            self.watches.awake();
             // A socket may have woken us.
             self.due.urgent = true;
         }
@@ -663,6 +673,8 @@ impl Outbound {
     #[cold]
     fn wake(&self) {
         let _shield = Shield::raise();
+        // A receiver that stores its doorbell looks whether the link was closed before that.
+        fence();
         if let Some(bell) = layout::receivers_bell(self.producer.memory()) {
             self.bell.ring(bell);
         }

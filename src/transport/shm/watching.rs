@@ -1,19 +1,25 @@
 //! The processes with which there are links, and how their end becomes known: by a descriptor for each while they are
-//! few, otherwise by checks, first of those for which an operation waits. A process in another pid namespace is not
-//! visible here: its connection stays open, and hangs up.
+//! few, otherwise by checks: often of those peers for which an operation waits, of the others in turn. A process in
+//! another pid namespace is not visible here: its connection stays open, and hangs up.
+//!
+//! The checks also ask whether the peer's doorbell exists. That finds an endpoint whose process lives on without it,
+//! after exec(2), or whose last ring was lost. It proves no life: a forked child may hold the doorbell of a process that
+//! has ended, and anybody may bind the name after it.
 
 use crate::sys::clock;
 use crate::sys::event::{Epoll, Timer, wait_readable};
 use crate::sys::watched::{self, Identity};
-use crate::transport::ELSEWHERE;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Time between two checks that the endpoints and processes of all links exist, and between two trials of slow rings,
+/// Time between two checks that endpoints and processes of links exist, and between two trials of slow rings,
 /// nanoseconds.
 pub(super) const LIVENESS_NS: u64 = 500_000_000;
-/// Processes checked at a time although no operation waits for their peers.
+/// Peers checked at a time although no operation waits for them, at least, and checks after which it was each one's
+/// turn.
 const CHECKS: usize = 16;
+const ROUND: usize = 4;
 
 #[derive(Debug)]
 struct Watch {
@@ -25,47 +31,50 @@ struct Watch {
 /// One [`Watch`] for each visible process with which there are links.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
+    /// By process id.
     list: Vec<Watch>,
-    /// The next one to be checked although no operation waits for its peer.
+    /// The next peer to be checked although no operation waits for it.
     next: usize,
-    /// Wakes a sleeping thread for checks.
+    /// Wakes a sleeping thread for checks; `None`: the endpoint takes no links.
     timer: Option<Timer>,
+    /// When the timer wakes, nanoseconds; 0: it is not armed.
+    wakes_at: u64,
     /// The time of the last checks, nanoseconds.
     pub(super) checked_at: u64,
 }
 
 impl Watches {
-    fn of(&self, pid: i32) -> Option<&Watch> {
-        self.list.iter().find(|watch| watch.process.pid == pid)
+    pub(super) fn new(timer: Option<Timer>) -> Self {
+        Self { timer, ..Self::default() }
     }
 
-    /// The descriptor of process `pid` says that it has ended.
-    pub(super) fn reports(&self, pid: i32) -> bool {
-        let fd = self.of(pid).and_then(|watch| watch.fd.as_ref());
-        fd.is_some_and(|fd| wait_readable(fd.as_fd(), 0).unwrap_or(false))
+    /// Where the watch of process `pid` is, or belongs.
+    fn place(&self, pid: i32) -> Result<usize, usize> {
+        self.list.binary_search_by_key(&pid, |watch| watch.process.pid)
     }
 
     /// Whether process `pid`, which is watched, has ended.
     pub(super) fn has_ended(&self, pid: i32) -> bool {
-        self.of(pid).is_some_and(|watch| !watch.process.is_running())
+        let watch = self.place(pid).ok().and_then(|at| self.list.get(at));
+        watch.is_some_and(|watch| match &watch.fd {
+            Some(fd) => wait_readable(fd.as_fd(), 0).unwrap_or(false),
+            None => !watch.process.is_running(),
+        })
     }
 
-    /// The processes without a descriptor for which an operation waits, and a few others in turn.
-    pub(super) fn next_to_check(&mut self, owed: impl Fn(i32) -> bool) -> Vec<i32> {
-        let (from, to) = (self.next, self.next + CHECKS);
-        let unwatched = self.list.iter().enumerate().filter(|(_, watch)| watch.fd.is_none());
-        let pids = unwatched
-            .filter(|(at, watch)| (from..to).contains(at) || owed(watch.process.pid))
-            .map(|(_, watch)| watch.process.pid)
-            .collect();
-        self.next = if to < self.list.len() { to } else { 0 };
-        pids
+    /// The numbers of those whose turn it is to be checked, of `links` links. All of them have their turn in [`ROUND`]
+    /// calls, if they are more than [`CHECKS`].
+    pub(super) fn turn(&mut self, links: usize) -> Range<usize> {
+        let from = if self.next < links { self.next } else { 0 };
+        self.next = from + CHECKS.max(links.div_ceil(ROUND));
+        from..self.next
     }
 
     /// Watches process `pid`, unless it is already watched, or is not visible here. Its end makes `token` ready in
     /// `epoll`, while the processes are few.
     pub(super) fn add(&mut self, pid: i32, token: u64, epoll: &Epoll) {
-        if pid <= 0 || self.of(pid).is_some() {
+        let Err(at) = self.place(pid) else { return };
+        if pid <= 0 {
             return;
         }
         let few = self.list.len() < watched::watches_max();
@@ -76,36 +85,83 @@ impl Watches {
                 epoll.remove(fd.as_fd());
             }
         }
-        self.list.push(Watch { process: Identity::of(pid), fd });
+        self.list.insert(at, Watch { process: Identity::of(pid), fd });
     }
 
     /// Stops watching process `pid`.
     pub(super) fn remove(&mut self, pid: i32, epoll: &Epoll) {
-        if let Some(at) = self.list.iter().position(|watch| watch.process.pid == pid) {
-            if let Some(fd) = self.list.swap_remove(at).fd {
+        if let Ok(at) = self.place(pid) {
+            if let Some(fd) = self.list.remove(at).fd {
                 epoll.remove(fd.as_fd());
             }
         }
     }
 
-    /// A thread is about to sleep in `epoll`: the end of a process without a descriptor wakes nobody.
-    pub(super) fn wake_for_checks(&mut self, epoll: &Epoll) {
-        if self.list.iter().all(|watch| watch.fd.is_some()) {
+    /// A thread is about to sleep, and no ring may wake it when a peer ends: an endpoint of a process that calls exec(2)
+    /// ends silently.
+    pub(super) fn wake_for_checks(&mut self, has_links: bool) {
+        let now = clock::now_ns();
+        if now < self.wakes_at || !has_links && self.wakes_at == 0 {
             return;
         }
-        if self.timer.is_none() {
-            let added = |timer: &Timer| epoll.add(timer.fd(), ELSEWHERE).is_ok();
-            self.timer = Timer::new().ok().filter(added);
-        }
-        if let Some(timer) = &self.timer {
-            timer.arm(clock::now_ns().saturating_add(LIVENESS_NS));
+        let Some(timer) = &self.timer else { return };
+        if has_links {
+            self.wakes_at = now.saturating_add(LIVENESS_NS);
+            timer.arm(self.wakes_at);
+        } else {
+            self.wakes_at = 0;
+            timer.disarm();
         }
     }
 
-    /// No thread sleeps any more.
-    pub(super) fn awake(&self) {
-        if let Some(timer) = &self.timer {
-            timer.disarm();
+    /// For tests: as if all watched processes had ended and their ids belonged to others now.
+    #[cfg(test)]
+    pub(super) fn replace_all(&mut self, epoll: &Epoll) {
+        for watch in &mut self.list {
+            watch.process = watch.process.earlier();
+            if let Some(fd) = watch.fd.take() {
+                epoll.remove(fd.as_fd());
+            }
         }
+    }
+
+    /// For tests: the time at which a sleeping thread is woken, nanoseconds; 0: never.
+    #[cfg(test)]
+    pub(super) fn wakes_at(&self) -> u64 {
+        self.wakes_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_peer_has_its_turn_within_a_round() {
+        for links in [0, 1, 15, 16, 17, 64, 65, 1000, 1023] {
+            let mut watches = Watches::default();
+            let mut seen = vec![0; links];
+            for _ in 0..3 * ROUND {
+                let turn = watches.turn(links);
+                assert!(turn.len() <= CHECKS.max(links / ROUND + 1), "{links}");
+                turn.filter(|at| *at < links).for_each(|at| seen[at] += 1);
+            }
+            assert!(seen.iter().all(|times| *times >= 3), "{links}");
+        }
+    }
+
+    #[test]
+    fn the_timer_is_armed_while_there_are_links() {
+        let mut watches = Watches::new(Some(Timer::new().unwrap()));
+        watches.wake_for_checks(false);
+        assert_eq!(watches.wakes_at(), 0);
+        watches.wake_for_checks(true);
+        let at = watches.wakes_at();
+        assert!(at > clock::now_ns());
+        watches.wake_for_checks(true);
+        assert_eq!(watches.wakes_at(), at, "armed once");
+        watches.wakes_at = 1;
+        watches.wake_for_checks(false);
+        assert_eq!(watches.wakes_at(), 0, "one that has woken wakes no more");
     }
 }
