@@ -10,6 +10,7 @@
 //! 5. to overrun a completion queue, or a queue pair's own queues by more than the driver refuses;
 //! 6. to use another process's memory under a key that does not allow it.
 
+#[cfg(not(test))]
 use std::io::Write;
 
 /// The line that every violation begins with.
@@ -18,9 +19,14 @@ pub const PREFIX: &str = "fake-verbs: VIOLATION:";
 /// Writes the line, to the error output and to the run's directory, and aborts.
 #[cold]
 pub(crate) fn violation(what: &str) -> ! {
-    if cfg!(test) {
-        std::panic::panic_any(what.to_owned());
-    }
+    #[cfg(test)]
+    std::panic::panic_any(what.to_owned());
+    #[cfg(not(test))]
+    abort(what)
+}
+
+#[cfg(not(test))]
+fn abort(what: &str) -> ! {
     let line = format!("{PREFIX} process {}: {what}\n", std::process::id());
     let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(directory) = crate::settings::directory() {
