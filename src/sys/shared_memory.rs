@@ -23,22 +23,71 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Creates `len` zeroed bytes. They are reserved at once, so that touching them later cannot fail, and
-    /// mapped at once (MAP_POPULATE), because page faults make the first write five times as expensive.
-    /// Returns the mapping and the descriptor to pass on. Errors: ENOMEM, ENOSPC, EFBIG, EMFILE, ENFILE.
-    pub(crate) fn create(len: usize) -> Result<(Self, OwnedFd)> {
-        let fd = Self::reserve("udrv", len)?;
-        Ok((Self::map(fd.as_fd_ref(), len, libc::MAP_POPULATE)?, fd))
+    /// Creates `len` zeroed bytes. The first `reserved` of them are reserved at once, so that touching them later cannot
+    /// fail; the others have to be reserved before they are touched ([`Self::reserve_more`]). Returns the mapping and
+    /// the descriptor to pass on. Errors: ENOMEM, ENOSPC, EFBIG, EMFILE, ENFILE.
+    pub(crate) fn create(len: usize, reserved: usize) -> Result<(Self, OwnedFd)> {
+        let fd = Self::reserve("udrv", len, reserved)?;
+        Ok((Self::map(fd.as_fd_ref(), len)?, fd))
+    }
+
+    /// Reserves the pages of `len` bytes at `offset`, and maps them: page faults make the first write five times as
+    /// expensive. The last eight bytes of each page are undefined afterwards. Errors: ENOMEM, EFAULT, and EINVAL for a range outside.
+    pub(crate) fn reserve_more(&self, offset: usize, len: usize) -> Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let page = process::page_size();
+        let first = offset / page * page;
+        // SAFETY: a range of the mapping, from a page boundary on.
+        let populated = check(unsafe {
+            let start = self.base.as_ptr().add(first);
+            libc::madvise(start.cast(), offset + len - first, libc::MADV_POPULATE_WRITE)
+        });
+        match populated {
+            Ok(_) => Ok(()),
+            Err(e @ Errno(libc::ENOMEM | libc::EFAULT | libc::EHWPOISON)) => Err(e),
+            // Linux before 5.14, or a filter.
+            Err(_) => (first..offset + len).step_by(page).try_for_each(|at| self.reserve_word(at)),
+        }
+    }
+
+    /// Reserves one page by a system call that writes there: it fails where a store would raise SIGBUS.
+    fn reserve_word(&self, offset: usize) -> Result<()> {
+        const BYTES: usize = 8;
+        let page = process::page_size();
+        let at = (offset / page * page + page).min(self.len) - BYTES;
+        // SAFETY: the call changes no signal mask, and writes the present one to eight bytes of the mapping.
+        check(unsafe {
+            let to = self.base.as_ptr().add(at);
+            let none = std::ptr::null::<libc::sigset_t>();
+            libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, none, to, BYTES)
+        } as libc::c_int)
+        .map(drop)
+    }
+
+    /// Gives the whole pages of `len` bytes at `offset` back to the system, whoever maps them: they are zeroed, and have
+    /// to be reserved again.
+    pub(crate) fn release(&self, offset: usize, len: usize) {
+        let page = process::page_size();
+        let (first, end) =
+            (offset.next_multiple_of(page), (offset + len).min(self.len) / page * page);
+        if first < end {
+            // SAFETY: whole pages of the mapping, whose contents nobody needs.
+            unsafe {
+                libc::madvise(self.base.as_ptr().add(first).cast(), end - first, libc::MADV_REMOVE)
+            };
+        }
     }
 
     /// Only reserved, and under a label by which [`find`] finds it. Errors: also EINVAL for a label
     /// of more than 200 bytes or with a NUL.
     pub(crate) fn create_labelled(label: &str, len: usize) -> Result<(Self, OwnedFd)> {
-        let fd = Self::reserve(label, len)?;
-        Ok((Self::map(fd.as_fd_ref(), len, 0)?, fd))
+        let fd = Self::reserve(label, len, len)?;
+        Ok((Self::map(fd.as_fd_ref(), len)?, fd))
     }
 
-    fn reserve(label: &str, len: usize) -> Result<OwnedFd> {
+    fn reserve(label: &str, len: usize, reserved: usize) -> Result<OwnedFd> {
         // The kernel would end a process that exceeds the limit (setrlimit(2), SIGXFSZ).
         if process::file_size_limit().is_some_and(|limit| limit < len) {
             return Err(Errno(libc::EFBIG));
@@ -52,7 +101,12 @@ impl SharedMemory {
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let size = libc::off_t::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
         // SAFETY: an owned descriptor.
-        let rc = unsafe { libc::posix_fallocate(fd.as_raw_fd(), 0, size) };
+        let sized = check(unsafe { libc::ftruncate(fd.as_raw_fd(), size) });
+        // If a filter forbids that call, the other one sizes the file, and reserves all of it.
+        let reserved = if sized.is_ok() { reserved } else { len };
+        let reserved = libc::off_t::try_from(reserved).map_err(|_| Errno(libc::EINVAL))?;
+        // SAFETY: an owned descriptor.
+        let rc = unsafe { libc::posix_fallocate(fd.as_raw_fd(), 0, reserved) };
         if rc != 0 {
             return Err(Errno(rc));
         }
@@ -61,7 +115,7 @@ impl SharedMemory {
         Ok(fd)
     }
 
-    /// Maps memory that a peer passed, all pages at once, after checking that it is a memfd of at least
+    /// Maps memory that a peer passed, after checking that it is a memfd of at least
     /// `len` bytes that can no longer shrink (access beyond the end of a file raises SIGBUS). Errors:
     /// EINVAL, ENOMEM.
     pub(crate) fn attach(fd: &OwnedFd, len: usize) -> Result<Self> {
@@ -77,7 +131,7 @@ impl SharedMemory {
         if file_len(fd)? < len {
             return Err(Errno(libc::EINVAL));
         }
-        Self::map(fd.as_fd_ref(), len, libc::MAP_POPULATE)
+        Self::map(fd.as_fd_ref(), len)
     }
 
     /// The word at `offset` of unmapped memory that a peer passed. `None`: it cannot be read.
@@ -89,14 +143,14 @@ impl SharedMemory {
         (n == 4).then_some(u32::from_ne_bytes(bytes))
     }
 
-    fn map(fd: BorrowedFd<'_>, len: usize, populate: libc::c_int) -> Result<Self> {
+    fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
         // SAFETY: a new shared mapping at an address of the kernel's choice.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | populate,
+                libc::MAP_SHARED,
                 fd.as_raw_fd(),
                 0,
             )
@@ -191,7 +245,7 @@ mod tests {
 
     #[test]
     fn attached_memory_is_the_same_memory() {
-        let (a, fd) = SharedMemory::create(8192).unwrap();
+        let (a, fd) = SharedMemory::create(8192, 8192).unwrap();
         let b = SharedMemory::attach(&fd, 8192).unwrap();
         // SAFETY: both mappings are 8192 bytes long.
         unsafe {
@@ -201,8 +255,34 @@ mod tests {
     }
 
     #[test]
+    fn what_is_reserved_later_is_shared_and_can_be_given_back() {
+        const MIB: usize = 1 << 20;
+        let (a, fd) = SharedMemory::create(MIB, 4096).unwrap();
+        let b = SharedMemory::attach(&fd, MIB).unwrap();
+        let bytes = || {
+            let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).unwrap()) * 512
+        };
+        assert_eq!(bytes(), 4096);
+        a.reserve_more(10_000, 100_000).unwrap();
+        assert_eq!(bytes(), 26 * 4096);
+        a.reserve_word(500_000).unwrap();
+        a.reserve_word(MIB - 1).unwrap();
+        assert_eq!(bytes(), 28 * 4096);
+        // SAFETY: both mappings are that long.
+        unsafe {
+            a.base().as_ptr().add(50_000).write(7);
+            assert_eq!(b.base().as_ptr().add(50_000).read(), 7);
+            a.release(10_000, 100_000);
+            assert_eq!(b.base().as_ptr().add(50_000).read(), 0);
+        }
+        assert!(bytes() < 8 * 4096, "{}", bytes());
+        assert_eq!(a.reserve_more(MIB, 1), Err(Errno(libc::EINVAL)));
+    }
+
+    #[test]
     fn a_shorter_file_is_refused() {
-        let (_a, fd) = SharedMemory::create(4096).unwrap();
+        let (_a, fd) = SharedMemory::create(4096, 4096).unwrap();
         assert_eq!(SharedMemory::attach(&fd, 8192).unwrap_err(), Errno(libc::EINVAL));
     }
 

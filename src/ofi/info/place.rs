@@ -144,7 +144,7 @@ pub(super) fn probe(place: &Place, config: &Config) -> Result<(), Refusal> {
         .map_err(failed("a unix socket"))?;
     // Without shared memory (RLIMIT_FSIZE, a filter of system calls) the network reaches the peers of this node.
     if config.shm.on && !config.net.on {
-        SharedMemory::create(4096).map_err(failed("shared memory"))?;
+        SharedMemory::create(4096, 4096).map_err(failed("shared memory"))?;
     }
     Ok(())
 }

@@ -130,6 +130,7 @@ impl Hub {
             cma: CmaPolicy::Off,
             push_max: Some(512 << 10),
             share_min: Some(1 << 20),
+            ..ShmConfig::default()
         };
         let mut config = Config { shm, ..Config::default() };
         config.net.bulk_min = 1 << 20;

@@ -26,11 +26,14 @@ pub(crate) struct ShmConfig {
     pub(crate) push_max: Option<usize>,
     /// FI_UDRV_SHARE_MIN, bytes
     pub(crate) share_min: Option<usize>,
+    /// FI_UDRV_SHM_MEMORY, bytes
+    pub(crate) memory: usize,
 }
 
 impl Default for ShmConfig {
     fn default() -> Self {
-        Self { on: true, cma: CmaPolicy::Auto, push_max: None, share_min: None }
+        let memory = 24 << 20;
+        Self { on: true, cma: CmaPolicy::Auto, push_max: None, share_min: None, memory }
     }
 }
 
@@ -52,6 +55,10 @@ impl Group for ShmConfig {
             name: "SHARE_MIN",
             help: "Shortest message within a node that both processes copy where each may attach to the other, bytes, 0 to 2^62 (default: 131072; none where more processes talk than the machine has processors)",
         },
+        Variable {
+            name: "SHM_MEMORY",
+            help: "Bytes of shared memory that the links of an endpoint to peers of its node may take together beyond 68 KiB each, 0 to 2^62 (default: 25165824)",
+        },
     ];
 
     fn read(&mut self, from: &Reader<'_>) {
@@ -66,5 +73,6 @@ impl Group for ShmConfig {
         set(&mut self.cma, from.choice("CMA", "auto, off, read or write", &policies));
         self.push_max = from.size("PUSH_MAX", 0..=2 << 20);
         self.share_min = from.size("SHARE_MIN", 0..=1 << 62);
+        set(&mut self.memory, from.size("SHM_MEMORY", 0..=1 << 62));
     }
 }

@@ -181,7 +181,6 @@ impl Shm {
             self.end_inbound(at, error, &mut ended, handler);
         }
         if let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) {
-            self.outbound_count -= 1;
             if let Some(socket) = &link.socket {
                 self.epoll.remove(socket.as_fd());
             }

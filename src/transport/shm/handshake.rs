@@ -4,10 +4,12 @@
 use super::attach::{probe_read, probe_write};
 use super::copy_rate::CopyRate;
 use super::hello::{self, Hello, Reject, Welcome};
-use super::layout::{FRUGAL, GENEROUS, Geometry, LAVISH, receivers_bell, set_receivers_bell};
+use super::layout::{
+    FRUGAL, Geometry, LAVISH, SLOT, SLOTS, SLOTS_STEP, receivers_bell, set_receivers_bell,
+};
 use super::names::{self, Found};
 use super::ring::{Area, Consumer, Producer};
-use super::{GENEROUS_LINKS, Inbound, LAVISH_LINKS, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
+use super::{Inbound, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
 use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
 use crate::sys::event::Epoll;
@@ -68,12 +70,7 @@ impl Shm {
             self.due.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
-        let wanted = match self.outbound_count {
-            links if links < LAVISH_LINKS => LAVISH,
-            links if links < GENEROUS_LINKS => GENEROUS,
-            _ => FRUGAL,
-        };
-        let (geometry, memory, fd) = segment(wanted)?;
+        let (geometry, memory, fd) = segment()?;
         let identity = process::random_u64() as u32 >> 8;
         let hello = Hello {
             version: hello::VERSION,
@@ -100,7 +97,7 @@ impl Shm {
             return Err(if has_closed { Errno(libc::EAGAIN) } else { e });
         }
         let link = Outbound {
-            producer: Producer::new(Arc::new(memory), geometry),
+            producer: Producer::frugal(Arc::new(memory), geometry, self.settings.budget.clone()),
             identity,
             socket: Some(socket),
             pid: credentials.pid,
@@ -115,7 +112,6 @@ impl Shm {
         }
         if let Some(slot) = self.outbound.get_mut(peer.index()) {
             *slot = Some(Box::new(link));
-            self.outbound_count += 1;
         }
         self.share_places(peer);
         self.count_processes();
@@ -315,13 +311,17 @@ enum Ours {
     Later,
 }
 
-/// A zeroed segment of the `wanted` sizes, or of the smallest ones if that exceeds the system's memory or limits.
-/// Errors: those of [`SharedMemory::create`].
-fn segment(wanted: Geometry) -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
-    let of = |geometry: Geometry| {
-        SharedMemory::create(geometry.len()).map(|(memory, fd)| (geometry, memory, fd))
+/// A zeroed segment with its first slots reserved; a small one, all of it reserved, if a large one exceeds the system's limits. Errors: those of
+/// [`SharedMemory::create`].
+fn segment() -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
+    let of = |geometry: Geometry, reserved: usize| -> Result<_, Errno> {
+        let (memory, fd) = SharedMemory::create(geometry.len(), reserved)?;
+        Ok((geometry, memory, fd))
     };
-    of(wanted).or_else(|e| if e.is_shortage() && wanted != FRUGAL { of(FRUGAL) } else { Err(e) })
+    match of(LAVISH, SLOTS + SLOTS_STEP as usize * SLOT) {
+        Err(e) if e.is_shortage() => of(FRUGAL, FRUGAL.len()),
+        other => other,
+    }
 }
 
 /// The receiver's answer to our connect request.

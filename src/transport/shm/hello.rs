@@ -265,7 +265,7 @@ impl Reject {
 
 #[cfg(test)]
 mod tests {
-    use super::super::layout::GENEROUS;
+    use super::super::layout::LAVISH;
     use super::*;
     use proptest::prelude::*;
 
@@ -274,7 +274,7 @@ mod tests {
             version: VERSION,
             source: Address::from_text("10.1.2.3:4567").unwrap(),
             nonce: 0x1122_3344_5566_7788,
-            geometry: GENEROUS,
+            geometry: LAVISH,
             probe_addr: 0x7fff_0000_1000,
             features: ASSISTS,
             identity: 0x00ab_cdef,

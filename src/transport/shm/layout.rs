@@ -119,14 +119,19 @@ const APART: u32 = 1024;
 /// Longest payload followed by such a gap, bytes: longer ones gain nothing.
 const APART_MAX: usize = 16 * 1024;
 
-/// For the first peers. Lines that were evicted from both cores' own caches pass between the cores three times as fast
-/// as lines that one has just written and the other just read (AMD Zen 4: 26 instead of 8 GB/s). So the space is
-/// larger than such a cache.
+/// The sizes of a segment. Its bulk space is used up to a limit that grows with what the link carries ([`ROOMS`]), and
+/// only that much is reserved.
+///
+/// Lines that were evicted from both cores' own caches pass between the cores three times as fast as lines that one has
+/// just written and the other just read (AMD Zen 4: 26 instead of 8 GB/s). So the whole space is larger than such a
+/// cache.
 pub(super) const LAVISH: Geometry = Geometry { slots: 256, bulk: 2 * 1024 * 1024, places: 16 };
-/// For the next peers of a process.
-pub(super) const GENEROUS: Geometry = Geometry { slots: 256, bulk: 256 * 1024, places: 2 };
-/// For all later peers, so that a node of 256 ranks needs only some tens of MiB a process.
+/// Where the system allows no more.
 pub(super) const FRUGAL: Geometry = Geometry { slots: 64, bulk: 32 * 1024, places: 0 };
+/// Slots that are reserved at a time: a page of them.
+pub(super) const SLOTS_STEP: u32 = 4096 / SLOT as u32;
+/// Bytes of bulk space of a link that has begun, and of one that carries more; the next is all of it.
+pub(super) const ROOMS: [u32; 2] = [FRUGAL.bulk, 256 * 1024];
 
 const _: () = assert!(FRUGAL.payload_max() >= BCOPY_LEAST);
 
@@ -136,8 +141,19 @@ impl Geometry {
         self.places_at() + self.places as usize * PLACE
     }
 
+    /// These sizes with so much bulk space.
+    pub(super) const fn with_bulk(self, bulk: u32) -> Self {
+        Self { bulk, ..self }
+    }
+
+    /// The next size of the bulk space after `bulk` bytes.
+    pub(super) fn more_than(self, bulk: u32) -> u32 {
+        let next = ROOMS.into_iter().find(|room| *room > bulk);
+        next.unwrap_or(self.bulk).min(self.bulk)
+    }
+
     /// Offset of the first payload buffer.
-    fn places_at(self) -> usize {
+    pub(super) fn places_at(self) -> usize {
         self.bulk_at() + self.bulk as usize
     }
 

@@ -8,6 +8,7 @@
 //! noticed. No file system holds a name of a segment.
 
 mod attach;
+mod budget;
 pub(crate) mod config;
 mod copy_rate;
 mod crowd;
@@ -44,7 +45,8 @@ use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
 use attach::Entrance;
-use config::CmaPolicy;
+use budget::Budget;
+use config::{CmaPolicy, ShmConfig};
 use copy_rate::CopyRate;
 use crowd::Crowd;
 use greeting::Door;
@@ -62,9 +64,6 @@ use watching::{LIVENESS_NS, Watches};
 const BATCH: usize = 16;
 /// Connections accepted in one turn.
 const ACCEPTS: usize = 64;
-/// Outgoing links that get a large segment, and a medium one; later ones get a small one.
-const LAVISH_LINKS: usize = 8;
-const GENEROUS_LINKS: usize = 16;
 
 /// Time from when a sender is asked to check for sleepers until we may sleep, nanoseconds. Before the sender sees that
 /// request, it publishes messages without ringing the doorbell, and we may not see those at once either
@@ -153,6 +152,14 @@ struct Settings {
     mark: u64,
     push_max: Option<usize>,
     share_min: Option<usize>,
+    budget: Arc<Budget>,
+}
+
+impl Settings {
+    fn new(cma: CmaPolicy, memory: usize) -> Self {
+        let budget = Arc::new(Budget::new(memory));
+        Self { cma, mark: 0, push_max: None, share_min: None, budget }
+    }
 }
 
 /// Direct access of peers to our memory.
@@ -210,7 +217,6 @@ pub(crate) struct Shm {
     reaching: Reaching,
     crowd: Crowd,
     outbound: Vec<Option<Box<Outbound>>>,
-    outbound_count: usize,
     inbound: Vec<Inbound>,
     /// Messages from the rings of refused links, for the endpoint to send another way.
     returned: Vec<Returned>,
@@ -244,14 +250,13 @@ impl Shm {
             me,
             host,
             nonce,
-            settings: Settings { cma, mark: 0, push_max: None, share_min: None },
+            settings: Settings::new(cma, ShmConfig::default().memory),
             door,
             epoll,
             bell,
             reaching: Reaching { gate: Gate::new(nonce)?, unsettled: Vec::new() },
             crowd: Crowd::new(),
             outbound: Vec::new(),
-            outbound_count: 0,
             inbound: Vec::new(),
             returned: Vec::new(),
             refusals: Refusals::default(),
@@ -346,7 +351,10 @@ impl Shm {
             self.watches.checked_at = now;
             n += self.check_liveness(peers, handler);
             self.look_at_processors();
-            self.outbound.iter_mut().flatten().for_each(|link| link.copy_rate.try_again());
+            for link in self.outbound.iter_mut().flatten() {
+                link.copy_rate.try_again();
+                link.producer.rest();
+            }
         }
         n
     }
@@ -354,14 +362,15 @@ impl Shm {
 
 impl Messages for Shm {
     fn caps(&self, peer: PeerId) -> Caps {
-        let geometry = self.out(peer).map_or(FRUGAL, |link| link.producer.geometry());
+        let whole = self.out(peer).map_or(FRUGAL, |link| link.producer.geometry());
+        let sizes = self.out(peer).map_or(FRUGAL, |link| link.producer.sizes());
         let (get, put) = self.inbound_of(peer).map_or((false, false), Inbound::reach);
         let features = self.out(peer).and_then(|link| link.features);
         Caps {
             short_max: SLOT_ROOM,
             bcopy_max: self.out(peer).map_or(MOVABLE_MAX, |link| link.producer.payload_max()),
-            fragment_max: geometry.fragment_max(),
-            push_max: geometry.push_max().min(self.push_max(peer, get)),
+            fragment_max: sizes.fragment_max(),
+            push_max: whole.push_max().min(self.push_max(peer, get)),
             get,
             put,
             // A peer whose pid is not visible lives in another pid namespace: we could not tell its end, or that it is
@@ -456,7 +465,8 @@ impl Transport for Shm {
         }
         let mark = if opening.key_source.is_given() { opening.key.mark() } else { 0 };
         let (push_max, share_min) = (config.push_max, config.share_min);
-        shm.settings = Settings { cma: config.cma, mark, push_max, share_min };
+        let settings = Settings::new(config.cma, config.memory);
+        shm.settings = Settings { mark, push_max, share_min, ..settings };
         Ok(Some(shm))
     }
 

@@ -175,7 +175,6 @@ impl Shm {
     /// `peer` has refused our link and read nothing of it: its messages are to go another way.
     pub(super) fn take_back(&mut self, peer: PeerId, errno: Errno) {
         let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) else { return };
-        self.outbound_count -= 1;
         if let Some(socket) = &link.socket {
             self.epoll.remove(socket.as_fd());
         }

@@ -9,16 +9,20 @@
 //! (proven by the kernel); lengths it writes are still checked before use, each read once.
 #![allow(unsafe_code)]
 
+mod growth;
 mod places;
 
+use super::budget::Budget;
 use super::layout::{
     BROKEN, CLOSED, CLOSING, CONSUMED, FLAG_BROKEN, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING,
-    FLAG_WAITS, FLAGS, Geometry, MOVABLE_MAX, MOVED, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
+    FLAG_WAITS, FLAGS, Geometry, MOVABLE_MAX, MOVED, ROOMS, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
+    SLOTS_STEP,
 };
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
 use crate::transport::{Head, MAX_HEADER};
+use growth::Growth;
 pub(super) use places::{Area, Handed};
 use places::{Place, Places};
 use std::sync::Arc;
@@ -82,12 +86,17 @@ pub(super) struct Producer<M = Arc<SharedMemory>> {
     geometry: Geometry,
     /// The receiver has accepted the link.
     settled: bool,
+    /// Its bulk space grows with what it carries.
+    growth: Option<Growth>,
+    /// Recycled payload buffers may be used: the receiver has accepted the link, and ours are reserved.
+    recycles: bool,
     /// Longest payload, bytes.
     payload_max: usize,
     /// Slots published so far.
     tail: u32,
-    /// Last value of the progress counter that was read.
+    /// Last value of the progress counter that was read, and the value of `tail` at which there is no slot left.
     consumed: u32,
+    slots_end: u32,
     /// Bytes at the beginning of the bulk space that are used, a power of two; and how many are to be used
     /// once all of it is free.
     lap: u32,
@@ -115,9 +124,12 @@ impl<M: Storage> Producer<M> {
             memory,
             geometry,
             settled: false,
+            growth: None,
+            recycles: false,
             payload_max,
             tail: 0,
             consumed: 0,
+            slots_end: geometry.slots,
             lap: geometry.bulk,
             next_lap: geometry.bulk,
             bulk_tail: 0,
@@ -129,11 +141,32 @@ impl<M: Storage> Producer<M> {
         }
     }
 
+    /// Begins with little of the bulk space, of which nothing is reserved yet, and takes more from `budget` as the link
+    /// carries more.
+    pub(super) fn frugal(memory: M, geometry: Geometry, budget: Arc<Budget>) -> Self {
+        let mut producer = Self::new(memory, geometry);
+        if geometry.bulk > ROOMS[0] {
+            producer.growth = Some(Growth::new(budget));
+            producer.lap = ROOMS[0];
+            producer.slots_end = SLOTS_STEP;
+            producer.measure();
+        }
+        producer
+    }
+
     /// The receiver has accepted the link. Before that no payload may lie in a recycled buffer: if the link is refused,
     /// its messages are read by a process that has this segment alone.
     pub(super) fn settle(&mut self) {
         self.settled = true;
-        self.payload_max = self.geometry.payload_max();
+        self.measure();
+    }
+
+    /// Notes what may be used after a change.
+    fn measure(&mut self) {
+        let whole = self.sizes().payload_max();
+        self.payload_max = if self.settled { whole } else { whole.min(MOVABLE_MAX) };
+        let grown = self.growth.as_ref().is_none_or(|growth| growth.places);
+        self.recycles = self.settled && grown;
     }
 
     /// Longest payload of one message now, bytes.
@@ -167,17 +200,84 @@ impl<M: Storage> Producer<M> {
         self.next_lap = bytes.clamp(least, self.geometry.bulk);
     }
 
-    /// Offsets are computed modulo the lap: its length may only change while all of it is free.
+    /// Offsets are computed modulo the lap: its length may only change while all of it is free. It grows with what the
+    /// link carries.
     #[cold]
     fn change_lap(&mut self) {
         self.refresh();
-        if self.bulk_head == self.bulk_tail {
-            self.lap = self.next_lap;
+        if self.bulk_head != self.bulk_tail {
+            return;
+        }
+        if let Some(growth) = &mut self.growth {
+            if growth.is_due(self.bulk_tail) {
+                let next = self.geometry.more_than(growth.room).min(self.next_lap);
+                growth.grow(&self.memory, self.geometry, next, false);
+                growth.since = self.bulk_tail;
+            }
+        }
+        self.use_room();
+    }
+
+    /// Uses all room that there is and that the lap may have.
+    fn use_room(&mut self) {
+        let mut room = self.geometry.bulk;
+        if let Some(growth) = &mut self.growth {
+            room = growth.room;
+            if room >= self.next_lap {
+                growth.reserve_places(&self.memory, self.geometry);
+            }
+        }
+        if room > 0 {
+            self.lap = self.next_lap.min(room);
+        }
+        self.measure();
+    }
+
+    /// Room for payloads of `bytes` in all, if the bulk space is free now. `must`: whatever other links have.
+    #[cold]
+    pub(super) fn grow_for(&mut self, bytes: usize, must: bool) {
+        self.refresh();
+        let Some(growth) = &mut self.growth else { return };
+        if self.bulk_head != self.bulk_tail {
+            return;
+        }
+        let mut room = growth.room;
+        while (room as usize) < bytes && room < self.next_lap {
+            room = self.geometry.more_than(room);
+        }
+        growth.grow(&self.memory, self.geometry, room.min(self.next_lap), must);
+        growth.since = self.bulk_tail;
+        self.use_room();
+    }
+
+    /// Nothing is reserved yet, or the system has no memory for it.
+    fn has_no_room(&self) -> bool {
+        self.growth.as_ref().is_some_and(|growth| growth.room == 0)
+    }
+
+    /// The bulk space may become larger.
+    pub(super) fn may_grow(&self) -> bool {
+        self.lap < self.next_lap
+    }
+
+    /// Called now and then: a link that has carried no payload beside its slots for a while gives its room back.
+    pub(super) fn rest(&mut self) {
+        self.refresh();
+        let idle = self.consumed == self.tail && self.bulk_head == self.bulk_tail;
+        let Some(growth) = &mut self.growth else { return };
+        if growth.is_idle(self.bulk_tail) && idle && growth.room > ROOMS[0] {
+            growth.shrink(&self.memory, self.geometry);
+            self.use_room();
         }
     }
 
     pub(super) fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    /// The sizes that may be used now.
+    pub(super) fn sizes(&self) -> Geometry {
+        self.geometry.with_bulk(self.lap)
     }
 
     pub(super) fn memory(&self) -> &M {
@@ -201,22 +301,28 @@ impl<M: Storage> Producer<M> {
                 self.bulk_head = *after;
             }
         }
-    }
-
-    fn has_slot(&self) -> bool {
         // A counter beyond `tail` means a corrupt peer: no room.
         let used = self.tail.wrapping_sub(self.consumed);
-        used < self.geometry.slots
+        let mut left = self.geometry.slots.saturating_sub(used);
+        if let Some(growth) = &mut self.growth {
+            left = left.min(growth.slots_after(self.tail, &self.memory, self.geometry));
+        }
+        self.slots_end = self.tail.wrapping_add(left);
+    }
+
+    #[inline(always)]
+    fn has_slot(&self) -> bool {
+        self.tail != self.slots_end
     }
 
     /// How many payloads of `len` bytes can be pushed now, at most `most`.
     pub(super) fn room_for(&mut self, len: u32, most: u32) -> u32 {
-        if len as usize > self.payload_max {
+        if len as usize > self.payload_max || self.has_no_room() {
             return 0;
         }
         let len = ((len + 63) & !63).max(64) + self.geometry.apart(len as usize);
         let room = |ring: &Self| {
-            let slots = ring.geometry.slots.saturating_sub(ring.tail.wrapping_sub(ring.consumed));
+            let slots = ring.slots_end.wrapping_sub(ring.tail);
             let used = ring.bulk_tail.wrapping_sub(ring.bulk_head);
             let bulk = ring.lap.min(ring.next_lap).saturating_sub(used);
             // A payload that does not fit at the end of a lap skips the rest of the lap: reserve one.
@@ -315,12 +421,15 @@ impl<M: Storage> Producer<M> {
                 return Err(Full);
             }
         }
-        if len > self.payload_max {
-            debug_assert!(false, "message too large for its ring");
-            return Err(Full);
-        }
         if self.lap != self.next_lap {
             self.change_lap();
+        }
+        if len > self.payload_max {
+            debug_assert!(len <= self.geometry.payload_max(), "message too large for its ring");
+            self.grow_for(4 * len, true);
+        }
+        if len > self.payload_max || self.has_no_room() {
+            return Err(Full);
         }
         // Check for room before anything is counted.
         let room = match self.find_bulk(len as u32) {
@@ -332,7 +441,7 @@ impl<M: Storage> Producer<M> {
         };
         let seen = self.seen;
         self.sent = self.sent.wrapping_add(1);
-        if let (Some(places), true) = (&mut self.places, self.settled) {
+        if let (Some(places), true) = (&mut self.places, self.recycles) {
             if let Some(place) = places.take(len) {
                 let (area, kind) =
                     if place.ours { (&places.ours, PLACED) } else { (&places.theirs, RETURNED) };
@@ -387,7 +496,7 @@ impl<M: Storage> Producer<M> {
     /// [`Self::push`] for a payload that does not fit beside its header.
     #[inline(never)]
     fn push_long(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
-        if payload.len() > self.payload_max {
+        if payload.len() > self.geometry.payload_max() {
             return None;
         }
         let spot = self.find_spot(payload.len()).ok()?;
@@ -678,7 +787,7 @@ mod tests {
     use std::collections::VecDeque;
 
     fn pair(geometry: Geometry) -> (Producer, Consumer) {
-        let (memory, fd) = SharedMemory::create(geometry.len()).unwrap();
+        let (memory, fd) = SharedMemory::create(geometry.len(), geometry.len()).unwrap();
         let other = SharedMemory::attach(&fd, geometry.len()).unwrap();
         let mut producer = Producer::new(Arc::new(memory), geometry);
         producer.settle();

@@ -33,6 +33,17 @@ pub(super) trait Storage {
     /// Inside the memory and aligned, and only ever used atomically.
     unsafe fn word(&self, place: *mut u8) -> &Self::Word;
 
+    /// Reserves `len` bytes at `offset`. False: the system has no memory for them.
+    fn reserve(&self, offset: usize, len: usize) -> bool {
+        let _ = (offset, len);
+        true
+    }
+
+    /// Gives reserved bytes back.
+    fn release(&self, offset: usize, len: usize) {
+        let _ = (offset, len);
+    }
+
     /// A fence that is in one total order with all others.
     fn fence();
 
@@ -67,6 +78,14 @@ impl Storage for SharedMemory {
         unsafe { AtomicU32::from_ptr(place.cast()) }
     }
 
+    fn reserve(&self, offset: usize, len: usize) -> bool {
+        self.reserve_more(offset, len).is_ok()
+    }
+
+    fn release(&self, offset: usize, len: usize) {
+        Self::release(self, offset, len);
+    }
+
     #[inline(always)]
     fn fence() {
         fence(Ordering::SeqCst);
@@ -89,6 +108,14 @@ impl<S: Storage> Storage for Arc<S> {
     unsafe fn word(&self, place: *mut u8) -> &S::Word {
         // SAFETY: the caller guarantees a valid position.
         unsafe { S::word(self, place) }
+    }
+
+    fn reserve(&self, offset: usize, len: usize) -> bool {
+        S::reserve(self, offset, len)
+    }
+
+    fn release(&self, offset: usize, len: usize) {
+        S::release(self, offset, len);
     }
 
     #[inline(always)]

@@ -18,10 +18,13 @@ impl Shm {
         let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
         let Some(link) = link else { return false };
         let ring = &mut link.producer;
-        let geometry = ring.geometry();
-        let piece = piece_of(payload.len(), geometry.fragment_max());
+        let most = most.min(ring.geometry().push_max());
+        if payload.len() <= most && ring.may_grow() {
+            ring.grow_for(4 * payload.len(), false);
+        }
+        let piece = piece_of(payload.len(), ring.sizes().fragment_max());
         let pieces = payload.len().div_ceil(piece) as u32;
-        if payload.len() > most.min(geometry.push_max())
+        if payload.len() > most
             || ring.under_pressure()
             || ring.room_for(piece as u32, pieces + 1) <= pieces
         {

@@ -1,0 +1,262 @@
+//! The bulk space of a segment grows with what the link carries, and shrinks when it is idle.
+//!
+//! The sender alone decides, because only it writes there before the receiver reads. Its segment has room for the
+//! largest sizes from the beginning, but pages are reserved before they are first used, and given back to the system
+//! when the link is idle. Offsets in the bulk space are computed modulo its present length, so that the length changes
+//! only while the receiver has consumed everything.
+
+use super::super::budget::Budget;
+use super::super::layout::{Geometry, ROOMS, SLOT, SLOTS, SLOTS_STEP};
+use super::super::storage::Storage;
+use std::sync::Arc;
+
+/// Slots that are reserved beyond those in use when more are needed: enough for the longest unsolicited message.
+const AHEAD: u32 = 64;
+/// A link grows after so many laps through the room it has.
+const LAPS: u32 = 2;
+/// Checks without payload after which a link is idle.
+const IDLE: u32 = 10;
+
+#[derive(Debug)]
+pub(super) struct Growth {
+    budget: Arc<Budget>,
+    /// Slots that are reserved.
+    slots: u32,
+    /// Bytes of bulk space that are reserved; 0 before the first payload.
+    pub(super) room: u32,
+    /// Bytes taken from the budget.
+    taken: usize,
+    /// The payload buffers are reserved.
+    pub(super) places: bool,
+    /// Bytes sent when it last grew or tried to.
+    pub(super) since: u32,
+    /// Bytes sent at the last check, and checks since they were fewer.
+    seen: u32,
+    quiet: u32,
+}
+
+impl Growth {
+    pub(super) fn new(budget: Arc<Budget>) -> Self {
+        Self {
+            budget,
+            slots: SLOTS_STEP,
+            room: 0,
+            taken: 0,
+            places: false,
+            since: 0,
+            seen: 0,
+            quiet: 0,
+        }
+    }
+
+    /// Slots that may be used after slot `tail` before a later look. Reserves more in the first lap.
+    pub(super) fn slots_after<M: Storage>(&mut self, tail: u32, memory: &M, of: Geometry) -> u32 {
+        while self.slots < of.slots && self.slots - tail < AHEAD {
+            let at = SLOTS + self.slots as usize * SLOT;
+            if !memory.reserve(at, SLOTS_STEP as usize * SLOT) {
+                break;
+            }
+            self.slots += SLOTS_STEP;
+        }
+        if self.slots < of.slots { self.slots - tail } else { of.slots }
+    }
+
+    /// Whether the link has carried enough since it grew.
+    pub(super) fn is_due(&self, sent: u32) -> bool {
+        self.room == 0 || sent.wrapping_sub(self.since) >= LAPS * self.room
+    }
+
+    /// Reserves `room` bytes. The first ones are not counted. `must`: even if the budget has less.
+    pub(super) fn grow<M: Storage>(&mut self, memory: &M, of: Geometry, room: u32, must: bool) {
+        if room <= self.room {
+            return;
+        }
+        let bytes = (room - self.room) as usize;
+        let counts = room > ROOMS[0] && !must;
+        if counts && !self.budget.take(bytes) {
+            return;
+        }
+        if memory.reserve(of.bulk_at() + self.room as usize, bytes) {
+            self.room = room;
+            self.taken += if counts { bytes } else { 0 };
+        } else if counts {
+            self.budget.give(bytes);
+        }
+    }
+
+    /// Reserves the payload buffers, which stay: the peer may own some.
+    pub(super) fn reserve_places<M: Storage>(&mut self, memory: &M, of: Geometry) {
+        let bytes = of.len() - of.places_at();
+        if !self.places && self.budget.take(bytes) {
+            self.places = memory.reserve(of.places_at(), bytes);
+            let taken = if self.places { 0 } else { bytes };
+            self.budget.give(taken);
+        }
+    }
+
+    /// Whether nothing was sent for some checks.
+    pub(super) fn is_idle(&mut self, sent: u32) -> bool {
+        self.quiet = if sent == self.seen { self.quiet.saturating_add(1) } else { 0 };
+        self.seen = sent;
+        self.quiet >= IDLE
+    }
+
+    /// Keeps the first room alone.
+    pub(super) fn shrink<M: Storage>(&mut self, memory: &M, of: Geometry) {
+        memory.release(of.bulk_at() + ROOMS[0] as usize, (self.room - ROOMS[0]) as usize);
+        self.budget.give(std::mem::take(&mut self.taken));
+        self.room = ROOMS[0];
+    }
+}
+
+impl Drop for Growth {
+    fn drop(&mut self) {
+        self.budget.give(self.taken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::layout::LAVISH;
+    use super::super::{Consumer, Popped, Producer};
+    use super::*;
+    use crate::sys::shared_memory::SharedMemory;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+    use std::os::fd::{AsRawFd, OwnedFd};
+
+    const FIRST: usize = SLOTS + SLOTS_STEP as usize * SLOT;
+
+    struct Link {
+        tx: Producer,
+        rx: Consumer,
+        file: OwnedFd,
+        budget: Arc<Budget>,
+    }
+
+    fn link(budget: usize) -> Link {
+        let (memory, file) = SharedMemory::create(LAVISH.len(), FIRST).unwrap();
+        let other = SharedMemory::attach(&file, LAVISH.len()).unwrap();
+        let budget = Arc::new(Budget::new(budget));
+        let mut tx = Producer::frugal(Arc::new(memory), LAVISH, budget.clone());
+        tx.settle();
+        Link { tx, rx: Consumer::new(Arc::new(other), LAVISH), file, budget }
+    }
+
+    impl Link {
+        /// Bytes of memory that the segment has.
+        fn bytes(&self) -> usize {
+            let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).unwrap());
+            blocks as usize * 512
+        }
+
+        fn push(&mut self, len: usize, byte: u8) -> bool {
+            let fill = |to: &mut [u8]| to.fill(byte);
+            match len <= 100 {
+                true => self.tx.push_short(&[], len, fill).is_ok(),
+                false => self.tx.push_bulk(&[], len, fill).is_ok(),
+            }
+        }
+
+        fn pop(&mut self) -> Option<(usize, u8)> {
+            let mut got = None;
+            let popped = self.rx.pop(|_, payload| {
+                let byte = payload.first().copied().unwrap_or(0);
+                assert!(payload.iter().all(|one| *one == byte));
+                got = Some((payload.len(), byte));
+            });
+            assert!(!matches!(popped, Popped::Malformed));
+            got
+        }
+
+        fn carry(&mut self, bytes: usize) {
+            for _ in 0..bytes / 4096 {
+                assert!(self.push(4096, 1));
+                assert_eq!(self.pop(), Some((4096, 1)));
+            }
+        }
+
+        fn rest(&mut self) {
+            (0..=IDLE).for_each(|_| self.tx.rest());
+        }
+    }
+
+    #[test]
+    fn a_link_begins_frugal_grows_and_shrinks() {
+        let mut link = link(4 << 20);
+        assert_eq!(link.bytes(), FIRST);
+        for i in 0..32 {
+            assert!(link.push(8, i) && link.pop() == Some((8, i)));
+        }
+        assert_eq!(link.bytes(), FIRST, "one page of slots is enough");
+        link.carry(32 << 10);
+        assert!(link.bytes() <= FIRST + (48 << 10) && link.tx.sizes().bulk == ROOMS[0]);
+        link.carry(96 << 10);
+        assert_eq!(link.tx.sizes().bulk, ROOMS[1]);
+        link.carry(600 << 10);
+        assert_eq!(link.tx.sizes().bulk, LAVISH.bulk);
+        assert!(link.bytes() > 2 << 20);
+        assert!(!link.budget.take(2 << 20), "it has taken that");
+        link.rest();
+        assert_eq!(link.tx.sizes().bulk, ROOMS[0]);
+        assert!(link.bytes() < 400 << 10, "{}", link.bytes());
+        assert!(link.budget.take(2 << 20), "it has given that back");
+        link.budget.give(2 << 20);
+        link.carry(700 << 10);
+        assert_eq!(link.tx.sizes().bulk, LAVISH.bulk);
+    }
+
+    #[test]
+    fn a_link_without_budget_stays_frugal_and_takes_what_it_must() {
+        let mut link = link(0);
+        link.carry(4 << 20);
+        assert_eq!(link.tx.sizes().bulk, ROOMS[0]);
+        link.tx.grow_for(1 << 20, false);
+        assert_eq!(link.tx.sizes().bulk, ROOMS[0]);
+        // A message that was promised while there was room.
+        assert!(link.push(64 << 10, 3));
+        assert_eq!(link.pop(), Some((64 << 10, 3)));
+    }
+
+    #[test]
+    fn a_link_with_messages_in_it_does_not_shrink() {
+        let mut link = link(4 << 20);
+        link.carry(700 << 10);
+        assert!(link.push(8, 1));
+        link.rest();
+        assert_eq!(link.tx.sizes().bulk, LAVISH.bulk);
+        assert_eq!(link.pop(), Some((8, 1)));
+        assert_eq!(link.pop(), None);
+        link.rest();
+        assert_eq!(link.tx.sizes().bulk, ROOMS[0]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+
+        /// Whatever grows and shrinks meanwhile, each message arrives as it was sent, in order.
+        #[test]
+        fn growing_and_shrinking_lose_nothing(
+            budget in prop::sample::select(vec![0usize, 300 << 10, 4 << 20]),
+            ops in prop::collection::vec((0u8..40, 1usize..16 * 1024), 1..800)
+        ) {
+            let mut link = link(budget);
+            let mut oracle = VecDeque::new();
+            for (i, (op, len)) in ops.into_iter().enumerate() {
+                match op {
+                    0..20 => if link.push(len, i as u8) {
+                        oracle.push_back((len, i as u8));
+                    },
+                    20..37 => prop_assert_eq!(link.pop(), oracle.pop_front()),
+                    37 => link.rest(),
+                    38 => link.tx.grow_for(64 * len, len % 2 == 0),
+                    _ => link.tx.set_lap(if len % 2 == 0 { 1 << 18 } else { 1 << 30 }),
+                }
+            }
+            while let Some(sent) = oracle.pop_front() {
+                prop_assert_eq!(link.pop(), Some(sent));
+            }
+        }
+    }
+}
