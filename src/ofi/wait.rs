@@ -3,6 +3,7 @@
 use super::lock::Guard;
 use crate::sys::Errno;
 use crate::sys::event::{Doorbell, Epoll, wait_readable};
+use crate::telemetry::log;
 use libfabric_sys::{
     FI_EINVAL, FI_ENOSYS, FI_GETWAIT, FI_GETWAITOBJ, FI_WAIT_FD, FI_WAIT_MUTEX_COND, FI_WAIT_NONE,
     FI_WAIT_POLLFD, FI_WAIT_SET, FI_WAIT_UNSPEC, FI_WAIT_YIELD, fi_mutex_cond, fi_wait_obj,
@@ -87,11 +88,17 @@ impl std::fmt::Debug for Waiter {
 const TOKEN_BELL: u64 = 0;
 
 impl Waiter {
-    /// Errors: EMFILE, ENFILE, ENOMEM.
+    /// Errors: EMFILE, ENFILE, ENOMEM, and those of a system-call filter.
     pub(crate) fn new(kind: WaitKind) -> Result<Self, i32> {
-        let epoll = Epoll::new().map_err(|e| e.0)?;
-        let bell = Doorbell::new().map_err(|e| e.0)?;
-        epoll.add(bell.fd(), TOKEN_BELL).map_err(|e| e.0)?;
+        let failed = |what: &'static str| {
+            move |e: Errno| {
+                log::limited!(cause: e.0, "cannot make a wait object ({what}: {e})");
+                e.0
+            }
+        };
+        let epoll = Epoll::new().map_err(failed("epoll"))?;
+        let bell = Doorbell::new().map_err(failed("eventfd"))?;
+        epoll.add(bell.fd(), TOKEN_BELL).map_err(failed("epoll_ctl"))?;
         let mutex_cond = (kind == WaitKind::MutexCond).then(|| {
             Box::new(MutexCond {
                 mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
