@@ -67,17 +67,17 @@ impl SharedMemory {
     }
 
     /// Gives the whole pages of `len` bytes at `offset` back to the system, whoever maps them: they are zeroed, and have
-    /// to be reserved again.
-    pub(crate) fn release(&self, offset: usize, len: usize) {
+    /// to be reserved again. False: the system refuses, as under mlockall(2).
+    pub(crate) fn release(&self, offset: usize, len: usize) -> bool {
         let page = process::page_size();
         let (first, end) =
             (offset.next_multiple_of(page), (offset + len).min(self.len) / page * page);
-        if first < end {
-            // SAFETY: whole pages of the mapping, whose contents nobody needs.
-            unsafe {
+        // SAFETY: whole pages of the mapping, whose contents nobody needs.
+        first >= end
+            || check(unsafe {
                 libc::madvise(self.base.as_ptr().add(first).cast(), end - first, libc::MADV_REMOVE)
-            };
-        }
+            })
+            .is_ok()
     }
 
     /// Only reserved, and under a label by which [`find`] finds it. Errors: also EINVAL for a label

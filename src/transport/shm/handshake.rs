@@ -311,13 +311,16 @@ enum Ours {
     Later,
 }
 
-/// A zeroed segment with its first slots reserved; a small one, all of it reserved, if a large one exceeds the system's limits. Errors: those of
-/// [`SharedMemory::create`].
+/// A zeroed segment with its first slots reserved; a small one, all of it reserved, if a large one exceeds the system's
+/// limits or pages are larger than the steps in which a segment is reserved. Errors: those of [`SharedMemory::create`].
 fn segment() -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
     let of = |geometry: Geometry, reserved: usize| -> Result<_, Errno> {
         let (memory, fd) = SharedMemory::create(geometry.len(), reserved)?;
         Ok((geometry, memory, fd))
     };
+    if process::page_size() > SLOTS_STEP as usize * SLOT {
+        return of(FRUGAL, FRUGAL.len());
+    }
     match of(LAVISH, SLOTS + SLOTS_STEP as usize * SLOT) {
         Err(e) if e.is_shortage() => of(FRUGAL, FRUGAL.len()),
         other => other,

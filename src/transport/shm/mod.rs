@@ -362,7 +362,7 @@ impl Shm {
 
 impl Messages for Shm {
     fn caps(&self, peer: PeerId) -> Caps {
-        let whole = self.out(peer).map_or(FRUGAL, |link| link.producer.geometry());
+        let whole = self.out(peer).map_or(FRUGAL, |link| link.producer.prospects());
         let sizes = self.out(peer).map_or(FRUGAL, |link| link.producer.sizes());
         let (get, put) = self.inbound_of(peer).map_or((false, false), Inbound::reach);
         let features = self.out(peer).and_then(|link| link.features);

@@ -148,7 +148,7 @@ impl<M: Storage> Producer<M> {
         if geometry.bulk > ROOMS[0] {
             producer.growth = Some(Growth::new(budget));
             producer.lap = ROOMS[0];
-            producer.slots_end = SLOTS_STEP;
+            producer.slots_end = SLOTS_STEP - 1; // see Growth::slots_after
             producer.measure();
         }
         producer
@@ -198,6 +198,15 @@ impl<M: Storage> Producer<M> {
         debug_assert!(bytes.is_power_of_two());
         let least = 2 * self.geometry.payload_max() as u32;
         self.next_lap = bytes.clamp(least, self.geometry.bulk);
+    }
+
+    /// Whether [`Self::change_lap`] may change anything now.
+    fn lap_is_due(&self) -> bool {
+        self.lap > self.next_lap
+            || self
+                .growth
+                .as_ref()
+                .is_none_or(|growth| growth.room > self.lap || growth.is_due(self.bulk_tail))
     }
 
     /// Offsets are computed modulo the lap: its length may only change while all of it is free. It grows with what the
@@ -265,7 +274,7 @@ impl<M: Storage> Producer<M> {
         self.refresh();
         let idle = self.consumed == self.tail && self.bulk_head == self.bulk_tail;
         let Some(growth) = &mut self.growth else { return };
-        if growth.is_idle(self.bulk_tail) && idle && growth.room > ROOMS[0] {
+        if growth.is_idle(u32::from(self.sent)) && idle && growth.room > ROOMS[0] {
             growth.shrink(&self.memory, self.geometry);
             self.use_room();
         }
@@ -273,6 +282,12 @@ impl<M: Storage> Producer<M> {
 
     pub(super) fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    /// The sizes to which the link may grow now.
+    pub(super) fn prospects(&self) -> Geometry {
+        let grows = self.growth.as_ref().is_none_or(|growth| growth.may_have(self.geometry.bulk));
+        if grows { self.geometry } else { self.sizes() }
     }
 
     /// The sizes that may be used now.
@@ -421,7 +436,7 @@ impl<M: Storage> Producer<M> {
                 return Err(Full);
             }
         }
-        if self.lap != self.next_lap {
+        if self.lap != self.next_lap && self.lap_is_due() {
             self.change_lap();
         }
         if len > self.payload_max {

@@ -39,9 +39,10 @@ pub(super) trait Storage {
         true
     }
 
-    /// Gives reserved bytes back.
-    fn release(&self, offset: usize, len: usize) {
+    /// Gives reserved bytes back. False: the system does not take them.
+    fn release(&self, offset: usize, len: usize) -> bool {
         let _ = (offset, len);
+        true
     }
 
     /// A fence that is in one total order with all others.
@@ -82,8 +83,8 @@ impl Storage for SharedMemory {
         self.reserve_more(offset, len).is_ok()
     }
 
-    fn release(&self, offset: usize, len: usize) {
-        Self::release(self, offset, len);
+    fn release(&self, offset: usize, len: usize) -> bool {
+        Self::release(self, offset, len)
     }
 
     #[inline(always)]
@@ -114,8 +115,8 @@ impl<S: Storage> Storage for Arc<S> {
         S::reserve(self, offset, len)
     }
 
-    fn release(&self, offset: usize, len: usize) {
-        S::release(self, offset, len);
+    fn release(&self, offset: usize, len: usize) -> bool {
+        S::release(self, offset, len)
     }
 
     #[inline(always)]

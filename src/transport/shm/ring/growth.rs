@@ -24,13 +24,14 @@ pub(super) struct Growth {
     slots: u32,
     /// Bytes of bulk space that are reserved; 0 before the first payload.
     pub(super) room: u32,
-    /// Bytes taken from the budget.
+    /// Bytes taken from the budget for bulk space, and for payload buffers.
     taken: usize,
+    kept: usize,
     /// The payload buffers are reserved.
     pub(super) places: bool,
     /// Bytes sent when it last grew or tried to.
     pub(super) since: u32,
-    /// Bytes sent at the last check, and checks since they were fewer.
+    /// Payloads sent at the last check, and checks since they were fewer.
     seen: u32,
     quiet: u32,
 }
@@ -42,6 +43,7 @@ impl Growth {
             slots: SLOTS_STEP,
             room: 0,
             taken: 0,
+            kept: 0,
             places: false,
             since: 0,
             seen: 0,
@@ -49,7 +51,8 @@ impl Growth {
         }
     }
 
-    /// Slots that may be used after slot `tail` before a later look. Reserves more in the first lap.
+    /// Slots that may be used after slot `tail` before a later look. Reserves more in the first lap, during which one
+    /// reserved slot stays free: the receiver looks at the slot behind the last message.
     pub(super) fn slots_after<M: Storage>(&mut self, tail: u32, memory: &M, of: Geometry) -> u32 {
         while self.slots < of.slots && self.slots - tail < AHEAD {
             let at = SLOTS + self.slots as usize * SLOT;
@@ -58,7 +61,7 @@ impl Growth {
             }
             self.slots += SLOTS_STEP;
         }
-        if self.slots < of.slots { self.slots - tail } else { of.slots }
+        if self.slots < of.slots { (self.slots - tail).saturating_sub(1) } else { of.slots }
     }
 
     /// Whether the link has carried enough since it grew.
@@ -72,15 +75,17 @@ impl Growth {
             return;
         }
         let bytes = (room - self.room) as usize;
-        let counts = room > ROOMS[0] && !must;
-        if counts && !self.budget.take(bytes) {
-            return;
-        }
+        let taken = match (room > ROOMS[0], must) {
+            (false, _) => 0,
+            (true, true) => self.budget.take_some(bytes),
+            (true, false) if self.budget.take(bytes) => bytes,
+            (true, false) => return,
+        };
         if memory.reserve(of.bulk_at() + self.room as usize, bytes) {
             self.room = room;
-            self.taken += if counts { bytes } else { 0 };
-        } else if counts {
-            self.budget.give(bytes);
+            self.taken += taken;
+        } else {
+            self.budget.give(taken);
         }
     }
 
@@ -89,8 +94,10 @@ impl Growth {
         let bytes = of.len() - of.places_at();
         if !self.places && self.budget.take(bytes) {
             self.places = memory.reserve(of.places_at(), bytes);
-            let taken = if self.places { 0 } else { bytes };
-            self.budget.give(taken);
+            match self.places {
+                true => self.kept = bytes,
+                false => self.budget.give(bytes),
+            }
         }
     }
 
@@ -101,17 +108,23 @@ impl Growth {
         self.quiet >= IDLE
     }
 
-    /// Keeps the first room alone.
+    /// Whether the budget has enough for all of the bulk space.
+    pub(super) fn may_have(&self, bulk: u32) -> bool {
+        self.budget.has(bulk.saturating_sub(self.room) as usize)
+    }
+
+    /// Keeps the first room alone, unless the system refuses to take the rest back.
     pub(super) fn shrink<M: Storage>(&mut self, memory: &M, of: Geometry) {
-        memory.release(of.bulk_at() + ROOMS[0] as usize, (self.room - ROOMS[0]) as usize);
-        self.budget.give(std::mem::take(&mut self.taken));
-        self.room = ROOMS[0];
+        if memory.release(of.bulk_at() + ROOMS[0] as usize, (self.room - ROOMS[0]) as usize) {
+            self.budget.give(std::mem::take(&mut self.taken));
+            self.room = ROOMS[0];
+        }
     }
 }
 
 impl Drop for Growth {
     fn drop(&mut self) {
-        self.budget.give(self.taken);
+        self.budget.give(self.taken + self.kept);
     }
 }
 
@@ -186,12 +199,18 @@ mod tests {
     fn a_link_begins_frugal_grows_and_shrinks() {
         let mut link = link(4 << 20);
         assert_eq!(link.bytes(), FIRST);
-        for i in 0..32 {
+        for i in 0..31 {
             assert!(link.push(8, i) && link.pop() == Some((8, i)));
+            assert_eq!(link.pop(), None);
         }
         assert_eq!(link.bytes(), FIRST, "one page of slots is enough");
+        for i in 31..200 {
+            assert!(link.push(8, i) && link.pop() == Some((8, i)));
+            let reserved = link.bytes();
+            assert_eq!((link.pop(), link.bytes()), (None, reserved), "an empty look takes no page");
+        }
         link.carry(32 << 10);
-        assert!(link.bytes() <= FIRST + (48 << 10) && link.tx.sizes().bulk == ROOMS[0]);
+        assert!(link.bytes() <= FIRST + (64 << 10) && link.tx.sizes().bulk == ROOMS[0]);
         link.carry(96 << 10);
         assert_eq!(link.tx.sizes().bulk, ROOMS[1]);
         link.carry(600 << 10);
@@ -205,6 +224,9 @@ mod tests {
         link.budget.give(2 << 20);
         link.carry(700 << 10);
         assert_eq!(link.tx.sizes().bulk, LAVISH.bulk);
+        let budget = link.budget.clone();
+        drop(link);
+        assert!(budget.has(4 << 20), "an ended link takes nothing");
     }
 
     #[test]
