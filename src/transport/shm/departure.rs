@@ -85,7 +85,11 @@ impl Shm {
     /// The bell rings: wakes a thread that sleeps, or a peer has closed.
     pub(super) fn on_bell(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
         self.bell.iter().for_each(|bell| bell.silence());
-        self.see_closed_off(peers, handler)
+        let n = self.see_closed_off(peers, handler);
+        for link in &self.inbound {
+            self.waiting.watch(&link.consumer);
+        }
+        n
     }
 
     /// Takes down the links that the other end has closed.
@@ -430,6 +434,20 @@ mod tests {
             assert_eq!(hears(&mut a), [Message(400)]);
             send(&mut a, &b, 500);
             assert_eq!(hears(&mut b), [Message(500)]);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_is_woken_although_another_made_the_link_or_took_the_ring() {
+        let [mut a, mut b] = end_pair();
+        assert!(a.shm.sleep());
+        send(&mut b, &a, 100);
+        assert_eq!(hears(&mut a), [Message(100)]);
+        for len in [200, 300] {
+            let _ = hears(&mut b);
+            send(&mut b, &a, len);
+            assert!(a.shm.bell.as_ref().unwrap().rings(), "{len}");
+            assert_eq!(hears(&mut a), [Message(len)]);
         }
     }
 

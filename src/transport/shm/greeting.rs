@@ -301,7 +301,8 @@ impl Shm {
     /// Closes the connection of a link that was accepted. The peer may have sent more, including descriptors.
     pub(super) fn dismiss(&mut self, socket: OwnedFd) {
         self.epoll.remove(socket.as_fd());
-        if matches!(unix::receive(socket.as_fd(), &mut [0]), unix::Received::Message(_)) {
+        if let unix::Received::Message(message) = unix::receive(socket.as_fd(), &mut [0]) {
+            self.door.strangers.extend(message.fds);
             self.door.strangers.push(socket);
             self.door.close_strangers();
         }

@@ -188,6 +188,9 @@ impl Shm {
         if self.pressure {
             consumer.set_pressure(true);
         }
+        if self.waiting.watch(&consumer) {
+            self.watches.wake_for_checks(true); // the thread began to sleep without links
+        }
         // The socket is already in the epoll set, as a greeting: renaming it needs no resource that may be short.
         let socket = if stays(pid) | hello.features & hello::STAYS == 0 {
             self.dismiss(socket);

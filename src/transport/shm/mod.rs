@@ -203,6 +203,17 @@ struct Waiting {
     sleeping: bool,
 }
 
+impl Waiting {
+    /// Has the sender ring for its next message if a thread sleeps: another thread may have made the link, or taken a
+    /// ring, meanwhile. Returns whether one sleeps.
+    fn watch(&self, consumer: &Consumer) -> bool {
+        if self.sleeping {
+            consumer.sleep();
+        }
+        self.sleeping
+    }
+}
+
 /// The shared-memory interface of one endpoint.
 #[derive(Debug)]
 pub(crate) struct Shm {
