@@ -167,8 +167,8 @@ pub(crate) enum Prepared {
 /// What a peer may do with memory for which it gets a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    /// A range of a region (PROTOCOL.md §4.18): the peer reads, or writes, any of it at any time.
-    Region { reads: bool, writes: bool },
+    /// A range of the region with this id (PROTOCOL.md §4.18): the peer reads, or writes, any of it at any time.
+    Region { id: u64, reads: bool, writes: bool },
     /// A remote buffer, one range of a receive (PUT rendezvous): the peer writes all of it by one put with notice, which
     /// `Handler::on_notify` reports with this token. That ends the key.
     Receive { token: u64 },

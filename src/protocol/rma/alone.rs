@@ -278,7 +278,8 @@ impl<I: Iface> Engine<I> {
             None if told.parts.len() >= TOLD_MAX => return Registered::No,
             None => {}
         }
-        let registered = self.iface.register(peer, memory, Purpose::Region { reads, writes });
+        let purpose = Purpose::Region { id: name.0, reads, writes };
+        let registered = self.iface.register(peer, memory, purpose);
         match registered {
             Registered::Yes(registered) => {
                 let len = memory.len() as u64;
@@ -359,7 +360,7 @@ impl Core {
         (key, base, len): (u64, u64, u64),
         registered: Registration,
     ) -> Option<()> {
-        self.rma.channel(peer).granted.insert(Part { key, base, len, registered })
+        self.rma.channel(peer).granted.insert(Part { key, base, len, registered, nth: 0 })
     }
 
     /// RETRACT: a target invalidates the keys of these bytes.

@@ -23,6 +23,8 @@ pub(super) struct Part {
     pub(super) base: u64,
     pub(super) len: u64,
     pub(super) registered: Registration,
+    /// How many were added to the cache before it: [`Granted::insert`] sets this.
+    pub(super) nth: u64,
 }
 
 impl Part {
@@ -37,6 +39,8 @@ impl Part {
 pub(super) struct Granted {
     /// Sorted by key and base.
     pub(super) parts: Vec<Part>,
+    /// Parts added so far.
+    added: u64,
 }
 
 impl Granted {
@@ -96,17 +100,28 @@ impl Granted {
         None
     }
 
-    /// Adds a part, and removes those that it overlaps. `None`: there are too many.
+    /// Adds a part, and removes those that it overlaps. `None`: it has no bytes, or more than there can be.
+    ///
+    /// A target remembers as many parts as this cache holds, so one of a full cache is void. It is the oldest: a
+    /// target that sends no RETRACT voids all parts at once, and advertises them anew.
     pub(super) fn insert(&mut self, part: Part) -> Option<()> {
         let Part { key, base, len, .. } = part;
         base.checked_add(len).filter(|_| len > 0)?;
         self.parts.retain(|other| !other.overlaps(key, base, len));
         if self.parts.len() >= TOLD_MAX {
-            return None;
+            self.forget_oldest();
         }
         let at = self.behind(key, base);
-        self.parts.insert(at, part);
+        self.parts.insert(at, Part { nth: self.added, ..part });
+        self.added += 1;
         Some(())
+    }
+
+    #[cold]
+    fn forget_oldest(&mut self) {
+        if let Some(oldest) = self.parts.iter().map(|part| part.nth).min() {
+            self.parts.retain(|part| part.nth != oldest);
+        }
     }
 
     /// Removes the parts under a transport's key.
@@ -256,7 +271,7 @@ mod tests {
     fn part(key: u64, base: u64, len: u64) -> Part {
         let (remote, reads) = (RemoteKey::new(1).with(key).with(base), true);
         let registered = Registration { key: remote, reads, writes: true, confirms: true };
-        Part { key, base, len, registered }
+        Part { key, base, len, registered, nth: 0 }
     }
 
     #[test]
@@ -267,17 +282,35 @@ mod tests {
                 granted.insert(part(key, 0, 0)).is_none()
                     && granted.insert(part(key, 9, u64::MAX)).is_none()
             );
-            assert_eq!(granted.insert(part(key, 0, 10)).is_some(), key < TOLD_MAX as u64);
+            assert!(granted.insert(part(key, 0, 10)).is_some());
+            assert_eq!(granted.parts.len(), TOLD_MAX.min(key as usize + 1));
         }
-        assert_eq!(granted.parts.len(), TOLD_MAX);
         // A part that replaces another does not add to their number.
-        assert!(
-            granted.insert(part(5, 3, 10)).is_some() && granted.insert(part(5, 20, 10)).is_none()
-        );
-        assert_eq!(granted.find(5, 2).map(|_| ()), None);
-        assert_eq!(granted.find(5, 12).map(|(_, at)| at), Some(9));
-        assert!(granted.remove((5, 0, 100), Some(part(5, 3, 10).registered.key)));
+        let last = 3 * TOLD_MAX as u64 - 1;
+        assert!(granted.insert(part(last, 3, 10)).is_some());
+        assert_eq!(granted.parts.len(), TOLD_MAX);
+        assert_eq!(granted.find(last, 2).map(|_| ()), None);
+        assert_eq!(granted.find(last, 12).map(|(_, at)| at), Some(9));
+        assert!(granted.remove((last, 0, 100), Some(part(last, 3, 10).registered.key)));
         assert_eq!(granted.parts.len(), TOLD_MAX - 1);
+    }
+
+    #[test]
+    fn the_oldest_part_makes_room_for_another() {
+        let mut granted = Granted::default();
+        let most = TOLD_MAX as u64;
+        // Descending keys: the order of the parts is not that of their age.
+        for key in (0..most).rev() {
+            granted.insert(part(key, 0, 10)).unwrap();
+        }
+        // The target has advertised this one again.
+        granted.insert(part(most - 1, 0, 10)).unwrap();
+        for key in [most, most + 1] {
+            assert!(granted.insert(part(key, 0, 10)).is_some(), "direct RMA goes on");
+        }
+        let known = |key| granted.find(key, 0).is_some();
+        assert_eq!([most + 1, most, most - 1].map(known), [true; 3]);
+        assert_eq!([most - 2, most - 3, most - 4].map(known), [false, false, true]);
     }
 
     #[test]

@@ -982,7 +982,7 @@ impl OneSided for SimIface {
         let (mut net, slot) = (self.net.borrow_mut(), self.slot(peer));
         let exposes = net.weather.windows.exposes;
         let (again, broken) = (net.weather.again_percent, net.has_broken(self.me, slot));
-        if let (Purpose::Region { reads, writes }, false) = (purpose, exposes) {
+        if let (Purpose::Region { reads, writes, .. }, false) = (purpose, exposes) {
             drop(net);
             let Some(epoch) = self.epoch_of(slot) else { return Registered::No };
             let key = RemoteKey::new(COPIED).with(epoch.into()).with(memory.first_addr());

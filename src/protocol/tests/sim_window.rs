@@ -285,7 +285,7 @@ impl Panes {
         assert_eq!(memory.ranges().1.max(1), 1, "memory of several ranges");
         let confirms = Self::sees_writes(self.ends[side].known);
         match purpose {
-            Purpose::Region { reads, writes } if glazing.exposes => {
+            Purpose::Region { reads, writes, .. } if glazing.exposes => {
                 let doubt = |percent: u64| if glazing.steady { 0 } else { percent };
                 if self.state == Prepared::No || rng.percent(doubt(5)) {
                     return rng.pick(&[Registered::No, Registered::Never]);

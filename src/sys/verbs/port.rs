@@ -146,6 +146,8 @@ fn mtu(code: u32) -> usize {
 /// The speed of a link in bits a second, from its codes (InfiniBand 1.7, PortInfo).
 fn speed_bps(speed: u8, width: u8) -> u64 {
     const MBPS: [(u8, u64); 9] = [
+        // XDR: its code, 256, has no room in this field.
+        (0, 200_000),
         (1, 2_500),
         (2, 5_000),
         (4, 10_000),
@@ -154,7 +156,6 @@ fn speed_bps(speed: u8, width: u8) -> u64 {
         (32, 25_000),
         (64, 50_000),
         (128, 100_000),
-        (0, 0),
     ];
     let lane = MBPS.iter().find(|(code, _)| *code == speed).map_or(0, |(_, mbps)| *mbps);
     let lanes = match width {
@@ -179,6 +180,7 @@ mod tests {
         assert_eq!(speed_bps(32, 2), 100_000_000_000);
         assert_eq!(speed_bps(128, 2), 400_000_000_000);
         assert_eq!(speed_bps(1, 1), 2_500_000_000);
+        assert_eq!(speed_bps(0, 2), 800_000_000_000);
         assert_eq!((speed_bps(3, 2), speed_bps(32, 0)), (0, 0));
     }
 }

@@ -85,6 +85,8 @@ pub(crate) struct Agreement<L> {
     doomed: Vec<PeerId>,
     /// Connections that have ended together with another one, of which nobody was told yet.
     ended: Vec<(PeerId, u32)>,
+    /// Peers whose connection was closed to make room, which this side was not told of yet.
+    evicted: Vec<PeerId>,
     pub(crate) counts: Counts,
 }
 
@@ -99,6 +101,7 @@ impl<L> Agreement<L> {
             outbox: VecDeque::new(),
             doomed: Vec::new(),
             ended: Vec::new(),
+            evicted: Vec::new(),
             counts: Counts::default(),
         }
     }
@@ -199,10 +202,11 @@ impl<L> Agreement<L> {
         self.outbox.push_front(control);
     }
 
-    /// There are messages to send, or connections to end.
+    /// There are messages to send, or connections to end or to report.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
-        !self.outbox.is_empty() || !self.doomed.is_empty() || !self.ended.is_empty()
+        let reports = !self.ended.is_empty() || !self.evicted.is_empty();
+        !self.outbox.is_empty() || !self.doomed.is_empty() || reports
     }
 }
 
@@ -215,7 +219,7 @@ pub(crate) trait Side {
 
     fn agreement(&mut self) -> &mut Agreement<Self::Link>;
 
-    /// Whether one more connection may be asked for; may [`retire`](Self::retire) an idle one for it.
+    /// Whether one more connection may be asked for; may [`evict`](Self::evict) an idle one for it.
     fn has_place(&mut self, now: u64) -> bool;
 
     /// Makes an end, and its description for `peer`. `to`: the end of the peer, which asked; its messages may arrive
@@ -288,6 +292,7 @@ pub(crate) trait Side {
         now: u64,
         lost: &mut dyn FnMut(PeerId),
     ) {
+        self.report_evicted(lost); // before the message can make another connection ready
         match *message {
             Message::Ask(id, end) => self.on_ask(peer, id, &end, now, lost),
             Message::Ready(id, end) => self.on_answer(peer, (id, Phase::Asked), Some(&end), now),
@@ -393,6 +398,24 @@ pub(crate) trait Side {
         true
     }
 
+    /// Ends the connection to `peer` to make room, tells the peer, and notes it for [`lose_doomed`](Self::lose_doomed).
+    fn evict(&mut self, peer: PeerId) {
+        let used = self.agreement().get(peer).is_some_and(|known| known.phase != Phase::Asked);
+        self.retire(peer);
+        self.agreement().counts.evicted += 1;
+        if used {
+            self.agreement().evicted.push(peer);
+        }
+    }
+
+    /// Reports connections that were closed to make room: keys that were made for them are void on this side too.
+    /// Returns their number.
+    fn report_evicted(&mut self, lost: &mut dyn FnMut(PeerId)) -> usize {
+        let evicted = std::mem::take(&mut self.agreement().evicted);
+        evicted.iter().for_each(|peer| lost(*peer));
+        evicted.len()
+    }
+
     /// Ends a connection that failed, and reports it.
     fn lose(&mut self, peer: PeerId, now: u64, lost: &mut dyn FnMut(PeerId)) {
         if let Some(id) = self.end(peer) {
@@ -407,9 +430,9 @@ pub(crate) trait Side {
         }
     }
 
-    /// Ends and reports connections that failed since the last call. Returns their number.
+    /// Ends and reports connections that failed or were evicted since the last call. Returns their number.
     fn lose_doomed(&mut self, now: u64, lost: &mut dyn FnMut(PeerId)) -> usize {
-        let mut n = 0;
+        let mut n = self.report_evicted(lost);
         for peer in std::mem::take(&mut self.agreement().doomed) {
             self.lose(peer, now, lost);
             n += 1;
@@ -437,5 +460,6 @@ pub(crate) trait Side {
         agreement.failures.remove(&peer);
         agreement.outbox.retain(|(to, _)| *to != peer);
         agreement.ended.retain(|(ended, _)| *ended != peer);
+        agreement.evicted.retain(|evicted| *evicted != peer);
     }
 }

@@ -185,7 +185,8 @@ impl OneSided for Shm {
     }
 
     fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
-        let (Purpose::Region { reads, writes }, Some(epoch)) = (purpose, self.epoch(peer)) else {
+        let (Purpose::Region { reads, writes, .. }, Some(epoch)) = (purpose, self.epoch(peer))
+        else {
             return Registered::No;
         };
         let key = RemoteKey::new(KEY).with(epoch.into()).with(memory.first_addr());
@@ -256,7 +257,7 @@ mod tests {
 
     /// A key to `memory` of `shm`, for `peer`.
     fn key(shm: &mut Shm, peer: PeerId, memory: &SegmentList) -> RemoteKey {
-        match shm.register(peer, memory, Purpose::Region { reads: true, writes: true }) {
+        match shm.register(peer, memory, Purpose::Region { id: 7, reads: true, writes: true }) {
             Registered::Yes(Registration { key, reads: true, writes: true, .. }) => key,
             other => panic!("{other:?}"),
         }

@@ -362,6 +362,45 @@ fn a_failure_ends_both_ends_and_pauses() {
 }
 
 #[test]
+fn one_that_gives_way_is_reported_here_and_has_not_failed() {
+    for hears in [false, true] {
+        let mut pair = Pair::new(1, 2);
+        pair.contact(0);
+        pair.settle();
+        pair.sides[0].evict(PEER);
+        assert!(pair.sides[0].agreement.has_news());
+        pair.send(0);
+        assert_eq!(pair.to[1].len(), 1, "OVER");
+        assert!(pair.sides[0].agreement.has_news(), "this side was not told yet");
+        if hears {
+            // The peer asks again before this side looks: what it lost is the old connection.
+            assert!(pair.deliver(1));
+            assert_eq!((pair.sides[1].lost, pair.contact(1)), (1, Prepared::Later));
+            assert!(pair.deliver(0));
+            assert_eq!(pair.sides[0].lost, 1);
+            assert!(pair.sides[0].agreement.ready(PEER).is_none());
+        }
+        let mut lost = 0;
+        let n = pair.sides[0].lose_doomed(pair.now, &mut |_| lost += 1);
+        assert_eq!((lost, n), (usize::from(!hears), usize::from(!hears)));
+        pair.settle();
+        let Counts { evicted, broken, .. } = pair.sides[0].agreement.counts;
+        assert_eq!((evicted, broken, pair.sides[1].agreement.counts.broken), (1, 0, 0));
+        assert!(!pair.sides[0].agreement.has_news());
+        assert_eq!(pair.sides[1].lost, 1, "one OVER");
+        assert_ne!(pair.contact(0), Prepared::No, "it may be asked for at once");
+    }
+}
+
+#[test]
+fn one_that_was_never_made_gives_way_unreported() {
+    let mut pair = Pair::new(1, 2);
+    pair.contact(0);
+    pair.sides[0].evict(PEER);
+    assert_eq!(pair.sides[0].lose_doomed(pair.now, &mut |_| panic!("lost")), 0);
+}
+
+#[test]
 fn one_that_ends_with_another_is_reported_too() {
     let mut pair = Pair::new(1, 2);
     pair.contact(0);

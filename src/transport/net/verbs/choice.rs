@@ -99,9 +99,9 @@ fn names(nic: &NicName, candidate: &Candidate) -> bool {
     nic.device == candidate.device && nic.port.is_none_or(|port| port == candidate.port.number)
 }
 
-/// Orders ports by speed, the fastest first. An unknown speed is one that is newer than the codes here: XDR.
+/// Orders ports by speed, the fastest first, and an unknown speed (0) last.
 fn slowness(speed_bps: u64) -> u64 {
-    u64::MAX - speed_bps.wrapping_sub(1)
+    u64::MAX - speed_bps
 }
 
 /// How near a port is to the endpoint's address (0 is best), and how it would be used; or why it cannot be used.
@@ -249,9 +249,11 @@ mod tests {
         let mut management = roce("management", "10.0.0.1", Some(10));
         management.port.speed_bps = 25_000_000_000;
         let mut next = infiniband("next", Some(20));
-        next.port.speed_bps = 0;
-        let all = [management, infiniband("ib", Some(20)), next];
-        assert_eq!(order(&all, "", "10.0.0.1", 0), ["next", "ib", "management"]);
+        next.port.speed_bps = 800_000_000_000;
+        let mut unknown = roce("unknown", "10.0.0.1", Some(10));
+        unknown.port.speed_bps = 0;
+        let all = [unknown, management, infiniband("ib", Some(20)), next];
+        assert_eq!(order(&all, "", "10.0.0.1", 0), ["next", "ib", "management", "unknown"]);
         assert_eq!(order(&all, "management,ib", "10.0.0.1", 0), ["ib", "management"]);
         assert_eq!(order(&all, "management", "10.0.0.1", 0), ["management"]);
     }

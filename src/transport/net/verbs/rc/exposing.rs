@@ -24,6 +24,8 @@ const RESIDENTS_MAX: usize = 128;
 
 /// A range that peers may reach by direct RMA.
 struct Range<D: Device> {
+    /// The id of its region. Regions of the same memory share no registration: the key of one that ends has to end too.
+    region: u64,
     addr: u64,
     len: usize,
     rights: (bool, bool),
@@ -33,13 +35,14 @@ struct Range<D: Device> {
 }
 
 impl<D: Device> Range<D> {
-    fn is(&self, memory: &SegmentList, rights: (bool, bool)) -> bool {
-        (self.addr, self.len, self.rights) == (memory.first_addr(), memory.len(), rights)
+    fn is(&self, region: u64, memory: &SegmentList, rights: (bool, bool)) -> bool {
+        let of = (self.region, self.addr, self.len, self.rights);
+        of == (region, memory.first_addr(), memory.len(), rights)
     }
 }
 
-/// Memory that peers may reach by direct RMA. A registration is shared by all peers that have a key of the same range,
-/// and ends with the last of these keys.
+/// Memory that peers may reach by direct RMA. A registration is shared by all peers that have a key of the same range
+/// of a region, and ends with the last of these keys.
 pub(super) struct Exposed<D: Device> {
     ranges: Vec<Range<D>>,
     /// Bytes of all ranges.
@@ -120,10 +123,10 @@ impl<D: Device> Exposed<D> {
         &mut self,
         device: &D,
         (peer, connection): (PeerId, u32),
-        memory: &SegmentList,
+        (region, memory): (u64, &SegmentList),
         rights: (bool, bool),
     ) -> Result<Key, Errno> {
-        if !self.ranges.iter().any(|range| range.is(memory, rights)) {
+        if !self.ranges.iter().any(|range| range.is(region, memory, rights)) {
             let room = device.exposes();
             if memory.len() > room {
                 return Err(Errno(libc::EFBIG));
@@ -138,9 +141,9 @@ impl<D: Device> Exposed<D> {
             let (addr, len, peers) = (memory.first_addr(), memory.len(), NumberMap::default());
             self.bytes += len;
             self.made += 1;
-            self.ranges.push(Range { addr, len, rights, registration, peers });
+            self.ranges.push(Range { region, addr, len, rights, registration, peers });
         }
-        let range = self.ranges.iter_mut().find(|range| range.is(memory, rights));
+        let range = self.ranges.iter_mut().find(|range| range.is(region, memory, rights));
         let range = range.ok_or(Errno(libc::ENOMEM))?;
         *range.peers.entry(peer).or_default() += 1;
         Ok(range.key(connection))
@@ -175,11 +178,11 @@ fn resident<D: Device>(
 }
 
 impl<D: Device> Rc<D> {
-    /// Makes a key to a range of a region for `peer`.
+    /// Makes a key to a range of the region with this id for `peer`.
     pub(super) fn expose(
         &mut self,
         peer: PeerId,
-        memory: &SegmentList,
+        (region, memory): (u64, &SegmentList),
         (reads, writes): (bool, bool),
         now: u64,
     ) -> Registered {
@@ -200,7 +203,7 @@ impl<D: Device> Rc<D> {
         // A peer may read back what it has written. Its engine makes sure that it reads nothing else, and asks where
         // the region is.
         let rights = (reads || confirms, writes);
-        match self.exposed.add(device, (peer, connection.id), memory, rights) {
+        match self.exposed.add(device, (peer, connection.id), (region, memory), rights) {
             Ok(key) => {
                 connection.link.used = now;
                 Registered::Yes(Registration { key: key.encode(), reads, writes, confirms })

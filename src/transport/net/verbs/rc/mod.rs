@@ -541,8 +541,7 @@ impl<D: Device> Side for Rc<D> {
         };
         let oldest = self.connections.iter().filter(idle).min_by_key(|(_, c)| c.link.used);
         let Some((peer, _)) = oldest else { return false };
-        self.retire(peer);
-        self.connections.counts.evicted += 1;
+        self.evict(peer);
         true
     }
 
@@ -781,7 +780,9 @@ impl<D: Device> Bulk for Rc<D> {
         now: u64,
     ) -> Registered {
         match purpose {
-            Purpose::Region { reads, writes } => self.expose(peer, memory, (reads, writes), now),
+            Purpose::Region { id, reads, writes } => {
+                self.expose(peer, (id, memory), (reads, writes), now)
+            }
             Purpose::Receive { token } => self.lend(peer, memory, token, now),
             Purpose::Send => match self.offer(peer, memory, near, now) {
                 Some(registered) => Registered::Yes(registered),

@@ -865,7 +865,7 @@ fn every_window_is_filled_or_lost_whatever_happens() {
 /// `at` advertises the key of `memory`, as region 7, to `peer`, over a connection made for that.
 fn expose(world: &mut World, at: usize, peer: usize, memory: &SegmentList) -> Remote {
     let ask = |world: &mut World| {
-        let purpose = Purpose::Region { reads: true, writes: true };
+        let purpose = Purpose::Region { id: 7, reads: true, writes: true };
         world.with(at, |bulk, now, _| {
             bulk.register(PeerId(peer as u32), memory, purpose, false, now)
         })
@@ -1114,13 +1114,59 @@ fn memory_that_changes_is_exposed_no_more() {
     assert!(world.fabric.lock().unwrap().regions.is_empty());
     let long = OwnedBuffer::zeroed(151);
     let (now, list) = (world.now, long.segments());
-    let purpose = Purpose::Region { reads: true, writes: true };
+    let purpose = Purpose::Region { id: 7, reads: true, writes: true };
     let never = world.nodes[0].bulk.register(PeerId(1), &list, purpose, false, now);
     assert_eq!(never, Registered::Never, "more than may be locked");
     world.fabric.lock().unwrap().unwatched = true;
     let (now, list) = (world.now, region.segments());
     let again = world.nodes[0].bulk.register(PeerId(1), &list, purpose, false, now);
     assert_eq!(again, Registered::Never);
+}
+
+/// An operation that waits for a flush read, or a target that believes its key is still known, would wait forever.
+#[test]
+fn both_ends_hear_of_a_connection_that_gives_way() {
+    for (target, evicts) in [(0, 1), (1, 1)] {
+        let mut world = World::new(3, 1);
+        let (region, source) = (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]));
+        let initiator = 1 - target;
+        let at = expose(&mut world, target, initiator, &region.segments());
+        let peer = PeerId(target as u32);
+        let put = |bulk: &mut Rc<FakeDevice>, now| {
+            bulk.access(peer, &source.segments(), &at, What::Put(PUT), now)
+        };
+        world.with(initiator, |bulk, now, _| put(bulk, now)).unwrap();
+        world.settle();
+        assert_eq!(world.nodes[initiator].reached, [1]);
+        world.now += IDLE_NS;
+        assert_eq!((world.nodes[0].lost, world.nodes[1].lost), (0, 0));
+        assert_eq!(world.prepare(evicts, 2), Prepared::Later);
+        assert_eq!(world.nodes[evicts].lost, 1);
+        world.settle();
+        assert_eq!((world.nodes[0].lost, world.nodes[1].lost), (1, 1));
+        assert_eq!(world.with(initiator, |bulk, now, _| put(bulk, now)), Err(STALE));
+        let counts = world.nodes.iter().map(|node| node.bulk.counts());
+        assert_eq!(counts.map(|counts| counts.broken).sum::<u64>(), 0);
+        assert_eq!(world.nodes[evicts].bulk.counts().evicted, 1);
+    }
+}
+
+#[test]
+fn regions_of_the_same_memory_end_one_by_one() {
+    let mut world = World::new(2, 4);
+    let region = OwnedBuffer::zeroed(50);
+    let first = Key::decode(&expose(&mut world, 0, 1, &region.segments()).key).unwrap();
+    let purpose = Purpose::Region { id: 8, reads: true, writes: true };
+    let other = world
+        .with(0, |bulk, now, _| bulk.register(PeerId(1), &region.segments(), purpose, false, now));
+    let Registered::Yes(other) = other else { panic!("{other:?}") };
+    let other = Key::decode(&other.key).unwrap();
+    let exposed = |world: &World, key: u32| world.fabric.lock().unwrap().exposed.contains_key(&key);
+    assert!(exposed(&world, first.key) && exposed(&world, other.key));
+    world.nodes[0].bulk.invalidate(PeerId(1), &first.encode());
+    assert!(!exposed(&world, first.key) && exposed(&world, other.key));
+    world.nodes[0].bulk.invalidate(PeerId(1), &other.encode());
+    assert!(!exposed(&world, other.key) && world.fabric.lock().unwrap().regions.is_empty());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::transport::{Purpose, Put, Registered, Registration, Remote, SendError
 const LEN: usize = 100_001;
 
 fn expose(end: &mut End, to: PeerId, memory: &OwnedBuffer) -> Option<Registration> {
-    let purpose = Purpose::Region { reads: true, writes: true };
+    let purpose = Purpose::Region { id: 7, reads: true, writes: true };
     match end.net.register(to, &memory.segments(), purpose) {
         Registered::Yes(registered) => Some(registered),
         // Without userfaultfd a change of the mapping would go unnoticed.
