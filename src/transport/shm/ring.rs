@@ -246,17 +246,42 @@ impl<M: Storage> Producer<M> {
     #[cold]
     pub(super) fn grow_for(&mut self, bytes: usize, must: bool) {
         self.refresh();
-        let Some(growth) = &mut self.growth else { return };
-        if self.bulk_head != self.bulk_tail {
-            return;
-        }
+        let Some(growth) = &self.growth else { return };
         let mut room = growth.room;
         while (room as usize) < bytes && room < self.next_lap {
             room = self.geometry.more_than(room);
         }
-        growth.grow(&self.memory, self.geometry, room.min(self.next_lap), must);
+        self.grow_to(room.min(self.next_lap), must);
+    }
+
+    /// The next larger room, where the present one is full of messages that the receiver has not consumed: it may not
+    /// poll for a while, or not know the sender yet. False: there is none now.
+    #[cold]
+    fn grow_in_use(&mut self) -> bool {
+        let before = self.lap;
+        let room = self.growth.as_ref().map_or(0, |growth| growth.room);
+        let next = room.max(self.geometry.more_than(before)).min(self.next_lap);
+        next > before && self.grow_to(next, false) && self.lap > before
+    }
+
+    /// Room of `bytes`, and a lap as long as the room. False: not while these messages are in flight.
+    fn grow_to(&mut self, bytes: u32, must: bool) -> bool {
+        let may = self.may_lap(bytes);
+        let Some(growth) = self.growth.as_mut().filter(|_| may) else { return false };
+        growth.grow(&self.memory, self.geometry, bytes, must);
         growth.since = self.bulk_tail;
         self.use_room();
+        true
+    }
+
+    /// Whether a lap of `bytes`, a power of two, leaves all payloads in flight at their offsets: there are none, or all
+    /// lie in one lap that begins where a longer one does.
+    fn may_lap(&self, bytes: u32) -> bool {
+        let lap = self.bulk_head & !(self.lap - 1);
+        self.bulk_head == self.bulk_tail
+            || bytes >= self.lap
+                && self.bulk_tail.wrapping_sub(lap) <= self.lap
+                && lap & (bytes - 1) == 0
     }
 
     /// Nothing is reserved yet, or the system has no memory for it.
@@ -451,7 +476,13 @@ impl<M: Storage> Producer<M> {
             Some(room) => room,
             None => {
                 self.refresh();
-                self.find_bulk(len as u32).ok_or(Full)?
+                loop {
+                    match self.find_bulk(len as u32) {
+                        Some(room) => break room,
+                        None if self.grow_in_use() => {}
+                        None => return Err(Full),
+                    }
+                }
             }
         };
         let seen = self.seen;

@@ -3,7 +3,7 @@
 //! The sender alone decides, because only it writes there before the receiver reads. Its segment has room for the
 //! largest sizes from the beginning, but pages are reserved before they are first used, and given back to the system
 //! when the link is idle. Offsets in the bulk space are computed modulo its present length, so that the length changes
-//! only while the receiver has consumed everything.
+//! only while the receiver has consumed everything, or where that leaves what is in flight at its offsets.
 
 use super::super::budget::Budget;
 use super::super::layout::{Geometry, ROOMS, SLOT, SLOTS, SLOTS_STEP};
@@ -239,6 +239,26 @@ mod tests {
         // A message that was promised while there was room.
         assert!(link.push(64 << 10, 3));
         assert_eq!(link.pop(), Some((64 << 10, 3)));
+    }
+
+    #[test]
+    fn a_link_grows_although_its_receiver_does_not_look() {
+        let mut link = link(4 << 20);
+        let count = (0..).take_while(|i| link.push(8000, *i as u8)).count();
+        assert!(count * 8000 > 1 << 20, "{count}");
+        for i in 0..count {
+            assert_eq!(link.pop(), Some((8000, i as u8)));
+        }
+        assert_eq!(link.pop(), None);
+        // A lap that begins where no longer one does has to be consumed first.
+        let mut other = self::link(4 << 20);
+        other.carry(40 << 10);
+        let sizes = other.tx.sizes();
+        let count = (0..).take_while(|i| other.push(8000, *i as u8)).count();
+        assert!((3..10).contains(&count) && other.tx.sizes() == sizes, "{count}");
+        for i in 0..count {
+            assert_eq!(other.pop(), Some((8000, i as u8)));
+        }
     }
 
     #[test]
