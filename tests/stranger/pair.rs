@@ -283,7 +283,7 @@ impl Messages for Pair {
 
 impl OneSided for Pair {
     fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
-        let Purpose::Region { reads, writes } = purpose else { return Registered::No };
+        let Purpose::Region { reads, writes, .. } = purpose else { return Registered::No };
         let key = RemoteKey::new(KEY).with(self.exposed.len() as u64);
         self.exposed.push(Some((peer, *memory)));
         Registered::Yes(Registration { key, reads, writes, confirms: true })
