@@ -4,7 +4,7 @@
 #[derive(Clone, Debug)]
 pub(crate) struct Rng {
     state: u64,
-    /// What is left of a fuzzer's input, last byte first.
+    /// The unread bytes of a fuzzer's input, last byte first.
     script: Vec<u8>,
 }
 

@@ -8,7 +8,7 @@ use super::{Cause, Host};
 use crate::transport::PeerId;
 use std::collections::HashMap;
 
-/// What is matched.
+/// Posted receives, and messages without a receive.
 #[derive(Debug)]
 pub(super) struct Matching {
     /// The endpoint's own receive queue, unused if the queue is shared ([`Matching::receives`]).

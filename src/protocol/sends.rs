@@ -67,7 +67,7 @@ pub(super) struct Sends {
     pub(super) copied: usize,
     /// The number of the next message that is complete when it is announced, and so needs no entry in `pending`.
     pub(super) passing: Key,
-    /// What waits for earlier operations, in order.
+    /// Operations behind earlier ones, in order.
     pub(super) deferred: VecDeque<Deferred>,
     /// A deferred send could start if its ring had room. The ring does not notify when it has.
     pub(super) deferred_starved: bool,

@@ -32,7 +32,8 @@ impl SharedMemory {
     }
 
     /// Reserves the pages of `len` bytes at `offset`, and maps them: page faults make the first write five times as
-    /// expensive. The last eight bytes of each page are undefined afterwards. Errors: ENOMEM, EFAULT, and EINVAL for a range outside.
+    /// expensive. The last eight bytes of each page are undefined afterwards. Errors: ENOMEM, EFAULT, and EINVAL for a
+    /// range outside.
     pub(crate) fn reserve_more(&self, offset: usize, len: usize) -> Result<()> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Errno(libc::EINVAL));
@@ -66,8 +67,8 @@ impl SharedMemory {
         .map(drop)
     }
 
-    /// Gives the whole pages of `len` bytes at `offset` back to the system, whoever maps them: they are zeroed, and have
-    /// to be reserved again. False: the system refuses, as under mlockall(2).
+    /// Gives the whole pages of `len` bytes at `offset` back to the system, in all mappings of them: they are zeroed, and
+    /// have to be reserved again. False: the system refuses, as under mlockall(2).
     pub(crate) fn release(&self, offset: usize, len: usize) -> bool {
         let page = process::page_size();
         let (first, end) =
