@@ -11,6 +11,7 @@ use super::errno::{Errno, Result, check, check_len};
 use super::event;
 use super::process::random_u64;
 use super::spare;
+use super::unix::abstract_address;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
@@ -39,17 +40,10 @@ impl BellAddress {
         (name != 0).then_some(Self { name, secret })
     }
 
-    fn socket_address(self) -> (libc::sockaddr_un, libc::socklen_t) {
-        // SAFETY: all zeroes is a valid sockaddr_un.
-        let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-        addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    fn socket_address(self) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
         let name = self.name.to_le_bytes();
         let len = name.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        for (to, from) in addr.sun_path.iter_mut().skip(1).zip(name) {
-            *to = from as libc::c_char;
-        }
-        let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + len;
-        (addr, len as libc::socklen_t)
+        abstract_address(name.get(..len).unwrap_or(&[]))
     }
 }
 
@@ -136,7 +130,7 @@ impl Bell {
     }
 
     fn send_from(from: BorrowedFd<'_>, other: BellAddress, bytes: &[u8]) -> Result<()> {
-        let (addr, len) = other.socket_address();
+        let (addr, len) = other.socket_address()?;
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         let _shield = Shield::raise();
         // SAFETY: live bytes, and a valid sockaddr_un of `len` bytes.
@@ -238,7 +232,7 @@ fn random_name() -> u64 {
 
 /// Errors: EADDRINUSE when the name is taken.
 fn bind(socket: &OwnedFd, address: BellAddress) -> Result<()> {
-    let (addr, len) = address.socket_address();
+    let (addr, len) = address.socket_address()?;
     // SAFETY: a valid sockaddr_un of `len` bytes.
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const addr).cast(), len) }).map(drop)
 }

@@ -20,7 +20,8 @@ pub(crate) struct Credentials {
     pub(crate) uid: u32,
 }
 
-fn abstract_address(name: &str) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
+/// The address of `name` in the abstract namespace (unix(7)). Errors: ENAMETOOLONG.
+pub(super) fn abstract_address(name: &[u8]) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
     // SAFETY: all zeroes is a valid sockaddr_un.
     let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -29,8 +30,8 @@ fn abstract_address(name: &str) -> Result<(libc::sockaddr_un, libc::socklen_t)> 
     if name.len() > room.len() {
         return Err(Errno(libc::ENAMETOOLONG));
     }
-    for (to, from) in room.zip(name.bytes()) {
-        *to = from as libc::c_char;
+    for (to, from) in room.zip(name) {
+        *to = *from as libc::c_char;
     }
     let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
     Ok((addr, len as libc::socklen_t))
@@ -53,7 +54,7 @@ fn seqpacket() -> Result<OwnedFd> {
 /// EADDRINUSE when a socket already has the name.
 pub(crate) fn reserve(name: &str) -> Result<OwnedFd> {
     let fd = seqpacket()?;
-    let (addr, len) = abstract_address(name)?;
+    let (addr, len) = abstract_address(name.as_bytes())?;
     // SAFETY: `addr` is a valid sockaddr_un of `len` bytes.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
     Ok(fd)
@@ -71,7 +72,7 @@ pub(crate) fn listen(name: &str) -> Result<OwnedFd> {
 /// full.
 pub(crate) fn connect(name: &str) -> Result<OwnedFd> {
     let fd = seqpacket()?;
-    let (addr, len) = abstract_address(name)?;
+    let (addr, len) = abstract_address(name.as_bytes())?;
     let _shield = Shield::raise();
     // SAFETY: `addr` is a valid sockaddr_un of `len` bytes.
     check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
