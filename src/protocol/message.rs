@@ -4,10 +4,9 @@ use super::limits::Limits;
 use super::packet::{Encoded, Envelope, Packet, Ranges};
 use super::receives::Target;
 use super::{Cause, Completion, Direction, Report};
-use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
+use crate::memory::{OwnedBuffer, SegmentList};
 use crate::sys::Errno;
-use crate::sys::cma::Range;
-use crate::transport::{Iface, PeerId, RemoteKey, SendError, slice_ranges};
+use crate::transport::{Iface, PeerId, RemoteKey, SendError};
 
 /// The payload of a pending send.
 #[derive(Debug)]
@@ -158,9 +157,7 @@ impl Inbound {
         len: usize,
     ) -> Result<usize, SendError> {
         let local = self.target.segments.slice(offset, len);
-        let mut remote = [Range::default(); MAX_SEGMENTS];
-        let count = slice_ranges(ranges.as_slice(), offset as u64, len as u64, &mut remote);
-        iface.read_from(self.peer, &local, remote.get(..count).unwrap_or(&[]))
+        ranges.get(iface, self.peer, &local, offset)
     }
 
     /// The sender's memory cannot be read: asks the sender to send the bytes, if that may work.

@@ -1,9 +1,12 @@
 //! Active-message headers, PROTOCOL.md §3. All integers are little-endian.
 
 use super::spaces::Space;
-use crate::memory::MAX_SEGMENTS;
+use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::transport::{Head, MAX_HEADER, RemoteKey, Share};
+use crate::transport::{
+    Head, Iface, MAX_HEADER, PeerId, Put, Remote, RemoteKey, SendError, Share, slice_ranges,
+};
 use std::fmt;
 
 const EAGER: u8 = 1;
@@ -48,7 +51,43 @@ impl Ranges {
     pub(crate) fn as_slice(&self) -> &[Range] {
         self.list.get(..self.len).unwrap_or(&[])
     }
+
+    /// Where `offset` is in the peer's memory, and for how many bytes in one range: at most `len`. `None`: nowhere.
+    fn at(&self, offset: usize, len: usize) -> Option<(Remote, usize)> {
+        let mut first = [Range::default()];
+        slice_ranges(self.as_slice(), offset as u64, len as u64, &mut first);
+        let [Range { addr, len }] = first;
+        (len > 0).then_some((Remote { key: RemoteKey::ADDRESSES, offset: addr }, len as usize))
+    }
+
+    /// Reads at most as many bytes as `local` has, from the peer's memory at `offset` of the ranges. Returns how many.
+    pub(super) fn get(
+        &self,
+        iface: &mut impl Iface,
+        peer: PeerId,
+        local: &SegmentList,
+        offset: usize,
+    ) -> Result<usize, SendError> {
+        let (from, len) = self.at(offset, local.len()).ok_or(NOWHERE)?;
+        iface.get(peer, &local.slice(0, len), &from, 0)?.moved()
+    }
+
+    /// The same for a write.
+    pub(super) fn put(
+        &self,
+        iface: &mut impl Iface,
+        peer: PeerId,
+        local: &SegmentList,
+        offset: usize,
+    ) -> Result<usize, SendError> {
+        let (to, len) = self.at(offset, local.len()).ok_or(NOWHERE)?;
+        let how = Put { notify: false, delivered: false, stays: false, token: 0 };
+        iface.put(peer, &local.slice(0, len), &to, how)?.moved()
+    }
 }
+
+/// The peer has described less memory than it has to.
+const NOWHERE: SendError = SendError::Unreachable(Errno(libc::EFAULT));
 
 impl fmt::Debug for Ranges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -248,6 +248,16 @@ pub(crate) enum Access {
     Silent,
 }
 
+impl Access {
+    /// The number of bytes moved. Errors: it is not complete.
+    pub(crate) fn moved(self) -> Result<usize, SendError> {
+        match self {
+            Self::Moved(bytes) => Ok(bytes),
+            Self::Begun | Self::Silent => Err(UNSUPPORTED),
+        }
+    }
+}
+
 /// One end of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamEnd {
@@ -388,28 +398,6 @@ pub(crate) trait Messages {
 
 /// Access to a peer's memory without the peer's participation.
 pub(crate) trait OneSided: Messages {
-    /// Reads from the peer's `remote` ranges into `local`; returns bytes moved (> 0).
-    fn read_from(
-        &mut self,
-        peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        let _ = (peer, local, remote);
-        Err(UNSUPPORTED)
-    }
-
-    /// Writes `local` into the peer's `remote` ranges; returns bytes moved (> 0).
-    fn write_to(
-        &mut self,
-        peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        let _ = (peer, local, remote);
-        Err(UNSUPPORTED)
-    }
-
     /// Whether there is a lane to `peer` on which receives can be registered and filled. If there may be one later, this
     /// starts its set-up.
     fn prepare(&mut self, peer: PeerId) -> Prepared {
@@ -454,6 +442,9 @@ pub(crate) trait OneSided: Messages {
 
     /// Writes `local` to the peer's memory. Puts, gets and flushes take effect in the order in which they were begun, in
     /// memory too. ESTALE: the key is void; EFAULT: the local memory is not fit for this.
+    ///
+    /// With [`RemoteKey::ADDRESSES`] the offset is an address of the peer's process, and no order is kept: such an access
+    /// is complete, with at least one byte, or fails. [`Caps::put`] and [`Caps::get`] say whether it works.
     fn put(
         &mut self,
         peer: PeerId,

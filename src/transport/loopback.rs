@@ -1,15 +1,15 @@
 //! Messages of an endpoint to itself: a bounded queue in this process, and plain copies between buffers.
 //!
 //! # Safety
-//! `read_from` and `write_to` move bytes between two buffers that the application of this process lent to a send
+//! `get` and `put` move bytes between two buffers that the application of this process lent to a send
 //! and to a receive of one endpoint; their ranges come back unchanged in packets that this endpoint
 //! wrote itself.
 #![allow(unsafe_code)]
 
 use super::peers::PeerTable;
 use super::{
-    Address, BCOPY_LEAST, Caps, Contact, ELSEWHERE, Handler, MAX_HEADER, Messages, Mode, OneSided,
-    Opening, PeerId, SendError, Sharing, Streaming, Transport,
+    Access, Address, BCOPY_LEAST, Caps, Contact, ELSEWHERE, Handler, MAX_HEADER, Messages, Mode,
+    OneSided, Opening, PeerId, Put, Remote, RemoteKey, SendError, Sharing, Streaming, Transport,
 };
 use crate::memory::SegmentList;
 use crate::sys::Errno;
@@ -132,25 +132,34 @@ impl Messages for Loopback {
     }
 }
 
+impl Loopback {
+    /// Memory of this process.
+    fn at(place: &Remote, len: usize) -> Result<SegmentList, SendError> {
+        let list = Self::list(&[Range { addr: place.offset, len: len as u64 }]);
+        list.filter(|_| place.key == RemoteKey::ADDRESSES)
+            .ok_or(SendError::Unreachable(Errno(libc::EINVAL)))
+    }
+}
+
 impl OneSided for Loopback {
-    fn read_from(
+    fn put(
         &mut self,
         _: PeerId,
         local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        let from = Self::list(remote).ok_or(SendError::Unreachable(Errno(libc::EINVAL)))?;
-        Ok(Self::copy(&from, local))
+        to: &Remote,
+        _: Put,
+    ) -> Result<Access, SendError> {
+        Ok(Access::Moved(Self::copy(local, &Self::at(to, local.len())?)))
     }
 
-    fn write_to(
+    fn get(
         &mut self,
         _: PeerId,
         local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        let to = Self::list(remote).ok_or(SendError::Unreachable(Errno(libc::EINVAL)))?;
-        Ok(Self::copy(local, &to))
+        from: &Remote,
+        _: u64,
+    ) -> Result<Access, SendError> {
+        Ok(Access::Moved(Self::copy(&Self::at(from, local.len())?, local)))
     }
 
     fn direct_min(&self, _: PeerId, _: bool) -> Option<usize> {

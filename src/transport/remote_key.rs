@@ -15,6 +15,10 @@ impl RemoteKey {
     /// Longest key, bytes.
     pub(crate) const MAX: usize = 32;
 
+    /// All memory of the peer's process, where the transport that carries messages to it accesses that by itself. Offsets
+    /// are addresses. This key does not travel.
+    pub(crate) const ADDRESSES: Self = Self::new(0);
+
     /// A key of this kind ([`Transport::KEYS`](super::Transport::KEYS)), to which words are added.
     pub(crate) const fn new(kind: u8) -> Self {
         let mut bytes = [0; Self::MAX];
@@ -52,10 +56,11 @@ impl RemoteKey {
         self.bytes.get(..usize::from(self.len)).unwrap_or(&[])
     }
 
-    /// A key from a packet. `None`: there are no bytes, or too many.
+    /// A key from a packet. `None`: there are no bytes, or too many, or its kind is that of keys that do not travel.
     pub(crate) fn from_slice(from: &[u8]) -> Option<Self> {
+        from.first().filter(|kind| **kind != Self::ADDRESSES.kind())?;
         let mut bytes = [0; Self::MAX];
-        bytes.get_mut(..from.len()).filter(|to| !to.is_empty())?.copy_from_slice(from);
+        bytes.get_mut(..from.len())?.copy_from_slice(from);
         Some(Self { bytes, len: from.len() as u8 })
     }
 }
@@ -89,6 +94,7 @@ mod tests {
     fn any_bytes_are_harmless() {
         let bytes = [9; RemoteKey::MAX + 1];
         assert_eq!(RemoteKey::from_slice(&[]), None);
+        assert_eq!(RemoteKey::from_slice(RemoteKey::ADDRESSES.as_slice()), None);
         assert_eq!(RemoteKey::from_slice(&bytes), None);
         for len in 1..=RemoteKey::MAX {
             let key = RemoteKey::from_slice(&bytes[..len]).unwrap();

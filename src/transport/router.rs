@@ -287,6 +287,11 @@ impl Router {
         crowded
     }
 
+    /// The transport for bare addresses of the peer's process, if that is what the key says.
+    fn lane_of_addresses(&self, peer: PeerId, key: &RemoteKey) -> Option<Lane> {
+        self.lane(peer).filter(|_| *key == RemoteKey::ADDRESSES)
+    }
+
     /// The transport by which messages of `peer` arrive.
     fn heard_by(&self, peer: PeerId) -> Option<Lane> {
         let mut by = None;
@@ -436,10 +441,10 @@ macro_rules! by_mut {
     };
 }
 
-/// `a` with the transport `t` that made the remote key, or `b` where it is not open.
+/// `a` with the transport `t` that made the remote key for the peer, or `b` where it is not open.
 macro_rules! by_key {
-    ($on:ident, $self:ident, $key:expr, $t:ident => $body:expr, $none:expr) => {
-        match Lane::of_key($key.kind()) {
+    ($on:ident, $self:ident, $peer:ident, $key:expr, $t:ident => $body:expr, $none:expr) => {
+        match Lane::of_key($key.kind()).or_else(|| $self.lane_of_addresses($peer, &$key)) {
             Some(lane) => $on!($self.lanes, lane, $t => $body, $none),
             None => $none,
         }
@@ -511,24 +516,6 @@ impl Messages for Router {
 }
 
 impl OneSided for Router {
-    fn read_from(
-        &mut self,
-        peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        by_mut!(self, peer, t => t.read_from(peer, local, remote), Err(NO_WAY))
-    }
-
-    fn write_to(
-        &mut self,
-        peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        by_mut!(self, peer, t => t.write_to(peer, local, remote), Err(NO_WAY))
-    }
-
     fn prepare(&mut self, peer: PeerId) -> Prepared {
         // A peer that does not send by this transport does not access our memory by it.
         if self.is_mixed(peer) {
@@ -545,11 +532,11 @@ impl OneSided for Router {
     }
 
     fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
-        by_key!(on_lane_mut, self, key, t => t.invalidate(peer, key), false)
+        by_key!(on_lane_mut, self, peer, *key, t => t.invalidate(peer, key), false)
     }
 
     fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
-        by_key!(on_lane, self, key, t => t.is_current(peer, key), false)
+        by_key!(on_lane, self, peer, *key, t => t.is_current(peer, key), false)
     }
 
     fn is_settled(&mut self, insists: bool) -> bool {
@@ -570,7 +557,7 @@ impl OneSided for Router {
         to: &Remote,
         how: Put,
     ) -> Result<Access, SendError> {
-        by_key!(on_lane_mut, self, to.key, t => t.put(peer, local, to, how), Err(NO_WAY))
+        by_key!(on_lane_mut, self, peer, to.key, t => t.put(peer, local, to, how), Err(NO_WAY))
     }
 
     fn get(
@@ -580,11 +567,11 @@ impl OneSided for Router {
         from: &Remote,
         token: u64,
     ) -> Result<Access, SendError> {
-        by_key!(on_lane_mut, self, from.key, t => t.get(peer, local, from, token), Err(NO_WAY))
+        by_key!(on_lane_mut, self, peer, from.key, t => t.get(peer, local, from, token), Err(NO_WAY))
     }
 
     fn flush_puts(&mut self, peer: PeerId, at: &Remote, token: u64) -> Result<Access, SendError> {
-        by_key!(on_lane_mut, self, at.key, t => t.flush_puts(peer, at, token), Err(NO_WAY))
+        by_key!(on_lane_mut, self, peer, at.key, t => t.flush_puts(peer, at, token), Err(NO_WAY))
     }
 }
 

@@ -6,14 +6,12 @@ use super::packet::RmaPacket;
 use super::ranges::{MAX_RANGES, RemoteAccess};
 use super::requests::{Place, Read, Request, Write};
 use super::state::{Answer, BATCH, FLUSH_AFTER, PULL_WINDOW, READ_WINDOW, status_of};
-use crate::memory::MAX_SEGMENTS;
 use crate::memory::keys::{Denied, Right};
 use crate::protocol::Host;
 use crate::protocol::message::is_refusal;
 use crate::protocol::state::{Core, Engine};
 use crate::sys::Errno;
-use crate::sys::cma::Range;
-use crate::transport::{Caps, Iface, Mode, PeerId, SendError, piece_of, slice_ranges};
+use crate::transport::{Caps, Iface, Mode, PeerId, SendError, piece_of};
 
 /// Operations that one DONE names, at most.
 const NAMES_MAX: usize = 32;
@@ -295,9 +293,7 @@ impl<I: Iface> Engine<I> {
                 return Step::Done;
             }
         };
-        let mut remote = [Range::default(); MAX_SEGMENTS];
-        let count = slice_ranges(sources.as_slice(), done, piece.len() as u64, &mut remote);
-        match self.iface.read_from(peer, &piece, remote.get(..count).unwrap_or(&[])) {
+        match sources.get(&mut self.iface, peer, &piece, done as usize) {
             Ok(moved) => {
                 self.core.counts.pulled_bytes += moved as u64;
                 let done = done.saturating_add(moved as u64);
@@ -353,11 +349,8 @@ impl<I: Iface> Engine<I> {
                 return Step::Done;
             }
         };
-        let mut remote = [Range::default(); MAX_SEGMENTS];
-        let sinks = read.request.local;
-        let count = slice_ranges(sinks.as_slice(), read.done, piece.len() as u64, &mut remote);
         let put = if self.iface.caps(peer).put {
-            self.iface.write_to(peer, &piece, remote.get(..count).unwrap_or(&[]))
+            read.request.local.put(&mut self.iface, peer, &piece, read.done as usize)
         } else {
             Err(SendError::Unreachable(Errno(libc::EPERM)))
         };

@@ -1,14 +1,12 @@
 //! Write: the receiver's CTS says where its buffer is, and the sender writes the message there (PROTOCOL.md §4.5).
 //! PUT_DONE tells the receiver, for which this is [`fragments`](super::fragments) until then.
 
-use crate::memory::MAX_SEGMENTS;
 use crate::protocol::flow::{Flow, Onward};
 use crate::protocol::limits::Counts;
 use crate::protocol::message::Outbound;
 use crate::protocol::packet::{Packet, Ranges};
 use crate::sys::Errno;
-use crate::sys::cma::Range;
-use crate::transport::{Iface, SendError, slice_ranges};
+use crate::transport::{Iface, SendError};
 
 /// The sender's side.
 #[derive(Debug)]
@@ -34,12 +32,9 @@ impl Sender {
         counts: &mut Counts,
     ) -> Onward {
         let (rx, peer, chunk) = (self.rx, message.peer, (self.end - self.offset).min(most));
-        let mut remote = [Range::default(); MAX_SEGMENTS];
-        let ranges = self.ranges.as_slice();
-        let count = slice_ranges(ranges, self.offset as u64, chunk as u64, &mut remote);
         let local = message.payload.segments().slice(self.offset, chunk);
         let put = if iface.caps(peer).put {
-            iface.write_to(peer, &local, remote.get(..count).unwrap_or(&[]))
+            self.ranges.put(iface, peer, &local, self.offset)
         } else {
             Err(SendError::Unreachable(Errno(libc::EPERM)))
         };

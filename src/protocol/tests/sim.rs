@@ -912,6 +912,10 @@ impl SimIface {
         (reads, how): (bool, Put),
     ) -> Result<Access, SendError> {
         let (mut net, slot) = (self.net.borrow_mut(), self.slot(peer));
+        if at.key == RemoteKey::ADDRESSES {
+            drop(net);
+            return self.copy(peer, local, at.offset, reads);
+        }
         if at.key.kind() != COPIED {
             let Weather { again_percent, queue_len, .. } = net.weather;
             let broken = net.has_broken(self.me, slot);
@@ -933,41 +937,28 @@ impl SimIface {
             return Err(STALE);
         }
         drop(net);
-        let addr = at.key.word(1).unwrap() + at.offset;
-        let remote = [Range { addr, len: local.len() as u64 }];
-        let moved = match reads {
-            true => self.read_from(peer, local, &remote),
-            false => self.write_to(peer, local, &remote),
-        };
-        moved.map(Access::Moved)
+        self.copy(peer, local, at.key.word(1).unwrap() + at.offset, reads)
+    }
+
+    /// A copy from or to the memory of a peer.
+    fn copy(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        addr: u64,
+        reads: bool,
+    ) -> Result<Access, SendError> {
+        let may = self.net.borrow_mut().reach(self.me, self.slot(peer), reads, local.len())?;
+        let far = Loopback::list(&[Range { addr, len: local.len() as u64 }]).unwrap();
+        self.check_described(far.len(), local.len())?;
+        Ok(Access::Moved(match reads {
+            true => Loopback::copy(&far, &local.slice(0, may)),
+            false => Loopback::copy(&local.slice(0, may), &far),
+        }))
     }
 }
 
 impl OneSided for SimIface {
-    fn read_from(
-        &mut self,
-        peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        let may = self.net.borrow_mut().reach(self.me, self.slot(peer), true, local.len())?;
-        let from = Loopback::list(remote).unwrap();
-        self.check_described(from.len(), local.len())?;
-        Ok(Loopback::copy(&from, &local.slice(0, may)))
-    }
-
-    fn write_to(
-        &mut self,
-        peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        let may = self.net.borrow_mut().reach(self.me, self.slot(peer), false, local.len())?;
-        let to = Loopback::list(remote).unwrap();
-        self.check_described(to.len(), local.len())?;
-        Ok(Loopback::copy(&local.slice(0, may), &to))
-    }
-
     fn prepare(&mut self, peer: PeerId) -> Prepared {
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
         let hesitates = net.weather.again_percent;

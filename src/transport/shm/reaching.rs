@@ -148,7 +148,7 @@ impl Shm {
         Some(link.consumer.memory().atomic(EPOCH)?.load(Ordering::Relaxed) as u32)
     }
 
-    /// One copy under a key of the peer.
+    /// One copy under a key of the peer, or at an address of its process.
     fn copy_under(
         &self,
         peer: PeerId,
@@ -156,34 +156,21 @@ impl Shm {
         remote: &Remote,
         reads: bool,
     ) -> Result<Access, SendError> {
+        let len = local.len() as u64;
+        if remote.key == RemoteKey::ADDRESSES {
+            let range = Range { addr: remote.offset, len };
+            return self.copy(peer, local, &[range], reads, None).map(Access::Moved);
+        }
         let open = self.out(peer).is_some_and(|link| !link.producer.consumer_closed());
         let (Some(epoch), Some(addr), true) = (remote.key.word(0), remote.key.word(1), open) else {
             return Err(STALE);
         };
-        let range = Range { addr: addr.wrapping_add(remote.offset), len: local.len() as u64 };
+        let range = Range { addr: addr.wrapping_add(remote.offset), len };
         self.copy(peer, local, &[range], reads, Some(epoch as u32)).map(Access::Moved)
     }
 }
 
 impl OneSided for Shm {
-    fn read_from(
-        &mut self,
-        peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        self.copy(peer, local, remote, true, None)
-    }
-
-    fn write_to(
-        &mut self,
-        peer: PeerId,
-        local: &SegmentList,
-        remote: &[Range],
-    ) -> Result<usize, SendError> {
-        self.copy(peer, local, remote, false, None)
-    }
-
     fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
         let (Purpose::Region { reads, writes, .. }, Some(epoch)) = (purpose, self.epoch(peer))
         else {
@@ -300,7 +287,8 @@ mod tests {
         let ((local, _), (region, range)) = (list(&mut mine), list(&mut theirs));
         let remote = Remote { key: key(&mut b.shm, back, &region), offset: 0 };
         assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Ok(Access::Moved(100)));
-        assert_eq!((theirs, a.shm.read_from(peer, &local, &[range])), ([1; 100], Ok(100)));
+        let bare = Remote { key: RemoteKey::ADDRESSES, offset: range.addr };
+        assert_eq!((theirs, a.shm.get(peer, &local, &bare, 0)), ([1; 100], Ok(Access::Moved(100))));
         theirs = [3; 100];
         // Like a sender that was stopped after it read EPOCH.
         assert!(b.shm.reaching.gate.close());
