@@ -1,0 +1,318 @@
+//! The driver API.
+
+use crate::counters;
+use crate::memory::Allocation;
+use crate::model::{
+    Answer, Failure, Handle, INVALID_CONTEXT, INVALID_VALUE, NOT_FOUND, NOT_READY, NOT_SUPPORTED,
+    contexts, initialize, with,
+};
+use crate::settings::Settings;
+use crate::stream::{Stream, Work};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// CUipcMemHandle.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) union IpcHandle {
+    said: Handle,
+    bytes: [u8; 64],
+}
+
+/// Counts a call, and fails it if it is to fail.
+fn enter(function: &'static str, then: impl FnOnce() -> Answer) -> c_int {
+    let call = counters::count(function);
+    match Settings::get().failure(function, call).map_or_else(then, |result| Err(Failure(result))) {
+        Ok(()) => 0,
+        Err(Failure(result)) => result,
+    }
+}
+
+/// Gives the caller a result; failure 1 for no place.
+fn put<T>(to: *mut T, value: T) -> Answer {
+    if to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: every function of the API asks for places that can be written, or null.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// Functions of the API: what they answer is 0, or the failure.
+macro_rules! api {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            enter(stringify!($name), || $body)
+        }
+    )*};
+}
+
+type Pointer = usize;
+
+api! {
+    fn cuInit(_flags: c_uint) { initialize() }
+    fn cuDriverGetVersion(version: *mut c_int) { put(version, 13_000) }
+    fn cuDeviceGetCount(count: *mut c_int) {
+        with(|_| Ok(Settings::get().devices as c_int)).and_then(|n| put(count, n))
+    }
+    fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
+        with(|model| model.device(ordinal)).and_then(|ordinal| put(device, ordinal))
+    }
+    fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
+        with(|model| model.device(device))?;
+        // UNIFIED_ADDRESSING, compute capability 9.0; no dma-buf, no memory pools.
+        put(value, match attribute { 41 => 1, 75 => 9, _ => 0 })
+    }
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
+        let device = with(|model| model.device(device))?;
+        let mut name = *b"fake-cuda\0\0\0\0\0\0\0";
+        if let Some(last) = name.last_mut() {
+            *last = (Settings::get().first + device as u64) as u8;
+        }
+        put(uuid, name)
+    }
+    fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
+        with(|model| model.device(device).and_then(|_| model.device(peer)))?;
+        put(can, c_int::from(device != peer))
+    }
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
+        let is = with(|model| Ok(model.is_active(model.device(device)?)))?;
+        put(flags, 0)?;
+        put(active, c_int::from(is))
+    }
+    fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) {
+        with(|model| model.retain(device)).and_then(|made| put(context, made))
+    }
+    fn cuDevicePrimaryCtxRelease_v2(device: c_int) { with(|model| model.release(device)) }
+    fn cuCtxCreate_v2(context: *mut usize, _flags: c_uint, device: c_int) {
+        let made = with(|model| model.create_context(device))?;
+        contexts(|all| all.push(made));
+        put(context, made)
+    }
+    fn cuCtxDestroy_v2(context: usize) {
+        with(|model| model.destroy_context(context))?;
+        contexts(|all| all.retain(|other| *other != context));
+        Ok(())
+    }
+    fn cuCtxPushCurrent_v2(context: usize) {
+        with(|model| if model.is_context(context) { Ok(()) } else { Err(INVALID_CONTEXT) })?;
+        contexts(|all| all.push(context));
+        Ok(())
+    }
+    fn cuCtxPopCurrent_v2(context: *mut usize) {
+        with(|_| Ok(()))?;
+        let popped = contexts(Vec::pop).ok_or(INVALID_CONTEXT)?;
+        if context.is_null() { Ok(()) } else { put(context, popped) }
+    }
+    fn cuCtxSetCurrent(context: usize) {
+        with(|model| if context == 0 || model.is_context(context) { Ok(()) } else { Err(INVALID_CONTEXT) })?;
+        contexts(|all| {
+            all.pop();
+            all.extend((context != 0).then_some(context));
+        });
+        Ok(())
+    }
+    fn cuCtxGetCurrent(context: *mut usize) {
+        with(|_| Ok(()))?;
+        put(context, contexts(|all| all.last().copied()).unwrap_or(0))
+    }
+    fn cuCtxGetDevice(device: *mut c_int) {
+        with(|model| model.context()).and_then(|(_, its)| put(device, its))
+    }
+    fn cuCtxSynchronize() {
+        with(|model| model.context())?;
+        drain_blocking()
+    }
+    fn cuThreadExchangeStreamCaptureMode(_mode: *mut c_uint) { with(|_| Ok(())) }
+
+    fn cuMemAlloc_v2(addr: *mut Pointer, len: usize) {
+        with(|model| model.allocate(len)).and_then(|at| put(addr, at))
+    }
+    fn cuMemAllocManaged(addr: *mut Pointer, len: usize, _flags: c_uint) {
+        with(|model| model.allocate_managed(len)).and_then(|at| put(addr, at))
+    }
+    fn cuMemHostAlloc(addr: *mut Pointer, len: usize, _flags: c_uint) {
+        with(|model| model.allocate_host(len)).and_then(|at| put(addr, at))
+    }
+    fn cuMemFree_v2(addr: Pointer) {
+        if addr == 0 {
+            return Ok(());
+        }
+        drain_blocking()?;
+        with(|model| model.free(addr))
+    }
+    fn cuMemFreeHost(addr: Pointer) {
+        drain_blocking()?;
+        with(|model| model.free_host(addr))
+    }
+    fn cuMemHostRegister_v2(addr: Pointer, len: usize, _flags: c_uint) { with(|model| model.register(addr, len)) }
+    fn cuMemHostUnregister(addr: Pointer) { with(|model| model.unregister(addr)) }
+    fn cuMemHostGetDevicePointer_v2(to: *mut Pointer, addr: Pointer, _flags: c_uint) {
+        with(|model| model.find(addr).filter(|a| a.is_host()).map(|_| addr).ok_or(INVALID_VALUE))
+            .and_then(|addr| put(to, addr))
+    }
+    fn cuMemGetAddressRange_v2(base: *mut Pointer, len: *mut usize, addr: Pointer) {
+        let (at, size) = with(|model| {
+            let found = model.find(addr).filter(|a| !a.is_host()).ok_or(NOT_FOUND)?;
+            Ok((found.base, found.len))
+        })?;
+        if !base.is_null() { put(base, at)?; }
+        if len.is_null() { Ok(()) } else { put(len, size) }
+    }
+    fn cuPointerGetAttribute(to: *mut c_void, attribute: c_int, addr: Pointer) {
+        with(|model| attribute_of(model.find(addr).ok_or(INVALID_VALUE)?.as_ref().into(), attribute, addr, to))
+    }
+    fn cuPointerGetAttributes(n: c_uint, attributes: *const c_int, to: *const *mut c_void, addr: Pointer) {
+        with(|model| {
+            let found = model.find(addr).map(AsRef::as_ref);
+            for at in 0..n as usize {
+                // SAFETY: the caller has `n` attributes, and as many places.
+                let (attribute, to) = unsafe { (*attributes.add(at), *to.add(at)) };
+                attribute_of(found, attribute, addr, to)?;
+            }
+            Ok(())
+        })
+    }
+    fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, addr: Pointer) {
+        // SAFETY: the only attribute that can be set is an int.
+        let value = unsafe { value.cast::<c_int>().read_unaligned() };
+        with(|model| {
+            let found = model.find(addr).filter(|_| attribute == 6).ok_or(INVALID_VALUE)?;
+            found.sync.store(value != 0, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+    fn cuMemGetHandleForAddressRange(_handle: *mut c_void, _at: Pointer, _len: usize, _kind: c_int, _flags: u64) {
+        Err(NOT_SUPPORTED)
+    }
+    fn cuIpcGetMemHandle(handle: *mut IpcHandle, addr: Pointer) {
+        let mut made = IpcHandle { bytes: [0; 64] };
+        made.said = with(|model| model.export(addr))?;
+        put(handle, made)
+    }
+    fn cuIpcOpenMemHandle_v2(addr: *mut Pointer, handle: IpcHandle, _flags: c_uint) {
+        // SAFETY: any bytes are a handle.
+        let said = unsafe { handle.said };
+        with(|model| model.import(&said)).and_then(|at| put(addr, at))
+    }
+    fn cuIpcCloseMemHandle(addr: Pointer) {
+        drain_blocking()?;
+        with(|model| model.close(addr))
+    }
+
+    fn cuMemcpy(to: Pointer, from: Pointer, len: usize) { copy_now(to, from, len) }
+    fn cuMemcpyHtoD_v2(to: Pointer, from: Pointer, len: usize) { copy_now(to, from, len) }
+    fn cuMemcpyDtoH_v2(to: Pointer, from: Pointer, len: usize) { copy_now(to, from, len) }
+    fn cuMemcpyDtoD_v2(to: Pointer, from: Pointer, len: usize) { copy_now(to, from, len) }
+    fn cuMemcpyAsync(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }
+    fn cuMemcpyHtoDAsync_v2(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }
+    fn cuMemcpyDtoHAsync_v2(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }
+    fn cuMemcpyDtoDAsync_v2(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }
+    fn cuMemsetD8_v2(to: Pointer, value: u8, len: usize) {
+        with(|model| {
+            let work = model.fill(to, value, len)?;
+            model.stream(0)?.put(work);
+            Ok(())
+        })?;
+        drain_blocking()
+    }
+
+    fn cuStreamCreate(stream: *mut usize, flags: c_uint) {
+        with(|model| model.create_stream(flags & 1 == 0)).and_then(|made| put(stream, made))
+    }
+    fn cuStreamDestroy_v2(stream: usize) { with(|model| model.destroy_stream(stream)) }
+    fn cuStreamQuery(stream: usize) {
+        if find(stream)?.is_idle() { Ok(()) } else { Err(NOT_READY) }
+    }
+    fn cuStreamSynchronize(stream: usize) {
+        find(stream)?.drain();
+        Ok(())
+    }
+    fn cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint) {
+        let event = with(|model| model.event(event))?;
+        let turn = event.recorded();
+        find(stream)?.put(Work::Wait(event, turn));
+        Ok(())
+    }
+    fn cuEventCreate(event: *mut usize, _flags: c_uint) {
+        with(|model| model.create_event()).and_then(|made| put(event, made))
+    }
+    fn cuEventDestroy_v2(event: usize) { with(|model| model.destroy_event(event)) }
+    fn cuEventRecord(event: usize, stream: usize) {
+        let event = with(|model| model.event(event))?;
+        let turn = event.record();
+        find(stream)?.put(Work::Record(event, turn));
+        Ok(())
+    }
+    fn cuEventQuery(event: usize) {
+        if with(|model| model.event(event))?.has_happened() { Ok(()) } else { Err(NOT_READY) }
+    }
+    fn cuEventSynchronize(event: usize) {
+        let event = with(|model| model.event(event))?;
+        event.wait(event.recorded());
+        Ok(())
+    }
+
+    fn cuGetErrorName(_result: c_int, name: *mut *const c_char) { put(name, c"CUDA_ERROR_OF_THE_DOUBLE".as_ptr()) }
+    fn cuGetErrorString(_result: c_int, text: *mut *const c_char) { put(text, c"an error of the double".as_ptr()) }
+}
+
+fn find(stream: usize) -> Answer<Arc<Stream>> {
+    with(|model| model.stream(stream))
+}
+
+/// Waits without the lock: what is drained may need it.
+fn drain_blocking() -> Answer {
+    let all = with(|model| Ok(model.blocking()))?;
+    all.iter().for_each(|stream| stream.drain());
+    Ok(())
+}
+
+/// An asynchronous copy. To pageable memory it returns when it has run.
+fn copy(to: Pointer, from: Pointer, len: usize, stream: usize) -> Answer {
+    let (stream, waits) = with(|model| {
+        let (work, waits) = model.copy(to, from, len)?;
+        let stream = model.stream(stream)?;
+        stream.put(work);
+        Ok((stream, waits))
+    })?;
+    if waits {
+        stream.drain();
+    }
+    Ok(())
+}
+
+/// A synchronous copy, on the default stream, which waits for the blocking ones.
+fn copy_now(to: Pointer, from: Pointer, len: usize) -> Answer {
+    let early = with(|model| Ok(model.returns_early(to, from)))?;
+    drain_blocking()?;
+    copy(to, from, len, 0)?;
+    if early { Ok(()) } else { find(0).map(|stream| stream.drain()) }
+}
+
+/// Writes an attribute of memory that may be unknown: zeros then.
+fn attribute_of(
+    of: Option<&Allocation>,
+    attribute: c_int,
+    addr: Pointer,
+    to: *mut c_void,
+) -> Answer {
+    match attribute {
+        1 => put(to.cast(), of.map_or(0, |of| of.context)),
+        2 => put(to.cast(), of.map_or(0, Allocation::memory_type)),
+        3 | 4 => put(to.cast(), of.map_or(0, |_| addr)),
+        6 => put(to.cast(), of.map_or(0, |of| c_int::from(of.sync.load(Ordering::Relaxed)))),
+        7 => put(to.cast(), of.map_or(0, |of| of.id)),
+        8 => put(to.cast(), c_uint::from(of.is_some_and(Allocation::is_managed))),
+        9 => put(to.cast(), of.map_or(-2, |of| of.ordinal)),
+        10 => put(to.cast(), c_uint::from(of.is_some_and(|of| of.exported().is_some()))),
+        11 => put(to.cast(), of.map_or(0, |of| of.base)),
+        12 => put(to.cast(), of.map_or(0, |of| of.len)),
+        13 => put(to.cast(), c_uint::from(of.is_some())),
+        14 => put(to.cast(), 0_u64),
+        17 => put(to.cast(), 0_usize),
+        _ => Err(INVALID_VALUE),
+    }
+}

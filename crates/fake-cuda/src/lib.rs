@@ -1,0 +1,36 @@
+//! A test double of libcuda.so.1 (the driver API) and of libcudart.so (the part of it that tests load), for the
+//! processes of one machine: no GPU, no kernel module.
+//!
+//! * `memory`: allocations. Device memory is mapped without any access for the processor, and a second time for the
+//!   copies of the double: a program that touches it dies of SIGSEGV, and a system call that is given it fails.
+//! * `stream`: streams and events. Each stream has a thread, and a copy runs late, by a time drawn from a seed.
+//! * `model`: the state of the process: devices, contexts, allocations by address, IPC.
+//! * `abi`, `runtime`: the C functions. They translate, and leave decisions to `model`.
+//!
+//! **Exact on purpose**, because faults hide there:
+//! 1. every call answers 3 before `cuInit` and in a forked child, and 201 without a current context;
+//! 2. the plural attribute query answers zeros for memory that CUDA does not know, the singular one an error;
+//! 3. a synchronous copy from device to device returns before it has run, unless SYNC_MEMOPS is set;
+//! 4. a copy from pageable memory has read its source when it returns, and writes its destination later; registered
+//!    memory is read and written late;
+//! 5. freed addresses are given out again at once, with another BUFFER_ID;
+//! 6. an IPC handle cannot be opened by its own process; opening it again counts.
+//!
+//! **The verifier.** What no driver checks writes one line and aborts the process: see [`verify`].
+//!
+//! **Settings** are in the environment: see [`settings`].
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code, non_snake_case)]
+mod abi;
+mod counters;
+mod memory;
+mod model;
+mod random;
+#[allow(unsafe_code, non_snake_case)]
+mod runtime;
+pub mod settings;
+mod stream;
+#[allow(unsafe_code)]
+mod sys;
+pub mod verify;

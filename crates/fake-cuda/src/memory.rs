@@ -1,0 +1,152 @@
+//! Allocations, found by address.
+
+use crate::sys::{Mapping, WORD_FREED, WORD_ID};
+use crate::verify::violation;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// What memory is.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Device(Mapping),
+    /// Of another process, by an IPC handle: who has it, under which BUFFER_ID, and how often it is open.
+    Imported {
+        mapping: Mapping,
+        owner: (u32, u64),
+        opens: AtomicUsize,
+    },
+    /// The processor may touch it.
+    Managed(Mapping),
+    /// The double's own memory for the host; `None`: memory of the program, registered.
+    Host(Option<Mapping>),
+}
+
+/// One allocation, or one registration of host memory.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) base: usize,
+    pub(crate) len: usize,
+    /// BUFFER_ID.
+    pub(crate) id: u64,
+    pub(crate) context: usize,
+    pub(crate) ordinal: i32,
+    pub(crate) kind: Kind,
+    pub(crate) sync: AtomicBool,
+    /// Copies on non-blocking streams that have not run.
+    pub(crate) queued: AtomicUsize,
+}
+
+impl Allocation {
+    fn mapping(&self) -> Option<&Mapping> {
+        match &self.kind {
+            Kind::Device(mapping) | Kind::Imported { mapping, .. } | Kind::Managed(mapping) => {
+                Some(mapping)
+            }
+            Kind::Host(mapping) => mapping.as_ref(),
+        }
+    }
+
+    /// CU_MEMORYTYPE_HOST or _DEVICE.
+    pub(crate) fn memory_type(&self) -> u32 {
+        if self.is_host() { 1 } else { 2 }
+    }
+
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.kind, Kind::Host(_))
+    }
+
+    pub(crate) fn is_managed(&self) -> bool {
+        matches!(self.kind, Kind::Managed(_))
+    }
+
+    /// What another process needs to open it: descriptor and length, bytes.
+    pub(crate) fn exported(&self) -> Option<(i32, usize)> {
+        match &self.kind {
+            Kind::Device(mapping) => Some((mapping.fd(), mapping.len())),
+            _ => None,
+        }
+    }
+
+    /// Tells the processes that have it open that it is freed.
+    pub(crate) fn mark(&self) {
+        if let Some(mapping) = self.mapping() {
+            mapping.word(WORD_ID).store(self.id, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends it. A violation if copies are queued.
+    pub(crate) fn end(&self) {
+        if self.queued.load(Ordering::Acquire) != 0 {
+            violation(&format!(
+                "memory at {:#x} is given up while copies of it are queued",
+                self.base
+            ));
+        }
+        if let Kind::Device(mapping) = &self.kind {
+            mapping.word(WORD_FREED).store(1, Ordering::Release);
+        }
+    }
+
+    /// Where the double copies for the program's address `addr`. A violation if the owner has freed it.
+    pub(crate) fn reach(&self, addr: usize) -> usize {
+        let Some(mapping) = self.mapping() else { return addr };
+        if mapping.word(WORD_FREED).load(Ordering::Acquire) != 0 {
+            violation(&format!("memory at {:#x} is used after its owner freed it", self.base));
+        }
+        mapping.shadow_of(addr)
+    }
+}
+
+/// True if a mapping is the allocation `id`, and still lives.
+pub(crate) fn lives(mapping: &Mapping, id: u64) -> bool {
+    mapping.word(WORD_ID).load(Ordering::Relaxed) == id
+        && mapping.word(WORD_FREED).load(Ordering::Acquire) == 0
+}
+
+/// The allocations of a process by address.
+#[derive(Default)]
+pub(crate) struct Allocations {
+    by_base: BTreeMap<usize, Arc<Allocation>>,
+    /// Addresses that were freed, the newest last: they are used again first.
+    freed: Vec<(usize, usize)>,
+}
+
+impl Allocations {
+    pub(crate) fn add(&mut self, allocation: Allocation) -> usize {
+        let base = allocation.base;
+        allocation.mark();
+        self.by_base.insert(base, Arc::new(allocation));
+        base
+    }
+
+    pub(crate) fn find(&self, addr: usize) -> Option<&Arc<Allocation>> {
+        let (_, allocation) = self.by_base.range(..=addr).next_back()?;
+        (addr - allocation.base < allocation.len.max(1)).then_some(allocation)
+    }
+
+    /// The allocation of another process that is open already.
+    pub(crate) fn imported(&self, owner: (u32, u64)) -> Option<&Arc<Allocation>> {
+        let is = |kind: &Kind| matches!(kind, Kind::Imported { owner: o, .. } if *o == owner);
+        self.by_base.values().find(|allocation| is(&allocation.kind))
+    }
+
+    /// Takes the allocation that begins at `base` and is `right` out.
+    pub(crate) fn take(
+        &mut self,
+        base: usize,
+        right: impl Fn(&Kind) -> bool,
+    ) -> Option<Arc<Allocation>> {
+        self.by_base.get(&base).filter(|allocation| right(&allocation.kind))?;
+        let allocation = self.by_base.remove(&base)?;
+        allocation.end();
+        self.freed.push((base, allocation.len));
+        Some(allocation)
+    }
+
+    /// An address for `len` bytes that was used before; 0: any.
+    pub(crate) fn place(&mut self, len: usize) -> usize {
+        let at = self.freed.iter().rposition(|(_, freed)| *freed >= len);
+        at.map_or(0, |at| self.freed.remove(at).0)
+    }
+}

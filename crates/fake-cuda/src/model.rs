@@ -1,0 +1,347 @@
+//! The state of a process: devices, contexts, allocations, streams, events.
+
+use crate::memory::{Allocation, Allocations, Kind, lives};
+use crate::settings::Settings;
+use crate::stream::{End, Event, Stream, Work};
+use crate::sys::{self, Mapping};
+use crate::verify::violation;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+/// A result of the driver API, other than success.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Failure(pub(crate) i32);
+
+pub(crate) const INVALID_VALUE: Failure = Failure(1);
+pub(crate) const OUT_OF_MEMORY: Failure = Failure(2);
+pub(crate) const NOT_INITIALIZED: Failure = Failure(3);
+pub(crate) const NO_DEVICE: Failure = Failure(100);
+pub(crate) const INVALID_DEVICE: Failure = Failure(101);
+pub(crate) const INVALID_CONTEXT: Failure = Failure(201);
+pub(crate) const INVALID_HANDLE: Failure = Failure(400);
+pub(crate) const NOT_FOUND: Failure = Failure(500);
+pub(crate) const NOT_READY: Failure = Failure(600);
+pub(crate) const ALREADY_REGISTERED: Failure = Failure(712);
+pub(crate) const NOT_REGISTERED: Failure = Failure(713);
+pub(crate) const NOT_SUPPORTED: Failure = Failure(801);
+
+pub(crate) type Answer<T = ()> = Result<T, Failure>;
+
+/// What an IPC handle says, in its first bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handle {
+    pub(crate) magic: u64,
+    pub(crate) pid: u32,
+    pub(crate) fd: i32,
+    pub(crate) len: u64,
+    pub(crate) id: u64,
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"fakecuda");
+/// Primary contexts have the number of their device and this; others are numbered behind.
+const PRIMARY: usize = 0x1000;
+const OTHERS: usize = 0x2000;
+
+#[derive(Default)]
+pub(crate) struct Model {
+    /// The process that called cuInit; 0: none has.
+    initialized: u32,
+    /// The retains of each device's primary context.
+    primary: HashMap<i32, usize>,
+    /// Contexts by handle, and their devices.
+    contexts: HashMap<usize, i32>,
+    allocations: Allocations,
+    streams: HashMap<usize, Arc<Stream>>,
+    events: HashMap<usize, Arc<Event>>,
+    last: usize,
+}
+
+static MODEL: LazyLock<Mutex<Model>> = LazyLock::new(Mutex::default);
+
+thread_local! {
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The model of an initialised process. Failure 3 before cuInit and in a child.
+pub(crate) fn with<T>(then: impl FnOnce(&mut Model) -> Answer<T>) -> Answer<T> {
+    let mut model = MODEL.lock().unwrap_or_else(PoisonError::into_inner);
+    if model.initialized != std::process::id() { Err(NOT_INITIALIZED) } else { then(&mut model) }
+}
+
+pub(crate) fn initialize() -> Answer {
+    let mut model = MODEL.lock().unwrap_or_else(PoisonError::into_inner);
+    if Settings::get().devices == 0 {
+        return Err(NO_DEVICE);
+    }
+    // What a parent initialised is of no use to its child.
+    if model.initialized != 0 && model.initialized != std::process::id() {
+        return Err(NOT_INITIALIZED);
+    }
+    model.initialized = std::process::id();
+    Ok(())
+}
+
+/// The contexts of this thread, the current one last.
+pub(crate) fn contexts<T>(then: impl FnOnce(&mut Vec<usize>) -> T) -> T {
+    CURRENT.with_borrow_mut(then)
+}
+
+impl Model {
+    fn fresh(&mut self) -> usize {
+        self.last += 1;
+        self.last
+    }
+
+    pub(crate) fn device(&self, ordinal: i32) -> Answer<i32> {
+        let exists = usize::try_from(ordinal).is_ok_and(|n| n < Settings::get().devices);
+        if exists { Ok(ordinal) } else { Err(INVALID_DEVICE) }
+    }
+
+    /// The current context and its device.
+    pub(crate) fn context(&self) -> Answer<(usize, i32)> {
+        let current = contexts(|all| all.last().copied()).ok_or(INVALID_CONTEXT)?;
+        self.contexts.get(&current).map(|device| (current, *device)).ok_or(INVALID_CONTEXT)
+    }
+
+    pub(crate) fn is_context(&self, context: usize) -> bool {
+        self.contexts.contains_key(&context)
+    }
+
+    pub(crate) fn retain(&mut self, device: i32) -> Answer<usize> {
+        let context = PRIMARY + self.device(device)? as usize;
+        *self.primary.entry(device).or_default() += 1;
+        self.contexts.insert(context, device);
+        Ok(context)
+    }
+
+    pub(crate) fn release(&mut self, device: i32) -> Answer {
+        let count =
+            self.primary.get_mut(&device).filter(|count| **count > 0).ok_or(INVALID_CONTEXT)?;
+        *count -= 1;
+        if *count == 0 {
+            self.contexts.remove(&(PRIMARY + device as usize));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_active(&self, device: i32) -> bool {
+        self.primary.get(&device).is_some_and(|count| *count > 0)
+    }
+
+    pub(crate) fn create_context(&mut self, device: i32) -> Answer<usize> {
+        let device = self.device(device)?;
+        let context = OTHERS + self.fresh();
+        self.contexts.insert(context, device);
+        Ok(context)
+    }
+
+    pub(crate) fn destroy_context(&mut self, context: usize) -> Answer {
+        self.contexts.remove(&context).map(|_| ()).ok_or(INVALID_CONTEXT)
+    }
+
+    fn add(
+        &mut self,
+        len: usize,
+        mapping: Mapping,
+        kind: impl FnOnce(Mapping) -> Kind,
+    ) -> Answer<usize> {
+        let (context, ordinal) = self.context()?;
+        let base = mapping.base;
+        Ok(self.add_at(base, len, (context, ordinal), kind(mapping)))
+    }
+
+    fn add_at(&mut self, base: usize, len: usize, place: (usize, i32), kind: Kind) -> usize {
+        let id = self.fresh() as u64;
+        let (context, ordinal) = place;
+        let sync = AtomicBool::new(false);
+        let queued = AtomicUsize::new(0);
+        self.allocations.add(Allocation { base, len, id, context, ordinal, kind, sync, queued })
+    }
+
+    /// `touchable`: by the processor.
+    fn bytes(&mut self, len: usize, touchable: bool) -> Answer<Mapping> {
+        self.context()?;
+        if len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let at = self.allocations.place(len);
+        Mapping::create(len, at, touchable).ok_or(OUT_OF_MEMORY)
+    }
+
+    pub(crate) fn allocate(&mut self, len: usize) -> Answer<usize> {
+        let mapping = self.bytes(len, false)?;
+        self.add(len, mapping, Kind::Device)
+    }
+
+    pub(crate) fn allocate_managed(&mut self, len: usize) -> Answer<usize> {
+        let mapping = self.bytes(len, true)?;
+        self.add(len, mapping, Kind::Managed)
+    }
+
+    pub(crate) fn allocate_host(&mut self, len: usize) -> Answer<usize> {
+        let mapping = self.bytes(len, true)?;
+        self.add(len, mapping, |mapping| Kind::Host(Some(mapping)))
+    }
+
+    pub(crate) fn free(&mut self, base: usize) -> Answer {
+        let right = |kind: &Kind| matches!(kind, Kind::Device(_) | Kind::Managed(_));
+        self.allocations.take(base, right).map(|_| ()).ok_or(INVALID_VALUE)
+    }
+
+    pub(crate) fn free_host(&mut self, base: usize) -> Answer {
+        let right = |kind: &Kind| matches!(kind, Kind::Host(Some(_)));
+        self.allocations.take(base, right).map(|_| ()).ok_or(INVALID_VALUE)
+    }
+
+    pub(crate) fn register(&mut self, base: usize, len: usize) -> Answer {
+        let place = self.context()?;
+        if self.allocations.find(base).is_some() {
+            return Err(ALREADY_REGISTERED);
+        }
+        self.add_at(base, len, place, Kind::Host(None));
+        Ok(())
+    }
+
+    pub(crate) fn unregister(&mut self, base: usize) -> Answer {
+        let right = |kind: &Kind| matches!(kind, Kind::Host(None));
+        let taken = self.allocations.take(base, right);
+        taken.map(|_| ()).ok_or(NOT_REGISTERED)
+    }
+
+    pub(crate) fn find(&self, addr: usize) -> Option<&Arc<Allocation>> {
+        self.allocations.find(addr)
+    }
+
+    pub(crate) fn export(&self, addr: usize) -> Answer<Handle> {
+        let allocation = self.find(addr).ok_or(INVALID_VALUE)?;
+        let (fd, len) = allocation.exported().ok_or(INVALID_VALUE)?;
+        Ok(Handle {
+            magic: MAGIC,
+            pid: std::process::id(),
+            fd,
+            len: len as u64,
+            id: allocation.id,
+        })
+    }
+
+    pub(crate) fn import(&mut self, handle: &Handle) -> Answer<usize> {
+        self.context()?;
+        if handle.magic != MAGIC || handle.pid == std::process::id() {
+            return Err(INVALID_HANDLE);
+        }
+        let owner = (handle.pid, handle.id);
+        if let Some(Kind::Imported { opens, mapping, .. }) =
+            self.allocations.imported(owner).map(|a| &a.kind)
+        {
+            opens.fetch_add(1, Ordering::Relaxed);
+            return Ok(mapping.base);
+        }
+        let len = handle.len as usize;
+        let mapping = Mapping::open(handle.pid, handle.fd, len).ok_or(INVALID_VALUE)?;
+        if !lives(&mapping, handle.id) {
+            return Err(INVALID_HANDLE);
+        }
+        self.add(len, mapping, |mapping| Kind::Imported {
+            mapping,
+            owner,
+            opens: AtomicUsize::new(1),
+        })
+    }
+
+    pub(crate) fn close(&mut self, base: usize) -> Answer {
+        let allocation =
+            self.find(base).filter(|allocation| allocation.base == base).ok_or(INVALID_VALUE)?;
+        let Kind::Imported { opens, .. } = &allocation.kind else { return Err(INVALID_VALUE) };
+        if opens.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.allocations.take(base, |_| true);
+        }
+        Ok(())
+    }
+
+    /// One end of a copy of `len` bytes: all of one allocation, or memory that CUDA does not know.
+    fn end(&self, addr: usize, len: usize) -> Answer<End> {
+        let of = self.find(addr).cloned();
+        let outside = |of: &Arc<Allocation>| !of.is_host() && len > of.len - (addr - of.base);
+        if of.as_ref().is_some_and(outside) { Err(INVALID_VALUE) } else { Ok(End { addr, of }) }
+    }
+
+    /// The work of a copy, and whether its call waits for it although it is not synchronous: the destination is
+    /// pageable.
+    pub(crate) fn copy(&self, to: usize, from: usize, len: usize) -> Answer<(Work, bool)> {
+        self.context()?;
+        let (to, from) = (self.end(to, len)?, self.end(from, len)?);
+        let pageable = to.of.is_none();
+        if from.of.is_none() {
+            return Ok((Work::Place { bytes: sys::bytes(from.addr, len), to }, pageable));
+        }
+        Ok((Work::Copy { to, from, len }, pageable))
+    }
+
+    pub(crate) fn fill(&self, to: usize, value: u8, len: usize) -> Answer<Work> {
+        self.context()?;
+        Ok(Work::Fill { to: self.end(to, len)?, value, len })
+    }
+
+    /// True if a synchronous copy returns before it has run.
+    pub(crate) fn returns_early(&self, to: usize, from: usize) -> bool {
+        let device = |addr| self.find(addr).filter(|allocation| !allocation.is_host());
+        let waits = |allocation: &Arc<Allocation>| allocation.sync.load(Ordering::Relaxed);
+        let (Some(to), Some(from)) = (device(to), device(from)) else { return false };
+        !waits(to) && !waits(from)
+    }
+
+    pub(crate) fn create_stream(&mut self, blocking: bool) -> Answer<usize> {
+        self.context()?;
+        let number = self.fresh();
+        // Numbers below are the names of default streams.
+        let handle = number + 0x100;
+        self.streams.insert(handle, Stream::new(number as u64, blocking).ok_or(OUT_OF_MEMORY)?);
+        Ok(handle)
+    }
+
+    /// The stream of a handle; all default streams are one.
+    pub(crate) fn stream(&mut self, handle: usize) -> Answer<Arc<Stream>> {
+        if handle <= 2 && !self.streams.contains_key(&0) {
+            self.streams.insert(0, Stream::new(0, true).ok_or(OUT_OF_MEMORY)?);
+        }
+        let handle = if handle <= 2 { 0 } else { handle };
+        let Some(stream) = self.streams.get(&handle) else {
+            violation(&format!("stream {handle:#x} is used, and does not exist"))
+        };
+        Ok(Arc::clone(stream))
+    }
+
+    pub(crate) fn destroy_stream(&mut self, handle: usize) -> Answer {
+        self.stream(handle)?.end();
+        self.streams.remove(&handle);
+        Ok(())
+    }
+
+    /// The streams that the default stream and the freeing of memory wait for.
+    pub(crate) fn blocking(&self) -> Vec<Arc<Stream>> {
+        self.streams.values().filter(|stream| stream.blocking).cloned().collect()
+    }
+
+    pub(crate) fn create_event(&mut self) -> Answer<usize> {
+        self.context()?;
+        let handle = self.fresh() + 0x100;
+        self.events.insert(handle, Arc::default());
+        Ok(handle)
+    }
+
+    pub(crate) fn event(&self, handle: usize) -> Answer<Arc<Event>> {
+        let Some(event) = self.events.get(&handle) else {
+            violation(&format!("event {handle:#x} is used, and does not exist"))
+        };
+        Ok(Arc::clone(event))
+    }
+
+    pub(crate) fn destroy_event(&mut self, handle: usize) -> Answer {
+        self.event(handle)?;
+        self.events.remove(&handle);
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! The environment in which a process finds its devices.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// A directory for counters and violations.
+pub const DIRECTORY: &str = "FAKE_CUDA";
+/// The number of devices that `CUDA_VISIBLE_DEVICES` would show; 1 if it is not set.
+pub const DEVICES: &str = "FAKE_CUDA_DEVICES";
+/// The number of the first of them: processes with other numbers see devices with other UUIDs under the same ordinals.
+pub const FIRST: &str = "FAKE_CUDA_FIRST";
+/// The most that a copy is late, microseconds; 20 if it is not set.
+pub const DELAY_US: &str = "FAKE_CUDA_DELAY_US";
+/// The seed of the delays.
+pub const SEED: &str = "FAKE_CUDA_SEED";
+/// Failures: `FUNCTION:CALL:RESULT,...`; the call is counted from 1 on in each process, or `*`.
+pub const FAIL: &str = "FAKE_CUDA_FAIL";
+
+/// The settings of this process.
+pub(crate) struct Settings {
+    pub(crate) directory: Option<PathBuf>,
+    pub(crate) devices: usize,
+    pub(crate) first: u64,
+    pub(crate) delay_us: u64,
+    pub(crate) seed: u64,
+    failures: HashMap<String, Vec<(Option<u64>, i32)>>,
+}
+
+impl Settings {
+    /// What the environment said at the first use.
+    pub(crate) fn get() -> &'static Self {
+        static SETTINGS: OnceLock<Settings> = OnceLock::new();
+        SETTINGS.get_or_init(|| Self {
+            directory: std::env::var_os(DIRECTORY)
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
+            devices: number(DEVICES, 1) as usize,
+            first: number(FIRST, 0),
+            delay_us: number(DELAY_US, 20),
+            seed: number(SEED, 1),
+            failures: failures(&std::env::var(FAIL).unwrap_or_default()),
+        })
+    }
+
+    /// The result with which this call of `function` is to fail.
+    pub(crate) fn failure(&self, function: &str, call: u64) -> Option<i32> {
+        let rules = self.failures.get(function)?;
+        rules.iter().find(|(which, _)| which.is_none_or(|which| which == call)).map(|rule| rule.1)
+    }
+
+    /// True if there is a failure for some function: calls have to be counted.
+    pub(crate) fn fails(&self) -> bool {
+        !self.failures.is_empty()
+    }
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+}
+
+fn failures(text: &str) -> HashMap<String, Vec<(Option<u64>, i32)>> {
+    let mut all: HashMap<String, Vec<_>> = HashMap::new();
+    for rule in text.split(',') {
+        let mut words = rule.trim().split(':');
+        let (Some(function), Some(call), Some(result)) = (words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        if let Ok(result) = result.parse() {
+            all.entry(function.to_owned()).or_default().push((call.parse().ok(), result));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_a_call_or_every_call() {
+        let failures = failures("cuMemAlloc_v2:2:2, cuMemcpyAsync:*:700,nonsense");
+        let settings =
+            Settings { directory: None, devices: 1, first: 0, delay_us: 0, seed: 0, failures };
+        assert_eq!(settings.failure("cuMemAlloc_v2", 1), None);
+        assert_eq!(settings.failure("cuMemAlloc_v2", 2), Some(2));
+        assert_eq!(settings.failure("cuMemcpyAsync", 9), Some(700));
+        assert_eq!(settings.failure("nonsense", 1), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! System calls: memory that the processor cannot touch, and copies of it.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+
+/// The size of a page, bytes; also of the words behind the bytes of an allocation.
+pub(crate) const PAGE: usize = 4096;
+/// Device memory begins at multiples of this, as the driver's does.
+const BLOCK: usize = 2 << 20;
+
+/// Bytes that are mapped twice: where the program has their address, and where the double copies. Behind the bytes is a
+/// page of words that all processes share that have them mapped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    fd: OwnedFd,
+    /// Where the program sees it.
+    pub(crate) base: usize,
+    /// Where the double reads and writes it.
+    shadow: usize,
+    /// Length of the mapping of the program, bytes: whole pages.
+    len: usize,
+}
+
+/// Words behind the bytes.
+pub(crate) const WORD_ID: usize = 0;
+pub(crate) const WORD_FREED: usize = 1;
+const WORDS: usize = 2;
+
+fn pages(len: usize) -> usize {
+    len.next_multiple_of(PAGE).max(PAGE)
+}
+
+impl Mapping {
+    /// New bytes, zeroed, if possible at the address `at`. The processor may touch them if `touchable`.
+    pub(crate) fn create(len: usize, at: usize, touchable: bool) -> Option<Self> {
+        // SAFETY: makes a new descriptor, which nobody else owns.
+        let fd = unsafe {
+            let fd = libc::memfd_create(c"fake-cuda".as_ptr(), libc::MFD_CLOEXEC);
+            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?
+        };
+        let len = pages(len);
+        let size = i64::try_from(len.checked_add(PAGE)?).ok()?;
+        // SAFETY: a live descriptor.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {
+            return None;
+        }
+        Self::map(fd, len, at, touchable)
+    }
+
+    /// The bytes behind descriptor `fd` of process `pid`.
+    pub(crate) fn open(pid: u32, fd: i32, len: usize) -> Option<Self> {
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
+        let len = pages(len);
+        (file.metadata().ok()?.len() == (len + PAGE) as u64).then_some(())?;
+        Self::map(file.into(), len, 0, false)
+    }
+
+    fn map(fd: OwnedFd, len: usize, at: usize, touchable: bool) -> Option<Self> {
+        let all = libc::PROT_READ | libc::PROT_WRITE;
+        let shadow = map(0, len + PAGE, all, libc::MAP_SHARED, Some(&fd))?;
+        let base = Self::place(len, at, if touchable { all } else { libc::PROT_NONE }, &fd);
+        let Some(base) = base else {
+            unmap(shadow, len + PAGE);
+            return None;
+        };
+        Some(Self { fd, base, shadow, len })
+    }
+
+    fn place(len: usize, at: usize, protection: i32, fd: &OwnedFd) -> Option<usize> {
+        let exact = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+        if at != 0 {
+            if let Some(base) = map(at, len, protection, exact, Some(fd)) {
+                return Some(base);
+            }
+        }
+        // Reserves more than enough, to find an address that is a multiple.
+        let room = len + BLOCK;
+        let reserved = map(
+            0,
+            room,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            None,
+        )?;
+        let base = reserved.next_multiple_of(BLOCK);
+        unmap(reserved, room);
+        map(base, len, protection, exact, Some(fd))
+    }
+
+    pub(crate) fn fd(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+
+    /// Length, bytes: whole pages.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where the double has the byte whose address the program knows.
+    pub(crate) fn shadow_of(&self, addr: usize) -> usize {
+        self.shadow + (addr - self.base)
+    }
+
+    /// A word behind the bytes.
+    pub(crate) fn word(&self, which: usize) -> &AtomicU64 {
+        let at = self.shadow + self.len + which.min(WORDS - 1) * 8;
+        // SAFETY: the shadow has a page behind `len`, aligned, which is only accessed atomically.
+        unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(at) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        unmap(self.base, self.len);
+        unmap(self.shadow, self.len + PAGE);
+    }
+}
+
+fn map(at: usize, len: usize, protection: i32, flags: i32, fd: Option<&OwnedFd>) -> Option<usize> {
+    let fd = fd.map_or(-1, AsRawFd::as_raw_fd);
+    let at = std::ptr::with_exposed_provenance_mut(at);
+    // SAFETY: a new mapping: MAP_FIXED is never asked for, so no other one is replaced.
+    let base = unsafe { libc::mmap(at, len, protection, flags, fd, 0) };
+    (base != libc::MAP_FAILED).then(|| base.expose_provenance())
+}
+
+fn unmap(at: usize, len: usize) {
+    // SAFETY: the caller's own mapping, to which it keeps no reference.
+    unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(at), len) };
+}
+
+/// Copies as a device does: whoever asked for the copy vouches for the addresses, and what is not mapped is a SIGSEGV.
+pub(crate) fn copy(to: usize, from: usize, len: usize) {
+    let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+    let from = std::ptr::with_exposed_provenance::<u8>(from);
+    // SAFETY: the program that called the double's C function vouches for its buffers; device addresses were checked
+    // against the allocations.
+    unsafe { std::ptr::copy(from, to, len) };
+}
+
+/// Sets bytes as a device does: as [`copy`].
+pub(crate) fn fill(to: usize, value: u8, len: usize) {
+    // SAFETY: as for `copy`: the range was checked against an allocation.
+    unsafe { std::ptr::with_exposed_provenance_mut::<u8>(to).write_bytes(value, len) };
+}
+
+/// The bytes at `from`: as [`copy`].
+pub(crate) fn bytes(from: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    copy(bytes.as_mut_ptr().expose_provenance(), from, len);
+    bytes
+}
+
+/// Calls `then` when the process ends normally.
+pub(crate) fn at_exit(then: extern "C" fn()) {
+    // SAFETY: a function of this library, which is never unloaded: programs open it with RTLD_NODELETE or for good.
+    unsafe { libc::atexit(then) };
+}

@@ -1,0 +1,278 @@
+/* conformance: what udrv relies on, checked against a CUDA driver: the double (crates/fake-cuda), or a real one.
+ *
+ * Prints a line for each statement, then "N passed, N failed", and fails if one of them is not true. It is linked with
+ * the double's libcuda.so.1, and takes whichever the loader finds. It needs one device.
+ *
+ * `conformance open HANDLE BYTES` is its second process: opens an IPC handle, checks the bytes, and changes them.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef uint64_t ptr;
+typedef struct { unsigned char bytes[64]; } handle;
+extern int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(int *, int), cuDeviceGetUuid_v2(unsigned char *, int);
+extern int cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxGetState(int, unsigned *, int *);
+extern int cuCtxPushCurrent_v2(void *), cuCtxPopCurrent_v2(void **), cuCtxSetCurrent(void *), cuCtxGetCurrent(void **);
+extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemAllocManaged(ptr *, size_t, unsigned);
+extern int cuMemHostAlloc(void **, size_t, unsigned), cuMemFreeHost(void *);
+extern int cuMemHostRegister_v2(void *, size_t, unsigned), cuMemHostUnregister(void *);
+extern int cuMemGetAddressRange_v2(ptr *, size_t *, ptr), cuPointerGetAttribute(void *, int, ptr);
+extern int cuPointerGetAttributes(unsigned, int *, void **, ptr), cuPointerSetAttribute(const void *, int, ptr);
+extern int cuMemcpyAsync(ptr, ptr, size_t, void *), cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
+extern int cuStreamCreate(void **, unsigned), cuStreamDestroy_v2(void *), cuStreamSynchronize(void *), cuStreamQuery(void *);
+extern int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *), cuEventQuery(void *), cuEventDestroy_v2(void *);
+extern int cuIpcGetMemHandle(handle *, ptr), cuIpcOpenMemHandle_v2(ptr *, handle, unsigned), cuIpcCloseMemHandle(ptr);
+
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NOT_READY = 600, NON_BLOCKING = 1, LEN = 1 << 20 };
+
+static int passed, failed;
+static const char *self;
+
+static void check(int right, const char *statement)
+{
+	printf("%s: %s\n", right ? "ok" : "NOT TRUE", statement);
+	*(right ? &passed : &failed) += 1;
+}
+
+static ptr at(const void *memory) { return (ptr)(uintptr_t)memory; }
+
+/* What one plural query says about a pointer. */
+struct told { void *context; unsigned type, managed; int ordinal; uint64_t id; ptr start; size_t size; int result; };
+
+static struct told ask(ptr p)
+{
+	struct told t;
+	memset(&t, 0xaa, sizeof t);
+	int which[] = {1, 2, 8, 9, 7, 11, 12};
+	void *to[] = {&t.context, &t.type, &t.managed, &t.ordinal, &t.id, &t.start, &t.size};
+	t.result = cuPointerGetAttributes(7, which, to, p);
+	return t;
+}
+
+/* Copies on a stream, and polls an event until it has happened, for at most ten seconds. */
+static int copied(ptr to, ptr from, size_t len, void *stream)
+{
+	void *event;
+	int result = cuMemcpyAsync(to, from, len, stream);
+	if (result || (result = cuEventCreate(&event, 2 /* no timing */)))
+		return result;
+	result = cuEventRecord(event, stream);
+	for (time_t end = time(0) + 10; !result && (result = cuEventQuery(event)) == NOT_READY && time(0) < end; result = 0)
+		usleep(10);
+	cuEventDestroy_v2(event);
+	return result;
+}
+
+static void *fill(void *to, unsigned seed)
+{
+	for (size_t i = 0; i < LEN; i++)
+		((unsigned char *)to)[i] = (unsigned char)(i * 7 + i / 251 + seed);
+	return to;
+}
+
+static void before_init(void)
+{
+	int n, result;
+	check(cuDeviceGetCount(&n) == NOT_INITIALIZED, "before cuInit a call answers NOT_INITIALIZED");
+	result = ask(at(&n)).result;
+	check(result == NOT_INITIALIZED, "so does the plural attribute query");
+}
+
+static void attributes(void *context)
+{
+	int local = 0, one = 1;
+	ptr p, q, base, managed;
+	size_t size;
+	void *host, *heap = malloc(LEN);
+	struct told t = ask(at(heap));
+	check(t.result == 0 && t.type == 0 && !t.managed && !t.context, "memory that CUDA does not know is all zeros to the plural query");
+	check(cuPointerGetAttribute(&local, 2, at(heap)) == INVALID_VALUE, "and an error to the singular one");
+	check(cuMemAlloc_v2(&p, LEN) == 0, "memory is allocated");
+	t = ask(p + 12345);
+	check(t.type == 2 && !t.managed && t.ordinal == 0 && t.context == context, "device memory has type, device and context");
+	check(t.start <= p && t.start + t.size >= p + LEN, "and a range that has all of it");
+	check(t.id != 0 && t.id == ask(p).id, "one BUFFER_ID everywhere inside");
+	check(cuMemGetAddressRange_v2(&base, &size, p + 12345) == 0 && base == p && size == LEN, "the address range is the allocation");
+	check(cuMemAlloc_v2(&q, LEN) == 0 && ask(q).id != t.id, "another allocation has another BUFFER_ID");
+	check(cuPointerSetAttribute(&one, 6, q) == 0, "SYNC_MEMOPS can be set");
+	cuMemFree_v2(q);
+	uint64_t old = ask(p).id;
+	check(cuMemFree_v2(p) == 0 && ask(p).type == 0, "freed memory is unknown");
+	check(cuMemAlloc_v2(&p, LEN) == 0 && ask(p).id != old, "memory that is allocated again has a new BUFFER_ID");
+	cuMemFree_v2(p);
+	check(cuMemAllocManaged(&managed, LEN, 1) == 0 && ask(managed).managed == 1, "managed memory says so");
+	*(volatile char *)(uintptr_t)managed = 1;
+	check(*(volatile char *)(uintptr_t)managed == 1, "and the processor can touch it");
+	cuMemFree_v2(managed);
+	check(cuMemHostAlloc(&host, LEN, 0) == 0 && ask(at(host)).type == 1, "memory of cuMemHostAlloc is host memory");
+	cuMemFreeHost(host);
+	free(heap);
+	heap = aligned_alloc(4096, LEN);
+	check(cuMemHostRegister_v2(heap, LEN, 0) == 0 && ask(at(heap)).type == 1, "so is registered memory");
+	check(cuMemHostUnregister(heap) == 0 && ask(at(heap)).type == 0, "until its registration ends");
+	free(heap);
+}
+
+static void touching(void)
+{
+	ptr p;
+	char byte = 0;
+	int ends[2];
+	cuMemAlloc_v2(&p, LEN);
+	struct iovec here = {&byte, 1}, there = {(void *)(uintptr_t)p, 1};
+	check(process_vm_readv(getpid(), &here, 1, &there, 1, 0) < 0 && errno == EFAULT, "process_vm_readv of device memory is EFAULT");
+	check(pipe(ends) == 0 && write(ends[1], (void *)(uintptr_t)p, 1) < 0 && errno == EFAULT, "so is write(2)");
+	close(ends[0]);
+	close(ends[1]);
+	cuMemFree_v2(p);
+}
+
+static void copies(void)
+{
+	void *stream, *other, *pinned, *pageable = malloc(LEN), *back = malloc(LEN), *want = malloc(LEN);
+	ptr p, q;
+	cuMemAlloc_v2(&p, LEN);
+	cuMemAlloc_v2(&q, LEN);
+	check(cuStreamCreate(&stream, NON_BLOCKING) == 0 && cuStreamCreate(&other, NON_BLOCKING) == 0, "there are non-blocking streams");
+	fill(want, 1);
+	cuMemcpyAsync(p, at(fill(pageable, 1)), LEN, stream);
+	memset(pageable, 0, LEN);
+	check(copied(at(back), p, LEN, stream) == 0 && !memcmp(back, want, LEN), "a copy from pageable memory has read it when the call returns");
+	cuMemHostAlloc(&pinned, LEN, 0);
+	check(copied(p, at(fill(pinned, 2)), LEN, stream) == 0, "a copy from pinned memory ends");
+	memset(back, 0, LEN);
+	check(cuMemcpyAsync(at(back), p, LEN, stream) == 0 && !memcmp(back, fill(want, 2), LEN), "a copy to pageable memory has ended when the call returns");
+	memset(pinned, 0, LEN);
+	check(copied(at(pinned), p, LEN, stream) == 0 && !memcmp(pinned, want, LEN), "a copy to pinned memory has ended when its event says so");
+	check(copied(q, p, LEN, stream) == 0 && copied(at(back), q, LEN, other) == 0 && !memcmp(back, want, LEN), "so has one from device to device");
+	check(cuMemcpyAsync(p + 5, at(want), LEN, stream) != 0, "a copy beyond the allocation is refused");
+	check(cuStreamSynchronize(stream) == 0 && cuStreamQuery(stream) == 0, "a stream that was waited for is idle");
+	check(cuMemcpyHtoD_v2(q + 3, "abc", 3) == 0 && cuMemcpyDtoH_v2(back, q + 2, 4) == 0 && !memcmp((char *)back + 1, "abc", 3), "bytes inside are copied");
+	cuStreamDestroy_v2(stream);
+	cuStreamDestroy_v2(other);
+	cuMemFree_v2(p);
+	cuMemFree_v2(q);
+	cuMemFreeHost(pinned);
+	free(pageable);
+	free(back);
+	free(want);
+}
+
+static void *bare_thread(void *context)
+{
+	ptr p;
+	void *popped = 0, *now = &popped;
+	check(cuMemAlloc_v2(&p, LEN) == INVALID_CONTEXT, "a thread without a context cannot allocate");
+	check(cuCtxPushCurrent_v2(context) == 0 && cuMemAlloc_v2(&p, LEN) == 0 && cuMemFree_v2(p) == 0, "with one pushed it can");
+	check(cuCtxPopCurrent_v2(&popped) == 0 && popped == context && cuCtxGetCurrent(&now) == 0 && !now, "and popping leaves none");
+	return 0;
+}
+
+static void print_handle(char *to, const handle *h)
+{
+	for (size_t i = 0; i < sizeof h->bytes; i++)
+		sprintf(to + 2 * i, "%02x", h->bytes[i]);
+}
+
+/* Runs this program again as the one that opens. */
+static int opened_by_another(const handle *h, const char *bytes)
+{
+	char text[2 * sizeof h->bytes + 1];
+	int status = -1;
+	print_handle(text, h);
+	fflush(stdout);
+	pid_t child = vfork();
+	if (!child) {
+		execl(self, self, "open", text, bytes, (char *)0);
+		_exit(127);
+	}
+	return waitpid(child, &status, 0) == child && status == 0;
+}
+
+static int opens(const char *text, const char *bytes)
+{
+	handle h;
+	void *context;
+	ptr p, again;
+	char back[16] = {0};
+	for (size_t i = 0; i < sizeof h.bytes; i++)
+		sscanf(text + 2 * i, "%2hhx", &h.bytes[i]);
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
+		return 2;
+	if (cuIpcOpenMemHandle_v2(&p, h, 1))
+		return 3;
+	if (ask(p).type != 2 || cuMemcpyDtoH_v2(back, p + 100, strlen(bytes)) || strcmp(back, bytes))
+		return 4;
+	if (cuMemcpyHtoD_v2(p + 100, "changed", 7))
+		return 5;
+	/* Newer drivers count; older ones answer ALREADY_MAPPED. */
+	int result = cuIpcOpenMemHandle_v2(&again, h, 1);
+	if (result != 208 && (result || again != p || cuIpcCloseMemHandle(again)))
+		return 6;
+	return cuIpcCloseMemHandle(p) ? 7 : 0;
+}
+
+static void ipc(void)
+{
+	handle h, managed_handle;
+	ptr p, q, managed;
+	char back[8] = {0};
+	cuMemAlloc_v2(&p, LEN);
+	cuMemcpyHtoD_v2(p + 100, "original", 8);
+	check(cuIpcGetMemHandle(&h, p) == 0, "device memory has an IPC handle");
+	check(cuIpcOpenMemHandle_v2(&q, h, 1) != 0, "which its own process cannot open");
+	check(opened_by_another(&h, "original"), "another process can, reads the bytes, writes, and opens it once more");
+	check(cuMemcpyDtoH_v2(back, p + 100, 7) == 0 && !strcmp(back, "changed"), "and what it wrote is there");
+	cuMemAllocManaged(&managed, LEN, 1);
+	check(cuIpcGetMemHandle(&managed_handle, managed) != 0, "managed memory has no handle");
+	cuMemFree_v2(managed);
+	cuMemFree_v2(p);
+}
+
+static void forked(void)
+{
+	int status = -1, n;
+	fflush(stdout);
+	pid_t child = fork();
+	if (!child)
+		_exit(cuDeviceGetCount(&n) == NOT_INITIALIZED ? 0 : 1);
+	check(waitpid(child, &status, 0) == child && status == 0, "in a forked child a call answers NOT_INITIALIZED");
+}
+
+int main(int argc, char **argv)
+{
+	int device, n, active = 0;
+	unsigned flags;
+	unsigned char uuid[16] = {0}, none[16] = {0};
+	void *context;
+	pthread_t thread;
+	self = "/proc/self/exe";
+	if (argc == 4 && !strcmp(argv[1], "open"))
+		return opens(argv[2], argv[3]);
+	before_init();
+	check(cuInit(0) == 0 && cuDeviceGetCount(&n) == 0 && n > 0, "there is a device");
+	if (failed)
+		return 1;
+	check(cuDeviceGet(&device, 0) == 0 && cuDeviceGetUuid_v2(uuid, device) == 0 && memcmp(uuid, none, 16), "it has a UUID");
+	check(cuDevicePrimaryCtxGetState(device, &flags, &active) == 0 && !active, "its primary context is not active by itself");
+	check(cuDevicePrimaryCtxRetain(&context, device) == 0 && cuCtxSetCurrent(context) == 0, "it is retained and set");
+	check(cuDevicePrimaryCtxGetState(device, &flags, &active) == 0 && active, "and is active then");
+	attributes(context);
+	touching();
+	copies();
+	pthread_create(&thread, 0, bare_thread, context);
+	pthread_join(thread, 0);
+	ipc();
+	forked();
+	printf("%d passed, %d failed\n", passed, failed);
+	return failed != 0;
+}
