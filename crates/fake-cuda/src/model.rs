@@ -218,13 +218,7 @@ impl Model {
     pub(crate) fn export(&self, addr: usize) -> Answer<Handle> {
         let allocation = self.find(addr).ok_or(INVALID_VALUE)?;
         let (fd, len) = allocation.exported().ok_or(INVALID_VALUE)?;
-        Ok(Handle {
-            magic: MAGIC,
-            pid: std::process::id(),
-            fd,
-            len: len as u64,
-            id: allocation.id,
-        })
+        Ok(Handle { magic: MAGIC, pid: std::process::id(), fd, len: len as u64, id: allocation.id })
     }
 
     pub(crate) fn import(&mut self, handle: &Handle) -> Answer<usize> {
