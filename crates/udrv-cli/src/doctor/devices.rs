@@ -1,0 +1,90 @@
+//! InfiniBand and RoCE devices.
+
+use super::Verdict::{Good, Note, Warn};
+use super::{Finding, read};
+use std::path::{Path, PathBuf};
+
+const FOLDER: &str = "/sys/class/infiniband";
+
+/// This machine has RDMA devices.
+pub(super) fn are_there() -> bool {
+    !entries(Path::new(FOLDER)).is_empty()
+}
+
+pub(super) fn check() -> Vec<Finding> {
+    let devices = entries(Path::new(FOLDER));
+    if devices.is_empty() {
+        return vec![Finding::new(
+            "devices",
+            Note,
+            "no RDMA devices: other nodes are reached over UDP and TCP",
+        )];
+    }
+    let mut findings: Vec<Finding> = devices
+        .iter()
+        .flat_map(|device| entries(&device.join("ports")))
+        .map(|port| check_port(&port))
+        .collect();
+    if libloading_finds("libibverbs.so.1") {
+        findings.push(uverbs());
+    } else {
+        findings.push(
+            Finding::new("devices", Warn, "libibverbs.so.1 is missing: no device is used")
+                .remedy("install libibverbs1 and ibverbs-providers (rdma-core)"),
+        );
+    }
+    findings
+}
+
+fn entries(of: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> =
+        std::fs::read_dir(of).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    found.sort();
+    found
+}
+
+/// A file `/sys/class/infiniband/DEVICE/ports/N`.
+fn check_port(port: &Path) -> Finding {
+    let file = |name: &str| read(&port.join(name).to_string_lossy()).unwrap_or_default();
+    let device =
+        port.ancestors().nth(2).and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    let number = port.file_name().unwrap_or_default().to_string_lossy();
+    let (state, rate, link) = (file("state"), file("rate"), file("link_layer"));
+    let says = format!("{device}:{number} {link}, {rate}, state {state}");
+    if state.contains("ACTIVE") {
+        Finding::new("devices", Good, says)
+    } else {
+        Finding::new("devices", Warn, says)
+            .remedy(format!("ibv_devinfo -d {device}; is the cable, or the interface, up?"))
+    }
+}
+
+/// Whether this user may open devices.
+fn uverbs() -> Finding {
+    let nodes: Vec<PathBuf> = entries(Path::new("/dev/infiniband"))
+        .into_iter()
+        .filter(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("uverbs"))
+        })
+        .collect();
+    let open = |path: &PathBuf| std::fs::OpenOptions::new().read(true).write(true).open(path);
+    match nodes.iter().map(open).find_map(Result::err) {
+        None if nodes.is_empty() => {
+            Finding::new("devices", Warn, "no /dev/infiniband/uverbs*: no device can be opened")
+                .remedy("modprobe ib_uverbs; in containers: --device /dev/infiniband")
+        }
+        None => Finding::new(
+            "devices",
+            Good,
+            format!("{} of /dev/infiniband can be opened", nodes.len()),
+        ),
+        Some(error) => Finding::new("devices", Warn, format!("/dev/infiniband: {error}"))
+            .remedy("read and write permission for /dev/infiniband/uverbs*"),
+    }
+}
+
+#[allow(unsafe_code)] // foreign functions
+fn libloading_finds(name: &str) -> bool {
+    // SAFETY: a library of the system, whose initialisation any process may run.
+    unsafe { libloading::Library::new(name) }.is_ok()
+}

@@ -1,0 +1,145 @@
+//! The provider, libfabric, and the job key.
+#![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
+
+use super::{Finding, Verdict};
+use crate::probe::probe;
+use crate::{find, key};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// The oldest libfabric that loads the provider.
+const OLDEST: (u32, u32) = (1, 17);
+
+pub(super) fn check() -> Vec<Finding> {
+    let Some(folder) = find::provider_folder() else {
+        return vec![
+            Finding::new(
+                "provider",
+                Verdict::Fail,
+                format!("no {} beside this command", find::PROVIDER),
+            )
+            .remedy("set FI_PROVIDER_PATH to its folder, or run scripts/install"),
+        ];
+    };
+    let file = folder.join(find::PROVIDER);
+    let mut findings = vec![Finding::new("provider", Verdict::Good, file.display().to_string())];
+    findings.push(libfabric(find::LIBFABRIC, &folder));
+    findings.extend(environment(&folder));
+    findings.push(job_key());
+    findings
+}
+
+/// Whether one libfabric loads the provider, and what udrv offers then.
+pub(super) fn libfabric(which: &str, folder: &Path) -> Finding {
+    let said = match probe(&["--libfabric", which, "--offers", "udrv"], Some(folder)) {
+        Ok(said) => said,
+        Err(why) if which == find::LIBFABRIC => {
+            return Finding::new(
+                "libfabric",
+                Verdict::Note,
+                format!("the loader finds none: {why}"),
+            )
+            .remedy("an MPI may bring its own; else install the package libfabric or libfabric1");
+        }
+        Err(why) => return Finding::new("libfabric", Verdict::Fail, format!("{which}: {why}")),
+    };
+    let (file, version) =
+        (said["file"].as_str().unwrap_or(which), said["version"].as_str().unwrap_or("?"));
+    let name = format!("{version} ({file})");
+    if !is_new_enough(version) {
+        return Finding::new("libfabric", Verdict::Fail, format!("{name} is too old"))
+            .remedy(format!("use {}.{} or newer", OLDEST.0, OLDEST.1));
+    }
+    let Some(offers) = said["offers"].as_array().filter(|offers| !offers.is_empty()) else {
+        let why = said["offers"]["error"].as_str().unwrap_or("no reason given");
+        return Finding::new(
+            "libfabric",
+            Verdict::Fail,
+            format!("{name} gets nothing from udrv: {why}"),
+        )
+        .remedy("FI_LOG_LEVEL=warn udrv run fi_info says why");
+    };
+    let domains: Vec<&str> = offers.iter().filter_map(|offer| offer["domain"].as_str()).collect();
+    Finding::new(
+        "libfabric",
+        Verdict::Good,
+        format!("{name} loads udrv: {}{}", domains.join(", "), unasked(&said, folder)),
+    )
+}
+
+/// Whether the libfabric looks into the provider's folder without being told.
+fn unasked(said: &Value, folder: &Path) -> String {
+    let Some(own) = said["provider_folder"].as_str() else { return String::new() };
+    let real = PathBuf::from(own).canonicalize();
+    if real.is_ok_and(|real| real == folder) {
+        return "; it looks there unasked".to_owned();
+    }
+    format!("; by FI_PROVIDER_PATH only, as it looks into {own}")
+}
+
+fn is_new_enough(version: &str) -> bool {
+    let parts = version.split_once('.').map(|(major, minor)| (major.parse(), minor.parse()));
+    matches!(parts, Some((Ok(major), Ok(minor))) if (major, minor) >= OLDEST)
+}
+
+/// The variables that decide whether programs take udrv.
+fn environment(folder: &Path) -> Option<Finding> {
+    let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+    if let Some(path) = set("FI_PROVIDER_PATH") {
+        let is_there = |one: &str| Path::new(one).join(find::PROVIDER).is_file();
+        if !path.trim_start_matches('@').split(':').any(is_there) {
+            let says = format!("FI_PROVIDER_PATH={path} has no {}", find::PROVIDER);
+            let remedy = format!("export FI_PROVIDER_PATH={}", folder.display());
+            return Some(Finding::new("environment", Verdict::Fail, says).remedy(remedy));
+        }
+    }
+    let wanted = set("FI_PROVIDER")?;
+    if wanted.split(',').any(|name| name == "udrv") {
+        return Some(Finding::new("environment", Verdict::Good, format!("FI_PROVIDER={wanted}")));
+    }
+    let says = format!("FI_PROVIDER={wanted} leaves udrv out");
+    Some(Finding::new("environment", Verdict::Fail, says).remedy("export FI_PROVIDER=udrv"))
+}
+
+fn job_key() -> Finding {
+    const ABOUT: &str = "job key";
+    if let Ok(secret) = std::env::var("FI_UDRV_JOB_KEY") {
+        if !(16..=256).contains(&secret.trim().len()) {
+            let says = format!("FI_UDRV_JOB_KEY has {} bytes", secret.trim().len());
+            return Finding::new(ABOUT, Verdict::Fail, says).remedy("16 to 256 bytes of text");
+        }
+        return Finding::new(ABOUT, Verdict::Good, "FI_UDRV_JOB_KEY");
+    }
+    let Some(path) = key::path() else {
+        return Finding::new(
+            ABOUT,
+            Verdict::Warn,
+            "none, and neither HOME nor XDG_CONFIG_HOME is set",
+        );
+    };
+    match key::state(&path) {
+        key::State::Good => Finding::new(ABOUT, Verdict::Good, path.display().to_string()),
+        key::State::Bad(why) => {
+            Finding::new(ABOUT, Verdict::Fail, format!("{} {why}", path.display()))
+                .remedy("udrv key --replace")
+        }
+        key::State::Missing => Finding::new(
+            ABOUT,
+            Verdict::Warn,
+            "none: other hosts of the network can talk to your processes",
+        )
+        .remedy("udrv key"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        for (version, enough) in
+            [("1.17", true), ("1.9", false), ("2.1", true), ("1.13", false), ("", false)]
+        {
+            assert_eq!(super::is_new_enough(version), enough, "{version}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Where the provider, libfabrics and MPIs of this machine are.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// File name of the provider.
+pub(crate) const PROVIDER: &str = "libudrv-fi.so";
+/// Name of libfabric for the loader.
+pub(crate) const LIBFABRIC: &str = "libfabric.so.1";
+
+/// The folder with the provider: one of FI_PROVIDER_PATH, or one that belongs to the installation of this command.
+pub(crate) fn provider_folder() -> Option<PathBuf> {
+    let named = env::var("FI_PROVIDER_PATH").unwrap_or_default();
+    let named = named.trim_start_matches('@').split(':').map(PathBuf::from);
+    named.chain(installed_folders()).find(|folder| folder.join(PROVIDER).is_file())
+}
+
+/// Folders in which an installation, a package or a build keeps the provider, seen from this command.
+fn installed_folders() -> Vec<PathBuf> {
+    let Some(bin) = env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned())) else {
+        return Vec::new();
+    };
+    let up = bin.join("..");
+    let mut folders =
+        vec![up.join("lib/libfabric"), up.join("lib64/libfabric"), up.join("provider")];
+    folders.extend(subfolders(&up.join("lib")).into_iter().map(|folder| folder.join("libfabric")));
+    folders.into_iter().filter_map(|folder| folder.canonicalize().ok()).collect()
+}
+
+fn subfolders(of: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(of).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+/// The programs called `name` in PATH, each once.
+pub(crate) fn programs(name: &str) -> Vec<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut seen = BTreeSet::new();
+    env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .filter(|program| program.is_file())
+        .filter(|program| program.canonicalize().is_ok_and(|real| seen.insert(real)))
+        .collect()
+}
+
+/// The libfabric beside an MPI whose launcher is `launcher`, if the MPI brings one of its own.
+pub(crate) fn libfabric_of(launcher: &Path) -> Option<PathBuf> {
+    let launcher = launcher.canonicalize().ok()?;
+    let lib = launcher.parent()?.parent()?.join("lib");
+    let mut folders = vec![lib.clone(), lib.join("libfabric"), lib.join("../libfabric/lib")];
+    folders.extend(subfolders(&lib));
+    let found =
+        folders.into_iter().map(|folder| folder.join(LIBFABRIC)).find(|file| file.is_file());
+    found.and_then(|file| file.canonicalize().ok())
+}

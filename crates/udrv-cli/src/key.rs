@@ -1,0 +1,128 @@
+//! `udrv key`: the file with the job key, as the provider accepts it (fi_udrv(7), SECURITY): of the user's own, of mode
+//! 0600, with 16 to 4096 bytes of text.
+
+use crate::Outcome;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Random bytes of a new key.
+const BYTES: usize = 32;
+/// Lengths of a key file that the provider accepts, bytes.
+const ACCEPTED: std::ops::RangeInclusive<usize> = 16..=4096;
+
+#[derive(clap::Args)]
+pub(crate) struct Key {
+    /// Replace the key that there is: running jobs keep the old one, and new processes do not reach them
+    #[arg(long)]
+    replace: bool,
+    /// Only say whether the provider accepts the file; status 1 if it does not
+    #[arg(long, conflicts_with = "replace")]
+    check: bool,
+}
+
+impl Key {
+    pub(crate) fn run(self) -> Outcome {
+        let path = path().ok_or("neither XDG_CONFIG_HOME nor HOME names a folder for the key")?;
+        let shown = path.display();
+        match state(&path) {
+            State::Good if !self.replace => {
+                println!("{shown} holds a key that the provider accepts")
+            }
+            State::Bad(why) if !self.replace => {
+                return Err(format!("{shown} {why}; the provider refuses it (udrv key --replace)"));
+            }
+            _ if self.check => {
+                println!("{shown} does not exist: jobs have no key");
+                return Ok(ExitCode::FAILURE);
+            }
+            _ => {
+                make(&path).map_err(|error| format!("{shown}: {error}"))?;
+                println!(
+                    "{shown} holds a new key. Copy it to the nodes that do not share this home folder."
+                );
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The provider's view of a key file.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    Missing,
+    Good,
+    /// What is wrong with it.
+    Bad(String),
+}
+
+/// Where the provider looks for the key: `udrv/key` in the user's folder of configurations.
+pub(crate) fn path() -> Option<PathBuf> {
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let folder = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")));
+    Some(folder?.join("udrv/key"))
+}
+
+pub(crate) fn state(path: &Path) -> State {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return State::Missing,
+        Err(error) => return State::Bad(format!("cannot be read: {error}")),
+    };
+    let Ok(facts) = file.metadata() else { return State::Bad("cannot be read".to_owned()) };
+    let me = fs::metadata("/proc/self").map(|me| me.uid());
+    let mut text = String::new();
+    if !facts.is_file() {
+        State::Bad("is not a regular file".to_owned())
+    } else if me.is_ok_and(|me| me != facts.uid()) {
+        State::Bad(format!("belongs to user {}", facts.uid()))
+    } else if facts.mode() & 0o077 != 0 {
+        State::Bad(format!("has mode {:04o}: other users have permissions", facts.mode() & 0o7777))
+    } else if file.read_to_string(&mut text).is_err() {
+        State::Bad("has bytes that are not UTF-8".to_owned())
+    } else if ACCEPTED.contains(&text.trim().len()) {
+        State::Good
+    } else {
+        State::Bad(format!("has {} bytes", text.trim().len()))
+    }
+}
+
+/// Writes a new key beside the old one, which it then replaces: a reader finds one of the two.
+fn make(path: &Path) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let mut bytes = [0; BYTES];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let new = folder.join(format!(".key.{}", std::process::id()));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let written = writeln!(file, "{text}").and_then(|()| file.sync_all());
+    written.and_then(|()| fs::rename(&new, path)).inspect_err(|_| drop(fs::remove_file(&new)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_new_key_is_accepted_and_a_loose_one_is_not() {
+        let folder = std::env::temp_dir().join(format!("udrv-cli-key-{}", std::process::id()));
+        let path = folder.join("udrv/key");
+        assert_eq!(state(&path), State::Missing);
+        make(&path).unwrap();
+        assert_eq!(state(&path), State::Good);
+        let first = fs::read(&path).unwrap();
+        make(&path).unwrap();
+        assert_ne!(fs::read(&path).unwrap(), first);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(matches!(state(&path), State::Bad(why) if why.contains("0640")));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&path, "short").unwrap();
+        assert_eq!(state(&path), State::Bad("has 5 bytes".to_owned()));
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,118 @@
+//! `udrv probe`: loads a libfabric in a process of its own, and prints what it says. The other commands run it.
+#![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
+
+use crate::libfabric::Libfabric;
+use crate::peer::Pair;
+use crate::{Outcome, find, run};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args)]
+pub(crate) struct Probe {
+    /// The libfabric: a file, or a name for the loader
+    #[arg(long, default_value = find::LIBFABRIC)]
+    libfabric: String,
+    /// Print what this provider offers
+    #[arg(long)]
+    offers: Option<String>,
+    /// Print the protocols of messages of this provider
+    #[arg(long)]
+    thresholds: bool,
+}
+
+/// How long a libfabric may take to say what it has.
+const LIMIT: Duration = Duration::from_secs(20);
+
+impl Probe {
+    pub(crate) fn run(self) -> Outcome {
+        let libfabric = Libfabric::open(&self.libfabric)?;
+        let (major, minor) = libfabric.version()?;
+        let mut found = json!({
+            "file": libfabric.path(),
+            "version": format!("{major}.{minor}"),
+            "provider_folder": libfabric.provider_folder(),
+        });
+        if let Some(provider) = &self.offers {
+            found["offers"] = offers(&libfabric, provider);
+            found["variables"] = variables(&libfabric);
+        }
+        if self.thresholds {
+            found["thresholds"] = match thresholds(&self.libfabric) {
+                Ok(lines) => json!(lines),
+                Err(why) => json!({ "error": why }),
+            };
+        }
+        println!("{found}");
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn offers(libfabric: &Libfabric, provider: &str) -> Value {
+    let found = match libfabric.offers(provider) {
+        Ok(found) => found,
+        Err(why) => return json!({ "error": why }),
+    };
+    let rows = found.into_iter().map(|offer| {
+        json!({
+            "provider": offer.provider,
+            "domain": offer.domain,
+            "address": offer.address,
+            "device": offer.device,
+            "speed": offer.speed,
+            "mtu": offer.mtu,
+        })
+    });
+    rows.collect()
+}
+
+/// The variables of udrv.
+fn variables(libfabric: &Libfabric) -> Value {
+    let all = libfabric.parameters().unwrap_or_default();
+    let ours = all.into_iter().filter(|parameter| parameter.name.starts_with("FI_UDRV_"));
+    ours.map(|p| json!({ "name": p.name, "help": p.help, "value": p.value })).collect()
+}
+
+/// The protocols of messages to another process of this node, as they are once the two have talked.
+fn thresholds(libfabric: &str) -> Result<Vec<String>, String> {
+    const LENGTHS: [usize; 4] = [8, 4096, 65_536, 1 << 20];
+    const ROUNDS: usize = 20;
+    let (mut pair, other) = Pair::start(libfabric)?;
+    for len in LENGTHS {
+        pair.ping_pong(len, ROUNDS)?;
+    }
+    let lines = pair.endpoint.thresholds(pair.other)?;
+    other.quit(&mut pair)?;
+    Ok(lines.lines().map(str::to_owned).collect())
+}
+
+/// Runs `udrv probe` with these arguments, and with the provider in `folder` if one is given. Errors: its own, and that
+/// it took too long.
+pub(crate) fn probe(arguments: &[&str], folder: Option<&Path>) -> Result<Value, String> {
+    let exe = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new(exe);
+    command.arg("probe").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    match folder {
+        Some(folder) => command.envs(run::variables(folder.to_owned())),
+        None => command.env_remove("FI_PROVIDER_PATH").env_remove("FI_PROVIDER"),
+    };
+    let mut child = command.spawn().map_err(|error| error.to_string())?;
+    let begun = Instant::now();
+    // What it prints fits into a pipe.
+    while child.try_wait().map_err(|error| error.to_string())?.is_none() {
+        if begun.elapsed() > LIMIT {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("it says nothing for {} s", LIMIT.as_secs()));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.trim().lines().last().unwrap_or("it crashed").to_owned();
+        return Err(last.trim_start_matches("udrv: ").to_owned());
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+}
